@@ -1,11 +1,12 @@
-//! Who may do what: what a connection is worth by the way that it came, what a token adds, and what no honest client sends.
+//! Access control: rights by the kind of connection, additional rights by a token, and rejection of requests
+//! that no honest client sends.
 //!
 //! ```text
 //!  Unix socket, mode 0600          everything
-//!  loopback                        what admin.loopback says
-//!  TLS, anywhere else              what its client certificate is worth, else nothing
-//!  Authorization: Bearer TOKEN     what the token is worth, if that is more
-//!  another node of the fleet       what whoever asked it may do there
+//!  loopback                        admin.loopback
+//!  TLS, anywhere else              the rights of the client certificate, if any
+//!  Authorization: Bearer TOKEN     the rights of the token, if higher
+//!  another node of the fleet       the rights of the client there
 //! ```
 
 use std::{
@@ -40,49 +41,50 @@ use crate::{
     web,
 };
 
-/// What somebody waits for who has shown a wrong token, or a wrong key: with a few dozen connections at a time, a few dozen tries a second.
+/// Delay of the response to a wrong token or key. With a few dozen connections at a time, it allows a few
+/// dozen attempts per second.
 pub(crate) const WRONG_TOKEN: Duration = Duration::from_secs(1);
-/// Bytes of a path in a log line.
+/// Maximum bytes of a path in a log line.
 const LONGEST_PATH: usize = 200;
 
-/// Answered whoever asks: a program that looks after this one need not know a token, and the files of the page, which hold nothing of
-/// this program, are there before anybody can type one.
+/// Requests without authentication: health checks, so that monitoring needs no token, and the static files of
+/// the page, which load before a token can be entered.
 fn is_open(method: &Method, uri: &Uri) -> bool {
     !changes_something(method)
         && !asks_for_credential(uri)
         && (matches!(uri.path(), "/" | "/livez" | "/readyz" | "/healthz") || web::is_file(uri.path()))
 }
 
-/// Whether a credential is asked for by a GET, as the draft of a TURN REST API has it (draft-uberti-behave-turn-rest).
+/// Returns true for a credential request by GET (draft-uberti-behave-turn-rest).
 pub(crate) fn asks_for_credential(uri: &Uri) -> bool {
     uri.path() == "/" && uri.query().is_some_and(|query| !query.is_empty())
 }
 
-/// What nobody gets who may look alone, although it is but asked for: secrets, of which a weak one could be guessed by its fingerprint, and
-/// credentials, which a GET makes too.
+/// Requests that read-only access does not include: secrets, because a fingerprint can reveal a weak one, and
+/// credentials, which a GET can create too.
 fn private(uri: &Uri) -> Option<&'static str> {
-    // A request through another node gets the same answer.
+    // A request through another node is treated the same.
     match path_at_node(uri.path()).unwrap_or(uri.path()) {
         "/v1/secrets" => Some("secrets"),
         _ => asks_for_credential(uri).then_some("credentials"),
     }
 }
 
-/// How a connection came.
+/// Kind of connection.
 #[derive(Clone, Debug)]
 pub(crate) enum Via {
-    /// Over the Unix socket, from a program of this user; none where the kernel does not tell.
+    /// Unix socket; with the client's user ID, if the kernel reports it.
     Unix(Option<u32>),
-    /// In the clear, on loopback.
+    /// Plain HTTP on loopback.
     Loopback(SocketAddr),
-    /// By TLS, with the client's certificate, if it has one.
+    /// TLS, with the client certificate, if any.
     Tls(SocketAddr, Option<ClientCertificate>),
-    /// Through another node: what may be done, and by whom.
+    /// Another node, with the rights and the name of the client there.
     Node(AdminAccess, String),
 }
 
 impl Via {
-    /// Of whoever has come over TCP.
+    /// Client address of a TCP connection.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         match self {
             Self::Unix(_) | Self::Node(..) => None,
@@ -101,7 +103,7 @@ impl Via {
         }
     }
 
-    /// Whether it was asked at another node, which asks all that it means to.
+    /// Returns true for requests of another node, which does its own forwarding.
     pub(crate) fn is_node(&self) -> bool {
         matches!(self, Self::Node(..))
     }
@@ -122,7 +124,7 @@ impl fmt::Display for Via {
     }
 }
 
-/// Certificate of a client, signed by an authority of the configuration.
+/// Certificate of a client, signed by a configured CA.
 #[derive(Clone, Debug)]
 pub(crate) struct ClientCertificate {
     pub(crate) access: AdminAccess,
@@ -130,29 +132,28 @@ pub(crate) struct ClientCertificate {
     pub(crate) name: Arc<str>,
 }
 
-/// A client that may ask: its access depends on the configuration in force.
+/// An authenticated client. Its access depends on the current configuration.
 #[derive(Clone)]
 pub(crate) struct Grant {
     via: Via,
     token: Option<Secret>,
-    /// Place of the token in the configuration when it was shown, such as `token 2 of admin.tokens`.
+    /// Place of the token in the configuration at the time of use, such as `token 2 of admin.tokens`.
     token_name: Option<Arc<str>>,
 }
 
 impl Grant {
-    /// The way.
     pub(crate) fn via(&self) -> &Via {
         &self.via
     }
 
-    /// By the way that the connection came, or by the token if that is worth more.
+    /// The higher of the rights of the connection and of the token.
     pub(crate) fn access(&self, settings: &AdminSettings) -> AdminAccess {
         let shown = self.token.as_ref().and_then(|token| find(settings, token));
         shown.map_or(AdminAccess::None, |found| found.access).max(self.via.access(settings))
     }
 }
 
-/// Names the client for the audit log; the token is named by its place in the configuration.
+/// Identifies the client in the audit log; a token by its place in the configuration.
 impl fmt::Display for Grant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.via)?;
@@ -160,11 +161,11 @@ impl fmt::Display for Grant {
     }
 }
 
-/// What a change has come to, for its line in the log.
+/// Result of a change for the audit log.
 #[derive(Clone)]
 pub(crate) struct Audit(pub(crate) String);
 
-/// What has been counted since the start.
+/// Counters since the start.
 pub(crate) struct Counts {
     /// Requests done, refused (4xx) and failed (5xx).
     requests: [AtomicU64; 3],
@@ -210,7 +211,7 @@ impl Guard {
         Self { program, changes, refusals: Arc::default() }
     }
 
-    /// Answers a request that may pass. A change runs to its end.
+    /// Handles a permitted request. A change runs to completion.
     async fn pass(
         &self,
         grant: Grant,
@@ -228,7 +229,7 @@ impl Guard {
             }
             return response;
         }
-        // The body comes at the pace of its client; the change begins behind it.
+        // The body arrives at the client's pace; the change starts after it.
         let request = match whole(request).await {
             Ok(request) => request,
             Err(problem) => {
@@ -242,7 +243,7 @@ impl Guard {
         let change = async move {
             let response = next.run(request).await;
             unfinished.finish(&response);
-            // The place of the connection is free when the change is over.
+            // The connection's place becomes free when the change is done.
             drop(progress);
             response
         };
@@ -257,7 +258,7 @@ impl Guard {
             Refused::For(problem) => problem,
             Refused::WrongToken => {
                 COUNTS.wrong_tokens.fetch_add(1, Ordering::Relaxed);
-                let detail = "no such token: see admin.tokens and admin.read_tokens; keys of applications (tpk_...) are taken at credentials.listen";
+                let detail = "no such token: see admin.tokens and admin.read_tokens; keys of applications (tpk_...) are accepted on credentials.listen";
                 Problem::new(StatusCode::UNAUTHORIZED, "wrong_token", detail)
             }
         };
@@ -276,8 +277,8 @@ impl Guard {
     }
 }
 
-/// A change that has begun: its author and its request. Dropped unfinished, at the end of the program or by a panic, it leaves a line in the
-/// audit log.
+/// A change in progress: its author and its request. If it is dropped unfinished, by the end of the program
+/// or a panic, it writes an audit line.
 struct Unfinished(Option<(String, What)>);
 
 impl Unfinished {
@@ -293,14 +294,14 @@ impl Drop for Unfinished {
         if let Some((by, What { request, path_bytes })) = self.0.take() {
             tracing::warn!(
                 target: "turnpike::audit",
-                by, request, path_bytes, result = "unknown: the change did not come to its end",
+                by, request, path_bytes, result = "unknown: the change was interrupted",
                 "admin request"
             );
         }
     }
 }
 
-/// Passes permitted requests on, writes an audit line for each change, and forbids caching of all answers.
+/// Handles permitted requests, writes an audit line for each change, and forbids caching of all responses.
 pub(crate) async fn admit(
     State(guard): State<Guard>,
     Extension(via): Extension<Via>,
@@ -314,14 +315,14 @@ pub(crate) async fn admit(
     };
     COUNTS.count(response.status());
     if response.status() == StatusCode::SERVICE_UNAVAILABLE {
-        // Answers of health and of other nodes come without one.
+        // Responses of health checks and of other nodes may lack the header.
         response.headers_mut().entry(header::RETRY_AFTER).or_insert(problem::RETRY_AFTER);
     }
     keep_from_being_kept(response.headers_mut());
     response
 }
 
-/// Method and path for a log line, and the length of a path that was cut.
+/// Method and path for a log line, and the full length of a truncated path.
 pub(crate) struct What {
     pub(crate) request: String,
     pub(crate) path_bytes: Option<usize>,
@@ -338,12 +339,12 @@ impl What {
     }
 }
 
-/// Marks an answer as one that nobody keeps, nor takes for something else.
+/// Adds headers against caching and content sniffing.
 pub(crate) fn keep_from_being_kept(headers: &mut HeaderMap) {
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
-    // An answer that somebody opens as a page does nothing, and stands in no frame. The page has a policy of its own.
+    // A response that is opened as a page must be inert. The real page has its own policy.
     let nothing = HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'");
     headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(nothing);
 }
@@ -362,7 +363,7 @@ fn changes_something(method: &Method) -> bool {
     matches!(*method, Method::POST | Method::PUT | Method::DELETE | Method::PATCH)
 }
 
-/// Why a request does not pass.
+/// Reason for a refusal.
 enum Refused {
     For(Problem),
     WrongToken,
@@ -405,26 +406,28 @@ fn judge(settings: &AdminSettings, via: &Via, request: &Request) -> Result<Grant
                 "{what} need a token of admin.tokens, a client certificate of admin.client_ca, or the Unix socket"
             )
         }
-        _ => "a token is needed, a client certificate, or the Unix socket".to_owned(),
+        _ => "this request needs a token, a client certificate, or the Unix socket".to_owned(),
     };
     let problem = match grant.token {
         None => Problem::new(StatusCode::UNAUTHORIZED, "no_token", detail),
-        Some(_) => Problem::new(StatusCode::FORBIDDEN, "read_only", format!("this token may look: {detail}")),
+        Some(_) => {
+            Problem::new(StatusCode::FORBIDDEN, "read_only", format!("this token is read-only: {detail}"))
+        }
     };
     Err(problem.into())
 }
 
-/// A browser says for which page it asks. None but our own may: a stranger's could end sessions in the name of whoever looks at it
-/// (CSRF), for to reach us on loopback is enough for that, and no answer has to be read.
+/// Rejects requests by pages of other origins. Otherwise any page could end sessions on behalf of a user
+/// whose browser reaches us on loopback (CSRF); for that it needs no readable response.
 fn check_origin(headers: &HeaderMap) -> Result<(), Problem> {
     if !is_of_another_page(headers) {
         return Ok(());
     }
-    let problem = "a page of another origin asks, and none but the server's own may";
+    let problem = "requests by web pages of other origins are refused";
     Err(Problem::new(StatusCode::FORBIDDEN, "foreign_origin", problem))
 }
 
-/// Whether a browser asks for a page that is not ours.
+/// Returns true if a browser sends the request for a page of another origin.
 pub(crate) fn is_of_another_page(headers: &HeaderMap) -> bool {
     let text = |name| headers.get(name).map(|value: &HeaderValue| value.to_str().unwrap_or_default());
     let is_own = |origin: &str| {
@@ -437,8 +440,8 @@ pub(crate) fn is_of_another_page(headers: &HeaderMap) -> bool {
         || headers.get("sec-fetch-site").is_some_and(|site| site != "same-origin" && site != "none")
 }
 
-/// Whether somebody follows a link, from wherever, to the page. That shows nothing and does nothing by itself: what it asks for, it asks for
-/// as our own.
+/// Returns true if a user follows a link to the page. The page itself is harmless: its requests have our own
+/// origin.
 fn opens_page(request: &Request) -> bool {
     let is = |name: &str, wanted: &str| request.headers().get(name).is_some_and(|value| value == wanted);
     *request.method() == Method::GET
@@ -448,7 +451,7 @@ fn opens_page(request: &Request) -> bool {
         && is("sec-fetch-dest", "document")
 }
 
-/// What stands behind `Bearer` (RFC 6750 section 2.1).
+/// Token after `Bearer` (RFC 6750 section 2.1).
 pub(crate) fn token(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     let Some(value) = headers.get(header::AUTHORIZATION) else { return Ok(None) };
     let token = value.to_str().ok().and_then(|value| value.split_once(' '));
@@ -458,13 +461,12 @@ pub(crate) fn token(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     }
 }
 
-/// A token of the configuration.
 struct Found {
     access: AdminAccess,
     name: String,
 }
 
-/// Compares with all tokens, in constant time each.
+/// Compares with all tokens, each in constant time.
 fn find(settings: &AdminSettings, token: &Secret) -> Option<Found> {
     let at = |all: &[Secret]| {
         let numbered = all.iter().enumerate();
@@ -501,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_that_is_cut_off_has_a_line_in_the_audit_log_and_one_that_ends_has_no_second() {
+    fn interrupted_change_has_one_audit_line() {
         let change = |path: &str| {
             let what = What { request: format!("POST {path}"), path_bytes: None };
             Unfinished(Some(("user 0 of this machine".to_owned(), what)))

@@ -1,5 +1,5 @@
-//! Users, secrets, realms and keys of applications: listed, and changed where there is a store. For whoever asks a running program, and for
-//! commands where none runs: both get the same answers.
+//! Users, secrets, realms and API keys: lists, and changes of a store. Used by a running program and by
+//! commands without one, with the same results.
 
 use std::{
     ops::RangeInclusive,
@@ -35,39 +35,39 @@ use crate::{credential_issuer::signing_secret, problem::Problem};
 /// A store behind its cache.
 pub type Store = Directory<Database>;
 
-/// Users of a page, if nobody says how many.
+/// Default page size.
 const USERS: usize = 100;
-/// Seconds in a year: the longest that anything here may take.
+/// Seconds in a year, the maximum of all durations here.
 const YEAR: u32 = 31_536_000;
-/// Sessions that a realm or a user may have, as the configuration has it.
+/// Valid session limits of a realm or a user, as in the configuration.
 const SESSIONS: RangeInclusive<u64> = 1..=1_000_000;
 /// Characters of a password.
 const LONGEST_PASSWORD: usize = 1024;
-/// Characters of a secret, which are those of its column in coturn's tables.
+/// Characters of a secret; the width of the column in coturn's tables.
 const LONGEST_SECRET: usize = 256;
-/// What a server's clock may be off, and a little more.
+/// Allowance for clock differences in seconds.
 const SKEW: u32 = 60;
 
-/// What a configuration and its store know.
+/// A configuration and its store.
 #[derive(Clone)]
 pub struct Accounts {
     settings: Arc<Settings>,
     store: Option<Store>,
-    /// The settings are those of the server that uses the store.
+    /// The settings belong to the server that uses the store.
     is_complete: bool,
 }
 
-/// Where a list of users is.
+/// Position in a list of users.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum UserCursor {
-    /// So many of the configuration have been told.
+    /// After this many users of the configuration.
     Configured(usize),
-    /// Those of the store behind this realm and name.
+    /// After this realm and name in the store.
     Stored(String, String),
 }
 
 impl UserCursor {
-    /// As a cursor: letters, digits and a point.
+    /// Letters, digits and a point.
     fn to_text(&self) -> String {
         match self {
             Self::Configured(told) => told.to_string(),
@@ -85,19 +85,19 @@ impl UserCursor {
 }
 
 impl Accounts {
-    /// Of these settings, with what a store adds to them where that is known, and of that store.
+    /// With the settings of the server, including those from the store, and the store itself.
     #[must_use]
     pub fn new(settings: Arc<Settings>, store: Option<Store>) -> Self {
         Self { settings, store, is_complete: true }
     }
 
-    /// Of a store whose servers may have a configuration that is not known here.
+    /// With a store whose servers may have another configuration.
     #[must_use]
     pub fn of_store(settings: Arc<Settings>, store: Store) -> Self {
         Self { settings, store: Some(store), is_complete: false }
     }
 
-    /// Users of one realm or of all: those of the configuration first. Their number is 1 to [`PAGE`].
+    /// Users of one realm or of all, those of the configuration first; 1 to [`PAGE`] at a time.
     ///
     /// # Errors
     /// See [`Problem::code`].
@@ -141,7 +141,7 @@ impl Accounts {
         Ok(UserPage { users, next })
     }
 
-    /// Makes a user, or gives one another password.
+    /// Adds a user, or changes the password of one.
     ///
     /// # Errors
     /// See [`Problem::code`].
@@ -156,7 +156,7 @@ impl Accounts {
             let why = format!("password is expected to have 1 to {LONGEST_PASSWORD} characters");
             return Err(Problem::bad_request(why));
         }
-        // Clients put that form into USERNAME (RFC 8489 section 14.3).
+        // Clients use this form in USERNAME (RFC 8489 section 14.3).
         let name = opaque_string(&name).into_owned();
         let realm = self.realm(realm.as_deref())?;
         self.not_configured(USER, &name, &realm)?;
@@ -176,7 +176,7 @@ impl Accounts {
         self.still_configured(removed, USER, &name, &realm)
     }
 
-    /// Secrets of one realm or of all, by realm and fingerprint.
+    /// Secrets of one realm or of all, sorted by realm and fingerprint.
     ///
     /// # Errors
     /// See [`Problem::code`].
@@ -198,7 +198,7 @@ impl Accounts {
         for RealmView { name, secrets: all, .. } in realms::all(&self.settings) {
             secrets.extend(all.iter().map(|secret| shared(name, secret, Origin::Configuration, None)));
         }
-        // One that was cut off opens nothing, and is about to be removed.
+        // A secret that was cut off is not accepted and will be removed soon.
         for (realm, secret) in self.stored_secrets().into_iter().filter(|(_, secret)| !secret.was_cut_off()) {
             let text = Secret::new(secret.value.as_str());
             secrets.push(shared(&realm, &text, Origin::Store, secret.until));
@@ -208,7 +208,7 @@ impl Accounts {
         Ok(Secrets { secrets })
     }
 
-    /// Takes one more secret.
+    /// Adds a secret.
     ///
     /// # Errors
     /// See [`Problem::code`].
@@ -240,7 +240,7 @@ impl Accounts {
         self.still_configured(removed, SECRET, wanted, &realm)
     }
 
-    /// Has another secret make new credentials. The others count for as long as credentials may live that were made with them.
+    /// Makes another secret sign. The others stay valid until the credentials made with them have expired.
     ///
     /// # Errors
     /// See [`Problem::code`].
@@ -249,7 +249,7 @@ impl Accounts {
         let realm = self.realm(realm.as_deref())?;
         let secret = secret.map_or_else(|| new_secret(rand::random()), Secret::new);
         check_secret(&secret)?;
-        // A server that has not read of it yet goes on with the one from before.
+        // A server that has not read the change yet continues with the previous secret.
         let lag = SKEW.max(self.settings.store.refresh.saturating_mul(2));
         if overlap_s.is_some_and(|overlap| overlap > YEAR) {
             return Err(Problem::bad_request(format!("overlap_s is expected to be 0 to {YEAR}")));
@@ -266,14 +266,14 @@ impl Accounts {
         let configured =
             realms::all(&self.settings).iter().any(|view| view.name == realm && !view.secrets.is_empty());
         let of_configuration = configured.then(|| {
-            "secrets of the configuration count until they are removed from it; no time can be set for them"
+            "secrets of the configuration stay valid until they are removed from it, without an expiry"
                 .to_owned()
         });
         let until = existed.then(|| date(end));
         Ok(Rotated { realm, fingerprint, store, until, note: note.or(of_configuration) })
     }
 
-    /// Keys of applications, by name.
+    /// API keys, by name.
     ///
     /// # Errors
     /// See [`Problem::code`].
@@ -287,7 +287,7 @@ impl Accounts {
         Ok(Keys { keys: store.api_keys().values().map(shown).collect() })
     }
 
-    /// Takes a key.
+    /// Adds an API key.
     ///
     /// # Errors
     /// See [`Problem::code`].
@@ -312,7 +312,7 @@ impl Accounts {
         self.put(Edit::PutApiKey(key), KEY, Existing::Keep, name, realm.unwrap_or_default()).await
     }
 
-    /// Removes a key.
+    /// Removes an API key.
     ///
     /// # Errors
     /// See [`Problem::code`].
@@ -321,7 +321,7 @@ impl Accounts {
         self.remove(edit, KEY, name.to_owned(), String::new()).await
     }
 
-    /// Realms that the store names.
+    /// Realms in the store.
     ///
     /// # Errors
     /// See [`Problem::code`].
@@ -344,7 +344,7 @@ impl Accounts {
         Ok(row.collect())
     }
 
-    /// Names a realm, or gives one other limits.
+    /// Adds a realm, or changes the limits of one.
     ///
     /// # Errors
     /// See [`Problem::code`].
@@ -390,7 +390,7 @@ impl Accounts {
         self.put(edit, REALM, existing(only_new), name.clone(), name).await
     }
 
-    /// Names a realm no more.
+    /// Removes a realm from the store.
     ///
     /// # Errors
     /// See [`Problem::code`].
@@ -400,7 +400,7 @@ impl Accounts {
         self.still_configured(removed, REALM, name, name)
     }
 
-    /// The key of the configuration that has this, and the place where it is set.
+    /// Configuration key that defines this item, and its place.
     fn configured_at(&self, kind: Kind, name: &str, realm: &str) -> Option<String> {
         let view = realms::all(&self.settings).into_iter().find(|view| view.name == realm)?;
         let is_main = realm == self.settings.realm;
@@ -419,23 +419,23 @@ impl Accounts {
         })
     }
 
-    /// The configuration has this realm. Realms of a store are among the settings too.
+    /// Returns true if the configuration has this realm. Realms from a store are in the settings too.
     fn configures_realm(&self, realm: &str) -> bool {
         let mut realms = self.settings.realms.iter();
         realm == self.settings.realm || realms.any(|own| own.name == realm && own.is_configured())
     }
 
-    /// What the configuration defines comes before the store, so a change there would do nothing.
+    /// Rejects changes of items in the configuration, which overrides the store.
     fn not_configured(&self, kind: Kind, name: &str, realm: &str) -> Result<(), Problem> {
         let Some(place) = self.configured_at(kind, name, realm) else { return Ok(()) };
         let detail = format!(
-            "{} {name:?} of realm {realm:?} is defined by {place}, which comes before the store: change it there, or take it out first",
+            "{} {name:?} of realm {realm:?} is defined by {place}, which overrides the store: change it there, or remove it there first",
             kind.what
         );
         Err(Problem::new(StatusCode::CONFLICT, "user_configured", detail))
     }
 
-    /// A limit of a `[[realm]]` comes before the store's, so one given here would do nothing. The order is that of
+    /// Rejects limits that a `[[realm]]` sets, because it overrides the store. In the order of
     /// [`turnpike_config::RealmSettings::limits`].
     fn check_limits(&self, realm: &str, wanted: [bool; 3]) -> Result<(), Problem> {
         let Some(own) = self.settings.realms.iter().find(|own| own.name == realm && own.is_configured())
@@ -452,12 +452,13 @@ impl Accounts {
             return Ok(());
         }
         let detail = format!(
-            "realm {realm:?} has {keys} in the configuration, which comes before the store: change it there"
+            "realm {realm:?} has {keys} in the configuration, which overrides the store: change it there"
         );
         Err(Problem::new(StatusCode::CONFLICT, "realm_configured", detail))
     }
 
-    /// The servers of this store serve this realm, where their configuration is known; with a word on it where it is not.
+    /// Checks that the servers of this store serve the realm. Returns a note if their configuration is
+    /// unknown.
     async fn check_served(&self, store: &Store, realm: &str) -> Result<Option<String>, Problem> {
         let names_it = |store: &Store| {
             store.rules().is_some_and(|rules| rules.realms.get(realm).is_some_and(|realm| realm.named))
@@ -471,7 +472,8 @@ impl Accounts {
             return Ok(None);
         }
         let shown = escape::name(realm);
-        let remedy = format!("name it in server.realm or a [[realm]], or run `turnpike realm add {shown}`");
+        let remedy =
+            format!("configure it as server.realm or a [[realm]], or run `turnpike realm add {shown}`");
         if self.is_complete {
             let detail = format!("realm {realm:?} is not served: {remedy} first");
             return Err(Problem::new(StatusCode::CONFLICT, "realm_not_served", detail));
@@ -479,7 +481,7 @@ impl Accounts {
         Ok(Some(format!("if no server of this store has realm {realm:?} yet, {remedy}")))
     }
 
-    /// The answer to a removal, with a word on what the configuration still has.
+    /// Adds a note to the result of a removal if the configuration still has the item.
     fn still_configured(
         &self,
         removed: Result<Change, Problem>,
@@ -494,7 +496,7 @@ impl Accounts {
                 Ok(Change { note: Some(note), ..change })
             }
             Err(problem) if problem.status == StatusCode::NOT_FOUND.as_u16() => {
-                let detail = format!("{}; it is defined by {place}: take it out there", problem.detail);
+                let detail = format!("{}; it is defined by {place}: remove it there", problem.detail);
                 Err(Problem { detail, ..problem })
             }
             Err(problem) => Err(problem),
@@ -503,19 +505,20 @@ impl Accounts {
 
     fn store(&self) -> Result<&Store, Problem> {
         self.store.as_ref().ok_or_else(|| {
-            let detail = "there is no store: name one by store.url, or a directory for the embedded one by store.state";
+            let detail =
+                "there is no store: set store.url, or a directory for the embedded store in store.state";
             Problem::new(StatusCode::CONFLICT, "no_store", detail)
         })
     }
 
-    /// The realm that is meant.
+    /// The requested realm, or the default.
     fn realm(&self, named: Option<&str>) -> Result<String, Problem> {
         let realm = named.unwrap_or(&self.settings.realm);
         check_realm(realm)?;
         Ok(realm.to_owned())
     }
 
-    /// What others have written lately counts too.
+    /// Reads the store again to include changes by others.
     async fn read(&self) -> Result<(), Problem> {
         match &self.store {
             Some(store) => store.read().await.map_err(told),
@@ -541,17 +544,17 @@ impl Accounts {
         realm: String,
     ) -> Result<Change, Problem> {
         let store = self.store()?;
-        // One that is no store of ours is told before anything is written.
+        // Reports an invalid store before anything is written.
         if store.rules().is_none() {
             store.read().await.map_err(told)?;
         }
-        // A key may be good for all realms.
+        // A key may be valid for all realms.
         let note =
             if kind == REALM || realm.is_empty() { None } else { self.check_served(store, &realm).await? };
         let existed = store.apply(&edit, existing).await.map_err(told)?;
         if existed && existing == Existing::Keep {
             let detail = format!(
-                "there is a {} {name:?} already: take another name, or remove that one first",
+                "there already is a {} {name:?}: choose another name, or remove the existing one first",
                 kind.what
             );
             return Err(Problem::new(StatusCode::CONFLICT, kind.exists, detail));
@@ -568,7 +571,7 @@ impl Accounts {
     }
 }
 
-/// A kind of entry, and the codes of the problems where it is missing, or there already.
+/// A kind of item, with its codes for a missing and for an existing one.
 #[derive(Clone, Copy, PartialEq)]
 struct Kind {
     what: &'static str,
@@ -585,7 +588,7 @@ fn existing(only_new: bool) -> Existing {
     if only_new { Existing::Keep } else { Existing::Replace }
 }
 
-/// A store may pad what it has (char(n) of SQL), so blanks at the ends of a text are no part of it.
+/// Leading and trailing blanks are not allowed, because a store may pad its columns (char(n) of SQL).
 fn has_no_blanks_around(text: &str) -> bool {
     text.trim() == text
 }
@@ -593,12 +596,12 @@ fn has_no_blanks_around(text: &str) -> bool {
 /// Checks the name of a realm.
 ///
 /// # Errors
-/// No realm can have this name.
+/// The name is invalid.
 pub(crate) fn check_realm(realm: &str) -> Result<(), Problem> {
     if is_realm(realm) && has_no_blanks_around(realm) {
         return Ok(());
     }
-    let why = "realm is expected to have 1 to 127 characters, no blanks at its ends, and neither control characters nor \" nor \\";
+    let why = "realm is expected to have 1 to 127 characters, no leading or trailing blanks, no control characters, no \" and no \\";
     Err(Problem::bad_request(why))
 }
 
@@ -608,7 +611,9 @@ fn check_secret(secret: &Secret) -> Result<(), Problem> {
         return Err(Problem::bad_request(why));
     }
     if !has_no_blanks_around(secret.reveal()) {
-        return Err(Problem::bad_request("the secret has blanks at its ends, which a store does not keep"));
+        return Err(Problem::bad_request(
+            "the secret has leading or trailing blanks, which a store does not keep",
+        ));
     }
     Ok(())
 }
@@ -619,7 +624,7 @@ fn missing(store: &Store, kind: Kind, name: &str, realm: &str) -> Problem {
     Problem::new(StatusCode::NOT_FOUND, kind.missing, detail)
 }
 
-/// Those of the configuration, realm by realm.
+/// Users of the configuration, realm by realm.
 fn configured<'a>(settings: &'a Settings, realm: Option<&'a str>) -> impl Iterator<Item = User> {
     let of = realms::all(settings).into_iter().filter(move |of| realm.is_none_or(|realm| realm == of.name));
     of.flat_map(|of| {
@@ -644,13 +649,13 @@ fn kinds(secret: &UserSecret) -> &'static str {
     }
 }
 
-/// A Unix second as RFC 3339 writes it.
+/// Formats Unix seconds as RFC 3339.
 fn date(unix: u64) -> String {
     let second = i64::try_from(unix).unwrap_or(i64::MAX);
     Timestamp::from_second(second).unwrap_or(Timestamp::MAX).to_string()
 }
 
-/// What is wrong with a store, which has no password in it.
+/// Converts an error of the store. It contains no password.
 fn told(error: StoreError) -> Problem {
     let (status, code) = if error.may_pass() {
         (StatusCode::SERVICE_UNAVAILABLE, "store_unavailable")
@@ -665,7 +670,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cursor_leads_back_to_its_place() {
+    fn user_cursor_round_trips() {
         for place in [
             UserCursor::Configured(0),
             UserCursor::Configured(1000),

@@ -1,5 +1,5 @@
-//! Where applications ask for credentials: listeners of their own, on which nothing else is answered, and who gets past them. A browser's
-//! page may be among them, if its origin is listed (CORS, the Fetch standard); what it gets is for who has a key.
+//! Separate listeners for applications that request credentials, and their access control. Web pages of
+//! listed origins may use them too (CORS, the Fetch standard), with an API key.
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -30,14 +30,15 @@ use crate::{
     tls::Tls,
 };
 
-/// Listeners, and nobody is answered yet.
+/// Bound listeners that do not answer yet.
 pub struct Applications {
     bound: Vec<Bound>,
     tls: Option<Arc<Tls>>,
 }
 
 impl Applications {
-    /// Listens, within a runtime, by what another process has `lent` where that is the same address; nowhere, if that is not configured.
+    /// Listens, within a runtime; nowhere if not configured. Uses a socket in `lent`, passed by another
+    /// process, if it has the same address.
     ///
     /// # Errors
     /// An address or the certificate cannot be used.
@@ -54,13 +55,13 @@ impl Applications {
         Ok(Self { bound, tls })
     }
 
-    /// Where, with real ports.
+    /// Addresses with actual ports.
     #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.bound.iter().filter_map(Bound::address).collect()
     }
 
-    /// Says where.
+    /// Logs the addresses.
     pub fn say_where(&self) {
         for Bound { listener, shown, .. } in &self.bound {
             let how = if matches!(listener, Listener::Tcp(_, Some(_))) { "" } else { ", in the clear" };
@@ -68,7 +69,7 @@ impl Applications {
         }
     }
 
-    /// Answers from now on.
+    /// Starts answering.
     #[must_use = "another process gets its sockets from it"]
     pub fn serve(self, program: Arc<dyn Owner>) -> Serving {
         let limits = Limits::of_one_for_applications(self.bound.len());
@@ -77,14 +78,14 @@ impl Applications {
     }
 }
 
-/// Who gets past: by the names under which it was asked for, and by the page that asks.
+/// Checks the requested host name and the origin of web pages.
 #[derive(Clone)]
 pub(crate) struct Gate {
     program: Arc<dyn Owner>,
     tls: Option<Arc<Tls>>,
 }
 
-/// Lets a request pass that may, tells browsers which page may ask, and writes a line about what somebody has got.
+/// Handles a permitted request, adds CORS headers, and logs issued credentials.
 pub(crate) async fn admit(
     State(gate): State<Gate>,
     Extension(via): Extension<Via>,
@@ -113,7 +114,7 @@ pub(crate) async fn admit(
     response
 }
 
-/// The page that asks, as its browser says.
+/// Origin of the web page.
 fn page(headers: &HeaderMap) -> Option<&str> {
     headers.get(header::ORIGIN)?.to_str().ok()
 }
@@ -124,7 +125,7 @@ fn preflight() -> Response {
     headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
     let allowed = HeaderValue::from_static("authorization, content-type");
     headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, allowed);
-    // Seconds for which a browser need not ask again.
+    // Seconds that a browser may cache this.
     headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
     response
 }
@@ -138,10 +139,10 @@ fn write_line(via: &Via, What { request, path_bytes }: &What, response: &Respons
     );
 }
 
-/// What gets past.
+/// Result of the check.
 enum Passes {
     Request,
-    /// A browser asks whether a page may ask.
+    /// A CORS preflight.
     Preflight,
 }
 
@@ -150,7 +151,7 @@ impl Gate {
         Self { program, tls }
     }
 
-    /// Whether it passes, and whether the page that asks may read the answer.
+    /// Returns the result, and true if the web page may read the response.
     fn judge(&self, request: &Request, page: Option<&str>) -> (Result<Passes, Refusal>, bool) {
         let Some(server) = self.program.server() else { return (Err(Problem::stopping().into()), false) };
         let settings = &server.settings.credentials;
@@ -166,7 +167,7 @@ impl Gate {
         let is_listed =
             page.is_some_and(|page| settings.origins.iter().any(|own| own.eq_ignore_ascii_case(page)));
         if !is_listed && is_of_another_page(headers) {
-            let detail = "the page that asks is none of credentials.origins";
+            let detail = "the origin of the web page is not in credentials.origins";
             let refusal = Refusal::new(Reason::Origin, StatusCode::FORBIDDEN, "foreign_origin", detail);
             return (Err(refusal), false);
         }
@@ -182,7 +183,7 @@ impl Gate {
     }
 }
 
-/// How often keys have asked, and the log of wrong ones.
+/// Rates of keys, and the log of wrong ones.
 #[derive(Default)]
 pub(crate) struct Keys {
     rates: KeyRates,
@@ -190,10 +191,10 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
-    /// The key that somebody has shown, if it is one, and may ask once more. Who has shown a wrong one waits.
+    /// Checks the key and its rate. A response to a wrong key is delayed.
     ///
     /// # Errors
-    /// The answer, where it is refused.
+    /// The response to a refused request.
     pub(crate) async fn judge(
         &self,
         server: Result<ServerView, Problem>,
@@ -201,14 +202,14 @@ impl Keys {
         shown: Option<Secret>,
     ) -> Result<ApiKey, Refusal> {
         let Some(shown) = shown else {
-            let detail = "a key is needed: Authorization: Bearer KEY, or key=KEY where the draft of a TURN REST API has it";
+            let detail = "this request needs a key: Authorization: Bearer KEY, or key=KEY in the form of the TURN REST API draft";
             return Err(Refusal::new(Reason::NoKey, StatusCode::UNAUTHORIZED, "no_key", detail));
         };
         match self.find(server?, &shown) {
             Ok((key, rate)) => match self.rates.spend(&key.name, rate) {
                 Ok(()) => Ok(key),
                 Err(pause) => {
-                    let detail = format!("this key may ask {rate} times a second");
+                    let detail = format!("this key is limited to {rate} requests a second");
                     let status = StatusCode::TOO_MANY_REQUESTS;
                     Err(Refusal::new(Reason::Rate, status, "rate_exceeded", detail).after(pause))
                 }
@@ -225,10 +226,10 @@ impl Keys {
         }
     }
 
-    /// With the requests a second that it may make.
+    /// The key and its rate in requests per second.
     fn find(&self, server: ServerView, shown: &Secret) -> Result<(ApiKey, u32), Refusal> {
         let Some(store) = &server.store else {
-            let detail = "there is no store that could have keys: name one by store.url, or a directory by store.state";
+            let detail = "there is no store for keys: set store.url, or a directory in store.state";
             return Err(Refusal::unavailable("no_store", detail));
         };
         if store.rules().is_none() {
@@ -243,7 +244,7 @@ impl Keys {
                 Ok((key, rate))
             }
             None => {
-                let detail = "there is no such key: turnpike key list shows those that there are";
+                let detail = "this key does not exist: see turnpike key list";
                 Err(Refusal::new(Reason::WrongKey, StatusCode::UNAUTHORIZED, "wrong_key", detail))
             }
         }

@@ -1,5 +1,6 @@
-//! Changes at work. A change that has begun runs to its end in a task of its own: a client that goes away, a time limit or a full listener
-//! cannot leave it without its audit line, with an old user in the cache, or unknown to the other nodes of a fleet.
+//! Changes in progress. Each runs to completion in a task of its own, so that a disconnecting client, a
+//! timeout or a full listener cannot leave it without its audit line, with a stale user in the cache, or
+//! unknown to the other nodes of a fleet.
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use crate::problem::Problem;
 pub(crate) struct Changes(Arc<watch::Sender<usize>>);
 
 impl Changes {
-    /// Runs a change to its end, whether or not the returned future is polled any more.
+    /// Runs a change to completion, even if the returned future is dropped.
     pub(crate) async fn run(&self, change: impl Future<Output = Response> + Send + 'static) -> Response {
         let running = self.begin();
         let task = tokio::spawn(async move {
@@ -25,12 +26,12 @@ impl Changes {
             response
         });
         task.await.unwrap_or_else(|error| {
-            let detail = format!("the change failed half way: {error}");
+            let detail = format!("the change was interrupted: {error}");
             Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", detail).into_response()
         })
     }
 
-    /// Returns when no change is at work.
+    /// Returns when no change is in progress.
     pub(crate) fn settled(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut count = self.0.subscribe();
         async move {

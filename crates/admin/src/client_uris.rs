@@ -1,4 +1,4 @@
-//! URIs of the TURN server for its clients (RFC 7065): its listeners, under the names that clients know it by.
+//! TURN URIs (RFC 7065) for clients, made from the listeners and the public names.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,20 +9,20 @@ use turnpike_turn::server::Transport;
 
 /// Sources of the URIs.
 pub(crate) struct ClientUris<'a> {
-    /// Settings in force.
+    /// Current settings.
     pub(crate) settings: &'a Settings,
-    /// With real ports.
+    /// With actual ports.
     pub(crate) listeners: &'a Listeners,
-    /// Certificates that clients get; without any there is no TLS.
+    /// Certificates for clients; without any there is no TLS.
     pub(crate) certificates: &'a [Certificate],
-    /// Relay addresses: what they are called outside is what this machine is called there.
+    /// Relay addresses. Their external addresses are taken as those of the listeners.
     pub(crate) addresses: &'a [RelayAddress],
 }
 
 impl ClientUris<'_> {
-    /// URIs for clients of a realm: UDP, TCP, TLS and DTLS, as far as they are served. A client that knows nothing but the URI takes the
-    /// realm that it is challenged with, so that these are the listeners which name this one; where none does, those that serve it
-    /// all the same, for clients that are told the realm.
+    /// URIs for clients of a realm, for UDP, TCP, TLS and DTLS as configured. A client that only knows the
+    /// URI uses the realm in the challenge, so the listeners that challenge with this realm are preferred. If
+    /// there are none, all listeners that serve it are used, for clients that know the realm.
     pub(crate) fn to(&self, realm: &str) -> Vec<String> {
         if !self.settings.credentials.uris.is_empty() {
             return self.settings.credentials.uris.clone();
@@ -49,7 +49,7 @@ impl ClientUris<'_> {
         if named.is_empty() { served } else { named }
     }
 
-    /// Listeners by transport. Those on loopback are nobody's way but where there are no others.
+    /// Listeners by transport. Loopback only if there are no others.
     fn doors(&self) -> Vec<(Transport, SocketAddr)> {
         let Listeners { udp, tcp, tls, dtls } = self.listeners;
         let with = |transport: Transport, addresses: &[SocketAddr]| {
@@ -69,7 +69,7 @@ impl ClientUris<'_> {
         all
     }
 
-    /// What a listener is called from outside, by those who want this realm.
+    /// External names of a listener for this realm.
     fn hosts(&self, transport: Transport, address: SocketAddr, realm: &str) -> Vec<String> {
         let own = self.settings.realms.iter().find(|own| own.name == realm);
         if let Some(own) = own.filter(|own| is_secure(transport) && !own.server_names.is_empty()) {
@@ -84,7 +84,7 @@ impl ClientUris<'_> {
         let certified = || self.certificates.iter().flat_map(|certificate| certificate.identity.names());
         match certified().find(|name| !name.starts_with("*.")) {
             Some(name) => vec![name.clone()],
-            // A certificate with names is not good for an address.
+            // A certificate with names does not cover an address.
             None if is_secure(transport) && certified().next().is_some() => Vec::new(),
             None => self.public(address).iter().map(ToString::to_string).collect(),
         }
@@ -100,7 +100,7 @@ impl ClientUris<'_> {
         vec![self.addresses.iter().find(|relay| relay.bind == ip).map_or(ip, outside)]
     }
 
-    /// The listener as it is configured, where a port may be left to the kernel.
+    /// Configured address of a listener, whose port the kernel may have chosen.
     fn configured(&self, transport: Transport, address: SocketAddr) -> SocketAddr {
         let settings = self.settings;
         let configured = match transport {
@@ -117,7 +117,7 @@ fn is_secure(transport: Transport) -> bool {
     matches!(transport, Transport::Tls | Transport::Dtls)
 }
 
-/// With everything said that has a default: not all programs know the same ones.
+/// Includes all parts with a default, because the defaults of programs differ.
 fn uri(transport: Transport, host: String, port: u16) -> String {
     let scheme = if is_secure(transport) { Scheme::Turns } else { Scheme::Turn };
     let tcp = Some(matches!(transport, Transport::Tcp | Transport::Tls));
@@ -153,13 +153,13 @@ mod tests {
         RelayAddress { bind: ip(bind), external: external.map(ip) }
     }
 
-    /// One that has a secret.
+    /// With a secret.
     fn settings() -> Settings {
         Settings { secrets: vec![Secret::new("north")], ..Settings::default() }
     }
 
     #[test]
-    fn all_that_is_served_is_told_under_the_configured_name() {
+    fn all_listeners_have_uris_with_the_configured_name() {
         let mut settings = settings();
         settings.credentials.names = vec!["turn.example.org".to_owned()];
         let listeners = listeners(
@@ -184,13 +184,13 @@ mod tests {
         assert_eq!(told(&settings, &certificates), [plain, tls].concat());
         settings.tls_only = true;
         assert_eq!(told(&settings, &certificates), [&plain[..2], &tls].concat());
-        // What somebody says is told as it is.
+        // Configured URIs are used unchanged.
         settings.credentials.uris = vec!["turns:lb.example.org:443?transport=tcp".to_owned()];
         assert_eq!(told(&settings, &certificates), settings.credentials.uris);
     }
 
     #[test]
-    fn without_a_name_the_certificates_first_one_counts_and_then_the_address_outside() {
+    fn certificate_name_or_external_address_is_the_default_host() {
         let (listeners, settings) =
             (listeners(&["0.0.0.0:3478", "[::]:3478"], &["10.0.0.6:443"], &[], &[]), settings());
         let addresses = [relay("10.0.0.5", Some("203.0.113.5")), relay("2001:db8::5", None)];
@@ -212,14 +212,14 @@ mod tests {
                 "turns:turn.example.org:443?transport=tcp",
             ]
         );
-        // No client would take a wildcard for an address, nor ask for one.
+        // A wildcard name covers neither an address nor a host to connect to.
         assert_eq!(told(&certificate(&["*.example.org"])), by_address);
         let with_address = certificate(&["10.0.0.6"]);
         assert_eq!(told(&with_address), [&by_address[..], &["turns:10.0.0.6:443?transport=tcp"]].concat());
     }
 
     #[test]
-    fn names_that_are_addresses_are_for_listeners_of_their_family() {
+    fn address_names_apply_to_listeners_of_their_family() {
         let mut settings = settings();
         settings.credentials.names =
             ["203.0.113.5", "2001:db8::5", "turn.example.org"].map(str::to_owned).into();
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_is_told_where_there_is_nothing_else() {
+    fn loopback_is_used_only_without_other_listeners() {
         let (settings, listeners) = (settings(), listeners(&["127.0.0.1:50000"], &["[::1]:50001"], &[], &[]));
         let ways =
             ClientUris { settings: &settings, listeners: &listeners, certificates: &[], addresses: &[] };
@@ -244,10 +244,10 @@ mod tests {
     }
 
     #[test]
-    fn a_realm_is_reached_where_it_is_named_in_challenges_and_else_where_it_is_served() {
+    fn realm_uris_prefer_listeners_that_challenge_with_it() {
         let mut settings = settings();
         settings.credentials.names = vec!["turn.example.org".to_owned()];
-        // Ports of listeners that are left to the kernel belong to them all the same.
+        // A listener whose port the kernel chose still belongs to its realm.
         settings.listen = vec![at("10.0.0.1:0"), at("10.0.0.2:3478")];
         let realm = |name: &str, listen: &[&str], server_names: &[&str]| RealmSettings {
             name: name.to_owned(),

@@ -1,5 +1,5 @@
-//! Connections to the admin interface, and of applications: few, short-lived, one request each. They must not take descriptors, memory or
-//! time from the relay or the forwarder.
+//! Connections of the admin interface and of applications: few, short-lived, one request each. They must not
+//! take descriptors, memory or time from the relay or the forwarder.
 
 mod progress;
 mod room;
@@ -42,45 +42,45 @@ pub(crate) use progress::Progress;
 use room::{Place, Room};
 use wire::Wire;
 
-/// Concurrent connections over all listeners of the admin interface.
+/// Maximum connections of all listeners of the admin interface.
 const MOST_ADMIN: usize = 32;
-/// Concurrent connections over all listeners for applications. A client with a wrong key keeps its place for a second.
+/// Maximum connections of all listeners for applications. A wrong key holds its place for a second.
 const MOST_OF_APPLICATIONS: usize = 128;
 
-/// Descriptors that a program sets apart for its admin interface and for files that it reads while it runs: one for each connection, one for
-/// each connection that is being closed, and some for configuration, certificates and `/proc`.
+/// Descriptors reserved for the admin interface: one per connection, one per closing connection, and some for
+/// configuration, certificates and `/proc`.
 pub const DESCRIPTORS: u64 = 48;
 /// Further descriptors of a program with listeners for applications.
 pub const CREDENTIALS_DESCRIPTORS: u64 = 144;
 
-/// How long to wait after an accept that failed, for want of descriptors most likely.
+/// Pause after a failed accept, usually for lack of descriptors.
 const REST: Duration = Duration::from_millis(100);
-/// Time for a client to take the answer that its request came too slowly.
+/// Time for a client to receive the response that its request was too slow.
 const LAST_WORD: Duration = Duration::from_secs(1);
-/// Time for a newcomer that gets 503 to send its request and take the answer.
+/// Time for a new client to send its request and receive 503.
 const REFUSAL: Duration = Duration::from_secs(2);
 
-/// Limits of these connections. The defaults are the documented ones.
+/// Limits of these connections, with the documented defaults.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// At a time and listener. One more takes the place of the oldest idle one; if all are at work, it gets 503.
+    /// Per listener. Another connection replaces the oldest idle one; if all are busy, it gets 503.
     pub(crate) connections: usize,
     /// For the head of the request.
     pub(crate) head: Duration,
-    /// For all of it, until the last byte of the answer is taken.
+    /// For everything, until the last byte of the response is received.
     pub(crate) whole: Duration,
     /// Bytes of the head of a request.
     pub(crate) head_bytes: usize,
 }
 
 impl Limits {
-    /// Of one of so many listeners of the admin interface. Each has a share of its own, so that who crowds one of them keeps nobody from
-    /// the others.
+    /// Limits of one of several listeners of the admin interface. Each has its own share, so that a flood on
+    /// one does not affect the others.
     pub(crate) fn of_one(listeners: usize) -> Self {
         Self::share(MOST_ADMIN, listeners)
     }
 
-    /// The same of listeners for applications.
+    /// Limits of one of several listeners for applications.
     pub(crate) fn of_one_for_applications(listeners: usize) -> Self {
         Self::share(MOST_OF_APPLICATIONS, listeners)
     }
@@ -92,33 +92,31 @@ impl Limits {
     }
 }
 
-/// Reasons for refusing a connection, or for closing one without an answer or in the middle of it.
+/// Reasons for refusing a connection, or for closing one without a complete response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closed {
-    /// An idle connection made room for a newcomer, or a newcomer found no place and could not even be refused.
+    /// An idle connection was closed for a new one, or a new one could not even be refused.
     Crowded,
-    /// All places were taken by requests at work: the newcomer got 503.
+    /// All connections were busy, and the new one got 503.
     Busy,
     /// No request in time.
     NoRequest,
-    /// The answer was not taken in time.
+    /// The response was not received in time.
     Slow,
-    /// No valid HTTP, or too long a head.
+    /// Invalid HTTP, or too long a head.
     Malformed,
-    /// No TLS handshake, or one with an unknown client certificate.
+    /// No TLS handshake, or an unknown client certificate.
     Tls,
 }
 
-/// Connections of this process that have been refused or closed, by reason.
+/// Refused and closed connections of this process, by reason.
 pub(crate) struct CloseReasons {
-    /// Whose, for log lines.
+    /// Subject of log lines.
     of: &'static str,
     counts: [AtomicU64; 6],
 }
 
-/// Those of the admin interface.
 pub(crate) static ADMIN: CloseReasons = CloseReasons::new("the admin interface");
-/// Those of applications.
 pub(crate) static APPLICATIONS: CloseReasons = CloseReasons::new("the credentials API");
 
 impl CloseReasons {
@@ -192,12 +190,12 @@ pub(crate) async fn serve(
             }
             None => close_reasons.count(Closed::Crowded),
         }
-        // Each connection runs once before the next is accepted, and aborted ones end.
+        // Gives each connection a turn before the next is accepted, and lets aborted ones end.
         task::yield_now().await;
     }
 }
 
-/// The answer to a newcomer while all places are taken by requests at work.
+/// Response to a new client while all connections are busy.
 async fn busy() -> Response {
     let detail = "all connections of this listener are busy: ask again";
     let mut response = Problem::new(StatusCode::SERVICE_UNAVAILABLE, "busy", detail).into_response();
@@ -205,7 +203,8 @@ async fn busy() -> Response {
     response
 }
 
-/// One request a connection, within these limits. A client that ends its side behind the request still gets its answer.
+/// One request per connection, within the limits. A client that closes its side after the request still gets
+/// the response.
 fn http(limits: Limits) -> http1::Builder {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
@@ -263,7 +262,7 @@ async fn speak<S>(
         let (answer, progress) = (router.call(request), progress.clone());
         async move {
             let answer = answer.await;
-            // From now on the answer is on its way.
+            // From now on the response is being sent.
             progress.work();
             answer
         }
@@ -273,7 +272,7 @@ async fn speak<S>(
         tokio::select! {
             ended = connection => Ok(ended),
             closed = overdue(limits, &progress) => Err(closed),
-            // hyper stops reading behind the request of a half-closed connection, so the end is read here.
+            // hyper does not read after the request, so the end of the stream is detected here.
             () = async { progress.streaming().await; wire.end(usize::MAX).await } => Ok(Ok(())),
         }
     };
@@ -287,7 +286,7 @@ async fn speak<S>(
             {
                 let _ = time::timeout(limits.head, wire.refuse(problem)).await;
             }
-            // With any other error the client has gone.
+            // With any other error the client has left.
             if error.is_timeout() {
                 close_reasons.count(Closed::NoRequest);
             } else if error.is_parse() {
@@ -295,7 +294,7 @@ async fn speak<S>(
             }
         }
         Err(closed) => {
-            // A request whose body does not come is at no work yet, and nothing has been answered.
+            // Without its body, a request is not being processed and has no response yet.
             if wire.has_request() && is_waiting {
                 let _ = time::timeout(LAST_WORD, wire.refuse(wire::body_overdue())).await;
                 close_reasons.count(Closed::NoRequest);
@@ -309,13 +308,13 @@ async fn speak<S>(
     wire.close().await;
 }
 
-/// Returns when the time for an answer is over, or for what is left of one without an end.
+/// Returns when the response has timed out, including an endless one after its end.
 async fn overdue(limits: Limits, progress: &Progress) -> Closed {
     let in_time = async {
         time::sleep(limits.whole).await;
         if progress.streams() {
             progress.streamed().await;
-            // What is on its way by then has to be taken, too.
+            // The rest of the response must be received, too.
             time::sleep(limits.head).await;
         }
     };

@@ -1,5 +1,5 @@
-//! Makes what an application has asked for: time-limited credentials (draft-uberti-behave-turn-rest), or tokens (RFC 7635). Nothing is
-//! kept of them: the secret that makes one is what the server checks it by.
+//! Issues time-limited credentials (draft-uberti-behave-turn-rest) and tokens (RFC 7635). They are not
+//! stored: the server verifies them with the secret or key that made them.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -20,30 +20,29 @@ use turnpike_stores::ApiKey;
 
 use crate::{access::Audit, accounts::Store, client_uris::ClientUris, problem::Problem, program::ServerView};
 
-/// Bytes of the name of a user: USERNAME holds it behind the time and a colon, in 508 bytes (RFC 8489 section 14.3).
+/// USERNAME also holds the time and a colon, in 508 bytes (RFC 8489 section 14.3).
 const LONGEST_USER: usize = 256;
 
-/// What has been made.
+/// An issued credential.
 pub(crate) struct Issued {
     pub(crate) realm: String,
     /// Seconds.
     pub(crate) ttl: u32,
-    /// The Unix second in which it ends.
+    /// Last Unix second of its validity.
     pub(crate) expiry: u64,
     pub(crate) uris: Vec<String>,
     pub(crate) grant: Grant,
-    /// Whose it is, as the application calls them.
+    /// Owner, as named by the application.
     user: String,
 }
 
-/// It.
 pub(crate) enum Grant {
     Password { username: String, password: Secret },
     Token { kid: String, token: MadeToken },
 }
 
 impl Issued {
-    /// For whom, and by which key; nothing that opens anything.
+    /// Audit text with owner and key, without secrets.
     pub(crate) fn audit(&self, key: Option<&ApiKey>) -> Audit {
         let Self { realm, ttl, user, .. } = self;
         let what = match &self.grant {
@@ -51,7 +50,7 @@ impl Issued {
             Grant::Token { kid, .. } => format!("a token of {kid:?}"),
         };
         let by = key.map_or_else(String::new, |key| format!(", by key {:?}", key.name));
-        // Names are what somebody has sent: no line of the log may be made up by them.
+        // Names are untrusted input and must not forge log lines.
         Audit(format!("{what} for {user:?} in realm {realm:?}, for {ttl} s{by}"))
     }
 }
@@ -82,7 +81,7 @@ const REASONS: [(&str, Reason); 9] = [
     ("unavailable", Reason::Unavailable),
 ];
 
-/// What has been counted since the start, by whichever way it was asked for.
+/// Counters since the start, for all interfaces.
 pub(crate) struct Counts {
     issued: [AtomicU64; 2],
     refused: [AtomicU64; REASONS.len()],
@@ -106,11 +105,11 @@ impl Counts {
     }
 }
 
-/// A request that is refused.
+/// A refused request.
 pub(crate) struct Refusal {
     pub(crate) reason: Reason,
     problem: Box<Problem>,
-    /// When it may be worth to ask again.
+    /// Value of Retry-After.
     retry_after: Option<Duration>,
 }
 
@@ -136,7 +135,7 @@ impl Refusal {
         Self { retry_after: Some(pause), ..self }
     }
 
-    /// The answer, which counts.
+    /// Counts the refusal and returns the response.
     pub(crate) fn answer(self) -> Response {
         COUNTS.refused[self.reason as usize].fetch_add(1, Ordering::Relaxed);
         let mut response = (*self.problem).into_response();
@@ -158,7 +157,7 @@ impl From<Problem> for Refusal {
     }
 }
 
-/// Makes a credential, at `unix` seconds, for whoever has this key, or for an administrator.
+/// Issues a credential at `unix` seconds, for an application with a key or for an administrator.
 pub(crate) fn issue(
     server: &ServerView,
     key: Option<&ApiKey>,
@@ -174,7 +173,7 @@ pub(crate) fn issue(
         let why = format!("user is expected to have 1 to {LONGEST_USER} bytes and no control characters");
         return Err(Refusal::bad_request(why));
     }
-    // Whoever is not named is somebody else each time: quotas count by it.
+    // A random name, so that each anonymous owner has its own quota.
     let user =
         user.unwrap_or_else(|| restapi_credentials::new_secret(rand::random()).reveal()[..16].to_owned());
     let token_key = kid.map(|kid| token_key(settings, &realm, kid)).transpose()?;
@@ -189,7 +188,7 @@ pub(crate) fn issue(
     }
     .to(&realm);
     if uris.is_empty() {
-        let why = format!("no listener serves realm {realm:?}, and credentials.uris names none");
+        let why = format!("no listener serves realm {realm:?}, and credentials.uris is empty");
         return Err(Refusal::new(Reason::Realm, StatusCode::CONFLICT, "no_listener", why));
     }
     let expiry = unix.saturating_add(ttl.into());
@@ -217,8 +216,8 @@ pub(crate) fn issue(
     Ok(Issued { realm, ttl, expiry, uris, grant, user })
 }
 
-/// The secret that makes credentials of a realm: the store's, so that all servers of a store agree, whatever else each of them is
-/// configured with; else the first of the configuration.
+/// Secret that signs a realm's credentials: the store's, so that all its servers agree, otherwise the first
+/// of the configuration.
 pub(crate) fn signing_secret(settings: &Settings, store: Option<&Store>, realm: &str) -> Option<Secret> {
     let stored = store.and_then(|store| store.signing_secret(realm));
     stored.map(|secret| Secret::new(secret.as_str())).or_else(|| {
@@ -227,14 +226,14 @@ pub(crate) fn signing_secret(settings: &Settings, store: Option<&Store>, realm: 
     })
 }
 
-/// The realm that is meant: one that the key is good for, and that is served.
+/// The requested realm, which must be allowed for the key and served.
 fn realm_of(settings: &Settings, key: Option<&ApiKey>, wanted: Option<String>) -> Result<String, Refusal> {
     let all = realms::all(settings);
     let only = key.and_then(|key| key.realm.clone());
     let realm = match (only, wanted) {
         (Some(only), Some(wanted)) if only != wanted => {
-            // What else there is, is none of its business.
-            let why = format!("this key is for realm {only:?} alone");
+            // A restricted key must not reveal other realms.
+            let why = format!("this key is only valid for realm {only:?}");
             return Err(Refusal::new(Reason::Realm, StatusCode::FORBIDDEN, "other_realm", why));
         }
         (Some(only), _) => only,
@@ -262,7 +261,7 @@ fn token_key<'a>(
     })
 }
 
-/// Seconds, of which nobody gets more than the least of all limits.
+/// Lifetime in seconds, within the smallest of all limits.
 fn ttl_of(
     settings: &Settings,
     key: Option<&ApiKey>,
@@ -284,7 +283,7 @@ fn no_secret(realm: &str, store: Option<&Store>) -> Refusal {
         return Refusal::unavailable("store_unavailable", "the store with the secrets has not answered yet");
     }
     let why =
-        format!("realm {realm:?} has no secret to make credentials with: turnpike secret rotate {realm}");
+        format!("realm {realm:?} has no secret to make credentials with: run turnpike secret rotate {realm}");
     Refusal::new(Reason::NoSecret, StatusCode::CONFLICT, "no_secret", why)
 }
 
@@ -313,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_realm_is_the_keys_own_or_one_that_is_served() {
+    fn credential_realm_is_the_keys_own_or_a_served_one() {
         let settings = settings();
         let of = |key: Option<&ApiKey>, wanted: Option<&str>| {
             realm_of(&settings, key, wanted.map(str::to_owned)).map_err(|refusal| refusal.problem.code)
@@ -337,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ttl_is_bounded_by_the_configuration_the_key_and_the_token_key() {
+    fn ttl_is_bounded_by_configuration_key_and_token_key() {
         let mut settings = settings();
         (settings.credentials.ttl, settings.credentials.max_ttl) = (600, 3600);
         let of = |key: Option<&ApiKey>, of_token, wanted| ttl_of(&settings, key, of_token, wanted).ok();
@@ -359,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_store_the_first_secret_of_the_configuration_signs() {
+    fn first_configured_secret_signs_without_a_store() {
         let settings = settings();
         let signs =
             |realm: &str| signing_secret(&settings, None, realm).map(|secret| secret.reveal().to_owned());
@@ -367,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_when_to_come_again_in_whole_seconds() {
+    fn retry_after_is_in_whole_seconds() {
         for (pause, told) in
             [(Duration::ZERO, "1"), (Duration::from_millis(1001), "2"), (Duration::from_secs(5), "5")]
         {

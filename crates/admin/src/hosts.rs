@@ -1,5 +1,6 @@
-//! Checks `Host` against DNS rebinding: an attacker points a domain of his own to our address, and his page, open in the
-//! browser of somebody behind our firewall, may then read ours. The browser still names the attacker's domain in `Host`.
+//! Checks `Host` against DNS rebinding: an attacker's page, open in a browser behind our firewall, could read
+//! our responses after its domain is pointed to our address. The browser still sends the attacker's domain in
+//! `Host`.
 
 use std::net::IpAddr;
 
@@ -7,11 +8,12 @@ use axum::http::{HeaderMap, StatusCode, Uri, Version, header, uri::Authority};
 
 use crate::problem::Problem;
 
-/// Judges the target of a request; `names` are those beside addresses and `localhost`, without a dot at the end, which `key` of the
-/// configuration can have more of. A name that begins with `*.` stands for all with one label in that place, as in certificates.
+/// Checks the target of a request. `names` are allowed in addition to addresses and `localhost`, without a
+/// trailing dot; `key` is the configuration key of the list. A name that begins with `*.` covers one label,
+/// as in certificates.
 ///
 /// # Errors
-/// The answer, where it is refused.
+/// The response to a refused request.
 pub(crate) fn check(
     names: &[String],
     (section, key): (&str, &str),
@@ -20,7 +22,7 @@ pub(crate) fn check(
     headers: &HeaderMap,
 ) -> Result<(), Problem> {
     let mut named = headers.get_all(header::HOST).iter();
-    // RFC 9112 section 3.2: HTTP/1.1 must say it, once; HTTP/1.0 need not, and browsers do not speak it.
+    // RFC 9112 section 3.2: HTTP/1.1 requires exactly one. HTTP/1.0 does not, but browsers do not use it.
     let host = match (named.next(), named.next()) {
         (Some(host), None) => host,
         (None, _) if version == Version::HTTP_10 => return Ok(()),
@@ -28,13 +30,13 @@ pub(crate) fn check(
         (Some(_), Some(_)) => return Err(Problem::bad_request("a request has one Host header")),
     };
     let Ok(host) = Authority::try_from(host.as_bytes()) else {
-        return Err(Problem::bad_request("the Host header is no HOST or HOST:PORT"));
+        return Err(Problem::bad_request("the Host header is not HOST or HOST:PORT"));
     };
-    // Section 3.2.2: what the request line names counts before the header.
+    // Section 3.2.2: the authority in the request line overrides the header.
     for named in [Some(&host), target.authority()].into_iter().flatten() {
         if !allows(names, named.host()) {
             let why = format!(
-                "this page is not served under the name {:?}: ask for it by an address or as localhost, or add the name to \
+                "the host name {:?} is not allowed: use an IP address or localhost, or add the name to \
                  {key} in the section [{section}] of the configuration",
                 named.host()
             );
@@ -76,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_localhost_and_configured_names_are_served_and_others_refused() {
+    fn only_addresses_localhost_and_configured_hosts_are_allowed() {
         for host in [
             "127.0.0.1:9641",
             "127.0.0.1",
@@ -112,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn who_names_no_host_or_several_is_refused_but_for_http_1_0() {
+    fn missing_or_repeated_host_is_refused_except_http_1_0() {
         assert_eq!(status(Version::HTTP_10, "/", &[]), 200);
         assert_eq!(status(Version::HTTP_11, "/", &[]), 400);
         assert_eq!(status(Version::HTTP_11, "/", &["localhost", "localhost"]), 400);
@@ -120,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_of_a_request_line_counts_too() {
+    fn host_in_the_request_line_is_checked() {
         assert_eq!(status(Version::HTTP_11, "http://localhost:9641/metrics", &["localhost"]), 200);
         assert_eq!(status(Version::HTTP_11, "http://evil.example/metrics", &["localhost"]), 421);
         assert_eq!(status(Version::HTTP_11, "http://localhost/metrics", &["evil.example"]), 421);

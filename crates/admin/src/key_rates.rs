@@ -1,4 +1,4 @@
-//! How often the key of an application may ask: a token bucket a key, which holds what it may ask in a second.
+//! Rate limits of API keys: a token bucket per key with a burst of one second.
 
 use std::{
     collections::HashMap,
@@ -6,15 +6,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Keys whose buckets are not full, at most. There are no more in use at a time in any store that we can think of; were there, the others
+/// Maximum keys with a bucket that is not full. No realistic store has more in use at once; further keys
 /// would have to wait.
 const MOST: usize = 65_536;
 
-/// The buckets. One that is full again is forgotten when there is need of room.
+/// The buckets. Full ones are removed when space is needed.
 #[derive(Debug)]
 pub(crate) struct KeyRates {
     began: Instant,
-    /// By name, when each is full, in microseconds since then.
+    /// Time when each bucket will be full, by key name, in microseconds since `began`.
     full_at: Mutex<HashMap<String, u64>>,
     most: usize,
 }
@@ -26,10 +26,10 @@ impl Default for KeyRates {
 }
 
 impl KeyRates {
-    /// Takes one token of this key, which gets `rate` a second.
+    /// Takes one token of this key, which gets `rate` per second.
     ///
     /// # Errors
-    /// How long it has to wait for the next one.
+    /// Wait until the next token.
     pub(crate) fn spend(&self, key: &str, rate: u32) -> Result<(), Duration> {
         let now = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.spend_at(now, key, rate)
@@ -67,25 +67,25 @@ mod tests {
     }
 
     #[test]
-    fn a_key_has_its_rate_and_one_seconds_worth_at_once() {
+    fn key_has_its_rate_and_a_burst_of_one_second() {
         let rates = KeyRates::default();
         assert_eq!(granted(&rates, 0, "shop", 10), 10);
         assert_eq!(rates.spend_at(0, "shop", 10), Err(Duration::from_millis(100)));
         assert_eq!(granted(&rates, SECOND / 2, "shop", 10), 5);
-        assert_eq!(granted(&rates, 100 * SECOND, "shop", 10), 10, "no more for having waited");
+        assert_eq!(granted(&rates, 100 * SECOND, "shop", 10), 10, "the burst is limited");
         assert_eq!(granted(&rates, 100 * SECOND, "other", 1), 1, "each has its own");
         assert_eq!(rates.spend_at(100 * SECOND, "other", 1), Err(Duration::from_secs(1)));
         assert_eq!(granted(&rates, 0, "fast", u32::MAX), 100);
     }
 
     #[test]
-    fn what_is_kept_is_bounded_and_who_finds_no_room_waits() {
+    fn key_rates_are_bounded_and_further_keys_wait() {
         let rates = KeyRates { most: 3, ..KeyRates::default() };
         for key in ["a", "b", "c"] {
             assert_eq!(granted(&rates, 0, key, 2), 2);
         }
         assert_eq!(rates.spend_at(0, "d", 2), Err(Duration::from_secs(1)));
-        assert_eq!(rates.spend_at(SECOND / 2, "a", 2), Ok(()), "who has a place keeps it");
+        assert_eq!(rates.spend_at(SECOND / 2, "a", 2), Ok(()), "existing keys keep their bucket");
         assert_eq!(rates.spend_at(SECOND + 1, "d", 2), Ok(()));
         assert_eq!(rates.full_at.lock().unwrap().len(), 2, "those that are full again are gone");
     }

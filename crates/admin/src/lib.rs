@@ -1,9 +1,10 @@
-//! The admin interface: an HTTP API over a Unix socket and TCP, the page that it shows to browsers, and credentials for applications.
+//! The admin interface: an HTTP API over a Unix socket and TCP, the page for browsers, and credentials for
+//! applications.
 //!
 //! ```text
 //!  listen ─▶ connections: few, short, one request each ─▶ access: Host, Origin, token, role, audit line ─▶ routes ─▶ api::Program
 //!    Unix socket, loopback, TLS                                                                                 │
-//!                                                          relay::sessions: workers, asked slice by slice ◀─────┤
+//!                                                          relay::sessions: workers, queried slice by slice ◀───┤
 //!                                                               accounts: users, secrets, realms of a store ◀─────┘
 //!  other nodes of a fleet ─▶ peer_requests ─▶ (access, as any request)
 //!  a new process ─▶ predecessor ─▶ peer_requests

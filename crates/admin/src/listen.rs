@@ -1,4 +1,4 @@
-//! Where the interface listens: Unix sockets with a file of mode 0600, loopback in the clear, anything else by TLS.
+//! Listeners: Unix sockets with mode 0600, plain HTTP on loopback, TLS elsewhere.
 
 use std::{
     io,
@@ -34,65 +34,56 @@ use crate::{
     tls::{Tls, TlsError},
 };
 
-/// Bytes that the kernel keeps for a client that reads nothing. Its own limit is megabytes, which would look as if they were taken.
+/// Send buffer for a client that does not read. The kernel's own limit is megabytes, which would hide that
+/// the client has stopped.
 const UNSENT: u32 = 4096;
 
 /// This user and root.
 const MODE: u32 = 0o600;
 
-/// Why there is no interface where somebody has asked for one; each message says what to change.
+/// Reason why an explicitly configured interface is missing; each message says what to change.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListenError {
-    /// An address cannot be had.
     #[error(
         "cannot serve the admin interface on {address}: {source}; choose another with --admin ADDRESS, or --admin off"
     )]
     Address {
-        /// As it was configured.
+        /// As configured.
         address: String,
-        /// The kernel's answer.
         source: io::Error,
     },
-    /// A process that is about to end has the address.
+    /// A draining process still has the address.
     #[error(
         "cannot serve the admin interface on {address}: another turnpike is still draining here; wait for its end, end it, or choose another \
          address with --admin ADDRESS"
     )]
     Draining {
-        /// As it was configured.
+        /// As configured.
         address: String,
     },
-    /// An address for applications cannot be had.
     #[error("cannot listen for applications on {address}: {source}; choose another in credentials.listen")]
     Applications {
-        /// As it was configured.
+        /// As configured.
         address: SocketAddr,
-        /// The kernel's answer.
         source: io::Error,
     },
-    /// The certificate of the listeners for applications.
     #[error("cannot serve applications by TLS: {0}")]
     ApplicationsTls(TlsError),
-    /// The directory for the socket cannot be had.
+    /// The directory for the socket cannot be used.
     #[error(
         "no admin socket, which reload, drain and other commands need: {} cannot be used ({source}); set RUNTIME_DIRECTORY, or name a \
          socket with --admin unix:/PATH",
         directory.display()
     )]
-    NoPlace {
-        /// It.
-        directory: PathBuf,
-        /// The kernel's answer.
-        source: io::Error,
-    },
-    /// A certificate or an authority.
+    NoPlace { directory: PathBuf, source: io::Error },
+    /// A certificate or a CA.
     #[error("cannot serve the admin interface by TLS: {0}")]
     Tls(#[from] TlsError),
 }
 
-/// Reads the certificates and authorities of the interface and of the listeners for applications, and opens nothing. Returns a mistake for each
-/// that cannot be used.
+/// Checks the certificates and CAs of the interface and of the listeners for applications. Returns a mistake
+/// for each unusable one. Opens no socket.
 pub fn check(settings: &Settings) -> Vec<Mistake> {
     let applications = settings.credentials_certificate().filter(|_| !settings.credentials.listen.is_empty());
     let found = [
@@ -101,67 +92,66 @@ pub fn check(settings: &Settings) -> Vec<Mistake> {
     ];
     let mistake = |(key, read): (&str, Result<(), TlsError>)| {
         let error = read.err()?;
-        Some(Mistake::new(settings.origin(key), key, error.to_string(), "PEM files that can be used"))
+        Some(Mistake::new(settings.origin(key), key, error.to_string(), "usable PEM files"))
     };
     found.into_iter().filter_map(mistake).collect()
 }
 
-/// A listening socket for another process, by what the configuration calls it.
+/// A listening socket for another process, with its configured address.
 pub type Lent = (String, OwnedFd);
 
-/// An interface that listens, and answers nobody yet.
+/// A bound interface that does not answer yet.
 pub struct Interface {
     bound: Vec<Bound>,
-    /// What it was at the start, for the log.
+    /// Access on loopback at the start, for the log.
     loopback: AdminAccess,
     predecessor: Option<Predecessor>,
 }
 
-/// One of its listeners.
+/// A bound listener.
 pub(crate) struct Bound {
     pub(crate) listener: Listener,
-    /// As the configuration has it.
+    /// As configured.
     configured: String,
-    /// As people write it.
+    /// For log lines.
     pub(crate) shown: String,
     socket: OwnedFd,
     file: File,
 }
 
-/// Of a Unix socket.
+/// File of a Unix socket.
 enum File {
     None,
-    /// It goes when this does.
+    /// Removed on drop.
     Own(SocketFile),
-    /// Another process has it, until this one answers.
+    /// Owned by another process until this one answers.
     Another(UnixName),
 }
 
-/// What clients connect to.
 pub(crate) enum Listener {
     Unix(UnixListener),
     Tcp(TcpListener, Option<Arc<Tls>>),
 }
 
-/// Listeners that are answered on, for as long as the runtime lives. The files of Unix sockets go when this is dropped.
+/// Active listeners, for as long as the runtime lives. The files of Unix sockets are removed on drop.
 pub struct Serving {
     kept: Vec<Kept>,
     changes: Changes,
-    /// Of a server's admin interface.
+    /// For a server's admin interface.
     successor: Option<Successor>,
 }
 
-/// One of its listeners.
+/// An active listener.
 struct Kept {
     configured: String,
     /// Notified when the listener must stop accepting.
     left: Arc<Notify>,
-    /// None once another process has it.
+    /// `None` after the handover to another process.
     socket: Mutex<Option<(OwnedFd, Option<SocketFile>)>>,
 }
 
 impl Serving {
-    /// Answers on all of these from now on.
+    /// Starts answering on all listeners.
     pub(crate) fn new(
         bound: Vec<Bound>,
         router: &Router,
@@ -182,7 +172,7 @@ impl Serving {
             let file = match file {
                 File::None => None,
                 File::Own(file) => Some(file),
-                // One that cannot be found needs not be removed.
+                // A missing file does not have to be removed.
                 File::Another(name) => SocketFile::take_over(&name).ok(),
             };
             Kept { configured, left, socket: Mutex::new(Some((socket, file))) }
@@ -190,7 +180,8 @@ impl Serving {
         Self { kept: bound.into_iter().map(serve).collect(), changes, successor }
     }
 
-    /// Their sockets, for [`Interface::listen`] or [`crate::Applications::listen`] of another process.
+    /// Duplicates the sockets for [`Interface::listen`] or [`crate::Applications::listen`] of another
+    /// process.
     ///
     /// # Errors
     /// Those of dup(2).
@@ -204,12 +195,12 @@ impl Serving {
         self.kept.iter().filter_map(lend).chain(successor).collect()
     }
 
-    /// Returns when no change is at work any more.
+    /// Returns when no change is in progress.
     pub fn settled(&self) -> impl Future<Output = ()> + Send + 'static {
         self.changes.settled()
     }
 
-    /// Accepts no more connections. Requests that have arrived are answered.
+    /// Stops accepting connections. Requests that have arrived are answered.
     pub fn close(&self) {
         for Kept { left, socket, .. } in &self.kept {
             left.notify_one();
@@ -217,8 +208,8 @@ impl Serving {
         }
     }
 
-    /// Another process has its sockets, and answers. Who has asked already is answered here, and so is that process, about the sessions
-    /// that stay. To be called within a runtime.
+    /// Hands over to another process that has the sockets. Earlier requests are still answered here, and so
+    /// are that process's requests about remaining sessions. Must be called within a runtime.
     pub fn leave(&self) {
         self.successor.iter().for_each(Successor::answer);
         for Kept { left, socket, .. } in &self.kept {
@@ -230,7 +221,7 @@ impl Serving {
     }
 }
 
-/// What they have connected.
+/// An accepted connection.
 pub(crate) enum Stream {
     Unix(UnixStream),
     Tcp(TcpStream, SocketAddr, Option<Arc<Tls>>),
@@ -253,11 +244,12 @@ impl Listener {
 }
 
 impl Interface {
-    /// Listens, within a runtime, by what another process has `lent` where that is the same address. What nobody has asked for (not
-    /// `explicit`) and cannot be had is left out and said.
+    /// Listens, within a runtime. Uses a socket in `lent`, passed by another process, if it has the same
+    /// address. Addresses that are only defaults (not `explicit`) and unavailable are skipped with a log
+    /// line.
     ///
     /// # Errors
-    /// Of addresses that somebody has asked for.
+    /// An explicitly configured address is unavailable.
     pub fn listen(
         job: Job,
         settings: &AdminSettings,
@@ -282,13 +274,13 @@ impl Interface {
         Ok(Self { bound, loopback: settings.loopback, predecessor })
     }
 
-    /// Where it listens by TCP, with real ports.
+    /// TCP addresses with actual ports.
     #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.bound.iter().filter_map(Bound::address).collect()
     }
 
-    /// Says where it is.
+    /// Logs the addresses.
     pub fn say_where(&self) {
         if self.bound.is_empty() {
             tracing::info!("no admin interface");
@@ -305,10 +297,10 @@ impl Interface {
         }
     }
 
-    /// Answers from now on.
+    /// Starts answering.
     #[must_use = "it removes the files of its sockets when it is dropped"]
     pub fn serve(self, program: Arc<dyn Owner>) -> Serving {
-        // Other nodes of a fleet ask although nobody can do so here.
+        // In a fleet, other nodes send requests even without a listener here.
         let is_asked = |fleet: &Arc<dyn FleetAdmin>| !self.bound.is_empty() || fleet.node().is_some();
         let others = program.fleet().filter(is_asked);
         if self.bound.is_empty() && others.is_none() {
@@ -326,7 +318,7 @@ impl Interface {
     }
 }
 
-/// What another process has lent for this address.
+/// Takes the passed socket for this address.
 pub(crate) fn take_lent(lent: &mut Vec<Lent>, configured: &impl ToString) -> Option<OwnedFd> {
     let configured = configured.to_string();
     let at = lent.iter().position(|(name, _)| *name == configured)?;
@@ -334,7 +326,7 @@ pub(crate) fn take_lent(lent: &mut Vec<Lent>, configured: &impl ToString) -> Opt
 }
 
 impl Bound {
-    /// Where it listens, if that is by TCP.
+    /// Address of a TCP listener.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         match &self.listener {
             Listener::Tcp(listener, _) => listener.local_addr().ok(),
@@ -403,7 +395,8 @@ impl Bound {
         })
     }
 
-    /// On loopback nobody listens in, and whoever asks there by curl should not have to trust a certificate first.
+    /// Plain HTTP on loopback, where eavesdropping is impossible and curl should work without trusting a
+    /// certificate.
     pub(crate) fn tcp(
         address: SocketAddr,
         tls: Option<&Arc<Tls>>,
@@ -424,10 +417,10 @@ impl Bound {
     }
 }
 
-/// An address that this machine lacks so far (DHCP, VRRP, duplicate address detection) is bound all the same: nothing arrives there before it
-/// comes.
+/// Binds an address even if this machine does not have it yet (DHCP, VRRP, duplicate address detection);
+/// connections arrive once it does.
 fn bind(address: SocketAddr) -> io::Result<turnpike_net::TcpListener> {
-    // IPV6_V6ONLY, so that 0.0.0.0 and [::] can have one port.
+    // IPV6_V6ONLY, so that 0.0.0.0 and [::] can use the same port.
     let options = ListenOptions { unsent_limit: Some(UNSENT), ..ListenOptions::default() };
     let bound = turnpike_net::TcpListener::bind(address, &options);
     if bound.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AddrNotAvailable) {
@@ -438,7 +431,7 @@ fn bind(address: SocketAddr) -> io::Result<turnpike_net::TcpListener> {
     bound
 }
 
-/// The path of a program's socket if the configuration names none.
+/// Default path of a program's socket.
 fn default_socket(job: Job, directory: &RuntimeDirectory) -> PathBuf {
     directory.path.join(match (job, directory.origin) {
         (Job::Serve, Origin::Session) => "admin.sock",
@@ -447,7 +440,7 @@ fn default_socket(job: Job, directory: &RuntimeDirectory) -> PathBuf {
     })
 }
 
-/// Paths at which the commands look for the socket of a program, in this order.
+/// Paths where the commands look for a program's socket, in this order.
 #[must_use]
 pub fn candidates(job: Job) -> Vec<PathBuf> {
     runtime_directory::all().iter().map(|directory| default_socket(job, directory)).collect()
@@ -459,14 +452,14 @@ mod tests {
 
     use super::*;
 
-    /// As the listeners of `serve` are.
+    /// Like the listeners of `serve`.
     #[tokio::test]
-    async fn one_port_has_a_listener_of_each_family() {
+    async fn both_families_can_listen_on_one_port() {
         let any = |ip: &str, port| SocketAddr::new(ip.parse().expect("an address"), port);
         if let Err(error) = Bound::tcp(any("::", 0), None, None) {
             return println!("SKIPPED: no IPv6: {error}");
         }
-        // Another program may have the port by IPv4.
+        // Another program may have the port on IPv4.
         let both = || {
             let v6 = Bound::tcp(any("::", 0), None, None).ok()?;
             let port = v6.address()?.port();

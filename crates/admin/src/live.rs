@@ -1,12 +1,13 @@
-//! What the program does at this moment, read once a second for all who watch, and kept for the last minutes.
+//! Current activity, read once per second for all watchers, and kept for the last minutes.
 //!
 //! ```text
 //!  each second    workers: publish! ─▶ Reading ─▶ Live ─▶ Frame ─▶ newest ─▶ watchers (routes::live), GET /v1/live
-//!                                        │ the one before   └─▶ History
+//!                                        │ the previous one └─▶ History
 //!  while watched  talkers: sessions, slice by slice
 //! ```
 //!
-//! A watcher that takes its time misses what was in between; one that takes nothing any more is dropped. No worker waits for any of it.
+//! A slow watcher skips readings; one that does not read at all is disconnected. No worker waits for any of
+//! this.
 
 mod history;
 mod reading;
@@ -39,39 +40,39 @@ use crate::{
 use history::Minutes;
 use reading::Reading;
 
-/// Between two readings.
+/// Interval of readings.
 const TICK: Duration = Duration::from_secs(1);
-/// What a worker has for its answer; one that takes longer is told as one that does not.
+/// Timeout of a worker's answer; after it, the worker counts as not answering.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Watchers at a time, over all listeners: each has a connection for itself.
+/// Maximum watchers over all listeners; each uses a connection.
 pub(crate) const WATCHERS: usize = 8;
-/// What a watcher has to take what is sent to it.
+/// Time for a watcher to receive what was sent.
 const SLOW: Duration = Duration::from_secs(10);
-/// For so long after somebody has asked, it is taken that he asks again.
+/// Time after a request for which the program counts as watched.
 const WATCHED_MS: u64 = 15_000;
-/// Readings that the quantiles of the times of allocations are of.
+/// Number of readings for the quantiles of allocation times.
 const MINUTE: usize = 60;
 
-/// How many allocations took so long; the last bucket has what is beyond the last bound.
+/// Histogram of allocation times; the last bucket is unbounded.
 type Buckets = [u64; ALLOCATION_MS.len() + 1];
 
-/// Reads once a second, for as long as the runtime lives.
+/// Reads once per second while the runtime lives.
 pub(crate) struct Feed {
     program: Arc<dyn Owner>,
-    /// By both clocks: one tells the time, the other how long it is ago.
+    /// Wall clock and monotonic clock: one for the time of day, the other for the uptime.
     started: (Timestamp, Instant),
     newest: watch::Sender<Option<Arc<Frame>>>,
     minutes: Mutex<Minutes>,
     talkers: Mutex<Option<Arc<Talkers>>>,
     watchers: Arc<Semaphore>,
-    /// When somebody has asked last, in milliseconds since the start.
+    /// Time of the last request in milliseconds since the start.
     asked_ms: AtomicU64,
 }
 
-/// One reading, as all watchers get it.
+/// A reading, shared by all watchers.
 pub(crate) struct Frame {
     pub(crate) live: Live,
-    /// Written by the first who wants it.
+    /// Serialized on first use.
     event: OnceLock<Bytes>,
 }
 
@@ -81,14 +82,14 @@ impl Frame {
     }
 }
 
-/// As server-sent events have it: the JSON has no line ends.
+/// A server-sent event. The JSON contains no line breaks.
 fn event(name: &str, data: &impl serde::Serialize) -> Bytes {
     let json = serde_json::to_string(data).unwrap_or_default();
     format!("event: {name}\ndata: {}\n\n", escape::json(&json)).into()
 }
 
 impl Feed {
-    /// Begins to read. To be called within a runtime.
+    /// Starts reading. Must be called within a runtime.
     pub(crate) fn start(program: Arc<dyn Owner>) -> Arc<Self> {
         let feed = Arc::new(Self {
             program,
@@ -104,13 +105,12 @@ impl Feed {
         feed
     }
 
-    /// How the program is.
     pub(crate) fn status(&self) -> Status {
         let (at, since) = self.started;
         status_of(&*self.program, at, since.elapsed())
     }
 
-    /// The newest reading; waits for the first one.
+    /// The latest reading; waits for the first one.
     pub(crate) async fn newest(&self) -> Option<Arc<Frame>> {
         self.mark();
         let mut newest = self.newest.subscribe();
@@ -118,12 +118,11 @@ impl Feed {
         found.ok()?.ok()?.clone()
     }
 
-    /// The last minutes.
     pub(crate) fn history(&self) -> History {
         self.minutes.lock().unwrap_or_else(PoisonError::into_inner).history()
     }
 
-    /// A place among those who watch, if there is one left.
+    /// Registers a watcher; `None` if there are too many.
     pub(crate) fn watcher(self: &Arc<Self>) -> Option<Watcher> {
         let place = Arc::clone(&self.watchers).try_acquire_owned().ok()?;
         Some(Watcher { feed: Arc::clone(self), _place: place })
@@ -137,7 +136,7 @@ impl Feed {
         u64::try_from(self.started.1.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Whether somebody watches, or has asked lately.
+    /// Returns true with watchers or a recent request.
     fn is_watched(&self) -> bool {
         let asked_ms = self.asked_ms.load(Ordering::Relaxed);
         self.watchers.available_permits() < WATCHERS
@@ -183,7 +182,7 @@ impl Feed {
         }
     }
 
-    /// Has all workers publish what they have counted, and says how long each question waited for its worker.
+    /// Makes all workers publish their counters, and returns the time until each one answered.
     async fn probe(&self) -> Vec<Option<Duration>> {
         let Some(server) = self.program.server() else { return Vec::new() };
         let workers = 0..server.relay.workers();
@@ -207,20 +206,21 @@ impl Feed {
 /// End of a watcher's events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Watched {
-    /// All have been sent, or the client has left or may not watch any more.
+    /// All events were sent, or the client left or lost its permission.
     Ended,
-    /// The client has taken nothing for as long as it may.
+    /// The client stopped reading.
     Stalled,
 }
 
-/// A client that watches, and its place.
+/// A watching client, counted in the limit.
 pub(crate) struct Watcher {
     feed: Arc<Feed>,
     _place: OwnedSemaphorePermit,
 }
 
 impl Watcher {
-    /// Sends the last minutes and then each reading, at most `most` of them, as long as they are taken and `may_watch` allows it.
+    /// Sends the last minutes and then at most `most` readings, while the client reads and `may_watch`
+    /// returns true.
     pub(crate) async fn send(
         self,
         to: &mut Sender<Bytes>,
@@ -262,9 +262,9 @@ mod tests {
         frame.into_data().expect("no trailers")
     }
 
-    /// Time is tokio's here, and passes when nobody has anything to do.
+    /// tokio's time is paused, and advances when all tasks are idle.
     #[tokio::test(start_paused = true)]
-    async fn all_who_watch_get_the_same_and_who_takes_nothing_is_dropped() {
+    async fn watchers_get_the_same_events_and_stalled_ones_are_dropped() {
         let feed = Feed::start(Arc::new(Nobody::default()));
         let watch = |feed: &Arc<Feed>| {
             let (mut sender, body) = Channel::<Bytes>::new(1);
@@ -281,7 +281,7 @@ mod tests {
             assert!(one.starts_with(b"event: live\n"));
             assert_eq!(one.as_ptr(), other.as_ptr(), "written once");
         }
-        // The others go on while the deaf one runs out of time.
+        // The others continue while the one that does not read times out.
         while !deaf.is_finished() {
             heard(&mut first).await;
             heard(&mut second).await;
@@ -293,11 +293,11 @@ mod tests {
         while feed.watchers.available_permits() < WATCHERS - 1 {
             heard(&mut second).await;
         }
-        assert!(Arc::strong_count(&feed) < told, "who has gone leaves nothing behind");
+        assert!(Arc::strong_count(&feed) < told, "watchers that left are cleaned up");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_may_not_watch_any_more_is_sent_nothing_more() {
+    async fn watcher_without_permission_gets_no_more_events() {
         let feed = Feed::start(Arc::new(Nobody::default()));
         let (mut sender, mut body) = Channel::<Bytes>::new(1);
         let watcher = feed.watcher().expect("a place");
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn it_is_watched_by_who_watches_and_by_who_has_asked_lately() {
+    async fn watchers_and_recent_requests_count_as_watching() {
         let feed = Feed::start(Arc::new(Nobody::default()));
         assert!(!feed.is_watched());
         let watcher = feed.watcher();

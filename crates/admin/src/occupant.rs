@@ -1,4 +1,4 @@
-//! Asks the process at an address that cannot be had whether it is a turnpike that is about to end.
+//! Checks if the process at an occupied address is a draining turnpike.
 
 use std::{
     io::{self, Read, Write},
@@ -9,12 +9,12 @@ use std::{
 
 use turnpike_net::UnixName;
 
-/// Longest wait for an answer, on this machine.
+/// Timeout of the local answer.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// More than an answer of `/readyz` has.
+/// Above the length of any `/readyz` response.
 const LONGEST: u64 = 4096;
 
-/// The turnpike at this Unix socket takes nothing new any more.
+/// Returns true if the turnpike at this Unix socket is draining.
 pub(crate) fn drains_at_unix(name: &UnixName) -> bool {
     let ask = || {
         let path = name.path().ok_or(io::ErrorKind::Unsupported)?;
@@ -26,7 +26,8 @@ pub(crate) fn drains_at_unix(name: &UnixName) -> bool {
     ask().is_ok_and(|answer| is_draining(&answer))
 }
 
-/// The turnpike at this address takes nothing new any more. It answers in the clear on loopback alone.
+/// Returns true if the turnpike at this address is draining. Works only on loopback, where it uses plain
+/// HTTP.
 pub(crate) fn drains_at(address: SocketAddr) -> bool {
     let ask = || {
         let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
@@ -65,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_drains_says_so() {
+    fn draining_process_is_detected() {
         for (text, drains) in [
             (DRAINING, true),
             ("HTTP/1.1 200 OK\r\n\r\nok\n", false),

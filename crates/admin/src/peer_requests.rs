@@ -1,4 +1,5 @@
-//! Requests of other nodes of a fleet: answered as if they had come by a connection, with the rights of the client over there.
+//! Requests from other nodes of a fleet, handled like requests on a connection, with the rights of the client
+//! there.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -21,23 +22,23 @@ use crate::{
     problem::{PROBLEM_JSON, Problem},
 };
 
-/// At a time.
+/// Maximum concurrent requests.
 const MOST: usize = 8;
-/// Bytes of an answer: a page of sessions has some hundred thousand.
+/// Maximum bytes of a response. A page of sessions has a few hundred thousand.
 const LONGEST: usize = 2 << 20;
-/// Headers that go along with the status of an answer.
+/// Headers that are forwarded with the status of a response.
 pub(crate) const HEADERS: [HeaderName; 3] = [header::ALLOW, header::RETRY_AFTER, header::WWW_AUTHENTICATE];
-/// For one of them; nobody waits longer.
+/// Timeout; the other node does not wait longer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Answers until there are no more.
+/// Answers requests until the fleet ends.
 pub(crate) async fn answer(fleet: Arc<dyn FleetAdmin>, router: Router) {
     let room = Arc::new(Semaphore::new(MOST));
     while let Some((question, reply)) = fleet.next_question().await {
         let Ok(place) = Arc::clone(&room).acquire_owned().await else { return };
         let router = router.clone();
         tokio::spawn(async move {
-            // A late answer is dropped, as if this node were gone; what was asked runs to its end all the same.
+            // A late response is dropped, as if this node were gone, but a change runs to completion.
             let begun = Instant::now();
             let Question { method, path, rights, by, .. } = question;
             let access = match rights {
@@ -53,7 +54,7 @@ pub(crate) async fn answer(fleet: Arc<dyn FleetAdmin>, router: Router) {
     }
 }
 
-/// Answers a request that came by no connection. The body is JSON; it may be empty.
+/// Handles a request that did not arrive over a connection. The body is JSON or empty.
 pub(crate) async fn ask(router: Router, via: Via, method: &str, path: String, body: String) -> Answer {
     let mut request = Request::builder().method(method).uri(path);
     if !body.is_empty() {
@@ -61,7 +62,7 @@ pub(crate) async fn ask(router: Router, via: Via, method: &str, path: String, bo
     }
     let request = request.body(Body::from(body));
     let Ok(request) = request else {
-        return problem(&Problem::bad_request("what another node asks is no request"));
+        return problem(&Problem::bad_request("the request of the other node is invalid"));
     };
     let service = TowerToHyperService::new(router.layer(Extension(via)));
     let response: Result<Response, Infallible> = service.call(request).await;
@@ -78,7 +79,7 @@ pub(crate) async fn ask(router: Router, via: Via, method: &str, path: String, bo
     match body.ok().and_then(|bytes| String::from_utf8(bytes.into()).ok()) {
         Some(body) => Answer { status, media_type, body, headers },
         None => {
-            let detail = "the answer is too long for another node; ask for fewer at a time";
+            let detail = "the response is too long for another node; request fewer items at a time";
             problem(&Problem::new(StatusCode::INSUFFICIENT_STORAGE, "too_long", detail))
         }
     }

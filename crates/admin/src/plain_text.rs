@@ -1,9 +1,10 @@
-//! Metrics in the text format that Prometheus had before OpenMetrics: promtool reads no other, and other programs neither.
+//! Converts metrics to the Prometheus text format from before OpenMetrics, for promtool and other programs
+//! that support only that.
 
 use std::collections::HashMap;
 
-/// A text in OpenMetrics, in the older format (text/plain; version=0.0.4): there families of counters bear the names of their series,
-/// information is a gauge, and nothing marks the end.
+/// Converts OpenMetrics to the older format (text/plain; version=0.0.4). There, counter families have the
+/// names of their series, info is a gauge, and there is no end marker.
 pub(crate) fn plain_text(open_metrics: &str) -> String {
     let types = open_metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     let suffixes: HashMap<&str, &str> = types
@@ -36,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_older_format_names_families_of_counters_as_their_series() {
+    fn older_format_names_counter_families_like_their_series() {
         let open_metrics = "# HELP a_b Some # TYPE of.\n# TYPE a_b counter\n# UNIT a_b bytes\na_b_total{x=\"# EOF\"} 1\n\
                             # TYPE build info\nbuild_info{version=\"1\"} 1\n# HELP c Now.\n# TYPE c gauge\nc 2\n# EOF\n";
         let plain = "# HELP a_b_total Some # TYPE of.\n# TYPE a_b_total counter\na_b_total{x=\"# EOF\"} 1\n\

@@ -1,5 +1,5 @@
-//! The previous process: after an upgrade in place it serves its clients over streams and DTLS until they end, and answers questions about
-//! their sessions here.
+//! The previous process: after an upgrade in place it still serves its clients over streams and DTLS, and
+//! answers requests about their sessions from here.
 //!
 //! ```text
 //!   previous process                            this process
@@ -7,7 +7,8 @@
 //!     leave: Successor::answer ◀── PredecessorRequest, PredecessorAnswer ──▶ ask: /v1/sessions, /v1/bans
 //! ```
 //!
-//! The end goes along under a name that is no address, so a version that does not know it closes it, and one that offers none is not asked.
+//! The socket is passed under a name that is not an address. A version that does not know it closes it, and a
+//! version that does not offer one is not queried.
 
 use std::{
     io,
@@ -26,9 +27,9 @@ use turnpike_net::Channel;
 
 use crate::{access::Via, peer_requests};
 
-/// Name of the socket among those that go to a new process.
+/// Name of the socket among those passed to a new process.
 pub(crate) const NAME: &str = "predecessor";
-/// For one answer.
+/// Timeout of one answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Serialize, Deserialize)]
@@ -51,10 +52,10 @@ struct PredecessorAnswer {
     answer: Answer,
 }
 
-/// The way to a process that may take this one's place.
+/// Connection to the process that may replace this one.
 pub(crate) struct Successor {
     router: Router,
-    /// This side of the latest offer.
+    /// Our end of the latest socket pair.
     channel: Mutex<Option<Channel>>,
 }
 
@@ -63,14 +64,14 @@ impl Successor {
         Self { router, channel: Mutex::default() }
     }
 
-    /// Makes the socket for the new process. That of an earlier upgrade, which failed, is closed.
+    /// Makes the socket for the new process, and closes that of an earlier failed upgrade.
     pub(crate) fn lend(&self) -> io::Result<OwnedFd> {
         let (here, there) = Channel::pair()?;
         *self.channel.lock().unwrap_or_else(PoisonError::into_inner) = Some(here);
         Ok(there.into())
     }
 
-    /// Answers from now on, until the new process ends. To be called within a runtime.
+    /// Answers from now on, until the new process ends. Must be called within a runtime.
     pub(crate) fn answer(&self) {
         let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(channel) = channel else { return };
@@ -79,7 +80,7 @@ impl Successor {
             while let Ok((PredecessorRequest { id, method, path, body, by }, _)) =
                 channel.receive_value::<PredecessorRequest>()
             {
-                // The new process has judged whether its client may ask this.
+                // The new process has already authorized its client.
                 let via = Via::Node(AdminAccess::Full, by);
                 let answer = runtime.block_on(peer_requests::ask(router.clone(), via, &method, path, body));
                 if channel
@@ -96,7 +97,7 @@ impl Successor {
     }
 }
 
-/// The previous process, asked one question at a time.
+/// The previous process, with one request at a time.
 pub(crate) struct Predecessor(Arc<tokio::sync::Mutex<Option<Link>>>);
 
 struct Link {
@@ -111,10 +112,10 @@ impl Predecessor {
         Ok(Self(Arc::new(tokio::sync::Mutex::new(Some(Link { channel, asked: 0 })))))
     }
 
-    /// Asks for `path`. Returns the answer with the process ID, or `None` if the process has ended.
+    /// Sends a request. Returns the answer with the process ID, or `None` if the process has ended.
     ///
     /// # Errors
-    /// A process that does not answer, in a sentence for people.
+    /// A message if the process does not answer.
     pub(crate) async fn ask(
         &self,
         method: &Method,
@@ -124,7 +125,7 @@ impl Predecessor {
     ) -> Result<Option<(u32, Answer)>, String> {
         let silent = || "the previous process does not answer".to_owned();
         let link = timeout(PATIENCE, Arc::clone(&self.0).lock_owned()).await.map_err(|_| silent())?;
-        // A client that goes away meanwhile leaves no answer behind that the next question would find.
+        // Runs to completion even if the client leaves, so that the next request does not read this answer.
         let asked = PredecessorRequest { id: 0, method: method.to_string(), path, body, by };
         let asking = task::spawn_blocking(move || exchange(link, asked));
         match asking.await {
@@ -145,7 +146,7 @@ fn exchange(
     while answered.is_ok() && Instant::now() < until {
         match channel.receive_value::<PredecessorAnswer>() {
             Ok((answer, _)) if answer.id == id => return Ok(Some((answer.pid, answer.answer))),
-            // To an earlier question, too late.
+            // A late answer to an earlier request.
             Ok(_) => {}
             Err(error) => answered = Err(error),
         }
@@ -154,7 +155,7 @@ fn exchange(
     if error.kind() == io::ErrorKind::TimedOut {
         return Err(error);
     }
-    // It has ended, or is of a version that does not answer.
+    // It has ended, or its version does not answer.
     *link = None;
     Ok(None)
 }

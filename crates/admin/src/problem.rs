@@ -1,4 +1,4 @@
-//! Errors as problem details (RFC 9457): what is wrong, and what to do instead.
+//! Errors as problem details (RFC 9457), with the remedy.
 
 use axum::{
     http::{HeaderValue, StatusCode, header},
@@ -31,7 +31,7 @@ pub struct Problem {
     pub errors: Vec<String>,
 }
 
-/// Media type of such an answer.
+/// Media type of problem details.
 pub(crate) const PROBLEM_JSON: &str = "application/problem+json";
 
 /// Whole seconds (RFC 9110 section 10.2.3).
@@ -40,12 +40,12 @@ pub(crate) const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 /// A kind of problem, for programs.
 pub(crate) struct Code {
     pub(crate) name: &'static str,
-    /// HTTP statuses that it comes with.
+    /// Possible HTTP statuses.
     pub(crate) statuses: &'static [u16],
     pub(crate) meaning: &'static str,
 }
 
-/// All codes by name.
+/// All codes, sorted by name.
 pub(crate) const CODES: [Code; 56] = [
     Code {
         name: "bad_request",
@@ -57,13 +57,13 @@ pub(crate) const CODES: [Code; 56] = [
         statuses: &[413],
         meaning: "The body has more than 4096 bytes, or the method takes none.",
     },
-    Code { name: "busy", statuses: &[503], meaning: "All connections of this listener are at work." },
+    Code { name: "busy", statuses: &[503], meaning: "All connections of this listener are busy." },
     Code {
         name: "draining",
         statuses: &[409, 503],
         meaning: "The program drains: it takes no new clients and does not reload.",
     },
-    Code { name: "failed", statuses: &[500], meaning: "The change failed for a reason that the log has." },
+    Code { name: "failed", statuses: &[500], meaning: "The change failed; the log has the reason." },
     Code { name: "fleet_store_unavailable", statuses: &[503], meaning: "The fleet's store does not answer." },
     Code { name: "foreign_origin", statuses: &[403], meaning: "A page of another origin sent the request." },
     Code {
@@ -128,20 +128,20 @@ pub(crate) const CODES: [Code; 56] = [
     },
     Code { name: "not_json", statuses: &[415], meaning: "The body is not JSON." },
     Code { name: "not_written", statuses: &[500], meaning: "The answer could not be written." },
-    Code { name: "other_realm", statuses: &[403], meaning: "The key is good for another realm." },
+    Code { name: "other_realm", statuses: &[403], meaning: "The key is valid for another realm." },
     Code { name: "predecessor_silent", statuses: &[504], meaning: "The previous process does not answer." },
-    Code { name: "rate_exceeded", statuses: &[429], meaning: "The key asks more often than it may." },
+    Code { name: "rate_exceeded", statuses: &[429], meaning: "The key exceeds its request rate." },
     Code { name: "read_only", statuses: &[403], meaning: "The token may only read." },
     Code {
         name: "realm_configured",
         statuses: &[409],
-        meaning: "The configuration has this limit of the realm, and comes before the store.",
+        meaning: "The configuration has this limit of the realm, and overrides the store.",
     },
     Code { name: "realm_exists", statuses: &[409], meaning: "The store has a realm of this name." },
     Code { name: "realm_not_served", statuses: &[409], meaning: "No realm of this name is served." },
     Code { name: "secret_exists", statuses: &[409], meaning: "The store has this secret." },
     Code { name: "stopping", statuses: &[503], meaning: "The program is about to end." },
-    Code { name: "store_refuses", statuses: &[502], meaning: "The store refuses what it was asked." },
+    Code { name: "store_refuses", statuses: &[502], meaning: "The store refuses the operation." },
     Code { name: "store_unavailable", statuses: &[503], meaning: "The store does not answer." },
     Code { name: "timeout", statuses: &[408], meaning: "The request did not arrive in time." },
     Code {
@@ -149,19 +149,23 @@ pub(crate) const CODES: [Code; 56] = [
         statuses: &[507],
         meaning: "The answer is too long to pass through another node.",
     },
-    Code { name: "too_many_watchers", statuses: &[503], meaning: "Eight subscribers watch already." },
+    Code { name: "too_many_watchers", statuses: &[503], meaning: "There already are eight subscribers." },
     Code {
         name: "unknown_host",
         statuses: &[421],
-        meaning: "The Host header names a server that this one is not.",
+        meaning: "The Host header has the name of another server.",
     },
     Code { name: "unknown_kid", statuses: &[400], meaning: "The realm has no token key of this name." },
     Code { name: "unknown_realm", statuses: &[400], meaning: "The realm is not served." },
-    Code { name: "upgrade", statuses: &[409], meaning: "Another process takes over: repeat the request." },
+    Code {
+        name: "upgrade",
+        statuses: &[409],
+        meaning: "Another process is taking over: repeat the request.",
+    },
     Code {
         name: "user_configured",
         statuses: &[409],
-        meaning: "The configuration defines this user, and comes before the store.",
+        meaning: "The configuration defines this user, and overrides the store.",
     },
     Code { name: "user_exists", statuses: &[409], meaning: "The store has a user of this name." },
     Code {
@@ -182,7 +186,7 @@ impl Code {
 }
 
 impl Problem {
-    /// `code` tells programs which it is, `detail` people.
+    /// `code` is for programs, `detail` for people.
     pub(crate) fn new(status: StatusCode, code: &str, detail: impl Into<String>) -> Self {
         let is_known = |known: &Code| known.name == code && known.statuses.contains(&status.as_u16());
         debug_assert!(CODES.iter().any(is_known), "{code} with {status} is not in CODES");
@@ -200,7 +204,7 @@ impl Problem {
         Self::new(StatusCode::BAD_REQUEST, "bad_request", detail)
     }
 
-    /// A program that ends meanwhile.
+    /// The program ends before it can answer.
     pub(crate) fn stopping() -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the program is about to end")
     }
@@ -225,7 +229,7 @@ impl Problem {
     }
 }
 
-/// Why a request failed, for its audit line.
+/// Reason of a failure, for its audit line.
 #[derive(Clone)]
 pub(crate) struct Reason(pub(crate) String);
 

@@ -1,4 +1,4 @@
-//! Access of the interface to its own program, beyond what any client can ask ([`turnpike_api::Program`]).
+//! Access of the interface to its own program, beyond the public [`turnpike_api::Program`].
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,34 +10,29 @@ use turnpike_relay::{Relay, RelayState, certificates::Certificate};
 
 use crate::accounts::Store;
 
-/// The program that an interface belongs to.
 pub trait Owner: Program {
-    /// Settings of the interface in force.
+    /// Current settings.
     fn settings(&self) -> AdminSettings;
-    /// The TURN server; `None` of a forwarder, and once the server has stopped.
+    /// `None` for a forwarder, and after the server has stopped.
     fn server(&self) -> Option<ServerView>;
 }
 
-/// A TURN server at this moment. The server cannot stop while this exists, so it is dropped before any wait.
+/// The TURN server at this moment. The server cannot stop while this exists, so drop it before any wait.
 pub struct ServerView {
-    /// Its workers.
     pub relay: Arc<Relay>,
-    /// The configuration, with additions of the store.
+    /// Includes settings from the store.
     pub settings: Arc<Settings>,
-    /// The store of users, if there is one.
     pub store: Option<Store>,
-    /// Certificates that clients get.
+    /// Certificates for clients.
     pub certificates: Arc<[Certificate]>,
-    /// Addresses of relayed transport addresses.
     pub addresses: Arc<[RelayState]>,
-    /// I/O path for datagrams.
     pub datapath: Datapath,
     /// Reason for the choice.
     pub datapath_reason: Arc<str>,
 }
 
 impl ServerView {
-    /// Relay addresses with their ports and their state.
+    /// Relay addresses with their ports and state.
     pub(crate) fn relay_ranges(&self) -> Vec<RelayRange> {
         let ports = &self.settings.ports;
         let range = |state: &RelayState| RelayRange {
@@ -52,7 +47,7 @@ impl ServerView {
     }
 }
 
-/// State of a program that was started then, so long ago.
+/// State of a program that was started at `at`.
 pub(crate) fn status_of(program: &dyn Owner, at: Timestamp, uptime: Duration) -> Status {
     let datapath = program.server().map(|server| {
         let kernel = server.relay.kernel().map(|_| "kernel".to_owned());
@@ -74,7 +69,7 @@ pub(crate) fn status_of(program: &dyn Owner, at: Timestamp, uptime: Duration) ->
     }
 }
 
-/// Time as RFC 3339, without fractions.
+/// RFC 3339 without fractions.
 pub(crate) fn seconds(at: Timestamp) -> String {
     Timestamp::from_second(at.as_second()).unwrap_or(at).to_string()
 }

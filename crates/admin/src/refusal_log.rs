@@ -1,4 +1,5 @@
-//! Limits the log lines about refused requests: a client that repeats one fills no disk. All refusals are counted.
+//! Limits the log lines about refused requests, so that a client cannot fill the disk. All refusals are
+//! counted.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -17,14 +18,14 @@ pub(crate) struct RefusalLog {
 
 impl Default for RefusalLog {
     fn default() -> Self {
-        // As many lines as a person reads: five at once of an address, and then one a second.
+        // A readable amount: a burst of five lines per address, then one per second.
         let rates = Rates::new(Rate::new(5, 1000), Rate::new(50, 100), 1024);
         Self { began: Instant::now(), rates: Mutex::new(rates) }
     }
 }
 
 impl RefusalLog {
-    /// Whether one more line may be written about a client that came this way.
+    /// Returns true if one more line about this client may be written.
     pub(crate) fn admits(&self, via: &Via) -> bool {
         let now = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
         let local = IpAddr::from(Ipv4Addr::UNSPECIFIED);

@@ -1,4 +1,5 @@
-//! What can be asked, path by path. Each handler stands in a file of `routes/` with its description for the OpenAPI document.
+//! Routes of the API. Each handler is in a file of `routes/` together with its description for the OpenAPI
+//! document.
 
 mod accounts;
 mod bans;
@@ -51,17 +52,17 @@ pub(crate) use input::whole;
 use input::{PathPart, body, bytes, form, path_part, query};
 use parameters::Parameters;
 
-/// What handlers work on.
+/// State of the handlers.
 #[derive(Clone)]
 pub(crate) struct App {
     program: Arc<dyn Owner>,
     threads: Arc<Threads>,
     live: Arc<Feed>,
-    /// After an upgrade, until it ends.
+    /// After an upgrade, until the previous process ends.
     predecessor: Option<Arc<Predecessor>>,
 }
 
-/// What is answered to applications, behind a guard of its own.
+/// Routes for applications, behind their own access control.
 pub(crate) fn for_applications(program: Arc<dyn Owner>, gate: Gate) -> Router {
     Router::new()
         .route("/", get(credentials::rest).post(credentials::rest))
@@ -74,7 +75,7 @@ pub(crate) fn for_applications(program: Arc<dyn Owner>, gate: Gate) -> Router {
         .layer(middleware::from_fn_with_state(gate, applications::admit))
 }
 
-/// All paths, behind the guard. To be called within a runtime.
+/// All routes, behind access control. Must be called within a runtime.
 pub(crate) fn router(program: Arc<dyn Owner>, changes: Changes, predecessor: Option<Predecessor>) -> Router {
     let app = App {
         program: Arc::clone(&program),
@@ -130,14 +131,13 @@ pub(crate) fn router(program: Arc<dyn Owner>, changes: Changes, predecessor: Opt
         .layer(middleware::from_fn_with_state(access::Guard::new(program, changes), access::admit))
 }
 
-/// Description of the API.
 #[derive(OpenApi)]
 #[openapi(
     info(
         title = "turnpike",
         description = "The admin interface of `turnpike serve` and `turnpike forward`. The Unix socket needs no token. A request has at most \
-                       8 KiB of head and 4 KiB of body. Errors are problem details (RFC 9457). On listeners for applications (`credentials.listen`) `/`, \
-                       `/v1/credentials` and `/livez` alone are answered, and a key of `/v1/keys` takes the place of a token."
+                       8 KiB of head and 4 KiB of body. Errors are problem details (RFC 9457). Listeners for applications (`credentials.listen`) only have `/`, \
+                       `/v1/credentials` and `/livez`, with a key of `/v1/keys` instead of a token."
     ),
     paths(
         credentials::front,
@@ -196,7 +196,7 @@ pub(crate) fn router(program: Arc<dyn Owner>, changes: Changes, predecessor: Opt
 )]
 pub(crate) struct Document;
 
-/// How tokens are sent.
+/// Security scheme for tokens.
 struct Token;
 
 impl Modify for Token {
@@ -210,7 +210,7 @@ impl Modify for Token {
     }
 }
 
-/// The server, not to be kept while waiting.
+/// The server; must not be kept across a wait.
 fn server_of(program: &dyn Owner) -> Result<ServerView, Problem> {
     match program.server() {
         Some(server) => Ok(server),
@@ -220,24 +220,24 @@ fn server_of(program: &dyn Owner) -> Result<ServerView, Problem> {
 }
 
 async fn nothing_here(uri: Uri) -> Problem {
-    let detail = format!("there is nothing at {}: /openapi.json says what there is", uri.path());
+    let detail = format!("there is no path {}: see /openapi.json", uri.path());
     Problem::new(StatusCode::NOT_FOUND, "no_such_path", detail)
 }
 
 async fn nothing_for_applications(method: Method, uri: Uri) -> Problem {
     let detail = format!(
-        "{method} {} is not answered here: POST /v1/credentials is, and GET /?service=turn&username=NAME",
+        "{method} {} is not available here: use POST /v1/credentials or GET /?service=turn&username=NAME",
         uri.path()
     );
     Problem::new(StatusCode::NOT_FOUND, "no_such_path", detail)
 }
 
 async fn not_so(method: Method, uri: Uri) -> Problem {
-    let detail = format!("{} has no {method}: /openapi.json says what it has", uri.path());
+    let detail = format!("{} does not support {method}: see /openapi.json", uri.path());
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "no_such_method", detail)
 }
 
-/// An answer as JSON.
+/// A JSON response.
 struct Json<T>(T);
 
 impl<T: Serialize> IntoResponse for Json<T> {

@@ -1,4 +1,4 @@
-//! What the workers' threads take of their cores, as the kernel counts it: nobody on the data path does.
+//! CPU use of the worker threads, from the kernel's accounting: the data path measures nothing.
 
 use std::{
     collections::HashMap,
@@ -9,26 +9,26 @@ use std::{
 use procfs::process::{Process, Task};
 use tokio::time::sleep;
 
-/// Over so long at the least.
+/// Minimum interval of a measurement.
 const SHORTEST: Duration = Duration::from_millis(200);
-/// What is older says nothing of now.
+/// Older samples are not current enough.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// Keeps what was counted before, so that there is something to compare with.
+/// Keeps the previous sample for comparison.
 #[derive(Debug, Default)]
 pub(crate) struct Threads(Mutex<Option<Sample>>);
 
-/// What a thread took lately, as shares of that time.
+/// Recent CPU use of a thread, as shares of the interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Share {
-    /// It ran.
+    /// Running.
     pub(crate) ran: f64,
-    /// It could have run, and others did.
+    /// Ready to run, but another thread had the core.
     pub(crate) waited: f64,
 }
 
 impl Threads {
-    /// Of each thread, by its name.
+    /// Shares by thread name.
     pub(crate) async fn shares(&self) -> HashMap<String, Share> {
         let usable = |sample: &Sample| (SHORTEST..LONGEST).contains(&sample.at.elapsed());
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).take().filter(usable);
@@ -50,12 +50,12 @@ impl Threads {
 #[derive(Debug)]
 struct Sample {
     at: Instant,
-    /// By name: nanoseconds that it ran, and that it waited for a core.
+    /// Nanoseconds running and waiting for a core, by name.
     threads: HashMap<String, (u64, u64)>,
 }
 
 impl Sample {
-    /// Empty where /proc is not there.
+    /// Empty without /proc.
     fn take() -> Self {
         let tasks = Process::myself().and_then(|process| process.tasks()).into_iter().flatten().flatten();
         let thread = |task: Task| {
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_is_of_the_time_between_and_no_more_than_all_of_it() {
+    fn cpu_share_is_of_the_interval_and_at_most_one() {
         let at = Instant::now();
         let sample = |seconds, ran, waited| Sample {
             at: at + Duration::from_secs(seconds),
@@ -95,11 +95,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn threads_of_this_process_are_found_by_name() {
+    async fn threads_are_found_by_name() {
         let (stop, stopped) = std::sync::mpsc::channel::<()>();
         let (begin, begun) = std::sync::mpsc::channel();
         let named = std::thread::Builder::new().name("relay-77".to_owned());
-        // A thread has its name from when it runs.
+        // A thread sets its name when it starts.
         let run = move || {
             begin.send(()).unwrap();
             let _ = stopped.recv();

@@ -1,5 +1,5 @@
-//! TLS of the admin interface, and of listeners for applications, for whoever comes from another machine: a certificate that is read again
-//! when its files change, and what a client's own certificate is worth.
+//! TLS of the admin interface and of the listeners for applications: a certificate that is reloaded when its
+//! files change, and the rights of client certificates.
 
 use std::{
     fs, io,
@@ -25,7 +25,7 @@ use x509_cert::der::Decode as _;
 
 use crate::access::ClientCertificate;
 
-/// What is wrong with a certificate or an authority; the message names the file.
+/// An unusable certificate or CA; the message includes the file.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {problem}", file.display())]
 pub struct TlsError {
@@ -39,16 +39,16 @@ impl TlsError {
     }
 }
 
-/// One for all listeners of a kind.
+/// Shared by all listeners of a kind.
 pub(crate) struct Tls {
     acceptor: TlsAcceptor,
     shown: Arc<Shown>,
-    /// Judges again those who may do everything; all others that have got in may look.
+    /// Verifier for full access; other verified clients have read access.
     full: Option<Arc<dyn ClientCertVerifier>>,
 }
 
 impl Tls {
-    /// Of the admin interface; `None` where no certificate is configured.
+    /// For the admin interface; `None` without a certificate.
     pub(crate) fn new(settings: &AdminSettings) -> Result<Option<Self>, TlsError> {
         let (Some(cert), Some(key)) = (&settings.tls_cert, &settings.tls_key) else { return Ok(None) };
         let files = CertificateFiles { cert: cert.clone(), key: key.clone() };
@@ -57,12 +57,13 @@ impl Tls {
         Self::with(files, "the admin interface", full, read).map(Some)
     }
 
-    /// For applications, who show no certificate.
+    /// For applications, without client certificates.
     pub(crate) fn for_applications(files: CertificateFiles) -> Result<Self, TlsError> {
         Self::with(files, "the API for credentials", None, None)
     }
 
-    /// `whose` is for log lines; clients of the authorities `full` may do everything, those of `read` may look.
+    /// `whose` is for log lines. Clients of the CAs `full` have full access, those of `read` have read
+    /// access.
     fn with(
         files: CertificateFiles,
         whose: &'static str,
@@ -80,7 +81,7 @@ impl Tls {
         let builder = if all.is_empty() {
             builder.with_no_client_auth()
         } else {
-            // Whoever has none may have a token.
+            // A client without a certificate may have a token.
             builder.with_client_cert_verifier(verifier(all, &provider, cert)?)
         };
         let full = full.map(|roots| verifier(roots, &provider, cert)).transpose()?;
@@ -89,12 +90,12 @@ impl Tls {
         Ok(Self { acceptor: TlsAcceptor::from(Arc::new(config)), shown, full })
     }
 
-    /// The names that its certificate is good for.
+    /// Names in the certificate.
     pub(crate) fn names(&self) -> Vec<String> {
         self.shown.now.read().unwrap_or_else(PoisonError::into_inner).names.clone()
     }
 
-    /// Shakes hands; with the client's certificate, if it has one.
+    /// Performs the handshake; returns the client certificate, if any.
     pub(crate) async fn accept(
         &self,
         stream: TcpStream,
@@ -115,7 +116,7 @@ impl Tls {
     }
 }
 
-/// Subject, serial number and issuer of a certificate: the latter two are unique together (RFC 5280 section 4.1.2.2).
+/// Subject, serial number and issuer; the latter two are unique together (RFC 5280 section 4.1.2.2).
 fn certificate_name(certificate: &CertificateDer<'_>) -> String {
     let Ok(read) = x509_cert::Certificate::from_der(certificate) else { return "without a name".to_owned() };
     let content = read.tbs_certificate();
@@ -127,8 +128,10 @@ fn authorities(file: &Path) -> Result<RootCertStore, TlsError> {
     let mut store = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(&with_markers_on_lines(&pem)) {
         let certificate =
-            certificate.map_err(|error| TlsError::new(file, format!("no valid PEM: {error}")))?;
-        store.add(certificate).map_err(|error| TlsError::new(file, format!("no authority: {error}")))?;
+            certificate.map_err(|error| TlsError::new(file, format!("not valid PEM: {error}")))?;
+        store
+            .add(certificate)
+            .map_err(|error| TlsError::new(file, format!("not a CA certificate: {error}")))?;
     }
     if store.is_empty() {
         return Err(TlsError::new(file, "no certificate in it: PEM with BEGIN CERTIFICATE is expected"));
@@ -147,7 +150,7 @@ fn verifier(
         .map_err(|error| TlsError::new(file, error))
 }
 
-/// The certificate that is shown, and its files.
+/// The current certificate and its files.
 #[derive(Debug)]
 struct Shown {
     files: CertificateFiles,
@@ -160,14 +163,14 @@ struct Now {
     stamp: Stamp,
     key: Arc<CertifiedKey>,
     names: Vec<String>,
-    /// Time of the last attempt to read a pair that could not be used: it may become valid while its files stay.
+    /// Time of the last attempt to read an unusable pair: it may become valid without a change of the files.
     refused: Option<Instant>,
 }
 
-/// Pause between attempts to read a pair that could not be used.
+/// Interval of attempts to read an unusable pair.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// Length, time of the last change of content, owner or mode, and inode of both files.
+/// Length, ctime and inode of both files; ctime covers content, owner and mode.
 type Stamp = [Option<(u64, i64, i64, u64)>; 2];
 
 impl Shown {
@@ -185,8 +188,8 @@ impl Shown {
         Ok(Self { files, whose, now: RwLock::new(Now { stamp, key, names, refused: None }) })
     }
 
-    /// Reads them again if they have changed, or could not be used a while ago. A pair that cannot be used leaves the old one in place; the
-    /// log has it once.
+    /// Reloads the files if they have changed, or were unusable a while ago. If the pair is unusable, the old
+    /// one stays in use, with one log line.
     fn look(&self) {
         let stamp = stamp(&self.files);
         let mut now = self.now.write().unwrap_or_else(PoisonError::into_inner);
@@ -203,12 +206,12 @@ impl Shown {
             Ok(identity) => {
                 warn_of_chain(&self.files, &identity);
                 (now.key, now.names) = (identity.certified_key(), identity.names().to_vec());
-                tracing::info!("the certificate of {} is read again", self.whose);
+                tracing::info!("the certificate of {} was reloaded", self.whose);
             }
             Err(error) => {
                 now.refused = Some(Instant::now());
                 if has_changed {
-                    tracing::error!("the certificate of {} stays what it was: {error}", self.whose);
+                    tracing::error!("the certificate of {} was not reloaded: {error}", self.whose);
                 }
             }
         }
@@ -247,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_renewed_certificate_that_is_not_valid_yet_is_taken_later_though_its_files_stay() {
+    fn not_yet_valid_certificate_is_used_once_valid() {
         let dir = Dir::new();
         let own = Certificate::new(&["admin.example.org"]);
         let files =
@@ -260,7 +263,7 @@ mod tests {
         dir.file("own.key", &renewed.key);
         dir.file("own.pem", &renewed.pem);
         shown.look();
-        assert!(Arc::ptr_eq(&key(), &before), "its time has not come");
+        assert!(Arc::ptr_eq(&key(), &before), "not valid yet");
         let age = |by: Duration| {
             let mut now = shown.now.write().unwrap();
             now.refused = now.refused.and_then(|at| at.checked_sub(by));
@@ -269,14 +272,14 @@ mod tests {
         age(RETRY / 2);
         std::thread::sleep(Duration::from_secs(4));
         shown.look();
-        assert!(Arc::ptr_eq(&key(), &before), "it is not read for each connection");
+        assert!(Arc::ptr_eq(&key(), &before), "not read for each connection");
         age(RETRY);
         shown.look();
         assert!(!Arc::ptr_eq(&key(), &before));
     }
 
     #[test]
-    fn another_mode_of_a_file_is_a_change() {
+    fn changed_file_mode_triggers_a_reload() {
         let dir = Dir::new();
         let files = CertificateFiles { cert: dir.file("own.pem", ""), key: dir.file("own.key", "") };
         let before = stamp(&files);

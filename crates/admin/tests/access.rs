@@ -1,4 +1,4 @@
-//! Who may look, who may change things, and what no honest client sends.
+//! Read access, full access, and requests that no honest client sends.
 
 use crate::prelude::*;
 
@@ -6,7 +6,7 @@ fn bearer(token: &str) -> (String, String) {
     ("Authorization".to_owned(), format!("Bearer {token}"))
 }
 
-/// Looks, or changes the log level, with this token.
+/// Reads, or changes the log level, with this token.
 fn try_out(running: &Running, change: bool, token: Option<&str>) -> Answer {
     let token = token.map(bearer);
     let headers: Vec<(&str, &str)> =
@@ -19,7 +19,7 @@ fn try_out(running: &Running, change: bool, token: Option<&str>) -> Answer {
 }
 
 #[test]
-fn the_unix_socket_may_do_everything_and_loopback_what_is_configured() {
+fn unix_socket_has_full_access_and_loopback_the_configured() {
     let running = Running::server(1);
     assert_eq!(running.ask("PUT", "/v1/log", Some("{\"level\":\"info\"}")).status, 200);
     for (access, look, change) in
@@ -28,7 +28,7 @@ fn the_unix_socket_may_do_everything_and_loopback_what_is_configured() {
         running.program.settings().admin.loopback = access;
         assert_eq!(try_out(&running, false, None).status, look, "{access:?}");
         assert_eq!(try_out(&running, true, None).status, change, "{access:?}");
-        // Whoever looks after the program needs no token.
+        // Health checks need no token.
         for path in ["/livez", "/readyz", "/healthz"] {
             assert_eq!(running.ask_tcp("GET", path, &[]).status, 200, "{access:?} {path}");
         }
@@ -37,7 +37,7 @@ fn the_unix_socket_may_do_everything_and_loopback_what_is_configured() {
 }
 
 #[test]
-fn a_token_is_worth_what_its_list_says() {
+fn token_has_the_access_of_its_list() {
     let running = Running::server(1);
     running.program.settings().admin.loopback = AdminAccess::None;
     for (token, look, change) in [(FULL, 200, 200), (READ, 200, 403)] {
@@ -48,14 +48,14 @@ fn a_token_is_worth_what_its_list_says() {
     let nobody = try_out(&running, false, None);
     assert_eq!(nobody.problem(401), "no_token");
     assert!(nobody.header("www-authenticate").starts_with("Bearer "));
-    // Taken from the configuration in force.
+    // Tokens come from the current configuration.
     running.program.settings().admin.tokens = vec![Secret::new("another-token-of-today")];
     assert_eq!(try_out(&running, true, Some("another-token-of-today")).status, 200);
     assert_eq!(try_out(&running, true, Some(FULL)).problem(401), "wrong_token");
 }
 
 #[test]
-fn a_wrong_token_is_refused_and_counted_even_where_none_is_needed() {
+fn wrong_token_is_refused_even_if_none_is_needed() {
     let running = Running::server(1);
     let counted = || -> u64 {
         let text = running.get("/metrics").body;
@@ -80,7 +80,7 @@ fn a_wrong_token_is_refused_and_counted_even_where_none_is_needed() {
 }
 
 #[test]
-fn a_page_of_another_origin_changes_nothing_and_reads_nothing() {
+fn foreign_origin_can_neither_change_nor_read() {
     let running = Running::server(1);
     running.program.settings().admin.loopback = AdminAccess::Full;
     let own = format!("http://{}", running.tcp[0]);
@@ -107,14 +107,14 @@ fn a_page_of_another_origin_changes_nothing_and_reads_nothing() {
             }
         }
     }
-    // Nor over the socket, should somebody have put a proxy in front of it.
+    // Also over the socket, in case a proxy is in front of it.
     let mut stream = std::os::unix::net::UnixStream::connect(running.dir.path("a.sock")).unwrap();
     let foreign = request("POST", "/v1/reload", "localhost", &[("Origin", "http://evil.example")], None);
     assert_eq!(crate::support::exchange(&mut stream, &foreign).problem(403), "foreign_origin");
 }
 
 #[test]
-fn a_strangers_name_is_refused_over_tcp() {
+fn unknown_host_name_is_refused_over_tcp() {
     let running = Running::server(1);
     let ask = |host: &str| running.say_tcp(&request("GET", "/v1/status", host, &[], None));
     assert_eq!(ask("rebound.example").problem(421), "unknown_host");
@@ -124,7 +124,7 @@ fn a_strangers_name_is_refused_over_tcp() {
 }
 
 #[test]
-fn a_body_is_short_and_json_or_refused() {
+fn long_or_non_json_body_is_refused() {
     let running = Running::server(1);
     let ask = |kind: &str, body: &str| {
         let mut stream = std::os::unix::net::UnixStream::connect(running.dir.path("a.sock")).unwrap();
@@ -150,7 +150,7 @@ fn a_body_is_short_and_json_or_refused() {
 }
 
 #[test]
-fn what_is_not_there_is_said_as_a_problem() {
+fn unknown_paths_and_methods_are_problem_details() {
     let running = Running::server(1);
     for path in ["/v1", "/v2/sessions", "/v1/sessions/", "/v1/sessions/a/b", "/metrics/x"] {
         assert_eq!(running.get(path).problem(404), "no_such_path", "{path}");
@@ -166,7 +166,7 @@ fn what_is_not_there_is_said_as_a_problem() {
 }
 
 #[test]
-fn nobody_keeps_an_answer() {
+fn responses_are_not_cacheable() {
     let running = Running::server(1);
     for path in ["/v1/sessions", "/livez", "/metrics", "/nowhere"] {
         let answer = running.get(path);

@@ -1,4 +1,5 @@
-//! Users, secrets, realms and keys of a store: listed and changed over the interface, and by the same commands where no server runs.
+//! Users, secrets, realms and keys of a store: lists and changes over the interface, and by the same commands
+//! without a server.
 
 use crate::prelude::*;
 use std::io;
@@ -18,17 +19,17 @@ fn add_user(running: &Running, name: &str, password: &str) -> u16 {
 }
 
 #[test]
-fn a_user_counts_at_once_and_is_gone_at_once() {
+fn user_changes_take_effect_immediately() {
     let running = Running::server(1);
     let known = |name: &str| {
-        let store = running.program.store.lock().unwrap().clone().expect("it has one");
+        let store = running.program.store.lock().unwrap().clone().expect("a store");
         store.known("turnpike", name)
     };
     assert_eq!(add_user(&running, "dora", "pw"), 201);
     assert!(matches!(known("dora"), Known::Ask));
     let looked_up = |name: &str| {
         let (sender, receiver) = std::sync::mpsc::channel();
-        let store = running.program.store.lock().unwrap().clone().expect("it has one");
+        let store = running.program.store.lock().unwrap().clone().expect("a store");
         store.look_up("turnpike", name, move |found| sender.send(found).unwrap());
         receiver.recv_timeout(crate::support::SOON).expect("an answer")
     };
@@ -45,7 +46,7 @@ fn a_user_counts_at_once_and_is_gone_at_once() {
 }
 
 #[test]
-fn users_come_in_pages_those_of_the_configuration_first() {
+fn users_are_paged_with_configured_ones_first() {
     let running = Running::server(1);
     let user = |name: &str| User { name: name.to_owned(), secret: UserSecret::Password(Secret::new("pw")) };
     running.program.settings().users = vec![user("zoe"), user("alice")];
@@ -71,7 +72,7 @@ fn users_come_in_pages_those_of_the_configuration_first() {
 }
 
 #[test]
-fn who_may_look_sees_users_and_realms_but_no_secrets_and_changes_nothing() {
+fn read_access_covers_users_and_realms_but_no_secrets() {
     let running = Running::server(1);
     let read = ("Authorization", format!("Bearer {READ}"));
     let full = ("Authorization", format!("Bearer {FULL}"));
@@ -93,7 +94,7 @@ fn who_may_look_sees_users_and_realms_but_no_secrets_and_changes_nothing() {
 }
 
 #[test]
-fn what_nobody_can_be_called_is_refused_and_changes_nothing() {
+fn invalid_names_are_refused_without_a_change() {
     let running = Running::server(1);
     let post = |path: &str, body: Value| running.ask("POST", path, Some(&body.to_string())).problem(400);
     for body in [
@@ -107,7 +108,7 @@ fn what_nobody_can_be_called_is_refused_and_changes_nothing() {
         assert_eq!(post("/v1/users", body.clone()), "bad_request", "{body}");
     }
     assert_eq!(post("/v1/secrets", json!({ "secret": "" })), "bad_request");
-    // A store may pad what it has, and takes such blanks away again.
+    // A store may pad its columns, and such blanks are removed when reading.
     for path in ["/v1/secrets", "/v1/secrets/rotation"] {
         assert_eq!(post(path, json!({ "secret": "north " })), "bad_request");
         assert_eq!(post(path, json!({ "secret": "north", "realm": " blue" })), "bad_request");
@@ -117,9 +118,9 @@ fn what_nobody_can_be_called_is_refused_and_changes_nothing() {
     assert!(!running.dir.path(STATE).exists(), "nothing was written");
 }
 
-/// The configuration wins over the store, so a change there would do nothing.
+/// The configuration overrides the store, so a change there would have no effect.
 #[test]
-fn what_the_configuration_defines_cannot_be_changed_in_the_store() {
+fn configured_items_cannot_be_changed_in_the_store() {
     let running = Running::server(1);
     let alice = User { name: "alice".to_owned(), secret: UserSecret::Password(Secret::new("pw")) };
     let secret = Secret::new("north");
@@ -139,7 +140,7 @@ fn what_the_configuration_defines_cannot_be_changed_in_the_store() {
         assert!(text.starts_with("user \"alice\"") && text.contains("auth.users"), "{text}");
         refused(backend.remove_user("alice", None, false, &mut Vec::new()).expect_err("it is configured"));
         refused(backend.remove_secret(&mark, None, false, &mut Vec::new()).expect_err("it is configured"));
-        // What is in both is removed from the store, with a word on what stays.
+        // An item in both is removed from the store, with a note about the other one.
         let both = NewSecret { secret: "north".to_owned(), realm: None, only_new: false };
         backend.add_secret(both, None, false, &mut Vec::new()).expect("one more");
         let text = shown(|out| backend.remove_secret(&mark, None, false, out));
@@ -153,7 +154,7 @@ fn what_the_configuration_defines_cannot_be_changed_in_the_store() {
 }
 
 #[test]
-fn names_with_any_characters_are_added_and_removed() {
+fn names_with_any_characters_can_be_added_and_removed() {
     let running = Running::server(1);
     assert_eq!(add_user(&running, "a/b c?d%", "pw"), 201);
     let gone = running.ask("DELETE", "/v1/users/a%2Fb%20c%3Fd%25", None).ok();
@@ -161,7 +162,7 @@ fn names_with_any_characters_are_added_and_removed() {
 }
 
 #[test]
-fn without_a_store_there_is_nothing_to_change() {
+fn changes_without_a_store_are_refused() {
     let running = Running::server(1);
     *running.program.store.lock().unwrap() = None;
     let add = running.ask("POST", "/v1/users", Some("{\"name\":\"a\",\"password\":\"pw\"}"));
@@ -172,7 +173,7 @@ fn without_a_store_there_is_nothing_to_change() {
     }
 }
 
-/// Both ways to a store, which must say the same.
+/// Both ways to a store, which must give the same results.
 fn backends(running: &Running) -> [AccountBackend; 2] {
     let client = Client::new(Some(Target::Unix(running.dir.path("a.sock"))), None).unwrap();
     assert!(client.finds_somebody().unwrap());
@@ -190,7 +191,7 @@ fn shown(run: impl FnOnce(&mut Vec<u8>) -> Result<(), CommandError>) -> String {
 }
 
 #[test]
-fn the_commands_say_the_same_of_a_running_server_and_of_its_store() {
+fn commands_give_the_same_output_with_and_without_a_server() {
     let running = Running::server(1);
     let place = running.program.store.lock().unwrap().as_ref().unwrap().name().to_owned();
     for backend in backends(&running) {
@@ -291,7 +292,7 @@ fn the_commands_say_the_same_of_a_running_server_and_of_its_store() {
         let text = shown(|out| backend.add_key(key(), Some(made_up), false, out));
         assert_eq!(text, format!("added key shop ({place})\nkey: tpk_shop.x\n"));
         let error = backend.add_key(key(), None, false, &mut Vec::new()).expect_err("it is taken");
-        assert!(error.to_string().contains("take another name") && !error.is_usage(), "{error}");
+        assert!(error.to_string().contains("choose another name") && !error.is_usage(), "{error}");
         let text = shown(|out| backend.list_keys(Format::Text(None), out));
         assert_eq!(text, "NAME  REALM  MAX TTL  RATE\nshop  all    600      -\n");
         let text = shown(|out| backend.remove_key("shop", false, out));
@@ -320,7 +321,7 @@ fn the_commands_say_the_same_of_a_running_server_and_of_its_store() {
 }
 
 #[test]
-fn a_change_for_a_realm_that_is_not_served_or_limits_that_do_not_count_are_conflicts() {
+fn unserved_realm_and_overridden_limits_are_conflicts() {
     let running = Running::server(1);
     let own = RealmSettings {
         name: "own".to_owned(),
@@ -351,7 +352,7 @@ fn a_change_for_a_realm_that_is_not_served_or_limits_that_do_not_count_are_confl
 }
 
 #[test]
-fn more_than_a_page_of_users_is_listed_page_by_page() {
+fn users_command_lists_more_than_one_page() {
     let dir = Dir::new();
     let user = |number: usize| User {
         name: format!("u{number:04}"),

@@ -1,11 +1,11 @@
-//! Each path answers as the OpenAPI document says, and says what is so.
+//! Each path responds as documented, with correct data.
 
 use crate::prelude::*;
 use jsonschema::Validator;
 
 use crate::support::{certificates_in, examples::Examples};
 
-/// The document as the program itself gives it.
+/// The document as served by the program.
 struct Document(Value);
 
 impl Document {
@@ -13,7 +13,7 @@ impl Document {
         Self(running.get("/openapi.json").ok())
     }
 
-    /// Holds an answer against what the document says of this operation.
+    /// Compares a response with the description of its operation.
     #[track_caller]
     fn check(&self, method: &str, path: &str, answer: &Answer) {
         let operation = &self.0["paths"][path][method.to_ascii_lowercase()];
@@ -34,7 +34,7 @@ impl Document {
         }
     }
 
-    /// Strict: what is not described must not be there.
+    /// Strict: undocumented members are errors.
     fn validator(&self, schema: &Value) -> Validator {
         let mut components = self.0["components"].clone();
         for schema in components["schemas"].as_object_mut().expect("schemas").values_mut() {
@@ -207,13 +207,13 @@ fn every_path_answers_as_described() {
     let described = described.flat_map(|(path, item)| {
         item.as_object().unwrap().keys().map(move |method| format!("{method} {path}"))
     });
-    // It has no end: see `live`.
+    // Endless: see `live`.
     asked.insert("get /v1/live/events".to_owned());
     assert_eq!(described.collect::<BTreeSet<_>>(), asked, "each operation that is described has been tried");
 }
 
 #[test]
-fn what_is_told_is_so() {
+fn responses_match_the_real_state() {
     let running = Running::server(2);
     configured(&running);
     let clients: Vec<_> = (0..6).map(|_| running.allocated()).collect();
@@ -311,7 +311,7 @@ fn what_is_told_is_so() {
 }
 
 #[test]
-fn no_answer_holds_a_secret() {
+fn no_response_contains_a_secret() {
     let running = Running::server(1);
     configured(&running);
     for (path, body) in [
@@ -336,7 +336,7 @@ fn no_answer_holds_a_secret() {
 }
 
 #[test]
-fn certificates_are_told_with_their_names_and_their_end() {
+fn certificates_are_listed_with_names_and_expiry() {
     let running = Running::server(1);
     assert_eq!(running.get("/v1/certificates").ok(), json!({ "certificates": [] }));
     let certificate = Certificate::new(&["turn.example.org", "b.example.org"]);
@@ -352,7 +352,7 @@ fn certificates_are_told_with_their_names_and_their_end() {
 }
 
 #[test]
-fn a_reload_says_what_has_changed_or_why_nothing_has() {
+fn reload_response_lists_changes_or_mistakes() {
     let running = Running::server(1);
     let lines = |text: &str| vec![text.to_owned()];
     *running.program.reload.lock().unwrap() = Ok(Reloaded {
@@ -373,7 +373,7 @@ fn a_reload_says_what_has_changed_or_why_nothing_has() {
 }
 
 #[test]
-fn a_drain_takes_a_deadline_or_leaves_it_to_the_configuration() {
+fn drain_deadline_is_optional() {
     let running = Running::server(1);
     let drain = |body: Option<&str>| running.ask("POST", "/v1/drain", body);
     for (body, left) in [
@@ -406,7 +406,7 @@ fn a_drain_takes_a_deadline_or_leaves_it_to_the_configuration() {
 }
 
 #[test]
-fn a_log_level_changes_to_a_good_one() {
+fn log_level_changes_only_to_a_valid_one() {
     let running = Running::server(1);
     let set = |body: &str| running.ask("PUT", "/v1/log", Some(body));
     assert_eq!(running.get("/v1/log").ok(), json!({ "level": "info" }));
@@ -419,7 +419,7 @@ fn a_log_level_changes_to_a_good_one() {
 }
 
 #[test]
-fn metrics_go_on_with_what_the_interface_counts() {
+fn metrics_include_the_interface_counters() {
     let running = Running::server(1);
     let count = |text: &str, series: &str| -> u64 {
         let line = text.lines().find_map(|line| line.strip_prefix(series));
@@ -448,7 +448,7 @@ fn metrics_go_on_with_what_the_interface_counts() {
 }
 
 #[test]
-fn a_forwarder_has_no_sessions_and_all_the_rest() {
+fn forwarder_has_everything_except_sessions() {
     let running = Running::start(None, |_, _| {});
     for path in [
         "sessions",
@@ -471,7 +471,7 @@ fn a_forwarder_has_no_sessions_and_all_the_rest() {
 }
 
 #[test]
-fn a_server_that_has_ended_is_told_as_such() {
+fn stopped_server_is_reported() {
     let running = Running::server(1);
     running.program.ended.store(true, std::sync::atomic::Ordering::Relaxed);
     for path in ["sessions", "sessions/00000000000000000000000000000000", "users", "workers"] {

@@ -1,8 +1,8 @@
-//! Bounds of the OpenAPI document: the server accepts each of them and refuses the next value.
+//! Bounds in the OpenAPI document: the server accepts each bound and refuses the next value.
 
 use crate::prelude::*;
 
-/// One request with everything else as in the example.
+/// One request that otherwise equals the example.
 struct Case<'a> {
     running: &'a Running,
     method: String,
@@ -17,7 +17,7 @@ impl Case<'_> {
         if let Some(example) = self.example {
             let mut body = example.clone();
             body[self.name] = value.clone();
-            // A ban is of a user or of a client; a token is for a user too.
+            // A ban has a user or a client; a token also needs a user.
             return self.running.ask(&self.method, self.path, Some(&body.to_string()));
         }
         let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
@@ -34,7 +34,7 @@ impl Case<'_> {
     #[track_caller]
     fn takes(&self, value: &Value) {
         let answer = self.ask(value);
-        // Such a user, realm or session need not exist.
+        // The user, realm or session need not exist.
         let is_taken = answer.status < 300 || [404, 409].contains(&answer.status);
         assert!(is_taken, "{} {} with {} = {value}: {answer:?}", self.method, self.path, self.name);
     }
@@ -46,7 +46,7 @@ impl Case<'_> {
         assert_eq!(answer.status, 400, "{what}: {answer:?}");
     }
 
-    /// Tries the bounds of a schema; their number.
+    /// Tests the bounds of a schema; returns their number.
     fn try_bounds(&self, schema: &Value) -> usize {
         let mut tried = 0;
         if let Some(least) = schema["minimum"].as_u64() {
@@ -82,7 +82,7 @@ impl Case<'_> {
         tried
     }
 
-    /// Text of this length that fits in all other ways.
+    /// Valid text of this length.
     fn text(&self, length: usize) -> String {
         match self.name {
             "sha256" => "a".repeat(length),
@@ -94,7 +94,7 @@ impl Case<'_> {
     }
 }
 
-/// A server with realms and a token key whose names are as short and as long as they may be.
+/// A server whose realms and token key have names of minimum and maximum length.
 fn server() -> Running {
     let running = Running::server(1);
     let mut settings = running.program.settings();
@@ -117,22 +117,22 @@ fn server() -> Running {
     running
 }
 
-/// Returns true for parameters that take any value: filters that may match nothing, and values with bounds of their own.
+/// Returns true for parameters that accept any value: filters without a match, and values with other bounds.
 fn needs_no_bounds(method: &str, path: &str, name: &str) -> bool {
     let is_filter = method == "get" && ["user", "realm", "client", "relayed"].contains(&name);
     let is_address = name == "client";
-    // A wrong one is 401, and the tail of a listing is any other page's.
+    // A wrong key is 401, and the end of a cursor is arbitrary.
     let is_opaque = ["key", "api", "cursor"].contains(&name);
     (is_filter && path != "/" && path != "/v1/users" && path != "/v1/secrets") || is_address || is_opaque
 }
 
 #[test]
-fn the_server_accepts_each_bound_and_refuses_the_next_value() {
+fn each_bound_is_accepted_and_the_next_value_refused() {
     let document = server().get("/openapi.json").ok();
     let mut tried = 0;
     for (path, item) in document["paths"].as_object().unwrap() {
         for (method, operation) in item.as_object().unwrap() {
-            // Bans, users and secrets of one operation are not in the way of another.
+            // A new server, so that operations do not affect each other.
             let running = server();
             let case = |name, example| Case {
                 running: &running,

@@ -1,4 +1,4 @@
-//! Changes that have begun run to their end, and each of them is in the audit log.
+//! Changes run to completion, and each is in the audit log.
 
 use crate::prelude::*;
 use std::{io::Write as _, os::unix::net::UnixStream, thread};
@@ -9,7 +9,7 @@ fn user(name: &str) -> String {
     json!({ "name": name, "password": "pw" }).to_string()
 }
 
-/// Names of the store's users that begin with this.
+/// The store's users with this prefix.
 fn users(running: &Running, prefix: &str) -> BTreeSet<String> {
     let page = running.get("/v1/users?limit=1000").ok();
     let names =
@@ -18,14 +18,14 @@ fn users(running: &Running, prefix: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn a_change_whose_client_leaves_at_once_is_audited_and_announced() {
+fn change_of_a_departed_client_is_audited_and_announced() {
     log::keep();
     let running = Running::server(1);
     let bearer = format!("Bearer {FULL}");
     let names: BTreeSet<String> = (0..30).map(|number| format!("leaver-{number:02}")).collect();
     for (number, name) in names.iter().enumerate() {
         let body = user(name);
-        // From no time at all to some.
+        // From zero up.
         let pause = Duration::from_micros(100 * (number as u64 / 2 % 6));
         if number % 2 == 0 {
             let mut stream = UnixStream::connect(running.dir.path("a.sock")).unwrap();
@@ -48,7 +48,7 @@ fn a_change_whose_client_leaves_at_once_is_audited_and_announced() {
 }
 
 #[test]
-fn in_a_burst_every_client_is_answered_and_every_change_is_audited() {
+fn burst_of_changes_is_answered_and_audited() {
     log::keep();
     let running = Running::server(1);
     let host = running.tcp[0].to_string();
@@ -83,7 +83,7 @@ fn in_a_burst_every_client_is_answered_and_every_change_is_audited() {
 }
 
 #[test]
-fn the_audit_log_names_the_token_and_has_refused_changes_and_wrong_tokens() {
+fn audit_log_has_tokens_and_refused_changes() {
     log::keep();
     let running = Running::server(1);
     let change = |token: &str, level: &str| {
@@ -109,14 +109,14 @@ fn the_audit_log_names_the_token_and_has_refused_changes_and_wrong_tokens() {
     assert_eq!(running.ask_tcp("GET", "/v1/secrets", &reader).status, 403);
     let secrets = || log::lines_with(&["turnpike::audit", "admin request refused", "GET /v1/secrets"]);
     eventually("a line", || secrets().len() == 1 && secrets()[0].contains("read_only"));
-    // Repeating it fills no disk.
+    // Repeated refusals are not all logged.
     for _ in 0..40 {
         change(READ, "info");
     }
     assert!(refused("read_only").len() < 30, "{:?}", refused("read_only"));
 }
 
-/// Eight clients at once: how many were the first, and how many found that they were not.
+/// Eight concurrent clients: the number of successes, and of conflicts.
 fn race(running: &Running, path: &str, body: impl Fn(usize) -> serde_json::Value) -> (usize, usize) {
     let statuses: Vec<u16> = thread::scope(|scope| {
         let ask = |number: usize| {
@@ -131,7 +131,7 @@ fn race(running: &Running, path: &str, body: impl Fn(usize) -> serde_json::Value
 }
 
 #[test]
-fn of_clients_that_add_one_name_at_once_exactly_one_does() {
+fn exactly_one_of_concurrent_clients_adds_a_name() {
     let running = Running::server(1);
     // `races` of the stores has more rounds.
     for round in 0..20 {
@@ -149,7 +149,7 @@ fn of_clients_that_add_one_name_at_once_exactly_one_does() {
 }
 
 #[test]
-fn after_rotations_at_once_one_secret_signs_and_all_others_have_an_end() {
+fn concurrent_rotations_leave_one_signing_secret() {
     let running = Running::server(1);
     for _ in 0..20 {
         thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! What the commands ask over the Unix socket, and how they show it.
+//! Requests of the commands over the Unix socket, and their output.
 
 use crate::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +16,7 @@ fn shown(run: impl FnOnce(&mut Vec<u8>) -> Result<(), CommandError>) -> String {
 }
 
 #[test]
-fn sessions_are_a_table_for_people_and_an_array_for_programs() {
+fn sessions_are_shown_as_a_table_or_json_array() {
     let running = Running::server(2);
     let client = client(&running);
     let list = |wanted: Sessions, format| shown(|out| commands::list_sessions(&client, wanted, format, out));
@@ -53,7 +53,7 @@ fn sessions_are_a_table_for_people_and_an_array_for_programs() {
 }
 
 #[test]
-fn more_than_a_page_of_sessions_is_asked_for_page_by_page() {
+fn sessions_command_requests_all_pages() {
     let limit = turnpike_net::rlimit::raise_open_files(8192);
     assert!(limit >= 4096, "two descriptors a session are needed, and ulimit -n is {limit}");
     let running = Running::server(1);
@@ -65,7 +65,7 @@ fn more_than_a_page_of_sessions_is_asked_for_page_by_page() {
 }
 
 #[test]
-fn a_session_is_shown_and_ended_by_its_name() {
+fn session_is_shown_and_ended_by_its_id() {
     let running = Running::server(1);
     let client = client(&running);
     let (socket, relayed) = running.allocated();
@@ -89,7 +89,7 @@ fn a_session_is_shown_and_ended_by_its_name() {
 }
 
 #[test]
-fn a_reload_says_each_change_and_each_mistake_on_a_line() {
+fn reload_prints_one_line_per_change_or_mistake() {
     let running = Running::server(1);
     let client = client(&running);
     let reload = |json| shown(|out| commands::reload(&client, json, out));
@@ -112,7 +112,7 @@ fn a_reload_says_each_change_and_each_mistake_on_a_line() {
 }
 
 #[test]
-fn a_drain_says_what_is_left() {
+fn drain_prints_the_remaining_sessions() {
     let running = Running::server(1);
     let client = client(&running);
     let text = shown(|out| commands::drain(&client, Some(9), false, out));
@@ -122,7 +122,7 @@ fn a_drain_says_what_is_left() {
 }
 
 #[test]
-fn on_loopback_a_token_of_a_file_opens_what_it_is_worth() {
+fn token_file_grants_its_access_on_loopback() {
     let running = Running::server(1);
     let dir = Dir::new();
     let at = |token: Option<&str>| {
@@ -132,14 +132,14 @@ fn on_loopback_a_token_of_a_file_opens_what_it_is_worth() {
     let reload =
         |client: Client| commands::reload(&client, false, &mut Vec::new()).map_err(|error| error.to_string());
     assert_eq!(reload(at(Some(FULL))), Ok(()));
-    assert!(reload(at(Some(READ))).expect_err("it may look").contains("this token may look"));
+    assert!(reload(at(Some(READ))).expect_err("it may look").contains("this token is read-only"));
     assert!(reload(at(None)).expect_err("it may look").contains("changes need a token"));
     let missing = Client::new(None, Some(&dir.path("nowhere"))).err().expect("no such file").to_string();
     assert!(missing.contains("nowhere"), "{missing}");
 }
 
 #[test]
-fn by_tls_a_server_is_asked_that_has_the_right_certificate() {
+fn tls_client_verifies_the_server_certificate() {
     let own = Certificate::new(&["localhost"]);
     let running = Running::start(Some(1), |settings, dir| {
         settings.listen = vec![AdminAddress::Tcp(([0, 0, 0, 0], 0).into())];
@@ -166,7 +166,7 @@ fn by_tls_a_server_is_asked_that_has_the_right_certificate() {
 }
 
 #[test]
-fn top_prints_lines_of_json_or_once_what_there_is() {
+fn top_prints_json_lines_or_one_screen() {
     let running = Running::server(2);
     let _clients: Vec<_> = (0..3).map(|_| running.allocated()).collect();
     let options = |once, json| top::Options {
@@ -183,7 +183,7 @@ fn top_prints_lines_of_json_or_once_what_there_is() {
     let line = shown(|out| top::run(client(&running), &options(true, true), out, || false));
     assert_eq!(line.lines().count(), 1);
     assert_eq!(serde_json::from_str::<Value>(&line).unwrap()["status"]["job"], "serve");
-    // Until somebody says that it is enough.
+    // Until `enough` returns true.
     let asked = AtomicUsize::new(0);
     let enough = || asked.fetch_add(1, Ordering::Relaxed) > 20;
     let lines = shown(|out| top::run(client(&running), &options(false, true), out, enough));
@@ -196,7 +196,7 @@ fn top_prints_lines_of_json_or_once_what_there_is() {
 }
 
 #[test]
-fn where_nobody_answers_it_is_said_where_it_was_looked_for_and_what_to_do() {
+fn connection_errors_list_the_tried_addresses_and_remedy() {
     let dir = Dir::new();
     let asked = |path: std::path::PathBuf| {
         let client = Client::new(Some(Target::Unix(path)), None).unwrap();
@@ -206,14 +206,14 @@ fn where_nobody_answers_it_is_said_where_it_was_looked_for_and_what_to_do() {
     assert!(nobody.contains("none.sock") && nobody.contains("--admin"), "{nobody}");
     drop(std::os::unix::net::UnixListener::bind(dir.path("dead.sock")).unwrap());
     assert!(asked(dir.path("dead.sock")).contains("no running turnpike serve"));
-    // Root may connect to any.
+    // Root may connect to any socket.
     let others = std::os::unix::net::UnixListener::bind(dir.path("others.sock")).unwrap();
     fs::set_permissions(dir.path("others.sock"), fs::Permissions::from_mode(0o000)).unwrap();
     if std::os::unix::net::UnixStream::connect(dir.path("others.sock")).is_err() {
-        assert!(asked(dir.path("others.sock")).contains("another user's"));
+        assert!(asked(dir.path("others.sock")).contains("another user"));
     }
     drop(others);
-    // Somebody else's program.
+    // Another program.
     let strange = std::os::unix::net::UnixListener::bind(dir.path("strange.sock")).unwrap();
     let answering = std::thread::spawn(move || {
         use std::io::{Read, Write};
@@ -226,12 +226,12 @@ fn where_nobody_answers_it_is_said_where_it_was_looked_for_and_what_to_do() {
         }
         stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi").unwrap();
     });
-    assert!(asked(dir.path("strange.sock")).contains("cannot be understood"));
+    assert!(asked(dir.path("strange.sock")).contains("unexpected answer of"));
     answering.join().unwrap();
 }
 
 #[test]
-fn narrow_terminals_break_no_address() {
+fn narrow_terminals_do_not_break_addresses() {
     let running = Running::server(1);
     let client = client(&running);
     let (socket, relayed) = running.allocated();

@@ -1,4 +1,4 @@
-//! What applications get, who gets nothing and is told why, and what a page of whose origin may read.
+//! Credentials for applications: responses, refusals with their reason, and access for web pages by origin.
 
 use crate::prelude::*;
 
@@ -8,7 +8,7 @@ use turnpike_turn::access_token::AccessToken;
 
 const SECRET: &str = "north";
 
-/// A server with a secret in its configuration, and another realm with one of its own.
+/// A server with a secret in its configuration, and another realm with its own.
 fn running() -> Running {
     let running = Running::server(1);
     let mut settings = running.program.settings();
@@ -33,31 +33,31 @@ fn bearer(key: &str) -> String {
     format!("Bearer {key}")
 }
 
-/// Asks for a credential with a key.
+/// Requests a credential with a key.
 fn ask(running: &Running, key: &str, body: &Value) -> Answer {
     let authorization = bearer(key);
     let headers = [("Authorization", authorization.as_str())];
     running.apply("POST", "/v1/credentials", &headers, Some(&body.to_string()))
 }
 
-/// Whether a password is the one of this username, by this secret.
+/// Returns true if the password matches the username and secret.
 fn fits(username: &str, password: &Value, secret: &str) -> bool {
     restapi_credentials::password(&Secret::new(secret), username).reveal() == password
 }
 
-/// The time and the id of a username.
+/// Time and id of a username.
 fn parts(username: &str) -> (u64, &str) {
     restapi_credentials::parse(username).unwrap_or_else(|| panic!("{username} has no time"))
 }
 
 fn uris(running: &Running) -> Value {
-    // The double's relay address, as peers see it.
+    // The stub's external relay address.
     let port = running.relay().listeners().udp[0].port();
     json!([format!("turn:192.0.2.1:{port}?transport=udp")])
 }
 
 #[test]
-fn an_application_gets_what_a_browser_takes() {
+fn application_gets_an_rtc_configuration() {
     let running = running();
     let key = running.key("shop", json!({}));
     let told = ask(&running, &key, &json!({ "user": "alice", "ttl": 600 })).ok();
@@ -93,7 +93,7 @@ fn an_application_gets_what_a_browser_takes() {
 }
 
 #[test]
-fn the_same_is_had_as_the_draft_has_it_by_get_and_by_post() {
+fn rest_api_draft_works_with_get_and_post() {
     let running = running();
     let key = running.key("shop", json!({}));
     let form = "application/x-www-form-urlencoded";
@@ -108,7 +108,7 @@ fn the_same_is_had_as_the_draft_has_it_by_get_and_by_post() {
             vec![("Content-Type", form.to_owned())],
             Some(format!("service=turn&username=alice&key={key}")),
         ),
-        // As Janus asks: the same in the URI and in the body.
+        // As Janus does: the same parameters in the URI and the body.
         ("POST", both.clone(), vec![("Content-Type", form.to_owned())], Some(both[2..].to_owned())),
     ] {
         let headers: Vec<(&str, &str)> =
@@ -150,7 +150,7 @@ fn the_same_is_had_as_the_draft_has_it_by_get_and_by_post() {
 }
 
 #[test]
-fn a_token_is_made_with_a_key_of_the_configuration_and_lives_no_longer_than_that_allows() {
+fn token_lifetime_is_limited_by_its_key() {
     let running = running();
     let key = running.key("shop", json!({}));
     let told = ask(&running, &key, &json!({ "kid": "east", "user": "alice" })).ok();
@@ -171,7 +171,7 @@ fn a_token_is_made_with_a_key_of_the_configuration_and_lives_no_longer_than_that
 }
 
 #[test]
-fn what_is_wrong_with_a_request_is_said() {
+fn wrong_credential_request_is_explained() {
     let running = running();
     let key = running.key("shop", json!({}));
     let code = |status: u16, body: &str| {
@@ -225,7 +225,7 @@ fn what_is_wrong_with_a_request_is_said() {
 }
 
 #[test]
-fn a_realm_without_a_secret_says_how_to_get_one() {
+fn realm_without_a_secret_is_refused_with_the_remedy() {
     let running = Running::server(1);
     let key = running.key("shop", json!({}));
     let answer = ask(&running, &key, &json!({}));
@@ -236,7 +236,7 @@ fn a_realm_without_a_secret_says_how_to_get_one() {
 }
 
 #[test]
-fn who_has_no_key_or_a_wrong_one_gets_nothing() {
+fn missing_or_wrong_key_is_refused() {
     let running = running();
     let key = running.key("shop", json!({}));
     for (path, method) in [("/v1/credentials", "POST"), ("/?service=turn", "GET"), ("/", "POST")] {
@@ -260,7 +260,7 @@ fn who_has_no_key_or_a_wrong_one_gets_nothing() {
         let answer = running.apply("POST", "/v1/credentials", &[("Authorization", malformed)], Some("{}"));
         assert_eq!(answer.problem(400), "bad_request", "{malformed}");
     }
-    // A token of the admin interface is no key, nor is a key one of its tokens.
+    // A token of the admin interface is not a key, and a key is not a token.
     assert_eq!(ask(&running, crate::support::FULL, &json!({})).problem(401), "wrong_key");
     let authorization = bearer(&key);
     let status = running.ask_tcp("GET", "/v1/status", &[("Authorization", &authorization)]);
@@ -270,7 +270,7 @@ fn who_has_no_key_or_a_wrong_one_gets_nothing() {
     assert_eq!(ask(&running, &key, &json!({})).problem(401), "wrong_key", "it is gone at once");
 }
 
-/// What the admin interface has counted.
+/// Refusals counted by the admin interface.
 fn refused(running: &Running, reason: &str) -> u64 {
     let text = running.get("/metrics").body;
     let series = format!("turnpike_credentials_api_refused_total{{reason=\"{reason}\"}} ");
@@ -279,7 +279,7 @@ fn refused(running: &Running, reason: &str) -> u64 {
 }
 
 #[test]
-fn a_key_that_asks_too_often_is_told_when_to_come_again_and_others_are_not() {
+fn rate_limited_key_gets_retry_after_and_others_are_served() {
     let running = running();
     let (slow, fast) = (running.key("slow", json!({ "rate": 1 })), running.key("fast", json!({})));
     let before = refused(&running, "rate");
@@ -289,14 +289,14 @@ fn a_key_that_asks_too_often_is_told_when_to_come_again_and_others_are_not() {
     assert_eq!(answer.header("retry-after"), "1");
     assert!(refused(&running, "rate") > before);
     assert_eq!(ask(&running, &fast, &json!({})).status, 200);
-    // What is refused for another reason has been asked too.
+    // Requests that are refused for another reason count too.
     running.program.settings().credentials.rate = 1;
     let answers = (0..100).map(|_| ask(&running, &fast, &json!({ "ttl": 0 })).status);
     assert!(answers.into_iter().any(|status| status == 429));
 }
 
 #[test]
-fn a_key_is_kept_to_its_realm_and_its_ttl() {
+fn key_is_limited_to_its_realm_and_ttl() {
     let running = running();
     let key = running.key("bound", json!({ "realm": "tenant.example", "max_ttl": 60 }));
     let told = ask(&running, &key, &json!({ "user": "alice" })).ok();
@@ -316,7 +316,7 @@ fn a_key_is_kept_to_its_realm_and_its_ttl() {
 }
 
 #[test]
-fn a_page_of_a_listed_origin_may_ask_and_read_and_another_may_not() {
+fn only_listed_origins_may_request_credentials() {
     let running = running();
     let key = running.key("page", json!({}));
     running.program.settings().credentials.origins = vec!["https://app.example.org".to_owned()];
@@ -344,7 +344,7 @@ fn a_page_of_a_listed_origin_may_ask_and_read_and_another_may_not() {
     assert_eq!(answer.header("access-control-allow-origin"), listed);
     assert_eq!(answer.header("vary"), "Origin");
     assert_eq!(answer.header("cache-control"), "no-store");
-    // It reads refusals, too.
+    // The page may also read refusals.
     let refused = running.apply("POST", "/v1/credentials", &[("Origin", listed)], Some("{}"));
     assert_eq!(refused.problem(401), "no_key");
     assert_eq!(refused.header("access-control-allow-origin"), listed);
@@ -365,14 +365,14 @@ fn a_page_of_a_listed_origin_may_ask_and_read_and_another_may_not() {
     let headers = [("Authorization", authorization.as_str()), ("Sec-Fetch-Site", "cross-site")];
     let silent = running.apply("GET", "/?service=turn", &headers, None);
     assert_eq!(silent.problem(403), "foreign_origin");
-    // A page of ours, and programs that are no browsers.
+    // Our own page, and programs that are not browsers.
     let own = format!("http://{}", running.applications[0]);
     assert_eq!(from(&own).status, 200);
     assert_eq!(ask(&running, &key, &json!({})).status, 200);
 }
 
 #[test]
-fn a_strangers_name_for_this_machine_is_refused() {
+fn unknown_host_name_is_refused_for_applications() {
     let running = running();
     let key = running.key("shop", json!({}));
     let at = running.applications[0];
@@ -394,7 +394,7 @@ fn a_strangers_name_for_this_machine_is_refused() {
 }
 
 #[test]
-fn beyond_loopback_it_is_served_by_tls_under_the_names_of_its_certificate() {
+fn non_loopback_applications_use_tls_and_certificate_names() {
     let own = Certificate::new(&["api.example.org", "*.wild.example"]);
     let running = Running::configured(Some(1), |settings, dir| {
         settings.credentials.listen = vec![(Ipv4Addr::UNSPECIFIED, 0).into()];
@@ -422,7 +422,7 @@ fn beyond_loopback_it_is_served_by_tls_under_the_names_of_its_certificate() {
 }
 
 #[test]
-fn whoever_may_do_everything_on_the_admin_interface_needs_no_key_and_who_may_look_gets_none() {
+fn only_full_access_issues_credentials_without_a_key() {
     let running = running();
     let rest = "/?service=turn&username=alice";
     let told = running.ask("POST", "/v1/credentials", Some("{\"user\":\"alice\"}")).ok();
@@ -443,7 +443,7 @@ fn whoever_may_do_everything_on_the_admin_interface_needs_no_key_and_who_may_loo
 }
 
 #[test]
-fn keys_are_listed_without_themselves_and_no_name_is_taken_twice() {
+fn keys_are_listed_without_secrets_and_names_are_unique() {
     let running = running();
     let key = running.key("shop", json!({ "realm": "tenant.example", "max_ttl": 600, "rate": 5 }));
     running.key("bare", json!({}));
@@ -483,7 +483,7 @@ fn keys_are_listed_without_themselves_and_no_name_is_taken_twice() {
 }
 
 #[test]
-fn a_rotation_has_another_secret_sign_at_once_and_tells_until_when_the_others_count() {
+fn rotation_changes_the_signing_secret_immediately() {
     let running = running();
     let key = running.key("shop", json!({}));
     let signs = |secret: &str| {
@@ -515,13 +515,13 @@ fn a_rotation_has_another_secret_sign_at_once_and_tells_until_when_the_others_co
     let old = of(&first["fingerprint"]);
     assert_eq!((&old["signs"], &old["until"]), (&json!(false), &second["until"]));
     assert_eq!(listed["secrets"].as_array().unwrap().iter().filter(|one| one["signs"] == true).count(), 2);
-    // A secret that is cut off counts no more, and is no longer listed.
+    // A secret that is cut off is no longer accepted or listed.
     let third = rotate(json!({ "secret": "third", "overlap_s": 0 })).ok();
     assert!(third["until"].is_string() && signs("third"), "{third}");
     let listed = running.get("/v1/secrets").ok();
     let all = listed["secrets"].as_array().unwrap();
     assert!(all.iter().all(|one| one["fingerprint"] != second["fingerprint"]), "{listed}");
-    // As long as credentials may live, and then some, if nobody says.
+    // The default is the maximum lifetime of credentials and a margin.
     let made_up = rotate(json!({}));
     assert!(!made_up.body.contains("secret\""), "{made_up:?}");
     let until: jiff::Timestamp = made_up.ok()["until"].as_str().unwrap().parse().unwrap();
@@ -539,7 +539,7 @@ fn a_rotation_has_another_secret_sign_at_once_and_tells_until_when_the_others_co
 }
 
 #[test]
-fn nothing_is_made_while_the_server_drains_or_has_ended() {
+fn no_credentials_while_draining_or_stopped() {
     use std::sync::atomic::Ordering::Relaxed;
     let running = running();
     let key = running.key("shop", json!({}));
@@ -552,7 +552,7 @@ fn nothing_is_made_while_the_server_drains_or_has_ended() {
 }
 
 #[test]
-fn what_is_made_and_refused_is_counted() {
+fn issued_and_refused_credentials_are_counted() {
     let running = running();
     let key = running.key("shop", json!({}));
     let issued = |kind: &str| -> u64 {

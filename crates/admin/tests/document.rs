@@ -1,13 +1,14 @@
-//! The OpenAPI document that is committed is the one that the program gives.
+//! The committed OpenAPI document equals the one served by the program.
 
 use crate::prelude::*;
 use std::path::Path;
 
-/// The published file. `TURNPIKE_TEST_GOLDEN=write cargo test -p turnpike-admin --test admin document::` rewrites it.
+/// The published file. `TURNPIKE_TEST_GOLDEN=write cargo test -p turnpike-admin --test admin document::`
+/// rewrites it.
 const COMMITTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
 
 #[test]
-fn the_committed_document_is_the_one_that_the_program_gives() {
+fn committed_document_matches_the_program() {
     let running = Running::start(None, |_, _| {});
     let given = running.get("/openapi.json").ok();
     let text = serde_json::to_string_pretty(&given).unwrap() + "\n";
@@ -22,9 +23,9 @@ fn the_committed_document_is_the_one_that_the_program_gives() {
     assert_eq!(given["openapi"], "3.1.0");
 }
 
-/// Somebody who tries an operation begins with its example.
+/// Users who try an operation start with its example.
 #[test]
-fn each_request_body_has_an_example_that_the_server_takes() {
+fn each_request_body_has_a_working_example() {
     let running = Running::server(1);
     let document = running.get("/openapi.json").ok();
     let mut tried = 0;
@@ -38,7 +39,7 @@ fn each_request_body_has_an_example_that_the_server_takes() {
             let example = &document.pointer(place.trim_start_matches('#')).unwrap()["example"];
             assert!(example.is_object(), "{method} {path}: {place} has no example");
             let answer = running.ask(&method.to_uppercase(), path, Some(&example.to_string()));
-            // There may be no secret or listener yet to make a credential with.
+            // There may be no secret or listener yet to issue a credential.
             let is_taken = answer.status < 300 || (path == "/v1/credentials" && answer.status == 409);
             assert!(is_taken, "{method} {path} with {example}: {answer:?}");
             tried += 1;
@@ -47,7 +48,7 @@ fn each_request_body_has_an_example_that_the_server_takes() {
     assert_eq!(tried, 9, "of all operations with a body");
 }
 
-/// Fails unless the example is there and fits its schema.
+/// Fails unless the example exists and matches its schema.
 fn check_example(document: &Value, name: &str, schema: &Value, example: &Value) {
     assert!(!example.is_null(), "{name} has no example");
     let mut whole = schema.clone();
@@ -58,7 +59,7 @@ fn check_example(document: &Value, name: &str, schema: &Value, example: &Value) 
 }
 
 #[test]
-fn each_body_has_an_example_that_fits_its_schema() {
+fn each_body_has_an_example_that_matches_its_schema() {
     let document = Running::start(None, |_, _| {}).get("/openapi.json").ok();
     let resolved = |value: &Value| match value["$ref"].as_str() {
         Some(place) => document.pointer(place.trim_start_matches('#')).expect("it is there").clone(),
@@ -93,9 +94,9 @@ fn each_body_has_an_example_that_fits_its_schema() {
     assert!(checked > 400, "{checked}");
 }
 
-/// Programs that are made of the document call their functions so.
+/// Generated clients use these names for their functions.
 #[test]
-fn each_operation_has_a_name_of_its_own() {
+fn operation_names_are_unique() {
     let running = Running::start(None, |_, _| {});
     let given = running.get("/openapi.json").ok();
     let paths = given["paths"].as_object().unwrap().values();

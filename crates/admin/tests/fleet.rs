@@ -1,4 +1,4 @@
-//! Several servers as one: asked at any of them, without a store between them.
+//! Several servers of a fleet: requests to any of them, without a store between them.
 
 use crate::prelude::*;
 
@@ -11,7 +11,7 @@ fn three() -> (Together, [Running; 3]) {
 }
 
 #[test]
-fn sessions_of_all_nodes_are_listed_once_each_whatever_the_length_of_a_page() {
+fn sessions_of_all_nodes_are_listed_exactly_once() {
     let (_, nodes) = three();
     let mut clients = Vec::new();
     let mut wanted = BTreeMap::new();
@@ -46,7 +46,7 @@ fn sessions_of_all_nodes_are_listed_once_each_whatever_the_length_of_a_page() {
 }
 
 #[test]
-fn a_node_that_does_not_answer_is_named_and_the_others_are_listed() {
+fn silent_node_is_named_and_the_others_are_listed() {
     let (together, nodes) = three();
     let _client = nodes[2].allocated();
     together.silence("b");
@@ -56,20 +56,20 @@ fn a_node_that_does_not_answer_is_named_and_the_others_are_listed() {
     assert!(silent.starts_with("b: "), "{silent}");
     let nobody = nodes[0].get(&format!("/v1/sessions/{}", "0".repeat(32)));
     assert_eq!(nobody.problem(404), "no_such_session");
-    assert!(nobody.body.contains("nodes that do not: 1"), "{nobody:?}");
+    assert!(nobody.body.contains("nodes without an answer: 1"), "{nobody:?}");
     assert_eq!(nodes[0].get("/v1/fleet/nodes/b/v1/status").problem(504), "node_silent");
     assert_eq!(nodes[0].get("/v1/fleet/nodes/x/v1/status").problem(404), "no_such_node");
 }
 
 #[test]
-fn an_answer_of_another_node_is_as_that_node_gives_it_itself() {
+fn forwarded_response_equals_the_nodes_own() {
     let (_, nodes) = three();
     let config = nodes[0].get("/v1/fleet/nodes/b/v1/config");
     assert_eq!((config.status, config.header("content-type")), (200, "application/toml"));
     assert_eq!(config.body, nodes[1].get("/v1/config").body);
     let problem = nodes[0].get("/v1/fleet/nodes/b/v1/sessions?limit=0").problem(400);
     assert_eq!(problem, nodes[1].get("/v1/sessions?limit=0").problem(400));
-    // A stream has no end, and another node's answer has.
+    // A stream is endless, but responses of another node are not.
     assert_eq!(nodes[0].get("/v1/fleet/nodes/b/v1/live/events").problem(404), "no_events");
 }
 
@@ -82,7 +82,7 @@ fn a_relayed_refusal_keeps_the_headers_of_its_status() {
 }
 
 #[test]
-fn of_another_node_sessions_can_be_ended_and_nothing_else_can_be_removed() {
+fn only_sessions_can_be_deleted_through_another_node() {
     let (_, nodes) = three();
     let user = "{\"name\":\"alice\",\"password\":\"pw\"}";
     assert_eq!(nodes[1].ask("POST", "/v1/users", Some(user)).status, 201);
@@ -98,7 +98,7 @@ fn session_of(node: &Running) -> String {
 }
 
 #[test]
-fn a_session_is_found_and_ended_on_whichever_node_it_is() {
+fn session_is_found_and_ended_on_any_node() {
     let (_, nodes) = three();
     let _client = nodes[2].allocated();
     let path = format!("/v1/sessions/{}", session_of(&nodes[2]));
@@ -111,7 +111,7 @@ fn a_session_is_found_and_ended_on_whichever_node_it_is() {
 }
 
 #[test]
-fn whoever_may_look_here_may_look_there_and_no_more() {
+fn forwarded_requests_keep_the_clients_access() {
     let (_, nodes) = three();
     let _client = nodes[1].allocated();
     let path = format!("/v1/fleet/nodes/b/v1/sessions/{}", session_of(&nodes[1]));
@@ -121,7 +121,7 @@ fn whoever_may_look_here_may_look_there_and_no_more() {
     };
     assert_eq!(ask("GET", &path, READ).status, 200);
     assert_eq!(ask("DELETE", &path, READ).problem(403), "read_only");
-    // What is private there is so for whoever may look here.
+    // Requests that need full access there also need it here.
     let secrets = "/v1/fleet/nodes/b/v1/secrets";
     assert_eq!(ask("GET", secrets, READ).problem(403), "read_only");
     assert_eq!(nodes[0].ask_tcp("GET", secrets, &[]).problem(401), "no_token");
@@ -131,14 +131,14 @@ fn whoever_may_look_here_may_look_there_and_no_more() {
     let of_session = path.strip_prefix("/v1/fleet/nodes/b").unwrap();
     let by = format!("with token 1 of admin.tokens at node a\" request=\"DELETE {of_session}\"");
     assert_eq!(log::lines_with(&["turnpike::audit", &by]).len(), 1, "{by}");
-    // A node that is asked by another asks nobody.
+    // A request from another node is not forwarded again.
     for path in ["/v1/fleet/nodes/b/v1/fleet/sessions", "/v1/fleet/nodes/b/v1/fleet/nodes/c/v1/status"] {
         assert_eq!(ask("GET", path, FULL).problem(400), "bad_request", "{path}");
     }
 }
 
 #[test]
-fn a_node_is_told_to_take_nobody_new_and_then_clients_again() {
+fn node_can_be_drained_and_uncordoned() {
     let (_, nodes) = three();
     let order = |what: &str| nodes[0].ask("POST", &format!("/v1/fleet/nodes/b/{what}"), None);
     assert_eq!((order("drain").status, order("uncordon").status), (202, 202));
@@ -153,7 +153,7 @@ fn a_node_is_told_to_take_nobody_new_and_then_clients_again() {
 }
 
 #[test]
-fn who_looks_after_a_node_hears_whether_it_is_alone_or_drained() {
+fn readiness_shows_isolated_and_drained_nodes() {
     let (_, nodes) = three();
     for (standing, status, text) in [
         (FleetHealth::Healthy, 200, "ok\n"),
@@ -168,7 +168,7 @@ fn who_looks_after_a_node_hears_whether_it_is_alone_or_drained() {
 }
 
 #[test]
-fn bans_are_made_listed_and_ended() {
+fn bans_can_be_set_listed_and_lifted() {
     let running = Running::server(1);
     let ban = |body: &str| running.ask("POST", "/v1/bans", Some(body));
     let made = ban("{\"user\":\"alice\",\"seconds\":3600,\"reason\":\"spam\"}");
@@ -200,7 +200,7 @@ fn bans_are_made_listed_and_ended() {
 }
 
 #[test]
-fn an_order_that_other_nodes_hear_of_later_is_accepted_and_answers_so() {
+fn delayed_announcement_gets_202() {
     let running = Running::server(1);
     let made = running.ask("POST", "/v1/bans", Some("{\"user\":\"mallory\",\"seconds\":60}"));
     assert_eq!((made.status, &made.json()["announced"]), (202, &json!(false)), "{made:?}");
@@ -214,7 +214,7 @@ fn an_order_that_other_nodes_hear_of_later_is_accepted_and_answers_so() {
 }
 
 #[test]
-fn a_change_of_users_is_told_to_the_other_nodes() {
+fn user_changes_are_announced_to_other_nodes() {
     let (_, nodes) = three();
     let change = |method: &str, path: &str, body: Option<&str>| {
         assert!(matches!(nodes[0].ask(method, path, body).status, 200 | 201), "{method} {path}");
@@ -230,7 +230,7 @@ fn a_change_of_users_is_told_to_the_other_nodes() {
 }
 
 #[test]
-fn the_commands_show_a_fleet_and_steer_it() {
+fn fleet_commands_show_and_control_nodes() {
     let (together, nodes) = three();
     let _client = nodes[1].allocated();
     let client = Client::new(Some(Target::Unix(nodes[0].dir.path("a.sock"))), None).unwrap();

@@ -1,8 +1,8 @@
-//! Parameters and bodies: unknown, misplaced and repeated ones are errors, and messages name what is wrong.
+//! Parameters and bodies: unknown, misplaced and repeated ones are errors, and messages name the mistake.
 
 use crate::prelude::*;
 
-/// What a problem tells people.
+/// Message of a problem.
 fn detail(running: &Running, method: &str, path: &str, body: Option<&str>) -> String {
     let answer = running.ask(method, path, body);
     assert_eq!(answer.problem(400), "bad_request", "{method} {path}");
@@ -10,7 +10,7 @@ fn detail(running: &Running, method: &str, path: &str, body: Option<&str>) -> St
 }
 
 #[test]
-fn every_path_refuses_parameters_that_it_does_not_take() {
+fn every_path_refuses_unknown_parameters() {
     let running = Running::server(1);
     let document = running.get("/openapi.json").ok();
     let mut asked = 0;
@@ -29,12 +29,12 @@ fn every_path_refuses_parameters_that_it_does_not_take() {
         }
     }
     assert!(asked > 30, "{asked}");
-    // A probe may add what it likes: the answer is the same.
+    // Health checks ignore parameters.
     assert_eq!(running.get("/livez?t=1").status, 200);
 }
 
 #[test]
-fn a_realm_in_the_query_of_a_rotation_rotates_nothing() {
+fn realm_in_the_query_of_a_rotation_is_refused() {
     let running = Running::server(1);
     let told = detail(&running, "POST", "/v1/secrets/rotation?realm=tenant.example", None);
     assert!(told.contains("no parameter \"realm\""), "{told}");
@@ -42,10 +42,10 @@ fn a_realm_in_the_query_of_a_rotation_rotates_nothing() {
 }
 
 #[test]
-fn a_parameter_is_there_once_and_is_utf_8() {
+fn repeated_and_non_utf8_parameters_are_refused() {
     let running = Running::server(1);
     for (query, told) in [
-        ("/v1/sessions?user=alice&user=bob", "\"user\" is there twice"),
+        ("/v1/sessions?user=alice&user=bob", "\"user\" appears twice"),
         ("/v1/sessions?user=%ff", "\"user\" is not UTF-8"),
         ("/?service=turn&username=%ff", "\"username\" is not UTF-8"),
         ("/v1/sessions?limit=ten", "limit: expected a whole number"),
@@ -63,14 +63,14 @@ fn a_parameter_is_there_once_and_is_utf_8() {
 }
 
 #[test]
-fn a_wrong_member_is_named_and_no_type_of_rust_is() {
+fn wrong_members_are_named_without_rust_types() {
     let running = Running::server(1);
     for (path, body, told) in [
         ("/v1/users", "{\"name\":\"a\",\"password\":5}", "password: expected a string, found an integer"),
         (
             "/v1/users",
             "{\"name\":\"a\",\"name\":\"b\",\"password\":\"c\"}",
-            "the member \"name\" is there twice",
+            "the member \"name\" appears twice",
         ),
         ("/v1/users", "{\"name\":\"a\"}", "password is missing"),
         ("/v1/users", "[\"a\",null,\"b\"]", "an object is expected"),
@@ -95,12 +95,12 @@ fn a_wrong_member_is_named_and_no_type_of_rust_is() {
             assert!(!detail.contains(word), "{body}: {detail}");
         }
     }
-    // A body that may be missing is an object all the same, as the document says.
+    // An optional body is still an object, as documented.
     assert_eq!(running.ask("POST", "/v1/secrets/rotation", Some("null")).problem(400), "bad_request");
 }
 
 #[test]
-fn a_user_of_the_configuration_is_not_made_in_the_store() {
+fn configured_user_cannot_be_added_to_the_store() {
     let running = Running::server(1);
     let secret = UserSecret::Password(Secret::new("pw"));
     running.program.settings().users = vec![User { name: "alice".to_owned(), secret }];
@@ -113,7 +113,7 @@ fn a_user_of_the_configuration_is_not_made_in_the_store() {
 }
 
 #[test]
-fn a_ban_takes_the_names_that_a_user_may_have() {
+fn ban_accepts_all_valid_user_names() {
     let running = Running::server(1);
     let ban = |name: &str| {
         let body = json!({ "user": name, "seconds": 60 }).to_string();
@@ -126,7 +126,7 @@ fn a_ban_takes_the_names_that_a_user_may_have() {
 }
 
 #[test]
-fn a_body_is_refused_where_none_is_taken() {
+fn unexpected_body_is_refused() {
     let running = Running::server(1);
     let document = running.get("/openapi.json").ok();
     let mut asked = 0;
@@ -146,7 +146,7 @@ fn a_body_is_refused_where_none_is_taken() {
 }
 
 #[test]
-fn files_of_the_page_take_no_parameters_and_odd_paths_get_problems() {
+fn page_files_refuse_parameters_and_odd_paths_get_problems() {
     let running = Running::server(1);
     assert_eq!(running.get("/web/main.js").status, 200);
     assert_eq!(running.get("/web/main.js?x=1").problem(400), "bad_request");
@@ -159,7 +159,7 @@ fn files_of_the_page_take_no_parameters_and_odd_paths_get_problems() {
 }
 
 #[test]
-fn a_ban_takes_the_realms_that_there_may_be() {
+fn ban_accepts_all_valid_realms() {
     let running = Running::server(1);
     let ban = |realm: &str| {
         let body = json!({ "user": "alice", "realm": realm, "seconds": 60 }).to_string();

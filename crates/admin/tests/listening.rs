@@ -1,4 +1,4 @@
-//! Where the interface listens: a socket of this user alone, and TLS for whoever comes from elsewhere.
+//! Listeners: a socket for this user only, and TLS for other machines.
 
 use crate::prelude::*;
 use std::{io::ErrorKind, net::TcpListener, os::unix::net::UnixListener};
@@ -13,7 +13,7 @@ use turnpike_admin::{Interface, ListenError};
 use turnpike_api::Job;
 use turnpike_config::AdminSettings;
 
-/// What becomes of listening, and nothing more.
+/// Result of binding the listeners.
 fn listen(settings: &AdminSettings, explicit: bool) -> Result<usize, ListenError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _guard = runtime.enter();
@@ -25,7 +25,7 @@ fn on(listen: Vec<AdminAddress>) -> AdminSettings {
 }
 
 #[test]
-fn the_file_of_the_socket_is_this_users_alone_and_goes_with_the_program() {
+fn socket_file_is_private_and_removed_at_exit() {
     let mut running = Running::server(1);
     let path = running.dir.path("a.sock");
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
@@ -35,7 +35,7 @@ fn the_file_of_the_socket_is_this_users_alone_and_goes_with_the_program() {
 }
 
 #[test]
-fn a_file_that_a_dead_program_has_left_is_in_nobodys_way_and_a_living_one_is() {
+fn stale_socket_file_is_replaced_but_not_a_live_one() {
     let dir = Dir::new();
     let settings = on(vec![dir.socket("a.sock")]);
     drop(UnixListener::bind(dir.path("a.sock")).unwrap());
@@ -50,7 +50,7 @@ fn a_file_that_a_dead_program_has_left_is_in_nobodys_way_and_a_living_one_is() {
 }
 
 #[test]
-fn what_somebody_asked_for_must_be_had_and_what_nobody_did_is_left_out() {
+fn explicit_addresses_are_mandatory_and_defaults_optional() {
     let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = AdminAddress::Tcp(taken.local_addr().unwrap());
     let any = AdminAddress::Tcp((Ipv4Addr::LOCALHOST, 0).into());
@@ -72,7 +72,7 @@ struct Secured {
     read: Certificate,
 }
 
-/// An address of this machine that is not on loopback stands for all that are not: here it is every address.
+/// A local address other than loopback represents all addresses.
 fn secured() -> Secured {
     let own = Certificate::new(&["admin.example.org"]);
     let (full, full_ca) = Certificate::of_client("operator");
@@ -102,7 +102,7 @@ fn client(certificate: Option<&Certificate>) -> Arc<ClientConfig> {
 }
 
 #[test]
-fn by_tls_a_client_certificate_or_a_token_is_needed_and_each_is_worth_what_it_says() {
+fn tls_needs_a_client_certificate_or_token() {
     let Secured { running: _running, at, full, read } = secured();
     let host = at.to_string();
     let status = |certificate: Option<&Certificate>, token: Option<&str>, change: bool| {
@@ -130,7 +130,7 @@ fn by_tls_a_client_certificate_or_a_token_is_needed_and_each_is_worth_what_it_sa
 }
 
 #[test]
-fn a_client_certificate_of_a_stranger_ends_the_connection_and_so_does_no_tls_at_all() {
+fn unknown_client_certificate_or_plain_http_is_closed() {
     let Secured { running, at, .. } = secured();
     let (stranger, _) = Certificate::of_client("operator");
     let get = request("GET", "/v1/status", &at.to_string(), &[], None);
@@ -154,7 +154,7 @@ fn a_client_certificate_of_a_stranger_ends_the_connection_and_so_does_no_tls_at_
 }
 
 #[test]
-fn a_renewed_certificate_is_shown_without_a_restart_and_a_broken_one_is_not() {
+fn renewed_certificate_is_used_unless_broken() {
     let Secured { running, at, .. } = secured();
     let shown = || {
         let mut stream = std::net::TcpStream::connect(at).unwrap();
@@ -177,7 +177,7 @@ fn a_renewed_certificate_is_shown_without_a_restart_and_a_broken_one_is_not() {
 }
 
 #[test]
-fn a_program_that_ends_accepts_no_more_connections() {
+fn stopping_program_accepts_no_more_connections() {
     let running = Running::server(1);
     let socket = running.dir.path("a.sock");
     assert!(std::net::TcpStream::connect(running.tcp[0]).is_ok() && socket.exists());
@@ -189,7 +189,7 @@ fn a_program_that_ends_accepts_no_more_connections() {
 }
 
 #[test]
-fn files_that_cannot_be_used_are_named() {
+fn unusable_files_are_named() {
     let dir = Dir::new();
     let own = Certificate::new(&["admin.example.org"]);
     let mut settings = on(vec![AdminAddress::Tcp((Ipv4Addr::UNSPECIFIED, 0).into())]);

@@ -1,4 +1,4 @@
-//! What the program does at this moment: asked for once, and as a stream of events with few places, which are given back.
+//! Current activity: single requests, and event streams with a limited number of watchers.
 
 use crate::prelude::*;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -26,7 +26,7 @@ pub(crate) fn refusal(client: &str, user: &str) -> Refusal {
     }
 }
 
-/// A stream of events that goes on.
+/// An open stream of events.
 struct Events {
     head: String,
     reader: BufReader<TcpStream>,
@@ -51,7 +51,7 @@ impl Events {
         self.head.split(' ').nth(1).unwrap()
     }
 
-    /// The next event; none when there is an end. What stands between events is the framing of chunks.
+    /// The next event; `None` at the end. Lines between events are chunk framing.
     fn next(&mut self) -> Option<(String, Value)> {
         let mut name = None;
         loop {
@@ -70,7 +70,7 @@ impl Events {
 }
 
 #[test]
-fn a_reading_says_what_the_server_does() {
+fn live_data_describes_the_activity() {
     let running = Running::server(2);
     let clients: Vec<_> = (0..5).map(|_| running.allocated()).collect();
     let live = eventually("the sessions are read", || {
@@ -94,7 +94,7 @@ fn a_reading_says_what_the_server_does() {
 }
 
 #[test]
-fn the_last_minutes_are_lists_of_one_length() {
+fn history_lists_have_equal_length() {
     let running = Running::server(1);
     let history = eventually("two points", || {
         let history = running.get("/v1/live/history").ok();
@@ -108,7 +108,7 @@ fn the_last_minutes_are_lists_of_one_length() {
 }
 
 #[test]
-fn a_session_that_relays_is_among_the_talkers_while_somebody_watches() {
+fn relaying_session_is_a_talker_while_watched() {
     let running = Running::server(2);
     let _others: Vec<_> = (0..3).map(|_| running.allocated()).collect();
     let (client, relayed) = running.allocated();
@@ -132,7 +132,7 @@ fn a_session_that_relays_is_among_the_talkers_while_somebody_watches() {
 }
 
 #[test]
-fn a_stream_begins_with_the_last_minutes_and_goes_on_with_readings() {
+fn event_stream_starts_with_the_history() {
     let running = Running::server(1);
     let mut events = Events::open(&running, "", &[]);
     assert_eq!(events.status(), "200");
@@ -155,7 +155,7 @@ fn a_stream_begins_with_the_last_minutes_and_goes_on_with_readings() {
 }
 
 #[test]
-fn a_stream_of_some_events_ends_with_the_last() {
+fn counted_event_stream_ends() {
     let running = Running::server(1);
     let mut events = Events::open(&running, "?count=2", &[]);
     let names: Vec<String> = std::iter::from_fn(|| events.next()).map(|(name, _)| name).collect();
@@ -166,14 +166,14 @@ fn a_stream_of_some_events_ends_with_the_last() {
 }
 
 #[test]
-fn places_for_those_who_watch_are_few_and_are_given_back() {
+fn watchers_are_limited_and_their_places_are_reused() {
     let running = Running::server(1);
     let mut watching: Vec<Events> = (0..8).map(|_| Events::open(&running, "", &[])).collect();
     assert!(watching.iter().all(|events| events.status() == "200"));
     let refused = running.get("/v1/live/events");
     assert_eq!(refused.problem(503), "too_many_watchers");
     assert!(refused.json()["detail"].as_str().unwrap().contains("/v1/live"), "{refused:?}");
-    // Others are served all the same, and so is each of those who watch.
+    // Other requests and all watchers are still served.
     for _ in 0..30 {
         assert_eq!(running.ask_tcp("GET", "/v1/status", &[]).status, 200);
     }
@@ -186,7 +186,7 @@ fn places_for_those_who_watch_are_few_and_are_given_back() {
 }
 
 #[test]
-fn who_may_look_may_watch_for_as_long_as_the_token_is_good() {
+fn watching_ends_when_the_token_is_removed() {
     let running = Running::server(1);
     running.program.settings().admin.loopback = AdminAccess::None;
     assert_eq!(Events::open(&running, "", &[]).status(), "401");
@@ -202,7 +202,7 @@ fn who_may_look_may_watch_for_as_long_as_the_token_is_good() {
 }
 
 #[test]
-fn whoever_asks_is_told_whether_changes_are_allowed() {
+fn access_response_shows_if_changes_are_allowed() {
     let running = Running::server(1);
     let asked = |token: Option<&str>| {
         let bearer = token.map(|token| format!("Bearer {token}"));
@@ -216,7 +216,7 @@ fn whoever_asks_is_told_whether_changes_are_allowed() {
 }
 
 #[test]
-fn refusals_are_found_by_client_and_by_user() {
+fn refusals_can_be_filtered_by_client_and_user() {
     let running = Running::server(1);
     *running.program.refusals.lock().unwrap() = vec![
         refusal("192.0.2.9:50000", "1700000000:carol"),
@@ -256,7 +256,7 @@ fn refusals_are_found_by_client_and_by_user() {
 }
 
 #[test]
-fn a_server_without_some_relay_addresses_waits_and_without_any_takes_no_clients() {
+fn missing_relay_addresses_affect_readiness() {
     let running = Running::server(1);
     let readiness = |path: &str, up: &[bool]| {
         let states = (1_u8..).zip(up).map(|(n, up)| relay_state([127, 0, 0, n].into(), *up));
@@ -273,7 +273,7 @@ fn a_server_without_some_relay_addresses_waits_and_without_any_takes_no_clients(
 }
 
 #[test]
-fn a_forwarder_tells_of_its_rules() {
+fn forwarder_live_data_lists_its_rules() {
     let running = Running::start(None, |_, _| {});
     *running.program.rules.lock().unwrap() = vec![Rule {
         name: "web".to_owned(),

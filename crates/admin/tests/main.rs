@@ -1,4 +1,5 @@
-//! The interface over real sockets, in front of a real relay: one module per behaviour, in one program, which is linked once.
+//! The interface over real sockets, in front of a real relay. One module per behavior, linked as a single
+//! program.
 #![forbid(unsafe_code)]
 #![cfg(test)]
 

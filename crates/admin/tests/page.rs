@@ -1,4 +1,4 @@
-//! The page for browsers: who gets it, and what its answers forbid the browser.
+//! The page for browsers: access, and its restrictions for the browser.
 
 use crate::prelude::*;
 
@@ -7,14 +7,14 @@ fn page(running: &Running, headers: &[(&str, &str)]) -> Answer {
     running.ask_tcp("GET", "/", &[headers, &[accept]].concat())
 }
 
-/// Names of files that the text asks for.
+/// Files that the text refers to.
 fn files(text: &str) -> Vec<String> {
     let names = text.split("/web/").skip(1).filter_map(|rest| rest.split('"').next());
     names.map(|name| format!("/web/{name}")).collect()
 }
 
 #[test]
-fn a_browser_gets_a_page_and_everybody_else_a_list() {
+fn browsers_get_the_page_and_others_a_list() {
     let running = Running::server(1);
     let shown = page(&running, &[]);
     assert_eq!((shown.status, shown.header("content-type")), (200, "text/html; charset=utf-8"));
@@ -41,7 +41,7 @@ fn a_browser_gets_a_page_and_everybody_else_a_list() {
 }
 
 #[test]
-fn the_page_and_its_files_hold_nothing_secret_and_need_no_token() {
+fn page_and_its_files_need_no_token() {
     let running = Running::server(1);
     running.program.settings().admin.loopback = AdminAccess::None;
     let shown = page(&running, &[]);
@@ -52,14 +52,14 @@ fn the_page_and_its_files_hold_nothing_secret_and_need_no_token() {
     for path in ["/v1/status", "/v1/live", "/v1/access", "/v1/refusals", "/v1/config", "/web/none.js"] {
         assert_eq!(running.ask_tcp("GET", path, &[]).problem(401), "no_token", "{path}");
     }
-    // Nor does anything else become open by it: credentials are at the same path.
+    // Credentials are at the same path and stay protected.
     for (method, path) in [("POST", "/"), ("GET", "/?service=turn&username=alice")] {
         assert_eq!(running.ask_tcp(method, path, &[]).problem(401), "no_token", "{method} {path}");
     }
 }
 
 #[test]
-fn each_answer_tells_the_browser_what_it_may_not_do() {
+fn responses_have_restrictive_browser_headers() {
     let running = Running::server(1);
     let shown = page(&running, &[]);
     let policy = shown.header("content-security-policy");
@@ -93,7 +93,7 @@ fn each_answer_tells_the_browser_what_it_may_not_do() {
 }
 
 #[test]
-fn a_link_from_elsewhere_opens_the_page_and_nothing_else() {
+fn foreign_link_opens_only_the_page() {
     let running = Running::server(1);
     let from_elsewhere =
         [("Sec-Fetch-Site", "cross-site"), ("Sec-Fetch-Mode", "navigate"), ("Sec-Fetch-Dest", "document")];

@@ -1,4 +1,4 @@
-//! Names that most modules of this suite use.
+//! Common imports of the test modules.
 
 pub(crate) use crate::support::{Answer, Dir, FULL, READ, Running, Together, exchange_tls, log, request};
 pub(crate) use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Sessions in pages, one by one, and ended; as a client of the interface sees them.
+//! Sessions: lists in pages, details, and ending them.
 
 use crate::prelude::*;
 
@@ -7,7 +7,7 @@ fn listed(running: &Running, query: &str) -> Vec<Value> {
 }
 
 #[test]
-fn pages_hold_each_session_once_whatever_their_length() {
+fn pages_list_each_session_exactly_once() {
     let running = Running::server(2);
     let clients: Vec<_> = (0..25).map(|_| running.allocated()).collect();
     let wanted: BTreeMap<String, String> = clients
@@ -38,7 +38,7 @@ fn pages_hold_each_session_once_whatever_their_length() {
 }
 
 #[test]
-fn a_list_is_narrowed_by_what_is_asked_for() {
+fn session_list_is_filtered() {
     let running = Running::server(1);
     let (one, relayed) = running.allocated();
     let _other = running.allocated();
@@ -61,7 +61,7 @@ fn a_list_is_narrowed_by_what_is_asked_for() {
 }
 
 #[test]
-fn what_nobody_can_mean_is_refused() {
+fn invalid_session_filters_are_refused() {
     let running = Running::server(1);
     for query in [
         "limit=0",
@@ -81,13 +81,13 @@ fn what_nobody_can_mean_is_refused() {
     ] {
         assert_eq!(running.get(&format!("/v1/sessions?{query}")).problem(400), "bad_request", "{query}");
     }
-    // Of a server that has had more workers.
+    // A cursor from a server with more workers.
     let page = running.get("/v1/sessions?cursor=900.5").ok();
     assert_eq!(page, json!({ "sessions": [], "next": null }));
 }
 
 #[test]
-fn one_session_is_told_with_its_permissions_and_channels() {
+fn session_details_include_permissions_and_channels() {
     let running = Running::server(2);
     let (client, relayed) = running.allocated();
     let _others: Vec<_> = (0..8).map(|_| running.allocated()).collect();
@@ -124,7 +124,7 @@ fn one_session_is_told_with_its_permissions_and_channels() {
 }
 
 #[test]
-fn an_ended_session_is_gone_and_the_others_are_not() {
+fn ended_session_is_gone_and_others_remain() {
     let running = Running::server(2);
     let clients: Vec<_> = (0..6).map(|_| running.allocated()).collect();
     let ended = listed(&running, "")[3].clone();
@@ -144,7 +144,7 @@ fn an_ended_session_is_gone_and_the_others_are_not() {
 }
 
 #[test]
-fn a_name_that_is_none_is_refused() {
+fn invalid_session_id_is_refused() {
     let running = Running::server(1);
     for id in ["0", "alice", "%20", "0123456789abcdef0123456789abcdeg", &"0".repeat(33), "%FF"] {
         for method in ["GET", "DELETE"] {

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_that_cannot_be_used_are_named() {
+    fn unusable_files_are_named() {
         let dir = turnpike_testkit::Dir::new();
         let (cert, key) = (dir.at("cert.pem"), dir.at("key.pem"));
         let problem = |settings: &Settings| {

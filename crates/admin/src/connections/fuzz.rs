@@ -1,5 +1,5 @@
-//! Fuzz target: any bytes as a request, by each way to the admin interface and to what applications ask: whatever comes back is an answer as
-//! it is described, holds no secret, and nothing has changed for whom it may not.
+//! Fuzz target: arbitrary bytes as a request over each kind of connection. Every response is documented and
+//! contains no secret, and no request changes anything without permission.
 
 use std::{
     net::Ipv4Addr,
@@ -41,14 +41,14 @@ const READ: &str = "read-0123456789abcdef";
 const KEY: &str = "tpk_shop.0123456789abcdefghijklmnopqrstuvwxyzABCDEFG";
 const PASSWORD: &str = "a password of alice";
 const SECRET: &str = "a secret of the realm";
-/// None of these is ever told.
+/// Never part of a response.
 const PRIVATE: [&str; 5] = [FULL, READ, KEY, PASSWORD, SECRET];
 
-/// Bytes of an answer at most: a page of sessions or users has fewer.
+/// Maximum bytes of a response; above a page of sessions or users.
 const LONGEST: u64 = 1 << 20;
 
 const METHODS: [&str; 8] = ["GET", "POST", "DELETE", "PUT", "HEAD", "OPTIONS", "PATCH", "FETCH"];
-/// All but those that wait for a time to pass.
+/// All paths except those with delayed responses.
 const PATHS: [&str; 34] = [
     "/",
     "/livez",
@@ -175,11 +175,10 @@ const HEADERS: [&str; 18] = [
     "Expect: 100-continue",
 ];
 
-/// By which way a request comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Unix,
-    /// On loopback, which may do this.
+    /// On loopback, with this access.
     Loopback(AdminAccess),
     Tls,
     Application,
@@ -193,7 +192,7 @@ const WAYS: [Way; 5] = [
     Way::Application,
 ];
 
-/// A program with a server, which counts what it was told to do.
+/// A program with a server that counts changes.
 struct Double {
     relay: Arc<Relay>,
     settings: Mutex<Settings>,
@@ -203,11 +202,11 @@ struct Double {
 
 impl Double {
     fn settings(&self) -> MutexGuard<'_, Settings> {
-        self.settings.lock().expect("nobody panics there")
+        self.settings.lock().expect("the lock is not poisoned")
     }
 
     fn store(&self) -> Store {
-        self.store.lock().expect("nobody panics there").clone()
+        self.store.lock().expect("the lock is not poisoned").clone()
     }
 
     fn is_told(&self) {
@@ -280,13 +279,13 @@ impl Owner for Double {
     }
 }
 
-/// What all inputs are tried on.
+/// Shared fixture of all inputs.
 struct Bench {
     runtime: Runtime,
     program: Arc<Double>,
     routers: [Router; 2],
     stores: AtomicUsize,
-    /// What an untouched store holds.
+    /// Content of an unchanged store.
     pristine: String,
     dir: Dir,
 }
@@ -348,7 +347,8 @@ impl Bench {
         assert!(!changed || may_change(way, &request), "{way:?}: {}", String::from_utf8_lossy(&request));
     }
 
-    /// All that comes back. Whoever asks closes its end behind the request: what is missing of that does not come.
+    /// Returns the whole response. The client closes its side after the request, so missing bytes never
+    /// arrive.
     async fn ask(&self, way: Way, request: &[u8]) -> Vec<u8> {
         let from = (Ipv4Addr::LOCALHOST, 50_000).into();
         let (via, router) = match way {
@@ -360,7 +360,7 @@ impl Bench {
             Way::Tls => (Via::Tls(from, None), &self.routers[0]),
             Way::Application => (Via::Loopback(from), &self.routers[1]),
         };
-        // However long it takes: the machine may be busy.
+        // No timeouts, because the machine may be busy.
         let day = Duration::from_secs(86_400);
         let limits = Limits { head: day, whole: day, ..Limits::of_one(1) };
         let http = http(limits);
@@ -369,7 +369,7 @@ impl Bench {
         let (mut client, server) = duplex(1 << 16);
         let asks = async {
             let mut answer = Vec::new();
-            // It may have heard enough, and closed.
+            // The server may have closed already.
             let _ = client.write_all(request).await;
             let _ = client.shutdown().await;
             let _ = (&mut client).take(LONGEST + 1).read_to_end(&mut answer).await;
@@ -381,14 +381,14 @@ impl Bench {
         answer
     }
 
-    /// Puts another store in place of one that was changed; whether it was.
+    /// Replaces a changed store; returns true if it was changed.
     fn restore(&self) -> bool {
         let store = self.program.store();
         let changed = self.runtime.block_on(contents(&store)) != self.pristine;
         if changed {
             let last = self.stores.fetch_add(1, Ordering::Relaxed);
             let fresh = self.runtime.block_on(store_of(&self.dir, last + 1));
-            *self.program.store.lock().expect("nobody panics there") = fresh;
+            *self.program.store.lock().expect("the lock is not poisoned") = fresh;
             let _ = std::fs::remove_dir_all(self.dir.at(&last.to_string()));
         }
         changed
@@ -417,14 +417,14 @@ fn settings() -> Settings {
     settings
 }
 
-/// A store that knows the key of an application, and nothing else.
+/// A store with one API key.
 async fn store_of(dir: &Dir, number: usize) -> Store {
     let file = dir.at(&number.to_string()).join("turnpike.sqlite");
     let (address, limits) = (StoreAddress::Sqlite(file), StoreLimits::default());
     let database = Database::new(&address, 1, SqliteUse::Own, &limits);
     let store = Directory::new(database, "memory".to_owned(), limits);
     let (name, hash) = ("shop".to_owned(), api_keys::hash(&Secret::new(KEY)));
-    // As often as the fuzzer likes.
+    // No effective rate limit.
     let key = ApiKey { name, hash, realm: None, max_ttl: None, rate: Some(1_000_000) };
     store.edit(&Edit::PutApiKey(key)).await.expect("it can be written");
     store
@@ -432,7 +432,7 @@ async fn store_of(dir: &Dir, number: usize) -> Store {
 
 async fn contents(store: &Store) -> String {
     let users = loop {
-        // A busy machine may take longer than a store has for an answer.
+        // A busy machine may exceed the store's deadline.
         if let Ok(users) = store.users(None, None).await {
             break users;
         }
@@ -455,7 +455,8 @@ fn may_change(way: Way, request: &[u8]) -> bool {
     way == Way::Unix || (way != Way::Application && has(request, FULL))
 }
 
-/// Whether it shows a wrong token or key, for which there is a pause; or asks for what is told once time has passed.
+/// Returns true for a wrong token or key, which delays the response, and for requests that wait for time to
+/// pass.
 fn waits(way: Way, request: &[u8]) -> bool {
     let text = String::from_utf8_lossy(request);
     let right = |shown: &str| match way {
@@ -481,7 +482,7 @@ fn waits(way: Way, request: &[u8]) -> bool {
     wrong_token || wrong_key || ["/v1/live", "/v1/workers"].iter().any(|path| text.contains(path))
 }
 
-/// An answer has a form, a length, and tells what went wrong in the same way everywhere.
+/// Checks format and length of a response, and that errors have the documented form.
 fn is_described(way: Way, request: &[u8], answer: &[u8]) {
     assert!(answer.len() as u64 <= LONGEST);
     if answer.is_empty() {
@@ -492,7 +493,7 @@ fn is_described(way: Way, request: &[u8], answer: &[u8]) {
     let text = text.strip_prefix("HTTP/1.1 100 Continue\r\n\r\n").unwrap_or(text);
     let Some((head, body)) = text.split_once("\r\n\r\n") else { panic!("{}", told()) };
     let status: u16 = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
-    // What a busy machine may come to.
+    // Possible on a busy machine.
     let is_slow = status == 503 && body.contains("store_unavailable");
     assert!((200..500).contains(&status) || is_slow, "{}", told());
     let header = |wanted: &str| {
@@ -519,7 +520,7 @@ fn is_described(way: Way, request: &[u8], answer: &[u8]) {
         assert!(problem.detail.len() > 10 && !problem.code.is_empty(), "{}", told());
         return;
     }
-    // Who has shown nothing is told nothing but that it is there.
+    // Without a token, a client only learns that the program exists.
     let knows = match way {
         Way::Unix | Way::Loopback(AdminAccess::Read | AdminAccess::Full) => true,
         Way::Loopback(AdminAccess::None) | Way::Tls => has(request, FULL) || has(request, READ),
@@ -530,7 +531,7 @@ fn is_described(way: Way, request: &[u8], answer: &[u8]) {
     assert!(knows || !tells, "{}", told());
 }
 
-/// A request made of what means something, mostly.
+/// A request, mostly of meaningful parts.
 fn request(input: &mut Input<'_>) -> Vec<u8> {
     let mut request = Vec::new();
     let text = |input: &mut Input<'_>, among: &[&str]| -> Vec<u8> {
@@ -549,7 +550,7 @@ fn request(input: &mut Input<'_>) -> Vec<u8> {
         request.extend(text(input, &VALUES));
     }
     request.extend_from_slice(b" HTTP/1.1\r\n");
-    // One that is right, unless it shall be another.
+    // Usually a valid Host header.
     if input.below(8) > 0 {
         request.extend_from_slice(b"Host: localhost\r\n");
     }
@@ -582,7 +583,7 @@ fn request(input: &mut Input<'_>) -> Vec<u8> {
     request
 }
 
-/// Each path by each method, as whoever may do everything asks; changes with what they need, and each way once.
+/// Each path with each method, with full access; changes with valid bodies; and each kind of connection once.
 fn seeds() -> Vec<Vec<u8>> {
     let whole = |way: u8, text: &str| [&[way, 0][..], text.as_bytes()].concat();
     let asked = |way: u8, method: &str, path: &str, more: &str, body: &str| {
@@ -646,7 +647,7 @@ fn seeds() -> Vec<Vec<u8>> {
     ));
     let chunks = "Transfer-Encoding: chunked\r\n\r\n5\r\n{\"nam\r\n0\r\n\r\n";
     seeds.push(whole(0, &format!("POST /v1/users HTTP/1.1\r\nHost: localhost\r\n{json}{chunks}")));
-    // Made of what means something.
+    // Generated from meaningful parts.
     seeds.extend([
         vec![0, 1, 1, 17, 0, 1, 0, 3, 2, 0, 0, 2, 2],
         vec![2, 1, 1, 20, 0, 1, 1, 0, 3, 2, 3, 2, 1, 1],

@@ -1,4 +1,4 @@
-//! Progress of one connection, which decides whether it may be closed to make room for a newcomer.
+//! Progress of one connection, which decides if it may be closed for a new one.
 
 use std::sync::Arc;
 
@@ -7,19 +7,21 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 /// Stage of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// No complete request yet, or a delayed refusal. May be closed for a newcomer.
+    /// No complete request yet, or a delayed refusal. May be closed for a new connection.
     Waiting,
-    /// A request is at work, or its answer is on the way.
+    /// A request is being processed, or its response is being sent.
     Working,
-    /// An answer without an end.
+    /// An endless response.
     Streaming,
-    /// An answer without an end whose client has stopped taking it.
+    /// An endless response whose client has stopped reading.
     Stalled,
-    /// The answer has been sent; the client is given time to take it. May be closed for a newcomer.
+    /// The response has been sent, and the client may still be reading it. May be closed for a new
+    /// connection.
     Answered,
 }
 
-/// Progress of a connection, and its place among those of its listener. A change that outlives its connection keeps the place.
+/// Progress of a connection, and its place in the listener's limit. A change that outlives its connection
+/// keeps the place.
 #[derive(Clone)]
 pub(crate) struct Progress {
     stage: Arc<watch::Sender<Stage>>,
@@ -31,7 +33,7 @@ impl Progress {
         Self { stage: Arc::new(watch::Sender::new(Stage::Waiting)), _place: Arc::new(place) }
     }
 
-    /// A request has begun: from now on the connection is not closed for a newcomer.
+    /// Starts processing a request: from now on the connection is not closed for a new one.
     pub(crate) fn work(&self) {
         self.stage.send_if_modified(|stage| {
             let waits = *stage == Stage::Waiting;
@@ -42,7 +44,7 @@ impl Progress {
         });
     }
 
-    /// The answer has been sent.
+    /// Marks the response as sent.
     pub(super) fn answered(&self) {
         self.stage.send_replace(Stage::Answered);
     }
@@ -51,7 +53,7 @@ impl Progress {
         *self.stage.borrow() == Stage::Answered
     }
 
-    /// The answer has no end, and no time limit until the returned value is dropped.
+    /// Marks the response as endless, without a time limit until the returned value is dropped.
     pub(crate) fn stream(&self) -> Streaming {
         self.stage.send_replace(Stage::Streaming);
         Streaming(self.clone())
@@ -65,27 +67,27 @@ impl Progress {
         *self.stage.borrow() == Stage::Streaming
     }
 
-    /// Returns when the answer turns out to have no end.
+    /// Returns when the response is marked as endless.
     pub(super) async fn streaming(&self) {
         let _ = self.stage.subscribe().wait_for(|stage| *stage == Stage::Streaming).await;
     }
 
-    /// Returns when the answer without an end has ended.
+    /// Returns when an endless response has ended.
     pub(crate) async fn streamed(&self) {
         let _ = self.stage.subscribe().wait_for(|stage| *stage != Stage::Streaming).await;
     }
 
-    /// Returns when the client has stopped taking an answer without an end.
+    /// Returns when the client of an endless response has stopped reading.
     pub(super) async fn stalled(&self) {
         let _ = self.stage.subscribe().wait_for(|stage| *stage == Stage::Stalled).await;
     }
 }
 
-/// An answer without an end, as long as this exists.
+/// An endless response in progress.
 pub(crate) struct Streaming(Progress);
 
 impl Streaming {
-    /// The client takes nothing any more: its connection is closed at once.
+    /// Closes the connection immediately, because the client has stopped reading.
     pub(crate) fn give_up(&self) {
         self.0.stage.send_replace(Stage::Stalled);
     }

@@ -1,4 +1,4 @@
-//! Places for the connections of one listener.
+//! Limit of the connections of one listener.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -10,13 +10,13 @@ use tokio::{
 
 use super::{CloseReasons, Closed, Progress};
 
-/// An idle connection keeps its place for so long at least: the time that an honest client takes to send its request.
+/// Minimum time that an idle connection keeps its place: an honest client sends its request within it.
 const GRACE: Duration = Duration::from_millis(100);
-/// Time that a newcomer waits for a place before it gets 503. Later ones wait in the backlog of the listener.
+/// Time that a new connection waits for a place before it gets 503. Later ones wait in the listen backlog.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Newcomers that are answered 503 at a time; more are closed without an answer.
+/// Maximum concurrent 503 responses; further connections are closed without one.
 const REFUSED: usize = 8;
-/// Time between two log lines about a full listener.
+/// Interval of log lines about a full listener.
 const LOG_PAUSE: Duration = Duration::from_secs(10);
 
 pub(super) struct Room {
@@ -34,11 +34,10 @@ struct Open {
     since: Instant,
 }
 
-/// A place for a newcomer.
+/// Place of a new connection.
 pub(super) enum Place {
-    /// It is served.
     Free(OwnedSemaphorePermit),
-    /// All places are taken by requests at work: it gets 503.
+    /// All connections are busy, so it gets 503.
     Busy(OwnedSemaphorePermit),
 }
 
@@ -52,7 +51,7 @@ impl Room {
         self.open.push_back(Open { task, progress, since: Instant::now() });
     }
 
-    /// A place for one more connection, which the oldest idle one gives up if there is no other. `None` if the newcomer cannot even be
+    /// A place for a new connection, if necessary that of the oldest idle one. `None` if it cannot even be
     /// refused.
     pub(super) async fn place(&mut self) -> Option<Place> {
         let deadline = Instant::now() + PATIENCE;
@@ -79,7 +78,8 @@ impl Room {
         place.map(Place::Free).or_else(busy)
     }
 
-    /// Closes a connection that has had its answer, else the oldest one that has been idle for long enough.
+    /// Closes a connection that has its response, otherwise the oldest one that has been idle for long
+    /// enough.
     fn close_idle(&mut self) -> bool {
         if let Some(index) = self.open.iter().position(|open| open.progress.is_answered())
             && let Some(Open { task, .. }) = self.open.remove(index)
@@ -98,7 +98,7 @@ impl Room {
     fn log(&mut self) {
         if self.logged.is_none_or(|logged| logged.elapsed() >= LOG_PAUSE) {
             self.logged = Some(Instant::now());
-            tracing::warn!("all connections of {} are busy: newcomers get 503", self.close_reasons.of);
+            tracing::warn!("all connections of {} are busy: new ones get 503", self.close_reasons.of);
         }
     }
 }

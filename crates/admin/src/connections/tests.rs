@@ -1,4 +1,4 @@
-//! Connections as honest and other clients make them, over real sockets. What is asked is the health of a program that is none.
+//! Well-behaved and other clients over real sockets, with requests for the health of a stub program.
 
 use std::{
     net::SocketAddr,
@@ -28,16 +28,16 @@ use crate::{
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// Short, for those who wait for them; the tests wait for the end, not for the time.
+/// Short timeouts. The tests wait for events rather than for time.
 const QUICK: Limits =
     Limits { connections: 4, head: Duration::from_secs(1), whole: Duration::from_secs(3), head_bytes: 8192 };
 
-/// Counts something, and drains if it is told to.
+/// A stub program with a counter, which may be draining.
 pub(crate) struct Nobody {
     metrics: String,
     draining: Arc<AtomicBool>,
     loopback: AdminAccess,
-    /// A reload ends when it is true.
+    /// A reload completes when this is true.
     may_reload: watch::Sender<bool>,
     reloaded: Arc<AtomicUsize>,
 }
@@ -117,10 +117,10 @@ async fn start(program: Nobody, limits: Limits) -> SocketAddr {
     address
 }
 
-/// What comes back until the end of the connection, which must not be long in coming; a reset is an end.
+/// Everything received until the end of the connection, including a reset.
 async fn answer_to(address: SocketAddr, said: &[u8]) -> String {
     let mut stream = TcpStream::connect(address).await.expect("it listens");
-    // It may have heard enough, and closed.
+    // The server may have closed already.
     let _ = stream.write_all(said).await;
     hear_out(&mut stream).await
 }
@@ -162,16 +162,16 @@ async fn health_turns_from_ok_to_draining() {
     assert!(answer.contains("retry-after: 1"), "{answer}");
 }
 
-/// Its address stands in the log, and people follow it.
+/// Users open the address from the log.
 #[tokio::test]
-async fn the_front_page_names_the_others() {
+async fn front_page_lists_the_other_paths() {
     let answer = get_page(start(Nobody::default(), Limits::of_one(1)).await, "/").await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     assert!(answer.contains("/metrics ") && answer.contains("/healthz "), "{answer}");
 }
 
 #[tokio::test]
-async fn whoever_does_not_ask_in_time_is_closed_and_counted() {
+async fn slow_request_is_closed_and_counted() {
     let page = start(Nobody::default(), QUICK).await;
     let before = closed_for("no_request");
     let unfinished =
@@ -184,9 +184,9 @@ async fn whoever_does_not_ask_in_time_is_closed_and_counted() {
     assert!(is_ok(&get_page(page, "/healthz").await));
 }
 
-/// Bytes that trickle gain no time.
+/// Trickling bytes do not extend the timeout.
 #[tokio::test]
-async fn a_head_that_trickles_is_cut_off() {
+async fn trickling_head_is_cut_off() {
     let page = start(Nobody::default(), QUICK).await;
     let (mut hears, mut says) = TcpStream::connect(page).await.expect("it listens").into_split();
     let trickle = tokio::spawn(async move {
@@ -201,21 +201,21 @@ async fn a_head_that_trickles_is_cut_off() {
     assert!(!answer.starts_with(b"HTTP/1.1 200"));
 }
 
-/// Even a request whose body never comes gets an answer.
+/// A request without its body still gets a response.
 #[tokio::test]
-async fn a_body_that_does_not_come_in_time_gets_408() {
+async fn late_body_gets_408() {
     let page = start(Nobody { loopback: AdminAccess::Full, ..Nobody::default() }, QUICK).await;
     let before = closed_for("no_request");
     let head = "POST /v1/drain HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 20\r\n\r\n{";
     let answer = answer_to(page, head.as_bytes()).await;
     assert!(answer.starts_with("HTTP/1.1 408 ") && answer.contains("application/problem+json"), "{answer}");
     assert!(answer.contains("\"code\":\"timeout\""), "{answer}");
-    // Other tests count too.
+    // Other tests increment it too.
     assert!(closed_for("no_request") > before);
 }
 
 #[tokio::test]
-async fn whoever_does_not_take_the_answer_is_closed_and_counted() {
+async fn unread_response_is_closed_and_counted() {
     let long = Nobody { metrics: "x".repeat(64 << 20), ..Nobody::default() };
     let page = start(long, QUICK).await;
     let before = closed_for("slow");
@@ -230,7 +230,7 @@ async fn whoever_does_not_take_the_answer_is_closed_and_counted() {
 }
 
 #[tokio::test]
-async fn one_connection_too_many_takes_the_place_of_the_oldest_and_is_served() {
+async fn excess_connection_replaces_the_oldest_idle_one() {
     let patient = Limits { head: SOON, whole: SOON, ..QUICK };
     let page = start(Nobody::default(), patient).await;
     let before = closed_for("crowded");
@@ -242,7 +242,7 @@ async fn one_connection_too_many_takes_the_place_of_the_oldest_and_is_served() {
         let answer = get_page(page, "/healthz").await;
         assert!(is_ok(&answer), "{answer}");
     }
-    // The oldest have been closed; of the youngest, all but one are there still.
+    // The oldest are closed; of the youngest, all but one are still open.
     let (gone, there) = idle.split_at_mut(2 * patient.connections + 1);
     for stream in gone {
         assert_eq!(hear_out(stream).await, "");
@@ -257,7 +257,7 @@ async fn one_connection_too_many_takes_the_place_of_the_oldest_and_is_served() {
 
 const RELOAD: &[u8] = b"POST /v1/reload HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n";
 
-/// A program whose reloads last until the returned sender allows them to end, and the number of those that have.
+/// A program whose reloads wait for the returned sender, and the number of completed ones.
 fn reloading() -> (Nobody, watch::Sender<bool>, Arc<AtomicUsize>) {
     let program =
         Nobody { loopback: AdminAccess::Full, may_reload: watch::Sender::new(false), ..Nobody::default() };
@@ -266,7 +266,7 @@ fn reloading() -> (Nobody, watch::Sender<bool>, Arc<AtomicUsize>) {
 }
 
 #[tokio::test]
-async fn a_newcomer_gets_503_while_all_others_are_at_work_and_those_are_answered() {
+async fn new_connection_gets_503_while_all_are_busy() {
     let (program, may_reload, reloaded) = reloading();
     let patient = Limits { head: SOON, whole: SOON, ..QUICK };
     let page = start(program, patient).await;
@@ -291,7 +291,7 @@ async fn a_newcomer_gets_503_while_all_others_are_at_work_and_those_are_answered
 }
 
 #[tokio::test]
-async fn a_change_outlives_the_time_for_its_answer_and_keeps_its_place() {
+async fn change_outlives_its_timeout_and_keeps_its_place() {
     let (program, may_reload, reloaded) = reloading();
     let page = start(program, Limits { connections: 1, ..QUICK }).await;
     assert_eq!(answer_to(page, RELOAD).await, "", "its time is over");
@@ -305,13 +305,13 @@ async fn a_change_outlives_the_time_for_its_answer_and_keeps_its_place() {
 }
 
 #[tokio::test]
-async fn a_client_that_ends_its_side_behind_the_request_gets_its_answer() {
+async fn half_closed_client_gets_its_response() {
     let (program, may_reload, _) = reloading();
     let page = start(program, Limits::of_one(1)).await;
     let mut stream = TcpStream::connect(page).await.expect("it listens");
     stream.write_all(RELOAD).await.expect("it is open");
     stream.shutdown().await.expect("it is open");
-    // It has seen the end by then.
+    // The server has seen the end of the stream by then.
     assert!(is_ok(&get_page(page, "/healthz").await));
     may_reload.send_replace(true);
     let answer = hear_out(&mut stream).await;
@@ -319,7 +319,7 @@ async fn a_client_that_ends_its_side_behind_the_request_gets_its_answer() {
 }
 
 #[tokio::test]
-async fn the_errors_of_http_itself_are_problems_too() {
+async fn http_errors_are_problem_details() {
     let page = start(Nobody::default(), QUICK).await;
     let long = format!("GET / HTTP/1.1\r\nHost: localhost\r\nX: {}\r\n\r\n", "x".repeat(100_000));
     for (said, status) in [
@@ -340,19 +340,19 @@ async fn the_errors_of_http_itself_are_problems_too() {
 }
 
 #[tokio::test]
-async fn a_body_that_is_announced_too_long_is_refused_before_it_comes() {
+async fn oversized_body_is_refused_by_its_length_header() {
     let program = Nobody { loopback: AdminAccess::Full, ..Nobody::default() };
     let page = start(program, Limits { head: SOON, whole: SOON, ..QUICK }).await;
     let head = b"POST /v1/reload HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n";
     let answer = answer_to(page, head).await;
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
-    // And to a client that sends all of it before it listens.
+    // Also to a client that sends everything before it reads.
     let whole = [&head[..], &[b'x'; 100_000]].concat();
     let answer = answer_to(page, &whole).await;
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
 }
 
-/// Watches, and has heard the first event.
+/// A watcher that has received the first event.
 async fn watching(page: SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect(page).await.expect("it listens");
     let request = b"GET /v1/live/events HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -372,9 +372,9 @@ async fn hear_until(stream: &mut TcpStream, wanted: &str) {
 }
 
 #[tokio::test]
-async fn the_place_of_a_watcher_that_left_is_free_at_once() {
+async fn place_of_a_departed_watcher_is_free_immediately() {
     let page = start(Nobody::default(), Limits { connections: 9, ..QUICK }).await;
-    // As many as may, again and again, without a reading in between.
+    // The maximum number of watchers, repeatedly, without reading in between.
     for _ in 0..5 {
         let mut all = Vec::new();
         for _ in 0..8 {
@@ -383,13 +383,13 @@ async fn the_place_of_a_watcher_that_left_is_free_at_once() {
         let answer = get_page(page, "/v1/live/events").await;
         assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("retry-after"), "{answer}");
         drop(all);
-        // The ends arrive in the order in which they were sent.
+        // The closed connections arrive in order.
         assert!(is_ok(&get_page(page, "/healthz").await));
     }
 }
 
 #[tokio::test]
-async fn who_watches_outlives_the_time_for_an_answer_and_gives_way_to_nobody() {
+async fn watcher_outlives_the_timeout_and_is_not_evicted() {
     let page = start(Nobody::default(), QUICK).await;
     let mut watching = watching(page).await;
     let mut idle = Vec::new();
@@ -397,14 +397,14 @@ async fn who_watches_outlives_the_time_for_an_answer_and_gives_way_to_nobody() {
         idle.push(TcpStream::connect(page).await.expect("it listens"));
         assert!(is_ok(&get_page(page, "/healthz").await));
     }
-    // The fourth comes after more than three seconds, which is all that another answer has.
+    // The fourth arrives after more than three seconds, the timeout of other responses.
     for _ in 0..4 {
         hear_until(&mut watching, "event: live").await;
     }
 }
 
 #[tokio::test]
-async fn who_asks_by_a_strangers_name_is_refused_with_the_remedy() {
+async fn unknown_host_name_is_refused_with_the_remedy() {
     let page = start(Nobody::default(), Limits::of_one(1)).await;
     let ask = |host: &str| format!("GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n").into_bytes();
     let refused = answer_to(page, &ask("evil.example:9641")).await;
@@ -418,14 +418,14 @@ async fn who_asks_by_a_strangers_name_is_refused_with_the_remedy() {
         let answer = answer_to(page, &ask(&host)).await;
         assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("turnpike_allocations"), "{answer}");
     }
-    // Whoever writes requests by hand, and old probes.
+    // Requests written by hand, and old monitoring programs.
     let old = answer_to(page, b"GET /metrics HTTP/1.0\r\n\r\n").await;
     assert!(old.starts_with("HTTP/1.0 200") && old.contains("turnpike_allocations"), "{old}");
 }
 
-/// Each of these gets an error or an end, none of them the page, and none keeps others from it.
+/// Each gets an error or a closed connection, and the page stays available.
 #[tokio::test]
-async fn malformed_requests_get_an_error_or_an_end_and_the_page_goes_on() {
+async fn malformed_requests_get_an_error_and_the_page_stays_up() {
     let page = start(Nobody::default(), QUICK).await;
     let head = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n";
     let many: String = (0..200).map(|n| format!("X-{n}: y\r\n")).collect();
@@ -508,9 +508,9 @@ async fn malformed_requests_get_an_error_or_an_end_and_the_page_goes_on() {
     }
 }
 
-/// One request a connection: what comes behind is no second one, whatever it looks like.
+/// One request per connection: anything after it is ignored.
 #[tokio::test]
-async fn of_several_requests_in_a_row_the_first_is_answered() {
+async fn only_the_first_of_pipelined_requests_is_answered() {
     let page = start(Nobody::default(), QUICK).await;
     let one = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
     let answer = answer_to(page, one.repeat(50).as_bytes()).await;
@@ -519,9 +519,9 @@ async fn of_several_requests_in_a_row_the_first_is_answered() {
     assert!(is_ok(&get_page(page, "/healthz").await));
 }
 
-/// Time is tokio's here, and passes when there is nothing to do.
+/// tokio's time is paused, and advances when all tasks are idle.
 #[tokio::test(start_paused = true)]
-async fn a_watcher_that_takes_nothing_is_closed_after_ten_seconds() {
+async fn stalled_watcher_is_closed_after_ten_seconds() {
     let limits = Limits::of_one(1);
     let router = routes::router(Arc::new(Nobody::default()), Changes::default(), None);
     let place = Arc::new(Semaphore::new(1)).try_acquire_owned().expect("the only one");
@@ -533,13 +533,13 @@ async fn a_watcher_that_takes_nothing_is_closed_after_ten_seconds() {
     let before = closed_for("slow");
     speak(&http(limits), server, router, via, limits, Progress::new(place), &ADMIN).await;
     assert!(closed_for("slow") > before);
-    // The events of some 20 s fit into the buffers on the way.
+    // The buffers on the way hold about 20 s of events.
     let seconds = begun.elapsed().as_secs();
     assert!((10..35).contains(&seconds), "{seconds} s");
     drop(client);
 }
 
-/// Seconds after which a client that reads nothing is closed.
+/// Seconds until a client that does not read is disconnected.
 async fn patience_with(stream: Stream) -> u64 {
     let limits = Limits::of_one(1);
     let router = routes::router(Arc::new(Nobody::default()), Changes::default(), None);
@@ -553,10 +553,10 @@ async fn patience_with(stream: Stream) -> u64 {
 
 const WATCH: &[u8] = b"GET /v1/live/events HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
-/// The kernel takes what the client does not: a little, and no more. A small reading a second fills that first; the kernel's own limit would
-/// take hours.
+/// The kernel buffers only a little. With its own limit, filling the buffer with one small event per second
+/// would take hours.
 #[tokio::test(start_paused = true)]
-async fn a_watcher_over_tcp_that_takes_nothing_is_closed_after_ten_seconds() {
+async fn stalled_tcp_watcher_is_closed_after_ten_seconds() {
     let bound = Bound::tcp(([127, 0, 0, 1], 0).into(), None, None).expect("loopback");
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.set_recv_buffer_size(4096).expect("the kernel takes a small one");
@@ -567,7 +567,7 @@ async fn a_watcher_over_tcp_that_takes_nothing_is_closed_after_ten_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watcher_over_a_unix_socket_that_takes_nothing_is_closed_after_ten_seconds() {
+async fn stalled_unix_watcher_is_closed_after_ten_seconds() {
     let dir = turnpike_testkit::Dir::new();
     let path = dir.at("s");
     let listener = Listener::Unix(UnixListener::bind(&path).expect("a short path"));

@@ -1,5 +1,5 @@
-//! The stream of one connection, shared by hyper and by the code around it: it replaces the bare errors that hyper writes itself, notices
-//! the end of a client that watches, and lets the last answer arrive.
+//! Stream of one connection, shared by hyper and the code around it. Replaces the bare errors that hyper
+//! writes, detects that a watching client has left, and lets the last response arrive.
 
 use std::{
     future::poll_fn,
@@ -25,15 +25,15 @@ use axum::{
 };
 use http_body_util::BodyExt as _;
 
-/// Time after the answer in which the client may end the connection itself. Closing earlier, with unread bytes of the request, makes the
-/// kernel send RST, which takes an answer on its way with it.
+/// Time after the response for the client to close the connection. Closing earlier with unread bytes makes
+/// the kernel send RST, which destroys a response in flight.
 const LINGER: Duration = Duration::from_secs(1);
-/// Bytes of a request that are read and dropped meanwhile.
+/// Maximum bytes of a request that are discarded in that time.
 const LINGER_BYTES: usize = 1 << 20;
 
 pub(super) struct Wire<S> {
     stream: Arc<Mutex<S>>,
-    /// True once a request has reached the service. Earlier output is an error that hyper wrote itself.
+    /// True once a request has reached the service. Earlier output is an error written by hyper.
     has_request: Arc<AtomicBool>,
 }
 
@@ -60,7 +60,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         self.stream.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads and drops bytes until the client ends its side, or has sent too many. hyper must not read meanwhile.
+    /// Discards bytes until the client closes its side or has sent too many. hyper must not read at the same
+    /// time.
     pub(super) async fn end(&self, most: usize) {
         let mut left = most;
         poll_fn(|cx| {
@@ -77,7 +78,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         .await;
     }
 
-    /// Answers a request that hyper has not understood.
+    /// Responds to a request that hyper could not parse.
     pub(super) async fn refuse(&self, problem: Problem) -> io::Result<()> {
         self.take_request();
         let mut response = problem.into_response();
@@ -94,7 +95,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         poll_fn(|cx| Pin::new(&mut *self.stream()).poll_flush(cx)).await
     }
 
-    /// Ends our side, and gives the client the time to end its own.
+    /// Closes our side, and gives the client time to close its own.
     pub(super) async fn close(&self) {
         let closing = async {
             if poll_fn(|cx| Pin::new(&mut *self.stream()).poll_shutdown(cx)).await.is_ok() {
@@ -105,7 +106,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
     }
 }
 
-/// A response as HTTP/1.1 writes it, the last one of its connection.
+/// Serializes the last response of a connection as HTTP/1.1.
 async fn written(response: Response) -> Vec<u8> {
     let (head, body) = response.into_parts();
     let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
@@ -118,7 +119,7 @@ async fn written(response: Response) -> Vec<u8> {
     bytes
 }
 
-/// The answer to a request that hyper has given up before it reached the service; none where no request has begun.
+/// Response to a request that hyper rejected before it reached the service; `None` if no request had begun.
 pub(super) fn problem(error: &hyper::Error) -> Option<Problem> {
     let (status, code, detail) = if error.is_timeout() {
         (StatusCode::REQUEST_TIMEOUT, "timeout", "the head of the request did not arrive in time")
@@ -136,7 +137,7 @@ pub(super) fn problem(error: &hyper::Error) -> Option<Problem> {
     Some(Problem::new(status, code, detail))
 }
 
-/// The answer to a request whose body did not come in time.
+/// Response to a request whose body did not arrive in time.
 pub(super) fn body_overdue() -> Problem {
     let detail = "the body of the request did not arrive in time";
     Problem::new(StatusCode::REQUEST_TIMEOUT, "timeout", detail)

@@ -1,4 +1,4 @@
-//! The last minutes, for whoever comes later: one point a second, and no more than fit into the time.
+//! Ring of the last minutes, with one point per second.
 
 use std::{collections::VecDeque, time::Instant};
 
@@ -9,19 +9,18 @@ const MOST: usize = 600;
 /// Seconds between two points.
 const STEP_S: f64 = 1.0;
 
-/// What a point has, in the order of [`Minutes::history`].
+/// Values in the order of [`Minutes::history`].
 type Point = [Option<f64>; 9];
 
-/// A ring of points.
 #[derive(Default)]
 pub(super) struct Minutes {
     points: VecDeque<Point>,
-    /// When the last one was.
+    /// Time of the last point.
     last: Option<(Instant, String)>,
 }
 
 impl Minutes {
-    /// Adds a point, and empty ones for the time in which there were none: a machine that slept has a gap.
+    /// Adds a point, and empty ones for missed seconds, such as after a suspend.
     pub(super) fn push(&mut self, at: Instant, live: &Live) {
         let missed = self.last.as_ref().map_or(0.0, |(last, _)| (at - *last).as_secs_f64() / STEP_S - 1.0);
         #[expect(
@@ -38,7 +37,7 @@ impl Minutes {
     }
 
     fn add(&mut self, point: Point) {
-        // No larger than it has to be: a ring takes all the memory that it has room for, one point after the other.
+        // Grows exactly: a ring eventually uses all its capacity.
         self.points.reserve_exact(MOST - self.points.len().min(MOST));
         if self.points.len() >= MOST {
             self.points.pop_front();
@@ -129,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_point_goes_and_a_pause_is_a_gap() {
+    fn oldest_point_is_dropped_and_a_pause_is_a_gap() {
         let start = Instant::now();
         let mut minutes = Minutes::default();
         assert_eq!((minutes.history().ends_at, minutes.history().open.len()), (None, 0));
@@ -140,13 +139,13 @@ mod tests {
         assert_eq!((history.open.len(), history.refused.len()), (MOST, MOST));
         assert_eq!((history.open[0], history.open[MOST - 1]), (Some(100.0), Some(699.0)));
         assert_eq!(history.ends_at.as_deref(), Some("at 699"));
-        assert_eq!(minutes.points.capacity(), MOST, "what is never used is memory all the same");
+        assert_eq!(minutes.points.capacity(), MOST, "the capacity is exact");
         minutes.push(start + Duration::from_secs(710), &live(1));
         let open = minutes.history().open;
         assert_eq!((open[MOST - 1], open[MOST - 12]), (Some(1.0), Some(699.0)));
         assert!(open[MOST - 11..MOST - 1].iter().all(Option::is_none));
         minutes.push(start + Duration::from_secs(1 << 40), &live(2));
         let open = minutes.history().open;
-        assert_eq!(open.iter().flatten().collect::<Vec<_>>(), [&2.0], "an end to gaps, too");
+        assert_eq!(open.iter().flatten().collect::<Vec<_>>(), [&2.0], "the gap is bounded");
     }
 }

@@ -1,4 +1,4 @@
-//! One reading of all that is counted, and what became of it since the one before.
+//! A reading of all counters, and its difference to the previous one.
 
 use std::{
     collections::HashMap,
@@ -19,10 +19,10 @@ use turnpike_turn::server::{DropReason, Stats, stats::ALLOCATION_MS};
 use super::Buckets;
 use crate::{program::Owner, threads::Share};
 
-/// What is counted by kind and reason, always in the same order.
+/// Counters by kind and reason, always in the same order.
 type Counted = Vec<(&'static str, &'static str, u64)>;
 
-/// All counts at a time.
+/// All counters at one time.
 pub(super) struct Reading {
     at: Instant,
     server: Option<ServerReading>,
@@ -31,7 +31,7 @@ pub(super) struct Reading {
 
 struct ServerReading {
     workers: Vec<WorkerSnapshot>,
-    /// Of all workers.
+    /// Sum of all workers.
     turn: Stats,
     drops: Counted,
     refusals: Counted,
@@ -70,7 +70,7 @@ impl Reading {
         self.server.as_ref().map(|server| &server.turn.allocation_times)
     }
 
-    /// What has happened since `before`. `waits` says for each worker how long a question waited for it.
+    /// Activity since `before`. `waits` has the response time of each worker.
     pub(super) fn since(
         &self,
         before: &Self,
@@ -155,7 +155,7 @@ impl ServerReading {
         }
     }
 
-    /// Bucket i counts calls with 2^i to 2^(i+1) - 1 datagrams, the last one all above.
+    /// Bucket i counts calls with 2^i to 2^(i+1) - 1 datagrams; the last one is unbounded.
     fn batches(&self, before: &Self, seconds: f64) -> Vec<Batch> {
         let total = |reading: &Self, bucket: usize| -> u64 {
             reading.workers.iter().map(|worker| worker.rx.batch[bucket]).sum()
@@ -195,7 +195,7 @@ fn live_worker(
     }
 }
 
-/// All that a worker, or the kernel in front of it, has lost.
+/// Packets dropped by a worker or its socket.
 fn dropped(worker: &WorkerSnapshot) -> u64 {
     let own: u64 = worker.turn.drops.iter().sum();
     let kept_alive = worker.turn.dropped(DropReason::Keepalive);
@@ -240,7 +240,7 @@ fn live_rule(before: &Rule, now: &Rule, seconds: f64) -> LiveRule {
     }
 }
 
-/// What was lost or dropped. A keepalive, to which nothing is to be said, is no loss.
+/// Lost and dropped packets. A keepalive needs no reply and is not a loss.
 fn drops(workers: &[WorkerSnapshot], turn: &Stats, by_kernel: impl Fn(KernelCount) -> u64) -> Counted {
     let sum = |of: fn(&WorkerSnapshot) -> u64| workers.iter().map(of).sum::<u64>();
     let keepalive = <&str>::from(DropReason::Keepalive);
@@ -263,7 +263,7 @@ fn drops(workers: &[WorkerSnapshot], turn: &Stats, by_kernel: impl Fn(KernelCoun
     counted
 }
 
-/// What was refused. 401 and 438 are how each client begins, and 300 leads somewhere else.
+/// Refused requests. 401 and 438 are part of every client's start, and 300 is a redirect.
 fn refusals(workers: &[WorkerSnapshot], turn: &Stats) -> Counted {
     let mut counted = family(turn, "error_responses", "answer");
     counted.retain(|(_, code, _)| !["300", "401", "438"].contains(code));
@@ -290,7 +290,7 @@ fn refusals(workers: &[WorkerSnapshot], turn: &Stats) -> Counted {
     counted
 }
 
-/// Connections that end for these reasons were not refused; failed handshakes have reasons of their own.
+/// Connections with these ends were not refused; failed handshakes have reasons of their own.
 const HARMLESS: [&str; 7] =
     ["client", "broken", "idle", "data_connection", "handed_over", "shutdown", "handshake"];
 
@@ -306,7 +306,7 @@ where
     all.iter().map(|one| (kind, (*one).into(), count(*one))).collect()
 }
 
-/// What there is of each, the most frequent first.
+/// Nonzero reasons, the most frequent first.
 fn reasons(before: &Counted, now: &Counted, seconds: f64, program: &dyn Owner) -> Vec<Reason> {
     let both = now.iter().zip(before);
     let counted =
@@ -322,7 +322,7 @@ fn reasons(before: &Counted, now: &Counted, seconds: f64, program: &dyn Owner) -
     reasons
 }
 
-/// Of what was counted since `before`.
+/// Quantiles of the allocations since `before`.
 pub(super) fn quantiles(before: &Buckets, now: &Buckets) -> Option<Quantiles> {
     let mut counts = *now;
     counts.iter_mut().zip(before).for_each(|(count, then)| *count = count.saturating_sub(*then));
@@ -362,7 +362,7 @@ fn ratio(count: u64, of: u64) -> Option<f64> {
     (of > 0).then(|| rounded(count as f64 / of as f64))
 }
 
-/// To a thousandth: more digits say nothing.
+/// Rounded to a thousandth, the meaningful precision.
 fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_of_the_time_between_and_of_all_workers() {
+    fn rates_cover_the_interval_and_all_workers() {
         let before = server(|worker| worker.turn.to_peer_bytes = 1000);
         let now = server(|worker| {
             (worker.turn.to_peer_bytes, worker.turn.connection_bytes) = (5000, [200, 0]);
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn reasons_that_have_happened_are_told_the_most_frequent_first() {
+    fn nonzero_reasons_are_listed_by_frequency() {
         let drop = |worker: &mut WorkerSnapshot, reason: DropReason, count| {
             worker.turn.drops[reason as usize] = count;
         };
@@ -447,13 +447,13 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_happen_is_no_negative_number() {
+    fn missing_counts_do_not_become_negative() {
         assert!(refused(&[]).is_sign_positive());
     }
 
-    /// And none for what cannot be.
+    /// Also rejects descriptions of reasons that do not exist.
     #[test]
-    fn the_page_has_words_for_each_reason() {
+    fn page_describes_each_reason() {
         let words = include_str!("../web/words.js");
         let (drops, refusals) = words.split_once("const REFUSALS").expect("two tables");
         let told = |table: &str| -> BTreeSet<String> {
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_for_one_reason_counts_once() {
+    fn each_refusal_counts_once() {
         let code =
             |wanted| turnpike_turn::server::stats::ERROR_CODES.iter().position(|(code, _)| *code == wanted);
         let now = server(|worker| {
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quantile_is_the_bound_of_the_bucket_that_it_lies_in() {
+    fn quantile_is_the_upper_bound_of_its_bucket() {
         let mut now = Buckets::default();
         assert_eq!(quantiles(&now, &now), None);
         (now[0], now[3]) = (98, 2);
@@ -499,11 +499,11 @@ mod tests {
         let before = now;
         now[ALLOCATION_MS.len()] = 1;
         let beyond = quantiles(&before, &now).unwrap();
-        assert_eq!((beyond.count, beyond.p50_s), (1, None), "more than can be told");
+        assert_eq!((beyond.count, beyond.p50_s), (1, None), "beyond the last bucket");
     }
 
     #[test]
-    fn a_rule_that_is_new_begins_at_nothing() {
+    fn new_rule_starts_at_zero() {
         let rule = |bytes, denied| Rule {
             name: "web".to_owned(),
             open: 2,

@@ -1,5 +1,5 @@
-//! Which sessions relay the most: all of them are gone through twice, slice by slice, and compared. Only while somebody watches, for it
-//! costs each worker some microseconds for each thousand sessions.
+//! Sessions that relay the most: compares two passes over all sessions, slice by slice. Runs only while
+//! watched, because each worker spends some microseconds per thousand sessions.
 
 use std::{
     cmp::Reverse,
@@ -15,20 +15,20 @@ use turnpike_turn::server::SessionId;
 
 use super::{Feed, reading::rate};
 
-/// Between two comparisons, and before the first.
+/// Interval of comparisons, and the shorter one before the first.
 const PAUSE: Duration = Duration::from_secs(5);
 const FIRST: Duration = Duration::from_secs(1);
-/// How many are told.
+/// Length of the list.
 const MOST: usize = 20;
 
-/// What all sessions had relayed at a time.
+/// Counters of all sessions at one time.
 struct Pass {
     at: Instant,
-    /// With the worker that has it.
+    /// With the worker of the session.
     traffic: HashMap<SessionId, (usize, SessionTraffic)>,
 }
 
-/// Compares for as long as the runtime lives.
+/// Compares while the runtime lives.
 pub(super) async fn compare(feed: Arc<Feed>) {
     let mut before: Option<Pass> = None;
     loop {
@@ -47,7 +47,7 @@ pub(super) async fn compare(feed: Arc<Feed>) {
     }
 }
 
-/// `None` where there is no server.
+/// `None` without a server.
 async fn pass(feed: &Feed) -> Option<Pass> {
     let at = Instant::now();
     let mut traffic = HashMap::new();
@@ -66,13 +66,13 @@ async fn pass(feed: &Feed) -> Option<Pass> {
     Some(Pass { at, traffic })
 }
 
-/// Bytes that a session relayed in between, both ways.
+/// Bytes relayed in between, both directions.
 fn relayed(before: &Pass, session: &SessionTraffic) -> u64 {
     let (to_peer, to_client) = since(before, session);
     to_peer.1 + to_client.1
 }
 
-/// Datagrams and bytes to peers and to the client. One that is new had nothing before.
+/// Datagrams and bytes to peers and to the client. A new session starts at zero.
 fn since(before: &Pass, session: &SessionTraffic) -> ((u64, u64), (u64, u64)) {
     let less =
         |now: (u64, u64), then: (u64, u64)| (now.0.saturating_sub(then.0), now.1.saturating_sub(then.1));
@@ -94,7 +94,7 @@ async fn rank(feed: &Feed, before: &Pass, now: &Pass) -> Talkers {
     let interval_s = (now.at - before.at).as_secs_f64();
     let mut talkers = Vec::with_capacity(active.len());
     for (_, worker, traffic) in active {
-        // One that has ended or moved meanwhile is left out.
+        // A session that has ended or moved is left out.
         let Some(session) = find(feed, worker, &traffic).await else { continue };
         let (to_peer, to_client) = since(before, &traffic);
         talkers.push(Talker {
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_session_relayed_is_what_it_has_more_than_before() {
+    fn relayed_traffic_is_the_difference_of_two_passes() {
         let before = pass_of(&[("1", 100, 1000), ("2", 5, 5)]);
         let now = pass_of(&[("1", 150, 1300), ("2", 5, 5), ("3", 7, 8)]);
         let of = |id: &str| {

@@ -1,4 +1,5 @@
-//! Users, secrets, realms, and keys of applications. Those of a store can be changed; no answer has a password, a key or a secret in it.
+//! Users, secrets, realms, and API keys. Items in a store can be changed. No response contains a password, a
+//! key or a secret.
 
 use axum::{
     Extension,
@@ -297,13 +298,13 @@ pub(super) async fn remove_realm(State(app): State<App>, name: PathPart) -> Resu
 }
 
 impl App {
-    /// The server is not kept for longer than this takes.
+    /// Must not be kept across a wait.
     fn accounts(&self) -> Result<Accounts, Problem> {
         let server = self.server()?;
         Ok(Accounts::new(server.settings, server.store))
     }
 
-    /// Has the other nodes of a fleet forget a user, unless the change was refused.
+    /// Makes the other nodes of a fleet drop a user from their caches, unless the change was refused.
     async fn tell_of_user(&self, realm: Option<String>, name: String, change: &Result<Change, Problem>) {
         if may_be_done(change)
             && let (Ok(fleet), Ok(server)) = (self.fleet(), self.server())
@@ -314,7 +315,7 @@ impl App {
         }
     }
 
-    /// Likewise for secrets, keys and realms.
+    /// Announces changes of secrets, keys and realms, unless the change was refused.
     async fn tell_of_rules<T>(&self, change: &Result<T, Problem>) {
         if may_be_done(change)
             && let Ok(fleet) = self.fleet()
@@ -324,12 +325,12 @@ impl App {
     }
 }
 
-/// Returns true if the store may have made a change, also where its answer was lost.
+/// Returns true if the store may have been changed, including after a lost answer.
 fn may_be_done<T>(change: &Result<T, Problem>) -> bool {
     change.as_ref().map_or_else(|problem| problem.status >= 500, |_| true)
 }
 
-/// A body that has to be there.
+/// A mandatory body.
 async fn needed<T: DeserializeOwned>(request: Request, example: &str) -> Result<T, Problem> {
     let missing = || Problem::bad_request(format!("a body is missing, such as {example}"));
     body(request).await?.ok_or_else(missing)
@@ -348,7 +349,7 @@ fn removed(what: &str, change: Change) -> Response {
 
 fn audit(what: &str, change: &Change, done: &str) -> Audit {
     let Change { name, realm, store, .. } = change;
-    // Names are what somebody has sent: no line of the log may be made up by them.
+    // Names are untrusted input and must not forge log lines.
     let place =
         if what == "realm" || realm.is_empty() { String::new() } else { format!(" in realm {realm:?}") };
     Audit(format!("{what} {name:?}{place} is {done} ({store})"))

@@ -1,4 +1,4 @@
-//! Bans: users and client addresses that get nothing for a while, on this server or on all nodes of its fleet.
+//! Bans of users and client addresses, on this server or on all nodes of its fleet.
 
 use axum::{
     Extension,
@@ -23,7 +23,7 @@ use crate::{
 
 /// Bytes of a username (RFC 8489 section 14.3).
 const LONGEST_USER: usize = 508;
-/// Characters that a reason may have.
+/// Characters of a reason.
 const LONGEST_REASON: usize = 200;
 
 /// A user or a client.
@@ -91,7 +91,7 @@ pub(super) async fn put_ban(
     let NewBan { user, realm, client, seconds, reason } = new;
     if reason.chars().count() > LONGEST_REASON || reason.contains(char::is_control) {
         let detail =
-            format!("reason is expected to have {LONGEST_REASON} characters at most, and no line ends");
+            format!("reason is expected to have {LONGEST_REASON} characters at most, and no line breaks");
         return Err(Problem::bad_request(detail));
     }
     if !(1..=fleet::LONGEST_BAN_S).contains(&seconds) {
@@ -155,24 +155,25 @@ pub(super) async fn remove_ban(
             return Err(Problem::new(StatusCode::NOT_FOUND, "no_such_ban", detail));
         }
     };
-    let audit = Audit(format!("{:?} is banned no more{}", subject.to_string(), later(announced)));
+    let audit = Audit(format!("{:?} is no longer banned{}", subject.to_string(), later(announced)));
     let bans = fleet.bans().iter().map(shown).collect();
     let status = if announced { StatusCode::OK } else { StatusCode::ACCEPTED };
     Ok((status, Extension(audit), Json(Unbanned { bans, announced })).into_response())
 }
 
-/// For the log, where the other nodes do not know yet.
+/// Suffix of the audit line if the other nodes do not know yet.
 const fn later(announced: bool) -> &'static str {
-    if announced { "" } else { "; the other nodes are told when the fleet's store answers again" }
+    if announced { "" } else { "; the other nodes are informed when the fleet's store answers again" }
 }
 
-/// The answer if the previous process does not carry out an order.
+/// Response if the previous process fails to execute an order.
 fn predecessor_disobeys(why: String) -> Problem {
-    predecessor_silent(format!("{why}; the order holds in this process alone: repeat it"))
+    predecessor_silent(format!("{why}; only this process has executed the order: repeat it"))
 }
 
 impl App {
-    /// Passes an order on to the previous process; its answer, if it still lives. In a fleet that process hears of bans as each node does.
+    /// Forwards an order to the previous process, if it still exists. In a fleet that process receives bans
+    /// like a node.
     async fn order_predecessor(
         &self,
         grant: &Grant,
@@ -208,9 +209,11 @@ impl App {
                 let prefix = client.parse().map_err(|why| Problem::bad_request(format!("client: {why}")))?;
                 Subject::Client(prefix)
             }
-            _ => return Err(Problem::bad_request("expected is a user, with its realm perhaps, or a client")),
+            _ => {
+                return Err(Problem::bad_request("a user, optionally with a realm, or a client is expected"));
+            }
         };
-        // As other nodes read it.
+        // Rejects subjects that other nodes cannot parse.
         match subject.to_string().parse() {
             Ok(read) if subject == read => Ok(subject),
             _ => Err(Problem::bad_request(

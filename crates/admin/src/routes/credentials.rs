@@ -1,5 +1,5 @@
-//! Credentials for applications, on the admin interface and on listeners of their own: as a browser wants them, and as the draft of a TURN
-//! REST API has it (draft-uberti-behave-turn-rest).
+//! Credentials for applications, on the admin interface and on separate listeners: in the form for browsers,
+//! and in that of the TURN REST API draft (draft-uberti-behave-turn-rest).
 
 use std::{
     sync::Arc,
@@ -29,12 +29,12 @@ use crate::{
     web,
 };
 
-/// What handlers of credentials work on.
+/// State of these handlers.
 #[derive(Clone)]
 pub(crate) struct CredentialService {
     program: Arc<dyn Owner>,
-    /// What applications show on listeners of their own. There are none on the admin interface, which lets in nobody to here but who may
-    /// do everything.
+    /// Keys for the separate listeners. `None` on the admin interface, where only clients with full access
+    /// get here.
     keys: Option<Arc<Keys>>,
 }
 
@@ -142,7 +142,8 @@ pub(crate) async fn rest(
 }
 
 impl RestQuery {
-    /// Of the URI, and of the body of a POST. What stands in both must be the same.
+    /// Merges the parameters of the URI and of a POST body. If both have a parameter, the values must be
+    /// equal.
     async fn of(request: Request) -> Result<Self, Problem> {
         let in_uri: Self = query(request.uri())?;
         if *request.method() != Method::POST {
@@ -169,11 +170,11 @@ impl RestQuery {
     }
 }
 
-/// What is said in two places.
+/// Merges a parameter from two places.
 fn one_of<T: PartialEq>(what: &str, one: Option<T>, other: Option<T>) -> Result<Option<T>, Problem> {
     match (one, other) {
         (Some(one), Some(other)) if one != other => {
-            Err(Problem::bad_request(format!("{what} is said twice, and not the same")))
+            Err(Problem::bad_request(format!("{what} has two different values")))
         }
         (one, other) => Ok(one.or(other)),
     }
@@ -211,7 +212,8 @@ impl CredentialService {
         Ok((Extension(audit), Json(as_in_the_draft(issued))).into_response())
     }
 
-    /// The key in the head of a request. On the admin interface a token stands there, and has been looked at.
+    /// Key in the Authorization header. On the admin interface the header holds a token, which was checked
+    /// already.
     fn shown(&self, headers: &HeaderMap) -> Result<Option<Secret>, Problem> {
         match self.keys {
             Some(_) => Ok(token(headers)?.map(Secret::new)),
@@ -219,7 +221,7 @@ impl CredentialService {
         }
     }
 
-    /// The key of an application; none of an administrator, who needs none.
+    /// The application's key; `None` for an administrator.
     async fn judge(&self, via: &Via, shown: Option<Secret>) -> Result<Option<ApiKey>, Refusal> {
         match &self.keys {
             Some(keys) => keys.judge(server_of(&*self.program), via, shown).await.map(Some),
@@ -229,7 +231,7 @@ impl CredentialService {
 
     fn issue(&self, key: Option<&ApiKey>, wanted: CredentialsRequest) -> Result<Issued, Refusal> {
         if self.program.process().is_draining() {
-            let detail = "this server takes no new clients: ask another one";
+            let detail = "this server takes no new clients: use another one";
             return Err(Refusal::unavailable("draining", detail));
         }
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
@@ -257,7 +259,7 @@ fn as_in_the_draft(issued: Issued) -> RestCredentials {
     let Issued { ttl, uris, grant, .. } = issued;
     let (username, password) = match grant {
         Grant::Password { username, password } => (username, password.reveal().to_owned()),
-        // The draft has none, and none is asked for by it.
+        // The draft has no tokens, and its form does not request them.
         Grant::Token { kid, .. } => (kid, String::new()),
     };
     RestCredentials { username, password, ttl, uris }

@@ -1,4 +1,4 @@
-//! The problems of each operation, for the document: which statuses it answers, with which codes and headers.
+//! Error responses of each operation for the OpenAPI document: statuses, codes and headers.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use utoipa::{
 
 use crate::problem::{CODES, Code, PROBLEM_JSON};
 
-/// Every operation: the connection, its way in, its query.
+/// For every operation: errors of the connection, the access and the query.
 const ALL: &[&str] = &[
     "bad_request",
     "body",
@@ -55,7 +55,7 @@ const ISSUES: &[&str] = &[
     "wrong_key",
 ];
 
-/// Codes of one operation, besides those above.
+/// Further codes of one operation.
 fn own(operation: &str) -> Vec<&'static [&'static str]> {
     match operation {
         "front" | "rest" | "make" => vec![ISSUES],
@@ -79,7 +79,7 @@ fn own(operation: &str) -> Vec<&'static [&'static str]> {
         "remove_realm" => vec![CHANGES, &["no_such_realm"]],
         "fleet" | "fleet_sessions" => vec![FLEET],
         "drain_node" | "uncordon_node" => vec![FLEET, &["fleet_store_unavailable", "no_such_node"]],
-        // What the node answers comes as it is.
+        // The node's own errors are forwarded unchanged.
         "of_node" | "end_of_node" => vec![
             FLEET,
             READS,
@@ -98,14 +98,14 @@ fn own(operation: &str) -> Vec<&'static [&'static str]> {
         "remove_ban" => {
             vec![&["no_server", "no_such_ban", "fleet_store_unavailable", "predecessor_silent"]]
         }
-        // Health is for programs that know no codes.
+        // Health checks have no codes.
         _ => vec![],
     }
 }
 
 const FLEET: &[&str] = &["no_fleet", "no_server"];
 
-/// Adds all that to the document.
+/// Adds the error responses to the document.
 pub(super) struct Errors;
 
 impl Modify for Errors {
@@ -137,14 +137,14 @@ impl Modify for Errors {
     }
 }
 
-/// With a mark for those that change something.
+/// Operations with true for those that change something.
 fn operations(item: &mut PathItem) -> impl Iterator<Item = (bool, &mut Operation)> {
     let PathItem { get, post, put, delete, .. } = item;
     let all = [(false, get), (true, post), (true, put), (true, delete)];
     all.into_iter().filter_map(|(is_change, operation)| Some((is_change, operation.as_mut()?)))
 }
 
-/// The statuses of these codes. A code with several comes with any of them.
+/// Codes by status. A code with several statuses is listed for each.
 fn by_status(names: &[&[&str]]) -> BTreeMap<u16, Vec<&'static Code>> {
     let mut statuses: BTreeMap<u16, Vec<&Code>> = BTreeMap::new();
     for code in CODES.iter().filter(|code| names.iter().any(|some| some.contains(&code.name))) {
@@ -170,14 +170,14 @@ fn header(status: u16) -> Option<(&'static str, Header)> {
     let (name, description) = match status {
         401 => ("WWW-Authenticate", "`Bearer`."),
         405 => ("Allow", "Methods of this path."),
-        429 | 503 => ("Retry-After", "Seconds until it is worth asking again."),
+        429 | 503 => ("Retry-After", "Seconds to wait before the next attempt."),
         _ => return None,
     };
     let text = Object::with_type(Type::String);
     Some((name, HeaderBuilder::new().schema(text).description(Some(description)).build()))
 }
 
-/// A body that may be left out is an object all the same.
+/// Removes null from the schema of an optional body.
 fn without_null(body: &mut RequestBody) {
     for content in body.content.values_mut() {
         if let Some(RefOr::T(Schema::OneOf(one))) = &mut content.schema

@@ -1,4 +1,5 @@
-//! Examples of answers, for the document: recorded from a running server, whose answers a test compares with them.
+//! Example responses for the OpenAPI document, recorded from a running server. A test compares them with real
+//! responses.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +12,11 @@ use utoipa::{
 /// Bodies by operation, status and media type.
 type Recorded = BTreeMap<String, BTreeMap<String, BTreeMap<String, Value>>>;
 
-/// See [`Recorded`]. `TURNPIKE_TEST_GOLDEN=write cargo test -p turnpike-admin --test admin every_path_answers` records missing ones.
+/// See [`Recorded`]. `TURNPIKE_TEST_GOLDEN=write cargo test -p turnpike-admin --test admin
+/// every_path_answers` records missing ones.
 const RECORDED: &str = include_str!("examples.json");
 
-/// Adds them to the document.
+/// Adds the examples to the document.
 pub(super) struct Examples;
 
 impl Modify for Examples {

@@ -1,4 +1,4 @@
-//! Other servers that are one service with this one: who is there, who takes nobody new, and what another of them says.
+//! The other servers of a fleet: status, draining, and forwarded requests.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -26,9 +26,9 @@ use crate::{
     problem::{PROBLEM_JSON, Problem},
 };
 
-/// Nodes that are asked at a time.
+/// Concurrent requests to nodes.
 const AT_A_TIME: usize = 8;
-/// Between a node and its cursor; in no name.
+/// Separates a node's name from its cursor; not allowed in names.
 const CURSOR: char = '~';
 
 impl From<FleetError> for Problem {
@@ -108,13 +108,13 @@ pub(super) async fn of_node(
     let (node, _) = path_part(node)?;
     let asker = app.asker(&grant);
     if asker.grant.via().is_node() {
-        return Err(Problem::bad_request("a node that is asked by another asks nobody"));
+        return Err(Problem::bad_request("a request from another node cannot be forwarded again"));
     }
-    // As it was written: what is encoded stays so.
+    // As received: percent-encoding is kept.
     let path = path_at_node(uri.path()).unwrap_or_default();
     if method == Method::DELETE && !path.starts_with("/v1/sessions/") {
         let detail =
-            format!("of another node only sessions can be ended: ask {node} itself for DELETE {path}");
+            format!("through another node only sessions can be deleted: send DELETE {path} to {node} itself");
         let problem = Problem::new(StatusCode::METHOD_NOT_ALLOWED, "no_such_method", detail);
         return Ok(([(header::ALLOW, "GET")], problem).into_response());
     }
@@ -158,7 +158,7 @@ pub(super) async fn fleet_sessions(
 ) -> Result<Json<FleetSessions>, Problem> {
     let asker = app.asker(&grant);
     if asker.grant.via().is_node() {
-        return Err(Problem::bad_request("a node that is asked by another asks nobody"));
+        return Err(Problem::bad_request("a request from another node cannot be forwarded again"));
     }
     let mut wanted: SessionQuery = query(&uri)?;
     check(&wanted)?;
@@ -177,7 +177,7 @@ pub(super) async fn fleet_sessions(
             page.next = Some(format!("{node}{CURSOR}"));
             return Ok(Json(page));
         }
-        // A node that has gone meanwhile leaves its place to the next one.
+        // If the node has left since, the next one follows.
         let cursor = within.take().filter(|_| node == from);
         let asked = SessionQuery { limit: Some(left), cursor, ..wanted.clone() };
         let found = if node == own {
@@ -200,14 +200,14 @@ pub(super) async fn fleet_sessions(
     Ok(Json(page))
 }
 
-/// The path that another node is asked for, of a path through this one.
+/// Path at the other node, from a path through this one.
 pub(crate) fn path_at_node(path: &str) -> Option<&str> {
     let rest = path.strip_prefix("/v1/fleet/nodes/")?;
     let inner = &rest[rest.find('/')?..];
     inner.starts_with("/v1/").then_some(inner)
 }
 
-/// Who asks, and what that one may do.
+/// A client and its rights.
 #[derive(Clone, Copy)]
 pub(super) struct Asker<'a> {
     pub(super) grant: &'a Grant,
@@ -219,7 +219,7 @@ impl App {
         Asker { grant, access: grant.access(&self.program.settings()) }
     }
 
-    /// `None` of a program that is no server.
+    /// `None` for a forwarder.
     pub(super) fn fleet(&self) -> Result<Arc<dyn FleetAdmin>, Problem> {
         self.program.fleet().ok_or_else(Problem::no_server)
     }
@@ -250,7 +250,7 @@ impl App {
         Ok(fleet.ask(PeerRequest { node, method: method.to_string(), path, rights, by }).await?)
     }
 
-    /// Sessions of another node; why not, for people.
+    /// Sessions of another node, or a message.
     async fn page_of(
         &self,
         asker: Asker<'_>,
@@ -263,7 +263,8 @@ impl App {
         answer.map_err(|problem| problem.detail).and_then(|answer| read(&answer))
     }
 
-    /// Asks the other nodes for what this one does not have, and gives the first good answer and who gave it; and how many did not answer.
+    /// Sends a request to the other nodes. Returns the first success with its node, and the number of nodes
+    /// without an answer.
     pub(super) async fn ask_others(
         &self,
         asker: Asker<'_>,
@@ -301,7 +302,7 @@ impl App {
     }
 }
 
-/// What another node has answered.
+/// Parses another node's answer.
 pub(super) fn read<T: DeserializeOwned>(answer: &Answer) -> Result<T, String> {
     if (200..300).contains(&answer.status) {
         return serde_json::from_str(&answer.body).map_err(|error| error.to_string());

@@ -1,4 +1,4 @@
-//! For programs that look after this one: whether it lives, whether it takes clients, what it counts, and what can be asked.
+//! Health checks, metrics, and the list of paths.
 
 use std::fmt::Write as _;
 
@@ -13,21 +13,21 @@ use utoipa::OpenApi as _;
 use super::{App, Document};
 use crate::{access::COUNTS, connections, credential_issuer, plain_text::plain_text, problem::Problem};
 
-/// Media type of the metrics, and how whoever takes it says so.
+/// Media type of OpenMetrics, and its name in an Accept header.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const OPENMETRICS_TYPE: &str = "application/openmetrics-text";
 /// Media type of [`plain_text`].
 const PLAIN_TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The end of such a text.
+/// End marker of OpenMetrics.
 const END: &str = "# EOF\n";
 
-/// What there is to look at.
-pub(super) const PATHS: &str = "/metrics       what the program counts, for Prometheus\n\
-     /livez         ok: it runs\n\
+/// Response to `/` for programs.
+pub(super) const PATHS: &str = "/metrics       metrics for Prometheus\n\
+     /livez         ok while the program runs\n\
      /readyz        ok, alone, recovering, waiting, or draining; /healthz is the same\n\
-     /openapi.json  what can be asked: sessions, workers, listeners, reload, drain and so on\n\
-     /              in a browser, a page that shows all that\n";
+     /openapi.json  description of the API: sessions, workers, listeners, reload, drain and so on\n\
+     /              in a browser, a page with an overview\n";
 
 /// Answers while the program runs.
 #[utoipa::path(get, path = "/livez", tag = "health", responses((status = 200, description = "`ok`.", body = String, content_type = "text/plain")))]
@@ -119,10 +119,10 @@ pub(super) async fn metrics(State(app): State<App>, headers: HeaderMap) -> Resul
     })
 }
 
-/// A family of counters: name, help, label, and the counts by its value.
+/// A family of counters: name, help, label, and counts by label value.
 type Family<'a> = (&'a str, &'a str, &'a str, &'a [(&'a str, u64)]);
 
-/// The text, and what this interface itself has counted.
+/// Adds the interface's own metrics.
 fn with_own(mut text: String, is_server: bool) -> Result<String, std::fmt::Error> {
     if text.ends_with(END) {
         text.truncate(text.len() - END.len());
@@ -130,7 +130,7 @@ fn with_own(mut text: String, is_server: bool) -> Result<String, std::fmt::Error
     let own: [Family<'_>; 2] = [
         (
             "admin_connections_closed",
-            "Connections to the admin interface that were refused, or ended without an answer or before it was taken, by reason.",
+            "Connections to the admin interface that were refused, or closed before the response was received, by reason.",
             "reason",
             &connections::ADMIN.by_reason(),
         ),
@@ -139,7 +139,7 @@ fn with_own(mut text: String, is_server: bool) -> Result<String, std::fmt::Error
     let of_applications: [Family<'_>; 3] = [
         (
             "credentials_api_connections_closed",
-            "Connections of applications that were refused, or ended without an answer or before it was taken, by reason.",
+            "Connections of applications that were refused, or closed before the response was received, by reason.",
             "reason",
             &connections::APPLICATIONS.by_reason(),
         ),
@@ -165,7 +165,7 @@ fn with_own(mut text: String, is_server: bool) -> Result<String, std::fmt::Error
     }
     write!(
         text,
-        "# HELP turnpike_admin_wrong_tokens Requests to the admin interface with a token that there is not.\n\
+        "# HELP turnpike_admin_wrong_tokens Requests to the admin interface with an unknown token.\n\
          # TYPE turnpike_admin_wrong_tokens counter\nturnpike_admin_wrong_tokens_total {}\n{END}",
         COUNTS.wrong_tokens()
     )?;

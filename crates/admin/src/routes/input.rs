@@ -1,5 +1,5 @@
-//! Reads what a request brings: the query and the body. An unknown, misplaced or repeated member is an error, and messages name the member
-//! in words of the API, never by a type of ours.
+//! Parses query and body of a request. An unknown, misplaced or repeated member is an error. Messages use the
+//! terms of the API instead of Rust types.
 
 use std::{borrow::Cow, collections::HashSet, fmt};
 
@@ -18,24 +18,24 @@ use url::form_urlencoded;
 
 use crate::problem::Problem;
 
-/// Bytes of the body of a request: more than any of ours has.
+/// Maximum bytes of a body; above the longest valid one.
 const MOST_BODY: usize = 4096;
 
-/// A part of a path, or what is wrong with it.
+/// A segment of a path, or its error.
 pub(super) type PathPart<T = String> = Result<Path<T>, PathRejection>;
 
-/// The part of a path, decoded.
+/// A decoded segment.
 pub(super) fn path_part<T>(part: PathPart<T>) -> Result<T, Problem> {
     let Path(text) = part.map_err(|_| Problem::bad_request("the path is not UTF-8"))?;
     Ok(text)
 }
 
-/// The parameters of a query.
+/// Parses the query.
 pub(super) fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Problem> {
     form(uri.query().unwrap_or_default().as_bytes())
 }
 
-/// Reads parameters as a query or a form has them (`application/x-www-form-urlencoded`).
+/// Parses parameters of a query or form (`application/x-www-form-urlencoded`).
 pub(super) fn form<T: DeserializeOwned>(text: &[u8]) -> Result<T, Problem> {
     check_form(text)?;
     let parameters = serde_urlencoded::Deserializer::new(form_urlencoded::parse(text));
@@ -48,7 +48,7 @@ pub(super) fn form<T: DeserializeOwned>(text: &[u8]) -> Result<T, Problem> {
     })
 }
 
-/// Names of the parameters; an error where one is there twice or is not UTF-8.
+/// Names of the parameters; an error for duplicates and for text that is not UTF-8.
 pub(super) fn check_form(text: &[u8]) -> Result<Vec<String>, Problem> {
     let mut names = Vec::new();
     for pair in text.split(|byte| *byte == b'&').filter(|pair| !pair.is_empty()) {
@@ -58,14 +58,14 @@ pub(super) fn check_form(text: &[u8]) -> Result<Vec<String>, Problem> {
             return Err(Problem::bad_request(format!("the parameter {name:?} is not UTF-8")));
         }
         if names.contains(&name) {
-            return Err(Problem::bad_request(format!("the parameter {name:?} is there twice")));
+            return Err(Problem::bad_request(format!("the parameter {name:?} appears twice")));
         }
         names.push(name);
     }
     Ok(names)
 }
 
-/// The JSON of a request; `None` if it has no body.
+/// Parses a JSON body; `None` without a body.
 pub(super) async fn body<T: DeserializeOwned>(request: Request) -> Result<Option<T>, Problem> {
     let (headers, bytes) = bytes(request).await?;
     if bytes.is_empty() {
@@ -75,14 +75,14 @@ pub(super) async fn body<T: DeserializeOwned>(request: Request) -> Result<Option
     read(&bytes).map(Some)
 }
 
-/// The request with its whole body, which is in memory from then on.
+/// Reads the whole body into memory.
 pub(crate) async fn whole(request: Request) -> Result<Request, Problem> {
     let (head, body) = request.into_parts();
     let too_long = || {
         let detail = format!("the body has more than {MOST_BODY} bytes");
         Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body", detail)
     };
-    // Content-Length, where it was sent.
+    // Content-Length, if present.
     if body.size_hint().lower() > MOST_BODY as u64 {
         return Err(too_long());
     }
@@ -90,7 +90,7 @@ pub(crate) async fn whole(request: Request) -> Result<Request, Problem> {
         if error.is::<LengthLimitError>() {
             return too_long();
         }
-        let detail = "the body did not come whole, or has broken chunks";
+        let detail = "the body is incomplete, or has broken chunks";
         Problem::new(StatusCode::BAD_REQUEST, "incomplete_body", detail)
     })?;
     Ok(Request::from_parts(head, Body::from(bytes.to_bytes())))
@@ -99,12 +99,12 @@ pub(crate) async fn whole(request: Request) -> Result<Request, Problem> {
 /// Head and body of a request.
 pub(super) async fn bytes(request: Request) -> Result<(HeaderMap, Bytes), Problem> {
     let (head, body) = whole(request).await?.into_parts();
-    // It is in memory already.
+    // The body is already in memory.
     let bytes = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     Ok((head.headers, bytes))
 }
 
-/// Other types may be sent by a page of another origin without a preflight (CORS).
+/// A page of another origin can send other types without a preflight (CORS).
 fn check_type(headers: &HeaderMap) -> Result<(), Problem> {
     let given = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let essence = given.split(';').next().unwrap_or_default().trim();
@@ -119,7 +119,7 @@ fn read<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, Problem> {
     let wrong = |why: String| Problem::bad_request(format!("the body cannot be read: {why}"));
     let Unique(value) = serde_json::from_slice(bytes).map_err(|error| wrong(error.to_string()))?;
     match value {
-        // serde would take the members of an object in a list, too.
+        // serde would accept an object's members as a list, too.
         Value::Object(_) => serde_path_to_error::deserialize(value).map_err(|error| {
             let why = in_words(&error.inner().to_string());
             wrong(match error.path().to_string() {
@@ -131,7 +131,7 @@ fn read<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, Problem> {
     }
 }
 
-/// A message of serde without types of Rust, and without the value, which may be a secret.
+/// Converts a message of serde: without Rust types, and without the value, which may be a secret.
 fn in_words(message: &str) -> String {
     if let Some(rest) = message.strip_prefix("invalid type: ").or(message.strip_prefix("invalid value: "))
         && let Some((found, expected)) = rest.rsplit_once(", expected ")
@@ -175,7 +175,7 @@ fn expected_in_words(expected: &str) -> Cow<'_, str> {
     format!("a whole number from 0 to {most}").into()
 }
 
-/// JSON in whose objects no member is there twice: two readers of one text may take different ones.
+/// JSON without duplicate members: parsers disagree about which one counts.
 struct Unique(Value);
 
 impl<'de> Deserialize<'de> for Unique {
@@ -230,7 +230,7 @@ impl<'de> Visitor<'de> for UniqueVisitor {
         let mut names = HashSet::new();
         while let Some(name) = members.next_key::<String>()? {
             if !names.insert(name.clone()) {
-                return Err(A::Error::custom(format_args!("the member {name:?} is there twice")));
+                return Err(A::Error::custom(format_args!("the member {name:?} appears twice")));
             }
             let Unique(value) = members.next_value()?;
             object.insert(name, value);

@@ -1,4 +1,4 @@
-//! What the program does at this moment: once, for the last minutes, or as a stream of events without an end.
+//! Current activity: once, for the last minutes, or as an endless stream of events.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::{
     problem::Problem,
 };
 
-/// `live` events of a stream with an end.
+/// Maximum `live` events of a stream with an end.
 const MOST_EVENTS: u64 = 1_000_000;
 
 /// Length of the stream.
@@ -99,19 +99,18 @@ pub(super) async fn events(
         return Err(Problem::bad_request(format!("count is expected to be 0 to {MOST_EVENTS}")));
     }
     let Some(Extension(progress)) = progress else {
-        let detail =
-            "events are not passed on by another node: ask this node itself, or for live and live/history";
+        let detail = "events are not forwarded between nodes: connect to this node itself, or use live and live/history";
         return Err(Problem::new(StatusCode::NOT_FOUND, "no_events", detail));
     };
     let watcher = app.live.watcher().ok_or_else(|| {
-        let detail = format!("{WATCHERS} watch already, and no more may: ask for /v1/live now and then");
+        let detail = format!("the maximum of {WATCHERS} subscribers is reached: poll /v1/live instead");
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_watchers", detail)
     })?;
     let (mut sender, body) = Channel::<Bytes>::new(1);
     let streaming = progress.stream();
     let program = Arc::clone(&app.program);
     tokio::spawn(async move {
-        // A reload may have taken the token away.
+        // A reload may have removed the token.
         let may_watch = || grant.access(&program.settings()) >= AdminAccess::Read;
         tokio::select! {
             ended = watcher.send(&mut sender, count, may_watch) => {
@@ -124,7 +123,7 @@ pub(super) async fn events(
         }
         drop(streaming);
     });
-    // Proxies are not to collect what is sent.
+    // Tells proxies not to buffer.
     let headers = [(header::CONTENT_TYPE.as_str(), "text/event-stream"), ("x-accel-buffering", "no")];
     Ok((headers, Body::new(body)).into_response())
 }

@@ -1,5 +1,6 @@
-//! Parameters and bodies that each operation takes, as the OpenAPI document says: anything else is an error. If it were ignored, a rotation
-//! with the realm in the query instead of the body would rotate the secret of another realm.
+//! Checks the parameters and body of each operation against the OpenAPI document; anything else is an error.
+//! If it were ignored, a rotation with the realm in the query instead of the body would rotate the secret of
+//! another realm.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -18,11 +19,11 @@ use utoipa::{
 use super::{Document, input};
 use crate::problem::Problem;
 
-/// Asked by programs that may add parameters against caches, and the answer is the same with them.
+/// Health checks may have arbitrary parameters, which monitoring programs add against caches.
 const HEALTH: [&str; 3] = ["/livez", "/readyz", "/healthz"];
 /// Checked by the node that answers.
 const OF_NODE: &str = "/v1/fleet/nodes/{node}/v1/{path}";
-/// Files of the page, which the document leaves out.
+/// Files of the page, which are not in the document.
 const FILES: &str = "/web/{name}";
 
 /// Operations by method and path.
@@ -88,7 +89,7 @@ impl Takes {
     }
 }
 
-/// Refuses requests with parameters or a body that their operation does not take.
+/// Refuses requests with parameters or a body that their operation does not have.
 pub(super) async fn check(
     State(parameters): State<Parameters>,
     path: Option<MatchedPath>,

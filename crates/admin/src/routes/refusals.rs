@@ -1,4 +1,4 @@
-//! Why a client was refused: what is remembered of the last refusals.
+//! Recently refused clients.
 
 use std::net::SocketAddr;
 
@@ -11,9 +11,9 @@ use utoipa::IntoParams;
 use super::{App, Json, query};
 use crate::problem::Problem;
 
-/// Refusals that are told, if nobody says how many.
+/// Default length of the list.
 const USUAL: usize = 100;
-/// The most that are told at a time.
+/// Maximum length of the list.
 const MOST: usize = 1000;
 
 /// Filter of refusals: all conditions must hold.
@@ -52,7 +52,7 @@ pub(super) async fn refusals(State(app): State<App>, uri: Uri) -> Result<Json<Re
     Ok(Json(Refusals { refusals }))
 }
 
-/// A port says nothing: a client that tries again comes from another one.
+/// The port is ignored: a client uses another one for each attempt.
 fn prefix(text: &str) -> Result<Cidr, Problem> {
     let address = text.parse::<SocketAddr>().map_or_else(|_| text.to_owned(), |at| at.ip().to_string());
     address.parse().map_err(|why| Problem::bad_request(format!("client: {why}")))

@@ -1,4 +1,4 @@
-//! The program as a whole: how it is, what it was built from, its configuration and log, and what it can be told to do.
+//! The program as a whole: state, build, configuration, log, reload and drain.
 
 use std::{env, time::Duration};
 
@@ -14,9 +14,9 @@ use turnpike_measure::units::span;
 use super::{App, Json, body};
 use crate::{access::Audit, problem::Problem};
 
-/// The longest deadline of a drain, in seconds, as the configuration has it.
+/// Maximum deadline of a drain in seconds, as in the configuration.
 const LONGEST: u32 = 86_400;
-/// Characters of a filter of log lines.
+/// Maximum characters of a log filter.
 const LONGEST_FILTER: usize = 1000;
 
 /// Shows the state of the program.
@@ -117,7 +117,7 @@ pub(super) async fn reload(State(app): State<App>) -> Result<Response, Problem> 
     match app.program.process().reload().await {
         Ok(reloaded) => {
             let audit = Audit(match reloaded.changed.len() {
-                0 => "nothing has changed".to_owned(),
+                0 => "no changes".to_owned(),
                 count => format!("changed: {count}"),
             });
             Ok((Extension(audit), Json(reloaded)).into_response())
@@ -127,15 +127,13 @@ pub(super) async fn reload(State(app): State<App>) -> Result<Response, Problem> 
             let problem = Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "wrong_configuration", detail);
             Err(problem.with_errors(lines))
         }
-        Err(NotReloaded::Draining) => Err(Problem::new(
-            StatusCode::CONFLICT,
-            "draining",
-            "the program drains, and reloads nothing any more",
-        )),
+        Err(NotReloaded::Draining) => {
+            Err(Problem::new(StatusCode::CONFLICT, "draining", "the program is draining and does not reload"))
+        }
         Err(NotReloaded::Upgrade) => Err(Problem::new(
             StatusCode::CONFLICT,
             "upgrade",
-            "another process takes this one's place: ask again, and it will answer",
+            "another process is taking over: repeat the request",
         )),
     }
 }

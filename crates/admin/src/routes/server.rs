@@ -11,7 +11,7 @@ use turnpike_relay::{WorkerSnapshot, sessions::Look};
 use super::{App, Json};
 use crate::{problem::Problem, program::seconds};
 
-/// A worker that takes longer to answer is told as one that does not.
+/// Timeout of a worker's answer; after it, the worker counts as not answering.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Lists limits with the amounts in use.
@@ -134,7 +134,7 @@ pub(super) async fn workers(State(app): State<App>) -> Result<Json<Workers>, Pro
     let snapshots = app.server()?.relay.snapshots();
     let mut workers = Vec::with_capacity(snapshots.len());
     for (number, snapshot) in snapshots.iter().enumerate() {
-        // A question about nothing: how long it waits is what is asked.
+        // An empty request, to measure the response time.
         let nothing = Look { from: u32::MAX, most: 0, filter: std::sync::Arc::default(), details: false };
         let looked = timeout(PATIENCE, app.look(number, nothing)).await;
         let waited = looked.ok().and_then(Result::ok).map(|looked| looked.waited);
@@ -160,7 +160,7 @@ pub(super) async fn workers(State(app): State<App>) -> Result<Json<Workers>, Pro
     Ok(Json(Workers { workers }))
 }
 
-/// To a thousandth.
+/// Rounded to a thousandth.
 fn rounded(share: f64) -> f64 {
     (share * 1000.0).round() / 1000.0
 }

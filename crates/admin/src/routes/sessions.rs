@@ -1,4 +1,4 @@
-//! Sessions: listed in pages, looked at, ended. Workers are asked slice by slice (`turnpike_relay::sessions`).
+//! Sessions: listed in pages, shown, ended. Workers are queried slice by slice (`turnpike_relay::sessions`).
 
 use std::sync::Arc;
 
@@ -24,16 +24,18 @@ use crate::{
     program::ServerView,
 };
 
-/// Sessions of a page, if nobody says how many.
+/// Default page size.
 const PAGE: usize = 100;
-/// The most that a page has.
+/// Maximum page size.
 const LONGEST_PAGE: usize = 1000;
-/// In front of a cursor of the previous process.
+/// Prefix of a cursor of the previous process.
 const PREVIOUS: &str = "previous";
-/// A session that moves to another worker while it is looked for may be missed; not so often.
+/// A session that moves to another worker during a search can be missed; repeated searches make that
+/// unlikely.
 const TRIES: usize = 3;
 
-/// Where a listing is. What begins behind it is in a later page; what moves to a worker before it is in none.
+/// Position of a listing. Sessions that begin after it are on a later page; sessions that move to an earlier
+/// worker are on none.
 enum Place {
     Here {
         worker: usize,
@@ -49,7 +51,7 @@ impl Default for Place {
     }
 }
 
-/// Rejects values that cannot be meant.
+/// Rejects invalid values.
 pub(super) fn check(query: &SessionQuery) -> Result<(), Problem> {
     filter(query).map(drop)
 }
@@ -162,7 +164,7 @@ fn ended(session: Session) -> Response {
     let Session { id, user, realm, node, process, .. } = &session;
     let process = process.map_or_else(String::new, |pid| format!(" in process {pid}"));
     let node = node.as_ref().map_or_else(String::new, |node| format!(" at node {node:?}"));
-    // A username is what a client has sent: no line of the log may be made up by it.
+    // Usernames are untrusted input and must not forge log lines.
     let audit = Audit(format!("session {id} of {user:?} in realm {realm:?}{process}{node} is ended"));
     (Extension(audit), Json(session)).into_response()
 }
@@ -179,18 +181,20 @@ pub(super) fn predecessor_silent(why: String) -> Problem {
 fn no_such(id: SessionId, silent: usize) -> Problem {
     let detail = match silent {
         0 => format!("there is no session {id}: it may have ended"),
-        nodes => format!("there is no session {id} where somebody answers; nodes that do not: {nodes}"),
+        nodes => {
+            format!("there is no session {id} on the nodes that answered; nodes without an answer: {nodes}")
+        }
     };
     Problem::new(StatusCode::NOT_FOUND, "no_such_session", detail)
 }
 
 impl App {
-    /// The server, not to be kept while waiting.
+    /// The server; must not be kept across a wait.
     pub(super) fn server(&self) -> Result<ServerView, Problem> {
         server_of(&*self.program)
     }
 
-    /// Sessions of this server, and then those of the previous process.
+    /// Sessions of this server, followed by those of the previous process.
     pub(super) async fn page(&self, by: &Grant, query: &SessionQuery) -> Result<SessionPage, Problem> {
         let (filter, limit, mut place) = (Arc::new(filter(query)?), limit(query)?, place(query)?);
         let workers = self.server()?.relay.workers();
@@ -239,14 +243,14 @@ impl App {
         Ok(page)
     }
 
-    /// Asks one worker for a slice.
+    /// Requests a slice from one worker.
     pub(super) async fn look(&self, worker: usize, look: Look) -> Result<Looked, Problem> {
         let (sender, answer) = oneshot::channel();
         self.server()?.relay.look(worker, look, move |looked| _ = sender.send(looked));
         answer.await.map_err(|_| Problem::stopping())
     }
 
-    /// What the sessions of each listener have relayed, over all workers.
+    /// Traffic of the sessions by listener, over all workers.
     pub(super) async fn traffic(&self) -> Result<Tally, Problem> {
         let workers = self.server()?.relay.workers();
         let mut sums = Tally::default();
@@ -263,7 +267,7 @@ impl App {
         Ok(sums)
     }
 
-    /// What the previous process or another node says of a session that is not here, or has done with it.
+    /// Shows or ends a session in the previous process or on another node.
     async fn elsewhere(&self, asker: Asker<'_>, method: &Method, id: SessionId) -> Result<Session, Problem> {
         let path = format!("/v1/sessions/{id}");
         if let Some(predecessor) = &self.predecessor {
@@ -293,7 +297,7 @@ impl App {
         answer.await.map_err(|_| Problem::stopping())
     }
 
-    /// Looks through all workers.
+    /// Searches all workers.
     async fn find(&self, id: SessionId) -> Result<Option<Found>, Problem> {
         let filter = Arc::new(SessionFilter { id: Some(id), ..SessionFilter::default() });
         for worker in 0..self.server()?.relay.workers() {

@@ -1,4 +1,4 @@
-//! Every answer that a test gets is one that the OpenAPI document has.
+//! Checks that every response in the tests is documented.
 
 use std::{fs, sync::LazyLock};
 
@@ -11,7 +11,7 @@ static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
     serde_json::from_str(&fs::read_to_string(path).expect("it is in the repository")).expect("JSON")
 });
 
-/// The operation that a request asks for, if there is one.
+/// Operation of a request, if there is one.
 fn operation(method: &str, path: &str) -> Option<&'static Value> {
     let fits = |template: &str| {
         let (mut wanted, mut given) = (template.split('/'), path.split('/'));
@@ -30,7 +30,7 @@ fn operation(method: &str, path: &str) -> Option<&'static Value> {
     exact?.get(method.to_lowercase())
 }
 
-/// What a reference leads to, or the value itself.
+/// Follows a reference.
 fn resolved(value: &'static Value) -> &'static Value {
     match value["$ref"].as_str() {
         Some(place) => DOCUMENT.pointer(place.trim_start_matches('#')).expect("it is there"),
@@ -38,7 +38,7 @@ fn resolved(value: &'static Value) -> &'static Value {
     }
 }
 
-/// Fails if the document has another status for this operation, another code for the status, or other headers.
+/// Fails if the status, the code or a header of the response is not documented for this operation.
 pub(super) fn check(request: &[u8], answer: &Answer) {
     let line = String::from_utf8_lossy(request);
     let mut words = line.lines().next().unwrap_or_default().split(' ');

@@ -1,4 +1,4 @@
-//! Examples of answers in the OpenAPI document, held against answers of a running server.
+//! Compares example responses of the OpenAPI document with real ones.
 
 use std::{collections::BTreeMap, fs};
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::Answer;
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/routes/examples.json");
-/// Items of a list, and lines of a text.
+/// Maximum items of a list, and lines of a text.
 const ITEMS: usize = 2;
 const LINES: usize = 3;
 
@@ -23,7 +23,7 @@ impl Examples {
         Self { known: serde_json::from_str(&text).unwrap(), updates: turnpike_testkit::writes_golden_files() }
     }
 
-    /// Compares the example of an operation with an answer: the same members, with values of the same kinds.
+    /// Compares the example of an operation with a response: equal members, with values of the same kinds.
     #[track_caller]
     pub(crate) fn compare(&mut self, operation: &str, answer: &Answer) {
         if operation == "openapi" {
@@ -67,7 +67,7 @@ fn shortened(value: Value) -> Value {
     }
 }
 
-/// A list or a value may be missing in either; a member may not.
+/// List items and values may be missing on either side; members may not.
 fn is_alike(example: &Value, real: &Value) -> bool {
     match (example, real) {
         (Value::Null, _) | (_, Value::Null) => true,

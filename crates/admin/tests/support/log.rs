@@ -1,4 +1,4 @@
-//! Log lines of the interface, of all tests of this program.
+//! Log lines of all tests in this program.
 
 use std::{
     io::{self, Write},
@@ -7,7 +7,7 @@ use std::{
 
 static LINES: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 
-/// Keeps all lines from now on.
+/// Starts collecting lines.
 pub(crate) fn keep() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -15,7 +15,7 @@ pub(crate) fn keep() {
     });
 }
 
-/// The lines that contain all of these.
+/// Lines that contain all of these.
 pub(crate) fn lines_with(parts: &[&str]) -> Vec<String> {
     let text = String::from_utf8(LINES.lock().unwrap().clone()).unwrap();
     let fits = |line: &&str| parts.iter().all(|part| line.contains(part));

@@ -1,4 +1,4 @@
-//! A program with an interface, some clients of its relay, and a client of the interface that writes its bytes by hand.
+//! A program with an interface, clients of its relay, and a client that writes raw requests.
 
 mod document;
 pub(crate) mod examples;
@@ -44,14 +44,14 @@ pub(crate) use together::{Member, Together};
 pub(crate) const FULL: &str = "full-0123456789abcdef";
 pub(crate) const READ: &str = "read-0123456789abcdef";
 
-/// A directory of one test, removed with the value.
+/// Directory of one test, removed on drop.
 pub(crate) struct Dir(PathBuf);
 
 impl Dir {
     pub(crate) fn new() -> Self {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        // Short: the path of a socket has 107 bytes at the most.
+        // Short, because socket paths have at most 107 bytes.
         let path = std::env::temp_dir().join(format!("tpa-{}-{number}", std::process::id()));
         fs::create_dir_all(&path).unwrap();
         Self(path)
@@ -84,7 +84,7 @@ pub(crate) fn relay_state(bind: IpAddr, is_up: bool) -> RelayState {
     RelayState { address, is_up, since: SystemTime::UNIX_EPOCH }
 }
 
-/// What the interface asks.
+/// A program for the interface.
 pub(crate) struct Double {
     relay: Option<Arc<Relay>>,
     pub(crate) settings: Mutex<Settings>,
@@ -98,7 +98,7 @@ pub(crate) struct Double {
     pub(crate) ended: AtomicBool,
     pub(crate) refusals: Mutex<Vec<Refusal>>,
     pub(crate) rules: Mutex<Vec<Rule>>,
-    /// Of a server.
+    /// Only for a server.
     fleet: Option<Arc<Member>>,
 }
 
@@ -199,38 +199,38 @@ impl Owner for Double {
     }
 }
 
-/// A program that runs on a thread of its own, as the control thread does.
+/// A program on a thread of its own, like the control thread.
 pub(crate) struct Running {
     pub(crate) program: Arc<Double>,
     pub(crate) tcp: Vec<SocketAddr>,
-    /// Where applications ask.
+    /// Listeners for applications.
     pub(crate) applications: Vec<SocketAddr>,
     pub(crate) dir: Dir,
-    /// Told to accept nothing more.
+    /// Makes it stop accepting.
     close: tokio::sync::mpsc::UnboundedSender<()>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Running {
-    /// A server with so many workers on a Unix socket and on loopback, where tokens are known.
+    /// A server on a Unix socket and on loopback, with tokens.
     pub(crate) fn server(workers: usize) -> Self {
         Self::start(Some(workers), with_tokens)
     }
 
-    /// The same, one of several that are one service.
+    /// A node of a fleet.
     pub(crate) fn node(together: &Together, name: &str, workers: usize) -> Self {
         Self::start_as(Some(together.join(name)), Some(workers), |settings, dir| {
             with_tokens(&mut settings.admin, dir);
         })
     }
 
-    /// A server, or a forwarder, that listens on a Unix socket and on loopback if nothing else is said.
+    /// A server or forwarder, by default on a Unix socket and on loopback.
     pub(crate) fn start(workers: Option<usize>, change: impl FnOnce(&mut AdminSettings, &Dir)) -> Self {
         Self::configured(workers, |settings, dir| change(&mut settings.admin, dir))
     }
 
-    /// The same, of which anything may be configured.
+    /// A server or forwarder with any configuration.
     pub(crate) fn configured(workers: Option<usize>, change: impl FnOnce(&mut Settings, &Dir)) -> Self {
         Self::start_as(workers.map(|_| Member::alone()), workers, change)
     }
@@ -290,12 +290,12 @@ impl Running {
         Self { program, tcp, applications, dir, close, stop: Some(stop), thread: Some(thread) }
     }
 
-    /// Has it accept nothing more.
+    /// Makes it stop accepting.
     pub(crate) fn close(&self) {
         self.close.send(()).unwrap();
     }
 
-    /// How it stands with others.
+    /// Its view of the fleet.
     pub(crate) fn member(&self) -> &Member {
         self.program.fleet.as_ref().expect("it is a server")
     }
@@ -304,14 +304,14 @@ impl Running {
         self.program.relay.as_ref().expect("it is a server")
     }
 
-    /// A client over UDP that has an allocation; its address and the relayed one.
+    /// A UDP client with an allocation, and the relayed address.
     pub(crate) fn allocated(&self) -> (UdpSocket, SocketAddr) {
         let client = stun::Client::new(self.relay().listeners().udp[0]);
         let allocated = client.ask(&stun::allocate_request(None));
         (client.socket().try_clone().unwrap(), allocated.address(stun::attribute::XOR_RELAYED_ADDRESS))
     }
 
-    /// Asks over the Unix socket.
+    /// Sends a request over the Unix socket.
     pub(crate) fn ask(&self, method: &str, path: &str, body: Option<&str>) -> Answer {
         let mut stream = UnixStream::connect(self.dir.path("a.sock")).unwrap();
         exchange(&mut stream, &request(method, path, "localhost", &[], body))
@@ -321,18 +321,18 @@ impl Running {
         self.ask("GET", path, None)
     }
 
-    /// The same with a header.
+    /// Sends GET with a header.
     pub(crate) fn get_with(&self, path: &str, header: (&str, &str)) -> Answer {
         let mut stream = UnixStream::connect(self.dir.path("a.sock")).unwrap();
         exchange(&mut stream, &request("GET", path, "localhost", &[header], None))
     }
 
-    /// Asks on loopback with these headers.
+    /// Sends a request on loopback with these headers.
     pub(crate) fn ask_tcp(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
         self.say_tcp(&request(method, path, &self.tcp[0].to_string(), headers, None))
     }
 
-    /// Asks where applications ask.
+    /// Sends a request to a listener for applications.
     pub(crate) fn apply(
         &self,
         method: &str,
@@ -345,7 +345,7 @@ impl Running {
         exchange(&mut TcpStream::connect(at).unwrap(), &bytes)
     }
 
-    /// A key of this name, of which the store knows, and all that is said of it beside.
+    /// Adds an API key with further members.
     pub(crate) fn key(&self, name: &str, more: Value) -> String {
         let key = api_keys::make(name, rand::random());
         let mut body = more;
@@ -356,7 +356,7 @@ impl Running {
         key.reveal().to_owned()
     }
 
-    /// Says this on loopback.
+    /// Sends raw bytes on loopback.
     pub(crate) fn say_tcp(&self, bytes: &[u8]) -> Answer {
         exchange(&mut TcpStream::connect(self.tcp[0]).unwrap(), bytes)
     }
@@ -383,7 +383,7 @@ fn with_tokens(settings: &mut AdminSettings, _: &Dir) {
 /// The file of the embedded store.
 pub(crate) const STATE: &str = "state/turnpike.sqlite";
 
-/// To be called on a runtime.
+/// Must be called on a runtime.
 pub(crate) fn store(file: &Path) -> Store {
     let (address, limits) = (StoreAddress::Sqlite(file.to_owned()), Limits::default());
     let database = Database::new(&address, 1, SqliteUse::Own, &limits);
@@ -412,7 +412,7 @@ fn relay(workers: usize) -> Relay {
     Relay::start(&config, Arc::new(()), Arc::new(())).unwrap()
 }
 
-/// A request as it goes over the wire.
+/// Serialized request.
 pub(crate) fn request(
     method: &str,
     path: &str,
@@ -433,7 +433,7 @@ pub(crate) fn request(
     (text + "\r\n" + body.unwrap_or_default()).into_bytes()
 }
 
-/// An answer, taken apart.
+/// A parsed response.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -442,7 +442,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// The value of a header, which must be there once.
+    /// Value of a header that must appear exactly once.
     pub(crate) fn header(&self, wanted: &str) -> &str {
         let lines = self.head.lines().filter_map(|line| line.split_once(": "));
         let found: Vec<&str> =
@@ -456,7 +456,7 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// What a problem is called; it must be one of this status.
+    /// Code of a problem with this status.
     #[track_caller]
     pub(crate) fn problem(&self, status: u16) -> String {
         assert_eq!(self.status, status, "{self:?}");
@@ -476,9 +476,9 @@ impl Answer {
     }
 }
 
-/// Says it, and reads until the end.
+/// Sends bytes and reads to the end.
 pub(crate) fn exchange(stream: &mut (impl Read + Write), bytes: &[u8]) -> Answer {
-    // It may have heard enough, and closed.
+    // The server may have closed already.
     let _ = stream.write_all(bytes);
     let mut answer = Vec::new();
     let mut piece = [0; 4096];
@@ -504,7 +504,7 @@ pub(crate) fn exchange(stream: &mut (impl Read + Write), bytes: &[u8]) -> Answer
     answer
 }
 
-/// By TLS, as this client.
+/// Over TLS, as this client.
 pub(crate) fn exchange_tls(to: SocketAddr, config: &Arc<ClientConfig>, bytes: &[u8]) -> io::Result<Answer> {
     let name = ServerName::try_from("admin.example.org").unwrap();
     let connection = ClientConnection::new(Arc::clone(config), name).map_err(io::Error::other)?;
@@ -512,7 +512,7 @@ pub(crate) fn exchange_tls(to: SocketAddr, config: &Arc<ClientConfig>, bytes: &[
     while stream.conn.is_handshaking() {
         stream.conn.complete_io(&mut stream.sock)?;
     }
-    // TLS 1.3 tells a refused client certificate only now.
+    // TLS 1.3 reports a refused client certificate only now.
     stream.write_all(bytes)?;
     stream.flush()?;
     let mut first = [0; 1];

@@ -1,4 +1,4 @@
-//! Servers that are one service, as the interface sees them, with nothing but memory between them.
+//! In-memory fleet from the interface's point of view.
 
 use std::{
     collections::BTreeMap,
@@ -16,18 +16,18 @@ use turnpike_fleet::{Answer, Ban, NodeName, Ordered, Question, Subject, Unbanned
 
 type Questions = UnboundedSender<(Question, Reply)>;
 
-/// All of them, by name.
+/// All nodes by name.
 #[derive(Clone, Default)]
 pub(crate) struct Together(Arc<Mutex<BTreeMap<String, Questions>>>);
 
-/// One of them, or one that is none.
+/// A node, or a server without a fleet.
 pub(crate) struct Member {
     together: Option<Together>,
     name: String,
     questions: Arc<tokio::sync::Mutex<UnboundedReceiver<(Question, Reply)>>>,
     pub(crate) health: Mutex<FleetHealth>,
     bans: Mutex<Vec<Ban>>,
-    /// What the others were told, line by line.
+    /// Notices to the others, line by line.
     pub(crate) told: Arc<Mutex<Vec<String>>>,
 }
 
@@ -38,14 +38,14 @@ impl Together {
         Arc::new(member)
     }
 
-    /// Has it answer nobody any more, though it is listed.
+    /// Stops its answers, although it is listed.
     pub(crate) fn silence(&self, name: &str) {
         self.0.lock().unwrap().insert(name.to_owned(), mpsc::unbounded_channel().0);
     }
 }
 
 impl Member {
-    /// Of a server that is in no fleet.
+    /// A server without a fleet.
     pub(crate) fn alone() -> Arc<Self> {
         Arc::new(Self::new(None, "alone").1)
     }
@@ -145,7 +145,7 @@ impl FleetAdmin for Member {
         self.bans.lock().unwrap().clone()
     }
 
-    /// Of mallory the others hear later.
+    /// Announcements about mallory are delayed.
     fn ban(&self, ban: Ban) -> Later<'_, Result<Ordered, FleetError>> {
         let is_announced = !ban.subject.to_string().contains("mallory");
         self.bans.lock().unwrap().push(ban);

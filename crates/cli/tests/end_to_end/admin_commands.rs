@@ -304,7 +304,7 @@ fn drain_exits_after_the_last_session_or_at_the_deadline() {
     assert!(said.stdout.starts_with("draining: 1 open, for at most 1 day"), "{}", said.output());
     let refused = login.run(&["reload"]);
     assert_eq!(refused.code, Some(1));
-    assert!(refused.stderr.contains("drains"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("draining"), "{}", refused.stderr);
     let said = login.json(&["drain", "--deadline", "0"]);
     assert_eq!(said["open"], 1);
     server.wait(SOON).ended(0).says("sessions still open are ended");

@@ -231,7 +231,7 @@ fn commands_use_the_running_server_or_else_the_embedded_store() {
         .says("no running turnpike serve");
 }
 
-/// The output matches that of a running server: see `the_commands_say_the_same_of_a_running_server_and_of_its_store` in crates/admin.
+/// The output matches that of a running server: see `commands_give_the_same_output_with_and_without_a_server` in crates/admin.
 #[test]
 fn commands_create_the_embedded_store_and_report_mistakes() {
     let dir = Dir::new();
