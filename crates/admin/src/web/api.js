@@ -1,5 +1,5 @@
-// The API as the page uses it: one token for all requests, problems as errors, and the stream of readings, which begins anew by itself.
-// EventSource cannot send a token, so that the stream is read by fetch.
+// API client of the page: one token for all requests, problems as errors, and the event stream, which reconnects by itself.
+// EventSource cannot send a token, so fetch reads the stream.
 
 const KEPT = "turnpike-token";
 const LONGEST_PAUSE_MS = 15000;
@@ -16,7 +16,7 @@ export function setToken(text) {
   else sessionStorage.setItem(KEPT, text);
 }
 
-// What the server says when it does not do something (RFC 9457).
+// An error response of the server (RFC 9457).
 export class Problem extends Error {
   constructor(status, code, detail) {
     super(detail);
@@ -96,7 +96,7 @@ function parse(event) {
   return { name: field("event"), data: JSON.parse(field("data") ?? "null") };
 }
 
-// As many watch as may: the page asks now and then, and for a place once a minute.
+// Polls while the maximum number of watchers is reached, and tries to subscribe once a minute.
 async function poll(on) {
   for (let asked = 0; asked < 60000 / POLL_MS; asked += 1) {
     on.history(await ask("/v1/live/history"));
@@ -108,7 +108,7 @@ async function poll(on) {
 
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
-// A tab that nobody has looked at for a while gives its place away.
+// A tab that has been hidden for a while unsubscribes.
 function whenHidden(act) {
   let timer;
   const look = () => {

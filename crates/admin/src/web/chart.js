@@ -1,19 +1,18 @@
-// Curves over the last ten minutes, drawn by hand as SVG. The numbers stand beside them as text: of now, or of the moment that the cursor
-// points at, which all curves share.
+// Curves of the last ten minutes as SVG, with the values as text: the current ones, or those at the cursor, which all curves share.
 
 import { h, setAttribute, setText, svg } from "./dom.js";
 
 const WIDTH = 600;
 const HEIGHT = 120;
 
-// The rounded number above it: 1, 2 or 5 and zeros.
+// Rounds up to 1, 2 or 5 times a power of ten.
 function ceiling(value) {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value * 0.999);
 }
 
-// `series` are {name, key}: which column of the history. `format` makes text of a value, `least` is what the scale reaches at the least.
+// `series` are {name, key}, with a column of the history as key. `format` formats a value, `least` is the minimum of the scale.
 export function chart({ title, series, format, least = 0 }, cursor) {
   const lines = series.map((_, at) => svg("path", { class: `line line-${at}`, "vector-effect": "non-scaling-stroke" }));
   const areas = series.map((_, at) => svg("path", { class: `area area-${at}` }));
@@ -64,7 +63,7 @@ export function chart({ title, series, format, least = 0 }, cursor) {
   return { element, update };
 }
 
-// Where something is known: [from, to) each.
+// Ranges [from, to) of known values.
 function runsOf(column) {
   const runs = [];
   column.forEach((value, at) => {

@@ -1,10 +1,10 @@
-// The effective configuration, with where each value comes from. Secrets are masked by the server.
+// The effective configuration with the origin of each value. The server masks secrets.
 
 import { text } from "./api.js";
 import { h, setText, table } from "./dom.js";
 import { count } from "./format.js";
 
-// Lines of TOML as the server writes them: [section], [[table]] # origin, key = value # origin.
+// Parses TOML as written by the server: [section], [[table]] # origin, key = value # origin.
 export function parse(toml) {
   const rows = [];
   let section = "";
@@ -24,12 +24,12 @@ export function parse(toml) {
   return rows;
 }
 
-// `words` may name a key to begin with.
+// `words` may contain an initial key.
 export function configuration(words) {
   const wanted = h("input", { id: "wanted", type: "search", autocomplete: "off", spellcheck: "false" });
   wanted.value = words.get("key") ?? "";
   const changed = h("input", { id: "changed", type: "checkbox" });
-  const found = h("p", { class: "note", role: "status" }, "Looking.");
+  const found = h("p", { class: "note", role: "status" }, "Loading…");
   const problem = h("p", { class: "warning", hidden: true, role: "alert" });
   const file = h("pre", { tabindex: "0", "aria-label": "Configuration as a file" });
   const list = table("Configuration", [
@@ -63,8 +63,8 @@ export function configuration(words) {
   return {
     element: h("div", {}, h("h1", { tabindex: "-1" }, "Configuration"),
       h("div", { class: "search", role: "search" },
-        h("p", {}, h("label", { for: "wanted" }, "Keys with"), wanted),
-        h("p", { class: "check" }, changed, h("label", { for: "changed" }, "Only what is not the default"))),
+        h("p", {}, h("label", { for: "wanted" }, "Search"), wanted),
+        h("p", { class: "check" }, changed, h("label", { for: "changed" }, "Only changed values"))),
       problem, found, list.element, h("details", {}, h("summary", {}, "As a file"), file)),
     title: "Configuration",
     close: () => {

@@ -1,4 +1,4 @@
-// Elements made of values, and tables whose cells change in place: what is selected, focused or being read aloud stays where it is.
+// Elements made from values, and tables whose cells are updated in place, to keep selection, focus and screen readers.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -7,7 +7,7 @@ export function h(name, attributes = {}, ...children) {
   return fill(document.createElement(name), attributes, children);
 }
 
-// The same for drawings.
+// An SVG element.
 export function svg(name, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, name), attributes, children);
 }
@@ -29,7 +29,7 @@ export function setText(element, text) {
 // An IPv4 address with its port or prefix length; the last group and the port of an IPv6 address.
 const TOGETHER = /(?:\d{1,3}\.){3}\d{1,3}(?:[:/]\d+)?|(?<=\[[0-9a-f:.]*[:[])[0-9a-f.]*(?:%\w+)?\](?::\d+)?/gi;
 
-// Text of which lines do not break within addresses, but between the groups of IPv6.
+// Text without line breaks in addresses, except between the groups of IPv6.
 function unbroken(text) {
   const nodes = [];
   let end = 0;
@@ -40,7 +40,7 @@ function unbroken(text) {
   return [...nodes, ...grouped(text.slice(end))];
 }
 
-// The groups of an IPv6 address that stands at the end.
+// The groups of an IPv6 address at the end of the text.
 function grouped(text) {
   const groups = text.match(/\[[0-9a-f:.]*$/i)?.[0].split(/(?<=:)/) ?? [];
   const before = text.slice(0, text.length - groups.join("").length);
@@ -51,14 +51,14 @@ export function setAttribute(element, name, value) {
   if (element.getAttribute(name) !== value) element.setAttribute(name, value);
 }
 
-// Says something to screen readers, once.
+// Announces a text to screen readers.
 export function announce(text) {
   setText(document.getElementById("announcement"), text);
 }
 
-// A table. A column has a title, and `cell` makes of a row: text, or {text, href, share, title, note, links}. `share` draws a bar below the text.
-// Columns with `number` are right-aligned. Where there are no rows stands `empty`. On a phone each row is a card, which takes the roles of
-// tables from elements: they are named.
+// A table. A column has a title, and `cell` returns for a row: text, or {text, href, share, title, note, links}. `share` draws a bar below the text.
+// Columns with `number` are right-aligned. `empty` is shown without rows. On a phone each row is a card, whose styles remove the table roles, so
+// they are set explicitly.
 export function table(caption, columns, empty = "Nothing so far.") {
   const head = columns.map((column) => h("th", { scope: "col", role: "columnheader", class: column.number ? "number" : null }, column.title));
   const body = h("tbody", { role: "rowgroup" });
@@ -116,7 +116,7 @@ function showLinks(element, links) {
   if (!same) element.replaceChildren(...links.flatMap((link) => [h("a", { href: link.href }, link.text), " "]));
 }
 
-// A part of a page with a heading of its own.
+// A section of a page with a heading.
 export function panel(title, note, ...children) {
   const id = `panel-${title.toLowerCase().replaceAll(/[^a-z]+/g, "-")}`;
   return h("section", { class: "panel", "aria-labelledby": id }, h("h2", { id }, title), note ? h("p", { class: "note" }, note) : null, ...children);

@@ -1,15 +1,15 @@
-// Figures with units, as people read them: those of crates/measure/src/units.rs.
+// Figures with units, formatted like crates/measure/src/units.rs.
 
 const GROUPED = new Intl.NumberFormat("en");
 
 export const NONE = "–";
 
-// Text that someone else chose: usernames, realms, names of nodes and certificates. Two different ones never look the same. The rule is
-// that of wire::escape, which says more.
+// Untrusted text: usernames, realms, names of nodes and certificates. Different texts never look the same. The rule is explained in
+// wire::escape.
 const ODD = /^ | $|(?<= ) |(?! )[\p{C}\p{Z}\p{Grapheme_Extend}\p{Default_Ignorable_Code_Point}\u2026\u2800\\"]/gu;
 const SHORT = { "\0": "\\0", "\t": "\\t", "\n": "\\n", "\r": "\\r", "\\": "\\\\", "\"": "\\\"" };
 export const named = (text) => text.replace(ODD, (odd) => SHORT[odd] ?? `\\u{${odd.codePointAt(0).toString(16)}}`);
-// A server without authentication knows no users.
+// A server without authentication has no users.
 export const user = (text) => (text === "" ? "(no user)" : named(text));
 
 // Three digits and a prefix: 1.23 k.
@@ -45,7 +45,7 @@ const HOUR = 60 * MINUTE;
 const DAY = 24 * HOUR;
 const YEAR = 365 * DAY;
 
-// Two units at the most.
+// At most two units.
 export function span(seconds) {
   if (!known(seconds)) return NONE;
   const whole = Math.floor(Math.abs(seconds));

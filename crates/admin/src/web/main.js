@@ -1,4 +1,4 @@
-// What stands around the pages: which one is shown, how the server is, and who may do what.
+// Frame of the pages: navigation, state of the server, and access rights.
 
 import { ask, hasToken, setToken, watch } from "./api.js";
 import { announce, setAttribute, setText } from "./dom.js";
@@ -42,13 +42,13 @@ function show(first) {
     else link.removeAttribute("aria-current");
   }
   if (live !== null && columns !== null) shown.update?.(live, columns);
-  // Where a new page begins, for the keyboard and for who hears it; not when somebody has only just come.
+  // Moves the focus to the new page, for keyboards and screen readers; not on the first load.
   if (!first) part("main").querySelector("h1")?.focus();
 }
 
 // ------------------------------------------------------------------------------------------------------------- stream
 
-// Adds what the server adds to its own history with each reading.
+// Appends a reading to the history, like the server does.
 function add(reading) {
   const server = reading.server;
   const total = (list, of) => list.reduce((sum, one) => sum + of(one), 0);
@@ -72,7 +72,7 @@ function add(reading) {
     to_peer_pps: total(rules, (rule) => rule.to_target.datagrams),
     to_client_pps: total(rules, (rule) => rule.to_client.datagrams),
   };
-  // The last of the history may come once more.
+  // The last point of the history may be repeated.
   if (columns.ends_at !== null && new Date(reading.at) <= new Date(columns.ends_at)) return;
   const missed = columns.ends_at === null ? 0 : Math.round((new Date(reading.at) - new Date(columns.ends_at)) / 1000) - 1;
   for (const [name, column] of Object.entries(columns)) {
@@ -116,7 +116,7 @@ function state(word, why = "") {
 
 // ------------------------------------------------------------------------------------------------------------- tokens
 
-// What is wrong with the token, if that is the matter.
+// Returns the error message if the token is wrong.
 async function look() {
   let wrong = null;
   try {
@@ -142,7 +142,7 @@ async function use(token) {
   setToken(token);
   const wrong = await look();
   if (wrong !== null) {
-    // Without it, whoever may look without one still may.
+    // Read access may be possible without a token.
     setToken("");
     await look();
     openTokens(wrong);
@@ -157,7 +157,7 @@ part("token-open").addEventListener("click", () => openTokens());
 part("token-use").addEventListener("click", () => use(part("token").value.trim()));
 part("token").addEventListener("keydown", (event) => {
   if (event.key !== "Enter") return;
-  // Or it would press the button that has the focus once the dialog is closed.
+  // Otherwise Enter would press the focused button after the dialog has closed.
   event.preventDefault();
   use(part("token").value.trim());
 });

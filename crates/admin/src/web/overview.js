@@ -1,4 +1,4 @@
-// The first page: what the program does now, and has done in the last ten minutes.
+// Overview page: current activity, and that of the last ten minutes.
 
 import { chart } from "./chart.js";
 import { ask } from "./api.js";
@@ -12,7 +12,7 @@ const SOMETIMES_MS = 10000;
 const sum = (list, of) => list.reduce((total, one) => total + of(one), 0);
 const most = (list, of) => list.reduce((found, one) => (of(one) ?? -1) > (found ?? -1) ? of(one) : found, null);
 
-// One figure that can be read from across the room.
+// A large figure.
 function tile(title, help) {
   const value = h("dd");
   const note = h("dd", { class: "note" });
@@ -27,7 +27,7 @@ function tile(title, help) {
   };
 }
 
-// The moment that all curves show; a slider moves it for those who have no pointer.
+// Time shown by all curves, with a slider for use without a pointer.
 function timeCursor(changed) {
   let back = 0;
   const slider = h("input", { type: "range", id: "back", min: 0, max: SECONDS - 1, value: 0, step: 1 });
@@ -45,7 +45,7 @@ function timeCursor(changed) {
     element,
     seconds: SECONDS,
     back: () => back,
-    // Which share of the time the pointer is at, from now; null where there is none.
+    // Position of the pointer as a share of the time, from now; null without a pointer.
     point: (share) => set(share === null ? Number(slider.value) : share * (SECONDS - 1)),
   };
 }
@@ -94,18 +94,18 @@ const reasonColumns = (words) => [
   { title: "Since the start", number: true, cell: (row) => count(row.total) },
 ];
 
-// The order of what was most over all changes seldom, so that rows stay where they are.
+// Sorted by the total, which rarely changes the order of rows.
 const byTotal = (reasons) => [...reasons].sort((one, other) => other.total - one.total);
 
 function server() {
-  const sessions = tile("Sessions", "Allocations that exist.");
+  const sessions = tile("Sessions", "Current allocations.");
   const toPeers = tile("To peers", "Payload relayed from clients to peers.");
   const toClients = tile("To clients", "Payload relayed from peers to clients.");
-  const lost = tile("Lost or dropped", "Datagrams that were not relayed, for whatever reason.");
+  const lost = tile("Lost or dropped", "Datagrams that were not relayed, for any reason.");
   const refused = tile("Refused", "Requests, connections and handshakes that were refused.");
-  const load = tile("Busiest worker", "The share of its core that the busiest worker takes.");
-  const loop = tile("Event loop", "What a datagram would wait now for the slowest worker.");
-  const opening = tile("Allocation takes", "From the request until its relay socket is open: 99 of 100 in the last minute.");
+  const load = tile("Busiest worker", "CPU use of the busiest worker as a share of its core.");
+  const loop = tile("Event loop", "Time that a datagram currently waits for the slowest worker.");
+  const opening = tile("Allocation takes", "Time from the request to the open relay socket: 99th percentile of the last minute.");
 
   const workers = table("Workers", [
     { title: "Worker", heads: true, cell: (row) => String(row.number) },
@@ -114,27 +114,27 @@ function server() {
     { title: "Event loop", number: true, cell: (row) => micros(row.event_loop_us) },
     { title: "Sessions", number: true, cell: (row) => count(row.sessions) },
     { title: "Received", number: true, cell: (row) => perSecond(row.received) },
-    { title: "A call", number: true, cell: (row) => decimal(row.receive_batch) },
+    { title: "Per call", number: true, cell: (row) => decimal(row.receive_batch) },
     { title: "Sent", number: true, cell: (row) => perSecond(row.sent) },
-    { title: "A call", number: true, cell: (row) => decimal(row.send_batch) },
+    { title: "Per call", number: true, cell: (row) => decimal(row.send_batch) },
     { title: "Lost", number: true, cell: (row) => perSecond(row.dropped) },
   ]);
   const datapath = h("p");
   const across = h("p", { class: "note" });
-  const batches = table("Datagrams of a receive call", [
+  const batches = table("Datagrams per receive call", [
     { title: "Datagrams", heads: true, cell: (row) => (row.to === null ? `${row.from} and more` : row.from === row.to ? `${row.from}` : `${row.from} to ${row.to}`) },
     { title: "Calls", number: true, cell: (row) => perSecond(row.rate) },
     { title: "Share", number: true, cell: (row) => ({ text: percent(row.part), share: row.part }) },
-  ], "No receive call in the last second.");
-  const drops = table("Lost and dropped datagrams by reason", reasonColumns(dropWords), "Nothing was lost or dropped so far.");
-  const refusals = table("Refusals by reason", reasonColumns(refusalWords), "Nothing was refused so far.");
+  ], "No receive calls in the last second.");
+  const drops = table("Lost and dropped datagrams by reason", reasonColumns(dropWords), "Nothing lost or dropped so far.");
+  const refusals = table("Refusals by reason", reasonColumns(refusalWords), "Nothing refused so far.");
   const talkers = table("Sessions that relay the most", [
     { title: "User", heads: true, cell: (row) => ({ text: user(row.user), href: `#/sessions/${row.id}`, note: named(row.realm) }) },
     { title: "Client", cell: (row) => ({ text: row.client, note: row.transport }) },
     { title: "To peers", number: true, cell: (row) => bits(row.to_peer.bytes * 8) },
     { title: "To client", number: true, cell: (row) => bits(row.to_client.bytes * 8) },
     { title: "Datagrams", number: true, cell: (row) => perSecond(row.to_peer.datagrams + row.to_client.datagrams) },
-  ], "No session relays anything.");
+  ], "No session is relaying.");
   const talking = h("p", { class: "note" });
   const transports = table("Sessions by transport", [
     { title: "Transport", heads: true, cell: (row) => row.transport.toUpperCase() },
@@ -157,14 +157,14 @@ function server() {
   ], "No realm has sessions.");
   const certificates = table("Certificates", [
     { title: "Names", heads: true, cell: (row) => ({ text: row.names.map(named).join(", ") || NONE, note: named(row.file) }) },
-    { title: "Ends", cell: (row) => dateTime(row.not_after) },
-    { title: "Left", cell: (row) => (row.expires_in_s < 0 ? `over for ${span(-row.expires_in_s)}` : span(row.expires_in_s)) },
+    { title: "Expires", cell: (row) => dateTime(row.not_after) },
+    { title: "Left", cell: (row) => (row.expires_in_s < 0 ? `expired ${span(-row.expires_in_s)} ago` : span(row.expires_in_s)) },
     { title: "DTLS", cell: (row) => (row.dtls ? "yes" : "no") },
   ], "No certificate is configured.");
   const expiry = h("p", { class: "warning", hidden: true });
   const limits = table("Limits", [
     { title: "Limit", heads: true, cell: (row) => keyLinks([row.key])[0] },
-    { title: "Taken", number: true, cell: (row) => ({ text: `${count(row.used)} of ${count(row.most)}`, share: row.used / row.most }) },
+    { title: "In use", number: true, cell: (row) => ({ text: `${count(row.used)} of ${count(row.most)}`, share: row.used / row.most }) },
   ]);
 
   const nodes = table("Nodes of the fleet", [
@@ -174,11 +174,11 @@ function server() {
     { title: "Sessions", number: true, cell: (row) => `${count(row.sessions)} of ${count(row.max_sessions)}` },
     { title: "Traffic", number: true, cell: (row) => bits(row.bits_per_second) },
     { title: "Busiest worker", number: true, cell: (row) => percent(row.cpu) },
-  ], "No node is known.");
+  ], "No known nodes.");
   const alone = h("p", { class: "warning", hidden: true });
   const recovering = h("p", { class: "warning", hidden: true },
-    "The store does not know yet what all nodes have: until then each node serves its equal share of quotas.");
-  const fleet = wide(panel("Fleet", "Servers that are one service, as this one sees them.", alone, recovering, nodes.element));
+    "The store does not know the use of all nodes yet; until then, each node serves its equal share of quotas.");
+  const fleet = wide(panel("Fleet", "Servers that form one service, as seen by this one.", alone, recovering, nodes.element));
   fleet.hidden = true;
   let node = null;
 
@@ -187,7 +187,7 @@ function server() {
     nodes.update(told.nodes);
     alone.hidden = !told.alone;
     recovering.hidden = !told.recovering;
-    setText(alone, told.alone ? `This node is alone, and what follows is old: ${told.alone}` : "");
+    setText(alone, told.alone ? `This node has no contact with the others, and the data below is outdated: ${told.alone}` : "");
     fleet.hidden = false;
   }
 
@@ -207,9 +207,9 @@ function server() {
     toPeers.show(bits(now.to_peer.bytes * 8), `${perSecond(now.to_peer.datagrams)} datagrams`);
     toClients.show(bits(now.to_client.bytes * 8), `${perSecond(now.to_client.datagrams)} datagrams`);
     const handled = now.received + now.across.datagrams;
-    lost.show(perSecond(loss), handled > 0 ? `${percent(loss / (handled + loss))} of what came` : "", loss > 0.01 * handled && loss > 1 ? "bad" : "");
+    lost.show(perSecond(loss), handled > 0 ? `${percent(loss / (handled + loss))} of the traffic` : "", loss > 0.01 * handled && loss > 1 ? "bad" : "");
     refused.show(perSecond(refusedNow), `${perSecond(now.requests)} requests`);
-    load.show(percent(busiest), `${decimal(live.cores)} cores in all`, busiest > 0.95 ? "bad" : busiest > 0.8 ? "warn" : "");
+    load.show(percent(busiest), `${decimal(live.cores)} cores in total`, busiest > 0.95 ? "bad" : busiest > 0.8 ? "warn" : "");
     loop.show(micros(slowest), many(now.workers.length, "worker"), slowest > 50000 ? "bad" : slowest > 5000 ? "warn" : "");
     const { p50_s: half, p99_s: nearly, count: recent } = now.opening ?? { count: 0 };
     opening.show(recent ? atMost(nearly) : NONE, recent ? `median of ${count(recent)}: ${atMost(half)}` : "none in the last minute");
@@ -227,7 +227,7 @@ function server() {
     refusals.update(byTotal(now.refusals));
     talkers.update(now.talkers?.talkers ?? []);
     setText(talking, now.talkers
-      ? `${many(now.talkers.active, "session")} relayed something in the last ${span(now.talkers.interval_s)}.`
+      ? `${many(now.talkers.active, "session")} relayed data in the last ${span(now.talkers.interval_s)}.`
       : "Sessions are being compared.");
     const byTransport = ["udp", "tcp", "tls", "dtls"].map((transport) => ({
       transport, sessions: sum(now.listeners.filter((one) => one.transport === transport), (one) => one.sessions),
@@ -244,12 +244,12 @@ function server() {
       const told = (await ask("/v1/certificates")).certificates;
       certificates.update(told);
       const soon = told.filter((one) => one.expires_in_s < 14 * 86400);
-      setText(expiry, soon.map((one) => `${one.file} ${one.expires_in_s < 0 ? "has ended" : `ends in ${span(one.expires_in_s)}`}.`).join(" "));
+      setText(expiry, soon.map((one) => `${one.file} ${one.expires_in_s < 0 ? "has expired" : `expires in ${span(one.expires_in_s)}`}.`).join(" "));
       expiry.hidden = soon.length === 0;
       limits.update((await ask("/v1/limits")).limits.filter((limit) => limit.used !== null));
       if (node !== null) await lookAtFleet();
     } catch {
-      // The stream tells what is wrong.
+      // The event stream shows the error.
     }
   }
 
@@ -259,8 +259,8 @@ function server() {
       fleet,
       wide(panel("Workers", null, workers.element)),
       panel("Loss and drops", "Datagrams that were not relayed.", drops.element),
-      panel("Refusals", "What was refused; an answer stands here by its code, and by its reason too.", refusals.element),
-      panel("Data path", null, datapath, across, h("h3", {}, "Datagrams of a receive call"), batches.element),
+      panel("Refusals", "Refused requests, connections and handshakes. An error response is listed by its code, and also by its reason.", refusals.element),
+      panel("Data path", null, datapath, across, h("h3", {}, "Datagrams per receive call"), batches.element),
       wide(panel("Top talkers", null, talking, talkers.element)),
       panel("Transports", null, transports.element, h("h3", {}, "Listeners"), listeners.element,
         h("h3", {}, "Relay addresses"), relays.element),
@@ -281,10 +281,10 @@ function wide(element) {
 }
 
 function forwarder() {
-  const open = tile("Connections", "Connections and UDP sessions that exist.");
+  const open = tile("Connections", "Open connections and UDP sessions.");
   const toTargets = tile("To targets", "Payload forwarded from clients to targets.");
   const toClients = tile("To clients", "Payload forwarded from targets to clients.");
-  const cores = tile("Cores", "What the program takes, 1.0 being one core.");
+  const cores = tile("Cores", "CPU use of the program; 1.0 is one core.");
   const rules = table("Rules", [
     { title: "Rule", heads: true, cell: (row) => named(row.name) },
     { title: "State", cell: (row) => row.waits_for ?? row.state },
@@ -294,7 +294,7 @@ function forwarder() {
     { title: "To clients", number: true, cell: (row) => bits(row.to_client.bytes * 8) },
     { title: "Datagrams", number: true, cell: (row) => perSecond(row.to_target.datagrams + row.to_client.datagrams) },
   ], "There are no rules.");
-  const ends = table("Why connections ended, and datagrams were dropped", [
+  const ends = table("Ended connections and dropped datagrams by reason", [
     { title: "Rule", heads: true, cell: (row) => named(row.rule) },
     { title: "Reason", cell: (row) => row.reason.replaceAll("_", " ") },
     { title: "Now", number: true, cell: (row) => perSecond(row.rate) },

@@ -1,4 +1,4 @@
-// Why a client was refused: what the server remembers of the last refusals.
+// Recent refusals of clients, as remembered by the server.
 
 import { ask } from "./api.js";
 import { h, setText, table } from "./dom.js";
@@ -9,7 +9,7 @@ const AGAIN_MS = 5000;
 const V4 = /^\d+(\.\d+){3}([:/]\d+)?$/;
 const V6 = /^\[?[0-9a-f]*:[0-9a-f]*:[0-9a-f:.]*\]?([:/]\d+)?$/i;
 
-// An address, with its port perhaps, or a prefix; all else is a part of a username.
+// An address with an optional port, or a prefix; anything else is part of a username.
 export const isAddress = (text) => V4.test(text) || V6.test(text);
 
 const also = (names) => (names.length === 0 ? "" : `also ${names.map(named).join(", ")}`);
@@ -29,7 +29,7 @@ export function refusals(words) {
   },
   h("p", {}, h("label", { for: "wanted" }, "Client or user"), wanted),
   h("p", {}, h("button", { class: "main" }, "Find")));
-  const found = h("p", { class: "note", role: "status" }, "Looking.");
+  const found = h("p", { class: "note", role: "status" }, "Loading…");
   const problem = h("p", { class: "warning", hidden: true, role: "alert" });
   const list = table("Refusals", [
     { title: "Last", heads: true, cell: (row) => ({ text: dateTime(row.last_at), note: row.count > 1 ? `${count(row.count)} times since ${dateTime(row.first_at)}` : "once" }) },
@@ -41,7 +41,7 @@ export function refusals(words) {
       note: both(also(row.other_peers), row.remedy),
       links: keyLinks(row.keys),
     }) },
-  ], "No matching refusals. The server remembers the last ones since it was started.");
+  ], "No matching refusals. The server remembers the most recent ones since its start.");
   let current = true;
   let timer = null;
 

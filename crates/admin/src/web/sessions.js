@@ -1,4 +1,4 @@
-// Sessions: found, listed in pages, looked at, ended.
+// Sessions: search, list in pages, details, and ending one.
 
 import { ask } from "./api.js";
 import { announce, h, panel, setText, table } from "./dom.js";
@@ -8,7 +8,7 @@ const PAGE = 100;
 const AGAIN_MS = 2000;
 const FIELDS = { user: "User", client: "Client address", relayed: "Relayed address", realm: "Realm", id: "Session" };
 
-// `words` are what stands behind the question mark of the page's own address: the search, and the cursors of the pages before.
+// `words` is the query of the page's own address: the search, and the cursors of the pages before.
 export function sessions(words) {
   const by = h("select", { id: "by" }, Object.entries(FIELDS).map(([value, name]) => h("option", { value }, name)));
   const wanted = h("input", { id: "wanted", type: "search", autocomplete: "off", spellcheck: "false" });
@@ -35,11 +35,11 @@ export function sessions(words) {
     },
   },
   h("p", {}, h("label", { for: "by" }, "Find by"), by),
-  h("p", {}, h("label", { for: "wanted" }, "which is"), wanted),
+  h("p", {}, h("label", { for: "wanted" }, "Value"), wanted),
   h("p", {}, h("label", { for: "transport" }, "Transport"), transport),
   h("p", {}, h("button", { class: "main" }, "Find")));
 
-  const found = h("p", { class: "note", role: "status" }, "Looking.");
+  const found = h("p", { class: "note", role: "status" }, "Loading…");
   const problem = h("p", { class: "warning", hidden: true, role: "alert" });
   const list = table("Sessions", [
     { title: "User", heads: true, cell: (row) => ({ text: user(row.user), href: `#/sessions/${row.id}`, note: named(row.realm) }) },
@@ -68,7 +68,7 @@ export function sessions(words) {
     query.delete("page");
     query.set("limit", PAGE);
     try {
-      // Of a fleet, those of all nodes.
+      // In a fleet, the sessions of all nodes.
       const { node } = await ask("/v1/status");
       const answer = await ask(`/v1/${node ? "fleet/" : ""}sessions?${query}`);
       if (!current) return;
@@ -106,7 +106,7 @@ function place(row) {
   return [row.process && `process ${row.process}`, row.node && `node ${named(row.node)}`].filter(Boolean).join(", ");
 }
 
-// Says whether that is another page.
+// Returns true if that is another page.
 function go(query) {
   const text = query.toString();
   const wanted = text === "" ? "#/sessions" : `#/sessions?${text}`;
@@ -115,19 +115,19 @@ function go(query) {
   return true;
 }
 
-// One session, read anew every other second. `mayChange` tells whether it may be ended.
+// One session, refreshed every two seconds. `mayChange` returns true if it may be ended.
 export function session(id, mayChange) {
   const about = h("dl", { class: "facts" });
   const problem = h("p", { class: "warning", hidden: true, role: "alert" });
   const permissions = table("Permissions", [
     { title: "Peer", heads: true, cell: (row) => row.peer },
     { title: "Left", number: true, cell: (row) => span(row.expires_in_s) },
-  ], "No peer may send to it.");
+  ], "No permissions.");
   const channels = table("Channels", [
     { title: "Channel", heads: true, cell: (row) => `0x${row.number.toString(16)}` },
     { title: "Peer", cell: (row) => row.peer },
     { title: "Left", number: true, cell: (row) => span(row.expires_in_s) },
-  ], "No channel is bound.");
+  ], "No bound channels.");
   const end = h("button", { type: "button", class: "danger", disabled: true, onclick: () => dialog.showModal() }, "End session…");
   const why = h("p", { class: "note", id: "why-not" });
   const question = h("p");
@@ -162,7 +162,7 @@ export function session(id, mayChange) {
       setText(problem, error.message);
       problem.hidden = false;
       end.disabled = true;
-      // One that has ended does not come back.
+      // An ended session does not come back.
       if (error.status !== 404 && error.status !== 400) timer = setTimeout(load, AGAIN_MS);
     }
   }
@@ -185,16 +185,16 @@ export function session(id, mayChange) {
     fact("To client", traffic("to_client"));
     if (found.peer_connections > 0) fact("Connections to peers", count(found.peer_connections));
     if (found.mobile) fact("Mobile", "It follows its client to another address.");
-    if (found.process) fact("Process", `${found.process}, the previous one: its clients stay there after an upgrade.`);
+    if (found.process) fact("Process", `${found.process}, the previous process: its clients stay there after an upgrade.`);
     if (found.node) fact("Node", named(found.node));
     fact("Worker", String(found.worker));
     permissions.update(found.permissions ?? []);
     channels.update(found.channels ?? []);
-    setText(question, `The client ${found.client} of ${user(found.user)} loses what it relays. It may make another session at once.`);
+    setText(question, `The client ${found.client} of ${user(found.user)} loses its relayed traffic. It may immediately start another session.`);
     before = found;
     const allowed = mayChange();
     end.disabled = !allowed;
-    setText(why, allowed ? "" : "Ending it needs a token that may change things.");
+    setText(why, allowed ? "" : "Ending it needs a token with full access.");
   }
 
   async function finish() {
