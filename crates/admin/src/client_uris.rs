@@ -279,7 +279,7 @@ mod tests {
         };
         assert_eq!(ways.to("own"), at_port(40_000));
         assert_eq!(ways.to("turnpike"), at_port(3478));
-        assert_eq!(ways.to("beside"), at_port(3478), "for clients that name it themselves");
+        assert_eq!(ways.to("beside"), at_port(3478), "for clients that know the realm");
         assert_eq!(
             ways.to("named"),
             ["turns:turn.named.example:40000?transport=tcp", "turns:turn.named.example:3478?transport=tcp"]

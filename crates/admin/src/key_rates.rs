@@ -73,7 +73,7 @@ mod tests {
         assert_eq!(rates.spend_at(0, "shop", 10), Err(Duration::from_millis(100)));
         assert_eq!(granted(&rates, SECOND / 2, "shop", 10), 5);
         assert_eq!(granted(&rates, 100 * SECOND, "shop", 10), 10, "the burst is limited");
-        assert_eq!(granted(&rates, 100 * SECOND, "other", 1), 1, "each has its own");
+        assert_eq!(granted(&rates, 100 * SECOND, "other", 1), 1, "each key has its own bucket");
         assert_eq!(rates.spend_at(100 * SECOND, "other", 1), Err(Duration::from_secs(1)));
         assert_eq!(granted(&rates, 0, "fast", u32::MAX), 100);
     }
@@ -87,6 +87,6 @@ mod tests {
         assert_eq!(rates.spend_at(0, "d", 2), Err(Duration::from_secs(1)));
         assert_eq!(rates.spend_at(SECOND / 2, "a", 2), Ok(()), "existing keys keep their bucket");
         assert_eq!(rates.spend_at(SECOND + 1, "d", 2), Ok(()));
-        assert_eq!(rates.full_at.lock().unwrap().len(), 2, "those that are full again are gone");
+        assert_eq!(rates.full_at.lock().unwrap().len(), 2, "full buckets were removed");
     }
 }

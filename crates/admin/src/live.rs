@@ -258,7 +258,7 @@ mod tests {
     use crate::connections::tests::Nobody;
 
     async fn heard(body: &mut Channel<Bytes>) -> Bytes {
-        let frame = body.frame().await.expect("it goes on").expect("no error");
+        let frame = body.frame().await.expect("more events").expect("no error");
         frame.into_data().expect("no trailers")
     }
 

@@ -33,12 +33,12 @@ fn user_changes_take_effect_immediately() {
         store.look_up("turnpike", name, move |found| sender.send(found).unwrap());
         receiver.recv_timeout(crate::support::SOON).expect("an answer")
     };
-    let turnpike_stores::Found::User(keys) = looked_up("dora") else { panic!("she is there") };
+    let turnpike_stores::Found::User(keys) = looked_up("dora") else { panic!("the user exists") };
     let key = |password: &str| Key::long_term(KeyAlgorithm::Md5, "dora", "turnpike", password.as_bytes());
     assert_eq!(keys.get(KeyAlgorithm::Md5), Some(&key("pw")));
     assert!(matches!(known("dora"), Known::User(_)));
     assert_eq!(add_user(&running, "dora", "another"), 200);
-    let turnpike_stores::Found::User(keys) = looked_up("dora") else { panic!("she is there") };
+    let turnpike_stores::Found::User(keys) = looked_up("dora") else { panic!("the user exists") };
     assert_eq!(keys.get(KeyAlgorithm::Md5), Some(&key("another")));
     assert_eq!(running.ask("DELETE", "/v1/users/dora", None).ok()["existed"], true);
     assert!(matches!(looked_up("dora"), turnpike_stores::Found::Nobody));
@@ -135,11 +135,10 @@ fn configured_items_cannot_be_changed_in_the_store() {
             assert!(text.contains("realm \"turnpike\"") && text.contains("(default)"), "{text}");
             text
         };
-        let text =
-            refused(backend.add_user(user(), None, false, &mut Vec::new()).expect_err("it is configured"));
+        let text = refused(backend.add_user(user(), None, false, &mut Vec::new()).expect_err("configured"));
         assert!(text.starts_with("user \"alice\"") && text.contains("auth.users"), "{text}");
-        refused(backend.remove_user("alice", None, false, &mut Vec::new()).expect_err("it is configured"));
-        refused(backend.remove_secret(&mark, None, false, &mut Vec::new()).expect_err("it is configured"));
+        refused(backend.remove_user("alice", None, false, &mut Vec::new()).expect_err("configured"));
+        refused(backend.remove_secret(&mark, None, false, &mut Vec::new()).expect_err("configured"));
         // An item in both is removed from the store, with a note about the other one.
         let both = NewSecret { secret: "north".to_owned(), realm: None, only_new: false };
         backend.add_secret(both, None, false, &mut Vec::new()).expect("one more");
@@ -207,7 +206,7 @@ fn commands_give_the_same_output_with_and_without_a_server() {
         let text = shown(|out| backend.add_user(user(None, "0123"), Some(made_up()), false, out));
         assert_eq!(text, format!("added user alice in realm turnpike ({place})\npassword: 0123\n"));
         let error = backend.add_user(user(Some("blue"), "pw"), None, false, &mut Vec::new());
-        let told = error.expect_err("it is not served").to_string();
+        let told = error.expect_err("not served").to_string();
         assert!(told.contains("not served") && told.contains("turnpike realm add blue"), "{told}");
         let blue = |max_sessions, rate| NewRealm {
             name: "blue".to_owned(),
@@ -250,7 +249,7 @@ fn commands_give_the_same_output_with_and_without_a_server() {
         let text = shown(|out| backend.remove_secret("DC365e79d41cfae1", None, false, out));
         assert!(text.starts_with("removed secret"), "{text}");
         let error = backend.remove_secret("dc365e79d41cfae1", None, false, &mut Vec::new());
-        assert!(error.expect_err("it is gone").to_string().starts_with("there is no secret"));
+        assert!(error.expect_err("already removed").to_string().starts_with("there is no secret"));
 
         let rotate = |secret: &str| Rotation {
             realm: Some("blue".to_owned()),
@@ -291,14 +290,14 @@ fn commands_give_the_same_output_with_and_without_a_server() {
         let made_up = GeneratedSecret { what: "key", text: "tpk_shop.x" };
         let text = shown(|out| backend.add_key(key(), Some(made_up), false, out));
         assert_eq!(text, format!("added key shop ({place})\nkey: tpk_shop.x\n"));
-        let error = backend.add_key(key(), None, false, &mut Vec::new()).expect_err("it is taken");
+        let error = backend.add_key(key(), None, false, &mut Vec::new()).expect_err("in use");
         assert!(error.to_string().contains("choose another name") && !error.is_usage(), "{error}");
         let text = shown(|out| backend.list_keys(Format::Text(None), out));
         assert_eq!(text, "NAME  REALM  MAX TTL  RATE\nshop  all    600      -\n");
         let text = shown(|out| backend.remove_key("shop", false, out));
         assert_eq!(text, format!("removed key shop ({place})\n"));
         assert_eq!(shown(|out| backend.list_keys(Format::Text(None), out)), "no keys\n");
-        let error = backend.remove_key("shop", false, &mut Vec::new()).expect_err("it is gone");
+        let error = backend.remove_key("shop", false, &mut Vec::new()).expect_err("already removed");
         assert!(error.to_string().starts_with("there is no key \"shop\" in"), "{error}");
 
         let text = shown(|out| backend.list_realms(Format::Text(None), out));
@@ -310,7 +309,8 @@ fn commands_give_the_same_output_with_and_without_a_server() {
 
         for realm in [None, Some("blue".to_owned())] {
             shown(|out| backend.remove_user("alice", realm.clone(), false, out));
-            let error = backend.remove_user("alice", realm, false, &mut Vec::new()).expect_err("it is gone");
+            let error =
+                backend.remove_user("alice", realm, false, &mut Vec::new()).expect_err("already removed");
             assert!(error.to_string().starts_with("there is no user \"alice\""), "{error}");
             assert!(!error.is_usage());
         }

@@ -209,7 +209,7 @@ fn every_path_answers_as_described() {
     });
     // Endless: see `live`.
     asked.insert("get /v1/live/events".to_owned());
-    assert_eq!(described.collect::<BTreeSet<_>>(), asked, "each operation that is described has been tried");
+    assert_eq!(described.collect::<BTreeSet<_>>(), asked, "all documented operations were tested");
 }
 
 #[test]
@@ -252,7 +252,7 @@ fn responses_match_the_real_state() {
     };
     assert_eq!(limit("limits.allocations")["most"], 16_384);
     assert_eq!(limit("limits.bits_per_second_per_allocation")["most"], 1_000_000);
-    assert_eq!(limit("limits.bits_per_second")["most"], json!(null), "there is none");
+    assert_eq!(limit("limits.bits_per_second")["most"], json!(null), "no limit");
     let config = running.get("/v1/config").body;
     let (_, section) = config.split_once("\n[limits]\n").expect("a section");
     let keys = section.split("\n\n").next().unwrap().lines().filter_map(|line| line.split_once(" = "));
@@ -264,7 +264,7 @@ fn responses_match_the_real_state() {
         .iter()
         .map(|limit| limit["key"].as_str().unwrap().to_owned())
         .collect();
-    assert_eq!(told, keys, "each limit that there is");
+    assert_eq!(told, keys, "all limits");
     assert_eq!(
         limit("limits.max_lifetime"),
         json!({ "key": "limits.max_lifetime", "most": 3600, "used": null })

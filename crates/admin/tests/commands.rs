@@ -49,13 +49,13 @@ fn sessions_are_shown_as_a_table_or_json_array() {
         Format::Text(None),
         &mut Vec::new(),
     );
-    assert!(error.expect_err("no address").to_string().contains("\"alice & co?\""), "told as it was typed");
+    assert!(error.expect_err("no address").to_string().contains("\"alice & co?\""), "quoted as typed");
 }
 
 #[test]
 fn sessions_command_requests_all_pages() {
     let limit = turnpike_net::rlimit::raise_open_files(8192);
-    assert!(limit >= 4096, "two descriptors a session are needed, and ulimit -n is {limit}");
+    assert!(limit >= 4096, "two descriptors per session are needed, but ulimit -n is {limit}");
     let running = Running::server(1);
     let _clients: Vec<_> = (0..1005).map(|_| running.allocated()).collect();
     let text =
@@ -107,7 +107,7 @@ fn reload_prints_one_line_per_change_or_mistake() {
     let json: Value = serde_json::from_str(&reload(true)).unwrap();
     assert_eq!(json["changed"][1], "realm a: removed");
     *running.program.reload.lock().unwrap() = Err(NotReloaded::Refused(lines(&["line 1", "line 2"])));
-    let error = commands::reload(&client, false, &mut Vec::new()).expect_err("it is wrong").to_string();
+    let error = commands::reload(&client, false, &mut Vec::new()).expect_err("an error").to_string();
     assert_eq!(error, "the configuration is wrong, and the old one stays in force\nline 1\nline 2");
 }
 
@@ -132,8 +132,8 @@ fn token_file_grants_its_access_on_loopback() {
     let reload =
         |client: Client| commands::reload(&client, false, &mut Vec::new()).map_err(|error| error.to_string());
     assert_eq!(reload(at(Some(FULL))), Ok(()));
-    assert!(reload(at(Some(READ))).expect_err("it may look").contains("this token is read-only"));
-    assert!(reload(at(None)).expect_err("it may look").contains("changes need a token"));
+    assert!(reload(at(Some(READ))).expect_err("read-only access").contains("this token is read-only"));
+    assert!(reload(at(None)).expect_err("read-only access").contains("changes need a token"));
     let missing = Client::new(None, Some(&dir.path("nowhere"))).err().expect("no such file").to_string();
     assert!(missing.contains("nowhere"), "{missing}");
 }
@@ -190,8 +190,7 @@ fn top_prints_json_lines_or_one_screen() {
     assert!(lines.lines().count() > 2, "{lines}");
     assert!(lines.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()), "{lines}");
     let nobody = Client::new(Some(Target::Unix(running.dir.path("none.sock"))), None).unwrap();
-    let error =
-        top::run(nobody, &options(false, false), &mut Vec::new(), || false).expect_err("nobody is there");
+    let error = top::run(nobody, &options(false, false), &mut Vec::new(), || false).expect_err("no program");
     assert!(error.to_string().contains("none.sock"), "{error}");
 }
 
@@ -200,7 +199,7 @@ fn connection_errors_list_the_tried_addresses_and_remedy() {
     let dir = Dir::new();
     let asked = |path: std::path::PathBuf| {
         let client = Client::new(Some(Target::Unix(path)), None).unwrap();
-        commands::reload(&client, false, &mut Vec::new()).expect_err("nobody is there").to_string()
+        commands::reload(&client, false, &mut Vec::new()).expect_err("no program").to_string()
     };
     let nobody = asked(dir.path("none.sock"));
     assert!(nobody.contains("none.sock") && nobody.contains("--admin"), "{nobody}");

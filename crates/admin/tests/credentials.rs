@@ -80,10 +80,7 @@ fn application_gets_an_rtc_configuration() {
         let username = told["iceServers"][0]["username"].as_str().unwrap().to_owned();
         parts(&username).1.to_owned()
     });
-    assert!(
-        ids[0] != ids[1] && ids[0].len() == 16,
-        "nobody in particular is somebody else each time: {ids:?}"
-    );
+    assert!(ids[0] != ids[1] && ids[0].len() == 16, "anonymous owners get different ids: {ids:?}");
     let nothing = running.apply("POST", "/v1/credentials", &[("Authorization", &bearer(&key))], None);
     assert_eq!(nothing.status, 200, "{nothing:?}");
 
@@ -267,7 +264,7 @@ fn missing_or_wrong_key_is_refused() {
     assert_eq!(status.problem(401), "wrong_token");
     assert!(status.body.contains("credentials.listen"), "{status:?}");
     running.ask("DELETE", "/v1/keys/shop", None).ok();
-    assert_eq!(ask(&running, &key, &json!({})).problem(401), "wrong_key", "it is gone at once");
+    assert_eq!(ask(&running, &key, &json!({})).problem(401), "wrong_key", "removed immediately");
 }
 
 /// Refusals counted by the admin interface.
@@ -284,7 +281,7 @@ fn rate_limited_key_gets_retry_after_and_others_are_served() {
     let (slow, fast) = (running.key("slow", json!({ "rate": 1 })), running.key("fast", json!({})));
     let before = refused(&running, "rate");
     let answer = (0..100).map(|_| ask(&running, &slow, &json!({}))).find(|answer| answer.status != 200);
-    let answer = answer.expect("more than one a second");
+    let answer = answer.expect("a second request");
     assert_eq!(answer.problem(429), "rate_exceeded");
     assert_eq!(answer.header("retry-after"), "1");
     assert!(refused(&running, "rate") > before);
@@ -437,7 +434,7 @@ fn only_full_access_issues_credentials_without_a_key() {
         assert_eq!(running.ask_tcp(method, path, &looks).problem(403), "read_only", "{method} {path}");
         assert_eq!(running.ask_tcp(method, path, &[]).problem(401), "no_token", "{method} {path}");
     }
-    assert_eq!(running.ask_tcp("GET", "/", &looks).status, 200, "there is nothing to hide");
+    assert_eq!(running.ask_tcp("GET", "/", &looks).status, 200, "the page is public");
     assert_eq!(running.get("/?service=stun").problem(400), "bad_request");
     assert_eq!(running.get("/?colour=red").problem(400), "bad_request");
 }
@@ -461,7 +458,7 @@ fn keys_are_listed_without_secrets_and_names_are_unique() {
     let put = |body: Value| running.ask("POST", "/v1/keys", Some(&body.to_string()));
     let again = put(json!({ "name": "shop", "sha256": "00".repeat(32) }));
     assert_eq!(again.problem(409), "key_exists");
-    assert_eq!(ask(&running, &key, &json!({})).status, 200, "the first one counts");
+    assert_eq!(ask(&running, &key, &json!({})).status, 200, "the first key is used");
     for bad in [
         json!({ "name": "Shop", "sha256": hash }),
         json!({ "name": "a.b", "sha256": hash }),
@@ -497,10 +494,10 @@ fn rotation_changes_the_signing_secret_immediately() {
     assert_eq!(
         (&first["until"], &first["realm"]),
         (&Value::Null, &json!("turnpike")),
-        "of the store it is the first"
+        "the store's first secret"
     );
     assert!(first["note"].as_str().unwrap().contains("secrets of the configuration"), "{first}");
-    assert!(signs("first"), "the store's before the configuration's");
+    assert!(signs("first"), "the store's secret takes precedence");
     let second = rotate(json!({ "secret": "second", "overlap_s": 60 })).ok();
     let until: jiff::Timestamp = second["until"].as_str().unwrap().parse().unwrap();
     let left = until.as_second() - jiff::Timestamp::now().as_second();
@@ -575,6 +572,6 @@ fn issued_and_refused_credentials_are_counted() {
     counts("bad_request", &|| ask(&running, &key, &json!({ "ttl": 0 })));
     counts("origin", &|| running.apply("GET", "/livez", &[("Origin", "http://evil.example")], None));
     let forwarder = Running::start(None, |_, _| {});
-    assert!(!forwarder.get("/metrics").body.contains("credentials_api"), "a forwarder issues nothing");
+    assert!(!forwarder.get("/metrics").body.contains("credentials_api"), "a forwarder issues no credentials");
     assert_eq!(forwarder.ask("POST", "/v1/credentials", None).problem(404), "no_server");
 }

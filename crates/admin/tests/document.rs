@@ -45,7 +45,7 @@ fn each_request_body_has_a_working_example() {
             tried += 1;
         }
     }
-    assert_eq!(tried, 9, "of all operations with a body");
+    assert_eq!(tried, 9, "operations with a body");
 }
 
 /// Fails unless the example exists and matches its schema.
@@ -62,7 +62,7 @@ fn check_example(document: &Value, name: &str, schema: &Value, example: &Value) 
 fn each_body_has_an_example_that_matches_its_schema() {
     let document = Running::start(None, |_, _| {}).get("/openapi.json").ok();
     let resolved = |value: &Value| match value["$ref"].as_str() {
-        Some(place) => document.pointer(place.trim_start_matches('#')).expect("it is there").clone(),
+        Some(place) => document.pointer(place.trim_start_matches('#')).expect("it exists").clone(),
         None => value.clone(),
     };
     let mut checked = 0;

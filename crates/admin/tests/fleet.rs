@@ -104,7 +104,7 @@ fn session_is_found_and_ended_on_any_node() {
     let path = format!("/v1/sessions/{}", session_of(&nodes[2]));
     let seen = nodes[0].get(&path).ok();
     assert_eq!((&seen["node"], seen["permissions"].is_array()), (&json!("c"), true), "{seen}");
-    assert_eq!(nodes[2].get(&path).ok().get("node"), None, "it is its own");
+    assert_eq!(nodes[2].get(&path).ok().get("node"), None, "the node's own session");
     assert_eq!(nodes[1].ask("DELETE", &path, None).ok()["node"], "c");
     assert_eq!(nodes[2].get("/v1/sessions").ok()["sessions"], json!([]));
     assert_eq!(nodes[1].ask("DELETE", &path, None).problem(404), "no_such_session");
@@ -207,7 +207,7 @@ fn delayed_announcement_gets_202() {
     for _ in 0..2 {
         let ended = running.ask("DELETE", "/v1/bans?user=mallory", None);
         let expected = json!({"bans": [], "announced": false});
-        assert_eq!((ended.status, ended.json()), (202, expected), "it may be banned elsewhere");
+        assert_eq!((ended.status, ended.json()), (202, expected), "it may be banned on other nodes");
     }
     let made = running.ask("POST", "/v1/bans", Some("{\"user\":\"alice\",\"seconds\":60}"));
     assert_eq!((made.status, &made.json()["announced"]), (201, &json!(true)));

@@ -40,9 +40,9 @@ fn stale_socket_file_is_replaced_but_not_a_live_one() {
     let settings = on(vec![dir.socket("a.sock")]);
     drop(UnixListener::bind(dir.path("a.sock")).unwrap());
     assert!(dir.path("a.sock").exists());
-    listen(&settings, true).expect("nobody is there");
+    listen(&settings, true).expect("no program");
     let _living = UnixListener::bind(dir.path("a.sock")).unwrap();
-    let error = listen(&settings, true).expect_err("somebody is there").to_string();
+    let error = listen(&settings, true).expect_err("a live program").to_string();
     assert!(error.contains("a.sock") && error.contains("--admin"), "{error}");
     fs::write(dir.path("b.sock"), "precious").unwrap();
     listen(&on(vec![dir.socket("b.sock")]), true).expect_err("a file that is no socket");
@@ -55,12 +55,12 @@ fn explicit_addresses_are_mandatory_and_defaults_optional() {
     let address = AdminAddress::Tcp(taken.local_addr().unwrap());
     let any = AdminAddress::Tcp((Ipv4Addr::LOCALHOST, 0).into());
     let settings = on(vec![address, any]);
-    let error = listen(&settings, true).expect_err("it is taken").to_string();
+    let error = listen(&settings, true).expect_err("in use").to_string();
     assert!(
         error.contains(&taken.local_addr().unwrap().to_string()) && error.contains("--admin off"),
         "{error}"
     );
-    assert_eq!(listen(&settings, false).expect("the other one will do"), 1);
+    assert_eq!(listen(&settings, false).expect("one usable address"), 1);
     assert_eq!(listen(&on(Vec::new()), true).expect("nowhere"), 0);
 }
 
@@ -134,7 +134,7 @@ fn unknown_client_certificate_or_plain_http_is_closed() {
     let Secured { running, at, .. } = secured();
     let (stranger, _) = Certificate::of_client("operator");
     let get = request("GET", "/v1/status", &at.to_string(), &[], None);
-    exchange_tls(at, &client(Some(&stranger)), &get).expect_err("nobody knows that authority");
+    exchange_tls(at, &client(Some(&stranger)), &get).expect_err("an unknown CA");
     let plain = {
         use std::io::{Read, Write};
         let mut stream = std::net::TcpStream::connect(at).unwrap();
@@ -206,5 +206,5 @@ fn unusable_files_are_named() {
     dir.file("ca.pem", "no PEM");
     told(&settings, "ca.pem: no certificate in it");
     dir.file("ca.pem", &own.pem);
-    assert_eq!(listen(&settings, true).expect("all is well"), 1);
+    assert_eq!(listen(&settings, true).expect("usable files"), 1);
 }

@@ -85,7 +85,7 @@ mod tests {
         let made = access_token(&Secret::new(&*text), "north", "turn.example.org", 60, ([1; 32], [2; 12]))
             .expect("a key");
         let field = |name: &str| {
-            let line = made.lines().find_map(|line| line.strip_prefix(name)).expect("it is there");
+            let line = made.lines().find_map(|line| line.strip_prefix(name)).expect("it exists");
             line.trim_start_matches(": ").to_owned()
         };
         let bytes = STANDARD.decode(field("access_token")).expect("base64");

@@ -47,7 +47,7 @@ pub struct FleetSettings {
 impl Default for FleetSettings {
     fn default() -> Self {
         #[expect(clippy::expect_used, reason = "a test holds that it is one")]
-        let name = "turnpike".parse().expect("it is a name");
+        let name = "turnpike".parse().expect("a valid name");
         Self {
             url: None,
             secret: None,

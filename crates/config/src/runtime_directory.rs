@@ -113,10 +113,10 @@ mod tests {
     fn directory_that_others_can_write_to_is_refused() {
         let dir = Dir::new();
         let made = dir.at("made");
-        prepare(&made).expect("it is made");
-        assert_eq!(fs::metadata(&made).expect("it is there").mode() & 0o777, 0o700);
-        prepare(&made).expect("it is there");
-        fs::set_permissions(&made, fs::Permissions::from_mode(0o777)).expect("it is ours");
+        prepare(&made).expect("created");
+        assert_eq!(fs::metadata(&made).expect("it exists").mode() & 0o777, 0o700);
+        prepare(&made).expect("it exists");
+        fs::set_permissions(&made, fs::Permissions::from_mode(0o777)).expect("our own file");
         assert!(prepare(&made).is_err());
         assert!(prepare(&dir.at("not/made")).is_err());
     }

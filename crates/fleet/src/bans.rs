@@ -381,7 +381,7 @@ mod tests {
         assert!(bans.expire(50 + REMEMBERED_S - 1).is_empty(), "still in force by another clock");
         assert_eq!(bans.expire(50 + REMEMBERED_S), ["client 192.0.2.0/24".parse().unwrap()]);
         let alice = "user alice@here".parse().unwrap();
-        assert!(bans.lift(100, &alice).is_none(), "it is over");
+        assert!(bans.lift(100, &alice).is_none(), "the ban is over");
         assert_eq!(bans.lift(99, &alice).map(|ban| (ban.until, ban.lifted)), Some((0, 100)));
         assert!(bans.lift(99, &alice).is_none() && !has(&bans, 99, "alice", "198.51.100.1"));
         assert_eq!(bans.expire(100 + REMEMBERED_S), [alice]);
@@ -411,7 +411,10 @@ mod tests {
         assert_eq!(here.read(600, &given_back), [lifted], "the store gets the lift");
         assert!(!has(&here, 600, "alice", "198.51.100.1"));
         let anew = [ban("user alice@here", 2000)];
-        assert!(here.read(700, &anew).is_empty() && has(&here, 700, "alice", "198.51.100.1"), "another one");
+        assert!(
+            here.read(700, &anew).is_empty() && has(&here, 700, "alice", "198.51.100.1"),
+            "a different ban"
+        );
     }
 
     #[test]
@@ -445,11 +448,11 @@ mod tests {
         let kept = [ban("user alice@here", 700).with_id(2)];
         assert!(bans.read(500, &kept).is_empty() && has(&bans, 900, "alice", "198.51.100.1"));
         bans.hear_lift(500, &alice);
-        assert!(has(&bans, 900, "alice", "198.51.100.1"), "it was given before");
+        assert!(has(&bans, 900, "alice", "198.51.100.1"), "ordered before");
         assert_eq!(bans.unannounced().collect::<Vec<_>>(), [&alice]);
         assert_eq!(bans.to_announce(500, &alice, &kept), Some(ordered.clone()));
         bans.announced(&alice, None);
-        assert_eq!(bans.unannounced().count(), 1, "that was another state");
+        assert_eq!(bans.unannounced().count(), 1, "another ban was announced");
         bans.announced(&alice, Some(&ordered));
         assert_eq!(bans.unannounced().count(), 0);
         bans.hear_lift(500, &alice);
@@ -529,7 +532,7 @@ mod tests {
         bans.order_lift(500, &"user alice@here".parse().unwrap());
         assert!(!bans.hear(ban("user alice@here", 2000)) && !has(&bans, 500, "alice", "198.51.100.1"));
         bans.clear_unannounced();
-        assert!(bans.hear(ban("user alice@here", 2000)), "another process has announced the order");
+        assert!(bans.hear(ban("user alice@here", 2000)), "announced by another process");
     }
 
     #[test]

@@ -561,7 +561,7 @@ mod tests {
         assert_eq!(grant(100, 2, 60, 20, 20, 30), (30, 70, Level::Heavy));
         assert_eq!(grant(100, 2, 99, 0, 0, 5), (1, 100, Level::Full), "the last one");
         assert_eq!(grant(100, 2, 100, 0, 0, 5), (0, 100, Level::Full));
-        assert_eq!(grant(100, 2, 100, 0, 3, 5), (3, 103, Level::Full), "what is used is a fact");
+        assert_eq!(grant(100, 2, 100, 0, 3, 5), (3, 103, Level::Full), "reported use is accepted");
         assert_eq!(grant(1, 3, 0, 0, 1, 1), (1, 1, Level::Full));
         assert_eq!(grant(2, 3, 0, 0, 1, 1), (1, 1, Level::Heavy));
     }
@@ -789,7 +789,7 @@ mod tests {
         assert_eq!(
             [(); 3].map(|()| acquire(&mut node)),
             [Ok(()), Err(Denial::Undecided), Err(Denial::Undecided)],
-            "another node gave some back"
+            "another node returned some"
         );
     }
 

@@ -392,7 +392,7 @@ mod tests {
             members.look(ms, ms, u64::MAX, vec![record("a", ms, incarnation)])
         };
         assert_eq!((look(&mut members, 0, 1), members.without_card()), (vec![], vec![name("a")]));
-        assert_eq!(members.put_card(card("a", 2, "1")), None, "of another process");
+        assert_eq!(members.put_card(card("a", 2, "1")), None, "another process");
         assert_eq!(members.put_card(card("a", 1, "1")), Some(joined("a")));
         assert!(members.without_card().is_empty());
         assert_eq!((look(&mut members, 1000, 2), members.len()), (vec![], 0));

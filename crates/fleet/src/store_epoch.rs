@@ -252,7 +252,7 @@ mod tests {
         assert!(!store.report(1200, "two", done(era, 3)).is_whole, "one node is missing");
         assert!(
             !store.report(1300, "three", done(StoreEpoch { number: 6, ..era }, 3)).is_whole,
-            "of another era"
+            "another epoch"
         );
         assert!(store.report(1400, "three", done(era, 3)).is_whole);
         assert!(store.look(1500, "a", 7).is_whole);
@@ -326,7 +326,7 @@ mod tests {
         assert_eq!(node.report(0).members, 0);
         assert_eq!((node.hear(said(2, false)), node.books()), (Turn::Begins, Books::Unknown));
         assert_eq!((node.hear(said(2, true)), node.books()), (Turn::Ends, Books::Whole));
-        assert_eq!(node.report(0).members, 3, "now it knows as much as the others");
+        assert_eq!(node.report(0).members, 3, "it knows as much as the others");
         assert_eq!((node.hear(said(3, false)), node.books()), (Turn::Begins, Books::Recovering));
     }
 

@@ -147,7 +147,7 @@ proptest! {
                 prop_assert_eq!(is_banned(bans, unix), unix < until, "second {}, node {}", second, at);
                 let mut begins = Bans::default();
                 begins.read(unix, &kept.all());
-                prop_assert_eq!(is_banned(&begins, unix), unix < until, "second {}, one that begins", second);
+                prop_assert_eq!(is_banned(&begins, unix), unix < until, "second {}, a new node", second);
             }
         }
         prop_assert!(kept.0.is_empty() && nodes.iter().all(Bans::is_empty), "the ban is never removed");
@@ -276,7 +276,7 @@ proptest! {
         rotation_s in 120_u64..600,
     ) {
         let fleet = Keys::new(&clocks, rotation_s).run(&absences);
-        prop_assert_eq!(fleet.unknown, 0, "a key is used that is not known everywhere");
+        prop_assert_eq!(fleet.unknown, 0, "a key was used before all knew it");
         prop_assert!(fleet.version() > 2, "no key was made");
     }
 
@@ -332,7 +332,7 @@ proptest! {
                 })
                 .collect();
             for (name, number) in abandoned.look(ms, store_ms, ms, &records) {
-                prop_assert!(number == 3 && second >= dies, "second {}: {} is given back", second, name);
+                prop_assert!(number == 3 && second >= dies, "second {}: {} was returned", second, name);
                 given_back.get_or_insert(ms);
             }
             let changes = members.look(ms, store_ms, ms, records);
@@ -495,7 +495,7 @@ impl Keys {
                 let is_known = |key| there.iter().all(|at| self.knows(*at, key));
                 assert!(
                     before.iter().all(is_known),
-                    "second {second}: a key is not known a beat after its use"
+                    "second {second}: a key is unknown one heartbeat after its use"
                 );
             }
         }

@@ -58,7 +58,7 @@ mod tests {
         breaker.succeed();
         assert_eq!([breaker.fail(), breaker.fail()], [false, false], "not in a row");
         assert!(breaker.fail() && breaker.is_open());
-        assert!(!breaker.fail(), "it opens once");
+        assert!(!breaker.fail(), "it only opens once");
         breaker.succeed();
         assert!(breaker.is_open(), "a late answer does not close it");
         breaker.close();

@@ -404,7 +404,7 @@ mod tests {
             let rules = read(|reader| {
                 rows.iter().try_for_each(|(realm, bps)| reader.option(*realm, "max-bps", Some(bps)))
             });
-            assert_eq!(rules.expect("rules").realms[""].max_bps, Some(300), "the lower, whatever the order");
+            assert_eq!(rules.expect("rules").realms[""].max_bps, Some(300), "the lower limit, in any order");
         }
         let error =
             read(|reader| reader.option(Some("a"), "user-quota", Some("many"))).expect_err("no number");

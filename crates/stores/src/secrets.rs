@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(names(160), [scheduled], "valid in its last second");
         assert_eq!(names(161), ["rotated", scheduled]);
         let twice = [&held[..], &held[..]].concat();
-        assert_eq!(ended(&twice, &read, 901).len(), 3, "each is remembered once");
+        assert_eq!(ended(&twice, &read, 901).len(), 3, "no duplicates");
         let many: Vec<_> = (0..100).map(|n| secret(&n.to_string(), n, Some(1000 + n))).collect();
         let kept = ended(&many, &[], 5000);
         assert_eq!((kept.len(), kept[0].until), (MOST_ENDED, Some(1099)), "the latest");

@@ -24,12 +24,12 @@ fn place(world: &World) -> [String; 2] {
             [flag.to_owned(), server.coturn_words()]
         }
         (None, Some(file)) => ["-b".to_owned(), file.display().to_string()],
-        (None, None) => unreachable!("it is one or the other"),
+        (None, None) => unreachable!("a server or a file"),
     }
 }
 
 fn turnadmin_command(world: &World, arguments: &[&str]) -> Command {
-    let program = installed("turnadmin").expect("the caller has looked");
+    let program = installed("turnadmin").expect("installed");
     let mut command = Command::new(program);
     // It writes a log file to the working directory.
     command.current_dir(env!("CARGO_TARGET_TMPDIR")).args(place(world)).args(arguments);
@@ -39,7 +39,7 @@ fn turnadmin_command(world: &World, arguments: &[&str]) -> Command {
 /// Its standard output.
 fn turnadmin(world: &World, arguments: &[&str]) -> String {
     let mut command = turnadmin_command(world, arguments);
-    let output = command.output().expect("it runs");
+    let output = command.output().expect("starts");
     assert!(output.status.success(), "{command:?}: {output:?}");
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
@@ -62,14 +62,14 @@ fn changes_by_turnadmin_are_read() {
         );
         turnadmin(world, &["-O", "-o", "https://bligh.edu:443", "-r", REALM]);
         let database = world.database();
-        let gorst = world.wait(database.user(REALM, "gorst")).expect("it answers").expect("he is there");
+        let gorst = world.wait(database.user(REALM, "gorst")).expect("an answer").expect("the user exists");
         assert_eq!(
             gorst.get(KeyAlgorithm::Md5),
             UserKeys::new("gorst", REALM, "hero").get(KeyAlgorithm::Md5)
         );
-        let secrets = world.wait(database.secrets(REALM)).expect("it answers");
+        let secrets = world.wait(database.secrets(REALM)).expect("an answer");
         assert_eq!(secrets.iter().map(|secret| secret.value.as_str()).collect::<Vec<_>>(), ["logen"]);
-        let rules = world.wait(database.rules()).expect("it answers");
+        let rules = world.wait(database.rules()).expect("an answer");
         let realm = &rules.realms[REALM];
         assert_eq!(
             (realm.total_quota, realm.user_quota, realm.max_bps),
@@ -79,7 +79,7 @@ fn changes_by_turnadmin_are_read() {
         );
         assert_eq!(&*rules.origins["https://bligh.edu:443"], REALM);
         turnadmin(world, &["-d", "-u", "gorst", "-r", REALM]);
-        assert_eq!(world.wait(database.user(REALM, "gorst")).expect("it answers"), None);
+        assert_eq!(world.wait(database.user(REALM, "gorst")).expect("an answer"), None);
     });
 }
 
@@ -145,7 +145,7 @@ fn every_turnadmin_name_is_found_and_none_breaks_the_store() {
         let mut found = Vec::new();
         for name in NAMES {
             let mut command = turnadmin_command(world, &["-a", "-u", name, "-r", REALM, "-p", "hero"]);
-            let _ = command.output().expect("it runs");
+            let _ = command.output().expect("starts");
             let listed = turnadmin(world, &["-l", "-r", REALM]);
             let is_written = listed.lines().any(|line| line.trim().starts_with(&format!("{name}[")));
             let asked = world.wait(world.database().user(REALM, name));
@@ -226,11 +226,12 @@ fn coturn_schema_and_example_rows_are_read_unchanged() {
             world.sql(&schema);
             world.sql(&rows);
             let database = world.database();
-            let rules = world.wait(database.rules()).expect("it answers");
+            let rules = world.wait(database.rules()).expect("an answer");
             assert_eq!((rules.token_keys.len(), rules.origins.len()), (3, 2));
             assert_eq!((rules.secrets[REALM].len(), rules.realms[REALM].total_quota), (2, Some(12_000)));
             assert_eq!(rules.realms["crinna.org"].peers.deny.len(), 1);
-            let gorst = world.wait(database.user(REALM, "gorst")).expect("it answers").expect("he is there");
+            let gorst =
+                world.wait(database.user(REALM, "gorst")).expect("an answer").expect("the user exists");
             assert_eq!(
                 gorst.get(KeyAlgorithm::Md5),
                 UserKeys::new("gorst", REALM, "hero").get(KeyAlgorithm::Md5)

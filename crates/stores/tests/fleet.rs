@@ -37,7 +37,7 @@ impl World {
 
     fn put_into_era(&self, field: &str, value: u64) {
         let put = self.server.say(&format!("HSET turnpike:{{f}}:era {field} {value}"));
-        assert_eq!(put, ":0\r\n", "it was there before");
+        assert_eq!(put, ":0\r\n", "the field existed");
     }
 
     fn of_era(&self, field: &str) -> u64 {
@@ -99,7 +99,7 @@ fn written(number: u16, known: bool) -> Beaten {
 /// Grants in the current epoch.
 async fn exchange(store: &FleetStore, number: u16, nodes: u32, asks: &[Ask]) -> Vec<Grant> {
     let known = store.era(StoreEpoch::default()).await.unwrap().era;
-    store.exchange(number, nodes, known, asks).await.unwrap().grants.expect("that is its era")
+    store.exchange(number, nodes, known, asks).await.unwrap().grants.expect("the current epoch")
 }
 
 /// Epoch that a node gets after reporting what it holds.
@@ -121,9 +121,9 @@ fn node_with_a_heartbeat_is_visible_with_its_number() {
     world.wait(async {
         assert_eq!(beat(&store, "a", 1, 7, None).await, written(7, false));
         assert_eq!(beat(&store, "a", 1, 7, None).await, written(7, true));
-        assert_eq!(beat(&store, "b", 2, 7, None).await, written(8, false), "that number is taken");
+        assert_eq!(beat(&store, "b", 2, 7, None).await, written(8, false), "the number is in use");
         assert_eq!(beat(&store, "c", 3, 4095, None).await, written(4095, false));
-        assert_eq!(beat(&store, "d", 4, 4095, None).await, written(1, false), "and begins again");
+        assert_eq!(beat(&store, "d", 4, 4095, None).await, written(1, false), "numbers start over");
         let look = store.look().await.unwrap();
         let seen: BTreeMap<String, (u16, u64)> = look
             .records
@@ -146,18 +146,21 @@ fn name_belongs_to_one_process_and_can_be_taken_over() {
     world.wait(async {
         beat(&store, "a", 1, 1, None).await;
         let Beaten::Taken(record) = beat(&store, "a", 0xBEEF, 1, None).await else {
-            panic!("it is another's")
+            panic!("the name belongs to another process")
         };
         assert!(record.ends_with(" 1 1 0 7 100 1 2 3 4 5"), "{record}");
         // The process is alive, so its record has changed.
         sleep(Duration::from_millis(5)).await;
         beat(&store, "a", 1, 1, None).await;
         let Beaten::Taken(now) = beat(&store, "a", 0xBEEF, 1, Some(&record)).await else {
-            panic!("it is another's still")
+            panic!("the name still belongs to another process")
         };
         assert_ne!(now, record);
-        assert_eq!(beat(&store, "a", 0xBEEF, 9, Some(&now)).await, written(1, false), "its number stays");
-        assert!(matches!(beat(&store, "a", 1, 1, None).await, Beaten::Taken(_)), "the first one has lost it");
+        assert_eq!(beat(&store, "a", 0xBEEF, 9, Some(&now)).await, written(1, false), "the number is kept");
+        assert!(
+            matches!(beat(&store, "a", 1, 1, None).await, Beaten::Taken(_)),
+            "the first process lost the name"
+        );
     });
 }
 
@@ -181,7 +184,7 @@ fn cards_bans_and_answers_are_stored() {
         store.answer(7, &any_bytes).await.unwrap();
         assert_eq!(store.answered(8).await.unwrap(), None);
         assert_eq!(store.answered(7).await.unwrap(), Some(any_bytes));
-        assert_eq!(store.answered(7).await.unwrap(), None, "it is for one");
+        assert_eq!(store.answered(7).await.unwrap(), None, "an answer is taken once");
     });
 }
 
@@ -197,7 +200,7 @@ fn only_one_of_two_concurrent_key_rotations_succeeds() {
         assert!(!store.put_ring(1, 2, b"too late").await.unwrap());
         assert_eq!(store.ring().await.unwrap().unwrap(), b"second");
         let Beaten::Written { ring, .. } = beat(&store, "a", 1, 1, None).await else { panic!() };
-        assert_eq!(ring, 2, "each beat tells the version");
+        assert_eq!(ring, 2, "each heartbeat returns the version");
     });
 }
 
@@ -249,7 +252,7 @@ async fn hear(news: &mut News) -> Heard {
         if heard != Heard::default() {
             return heard;
         }
-        assert!(std::time::Instant::now() < deadline, "nothing is heard");
+        assert!(std::time::Instant::now() < deadline, "no message arrived");
     }
 }
 
@@ -288,7 +291,7 @@ fn store_grants_the_same_as_the_rule() {
                 .collect();
             let exchanged = store.exchange(node, nodes, era, &asks).await.unwrap();
             assert_eq!(exchanged.era, EpochState { era, is_whole });
-            let granted = exchanged.grants.expect("it is the same era");
+            let granted = exchanged.grants.expect("the current epoch");
             assert_eq!(granted.len(), asks.len(), "round {round}");
             for (ask, granted) in asks.iter().zip(granted) {
                 let old = held.get(&(node, ask.bucket)).copied().unwrap_or_default();
@@ -326,7 +329,7 @@ fn store_grants_again_after_all_nodes_reported_or_a_timeout() {
     let first = look(0);
     assert_eq!((first.era.number, first.is_whole), (1, false));
     assert_eq!(look(1), first);
-    assert_eq!(look(7).era.number, 8, "somebody knows a later one");
+    assert_eq!(look(7).era.number, 8, "a node knows a later epoch");
     let era = another_server(1);
     assert_eq!((era.era.number, era.is_whole), (9, false));
     assert_eq!(look(9), era);
@@ -350,7 +353,7 @@ fn store_grants_again_after_all_nodes_reported_or_a_timeout() {
 
     // One node never reports.
     assert_eq!(another_server(2).era.number, 10);
-    assert_eq!(world.server.say("HLEN turnpike:{f}:told"), ":0\r\n", "all are to tell it again");
+    assert_eq!(world.server.say("HLEN turnpike:{f}:told"), ":0\r\n", "all nodes must report again");
     world.put_into_era("until", 1);
     assert!(look(10).is_whole);
     // The clock was set back.
@@ -385,11 +388,7 @@ fn requests_from_another_epoch_are_ignored() {
         assert_eq!(world.server.say("EXISTS turnpike:{f}:sums turnpike:{f}:held:1"), ":0\r\n");
         let answer = store.exchange(1, 1, era.era, &ask).await.unwrap();
         let kept = Grant { bucket: bucket(1), told: 4, held: 6, sum: 6 };
-        assert_eq!(
-            (answer.era, answer.grants),
-            (era, Some(vec![kept])),
-            "it keeps what it says that it holds"
-        );
+        assert_eq!((answer.era, answer.grants), (era, Some(vec![kept])), "reported quota is kept");
     });
 }
 
@@ -429,7 +428,7 @@ fn invalid_stored_numbers_count_as_zero() {
             let written = beat(&store, "a", 1, 1, None).await;
             assert!(matches!(written, Beaten::Written { number: 1, ring: 0, .. }), "{put}: {written:?}");
             let ask = [Ask { bucket, limit: 10, used: 4, want: 4 }];
-            let granted = store.exchange(1, 1, era, &ask).await.unwrap().grants.expect("that is its era");
+            let granted = store.exchange(1, 1, era, &ask).await.unwrap().grants.expect("the current epoch");
             assert!(granted[0].held == 4 && granted[0].sum >= 4, "{put}: {granted:?}");
         });
     }
@@ -470,7 +469,7 @@ fn dead_node_returns_its_quotas_with_an_event() {
         });
         exchange(&store, 2, 2, &many.collect::<Vec<_>>()).await;
 
-        assert!(!store.reap(&name("b"), 2, false).await.unwrap(), "it is there");
+        assert!(!store.reap(&name("b"), 2, false).await.unwrap(), "it exists");
         assert_eq!(exchange(&store, 1, 2, &ask(4, 4)).await[0].sum, 10);
         let mut times = 1;
         while store.reap(&name("b"), 2, true).await.unwrap() {
@@ -483,7 +482,7 @@ fn dead_node_returns_its_quotas_with_an_event() {
         assert_eq!(
             hear(&mut news).await.levels,
             [(bucket(1), Level::Heavy)],
-            "full no more, and others have some"
+            "no longer full, and others have some"
         );
         // Its number is free now, and it learns that it was forgotten.
         assert_eq!(beat(&store, "c", 3, 2, None).await, written(2, false));
@@ -508,10 +507,13 @@ fn number_is_not_reused_before_all_quotas_are_returned() {
             })
             .collect();
         exchange(&store, 1, 1, &asks).await;
-        assert!(store.reap(&name("a"), 1, true).await.unwrap(), "there is more");
+        assert!(store.reap(&name("a"), 1, true).await.unwrap(), "more to return");
         assert_eq!(beat(&store, "b", 2, 1, None).await, written(2, false));
         let records = store.look().await.unwrap().records;
-        assert_eq!(records[0].beat.incarnation, 0, "of nobody, so that somebody ends what another began");
+        assert_eq!(
+            records[0].beat.incarnation, 0,
+            "a record without an owner, so that another node can continue"
+        );
         while store.reap(&name("a"), 1, false).await.unwrap() {}
         assert_eq!(store.look().await.unwrap().records.len(), 1);
         assert_eq!(beat(&store, "c", 3, 1, None).await, written(1, false));
@@ -552,7 +554,7 @@ async fn fails(store: &FleetStore) -> Fault {
             );
             return error.fault;
         }
-        assert!(std::time::Instant::now() < deadline, "it goes on answering");
+        assert!(std::time::Instant::now() < deadline, "still answering");
     }
 }
 
@@ -585,7 +587,7 @@ fn lost_slow_or_emptied_store_is_detected_and_recovers() {
         assert_eq!(fails(&store).await, Fault::Slow);
         proxy.hold(false);
         heals(&store).await;
-        assert_eq!(store.era(known.era).await.unwrap(), known, "it has lost nothing");
+        assert_eq!(store.era(known.era).await.unwrap(), known, "nothing was lost");
         known
     });
     world.server.stop();
@@ -593,9 +595,9 @@ fn lost_slow_or_emptied_store_is_detected_and_recovers() {
     assert!(world.server.say("FLUSHALL").contains("OK"));
     world.wait(async {
         heals(&store).await;
-        assert_eq!(beat(&store, "a", 1, 5, None).await, written(5, false), "it keeps its number");
+        assert_eq!(beat(&store, "a", 1, 5, None).await, written(5, false), "the number is kept");
         let era = store.era(known.era).await.unwrap();
-        assert!(era.era != known.era && !era.is_whole, "it has lost everything");
+        assert!(era.era != known.era && !era.is_whole, "everything was lost");
         while news.next().await.is_err() {
             sleep(Duration::from_millis(20)).await;
         }
@@ -615,10 +617,10 @@ fn sentinels_lead_to_the_current_master() {
         Ok(replica) => replica,
         Err(why) => return skip(&why),
     };
-    turnpike_testkit::eventually("the replica is one", || {
+    turnpike_testkit::eventually("replication", || {
         replica.say("INFO replication").contains("master_link_status:up")
     });
-    let sentinel = Server::sentinel(&world.server, "main").expect("it is the same program");
+    let sentinel = Server::sentinel(&world.server, "main").expect("sentinel starts");
     let nobody = "127.0.0.1:1";
     let url =
         format!("redis+sentinel://:{}@{nobody},{}/main", PASSWORD.replace('%', "%25"), sentinel.address);
@@ -631,20 +633,20 @@ fn sentinels_lead_to_the_current_master() {
         assert!(error.to_string().contains("\"other\""), "{error}");
     });
     turnpike_testkit::eventually("the replica is known", || {
-        let mut stream = std::net::TcpStream::connect(sentinel.address).expect("it listens");
+        let mut stream = std::net::TcpStream::connect(sentinel.address).expect("listening");
         stream.set_read_timeout(Some(PATIENCE)).expect("not zero");
-        std::io::Write::write_all(&mut stream, b"SENTINEL replicas main\r\n").expect("it takes lines");
+        std::io::Write::write_all(&mut stream, b"SENTINEL replicas main\r\n").expect("writable");
         // A few hundred bytes, which arrive at once.
         let mut answer = [0; 4096];
-        let length = std::io::Read::read(&mut stream, &mut answer).expect("it answers");
+        let length = std::io::Read::read(&mut stream, &mut answer).expect("an answer");
         String::from_utf8_lossy(&answer[..length]).contains(&replica.address.port().to_string())
     });
     world.server.stop();
     world.wait(async {
         heals(&store).await;
-        assert_eq!(beat(&store, "a", 1, 5, None).await, written(5, true), "the replica had it");
+        assert_eq!(beat(&store, "a", 1, 5, None).await, written(5, true), "the replica had the record");
         let era = store.era(StoreEpoch::default()).await.unwrap();
-        assert_eq!((era.era.number, era.is_whole), (2, false), "nobody knows how much the replica had heard");
+        assert_eq!((era.era.number, era.is_whole), (2, false), "the replica may lack recent data");
     });
     assert!(replica.say("ROLE").contains("master"));
 }
@@ -671,7 +673,7 @@ fn cluster_server_with_the_keys_is_found() {
         }
     });
     let keys = |server: &Server| server.say("DBSIZE").trim().trim_start_matches(':').parse::<u32>().unwrap();
-    assert!(keys(&first) > 0 && keys(&second) > 0, "of six names some are on either");
+    assert!(keys(&first) > 0 && keys(&second) > 0, "six names are spread over both servers");
 }
 
 #[test]

@@ -18,12 +18,12 @@ fn behind_a_proxy(world: &World) -> (Proxy, Directory<Database>) {
         let keys = UserKeys::new(&name, &realm, "pw");
         world.edit(&Edit::PutUser { realm, name, keys });
     }
-    let server = world.server.as_ref().expect("it has one");
+    let server = world.server.as_ref().expect("a server");
     let proxy = Proxy::new(server.address);
     let limits =
         Limits { deadline: Duration::from_secs(1), lifetime: Duration::from_millis(200), ..impatient() };
     let directory = world.directory_at(&server.url(proxy.address, ""), limits);
-    world.wait(async { directory.read().await.expect("it answers") });
+    world.wait(async { directory.read().await.expect("an answer") });
     assert!(matches!(found(world, &directory, "alice"), Found::User(_)));
     (proxy, directory)
 }
@@ -31,7 +31,7 @@ fn behind_a_proxy(world: &World) -> (Proxy, Directory<Database>) {
 fn found(world: &World, directory: &Directory<Database>, name: &str) -> Found {
     let (sender, receiver) = oneshot::channel();
     directory.look_up(REALM, name, move |found| drop(sender.send(found)));
-    world.wait(async { receiver.await.expect("everybody is answered") })
+    world.wait(async { receiver.await.expect("an answer") })
 }
 
 /// Authenticates like a request, from the cache if possible.
@@ -46,7 +46,7 @@ fn gets_in(world: &World, directory: &Directory<Database>, name: &str) -> bool {
 fn comes_back(world: &World, directory: &Directory<Database>) {
     let deadline = Instant::now() + turnpike_testkit::PATIENCE;
     while !directory.counts().is_up {
-        assert!(Instant::now() < deadline, "it does not heal");
+        assert!(Instant::now() < deadline, "no recovery");
         world.wait(async { tokio::time::sleep(Duration::from_millis(20)).await });
     }
     assert!(matches!(found(world, directory, "bob"), Found::User(_)), "{:?}", world.kind);
@@ -114,9 +114,9 @@ fn restarted_server_is_used_again() {
     for kind in SERVERS {
         on(kind, |world| {
             let (_proxy, directory) = behind_a_proxy(world);
-            world.server.as_mut().expect("it has one").stop();
+            world.server.as_mut().expect("a server").stop();
             is_away(world, &directory);
-            world.server.as_mut().expect("it has one").start();
+            world.server.as_mut().expect("a server").start();
             comes_back(world, &directory);
         });
     }

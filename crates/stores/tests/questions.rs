@@ -75,15 +75,15 @@ fn coturn_rows_are_read_in_place() {
     each(|world| {
         fill(world);
         let database = world.database();
-        let user = |name: &str| world.wait(database.user(REALM, name)).expect("it answers");
-        let gorst = user("gorst").expect("he is there");
+        let user = |name: &str| world.wait(database.user(REALM, name)).expect("an answer");
+        let gorst = user("gorst").expect("the user exists");
         assert_eq!((gorst.kinds(), gorst.to_hex().as_str()), ("MD5", "0123456789abcdef0123456789abcdef"));
-        assert_eq!(user("broken").expect("he is there too").kinds(), "none", "{:?}", world.kind);
+        assert_eq!(user("broken").expect("the user exists").kinds(), "none", "{:?}", world.kind);
         assert!(user("nobody").is_none() && user("").is_none() && user("'; drop table x; --").is_none());
-        assert!(user("GORST").is_none() && user("gorst ").is_none(), "{:?}: somebody else", world.kind);
-        assert!(world.wait(database.user("crinna.example", "gorst")).expect("it answers").is_none());
+        assert!(user("GORST").is_none() && user("gorst ").is_none(), "{:?}: another user", world.kind);
+        assert!(world.wait(database.user("crinna.example", "gorst")).expect("an answer").is_none());
 
-        let rules = world.wait(database.rules()).expect("it answers");
+        let rules = world.wait(database.rules()).expect("an answer");
         let north = &rules.realms[REALM];
         assert_eq!(
             (north.total_quota, north.user_quota, north.max_bps),
@@ -103,10 +103,10 @@ fn coturn_rows_are_read_in_place() {
         let ignored = rules.ignored.join("; ");
         assert!(ignored.contains("\"gone\"") && ignored.contains("coturn's web page"), "{ignored}");
         assert_eq!((rules.secrets[REALM].len(), rules.secrets["crinna.example"].len()), (2, 1));
-        let secrets = world.wait(database.secrets(REALM)).expect("it answers");
+        let secrets = world.wait(database.secrets(REALM)).expect("an answer");
         assert_eq!(values(&secrets), ["bloody9", "logen"]);
         assert!(rules.api_keys.is_empty());
-        assert!(world.wait(database.secrets("elsewhere")).expect("it answers").is_empty());
+        assert!(world.wait(database.secrets("elsewhere")).expect("an answer").is_empty());
     });
 }
 
@@ -118,9 +118,9 @@ fn written_items_are_read_and_removed_items_are_gone() {
         let keys = |password: &str| UserKeys::new(&name, &realm, password);
         let put =
             |password: &str| Edit::PutUser { realm: realm.clone(), name: name.clone(), keys: keys(password) };
-        let found = || world.wait(database.user(REALM, &name)).expect("it answers");
+        let found = || world.wait(database.user(REALM, &name)).expect("an answer");
         assert!(!world.edit(&put("one")) && found() == Some(keys("one")));
-        assert!(world.edit(&put("two")) && found() == Some(keys("two")), "in place of the other");
+        assert!(world.edit(&put("two")) && found() == Some(keys("two")), "replaced");
         assert!(found().is_some_and(|keys| keys.get(KeyAlgorithm::Sha256).is_some()));
         let remove = Edit::RemoveUser { realm: realm.clone(), name: name.clone() };
         assert!(world.edit(&remove) && found().is_none() && !world.edit(&remove));
@@ -131,12 +131,12 @@ fn written_items_are_read_and_removed_items_are_gone() {
             [world.edit(&add("a")), world.edit(&add("b")), world.edit(&add("a"))],
             [false, false, true]
         );
-        assert_eq!(world.wait(database.secrets(REALM)).expect("it answers").len(), 2);
+        assert_eq!(world.wait(database.secrets(REALM)).expect("an answer").len(), 2);
         let remove = Edit::RemoveSecret { realm: realm.clone(), secret: secret("a") };
         assert!(world.edit(&remove) && !world.edit(&remove));
-        assert_eq!(values(&world.wait(database.secrets(REALM)).expect("it answers")), ["b"]);
+        assert_eq!(values(&world.wait(database.secrets(REALM)).expect("an answer")), ["b"]);
 
-        let rules = || -> Rules { world.wait(database.rules()).expect("it answers") };
+        let rules = || -> Rules { world.wait(database.rules()).expect("an answer") };
         let options = RealmOptions { total_quota: 7, user_quota: 0, max_bps: 125_000 };
         let put = |options| Edit::PutRealm { realm: "new.example".to_owned(), options };
         assert!(!world.edit(&put(options)));
@@ -147,7 +147,11 @@ fn written_items_are_read_and_removed_items_are_gone() {
         );
         assert!(world.edit(&put(RealmOptions::default())));
         let new = rules().realms["new.example"].clone();
-        assert_eq!((new.named, new.total_quota, new.max_bps), (true, None, None), "there without a limit");
+        assert_eq!(
+            (new.named, new.total_quota, new.max_bps),
+            (true, None, None),
+            "the realm exists without a limit"
+        );
         let remove = Edit::RemoveRealm { realm: "new.example".to_owned() };
         assert!(world.edit(&remove) && !world.edit(&remove));
         assert!(!rules().realms.contains_key("new.example"));
@@ -159,7 +163,7 @@ fn rotation_changes_the_signing_secret_and_ends_the_others() {
     each(|world| {
         fill(world);
         let database = world.database();
-        let secrets = || -> Vec<StoredSecret> { world.wait(database.secrets(REALM)).expect("it answers") };
+        let secrets = || -> Vec<StoredSecret> { world.wait(database.secrets(REALM)).expect("an answer") };
         let signs = || signing(&secrets()).map(|secret| secret.value.to_string());
         assert_eq!(signs().as_deref(), Some("bloody9"));
         let rotate = |secret: &str, since, until| {
@@ -168,7 +172,7 @@ fn rotation_changes_the_signing_secret_and_ends_the_others() {
         };
         assert!(rotate("new", 1000, 2000), "{:?}: there were others", world.kind);
         // Tables that another server created are noticed when the rules are read.
-        let rules = || -> Rules { world.wait(database.rules()).expect("it answers") };
+        let rules = || -> Rules { world.wait(database.rules()).expect("an answer") };
         let times = |secrets: &[StoredSecret]| {
             let mut times: Vec<_> =
                 secrets.iter().map(|secret| (secret.value.to_string(), secret.since, secret.until)).collect();
@@ -181,7 +185,7 @@ fn rotation_changes_the_signing_secret_and_ends_the_others() {
         let first = expected(&[("bloody9", 0, Some(2000)), ("logen", 0, Some(2000)), ("new", 1000, None)]);
         assert_eq!(times(&rules().secrets[REALM]), first, "{:?}", world.kind);
         assert_eq!((times(&secrets()), signs().as_deref()), (first, Some("new")));
-        assert_eq!(rules().secrets["crinna.example"][0].until, None, "of another realm");
+        assert_eq!(rules().secrets["crinna.example"][0].until, None, "another realm's secret");
         // An existing end is not extended.
         assert!(rotate("newer", 1500, 2500));
         let second = expected(&[
@@ -228,10 +232,10 @@ fn rotation_changes_the_signing_secret_and_ends_the_others() {
         // The first secret of a realm signs.
         let (realm, secret) = ("empty.example".to_owned(), Zeroizing::new("only".to_owned()));
         assert!(!world.edit(&Edit::RotateSecret { realm, secret, since: 1, until: 2 }));
-        let only = world.wait(database.secrets("empty.example")).expect("it answers");
+        let only = world.wait(database.secrets("empty.example")).expect("an answer");
         assert_eq!(times(&only), expected(&[("only", 1, None)]));
-        let user = world.wait(database.user(REALM, "gorst")).expect("it answers");
-        assert!(user.is_some(), "coturn's own are what they were");
+        let user = world.wait(database.user(REALM, "gorst")).expect("an answer");
+        assert!(user.is_some(), "coturn's own tables are unchanged");
     });
 }
 
@@ -239,10 +243,10 @@ fn rotation_changes_the_signing_secret_and_ends_the_others() {
 fn api_keys_are_stored_with_all_fields() {
     each(|world| {
         let database = world.database();
-        let rules = || -> Rules { world.wait(database.rules()).expect("it answers") };
+        let rules = || -> Rules { world.wait(database.rules()).expect("an answer") };
         assert!(rules().api_keys.is_empty());
         let remove = |name: &str| world.edit(&Edit::RemoveApiKey { name: name.to_owned() });
-        assert!(!remove("shop"), "{:?}: before there is a table", world.kind);
+        assert!(!remove("shop"), "{:?}: without a table", world.kind);
         let bare = ApiKey { name: "shop".to_owned(), hash: [7; 32], realm: None, max_ttl: None, rate: None };
         let bound = ApiKey {
             name: "a-b_c".to_owned(),
@@ -257,7 +261,7 @@ fn api_keys_are_stored_with_all_fields() {
         let found = rules().api_keys;
         assert_eq!((found.get("shop"), found.get("a-b_c")), (Some(&bare), Some(&bound)), "{:?}", world.kind);
         let changed = ApiKey { rate: Some(1), hash: [8; 32], ..bare };
-        assert!(world.edit(&Edit::PutApiKey(changed.clone())), "in place of the other");
+        assert!(world.edit(&Edit::PutApiKey(changed.clone())), "replaced");
         assert_eq!(rules().api_keys.get("shop"), Some(&changed));
         assert!(remove("shop") && !remove("shop"));
         assert_eq!(rules().api_keys.len(), 1);
@@ -296,7 +300,7 @@ fn users_are_listed_in_pages_in_order() {
         let all = |realm: Option<&str>| {
             let mut users = Vec::new();
             loop {
-                let page = world.wait(database.users(realm, users.last())).expect("it answers");
+                let page = world.wait(database.users(realm, users.last())).expect("an answer");
                 assert!(page.len() <= 1000);
                 if page.is_empty() {
                     return users;
@@ -346,7 +350,7 @@ fn ten_thousand_users_take_one_query_each_and_are_cached() {
         let directory =
             world.directory_at(&world.url, Limits { deadline: Duration::from_secs(8), ..impatient() });
         world.wait(async {
-            directory.read().await.expect("it answers");
+            directory.read().await.expect("an answer");
             // As many as one worker allows to wait.
             for first in (0..USERS).step_by(1000) {
                 let asking: Vec<_> =
@@ -376,7 +380,7 @@ fn changes_of_a_file_by_others_are_noticed() {
         fill(world);
         let directory = world.directory_at(&world.url, impatient());
         world.wait(async {
-            directory.read().await.expect("it is there");
+            directory.read().await.expect("it exists");
             let Found::User(_) = ask(&directory, "gorst").await.expect("an answer") else { panic!() };
             let Found::Nobody = ask(&directory, "whirrun").await.expect("an answer") else { panic!() };
         });
@@ -399,9 +403,9 @@ fn changes_of_a_file_by_others_are_noticed() {
             let Found::User(_) = ask(&directory, "whirrun").await.expect("an answer") else { panic!() };
             let Found::Nobody = ask(&directory, "gorst").await.expect("an answer") else { panic!() };
         });
-        let rules = directory.rules().expect("they were read");
+        let rules = directory.rules().expect("secrets were read");
         assert!(rules.realms.contains_key("new.example"));
-        assert_eq!(rules.md5_only, Some([REALM.into()].into()), "of a file it is known");
+        assert_eq!(rules.md5_only, Some([REALM.into()].into()), "known for a file");
     });
 }
 
@@ -427,7 +431,7 @@ fn own_tables_match_the_documentation() {
             assert!(!world.edit(&Edit::RotateSecret { realm: realm.clone(), secret, since, until }));
             let secret = Zeroizing::new("next".to_owned());
             assert!(world.edit(&Edit::RotateSecret { realm, secret, since, until }));
-            let rules = world.wait(world.database().rules()).expect("it answers");
+            let rules = world.wait(world.database().rules()).expect("an answer");
             assert_eq!(rules.api_keys.values().collect::<Vec<_>>(), [&key]);
             assert_eq!(rules.secrets[REALM].iter().map(|held| held.until).max(), Some(Some(until)));
         });

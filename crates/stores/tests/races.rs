@@ -61,8 +61,8 @@ fn exactly_one_of_concurrent_writers_adds_a_name() {
             let found = race(world, &writers, Existing::Keep, user);
             assert_one_was_first(&found, world);
             let winner = (0..WRITERS).find(|writer| !found[usize::from(*writer)]).expect("one");
-            let stored = world.wait(writers[0].user("a", &name)).expect("it answers").expect("it is there");
-            assert_eq!(stored, keys(winner), "{:?}: the first one's keys", world.kind);
+            let stored = world.wait(writers[0].user("a", &name)).expect("an answer").expect("it exists");
+            assert_eq!(stored, keys(winner), "{:?}: the first writer's keys", world.kind);
 
             let name = format!("key-{round}");
             let key = |writer| ApiKey {
@@ -99,7 +99,7 @@ fn concurrent_replacements_leave_one_consistent_result() {
             let user =
                 |writer| Edit::PutUser { realm: "a".to_owned(), name: name.clone(), keys: keys(writer) };
             assert_one_was_first(&race(world, &writers, Existing::Replace, user), world);
-            let stored = world.wait(writers[0].user("a", &name)).expect("it answers").expect("it is there");
+            let stored = world.wait(writers[0].user("a", &name)).expect("an answer").expect("it exists");
             assert!((0..WRITERS).any(|writer| stored == keys(writer)), "{:?}", world.kind);
 
             let name = format!("realm-{round}");
@@ -109,7 +109,7 @@ fn concurrent_replacements_leave_one_consistent_result() {
                 Edit::PutRealm { realm: name.clone(), options }
             };
             assert_one_was_first(&race(world, &writers, Existing::Replace, realm), world);
-            let rules = world.wait(writers[0].rules()).expect("it answers");
+            let rules = world.wait(writers[0].rules()).expect("an answer");
             let found = &rules.realms[name.as_str()];
             let limits = [
                 found.total_quota,
@@ -133,7 +133,7 @@ fn concurrent_rotations_leave_one_secret_without_an_end() {
             };
             let found = race(world, &writers, Existing::Replace, rotation);
             assert_eq!(found.iter().filter(|existed| !**existed).count(), usize::from(round == 0));
-            let secrets = world.wait(writers[0].secrets("a")).expect("it answers");
+            let secrets = world.wait(writers[0].secrets("a")).expect("an answer");
             let lasting: Vec<_> = secrets.iter().filter(|secret| secret.until.is_none()).collect();
             assert_eq!(lasting.len(), 1, "{:?}, round {round}: {secrets:?}", world.kind);
             assert!(signing(&secrets).expect("one").value.starts_with(&format!("secret-{round}-")));
@@ -144,7 +144,7 @@ fn concurrent_rotations_leave_one_secret_without_an_end() {
                 for secret in secrets.iter().filter(|secret| secret.until > Some(2_000_000_000)) {
                     let (realm, secret) = ("a".to_owned(), secret.value.clone());
                     let removal = Edit::RemoveSecret { realm, secret };
-                    world.wait(writers[0].edit(&removal)).expect("it can be written to");
+                    world.wait(writers[0].edit(&removal)).expect("writable");
                 }
             }
         }

@@ -45,12 +45,12 @@ fn missing_password_is_reported_as_wrong() {
 fn absent_server_is_a_temporary_error() {
     for kind in SERVERS {
         on(kind, |world| {
-            world.server.as_mut().expect("it has one").stop();
+            world.server.as_mut().expect("a server").stop();
             let error = error(world, &world.url);
             assert_eq!(error.fault, Fault::Unreachable, "{error}");
             assert!(error.may_pass());
             let directory = world.directory_at(&world.url, Limits::default());
-            let told = world.wait(directory.read()).expect_err("it is not there");
+            let told = world.wait(directory.read()).expect_err("missing");
             assert!(told.may_pass() && directory.counts().is_up);
             directory.wait_for_it(&told);
             assert!(!directory.counts().is_up);
@@ -123,7 +123,7 @@ fn missing_or_invalid_file_is_named() {
         let missing = file_of_a_test();
         let told = error(world, &format!("sqlite://{}", missing.display()));
         assert!(told.to_string().contains(missing.to_str().expect("a path")), "{told}");
-        assert!(!missing.exists(), "nobody has made it");
+        assert!(!missing.exists(), "the file was not created");
         std::fs::write(
             &missing,
             "this is a text, and a long one, so that it could be taken for a page of SQLite",
@@ -139,7 +139,7 @@ fn missing_or_invalid_file_is_named() {
 fn tls_requires_a_trusted_certificate() {
     for kind in SERVERS {
         on(kind, |world| {
-            let server = world.server.as_ref().expect("it has one");
+            let server = world.server.as_ref().expect("a server");
             let (name, authority) =
                 (format!("localhost:{}", server.tls_address.port()), server.authority.display());
             let at_name = server.url(server.tls_address, "").replace(&server.tls_address.to_string(), &name);
@@ -176,14 +176,14 @@ fn tls_requires_a_trusted_certificate() {
 #[test]
 fn unix_socket_works() {
     on(Kind::Postgres, |world| {
-        let server = world.server.as_ref().expect("it has one");
+        let server = world.server.as_ref().expect("a server");
         let (dir, port) = (server.dir.display(), server.address.port());
         let url =
             format!("psql-userdb=host={dir} port={port} dbname={DATABASE} user=turn password='{PASSWORD}'");
         assert!(world.wait(world.database_at(&url).rules()).is_ok());
     });
     on(Kind::Mariadb, |world| {
-        let server = world.server.as_ref().expect("it has one");
+        let server = world.server.as_ref().expect("a server");
         let url = format!(
             "mysql://turn:{}@localhost/{DATABASE}?socket={}",
             PASSWORD.replace('%', "%25"),

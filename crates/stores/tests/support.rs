@@ -58,7 +58,7 @@ impl World {
         let url = match (&server, &file) {
             (Some(server), _) => server.url(server.address, ""),
             (None, Some(file)) => format!("sqlite://{}", file.display()),
-            (None, None) => unreachable!("it is one or the other"),
+            (None, None) => unreachable!("a server or a file"),
         };
         let world = Self { runtime, kind, url, server, file };
         if let Some(file) = &world.file {
@@ -92,7 +92,7 @@ impl World {
     }
 
     pub(crate) fn edit(&self, edit: &Edit) -> bool {
-        self.wait(self.database().edit(edit)).expect("it can be written to")
+        self.wait(self.database().edit(edit)).expect("writable")
     }
 
     /// Runs statements without our code.
@@ -102,17 +102,17 @@ impl World {
             match self.kind {
                 Kind::Sqlite => {
                     let file = self.file.as_ref().expect("a file");
-                    let connection = rusqlite::Connection::open(file).expect("it is there");
+                    let connection = rusqlite::Connection::open(file).expect("it exists");
                     connection
                         .execute_batch(statements)
                         .unwrap_or_else(|error| panic!("{error}: {statements}"));
                 }
                 Kind::Postgres => {
-                    let mut connection = PgConnection::connect(&self.url).await.expect("it answers");
+                    let mut connection = PgConnection::connect(&self.url).await.expect("an answer");
                     sqlx::raw_sql(text).execute(&mut connection).await.expect("statements");
                 }
                 Kind::Mariadb => {
-                    let mut connection = MySqlConnection::connect(&self.url).await.expect("it answers");
+                    let mut connection = MySqlConnection::connect(&self.url).await.expect("an answer");
                     sqlx::raw_sql(text).execute(&mut connection).await.expect("statements");
                 }
                 Kind::Redis => panic!("it has no SQL"),
@@ -124,7 +124,7 @@ impl World {
     pub(crate) fn redis(&self, commands: &str) {
         self.wait(async {
             let client = redis::Client::open(self.url.as_str()).expect("an address");
-            let mut connection = client.get_multiplexed_async_connection().await.expect("it answers");
+            let mut connection = client.get_multiplexed_async_connection().await.expect("an answer");
             for line in commands.lines().map(str::trim).filter(|line| !line.is_empty()) {
                 let mut words = line.split(' ');
                 let mut command = redis::cmd(words.next().expect("a word"));

@@ -426,7 +426,7 @@ async fn store_of(dir: &Dir, number: usize) -> Store {
     let (name, hash) = ("shop".to_owned(), api_keys::hash(&Secret::new(KEY)));
     // No effective rate limit.
     let key = ApiKey { name, hash, realm: None, max_ttl: None, rate: Some(1_000_000) };
-    store.edit(&Edit::PutApiKey(key)).await.expect("it can be written");
+    store.edit(&Edit::PutApiKey(key)).await.expect("writable");
     store
 }
 

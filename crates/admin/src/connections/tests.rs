@@ -119,7 +119,7 @@ async fn start(program: Nobody, limits: Limits) -> SocketAddr {
 
 /// Everything received until the end of the connection, including a reset.
 async fn answer_to(address: SocketAddr, said: &[u8]) -> String {
-    let mut stream = TcpStream::connect(address).await.expect("it listens");
+    let mut stream = TcpStream::connect(address).await.expect("listening");
     // The server may have closed already.
     let _ = stream.write_all(said).await;
     hear_out(&mut stream).await
@@ -188,16 +188,16 @@ async fn slow_request_is_closed_and_counted() {
 #[tokio::test]
 async fn trickling_head_is_cut_off() {
     let page = start(Nobody::default(), QUICK).await;
-    let (mut hears, mut says) = TcpStream::connect(page).await.expect("it listens").into_split();
+    let (mut hears, mut says) = TcpStream::connect(page).await.expect("listening").into_split();
     let trickle = tokio::spawn(async move {
-        says.write_all(b"GET / HTTP/1.1\r\nX: ").await.expect("it is open");
+        says.write_all(b"GET / HTTP/1.1\r\nX: ").await.expect("open");
         while says.write_all(b"x").await.is_ok() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     });
     let mut answer = Vec::new();
     let _ = timeout(SOON, hears.read_to_end(&mut answer)).await.expect("an end");
-    timeout(SOON, trickle).await.expect("it has been told").expect("no panic");
+    timeout(SOON, trickle).await.expect("disconnected").expect("no panic");
     assert!(!answer.starts_with(b"HTTP/1.1 200"));
 }
 
@@ -219,8 +219,8 @@ async fn unread_response_is_closed_and_counted() {
     let long = Nobody { metrics: "x".repeat(64 << 20), ..Nobody::default() };
     let page = start(long, QUICK).await;
     let before = closed_for("slow");
-    let mut stream = TcpStream::connect(page).await.expect("it listens");
-    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.expect("it is open");
+    let mut stream = TcpStream::connect(page).await.expect("listening");
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.expect("open");
     let counted = async {
         while closed_for("slow") == before {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -236,7 +236,7 @@ async fn excess_connection_replaces_the_oldest_idle_one() {
     let before = closed_for("crowded");
     let mut idle = Vec::new();
     for _ in 0..3 * patient.connections {
-        idle.push(TcpStream::connect(page).await.expect("it listens"));
+        idle.push(TcpStream::connect(page).await.expect("listening"));
     }
     for _ in 0..10 {
         let answer = get_page(page, "/healthz").await;
@@ -248,7 +248,7 @@ async fn excess_connection_replaces_the_oldest_idle_one() {
         assert_eq!(hear_out(stream).await, "");
     }
     for stream in there {
-        stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").await.expect("it is open");
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").await.expect("open");
         let answer = hear_out(stream).await;
         assert!(is_ok(&answer), "{answer}");
     }
@@ -272,8 +272,8 @@ async fn new_connection_gets_503_while_all_are_busy() {
     let page = start(program, patient).await;
     let mut working = Vec::new();
     for _ in 0..patient.connections {
-        let mut stream = TcpStream::connect(page).await.expect("it listens");
-        stream.write_all(RELOAD).await.expect("it is open");
+        let mut stream = TcpStream::connect(page).await.expect("listening");
+        stream.write_all(RELOAD).await.expect("open");
         working.push(stream);
     }
     for _ in 0..3 {
@@ -294,7 +294,7 @@ async fn new_connection_gets_503_while_all_are_busy() {
 async fn change_outlives_its_timeout_and_keeps_its_place() {
     let (program, may_reload, reloaded) = reloading();
     let page = start(program, Limits { connections: 1, ..QUICK }).await;
-    assert_eq!(answer_to(page, RELOAD).await, "", "its time is over");
+    assert_eq!(answer_to(page, RELOAD).await, "", "timed out");
     let answer = get_page(page, "/healthz").await;
     assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
     may_reload.send_replace(true);
@@ -308,9 +308,9 @@ async fn change_outlives_its_timeout_and_keeps_its_place() {
 async fn half_closed_client_gets_its_response() {
     let (program, may_reload, _) = reloading();
     let page = start(program, Limits::of_one(1)).await;
-    let mut stream = TcpStream::connect(page).await.expect("it listens");
-    stream.write_all(RELOAD).await.expect("it is open");
-    stream.shutdown().await.expect("it is open");
+    let mut stream = TcpStream::connect(page).await.expect("listening");
+    stream.write_all(RELOAD).await.expect("open");
+    stream.shutdown().await.expect("open");
     // The server has seen the end of the stream by then.
     assert!(is_ok(&get_page(page, "/healthz").await));
     may_reload.send_replace(true);
@@ -354,9 +354,9 @@ async fn oversized_body_is_refused_by_its_length_header() {
 
 /// A watcher that has received the first event.
 async fn watching(page: SocketAddr) -> TcpStream {
-    let mut stream = TcpStream::connect(page).await.expect("it listens");
+    let mut stream = TcpStream::connect(page).await.expect("listening");
     let request = b"GET /v1/live/events HTTP/1.1\r\nHost: localhost\r\n\r\n";
-    stream.write_all(request).await.expect("it is open");
+    stream.write_all(request).await.expect("open");
     hear_until(&mut stream, "event: history").await;
     stream
 }
@@ -365,7 +365,7 @@ async fn hear_until(stream: &mut TcpStream, wanted: &str) {
     let mut heard = String::new();
     let mut piece = [0; 4096];
     while !heard.contains(wanted) {
-        let length = timeout(SOON, stream.read(&mut piece)).await.expect("more").expect("it is open");
+        let length = timeout(SOON, stream.read(&mut piece)).await.expect("more").expect("open");
         assert!(length > 0, "it ended after {heard:?}");
         heard += &String::from_utf8_lossy(&piece[..length]);
     }
@@ -394,7 +394,7 @@ async fn watcher_outlives_the_timeout_and_is_not_evicted() {
     let mut watching = watching(page).await;
     let mut idle = Vec::new();
     for _ in 0..3 * QUICK.connections {
-        idle.push(TcpStream::connect(page).await.expect("it listens"));
+        idle.push(TcpStream::connect(page).await.expect("listening"));
         assert!(is_ok(&get_page(page, "/healthz").await));
     }
     // The fourth arrives after more than three seconds, the timeout of other responses.
@@ -440,21 +440,17 @@ async fn malformed_requests_get_an_error_and_the_page_stays_up() {
         ("a long header", format!("{head}X: {}\r\n\r\n", "x".repeat(100_000)).into_bytes(), None),
         ("a long target", format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(100_000)).into_bytes(), None),
         ("many headers", format!("{head}{many}\r\n").into_bytes(), None),
-        (
-            "no method that there is",
-            b"FETCH /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(),
-            Some("405"),
-        ),
+        ("an unknown method", b"FETCH /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(), Some("405")),
         ("no method at all", b"G@T /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(), None),
         ("another method", b"DELETE /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(), Some("401")),
         ("no version", b"GET /metrics\r\n\r\n".to_vec(), None),
-        ("a version that is none", b"GET /metrics HTTP/9.9\r\nHost: localhost\r\n\r\n".to_vec(), None),
+        ("an unknown version", b"GET /metrics HTTP/9.9\r\nHost: localhost\r\n\r\n".to_vec(), None),
         ("no Host", b"GET /metrics HTTP/1.1\r\n\r\n".to_vec(), Some("400")),
         ("two Hosts", format!("{head}Host: localhost\r\n\r\n").into_bytes(), Some("400")),
         ("a header without a colon", format!("{head}nonsense\r\n\r\n").into_bytes(), None),
         ("a space before the colon", format!("{head}Content-Length : 3\r\n\r\nabc").into_bytes(), None),
         (
-            "a stranger's absolute form",
+            "absolute form with an unknown host",
             b"GET http://evil.example/metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(),
             Some("421"),
         ),
@@ -465,13 +461,13 @@ async fn malformed_requests_get_an_error_and_the_page_stays_up() {
         ),
         ("no such page", b"GET /../../etc/passwd HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(), None),
         ("a body", format!("{head}Content-Length: 5\r\n\r\nhello").into_bytes(), None),
-        ("the promise of a body", format!("{head}Content-Length: 5\r\n\r\n").into_bytes(), None),
+        ("an announced but missing body", format!("{head}Content-Length: 5\r\n\r\n").into_bytes(), None),
         (
-            "a body beyond all bounds",
+            "a huge body length",
             format!("{head}Content-Length: 18446744073709551615\r\n\r\n").into_bytes(),
             None,
         ),
-        ("a length that is none", format!("{head}Content-Length: five\r\n\r\n").into_bytes(), None),
+        ("an invalid length", format!("{head}Content-Length: five\r\n\r\n").into_bytes(), None),
         (
             "two lengths",
             format!("{head}Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello").into_bytes(),
@@ -483,14 +479,14 @@ async fn malformed_requests_get_an_error_and_the_page_stays_up() {
             None,
         ),
         (
-            "chunks that lie",
+            "a wrong chunk size",
             format!("{head}Transfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFF\r\nx\r\n").into_bytes(),
             None,
         ),
-        ("chunks of nonsense", format!("{head}Transfer-Encoding: chunked\r\n\r\nzz\r\n").into_bytes(), None),
-        ("an encoding that is none", format!("{head}Transfer-Encoding: smoke\r\n\r\n").into_bytes(), None),
+        ("invalid chunks", format!("{head}Transfer-Encoding: chunked\r\n\r\nzz\r\n").into_bytes(), None),
+        ("an unknown encoding", format!("{head}Transfer-Encoding: smoke\r\n\r\n").into_bytes(), None),
         (
-            "a body that waits for leave",
+            "a body that waits for 100-continue",
             format!("{head}Expect: 100-continue\r\nContent-Length: 5\r\n\r\n").into_bytes(),
             None,
         ),
@@ -527,7 +523,7 @@ async fn stalled_watcher_is_closed_after_ten_seconds() {
     let place = Arc::new(Semaphore::new(1)).try_acquire_owned().expect("the only one");
     let (mut client, server) = duplex(1024);
     let said = b"GET /v1/live/events HTTP/1.1\r\nHost: localhost\r\n\r\n";
-    client.write_all(said).await.expect("it is open");
+    client.write_all(said).await.expect("open");
     let begun = tokio::time::Instant::now();
     let via = Via::Loopback(([127, 0, 0, 1], 50_000).into());
     let before = closed_for("slow");
@@ -559,9 +555,9 @@ const WATCH: &[u8] = b"GET /v1/live/events HTTP/1.1\r\nHost: localhost\r\n\r\n";
 async fn stalled_tcp_watcher_is_closed_after_ten_seconds() {
     let bound = Bound::tcp(([127, 0, 0, 1], 0).into(), None, None).expect("loopback");
     let socket = TcpSocket::new_v4().expect("a socket");
-    socket.set_recv_buffer_size(4096).expect("the kernel takes a small one");
-    let mut client = socket.connect(bound.address().expect("bound")).await.expect("it listens");
-    client.write_all(WATCH).await.expect("it is open");
+    socket.set_recv_buffer_size(4096).expect("a small buffer");
+    let mut client = socket.connect(bound.address().expect("bound")).await.expect("listening");
+    client.write_all(WATCH).await.expect("open");
     let seconds = patience_with(bound.listener.accept().await.expect("a client")).await;
     assert!((10..120).contains(&seconds), "{seconds} s");
 }
@@ -571,8 +567,8 @@ async fn stalled_unix_watcher_is_closed_after_ten_seconds() {
     let dir = turnpike_testkit::Dir::new();
     let path = dir.at("s");
     let listener = Listener::Unix(UnixListener::bind(&path).expect("a short path"));
-    let mut client = UnixStream::connect(&path).await.expect("it listens");
-    client.write_all(WATCH).await.expect("it is open");
+    let mut client = UnixStream::connect(&path).await.expect("listening");
+    client.write_all(WATCH).await.expect("open");
     let seconds = patience_with(listener.accept().await.expect("a client")).await;
     assert!((10..60).contains(&seconds), "{seconds} s");
 }

@@ -8,7 +8,7 @@ use super::Answer;
 
 static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
-    serde_json::from_str(&fs::read_to_string(path).expect("it is in the repository")).expect("JSON")
+    serde_json::from_str(&fs::read_to_string(path).expect("a committed file")).expect("JSON")
 });
 
 /// Operation of a request, if there is one.
@@ -33,7 +33,7 @@ fn operation(method: &str, path: &str) -> Option<&'static Value> {
 /// Follows a reference.
 fn resolved(value: &'static Value) -> &'static Value {
     match value["$ref"].as_str() {
-        Some(place) => DOCUMENT.pointer(place.trim_start_matches('#')).expect("it is there"),
+        Some(place) => DOCUMENT.pointer(place.trim_start_matches('#')).expect("it exists"),
         None => value,
     }
 }

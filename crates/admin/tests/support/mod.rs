@@ -286,7 +286,7 @@ impl Running {
                 }
             });
         });
-        let (tcp, applications) = addresses.recv_timeout(SOON).expect("it listens");
+        let (tcp, applications) = addresses.recv_timeout(SOON).expect("listening");
         Self { program, tcp, applications, dir, close, stop: Some(stop), thread: Some(thread) }
     }
 
@@ -297,11 +297,11 @@ impl Running {
 
     /// Its view of the fleet.
     pub(crate) fn member(&self) -> &Member {
-        self.program.fleet.as_ref().expect("it is a server")
+        self.program.fleet.as_ref().expect("a server")
     }
 
     pub(crate) fn relay(&self) -> &Relay {
-        self.program.relay.as_ref().expect("it is a server")
+        self.program.relay.as_ref().expect("a server")
     }
 
     /// A UDP client with an allocation, and the relayed address.
@@ -498,7 +498,7 @@ pub(crate) fn exchange(stream: &mut (impl Read + Write), bytes: &[u8]) -> Answer
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
     let chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
-    assert!(!chunked, "answers are short, and come whole");
+    assert!(!chunked, "responses are short and not chunked");
     let answer = Answer { status, head: head.to_owned(), body: body.to_owned() };
     document::check(bytes, &answer);
     answer

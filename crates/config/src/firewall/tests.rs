@@ -87,7 +87,7 @@ fn forwarder_rules_open_their_ports() {
     ]);
     let places: Vec<Place> = firewall.openings.iter().map(|opening| opening.place).collect();
     let one = Place::One([10, 0, 0, 1].into());
-    assert_eq!(places, [Place::AllV4, Place::All, one, one], "[::] is open to IPv4 as well");
+    assert_eq!(places, [Place::AllV4, Place::All, one, one], "[::] accepts IPv4 too");
     let shown = opened(&firewall);
     assert!(shown[0].starts_with("tcp port 9000-9010 (rule "), "{shown:?}");
     assert!(

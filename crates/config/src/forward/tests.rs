@@ -624,7 +624,7 @@ fn forward_example_shows_the_defaults() {
     let ids: Vec<&str> = rules.iter().map(|rule| rule.id.0.as_str()).collect();
     assert_eq!(ids, ["web", "telemetry", "dns"]);
     assert_eq!(rules[1].protocol, Protocol::UdpToTcp { framed: true });
-    let question = rules[2].health_question.as_ref().expect("a UDP target is asked");
+    let question = rules[2].health_question.as_ref().expect("a health check of the UDP target");
     assert_eq!(
         (question.send.len(), &question.expect[..]),
         (17, &question.send[..2]),
@@ -695,7 +695,7 @@ fn a_file_of_another_program_or_of_serve_is_told_in_one_sentence() {
         ),
         ("[[realm]]\nname = \"x\n", "f.conf:1:3: this is a file of turnpike serve, by its realm; "),
     ] {
-        let found = from_file(text).expect_err("it is not ours").to_string();
+        let found = from_file(text).expect_err("another program's file").to_string();
         assert!(found.starts_with(told) && found.lines().count() == 1, "{found}");
     }
     // A file with a rule is ours, so its mistakes are reported as usual.
@@ -835,7 +835,7 @@ fn forward_changes_list_keys_including_secrets() {
 fn unprotected_admin_interface_is_refused() {
     let told =
         from_file("[admin]\nlisten = \"0.0.0.0:9642\"\n[[rule]]\nlisten = \"0.0.0.0:1\"\ntarget = \"a:1\"\n");
-    let told = told.expect_err("it is open").to_string();
+    let told = told.expect_err("open").to_string();
     assert!(told.starts_with("f.conf:2:10: admin.listen") && told.contains("no certificate"), "{told}");
 }
 

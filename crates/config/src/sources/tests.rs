@@ -95,7 +95,9 @@ fn a_file_of_another_program_or_of_forward_is_told_in_one_sentence() {
             "f:24:2: this is a file of turnpike forward, by its forward; ",
         ),
     ] {
-        let Err(found) = entries_of(Path::new("f"), text, &mut Vec::new()) else { panic!("{text} is taken") };
+        let Err(found) = entries_of(Path::new("f"), text, &mut Vec::new()) else {
+            panic!("{text} is accepted")
+        };
         let found = found.to_string();
         assert!(found.starts_with(told) && found.lines().count() == 1, "{found}");
     }
@@ -480,7 +482,7 @@ fn fleet_needs_a_secret_and_users_and_has_limits_for_all_nodes() {
     assert_eq!((fleet.node, fleet.zone), ("turn-1".parse().ok(), "west".parse().ok()));
     assert_eq!((fleet.name.as_str(), fleet.redirect), ("turnpike", FleetRedirect::Load));
     let realm = "[[realm]]\nname = \"r\"\nsecrets = [\"s\"]\nallocations = 1000000";
-    assert_eq!(with(realm).expect("more than one node may have").settings.realms.len(), 1);
+    assert_eq!(with(realm).expect("above one node's limit").settings.realms.len(), 1);
     let errors = load_text("[fleet]\nurl = \"redis://h\"").expect_err("no secret").to_string();
     assert!(errors.contains("fleet.secret") && errors.contains("openssl rand"), "{errors}");
     for (more, told) in [

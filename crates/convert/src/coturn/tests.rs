@@ -253,7 +253,7 @@ fn listeners_are_the_same_as_in_coturn() {
     let shown = |list: &[std::net::SocketAddr]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
     assert_eq!(shown(&settings.listen), ["0.0.0.0:443", "[::]:443"]);
     assert_eq!(shown(&settings.tls_listen), ["0.0.0.0:5349", "[::]:5349"]);
-    assert!(settings.dtls_listen.is_empty(), "it is off unless asked for");
+    assert!(settings.dtls_listen.is_empty(), "off by default");
     let (settings, _) =
         translated("listening-ip=10.0.0.5\nlistening-ip=10.0.0.5\naux-server=10.0.0.5:3478\nuser=a:b");
     assert_eq!(shown(&settings.listen), ["10.0.0.5:3478"], "each once");
@@ -280,7 +280,7 @@ fn listeners_are_the_same_as_in_coturn() {
     for (address, is_told) in [("10.0.0.5", true), ("any", true), ("127.0.0.1", false)] {
         let (settings, notes) = translated(&format!("prometheus\nprometheus-address={address}\nuser=a:b"));
         let admin: Vec<String> = settings.admin.tcp().map(|at| at.to_string()).collect();
-        assert_eq!(admin, ["127.0.0.1:9641"], "in the clear for this machine alone");
+        assert_eq!(admin, ["127.0.0.1:9641"], "plain HTTP only on loopback");
         assert_eq!(told(&notes, "admin.tls_cert"), is_told, "{notes:?}");
     }
 }
@@ -480,10 +480,10 @@ fn numbers_use_leading_digits_and_flags_are_always_on() {
     let (settings, _) = translated("realm=\"example.org\"\nuser=a:b");
     assert_eq!(settings.realm, "example.org");
     let (settings, notes) = translated("static-auth-secret=\"se#cret\" # ours");
-    assert_eq!(settings.secrets[0].reveal(), "se#cret\" # ours", "as coturn has it");
+    assert_eq!(settings.secrets[0].reveal(), "se#cret\" # ours", "as in coturn");
     assert!(told(&notes, "line 1, static-auth-secret: coturn has no comments"), "{notes:?}");
     let (settings, notes) = translated("realm=example.org # ours\nuser=a:b");
-    assert_eq!(settings.realm, "example.org # ours", "as coturn has it");
+    assert_eq!(settings.realm, "example.org # ours", "as in coturn");
     assert!(told(&notes, "line 1, realm: coturn has no comments"), "{notes:?}");
 }
 

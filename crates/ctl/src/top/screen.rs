@@ -443,7 +443,7 @@ fn figures(all: &[(&str, String)], width: u16) -> Vec<Line<'static>> {
 
 fn opening(quantiles: Option<&Quantiles>) -> String {
     let Some(Quantiles { p50_s, p99_s, .. }) = quantiles else { return NONE.to_owned() };
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "two seconds at the most")]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most two seconds")]
     let text = |seconds: &Option<f64>| match seconds {
         Some(seconds) => micros(Some((seconds * 1e6).round() as u64)),
         None => "over 2 s".to_owned(),

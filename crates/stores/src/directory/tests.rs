@@ -90,7 +90,7 @@ impl Backend for Arc<Fake> {
     }
 
     async fn users(&self, _: Option<&str>, _: Option<&UserRow>) -> Result<Vec<UserRow>, StoreError> {
-        unreachable!("no list is asked for")
+        unreachable!("no list query")
     }
 
     async fn apply(&self, edit: &Edit, _: Existing) -> Result<bool, StoreError> {
@@ -114,7 +114,7 @@ impl Backend for Arc<Fake> {
                 secrets.retain(|held| held.value != *secret);
                 secrets.len() < before
             }
-            _ => unreachable!("not asked for"),
+            _ => unreachable!("unexpected call"),
         });
         let answer = answer.await;
         if *lock(&self.state) == State::LosesAnswers {
@@ -156,7 +156,7 @@ impl World {
     }
 
     async fn found(&self, name: &str) -> &'static str {
-        said(&self.ask(name).await.expect("everybody is answered"))
+        said(&self.ask(name).await.expect("an answer"))
     }
 
     fn known(&self, name: &str) -> &'static str {
@@ -246,7 +246,7 @@ async fn uncached_user_waits_until_the_deadline_then_fails_fast() {
     for number in 0..100 {
         assert_eq!(world.found(&format!("newer{number}")).await, "unavailable");
     }
-    assert_eq!((begun.elapsed(), world.asked()), (Duration::ZERO, asked), "nobody asks");
+    assert_eq!((begun.elapsed(), world.asked()), (Duration::ZERO, asked), "no query");
     let counts = world.directory.counts();
     assert_eq!((count(&counts.queries, "timeout"), count(&counts.answers, "unavailable")), (3, 103));
 }
@@ -272,7 +272,7 @@ async fn cached_user_keeps_working_during_an_outage() {
     }
     world.take_away(State::Hangs).await;
     advance(Duration::from_secs(86_400)).await;
-    assert_eq!(world.known("alice"), "ask", "a day is enough");
+    assert_eq!(world.known("alice"), "ask", "forgotten after a day");
     assert_eq!(world.found("alice").await, "unavailable");
 }
 
@@ -285,7 +285,7 @@ async fn cached_user_does_not_wait_for_a_slow_store() {
     let begun = Instant::now();
     assert_eq!((world.known("alice"), world.found("alice").await), ("ask", "user"));
     assert_eq!(begun.elapsed(), KNOWN_PATIENCE);
-    assert_eq!((world.known("alice"), world.asked()), ("user", 2), "and does not ask again at once");
+    assert_eq!((world.known("alice"), world.asked()), ("user", 2), "no immediate second query");
     advance(BENEFIT_OF_DOUBT).await;
     assert_eq!(world.known("alice"), "ask");
 }
@@ -293,7 +293,7 @@ async fn cached_user_does_not_wait_for_a_slow_store() {
 #[tokio::test(start_paused = true)]
 async fn store_recovery_is_noticed_without_requests() {
     let world = World::new();
-    world.directory.read().await.expect("it answers");
+    world.directory.read().await.expect("an answer");
     world.take_away(State::Refuses).await;
     lock(&world.fake.secrets).push(secret("north"));
     advance(Duration::from_secs(30)).await;
@@ -301,7 +301,11 @@ async fn store_recovery_is_noticed_without_requests() {
     world.set(State::Good);
     tokio::time::sleep(Duration::from_secs(6)).await;
     assert!(world.directory.counts().is_up);
-    assert_eq!(world.directory.secrets(REALM).map(|secrets| secrets.len()), Some(1), "and read again");
+    assert_eq!(
+        world.directory.secrets(REALM).map(|secrets| secrets.len()),
+        Some(1),
+        "the secrets were reread"
+    );
     assert_eq!(world.found("alice").await, "user");
 }
 
@@ -321,7 +325,7 @@ async fn single_failure_does_not_affect_others() {
 async fn store_absent_at_startup_is_used_when_it_appears() {
     let world = World::new();
     world.set(State::Refuses);
-    let error = world.directory.read().await.expect_err("it is not there");
+    let error = world.directory.read().await.expect_err("missing");
     assert!(error.may_pass());
     world.directory.wait_for_it(&error);
     assert!(world.directory.rules().is_none() && world.directory.secrets(REALM).is_none());
@@ -335,7 +339,7 @@ async fn store_absent_at_startup_is_used_when_it_appears() {
 #[tokio::test(start_paused = true)]
 async fn rules_are_reread_and_changes_bump_the_generation() {
     let world = World::new();
-    world.directory.read().await.expect("it answers");
+    world.directory.read().await.expect("an answer");
     assert_eq!(world.directory.generation(), 1);
     tokio::time::sleep(Duration::from_secs(25)).await;
     assert!(world.fake.rules_asked.load(Ordering::Relaxed) >= 3);
@@ -350,7 +354,7 @@ async fn rules_are_reread_and_changes_bump_the_generation() {
 async fn versioned_store_is_read_after_changes_and_clears_the_cache() {
     let world = World::new();
     world.set(State::Tells);
-    world.directory.read().await.expect("it answers");
+    world.directory.read().await.expect("an answer");
     world.found("alice").await;
     let read = world.fake.rules_asked.load(Ordering::Relaxed);
     tokio::time::sleep(Duration::from_secs(3)).await;
@@ -369,7 +373,7 @@ async fn versioned_store_is_read_after_changes_and_clears_the_cache() {
 #[tokio::test(start_paused = true)]
 async fn new_secret_is_found_with_at_most_ten_queries_a_second() {
     let world = World::new();
-    world.directory.read().await.expect("it answers");
+    world.directory.read().await.expect("an answer");
     lock(&world.fake.secrets).push(secret("new"));
     assert!(world.directory.may_have_new_secrets());
     let ask = || {
@@ -391,17 +395,17 @@ async fn new_secret_is_found_with_at_most_ten_queries_a_second() {
         assert_eq!(one.await.expect("an answer").map(|secrets| secrets.len()), Some(2));
     }
     assert_eq!(world.fake.secrets_asked.load(Ordering::Relaxed), 2);
-    assert!(begun.elapsed() >= SECRETS_PAUSE, "the clock is the test's own");
+    assert!(begun.elapsed() >= SECRETS_PAUSE, "the clock is virtual");
     world.take_away(State::Hangs).await;
     advance(SECRETS_PAUSE).await;
     assert!(!world.directory.may_have_new_secrets(), "the store is away");
-    assert_eq!(ask().await.expect("an answer").map(|secrets| secrets.len()), Some(2), "those from before");
+    assert_eq!(ask().await.expect("an answer").map(|secrets| secrets.len()), Some(2), "the previous secrets");
 }
 
 #[tokio::test(start_paused = true)]
 async fn secret_query_does_not_answer_later_callers() {
     let world = World::new();
-    world.directory.read().await.expect("it answers");
+    world.directory.read().await.expect("an answer");
     let ask = || {
         let (sender, receiver) = oneshot::channel();
         world.directory.refresh_secrets(REALM, move |secrets| drop(sender.send(secrets)));
@@ -423,7 +427,7 @@ async fn secret_query_does_not_answer_later_callers() {
 #[tokio::test(start_paused = true)]
 async fn waiters_for_secrets_are_limited() {
     let world = World::new();
-    world.directory.read().await.expect("it answers");
+    world.directory.read().await.expect("an answer");
     world.set(State::Waits);
     for _ in 0..MOST_WAIT_FOR_SECRETS {
         assert!(world.directory.may_have_new_secrets());
@@ -434,17 +438,17 @@ async fn waiters_for_secrets_are_limited() {
     world.set(State::Good);
     world.fake.released.notify_waiters();
     tokio::time::sleep(2 * SECRETS_PAUSE).await;
-    assert!(world.directory.may_have_new_secrets(), "they have been answered");
+    assert!(world.directory.may_have_new_secrets(), "all waiters were answered");
 }
 
 #[tokio::test(start_paused = true)]
 async fn own_changes_take_effect_immediately() {
     let world = World::new();
-    world.directory.read().await.expect("it answers");
+    world.directory.read().await.expect("an answer");
     let put = |name: &str| Edit::PutUser { realm: REALM.to_owned(), name: name.to_owned(), keys: keys() };
     let remove = |name: &str| Edit::RemoveUser { realm: REALM.to_owned(), name: name.to_owned() };
     assert_eq!([world.found("alice").await, world.found("bob").await], ["user", "nobody"]);
-    let edit = async |change: Edit| world.directory.edit(&change).await.expect("it answers");
+    let edit = async |change: Edit| world.directory.edit(&change).await.expect("an answer");
     assert_eq!([edit(put("bob")).await, edit(remove("alice")).await], [false, true]);
     assert_eq!([world.known("alice"), world.known("bob")], ["ask", "ask"]);
     assert_eq!([world.found("alice").await, world.found("bob").await], ["nobody", "user"]);
@@ -478,10 +482,10 @@ async fn latest_secret_signs_and_expired_ones_are_removed() {
     let over = StoredSecret { until: Some(unix() - 1), ..secret("over") };
     let new = StoredSecret { since: unix(), ..secret("new") };
     *lock(&world.fake.secrets) = vec![old, over, new];
-    world.directory.read().await.expect("it answers");
+    world.directory.read().await.expect("an answer");
     let signs = || world.directory.signing_secret(REALM).map(|secret| secret.to_string());
     assert_eq!(signs().as_deref(), Some("new"));
-    let held = || world.directory.secrets(REALM).expect("they were read").len();
+    let held = || world.directory.secrets(REALM).expect("secrets were read").len();
     assert_eq!(held(), 3);
     tokio::time::sleep(Duration::from_secs(25)).await;
     assert_eq!((held(), lock(&world.fake.secrets).len()), (2, 2));
@@ -494,17 +498,17 @@ async fn latest_secret_signs_and_expired_ones_are_removed() {
     assert_eq!(ended(&world.directory), ["over".to_owned()].into());
     let another = World::new();
     another.directory.remember_ended_secrets(world.directory.all_ended_secrets());
-    another.directory.read().await.expect("it answers");
+    another.directory.read().await.expect("an answer");
     assert_eq!(ended(&another.directory), ["over".to_owned()].into());
     // Also in another directory of the same store that never read the secret between its end and its removal.
     lock(&world.fake.secrets).push(StoredSecret { until: Some(unix() - 1), ..secret("just over") });
-    world.directory.read().await.expect("it answers");
+    world.directory.read().await.expect("an answer");
     let next = World::new();
-    next.directory.read().await.expect("it answers");
+    next.directory.read().await.expect("an answer");
     next.directory.take_ended_secrets(&world.directory);
     assert_eq!(ended(&next.directory), ["just over", "over"].map(str::to_owned).into());
     lock(&world.fake.secrets).pop();
-    world.directory.read().await.expect("it answers");
+    world.directory.read().await.expect("an answer");
 
     // A read-only store is not retried all the time.
     let over = StoredSecret { until: Some(unix() - 1), ..secret("over") };
@@ -520,21 +524,21 @@ async fn latest_secret_signs_and_expired_ones_are_removed() {
 #[tokio::test(start_paused = true)]
 async fn change_with_a_lost_answer_takes_effect() {
     let world = World::with(Limits { refresh: Duration::from_secs(3600), ..Limits::default() });
-    world.directory.read().await.expect("it answers");
+    world.directory.read().await.expect("an answer");
     // After the first read of the rules.
     tokio::time::sleep(Duration::from_secs(5)).await;
     world.set(State::LosesAnswers);
     let edit = Edit::AddSecret { realm: REALM.to_owned(), secret: Zeroizing::new("late".to_owned()) };
     world.directory.edit(&edit).await.expect_err("no answer");
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(world.directory.secrets(REALM).expect("they were read").len(), 1);
+    assert_eq!(world.directory.secrets(REALM).expect("secrets were read").len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn older_secrets_answer_does_not_replace_a_newer_one() {
     let world = World::new();
     let put = |text: &str| *lock(&world.fake.secrets) = vec![secret(text)];
-    let held = || world.directory.secrets(REALM).expect("they were read")[0].value.to_string();
+    let held = || world.directory.secrets(REALM).expect("secrets were read")[0].value.to_string();
     let refreshed = || {
         let (sender, answer) = oneshot::channel();
         world.directory.refresh_secrets(REALM, move |_| _ = sender.send(()));
@@ -546,7 +550,7 @@ async fn older_secrets_answer_does_not_replace_a_newer_one() {
     tokio::task::yield_now().await;
     world.set(State::Good);
     put("second");
-    world.directory.read().await.expect("it answers");
+    world.directory.read().await.expect("an answer");
     world.fake.released.notify_one();
     late.await.expect("an answer");
     assert_eq!(held(), "second");
@@ -561,19 +565,19 @@ async fn older_secrets_answer_does_not_replace_a_newer_one() {
     refreshed().await.expect("an answer");
     assert_eq!(held(), "third");
     world.fake.released.notify_one();
-    late.await.expect("it ends").expect("it answers");
+    late.await.expect("it ends").expect("an answer");
     assert_eq!(held(), "third");
 }
 
 #[tokio::test(start_paused = true)]
 async fn api_key_changes_do_not_bump_the_generation() {
     let world = World::new();
-    world.directory.read().await.expect("it answers");
+    world.directory.read().await.expect("an answer");
     let generation = world.directory.generation();
     let key = ApiKey { name: "shop".to_owned(), hash: [1; 32], realm: None, max_ttl: Some(60), rate: None };
     lock(&world.fake.api_keys).insert("shop".into(), key.clone());
     assert_eq!(world.directory.api_key("shop"), None);
-    world.directory.read().await.expect("it answers");
+    world.directory.read().await.expect("an answer");
     assert_eq!((world.directory.api_key("shop"), world.directory.api_keys().len()), (Some(key), 1));
     assert_eq!(world.directory.generation(), generation);
     world.take_away(State::Refuses).await;

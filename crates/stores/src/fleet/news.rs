@@ -170,7 +170,7 @@ mod tests {
                 event("5-0", "n", text("one")),
                 event("5-1", "l", Value::BulkString(level.clone())),
                 event("6-0", "n", text("two")),
-                event("7-0", "later", text("what a later version says")),
+                event("7-0", "later", text("from a later version")),
             ])
         };
         let shapes = [

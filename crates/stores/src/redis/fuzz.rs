@@ -422,7 +422,7 @@ impl Keyspace {
             }
             (b"CLIENT", _) => said.extend_from_slice(b"+OK\r\n"),
             (_, Some(_)) => said.extend_from_slice(b"-WRONGTYPE another kind of value\r\n"),
-            (other, None) => panic!("{:?} is not asked of it", str::from_utf8(other)),
+            (other, None) => panic!("unexpected command {:?}", str::from_utf8(other)),
         }
         if name == b"GETSET" && !said.starts_with(b"-") {
             all.insert(key, Held::Text(more[0].clone()));

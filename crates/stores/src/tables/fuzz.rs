@@ -161,7 +161,7 @@ fn filled(has_own: bool, rows: impl IntoIterator<Item = Stored>) -> (Tables<Memo
         let names: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
         let marks = vec!["?"; names.len()].join(", ");
         let insert = format!("insert or ignore into {table} ({}) values ({marks})", names.join(", "));
-        connection.execute(&insert, params_from_iter(row)).expect("text fits everywhere") == 1
+        connection.execute(&insert, params_from_iter(row)).expect("text fits every column") == 1
     };
     let kept = rows.into_iter().filter(is_kept).collect();
     (Tables::new(Memory(Mutex::new(connection))), kept)
@@ -211,18 +211,18 @@ async fn users_are_found(tables: &Tables<Memory>, rows: &[Stored]) {
     for row in of(rows, "turnusers_lt") {
         let (Some(realm), Some(name)) = (field(row, 0), field(row, 1)) else { continue };
         let keys = field(row, 2).map(|digits| UserKeys::from_hex(digits).unwrap_or_default());
-        assert_eq!(tables.user(realm, name).await.expect("it answers"), keys);
-        assert_eq!(tables.user(realm, &format!("{name} nobody")).await.expect("it answers"), None);
+        assert_eq!(tables.user(realm, name).await.expect("an answer"), keys);
+        assert_eq!(tables.user(realm, &format!("{name} nobody")).await.expect("an answer"), None);
         if (realm, name) > ("", "") {
             expected.insert((realm.to_owned(), name.to_owned()));
         }
     }
-    let listed = tables.users(None, None).await.expect("it answers");
+    let listed = tables.users(None, None).await.expect("an answer");
     let listed: Vec<_> = listed.into_iter().map(|user| (user.realm, user.name)).collect();
     assert!(listed.iter().eq(&expected), "{listed:?}, {expected:?}");
     if let [.., before, last] = &listed[..] {
         let after = UserRow { realm: before.0.clone(), name: before.1.clone(), keys: "" };
-        let rest = tables.users(None, Some(&after)).await.expect("it answers");
+        let rest = tables.users(None, Some(&after)).await.expect("an answer");
         assert!(matches!(&rest[..], [user] if (&user.realm, &user.name) == (&last.0, &last.1)));
     }
 }

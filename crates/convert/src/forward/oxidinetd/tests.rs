@@ -67,7 +67,7 @@ fn parse(text: &str) -> Result<ForeignRules, Vec<String>> {
 
 #[test]
 fn unchanged_oxidinetd_file_is_accepted() {
-    let file = parse(SAMPLE).expect("it is valid");
+    let file = parse(SAMPLE).expect("valid");
     assert!(file.warnings.is_empty(), "{:?}", file.warnings);
     let shown: Vec<String> =
         file.drafts.iter().map(|draft| format!("{}={}", draft.rule.id.0, draft.rule.targets[0])).collect();
