@@ -48,7 +48,6 @@ const HEADER: usize = 20;
 /// [`short_request_rate`].
 const MAX_AMPLIFICATION: usize = 4;
 
-/// Bytes of an attribute with a value of `len` bytes.
 const fn attribute(len: usize) -> usize {
     4 + len.next_multiple_of(4)
 }
@@ -60,7 +59,6 @@ pub(crate) fn short_request_rate() -> Rates {
 }
 
 impl<P: Policy> Server<P> {
-    /// Authenticates the sender and fills in the context, or answers the request.
     pub(crate) fn authenticate(&mut self, context: &mut Context<'_>) -> Result<(), Disposition> {
         let listener = context.source.client.listener;
         let origin = if self.config.origins.is_empty() { None } else { context.request.get(kind::ORIGIN) };
@@ -120,13 +118,11 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Sends 438 for a nonce that was not issued to this address.
     pub(crate) fn foreign_nonce(&mut self, context: &Context<'_>, realm: &Terms) -> Disposition {
         self.tell_of(context, 438, RequestRefusal::Code);
         self.challenge(context, realm, 438)
     }
 
-    /// Verifies a request by the user's password.
     fn check_password(
         &mut self,
         context: &mut Context<'_>,
@@ -134,7 +130,6 @@ impl<P: Policy> Server<P> {
     ) -> Result<Checked, Disposition> {
         let Claim { user, realm, mac, standing } = claim;
         let Some(algorithm) = password_algorithm(realm, context.request) else {
-            // The list may come from an earlier configuration, whose nonces are no longer valid.
             if *standing == Standing::Foreign {
                 return Err(self.foreign_nonce(context, realm));
             }
@@ -179,7 +174,6 @@ impl<P: Policy> Server<P> {
         })
     }
 
-    /// Keeps a request until the store has answered.
     fn look_up(
         &mut self,
         context: &Context<'_>,
@@ -209,8 +203,6 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Handles a request whose credentials the store cannot provide. Its source address is verified,
-    /// otherwise it would not have waited.
     fn store_failed(&mut self, context: &Context<'_>, user: User<'_>, realm: &Terms) -> Disposition {
         match self.config.store_failure {
             StoreFailure::Answer => {
@@ -226,7 +218,6 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Answers invalid credentials.
     fn deny(
         &mut self,
         context: &Context<'_>,
@@ -234,7 +225,7 @@ impl<P: Policy> Server<P> {
         user: User<'_>,
         why: CredentialRefusal,
     ) -> Disposition {
-        // The nonce is not verified yet, so nothing is logged.
+        // The nonce is not verified yet.
         if claim.standing == Standing::ForOwner {
             return self.challenge(context, &claim.realm, 438);
         }
@@ -262,14 +253,12 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Sends 401 for an expired time-limited credential, which cannot make an allocation.
     pub(crate) fn refuse_expired(&mut self, context: &Context<'_>, ago: u64) -> Disposition {
         let who = &context.who;
         self.refused(context, User::Name(&who.username), CredentialRefusal::Expired { ago });
         self.challenge_again(context, 401)
     }
 
-    /// Challenges a client whose request was authentic; 437 if its realm has been removed.
     pub(crate) fn challenge_again(&mut self, context: &Context<'_>, code: u16) -> Disposition {
         let listener = context.source.client.listener;
         let realm = self.realms.find(&self.config, listener, context.who.realm.as_bytes()).cloned();
@@ -279,7 +268,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Counts a refused credential and reports it at a bounded rate.
+    /// Counts a refused credential and logs it at a bounded rate.
     pub(crate) fn refused(&mut self, context: &Context<'_>, user: User<'_>, why: CredentialRefusal) {
         self.data.stats.refused(why);
         let client = *context.client();
@@ -374,7 +363,6 @@ fn password_algorithm(realm: &Terms, request: &Request<'_>) -> Option<KeyAlgorit
     }
 }
 
-/// User, realm and nonce of a signed request; 400 if any is missing (RFC 8489 section 9.2.4).
 fn named<'a>(request: &Request<'a>) -> Result<(User<'a>, &'a [u8], &'a [u8]), Denied> {
     let Some(user) = user_of(request) else {
         let given = [kind::USERNAME, kind::USERHASH].into_iter().find(|kind| request.get(*kind).is_some());

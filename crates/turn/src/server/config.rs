@@ -1,5 +1,3 @@
-//! Settings of the state machine.
-
 use std::{collections::HashMap, fmt};
 
 use serde::{Deserialize, Serialize};
@@ -13,7 +11,7 @@ use super::{
     ThirdParty, auth::realm::Realm,
 };
 
-/// Settings of the state machine. [`ServerConfig::default`] holds the documented defaults.
+/// Settings of the state machine; [`ServerConfig::default`] holds the documented defaults.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
     /// REALM, at most 127 characters. With [`Self::tenants`], this is the first realm.
@@ -42,9 +40,7 @@ pub struct ServerConfig {
     pub limits: ServerLimits,
     /// Seconds that a nonce stays valid. Default 3600.
     pub nonce_lifetime: u32,
-    /// Default unlimited.
     pub max_session_duration: MaxSessionDuration,
-    /// Bandwidth limits. Default unlimited.
     pub bandwidth: Bandwidth,
     /// Shared bandwidth of all allocations on all workers. Reloads keep the existing one.
     pub pools: Pools,
@@ -57,13 +53,9 @@ pub struct ServerConfig {
     /// Keeps the permission for a channel's peer alive at least as long as the channel. Default true: clients
     /// such as aioice refresh only the channel. False follows RFC 8656 section 9 to the letter.
     pub channels_permit: bool,
-    /// Lifetime of a channel binding in seconds. Default 600 (RFC 8656 section 12).
     pub channel_lifetime: u32,
-    /// An IPv4 relay address is configured.
     pub relay_v4: bool,
-    /// An IPv6 relay address is configured.
     pub relay_v6: bool,
-    /// Peers that may be relayed to.
     pub peers: PeerRules,
     /// Peer rules by realm; they replace `peers` for requests that name a peer. The packet path checks
     /// `peers` only, because every packet needs a permission created by such a request, so `peers` must allow
@@ -73,7 +65,6 @@ pub struct ServerConfig {
     /// listener serves that realm, the challenge names it instead of the listener's first realm. Default
     /// none.
     pub origins: HashMap<Box<str>, RealmId>,
-    /// Default: answer 500.
     pub store_failure: StoreFailure,
     /// Channel numbers that clients may bind. Default [`ChannelRange::Rfc5766`], because deployed clients
     /// (coturn's uclient) use all of it; [`ChannelRange::Rfc8656`] refuses 0x5000 and above with 400 (RFC
@@ -128,7 +119,6 @@ pub struct ListenerProfile {
     pub closing: bool,
 }
 
-/// Profile of listeners missing from [`ServerConfig::listeners`].
 static DEFAULT_PROFILE: ListenerProfile =
     ListenerProfile { transport: Transport::Udp, realms: Vec::new(), closing: false };
 
@@ -147,8 +137,8 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// Returns true for byte streams, which need framing (RFC 8489 section 6.2.2) and ChannelData padding
-    /// (RFC 8656 section 12.5).
+    /// True for byte streams, which need framing (RFC 8489 section 6.2.2) and padded ChannelData (RFC 8656
+    /// section 12.5).
     #[must_use]
     pub fn is_stream(self) -> bool {
         matches!(self, Self::Tcp | Self::Tls)
@@ -187,14 +177,12 @@ impl NonceKeys {
         Self { oldest, newer }
     }
 
-    /// Key in use at `unix` seconds.
     #[must_use]
     pub fn at(&self, unix: u64) -> &NonceKey {
         let newest = self.newer.iter().find(|(from, _)| *from <= unix);
         newest.map_or(&self.oldest, |(_, key)| key)
     }
 
-    /// All keys, newest first.
     pub fn iter(&self) -> impl Iterator<Item = &NonceKey> {
         self.newer.iter().map(|(_, key)| key).chain([&self.oldest])
     }
@@ -251,13 +239,11 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// Peer rules for users of this realm.
     #[must_use]
     pub fn peers_in(&self, realm: &str) -> &PeerRules {
         self.realm_peers.get(realm).unwrap_or(&self.peers)
     }
 
-    /// Sets the server's own endpoints in all peer rules.
     pub fn set_own_endpoints(&mut self, own: &OwnEndpoints) {
         for peers in self.realm_peers.values_mut().chain([&mut self.peers]) {
             peers.own.clone_from(own);

@@ -18,13 +18,10 @@ use forwarding::Forwarding;
 /// Queue length above which unauthenticated clients cause no further effects.
 pub(crate) const MAX_QUEUED: usize = 1024;
 
-/// State of the packet path.
 pub struct DataPlane {
-    /// Source of the channel range and the peer rules.
     config: Arc<ServerConfig>,
     pub(crate) forwarding: Forwarding,
     pub(crate) stats: Stats,
-    /// Effects not yet polled by the runtime, in order.
     pub(crate) effects: VecDeque<Effect>,
     /// Emit [`Effect::Used`].
     pub(crate) tells_use: bool,
@@ -34,7 +31,6 @@ pub struct DataPlane {
 }
 
 impl DataPlane {
-    /// Creates an empty data plane. `salt` keeps the transaction IDs of two workers apart.
     pub(crate) fn new(config: Arc<ServerConfig>, salt: [u8; 4]) -> Self {
         Self {
             config,

@@ -27,7 +27,6 @@ pub struct OpenRequest {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenRelay {
-    /// Family of the relayed transport address.
     pub family: Family,
     pub transport: RelayTransport,
     pub port: PortRequest,
@@ -58,7 +57,6 @@ pub enum PortRequest {
     Reserved([u8; 8]),
 }
 
-/// Result of an [`OpenRelay`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenResult {
     Opened {
@@ -67,11 +65,7 @@ pub enum OpenResult {
     },
     /// Bound to a relay socket that other allocations of this worker may share; only for [`PortRequest::Any`]
     /// over UDP.
-    Shared {
-        /// Address for XOR-RELAYED-ADDRESS.
-        relayed: SocketAddr,
-        port: SharedPort,
-    },
+    Shared { relayed: SocketAddr, port: SharedPort },
     /// 440: no relay address of this family is configured.
     UnsupportedFamily,
     /// 508: no free port, unknown or expired reservation, or no file descriptors left.
@@ -92,7 +86,6 @@ impl OpenResult {
     }
 }
 
-/// Action or notification for the runtime.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Effect {
@@ -104,20 +97,25 @@ pub enum Effect {
     /// 6062 section 5.4). Bytes after the request are its first data.
     Bind {
         connection: ConnectionId,
-        /// Client whose 5-tuple is no longer a control connection.
         source: Source,
     },
     /// The client's stream belongs to another worker: pass it the stream, the request and the bytes behind
     /// it, for [`super::Server::from_handed_over`].
-    HandOver { worker: u16, source: Source, request: Box<[u8]> },
+    HandOver {
+        worker: u16,
+        source: Source,
+        request: Box<[u8]>,
+    },
     /// The client repeats a refused request over a stream: read nothing more from it until `until_ms`, not
     /// even the bytes already received behind the request.
-    Slow { client: Client, until_ms: u64 },
+    Slow {
+        client: Client,
+        until_ms: u64,
+    },
     /// Another worker must answer this request, while the client stays here: pass it on, for
     /// [`super::Server::from_elsewhere`].
     Forward {
         worker: u16,
-        /// Worker of the client.
         via: u16,
         /// The client's 5-tuple already has an allocation or a pending move.
         occupied: bool,
@@ -127,36 +125,38 @@ pub enum Effect {
     /// The client of a forwarded request does not move here: return the request, for
     /// [`super::Server::declined`].
     Decline {
-        /// Worker of the client.
         via: u16,
         source: Source,
         request: Box<[u8]>,
     },
     /// A pending move is cancelled: the client's connection has closed, or the allocation has ended or moves
     /// elsewhere. Notify the other worker through [`super::Server::move_over`].
-    MoveOver { worker: u16, pending_move: PendingMove },
+    MoveOver {
+        worker: u16,
+        pending_move: PendingMove,
+    },
     /// A forwarded request deleted its client's allocation or one family of it. Notify the client's worker,
     /// which answers retransmissions, through [`super::Server::remember_deletions`].
     Deleted {
-        /// Worker of the client.
         via: u16,
         deletion: (u64, u64),
     },
     /// A client of this worker owns an allocation of another one: call [`super::Server::export`] there and
     /// [`super::Server::import`] here, then feed `datagram` again. Drop the client's other datagrams until
     /// then.
-    Fetch { request: MoveRequest, datagram: Box<[u8]> },
+    Fetch {
+        request: MoveRequest,
+        datagram: Box<[u8]>,
+    },
     /// Call [`super::Server::export`] and let the other worker, where the client waits, import the result.
     Move(MoveRequest),
     /// A forwarded request has been answered: have its worker call [`super::Server::expect`] if there is a
     /// pending move, then send the reply.
     Answer {
-        /// Worker of the client.
         via: u16,
         source: Source,
         /// Pending move of the client's allocation to that worker.
         pending_move: Option<PendingMove>,
-        /// Complete STUN message.
         reply: Box<[u8]>,
     },
     /// Query the credential store and report through [`super::Server::credentials`] within 10 s; a request
@@ -168,19 +168,15 @@ pub enum Effect {
         session: SessionId,
         client: Client,
         link: Link,
-        /// Expiry time in [`crate::time::Now::ms`] unless refreshed.
         expires_ms: u64,
         realm: Arc<str>,
         username: Box<str>,
         /// Relayed transport address, and the second of a dual-stack allocation.
         relayed: (SocketAddr, Option<SocketAddr>),
     },
-    /// A session, or one family of it, was refreshed.
     Renewed {
         allocation: AllocationId,
-        /// `None` for all families.
         family: Option<Family>,
-        /// In [`crate::time::Now::ms`].
         expires_ms: u64,
     },
     /// A permission was installed or refreshed. It ends with its session or with the relayed address of its
@@ -188,13 +184,14 @@ pub enum Effect {
     Permitted {
         allocation: AllocationId,
         peer: IpAddr,
-        /// In [`crate::time::Now::ms`].
         expires_ms: u64,
-        /// It existed before.
         renewed: bool,
     },
     /// A permission expired, or a reload made the peer rules refuse its peer.
-    PermissionEnded { allocation: AllocationId, peer: IpAddr },
+    PermissionEnded {
+        allocation: AllocationId,
+        peer: IpAddr,
+    },
     /// A channel was bound or refreshed. It ends like a permission.
     Bound {
         allocation: AllocationId,
@@ -204,18 +201,23 @@ pub enum Effect {
         /// Address to send to. It differs from `peer` if the peer is a relayed transport address of this
         /// server behind a NAT.
         at: SocketAddr,
-        /// In [`crate::time::Now::ms`].
         expires_ms: u64,
-        /// It was bound before.
         renewed: bool,
     },
     /// First datagram in either direction on a channel since it was bound or its session moved here. Emitted
     /// once, and only after [`super::Server::tell_first_use`]. It comes with the verdict on that datagram and
     /// may stay queued until the next drain.
-    Used { allocation: AllocationId, number: ChannelNumber },
+    Used {
+        allocation: AllocationId,
+        number: ChannelNumber,
+    },
     /// A channel expired, a reload made the peer rules refuse its peer, or the peer is now reached at another
     /// address ([`Effect::Bound`] follows).
-    Unbound { allocation: AllocationId, number: ChannelNumber, peer: SocketAddr },
+    Unbound {
+        allocation: AllocationId,
+        number: ChannelNumber,
+        peer: SocketAddr,
+    },
     /// The allocation is gone: close all its relay sockets and connections.
     Closed {
         allocation: AllocationId,
@@ -224,38 +226,37 @@ pub enum Effect {
         client: Client,
         realm: Arc<str>,
         username: Box<str>,
-        /// Name that quotas count, if it differs from the username.
         identity: Option<Box<str>>,
         /// All relayed transport addresses it has had, IPv4 first; none if it ended before its sockets
         /// opened.
         relayed: [Option<SocketAddr>; 2],
-        /// Last transport between the client and the server.
         transport: Transport,
-        /// Transport between the server and peers.
         relay_transport: RelayTransport,
         reason: ClosedReason,
         /// The client had already disconnected, so another client may have its 5-tuple by now.
         away: bool,
-        /// Lifetime in milliseconds.
         lived_ms: u64,
-        /// Payload datagrams and bytes to peers.
         to_peer: (u64, u64),
-        /// Payload datagrams and bytes to the client.
         to_client: (u64, u64),
     },
     /// Close the connection to this peer and, if bound, the one to the client; abort it if it is still
     /// connecting.
-    ConnectionClosed { allocation: AllocationId, connection: ConnectionId },
+    ConnectionClosed {
+        allocation: AllocationId,
+        connection: ConnectionId,
+    },
     /// Stop connecting to this peer, and call [`super::Server::connected`] with
     /// [`super::ConnectError::TimedOut`].
-    ConnectTimedOut { allocation: AllocationId, connection: ConnectionId },
+    ConnectTimedOut {
+        allocation: AllocationId,
+        connection: ConnectionId,
+    },
     /// The client of a mobile allocation has a new address (RFC 8016).
     Moved {
         allocation: AllocationId,
         /// Old 5-tuple; a stream still open there has no allocation now. `None` if the client had
         /// disconnected, since another client may have the 5-tuple by now.
         was: Option<Client>,
-        /// New 5-tuple.
         client: Client,
         link: Link,
         /// The new link is a stream, where ChannelData is padded (RFC 8656 section 12.5).
@@ -265,19 +266,21 @@ pub enum Effect {
     },
     /// A session left for another worker or process with everything it holds: [`super::Server::export`].
     Exported {
-        /// Former ID on this worker.
         allocation: AllocationId,
     },
     /// A session that was to leave stays here after all: [`super::Server::take_back`].
     Returned {
-        /// New ID on this worker.
         allocation: AllocationId,
     },
     /// The client of a mobile allocation disconnected; the allocation waits for its return.
-    Away { allocation: AllocationId },
+    Away {
+        allocation: AllocationId,
+    },
     /// Close this relay socket: one family of a dual-stack allocation was deleted or expired, and the other
     /// lives on.
-    RelayClosed { relay: RelayId },
+    RelayClosed {
+        relay: RelayId,
+    },
     /// A credential was refused; for the log. At most one per request, and rate-limited: `suppressed` counts
     /// those left out.
     Refused {
@@ -285,7 +288,6 @@ pub enum Effect {
         /// USERNAME as sent, at most 508 bytes, or `(userhash)`.
         username: Box<str>,
         why: CredentialRefusal,
-        /// Refusals since the last effect that produced none.
         suppressed: u64,
     },
     /// A request named a peer that the rules refuse (403); for the log. Rate-limited like
@@ -296,10 +298,8 @@ pub enum Effect {
         username: Box<str>,
         /// Port 0 if the request contained none.
         peer: SocketAddr,
-        /// Number of other peers in the same request; they get no permission either.
         others: usize,
         by: PeerDenial,
-        /// Refusals since the last effect that produced none.
         suppressed: u64,
     },
     /// A request was answered with any other error. Rate-limited like [`Effect::Refused`].
@@ -307,7 +307,6 @@ pub enum Effect {
         client: Client,
         /// Empty if unknown.
         realm: Arc<str>,
-        /// USERNAME of the request, authenticated or not; empty if there is none.
         username: Box<str>,
         /// The client authenticated as `username`. Otherwise its UDP source address may be forged.
         proved: bool,
@@ -315,7 +314,6 @@ pub enum Effect {
         /// Error code of the response; 0 if there was no response ([`RequestRefusal::Unanswered`]).
         code: u16,
         why: RequestRefusal,
-        /// Refusals since the last effect that produced none.
         suppressed: u64,
     },
 }
@@ -323,7 +321,6 @@ pub enum Effect {
 /// Reason of a refusal, for error codes with more than one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RequestRefusal {
-    /// The error code has only one reason.
     Code,
     /// 400: malformed attribute.
     BadRequest(BadRequest),
@@ -332,35 +329,22 @@ pub enum RequestRefusal {
     /// 443: the allocation has no relayed address of this peer's family; port 0 if the request contained
     /// none.
     PeerFamily(SocketAddr),
-    /// 437: the 5-tuple already has an allocation.
     AllocationExists,
-    /// Allocations of the user are at their limit.
     UserQuota,
-    /// Allocations of the client's address prefix are at their limit.
     PrefixQuota,
-    /// Allocations of the realm or the server are at their limit.
     TotalQuota,
-    /// The user or the client's address is banned.
     Banned,
-    /// The server is draining.
     Draining,
     /// The client's address is one of this server's relayed transport addresses.
     Loop,
-    /// The client's address is a 6to4 or Teredo address.
     Tunnel,
-    /// Permissions of the allocation are at their limit.
     Permissions,
-    /// Channels of the allocation are at their limit.
     Channels,
     /// Another client with the same relay socket already uses this peer.
     SharedPeer,
-    /// Connections to peers are at their limit.
     Connections,
-    /// No port or file descriptor was left for a relay socket.
     NoRelay,
-    /// The machine currently lacks the relay addresses of this family.
     AddressAbsent,
-    /// Other programs hold the relay ports.
     PortsHeld,
     /// The credential store did not answer, so the client is not authenticated.
     Store,
@@ -370,20 +354,15 @@ pub enum RequestRefusal {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ClosedReason {
-    /// Refresh with LIFETIME 0.
     Deleted,
     Expired,
     Shutdown,
     Administrator,
-    /// The client's connection closed, and the allocation is not mobile.
     Disconnected,
-    /// Maximum session duration reached.
     MaxAge,
-    /// The user or the client's address was banned.
     Banned,
     /// The time-limited credential that made it expired ([`super::ServerLimits::end_with_credential`]).
     Credential,
-    /// The machine lost the relay address.
     AddressGone,
 }
 
@@ -406,7 +385,6 @@ pub enum TokenProblem {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CredentialRefusal {
     NoSuchUser,
-    /// Expired time-limited credential.
     Expired {
         /// Seconds.
         ago: u64,
@@ -416,7 +394,6 @@ pub enum CredentialRefusal {
         /// Seconds.
         ahead: u64,
     },
-    /// Wrong password or secret.
     WrongKey,
     /// Unusable ACCESS-TOKEN. An expired one is [`Self::Expired`].
     Token(TokenProblem),

@@ -3,12 +3,9 @@
 
 use std::{ops::RangeInclusive, time::Duration};
 
-/// Limits on the contents and lifetime of allocations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerLimits {
-    /// Per allocation.
     pub permissions: usize,
-    /// Per allocation.
     pub channels: usize,
     /// Total over all workers.
     pub peer_connections: usize,
@@ -39,10 +36,8 @@ impl Default for ServerLimits {
     }
 }
 
-/// Limits on the number of allocations, over all workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllocationLimits {
-    /// Total.
     pub allocations: usize,
     pub allocations_per_user: usize,
     /// Per address prefix of clients ([`super::PrefixLengths`]); `None` for no limit.
@@ -107,7 +102,6 @@ fn millis(time: Duration) -> u64 {
     time.as_secs() * 1000 + u64::from(time.subsec_millis())
 }
 
-/// Limits of a realm that differ from the server's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RealmLimits {
     pub realm: String,

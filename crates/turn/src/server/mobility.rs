@@ -30,10 +30,8 @@ use crate::time::Now;
 /// least 30 s, RFC 8489 section 6.3.1 40 s.
 const REMEMBERED_MS: u64 = 40_000;
 
-/// State of a mobile allocation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Mobility {
-    /// Identifies the allocation in its tickets.
     pub(crate) key: Secret<u64>,
     /// Counter of the current ticket.
     counter: u32,
@@ -76,13 +74,11 @@ impl Mobility {
         Ticket { key: self.key.0, node, counter: self.counter }
     }
 
-    /// Returns true if a client that has sent `sent` datagrams may hold no better ticket than `counter`.
     fn is_held(&self, counter: u32, sent: u64) -> bool {
         let is_it = |spent: &Spent| spent.counter == counter && spent.sent.is_none_or(|then| then == sent);
         counter == self.counter || self.spent.as_ref().is_some_and(is_it)
     }
 
-    /// Returns true for the current ticket.
     pub(crate) fn is_good(&self, ticket: &Ticket) -> bool {
         ticket.counter == self.counter
     }
@@ -169,19 +165,16 @@ impl<P: Policy> Server<P> {
         true
     }
 
-    /// Mobility request of an Allocate (section 3.1.2), or the error.
     pub(crate) fn wants_mobility(&self, request: &Request<'_>) -> Result<bool, Denied> {
         match request.get(kind::MOBILITY_TICKET) {
             None => Ok(false),
             Some([]) if self.config.mobility => Ok(true),
             // Mobility Forbidden.
             Some([]) => Err(Denied::code(405)),
-            // An Allocate asks for a ticket and cannot have one.
             Some(_) => Err(Denied::bad(kind::MOBILITY_TICKET, Fault::NotEmpty)),
         }
     }
 
-    /// Makes a new allocation mobile.
     pub(crate) fn make_mobile(&mut self, index: u32) {
         let worker = self.worker_id.number();
         let Some(session) = self.sessions.get(index) else { return };
@@ -200,13 +193,11 @@ impl<P: Policy> Server<P> {
         }));
     }
 
-    /// Current ticket of a mobile allocation.
     pub(crate) fn ticket(&mut self, now: Now, index: u32) -> Option<[u8; ticket::LEN]> {
         let mobility = self.sessions.get(index)?.mobility.as_ref()?;
         Some(mobility.ticket(self.worker_id.node()).seal(&self.config.nonce_keys.at(now.unix).0))
     }
 
-    /// Opens a request's ticket, if it is genuine.
     pub(crate) fn ticket_of(&self, request: &Request<'_>) -> Option<Ticket> {
         let sealed = request.get(kind::MOBILITY_TICKET).filter(|_| self.config.mobility)?;
         self.config.nonce_keys.iter().find_map(|key| Ticket::open(sealed, &key.0))
@@ -319,7 +310,6 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Handles data from a 5-tuple without an allocation.
     #[inline]
     pub(crate) fn unknown_client<'a>(
         &'a mut self,
@@ -361,7 +351,6 @@ impl<P: Policy> Server<P> {
         Verdict::Drop(None)
     }
 
-    /// Returns true if the 5-tuple has an allocation or a pending move.
     pub(crate) fn is_known(&mut self, client: &Client) -> bool {
         self.data.forwarding.find(client).is_some() || self.pending_moves.get(client).is_some()
     }

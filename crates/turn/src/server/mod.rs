@@ -101,7 +101,6 @@ use session::{Session, Sessions};
 pub use stats::{ConnectionRefusal, Stats};
 pub use view::SessionView;
 
-/// State of one worker.
 pub struct Server<P> {
     pub data: DataPlane,
     config: Arc<ServerConfig>,
@@ -112,9 +111,7 @@ pub struct Server<P> {
     refusals: RefusalLog,
     peer_refusals: RefusalLog,
     request_refusals: RefusalLog,
-    /// Refusals of unauthenticated clients.
     stranger_refusals: RefusalLog,
-    /// Replies to 5-tuples that repeat a refused request.
     repeated_refusals: turnpike_rates::Rates,
     discovery_rate: DiscoveryRate,
     /// Rate of OTHER-ADDRESS in responses to plain Binding requests.
@@ -140,7 +137,6 @@ pub struct Server<P> {
 }
 
 impl<P: Policy> Server<P> {
-    /// Creates the server of a single-worker process.
     #[must_use]
     pub fn new(config: Arc<ServerConfig>, policy: P, seed: Seed) -> Self {
         Self::for_worker(config, policy, WorkerId::ONLY, seed)
@@ -304,7 +300,6 @@ impl<P: Policy> Server<P> {
         self.shorten(now, index);
     }
 
-    /// Ends permissions, channels and connections to peers that the rules of the allocation's realm refuse.
     fn end_refused(&mut self, now: Now, index: u32) {
         let Some(session) = self.sessions.get(index) else { return };
         let config = Arc::clone(&self.config);
@@ -316,7 +311,6 @@ impl<P: Policy> Server<P> {
         self.close_connections(index, |peer| !peers.permits_endpoint(peer));
     }
 
-    /// Returns true if a client of this listener has an allocation.
     #[must_use]
     pub fn serves(&mut self, listener: ListenerId) -> bool {
         self.data.forwarding.indices().any(|index| {
@@ -364,7 +358,6 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Ends one allocation; returns false if it does not exist.
     pub fn close_one(&mut self, now: Now, allocation: AllocationId, reason: ClosedReason) -> bool {
         let exists = self.data.forwarding.get(allocation).is_some();
         if exists {
@@ -393,7 +386,6 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Number of allocations, including those with relay sockets still opening.
     #[must_use]
     pub fn allocations(&self) -> usize {
         self.data.forwarding.len()
@@ -433,7 +425,6 @@ impl<P: Policy> Server<P> {
         &mut self.policy
     }
 
-    /// State of an allocation in both planes.
     fn allocation(&mut self, index: u32) -> Option<(AllocationId, &mut Entry, &mut Session)> {
         let (id, entry) = self.data.forwarding.at(index)?;
         Some((id, entry, self.sessions.get(index)?))
@@ -463,7 +454,6 @@ impl<P: Policy> Server<P> {
         self.data.forwarding.arm(now.ms, index);
     }
 
-    /// Ends expired permissions and channels.
     fn sweep(&mut self, now: Now, index: u32) {
         self.end_bindings(now, index, |binding| binding.expires_ms() <= now.ms);
     }
@@ -498,7 +488,6 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Emits effects for the permissions and channels that came with an allocation.
     fn tell_bindings(&mut self, allocation: AllocationId) {
         let Some(entry) = self.data.forwarding.get(allocation) else { return };
         self.data.effects.extend(entry.bindings().map(|binding| match binding {
@@ -512,7 +501,6 @@ impl<P: Policy> Server<P> {
         }));
     }
 
-    /// Ends one family of a dual-stack allocation.
     fn close_relay(&mut self, now: Now, relay: RelayId) {
         let index = relay.allocation.index;
         if let Some((_, entry, session)) = self.allocation(index) {
@@ -522,7 +510,6 @@ impl<P: Policy> Server<P> {
         self.close_connections(index, |peer| Family::of(peer.ip()) == relay.family);
     }
 
-    /// Ends an allocation and releases its quota.
     fn close(&mut self, now: Now, index: u32, reason: ClosedReason) {
         let Some(session) = self.sessions.remove(index) else { return };
         let Some((id, entry)) = self.data.forwarding.at(index) else { return };

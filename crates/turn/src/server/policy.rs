@@ -19,7 +19,6 @@ use turnpike_wire::integrity::{Key, KeyAlgorithm};
 use super::{Client, Occasion, RelayTransport, Transport};
 use crate::time::Now;
 
-/// All four traits.
 pub trait Policy: Users + Quotas + Restrictions + Redirects {}
 
 impl<P: Users + Quotas + Restrictions + Redirects> Policy for P {}
@@ -50,18 +49,15 @@ impl Users for () {
     }
 }
 
-/// Limits on the number of allocations.
 pub trait Quotas {
     /// Counts one more allocation for a user and a client prefix ([`super::ServerConfig::prefixes`]).
     ///
     /// # Errors The limit that is reached; nothing is counted then.
     fn acquire(&self, user: UserRef<'_>, prefix: IpAddr) -> Result<(), QuotaRefusal>;
 
-    /// Counts one allocation less.
     fn release(&self, user: UserRef<'_>, prefix: IpAddr);
 }
 
-/// Refusals regardless of credentials and quotas.
 pub trait Restrictions {
     /// Returns true if the address, bound or external, is a relayed transport address of any worker.
     /// Canonical.
@@ -75,7 +71,6 @@ pub trait Restrictions {
     }
 }
 
-/// Redirects to other servers of the fleet.
 pub trait Redirects {
     /// Returns true if this draining server redirected the client before and it came back on the same
     /// 5-tuple: such a client does not follow redirects and is served.
@@ -83,7 +78,6 @@ pub trait Redirects {
         false
     }
 
-    /// Server that should serve this client instead.
     fn redirect_target(&self, _attempt: &AllocateAttempt<'_>, _transport: Transport) -> Option<Destination> {
         None
     }
@@ -115,7 +109,6 @@ impl<'a> UserRef<'a> {
     }
 }
 
-/// User identifier in a request.
 #[derive(Clone, Copy, Debug)]
 pub enum User<'a> {
     Name(&'a str),
@@ -123,10 +116,8 @@ pub enum User<'a> {
     Hash(&'a [u8; 32]),
 }
 
-/// Result of a credential check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lookup {
-    /// `verify` accepted a key.
     Accepted {
         /// Username as used in the key, for the session's log line and for USERHASH requests.
         username: Box<str>,
@@ -147,7 +138,6 @@ pub enum Lookup {
         /// Seconds from now.
         ahead: u64,
     },
-    /// The user exists but no key matches.
     WrongKey {
         /// For the log, where a USERHASH would not help.
         username: Box<str>,
@@ -157,12 +147,9 @@ pub enum Lookup {
     Later,
 }
 
-/// Quota that an allocation would exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuotaRefusal {
-    /// 486: allocations of this user.
     User,
-    /// 486: allocations of the client's address prefix.
     Prefix,
     /// 508: allocations of the realm or in total; another server may have room.
     Total,
@@ -177,19 +164,15 @@ pub enum QuotaRefusal {
     },
 }
 
-/// Allocate request that another server might serve.
 #[derive(Clone, Copy, Debug)]
 pub struct AllocateAttempt<'a> {
     pub now: Now,
     pub client: Client,
     pub user: UserRef<'a>,
-    /// Same in a retransmission.
     pub transaction: [u8; 12],
-    /// Reason for a redirect.
     pub occasion: Occasion,
 }
 
-/// Target of a 300 (Try Alternate).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Destination {
     /// Same family as the client's address.

@@ -1,5 +1,3 @@
-//! Local addresses for relay sockets.
-
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};

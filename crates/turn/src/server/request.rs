@@ -30,7 +30,6 @@ pub const MAX_REQUEST_LEN: usize = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum Method {
-    /// RFC 8489.
     Binding,
     /// RFC 8656 section 7.
     Allocate,
@@ -82,7 +81,6 @@ impl From<Invalid> for DropReason {
     }
 }
 
-/// Path of a request to this worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Delivery {
     Direct,

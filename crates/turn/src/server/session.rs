@@ -67,7 +67,6 @@ pub(crate) struct Session {
     pub(crate) realm: Arc<str>,
     /// USERNAME of the Allocate; later requests must use the same (RFC 8656 section 5).
     pub(crate) username: Box<str>,
-    /// Name that quotas count, if it differs from the username.
     pub(crate) identity: Option<Box<str>>,
     /// Client's address prefix at allocation time; quotas keep counting it there.
     pub(crate) prefix: IpAddr,
@@ -91,14 +90,11 @@ pub(crate) struct Session {
     pub(crate) mobility: Option<Box<Mobility>>,
 }
 
-/// State needed to answer an Allocate in progress.
 pub(crate) struct Pending {
     pub(crate) envelope: Envelope,
     pub(crate) first: Family,
     pub(crate) second: Option<Family>,
-    /// The client requested a mobility ticket.
     pub(crate) mobile: bool,
-    /// `None` without authentication.
     pub(crate) recorded: Option<Recorded>,
     /// Arrival time of the request in milliseconds.
     pub(crate) asked_ms: u64,
@@ -109,7 +105,6 @@ impl Session {
         self.identity.as_deref().unwrap_or(&self.username)
     }
 
-    /// User as quotas count it.
     pub(crate) fn user(&self) -> UserRef<'_> {
         UserRef::new(&self.realm, self.identity())
     }
@@ -140,7 +135,6 @@ impl Session {
     }
 }
 
-/// Sessions of a worker, in the slots of their allocations.
 #[derive(Default)]
 pub(crate) struct Sessions(Vec<Option<Box<Session>>>);
 

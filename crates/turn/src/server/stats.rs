@@ -32,7 +32,6 @@ pub const ERROR_CODES: [(u16, &str); 17] = [
 /// per wake-up, so only waiting (for a store, for instance) is measured.
 pub const ALLOCATION_MS: [u64; 9] = [1, 5, 10, 20, 50, 100, 500, 1000, 2000];
 
-/// Metric family, label if any, and value.
 pub type Counter = (&'static str, Option<(&'static str, &'static str)>, u64);
 
 /// Counters, never reset. Gauges such as the number of allocations are methods of [`super::Server`].
@@ -46,18 +45,13 @@ pub struct Stats {
     pub to_client_bytes: u64,
     /// ICMP errors relayed as Data indications.
     pub icmp_relayed: u64,
-    /// Well-formed requests, in the order of [`Method::VARIANTS`].
     pub requests: [u64; Method::VARIANTS.len()],
-    /// Success responses, in the order of [`Method::VARIANTS`].
     pub successes: [u64; Method::VARIANTS.len()],
     /// Error responses, in the order of [`ERROR_CODES`].
     pub errors: [u64; ERROR_CODES.len()],
     pub drops: Drops,
-    /// Nonces issued with 401 and 438.
     pub nonces: u64,
-    /// Retransmitted requests answered with the earlier response.
     pub retransmits: u64,
-    /// Binding requests with CHANGE-REQUEST, PADDING, RESPONSE-PORT (NAT behaviour discovery).
     pub nat_discovery: [u64; 3],
     pub allocations_opened: u64,
     /// Histogram of the time from request to allocation: one bucket per [`ALLOCATION_MS`] bound, then one
@@ -65,7 +59,6 @@ pub struct Stats {
     pub allocation_times: [u64; ALLOCATION_MS.len() + 1],
     /// Sum of the allocation times in milliseconds.
     pub allocation_ms: u64,
-    /// Ended allocations by reason, in the order of `CLOSED`.
     pub allocations_closed: [u64; 9],
     /// Refused credentials, in the order of `CREDENTIALS`.
     pub credentials_refused: [u64; 7],
@@ -73,18 +66,14 @@ pub struct Stats {
     pub peer_refusals: [u64; PeerDenial::NAMES.len()],
     /// Allocations refused by quota: user, total (server or fleet), client prefix.
     pub quota_refusals: [u64; 3],
-    /// Requests refused by the limit on permissions per allocation.
     pub permission_limit: u64,
-    /// Requests refused by the limit on channels per allocation.
     pub channel_limit: u64,
     /// Requests refused because another allocation on the shared relayed transport address uses the peer.
     pub shared_peer_limit: u64,
-    /// Allocations refused while draining.
     pub drain_refusals: u64,
     /// Allocate and mobility requests refused because they came from one of this server's relayed transport
     /// addresses.
     pub loop_refusals: u64,
-    /// Requests refused because the user or the client is banned.
     pub ban_refusals: u64,
     /// In the order of [`ConnectionEvent::VARIANTS`].
     pub connection_events: [u64; ConnectionEvent::VARIANTS.len()],
@@ -102,7 +91,6 @@ pub struct Stats {
     pub bandwidth_pauses: [u64; Level::NAMES.len()],
 }
 
-/// Counter per [`DropReason`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drops([u64; DropReason::VARIANTS.len()]);
 
@@ -126,15 +114,12 @@ impl DerefMut for Drops {
     }
 }
 
-/// Event of a connection between a relayed transport address and a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum ConnectionEvent {
     Connected,
     ConnectFailed,
-    /// A peer connected.
     Accepted,
-    /// A ConnectionBind succeeded.
     Bound,
     /// Closed because it was not bound within 30 s.
     Unbound,
@@ -144,25 +129,20 @@ pub enum ConnectionEvent {
     HandedOver,
 }
 
-/// Reason for refusing a peer's connection or a ConnectionBind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum ConnectionRefusal {
-    /// The allocation has ended.
     Stale,
     /// The client has disconnected and not returned yet.
     ClientAway,
-    /// No permission for the peer (RFC 6062 section 5.3).
     NoPermission,
     PeerRefused,
     Limit,
     /// The CONNECTION-ID is not pending.
     UnknownId,
-    /// Another user made the allocation.
     WrongUser,
 }
 
-/// Event of a mobile allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum MobilityEvent {
@@ -170,13 +150,9 @@ pub enum MobilityEvent {
     Arrived,
     /// Data came from the new address, or the old connection closed.
     Moved,
-    /// Passed to the worker of its client.
     Exported,
-    /// Received from another worker.
     Imported,
-    /// Kept after its client disconnected.
     Kept,
-    /// A Refresh was passed to another worker.
     Forwarded,
     /// Not a ticket of this server or fleet.
     TicketInvalid,
@@ -285,7 +261,6 @@ impl Stats {
             .chain(labelled("bandwidth_pauses", "limit", Level::NAMES.into_iter(), &self.bandwidth_pauses))
     }
 
-    /// Adds the counters of another worker.
     pub fn merge(&mut self, other: &Self) {
         // Destructured without `..`, so that a new counter missing here fails to compile.
         let Self {

@@ -11,7 +11,6 @@ use super::{
 };
 use crate::time::Now;
 
-/// An allocation with open relay sockets.
 pub struct SessionView<'s> {
     allocation: AllocationId,
     entry: &'s Entry,
@@ -51,7 +50,7 @@ impl<'s> SessionView<'s> {
         self.allocation
     }
 
-    /// ID everywhere else.
+    /// ID on all workers.
     #[must_use]
     pub fn id(&self) -> SessionId {
         self.session.id
@@ -78,25 +77,21 @@ impl<'s> SessionView<'s> {
         self.entry.client
     }
 
-    /// Transport between the client and the server.
     #[must_use]
     pub fn transport(&self) -> Transport {
         self.transport
     }
 
-    /// Transport between the server and peers.
     #[must_use]
     pub fn relay_transport(&self) -> RelayTransport {
         if self.entry.relays_tcp { RelayTransport::Tcp } else { RelayTransport::Udp }
     }
 
-    /// Returns true if it follows its client to another address (RFC 8016).
     #[must_use]
     pub fn is_mobile(&self) -> bool {
         self.session.mobility.is_some()
     }
 
-    /// Returns true if its client has disconnected and may return.
     #[must_use]
     pub fn is_away(&self) -> bool {
         self.entry.away
@@ -127,7 +122,6 @@ impl<'s> SessionView<'s> {
         channels.map(move |it| (it.number.get(), it.name(), it.expires_ms.saturating_sub(now_ms)))
     }
 
-    /// Number of connections to peers (RFC 6062).
     #[must_use]
     pub fn connections(&self) -> usize {
         self.session.tcp.as_ref().map_or(0, |tcp| tcp.connections())

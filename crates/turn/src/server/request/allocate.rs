@@ -33,7 +33,6 @@ use crate::{
 const UDP: u8 = 17;
 const TCP: u8 = 6;
 
-/// Relayed transport addresses that a request asks for.
 struct AllocateParams {
     first: OpenRelay,
     second: Option<Family>,
@@ -42,7 +41,6 @@ struct AllocateParams {
 }
 
 impl<P: Policy> Server<P> {
-    /// Section 7.2.
     pub(crate) fn allocate(&mut self, context: Context<'_>) -> Disposition {
         // A 5-tuple has one allocation; a retransmission gets the earlier response (section 5).
         if let Some(index) = self.data.forwarding.find(context.client()) {
@@ -227,7 +225,6 @@ impl<P: Policy> Server<P> {
         Some(Source { client, link })
     }
 
-    /// Cleans up after an allocation without any relay socket.
     fn undo_allocate(
         &mut self,
         now: Now,
@@ -295,7 +292,6 @@ impl<P: Policy> Server<P> {
         Disposition::Reply
     }
 
-    /// Parses the request (section 7.2, steps 3 to 9).
     fn params(&mut self, context: &Context<'_>) -> Result<AllocateParams, Denied> {
         let request = context.request;
         let transport = match request.get(kind::REQUESTED_TRANSPORT) {
@@ -430,7 +426,6 @@ impl Families {
         }
     }
 
-    /// First family attribute in the request.
     fn first_named(&self) -> Option<u16> {
         let requested = self.requested.map(|_| kind::REQUESTED_ADDRESS_FAMILY);
         requested.or(self.additional.map(|_| kind::ADDITIONAL_ADDRESS_FAMILY))

@@ -6,25 +6,20 @@ use turnpike_wire::{channel_data::ChannelNumber, stun::kind::Name};
 
 use crate::server::RequestRefusal;
 
-/// Cause of a 400 response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BadRequest {
-    /// Attribute type.
     pub attribute: u16,
     pub fault: Fault,
 }
 
-/// Fault of an attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {
     Missing,
-    /// Invalid length or value.
     Malformed,
     OutOfRange,
     PortZero,
     /// Not allowed together with this attribute.
     Beside(u16),
-    /// PASSWORD-ALGORITHMS differs from the challenge.
     NotAnnounced,
     /// This channel of the allocation is bound to another peer.
     ChannelTaken(ChannelNumber),
@@ -74,7 +69,6 @@ impl fmt::Display for BadRequest {
     }
 }
 
-/// Error code of a refused request with its reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Denied {
     pub(crate) code: u16,
@@ -82,7 +76,6 @@ pub(crate) struct Denied {
 }
 
 impl Denied {
-    /// Error code with only one possible reason.
     pub(crate) const fn code(code: u16) -> Self {
         Self { code, why: RequestRefusal::Code }
     }

@@ -16,13 +16,11 @@ use crate::{
 };
 
 impl<P: Policy> Server<P> {
-    /// Section 10.2.
     pub(crate) fn create_permission(&mut self, context: &Context<'_>) -> Disposition {
         let index = match self.owned(context) {
             Ok(index) => index,
             Err(answer) => return answer,
         };
-        // At least one peer, all well-formed; ports are ignored.
         let mut peers = SmallVec::<[IpAddr; 8]>::new();
         for peer in context.request.peers() {
             let Some(peer) = peer else {
@@ -47,7 +45,6 @@ impl<P: Policy> Server<P> {
         {
             return self.refuse_peer(context, SocketAddr::new(*refused, 0), peers.len() - 1);
         }
-        // Install all permissions or none.
         if !room {
             self.data.stats.permission_limit += 1;
             return self.refuse(context, 508, RequestRefusal::Permissions);
@@ -61,7 +58,6 @@ impl<P: Policy> Server<P> {
         self.done(context)
     }
 
-    /// Section 12.2.
     pub(crate) fn channel_bind(&mut self, context: &Context<'_>) -> Disposition {
         let index = match self.owned(context) {
             Ok(index) => index,

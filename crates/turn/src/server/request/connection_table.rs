@@ -34,7 +34,6 @@ impl Holder {
     }
 }
 
-/// Limit that was reached, in the order of [`crate::server::Stats::connection_limit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Full {
     Allocation,
@@ -52,12 +51,10 @@ pub struct ConnectionCounts(Arc<Mutex<Counts>>);
 #[derive(Debug, Default)]
 struct Counts {
     total: usize,
-    /// No entries with zero.
     held: Held,
 }
 
 impl ConnectionCounts {
-    /// Counts one more connection, unless a limit is reached.
     fn take(&self, config: &ServerConfig, holder: &Holder) -> Result<(), Full> {
         let mut counts = self.lock();
         if counts.total >= config.limits.peer_connections {
@@ -99,7 +96,6 @@ fn subtract(held: &mut Held, holder: &Holder, count: usize) {
 /// Connections of a worker by CONNECTION-ID, with the index of their allocation.
 pub(crate) struct Connections {
     owners: HashMap<u32, u32, RandomState>,
-    /// This worker's share of the common counts.
     held: Held,
     counts: ConnectionCounts,
     /// Bound by the number of CONNECTION-IDs.
@@ -120,7 +116,6 @@ impl Connections {
         self.owners.len()
     }
 
-    /// Index of the allocation.
     pub(crate) fn owner(&self, id: ConnectionId) -> Option<u32> {
         self.owners.get(&id.0).copied()
     }
@@ -174,14 +169,12 @@ impl Connections {
         }
     }
 
-    /// Removes all connections of an ended allocation.
     pub(crate) fn forget(&mut self, session: &Session) {
         let Some(tcp) = &session.tcp else { return };
         let holder = Holder::of(session);
         tcp.ids().for_each(|id| self.remove(id, &holder));
     }
 
-    /// Checks the counts against the table.
     #[cfg(test)]
     fn agrees(&self) -> bool {
         self.held.values().sum::<usize>() == self.owners.len() && self.held.values().all(|held| *held > 0)

@@ -37,17 +37,14 @@ const PATIENCE_MS: u64 = 30_000;
 /// Deadline of an attempt that the runtime was asked to end: its report comes next, without a timer.
 const OVERDUE: u64 = u64::MAX;
 
-/// Request to open a connection from the relayed transport address to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectRequest {
     pub connection: ConnectionId,
     /// Local end: the relayed transport address (section 5.2).
     pub relay: RelayId,
-    /// Address at which the peer is reachable.
     pub peer: SocketAddr,
 }
 
-/// Reason for a failed connection to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectError {
     /// 447: refused, unreachable or reset.
@@ -58,12 +55,10 @@ pub enum ConnectError {
     NoCapacity,
 }
 
-/// Verdict on a connection from a peer to a relayed transport address.
 pub enum PeerConnection<'a> {
     /// Keep it, read nothing from it until it is bound, and send `bytes` to `client`.
     Accept {
         connection: ConnectionId,
-        /// Owner of the control connection.
         client: Client,
         link: Link,
         /// ConnectionAttempt indication, in the server's own buffer.
@@ -73,7 +68,6 @@ pub enum PeerConnection<'a> {
     Refuse(ConnectionRefusal),
 }
 
-/// Connections of one allocation. The list is short and only control messages search it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct TcpRelay {
     list: Vec<Connection>,
@@ -82,7 +76,6 @@ pub(crate) struct TcpRelay {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Connection {
     id: ConnectionId,
-    /// Address that the client used.
     peer: SocketAddr,
     stage: Stage,
     /// Transaction ID of the Connect request; `None` if the peer connected.
@@ -92,10 +85,14 @@ struct Connection {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Stage {
     /// Waiting for the runtime; `envelope` is for the reply.
-    Connecting { deadline_ms: u64, envelope: Box<Envelope> },
+    Connecting {
+        deadline_ms: u64,
+        envelope: Box<Envelope>,
+    },
     /// Connected but not bound.
-    Waiting { deadline_ms: u64 },
-    /// Spliced to a client data connection.
+    Waiting {
+        deadline_ms: u64,
+    },
     Bound,
 }
 
@@ -114,7 +111,6 @@ impl TcpRelay {
         self.list.len()
     }
 
-    /// Earliest deadline.
     fn next_deadline(&self) -> Option<u64> {
         let deadlines = self.list.iter().filter_map(|connection| match connection.stage {
             Stage::Connecting { deadline_ms, .. } | Stage::Waiting { deadline_ms } => Some(deadline_ms),
@@ -123,7 +119,6 @@ impl TcpRelay {
         deadlines.min().filter(|deadline_ms| *deadline_ms != OVERDUE)
     }
 
-    /// Copy with shifted deadlines.
     pub(crate) fn shifted(&self, shift: impl Fn(u64) -> u64) -> Self {
         let mut shifted = self.clone();
         for connection in &mut shifted.list {
@@ -253,7 +248,6 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Number of connections to peers, including attempts.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.connections.len()
@@ -276,7 +270,6 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Section 5.2.
     pub(crate) fn connect(&mut self, context: Context<'_>) -> Disposition {
         let index = match self.owned(&context) {
             Ok(index) => index,
@@ -394,7 +387,6 @@ impl<P: Policy> Server<P> {
         Ok(ConnectionId(u32::from_be_bytes(id)))
     }
 
-    /// Closes connections not bound in time, and cancels attempts that take too long.
     pub(crate) fn expire_connections(&mut self, now: Now, index: u32) {
         let Some((allocation, _, session)) = self.allocation(index) else { return };
         let Some(tcp) = session.tcp.as_deref_mut() else { return };
@@ -421,7 +413,6 @@ impl<P: Policy> Server<P> {
         self.arm_connections(now, index);
     }
 
-    /// Closes the connections of an allocation to these peers.
     pub(crate) fn close_connections(&mut self, index: u32, to: impl Fn(SocketAddr) -> bool) {
         let Some((allocation, _, session)) = self.allocation(index) else { return };
         let Some(tcp) = session.tcp.as_deref_mut() else { return };
@@ -438,7 +429,6 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Passes the stream to the worker of the connection.
     pub(crate) fn hand_over(
         &mut self,
         context: &Context<'_>,
@@ -451,13 +441,11 @@ impl<P: Policy> Server<P> {
         Some(Disposition::Later)
     }
 
-    /// Worker of a connection, unless it is this one.
     pub(crate) fn on_another_worker(&self, connection: ConnectionId) -> Option<u16> {
         let (_, worker) = self.worker_id.of_connection(connection.0);
         (worker != self.worker_id.number() && self.worker_id.has(worker)).then_some(worker)
     }
 
-    /// Fleet node of a connection, unless it is this one.
     pub(crate) fn on_another_node(&self, connection: ConnectionId) -> Option<u16> {
         let (node, _) = self.worker_id.of_connection(connection.0);
         self.worker_id.is_another(node).then_some(node)
@@ -506,7 +494,6 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Updates the timer of an allocation's connections.
     pub(crate) fn arm_connections(&mut self, now: Now, index: u32) {
         let tcp = self.sessions.get(index).and_then(|session| session.tcp.as_deref());
         match tcp.and_then(TcpRelay::next_deadline) {

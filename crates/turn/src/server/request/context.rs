@@ -11,7 +11,6 @@ use crate::{
     time::Now,
 };
 
-/// Request being answered.
 pub(crate) struct Context<'a> {
     pub(crate) now: Now,
     pub(crate) source: Source,
@@ -21,9 +20,7 @@ pub(crate) struct Context<'a> {
     pub(crate) envelope: Envelope,
     /// Validity of the request's nonce for the client's address.
     pub(crate) nonce: Standing,
-    /// Empty until the client has authenticated.
     pub(crate) who: Who,
-    /// Answer of the credential store, if the request had to wait for it.
     pub(crate) credentials: Option<Credentials>,
     /// The request can be evaluated again: it either just came over a stream or is kept with the store's
     /// answer.
@@ -32,11 +29,9 @@ pub(crate) struct Context<'a> {
     pub(crate) has_own_nonce: &'a Cell<bool>,
     /// Arrival time of the request in milliseconds.
     pub(crate) asked_ms: u64,
-    /// Pending move to report, with the answer, to the worker that forwarded the request.
     pub(crate) pending_move: &'a Cell<Option<PendingMove>>,
 }
 
-/// Answer of the credential store with the request that waited for it.
 pub(crate) struct Late<'a> {
     pub(crate) lookup: LookupId,
     pub(crate) waiting: &'a Waiting,
@@ -44,7 +39,6 @@ pub(crate) struct Late<'a> {
 }
 
 impl<'a> Context<'a> {
-    /// `late` holds the store's answer to an earlier request.
     pub(crate) fn new(
         now: Now,
         source: Source,

@@ -27,18 +27,15 @@ use crate::{
     time::Now,
 };
 
-/// Client and request, for [`Effect::RequestRefused`].
 #[derive(Clone, Copy)]
 pub(crate) struct Requester<'a> {
     pub(crate) client: &'a Client,
     pub(crate) realm: &'a Arc<str>,
     pub(crate) username: &'a str,
-    /// The client authenticated as `username`.
     pub(crate) proved: bool,
     pub(crate) method: Method,
 }
 
-/// Outcome of a request.
 pub(crate) enum Disposition {
     /// The reply buffer holds the response.
     Reply,
@@ -202,7 +199,6 @@ impl<P: Policy> Server<P> {
             Method::ChannelBind => self.channel_bind(&context),
             Method::Connect => self.connect(context),
             Method::ConnectionBind => self.connection_bind(&context),
-            // Already answered before authentication.
             Method::Binding => Disposition::Later,
         }
     }
@@ -309,7 +305,6 @@ impl<P: Policy> Server<P> {
         Disposition::Reply
     }
 
-    /// Sends an empty success response.
     pub(crate) fn done(&mut self, context: &Context<'_>) -> Disposition {
         self.data.stats.successes[context.request.method as usize] += 1;
         let response = context.envelope.success(&mut self.reply);
@@ -322,7 +317,6 @@ impl<P: Policy> Server<P> {
         self.refuse(context, code, RequestRefusal::Code)
     }
 
-    /// Sends an error response and reports it at a bounded rate.
     pub(crate) fn refuse(&mut self, context: &Context<'_>, code: u16, why: RequestRefusal) -> Disposition {
         self.tell_of(context, code, why);
         let reason =
@@ -331,7 +325,6 @@ impl<P: Policy> Server<P> {
         Disposition::Reply
     }
 
-    /// Sends the error response for a failed check.
     pub(crate) fn deny_request(
         &mut self,
         context: &Context<'_>,
@@ -348,7 +341,6 @@ impl<P: Policy> Server<P> {
         self.deny_request(context, Denied::bad(attribute, fault))
     }
 
-    /// Reports an error response.
     pub(crate) fn tell_of(&mut self, context: &Context<'_>, code: u16, why: RequestRefusal) {
         let (client, method) = (context.client(), context.envelope.method);
         if context.envelope.signer.is_some() || !self.config.authenticate {
@@ -365,7 +357,6 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Reports an error response to an unauthenticated client.
     pub(crate) fn tell_stranger_refused(
         &mut self,
         now: Now,

@@ -63,7 +63,6 @@ impl Default for DiscoveryLimits {
 }
 
 impl NatDiscovery {
-    /// Position of a local address among the four.
     fn position(&self, local: SocketAddr) -> Option<Position> {
         let address = self.addresses.iter().position(|ip| *ip == local.ip())?;
         let port = self.ports.iter().position(|port| *port == local.port())?;
@@ -76,14 +75,12 @@ impl NatDiscovery {
     }
 }
 
-/// Indices of an address and a port.
 #[derive(Clone, Copy)]
 struct Position {
     address: usize,
     port: usize,
 }
 
-/// Discovery attributes of a request.
 struct DiscoveryRequest<'a> {
     change_address: bool,
     change_port: bool,
@@ -92,7 +89,6 @@ struct DiscoveryRequest<'a> {
 }
 
 impl<'a> DiscoveryRequest<'a> {
-    /// # Errors A malformed attribute, or two that exclude each other.
     fn read(request: &Request<'a>) -> Result<Self, BadRequest> {
         let bad = |attribute, fault| BadRequest { attribute, fault };
         let changes = changes(request).ok_or(bad(kind::CHANGE_REQUEST, Fault::Malformed))?;
@@ -119,7 +115,6 @@ impl<'a> DiscoveryRequest<'a> {
     }
 }
 
-/// Change-address and change-port flags of CHANGE-REQUEST; `None` if malformed.
 fn changes(request: &Request<'_>) -> Option<(bool, bool)> {
     // Section 7.2: 32 bits, of which A (0x04) and B (0x02) are used.
     match request.get(kind::CHANGE_REQUEST) {
@@ -144,7 +139,6 @@ fn is_of_ice(kind: u16) -> bool {
     matches!(kind, kind::PRIORITY | kind::USE_CANDIDATE)
 }
 
-/// Request attributes of RFC 5780.
 fn is_of_discovery(kind: u16) -> bool {
     matches!(kind, kind::CHANGE_REQUEST | kind::PADDING | kind::RESPONSE_PORT)
 }
@@ -238,7 +232,6 @@ impl<P: Policy> Server<P> {
     }
 }
 
-/// Bytes of an address attribute, including its header.
 const fn address_len(address: SocketAddr) -> usize {
     if address.is_ipv4() { 12 } else { 24 }
 }

@@ -90,7 +90,6 @@ impl<P: Policy> Server<P> {
         self.refreshed(context, granted, ticket)
     }
 
-    /// Records a deletion, so that a retransmission gets the same response on any worker.
     fn remember_deletion(&mut self, context: &Context<'_>) {
         let transaction = context.request.transaction();
         let deletion =

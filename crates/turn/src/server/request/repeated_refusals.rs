@@ -20,7 +20,6 @@ const MOST: usize = 4096;
 /// Refusals with the same method, peer and code to a 5-tuple: 100 at once, then ten per second. libnice sent
 /// 9,900 ChannelBinds per second.
 const REPEATED: Rate = Rate::new(100, 100);
-/// No total limit over all 5-tuples.
 const NO_LIMIT: Rate = Rate::new(1, 0);
 
 pub(crate) fn repeated_refusals() -> Rates {

@@ -15,7 +15,6 @@ use crate::server::{
     request::{Method, Request},
 };
 
-/// Key that signed the request and signs the response.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Signer {
     #[serde(with = "secret::key")]
@@ -25,7 +24,6 @@ pub(crate) struct Signer {
     pub(crate) mac: Mac,
 }
 
-/// Serialized form of [`Mac`].
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Mac")]
 enum MacName {
@@ -33,20 +31,16 @@ enum MacName {
     Sha256,
 }
 
-/// Request data needed for the response.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Envelope {
     pub(crate) method: Method,
     pub(crate) transaction: [u8; 12],
-    /// The request has a FINGERPRINT, so the response gets one too.
     pub(crate) fingerprint: bool,
-    /// The request has a password algorithm.
     #[serde(default)]
     pub(crate) names_algorithm: bool,
     /// The client's address is verified by a handshake or by a nonce issued to it.
     #[serde(default)]
     pub(crate) is_address_proved: bool,
-    /// `None` if the client is not authenticated.
     pub(crate) signer: Option<Signer>,
 }
 
