@@ -249,7 +249,7 @@ mod tests {
         let mut said = Said::default();
         assert!(said.take("ATTACK newcomers | 20 | 200 |"));
         assert_eq!(said.skipped(&newcomers), [""; 0]);
-        let written = said.written_into(&document(), &newcomers).expect("its marks are there");
+        let written = said.written_into(&document(), &newcomers).expect("the document has the markers");
         assert_eq!(written.matches("old").count(), TABLES.len() - 1, "{written}");
     }
 
@@ -260,7 +260,7 @@ mod tests {
         // Reported by each of two data paths as one row.
         assert!(said.take("ATTACK kept | a | b |"));
         assert_eq!(said.skipped(&all()), [""; 0]);
-        let written = said.written_into(&document(), &all()).expect("all marks are there");
+        let written = said.written_into(&document(), &all()).expect("the document has all markers");
         assert!(written.contains("| all | send |") && !written.contains("old"), "{written}");
         assert_eq!(written.matches("| a | b |").count(), 3, "{written}");
     }

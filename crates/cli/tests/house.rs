@@ -523,7 +523,7 @@ fn forbids_unsafe(root: &str) -> bool {
 fn files_below(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).expect("a directory of the workspace can be read") {
-        let path = entry.expect("its entries too").path();
+        let path = entry.expect("entries are readable").path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         if !path.is_dir() {
             found.push(path);

@@ -303,16 +303,16 @@ impl Rule {
     pub fn kernel_obstacle(&self) -> Option<&'static str> {
         let Limits { bytes_per_second, bytes_per_second_per_connection, .. } = self.limits;
         let obstacles = [
-            (self.protocol != Protocol::Udp, "only from UDP to UDP nothing but addresses has to be changed"),
+            (self.protocol != Protocol::Udp, "only rules from UDP to UDP can be forwarded in the kernel"),
             (
                 bytes_per_second.or(bytes_per_second_per_connection).is_some(),
                 "a rate limit needs user-space forwarding",
             ),
-            (self.transparent, "packets with the client's own address have a route of their own"),
+            (self.transparent, "packets with the client's address need their own route"),
             (self.send_proxy.is_some(), "PROXY headers are added in user space"),
-            (self.any_port, "answers from any port are sorted out in user space"),
-            (self.device.is_some(), "device may lead by another route than the kernel's"),
-            (self.mark.is_some(), "mark may lead by another route than the kernel's"),
+            (self.any_port, "responses from any port are matched in user space"),
+            (self.device.is_some(), "device may select another route than the kernel path"),
+            (self.mark.is_some(), "mark may select another route than the kernel path"),
         ];
         obstacles.into_iter().find_map(|(is_there, what)| is_there.then_some(what))
     }

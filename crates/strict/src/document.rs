@@ -40,7 +40,7 @@ impl Document {
         let mut document = Self { text: text.to_owned(), ..Self::without_places(file) };
         for error in &errors {
             let at = document.origin(error.span().map_or(0, |span| span.start));
-            document.tell(Mistake::new(&at, "", format!("no valid TOML: {}", one_line(error.message())), ""));
+            document.tell(Mistake::new(&at, "", format!("invalid TOML: {}", one_line(error.message())), ""));
         }
         document.places =
             entries(root.get_ref()).into_iter().map(|entry| (entry.path, entry.value.start)).collect();
@@ -184,7 +184,7 @@ impl Document {
                 Some(entry) => (entry.value.start, format!("[{}]", header(&entry.path))),
                 None => (0, "the file".to_owned()),
             };
-            let what = format!("{whose} has no \"{field}\", which is needed");
+            let what = format!("{whose} lacks the required key \"{field}\"");
             self.tell(Mistake::new(&self.origin(offset), "", what, ""));
         }
         self.wrong.push(path);
@@ -465,7 +465,7 @@ namespace = 'b'
                 "x.toml:3:12: duration: found string \"long\"; expected a number",
                 "x.toml:5:13: namespace: found integer 5; expected text in quotes",
                 "x.toml:9:1: unknown key \"colour\"; expected one of namespace, command",
-                "x.toml:10:1: [[list]] has no \"command\", which is needed",
+                "x.toml:10:1: [[list]] lacks the required key \"command\"",
             ]
         );
     }
@@ -475,8 +475,8 @@ namespace = 'b'
         assert_eq!(
             refusals("rounds = true\n"),
             [
-                "x.toml:1:1: the file has no \"name\", which is needed",
-                "x.toml:1:1: the file has no \"inner\", which is needed",
+                "x.toml:1:1: the file lacks the required key \"name\"",
+                "x.toml:1:1: the file lacks the required key \"inner\"",
                 "x.toml:1:10: rounds: found boolean true; expected a whole number, not negative",
             ]
         );
@@ -488,7 +488,7 @@ namespace = 'b'
         assert!(lines[0].starts_with("x.toml:1:"), "{lines:?}");
         assert!(lines.iter().any(|line| line.starts_with("x.toml:2:1: unknown key")), "{lines:?}");
         assert!(lines.iter().any(|line| line.starts_with("x.toml:4:")), "{lines:?}");
-        assert!(!lines.iter().any(|line| line.contains("which is needed")), "{lines:?}");
+        assert!(!lines.iter().any(|line| line.contains("lacks the required key")), "{lines:?}");
     }
 
     #[test]
@@ -496,12 +496,12 @@ namespace = 'b'
         let text = format!("rounds = 'six'\n{RIGHT}");
         let (_, mut document) = Document::parse::<Example>(Path::new("x.toml"), &text).unwrap();
         document.problem("rounds", "too few");
-        document.problem("inner.namespace", "none such");
-        document.problem("inner.namespace", "none such");
+        document.problem("inner.namespace", "no such namespace");
+        document.problem("inner.namespace", "no such namespace");
         assert_eq!(
             document.finish().unwrap_err().to_string(),
             "x.toml:1:10: rounds: found string \"six\"; expected a whole number, not negative\n\
-             x.toml:3:1: none such"
+             x.toml:3:1: no such namespace"
         );
     }
 

@@ -173,7 +173,7 @@ pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
 pub fn hint<'a>(word: &str, candidates: impl Iterator<Item = &'a str> + Clone) -> String {
     match nearest(word, candidates.clone()) {
         Some(meant) => format!("did you mean \"{meant}\"?"),
-        None => format!("there are: {}", candidates.collect::<Vec<_>>().join(", ")),
+        None => format!("known: {}", candidates.collect::<Vec<_>>().join(", ")),
     }
 }
 

@@ -119,7 +119,7 @@ pub fn parse_file(path: &Path, text: &str, problems: &mut Vec<Mistake>) -> Vec<E
         problems.push(Mistake::new(
             &places.origin(start),
             "",
-            format!("no valid TOML: {}", error.message().replace('\n', ", ")),
+            format!("invalid TOML: {}", error.message().replace('\n', ", ")),
             "",
         ));
     }

@@ -164,7 +164,7 @@ mod tests {
         let inside = is_inside(test);
         let failed = panic::catch_unwind(|| in_own_process(test, || panic!("as it should")));
         if inside {
-            panic::resume_unwind(failed.expect_err("it panics"));
+            panic::resume_unwind(failed.expect_err("the closure panics"));
         }
         assert!(failed.is_err());
     }

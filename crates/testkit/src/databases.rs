@@ -164,11 +164,11 @@ impl Server {
 
     /// Redis's reply to a command line.
     pub fn say(&self, line: &str) -> String {
-        let mut stream = TcpStream::connect(self.address).expect("it listens");
+        let mut stream = TcpStream::connect(self.address).expect("it accepts connections");
         stream.set_read_timeout(Some(PATIENCE)).expect("not zero");
         write!(stream, "AUTH {PASSWORD}\r\n{line}\r\nQUIT\r\n").expect("the command is sent");
         let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("it answers");
+        stream.read_to_string(&mut answer).expect("it responds");
         // Removes the replies to AUTH and QUIT.
         let rest = answer.strip_prefix("+OK\r\n").unwrap_or(&answer);
         rest.strip_suffix("+OK\r\n").unwrap_or(rest).to_owned()
@@ -189,13 +189,13 @@ impl Server {
         {
             server.file(name, text);
         }
-        fs::set_permissions(&server.authority, fs::Permissions::from_mode(0o644)).expect("it is our own");
+        fs::set_permissions(&server.authority, fs::Permissions::from_mode(0o644)).expect("the file is ours");
         server
     }
 
     /// Starts or restarts the server with its data, and waits until it answers.
     pub fn start(&mut self) {
-        let log = fs::File::create(self.dir.join("log")).expect("its directory can be written");
+        let log = fs::File::create(self.dir.join("log")).expect("the directory is writable");
         let mut command = self.program();
         let errors = log.try_clone().expect("a descriptor is left");
         command.stdin(Stdio::null()).stdout(log).stderr(errors);
@@ -216,7 +216,7 @@ impl Server {
         let path = |name: &str| self.dir.join(name).display().to_string();
         match self.kind {
             Kind::Postgres => {
-                let programs = postgres_programs().expect("it was there before");
+                let programs = postgres_programs().expect("it existed before");
                 let mut command = self.command(&programs.join("postgres"));
                 command.args(["-D", "data"]);
                 for setting in [
@@ -237,7 +237,7 @@ impl Server {
                 command
             }
             Kind::Mariadb => {
-                let mut command = self.command(&installed("mariadbd").expect("it was there before"));
+                let mut command = self.command(&installed("mariadbd").expect("it existed before"));
                 command.args([
                     "--no-defaults",
                     &format!("--datadir={}", path("data")),
@@ -259,7 +259,7 @@ impl Server {
                 command
             }
             Kind::Redis => {
-                let mut command = self.command(&redis_program().expect("it was there before"));
+                let mut command = self.command(&redis_program().expect("it existed before"));
                 command.args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--requirepass", PASSWORD]);
                 command.args(["--dir", &self.dir.display().to_string(), "--appendonly", "no"]);
                 command.args([
@@ -273,7 +273,7 @@ impl Server {
                 command
             }
             Kind::Sentinel => {
-                let mut command = self.command(&redis_program().expect("it was there before"));
+                let mut command = self.command(&redis_program().expect("it existed before"));
                 command.args(["sentinel.conf", "--sentinel"]);
                 command
             }
@@ -503,7 +503,7 @@ fn postgres_data(programs: &Path) -> Template {
             .args(["-D", "data", "-U", USER, "-A", "scram-sha-256", "--no-sync", "-E", "UTF8", "--locale=C"])
             .arg(format!("--pwfile={}", password.display())));
         let create = file_in(dir, "create.sql", &format!("create database {DATABASE}\n"));
-        let create = fs::File::open(create).expect("it is there");
+        let create = fs::File::open(create).expect("it exists");
         let mut alone = command_in(dir, &programs.join("postgres"));
         run(alone.args(["--single", "-D", "data", "-c", "fsync=off", "postgres"]).stdin(create));
     })
@@ -527,7 +527,7 @@ fn mariadb_data(install: &Path) -> Template {
 /// Creates an empty directory owned by the server's user.
 fn make_dir(dir: &Path) {
     fs::create_dir(dir).expect("the directory for temporary files can be written");
-    fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("it is our own");
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("the file is ours");
     give(dir);
 }
 
@@ -535,7 +535,7 @@ fn make_dir(dir: &Path) {
 fn file_in(dir: &Path, name: &str, content: &str) -> PathBuf {
     let path = dir.join(name);
     fs::write(&path, content).expect("a fresh directory can be written");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("it is our own");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("the file is ours");
     give(&path);
     path
 }

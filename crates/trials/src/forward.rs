@@ -139,7 +139,7 @@ pub fn udp_echo() -> SocketAddr {
 
 /// Connects with timeouts, so that a test fails instead of hanging.
 pub fn connect(address: SocketAddr) -> TcpStream {
-    let stream = TcpStream::connect_timeout(&address, SOON).expect("it listens");
+    let stream = TcpStream::connect_timeout(&address, SOON).expect("it accepts connections");
     stream.set_read_timeout(Some(SOON)).expect("not zero");
     stream.set_write_timeout(Some(SOON)).expect("not zero");
     stream
@@ -149,7 +149,7 @@ pub fn connect(address: SocketAddr) -> TcpStream {
 pub fn say(stream: &mut TcpStream, text: &str) -> String {
     stream.write_all(text.as_bytes()).expect("the write succeeds");
     let mut answer = vec![0; text.len()];
-    stream.read_exact(&mut answer).expect("it answers");
+    stream.read_exact(&mut answer).expect("it responds");
     String::from_utf8(answer).expect("the echo arrives")
 }
 
@@ -159,6 +159,6 @@ pub fn say_udp(address: SocketAddr, text: &str) -> String {
     socket.set_read_timeout(Some(SOON)).expect("not zero");
     socket.send(text.as_bytes()).expect("the send on loopback succeeds");
     let mut buffer = vec![0; 2048];
-    let len = socket.recv(&mut buffer).expect("it answers");
+    let len = socket.recv(&mut buffer).expect("it responds");
     String::from_utf8(buffer[..len].to_vec()).expect("the echo arrives")
 }

@@ -187,7 +187,7 @@ pub struct Server<'l> {
 
 impl Server<'_> {
     pub fn metrics(&self) -> Metrics {
-        let (status, text) = get_unix(&self.dir.at("a.sock"), "/metrics").expect("it answers");
+        let (status, text) = get_unix(&self.dir.at("a.sock"), "/metrics").expect("it responds");
         assert_eq!(status, 200);
         Metrics::new(text)
     }

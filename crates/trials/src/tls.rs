@@ -122,7 +122,7 @@ pub fn shown_by(server: SocketAddr, name: &'static str) -> CertificateDer<'stati
     let config = certificates::believing_client(rustls::ALL_VERSIONS);
     let name = ServerName::try_from(name).expect("names of tests are names");
     let mut connection = ClientConnection::new(Arc::new(config), name).expect("a valid configuration");
-    let mut socket = TcpStream::connect_timeout(&server, SOON).expect("it listens");
+    let mut socket = TcpStream::connect_timeout(&server, SOON).expect("it accepts connections");
     socket.set_read_timeout(Some(SOON)).expect("not zero");
     while connection.is_handshaking() {
         connection.complete_io(&mut socket).expect("the handshake succeeds");

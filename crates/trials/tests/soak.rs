@@ -138,7 +138,7 @@ impl<'l> Soak<'l> {
                 }),
             );
             println!("{line}");
-            writeln!(file, "{line}").expect("there is room");
+            writeln!(file, "{line}").expect("there is space");
             let over = seconds >= piece.seconds
                 || all.allocations >= piece.allocations && all.datagrams >= piece.datagrams;
             if over {

@@ -94,7 +94,7 @@ fn kernel_path_clients_lose_nothing_across_builds() {
             eventually("datagrams cross the kernel", || server.across() > before + 2000);
         });
         heard_all(load);
-        eventually("all have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
+        eventually("all sessions have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
     });
 }
 

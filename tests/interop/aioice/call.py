@@ -60,7 +60,7 @@ async def run(transport, host, port, username, password, seconds):
     began = time.monotonic()
     while (elapsed := time.monotonic() - began) < seconds:
         print(int(elapsed * 1000), *(n for end in ends for n in (end.sent, end.received)), flush=True)
-        # A task that fails has lost its connection.
+        # A failed task means a lost connection.
         done, _ = await asyncio.wait(tasks, timeout=0.25, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()

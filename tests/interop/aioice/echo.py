@@ -17,7 +17,7 @@ import sys
 
 from aioice import stun, turn
 
-# Odd, word-aligned and near-MTU payloads: ChannelData padding must never show.
+# Odd, word-aligned and near-MTU payloads: ChannelData padding must not appear in the data.
 SIZES = (1, 3, 4, 120, 121, 1200)
 
 
@@ -62,7 +62,7 @@ async def run(host, port, username, password, count, over):
     echoed = 0
     for number in range(count):
         if stale and number == count // 2:
-            # A server does not know it from one whose time is over.
+            # The server cannot distinguish it from an expired nonce.
             transport._TurnTransport__inner_protocol.nonce = b"obMatJos2gAAAAAAAAAAAAAA"
         peer_transport, _ = peers[number * len(peers) // count]
         peer_address = peer_transport.get_extra_info("sockname")[:2]

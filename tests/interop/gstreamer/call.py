@@ -23,7 +23,7 @@ class End:
         self.bin = Gst.ElementFactory.make("webrtcbin", name)
         self.bin.set_property("turn-server", uri)
         self.bin.set_property("ice-transport-policy", GstWebRTC.WebRTCICETransportPolicy.RELAY)
-        # libnice leaves loopback out by itself. The agent ends with the last reference to it.
+        # libnice skips loopback by default. The agent ends with its last reference.
         self.agent = self.bin.get_property("ice-agent")
         self.agent.emit("add-local-ip-address", "127.0.0.1")
         pipeline.add(self.bin)
@@ -46,7 +46,7 @@ class End:
         """Creates an offer or an answer, sets it and passes it on."""
 
         def created(promise, _):
-            # The description is a part of the reply.
+            # The reply contains the description.
             reply = promise.get_reply()
             description = reply.get_value(kind)
             self.bin.emit("set-local-description", description, Gst.Promise.new())
@@ -67,7 +67,7 @@ def copied(description, kind):
 def main():
     transport, host, port, username, password, seconds = sys.argv[1:]
     Gst.init(None)
-    # libnice brings the plugin, which has its version.
+    # The plugin belongs to libnice and has its version.
     libnice = Gst.Registry.get().find_plugin("nice").get_version()
     print("version", Gst.version_string(), f"with libnice {libnice}", flush=True)
     scheme, over = ("turns", "tcp") if transport == "tls" else ("turn", transport)
@@ -75,7 +75,7 @@ def main():
     pipeline = Gst.Pipeline.new("call")
     a, b = (End(pipeline, name, uri) for name in "ab")
     for one, other in ((a, b), (b, a)):
-        # A candidate may come before the description that it belongs to: libnice keeps it.
+        # libnice keeps candidates that arrive before their description.
         one.bin.connect("on-ice-candidate", lambda _, line, text, to: to.bin.emit("add-ice-candidate", line, text), other)
     pipeline.set_state(Gst.State.PLAYING)
     a.use(a.bin.emit("create-data-channel", "call", None))

@@ -18,7 +18,7 @@ import org.ice4j.ice.harvest.TurnCandidateHarvester;
 import org.ice4j.security.LongTermCredential;
 
 /**
- * Two agents of ice4j that know only each other's relayed address talk to each other.
+ * Two ice4j agents that know only each other's relayed address exchange messages.
  *
  * Usage: {@code java -cp 'lib/*' Call.java TRANSPORT HOST PORT USERNAME PASSWORD SECONDS}. It prints {@code version NAMES}, then each 250 ms
  * {@code MS SENT RECEIVED SENT RECEIVED}: the time since the call began, and the messages of either end so far.
@@ -101,7 +101,7 @@ public final class Call {
         LongTermCredential credential = new LongTermCredential(arguments[3], arguments[4]);
         long length = 1000 * Long.parseLong(arguments[5]);
         Logger.getLogger("").setLevel(Level.WARNING);
-        // It asks the address of cloud machines otherwise, and waits for the answer.
+        // Otherwise it asks a cloud metadata service for its address and waits for the response.
         System.setProperty("ice4j.harvest.mapping.aws.enabled", "false");
         System.setProperty("ice4j.harvest.use-ipv6", "false");
         String jar = Agent.class.getProtectionDomain().getCodeSource().getLocation().getPath();

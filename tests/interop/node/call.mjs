@@ -1,4 +1,4 @@
-// Two peer connections of node-datachannel that may only meet through a TURN server talk over a data channel.
+// Two peer connections of node-datachannel exchange messages over a data channel, through a TURN server only.
 //
 // usage: call.mjs TRANSPORT HOST PORT USERNAME PASSWORD SECONDS, where the library is installed
 // It prints `version NAMES`, then each 250 ms `MS SENT RECEIVED SENT RECEIVED`: the time since the call began, and the messages of
@@ -8,11 +8,11 @@ import { createRequire } from "node:module";
 
 const [transport, host, port, ...rest] = process.argv.slice(2);
 const seconds = rest.pop();
-// They are put into a URI as they are, where a colon ends the name.
+// The library puts them into a URI unescaped, in which a colon ends the name.
 const [username, credential] = rest.map(encodeURIComponent);
 const INTERVAL_MS = 60;
 
-// Not from where this file lies: ./test installs nothing there.
+// Resolved from the working directory: ./test installs nothing next to this file.
 const require = createRequire(`${process.cwd()}/`);
 const { RTCPeerConnection } = require("node-datachannel/polyfill");
 const { version } = require("./node_modules/node-datachannel/package.json");
@@ -25,7 +25,7 @@ class End {
   constructor() {
     this.pc = new RTCPeerConnection({ iceServers: [{ urls, username, credential }], iceTransportPolicy: "relay" });
     this.sent = this.received = 0;
-    // Candidates that come before the description that they belong to wait for it.
+    // Candidates that arrive before their description wait for it.
     this.described = new Promise((resolve) => this.isDescribed = resolve);
   }
 

@@ -2,7 +2,7 @@
 //
 // usage: echo.mjs werift|node-datachannel URI USERNAME PASSWORD COUNT, where the libraries are installed
 //
-// Two peer connections of this program that may only use relayed candidates. Every message must come back unchanged, once. Exit
+// Two peer connections of this program use only relayed candidates. Every message must come back unchanged, once. Exit
 // status: 0 all echoed, 1 not, 4 no connection in time (the JSON then has `states`).
 
 import { createRequire } from "node:module";
@@ -11,7 +11,7 @@ const [library, uri, username, credential, count] = process.argv.slice(2);
 const LENGTHS = [1, 3, 4, 120, 121, 1200, 16384];
 const DEADLINE_MS = 15000;
 
-// Not from where this file lies: ./test installs nothing there.
+// Resolved from the working directory: ./test installs nothing next to this file.
 const require = createRequire(`${process.cwd()}/`);
 const { RTCPeerConnection } = require(library === "werift" ? "werift" : "node-datachannel/polyfill");
 
@@ -19,7 +19,7 @@ function connection() {
   return new RTCPeerConnection({ iceServers: [{ urls: uri, username, credential }], iceTransportPolicy: "relay" });
 }
 
-// The value of `promise`, or undefined when it takes too long.
+// The value of `promise`, or undefined after a timeout.
 function inTime(promise) {
   let timer;
   const late = new Promise((resolve) => timer = setTimeout(resolve, DEADLINE_MS));
@@ -29,7 +29,7 @@ function inTime(promise) {
 async function run() {
   const a = connection(), b = connection();
   const kinds = new Set();
-  // Candidates that come before the description that they belong to wait for it.
+  // Candidates that arrive before their description wait for it.
   const described = new Map([a, b].map((pc) => {
     const gate = {};
     gate.open = new Promise((resolve) => gate.resolve = resolve);
@@ -75,5 +75,5 @@ async function run() {
 
 const report = await run();
 console.log(JSON.stringify(report));
-// A Refresh that gives the allocation up may still be under way: give it a moment, but do not wait for what holds the program.
+// Allows the final Refresh a moment to leave, without waiting for other handles that keep the program alive.
 setTimeout(() => process.exit(report.status), 500);

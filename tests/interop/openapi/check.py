@@ -62,7 +62,7 @@ def main():
 
     for described, item in document["paths"].items():
         if "get" not in item:
-            # A GET where there is none is an error, which is described too.
+            # The error of an unsupported GET is documented too.
             continue
         if "{id}" in described:
             for session in sessions:
@@ -70,7 +70,7 @@ def main():
             judge("GET", described.replace("{id}", "0" * 32), described)
             judge("GET", described.replace("{id}", "nonsense"), described)
         elif described == "/v1/live/events":
-            # Has no end by itself.
+            # Endless stream.
             judge("GET", f"{described}?count=1", described)
         else:
             judge("GET", described, described)

@@ -32,11 +32,11 @@ type result struct {
 	Refused   string   `json:"refused,omitempty"`
 }
 
-// ChannelData padding must never show, so: odd, word-aligned and near-MTU payloads.
+// Odd, word-aligned and near-MTU payloads: ChannelData padding must not appear in the data.
 var sizes = map[string][]int{
 	"udp": {1, 3, 4, 120, 121, 1200},
-	// pion v4.1's STUNConn takes nothing shorter than nine bytes for a frame: ChannelData with up to four bytes of payload, which
-	// is eight bytes on a stream, waits there for whatever comes next.
+	// pion v4.1's STUNConn ignores frames shorter than nine bytes: ChannelData with up to four bytes of payload, which is eight
+	// bytes on a stream, waits for further data.
 	"tcp": {5, 6, 7, 8, 120, 121, 1200},
 	"tls": {5, 6, 7, 8, 120, 121, 1200},
 }
@@ -140,7 +140,7 @@ func run(server, transport, ca, username, password, at string, count int) (int, 
 	return 0, res, nil
 }
 
-// connect returns what pion talks to the server over: a UDP socket, or a framer in front of a stream.
+// connect returns pion's connection to the server: a UDP socket, or a framer on a stream.
 func connect(server, transport, ca string, res *result) (net.PacketConn, error) {
 	host, _, err := net.SplitHostPort(server)
 	if err != nil {
@@ -148,7 +148,7 @@ func connect(server, transport, ca string, res *result) (net.PacketConn, error) 
 	}
 	switch transport {
 	case "udp":
-		// On loopback both ends have one address, which is then seen unchanged.
+		// On loopback both ends have one address, which the server sees unchanged.
 		if !net.ParseIP(host).IsLoopback() {
 			host = ""
 		}

@@ -48,7 +48,7 @@ def account(name, port, transport, server, username, password):
     config.idUri = f"sip:{name}@127.0.0.1:{port}"
     nat = config.natConfig
     nat.iceEnabled = True
-    # No candidates but the relayed one.
+    # Only the relayed candidate.
     nat.iceMaxHostCands = 0
     nat.turnEnabled = True
     nat.turnServer = server
@@ -68,10 +68,10 @@ def main():
     print("version PJSIP", endpoint.libVersion().full, flush=True)
     config = pj.EpConfig()
     config.logConfig.level = config.logConfig.consoleLevel = 1
-    # Callbacks come while this thread waits for events.
+    # Callbacks run while this thread waits for events.
     config.uaConfig.threadCnt = 0
     config.uaConfig.mainThreadOnly = True
-    # RTP does not stop in silence.
+    # Keeps sending RTP during silence.
     config.medConfig.noVad = True
     endpoint.libInit(config)
     transport = pj.TransportConfig()
@@ -90,7 +90,7 @@ def main():
         due += 0.25
         while (left := due - time.monotonic()) > 0:
             endpoint.libHandleEvents(int(left * 1000) + 1)
-        # While candidates are gathered it is not active either.
+        # Also inactive while gathering candidates.
         if began is not None and not calling.isActive():
             sys.exit("the call ended")
         ends = [calling.counts(), callee.call and callee.call.counts()]
@@ -98,7 +98,7 @@ def main():
             began = time.monotonic()
         if began is not None:
             print(int((time.monotonic() - began) * 1000), *ends[0], *ends[1], flush=True)
-    # Calls may not outlive the library.
+    # Calls must end before the library.
     calling = callee.call = None
     endpoint.libDestroy()
 

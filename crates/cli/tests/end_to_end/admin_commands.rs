@@ -400,7 +400,7 @@ fn loopback_is_read_only_without_a_token() {
     let more = ["--admin", &admin, "-c", &path(&file), "-q"];
     let mut program = Program::start(&mut turnpike(&[&arguments[..], &more].concat()));
     let run = |arguments: &[&str]| Program::run(&mut turnpike(&[arguments, &["--admin", &admin]].concat()));
-    eventually("it answers", || run(&["sessions"]).code == Some(0));
+    eventually("it responds", || run(&["sessions"]).code == Some(0));
     let refused = run(&["reload"]);
     assert_eq!(refused.code, Some(1));
     assert!(refused.stderr.contains("changes need a token of admin.tokens"), "{}", refused.stderr);

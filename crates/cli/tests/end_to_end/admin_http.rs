@@ -4,7 +4,7 @@ use crate::prelude::*;
 use turnpike_trials::get_as;
 
 fn connect_to(address: SocketAddr, said: &[u8]) -> TcpStream {
-    let mut stream = TcpStream::connect(address).expect("it listens");
+    let mut stream = TcpStream::connect(address).expect("it accepts connections");
     stream.write_all(said).expect("the connection is open");
     stream
 }

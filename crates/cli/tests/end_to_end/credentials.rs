@@ -225,7 +225,7 @@ fn rotation_keeps_old_credentials_until_the_old_secrets_expire() {
     assert_eq!(server.allocate(&newest), None);
     let line = server.serve.program.line_with("an expired secret of realm");
     assert!(line.contains(REALM), "{line}");
-    eventually("it alone is left", || {
+    eventually("only it is left", || {
         let listed = json_of(&["secret", "list", "--json", "--state", text(state)]);
         let left: Vec<&Value> =
             listed.as_array().expect("a list").iter().map(|one| &one["fingerprint"]).collect();

@@ -66,7 +66,7 @@ fn documented_routes_answer_through_the_right_uplink() {
         run("ip route add default via 203.0.113.1 dev eth0");
         for line in block(NAT, "**Two uplinks.**").lines() {
             let command = line.split('#').next().unwrap_or_default();
-            run(command.strip_prefix("sudo ").expect("each is for root"));
+            run(command.strip_prefix("sudo ").expect("each needs root"));
         }
         for (own, way) in
             [("203.0.113.5", "via 203.0.113.1 dev eth0"), ("198.51.100.7", "via 198.51.100.1 dev eth1")]

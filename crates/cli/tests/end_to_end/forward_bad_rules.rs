@@ -52,7 +52,7 @@ fn mistakes_on_the_command_line_quote_the_argument() {
 fn check_prints_the_rules_as_toml_that_checks_again() {
     let conf = "allow 10.*\n0.0.0.0 80 10.0.0.1 8080\n127.0.0.1 53/udp dns.example.org 53/udp [timeout=5]\n";
     let ended = run(&["forward", "-c", "r.conf", "--check"], Some(("r.conf", conf))).ended(0);
-    let toml = ended.stdout.strip_prefix("ok\n").expect("it says ok first");
+    let toml = ended.stdout.strip_prefix("ok\n").expect("the output starts with ok");
     assert!(toml.contains("# r.conf is read as rinetd.conf\n"), "{toml}");
     assert!(
         toml.contains("target = \"dns.example.org:53\"\nidle = 5") && toml.contains("allow = [\"10.*\"]"),

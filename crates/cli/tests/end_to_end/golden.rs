@@ -105,7 +105,7 @@ fn json_results_match_the_golden_files() {
     let user = format!("{USER}:{PASSWORD}");
     let probe = Program::start(&mut turnpike(&["probe", &server, "--user", &user, "--json"])).wait(SOON * 2);
     is_as_in("probe.txt", &keys(&probe.result()));
-    eventually("all have ended", || serve.allocations() == 0);
+    eventually("all sessions have ended", || serve.allocations() == 0);
 }
 
 /// Contents depend on the run or the machine.

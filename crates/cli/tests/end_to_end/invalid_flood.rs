@@ -79,7 +79,7 @@ fn refusals_of_genuine_clients_are_logged_during_a_forged_flood() {
         }
         assert_eq!(invalid.wait(SOON).code, Some(0));
         stop.store(true, Ordering::Relaxed);
-        attacker.join().expect("it does not panic")
+        attacker.join().expect("the thread does not panic")
     });
     assert!(forged > 1000, "{forged}");
     eventually("forged ones are counted", || wrong_realms(&serve) > forged / 4);

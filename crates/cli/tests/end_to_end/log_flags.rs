@@ -13,7 +13,8 @@ fn v_logs_more_and_q_logs_less() {
     for (flags, ended) in [(&["-q"][..], false), (&["-qq"], false), (&[], true)] {
         let forward =
             Program::start(turnpike_trials::turnpike(&["forward", "--admin", "off", &rule]).args(flags));
-        let mut stream = eventually("it listens", || std::net::TcpStream::connect("127.0.0.1:19201").ok());
+        let mut stream =
+            eventually("it accepts connections", || std::net::TcpStream::connect("127.0.0.1:19201").ok());
         assert_eq!(say(&mut stream, "hello"), "hello");
         drop(stream);
         forward.signal("INT");

@@ -11,7 +11,7 @@ fn printed(arguments: &[&str]) -> String {
 fn pages(dir: &Path) -> Vec<String> {
     Program::run(turnpike(&["man", "pages"]).current_dir(dir)).ended(0);
     let names = fs::read_dir(dir.join("pages"))
-        .expect("it was made")
+        .expect("it was created")
         .map(|entry| entry.expect("readable").file_name());
     let mut names: Vec<String> = names.map(|name| name.into_string().expect("ASCII")).collect();
     names.sort();
@@ -27,7 +27,7 @@ fn every_command_has_a_page_with_its_flags() {
     {
         assert!(names.iter().any(|name| name == page), "{page} in {names:?}");
     }
-    let serve = fs::read_to_string(dir.path().join("pages/turnpike-serve.1")).expect("it was written");
+    let serve = fs::read_to_string(dir.path().join("pages/turnpike-serve.1")).expect("the file was written");
     for text in [".TH turnpike-serve 1", "\\-\\-relay\\-ports", ".SH EXAMPLES", "TURNPIKE_CONFIG", "49152"] {
         assert!(serve.contains(text), "{text} in {serve}");
     }

@@ -99,7 +99,7 @@ fn file_outside_the_sandbox_needs_a_restart_or_configuration() {
     drop(serve);
 
     let [_, cert, ..] = elsewhere.flags();
-    let directory = Path::new(cert).parent().expect("it lies in a directory").display();
+    let directory = Path::new(cert).parent().expect("the path has a parent").display();
     let more = format!("[sandbox]\nread = [\"{directory}\"]\n");
     fs::write(&file, text(&own, &more)).expect("our own file");
     let mut serve = Serve::start_bare(&["-c", path, "--relay-ip", "127.0.0.1"]);

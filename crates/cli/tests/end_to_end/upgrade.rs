@@ -73,7 +73,7 @@ fn upgrade_does_not_disturb_udp_clients_or_counters() {
     serve.wait_for_allocations(0);
     assert!(relayed(&serve) >= received);
     // The lines of all processes are in one log.
-    let lines = eventually("each session has its line", || {
+    let lines = eventually("each session has a log line", || {
         let lines = serve.program.lines();
         let deleted = lines.iter().filter(|line| line.contains("deleted by the client")).count();
         (deleted >= 16).then_some(lines)
@@ -208,7 +208,7 @@ fn sessions_of_previous_processes_are_listed_and_can_be_ended() {
     let mut ids = Vec::new();
     let mut cursor = String::new();
     loop {
-        let (_, text) = fetch(serve.admin(), &format!("/v1/sessions?limit=1{cursor}")).expect("it answers");
+        let (_, text) = fetch(serve.admin(), &format!("/v1/sessions?limit=1{cursor}")).expect("it responds");
         let page: Value = serde_json::from_str(&text).expect("JSON");
         ids.extend(page["sessions"].as_array().expect("a list").iter().map(|it| it["id"].to_string()));
         let Some(next) = page["next"].as_str() else { break };
@@ -269,11 +269,11 @@ fn ban_ends_sessions_of_previous_processes() {
     serve.wait_for_allocations(3);
     let second = upgraded.upgrade();
     let ban = serde_json::json!({ "client": "127.0.0.0/8", "seconds": 600 });
-    let (status, banned) = post(serve.admin(), "/v1/bans", TOKEN, &ban).expect("it answers");
+    let (status, banned) = post(serve.admin(), "/v1/bans", TOKEN, &ban).expect("it responds");
     assert_eq!((status, &banned["ended"]), (201, &3.into()), "{banned}");
-    let (_, left) = fetch(serve.admin(), "/v1/sessions").expect("it answers");
+    let (_, left) = fetch(serve.admin(), "/v1/sessions").expect("it responds");
     assert!(left.contains("\"sessions\":[]"), "{left}");
-    let lift = || delete(serve.admin(), "/v1/bans?client=127.0.0.0/8", TOKEN).expect("it answers").0;
+    let lift = || delete(serve.admin(), "/v1/bans?client=127.0.0.0/8", TOKEN).expect("it responds").0;
     assert_eq!([lift(), lift()], [200, 404]);
     drop((oldest, middle));
     ends(first);
@@ -343,7 +343,7 @@ fn incompatible_configuration_fails_the_upgrade_without_effect() {
         Metrics::new(text).sum(name, label)
     };
     eventually("all sessions", || count("turnpike_allocations", "") == 4);
-    let text = fs::read_to_string(path).expect("it was written");
+    let text = fs::read_to_string(path).expect("the file was written");
     for (changed, why) in [
         (text.replace("workers = 2", "workers = 0"), "server.workers"),
         (text.replace("127.0.0.1:0", "127.0.0.2:0"), "which is not configured any more"),

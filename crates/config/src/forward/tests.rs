@@ -545,7 +545,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "udp://0.0.0.0:1=a:1?kernel=true&mark=1",
-        "column 28: rule.kernel: mark may lead by another route than the kernel's; expected false, or no such key in this rule",
+        "column 28: rule.kernel: mark may select another route than the kernel path; expected false, or no such key in this rule",
     ),
     (
         "udp://0.0.0.0:1=a:1?kernel=true&max_bytes_per_second_per_connection=1000",
@@ -722,7 +722,7 @@ fn proxy_protocol_from_everywhere_is_a_warning() {
 fn broken_toml_is_reported_once() {
     let found =
         from_file("[[rule]]\nlisten = \"0.0.0.0:1\ntarget = \"a:1\"\n").expect_err("wrong").to_string();
-    assert!(found.starts_with("f.conf:2:") && found.contains("no valid TOML"), "{found}");
+    assert!(found.starts_with("f.conf:2:") && found.contains("invalid TOML"), "{found}");
     assert!(!found.contains("lacks"), "{found}");
 }
 

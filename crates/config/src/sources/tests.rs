@@ -233,7 +233,7 @@ fn broken_toml_is_reported_without_quoting_the_line() {
     let errors = errors("[auth]\nsecrets = [\"hunter2\n");
     let text = Mistakes(errors.clone()).to_string();
     assert!(matches!(&errors[0].origin, Origin::File { line: 2, .. }), "{errors:?}");
-    assert!(text.contains("no valid TOML") && !text.contains("hunter2"), "{text}");
+    assert!(text.contains("invalid TOML") && !text.contains("hunter2"), "{text}");
 }
 
 #[test]
@@ -241,7 +241,7 @@ fn broken_toml_gives_one_mistake_per_place() {
     let mut places = std::collections::BTreeSet::new();
     for mistake in errors("x = [}}}}") {
         let text = mistake.to_string();
-        if text.contains("no valid TOML")
+        if text.contains("invalid TOML")
             && let Origin::File { line, column, .. } = mistake.origin
         {
             assert!(places.insert((line, column)), "{text}");

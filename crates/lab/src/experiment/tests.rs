@@ -87,7 +87,7 @@ format = 'jsn'
             "x.toml:8:15: late_p99_us 0: expected microseconds, above 0",
             "x.toml:11:11: unknown variable {duratoin}; did you mean {duration}?",
             "x.toml:12:13: no namespace \"realy\"; did you mean \"relay\"?",
-            "x.toml:13:1: [[subject]] has no \"command\", which is needed",
+            "x.toml:13:1: [[subject]] lacks the required key \"command\"",
             "x.toml:14:8: \"a\" is used twice",
             "x.toml:15:9: a: ready needs exactly one of stun, tcp, http, log, udp_port, tcp_port",
             "x.toml:18:10: format: found \"jsn\"; expected one of turnpike, iperf3, json, none; did you mean \"json\"?",

@@ -274,7 +274,7 @@ colour = 1
         for (text, what) in [
             (String::new(), "no [[stream]]"),
             ("stream = 5".to_owned(), "stream: found integer 5; expected a list in brackets"),
-            ("[[stream]".to_owned(), "no valid TOML"),
+            ("[[stream]".to_owned(), "invalid TOML"),
             (format!("{stream}size = 23"), "size: expected a whole number, 24 to 65000"),
             (format!("{stream}size = [100]"), "[LEAST, MOST]"),
             (format!("{stream}size = []"), "size: the list is empty"),

@@ -238,7 +238,7 @@ impl Driver for Marionette {
         let port: u16 = eventually("the port of Firefox", || {
             fs::read_to_string(home.path().join("MarionetteActivePort")).ok()?.trim().parse().ok()
         });
-        let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("it listens");
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("it accepts connections");
         stream.set_read_timeout(Some(3 * SOON)).expect("a socket");
         let greeting = hear(&mut stream);
         assert_eq!(greeting["marionetteProtocol"], 3, "{greeting}");

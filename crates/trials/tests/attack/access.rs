@@ -42,7 +42,7 @@ impl World {
             ended.result()
         };
         let printed =
-            |name: &str, words: &[&str]| said(words)[name].as_str().expect("it is printed once").to_owned();
+            |name: &str, words: &[&str]| said(words)[name].as_str().expect("the key is printed").to_owned();
         let other = printed("key", &["key", "add", "other"]);
         let key = printed("key", &["key", "add", "shop", "--realm", REALM, "--ttl-max", "60"]);
         let mut secrets = [FULL, READ, BOB.1, SECRET].map(str::to_owned).to_vec();
@@ -103,7 +103,7 @@ fn body_of(method: &str) -> &'static str {
 
 /// Sends a request with this token or key; returns status and text.
 fn asked(at: SocketAddr, method: &str, path: &str, token: &str, body: &str) -> (u16, String) {
-    let mut stream = TcpStream::connect_timeout(&at, SOON).expect("it listens");
+    let mut stream = TcpStream::connect_timeout(&at, SOON).expect("it accepts connections");
     stream.set_read_timeout(Some(SOON)).expect("not zero");
     let length = body.len();
     write!(
@@ -111,9 +111,9 @@ fn asked(at: SocketAddr, method: &str, path: &str, token: &str, body: &str) -> (
         "{method} {path} HTTP/1.0\r\nHost: {at}\r\nAuthorization: Bearer {token}\r\n\
          Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
     )
-    .expect("it is open");
+    .expect("the connection is open");
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("it answers in text");
+    stream.read_to_string(&mut answer).expect("the answer is text");
     let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
     (status, answer)
 }
@@ -148,7 +148,7 @@ fn read_only_tokens_reveal_no_secret_and_change_nothing() {
     assert!(sessions.contains(BOB.0), "{sessions}");
     let (_, secrets) = asked(admin, "GET", "/v1/secrets", FULL, "");
     assert!(secrets.contains("fingerprint"), "{secrets}");
-    assert_eq!(fetch(admin, "/healthz").expect("it answers").0, 200, "it does not drain");
+    assert_eq!(fetch(admin, "/healthz").expect("it responds").0, 200, "it does not drain");
 }
 
 #[test]

@@ -57,7 +57,7 @@ fn streams() -> Vec<Flood> {
             let (server, bytes) = (serve.address_of("tls", V4), bytes.clone());
             Box::new(move |_| {
                 for _ in 0..5 {
-                    let mut stream = TcpStream::connect(server).expect("it listens");
+                    let mut stream = TcpStream::connect(server).expect("it accepts connections");
                     // A connection already closed by the server also counts as an answer.
                     let _ = stream.write_all(&bytes);
                 }
@@ -83,8 +83,8 @@ fn streams() -> Vec<Flood> {
         flood("TLS connections with only a ClientHello", |serve| {
             let (server, hello) = (serve.address_of("tls", V4), client_hello());
             Box::new(move |_| {
-                let mut stream = TcpStream::connect(server).expect("it listens");
-                stream.write_all(&hello).expect("it is open");
+                let mut stream = TcpStream::connect(server).expect("it accepts connections");
+                stream.write_all(&hello).expect("the connection is open");
                 stream.read_exact(&mut [0]).expect("a ServerHello");
                 1
             })
@@ -93,7 +93,7 @@ fn streams() -> Vec<Flood> {
             let server = serve.address_of("tls", V4);
             Box::new(move |_| {
                 let mut stream = handshake(server);
-                stream.write_all(b"GET / HTTP/1.0\r\n\r\n").expect("it is open");
+                stream.write_all(b"GET / HTTP/1.0\r\n\r\n").expect("the connection is open");
                 // The server closes the connection, cleanly or with a reset.
                 let _ = stream.read(&mut [0; 64]);
                 1
@@ -181,7 +181,7 @@ fn users() -> Vec<Flood> {
         flood("users: Refresh with an invalid ticket", move |serve| {
             let mut of_ticket = over_udp(serve);
             let mut ticket = of_ticket.allocate(17, &[(MOBILITY_TICKET, &[])]).attribute(MOBILITY_TICKET);
-            *ticket.last_mut().expect("it is not empty") ^= 1;
+            *ticket.last_mut().expect("not empty") ^= 1;
             let (mut user, server) = (over_udp(serve), serve.address(V4));
             Box::new(move |_| {
                 // The owner's allocation stays where it is.
@@ -243,7 +243,7 @@ impl Applications {
         };
         said(&["secret", "rotate", REALM]);
         let made = said(&["key", "add", "shop", "--rate", "100"]);
-        let key = made["key"].as_str().expect("it is printed once").to_owned();
+        let key = made["key"].as_str().expect("the key is printed").to_owned();
         Self { dir, key }
     }
 
@@ -259,7 +259,7 @@ fn application(key: String) -> Flood {
     flood("application credentials above the rate limit", move |serve| {
         let label = "credentials for applications on http://";
         let lines = serve.program.lines();
-        let line = lines.iter().find(|line| line.contains(label)).expect("it says where");
+        let line = lines.iter().find(|line| line.contains(label)).expect("the log has the address");
         let (api, key) = (address_after(line, label), key.clone());
         Box::new(move |_| {
             for _ in 0..4 {

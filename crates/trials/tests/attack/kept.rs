@@ -200,8 +200,8 @@ fn silent_dtls_clients_have_bounded_cost_and_number() {
 }
 
 fn connect(server: SocketAddr, bytes: &[u8]) -> TcpStream {
-    let mut stream = TcpStream::connect(server).expect("it listens");
-    stream.write_all(bytes).expect("it is open");
+    let mut stream = TcpStream::connect(server).expect("it accepts connections");
+    stream.write_all(bytes).expect("the connection is open");
     stream
 }
 

@@ -54,7 +54,8 @@ impl Peer {
     /// Sends datagrams to a relayed address from both ports.
     fn send(&self, to: SocketAddr, turn: u8) {
         for socket in self.sockets() {
-            (0..COUNT).for_each(|_| _ = socket.send_to(&[self.number, turn, 0, 0], to).expect("it leaves"));
+            (0..COUNT)
+                .for_each(|_| _ = socket.send_to(&[self.number, turn, 0, 0], to).expect("the send succeeds"));
         }
     }
 }
@@ -69,7 +70,7 @@ fn next(socket: &UdpSocket, wait: Duration) -> Option<([u8; 4], SocketAddr)> {
 }
 
 fn address(socket: &UdpSocket) -> SocketAddr {
-    socket.local_addr().expect("it is bound")
+    socket.local_addr().expect("the socket is bound")
 }
 
 /// A user with an allocation.
@@ -132,7 +133,7 @@ fn only_these_pass(clients: &mut [Client], refused: &[&Peer], allowed: &[&Peer],
     for peer in allowed {
         for socket in peer.sockets() {
             for _ in 0..COUNT * clients.len() {
-                let (said, from) = next(socket, SOON).expect("it arrives");
+                let (said, from) = next(socket, SOON).expect("the datagram arrives");
                 assert_eq!(said[..2], [peer.number, turn], "from {from}");
                 assert!(clients.iter().any(|client| client.relayed == from), "from {from}");
             }
@@ -157,7 +158,7 @@ fn only_these_pass(clients: &mut [Client], refused: &[&Peer], allowed: &[&Peer],
         // Everything in flight arrived before this marker.
         let last = u8::MAX - turn;
         let fence = [allowed[0].number, last, 0, 0];
-        allowed[0].bound.send_to(&fence, client.relayed).expect("it leaves");
+        allowed[0].bound.send_to(&fence, client.relayed).expect("the send succeeds");
         expect(client, 1, last);
     }
 }
@@ -364,13 +365,13 @@ fn a_reload_closes_connections_to_peers_it_refuses() {
     owner.allocate(6, &[]);
     let listeners = [refused, kept].map(|peer| TcpListener::bind((peer.ip, 0)).expect("the address is ours"));
     let mut connect = |listener: &TcpListener| {
-        let peer = xor_address(listener.local_addr().expect("it is bound"), 0);
+        let peer = xor_address(listener.local_addr().expect("the socket is bound"), 0);
         owner.ask(CONNECT, &[(XOR_PEER_ADDRESS, &peer)])
     };
     let joined = listeners.each_ref().map(|listener| {
         let answer = connect(listener);
         assert_eq!(answer.error(), None, "it is a peer");
-        let (stream, _) = listener.accept().expect("it is connected");
+        let (stream, _) = listener.accept().expect("the socket is connected");
         stream.set_read_timeout(Some(SOON)).expect("not zero");
         let mut data = user();
         let bound = data.ask(CONNECTION_BIND, &[(CONNECTION_ID, &answer.attribute(CONNECTION_ID))]);
@@ -387,9 +388,9 @@ fn a_reload_closes_connections_to_peers_it_refuses() {
     assert!(is_closed, "{ended:?}");
     data.wire.send(b"here");
     let mut buffer = [0; 4];
-    stream.read_exact(&mut buffer).expect("it arrives");
+    stream.read_exact(&mut buffer).expect("the datagram arrives");
     assert_eq!(&buffer, b"here");
-    stream.write_all(b"back").expect("it is open");
+    stream.write_all(b"back").expect("the connection is open");
     assert_eq!(data.wire.read(4), b"back");
     assert_eq!(connect(&listeners[0]).error(), Some(FORBIDDEN));
 }

@@ -50,7 +50,7 @@ impl Packet {
 /// Sends `count` packets, each from its own address, starting with number `first`.
 fn pour_in(packet: Packet, server: SocketAddr, first: u32, count: u32) {
     for number in first..first + count {
-        let socket = UdpSocket::bind((source(number), 0)).expect("each address of loopback is ours");
+        let socket = UdpSocket::bind((source(number), 0)).expect("loopback addresses are local");
         socket.send_to(&packet.bytes(number), server).expect("loopback takes it");
     }
 }
@@ -76,13 +76,13 @@ pub(super) fn are_read(server: SocketAddr) {
 
 /// Waits until a socket in the network namespace of this process is empty.
 pub(super) fn are_read_by(pid: u32, server: SocketAddr) {
-    eventually("they are read", || !is_waiting(pid, server));
+    eventually("the packets are read", || !is_waiting(pid, server));
 }
 
 /// A DTLS client that has returned its cookie (RFC 6347 section 4.2.1), received the first packet of the server's flight, and stays
 /// silent.
 pub(super) fn half_open(server: SocketAddr, number: u32) -> UdpSocket {
-    let socket = UdpSocket::bind((source(number), 0)).expect("each address of loopback is ours");
+    let socket = UdpSocket::bind((source(number), 0)).expect("loopback addresses are local");
     socket.connect(server).expect("loopback has a route");
     // Repeats the ClientHello until the server may drop its oldest handshake.
     socket.set_read_timeout(Some(Duration::from_millis(100))).expect("not zero");
@@ -104,7 +104,7 @@ pub(super) fn half_open(server: SocketAddr, number: u32) -> UdpSocket {
 
 /// Returns true if the socket has data to read (proc(5), `/proc/PID/net/udp`).
 fn is_waiting(pid: u32, server: SocketAddr) -> bool {
-    let pid = i32::try_from(pid).expect("it is one");
+    let pid = i32::try_from(pid).expect("a valid address");
     let process = Process::new(pid).expect("it runs");
     let sockets = process.udp().expect("every Linux has this table");
     sockets.iter().any(|socket| socket.local_address == server && socket.rx_queue > 0)

@@ -23,12 +23,12 @@ fn serve(certificate: &Certificate) -> Serve {
 
 /// Asserts that the allocation still relays in both directions.
 fn relays(owner: &mut User, relayed: SocketAddr, peer: &UdpSocket) {
-    let address = xor_address(peer.local_addr().expect("it is bound"), 0);
+    let address = xor_address(peer.local_addr().expect("the socket is bound"), 0);
     owner.wire.send(&stun::plain_message(SEND, &[(XOR_PEER_ADDRESS, &address), (PAYLOAD, b"ours")]));
     let mut buffer = [0; 64];
-    let (len, from) = peer.recv_from(&mut buffer).expect("it arrives");
+    let (len, from) = peer.recv_from(&mut buffer).expect("the datagram arrives");
     assert_eq!((&buffer[..len], from), (&b"ours"[..], relayed));
-    peer.send_to(b"back", relayed).expect("it leaves");
+    peer.send_to(b"back", relayed).expect("the send succeeds");
     let message = owner.wire.hear();
     assert!(message.windows(4).any(|bytes| bytes == b"back"), "{message:02x?}");
 }
@@ -39,7 +39,7 @@ fn a_user_cannot_take_over_end_or_use_another_users_allocation() {
     let serve = serve(&certificate);
     let peer = UdpSocket::bind((V4, 0)).expect("a free port");
     peer.set_read_timeout(Some(SOON)).expect("not zero");
-    let permitted = xor_address(peer.local_addr().expect("it is bound"), 0);
+    let permitted = xor_address(peer.local_addr().expect("the socket is bound"), 0);
     for transport in TRANSPORTS {
         let wire = || Wire::new(transport, serve.address_of(transport, V4));
         let mut owner = User::new(wire(), USER, PASSWORD);
@@ -81,14 +81,14 @@ fn only_its_user_can_bind_a_connection_to_a_peer() {
     let certificate = Certificate::new(&["turn.example.org"]);
     let serve = serve(&certificate);
     let listener = TcpListener::bind((V4, 0)).expect("a free port");
-    let peer = xor_address(listener.local_addr().expect("it is bound"), 0);
+    let peer = xor_address(listener.local_addr().expect("the socket is bound"), 0);
     for transport in ["tcp", "tls"] {
         let wire = || Wire::new(transport, serve.address_of(transport, V4));
         let mut owner = User::new(wire(), USER, PASSWORD);
         owner.allocate(6, &[]);
         let answer = owner.ask(CONNECT, &[(XOR_PEER_ADDRESS, &peer)]);
         assert_eq!(answer.error(), None, "over {transport}");
-        let (mut accepted, _) = listener.accept().expect("it is connected");
+        let (mut accepted, _) = listener.accept().expect("the socket is connected");
         let id = answer.attribute(CONNECTION_ID);
         let mut thief = User::new(wire(), OTHER.0, OTHER.1);
         let refused = thief.ask(CONNECTION_BIND, &[(CONNECTION_ID, &id)]);
@@ -98,9 +98,9 @@ fn only_its_user_can_bind_a_connection_to_a_peer() {
         data.wire.send(b"for the peer");
         let mut buffer = [0; 12];
         accepted.set_read_timeout(Some(SOON)).expect("not zero");
-        accepted.read_exact(&mut buffer).expect("it arrives");
+        accepted.read_exact(&mut buffer).expect("the datagram arrives");
         assert_eq!(&buffer, b"for the peer");
-        accepted.write_all(b"back").expect("it is open");
+        accepted.write_all(b"back").expect("the connection is open");
         assert_eq!(data.wire.read(4), b"back", "over {transport}");
     }
 }

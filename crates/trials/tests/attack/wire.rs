@@ -55,8 +55,8 @@ impl Wire {
         match self {
             Self::Datagrams(socket) => _ = socket.send(message).expect("loopback takes it"),
             Self::Stream(stream) => {
-                stream.write_all(message).expect("it is open");
-                stream.flush().expect("it is open");
+                stream.write_all(message).expect("the connection is open");
+                stream.flush().expect("the connection is open");
             }
             Self::Dtls(association) => association.send(message),
         }
@@ -83,7 +83,7 @@ impl Wire {
     pub(super) fn read(&mut self, len: usize) -> Vec<u8> {
         let Self::Stream(stream) = self else { panic!("no stream of bytes") };
         let mut bytes = vec![0; len];
-        stream.read_exact(&mut bytes).expect("something comes");
+        stream.read_exact(&mut bytes).expect("data arrives");
         bytes
     }
 
@@ -92,12 +92,12 @@ impl Wire {
         match self {
             Self::Datagrams(socket) => {
                 let mut buffer = [0; 4096];
-                let len = socket.recv(&mut buffer).expect("something comes");
+                let len = socket.recv(&mut buffer).expect("data arrives");
                 buffer[..len].to_vec()
             }
             Self::Stream(stream) => {
                 let mut message = vec![0; 4];
-                stream.read_exact(&mut message).expect("something comes");
+                stream.read_exact(&mut message).expect("data arrives");
                 let len = usize::from(u16::from_be_bytes([message[2], message[3]]));
                 // ChannelData is padded over streams (RFC 8656 section 12.5); the length of a STUN message excludes its header.
                 let rest = if message[0] & 0xC0 == 0x40 { len.next_multiple_of(4) } else { 16 + len };
@@ -113,8 +113,8 @@ impl Wire {
 /// UDP socket to the server; on loopback from an address that no witness uses, so that penalties apply to the attacker only.
 fn socket(server: SocketAddr) -> UdpSocket {
     let own = if server.ip().is_loopback() { Ipv4Addr::new(127, 3, 3, 3) } else { Ipv4Addr::UNSPECIFIED };
-    let socket = UdpSocket::bind((IpAddr::V4(own), 0)).expect("each address of loopback is ours");
-    socket.connect(server).expect("there is a route");
+    let socket = UdpSocket::bind((IpAddr::V4(own), 0)).expect("loopback addresses are local");
+    socket.connect(server).expect("the destination is reachable");
     socket.set_read_timeout(Some(SOON)).expect("not zero");
     socket
 }
@@ -129,9 +129,9 @@ pub(super) struct Association {
 impl Association {
     fn new(server: SocketAddr) -> Self {
         let options = TlsOptions { insecure: true, ..TlsOptions::default() };
-        let security = Security::new(&options, Some("turn.example.org"), server).expect("it is a name");
+        let security = Security::new(&options, Some("turn.example.org"), server).expect("a valid name");
         let settings = dtls::DtlsSettings::new(security, SOON).expect("a valid configuration");
-        let client = dtls::ClientAssociation::new(&settings, None, Instant::now()).expect("it begins");
+        let client = dtls::ClientAssociation::new(&settings, None, Instant::now()).expect("it starts");
         let mut association = Self { socket: socket(server), client, heard: VecDeque::new() };
         association.pass();
         while !association.client.is_connected() {
@@ -151,7 +151,7 @@ impl Association {
             if let Some(message) = self.heard.pop_front() {
                 return message;
             }
-            assert!(Instant::now() < until, "something comes");
+            assert!(Instant::now() < until, "data arrives");
             self.read();
         }
     }
@@ -174,12 +174,12 @@ impl Association {
     fn pass(&mut self) {
         let Self { socket, client, heard } = self;
         let send = |packet: &[u8]| _ = socket.send(packet).expect("the link takes it");
-        client.drain(send, |message| heard.push_back(message.to_vec())).expect("it goes on");
+        client.drain(send, |message| heard.push_back(message.to_vec())).expect("it continues");
     }
 }
 
 fn connect(server: SocketAddr) -> TcpStream {
-    let stream = TcpStream::connect_timeout(&server, SOON).expect("it listens");
+    let stream = TcpStream::connect_timeout(&server, SOON).expect("it accepts connections");
     stream.set_read_timeout(Some(SOON)).expect("not zero");
     stream
 }
@@ -196,7 +196,7 @@ pub(super) fn handshake(server: SocketAddr) -> StreamOwned<ClientConnection, Tcp
 /// Client side of a TLS connection.
 fn hello() -> ClientConnection {
     let config = certificates::believing_client(rustls::ALL_VERSIONS);
-    let name = ServerName::try_from("turn.example.org").expect("it is a name");
+    let name = ServerName::try_from("turn.example.org").expect("a valid name");
     ClientConnection::new(Arc::new(config), name).expect("a valid configuration")
 }
 

@@ -56,8 +56,8 @@ impl Witnesses {
             (transport, load.with_words(secure).start())
         });
         let loads = loads.collect();
-        eventually("all witnesses are there", || opened() >= wanted);
-        eventually("they relay", || relayed(&metrics()) >= before + 4 * clients);
+        eventually("all witnesses are connected", || opened() >= wanted);
+        eventually("clients relay", || relayed(&metrics()) >= before + 4 * clients);
         Self { loads, _reflect: reflect, before }
     }
 
@@ -92,7 +92,7 @@ impl Witnesses {
         let least = if was_slow { seen.sum("received") } else { sent };
         let found = || relayed(&metrics()) - self.before;
         // Kernel counters are up to a second old.
-        eventually("all of theirs is relayed", || found() >= least);
+        eventually("all of their datagrams are relayed", || found() >= least);
         assert!(found() <= sent, "{what}: {} datagrams to peers, {sent} of witnesses", found());
         seen
     }

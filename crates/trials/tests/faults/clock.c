@@ -1,5 +1,5 @@
-/* Another time of day for a program that loads this first (LD_PRELOAD): that of the machine and as many seconds as the file has that
- * FAULTS_CLOCK names, 8 bytes in this machine's order. Times since the start of the machine stay as they are. */
+/* Preloaded library (LD_PRELOAD) that shifts a program's wall clock by the seconds in the file named by FAULTS_CLOCK, 8 bytes in
+ * native byte order. Monotonic clocks are unchanged. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>

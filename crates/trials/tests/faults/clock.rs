@@ -175,10 +175,10 @@ fn movers_notice_nothing(server: &Server, reflect: &Reflect, meanwhile: impl FnO
     let none = refused();
     within(SOON, "two clients that move", || server.allocations() >= there);
     let before = moved();
-    within(SOON, "they move", || moved() > before + 2);
+    within(SOON, "clients move", || moved() > before + 2);
     meanwhile();
     let before = moved();
-    within(SOON, "they still move", || moved() > before + 2);
+    within(SOON, "clients still move", || moved() > before + 2);
     movers.signal("INT");
     let run = movers.wait(SOON);
     assert_eq!(refused(), none, "{}", run.output());

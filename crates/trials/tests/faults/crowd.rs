@@ -83,7 +83,9 @@ impl Crowd {
     pub(super) fn begin(&mut self, server: &Server) {
         let before = server.allocations();
         self.parts.iter_mut().for_each(|part| part.load = Some(part.asked.start()));
-        within(SOON, "all clients are there", || server.allocations() >= before + u64::from(self.clients));
+        within(SOON, "all clients are connected", || {
+            server.allocations() >= before + u64::from(self.clients)
+        });
         self.flows();
     }
 

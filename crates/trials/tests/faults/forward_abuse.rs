@@ -46,38 +46,40 @@ fn clients_that_hardly_speak() {
     let wanted = Wanted::default().with_rule(&format!("max_connections = {most}\n"));
     let seen = Forwarder::local(wanted).row(row, |forwarder, row| {
         let before = forwarder.kept();
-        let connect =
-            || TcpStream::connect_timeout(&forwarder.tcp, Duration::from_secs(5)).expect("it listens");
+        let connect = || {
+            TcpStream::connect_timeout(&forwarder.tcp, Duration::from_secs(5))
+                .expect("it accepts connections")
+        };
         let slow: Vec<TcpStream> = (0..500).map(|_| connect()).collect();
         let deaf: Vec<TcpStream> = (0..500).map(|_| connect()).collect();
         for (number, mut stream) in deaf.iter().enumerate() {
             if number % 2 == 0 {
-                stream.write_all(talks::HOLD).expect("it is open");
-                stream.shutdown(std::net::Shutdown::Write).expect("it is open");
+                stream.write_all(talks::HOLD).expect("the connection is open");
+                stream.shutdown(std::net::Shutdown::Write).expect("the connection is open");
             } else {
                 // Never reads the returned data.
-                stream.set_nonblocking(true).expect("it is open");
+                stream.set_nonblocking(true).expect("the connection is open");
                 while stream.write(&[7; 16_384]).is_ok() {}
             }
         }
         let spent = cpu_ms(forwarder.pid());
         for _ in 0..a_while().as_secs() {
             for mut stream in &slow {
-                stream.write_all(b".").expect("it is open");
+                stream.write_all(b".").expect("the connection is open");
             }
             thread::sleep(Duration::from_secs(1));
         }
         let spent = cpu_ms(forwarder.pid()) - spent;
         // Includes the sessions of the UDP rule.
         let all = most + Forwarder::clients();
-        within(SOON, "all of them are there", || forwarder.kept().sessions == all);
+        within(SOON, "all are connected", || forwarder.kept().sessions == all);
         let held = forwarder.kept();
         for _ in 0..100 {
             assert_eq!(talks::newcomer(forwarder.tcp), Fate::Refused, "the rule has its most");
         }
         let open = forwarder.metrics().sum("turnpike_forward_connections", "rule=\"t\"");
         assert!(open <= most, "{open} are open");
-        within(SOON, "those who were refused are counted", || {
+        within(SOON, "refusals are counted", || {
             forwarder.metrics().sum("turnpike_forward_ended_total", "reason=\"limit\"") >= 100
         });
         let each = held.memory.saturating_sub(before.memory) / 1000;
@@ -234,9 +236,9 @@ fn come_from(ip: Ipv4Addr, to: SocketAddr) -> TcpStream {
     let socket =
         socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a descriptor");
     socket.bind(&SocketAddr::from((ip, 0)).into()).expect("loopback has it");
-    socket.connect(&to.into()).expect("it listens");
+    socket.connect(&to.into()).expect("it accepts connections");
     let stream = TcpStream::from(socket);
-    stream.set_nodelay(true).expect("it is open");
+    stream.set_nodelay(true).expect("the connection is open");
     stream.set_read_timeout(Some(SOON)).expect("not zero");
     stream
 }
@@ -387,7 +389,7 @@ fn a_name_server_lies() {
             // The name is resolved once a second; a timed-out query takes longer.
             let is_asked = |times: u64| {
                 let asked = server.asked();
-                within(SOON, "it asks again", || server.asked() >= asked + times);
+                within(SOON, "the name is resolved again", || server.asked() >= asked + times);
             };
             let told = |what: &str| forwarder.lines().iter().filter(|line| line.contains(what)).count();
             let sum = |family: &str, label: &str| forwarder.metrics().sum(family, label);

@@ -37,7 +37,7 @@ fn no_memory_is_left_to_a_forwarder() {
             .filter_map(|_| TcpStream::connect_timeout(&forwarder.tcp, Duration::from_millis(200)).ok())
             .collect();
         for mut stream in &opened {
-            stream.set_nonblocking(true).expect("it is open");
+            stream.set_nonblocking(true).expect("the connection is open");
             while stream.write(&[7; 16_384]).is_ok() {}
         }
         within(SOON, "the limit is in the way", || limited.refusals() > 0);
@@ -76,7 +76,7 @@ fn no_port_is_left_to_a_forwarder() {
             let before = links.inside_says(&["cat", RANGE]);
             set("40000 40003");
             let held: Vec<TcpStream> = (0..4)
-                .map(|_| TcpStream::connect_timeout(&forwarder.tcp, SOON).expect("it listens"))
+                .map(|_| TcpStream::connect_timeout(&forwarder.tcp, SOON).expect("it accepts connections"))
                 .collect();
             for mut stream in &held {
                 stream.set_read_timeout(Some(SOON)).expect("not zero");
@@ -117,11 +117,11 @@ fn send_without_ports(forwarder: &Forwarder, clients: u64) -> u64 {
     let newcomers: Vec<UdpSocket> = (0..clients).map(|_| talks::client_of(forwarder.udp)).collect();
     for client in &newcomers {
         // Keeps the sessions active.
-        held.iter().chain([client]).for_each(|client| ask(client).expect("there is a route"));
+        held.iter().chain([client]).for_each(|client| ask(client).expect("the destination is reachable"));
     }
     within(SOON, "all are counted", || refused() >= before + clients);
     for client in &newcomers {
-        client.set_nonblocking(true).expect("it is open");
+        client.set_nonblocking(true).expect("the connection is open");
         client.recv(&mut [0]).expect_err("no port is left");
     }
     refused() - before
@@ -144,7 +144,7 @@ fn no_room_is_left_for_the_log_of_a_forwarder() {
             };
             let before = disk.lines();
             come_and_go(5);
-            within(SOON, "each has a line", || disk.lines() >= before + 5);
+            within(SOON, "each has a log line", || disk.lines() >= before + 5);
             disk.fill();
             // The last page of the log still has room.
             come_and_go(100);

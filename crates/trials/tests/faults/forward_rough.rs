@@ -78,7 +78,7 @@ fn a_nat_before_a_forwarder_rebinds_all_at_once() {
             |forwarder: &Forwarder| forwarder.metrics().sum("turnpike_forward_accepted_total", "rule=\"u\"");
         let before = begun(forwarder);
         path.rebind();
-        within(SOON, "each client has another session", || begun(forwarder) >= before + clients);
+        within(SOON, "each client has a new session", || begun(forwarder) >= before + clients);
         // The old sessions time out.
         within(SOON, "those of the old ports have ended", || forwarder.kept().sessions <= 2 * clients);
         row.note(format!("{} new sessions; the old ones ended after `idle`", begun(forwarder) - before));

@@ -220,14 +220,14 @@ fn thousands_return_to_a_forwarder() {
         forwarder.again();
         let back =
             |kind: &Kind| kind.back.lock().expect("no thread panics while holding the lock").len() as u64;
-        within(SOON * 2, "all are back", || all(&back));
+        within(SOON * 2, "all return", || all(&back));
     });
     let took = storm.kinds().map(|kind| {
         let back = kind.back.lock().expect("no thread panics while holding the lock");
         let (first, last) = (back.iter().min(), back.iter().max());
-        last.expect("all are back").duration_since(*first.expect("all are back")).as_secs_f64()
+        last.expect("all return").duration_since(*first.expect("all return")).as_secs_f64()
     });
-    assert_eq!(storm.kinds().map(|kind| kind.wrong.load(Relaxed)), [0, 0], "what came back is what was sent");
+    assert_eq!(storm.kinds().map(|kind| kind.wrong.load(Relaxed)), [0, 0], "the echo matches");
     whole(forwarder.tcp, forwarder.udp);
     as_before(|| forwarder.kept(), before, SOON);
     let mut row = Row::new(

@@ -90,7 +90,7 @@ fn the_mtu_becomes_small() {
             let metrics = server.metrics();
             let refused = ["too_big", "refused"]
                 .map(|reason| metrics.sum("turnpike_tx_dropped_total", &format!("reason=\"{reason}\"")));
-            assert_eq!(refused, [0, 0], "what no longer fits is fragmented");
+            assert_eq!(refused, [0, 0], "larger datagrams are fragmented");
             row.note("datagrams are lost only while the two ends of a link have different MTUs");
         },
         |seen| assert_eq!(seen["returns_done"], 0, "{seen}"),

@@ -44,7 +44,7 @@ fn killed_under_tcp_tls_and_dtls() {
     let row =
         Row::new("killed_under_tcp_tls_and_dtls", "TCP, TLS and DTLS clients: SIGKILL and immediate restart");
     let seen = row.run(&mut server, crowd, |server, _| server.kill_and_start());
-    for part in seen["parts"].as_array().expect("one for each transport") {
+    for part in seen["parts"].as_array().expect("one per transport") {
         assert!(part["returns_done"].as_u64() >= Some(u64::from(clients / 3)), "{part}");
     }
 }
@@ -126,14 +126,14 @@ fn inside(links: &Links, wanted: Wanted) -> Wanted {
 /// Waits for one second in which the kernel relayed everything that the clients exchanged.
 fn goes_across(server: &Server, clients: u64) {
     let before = server.across();
-    within(SOON, "it goes across", || server.across() > before + 50 * clients);
+    within(SOON, "the kernel relays", || server.across() > before + 50 * clients);
 }
 
 /// Includes the counters of earlier processes.
 fn most_goes_across(server: &Server, row: &mut Row) {
     let relayed = server.metrics().sum("turnpike_relayed_datagrams_total", "");
     let across = server.across();
-    assert!(2 * across > relayed, "{across} of {relayed} datagrams went across");
+    assert!(2 * across > relayed, "the kernel relayed {across} of {relayed} datagrams");
     row.note(format!("{across} of {relayed} datagrams relayed by the kernel"));
 }
 
@@ -175,7 +175,7 @@ fn reloaded_in_the_kernel() {
                 storms.store(true, Relaxed);
                 let before = server.across();
                 a_storm_lasts();
-                within(SOON, "it goes across meanwhile", || server.across() > before);
+                within(SOON, "the kernel relays meanwhile", || server.across() > before);
             });
         },
         |seen| assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}"),
@@ -275,7 +275,7 @@ fn a_queue_is_full_in_the_kernel() {
         |links, server, row| {
             let before = server.across();
             let dropped = link_faults::are_full(links);
-            within(SOON, "it goes across meanwhile", || server.across() > before);
+            within(SOON, "the kernel relays meanwhile", || server.across() > before);
             assert!(dropped > 0, "the queues dropped nothing");
             row.note(format!("{dropped} packets dropped and counted by the queues"));
         },
@@ -301,7 +301,7 @@ fn many_return_to_the_kernel() {
             let before = (server.across(), relayed());
             goes_across(server, clients.0 / 10);
             let (across, all) = (server.across() - before.0, relayed() - before.1);
-            assert!(2 * across > all, "{across} of {all} datagrams went across");
+            assert!(2 * across > all, "the kernel relayed {across} of {all} datagrams");
             row.note(format!("afterwards {across} of {all} datagrams relayed by the kernel"));
         });
     });

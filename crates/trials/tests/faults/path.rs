@@ -52,7 +52,7 @@ impl Path {
     pub(super) fn to(server: SocketAddr) -> Self {
         let front = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
         front.set_read_timeout(Some(LATEST)).expect("not zero");
-        let address = front.local_addr().expect("it is bound");
+        let address = front.local_addr().expect("the socket is bound");
         let shared = Arc::new(Shared {
             front,
             server,

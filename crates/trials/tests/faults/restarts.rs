@@ -192,14 +192,14 @@ pub(super) fn all_return(
         .with(&format!("--clients {clients} --reconnect 3 --reconnect-spread 0.1"))
         .with("--warmup 1 --duration 600")
         .start();
-    within(SOON * 2, "all clients are there", || server.allocations() >= clients);
-    within(SOON, "all hear something", || server.relayed() > 3 * clients);
+    within(SOON * 2, "all clients are connected", || server.allocations() >= clients);
+    within(SOON, "all receive data", || server.relayed() > 3 * clients);
     let said = server.lines().len();
     server.kill_and_start();
     // Last sample without any request.
     let mut nobody = Instant::now();
     let (mut all_asked, mut all_there) = (None, None);
-    within(SOON, "all are back", || {
+    within(SOON, "all return", || {
         let metrics = server.metrics();
         let now = Instant::now();
         let requests = metrics.sum("turnpike_requests_total", "method=\"allocate\"");

@@ -47,7 +47,7 @@ impl World {
     }
 
     fn sql(&self, statement: &str) {
-        let psql = databases::installed("psql").expect("it was there before");
+        let psql = databases::installed("psql").expect("it existed before");
         let done: Finished = Program::run(Command::new(psql).env("PGPASSWORD", databases::PASSWORD).args([
             "-X",
             "-q",
@@ -159,7 +159,7 @@ fn the_store_is_slow() {
                 if on {
                     let mut answers = eight_strangers(server);
                     assert!(answers.iter().all(|(answer, _)| *answer == Some(401)), "{answers:?}");
-                    let stranger = ask(server, strangers.next().expect("one for each turn"));
+                    let stranger = ask(server, strangers.next().expect("one per round"));
                     assert_eq!(stranger.0, None, "an unknown user gets an allocation");
                     answers.push(stranger);
                     for (_, took) in answers {
@@ -284,7 +284,7 @@ fn users_are_others(world: &World, server: &Server) {
     world.sql(&format!("INSERT INTO turnusers_lt VALUES ('{REALM}', 'odd', repeat('z', 128))"));
     let (since, found) = (server.lines().len(), queries(server, "found"));
     assert_eq!(server.answers("odd", "pw"), Some(401));
-    assert!(queries(server, "found") > found, "nobody has read it");
+    assert!(queries(server, "found") > found, "the row has been read");
     let told = format!(
         "the key of user \"odd\" in realm \"{REALM}\" does not have 32, 64 or 96 hex digits; the user cannot authenticate"
     );

@@ -58,8 +58,8 @@ impl Target {
         socket.set_read_timeout(Some(PAUSE * 10)).expect("not zero");
         let ends = Arc::new(AtomicBool::new(false));
         let target = Self {
-            tcp: listener.local_addr().expect("it is bound"),
-            udp: socket.local_addr().expect("it is bound"),
+            tcp: listener.local_addr().expect("the socket is bound"),
+            udp: socket.local_addr().expect("the socket is bound"),
             ends: Arc::clone(&ends),
             streams: Arc::default(),
             visits: Arc::default(),
@@ -192,7 +192,7 @@ pub(super) fn whole(tcp: SocketAddr, udp: SocketAddr) {
 pub(super) fn client_of(server: SocketAddr) -> UdpSocket {
     let local: IpAddr = if server.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
     let socket = UdpSocket::bind((local, 0)).expect("a free port");
-    socket.connect(server).expect("there is a route");
+    socket.connect(server).expect("the destination is reachable");
     socket
 }
 
@@ -352,7 +352,7 @@ impl Seen {
                 thread::sleep(PAUSE);
             }
             let _ = stream.shutdown(std::net::Shutdown::Write);
-            let read = reader.join().expect("it does not panic");
+            let read = reader.join().expect("the thread does not panic");
             !whole || read != Some(position)
         });
         self.cut.fetch_add(cut.into(), Relaxed);

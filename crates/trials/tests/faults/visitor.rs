@@ -52,6 +52,6 @@ impl Server {
 fn way_to(server: SocketAddr) -> IpAddr {
     let any = if server.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = UdpSocket::bind(any).expect("a free port");
-    socket.connect(server).expect("there is a route");
-    socket.local_addr().expect("it is connected").ip()
+    socket.connect(server).expect("the destination is reachable");
+    socket.local_addr().expect("the socket is connected").ip()
 }

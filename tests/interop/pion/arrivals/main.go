@@ -1,4 +1,4 @@
-// Lets pion clients arrive at a TURN server at a fixed rate. Each allocates once and leaves; one JSON object sums up how they fared.
+// Lets pion clients arrive at a TURN server at a fixed rate. Each allocates once and leaves; one JSON object summarises the results.
 //
 // The time to the relay counts from the moment a client was due, and includes its connection and handshake.
 // Exit status: 0 all got a relay, 1 not.
@@ -100,7 +100,7 @@ func (a *arrivals) run(count int, rate float64) result {
 	return res
 }
 
-// arrive allocates as a new client and returns as soon as it has its relay; the client then leaves in the background.
+// arrive allocates as a new client and returns once it succeeds; the client then leaves in the background.
 func (a *arrivals) arrive() error {
 	socket, err := a.connect()
 	if err != nil {

@@ -1,4 +1,4 @@
-// A TURN server made of pion/turn, for UDP, TCP, TLS and DTLS: `cargo xtask differential` compares its answers with ours.
+// A TURN server made of pion/turn, for UDP, TCP, TLS and DTLS: `cargo xtask differential` compares its responses with turnpike's.
 //
 // It serves until it is killed. Users are its arguments, NAME:PASSWORD.
 package main
@@ -16,7 +16,7 @@ import (
 	"github.com/pion/turn/v5"
 )
 
-// families chooses between relay addresses.
+// families selects the relay address by family.
 type families struct {
 	v4, v6 turn.RelayAddressGenerator
 }
@@ -65,7 +65,7 @@ func (f *families) AllocateConn(config turn.AllocateConnConfig) (net.Conn, error
 	return generator.AllocateConn(config)
 }
 
-// allocations counts those of each user.
+// allocations counts the allocations of each user.
 type allocations struct {
 	sync.Mutex
 	of map[string]int
@@ -145,7 +145,7 @@ func run(listen, relay6, realm, deny, ports string, quota int, certFile, keyFile
 		return err
 	}
 	datagrams, err := dtls.ListenWithOptions("udp4", &net.UDPAddr{IP: net.ParseIP(listen), Port: 5349},
-		// dimpl offers SRTP to every server, and pion refuses a client with which it shares no profile.
+		// dimpl offers SRTP to every server, and pion refuses a client without a common profile.
 		dtls.WithCertificates(certificate), dtls.WithSRTPProtectionProfiles(dtls.SRTP_AES128_CM_HMAC_SHA1_80))
 	if err != nil {
 		return err

@@ -1,6 +1,6 @@
 // Relays TCP (RFC 6062) through a TURN server with pion's client, v4 or v5, and prints one JSON object about it.
 //
-// Both ways: the client connects to a peer of this program that echoes (Connect), and peers of this program connect to the
+// In both directions: the client connects to a peer of this program that echoes (Connect), and peers of this program connect to the
 // relayed address (ConnectionAttempt). All connections are open at once. Everything sent must come back unchanged, and the
 // peers must see the relayed address.
 // Exit status: 0 all echoed, 1 not.
@@ -27,7 +27,7 @@ type result struct {
 	HeardFrom []string `json:"heard_from"`
 }
 
-// relay is what both versions have of an allocation.
+// relay is the part of an allocation that both versions share.
 type relay struct {
 	address net.Addr
 	dial    func(peer *net.TCPAddr) (net.Conn, error)
@@ -84,7 +84,7 @@ func run(version int, server, username, password string, count int, res *result)
 		}
 	}()
 	for number := 0; number < count; number++ {
-		// A peer each: one connection to a peer is all that RFC 6062 allows.
+		// One peer each: RFC 6062 allows one connection per peer.
 		peer, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			return err

@@ -1,8 +1,8 @@
-//! Two clients of turn-client-proto talk to each other over channels, from one relayed address to the other.
+//! Two turn-client-proto clients exchange data over channels between their relayed addresses.
 //!
 //! Usage: `turnpike-interop-turn-client-proto LIBRARY TRANSPORT HOST PORT USERNAME PASSWORD SECONDS`. The TRANSPORT is `udp`, `tcp`, `tls` or
 //! `dtls`; rustls speaks TLS, and the LIBRARY, `openssl` or `dimpl`, speaks DTLS. `SSL_CERT_FILE` names the certificate of the authority; dimpl
-//! verifies none.
+//! verifies no certificate.
 //! It prints `version NAMES`, then each 250 ms `MS SENT RECEIVED SENT RECEIVED`: the time since the call began, and the messages of either
 //! end so far.
 #![forbid(unsafe_code)]
@@ -42,7 +42,7 @@ type Failure = Box<dyn Error>;
 const MESSAGE: &[u8] = b"messages";
 const INTERVAL: Duration = Duration::from_millis(60);
 const REPORTS: Duration = Duration::from_millis(250);
-/// Longest wait of one end for data, in which the other end hears nothing.
+/// Read timeout of one end, during which the other end is not served.
 const WAIT: Duration = Duration::from_millis(5);
 
 turn_client_proto::impl_client!(
@@ -87,7 +87,7 @@ impl Socket {
         }
     }
 
-    /// The length of the data, or `None` if none came in time.
+    /// Length of the data, or `None` after a timeout.
     fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         let received = match self {
             Self::Datagrams(socket) => socket.recv(buffer),
@@ -109,7 +109,7 @@ struct End {
     socket: Socket,
     epoch: time::Instant,
     relayed: Option<SocketAddr>,
-    /// The channel's peer, once the server has confirmed the channel.
+    /// Peer of the channel, once confirmed by the server.
     peer: Option<SocketAddr>,
     sent: u64,
     received: u64,
@@ -144,7 +144,7 @@ impl End {
         Instant::from_std(self.epoch)
     }
 
-    /// Takes what has come, and sends what is due.
+    /// Handles received data and sends pending messages.
     fn step(&mut self) -> Result<(), Failure> {
         let mut buffer = [0; 4096];
         if let Some(length) = self.socket.receive(&mut buffer)? {
@@ -185,7 +185,7 @@ impl End {
         if let Some(transmit) = self.client.send_to(TransportType::Udp, peer, MESSAGE, now)? {
             self.socket.send(&transmit.data.build())?;
         }
-        // Wrapped in TLS or DTLS, it waits with the requests.
+        // Over TLS or DTLS it is queued with the requests.
         self.flush()?;
         self.sent += 1;
         Ok(())

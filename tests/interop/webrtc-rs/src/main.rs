@@ -1,4 +1,4 @@
-//! Two peer connections of webrtc-rs that may only meet through a TURN server talk over a data channel.
+//! Two webrtc-rs peer connections exchange messages over a data channel, through a TURN server only.
 //!
 //! Usage: `turnpike-interop-webrtc-rs TRANSPORT HOST PORT USERNAME PASSWORD SECONDS`.
 //! It prints `version NAMES`, then each 250 ms `MS SENT RECEIVED SENT RECEIVED`: the time since the call began, and the messages of either end so far.
@@ -91,7 +91,7 @@ fn locked_version(name: &str) -> &'static str {
     rest.split_once('"').expect("a version").0
 }
 
-/// Sends and counts on a channel while it is open.
+/// Sends and counts messages on a channel while it is open.
 fn talk(channel: &Arc<RTCDataChannel>, counts: &Arc<Counts>) {
     let of_messages = Arc::clone(counts);
     channel.on_message(Box::new(move |_| {
@@ -113,7 +113,7 @@ fn talk(channel: &Arc<RTCDataChannel>, counts: &Arc<Counts>) {
     });
 }
 
-/// Sets a description at its own end, with all candidates in it, and at the other.
+/// Sets a description with all candidates at both ends.
 async fn introduce(
     from: &RTCPeerConnection,
     description: webrtc::peer_connection::sdp::session_description::RTCSessionDescription,

@@ -44,7 +44,7 @@ fn relays_an_echo(over: &str, family: IpAddr) {
     assert_eq!(report["echoed"], COUNT, "{report}");
     // The peer saw only the relayed transport address.
     assert_eq!(report["heard_from"], serde_json::json!([report["relayed"]]), "{report}");
-    eventually("each datagram is counted, there and back", || {
+    eventually("every datagram is counted in both directions", || {
         serve.metrics().sum("turnpike_relayed_datagrams_total", "") == 2 * COUNT
     });
     let metrics = serve.metrics();

@@ -115,5 +115,5 @@ fn curl_works_over_tls_with_a_token() {
         ask("/v1/status", &["--header", "Authorization: Bearer 0123456789abcdef0123456789abcdee"]),
         "401"
     );
-    eventually("it lives on", || !serve.has_ended());
+    eventually("the session continues", || !serve.has_ended());
 }

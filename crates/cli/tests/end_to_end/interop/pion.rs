@@ -25,7 +25,7 @@ fn relays_an_echo(over: &str) {
     assert_eq!(report["protocol"].as_str(), (over == "tls").then_some("stun.turn"), "{report}");
     // The peer saw only the relayed transport address.
     assert_eq!(report["heard_from"], serde_json::json!([report["relayed"]]), "{report}");
-    eventually("each datagram is counted, there and back", || {
+    eventually("every datagram is counted in both directions", || {
         serve.metrics().sum("turnpike_relayed_datagrams_total", "") == 2 * COUNT
     });
     let metrics = serve.metrics();

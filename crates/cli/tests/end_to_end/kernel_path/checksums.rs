@@ -54,7 +54,7 @@ fn sums_are_right(server: &Server<'_>, what: &str) {
         });
         let at_client = captured("c", "udp", || {
             lengths.iter().for_each(|len| pair.exchange(*len));
-            pair.peer.send_to(b"LAST", pair.client.relayed).expect("it leaves");
+            pair.peer.send_to(b"LAST", pair.client.relayed).expect("the send succeeds");
             pair.client.receive();
         });
         eventually("the kernel relayed them", || server.across() >= before + 38);
@@ -103,7 +103,7 @@ fn checksums_are_correct_with_xdp() {
         }
         let server = links.serve(&["--datapath", "xdp"]);
         let mut pair = Pair::new(0, 0);
-        eventually("they are passed to user space", || {
+        eventually("packets are passed to user space", || {
             pair.exchange(100);
             server.passes("checksum") > 20
         });

@@ -19,7 +19,7 @@ fn nothing_is_relayed_after_the_response_to_a_zero_refresh() {
         assert_eq!(server.metrics().sum("turnpike_kernel_flows", ""), 2);
         pair.client.refresh(0);
         pair.client.send(CHANNEL, b"late");
-        pair.peer.send_to(b"late", pair.client.relayed).expect("it leaves");
+        pair.peer.send_to(b"late", pair.client.relayed).expect("the send succeeds");
         assert!(is_silent(&pair.peer), "to the peer");
         assert!(is_silent(pair.client.socket()), "to the client");
         assert_eq!(server.metrics().sum("turnpike_kernel_flows", ""), 0);
@@ -39,7 +39,7 @@ fn reload_cuts_off_peers_it_refuses() {
         server.program.line_with("reloaded");
         eventually("its flows are gone", || server.metrics().sum("turnpike_kernel_flows", "") == 0);
         pair.client.send(CHANNEL, b"late");
-        pair.peer.send_to(b"late", pair.client.relayed).expect("it leaves");
+        pair.peer.send_to(b"late", pair.client.relayed).expect("the send succeeds");
         assert!(is_silent(&pair.peer) && is_silent(pair.client.socket()));
     });
 }
@@ -53,17 +53,17 @@ fn other_channels_continue_when_one_peer_changes() {
         let other = bound(PEER[0]);
         pair.client.bind(0x4002, other.local_addr().expect("bound"));
         let before = server.across();
-        eventually("both are across", || {
+        eventually("the kernel relays both", || {
             pair.exchange(33);
             pair.client.send(0x4002, b"other");
             assert_eq!(received(&other).0, b"other");
-            other.send_to(b"back", pair.client.relayed).expect("it leaves");
+            other.send_to(b"back", pair.client.relayed).expect("the send succeeds");
             assert_eq!(pair.client.receive(), Some((0x4002, b"back".to_vec())));
             server.across() > before + 12
         });
         // Another source port on the peer's machine has no channel but still a permission by IP address.
         let stranger = bound(PEER[0]);
-        stranger.send_to(b"strange", pair.client.relayed).expect("it leaves");
+        stranger.send_to(b"strange", pair.client.relayed).expect("the send succeeds");
         let message = pair.client.receive_message().expect("a Data indication");
         assert_eq!(message[..2], [0x00, 0x17], "{message:02x?}");
     });
@@ -84,7 +84,7 @@ fn moved_allocation_keeps_its_kernel_flows() {
             let number = |name: &str| result[name].as_u64().expect("a number");
             assert!(number("received") * 10 > number("sent") * 9, "{result}");
             assert!(server.across() > number("received"), "{} of {result}", server.across());
-            eventually("all have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
+            eventually("all sessions have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
             assert_eq!(server.metrics().sum("turnpike_kernel_flows", ""), 0);
         }
     });

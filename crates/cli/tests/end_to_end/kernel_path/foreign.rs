@@ -16,7 +16,7 @@ fn judge(ended: &Finished, server: &Server<'_>) {
     let report: serde_json::Value = serde_json::from_str(last).expect("a report");
     assert_eq!(report["echoed"], COUNT, "{report}");
     assert_eq!(report["heard_from"], serde_json::json!([report["relayed"]]), "{report}");
-    eventually("each datagram is counted, there and back", || {
+    eventually("every datagram is counted in both directions", || {
         server.metrics().sum("turnpike_relayed_datagrams_total", "") == 2 * COUNT
     });
 }

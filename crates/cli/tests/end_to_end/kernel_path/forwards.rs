@@ -32,10 +32,10 @@ impl Session {
         // Data that looks like ChannelData is forwarded unchanged.
         let payload: Vec<u8> =
             (first..=255).cycle().map(|byte| byte.wrapping_mul(37) ^ 0x40).take(len).collect();
-        self.client.send(&payload).expect("it leaves");
+        self.client.send(&payload).expect("the send succeeds");
         let (heard, from) = received(&self.target);
         assert!(heard == payload, "{len} bytes to the target");
-        self.target.send_to(&payload, from).expect("it leaves");
+        self.target.send_to(&payload, from).expect("the send succeeds");
         assert!(self.answer() == payload, "{len} bytes to the client");
     }
 
@@ -148,7 +148,7 @@ fn kernel_session_lives_while_it_has_traffic() {
             if round < 6 {
                 session.exchange(50);
             } else {
-                session.client.send(b"?").expect("it leaves");
+                session.client.send(b"?").expect("the send succeeds");
                 received(&session.target);
             }
         }
@@ -174,7 +174,7 @@ fn session_returns_to_the_kernel_after_a_long_time_in_user_space() {
         session.client.set_ttl(1).expect("a TTL");
         for _ in 0..20 {
             thread::sleep(Duration::from_millis(250));
-            session.client.send(b"?").expect("it leaves");
+            session.client.send(b"?").expect("the send succeeds");
             received(&session.target);
         }
         assert!(forward.passes("ttl") >= before + 20);
@@ -222,7 +222,7 @@ fn unanswered_session_moves_to_another_target_in_the_kernel() {
         let mut session = Session::new(0, at(0, 5000), &other);
         other.set_nonblocking(true).expect("the file is writable");
         eventually("the second target", || {
-            session.client.send(b"?").expect("it leaves");
+            session.client.send(b"?").expect("the send succeeds");
             thread::sleep(Duration::from_millis(50));
             other.recv(&mut [0; 64]).is_ok()
         });
@@ -262,7 +262,7 @@ fn reload_removes_kernel_flows_before_it_is_logged() {
         forward.program.signal("HUP");
         forward.program.line_with("rules reloaded rules=2");
         assert_eq!(flows(&forward), 2);
-        two.client.send(b"to the other").expect("it leaves");
+        two.client.send(b"to the other").expect("the send succeeds");
         assert_eq!(received(&other).0, b"to the other");
         two.target = other;
         for _ in 0..50 {
@@ -282,7 +282,7 @@ fn reload_removes_kernel_flows_before_it_is_logged() {
         forward.program.signal("HUP");
         forward.program.line_with("rules reloaded rules=1");
         assert_eq!(flows(&forward), 0);
-        one.client.send(b"late").expect("it leaves");
+        one.client.send(b"late").expect("the send succeeds");
         assert!(is_silent(&target));
     });
 }
@@ -339,13 +339,13 @@ fn unreachable_target_ends_its_session() {
         let address = target.local_addr().expect("bound");
         drop((target, session.target));
         eventually("ICMP reports it", || {
-            session.client.send(b"are you listening?").expect("it leaves");
+            session.client.send(b"are you listening?").expect("the send succeeds");
             sum(&forward, "turnpike_forward_ended_total", "reason=\"target_reset\"") == 1
         });
         let target = UdpSocket::bind(address).expect("the port is free");
         target.set_read_timeout(Some(Duration::from_millis(300))).expect("not zero");
         eventually("the session without a target has ended", || {
-            session.client.send(b"new").expect("it leaves");
+            session.client.send(b"new").expect("the send succeeds");
             target.recv(&mut [0; 100]).is_ok()
         });
         while !is_silent(&target) {}
@@ -491,7 +491,7 @@ fn workers_share_a_rule_with_kernel_sessions() {
         );
         let received = number(&run, "received");
         assert!(counts(&forward)[1] > received / 2, "{:?} of {received}", counts(&forward));
-        eventually("all have ended", || sum(&forward, "turnpike_forward_connections", "") == 0);
+        eventually("all sessions have ended", || sum(&forward, "turnpike_forward_connections", "") == 0);
         assert_eq!(flows(&forward), 0);
         // Echoes are counted in the kernel or in user space.
         let label = "direction=\"to_client\"";
@@ -527,9 +527,9 @@ fn no_checksum_is_wrong_in_any_combination_of_offloads() {
                         [0, 1, 2, 3, 17, 18, 120, 121, 1000, 1200]
                             .into_iter()
                             .for_each(|len| session.exchange(len));
-                        session.client.send(b"LAST").expect("it leaves");
+                        session.client.send(b"LAST").expect("the send succeeds");
                         let (_, from) = received(&session.target);
-                        session.target.send_to(b"LAST", from).expect("it leaves");
+                        session.target.send_to(b"LAST", from).expect("the send succeeds");
                         assert_eq!(session.answer(), b"LAST");
                     });
                     let good = lines.iter().filter(|line| line.contains("udp sum ok")).count();
@@ -560,7 +560,7 @@ fn oversized_and_fragmented_datagrams_use_user_space() {
         assert!(forward.passes("fragment") > 0);
         links.inside(&["ip", "link", "set", "p", "mtu", "1300"]);
         let long = vec![9; 1400];
-        session.client.send(&long).expect("it leaves");
+        session.client.send(&long).expect("the send succeeds");
         assert_eq!(received(&target).0, long);
         links.inside(&["ip", "link", "set", "p", "mtu", "1500"]);
         assert!(forward.passes("too_big") > 0);
@@ -571,9 +571,9 @@ fn oversized_and_fragmented_datagrams_use_user_space() {
         session.client.set_ttl(64).expect("a TTL");
         session.settle(&forward);
         // Datagrams from unknown senders to the session's socket belong to no session.
-        session.client.send(b"where?").expect("it leaves");
+        session.client.send(b"where?").expect("the send succeeds");
         let (_, from) = received(&target);
-        bound(PEER[0]).send_to(b"strange", from).expect("it leaves");
+        bound(PEER[0]).send_to(b"strange", from).expect("the send succeeds");
         assert!(is_silent(&session.client));
     });
 }

@@ -284,7 +284,7 @@ fn killed_server_leaves_nothing_attached() {
         eventually("the server has ended", || server.program.has_ended());
         // With the program still attached, the flow would still exist: nothing else handles these datagrams.
         pair.client.send(0x4001, b"into the void");
-        pair.peer.send_to(b"into the void", pair.client.relayed).expect("it leaves");
+        pair.peer.send_to(b"into the void", pair.client.relayed).expect("the send succeeds");
         assert!(super::client::is_silent(&pair.peer) && super::client::is_silent(pair.client.socket()));
         assert!(!links.inside_says(&["ip", "link", "show"]).contains("xdp"));
         let again = links.serve(&["--datapath", datapath]);

@@ -45,7 +45,7 @@ fn short_bursts_use_the_kernel_unless_they_arrive_merged() {
             let server = links.serve(&[]);
             let reflect = Reflect::start(PEER[0], &[]);
             let run = load("--clients 4 --rate 4000 --burst 4 --duration 3").to(reflect.address).run();
-            eventually("all have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
+            eventually("all sessions have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
             short_bursts_went(&run.result(), &server, come_whole);
             if come_whole {
                 let metrics = server.metrics();
@@ -68,7 +68,7 @@ fn forwarded_short_bursts_use_the_kernel_unless_merged() {
             let mut load = turnpike(&["load", "udp", &at, "--clients", "4", "--rate", "4000"]);
             load.args(["--burst", "4", "--duration", "3", "--json", "-"]);
             let run = Program::start(&mut load).wait(SOON);
-            eventually("all have ended", || forward.metrics().sum("turnpike_kernel_flows", "") == 0);
+            eventually("all sessions have ended", || forward.metrics().sum("turnpike_kernel_flows", "") == 0);
             short_bursts_went(&run.result(), &forward, come_whole);
         }
     });
@@ -88,7 +88,7 @@ fn short_bursts_went(result: &Value, server: &Server<'_>, come_whole: bool) {
 
 /// Kernel-relayed datagrams of ended sessions, for which the count is exact.
 fn across_of_all(server: &Server<'_>) -> u64 {
-    eventually("all have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
+    eventually("all sessions have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
     server.across()
 }
 
@@ -139,7 +139,10 @@ fn stands_still(server: &Server<'_>, client: &Client, receive: impl Fn() -> Vec<
         let [_, payload @ ..] = sent.to_be_bytes();
         if padded {
             // The kernel does not relay padded ChannelData.
-            client.socket().send(&[&[0x40, 0x01, 0, 3][..], &payload, &[0]].concat()).expect("it leaves");
+            client
+                .socket()
+                .send(&[&[0x40, 0x01, 0, 3][..], &payload, &[0]].concat())
+                .expect("the send succeeds");
         } else {
             client.send(0x4001, &payload);
         }

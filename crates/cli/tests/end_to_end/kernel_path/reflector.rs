@@ -26,7 +26,7 @@ fn end(program: Program) -> Finished {
 fn number(said: &str, text: &str) -> u64 {
     let rest = said.split(text).nth(1).unwrap_or_else(|| panic!("no {text:?} in {said}"));
     let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
-    digits.parse().unwrap_or_else(|_| panic!("no number behind {text:?} in {said}"))
+    digits.parse().unwrap_or_else(|_| panic!("no number after {text:?} in {said}"))
 }
 
 fn client(from: IpAddr, to: SocketAddr) -> UdpSocket {

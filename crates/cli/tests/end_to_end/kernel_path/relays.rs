@@ -44,7 +44,7 @@ impl Pair {
         let payload: Vec<u8> = (first..=255).cycle().map(|byte| byte.wrapping_mul(31)).take(len).collect();
         self.client.send(CHANNEL, &payload);
         assert_eq!(received(&self.peer), (payload.clone(), self.client.relayed));
-        self.peer.send_to(&payload, self.client.relayed).expect("it leaves");
+        self.peer.send_to(&payload, self.client.relayed).expect("the send succeeds");
         assert_eq!(self.client.receive(), Some((CHANNEL, payload)));
     }
 
@@ -144,7 +144,7 @@ fn relay_behind_a_nat_sends_from_its_own_address() {
         eventually("the kernel has taken the flow", || {
             client.send(CHANNEL, b"out");
             assert_eq!(received(&peer), (b"out".to_vec(), inner));
-            peer.send_to(b"in", inner).expect("it leaves");
+            peer.send_to(b"in", inner).expect("the send succeeds");
             assert_eq!(client.receive(), Some((CHANNEL, b"in".to_vec())));
             server.across() > 4
         });
@@ -164,7 +164,7 @@ fn wildcard_listener_answers_from_the_requested_address() {
             eventually("the kernel has taken the flow", || {
                 client.send(CHANNEL, b"out");
                 assert_eq!(received(&peer).0, b"out");
-                peer.send_to(b"in", client.relayed).expect("it leaves");
+                peer.send_to(b"in", client.relayed).expect("the send succeeds");
                 // The client's socket is connected and so receives nothing from other addresses.
                 assert_eq!(client.receive(), Some((CHANNEL, b"in".to_vec())));
                 server.across() > before + 4
@@ -238,7 +238,7 @@ fn kernel_separates_clients_of_a_shared_relayed_address() {
         // A peer with only a permission goes through user space to the client that permitted it.
         let before = server.passes("unknown_peer");
         let stranger = bound(pairs[1].peer.local_addr().expect("bound").ip());
-        stranger.send_to(b"strange", relayed).expect("it leaves");
+        stranger.send_to(b"strange", relayed).expect("the send succeeds");
         let mut buffer = [0; 200];
         let len = pairs[1].client.socket().recv(&mut buffer).expect("a Data indication");
         assert_eq!(buffer[..2], [0x00, 0x17], "{:02x?}", &buffer[..len]);
@@ -253,7 +253,7 @@ fn kernel_separates_clients_of_a_shared_relayed_address() {
         for _ in 0..20 {
             pairs.iter_mut().for_each(|pair| pair.exchange(50));
         }
-        eventually("the others are across still", || {
+        eventually("the kernel still relays the others", || {
             let [to_peer, to_client] = counts(&server);
             to_peer >= before[0] + 30 && to_client >= before[1] + 30
         });

@@ -21,7 +21,7 @@ fn packets_from_outside_cannot_spoof_a_relayed_address() {
         one.bind(0x4001, other.relayed);
         other.bind(0x4001, one.relayed);
         let before = server.across();
-        eventually("their flow is across", || {
+        eventually("the kernel relays their flow", || {
             one.send(0x4001, b"mine");
             assert_eq!(other.receive(), Some((0x4001, b"mine".to_vec())));
             server.across() > before + 20
@@ -38,7 +38,7 @@ fn packets_from_outside_cannot_spoof_a_relayed_address() {
         let thief = UdpSocket::bind(one.relayed).expect("the address is assigned");
         let passes = server.passes("source");
         for _ in 0..20 {
-            thief.send_to(b"not mine", other.relayed).expect("it leaves");
+            thief.send_to(b"not mine", other.relayed).expect("the send succeeds");
             // XDP would classify a faster rate as bulk.
             thread::sleep(Duration::from_millis(1));
         }

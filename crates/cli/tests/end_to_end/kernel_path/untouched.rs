@@ -36,7 +36,7 @@ fn packets_unsupported_by_the_kernel_use_user_space() {
 
         // Padded to four bytes, as on a stream.
         let before = server.passes("padded");
-        pair.client.socket().send(&[&[0x40, 0x01, 0, 3][..], b"abc\0"].concat()).expect("it leaves");
+        pair.client.socket().send(&[&[0x40, 0x01, 0, 3][..], b"abc\0"].concat()).expect("the send succeeds");
         assert_eq!(received(&pair.peer).0, b"abc");
         assert!(server.passes("padded") > before);
 
@@ -59,7 +59,7 @@ fn packets_unsupported_by_the_kernel_use_user_space() {
         assert!(is_silent(&pair.peer));
         assert!(server.passes("unknown_channel") + server.passes("not_channel_data") > 0);
         let stranger = bound(PEER[0]);
-        stranger.send_to(b"a stranger", pair.client.relayed).expect("it leaves");
+        stranger.send_to(b"a stranger", pair.client.relayed).expect("the send succeeds");
         eventually("it was counted", || server.passes("unknown_peer") > 0);
         pair.client.receive_message().expect("a Data indication: the permission is for its address");
 

@@ -76,7 +76,7 @@ fn upgrade_keeps_kernel_relaying_without_loss_or_reordering() {
         let result = load.wait(SOON).result();
         let nothing = ["lost", "reordered"].map(|key| result[key].as_u64());
         assert_eq!(nothing, [Some(0), Some(0)], "{result}");
-        eventually("all have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
+        eventually("all sessions have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
         assert_eq!(flows(&server), 0);
         // The reflector has returned everything, and each process has counted its part in both directions.
         let [to_peer, to_client] = ["to_peer", "to_client"].map(|direction| {
@@ -236,7 +236,7 @@ fn upgraded_forwarder_may_switch_to_user_space() {
         goes_on_in_user_space(&mut upgraded, &dir);
         let forwarded = || forward.metrics().sum("turnpike_forward_datagrams_total", "");
         let before = forwarded();
-        eventually("they are forwarded", || forwarded() > before + 8000);
+        eventually("the datagrams are forwarded", || forwarded() > before + 8000);
         assert!(forward.metrics().maybe("turnpike_kernel_flows").is_none(), "nothing is in the kernel");
         load.signal("INT");
         let result = load.wait(SOON).result();

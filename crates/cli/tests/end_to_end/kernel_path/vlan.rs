@@ -47,7 +47,7 @@ fn peers_in_a_vlan_are_reached_through_its_device() {
         eventually("the kernel relays it", || {
             client.send(0x4001, b"out");
             assert_eq!(received(&peer), (b"out".to_vec(), client.relayed));
-            peer.send_to(b"in", client.relayed).expect("it leaves");
+            peer.send_to(b"in", client.relayed).expect("the send succeeds");
             assert_eq!(client.receive(), Some((0x4001, b"in".to_vec())));
             server.across() > before + 20
         });
@@ -76,7 +76,7 @@ fn packets_too_long_for_a_vlan_use_user_space() {
         let peer = bound(CLIENT[0]);
         client.bind(0x4001, peer.local_addr().expect("bound"));
         let exchange = |len: usize| {
-            peer.send_to(&vec![7; len], client.relayed).expect("it leaves");
+            peer.send_to(&vec![7; len], client.relayed).expect("the send succeeds");
             assert_eq!(client.receive(), Some((0x4001, vec![7; len])));
         };
         let before = server.across();
@@ -102,8 +102,8 @@ fn packets_of_another_vlan_match_no_flow() {
         let peer = bound(PEER[0]);
         client.bind(0x4001, peer.local_addr().expect("bound"));
         let before = server.across();
-        eventually("its flow is across", || {
-            peer.send_to(b"mine", client.relayed).expect("it leaves");
+        eventually("the kernel relays its flow", || {
+            peer.send_to(b"mine", client.relayed).expect("the send succeeds");
             assert_eq!(client.receive(), Some((0x4001, b"mine".to_vec())));
             server.across() > before + 20
         });

@@ -17,7 +17,7 @@ fn unknown_neighbour_is_resolved_by_user_space_traffic() {
         links.inside(&["ip", "neigh", "flush", "dev", "p"]);
         pair.client.send(0x4001, b"where?");
         assert_eq!(received(&pair.peer).0, b"where?");
-        eventually("that was seen", || {
+        eventually("the packet was seen", || {
             pair.exchange(30);
             links.inside(&["ip", "neigh", "flush", "dev", "p"]);
             server.passes("no_neighbour") > before

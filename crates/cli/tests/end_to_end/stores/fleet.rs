@@ -98,12 +98,12 @@ impl Node {
     }
 
     fn readiness(&self) -> (u16, String) {
-        get_unix(&self.socket, "/readyz").expect("it answers")
+        get_unix(&self.socket, "/readyz").expect("it responds")
     }
 }
 
 fn ask(socket: &Path, method: &str, path: &str, body: &str) -> (u16, String) {
-    let mut stream = UnixStream::connect(socket).expect("it listens");
+    let mut stream = UnixStream::connect(socket).expect("it accepts connections");
     let length = body.len();
     write!(
         stream,
@@ -111,7 +111,7 @@ fn ask(socket: &Path, method: &str, path: &str, body: &str) -> (u16, String) {
     )
     .expect("the server accepts requests");
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("it answers");
+    stream.read_to_string(&mut answer).expect("it responds");
     let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
     (head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status"), body.to_owned())
 }
@@ -542,7 +542,7 @@ fn restarted_node_is_seen_with_its_new_state_at_once() {
         nodes.as_array().map(Vec::len) == Some(2)
     });
     assert_eq!(again.allocate(USER, PASSWORD), None);
-    eventually("its session is seen", || {
+    eventually("the session is listed", || {
         thread::sleep(Duration::from_millis(100));
         b.json(&["fleet", "status"])["nodes"][0]["sessions"] == 1
     });

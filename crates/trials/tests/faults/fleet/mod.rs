@@ -191,7 +191,7 @@ impl Outcome {
         match notice {
             Notice::Loss => assert!(of_others > 0, "no datagram was lost, though its way was broken"),
             Notice::Nothing | Notice::End => {
-                assert_eq!(of_others, 0, "datagrams of those were lost who kept their sessions");
+                assert_eq!(of_others, 0, "datagrams of clients with a kept session were lost");
             }
         }
         // On a busy machine other clients may be delayed as well.
@@ -347,7 +347,7 @@ fn the_store_is_killed_and_comes_back_empty() {
             assert_eq!(world.redis.say("DBSIZE"), ":0\r\n", "keys of a store that comes back empty");
             world.store.refuse(false);
             let mended = Instant::now();
-            within(SOON, "all nodes have told it everything again", || {
+            within(SOON, "the store has the state of all nodes again", || {
                 let (now, nodes, greedy) = (world.books(), NODES as u64, world.greedy.count() as u64);
                 let all = u64::from(clients()) + greedy;
                 now.is_whole
@@ -401,7 +401,7 @@ fn the_users_are_away() {
             (0..NODES).for_each(|node| is_served(node, KNOWN, &[]));
             world.postgres.kill();
             are_turned_away();
-            within(SOON, "all nodes have given the store up", || {
+            within(SOON, "all nodes have marked the store as down", || {
                 (0..NODES).all(|node| world.is_without_users(node))
             });
             a_while();
@@ -456,7 +456,9 @@ fn drained_and_uncordoned() {
             };
             let before = world.all_allocations();
             asked(world, "drain");
-            within(SOON, "it drains", || world.readiness(BROKEN).is_some_and(|(status, _)| status == 503));
+            within(SOON, "the server drains", || {
+                world.readiness(BROKEN).is_some_and(|(status, _)| status == 503)
+            });
             within(SOON, "the others know that it drains", || world.drains_for_others(BROKEN));
             let late = Crowd::more(&world.network, "late");
             late.flows();

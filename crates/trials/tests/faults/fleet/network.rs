@@ -236,6 +236,6 @@ fn haproxy_configuration() -> String {
 }
 
 fn balance_streams(file: &Path) -> Program {
-    let haproxy = installed("haproxy").expect("it was there before");
+    let haproxy = installed("haproxy").expect("it existed before");
     Program::start(Command::new(haproxy).args(["-db", "-f"]).arg(file))
 }

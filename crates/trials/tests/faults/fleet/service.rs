@@ -285,7 +285,7 @@ fn enter_users(postgres: &databases::Server) {
             count - 1
         );
     }
-    let psql = databases::installed("psql").expect("it was there before");
+    let psql = databases::installed("psql").expect("it existed before");
     let words = postgres.coturn_words();
     let mut command = Command::new(psql);
     command.env("PGPASSWORD", databases::PASSWORD).args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", &words]);

@@ -48,7 +48,7 @@ pub(super) fn is_served(node: usize, user: &str, meanwhile: &[u16]) {
     within(SOON, &format!("node {node} serves {user}"), || match ask(node, user) {
         None => true,
         Some(code) if code == 300 || meanwhile.contains(&code) => false,
-        Some(code) => panic!("node {node} says {code} to {user}"),
+        Some(code) => panic!("node {node} answers {code} to {user}"),
     });
 }
 
@@ -60,7 +60,7 @@ pub(super) fn are_turned_away() {
         };
         let all = (0..NODES).flat_map(|node| (0..STRANGERS).map(move |number| (node, number)));
         let asking: Vec<_> = all.map(come).collect();
-        asking.into_iter().map(|one| one.join().expect("it is answered")).collect()
+        asking.into_iter().map(|one| one.join().expect("a response arrives")).collect()
     });
     let others: Vec<_> = answers.iter().filter(|(.., code)| *code != Some(500)).collect();
     assert!(others.is_empty(), "node, stranger and answer where it was not 500: {others:?}");

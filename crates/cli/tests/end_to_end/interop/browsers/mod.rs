@@ -75,7 +75,7 @@ fn calls_itself_in_the_kernel<B: Browser>(test: &str, channels: bool) {
         let (browser, report) = shown::<B>(&page, &certificate, || server.metrics());
         let received = audio_heard(&report, Over::Udp);
         if channels {
-            eventually("most went across", || server.across() > received);
+            eventually("the kernel relayed most", || server.across() > received);
         } else {
             assert_eq!(server.across(), 0);
         }

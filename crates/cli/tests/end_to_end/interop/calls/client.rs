@@ -149,7 +149,7 @@ impl Call {
 
     /// Transports of its sessions according to the server.
     pub(super) fn spoken(&self, server: &Server) -> BTreeSet<String> {
-        let (_, sessions) = fetch(server.serve.admin(), "/v1/sessions?limit=1000").expect("it answers");
+        let (_, sessions) = fetch(server.serve.admin(), "/v1/sessions?limit=1000").expect("it responds");
         let sessions: Value = serde_json::from_str(&sessions).expect("JSON");
         let text = |session: &Value, name: &str| session[name].as_str().unwrap_or_default().to_owned();
         let sessions = sessions["sessions"].as_array().into_iter().flatten();
@@ -229,7 +229,7 @@ impl Ends {
         let (host, port) = (address.ip().to_string(), address.port().to_string());
         command.args([transport, &host, &port, &credential.username, &credential.password]);
         command.arg(call_length().as_secs().to_string());
-        let interop = program.ancestors().find(|path| path.ends_with("interop")).expect("it is below");
+        let interop = program.ancestors().find(|path| path.ends_with("interop")).expect("the path is below");
         command.current_dir(interop.join(client.directory)).env("SSL_CERT_FILE", certificate.authority());
         Ok(Self::Program(Program::start(&mut command)))
     }
