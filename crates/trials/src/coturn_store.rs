@@ -6,7 +6,6 @@ use turnpike_testkit::databases::{PASSWORD, Proxy, Server, installed};
 
 use super::Program;
 
-/// Starts PostgreSQL with coturn's tables behind a proxy.
 pub fn coturn_store() -> Result<(Server, Proxy), String> {
     let server = Server::postgres()?;
     let proxy = Proxy::new(server.address);

@@ -82,12 +82,10 @@ impl Forward {
         });
     }
 
-    /// Writes a file next to the configuration.
     pub fn write(&self, name: &str, text: &str) {
         fs::write(self.path(name), text).expect("our own directory can be written");
     }
 
-    /// Sends SIGHUP and waits for the log line.
     pub fn reload(&mut self, answer: &str) {
         let before = self.count(answer);
         self.program.signal("HUP");
@@ -124,7 +122,6 @@ fn echo(mut stream: TcpStream) {
     }
 }
 
-/// UDP echo server.
 pub fn udp_echo() -> SocketAddr {
     let socket = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
     let address = socket.local_addr().expect("the socket is bound");
@@ -145,7 +142,6 @@ pub fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Sends `text` and reads back as many bytes.
 pub fn say(stream: &mut TcpStream, text: &str) -> String {
     stream.write_all(text.as_bytes()).expect("the write succeeds");
     let mut answer = vec![0; text.len()];

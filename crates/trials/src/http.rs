@@ -11,12 +11,10 @@ use serde_json::Value;
 
 use super::SOON;
 
-/// POST with an API key; returns status and JSON.
 pub fn post(server: SocketAddr, path: &str, key: &str, body: &Value) -> io::Result<(u16, Value)> {
     change(server, "POST", path, key, &body.to_string())
 }
 
-/// DELETE with an API key; returns status and JSON.
 pub fn delete(server: SocketAddr, path: &str, key: &str) -> io::Result<(u16, Value)> {
     change(server, "DELETE", path, key, "")
 }
@@ -34,12 +32,10 @@ fn change(server: SocketAddr, method: &str, path: &str, key: &str, body: &str) -
     Ok((status, serde_json::from_str(&body)?))
 }
 
-/// GET; returns status and body.
 pub fn get(server: SocketAddr, path: &str) -> io::Result<(u16, String)> {
     get_as(server, path, &server.to_string())
 }
 
-/// GET with a `Host` header.
 pub fn get_as(server: SocketAddr, path: &str, host: &str) -> io::Result<(u16, String)> {
     let stream = TcpStream::connect_timeout(&server, SOON)?;
     stream.set_read_timeout(Some(SOON))?;
@@ -68,7 +64,6 @@ fn answer(mut stream: impl Read) -> io::Result<(u16, String)> {
     Ok((status, body.to_owned()))
 }
 
-/// One scrape of `/metrics`.
 pub struct Metrics(String);
 
 impl Metrics {

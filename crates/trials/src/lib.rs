@@ -38,7 +38,6 @@ pub use upgraded::{Upgraded, ends, lives};
 pub const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 pub const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
-/// Splits flags at blanks.
 pub fn words(text: &str) -> Vec<&str> {
     text.split(' ').collect()
 }

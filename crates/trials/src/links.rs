@@ -46,7 +46,6 @@ pub fn on_links(test: &str, body: impl FnOnce(&Links)) {
     });
 }
 
-/// Runs `body` once per kernel data path.
 pub fn by_each(test: &str, body: impl Fn(&Links, &str)) {
     need!(installed("ethtool"));
     on_links(test, |links| {
@@ -111,14 +110,12 @@ impl Links {
         links
     }
 
-    /// Starts a server on the link addresses; `more` are additional flags.
     pub fn serve(&self, more: &[&str]) -> Server<'_> {
         let mut command = Command::new("nsenter");
         command.args(self.nsenter()).env_clear();
         self.serve_as(command, more)
     }
 
-    /// Starts a server through `command`, which the server's own words are appended to.
     pub fn serve_as(&self, mut command: Command, more: &[&str]) -> Server<'_> {
         let mut arguments = vec!["serve", "--listen", "10.77.1.1:3478", "--listen", "[fd77:1::1]:3478"];
         let (dir, admin) = admin_socket();
@@ -143,14 +140,12 @@ impl Links {
         Server { program, dir, _links: self }
     }
 
-    /// Starts a forwarder on the kernel path.
     pub fn forward(&self, more: &[&str]) -> Server<'_> {
         let mut command = Command::new("nsenter");
         command.args(self.nsenter()).env_clear();
         self.forward_as(command, more)
     }
 
-    /// Starts a forwarder through `command`, which the forwarder's own words are appended to.
     pub fn forward_as(&self, mut command: Command, more: &[&str]) -> Server<'_> {
         let (dir, admin) = admin_socket();
         let mut arguments = vec!["forward", "--admin", &admin];
@@ -179,7 +174,6 @@ fn admin_socket() -> (Dir, String) {
 
 pub struct Server<'l> {
     pub program: Program,
-    /// Holds the admin socket.
     dir: Dir,
     /// Keeps the namespace alive until the server has ended.
     _links: &'l Links,

@@ -25,12 +25,10 @@ pub fn namespace(setup: &'static str) -> Result<impl Fn(&str) -> Command, String
 
 /// A second network namespace, for a process that may create one.
 pub struct Namespace {
-    /// Process that keeps the namespace alive.
     holder: Program,
 }
 
 impl Namespace {
-    /// A namespace with loopback only.
     pub fn with_loopback() -> Self {
         let holder = Program::start(Command::new("unshare").args(["-n", "sleep", "86400"]));
         let pid = holder.pid();
@@ -43,29 +41,24 @@ impl Namespace {
         namespace
     }
 
-    /// PID of a process in the namespace.
     pub fn pid(&self) -> u32 {
         self.holder.pid()
     }
 
-    /// Runs a program in the namespace and requires success.
     pub fn inside(&self, words: &[&str]) {
         self.inside_says(words);
     }
 
-    /// Runs a program in the namespace and returns its output.
     pub fn inside_says(&self, words: &[&str]) -> String {
         let output = Command::new("nsenter").args(self.nsenter()).args(words).output().expect("nsenter runs");
         assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// The `nsenter` words to put before a command.
     pub fn nsenter(&self) -> Vec<String> {
         vec![format!("--net=/proc/{}/ns/net", self.pid()), "--".to_owned()]
     }
 
-    /// Wraps a command of the tests to run in the namespace.
     pub fn command(&self, of: &Command) -> Command {
         let mut command = Command::new("nsenter");
         command.args(self.nsenter()).arg(of.get_program()).args(of.get_args()).env_clear();

@@ -14,10 +14,8 @@ use turnpike_testkit::stun;
 
 /// Sockets kept open for replies.
 const WAITING: usize = 256;
-/// Length of a valid nonce in bytes.
 const NONCE_LEN: usize = 24;
 
-/// Sends until stopped or dropped.
 pub struct Newcomers {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Arrived>>,
@@ -28,7 +26,6 @@ pub struct Arrived {
     pub sent: u64,
     /// 401 with a valid nonce.
     pub challenged: u64,
-    /// Other responses.
     pub refused: u64,
 }
 

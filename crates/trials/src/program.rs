@@ -32,14 +32,12 @@ impl Finished {
         format!("{}\n{}", self.stdout, self.stderr)
     }
 
-    /// Asserts this exit code.
     #[track_caller]
     pub fn ended(self, code: i32) -> Self {
         assert_eq!(self.code, Some(code), "{}", self.output());
         self
     }
 
-    /// Asserts that standard error contains this.
     #[track_caller]
     pub fn says(self, text: &str) -> Self {
         assert!(self.stderr.contains(text), "{text:?} in {}", self.output());
@@ -64,7 +62,6 @@ impl Program {
         Self { name, child, stdout, stderr, readers }
     }
 
-    /// Runs the command to its end.
     pub fn run(command: &mut Command) -> Finished {
         Self::start(command).wait(SOON * 2)
     }
@@ -93,7 +90,6 @@ impl Program {
         self.child.try_wait().expect("our own child can be waited for").is_some()
     }
 
-    /// Sends a signal, named as in `kill -NAME`.
     pub fn signal(&self, name: &str) {
         // Uses the shell's built-in `kill`: the program may be missing, and a system call would need `unsafe`.
         let script = format!("kill -{name} {}", self.pid());

@@ -31,18 +31,15 @@ impl Certificate {
         certificate
     }
 
-    /// Replaces certificate and key in the same files.
     pub fn renew(&self, names: &[&str]) {
         self.write(&certificates::Certificate::new(names));
     }
 
-    /// A certificate that has expired.
     pub fn expired(names: &[&str]) -> Self {
         let day = |year| rcgen::date_time_ymd(year, 1, 1);
         Self::with(names, |params| (params.not_before, params.not_after) = (day(2020), day(2021)))
     }
 
-    /// A certificate that is not yet valid.
     pub fn early(names: &[&str]) -> Self {
         let day = |year| rcgen::date_time_ymd(year, 1, 1);
         Self::with(names, |params| (params.not_before, params.not_after) = (day(2090), day(2091)))
@@ -55,7 +52,6 @@ impl Certificate {
         Self::ending_in(names, Duration::from_secs(days * DAY + 3600))
     }
 
-    /// A certificate that expires after `left`.
     pub fn ending_in(names: &[&str], left: Duration) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is after 1970");
         Self::with(names, |params| params.not_after = rcgen::date_time_ymd(1970, 1, 1) + now + left)
@@ -89,7 +85,6 @@ impl Certificate {
         self.dir.path().join("key.pem")
     }
 
-    /// Certificate of the authority, if there is one.
     pub fn authority(&self) -> PathBuf {
         self.dir.path().join("authority.pem")
     }
@@ -101,9 +96,7 @@ impl Certificate {
         STANDARD.encode(Sha256::digest(key.subject_public_key_info()))
     }
 
-    /// Flags for `serve`.
     pub fn flags(&self) -> [&str; 4] {
-        // Leaks a few dozen bytes per test program.
         let leak = |path: PathBuf| &*path.into_os_string().into_string().expect("UTF-8").leak();
         ["--tls-cert", leak(self.cert()), "--tls-key", leak(self.key())]
     }

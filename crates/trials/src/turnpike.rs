@@ -34,21 +34,18 @@ pub fn turnpike(arguments: &[&str]) -> Command {
     command
 }
 
-/// Binary next to the directory of this test program.
 fn built_program() -> PathBuf {
     let program = build_directory().join("turnpike");
     assert!(program.is_file(), "{}: cargo build --bin turnpike makes it", program.display());
     program
 }
 
-/// For example `target/debug`.
 fn build_directory() -> PathBuf {
     let test = std::env::current_exe().expect("this program has a path");
     // Test programs are in `deps` below it.
     test.ancestors().nth(2).expect("test programs are below the target directory").to_owned()
 }
 
-/// Cargo's target directory.
 pub(crate) fn target() -> PathBuf {
     build_directory().parent().expect("the build directory is inside the target directory").to_owned()
 }
@@ -78,7 +75,6 @@ pub struct Serve {
 const NEWCOMERS: &str = "TURNPIKE_TEST_NEWCOMERS";
 
 impl Serve {
-    /// Load generator over UDP and IPv4 through this server to the reflector.
     pub fn load(&self, reflect: &Reflect) -> Load {
         Load::new(self.address(super::V4)).to(reflect.address)
     }
@@ -131,12 +127,10 @@ impl Serve {
         serve
     }
 
-    /// Listener address of this family.
     pub fn address(&self, family: IpAddr) -> SocketAddr {
         if family.is_ipv4() { self.v4 } else { self.v6.expect("IPv6 is available") }
     }
 
-    /// Listener address of this transport (`udp`, `tcp`, `tls` or `dtls`) and IP.
     pub fn address_of(&self, transport: &str, ip: IpAddr) -> SocketAddr {
         // A TCP listener also accepts TLS; its log line is the one for TCP.
         let shown = if transport == "tls" { "tcp" } else { transport };
@@ -147,7 +141,6 @@ impl Serve {
         found.into_iter().find(|address| address.ip() == ip).unwrap_or_else(|| panic!("no {label}{ip}"))
     }
 
-    /// Address of the admin interface.
     pub fn admin(&self) -> SocketAddr {
         self.admin
     }
@@ -171,7 +164,6 @@ impl Serve {
         eventually(&format!("{wanted} allocations"), || self.allocations() == wanted);
     }
 
-    /// Private memory in bytes.
     pub fn memory(&self) -> u64 {
         process::memory_of(self.program.pid())
     }
@@ -190,7 +182,6 @@ impl Reflect {
         Self::of(Program::start(&mut turnpike(&arguments)))
     }
 
-    /// Listens on an address of another namespace.
     pub fn start_in(namespace: &Namespace, listen: SocketAddr) -> Self {
         let listen = listen.to_string();
         Self::of(Program::start(&mut namespace.command(&turnpike(&["reflect", "--listen", &listen]))))
@@ -202,7 +193,6 @@ impl Reflect {
     }
 }
 
-/// A `turnpike load turn` command.
 pub struct Load(Vec<String>);
 
 impl Load {
@@ -211,7 +201,6 @@ impl Load {
         Self::as_user(server, &format!("{USER}:{PASSWORD}"))
     }
 
-    /// As [`USER`] through the server of a URI.
     pub fn at(server: &str) -> Self {
         Self::at_as(server, &format!("{USER}:{PASSWORD}"))
     }
@@ -220,12 +209,10 @@ impl Load {
         Self::at_as(&server.to_string(), user)
     }
 
-    /// As another user through the server of a URI.
     pub fn at_as(server: &str, user: &str) -> Self {
         Self(["load", "turn", server, "--user", user, "--json", "-"].map(str::to_owned).to_vec())
     }
 
-    /// Sends to this peer.
     pub fn to(self, peer: SocketAddr) -> Self {
         self.with(&format!("--peer {peer}"))
     }
@@ -235,7 +222,6 @@ impl Load {
         self.with_words(&super::words(more))
     }
 
-    /// Adds arguments verbatim.
     pub fn with_words(mut self, more: &[&str]) -> Self {
         self.0.extend(more.iter().map(|&argument| argument.to_owned()));
         self
@@ -245,7 +231,6 @@ impl Load {
         Program::start(&mut self.command())
     }
 
-    /// Starts it in another namespace.
     pub fn start_in(&self, namespace: &Namespace) -> Program {
         Program::start(&mut namespace.command(&self.command()))
     }
@@ -261,7 +246,6 @@ impl Load {
 }
 
 impl Finished {
-    /// JSON result of a generator that succeeded.
     pub fn result(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| {
             panic!("no JSON result ({error}), exit {:?}:\n{}", self.code, self.output())
@@ -269,7 +253,6 @@ impl Finished {
     }
 }
 
-/// Parses the address after `label` in `line`.
 pub fn address_after(line: &str, label: &str) -> SocketAddr {
     let (_, rest) = line.split_once(label).expect("the line was found by its label");
     let end = rest.find(|c: char| !c.is_ascii_hexdigit() && !"[]:.".contains(c)).unwrap_or(rest.len());

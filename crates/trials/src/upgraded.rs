@@ -15,12 +15,10 @@ impl Upgraded {
         Self { pids: vec![program.pid()] }
     }
 
-    /// PID of the serving process.
     pub fn pid(&self) -> u32 {
         self.pids.last().copied().unwrap_or_default()
     }
 
-    /// Requests an upgrade.
     pub fn ask(&self, more: &[&str]) -> Finished {
         let pid = self.pid().to_string();
         Program::run(&mut upgradable(&[&["upgrade", "--pid", &pid], more].concat()))
@@ -45,7 +43,6 @@ impl Upgraded {
 impl Drop for Upgraded {
     fn drop(&mut self) {
         for pid in self.pids.iter().skip(1).filter(|pid| lives(**pid)) {
-            // The process may already be gone; ignore a failed kill.
             let _ = Command::new("sh").args(["-c", &format!("kill -KILL {pid}")]).status();
             // The sockets stay in use until the process has ended.
             if !thread::panicking() {
@@ -62,7 +59,6 @@ pub fn lives(pid: u32) -> bool {
     state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
 }
 
-/// Waits for the process to end.
 pub fn ends(pid: u32) {
     eventually(&format!("process {pid} ends"), || !lives(pid));
 }

@@ -18,7 +18,6 @@ use turnpike_trials::links::{Links, PEER, RELAY, SERVER, on_links};
 use turnpike_trials::{Certificate, Load, PASSWORD, Program, Reflect, SOON, USER, ends, eventually, skip};
 
 const TEST: &str = "soak::soak_piece";
-/// Length of a slice in seconds.
 const SECONDS: u64 = 10;
 const TRANSPORTS: [&str; 4] = ["udp", "tcp", "tls", "dtls"];
 /// Traffic in bursts, and in single datagrams, which the kernel path relays.
@@ -31,7 +30,6 @@ const TALKERS: [(&str, &str, [&str; 6]); 5] = [
 ];
 const BURSTS: [&str; 6] = ["--clients", "8", "--burst", "8", "--window", "16"];
 
-/// Parameters, as JSON in TURNPIKE_TEST_SOAK.
 #[derive(Deserialize)]
 struct Piece {
     datapath: String,
@@ -71,7 +69,6 @@ struct Soak<'l> {
     datapath: String,
 }
 
-/// Totals over a server's life.
 #[derive(Clone, Copy, Default)]
 struct Totals {
     allocations: u64,
@@ -118,7 +115,6 @@ impl<'l> Soak<'l> {
             .append(true)
             .open(&piece.file)
             .expect("xtask has made its directory");
-        // Seed of this run.
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock that was set");
         let (life, begin) = (since_1970.as_secs(), Instant::now());
         let mut all = Totals::default();
@@ -147,7 +143,6 @@ impl<'l> Soak<'l> {
         }
     }
 
-    /// Runs a ten-second slice.
     fn slice(&mut self, all: &mut Totals, upgrade: bool) -> Value {
         let (before, across) = (Counted::of(&self.server), self.across());
         let talkers: Vec<Program> =
@@ -219,7 +214,6 @@ impl<'l> Soak<'l> {
         })
     }
 
-    /// Datagrams relayed in the kernel.
     fn across(&self) -> u64 {
         self.server.metrics().maybe("turnpike_kernel_datagrams_total").unwrap_or_default()
     }
@@ -233,7 +227,6 @@ impl<'l> Soak<'l> {
             .start()
     }
 
-    /// Creates and deletes allocations.
     fn come_and_go(&self, transport: &str) -> Program {
         let clients = if transport == "dtls" { "4" } else { "8" };
         self.load(transport)
@@ -257,7 +250,6 @@ fn slack_pages() -> u64 {
     each.unwrap_or(256) * thread::available_parallelism().map_or(1, |cpus| cpus.get() as u64)
 }
 
-/// Settings of a reload, different each time.
 fn settings(turn: u64) -> String {
     format!(
         "[relay]\nports = \"20000-{}\"\n[limits]\nallocations = 20000\nallocations_per_user = {}\nhalf_open_per_network = 1024\n",
@@ -273,7 +265,6 @@ fn merge(mut one: Value, other: Value) -> Value {
     one
 }
 
-/// Counters of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Counted {
     to_peer: u64,

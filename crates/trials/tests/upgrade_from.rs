@@ -18,7 +18,6 @@ use turnpike_trials::{
 const CLIENTS: &str = "20";
 const RATE: &str = "1000";
 
-/// Paths of the first and the next build.
 fn builds() -> Result<[PathBuf; 2], &'static str> {
     let path = |name| env::var_os(name).map(PathBuf::from);
     match (path("TURNPIKE_TEST_PROGRAM"), path("TURNPIKE_TEST_NEXT_BUILD")) {

@@ -54,7 +54,6 @@ impl Browser for Chromium {
     }
 }
 
-/// Headless, without network access of its own.
 pub(super) fn chromium(home: &Dir) -> Command {
     let mut command = at_home("chromium", home);
     command.args(["--headless=new", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage"]);
@@ -70,7 +69,6 @@ pub struct Firefox {
     _home: Dir,
 }
 
-/// Fake devices without a prompt, candidates on loopback, no telemetry.
 const PREFERENCES: &[(&str, &str)] = &[
     ("app.normandy.enabled", "false"),
     ("app.update.enabled", "false"),
@@ -114,7 +112,6 @@ impl Browser for Firefox {
     }
 }
 
-/// Headless, with additional preferences.
 pub(super) fn firefox(home: &Dir, more: &[(&str, &str)]) -> Command {
     let all = PREFERENCES.iter().chain(more);
     let preferences: String = all.map(|(name, value)| format!("user_pref(\"{name}\", {value});\n")).collect();

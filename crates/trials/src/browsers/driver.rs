@@ -20,7 +20,6 @@ use crate::{Dir, Program, SOON, eventually, installed};
 pub trait Driver: Sized {
     const NAME: &'static str;
 
-    /// Returns the reason if the browser cannot run here.
     fn available() -> Result<(), String>;
 
     fn start() -> Self;
@@ -31,13 +30,10 @@ pub trait Driver: Sized {
     /// Runs the body of an asynchronous function in the page and returns its result.
     fn run(&mut self, script: &str) -> Value;
 
-    /// Sets the viewport in pixels and the colour scheme.
     fn show(&mut self, width: u32, height: u32, dark: bool);
 
-    /// Presses a key: `Tab`, `Enter`, `Escape`.
     fn press(&mut self, key: &str);
 
-    /// Takes a screenshot as PNG.
     fn picture(&mut self) -> Vec<u8>;
 }
 

@@ -12,7 +12,6 @@ pub use browser::{Browser, Chromium, Firefox};
 pub use driver::{Devtools, Driver, Marionette};
 pub use page::Page;
 
-/// Transport from the browser to the server.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Over {
     Udp,

@@ -15,7 +15,6 @@ const HTML: &str = include_str!("../../../../tests/interop/browser/page.html");
 /// Contains the documented script that requests credentials.
 const DOCUMENT: &str = include_str!("../../../../docs/credentials.md");
 
-/// Maximum size of a report in bytes.
 const LONGEST: usize = 1 << 20;
 
 /// Page on loopback; its thread runs until the test program exits.
@@ -25,13 +24,11 @@ pub struct Page {
 }
 
 impl Page {
-    /// Serves the page with these settings on a free port.
     pub fn serve(settings: Value) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("loopback has a free port");
         Self::serve_at(listener, settings)
     }
 
-    /// Serves the page on a given listener.
     pub fn serve_at(listener: TcpListener, settings: Value) -> Self {
         let address = listener.local_addr().expect("a bound socket has an address");
         let report = Arc::new(Mutex::new(None));
@@ -42,7 +39,6 @@ impl Page {
                 let (settings, report) = (Arc::clone(&settings), Arc::clone(&report));
                 // Browsers open connections that they never use; a thread each keeps them from blocking others.
                 thread::spawn(move || {
-                    // A closed browser connection is no error.
                     let _ = answer(stream, &settings, &report);
                 });
             }
@@ -55,13 +51,11 @@ impl Page {
         format!("http://{}/", self.address)
     }
 
-    /// Final report of the page.
     pub fn report(&self) -> Option<Value> {
         self.report.lock().expect("no thread panics while holding the lock").clone()
     }
 }
 
-/// Answers one request per connection.
 fn answer(stream: TcpStream, settings: &str, report: &Mutex<Option<Value>>) -> io::Result<()> {
     stream.set_read_timeout(Some(SOON))?;
     let mut reader = BufReader::new(&stream);

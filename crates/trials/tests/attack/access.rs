@@ -13,17 +13,13 @@ use turnpike_trials::{Dir, Program, REALM, SOON, Serve, V4, address_after, fetch
 
 const FULL: &str = "0123456789-may-do-everything";
 const READ: &str = "0123456789-may-only-look";
-/// A user whose password appears nowhere else.
 const BOB: (&str, &str) = ("bob", "hunter-and-gatherer");
-/// Secret of the configuration, in addition to those in the store.
 const SECRET: &str = "signs-what-is-configured";
-/// Second realm, in the store.
 const TENANT: &str = "tenant.example";
 
 /// A server on a store with secrets of each kind, and the keys of two applications.
 struct World {
     serve: Serve,
-    /// Address of the credentials API.
     api: SocketAddr,
     /// Application key valid for [`REALM`] only.
     key: String,
@@ -72,7 +68,6 @@ impl World {
         Self { serve, api, key, secrets, _dir: dir }
     }
 
-    /// Each method of each path in the OpenAPI description.
     fn all_paths() -> Vec<(String, String)> {
         let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json"));
         let described: Value = serde_json::from_str(&text.expect("docs/openapi.json exists"))
@@ -96,12 +91,10 @@ impl World {
     }
 }
 
-/// Request body for methods that may have one.
 fn body_of(method: &str) -> &'static str {
     if ["POST", "PUT"].contains(&method) { "{}" } else { "" }
 }
 
-/// Sends a request with this token or key; returns status and text.
 fn asked(at: SocketAddr, method: &str, path: &str, token: &str, body: &str) -> (u16, String) {
     let mut stream = TcpStream::connect_timeout(&at, SOON).expect("it accepts connections");
     stream.set_read_timeout(Some(SOON)).expect("not zero");
@@ -122,7 +115,6 @@ fn asked(at: SocketAddr, method: &str, path: &str, token: &str, body: &str) -> (
 fn read_only_tokens_reveal_no_secret_and_change_nothing() {
     let world = World::new();
     let (serve, admin) = (&world.serve, world.serve.admin());
-    // A session to look at.
     let client = stun::Client::new(serve.address(V4));
     let (_, _, challenge) = client.challenge();
     assert_eq!(client.allocate(BOB.0, BOB.1, &challenge), None);
@@ -178,7 +170,6 @@ fn application_keys_only_issue_credentials_of_their_own_realm() {
         let (status, answer) = asked(world.serve.admin(), method, path, &world.key, body_of(method));
         assert_eq!(status, 401, "{method} {path}: {answer}");
     }
-    // The credentials listener offers nothing else.
     for (method, path) in World::all_paths() {
         if path == "/v1/credentials" || path == "/" {
             continue;

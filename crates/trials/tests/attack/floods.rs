@@ -14,7 +14,6 @@ use super::{
 };
 use turnpike_trials::{Dir, PASSWORD, Program, REALM, Serve, USER, V4, address_after, fetch, post, turnpike};
 
-/// A forbidden peer.
 const FORBIDDEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), 9);
 
 /// Sends one round and returns the number of messages; the argument is the number of earlier rounds.
@@ -22,7 +21,6 @@ pub(super) type Turn<'a> = Box<dyn FnMut(u32) -> u32 + 'a>;
 
 pub(super) struct Flood {
     pub(super) name: &'static str,
-    /// Prepares the flood against a server.
     pub(super) begin: Box<dyn for<'a> Fn(&'a Serve) -> Turn<'a>>,
 }
 
@@ -30,7 +28,6 @@ fn flood(name: &'static str, begin: impl for<'a> Fn(&'a Serve) -> Turn<'a> + 'st
     Flood { name, begin: Box::new(begin) }
 }
 
-/// Every flood; `key` is the key of an application ([`Applications`]).
 pub(super) fn all(key: &str) -> Vec<Flood> {
     let others = others().into_iter().chain([application(key.to_owned())]).collect();
     [Packet::ALL.map(packets).into(), streams(), users(), others].into_iter().flatten().collect()
@@ -50,7 +47,6 @@ fn packets(packet: Packet) -> Flood {
     })
 }
 
-/// Unauthenticated TCP and TLS connections, and DTLS up to the handshake.
 fn streams() -> Vec<Flood> {
     let bytes = |name: &'static str, bytes: Vec<u8>| {
         flood(name, move |serve| {
@@ -110,7 +106,6 @@ fn streams() -> Vec<Flood> {
     ]
 }
 
-/// Authenticated users with forbidden requests.
 fn users() -> Vec<Flood> {
     let over_udp = |serve: &Serve| User::new(Wire::udp(serve.address(V4)), USER, PASSWORD);
     let peer = || xor_address(FORBIDDEN, 0);
@@ -184,7 +179,6 @@ fn users() -> Vec<Flood> {
             *ticket.last_mut().expect("not empty") ^= 1;
             let (mut user, server) = (over_udp(serve), serve.address(V4));
             Box::new(move |_| {
-                // The owner's allocation stays where it is.
                 let _of_ticket = &of_ticket;
                 refused_again(&mut user, REFRESH, &[(MOBILITY_TICKET, &ticket)], server)
             })
@@ -196,7 +190,6 @@ fn users() -> Vec<Flood> {
     ]
 }
 
-/// Floods of the admin interface and credentials API.
 fn others() -> Vec<Flood> {
     vec![
         flood("requests to the admin interface", |serve| {
@@ -209,7 +202,6 @@ fn others() -> Vec<Flood> {
         }),
         flood("changes at the admin interface with a wrong token", |serve| {
             Box::new(move |turn| {
-                // Each is answered after a delay.
                 let path = ["/v1/reload", "/v1/drain", "/v1/credentials", "/v1/users"][turn as usize % 4];
                 let answer = post(serve.admin(), path, "guessed", &json!({}));
                 assert!(answer.is_ok_and(|(status, _)| (400..500).contains(&status)), "{path}");
@@ -247,14 +239,12 @@ impl Applications {
         Self { dir, key }
     }
 
-    /// Flags for `serve`.
     pub(super) fn flags(&self) -> [String; 4] {
         let path = |name: &str| self.dir.at(name).display().to_string();
         ["-c".to_owned(), path("turnpike.toml"), "--state".to_owned(), path("state")]
     }
 }
 
-/// An application that exceeds its request rate.
 fn application(key: String) -> Flood {
     flood("application credentials above the rate limit", move |serve| {
         let label = "credentials for applications on http://";

@@ -13,7 +13,6 @@ use super::{
 };
 use turnpike_trials::{Certificate, Dir, Serve, V4, eventually};
 
-/// Resources of a running server.
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     memory: u64,
@@ -28,7 +27,6 @@ impl Kept {
         Self { memory: serve.memory(), descriptors: fds, log }
     }
 
-    /// Growth since `before`.
     fn since(self, before: Self) -> Self {
         Self {
             memory: self.memory.saturating_sub(before.memory),
@@ -44,7 +42,6 @@ fn secured() -> (Certificate, Serve) {
     (certificate, serve)
 }
 
-/// Server with these limits.
 fn limited(limits: &str) -> (Certificate, Serve) {
     let dir = Dir::new();
     let file = dir.file("turnpike.toml", format!("[limits]\n{limits}\n"));
@@ -129,7 +126,6 @@ fn unauthenticated_connections_have_bounded_cost_and_number() {
         assert!(kept.descriptors.abs_diff(LIMIT) <= 8, "{name}: {kept:?}");
         assert_eq!(kept.log, 0, "{name}: {:?}", serve.program.lines().last());
         assert_eq!(evicted(), given_way, "{name}: none was closed");
-        // Each further connection replaces an existing one.
         let more: Vec<TcpStream> = (0..20).map(|_| connect(server, bytes)).collect();
         eventually("each new connection replaces one", || evicted() == given_way + 20);
         assert!(serve.metrics().sum("turnpike_connections", "") <= LIMIT as u64);
@@ -176,7 +172,6 @@ fn silent_dtls_clients_have_bounded_cost_and_number() {
     let kept = Kept::by(&serve).since(before);
     let each = kept.memory as f64 / f64::from(LIMIT - 1);
     assert!(each <= MOST_EACH, "{kept:?}");
-    // Many more clients replace the existing ones.
     let given_way = ended();
     let more = if is_thorough() { 20 } else { 3 } * LIMIT;
     silent.extend((LIMIT..LIMIT + more).map(|number| half_open(server, number)));
@@ -205,7 +200,6 @@ fn connect(server: SocketAddr, bytes: &[u8]) -> TcpStream {
     stream
 }
 
-/// Opens `count` connections and waits until the server has accepted and read all of them.
 fn crowd(serve: &Serve, server: SocketAddr, bytes: &[u8], count: usize) -> Vec<TcpStream> {
     let read = || serve.metrics().sum("turnpike_stream_read_bytes_total", "");
     let wanted = read() + (count * bytes.len()) as u64;

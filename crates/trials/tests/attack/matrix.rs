@@ -20,7 +20,6 @@ use turnpike_trials::{
     Certificate, Finished, PASSWORD, Program, Serve, USER, Upgraded, V4, eventually, turnpike,
 };
 
-/// Spellings of each address.
 const SPELLINGS: [&str; 9] = [
     "IPv4-mapped",
     "IPv4-compatible",
@@ -34,7 +33,6 @@ const SPELLINGS: [&str; 9] = [
 ];
 /// Bytes out per byte in, with the realm `turnpike`. A longer realm adds its length to the challenge (docs/serve.md).
 const MOST_AMPLIFICATION: f64 = 4.0;
-/// Limit for a DTLS handshake before the client's address is verified.
 const MOST_OF_DTLS: f64 = 1.0;
 /// Second user, who attacks the first one's allocation.
 const OTHER: &str = "mallory:guessed";
@@ -62,14 +60,12 @@ fn attack(uri: &str, more: &[&str]) -> Value {
     report
 }
 
-/// Notes about requests that the probe could not make.
 fn not_asked(report: &Value) -> Vec<String> {
     let findings = report["findings"].as_array().expect("a list").iter();
     let notes = findings.filter(|line| line["level"] == "note" && line["area"] == "attack");
     notes.map(|line| line["what"].to_string()).collect()
 }
 
-/// Attempts by request type and transport; none may succeed.
 type Tried = BTreeMap<(String, String), usize>;
 
 fn nothing_is_open(report: &Value) -> Tried {
@@ -113,7 +109,6 @@ fn nothing_is_open(report: &Value) -> Tried {
     tried
 }
 
-/// Asserts that every request type was tried over all transports.
 fn is_complete(tried: &Tried, transports: &[&str]) {
     for transport in transports {
         for entry in [
@@ -149,7 +144,6 @@ fn say(where_to: &str, tried: &Tried) {
     }
 }
 
-/// Prints one row for all request types.
 fn say_together(where_to: &str, tried: &Tried) {
     let mut together = Tried::new();
     for ((_, transport), count) in tried {
@@ -194,7 +188,6 @@ fn ratio(reply: &Value) -> f64 {
     reply["ratio"].as_f64().expect("a number")
 }
 
-/// Classifies a message: requests by method, everything else by appearance.
 fn kind_of(message: &str) -> &str {
     let first = message.split_whitespace().next().unwrap_or_default();
     match first {
@@ -208,7 +201,6 @@ fn kind_of(message: &str) -> &str {
 /// Public relay address as behind a NAT: on no loopback interface and in no rule.
 const PUBLIC: &str = "198.41.0.9";
 
-/// Server on loopback that allows only the peers of the witnesses.
 fn on_loopback(datapath: &str, transports: &[&str]) -> (Certificate, Serve) {
     let certificate = Certificate::new(&["turn.example.org"]);
     let user = user();
@@ -264,7 +256,6 @@ fn beside_witnesses<S: Asked>(
     (report, witnesses.end(what, || server.metrics()))
 }
 
-/// Prints the witnesses' observations during a `turnpike probe --attack`.
 fn say_of_probe(datapath: &str, tried: &Tried, seen: &Seen) {
     let attempts: usize = tried.values().sum();
     seen.say(&format!("`probe --attack`, data path {datapath}"), &attempts.to_string());
@@ -289,7 +280,6 @@ fn again<S: Asked>(datapath: &str, server: &mut S, transports: &[&'static str], 
     once_more(&*server, "after an upgrade");
 }
 
-/// Like the test above, with the kernel path, which needs real links.
 #[test]
 fn no_request_reaches_a_forbidden_peer_on_the_kernel_path() {
     by_each_in_the_kernel(turnpike_testkit::this_test!(), in_the_kernel);
@@ -316,11 +306,9 @@ fn in_the_kernel(links: &Links, datapath: &str) {
     }
 }
 
-/// Requests from forged addresses, next to witnesses.
 fn from_addresses_of_nobody(links: &Links, server: &Server<'_>, datapath: &str) {
     let address = SocketAddr::new(SERVER[0], 3478);
     run("ip", &["route", "replace", "local", "198.18.0.0/15", "dev", "lo"]);
-    // Gives the server a route for its responses.
     links.inside(&["ip", "route", "replace", "198.18.0.0/15", "via", "10.77.1.2"]);
     let witnesses = Witnesses::begin(&TRANSPORTS, |_| address, PEER[0], || server.metrics());
     let begun = Instant::now();
@@ -355,7 +343,6 @@ fn no_request_reaches_the_admin_interface_after_reload_or_upgrade() {
     }
 }
 
-/// Without --i-own-this-server the probe sends nothing.
 #[test]
 #[ignore = "thorough: cargo xtask attack"]
 fn attack_probe_without_consent_sends_nothing() {

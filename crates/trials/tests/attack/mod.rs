@@ -21,7 +21,6 @@ use std::{
 use turnpike_trials::links::{Links, PEER, SERVER, Server, on_links};
 use turnpike_trials::{Metrics, Program, Serve, V4, installed, skip};
 
-/// Client transports.
 const TRANSPORTS: [&str; 4] = ["udp", "tcp", "tls", "dtls"];
 
 /// True if `cargo xtask attack` runs the full amounts of the tables instead of the quick ones.
@@ -29,7 +28,6 @@ fn is_thorough() -> bool {
     env::var_os("TURNPIKE_TEST_ATTACK").is_some()
 }
 
-/// Prints a row of a table.
 fn row(table: &str, cells: &[&dyn Display]) {
     let cells: Vec<String> = cells.iter().map(ToString::to_string).collect();
     println!("ATTACK {table} | {} |", cells.join(" | "));
@@ -50,19 +48,15 @@ fn by_each_in_the_kernel(test: &str, body: impl Fn(&Links, &str)) {
     });
 }
 
-/// A server under attack, in this namespace or another.
 trait Asked {
-    /// Address of the witnesses' peers.
     const PEER: IpAddr;
 
     fn program(&mut self) -> &mut Program;
 
     fn metrics(&self) -> Metrics;
 
-    /// Listener address of this transport (`udp`, `tcp`, `tls` or `dtls`).
     fn at(&self, transport: &str) -> SocketAddr;
 
-    /// Number of kernel flows, if the server uses the kernel path.
     fn flows(&self) -> Option<u64>;
 }
 

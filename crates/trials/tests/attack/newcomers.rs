@@ -11,12 +11,10 @@ use turnpike_trials::{
     Certificate, Newcomers, PASSWORD, Program, Serve, USER, V4, eventually, interop_program, need,
 };
 
-/// Clients per row, and arrivals per second.
 fn clients() -> (&'static str, &'static str) {
     if is_thorough() { ("300", "100") } else { ("20", "40") }
 }
 
-/// Sequential Chromium connections per row.
 const GATHERINGS: u64 = 30;
 
 /// Time to the allocation over one transport, in milliseconds.

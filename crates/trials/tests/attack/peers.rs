@@ -21,17 +21,14 @@ use super::{
 };
 use turnpike_trials::{Certificate, Dir, PASSWORD, SOON, Serve, USER, Upgraded, eventually};
 
-/// Datagrams in each direction, per channel or permission.
 const COUNT: usize = 10;
 /// Time to wait for data that must not arrive, after the last expected datagram.
 const GRACE: Duration = Duration::from_millis(300);
 const FORBIDDEN: u16 = 403;
 
-/// A peer with its own address.
 struct Peer {
     number: u8,
     ip: IpAddr,
-    /// Port with a channel.
     bound: UdpSocket,
     /// Port without a channel, reached through the permission only.
     bare: UdpSocket,
@@ -51,7 +48,6 @@ impl Peer {
         [&self.bound, &self.bare]
     }
 
-    /// Sends datagrams to a relayed address from both ports.
     fn send(&self, to: SocketAddr, turn: u8) {
         for socket in self.sockets() {
             (0..COUNT)
@@ -60,7 +56,6 @@ impl Peer {
     }
 }
 
-/// Receives the next datagram within `wait`; returns its content and source.
 fn next(socket: &UdpSocket, wait: Duration) -> Option<([u8; 4], SocketAddr)> {
     socket.set_read_timeout(Some(wait)).expect("not zero");
     let mut buffer = [0; 64];
@@ -73,7 +68,6 @@ fn address(socket: &UdpSocket) -> SocketAddr {
     socket.local_addr().expect("the socket is bound")
 }
 
-/// A user with an allocation.
 struct Client {
     transport: &'static str,
     user: User,
@@ -111,7 +105,6 @@ impl Client {
         }
     }
 
-    /// Receives the next data from a peer.
     fn hear(&mut self) -> [u8; 4] {
         let message = self.user.wire.hear();
         let data = if message[0] & 0xC0 == 0x40 {
@@ -163,7 +156,6 @@ fn only_these_pass(clients: &mut [Client], refused: &[&Peer], allowed: &[&Peer],
     }
 }
 
-/// Addresses of servers and peers, and a rules file.
 struct Place {
     _dir: Dir,
     file: PathBuf,
@@ -195,7 +187,6 @@ impl Place {
         self.file.to_str().expect("our own path is UTF-8")
     }
 
-    /// Writes rules that refuse these peers.
     fn refuse(&self, peers: &[&Peer]) {
         let denied: Vec<String> = peers.iter().map(|peer| format!("\"{}\"", peer.ip)).collect();
         fs::write(&self.file, format!("[peers]\ndeny = [{}]\n", denied.join(", "))).expect("our own file");
@@ -207,7 +198,6 @@ impl Place {
     }
 }
 
-/// Runs `body` for each user-space data path.
 fn by_each_in_user_space(body: impl Fn(&mut Serve, &Place, &str) + Sync) {
     const DATAPATHS: [&str; 3] = ["basic", "mmsg", "gso"];
     let certificate = Certificate::new(&["turn.example.org"]);
@@ -224,7 +214,6 @@ fn by_each_in_user_space(body: impl Fn(&mut Serve, &Place, &str) + Sync) {
     });
 }
 
-/// Runs `body` on the kernel path.
 fn by_each_where_the_kernel_relays(
     test: &str,
     body: impl Fn(&mut turnpike_trials::links::Server<'_>, &Place, &str),
@@ -265,7 +254,6 @@ fn flows_are<S: Asked>(server: &S, clients: &mut [Client], peers: &[&Peer], turn
     });
 }
 
-/// Prints a table row with the datagrams that did not arrive.
 fn say(what: &str, way_in: &str, clients: &[Client], turns: usize, refused: usize) {
     let each = 4 * COUNT * turns * refused;
     let cell = |transport: &str| {
@@ -292,7 +280,6 @@ fn no_data_passes_without_permission_on_the_kernel_path() {
 fn not_permitted<S: Asked>(server: &mut S, place: &Place, datapath: &str) {
     let [stranger, _, _, known] = &place.peers;
     let mut clients = clients_of(server, &[known], &[stranger]);
-    // Another client's permission does not affect this client.
     let mut other = [Client::new(server, "udp")];
     assert_eq!(other[0].ask_for(stranger), [None; 2]);
     only_these_pass(&mut other, &[known], &[stranger], 1);

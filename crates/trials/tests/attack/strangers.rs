@@ -10,16 +10,12 @@ use procfs::process::Process;
 
 use turnpike_trials::eventually;
 
-/// Packet types.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Packet {
-    /// Allocate without a credential.
     Allocate,
     /// Allocate with a forged nonce and an invalid signature.
     Forged,
-    /// Random bytes.
     Garbage,
-    /// First packet of a DTLS handshake.
     ClientHello,
 }
 
@@ -69,7 +65,6 @@ pub(super) fn pour_in_as_read(packet: Packet, server: SocketAddr, first: u32, co
     }
 }
 
-/// Waits until the server's socket is empty.
 pub(super) fn are_read(server: SocketAddr) {
     are_read_by(std::process::id(), server);
 }
@@ -114,13 +109,11 @@ fn is_waiting(pid: u32, server: SocketAddr) -> bool {
 fn client_hello(number: u32, cookie: Option<&[u8]>) -> Vec<u8> {
     let mut body = vec![0xFE, 0xFD];
     body.extend(number.to_be_bytes().repeat(8));
-    // Empty session ID.
     body.push(0);
     let sequence = u8::from(cookie.is_some());
     let cookie = cookie.unwrap_or_default();
     body.push(u8::try_from(cookie.len()).expect("its length is a byte"));
     body.extend(cookie);
-    // ECDHE-ECDSA with AES-128-GCM, no compression.
     body.extend([0, 2, 0xC0, 0x2B, 1, 0]);
     let extensions: &[&[u8]] = &[
         // supported_groups: P-256; ec_point_formats: uncompressed; signature_algorithms: ECDSA with SHA-256; extended_master_secret.

@@ -21,7 +21,6 @@ fn serve(certificate: &Certificate) -> Serve {
     Serve::start_secured(certificate, &["--workers", "1", "--user", "mallory:guessed"])
 }
 
-/// Asserts that the allocation still relays in both directions.
 fn relays(owner: &mut User, relayed: SocketAddr, peer: &UdpSocket) {
     let address = xor_address(peer.local_addr().expect("the socket is bound"), 0);
     owner.wire.send(&stun::plain_message(SEND, &[(XOR_PEER_ADDRESS, &address), (PAYLOAD, b"ours")]));
@@ -60,14 +59,12 @@ fn a_user_cannot_take_over_end_or_use_another_users_allocation() {
             let answer = owner.ask_as(OTHER, asked, attributes);
             assert_eq!(answer.error(), Some(WRONG_CREDENTIALS), "{asked:#06x} over {transport}");
         }
-        // From another address, with the ticket.
         let mut thief = User::new(wire(), OTHER.0, OTHER.1);
         for attributes in [&[(MOBILITY_TICKET, &ticket[..])][..], &[(MOBILITY_TICKET, &ticket), end]] {
             let answer = thief.ask(REFRESH, attributes);
             assert_eq!(answer.error(), Some(WRONG_CREDENTIALS), "over {transport}");
         }
         relays(&mut owner, relayed, &peer);
-        // The ticket stays valid for its owner.
         let mut moved = User::new(wire(), USER, PASSWORD);
         assert_eq!(moved.ask(REFRESH, &[(MOBILITY_TICKET, &ticket)]).error(), None, "over {transport}");
         relays(&mut moved, relayed, &peer);

@@ -18,7 +18,6 @@ use turnpike_testkit::{
 
 use turnpike_trials::SOON;
 
-/// Connection to a server over one transport.
 pub(super) enum Wire {
     Datagrams(UdpSocket),
     Stream(Box<dyn StreamOfBytes>),
@@ -66,7 +65,6 @@ impl Wire {
         stun::Message::stun(&self.hear())
     }
 
-    /// Responses received so far over UDP.
     pub(super) fn arrived(&mut self) -> Vec<stun::Message> {
         let Self::Datagrams(socket) = self else { panic!("no datagrams") };
         let mut buffer = [0; 4096];
@@ -79,7 +77,6 @@ impl Wire {
         answers
     }
 
-    /// Reads `len` bytes from a connection.
     pub(super) fn read(&mut self, len: usize) -> Vec<u8> {
         let Self::Stream(stream) = self else { panic!("no stream of bytes") };
         let mut bytes = vec![0; len];
@@ -87,7 +84,6 @@ impl Wire {
         bytes
     }
 
-    /// Receives the next message or ChannelData.
     pub(super) fn hear(&mut self) -> Vec<u8> {
         match self {
             Self::Datagrams(socket) => {
@@ -119,7 +115,6 @@ fn socket(server: SocketAddr) -> UdpSocket {
     socket
 }
 
-/// A DTLS association after its handshake.
 pub(super) struct Association {
     socket: UdpSocket,
     client: dtls::ClientAssociation,
@@ -156,7 +151,6 @@ impl Association {
         }
     }
 
-    /// Receives a datagram or times out.
     fn read(&mut self) {
         let now = Instant::now();
         let until = self.client.timeout().map_or(SOON, |at| at.saturating_duration_since(now));
@@ -170,7 +164,6 @@ impl Association {
         self.pass();
     }
 
-    /// Sends pending datagrams and collects received data.
     fn pass(&mut self) {
         let Self { socket, client, heard } = self;
         let send = |packet: &[u8]| _ = socket.send(packet).expect("the link takes it");
@@ -184,7 +177,6 @@ fn connect(server: SocketAddr) -> TcpStream {
     stream
 }
 
-/// A TLS connection after its handshake.
 pub(super) fn handshake(server: SocketAddr) -> StreamOwned<ClientConnection, TcpStream> {
     let mut stream = StreamOwned::new(hello(), connect(server));
     while stream.conn.is_handshaking() {
@@ -193,21 +185,18 @@ pub(super) fn handshake(server: SocketAddr) -> StreamOwned<ClientConnection, Tcp
     stream
 }
 
-/// Client side of a TLS connection.
 fn hello() -> ClientConnection {
     let config = certificates::believing_client(rustls::ALL_VERSIONS);
     let name = ServerName::try_from("turn.example.org").expect("a valid name");
     ClientConnection::new(Arc::new(config), name).expect("a valid configuration")
 }
 
-/// A complete TLS ClientHello.
 pub(super) fn client_hello() -> Vec<u8> {
     let mut bytes = Vec::new();
     hello().write_tls(&mut bytes).expect("a vector takes it");
     bytes
 }
 
-/// A user who signs requests.
 pub(super) struct User {
     pub(super) wire: Wire,
     name: &'static str,
@@ -223,7 +212,6 @@ impl User {
         Self { wire, name, password, challenge }
     }
 
-    /// Sends a request without waiting.
     pub(super) fn say(&mut self, message_type: u16, attributes: &[(u16, &[u8])]) {
         let credentials = (self.name, self.password, &self.challenge);
         let request = stun::signed_request(message_type, attributes, credentials);

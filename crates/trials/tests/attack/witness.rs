@@ -13,25 +13,20 @@ use turnpike_trials::{Certificate, Load, Metrics, Program, Reflect, SOON, Serve,
 
 /// Peer address that no attack uses.
 pub(super) const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 9, 9, 9));
-/// Clients per transport.
 const CLIENTS: u64 = 2;
 /// Datagrams per second and transport; one second of them fits into a socket buffer.
 fn rate() -> &'static str {
     if is_thorough() { "100" } else { "25" }
 }
 
-/// Two clients over each given transport.
 pub(super) struct Witnesses {
     loads: Vec<(&'static str, Program)>,
     _reflect: Reflect,
-    /// Datagrams relayed to peers before the attack.
     before: u64,
 }
 
-/// Results by transport.
 pub(super) struct Seen(Vec<(&'static str, Value)>);
 
-/// Datagrams relayed to peers.
 pub(super) fn relayed(metrics: &Metrics) -> u64 {
     metrics.sum("turnpike_relayed_datagrams_total", "direction=\"to_peer\"")
 }
@@ -103,7 +98,6 @@ impl Seen {
         self.0.iter().map(|(_, result)| result[figure].as_u64().expect("a number")).sum()
     }
 
-    /// Prints a table row.
     pub(super) fn say(&self, what: &str, done: &str) {
         let p99 = |transport: &str| {
             let found = self.0.iter().find(|(name, _)| *name == transport);

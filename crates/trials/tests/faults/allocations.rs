@@ -36,7 +36,6 @@ pub(super) fn allocation_p99(server: &Server, user: &str, seconds: &str) -> f64 
     result["rtt_us"]["p99"].as_f64().expect("a number") / 1_000.0
 }
 
-/// Turns of [`allocation_p99`].
 pub(super) struct Turns {
     /// Before the first fault, and after every trace of a fault is gone.
     without: Vec<Turn>,
@@ -50,7 +49,6 @@ pub(super) struct Turns {
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     p99: f64,
-    /// Longest delay of a thread that only sleeps.
     machine: Duration,
 }
 
@@ -131,7 +129,6 @@ impl Drop for Over<'_> {
 }
 
 impl Turns {
-    /// Adds the figures to the row.
     pub(super) fn tell(&self, row: &mut Row, who: &str, when: &str) {
         let all = [&self.without, &self.under, &self.right_after];
         let [without, under, right_after] = all.map(|turns| median(turns));
@@ -163,7 +160,6 @@ impl Turns {
     }
 }
 
-/// Median of the valid turns, or of all if none is valid.
 fn median(turns: &[Turn]) -> f64 {
     let good = turns.iter().filter(|turn| turn.counts());
     let mut figures: Vec<f64> = good.map(|turn| turn.p99).collect();

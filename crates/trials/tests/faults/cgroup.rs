@@ -12,11 +12,9 @@ use turnpike_trials::SOON;
 
 const ROOT: &str = "/sys/fs/cgroup";
 
-/// A frozen thread.
 pub(super) struct Frozen {
     group: PathBuf,
     thread: u32,
-    /// The thread's original group.
     home: PathBuf,
     control: (&'static str, &'static str, &'static str),
 }
@@ -25,7 +23,6 @@ pub(super) struct Frozen {
 pub(crate) struct Group {
     group: PathBuf,
     process: u32,
-    /// The process's original group.
     home: PathBuf,
 }
 
@@ -79,7 +76,6 @@ impl Group {
         Ok(limited)
     }
 
-    /// Limits the memory to `bytes`.
     pub(super) fn to(&self, bytes: u64) -> io::Result<()> {
         fs::write(self.limit(), bytes.to_string())
     }
@@ -119,7 +115,6 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // The process may have ended.
         let _ = fs::write(&self.home, self.process.to_string());
         remove(&self.group);
     }
@@ -137,7 +132,6 @@ fn place(thread: u32, controller: &str) -> Option<PathBuf> {
     dir.is_dir().then_some(dir)
 }
 
-/// Processes in the group may need a moment to exit.
 fn remove(group: &Path) {
     for _ in 0..100 {
         if fs::remove_dir(group).is_ok() || !group.exists() {

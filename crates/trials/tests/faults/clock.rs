@@ -19,13 +19,10 @@ use turnpike_trials::{
 
 const DAY: i64 = 86_400;
 
-/// A day forward, two back, and back to the real time.
 const JUMPS: [i64; 3] = [DAY, -DAY, 0];
 
-/// Wall clock of one program.
 struct Clock {
     offset: File,
-    /// Holds the library and the file.
     _dir: Dir,
 }
 
@@ -45,7 +42,6 @@ impl Clock {
         Ok(Self { offset, _dir: dir })
     }
 
-    /// Sets the offset from the real time.
     fn jump(&self, seconds: i64) {
         self.offset.write_all_at(&seconds.to_ne_bytes(), 0).expect("our own file");
         thread::sleep(Duration::from_secs(1));
@@ -72,7 +68,6 @@ fn day(seconds: i64) -> String {
 
 /// Time-limited credentials made at the real time, with their validity.
 struct Timed {
-    /// Holds the token file.
     dir: Dir,
     /// Time-limited name and password (`auth.secrets`), valid for two hours.
     short: (String, String),
@@ -80,13 +75,10 @@ struct Timed {
     long: (String, String),
 }
 
-/// Secret of the time-limited names.
 const SECRET: &str = "north wind";
-/// Key of access tokens, in base64.
 const TOKEN_KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 
 impl Timed {
-    /// Server configuration for these credentials.
     fn settings() -> String {
         format!(
             "[auth]\nsecrets = [\"{SECRET}\"]\n[oauth]\nserver_name = \"turn.faults.test\"\nkey = [{{ kid = \"east\", key = \
@@ -122,7 +114,6 @@ impl Timed {
         Self { dir, short: named("7200"), long: named("259200") }
     }
 
-    /// Asserts which credentials the server accepts at this offset.
     fn are_judged(&self, server: &Server, seconds: i64) {
         let answers = |(name, password): &(String, String)| server.answers(name, password);
         let is_over = seconds >= DAY;
@@ -195,7 +186,6 @@ fn all_refresh(server: &Server, clients: u32) {
     within(PATIENCE, "all refresh their allocations", || refreshed() >= before + u64::from(clients));
 }
 
-/// Number of stale-nonce responses.
 fn stale(server: &Server) -> u64 {
     server.metrics().sum("turnpike_error_responses_total", "code=\"438\"")
 }
@@ -226,7 +216,6 @@ fn the_clock_jumps_forth_and_back() {
                     // The nonce is too old or from the future; the one in the response works.
                     let asked = [(); 2].map(|()| late.asks(USER, PASSWORD));
                     assert_eq!(asked, [Some(438), None], "{jump} s from home");
-                    // New clients.
                     allocation_p99(server, &format!("{USER}:{PASSWORD}"), "0.5");
                     timed.are_judged(server, jump);
                     says_so(jump, || server.lines(), said);

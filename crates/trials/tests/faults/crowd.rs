@@ -17,7 +17,6 @@ pub(super) struct Crowd {
     pub(super) clients: u32,
 }
 
-/// Clients of one transport.
 struct Part {
     transport: &'static str,
     profile: &'static str,
@@ -27,22 +26,18 @@ struct Part {
 }
 
 impl Crowd {
-    /// Default size, on loopback.
     pub(super) fn of(server: &Server) -> Self {
         Self::of_user(server, &format!("{USER}:{PASSWORD}"))
     }
 
-    /// Default size, as another user.
     pub(super) fn of_user(server: &Server, user: &str) -> Self {
         Self::usual(server.address, "127.0.0.1:0", PATIENCE, user)
     }
 
-    /// Default size, with this reconnect timeout in seconds.
     pub(super) fn patient(server: &Server, seconds: &str) -> Self {
         Self::at(server.address, "127.0.0.1:0", seconds)
     }
 
-    /// Clients to this server address, with peers at `peer`.
     pub(super) fn at(server: SocketAddr, peer: &str, patience: &str) -> Self {
         Self::usual(server, peer, patience, &format!("{USER}:{PASSWORD}"))
     }
@@ -79,7 +74,6 @@ impl Crowd {
         Self { parts, peer: peer.to_owned(), clients }
     }
 
-    /// Starts the clients and waits until all have an allocation.
     pub(super) fn begin(&mut self, server: &Server) {
         let before = server.allocations();
         self.parts.iter_mut().for_each(|part| part.load = Some(part.asked.start()));
@@ -124,7 +118,6 @@ impl Crowd {
         together(seen.collect())
     }
 
-    /// Complete calls of two more clients, one through each path.
     pub(super) fn control_calls(&self, server: &Server) -> Vec<Load> {
         let call = |part: &Part| {
             // Single datagrams if the crowd sends single datagrams.
@@ -162,7 +155,6 @@ fn by(load: Load, transport: &str) -> Load {
     if matches!(transport, "tls" | "dtls") { load.with("--insecure") } else { load }
 }
 
-/// Combines the results: sums of counts, maxima of silences.
 fn together(mut parts: Vec<Value>) -> Value {
     const COUNTS: [&str; 5] = ["sent", "lost", "duplicated", "reordered", "returns_done"];
     if parts.len() == 1 {

@@ -29,7 +29,6 @@ use turnpike_trials::{Dir, SOON, V4, need};
 /// Maximum memory of the process per connection. Data waiting for a reader is in the kernel.
 const MOST_MEMORY: u64 = 16 << 10;
 
-/// Duration of a fault.
 fn a_while() -> Duration {
     or_thorough(Duration::from_secs(1), Duration::from_secs(6))
 }
@@ -41,7 +40,6 @@ fn clients_that_hardly_speak() {
         "clients_that_hardly_speak",
         "forward: 500 clients send one byte per second (slow loris); 500 more are half-closed or never read",
     );
-    // Room for the served clients and these.
     let most = Forwarder::clients() + 1000;
     let wanted = Wanted::default().with_rule(&format!("max_connections = {most}\n"));
     let seen = Forwarder::local(wanted).row(row, |forwarder, row| {
@@ -57,7 +55,6 @@ fn clients_that_hardly_speak() {
                 stream.write_all(talks::HOLD).expect("the connection is open");
                 stream.shutdown(std::net::Shutdown::Write).expect("the connection is open");
             } else {
-                // Never reads the returned data.
                 stream.set_nonblocking(true).expect("the connection is open");
                 while stream.write(&[7; 16_384]).is_ok() {}
             }
@@ -99,7 +96,6 @@ fn clients_that_hardly_speak() {
 #[ignore = "thorough: cargo xtask faults"]
 fn connections_that_never_come_about() {
     on_links(turnpike_testkit::this_test!(), |links| {
-        // Room for the served clients and one more.
         let most = Forwarder::clients() + 1;
         let wanted = Wanted::inside(links).with_rule(&format!("max_connections = {most}\n"));
         let forwarder = Forwarder::between(SERVER[0], Target::on(PEER[0]), wanted);
@@ -144,7 +140,6 @@ fn connections_that_never_come_about() {
     });
 }
 
-/// Sends the first packet of a connection.
 fn half_open(to: SocketAddr) -> Option<socket2::Socket> {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).ok()?;
     socket.set_nonblocking(true).ok()?;
@@ -163,7 +158,6 @@ const TOO_LATE: Duration = Duration::from_secs(2);
 const MUCH_LATER: Duration = Duration::from_secs(5);
 /// Data after a header, which returns if the target receives it.
 const BEHIND: &[u8] = b"let me through";
-/// First bytes of version 2.
 const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
 
 #[test]
@@ -193,7 +187,6 @@ fn hostile_proxy_headers() {
         for turn in 0..or_thorough(2, 40) {
             for header in bad_headers() {
                 let stream = come_from(PROXY, forwarder.tcp);
-                // In pieces every other time.
                 say(&stream, &[&header[..], BEHIND].concat(), if turn % 2 == 0 { usize::MAX } else { 7 });
                 assert_eq!(until_its_end(&stream), b"", "{}", header.escape_ascii());
                 tried += 1;
@@ -231,7 +224,6 @@ fn hostile_proxy_headers() {
     unharmed(&seen);
 }
 
-/// Connects from this loopback address.
 fn come_from(ip: Ipv4Addr, to: SocketAddr) -> TcpStream {
     let socket =
         socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a descriptor");
@@ -248,11 +240,9 @@ fn say(mut stream: &TcpStream, bytes: &[u8], piece: usize) {
     let _ = bytes.chunks(piece).try_for_each(|bytes| stream.write_all(bytes));
 }
 
-/// Reads until the connection ends.
 fn until_its_end(mut stream: &TcpStream) -> Vec<u8> {
     let mut back = Vec::new();
     if let Err(error) = stream.read_to_end(&mut back) {
-        // A reset is an end as well.
         assert_ne!(error.kind(), ErrorKind::WouldBlock, "the connection does not end");
     }
     back
@@ -289,7 +279,6 @@ fn good_headers_are_served(server: SocketAddr) -> u64 {
     served
 }
 
-/// Invalid headers, and none at all.
 fn bad_headers() -> Vec<Vec<u8>> {
     let v2 = |rest: &[&[u8]]| [&[SIGNATURE][..], rest].concat().concat();
     vec![
@@ -348,7 +337,6 @@ fn headers_without_an_end(server: SocketAddr) -> u64 {
     tried
 }
 
-/// Address of the name.
 const TARGET: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
 
 /// Answers of the name server, and the fate of new clients. Invalid and empty answers keep the last addresses; valid ones apply, wherever
@@ -415,7 +403,6 @@ fn a_name_server_lies() {
                         now[0] >= failed[0] + 5 && now[1] > failed[1]
                     }),
                 }
-                // Each new client is one connection or session; none may loop.
                 let (now, more) = (forwarder.kept(), RULES.map(begun));
                 assert!(now.sessions <= kept.sessions + FEW, "{said}: {kept:?}, {now:?}");
                 assert!(now.descriptors as u64 <= kept.descriptors as u64 + FEW, "{said}: {kept:?}, {now:?}");
@@ -438,12 +425,9 @@ fn a_name_server_lies() {
     });
 }
 
-/// Labels of the TCP and UDP rules.
 const RULES: [&str; 2] = ["rule=\"t\"", "rule=\"u\""];
-/// New clients per lie, with margin.
 const FEW: u64 = 20;
 
-/// Answers queries for every name.
 struct NameServer {
     says: Arc<AtomicU8>,
     asked: Arc<AtomicU64>,

@@ -63,7 +63,6 @@ fn no_memory_is_left_to_a_forwarder() {
     assert!(!killed || seen["cut"].as_u64() >= Some(Forwarder::clients()), "{seen}");
 }
 
-/// Ephemeral ports towards a target.
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
 fn no_port_is_left_to_a_forwarder() {
@@ -116,7 +115,6 @@ fn send_without_ports(forwarder: &Forwarder, clients: u64) -> u64 {
     held.iter().for_each(|client| assert_eq!(served(client).ok(), Some(1), "a port is free"));
     let newcomers: Vec<UdpSocket> = (0..clients).map(|_| talks::client_of(forwarder.udp)).collect();
     for client in &newcomers {
-        // Keeps the sessions active.
         held.iter().chain([client]).for_each(|client| ask(client).expect("the destination is reachable"));
     }
     within(SOON, "all are counted", || refused() >= before + clients);

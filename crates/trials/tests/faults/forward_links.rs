@@ -28,7 +28,6 @@ pub(super) fn on_a_link(
     });
 }
 
-/// Asserts that the fault affected clients.
 fn was_felt(seen: &Value) {
     assert!(seen["lost"].as_u64() > Some(0), "{seen}");
 }
@@ -80,7 +79,6 @@ fn the_mtu_of_a_forwarder_becomes_small() {
     );
 }
 
-/// Fragments sent from the forwarder's namespace.
 fn fragments(links: &Links) -> u64 {
     let said = links.inside_says(&["cat", "/proc/net/snmp"]);
     let mut lines = said.lines().filter_map(|line| line.strip_prefix("Ip: "));

@@ -12,7 +12,6 @@ use super::{
 };
 use turnpike_trials::SOON;
 
-/// Degrades the UDP path for some seconds, while a new client connects over it.
 fn worsened(name: &'static str, what: &'static str, [lost, doubled, late]: [u32; 3]) -> Value {
     let forwarder = Forwarder::local(Wanted::default());
     let path = Path::to(forwarder.udp);
@@ -79,7 +78,6 @@ fn a_nat_before_a_forwarder_rebinds_all_at_once() {
         let before = begun(forwarder);
         path.rebind();
         within(SOON, "each client has a new session", || begun(forwarder) >= before + clients);
-        // The old sessions time out.
         within(SOON, "those of the old ports have ended", || forwarder.kept().sessions <= 2 * clients);
         row.note(format!("{} new sessions; the old ones ended after `idle`", begun(forwarder) - before));
     });

@@ -26,13 +26,10 @@ use turnpike_trials::{SOON, need};
 
 /// Interval between messages of a client; a client that lost its connection reconnects within it.
 const TURN: Duration = Duration::from_secs(1);
-/// Message size in bytes.
 const PIECE: usize = 64;
 
-/// Results of clients of one kind.
 #[derive(Default)]
 struct Kind {
-    /// Clients served by the first process.
     first: AtomicU64,
     /// Times at which returning clients were first served by the second process.
     back: Mutex<Vec<Instant>>,
@@ -50,12 +47,10 @@ struct Storm {
     process: AtomicU64,
     streams: Kind,
     datagrams: Kind,
-    /// Refused connections.
     failed: AtomicU64,
 }
 
 impl Kind {
-    /// Records a client's first service by a process.
     fn served(&self, process: u64) {
         if process == 0 {
             self.first.fetch_add(1, Relaxed);
@@ -76,7 +71,6 @@ impl Storm {
         TURN * number / self.clients
     }
 
-    /// Connections of one client, until the end.
     fn stream(&self, number: u32) {
         for life in 0.. {
             thread::sleep(self.place(number));
@@ -93,7 +87,6 @@ impl Storm {
         }
     }
 
-    /// Uses one connection until it ends.
     fn talk(&self, mut stream: &TcpStream, number: u64) {
         // A client that connects to the second process knows that the first has ended.
         let (process, mut position) = (self.process.load(Relaxed), 0);
@@ -121,7 +114,6 @@ impl Storm {
         }
     }
 
-    /// Datagrams of one client, until the end.
     fn datagrams(&self, number: u32) {
         let socket = client_of(self.udp);
         thread::sleep(self.place(number));
@@ -141,7 +133,6 @@ impl Storm {
                 socket.set_read_timeout(Some(left)).expect("not zero");
                 match socket.recv(&mut back) {
                     Ok(len) => {
-                        // May be a late echo.
                         let of = back[..8].try_into().map_or(0, u64::from_be_bytes).min(position);
                         self.datagrams.came_back(&datagram(number, of), &back[..len]);
                         let process = u64::from(found.is_some_and(|first| of >= first));
@@ -171,7 +162,6 @@ fn datagram(client: u64, number: u64) -> Vec<u8> {
         .collect()
 }
 
-/// Checks the limit of descriptors.
 fn descriptors(wanted: u64) -> Result<(), String> {
     let limits = fs::read_to_string("/proc/self/limits").map_err(|error| error.to_string())?;
     let most = limits.lines().find_map(|line| line.strip_prefix("Max open files")?.split_whitespace().next());
@@ -253,7 +243,6 @@ fn thousands_return_to_a_forwarder() {
     );
 }
 
-/// Ends the clients when dropped.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {

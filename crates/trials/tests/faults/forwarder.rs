@@ -24,7 +24,6 @@ pub(super) struct Forwarder {
     pub(super) tcp: SocketAddr,
     pub(super) udp: SocketAddr,
     target: Option<Target>,
-    /// Host name in the rules.
     host: Option<String>,
     wanted: Wanted,
     dir: Dir,
@@ -33,7 +32,6 @@ pub(super) struct Forwarder {
 }
 
 impl Forwarder {
-    /// On loopback.
     pub(super) fn local(wanted: Wanted) -> Self {
         Self::between(V4, Target::on(V4), wanted)
     }
@@ -44,7 +42,6 @@ impl Forwarder {
         Self::new(V4, target, Some(name), wanted)
     }
 
-    /// From this listen address to the target.
     pub(super) fn between(listen: IpAddr, target: Target, wanted: Wanted) -> Self {
         Self::new(listen, target, None, wanted)
     }
@@ -79,7 +76,6 @@ impl Forwarder {
         eventually("the process has ended", || self.program.has_ended());
     }
 
-    /// Starts a new process after the old one has ended.
     pub(super) fn again(&mut self) {
         self.said.append(&mut self.program.lines());
         let _ = fs::remove_file(self.dir.at("a.sock"));
@@ -110,12 +106,10 @@ impl Forwarder {
         self.target.as_ref().expect("the target runs").visits()
     }
 
-    /// Stops the target.
     pub(super) fn lose_target(&mut self) {
         self.target = None;
     }
 
-    /// Starts a new target.
     pub(super) fn lead_to(&mut self, target: Target) {
         self.target = Some(target);
         self.reload(1);
@@ -136,7 +130,6 @@ impl Forwarder {
         self.upgraded.pid()
     }
 
-    /// Connections, sessions, descriptors and memory.
     pub(super) fn kept(&self) -> Kept {
         Kept::of(self.pid(), self.metrics().sum("turnpike_forward_connections", ""))
     }
@@ -147,7 +140,6 @@ impl Forwarder {
         });
     }
 
-    /// Number of TCP clients, and of UDP clients.
     pub(super) fn clients() -> u64 {
         or_thorough(4, 20)
     }
@@ -176,7 +168,6 @@ impl Forwarder {
         fault(&mut self, &mut row);
         talks.flow();
         let seen = talks.end();
-        // Complete connections from start to end.
         talks::whole(self.tcp, udp);
         as_before(|| self.kept(), before, rest);
         row.note(format!(

@@ -7,7 +7,6 @@ use turnpike_testkit::alone::{in_namespaces, run};
 use super::{Crowd, Row, Server, Wanted, cgroup::Group, or_thorough, within};
 use turnpike_trials::{Dir, Finished, Load, PASSWORD, Program, SOON, USER, need, turnpike};
 
-/// Starts more clients; some may be refused.
 fn newcomers(server: &Server, clients: &str) -> Finished {
     Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
         .with(&format!("--profile audio --clients {clients} --warmup 0.1 --duration 0.5"))
@@ -61,7 +60,6 @@ fn no_descriptor_is_left() {
         // A connection is accepted once it has data.
         opened.iter().for_each(|mut stream| _ = stream.write_all(&[0]));
         let run = newcomers(server, "150").ended(1);
-        // The refusals are 508 and nothing else.
         assert!(run.output().contains("508"), "{}", run.output());
         let lines = server.lines();
         assert!(lines.iter().any(|line| line.contains("no file descriptor")), "{lines:#?}");
@@ -127,7 +125,6 @@ fn no_room_is_left_on_the_disk() {
 /// A 2 MiB disk that holds the log.
 pub(super) struct Disk {
     dir: Dir,
-    /// File that fills the disk.
     filler: Option<fs::File>,
 }
 
@@ -149,7 +146,6 @@ impl Disk {
         wanted
     }
 
-    /// Fills the disk.
     pub(super) fn fill(&mut self) {
         let mut file = fs::File::create(self.dir.at("filler")).expect("the disk can be filled");
         while file.write_all(&[0; 4096]).is_ok() {}
@@ -157,13 +153,11 @@ impl Disk {
         self.filler = Some(file);
     }
 
-    /// Frees the disk.
     pub(super) fn free(&mut self) {
         self.filler = None;
         fs::remove_file(self.dir.at("filler")).expect("the file can be removed");
     }
 
-    /// Number of lines in the log.
     pub(super) fn lines(&self) -> usize {
         fs::read_to_string(self.log()).expect("the log exists").lines().count()
     }

@@ -10,12 +10,10 @@ use turnpike_trials::links::Links;
 
 const DEVICES: [&str; 2] = ["p", "c"];
 
-/// Duration of a link fault.
 pub(super) fn a_while() {
     thread::sleep(or_thorough(Duration::from_millis(500), Duration::from_secs(3)));
 }
 
-/// Takes one link after the other down and up.
 pub(super) fn go_down_and_up(links: &Links) {
     for device in DEVICES {
         links.inside(&["ip", "link", "set", device, "down"]);
@@ -107,7 +105,6 @@ pub(super) fn have_a_full_firewall(links: &Links, meanwhile: impl FnOnce()) {
     assert!(dropped > 0, "no packet was dropped: {said}");
 }
 
-/// First number after `words`, or 0.
 fn number_behind(text: &str, words: &str) -> u64 {
     let digits = text.split_once(words).map_or("", |(_, rest)| rest);
     let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());

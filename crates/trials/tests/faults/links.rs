@@ -77,7 +77,6 @@ fn the_mtu_becomes_small() {
             let mut fragments = 0;
             link_faults::become_narrow(links, || {
                 let before = fragments_of(links);
-                // Datagrams of up to 1,150 bytes.
                 Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
                     .with("--profile call --clients 2 --max-loss 0")
                     .with("--peer 10.77.2.2:0 --warmup 0.2 --duration 1")

@@ -46,12 +46,10 @@ fn rows() -> Option<PathBuf> {
     std::env::var_os("TURNPIKE_TEST_ROWS").map(PathBuf::from)
 }
 
-/// Returns `thorough` under `cargo xtask faults`, otherwise `short`.
 fn or_thorough<T>(short: T, thorough: T) -> T {
     if rows().is_some() { thorough } else { short }
 }
 
-/// Polls until the condition holds.
 fn within(patience: Duration, what: &str, mut ask: impl FnMut() -> bool) {
     let deadline = Instant::now() + patience;
     while !ask() {

@@ -21,7 +21,6 @@ use super::{
 use turnpike_trials::links::{Links, RELAY, SERVER, on_links};
 use turnpike_trials::{Certificate, Dir, Program, SOON, V4, ends, free_port, lives, need};
 
-/// A server with UDP, TCP, TLS and DTLS on one port; `wanted` gets the flags.
 fn secured(certificate: &Certificate, wanted: impl FnOnce(&[&str]) -> Wanted) -> Server {
     let address = SocketAddr::new(V4, free_port(V4));
     let listen = address.to_string();
@@ -29,7 +28,6 @@ fn secured(certificate: &Certificate, wanted: impl FnOnce(&[&str]) -> Wanted) ->
     Server::on(address, V4, wanted(&flags))
 }
 
-/// With two workers.
 fn two_workers(flags: &[&str]) -> Wanted {
     Wanted::flags(&[&["--workers", "2"], flags].concat())
 }
@@ -116,7 +114,6 @@ fn in_the_kernel(
     });
 }
 
-/// In the server's namespace, with the kernel path.
 fn inside(links: &Links, wanted: Wanted) -> Wanted {
     let mut flags = wanted.flags;
     flags.extend(["--datapath", "kernel"].map(str::to_owned));
@@ -137,7 +134,6 @@ fn most_goes_across(server: &Server, row: &mut Row) {
     row.note(format!("{across} of {relayed} datagrams relayed by the kernel"));
 }
 
-/// Packets sent to clients.
 fn sent_to_clients(links: &Links) -> u64 {
     let said = links.inside_says(&["ip", "-s", "link", "show", "dev", "c"]);
     let sent = said.lines().last().and_then(|line| line.split_whitespace().nth(1));

@@ -19,7 +19,6 @@ use turnpike_trials::V4;
 const LATEST: Duration = Duration::from_millis(50);
 
 pub(super) struct Path {
-    /// Address for clients.
     pub(super) address: SocketAddr,
     shared: Arc<Shared>,
 }
@@ -29,17 +28,14 @@ struct Shared {
     server: SocketAddr,
     ways: Mutex<HashMap<SocketAddr, Arc<Way>>>,
     ends: AtomicBool,
-    /// Percentage of datagrams.
     lost: AtomicU32,
     doubled: AtomicU32,
     late: AtomicU32,
     chance: AtomicU64,
     passed: AtomicU64,
-    /// Datagrams that were lost, duplicated or reordered.
     worsened: AtomicU64,
 }
 
-/// Path of one client.
 struct Way {
     client: SocketAddr,
     socket: UdpSocket,
@@ -82,12 +78,10 @@ impl Path {
         self.shared.ways().clear();
     }
 
-    /// Datagrams received.
     pub(super) fn passed(&self) -> u64 {
         self.shared.passed.load(Relaxed)
     }
 
-    /// Datagrams lost, duplicated or reordered.
     pub(super) fn worsened(&self) -> u64 {
         self.shared.worsened.load(Relaxed)
     }
@@ -149,7 +143,6 @@ impl Shared {
         }
     }
 
-    /// Handles one datagram of a direction.
     fn pass(&self, held: &Mutex<Option<Vec<u8>>>, bytes: &[u8], send: impl Fn(&[u8]) -> io::Result<usize>) {
         self.passed.fetch_add(1, Relaxed);
         if self.happens(&self.lost) {
@@ -187,7 +180,6 @@ impl Shared {
     }
 }
 
-/// Sends the held datagram when nothing follows.
 fn release(held: &Mutex<Option<Vec<u8>>>, send: impl Fn(&[u8]) -> io::Result<usize>) {
     let kept = held.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(bytes) = kept {

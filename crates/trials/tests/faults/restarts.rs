@@ -45,7 +45,6 @@ pub(super) struct Storm {
     file: PathBuf,
 }
 
-/// Configuration whose reloadable settings change with each turn.
 fn changing(turn: u64) -> String {
     format!(
         "[server]\nrealm = \"{REALM}\"\n[auth]\nusers = [\"{USER}:{PASSWORD}\", \"other:{turn}\"]\n[relay]\nports = \"49152-{}\"\n\
@@ -63,7 +62,6 @@ impl Storm {
         Self { dir, file }
     }
 
-    /// A server with this configuration.
     pub(super) fn wanted(&self, more: &[&str]) -> Wanted {
         let file = self.file.to_str().expect("UTF-8");
         Wanted { by_file: true, ..Wanted::flags(&[&["--workers", "2", "-c", file], more].concat()) }
@@ -102,7 +100,6 @@ impl Storm {
         row.note(format!("{loaded} of {asked} reloads done, none refused, the last in force"));
     }
 
-    /// Returns the number of requested reloads.
     fn storm(&self, pid: u32, storms: &AtomicBool, is_over: &AtomicBool) -> u64 {
         let mut turns = 0;
         while !is_over.load(Relaxed) {
@@ -128,14 +125,12 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Successful and failed reloads.
 fn reloads(server: &Server) -> [u64; 2] {
     let metrics = server.metrics();
     ["loaded", "failed"]
         .map(|result| metrics.sum("turnpike_config_reloads_total", &format!("result=\"{result}\"")))
 }
 
-/// Waits until no reload is running.
 fn no_more_reloads(server: &Server) {
     let mut last = reloads(server);
     within(SOON, "no more reloads", || {
@@ -176,7 +171,6 @@ pub(super) fn all_return(
     /// Maximum time in seconds between the first and last request; beyond it the row is void.
     const AT_ONCE: f64 = 1.0;
     const NOT_AT_ONCE: f64 = 3.0;
-    /// Maximum age of a count.
     const OLDEST: Duration = Duration::from_millis(100);
     let dir = Dir::new();
     // Each client receives three datagrams in two seconds and so notices within 0.7 s of the others; more traffic would measure the
@@ -196,7 +190,6 @@ pub(super) fn all_return(
     within(SOON, "all receive data", || server.relayed() > 3 * clients);
     let said = server.lines().len();
     server.kill_and_start();
-    // Last sample without any request.
     let mut nobody = Instant::now();
     let (mut all_asked, mut all_there) = (None, None);
     within(SOON, "all return", || {

@@ -7,7 +7,6 @@ use serde_json::Value;
 use super::{Crowd, Row, Server, Wanted, or_thorough, path::Path};
 use turnpike_trials::{Load, PASSWORD, USER};
 
-/// Degrades the path for some seconds, while new clients connect over it.
 fn worsened(name: &'static str, what: &'static str, [lost, doubled, late]: [u32; 3]) -> Value {
     let mut server = Server::start(Wanted::flags(&["--workers", "2"]));
     let path = Path::to(server.address);

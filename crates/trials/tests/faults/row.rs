@@ -7,19 +7,16 @@ use serde_json::{Value, json};
 use super::{Crowd, Server, or_thorough, rows, server::Kept, within};
 use turnpike_trials::Metrics;
 
-/// Name, description, notes and figures of a row.
 pub(super) struct Row {
     name: &'static str,
     what: &'static str,
     notes: Vec<String>,
     limits: Vec<Value>,
-    /// Reasons for which the figures are invalid.
     void: Vec<String>,
     /// Clients may leave sessions behind that expire.
     pub(super) leaves_sessions: bool,
 }
 
-/// Asserts that resources are as before.
 pub(super) fn as_before(kept: impl Fn() -> Kept, before: Kept, patience: Duration) {
     within(patience, "no session is left", || kept().sessions <= before.sessions);
     within(patience, "no descriptor is left", || kept().descriptors <= before.descriptors + 2);
@@ -33,7 +30,6 @@ impl Row {
         Self { name, what, notes: Vec::new(), limits: Vec::new(), void: Vec::new(), leaves_sessions: false }
     }
 
-    /// Adds a note.
     pub(super) fn note(&mut self, note: impl Into<String>) {
         self.notes.push(note.into());
     }
@@ -91,7 +87,6 @@ impl Row {
         seen
     }
 
-    /// Writes the row.
     pub(super) fn tell(self, seen: &Value, log: &[String], (before, after): (Kept, Kept), clients: u64) {
         let figure = |name: &str| seen[name].clone();
         let row = json!({
@@ -105,7 +100,6 @@ impl Row {
         self.write(row);
     }
 
-    /// Writes these figures with the notes.
     pub(super) fn write(self, mut figures: Value) {
         println!("  {:?}\n  {:?}\n  {:?}", self.notes, self.limits, self.void);
         figures["name"] = self.name.into();
@@ -120,7 +114,6 @@ impl Row {
     }
 }
 
-/// Drop counters by series.
 fn drops(metrics: &Metrics) -> BTreeMap<String, u64> {
     const FAMILIES: [&str; 3] = ["tx_dropped_total", "rx_kernel_drops_total", "dropped_datagrams_total"];
     let series = metrics.text().lines().filter_map(|line| line.strip_prefix("turnpike_")?.rsplit_once(' '));

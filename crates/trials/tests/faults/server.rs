@@ -19,7 +19,6 @@ use turnpike_trials::{
     upgradable,
 };
 
-/// Start options.
 #[derive(Clone, Default)]
 pub(crate) struct Wanted {
     /// Words before the command line; the started process becomes the server.
@@ -28,7 +27,6 @@ pub(crate) struct Wanted {
     pub(crate) flags: Vec<String>,
     /// Realm, user and peers come from a file instead of flags.
     pub(crate) by_file: bool,
-    /// Additional lines of the forwarder's TCP rule.
     pub(crate) rule: String,
 }
 
@@ -37,12 +35,10 @@ impl Wanted {
         Self { flags: flags.iter().map(|&flag| flag.to_owned()).collect(), ..Self::default() }
     }
 
-    /// In the namespace behind these links.
     pub(super) fn inside(links: &Links) -> Self {
         Self { entry: [vec!["nsenter".to_owned()], links.nsenter()].concat(), ..Self::default() }
     }
 
-    /// With these lines in the forwarder's TCP rule.
     pub(super) fn with_rule(self, lines: &str) -> Self {
         Self { rule: lines.to_owned(), ..self }
     }
@@ -54,7 +50,6 @@ pub(crate) struct Server {
     relay: IpAddr,
     wanted: Wanted,
     dir: Dir,
-    /// Log lines of earlier processes.
     said: Vec<String>,
     pub(crate) upgraded: Upgraded,
 }
@@ -70,7 +65,6 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// Resources of this process.
     pub(crate) fn of(pid: u32, sessions: u64) -> Self {
         /// At most 256 per worker with two ends each, and two workers.
         const MOST_PIPES: usize = 2 * 2 * 256;
@@ -85,7 +79,6 @@ impl Kept {
 }
 
 impl Server {
-    /// On loopback.
     pub(crate) fn start(wanted: Wanted) -> Self {
         Self::on(SocketAddr::new(V4, free_port(V4)), V4, wanted)
     }
@@ -100,7 +93,6 @@ impl Server {
         server
     }
 
-    /// Starts a new process after the old one has ended.
     pub(crate) fn again(&mut self) {
         self.said.append(&mut self.program.lines());
         let _ = fs::remove_file(self.admin());
@@ -123,7 +115,6 @@ impl Server {
         self.upgraded.pid()
     }
 
-    /// Signals the serving process.
     pub(crate) fn signal(&self, name: &str) {
         let script = format!("kill -{name} {}", self.pid());
         let status = Command::new("sh").args(["-c", &script]).status().expect("every Linux has sh");
@@ -148,7 +139,6 @@ impl Server {
         self.metrics().sum("turnpike_allocations", "")
     }
 
-    /// Datagrams sent to clients so far.
     pub(crate) fn relayed(&self) -> u64 {
         self.metrics().sum("turnpike_relayed_datagrams_total", "direction=\"to_client\"")
     }
@@ -162,7 +152,6 @@ impl Server {
         Kept::of(self.pid(), self.allocations())
     }
 
-    /// Admin socket.
     pub(super) fn admin(&self) -> PathBuf {
         self.dir.at("a.sock")
     }
@@ -184,7 +173,6 @@ fn launch(address: SocketAddr, relay: IpAddr, wanted: &Wanted, dir: &Dir) -> Pro
     start(&arguments, wanted, dir.path())
 }
 
-/// Starts a server or forwarder with its admin socket in this directory.
 pub(crate) fn start(arguments: &[&str], wanted: &Wanted, dir: &Path) -> Program {
     let admin = format!("unix:{}", dir.join("a.sock").display());
     let mut arguments = [arguments, &["--admin", &admin]].concat();

@@ -33,7 +33,6 @@ pub(super) fn watched(mut wanted: Wanted) -> Wanted {
     wanted
 }
 
-/// Thread ID of a worker.
 pub(super) fn worker(pid: u32, name: &str) -> u32 {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
     let named = |task: &fs::DirEntry| {

@@ -13,13 +13,10 @@ use super::{Crowd, Row, Server, Wanted, allocations_under, visitor::Visitor, wit
 use turnpike_trials::coturn_store;
 use turnpike_trials::{Finished, PASSWORD, Program, REALM, SOON, USER, need, turnpike};
 
-/// Maximum latency of a healthy store; less than any wait for a store that does not answer.
 const AT_ONCE: Duration = Duration::from_millis(200);
 
-/// Deadline of a query (`store.deadline`).
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// PostgreSQL behind a proxy.
 struct World {
     proxy: Proxy,
     database: databases::Server,
@@ -34,12 +31,10 @@ impl World {
         Ok(world)
     }
 
-    /// URL of the store.
     fn url(&self) -> String {
         self.database.url(self.proxy.address, "")
     }
 
-    /// Sets a user's password.
     fn has(&self, user: &str, password: &str) {
         let url = self.database.url(self.database.address, "");
         let arguments = ["user", "add", user, "--realm", REALM, "--password", password, "--store", &url];
@@ -79,7 +74,6 @@ fn outage(name: &'static str, what: &'static str, fault: impl Fn(&World, bool)) 
         super::allocation_p99(server, &format!("{USER}:{PASSWORD}"), "0.5");
         thread::sleep(Duration::from_millis(200));
     });
-    // Unknown users work again.
     within(SOON, "an unknown user gets an allocation", || server.answers("stranger", "pw").is_none());
     assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
 }
@@ -116,7 +110,6 @@ fn look_up(server: &Server) -> (Option<u16>, Duration) {
     ask(server, &format!("nobody{}", NAMES.fetch_add(1, Ordering::Relaxed)))
 }
 
-/// Result and latency of a request with this name.
 fn ask(server: &Server, user: &str) -> (Option<u16>, Duration) {
     let mut visitor = Visitor::of(server);
     let begun = Instant::now();
@@ -124,7 +117,6 @@ fn ask(server: &Server, user: &str) -> (Option<u16>, Duration) {
     (answer, begun.elapsed())
 }
 
-/// Number of user queries with this result.
 fn queries(server: &Server, result: &str) -> u64 {
     server.metrics().sum("turnpike_store_queries_total", &format!("result=\"{result}\""))
 }
@@ -166,7 +158,6 @@ fn the_store_is_slow() {
                         (soonest, latest) = (soonest.min(took), latest.max(took));
                     }
                 }
-                // The store counts as up all the time.
                 assert_eq!(server.metrics().sum("turnpike_store_up", ""), 1);
             });
             assert!(soonest >= SLOWER && latest < DEADLINE, "strangers waited for {soonest:?} to {latest:?}");
@@ -299,7 +290,6 @@ fn users_are_others(world: &World, server: &Server) {
 
 /// Adds an invalid rule for a while: it is logged, and none of the other rules apply.
 fn odd_rule(world: &World, server: &Server, [comes, goes, told]: [&str; 3], stranger: &str) {
-    /// Rules are read every second.
     const LONG_ENOUGH: Duration = Duration::from_millis(2_500);
     let since = server.lines().len();
     world.sql(comes);
@@ -318,7 +308,6 @@ fn odd_rule(world: &World, server: &Server, [comes, goes, told]: [&str; 3], stra
     within(SOON, "the rules are read again", || says(server, since, "can be read again"));
 }
 
-/// Returns true if a log line since then contains these words.
 fn says(server: &Server, since: usize, words: &str) -> bool {
     server.lines()[since..].iter().any(|line| line.contains(words))
 }

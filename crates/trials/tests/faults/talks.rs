@@ -19,22 +19,17 @@ use turnpike_trials::SOON;
 
 /// Bytes per write, two writes every 10 ms.
 const PIECE: usize = 4096;
-/// Timeout of a connection without data.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Interval between datagrams of a client.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Interval in which clients are checked.
 const WINDOW: Duration = Duration::from_millis(500);
 /// Minimum that a served client receives in a window: a quarter of its stream bytes and half of its datagrams.
 const FAIR: [u64; 2] = [50 * PIECE as u64 / 4, 50 / 2];
 
 /// After this message the target keeps the connection open.
 pub(super) const HOLD: &[u8] = b"do not hang up";
-/// Message of a new client.
 const GREETING: &[u8] = b"are you there?";
 const ENOUGH: Duration = Duration::from_secs(6);
 
-/// Echo server over TCP and UDP.
 pub(super) struct Target {
     pub(super) tcp: SocketAddr,
     pub(super) udp: SocketAddr,
@@ -43,11 +38,9 @@ pub(super) struct Target {
     visits: Arc<Visits>,
 }
 
-/// TCP connections to a target.
 #[derive(Default)]
 struct Visits {
     connections: AtomicU64,
-    /// Connections that have sent data.
     heard: AtomicU64,
 }
 
@@ -121,7 +114,6 @@ impl Drop for Target {
     }
 }
 
-/// A listener with a backlog of thousands.
 fn many_may_wait(ip: IpAddr) -> std::io::Result<socket2::Socket> {
     let address = SocketAddr::new(ip, 0);
     let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
@@ -130,7 +122,6 @@ fn many_may_wait(ip: IpAddr) -> std::io::Result<socket2::Socket> {
     Ok(socket)
 }
 
-/// Fate of a new client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     /// The echo returned.
@@ -182,13 +173,11 @@ impl Fate {
     }
 }
 
-/// Two complete clients of each kind, which must lose nothing.
 pub(super) fn whole(tcp: SocketAddr, udp: SocketAddr) {
     let seen = Talks::begin(tcp, udp, 2).end();
     assert_eq!((&seen["cut"], &seen["lost"]), (&0.into(), &0.into()), "the control is not whole: {seen}");
 }
 
-/// UDP socket connected to the server.
 pub(super) fn client_of(server: SocketAddr) -> UdpSocket {
     let local: IpAddr = if server.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
     let socket = UdpSocket::bind((local, 0)).expect("a free port");
@@ -215,7 +204,6 @@ fn echo(mut stream: &TcpStream, heard: impl FnOnce()) -> std::io::Result<Vec<u8>
     }
 }
 
-/// Results of all clients.
 #[derive(Default)]
 struct Seen {
     ends: AtomicBool,
@@ -225,11 +213,9 @@ struct Seen {
     /// Correct stream bytes and datagrams, by client number.
     served: Vec<[AtomicU64; 2]>,
     connections: AtomicU64,
-    /// Connections that ended unexpectedly.
     cut: AtomicU64,
     sent: AtomicU64,
     received: AtomicU64,
-    /// Unknown datagrams.
     strange: AtomicU64,
     doubled: AtomicU64,
     reordered: AtomicU64,
@@ -242,7 +228,6 @@ pub(super) struct Talks {
 }
 
 impl Talks {
-    /// Starts this many TCP clients and as many UDP clients.
     pub(super) fn begin(tcp: SocketAddr, udp: SocketAddr, clients: u64) -> Self {
         let served = (0..clients).map(|_| <[AtomicU64; 2]>::default()).collect();
         let seen = Arc::new(Seen { served, ..Seen::default() });
@@ -311,7 +296,6 @@ impl Talks {
 }
 
 impl Seen {
-    /// Runs one connection until it ends.
     fn stream(&self, server: SocketAddr, number: u64, served: &AtomicU64) {
         let Ok(mut stream) = TcpStream::connect_timeout(&server, Duration::from_secs(1)) else {
             return thread::sleep(Duration::from_millis(100));
@@ -408,7 +392,6 @@ impl Seen {
         }
     }
 
-    /// Records that data arrived.
     fn note(&self, last: &mut Instant) {
         let now = Instant::now();
         let pause = now.duration_since(std::mem::replace(last, now));

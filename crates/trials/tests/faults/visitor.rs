@@ -38,7 +38,6 @@ impl Visitor {
 }
 
 impl Server {
-    /// Result of a new client.
     pub(super) fn answers(&self, user: &str, password: &str) -> Option<u16> {
         let mut visitor = Visitor::of(self);
         match visitor.asks(user, password) {
@@ -48,7 +47,6 @@ impl Server {
     }
 }
 
-/// Local address towards the server.
 fn way_to(server: SocketAddr) -> IpAddr {
     let any = if server.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = UdpSocket::bind(any).expect("a free port");

@@ -14,7 +14,6 @@ use turnpike_trials::{Load, Program, SOON};
 /// Datagrams per second of each client, in each direction.
 const RATE: u32 = 2;
 
-/// Username prefix, transport, and number of clients.
 fn parts() -> [(&'static str, String, u32); 3] {
     let [udp, streams] = or_thorough([48, 6], [800, 100]);
     [
@@ -28,12 +27,10 @@ pub(super) fn clients() -> u32 {
     parts().iter().map(|(_, _, count)| count).sum()
 }
 
-/// Number of new clients after a fault.
 pub(super) fn newcomers() -> u32 {
     clients() / 5
 }
 
-/// Username prefixes and counts of all users.
 pub(super) fn users() -> Vec<(&'static str, u32)> {
     let own = parts().into_iter().map(|(name, _, count)| (name, count));
     own.chain([("new", newcomers()), ("late", newcomers()), ("known", 1), ("stranger", STRANGERS)]).collect()
@@ -41,7 +38,6 @@ pub(super) fn users() -> Vec<(&'static str, u32)> {
 
 pub(super) struct Crowd(Vec<(&'static str, u32, Program)>);
 
-/// Results of one transport.
 pub(super) struct Seen {
     pub(super) transport: &'static str,
     result: Value,
@@ -60,7 +56,6 @@ impl Seen {
 }
 
 impl Crowd {
-    /// Starts clients with this reconnect timeout in seconds.
     pub(super) fn begin(network: &Network, patience: &str) -> Self {
         let start = |(name, server, count): (&'static str, String, u32)| {
             let load = load(&server, name, count).with(&format!("--reconnect {patience} --insecure"));
@@ -69,13 +64,11 @@ impl Crowd {
         Self(parts().into_iter().map(start).collect())
     }
 
-    /// Starts more clients over UDP.
     pub(super) fn more(network: &Network, name: &'static str) -> Self {
         let load = load(&format!("turn:{FLEET}"), name, newcomers()).with("--reconnect 5");
         Self(vec![(name, newcomers(), load.start_in(&network.clients))])
     }
 
-    /// Waits until every client receives data again.
     pub(super) fn flows(&self) {
         for (name, count, load) in &self.0 {
             let seconds = || load.lines().iter().filter_map(|line| Second::of(line)).collect::<Vec<_>>();

@@ -31,18 +31,15 @@ const BROKEN: usize = 0;
 const WITNESS: usize = 1;
 const NOBODY: [bool; NODES] = [false; NODES];
 const ALL: [bool; NODES] = [true; NODES];
-/// Only [`BROKEN`].
 const ONE: [bool; NODES] = {
     let mut one = NOBODY;
     one[BROKEN] = true;
     one
 };
 
-/// Expected effect on clients.
 #[derive(Clone, Copy, PartialEq)]
 enum Notice {
     Nothing,
-    /// Some datagrams are lost.
     Loss,
     /// All sessions on [`BROKEN`] end; other clients lose nothing.
     End,
@@ -51,7 +48,6 @@ enum Notice {
 #[derive(Clone, Copy)]
 struct Expected {
     notice: Notice,
-    /// Nodes that lose the store long enough to apply local limits.
     alone: [bool; NODES],
 }
 
@@ -88,14 +84,12 @@ fn on_a_fleet(
 struct Outcome {
     row: Row,
     seen: Vec<Seen>,
-    /// Sessions of each node before the fault.
     before: [u64; NODES],
     /// Percentage of allocations on each node afterwards, and new clients per node.
     shares: [u64; NODES],
     newcomers: [u64; NODES],
     most_in_a_second: u64,
     most_of_one_user: usize,
-    /// Nodes that reported local limits.
     alone: [bool; NODES],
     /// Seconds from the repair until the fleet was healthy.
     healed: f64,
@@ -209,12 +203,10 @@ impl Outcome {
 /// Maximum excess of a quota in percent when all nodes get a burst at once: `turnpike_fleet::lease` bounds it by half of the limit.
 const MOST_BEYOND: f64 = 50.0;
 
-/// Duration of outages of a store or link.
 fn a_while() {
     thread::sleep(or_thorough(Duration::from_secs(4), Duration::from_secs(8)));
 }
 
-/// Waits until exactly these nodes report that they are isolated.
 fn are_alone(world: &World, alone: [bool; NODES]) {
     within(SOON, &format!("of the nodes these are alone: {alone:?}"), || {
         let now: [bool; NODES] = array::from_fn(|node| world.is_alone(node));
@@ -267,7 +259,6 @@ fn a_node_loses_its_link() {
 #[test]
 #[ignore = "thorough: cargo xtask faults fleet"]
 fn the_link_of_a_node_flaps() {
-    /// The link is down this long, then up.
     const FLAP: Duration = Duration::from_millis(300);
     on_a_fleet(
         turnpike_testkit::this_test!(),
@@ -405,7 +396,6 @@ fn the_users_are_away() {
                 (0..NODES).all(|node| world.is_without_users(node))
             });
             a_while();
-            // Refused as long as the database is away.
             are_turned_away();
             (0..NODES).for_each(|node| is_served(node, KNOWN, &[]));
             assert!((0..NODES).all(|node| world.is_without_users(node)), "a node has found the store");

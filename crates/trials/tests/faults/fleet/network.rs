@@ -25,21 +25,15 @@ use turnpike_testkit::{alone::run, stun};
 use turnpike_trials::{Dir, Namespace, Program, installed};
 
 pub(super) const NODES: usize = 3;
-/// Port of the balancer and of each node.
 const PORT: u16 = 3478;
-/// Balancer address for clients.
 pub(super) const FLEET: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 78, 0, 1)), PORT);
-/// Peers of the clients.
 pub(super) const PEERS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 78, 0, 2)), 3480);
-/// Stores, as seen by the nodes.
 pub(super) const STORES: Ipv4Addr = Ipv4Addr::new(10, 78, 9, 1);
 
-/// Listener of a node.
 pub(super) fn node_address(node: usize) -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 78, number(node), 2)), PORT)
 }
 
-/// Balancer address that a node sees.
 pub(super) fn balancer_of(node: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, 78, number(node), 1)
 }
@@ -56,7 +50,6 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// Returns what the machine lacks.
     pub(super) fn is_possible() -> Result<(), String> {
         ["ip", "nsenter", "nft", "haproxy"].into_iter().try_for_each(|program| installed(program).map(drop))
     }
@@ -74,17 +67,14 @@ impl Network {
         Self { nodes, clients, router: Router::start(), _haproxy: haproxy }
     }
 
-    /// Takes a node's link down or up.
     pub(super) fn cut(&self, node: usize, is_cut: bool) {
         run("ip", &["link", "set", "dev", &device(node), if is_cut { "down" } else { "up" }]);
     }
 
-    /// Returns true if a node answers over its link.
     pub(super) fn reaches(&self, node: usize) -> bool {
         answers(node)
     }
 
-    /// Blocks or unblocks traffic between a node and the fleet's store; `None` for all nodes.
     pub(super) fn partition(&self, node: Option<usize>, store: SocketAddr, is_cut: bool) {
         if !is_cut {
             return nft("delete table ip partition");
@@ -97,7 +87,6 @@ impl Network {
         ));
     }
 
-    /// Returns true if the balancer considers all nodes alive.
     pub(super) fn leads_to_all(&self) -> bool {
         *self.router.alive() == [true; NODES]
     }
@@ -109,7 +98,6 @@ impl Drop for Network {
     }
 }
 
-/// Router's end of a node's link.
 fn device(node: usize) -> String {
     format!("n{}", number(node))
 }
@@ -190,13 +178,11 @@ impl Router {
     }
 }
 
-/// Sets the destinations of new flows.
 fn lead_to(alive: &[bool; NODES]) {
     let nodes: Vec<String> =
         (0..NODES).filter(|node| alive[*node]).map(|node| node_address(node).ip().to_string()).collect();
     let places: Vec<String> = nodes.iter().enumerate().map(|(place, ip)| format!("{place} : {ip}")).collect();
     let target = match nodes.as_slice() {
-        // No better choice.
         [] => return,
         [one] => one.clone(),
         all => format!("numgen random mod {} map {{ {} }}", all.len(), places.join(", ")),
@@ -208,7 +194,6 @@ fn lead_to(alive: &[bool; NODES]) {
     ));
 }
 
-/// Returns true if a node answers a Binding request in time.
 fn answers(node: usize) -> bool {
     let Ok(socket) = UdpSocket::bind((balancer_of(node), 0)) else { return false };
     let asked = socket

@@ -17,7 +17,6 @@ use super::network::{NODES, node_address};
 
 pub(super) const GREEDY: &str = "greedy";
 
-/// Pause after a refusal, per thread.
 const PAUSE: Duration = Duration::from_millis(15);
 
 pub(super) struct Greedy {
@@ -33,13 +32,9 @@ struct Shared {
 
 #[derive(Default)]
 struct Held {
-    /// Sockets with an allocation, by node.
     sockets: [Vec<UdpSocket>; NODES],
-    /// Allocations granted by each node.
     granted: [u64; NODES],
-    /// Number of times each node lost them.
     losses: [u32; NODES],
-    /// Maximum number at a time.
     most: usize,
 }
 
@@ -60,12 +55,10 @@ impl Greedy {
         Self { shared, threads }
     }
 
-    /// Current allocations.
     pub(super) fn count(&self) -> usize {
         self.shared.held().count()
     }
 
-    /// Current allocations at one node.
     pub(super) fn count_at(&self, node: usize) -> usize {
         self.shared.held().sockets[node].len()
     }
@@ -83,7 +76,6 @@ impl Greedy {
         move |node| shared.held().granted[node]
     }
 
-    /// Forgets the allocations of a killed node.
     pub(super) fn has_lost(&self, node: usize) {
         let mut held = self.shared.held();
         held.sockets[node].clear();
@@ -135,7 +127,6 @@ impl Shared {
     }
 }
 
-/// Returns a socket with a nonce.
 fn challenged(node: usize) -> io::Result<(UdpSocket, stun::Challenge)> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     socket.connect(node_address(node))?;

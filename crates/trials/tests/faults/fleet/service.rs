@@ -16,7 +16,6 @@ use turnpike_trials::{
     Certificate, Dir, Finished, Metrics, Program, REALM, Reflect, SOON, get_unix, turnpike,
 };
 
-/// Password of all users.
 pub(super) const PASSWORD: &str = "pw";
 const SECRET: &str = "of this fleet, and of at least 32 characters";
 
@@ -31,7 +30,6 @@ pub(super) struct World {
     pub(super) redis: databases::Server,
     pub(super) postgres: databases::Server,
     pub(super) network: Network,
-    /// Proxy between the nodes and the Redis.
     pub(super) store: Proxy,
     _reflect: Reflect,
     _users: Proxy,
@@ -39,10 +37,8 @@ pub(super) struct World {
     _dir: Dir,
 }
 
-/// Contents of the Redis.
 #[derive(Debug)]
 pub(super) struct Books {
-    /// Number of keys.
     pub(super) keys: u64,
     pub(super) era: u64,
     /// True if the store has the state of all nodes.
@@ -110,7 +106,6 @@ impl World {
         });
     }
 
-    /// Waits until the quota user has used the quota.
     pub(super) fn quota_is_used(&self) {
         let most = quota() as usize;
         within(SOON * 2, "the quota can be used", || self.greedy.count() >= most - most / 20);
@@ -120,7 +115,6 @@ impl World {
         self.nodes[node].metrics_now()
     }
 
-    /// Status and body of the node's `/readyz`.
     pub(super) fn readiness(&self, node: usize) -> Option<(u16, String)> {
         get_unix(&self.nodes[node].admin(), "/readyz").ok()
     }
@@ -136,7 +130,6 @@ impl World {
         array::from_fn(|node| self.allocations(node))
     }
 
-    /// Waits until this many clients have an allocation.
     pub(super) fn are_served(&self, clients: u64) {
         within(SOON * 2, &format!("{clients} clients have an allocation"), || {
             self.all_allocations().iter().sum::<u64>() >= clients
@@ -175,12 +168,10 @@ impl World {
             && self.readiness(node) == Some((200, "alone\n".to_owned()))
     }
 
-    /// Returns true if all other nodes have missed a node's heartbeats.
     pub(super) fn is_missed(&self, node: usize) -> bool {
         self.others_know(node, "serving", NODES as u64 - 1)
     }
 
-    /// Returns true if all other nodes know that a node drains.
     pub(super) fn drains_for_others(&self, node: usize) -> bool {
         self.others_know(node, "draining", 1)
     }
@@ -194,12 +185,10 @@ impl World {
         (0..NODES).filter(|node| *node != but).all(knows)
     }
 
-    /// Returns true if a node has marked the user database as down.
     pub(super) fn is_without_users(&self, node: usize) -> bool {
         self.metrics(node).is_some_and(|metrics| metrics.sum("turnpike_store_up", "") == 0)
     }
 
-    /// Reads the Redis.
     pub(super) fn books(&self) -> Books {
         let numbers = |words: &str| -> Vec<u64> {
             let said = self.redis.say(words);
@@ -226,13 +215,11 @@ impl World {
         self.greedy.has_lost(node);
     }
 
-    /// Runs `turnpike` with these words against a node.
     pub(super) fn told(&self, node: usize, words: &[&str]) -> Finished {
         let admin = format!("unix:{}", self.nodes[node].admin().display());
         Program::run(&mut turnpike(&[words, &["--admin", &admin]].concat()))
     }
 
-    /// Returns true if `turnpike fleet status` shows all nodes as serving.
     fn sees_all(&self, node: usize) -> bool {
         let status = self.told(node, &["fleet", "status", "--json"]);
         let status: Value = serde_json::from_str(&status.stdout).unwrap_or_default();
@@ -241,7 +228,6 @@ impl World {
     }
 }
 
-/// Node name.
 pub(super) fn name(node: usize) -> String {
     format!("n{}", node + 1)
 }
@@ -271,7 +257,6 @@ fn start(
     Server::on(address, address.ip(), wanted)
 }
 
-/// Adds each client's user and the quota user.
 fn enter_users(postgres: &databases::Server) {
     let key = |name: &str| format!("md5({name} || ':{REALM}:{PASSWORD}')");
     let mut sql =

@@ -10,9 +10,7 @@ use super::{
 use crate::faults::within;
 use turnpike_trials::SOON;
 
-/// A user that a row may make known to a node.
 pub(super) const KNOWN: &str = "known0";
-/// One of [`STRANGERS`].
 pub(super) const STRANGER: &str = "stranger0";
 /// Users who have never connected before.
 pub(super) const STRANGERS: u32 = 8;

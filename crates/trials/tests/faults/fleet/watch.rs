@@ -31,7 +31,6 @@ struct Sample {
 
 #[derive(Clone, Copy)]
 struct Node {
-    /// Allocations granted by this process.
     granted: i64,
     /// The quota user's allocations on this node, from all processes.
     greedy: i64,
@@ -80,7 +79,6 @@ impl Watch {
         })
     }
 
-    /// Allocations granted by a node from one sample to the next.
     fn grants(&self, node: usize) -> Vec<(Instant, i64)> {
         let mut before: Option<Node> = None;
         let new = |sample: &Sample| {
