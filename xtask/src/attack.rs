@@ -29,14 +29,11 @@ pub(crate) struct Options {
     program: Option<PathBuf>,
 }
 
-/// A table in the output of the tests.
 struct Table {
     name: &'static str,
     head: &'static str,
     line: &'static str,
-    /// Modules of tests that print its rows.
     modules: &'static [&'static str],
-    /// Shortens the rows.
     condense: fn(&[String]) -> Vec<String>,
 }
 
@@ -136,7 +133,6 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Test paths of these modules.
 fn filters(modules: &[String]) -> Vec<String> {
     match modules {
         [] => vec!["attack::".into()],
@@ -144,12 +140,9 @@ fn filters(modules: &[String]) -> Vec<String> {
     }
 }
 
-/// Output of the tests.
 #[derive(Default)]
 struct Said {
-    /// Rows by table.
     rows: BTreeMap<String, Vec<String>>,
-    /// Reasons of skipped tests.
     reasons: Vec<String>,
 }
 
@@ -175,7 +168,6 @@ impl Said {
     /// Missing rows with their reasons; empty if the tables are complete.
     fn skipped(&self, tables: &[&Table]) -> Vec<String> {
         let peers = self.rows.get("peers").map_or(&[][..], Vec::as_slice);
-        // A row starts with its data path.
         let has = |datapath: &str| peers.iter().any(|row| row.starts_with(&format!("| {datapath} |")));
         let are_asked_for = tables.iter().any(|table| table.name == "peers");
         let missing = DATAPATHS.iter().filter(|datapath| are_asked_for && !has(datapath));
@@ -189,7 +181,6 @@ impl Said {
         Some(format!("{head}\n{line}\n{}\n", condense(self.rows.get(*name)?).join("\n")))
     }
 
-    /// Replaces the tables in the document.
     fn written_into(&self, document: &str, tables: &[&Table]) -> Result<String, Failure> {
         tables.iter().try_fold(document.to_owned(), |document, table| {
             let name = table.name;

@@ -136,7 +136,6 @@ fn slug(heading: &str) -> String {
     kept.map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
-/// Numbered lines outside code blocks.
 fn prose(text: &str) -> Vec<(usize, &str)> {
     let mut inside = false;
     let mut is_prose = |line: &str| {

@@ -118,7 +118,6 @@ fn repository() -> Result<PathBuf, Failure> {
     Ok(manifest.parent().ok_or("xtask has no parent directory")?.to_owned())
 }
 
-/// Cargo's target directory.
 fn target(repository: &Path) -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository.join("target"), PathBuf::from)
 }

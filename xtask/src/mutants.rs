@@ -12,7 +12,6 @@ use clap::Args;
 
 use crate::{Failure, LIMIT_EXCEEDED, cargo, repository, target};
 
-/// Version of cargo-mutants.
 const VERSION: &str = "27.1.0";
 const CRATES: [&str; 3] = ["wire", "turn", "fleet"];
 
@@ -72,7 +71,6 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Crates of these files.
 fn crates_of(files: &[PathBuf]) -> Result<BTreeSet<&'static str>, Failure> {
     let owner = |file: &PathBuf| {
         let owner = CRATES.into_iter().find(|krate| file.starts_with(Path::new("crates").join(krate)));
@@ -81,7 +79,6 @@ fn crates_of(files: &[PathBuf]) -> Result<BTreeSet<&'static str>, Failure> {
     if files.is_empty() { Ok(CRATES.into()) } else { files.iter().map(owner).collect() }
 }
 
-/// Builds the program once.
 fn installed(root: &Path, folder: &Path) -> Result<PathBuf, Failure> {
     let tools = folder.join(VERSION);
     let program = tools.join("bin/cargo-mutants");
@@ -104,7 +101,6 @@ fn installed(root: &Path, folder: &Path) -> Result<PathBuf, Failure> {
     Ok(program)
 }
 
-/// Outcomes in cargo-mutants' list, one per line.
 struct Found {
     missed: Vec<String>,
     caught: usize,

@@ -71,7 +71,6 @@ fn copy_of_the_tree(root: &Path, to: &Path) -> Result<(), Failure> {
     }
     for name in String::from_utf8(listed.stdout)?.split_terminator('\0') {
         let (from, to) = (root.join(name), to.join(name));
-        // Removed but not committed.
         if !from.is_file() {
             continue;
         }

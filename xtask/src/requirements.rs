@@ -36,7 +36,6 @@ pub(crate) struct Options {
 }
 
 struct Row<'a> {
-    /// RFC number and section.
     place: String,
     rfc: &'a str,
     tests: Vec<&'a str>,
@@ -110,7 +109,6 @@ fn missing_entries(rows: &[Row<'_>], deviations: &str) -> Vec<String> {
     missing.collect()
 }
 
-/// True if the source has this test.
 fn exists(test: &str) -> bool {
     let path: Vec<&str> = test.split("::").collect();
     let [target, modules @ .., name] = &path[..] else { return false };
@@ -130,7 +128,6 @@ fn exists(test: &str) -> bool {
     })
 }
 
-/// Directories of a target's tests.
 fn sources(target: &str) -> Vec<PathBuf> {
     match target.strip_prefix("turnpike_") {
         Some(name) => vec![Path::new("crates").join(name).join("src")],
@@ -152,7 +149,6 @@ fn read_logs(directory: &Path) -> Result<BTreeMap<String, Outcome>, Failure> {
     Ok(outcomes)
 }
 
-/// Records the outcome of each test in a log of cargo test.
 fn read(log: &str, outcomes: &mut BTreeMap<String, Outcome>) {
     let (mut target, mut shown) = (String::new(), String::new());
     for line in log.lines() {
@@ -184,7 +180,6 @@ fn read(log: &str, outcomes: &mut BTreeMap<String, Outcome>) {
     }
 }
 
-/// Runs each target once.
 fn run_tests(tests: &BTreeSet<&str>) -> Result<BTreeMap<String, Outcome>, Failure> {
     let mut by_target: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (target, name) in tests.iter().filter_map(|test| test.split_once("::")) {

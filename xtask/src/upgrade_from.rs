@@ -66,7 +66,6 @@ fn built_from(root: &Path, commit: &str) -> Result<PathBuf, Failure> {
     let folder = target(root).join("previous");
     let tree = folder.join("source");
     let git = |arguments: &[&str]| Command::new("git").current_dir(root).args(arguments).status();
-    // Left by an interrupted run.
     let _ = Command::new("git").current_dir(root).args(["worktree", "remove", "--force"]).arg(&tree).output();
     let path = tree.to_str().ok_or("a path that is not UTF-8")?;
     if !git(&["worktree", "add", "--quiet", "--detach", path, commit])?.success() {

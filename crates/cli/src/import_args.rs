@@ -45,7 +45,6 @@ impl ImportCommand {
         }
     }
 
-    /// Output file; `None` is standard output.
     pub(crate) fn output(&self) -> Option<&Path> {
         match self {
             Self::Coturn { output, .. } => output.as_deref().filter(|path| *path != Path::new("-")),

@@ -155,7 +155,6 @@ fn import(command: &ImportCommand) -> ExitCode {
     }
 }
 
-/// Runs a command on a store.
 fn managed(ask: impl FnOnce(&mut dyn Write) -> Result<(), ManageError>) -> ExitCode {
     let mut out = io::BufWriter::new(io::stdout().lock());
     let done = ask(&mut out);
@@ -221,7 +220,6 @@ fn check_forward(sources: &ForwardSources) -> ExitCode {
     }))
 }
 
-/// Prints warnings and the effective settings, or every mistake.
 fn show_checked(checked: Result<(Vec<String>, String), Mistakes>) -> ExitCode {
     match checked {
         Ok((warnings, settings)) => {
@@ -234,7 +232,6 @@ fn show_checked(checked: Result<(Vec<String>, String), Mistakes>) -> ExitCode {
     }
 }
 
-/// Runs a command on a running program.
 fn told(ask: impl FnOnce(&mut dyn Write) -> Result<(), CommandError>) -> ExitCode {
     let mut out = io::BufWriter::new(io::stdout().lock());
     match ask(&mut out).and_then(|()| Ok(out.flush()?)) {
@@ -429,7 +426,6 @@ fn tell(line: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr(), "{}", escape::line(&line.to_string()));
 }
 
-/// Warns if other users can read the token file.
 pub(crate) fn warn_of_token(file: Option<&Path>) {
     if let Some(warning) = file.and_then(|file| readable_by_all(file, "the token in it")) {
         tell(format_args!("warning: {warning}"));

@@ -6,7 +6,6 @@ use turnpike_load::{Direction, Leg, Report};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
-    /// Datagrams or requests, each with a round trip.
     Messages,
     Bytes,
 }

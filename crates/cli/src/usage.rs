@@ -44,7 +44,6 @@ fn arguments() -> Vec<String> {
     env::args_os().map(|word| word.to_string_lossy().into_owned()).collect()
 }
 
-/// Finds an option of coturn among the arguments of `serve` or `check-config`.
 fn coturns(arguments: &[String]) -> Option<&str> {
     let [_, command, rest @ ..] = arguments else { return None };
     let name =

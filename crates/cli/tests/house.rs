@@ -12,7 +12,6 @@ const FLOORS: &[(&str, u8)] = &[
     ("turnpike-measure", 0),
     ("turnpike-strict", 0),
     ("turnpike-rates", 0),
-    // For tests only.
     ("turnpike-testkit", 0),
     ("turnpike-trials", 1),
     ("turnpike-turn", 1),
@@ -81,7 +80,6 @@ const IO_CRATES: &[&str] = &[
     "turnpike-net",
 ];
 
-/// Names of the standard library for sockets, clocks, threads and files.
 const IO_NAMES: &[&str] =
     &["UdpSocket", "TcpStream", "TcpListener", "Instant", "SystemTime", "thread", "fs", "File"];
 
@@ -381,10 +379,8 @@ fn missing_forbid_attribute_is_found() {
     assert!(!forbids_unsafe("#![deny(unsafe_code)]"));
 }
 
-/// Result of a rule that holds.
 const NONE: &[String] = &[];
 
-/// A workspace crate.
 struct Room {
     name: String,
     /// Normal and build dependencies, without dev-dependencies.
@@ -394,7 +390,6 @@ struct Room {
     dir: PathBuf,
 }
 
-/// The workspace.
 fn house() -> Vec<Room> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
@@ -430,7 +425,6 @@ fn read(metadata: &Value) -> Vec<Room> {
         .collect()
 }
 
-/// Metadata of a workspace with one crate that imports one other; `kind` in cargo's notation.
 fn doctored(name: &str, import: &str, kind: Value) -> Value {
     let dependency = json!({ "name": import, "kind": kind });
     json!({ "packages": [
@@ -519,7 +513,6 @@ fn forbids_unsafe(root: &str) -> bool {
     code_of(root).split_whitespace().collect::<String>().contains("#![forbid(unsafe_code)]")
 }
 
-/// Files below `dir` that may belong to the repository.
 fn files_below(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).expect("a directory of the workspace can be read") {
@@ -534,7 +527,6 @@ fn files_below(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Source files named in a document's code spans that do not exist.
 fn missing_files(document: &str, files: &[PathBuf]) -> Vec<String> {
     let is_named = |text: &str| {
         let endings = [".rs", ".md", ".toml", ".sh", ".tsv", ".py", ".c"];
@@ -546,7 +538,6 @@ fn missing_files(document: &str, files: &[PathBuf]) -> Vec<String> {
     named.filter(|name| !files.iter().any(|path| path.ends_with(name))).map(str::to_owned).collect()
 }
 
-/// Every `.rs` file below `dir` with its text.
 fn sources(dir: &Path) -> Vec<(PathBuf, String)> {
     let files = files_below(dir).into_iter();
     let files = files.filter(|path| path.extension().is_some_and(|extension| extension == "rs"));

@@ -59,27 +59,22 @@ pub use turnpike_turn::server::RealmLimits;
 /// One shard: loom needs every run to be the same.
 const SHARDS: usize = 1;
 
-/// Limits for [`quotas`].
 #[derive(Clone, Debug)]
 pub struct Config {
     pub limits: AllocationLimits,
     pub realm_limits: Vec<RealmLimits>,
 }
 
-/// User data for [`cache`].
 #[derive(Debug, PartialEq, Eq)]
 pub struct UserKeys(u32);
 
-/// Address of all clients.
 const HOME: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
-/// Quotas with these limits in total and per user.
 fn quotas_of(allocations: usize, allocations_per_user: usize) -> Arc<quotas::Quotas> {
     let limits = AllocationLimits { allocations, allocations_per_user, allocations_per_prefix: None };
     Arc::new(quotas::Quotas::new(&Config { limits, realm_limits: Vec::new() }))
 }
 
-/// Runs `work` in a thread with a shared value.
 fn with<T: 'static, R: 'static>(shared: &Arc<T>, work: impl FnOnce(&T) -> R + 'static) -> JoinHandle<R> {
     let shared = Arc::clone(shared);
     thread::spawn(move || work(&shared))
@@ -175,7 +170,6 @@ pub fn bucket_grants_each_byte_once() {
         let rates = rate::Rates::new(&limits).unwrap_or_else(|| panic!("a limit is set"));
         let pace = || rate::Pace::of(Some(&rates)).unwrap_or_else(|| panic!("a limit is set"));
         let (one, another) = (pace(), pace());
-        // The burst.
         assert_eq!(one.take(rate::UP, u64::MAX, 1), 100_000);
         let other = thread::spawn(move || another.take(rate::UP, u64::MAX, 3));
         let own = one.take(rate::UP, u64::MAX, 2);
@@ -209,7 +203,6 @@ fn pool_of(rate: u64, burst: i64) -> Arc<pool::Pool> {
     Arc::new(pool::Pool::new(Limit { rate, burst }, 0))
 }
 
-/// Takes everything available at that time.
 fn take_all(pool: &pool::Pool, now_ms: u64) -> i64 {
     pool.take(Way::ToPeer, i64::MAX, 0, now_ms)
 }
@@ -319,7 +312,6 @@ pub fn forgotten_user_does_not_return_from_an_older_answer() {
                 nobody: Duration::from_secs(60),
                 old: Duration::from_secs(60),
             };
-            // A database with a password, and its cache.
             let shared = Arc::new((AtomicU32::new(1), cache::Cache::new(1, lifetimes)));
             let change = move |(database, cache): &(AtomicU32, cache::Cache<()>)| {
                 database.store(2, Ordering::SeqCst);

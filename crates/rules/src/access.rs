@@ -10,7 +10,6 @@ use std::{fmt::Write as _, net::IpAddr};
 pub enum Pattern {
     /// For example `192.168.*` or `10.0.0.?`.
     Wildcard(String),
-    /// Address and prefix length.
     Prefix(IpAddr, u8),
 }
 
@@ -42,14 +41,11 @@ impl Pattern {
 /// it. Global lists apply first, then the rule's own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// If not empty, one must match.
     pub allow: Vec<Pattern>,
-    /// None may match.
     pub deny: Vec<Pattern>,
 }
 
 impl Access {
-    /// Returns true if these lists admit the client.
     pub fn admits(&self, client: IpAddr) -> bool {
         (self.allow.is_empty() || self.allow.iter().any(|pattern| pattern.matches(client)))
             && !self.deny.iter().any(|pattern| pattern.matches(client))

@@ -84,7 +84,6 @@ impl fmt::Display for Bind {
     }
 }
 
-/// Listens at the host.
 impl From<Host> for Bind {
     fn from(host: Host) -> Self {
         match host {

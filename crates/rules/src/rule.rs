@@ -87,31 +87,26 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// True if only the weights differ.
     #[must_use]
     pub fn is_same_place(&self, other: &Self) -> bool {
         (&self.host, self.ports) == (&other.host, other.ports)
     }
 }
 
-/// Maximum weight of a target.
 pub const MOST_WEIGHT: u16 = 256;
 
-/// A single port.
 impl From<u16> for PortRange {
     fn from(port: u16) -> Self {
         Self { first: port, last: port }
     }
 }
 
-/// With weight 1.
 impl From<SocketAddr> for Endpoint {
     fn from(address: SocketAddr) -> Self {
         Self { host: Host::Ip(address.ip()), ports: address.port().into(), weight: 1 }
     }
 }
 
-/// `80` or `80-90`.
 impl fmt::Display for PortRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.first)?;
@@ -119,7 +114,6 @@ impl fmt::Display for PortRange {
     }
 }
 
-/// Form before a port.
 impl fmt::Display for Host {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -141,10 +135,8 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// Balancing method.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Balance {
-    /// In turn, by weight.
     #[default]
     RoundRobin,
     /// Fewest connections relative to weight.
@@ -155,7 +147,6 @@ pub enum Balance {
     Source,
 }
 
-/// Health check request and expected response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
     /// Payload of a datagram, or first bytes of a connection; empty if the target sends first.
@@ -164,12 +155,9 @@ pub struct Question {
     pub expect: Vec<u8>,
 }
 
-/// Trusted source of PROXY headers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Proxy {
-    /// Matching addresses.
     Network(Pattern),
-    /// Clients of a Unix socket.
     Unix,
 }
 
@@ -209,9 +197,7 @@ pub struct Rule {
     pub health_question: Option<Question>,
     /// Source address of outgoing connections and datagrams.
     pub source: Option<ZonedIp>,
-    /// SO_BINDTODEVICE of outgoing sockets.
     pub device: Option<String>,
-    /// SO_MARK of outgoing sockets.
     pub mark: Option<u32>,
     /// Outgoing sockets use the client's address (IP_TRANSPARENT).
     pub transparent: bool,
@@ -290,7 +276,6 @@ impl Rule {
         Self { id: RuleId(id.to_owned()), bind, ports, targets: vec![target], ..Self::default() }
     }
 
-    /// Returns true if this client is in [`Rule::proxy_protocol_from`].
     pub fn is_proxy(&self, client: &Address) -> bool {
         self.proxy_protocol_from.iter().any(|proxy| match (proxy, client) {
             (Proxy::Network(pattern), Address::Ip(client)) => pattern.matches(client.ip()),
@@ -299,7 +284,6 @@ impl Rule {
         })
     }
 
-    /// Reason for which the kernel cannot forward this rule's datagrams.
     pub fn kernel_obstacle(&self) -> Option<&'static str> {
         let Limits { bytes_per_second, bytes_per_second_per_connection, .. } = self.limits;
         let obstacles = [
@@ -317,7 +301,6 @@ impl Rule {
         obstacles.into_iter().find_map(|(is_there, what)| is_there.then_some(what))
     }
 
-    /// True for outgoing UDP.
     pub fn targets_speak_udp(&self) -> bool {
         matches!(self.protocol, Protocol::Udp | Protocol::TcpToUdp { .. })
     }

@@ -15,7 +15,6 @@ use toml::{
 
 use crate::{Mistake, Mistakes, Origin, nearest};
 
-/// Maximum number of mistakes reported for a file.
 const MOST: usize = 50;
 
 /// A file under validation: positions of its keys, and the mistakes so far.
@@ -105,7 +104,6 @@ impl Document {
     }
 
     fn tell(&mut self, mistake: Mistake) {
-        // A sweep finds the same mistake at each of its points.
         if !self.mistakes.contains(&mistake) {
             self.mistakes.push(mistake);
         }
@@ -166,7 +164,6 @@ impl Document {
         true
     }
 
-    /// Reports a missing key and inserts a placeholder.
     fn add_missing(
         &mut self,
         root: &mut Spanned<DeTable<'_>>,
@@ -281,7 +278,6 @@ fn value_at<'t, 'i>(value: &'t mut DeValue<'i>, steps: &[Step]) -> Option<&'t mu
     value_at(next.get_mut(), rest)
 }
 
-/// Removes an entry from its table or array.
 fn remove(root: &mut DeTable<'_>, steps: &[Step]) {
     let Some(last) = steps.iter().rposition(|step| matches!(step, Step::Key(_))) else { return };
     if let (Some(table), Step::Key(name)) = (table_at(root, &steps[..last]), &steps[last]) {

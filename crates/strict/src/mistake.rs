@@ -5,28 +5,25 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Source of a setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Not set.
     Default,
     /// Position in a file; line and column count from 1, the column in characters; line 0 is the whole file.
     File {
-        /// Path as given.
         path: PathBuf,
         line: usize,
         column: usize,
     },
-    /// Name of an environment variable.
     Environment(String),
-    /// Command line flag with its dashes.
     Flag(&'static str),
     /// Position in a command line argument; the column counts characters from 1.
-    Argument { text: String, column: usize },
+    Argument {
+        text: String,
+        column: usize,
+    },
 }
 
 impl Origin {
-    /// A whole file.
     pub fn file(path: &Path) -> Self {
         Self::File { path: path.to_owned(), line: 0, column: 0 }
     }
@@ -66,12 +63,10 @@ pub struct Mistake {
     /// Never contains a secret.
     pub problem: String,
     pub expected: String,
-    /// Most likely intended text.
     pub suggestion: Option<String>,
 }
 
 impl Mistake {
-    /// Without a suggestion.
     pub fn new(
         origin: &Origin,
         key: impl Into<String>,
@@ -82,7 +77,6 @@ impl Mistake {
         Self { origin: origin.clone(), key, problem, expected, suggestion: None }
     }
 
-    /// Adds a suggestion.
     pub fn suggesting(self, meant: Option<&str>) -> Self {
         Self { suggestion: meant.map(str::to_owned), ..self }
     }

@@ -16,7 +16,6 @@ pub struct Node {
     pub origin: Origin,
 }
 
-/// An unvalidated value.
 #[derive(Clone)]
 pub enum Value {
     /// Zeroized on drop: it may be a password.
@@ -31,7 +30,6 @@ pub enum Value {
 }
 
 impl Value {
-    /// See [`Value::Text`].
     pub fn text(text: impl Into<String>) -> Self {
         Self::Text(Zeroizing::new(text.into()))
     }
@@ -40,12 +38,10 @@ impl Value {
 #[derive(Clone)]
 pub struct Entry {
     pub key: String,
-    /// Position of the key.
     pub origin: Origin,
     pub node: Node,
 }
 
-/// Value of a key.
 pub fn find<'e>(entries: &'e [Entry], key: &str) -> Option<&'e Node> {
     entries.iter().find(|entry| entry.key == key).map(|entry| &entry.node)
 }
@@ -60,7 +56,6 @@ impl Entry {
 }
 
 impl Node {
-    /// Type name with an article.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match &self.value {
@@ -74,7 +69,6 @@ impl Node {
     }
 }
 
-/// Form for messages.
 impl fmt::Display for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.value {

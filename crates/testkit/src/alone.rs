@@ -51,7 +51,6 @@ pub fn in_network_namespace(test: &str, body: impl FnOnce()) {
     });
 }
 
-/// Runs a program that must succeed.
 pub fn run(program: &str, arguments: &[&str]) {
     let output = Command::new(program).args(arguments).output().unwrap_or_else(|e| panic!("{program}: {e}"));
     assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -85,18 +84,15 @@ macro_rules! need {
     };
 }
 
-/// Reports a skipped test; `./test` collects these lines.
 #[expect(clippy::print_stdout, reason = "libtest shows it, and ./test reads it")]
 pub fn skip(why: &str) {
     println!("SKIPPED: {why}");
 }
 
-/// Returns true in the process started for this test.
 fn is_inside(test: &str) -> bool {
     env::var_os(INSIDE).is_some_and(|inside| inside == test)
 }
 
-/// Returns true if the launcher can start this program.
 fn works(launcher: &[&str], program: &[&str]) -> bool {
     let output = Command::new(launcher[0]).args(&launcher[1..]).args(program).output();
     output.is_ok_and(|output| output.status.success())

@@ -11,7 +11,6 @@ use rustls::{
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
 
-/// PEM text of a certificate and its key.
 #[derive(Clone, Debug)]
 pub struct Certificate {
     pub pem: String,
@@ -19,17 +18,14 @@ pub struct Certificate {
 }
 
 impl Certificate {
-    /// Self-signed, for these names.
     pub fn new(names: &[&str]) -> Self {
         Self::with(names, |_| ())
     }
 
-    /// Self-signed, with changed parameters.
     pub fn with(names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Self {
         Self::of_key(&key(), names, change)
     }
 
-    /// Self-signed, with a given key.
     pub fn of_key(key: &KeyPair, names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Self {
         let mut params = params(names);
         change(&mut params);
@@ -42,7 +38,6 @@ impl Certificate {
         Self::signed(names, ExtendedKeyUsagePurpose::ServerAuth)
     }
 
-    /// A client certificate signed by a new authority; returns the authority's certificate too.
     pub fn of_client(name: &str) -> (Self, String) {
         Self::signed(&[name], ExtendedKeyUsagePurpose::ClientAuth)
     }

@@ -24,30 +24,25 @@ use crate::{PATIENCE, certificates::Certificate, eventually, free_address};
 
 mod template;
 
-/// User and owner of every database.
 pub const USER: &str = "turn";
 /// Its password; one character needs escaping in a URL.
 pub const PASSWORD: &str = "good%horse";
 /// Database name; Redis uses a number.
 pub const DATABASE: &str = "coturn";
 
-/// The unprivileged user on all Linux systems. Servers refuse to run as root.
 const NOBODY: u32 = 65_534;
 
 /// The default is 96 MB per directory.
 const MARIADB_LOG: &str = "--innodb-log-file-size=4M";
 
-/// A running server.
 pub struct Server {
     pub address: SocketAddr,
     /// Address with TLS; for PostgreSQL and MariaDB the same as `address`.
     pub tls_address: SocketAddr,
     /// PEM file of the authority of its certificate, which is for `localhost`.
     pub authority: PathBuf,
-    /// Its directory; contains PostgreSQL's socket.
     pub dir: PathBuf,
     kind: Kind,
-    /// In addition to the common arguments of its kind.
     arguments: Vec<String>,
     child: Option<Child>,
 }
@@ -72,7 +67,6 @@ impl Kind {
 }
 
 impl Server {
-    /// PostgreSQL with an empty database.
     pub fn postgres() -> Result<Self, String> {
         let programs = postgres_programs().ok_or("initdb and postgres are not installed")?;
         static DATA: OnceLock<Template> = OnceLock::new();
@@ -82,7 +76,6 @@ impl Server {
         Ok(server)
     }
 
-    /// MariaDB with an empty database.
     pub fn mariadb() -> Result<Self, String> {
         let missing = |name: &str| format!("{name} is not installed");
         let install = installed("mariadb-install-db").ok_or_else(|| missing("mariadb-install-db"))?;
@@ -103,12 +96,10 @@ impl Server {
         Ok(server)
     }
 
-    /// Redis or Valkey.
     pub fn redis() -> Result<Self, String> {
         Self::redis_with(&[])
     }
 
-    /// A replica of another server.
     pub fn redis_replica(master: &Self) -> Result<Self, String> {
         let (ip, port) = (master.address.ip().to_string(), master.address.port().to_string());
         Self::redis_with(&["--replicaof", &ip, &port, "--masterauth", PASSWORD])
@@ -132,7 +123,6 @@ impl Server {
         Ok(server)
     }
 
-    /// A cluster of two servers, each with half of the slots.
     pub fn redis_cluster() -> Result<[Self; 2], String> {
         let start = || {
             let bus = free_address().port().to_string();
@@ -162,7 +152,6 @@ impl Server {
         Ok(server)
     }
 
-    /// Redis's reply to a command line.
     pub fn say(&self, line: &str) -> String {
         let mut stream = TcpStream::connect(self.address).expect("it accepts connections");
         stream.set_read_timeout(Some(PATIENCE)).expect("not zero");
@@ -210,7 +199,6 @@ impl Server {
         });
     }
 
-    /// Command line of the server.
     fn program(&self) -> Command {
         let port = self.address.port();
         let path = |name: &str| self.dir.join(name).display().to_string();
@@ -280,7 +268,6 @@ impl Server {
         }
     }
 
-    /// Stops the server and keeps its data.
     pub fn stop(&mut self) {
         // SIGINT is PostgreSQL's fast shutdown (a kill would leave shared memory behind); the others stop on SIGTERM.
         self.signal(if self.kind == Kind::Postgres { "INT" } else { "TERM" });
@@ -294,7 +281,6 @@ impl Server {
         self.ends();
     }
 
-    /// Sends a signal, named as in `kill -NAME`.
     pub fn signal(&self, name: &str) {
         let Some(child) = &self.child else { return };
         let kill = format!("kill -{name} {}", child.id());
@@ -314,7 +300,6 @@ impl Server {
         let _ = child.wait();
     }
 
-    /// URL of its database through `address`, followed by `options`.
     pub fn url(&self, address: SocketAddr, options: &str) -> String {
         let password = PASSWORD.replace('%', "%25");
         match self.kind {
@@ -338,7 +323,6 @@ impl Server {
         }
     }
 
-    /// Writes a file that only the server may read, as required for keys.
     fn file(&self, name: &str, content: &str) -> PathBuf {
         file_in(&self.dir, name, content)
     }
@@ -355,7 +339,6 @@ impl Drop for Server {
     }
 }
 
-/// A TCP proxy in front of a server.
 pub struct Proxy {
     pub address: SocketAddr,
     state: Arc<State>,
@@ -365,11 +348,8 @@ struct State {
     target: SocketAddr,
     /// Milliseconds by which each piece is delayed.
     delay: AtomicU64,
-    /// Forwards nothing while set.
     holds: AtomicBool,
-    /// Closes connections at once while set.
     refuses: AtomicBool,
-    /// Corrupts the server's replies while set.
     garbles: AtomicBool,
     ends: AtomicBool,
     open: Mutex<Vec<TcpStream>>,
@@ -377,12 +357,10 @@ struct State {
 }
 
 impl Proxy {
-    /// A proxy on loopback in front of this address.
     pub fn new(target: SocketAddr) -> Self {
         Self::on(Ipv4Addr::LOCALHOST, target)
     }
 
-    /// A proxy on another address of this machine.
     pub fn on(ip: Ipv4Addr, target: SocketAddr) -> Self {
         let listener = TcpListener::bind((ip, 0)).expect("a free port");
         let address = listener.local_addr().expect("the socket is bound");
@@ -408,7 +386,6 @@ impl Proxy {
         Self { address, state }
     }
 
-    /// Delays each piece.
     pub fn delay(&self, delay: Duration) {
         self.state.delay.store(u64::try_from(delay.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
@@ -431,7 +408,6 @@ impl Proxy {
         self.state.garbles.store(garbles, Ordering::Relaxed);
     }
 
-    /// Connections accepted so far.
     pub fn accepted(&self) -> usize {
         self.state.accepted.load(Ordering::Relaxed)
     }
@@ -441,7 +417,6 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         self.state.ends.store(true, Ordering::Relaxed);
         self.state.end_all();
-        // Wakes the listener thread.
         let _ = TcpStream::connect(self.address);
     }
 }
@@ -495,7 +470,6 @@ impl State {
     }
 }
 
-/// Creates PostgreSQL's files with an empty database.
 fn postgres_data(programs: &Path) -> Template {
     Template::new("postgres", |dir| {
         let password = file_in(dir, "password", PASSWORD);
@@ -509,7 +483,6 @@ fn postgres_data(programs: &Path) -> Template {
     })
 }
 
-/// Creates MariaDB's files with only its system databases.
 fn mariadb_data(install: &Path) -> Template {
     Template::new("mariadb", |dir| {
         run(command_in(dir, install).args([
@@ -524,14 +497,12 @@ fn mariadb_data(install: &Path) -> Template {
     })
 }
 
-/// Creates an empty directory owned by the server's user.
 fn make_dir(dir: &Path) {
     fs::create_dir(dir).expect("the directory for temporary files can be written");
     fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("the file is ours");
     give(dir);
 }
 
-/// Writes a file that only the server may read, as required for keys.
 fn file_in(dir: &Path, name: &str, content: &str) -> PathBuf {
     let path = dir.join(name);
     fs::write(&path, content).expect("a fresh directory can be written");
@@ -540,7 +511,6 @@ fn file_in(dir: &Path, name: &str, content: &str) -> PathBuf {
     path
 }
 
-/// A command that runs as the server's user.
 fn command_in(dir: &Path, program: &Path) -> Command {
     let mut command = Command::new(program);
     command
@@ -563,7 +533,6 @@ pub fn installed(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).chain(servers).map(|dir| dir.join(name)).find(|program| program.is_file())
 }
 
-/// Debian has a directory per version.
 fn postgres_programs() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let mut places: Vec<PathBuf> = versions.map(|version| version.path().join("bin")).collect();
@@ -587,7 +556,6 @@ fn give(path: &Path) {
     }
 }
 
-/// Runs a program that must succeed.
 fn run(command: &mut Command) {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {output:?}");

@@ -10,7 +10,6 @@ use std::{
 pub struct Dir(PathBuf);
 
 impl Dir {
-    /// Creates an empty directory.
     #[expect(clippy::new_without_default, reason = "it makes something")]
     pub fn new() -> Self {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
@@ -26,7 +25,6 @@ impl Dir {
         &self.0
     }
 
-    /// Path of a file in the directory, which need not exist.
     pub fn at(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }

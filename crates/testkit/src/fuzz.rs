@@ -14,7 +14,6 @@ const FUZZ: &str = "TURNPIKE_FUZZ";
 /// Set by `cargo xtask fuzz` to the file for the target's seeds; the target writes them and ends.
 const SEEDS: &str = "TURNPIKE_FUZZ_SEEDS";
 
-/// Input files of a target.
 pub const FILES: [&str; 3] = ["captured.hex", "found.hex", "faults.hex"];
 
 /// Runs a target: `check` panics on an input that reveals a fault. `seeds` are a few good inputs that cover much.
@@ -47,7 +46,6 @@ impl<'a> Input<'a> {
         self.0.is_empty()
     }
 
-    /// Next byte.
     pub fn byte(&mut self) -> u8 {
         self.array::<1>()[0]
     }
@@ -57,17 +55,14 @@ impl<'a> Input<'a> {
         self.byte() % most
     }
 
-    /// Next two bytes.
     pub fn u16(&mut self) -> u16 {
         u16::from_be_bytes(self.array())
     }
 
-    /// Next four bytes.
     pub fn u32(&mut self) -> u32 {
         u32::from_be_bytes(self.array())
     }
 
-    /// Next `N` bytes.
     pub fn array<const N: usize>(&mut self) -> [u8; N] {
         let mut array = [0; N];
         let taken = self.up_to(N);
@@ -87,13 +82,11 @@ impl<'a> Input<'a> {
         self.up_to(length.into())
     }
 
-    /// One of these items.
     pub fn choice<'t, T>(&mut self, among: &'t [T]) -> &'t T {
         assert!(among.len() <= 256, "one byte chooses");
         &among[usize::from(self.byte()) % among.len()]
     }
 
-    /// All remaining bytes.
     pub fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.0)
     }
@@ -105,7 +98,6 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Runs all stored inputs; names the input that fails.
 #[expect(clippy::print_stdout, reason = "libtest shows it where the test fails")]
 fn replay(name: &str, seeds: &[Vec<u8>], check: impl Fn(&[u8]) + RefUnwindSafe) {
     assert!(!seeds.is_empty(), "{name} has no seeds");

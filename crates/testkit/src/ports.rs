@@ -37,7 +37,6 @@ pub fn free_port(ip: IpAddr) -> u16 {
     })
 }
 
-/// An IPv4 loopback address with such a port.
 pub fn free_address() -> SocketAddr {
     let ip = Ipv4Addr::LOCALHOST.into();
     SocketAddr::new(ip, free_port(ip))

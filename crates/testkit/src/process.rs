@@ -11,7 +11,6 @@ pub fn memory() -> u64 {
     memory_at("/proc/self/status")
 }
 
-/// Anonymous memory of another process in bytes.
 pub fn memory_of(pid: u32) -> u64 {
     memory_at(&format!("/proc/{pid}/status"))
 }
@@ -23,12 +22,10 @@ pub fn grown(work: impl FnOnce()) -> u64 {
     memory().saturating_sub(before)
 }
 
-/// Number of open descriptors of this process.
 pub fn descriptors() -> usize {
     fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
 }
 
-/// Uses up all remaining descriptors.
 pub fn take_descriptors() -> Vec<File> {
     std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
 }

@@ -12,7 +12,6 @@ use std::{
 pub use client::Client;
 pub use message::{Challenge, Message, allocate_request, forged_request, plain_message, signed_request};
 
-/// RFC 8489 section 5.
 pub const MAGIC_COOKIE: [u8; 4] = [0x21, 0x12, 0xA4, 0x42];
 
 /// Types of requests and indications (RFC 8489 section 18.2, RFC 8656 section 17, RFC 6062 section 6.1).
@@ -57,7 +56,6 @@ pub mod attribute {
 /// UDP in REQUESTED-TRANSPORT (RFC 8656 section 18.7).
 pub const UDP: [u8; 4] = [17, 0, 0, 0];
 
-/// Transaction ID of a message (RFC 8489 section 5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transaction([u8; 12]);
 
@@ -71,14 +69,12 @@ impl Transaction {
     }
 }
 
-/// The same byte twelve times.
 impl From<u8> for Transaction {
     fn from(byte: u8) -> Self {
         Self([byte; 12])
     }
 }
 
-/// A message of this type with these attributes.
 pub fn message(kind: u16, id: impl Into<Transaction>, attributes: &[(u16, &[u8])]) -> Vec<u8> {
     let mut body = Vec::new();
     for (kind, value) in attributes {
@@ -90,7 +86,6 @@ pub fn message(kind: u16, id: impl Into<Transaction>, attributes: &[(u16, &[u8])
     [&kind.to_be_bytes(), &length(&body).to_be_bytes()[..], &MAGIC_COOKIE, &id.into().0, &body].concat()
 }
 
-/// Attributes of a message in order.
 pub fn attributes(message: &[u8]) -> Vec<(u16, Vec<u8>)> {
     let mut found = Vec::new();
     let mut rest = &message[20..];

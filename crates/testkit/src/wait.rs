@@ -20,7 +20,6 @@ pub fn eventually<A: Answer>(what: &str, mut ask: impl FnMut() -> A) -> A::Found
     }
 }
 
-/// Result of one poll of [`eventually`].
 pub trait Answer {
     type Found;
     /// `None` polls again.

@@ -2,7 +2,6 @@
 
 use super::DATAPATHS;
 
-/// A row split into its cells.
 type Cells = Vec<String>;
 
 /// Rows of the table `peers`: equal figures of several data paths share a row, and so do those of several requests.

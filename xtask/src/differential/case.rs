@@ -62,7 +62,6 @@ impl Case<'_> {
         matches!(self.sequence.steps[self.at], Step::Again(_))
     }
 
-    /// Only the other server relayed something.
     pub(super) fn only_theirs(&self) -> bool {
         let is_data = |seen: &Seen| matches!(seen, Seen::Data(..) | Seen::Channel(..) | Seen::Relayed(..));
         matches!(self.what, What::Other { ours, theirs } if ours.is_empty() && theirs.iter().all(is_data))
@@ -78,7 +77,6 @@ impl Case<'_> {
         self.earlier().any(|request| request.method == method::REFRESH && request.fields.contains(&zero))
     }
 
-    /// A lifetime beyond the maximum of all servers, an hour.
     pub(super) fn has_asked_for_more_than_the_maximum(&self) -> bool {
         let is_beyond = |field: &Field| match field {
             Field::Value(kind::LIFETIME, value) => {
@@ -99,7 +97,6 @@ impl Case<'_> {
         self.earlier().any(|request| request.auth != Auth::None && Some(user(request.auth)) != now)
     }
 
-    /// More allocations than the quota, if deleted ones count.
     pub(super) fn is_quota_used(&self) -> bool {
         let earlier = &self.sequence.steps[..self.at];
         let has_method =
@@ -132,7 +129,6 @@ impl Case<'_> {
         self.request.is_some_and(|request| request.fields.iter().any(is_malformed))
     }
 
-    /// DONT-FRAGMENT with a value.
     pub(super) fn has_malformed_flag(&self) -> bool {
         let is_malformed =
             |field: &Field| matches!(field, Field::Value(kind::DONT_FRAGMENT, value) if !value.is_empty());
@@ -146,7 +142,6 @@ impl Case<'_> {
         self.ours() == Some(None) && self.request.is_some_and(|request| !KNOWN.contains(&request.method))
     }
 
-    /// A repeated attribute that may not repeat.
     pub(super) fn repeats(&self) -> bool {
         self.request.is_some_and(|request| {
             let kinds = || request.fields.iter().map(super::step::Field::kind);

@@ -13,7 +13,6 @@ use super::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Difference {
     pub(super) who: Name,
-    /// Index of the step.
     pub(super) at: usize,
     pub(super) what: What,
 }
@@ -21,11 +20,18 @@ pub(super) struct Difference {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum What {
     /// Codes of the responses; 0 for success, `None` for silence.
-    Code { ours: Option<u16>, theirs: Option<u16> },
-    /// Part of only one response.
-    Fact { fact: String, is_ours: bool },
-    /// Any other event at only one server.
-    Other { ours: Vec<Seen>, theirs: Vec<Seen> },
+    Code {
+        ours: Option<u16>,
+        theirs: Option<u16>,
+    },
+    Fact {
+        fact: String,
+        is_ours: bool,
+    },
+    Other {
+        ours: Vec<Seen>,
+        theirs: Vec<Seen>,
+    },
 }
 
 impl What {
@@ -50,7 +56,6 @@ pub(super) fn differences(
 ) -> Vec<Difference> {
     let mut found = Vec::new();
     for (at, step) in sequence.steps.iter().enumerate() {
-        // The report names unreachable servers.
         if theirs[at].iter().any(|seen| matches!(seen, Seen::Failed(..))) {
             break;
         }
@@ -81,7 +86,6 @@ pub(super) fn from_rules(sequence: &Sequence, ours: &[Vec<Seen>]) -> Vec<Differe
         if request.indication || request.damage.is_some() || !is_signed(request.method) {
             return None;
         }
-        // A client without a connection sees nothing.
         let got = answer(step, seen)?.code;
         let what = What::Code { ours: Some(got), theirs: Some(wanted) };
         (got != wanted).then_some(Difference { who: Name::Rfc, at, what })
@@ -122,7 +126,6 @@ fn differences_at(step: &Step, ours: &[Seen], theirs: &[Seen]) -> Vec<What> {
     found
 }
 
-/// Response to the step's own request.
 fn answer<'a>(step: &Step, seen: &'a [Seen]) -> Option<&'a Answer> {
     let client = step.client()?;
     seen.iter().find_map(|seen| match seen {
@@ -219,7 +222,6 @@ mod tests {
         assert_eq!(from_rules(&sequence, &seen(400)), []);
         let what = What::Code { ours: Some(401), theirs: Some(400) };
         assert_eq!(from_rules(&sequence, &seen(401)), [Difference { who: Name::Rfc, at: 0, what }]);
-        // Other servers get no such request and are not compared.
         assert_eq!(differences(&sequence, Name::Pion, &seen(401), &[Vec::new(), Vec::new(), Vec::new()]), []);
     }
 }

@@ -146,7 +146,6 @@ impl Generator {
         }
     }
 
-    /// A request that a well-behaved client might send now.
     fn plausible(&mut self, client: usize) -> Request {
         let has_allocation = self.believed[client].has_allocation;
         let mut request = match self.random.random_range(0..20) {

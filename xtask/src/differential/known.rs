@@ -15,7 +15,6 @@ use super::{
 /// An accepted difference.
 pub(super) struct Known {
     pub(super) who: &'static [Name],
-    /// Behaviour of the other server.
     pub(super) what: &'static str,
     /// RFC section that decides, or an entry of docs/rfcs.md or docs/serve.md.
     pub(super) why: &'static str,

@@ -16,7 +16,6 @@ pub(super) const REALM: &str = "example.org";
 /// Number of first users; each has a second one.
 pub(super) const USERS: usize = 500;
 
-/// Names and passwords of all users.
 pub(super) fn users() -> impl Iterator<Item = (String, String)> {
     (0..2 * USERS).map(user)
 }
@@ -25,7 +24,6 @@ fn user(index: usize) -> (String, String) {
     (format!("alice{index}"), format!("wonderland{index}"))
 }
 
-/// A server's challenge.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Challenge {
     pub(super) nonce: Vec<u8>,
@@ -33,7 +31,6 @@ pub(super) struct Challenge {
     pub(super) algorithms: Vec<u8>,
 }
 
-/// State that a step refers to.
 pub(super) struct Context<'a> {
     pub(super) dialect: Dialect,
     pub(super) user: usize,
@@ -43,7 +40,6 @@ pub(super) struct Context<'a> {
     pub(super) address: &'a dyn Fn(Peer) -> SocketAddr,
 }
 
-/// Key and MAC of a well-behaved client.
 pub(super) fn key(dialect: Dialect, auth: Auth, index: usize) -> (Key, Mac) {
     let (user, password) = user(if auth == Auth::OtherUser { index + USERS } else { index });
     let password = if auth == Auth::WrongPassword { "wrong" } else { &password };
@@ -54,7 +50,6 @@ pub(super) fn key(dialect: Dialect, auth: Auth, index: usize) -> (Key, Mac) {
     (Key::long_term(algorithm, &user, REALM, password.as_bytes()), mac)
 }
 
-/// Encodes a request.
 pub(super) fn write(request: &Request, transaction: Transaction, context: &Context<'_>) -> Vec<u8> {
     let class = match (request.damage, request.indication) {
         (Some(Damage::Response), _) => Class::Success,
@@ -144,7 +139,6 @@ pub(super) fn payload(length: u16) -> Vec<u8> {
     (0..length).map(|at| at.to_be_bytes()[1]).collect()
 }
 
-/// A response without nonce, ports, texts and transaction ID.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Answer {
     pub(super) method: u16,
@@ -169,14 +163,12 @@ pub(super) fn code(code: u16) -> String {
     }
 }
 
-/// Context for reading the values of a response.
 pub(super) struct Expected<'a> {
     pub(super) own: Option<SocketAddr>,
     pub(super) key: &'a (Key, Mac),
     /// Relayed addresses before the request, IPv4 and IPv6.
     pub(super) relays: [Option<SocketAddr>; 2],
     pub(super) is_even: bool,
-    /// The request was sent before.
     pub(super) is_again: bool,
 }
 
@@ -230,7 +222,6 @@ fn fact(view: &View<'_>, kind: u16, value: &[u8], expected: &Expected<'_>) -> Op
     Some(told.map_or_else(|| name.to_string(), |told| format!("{name}={told}")))
 }
 
-/// Reads nonce and algorithms of a response.
 pub(super) fn challenge(view: &View<'_>) -> Option<Challenge> {
     let nonce = view.get(kind::NONCE)?.to_vec();
     let algorithms = view.get(kind::PASSWORD_ALGORITHMS).unwrap_or_default().to_vec();

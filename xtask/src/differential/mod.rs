@@ -46,7 +46,6 @@ use crate::{Failure, INCOMPLETE, cargo, repository, target};
 
 /// Environment variable with the turnpike under test, for the process in the namespace.
 const INSIDE: &str = "TURNPIKE_DIFFERENTIAL";
-/// Concurrent sequences.
 const LANES: usize = 6;
 /// Sequences kept per unknown difference, for repetition.
 const KEPT: usize = 3;
@@ -94,14 +93,11 @@ enum Kind {
     Shared,
 }
 
-/// Result of one sequence.
 struct Compared {
     found: Vec<Difference>,
-    /// Unreachable servers, with the reason.
     failed: Vec<String>,
 }
 
-/// An unknown difference, and sequences that show it.
 struct Unknown {
     difference: Difference,
     sequences: Vec<Sequence>,
@@ -202,7 +198,6 @@ fn installed(program: &str) -> Option<PathBuf> {
     env::split_paths(&path).map(|dir| dir.join(program)).find(|path| path.is_file())
 }
 
-/// Runs sequences of one kind and prints the result.
 fn campaign(
     options: &Options,
     kind: Kind,
@@ -213,7 +208,6 @@ fn campaign(
     let numbers = AtomicU64::new(0);
     let lanes = match kind {
         Kind::Requests | Kind::Shared | Kind::Overload => LANES,
-        // All sequences wait at the same time.
         Kind::Time => usize::try_from(options.sequences)?,
     };
     let patience = if kind == Kind::Time { Patience::LONG } else { Patience::SHORT };
@@ -270,7 +264,6 @@ fn campaign(
     Ok(())
 }
 
-/// Runs a sequence against all servers.
 fn compared(
     sequence: &Sequence,
     servers: &[Server],
@@ -334,7 +327,6 @@ fn shortest(unknown: &Unknown, servers: &[Server], lane: usize, rounds: usize) -
     Some(sequence)
 }
 
-/// Variants with one attribute less, and with the plain dialect.
 fn simpler(sequence: &Sequence) -> Vec<Sequence> {
     let mut found = Vec::new();
     if sequence.dialect != Dialect::Classic {
@@ -381,7 +373,6 @@ impl Flood {
                     if is_over.load(Ordering::Relaxed) {
                         break;
                     }
-                    // Responses are never read.
                     let _ = socket.send(message);
                     thread::sleep(Duration::from_micros(1_000_000 / FLOOD));
                 }
@@ -397,5 +388,4 @@ impl Drop for Flood {
     }
 }
 
-/// Unknown differences by signature.
 type Unknowns = BTreeMap<String, Unknown>;

@@ -26,7 +26,6 @@ pub(super) fn reduce<T: Clone>(items: Vec<T>, rounds: usize, fails: Fails<'_, T>
     items
 }
 
-/// The items without one of `parts` parts.
 fn without<T: Clone>(items: &[T], part: usize, parts: usize) -> Vec<T> {
     let bound = |part: usize| part * items.len() / parts;
     [&items[..bound(part)], &items[bound(part + 1)..]].concat()

@@ -21,7 +21,6 @@ pub(super) struct Report {
     /// Known differences, by the other server and their row in the table.
     known: BTreeMap<(Name, usize), u64>,
     pub(super) unknown: Unknowns,
-    /// Differences that did not recur.
     pub(super) fleeting: u64,
     /// Unknown differences, each with its shortest sequence.
     pub(super) faults: Vec<String>,
@@ -84,7 +83,6 @@ impl Report {
         self.faults.iter().for_each(|fault| println!("\n  UNKNOWN {fault}"));
     }
 
-    /// Prints the results of all campaigns.
     pub(super) fn finish(&self) -> ExitCode {
         println!(
             "\n{} sequences, {} steps, {} unknown differences",

@@ -10,27 +10,22 @@ use super::{
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Seen {
     Answer(Client, Answer),
-    /// A Data indication.
     Data(Client, Peer, usize),
     Channel(Client, u16, usize),
     /// A datagram at a peer, from the relayed address of this client.
     Relayed(Peer, Client, usize),
-    /// The server closed the connection.
     Closed(Client),
     /// The server no longer answers Binding requests.
     Deaf(Client),
-    /// An unexpected or damaged message.
     Stray(Client, &'static str),
     Failed(Client, String),
 }
 
 impl Seen {
-    /// The connection is over.
     pub(super) const fn is_end(&self) -> bool {
         matches!(self, Self::Closed(_) | Self::Deaf(_))
     }
 
-    /// Text without the client's name.
     pub(super) fn without_client(&self) -> String {
         match self {
             Self::Data(_, peer, length) => format!("{length} bytes of {peer} in a Data indication"),

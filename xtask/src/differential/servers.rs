@@ -46,14 +46,12 @@ impl fmt::Display for Name {
     }
 }
 
-/// Programs to start.
 pub(super) struct Programs {
     pub(super) turnpike: PathBuf,
     pub(super) coturn: Option<PathBuf>,
     pub(super) pion: Option<PathBuf>,
 }
 
-/// A running server, stopped on drop.
 pub(super) struct Server {
     pub(super) name: Name,
     pub(super) has_ipv6: bool,
@@ -80,7 +78,6 @@ pub(super) fn start(programs: &Programs, kind: Kind, dir: &Path) -> Result<Vec<S
     Ok(servers)
 }
 
-/// Common parts of the command lines.
 struct Place<'a> {
     dir: &'a Path,
     kind: Kind,
@@ -187,14 +184,12 @@ impl Place<'_> {
 }
 
 impl Server {
-    /// Connects a client; returns the reason of a failure as text.
     pub(super) fn connect(&self, transport: Transport, deadline: Instant) -> Result<ProbeConnection, String> {
         let address = SocketAddr::new(self.ip, transport.default_port());
         ProbeConnection::open(transport, address, Some(&self.trust), deadline)
             .map(|(connection, _)| connection)
     }
 
-    /// Requests a nonce.
     fn challenge(&self) -> Option<super::message::Challenge> {
         use turnpike_wire::stun::{Class, Header, View, Writer, method};
         let deadline = Instant::now() + Duration::from_secs(1);
@@ -207,14 +202,12 @@ impl Server {
         super::message::challenge(&View::new_checked(&answer).ok()?)
     }
 
-    /// A socket for the flood.
     pub(super) fn socket(&self) -> io::Result<UdpSocket> {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
         socket.connect((self.ip, 3478))?;
         Ok(socket)
     }
 
-    /// Reports a server that has ended.
     pub(super) fn ended(&mut self) -> Option<String> {
         let status = self.process.try_wait().ok()??;
         Some(format!("{} has ended: {status}", self.name))
@@ -233,7 +226,6 @@ const fn address(name: Name) -> Ipv4Addr {
     Ipv4Addr::new(127, 0, 1, name as u8 + 1)
 }
 
-/// IPv6 addresses that `run` adds to the namespace's loopback.
 pub(super) fn six(name: Name) -> String {
     format!("2001:db8::{}", name as u8 + 1)
 }

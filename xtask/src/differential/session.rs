@@ -25,10 +25,8 @@ use super::{
     step::{Auth, Client, Dialect, Field, Peer, Request, Sequence, Step},
 };
 
-/// Address of IPv6 peers.
 pub(super) const SIX: Ipv6Addr = Ipv6Addr::new(0x2001, 0xDB8, 0, 0, 0, 0, 0, 9);
 
-/// Number of sequences so far.
 static RUNS: AtomicUsize = AtomicUsize::new(0);
 
 /// Timeouts for data and first responses, and for responses to Binding requests.
@@ -73,7 +71,6 @@ pub(super) struct Session<'a> {
 pub(super) struct State {
     transport: Transport,
     pub(super) connection: Option<ProbeConnection>,
-    /// The server closed the connection or stopped answering.
     is_gone: bool,
     pub(super) challenge: Challenge,
     pub(super) relays: [Option<SocketAddr>; 2],
@@ -81,7 +78,6 @@ pub(super) struct State {
     pub(super) last: Option<Sent>,
 }
 
-/// Last request of a client.
 pub(super) struct Sent {
     bytes: Vec<u8>,
     pub(super) transaction: Transaction,
@@ -206,7 +202,6 @@ impl<'a> Session<'a> {
         if is_waiting(&self.clients[client.0]) {
             self.clients[client.0].challenge = old;
         }
-        // The challenge is not part of the sequence.
         self.seen.retain(|seen| !matches!(seen, Seen::Answer(from, _) if *from == client));
         if self.clients[client.0].challenge.nonce.is_empty() {
             self.seen.push(Seen::Failed(client, "no nonce".to_owned()));
@@ -231,7 +226,6 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Connects a client if necessary; false if its connection is over.
     fn is_open(&mut self, client: Client) -> bool {
         let state = &mut self.clients[client.0];
         if state.connection.is_none() && !state.is_gone {
@@ -246,7 +240,6 @@ impl<'a> Session<'a> {
         !self.clients[client.0].is_gone
     }
 
-    /// Collects the effects of a step.
     fn listen(&mut self, may_take_time: bool) {
         let deadline = Instant::now() + self.patience.data;
         for round in 0.. {
@@ -303,7 +296,6 @@ impl<'a> Session<'a> {
         found.unwrap_or(([10, 9, 9, 9], 9).into())
     }
 
-    /// Deletes a client's allocation.
     fn release(&mut self, client: Client) {
         let state = &self.clients[client.0];
         if state.relays != [None; 2] && state.connection.is_some() {

@@ -9,7 +9,6 @@ use super::{
 };
 
 impl Generator {
-    /// Applies one random fault.
     pub(super) fn spoil(&mut self, request: &mut Request) {
         match self.random.random_range(0..10) {
             0..=3 => {

@@ -11,15 +11,12 @@ use super::Kind;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Client(pub(super) usize);
 
-/// A peer address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Peer {
     Near,
     /// IP address of [`Peer::Near`] with another port.
     Sibling,
-    /// Another IP address.
     Far,
-    /// An IPv6 address.
     Six,
     /// In a range that every server refuses.
     Denied,
@@ -43,7 +40,6 @@ pub(super) enum Dialect {
 pub(super) enum Auth {
     None,
     Good,
-    /// Credentials of the second user.
     OtherUser,
     WrongPassword,
     UnknownUser,
@@ -52,19 +48,14 @@ pub(super) enum Auth {
     WithoutNonce,
     WithoutRealm,
     WithoutUser,
-    /// No integrity attribute.
     Unsigned,
     /// A flipped bit in the integrity attribute.
     Broken,
     /// Requests a nonce first; not a fault.
     Fresh,
-    /// PASSWORD-ALGORITHM without PASSWORD-ALGORITHMS.
     WithoutAlgorithms,
-    /// PASSWORD-ALGORITHMS without PASSWORD-ALGORITHM.
     WithoutAlgorithm,
-    /// A list that differs from the server's.
     OtherAlgorithms,
-    /// An algorithm that is not in the list.
     UnlistedAlgorithm,
 }
 
@@ -84,11 +75,9 @@ impl Auth {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Field {
     Value(u16, Vec<u8>),
-    /// XOR-PEER-ADDRESS.
     Peer(Peer),
     /// Last RESERVATION-TOKEN of the server; eight zero bytes without one.
     Token,
-    /// DATA of this length.
     Data(u16),
 }
 
@@ -107,24 +96,19 @@ impl Field {
     }
 }
 
-/// Faults of a whole message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Damage {
     /// Class "success response".
     Response,
-    /// A wrong magic cookie.
     Cookie,
     /// The last four bytes are missing; datagrams only.
     Cut,
     /// Four bytes more than the length field; datagrams only.
     Long,
-    /// A wrong FINGERPRINT.
     Fingerprint,
-    /// An attribute after the integrity attribute.
     Behind,
 }
 
-/// A request or an indication.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) indication: bool,
@@ -151,7 +135,6 @@ pub(super) enum Step {
     /// Repeats the client's last request byte by byte.
     Again(Client),
     Channel(Client, u16, u16),
-    /// A peer sends to a client's relayed address.
     Peer(Peer, Client, u16),
     /// The client leaves; its next step uses another port.
     Leave(Client),
@@ -216,7 +199,6 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    /// Request of a step, or the one that it repeats.
     pub(super) fn request(&self, at: usize) -> Option<&Request> {
         match &self.steps[at] {
             Step::Again(client) => self.earlier(at, *client).next_back(),

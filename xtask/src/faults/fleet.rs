@@ -4,7 +4,6 @@ use std::fmt::Write as _;
 
 use serde::Deserialize;
 
-/// Document with the table.
 pub(super) const DOCUMENT: &str = "docs/dev/fleet-faults.md";
 
 pub(super) const HEAD: &str = "\
@@ -12,7 +11,6 @@ pub(super) const HEAD: &str = "\
 peak grants per second on one node; load shares; newcomers | notes, limits, recovery |\n\
 | --- | --- | --- | --- | --- | --- | --- | --- |\n";
 
-/// Figures that a test has written.
 #[derive(Deserialize)]
 pub(super) struct Figures {
     sessions_lost: u64,
@@ -27,7 +25,6 @@ pub(super) struct Figures {
     most_of_one_user: u64,
     /// Percent.
     beyond: f64,
-    /// Nodes applied local limits.
     were_alone: bool,
     most_in_a_second: u64,
     /// Percent.
@@ -37,7 +34,6 @@ pub(super) struct Figures {
     healed: f64,
 }
 
-/// Seconds until clients of a transport reconnected.
 #[derive(Deserialize)]
 struct Reconnect {
     transport: String,
@@ -56,7 +52,6 @@ impl Figures {
         format!("| `{name}` | {what} | {} | {} |\n", rest.join(" | "), last.join("; "))
     }
 
-    /// Text output, line by line.
     pub(super) fn lines(&self, clients: u64) -> Vec<(&'static str, String)> {
         let lost = match self.sessions_of_the_broken {
             Some(most) => format!("{} of the node's {most}; {clients} clients", self.sessions_lost),

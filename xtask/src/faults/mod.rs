@@ -17,9 +17,7 @@ use crate::Failure;
 /// Everything healed, but the row is invalid because the machine was busy.
 const VOID: u8 = 4;
 
-/// Modules of the rows.
 const MODULE: &str = "faults::";
-/// Modules of the rows of a fleet.
 const FLEET: &str = "faults::fleet::";
 
 #[derive(Args)]
@@ -72,7 +70,6 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     for (number, name) in chosen.iter().enumerate() {
         eprintln!("{}/{} {} ...", number + 1, chosen.len(), short(name));
         let row = found.join(format!("{}.json", short(name)));
-        // Left by an earlier run.
         if row.exists() {
             fs::remove_file(&row)?;
         }
@@ -106,7 +103,6 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(table.code()))
 }
 
-/// Name of a test without its modules.
 fn short(name: &str) -> &str {
     name.rsplit("::").next().unwrap_or(name)
 }

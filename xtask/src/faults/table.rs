@@ -8,13 +8,9 @@ use serde_json::Value;
 use super::{VOID, fleet};
 use crate::{Failure, INCOMPLETE, LIMIT_EXCEEDED, document::with_table, why_skipped};
 
-/// Document with the tables of all other rows.
 const DOCUMENT: &str = "docs/dev/reliability.md";
-/// Command that writes them.
 const BY: &str = "cargo xtask faults --write";
-/// Prefix of the forwarder's descriptions.
 const OF_FORWARDER: &str = "forward: ";
-/// Names of the tables in [`DOCUMENT`]: server and forwarder.
 const TABLES: [&str; 2] = ["faults", "faults of the forwarder"];
 
 const HEAD: &str = "\
@@ -27,15 +23,12 @@ pub(super) struct Table {
 }
 
 enum Outcome {
-    /// Everything recovered.
     Healed(Box<Row>),
     /// It stayed broken or an assertion failed; the end of its output.
     Broken(String),
-    /// Could not run here.
     Skipped(String),
 }
 
-/// Figures that a test has written.
 #[derive(Deserialize)]
 struct Row {
     what: String,
@@ -50,7 +43,6 @@ struct Row {
     log: Vec<String>,
     notes: Vec<String>,
     limits: Vec<Limit>,
-    /// Reasons for which the figures are invalid.
     #[serde(default)]
     void: Vec<String>,
     #[serde(default)]
@@ -75,7 +67,6 @@ impl Limit {
 }
 
 impl Table {
-    /// Adds the result of a row from its file and output.
     pub(super) fn add(&mut self, name: &str, passed: bool, file: &Path, said: &str) -> Result<(), Failure> {
         let outcome = match (passed, said.lines().find_map(why_skipped)) {
             (true, Some(why)) => Outcome::Skipped(why.to_owned()),
@@ -104,7 +95,6 @@ impl Table {
         self.rows.iter().any(|(_, outcome)| matches!(outcome, Outcome::Healed(row) if !row.void.is_empty()))
     }
 
-    /// Rows that could not run here.
     pub(super) fn skipped(&self) -> Vec<&str> {
         let is_skipped = |(_, outcome): &&(String, Outcome)| matches!(outcome, Outcome::Skipped(_));
         self.rows.iter().filter(is_skipped).map(|(name, _)| name.as_str()).collect()
@@ -176,14 +166,12 @@ impl Table {
         Ok(document)
     }
 
-    /// Rows that are not of a fleet.
     fn others(&self) -> impl Iterator<Item = &(String, Outcome)> {
         self.rows
             .iter()
             .filter(|(_, outcome)| !matches!(outcome, Outcome::Healed(row) if row.fleet.is_some()))
     }
 
-    /// Table of the rows of a fleet; empty if none ran.
     fn of_fleets(&self) -> String {
         let mut text = String::new();
         for (name, outcome) in &self.rows {
@@ -198,7 +186,6 @@ impl Table {
         text
     }
 
-    /// Text output.
     pub(super) fn text(&self) -> String {
         let mut text = String::new();
         for (name, outcome) in &self.rows {
@@ -227,7 +214,6 @@ impl Table {
         text
     }
 
-    /// Tables for docs/dev/reliability.md and of the fleet.
     pub(super) fn markdown(&self) -> String {
         let mut text = self.of_fleets();
         let others: String = self.others().map(|(name, outcome)| outcome.row(name)).collect();
@@ -239,7 +225,6 @@ impl Table {
 }
 
 impl Outcome {
-    /// One line of a table.
     fn row(&self, name: &str) -> String {
         let cells: Vec<String> = match self {
             Self::Healed(row) => row.cells(),
@@ -255,7 +240,6 @@ impl Outcome {
     }
 }
 
-/// Lines of a document's table; empty if it has none.
 fn lines_of<'a>(document: &'a str, table: &str) -> Vec<&'a str> {
     let (begin, end) = (format!("<!-- {table}: written by {BY} -->\n"), format!("<!-- end of {table} -->"));
     let rest = document.split_once(&begin).map_or("", |(_, rest)| rest);
@@ -431,7 +415,6 @@ mod tests {
             assert!(table.is_in_part().is_some_and(|why| why.contains("skipped")), "{said}");
             assert!(table.text().contains("a: skipped: no freezer"), "{}", table.text());
         }
-        // The worst result decides.
         let mut above = table(5.1);
         above.add("a", true, nowhere, "SKIPPED: no freezer\n").expect("nothing is read");
         assert_eq!(above.code(), LIMIT_EXCEEDED);

@@ -39,7 +39,6 @@ pub(super) fn add(
     Ok(added)
 }
 
-/// Common properties of similar messages.
 struct Shape {
     key: Vec<u8>,
     /// Length of the message, without trailing bytes.

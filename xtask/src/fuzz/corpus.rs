@@ -17,13 +17,11 @@ use crate::Failure;
 pub(super) const CAPTURED: &str = "captured.hex";
 pub(super) const FOUND: &str = "found.hex";
 pub(super) const FAULTS: &str = "faults.hex";
-/// File that a target writes its seeds to.
 const SEEDS: &str = "seeds.hex";
 
 /// Maximum size of `found.hex` in bytes, since it is committed.
 const MOST_FOUND: usize = 48 * 1024;
 
-/// Inputs of a file, which may be missing.
 pub(super) fn read(file: &Path) -> Result<Vec<Vec<u8>>, Failure> {
     let text = match fs::read_to_string(file) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -48,7 +46,6 @@ pub(super) fn write(file: &Path, inputs: &[Vec<u8>]) -> Result<(), Failure> {
     Ok(fs::write(file, lines)?)
 }
 
-/// Adds a failing input with its error message.
 pub(super) fn add_fault(file: &Path, why: &str, input: &[u8]) -> Result<(), Failure> {
     if read(file)?.iter().any(|known| known == input) {
         return Ok(());
@@ -92,7 +89,6 @@ pub(super) fn copy_given(from: &Path, to: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Seeds that a target generates itself.
 fn seeds(places: &Places, target: &Target, program: &Path) -> Result<Option<Vec<Vec<u8>>>, Failure> {
     let scratch = places.scratch(target)?;
     let file = scratch.join(SEEDS);

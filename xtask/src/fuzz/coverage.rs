@@ -19,7 +19,6 @@ const SYMBOLIZERS: [(&str, &[&str], &str); 2] = [
     ("addr2line", &[], "--exe="),
 ];
 
-/// Result of a merge.
 pub(super) struct Merged {
     /// New inputs that first reached a counter, smallest first.
     pub(super) found: Vec<PathBuf>,
@@ -148,7 +147,6 @@ pub(super) fn lines(
     lines
 }
 
-/// First line of a file's test module.
 fn first_line_of_tests(file: &Path) -> Option<u32> {
     let text = fs::read_to_string(file).unwrap_or_default();
     (1..).zip(text.lines()).find_map(|(number, line)| (line == "mod tests {").then_some(number))

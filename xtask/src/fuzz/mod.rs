@@ -26,7 +26,6 @@ use crate::{Failure, repository};
 /// Seconds per input, and megabytes per program.
 const TIMEOUT: u32 = 20;
 const MEMORY: u32 = 1500;
-/// Seconds for shrinking an input that fails.
 const MINIMISE: u32 = 60;
 
 /// Directories of a target: all committed inputs, new ones, and the working corpus.
@@ -93,7 +92,6 @@ fn fuzz(places: &Places, target: &Target, program: &Path, minutes: u32) -> Resul
         println!("{:<16} SKIPPED: its test does not run here", target.name);
         return Ok(0);
     }
-    // Keeps uncommitted inputs of earlier runs.
     let corpus = scratch.join(CORPUS);
     fs::create_dir_all(&corpus)?;
     let artifacts = scratch.join("artifacts");
@@ -140,7 +138,6 @@ fn fuzz(places: &Places, target: &Target, program: &Path, minutes: u32) -> Resul
     Ok(faults)
 }
 
-/// Last number of executions in libFuzzer's log.
 fn executions(log: &str) -> u64 {
     let told = log.lines().filter_map(|line| {
         let exact = line.strip_prefix("stat::number_of_executed_units:").map(str::trim);
@@ -188,7 +185,6 @@ fn keep_faults(places: &Places, target: &Target, program: &Path, log: &str) -> R
     Ok(faults)
 }
 
-/// Message of the panic or of libFuzzer.
 fn reason(log: &str) -> Option<String> {
     let mut lines = log.lines();
     let at = lines.by_ref().find(|line| line.contains("panicked at") || line.contains("ERROR: libFuzzer"))?;

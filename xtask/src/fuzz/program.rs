@@ -25,13 +25,11 @@ const FLAGS: [&str; 8] = [
     "-Crelocation-model=static",
 ];
 
-/// Paths of programs, inputs and logs.
 pub(super) struct Places {
     repository: PathBuf,
     target_dir: PathBuf,
 }
 
-/// A test program in cargo's output.
 #[derive(Deserialize)]
 struct Artifact {
     executable: Option<PathBuf>,
@@ -55,7 +53,6 @@ impl Places {
         &self.repository
     }
 
-    /// Committed inputs of a target.
     pub(super) fn memory(&self, target: &Target) -> PathBuf {
         self.repository.join("fuzz").join(target.name)
     }
@@ -64,7 +61,6 @@ impl Places {
         self.repository.join("fuzz/ledger.toml")
     }
 
-    /// Uncommitted directory of a target.
     pub(super) fn scratch(&self, target: &Target) -> Result<PathBuf, Failure> {
         let scratch = self.target_dir.join("fuzz").join(target.name);
         fs::create_dir_all(&scratch)?;
@@ -80,7 +76,6 @@ impl Places {
         Ok(scratch)
     }
 
-    /// Builds the programs of these targets; returns one per target, in order.
     pub(super) fn build(&self, targets: &[&Target]) -> Result<Vec<PathBuf>, Failure> {
         let mut packages: Vec<_> = targets.iter().map(|target| target.package()).collect();
         packages.dedup();
@@ -131,7 +126,6 @@ fn program_of(target: &Target, built: &[Artifact]) -> Result<PathBuf, Failure> {
     artifact.ok_or_else(|| format!("cargo built no program for {}", target.name).into())
 }
 
-/// Default target of this compiler.
 fn host() -> Result<String, Failure> {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(rustc).arg("-vV").output().map_err(|error| format!("rustc: {error}"))?;
@@ -160,7 +154,6 @@ pub(super) fn command(target: &Target, program: &Path, directory: &Path) -> Comm
     command
 }
 
-/// A file system in memory.
 const MEMORY: &str = "/dev/shm";
 
 /// Command for fuzzing with libFuzzer's arguments. Targets that write files write them often.

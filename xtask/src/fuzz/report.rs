@@ -68,7 +68,6 @@ pub(super) fn write(places: &Places, targets: &[&Target], programs: &[PathBuf]) 
         "| target | input: invariant | inputs | CPU hours | million runs | faults | lines reached |\n\
          | --- | --- | ---: | ---: | ---: | ---: | ---: |\n",
     );
-    // In the order of the list of targets.
     for target in super::TARGETS {
         if let Some(row) = rows.get(target.name) {
             table += row;
@@ -80,7 +79,6 @@ pub(super) fn write(places: &Places, targets: &[&Target], programs: &[PathBuf]) 
     Ok(ExitCode::SUCCESS)
 }
 
-/// Text before and after the table, and its rows by target.
 fn split(text: &str) -> Option<(&str, &str, BTreeMap<String, String>)> {
     let (before, rest) = text.split_once(BEGIN)?;
     let (table, after) = rest.split_once(END)?;

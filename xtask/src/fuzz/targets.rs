@@ -2,12 +2,9 @@
 
 pub(super) struct Target {
     pub(super) name: &'static str,
-    /// Crate without the common prefix.
     package: &'static str,
     program: Program,
-    /// Test name with modules.
     pub(super) test: &'static str,
-    /// Maximum input length in bytes.
     pub(super) max_len: u32,
     /// Files and directories whose coverage counts.
     pub(super) about: &'static [&'static str],
@@ -15,9 +12,7 @@ pub(super) struct Target {
     pub(super) holds: &'static str,
 }
 
-/// Test program of a crate.
 enum Program {
-    /// Unit tests.
     Unit,
     /// `tests/main.rs`.
     Integration,
@@ -28,7 +23,6 @@ impl Target {
         format!("turnpike-{}", self.package)
     }
 
-    /// Cargo option that builds the test program.
     pub(super) fn cargo_option(&self) -> String {
         match self.program {
             Program::Unit => "--lib".to_owned(),
@@ -36,7 +30,6 @@ impl Target {
         }
     }
 
-    /// Cargo's name and kind of the program.
     pub(super) fn artifact(&self) -> (String, &'static str) {
         match self.program {
             Program::Unit => (format!("turnpike_{}", self.package), "lib"),
@@ -45,7 +38,6 @@ impl Target {
     }
 }
 
-/// Target with this name.
 pub(super) fn named(name: &str) -> Result<&'static Target, String> {
     let found = TARGETS.iter().find(|target| target.name == name);
     found.ok_or_else(|| {

@@ -51,7 +51,6 @@ impl Budgets {
         Ok(budgets)
     }
 
-    /// New budgets from counts, with the previous tolerance.
     pub(crate) fn of(made_with: Origin, before: Option<&Self>, counts: &[Count]) -> Self {
         Self {
             tolerance_percent: before.map_or(TOLERANCE_PERCENT, |budgets| budgets.tolerance_percent),
@@ -77,7 +76,6 @@ impl Budgets {
     }
 }
 
-/// Every case with a count or a budget.
 pub(crate) struct Comparison {
     tolerance_percent: f64,
     rows: Vec<Row>,
@@ -100,7 +98,6 @@ enum Finding {
     NoCase,
 }
 
-/// Without budgets every case is new.
 pub(crate) fn compare(budgets: Option<&Budgets>, counts: &[Count]) -> Comparison {
     let none = BTreeMap::new();
     let known = budgets.map_or(&none, |budgets| &budgets.instructions);
@@ -174,7 +171,6 @@ impl Comparison {
         table
     }
 
-    /// Required action.
     pub(crate) fn summary(&self) -> String {
         let of = |finding: Finding| self.rows.iter().filter(|row| row.finding == finding).count();
         let mut sentences = Vec::new();

@@ -17,11 +17,9 @@ const REGION: &str = "instructions::turnpike_counted_region";
 /// collisions for 5 to 10 % more instructions; a worse hash would have them with every seed.
 const RUNS: usize = 3;
 
-/// Cost of one call of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Count {
     pub(crate) name: String,
-    /// Instructions of our own program.
     pub(crate) own: u64,
     /// Instructions of shared libraries (`memcpy`, the allocator), which depend on the machine's C library and CPU.
     pub(crate) libraries: u64,
@@ -53,7 +51,6 @@ pub(crate) fn count(program: &Path, directory: &Path) -> Result<Vec<Count>, Fail
     Ok(lowest)
 }
 
-/// One run: each case in the order of the program, with its dump.
 fn run(program: &Path, directory: &Path) -> Result<Vec<(Count, PathBuf)>, Failure> {
     let rest = directory.join("dump");
     let output = Command::new("valgrind")
@@ -69,7 +66,6 @@ fn run(program: &Path, directory: &Path) -> Result<Vec<(Count, PathBuf)>, Failur
     if !output.status.success() {
         return Err(format!("the run under valgrind failed ({}):\n{errors}", output.status).into());
     }
-    // Dump of the code outside the cases.
     fs::remove_file(rest)?;
     let said = String::from_utf8_lossy(&output.stdout);
     said.lines()

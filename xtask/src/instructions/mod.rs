@@ -52,7 +52,6 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     Ok(if comparison.is_kept() { ExitCode::SUCCESS } else { ExitCode::from(LIMIT_EXCEEDED) })
 }
 
-/// Compiler that cargo uses here.
 fn compiler() -> Result<Origin, Failure> {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(rustc).arg("-vV").output().map_err(|error| format!("rustc: {error}"))?;

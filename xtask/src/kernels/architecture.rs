@@ -3,13 +3,10 @@
 /// A processor architecture, which QEMU emulates on every host.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Architecture {
-    /// Name in Debian packages.
     pub(super) debian: &'static str,
-    /// Rust target of guest programs.
     pub(super) target: &'static str,
     /// QEMU program, its package, and machine options.
     pub(super) machine: (&'static str, &'static str, &'static [&'static str]),
-    /// Kernel command line.
     pub(super) parameters: &'static str,
     /// Debian suite of the guests' file system; otherwise the machine's suite, whose C library the programs link.
     pub(super) suite: Option<&'static str>,

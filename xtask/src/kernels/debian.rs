@@ -10,14 +10,11 @@ use std::{
 
 use crate::Failure;
 
-/// Archive keys shipped by Debian.
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Debian mirror of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mirror {
     uri: String,
-    /// Codename of this machine's suite.
     pub(super) codename: String,
 }
 
@@ -50,7 +47,6 @@ impl Mirror {
     }
 }
 
-/// Packages of a suite for an architecture.
 pub(super) struct Suite {
     dir: PathBuf,
 }
@@ -94,18 +90,15 @@ impl Suite {
             "--no-suggests",
             package,
         ]))?;
-        // Each dependency starts a line; indented lines are details.
         Ok(listed.lines().filter(|line| line.starts_with(char::is_alphanumeric)).map(str::to_owned).collect())
     }
 
-    /// Unpacks only these packages into `root`.
     pub(super) fn unpack(&self, packages: &[&str], root: &Path) -> Result<(), Failure> {
         let into = self.fresh_folder()?;
         said(self.apt("apt-get").args(["download", "-qq"]).args(packages).current_dir(&into))?;
         unpack_all(&into, root)
     }
 
-    /// Unpacks packages with all dependencies.
     pub(super) fn unpack_with_dependencies(&self, packages: &[&str], root: &Path) -> Result<(), Failure> {
         let into = self.fresh_folder()?;
         let archives = format!("Dir::Cache::archives={}", into.display());
@@ -163,7 +156,6 @@ fn unpack_all(from: &Path, root: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Standard output of a program that must succeed.
 pub(super) fn said(command: &mut Command) -> Result<String, Failure> {
     let output = command.stderr(Stdio::inherit()).output()?;
     if !output.status.success() {

@@ -24,7 +24,6 @@ fn qemu(architecture: &Architecture) -> Command {
     command
 }
 
-/// Guest programs besides ours.
 const TOOLS: [&str; 20] = [
     "bash",
     "coreutils",
@@ -48,7 +47,6 @@ const TOOLS: [&str; 20] = [
     "netbase",
 ];
 
-/// File system of all guests of an architecture, without kernel and programs.
 pub(super) struct Root {
     pub(super) folder: PathBuf,
     archive: PathBuf,
@@ -81,7 +79,6 @@ pub(super) fn root(dir: &Path, mirror: &Mirror, architecture: &Architecture) -> 
     Ok(Root { folder: root, archive })
 }
 
-/// A Debian kernel in QEMU's form, and an archive of its modules.
 pub(super) struct Kernel {
     architecture: &'static Architecture,
     image: PathBuf,
@@ -89,7 +86,6 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// Kernel of the suite's metapackage.
     pub(super) fn of(
         dir: &Path,
         mirror: &Mirror,

@@ -27,7 +27,6 @@ use self::{
 };
 use crate::{Failure, repository, target};
 
-/// A machine to test, and the suite of its kernel.
 struct Machine {
     name: &'static str,
     suite: &'static str,

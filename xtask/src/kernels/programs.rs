@@ -11,17 +11,14 @@ use serde_json::Value;
 use super::{debian::said, machine::pack, report::PATHS, toolchain::Toolchain};
 use crate::Failure;
 
-/// Crates with kernel-dependent tests.
 pub(super) const CRATES: [&str; 4] = ["net", "offload", "relay", "forward"];
 
-/// A test program and its working directory.
 pub(super) struct Tests {
     pub(super) name: String,
     pub(super) program: PathBuf,
     pub(super) dir: PathBuf,
 }
 
-/// Builds the tests of these crates.
 pub(super) fn build_tests(toolchain: &Toolchain<'_>, crates: &[&str]) -> Result<Vec<Tests>, Failure> {
     let built = said(
         toolchain
@@ -34,7 +31,6 @@ pub(super) fn build_tests(toolchain: &Toolchain<'_>, crates: &[&str]) -> Result<
     Ok(built.lines().filter_map(|message| test_program(message, crates)).collect())
 }
 
-/// An archive of `program` and these tests.
 pub(super) fn archive(
     folder: &Path,
     repository: &Path,
@@ -73,7 +69,6 @@ pub(super) fn archive(
     Ok(archive)
 }
 
-/// Test program in a message of cargo.
 fn test_program(message: &str, crates: &[&str]) -> Option<Tests> {
     let message: Value = serde_json::from_str(message).ok()?;
     let program = message["executable"].as_str()?;

@@ -18,7 +18,6 @@ pub(super) struct Path {
     since: (u32, u32),
 }
 
-/// In the order of the table.
 pub(super) const PATHS: [Path; 7] = [
     Path { name: "auto", since: (0, 0) },
     Path { name: "basic", since: (0, 0) },
@@ -29,41 +28,33 @@ pub(super) const PATHS: [Path; 7] = [
     Path { name: "xdp-generic", since: (5, 18) },
 ];
 
-/// Report of one machine.
 #[derive(Debug, Default)]
 pub(super) struct Report {
-    /// Kernel release and architecture.
     kernel: String,
-    /// Sandbox features of the server.
     sandbox: String,
     paths: BTreeMap<String, Trial>,
     tests: BTreeMap<String, Tests>,
-    /// Program whose output is being parsed.
     reading: Option<String>,
     ended: bool,
 }
 
-/// A data path on one machine.
 #[derive(Debug, Default)]
 struct Trial {
     /// I/O method, or eBPF hook.
     way: String,
     /// Last line of a server that failed to start.
     refusal: Option<String>,
-    /// Results by kind of load.
     loads: BTreeMap<String, Vec<Load>>,
     /// Datagrams relayed in the kernel.
     across: u64,
 }
 
-/// Fields of the generator's result.
 #[derive(Clone, Copy, Debug, Deserialize)]
 struct Load {
     sent: u64,
     lost: u64,
 }
 
-/// A test program on one machine.
 #[derive(Debug, Default)]
 struct Tests {
     /// Number of passed tests, if the program finished.
@@ -126,7 +117,6 @@ impl Report {
         matches!(what, "kernel" | "refused" | "alone" | "failed" | "tests").then(|| words.to_owned())
     }
 
-    /// Parses a line of a test program.
     fn take_output(&mut self, line: &str) {
         let Some(tests) = self.reading.as_ref().and_then(|name| self.tests.get_mut(name)) else { return };
         if let Some(why) = line.strip_prefix("SKIPPED: ") {
@@ -148,7 +138,6 @@ impl Report {
         self.tests.entry(name.to_owned()).or_default()
     }
 
-    /// Its row of the table.
     pub(super) fn row(&self, machine: &str) -> String {
         let mut row = format!("| {machine} | {} | {} ", self.kernel, self.sandbox);
         for path in &PATHS {
@@ -192,7 +181,6 @@ impl Report {
         faults
     }
 
-    /// Skipped tests with their reasons.
     pub(super) fn skipped(&self) -> BTreeMap<&str, Vec<String>> {
         let mut skipped: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         for (name, tests) in &self.tests {
@@ -266,7 +254,6 @@ fn confined_by(line: &str) -> String {
     here.join(", ")
 }
 
-/// Head of the table.
 pub(super) fn head() -> String {
     let names: Vec<&str> = PATHS.iter().map(|path| path.name).collect();
     let rule = "| --- ".repeat(PATHS.len() + 4);

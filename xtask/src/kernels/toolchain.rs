@@ -36,13 +36,10 @@ shift 3
 exec chroot "$0" /usr/bin/env --chdir="$folder" "$@"
 "#;
 
-/// Builds for one architecture.
 pub(super) struct Toolchain<'a> {
     architecture: &'static Architecture,
     repository: &'a Path,
-    /// Directory for all outputs.
     dir: &'a Path,
-    /// Root with compilers for another architecture.
     root: Option<PathBuf>,
 }
 
@@ -72,7 +69,6 @@ impl<'a> Toolchain<'a> {
         Ok(toolchain)
     }
 
-    /// True for another architecture than this machine's.
     pub(super) fn is_across(&self) -> bool {
         self.root.is_some()
     }
@@ -87,7 +83,6 @@ impl<'a> Toolchain<'a> {
         Ok(self.built().join(self.architecture.target).join("release/turnpike"))
     }
 
-    /// cargo for this architecture.
     pub(super) fn cargo(&self) -> Result<Command, Failure> {
         let Some(root) = &self.root else { return Ok(cargo(self.repository)) };
         let mut cargo = self.inside(root, "cargo")?;

@@ -5,13 +5,11 @@ use std::{fs::File, process::Command};
 use super::{machine::Root, programs::Tests, report::Report};
 use crate::Failure;
 
-/// Emulator and its package.
 pub(super) const EMULATOR: (&str, &str) = ("qemu-aarch64", "qemu-user");
 
 /// Crates whose tests need no special kernel.
 pub(super) const CRATES: [&str; 2] = ["wire", "turn"];
 
-/// Runs these test programs with the libraries of `root`.
 pub(super) fn run(tests: &[Tests], root: &Root, log: &mut File, report: &mut Report) -> Result<(), Failure> {
     for Tests { name, program, dir } in tests {
         report.take(&format!("@@ tests {name}"));

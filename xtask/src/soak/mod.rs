@@ -66,14 +66,11 @@ pub(crate) struct Options {
 struct Slice {
     datapath: String,
     life: u64,
-    /// Seconds of its server's life until then.
     seconds: u64,
     upgraded: bool,
-    /// Allocations in the slice.
     allocations: u64,
     datagrams: u64,
     lost: u64,
-    /// Relayed in the kernel.
     across: u64,
     /// Allocations in its server's life until then.
     life_allocations: u64,
@@ -242,13 +239,11 @@ fn report(slices: &[Slice]) -> (String, bool) {
     (text, grows)
 }
 
-/// Error of the kernel's page count in pages.
 #[expect(clippy::cast_precision_loss, reason = "figures of a report")]
 fn slack(slices: &[&Slice]) -> f64 {
     slices.iter().map(|slice| slice.slack_pages.unwrap_or(SLACK_PAGES)).max().unwrap_or(SLACK_PAGES) as f64
 }
 
-/// Work done on each data path, and agreement of both ends.
 fn done(slices: &[Slice], by_path: &BTreeMap<&str, Vec<&Slice>>) -> String {
     let mut text = "| data path | servers | slices | with an upgrade | allocations | datagrams | by the kernel | lost | slices with equal counters |\n\
                     | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"

@@ -25,7 +25,6 @@ pub(super) fn write_all(command: Command, directory: &Path) -> io::Result<()> {
     write_each(&built(command), directory)
 }
 
-/// Resolves the full names of subcommands.
 fn built(command: Command) -> Command {
     let mut command = command.disable_help_subcommand(true);
     command.build();

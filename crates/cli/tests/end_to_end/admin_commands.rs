@@ -21,7 +21,6 @@ impl Login {
         serde_json::from_str(&ended.stdout).unwrap_or_else(|error| panic!("{error}: {}", ended.stdout))
     }
 
-    /// Directory of the embedded store.
     fn state(&self) -> String {
         self.0.path().join("state").display().to_string()
     }
@@ -98,7 +97,6 @@ fn errors_are_json_with_the_json_flag() {
     }
 }
 
-/// Schemas of `--json` output in docs/admin.md.
 #[test]
 fn json_output_matches_the_documented_schemas() {
     let Some(login) = login() else { return };
@@ -321,7 +319,6 @@ fn drain_exits_after_the_last_session_or_at_the_deadline() {
 #[test]
 fn health_sets_the_exit_code_and_drain_can_wait() {
     let Some(login) = login() else { return };
-    // The default on loopback may belong to another test's server.
     let socket = format!("unix:{}", login.socket().display());
     assert_eq!(login.run(&["health", "--live", "--admin", &socket]).code, Some(1), "no server");
     let mut server = login.serve(&["--user", "alice:secret"]);

@@ -2,7 +2,6 @@
 
 use crate::prelude::*;
 
-/// Runs `serve -c turnpike.toml` with this file.
 fn run(file: &str) -> Finished {
     let dir = Dir::new();
     let path = dir.file("turnpike.toml", file);
@@ -71,7 +70,6 @@ fn check_finds_everything_that_serve_fails_on() {
         };
         let good = check(&["--relay-ip", "127.0.0.1"]).ended(0);
         assert!(good.stdout.starts_with("ok\n"), "{}", good.stdout);
-        // A missing relay address is only a warning.
         check(&["--relay-ip", "203.0.113.5"]).ended(0).says("does not have the address 203.0.113.5");
         let bad = check(&["-c", file, "--store", "sqlite:///nowhere/turn.sqlite"]).ended(2);
         for words in ["/nowhere/admin.pem", "no database /nowhere/turn.sqlite"] {

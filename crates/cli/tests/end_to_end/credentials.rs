@@ -4,7 +4,6 @@ use crate::prelude::*;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use hmac::{KeyInit as _, Mac as _};
 
-/// Directory with a store that has a secret and a key.
 pub(crate) struct Store {
     pub(crate) dir: Dir,
     secret: Value,
@@ -21,12 +20,10 @@ impl Store {
         Self { dir, secret, key }
     }
 
-    /// `serve` on this store, with the public name 127.0.0.1.
     pub(crate) fn serve(&self, certificate: Option<&Certificate>, more: &str) -> Server {
         self.serve_with(certificate, more, &[])
     }
 
-    /// Like `serve`, with additional flags.
     pub(crate) fn serve_with(&self, certificate: Option<&Certificate>, more: &str, flags: &[&str]) -> Server {
         let file = Dir::new();
         let section = "[credentials]\nlisten = [\"127.0.0.1:0\"]\nnames = [\"127.0.0.1\"]\n";
@@ -42,7 +39,6 @@ impl Store {
     }
 }
 
-/// A server and its credentials API.
 pub(crate) struct Server {
     pub(crate) serve: Serve,
     api: SocketAddr,
@@ -50,7 +46,6 @@ pub(crate) struct Server {
     _file: Dir,
 }
 
-/// An issued credential.
 pub(crate) struct Credential {
     pub(crate) username: String,
     pub(crate) password: String,
@@ -62,7 +57,6 @@ impl Credential {
         format!("{}:{}", self.username, self.password)
     }
 
-    /// Returns true if this secret signed it.
     fn is_of(&self, secret: &Value) -> bool {
         let secret = secret["secret"].as_str().expect("a secret");
         let mut mac = Hmac::<sha1::Sha1>::new_from_slice(secret.as_bytes()).expect("any key");
@@ -105,7 +99,6 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("our own path is UTF-8")
 }
 
-/// Output of a command that succeeds.
 #[track_caller]
 fn said(arguments: &[&str]) -> String {
     let ended = Program::start(&mut turnpike(arguments)).wait(SOON);
@@ -157,7 +150,6 @@ fn credential_works_over_every_listed_transport() {
         assert!(run.result()["received"].as_u64() > Some(10), "{url}: {}", run.output());
     }
     server.serve.wait_for_allocations(0);
-    // Log and metrics name the user but contain no secret.
     let line = server.serve.program.line_with("credential issued");
     assert!(line.contains("carol") && line.contains("by key \\\"shop\\\""), "{line}");
     let secret = store.secret["secret"].as_str().expect("a secret");

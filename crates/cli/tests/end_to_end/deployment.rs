@@ -30,7 +30,6 @@ fn drop_ins() -> Vec<PathBuf> {
     entries.map(|entry| entry.expect("readable").path()).collect()
 }
 
-/// Exposure of a unit with the drop-ins in the directory.
 fn exposure(dir: &Path, unit: &str) -> f32 {
     let mut command = Command::new("systemd-analyze");
     command.args(["security", "--offline=true", "--no-pager"]).arg(dir.join(unit));
@@ -109,7 +108,6 @@ fn packaged_configuration_is_valid() {
     let path = repository().join("deploy/debian/turnpike.toml");
     let path = path.to_str().expect("UTF-8");
     Program::run(&mut turnpike(&["check-config", "-c", path])).ended(0);
-    // Also with every proposed line enabled.
     let dir = Dir::new();
     let proposed = read("deploy/debian/turnpike.toml");
     let proposed: String = proposed
@@ -120,7 +118,6 @@ fn packaged_configuration_is_valid() {
                 .unwrap_or(line)
         })
         .fold(String::new(), |text, line| text + line + "\n")
-        // The check refuses addresses of other machines.
         .replace("10.0.0.5=203.0.113.5", "127.0.0.1=203.0.113.5");
     let file = dir.file("turnpike.toml", &proposed);
     let run = Program::run(&mut turnpike(&["check-config", "-c", file.to_str().expect("UTF-8")]));
@@ -140,7 +137,6 @@ fn files_of_the_package_exist() {
         let path = repository().join(source.split_once('*').map_or(*source, |(directory, _)| directory));
         assert!(path.exists(), "{source}");
     }
-    // A script generates completions and manual pages; it names their paths.
     let generate = read("deploy/debian/generate");
     for made in sources.iter().filter_map(|source| source.strip_prefix("target/package/")) {
         assert!(generate.contains(&format!("$package/{}", made.trim_end_matches("/*"))), "{made}");

@@ -7,7 +7,6 @@ fn exhausted_port_range_is_logged_once_with_the_remedy() {
     // Two ports in the upper half; if another program holds one, the range is only smaller.
     let first = free_port(V4).clamp(32_768, 65_000);
     let ports = format!("{first}-{}", first + 1);
-    // One worker, because each worker logs it once.
     let mut serve = Serve::start(&["--workers", "1", "--relay-ports", &ports]);
     let load = Load::new(serve.address(V4))
         .to(SocketAddr::new(V4, free_port(V4)))

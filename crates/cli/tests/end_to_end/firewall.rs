@@ -2,7 +2,6 @@
 
 use crate::prelude::*;
 
-/// Listeners of all transports, on one address and on all.
 const CONFIG: &str = "\
 [server]
 listen = [\"0.0.0.0:3478\", \"[::]:3478\", \"203.0.113.5:443\", \"[2001:db8::5]:443\"]
@@ -32,14 +31,12 @@ fn printed(arguments: &[&str]) -> String {
     run.stdout
 }
 
-/// Rules for a server and for a forwarder.
 fn both(dir: &Dir, format: &str) -> [String; 2] {
     let (server, rules) = (dir.file("turnpike.toml", CONFIG), dir.file("forward.toml", RULES));
     let [server, rules] = [&server, &rules].map(|path| path.to_str().expect("UTF-8"));
     [printed(&["-c", server, "--format", format]), printed(&["--forward", rules, "--format", format])]
 }
 
-/// Output of a program.
 fn said(program: &str, arguments: &[&str]) -> String {
     let path = installed(program).unwrap_or_else(|_| program.into());
     let output = Command::new(path).args(arguments).output().expect("the program starts");

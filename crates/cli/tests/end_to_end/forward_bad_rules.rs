@@ -89,7 +89,6 @@ fn unresolvable_listener_is_named() {
     assert!(ended.stderr.contains(told) && ended.stderr.contains("; check the name"), "{}", ended.stderr);
 }
 
-/// Settings that would fail for every connection are reported at start.
 #[test]
 fn impossible_outgoing_socket_names_the_rule() {
     let good = format!("tcp://127.0.0.1:0={}?name=good", tcp_echo());

@@ -19,7 +19,6 @@ fn start(protocol: &str, deadline: u32) -> (Forward, SocketAddr) {
     (forward, address)
 }
 
-/// Longer than any test waits.
 const EVER: u32 = 86_400;
 
 fn drain(forward: &Forward, address: SocketAddr) {
@@ -70,7 +69,6 @@ fn deadline_ends_the_connections() {
     program.wait(SOON).ended(0).says("connections still open are ended");
 }
 
-/// A UDP server that answers with its name.
 fn named(name: &'static str) -> SocketAddr {
     let socket = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
     let address = socket.local_addr().expect("the socket is bound");
@@ -127,7 +125,6 @@ fn next_forwarder_binds_the_udp_port_while_the_old_one_drains() {
     second.program.line_with("listening on udp");
     assert_eq!(ask(&udp_client(at)), "second");
     (0..100).for_each(|_| assert_eq!(ask(&talking), "first"));
-    // The session is idle, so nothing keeps the process.
     let Forward { program, .. } = first;
     program.wait(SOON).ended(0);
     for client in [talking, quiet] {
@@ -136,7 +133,6 @@ fn next_forwarder_binds_the_udp_port_while_the_old_one_drains() {
     }
 }
 
-/// Two listeners on one port are refused.
 #[test]
 fn taken_udp_port_is_reported() {
     let mut forward = Forward::start(&[&format!("udp://127.0.0.1:0={}?name=a", udp_echo())]);

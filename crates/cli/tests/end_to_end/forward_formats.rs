@@ -64,7 +64,6 @@ fn logcommon_uses_the_common_log_format() {
     assert!(line.ends_with("/done-remote-closed HTTP/1.0\" 200 5 - - - 5"), "{line}");
 }
 
-/// Log rotation: after the file is renamed, SIGHUP creates a new one.
 #[test]
 fn reload_reopens_the_log_file() {
     let mut forward =

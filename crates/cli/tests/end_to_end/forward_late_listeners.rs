@@ -44,7 +44,6 @@ fn appear() {
     assert_eq!(say(&mut connect(SocketAddr::from((FIRST, 8080))), "here"), "here");
     assert_eq!(state(&forward), (Some(0), [1, 0]));
 
-    // The name resolves before the machine has the address.
     fs::write(&hosts, format!("127.0.0.1 localhost\n{SECOND} late.test\n")).expect("the file is writable");
     eventually("another reason", || top(&forward).contains("cannot listen on 192.0.2.2:8081"));
     run("ip", &["address", "add", &format!("{SECOND}/32"), "dev", "lo"]);
@@ -52,7 +51,6 @@ fn appear() {
     assert_eq!(say(&mut connect(SocketAddr::from((SECOND, 8081))), "here"), "here");
     assert_eq!(state(&forward), (Some(0), [1, 1]));
 
-    // A reload sees all of them unchanged.
     let mut old = connect(SocketAddr::from((SECOND, 8081)));
     forward.reload("rules reloaded");
     assert_eq!(say(&mut old, "still here"), "still here");

@@ -51,17 +51,14 @@ fn reload_changes_rules_without_losing_a_byte() {
     let a = forward.address("rule a");
     let running = transfer(connect(a));
 
-    // Unchanged, next to a new rule.
     forward.write("f.toml", &(rule("a", one, "") + &rule("b", two, "")));
     forward.reload("rules reloaded rules=2 added=\"b\"");
     assert_eq!(forward.metrics().sum("turnpike_forward_accepted_total", "rule=\"b\""), 0);
     forward.reload("rules reloaded; nothing in them has changed rules=2");
-    // Broken: nothing changes.
     forward.write("f.toml", "[[rule]]\nlisen = \"127.0.0.1:0\"\n");
     forward.reload("the old ones stay in force");
     forward.program.line_with("f.toml:2:1: rule.lisen: unknown key");
     assert_eq!(say(&mut connect(a), "still there"), "still there");
-    // Changed, then removed: its connections may finish.
     forward.write("f.toml", &(rule("a", two, "idle = 600\n") + &rule("b", two, "")));
     forward.reload("rules reloaded rules=2 changed=\"a\"");
     forward.write("f.toml", &(String::from("[forward]\nresolve_every = 99\n") + &rule("b", two, "")));

@@ -5,7 +5,6 @@
 use crate::prelude::*;
 use std::fmt::Write as _;
 
-/// Compares with a file of `tests/golden`, or writes it.
 #[track_caller]
 fn is_as_in(file: &str, found: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(file);
@@ -31,7 +30,6 @@ fn help_texts_match_the_golden_file() {
     is_as_in("help.txt", &text);
 }
 
-/// Help of a command and its subcommands.
 fn collect_help(path: &[&str], text: &mut String) {
     let run = Program::run(&mut turnpike(&[path, &["--help"]].concat()));
     assert_eq!(run.code, Some(0), "{path:?}: {}", run.output());
@@ -108,13 +106,10 @@ fn json_results_match_the_golden_files() {
     eventually("all sessions have ended", || serve.allocations() == 0);
 }
 
-/// Contents depend on the run or the machine.
 const VARIABLE: [&str; 2] = [".errors", ".port_443"];
 
-/// Absent if the run has no notes.
 const OPTIONAL: &str = ".notes";
 
-/// One line per key with the types of its values.
 fn keys(result: &Value) -> String {
     let mut keys = BTreeMap::new();
     collect_keys("", result, &mut keys);

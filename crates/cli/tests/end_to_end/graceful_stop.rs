@@ -6,7 +6,6 @@ use std::io::{BufRead, BufReader};
 
 const CLIENTS: &str = "4";
 
-/// An active session of `seconds`.
 fn session(serve: &Serve, reflect: &Reflect, seconds: &str) -> Program {
     let load =
         serve.load(reflect).with(&format!("--clients {CLIENTS} --rate 200 --duration {seconds}")).start();
@@ -24,7 +23,6 @@ fn drain(serve: &Serve) {
     eventually("/healthz reports draining", || serve.health() == Some(503));
 }
 
-/// A server with this shutdown deadline in seconds.
 fn with_deadline(seconds: u32) -> Serve {
     let dir = Dir::new();
     let file = dir.file("turnpike.toml", format!("[shutdown]\ndeadline = {seconds}\n"));
@@ -49,7 +47,6 @@ fn existing_sessions_continue_and_new_ones_are_refused() {
     let Serve { program, .. } = serve;
     let ended = program.wait(SOON).ended(0);
     let clients: usize = CLIENTS.parse().expect("a number");
-    // One line per session with its user.
     let sessions = ended.stderr.lines().filter(|line| line.contains("session ended") && line.contains(USER));
     let deleted = sessions.filter(|line| line.contains("deleted by the client")).count();
     assert_eq!(deleted, clients, "{}", ended.stderr);
@@ -88,7 +85,6 @@ fn deadline_ends_the_sessions() {
     serve.program.wait(SOON).ended(0).says("sessions still open are ended").says("server stopped");
 }
 
-/// A broken log pipe must not end the sessions.
 #[test]
 fn server_survives_a_closed_log_pipe() {
     let mut command = turnpike(&["serve", "--listen", "127.0.0.1:0", "--admin", "off", "--user", "a:b"]);

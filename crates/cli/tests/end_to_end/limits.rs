@@ -4,7 +4,6 @@ use crate::prelude::*;
 
 const PLAIN: [&str; 4] = ["--relay-ip", "127.0.0.1", "--user", "a:one"];
 
-/// A server with this configuration file, which the test may rewrite.
 fn serve(dir: &Dir, text: &str) -> (Serve, PathBuf) {
     let file = dir.file("turnpike.toml", text);
     let path = file.to_str().expect("our own path is UTF-8");
@@ -17,7 +16,6 @@ fn reload(serve: &mut Serve, file: &Path, text: &str) {
     serve.program.line_with("configuration reloaded");
 }
 
-/// Allocates with this many concurrent clients, deleting each allocation at once.
 fn allocate(serve: &Serve, clients: &str) -> Finished {
     Load::as_user(serve.address(V4), "a:one")
         .with(&format!("--mode allocate --clients {clients} --rate max --duration 1"))
@@ -91,7 +89,6 @@ fn allow_only_refuses_peers_outside_the_list() {
         assert!(is_let_in || text.contains("403"), "neither refused nor let in: {text}");
         is_let_in
     };
-    // A public peer, allowed by default.
     assert!(!lets(&serve, "198.41.0.5:50000"));
     eventually("the refusal is counted", || {
         serve.metrics().sum("turnpike_peer_refusals_total", "by=\"not_allowed\"") > 0

@@ -4,7 +4,6 @@
 use crate::prelude::*;
 use turnpike_load::Report;
 
-/// Relays for a second or two and expects every datagram back.
 fn relays_all(family: IpAddr, via: &str, datapath: &str) {
     need!(loopback_of(family));
     let serve = Serve::start(&["--datapath", datapath]);
@@ -91,14 +90,12 @@ fn every_client_gets_an_allocation() {
     serve.wait_for_allocations(300);
     let ended = load.wait(SOON * 2).ended(0);
     assert_eq!(ended.result()["lost"], 0);
-    // Every client deletes its allocation.
     serve.wait_for_allocations(0);
 }
 
 #[test]
 fn loss_beyond_the_limit_is_exit_code_3() {
     let serve = Serve::start(&[]);
-    // Receives everything and answers nothing.
     let silent = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
     let load = Load::new(serve.address(V4))
         .to(silent.local_addr().expect("the socket is bound"))
@@ -117,7 +114,6 @@ fn latency_beyond_the_limit_is_exit_code_3() {
     load.with(&format!("--max-p99 {MICROSECOND}")).run().ended(3);
 }
 
-/// Limit for `--max-p99`.
 const MICROSECOND: &str = "1";
 
 #[test]
@@ -168,7 +164,6 @@ fn progress_line_appears_every_second() {
     assert!(progress.iter().all(|line| line.contains("loss 0.00 %")), "{}", ended.stderr);
 }
 
-/// The reflector alone returns each datagram to its sender.
 #[test]
 fn reflector_returns_every_datagram_to_its_sender() {
     let reflect = Reflect::start(V4, &[]);

@@ -7,7 +7,6 @@ use std::collections::HashMap;
 fn lossy_reflector(drops: impl Fn(usize, usize) -> bool + Send + 'static) -> SocketAddr {
     let socket = UdpSocket::bind((V4, 0)).expect("a socket");
     let address = socket.local_addr().expect("an address");
-    // Ends with the test's process.
     thread::spawn(move || {
         let mut senders = HashMap::new();
         let mut buffer = [0; 2048];
@@ -23,7 +22,6 @@ fn lossy_reflector(drops: impl Fn(usize, usize) -> bool + Send + 'static) -> Soc
     address
 }
 
-/// A reflector with its UDP and TCP addresses.
 fn reflector() -> (Reflect, SocketAddr) {
     let mut reflect = Reflect::start(V4, &["--tcp", "127.0.0.1:0"]);
     let line = reflect.program.line_with(" on tcp ");

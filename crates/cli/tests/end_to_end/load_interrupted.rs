@@ -2,10 +2,8 @@
 
 use crate::prelude::*;
 
-/// Longer than any test waits; a signal ends the run.
 const FOR_AN_HOUR: [&str; 4] = ["--duration", "3600", "--warmup", "0"];
 
-/// Interrupts a run once it shows progress; returns the result.
 fn interrupt(mut load: Program, signal: &str) -> Value {
     load.line_with("received");
     load.signal(signal);

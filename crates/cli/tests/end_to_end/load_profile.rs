@@ -8,7 +8,6 @@ fn count(value: &Value, key: &str) -> u64 {
     value[key].as_u64().unwrap_or_else(|| panic!("{key} is not a count in {value}"))
 }
 
-/// The result; asserts that nothing was lost and that both directions have traffic.
 fn complete(run: &Finished) -> Value {
     assert_eq!(run.code, Some(0), "{}", run.output());
     let result = run.result();
@@ -45,7 +44,6 @@ fn call_profile_runs_through_the_server() {
     let streams = profile["streams"].as_array().expect("a list");
     let names: Vec<_> = streams.iter().filter_map(|stream| stream["name"].as_str()).collect();
     assert_eq!(names, ["audio", "audio", "video", "video", "feedback", "feedback", "reports", "reports"]);
-    // 50 per second and client in each direction.
     assert!(streams[..2].iter().all(|stream| count(stream, "sent") == 100), "{result}");
     serve.wait_for_allocations(0);
 }

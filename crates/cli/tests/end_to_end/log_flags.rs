@@ -61,7 +61,6 @@ fn on_terminal(command: &str, no_color: Option<&str>) -> Option<String> {
 
 #[test]
 fn log_has_colours_on_terminals_without_no_color() {
-    // `serve` exits after its first lines, because its port is taken.
     let taken = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
     let port = taken.local_addr().expect("its address").port();
     let serve = format!("serve --listen 127.0.0.1:{port} --admin off --user a:b --relay-ip 127.0.0.1");

@@ -16,13 +16,11 @@ fn run(line: &str) {
 fn link(name: &str, other: &str) {
     run(&format!("ip link add {name} type veth peer name {other}"));
     for name in [name, other] {
-        // Only addresses that the test adds.
         run(&format!("sysctl -qw net.ipv6.conf.{name}.accept_ra=0"));
         run(&format!("ip link set {name} up"));
     }
 }
 
-/// Adds this address with its default route, like a DHCP lease.
 fn lease(address: &str, interface: &str, metric: u32) {
     let (network, _) = address.rsplit_once('.').expect("an IPv4 address");
     run(&format!("ip address add {address}/24 dev {interface}"));
@@ -39,14 +37,12 @@ fn serve(more: &[&str]) -> Serve {
     Serve::start_bare(&[&plain[..], more].concat())
 }
 
-/// A client with its allocation.
 struct Call {
     client: stun::Client,
     relayed: SocketAddr,
 }
 
 impl Call {
-    /// Allocates an address of one family. Returns the error code if the server refuses.
     fn new(serve: &Serve, v4: bool) -> Result<Self, u16> {
         let client = stun::Client::new(serve.address(V4));
         let family = [if v4 { 1 } else { 2 }, 0, 0, 0];
@@ -69,7 +65,6 @@ impl Call {
         self.asks(REFRESH, &[(LIFETIME, &[0; 4])]);
     }
 
-    /// Asserts that the server knows the allocation.
     fn is_answered(&self) {
         self.asks(REFRESH, &[]);
     }
@@ -78,7 +73,6 @@ impl Call {
         assert_eq!(self.client.ask_as((USER, PASSWORD), kind, attributes).error(), None);
     }
 
-    /// Asserts that a peer on loopback reaches the client through the relay.
     fn goes_on(&self) {
         let peer = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
         let address = stun::xor_address(peer.local_addr().expect("the socket is bound"), 0);
@@ -89,7 +83,6 @@ impl Call {
     }
 }
 
-/// A response of the admin interface.
 fn told(serve: &Serve, path: &str) -> Value {
     let (status, text) = fetch(serve.admin(), path).expect("the admin interface answers");
     assert_eq!(status, 200, "{text}");
@@ -100,7 +93,6 @@ fn ip(text: &str) -> IpAddr {
     text.parse().expect("an address")
 }
 
-/// The relay addresses of `/v1/status`, and whether each is up.
 fn relays(serve: &Serve) -> Vec<(String, bool)> {
     let status = told(serve, "/v1/status");
     let relays = status["relays"].as_array().expect("a server has relay addresses").iter();
@@ -116,7 +108,6 @@ fn relays_on(serve: &Serve, address: &str) -> bool {
     relays(serve).contains(&(address.to_owned(), true))
 }
 
-/// Waits until new calls are relayed on this address.
 fn eventually_at(serve: &Serve, address: &str) {
     eventually("new calls have the new address", || Call::at(serve) == Ok(ip(address)));
 }
@@ -147,7 +138,6 @@ fn new_lease_serves_new_calls_within_two_seconds_under_200_calls() {
         assert!(verbose.starts_with(&format!("ok\nrelay address {NEW} up since ")), "{verbose}");
         let refused = told(&serve, "/v1/refusals");
         assert!(refused.to_string().contains("does not have the relay address"), "{refused}");
-        // Both continue on the current address.
         let mut program = serve.program;
         program.signal("HUP");
         program.line_with("configuration reloaded; nothing in it has changed");
@@ -245,7 +235,6 @@ fn ipv6_leaves_a_deprecated_address_and_its_sessions_wait() {
         own("change", "2001:db8:5::aaaa", "valid_lft 1 preferred_lft 0");
         eventually("the address has expired", || UdpSocket::bind("[2001:db8:5::aaaa]:0").is_err());
         assert_eq!(at(), Ok(ip("2001:db8:5::bbbb")));
-        // The address has a minute to return.
         call.is_answered();
     });
 }
@@ -265,7 +254,6 @@ fn without_a_default_route_any_non_loopback_address_relays() {
         other.line_with("no default route: relaying on 10.0.5.6 until it has one");
         lease(OLD, "e0", 100);
         eventually_at(&serve, OLD);
-        // The route is only gone for a while.
         end_lease(OLD, "e0");
         eventually("nothing is granted elsewhere", || Call::at(&serve) == Err(508));
     });

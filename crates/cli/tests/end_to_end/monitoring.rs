@@ -11,7 +11,6 @@ const TESTS: &str = include_str!("../../../../deploy/prometheus/turnpike.test.ym
 fn scraped() -> [String; 2] {
     let certificate = Certificate::new(&["turn.example.org"]);
     let state = Dir::new();
-    // A node of a fleet whose store is unreachable.
     let secret = "x".repeat(32);
     let node = format!("[fleet]\nurl = \"redis://127.0.0.1:1\"\nsecret = \"{secret}\"\nnode = \"a\"\n");
     let (file, path) = (state.file("node.toml", &node), state.path().to_str().expect("UTF-8"));
@@ -29,7 +28,6 @@ fn scraped() -> [String; 2] {
     [serve.metrics().text().to_owned(), forward.metrics().text().to_owned()]
 }
 
-/// Series names with the values of each label.
 fn series(pages: &[String]) -> BTreeMap<String, BTreeMap<String, BTreeSet<String>>> {
     let mut all: BTreeMap<String, BTreeMap<String, BTreeSet<String>>> = BTreeMap::new();
     for line in pages.iter().flat_map(|page| page.lines()).filter(|line| !line.starts_with('#')) {
@@ -42,7 +40,6 @@ fn series(pages: &[String]) -> BTreeMap<String, BTreeMap<String, BTreeSet<String
     all
 }
 
-/// Labels with their values, up to the closing brace.
 fn matchers(labels: &str) -> Vec<(&str, &str)> {
     let mut found = Vec::new();
     let mut rest = labels;
@@ -57,7 +54,6 @@ fn matchers(labels: &str) -> Vec<(&str, &str)> {
     found
 }
 
-/// Collects expressions and variable queries.
 fn queries(dashboard: &Value, found: &mut Vec<String>) {
     match dashboard {
         Value::Object(members) => {
@@ -78,7 +74,6 @@ fn queries(dashboard: &Value, found: &mut Vec<String>) {
 /// Labels whose values depend on the deployment.
 const CHOSEN: [&str; 7] = ["job", "instance", "worker", "file", "rule", "target", "address"];
 
-/// Series and labels of a query that do not exist.
 fn unknown(query: &str, known: &BTreeMap<String, BTreeMap<String, BTreeSet<String>>>) -> Vec<String> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let mut missing = Vec::new();
@@ -112,12 +107,10 @@ fn dashboard_and_alerts_query_existing_series() {
     for query in all.iter().map(String::as_str).chain([RULES, TESTS]) {
         assert_eq!(unknown(query, &known), [] as [String; 0], "{query}");
     }
-    // Every state is on the dashboard and has an alert.
     for state in known.keys().filter(|name| name.ends_with("_up")) {
         let is_named = [RULES.to_owned(), all.join("\n")].map(|text| text.contains(state.as_str()));
         assert_eq!(is_named, [true, true], "{state}");
     }
-    // Grouping labels must exist.
     let labels: BTreeSet<&str> =
         known.values().flat_map(|labels| labels.keys().map(String::as_str)).collect();
     for by in

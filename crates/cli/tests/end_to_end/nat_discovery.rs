@@ -3,7 +3,6 @@
 use crate::prelude::*;
 use turnpike_testkit::stun::{self, attribute::*};
 
-/// A Binding request with one attribute.
 fn binding(kind: u16, value: &[u8]) -> Vec<u8> {
     stun::plain_message(stun::kind::BINDING, &[(kind, value)])
 }
@@ -27,7 +26,6 @@ fn file(dir: &Dir, ports: [u16; 2], more: &str) -> String {
     dir.file("turnpike.toml", &text).to_str().expect("our own path is UTF-8").to_owned()
 }
 
-/// Queries `server` with all flags and expects the responses of RFC 5780's table 1.
 fn answers_come_from_where_flags_say(all: &[SocketAddr; 4]) {
     let socket = client();
     for (here, server) in all.iter().enumerate() {

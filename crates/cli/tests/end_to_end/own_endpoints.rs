@@ -7,7 +7,6 @@ fn ip(arguments: &[&str]) {
     alone::run("ip", arguments);
 }
 
-/// Returns true if the server accepts this peer for a channel, or else for a permission and a Send indication.
 fn lets(serve: &Serve, peer: SocketAddr) -> bool {
     let run =
         Load::new(serve.address(V4)).to(peer).with("--clients 1 --rate 10 --warmup 0 --duration 0.2").run();
@@ -34,7 +33,6 @@ fn serve(more: &[&str]) -> Serve {
 #[test]
 fn on_own_addresses_only_relay_ports_are_allowed_peers() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
-        // Regardless of ranges in --allow-peer.
         for allow in [&[][..], &["--allow-peer", "0.0.0.0/0"]] {
             let serve = serve(allow);
             let admin = serve.admin();

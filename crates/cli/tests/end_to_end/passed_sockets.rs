@@ -76,7 +76,6 @@ fn clients_waiting_in_a_passed_listener_survive_restarts() {
     let rules = [format!("udp://{}={udp}", unit.at), format!("tcp://{}={tcp}", unit.at)];
     let arguments = ["forward", "--admin", "off", &rules[0], &rules[1]];
     for round in 0..2 {
-        // No process is running.
         let mut stream = TcpStream::connect(unit.at).expect("the listener is there");
         stream.write_all(b"early").expect("the backlog has room");
         let client = UdpSocket::bind((V4, 0)).expect("loopback");

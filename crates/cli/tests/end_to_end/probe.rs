@@ -60,7 +60,6 @@ fn open_loopback_peers_are_reported_and_fail_on_request() {
     assert!(!bad.is_empty(), "{report}");
     assert!(bad[0]["what"].as_str().is_some_and(|what| what.contains("127.0.0.1 (loopback)")), "{report}");
     assert!(bad[0]["remedy"].as_str().is_some_and(|remedy| remedy.contains("--allow-peer")), "{report}");
-    // Without --fail-on there is no limit.
     assert_eq!(as_user(serve.address(V4), &user, &[]).code, Some(0));
 }
 
@@ -89,7 +88,6 @@ fn closed_silent_and_foreign_ports_are_distinguished() {
     let mute = probe(&[&format!("turn:{address}?transport=udp"), "--timeout", "1"]).ended(1);
     assert!(mute.stdout.contains("no answer in time"), "{}", mute.stdout);
 
-    // One server speaks another protocol, one sends small data forever.
     let web = TcpListener::bind((V4, 0)).expect("loopback");
     let address = web.local_addr().expect("bound");
     thread::spawn(move || {

@@ -5,19 +5,16 @@ use crate::prelude::*;
 
 const NAME: &str = "turn.example.org";
 
-/// As [`USER`], with JSON output.
 fn probe(uri: &str, more: &[&str]) -> Finished {
     let user = format!("{USER}:{PASSWORD}");
     Program::run(&mut turnpike(&[&["probe", uri, "--user", &user, "--json"], more].concat()))
 }
 
-/// Findings of an area.
 fn lines<'a>(report: &'a Value, area: &str) -> Vec<&'a Value> {
     let lines = report["findings"].as_array().expect("a list of lines");
     lines.iter().filter(|line| line["area"] == area).collect()
 }
 
-/// Asserts a finding with this area, level, text and remedy.
 fn finds(report: &Value, area: &str, level: &str, what: &str, remedy: &str) {
     let found = lines(report, area).into_iter().any(|line| {
         let says = |key: &str, text: &str| {
@@ -104,7 +101,6 @@ fn missing_family_of_a_dual_stack_allocation_has_the_reason() {
     let report = probe(&format!("turn:{}", serve.address(V4)), &[]).result();
     assert_eq!(report["features"]["dual_stack"], false, "{report}");
     finds(&report, "features", "note", "dual-stack allocations (440 Address Family not Supported)", "");
-    // The allocation of the granted family is deleted.
     serve.wait_for_allocations(0);
 }
 
@@ -139,7 +135,6 @@ fn certificate_findings_cover_trust_name_and_expiry() {
         assert_eq!(run.code, Some(1), "{}", run.output());
         let report = run.result();
         assert_eq!(report["usable"], false, "{report}");
-        // The other checks still run.
         assert_eq!(report["credentials_accepted"], true, "{report}");
         for transport in ["tls", "dtls"] {
             let facts = &report["transports"][transport];
@@ -185,7 +180,6 @@ fn refused_credentials_have_the_same_reason_on_each_transport() {
         finds(&report, "credentials", "bad", "wrong password", REALM);
         assert!(!run.output().contains("looking-glass"), "{}", run.output());
     }
-    // The server's log and metrics have the reason of each.
     eventually("four refusals are counted", || {
         serve.metrics().sum("turnpike_credentials_refused_total", "") == 4
     });
@@ -262,7 +256,6 @@ fn private_relayed_address_remedy_names_the_public_address() {
         ("10.9.8.7=203.0.113.5", "ok", "relays on 203.0.113.5:", ""),
         ("10.9.8.7=203.0.113.6", "note", "relays on 203.0.113.6:", "several addresses"),
     ] {
-        // The usual port is free in the namespace.
         let script = format!(
             "{{ {binary} serve --admin off --user {user} --relay-ip {relay_ip} >&2 & \
              for try in $(seq 300); do {binary} probe stun:203.0.113.5 >&2 && break; sleep 0.1; done; \
@@ -311,7 +304,6 @@ fn probe_does_not_suppress_log_lines_of_other_refusals() {
     assert!(peers["count"].as_u64() > peers["others"].as_u64(), "{peers}");
 }
 
-/// In a namespace where port 443 is free.
 #[test]
 fn probe_tries_port_443_before_recommending_it() {
     const LISTEN: &str = "clients behind strict firewalls need TLS on port 443: listen there";
@@ -330,7 +322,6 @@ fn probe_tries_port_443_before_recommending_it() {
     };
     let advised = |report: &Value| report["findings"].to_string().contains(LISTEN);
 
-    // TLS on both ports: nothing to advise.
     let both = format!("--admin off --listen 127.0.0.1:3478 --listen 127.0.0.1:443 {tls}");
     let found = report(&both, "stun:127.0.0.1", "turn:127.0.0.1");
     finds(&found, "tls", "ok", "127.0.0.1:3478 answers", "");

@@ -5,7 +5,6 @@ use crate::prelude::*;
 
 const NAME: &str = "turn.example.org";
 
-/// As [`USER`], with JSON output.
 fn probe(uri: &str, more: &[&str]) -> Finished {
     probe_as(&format!("{USER}:{PASSWORD}"), uri, more)
 }
@@ -14,7 +13,6 @@ fn probe_as(user: &str, uri: &str, more: &[&str]) -> Finished {
     Program::run(&mut turnpike(&[&["probe", uri, "--user", user, "--json"], more].concat()))
 }
 
-/// Findings of an area, each with its level.
 fn lines(report: &Value, area: &str) -> Vec<String> {
     let lines = report["findings"].as_array().expect("a list of lines");
     let text = |line: &Value, key: &str| line[key].as_str().unwrap_or_default().to_owned();
@@ -22,7 +20,6 @@ fn lines(report: &Value, area: &str) -> Vec<String> {
     of_area.map(|line| format!("{}: {}", text(line, "level"), text(line, "what"))).collect()
 }
 
-/// A server with these lines in its file.
 fn serve(file: &str, more: &[&str]) -> Serve {
     let dir = Dir::new();
     let path = dir.file("turnpike.toml", file);
@@ -52,7 +49,6 @@ fn full_server_is_not_mistaken_for_a_refusing_one() {
     let told = lines(&report, "peers");
     let private = "warn: lets users send to 10.0.0.1 (private), 172.16.0.1 (private), 192.168.0.1 (private)";
     assert!(told.iter().any(|line| line == private), "{told:?}");
-    // The additional allocations are deleted too.
     serve.wait_for_allocations(0);
 }
 
@@ -115,7 +111,6 @@ fn probe_finds_tls_on_the_port_of_the_name() {
     assert_eq!(facts["address"], address.to_string(), "{report}");
     assert_eq!(facts["certificate"]["verifies"], true, "{report}");
 
-    // With no TLS on either port, the finding names both.
     let plain = Serve::start(&[]);
     let address = plain.address(V4);
     let report = probe(&format!("turn:{address}?transport=tcp"), &[]).result();
@@ -124,7 +119,6 @@ fn probe_finds_tls_on_the_port_of_the_name() {
     assert!(lines(&report, "tls")[0].starts_with("note: 127.0.0.1:5349: "), "{report}");
 }
 
-/// Sends these bytes on each connection, then closes.
 fn banner(words: &'static [u8]) -> SocketAddr {
     let listener = TcpListener::bind((V4, 0)).expect("loopback");
     let address = listener.local_addr().expect("bound");
@@ -139,7 +133,6 @@ fn banner(words: &'static [u8]) -> SocketAddr {
     address
 }
 
-/// Answers each datagram with the result of `answer`.
 fn responder(answer: fn(&[u8]) -> Vec<u8>) -> SocketAddr {
     let socket = UdpSocket::bind((V4, 0)).expect("loopback");
     let address = socket.local_addr().expect("bound");
@@ -157,7 +150,6 @@ fn non_stun_answer_is_not_reported_as_silence() {
     let echo = responder(<[u8]>::to_vec);
     let garbage = responder(|_| b"HTTP/1.1 400 Bad Request".to_vec());
     let web = banner(b"HTTP/1.1 400 Bad Request\r\n\r\n");
-    // An invalid error response without ERROR-CODE.
     let bare = responder(|request| [&[1, 0x11, 0, 0], &request[4..20]].concat());
     for (address, transport, word) in [
         (echo, "udp", "an echo service"),

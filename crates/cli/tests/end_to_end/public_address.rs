@@ -9,7 +9,6 @@ fn serve_relays_on_the_address_of_the_metadata_service() {
     let inside = need!(namespace(
         "ip addr add 10.9.8.7/32 dev lo && ip addr add 169.254.169.254/32 dev lo && ip route add default dev lo src 10.9.8.7"
     ));
-    // Google's layout: a file for each path.
     let cloud = Dir::new();
     let instance = "computeMetadata/v1/instance";
     cloud.file(&format!("{instance}/network-interfaces/0/access-configs/0/external-ip"), "203.0.113.9");

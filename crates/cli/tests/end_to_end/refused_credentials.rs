@@ -91,7 +91,6 @@ fn wrong_key_with_another_clients_nonce_is_counted_but_not_logged() {
 #[test]
 fn server_accepts_output_of_the_credentials_command() {
     let serve = Serve::start(&["--secret", "south-star", "--secret", "north-star"]);
-    // Either of two secrets, as during a rotation.
     for secret in ["north-star", "south-star"] {
         let made = Program::run(&mut turnpike(&[
             "credentials",
@@ -131,7 +130,6 @@ fn user_and_time_limited_id_of_one_name_have_separate_quotas() {
             let stun = stun::Client::new(serve.address(V4));
             let (_, _, challenge) = stun.challenge();
             assert_eq!(stun.allocate(user, password, &challenge), expected, "{user}");
-            // Keeps the allocation alive.
             clients.push(stun);
         }
     }

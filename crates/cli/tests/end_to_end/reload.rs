@@ -45,7 +45,6 @@ fn reload_applies_valid_users_and_ignores_a_broken_file() {
     assert_eq!(session.result()["lost"], 0);
 }
 
-/// If one listener cannot be bound, the log level stays unchanged too.
 #[test]
 fn reload_changes_listeners_ports_and_log_level_atomically() {
     let [first, second] = [free_port(V4), free_port(V4)];

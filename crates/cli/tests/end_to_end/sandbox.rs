@@ -11,7 +11,6 @@ fn of_threads(pid: u32, name: &str) -> Vec<String> {
         let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         line.map(|value| value.trim().to_owned())
     };
-    // Threads may end meanwhile.
     tasks.filter_map(value).collect()
 }
 

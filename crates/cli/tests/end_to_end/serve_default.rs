@@ -77,7 +77,6 @@ fn missing_relay_address_is_logged_with_the_remedy() {
     assert!(line.contains("LOCAL=PUBLIC") || line.contains("name an address of this machine"), "{line}");
 }
 
-/// `NAME:PASSWORD` as printed by `serve`.
 fn generated_credential(serve: &Serve) -> String {
     // Printed on standard output, not in the log.
     let line = eventually("the credential is printed", || {

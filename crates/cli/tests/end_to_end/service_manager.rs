@@ -3,7 +3,6 @@
 use crate::prelude::*;
 use std::os::unix::net::UnixDatagram;
 
-/// The service manager's end.
 struct Manager {
     socket: UnixDatagram,
     dir: Dir,
@@ -17,21 +16,18 @@ impl Manager {
         Self { socket, dir }
     }
 
-    /// Starts a program with a watchdog interval of 0.6 s.
     fn start(&self, arguments: &[&str]) -> Program {
         let mut command: Command = turnpike(arguments);
         command.env("NOTIFY_SOCKET", self.dir.path().join("notify")).env("WATCHDOG_USEC", "600000");
         Program::start(command.current_dir(self.dir.path()))
     }
 
-    /// The next message as a list of variables.
     fn next(&self) -> Vec<String> {
         let mut message = [0; 4096];
         let len = self.socket.recv(&mut message).expect("another message arrives");
         std::str::from_utf8(&message[..len]).expect("UTF-8").lines().map(str::to_owned).collect()
     }
 
-    /// The next message except for watchdog and status.
     fn next_event(&self) -> Vec<String> {
         let until = Instant::now() + SOON;
         while Instant::now() < until {
@@ -43,7 +39,6 @@ impl Manager {
         panic!("nothing happened");
     }
 
-    /// Skips messages until the wanted one.
     fn wait_for(&self, wanted: &str) {
         let until = Instant::now() + SOON;
         while !self.next().iter().any(|said| said == wanted) {

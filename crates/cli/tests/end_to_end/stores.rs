@@ -15,7 +15,6 @@ fn allocate(serve: &Serve, user: &str, password: &str) -> Option<u16> {
     client.allocate(user, password, &challenge)
 }
 
-/// Error code of an Allocate in a given realm.
 fn allocate_in(serve: &Serve, realm: &str, user: &str, password: &str) -> Option<u16> {
     let client = stun::Client::new(serve.address(V4));
     let (_, _, stun::Challenge { nonce, .. }) = client.challenge();
@@ -26,7 +25,6 @@ fn run(arguments: &[&str]) -> Finished {
     Program::start(&mut turnpike(arguments)).wait(SOON)
 }
 
-/// Output of a command that succeeds.
 #[track_caller]
 fn said(arguments: &[&str]) -> String {
     let ended = run(arguments);
@@ -126,7 +124,6 @@ fn running_server_sees_changes_of_the_commands() {
     assert_eq!(allocate(&serve, "bob", "sesame"), Some(401));
     with(&["user", "add", "bob"], &["--realm", realm, "--password", "sesame"]);
     eventually("bob gets in", || allocate(&serve, "bob", "sesame").is_none());
-    // In addition to users of the configuration.
     assert_eq!(allocate(&serve, turnpike_trials::USER, turnpike_trials::PASSWORD), None);
     with(&["user", "add", "bob"], &["--realm", realm, "--password", "changed"]);
     eventually("bob's new password counts", || allocate(&serve, "bob", "changed").is_none());
@@ -138,7 +135,6 @@ fn running_server_sees_changes_of_the_commands() {
         allocate(&serve, "bob", "changed") == Some(401)
     });
 
-    // A secret works at once, without a lookup by the server.
     let secret = json(&["secret", "add", "--state", state, "--realm", realm, "--json"]);
     let secret_text = secret["secret"].as_str().expect("the secret is generated");
     let credential = said(&["credentials", "--secret", secret_text, "--user", "carol"]);
@@ -158,7 +154,6 @@ fn running_server_sees_changes_of_the_commands() {
         allocate(&serve, &name, &password) == Some(401)
     });
 
-    // A realm is served as soon as it is added, with its limit.
     with(&["user", "add", "dora"], &["--realm", "blue.example", "--password", "pw"]);
     assert_eq!(allocate_in(&serve, realm, "dora", "pw"), Some(401));
     with(&["realm", "add", "blue.example"], &["--allocations-per-user", "1"]);
@@ -168,7 +163,6 @@ fn running_server_sees_changes_of_the_commands() {
         // A client of an unserved realm is directed to the first realm.
         client.forge("dora", b"blue.example", &nonce) == Some(438)
     });
-    // Each worker accepts it as soon as it learns of the realm.
     eventually("the realm's user gets an allocation", || {
         allocate_in(&serve, "blue.example", "dora", "pw").is_none()
     });
@@ -268,7 +262,6 @@ fn unwritable_state_directory_leaves_a_credential_for_this_run() {
     assert_eq!(allocate(&serve, "turnpike", rest.split(' ').next().expect("a word")), None);
 }
 
-/// A database and a `serve` that uses it.
 struct World {
     serve: Serve,
     proxy: Proxy,
@@ -336,7 +329,6 @@ fn database_missing_at_start_is_used_when_it_appears() {
     serve.program.line_with("does not match coturn's schema");
 }
 
-/// A server that answers +OK to everything is not a Redis.
 #[test]
 fn fake_redis_does_not_stop_a_server_with_configured_users() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");

@@ -14,7 +14,6 @@ struct Tenants {
     program: Program,
     address: SocketAddr,
     certificates: [Certificate; 3],
-    /// All certificates, for clients that trust all.
     trust: String,
     config: std::path::PathBuf,
     _dir: Dir,
@@ -103,7 +102,6 @@ fn server_name_selects_certificate_realm_and_users() {
     assert!(run.result()["received"].as_u64() > Some(0), "{}", run.output());
     assert!(tenants.program.line_with("session ended").contains("realm=\"realm-"));
     tenants.load(B, "ann:x").ended(1).says("refused user");
-    // Clients without SNI or TLS get the default realm.
     let plain = stun::Client::new(tenants.address);
     assert_eq!(plain.challenge().2.realm, b"other");
 
@@ -141,7 +139,6 @@ fn dtls_server_name_selects_certificate_and_realm() {
         tenants.program.line_with(&format!("session ended realm=\"{realm}\" user=\"{user}\""));
     }
 
-    // A name added by a reload works at once.
     let text = Tenants::text(&tenants.certificates, "ann");
     let more = "[[realm]]\nname = \"realm-c\"\nserver_names = [\"other.example\"]\nusers = [\"cat:x\"]\n";
     fs::write(&tenants.config, text + more).expect("our own file");
@@ -155,14 +152,12 @@ fn dtls_server_name_selects_certificate_and_realm() {
     });
 }
 
-/// `openssl s_client` as a TURN client over DTLS with a server name.
 struct Openssl {
     child: Child,
     answers: Receiver<Vec<u8>>,
 }
 
 impl Openssl {
-    /// Trusts only this certificate.
     fn start(server: SocketAddr, name: &str, trust: &Path) -> Self {
         let mut command = Command::new("openssl");
         command.args([

@@ -74,7 +74,6 @@ fn dtls_with_an_rsa_certificate_is_refused_with_the_remedy() {
         }
     }
     assert_eq!(run("check-config", &rsa).code, Some(0), "TLS accepts it");
-    // Allowed next to an ECDSA certificate.
     let good = Certificate::new(&[NAME]);
     let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
     let file = dir.file(
@@ -96,7 +95,6 @@ fn changed_certificate_is_used_and_an_unusable_one_ignored() {
     let first = certificate.der();
     assert_eq!(shown_by(server, NAME), first);
 
-    // Automatically when the files change.
     certificate.renew(&[NAME]);
     let second = certificate.der();
     assert_ne!(second, first);
@@ -129,7 +127,6 @@ fn changed_certificate_is_used_and_an_unusable_one_ignored() {
     });
     assert_eq!(shown_by(server, NAME), second);
 
-    // A valid certificate applies.
     fs::write(certificate.key(), key).expect("our own file");
     certificate.renew(&[NAME]);
     serve.program.signal("HUP");
@@ -182,7 +179,6 @@ fn reload_with_a_bad_certificate_still_revokes_users() {
     assert!(has_said("cert.pem: cannot be read"));
     assert_eq!(shown_by(server, NAME), first, "the old one stays");
 
-    // A new certificate is picked up as soon as it appears.
     certificate.renew(&[NAME]);
     eventually("the new certificate", || shown_by(server, NAME) == certificate.der());
 }

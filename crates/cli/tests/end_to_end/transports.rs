@@ -6,10 +6,8 @@ const NAME: &str = "turn.example.org";
 /// Datagrams per second, few enough that the smallest receive buffer of any kernel holds a second of them while a busy
 /// machine suspends a program.
 const RATE: &str = "200";
-/// Transports of the server.
 const ALL: [&str; 4] = ["udp", "tcp", "tls", "dtls"];
 
-/// A server with every listener, and its certificate.
 struct Server {
     serve: Serve,
     certificate: Certificate,
@@ -22,7 +20,6 @@ impl Server {
         Self { serve, certificate }
     }
 
-    /// A generator that trusts the server's authority.
     fn load(&self, transport: &str, family: IpAddr) -> Load {
         let trust = self.certificate.authority().display().to_string();
         let load =
@@ -30,7 +27,6 @@ impl Server {
         if matches!(transport, "tls" | "dtls") { load.with(&format!("--ca {trust}")) } else { load }
     }
 
-    /// Waits until the sum over all workers satisfies `is_right`.
     fn wait_for_metric(&self, name: &str, label: &str, is_right: impl Fn(u64) -> bool) {
         eventually(&format!("{name}{{{label}}} is right"), || {
             is_right(self.serve.metrics().sum(name, label))
@@ -154,7 +150,6 @@ fn server_without_udp_serves_tcp_only() {
     std::net::UdpSocket::bind(address).expect("the UDP port is free");
 }
 
-/// Plain UDP and DTLS on one port at the same time, distinguished by the first byte of each datagram.
 #[test]
 fn plain_udp_and_dtls_share_an_address() {
     let server = Server::start(&["--workers", "2"]);

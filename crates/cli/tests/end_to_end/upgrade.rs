@@ -17,7 +17,6 @@ fn goes_on(serve: &Serve) {
     eventually("datagrams are relayed", || relayed(serve) > before + 200);
 }
 
-/// UDP clients that send until interrupted.
 fn talking(serve: &Serve, reflect: &Reflect, clients: u64) -> Program {
     let load = serve
         .load(reflect)
@@ -56,7 +55,6 @@ fn upgrade_does_not_disturb_udp_clients_or_counters() {
     let load = talking(&serve, &reflect, 16);
     for turn in 1..=3 {
         let before = (relayed(&serve), upgraded.upgrade());
-        // The admin interface is the new process's and includes the old counters.
         let now = relayed(&serve);
         assert!(now >= before.0, "{now} after {}", before.0);
         ends(before.1);
@@ -72,7 +70,6 @@ fn upgrade_does_not_disturb_udp_clients_or_counters() {
     let received = heard_all(load)["received"].as_u64().unwrap_or_default();
     serve.wait_for_allocations(0);
     assert!(relayed(&serve) >= received);
-    // The lines of all processes are in one log.
     let lines = eventually("each session has a log line", || {
         let lines = serve.program.lines();
         let deleted = lines.iter().filter(|line| line.contains("deleted by the client")).count();
@@ -127,14 +124,12 @@ fn upgrade_keeps_streams_in_the_old_process() {
     let lines = serve.program.lines();
     let line = lines.iter().find(|line| line.contains("handed over")).expect("the log reports it");
     assert!(line.contains("allocations=12 connections=12 "), "{line}");
-    // Sessions of the old process still count.
     serve.wait_for_allocations(16);
     goes_on(&serve);
     for transport in all {
         is_well(load(transport, "1").wait(SOON), transport);
     }
     serve.wait_for_allocations(16);
-    // A second upgrade: two previous processes have clients.
     let second = upgraded.upgrade();
     serve.wait_for_allocations(16);
     for transport in all {
@@ -155,7 +150,6 @@ fn upgrade_keeps_streams_in_the_old_process() {
     assert_eq!(serve.metrics().sum("turnpike_connections_accepted_total", ""), 24);
 }
 
-/// Transport and process of each session in `turnpike sessions`.
 fn listed(run: &impl Fn(&[&str]) -> Finished) -> Vec<(String, Option<u64>, String)> {
     let asked = run(&["sessions", "--json"]).ended(0);
     let sessions: Vec<Value> = serde_json::from_str(&asked.stdout).expect("an array");
@@ -198,7 +192,6 @@ fn sessions_of_previous_processes_are_listed_and_can_be_ended() {
     let first = upgraded.upgrade();
     let expected = [in_process(first), in_process(first), here("udp")];
     assert_eq!(of(&listed(&run)), expected);
-    // Page boundaries may fall anywhere.
     for limit in 1..=3 {
         let limit = limit.to_string();
         let asked = run(&["sessions", "--limit", &limit, "--json"]);
@@ -220,7 +213,6 @@ fn sessions_of_previous_processes_are_listed_and_can_be_ended() {
     eventually("all are counted once", || open() == Some(3));
     assert_eq!(serve.allocations(), 3);
 
-    // Through a chain: the second process asks the first.
     let middle = load("tcp", "1");
     serve.wait_for_allocations(4);
     let second = upgraded.upgrade();
@@ -280,7 +272,6 @@ fn ban_ends_sessions_of_previous_processes() {
     ends(second);
 }
 
-/// An executable that is not turnpike.
 fn other_program(dir: &Dir, script: &str) -> String {
     let path = dir.file("other", script);
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("our own file");

@@ -4,7 +4,6 @@ use crate::prelude::*;
 
 const DATAGRAMS: u64 = 1000;
 
-/// A UDP client that sends continuously; all datagrams return in order.
 fn talk(address: SocketAddr) -> thread::JoinHandle<()> {
     let socket = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
     socket.connect(address).expect("loopback is reachable");

@@ -7,10 +7,8 @@ use turnpike_testkit::alone;
 
 const LISTENER: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 const TARGET: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 2);
-/// A Binding request.
 const BINDING: [u8; 20] = *b"\x00\x01\x00\x00\x21\x12\xa4\x42turnpiketest";
 
-/// Tests are skipped without such links.
 const PROBE: [&str; 5] = ["ip", "link", "add", "type", "veth"];
 
 /// Creates the interface with both addresses; returns its index.
@@ -36,7 +34,6 @@ fn at(ip: Ipv6Addr, port: u16, index: u32) -> SocketAddr {
     SocketAddrV6::new(ip, port, 0, index).into()
 }
 
-/// Echoes connections and datagrams on one port.
 fn echo(index: u32) -> u16 {
     let (streams, datagrams) = eventually("a port that is free for both", || {
         let streams = TcpListener::bind(at(TARGET, 0, index)).ok()?;

@@ -4,7 +4,6 @@
 
 use hashbrown::HashSet;
 
-/// True if the text of some address matches.
 pub(super) fn some_address_fits(pattern: &[u8]) -> bool {
     search(pattern, [V4::default()], V4::after, V4::is_address)
         || search(pattern, V6::starts(), V6::after, V6::is_address)
@@ -44,11 +43,9 @@ fn search<S: Copy + Eq + std::hash::Hash>(
     false
 }
 
-/// Position in the text of an IPv4 address.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 struct V4 {
     octet: u8,
-    /// Value of this octet so far.
     value: Option<u8>,
 }
 
@@ -74,7 +71,6 @@ impl V4 {
 /// Position in the text of an IPv6 address whose `::` replaces given groups.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct V6 {
-    /// First of the groups that `::` replaces.
     first: u8,
     /// Number of replaced groups; 0 without `::`.
     count: u8,
@@ -85,7 +81,6 @@ struct V6 {
     zeros: u8,
 }
 
-/// Text of a group so far.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Group {
     Empty,
@@ -97,7 +92,6 @@ enum Group {
 }
 
 impl V6 {
-    /// Every possible position of `::`, and none.
     fn starts() -> impl Iterator<Item = Self> {
         let places = (0..8_u8).flat_map(|first| (2..=8 - first).map(move |count| (first, count)));
         places.chain([(u8::MAX, 0)]).map(|(first, count)| {

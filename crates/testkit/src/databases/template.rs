@@ -7,7 +7,6 @@ use std::{
 
 use super::{command_in, make_dir, run};
 
-/// A directory with a server's files in `data`.
 pub(super) struct Template {
     dir: PathBuf,
     /// Waits for the end of its input, which comes when this process ends for any reason, and removes the directory.
@@ -15,7 +14,6 @@ pub(super) struct Template {
 }
 
 impl Template {
-    /// Lets `fill` create the files in `data` of the given directory.
     pub(super) fn new(name: &str, fill: impl FnOnce(&Path)) -> Self {
         let dir = std::env::temp_dir().join(format!("turnpike-store-{}-{name}", std::process::id()));
         make_dir(&dir);
@@ -27,7 +25,6 @@ impl Template {
         Self { dir, _remover }
     }
 
-    /// Copies the files to a server's directory.
     pub(super) fn copy_to(&self, dir: &Path) {
         run(command_in(dir, Path::new("cp")).arg("-a").arg(self.dir.join("data")).arg("data"));
     }

@@ -24,13 +24,11 @@ pub struct Client {
 }
 
 impl Client {
-    /// From loopback.
     pub fn new(server: SocketAddr) -> Self {
         let v4 = server.is_ipv4();
         Self::from(if v4 { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() }, server)
     }
 
-    /// From this local address.
     pub fn from(local: IpAddr, server: SocketAddr) -> Self {
         let socket = UdpSocket::bind((local, 0)).expect("a port is free");
         socket.connect(server).expect("the server is reachable");
@@ -38,12 +36,10 @@ impl Client {
         Self { socket }
     }
 
-    /// Socket connected to the server.
     pub fn socket(&self) -> &UdpSocket {
         &self.socket
     }
 
-    /// True if a server answers a Binding request.
     pub fn is_answered(&self) -> bool {
         // A closed port causes an ICMP error, which appears here.
         let _ = self.socket.send(&plain_message(BINDING, &[]));
@@ -77,12 +73,10 @@ impl Client {
         self.allocate_once(username, password, &again).error()
     }
 
-    /// Sends one Allocate with a password.
     pub fn allocate_once(&self, username: &str, password: &str, challenge: &Challenge) -> Message {
         self.ask(&allocate_request(Some((username, password, challenge))))
     }
 
-    /// Sends a request with a fresh nonce.
     pub fn ask_as(
         &self,
         (username, password): (&str, &str),
@@ -117,19 +111,16 @@ impl Client {
         }
     }
 
-    /// Sends raw bytes.
     pub fn send_raw(&self, bytes: &[u8]) {
         self.socket.send(bytes).expect("a datagram leaves");
     }
 
-    /// Receives the next STUN message.
     pub fn receive(&self) -> Option<Message> {
         let mut buffer = [0; 4096];
         let len = self.socket.recv(&mut buffer).ok()?;
         Some(Message::stun(&buffer[..len]))
     }
 
-    /// Runs `body` with another read timeout.
     fn waiting<T>(&self, patience: Duration, body: impl FnOnce() -> T) -> T {
         self.socket.set_read_timeout(Some(patience)).expect("not zero");
         let found = body();

@@ -35,7 +35,6 @@ pub fn forged_request(username: &[u8], realm: &[u8], nonce: &[u8]) -> Vec<u8> {
     plain_message(ALLOCATE, &attributes)
 }
 
-/// An Allocate request, signed if credentials are given.
 pub fn allocate_request(credentials: Option<(&str, &str, &Challenge)>) -> Vec<u8> {
     let attributes = [(REQUESTED_TRANSPORT, &UDP[..])];
     match credentials {
@@ -44,7 +43,6 @@ pub fn allocate_request(credentials: Option<(&str, &str, &Challenge)>) -> Vec<u8
     }
 }
 
-/// A request without credentials, or an indication.
 pub fn plain_message(kind: u16, attributes: &[(u16, &[u8])]) -> Vec<u8> {
     message(kind, Transaction::unique(), attributes)
 }
@@ -70,7 +68,6 @@ pub fn signed_request(
     message
 }
 
-/// A received STUN message or ChannelData.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message(pub Vec<u8>);
 
@@ -87,13 +84,11 @@ impl Message {
         u16::from_be_bytes([self.0[0], self.0[1]])
     }
 
-    /// Value of an attribute.
     pub fn attribute(&self, wanted: u16) -> Vec<u8> {
         let found = attributes(&self.0).into_iter().find(|(kind, _)| *kind == wanted);
         found.unwrap_or_else(|| panic!("no attribute {wanted:#06x} in {self:?}")).1
     }
 
-    /// Value of an XOR-…-ADDRESS attribute.
     pub fn address(&self, wanted: u16) -> SocketAddr {
         let id = <[u8; 12]>::try_from(&self.0[8..20]).unwrap_or_else(|error| panic!("{error}"));
         address(&self.attribute(wanted), Transaction(id))
@@ -107,7 +102,6 @@ impl Message {
         })
     }
 
-    /// Realm and nonce of a 401 or 438.
     pub fn challenge(&self) -> Challenge {
         Challenge { realm: self.attribute(REALM), nonce: self.attribute(NONCE) }
     }
@@ -119,7 +113,6 @@ impl Message {
         SocketAddr::from(([a, b, c, d], u16::from_be_bytes([high, low])))
     }
 
-    /// Payload of ChannelData.
     pub fn payload(&self) -> &[u8] {
         assert!((0x4000..0x8000).contains(&self.kind()), "no ChannelData: {self:?}");
         &self.0[4..]

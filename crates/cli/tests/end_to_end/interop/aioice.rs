@@ -4,7 +4,6 @@ use crate::prelude::*;
 
 const COUNT: u64 = 120;
 
-/// Runs the echo if aioice is installed.
 fn echo(
     serve: &Serve,
     family: IpAddr,
@@ -42,7 +41,6 @@ fn relays_an_echo(over: &str, family: IpAddr) {
     let ended = need!(echo(&serve, family, over, Some(certificate.authority()), PASSWORD)).ended(0);
     let report = super::report(&ended);
     assert_eq!(report["echoed"], COUNT, "{report}");
-    // The peer saw only the relayed transport address.
     assert_eq!(report["heard_from"], serde_json::json!([report["relayed"]]), "{report}");
     eventually("every datagram is counted in both directions", || {
         serve.metrics().sum("turnpike_relayed_datagrams_total", "") == 2 * COUNT

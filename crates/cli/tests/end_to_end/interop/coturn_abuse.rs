@@ -8,7 +8,6 @@ use crate::prelude::*;
 
 const TRANSPORTS: [&[&str]; 3] = [&[], &["-t"], &["-t", "-S"]];
 
-/// Wait for a response that the client itself has made impossible.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Clients of the well-behaved uclient, and of each abusive one.
@@ -16,9 +15,7 @@ const CLIENTS: u64 = 4;
 
 /// Effects of the abusive clients, as proof that they did something.
 struct Harm {
-    /// Invalid requests.
     flawed: u64,
-    /// Allocations opened.
     opened: u64,
 }
 
@@ -50,7 +47,6 @@ fn others_do_not_notice(mode: &str, times: u32, patience: Duration) -> Harm {
 
     let opened = serve.metrics().sum("turnpike_allocations_opened_total", "") - CLIENTS;
 
-    // Later clients are served on each transport.
     let late: Vec<Program> = TRANSPORTS.iter().map(|&transport| start(transport)).collect();
     for program in late {
         returns_all(&program.wait(SOON), CLIENTS);

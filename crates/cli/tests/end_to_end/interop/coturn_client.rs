@@ -2,19 +2,15 @@
 
 use crate::prelude::*;
 
-/// Messages per client of a uclient run.
 const MESSAGES: u64 = 50;
 
-/// Credentials of [`USER`].
 pub(super) const ALICE: [&str; 4] = ["-u", USER, "-w", PASSWORD];
 
-/// Returns the reason if a test cannot run here.
 pub(super) fn coturn(family: IpAddr) -> Result<(), String> {
     installed("turnutils_uclient")?;
     Ok(loopback_of(family)?)
 }
 
-/// Starts uclient to `peer` through `server` with this many clients.
 pub(super) fn start_uclient(server: SocketAddr, peer: SocketAddr, clients: u64, more: &[&str]) -> Program {
     let mut command = Command::new("turnutils_uclient");
     for (flag, value) in [
@@ -51,14 +47,12 @@ fn turnutils_peer() -> (Program, SocketAddr) {
     (peer, address)
 }
 
-/// uclient's way of sending data.
 #[derive(Clone, Copy, PartialEq)]
 enum Via {
     Channel,
     Send,
 }
 
-/// Relays uclient's messages to our reflector and expects each of them back.
 fn relays_all(family: IpAddr, via: Via, more: &[&str]) {
     need!(coturn(family));
     let certificate = Certificate::new(&["turn.example.org"]);
@@ -92,7 +86,6 @@ fn dtls(more: &[&str]) -> Vec<&'static str> {
     addresses.filter(|_| wanted).flat_map(|address| ["--dtls-listen", address]).collect()
 }
 
-/// Asserts that uclient reports no loss.
 pub(super) fn returns_all(ended: &Finished, clients: u64) {
     assert_eq!(ended.code, Some(0), "{}", ended.output());
     for (label, expected) in [
@@ -104,7 +97,6 @@ pub(super) fn returns_all(ended: &Finished, clients: u64) {
     }
 }
 
-/// The number after the last `label` of uclient's report.
 fn last_number(ended: &Finished, label: &str) -> u64 {
     let output = ended.output();
     let (_, rest) = output.rsplit_once(label).unwrap_or_else(|| panic!("no {label:?} in {output}"));
@@ -112,7 +104,6 @@ fn last_number(ended: &Finished, label: &str) -> u64 {
     digits.parse().unwrap_or_else(|error| panic!("{label:?}: {error} in {output}"))
 }
 
-/// Like `relays_all`, as [`USER`].
 fn alice_relays_all(families: &[IpAddr], via: Via, flags: &str) {
     families.iter().for_each(|family| relays_all(*family, via, &[&ALICE[..], &words(flags)].concat()));
 }
@@ -138,7 +129,6 @@ tests! {
     extra_requests_dont_fragment_and_padding: alice_relays_all(&[V4], Via::Send, "-c -G -g -D");
     extra_requests_over_tcp: alice_relays_all(&[V4], Via::Channel, "-c -G -t");
     extra_requests_over_tls: alice_relays_all(&[V6], Via::Channel, "-c -G -t -S");
-    /// uclient derives a time-limited credential from the shared secret.
     time_limited_credentials: relays_all(V4, Via::Send, &["-u", "bob", "-W", "north-star", "-c"]);
 }
 

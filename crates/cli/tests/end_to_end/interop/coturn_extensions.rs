@@ -9,7 +9,6 @@ const COTURN_KEYS: &str = "[oauth]\nserver_name = \"blackdow.carleon.gov\"\n\
      [[oauth.key]]\nkid = \"union\"\nkey = \"MTIzNDU2Nzg5MDEyMzQ1Ng==\"\nalgorithm = \"A128GCM\"\n\
      [[oauth.key]]\nkid = \"oldempire\"\nkey = \"MTIzNDU2Nzg5MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTI=\"\n";
 
-/// `serve` on loopback with this file in addition to the usual user.
 fn serve_with(dir: &Dir, text: &str) -> Serve {
     let file = dir.file("turnpike.toml", text);
     let user = format!("{USER}:{PASSWORD}");
@@ -33,7 +32,6 @@ fn natdiscovery_finds_no_nat_on_loopback() {
         &format!("[nat_discovery]\naddresses = [\"127.0.0.1\", \"{second}\"]\nports = {ports:?}\n"),
     );
     let port = ports[0].to_string();
-    // Again with 1,500 bytes of padding in each direction.
     for padding in [&[][..], &["-P"]] {
         let ended =
             run("turnutils_natdiscovery", &[&["-m", "-f", "-H", "-p", &port, "127.0.0.1"], padding].concat());
@@ -107,7 +105,6 @@ fn coturn_accepts_our_tokens() {
     }
 }
 
-/// Runs uclient with channels through `server`; nothing may be lost.
 fn relays_ten(server: &Serve, peer: SocketAddr) {
     let (server, peer) = (server.address(V4).port().to_string(), peer.port().to_string());
     let flags = ["-u", USER, "-w", PASSWORD, "-c", "-X", "-n", "10", "-m", "1", "-l", "120", "-z", "5"];

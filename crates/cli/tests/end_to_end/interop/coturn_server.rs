@@ -4,7 +4,6 @@ mod transports;
 
 use crate::prelude::*;
 
-/// A turnserver on loopback.
 struct Turnserver {
     address: SocketAddr,
     _program: Program,
@@ -12,7 +11,6 @@ struct Turnserver {
 }
 
 impl Turnserver {
-    /// Starts it; returns the reason if it is not installed.
     fn start(family: IpAddr) -> Result<Self, String> {
         installed("turnserver")?;
         loopback_of(family)?;

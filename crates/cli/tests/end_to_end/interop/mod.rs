@@ -17,7 +17,6 @@ mod openapi;
 mod openssl;
 mod pion;
 
-/// The single JSON object that a helper program prints.
 fn report(ended: &Finished) -> Value {
     let last = ended.stdout.lines().last().unwrap_or_default();
     serde_json::from_str(last)

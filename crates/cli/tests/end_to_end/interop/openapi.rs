@@ -2,7 +2,6 @@
 
 use crate::prelude::*;
 
-/// Socket in a directory with a short enough name.
 fn socket(dir: &Dir) -> Result<PathBuf, &'static str> {
     let path = dir.path().join("a.sock");
     if path.as_os_str().len() <= 107 { Ok(path) } else { Err("the path of the socket is too long") }

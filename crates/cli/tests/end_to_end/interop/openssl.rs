@@ -4,7 +4,6 @@ use crate::prelude::*;
 
 const NAME: &str = "turn.example.org";
 
-/// Completes a handshake and exits.
 fn s_client(server: SocketAddr, more: &[&str]) -> Finished {
     let mut command = Command::new("openssl");
     command.args(["s_client", "-connect", &server.to_string()]).args(more);
@@ -15,7 +14,6 @@ fn wait_for(serve: &Serve, name: &str, label: &str, wanted: u64) {
     eventually(&format!("{name}{{{label}}} is {wanted}"), || serve.metrics().sum(name, label) == wanted);
 }
 
-/// The certificate in a text, without line breaks.
 fn pem(text: &str) -> String {
     let (_, rest) =
         text.split_once("-----BEGIN CERTIFICATE-----").unwrap_or_else(|| panic!("no certificate in {text}"));

@@ -5,7 +5,6 @@ use crate::prelude::*;
 
 const COUNT: u64 = 120;
 
-/// Runs the echo if the helper is installed.
 fn echo(serve: &Serve, password: &str, more: &[&str]) -> Result<Finished, String> {
     let mut command = Command::new(interop_program("interop-pion", "pion-echo")?);
     command.args(["-server", &serve.address(V4).to_string(), "-user", USER, "-password", password]);
@@ -23,7 +22,6 @@ fn relays_an_echo(over: &str) {
     assert_eq!(report["echoed"], COUNT, "{report}");
     assert_eq!(report["mapped"], report["local"], "the path has no NAT: {report}");
     assert_eq!(report["protocol"].as_str(), (over == "tls").then_some("stun.turn"), "{report}");
-    // The peer saw only the relayed transport address.
     assert_eq!(report["heard_from"], serde_json::json!([report["relayed"]]), "{report}");
     eventually("every datagram is counted in both directions", || {
         serve.metrics().sum("turnpike_relayed_datagrams_total", "") == 2 * COUNT

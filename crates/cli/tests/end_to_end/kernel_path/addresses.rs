@@ -10,7 +10,6 @@ use crate::prelude::*;
 const CHANNEL: u16 = 0x4001;
 const OTHER: &str = "10.77.2.9";
 
-/// Adds an address and default route to link `p`, like a DHCP lease.
 fn lease(links: &Links, address: &str) {
     links.inside(&["ip", "addr", "add", &format!("{address}/24"), "dev", "p"]);
     links.inside(&["ip", "route", "replace", "default", "via", "10.77.2.2", "dev", "p"]);
@@ -48,7 +47,6 @@ fn sessions_wait_for_their_address(links: &Links, datapath: &str) {
     eventually("both have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
     assert_eq!(server.metrics().sum("turnpike_kernel_flows", ""), 0);
     drop(server);
-    // Restores the link for the next data path.
     links.inside(&["ip", "addr", "flush", "dev", "p", "scope", "global"]);
     lease(links, "10.77.2.1");
     links.inside(&["ip", "addr", "add", "fd77:2::1/64", "dev", "p", "nodad"]);

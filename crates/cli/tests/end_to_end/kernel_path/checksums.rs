@@ -8,7 +8,6 @@ use super::{
 };
 use crate::prelude::*;
 
-/// Lines of tcpdump about packets that arrive at an end while `body` runs.
 pub(super) fn captured(interface: &str, filter: &str, body: impl FnOnce()) -> Vec<String> {
     let dir = Dir::new();
     let file = dir.path().join("packets");
@@ -22,12 +21,10 @@ pub(super) fn captured(interface: &str, filter: &str, body: impl FnOnce()) -> Ve
         let output = Command::new("tcpdump").args(["-nvvr", file]).output().expect("tcpdump runs");
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
-    // The last packet is a marker.
     eventually("the last packet is in the file", || {
         fs::read(file).is_ok_and(|bytes| bytes.windows(4).any(|at| at == b"LAST"))
     });
     tcpdump.signal("INT");
-    // A packet is two lines of text.
     read().lines().map(str::to_owned).collect()
 }
 
@@ -40,7 +37,6 @@ pub(super) fn ethtool(links: &Links, inside: bool, device: &str, feature: &str, 
     }
 }
 
-/// Relays datagrams of many lengths between all families and checks both ends.
 fn sums_are_right(server: &Server<'_>, what: &str) {
     for (client, peer) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
         let mut pair = Pair::new(client, peer);
@@ -142,7 +138,6 @@ fn kernel_headers_match_those_of_user_space() {
                 received(&peer);
             });
             let header = lines.iter().rev().find(|line| line.contains("ttl 32")).expect("the last one");
-            // The IP ID differs each time.
             let (before, after) = header.split_once(", id ").expect("an ID");
             let after = after.split_once(',').expect("more").1;
             let (_, before) = before.split_once(" IP ").expect("after the time");

@@ -9,7 +9,6 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Allocates a relayed address of this family.
     pub(crate) fn allocate(own: IpAddr, server: SocketAddr, relay_v6: bool) -> Self {
         let stun = stun::Client::from(own, server);
         let mut client = Self { stun, relayed: server };
@@ -40,7 +39,6 @@ impl Client {
         self.ask(REFRESH, Transaction::unique(), &[(LIFETIME, &seconds.to_be_bytes())]);
     }
 
-    /// Sends ChannelData.
     pub(crate) fn send(&self, channel: u16, payload: &[u8]) {
         let mut message = channel.to_be_bytes().to_vec();
         message.extend(u16::try_from(payload.len()).expect("short").to_be_bytes());
@@ -48,14 +46,12 @@ impl Client {
         self.stun.send_raw(&message);
     }
 
-    /// Sends a Send indication.
     pub(crate) fn indicate(&self, peer: SocketAddr, payload: &[u8]) {
         let id = Transaction::unique();
         let attributes = [(XOR_PEER_ADDRESS, &xor_address(peer, id)[..]), (PAYLOAD, payload)];
         self.stun.send_raw(&stun::message(SEND, id, &attributes));
     }
 
-    /// Receives ChannelData.
     pub(crate) fn receive(&self) -> Option<(u16, Vec<u8>)> {
         let message = self.receive_message()?;
         let number = u16::from_be_bytes([message[0], message[1]]);
@@ -86,21 +82,18 @@ impl Client {
     }
 }
 
-/// Binds a socket with a read timeout.
 pub(crate) fn bound(address: IpAddr) -> UdpSocket {
     let socket = UdpSocket::bind((address, 0)).expect("a free port");
     socket.set_read_timeout(Some(SOON)).expect("not zero");
     socket
 }
 
-/// Receives a datagram and its source.
 pub(crate) fn received(peer: &UdpSocket) -> (Vec<u8>, SocketAddr) {
     let mut buffer = [0; 4096];
     let (len, from) = peer.recv_from(&mut buffer).expect("a datagram");
     (buffer[..len].to_vec(), from)
 }
 
-/// Returns true if nothing arrives for a while.
 pub(crate) fn is_silent(socket: &UdpSocket) -> bool {
     socket.set_read_timeout(Some(Duration::from_millis(300))).expect("not zero");
     let silent = socket.recv_from(&mut [0; 4096]).is_err();

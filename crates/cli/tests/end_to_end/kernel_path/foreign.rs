@@ -9,7 +9,6 @@ fn with_users<'l>(links: &'l Links) -> Server<'l> {
     links.serve(&["--realm", REALM, "--user", &format!("{USER}:{PASSWORD}")])
 }
 
-/// Asserts that the echo succeeded and that every datagram was counted, in the kernel or in user space.
 fn judge(ended: &Finished, server: &Server<'_>) {
     assert_eq!(ended.code, Some(0), "{}", ended.output());
     let last = ended.stdout.lines().last().unwrap_or_default();
@@ -32,7 +31,6 @@ fn uclient_gets_every_message_back() {
             let mut command = Command::new("turnutils_uclient");
             command.args(["-u", USER, "-w", PASSWORD, "-n", "100", "-m", "10", "-l", "120", "-z", "5", "-c"]);
             command.args(["-e", &PEER[family].to_string(), "-r", &reflect.address.port().to_string()]);
-            // An IPv6 relayed address for an IPv6 peer.
             command.args(if family == 1 { &["-x"][..] } else { &[] });
             let ended = Program::start(command.arg(SERVER[family].to_string())).wait(SOON * 2).ended(0);
             let said = ended.output();

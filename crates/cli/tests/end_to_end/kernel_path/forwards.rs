@@ -8,7 +8,6 @@ use super::{
 };
 use crate::prelude::*;
 
-/// A client, a target, and the datagrams exchanged.
 struct Session {
     client: UdpSocket,
     target: UdpSocket,
@@ -17,14 +16,12 @@ struct Session {
 }
 
 impl Session {
-    /// A client of this family that uses the forwarder at this address.
     fn new(family: usize, at: SocketAddr, target: &UdpSocket) -> Self {
         let client = bound(CLIENT[family]);
         client.connect(at).expect("the target is reachable");
         Self { client, target: target.try_clone().expect("a descriptor"), sent: 0, bytes: 0 }
     }
 
-    /// Sends a datagram of this length in each direction.
     fn exchange(&mut self, len: usize) {
         self.sent += 1;
         self.bytes += len as u64;
@@ -39,14 +36,12 @@ impl Session {
         assert!(self.answer() == payload, "{len} bytes to the client");
     }
 
-    /// Receives on the client; accepts only data from the forwarder.
     fn answer(&self) -> Vec<u8> {
         let mut buffer = [0; 4096];
         let len = self.client.recv(&mut buffer).expect("an answer");
         buffer[..len].to_vec()
     }
 
-    /// Exchanges data until the kernel forwards both directions.
     fn settle(&mut self, forward: &Server<'_>) {
         let before = counts(forward);
         eventually("the kernel has taken the session", || {
@@ -57,7 +52,6 @@ impl Session {
     }
 }
 
-/// Datagrams forwarded in the kernel, to targets and to clients.
 fn counts(forward: &Server<'_>) -> [u64; 2] {
     let metrics = forward.metrics();
     ["to_target", "to_client"].map(|direction| {
@@ -156,7 +150,6 @@ fn kernel_session_lives_while_it_has_traffic() {
         assert_eq!(flows(&forward), 2);
         eventually("it ends", || sum(&forward, "turnpike_forward_ended_total", "reason=\"idle\"") == 1);
         assert_eq!(flows(&forward), 0);
-        // A returning client gets a new session.
         session.settle(&forward);
         assert_eq!(sum(&forward, "turnpike_forward_accepted_total", ""), 2);
     });
@@ -226,7 +219,6 @@ fn unanswered_session_moves_to_another_target_in_the_kernel() {
             thread::sleep(Duration::from_millis(50));
             other.recv(&mut [0; 64]).is_ok()
         });
-        // Datagrams still in flight.
         thread::sleep(Duration::from_millis(500));
         while other.recv(&mut [0; 64]).is_ok() {}
         other.set_nonblocking(false).expect("the file is writable");
@@ -256,7 +248,6 @@ fn reload_removes_kernel_flows_before_it_is_logged() {
         one.settle(&forward);
         two.settle(&forward);
 
-        // Changed: another target, through user space.
         fs::write(&file, stays + &table("goes", 5001, &other, "kernel = false\n"))
             .expect("the file is writable");
         forward.program.signal("HUP");
@@ -277,7 +268,6 @@ fn reload_removes_kernel_flows_before_it_is_logged() {
         assert_eq!(stays("turnpike_kernel_datagrams_total"), before + 2);
         assert_eq!(flows(&forward), 2, "and no other flow is in the kernel");
 
-        // Removed: no rule accepts it.
         fs::write(&file, &goes).expect("the file is writable");
         forward.program.signal("HUP");
         forward.program.line_with("rules reloaded rules=1");
@@ -301,7 +291,6 @@ fn rules_unsupported_by_the_kernel_stay_in_user_space() {
             let line = forward.program.line_with(&format!("rule {name}: its datagrams stay in user space"));
             assert!(line.contains(why), "{line}");
         }
-        // No rule requires the kernel.
         assert!(!forward.program.lines().iter().any(|line| line.contains("data path kernel")));
         for port in [5000, 5001, 5002] {
             let mut session = Session::new(0, at(0, port), &target);
@@ -313,7 +302,6 @@ fn rules_unsupported_by_the_kernel_stay_in_user_space() {
         assert_eq!(counts(&forward), [0, 0]);
         drop(forward);
 
-        // The reverse: only one rule uses the kernel.
         let rules = [rule(at(0, 5000), &target, "kernel=true"), rule(at(0, 5001), &target, "")];
         let more = ["--datapath", "gso", &rules[0], &rules[1]];
         let forward = links.forward(&more);
@@ -362,7 +350,6 @@ fn wildcard_listener_answers_from_the_requested_address() {
         let to = target.local_addr().expect("bound");
         for (rules, family) in [
             (vec![format!("udp://0.0.0.0:5000={to}")], vec![0]),
-            // Both families over one socket.
             (vec![format!("udp://[::]:5000={to}?ipv6_only=false")], vec![0, 1]),
         ] {
             let forward = links.forward(&rules.iter().map(String::as_str).collect::<Vec<_>>());

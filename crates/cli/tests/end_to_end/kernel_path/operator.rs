@@ -10,7 +10,6 @@ use crate::prelude::*;
 
 const USER: &str = "65534";
 
-/// Command that runs as an unprivileged user with these capabilities.
 pub(super) fn unprivileged(links: &Links, capabilities: &str) -> Command {
     let mut command = Command::new("nsenter");
     command.args(links.nsenter());
@@ -67,7 +66,6 @@ fn new_and_removed_interfaces_are_followed() {
         server.program.line_with("attached to late");
         links.inside(&["ip", "link", "del", "late"]);
         server.program.line_with("late is down, or has no address any more");
-        // Remaining links still work, including those that disappeared briefly.
         let mut pair = Pair::new(0, 0);
         pair.settle(&server);
         links.inside(&["ip", "link", "set", "p", "down"]);
@@ -108,7 +106,6 @@ fn changed_routes_are_followed() {
         for _ in 0..20 {
             pair.exchange(700);
         }
-        // Except ARP and the like.
         assert!(sent_by_old() < before + 700, "none left by the old link");
         links.inside(&["ip", "route", "del", "10.77.2.2/32"]);
         if datapath == "xdp" {
@@ -178,13 +175,11 @@ fn ip(text: &str) -> IpAddr {
     text.parse().expect("an address")
 }
 
-/// Output of ip(8) in the test's namespace.
 fn ip_says(arguments: &[&str]) -> String {
     let output = Command::new("ip").args(arguments).output().expect("ip is installed");
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// IPv6 link-local address of a device in the test's namespace.
 fn link_local(device: &str) -> String {
     eventually("duplicate address detection is done", || {
         let said = ip_says(&["-o", "-6", "addr", "show", "dev", device, "scope", "link", "-tentative"]);
@@ -225,7 +220,6 @@ fn dead_gateway_is_replaced_by_another() {
         pair.settle(&server);
         for router in ["10.77.2.7", "10.77.2.3"] {
             links.inside(&["ip", "route", "del", "default", "via", router, "dev", "p"]);
-            // The kernel may already have dropped the entry.
             links.inside(&["ip", "neigh", "replace", router, "lladdr", number, "dev", "p", "nud", "stale"]);
             links.inside(&["ip", "neigh", "del", router, "dev", "p"]);
         }

@@ -86,7 +86,6 @@ fn short_bursts_went(result: &Value, server: &Server<'_>, come_whole: bool) {
     }
 }
 
-/// Kernel-relayed datagrams of ended sessions, for which the count is exact.
 fn across_of_all(server: &Server<'_>) -> u64 {
     eventually("all sessions have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
     server.across()
@@ -105,7 +104,6 @@ fn alternating_flow_keeps_its_order_under_load() {
     by_each(turnpike_testkit::this_test!(), |links, datapath| {
         let server = links.serve(&["--datapath", datapath]);
         let reflect = Reflect::start(PEER[0], &[]);
-        // Streams that alternate between single datagrams and bursts, next to others that keep user space busy.
         let busy = load("--clients 4 --rate max --window 64 --duration 12").to(reflect.address).start();
         let mut runs = Vec::new();
         for (rate, burst) in [("300", "1"), ("3000", "16"), ("900", "3")] {

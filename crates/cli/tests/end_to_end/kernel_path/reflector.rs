@@ -16,13 +16,11 @@ fn reflect(links: &Links, more: &[&str]) -> Program {
     Program::start(&mut command)
 }
 
-/// Stops the reflector and returns its output.
 fn end(program: Program) -> Finished {
     program.signal("TERM");
     program.wait(SOON)
 }
 
-/// Number after `text` in the output.
 fn number(said: &str, text: &str) -> u64 {
     let rest = said.split(text).nth(1).unwrap_or_else(|| panic!("no {text:?} in {said}"));
     let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
@@ -36,7 +34,6 @@ fn client(from: IpAddr, to: SocketAddr) -> UdpSocket {
     socket
 }
 
-/// Returns true if the payload returns unchanged.
 fn comes_back(socket: &UdpSocket, payload: &[u8]) -> bool {
     socket.send(payload).unwrap();
     let mut buffer = [0; 1 << 16];
@@ -64,7 +61,6 @@ fn kernel_returns_datagrams_from_links() {
                     assert!(comes_back(&socket, &payload), "{size} bytes, family {family}, tx {offload}");
                     lone += 1;
                 }
-                // Reassembled and returned in user space.
                 assert!(comes_back(&socket, &[7; FRAGMENTED]), "family {family}, tx {offload}");
                 fragmented += 1;
             }
@@ -72,7 +68,6 @@ fn kernel_returns_datagrams_from_links() {
         let said = end(program).output();
         assert_eq!(number(&said, "returned in the kernel: "), lone, "{said}");
         assert_eq!(number(&said, "received "), lone + fragmented, "{said}");
-        // The eBPF program ended with the process.
         let nobody = client(CLIENT[0], SocketAddr::new(SERVER[0], 9001));
         nobody.send(b"anybody?").unwrap();
         assert_eq!(nobody.recv(&mut [0; 64]).unwrap_err().kind(), ErrorKind::ConnectionRefused);

@@ -9,7 +9,6 @@ use crate::prelude::*;
 
 const CHANNEL: u16 = 0x4001;
 
-/// A client with a channel to a peer, and the datagrams exchanged.
 pub(crate) struct Pair {
     pub(crate) client: Client,
     pub(crate) peer: UdpSocket,
@@ -17,7 +16,6 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Families by index: 0 for IPv4.
     pub(crate) fn new(client_family: usize, peer_family: usize) -> Self {
         let server = SocketAddr::new(SERVER[client_family], 3478);
         let client = Client::allocate(CLIENT[client_family], server, peer_family == 1);
@@ -27,7 +25,6 @@ impl Pair {
         Self { client, peer, sent: 0 }
     }
 
-    /// A pair whose peer has its own IPv4 address with this last byte.
     pub(crate) fn apart(end: u8) -> Self {
         let address = format!("10.77.2.{end}");
         run("ip", &["addr", "add", &format!("{address}/24"), "dev", "p"]);
@@ -37,7 +34,6 @@ impl Pair {
         Self { client, peer, sent: 0 }
     }
 
-    /// Sends a datagram of this length in each direction.
     pub(crate) fn exchange(&mut self, len: usize) {
         self.sent += 1;
         let first = self.sent.to_le_bytes()[0];
@@ -56,12 +52,10 @@ impl Pair {
             let is_there = self.peer.recv(&mut [0; 100]).is_ok();
             is_there && server.across() > across
         });
-        // Drains late datagrams.
         while self.peer.recv(&mut [0; 100]).is_ok() {}
         self.peer.set_read_timeout(Some(SOON)).expect("not zero");
     }
 
-    /// Exchanges data until the kernel relays both directions.
     pub(crate) fn settle(&mut self, server: &Server<'_>) {
         let [before, peer] = counts(server);
         eventually("the kernel has taken the flow", || {
@@ -173,11 +167,9 @@ fn wildcard_listener_answers_from_the_requested_address() {
     });
 }
 
-/// Two clients, each the other's peer at a relayed address of `relayed`.
 fn clients_reach_each_other(links: &Links, datapath: &str, relayed: [&str; 2], more: &[&str]) {
     let mut server = links.serve(&[&["--datapath", datapath], more].concat());
     for (family, relayed) in relayed.into_iter().enumerate() {
-        // One client of each family, with two relayed addresses of one family.
         let [one, other] =
             [0, 1].map(|at| Client::allocate(CLIENT[at], SocketAddr::new(SERVER[at], 3478), family == 1));
         assert_eq!([&one, &other].map(|client| client.relayed.ip().to_string()), [relayed; 2]);
@@ -243,7 +235,6 @@ fn kernel_separates_clients_of_a_shared_relayed_address() {
         let len = pairs[1].client.socket().recv(&mut buffer).expect("a Data indication");
         assert_eq!(buffer[..2], [0x00, 0x17], "{:02x?}", &buffer[..len]);
         eventually("user space relayed it", || server.passes("unknown_peer") > before);
-        // A session that ends removes only its own flows.
         let gone = pairs.remove(0);
         gone.client.refresh(0);
         let line = server.program.line_with(&format!("to_peer_datagrams={}", gone.sent));

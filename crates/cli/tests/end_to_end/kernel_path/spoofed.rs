@@ -12,7 +12,6 @@ fn packets_from_outside_cannot_spoof_a_relayed_address() {
         links.inside(&["ip", "addr", "replace", "10.77.2.9/24", "dev", "p"]);
         let server =
             links.serve(&["--datapath", datapath, "--relay-ip", "10.77.2.1", "--relay-ip", "10.77.2.9"]);
-        // On two relay addresses, so that another machine can have one of them too.
         let allocate = || Client::allocate(CLIENT[0], SocketAddr::new(SERVER[0], 3478), false);
         let (one, other) = eventually("two clients on two addresses", || {
             let (one, other) = (allocate(), allocate());
@@ -27,7 +26,6 @@ fn packets_from_outside_cannot_spoof_a_relayed_address() {
             server.across() > before + 20
         });
 
-        // Another machine uses one client's relayed address to send to the other's.
         let (stolen, to) = (format!("{}/32", one.relayed.ip()), other.relayed.ip().to_string());
         run("ip", &["addr", "add", &stolen, "dev", "lo"]);
         // Nothing would answer its ARP requests.
@@ -46,7 +44,6 @@ fn packets_from_outside_cannot_spoof_a_relayed_address() {
         assert!(is_silent(other.socket()));
         run("ip", &["addr", "del", &stolen, "dev", "lo"]);
 
-        // The owner of the address still works.
         let before = server.across();
         eventually("the kernel relays their flow again", || {
             one.send(0x4001, b"mine");

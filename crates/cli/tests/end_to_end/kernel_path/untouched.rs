@@ -34,19 +34,16 @@ fn packets_unsupported_by_the_kernel_use_user_space() {
         links.inside(&["ip", "link", "set", "p", "mtu", "1500"]);
         assert!(server.passes("too_big") >= 2, "{}", server.passes("too_big"));
 
-        // Padded to four bytes, as on a stream.
         let before = server.passes("padded");
         pair.client.socket().send(&[&[0x40, 0x01, 0, 3][..], b"abc\0"].concat()).expect("the send succeeds");
         assert_eq!(received(&pair.peer).0, b"abc");
         assert!(server.passes("padded") > before);
 
-        // Indications.
         pair.client.permit(peer);
         pair.client.indicate(peer, b"indicated");
         assert_eq!(received(&pair.peer).0, b"indicated");
         assert!(server.passes("not_channel_data") > 0);
 
-        // Expired TTL.
         pair.client.socket().set_ttl(1).expect("a TTL");
         pair.client.send(CHANNEL, b"dies here");
         assert!(is_silent(&pair.peer));
@@ -54,7 +51,6 @@ fn packets_unsupported_by_the_kernel_use_user_space() {
         assert!(server.passes("ttl") > 0);
         assert!(server.metrics().sum("turnpike_ttl_expired_total", "") > 0);
 
-        // Unbound channels, and peers without one.
         pair.client.send(0x4009, b"unbound");
         assert!(is_silent(&pair.peer));
         assert!(server.passes("unknown_channel") + server.passes("not_channel_data") > 0);
@@ -63,7 +59,6 @@ fn packets_unsupported_by_the_kernel_use_user_space() {
         eventually("it was counted", || server.passes("unknown_peer") > 0);
         pair.client.receive_message().expect("a Data indication: the permission is for its address");
 
-        // Other packets still use the kernel.
         pair.settle(&server);
         assert_eq!(server.metrics().sum("turnpike_kernel_dropped_total", ""), 0);
     });
@@ -107,7 +102,6 @@ fn rate_limited_clients_stay_in_user_space_until_a_reload() {
             server.metrics().sum("turnpike_kernel_channels_limited_total", "") == 1
         });
         assert!(server.passes("unknown_channel") + server.passes("unknown_peer") > 0);
-        // The limit still applies.
         let dropped =
             || server.metrics().sum("turnpike_dropped_datagrams_total", "reason=\"allocation_bandwidth\"");
         eventually("something is dropped", || {

@@ -19,19 +19,16 @@ fn flows(server: &Server<'_>) -> u64 {
     server.metrics().sum("turnpike_kernel_flows", "")
 }
 
-/// A wrapper that starts the program with another setting.
 fn with_setting(dir: &Dir, setting: &str) -> String {
     started_by(dir, setting, &format!("{setting} exec"))
 }
 
-/// A wrapper that starts the program with a user-space data path instead of the kernel's.
 fn in_user_space(dir: &Dir) -> String {
     // Avoids a subprocess, which the sandbox would forbid.
     let change = r#"for it; do shift; [ "$it" = kernel ] && it=gso; set -- "$@" "$it"; done"#;
     started_by(dir, "in-user-space", &format!("{change}\nexec"))
 }
 
-/// A script with this name that executes the program.
 fn started_by(dir: &Dir, name: &str, exec: &str) -> String {
     let program = turnpike(&[]).get_program().to_string_lossy().into_owned();
     let path = dir.file(name, format!("#!/bin/sh\n{exec} {program} \"$@\"\n"));
@@ -39,7 +36,6 @@ fn started_by(dir: &Dir, name: &str, exec: &str) -> String {
     path.display().to_string()
 }
 
-/// The session's log line has exactly the datagrams that it relayed.
 fn ends_with_its_total(mut pair: Pair, server: &mut Server<'_>) {
     pair.exchange(20);
     pair.client.refresh(0);
@@ -152,7 +148,6 @@ fn clients_still_share_a_relayed_address_after_an_upgrade() {
         ends(upgraded.upgrade());
         pairs.iter_mut().for_each(|pair| pair.settle(&server));
         assert_eq!((flows(&server), without_flow(&server)), (6, before));
-        // New clients share the address too.
         let mut newcomer = Pair::apart(6);
         newcomer.settle(&server);
         assert_eq!(newcomer.client.relayed, pairs[0].client.relayed);
@@ -191,7 +186,6 @@ fn limits_and_drain_apply_after_an_upgrade() {
         signal("HUP", &upgraded);
         pair.settle(&server);
         assert_eq!(flows(&server), 2);
-        // During a drain the kernel still relays existing flows.
         signal("TERM", &upgraded);
         server.program.line_with("draining");
         pair.settle(&server);

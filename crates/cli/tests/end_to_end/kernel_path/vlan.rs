@@ -81,7 +81,6 @@ fn packets_too_long_for_a_vlan_use_user_space() {
         };
         let before = server.across();
         eventually("the kernel relays it", || {
-            // Exactly fits with the ChannelData header.
             exchange(1468);
             server.across() > before + 20
         });
@@ -120,7 +119,6 @@ fn packets_of_another_vlan_match_no_flow() {
     });
 }
 
-/// A UDP/IPv4 frame to the server's end of link `p`, as hexadecimal digits.
 fn frame(links: &Links, vlan: Option<u16>, from: SocketAddr, to: SocketAddr, payload: &[u8]) -> String {
     let octets = |address: SocketAddr| match address.ip() {
         IpAddr::V4(ip) => ip.octets(),
@@ -141,7 +139,6 @@ fn frame(links: &Links, vlan: Option<u16>, from: SocketAddr, to: SocketAddr, pay
     format!("{link}020000000009{tag}0800{rest}")
 }
 
-/// Sends raw frames on link `p`.
 fn send_frames(frames: &[String]) {
     const SCRIPT: &str = "import socket, sys\n\
         link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)\n\

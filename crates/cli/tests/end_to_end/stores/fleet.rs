@@ -5,13 +5,11 @@ use std::os::unix::net::UnixStream;
 
 const SECRET: &str = "of the fleet, and of at least 32 characters";
 
-/// The store and the directory of the nodes' files.
 struct World {
     server: Server,
     dir: Dir,
 }
 
-/// A node and its admin socket.
 struct Node {
     serve: Serve,
     socket: PathBuf,
@@ -47,7 +45,6 @@ impl World {
 }
 
 impl Node {
-    /// Runs `turnpike` with these words against the node.
     fn told(&self, words: &[&str]) -> Finished {
         let admin = format!("unix:{}", self.socket.display());
         let arguments = [words, &["--admin", &admin]].concat();
@@ -60,7 +57,6 @@ impl Node {
         serde_json::from_str(&ended.stdout).expect("JSON")
     }
 
-    /// Names and states of the nodes that it knows.
     fn sees(&self) -> Vec<(String, String)> {
         let nodes = self.json(&["fleet", "status"])["nodes"].clone();
         let text = |node: &Value, key: &str| node[key].as_str().unwrap_or_default().to_owned();
@@ -72,7 +68,6 @@ impl Node {
             .collect()
     }
 
-    /// Waits until it sees these nodes in these states, and the store grants quotas.
     #[track_caller]
     fn waits_for(&self, nodes: &[(&str, &str)]) {
         let wanted: Vec<_> =
@@ -83,7 +78,6 @@ impl Node {
         });
     }
 
-    /// Sends a request over its socket; returns status and body.
     fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         ask(&self.socket, method, path, body)
     }
@@ -239,7 +233,6 @@ fn ban_is_fleet_wide_and_ends_sessions() {
     assert!(line.contains("reason=\"banned\""), "{line}");
     eventually("that name is refused", || b.allocate(USER, PASSWORD) == Some(403));
     assert_eq!(a.allocate(USER, PASSWORD), Some(403));
-    // A node that joins later knows the ban too.
     let c = world.node("c", "");
     eventually("a new node knows", || c.allocate(USER, PASSWORD) == Some(403));
     let (status, body) = b.ask("DELETE", &format!("/v1/bans?user={USER}"), "");
@@ -365,14 +358,12 @@ fn emptied_store_is_filled_again() {
         thread::sleep(Duration::from_millis(50));
         world.server.say("HLEN turnpike:{turnpike}:bans").starts_with(":1")
     });
-    // The keys are unchanged.
     let stun::Challenge { realm, nonce } = before;
     let answer =
         stun::Client::new(b.address()).allocate_once("nobody", "x", &stun::Challenge { realm, nonce });
     assert_eq!(answer.error(), Some(401), "not stale");
 }
 
-/// Session IDs of a node.
 fn ids(node: &Node) -> BTreeSet<String> {
     let sessions = node.json(&["sessions"]);
     let ids = sessions.as_array().expect("a list").iter().filter_map(|session| session["id"].as_str());
@@ -451,7 +442,6 @@ fn upgraded_node_keeps_its_identity() {
     assert_eq!(noticed, None, "no client notices");
     assert_eq!(b.told(&["fleet", "uncordon", "a"]).code, Some(0));
     b.waits_for(&BOTH);
-    // Its shutdown notifies the fleet as usual.
     let told = Command::new("sh").args(["-c", &format!("kill -TERM {}", upgraded.pid())]).status();
     assert!(told.is_ok_and(|status| status.success()));
     b.waits_for(&[("b", "serving")]);

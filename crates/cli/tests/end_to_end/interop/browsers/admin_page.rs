@@ -13,7 +13,6 @@ const TOKEN: &str = "token-for-the-browsers-test";
 /// One test at a time: each needs twenty thousand sockets.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// A server and clients with this many sessions.
 struct World {
     serve: Serve,
     _load: Program,
@@ -40,7 +39,6 @@ impl World {
     }
 }
 
-/// Checks the descriptor limit for relay and client sockets.
 fn enough_descriptors(sessions: u64) -> Result<(), String> {
     let limit = turnpike_net::rlimit::raise_open_files(2 * sessions + 1000);
     if limit >= sessions + 500 {
@@ -50,12 +48,10 @@ fn enough_descriptors(sessions: u64) -> Result<(), String> {
     }
 }
 
-/// Waits until a script returns neither null nor false.
 fn until(page: &mut impl Driver, what: &str, script: &str) -> Value {
     eventually(what, || Some(page.run(script)).filter(|value| !value.is_null() && *value != json!(false)))
 }
 
-/// Script that returns the rows of the table with this caption as text.
 fn rows(caption: &str) -> String {
     format!(
         "[...document.querySelectorAll('main table')].filter((it) => it.caption.textContent === '{caption}')\
@@ -78,7 +74,6 @@ fn shows_ten_thousand_sessions<D: Driver>() {
     need!(enough_descriptors(SESSIONS));
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let world = World::new(SESSIONS);
-    // A client with a wrong password.
     let stranger = stun::Client::new(world.serve.address(V4));
     let (_, _, challenge) = stranger.challenge();
     assert_eq!(stranger.forge("mallory", REALM.as_bytes(), &challenge.nonce), Some(401));
@@ -89,7 +84,6 @@ fn shows_ten_thousand_sessions<D: Driver>() {
     until(&mut page, "the stream", "return document.getElementById('state').textContent === 'Live'");
     until(&mut page, "all sessions", "return document.querySelector('.tiles dd').textContent === '10,000'");
     assert_eq!(page.run("return document.getElementById('access').textContent"), "Read only");
-    // The page loaded nothing from other origins and violated no content security policy.
     let strange = page.run(
         "return performance.getEntriesByType('resource').map((it) => it.name).filter((it) => !it.startsWith(location.origin))",
     );
@@ -145,7 +139,6 @@ fn shows_ten_thousand_sessions<D: Driver>() {
     );
     keep(&mut page, D::NAME, "configuration");
 
-    // The page stays and reports that the server is gone.
     world.serve.program.signal("KILL");
     until(&mut page, "the loss", "return document.getElementById('state').textContent === 'No connection'");
 }
@@ -167,7 +160,6 @@ fn lists_finds_and_ends<D: Driver>(page: &mut D, world: &World) {
     let on_both = |row: &Value| second.as_array().expect("rows").contains(row);
     assert!(!first.as_array().expect("rows").iter().any(on_both), "no session is on two pages");
 
-    // The client of the first row, by address.
     let client =
         page.run("return document.querySelector('main tbody tr').cells[1].querySelector('span').textContent");
     page.run(&format!(
@@ -188,7 +180,6 @@ fn lists_finds_and_ends<D: Driver>(page: &mut D, world: &World) {
     keep(page, D::NAME, "session");
     assert_eq!(page.run("return document.querySelector('main button.danger').disabled"), true, "it may look");
 
-    // By keyboard: token, confirmation, result.
     page.run("document.getElementById('token-open').focus()");
     page.press("Enter");
     until(page, "a question for the token", "return document.getElementById('token-dialog').open");
@@ -224,7 +215,6 @@ fn lists_finds_and_ends<D: Driver>(page: &mut D, world: &World) {
     page.run("sessionStorage.clear()");
 }
 
-/// Violations found by axe, with their elements.
 fn violations(page: &mut impl Driver, axe: &str) -> Value {
     page.run(&format!(
         "{axe}\n; const found = await axe.run(document, {{ resultTypes: ['violations'] }}); \
@@ -300,7 +290,6 @@ fn every_stop_of_the_keyboard_has_a_name<D: Driver>() {
     }
 }
 
-/// Waits for a view at phone size.
 fn on_a_phone(page: &mut impl Driver, place: &str, there: &str, dark: bool) {
     page.run(&format!("location.hash = '{place}'"));
     until(page, place, there);
@@ -359,7 +348,6 @@ fn fits_a_phone<D: Driver>() {
     let addresses = "return document.querySelectorAll('td .together').length > 0";
     on_a_phone(&mut page, "#/sessions", addresses, false);
 
-    // From a refusal reason to the setting behind it.
     on_a_phone(&mut page, "#/refusals", "return document.querySelector('td .links a') !== null", false);
     let why = page.run(
         "const it = [...document.querySelectorAll('td')].find((cell) => cell.textContent.includes('no such user')); \

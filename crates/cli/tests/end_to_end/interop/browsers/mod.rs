@@ -83,7 +83,6 @@ fn calls_itself_in_the_kernel<B: Browser>(test: &str, channels: bool) {
     });
 }
 
-/// Opens the page and waits for its report that all messages returned.
 fn shown<B: Browser>(page: &Page, certificate: &Certificate, metrics: impl Fn() -> Metrics) -> (B, Value) {
     let mut browser = B::open(&page.url(), certificate);
     let report = eventually("the page reports", || {

@@ -5,7 +5,6 @@ use crate::credentials::{Credential, Server};
 use crate::prelude::*;
 use turnpike_trials::browsers::Browser as _;
 
-/// Time in which every client starts its call.
 const START: Duration = Duration::from_secs(60);
 
 /// A client with both ends of a call in one program. The program takes TRANSPORT HOST PORT USERNAME PASSWORD SECONDS and prints
@@ -16,7 +15,6 @@ pub(super) struct Client {
     program: &'static str,
     /// Below `tests/interop`.
     script: Option<&'static str>,
-    /// Arguments before TRANSPORT.
     arguments: &'static [&'static str],
     /// Working directory, below `target/interop`.
     directory: &'static str,
@@ -27,9 +25,7 @@ pub(super) struct Client {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Outcome {
     Holds,
-    /// Succeeds, but over TCP instead of TLS.
     Unencrypted,
-    /// Ends after the default lifetime of an allocation.
     NeverRefreshes,
     NeverStarts,
 }
@@ -107,12 +103,10 @@ pub(super) const CLIENTS: [Client; 10] = [
     },
 ];
 
-/// Both ends of a call.
 pub(super) struct Call {
     client: &'static str,
     pub(super) transport: &'static str,
     pub(super) expected: Outcome,
-    /// Suffix of the username.
     user: String,
     ends: Ends,
 }
@@ -130,7 +124,6 @@ pub(super) struct Sample {
 }
 
 impl Call {
-    /// Starts the client, unless it is not installed.
     pub(super) fn start(
         client: &Client,
         (transport, expected): (&'static str, Outcome),
@@ -157,7 +150,6 @@ impl Call {
         own.map(|session| text(session, "transport")).collect()
     }
 
-    /// Expected transport of its sessions.
     pub(super) fn speaks(&self) -> Option<&'static str> {
         match self.expected {
             Holds | NeverRefreshes => Some(self.transport),
@@ -170,7 +162,6 @@ impl Call {
         self.ends.lines().iter().filter_map(|line| Sample::parse(line)).collect()
     }
 
-    /// Name and version of the client.
     pub(super) fn version(&self) -> String {
         match &self.ends {
             Ends::Program(program) => {
@@ -189,7 +180,6 @@ impl Call {
         }
     }
 
-    /// Returns true after the last sample or the end of the client.
     pub(super) fn is_over(&mut self) -> bool {
         let last = self.samples().pop().map(|sample| sample.at);
         last >= Some(call_length()) || self.has_ended()
@@ -285,7 +275,6 @@ impl Sample {
     }
 }
 
-/// Longest time without data at either end.
 pub(super) fn longest_gap(samples: &[Sample]) -> Duration {
     let of_end = |end: usize| {
         let (mut heard, mut at, mut longest) = (0, Duration::ZERO, Duration::ZERO);

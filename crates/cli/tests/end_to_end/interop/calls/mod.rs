@@ -8,11 +8,9 @@ use crate::prelude::*;
 use crate::credentials::{Credential, Server, Store, rotate};
 use client::{CLIENTS, Call, GSTREAMER, Outcome, longest_gap};
 
-/// Duration of a call in seconds.
 const SECONDS: &str = "TURNPIKE_TEST_CALL_SECONDS";
 /// Silence after which a call counts as ended. Samples are 250 ms apart, and some twenty calls share the machine.
 const GAP: Duration = Duration::from_secs(5);
-/// Default lifetime of an allocation.
 const LIFETIME: Duration = Duration::from_secs(600);
 
 fn call_length() -> Duration {
@@ -54,7 +52,6 @@ fn report(call: &Call) -> Result<u64, String> {
     }
 }
 
-/// Returns the transports of its sessions if they differ from the expected one.
 fn wrong_transport(call: &Call, server: &Server) -> Option<String> {
     let spoken = call.spoken(server);
     let is_wrong = !spoken.iter().eq(call.speaks());

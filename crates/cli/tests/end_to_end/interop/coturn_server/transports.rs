@@ -6,14 +6,12 @@ use crate::prelude::*;
 struct Turnserver {
     plain: u16,
     secure: u16,
-    /// Self-signed.
     certificate: PathBuf,
     _program: Program,
     dir: Dir,
 }
 
 impl Turnserver {
-    /// Starts it; returns the reason if it is not installed.
     fn start() -> Result<Self, String> {
         Self::start_with(&[])
     }
@@ -197,7 +195,6 @@ fn closed_port_and_wrong_password_are_reported_over_tcp() {
 fn probe_reports_coturns_features_over_every_transport() {
     let server = need!(Turnserver::start());
     let plain = server.probe(&format!("turn:127.0.0.1:{}", server.plain), &["--fail-on", "bad"]);
-    // Loopback peers are allowed here.
     assert_eq!(plain.code, Some(3), "{}", plain.output());
     let report: Value = plain.result();
     for transport in ["udp", "tcp"] {

@@ -7,12 +7,10 @@ use super::{Workshop, all_installed, free_address, run};
 
 /// Host number n has the address 10.1.n/256.n%256.
 const HOSTS: u32 = 200;
-/// Concurrent dig programs.
 const ASKERS: u32 = 3;
 /// Number of 200-character strings in a long answer. A line of the configuration file holds at most 1,024 characters.
 const LONG: usize = 4;
 
-/// A dnsmasq with a few hundred names and no upstream.
 pub(super) struct Dnsmasq {
     pub(super) address: SocketAddr,
     _program: Program,

@@ -18,7 +18,6 @@ use std::{
 
 use turnpike_testkit::certificates;
 
-/// The unprivileged user on all Linux systems.
 const NOBODY: u32 = 65_534;
 
 /// Files and user of a server: nobody if the tests run as root (initdb(1) refuses root), else the current user. Not below
@@ -45,7 +44,6 @@ impl Workshop {
         self.path.join(name)
     }
 
-    /// Writes a file that only the server may read, as required for keys.
     fn file(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(name);
         fs::write(&path, content).expect("a fresh directory can be written");
@@ -54,7 +52,6 @@ impl Workshop {
         path
     }
 
-    /// A command that runs as the owner.
     fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         command.current_dir(&self.path).env("LC_ALL", "C");
@@ -81,12 +78,10 @@ fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
 
-/// Returns the missing program.
 fn all_installed(programs: &[&str]) -> Result<(), String> {
     programs.iter().try_for_each(|program| installed(program).map(drop))
 }
 
-/// Runs a program that must succeed.
 fn run(command: &mut Command) -> Finished {
     let name = format!("{command:?}");
     let ended = Program::start(command).wait(SOON * 2);
@@ -99,14 +94,11 @@ fn noise(len: u64) -> Vec<u8> {
     (0..len).map(|at| at.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes()[0]).collect()
 }
 
-/// Name in [`Certificate`] for the clients to verify.
 const NAME: &str = "forwarded.test";
 
-/// A self-signed certificate and its key.
 struct Certificate {
     key: PathBuf,
     certificate: PathBuf,
-    /// PEM text of the certificate.
     pem: String,
 }
 

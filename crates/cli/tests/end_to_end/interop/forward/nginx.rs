@@ -5,7 +5,6 @@ use crate::prelude::*;
 
 const BODY: u64 = 48 << 20;
 
-/// An nginx with three listeners.
 pub(super) struct Nginx {
     pub(super) http: SocketAddr,
     pub(super) https: SocketAddr,
@@ -69,10 +68,8 @@ impl Nginx {
         Ok(Self { http, https, behind_proxy, certificate, workshop, _program: program })
     }
 
-    /// Small and large bodies in both directions, over one connection and over several.
     pub(super) fn exercise_http(&self, through: SocketAddr) {
         let dir = Dir::new();
-        // curl reuses the connection for the second file.
         let small = run(curl().arg(format!("http://{through}/small")).arg(format!("http://{through}/small")));
         assert_eq!(small.stdout, "small\nsmall");
         self.fetches_the_large_file(&dir, curl().arg(format!("http://{through}/large")));
@@ -84,7 +81,6 @@ impl Nginx {
         assert!(stored == noise(BODY / 2), "{} bytes were stored, not the ones sent", stored.len());
     }
 
-    /// The client receives and verifies nginx's own certificate.
     pub(super) fn exercise_https(&self, through: SocketAddr) {
         let dir = Dir::new();
         let url = format!("https://{NAME}:{}/large", through.port());
@@ -94,7 +90,6 @@ impl Nginx {
             command.args(["--resolve", &resolve]).arg(&url);
             command
         };
-        // Without this certificate as trust anchor curl refuses.
         let refused = Program::run(&mut command());
         assert_eq!(refused.code, Some(60), "CURLE_PEER_FAILED_VERIFICATION: {}", refused.output());
         let trusted = self.certificate.certificate.as_os_str();
@@ -111,7 +106,6 @@ impl Nginx {
         assert!(shown.stdout.contains(&self.certificate.pem), "another certificate: {}", shown.output());
     }
 
-    /// nginx sees the client's address and port instead of the forwarder's.
     pub(super) fn exercise_proxy_header(&self, through: SocketAddr) {
         let client = ["--interface", "127.0.0.77", "--write-out", "\n%{local_port}"];
         let ended = run(curl().args(client).arg(format!("http://{through}/")));

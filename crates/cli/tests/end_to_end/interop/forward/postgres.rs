@@ -6,7 +6,6 @@ use crate::prelude::*;
 const PASSWORD: &str = "forwarded";
 const ROWS: u32 = 200_000;
 
-/// A cluster whose only user has a password.
 pub(super) struct Postgres {
     pub(super) address: SocketAddr,
     certificate: Certificate,
@@ -63,7 +62,6 @@ impl Postgres {
         let sum = u64::from(ROWS) * u64::from(ROWS + 1) / 2;
         assert!(count.starts_with(&format!("{ROWS}|{sum}|0000")), "{count}");
 
-        // The rows are identical over both connections.
         let copy = |at: SocketAddr, name: &str| {
             let path = dir.path().join(name);
             let query = format!("\\copy (select * from {table} order by number) to '{}'", path.display());
@@ -83,7 +81,6 @@ impl Postgres {
         );
         let differing = format!("select count(*) from (table {table} except table {again}) t");
         assert_eq!(self.sql(self.address, &differing), "0");
-        // Many small statements and answers.
         let script: String = (0..500).map(|i| format!("select {i};")).collect();
         let wanted: Vec<String> = (0..500).map(|i| i.to_string()).collect();
         let file = dir.file("many.sql", &script);

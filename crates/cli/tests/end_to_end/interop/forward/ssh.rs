@@ -59,7 +59,6 @@ impl Sshd {
         Ok(server)
     }
 
-    /// Commands, exit status, streams, and files in both directions.
     pub(super) fn exercise(&self, through: SocketAddr) {
         let ended = self.ssh(through, "echo out; echo err >&2; exit 7");
         assert_eq!((ended.code, ended.stdout.as_str()), (Some(7), "out"), "{}", ended.output());
@@ -67,7 +66,6 @@ impl Sshd {
 
         let sent = self.dir.path().join("sent");
         fs::write(&sent, noise(FILE)).expect("our own directory");
-        // Much output without input, and the reverse.
         let sum = run(Command::new("sha256sum").arg(&sent)).stdout[..64].to_owned();
         let ssh = [&["ssh".to_owned()], &self.options(through)[..], &["the-host".to_owned()]].concat();
         for (pipe, remote) in [
@@ -117,7 +115,6 @@ impl Sshd {
     }
 }
 
-/// Name and shell of the current user.
 fn myself() -> Option<(String, String)> {
     let uid = fs::metadata("/proc/self").ok()?.uid().to_string();
     let users = fs::read_to_string("/etc/passwd").ok()?;
