@@ -123,7 +123,6 @@ pub struct AccessToken {
     pub lifetime: u32,
 }
 
-/// Reason for rejecting a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
     /// Invalid lengths.
@@ -148,7 +147,6 @@ impl AccessToken {
         self.timestamp >> 16
     }
 
-    /// Key that signs the client's requests.
     #[must_use]
     pub fn key(&self) -> Key {
         Key::from_bytes(&self.mac_key)
@@ -281,7 +279,6 @@ mod tests {
         );
         for mac_key_len in [0, 15, 65, 1000] {
             assert!(AccessToken::new(&vec![1; mac_key_len], 0, 1).is_none());
-            // Authentic but with an invalid length.
             let odd = AccessToken { mac_key: vec![1; mac_key_len].into(), timestamp: 0, lifetime: 1 };
             let odd = odd.seal(&key, "x", [9; 12]);
             assert_eq!(AccessToken::open(&key, "x", &odd), Err(TokenError::Malformed), "{mac_key_len}");

@@ -3,7 +3,6 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use turnpike_wire::stun::{FAMILY_IPV4, FAMILY_IPV6};
 
-/// Address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Family {
     V4,
@@ -15,7 +14,6 @@ impl Family {
         if ip.is_ipv4() { Self::V4 } else { Self::V6 }
     }
 
-    /// Number in STUN attributes.
     pub(crate) const fn number(self) -> u8 {
         match self {
             Self::V4 => FAMILY_IPV4,

@@ -235,7 +235,6 @@ mod tests {
     }
 
     proptest! {
-        /// An address is in the difference if and only if it is in the first range and not in the second.
         #[test]
         fn prefixes_and_differences_hold_the_right_addresses(
             (a, b, c, d, probe) in any::<(u16, u16, u16, u16, u16)>()

@@ -17,7 +17,6 @@ impl fmt::Debug for Seed {
     }
 }
 
-/// Cryptographic random number generator of one state machine.
 pub(crate) struct Random(ChaCha12Rng);
 
 impl Random {
@@ -39,7 +38,6 @@ impl Random {
         self.0.next_u64()
     }
 
-    /// Generator for another state machine.
     pub(crate) fn fork(&mut self) -> Self {
         Self::new(Seed(self.bytes()))
     }

@@ -1,5 +1,3 @@
-//! Time as passed in by the caller.
-
 /// Both clocks of a state machine, read once per wake-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {

@@ -1,13 +1,10 @@
-//! Settings of a client.
-
 use crate::Family;
 
-/// Settings of a client. Many clients can share one `Arc`.
+/// Settings of a client; many clients can share one `Arc`.
 #[derive(Clone)]
 pub struct Config {
     /// At most 508 bytes. Empty for a server without authentication.
     pub username: String,
-    /// Long-term password.
     pub password: String,
     /// SOFTWARE in requests. Default none.
     pub software: Option<String>,
@@ -43,14 +40,11 @@ pub struct Config {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Relayed {
-    /// Datagrams (RFC 8656).
     #[default]
     Udp,
-    /// TCP connections (RFC 6062).
     Tcp,
 }
 
-/// Credentials issued by an authorization server (RFC 7635 section 4).
 #[derive(Clone)]
 pub struct AccessToken {
     /// Opaque value of ACCESS-TOKEN.
@@ -110,7 +104,7 @@ impl Default for Config {
     }
 }
 
-/// Omits the password and the access token.
+/// Omits the secrets.
 impl std::fmt::Debug for Config {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Config")

@@ -40,7 +40,6 @@ impl Challenge {
     }
 }
 
-/// Answered challenge, with everything needed to sign requests.
 #[derive(Clone)]
 pub(super) struct Session {
     pub(super) challenge: Challenge,

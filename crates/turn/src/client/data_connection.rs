@@ -27,7 +27,6 @@ pub struct DataConnection {
     random: Random,
 }
 
-/// Result of a message from the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// Bound: all bytes after this message are the peer's.

@@ -7,7 +7,6 @@ use turnpike_wire::{channel_data::ChannelNumber, escape::name};
 /// Maximum characters of a reason phrase or domain in a message; RFC 8489 section 14.8 allows 127.
 const REASON: usize = 127;
 
-/// Request of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
     Binding,
@@ -50,7 +49,6 @@ impl std::fmt::Display for Request {
 /// Allocation as granted. All addresses are canonical.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// Relayed transport address.
     pub relayed: SocketAddr,
     /// Second address of a dual-stack allocation.
     pub additional: Option<SocketAddr>,
@@ -64,7 +62,6 @@ pub struct Allocation {
     pub additional_refused: Option<u16>,
 }
 
-/// Result of a request, or news from the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
@@ -74,11 +71,8 @@ pub enum Event {
     Refreshed {
         lifetime: u32,
     },
-    /// This client deleted the allocation.
     Deleted,
-    /// A permission was installed or refreshed.
     Permitted(IpAddr),
-    /// A channel was bound or refreshed.
     Bound(ChannelNumber, SocketAddr),
     /// Connect succeeded; continue with [`super::Client::data_connection`].
     Connected {
@@ -108,16 +102,13 @@ pub enum Event {
     },
 }
 
-/// Reason for a failed request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failure {
     #[error("the server answered {code} {}", name(reason).cut(REASON))]
     Refused { code: u16, reason: String },
-    /// The server refused the credentials (401 to a signed request).
     #[error("the server refused user {username:?} in realm {realm:?} (401)")]
     Credentials { username: String, realm: String },
-    /// The server requires credentials, and none are configured.
     #[error("the server requires credentials for realm {realm:?}")]
     CredentialsNeeded { realm: String },
     /// 300 (RFC 8489 section 10).
@@ -149,7 +140,6 @@ pub enum Failure {
     Unwritable(String),
 }
 
-/// Result of a datagram from the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Incoming<'a> {
     Data {
@@ -164,7 +154,6 @@ pub enum Incoming<'a> {
     Ignored(Ignored),
 }
 
-/// Reason for ignoring a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Ignored {
@@ -184,7 +173,6 @@ pub enum Ignored {
     Unexpected,
 }
 
-/// Reason for not starting a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestError {
@@ -196,7 +184,6 @@ pub enum RequestError {
     /// The server issued no MOBILITY-TICKET, or none was requested.
     #[error("the server issued no mobility ticket")]
     NoTicket,
-    /// Limit on pending requests, permissions or channels.
     #[error("limit of {limit} {what} reached")]
     TooMany { what: &'static str, limit: usize },
 }

@@ -47,7 +47,6 @@ const MAX_CHALLENGES: u8 = 3;
 /// Queued events; the oldest are dropped first.
 const MAX_EVENTS: usize = 128;
 
-/// TURN client with one 5-tuple and at most one allocation.
 pub struct Client {
     config: Arc<Config>,
     state: State,
@@ -58,7 +57,6 @@ pub struct Client {
     refresh_at: Option<u64>,
     permissions: Vec<Permission>,
     channels: Vec<Channel>,
-    /// Latest MOBILITY-TICKET.
     ticket: Option<Vec<u8>>,
     /// Transaction ID of the last Send indication: random start, then counted, since indications have no
     /// response.
@@ -184,7 +182,6 @@ impl Client {
         self.request(now, Request::Migrate)
     }
 
-    /// Deletes the allocation and drops all pending requests.
     pub fn delete(&mut self, now: u64) -> Result<(), RequestError> {
         self.allocated()?;
         self.transactions.clear();
@@ -228,7 +225,6 @@ impl Client {
         indication::write_header(Indication::Send, id, &peer, payload_len, out)
     }
 
-    /// Handles a datagram from the server.
     pub fn handle_datagram<'a>(&mut self, now: u64, datagram: &'a [u8]) -> Incoming<'a> {
         match demux::classify(datagram) {
             Kind::ChannelData => self.handle_channel_data(datagram),
@@ -478,7 +474,6 @@ impl Client {
         }
     }
 
-    /// Handles a ConnectionAttempt (RFC 6062 section 4.4).
     fn handle_attempt(&mut self, message: &View<'_>) -> Result<(), Ignored> {
         let header = message.header();
         if (header.class, header.method) != (Class::Indication, method::CONNECTION_ATTEMPT) {
@@ -517,7 +512,6 @@ impl Client {
         self.refresh_at = Some(now + lifetime.saturating_sub(REFRESH_MARGIN_MS).max(lifetime / 2));
     }
 
-    /// Starts a request unless the same one is pending.
     fn request(&mut self, now: u64, request: Request) -> Result<(), RequestError> {
         if self.transactions.any(|under_way| *under_way == request) {
             return Ok(());
@@ -590,7 +584,6 @@ fn ticket(message: &View<'_>) -> Option<Vec<u8>> {
     message.get(kind::MOBILITY_TICKET).map(<[u8]>::to_vec)
 }
 
-/// Converts an error response.
 fn refusal(message: &View<'_>, error: &ErrorCode<'_>) -> Failure {
     let server = message.get(kind::ALTERNATE_SERVER).and_then(stun::address);
     if let (ErrorCode::TRY_ALTERNATE, Some(server)) = (error.code, server) {

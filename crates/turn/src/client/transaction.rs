@@ -2,20 +2,16 @@
 
 use super::{Request, config::Timing};
 
-/// Pending request.
 pub(super) struct Transaction {
     pub(super) id: [u8; 12],
     pub(super) request: Request,
     pub(super) bytes: Vec<u8>,
     /// Carries MESSAGE-INTEGRITY, so the response must too.
     pub(super) signed: bool,
-    /// Number of challenges answered before this request.
     pub(super) challenges: u8,
-    /// Last error response that could not be verified.
     pub(super) unverified: Option<(u16, String)>,
     /// Includes a pending transmission.
     pub(super) transmissions: u32,
-    /// Waiting for `poll_transmit`.
     pending: bool,
     interval: u64,
     due: u64,
@@ -27,7 +23,6 @@ pub(super) struct Transactions {
     timing: Timing,
 }
 
-/// Request to start.
 pub(super) struct Start {
     pub(super) id: [u8; 12],
     pub(super) request: Request,

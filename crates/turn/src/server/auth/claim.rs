@@ -26,19 +26,16 @@ pub(crate) struct Who {
     pub(crate) realm: Arc<str>,
     pub(crate) username: Box<str>,
     pub(crate) identity: Box<str>,
-    /// Present if the client authenticates with a token.
     pub(crate) grant: Option<Box<Grant>>,
     /// Unix second at which a time-limited credential expires.
     pub(crate) until_unix: Option<u64>,
 }
 
 impl Who {
-    /// User as quotas count it.
     pub(crate) fn user(&self) -> UserRef<'_> {
         UserRef::new(&self.realm, &self.identity)
     }
 
-    /// Limits `seconds` to the lifetime of the token.
     pub(crate) fn limit(&self, now: Now, seconds: u32) -> u32 {
         self.grant.as_ref().map_or(seconds, |grant| grant.limit(now, seconds))
     }
@@ -63,7 +60,6 @@ pub(crate) struct Proof {
     pub(crate) username: Box<str>,
     /// Identity that quotas count; for a token, derived from the token.
     pub(crate) identity: Box<str>,
-    /// Present if a token authenticates it.
     pub(crate) grant: Option<Box<Grant>>,
     /// Unix second at which a time-limited credential expires.
     pub(crate) until_unix: Option<u64>,
@@ -73,7 +69,6 @@ pub(crate) struct Proof {
 /// request (USERHASH).
 pub(crate) type Checked = Result<Proof, (Option<Box<str>>, CredentialRefusal)>;
 
-/// Accepted token.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Grant {
     /// Signs the client's requests.
@@ -84,7 +79,6 @@ pub(crate) struct Grant {
 }
 
 impl Grant {
-    /// Compares the keys, which are secret and unique per token.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.key == other.key
     }
@@ -104,7 +98,6 @@ pub(crate) fn user_of<'a>(request: &Request<'a>) -> Option<User<'a>> {
     }
 }
 
-/// Username claimed by a request.
 pub(crate) fn claimed(user: User<'_>) -> &str {
     match user {
         User::Name(name) => name,

@@ -22,32 +22,26 @@ const MOST_EACH: usize = 32;
 /// By then a client has retransmitted four times (RFC 8489 section 6.2.1) and will try again itself.
 const PATIENCE_MS: u64 = 10_000;
 
-/// ID of a credential lookup, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LookupId(u64);
 
-/// Query to the credential store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CredentialQuery {
     pub lookup: LookupId,
-    /// User claimed by the request.
     pub user: Asked,
     pub realm: Arc<str>,
     /// Kind of keys wanted.
     pub algorithm: KeyAlgorithm,
 }
 
-/// Owned form of [`User`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Asked {
     Name(Box<str>),
     Hash([u8; 32]),
 }
 
-/// Answer of the credential store.
 #[derive(Clone, Debug)]
 pub enum Credentials {
-    /// The user exists.
     Keys {
         /// Username as used in the keys.
         username: Box<str>,
@@ -85,13 +79,11 @@ impl From<User<'_>> for Asked {
     }
 }
 
-/// Waiting request.
 #[derive(Clone)]
 pub(crate) struct Waiting {
     pub(crate) source: Source,
     pub(crate) delivery: Delivery,
     pub(crate) request: Box<[u8]>,
-    /// Arrival time in milliseconds.
     pub(crate) asked_ms: u64,
     /// Hash of client and transaction ID.
     hash: u64,
@@ -145,7 +137,6 @@ impl Lookups {
         Ok(LookupId(self.last))
     }
 
-    /// Removes and returns a waiting request.
     pub(crate) fn take(&mut self, LookupId(id): LookupId) -> Option<Waiting> {
         let waiting = self.waiting.remove(&id)?;
         self.requests.remove(&waiting.hash);
@@ -177,7 +168,6 @@ impl Lookups {
         loop {
             let due = self.answered.first_entry().filter(|entry| entry.key().0 <= now_ms)?;
             let ((_, id), answer) = due.remove_entry();
-            // The client may have disconnected.
             if self.waiting.contains_key(&id) {
                 return Some((LookupId(id), answer));
             }
@@ -206,7 +196,6 @@ impl Lookups {
     }
 }
 
-/// Host of a client, regardless of its port and, in IPv6, of its interface identifier.
 fn host(client: &Client) -> IpAddr {
     PrefixLengths::HOST.of(client.address.ip())
 }

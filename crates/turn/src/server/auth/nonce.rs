@@ -55,13 +55,11 @@ pub(crate) enum Standing {
     Fresh,
     /// Expired.
     Stale,
-    /// Not issued to this client.
     Foreign,
     /// Another worker or node owns the allocation in the request and must decide.
     ForOwner,
 }
 
-/// Client and settings that a nonce is bound to.
 #[derive(Clone, Copy)]
 pub(crate) struct Scope<'a> {
     pub(crate) key: &'a [u8; 32],
@@ -70,7 +68,6 @@ pub(crate) struct Scope<'a> {
     /// PASSWORD-ALGORITHMS as announced. Part of the MAC, so that a reload that changes them invalidates
     /// older nonces.
     pub(crate) algorithms: &'a [u8],
-    /// Clients may use USERHASH.
     pub(crate) anonymity: bool,
 }
 
@@ -151,7 +148,6 @@ pub(crate) fn salt(client: SocketAddr) -> u16 {
     own.iter().fold(client.port(), |salt, part| salt.rotate_left(3) ^ part)
 }
 
-/// Decoded nonce.
 struct Opened {
     /// Lower 32 bits of Unix seconds.
     issued: u32,
@@ -285,7 +281,6 @@ mod tests {
         assert!(
             [0, 1, 40_000, u16::MAX].map(issue).iter().all(|it| scope.judge(it, 1000, 9) == Standing::Fresh)
         );
-        // Hosts of one /64.
         let of = |ip: &str| salt(SocketAddr::new(ip.parse().unwrap(), 40_000));
         assert_ne!(of("2001:db8::1"), of("2001:db8::2"));
         assert_eq!(of("2001:db8::1"), of("2001:db8:1::1"), "these differ by the MAC");
@@ -315,7 +310,6 @@ mod tests {
         assert_eq!(scope(&key).judge(b"none", 1000, 3600), Standing::Foreign);
     }
 
-    /// Nonce made by version 0.1 with the key of this test at 1,800,000,000.
     #[test]
     fn a_nonce_of_version_0_1_is_valid_until_stale() {
         let (key, then) = ([7; 32], 1_800_000_000);

@@ -48,7 +48,6 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Scope for nonces issued at `unix` seconds.
     pub(crate) fn nonce_scope<'a>(&'a self, unix: u64, client: IpAddr, realm: &'a Terms) -> nonce::Scope<'a> {
         nonce::Scope {
             key: &self.config.nonce_keys.at(unix).0,
@@ -59,7 +58,6 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Validity of a nonce for `client`.
     pub(crate) fn judge(&self, now: Now, client: IpAddr, realm: &Terms, nonce: &[u8]) -> Standing {
         let scope = self.nonce_scope(nonce::claimed(nonce, now.unix), client, realm);
         scope.judge(nonce, now.unix, self.config.nonce_lifetime)
@@ -100,10 +98,8 @@ impl<P: Policy> Server<P> {
     }
 }
 
-/// Other addresses for which the nonce may have been issued.
 enum BoundTo {
     Nothing,
     Addresses([Option<IpAddr>; 2]),
-    /// Owned by another worker or node.
     OwnerKnows,
 }

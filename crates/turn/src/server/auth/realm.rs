@@ -19,14 +19,11 @@ const MD5_ONLY: &[u8] = &[0, 1, 0, 0];
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RealmId(pub u16);
 
-/// Additional realm.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Realm {
     /// REALM, at most 127 characters, unique.
     pub name: String,
-    /// See [`ServerConfig::allow_sha256`].
     pub allow_sha256: bool,
-    /// See [`ServerConfig::username_anonymity`].
     pub username_anonymity: bool,
 }
 
@@ -46,15 +43,11 @@ pub fn canonical_origin(origin: &str) -> String {
     format!("{origin}:{port}")
 }
 
-/// Authentication settings of a realm.
 pub(crate) struct Terms {
     /// Shared with the allocations made in the realm.
     pub(crate) name: Arc<str>,
-    /// PASSWORD-ALGORITHMS.
     pub(crate) algorithms: &'static [u8],
-    /// Clients may use USERHASH.
     pub(crate) anonymity: bool,
-    /// Accepts RFC 7635 tokens.
     pub(crate) third_party: bool,
 }
 
@@ -82,7 +75,6 @@ impl Terms {
     }
 }
 
-/// All realms of a configuration, by listener and name.
 pub(crate) struct Realms {
     terms: Vec<Arc<Terms>>,
     /// Served by listeners that list no realms.

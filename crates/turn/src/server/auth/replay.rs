@@ -56,11 +56,9 @@ struct Place {
     time: u32,
 }
 
-/// Kind of request that is granted once.
 #[derive(Clone, Copy)]
 pub(crate) enum Once {
     Allocate,
-    /// A Refresh with a mobility ticket.
     Move,
 }
 
@@ -84,7 +82,6 @@ pub(crate) struct Recorded {
 }
 
 impl ReplayGuard {
-    /// Length of [`ReplayGuard::to_bytes`].
     const WRITTEN: usize = BUCKETS * (1 + 2 * PLACES) * size_of::<u32>();
 
     /// Clone with allocated memory. `key` is the server's own key.
@@ -161,7 +158,6 @@ impl ReplayGuard {
     /// Withdraws the entry of a request that failed, so that the client may resend it unchanged.
     pub(crate) fn withdraw(&self, recorded: Recorded) {
         let Recorded { bucket, tag, before, after } = recorded;
-        // A newer entry stays.
         let mut bucket = self.bucket(bucket);
         if let Some(place) = bucket.places.iter_mut().find(|place| (place.tag, place.time) == (tag, after)) {
             place.time = before;
@@ -183,7 +179,6 @@ impl Table {
         Self { buckets, hash: KeyedHash::new(key, b"turnpike granted allocates") }
     }
 
-    /// Bucket index and tag.
     #[expect(
         clippy::cast_possible_truncation,
         reason = "reduced to the number of buckets; 32 bits are meant"
@@ -291,7 +286,6 @@ mod tests {
     #[test]
     fn a_full_bucket_admits_no_copy_of_a_forgotten_request() {
         let granted = ReplayGuard::default();
-        // Each second brings more requests than all buckets can hold.
         for second in 1000..1004 {
             for n in 0..100_000 {
                 granted.record(transaction(second * 1_000_000 + n), second, second);

@@ -1,5 +1,3 @@
-//! Wrapper for values that must never be printed.
-
 use std::fmt;
 
 use serde::{Deserialize, Serialize};

@@ -38,7 +38,6 @@ pub struct ThirdParty {
     pub keys: Vec<IssuerKey>,
 }
 
-/// Key shared with an authorization server.
 #[derive(Clone, Debug)]
 pub struct IssuerKey {
     /// Name of the key, sent by clients in USERNAME.
@@ -51,7 +50,6 @@ pub struct IssuerKey {
 }
 
 impl ThirdParty {
-    /// Returns true if tokens are valid in this realm.
     pub(crate) fn serves(&self, realm: &str) -> bool {
         self.keys.iter().any(|key| key.realm == realm)
     }
@@ -108,7 +106,6 @@ impl<P: Policy> Server<P> {
         }))
     }
 
-    /// Returns true if a token with this key made the 5-tuple's allocation.
     fn has_grant(&mut self, client: &Client, kid: &str) -> bool {
         let session = self.data.forwarding.find(client).and_then(|index| self.sessions.get(index));
         session.is_some_and(|session| session.grant.is_some() && *session.username == *kid)

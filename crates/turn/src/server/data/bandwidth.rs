@@ -39,21 +39,17 @@ pub enum Way {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rates {
     pub per_allocation: Option<u64>,
-    /// All allocations of a user together.
     pub per_user: Option<u64>,
-    /// All allocations of a realm together.
     pub per_realm: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bandwidth {
-    /// Rates of realms missing from `realms`.
     pub rates: Rates,
     /// All allocations of the server together, in bits per second.
     pub total: Option<u64>,
     /// Burst in milliseconds of the rate. Default 250.
     pub burst_ms: u32,
-    /// Realms with their own rates.
     pub realms: HashMap<Box<str>, Rates>,
 }
 
@@ -97,7 +93,6 @@ impl Level {
     /// Values of the metrics label, in the order of the levels.
     pub const NAMES: [&'static str; 4] = ["allocation", "user", "realm", "total"];
 
-    /// Reason for dropping a datagram.
     #[must_use]
     pub const fn drop_reason(self) -> DropReason {
         match self {
@@ -109,7 +104,6 @@ impl Level {
     }
 }
 
-/// Refusal by a bandwidth limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldUp {
     pub level: Level,
@@ -120,12 +114,10 @@ pub struct HeldUp {
 /// Smallest burst of a bucket: a datagram of common MTU size, and some more.
 const LEAST_BURST: i64 = 2048 * BYTE;
 
-/// Converts bytes to tokens, saturating.
 fn cost(bytes: usize) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX).saturating_mul(BYTE)
 }
 
-/// Token bucket for one direction of one allocation.
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
     tokens: i64,
@@ -148,7 +140,6 @@ impl Bucket {
     }
 }
 
-/// Limits of one allocation.
 #[derive(Debug)]
 pub(crate) struct Limited {
     own: Option<(Limit, [Bucket; 2])>,
@@ -159,7 +150,6 @@ pub(crate) struct Limited {
 const SHARED: [Level; 3] = [Level::User, Level::Realm, Level::Total];
 
 impl Limited {
-    /// Admits and counts a datagram, or refuses it.
     #[inline(never)]
     pub(crate) fn admit(&mut self, way: Way, bytes: usize, now_ms: u64) -> Result<(), HeldUp> {
         let cost = cost(bytes);
@@ -208,7 +198,6 @@ impl Limited {
         Ok(bytes.unsigned_abs())
     }
 
-    /// Current tokens of its own buckets.
     pub(crate) fn allowance(&self, now_ms: u64) -> Option<[i64; 2]> {
         let (limit, buckets) = self.own?;
         Some(buckets.map(|mut bucket| {
@@ -245,7 +234,6 @@ impl Limited {
 }
 
 impl<P: Policy> Server<P> {
-    /// Returns true if an allocation has a bandwidth limit, which offload tables cannot enforce.
     #[must_use]
     pub fn is_limited(&mut self, allocation: AllocationId) -> bool {
         self.data.forwarding.get(allocation).is_some_and(|entry| entry.limits.is_some())
@@ -271,7 +259,6 @@ impl<P: Policy> Server<P> {
         taken
     }
 
-    /// Returns bytes of [`Server::take_bytes`] that were not carried.
     pub fn give_back_bytes(&mut self, allocation: AllocationId, way: Way, bytes: u64) {
         let limits = self.data.forwarding.get(allocation).and_then(|entry| entry.limits.as_deref_mut());
         if let Some(limits) = limits {

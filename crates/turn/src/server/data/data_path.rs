@@ -26,7 +26,6 @@ use crate::{
 /// Maximum payload of a UDP datagram over IPv4, in bytes.
 const MAX_DATAGRAM_LEN: usize = 65_507;
 
-/// Content of an ICMP error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcmpError {
     /// ICMP type, or ICMPv6 type if the relayed transport address is IPv6.
@@ -111,7 +110,6 @@ impl DataPlane {
         if let Some(limits) = &mut entry.limits
             && let Err(held_up) = limits.admit(Way::ToClient, datagram.len(), now.ms)
         {
-            // Datagrams from peers cannot wait.
             return self.held_up(held_up, false);
         }
         entry.to_client.0 += 1;
@@ -146,7 +144,6 @@ impl DataPlane {
         let Some(entry) = self.forwarding.get(relay.allocation) else {
             return self.dropped(DropReason::StaleRelay);
         };
-        // The peer must have a permission, as for its datagrams.
         let rules = &self.config.peers;
         let peer =
             if rules.own.are_translated() { known_as(rules, &entry.permissions, peer, now) } else { peer };
@@ -175,7 +172,6 @@ impl DataPlane {
         Verdict::Reply { client, link, bytes: &self.icmp }
     }
 
-    /// Relays ChannelData or a Send indication for the allocation at `index`.
     #[inline]
     pub(crate) fn relay_from_client<'a>(
         &mut self,
@@ -280,14 +276,12 @@ impl DataPlane {
         }
     }
 
-    /// Counts a dropped datagram.
     #[inline]
     pub(crate) fn dropped<'a>(&mut self, reason: DropReason) -> Verdict<'a> {
         self.stats.drop(reason);
         Verdict::Drop(Some(reason))
     }
 
-    /// Handles a bandwidth refusal: drops a datagram, but pauses a stream.
     #[cold]
     #[inline(never)]
     fn held_up<'a>(&mut self, held_up: HeldUp, is_stream: bool) -> Verdict<'a> {

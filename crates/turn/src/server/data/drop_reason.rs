@@ -23,7 +23,6 @@ pub enum DropReason {
     Fingerprint,
     /// NAT discovery request above the rate of its source network ([`crate::server::DiscoveryLimits`]).
     DiscoverySourceLimit,
-    /// NAT discovery request above the total rate.
     DiscoveryTotalLimit,
     /// Response, or an indication not meant for servers.
     UnexpectedClass,
@@ -43,12 +42,10 @@ pub enum DropReason {
     /// RFC 8656 section 9.
     NoPermission,
     PeerRefused,
-    /// The allocation has no relayed transport address of the peer's family.
     PeerFamily,
     AllocationBandwidth,
     UserBandwidth,
     RealmBandwidth,
-    /// Limit on all allocations together.
     TotalBandwidth,
     /// Request above the refusal rate of its prefix ([`crate::server::RefusalLimit`]).
     RefusalLimit,
@@ -71,7 +68,6 @@ pub enum DropReason {
     /// Request that needs a store lookup while the waiting requests of its address, or all, are at their
     /// limit.
     LookupLimit,
-    /// Request that the credential store failed to answer in time.
     LookupOver,
     /// Packet from a relay socket, or report on a connection, of an ended allocation.
     StaleRelay,

@@ -46,21 +46,17 @@ pub const fn relayed_ttl(received: u8) -> Option<u8> {
     if received == 1 { None } else { Some(received.saturating_sub(1)) }
 }
 
-/// Packet-path state of an allocation.
 pub(crate) struct Entry {
     pub(crate) client: Client,
     /// The runtime's handle for the link to the client.
     pub(crate) link: Link,
     /// Mask for the padding of ChannelData: 3 for a client on a stream, otherwise 0 (RFC 8656 section 12.5).
     pub(crate) padding: u8,
-    /// Relays connections instead of datagrams (RFC 6062).
     pub(crate) relays_tcp: bool,
     /// Mobile with a closed client connection: `client` is unreachable, and another client may have the
     /// 5-tuple by now.
     pub(crate) away: bool,
-    /// IPv4 and IPv6 relayed transport addresses; `None` while they are opening.
     pub(crate) relays: [Option<Relay>; 2],
-    /// Relay sockets shared with other allocations.
     pub(crate) shared: [Option<SharedPort>; 2],
     pub(crate) channels: Channels,
     pub(crate) permissions: Permissions,
@@ -71,14 +67,12 @@ pub(crate) struct Entry {
     pub(crate) limits: Option<Box<Limited>>,
 }
 
-/// Relayed transport address.
 #[derive(Clone, Copy)]
 pub(crate) struct Relay {
     pub(crate) address: SocketAddr,
     pub(crate) expires_ms: u64,
 }
 
-/// Permission or channel.
 pub(crate) enum Binding {
     Permission(IpAddr, u64),
     Channel(Channel),
@@ -90,7 +84,6 @@ impl Binding {
         *expires_ms
     }
 
-    /// Peer address that the client used.
     pub(crate) fn named(&self) -> IpAddr {
         let (Self::Permission(ip, _) | Self::Channel(Channel { named: ip, .. })) = self;
         *ip
@@ -98,7 +91,6 @@ impl Binding {
 }
 
 impl Entry {
-    /// Entry without relayed transport addresses.
     pub(crate) fn new(client: Client, link: Link, padded: bool, relays_tcp: bool) -> Self {
         Self {
             client,
@@ -116,7 +108,6 @@ impl Entry {
         }
     }
 
-    /// Returns true if its client is on a stream.
     pub(crate) fn is_by_stream(&self) -> bool {
         self.padding != 0
     }
@@ -155,7 +146,6 @@ impl Entry {
         self.channels.bind(Channel { peer, named, expires_ms, permitted_until_ms, number, used: false });
     }
 
-    /// Returns true if any of its relay sockets is shared.
     pub(crate) fn is_shared(&self) -> bool {
         self.shared.iter().any(Option::is_some)
     }
@@ -189,7 +179,6 @@ impl Entry {
         peers.filter(move |ip| Family::of(*ip) == family)
     }
 
-    /// All permissions and channels.
     pub(crate) fn bindings(&self) -> impl Iterator<Item = Binding> + '_ {
         let permissions = self.permissions.iter().map(|(ip, expires_ms)| Binding::Permission(ip, expires_ms));
         permissions.chain(self.channels.iter().copied().map(Binding::Channel))
@@ -211,7 +200,6 @@ pub(crate) struct Forwarding {
     /// Excludes entries whose client is away.
     by_client: HashTable<u32>,
     len: usize,
-    /// Number of entries by listener number.
     by_listener: Vec<u32>,
     hasher: RandomState,
     /// Most recent lookup: datagrams come in runs.
@@ -245,7 +233,6 @@ impl Forwarding {
         self.len
     }
 
-    /// Number of entries by their client's last listener.
     pub(crate) fn by_listener(&self) -> &[u32] {
         &self.by_listener
     }
@@ -258,7 +245,6 @@ impl Forwarding {
         &mut self.by_listener[index]
     }
 
-    /// Slot of a 5-tuple.
     #[inline(always)]
     pub(crate) fn find(&mut self, client: &Client) -> Option<u32> {
         match &self.last {
@@ -274,7 +260,6 @@ impl Forwarding {
         Some(index)
     }
 
-    /// Entry in a slot.
     #[inline]
     pub(crate) fn at(&mut self, index: u32) -> Option<(AllocationId, &mut Entry)> {
         let slot = self.slots.get_mut(index as usize)?;
@@ -344,7 +329,6 @@ impl Forwarding {
         Some((id, entry))
     }
 
-    /// All slot numbers, used or not.
     pub(crate) fn indices(&self) -> Range<u32> {
         0..u32::try_from(self.slots.len()).unwrap_or(u32::MAX)
     }
@@ -427,7 +411,6 @@ impl Forwarding {
         }
     }
 
-    /// Next entry with something possibly expired.
     pub(crate) fn due(&mut self, now_ms: u64) -> Option<u32> {
         self.timers.pop(now_ms)
     }
@@ -437,7 +420,6 @@ impl Forwarding {
         self.timers.next()
     }
 
-    /// Sets the timer of an entry for its next deadline.
     pub(crate) fn arm(&mut self, now_ms: u64, index: u32) {
         let deadline = self.at(index).and_then(|(_, entry)| entry.next_deadline());
         if let Some(deadline) = deadline {
@@ -445,7 +427,6 @@ impl Forwarding {
         }
     }
 
-    /// Changes the 5-tuple of an entry.
     fn rekey(&mut self, id: AllocationId, client: Client, link: Link, padded: bool) {
         let Some(was) = self.get(id).map(|entry| entry.client.listener) else { return };
         *self.listener(was) -= 1;
@@ -458,7 +439,6 @@ impl Forwarding {
         self.enter(id.index, &client);
     }
 
-    /// Removes an entry from the 5-tuple index.
     fn detach(&mut self, index: u32) {
         let slot = self.slots.get(index as usize);
         let Some(entry) = slot.and_then(|slot| slot.entry.as_deref()) else { return };

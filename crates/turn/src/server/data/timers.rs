@@ -56,7 +56,6 @@ impl Timers {
         self.set += 1;
     }
 
-    /// Sets the timer unless it is already set for an earlier time.
     pub(crate) fn set_if_earlier(&mut self, now_ms: u64, index: u32, deadline_ms: u64) {
         let tick = deadline_ms.div_ceil(TICK_MS);
         if self.nodes.get(index as usize).is_none_or(|node| tick < node.tick) {
@@ -85,7 +84,6 @@ impl Timers {
         }
     }
 
-    /// Removes and returns one due timer.
     pub(crate) fn pop(&mut self, now_ms: u64) -> Option<u32> {
         let now = now_ms / TICK_MS;
         if self.set == 0 {

@@ -30,14 +30,11 @@ pub struct Link(pub u64);
 /// Origin of a client's datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// Identity of the client.
     pub client: Client,
-    /// Route for replies.
     pub link: Link,
 }
 
 impl From<Client> for Source {
-    /// Source of a client that the 5-tuple alone can reach.
     fn from(client: Client) -> Self {
         Self { client, link: Link::default() }
     }
@@ -52,7 +49,6 @@ pub struct AllocationId {
     pub generation: u32,
 }
 
-/// Relayed transport address: an allocation has one, or one per family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RelayId {
     pub allocation: AllocationId,
@@ -103,7 +99,6 @@ pub enum Verdict<'a> {
     ToClient {
         client: Client,
         link: Link,
-        /// ChannelData or Data indication header.
         header: Header,
         /// Part of the datagram passed in.
         payload: &'a [u8],

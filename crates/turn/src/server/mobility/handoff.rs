@@ -43,7 +43,6 @@ pub struct MoveRequest {
     pub owner: u16,
     /// Worker for [`Server::import`].
     pub to: u16,
-    /// New 5-tuple of the client.
     pub client: Client,
     /// Link of worker `to` to the client.
     pub link: Link,
@@ -232,7 +231,6 @@ impl<P: Policy> Server<P> {
         Err(Disposition::Later)
     }
 
-    /// Adds a passed allocation to this worker, at its client's new 5-tuple or the old one.
     pub(crate) fn own(&mut self, now: Now, moved: Moved, arrived: bool) -> AllocationId {
         let at = if arrived { Some(moved.to()) } else { moved.was() };
         let padded = at.is_some_and(|at| self.is_stream(&at.client));

@@ -53,7 +53,6 @@ struct Record {
     relays_tcp: bool,
     /// IPv4 and IPv6, with milliseconds until expiry.
     relays: [Option<(SocketAddr, u64)>; 2],
-    /// Relay sockets shared with other allocations.
     #[serde(default)]
     shared: [Option<SharedPort>; 2],
     /// Permitted peers with milliseconds until expiry.
@@ -124,13 +123,11 @@ impl Moved {
         (!self.0.away).then_some(Source { client: self.0.client, link: self.0.link })
     }
 
-    /// New 5-tuple of the client.
     #[must_use]
     pub fn client(&self) -> Client {
         self.0.to.0
     }
 
-    /// New 5-tuple of the client with its link.
     #[must_use]
     pub fn to(&self) -> Source {
         let (client, link) = self.0.to;
@@ -143,7 +140,6 @@ impl Moved {
         UserRef::new(realm, identity.as_ref().unwrap_or(username))
     }
 
-    /// Shared relay socket of this family.
     #[must_use]
     pub fn shared(&self, family: Family) -> Option<SharedPort> {
         self.0.shared[family as usize]

@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use foldhash::quality::RandomState;
 use hashbrown::HashMap;
 
-/// Worker numbers by the keys of mobile allocations.
 #[derive(Clone, Debug, Default)]
 pub struct MobileOwners(Arc<Mutex<HashMap<u64, u16, RandomState>>>);
 

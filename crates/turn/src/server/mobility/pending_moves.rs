@@ -13,7 +13,6 @@ use crate::server::{Client, PendingMove};
 const MOST_EXPECTED: usize = 8192;
 
 pub(crate) struct PendingMoves {
-    /// Slots of this worker's mobile allocations, by key.
     pub(crate) owned: HashMap<u64, u32, RandomState>,
     arrivals: HashMap<Client, Expected, RandomState>,
     /// Clients with pending moves of other workers' allocations, by key: one 5-tuple each.
@@ -23,12 +22,10 @@ pub(crate) struct PendingMoves {
     last_place: u64,
 }
 
-/// Pending move to a 5-tuple.
 #[derive(Clone, Copy)]
 pub(crate) struct Expected {
     pub(crate) key: u64,
     pub(crate) owner: u16,
-    /// The owner has been asked for the allocation.
     pub(crate) asked: bool,
     /// Position in the queue; `None` for this worker's own allocations, whose pending moves end with them.
     place: Option<u64>,
@@ -45,7 +42,6 @@ impl PendingMoves {
         }
     }
 
-    /// Removes an allocation that ended or left, with its pending move.
     pub(crate) fn forget(&mut self, key: u64, arriving: Option<&Client>) {
         self.owned.remove(&key);
         if let Some(client) = arriving {
@@ -79,7 +75,6 @@ impl PendingMoves {
         self.arrivals.insert(client, Expected { key, owner, asked: false, place });
     }
 
-    /// Pending moves of other workers' allocations.
     pub(crate) fn expected(&self) -> Vec<PendingMove> {
         let foreign = self.arrivals.iter().filter(|(_, expected)| expected.place.is_some());
         foreign

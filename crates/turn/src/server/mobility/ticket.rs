@@ -25,11 +25,9 @@ const HALF: usize = LEN / 2;
 /// Maximum number of pads tried. Seven of eight fit.
 const PADS: u32 = 1 << 12;
 
-/// Bits of the node number; the allocation's key is above it.
 const NODE_BITS: u32 = 12;
 pub(crate) const KEY_BITS: u32 = 64 - NODE_BITS;
 
-/// Content of a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket {
     /// Key of the allocation, the same on every worker; [`KEY_BITS`] bits.
@@ -79,7 +77,6 @@ impl Ticket {
     }
 }
 
-/// Ticket key, derived from the nonce key.
 fn own_key(secret: &[u8; 32]) -> [u8; 32] {
     hmac(secret, &[b"turnpike mobility ticket"])
 }
@@ -133,7 +130,6 @@ mod tests {
         assert_eq!(Ticket::open(&[&sealed[..], &[0]].concat(), &[7; 32]), None);
     }
 
-    /// After an in-place upgrade.
     #[test]
     fn a_ticket_of_an_earlier_version_opens() {
         let secret = [7; 32];

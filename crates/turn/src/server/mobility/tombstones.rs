@@ -23,7 +23,6 @@ pub(crate) struct Tombstones {
 }
 
 impl Tombstones {
-    /// `key` is the server's own key.
     pub(crate) fn new(key: &[u8; 32]) -> Self {
         Self {
             queue: VecDeque::new(),
@@ -38,7 +37,6 @@ impl Tombstones {
         self.queue.iter().map(|(hash, expires_ms)| (*hash, expires_ms.saturating_sub(now_ms))).collect()
     }
 
-    /// Adds deletions of another process or worker with the same key.
     pub(crate) fn import(&mut self, now_ms: u64, all: &[(u64, u64)]) {
         self.sweep(now_ms);
         for (hash, left_ms) in all.iter().take(MOST) {
@@ -49,7 +47,6 @@ impl Tombstones {
         }
     }
 
-    /// Records a deletion and returns it for [`Tombstones::import`] on another worker.
     pub(crate) fn insert(
         &mut self,
         now_ms: u64,

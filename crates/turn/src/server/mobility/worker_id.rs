@@ -15,7 +15,6 @@ pub struct WorkerId {
     node: Option<u16>,
 }
 
-/// Bits of a CONNECTION-ID after the node number.
 const NODE_SHIFT: u32 = 20;
 
 impl WorkerId {
@@ -35,12 +34,10 @@ impl WorkerId {
         self.number
     }
 
-    /// Same worker on this node.
     pub(crate) const fn on(self, node: Option<u16>) -> Self {
         Self { node, ..self }
     }
 
-    /// Node number; 0 for none.
     pub(crate) const fn node(self) -> u16 {
         match self.node {
             Some(node) => node,
@@ -53,13 +50,11 @@ impl WorkerId {
         self.node.is_some() && node != 0 && node != self.node()
     }
 
-    /// CONNECTION-ID of this worker; uses the upper bits of `random`.
     pub(crate) fn connection(self, random: u32) -> u32 {
         let bits = self.random_bits();
         u32::from(self.node()) << NODE_SHIFT | u32::from(self.number) << bits | random >> (32 - bits)
     }
 
-    /// Node and worker number of a CONNECTION-ID.
     pub(crate) fn of_connection(self, id: u32) -> (u16, u16) {
         let node = if self.node.is_some() { (id >> NODE_SHIFT) as u16 } else { 0 };
         let worker = id >> self.random_bits() & ((1 << self.worker_bits()) - 1);
@@ -80,7 +75,6 @@ impl WorkerId {
         if self.node.is_some() { NODE_SHIFT - self.worker_bits() } else { 32 - self.worker_bits() }
     }
 
-    /// Returns true if the server has this worker.
     pub(crate) const fn has(self, number: u16) -> bool {
         number < self.count
     }

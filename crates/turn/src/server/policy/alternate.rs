@@ -13,10 +13,8 @@ use crate::server::{
     request::{bad_request::Denied, context::Context, response::Envelope},
 };
 
-/// Alternate server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Alternate {
-    /// Sent to clients of this family.
     pub address: SocketAddr,
     /// Name in its certificate if it differs from this server's, at most 255 ASCII characters:
     /// ALTERNATE-DOMAIN (RFC 8489 section 14.16), for clients over TLS and DTLS.
@@ -26,7 +24,6 @@ pub struct Alternate {
     pub when: AlternateWhen,
 }
 
-/// Condition for redirects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AlternateWhen {
     /// While draining, instead of 508.
@@ -38,13 +35,10 @@ pub enum AlternateWhen {
     Always,
 }
 
-/// Reason for redirecting an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Occasion {
-    /// No reason: this server could serve it.
     None,
     Draining,
-    /// Out of capacity.
     Full,
 }
 

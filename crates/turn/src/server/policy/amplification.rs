@@ -33,7 +33,6 @@ pub(crate) struct AmplificationGuard {
 }
 
 impl AmplificationGuard {
-    /// Takes a token of the prefix; returns false if it has none left.
     fn admit(&mut self, now_ms: u64, limit: RefusalLimit, prefix: IpAddr) -> bool {
         let now_us = now_ms.saturating_mul(1000);
         if self.buckets.len() >= MOST && !self.buckets.contains_key(&prefix) {

@@ -31,9 +31,7 @@ pub struct OwnEndpoints {
 /// NAT mapping of a relay address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Translation {
-    /// Address announced to clients.
     external: IpAddr,
-    /// Bound address.
     internal: IpAddr,
 }
 
@@ -103,7 +101,6 @@ impl OwnEndpoints {
         ip.is_loopback() || !self.is_relay_port(port) || self.is_listener_port(port)
     }
 
-    /// Returns true for an own address, which must be canonical.
     #[inline]
     pub(crate) fn has(&self, ip: IpAddr) -> bool {
         match ip {
@@ -119,12 +116,10 @@ impl OwnEndpoints {
         self.listeners.iter().any(|at| at.port() == port && is_reached(at))
     }
 
-    /// Returns true if this port of an own address may be a relay port.
     pub(crate) fn relays_on(&self, ip: IpAddr, port: u16) -> bool {
         self.is_relay_port(port) && (self.relays_on_loopback || !ip.is_loopback())
     }
 
-    /// Returns true if any relay address has a NAT mapping.
     #[inline]
     pub(crate) fn are_translated(&self) -> bool {
         !self.translations.is_empty()
@@ -222,7 +217,6 @@ mod tests {
             ("203.0.114.4:50999", "10.0.0.5:50999"),
             ("203.0.114.6:40009", "10.0.0.6:40009"),
             ("[2600:1::5]:50001", "[fd00::5]:50001"),
-            // A media server on this machine, allowed by a rule.
             ("203.0.114.5:10000", "10.0.0.5:10000"),
         ] {
             assert_eq!(own.internal(at(named)), at(reached), "{named}");

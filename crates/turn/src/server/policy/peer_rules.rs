@@ -16,9 +16,7 @@ use crate::server::OwnEndpoints;
 /// Address prefix, such as `10.0.0.0/8`, `2001:db8::/32` or a single address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cidr {
-    /// First address.
     pub base: IpAddr,
-    /// Prefix length.
     pub bits: u8,
 }
 
@@ -35,7 +33,6 @@ impl Cidr {
         }
     }
 
-    /// Address at offset `n` from the first, if it is within the prefix.
     #[must_use]
     pub fn nth(&self, n: u32) -> Option<IpAddr> {
         let ip = match self.base {
@@ -91,9 +88,7 @@ impl fmt::Display for Cidr {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllowRule {
     prefix: Cidr,
-    /// `None` for all ports.
     ports: Option<RangeInclusive<u16>>,
-    /// May open ports of the server itself.
     opens_own: bool,
 }
 
@@ -105,7 +100,6 @@ impl AllowRule {
         Self { prefix, ports: None, opens_own: false }
     }
 
-    /// `port` is `None` if any port will do.
     #[inline]
     fn covers(&self, ip: IpAddr, port: Option<u16>) -> bool {
         let has_port = |ports: &RangeInclusive<u16>| port.is_none_or(|port| ports.contains(&port));
@@ -161,7 +155,6 @@ impl fmt::Display for AllowRule {
     }
 }
 
-/// Splits `a.b.c.d:ports` or `[v6]:ports` at the colon.
 fn split_ports(text: &str) -> Option<(&str, &str)> {
     match text.strip_prefix('[') {
         Some(rest) => rest.split_once("]:").or(Some((text, ""))),
@@ -184,25 +177,17 @@ fn port_range(text: &str, ports: &str) -> Result<RangeInclusive<u16>, String> {
 /// public ones.
 #[derive(Clone, Debug, Default)]
 pub struct PeerRules {
-    /// Exceptions for special ranges and own addresses.
     pub allow: Vec<AllowRule>,
-    /// Refused public addresses.
     pub deny: Vec<Cidr>,
-    /// Refuses all peers not in `allow`.
     pub allow_only: bool,
     pub own: OwnEndpoints,
 }
 
-/// Reason for refusing a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PeerDenial {
-    /// A deny rule.
     Rule(Cidr),
-    /// It is a service of this machine, refused by default.
     Own,
-    /// Its special range is refused by default.
     Special,
-    /// `allow_only` is set and no rule allows it.
     NotAllowed,
 }
 
@@ -223,7 +208,6 @@ impl PeerDenial {
 }
 
 impl PeerRules {
-    /// Reason for refusing a peer that is not permitted.
     #[must_use]
     pub fn denial(&self, peer: SocketAddr) -> PeerDenial {
         let embedded = match peer.ip() {
@@ -260,7 +244,6 @@ impl PeerRules {
         self.permits_at(peer, None)
     }
 
-    /// `port` is `None` if any port will do: each address has an open one.
     #[inline]
     fn permits_at(&self, peer: IpAddr, port: Option<u16>) -> bool {
         match peer {
@@ -311,7 +294,6 @@ impl PeerRules {
         self.own.listens(ip, port) || !(self.own.relays_on(ip, port) || is_named())
     }
 
-    /// Decision of the configured rules for this spelling, if any matches.
     #[inline]
     fn permits_as(&self, peer: IpAddr, port: Option<u16>, narrowest: u8) -> Option<bool> {
         if self.denies(peer) {
@@ -336,7 +318,6 @@ impl PeerRules {
 #[derive(Clone, Copy)]
 struct Embedded {
     ip: Ipv4Addr,
-    /// Length of the embedding prefix.
     prefix: u8,
 }
 
@@ -344,12 +325,10 @@ struct Embedded {
 /// (RFC 6052 section 2.2, which skips byte 8). The prefix is the operator's choice, so all are considered.
 const LOCAL_NAT64: [[usize; 4]; 4] = [[6, 7, 9, 10], [7, 9, 10, 11], [9, 10, 11, 12], [12, 13, 14, 15]];
 
-/// Returns true for 6to4 and Teredo addresses, whose packets a tunnel may send back (RFC 8656 section 21.4).
 pub(crate) fn is_tunneled(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V6(ip) if matches!(ip.segments(), [0x2002, ..] | [0x2001, 0, ..]))
 }
 
-/// Returns true for the local-use NAT64 prefix (RFC 8215).
 fn is_local_nat64(ip: Ipv6Addr) -> bool {
     matches!(ip.segments(), [0x64, 0xff9b, 1, ..])
 }

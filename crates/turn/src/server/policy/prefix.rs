@@ -2,7 +2,6 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Number of address bits that identify a customer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefixLengths {
     /// 0 to 32. Default 32.

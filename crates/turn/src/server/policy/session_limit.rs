@@ -10,14 +10,11 @@ use crate::{
 /// Maximum session duration in seconds; `None` for unlimited.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MaxSessionDuration {
-    /// For realms missing from `realms`.
     pub seconds: Option<u32>,
-    /// Realms with their own value.
     pub realms: HashMap<Box<str>, Option<u32>>,
 }
 
 impl MaxSessionDuration {
-    /// Limits the lifetime of a new allocation of this realm.
     pub(crate) fn limit(&self, realm: &str, seconds: u32) -> u32 {
         self.of(realm).map_or(seconds, |most| most.min(seconds))
     }
@@ -26,7 +23,6 @@ impl MaxSessionDuration {
         self.realms.get(realm).copied().unwrap_or(self.seconds)
     }
 
-    /// Remaining milliseconds; `None` if unlimited.
     fn left_ms(&self, now: Now, session: &Session) -> Option<u64> {
         // Wraps: the session may have begun in a previous process, before this clock started.
         let age_ms = now.ms.wrapping_sub(session.opened_ms);
@@ -63,7 +59,7 @@ impl<P: Policy> Server<P> {
         left.map_or(seconds, |left| u32::try_from(left).map_or(seconds, |left| left.min(seconds)))
     }
 
-    /// Remaining milliseconds of an allocation; `None` if unlimited.
+    /// `None` if unlimited.
     pub(crate) fn left_ms(&mut self, now: Now, index: u32) -> Option<u64> {
         let session = self.sessions.get(index)?;
         let of_age = self.config.max_session_duration.left_ms(now, session);
@@ -77,7 +73,6 @@ impl<P: Policy> Server<P> {
         Some(until_unix.saturating_sub(now.unix).saturating_mul(1000))
     }
 
-    /// Reason for ending an expired allocation.
     pub(crate) fn why_over(&mut self, now: Now, index: u32) -> ClosedReason {
         let session = self.sessions.get(index);
         if session.is_some_and(|session| self.config.max_session_duration.left_ms(now, session) == Some(0)) {

@@ -8,7 +8,6 @@ pub(super) const BYTE: i64 = 8000;
 /// Maximum wait before the next attempt, in milliseconds: others may have returned tokens meanwhile.
 pub(super) const PATIENCE_MS: u64 = 100;
 
-/// Tokens that accrue in `elapsed_ms`.
 pub(super) fn gained(rate: u64, elapsed_ms: u64) -> i64 {
     i64::try_from(rate.saturating_mul(elapsed_ms)).unwrap_or(i64::MAX)
 }
@@ -18,7 +17,6 @@ pub(super) fn needed_ms(rate: u64, tokens: i64) -> u64 {
     u64::try_from(tokens).unwrap_or(0).div_ceil(rate.max(1)).clamp(1, PATIENCE_MS)
 }
 
-/// Rate with its burst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Limit {
     /// Bits per second.

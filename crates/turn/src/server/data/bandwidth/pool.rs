@@ -38,7 +38,6 @@ const PERIOD_BITS: u32 = 8;
 /// Weight of a full share. Allocations that asked for less count as a fraction.
 pub(super) const WHOLE: u64 = 1 << 16;
 
-/// Bandwidth pool.
 #[derive(Debug)]
 pub(super) struct Pool {
     rate: AtomicU64,
@@ -67,7 +66,6 @@ impl Pool {
         Self { rate: AtomicU64::new(limit.rate), burst: AtomicI64::new(limit.burst), ways: [way(), way()] }
     }
 
-    /// Changes the rate.
     pub(super) fn set(&self, limit: Limit) {
         self.rate.store(limit.rate, Relaxed);
         self.burst.store(limit.burst, Relaxed);
@@ -168,7 +166,6 @@ pub(super) struct Lease {
 
 #[derive(Debug, Default)]
 struct Held {
-    /// For any allocation.
     open: AtomicI64,
     /// For allocations within their share.
     kept: AtomicI64,
@@ -246,7 +243,6 @@ struct Share {
 }
 
 impl Share {
-    /// Initial state.
     const NEW: Self = Self { tokens: 0, depth: 0, filled_ms: 0, period: u64::MAX, asked: 0 };
 
     fn refill(&mut self, pool: &Pool, way: Way, now_ms: u64) {
@@ -284,7 +280,6 @@ impl Share {
     }
 }
 
-/// Membership of an allocation in a pool.
 #[derive(Debug)]
 pub(super) struct Member {
     lease: Own<Lease>,
@@ -312,7 +307,6 @@ impl Member {
         self.lease.offers(way, want, self.within, now_ms)
     }
 
-    /// Spends tokens of the last request.
     pub(super) fn spend(&mut self, way: Way, cost: i64) {
         let within = self.within.min(cost);
         self.shares[way as usize].tokens -= within;
@@ -326,7 +320,6 @@ impl Member {
         self.lease.give_back(way, tokens);
     }
 
-    /// Time of the next attempt for `cost`.
     pub(super) fn until_ms(&self, way: Way, cost: i64, now_ms: u64) -> u64 {
         let share = &self.shares[way as usize];
         now_ms + needed_ms(self.lease.pool.share(way), cost.min(share.depth) - share.tokens)
@@ -403,7 +396,6 @@ impl Leases {
         lease
     }
 
-    /// Number of leases in use.
     #[cfg(test)]
     pub(super) fn count(&self) -> usize {
         self.leases.values().filter(|lease| lease.strong_count() > 0).count()

@@ -54,7 +54,6 @@ impl Sequence {
     }
 }
 
-/// Allocation that offers a constant load in datagrams of one size.
 struct Flow {
     limited: Limited,
     bytes_per_ms: f64,
@@ -81,7 +80,6 @@ impl Flow {
         }
     }
 
-    /// Bytes that passed since `from_ms`.
     fn since(&self, from_ms: u64) -> f64 {
         total(&self.passed.iter().copied().filter(|(now_ms, _)| *now_ms >= from_ms).collect::<Vec<_>>())
     }
@@ -105,7 +103,6 @@ fn is_near(found: f64, wanted: f64, share: f64) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Random load: never above rate plus burst, and with sufficient demand never below the rate.
     #[test]
     fn a_bucket_keeps_its_rate_and_its_burst(
         rate in 20_000_u64..10_000_000_000,
@@ -141,7 +138,6 @@ proptest! {
         prop_assert!(sum >= least && sum <= brought + burst + 1.0, "{sum} of {brought}");
     }
 
-    /// Several workers with leases of one pool.
     #[test]
     fn a_pool_keeps_its_rate_and_its_burst_over_all_workers(
         rate in 1_000_000_u64..2_000_000_000,
@@ -171,7 +167,6 @@ proptest! {
         }
     }
 
-    /// A clock that jumps in either direction yields at most one burst.
     #[test]
     fn a_clock_jump_yields_at_most_one_burst(
         jumps in prop::collection::vec((any::<bool>(), 0_u64..1 << 50), 1..50),

@@ -1,12 +1,9 @@
-//! Channels of an allocation (RFC 8656 section 12).
-
 use std::net::{IpAddr, SocketAddr};
 
 use turnpike_wire::channel_data::ChannelNumber;
 
 use super::FEW;
 
-/// Channel binding (RFC 8656 section 12).
 #[derive(Clone, Copy)]
 pub(crate) struct Channel {
     /// Address to send to.
@@ -24,13 +21,11 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    /// Peer address that the client used.
     pub(crate) fn name(&self) -> SocketAddr {
         SocketAddr::new(self.named, self.peer.port())
     }
 }
 
-/// Reason for refusing a ChannelBind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BindError {
     /// 400: the number is bound to another peer.
@@ -50,7 +45,6 @@ pub(crate) struct Channels {
 }
 
 impl Channels {
-    /// Unexpired channel with this number.
     #[inline]
     pub(crate) fn by_number(&self, number: ChannelNumber, now_ms: u64) -> Option<&Channel> {
         let found = if self.list.len() <= FEW {
@@ -61,7 +55,6 @@ impl Channels {
         found.filter(|channel| channel.expires_ms > now_ms)
     }
 
-    /// Unexpired channel to this peer.
     #[inline]
     pub(crate) fn by_peer(&self, peer: SocketAddr, now_ms: u64) -> Option<&Channel> {
         let found = if self.list.len() <= FEW {
@@ -104,14 +97,12 @@ impl Channels {
         to_it.map(|channel| channel.expires_ms).max().unwrap_or_default()
     }
 
-    /// Updates the permission expiry of channels to this address.
     pub(crate) fn permit(&mut self, ip: IpAddr, expires_ms: u64) {
         for channel in self.list.iter_mut().filter(|channel| channel.named == ip) {
             channel.permitted_until_ms = expires_ms;
         }
     }
 
-    /// Records that a datagram has passed on this channel.
     pub(crate) fn mark_used(&mut self, number: ChannelNumber) {
         if let Ok(at) = self.position(number) {
             self.list[at].used = true;

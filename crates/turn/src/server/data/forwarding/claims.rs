@@ -26,7 +26,6 @@ pub(super) struct Claims {
 struct Claim {
     port: SharedPort,
     peer: IpAddr,
-    /// Slot of the allocation.
     index: u32,
 }
 
@@ -38,7 +37,6 @@ impl Claim {
 }
 
 impl Claims {
-    /// Slot of the allocation that owns this peer.
     #[inline]
     pub(super) fn find(&mut self, port: SharedPort, peer: IpAddr) -> Option<u32> {
         if let Some(last) = self.last.filter(|last| last.is(port, peer)) {
@@ -50,7 +48,6 @@ impl Claims {
         Some(found.index)
     }
 
-    /// Claims this peer unless another allocation owns it.
     pub(super) fn take(&mut self, port: SharedPort, peer: IpAddr, index: u32) {
         let Self { table, hasher, .. } = self;
         let rehash = |claim: &Claim| hash(hasher, claim.port, claim.peer);
@@ -58,7 +55,6 @@ impl Claims {
         entry.or_insert(Claim { port, peer, index });
     }
 
-    /// Releases this peer if that allocation owns it.
     pub(super) fn release(&mut self, port: SharedPort, peer: IpAddr, index: u32) {
         self.last = None;
         let hash = hash(&self.hasher, port, peer);

@@ -1,5 +1,3 @@
-//! Permissions of an allocation (RFC 8656 section 9).
-
 use std::net::IpAddr;
 
 use super::FEW;
@@ -36,7 +34,6 @@ impl Permissions {
         self.list.iter().map(|permission| (permission.ip, permission.expires_ms))
     }
 
-    /// Expiry of the permission for this address.
     pub(super) fn until(&self, ip: IpAddr) -> Option<u64> {
         self.position(ip).ok().map(|at| self.list[at].expires_ms)
     }

@@ -7,7 +7,6 @@ use proptest::{collection::vec, prelude::*};
 use super::*;
 use crate::server::{ClosedReason, ListenerId, RelayId, RelayTransport, SessionId, Transport};
 
-/// Entry of the list.
 #[derive(Clone, Debug)]
 struct Listed {
     id: AllocationId,
@@ -87,7 +86,6 @@ fn channel(number: u16) -> ChannelNumber {
     ChannelNumber::new(0x4000 + number).expect("a valid channel number")
 }
 
-/// List with all IDs ever assigned.
 #[derive(Default)]
 struct Both {
     list: Vec<Listed>,
@@ -211,7 +209,6 @@ impl Both {
             Step::Install { .. } | Step::Find(_) | Step::Sleep(_) => return,
         };
         table.apply(now, &effect);
-        // Effects repeated, or for ended entries, change nothing.
         if matches!(effect, Effect::Closed { .. } | Effect::Exported { .. }) {
             assert!(table.get(allocation).is_none());
         }
@@ -231,7 +228,6 @@ impl Both {
         self.list.push(Listed { id, client, link, padded, away, relays, permissions, channels });
     }
 
-    /// Expires and rearms due entries as the control plane does.
     fn sleep(&mut self, table: &mut Forwarding, ms: u64) {
         self.now += ms;
         while let Some(index) = table.due(self.now) {

@@ -152,7 +152,6 @@ fn a_rule_for_an_own_address_opens_it_except_listeners() {
     assert!(
         !permitted(&ours(&["126.0.0.0/7"]), "127.0.0.1:22") && !permitted(&ours(&["::/127"]), "[::1]:22")
     );
-    // Deny rules take precedence.
     let denied = PeerRules { deny: vec![cidr("198.41.0.4")], ..ours(&["198.41.0.4:22"]) };
     assert!(!permitted(&denied, "198.41.0.4:22"));
 }
