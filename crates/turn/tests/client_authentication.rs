@@ -161,7 +161,6 @@ fn unsigned_and_forged_responses_are_ignored() {
     let response = success(&second, 600, Some(IntegrityAlgorithm::Sha1));
     assert_eq!(client.handle_datagram(0, &response), Incoming::Control);
     assert!(matches!(event(&mut client), Event::Allocated(_)));
-    // Retransmitted response.
     assert_eq!(client.handle_datagram(0, &response), Incoming::Ignored(Ignored::UnknownTransaction));
 }
 
@@ -180,7 +179,6 @@ fn a_signed_refusal_has_its_code_and_reason() {
         }
         other => panic!("{other:?}"),
     }
-    // Another attempt is possible.
     client.allocate(1).unwrap();
 }
 

@@ -13,7 +13,6 @@ use turnpike_turn::client::AccessToken;
 
 const TICKET: AttributeType = AttributeType::new(0x8030);
 
-/// Signed success response with a ticket.
 fn success_with_ticket(request: &[u8], ticket: &[u8]) -> Vec<u8> {
     let request = Message::from_bytes(request).unwrap();
     let mut response = Message::builder_success(&request, MessageWriteVec::new());
@@ -103,7 +102,6 @@ fn a_timed_out_migration_may_retry_and_a_refused_one_is_final() {
     assert!(client.allocation().is_none());
 }
 
-/// Advances time until a request fails.
 fn until_failure(client: &mut Client, mut now: u64) -> (u64, Event) {
     loop {
         while client.poll_transmit().is_some() {}

@@ -74,7 +74,6 @@ struct Bench {
     server: Server<OneUser>,
     now: u64,
     allocation: Option<AllocationId>,
-    /// Datagrams received by the peer.
     at_peer: Vec<Vec<u8>>,
 }
 
@@ -110,7 +109,6 @@ impl Bench {
         }
     }
 
-    /// Delivers a datagram to the server, and its reply to the client.
     fn deliver(&mut self, datagram: &[u8]) {
         let now = self.time();
         let mut reply = match self.server.from_client(now, &Self::five_tuple().into(), datagram) {
@@ -138,7 +136,6 @@ impl Bench {
         }
     }
 
-    /// Delivers everything pending; returns the client's events.
     fn settle(&mut self) -> Vec<Event> {
         while let Some(datagram) = self.client.poll_transmit().map(<[u8]>::to_vec) {
             self.deliver(&datagram);
@@ -157,7 +154,6 @@ impl Bench {
         self.deliver(&datagram);
     }
 
-    /// Datagram from the peer as it reaches the client.
     fn peer_sends(&mut self, payload: &[u8]) -> Vec<u8> {
         let relay = RelayId { allocation: self.allocation.unwrap(), family: Family::V4 };
         let now = self.time();

@@ -8,10 +8,8 @@ use crate::{common::*, server_mobility_workers::Workers};
 const WORKERS: u16 = 3;
 const USERS: [&str; 2] = ["alice", "bob"];
 const MOST_EVENTS: usize = 60;
-/// Mobile allocations per user.
 const MOST_EACH: usize = 3;
 
-/// Issued ticket.
 struct Given {
     user: &'static str,
     ticket: Vec<u8>,
@@ -38,7 +36,6 @@ fn tickets() {
             assert_eq!(run.workers.held(), owned, "each allocation has one owner and counts once");
             assert!(owned <= run.made.iter().sum());
         }
-        // Nothing is refreshed any more.
         run.workers.sleep(3601);
         run.moves();
         assert_eq!((run.workers.allocations(), run.workers.held()), (vec![0; WORKERS.into()], 0));
@@ -144,7 +141,6 @@ impl Run {
         self.given.push(Given { user, ticket });
     }
 
-    /// Executes requests between workers like a runtime.
     fn moves(&mut self) {
         for _ in 0..=WORKERS {
             for at in 0..usize::from(WORKERS) {

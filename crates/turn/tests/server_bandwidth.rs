@@ -129,7 +129,6 @@ fn data_from_a_stream_waits_instead_of_being_dropped() {
     assert!(world.feed(&datagram).goes_to_peer(), "fed again");
     assert_eq!(world.server.stats().bandwidth_pauses, [3, 0, 0, 0], "including the first one");
     assert_eq!(world.dropped(DropReason::AllocationBandwidth), 0);
-    // If the caller cannot wait, the message is dropped and counted.
     world.server.not_waited(otherwise);
     assert_eq!(world.dropped(DropReason::AllocationBandwidth), 1);
     // Peers send datagrams whatever the client's transport.
@@ -190,7 +189,6 @@ fn a_users_new_allocation_gets_no_extra_burst() {
 
 #[test]
 fn rates_do_not_replace_other_rules() {
-    // All other rules still apply.
     let mut config = per_allocation(8_000_000);
     config.peers = PeerRules { deny: vec!["198.41.0.5".parse().unwrap()], ..PeerRules::default() };
     let mut world = World::with(config);

@@ -17,7 +17,6 @@ fn refused(world: &World, reason: ConnectionRefusal) -> u64 {
     world.server.stats().connection_refusals[reason as usize]
 }
 
-/// Sends a ConnectionBind on a new connection.
 fn bind(world: &mut World, who: &Credentials, port: u16, connection: ConnectionId) -> Outcome {
     let control = std::mem::replace(&mut world.client, stream(port));
     // A nonce is valid for one client address.
@@ -35,7 +34,6 @@ fn code(outcome: Outcome) -> Option<u16> {
     }
 }
 
-/// Connections that the runtime must close.
 fn closed(world: &mut World) -> Vec<ConnectionId> {
     let closed = |effect| match effect {
         Effect::ConnectionClosed { connection, .. } => Some(connection),

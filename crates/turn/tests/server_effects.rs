@@ -78,7 +78,6 @@ fn first_use_of_a_channel_is_reported_once_if_enabled() {
         effects
     };
     assert_eq!(both_ways(&mut world), []);
-    // A refreshed channel is the same; one bound again is new.
     world.ask(&Ask::refresh(1200).signed(&alice)).success();
     world.sleep(250);
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();

@@ -3,7 +3,6 @@
 use crate::{common::*, server_mobility_workers::Workers};
 use turnpike_turn::server::Credentials as Found;
 
-/// Server where the credential of `timed` expires in a minute.
 fn world(config: ServerConfig) -> World {
     let mut world = World::with(config);
     world.server.policy_mut().timed_until = world.now.unix + 60;
@@ -14,7 +13,6 @@ fn timed(world: &mut World) -> Credentials {
     world.credentials("timed", Scheme::Md5)
 }
 
-/// Allocates as `timed`.
 fn allocated(world: &mut World) -> Credentials {
     let timed = timed(world);
     world.ask(&Ask::allocate().signed(&timed)).success();

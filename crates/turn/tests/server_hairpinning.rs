@@ -28,7 +28,6 @@ fn goes_to(outcome: &Outcome, wanted: &str) {
     assert!(matches!(outcome, Outcome::ToPeer { peer, .. } if *peer == address(wanted)), "{outcome:?}");
 }
 
-/// XOR-PEER-ADDRESS of an indication.
 fn said_of(indication: &Reply) -> SocketAddr {
     indication.get::<XorPeerAddress>().addr(indication.message().transaction_id())
 }
@@ -49,7 +48,6 @@ fn a_channel_to_another_client_uses_its_bound_address() {
     // Data without a channel arrives under the external address, even if a NAT did send it back.
     assert_eq!(from(world.peer_sends(relay, "10.0.0.5:50102", b"x")), Some(address("203.0.114.5:50102")));
     assert_eq!(from(world.peer_sends(relay, NAMED, b"x")), Some(address(NAMED)));
-    // Local sources that are not clients have no external address.
     let dropped = Outcome::Drop(DropReason::NoPermission);
     for stranger in ["10.0.0.5:22", "10.0.0.5:3478", "10.0.0.5:50443", "10.0.0.6:50101"] {
         assert_eq!(world.peer_sends(relay, stranger, b"x"), dropped, "{stranger}");
@@ -113,7 +111,6 @@ fn connections_use_bound_addresses_and_show_external_ones() {
     assert!(matches!(world.peer_connects(relay, "10.0.0.5:22"), FromPeer::Refused(_)));
 }
 
-/// Refused peers stay refused under every address.
 #[test]
 fn listeners_services_and_bound_addresses_stay_refused() {
     let mut world = world();

@@ -3,7 +3,6 @@
 use crate::common::{turn::*, *};
 use stun_types::{attribute::AttributeStaticType as _, message::MessageClass};
 
-/// Type, code and error data received by the client.
 fn relayed(
     world: &mut World,
     relay: RelayId,

@@ -22,7 +22,6 @@ fn query(outcome: Outcome) -> CredentialQuery {
     query
 }
 
-/// Answer of a store where every password is the reversed name.
 fn found(query: &CredentialQuery) -> Found {
     let name = match &query.user {
         Asked::Name(name) => name.clone(),
@@ -98,7 +97,6 @@ fn a_retransmission_causes_one_lookup_and_one_response() {
         assert_eq!(world.feed(&allocate), Outcome::Drop(DropReason::LookupPending));
     }
     assert_eq!(world.server.policy_mut().lookups.get(), 6, "the policy answered Later each time");
-    // Another request of the same client is another lookup.
     let other = query(world.feed(&Ask::allocate().signed(&alice).bytes()));
     assert_ne!(asked.lookup, other.lookup);
     let request = world.found(asked.lookup, found(&asked)).opens();
@@ -165,7 +163,6 @@ fn an_unanswered_lookup_expires_after_ten_seconds() {
     assert_eq!(world.server.poll_timeout(), Some(world.now.ms + 10_000));
     world.sleep(10);
     assert_eq!((world.dropped(DropReason::LookupOver), world.server.poll_timeout()), (1, None));
-    // Too late; the client retransmits.
     let again = query(world.feed(&allocate));
     assert_eq!(world.found(asked.lookup, found(&asked)), Outcome::Drop(DropReason::LookupOver));
     assert!(matches!(world.found(again.lookup, found(&again)), Outcome::Open(_)));
@@ -237,7 +234,6 @@ fn a_full_lookup_table_is_a_500_over_streams_and_silence_over_udp() {
             Outcome::Reply(bytes) => assert_eq!((Reply(bytes).code(), is_told), (Some(500), true)),
             outcome => assert_eq!((outcome, is_told), (Outcome::Drop(DropReason::LookupLimit), false)),
         }
-        // Each answer frees a place.
         let first = asked.remove(0);
         world.client = at(1);
         assert!(matches!(world.found(first.lookup, found(&first)), Outcome::Open(_)));
@@ -304,7 +300,6 @@ fn lookups_are_limited_per_address_and_in_total() {
     }
     assert_eq!(waiting.len(), 1024);
     assert_eq!(ask(&mut world, &mut waiting, "198.18.1.1".to_owned(), 1), 1);
-    // Answers and timeouts free places.
     let lookup = waiting[0];
     world.found(lookup, Found::NoSuchUser);
     world.client.address = address("198.18.1.1:9");

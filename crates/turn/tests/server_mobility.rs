@@ -26,7 +26,6 @@ fn from(client: Client) -> (World, RelayId, Vec<u8>) {
     (world, relay, ticket)
 }
 
-/// Presents a ticket from this client.
 fn present(world: &mut World, from: Client, ticket: &[u8]) -> Reply {
     world.client = from;
     world.ask_as("alice", Ask::present(ticket))
@@ -181,7 +180,6 @@ fn a_copy_of_a_refresh_is_always_refused() {
     assert_eq!(reaches(&mut world, relay), old);
     world.sleep(41);
     refused(&mut world, 438);
-    // By now the ticket is spent as well.
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
     refused(&mut world, 400);
     assert!(speaks(&mut world, new).goes_to_peer());
@@ -214,7 +212,6 @@ fn a_signed_request_from_the_new_address_spends_the_old_ticket() {
         let (mut world, relay, ticket) = mobile();
         let old = world.client;
         let next = present(&mut world, elsewhere(1), &ticket).success().ticket().unwrap();
-        // A request from the old address proves nothing.
         world.client = old;
         world.ask_as("alice", Ask::permit(PEER)).success();
         let again = present(&mut world, elsewhere(1), &ticket).success().ticket().unwrap();
@@ -224,7 +221,6 @@ fn a_signed_request_from_the_new_address_spends_the_old_ticket() {
         assert_eq!(reaches(&mut world, relay), old, "the old 5-tuple stays current");
         present(&mut world, elsewhere(2), &again).success();
     }
-    // An unsigned request does not either.
     let (mut world, _, ticket) = mobile();
     present(&mut world, elsewhere(1), &ticket).success();
     assert_eq!(world.ask(&Ask::permit(PEER)).code(), Some(401));
@@ -247,7 +243,6 @@ fn each_ticket_is_valid_once() {
     assert_eq!(reaches(&mut world, relay), client(40_000));
     assert_eq!(speaks(&mut world, elsewhere(1)), Outcome::Drop(DropReason::NoAllocation));
     assert!(speaks(&mut world, elsewhere(3)).goes_to_peer());
-    // Back to the first address.
     present(&mut world, client(40_000), &third).success();
     assert!(speaks(&mut world, client(40_000)).goes_to_peer());
     assert_eq!(reaches(&mut world, relay), client(40_000));
@@ -349,7 +344,6 @@ fn effects_of_an_absent_client_omit_its_address() {
         matches!(effects[..], [Effect::Moved { was: None, client, .. }] if client == elsewhere(1)),
         "{effects:?}"
     );
-    // Neither does the end of a connection that completes a pending move.
     let (mut world, _, ticket) = from(stream(41_000));
     present(&mut world, elsewhere(1), &ticket).success();
     world.server.disconnected(world.now, &stream(41_000));
@@ -372,7 +366,6 @@ fn a_ticket_from_the_current_address_is_400() {
     let next = present(&mut world, elsewhere(1), &ticket).success().ticket().unwrap();
     assert_eq!(present(&mut world, elsewhere(1), &next).code(), Some(400));
     assert_eq!(present(&mut world, here, &next).code(), Some(400));
-    // The ticket is still valid.
     present(&mut world, elsewhere(2), &next).success();
 }
 
@@ -517,7 +510,6 @@ fn the_end_of_the_new_stream_cancels_a_pending_move() {
 fn a_new_client_on_an_old_address_gets_nothing_else() {
     let (mut world, relay, ticket) = from(stream(41_000));
     world.server.disconnected(world.now, &stream(41_000));
-    // Another host behind the same NAT.
     assert_eq!(speaks(&mut world, stream(41_000)), Outcome::Drop(DropReason::NoAllocation));
     let bob = world.credentials("bob", Scheme::Md5);
     assert_eq!(world.ask(&Ask::permit(PEER).signed(&bob)).code(), Some(437));

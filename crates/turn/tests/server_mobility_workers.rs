@@ -27,7 +27,6 @@ impl Workers {
         (workers, relay, reply.ticket().expect("a requested ticket"))
     }
 
-    /// Request signed by alice for this address.
     pub(crate) fn signed(&mut self, at: usize, from: Client, ask: Ask) -> Vec<u8> {
         let world = &mut self.0[at];
         world.client = from;
@@ -113,7 +112,6 @@ impl Workers {
         }
     }
 
-    /// Sends data from this client, executing the move that it causes.
     pub(crate) fn speaks(&mut self, at: usize, from: Client) -> (Outcome, Option<RelayId>) {
         let data = channel_data(0x4000, b"from the client");
         self.0[at].client = from;
@@ -214,7 +212,6 @@ fn an_allocation_follows_its_client_to_another_worker() {
 #[test]
 fn the_next_ticket_finds_the_allocation_on_any_worker() {
     let (mut workers, _, mut ticket) = Workers::mobile(4);
-    // Before the move, after it, back, and on.
     let steps =
         [(2, 1, false), (3, 2, true), (3, 3, true), (0, 4, false), (1, 5, false), (0, 6, true), (0, 7, true)];
     for (at, port, speaks) in steps {
@@ -264,7 +261,6 @@ fn the_owner_answers_requests_from_the_new_address() {
         assert!(workers.speaks(0, old).0.goes_to_peer());
         assert_eq!(workers.allocations(), [1, 0]);
     }
-    // The client evidently got the response, so the previous ticket is spent.
     assert_eq!(workers.present(1, elsewhere(2), &ticket).code(), Some(400));
     assert_eq!(workers.present(0, client(40_002), &ticket).code(), Some(400));
     let (outcome, moved) = workers.speaks(1, new);
@@ -430,7 +426,6 @@ fn an_address_with_a_cancelled_move_can_allocate() {
     let owner = &mut workers.0[0];
     owner.server.close_one(owner.now, relay.allocation, ClosedReason::Deleted);
     let alice = workers.signed(1, elsewhere(1), Ask::allocate());
-    // The owner declines it.
     assert!(matches!(workers.request(1, elsewhere(1), &alice), Outcome::Open(_)));
 }
 
@@ -533,7 +528,6 @@ fn a_displaced_pending_move_returns_with_its_ticket() {
         workers.expect(1, pending_move);
     }
     assert_eq!(workers.speaks(1, new).0, Outcome::Drop(DropReason::NoAllocation));
-    // The move is already pending at the owner, but the worker expects it again from now on.
     assert_eq!(workers.present(1, new, &next).code(), Some(400));
     assert!(workers.speaks(1, new).0.goes_to_peer());
 }

@@ -16,7 +16,6 @@ fn written(moved: &Moved) -> String {
     serde_json::to_string(moved).unwrap()
 }
 
-/// Moves an allocation to another process.
 fn carried(from: &mut World, allocation: AllocationId, to: &mut World) -> AllocationId {
     let moved = from.server.snapshot(from.now, allocation).expect("an open allocation");
     let text = written(&moved);

@@ -75,7 +75,6 @@ fn a_guessed_password_or_nonce_does_not_bind_a_stream() {
     assert_eq!(code(&refused), Some(438));
     assert!(workers[1].effects().is_empty(), "nothing to log");
     assert_eq!(workers[1].server.stats().credentials_refused.iter().sum::<u64>(), 0);
-    // The owner rejects an unknown nonce.
     let forged = Credentials { nonce: "obMatJos2wAAAAAAAAAAAAAAAAAA".to_owned(), ..alice.clone() };
     let from = stream_elsewhere(42_001);
     assert_eq!(bind_at(&mut workers[1], &forged, from, connection), Outcome::HandOver { worker: 0 });
@@ -178,7 +177,6 @@ fn a_ticket_reaches_its_owner_with_the_old_addresss_nonce() {
     let (verdict, pending_move) = owner.forwarded(1, new, &bytes);
     assert!(verdict.reply().success().ticket().is_some());
     assert!(pending_move.is_some());
-    // The owner refuses an unknown nonce.
     let next = elsewhere(2);
     let forged = Credentials { nonce: "obMatJos2wAAAAAAAAAAAAAAAAAA".to_owned(), ..alice };
     let bytes = Ask::present(&ticket).signed(&forged).bytes();

@@ -26,7 +26,6 @@ const ADDRESSES: [u16; 7] = [0x0001, 0x0012, 0x0016, 0x0020, 0x8023, 0x802B, 0x8
 #[derive(Default)]
 struct Seen {
     codes: BTreeSet<u16>,
-    /// Padding lengths by attribute type.
     padded: BTreeMap<u16, BTreeSet<usize>>,
 }
 
@@ -78,12 +77,10 @@ impl Seen {
     }
 }
 
-/// Text of one to four bytes.
 fn text(length: usize) -> String {
     "turn"[..length].to_owned()
 }
 
-/// SOFTWARE, REALM and other names of every length modulo four.
 fn with(length: usize) -> ServerConfig {
     ServerConfig {
         realm: format!("realm{}", text(length)),

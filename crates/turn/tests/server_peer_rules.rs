@@ -62,7 +62,6 @@ fn is_by_tunnel(form: IpAddr) -> bool {
     matches!(form, IpAddr::V6(ip) if matches!(ip.segments(), [0x2002, ..] | [0x2001, 0, ..]))
 }
 
-/// Alice with a dual-stack allocation.
 fn world(config: ServerConfig) -> (World, Credentials) {
     let mut world = World::with(ServerConfig {
         limits: ServerLimits { permissions: 100_000, channels: 4096, ..ServerLimits::default() },

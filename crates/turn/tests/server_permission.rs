@@ -118,7 +118,6 @@ fn permissions_are_limited_and_expired_ones_make_room() {
     assert_eq!(world.ask(&Ask::permit(&peer(20)).signed(&alice)).code(), Some(508));
     assert_eq!(world.ask(&Ask::bind(0x4000, &peer(20)).signed(&alice)).code(), Some(508));
     assert_eq!(world.server.stats().permission_limit, 2);
-    // Existing permissions can be refreshed.
     world.ask(&Ask::permit(&peer(3)).peer(&peer(3)).signed(&alice)).success();
     world.sleep(299);
     world.ask(&Ask::permit(&peer(0)).signed(&alice)).success();

@@ -6,7 +6,6 @@ use crate::common::{turn::*, *};
 use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
 use turnpike_testkit::randomness::{SAMPLES, judge};
 
-/// Clients with distinct addresses.
 fn clients() -> impl Iterator<Item = Client> {
     let address = |number: usize| Ipv4Addr::from(0xC633_0000 + u32::try_from(number).unwrap());
     (0..SAMPLES)

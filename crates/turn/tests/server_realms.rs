@@ -24,7 +24,6 @@ fn tenants() -> ServerConfig {
     }
 }
 
-/// Alice's credentials for `realm`, whichever realm the challenge names.
 fn alice_in(world: &mut World, listener: u16, realm: &str) -> Credentials {
     world.client.listener = ListenerId(listener);
     let mut alice = world.credentials("alice", Scheme::Sha256);
@@ -166,7 +165,6 @@ fn a_reload_that_removes_a_realm_ends_only_its_sessions() {
     assert_eq!(world.feed(&channel_data(0x4000, b"x")), Outcome::Drop(DropReason::NoAllocation));
 }
 
-/// Alice in the remaining realm gets nothing of the other alice's.
 #[test]
 fn a_namesake_gets_no_session_of_a_removed_realm() {
     let mut world = World::with(tenants());

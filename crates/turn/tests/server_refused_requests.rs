@@ -7,7 +7,6 @@ use turnpike_turn::{
     wire::{channel_data::ChannelNumber, stun::kind},
 };
 
-/// Refusals since the last call.
 fn told(world: &mut World) -> Vec<(String, Method, u16, RequestRefusal)> {
     let told = world.all_effects().into_iter().filter_map(|effect| match effect {
         Effect::RequestRefused { client, realm, username, method, code, why, .. } => {
@@ -31,7 +30,6 @@ fn other_family(peer: &str) -> RequestRefusal {
     RequestRefusal::PeerFamily(peer.parse().unwrap())
 }
 
-/// Address in brackets, without the port.
 fn ip_of(peer: &str) -> &str {
     peer.rsplit_once(':').unwrap().0
 }
@@ -189,7 +187,6 @@ fn a_refused_peer_is_reported_with_the_number_of_others() {
     let effects = world.all_effects();
     let [Effect::PeerRefused { peer, others: 2, .. }] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!(peer.to_string(), "127.0.0.1:0");
-    // None of the peers is permitted.
     assert!(matches!(world.feed(&Ask::send(PEER, b"x")), Outcome::Drop(_)));
 }
 
@@ -207,7 +204,6 @@ fn errors_before_authentication_report_the_claimed_user() {
     };
     let alice = world.credentials("alice", Scheme::Md5);
     world.all_effects();
-    // The first 401 is not reported.
     assert_eq!(world.ask(&Ask::allocate()).code(), Some(401));
     assert_eq!(strangers(&mut world), []);
     let unknown = Ask::new(BINDING).raw(0x0031, &[]);
@@ -218,7 +214,6 @@ fn errors_before_authentication_report_the_claimed_user() {
     assert_eq!(world.ask(&nameless).code(), Some(400));
     let why = bad(kind::USERNAME, Fault::Missing);
     assert_eq!(strangers(&mut world), [(String::new(), Method::Allocate, 400, why)]);
-    // An authenticated request is reported with its user.
     assert_eq!(world.ask(&Ask::allocate().raw(0x0031, &[]).signed(&alice)).code(), Some(420));
     let why = RequestRefusal::UnknownAttribute(0x0031);
     assert_eq!(told(&mut world), of_alice(Method::Allocate, 420, why));

@@ -6,7 +6,6 @@ use stun_types::{attribute::AttributeStaticType as _, message::Method};
 
 const METHODS: [Method; 6] = [ALLOCATE, REFRESH, CREATE_PERMISSION, CHANNEL_BIND, CONNECT, CONNECTION_BIND];
 
-/// Default settings with the default realm.
 fn usual() -> ServerConfig {
     ServerConfig { realm: ServerConfig::default().realm, ..config() }
 }
@@ -15,7 +14,6 @@ fn world() -> World {
     World::with(usual())
 }
 
-/// Default settings with tokens.
 fn with_tokens() -> ServerConfig {
     let (kid, key) = ("north".to_owned(), TokenKey::A128Gcm([1; 16]));
     let keys = vec![IssuerKey { kid, key, realm: usual().realm, max_lifetime: 60 }];
@@ -23,7 +21,6 @@ fn with_tokens() -> ServerConfig {
     ServerConfig { third_party, ..usual() }
 }
 
-/// Bytes of the response and of the request.
 fn sizes(world: &mut World, ask: &Ask) -> (usize, usize) {
     let question = ask.bytes();
     let Outcome::Reply(answer) = world.feed(&question) else { return (0, question.len()) };

@@ -7,7 +7,6 @@ fn aged(seconds: Option<u32>) -> ServerConfig {
     ServerConfig { max_session_duration: MaxSessionDuration { seconds, realms: HashMap::new() }, ..config() }
 }
 
-/// Lifetime granted to a Refresh for an hour.
 fn refreshed(world: &mut World) -> u32 {
     world.ask_as("alice", Ask::refresh(3600)).success().lifetime()
 }
@@ -36,7 +35,6 @@ fn an_unrefreshed_allocation_expires_as_usual() {
     world.allocated();
     world.sleep(600);
     assert_eq!(closed(&mut world), [(ClosedReason::Expired, 600_000)]);
-    // The first lifetime is limited too.
     let mut world = World::with(aged(Some(300)));
     assert_eq!(world.ask_as("alice", Ask::allocate()).success().lifetime(), 300);
     world.sleep(300);

@@ -21,7 +21,6 @@ fn opened(port: SharedPort, family: Family) -> OpenResult {
     OpenResult::Shared { relayed, port }
 }
 
-/// Allocates from this client port on a shared relay socket.
 fn shares(world: &mut World, from: u16, port: SharedPort) -> (Credentials, RelayId) {
     world.client = client(from);
     let (relayed, port) = relayed(port, Family::V4);
@@ -186,7 +185,6 @@ fn a_shared_port_of_an_ended_allocation_is_returned() {
     assert_eq!(world.all_effects(), [Effect::RelayClosed { relay }]);
 }
 
-/// Serialized, for another process.
 #[test]
 fn a_restored_allocation_keeps_its_shared_peers() {
     let (mut here, mut there) = (World::new(), World::new());
@@ -266,7 +264,6 @@ impl Holders {
         }
     }
 
-    /// All owners of a peer on a port.
     fn of(&self, port: SharedPort, peer: IpAddr) -> Vec<RelayId> {
         let holds = |holder: &&Holder| {
             holder.port == port

@@ -46,7 +46,6 @@ fn third_party() -> ServerConfig {
     }
 }
 
-/// Client with a token.
 #[derive(Clone)]
 struct Holder {
     kid: &'static str,
@@ -285,7 +284,6 @@ fn a_request_without_a_token_needs_its_allocations_5_tuple_and_key() {
     assert!(world.refusals().contains(&CredentialRefusal::WrongKey));
 }
 
-/// Workers of a server with streams and datagrams.
 fn workers(count: u16) -> Vec<World> {
     World::workers(&ServerConfig { listeners: streams().listeners, ..third_party() }, count)
 }
@@ -406,7 +404,6 @@ fn users_with_passwords_coexist_with_tokens() {
         let alice = world.credentials("alice", scheme);
         let reply = world.ask(&Ask::allocate().signed(&alice)).success();
         assert!(reply.is_signed(&alice));
-        // She does not use tokens.
         let holder = Holder::new(&mut world, 0, 600);
         assert_eq!(holder.ask(&mut world, Ask::permit(PEER)).code(), Some(441));
     }
@@ -502,14 +499,12 @@ fn no_truncated_request_with_a_token_is_accepted() {
     assert!(Holder::new(&mut world, 0, 600).ask(&mut world, Ask::allocate()).is_success());
 }
 
-/// Step of a client with tokens of one key, given as (age, lifetime).
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Sleep(u64),
     Allocate((u64, u32)),
     Refresh(Option<(u64, u32)>, u32),
     Permit,
-    /// Another process takes over.
     Upgrade,
 }
 
@@ -526,7 +521,6 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Server in another process with another clock.
 fn upgraded(mut from: World) -> World {
     let mut to = World::with(lasting());
     to.now = Now { ms: 5000, unix: from.now.unix };
@@ -567,11 +561,9 @@ fn granted(asked: u32, token: u64, now: u64) -> u64 {
     asked.min(token.saturating_sub(now).max(1))
 }
 
-/// Error code, or lifetime.
 type Answered = Result<u64, u16>;
 
 impl Believed {
-    /// Expected answer and state.
     fn after(before: Option<Self>, step: Step, now: u64) -> (Answered, Option<Self>) {
         match (step, before) {
             (Step::Sleep(_) | Step::Upgrade, _) => (Ok(0), before),

@@ -64,7 +64,6 @@ fn indications(criterion: &mut Criterion) {
 
 fn message_integrity(criterion: &mut Criterion) {
     let key = Key::long_term(KeyAlgorithm::Md5, "user", "example.org", b"password");
-    // Refresh request of typical size.
     let header = Header { class: Class::Request, method: method::REFRESH, transaction: [7; 12] };
     let request = [(kind::USERNAME, &[b'x'; 8][..]), (kind::REALM, &[b'x'; 12]), (kind::NONCE, &[b'x'; 40])];
     let mut group = criterion.benchmark_group("integrity");

@@ -1,6 +1,5 @@
 //! ChannelData messages (RFC 8656 section 12.4).
 
-/// Range of valid channel numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ChannelRange {
     /// 0x4000 to 0x4FFF (RFC 8656 section 12).
@@ -19,13 +18,11 @@ impl ChannelNumber {
     pub const MIN: Self = Self(0x4000);
     pub const MAX: Self = Self(0x4FFF);
 
-    /// `None` outside 0x4000..=0x4FFF.
     #[must_use]
     pub const fn new(number: u16) -> Option<Self> {
         Self::within(ChannelRange::Rfc8656, number)
     }
 
-    /// `None` outside the range.
     #[must_use]
     pub const fn within(range: ChannelRange, number: u16) -> Option<Self> {
         let last = match range {
@@ -41,18 +38,14 @@ impl ChannelNumber {
     }
 }
 
-/// Reason for rejecting a ChannelData message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChannelDataError {
-    /// Fewer than four bytes, or less payload than the length field requires.
     #[error("the message is shorter than its length field")]
     Truncated,
-    /// The channel number is outside the range.
     #[error("channel number {0:#06x} is out of range")]
     Number(u16),
 }
 
-/// Checked view of a ChannelData message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChannelData<'a> {
     number: ChannelNumber,

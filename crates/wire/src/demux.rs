@@ -12,7 +12,6 @@ pub enum Kind {
     Other,
 }
 
-/// Classifies a datagram by its first byte.
 #[must_use]
 pub fn classify(datagram: &[u8]) -> Kind {
     match datagram.first().map(|byte| byte >> 6) {

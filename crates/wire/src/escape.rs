@@ -22,7 +22,6 @@ pub fn name(text: &str) -> Name<'_> {
     Name { text, most: usize::MAX }
 }
 
-/// See [`name`].
 #[derive(Clone, Copy, Debug)]
 pub struct Name<'a> {
     text: &'a str,
@@ -85,7 +84,6 @@ pub fn json(text: &str) -> Cow<'_, str> {
             escaped.push(character);
         } else {
             for unit in character.encode_utf16(&mut [0; 2]) {
-                // Writing to a String cannot fail.
                 let _ = write!(escaped, "\\u{unit:04x}");
             }
         }

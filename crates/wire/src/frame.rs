@@ -17,17 +17,13 @@ pub const MAX_MESSAGE_LEN: usize = HEADER_LEN + 65_532;
 
 const CHANNEL_DATA_HEADER_LEN: usize = 4;
 
-/// Result of [`first`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// Complete message.
     Message {
-        /// Length in bytes without padding.
         len: usize,
         /// Offset of the next message.
         next: usize,
     },
-    /// Incomplete message.
     Unfinished {
         /// Bytes needed before the next attempt can say more.
         wanted: usize,
@@ -111,7 +107,6 @@ impl Framer {
         Self::default()
     }
 
-    /// Received part of an incomplete message.
     #[must_use]
     pub fn held(&self) -> &[u8] {
         &self.held

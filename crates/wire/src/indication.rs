@@ -23,7 +23,6 @@ pub enum Indication {
     Data,
 }
 
-/// Reason for rejecting an indication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IndicationError {
@@ -32,7 +31,6 @@ pub enum IndicationError {
     Malformed,
     #[error("XOR-PEER-ADDRESS or DATA is missing")]
     Missing,
-    /// Unknown comprehension-required attribute; drop the whole indication (RFC 8489 section 6.3.2).
     #[error("unknown comprehension-required attribute {0:#06x}")]
     UnknownAttribute(u16),
     #[error("FINGERPRINT does not match")]
@@ -45,7 +43,6 @@ pub struct View<'a> {
     /// XOR-PEER-ADDRESS. Canonical in a Data indication; in a Send indication the family is kept as encoded
     /// (IPv4-mapped stays IPv6), because the server decides by that family (RFC 8656 section 11.2).
     pub peer: SocketAddr,
-    /// DATA, part of the parsed datagram.
     pub data: &'a [u8],
     /// DONT-FRAGMENT is present (Send only).
     pub dont_fragment: bool,

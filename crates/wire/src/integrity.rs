@@ -24,7 +24,6 @@ pub enum KeyAlgorithm {
     Sha256,
 }
 
-/// Attribute that authenticates a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mac {
     /// MESSAGE-INTEGRITY, HMAC-SHA1, 20 bytes.
@@ -33,12 +32,10 @@ pub enum Mac {
     Sha256,
 }
 
-/// Reason for a failed verification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IntegrityError {
     #[error("the message has no MESSAGE-INTEGRITY attribute of this kind")]
     Missing,
-    /// The attribute has an invalid length.
     #[error("the MESSAGE-INTEGRITY attribute is malformed")]
     Malformed,
     #[error("the MAC does not match")]
@@ -127,7 +124,6 @@ impl KeyAlgorithm {
         }
     }
 
-    /// Algorithm with this number.
     #[must_use]
     pub fn numbered(number: u16) -> Option<Self> {
         [Self::Md5, Self::Sha256].into_iter().find(|it| it.attribute()[..2] == number.to_be_bytes())
@@ -135,7 +131,6 @@ impl KeyAlgorithm {
 }
 
 impl Mac {
-    /// Bytes of the attribute's value.
     pub(crate) const fn len(self) -> usize {
         match self {
             Self::Sha1 => 20,

@@ -1,5 +1,3 @@
-//! Validation of realm, user and host names.
-
 /// REALM has fewer than 128 characters (RFC 8489 section 14.9); characters that need quoting are not allowed.
 #[must_use]
 pub fn is_realm(name: &str) -> bool {

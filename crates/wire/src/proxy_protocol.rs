@@ -8,9 +8,7 @@ use std::{
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProxyVersion {
-    /// Text.
     V1,
-    /// Binary.
     V2,
 }
 
@@ -23,14 +21,11 @@ const SIGNATURE: &[u8; 12] = b"\r\n\r\n\0\r\nQUIT\n";
 /// Section 2.1: longest line, including CRLF.
 const MAX_LINE: usize = 107;
 
-/// Result of [`parse`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parsed {
-    /// More bytes are needed.
     Incomplete,
     /// Length of the header, and source and destination address if present (not for UNKNOWN, LOCAL and UNIX).
     Header(usize, Option<(SocketAddr, SocketAddr)>),
-    /// Not a header.
     Malformed,
 }
 
@@ -96,7 +91,6 @@ fn encode_v1(client: SocketAddr, local: SocketAddr) -> Vec<u8> {
     };
     let (source, destination) = same_family(client, local);
     let mut line = Vec::with_capacity(MAX_LINE);
-    // Writing to a Vec cannot fail.
     let _ = write!(
         line,
         "PROXY {family} {} {} {} {}\r\n",

@@ -8,7 +8,6 @@ use turnpike_wire::{
     stun,
 };
 
-/// Messages and end of a stream.
 #[derive(Debug, PartialEq, Eq)]
 struct Followed {
     messages: Vec<Vec<u8>>,

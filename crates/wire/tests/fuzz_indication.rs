@@ -60,7 +60,6 @@ fn seeds() -> Vec<Vec<u8>> {
         let peer = peer.parse().expect("an address");
         let length = indication::write_header(which, [9; 12], &peer, 5, &mut header);
         let message = [&header[..length], &[1, 2, 3, 4, 5, 0, 0, 0]].concat();
-        // Whole message, and its attributes after the byte that requests a FINGERPRINT.
         seeds.push([&[1][..], &message[20..], &[0, 0x1A, 0, 0]].concat());
         seeds.push(fingerprinted(&message));
         seeds.push(message);

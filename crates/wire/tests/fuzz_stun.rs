@@ -44,7 +44,6 @@ fn check(bytes: &[u8], key: &Key) {
     means_the_same_written_anew(&view);
 }
 
-/// Decodes every value as every structured type; results must be bounded and within the value.
 fn values_are_read(view: &View<'_>, value: &[u8]) {
     assert!(stun::unknown_attributes(value).count() <= value.len() / 2);
     assert!(stun::password_algorithms(value).count() <= value.len() / 4);
@@ -82,7 +81,6 @@ fn means_the_same_written_anew(view: &View<'_>) {
     assert_eq!(parts(&again), parts(view));
 }
 
-/// A signed message verifies until one of its bytes changes.
 fn signing(message: &[u8], key: &Key) {
     // Nothing may follow FINGERPRINT, and only a stronger MAC may follow a MAC.
     if has_fingerprint(message) != Ok(false) || mac_of(message).is_some() {
@@ -98,7 +96,6 @@ fn signing(message: &[u8], key: &Key) {
             let mut altered = signed.clone();
             let at = 8 + usize::from(message[HEADER_LEN - 1]) % (message.len() - 8);
             altered[at] ^= 1;
-            // Remove FINGERPRINT, which would fail first.
             altered.truncate(altered.len() - 8);
             let length = u16::try_from(altered.len() - HEADER_LEN).expect("short").to_be_bytes();
             altered[2..4].copy_from_slice(&length);

@@ -21,7 +21,6 @@ fn short_term(password: &str) -> MessageIntegrityCredentials {
     ShortTermCredentials::new(password.to_owned()).into()
 }
 
-/// Binding request with USERNAME and `software` bytes of SOFTWARE.
 fn request(software: usize) -> Vec<u8> {
     let mut writer = Message::builder_request(BINDING, MessageWriteVec::new());
     writer.add_attribute(&Username::new("user").unwrap()).unwrap();
@@ -284,7 +283,6 @@ proptest! {
         }
     }
 
-    /// With a corrected length field, a truncated message keeps only the signatures it still contains.
     #[test]
     fn a_message_cut_at_an_attribute_keeps_only_the_rest_valid(software in 0_usize..20) {
         let unsigned = request(software).len();

@@ -46,7 +46,6 @@ fn ours(which: Indication, transaction: [u8; 12], peer: SocketAddr, payload: &[u
     [&header[..header_len], payload, &[0; 3][..usize::from(frame::padding(payload.len()))]].concat()
 }
 
-/// Attribute of a generated message.
 #[derive(Clone, Debug)]
 enum Part {
     Peer(SocketAddr),

@@ -25,7 +25,6 @@ use turnpike_wire::{
 
 const PASSWORD: &str = "correct horse";
 
-/// Attribute of any kind the writer supports.
 #[derive(Clone, Debug)]
 enum Part {
     Raw(u16, Vec<u8>),
@@ -58,7 +57,6 @@ impl Part {
         };
     }
 
-    /// Returns true if an attribute has this content.
     fn is(&self, attribute: stun::Attribute<'_>, header: Header) -> bool {
         let stun::Attribute { kind: found, value, .. } = attribute;
         match self {
@@ -167,7 +165,6 @@ fn oracle_id(transaction: [u8; 12]) -> TransactionId {
     u128::from_be_bytes(wide).into()
 }
 
-/// Checks that both read the same message.
 fn agree(view: &View<'_>, oracle: &Message<'_>) {
     assert_eq!(oracle_class(view.header().class), oracle.class());
     assert_eq!(view.header().method, oracle.method().value());
@@ -436,7 +433,6 @@ proptest! {
                 Box::new(turn::Icmp::new(high, low, number)),
             ),
         ];
-        // A subset in random order.
         let of = MessageType::from_class_method(oracle_class(header.class), Method::new(header.method));
         let mut theirs = Message::builder(of, id, MessageWriteVec::new());
         let (mut left, mut parts) = (all, Vec::new());

@@ -1,5 +1,3 @@
-//! Helpers that append an attribute to an existing message.
-
 use turnpike_wire::{
     integrity::{IntegrityError, Key, Mac},
     stun::{HEADER_LEN, Header, Invalid, View, Writer},

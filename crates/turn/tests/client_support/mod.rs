@@ -45,7 +45,6 @@ pub(crate) fn peer() -> SocketAddr {
     "192.0.2.9:7000".parse().unwrap()
 }
 
-/// Next request of the client.
 pub(crate) fn request(client: &mut Client) -> Vec<u8> {
     client.poll_transmit().expect("the client sends a request").to_vec()
 }
@@ -54,7 +53,6 @@ pub(crate) fn event(client: &mut Client) -> Event {
     client.poll_event().expect("the client reports an event")
 }
 
-/// Challenge: 401 or 438.
 pub(crate) fn challenge(
     request: &[u8],
     code: u16,

@@ -38,7 +38,6 @@ use turnpike_turn::{
     },
 };
 
-// Used by most tests.
 pub(crate) use std::{
     collections::{BTreeMap, HashMap},
     net::{IpAddr, SocketAddr},
@@ -215,7 +214,6 @@ impl Quotas for TestPolicy {
     }
 }
 
-/// Table key: the name in the default realm, `name@realm` in others.
 fn key(UserRef { realm, identity }: UserRef<'_>) -> String {
     if realm == REALM { identity.to_owned() } else { format!("{identity}@{realm}") }
 }
@@ -224,7 +222,6 @@ pub(crate) fn password(user: &str) -> String {
     user.chars().rev().collect()
 }
 
-/// Signature scheme of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scheme {
     /// RFC 5389: MD5 key, HMAC-SHA1.
@@ -464,7 +461,6 @@ impl Outcome {
     }
 }
 
-/// Response, read by the oracle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reply(pub Vec<u8>);
 
@@ -513,7 +509,6 @@ impl Reply {
         ConnectionId(self.get::<turn::ConnectionId>().id())
     }
 
-    /// All ALTERNATE-SERVER attributes, in order.
     pub(crate) fn alternates(&self) -> Vec<SocketAddr> {
         let message = self.message();
         let attributes = message.iter_attributes();
@@ -531,7 +526,6 @@ impl Reply {
         self.get::<XorMappedAddress>().addr(self.message().transaction_id())
     }
 
-    /// All XOR-RELAYED-ADDRESS attributes.
     pub(crate) fn relayed(&self) -> Vec<SocketAddr> {
         let message = self.message();
         message
@@ -626,7 +620,6 @@ impl World {
         Self::worker(config, policy, WorkerId::ONLY)
     }
 
-    /// Workers of one server.
     pub(crate) fn workers(config: &ServerConfig, count: u16) -> Vec<Self> {
         Self::workers_with(
             config,
@@ -763,7 +756,6 @@ impl World {
         }
     }
 
-    /// Feeds a request that must be answered immediately.
     #[track_caller]
     pub(crate) fn ask(&mut self, ask: &Ask) -> Reply {
         match self.feed(&ask.bytes()) {
@@ -786,7 +778,6 @@ impl World {
         self.feed(&ask.signed(&credentials).bytes())
     }
 
-    /// Reasons of refused credentials.
     pub(crate) fn refusals(&mut self) -> Vec<CredentialRefusal> {
         let refused = |effect| match effect {
             Effect::Refused { why, .. } => Some(why),
@@ -795,7 +786,6 @@ impl World {
         self.effects().into_iter().filter_map(refused).collect()
     }
 
-    /// Opens the requested sockets like a runtime.
     #[track_caller]
     pub(crate) fn open(&mut self, request: &OpenRequest) -> Reply {
         let first = self.relay_address(request.first.family);
@@ -835,7 +825,6 @@ impl World {
         }
     }
 
-    /// Allocates as alice.
     pub(crate) fn allocated(&mut self) -> (Credentials, RelayId) {
         let alice = self.credentials("alice", Scheme::Md5);
         // With many clients in one second, some collide in the replay guard and have to retry.
@@ -958,7 +947,6 @@ impl World {
     }
 }
 
-/// Distinct seed per worker.
 pub(crate) fn seed(worker_id: WorkerId) -> Seed {
     Seed([u8::try_from(worker_id.number() % 251).unwrap() + 1; 32])
 }
@@ -1006,7 +994,6 @@ pub(crate) fn reaches(world: &mut World, relay: RelayId) -> Client {
     }
 }
 
-/// Reasons and lifetimes of ended allocations.
 pub(crate) fn closed(world: &mut World) -> Vec<(ClosedReason, u64)> {
     let closed = |effect| match effect {
         Effect::Closed { reason, lived_ms, .. } => Some((reason, lived_ms)),

@@ -70,7 +70,6 @@ struct Run {
     ports: u16,
     table: Mirror,
     client: Client,
-    /// Last challenge of each client.
     challenges: Vec<(Client, Vec<u8>, Vec<u8>)>,
     /// Relay sockets to open; false if the allocation has ended meanwhile.
     opening: Vec<(OpenRequest, bool)>,
@@ -213,7 +212,6 @@ impl Run {
         }
     }
 
-    /// Updates the client from a response, which the oracle must read too.
     fn learn(&mut self, client: Client, reply: &[u8]) {
         assert!(reply.len() <= 2048, "{} bytes", reply.len());
         assert!(Message::from_bytes(reply).is_ok(), "the oracle cannot read {reply:02x?}");
@@ -357,7 +355,6 @@ impl Run {
         }
     }
 
-    /// Another process takes over the allocations that can be serialized; the rest end.
     fn upgrade(&mut self) {
         let written = self.table.iter().map(|(id, session)| {
             let mut moved = self.server.snapshot(self.now, id).expect("an open allocation");

@@ -27,7 +27,6 @@ const METHODS: [u16; 7] = [
 const USERS: [&str; 5] = ["alice", "bob", "north", "old", "nobody"];
 const TENANT: &str = "tenant.example";
 const MAC_KEY: [u8; 20] = [5; 20];
-/// First relayed address.
 pub(super) const RELAYED: &str = "203.0.113.1:50002";
 
 impl Run {

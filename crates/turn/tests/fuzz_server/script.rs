@@ -84,7 +84,6 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
             .event(&[18, 0])
             .allocated(0, &[&udp]),
     );
-    // NAT discovery.
     let discovery = Script::new(0).request(6, 2, &[]).request(6, 3, &[&[13, 6]]).request(6, 2, &[&[14, 8]]);
     seeds.push(discovery.request(6, 2, &[&[15, 0x9C, 0x40]]).request(6, 2, &[&[18, 0, 0]]));
     // Captured clients, one after the other, with immediate reports of the runtime.

@@ -7,7 +7,6 @@ use turnpike_turn::server::{
 
 use crate::common::{address, config};
 
-/// Second realm, which a reload may remove.
 pub(super) const TENANT: &str = "tenant.example";
 pub(super) const REALMS: [&str; 2] = [REALM, TENANT];
 
@@ -21,7 +20,6 @@ pub(super) const START_UNIX: u64 = 1_800_000_000;
 /// Unix second at which the time-limited credential expires.
 pub(super) const TIMED_UNTIL: u64 = START_UNIX + 300;
 
-/// Unix second at which this user's credential expires.
 pub(super) fn until(user: &str) -> Option<u64> {
     (user == "timed").then_some(TIMED_UNTIL)
 }
@@ -98,14 +96,12 @@ fn told_and_bound() -> [IpAddr; 2] {
 /// Peers whose datagrams can arrive.
 pub(super) const SENDING_PEERS: usize = 10;
 
-/// Rules that a reload may change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Rules {
     denied: Vec<IpAddr>,
     /// Denied only to users of [`TENANT`].
     tenant_denied: Vec<IpAddr>,
     tenant: bool,
-    /// The server is behind a NAT.
     nat: bool,
     pub(super) mobility: bool,
     pub(super) tcp: bool,
@@ -178,12 +174,10 @@ impl Rules {
         }
     }
 
-    /// Returns true if the peer is refused to every user, by these rules or by default.
     pub(super) fn refuses(&self, ip: IpAddr) -> bool {
         self.denied.contains(&ip) || [peer(9).ip(), peer(10).ip()].contains(&ip)
     }
 
-    /// Returns true if the peer is refused to users of this realm.
     pub(super) fn refuses_in(&self, realm: &str, ip: IpAddr) -> bool {
         self.refuses(ip) || (realm == TENANT && self.tenant_denied.contains(&ip))
     }
@@ -215,7 +209,6 @@ impl Rules {
         if self.tenant { &REALMS } else { &REALMS[..1] }
     }
 
-    /// Configuration of the server with these rules.
     pub(super) fn config(&self) -> Arc<ServerConfig> {
         let [told, bound] = told_and_bound();
         let relays = self.nat.then_some((bound, Some(told)));

@@ -157,7 +157,6 @@ impl Network {
         self.settle(0);
     }
 
-    /// UDP client without an allocation, with its worker.
     fn free_end(&self, which: usize) -> Option<(usize, usize)> {
         let is_free = |end: &usize| {
             let (client, there) = (cast::client(*end), &self.ends[*end]);
@@ -168,7 +167,6 @@ impl Network {
         pick(which, free.len()).map(|which| (free[which], self.ends[free[which]].worker))
     }
 
-    /// Allocations of other workers that can move to this one.
     fn mobile_elsewhere(&self, at: usize) -> Vec<usize> {
         let all = self.model.allocations.iter().enumerate();
         let elsewhere = all.filter(|(_, it)| {
@@ -326,7 +324,6 @@ impl Network {
     }
 }
 
-/// Newest element after skipping `but`.
 fn newest<T>(all: &[T], but: u8) -> Option<&T> {
     all.iter().rev().nth(usize::from(but))
 }

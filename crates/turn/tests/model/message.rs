@@ -17,7 +17,6 @@ use crate::common::{
     Reply, SEND, TICKET, channel_data,
 };
 
-/// Datagram of a client.
 #[derive(Clone, Debug)]
 pub(super) enum Datagram {
     Request(Request),
@@ -32,7 +31,6 @@ pub(super) enum Datagram {
     },
     /// Neither STUN nor ChannelData.
     Noise,
-    /// Binding indication.
     Keepalive,
 }
 
@@ -45,7 +43,6 @@ pub(super) struct Request {
     pub(super) strange: bool,
 }
 
-/// Claimed sender.
 #[derive(Clone, Debug)]
 pub(super) struct Claim {
     pub(super) user: &'static str,
@@ -67,7 +64,6 @@ pub(super) enum Wanted {
     ConnectionBind(u32),
 }
 
-/// Parameters of an Allocate.
 #[derive(Clone, Debug)]
 pub(super) struct Wish {
     /// Protocol number.
@@ -206,7 +202,6 @@ fn number_of(transaction: [u8; 12]) -> TransactionId {
     TransactionId::from(number)
 }
 
-/// Content of a response.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Answer {
     pub(super) transaction: [u8; 12],
@@ -238,7 +233,6 @@ pub(super) enum Told {
         lifetime: u32,
         ticket: Option<usize>,
     },
-    /// CONNECTION-ID.
     Connected(u32),
     Error(u16),
     /// 401 or 438 with a nonce for this realm: the request's own or a new one.
@@ -356,12 +350,10 @@ pub(super) fn check_framing(framing: Framing, payload: &[u8], bytes: &[u8]) -> R
     }
 }
 
-/// Checks that the bytes are a Data indication of an ICMP error.
 pub(super) fn check_icmp(peer: SocketAddr, value: [u8; 8], bytes: &[u8]) -> Result<(), String> {
     check_told(peer, ICMP, &value, bytes)
 }
 
-/// Checks that the bytes are a ConnectionAttempt indication.
 pub(super) fn check_attempt(peer: SocketAddr, id: u32, bytes: &[u8]) -> Result<(), String> {
     check_told(peer, CONNECTION_ID, &id.to_be_bytes(), bytes)
 }

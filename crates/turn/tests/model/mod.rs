@@ -50,7 +50,6 @@ use turnpike_turn::server::Stats;
 use network::{Network, Reached};
 use step::{Mix, plays};
 
-/// Plays per seed.
 const PLAYS: u32 = 150;
 
 #[test]

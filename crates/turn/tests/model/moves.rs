@@ -14,7 +14,6 @@ use super::{
 const REMEMBERED_MS: u64 = 40_000;
 
 impl Mobility {
-    /// Returns true if this is a retransmission of the last Refresh with a ticket.
     fn is_repeated(&self, asking: &Asking<'_>, now: u64) -> bool {
         self.last.is_some_and(|last| {
             (last.client, last.transaction) == (asking.client(), asking.request.transaction)
@@ -47,7 +46,6 @@ impl Mobility {
 }
 
 impl Model {
-    /// Current ticket of an allocation.
     pub(super) fn ticket(&self, number: usize) -> Option<Ticket> {
         let mobility = self.allocations[number].mobility.as_ref()?;
         Some(Ticket { number, counter: mobility.counter })
@@ -197,7 +195,6 @@ impl Model {
         }
     }
 
-    /// Pending move of an allocation: client and worker.
     pub(super) fn arriving_at(&self, number: usize) -> Option<(Source, usize)> {
         self.allocations[number].mobility.as_ref()?.arriving
     }
@@ -244,7 +241,6 @@ impl Model {
         }
     }
 
-    /// Notifies a worker that a client no longer arrives there.
     pub(super) fn arrives_no_more(&mut self, at: usize, worker: usize, client: Client, number: usize) {
         if worker != at {
             let pending_move = PendingMove { client, number, owner: at };
@@ -275,7 +271,6 @@ impl Model {
         self.workers[at].expected.retain(|it| it.client != *client || it.owner != owner);
     }
 
-    /// Expects a client whose allocation another worker has.
     pub(super) fn expect(&mut self, at: usize, pending_move: PendingMove) {
         let PendingMove { client, number, owner } = pending_move;
         if self.home(at, &client).is_some() {
@@ -314,7 +309,6 @@ impl Model {
         true
     }
 
-    /// Imports an allocation for its client, unless that has made another one.
     pub(super) fn import(&mut self, at: usize, number: usize, to: Source, id: Option<AllocationId>) -> bool {
         let (client, link) = (to.client, to.link);
         let Some(id) = id else { return self.home(at, &client).is_none() };
@@ -348,7 +342,6 @@ impl Model {
         }
     }
 
-    /// Assigns the allocation to this worker.
     pub(super) fn settles_at(&mut self, at: usize, number: usize, id: AllocationId) {
         let now = self.ms;
         let it = &mut self.allocations[number];
@@ -365,7 +358,6 @@ impl Model {
         }
     }
 
-    /// Handles the owner's refusal to export.
     pub(super) fn not_moved(&mut self, at: usize, client: &Client) {
         self.workers[at].expected.retain(|it| it.client != *client || it.owner == at);
     }
@@ -377,7 +369,6 @@ impl Model {
         }
     }
 
-    /// Handles the end of the client's connection; returns true if it had an allocation.
     pub(super) fn disconnected(&mut self, at: usize, client: &Client) -> bool {
         self.workers[at].waiting.retain(|it| it.source.client != *client);
         if self.workers[at].expected.iter().any(|it| it.client == *client) {

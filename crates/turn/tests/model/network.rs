@@ -25,7 +25,6 @@ pub(super) struct Network {
     pub(super) model: Model,
     pub(super) workers: Vec<Worker>,
     pub(super) ends: Vec<End>,
-    /// Datagrams in flight.
     flying: Vec<Flight>,
     /// Relay sockets by relayed transport address.
     pub(super) sockets: BTreeMap<SocketAddr, (usize, RelayId)>,
@@ -36,7 +35,6 @@ pub(super) struct Network {
     pub(super) reserved: HashMap<[u8; 8], SocketAddr>,
     pub(super) ports: u16,
     pub(super) memory: Memory,
-    /// Number of the current process, from 0.
     pub(super) process: u8,
     pub(super) replays: ReplayGuard,
     pub(super) reached: Reached,
@@ -71,7 +69,6 @@ impl Reached {
     }
 }
 
-/// Worker with its queues.
 pub(super) struct Worker {
     pub(super) server: Server<TestPolicy>,
     pub(super) mail: VecDeque<Mail>,
@@ -81,7 +78,6 @@ pub(super) struct Worker {
     pub(super) questions: VecDeque<LookupId>,
 }
 
-/// State of a client's 5-tuple.
 pub(super) struct End {
     /// Worker that receives its datagrams.
     pub(super) worker: usize,
@@ -102,7 +98,6 @@ struct Flight {
     bytes: Vec<u8>,
 }
 
-/// Owned verdict.
 pub(super) enum Done {
     ToPeer { relay: RelayId, peer: SocketAddr, payload: Vec<u8>, dont_fragment: bool },
     ToClient { to: Source, bytes: Vec<u8> },
@@ -169,7 +164,6 @@ impl Network {
         }
     }
 
-    /// Executes one step and compares everything.
     pub(super) fn step(&mut self, step: &Step) {
         match *step {
             Step::Ask { from, knows, user, realm, nonce, ref asked, way } => {
@@ -244,7 +238,6 @@ impl Network {
         Now { ms: Model::clock(at, self.model.ms), unix: self.model.unix }
     }
 
-    /// Source of a client's datagrams.
     pub(super) fn source(&self, from: usize) -> Source {
         let client = cast::client(from);
         // Plain UDP needs only the 5-tuple.
@@ -253,7 +246,6 @@ impl Network {
         Source { client, link }
     }
 
-    /// Returns true if a client is still on the same link.
     pub(super) fn is_here(&self, source: &Source) -> bool {
         let from = cast::number_of(&source.client);
         self.ends[from].open && self.source(from).link == source.link
@@ -386,7 +378,6 @@ impl Network {
         learned
     }
 
-    /// One of the relay sockets with this transport.
     fn relay(&self, which: usize, transport: RelayTransport) -> Option<(usize, RelayId)> {
         let is_such = |(at, relay): &&(usize, RelayId)| {
             let number = self.model.named(*at, relay.allocation);
@@ -510,7 +501,6 @@ impl Network {
         }
     }
 
-    /// Compares the complete state.
     pub(super) fn compare(&mut self) {
         let mut relays = BTreeMap::new();
         let mut connections = BTreeSet::new();
@@ -623,7 +613,6 @@ impl Done {
     }
 }
 
-/// Picks one of `of`.
 pub(super) fn pick(which: usize, of: usize) -> Option<usize> {
     (of > 0).then(|| which % of)
 }

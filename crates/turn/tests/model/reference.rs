@@ -20,7 +20,6 @@ use super::{
 /// Link of clients over plain UDP, which need only their 5-tuple.
 pub(super) const DATAGRAMS: Link = Link(0);
 
-/// Path of a request to a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Delivery {
     Direct,
@@ -28,7 +27,6 @@ pub(super) enum Delivery {
     Forwarded { via: u16, occupied: bool },
 }
 
-/// Expected result.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Expected {
     ToPeer {
@@ -60,18 +58,15 @@ pub(super) enum Expected {
         pending_move: Option<PendingMove>,
     },
     Drop(DropReason),
-    /// Continued by an effect.
     Goes(Goes),
 }
 
-/// Header before a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Framing {
     Channel { number: u16, padded: bool },
     Data(SocketAddr),
 }
 
-/// Effect that continues a request.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Goes {
     Open { number: usize, first: Wish, second: Option<Family> },
@@ -83,7 +78,6 @@ pub(super) enum Goes {
     LookUp { user: &'static str, realm: &'static str },
 }
 
-/// Requested relay socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wish {
     pub(super) family: Family,
@@ -91,7 +85,6 @@ pub(super) struct Wish {
     pub(super) port: Port,
 }
 
-/// Port that a client requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Port {
     Any,
@@ -108,7 +101,6 @@ pub(super) struct PendingMove {
     pub(super) owner: usize,
 }
 
-/// Answer of the store about a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Good,
@@ -119,7 +111,6 @@ pub(super) enum Verdict {
     Unavailable,
 }
 
-/// Issued nonce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Nonce {
     pub(super) network: IpAddr,
@@ -127,14 +118,12 @@ pub(super) struct Nonce {
     pub(super) unix: u64,
 }
 
-/// Issued ticket: its allocation and counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ticket {
     pub(super) number: usize,
     pub(super) counter: u32,
 }
 
-/// State of the model.
 pub(super) struct Model {
     /// Common clock; the workers' clocks have offsets.
     pub(super) ms: u64,
@@ -142,7 +131,6 @@ pub(super) struct Model {
     pub(super) workers: Vec<Desk>,
     /// Append-only: an allocation's number is its index.
     pub(super) allocations: Vec<Allocation>,
-    /// All issued nonces.
     pub(super) nonces: HashMap<String, Nonce>,
     pub(super) tickets: HashMap<Vec<u8>, Ticket>,
     /// Time of the newest nonce with each transaction, for requests granted once.
@@ -161,16 +149,12 @@ pub(super) struct Model {
     pub(super) notices: VecDeque<Notice>,
 }
 
-/// Message between workers.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Notice {
-    /// A pending move is cancelled.
     MoveOver { to: usize, pending_move: PendingMove },
-    /// A forwarded request deleted something.
     Deleted { to: usize, client: Client, transaction: [u8; 12], user: &'static str },
 }
 
-/// Kind of request that is granted once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Once {
     Allocate,
@@ -209,7 +193,6 @@ pub(super) struct Waiting {
     pub(super) lookup: Option<LookupId>,
 }
 
-/// Location of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     At(usize, AllocationId),
@@ -228,14 +211,12 @@ pub(super) struct Allocation {
     pub(super) away: bool,
     pub(super) realm: &'static str,
     pub(super) user: &'static str,
-    /// Client's address prefix at allocation time, as quotas count it.
     pub(super) prefix: IpAddr,
     pub(super) transport: RelayTransport,
     pub(super) transaction: [u8; 12],
     pub(super) granted: u32,
     pub(super) reservation: Option<[u8; 8]>,
     pub(super) address_error: Option<(Family, u16)>,
-    /// Present while relay sockets are opening.
     pub(super) pending: Option<Pending>,
     pub(super) relays: [Option<(SocketAddr, u64)>; 2],
     pub(super) former: [Option<SocketAddr>; 2],
@@ -279,7 +260,6 @@ pub(super) enum Stage {
 #[derive(Clone, Debug)]
 pub(super) struct Mobility {
     pub(super) counter: u32,
-    /// Worker that has the allocation or is about to get it.
     pub(super) owner: usize,
     /// Previous ticket, valid until the client evidently got the answer, and the datagrams sent when the
     /// allocation moved without data.
@@ -325,7 +305,6 @@ impl Allocation {
         self.channels.get(&number).filter(|(_, until)| *until > now).map(|(peer, _)| *peer)
     }
 
-    /// All deadlines.
     fn deadlines(&self) -> impl Iterator<Item = u64> + '_ {
         let relays = self.relays.iter().flatten().map(|(_, until)| *until);
         let permissions = self.permissions.values().copied();
@@ -338,7 +317,6 @@ impl Allocation {
         relays.chain(permissions).chain(channels).chain(connections)
     }
 
-    /// Converts all times to relative ones.
     pub(super) fn pack(&mut self, now: u64) {
         self.each_deadline(|until| until.saturating_sub(now));
         self.opened = now - self.opened;
@@ -350,7 +328,6 @@ impl Allocation {
         }
     }
 
-    /// Inverse of [`Allocation::pack`].
     pub(super) fn unpack(&mut self, now: u64) {
         self.each_deadline(|left| now + left);
         self.opened = now - self.opened;
@@ -412,7 +389,6 @@ impl Model {
         self.allocations.iter().position(|it| it.is_at(at) && !it.away && it.client == *client)
     }
 
-    /// Number of an allocation by ID.
     pub(super) fn named(&self, at: usize, id: AllocationId) -> Option<usize> {
         self.allocations.iter().position(|it| it.place == Place::At(at, id))
     }
@@ -421,7 +397,6 @@ impl Model {
         self.allocations[number].is_at(at)
     }
 
-    /// All allocations of a worker.
     pub(super) fn of(&self, at: usize) -> impl Iterator<Item = (usize, &Allocation)> {
         self.allocations.iter().enumerate().filter(move |(_, it)| it.is_at(at))
     }
@@ -460,7 +435,6 @@ impl Model {
         cast::transport(client.listener).is_stream()
     }
 
-    /// Deadlines of a worker's allocations.
     pub(super) fn deadlines(&self, at: usize) -> impl Iterator<Item = u64> {
         self.of(at).flat_map(|(_, it)| it.deadlines())
     }
@@ -473,7 +447,6 @@ impl Model {
         allocations.chain(self.workers[at].waiting.iter().map(|it| it.until)).min()
     }
 
-    /// Pending move to this client.
     pub(super) fn expected(&mut self, at: usize, client: &Client) -> Option<&mut Expectation> {
         self.workers[at].expected.iter_mut().find(|it| it.client == *client)
     }
@@ -505,7 +478,6 @@ impl Model {
         ms + cast::skew(at)
     }
 
-    /// Handles a datagram from a client.
     pub(super) fn from_client(&mut self, at: usize, source: Source, datagram: &Datagram) -> Expected {
         match datagram {
             Datagram::Request(request) => self.request(at, source, Delivery::Direct, request),
@@ -664,7 +636,6 @@ impl Model {
         Expected::Goes(Goes::Fetch { owner, number })
     }
 
-    /// Effect of an allocation's end.
     fn closed(&self, number: usize, reason: ClosedReason) -> Effect {
         let it = &self.allocations[number];
         let relayed = [0, 1].map(|side| it.relays[side].map(|(address, _)| address).or(it.former[side]));
@@ -686,7 +657,6 @@ impl Model {
         }
     }
 
-    /// Ends an allocation.
     pub(super) fn close(&mut self, at: usize, number: usize, reason: ClosedReason) {
         let effect = self.closed(number, reason);
         self.told.push_back(effect);
@@ -712,7 +682,6 @@ impl Model {
         self.stats(at).allocations_closed[index] += u64::from(was_open);
     }
 
-    /// Drops its pending moves.
     pub(super) fn forget(&mut self, at: usize, number: usize) {
         self.workers[at].expected.retain(|it| it.owner != at || it.number != number);
     }
@@ -878,7 +847,6 @@ impl Model {
         all.filter(|(_, until)| whole_second(*until) <= self.ms).collect()
     }
 
-    /// Applies new rules to a worker.
     pub(super) fn reconfigure(&mut self, at: usize, rules: Rules) {
         let before = self.workers[at].rules.clone();
         self.workers[at].rules = rules;
@@ -1117,7 +1085,6 @@ impl Model {
         }
     }
 
-    /// Connections of all workers, for one user or in total.
     pub(super) fn connections(&self, holder: Option<(&str, &str)>) -> usize {
         let is_its = |it: &&Allocation| holder.is_none_or(|holder| (it.realm, it.user) == holder);
         let all = (0..self.workers.len()).flat_map(|at| self.of(at)).map(|(_, it)| it);

@@ -25,10 +25,8 @@ const WAITING_EACH: usize = 32;
 /// Waiting requests per worker before that limit applies.
 const WAITING_FREELY: usize = 512;
 
-/// Answer to a request, or another result.
 pub(super) type Outcome = Result<Answer, Expected>;
 
-/// Request being answered.
 pub(super) struct Asking<'a> {
     pub(super) at: usize,
     pub(super) source: Source,
@@ -41,11 +39,9 @@ pub(super) struct Asking<'a> {
     expired: bool,
     /// Issue time of its nonce.
     issued: u64,
-    /// Arrival time.
     asked: u64,
 }
 
-/// Validity of a nonce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
     Fresh,
@@ -66,7 +62,6 @@ impl Asking<'_> {
 }
 
 impl Model {
-    /// Handles a request on any path.
     pub(super) fn request(
         &mut self,
         at: usize,
@@ -89,7 +84,6 @@ impl Model {
         self.respond(at, source, delivery, request, None)
     }
 
-    /// Handles the store's answer to a waiting request.
     pub(super) fn looked_up(&mut self, at: usize, waited: Option<Waiting>, found: Verdict) -> Expected {
         let Some(Waiting { source, delivery, request, asked, .. }) = waited else {
             return self.dropped(at, DropReason::LookupOver);
@@ -439,7 +433,6 @@ impl Model {
         }
     }
 
-    /// Content of an Allocate response.
     pub(super) fn allocated(&self, number: usize) -> Told {
         let it = &self.allocations[number];
         Told::Allocated {
@@ -452,7 +445,6 @@ impl Model {
         }
     }
 
-    /// Handles the runtime's result for requested sockets.
     pub(super) fn opened(
         &mut self,
         at: usize,
@@ -603,7 +595,6 @@ impl Model {
         Ok(self.succeed(asking, Told::Refreshed { lifetime, ticket }))
     }
 
-    /// Records a deletion, for the client's worker too.
     fn remember_deletion(&mut self, asking: &Asking<'_>) {
         let (client, transaction, user) = (asking.client(), asking.request.transaction, asking.who.1);
         self.deleted(asking.at, client, transaction, user);
@@ -757,7 +748,6 @@ impl Model {
         Err(Expected::Goes(Goes::Connect { number, family: family_of(peer.ip()), peer }))
     }
 
-    /// Connection limit that is reached: allocation, total, user.
     fn is_full(&self, at: usize, number: usize) -> Option<usize> {
         let (rules, it) = (&self.workers[at].rules, &self.allocations[number]);
         let reached = [
@@ -768,7 +758,6 @@ impl Model {
         reached.iter().position(|reached| *reached)
     }
 
-    /// Handles the runtime's result of a connection attempt.
     pub(super) fn connected(
         &mut self,
         at: usize,
@@ -865,7 +854,6 @@ impl Model {
         last.expect("a new connection").id = id;
     }
 
-    /// Returns true if a CONNECTION-ID belongs to another worker.
     fn is_elsewhere(&self, at: usize, id: u32) -> bool {
         let owner = usize::from(worker_of_connection(id));
         owner != at && owner < self.workers.len()
@@ -906,7 +894,6 @@ impl Model {
         Ok(self.succeed(asking, Told::Done))
     }
 
-    /// Handles the end of a connection with the bytes carried since the last report.
     pub(super) fn connection_ended(&mut self, at: usize, id: u32, to_peer: u64, to_client: u64) {
         let stats = self.stats(at);
         stats.connection_bytes[0] += to_peer;

@@ -23,9 +23,7 @@ pub(super) enum Job {
     Connect { allocation: AllocationId, id: u32, late: bool },
 }
 
-/// Mail between workers.
 pub(super) enum Mail {
-    /// Client's stream with the request on it.
     Stream {
         from: usize,
         request: Request,
@@ -46,12 +44,10 @@ pub(super) enum Mail {
         request: Request,
         bytes: Box<[u8]>,
     },
-    /// A pending move is cancelled.
     MoveOver {
         from: usize,
         pending_move: (PendingMove, reference::PendingMove),
     },
-    /// A forwarded request deleted something.
     Deleted {
         deletion: (u64, u64),
         of: (Client, [u8; 12], &'static str),
@@ -70,7 +66,6 @@ pub(super) enum Mail {
         datagram: Datagram,
         bytes: Box<[u8]>,
     },
-    /// Requested allocation.
     Allocation {
         from: usize,
         number: usize,
@@ -160,7 +155,6 @@ impl Network {
         }
     }
 
-    /// Handles an effect that changes state.
     fn state_effect(&mut self, at: usize, effect: &Effect) {
         self.model.name_session(at, effect);
         if let Some(place) = self.model.over.iter().position(|over| over == effect) {
@@ -307,7 +301,6 @@ impl Network {
         }
     }
 
-    /// Executes all pending work.
     pub(super) fn settle(&mut self, luck: u8) {
         loop {
             let mut idle = true;
@@ -405,7 +398,6 @@ impl Network {
         }
     }
 
-    /// Closes an established connection from either end.
     pub(super) fn connection_ends(&mut self, which: usize, bytes: u16) {
         let is_made = |(at, id): &&(usize, u32)| {
             !self.workers[*at]
@@ -480,7 +472,6 @@ impl Network {
         true
     }
 
-    /// Delivers one mail to a worker.
     pub(super) fn mail(&mut self, at: usize) -> bool {
         let Some(mail) = self.workers[at].mail.pop_front() else { return false };
         let now = self.now(at);
@@ -646,7 +637,6 @@ impl Network {
         }
     }
 
-    /// Moves the relay sockets of an allocation to another worker.
     fn attach(&mut self, at: usize, number: usize, allocation: AllocationId, sockets: Sockets) {
         for (address, family) in sockets {
             self.sockets.insert(address, (at, RelayId { allocation, family }));
@@ -779,7 +769,6 @@ impl Network {
         }
     }
 
-    /// Denies a peer that some allocation has a permission for.
     pub(super) fn deny(&mut self, worker: Option<usize>, which: usize) {
         let has_some = |it: &Allocation| !it.permissions.is_empty() && it.place != Place::Gone;
         let all = self.model.allocations.iter().filter(|it| has_some(it));
@@ -996,7 +985,6 @@ impl Network {
     }
 }
 
-/// Serializes and deserializes.
 fn written(moved: &Moved) -> Moved {
     let text = serde_json::to_string(moved).expect("a serializable allocation");
     serde_json::from_str(&text).expect("a serialized allocation")

@@ -2,7 +2,6 @@
 
 use proptest::{collection::vec, prelude::*};
 
-/// Server of one play.
 #[derive(Clone, Debug)]
 pub(super) struct Setup {
     pub(super) workers: usize,
@@ -43,7 +42,6 @@ pub(super) enum Step {
         asked: Asked,
         way: Way,
     },
-    /// A client sends ChannelData or a Send indication.
     Data {
         from: usize,
         knows: bool,
@@ -132,7 +130,6 @@ pub(super) enum Step {
         which: usize,
         before: bool,
     },
-    /// New rules for one worker or all.
     Reload {
         worker: Option<usize>,
         variant: u8,
@@ -143,7 +140,6 @@ pub(super) enum Step {
         worker: Option<usize>,
         which: usize,
     },
-    /// An administrator ends an allocation.
     Close(usize),
     /// An offload table reports traffic of an allocation.
     Across {
@@ -189,11 +185,9 @@ pub(super) enum Asked {
     ConnectionBind(u8),
 }
 
-/// Answer of the store.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Says {
     Truth,
-    /// It fails.
     Nothing,
 }
 

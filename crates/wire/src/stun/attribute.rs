@@ -109,14 +109,12 @@ pub mod kind {
     }
 }
 
-/// Attribute of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attribute<'a> {
     /// Offset of its header from the start of the message.
     pub offset: usize,
     /// Type; [`kind`] has names.
     pub kind: u16,
-    /// Without padding.
     pub value: &'a [u8],
     /// The message ends after it.
     pub(crate) is_last: bool,
@@ -138,7 +136,6 @@ impl Attribute<'_> {
 #[derive(Clone, Debug)]
 pub(crate) struct Attributes<'a> {
     rest: &'a [u8],
-    /// Offset of `rest` in the message.
     offset: usize,
 }
 
@@ -148,7 +145,6 @@ impl<'a> Attributes<'a> {
         Self::at(message, HEADER_LEN)
     }
 
-    /// Starts at this attribute.
     #[inline]
     pub(super) fn at(message: &'a [u8], offset: usize) -> Self {
         Self { rest: message.get(offset..).unwrap_or_default(), offset }

@@ -32,7 +32,6 @@ use subtle::ConstantTimeEq as _;
 
 use crate::integrity::{IntegrityError, Key, Mac};
 
-/// Bytes before the first attribute.
 pub const HEADER_LEN: usize = 20;
 /// Bytes before an attribute's value.
 pub const ATTRIBUTE_HEADER_LEN: usize = 4;
@@ -41,14 +40,11 @@ pub const COOKIE: [u8; 4] = [0x21, 0x12, 0xA4, 0x42];
 /// Transaction ID: 96 bits that match a response to its request.
 pub type Transaction = [u8; 12];
 
-/// Message class (RFC 8489 section 5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Class {
     Request,
-    /// Has no response.
     Indication,
     Success,
-    /// Has an ERROR-CODE.
     Error,
 }
 
@@ -57,19 +53,15 @@ pub mod method {
     pub const BINDING: u16 = 0x001;
     pub const ALLOCATE: u16 = 0x003;
     pub const REFRESH: u16 = 0x004;
-    /// Indication.
     pub const SEND: u16 = 0x006;
-    /// Indication.
     pub const DATA: u16 = 0x007;
     pub const CREATE_PERMISSION: u16 = 0x008;
     pub const CHANNEL_BIND: u16 = 0x009;
     pub const CONNECT: u16 = 0x00A;
     pub const CONNECTION_BIND: u16 = 0x00B;
-    /// Indication.
     pub const CONNECTION_ATTEMPT: u16 = 0x00C;
 }
 
-/// Message header without its length field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Header {
     pub class: Class,
@@ -84,19 +76,16 @@ pub enum Invalid {
     /// The first two bits are not zero: another protocol on the same port (RFC 7983).
     #[error("not STUN")]
     NotStun,
-    /// Shorter than a header, or than its length field requires.
     #[error("truncated")]
     Truncated,
     /// Longer than its length field, or a length that is not a multiple of four.
     #[error("invalid length")]
     Length,
-    /// No cookie: RFC 3489, or not a STUN protocol.
     #[error("no magic cookie")]
     Cookie,
     /// An attribute extends beyond the end, or FINGERPRINT is not last or not four bytes long.
     #[error("invalid attribute")]
     Attribute,
-    /// A FINGERPRINT does not match (RFC 8489 section 14.7).
     #[error("FINGERPRINT does not match")]
     Fingerprint,
 }
@@ -176,7 +165,6 @@ impl Header {
         Self { class, method, transaction }
     }
 
-    /// Header of the response to a request with this header.
     #[must_use]
     pub const fn answered(self, class: Class) -> Self {
         Self { class, ..self }
@@ -276,7 +264,6 @@ impl<'a> View<'a> {
         Attributes::of(&self.bytes[..self.end]).filter_map(Result::ok)
     }
 
-    /// Values of all attributes of a type.
     #[inline]
     pub fn all(&self, kind: u16) -> impl Iterator<Item = &'a [u8]> + Clone + use<'a> {
         self.attributes().filter(move |attribute| attribute.kind == kind).map(|attribute| attribute.value)
@@ -308,7 +295,6 @@ impl<'a> View<'a> {
         self.get(kind).filter(|value| value.len() <= 763).and_then(|value| str::from_utf8(value).ok())
     }
 
-    /// ERROR-CODE; `None` if malformed.
     #[must_use]
     pub fn error(&self) -> Option<ErrorCode<'a>> {
         self.get(kind::ERROR_CODE).and_then(ErrorCode::of)
@@ -328,7 +314,6 @@ fn place(offset: usize) -> Option<NonZero<u32>> {
 }
 
 impl Mac {
-    /// Attribute type.
     const fn kind(self) -> u16 {
         match self {
             Self::Sha1 => kind::MESSAGE_INTEGRITY,

@@ -1,12 +1,9 @@
-//! Structured attribute values.
-
 use std::net::{IpAddr, SocketAddr};
 
 use super::{COOKIE, Transaction};
 
 /// IPv4 in any attribute with a family (RFC 8489 section 14.1).
 pub const FAMILY_IPV4: u8 = 1;
-/// IPv6.
 pub const FAMILY_IPV6: u8 = 2;
 
 /// Decodes XOR-MAPPED-ADDRESS and similar attributes (RFC 8489 section 14.2), with the family as encoded

@@ -76,7 +76,6 @@ impl<'b> Writer<'b> {
         self.code(kind::ADDRESS_ERROR_CODE, family, code, reason)
     }
 
-    /// Writes UNKNOWN-ATTRIBUTES (RFC 8489 section 14.13).
     pub fn unknown_attributes(&mut self, types: &[u16]) -> &mut Self {
         self.put(kind::UNKNOWN_ATTRIBUTES, 2 * types.len(), types.iter().map(|kind| kind.to_be_bytes()))
     }
@@ -87,13 +86,11 @@ impl<'b> Writer<'b> {
         self
     }
 
-    /// Bytes written so far.
     #[must_use]
     pub fn len(&self) -> usize {
         self.buffer.len()
     }
 
-    /// Always false: there is at least a header.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.buffer.is_empty()
