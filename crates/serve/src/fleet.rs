@@ -1,8 +1,8 @@
-//! This server among others that are one service with it: what workers ask, answered from memory, and what the control thread does meanwhile so that
-//! it is current. The rules are in `turnpike_fleet`, the store's keys in `turnpike_stores`.
+//! Membership in a fleet. Workers get answers from memory, which the control thread keeps up to date. The rules are in
+//! `turnpike_fleet`, the store's keys in `turnpike_stores`.
 //!
 //! ```text
-//!  workers ──▶ Fleet ── Banned                            without a fleet, too
+//!  workers ──▶ Fleet ── Banned                            also without a fleet
 //!                └───── Node ── Quotas, Sight, RecentRedirects, keys
 //!                         ▲
 //!                 heartbeat, watching, quota_exchange, listening, publishing ──▶ FleetStore
@@ -55,26 +55,27 @@ use heartbeat::Beater;
 use load::Room;
 use node::Node;
 
-/// What workers ask; there is one without a fleet too.
+/// Fleet as workers see it; also exists without one.
 pub(crate) struct Fleet {
     banned: Arc<Banned>,
     node: Option<Arc<Node>>,
-    /// The key of a server that is alone.
+    /// Key of a server without a fleet.
     alone: NodeKeys,
 }
 
-/// What a node has to do once its relay runs.
+/// Started by [`Fleet::begin`] once the relay runs.
 pub(crate) struct Begun {
     beater: Beater,
     questions: admin_ops::Questions,
 }
 
 impl Fleet {
-    /// Joins the fleet that is configured, if one is. A store that cannot be reached now is no reason not to start: the node joins later. `own`
-    /// is the server's own key. In the place of another process it goes on as that node, if that was the same.
+    /// Joins the configured fleet, if any. An unreachable store does not prevent the start: the node joins
+    /// later. After a handover it continues as the same node.
     ///
     /// # Errors
-    /// Somebody has to change something: a name that another node has, another secret than that of the fleet, a password.
+    ///
+    /// A configuration mistake: a name in use, a different secret, a wrong password.
     pub(crate) async fn join(
         settings: &Settings,
         own: NonceKey,
@@ -99,7 +100,7 @@ impl Fleet {
         Ok((Arc::new(fleet), Begun { beater, questions: received }))
     }
 
-    /// Does from now on what a node does, on the control thread's runtime. `users` is where the cached users are.
+    /// Starts the node's tasks on the control thread's runtime. `users` holds the cached users.
     pub(crate) fn begin(
         self: &Arc<Self>,
         begun: Begun,
@@ -121,7 +122,7 @@ impl Fleet {
         Arc::new(FleetOrders::new(Arc::clone(self), questions))
     }
 
-    /// Clients come in where the relay listens now, as many as this configuration allows.
+    /// Advertises the relay's current listeners and capacity.
     pub(crate) fn listens(&self, relay: &Relay, config: &Config) {
         if let Some(node) = &self.node {
             let entrances = advertised_addresses::of(config, &relay.listeners(), &node.settings());
@@ -129,43 +130,41 @@ impl Fleet {
         }
     }
 
-    /// What nonces, tickets and cookies are made with now, and which node this is.
+    /// Current keys and node number.
     pub(crate) fn keys(&self) -> NodeKeys {
         self.node.as_ref().map_or_else(|| self.alone.clone(), |node| node.keys())
     }
 
-    /// What a reload can change.
     pub(crate) fn set(&self, settings: &Settings) {
         if let Some(node) = &self.node {
             node.set(settings);
         }
     }
 
-    /// Whether an administrator has this node take nobody new, while it runs on.
+    /// True if an administrator has stopped new clients while the node keeps running.
     pub(crate) fn is_cordoned(&self) -> bool {
         self.node.as_ref().is_some_and(|node| node.is_cordoned())
     }
 
-    /// The server takes nobody new any more, until it ends.
+    /// Accepts no new clients until the server ends.
     pub(crate) fn stop_taking(&self) {
         if let Some(node) = &self.node {
             node.stop_taking();
         }
     }
 
-    /// Says goodbye, and gives back what it held.
+    /// Leaves the fleet and releases what the node holds.
     pub(crate) async fn leave(&self) {
         if let Some(node) = &self.node {
             node.leave().await;
         }
     }
 
-    /// For metrics.
     pub(crate) fn counts(&self) -> FleetCounts {
         FleetCounts::of(&self.banned, self.node.as_deref())
     }
 
-    /// Where sessions are published as coturn does, and who does it.
+    /// Both ends of coturn-style session publishing, if enabled.
     pub(crate) fn status_lines(&self) -> Option<(StatusLines, StatusWriter)> {
         let node = self.node.as_ref().filter(|node| node.settings().coturn_status)?;
         Some(publishing::status_lines(Arc::clone(node)))
@@ -202,10 +201,11 @@ impl Redirects for Fleet {
     }
 }
 
-/// Where the store of a fleet is; `None` without one.
+/// Address of the configured store.
 ///
 /// # Errors
-/// `fleet.url` is no address of one.
+///
+/// An invalid `fleet.url`.
 pub(crate) fn address(settings: &Settings) -> Result<Option<FleetAddress>, Mistakes> {
     let Some(url) = &settings.fleet.url else { return Ok(None) };
     let address = url.reveal().parse::<FleetAddress>();
@@ -213,7 +213,6 @@ pub(crate) fn address(settings: &Settings) -> Result<Option<FleetAddress>, Mista
     address.map(Some).map_err(wrong)
 }
 
-/// Unix seconds.
 fn unix() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
@@ -225,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_that_is_none_names_its_key_and_not_its_password() {
+    fn an_invalid_fleet_url_names_the_key_but_not_the_password() {
         let settings = |url: &str| {
             let mut settings = Settings::default();
             settings.fleet.url = Some(Secret::new(url));

@@ -637,7 +637,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_is_none_names_its_key_and_not_its_password() {
+    fn an_invalid_fleet_url_names_the_key_but_not_the_password() {
         let settings = |url: &str| {
             let mut settings = Settings::default();
             settings.store.url = Some(Secret::new(url));

@@ -1,4 +1,4 @@
-//! What administrators ask of a fleet, at any of its nodes: who is there, who takes nobody new, who is banned, and what another node says.
+//! Fleet administration at any node: members, draining, bans, and requests to other nodes.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -19,18 +19,17 @@ use turnpike_stores::StoreError;
 
 use super::{Fleet, node::BAN, node::Node, unix};
 
-/// Questions of other nodes that may wait.
+/// Maximum queued requests from other nodes.
 const QUESTIONS: usize = 64;
-/// How long another node has for an answer, and how often it is looked for: soon at first.
+/// Time limit for another node's answer, and the polling interval, which grows.
 const PATIENCE: Duration = Duration::from_secs(5);
 const FIRST_LOOK: Duration = Duration::from_millis(10);
 const LAST_LOOK: Duration = Duration::from_millis(200);
-/// Before bans go back into a store that does not have them.
+/// Minimum delay before missing bans are written back to the store.
 const GIVE_BACK: Duration = Duration::from_secs(2);
 
 pub(super) type QuestionSender = mpsc::Sender<(Question, Reply)>;
 
-/// Questions, for who answers them.
 pub(super) struct Questions(mpsc::Receiver<(Question, Reply)>);
 
 pub(super) fn questions() -> (QuestionSender, Questions) {
@@ -38,7 +37,6 @@ pub(super) fn questions() -> (QuestionSender, Questions) {
     (sender, Questions(receiver))
 }
 
-/// Administers the fleet of this node, and bans, which there are without one too.
 pub(crate) struct FleetOrders {
     fleet: Arc<Fleet>,
     questions: Mutex<mpsc::Receiver<(Question, Reply)>>,
@@ -49,13 +47,11 @@ impl FleetOrders {
         Self { fleet, questions: Mutex::new(questions) }
     }
 
-    /// What the others find out by themselves some time later.
+    /// Publishes a notice. Nodes that miss it notice the change later on their own.
     async fn tell(&self, notice: Notice) {
         let Some(node) = &self.fleet.node else { return };
         if let Err(error) = node.say(notice).await {
-            tracing::warn!(
-                "{error}; other nodes hear of a change of users when what they remember is too old"
-            );
+            tracing::warn!("{error}; other nodes see this change of users when their cached entries expire");
         }
     }
 
@@ -63,7 +59,6 @@ impl FleetOrders {
         self.fleet.node.as_ref().ok_or(FleetError::NoFleet)
     }
 
-    /// A node that is there.
     fn known(&self, name: &str) -> Result<NodeName, FleetError> {
         let node = self.own_node()?;
         let none = || FleetError::NoSuchNode(name.to_owned());
@@ -197,11 +192,11 @@ impl FleetAdmin for FleetOrders {
     }
 }
 
-/// Why a node knows nothing of the others as of late.
+/// Reason why this node's view of the fleet is outdated.
 fn alone(node: &Node) -> Option<String> {
     let trouble = node.health.trouble_of(node.now_ms());
     trouble.or_else(|| {
-        let why = "it is no member: another node may have its name, or there are as many as there may be";
+        let why = "not a member: another node may have its name, or the fleet is full";
         (node.number() == 0).then(|| why.to_owned())
     })
 }
@@ -242,16 +237,18 @@ fn status_of(name: &NodeName, member: &Member) -> FleetNode {
     }
 }
 
-/// Orders about bans, on their way to the other nodes.
+/// Publishes bans to the other nodes.
 #[derive(Default)]
 pub(super) struct Announcements {
-    /// Held while one is announced, so that the others hear of two about one subject in the order in which they were given.
+    /// Held while one ban is published, so that other nodes see two orders about one subject in the order
+    /// they were given.
     turn: Mutex<()>,
-    /// The store has taken a beat.
+    /// Notified when the store has accepted a heartbeat.
     pub(super) wake: Notify,
 }
 
-/// Announces orders that were given while the store was away, until the node has left: apart from the beats, which must not wait for it.
+/// Publishes orders given during a store outage, until the node leaves. Separate from the heartbeat, which
+/// must not wait for it.
 pub(super) async fn keep_announcing(node: Arc<Node>) {
     while !node.is_over() {
         let is_there = timeout(Duration::from_millis(BEAT_MS), node.announcements.wake.notified()).await;
@@ -264,7 +261,7 @@ pub(super) async fn keep_announcing(node: Arc<Node>) {
 }
 
 impl Node {
-    /// Another node asks this one.
+    /// Answers a request from another node.
     pub(super) fn answer(self: &Arc<Self>, question: Question) {
         let id = question.id;
         let (answer, answered) = oneshot::channel();
@@ -282,8 +279,8 @@ impl Node {
         });
     }
 
-    /// Bans that the store keeps count here, and those that we know and it does not are given back: it may have been emptied. What was lifted
-    /// meanwhile it keeps, too.
+    /// Applies the bans in the store. After a delay, writes back those the store lacks, since it may have
+    /// been emptied, and deletes those lifted in the meantime.
     pub(super) async fn read_bans(self: &Arc<Self>) -> Result<(), StoreError> {
         self.banned.read(unix(), &self.kept_bans().await?);
         let node = Arc::clone(self);
@@ -303,12 +300,12 @@ impl Node {
         Ok(())
     }
 
-    /// Announces an order that was just given, and returns whether the store had a ban of the subject in force. `None` if the store is away:
-    /// it is announced when that answers again.
+    /// Publishes a new order. Returns whether the store had a ban of the subject in force, or `None` during a
+    /// store outage; the order is then published once the store is back.
     async fn announce_now(&self, subject: &Subject) -> Result<Option<bool>, StoreError> {
         let announced = async {
             let _turn = self.announcements.turn.lock().await;
-            // Many administrators' orders must not wait one after the other for a store that is known to be away.
+            // Avoids that many orders queue for a store known to be unreachable.
             if self.health.is_alone(self.now_ms()) && self.banned.is_unannounced(subject) {
                 return Ok(None);
             }
@@ -320,14 +317,15 @@ impl Node {
         match announced.await {
             Ok(was_kept) => Ok(was_kept),
             Err(error) if self.banned.is_unannounced(subject) => {
-                tracing::warn!("{error}; the order holds here, and the other nodes are told when it answers");
+                tracing::warn!(
+                    "{error}; the order applies on this node now and on the others when the store is reachable"
+                );
                 Ok(None)
             }
             Err(error) => Err(error),
         }
     }
 
-    /// Announces the orders that were given while the store was away.
     pub(super) async fn announce_orders(&self) -> Result<(), StoreError> {
         let subjects = self.banned.unannounced();
         if subjects.is_empty() {
@@ -335,21 +333,21 @@ impl Node {
         }
         let kept = self.kept_bans().await?;
         for subject in subjects {
-            // An administrator who gives an order meanwhile waits for one of these at most.
+            // Locked per subject, so that an order given meanwhile waits for one publication at most.
             let _turn = self.announcements.turn.lock().await;
             if self.banned.is_unannounced(&subject) {
                 self.announce(&subject, &kept).await?;
                 let subject = subject.to_string();
-                tracing::info!(?subject, "the other nodes are told of a ban, or of its end");
+                tracing::info!(?subject, "published a ban or its end to the other nodes");
             }
         }
         Ok(())
     }
 
-    /// Tells the store, which keeps these bans, and the other nodes of a subject. Its turn is the caller's.
+    /// Writes the ban to the store and notifies the other nodes. The caller holds `turn`.
     async fn announce(&self, subject: &Subject, kept: &[Ban]) -> Result<(), StoreError> {
         let ban = self.banned.to_announce(unix(), subject, kept);
-        // A node that is away hears nothing of a ban that is lifted, and has to find that in the store.
+        // A node that is offline misses the notice of a lifted ban and must find it in the store.
         match &ban {
             Some(ban) => self.put_ban(ban).await?,
             None => self.store.remove_ban(subject).await?,
@@ -373,7 +371,7 @@ impl Node {
         Ok(self.store.bans().await?.into_iter().filter_map(read).collect())
     }
 
-    /// Whether levels and bans are to be read again; once.
+    /// Returns and clears the request to reload levels and bans.
     pub(super) fn is_to_reread(&self) -> bool {
         self.rereads.swap(false, Ordering::Relaxed)
     }
@@ -387,7 +385,6 @@ mod tests {
     use super::*;
     use crate::fleet::{NodeKeys, banned::Banned};
 
-    /// Of a server that is in no fleet.
     fn orders() -> FleetOrders {
         let alone = NodeKeys::alone(NonceKey([7; 32]));
         let fleet = Fleet { banned: Arc::<Banned>::default(), node: None, alone };
@@ -399,7 +396,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_without_a_fleet_has_bans_and_nothing_else_of_one() {
+    async fn a_server_without_a_fleet_supports_bans_but_not_draining() {
         let orders = orders();
         let banned = orders.ban(ban("user bob@here", 100)).await.expect("it is banned");
         assert_eq!(banned, Ordered { here: 0, is_announced: true });
@@ -420,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_told_of_as_it_was_heard_last() {
+    fn status_shows_the_last_heartbeat_of_a_node() {
         let load = Load { allocations: 5, most_allocations: 10, ..Load::default() };
         let mut members = Members::default();
         let state = |beat: Beat, members: &mut Members| {

@@ -1,4 +1,5 @@
-//! Where clients reach this node: as it is configured, or as its listeners and relay addresses tell.
+//! Addresses that clients of other nodes are redirected to: configured, or derived from listeners and relay
+//! addresses.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,13 +8,12 @@ use turnpike_fleet::Entrance;
 use turnpike_relay::{Config, Listeners, RelayAddress};
 use turnpike_turn::server::Transport;
 
-/// Entrances, and all that clients' requests may show as our own address that came in by one of them.
+/// Advertised addresses, and the local addresses of requests that arrived through them.
 pub(super) struct Entrances {
     pub(super) all: Vec<Entrance>,
     pub(super) own: Vec<SocketAddr>,
 }
 
-/// Those of a node with these listeners.
 pub(super) fn of(config: &Config, listeners: &Listeners, settings: &FleetSettings) -> Entrances {
     let all = if settings.addresses.is_empty() {
         found(config, listeners, &settings.balancer_ports)
@@ -22,11 +22,11 @@ pub(super) fn of(config: &Config, listeners: &Listeners, settings: &FleetSetting
     };
     if all.is_empty() {
         tracing::warn!(
-            "nobody can be sent to this node: none of its listeners has an address that clients could use; name some in fleet.addresses"
+            "other nodes cannot redirect clients here: no listener has an address that clients can reach; set fleet.addresses"
         );
     }
     let mut own: Vec<SocketAddr> = all.iter().map(|entrance| entrance.address).collect();
-    // Behind a NAT that maps addresses one to one, requests show the inner one.
+    // Behind a 1:1 NAT, requests show the inner address.
     for RelayAddress { bind, external } in &config.relay {
         let inner = all.iter().map(|entrance| entrance.address).filter(|at| Some(at.ip()) == *external);
         own.extend(inner.map(|at| SocketAddr::new(*bind, at.port())));
@@ -34,7 +34,7 @@ pub(super) fn of(config: &Config, listeners: &Listeners, settings: &FleetSetting
     Entrances { all, own }
 }
 
-/// Wildcards stand for the addresses that are relayed on: clients can reach those, or nobody could be relayed.
+/// Replaces wildcards by the relay addresses, which clients can reach by definition.
 fn found(config: &Config, listeners: &Listeners, balancer_ports: &[u16]) -> Vec<Entrance> {
     let Listeners { udp, tcp, tls, dtls } = listeners;
     let has_tls = config.streams.tls.is_some();
@@ -52,7 +52,7 @@ fn found(config: &Config, listeners: &Listeners, balancer_ports: &[u16]) -> Vec<
     put(Transport::Udp, udp);
     put(Transport::Tcp, tcp);
     if has_tls {
-        // Dedicated ports first: they are what clients are configured with.
+        // Dedicated TLS ports first, because clients are configured with them.
         put(Transport::Tls, tls);
         put(Transport::Tls, tcp);
     }
@@ -63,7 +63,7 @@ fn found(config: &Config, listeners: &Listeners, balancer_ports: &[u16]) -> Vec<
     all
 }
 
-/// As clients reach a listener.
+/// Public addresses of a listener.
 fn reached(config: &Config, listener: SocketAddr) -> Vec<SocketAddr> {
     let outer = |ip: IpAddr| {
         let relay = config.relay.iter().find(|relay| relay.bind == ip);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn wildcards_are_reached_where_is_relayed_and_others_where_they_are() {
+    fn wildcard_listeners_are_advertised_at_the_relay_addresses() {
         let listeners = listeners(
             &["0.0.0.0:3478", "[::]:3478"],
             &["10.0.0.5:3478"],
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn where_a_balancer_delivers_is_nobodys_own() {
+    fn ports_behind_a_balancer_are_not_advertised() {
         let settings = FleetSettings { balancer_ports: vec![13_478], ..FleetSettings::default() };
         let listeners = listeners(&["0.0.0.0:3478", "0.0.0.0:13478"], &[], &[], &[]);
         let entrances = of(&config(), &listeners, &settings);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_configured_counts_alone() {
+    fn configured_addresses_replace_derived_ones() {
         let named: Entrance = "tls://198.51.100.1:443".parse().expect("an entrance");
         let settings = FleetSettings { addresses: vec![named], ..FleetSettings::default() };
         let entrances = of(&config(), &listeners(&["0.0.0.0:3478"], &[], &[], &[]), &settings);

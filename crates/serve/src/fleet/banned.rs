@@ -1,4 +1,5 @@
-//! Bans in force: asked by workers, changed by administrators and by other nodes. Sessions of a banned user or address end.
+//! Bans in force: read by workers, changed by administrators and other nodes. Ends the sessions of banned
+//! users and addresses.
 
 use std::{
     net::IpAddr,
@@ -13,7 +14,6 @@ use turnpike_relay::{
 };
 use turnpike_turn::server::ClosedReason;
 
-/// All bans, and the relay whose sessions they end.
 #[derive(Default)]
 pub(super) struct Banned {
     bans: RwLock<Bans>,
@@ -21,7 +21,6 @@ pub(super) struct Banned {
 }
 
 impl Banned {
-    /// Once.
     pub(super) fn set_relay(&self, relay: Weak<Relay>) {
         let _ = self.relay.set(relay);
     }
@@ -30,7 +29,7 @@ impl Banned {
         self.bans.read().unwrap_or_else(PoisonError::into_inner).has(unix, realm, names, client)
     }
 
-    /// Of a server without a fleet, or of the process before.
+    /// Adds a ban of a server without a fleet, or of the previous process.
     pub(super) fn put(&self, ban: Ban) {
         self.write().put(ban);
     }
@@ -39,33 +38,32 @@ impl Banned {
         self.write().lift(unix, subject)
     }
 
-    /// An administrator bans, at this node.
+    /// Bans by order of an administrator of this node.
     pub(super) fn order(&self, ban: Ban) {
         self.write().order(ban);
     }
 
-    /// An administrator lifts a ban, at this node.
+    /// Lifts a ban by order of an administrator of this node.
     pub(super) fn order_lift(&self, unix: u64, subject: &Subject) -> Option<Ban> {
         self.write().order_lift(unix, subject)
     }
 
-    /// Another node bans; returns false if an order of this node counts instead.
+    /// Applies another node's ban. Returns false if a local order overrides it.
     pub(super) fn hear(&self, ban: Ban) -> bool {
         self.write().hear(ban)
     }
 
-    /// Another node lifts a ban.
     pub(super) fn hear_lift(&self, unix: u64, subject: &Subject) {
         self.write().hear_lift(unix, subject);
     }
 
-    /// The process before has not announced these.
+    /// Marks subjects that the previous process has not published.
     pub(super) fn mark(&self, subjects: &[Subject]) {
         let mut bans = self.write();
         subjects.iter().for_each(|subject| bans.mark(subject.clone()));
     }
 
-    /// The process that takes over announces what this one has not.
+    /// Leaves publishing to the new process.
     pub(super) fn clear_unannounced(&self) {
         self.write().clear_unannounced();
     }
@@ -74,7 +72,7 @@ impl Banned {
         self.bans.read().unwrap_or_else(PoisonError::into_inner).is_unannounced(subject)
     }
 
-    /// Subjects that the other nodes are to be told of.
+    /// Subjects that the other nodes do not know about.
     pub(super) fn unannounced(&self) -> Vec<Subject> {
         self.bans.read().unwrap_or_else(PoisonError::into_inner).unannounced().cloned().collect()
     }
@@ -87,19 +85,19 @@ impl Banned {
         self.write().announced(subject, ban);
     }
 
-    /// Takes what the store keeps.
+    /// Applies the bans kept in the store.
     pub(super) fn read(&self, unix: u64, kept: &[Ban]) {
         self.write().read(unix, kept);
     }
 
-    /// What the store does not keep.
+    /// Bans that the store lacks.
     pub(super) fn missing(&self, unix: u64, kept: &[Ban]) -> Vec<Ban> {
         self.bans.read().unwrap_or_else(PoisonError::into_inner).missing(unix, kept)
     }
 
-    /// Forgets those that are over by all clocks, and says who they were.
+    /// Removes bans that have expired by every clock in the fleet, and returns their subjects.
     pub(super) fn expire(&self, unix: u64) -> Vec<Subject> {
-        // Most of the time there is none, and nobody is to wait for this.
+        // Usually nothing has expired: a read lock does not block the workers.
         let bans = self.bans.read().unwrap_or_else(PoisonError::into_inner);
         let has_some = bans.has_old(unix);
         drop(bans);
@@ -110,13 +108,13 @@ impl Banned {
         self.bans.read().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
-    /// Those in force.
+    /// Number of bans in force.
     pub(super) fn count(&self, unix: u64) -> usize {
         let bans = self.bans.read().unwrap_or_else(PoisonError::into_inner);
         bans.iter().filter(|ban| ban.is_in_force(unix)).count()
     }
 
-    /// Ends the sessions of a subject; how many there were.
+    /// Ends the sessions of a subject, and returns their number.
     pub(super) async fn end_sessions(&self, subject: &Subject) -> u64 {
         let mut ended = 0;
         for filter in filters(subject) {
@@ -150,13 +148,13 @@ impl Banned {
         self.bans.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Not to be kept while waiting: the server does not stop as long as this is there.
+    /// Must not be held across an await: the server cannot stop while this reference exists.
     fn relay(&self) -> Option<Arc<Relay>> {
         self.relay.get()?.upgrade()
     }
 }
 
-/// Whose sessions these are. Of a time-limited name quotas count the id behind a colon.
+/// Filters for the sessions of a subject. Quotas count time-limited usernames by the id after the colon.
 fn filters(subject: &Subject) -> Vec<SessionFilter> {
     match subject {
         Subject::User { realm, name } => {
@@ -179,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_users_sessions_are_those_of_the_name_and_of_the_id() {
+    fn a_banned_users_sessions_match_by_name_and_by_id() {
         let users = |subject: &str| -> Vec<_> {
             filters(&subject.parse().expect("a subject")).into_iter().map(|filter| filter.user).collect()
         };
@@ -188,13 +186,13 @@ mod tests {
     }
 
     #[test]
-    fn a_ban_is_over_when_its_time_is() {
+    fn bans_end_at_their_expiry() {
         let banned = Banned::default();
         let subject: Subject = "user alice@here".parse().expect("a subject");
         banned.put(Ban::new(subject.clone(), 100, String::new()));
         let client = "192.0.2.1".parse().expect("an address");
         assert!(banned.has(99, "here", ["alice", "alice"], client));
-        assert!(banned.expire(100).is_empty(), "by another clock it may hold still");
+        assert!(banned.expire(100).is_empty(), "still in force by a slower clock");
         assert_eq!((banned.count(99), banned.count(100)), (1, 0));
         assert!(banned.lift(100, &subject).is_none());
         assert_eq!((banned.expire(1000), banned.list()), (vec![subject], vec![]));

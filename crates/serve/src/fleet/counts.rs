@@ -1,31 +1,30 @@
-//! What this node counts of the fleet, for metrics.
+//! Fleet metrics of this node.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{banned::Banned, node::Node, quotas::QuotaCounts, unix};
 
-/// Why a client was sent on.
+/// Reason of a redirect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sent {
-    /// Another node has less to do.
+    /// Another node has less load.
     Load,
-    /// There is no room here.
+    /// This node is full.
     Full,
-    /// Nobody new is taken.
+    /// This node accepts no new clients.
     Draining,
-    /// It came by an address that is not ours alone.
+    /// The client used an address that is not this node's alone.
     OwnAddress,
-    /// What it asks for is another node's.
+    /// The allocation belongs to another node.
     Owner,
 }
 
 const REASONS: [&str; 5] = ["load", "full", "draining", "own_address", "owner"];
-/// What became of exchanges with the store about quotas.
+/// Results of quota exchanges with the store.
 const RESULTS: [&str; 2] = ["done", "failed"];
-/// What other nodes have said.
+/// Kinds of messages from other nodes.
 const HEARD: [&str; 4] = ["message", "level", "unreadable", "repeated"];
 
-/// Counted while it happens.
 #[derive(Default)]
 pub(super) struct Tallies {
     sent: [AtomicU64; REASONS.len()],
@@ -33,7 +32,7 @@ pub(super) struct Tallies {
     exchange_us: AtomicU64,
     heard: [AtomicU64; HEARD.len()],
     pub(super) lines_lost: AtomicU64,
-    /// Clients that came back after a redirect, and were served.
+    /// Clients served after they returned from a redirect.
     pub(super) returned: AtomicU64,
 }
 
@@ -42,13 +41,13 @@ impl Tallies {
         self.sent[reason as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The store has answered after so long, or not.
+    /// Records a quota exchange and its duration.
     pub(super) fn exchanged(&self, microseconds: u128, done: bool) {
         self.exchanges[usize::from(!done)].fetch_add(1, Ordering::Relaxed);
         self.exchange_us.fetch_add(u64::try_from(microseconds).unwrap_or_default(), Ordering::Relaxed);
     }
 
-    /// Messages, levels, and messages that were unreadable or repeated.
+    /// Records messages, levels, unreadable messages and repeated messages.
     pub(super) fn heard(&self, counts: [usize; HEARD.len()]) {
         for (tally, count) in self.heard.iter().zip(counts) {
             tally.fetch_add(count as u64, Ordering::Relaxed);
@@ -56,26 +55,25 @@ impl Tallies {
     }
 }
 
-/// As one scrape shows it.
+/// Values of one scrape.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FleetCounts {
     pub(crate) bans: u64,
-    /// Where there is a fleet.
+    /// `None` without a fleet.
     pub(crate) node: Option<NodeCounts>,
 }
 
-/// Of a node.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NodeCounts {
-    /// Whether the store answers, and this node is one of the fleet.
+    /// The store answers and this node is a member.
     pub(crate) is_up: bool,
-    /// Whether the store grants nothing, because it does not know yet what all nodes hold.
+    /// The store grants no quota until it knows what all nodes hold.
     pub(crate) is_recovering: bool,
     pub(crate) number: u16,
     pub(crate) is_cordoned: bool,
-    /// Of all nodes: those that take clients, that drain, that are silent.
+    /// Serving, draining and silent nodes.
     pub(crate) nodes: [(&'static str, u64); 3],
-    /// The version of the key ring.
+    /// Version of the key ring.
     pub(crate) ring: u64,
     pub(crate) quotas: QuotaCounts,
     pub(crate) redirects: [(&'static str, u64); REASONS.len()],

@@ -1,5 +1,5 @@
-//! State of a node for a new process, so that the fleet sees the same node: incarnation, number, keys, quotas held, and bans. After the offer
-//! this process exchanges no quotas, unless the upgrade fails.
+//! Fleet state passed to a new process, so that the fleet sees the same node: incarnation, number, keys,
+//! quotas and bans. After the offer this process exchanges no quotas, unless the upgrade fails.
 
 use std::sync::{
     Arc,
@@ -11,38 +11,36 @@ use turnpike_fleet::{Ban, NodeName, Opened, StoreEpoch, Subject, Told};
 
 use super::{Fleet, node::Node};
 
-/// Part of a server's offer, in a fleet or not.
+/// Exists with and without a fleet: bans do not need one.
 #[derive(Default, Serialize, Deserialize)]
 pub(crate) struct FleetOffer {
     pub(super) bans: Vec<Ban>,
-    /// Subjects of these and of lifted bans that the other nodes have not heard of.
+    /// Banned and unbanned subjects that the other nodes do not know about.
     #[serde(default)]
     pub(super) unannounced: Vec<Subject>,
     pub(super) node: Option<NodeOffer>,
 }
 
-/// State of a node.
 #[derive(Serialize, Deserialize)]
 pub(super) struct NodeOffer {
     pub(super) identity: Identity,
     pub(super) incarnation: u64,
-    /// 0 for none.
+    /// 0 without a number.
     pub(super) number: u16,
     pub(super) is_cordoned: bool,
-    /// The key ring, sealed: whoever has another secret shall not be this node.
+    /// Sealed key ring. A process with another secret cannot open it and is not this node.
     pub(super) ring: Option<Vec<u8>>,
-    /// Whether clients may have something that was made with the server's own key.
+    /// Clients may hold nonces, tickets or cookies made with the server's own key.
     pub(super) own_is_used: bool,
     pub(super) told: Vec<Told>,
-    /// The era of the store and the nodes that are known, if the store knows what all of them hold.
+    /// Epoch of the store and number of known nodes, if the store knows what all of them hold.
     #[serde(default)]
     pub(super) era: Option<(StoreEpoch, u32)>,
-    /// Messages that were carried out.
+    /// Messages already applied.
     #[serde(default)]
     pub(super) opened: Opened,
 }
 
-/// Which node of which fleet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Identity {
     pub(super) store: String,
@@ -61,7 +59,8 @@ impl FleetHandover {
         Self { fleet, is_forgotten: AtomicBool::new(false) }
     }
 
-    /// State for the new process. Waits for exchanges under way, so it must not be called on the runtime's thread.
+    /// Exports the state. Blocks until running exchanges end, so it must not be called on the runtime's
+    /// thread.
     pub(crate) fn offer(&self) -> FleetOffer {
         let Fleet { banned, node, .. } = &*self.fleet;
         FleetOffer {
@@ -71,7 +70,7 @@ impl FleetHandover {
         }
     }
 
-    /// The new process is the node from now on.
+    /// Makes the new process the owner of the node.
     pub(crate) fn forget(&self) {
         self.is_forgotten.store(true, Ordering::Relaxed);
         self.fleet.banned.clear_unannounced();

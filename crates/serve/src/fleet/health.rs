@@ -1,4 +1,4 @@
-//! Whether the store answers, and for how long it has. Times are milliseconds of the node's own clock.
+//! Availability of the store. Times are milliseconds of the node's own clock.
 
 use std::sync::{
     Mutex, PoisonError,
@@ -8,23 +8,23 @@ use std::sync::{
 use turnpike_fleet::GONE_MS;
 use turnpike_stores::StoreError;
 
-/// After so long without an answer a node is alone.
+/// Time without an answer after which a node is alone.
 const ALONE_MS: u64 = 3000;
-/// And when it has taken no beat for so long, whatever else it answers: by then the others hold this node for gone.
+/// Time without an accepted heartbeat after which a node is alone, even if the store answers other requests:
+/// by then the other nodes consider it gone.
 const UNKNOWN_MS: u64 = GONE_MS;
-/// The same trouble is told again after that.
+/// Interval between log lines about the same error.
 const AGAIN_MS: u64 = 60_000;
 const NEVER: u64 = u64::MAX;
 
-/// How the store is.
 pub(super) struct Health {
-    /// When it answered last.
+    /// Time of the last answer.
     answered: AtomicU64,
-    /// Since when each beat has failed.
+    /// Time since which heartbeats fail.
     unbeaten: AtomicU64,
-    /// Since when it has answered whatever it was asked.
+    /// Time since which no request has failed.
     since: AtomicU64,
-    /// Whether the log was told that we are alone.
+    /// True after the log line about being alone.
     said: AtomicBool,
     trouble: Mutex<Trouble>,
 }
@@ -32,7 +32,7 @@ pub(super) struct Health {
 #[derive(Default)]
 struct Trouble {
     last: Option<String>,
-    /// What the log was told, and when.
+    /// Last logged error and its time.
     told: Option<(String, u64)>,
 }
 
@@ -54,17 +54,16 @@ impl Health {
         let _ = self.since.compare_exchange(NEVER, now_ms, Ordering::Relaxed, Ordering::Relaxed);
         if !self.is_alone(now_ms) && self.said.swap(false, Ordering::Relaxed) {
             *self.trouble() = Trouble::default();
-            tracing::info!("the fleet's store answers again: this node is one of the fleet");
+            tracing::info!("fleet store reachable again; this node is a member of the fleet");
         }
     }
 
-    /// It has taken a beat, or has said why not.
+    /// Records a heartbeat that the store has accepted or answered with a refusal.
     pub(super) fn beaten(&self, now_ms: u64) {
         self.unbeaten.store(NEVER, Ordering::Relaxed);
         self.answered(now_ms);
     }
 
-    /// A beat has failed.
     pub(super) fn unbeaten(&self, now_ms: u64, error: &StoreError) {
         let _ = self.unbeaten.compare_exchange(NEVER, now_ms, Ordering::Relaxed, Ordering::Relaxed);
         self.failed(now_ms, error);
@@ -77,7 +76,7 @@ impl Health {
         if self.is_alone(now_ms) {
             if !self.said.swap(true, Ordering::Relaxed) {
                 tracing::error!(
-                    "{text}; this node is alone: quotas are its own, and nobody is sent elsewhere for the sake of load"
+                    "{text}; this node is alone: quotas are local and load does not redirect clients"
                 );
                 trouble.told = Some((text.clone(), now_ms));
             }
@@ -92,7 +91,7 @@ impl Health {
         trouble.last = Some(text);
     }
 
-    /// Whether this node knows nothing of the others as of late.
+    /// True if this node's view of the fleet is outdated.
     pub(super) fn is_alone(&self, now_ms: u64) -> bool {
         let answers = match self.answered.load(Ordering::Relaxed) {
             NEVER => false,
@@ -105,7 +104,7 @@ impl Health {
         !answers || is_unknown
     }
 
-    /// For how long the store has answered whatever it was asked.
+    /// Time since which no request has failed, in milliseconds.
     pub(super) fn steady_ms(&self, now_ms: u64) -> u64 {
         match self.since.load(Ordering::Relaxed) {
             NEVER => 0,
@@ -113,10 +112,10 @@ impl Health {
         }
     }
 
-    /// What was wrong last, where something is.
+    /// Last error, if the node is alone.
     pub(super) fn trouble_of(&self, now_ms: u64) -> Option<String> {
         self.is_alone(now_ms)
-            .then(|| self.trouble().last.clone().unwrap_or_else(|| "it has not answered yet".to_owned()))
+            .then(|| self.trouble().last.clone().unwrap_or_else(|| "no answer yet".to_owned()))
     }
 
     fn trouble(&self) -> std::sync::MutexGuard<'_, Trouble> {
@@ -140,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_alone_after_three_seconds_without_an_answer_and_no_more_with_the_next() {
+    fn a_node_is_alone_after_three_seconds_without_an_answer() {
         let health = Health::default();
         assert!(health.is_alone(0) && health.trouble_of(0).is_some());
         health.answered(1000);

@@ -1,5 +1,5 @@
-//! The beat: once a second a node tells the store that it is there and how much it has to do, and is told whether it still has its name, its
-//! number and the keys of all.
+//! Heartbeat: writes this node's load to the store once a second, and reads whether name, number and keys are
+//! still valid.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -17,36 +17,36 @@ use super::{
 };
 use crate::ServeError;
 
-/// How often a node asks for a name that another process had lately.
+/// Interval between attempts to claim a name that another process had recently.
 const CLAIM: Duration = Duration::from_millis(500);
-/// Another node's name is told of once in so many beats.
+/// Heartbeats between two log lines about a refusal.
 const TELL: u32 = 60;
 
-/// What follows from what the store has said.
+/// State between heartbeats.
 #[derive(Default)]
 pub(super) struct Beater {
     claim: Claim,
     take_over: Option<String>,
-    /// Beats since the log was told why we are no member.
+    /// Heartbeats since the last log line about a refusal.
     refused: u32,
-    /// Number that the last record was written with; 0 for none.
+    /// Number in the last written record; 0 for none.
     number: u16,
 }
 
-/// What the store has said.
+/// Answer of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Heard {
-    /// This node is one of the fleet.
+    /// Member.
     In,
-    /// It will be seen whether the name is free.
+    /// Pending: the name may still be in use.
     Waits,
     /// Another node has the name.
     Taken,
-    /// There are as many as there may be.
+    /// The fleet has the maximum number of nodes.
     Full,
 }
 
-/// Once, and again where it is another or may have been lost.
+/// Writes the card once, and again if it changed or may have been lost.
 async fn put_card(node: &Node) -> Result<(), StoreError> {
     let Some(card) = node.card().filter(|_| !node.card_is_put.swap(true, Ordering::Relaxed)) else {
         return Ok(());
@@ -59,7 +59,8 @@ async fn put_card(node: &Node) -> Result<(), StoreError> {
     put.await.inspect_err(|_| node.card_is_put.store(false, Ordering::Relaxed))
 }
 
-/// Goes on as the node that a process before this one is still. That one beats until this one serves; so the others are only looked at.
+/// Continues as the node of the previous process. That process sends heartbeats until this one serves, so
+/// this only reads the members.
 pub(super) async fn go_on(node: &Node) -> Result<Beater, ServeError> {
     match watching::look(node).await {
         Err(error) if !error.may_pass() => return Err(ServeError::Store(error)),
@@ -69,7 +70,8 @@ pub(super) async fn go_on(node: &Node) -> Result<Beater, ServeError> {
     Ok(Beater::default())
 }
 
-/// Joins, before clients come. Where the store is away the node begins alone. A node that is refused leaves nothing behind in the store.
+/// Joins before clients are accepted. Starts alone if the store is unreachable. A refused node leaves no
+/// record behind.
 pub(super) async fn join(node: &Node) -> Result<Beater, ServeError> {
     let mut beater = Beater::default();
     let name = || node.name.to_string();
@@ -101,7 +103,7 @@ pub(super) async fn join(node: &Node) -> Result<Beater, ServeError> {
     }
 }
 
-/// Learns how many nodes share a quota, and which quotas are used up.
+/// Reads how many nodes share a quota, and which quotas are exhausted.
 async fn learn(node: &Node) -> Result<(), StoreError> {
     watching::look(node).await?;
     let levels = node.store.levels().await?;
@@ -109,7 +111,7 @@ async fn learn(node: &Node) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Beats until the node has left.
+/// Sends heartbeats until the node has left.
 pub(super) async fn keep_beating(node: Arc<Node>, mut beater: Beater, mut gauge: Gauge) {
     let mut pauses = Backoff::default();
     let mut was_seen = false;
@@ -124,7 +126,7 @@ pub(super) async fn keep_beating(node: Arc<Node>, mut beater: Beater, mut gauge:
                 pauses.reset();
                 beater.say(&node, heard);
                 node.announcements.wake.notify_one();
-                // The fleet's status has this node as it is now, from the first beat on.
+                // Makes the fleet status current from the first heartbeat on.
                 if heard == Heard::In && !std::mem::replace(&mut was_seen, true) {
                     watching::look(&node).await.unwrap_or_else(|error| node.failed(&error));
                 }
@@ -170,7 +172,8 @@ impl Beater {
                         Heard::Waits
                     }
                     Verdict::Taken => {
-                        // Whoever has our name has our number too, and gets the clients that are sent there.
+                        // The node that took the name also has the number, and receives the clients
+                        // redirected to it.
                         node.lose_number();
                         Heard::Taken
                     }
@@ -182,7 +185,8 @@ impl Beater {
         let era = node.recovery.era();
         let anew = !known || node.recovery.is_to_clear();
         if anew {
-            // What an earlier process of this name held, or this one before the store forgot it, is nobody's.
+            // Releases quota held under this name by an earlier process, or by this one before the store lost
+            // its record.
             while node.store.reap(&node.name, number, true).await? {}
             if let Beaten::Written { number: new, ring: now, era, .. } = self.ask(node, load).await? {
                 node.hear_era(era);
@@ -200,16 +204,14 @@ impl Beater {
         }
         if anew && had != 0 {
             if !known {
-                tracing::warn!(
-                    "the fleet's store did not know this node any more: it is told everything again"
-                );
+                tracing::warn!("the fleet store had lost this node's record; registering again");
             }
             node.tell_all_anew();
         }
         Ok(Heard::In)
     }
 
-    /// Takes the record of a node back that may not join.
+    /// Removes the record of a node that is not admitted.
     async fn withdraw(&self, node: &Node) {
         if self.number == 0 {
             return;
@@ -230,7 +232,7 @@ impl Beater {
         node.store.beat(beating).await
     }
 
-    /// Why this node is no member, now and then.
+    /// Logs the refusal every [`TELL`] heartbeats.
     fn say(&mut self, node: &Node, heard: Heard) {
         let why = match heard {
             Heard::In | Heard::Waits => {
@@ -241,7 +243,7 @@ impl Beater {
             Heard::Full => ServeError::FleetFull,
         };
         if self.refused.is_multiple_of(TELL) {
-            tracing::error!("{why}; until then this node serves alone");
+            tracing::error!("{why}; this node serves alone until then");
         }
         self.refused = self.refused.saturating_add(1);
     }

@@ -1,40 +1,39 @@
-//! What nonces, tickets and cookies are made with: the fleet's key ring, as soon as it is known, and until then a key of this node's own.
+//! Keys for nonces, tickets and cookies: the fleet's key ring once it is known, a key of this node until
+//! then.
 
 use turnpike_fleet::KeyRing;
 use turnpike_turn::server::{NonceKey, NonceKeys};
 
-/// Keys, and which node of a fleet this is.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeKeys {
-    /// Of this server alone, and of the process that takes its place.
+    /// Key of this server and of the process that replaces it.
     pub(crate) own: NonceKey,
     pub(crate) keys: NonceKeys,
     pub(crate) node: Option<u16>,
 }
 
 impl NodeKeys {
-    /// Of a server that shares them with nobody.
     pub(crate) fn alone(own: NonceKey) -> Self {
         Self { own, keys: own.into(), node: None }
     }
 }
 
-/// What is known of the ring, and what follows from what the store says of it.
+/// Key ring as far as it is known.
 pub(super) struct Custody {
-    /// By chance.
+    /// Random.
     own: NonceKey,
-    /// Whether clients may have something that was made with it.
+    /// Clients may hold nonces, tickets or cookies made with it.
     own_is_used: bool,
     ring: Option<KeyRing>,
 }
 
-/// What is to be done.
+/// Next step after reading the ring's version in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Nothing,
-    /// The store has a newer one.
+    /// The store has a newer ring.
     Read,
-    /// Put this in place of the one of that version, 0 being none.
+    /// Replace the ring of version `before`; 0 if the store has none.
     Put {
         before: u64,
         ring: KeyRing,
@@ -42,7 +41,7 @@ pub(super) enum Step {
 }
 
 impl Custody {
-    /// Knows no ring yet; `own_is_used` if clients of a process before have something that was made with it.
+    /// `own_is_used`: clients of the previous process may hold something made with `own`.
     pub(super) fn new(own: NonceKey, own_is_used: bool) -> Self {
         Self { own, own_is_used, ring: None }
     }
@@ -55,8 +54,8 @@ impl Custody {
         self.ring.as_ref()
     }
 
-    /// The store has a ring of this version. One that was emptied, or is older than what we know because another server took over, gets ours
-    /// back. `bytes` are by chance.
+    /// Compares with the version in the store. An empty store, or one with an older ring after a failover,
+    /// gets this node's ring. `bytes` are random.
     pub(super) fn step(&self, stored: u64, unix: u64, rotation_s: u64, bytes: [u8; 32]) -> Step {
         match &self.ring {
             None if stored == 0 => Step::Put { before: 0, ring: KeyRing::first(unix, bytes) },
@@ -70,7 +69,6 @@ impl Custody {
         }
     }
 
-    /// Uses this one from now on.
     pub(super) fn take(&mut self, ring: KeyRing) {
         self.ring = Some(ring);
     }
@@ -79,7 +77,7 @@ impl Custody {
         self.ring.as_ref().map_or(0, |ring| ring.version)
     }
 
-    /// Clients get something that was made with these.
+    /// Keys for clients from now on.
     pub(super) fn keys(&mut self) -> NonceKeys {
         let all = self.ring.iter().flat_map(|ring| ring.keys());
         let mut all = all.map(|key| (key.from, NonceKey(key.bytes)));
@@ -87,7 +85,7 @@ impl Custody {
             self.own_is_used = true;
             return self.own.into();
         };
-        // What was made while we were alone is good still; nothing new is made with that key.
+        // Still accepts what was made with the own key while alone, but makes nothing new with it.
         let own = self.own_is_used.then_some((u64::MAX, self.own));
         NonceKeys::new(oldest, all.chain(own))
     }
@@ -125,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_alone_stays_good_and_nothing_new_is_made_with_that_key() {
+    fn the_own_key_stays_valid_after_joining_but_is_no_longer_used() {
         let mut custody = Custody::new(NonceKey([9; 32]), false);
         assert_eq!(custody.keys().at(5).0, [9; 32]);
         custody.take(KeyRing::first(100, [1; 32]).rotated(100, [2; 32]));
@@ -136,9 +134,9 @@ mod tests {
         assert!(keys.iter().any(|key| key.0 == [9; 32]));
         let mut joined = Custody::new(NonceKey([9; 32]), false);
         joined.take(KeyRing::first(100, [1; 32]));
-        assert_eq!(joined.keys().iter().count(), 1, "nobody has anything of the own key");
+        assert_eq!(joined.keys().iter().count(), 1, "no client holds anything made with the own key");
         let mut heir = Custody::new(NonceKey([9; 32]), true);
         heir.take(KeyRing::first(100, [1; 32]));
-        assert_eq!(heir.keys().iter().count(), 2, "clients of the process before have");
+        assert_eq!(heir.keys().iter().count(), 2, "clients of the previous process do");
     }
 }

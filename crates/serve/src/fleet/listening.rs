@@ -1,4 +1,4 @@
-//! What other nodes say, as it comes: levels of quotas, bans, drains, users who are no more, questions.
+//! Messages from other nodes: quota levels, bans, departures, revoked users, requests.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -12,10 +12,10 @@ use turnpike_stores::{Heard, StoreError};
 use super::{node::Node, unix, watching};
 use crate::store::{SharedStore, shared};
 
-/// Within that time all nodes read what has changed in the store of users: not all at once.
+/// Spread of the reloads of user rules over the fleet, in milliseconds.
 const RULES_MS: u64 = 500;
 
-/// Listens until the node has left, or the last session is gone that has stayed here in an upgrade. `users` is where the cached users are.
+/// Listens until the node has left, or until the last session that stayed here in an upgrade ends.
 pub(super) async fn keep_listening(node: Arc<Node>, users: SharedStore) {
     let mut news = node.store.news();
     let mut backoff = Backoff::default();
@@ -44,7 +44,7 @@ async fn take(node: &Arc<Node>, users: &SharedStore, heard: Heard) -> Result<(),
     let Heard { anew, messages, levels } = heard;
     if node.is_to_reread() || anew {
         let all = node.store.levels().await?;
-        // Whether they are those of all nodes is known when it is known whose they were.
+        // The era decides if these levels are complete.
         node.hear_era(node.store.era(node.recovery.era()).await?);
         node.quotas.set_levels(&all, node.recovery.books());
         node.read_bans().await?;
@@ -61,7 +61,8 @@ async fn take(node: &Arc<Node>, users: &SharedStore, heard: Heard) -> Result<(),
         }
     }
     if repeated > 0 {
-        // The node that has said it may have a clock that is behind, and this one has not started for as long: its bans are in the store.
+        // The sender's clock may be slow, and this process too new to accept its message: its bans are in the
+        // store.
         node.rereads.store(true, Ordering::Relaxed);
     }
     node.tallies.heard([new.len(), levels.len(), unreadable, repeated]);
@@ -73,7 +74,7 @@ async fn take(node: &Arc<Node>, users: &SharedStore, heard: Heard) -> Result<(),
     Ok(())
 }
 
-/// Whether a process has to know it that has nothing but sessions which have stayed there.
+/// Messages that matter to a process that only has sessions left after an upgrade.
 fn concerns_sessions(notice: &Notice) -> bool {
     matches!(
         notice,
@@ -117,7 +118,7 @@ fn carry_out(node: &Arc<Node>, users: &SharedStore, Message { from, notice, .. }
                 store.forget(&realm, &name);
             }
         }
-        // Who has made the change has read it.
+        // The node that made the change has already read it.
         Notice::RulesChanged if from != node.name => {
             let users = Arc::clone(users);
             tokio::spawn(async move {
@@ -125,7 +126,7 @@ fn carry_out(node: &Arc<Node>, users: &SharedStore, Message { from, notice, .. }
                 let Some(store) = shared(&users) else { return };
                 if let Err(error) = store.read().await {
                     tracing::warn!(
-                        "{error}; what another node has changed counts when its rules can be read"
+                        "{error}; another node's change of the rules applies once they can be read"
                     );
                 }
             });
@@ -135,8 +136,8 @@ fn carry_out(node: &Arc<Node>, users: &SharedStore, Message { from, notice, .. }
     }
 }
 
-/// A line for the log; names are what somebody has sent.
+/// Names come from clients, so they are escaped.
 fn say_banned(from: &str, subject: &Subject, ended: u64) {
     let subject = subject.to_string();
-    tracing::info!(node = from, ?subject, ended, "somebody is banned; sessions are ended");
+    tracing::info!(node = from, ?subject, ended, "ban applied; sessions ended");
 }

@@ -1,14 +1,14 @@
-//! How much this node has to do: what the workers have counted, and what the kernel says of their threads.
+//! Load of this node, from the workers' counters and the CPU time of their threads.
 
 use std::{collections::HashMap, fs, path::Path};
 
 use turnpike_fleet::Load;
 use turnpike_relay::{Config, Relay};
 
-/// Rates are means of about so long, so that one busy second sends nobody away.
+/// Time constant of the averaged rates: one busy second must not cause redirects.
 const MEAN_MS: f64 = 10_000.0;
 
-/// How much a node can take, as it is configured. No ports are as many as are wanted.
+/// Configured capacity. 0 ports: unlimited.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Room {
     most_allocations: u32,
@@ -21,14 +21,14 @@ impl Room {
         Self { most_allocations, ports }
     }
 
-    /// Whether a node with so many allocations keeps what is left for clients that do not follow redirects.
+    /// True if the remaining room is reserved for clients that do not follow redirects.
     pub(super) fn is_nearly_full(self, allocations: u32) -> bool {
         let Self { most_allocations, ports } = self;
         Load { allocations, most_allocations, ports, ..Load::default() }.is_nearly_full()
     }
 
     pub(super) fn of(config: &Config) -> Self {
-        // Where allocations share ports, none of them is the last one's.
+        // Shared ports cannot run out.
         let ports = if config.shared_ports > 0 {
             0
         } else {
@@ -41,22 +41,21 @@ impl Room {
     }
 }
 
-/// Measures, once a beat.
+/// Measures the load once per heartbeat.
 pub(super) struct Gauge {
-    /// A worker that polls takes its core whether there is something or not.
+    /// Busy polling uses the whole core, so CPU time shows nothing.
     polls: bool,
     before: Option<Sample>,
     bits_per_second: f64,
-    /// Of each worker, what it takes of its core.
+    /// CPU share of each worker thread.
     cpu: HashMap<String, f64>,
 }
 
-/// What is read at once.
 struct Sample {
     at_ms: u64,
-    /// Payload both ways since the start.
+    /// Relayed payload bytes since the start, both directions.
     bytes: u64,
-    /// Nanoseconds on a core since the start, by thread.
+    /// CPU time since the start in nanoseconds, by thread.
     cpu_ns: HashMap<String, u64>,
 }
 
@@ -65,7 +64,7 @@ impl Gauge {
         Self { polls: !config.busy_poll.is_zero(), before: None, bits_per_second: 0.0, cpu: HashMap::new() }
     }
 
-    /// How much it is now. `most_bits_per_second` is what somebody says that this machine can carry.
+    /// Takes a sample. `most_bits_per_second` is the configured capacity of the machine.
     pub(super) fn measure(
         &mut self,
         relay: &Relay,
@@ -115,14 +114,15 @@ impl Gauge {
             bits_per_second,
             most_bits_per_second,
             cpu,
-            // Most allocations have one, some two; the port pool is asked when there is none left.
+            // An estimate: most allocations have one port, some have two.
             ports_left: ports.saturating_sub(allocations),
             ports,
         }
     }
 }
 
-/// Nanoseconds on a core of each worker, by thread (proc_pid_schedstat(5)). Nothing where the kernel does not tell.
+/// CPU time of each worker thread in nanoseconds (proc_pid_schedstat(5)). Empty if the kernel does not report
+/// it.
 fn threads(directory: &Path) -> HashMap<String, u64> {
     let Ok(threads) = fs::read_dir(directory) else { return HashMap::new() };
     let one = |thread: fs::DirEntry| {
@@ -156,9 +156,9 @@ mod tests {
     }
 
     #[test]
-    fn load_comes_near_what_has_been_for_a_while_and_takes_the_busiest_worker() {
+    fn load_is_an_average_over_time_of_the_busiest_worker() {
         let mut gauge = Gauge::new(&Config::default());
-        // 1000 bytes a second; one worker at half of its core, the other at a tenth.
+        // 1,000 bytes per second; one worker uses half of its core, the other a tenth.
         (0..60).for_each(|second| {
             gauge.take(sample(second * 1000, second * 1000, [second * 500, second * 100]));
         });
@@ -167,13 +167,13 @@ mod tests {
         assert!((495..=500).contains(&load.cpu), "{load:?}");
         assert_eq!((load.allocations, load.most_allocations, load.most_bits_per_second), (7, 100, 9));
         assert_eq!((load.ports_left, load.ports), (993, 1000));
-        // One second of a full core is not yet much.
+        // One second at full load changes the average little.
         gauge.take(sample(60_000, 60_000, [29_500 + 1000, 6000]));
         assert!((500..560).contains(&gauge.load(7, room(), 9).cpu), "{:?}", gauge.load(7, room(), 9));
     }
 
     #[test]
-    fn ports_that_allocations_share_are_no_bound() {
+    fn shared_ports_do_not_limit_the_load() {
         let config = Config {
             limits: AllocationLimits { allocations: 100, ..AllocationLimits::default() },
             shared_ports: 4,
@@ -193,12 +193,12 @@ mod tests {
                 let _ = begun.send(());
                 let _ = receiver.recv();
             });
-            begins.recv().expect("it runs, and has its name");
+            begins.recv().expect("the thread runs and has its name");
             (sender, thread.expect("a thread"))
         };
         let others = [sleeps("relay-7"), sleeps("other")];
         let found = threads(Path::new("/proc/self/task"));
-        // A kernel without scheduler statistics tells nothing, and that is no fault.
+        // Kernels without scheduler statistics report no threads.
         if Path::new("/proc/self/schedstat").exists() {
             assert!(found.contains_key("relay-7") && !found.contains_key("other"), "{found:?}");
         }

@@ -1,4 +1,4 @@
-//! One node: what it is called, what it knows of the others, and what it counts.
+//! One node of a fleet: its identity, its view of the other nodes, and its counters.
 
 use std::{
     collections::hash_map::RandomState,
@@ -35,22 +35,21 @@ use super::{
 };
 use crate::ServeError;
 
-/// How long the store has for an answer.
+/// Time limit for an answer of the store.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a node that goes takes to say so.
+/// Time limit for leaving the fleet.
 const LAST_WORDS: Duration = Duration::from_secs(3);
-/// Before a store that has lost something is told everything anew: the more nodes there are, the longer some of them wait.
+/// Maximum delay before a node registers again with a store that has lost data, and its increase per node.
 const REJOIN_MS: u64 = 2000;
 const REJOIN_MS_A_NODE: u64 = 10;
-/// What is sealed as one of these opens as nothing else.
+/// Purposes of sealed data: text sealed for one cannot be opened as another.
 const RING: &str = "ring";
 pub(super) const CARD: &str = "card";
 pub(super) const BAN: &str = "ban";
 
-/// This node, and what it knows of the fleet.
 pub(super) struct Node {
     pub(super) name: NodeName,
-    /// By chance: which process of that name.
+    /// Random; distinguishes processes of the same name.
     pub(super) incarnation: u64,
     pub(super) sealer: Sealer,
     pub(super) store: FleetStore,
@@ -61,71 +60,69 @@ pub(super) struct Node {
     pub(super) recovery: Recovering,
     pub(super) members: Mutex<Members>,
     orphaned_quota: Mutex<OrphanedQuota>,
-    /// Messages of other nodes that were carried out.
+    /// Messages already applied.
     opened: Mutex<Opened>,
     pub(super) sight: RwLock<Arc<Sight>>,
     pub(super) sent: Mutex<RecentRedirects>,
-    /// For the hashes of [`RecentRedirects`].
+    /// Hashes the keys of [`RecentRedirects`].
     pub(super) hasher: RandomState,
     pub(super) tallies: Tallies,
-    /// Another node's questions, for who answers them.
+    /// Requests of other nodes.
     pub(super) questions: QuestionSender,
-    /// Levels and bans are to be read again, because the store has lost some.
+    /// Levels and bans must be read again, because the store has lost some.
     pub(super) rereads: AtomicBool,
     settings: RwLock<FleetSettings>,
     began: Instant,
-    /// What the store gave us; 0 for none.
+    /// Number assigned by the store; 0 for none.
     number: AtomicU16,
-    /// How many nodes there are, this one included.
+    /// Number of nodes including this one.
     nodes: AtomicU32,
     custody: Mutex<Custody>,
     /// As of the last reload.
     reach: RwLock<Reach>,
-    /// Whether the others can read our card.
+    /// The card is in the store.
     pub(super) card_is_put: AtomicBool,
     relay: OnceLock<Weak<Relay>>,
-    /// Sessions of a process before come in, which count whatever the limits say.
+    /// Sessions of the previous process are being imported; they count even above the limits.
     inherits: AtomicBool,
-    /// Whether a process before was this node.
+    /// The previous process was this node.
     goes_on: bool,
-    /// Another process is about to take the place of this one: quotas are not exchanged any more.
+    /// A handover is in progress: no quota exchanges.
     rests: AtomicBool,
-    /// Held by an exchange about quotas.
+    /// Held during a quota exchange.
     pub(super) exchanging: tokio::sync::Mutex<()>,
-    /// Until then it is told nothing of quotas.
+    /// Time before which no quotas are sent, in milliseconds of [`Node::now_ms`].
     quiet_until: AtomicU64,
     cordoned: AtomicBool,
-    /// The server takes nobody new until it ends.
+    /// The server accepts no new clients until it ends.
     stops: AtomicBool,
-    /// It has left: nothing more is told of it.
+    /// This node has left the fleet and sends nothing more.
     left: AtomicBool,
-    /// Another process is this node; sessions that have stayed are to hear of bans still.
+    /// Another process is this node. This one only listens for bans, for the sessions that stayed.
     handed_over: AtomicBool,
 }
 
-/// How clients reach this node, and how many it can take.
 #[derive(Clone, Default)]
 struct Reach {
     card: Option<Arc<Card>>,
-    /// Addresses that are ours alone.
+    /// Addresses of this node alone.
     own: Vec<SocketAddr>,
     room: Room,
 }
 
-/// The fleet as it was when it was looked at last.
+/// Members of the fleet at the last look.
 #[derive(Default)]
 pub(super) struct Sight {
     pub(super) view: FleetView,
     pub(super) charges: Charges,
-    /// Our own number then.
+    /// Number of this node at that time.
     pub(super) own: u16,
-    /// When, by our clock.
+    /// In milliseconds of [`Node::now_ms`].
     pub(super) at_ms: u64,
 }
 
 impl Node {
-    /// Connects to nothing yet. `own` is this server's own key; what was offered by a process `before` this one is taken where that was the
-    /// same node.
+    /// Does not connect yet. Takes over the state that the previous process offered, if it was the same node.
     pub(super) fn new(
         settings: &Settings,
         address: &FleetAddress,
@@ -193,7 +190,7 @@ impl Node {
         })
     }
 
-    /// The relay runs.
+    /// Starts using the relay.
     pub(super) fn begin(&self, relay: &Arc<Relay>) {
         let _ = self.relay.set(Arc::downgrade(relay));
         self.inherits.store(false, Ordering::Relaxed);
@@ -203,12 +200,11 @@ impl Node {
         }
     }
 
-    /// Whether a process before was this node.
+    /// True if the previous process was this node.
     pub(super) fn goes_on(&self) -> bool {
         self.goes_on
     }
 
-    /// Clients come in here, and there is room for so many.
     pub(super) fn set_reach(&self, Entrances { all, own }: Entrances, room: Room) {
         let settings = self.settings();
         let card = Arc::new(Card {
@@ -231,7 +227,6 @@ impl Node {
         self.settings.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What a reload can change.
     pub(super) fn set(&self, settings: &Settings) {
         let new = &settings.fleet;
         let mut settings = self.settings.write().unwrap_or_else(PoisonError::into_inner);
@@ -239,12 +234,12 @@ impl Node {
         (settings.bits_per_second, settings.key_rotation) = (new.bits_per_second, new.key_rotation);
     }
 
-    /// Something of them, without a copy of all.
+    /// Reads a setting without cloning all of them.
     pub(super) fn setting<T>(&self, of: impl FnOnce(&FleetSettings) -> T) -> T {
         of(&self.settings.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Milliseconds since this process began.
+    /// Milliseconds since this process started.
     pub(super) fn now_ms(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
@@ -257,7 +252,6 @@ impl Node {
         self.health.answered(self.now_ms());
     }
 
-    /// The store has taken a beat, or has said why not.
     pub(super) fn beaten(&self) {
         self.health.beaten(self.now_ms());
     }
@@ -270,27 +264,26 @@ impl Node {
         self.health.failed(self.now_ms(), error);
     }
 
-    /// The number that CONNECTION-IDs and tickets hold; 0 for none.
+    /// Number in CONNECTION-IDs and tickets; 0 for none.
     pub(super) fn number(&self) -> u16 {
         self.number.load(Ordering::Relaxed)
     }
 
-    /// The store has given us this number.
     pub(super) fn set_number(&self, number: u16) {
         if self.number.swap(number, Ordering::Relaxed) != number {
-            tracing::info!(node = %self.name, number, store = self.store.name(), "this node is one of the fleet");
+            tracing::info!(node = %self.name, number, store = self.store.name(), "this node is a member of the fleet");
             self.put_keys();
         }
     }
 
-    /// Nobody may send clients here by a number that is another's.
+    /// Gives up a number that now belongs to another node.
     pub(super) fn lose_number(&self) {
         if self.number.swap(0, Ordering::Relaxed) != 0 {
             self.put_keys();
         }
     }
 
-    /// The number that it would like: the same for each process of a name, as far as others leave it.
+    /// Number to ask for: derived from the name, so that it stays the same over restarts if possible.
     pub(super) fn wanted_number(&self) -> u16 {
         match self.number() {
             0 => {
@@ -316,7 +309,6 @@ impl Node {
         self.reach().card.as_ref().map(Arc::clone)
     }
 
-    /// Whether that is an address of ours alone.
     pub(super) fn is_own(&self, address: SocketAddr) -> bool {
         self.reach().own.contains(&address)
     }
@@ -349,22 +341,21 @@ impl Node {
         self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Not to be kept while waiting: the server does not stop as long as this is there.
+    /// Must not be held across an await: the server cannot stop while this reference exists.
     pub(super) fn relay(&self) -> Option<Arc<Relay>> {
         self.relay.get()?.upgrade()
     }
 
-    /// Whether nothing more is to be done.
+    /// True once the node has left or the server has ended.
     pub(super) fn is_over(&self) -> bool {
         self.left.load(Ordering::Relaxed) || self.is_relay_gone()
     }
 
-    /// Whether nothing is to be heard any more.
+    /// True if messages from other nodes no longer matter.
     pub(super) fn is_deaf(&self) -> bool {
         self.is_over() && (!self.is_handed_over() || self.is_relay_gone())
     }
 
-    /// Whether another process is this node now.
     pub(super) fn is_handed_over(&self) -> bool {
         self.handed_over.load(Ordering::Relaxed)
     }
@@ -377,27 +368,27 @@ impl Node {
         self.cordoned.load(Ordering::Relaxed)
     }
 
-    /// Whether nobody new is taken, for whatever reason.
+    /// True if no new clients are accepted, for any reason.
     pub(super) fn is_draining(&self) -> bool {
         self.is_cordoned() || self.stops.load(Ordering::Relaxed)
     }
 
-    /// An administrator has this node take nobody new, or clients again.
+    /// Stops or resumes accepting new clients by order of an administrator.
     pub(super) fn set_cordoned(&self, cordoned: bool) {
         if self.cordoned.swap(cordoned, Ordering::Relaxed) == cordoned {
             return;
         }
         if cordoned {
-            tracing::info!("drained in the fleet: new clients are sent to other nodes; the program runs on");
+            tracing::info!("drained: new clients are redirected to other nodes; serve keeps running");
         } else {
-            tracing::info!("drained no more in the fleet: clients are taken again");
+            tracing::info!("uncordoned: accepting new clients again");
         }
         if let Some(relay) = self.relay() {
             relay.set_draining(self.is_draining());
         }
     }
 
-    /// Whether it drains for now, and will not stop for that.
+    /// True if the node drains but is not about to stop.
     pub(super) fn only_drains(&self) -> bool {
         self.is_cordoned() && !self.stops.load(Ordering::Relaxed)
     }
@@ -406,7 +397,7 @@ impl Node {
         self.stops.store(true, Ordering::Relaxed);
     }
 
-    /// After a moment, in which others begin with the same.
+    /// Registers everything with the store again after a random delay, because all nodes do so at once.
     pub(super) fn tell_all_anew(&self) {
         let within = (u64::from(self.nodes()) * REJOIN_MS_A_NODE).clamp(1, REJOIN_MS);
         self.quiet_until.store(self.now_ms() + rand::random::<u64>() % within, Ordering::Relaxed);
@@ -446,12 +437,12 @@ impl Node {
         Buckets { total: sealer.total(), realm: sealer.realm(realm), user: sealer.user(realm, identity) }
     }
 
-    /// For whoever has the fleet's secret.
+    /// Encrypts for holders of the fleet's secret.
     pub(super) fn seal(&self, purpose: &str, text: &[u8]) -> Vec<u8> {
         self.sealer.seal(purpose, text, rand::random())
     }
 
-    /// Says something to all nodes, this one included.
+    /// Publishes a notice to all nodes, this one included.
     pub(super) async fn say(&self, notice: Notice) -> Result<(), StoreError> {
         let message = Message { from: self.name.clone(), at: unix(), notice };
         self.store.say(&message.seal(&self.sealer, rand::random())).await
@@ -466,12 +457,12 @@ impl Node {
         self.custody().version()
     }
 
-    /// Allocations of this node, those that came from the process before it included.
+    /// Number of allocations, including those imported from the previous process.
     pub(super) fn allocations(&self) -> u32 {
         self.quotas.used(&self.sealer.total())
     }
 
-    /// Fails if the nodes in the store have another secret.
+    /// Fails if the nodes in the store use another secret.
     pub(super) async fn check_secret(&self) -> Result<(), KeyError> {
         match self.store.ring().await? {
             Some(sealed) => open_ring(&self.sealer, &sealed).map(drop).ok_or(KeyError::Sealed),
@@ -479,7 +470,7 @@ impl Node {
         }
     }
 
-    /// The store has a key ring of this version: it is read, made, or put right.
+    /// Reads, creates or restores the key ring; `stored` is its version in the store.
     pub(super) async fn look_after_keys(&self, stored: u64) -> Result<(), KeyError> {
         let rotation = self.setting(|settings| u64::from(settings.key_rotation));
         let step = self.custody().step(stored, unix(), rotation, rand::random());
@@ -492,7 +483,7 @@ impl Node {
             }
             Step::Put { before, ring } => {
                 let sealed = self.seal(RING, &ring.to_bytes());
-                // Where another node was faster, the next beat says so.
+                // If another node was faster, the next heartbeat reports its version.
                 if self.store.put_ring(before, ring.version, &sealed).await? {
                     self.custody().take(ring);
                     self.put_keys();
@@ -502,7 +493,7 @@ impl Node {
         Ok(())
     }
 
-    /// The workers use these keys from now on.
+    /// Gives the workers the current keys.
     fn put_keys(&self) {
         if let Some(relay) = self.relay() {
             let NodeKeys { keys, node, .. } = self.keys();
@@ -514,7 +505,7 @@ impl Node {
         self.custody.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For the process that is to take the place of this one. Waits until nothing is told to the store any more.
+    /// Exports the state for the new process. Blocks until a running exchange ends.
     pub(super) fn offer(&self) -> NodeOffer {
         self.rests.store(true, Ordering::Relaxed);
         drop(self.exchanging.blocking_lock());
@@ -536,23 +527,23 @@ impl Node {
         }
     }
 
-    /// It comes to nothing.
+    /// Resumes exchanges after a failed upgrade.
     pub(super) fn resume_exchanges(&self) {
         self.rests.store(false, Ordering::Relaxed);
     }
 
-    /// Whether quotas are not to be exchanged now.
     pub(super) fn rests(&self) -> bool {
         self.rests.load(Ordering::Relaxed)
     }
 
-    /// Another process is this node now. Nothing more is told by this one, not even that it goes; it only hears of who is banned.
+    /// Stops publishing: the new process is this node. This one only listens for bans.
     pub(super) fn hand_over(&self) {
         self.handed_over.store(true, Ordering::Relaxed);
         self.left.store(true, Ordering::Relaxed);
     }
 
-    /// Says that this node goes, and gives back what it held: others need not find out.
+    /// Announces the departure and releases what the node holds, so that the others need not wait for a
+    /// timeout.
     pub(super) async fn leave(&self) {
         if self.left.swap(true, Ordering::Relaxed) || self.number() == 0 {
             return;
@@ -565,18 +556,19 @@ impl Node {
         let end = tokio::time::Instant::now() + LAST_WORDS;
         match timeout_at(end, goodbye).await {
             Ok(Ok(())) => tracing::info!("this node has left the fleet"),
-            Ok(Err(error)) => tracing::warn!("{error}; the other nodes find out that this one has left"),
+            Ok(Err(error)) => {
+                tracing::warn!("{error}; the other nodes will notice by timeout that this node has left")
+            }
             Err(_) => {
-                tracing::warn!("the fleet's store is slow; the other nodes find out that this one has left");
+                tracing::warn!(
+                    "fleet store slow; the other nodes will notice by timeout that this node has left"
+                );
             }
         }
-        // Behind the goodbye, which must not wait for it.
+        // After the departure notice, which must not wait for it.
         if !matches!(timeout_at(end, self.announce_orders()).await, Ok(Ok(()))) {
             let orders = self.banned.unannounced().len();
-            tracing::warn!(
-                orders,
-                "bans, or their ends, that were given here are unknown to the other nodes"
-            );
+            tracing::warn!(orders, "left the fleet before all bans and unbans reached the other nodes");
         }
     }
 }
@@ -585,26 +577,25 @@ fn open_ring(sealer: &Sealer, sealed: &[u8]) -> Option<KeyRing> {
     KeyRing::from_bytes(&sealer.open(RING, sealed)?)
 }
 
-/// Why a node has no key ring.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum KeyError {
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error("its keys were sealed with another fleet.secret")]
+    #[error("the fleet's keys were sealed with another fleet.secret")]
     Sealed,
 }
 
-/// As the kernel has it.
+/// Host name of the kernel.
 fn name_of_machine(settings: &Settings) -> Result<NodeName, Mistakes> {
     let told = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = told.trim();
     name.parse().map_err(|why| {
-        let problem = format!("there is none, and the name of this machine is {name:?}: {why}");
+        let problem = format!("not set, and the host name {name:?} is not a valid node name: {why}");
         Mistakes(vec![Mistake::new(
             settings.origin("fleet.node"),
             "fleet.node",
             problem,
-            "a name of its own on each node",
+            "set a name, different on each node",
         )])
     })
 }
@@ -632,7 +623,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wanted_number_is_the_same_for_all_processes_of_a_name_until_there_is_one() {
+    fn the_wanted_number_depends_only_on_the_name() {
         let (one, other) = (node("a"), node("b"));
         assert_eq!(one.wanted_number(), node("a").wanted_number());
         assert_ne!(one.wanted_number(), other.wanted_number());
@@ -640,22 +631,22 @@ mod tests {
         one.set_number(7);
         assert_eq!((one.wanted_number(), one.keys().node), (7, Some(7)));
         one.lose_number();
-        assert_eq!(one.keys().node, Some(0), "it is still of a fleet");
+        assert_eq!(one.keys().node, Some(0), "still part of a fleet");
     }
 
     #[test]
-    fn a_node_that_knows_no_other_holds_its_own_limits_alone() {
+    fn a_node_that_is_alone_enforces_limits_locally() {
         let node = node("a");
         assert!(node.is_alone() && !node.terms().enforced);
         node.set_number(7);
-        assert!(node.is_alone(), "the store has not answered");
+        assert!(node.is_alone(), "no answer from the store yet");
         node.answered();
         assert!(!node.is_alone() && node.terms().enforced);
-        assert_eq!(node.terms().books, Books::Unknown, "it has not said in which era it is");
+        assert_eq!(node.terms().books, Books::Unknown, "the era is not known yet");
     }
 
     #[test]
-    fn who_drains_for_one_reason_or_another_takes_nobody() {
+    fn draining_for_any_reason_refuses_new_clients() {
         let node = node("a");
         node.set_cordoned(true);
         assert!(node.is_cordoned() && node.is_draining());
@@ -669,7 +660,7 @@ mod tests {
         EpochState { era: StoreEpoch { number, since_ms: 7 }, is_whole }
     }
 
-    /// A node that knows of the others.
+    /// A member of a fleet with other nodes.
     fn settled(name: &str) -> Node {
         let node = node(name);
         node.set_number(7);
@@ -680,7 +671,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_node_holds_it_keeps_until_a_store_that_was_emptied_grants_again() {
+    fn a_node_keeps_its_quota_while_an_emptied_store_recovers() {
         let node = settled("a");
         node.set_nodes(3);
         (0..6).for_each(|_| assert!(node.acquire(asked(10)).is_ok()));
@@ -706,7 +697,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_begins_while_the_store_recovers_grants_its_equal_share() {
+    fn a_node_started_during_recovery_grants_its_equal_share() {
         let node = node("a");
         node.set_number(7);
         node.answered();
@@ -726,7 +717,7 @@ mod tests {
     }
 
     #[test]
-    fn the_process_that_takes_a_nodes_place_is_the_same_node() {
+    fn a_new_process_continues_as_the_same_node() {
         let before = settled("a");
         before.set_cordoned(true);
         let _ = before.keys();
@@ -740,10 +731,10 @@ mod tests {
         let opens = |node: &Node| node.opened().open(&node.sealer, unix(), &sealed).is_ok();
         assert!(opens(&before));
         let offer = offered(&before);
-        assert!(before.rests(), "nothing is told beside the other process");
+        assert!(before.rests(), "no exchange during a handover");
         let after = in_place_of("a", Some(&offer));
         assert!(after.goes_on() && after.is_cordoned());
-        assert!(!opens(&after), "a message is carried out by one of the two");
+        assert!(!opens(&after), "only one process applies a message");
         assert_eq!(after.recovery.era(), before.recovery.era());
         assert_eq!(after.terms().books, Books::Whole);
         assert_eq!((after.incarnation, after.number(), after.ring_version()), (before.incarnation, 7, 2));
@@ -752,22 +743,25 @@ mod tests {
         after.answered();
         assert!(
             after.acquire(asked(1)).is_ok() && after.acquire(asked(1)).is_ok(),
-            "sessions come, whatever the limit"
+            "imported sessions count above the limit"
         );
         after.inherits.store(false, Ordering::Relaxed);
         assert_eq!(after.acquire(asked(1)), Err(QuotaRefusal::User));
         let again =
             |asks: Vec<turnpike_fleet::Ask>| -> Vec<_> { asks.iter().map(|ask| ask.bucket).collect() };
         let told = again(after.quotas.asks(10, after.terms()));
-        assert!(asks.iter().all(|ask| told.contains(&ask.bucket)), "the store hears of each that it knows");
+        assert!(
+            asks.iter().all(|ask| told.contains(&ask.bucket)),
+            "every bucket known to the store is sent again"
+        );
         before.resume_exchanges();
         assert!(!before.rests());
         before.hand_over();
-        assert!(before.is_over() && !before.is_deaf(), "sessions may have stayed");
+        assert!(before.is_over() && !before.is_deaf(), "sessions may remain");
     }
 
     #[test]
-    fn a_node_that_starts_again_carries_out_no_message_of_the_time_before() {
+    fn a_restarted_node_ignores_messages_from_before() {
         let node = node("a");
         let opens = |at| {
             let from = "b".parse().expect("a name");
@@ -778,7 +772,7 @@ mod tests {
     }
 
     #[test]
-    fn another_name_is_another_node_and_another_secret_none() {
+    fn a_handover_to_another_name_or_secret_is_refused() {
         let before = node("a");
         before.set_number(7);
         before.custody().take(KeyRing::first(100, [1; 32]));
@@ -796,7 +790,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_without_a_fleet_is_good_in_it() {
+    fn the_own_key_stays_valid_after_joining_a_fleet() {
         let before = FleetOffer::default();
         let node = in_place_of("a", Some(&before));
         node.custody().take(KeyRing::first(100, [1; 32]));
@@ -804,7 +798,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_has_a_name_that_a_node_can_have() {
+    fn the_host_name_is_a_valid_node_name() {
         let name = name_of_machine(&Settings::default());
         assert!(name.is_ok(), "{name:?}");
     }

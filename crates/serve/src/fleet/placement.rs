@@ -1,4 +1,5 @@
-//! Where a client goes: the rules of `turnpike_fleet`, asked with what this node knows. On requests, from workers.
+//! Redirects: applies the rules of `turnpike_fleet` to this node's view of the fleet. Called by workers for
+//! each request.
 
 use std::{
     hash::BuildHasher as _,
@@ -12,13 +13,14 @@ use turnpike_turn::server::{AllocateAttempt, Destination, Occasion, Transport};
 
 use super::{counts::Sent, node::Node};
 
-/// Looks that may be missed before nobody is sent elsewhere for the sake of load.
+/// Missed looks after which load no longer causes redirects.
 const LOOKS: u64 = 3;
-/// For so long a node that has no room knows who might have some, though it hears of nobody. After that `[[alternate]]`s count.
+/// Time during which a full node without contact to the store still redirects to known nodes; afterwards
+/// `[[alternate]]` applies.
 const REMEMBERED_MS: u64 = 300_000;
 
 impl Node {
-    /// Where a attempt goes that might be served here; `None` if here.
+    /// Redirect target for an attempt that this node could serve; `None` to serve it here.
     pub(super) fn redirect_target(
         &self,
         attempt: &AllocateAttempt<'_>,
@@ -40,12 +42,13 @@ impl Node {
         Some(destination)
     }
 
-    /// Whether a client that this node, which drains, has redirected is served all the same. One that is about to stop serves none.
+    /// True if a redirected client that returns to this draining node is served. A node about to stop serves
+    /// none.
     pub(super) fn comes_back(&self, attempt: &AllocateAttempt<'_>) -> bool {
         self.only_drains() && self.is_back(attempt)
     }
 
-    /// Whether a client came back from the same 5-tuple after a redirect; counts it.
+    /// True if a client returned from the same 5-tuple after a redirect; counts it.
     fn is_back(&self, attempt: &AllocateAttempt<'_>) -> bool {
         let (unix, request) = (attempt.now.unix, self.hasher.hash_one(attempt.transaction));
         let is_back = !self.recent_redirects().may_go(unix, self.hasher.hash_one(attempt.client), request);
@@ -55,7 +58,7 @@ impl Node {
         is_back
     }
 
-    /// A node with room, for a client that is remembered by its 5-tuple.
+    /// A node with room, if the client has not returned from a redirect.
     fn with_room(
         &self,
         attempt: &AllocateAttempt<'_>,
@@ -72,7 +75,7 @@ impl Node {
         Some(destination(target))
     }
 
-    /// Somewhere else, or here by an address of our own.
+    /// A less busy node, or this node's own address.
     fn better_served(
         &self,
         attempt: &AllocateAttempt<'_>,
@@ -82,7 +85,7 @@ impl Node {
         if redirect == FleetRedirect::Full {
             return None;
         }
-        // A client that was redirected and asks again does not follow: it is served.
+        // A client that was redirected and asks again does not follow redirects, so it is served.
         let (unix, client) = (attempt.now.unix, attempt.client.address.ip());
         let who = self.hasher.hash_one((client, attempt.user.realm, attempt.user.identity));
         let request = self.hasher.hash_one(attempt.transaction);
@@ -111,7 +114,7 @@ impl Node {
         sight.view.choose(sight.own, &sight.charges, Need::None, way, rand::random())
     }
 
-    /// Where clients of the node of this number come in.
+    /// Address of the node with this number.
     pub(super) fn send_to(&self, number: u16, transport: Transport, v4: bool) -> Option<Destination> {
         let sight = self.sight();
         let target = sight.view.node(number, transport, v4).filter(|_| number != sight.own)?;
@@ -168,7 +171,7 @@ mod tests {
         }
     }
 
-    /// Node number 1, which has so many allocations of a hundred, beside node number 2, which has so many.
+    /// A node with `own` of 100 allocations, beside one with `other`.
     fn node(redirect: FleetRedirect, own: u32, other: u32) -> Node {
         let mut settings = Settings::default();
         settings.fleet.node = "one".parse().ok();
@@ -195,7 +198,7 @@ mod tests {
         node
     }
 
-    /// Where client `number` is sent that comes to an address of ours.
+    /// Redirect target of client `number` that sent to `local`.
     fn asks(node: &Node, number: u8, local: &str, occasion: Occasion) -> Option<String> {
         let found = node.redirect_target(&attempt(number, 50_000, local, occasion), Transport::Udp);
         found.map(|to| format!("{} {}", to.address, to.domain.as_deref().unwrap_or_default()))
@@ -225,7 +228,7 @@ mod tests {
         let node = node(FleetRedirect::Full, 10, 10);
         let draining = |port| attempt(1, port, OWN, Occasion::Draining);
         let first = draining(50_000);
-        assert!(!node.comes_back(&first), "it does not drain");
+        assert!(!node.comes_back(&first), "not draining");
         node.set_cordoned(true);
         assert!(!node.comes_back(&first));
         assert!(node.redirect_target(&first, Transport::Udp).is_some());
@@ -238,11 +241,11 @@ mod tests {
         assert!(node.comes_back(&draining(50_000)));
         assert_eq!(returned(&node), 1);
         node.stop_taking();
-        assert!(!node.comes_back(&draining(50_000)), "it would lose its relay at once");
+        assert!(!node.comes_back(&draining(50_000)), "the client would lose its relay at once");
     }
 
     #[test]
-    fn the_last_room_of_a_node_is_for_clients_that_do_not_follow() {
+    fn a_nearly_full_node_serves_only_clients_that_do_not_follow() {
         let node = node(FleetRedirect::Full, 98, 10);
         let entrances = Entrances { own: Vec::new(), all: Vec::new() };
         node.set_reach(entrances, Room::new(100, 0));
@@ -255,42 +258,46 @@ mod tests {
         let crowded = self::node(FleetRedirect::Full, 98, 96);
         crowded.set_reach(Entrances { own: Vec::new(), all: Vec::new() }, Room::new(100, 0));
         (0..98).for_each(|_| crowded.acquire(quota).expect("there is room"));
-        assert_eq!(asks(&crowded, 1, OWN, Occasion::None), None, "the other one has little more");
+        assert_eq!(asks(&crowded, 1, OWN, Occasion::None), None, "the other node is nearly full, too");
     }
 
     const OWN: &str = "203.0.113.1:3478";
     const TWO: Option<&str> = Some("203.0.113.2:3478 two.example.org");
 
     #[test]
-    fn who_does_not_follow_is_served() {
+    fn a_client_that_does_not_follow_is_served() {
         let node = node(FleetRedirect::Load, 90, 10);
         assert_eq!(asks(&node, 1, OWN, Occasion::None).as_deref(), TWO);
         assert_eq!((asks(&node, 1, OWN, Occasion::None), returned(&node)), (None, 1));
         assert_eq!(asks(&node, 2, OWN, Occasion::None).as_deref(), TWO, "another client");
-        assert_eq!(asks(&node, 1, OWN, Occasion::Full).as_deref(), TWO, "there is no room to serve it");
+        assert_eq!(asks(&node, 1, OWN, Occasion::Full).as_deref(), TWO, "this node is full");
     }
 
     #[test]
-    fn nobody_is_sent_for_load_where_that_is_not_wanted_or_nothing_is_known() {
+    fn load_redirects_need_the_setting_and_a_current_view() {
         assert_eq!(asks(&node(FleetRedirect::Full, 90, 10), 1, OWN, Occasion::None), None);
         let lost = node(FleetRedirect::Load, 90, 10);
         lost.lose_number();
         assert_eq!(asks(&lost, 1, OWN, Occasion::None), None);
-        assert_eq!(asks(&lost, 1, OWN, Occasion::Draining).as_deref(), TWO, "the others are known still");
+        assert_eq!(
+            asks(&lost, 1, OWN, Occasion::Draining).as_deref(),
+            TWO,
+            "the other nodes are still known"
+        );
     }
 
     #[test]
-    fn who_comes_by_another_address_is_told_our_own_if_that_is_wanted() {
+    fn clients_of_a_shared_address_are_redirected_to_the_own_one() {
         let (node, anycast) = (node(FleetRedirect::Always, 10, 10), "198.51.100.1:3478");
         assert_eq!(asks(&node, 1, anycast, Occasion::None).as_deref(), Some("203.0.113.1:3478 "));
-        assert_eq!(asks(&node, 1, anycast, Occasion::None), None, "it does not follow");
-        assert_eq!(asks(&node, 2, OWN, Occasion::None), None, "it came there");
+        assert_eq!(asks(&node, 1, anycast, Occasion::None), None, "the client does not follow");
+        assert_eq!(asks(&node, 2, OWN, Occasion::None), None, "already at the own address");
         let load = self::node(FleetRedirect::Load, 10, 10);
         assert_eq!(asks(&load, 1, anycast, Occasion::None), None);
     }
 
     #[test]
-    fn the_owner_of_a_number_is_another_node() {
+    fn a_number_of_another_node_redirects_there() {
         let node = node(FleetRedirect::Load, 10, 10);
         let to = node.send_to(2, Transport::Udp, true).map(|to| to.address.to_string());
         assert_eq!(to.as_deref(), Some("203.0.113.2:3478"));

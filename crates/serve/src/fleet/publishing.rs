@@ -1,9 +1,9 @@
-//! Sessions as coturn publishes them in Redis, for programs that listen there: `turn/realm/REALM/user/NAME/allocation/ID/` and behind that `status`,
-//! `traffic` and `total_traffic`, their `/peer` twins among them.
+//! Publishes sessions in Redis the way coturn does, on the channels `turn/realm/REALM/user/NAME/allocation/ID/` followed by
+//! `status`, `traffic`, `traffic/peer`, `total_traffic` or `total_traffic/peer`.
 //!
 //! ```text
-//!  workers ──▶ begun, ended ─────────────┐
-//!  control thread, each 10 s: all of them ┴─▶ lines ──▶ PUBLISH; a status is also kept until it expires
+//!  workers: begin and end of sessions ──────┐
+//!  control thread: all sessions, every 10 s ┴─▶ lines ──▶ PUBLISH; a status is also a key until it expires
 //! ```
 
 use std::{
@@ -25,31 +25,30 @@ use turnpike_turn::server::{Effect, SessionId};
 use super::node::Node;
 use turnpike_process::log_queue::BACKLOG;
 
-/// How often sessions are looked through for traffic and renewals.
+/// Interval of the scan for traffic and renewals.
 const PERIOD: Duration = Duration::from_secs(10);
-/// Lines sent at a time.
+/// Maximum lines per PUBLISH batch.
 const LINES: usize = 500;
-/// What a session was renewed by at least: less is what clocks and looks make of the same time.
+/// Minimum increase of the expiry that counts as a renewal; smaller ones are clock noise.
 const RENEWED_MS: u64 = 5000;
 
-/// Channel, line, and for how many seconds it is kept under that name; 0 for no longer.
+/// Channel, line, and seconds to keep it as a key: `None` publishes only, 0 deletes the key.
 type Line = (String, String, Option<u64>);
 
-/// The workers' end.
+/// Sender in the workers.
 pub(crate) struct StatusLines {
     sender: mpsc::Sender<Line>,
     node: Arc<Node>,
-    /// About when the clock of the workers began.
+    /// Approximate start of the workers' clock.
     began: Instant,
 }
 
-/// The control thread's end.
+/// Receiver in the control thread.
 pub(crate) struct StatusWriter {
     receiver: mpsc::Receiver<Line>,
     node: Arc<Node>,
 }
 
-/// Both ends.
 pub(super) fn status_lines(node: Arc<Node>) -> (StatusLines, StatusWriter) {
     let (sender, receiver) = mpsc::channel(BACKLOG);
     let lines = StatusLines { sender, node: Arc::clone(&node), began: Instant::now() };
@@ -67,7 +66,7 @@ impl SessionLog for StatusLines {
     }
 }
 
-/// What an effect at `now_ms` of the workers' clock is told by.
+/// Lines for an effect at `now_ms` of the workers' clock.
 fn lines_of(effect: &Effect, now_ms: u64) -> Vec<Line> {
     match effect {
         Effect::Opened { session, realm, username, expires_ms, .. } => {
@@ -79,7 +78,7 @@ fn lines_of(effect: &Effect, now_ms: u64) -> Vec<Line> {
             )]
         }
         Effect::Closed { session, realm, username, to_peer, to_client, relayed, .. } => {
-            // One that ended before it had an address was never told of.
+            // A session without a relayed address was never published.
             if relayed.iter().flatten().next().is_none() {
                 return Vec::new();
             }
@@ -91,14 +90,14 @@ fn lines_of(effect: &Effect, now_ms: u64) -> Vec<Line> {
     }
 }
 
-/// As coturn has it: a realm and a user as they are, and a number of 18 digits.
+/// coturn's channel: unescaped realm and user, and a number of 18 digits.
 fn place(realm: &str, user: &str, session: SessionId, what: &str) -> String {
     let digits =
         u128::from_str_radix(&session.to_string(), 16).unwrap_or_default() % 1_000_000_000_000_000_000;
     format!("turn/realm/{realm}/user/{user}/allocation/{digits:018}/{what}")
 }
 
-/// Packets and bytes: received from the client and sent to it, and for the twin the same of peers.
+/// Packets and bytes received from and sent to the client; the twin has the same for peers.
 fn traffic(
     realm: &str,
     user: &str,
@@ -115,16 +114,15 @@ fn traffic(
     vec![(own, line(to_peer, to_client), None), (twin, line(to_client, to_peer), None)]
 }
 
-/// What was told of a session last.
+/// Last published state of a session.
 struct Told {
     expires: Instant,
     to_peer: (u64, u64),
     to_client: (u64, u64),
-    /// In which round it was seen.
+    /// Round in which it was last seen.
     round: u64,
 }
 
-/// All sessions, as they were told last.
 #[derive(Default)]
 struct Rounds {
     round: u64,
@@ -132,7 +130,7 @@ struct Rounds {
 }
 
 impl Rounds {
-    /// What there is to tell of a session that is there at `now`.
+    /// Lines for a session that exists at `now`.
     fn see(&mut self, session: &Session, now: Instant) -> Vec<Line> {
         let Session { id, realm, username, relayed, to_peer, to_client, .. } = session;
         let left_ms = relayed.iter().map(|(_, left_ms)| *left_ms).max().unwrap_or_default();
@@ -158,7 +156,7 @@ impl Rounds {
         lines
     }
 
-    /// The next round; who was not seen in this one is gone.
+    /// Starts the next round and forgets sessions not seen in this one.
     fn end(&mut self) {
         let round = self.round;
         self.sessions.retain(|_, told| told.round == round);
@@ -167,7 +165,7 @@ impl Rounds {
 }
 
 impl StatusWriter {
-    /// Publishes until the last worker is gone.
+    /// Publishes until the last worker ends.
     pub(crate) async fn run(mut self) {
         let mut rounds = Rounds::default();
         let mut next = tokio::time::Instant::now() + PERIOD;
@@ -181,7 +179,7 @@ impl StatusWriter {
             }
             if next <= tokio::time::Instant::now() {
                 self.look_through(&mut rounds).await;
-                // A store that is slow makes the rounds fewer, not the workers' lines later.
+                // A slow store reduces the scans instead of delaying the workers' lines.
                 next = (next + PERIOD).max(tokio::time::Instant::now() + PERIOD / 2);
             }
         }
@@ -211,14 +209,14 @@ impl StatusWriter {
         rounds.end();
     }
 
-    /// What cannot be published is lost: it would be old by the time that it could.
+    /// Drops lines that cannot be published: they would be outdated later.
     async fn publish(&self, lines: &[Line]) {
         if lines.is_empty() {
             return;
         }
         if self.node.health.is_alone(self.node.now_ms()) || self.node.store.publish(lines).await.is_err() {
             self.node.tallies.lines_lost.fetch_add(lines.len() as u64, Ordering::Relaxed);
-            // Not in a loop.
+            // Avoids a busy loop.
             sleep_until(tokio::time::Instant::now() + Duration::from_millis(100)).await;
         }
     }
@@ -275,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_is_told_of_when_it_begins_and_when_it_ends() {
+    fn a_session_is_published_when_it_begins_and_ends() {
         let allocation = AllocationId { index: 1, generation: 2 };
         let relayed = [198, 41, 0, 4];
         let opened = Effect::Opened {
@@ -317,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn traffic_is_what_has_passed_since_the_last_round_and_renewals_are_told_once() {
+    fn traffic_counts_since_the_last_round_and_renewals_appear_once() {
         let (mut rounds, begun) = (Rounds::default(), Instant::now());
         let mut round = |seconds: u64, session: &Session| {
             let lines = rounds.see(session, begun + Duration::from_secs(seconds));
@@ -339,6 +337,6 @@ mod tests {
         );
         assert_eq!(round(40, &session(590_000, (6, 600), (2, 200))).len(), 2);
         rounds.end();
-        assert!(rounds.sessions.is_empty(), "who is not seen is forgotten");
+        assert!(rounds.sessions.is_empty(), "a session not seen is forgotten");
     }
 }

@@ -1,4 +1,5 @@
-//! Quotas: what this node uses is told, and what it may use is granted, some hundred buckets at a time. No request waits for it.
+//! Quota exchange with the store: reports usage and receives grants, some hundred buckets at a time. Requests
+//! do not wait for it.
 
 use std::{
     sync::Arc,
@@ -11,16 +12,15 @@ use turnpike_stores::Exchanged;
 
 use super::node::Node;
 
-/// Buckets at a time.
+/// Limits of the buckets per exchange.
 const MOST: usize = 500;
 const LEAST: usize = 50;
-/// Of all nodes together, where all have something to tell.
+/// Buckets per exchange and per second of all nodes together, if all have changes.
 const AT_ONCE: usize = 100_000;
 const A_SECOND: u64 = 200_000;
-/// When there is more to tell than fits into one.
+/// Minimum pause if more remains than fits in one exchange.
 const SOON_MS: u64 = 20;
 
-/// Exchanges until the node has left.
 pub(super) async fn keep_exchanging(node: Arc<Node>) {
     let mut backoff = Backoff::default();
     while !node.is_over() {
@@ -29,13 +29,13 @@ pub(super) async fn keep_exchanging(node: Arc<Node>) {
     }
 }
 
-/// How long to wait then.
+/// Returns the pause before the next exchange in milliseconds.
 async fn exchange(node: &Node, backoff: &mut Backoff) -> u64 {
     let nodes = node.nodes();
     let period = exchange_period_ms(usize::try_from(nodes).unwrap_or(usize::MAX));
     let number = node.number();
     let _alone = node.exchanging.lock().await;
-    // What is told before all that is left of this node is given back would be given back with it.
+    // Usage reported before this node's old record is cleared would be cleared with it.
     if number == 0 || node.is_quiet() || node.rests() || node.recovery.is_to_clear() {
         return period;
     }
@@ -58,7 +58,7 @@ async fn exchange(node: &Node, backoff: &mut Backoff) -> u64 {
             if lost > 0 && node.quotas.lost() == 0 {
                 node.recovery.speak_soon();
             }
-            // An answer that is too short says nothing of the rest.
+            // A short answer leaves the remaining buckets open.
             node.quotas.unheard(asks.get(grants.len()..).unwrap_or_default());
             if asks.len() == most { soon(most, nodes) } else { period }
         }
@@ -70,12 +70,12 @@ async fn exchange(node: &Node, backoff: &mut Backoff) -> u64 {
     }
 }
 
-/// In one exchange: fewer where many nodes have something to tell at once.
+/// Buckets per exchange: fewer in large fleets, where many nodes may have changes at once.
 fn most(nodes: u32) -> usize {
     (AT_ONCE / usize::try_from(nodes.max(1)).unwrap_or(1)).clamp(LEAST, MOST)
 }
 
-/// Before the next one, where there is more.
+/// Pause before the next exchange if more remains, in milliseconds.
 fn soon(most: usize, nodes: u32) -> u64 {
     (most as u64 * u64::from(nodes) * 1000 / A_SECOND).max(SOON_MS)
 }
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn large_fleets_tell_less_at_a_time() {
+    fn large_fleets_exchange_fewer_buckets_at_a_time() {
         assert_eq!([1, 200, 1000, 4000].map(most), [500, 500, 100, 50]);
         let pauses = [1, 10, 200, 1000, 4000].map(|nodes| soon(most(nodes), nodes));
         assert_eq!(pauses, [20, 25, 500, 500, 1000]);

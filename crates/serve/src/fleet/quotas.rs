@@ -1,4 +1,4 @@
-//! The limits that all nodes share, as workers ask for them: in shards, so that no worker waits for another for long, and none for the store.
+//! Limits shared by all nodes. Sharded, so that workers rarely wait for each other and never for the store.
 
 use std::sync::{
     Mutex, MutexGuard, PoisonError, RwLock,
@@ -11,39 +11,38 @@ use turnpike_turn::server::QuotaRefusal;
 
 const SHARDS: usize = 16;
 
-/// What an allocation is counted for.
+/// Buckets that an allocation counts in.
 pub(super) struct Buckets {
     pub(super) total: Bucket,
     pub(super) realm: Bucket,
     pub(super) user: Bucket,
 }
 
-/// What is used, and how much all nodes hold.
+/// Usage of this node, and the levels of the whole fleet.
 #[derive(Default)]
 pub(super) struct Quotas {
     shards: [Mutex<Ledger>; SHARDS],
     levels: RwLock<Levels>,
-    /// Where asking begins the next time, so that each shard has its turn.
+    /// First shard of the next exchange; rotates.
     turn: AtomicUsize,
-    /// Refusals for the sake of a user, a realm, all.
+    /// Refusals due to a user, a realm and the fleet's limit.
     refused: [AtomicU64; 3],
 }
 
-/// For metrics and administrators.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct QuotaCounts {
-    /// Users and realms that have allocations here, and those that are counted for.
+    /// Users and realms in use, and the fleet's total.
     pub(crate) buckets: u64,
-    /// What this node may use of them without asking, what it uses included.
+    /// Allocations this node may make without asking, including those in use.
     pub(crate) held: u64,
-    /// What the store is to be told of.
+    /// Buckets to report to the store.
     pub(crate) waiting: u64,
-    /// Refusals for the sake of a user, a realm, all.
+    /// Refusals due to a user, a realm and the fleet's limit.
     pub(crate) refused: [u64; 3],
 }
 
 impl Quotas {
-    /// Counts an allocation for each of its buckets, or for none. `total` is the limit of all nodes together.
+    /// Counts an allocation in all of its buckets or in none. `total` is the fleet's limit.
     pub(super) fn acquire(
         &self,
         buckets: &Buckets,
@@ -52,7 +51,7 @@ impl Quotas {
         terms: Terms,
     ) -> Result<(), QuotaRefusal> {
         let limit = |limit: usize| u32::try_from(limit).unwrap_or(u32::MAX);
-        // Without a limit it is counted as well: there may be one tomorrow.
+        // Counts without a limit as well: a reload may set one.
         let of_realm = asked.of_realm.map_or(u32::MAX, limit);
         let all = [
             (buckets.user, limit(asked.of_user), QuotaRefusal::User),
@@ -75,21 +74,20 @@ impl Quotas {
         Ok(())
     }
 
-    /// Counts one less.
     pub(super) fn release(&self, buckets: &Buckets) {
         for bucket in [buckets.user, buckets.realm, buckets.total] {
             self.shard(&bucket).release(bucket);
         }
     }
 
-    /// What is to be asked now, of `most` buckets.
+    /// Up to `most` buckets to exchange now.
     pub(super) fn asks(&self, most: usize, terms: Terms) -> Vec<Ask> {
         let first = self.turn.fetch_add(1, Ordering::Relaxed);
         let levels = self.levels.read().unwrap_or_else(PoisonError::into_inner);
         let mut asks = Vec::new();
         for at in 0..SHARDS {
             let left = most - asks.len();
-            // Each shard gets its part of what is left, and what the ones before it have not used.
+            // Each shard gets its part of the remaining room, plus what earlier shards left over.
             let part = left.div_ceil(SHARDS - at);
             asks.extend(lock(&self.shards[(first + at) % SHARDS]).asks(part, &levels, terms));
         }
@@ -103,14 +101,14 @@ impl Quotas {
         }
     }
 
-    /// Nobody has heard these.
+    /// Marks buckets that the store has not received.
     pub(super) fn unheard(&self, asks: &[Ask]) {
         for ask in asks {
             self.shard(&ask.bucket).unheard(std::slice::from_ref(ask));
         }
     }
 
-    /// The store says so, and knows that much.
+    /// Applies changed levels.
     pub(super) fn put_levels(&self, changed: &[(Bucket, Level)], books: Books) {
         if changed.is_empty() {
             return;
@@ -128,7 +126,7 @@ impl Quotas {
         }
     }
 
-    /// The store has these and no others, and knows that much.
+    /// Replaces all levels, if the store knows all nodes.
     pub(super) fn set_levels(&self, all: &[(Bucket, Level)], books: Books) {
         if books == Books::Whole {
             self.levels.write().unwrap_or_else(PoisonError::into_inner).clear();
@@ -136,32 +134,32 @@ impl Quotas {
         self.put_levels(all, books);
     }
 
-    /// The store is told of everything anew.
+    /// Marks everything for a new report to the store.
     pub(super) fn tell_all(&self, terms: Terms) {
         self.shards.iter().for_each(|shard| lock(shard).tell_all(terms));
     }
 
-    /// How much of that is to be told still.
+    /// Number of buckets still to report after that.
     pub(super) fn lost(&self) -> usize {
         self.shards.iter().map(|shard| lock(shard).lost()).sum()
     }
 
-    /// The store grants again.
+    /// Resumes normal grants after a recovery.
     pub(super) fn settle(&self) {
         self.shards.iter().for_each(|shard| lock(shard).settle());
     }
 
-    /// What the store knows, for the process that takes this one's place.
+    /// State known to the store, for the new process.
     pub(super) fn told(&self) -> Vec<Told> {
         self.shards.iter().flat_map(|shard| lock(shard).told().collect::<Vec<_>>()).collect()
     }
 
-    /// As another process of this node has told it.
+    /// Takes the state from the previous process.
     pub(super) fn take_over(&self, all: &[Told]) {
         all.iter().for_each(|told| self.shard(&told.bucket).take_over(*told));
     }
 
-    /// Allocations of this node that are counted in a bucket.
+    /// Allocations of this node in a bucket.
     pub(super) fn used(&self, bucket: &Bucket) -> u32 {
         self.shard(bucket).used(bucket)
     }
@@ -182,7 +180,7 @@ impl Quotas {
     }
 
     fn shard(&self, bucket: &Bucket) -> MutexGuard<'_, Ledger> {
-        // The names of buckets are as if by chance.
+        // Bucket names are uniformly distributed.
         lock(&self.shards[usize::from(bucket.0[0]) % SHARDS])
     }
 }
@@ -207,7 +205,7 @@ mod tests {
         SharedQuota { user: UserRef::new("here", "alice"), of_realm, of_user }
     }
 
-    /// As the store would answer a node that is alone.
+    /// Answers like a store with a single node.
     fn exchange(quotas: &Quotas) {
         let asks = quotas.asks(1000, TERMS);
         let grants: Vec<Grant> = asks
@@ -223,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn each_limit_refuses_and_what_was_taken_of_the_others_is_given_back() {
+    fn a_refusal_by_one_limit_releases_the_others() {
         for (of_realm, of_user, total, refusal, place) in [
             (None, 3, u32::MAX, QuotaRefusal::User, 0),
             (Some(3), 100, u32::MAX, QuotaRefusal::Everywhere, 1),
@@ -244,12 +242,12 @@ mod tests {
             (0..taken).for_each(|_| quotas.release(&buckets(7)));
             exchange(&quotas);
             exchange(&quotas);
-            assert_eq!(quotas.counts().buckets, 0, "nothing is left");
+            assert_eq!(quotas.counts().buckets, 0, "all buckets are released");
         }
     }
 
     #[test]
-    fn all_shards_have_their_turn() {
+    fn every_shard_gets_its_turn() {
         let quotas = Quotas::default();
         for user in 0..=255 {
             let buckets =
@@ -270,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_level_is_not_lowered_by_a_store_that_does_not_know_all() {
+    fn a_recovering_store_does_not_lower_levels() {
         let quotas = Quotas::default();
         let bucket = Bucket([1; 16]);
         let level = || quotas.levels.read().expect("nobody has failed").get(&bucket);

@@ -1,5 +1,5 @@
-//! In which era the store is, as this node has heard last: what it may take of quotas until the store knows again what all nodes hold. Written by the
-//! control thread, read by workers.
+//! Era of the store, which decides how much quota this node may grant until the store knows what all nodes
+//! hold. Written by the control thread, read by workers.
 
 use std::{
     sync::{
@@ -16,14 +16,14 @@ use super::node::Node;
 
 pub(super) struct Recovering {
     recovery: Mutex<Recovery>,
-    /// The same as there.
+    /// Copy of the recovery's state for lock-free reads.
     books: AtomicU8,
-    /// There is something to say before the next beat.
+    /// Notified if the next heartbeat must not wait.
     soon: Notify,
 }
 
 impl Recovering {
-    /// `before` is what a process knew whose place this one takes: era and nodes of a store that was whole.
+    /// `before`: era and number of nodes that the previous process knew, if the store was complete.
     pub(super) fn new(before: Option<(StoreEpoch, u32)>) -> Self {
         let recovery = before.map(|(era, members)| Recovery::after(era, members)).unwrap_or_default();
         let books = AtomicU8::new(recovery.books() as u8);
@@ -43,7 +43,7 @@ impl Recovering {
         all.into_iter().find(|it| *it as u8 == books).unwrap_or_default()
     }
 
-    /// So many nodes are there, this one included.
+    /// Sets the number of nodes including this one.
     pub(super) fn looked(&self, nodes: usize) {
         self.lock().looked(u32::try_from(nodes).unwrap_or(u32::MAX));
     }
@@ -52,7 +52,7 @@ impl Recovering {
         self.lock().era()
     }
 
-    /// What the store had of this node in that era is given back.
+    /// Marks this node's old record in the store as cleared.
     pub(super) fn cleared(&self, era: StoreEpoch) {
         self.lock().cleared(era);
     }
@@ -65,18 +65,18 @@ impl Recovering {
         self.lock().report(lost)
     }
 
-    /// For the process that takes the place of this one.
+    /// State for the new process.
     pub(super) fn offer(&self) -> Option<(StoreEpoch, u32)> {
         let recovery = self.lock();
         (recovery.books() == Books::Whole).then(|| (recovery.era(), recovery.members()))
     }
 
-    /// The next beat comes at once.
+    /// Sends the next heartbeat now.
     pub(super) fn speak_soon(&self) {
         self.soon.notify_one();
     }
 
-    /// Waits for that long, or until there is something to say.
+    /// Waits for `pause`, or until there is something to report.
     pub(super) async fn wait(&self, pause: Duration) {
         let _ = timeout(pause, self.soon.notified()).await;
     }
@@ -87,7 +87,7 @@ impl Recovering {
 }
 
 impl Node {
-    /// The store says in which era it is.
+    /// Applies the era reported by the store.
     pub(super) fn hear_era(&self, era: EpochState) {
         match self.recovery.hear(era) {
             Turn::Nothing => {}
@@ -95,15 +95,18 @@ impl Node {
                 let number = era.era.number;
                 match self.recovery.books() {
                     Books::Whole => {
-                        tracing::info!(era = number, "the fleet's store has lost what this node had told it");
+                        tracing::info!(
+                            era = number,
+                            "the fleet store has lost this node's data; sending it again"
+                        );
                     }
                     Books::Recovering => tracing::warn!(
                         era = number,
-                        "the fleet's store was emptied, or is another server: until all nodes have told it again what they have, each grants its equal share of quotas"
+                        "the fleet store was emptied or replaced; each node grants its equal share of quotas until all have registered again"
                     ),
                     Books::Unknown => tracing::info!(
                         era = number,
-                        "the fleet's store is empty: until all nodes had time to come back that may have something, each grants its equal share of quotas"
+                        "the fleet store is empty; each node grants its equal share of quotas until all have had time to register"
                     ),
                 }
                 self.recovery.speak_soon();
@@ -111,7 +114,7 @@ impl Node {
             Turn::Ends => {
                 tracing::info!(
                     era = era.era.number,
-                    "the fleet's store knows what all nodes have, and grants quotas"
+                    "the fleet store knows all nodes' quotas and grants them again"
                 );
                 self.quotas.settle();
                 self.rereads.store(true, Ordering::Relaxed);
@@ -119,7 +122,7 @@ impl Node {
         }
     }
 
-    /// Whether the store answers, and does not know yet what all nodes hold.
+    /// True if the store answers but does not yet know what all nodes hold.
     pub(super) fn is_recovering(&self) -> bool {
         !self.is_alone() && self.recovery.books() != Books::Whole
     }
@@ -130,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn workers_see_what_the_control_thread_has_heard() {
+    fn workers_see_the_era_that_the_control_thread_received() {
         let said = |number, is_whole| EpochState { era: StoreEpoch { number, since_ms: 0 }, is_whole };
         let recovering = Recovering::new(None);
         assert_eq!((recovering.books(), recovering.offer()), (Books::Unknown, None));

@@ -1,4 +1,4 @@
-//! The look at all nodes: who is there, how much each has to do, and where clients reach it. What a node held that is gone is given back.
+//! Periodic look at all nodes: members, load and addresses. Releases the quota of nodes that are gone.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,19 +13,18 @@ use super::{
 
 /// Cards read at a time.
 const CARDS: usize = 200;
-/// Nodes that come or go at once and are told of one by one.
+/// Maximum number of changes logged one by one.
 const TOLD: usize = 20;
-/// Silent nodes that the others are told of at a time.
+/// Maximum number of silent nodes reported at a time.
 const SILENT: usize = 1000;
 
-/// Looks until the node has left.
 pub(super) async fn keep_watching(node: Arc<Node>) {
     let mut backoff = Backoff::default();
     while !node.is_over() {
         let pause = match look(&node).await {
             Ok(()) => {
                 backoff.reset();
-                // Not all at the same time.
+                // Jitter, so that nodes do not read at the same time.
                 let period = look_period_ms(node.members().len());
                 period * 9 / 10 + rand::random::<u64>() % (period / 5)
             }
@@ -64,9 +63,9 @@ pub(super) async fn look(node: &Node) -> Result<(), StoreError> {
     take_in(node);
     let nodes = u64::from(node.nodes());
     for (name, number) in abandoned {
-        // One of all that see it is enough.
+        // Enough if one of the nodes that see it does so.
         if rand::random::<u64>().is_multiple_of(nodes) {
-            tracing::info!(node = %name, "gives back what another node held that is gone");
+            tracing::info!(node = %name, "releasing the quota of a node that is gone");
             while node.store.reap(&name, number, false).await? {}
         }
     }
@@ -78,13 +77,13 @@ pub(super) async fn look(node: &Node) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Makes what workers see of what has been looked at.
+/// Publishes the members to the workers.
 pub(super) fn take_in(node: &Node) {
     let (view, own) = view_of(node);
     node.set_sight(Sight { charges: view.charges(), view, own, at_ms: node.now_ms() });
 }
 
-/// The same where somebody is there no more; what is known of the others is as old as before.
+/// Removes departed nodes from the workers' view, and keeps its age.
 pub(super) fn leave_out(node: &Node) {
     let (view, own) = view_of(node);
     let before = node.sight();
@@ -112,7 +111,7 @@ fn silent(change: &Change) -> Option<(NodeName, u64)> {
 fn read_card(node: &Node, sealed: &[u8]) -> Option<Card> {
     let text = node.sealer.open(CARD, sealed);
     if text.is_none() {
-        tracing::debug!("a node in the fleet's store has another fleet.secret: it does not count");
+        tracing::debug!("ignoring a node in the fleet store that uses another fleet.secret");
     }
     serde_json::from_slice(&text?).ok()
 }
@@ -120,20 +119,20 @@ fn read_card(node: &Node, sealed: &[u8]) -> Option<Card> {
 fn say(node: &Node, changes: &[Change]) {
     let members = node.members();
     if changes.len() > TOLD {
-        tracing::info!(changes = changes.len(), nodes = members.len(), "many nodes have come or gone");
+        tracing::info!(changes = changes.len(), nodes = members.len(), "many nodes have joined or left");
         return;
     }
     for change in changes {
         match change {
             Change::Joined(name) if *name != node.name => {
                 let number = members.get(name).map(|Member { beat, .. }| beat.number);
-                tracing::info!(node = %name, number, "another node is in the fleet");
+                tracing::info!(node = %name, number, "another node has joined the fleet");
             }
             Change::Silent { name, .. } if *name != node.name => {
                 tracing::info!(node = %name, "node unreachable: not redirecting clients to it");
             }
             Change::Gone { name, .. } if *name != node.name => {
-                tracing::warn!(node = %name, "node gone: it has not been heard of for 10 s");
+                tracing::warn!(node = %name, "node gone: no heartbeat for 10 s");
             }
             _ => {}
         }

@@ -342,7 +342,7 @@ fn emptied_store_is_filled_again() {
     let nonce = |node: &Node| stun::Client::new(node.address()).challenge().2;
     let before = nonce(&a);
     assert!(world.server.say("FLUSHALL").contains("OK"));
-    a.serve.program.line_with("each grants its equal share");
+    a.serve.program.line_with("each node grants its equal share");
     let is_whole = || world.server.say("HGET turnpike:{turnpike}:era whole") == "$1\r\n1\r\n";
     eventually("the store has the state of all nodes", || {
         assert_eq!(b.allocate(USER, PASSWORD), Some(486), "no node exceeds the quota");
@@ -436,7 +436,7 @@ fn upgraded_node_keeps_its_identity() {
         thread::sleep(Duration::from_millis(50));
         b.allocate(USER, PASSWORD).is_none()
     });
-    let strange = ["has left", "node gone", "did not know this node"];
+    let strange = ["has left", "node gone", "lost this node's record"];
     let lines = [a.serve.program.lines(), b.serve.program.lines()].concat();
     let noticed = lines.iter().find(|line| strange.iter().any(|text| line.contains(text)));
     assert_eq!(noticed, None, "no client notices");

@@ -143,10 +143,7 @@ impl World {
 
     /// Number of times each node has logged that the store lost its data.
     pub(super) fn times_emptied(&self) -> [usize; NODES] {
-        self.times_said(&[
-            "the fleet's store was emptied",
-            "the fleet's store has lost what this node had told it",
-        ])
+        self.times_said(&["the fleet store was emptied", "the fleet store has lost this node's data"])
     }
 
     /// Number of log lines of each node that contain one of these texts.
@@ -161,7 +158,7 @@ impl World {
     pub(super) fn is_alone(&self, node: usize) -> bool {
         let said = self.nodes[node].lines();
         let said = said.iter().rev().find(|line| {
-            line.contains("; this node is alone") || line.contains(": this node is one of the fleet")
+            line.contains("; this node is alone") || line.contains("this node is a member of the fleet")
         });
         said.is_some_and(|line| line.contains("alone"))
             && self.metrics(node).is_some_and(|metrics| metrics.sum("turnpike_fleet_up", "") == 0)
