@@ -1,5 +1,5 @@
-//! When the certificates in use expire, for the log and the metrics. Nothing else checks this while the server runs: TLS goes
-//! on presenting a certificate that has expired.
+//! Expiry of the certificates in use, for the log and metrics. TLS itself keeps presenting a certificate
+//! after it has expired.
 
 use std::{
     fmt::Write,
@@ -11,40 +11,40 @@ use turnpike_measure::units::span;
 use turnpike_relay::Identity;
 use turnpike_relay::certificates::Certificate;
 
-/// Programs that renew certificates do so about 30 days before they expire: 14 days before, something is wrong.
+/// Certificates are usually renewed 30 days before they expire, so 14 days before something is wrong.
 const SOON: i64 = 14 * DAY;
-/// Early enough that a weekend does not hide it.
+/// Long enough to span a weekend.
 const VERY_SOON: i64 = 3 * DAY;
 const DAY: i64 = 86_400;
-/// DNS names of one certificate that the log tells.
+/// Maximum number of DNS names in a log line.
 const NAMES: usize = 8;
 
-/// Shared by the control thread, which changes it, and the metrics.
+/// Written by the control thread, read by metrics.
 #[derive(Debug, Default)]
 pub(crate) struct CertificateExpiry(Mutex<Vec<Shown>>);
 
 #[derive(Debug)]
 struct Shown {
     file: String,
-    /// First and last Unix second in which it is valid.
+    /// First and last Unix second of validity.
     valid: (u64, u64),
-    /// What the log has said of its end.
+    /// Last state in the log.
     told: Nearness,
 }
 
-/// How near the end of a certificate is.
+/// Time left until expiry, in steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Nearness {
     Far,
     Soon,
     VerySoon,
     Over,
-    /// It is not valid yet. Rather than the certificate, the clock may be wrong.
+    /// Not valid yet; possibly the clock is wrong.
     Early,
 }
 
 impl CertificateExpiry {
-    /// These are in use from now on; the log names each with its host names and expiry.
+    /// Sets the certificates in use, and logs their names and expiry.
     pub(crate) fn show(&self, certificates: &[Certificate]) {
         for Certificate { file, identity } in certificates {
             tracing::info!(
@@ -61,11 +61,11 @@ impl CertificateExpiry {
         self.look();
     }
 
-    /// Files, and the first and last Unix second in which their certificates are valid.
+    /// Sets files with the first and last Unix second of validity.
     pub(crate) fn put(&self, certificates: impl IntoIterator<Item = (String, (u64, u64))>) {
         let mut new: Vec<Shown> = Vec::new();
         for (file, valid) in certificates {
-            // Named twice it is told once: metrics may not repeat themselves.
+            // A file named twice appears once, because metrics must be unique.
             if new.iter().all(|other| other.file != file) {
                 new.push(Shown { file, valid, told: Nearness::Far });
             }
@@ -73,7 +73,7 @@ impl CertificateExpiry {
         *self.lock() = new;
     }
 
-    /// Warns of certificates whose expiry has come nearer since the last time.
+    /// Warns of certificates whose state has changed since the last look.
     pub(crate) fn look(&self) {
         for (nearness, warning) in self.due(Timestamp::now().as_second()) {
             match nearness {
@@ -102,16 +102,16 @@ impl CertificateExpiry {
                     nearness,
                     match nearness {
                         Nearness::Early => format!(
-                            "certificate {file} is valid from {} on, and this machine's clock says {clock}: clients with a right clock refuse a \
-                             certificate that is early; set the clock if that is wrong",
+                            "certificate {file} is valid from {}, but this machine's clock reads {clock}: clients with a correct clock refuse it \
+                             until then; set the clock if it is wrong",
                             date(*first)
                         ),
                         Nearness::Over => format!(
-                            "certificate {file} has expired ({end}; this machine's clock says {clock}): clients refuse it; renew it, the new one is \
-                             read by itself"
+                            "certificate {file} has expired ({end}; this machine's clock reads {clock}): clients refuse it; renew it, the new one is \
+                             loaded automatically"
                         ),
                         _ => format!(
-                            "certificate {file} expires in {} ({end}); renew it, the new one is read by itself",
+                            "certificate {file} expires in {} ({end}); renew it, the new one is loaded automatically",
                             span(left.unsigned_abs())
                         ),
                     },
@@ -122,7 +122,7 @@ impl CertificateExpiry {
         due
     }
 
-    /// Files and the Unix times at which their certificates end.
+    /// Files and Unix times of expiry.
     pub(crate) fn ends(&self) -> Vec<(String, u64)> {
         self.lock().iter().map(|shown| (shown.file.clone(), shown.valid.1)).collect()
     }
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_that_comes_nearer_is_told_at_each_step_and_once() {
+    fn approaching_expiry_is_reported_once_per_step() {
         let expiry = CertificateExpiry::default();
         // 2027-01-15 08:00:00 UTC.
         let end = 1_800_000_000_i64;
@@ -167,7 +167,7 @@ mod tests {
         let told = |left: i64| {
             let mut due = expiry.due(end - left);
             assert!(due.len() <= 1, "{due:?}");
-            assert_eq!(expiry.due(end - left), [], "told once");
+            assert_eq!(expiry.due(end - left), [], "reported once");
             due.pop().map(|(_, text)| text)
         };
         assert_eq!(told(SOON), None);
@@ -177,10 +177,10 @@ mod tests {
         assert!(told(VERY_SOON - 1).expect("2 days").contains("expires in 2 days 23 h"));
         assert_eq!(told(0), None, "its last second counts (RFC 5280 section 4.1.2.5)");
         assert!(told(-1).expect("over").starts_with("certificate a.pem has expired"));
-        // A new one in the same file begins anew.
+        // A renewed certificate in the same file starts over.
         expiry.put([("a.pem".to_owned(), valid)]);
         assert!(told(10).expect("10 s").contains("expires in 10 s"));
-        // The clock is set back, and then to the right time.
+        // The clock is set back and then corrected.
         let text = told(end).expect("the year 1970");
         assert!(text.contains("is valid from 2026-10-17") && text.contains("1970-01-01"), "{text}");
         assert_eq!(told(SOON), None);

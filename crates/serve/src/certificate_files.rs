@@ -1,5 +1,5 @@
-//! Reads the configuration of the TURN server together with the certificates that it names, so that all mistakes are reported at once,
-//! before any socket opens.
+//! Loads the configuration together with its certificates, so that all mistakes are reported before any
+//! socket opens.
 
 use std::{
     fs::File,
@@ -17,11 +17,12 @@ use turnpike_relay::{
     certificates::{self, Certificate, chain_warning, now_unix, own_name},
 };
 
-/// Loads the configuration for a start. A certificate may be outside its validity period: the clock of a machine without a battery is
-/// wrong until the network sets it, and clients over UDP need no certificate.
+/// Loads the configuration for a start. Accepts certificates outside their validity period: a machine without
+/// a battery starts with a wrong clock, and clients over UDP need no certificate.
 ///
 /// # Errors
-/// Everything that is wrong, not only the first mistake.
+///
+/// All mistakes, not only the first.
 pub fn load(sources: &Sources) -> Result<Loaded<Certificate>, Mistakes> {
     let loaded =
         sources.load(|settings| read_by(settings, |files| certificates::read(&files.cert, &files.key)))?;
@@ -32,16 +33,17 @@ pub fn load(sources: &Sources) -> Result<Loaded<Certificate>, Mistakes> {
     }
 }
 
-/// Loads the configuration for a reload. Problems with certificates come beside the settings, because the server can keep its old
-/// certificates: a removed user must lose access even if a certificate has expired.
+/// Loads the configuration for a reload. Returns certificate problems separately, because the old
+/// certificates can stay in use: a removed user must lose access even if a certificate has expired.
 ///
 /// # Errors
-/// Everything that is wrong except certificates.
+///
+/// All mistakes except those of certificates.
 pub(crate) fn load_for_reload(sources: &Sources) -> Result<Loaded<Certificate>, Mistakes> {
     sources.load(read)
 }
 
-/// Reads all certificates. One whose time is over or has not come is a problem.
+/// Reads all certificates. One outside its validity period is a problem.
 pub(crate) fn read(settings: &Settings) -> ReadCertificates<Certificate> {
     read_by(settings, |files| {
         let identity = certificates::read(&files.cert, &files.key)?;
@@ -62,18 +64,18 @@ fn read_by(
                 certificates.push(Certificate { file: files.cert, identity });
                 warnings.extend(readable_by_all(&files.key, "this private key"));
             }
-            // The mistake is in the file, but the line that names it is where a reader starts.
+            // Reports the line that names the file, where the reader starts to look.
             Err((path, problem)) => {
                 let expected = match File::open(&path) {
                     Err(error) if error.kind() == ErrorKind::PermissionDenied => readable_by(&path),
-                    _ => "a certificate that is valid now and its private key, PEM both".to_owned(),
+                    _ => "a currently valid certificate and its private key, both in PEM".to_owned(),
                 };
                 let problem = format!("{}: {problem}", path.display());
                 problems.push(Mistake::new(settings.origin(key), key, problem, expected));
             }
         }
     }
-    // dimpl has no RSA. Said before anything starts, or DTLS clients would be left without an answer.
+    // dimpl does not support RSA. Detected at the start, because DTLS clients would get no answer.
     let dtls = settings.dtls_listen.is_empty() || certificates.iter().any(|one| one.identity.can_dtls());
     if let Some((key, files)) = named(settings).into_iter().next()
         && !dtls
@@ -83,14 +85,14 @@ fn read_by(
             settings.origin(key),
             key,
             format!("{}: DTLS (dtls.listen) cannot use this certificate's key", files.cert.display()),
-            "for DTLS an ECDSA certificate with P-256 or P-384, here or in tls.certificates (beside an RSA one, which TLS goes on \
-             using); openssl ecparam -name prime256v1 -genkey makes such a key",
+            "an ECDSA certificate with P-256 or P-384, here or in tls.certificates (TLS keeps using an RSA one \
+             beside it); openssl ecparam -name prime256v1 -genkey makes such a key",
         ));
     }
     ReadCertificates { certificates, problems, warnings }
 }
 
-/// The commands that make a file readable for the user of this process.
+/// Commands that make a file readable for this process's user.
 fn readable_by(path: &Path) -> String {
     let (user, path) = (own_name(), path.display());
     format!(
@@ -134,7 +136,7 @@ mod tests {
         assert!(told.contains(&format!("chgrp {name} /etc/key.pem && chmod 640 /etc/key.pem")), "{told}");
     }
 
-    /// The certificates and warnings of a file with this content.
+    /// Result of reading a file with this content.
     fn loaded(pem: &str, key: &str) -> ReadCertificates<Certificate> {
         let dir = turnpike_testkit::Dir::new();
         let (cert, key) = (dir.file("cert.pem", pem), dir.file("key.pem", key));
@@ -200,7 +202,7 @@ mod tests {
         assert_eq!((loaded.settings.realm.as_str(), loaded.certificates.len()), ("new", 0));
         let problems = loaded.certificate_problems;
         assert!(problems[0].to_string().contains("/nowhere/cert.pem: cannot be read"), "{problems:?}");
-        // Where something else is wrong, all mistakes are reported.
+        // With another mistake, all are reported.
         let errors = load(&format!("{text}\n[server2]")).expect_err("wrong").0;
         assert_eq!(errors.len(), 2, "{errors:?}");
     }

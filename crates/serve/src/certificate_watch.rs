@@ -1,5 +1,5 @@
-//! Notices when one of the certificates' files changes: by looking at them now and then, which works for files that are replaced,
-//! for the symbolic links that Kubernetes swaps, and over network file systems, where inotify is blind or watches the wrong thing.
+//! Detects changed certificate files by polling. Unlike inotify, this works for replaced files, the symbolic
+//! links that Kubernetes swaps, and network file systems.
 
 use std::{
     fs, io,
@@ -9,25 +9,24 @@ use std::{
 
 use turnpike_config::{Settings, certificates};
 
-/// What the files were like at the last look.
+/// State of the files at the last look.
 #[derive(Debug, Default)]
 pub(crate) struct CertificateWatch {
     seen: Vec<(PathBuf, Option<Stamp>)>,
-    /// Changed, and not yet as it was at the last look: somebody is still writing.
+    /// Changed since the last look, so a writer may still be busy.
     unsettled: bool,
 }
 
-/// Device, inode, length, and time of the last change of content, owner or mode in seconds and nanoseconds.
+/// Device, inode, length, and ctime in seconds and nanoseconds.
 type Stamp = (u64, u64, u64, i64, i64);
 
 impl CertificateWatch {
-    /// As the files are now.
     pub(crate) fn new(settings: &Settings) -> Self {
         let seen = certificates::files(settings).map(|path| (path.clone(), stamp(&path).ok())).collect();
         Self { seen, unsettled: false }
     }
 
-    /// Whether they have changed since the last time that this said so, and have come to rest since the last look.
+    /// True once per change, as soon as the files were stable for two looks.
     pub(crate) fn has_changed(&mut self) -> bool {
         let mut changed = false;
         for (path, seen) in &mut self.seen {
@@ -51,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_is_told_once_and_only_when_it_has_come_to_rest() {
+    fn a_change_is_reported_once_after_the_files_are_stable() {
         let dir = turnpike_testkit::Dir::new();
         let (cert, key) = (dir.file("cert.pem", "one"), dir.at("key.pem"));
         let settings =
@@ -63,9 +62,9 @@ mod tests {
         fs::write(&key, "it does").unwrap();
         assert!(!watch.has_changed());
         assert!(watch.has_changed());
-        assert!(!watch.has_changed(), "told once");
+        assert!(!watch.has_changed(), "reported once");
         fs::remove_file(&cert).unwrap();
         assert!(!watch.has_changed());
-        assert!(watch.has_changed(), "gone is a change too");
+        assert!(watch.has_changed(), "a removed file is a change");
     }
 }

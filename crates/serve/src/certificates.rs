@@ -1,4 +1,4 @@
-//! The certificates in use: shown by TLS and DTLS, exchanged while clients are served, watched for changed files and for their end.
+//! Certificates in use by TLS and DTLS: replaced at run time, and watched for changed files and expiry.
 
 use std::{
     sync::{
@@ -24,20 +24,19 @@ use crate::{
 /// Of TLS and DTLS.
 pub(crate) type Contexts = (Option<Arc<TlsContext>>, Option<Arc<DtlsContext>>);
 
-/// Of the control thread.
 pub(crate) struct Certificates {
     pub(crate) tls: Option<Arc<TlsContext>>,
     pub(crate) dtls: Option<Arc<DtlsContext>>,
     watch: CertificateWatch,
-    /// Time of the last attempt to read certificates that could not be used: one may become valid, or readable, while its file stays.
+    /// Time of the last failed attempt. An unchanged file can become valid or readable later.
     refused: Option<Instant>,
     told: Arc<Told>,
 }
 
-/// Pause between attempts to read certificates that could not be used.
+/// Pause between attempts to read unusable certificates.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// What others tell of them.
+/// State shared with metrics and the admin interface.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
     pub(crate) expiry: CertificateExpiry,
@@ -47,18 +46,16 @@ pub(crate) struct Told {
 }
 
 impl Told {
-    /// Those that clients are shown.
     pub(crate) fn in_use(&self) -> Arc<[Certificate]> {
         Arc::clone(&self.in_use.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Clients are shown these from now on.
     fn show(&self, certificates: Vec<Certificate>) {
         self.expiry.show(&certificates);
         *self.in_use.lock().unwrap_or_else(PoisonError::into_inner) = certificates.into();
     }
 
-    /// How often they were read again, by result.
+    /// Number of reloads, by result.
     pub(crate) fn reloads(&self) -> [(&'static str, u64); 2] {
         [("loaded", &self.loaded), ("failed", &self.failed)]
             .map(|(result, count)| (result, count.load(Ordering::Relaxed)))
@@ -66,7 +63,7 @@ impl Told {
 }
 
 impl Certificates {
-    /// What TLS and DTLS show from the start.
+    /// Creates the contexts for the start.
     pub(crate) fn new(settings: &Settings, loaded: Vec<Certificate>) -> Result<Self, ServeError> {
         let told = Arc::new(Told { in_use: Mutex::new(loaded.into()), ..Told::default() });
         let mut new =
@@ -75,10 +72,12 @@ impl Certificates {
         Ok(new)
     }
 
-    /// What TLS and DTLS have, or are to have where they begin with these settings. Certificates with problems are nobody's.
+    /// Returns the current contexts, or new ones if TLS or DTLS starts with these settings. Certificates with
+    /// problems are left out.
     ///
     /// # Errors
-    /// These certificates cannot be used.
+    ///
+    /// The certificates cannot be used.
     pub(crate) fn contexts(
         &self,
         settings: &Settings,
@@ -106,7 +105,7 @@ impl Certificates {
         Ok((tls, dtls))
     }
 
-    /// Logs them, and shows them in the metrics.
+    /// Logs the certificates and exports them as metrics.
     pub(crate) fn log(&self) {
         self.told.expiry.show(&self.told.in_use());
     }
@@ -115,7 +114,8 @@ impl Certificates {
         Arc::clone(&self.told)
     }
 
-    /// Reads them again if one of their files has changed, or could not be used a while ago, and warns of ends that have come nearer.
+    /// Reads the certificates again if a file has changed, or a minute after a failure, and warns of
+    /// approaching expiry.
     pub(crate) fn look(&mut self, settings: &Settings) {
         let has_changed = self.watch.has_changed();
         if has_changed || self.refused.is_some_and(|at| at.elapsed() >= RETRY) {
@@ -130,7 +130,7 @@ impl Certificates {
         self.told.expiry.look();
     }
 
-    /// As a new configuration names them; its `problems` are those of certificates.
+    /// Applies the certificates of a new configuration; `problems` concern certificates only.
     pub(crate) fn reload(
         &mut self,
         settings: &Settings,
@@ -142,11 +142,11 @@ impl Certificates {
         self.take(loaded, problems, reloaded);
     }
 
-    /// Shows them, if all of them can be used.
+    /// Replaces the certificates in use, unless one is unusable.
     fn take(&mut self, loaded: Vec<Certificate>, problems: &[Mistake], reloaded: &mut Reloaded) {
         self.refused = (!problems.is_empty()).then(Instant::now);
         if !problems.is_empty() {
-            let kept = "certificates not reloaded: the old ones stay in force";
+            let kept = "certificates not reloaded: the old ones stay in use";
             let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
             let remedy = sandbox::remedy(&lines.join("\n"));
             for line in lines.into_iter().chain(remedy).chain([kept.to_owned()]) {
@@ -159,14 +159,17 @@ impl Certificates {
         match (&self.tls, &loaded[..]) {
             (None, _) => {}
             (Some(_), []) => {
-                warn(reloaded, "no certificate is configured any more: the old ones stay in force");
+                warn(
+                    reloaded,
+                    "no certificate configured any more: the old ones stay in use until a restart",
+                );
             }
             (Some(tls), _) => {
                 let identities = certificates::identities(&loaded);
                 tls.replace(&identities);
-                // A file that no longer has dtls.listen may name certificates that DTLS cannot use.
+                // After dtls.listen was removed, a file may name certificates that DTLS cannot use.
                 if let Some(Err(error)) = self.dtls.as_ref().map(|dtls| dtls.replace(&identities)) {
-                    warn(reloaded, format!("{error}: DTLS keeps the old one until a restart"));
+                    warn(reloaded, format!("{error}: DTLS keeps the old certificate until a restart"));
                 }
                 self.told.loaded.fetch_add(1, Ordering::Relaxed);
                 let changes = CertificateChanges::new(&self.told.in_use(), &loaded);

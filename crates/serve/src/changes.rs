@@ -1,18 +1,17 @@
-//! Changes made by a reload of a server: a line for each key and realm; of users and secrets, only their number.
+//! Changes made by a reload: one line per key and realm, but only counts of users and secrets.
 
 use turnpike_config::{Secret, Settings, UserSecret, realms};
 use turnpike_process::changes::{Difference, counted, line, log_each, names};
 use turnpike_relay::{Identity, certificates::Certificate};
 
-/// A count for a log line; `None` for zero.
+/// Count for a log line; `None` for zero.
 fn count<K>(list: &[K]) -> Option<usize> {
     Some(list.len()).filter(|count| *count > 0)
 }
 
-/// Changes made by a reload.
 pub(crate) struct ServeChanges<'s> {
     keys: Vec<&'static str>,
-    /// One for each key, realm and key of a realm.
+    /// One per key, realm, and key of a realm.
     lines: Vec<String>,
     realms: Difference<&'s str>,
     /// By realm and name.
@@ -50,18 +49,16 @@ impl<'s> ServeChanges<'s> {
         if old.alternates != new.alternates {
             this.keys.push("alternate");
             let count = |settings: &Settings| settings.alternates.len();
-            this.lines.push(format!("alternate: there were {}, now {}", count(old), count(new)));
+            this.lines.push(format!("alternate: {} -> {} servers", count(old), count(new)));
         }
         this.lines.extend(realm_lines(&this.realms, old, new));
         this
     }
 
-    /// A line for each change.
     pub(crate) fn lines(&self) -> Vec<String> {
         self.lines.clone()
     }
 
-    /// Logs each line, and a summary.
     pub(crate) fn log(&self, settings: &Settings) {
         log_each(&self.lines);
         let all = realms::all(settings);
@@ -74,7 +71,7 @@ impl<'s> ServeChanges<'s> {
                 realms = all.len(),
                 users,
                 secrets,
-                "configuration reloaded; nothing in it has changed that a reload takes"
+                "configuration reloaded; no reloadable setting has changed"
             );
             return;
         }
@@ -96,7 +93,7 @@ impl<'s> ServeChanges<'s> {
     }
 }
 
-/// A line for each realm that came or went, and for each key of those that are another now.
+/// One line per realm added or removed, and per changed key of the others.
 fn realm_lines(realms: &Difference<&str>, old: &Settings, new: &Settings) -> Vec<String> {
     let find = |settings: &Settings, name: &str| {
         settings.realms.iter().find(|realm| realm.name == name).cloned().unwrap_or_default()
@@ -110,7 +107,6 @@ fn realm_lines(realms: &Difference<&str>, old: &Settings, new: &Settings) -> Vec
     lines
 }
 
-/// Users of all realms.
 fn users(settings: &Settings) -> Vec<((&str, &str), &UserSecret)> {
     let main = (settings.realm.as_str(), settings.users.as_slice());
     let tenants = settings.realms.iter().map(|realm| (realm.name.as_str(), realm.users.as_slice()));
@@ -119,7 +115,6 @@ fn users(settings: &Settings) -> Vec<((&str, &str), &UserSecret)> {
         .collect()
 }
 
-/// Secrets of all realms.
 fn secrets(settings: &Settings) -> Vec<(&str, &Secret)> {
     let main = (settings.realm.as_str(), settings.secrets.as_slice());
     let tenants = settings.realms.iter().map(|realm| (realm.name.as_str(), realm.secrets.as_slice()));
@@ -127,7 +122,7 @@ fn secrets(settings: &Settings) -> Vec<(&str, &Secret)> {
     all.flat_map(|(realm, secrets)| secrets.iter().map(move |secret| (realm, secret))).collect()
 }
 
-/// Changes of certificates that were read again, by file.
+/// Changes after reading certificates again, by file.
 pub(crate) struct CertificateChanges {
     files: Difference<String>,
     certificates: usize,
@@ -143,16 +138,14 @@ impl CertificateChanges {
         Self { files, certificates: new.len() }
     }
 
-    /// A line for each change.
     pub(crate) fn lines(&self) -> Vec<String> {
         self.files.lines("certificate")
     }
 
-    /// Logs a summary.
     pub(crate) fn log(&self) {
         let Self { files, certificates } = self;
         if files.is_empty() {
-            tracing::info!(certificates, "certificates loaded; they are those from before");
+            tracing::info!(certificates, "certificates loaded; none has changed");
             return;
         }
         tracing::info!(

@@ -7,14 +7,12 @@ use turnpike_relay::RelayState;
 
 use crate::{machine::Machine, store::Merged};
 
-/// Settings and addresses in force, for the admin interface.
 #[derive(Clone)]
 pub(crate) struct EffectiveSettings {
-    /// As configured.
     pub(crate) configured: Arc<Settings>,
-    /// With the additions of the store.
+    /// Including the additions of the store.
     pub(crate) in_force: Arc<Settings>,
-    /// Addresses for relayed transport addresses.
+    /// Relay addresses and their state.
     pub(crate) addresses: Arc<[RelayState]>,
 }
 

@@ -2,15 +2,13 @@
 
 use turnpike_config::{Secret, User, UserSecret};
 
-/// Name of the generated user.
 const NAME: &str = "turnpike";
 
-/// A user with a random password.
 pub(crate) fn random_user() -> User {
     User { name: NAME.to_owned(), secret: UserSecret::Password(random_password()) }
 }
 
-/// 128 random bits in hex digits.
+/// 128 random bits as hex digits.
 pub fn random_password() -> Secret {
     Secret::new(hex::encode(rand::random::<[u8; 16]>()))
 }

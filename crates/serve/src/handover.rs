@@ -1,4 +1,4 @@
-//! State of a TURN server for a new process, on both sides.
+//! State of a TURN server passed to a new process: export and import.
 
 use std::{collections::HashMap, io, os::fd::OwnedFd, sync::Arc, time::Duration};
 
@@ -29,10 +29,10 @@ use crate::{
 #[derive(Serialize, Deserialize)]
 struct ServeOffer {
     relay: RelayOffer,
-    /// The generated user, if there was no other and no store for it.
+    /// Generated user, if neither users nor a store were configured.
     generated: Option<OfferedUser>,
     tickets: Option<TicketKeys>,
-    /// Secrets of the store that have ended: sessions that began with their credentials go on.
+    /// Secrets removed from the store, on which running sessions still depend.
     #[serde(default)]
     ended_secrets: Vec<OfferedSecret>,
     /// Bans, and the identity of this node in a fleet.
@@ -41,14 +41,14 @@ struct ServeOffer {
     names: DescriptorNames,
 }
 
-/// Overwritten when it is dropped.
+/// Overwritten on drop.
 #[derive(Serialize, Deserialize, ZeroizeOnDrop)]
 struct OfferedUser {
     name: String,
     password: String,
 }
 
-/// Overwritten when it is dropped.
+/// Overwritten on drop.
 #[derive(Serialize, Deserialize, ZeroizeOnDrop)]
 struct OfferedSecret {
     realm: String,
@@ -64,7 +64,7 @@ pub(crate) struct ServeHandover {
     pub(crate) generated: Option<User>,
     pub(crate) tickets: Option<TicketKeys>,
     pub(crate) store: Option<Store>,
-    /// The credential service and the admin interface.
+    /// Sockets of the credential service and the admin interface.
     pub(crate) pages: [Arc<Serving>; 2],
     pub(crate) passed: Arc<PassedSockets>,
 }
@@ -111,13 +111,13 @@ impl HandoverState for ServeHandover {
     }
 
     fn forget(&self) {
-        // First, so that sessions that moved are not published as ended.
+        // The fleet first, so that moved sessions are not published as ended.
         self.fleet.forget();
         self.relay.forget();
     }
 }
 
-/// RelayOffer of the previous server to this process.
+/// State offered by the previous server.
 pub(crate) struct PreviousServer {
     offer: ServeOffer,
     descriptors: Vec<OwnedFd>,
@@ -126,17 +126,18 @@ pub(crate) struct PreviousServer {
 }
 
 impl PreviousServer {
-    /// Reads the offer; returns also the sockets that a service manager had passed to the previous process.
+    /// Reads the offer. Also returns sockets that a service manager passed to the previous process.
     pub(crate) fn new(previous: &mut PreviousProcess) -> Result<(Self, PassedSockets), ProcessError> {
         let (mut offer, mut descriptors) = previous.offer::<ServeOffer>()?;
         let (page, passed) = std::mem::take(&mut offer.names).import(&mut descriptors)?;
         let datapath = offer.relay.datapath().ok_or_else(|| {
-            ProcessError::Upgrade("this version does not have the old one's data path".to_owned())
+            ProcessError::Upgrade("the new version lacks the old one's data path".to_owned())
         })?;
         Ok((Self { offer, descriptors, page, datapath }, passed))
     }
 
-    /// Keeps the number of workers, which sockets are bound to, and the data path, which the packets waiting in them belong to.
+    /// Keeps the number of workers, since sockets are bound to them, and the data path, since waiting packets
+    /// depend on it.
     pub(crate) fn keep(&self, settings: &mut Settings) {
         let workers = self.offer.relay.workers;
         let mut kept = Vec::new();
@@ -152,7 +153,7 @@ impl PreviousServer {
         settings.datapath = datapath;
     }
 
-    /// The data path if this one is configured, and whether the two are equal.
+    /// The data path to use, and true if it equals the configured one.
     pub(crate) fn kept_datapath(&self, configured: DatapathChoice) -> (DatapathChoice, bool) {
         let (step, kernel) = (DatapathChoice::Step(self.datapath), self.offer.relay.kernel);
         // Each process attaches its own program, so the hook may differ.
@@ -165,12 +166,11 @@ impl PreviousServer {
         }
     }
 
-    /// Numbers of the listeners so far.
+    /// Listener numbers of the previous process.
     pub(crate) fn layout(&self) -> &Layout {
         self.offer.relay.layout()
     }
 
-    /// Relay addresses in force.
     pub(crate) fn relay_addresses(&self) -> &[RelayAddress] {
         self.offer.relay.relay()
     }
@@ -192,7 +192,6 @@ impl PreviousServer {
         self.offer.tickets.as_ref()
     }
 
-    /// Passes secrets that have ended to the store.
     pub(crate) fn remember_ended_secrets(&self, store: &Store) {
         let mut ended: HashMap<Box<str>, Vec<StoredSecret>> = HashMap::new();
         for OfferedSecret { realm, value, since, until } in &self.offer.ended_secrets {
@@ -202,14 +201,12 @@ impl PreviousServer {
         store.remember_ended_secrets(ended.into_iter().map(|(realm, secrets)| (realm, secrets.into())));
     }
 
-    /// The generated user.
     pub(crate) fn generated(&self) -> Option<User> {
         let user = self.offer.generated.as_ref()?;
         let secret = UserSecret::Password(Secret::new(&*user.password));
         Some(User { name: user.name.clone(), secret })
     }
 
-    /// Sockets of the admin interface and of the credential service.
     pub(crate) fn page(&mut self) -> Vec<NamedSocket> {
         std::mem::take(&mut self.page)
     }

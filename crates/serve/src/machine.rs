@@ -1,5 +1,5 @@
-//! The addresses of this machine as the server uses them: those that are detected for relaying, those that are named and absent, and those
-//! whose sessions end because they are gone.
+//! Addresses of this machine: detected relay addresses, configured ones that are absent, and lost ones whose
+//! sessions end.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,39 +14,40 @@ use turnpike_relay::{
 
 use crate::own_addresses::{self, OwnAddress, can_bind};
 
-/// Time for which sessions wait for an address to return: as long as a lease or a VRRP election may take, and less than a client's patience.
+/// Time that sessions wait for a lost address to return: long enough for a DHCP lease or a VRRP election,
+/// shorter than clients wait.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// See the module.
+/// Addresses of this machine and their state.
 pub(crate) struct Machine {
-    /// `None` where they cannot be read: then all that is named counts as present.
+    /// `None` if unreadable: all configured addresses then count as present.
     own: Option<Vec<OwnAddress>>,
-    /// Of IPv4 and IPv6. The last one stays where the machine has none, until there is another.
+    /// Detected addresses of IPv4 and IPv6. The last one stays until another replaces it.
     detected: [Option<IpAddr>; 2],
-    /// A default route has led out of this machine at some time. Before that, any of its addresses does.
+    /// A default route has existed. Until then any address of the machine is used.
     had_route: bool,
-    /// Those before these.
+    /// Earlier detected addresses.
     displaced: BTreeSet<IpAddr>,
-    /// Something has happened since the last reading.
+    /// Something has changed since the last reading.
     stale: bool,
-    /// What was read is not in force.
+    /// The last reading is not in force yet.
     is_retried: bool,
     gone: BTreeMap<IpAddr, Gone>,
-    /// Relay addresses that were up at some time.
+    /// Relay addresses that have been up before.
     were_up: BTreeSet<IpAddr>,
     states: Vec<RelayState>,
-    /// The last complaint in the log.
+    /// Last error in the log.
     complaint: Option<String>,
 }
 
-/// Relay addresses that the machine lacks and that have sessions.
+/// State of a missing relay address that has sessions.
 enum Gone {
     Since(Instant),
     Ended,
 }
 
 impl Machine {
-    /// Reads the addresses. A previous process has relayed on those of `before`.
+    /// Reads the addresses. `before` are the relay addresses of the previous process.
     pub(crate) fn find(before: &[RelayAddress]) -> Self {
         let of =
             |v4: bool| before.iter().map(|it| it.bind).find(|ip| ip.is_ipv4() == v4 && !ip.is_loopback());
@@ -65,20 +66,20 @@ impl Machine {
         match own_addresses::read() {
             Ok(own) => machine.own = Some(own),
             Err(error) => tracing::warn!(
-                "cannot read the addresses of this machine ({error}): of its services, peers are kept away only from those \
-                 on loopback, on relay addresses and where turnpike listens; let the process open AF_NETLINK sockets"
+                "cannot read the addresses of this machine ({error}): peers are refused only loopback, relay addresses and \
+                 turnpike's own listeners, not other services of this machine; allow AF_NETLINK sockets"
             ),
         }
         machine.detect();
         machine
     }
 
-    /// Something may have changed.
+    /// Requests a new reading.
     pub(crate) fn may_have_changed(&mut self) {
         self.stale = true;
     }
 
-    /// Reads the addresses again if something may have changed; true if something has.
+    /// Reads the addresses again if requested; returns true on a change.
     pub(crate) fn reread(&mut self) -> bool {
         let is_retried = std::mem::take(&mut self.is_retried);
         if !std::mem::take(&mut self.stale) {
@@ -87,7 +88,7 @@ impl Machine {
         let own = match own_addresses::read() {
             Ok(own) => own,
             Err(error) => {
-                // The next news, or the next second, may bring them.
+                // Retried at the next notification, or after a second.
                 self.stale = true;
                 tracing::debug!("cannot read the addresses of this machine: {error}");
                 return is_retried;
@@ -102,9 +103,9 @@ impl Machine {
         };
         if before != now {
             let (added, removed) = (named(&now, &before), named(&before, &now));
-            tracing::info!(added, removed, "addresses of this machine have changed");
+            tracing::info!(added, removed, "the addresses of this machine have changed");
         }
-        // The same addresses may stand otherwise: one that was tentative can be used.
+        // An unchanged address may have become usable, for example a tentative one.
         is_retried || before_own != self.own || detected != self.detected
     }
 
@@ -127,22 +128,22 @@ impl Machine {
         }
     }
 
-    /// The addresses to relay on, one of each family at most.
+    /// Detected relay addresses, at most one of each family.
     pub(crate) fn detected(&self) -> Vec<IpAddr> {
         self.detected.iter().flatten().copied().collect()
     }
 
-    /// True if the detected addresses are those of a default route.
+    /// True if a default route selected the detected addresses.
     pub(crate) fn had_route(&self) -> bool {
         self.had_route
     }
 
-    /// All addresses.
     pub(crate) fn all(&self) -> Vec<IpAddr> {
         set_of(self.own.as_deref()).into_iter().collect()
     }
 
-    /// Those of `named` that the machine lacks. A pair the wrong way round is none that is waited for: it ends a start.
+    /// Configured addresses that the machine lacks. A swapped pair is not waited for: it is a mistake that
+    /// ends the start.
     pub(crate) fn absent(&self, named: impl Iterator<Item = IpAddr>, relay: &[RelayAddress]) -> Vec<IpAddr> {
         let is_swapped = |ip: IpAddr| {
             let pair = relay.iter().find(|relay| relay.bind == ip);
@@ -157,7 +158,7 @@ impl Machine {
         self.own.as_deref().is_none_or(|own| own_addresses::has(own, ip))
     }
 
-    /// What is in force from now on: writes to the log what has changed, unless it is a start.
+    /// Records the addresses in force, and logs changes except at a start.
     pub(crate) fn put_into_force(&mut self, config: &Config) {
         self.complaint = None;
         let before = std::mem::take(&mut self.states);
@@ -173,9 +174,9 @@ impl Machine {
             }
             let ip = address.bind;
             match (known.map(|state| state.is_up), is_up) {
-                (None | Some(false), true) => tracing::info!("relaying on {ip} from now on"),
+                (None | Some(false), true) => tracing::info!("relaying on {ip}"),
                 (Some(true), false) => tracing::warn!(
-                    "relay address {ip} has left this machine: new allocations there get 508, and sessions end in {} s unless it returns",
+                    "relay address {ip} is gone from this machine: new allocations there get 508, and its sessions end in {} s unless it returns",
                     GRACE.as_secs()
                 ),
                 (None, false) => tracing::warn!("{}", absent(address)),
@@ -185,30 +186,30 @@ impl Machine {
         for RelayState { address, .. } in before {
             if !config.relay.contains(&address) {
                 tracing::info!(
-                    "no longer relaying on {}: sessions there go on while the machine has it",
+                    "no longer relaying on {}: its sessions continue while the machine has the address",
                     address.bind
                 );
             }
         }
     }
 
-    /// It could not be put into force, and is tried again: says so once.
+    /// Logs once that the addresses could not be applied, and retries.
     pub(crate) fn not_in_force(&mut self, error: &impl Display) {
         let complaint = Some(error.to_string());
         if self.complaint != complaint {
-            tracing::error!("cannot follow the addresses of this machine: {error}; trying again");
+            tracing::error!("cannot apply the changed addresses of this machine: {error}; retrying");
             self.complaint = complaint;
         }
         self.is_retried = true;
     }
 
-    /// Each relay address, and since when the machine has it or lacks it.
+    /// Relay addresses, and the time of their last change.
     pub(crate) fn states(&self) -> &[RelayState] {
         &self.states
     }
 
-    /// Of the addresses that something is relayed from, those whose sessions are to end: the machine has lacked them for a minute, or the
-    /// route from them has led out of another interface for so long.
+    /// Relay addresses whose sessions must end: missing for a minute, or no longer routed through their
+    /// interface for as long.
     pub(crate) fn lost(&mut self, relayed: &[RelayAddress], now: Instant) -> Vec<IpAddr> {
         let missing: BTreeSet<IpAddr> =
             relayed.iter().map(|relay| relay.bind).filter(|ip| !self.serves(*ip)).collect();
@@ -222,7 +223,7 @@ impl Machine {
                 *gone = Gone::Ended;
                 if self.were_up.contains(&ip) {
                     tracing::warn!(
-                        "relay address {ip} has been gone for {} s: its sessions end",
+                        "relay address {ip} has been gone for {} s: ending its sessions",
                         GRACE.as_secs()
                     );
                 }
@@ -232,12 +233,12 @@ impl Machine {
         lost
     }
 
-    /// Whether what is relayed from an address reaches others.
+    /// True if traffic from this address still reaches peers.
     fn serves(&self, ip: IpAddr) -> bool {
         if !self.has(ip) {
             return false;
         }
-        // One that was named is where its operator wants it.
+        // A configured address is trusted.
         if !self.displaced.contains(&ip) || self.states.iter().any(|state| state.address.bind == ip) {
             return true;
         }
@@ -250,7 +251,7 @@ fn set_of(own: Option<&[OwnAddress]>) -> BTreeSet<IpAddr> {
     own.unwrap_or_default().iter().map(|address| address.ip).collect()
 }
 
-/// The sentence about a relay address that is waited for.
+/// Log line about an absent relay address.
 pub(crate) fn absent(address: &RelayAddress) -> String {
     let remedy = relay_address_remedy(address);
     format!("this machine does not have the relay address {}: waiting for it; {remedy}", address.bind)
@@ -297,13 +298,13 @@ mod tests {
         machine.own = Some(vec![own(GONE)]);
         assert!(machine.lost(&relayed, after(50)).is_empty());
         machine.own = Some(vec![own(HERE)]);
-        assert!(machine.lost(&relayed, after(70)).is_empty(), "it has another minute");
+        assert!(machine.lost(&relayed, after(70)).is_empty(), "a new minute begins");
         assert!(machine.lost(&relayed, after(129)).is_empty());
         assert_eq!(machine.lost(&relayed, after(130)), [GONE]);
     }
 
     #[test]
-    fn absent_addresses_are_waited_for_but_for_pairs_the_wrong_way_round() {
+    fn absent_addresses_are_waited_for_except_in_swapped_pairs() {
         let machine = machine(Some(vec![own(HERE)]));
         let named = [HERE, GONE, IpAddr::from([127, 0, 0, 9]), IpAddr::from([0, 0, 0, 0])];
         assert_eq!(machine.absent(named.into_iter(), &[relay(GONE, None)]), [GONE]);

@@ -8,10 +8,9 @@ use turnpike_stores::StoreAddress;
 
 use crate::store;
 
-/// Bytes that the channels from worker to worker ask the kernel for.
+/// Socket buffer of the channels between workers, in bytes.
 const BUFFER: usize = 4 << 20;
 
-/// Needs of these settings.
 pub(crate) fn server_needs(sources: &Sources, settings: &Settings) -> Needs {
     let mut needs = Needs::new(&settings.sandbox, &settings.admin, sources.file());
     needs.files.extend(certificates::files(settings));
@@ -30,7 +29,6 @@ pub(crate) fn server_needs(sources: &Sources, settings: &Settings) -> Needs {
     needs.with_directories()
 }
 
-/// Files named in the query of a store's URL, such as its certificates.
 fn files_of_url(url: &str) -> Vec<PathBuf> {
     let options = url.split_once('?').map_or("", |(_, options)| options).split('&');
     let values =

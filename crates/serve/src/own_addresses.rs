@@ -1,4 +1,4 @@
-//! The addresses of this machine, and news of them: rtnetlink(7) reports each change of a link, an address, a route or a rule.
+//! Addresses of this machine, and notifications of their changes by rtnetlink(7).
 
 use std::{
     collections::HashMap,
@@ -23,26 +23,27 @@ use tokio::{net::UnixDatagram, time::sleep};
 use turnpike_relay::source_of_route;
 use turnpike_wire::address::{canonical_ip, is_private};
 
-/// How often the addresses are read where no news can be had.
+/// Polling interval without netlink notifications.
 const LOOK: Duration = Duration::from_secs(1);
-/// Least time between two readings: one change of a machine is many messages.
+/// Minimum time between readings, since one change causes many messages.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Flags of IPv6 addresses in `/proc/net/if_inet6` (`linux/if_addr.h`): IFA_F_TEMPORARY, IFA_F_DADFAILED, IFA_F_DEPRECATED, IFA_F_TENTATIVE.
+/// Flags of IPv6 addresses in `/proc/net/if_inet6` (`linux/if_addr.h`): IFA_F_TEMPORARY, IFA_F_DADFAILED,
+/// IFA_F_DEPRECATED, IFA_F_TENTATIVE.
 const TEMPORARY: u8 = 0x01;
 const DAD_FAILED: u8 = 0x08;
 const DEPRECATED: u8 = 0x20;
 const TENTATIVE: u8 = 0x40;
 
-/// Use of an address as a source; the earlier the better.
+/// Preference as a source address; earlier is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Standing {
-    /// For as long as the machine has it.
+    /// Permanent.
     Stable,
-    /// Of the privacy extensions (RFC 8981): it expires.
+    /// Privacy extensions (RFC 8981): it expires.
     Temporary,
-    /// Near its end (RFC 4862, section 5.5.4).
+    /// About to expire (RFC 4862, section 5.5.4).
     Deprecated,
-    /// Not usable: duplicate address detection has not ended, or has found a duplicate.
+    /// Duplicate address detection is running or has failed.
     Unusable,
 }
 
@@ -57,12 +58,11 @@ impl Standing {
     }
 }
 
-/// An address of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OwnAddress {
     pub(crate) ip: IpAddr,
     pub(crate) interface: String,
-    /// Bits of the prefix on the link.
+    /// Prefix length on the link.
     pub(crate) prefix: u32,
     pub(crate) standing: Standing,
 }
@@ -82,7 +82,7 @@ impl OwnAddress {
         Some(Self { ip, interface, prefix, standing: Standing::of(flags.unwrap_or(0)) })
     }
 
-    /// Whether peers elsewhere could reach it.
+    /// True if remote peers could reach it.
     fn is_usable(&self) -> bool {
         let is_local = match self.ip {
             IpAddr::V4(ip) => ip.is_loopback() || ip.is_link_local(),
@@ -103,11 +103,11 @@ impl OwnAddress {
     }
 }
 
-/// The address to relay on, of one family: `source` is the one that the default route would use. A stable address of the same interface
-/// comes before a temporary one, and one of the same prefix before others.
+/// Relay address of one family. `source` is the source address of the default route; a stable address of the
+/// same interface precedes a temporary one, and one of the same prefix precedes others.
 pub(crate) fn choose(source: Option<IpAddr>, own: &[OwnAddress]) -> Option<IpAddr> {
     let source = source?;
-    // One that has only just come.
+    // Added after the list was read.
     let Some(of_route) = own.iter().find(|address| address.ip == source) else { return Some(source) };
     let suits = |address: &&OwnAddress| {
         let is_same = address.interface == of_route.interface && address.ip.is_ipv4() == source.is_ipv4();
@@ -118,13 +118,13 @@ pub(crate) fn choose(source: Option<IpAddr>, own: &[OwnAddress]) -> Option<IpAdd
     own.iter().filter(suits).min_by_key(order).map(|address| address.ip)
 }
 
-/// Chooses without a default route: public addresses before private ones, then by the order of interfaces.
+/// Relay address without a default route: public ones before private ones, then in interface order.
 pub(crate) fn choose_without_route(is_v4: bool, own: &[OwnAddress]) -> Option<IpAddr> {
     let usable = own.iter().filter(|address| address.ip.is_ipv4() == is_v4 && address.is_usable());
     usable.min_by_key(|address| (address.standing, is_private(address.ip))).map(|address| address.ip)
 }
 
-/// Whether this machine has an address, so that a socket there reaches others. `ip_nonlocal_bind` makes no difference.
+/// True if the machine has the address, regardless of `ip_nonlocal_bind`.
 pub(crate) fn has(own: &[OwnAddress], ip: IpAddr) -> bool {
     let ip = canonical_ip(ip);
     if ip.is_unspecified() || ip.is_loopback() {
@@ -137,32 +137,30 @@ pub(crate) fn has(own: &[OwnAddress], ip: IpAddr) -> bool {
     }
 }
 
-/// Whether an address can be bound.
 pub(crate) fn can_bind(ip: IpAddr) -> bool {
     UdpSocket::bind((ip, 0)).is_ok()
 }
 
-/// Whether all addresses can be bound (ip(7), `ip_nonlocal_bind`).
+/// True if any address can be bound (ip(7), `ip_nonlocal_bind`).
 fn binds_any(ip: IpAddr) -> bool {
     let family = if ip.is_ipv4() { "ipv4" } else { "ipv6" };
     let path = format!("/proc/sys/net/{family}/ip_nonlocal_bind");
     fs::read_to_string(path).is_ok_and(|value| value.trim() != "0")
 }
 
-/// Reads all addresses.
 pub(crate) fn read() -> io::Result<Vec<OwnAddress>> {
-    // Before the addresses: one that comes in between counts as stable at most until the next reading.
+    // Flags first: an address added in between only counts as stable until the next reading.
     let flags = flags();
     Ok(getifaddrs()?.filter_map(|found| OwnAddress::of(&found, &flags)).collect())
 }
 
-/// The flags of IPv6 addresses; none where the machine has no IPv6.
+/// Flags of IPv6 addresses; empty without IPv6.
 fn flags() -> HashMap<(Ipv6Addr, String), u8> {
     let text = fs::read_to_string("/proc/self/net/if_inet6").unwrap_or_default();
     text.lines().filter_map(flags_of).collect()
 }
 
-/// One line: address, number of the interface, prefix, scope, flags (all hexadecimal) and name of the interface.
+/// Parses a line: address, interface number, prefix, scope, flags (all hexadecimal) and interface name.
 fn flags_of(line: &str) -> Option<((Ipv6Addr, String), u8)> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let [ip, _, _, _, flags, interface] = words[..] else { return None };
@@ -180,16 +178,16 @@ fn ip_of(address: &SockaddrStorage) -> Option<IpAddr> {
     }
 }
 
-/// Reports that something may have changed. To tokio a socket of netlink is one for datagrams like any other.
+/// Notifications of possible changes. tokio treats the netlink socket as a datagram socket.
 pub(crate) struct News(Option<UnixDatagram>);
 
 impl News {
-    /// Subscribes. Where that cannot be (seccomp, RestrictAddressFamilies of systemd), news come each second.
+    /// Subscribes. If netlink is forbidden (seccomp, RestrictAddressFamilies of systemd), reports a possible
+    /// change every second.
     pub(crate) fn subscribe() -> Self {
         Self(subscribe().and_then(|socket| UnixDatagram::from_std(socket.into())).ok())
     }
 
-    /// Waits for the next change.
     pub(crate) async fn next(&mut self) {
         sleep(PAUSE).await;
         let heard = match &self.0 {
@@ -202,7 +200,8 @@ impl News {
     }
 }
 
-/// Waits for messages, and reads all that there are. Addresses are read afterwards, whatever the messages are, or if some were lost (ENOBUFS).
+/// Waits for messages and drains the socket. Their content is ignored, and so are losses (ENOBUFS), because
+/// the addresses are read afterwards.
 async fn heard(socket: &UnixDatagram) -> io::Result<()> {
     let (mut heard, mut buffer) = (false, [0; 8192]);
     while !heard {
@@ -223,7 +222,8 @@ async fn heard(socket: &UnixDatagram) -> io::Result<()> {
 fn subscribe() -> io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)?;
-    // A link that goes down takes IPv4 routes along without a message of their own. RTNLGRP_IPV6_RULE has no name here.
+    // RTMGRP_LINK, because a link that goes down removes its IPv4 routes without a message. RTNLGRP_IPV6_RULE
+    // has no name here.
     let groups = (RTMGRP_LINK
         | RTMGRP_IPV4_IFADDR
         | RTMGRP_IPV6_IFADDR
@@ -260,12 +260,12 @@ mod tests {
             (Some("10.0.1.5"), &["eth0 10.0.0.5/24 80", "eth1 10.0.1.5/24 80"], Some("10.0.1.5")),
             (None, &["eth0 10.0.0.5/24 80"], None),
             (Some("10.0.0.9"), &["eth0 10.0.0.5/24 80"], Some("10.0.0.9")),
-            // Of several of an interface the route's own, and not the first.
+            // The route's source wins over the interface's first address.
             (Some("10.0.0.6"), &["eth0 10.0.0.5/24 80", "eth0 10.0.0.6/24 80"], Some("10.0.0.6")),
             (Some("2001:db8::abcd"), &[temporary, stable], Some("2001:db8::5")),
             (Some("2001:db8::abcd"), &[temporary], Some("2001:db8::abcd")),
             (Some("2001:db8::abcd"), &[temporary, "eth1 2001:db8:1::5/64 80"], Some("2001:db8::abcd")),
-            // The same prefix comes before another one, such as that of a local network (RFC 4193).
+            // The same prefix precedes others, such as a local one (RFC 4193).
             (Some("2001:db8::abcd"), &[temporary, "eth0 fd00::5/64 80", stable], Some("2001:db8::5")),
             (Some("2001:db8::abcd"), &[temporary, "eth0 2001:db8::5/64 c0"], Some("2001:db8::abcd")),
             (Some("2001:db8::abcd"), &[temporary, "eth0 2001:db8::5/64 a0"], Some("2001:db8::abcd")),
@@ -274,7 +274,7 @@ mod tests {
             (Some("2001:db8::5"), &["eth0 2001:db8::5/64 a0"], Some("2001:db8::5")),
             (Some("2001:db8::5"), &["eth0 2001:db8::5/64 c0"], None),
             (Some("fe80::5"), &["eth0 fe80::5/64 80", stable], Some("2001:db8::5")),
-            // A default route without a global address.
+            // Default route without a global address.
             (Some("::1"), &["lo ::1/128 80", "eth0 fe80::5/64 80"], None),
         ] {
             let all: Vec<OwnAddress> = all.iter().map(|text| own(text)).collect();
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_default_route_any_address_but_a_local_one_is_relayed_on() {
+    fn without_a_default_route_any_non_local_address_is_chosen() {
         let (v4, v6) = ("eth0 10.0.0.5/24 80", "eth1 2001:db8::5/64 80");
         for (all, chosen) in [
             (
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_counts_once_its_duplicates_have_been_looked_for() {
+    fn an_address_counts_after_duplicate_address_detection() {
         let all = ["eth0 2001:db8::5/64 c0", "eth0 2001:db8::6/64 80", "eth0 2001:db8::7/64 20"].map(own);
         for (ip, here) in [
             ("2001:db8::5", false),
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_the_kernel_are_read() {
+    fn if_inet6_lines_are_parsed() {
         let line = "20010db8000000000000000000000005 02 40 00 c1     eth0";
         let ip = "2001:db8::5".parse().expect("an address");
         assert_eq!(flags_of(line), Some(((ip, "eth0".to_owned()), 0xC1)));

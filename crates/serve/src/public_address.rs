@@ -1,5 +1,5 @@
-//! Where this machine is reached from outside, for machines whose public address none of their interfaces has: asked of the cloud's metadata
-//! service, or of Kubernetes about the node. `turnpike serve` is then told by what stands in files, or on its command line.
+//! Public address of a machine behind a 1:1 NAT, from the cloud's metadata service or from Kubernetes. The
+//! result reaches `turnpike serve` in files or on its command line.
 
 mod cloud;
 mod http;
@@ -12,14 +12,13 @@ use std::{
     str::FromStr,
 };
 
-/// Who is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AddressSource {
-    /// The metadata service of the cloud.
+    /// The cloud's metadata service.
     Metadata,
-    /// Kubernetes, for the external addresses of this pod's node.
+    /// External addresses of this pod's Kubernetes node.
     Node,
-    /// Kubernetes, for an annotation of this pod's node.
+    /// An annotation of this pod's Kubernetes node.
     Annotation(String),
 }
 
@@ -46,41 +45,28 @@ impl fmt::Display for AddressSource {
     }
 }
 
-/// Why it is not known; each message says what to do.
+/// Error of the lookup; each message states a remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PublicAddressError {
-    /// Somebody was asked in vain.
     #[error("{asked}: {why}")]
-    Unknown {
-        /// Who.
-        asked: AddressSource,
-        /// What happened.
-        why: String,
-    },
-    /// Nobody outside could be reached from here.
-    #[error("this machine has no default route, and so no address of its own to relay on")]
+    Unknown { asked: AddressSource, why: String },
+    /// The machine cannot reach the outside.
+    #[error("no default route on this machine, so there is no address to relay on")]
     NoRoute,
-    /// A file.
     #[error("cannot write {}: {source}", path.display())]
-    Write {
-        /// Which.
-        path: PathBuf,
-        /// The kernel's answer.
-        source: io::Error,
-    },
+    Write { path: PathBuf, source: io::Error },
 }
 
-/// What was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublicAddress {
-    /// As `relay.addresses` has them.
+    /// Values for `relay.addresses`.
     pub relay: Vec<String>,
-    /// Of the node, where it is known.
+    /// Zone of the machine, if known.
     pub zone: Option<String>,
 }
 
-/// What somebody else knows of this machine.
+/// Answer of the source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Told {
     addresses: Vec<IpAddr>,
@@ -88,10 +74,6 @@ struct Told {
 }
 
 impl PublicAddress {
-    /// Asks.
-    ///
-    /// # Errors
-    /// See [`PublicAddressError`].
     pub fn find(source: &AddressSource) -> Result<Self, PublicAddressError> {
         let own = turnpike_relay::route_addresses();
         if own.is_empty() {
@@ -105,16 +87,13 @@ impl PublicAddress {
         let unknown = |why| PublicAddressError::Unknown { asked: source.clone(), why };
         let Told { addresses, zone } = told.map_err(|trouble| unknown(trouble.to_string()))?;
         if addresses.is_empty() {
-            return Err(unknown("it names no address".to_owned()));
+            return Err(unknown("no address in the answer".to_owned()));
         }
         Ok(Self { relay: paired(&own, &addresses), zone })
     }
 
-    /// Writes the files `relay-addresses` and `zone`, for `TURNPIKE_RELAY_ADDRESSES_FILE` and `TURNPIKE_FLEET_ZONE_FILE`. What is not known is an
-    /// empty file.
-    ///
-    /// # Errors
-    /// The kernel's answer.
+    /// Writes the files `relay-addresses` and `zone`, for `TURNPIKE_RELAY_ADDRESSES_FILE` and
+    /// `TURNPIKE_FLEET_ZONE_FILE`. Unknown values become empty files.
     pub fn write(&self, directory: &Path) -> Result<(), PublicAddressError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
@@ -130,7 +109,7 @@ impl PublicAddress {
     }
 }
 
-/// Each of our addresses with the outer one of its family, where that is another.
+/// Pairs each own address with the public one of its family, if they differ.
 fn paired(own: &[IpAddr], outer: &[IpAddr]) -> Vec<String> {
     let of_family = |own: &IpAddr| outer.iter().find(|outer| outer.is_ipv4() == own.is_ipv4());
     let pair = |own: &IpAddr| match of_family(own) {
@@ -140,9 +119,9 @@ fn paired(own: &[IpAddr], outer: &[IpAddr]) -> Vec<String> {
     own.iter().map(pair).collect()
 }
 
-/// A name that a zone can have; anything else is none.
+/// Zone name; `None` if it is not a valid one.
 fn zone(text: &str) -> Option<String> {
-    // Google's has the project in front: projects/123/zones/europe-west1-b.
+    // Google prefixes the project: projects/123/zones/europe-west1-b.
     let name = text.trim().rsplit('/').next().unwrap_or_default();
     name.parse::<turnpike_fleet::NodeName>().ok().map(String::from)
 }
@@ -174,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_found_is_written_as_serve_reads_it() {
+    fn written_files_have_the_format_that_serve_reads() {
         let directory = turnpike_testkit::Dir::new();
         let found = PublicAddress { relay: vec!["10.0.0.5=203.0.113.5".to_owned()], zone: None };
         let place = directory.path().join("place");
@@ -187,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_are_read_as_they_are_documented() {
+    fn documented_sources_are_accepted() {
         for (text, source) in [
             ("metadata", AddressSource::Metadata),
             ("node", AddressSource::Node),

@@ -1,5 +1,5 @@
-//! The session log: one line per session and per refused credential. Workers hand effects over a bounded channel and
-//! never wait; the control thread writes the lines.
+//! Session log: one line per ended session and refused credential. Workers send effects over a bounded
+//! channel and never wait; the control thread writes.
 
 use std::{
     sync::Arc,
@@ -26,39 +26,36 @@ use crate::{
     session_totals::SessionTotals,
 };
 
-/// The workers' end.
+/// Sender in the workers.
 pub(crate) struct SessionLogger {
     lines: LogSender<Entry>,
     totals: Arc<SessionTotals>,
 }
 
-/// The control thread's end.
+/// Receiver in the control thread.
 pub(crate) struct SessionLogWriter {
     entries: LogReceiver<Entry>,
-    /// Kept for whoever asks, whatever becomes a line.
+    /// Recent refusals for the admin interface, independent of log limits.
     refusals: Arc<Refusals>,
 }
 
-/// What workers tell.
 enum Entry {
-    /// Which worker.
+    /// Worker and its effect.
     Effect(usize, Effect),
     TurnedAway(TurnedAway),
 }
 
-/// Both ends of a session log.
 pub(crate) fn session_log(refusals: Arc<Refusals>) -> (SessionLogger, SessionLogWriter) {
     let (sender, entries) = log_queue(BACKLOG);
     (SessionLogger { lines: sender, totals: Arc::default() }, SessionLogWriter { entries, refusals })
 }
 
 impl SessionLogger {
-    /// Counts lines that were lost or suppressed.
+    /// Counters of lost and suppressed lines.
     pub(crate) fn counts(&self) -> Arc<LogCounts> {
         self.lines.counts()
     }
 
-    /// Counts sessions.
     pub(crate) fn totals(&self) -> Arc<SessionTotals> {
         Arc::clone(&self.totals)
     }
@@ -85,17 +82,17 @@ impl SessionLog for SessionLogger {
     }
 }
 
-/// Whether lines about sessions that nobody needs every day are wanted.
+/// True if the log includes session details.
 fn is_debugged() -> bool {
     tracing::enabled!(target: "turnpike::session", tracing::Level::DEBUG)
 }
 
-/// Realm, and whom quotas count there.
+/// Realm, and the name that quotas count.
 type User = (Arc<str>, Box<str>);
 
-/// Which effects become lines.
+/// Rate limits of the log.
 struct Limits {
-    /// Each worker bounds its own refusals; these are for servers with many cores.
+    /// Limits over all workers; each worker also limits its own refusals.
     credentials: RefusalLimit,
     peers: RefusalLimit,
     requests: RefusalLimit,
@@ -104,11 +101,11 @@ struct Limits {
 }
 
 impl Limits {
-    /// Ends of one user's sessions: what a few clients behind one name have, and no flood.
+    /// Ends of one user's sessions: enough for a few clients with one name, but not for a flood.
     const EACH: Rate = Rate::new(200, 100);
-    /// Of all of them: at once as many as there are sessions by default, so that none is missing when a link fails.
+    /// All ends: the burst equals the default session limit, so that a failed link is logged completely.
     const TOTAL: Rate = Rate::new(16_384, 10);
-    /// Users remembered.
+    /// Maximum number of users tracked.
     const MOST: usize = 16_384;
 
     fn new(counts: &Arc<LogCounts>) -> Self {
@@ -127,7 +124,7 @@ impl Limits {
             Effect::Refused { client, suppressed, .. } => {
                 self.credentials.admit(now, client.address.ip(), suppressed)
             }
-            // Not counted as suppressed where nobody wants them.
+            // Lines below the log level do not count as suppressed.
             Effect::PeerRefused { .. } | Effect::RequestRefused { .. } if !is_debugged() => false,
             Effect::PeerRefused { client, suppressed, .. } => {
                 self.peers.admit(now, client.address.ip(), suppressed)
@@ -135,7 +132,7 @@ impl Limits {
             Effect::RequestRefused { client, suppressed, .. } => {
                 self.requests.admit(now, client.address.ip(), suppressed)
             }
-            // A server stops once, and then says what became of everybody.
+            // All sessions are logged when the server stops.
             Effect::Closed { reason: ClosedReason::Shutdown, .. } => true,
             Effect::Closed { realm, username, identity, to_peer, to_client, .. } => {
                 let name = identity.as_ref().unwrap_or(username);
@@ -149,8 +146,8 @@ impl Limits {
 }
 
 impl Limits {
-    /// Number of lines suppressed before this one, if it may be written. Lines about users and about mistakes of the operator are for
-    /// every log, those about strangers for `-v`.
+    /// Number of lines suppressed before this one, or `None` to drop it. Connections without a user appear
+    /// only with `-v`, except for operator mistakes.
     fn admit_closed(&mut self, now: Duration, turned: &TurnedAway) -> Option<u64> {
         if turned.user.is_none() && !is_misconfiguration(turned.reason) && !is_debugged() {
             return None;
@@ -161,7 +158,7 @@ impl Limits {
 }
 
 impl SessionLogWriter {
-    /// Writes lines until the last worker is gone.
+    /// Writes until the last worker ends.
     pub(crate) async fn run(self) {
         let start = Instant::now();
         let Self { entries, refusals } = self;
@@ -206,7 +203,7 @@ fn write_sums(summary: &Summary<User>) {
         tracing::info!(
             target: "turnpike::session",
             realm, user, sessions = sum.count, to_peer_bytes = sum.out_bytes, to_client_bytes = sum.in_bytes,
-            "more sessions ended than are told one by one"
+            "more sessions ended than are logged one by one"
         );
     }
 }
@@ -234,7 +231,7 @@ fn write_closed(turned: &TurnedAway, suppressed: u64) {
     }
 }
 
-/// Configuration keys that decide a refusal.
+/// Configuration keys behind a refusal.
 fn keys_of(why: Why) -> Option<String> {
     let keys = why.keys();
     (!keys.is_empty()).then(|| keys.join(", "))
@@ -314,7 +311,7 @@ fn closed_reason(reason: ClosedReason) -> &'static str {
         ClosedReason::Shutdown => "server stopped",
         ClosedReason::Administrator => "ended by an administrator",
         ClosedReason::Disconnected => "the client's connection was closed",
-        ClosedReason::MaxAge => "as long as a session may last",
+        ClosedReason::MaxAge => "maximum session duration reached",
         ClosedReason::Banned => "banned",
         ClosedReason::Credential => "its credential expired",
         ClosedReason::AddressGone => "the machine lost its relay address",
@@ -424,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_of_one_user_beyond_a_rate_are_told_in_sum_those_of_others_and_of_a_stop_singly() {
+    fn session_ends_above_a_users_rate_are_summed_up_except_at_shutdown() {
         let mut limits = Limits::new(&Arc::default());
         let mut told = |user: &str, reason, count: usize| {
             (0..count).filter(|_| limits.admit(Duration::from_secs(1), &mut ended(user, reason))).count()
@@ -440,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_peer_says_what_refuses_it() {
+    fn a_refused_peer_line_names_the_deciding_rule() {
         let by = |by, peer: &str| {
             lines_of(&[Effect::PeerRefused {
                 client: client(),
@@ -464,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_request_says_its_code_and_why() {
+    fn a_refused_request_line_has_code_and_reason() {
         let line = |proved, code, why| {
             lines_of(&[Effect::RequestRefused {
                 client: client(),
@@ -490,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_without_an_answer_names_the_limit_and_no_code() {
+    fn a_dropped_request_line_names_the_limit_instead_of_a_code() {
         let line = lines_of(&[Effect::RequestRefused {
             client: client(),
             realm: Arc::default(),
@@ -509,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_the_server_closed_names_its_user_and_the_reason() {
+    fn a_closed_connection_line_names_user_and_reason() {
         let closed = |user: Option<&str>, reason| {
             let (client, transport) = (client().address, Transport::Tls);
             let user = user.map(|user| ("example.org".into(), user.into()));
@@ -532,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn each_refusal_says_its_reason_and_what_was_suppressed() {
+    fn credential_refusals_have_a_reason_and_a_suppressed_count() {
         for (why, text) in [
             (CredentialRefusal::NoSuchUser, "no such user"),
             (CredentialRefusal::Expired { ago: 42 }, "expired 42 s ago"),

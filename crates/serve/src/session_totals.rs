@@ -1,5 +1,5 @@
-//! What sessions came to, for metrics: how many ended by realm and listener, what they carried, and how long they lived. Workers count where
-//! a session ends, which is no packet; whoever scrapes takes a copy.
+//! Totals of ended sessions for metrics: count by realm and listener, traffic, and duration. Workers update
+//! them when a session ends, not per packet; a scrape takes a copy.
 
 use std::{
     collections::BTreeMap,
@@ -8,31 +8,30 @@ use std::{
 
 use turnpike_turn::server::Effect;
 
-/// Upper bounds of the lengths that are told apart, in seconds.
+/// Upper bounds of the duration histogram, in seconds.
 pub(crate) const LENGTHS: [u32; 8] = [1, 10, 60, 300, 1800, 3600, 14_400, 86_400];
 
-/// Over all workers.
+/// Sum over all workers.
 #[derive(Debug, Default)]
 pub(crate) struct SessionTotals(Mutex<Totals>);
 
-/// Realm, transport of the client, port of the listener: as many as are configured.
+/// Realm, client transport and listener port.
 pub(crate) type Listened = (Arc<str>, &'static str, u16);
 
-/// Since the start.
+/// Totals since the start.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Totals {
-    /// Sessions that ended.
     pub(crate) ended: BTreeMap<Listened, u64>,
-    /// Payload bytes of these by realm, to peers and to clients.
+    /// Payload bytes by realm, to peers and to clients.
     pub(crate) bytes: BTreeMap<Arc<str>, [u64; 2]>,
-    /// Of these, by [`LENGTHS`]; the last lived longer.
+    /// Sessions by [`LENGTHS`]; the last bucket holds longer ones.
     pub(crate) lengths: [u64; LENGTHS.len() + 1],
-    /// All their lengths.
+    /// Sum of all durations.
     pub(crate) lived_ms: u64,
 }
 
 impl SessionTotals {
-    /// Counts a session that has ended; everything else is nothing.
+    /// Counts ended sessions; ignores other effects.
     pub(crate) fn effect(&self, effect: &Effect) {
         let Effect::Closed { client, realm, transport, lived_ms, to_peer, to_client, .. } = effect else {
             return;
@@ -48,7 +47,6 @@ impl SessionTotals {
         totals.lived_ms += lived_ms;
     }
 
-    /// A copy.
     pub(crate) fn get(&self) -> Totals {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

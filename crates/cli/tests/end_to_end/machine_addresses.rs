@@ -140,7 +140,7 @@ fn new_lease_serves_new_calls_within_two_seconds_under_200_calls() {
         assert!(refused.to_string().contains("does not have the relay address"), "{refused}");
         let mut program = serve.program;
         program.signal("HUP");
-        program.line_with("configuration reloaded; nothing in it has changed");
+        program.line_with("configuration reloaded; no reloadable setting has changed");
         Upgraded::new(&program).upgrade();
         load.signal("INT");
         load.wait(SOON);

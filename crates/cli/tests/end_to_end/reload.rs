@@ -35,7 +35,7 @@ fn reload_applies_valid_users_and_ignores_a_broken_file() {
         serve.program.lines().iter().any(|line| line.ends_with("reloaded auth.users: 1 added, 1 changed"))
     );
     serve.program.signal("HUP");
-    serve.program.line_with("configuration reloaded; nothing in it has changed that a reload takes");
+    serve.program.line_with("configuration reloaded; no reloadable setting has changed");
     for (user, code) in [("a:one", 1), ("a:two", 0), ("b:x", 0)] {
         let ended = allocate(&serve, user);
         assert_eq!(ended.code, Some(code), "{user}: {}", ended.output());

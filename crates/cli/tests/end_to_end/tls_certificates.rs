@@ -106,7 +106,7 @@ fn changed_certificate_is_used_and_an_unusable_one_ignored() {
     let key = fs::read(certificate.key()).expect("our own file");
     fs::copy(Certificate::new(&[NAME]).key(), certificate.key()).expect("our own file");
     serve.program.line_with("does not belong to the certificate");
-    serve.program.line_with("certificates not reloaded: the old ones stay in force");
+    serve.program.line_with("certificates not reloaded: the old ones stay in use");
     assert_eq!(shown_by(server, NAME), second);
 
     let reloads = |what: &str, result: &str, count: u64| {

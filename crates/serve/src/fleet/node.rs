@@ -556,9 +556,7 @@ impl Node {
         let end = tokio::time::Instant::now() + LAST_WORDS;
         match timeout_at(end, goodbye).await {
             Ok(Ok(())) => tracing::info!("this node has left the fleet"),
-            Ok(Err(error)) => {
-                tracing::warn!("{error}; the other nodes will notice by timeout that this node has left")
-            }
+            Ok(Err(error)) => tracing::warn!("{error}; other nodes notice by timeout that this one left"),
             Err(_) => {
                 tracing::warn!(
                     "fleet store slow; the other nodes will notice by timeout that this node has left"
