@@ -1,4 +1,4 @@
-//! A running TURN server as its admin interface sees it.
+//! View of a running TURN server for its admin interface.
 
 use std::sync::{Arc, Weak};
 
@@ -18,11 +18,11 @@ use crate::{
     store::{SharedStore, shared},
 };
 
-/// A running TURN server. Answers on the runtime of its control thread.
+/// Answers on the runtime of the control thread.
 pub(crate) struct AdminView {
     pub(crate) control: Control,
     pub(crate) metrics: MetricsPage,
-    /// Weak, so that the last owner can stop the relay while others look at it.
+    /// Weak, so that its owner can stop the relay while requests run.
     pub(crate) relay: Weak<Relay>,
     pub(crate) shown: watch::Receiver<EffectiveSettings>,
     pub(crate) store: SharedStore,

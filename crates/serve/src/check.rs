@@ -1,4 +1,5 @@
-//! Finds what would end `serve` at its start, without opening a socket of the server: addresses of other machines, databases that do not exist.
+//! Detects errors that would end `serve` at its start, without opening its sockets: foreign addresses,
+//! missing databases.
 
 use std::net::IpAddr;
 
@@ -8,7 +9,7 @@ use turnpike_stores::{SqliteUse, StoreAddress};
 
 use crate::{fleet, own_addresses, store};
 
-/// All of it, each with the place that names it.
+/// All errors, each with its place in the configuration.
 pub fn check_start(settings: &Settings) -> Vec<Mistake> {
     let mut mistakes = Vec::new();
     match store::checked_address(settings) {
@@ -25,13 +26,13 @@ pub fn check_start(settings: &Settings) -> Vec<Mistake> {
 
 fn missing_database(settings: &Settings, address: &(StoreAddress, SqliteUse)) -> Option<Mistake> {
     let (StoreAddress::Sqlite(path), SqliteUse::Foreign) = address else { return None };
-    let problem = format!("there is no database {}", path.display());
+    let problem = format!("no database {}", path.display());
     (!path.exists()).then(|| {
-        Mistake::new(settings.origin("store.url"), "store.url", problem, "the path of a database that exists")
+        Mistake::new(settings.origin("store.url"), "store.url", problem, "the path of an existing database")
     })
 }
 
-/// Sentences about addresses that this machine lacks, and that `serve` starts without and waits for.
+/// Warnings about absent addresses that `serve` waits for.
 pub fn waited_for(settings: &Settings) -> Vec<String> {
     let addresses = foreign_addresses(settings).into_iter();
     addresses
@@ -40,11 +41,11 @@ pub fn waited_for(settings: &Settings) -> Vec<String> {
         .collect()
 }
 
-/// An address that this machine does not have.
+/// An address that this machine lacks.
 struct Foreign {
     key: &'static str,
     ip: IpAddr,
-    /// The address that this machine has, of a pair the wrong way round: that one ends the start.
+    /// The machine's address in a swapped pair, which ends the start.
     local: Option<IpAddr>,
 }
 
@@ -60,13 +61,13 @@ impl Foreign {
             }
             None => "an address of this machine".to_owned(),
         };
-        let waits = if local.is_some() { "" } else { "; serve starts without it, and waits for it" };
+        let waits = if local.is_some() { "" } else { "; serve starts without it and waits for it" };
         let problem = format!("this machine does not have the address {ip}{waits}");
         Mistake::new(settings.origin(key), key, problem, expected)
     }
 }
 
-/// All of them. Where the machine's own cannot be read, nobody can tell.
+/// All foreign addresses; none if the machine's own are unreadable.
 fn foreign_addresses(settings: &Settings) -> Vec<Foreign> {
     let Ok(own) = own_addresses::read() else { return Vec::new() };
     let listeners = [
@@ -120,7 +121,7 @@ mod tests {
         let mistakes: Vec<String> = check_start(&settings).iter().map(ToString::to_string).collect();
         let warnings = waited_for(&settings);
         for (told, words) in [
-            (&mistakes, "store.url: there is no database /nowhere/turn.sqlite"),
+            (&mistakes, "store.url: no database /nowhere/turn.sqlite"),
             (&mistakes, "127.0.0.1=203.0.113.5: this machine has 127.0.0.1, which comes first"),
             (
                 &warnings,

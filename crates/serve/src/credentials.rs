@@ -1,6 +1,5 @@
-//! The credential store of the server: static users with keys made beforehand, shared secrets from which the keys of time-limited users
-//! are made on request, and the users and secrets of a database, as far as they are known. Asked on requests only, never on the packet
-//! path.
+//! Credential store of the server: static users with precomputed keys, shared secrets for time-limited users,
+//! and the cached users and secrets of a database. Queried per request, never per packet.
 
 use std::{
     collections::HashMap,
@@ -26,28 +25,28 @@ use crate::store::Store;
 
 /// Users and secrets of all realms.
 ///
-/// Names that do not exist are verified against a random key, so that the time of an answer does not tell which
-/// names exist. Keys are compared by the verifier, in constant time. The maps use the standard library's keyed hash,
-/// because their keys are chosen by whoever sends a request.
+/// Unknown names are verified against a random key, so that response times do not reveal which names exist.
+/// The verifier compares keys in constant time. The maps use the standard library's keyed hash, because
+/// clients choose the keys.
 pub(crate) struct Credentials {
     realms: HashMap<Box<str>, Arc<RealmCredentials>>,
     store: Option<Store>,
     decoy: Key,
 }
 
-/// Users and secrets of one realm, which are of no use in any other.
+/// Users and secrets that are valid in one realm only.
 struct RealmCredentials {
     name: String,
-    /// By name, as clients send it that apply OpaqueString, and as the configuration has it.
+    /// By name, both after OpaqueString as clients send it, and as configured.
     users: HashMap<Box<str>, StaticUser>,
     by_hash: HashMap<[u8; 32], Box<str>>,
     secrets: Vec<Secret>,
 }
 
 struct StaticUser {
-    /// In the form of OpaqueString.
+    /// After OpaqueString.
     name: Box<str>,
-    /// Of which one is right: a client may apply OpaqueString to its password or to nothing.
+    /// Any of these may match: clients may or may not apply OpaqueString to the password.
     keys: Vec<UserKeys>,
 }
 
@@ -58,7 +57,7 @@ struct UserKeys {
 }
 
 impl Credentials {
-    /// Makes all keys of the static users. `store` is asked about all others.
+    /// Computes the keys of the static users. `store` is queried for all others.
     pub(crate) fn new(settings: &Settings, store: Option<Store>) -> Self {
         let all = realms::all(settings);
         let realms =
@@ -66,13 +65,14 @@ impl Credentials {
         Self { realms, store, decoy: Key::from_bytes(&rand::random::<[u8; 16]>()) }
     }
 
-    /// Takes time like a user's check does.
+    /// Constant-time: verifies against a decoy key.
     fn nobody(&self, verify: &mut dyn FnMut(&Key) -> bool) -> Lookup {
         verify(&self.decoy);
         Lookup::NoSuchUser
     }
 
-    /// What the store says of a name that is none of a static user's; `timed` is what is known of it as a time-limited one.
+    /// Checks a name that no static user has in the store; `timed` is the result for it as a time-limited
+    /// name.
     fn check_stored(
         &self,
         store: &Store,
@@ -82,7 +82,7 @@ impl Credentials {
         verify: &mut dyn FnMut(&Key) -> bool,
     ) -> Lookup {
         let known = if is_only_time_limited(name) { Known::Nobody } else { store.known(realm, name) };
-        // A key that fits none of the secrets may have been made with a new one.
+        // A key that matches no known secret may come from a new one.
         let may_be_new = || {
             restapi_credentials::parse(name).is_some()
                 && (store.secrets(realm).is_none() || store.may_have_new_secrets())
@@ -117,7 +117,7 @@ impl Users for Credentials {
         unix: u64,
         verify: &mut dyn FnMut(&Key) -> bool,
     ) -> Lookup {
-        // During a reload a worker may still ask for a realm that is no more.
+        // During a reload a worker may still ask for a removed realm.
         let known = self.realms.get(realm);
         let Some((known, name)) = known.and_then(|known| Some((known, known.name_of(user)?))) else {
             return self.nobody(verify);
@@ -169,7 +169,8 @@ impl CredentialStore for Credentials {
     }
 }
 
-/// True for `TIME:ID` and `:TIME`. Other forms can be the names of users, too: `sip:4915112345678@example.org`, or the number of an extension.
+/// True for `TIME:ID` and `:TIME`. Other forms can also be usernames: `sip:4915112345678@example.org`, or an
+/// extension number.
 fn is_only_time_limited(name: &str) -> bool {
     let begins_with_time = |(first, _): (&str, &str)| first.bytes().all(|byte| byte.is_ascii_digit());
     name.split_once(':').is_some_and(begins_with_time) && restapi_credentials::parse(name).is_some()
@@ -190,7 +191,7 @@ impl RealmCredentials {
         Self { name: realm.name.to_owned(), users, by_hash, secrets: realm.secrets.to_vec() }
     }
 
-    /// Time-limited names cannot be found by hash: they exist nowhere before the client makes them up.
+    /// Time-limited names cannot be found by hash, because clients choose them.
     fn name_of<'a>(&'a self, user: Named<'a>) -> Option<&'a str> {
         match user {
             Named::Name(name) => Some(name),
@@ -247,7 +248,7 @@ impl RealmCredentials {
         })
     }
 
-    /// The same for a request that has waited: all keys that it may have been signed with.
+    /// All keys that may have signed a request that waited for the store.
     fn time_limited(&self, name: &str, algorithm: KeyAlgorithm, stored: &StoredSecrets) -> Answer {
         let Some((expiry, id)) = restapi_credentials::parse(name) else { return Answer::NoSuchUser };
         if self.secrets.is_empty() && stored.is_empty() {
@@ -261,8 +262,8 @@ impl RealmCredentials {
         Answer::Keys { username: name.into(), identity: identity(name, id), keys }
     }
 
-    /// One key for each secret, of the configuration and of the store, and the last Unix second of the credential: a secret of the store
-    /// that has come to its end ends all that it made, though not their sessions.
+    /// One key per secret of the configuration and the store, with the last Unix second of the credential. A
+    /// secret removed from the store invalidates its credentials, but not running sessions.
     fn keys_by_secret<'a>(
         &'a self,
         name: &'a str,
@@ -283,12 +284,12 @@ impl RealmCredentials {
     }
 }
 
-/// Seconds from now to an expiry that lies too far ahead to be meant.
+/// Seconds until an expiry that is too far ahead to be intended.
 fn too_far_ahead(expiry: u64, unix: u64) -> Option<u64> {
     expiry.checked_sub(unix).filter(|ahead| *ahead > restapi_credentials::MAX_AHEAD)
 }
 
-/// Secrets of one realm in the store, and those that a rotation has brought to their end.
+/// Secrets of one realm in the store, and those ended by a rotation.
 #[derive(Default)]
 struct StoredSecrets {
     held: Secrets,
@@ -304,21 +305,21 @@ impl StoredSecrets {
         self.held.is_empty() && self.ended.is_empty()
     }
 
-    /// Those that count, or have come to the end that their rotation gave them.
+    /// Valid secrets, and those ended by a rotation.
     fn iter(&self) -> impl Iterator<Item = &StoredSecret> {
         self.held.iter().filter(|secret| !secret.was_cut_off()).chain(self.ended.iter())
     }
 }
 
-/// Whom quotas count of a time-limited name: its id, or a client would get a new quota with each new timestamp. An id is no user of
-/// the configuration that has the same name: those have no colon, nor has the name of a token's key.
+/// Name that quotas count for a time-limited name: its id, since otherwise each new timestamp would bring a
+/// new quota. The colon in front keeps it apart from static users and token keys.
 fn identity(name: &str, id: &str) -> Box<str> {
     let counted = if id.is_empty() { name } else { id };
     [":", counted].concat().into_boxed_str()
 }
 
 impl UserKeys {
-    /// Those of a client that sends this name.
+    /// Keys for clients that send this name.
     fn all(user: &User, name: &str, realm: &str) -> Vec<Self> {
         match &user.secret {
             UserSecret::Password(password) => {
@@ -367,9 +368,10 @@ mod tests {
         }
     }
 
-    /// OpaqueString of "Ame\u{301}lie" and "pa\u{a0}ss" is what clients of RFC 8489 send; most browsers and libraries send the others.
+    /// RFC 8489 clients send OpaqueString of "Ame\u{301}lie" and "pa\u{a0}ss"; most browsers and libraries
+    /// send them unchanged.
     #[test]
-    fn users_and_passwords_count_in_the_form_of_opaque_string_and_as_they_were_written() {
+    fn users_and_passwords_match_with_and_without_opaque_string() {
         let (written, prepared) = ("Ame\u{301}lie", "Am\u{e9}lie");
         let secret = UserSecret::Password(Secret::new("pa\u{a0}ss"));
         let users = vec![User { name: written.to_owned(), secret }];
@@ -393,7 +395,7 @@ mod tests {
         }
     }
 
-    /// Asks as a client would that knows `password`.
+    /// Authenticates as a client that knows `password`.
     fn ask(user: Named<'_>, key_name: &str, algorithm: KeyAlgorithm, password: &str) -> Lookup {
         let key = Key::long_term(algorithm, key_name, "turnpike", password.as_bytes());
         Credentials::new(&settings(), None)
@@ -439,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn each_secret_makes_valid_time_limited_credentials_and_quotas_count_the_id() {
+    fn every_secret_is_accepted_and_quotas_count_the_id() {
         let name = restapi_credentials::username(NOW + 60, "carol");
         for secret in ["old", "new"] {
             let password = restapi_credentials::password(&Secret::new(secret), &name);
@@ -449,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_that_was_rotated_ends_its_credentials_with_it_and_one_that_was_cut_off_at_once() {
+    fn a_rotated_secret_expires_its_credentials_and_a_leaked_one_at_once() {
         let stored = |value: &str, since, until| StoredSecret {
             since,
             until,
@@ -458,7 +460,7 @@ mod tests {
         let held: Secrets = [
             stored("rotated", 0, Some(NOW + 10)),
             stored("leaked", 0, Some(turnpike_stores::CUT_OFF)),
-            // As after an earlier rotation with an overlap of an hour.
+            // A rotation with an overlap of an hour came before.
             stored("signing", NOW + 10, None),
         ]
         .into();
@@ -485,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expired_credential_is_told_by_its_end_and_with_a_wrong_key_by_its_age() {
+    fn an_expired_credential_reports_its_expiry_or_age() {
         let ask = |expiry, password: Option<&str>| {
             let name = restapi_credentials::username(expiry, "carol");
             let made = restapi_credentials::password(&Secret::new("new"), &name);
@@ -501,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expiry_more_than_ten_years_ahead_is_refused_with_that_reason() {
+    fn an_expiry_more_than_ten_years_ahead_is_refused() {
         let ask = |expiry: u64| {
             let name = restapi_credentials::username(expiry, "carol");
             let password = restapi_credentials::password(&Secret::new("new"), &name);
@@ -516,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn the_other_forms_of_coturn_are_accepted_and_count_for_the_same_user() {
+    fn other_name_forms_of_coturn_are_accepted_for_the_same_user() {
         let accepts = |name: String, identity: &str| {
             let password = restapi_credentials::password(&Secret::new("new"), &name);
             assert_eq!(ask_name(&name, password.reveal()), accepted(&name, identity));
@@ -530,7 +532,7 @@ mod tests {
         assert_eq!(ask_name(&format!("carol:{}", NOW - 9), "x"), Lookup::Expired { ago: 9 });
     }
 
-    /// Whoever may ask for time-limited credentials chooses the id.
+    /// Clients of the credential service choose the id.
     #[test]
     fn a_time_limited_id_does_not_count_with_a_user_or_token_of_the_same_name() {
         let timed = |id: &str| {
@@ -543,7 +545,7 @@ mod tests {
         let Lookup::Accepted { identity: user, .. } = ask_name("alice", "pw") else { panic!() };
         assert_ne!(timed("alice"), user);
         assert_ne!(*timed("kid/0123456789abcdef"), *"kid/0123456789abcdef");
-        // All timestamps of an id count together.
+        // All timestamps of an id share a quota.
         let later = restapi_credentials::username(NOW + 99, "alice");
         assert_eq!(
             ask_name(&later, restapi_credentials::password(&Secret::new("old"), &later).reveal()),
@@ -553,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_costs_a_verification_like_a_known_one() {
+    fn an_unknown_name_takes_one_verification_like_a_known_one() {
         let mut calls = 0;
         let lookup = Credentials::new(&settings(), None).check(
             Named::Name("bob"),
@@ -569,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_another_realm_accept_nobody() {
+    fn keys_of_another_realm_are_refused() {
         let lookup = Credentials::new(&settings(), None).check(
             Named::Name("alice"),
             "elsewhere",
@@ -605,7 +607,7 @@ mod tests {
             ("a", &timed, timed_password.reveal(), false),
             ("turnpike", &timed, timed_password.reveal(), false),
         ] {
-            // The key is that of the realm asked, as a client makes it.
+            // Key for the realm in the request, as clients compute it.
             let key = Key::long_term(KeyAlgorithm::Sha256, name, asked, password.as_bytes());
             let mut verify = |candidate: &Key| *candidate == key;
             let lookup = store.check(Named::Name(name), asked, KeyAlgorithm::Sha256, NOW, &mut verify);
@@ -616,7 +618,7 @@ mod tests {
         assert_eq!(lookup, Lookup::NoSuchUser);
     }
 
-    /// Matrix servers name users so, and coturn serves them.
+    /// Matrix servers use such usernames, and coturn accepts them.
     #[tokio::test]
     async fn a_user_of_a_store_may_have_a_colon_in_its_name() {
         let dir = turnpike_testkit::Dir::new();
@@ -630,7 +632,7 @@ mod tests {
             let put =
                 turnpike_stores::Edit::PutUser { realm: "turnpike".to_owned(), name: name.to_owned(), keys };
             store.edit(&put).await.expect("it can be written");
-            // `settings` has a secret of time-limited credentials, too.
+            // `settings` also has a secret for time-limited credentials.
             let credentials = Credentials::new(&settings(), Some(store.clone()));
             let key = Key::long_term(KeyAlgorithm::Sha256, name, "turnpike", b"pw");
             let check = || {

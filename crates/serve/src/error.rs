@@ -4,53 +4,41 @@ use turnpike_config::Mistakes;
 use turnpike_process::ProcessError;
 use turnpike_relay::DtlsError;
 
-/// Each message is one sentence that says what to change.
+/// Each message is one sentence with a remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// Nothing was started, and no socket opened.
+    /// Configuration mistakes; no socket was opened.
     #[error(transparent)]
     Config(#[from] Mistakes),
-    /// An error that any service may end with.
     #[error(transparent)]
     Process(#[from] ProcessError),
-    /// The relay did not start.
     #[error(transparent)]
     Relay(#[from] turnpike_relay::StartError),
-    /// The database with users.
     #[error(transparent)]
     Store(#[from] turnpike_stores::StoreError),
-    /// Two nodes with one name would be sent each other's clients.
-    #[error("another node of the fleet is called {name} and lives: give this one another name in fleet.node")]
-    NameTaken {
-        /// That name.
-        name: String,
-    },
-    /// Numbers of nodes have 12 bits.
-    #[error(
-        "the fleet has 4095 nodes, which is as many as there may be: end one, or begin another fleet with fleet.name"
-    )]
+    /// Clients redirected by name would reach the wrong node.
+    #[error("another running node of the fleet is named {name}: give this one another name in fleet.node")]
+    NameTaken { name: String },
+    /// Node numbers have 12 bits.
+    #[error("the fleet has 4095 nodes, the maximum: stop one, or start another fleet with fleet.name")]
     FleetFull,
-    /// Nothing that the others have sealed could be read.
+    /// Sealed data of the other nodes is unreadable.
     #[error(
-        "the nodes in {store} have another fleet.secret: set theirs, or begin another fleet with fleet.name"
+        "the nodes in {store} use another fleet.secret: set theirs, or start another fleet with fleet.name"
     )]
-    OtherSecret {
-        /// Where the fleet's store is.
-        store: String,
-    },
-    /// Nothing to list or to change.
+    OtherSecret { store: String },
     #[error(
-        "there is no store: name one with --store URL, or a directory for the embedded one with --state DIR"
+        "no store configured: set one with --store URL, or a directory for the embedded one with --state DIR"
     )]
     NoStore,
-    /// An address for the admin interface that was asked for cannot be had.
+    /// A configured admin address is unavailable.
     #[error(transparent)]
     Admin(#[from] turnpike_admin::ListenError),
-    /// rustls.
+    /// Error of rustls.
     #[error("cannot prepare TLS: {0}")]
     Tls(String),
-    /// dimpl.
+    /// Error of dimpl.
     #[error(transparent)]
     Dtls(#[from] DtlsError),
 }

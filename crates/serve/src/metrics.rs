@@ -1,7 +1,6 @@
-//! `/metrics`: the workers' counters as OpenMetrics text, made anew at each scrape from live snapshots.
+//! `/metrics`: the workers' counters as OpenMetrics text, built at each scrape from live snapshots.
 //!
-//! Labels are `worker`, `direction`, `bound`, `realm`, `transport`, `port` of a listener, and what the state machine names itself; no label has a
-//! value that a client chooses, so the number of time series is bounded.
+//! The number of time series is bounded: no label has a value that clients choose.
 
 use std::{collections::BTreeMap, fmt, sync::Arc, time::UNIX_EPOCH};
 
@@ -29,7 +28,6 @@ use crate::{
     store::{self, SharedStore},
 };
 
-/// The exposition text of live snapshots.
 pub(crate) fn page(
     snapshots: impl Fn() -> Snapshots + Send + Sync + 'static,
     (certificates, store, sessions): (Arc<Told>, SharedStore, Arc<SessionTotals>),
@@ -61,34 +59,29 @@ pub(crate) fn page(
     )
 }
 
-/// What is read of a relay.
+/// State read from a relay.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Snapshots {
-    /// By number.
     pub(crate) workers: Vec<WorkerSnapshot>,
-    /// Allocations by realm.
     pub(crate) realms: Vec<(Box<str>, usize)>,
-    /// Allocations by listener.
     pub(crate) listeners: Vec<ListenerCount>,
-    /// Relay addresses.
     pub(crate) relays: Arc<[RelayState]>,
-    /// The kernel's part, where it has one.
+    /// The kernel's counters, if it relays.
     pub(crate) kernel: Option<KernelSnapshot>,
 }
 
-/// Everything that one scrape shows.
+/// Values of one scrape.
 #[derive(Clone, Debug, Default)]
 struct Scrape {
     /// By number.
     workers: Vec<(String, WorkerSnapshot)>,
-    /// Allocations by realm; names are those of the configuration.
     realms: Vec<(Box<str>, usize)>,
     listeners: Vec<ListenerCount>,
     relays: Arc<[RelayState]>,
     sessions: Totals,
     kernel: Option<KernelSnapshot>,
     certificates: Arc<Told>,
-    /// Where there is one.
+    /// `None` without a store.
     store: Option<turnpike_stores::Counts>,
     fleet: FleetCounts,
     common: Common,
@@ -98,7 +91,7 @@ impl Collector for Scrape {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let families = Families { encoder, label: "worker", snapshots: &self.workers };
         let mut page = ServerFamilies(families);
-        page.0.gauge("allocations", "Allocations that exist.", |snapshot| snapshot.allocations)?;
+        page.0.gauge("allocations", "Current allocations.", |snapshot| snapshot.allocations)?;
         page.realms(&self.realms)?;
         page.listeners(&self.listeners)?;
         page.relays(&self.relays)?;
@@ -130,14 +123,13 @@ macro_rules! each {
     };
 }
 
-/// Writes the families of a server.
 struct ServerFamilies<'e, 's>(Families<'e, 's, WorkerSnapshot>);
 
 impl ServerFamilies<'_, '_> {
     fn realms(&mut self, realms: &[(Box<str>, usize)]) -> fmt::Result {
         let mut metric = self.0.encoder.encode_descriptor(
             "realm_allocations",
-            "Allocations that exist, by realm; one without any has no line.",
+            "Current allocations by realm; realms without any are omitted.",
             None,
             MetricType::Gauge,
         )?;
@@ -148,14 +140,14 @@ impl ServerFamilies<'_, '_> {
     }
 
     fn relays(&mut self, relays: &[RelayState]) -> fmt::Result {
-        let help = "Whether this machine has a relay address: 0 while it is absent, and no allocation is granted there.";
+        let help = "1 while this machine has the relay address; 0 while it is absent and new allocations there are refused.";
         let mut metric =
             self.0.encoder.encode_descriptor("relay_address_up", help, None, MetricType::Gauge)?;
         for state in relays {
             let address = state.address.bind.to_string();
             metric.encode_family(&[("address", &*address)])?.encode_gauge(&u64::from(state.is_up))?;
         }
-        let help = "Since when a relay address is up or absent, in Unix seconds.";
+        let help = "Time of the last change of relay_address_up, in Unix seconds.";
         let name = "relay_address_since_seconds";
         let mut metric = self.0.encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for state in relays {
@@ -166,13 +158,13 @@ impl ServerFamilies<'_, '_> {
         Ok(())
     }
 
-    /// Told apart by transport and port, whatever addresses and server names there are.
+    /// Sums by transport and port over addresses and server names.
     fn listeners(&mut self, listeners: &[ListenerCount]) -> fmt::Result {
         let mut sums: BTreeMap<(&'static str, u16), u64> = BTreeMap::new();
         for ListenerCount { transport, address, allocations, .. } in listeners {
             *sums.entry(((*transport).into(), address.port())).or_default() += allocations;
         }
-        let help = "Allocations that exist, by where and how their clients come in.";
+        let help = "Current allocations by transport and listener port.";
         let mut metric =
             self.0.encoder.encode_descriptor("listener_allocations", help, None, MetricType::Gauge)?;
         for ((transport, port), allocations) in &sums {
@@ -183,16 +175,16 @@ impl ServerFamilies<'_, '_> {
         Ok(())
     }
 
-    /// Those that have ended; listeners are told apart by transport and port.
+    /// Ended sessions, by transport and port of the listener.
     #[expect(clippy::cast_precision_loss, reason = "a histogram's sum is a float by format")]
     fn sessions(&mut self, sessions: &Totals) -> fmt::Result {
-        let help = "Sessions that have ended, by realm and listener.";
+        let help = "Ended sessions by realm and listener.";
         let mut metric = counter(&mut self.0.encoder, "sessions_ended", help)?;
         for ((realm, transport, port), value) in &sessions.ended {
             let port = port.to_string();
             count(&mut metric, &[("realm", &**realm), ("transport", *transport), ("port", &*port)], *value)?;
         }
-        let help = "Payload bytes of sessions that have ended, by realm.";
+        let help = "Payload bytes of ended sessions by realm.";
         let mut metric = counter(&mut self.0.encoder, "session_bytes", help)?;
         for (realm, bytes) in &sessions.bytes {
             for (direction, value) in ["to_peer", "to_client"].into_iter().zip(bytes) {
@@ -201,33 +193,33 @@ impl ServerFamilies<'_, '_> {
         }
         let bounds = LENGTHS.into_iter().map(f64::from).chain([f64::INFINITY]);
         let buckets: Vec<(f64, u64)> = bounds.zip(sessions.lengths).collect();
-        let help = "How long sessions lived that have ended.";
+        let help = "Duration of ended sessions.";
         histogram(&mut self.0.encoder, "session_seconds", help, sessions.lived_ms as f64 / 1000.0, &buckets)
     }
 
-    /// What the kernel has relayed without us.
+    /// Traffic relayed by the kernel.
     fn kernel(&mut self, kernel: &KernelSnapshot) -> fmt::Result {
         self.0.by(
             "kernel_datagrams",
-            "Datagrams that the kernel has relayed itself, at most a second old; relayed_datagrams has them too.",
+            "Datagrams relayed by the kernel, updated every second; included in relayed_datagrams.",
             "direction",
             |snapshot| vec![("to_peer", snapshot.across[0].0), ("to_client", snapshot.across[1].0)],
         )?;
         self.0.by(
             "kernel_bytes",
-            "Payload bytes of these; relayed_bytes has them too.",
+            "Payload bytes relayed by the kernel; included in relayed_bytes.",
             "direction",
             |snapshot| vec![("to_peer", snapshot.across[0].1), ("to_client", snapshot.across[1].1)],
         )?;
         self.0.each(
             "kernel_channels_limited",
-            "Channels that stay in user space because their allocation has a limit of bits per second.",
+            "Channels relayed in user space because a bandwidth limit applies to their allocation.",
             |snapshot| snapshot.kernel_limited,
         )?;
         kernel_path::encode(&mut self.0.encoder, kernel)
     }
 
-    /// Files are named as the configuration names them.
+    /// Files as named in the configuration.
     #[expect(
         clippy::cast_precision_loss,
         reason = "gauges are floats by format, and no certificate outlives 2^53 s"
@@ -235,7 +227,7 @@ impl ServerFamilies<'_, '_> {
     fn certificates(&mut self, told: &Told) -> fmt::Result {
         let mut metric = self.0.encoder.encode_descriptor(
             "certificate_not_after_seconds",
-            "When a certificate in force ends, Unix time, by file.",
+            "Expiry of the certificates in use in Unix seconds, by file.",
             None,
             MetricType::Gauge,
         )?;
@@ -245,7 +237,7 @@ impl ServerFamilies<'_, '_> {
         counts(
             &mut self.0.encoder,
             "certificate_reloads",
-            "Times that certificates were read again, by result; after a failure the old ones stay in force.",
+            "Certificate reloads by result; after a failure the old certificates stay in use.",
             "result",
             told.reloads(),
         )
@@ -258,108 +250,95 @@ impl ServerFamilies<'_, '_> {
             reason = "gauges are floats by format, and so many users have no room"
         )]
         let users = store.users as f64;
-        gauge(
-            &mut self.0.encoder,
-            "store_cached_users",
-            "Users of the store that are kept in memory.",
-            users,
-        )?;
+        gauge(&mut self.0.encoder, "store_cached_users", "Users of the store cached in memory.", users)?;
         counts(
             &mut self.0.encoder,
             "store_answers",
-            "Users who were told of without a query of their own, by what told of them.",
+            "User lookups answered without a query of their own, by source.",
             "from",
             store.answers,
         )?;
         counts(
             &mut self.0.encoder,
             "store_queries",
-            "Queries for a user, by result.",
+            "Queries for a user by result.",
             "result",
             store.queries,
         )?;
         let buckets: Vec<(f64, u64)> = store.query_times.to_vec();
-        let help = "How long the store took to tell of a user, or until it was given up.";
+        let help = "Duration of user queries, including those that timed out.";
         histogram(&mut self.0.encoder, "store_query_seconds", help, store.query_seconds, &buckets)
     }
 
-    /// Other servers that are one service with this one, and who is banned.
     #[expect(
         clippy::cast_precision_loss,
         reason = "gauges are floats by format, and these are far below 2^53"
     )]
     fn fleet(&mut self, fleet: &FleetCounts) -> fmt::Result {
-        gauge(&mut self.0.encoder, "bans", "Users and client addresses that are banned.", fleet.bans as f64)?;
+        gauge(
+            &mut self.0.encoder,
+            "bans",
+            "Bans in force on users and client addresses.",
+            fleet.bans as f64,
+        )?;
         let Some(node) = &fleet.node else { return Ok(()) };
         let is = |true_or_not: bool| f64::from(u8::from(true_or_not));
         let quotas = &node.quotas;
         for (name, help, value) in [
             (
                 "fleet_up",
-                "1 while the fleet's store answers and this node is one of the fleet, 0 while it is alone.",
+                "1 while the fleet store answers and this node is a member, 0 while it is alone.",
                 is(node.is_up),
             ),
             (
                 "fleet_recovering",
-                "1 while the fleet's store does not know again what all nodes hold, and grants nothing of shared limits.",
+                "1 while the fleet store recovers and grants no shared quota.",
                 is(node.is_recovering),
             ),
             (
                 "fleet_node_number",
-                "The number of this node, which CONNECTION-IDs and mobility tickets hold; 0 for none.",
+                "Number of this node in CONNECTION-IDs and mobility tickets; 0 for none.",
                 f64::from(node.number),
             ),
-            (
-                "fleet_cordoned",
-                "1 while an administrator has this node take nobody new.",
-                is(node.is_cordoned),
-            ),
-            ("fleet_key_ring_version", "The version of the keys that all nodes share.", node.ring as f64),
+            ("fleet_cordoned", "1 while new clients are stopped by an administrator.", is(node.is_cordoned)),
+            ("fleet_key_ring_version", "Version of the keys shared by all nodes.", node.ring as f64),
             (
                 "fleet_quota_buckets",
-                "Users and realms that this node counts allocations of, and the sum of all.",
+                "Shared quotas in use on this node: users, realms and the total.",
                 quotas.buckets as f64,
             ),
-            (
-                "fleet_quota_held",
-                "What this node may use of shared limits without asking, and has told the store of.",
-                quotas.held as f64,
-            ),
-            (
-                "fleet_quota_waiting",
-                "Users and realms that the store is to be told of.",
-                quotas.waiting as f64,
-            ),
+            ("fleet_quota_held", "Shared quota held by this node, in allocations.", quotas.held as f64),
+            ("fleet_quota_waiting", "Shared quotas to report to the store.", quotas.waiting as f64),
         ] {
             gauge(&mut self.0.encoder, name, help, value)?;
         }
-        let help = "Nodes of the fleet that are known here, by state.";
+        let help = "Known nodes of the fleet by state.";
         let mut metric = self.0.encoder.encode_descriptor("fleet_nodes", help, None, MetricType::Gauge)?;
         for (state, count) in node.nodes {
             metric.encode_family(&[("state", state)])?.encode_gauge(&count)?;
         }
         let refusals = ["user", "realm", "total"].into_iter().zip(quotas.refused);
-        let help = "Allocations refused because all nodes together had as many as there may be, by limit.";
+        let help = "Allocations refused by limits of the whole fleet, by limit.";
         counts(&mut self.0.encoder, "fleet_refusals", help, "limit", refusals)?;
-        let help = "Clients for which the address of another node was found, or of this one by which it alone is reached, by reason.";
+        let help = "Clients redirected to another node or to this node's own address, by reason.";
         counts(&mut self.0.encoder, "fleet_redirects", help, "reason", node.redirects)?;
-        let help = "Clients that came back after a redirect, and were served here.";
+        let help = "Clients that came back after a redirect and were served here.";
         counter(&mut self.0.encoder, "fleet_returns", help)?
             .encode_counter::<NoLabelSet, _, u64>(&node.returned, None)?;
-        let help = "Exchanges with the store about shared limits, by result.";
+        let help = "Quota exchanges with the store by result.";
         counts(&mut self.0.encoder, "fleet_exchanges", help, "result", node.exchanges)?;
-        let help = "How long these took.";
+        let help = "Total duration of quota exchanges with the store.";
         counter(&mut self.0.encoder, "fleet_exchange_seconds", help)?
             .encode_counter::<NoLabelSet, _, f64>(&node.exchange_seconds, None)?;
-        let help = "Messages of other nodes and levels of quotas, by kind; unreadable ones have another fleet.secret or clock, repeated ones were not carried out.";
+        let help = "Messages and quota levels from other nodes by kind; unreadable ones come from a node with another fleet.secret or clock, repeated ones are ignored.";
         counts(&mut self.0.encoder, "fleet_heard", help, "kind", node.heard)?;
-        let help = "Lines about sessions that were not published, because the store was away or slow.";
+        let help = "Session status lines lost because the store was unreachable or slow.";
         counter(&mut self.0.encoder, "fleet_status_lines_lost", help)?
             .encode_counter::<NoLabelSet, _, f64>(&node.lines_lost, None)
     }
 
-    /// What the state machines count. They name families and labels themselves; here the same family of all workers is
-    /// brought together, as the format wants it.
+    /// Counters of the state machines, which name families and labels. The format needs all workers of a
+    /// family together.
     fn turn(&mut self) -> fmt::Result {
         let mut families: Vec<(&'static str, Vec<TurnSample<'_>>)> = Vec::new();
         for (worker, snapshot) in self.0.snapshots {
@@ -387,7 +366,7 @@ impl ServerFamilies<'_, '_> {
         self.0.snapshots.iter().for_each(|(_, snapshot)| all.merge(&snapshot.turn));
         let bounds = ALLOCATION_MS.map(|ms| ms as f64 / 1000.0).into_iter().chain([f64::INFINITY]);
         let buckets: Vec<(f64, u64)> = bounds.zip(all.allocation_times).collect();
-        let help = "How long after its request an allocation was there; look-ups in a store count.";
+        let help = "Time from request to allocation, including store lookups.";
         histogram(
             &mut self.0.encoder,
             "allocation_seconds",
@@ -399,23 +378,23 @@ impl ServerFamilies<'_, '_> {
 
     fn refused(&mut self) -> fmt::Result {
         each!(self;
-            "ports_exhausted" "Allocations refused because every port of the range is taken." ports_exhausted;
-            "files_exhausted" "Allocations refused for want of file descriptors." files_exhausted;
-            "ttl_expired" "Datagrams dropped because their TTL or hop limit ended here." ttl_expired;
+            "ports_exhausted" "Allocations refused because all relay ports were in use." ports_exhausted;
+            "files_exhausted" "Allocations refused because file descriptors ran out." files_exhausted;
+            "ttl_expired" "Datagrams dropped because their TTL or hop limit expired." ttl_expired;
         );
         Ok(())
     }
 
     fn received(&mut self) -> fmt::Result {
         each!(self;
-            "wakeups" "Times that the worker woke up." wakeups;
-            "pauses" "Times that the worker paused so that its next wake-up carries more (server.coalesce_us)." pauses;
+            "wakeups" "Wake-ups of the worker." wakeups;
+            "pauses" "Pauses of the worker to batch more work per wake-up (server.coalesce_us)." pauses;
             "rx_calls" "Receive calls." rx.calls;
-            "rx_would_block" "Receive calls that had nothing." rx.would_block;
+            "rx_would_block" "Receive calls that found nothing." rx.would_block;
             "rx_buffers" "Buffers received; a GRO super-packet is one." rx.buffers;
             "rx_datagrams" "Datagrams received." rx.datagrams;
             "rx_bytes" "Bytes received." rx.bytes;
-            "rx_kernel_drops" "Datagrams the kernel dropped because a receive buffer was full." rx.kernel_drops;
+            "rx_kernel_drops" "Datagrams dropped by the kernel because a receive buffer was full." rx.kernel_drops;
             "rx_truncated" "Buffers dropped because they were too long." rx.truncated;
         );
         self.batches()
@@ -437,18 +416,17 @@ impl ServerFamilies<'_, '_> {
             ]
         })?;
         each!(self;
-            "tx_step_downs" "Times that a socket or route stepped down from GSO." tx.step_downs;
+            "tx_step_downs" "Sockets and routes that stepped down from GSO." tx.step_downs;
         );
         Ok(())
     }
 
-    /// TCP and TLS clients.
     fn streams(&mut self) -> fmt::Result {
-        self.0.gauge("connections", "Connections that exist.", |snapshot| snapshot.streams.open)?;
+        self.0.gauge("connections", "Current connections of clients.", |snapshot| snapshot.streams.open)?;
         each!(self;
             "connections_accepted" "Connections accepted." streams.accepted;
             "connections_adopted" "Connections taken over from another worker." streams.adopted;
-            "connections_plain" "Connections that turned out to be plain TCP." streams.plain;
+            "connections_plain" "Connections without TLS." streams.plain;
         );
         self.0.by("connections_closed", "Connections that ended, by reason.", "reason", |snapshot| {
             by_name(|reason: CloseReason| snapshot.streams.closed(reason))
@@ -463,9 +441,9 @@ impl ServerFamilies<'_, '_> {
             |snapshot| by_name(|why: HandshakeFailure| snapshot.streams.failed(why)),
         )?;
         each!(self;
-            "accept_pauses" "Times that accepting paused for want of file descriptors." streams.accept_pauses;
-            "stream_dropped" "Datagrams dropped because a client reads too slowly." streams.queue_drops;
-            "stream_dropped_bytes" "Bytes of these, headers included." streams.queue_dropped_bytes;
+            "accept_pauses" "Pauses of accepting because file descriptors ran out." streams.accept_pauses;
+            "stream_dropped" "Datagrams dropped because a client read too slowly." streams.queue_drops;
+            "stream_dropped_bytes" "Bytes dropped because a client read too slowly, including headers." streams.queue_dropped_bytes;
             "stream_reads" "Read calls on connections." streams.reads;
             "stream_read_bytes" "Bytes read from connections, before decryption." streams.read_bytes;
             "stream_received" "Messages received on connections." streams.received;
@@ -475,11 +453,10 @@ impl ServerFamilies<'_, '_> {
         Ok(())
     }
 
-    /// DTLS clients.
     fn dtls(&mut self) -> fmt::Result {
         let mut metric = self.0.encoder.encode_descriptor(
             "dtls_associations",
-            "DTLS associations that exist, by how far they have come.",
+            "Current DTLS associations by stage.",
             None,
             MetricType::Gauge,
         )?;
@@ -519,23 +496,23 @@ impl ServerFamilies<'_, '_> {
         Ok(())
     }
 
-    /// TCP relaying, and what workers say to one another.
+    /// TCP relaying, and messages between workers.
     fn peers(&mut self) -> fmt::Result {
         self.0.gauge(
             "peer_connections_open",
-            "Connections to peers that exist or are being made.",
+            "Connections to peers, open or being established.",
             |snapshot| snapshot.peers.open,
         )?;
         each!(self;
-            "peer_stalls" "Times that an end of a connection to a peer took no more for now." peers.stalls;
+            "peer_stalls" "Stalls of connections to peers because the receiving end was full." peers.stalls;
             "peer_spliced_bytes" "Bytes of connections to peers moved by splice." peers.spliced_bytes;
-            "peer_accept_pauses" "Times that a relayed address paused accepting for want of file descriptors." peers.accept_pauses;
-            "handoffs_lost" "Messages between workers that were lost." handoffs_lost;
+            "peer_accept_pauses" "Pauses of accepting on relayed addresses because file descriptors ran out." peers.accept_pauses;
+            "handoffs_lost" "Lost messages between workers." handoffs_lost;
         );
         Ok(())
     }
 
-    /// Batch sizes as a histogram. Bucket i of the snapshot counts calls with 2^i to 2^(i+1) - 1 datagrams.
+    /// Histogram of batch sizes. Bucket i of the snapshot counts calls with 2^i to 2^(i+1) - 1 datagrams.
     #[expect(clippy::cast_precision_loss, reason = "a histogram's sum is a float by format")]
     fn batches(&mut self) -> fmt::Result {
         let mut metric = self.0.encoder.encode_descriptor(
@@ -568,7 +545,6 @@ impl ServerFamilies<'_, '_> {
     }
 }
 
-/// A family of one histogram.
 fn histogram(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,
@@ -585,35 +561,35 @@ fn histogram(
 /// Worker, label, value.
 type TurnSample<'a> = (&'a str, Option<(&'static str, &'static str)>, u64);
 
-/// A test looks that each family has one.
+/// Help texts; a test checks that each family has one.
 fn turn_help(family: &str) -> Option<&'static str> {
     Some(match family {
         "relayed_datagrams" => "Payload datagrams relayed.",
         "relayed_bytes" => "Payload bytes relayed.",
         "icmp_relayed" => "ICMP errors passed on as Data indications.",
-        "nonces_issued" => "Nonces given out with 401 and 438.",
-        "retransmits_answered" => "Requests answered again with the same answer.",
-        "allocations_opened" => "Allocations that came to be.",
-        "allocations_closed" => "Allocations that ended, by reason.",
-        "drain_refusals" => "Allocations refused because the server drains.",
-        "loop_refusals" => "Requests for an allocation, or to move one, from our own relayed addresses.",
+        "nonces_issued" => "Nonces issued with 401 and 438.",
+        "retransmits_answered" => "Retransmitted requests answered from memory.",
+        "allocations_opened" => "Allocations created.",
+        "allocations_closed" => "Ended allocations by reason.",
+        "drain_refusals" => "Allocations refused because the server was draining.",
+        "loop_refusals" => {
+            "Requests to create or move an allocation from this server's own relayed addresses."
+        }
         "limit_refusals" => "Requests refused because a limit was reached, by limit.",
-        "bandwidth_pauses" => "How often streams had to wait for their bits per second, by limit.",
+        "bandwidth_pauses" => "Pauses of streams due to a bandwidth limit, by limit.",
         "requests" => "Well-formed requests, by method.",
         "successes" => "Success responses, by method.",
         "error_responses" => "Error responses, by STUN error code.",
         "dropped_datagrams" => "Datagrams dropped, by reason.",
-        "peer_refusals" => "Requests refused for the sake of a peer (403), by what refuses it.",
+        "peer_refusals" => "Requests refused because of a peer (403), by deciding rule.",
         "credentials_refused" => "Credentials refused, by reason.",
-        "connection_bytes" => "Bytes that connections to peers carried (RFC 6062).",
-        "peer_connections" => "What happened to connections to peers (RFC 6062), by event.",
-        "peer_connection_refusals" => "Connections of peers and ConnectionBinds refused, by reason.",
-        "mobility" => "What happened to mobile allocations (RFC 8016), by event.",
+        "connection_bytes" => "Bytes carried by connections to peers (RFC 6062).",
+        "peer_connections" => "Events of connections to peers (RFC 6062).",
+        "peer_connection_refusals" => "Refused peer connections and ConnectionBinds by reason.",
+        "mobility" => "Events of mobile allocations (RFC 8016).",
         "redirects" => "Requests refused with the address of another server (300 Try Alternate).",
         "ban_refusals" => "Requests refused because their user or client is banned.",
-        "nat_discovery_requests" => {
-            "Binding requests answered that asked for NAT discovery (RFC 5780), by attribute."
-        }
+        "nat_discovery_requests" => "Binding requests for NAT discovery (RFC 5780) by attribute.",
         _ => return None,
     })
 }
@@ -706,7 +682,7 @@ mod tests {
         }
     }
 
-    /// Reads the format strictly: every sample belongs to the family declared last, and stands there once.
+    /// Parses strictly: every sample belongs to the last declared family and is unique.
     fn parse(text: &str) -> HashMap<String, f64> {
         let mut samples = HashMap::new();
         let mut family = String::new();
@@ -731,7 +707,7 @@ mod tests {
     }
 
     #[test]
-    fn each_family_says_what_it_is() {
+    fn each_family_has_a_distinct_help_text() {
         for (family, ..) in WorkerSnapshot::default().turn.counters() {
             assert!(turn_help(family).is_some(), "{family} has no help");
         }
@@ -747,7 +723,7 @@ mod tests {
     }
 
     #[test]
-    fn certificates_and_reloads_are_told() {
+    fn certificate_expiry_and_reloads_are_exposed() {
         let mut scrape = scrape();
         scrape.certificates.expiry.put([("turn.pem".to_owned(), (0, 1_900_000_000))]);
         scrape.common.reloads[0].1 = 1;
@@ -823,7 +799,7 @@ mod tests {
         assert_eq!(bucket("+Inf"), Some(7.0));
     }
 
-    /// Equal but for the order of labels.
+    /// Equal except for the order of labels.
     fn same_series(a: &str, b: &str) -> bool {
         let parts = |series: &str| {
             let (name, labels) = series.split_once('{').unwrap_or((series, "}"));

@@ -1,11 +1,10 @@
-//! Listeners of a TURN server that a service manager has passed.
+//! Listeners of a TURN server passed by a service manager.
 
 use turnpike_config::Flags;
 use turnpike_net::{PassedSocket, PassedSockets, passed::Transport};
 use turnpike_process::passed;
 
-/// Settings that the sockets imply unless something else is configured: listeners on all of them, with one worker for each socket of an
-/// address.
+/// Default settings for these sockets: listeners on all of them, and one worker per socket of an address.
 pub(crate) fn passed_listeners(passed: &PassedSockets) -> Flags {
     let mut flags = passed::settings(passed);
     for key in ["server.listen", "tls.listen", "dtls.listen"] {
@@ -21,7 +20,7 @@ pub(crate) fn passed_listeners(passed: &PassedSockets) -> Flags {
     flags
 }
 
-/// The key of a socket: its name distinguishes TLS from TCP and DTLS from UDP.
+/// Configuration key of a socket. Its name distinguishes TLS from TCP and DTLS from UDP.
 fn key_of(socket: &PassedSocket) -> &'static str {
     match (socket.name.as_str(), socket.transport) {
         ("tls", Transport::Tcp) => "tls.listen",

@@ -1,4 +1,4 @@
-//! Makes the relay's configuration from settings, and finds what they leave open (addresses, cores, a user).
+//! Builds the relay's configuration from settings, and fills in missing values from the machine.
 
 use std::{
     io,
@@ -22,21 +22,19 @@ use crate::{
 /// Pipes of one worker's [`turnpike_net::Mover`].
 const PIPES: usize = 256;
 
-/// Everything the relay needs, and what the log should say about it.
+/// Configuration of the relay, and notes for the log.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    /// For [`turnpike_relay::Relay::start`].
     pub(crate) config: Config,
-    /// What the numbers of its listeners stand for.
     pub(crate) layout: Layout,
-    /// Why this data path.
+    /// Reason for this data path.
     pub(crate) datapath_reason: String,
-    /// Sentences about what was found or left out.
+    /// Log lines about detected and skipped values.
     pub(crate) notes: Vec<String>,
 }
 
 impl Plan {
-    /// Takes from the machine what the settings do not say. Of a reload, `before` has the numbers of listeners so far. Sends nothing.
+    /// Fills in missing values from the machine. `before` has the listener numbers before a reload.
     pub(crate) fn new(
         merged: &Merged,
         keys: NodeKeys,
@@ -83,7 +81,7 @@ impl Plan {
         server.nat_discovery.retain(|of| {
             let lacking = of.addresses.iter().find(|ip| absent.contains(ip));
             notes.extend(lacking.map(|ip| {
-                format!("nat_discovery.addresses: this machine does not have the address {ip}: NAT discovery waits for it")
+                format!("nat_discovery.addresses: this machine does not have the address {ip}; NAT discovery starts once it does")
             }));
             lacking.is_none()
         });
@@ -115,7 +113,7 @@ impl Plan {
         Self { config, layout, datapath_reason, notes }
     }
 
-    /// Whether the relay will listen here.
+    /// True if the relay listens on this address.
     pub(crate) fn listens(&self, transport: passed::Transport, address: SocketAddr) -> bool {
         let config = &self.config;
         let (one, other) = match transport {
@@ -125,7 +123,7 @@ impl Plan {
         one.contains(&address) || other.contains(&address)
     }
 
-    /// Allocations that there may be: without shared ports, no more than ports of relay addresses.
+    /// Maximum number of allocations: limited by relay ports unless ports are shared.
     pub(crate) fn most_allocations(&self) -> usize {
         let config = &self.config;
         if config.shared_ports > 0 {
@@ -135,7 +133,7 @@ impl Plan {
         }
     }
 
-    /// Ports of all relay addresses, those of realms included.
+    /// Relay ports of all addresses, including those of realms.
     fn relay_ports(&self) -> usize {
         let config = &self.config;
         let of_realms =
@@ -143,9 +141,9 @@ impl Plan {
         (config.ports.len() + of_realms.sum::<usize>()) * config.relay.len()
     }
 
-    /// File descriptors that the relay may need: each allocation up to two sockets, though none without a port, and its client's
-    /// connection, each reserved port and each connection without an allocation one, each connection to a peer two, and some for
-    /// everything else.
+    /// Estimated maximum number of file descriptors: up to two relay sockets and a connection per allocation,
+    /// one per reserved port and per connection without an allocation, two per peer connection, and a
+    /// reserve.
     pub(crate) fn open_files(&self) -> u64 {
         let config = &self.config;
         let listeners = config.streams.listen.len() + config.streams.tls_listen.len();
@@ -154,7 +152,7 @@ impl Plan {
         } else {
             self.most_allocations() + config.streams.most_idle(config.workers)
         };
-        // Connections to peers have two ends, and bulk takes pipes of two ends each.
+        // Connections to peers have two ends; bulk transfer needs two-ended pipes.
         let peers = if listeners == 0 || !config.server.tcp_relay {
             0
         } else {
@@ -171,12 +169,12 @@ impl Plan {
     }
 }
 
-/// What packets do not pass that the kernel relays itself.
+/// Checks that packets relayed by the kernel bypass.
 fn kernel_path_caveats(datapath: DatapathChoice) -> impl Iterator<Item = &'static str> {
     use DatapathChoice::{Auto, Step, Xdp};
-    let firewall = "what the kernel relays itself never meets this machine's firewall (netfilter), nor its IPsec policies: \
-                    peers are kept away by the peer rules alone";
-    let vlan = "XDP does not see the VLAN of a packet whose tag the network card has taken off: where VLANs share a card, turn that off \
+    let firewall = "packets relayed by the kernel bypass this machine's firewall (netfilter) and IPsec policies: \
+                    only the peer rules restrict peers";
+    let vlan = "XDP cannot see a VLAN tag that the network card has stripped: if VLANs share a card, disable stripping \
                 (ethtool -K INTERFACE rxvlan off)";
     let is_used = !matches!(datapath, Auto | Step(_));
     [(is_used, firewall), (datapath == Xdp, vlan)]
@@ -184,7 +182,6 @@ fn kernel_path_caveats(datapath: DatapathChoice) -> impl Iterator<Item = &'stati
         .filter_map(|(holds, note)| holds.then_some(note))
 }
 
-/// Clients over TCP and TLS.
 fn stream_config(settings: &Settings, listen: &[SocketAddr], tls: Option<Arc<TlsContext>>) -> StreamConfig {
     StreamConfig {
         listen: if settings.tcp { listen.to_vec() } else { Vec::new() },
@@ -197,7 +194,6 @@ fn stream_config(settings: &Settings, listen: &[SocketAddr], tls: Option<Arc<Tls
     }
 }
 
-/// Clients over DTLS.
 fn dtls_config(settings: &Settings, context: Option<Arc<DtlsContext>>) -> DtlsConfig {
     DtlsConfig {
         listen: if context.is_some() { settings.dtls_listen.clone() } else { Vec::new() },
@@ -206,8 +202,7 @@ fn dtls_config(settings: &Settings, context: Option<Arc<DtlsContext>>) -> DtlsCo
     }
 }
 
-/// The state machine's part of the settings; a reload makes it anew with the same keys. `layout` says what the numbers of listeners stand
-/// for.
+/// Settings of the TURN state machine; a reload rebuilds them with the same keys.
 pub(crate) fn server_config(
     merged: &Merged,
     layout: &Layout,
@@ -216,7 +211,7 @@ pub(crate) fn server_config(
 ) -> ServerConfig {
     let settings = &merged.settings;
     let realms = realms::all(settings);
-    // What is ours the runtime knows.
+    // The relay adds this machine's own endpoints.
     let (peers, realm_peers) = merged.peers();
     let profiles = layout.entries().map(|entry| ListenerProfile {
         transport: entry.transport,
@@ -266,7 +261,7 @@ pub(crate) fn workers(settings: &Settings) -> usize {
     settings.workers.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from))
 }
 
-/// The two addresses of one family. The runtime fills in the listeners.
+/// The two addresses of one family. The relay fills in the listeners.
 fn nat_discovery(settings: &Settings, addresses: &[RelayAddress]) -> Option<NatDiscovery> {
     let [first, second] = addresses else { return None };
     Some(NatDiscovery {
@@ -277,7 +272,7 @@ fn nat_discovery(settings: &Settings, addresses: &[RelayAddress]) -> Option<NatD
     })
 }
 
-/// What NAT discovery needs beside the listeners that there are. A wildcard one serves its port on every address.
+/// Listeners that NAT discovery needs in addition. A wildcard listener serves its port on every address.
 fn discovery_listeners(settings: &Settings, listen: &[SocketAddr]) -> Vec<SocketAddr> {
     let discovery = &settings.discovery;
     let wanted = discovery
@@ -291,13 +286,12 @@ fn discovery_listeners(settings: &Settings, listen: &[SocketAddr]) -> Vec<Socket
     wanted.filter(|wanted| !listen.iter().any(|bound| serves(bound, wanted))).collect()
 }
 
-/// Whether settings name nobody who could use the server.
+/// True if no user could authenticate.
 pub(crate) fn has_no_users(settings: &Settings) -> bool {
     settings.auth_required && !realms::has_anybody(settings) && settings.realms.is_empty()
 }
 
-/// The default listens on both families, and a machine without IPv6 is no reason to fail; an address that somebody
-/// asked for is.
+/// The default includes IPv6, which is skipped on machines without it; configured addresses must work.
 fn listeners(settings: &Settings, notes: &mut Vec<String>) -> Vec<SocketAddr> {
     if settings.is_explicit("server.listen") {
         return settings.listen.clone();
@@ -310,8 +304,8 @@ fn listeners(settings: &Settings, notes: &mut Vec<String>) -> Vec<SocketAddr> {
     usable
 }
 
-/// Alternates that turn out to be addresses of this machine where a wildcard listener of ours has the port. What the settings tell
-/// by themselves is refused with the rest of them.
+/// Alternates on addresses of this machine where a wildcard listener has the same port. The configuration
+/// check rejects the obvious cases.
 pub(crate) fn self_alternates(settings: &Settings) -> impl Iterator<Item = String> + '_ {
     let everywhere = |at: &SocketAddr| {
         let mut listeners = settings.listen.iter().chain(&settings.tls_listen).chain(&settings.dtls_listen);
@@ -322,16 +316,16 @@ pub(crate) fn self_alternates(settings: &Settings) -> impl Iterator<Item = Strin
         })
     };
     let alternates = settings.alternates.iter().map(|named| named.alternate.address);
-    alternates.filter(move |at| everywhere(at) && UdpSocket::bind((at.ip(), 0)).is_ok()).map(|at| {
-        format!("[[alternate]] {at} is an address of this machine, and of this server: clients would go in a circle")
-    })
+    alternates
+        .filter(move |at| everywhere(at) && UdpSocket::bind((at.ip(), 0)).is_ok())
+        .map(|at| format!("[[alternate]] {at} is this server itself: clients would be redirected in a loop"))
 }
 
 fn has_ipv6() -> io::Result<()> {
     UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).map(drop)
 }
 
-/// The addresses to relay on, where `found` are the detected ones, and sentences about them.
+/// Relay addresses, given the detected ones, and notes about them.
 fn relay_addresses(
     settings: &Settings,
     found: &[IpAddr],
@@ -341,8 +335,8 @@ fn relay_addresses(
     let (mut addresses, missing) = relay_keys::resolve(places, found);
     let missing = missing.iter().map(|place| {
         format!(
-            "relay.addresses: {place}: this machine has no address of that family, so nothing is relayed there before it has one; \
-             write LOCAL in place of auto"
+            "relay.addresses: {place}: this machine has no address of that family, so that family is not relayed until it has one; \
+             write LOCAL instead of auto"
         )
     });
     let mut doubts: Vec<String> = missing.collect();
@@ -353,15 +347,15 @@ fn relay_addresses(
             lone(Ipv6Addr::LOCALHOST.into());
         }
         doubts.push(
-            "this machine has no address to relay on but loopback: relaying there until it has one; name relay addresses with --relay-ip, \
-             and peers on this machine with --allow-peer"
+            "this machine has only loopback to relay on: relaying there until it has another address; set relay addresses with --relay-ip, \
+             and allow peers on this machine with --allow-peer"
                 .to_owned(),
         );
     } else if relay_keys::is_detected(places) {
         if !had_route {
             let found = found.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
             doubts.push(format!(
-                "this machine has no default route: relaying on {found} until it has one; name relay addresses with --relay-ip"
+                "this machine has no default route: relaying on {found} until it has one; set relay addresses with --relay-ip"
             ));
         }
         doubts.extend(relay_doubts(settings, &addresses));
@@ -382,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_credential_is_needed_only_when_nobody_could_authenticate() {
+    fn a_credential_is_generated_only_without_any_users() {
         assert!(has_no_users(&Settings::default()));
         let open = Settings { auth_required: false, ..Settings::default() };
         let with_secret = Settings { secrets: vec![Secret::new("s")], ..Settings::default() };
@@ -394,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn an_alternate_that_is_this_very_machine_is_noticed() {
+    fn an_alternate_on_this_machine_is_detected() {
         let to = |address: &str| {
             let mut named = AlternateSettings::default();
             named.alternate.address = address.parse().expect("an address");
@@ -407,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_for_as_many_allocations_as_there_are_relay_ports() {
+    fn open_files_follow_the_number_of_relay_ports() {
         let needed = |ports, shared_ports| {
             let at = |bind| RelayPlace::At(RelayAddress { bind, external: None });
             let settings = Settings {
@@ -438,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_known_by_an_md5_key_alone_keeps_sha256_from_being_offered() {
+    fn sha256_is_not_offered_if_a_user_has_only_an_md5_key() {
         let keys = |digits: &[usize]| {
             let keys = digits.iter().filter_map(|n| StoredKey::from_hex(&"a".repeat(*n))).collect();
             User { name: "stored".to_owned(), secret: UserSecret::Keys(keys) }
@@ -456,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn nat_discovery_listens_where_nobody_does_yet() {
+    fn nat_discovery_adds_only_missing_listeners() {
         let address = |ip: &str| RelayAddress { bind: ip.parse().expect("an address"), external: None };
         let settings = Settings {
             discovery: DiscoverySettings {

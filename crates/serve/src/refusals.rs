@@ -1,10 +1,10 @@
-//! Why clients were refused lately, for whoever asks about one of them. Kept in memory by the control thread, which hears of refusals
-//! anyway; bounded, and without secrets.
+//! Recent refusals of clients, kept in memory by the control thread. Bounded, and without secrets.
 //!
-//! A client's repeated refusals for one reason are one entry with a count. Each kind of refusal has a store of its own, and a full one
-//! forgets of the client that has the most in it, so that neither strangers nor a probe push out what users were told.
+//! Repeated refusals of a client for one reason share an entry with a count. Each kind of refusal has its own
+//! list. A full list drops an entry of the client with the most entries, so that neither strangers nor a scan
+//! displace those of users.
 //!
-//! Entries are per user and peer; readers get them by client and reason ([`RefusalGroup`]).
+//! Entries are per user and peer; [`RefusalGroup`] combines them by client and reason.
 
 pub(crate) mod reasons;
 
@@ -21,66 +21,61 @@ use turnpike_api::RefusalFilter;
 use turnpike_relay::TurnedAway;
 use turnpike_turn::server::{CredentialRefusal, Effect, Method, PeerDenial, RequestRefusal, TokenProblem};
 
-/// Entries of each kind.
+/// Maximum number of entries of each kind.
 const MOST: usize = 1024;
-/// Kinds of refusals: see [`Why::kind`].
+/// Number of kinds: see [`Why::kind`].
 const KINDS: usize = 5;
-/// Other users and peers that a group names.
+/// Maximum number of other users and peers in a group.
 const NAMED: usize = 16;
 
-/// One client that was refused for one reason.
+/// Refusals of one client for one reason.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RefusalEntry {
-    /// For the first and the last time, Unix milliseconds.
+    /// Times of the first and last refusal, Unix milliseconds.
     pub(crate) first_ms: u64,
-    /// See `first_ms`.
     pub(crate) last_ms: u64,
-    /// How often, as far as it was told: the rate of what is told is bounded.
+    /// Number of refusals that reached the log, which is rate-limited.
     pub(crate) count: u64,
-    /// Where it came from the last time.
+    /// Most recent source address.
     pub(crate) client: SocketAddr,
-    /// Who it said it was; empty where it did not.
+    /// Username the client sent; empty without one.
     pub(crate) user: Box<str>,
-    /// The realm of a user who had proved it.
+    /// Realm, if the user was authenticated.
     pub(crate) realm: Option<Arc<str>>,
-    /// Why.
     pub(crate) why: Why,
 }
 
-/// Refusals of one client for one reason: of all its users, requests and peers.
+/// Refusals of one client for one reason, over all users, requests and peers.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RefusalGroup {
-    /// The last one. Its count and its first time are those of all.
+    /// Most recent entry, with the count and first time of the group.
     pub(crate) last: RefusalEntry,
-    /// Refusals of other users, requests or peers that are counted in it.
+    /// Number of other entries in the group.
     pub(crate) others: usize,
-    /// Users of these, the last ones first: as many as people read.
+    /// Users of the other entries, most recent first.
     pub(crate) other_users: Vec<Box<str>>,
-    /// Peers of these, likewise.
+    /// Peers of the other entries, most recent first.
     pub(crate) other_peers: Vec<SocketAddr>,
 }
 
-/// Why a client was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Why {
-    /// Its credentials.
     Credentials(CredentialRefusal),
-    /// A peer of its request, and the number of peers beside it, which got no permission either.
+    /// A peer, and the number of other peers in the request, which got no permission either.
     Peer(SocketAddr, PeerDenial, usize),
-    /// A request, with the error code of the answer.
+    /// A request, with the error code of the response.
     Request(Method, u16, RequestRefusal),
-    /// A request of a client that had not proved who it is. Over UDP its address may be forged.
+    /// An unauthenticated request. Over UDP its address may be forged.
     Unproved(Method, u16, RequestRefusal),
-    /// Its connection, or its TLS or DTLS handshake: what was being done, and the reason as metrics call it.
+    /// A connection or handshake: its stage, and the reason as in metrics.
     Connection(&'static str, &'static str),
 }
 
-/// The refusals of this program, for those who add to them and those who look.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals(Mutex<[VecDeque<RefusalEntry>; KINDS]>);
 
 impl Refusals {
-    /// Adds what an effect tells, if it is a refusal; `now_ms` is Unix time.
+    /// Adds the refusal in an effect, if any; `now_ms` is Unix time.
     pub(crate) fn hear(&self, now_ms: u64, effect: &Effect) {
         let (client, user, realm, why) = match effect {
             Effect::Refused { client, username, why, .. } => {
@@ -101,7 +96,7 @@ impl Refusals {
         self.add(RefusalEntry { first_ms: now_ms, last_ms: now_ms, count: 1, client, user, realm, why });
     }
 
-    /// Adds clients whose connection was closed, or whose handshake failed.
+    /// Adds closed connections and failed handshakes.
     pub(crate) fn turned_away(&self, now_ms: u64, turned: &TurnedAway) {
         let TurnedAway { client, stage, reason, count, .. } = *turned;
         let (realm, user) = turned.user.clone().unzip();
@@ -130,7 +125,7 @@ impl Refusals {
         kept.push_back(refusal);
     }
 
-    /// Groups refusals by client and reason: the last ones first, and those of a normal session behind all others.
+    /// Groups refusals by client and reason: most recent first, and those of normal sessions last.
     pub(crate) fn find(&self, wanted: &RefusalFilter, most: usize) -> Vec<RefusalGroup> {
         let kinds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = kinds.iter().flat_map(|kept| kept.iter().rev());
@@ -153,7 +148,7 @@ impl Refusals {
     }
 }
 
-/// Drops the oldest entry of the client with the most.
+/// Drops the oldest entry of the client with the most entries.
 fn forget_one(kept: &mut VecDeque<RefusalEntry>) {
     let mut counts: HashMap<IpAddr, usize> = HashMap::new();
     for refusal in &*kept {
@@ -170,7 +165,7 @@ impl RefusalGroup {
         Self { last, others: 0, other_users: Vec::new(), other_peers: Vec::new() }
     }
 
-    /// Adds an older one.
+    /// Adds an older entry.
     fn add(&mut self, other: &RefusalEntry) {
         self.others += 1;
         self.last.count += other.count;
@@ -236,19 +231,19 @@ impl Why {
             Self::Credentials(_) => 0,
             Self::Peer(..) => 1,
             Self::Request(..) if !self.is_ordinary() => 2,
-            // Its address may be forged.
+            // The address may be forged.
             Self::Connection("dtls_hello", _) => 4,
             Self::Connection(..) => 3,
             Self::Request(..) | Self::Unproved(..) => 4,
         }
     }
 
-    /// Whether clients of a healthy service see this error: another server is to serve them, or their nonce has gone stale.
+    /// True for errors in normal operation: a redirect or a stale nonce.
     fn is_ordinary(self) -> bool {
         matches!(self, Self::Request(_, 300 | 438, _) | Self::Unproved(_, 438, _))
     }
 
-    /// Drops times and ports, which differ between repeated refusals.
+    /// Clears times and ports, which differ between repeated refusals.
     fn without_changes(self) -> Self {
         use CredentialRefusal::{Expired, Token, TooFarAhead};
         match self {
@@ -266,7 +261,7 @@ impl Why {
         }
     }
 
-    /// Reason without peer, request and attribute.
+    /// Clears peer, request and attribute.
     fn in_general(self) -> Self {
         use RequestRefusal::{PeerFamily, UnknownAttribute};
         let in_general = |why| match why {
@@ -282,7 +277,7 @@ impl Why {
         }
     }
 
-    /// What the client asked for, in one word.
+    /// Stage or request that was refused, in one word.
     pub(crate) fn asked(self) -> &'static str {
         match self {
             Self::Credentials(_) => "credentials",
@@ -292,7 +287,7 @@ impl Why {
         }
     }
 
-    /// The error code of the answer, where there was one.
+    /// Error code of the response, if any.
     pub(crate) fn code(self) -> Option<u16> {
         match self {
             Self::Credentials(CredentialRefusal::WrongUser) => Some(441),
@@ -330,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_happens_again_is_one_entry_that_counts_and_comes_first() {
+    fn repeated_refusals_share_an_entry_that_moves_to_the_front() {
         let refusals = Refusals::default();
         refusals.hear(1000, &refused("192.0.2.9:1", "alice", CredentialRefusal::Expired { ago: 1 }));
         refusals.hear(2000, &refused("192.0.2.9:2", "bob", CredentialRefusal::WrongKey));
@@ -344,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_is_found_by_its_address_and_a_user_by_a_part_of_the_name() {
+    fn filters_match_client_prefixes_and_parts_of_usernames() {
         let refusals = Refusals::default();
         refusals.hear(1, &refused("192.0.2.9:1", "1700000000:alice", CredentialRefusal::WrongKey));
         refusals.hear(1, &refused("[2001:db8::9]:1", "bob", CredentialRefusal::WrongKey));
@@ -363,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_an_end_to_entries_and_strangers_push_out_no_user() {
+    fn entries_are_bounded_and_strangers_do_not_displace_users() {
         let refusals = Refusals::default();
         refusals.hear(1, &refused("192.0.2.9:1", "alice", CredentialRefusal::WrongKey));
         for host in 0..3 * u32::try_from(MOST).expect("few") {
@@ -376,11 +371,11 @@ mod tests {
         assert_eq!(find(&refusals, None, Some("alice")).len(), 1);
         let all = refusals.find(&RefusalFilter::default(), usize::MAX);
         assert_eq!(all.len(), MOST + 1);
-        assert_eq!(find(&refusals, Some("10.0.0.1"), None), [], "the oldest went");
+        assert_eq!(find(&refusals, Some("10.0.0.1"), None), [], "the oldest was dropped");
     }
 
     #[test]
-    fn refusals_of_a_healthy_service_stand_behind_the_others() {
+    fn refusals_in_normal_operation_come_last() {
         let refusals = Refusals::default();
         let told = |code, proved| {
             let (realm, username) = ("example.org".into(), "alice".into());
@@ -404,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn probe_of_many_peers_is_one_group_and_names_them() {
+    fn a_scan_of_many_peers_is_one_group_that_names_them() {
         let refusals = Refusals::default();
         refusals.hear(1, &peer_refused("192.0.2.7:1", "bob", "10.0.0.1:9", PeerDenial::Special));
         for last in 1..=30 {
@@ -424,7 +419,7 @@ mod tests {
         assert_eq!(
             turnpike_api::Refusal::from(probe.clone()).other_peers,
             names,
-            "the last ones but the very last"
+            "the most recent ones except the last"
         );
         // The filter comes before the grouping.
         assert_eq!(groups(&refusals, None, Some("bob")).len(), 1);
@@ -445,7 +440,7 @@ mod tests {
         assert_eq!(
             turnpike_api::Refusal::from(found[1].clone()).other_users,
             ["alice"],
-            "and one that gave no name"
+            "one entry has no name"
         );
     }
 
@@ -467,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn full_store_forgets_of_the_client_with_the_most() {
+    fn a_full_list_drops_entries_of_the_client_with_the_most() {
         let refusals = Refusals::default();
         refusals.hear(1, &refused("192.0.2.9:1", "alice", CredentialRefusal::WrongKey));
         for number in 0..3 * MOST {
@@ -475,7 +470,7 @@ mod tests {
                 .hear(2, &refused("192.0.2.8:1", &format!("guess{number}"), CredentialRefusal::NoSuchUser));
         }
         assert_eq!(find(&refusals, None, Some("alice")).len(), 1);
-        assert_eq!(find(&refusals, None, Some("guess0")), [], "the oldest of the other one went");
+        assert_eq!(find(&refusals, None, Some("guess0")), [], "the oldest of the other client was dropped");
         assert_eq!(groups(&refusals, Some("192.0.2.8"), None)[0].others, MOST - 2);
     }
 }

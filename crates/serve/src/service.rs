@@ -48,14 +48,16 @@ use crate::{
     store::{self, MadeUp, Merged, OpenError, OpenStore, SharedStore},
 };
 
-/// Runs a TURN server until a signal or an administrator ends it. A generated credential goes to `out`, once.
+/// Runs a TURN server until a signal or an administrator ends it. Prints a generated credential to `out`
+/// once.
 ///
 /// # Errors
-/// See [`ServeError`]; configuration errors come before any socket is opened.
+///
+/// Configuration errors are reported before any socket is opened.
 pub fn serve(sources: &Sources, out: &mut dyn Write) -> Result<(), ServeError> {
     sandbox::forbid_core_dumps();
     upgrade::begin(TurnServer::NAME, |previous| {
-        // Before anything else is opened.
+        // Takes over sockets before others are opened.
         let (before, passed) = previous.as_mut().map(PreviousServer::new).transpose()?.unzip();
         let passed =
             passed.map_or_else(PassedSockets::from_service_manager, Ok).map_err(ProcessError::from)?;
@@ -74,17 +76,15 @@ pub fn serve(sources: &Sources, out: &mut dyn Write) -> Result<(), ServeError> {
     })
 }
 
-/// Checks the addresses of the stores, without connecting to them.
+/// Checks the addresses of the stores without connecting.
 fn check_store(settings: &Settings) -> Result<(), Mistakes> {
     store::address(settings)?;
     fleet::address(settings).map(drop)
 }
 
-/// Configuration and sockets at the start.
 struct Found {
     sources: Sources,
     loaded: Loaded<Certificate>,
-    /// Sockets passed by a service manager.
     passed: Arc<PassedSockets>,
     /// Offer of the previous process.
     before: Option<PreviousServer>,
@@ -95,16 +95,13 @@ struct TurnServer {
     /// Settings at the start, for keys that a reload cannot change.
     started: Settings,
     settings: Settings,
-    /// For the admin interface.
     shown: watch::Sender<EffectiveSettings>,
     /// The generated user, if no store keeps it.
     generated: Option<User>,
     store: Option<OpenStore>,
-    /// For metrics and the admin interface.
     shared_store: SharedStore,
     fleet: Arc<Fleet>,
     relay: Arc<Relay>,
-    /// Sockets passed by a service manager.
     passed: Arc<PassedSockets>,
     machine: Machine,
     /// Open files that the limit was raised for.
@@ -112,7 +109,7 @@ struct TurnServer {
     /// Logged listeners without a socket.
     waiting: Vec<Waiting>,
     certificates: Certificates,
-    /// The credential service and the admin interface.
+    /// Sockets of the credential service and the admin interface.
     pages: [Arc<Serving>; 2],
     metrics: MetricsPage,
 }
@@ -137,14 +134,14 @@ impl TurnServer {
         let (fleet, begun) = join_fleet(&settings, before.as_ref()).await?;
         let mut machine = Machine::find(before.as_ref().map_or(&[], PreviousServer::relay_addresses));
         let news = News::subscribe();
-        // For changes before the subscription.
+        // Catches changes before the subscription.
         machine.may_have_changed();
         let as_before = (before.as_ref(), &machine);
         let mut plan = plan_start(&merged, fleet.keys(), &certificates, &passed, as_before)?;
         raise_open_files(&plan, &settings);
 
         let (page, applications) = listen_for_pages(&settings, before.as_mut())?;
-        // They take loopback for this machine, and a client that has TCP relayed would come from the server's own address.
+        // These listeners trust loopback, and relayed TCP would come from the server's own address.
         plan.config.listeners_beside = [page.addresses(), applications.addresses()].concat();
         let (log, logs) = session_logs(&fleet);
         let is_first = before.is_none();
@@ -210,7 +207,7 @@ impl TurnServer {
         Ok((server, tokio::spawn(logs.write())))
     }
 
-    /// What has changed, or why it cannot be taken: then nothing has changed.
+    /// Applies new settings. On error nothing has changed.
     async fn take(&mut self, loaded: Loaded<Certificate>) -> Result<Reloaded, Vec<String>> {
         let Loaded { settings: mut new, certificates, certificate_problems: problems, warnings } = loaded;
         let unchangeable = self.started.unchangeable(&new);
@@ -227,7 +224,7 @@ impl TurnServer {
         let in_use = store.as_ref().unwrap_or(&self.store).as_ref().is_some_and(OpenStore::is_in_use);
         if plan::has_no_users(&new) && !in_use {
             if self.generated.is_none() {
-                return Err(refused(&"it names neither users nor secrets, so nobody could authenticate"));
+                return Err(refused(&"it has neither users nor secrets, so no client could authenticate"));
             }
             new.users.extend(self.generated.clone());
         }
@@ -244,17 +241,17 @@ impl TurnServer {
         reloaded.changed = changes.lines();
         self.certificates.reload(&self.settings, certificates, &problems, &mut reloaded);
         changes.log(&self.settings);
-        // Last, so that nobody misses what has changed because the level has.
+        // Last, so that the changes are still logged at the old level.
         if old.log_level != self.settings.log_level
             && let Err(error) = logging::set_level(&self.settings.log_level)
         {
-            warn(&mut reloaded, format!("log.level stays {}: {error}", old.log_level));
+            warn(&mut reloaded, format!("log.level unchanged ({}): {error}", old.log_level));
         }
         Ok(reloaded)
     }
 
-    /// Settings with what the store says, be it the one that there was or a `new` one: all of a reload that can fail. Where it does, nothing
-    /// has changed. What the log should say.
+    /// Applies settings merged with the current or a `new` store: the part of a reload that can fail. On
+    /// error nothing has changed. Returns lines for the log.
     fn put_into_force(
         &mut self,
         settings: &Settings,
@@ -283,7 +280,7 @@ impl TurnServer {
             self.store = store;
         }
         let relistened = relistened.inspect_err(|_| {
-            // The previous values stay in force.
+            // Restores the previous values.
             if let Some(store) = self.store.as_mut().filter(|_| !is_new) {
                 store.put_back(in_force);
             }
@@ -307,16 +304,16 @@ impl TurnServer {
 }
 
 impl TurnServer {
-    /// Applies the same settings with the current data of store and machine.
+    /// Applies the current settings again after a change of store or machine.
     fn put_into_force_again(&mut self) -> Result<Vec<String>, ServeError> {
         let contexts = (self.certificates.tls.clone(), self.certificates.dtls.clone());
         self.put_into_force(&self.settings.clone(), None, contexts)
     }
 }
 
-/// Time for changes under way when the program ends.
+/// Time limit for changes in progress when the program ends.
 const LAST_CHANGES: Duration = Duration::from_secs(2);
-const NOT_RELOADED: &str = "configuration not reloaded: the old one stays in force";
+const NOT_RELOADED: &str = "configuration not reloaded: the old one stays in use";
 
 /// Opens the store, and generates a credential if there is none.
 async fn open_store(
@@ -345,7 +342,7 @@ async fn join_fleet(
     Fleet::join(settings, own_key, before.map(PreviousServer::fleet)).await
 }
 
-/// The plan for the start; some of it is kept from the previous process.
+/// Plan for the start, partly taken from the previous process.
 fn plan_start(
     merged: &Merged,
     keys: NodeKeys,
@@ -360,7 +357,7 @@ fn plan_start(
     plan.config.passed = Arc::clone(passed);
     if let Some(before) = before {
         plan.config.datapath = before.datapath();
-        plan.datapath_reason = "that of the process before".to_owned();
+        plan.datapath_reason = "kept from the previous process".to_owned();
         if let (Some(tls), Some(keys)) = (&certificates.tls, before.tickets()) {
             tls.take_over(keys);
         }
@@ -368,7 +365,7 @@ fn plan_start(
     Ok(plan)
 }
 
-/// Listeners of the admin interface and of the credential service, some from the previous process.
+/// Listeners of the admin interface and the credential service, partly from the previous process.
 fn listen_for_pages(
     settings: &Settings,
     before: Option<&mut PreviousServer>,
@@ -381,7 +378,7 @@ fn listen_for_pages(
     Ok((page, Applications::listen(settings, of_applications)?))
 }
 
-/// Starts the workers, which take in the sessions of the previous process if there is one.
+/// Starts the workers, which import the previous process's sessions.
 fn start_relay(
     plan: &Plan,
     fleet: &Arc<Fleet>,
@@ -426,7 +423,6 @@ fn snapshots(relay: &Relay, relays: Arc<[RelayState]>) -> Snapshots {
     }
 }
 
-/// Settings with what the store adds.
 fn merge(settings: &Settings, store: Option<&mut OpenStore>) -> Merged {
     match store {
         Some(store) => store.take(settings),
@@ -439,7 +435,7 @@ fn credentials(merged: &Merged, store: Option<&OpenStore>) -> Arc<dyn Credential
     Arc::new(Credentials::new(&merged.settings, in_use))
 }
 
-/// A credential generated because there was none.
+/// A credential generated because none was configured.
 enum Generated {
     /// Valid until this process ends.
     ForThisRun(User),
@@ -447,7 +443,7 @@ enum Generated {
     Kept(MadeUp),
 }
 
-/// The credential after an upgrade: the previous process may have generated one.
+/// Credential after an upgrade, possibly generated by the previous process.
 fn keep_credential(
     settings: &mut Settings,
     store: Option<&OpenStore>,
@@ -463,11 +459,12 @@ fn keep_credential(
     if store.is_some_and(OpenStore::is_in_use) {
         return Ok(None);
     }
-    let nobody = "the configuration names neither users nor secrets any more, so nobody could authenticate";
+    let nobody = "the configuration no longer has users or secrets, so no client could authenticate";
     Err(ProcessError::Upgrade(nobody.to_owned()).into())
 }
 
-/// Generates a credential if there is none: in the embedded store if possible, otherwise for this process only.
+/// Generates a credential if there is none: in the embedded store if possible, otherwise for this process
+/// only.
 async fn generate_credential(settings: &mut Settings, store: Option<&OpenStore>) -> Option<Generated> {
     if !plan::has_no_users(settings) {
         return None;
@@ -477,7 +474,7 @@ async fn generate_credential(settings: &mut Settings, store: Option<&OpenStore>)
             None => return None,
             Some(Ok(made)) => return Some(Generated::Kept(made)),
             Some(Err(error)) => {
-                tracing::warn!("{error}; the credential that is made up now is for this run alone");
+                tracing::warn!("{error}; the generated credential is valid for this run only");
             }
         }
     }
@@ -499,8 +496,8 @@ impl Service for TurnServer {
         "turnpike_kernel_flows",
     ];
 
-    /// Applies all keys that a running server can change. Unusable certificates keep only the old certificates in force: a user who has lost
-    /// access must not keep it because of them.
+    /// Applies all keys that a running server can change. If certificates are unusable, the rest still
+    /// applies: a removed user must lose access.
     async fn reload(&mut self) -> Result<Reloaded, Vec<String>> {
         match certificate_files::load_for_reload(&self.sources) {
             Ok(loaded) => self.take(loaded).await,
@@ -511,9 +508,9 @@ impl Service for TurnServer {
     fn tick(&mut self) {
         self.certificates.look(&self.settings);
         if self.store.as_ref().is_some_and(OpenStore::has_news) {
-            tracing::info!("the store has other realms, limits, token keys or peer rules now");
+            tracing::info!("realms, limits, token keys or peer rules in the store have changed");
             if let Err(error) = self.put_into_force_again() {
-                tracing::error!("what the store says now is not in force: {error}");
+                tracing::error!("cannot apply the changes in the store: {error}");
             }
         }
     }
@@ -563,11 +560,11 @@ impl Service for TurnServer {
     }
 
     fn log_left(&self, open: u64) {
-        tracing::warn!(allocations = open, "sessions still open are ended");
+        tracing::warn!(allocations = open, "ending the sessions still open");
     }
 
     async fn leave(&mut self) {
-        // Changes under way still reach the fleet; later ones are refused.
+        // Lets changes in progress reach the fleet; later ones are refused.
         self.pages.iter().for_each(|page| page.close());
         let settled = async {
             for page in &self.pages {
@@ -576,7 +573,7 @@ impl Service for TurnServer {
         };
         if timeout(LAST_CHANGES, settled).await.is_err() {
             tracing::warn!(
-                "a change is still under way: the program ends without its result; see the audit log"
+                "stopping while an administrative change is in progress: its result is unknown; see the audit log"
             );
         }
         self.fleet.leave().await;
@@ -610,7 +607,7 @@ impl Service for TurnServer {
             allocations,
             connections,
             deadline_s,
-            "handed over; sessions over streams and DTLS live on here"
+            "handed over to the new process; sessions over TCP, TLS and DTLS stay here until they end"
         );
     }
 
@@ -623,15 +620,14 @@ impl Service for TurnServer {
 /// Receivers of the workers' events.
 struct SessionLogs {
     writer: SessionLogWriter,
-    /// Status lines in Redis, as coturn writes them.
+    /// Publisher of coturn-style status lines.
     publisher: Option<StatusWriter>,
-    /// Counts of lines that were not written.
+    /// Counters of lines that were not written.
     counts: Arc<LogCounts>,
     totals: Arc<SessionTotals>,
     refusals: Arc<Refusals>,
 }
 
-/// Sender of the workers' events, and its receivers.
 fn session_logs(fleet: &Fleet) -> (Arc<dyn SessionLog>, SessionLogs) {
     let refusals = Arc::<Refusals>::default();
     let (logger, writer) = session_log(Arc::clone(&refusals));
@@ -641,7 +637,7 @@ fn session_logs(fleet: &Fleet) -> (Arc<dyn SessionLog>, SessionLogs) {
 }
 
 impl SessionLogs {
-    /// Until the last worker is gone.
+    /// Runs until the last worker ends.
     async fn write(self) {
         match self.publisher {
             Some(publisher) => _ = tokio::join!(self.writer.run(), publisher.run()),
@@ -650,7 +646,6 @@ impl SessionLogs {
     }
 }
 
-/// The session log, and published status lines.
 struct Logs {
     logger: SessionLogger,
     lines: Option<StatusLines>,
@@ -669,7 +664,8 @@ impl SessionLog for Logs {
     }
 }
 
-/// Takes over from the previous process, if there is one. The kernel's path is attached once that has released its own.
+/// Takes over from the previous process, if any. Attaches the kernel program after the old one has detached
+/// its own.
 fn take_over(
     previous: &mut Option<PreviousProcess>,
     control: &Control,
@@ -682,14 +678,14 @@ fn take_over(
         let Some(relay) = weak.upgrade() else { return };
         match relay.attach_kernel() {
             Ok(()) => log_attached(&relay, room, datapath),
-            Err(error) => tracing::error!("the kernel relays nothing from now on: {error}"),
+            Err(error) => tracing::error!("the kernel no longer relays: {error}"),
         }
     };
     let carried = control.status().carried();
     upgrade::take_over(previous, carried, relay.keeps_flows(), receive, || relay.serve(), released)
 }
 
-/// Reports changes of this machine to the control loop until the program ends.
+/// Forwards address changes of this machine to the control loop until the program ends.
 async fn report_news(control: Control, mut news: News) {
     while control.machine_changed().await {
         news.next().await;
@@ -700,9 +696,11 @@ fn log_waiting(waiting: &[Waiting]) {
     for Waiting { protocol, address, error } in waiting {
         match error {
             None => {
-                tracing::warn!("not listening on {protocol} {address}: this machine does not have it yet");
+                tracing::warn!(
+                    "not listening on {protocol} {address}: this machine does not have the address yet"
+                );
             }
-            Some(error) => tracing::error!("{error}; trying again"),
+            Some(error) => tracing::error!("{error}; retrying"),
         }
     }
 }
@@ -713,8 +711,8 @@ fn log_relistened(relistened: &Relistened) {
     }
     for (protocol, address) in &relistened.closed {
         let until = match *protocol {
-            "udp" | "dtls" => "takes no new clients, and is closed when its last one is gone",
-            _ => "closed; its connections live on",
+            "udp" | "dtls" => "accepts no new clients, and closes after the last one",
+            _ => "closed; its connections stay open",
         };
         tracing::info!("no longer listening on {protocol} {address}: {until}");
     }
@@ -732,8 +730,8 @@ fn log_started(plan: &Plan, relay: &Relay) {
     let config = &plan.config;
     let listeners = relay.listeners();
     let turnpike_relay::Listeners { udp, tcp, tls, dtls } = listeners;
-    let on_tcp = if config.streams.tls.is_some() { ", TLS too" } else { "" };
-    let on_tls = if config.streams.tls_only { ", TLS alone" } else { ", plain TCP too" };
+    let on_tcp = if config.streams.tls.is_some() { ", also TLS" } else { "" };
+    let on_tls = if config.streams.tls_only { ", TLS only" } else { ", also plain TCP" };
     for (protocol, addresses, note) in
         [("udp", udp, ""), ("tcp", tcp, on_tcp), ("tls", tls, on_tls), ("dtls", dtls, "")]
     {
@@ -752,7 +750,7 @@ fn log_started(plan: &Plan, relay: &Relay) {
     }
     if config.shared_ports > 0 {
         tracing::info!(
-            "clients of a worker over UDP share {0} ports on each of these, others {0} more; on shared ports each peer address belongs to one client",
+            "UDP clients of a worker share {0} ports on each of these, other clients {0} more; on shared ports each peer address belongs to one client",
             config.shared_ports
         );
     }
@@ -770,7 +768,7 @@ fn log_notes(plan: &Plan) {
         tracing::warn!("{note}");
     }
     if !plan.config.server.authenticate {
-        tracing::warn!("auth.required is false: anybody who reaches this server may relay through it");
+        tracing::warn!("auth.required is false: anyone who can reach this server can relay through it");
     }
 }
 
@@ -782,15 +780,15 @@ impl Generated {
         }
     }
 
-    /// Prints the password, which is shown nowhere else.
+    /// Prints the password, which appears nowhere else.
     fn print(&self, realm: &str, out: &mut dyn Write) {
         let (before, user, after) = match self {
-            Self::ForThisRun(user) => ("No user is configured. For this run".to_owned(), user, String::new()),
+            Self::ForThisRun(user) => ("No user configured; for this run".to_owned(), user, String::new()),
             Self::Kept(MadeUp { user, dir }) => (
-                "No user was configured; here is one".to_owned(),
+                "No user configured; created one".to_owned(),
                 user,
                 format!(
-                    ", kept in {}. The password is not shown again; `turnpike user` makes others",
+                    ", kept in {}. The password is not shown again; `turnpike user` creates more",
                     dir.display()
                 ),
             ),

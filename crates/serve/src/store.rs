@@ -1,4 +1,4 @@
-//! The store of a configuration: where it is, when it is in use, and what it adds to the settings.
+//! The configured store: its address, its use, and its additions to the settings.
 
 use std::{
     collections::HashMap,
@@ -24,20 +24,21 @@ use turnpike_turn::{
 
 use crate::{ServeError, generated_user::random_user};
 
-/// A store behind its cache.
+/// Store with a cache in front.
 pub type Store = Directory<Database>;
 
-/// The file of the embedded store in its directory.
+/// File name of the embedded store.
 const FILE: &str = "turnpike.sqlite";
-/// The file beside it with the realm of its server.
+/// Name of the file beside it that holds the server's realm.
 const REALM_FILE: &str = "realm";
-/// For which a token is believed at most whose key stands in a store, which says nothing of that.
+/// Maximum lifetime of tokens in seconds if their key is from a store, which has no setting for it.
 const TOKEN_LIFETIME: u32 = 86_400;
 
-/// Where the store of these settings is; `None` where there is none.
+/// Address of the configured store, if any.
 ///
 /// # Errors
-/// `store.url` is no address of a store.
+///
+/// An invalid `store.url`.
 pub(crate) fn address(settings: &Settings) -> Result<Option<(StoreAddress, SqliteUse)>, Mistakes> {
     let StoreSettings { url, state, .. } = &settings.store;
     let Some(url) = url else {
@@ -51,15 +52,16 @@ pub(crate) fn address(settings: &Settings) -> Result<Option<(StoreAddress, Sqlit
     Ok(Some((address, SqliteUse::Foreign)))
 }
 
-/// Where the store of these settings is, if it can be there.
+/// Address of the configured store, after checking that it can be created.
 ///
 /// # Errors
-/// As [`address`]; or the directory of the embedded store would have to be made in one that does not exist.
+///
+/// See [`address`]; also a missing parent directory of the embedded store.
 pub(crate) fn checked_address(settings: &Settings) -> Result<Option<(StoreAddress, SqliteUse)>, Mistakes> {
     let StoreSettings { url, state, .. } = &settings.store;
     if let Some(missing) = missing_parent(state).filter(|_| url.is_none()) {
-        let problem = format!("there is no directory {}", missing.display());
-        let expected = "a directory in one that exists; it is made itself when something is written first";
+        let problem = format!("no directory {}", missing.display());
+        let expected = "a path whose parent directory exists; it is created on the first write";
         return Err(Mistakes(vec![Mistake::new(
             settings.origin("store.state"),
             "store.state",
@@ -70,10 +72,11 @@ pub(crate) fn checked_address(settings: &Settings) -> Result<Option<(StoreAddres
     address(settings)
 }
 
-/// The store of a configuration, for whoever lists and changes it without a server, and the settings. Must be called on the runtime that is
-/// to do the work; connects to nothing yet.
+/// Opens the configured store for commands that run without a server. Must be called on the runtime that runs
+/// its tasks; does not connect yet.
 ///
 /// # Errors
+///
 /// The configuration is wrong, or has no store.
 pub fn open_store(sources: &Sources) -> Result<(Settings, Store), ServeError> {
     let settings = sources.settings()?;
@@ -83,23 +86,24 @@ pub fn open_store(sources: &Sources) -> Result<(Settings, Store), ServeError> {
     Ok((settings, Directory::new(database, address.to_string(), limits)))
 }
 
-/// The file beside the embedded store with the realm of the server that uses it; `None` where the store is another one.
+/// File with the realm of the server beside the embedded store; `None` with another store.
 fn realm_file(settings: &Settings) -> Option<PathBuf> {
     let StoreSettings { url, state, .. } = &settings.store;
     if url.is_some() { None } else { state_dir(state).map(|dir| dir.join(REALM_FILE)) }
 }
 
-/// Notes the server's realm beside its embedded store, for commands that change the store without asking the server.
+/// Writes the server's realm beside its embedded store, for commands that run without the server.
 pub(crate) fn note_realm(settings: &Settings) {
     let Some(file) = realm_file(settings) else { return };
     let noted = fs::read_to_string(&file).is_ok_and(|noted| noted.trim_end() == settings.realm);
-    // A directory that cannot be written to takes no changes from commands either.
+    // Errors do not matter: commands cannot write to a read-only directory either.
     if !noted && file.parent().is_some_and(Path::is_dir) {
         let _ = fs::write(&file, format!("{}\n", settings.realm));
     }
 }
 
-/// The realm of the server that last used the embedded store, and the file that says so, where these settings have another realm.
+/// Realm of the server that last used the embedded store and the file that holds it, if these settings have
+/// another realm.
 #[must_use]
 pub fn realm_of_another(settings: &Settings) -> Option<(String, PathBuf)> {
     let file = realm_file(settings)?;
@@ -107,14 +111,14 @@ pub fn realm_of_another(settings: &Settings) -> Option<(String, PathBuf)> {
     (!noted.is_empty() && noted != settings.realm).then_some((noted, file))
 }
 
-/// The directory that a named one would be made in, where it does not exist. A mistyped path leaves no directories behind.
+/// Missing parent directory of the configured one: a mistyped path must not create directories.
 fn missing_parent(state: &StateDir) -> Option<&Path> {
     let StateDir::At(dir) = state else { return None };
     let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty())?;
     (!parent.is_dir()).then_some(parent)
 }
 
-/// The directory of the embedded store, if there is one. systemd gives a service several directories with colons between them.
+/// Directory of the embedded store, if any. systemd may pass several, separated by colons.
 fn state_dir(state: &StateDir) -> Option<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let absolute = |path: &PathBuf| path.is_absolute();
@@ -131,25 +135,25 @@ fn state_dir(state: &StateDir) -> Option<PathBuf> {
     }
 }
 
-/// Generation of the rules in force, and whether the store was in use then.
+/// Generation of the applied rules, and true if the store was in use.
 type Taken = (u64, bool);
 
-/// A store that is open.
 pub(crate) struct OpenStore {
     pub(crate) directory: Store,
-    /// Of the embedded one: where it is, once somebody has written something.
+    /// Path of the embedded store; the file exists after the first write.
     own_file: Option<PathBuf>,
     taken: Option<Taken>,
-    /// What the log was told of.
+    /// Notes already logged.
     told: Vec<String>,
 }
 
 impl OpenStore {
-    /// Opens the store of these settings; `None` where there is none. One that cannot be reached now is asked again and again, unless it
-    /// `must_answer`. So is one whose answers cannot be read, if the settings alone have users.
+    /// Opens the configured store. Retries in the background if it is unreachable, or if its answers are
+    /// unreadable while the settings have users, unless it `must_answer`.
     ///
     /// # Errors
-    /// What somebody has to change, or an address that is none.
+    ///
+    /// A problem the operator must fix, or an invalid address.
     pub(crate) async fn open(settings: &Settings, must_answer: bool) -> Result<Option<Self>, OpenError> {
         let Some((address, file)) = checked_address(settings)? else { return Ok(None) };
         let limits = limits(&settings.store);
@@ -174,39 +178,40 @@ impl OpenStore {
             tracing::warn!("{warning}");
         }
         if own_file.is_none() {
-            tracing::info!("users, secrets and rules are those of {address} too");
+            tracing::info!("also using users, secrets and rules of {address}");
         }
         Ok(Some(Self { directory, own_file, taken: None, told: Vec::new() }))
     }
 
-    /// Takes the place of a store with other settings: if it is the same one, sessions that began with secrets that have ended go on.
+    /// Replaces a store with other settings. If it is the same one, secrets that have ended stay valid for
+    /// running sessions.
     pub(crate) fn replace(&self, before: &Self) {
         if self.directory.name() == before.directory.name() {
             self.directory.take_ended_secrets(&before.directory);
         }
     }
 
-    /// Whether it may have users. The embedded one has none before its file is there.
+    /// True if it may have users. The embedded store has none before its file exists.
     pub(crate) fn is_in_use(&self) -> bool {
         self.own_file.as_ref().is_none_or(|file| file.is_file())
     }
 
-    /// Whether it says something else than when it was taken last.
+    /// True if its rules differ from those last taken.
     pub(crate) fn has_news(&self) -> bool {
         self.taken != Some((self.directory.generation(), self.is_in_use()))
     }
 
-    /// What is in force, for [`Self::put_back`].
+    /// State to restore with [`Self::put_back`].
     pub(crate) fn taken(&self) -> Option<Taken> {
         self.taken
     }
 
-    /// What was taken last is not in force after all: what was taken before it stays.
+    /// Restores the previous state if the rules could not be applied.
     pub(crate) fn put_back(&mut self, taken: Option<Taken>) {
         self.taken = taken;
     }
 
-    /// Adds what it says to the settings, and tells of it what the log has not been told yet.
+    /// Merges its rules into the settings, and logs new notes.
     pub(crate) fn take(&mut self, settings: &Settings) -> Merged {
         let in_use = self.is_in_use();
         self.taken = Some((self.directory.generation(), in_use));
@@ -219,7 +224,7 @@ impl OpenStore {
         merged
     }
 
-    /// Where nobody could authenticate, somebody is made up and kept, if this is the embedded store and it can be written to.
+    /// Creates a user in the embedded store if no user could authenticate.
     pub(crate) async fn make_up_a_user(&self, settings: &Settings) -> Option<Result<MadeUp, StoreError>> {
         let file = self.own_file.as_ref()?;
         match self.has_anybody(&settings.realm).await {
@@ -231,13 +236,13 @@ impl OpenStore {
         let UserSecret::Password(password) = &user.secret else { return None };
         let (realm, name) = (settings.realm.clone(), user.name.clone());
         let keys = UserKeys::new(&name, &realm, password.reveal());
-        // Another process that starts on the same file may have been faster.
+        // Another process that starts on the same file may have created it first.
         let made = self.directory.apply(&Edit::PutUser { realm, name, keys }, Existing::Keep).await;
         let dir = || file.parent().unwrap_or(Path::new("/")).to_owned();
         made.map(|existed| (!existed).then(|| MadeUp { user, dir: dir() })).transpose()
     }
 
-    /// Whether anybody could authenticate by this store.
+    /// True if some user could authenticate through this store.
     async fn has_anybody(&self, realm: &str) -> Result<bool, StoreError> {
         if !self.is_in_use() {
             return Ok(false);
@@ -251,13 +256,13 @@ impl OpenStore {
     }
 }
 
-/// A user that was made up, and where it is kept.
+/// A generated user, and the directory that holds it.
 pub(crate) struct MadeUp {
     pub(crate) user: User,
     pub(crate) dir: PathBuf,
 }
 
-/// Why a store is not used.
+/// Reason why a store is not used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OpenError {
     #[error(transparent)]
@@ -266,15 +271,13 @@ pub(crate) enum OpenError {
     Store(StoreError),
 }
 
-/// The store in force, for whoever looks at it from elsewhere; a reload puts another one in its place.
+/// Store in use, shared with other tasks; a reload replaces it.
 pub(crate) type SharedStore = Arc<RwLock<Option<Store>>>;
 
-/// Puts another store into force.
 pub(crate) fn share(shared: &SharedStore, store: Option<&OpenStore>) {
     *shared.write().unwrap_or_else(PoisonError::into_inner) = store.map(|store| store.directory.clone());
 }
 
-/// The store in force.
 pub(crate) fn shared(shared: &SharedStore) -> Option<Store> {
     shared.read().unwrap_or_else(PoisonError::into_inner).clone()
 }
@@ -291,7 +294,7 @@ fn limits(settings: &StoreSettings) -> Limits {
     }
 }
 
-/// What becomes of requests that the store cannot tell of.
+/// Response to requests during a store outage.
 pub(crate) fn failure(settings: &StoreSettings) -> StoreFailure {
     match settings.unavailable {
         WhenUnavailable::Error => StoreFailure::Answer,
@@ -299,18 +302,18 @@ pub(crate) fn failure(settings: &StoreSettings) -> StoreFailure {
     }
 }
 
-/// Settings with all that a store adds.
+/// Settings including the additions of a store.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Merged {
-    /// Realms, limits and token keys of both; what the configuration says counts where both say something.
+    /// Merged realms, limits and token keys; the configuration takes precedence.
     pub(crate) settings: Settings,
-    /// What a store alone can say.
+    /// Rules that only a store can have.
     pub(crate) rules: StoredRules,
-    /// Sentences about what counts for nothing.
+    /// Log lines about ignored entries.
     notes: Vec<String>,
 }
 
-/// Peers and origins, of which a configuration has no such rules.
+/// Peer and origin rules, for which the configuration has no keys.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StoredRules {
     everywhere: PeerRanges,
@@ -319,7 +322,7 @@ pub(crate) struct StoredRules {
 }
 
 impl Merged {
-    /// Of settings alone.
+    /// Settings without a store.
     pub(crate) fn of(settings: &Settings) -> Self {
         Self { settings: settings.clone(), ..Self::default() }
     }
@@ -360,7 +363,7 @@ impl Merged {
         }
         if left_out > 0 {
             notes.push(format!(
-                "{left_out} realms of the store are not served: at most {} are, beside server.realm",
+                "{left_out} realms of the store are not served: the maximum is {} beside server.realm",
                 realms::MOST_REALMS
             ));
         }
@@ -371,7 +374,7 @@ impl Merged {
                 *of_realm == settings.realm || settings.realms.iter().any(|own| own.name == *of_realm);
             let same = |own: &TokenKeySettings| own.kid == *kid && own.realm.as_ref() == realm;
             if !is_served {
-                notes.push(format!("oauth_key {kid:?} is of realm {of_realm:?}, which is not served"));
+                notes.push(format!("oauth_key {kid:?} belongs to realm {of_realm:?}, which is not served"));
             } else if !settings.oauth.keys.iter().any(same) {
                 let (kid, key, realm) = (kid.clone(), key.key.clone(), realm.cloned());
                 settings.oauth.keys.push(TokenKeySettings { kid, key, max_lifetime: TOKEN_LIFETIME, realm });
@@ -393,7 +396,8 @@ impl Merged {
         merged
     }
 
-    /// The peer rules by which packets go, and those of each realm: without any in the store, the configuration's hold for all.
+    /// Peer rules for packets and for each realm. Without rules in the store, the configuration's apply
+    /// everywhere.
     pub(crate) fn peers(&self) -> (PeerRules, HashMap<Box<str>, PeerRules>) {
         let Self { settings, rules, .. } = self;
         let configured = PeerRules {
@@ -410,7 +414,7 @@ impl Merged {
         let realms = realms::all(settings).into_iter().map(|realm| {
             let own = rules.realms.get(realm.name).unwrap_or(&nothing);
             let allow = [&rules.everywhere.allow[..], &own.allow].concat();
-            // As coturn has it, what is allowed is not denied.
+            // Allow rules override deny rules, as in coturn.
             let deny = ip_range::difference(&[&rules.everywhere.deny[..], &own.deny].concat(), &allow);
             let mut peers = configured.clone();
             peers.allow.extend(allow.iter().flat_map(|range| range.prefixes()).map(AllowRule::of_others));
@@ -422,7 +426,7 @@ impl Merged {
         (packets, realms)
     }
 
-    /// Which realm challenges name, by origin; of those that are served.
+    /// Realm of the challenge by origin, for served realms.
     pub(crate) fn origins(&self) -> HashMap<Box<str>, RealmId> {
         let all = realms::all(&self.settings);
         let ids: HashMap<&str, RealmId> =
@@ -462,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mistyped_directory_is_named_and_leaves_nothing_behind() {
+    fn a_missing_parent_directory_is_reported_and_not_created() {
         let dir = turnpike_testkit::Dir::new();
         let settings = |state: &Path| {
             let mut settings = Settings::default();
@@ -471,17 +475,14 @@ mod tests {
         };
         let mistyped = dir.at("lib/turnpike");
         let told = checked_address(&settings(&mistyped)).expect_err("there is no lib").to_string();
-        assert!(
-            told.contains(&format!("store.state: there is no directory {}", dir.at("lib").display())),
-            "{told}"
-        );
+        assert!(told.contains(&format!("store.state: no directory {}", dir.at("lib").display())), "{told}");
         assert!(!dir.at("lib").exists());
         assert!(checked_address(&settings(&dir.at("turnpike"))).is_ok());
         assert!(checked_address(&settings(Path::new("state"))).is_ok());
     }
 
     #[test]
-    fn realms_of_the_store_are_served_with_its_limits_unless_the_configuration_has_its_own() {
+    fn limits_of_the_configuration_override_those_of_the_store() {
         let own = RealmSettings {
             name: "own".to_owned(),
             max_allocations: Some(7),
@@ -510,13 +511,13 @@ mod tests {
             ]
         );
         let rates = ["turnpike", "own", "new"].map(|realm| limit_keys::rates(&merged, realm).per_allocation);
-        assert_eq!(rates, [Some(800_000), None, Some(2_400_000)], "bytes a second are told there");
-        assert_eq!(merged.realms.len(), 2, "a realm that is named for its peers alone is none to serve");
-        assert_eq!(Merged::new(&settings, false, None).settings, settings, "nothing read, nothing added");
+        assert_eq!(rates, [Some(800_000), None, Some(2_400_000)], "given in bytes per second");
+        assert_eq!(merged.realms.len(), 2, "a realm with peer rules only is not served");
+        assert_eq!(Merged::new(&settings, false, None).settings, settings, "no rules, no additions");
     }
 
     #[test]
-    fn a_realm_of_the_store_for_which_there_is_no_room_is_noted() {
+    fn surplus_realms_of_the_store_are_logged() {
         let named = |number: usize| RealmSettings { name: format!("r{number}"), ..RealmSettings::default() };
         let settings =
             Settings { realms: (1..realms::MOST_REALMS).map(named).collect(), ..Settings::default() };
@@ -525,12 +526,12 @@ mod tests {
         assert_eq!(merged.settings.realms.len(), realms::MOST_REALMS);
         assert_eq!(
             merged.notes,
-            ["1 realms of the store are not served: at most 65534 are, beside server.realm"]
+            ["1 realms of the store are not served: the maximum is 65534 beside server.realm"]
         );
     }
 
     #[test]
-    fn token_keys_of_the_store_count_where_their_realm_is_served_and_no_other_has_their_name() {
+    fn token_keys_of_the_store_need_a_served_realm_and_a_unique_name() {
         let key = |byte| TokenKey::from_bytes(&[byte; 32]).expect("a key");
         let stored = |kid: &str, byte, realm: Option<&str>| StoredTokenKey {
             kid: kid.to_owned(),
@@ -561,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_store_allows_is_not_denied_and_each_realm_has_its_own() {
+    fn allow_rules_of_the_store_override_deny_rules_per_realm() {
         let settings = Settings {
             deny: vec!["192.0.2.0/24".parse().expect("a prefix")],
             realms: vec![RealmSettings { name: "own".to_owned(), ..RealmSettings::default() }],
@@ -595,7 +596,7 @@ mod tests {
 
     /// Synapse's documentation allows the address of the TURN server itself.
     #[test]
-    fn a_peer_that_a_store_allows_opens_no_service_of_this_machine() {
+    fn a_peer_allowed_by_the_store_does_not_open_local_services() {
         let ip: std::net::IpAddr = "10.0.0.1".parse().expect("an address");
         let settings = Settings {
             stored: turnpike_config::Stored { in_use: true, ..Default::default() },
@@ -611,12 +612,12 @@ mod tests {
     }
 
     #[test]
-    fn the_realm_of_the_server_is_noted_beside_its_store() {
+    fn the_servers_realm_is_written_beside_its_store() {
         let dir = turnpike_testkit::Dir::new();
         let mut settings = Settings { realm: "example.org".to_owned(), ..Settings::default() };
         settings.store.state = StateDir::At(dir.path().join("missing"));
         note_realm(&settings);
-        assert!(!dir.path().join("missing").exists(), "no directory is made for it");
+        assert!(!dir.path().join("missing").exists(), "the directory is not created");
         settings.store.state = StateDir::At(dir.path().to_owned());
         note_realm(&settings);
         assert_eq!(realm_of_another(&settings), None);
@@ -628,7 +629,7 @@ mod tests {
     }
 
     #[test]
-    fn origins_lead_to_realms_that_are_served() {
+    fn origins_select_served_realms() {
         let mut stored = rules(&[("new", limited(1, 1))]);
         stored.origins =
             [("https://a:443".into(), "new".into()), ("https://b:443".into(), "gone".into())].into();

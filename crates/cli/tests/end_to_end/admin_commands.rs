@@ -305,7 +305,7 @@ fn drain_exits_after_the_last_session_or_at_the_deadline() {
     assert!(refused.stderr.contains("draining"), "{}", refused.stderr);
     let said = login.json(&["drain", "--deadline", "0"]);
     assert_eq!(said["open"], 1);
-    server.wait(SOON).ended(0).says("sessions still open are ended");
+    server.wait(SOON).ended(0).says("ending the sessions still open");
     drop(session);
     assert!(!login.socket().exists(), "the socket is removed");
     // The next default, loopback, may belong to another test's server.

@@ -82,7 +82,7 @@ fn deadline_ends_the_sessions() {
     let reflect = Reflect::start(V4, &[]);
     let _session = session(&serve, &reflect, "600");
     serve.program.signal("TERM");
-    serve.program.wait(SOON).ended(0).says("sessions still open are ended").says("server stopped");
+    serve.program.wait(SOON).ended(0).says("ending the sessions still open").says("server stopped");
 }
 
 #[test]

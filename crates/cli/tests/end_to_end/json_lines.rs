@@ -132,7 +132,7 @@ fn every_log_line_of_serve_matches_the_schema() {
     serve.program.line_with("configuration reloaded");
     fs::write(&file, "[auth]\nusrs = []\n").expect("our own");
     serve.program.signal("HUP");
-    serve.program.line_with("the old one stays in force");
+    serve.program.line_with("the old one stays in use");
     serve.program.signal("TERM");
     let Serve { program, .. } = serve;
     let ended = program.wait(SOON);

@@ -80,7 +80,7 @@ fn missing_relay_address_is_logged_with_the_remedy() {
 fn generated_credential(serve: &Serve) -> String {
     // Printed on standard output, not in the log.
     let line = eventually("the credential is printed", || {
-        serve.program.lines().into_iter().find(|line| line.contains("No user is configured"))
+        serve.program.lines().into_iter().find(|line| line.contains("No user configured"))
     });
     let words: Vec<&str> = line.split_whitespace().collect();
     let after = |label| {

@@ -45,7 +45,7 @@ fn generated_credential_is_kept_and_shown_once() {
     let dir = Dir::new();
     let state = dir.path().join("state");
     let mut serve = Serve::start_bare(&["--state", path(&state)]);
-    let line = serve.program.line_with("No user was configured; here is one: user turnpike password ");
+    let line = serve.program.line_with("No user configured; created one: user turnpike password ");
     assert!(line.contains(path(&state)), "{line}");
     let (_, rest) = line.split_once(" password ").expect("a password");
     let password = rest.split(' ').next().expect("a word").to_owned();
@@ -256,8 +256,8 @@ fn commands_create_the_embedded_store_and_report_mistakes() {
 #[test]
 fn unwritable_state_directory_leaves_a_credential_for_this_run() {
     let mut serve = Serve::start_bare(&["--state", "/proc/turnpike"]);
-    let line = serve.program.line_with("No user is configured. For this run: user turnpike password ");
-    serve.program.line_with("for this run alone");
+    let line = serve.program.line_with("No user configured; for this run: user turnpike password ");
+    serve.program.line_with("for this run only");
     let (_, rest) = line.split_once(" password ").expect("a password");
     assert_eq!(allocate(&serve, "turnpike", rest.split(' ').next().expect("a word")), None);
 }

@@ -191,8 +191,8 @@ fn log_has_tls_listeners_names_and_expiry() {
     for word in ["certificate ", "cert.pem for turn.example.org, turn.example.net, valid until ", " UTC"] {
         assert!(told.contains(word), "{told}");
     }
-    assert!(serve.program.line_with("listening on tcp 127.0.0.1:").ends_with(", TLS too"));
-    assert!(serve.program.line_with("listening on tls 127.0.0.1:").ends_with(", plain TCP too"));
+    assert!(serve.program.line_with("listening on tcp 127.0.0.1:").ends_with(", also TLS"));
+    assert!(serve.program.line_with("listening on tls 127.0.0.1:").ends_with(", also plain TCP"));
     assert!(!serve.program.lines().iter().any(|line| line.contains("expires in")));
     let plain = Serve::start(&[]);
     assert!(!plain.program.lines().iter().any(|line| line.contains("TLS")), "{:?}", plain.program.lines());

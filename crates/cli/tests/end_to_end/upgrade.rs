@@ -338,7 +338,7 @@ fn incompatible_configuration_fails_the_upgrade_without_effect() {
     for (changed, why) in [
         (text.replace("workers = 2", "workers = 0"), "server.workers"),
         (text.replace("127.0.0.1:0", "127.0.0.2:0"), "which is not configured any more"),
-        (text.replace("\"alice:secret\"", ""), "nobody could authenticate"),
+        (text.replace("\"alice:secret\"", ""), "no client could authenticate"),
         (format!("{text}[limits]\nallocations = 1\n"), "limits.allocations"),
     ] {
         fs::write(path, changed).expect("our own file");

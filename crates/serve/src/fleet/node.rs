@@ -675,7 +675,7 @@ mod tests {
         (0..6).for_each(|_| assert!(node.acquire(asked(10)).is_ok()));
         let bucket = node.buckets(UserRef::new("here", "alice")).user;
         let asks = node.quotas.asks(10, node.terms());
-        let ask = asks.iter().find(|ask| ask.bucket == bucket).expect("it is told");
+        let ask = asks.iter().find(|ask| ask.bucket == bucket).expect("the bucket is sent");
         let grant = Grant { bucket, told: ask.used, held: 7, sum: 7 };
         node.quotas.granted(&[grant], node.terms());
         node.quotas.put_levels(&[(bucket, Level::Heavy)], Books::Whole);
@@ -688,7 +688,7 @@ mod tests {
         node.tell_all_anew();
         assert!(node.quotas.lost() > 0 && node.rereads.load(Ordering::Relaxed));
         let asks = node.quotas.asks(10, node.terms());
-        let ask = asks.iter().find(|ask| ask.bucket == bucket).expect("it is told again");
+        let ask = asks.iter().find(|ask| ask.bucket == bucket).expect("the bucket is sent again");
         assert_eq!((ask.used, ask.want), (7, 7));
         node.hear_era(era(2, true));
         assert!(!node.is_recovering());

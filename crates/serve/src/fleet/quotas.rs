@@ -271,7 +271,7 @@ mod tests {
     fn a_recovering_store_does_not_lower_levels() {
         let quotas = Quotas::default();
         let bucket = Bucket([1; 16]);
-        let level = || quotas.levels.read().expect("nobody has failed").get(&bucket);
+        let level = || quotas.levels.read().expect("the lock is not poisoned").get(&bucket);
         quotas.put_levels(&[(bucket, Level::Heavy)], Books::Whole);
         quotas.set_levels(&[], Books::Recovering);
         assert_eq!(level(), Level::Heavy);

@@ -1,4 +1,4 @@
-//! Metadata services of clouds: all at one link-local address, each with paths and a header of its own.
+//! Metadata services of clouds: all use one link-local address, but different paths and headers.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,10 +15,10 @@ const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(16
 const AZURE: Option<(&str, &str)> = Some(("Metadata", "true"));
 const AZURE_ZONE: &str = "/metadata/instance/compute/zone?api-version=2021-02-01&format=text";
 
-/// How one of them is asked for the first public IPv4 address.
+/// Request for the first public IPv4 address in one cloud.
 struct Cloud {
     name: &'static str,
-    /// Without it nobody is answered, so that no page in a browser can ask.
+    /// Required by the service to keep out requests from browsers.
     header: Option<(&'static str, &'static str)>,
     address: &'static str,
     zone: &'static str,
@@ -37,7 +37,7 @@ const CLOUDS: [Cloud; 5] = [
         address: "/metadata/instance/network/interface/0/ipv4/ipAddress/0/publicIpAddress?api-version=2021-02-01&format=text",
         zone: AZURE_ZONE,
     },
-    // Addresses of the SKU Standard are in no other document, even where there is no load balancer.
+    // Only this document has addresses of the Standard SKU, even without a load balancer.
     Cloud {
         name: "Azure (Standard)",
         header: AZURE,
@@ -58,12 +58,12 @@ const CLOUDS: [Cloud; 5] = [
     },
 ];
 
-/// AWS wants a token that was asked for by PUT; OpenStack and others have the same paths without.
+/// AWS requires a token obtained by PUT; OpenStack and others use the same paths without.
 const AWS_TOKEN: &str = "/latest/api/token";
 const AWS_ADDRESS: &str = "/latest/meta-data/public-ipv4";
 const AWS_ZONE: &str = "/latest/meta-data/placement/availability-zone";
 
-/// What the cloud knows that this machine is in.
+/// Address and zone of this machine in its cloud.
 pub(super) fn ask() -> Result<Told, Trouble> {
     ask_at(SERVER)
 }
@@ -77,7 +77,7 @@ fn ask_at(server: SocketAddr) -> Result<Told, Trouble> {
     let mut found =
         |name: &str, answer: Result<String, Trouble>, zone_at: &dyn Fn() -> Result<String, Trouble>| {
             match answer {
-                // Nobody is there: the others are not, either.
+                // No service at this address, so the other paths fail as well.
                 Err(trouble @ Trouble::Silent(..)) => Some(Err(trouble)),
                 Err(trouble) => {
                     tried.push(format!("{name}: {trouble}"));
@@ -89,7 +89,7 @@ fn ask_at(server: SocketAddr) -> Result<Told, Trouble> {
                         Some(Ok(Told { addresses: vec![address], zone }))
                     }
                     None => {
-                        tried.push(format!("{name}: it names no public address"));
+                        tried.push(format!("{name}: no public address in the answer"));
                         None
                     }
                 },
@@ -108,7 +108,7 @@ fn ask_at(server: SocketAddr) -> Result<Told, Trouble> {
     told.unwrap_or_else(|| Err(Trouble::Missing(tried.join("; "))))
 }
 
-/// An answer is the address and nothing else, but for the one that Azure gives as JSON.
+/// Parses a plain address, or Azure's JSON.
 fn address_in(text: &str) -> Option<IpAddr> {
     let of_json = || {
         let answer: Value = serde_json::from_str(text).ok()?;
@@ -127,7 +127,7 @@ mod tests {
 
     use super::*;
 
-    /// A metadata service that knows these paths for whoever sends this header, and what was asked of it.
+    /// A metadata service with these paths for requests with this header.
     fn service(knows: &'static [(&'static str, &'static str)], header: &'static str) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("it has one");
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn each_cloud_is_asked_as_it_wants_to_be() {
+    fn each_cloud_gets_its_own_request() {
         let google = service(
             &[
                 (
@@ -207,10 +207,10 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_a_public_address_and_one_without_a_service_say_so() {
+    fn a_missing_public_address_and_a_missing_service_are_reported() {
         let private = service(&[("GET /latest/meta-data/public-ipv4", "")], "");
-        let why = ask_at(private).expect_err("there is none").to_string();
-        assert!(why.contains("AWS: it names no public address") && why.contains("Hetzner: "), "{why}");
+        let why = ask_at(private).expect_err("no public address").to_string();
+        assert!(why.contains("AWS: no public address in the answer") && why.contains("Hetzner: "), "{why}");
         let nobody =
             TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("one");
         assert!(matches!(ask_at(nobody), Err(Trouble::Silent(..))));

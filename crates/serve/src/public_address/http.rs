@@ -1,4 +1,4 @@
-//! One request by HTTP/1.0, whose answer ends with the connection: all that metadata services and Kubernetes need.
+//! One HTTP/1.0 request whose response ends with the connection, enough for metadata services and Kubernetes.
 
 use std::{
     io::{self, Read, Write},
@@ -6,25 +6,24 @@ use std::{
     time::Duration,
 };
 
-/// For connecting, and for each part of the answer.
+/// Timeout for connecting and for each read and write.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// A node's description has some ten thousand bytes.
+/// Maximum size of a response in bytes; a Node object has some ten thousand.
 const LONGEST: u64 = 4 << 20;
 
-/// Why there is no good answer.
+/// Failed request.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Trouble {
-    #[error("{0} does not answer: {1}")]
+    #[error("no answer from {0}: {1}")]
     Silent(String, io::Error),
-    #[error("{0} answers with status {1}: {2}")]
+    #[error("{0} answered with status {1}: {2}")]
     Refused(String, u16, String),
-    #[error("{0} answers what cannot be understood: {1}")]
+    #[error("invalid answer from {0}: {1}")]
     Strange(String, String),
     #[error("{0}")]
     Missing(String),
 }
 
-/// What is asked.
 pub(super) struct Question<'a> {
     pub(super) method: &'static str,
     pub(super) host: &'a str,
@@ -33,7 +32,6 @@ pub(super) struct Question<'a> {
     pub(super) headers: &'a [(&'a str, &'a str)],
 }
 
-/// A connection to ask over.
 pub(super) fn connect(server: SocketAddr) -> Result<TcpStream, Trouble> {
     let silent = |error| Trouble::Silent(server.to_string(), error);
     let stream = TcpStream::connect_timeout(&server, PATIENCE).map_err(silent)?;
@@ -42,7 +40,7 @@ pub(super) fn connect(server: SocketAddr) -> Result<TcpStream, Trouble> {
     Ok(stream)
 }
 
-/// The body of a good answer.
+/// Sends the request and returns the body of a successful response.
 pub(super) fn ask(mut stream: impl Read + Write, question: &Question<'_>) -> Result<String, Trouble> {
     let Question { method, host, path, headers } = question;
     let silent = |error| Trouble::Silent((*host).to_owned(), error);
@@ -51,7 +49,7 @@ pub(super) fn ask(mut stream: impl Read + Write, question: &Question<'_>) -> Res
     stream.write_all(head.as_bytes()).map_err(silent)?;
     let mut answer = Vec::new();
     match stream.take(LONGEST).read_to_end(&mut answer) {
-        // A server may close a TLS connection without a word: the length says whether that was all.
+        // A server may close TLS without close_notify: Content-Length shows if the body is complete.
         Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => return Err(silent(error)),
         _ => {}
     }
@@ -60,15 +58,15 @@ pub(super) fn ask(mut stream: impl Read + Write, question: &Question<'_>) -> Res
 
 fn understand(host: &str, answer: &[u8]) -> Result<String, Trouble> {
     let strange = |why: &str| Trouble::Strange(host.to_owned(), why.to_owned());
-    let text = str::from_utf8(answer).map_err(|_| strange("it is not UTF-8"))?;
-    let (head, body) = text.split_once("\r\n\r\n").ok_or_else(|| strange("it has no head"))?;
+    let text = str::from_utf8(answer).map_err(|_| strange("not UTF-8"))?;
+    let (head, body) = text.split_once("\r\n\r\n").ok_or_else(|| strange("no headers"))?;
     let mut lines = head.lines();
     let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok());
-    let status: u16 = status.ok_or_else(|| strange("it has no status"))?;
+    let status: u16 = status.ok_or_else(|| strange("no status"))?;
     let mut headers = lines.filter_map(|line| line.split_once(':'));
     let length = headers.find(|(name, _)| name.eq_ignore_ascii_case("content-length"));
     if length.is_some_and(|(_, length)| length.trim().parse() != Ok(body.len())) {
-        return Err(strange("it is shorter than it says"));
+        return Err(strange("shorter than its Content-Length"));
     }
     if status == 200 {
         return Ok(body.to_owned());
@@ -82,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_body_is_taken_of_good_and_whole_answers_alone() {
+    fn only_complete_successful_answers_have_a_body() {
         let read = |answer: &str| understand("h", answer.as_bytes());
         assert_eq!(read("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").expect("a good answer"), "ok");
         assert_eq!(read("HTTP/1.0 200 OK\r\n\r\nok").expect("a good answer"), "ok");

@@ -1,4 +1,4 @@
-//! The Node object of the pod that this runs in, as its service account may read it.
+//! Node object of the pod that this process runs in, read with the pod's service account.
 
 use std::{
     env, fs,
@@ -17,15 +17,18 @@ use super::{
     zone,
 };
 
-/// What every pod with a service account has (Kubernetes: Accessing the API from a Pod).
+/// Present in every pod with a service account (Kubernetes: Accessing the API from a Pod).
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const ZONE: &str = "topology.kubernetes.io/zone";
 
-/// Addresses that the node has outside, or what stands in an annotation of it.
+/// External addresses of the node, or those in an annotation of it.
 pub(super) fn ask(annotation: Option<&str>) -> Result<Told, Trouble> {
     let variable = |name: &str| {
-        let missing =
-            |_| Trouble::Missing(format!("the environment has no {name}: this is for pods of Kubernetes"));
+        let missing = |_| {
+            Trouble::Missing(format!(
+                "{name} is not set in the environment: this works only in a Kubernetes pod"
+            ))
+        };
         env::var(name).map_err(missing)
     };
     let node = variable("NODE_NAME")?;
@@ -33,18 +36,17 @@ pub(super) fn ask(annotation: Option<&str>) -> Result<Told, Trouble> {
     read(&describe(&node, (&host, &port), Path::new(ACCOUNT))?, annotation)
 }
 
-/// The Node object.
 fn describe(node: &str, (host, port): (&str, &str), account: &Path) -> Result<Value, Trouble> {
     let wrong = |why: String| Trouble::Missing(why);
     let ip: IpAddr =
-        host.parse().map_err(|_| wrong(format!("KUBERNETES_SERVICE_HOST is no address: {host:?}")))?;
+        host.parse().map_err(|_| wrong(format!("KUBERNETES_SERVICE_HOST is not an address: {host:?}")))?;
     let port: u16 =
-        port.parse().map_err(|_| wrong(format!("KUBERNETES_SERVICE_PORT is no port: {port:?}")))?;
+        port.parse().map_err(|_| wrong(format!("KUBERNETES_SERVICE_PORT is not a port: {port:?}")))?;
     let token = fs::read_to_string(account.join("token"))
-        .map_err(|error| wrong(format!("cannot read the token of the service account: {error}")))?;
-    // Not every name can stand in a path as it is; those of nodes are host names.
+        .map_err(|error| wrong(format!("cannot read the service account's token: {error}")))?;
+    // Node names are host names, so other characters would need escaping in the path.
     if !node.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-".contains(&byte)) {
-        return Err(wrong(format!("NODE_NAME is no name of a node: {node:?}")));
+        return Err(wrong(format!("NODE_NAME is not a node name: {node:?}")));
     }
     let server = SocketAddr::new(ip, port);
     let options = TlsOptions { ca: Some(account.join("ca.crt")), ..TlsOptions::default() };
@@ -59,7 +61,7 @@ fn describe(node: &str, (host, port): (&str, &str), account: &Path) -> Result<Va
     serde_json::from_str(&body).map_err(|error| Trouble::Strange(host.to_owned(), error.to_string()))
 }
 
-/// Without the protocols of TURN.
+/// Removes the TURN protocols from ALPN.
 fn for_http(config: &ClientConfig) -> ClientConfig {
     let mut config = config.clone();
     config.alpn_protocols.clear();
@@ -77,13 +79,14 @@ fn read(node: &Value, annotation: Option<&str>) -> Result<Told, Trouble> {
             let text = node["metadata"]["annotations"][key].as_str();
             let text = text.ok_or_else(|| Trouble::Missing(format!("the node has no annotation {key}")))?;
             let parts = text.split(',').map(str::trim).map(str::parse);
-            let wrong = |_| Trouble::Missing(format!("annotation {key} is no list of addresses: {text:?}"));
+            let wrong =
+                |_| Trouble::Missing(format!("annotation {key} is not a list of addresses: {text:?}"));
             parts.collect::<Result<Vec<IpAddr>, _>>().map_err(wrong)?
         }
     };
     if addresses.is_empty() {
         return Err(Trouble::Missing(
-            "the node has no ExternalIP: it may have none, or nobody has told Kubernetes".to_owned(),
+            "the node has no ExternalIP: set one in Kubernetes, or use an annotation".to_owned(),
         ));
     }
     Ok(Told { addresses, zone: node["metadata"]["labels"][ZONE].as_str().and_then(zone) })
@@ -112,7 +115,7 @@ mod tests {
         let key = PrivateKeyDer::from_pem_slice(certificate.key.as_bytes()).expect("a key");
         let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
         let builder = builder.with_safe_default_protocol_versions().expect("versions");
-        builder.with_no_client_auth().with_single_cert(vec![chain], key).expect("they belong together")
+        builder.with_no_client_auth().with_single_cert(vec![chain], key).expect("certificate and key match")
     }
 
     fn node() -> Value {
@@ -126,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_tells_its_external_addresses_an_annotation_and_its_zone() {
+    fn external_addresses_annotation_and_zone_are_read() {
         let told = |addresses: &[&str]| Told {
             addresses: addresses.iter().map(|address| address.parse().expect("one")).collect(),
             zone: Some("eu-west-1a".to_owned()),
@@ -139,9 +142,9 @@ mod tests {
         assert!(why.contains("no ExternalIP"), "{why}");
     }
 
-    /// A server of Kubernetes that knows one node, for who has the token and trusts its authority.
+    /// A Kubernetes API server with one node, for a client with the token and the CA.
     #[test]
-    fn the_api_is_asked_by_tls_with_the_account_of_the_pod() {
+    fn the_api_is_queried_over_tls_with_the_pods_account() {
         let (certificate, authority) = Certificate::of_authority(&["127.0.0.1"]);
         let account = Dir::new();
         account.file("ca.crt", &authority);

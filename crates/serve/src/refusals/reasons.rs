@@ -1,4 +1,4 @@
-//! Refusals in words: the reason, what to do about it, and which keys of the configuration decide it.
+//! Texts for refusals: reason, remedy, and the configuration keys behind them.
 
 use std::{borrow::Cow, net::SocketAddr};
 
@@ -10,13 +10,12 @@ use turnpike_wire::stun::kind;
 use super::Why;
 
 impl Why {
-    /// Cause of the refusal.
     pub(crate) fn reason(self) -> String {
         match self {
             Self::Credentials(why) => credentials_reason(why),
             Self::Peer(peer, by, 0) => format!("{}: {}", peer_name(peer), peer_reason(by)),
             Self::Peer(peer, by, others) => format!(
-                "{}: {}; the request's {others} other peers got no permission either",
+                "{}: {}; the {others} other peers of the request got no permission either",
                 peer_name(peer),
                 peer_reason(by)
             ),
@@ -27,20 +26,19 @@ impl Why {
         }
     }
 
-    /// Remedy for the operator.
     pub(crate) fn remedy(self) -> &'static str {
         match self {
             Self::Credentials(why) => credentials_remedy(why),
             Self::Peer(_, by, _) => peer_remedy(by),
             Self::Request(_, code, why) | Self::Unproved(_, code, why) => request_remedy(code, why),
             Self::Connection("dtls_handshake", "evicted") => {
-                "Raise limits.half_open or limits.half_open_per_network, or find out who begins so many handshakes."
+                "Raise limits.half_open or limits.half_open_per_network, or find the source of so many handshakes."
             }
             Self::Connection(_, reason) => connection_remedy(reason),
         }
     }
 
-    /// Configuration keys that control it; empty if none does.
+    /// Configuration keys that control it, if any.
     pub(crate) fn keys(self) -> &'static [&'static str] {
         match self {
             Self::Credentials(why) => credentials_keys(why),
@@ -56,7 +54,7 @@ impl Why {
     }
 }
 
-/// Configuration keys that control what the page counts under this kind and reason; empty if none does.
+/// Configuration keys that control the count with this kind and reason, if any.
 pub(crate) fn keys_of_count(kind: &str, reason: &str) -> &'static [&'static str] {
     let request = |why| request_keys(486, why).unwrap_or_default();
     match (kind, reason) {
@@ -105,23 +103,21 @@ pub(crate) fn peer_name(peer: SocketAddr) -> String {
 pub(crate) fn peer_reason(by: PeerDenial) -> String {
     match by {
         PeerDenial::Rule(prefix) => format!("peers.deny {prefix}"),
-        PeerDenial::Own => {
-            "default: a service of this server's own machine, and not named in peers.allow".to_owned()
-        }
-        PeerDenial::Special => "default: special range, and not in peers.allow".to_owned(),
+        PeerDenial::Own => "default: a service on this server's machine, not in peers.allow".to_owned(),
+        PeerDenial::Special => "default: special range, not in peers.allow".to_owned(),
         PeerDenial::NotAllowed => "peers.allow_only: not in peers.allow".to_owned(),
     }
 }
 
 fn peer_remedy(by: PeerDenial) -> &'static str {
     match by {
-        PeerDenial::Rule(_) => "Take the prefix out of peers.deny if clients shall reach this peer.",
-        PeerDenial::Own => "Name its address and port in peers.allow if clients shall reach this service.",
+        PeerDenial::Rule(_) => "Remove the prefix from peers.deny if clients should reach this peer.",
+        PeerDenial::Own => "Add its address and port to peers.allow if clients should reach this service.",
         PeerDenial::Special => {
-            "Clients name private peers when they try all candidates of a call: that is no fault. Add the prefix to peers.allow if they \
-             shall reach it."
+            "Normal: clients try all candidates of a call, private ones included. Add the prefix to peers.allow if they \
+             should reach it."
         }
-        PeerDenial::NotAllowed => "Add the prefix to peers.allow if clients shall reach this peer.",
+        PeerDenial::NotAllowed => "Add the prefix to peers.allow if clients should reach this peer.",
     }
 }
 
@@ -144,7 +140,9 @@ pub(crate) fn credentials_reason(why: CredentialRefusal) -> String {
         CredentialRefusal::WrongRealm => "wrong realm".to_owned(),
         CredentialRefusal::WrongUser => "wrong user".to_owned(),
         CredentialRefusal::Token(problem) => match problem {
-            TokenProblem::UnknownKey => "access token of an unknown key: no such kid in oauth.key".to_owned(),
+            TokenProblem::UnknownKey => {
+                "access token with an unknown key: no such kid in oauth.key".to_owned()
+            }
             TokenProblem::Malformed => "access token malformed".to_owned(),
             TokenProblem::NotAuthentic => {
                 "access token not authentic: another key or another oauth.server_name".to_owned()
@@ -162,27 +160,27 @@ pub(crate) fn credentials_reason(why: CredentialRefusal) -> String {
 fn credentials_remedy(why: CredentialRefusal) -> &'static str {
     match why {
         CredentialRefusal::NoSuchUser => {
-            "No user has this name in the realm. A time-limited name is EXPIRY:ID, and needs a secret in auth.secrets or in the realm."
+            "The realm has no user with this name. A time-limited name has the form EXPIRY:ID and needs a secret in auth.secrets or in the realm."
         }
         CredentialRefusal::Expired { .. } => {
-            "Give credentials a longer life, or set the clocks of this machine and of the one that makes them."
+            "Extend the lifetime of credentials, or correct the clocks of this machine and of the one that creates them."
         }
         CredentialRefusal::TooFarAhead { .. } => {
             "The time in the username counts seconds since 1970; this one is probably in milliseconds. Divide it by 1000 where the \
-             credential is made."
+             credential is created."
         }
         CredentialRefusal::WrongKey => {
-            "The password is another one, or the secret that made it is none of those here. A key that was stored holds for one realm and \
+            "The password is wrong, or was made with a secret that this server does not have. A stored key is valid for one realm and \
              one algorithm."
         }
         CredentialRefusal::WrongRealm => {
-            "The client must take the realm that the 401 names. Keys that were made for another realm do not fit."
+            "The client must use the realm of the 401 response. Keys for another realm do not match."
         }
         CredentialRefusal::WrongUser => {
-            "The allocation is another user's: the client goes on from the same port with other credentials. It has to make a new allocation."
+            "The allocation belongs to another user: the client continues from the same port with other credentials. It must create a new allocation."
         }
         CredentialRefusal::Token(_) => {
-            "The token has to come from the server that has the key of oauth.key, for oauth.server_name."
+            "The token must come from the authorization server that shares the key in oauth.key, for oauth.server_name."
         }
     }
 }
@@ -205,50 +203,49 @@ pub(crate) fn request_reason(code: u16, why: RequestRefusal) -> Cow<'static, str
     let reason = match (why, code) {
         (RequestRefusal::BadRequest(bad), _) => return bad.to_string().into(),
         (RequestRefusal::UnknownAttribute(attribute), _) => {
-            return format!("attribute {} is not known here", kind::Name(attribute)).into();
+            return format!("attribute {} is not supported", kind::Name(attribute)).into();
         }
         (RequestRefusal::PeerFamily(peer), _) => {
-            return format!("{}: the relayed address is not of this peer's family", peer_name(peer)).into();
+            return format!("{}: the relayed address has another family than this peer", peer_name(peer))
+                .into();
         }
-        (RequestRefusal::AllocationExists, _) => "the client address has an allocation already",
-        (RequestRefusal::UserQuota, _) => "the user has as many allocations as each may have",
+        (RequestRefusal::AllocationExists, _) => "the client address already has an allocation",
+        (RequestRefusal::UserQuota, _) => "the user has reached the limit of allocations",
         (RequestRefusal::PrefixQuota, _) => {
-            "the client's address prefix has as many allocations as each may have"
+            "the client's address prefix has reached the limit of allocations"
         }
-        (RequestRefusal::TotalQuota, _) => {
-            "there are as many allocations as there may be, in the realm or in total"
-        }
+        (RequestRefusal::TotalQuota, _) => "the limit of allocations is reached, in the realm or in total",
         (RequestRefusal::Banned, _) => "the user or the client's address is banned",
         (RequestRefusal::Draining, _) => "the server is draining",
         (RequestRefusal::Loop, _) => "the client is behind one of this server's own relayed addresses",
-        (RequestRefusal::Tunnel, _) => "the client's address is one of 6to4 or Teredo",
-        (RequestRefusal::Permissions, _) => "the allocation has as many permissions as it may have",
-        (RequestRefusal::Channels, _) => "the allocation has as many channels as it may have",
-        (RequestRefusal::SharedPeer, _) => "the peer is another client's on a shared relay port",
-        (RequestRefusal::Connections, _) => "there are as many connections to peers as there may be",
+        (RequestRefusal::Tunnel, _) => "the client's address is a 6to4 or Teredo address",
+        (RequestRefusal::Permissions, _) => "the allocation has reached the limit of permissions",
+        (RequestRefusal::Channels, _) => "the allocation has reached the limit of channels",
+        (RequestRefusal::SharedPeer, _) => "another client uses this peer on the shared relay port",
+        (RequestRefusal::Connections, _) => "the limit of connections to peers is reached",
         (RequestRefusal::NoRelay, _) => {
-            "no relay port or file descriptor is left, or no such port is reserved for this user"
+            "no relay port or file descriptor is left, or the user has not reserved this port"
         }
         (RequestRefusal::AddressAbsent, _) => {
-            "this machine does not have the relay address of that family at the moment"
+            "this machine currently does not have the relay address of that family"
         }
         (RequestRefusal::PortsHeld, _) => "other programs hold the relay ports",
         (RequestRefusal::Store, _) => "the credential store does not answer",
         (RequestRefusal::Unanswered(bound), _) => unanswered_reason(bound),
-        (RequestRefusal::Code, 300) => "the client was sent to another server",
+        (RequestRefusal::Code, 300) => "the client was redirected to another server",
         (RequestRefusal::Code, 400) => "the request is malformed",
         (RequestRefusal::Code, 401) => "no credential, or a wrong one",
         (RequestRefusal::Code, 403) => "forbidden",
         (RequestRefusal::Code, 405) => "mobility is switched off",
-        (RequestRefusal::Code, 420) => "the request has an attribute that is not known here",
+        (RequestRefusal::Code, 420) => "the request has an attribute that is not supported",
         (RequestRefusal::Code, 437) => "the client address has no allocation",
         (RequestRefusal::Code, 438) => "the nonce is too old, or was made for another address",
-        (RequestRefusal::Code, 440) => "no relay address of the family that was asked for",
-        (RequestRefusal::Code, 442) => "the transport that was asked for is not relayed",
-        (RequestRefusal::Code, 443) => "the peer is of another family than the relayed address",
-        (RequestRefusal::Code, 446) => "there is a connection to this peer already",
-        (RequestRefusal::Code, 447) => "the peer did not take the connection",
-        (RequestRefusal::Code, 441) => "the user is not the one of the allocation",
+        (RequestRefusal::Code, 440) => "no relay address of the requested family",
+        (RequestRefusal::Code, 442) => "the requested transport is not relayed",
+        (RequestRefusal::Code, 443) => "the peer has another family than the relayed address",
+        (RequestRefusal::Code, 446) => "a connection to this peer already exists",
+        (RequestRefusal::Code, 447) => "the peer did not accept the connection",
+        (RequestRefusal::Code, 441) => "the allocation belongs to another user",
         (RequestRefusal::Code, 486) => "the quota of allocations is reached",
         (RequestRefusal::Code, 500) => "the server failed",
         (RequestRefusal::Code, 508) => "the server has no capacity",
@@ -259,10 +256,12 @@ pub(crate) fn request_reason(code: u16, why: RequestRefusal) -> Cow<'static, str
 
 fn unanswered_reason(bound: DropReason) -> &'static str {
     match bound {
-        DropReason::RefusalLimit => "no answer: its address prefix got as many refusals a second as it may",
-        DropReason::QuotaPending => "no answer yet: the fleet's store is asked whether the limit has room",
-        DropReason::LookupLimit => "no answer: as many requests wait for the credential store as may",
-        DropReason::LookupOver => "no answer: the credential store did not tell in time",
+        DropReason::RefusalLimit => {
+            "no answer: the limit of refusals per second for the address prefix is reached"
+        }
+        DropReason::QuotaPending => "no answer yet: waiting for the fleet store to decide about the limit",
+        DropReason::LookupLimit => "no answer: too many requests are waiting for the credential store",
+        DropReason::LookupOver => "no answer: the credential store did not answer in time",
         _ => "no answer",
     }
 }
@@ -270,12 +269,10 @@ fn unanswered_reason(bound: DropReason) -> &'static str {
 fn unanswered_remedy(bound: DropReason) -> &'static str {
     match bound {
         DropReason::RefusalLimit => {
-            "Each new client needs one refusal. Raise limits.refusals_per_prefix, or take it out."
+            "Each new client needs one refusal. Raise limits.refusals_per_prefix, or remove it."
         }
-        DropReason::QuotaPending => {
-            "Nothing to do: the client repeats its request, and gets its answer then."
-        }
-        _ => "The store is slow: the log and the store's metrics tell more.",
+        DropReason::QuotaPending => "Nothing to do: the client repeats its request and then gets an answer.",
+        _ => "The store is slow: see the log and the store's metrics.",
     }
 }
 
@@ -283,30 +280,30 @@ fn request_remedy(code: u16, why: RequestRefusal) -> &'static str {
     match (why, code) {
         (RequestRefusal::Unanswered(bound), _) => unanswered_remedy(bound),
         (RequestRefusal::UserQuota, _) => {
-            "Raise limits.allocations_per_user, or that of the realm; or find out why the client makes so many."
+            "Raise limits.allocations_per_user or the realm's limit, or find out why the client creates so many."
         }
         (RequestRefusal::PrefixQuota, _) => {
             "Many clients behind one address: raise limits.allocations_per_prefix."
         }
         (RequestRefusal::TotalQuota, _) => {
-            "Raise limits.allocations, or that of the realm, or add a server ([[alternate]])."
+            "Raise limits.allocations or the realm's limit, or add a server ([[alternate]])."
         }
-        (RequestRefusal::Banned, _) => "GET /v1/bans of the admin interface says why, and DELETE ends it.",
-        (RequestRefusal::Draining, _) => {
-            "New clients have to go to another server; [[alternate]] tells them which."
+        (RequestRefusal::Banned, _) => {
+            "GET /v1/bans of the admin interface shows the reason; DELETE ends the ban."
         }
+        (RequestRefusal::Draining, _) => "New clients must use another server; [[alternate]] redirects them.",
         (RequestRefusal::PeerFamily(_), _) => {
-            "Mostly nothing to do: clients try all candidates of a call. For such peers a client needs an allocation of their family, and \
-             relay.addresses an address of it."
+            "Usually nothing to do: clients try all candidates of a call. To reach such peers a client needs an allocation of their family, and \
+             relay.addresses an address of that family."
         }
         (RequestRefusal::Loop, _) => "Clients must not reach this server through itself.",
         (RequestRefusal::Tunnel, _) => {
-            "A tunnel may send relayed packets back (RFC 8656 section 21.4). The client has to use IPv4."
+            "A tunnel may send relayed packets back (RFC 8656 section 21.4). The client must use IPv4."
         }
         (RequestRefusal::Permissions, _) => "Raise limits.permissions.",
         (RequestRefusal::Channels, _) => "Raise limits.channels.",
         (RequestRefusal::SharedPeer, _) => {
-            "A new allocation may be on another port. Raise relay.shared_ports, or have no ports shared."
+            "A new allocation may get another port. Raise relay.shared_ports, or disable sharing."
         }
         (RequestRefusal::Connections, _) => {
             "Raise limits.peer_connections, limits.peer_connections_per_user or limits.peer_connections_per_allocation."
@@ -315,41 +312,41 @@ fn request_remedy(code: u16, why: RequestRefusal) -> &'static str {
             "Widen relay.ports, add an address to relay.addresses, or raise the limit of open files."
         }
         (RequestRefusal::AddressAbsent, _) => {
-            "GET /v1/listeners of the admin interface has the relay addresses: wait for the address, or name another in relay.addresses."
+            "GET /v1/listeners of the admin interface lists the relay addresses: wait for the address, or set another in relay.addresses."
         }
         (RequestRefusal::PortsHeld, _) => {
-            "`ss -lunp` shows which programs have them: choose other ports for relay.ports, also outside of net.ipv4.ip_local_port_range."
+            "`ss -lunp` shows the programs: choose other ports for relay.ports, outside net.ipv4.ip_local_port_range."
         }
         (RequestRefusal::Store, _) => {
-            "The log says what is wrong with the store. Users who were looked up before get in all the same."
+            "See the log for the store's error. Cached users can still authenticate."
         }
         (RequestRefusal::AllocationExists, _) => {
-            "A client address has one allocation: the client has to delete it (Refresh with LIFETIME 0) or to use another local port. \
-             Mostly the client was restarted; the old allocation ends by itself within its lifetime."
+            "A client address can have one allocation: the client must delete it (Refresh with LIFETIME 0) or use another local port. \
+             Usually the client was restarted; the old allocation expires on its own."
         }
         (RequestRefusal::BadRequest(_) | RequestRefusal::UnknownAttribute(_), _) => {
-            "The client builds a wrong request: tell its developer which attribute is at fault."
+            "The client sends a wrong request: report the attribute to its developer."
         }
         (RequestRefusal::Code, 300) => {
-            "Nothing to do if the client follows: it has to connect to the ALTERNATE-SERVER of the answer."
+            "Nothing to do if the client follows: it must connect to the ALTERNATE-SERVER in the response."
         }
         (RequestRefusal::Code, 438) => {
-            "Nothing to do if it happens now and then: the client repeats the request with the new nonce. If it repeats at once and again, \
+            "Normal now and then: the client repeats the request with the new nonce. If it fails again and again, \
              something between client and server changes the client's address."
         }
         (RequestRefusal::Code, 437) => {
-            "After a restart, or when its address has changed, a client has to make a new allocation. If this goes on, something between \
+            "After a restart or an address change, the client must create a new allocation. If this continues, something between \
              client and server changes its port."
         }
         (RequestRefusal::Code, 440) => "Add an address of that family to relay.addresses.",
-        (RequestRefusal::Code, 442) => "Relayed TCP needs relay.tcp, and a client that comes by TCP or TLS.",
-        (RequestRefusal::Code, 405) => "relay.mobility switches it on.",
-        (RequestRefusal::Code, 447) => "Look whether the peer listens, and whether a firewall is in between.",
-        _ => "The fault is in the client.",
+        (RequestRefusal::Code, 442) => "Relayed TCP needs relay.tcp and a client connected over TCP or TLS.",
+        (RequestRefusal::Code, 405) => "Enable it with relay.mobility.",
+        (RequestRefusal::Code, 447) => "Check that the peer listens and that no firewall blocks it.",
+        _ => "The client is at fault.",
     }
 }
 
-/// `None` for an error code that is not known here.
+/// `None` for an unknown error code.
 fn request_keys(code: u16, why: RequestRefusal) -> Option<&'static [&'static str]> {
     Some(match why {
         RequestRefusal::UserQuota => &["limits.allocations_per_user"],
@@ -398,30 +395,30 @@ fn request_keys(code: u16, why: RequestRefusal) -> Option<&'static [&'static str
 
 pub(crate) fn connection_reason(reason: &'static str) -> &'static str {
     match reason {
-        "not_stun" => "what came was neither STUN nor ChannelData",
+        "not_stun" => "received data is neither STUN nor ChannelData",
         "length" => "a STUN message with an impossible length",
         "too_long" => "a message that is too long",
-        "no_message" | "timeout" => "no complete message came in time",
+        "no_message" | "timeout" => "no complete message arrived in time",
         "handshake" | "other" => "the handshake failed",
-        "tls" => "the TLS records after the handshake were wrong",
-        "no_certificate" => "a TLS client, and no certificate is configured",
-        "plain_refused" => "a client without TLS, where TLS is needed",
-        "plain_stun" => "a STUN request without TLS, where TLS is needed",
+        "tls" => "invalid TLS records after the handshake",
+        "no_certificate" => "a TLS client, but no certificate is configured",
+        "plain_refused" => "a client without TLS on a listener that requires TLS",
+        "plain_stun" => "a STUN request without TLS on a listener that requires TLS",
         "proxy_header" => "a proxy that sent no PROXY header, or a broken one",
-        "untrusted_proxy" => "a PROXY header from an address that is not in server.proxy_protocol_from",
-        "duplicate" => "a PROXY header with the addresses of another connection, which is still open",
+        "untrusted_proxy" => "a PROXY header from an address not in server.proxy_protocol_from",
+        "duplicate" => "a PROXY header with the addresses of another open connection",
         "replies_unread" => "the client does not read its replies",
-        "evicted" => "it had no allocation and made room for a newcomer",
-        "limit_address" => "it had no allocation and made room for a newcomer from its address",
-        "closed" => "the client closed the connection in the middle of the handshake",
-        "garbage" => "what came is no TLS",
+        "evicted" => "closed without an allocation to make room for a new connection",
+        "limit_address" => "closed without an allocation to make room for a new connection from its address",
+        "closed" => "the client closed the connection during the handshake",
+        "garbage" => "received data is not TLS",
         "incompatible" => "no protocol version, cipher suite or signature in common",
         "version" => "no protocol version in common",
         "key_share" => "no key share in common",
-        "alpn" => "ALPN with foreign protocols only",
-        "alert" => "the client gave up the handshake",
-        "misbehaved" => "the client broke the protocol",
-        "busy" => "more handshakes began than a worker does at a time; the client tries again",
+        "alpn" => "ALPN without a supported protocol",
+        "alert" => "the client aborted the handshake",
+        "misbehaved" => "the client violated the protocol",
+        "busy" => "too many handshakes in progress on the worker; the client retries",
         other => other,
     }
 }
@@ -429,46 +426,46 @@ pub(crate) fn connection_reason(reason: &'static str) -> &'static str {
 fn connection_remedy(reason: &'static str) -> &'static str {
     match reason {
         "alert" | "closed" => {
-            "Mostly the client does not trust the certificate, or asks for a name that is not in it, or the chain is not whole: turnpike probe \
-             turns:NAME tells which."
+            "Usually the client does not trust the certificate, requests a name it lacks, or misses an intermediate: turnpike probe \
+             turns:NAME shows which."
         }
         "incompatible" | "version" | "key_share" => {
-            "The client is too old, or its settings are too narrow. DTLS needs an ECDSA certificate."
+            "The client is too old or too strictly configured. DTLS needs an ECDSA certificate."
         }
-        "no_certificate" => "Name tls.cert and tls.key.",
-        "plain_refused" => "The client needs turns: in its URI, or tls.only has to be off.",
+        "no_certificate" => "Set tls.cert and tls.key.",
+        "plain_refused" => "Use turns: in the client's URI, or set tls.only = false.",
         "plain_stun" => {
-            "The client needs turns: in its URI. GStreamer and Janus ask without TLS in spite of turns: give them turn: with a port of \
+            "Use turns: in the client's URI. GStreamer and Janus skip TLS despite turns: give them turn: with a port of \
              server.listen, or set tls.only = false."
         }
-        "untrusted_proxy" => {
-            "If this is a load balancer of yours, add its address to server.proxy_protocol_from."
+        "untrusted_proxy" => "If this is your load balancer, add its address to server.proxy_protocol_from.",
+        "proxy_header" => {
+            "Configure the proxy to send PROXY headers, or remove it from server.proxy_protocol_from."
         }
-        "proxy_header" => "Have the proxy send PROXY headers, or take it out of server.proxy_protocol_from.",
         "duplicate" => {
-            "Two clients behind the proxies have the same address and port: the proxies must send the clients' public addresses."
+            "Two clients behind proxies have the same address and port: the proxies must send the clients' public addresses."
         }
         "busy" => {
-            "Raise limits.half_open or limits.half_open_per_network, or find out who begins so many handshakes."
+            "Raise limits.half_open or limits.half_open_per_network, or find the source of so many handshakes."
         }
-        "evicted" => "Raise limits.idle_connections, or find out who keeps so many open.",
+        "evicted" => "Raise limits.idle_connections, or find the source of so many connections.",
         "limit_address" => "Many clients behind one address: raise limits.idle_connections_per_address.",
         "not_stun" | "garbage" | "length" | "too_long" => {
-            "Some other protocol, or a scan: nothing to do, unless a client of yours is meant."
+            "Another protocol or a scan: nothing to do, unless it is one of your clients."
         }
         "no_message" | "timeout" => {
-            "A port scan, or a way on which large packets are lost: a handshake needs some of full size."
+            "A port scan, or a path that loses full-size packets, which a handshake needs."
         }
-        _ => "The fault is in the client.",
+        _ => "The client is at fault.",
     }
 }
 
-/// Reasons that point to a mistake of the operator's, and to hardly anything a stranger does.
+/// Reasons that indicate an operator's mistake and that strangers rarely cause.
 pub(crate) fn is_misconfiguration(reason: &str) -> bool {
     matches!(reason, "plain_stun" | "untrusted_proxy")
 }
 
-/// `None` for a reason that is not known here.
+/// `None` for an unknown reason.
 fn connection_keys(reason: &str) -> Option<&'static [&'static str]> {
     Some(match reason {
         "no_certificate" => &["tls.cert", "tls.key"],
@@ -492,11 +489,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_reason_has_words_of_its_own() {
+    fn each_reason_has_a_distinct_text() {
         let closes = CloseReason::VARIANTS.iter().map(<&'static str>::from);
         let handshakes = HandshakeFailure::VARIANTS.iter().map(<&'static str>::from);
         let dtls = DtlsFailure::VARIANTS.iter().map(<&'static str>::from);
-        // Reasons that turn no client away.
+        // Reasons other than a refusal.
         let none = ["client", "broken", "idle", "data_connection", "handed_over", "shutdown"];
         for reason in closes.chain(handshakes).chain(dtls).filter(|reason| !none.contains(reason)) {
             assert_ne!(connection_reason(reason), reason);
@@ -512,7 +509,7 @@ mod tests {
         }
     }
 
-    /// Kinds and reasons that the page shows, besides those of requests.
+    /// Counted kinds and reasons, besides those of requests.
     fn counted() -> impl Iterator<Item = (&'static str, &'static str)> {
         let codes = turnpike_turn::server::stats::ERROR_CODES.iter().map(|(_, name)| ("answer", *name));
         let drops = DropReason::VARIANTS.iter().map(|drop| ("packet", <&str>::from(*drop)));
@@ -533,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_lead_to_the_keys_that_single_refusals_lead_to() {
+    fn counts_and_single_refusals_name_the_same_keys() {
         for (kind, reason, keys) in [
             ("answer", "440", Why::Unproved(Method::Allocate, 440, RequestRefusal::Code).keys()),
             ("limit", "user", Why::Request(Method::Allocate, 486, RequestRefusal::UserQuota).keys()),
@@ -550,7 +547,7 @@ mod tests {
             assert!(!keys.is_empty(), "{kind} {reason}");
             assert_eq!(keys_of_count(kind, reason), keys, "{kind} {reason}");
         }
-        // Answers are counted by their code alone, not by the limit that caused them.
+        // Counters of responses have the code only, not the limit.
         for (code, causes) in [
             (486, [RequestRefusal::UserQuota, RequestRefusal::PrefixQuota]),
             (508, [RequestRefusal::TotalQuota, RequestRefusal::NoRelay]),
@@ -560,14 +557,13 @@ mod tests {
                 assert!(keys.contains(key), "{code} {key}");
             }
         }
-        // Every limit has a key.
         for (kind, reason) in counted().filter(|(kind, _)| *kind == "limit") {
             assert!(!keys_of_count(kind, reason).is_empty(), "{kind} {reason}");
         }
     }
 
     #[test]
-    fn each_key_that_decides_a_refusal_is_one_of_the_configuration() {
+    fn keys_of_refusals_exist_in_the_configuration() {
         let toml = turnpike_config::Settings::default().to_toml();
         let mut section = "";
         let mut known = std::collections::HashSet::new();
