@@ -93,7 +93,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let program = program(&root, options.program.as_deref())?;
     let tables: Vec<&Table> = TABLES.iter().filter(|table| table.is_asked_for(&options.modules)).collect();
     let mut child = trials(&root)
-        // In sequence, so that a witness measures one attack and no other tests.
+        // Sequential, so that a witness measures one attack and no other tests.
         .args(["--", "--include-ignored", "--nocapture", "--test-threads", "1"])
         .args(filters(&options.modules))
         .env("TURNPIKE_TEST_ATTACK", "1")

@@ -62,7 +62,7 @@ pub(crate) struct SessionsArgs {
     #[arg(long, value_name = "ADDR|CIDR")]
     relayed: Option<String>,
 
-    /// At most this many sessions, 1 or more [default: all]
+    /// Show at most this many sessions, 1 or more [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
 

@@ -83,7 +83,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: LoadCommand,
     },
-    /// Check what a STUN or TURN server supports and report problems
+    /// Check the features of a STUN or TURN server and report problems
     #[command(long_about = PROBE, after_help = PROBE_EXAMPLES)]
     Probe(ProbeArgs),
     /// List the sessions of a running server
@@ -162,7 +162,7 @@ listeners ([credentials], docs/credentials.md).
 
 Signals: SIGTERM and SIGINT stop new allocations and wait for the sessions to end, at most shutdown.deadline seconds (30); a second \
 signal, or Ctrl-C on a terminal, exits at once. SIGHUP reloads the configuration and the certificates; a certificate is also reloaded when \
-its file changes. If a file has a mistake, nothing changes; if a certificate is unusable, the old one stays in use; the log says why. \
+its file changes. If a file has a mistake, nothing changes; if a certificate is unusable, the old one stays in use; the log has the reason. \
 SIGUSR2 upgrades to a new process, like `turnpike upgrade`.
 
 systemd: the server reports readiness, reload, stop, status and watchdog through NOTIFY_SOCKET (Type=notify-reload) and accepts listeners of \

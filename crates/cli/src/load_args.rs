@@ -44,7 +44,7 @@ const LOAD_TURN: &str = "\
 Load a TURN server with traffic, allocations or invalid packets, and measure loss and latency.
 
 Each client allocates, binds a channel, and sends datagrams through the server to a reflector, which returns them. Round-trip times count \
-from the moment a datagram was due, so a stall is not hidden; if the generator itself was late, the result says so. A progress line appears \
+from the moment a datagram was due, so a stall is not hidden; the result reports delays of the generator itself. A progress line appears \
 on standard error every second.
 
 The JSON result is one object: sent, received, lost, duplicated, reordered, send_pps, recv_pps, recv_bps, \
@@ -53,7 +53,7 @@ Over TLS and DTLS also full_handshakes and resumed_handshakes.
 
 TCP and TLS: a message waiting for a slow server counts as in flight; a message for which the send buffer has no room counts as not sent, \
 and as error send_would_block. With --relay tcp each client has its own connection to the peer. The returned bytes are split into pieces of \
---size bytes; the result includes sent_bytes and received_bytes, and a piece that differs from what was sent counts as error garbled.
+--size bytes; the result includes sent_bytes and received_bytes, and a piece that arrives changed counts as error garbled.
 
 --profile: each client has a call, a conference or similar traffic with a peer of the generator, which sends its own stream instead of an \
 echo. Latency is one-way, from the moment a packet was due to its arrival, and loss is reported by direction and stream \
@@ -142,8 +142,8 @@ Exit codes: 0 success, 1 failure, 2 bad usage, 3 a limit (--max-loss, --max-p99)
 const LOAD_UDP: &str = "\
 Send datagrams to `turnpike reflect`, directly or through a forwarder, and measure the replies.
 
-Works like `load turn` without TURN: round-trip times count from the moment a datagram was due, and if the generator itself was late, the \
-result says so.
+Works like `load turn` without TURN: round-trip times count from the moment a datagram was due, and the result reports delays of the \
+generator itself.
 
 With --profile each client has a call, a conference or similar traffic with a peer of the generator, in one thread, and the result reports \
 latency and loss by direction and stream. See docs/load.md.";

@@ -80,7 +80,7 @@ impl ProbeArgs {
 }
 
 pub(crate) const PROBE: &str = "\
-Check what a STUN or TURN server supports and report problems, from a client's point of view.
+Check the features of a STUN or TURN server and report problems, from a client's point of view.
 
 Tries every transport that the URI allows (for a plain name: UDP and TCP on its port, TLS and DTLS on 5349 or else on its port), and \
 port 443 of TURN servers, on one address of each family. Checks the certificate, the credential and the reason for a refusal, the \

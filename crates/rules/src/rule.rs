@@ -187,7 +187,7 @@ pub struct Rule {
     /// File mode of a listening Unix socket; `None` uses the umask.
     pub socket_mode: Option<u32>,
     pub ports: PortRange,
-    /// At least one.
+    /// Not empty.
     pub targets: Vec<Endpoint>,
     pub balance: Balance,
     /// Interval of health checks, by TCP connect or by datagram for UDP targets; `None` for none.
@@ -206,7 +206,7 @@ pub struct Rule {
     pub proxy_protocol_from: Vec<Proxy>,
     /// Sends a PROXY header to targets: before a connection, or before each datagram (version 2, UDP to UDP).
     pub send_proxy: Option<ProxyVersion>,
-    /// In addition to the global lists.
+    /// Applies in addition to the global lists.
     pub access: Access,
     /// Ends a connection or session without data for this long. TCP default: none. UDP default 72 s (as rinetd).
     pub idle_timeout: Option<Duration>,
@@ -232,7 +232,7 @@ pub struct Rule {
     pub kernel: Option<bool>,
 }
 
-/// From any TCP port of this machine to no target.
+/// Forwards any TCP port of this machine to no target.
 impl Default for Rule {
     fn default() -> Self {
         Self {
@@ -270,7 +270,7 @@ impl Default for Rule {
 }
 
 impl Rule {
-    /// From a TCP port to a TCP target, with the defaults of [`Rule`] and no limits.
+    /// Forwards a TCP port to a TCP target, with the defaults of [`Rule`] and no limits.
     pub fn new(id: &str, listen: SocketAddr, target: Endpoint) -> Self {
         let (bind, ports) = (listen.ip().into(), listen.port().into());
         Self { id: RuleId(id.to_owned()), bind, ports, targets: vec![target], ..Self::default() }

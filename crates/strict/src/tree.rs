@@ -23,7 +23,7 @@ pub enum Value {
     Integer(i64),
     Boolean(bool),
     List(Vec<Node>),
-    /// In file order.
+    /// Keeps the file's order.
     Table(Vec<Entry>),
     /// A TOML type that no key uses, by name.
     Other(&'static str),

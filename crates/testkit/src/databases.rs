@@ -517,7 +517,7 @@ fn command_in(dir: &Path, program: &Path) -> Command {
         .current_dir(dir)
         .env_clear()
         .env("LC_ALL", "C")
-        // At start, MariaDB removes all temporary tables there, including those of other servers.
+        // MariaDB removes all temporary tables there at start, including those of other servers.
         .env("TMPDIR", dir)
         .env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin");
     if is_root() {

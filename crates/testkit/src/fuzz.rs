@@ -70,13 +70,13 @@ impl<'a> Input<'a> {
         array
     }
 
-    /// As many bytes as the next byte gives, or fewer at the end.
+    /// Bytes whose number is the next byte; fewer at the end.
     pub fn bytes(&mut self) -> &'a [u8] {
         let length = self.byte();
         self.up_to(length.into())
     }
 
-    /// As many bytes as the next two bytes give, or fewer at the end.
+    /// Bytes whose number is the next two bytes; fewer at the end.
     pub fn long_bytes(&mut self) -> &'a [u8] {
         let length = self.u16();
         self.up_to(length.into())

@@ -196,7 +196,7 @@ impl Reflect {
 pub struct Load(Vec<String>);
 
 impl Load {
-    /// As [`USER`] through `server`, with JSON on standard output.
+    /// Authenticates as [`USER`] and prints JSON on standard output.
     pub fn new(server: SocketAddr) -> Self {
         Self::as_user(server, &format!("{USER}:{PASSWORD}"))
     }

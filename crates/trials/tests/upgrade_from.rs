@@ -1,4 +1,4 @@
-//! In-place upgrades from another build to this one and back, under load. `cargo xtask upgrade-from COMMIT` makes the other build,
+//! Upgrades in place from another build to this one and back, under load. `cargo xtask upgrade-from COMMIT` makes the other build,
 //! which starts first; TURNPIKE_TEST_NEXT_BUILD is this one.
 
 use std::{

@@ -176,7 +176,7 @@ impl Generator {
             10 | 11 => fields.push(family(kind::ADDITIONAL_ADDRESS_FAMILY, FAMILY_IPV6)),
             _ => {}
         }
-        // In a mix the second user has the other half of the clients.
+        // Half of the clients use the second user in a mix.
         let auth = if self.kind == Kind::Overload && client % 2 == 1 { Auth::OtherUser } else { Auth::Good };
         Request::new(method::ALLOCATE, fields, auth)
     }

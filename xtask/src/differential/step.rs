@@ -18,7 +18,7 @@ pub(super) enum Peer {
     Sibling,
     Far,
     Six,
-    /// In a range that every server refuses.
+    /// Refused by every server.
     Denied,
     /// IPv4 relayed address of a client; [`Peer::Near`] if it has none.
     Relay(Client),
@@ -27,7 +27,7 @@ pub(super) enum Peer {
 /// Form of the credentials (RFC 8489 section 9.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Dialect {
-    /// As in RFC 5389: MD5 keys, MESSAGE-INTEGRITY, USERNAME.
+    /// RFC 5389: MD5 keys, MESSAGE-INTEGRITY, USERNAME.
     #[default]
     Classic,
     /// SHA-256 keys, MESSAGE-INTEGRITY-SHA256, PASSWORD-ALGORITHMS.

@@ -43,7 +43,7 @@ struct Reconnect {
 }
 
 impl Figures {
-    /// A row for [`HEAD`]; `told` are the notes.
+    /// A row for [`HEAD`] with these notes.
     pub(super) fn row(&self, name: &str, what: &str, clients: u64, told: &[String]) -> String {
         let cells: Vec<String> = self.lines(clients).into_iter().map(|(_, words)| words).collect();
         let [rest @ .., whole] = cells.as_slice() else { return String::new() };

@@ -98,9 +98,12 @@ pub(super) fn places(program: &Path, scratch: &Path) -> Result<Vec<Option<(Strin
         let text = String::from_utf8_lossy(&output.stdout);
         let lines: Vec<_> = text.lines().filter(|line| !line.is_empty()).map(place).collect();
         if lines.len() != addresses.len() {
-            return Err(
-                format!("{symbolizer} says {} lines for {} addresses", lines.len(), addresses.len()).into()
-            );
+            return Err(format!(
+                "{symbolizer} prints {} lines for {} addresses",
+                lines.len(),
+                addresses.len()
+            )
+            .into());
         }
         return Ok(lines);
     }

@@ -99,7 +99,7 @@ impl Places {
                 "--profile=fuzz",
                 "--message-format=json-render-diagnostics",
             ])
-            // With --target, the flags do not apply to build scripts and macros, which cannot link libFuzzer.
+            // The option --target exempts build scripts and macros, which cannot link libFuzzer, from the flags.
             .args(["--target", &host, "--package", package])
             .args(options)
             .env("CARGO_ENCODED_RUSTFLAGS", FLAGS.join("\x1f"))

@@ -179,8 +179,8 @@ impl Comparison {
                 .push(format!("No case is more than {} % above its budget.", self.tolerance_percent)),
             over => sentences.push(format!(
                 "{over} of {} cases are more than {} % above their budgets: `callgrind_annotate --threshold=100 \
-                 target/instructions/CASE.callgrind` shows where. If the cost is wanted, `cargo xtask instructions \
-                 --update`, and say in the commit what it buys.",
+                 target/instructions/CASE.callgrind` shows the costs. If the increase is intended, run `cargo xtask instructions \
+                 --update` and give its benefit in the commit message.",
                 self.rows.len(),
                 self.tolerance_percent
             )),

@@ -347,7 +347,7 @@ fn server_waits_for_configured_addresses_even_with_nonlocal_bind() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         link("e0", "e1");
         lease(OLD, "e0", 100);
-        // As on a router that is the backup of another (VRRP).
+        // Typical of a backup router (VRRP).
         run("sysctl -qw net.ipv4.ip_nonlocal_bind=1");
         let named = ["--relay-ip", "203.0.113.9", "--relay-ip", "::1", "--listen", "203.0.113.9:3478"];
         let check =

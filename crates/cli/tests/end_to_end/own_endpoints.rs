@@ -21,7 +21,7 @@ const OTHER: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
 const PUBLIC: Ipv4Addr = Ipv4Addr::new(198, 41, 0, 9);
 const STRANGER: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 99);
 
-/// With a wildcard listener in addition to those of the harness.
+/// Adds a wildcard listener to those of the harness.
 fn serve(more: &[&str]) -> Serve {
     for address in ["10.9.0.1/24", "10.9.0.2/24"] {
         ip(&["address", "add", address, "dev", "lo"]);

@@ -26,7 +26,7 @@ fn serve(file: &str, more: &[&str]) -> Serve {
     Serve::start(&[&["-c", path.to_str().expect("UTF-8")], more].concat())
 }
 
-/// With room for three permissions and twelve peers to request, the fourth allowed peer finds no room.
+/// The server has room for three permissions, and the probe requests twelve peers: the fourth allowed peer finds no room.
 #[test]
 fn full_server_is_not_mistaken_for_a_refusing_one() {
     let private = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"];

@@ -2,7 +2,7 @@
 
 use crate::prelude::*;
 
-/// In a namespace where the service has its usual address, 169.254.169.254.
+/// A namespace gives the service its usual address, 169.254.169.254.
 #[test]
 fn serve_relays_on_the_address_of_the_metadata_service() {
     need!(installed("python3"));

@@ -214,7 +214,7 @@ fn each_transport_relays_both_families() {
     assert!(never.code != Some(0), "an IPv6 relayed address reaches no IPv4 peer: {}", never.output());
 }
 
-/// At full speed, with enough in flight to fill queues and split messages anywhere, but not to overflow a queue.
+/// Runs at full speed, with enough in flight to fill queues and split messages anywhere, but not to overflow a queue.
 #[test]
 fn streams_lose_nothing_at_full_speed() {
     let server = Server::start(&["--workers", "2"]);

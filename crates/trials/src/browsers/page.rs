@@ -92,7 +92,7 @@ fn answer(stream: TcpStream, settings: &str, report: &Mutex<Option<Value>>) -> i
     )
 }
 
-/// Script that docs/credentials.md tells users to put into their pages.
+/// Script for web pages in docs/credentials.md.
 fn documented() -> &'static str {
     let (_, rest) = DOCUMENT.split_once("```js\n").expect("the document has it");
     rest.split_once("```").expect("and an end of it").0

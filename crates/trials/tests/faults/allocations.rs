@@ -104,7 +104,7 @@ pub(super) fn allocations_under(
 #[derive(Default)]
 struct Watched {
     over: AtomicBool,
-    /// In microseconds.
+    /// Microseconds.
     longest: AtomicU64,
 }
 

@@ -480,7 +480,6 @@ fn answer(question: &[u8], lie: usize) -> Option<Vec<u8>> {
         "garbage" => return Some(vec![0xA5; 300]),
         "no such name" => (3, Vec::new()),
         "0.0.0.0" => (0, vec![[0; 4]]),
-        // At the target's port.
         "the forwarder's own address" => (0, vec![[127, 0, 0, 1]]),
         "an address without a listener" => (0, vec![[127, 0, 0, 4]]),
         "200 addresses" => (0, (0..200).map(|last| [198, 51, 100, last]).collect()),

@@ -52,7 +52,7 @@ impl Forwarder {
         let ports = match host {
             Some(_) => [target.tcp.port(), target.udp.port()],
             None if listen == V4 => [free_port(V4), free_port(V4)],
-            // In a new namespace every port is free.
+            // Every port of a new namespace is free.
             None => [9000, 9001],
         };
         let [tcp, udp] = ports.map(|port| SocketAddr::new(listen, port));

@@ -1,6 +1,6 @@
-//! Faults under load: clients on calls and one fault. Each test records what the clients saw and what the log reported, and requires that
-//! everything recovers. Each test is a row of docs/dev/reliability.md. `cargo xtask faults` runs all of them in sequence with more clients
-//! and the release build; the long ones run only there.
+//! Faults under load: clients on calls and one fault. Each test records losses at the clients and warnings in the log, and requires full
+//! recovery. Each test is a row of docs/dev/reliability.md. `cargo xtask faults` runs all of them in sequence with more clients and the
+//! release build; the long ones run only there.
 
 mod allocations;
 mod cgroup;

@@ -60,13 +60,13 @@ pub(crate) struct Kept {
     pub(crate) sessions: u64,
     /// Excludes pipes, which are kept for later bulk connections.
     pub(crate) descriptors: usize,
-    /// In bytes.
+    /// Bytes.
     pub(crate) memory: u64,
 }
 
 impl Kept {
     pub(crate) fn of(pid: u32, sessions: u64) -> Self {
-        /// At most 256 per worker with two ends each, and two workers.
+        /// Maximum of 256 per worker with two ends each, and two workers.
         const MOST_PIPES: usize = 2 * 2 * 256;
         let all = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process runs and is a child").flatten();
         let is_pipe = |link: &PathBuf| link.to_string_lossy().starts_with("pipe:");

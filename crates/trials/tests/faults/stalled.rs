@@ -26,7 +26,7 @@ fn a_worker_stalls() {
     assert_eq!(seen["returns_done"], 0, "{seen}");
 }
 
-/// With a watchdog interval of a fifth of a second.
+/// Sets a watchdog interval of a fifth of a second.
 pub(super) fn watched(mut wanted: Wanted) -> Wanted {
     wanted.environment.push(("NOTIFY_SOCKET", "/nonexistent/notify".to_owned()));
     wanted.environment.push(("WATCHDOG_USEC", "600000".to_owned()));

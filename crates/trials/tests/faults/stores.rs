@@ -23,7 +23,7 @@ struct World {
 }
 
 impl World {
-    /// With these users, all with the password `pw`.
+    /// Adds these users, all with the password `pw`.
     fn new(users: &[&str]) -> Result<Self, String> {
         let (database, proxy) = coturn_store()?;
         let world = Self { proxy, database };

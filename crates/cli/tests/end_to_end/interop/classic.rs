@@ -9,7 +9,7 @@ fn debians_stun_learns_its_address() {
     let run = Program::start(Command::new(stun).arg(serve.address(V4).to_string()).arg("-v")).wait(SOON * 2);
     let said = run.output();
     assert!(said.contains("MappedAddress = 127.0.0.1:"), "{said}");
-    // With one server address this is the most precise verdict; an answer to CHANGE-REQUEST would mean "Open".
+    // The most precise verdict for a server with one address; an answer to CHANGE-REQUEST would mean "Open".
     assert!(said.contains("Primary: Firewall"), "{said}");
 }
 

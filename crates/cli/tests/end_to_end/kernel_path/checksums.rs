@@ -76,7 +76,7 @@ fn no_checksum_is_wrong_in_any_combination_of_offloads() {
         for partial in [true, false] {
             for gro in [true, false] {
                 for device in ["c", "p"] {
-                    // With the offload, the receiver must accept partial checksums.
+                    // The offload leaves partial checksums, which the receiver must accept.
                     ethtool(links, false, device, "tx", partial);
                     ethtool(links, true, device, "gro", gro);
                 }
@@ -92,7 +92,7 @@ fn checksums_are_correct_with_xdp() {
     need!(installed("tcpdump"));
     need!(installed("ethtool"));
     on_links(turnpike_testkit::this_test!(), |links| {
-        // By default a veth leaves checksums to the receiver. XDP cannot see that and passes such packets to user space.
+        // A veth leaves checksums to the receiver by default. XDP cannot see that and passes such packets to user space.
         for device in ["c", "p"] {
             ethtool(links, false, device, "gro", true);
             ethtool(links, true, device, "tx", false);

@@ -501,7 +501,7 @@ fn no_checksum_is_wrong_in_any_combination_of_offloads() {
         }
         for (partial, gro) in [(true, true), (true, false), (false, true), (false, false)] {
             for device in ["c", "p"] {
-                // With the offload, the receiver must accept partial checksums.
+                // The offload leaves partial checksums, which the receiver must accept.
                 ethtool(links, false, device, "tx", partial);
                 ethtool(links, true, device, "gro", gro);
             }

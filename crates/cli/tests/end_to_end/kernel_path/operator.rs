@@ -255,7 +255,7 @@ fn smaller_mtu_is_respected_under_traffic() {
         let too_big = server.passes("too_big");
         for (mtu, len) in [("1280", 1260), ("1500", 1400), ("1000", 990), ("1500", 1400)] {
             links.inside(&["ip", "link", "set", "p", "mtu", mtu]);
-            // Towards the peer only: the peer's end of the link limits what it can send.
+            // Towards the peer only: the peer's own MTU limits its datagrams.
             let payload = vec![7; len];
             pair.client.send(0x4001, &payload);
             assert_eq!(received(&pair.peer).0, payload);
@@ -276,7 +276,7 @@ fn killed_server_leaves_nothing_attached() {
         pair.settle(&server);
         server.program.signal("KILL");
         eventually("the server has ended", || server.program.has_ended());
-        // With the program still attached, the flow would still exist: nothing else handles these datagrams.
+        // An attached program would still have the flow; nothing else handles these datagrams.
         pair.client.send(0x4001, b"into the void");
         pair.peer.send_to(b"into the void", pair.client.relayed).expect("the send succeeds");
         assert!(super::client::is_silent(&pair.peer) && super::client::is_silent(pair.client.socket()));

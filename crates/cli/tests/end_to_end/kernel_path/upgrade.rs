@@ -178,7 +178,7 @@ fn limits_and_drain_apply_after_an_upgrade() {
         let before = server.across();
         (0..20).for_each(|_| pair.exchange(20));
         assert_eq!(server.across(), before);
-        // With a rate limit the kernel has no flows to hand over; a reload removes the limit as usual.
+        // The kernel has no flows of rate-limited clients to hand over; a reload removes the limit as usual.
         ends(upgraded.upgrade());
         (0..20).for_each(|_| pair.exchange(20));
         assert_eq!(flows(&server), 0);

@@ -61,7 +61,7 @@ fn start_without_driver_support_fails_with_the_reason() {
     });
 }
 
-/// By default a veth silently drops redirected packets.
+/// A veth silently drops redirected packets by default.
 #[test]
 fn veth_that_drops_redirects_is_named_with_the_remedy() {
     need!(installed("ethtool"));

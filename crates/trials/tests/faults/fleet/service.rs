@@ -189,7 +189,7 @@ impl World {
     pub(super) fn books(&self) -> Books {
         let numbers = |words: &str| -> Vec<u64> {
             let said = self.redis.say(words);
-            // In a multi-line reply these lines are lengths.
+            // These lines of a multi-line reply are lengths.
             let values = said.lines().filter(|line| !line.starts_with(['*', '$']));
             values.filter_map(|line| line.trim_start_matches(':').parse().ok()).collect()
         };
