@@ -195,7 +195,7 @@ impl Comparison {
         let better = of(Finding::MuchBetter);
         if better > 0 {
             sentences.push(format!(
-                "{better} budgets are to be lowered, so that a later regression is caught: `cargo xtask instructions --update`."
+                "{better} budgets should be lowered, so that a later regression is caught: `cargo xtask instructions --update`."
             ));
         }
         sentences.join("\n")
