@@ -37,7 +37,7 @@ const LIMIT_EXCEEDED: u8 = 3;
 const INCOMPLETE: u8 = 5;
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "Chores of the turnpike repository")]
+#[command(name = "cargo xtask", about = "Development tasks of the turnpike repository")]
 struct Arguments {
     #[command(subcommand)]
     chore: Chore,

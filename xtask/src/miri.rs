@@ -48,7 +48,7 @@ pub(crate) fn run() -> Result<ExitCode, Failure> {
         command.env("MIRIFLAGS", "-Zmiri-strict-provenance");
         if !command.status()?.success() {
             return Err(format!(
-                "Miri has found something in {package}, or one of its tests calls the kernel"
+                "Miri found a problem in {package}, or one of its tests makes a system call"
             )
             .into());
         }

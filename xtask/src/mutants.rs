@@ -67,7 +67,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         // Missed ones, or only timeouts, which count as noticed.
         Some(2 | 3) if found.missed.is_empty() => Ok(ExitCode::SUCCESS),
         Some(2) => Ok(ExitCode::from(LIMIT_EXCEEDED)),
-        _ => Err("the tests fail without a change, or cargo-mutants cannot work here".into()),
+        _ => Err("the tests fail without any change, or cargo-mutants does not work here".into()),
     }
 }
 

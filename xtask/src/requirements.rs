@@ -77,7 +77,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
 fn parse(text: &str) -> Result<Vec<Row<'_>>, Failure> {
     let mut lines = text.lines();
     if lines.next() != Some(HEADER) {
-        return Err(format!("{LIST} does not begin with the names of its columns").into());
+        return Err(format!("{LIST} must start with the names of its columns").into());
     }
     lines.enumerate().map(|(at, line)| parse_row(at + 2, line)).collect()
 }
@@ -86,7 +86,7 @@ fn parse_row(at: usize, line: &str) -> Result<Row<'_>, Failure> {
     let wrong = |why: &str| Failure::from(format!("{LIST}:{at}: {why}"));
     let columns: Vec<&str> = line.split('\t').collect();
     let [rfc, section, level, requirement, evidence] = columns[..] else {
-        return Err(wrong("five columns are expected"));
+        return Err(wrong("expected five columns"));
     };
     if [rfc, section, level, requirement, evidence].iter().any(|column| column.trim().is_empty()) {
         return Err(wrong("a column is empty; a requirement has a test or an entry"));

@@ -44,7 +44,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: BOTH,
-        what: "ADDITIONAL-ADDRESS-FAMILY is not known",
+        what: "does not know ADDITIONAL-ADDRESS-FAMILY",
         why: "RFC 8656 section 7.2",
         applies: |case| {
             let refused = case.codes().is_some_and(|(ours, _)| ours == Some(400));
@@ -54,7 +54,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Coturn],
-        what: "channel numbers up to 0x4FFF alone, from 4.17 on",
+        what: "accepts channel numbers only up to 0x4FFF, since 4.17",
         why: "rfcs.md: Channel numbers",
         applies: |case| case.is(method::CHANNEL_BIND) && case.codes() == Some((Some(0), Some(400))),
     },
@@ -69,7 +69,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Coturn],
-        what: "answers methods that it does not know",
+        what: "answers unknown methods",
         why: "RFC 8489 section 6.3: discarded",
         applies: |case| case.is_silent_on_unknown_method(),
     },
@@ -86,7 +86,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Coturn],
-        what: "any RESERVATION-TOKEN is good",
+        what: "accepts any RESERVATION-TOKEN",
         why: "RFC 8656 section 7.2: 508",
         applies: |case| case.has(kind::RESERVATION_TOKEN) && case.ours() == Some(Some(508)),
     },
@@ -129,13 +129,13 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: BOTH,
-        what: "attributes of ICE are known",
+        what: "knows the attributes of ICE",
         why: "RFC 8489 section 14: attributes of other usages need not be",
         applies: |case| case.has(kind::PRIORITY) && (case.ours() == Some(Some(420)) || case.only_theirs()),
     },
     Known {
         who: BOTH,
-        what: "a malformed peer is passed over, or 443",
+        what: "ignores a malformed peer, or answers 443",
         why: "RFC 8656 section 10.2: 400",
         applies: |case| {
             case.is(method::CREATE_PERMISSION) && case.has_malformed_peer() && case.ours() == Some(Some(400))
@@ -186,7 +186,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: BOTH,
-        what: "passes over malformed attributes, or EVEN-PORT beside RESERVATION-TOKEN",
+        what: "ignores malformed attributes, or EVEN-PORT with RESERVATION-TOKEN",
         why: "RFC 8656 section 7.2: 400",
         applies: |case| {
             let is_passed_over = matches!(case.codes(), Some((Some(400), Some(0) | None)));
@@ -196,7 +196,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Coturn],
-        what: "437 before the credentials are looked at",
+        what: "437 before checking the credentials",
         why: "RFC 8656 section 7.2: authentication first",
         applies: |case| {
             case.theirs() == Some(Some(437))
@@ -251,7 +251,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Coturn],
-        what: "reads on without an answer where a stream is neither STUN nor ChannelData; others close it",
+        what: "keeps reading without an answer if a stream is neither STUN nor ChannelData; others close it",
         why: "RFC 8489 section 6.2.2: left open",
         applies: |case| {
             let is = |seen: &[Seen], wanted: fn(&Seen) -> bool| seen.iter().any(wanted);
@@ -261,7 +261,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Coturn],
-        what: "438 before the password is looked at",
+        what: "438 before checking the password",
         why: "RFC 8489 section 9.2.4: 401 before 438",
         applies: |case| case.codes() == Some((Some(401), Some(438))),
     },
@@ -287,7 +287,7 @@ pub(super) const TABLE: &[Known] = &[
     Known {
         who: &[Coturn],
         what: "the connection of a client is closed with its allocation",
-        why: "RFC 8656 section 5: the allocation alone expires",
+        why: "RFC 8656 section 5: only the allocation expires",
         applies: |case| {
             let is_closed = |seen: &Seen| matches!(seen, Seen::Closed(_));
             matches!(case.what, What::Other { ours, theirs } if ours.is_empty() && theirs.iter().all(is_closed))
@@ -296,13 +296,13 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Pion],
-        what: "nonces live for an hour, whatever the operator wants",
+        what: "nonces are valid for an hour, regardless of the configuration",
         why: "RFC 8656 section 5: at most an hour",
         applies: |case| case.sequence.kind == Kind::Time && case.ours() == Some(Some(438)),
     },
     Known {
         who: &[Pion],
-        what: "400 in place of 401",
+        what: "400 instead of 401",
         why: "RFC 8489 section 9.2.4",
         applies: |case| case.codes() == Some((Some(401), Some(400))),
     },
@@ -348,13 +348,13 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Pion],
-        what: "channel numbers above 0x4FFF, or outside of any range",
+        what: "accepts channel numbers above 0x4FFF, or outside any range",
         why: "RFC 8656 section 12: 0x4000 to 0x4FFF",
         applies: |case| case.is(method::CHANNEL_BIND) && case.ours() == Some(Some(400)),
     },
     Known {
         who: &[Pion],
-        what: "DONT-FRAGMENT is not known",
+        what: "does not know DONT-FRAGMENT",
         why: "RFC 8656 section 7.2: left open",
         applies: |case| {
             let is_listed = case.has_any_fact("UNKNOWN-ATTRIBUTES=");

@@ -29,7 +29,7 @@ impl Seen {
     pub(super) fn without_client(&self) -> String {
         match self {
             Self::Data(_, peer, length) => format!("{length} bytes of {peer} in a Data indication"),
-            Self::Channel(_, _, length) => format!("{length} bytes by channel"),
+            Self::Channel(_, _, length) => format!("{length} bytes on a channel"),
             Self::Relayed(peer, _, length) => format!("{peer} gets {length} bytes"),
             Self::Stray(_, what) => (*what).to_owned(),
             other => other.to_string(),
@@ -45,11 +45,11 @@ impl fmt::Display for Seen {
                 write!(f, "{client} gets {length} bytes of {peer} in a Data indication")
             }
             Self::Channel(client, number, length) => {
-                write!(f, "{client} gets {length} bytes by channel 0x{number:04x}")
+                write!(f, "{client} gets {length} bytes on channel 0x{number:04x}")
             }
             Self::Relayed(peer, client, length) => write!(f, "{peer} gets {length} bytes of {client}"),
             Self::Closed(client) => write!(f, "{client} is disconnected"),
-            Self::Deaf(client) => write!(f, "{client} gets no answer to Binding any more"),
+            Self::Deaf(client) => write!(f, "{client} no longer gets answers to Binding"),
             Self::Stray(client, what) => write!(f, "{client} gets {what}"),
             Self::Failed(client, why) => write!(f, "{client} cannot connect: {why}"),
         }

@@ -55,7 +55,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let chosen: Vec<&String> = all.iter().filter(wanted).collect();
     if options.list || chosen.is_empty() {
         all.iter().for_each(|name| println!("{}", short(name)));
-        let none = format!("no row is called {}", options.names.join(" or "));
+        let none = format!("no such row: {}", options.names.join(" or "));
         return if options.list { Ok(ExitCode::SUCCESS) } else { Err(none.into()) };
     }
     let is_of_fleet = |name: &&String| name.starts_with(FLEET);
@@ -93,12 +93,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         }
     }
     if let skipped @ [_, ..] = &table.skipped()[..] {
-        println!(
-            "{} of {} rows could not be tried here: {}",
-            skipped.len(),
-            chosen.len(),
-            skipped.join(", ")
-        );
+        println!("{} of {} rows could not run here: {}", skipped.len(), chosen.len(), skipped.join(", "));
     }
     Ok(ExitCode::from(table.code()))
 }

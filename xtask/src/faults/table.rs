@@ -70,7 +70,7 @@ impl Table {
     pub(super) fn add(&mut self, name: &str, passed: bool, file: &Path, said: &str) -> Result<(), Failure> {
         let outcome = match (passed, said.lines().find_map(why_skipped)) {
             (true, Some(why)) => Outcome::Skipped(why.to_owned()),
-            (true, None) if !file.exists() => Outcome::Broken("it passed, and wrote no row".to_owned()),
+            (true, None) if !file.exists() => Outcome::Broken("the test passed but wrote no row".to_owned()),
             (true, None) => Outcome::Healed(serde_json::from_str(&fs::read_to_string(file)?)?),
             (false, _) => {
                 let mut after = said.lines().skip_while(|line| !line.contains("panicked at")).skip(1);
@@ -425,7 +425,7 @@ mod tests {
         let mut table = Table::default();
         table.add("a", true, Path::new("/nonexistent"), "test faults::a ... ok\n").expect("nothing is read");
         assert_eq!(table.code(), 1);
-        assert!(table.text().contains("a: BROKEN: it passed, and wrote no row"), "{}", table.text());
+        assert!(table.text().contains("a: BROKEN: the test passed but wrote no row"), "{}", table.text());
     }
 
     #[test]

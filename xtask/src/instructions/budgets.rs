@@ -43,10 +43,12 @@ impl Origin {
 impl Budgets {
     pub(crate) fn load(file: &Path) -> Result<Self, Failure> {
         let text = fs::read_to_string(file)
-            .map_err(|error| format!("{}: {error}: `--update` makes it", file.display()))?;
+            .map_err(|error| format!("{}: {error}: `--update` creates it", file.display()))?;
         let budgets: Self = toml::from_str(&text).map_err(|error| format!("{}: {error}", file.display()))?;
         if !(0.0..100.0).contains(&budgets.tolerance_percent) {
-            return Err(format!("{}: tolerance_percent is to be from 0 to below 100", file.display()).into());
+            return Err(
+                format!("{}: tolerance_percent must be at least 0 and below 100", file.display()).into()
+            );
         }
         Ok(budgets)
     }
@@ -248,7 +250,7 @@ mod tests {
         let better = compared(200, 189);
         assert!(better.is_kept());
         assert!(better.table().contains("lower the budget"), "{}", better.table());
-        assert!(better.summary().contains("1 budgets are to be lowered"), "{}", better.summary());
+        assert!(better.summary().contains("1 budgets should be lowered"), "{}", better.summary());
         assert!(!compared(200, 190).summary().contains("lowered"));
     }
 

@@ -26,7 +26,7 @@ impl Mirror {
         }
         // apt lists its index targets only after reading them.
         said(Command::new("apt-get").args(["update", "-qq"]))?;
-        Self::configured()?.ok_or_else(|| "the sources of apt name no Debian mirror".into())
+        Self::configured()?.ok_or_else(|| "apt's sources have no Debian mirror".into())
     }
 
     fn configured() -> Result<Option<Self>, Failure> {

@@ -143,7 +143,7 @@ fn soak(
         let Some(datapath) = next.filter(|_| time > 0 && left != (0, 0)) else { return Ok(()) };
         // An equal share of the time; only some twenty minutes are enough for a trend.
         let seconds = (options.minutes * 60 / DATAPATHS.len() as u64).clamp(60, 3_600).min(time.max(30));
-        eprintln!("{datapath}: {seconds} s; {} allocations and {} datagrams are left", left.0, left.1);
+        eprintln!("{datapath}: {seconds} s; {} allocations and {} datagrams remain", left.0, left.1);
         let piece = json!({
             "datapath": datapath, "seconds": seconds, "allocations": left.0, "datagrams": left.1, "file": file,
         });
@@ -161,7 +161,7 @@ fn soak(
             return Err(format!("{datapath} failed: see {}", log.display()).into());
         }
         if let Some(why) = said.lines().find_map(why_skipped) {
-            println!("{datapath} is left out: {why}");
+            println!("{datapath} is skipped: {why}");
             skipped.push(*datapath);
         }
     }
