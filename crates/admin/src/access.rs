@@ -70,7 +70,6 @@ fn private(uri: &Uri) -> Option<&'static str> {
     }
 }
 
-/// Kind of connection.
 #[derive(Clone, Debug)]
 pub(crate) enum Via {
     /// Unix socket; with the client's user ID, if the kernel reports it.
@@ -84,7 +83,6 @@ pub(crate) enum Via {
 }
 
 impl Via {
-    /// Client address of a TCP connection.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         match self {
             Self::Unix(_) | Self::Node(..) => None,
@@ -124,7 +122,6 @@ impl fmt::Display for Via {
     }
 }
 
-/// Certificate of a client, signed by a configured CA.
 #[derive(Clone, Debug)]
 pub(crate) struct ClientCertificate {
     pub(crate) access: AdminAccess,
@@ -161,7 +158,6 @@ impl fmt::Display for Grant {
     }
 }
 
-/// Result of a change for the audit log.
 #[derive(Clone)]
 pub(crate) struct Audit(pub(crate) String);
 
@@ -185,7 +181,6 @@ impl Counts {
         self.requests[class].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Requests by result.
     pub(crate) fn requests(&self) -> [(&'static str, u64); 3] {
         let counts = self.requests.iter().map(|count| count.load(Ordering::Relaxed));
         let mut named = [("done", 0), ("refused", 0), ("failed", 0)];

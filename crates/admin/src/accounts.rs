@@ -32,7 +32,6 @@ use zeroize::Zeroizing;
 
 use crate::{credential_issuer::signing_secret, problem::Problem};
 
-/// A store behind its cache.
 pub type Store = Directory<Database>;
 
 /// Default page size.
@@ -85,22 +84,19 @@ impl UserCursor {
 }
 
 impl Accounts {
-    /// With the settings of the server, including those from the store, and the store itself.
+    /// `settings` include those from the store.
     #[must_use]
     pub fn new(settings: Arc<Settings>, store: Option<Store>) -> Self {
         Self { settings, store, is_complete: true }
     }
 
-    /// With a store whose servers may have another configuration.
+    /// For a store whose servers may have another configuration.
     #[must_use]
     pub fn of_store(settings: Arc<Settings>, store: Store) -> Self {
         Self { settings, store: Some(store), is_complete: false }
     }
 
     /// Users of one realm or of all, those of the configuration first; 1 to [`PAGE`] at a time.
-    ///
-    /// # Errors
-    /// See [`Problem::code`].
     pub async fn users(
         &self,
         realm: Option<&str>,
@@ -141,10 +137,6 @@ impl Accounts {
         Ok(UserPage { users, next })
     }
 
-    /// Adds a user, or changes the password of one.
-    ///
-    /// # Errors
-    /// See [`Problem::code`].
     pub async fn put_user(&self, new: NewUser) -> Result<Change, Problem> {
         let NewUser { name, realm, password, only_new } = new;
         let password = Zeroizing::new(password);
@@ -165,10 +157,6 @@ impl Accounts {
         self.put(edit, USER, existing(only_new), name, realm).await
     }
 
-    /// Removes a user.
-    ///
-    /// # Errors
-    /// See [`Problem::code`].
     pub async fn remove_user(&self, realm: Option<&str>, name: &str) -> Result<Change, Problem> {
         let (realm, name) = (self.realm(realm)?, name.to_owned());
         let edit = Edit::RemoveUser { realm: realm.clone(), name: name.clone() };
@@ -177,9 +165,6 @@ impl Accounts {
     }
 
     /// Secrets of one realm or of all, sorted by realm and fingerprint.
-    ///
-    /// # Errors
-    /// See [`Problem::code`].
     pub async fn secrets(&self, realm: Option<&str>) -> Result<Secrets, Problem> {
         realm.map_or(Ok(()), check_realm)?;
         self.read().await?;
@@ -208,10 +193,6 @@ impl Accounts {
         Ok(Secrets { secrets })
     }
 
-    /// Adds a secret.
-    ///
-    /// # Errors
-    /// See [`Problem::code`].
     pub async fn put_secret(&self, new: NewSecret) -> Result<Change, Problem> {
         let secret = Secret::new(new.secret);
         check_secret(&secret)?;
@@ -221,10 +202,6 @@ impl Accounts {
         self.put(edit, SECRET, existing(new.only_new), fingerprint(&secret), realm).await
     }
 
-    /// Removes a secret by its fingerprint.
-    ///
-    /// # Errors
-    /// See [`Problem::code`].
     pub async fn remove_secret(&self, realm: Option<&str>, wanted: &str) -> Result<Change, Problem> {
         let realm = self.realm(realm)?;
         self.read().await?;
@@ -241,9 +218,6 @@ impl Accounts {
     }
 
     /// Makes another secret sign. The others stay valid until the credentials made with them have expired.
-    ///
-    /// # Errors
-    /// See [`Problem::code`].
     pub async fn rotate_secret(&self, rotation: Rotation) -> Result<Rotated, Problem> {
         let Rotation { realm, secret, overlap_s } = rotation;
         let realm = self.realm(realm.as_deref())?;
@@ -273,10 +247,6 @@ impl Accounts {
         Ok(Rotated { realm, fingerprint, store, until, note: note.or(of_configuration) })
     }
 
-    /// API keys, by name.
-    ///
-    /// # Errors
-    /// See [`Problem::code`].
     pub async fn keys(&self) -> Result<Keys, Problem> {
         self.read().await?;
         let Some(store) = &self.store else { return Ok(Keys::default()) };
@@ -287,10 +257,6 @@ impl Accounts {
         Ok(Keys { keys: store.api_keys().values().map(shown).collect() })
     }
 
-    /// Adds an API key.
-    ///
-    /// # Errors
-    /// See [`Problem::code`].
     pub async fn put_key(&self, new: NewKey) -> Result<Change, Problem> {
         let NewKey { name, sha256, realm, max_ttl, rate } = new;
         if !api_keys::is_name(&name) {
@@ -312,19 +278,11 @@ impl Accounts {
         self.put(Edit::PutApiKey(key), KEY, Existing::Keep, name, realm.unwrap_or_default()).await
     }
 
-    /// Removes an API key.
-    ///
-    /// # Errors
-    /// See [`Problem::code`].
     pub async fn remove_key(&self, name: &str) -> Result<Change, Problem> {
         let edit = Edit::RemoveApiKey { name: name.to_owned() };
         self.remove(edit, KEY, name.to_owned(), String::new()).await
     }
 
-    /// Realms in the store.
-    ///
-    /// # Errors
-    /// See [`Problem::code`].
     pub async fn realms(&self) -> Result<Vec<StoredRealm>, Problem> {
         self.read().await?;
         let Some(rules) = self.store.as_ref().and_then(Store::rules) else { return Ok(Vec::new()) };
@@ -345,9 +303,6 @@ impl Accounts {
     }
 
     /// Adds a realm, or changes the limits of one.
-    ///
-    /// # Errors
-    /// See [`Problem::code`].
     pub async fn put_realm(&self, new: NewRealm) -> Result<Change, Problem> {
         let NewRealm {
             name,
@@ -391,9 +346,6 @@ impl Accounts {
     }
 
     /// Removes a realm from the store.
-    ///
-    /// # Errors
-    /// See [`Problem::code`].
     pub async fn remove_realm(&self, name: &str) -> Result<Change, Problem> {
         let edit = Edit::RemoveRealm { realm: name.to_owned() };
         let removed = self.remove(edit, REALM, name.to_owned(), name.to_owned()).await;

@@ -139,7 +139,6 @@ fn write_line(via: &Via, What { request, path_bytes }: &What, response: &Respons
     );
 }
 
-/// Result of the check.
 enum Passes {
     Request,
     /// A CORS preflight.

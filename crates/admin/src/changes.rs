@@ -12,7 +12,6 @@ use tokio::sync::watch;
 
 use crate::problem::Problem;
 
-/// The changes of one interface.
 #[derive(Clone, Default)]
 pub(crate) struct Changes(Arc<watch::Sender<usize>>);
 
@@ -31,7 +30,6 @@ impl Changes {
         })
     }
 
-    /// Returns when no change is in progress.
     pub(crate) fn settled(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut count = self.0.subscribe();
         async move {

@@ -7,11 +7,9 @@ use turnpike_config::{Settings, realms};
 use turnpike_relay::{Listeners, RelayAddress, certificates::Certificate};
 use turnpike_turn::server::Transport;
 
-/// Sources of the URIs.
 pub(crate) struct ClientUris<'a> {
-    /// Current settings.
     pub(crate) settings: &'a Settings,
-    /// With actual ports.
+    /// Ports are the actual ones.
     pub(crate) listeners: &'a Listeners,
     /// Certificates for clients; without any there is no TLS.
     pub(crate) certificates: &'a [Certificate],
@@ -140,7 +138,6 @@ mod tests {
         Listeners { udp: all(udp), tcp: all(tcp), tls: all(tls), dtls: all(dtls) }
     }
 
-    /// As the configuration reads it.
     fn certificate(names: &[&str]) -> Vec<Certificate> {
         let (dir, made) = (Dir::new(), Made::new(names));
         let (cert, key) = (dir.file("cert.pem", &made.pem), dir.file("key.pem", &made.key));
@@ -153,7 +150,6 @@ mod tests {
         RelayAddress { bind: ip(bind), external: external.map(ip) }
     }
 
-    /// With a secret.
     fn settings() -> Settings {
         Settings { secrets: vec![Secret::new("north")], ..Settings::default() }
     }

@@ -60,7 +60,6 @@ const LAST_WORD: Duration = Duration::from_secs(1);
 /// Time for a new client to send its request and receive 503.
 const REFUSAL: Duration = Duration::from_secs(2);
 
-/// Limits of these connections, with the documented defaults.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Per listener. Another connection replaces the oldest idle one; if all are busy, it gets 503.
@@ -262,7 +261,7 @@ async fn speak<S>(
         let (answer, progress) = (router.call(request), progress.clone());
         async move {
             let answer = answer.await;
-            // From now on the response is being sent.
+            // The response is being sent from now on.
             progress.work();
             answer
         }
@@ -286,7 +285,7 @@ async fn speak<S>(
             {
                 let _ = time::timeout(limits.head, wire.refuse(problem)).await;
             }
-            // With any other error the client has left.
+            // Other errors mean that the client has left.
             if error.is_timeout() {
                 close_reasons.count(Closed::NoRequest);
             } else if error.is_parse() {

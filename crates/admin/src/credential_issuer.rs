@@ -23,7 +23,6 @@ use crate::{access::Audit, accounts::Store, client_uris::ClientUris, problem::Pr
 /// USERNAME also holds the time and a colon, in 508 bytes (RFC 8489 section 14.3).
 const LONGEST_USER: usize = 256;
 
-/// An issued credential.
 pub(crate) struct Issued {
     pub(crate) realm: String,
     /// Seconds.
@@ -93,19 +92,16 @@ pub(crate) static COUNTS: Counts = Counts {
 };
 
 impl Counts {
-    /// By kind.
     pub(crate) fn issued(&self) -> [(&'static str, u64); 2] {
         [("password", 0), ("token", 1)]
             .map(|(kind, index)| (kind, self.issued[index].load(Ordering::Relaxed)))
     }
 
-    /// By reason.
     pub(crate) fn refused(&self) -> [(&'static str, u64); REASONS.len()] {
         REASONS.map(|(name, reason)| (name, self.refused[reason as usize].load(Ordering::Relaxed)))
     }
 }
 
-/// A refused request.
 pub(crate) struct Refusal {
     pub(crate) reason: Reason,
     problem: Box<Problem>,
@@ -135,7 +131,6 @@ impl Refusal {
         Self { retry_after: Some(pause), ..self }
     }
 
-    /// Counts the refusal and returns the response.
     pub(crate) fn answer(self) -> Response {
         COUNTS.refused[self.reason as usize].fetch_add(1, Ordering::Relaxed);
         let mut response = (*self.problem).into_response();

@@ -41,7 +41,7 @@ const UNSENT: u32 = 4096;
 /// This user and root.
 const MODE: u32 = 0o600;
 
-/// Reason why an explicitly configured interface is missing; each message says what to change.
+/// Reason why an explicitly configured interface is missing; each message includes the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListenError {
@@ -103,17 +103,14 @@ pub type Lent = (String, OwnedFd);
 /// A bound interface that does not answer yet.
 pub struct Interface {
     bound: Vec<Bound>,
-    /// Access on loopback at the start, for the log.
     loopback: AdminAccess,
     predecessor: Option<Predecessor>,
 }
 
-/// A bound listener.
 pub(crate) struct Bound {
     pub(crate) listener: Listener,
     /// As configured.
     configured: String,
-    /// For log lines.
     pub(crate) shown: String,
     socket: OwnedFd,
     file: File,
@@ -280,7 +277,6 @@ impl Interface {
         self.bound.iter().filter_map(Bound::address).collect()
     }
 
-    /// Logs the addresses.
     pub fn say_where(&self) {
         if self.bound.is_empty() {
             tracing::info!("no admin interface");
@@ -297,10 +293,9 @@ impl Interface {
         }
     }
 
-    /// Starts answering.
     #[must_use = "it removes the files of its sockets when it is dropped"]
     pub fn serve(self, program: Arc<dyn Owner>) -> Serving {
-        // In a fleet, other nodes send requests even without a listener here.
+        // Other nodes of a fleet send requests even without a listener here.
         let is_asked = |fleet: &Arc<dyn FleetAdmin>| !self.bound.is_empty() || fleet.node().is_some();
         let others = program.fleet().filter(is_asked);
         if self.bound.is_empty() && others.is_none() {

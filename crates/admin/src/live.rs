@@ -46,11 +46,10 @@ const TICK: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Maximum watchers over all listeners; each uses a connection.
 pub(crate) const WATCHERS: usize = 8;
-/// Time for a watcher to receive what was sent.
+/// Time for a watcher to receive sent events.
 const SLOW: Duration = Duration::from_secs(10);
 /// Time after a request for which the program counts as watched.
 const WATCHED_MS: u64 = 15_000;
-/// Number of readings for the quantiles of allocation times.
 const MINUTE: usize = 60;
 
 /// Histogram of allocation times; the last bucket is unbounded.
@@ -69,7 +68,6 @@ pub(crate) struct Feed {
     asked_ms: AtomicU64,
 }
 
-/// A reading, shared by all watchers.
 pub(crate) struct Frame {
     pub(crate) live: Live,
     /// Serialized on first use.
@@ -89,7 +87,6 @@ fn event(name: &str, data: &impl serde::Serialize) -> Bytes {
 }
 
 impl Feed {
-    /// Starts reading. Must be called within a runtime.
     pub(crate) fn start(program: Arc<dyn Owner>) -> Arc<Self> {
         let feed = Arc::new(Self {
             program,

@@ -29,14 +29,12 @@ use crate::{access::Via, peer_requests};
 
 /// Name of the socket among those passed to a new process.
 pub(crate) const NAME: &str = "predecessor";
-/// Timeout of one answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Serialize, Deserialize)]
 struct PredecessorRequest {
     id: u64,
     method: String,
-    /// With the query.
     path: String,
     /// JSON; empty without a body.
     #[serde(default)]

@@ -178,7 +178,6 @@ pub(crate) const CODES: [Code; 56] = [
 ];
 
 impl Code {
-    /// A problem of this kind.
     pub(crate) fn example(&self, status: u16) -> Problem {
         let status = StatusCode::from_u16(status).unwrap_or_default();
         Problem::new(status, self.name, self.meaning.trim_end_matches('.'))

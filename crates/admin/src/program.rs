@@ -11,7 +11,6 @@ use turnpike_relay::{Relay, RelayState, certificates::Certificate};
 use crate::accounts::Store;
 
 pub trait Owner: Program {
-    /// Current settings.
     fn settings(&self) -> AdminSettings;
     /// `None` for a forwarder, and after the server has stopped.
     fn server(&self) -> Option<ServerView>;
@@ -47,7 +46,6 @@ impl ServerView {
     }
 }
 
-/// State of a program that was started at `at`.
 pub(crate) fn status_of(program: &dyn Owner, at: Timestamp, uptime: Duration) -> Status {
     let datapath = program.server().map(|server| {
         let kernel = server.relay.kernel().map(|_| "kernel".to_owned());

@@ -52,7 +52,6 @@ pub(crate) use input::whole;
 use input::{PathPart, body, bytes, form, path_part, query};
 use parameters::Parameters;
 
-/// State of the handlers.
 #[derive(Clone)]
 pub(crate) struct App {
     program: Arc<dyn Owner>,
@@ -210,7 +209,6 @@ impl Modify for Token {
     }
 }
 
-/// The server; must not be kept across a wait.
 fn server_of(program: &dyn Owner) -> Result<ServerView, Problem> {
     match program.server() {
         Some(server) => Ok(server),
@@ -237,7 +235,6 @@ async fn not_so(method: Method, uri: Uri) -> Problem {
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "no_such_method", detail)
 }
 
-/// A JSON response.
 struct Json<T>(T);
 
 impl<T: Serialize> IntoResponse for Json<T> {

@@ -28,7 +28,6 @@ pub(crate) struct Share {
 }
 
 impl Threads {
-    /// Shares by thread name.
     pub(crate) async fn shares(&self) -> HashMap<String, Share> {
         let usable = |sample: &Sample| (SHORTEST..LONGEST).contains(&sample.at.elapsed());
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).take().filter(usable);

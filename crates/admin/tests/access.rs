@@ -6,7 +6,6 @@ fn bearer(token: &str) -> (String, String) {
     ("Authorization".to_owned(), format!("Bearer {token}"))
 }
 
-/// Reads, or changes the log level, with this token.
 fn try_out(running: &Running, change: bool, token: Option<&str>) -> Answer {
     let token = token.map(bearer);
     let headers: Vec<(&str, &str)> =

@@ -118,7 +118,6 @@ fn invalid_names_are_refused_without_a_change() {
     assert!(!running.dir.path(STATE).exists(), "nothing was written");
 }
 
-/// The configuration overrides the store, so a change there would have no effect.
 #[test]
 fn configured_items_cannot_be_changed_in_the_store() {
     let running = Running::server(1);

@@ -13,7 +13,6 @@ impl Document {
         Self(running.get("/openapi.json").ok())
     }
 
-    /// Compares a response with the description of its operation.
     #[track_caller]
     fn check(&self, method: &str, path: &str, answer: &Answer) {
         let operation = &self.0["paths"][path][method.to_ascii_lowercase()];

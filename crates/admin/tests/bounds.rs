@@ -46,7 +46,6 @@ impl Case<'_> {
         assert_eq!(answer.status, 400, "{what}: {answer:?}");
     }
 
-    /// Tests the bounds of a schema; returns their number.
     fn try_bounds(&self, schema: &Value) -> usize {
         let mut tried = 0;
         if let Some(least) = schema["minimum"].as_u64() {

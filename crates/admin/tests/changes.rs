@@ -9,7 +9,6 @@ fn user(name: &str) -> String {
     json!({ "name": name, "password": "pw" }).to_string()
 }
 
-/// The store's users with this prefix.
 fn users(running: &Running, prefix: &str) -> BTreeSet<String> {
     let page = running.get("/v1/users?limit=1000").ok();
     let names =
@@ -25,7 +24,7 @@ fn change_of_a_departed_client_is_audited_and_announced() {
     let names: BTreeSet<String> = (0..30).map(|number| format!("leaver-{number:02}")).collect();
     for (number, name) in names.iter().enumerate() {
         let body = user(name);
-        // From zero up.
+        // The first one is zero.
         let pause = Duration::from_micros(100 * (number as u64 / 2 % 6));
         if number % 2 == 0 {
             let mut stream = UnixStream::connect(running.dir.path("a.sock")).unwrap();

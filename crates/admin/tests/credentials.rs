@@ -33,7 +33,6 @@ fn bearer(key: &str) -> String {
     format!("Bearer {key}")
 }
 
-/// Requests a credential with a key.
 fn ask(running: &Running, key: &str, body: &Value) -> Answer {
     let authorization = bearer(key);
     let headers = [("Authorization", authorization.as_str())];
@@ -45,7 +44,6 @@ fn fits(username: &str, password: &Value, secret: &str) -> bool {
     restapi_credentials::password(&Secret::new(secret), username).reveal() == password
 }
 
-/// Time and id of a username.
 fn parts(username: &str) -> (u64, &str) {
     restapi_credentials::parse(username).unwrap_or_else(|| panic!("{username} has no time"))
 }
@@ -105,7 +103,7 @@ fn rest_api_draft_works_with_get_and_post() {
             vec![("Content-Type", form.to_owned())],
             Some(format!("service=turn&username=alice&key={key}")),
         ),
-        // As Janus does: the same parameters in the URI and the body.
+        // Janus sends the same parameters in the URI and the body.
         ("POST", both.clone(), vec![("Content-Type", form.to_owned())], Some(both[2..].to_owned())),
     ] {
         let headers: Vec<(&str, &str)> =

@@ -2,7 +2,6 @@
 
 use crate::prelude::*;
 
-/// Message of a problem.
 fn detail(running: &Running, method: &str, path: &str, body: Option<&str>) -> String {
     let answer = running.ask(method, path, body);
     assert_eq!(answer.problem(400), "bad_request", "{method} {path}");

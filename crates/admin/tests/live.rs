@@ -26,7 +26,6 @@ pub(crate) fn refusal(client: &str, user: &str) -> Refusal {
     }
 }
 
-/// An open stream of events.
 struct Events {
     head: String,
     reader: BufReader<TcpStream>,

@@ -7,7 +7,6 @@ fn page(running: &Running, headers: &[(&str, &str)]) -> Answer {
     running.ask_tcp("GET", "/", &[headers, &[accept]].concat())
 }
 
-/// Files that the text refers to.
 fn files(text: &str) -> Vec<String> {
     let names = text.split("/web/").skip(1).filter_map(|rest| rest.split('"').next());
     names.map(|name| format!("/web/{name}")).collect()

@@ -21,7 +21,6 @@ pub enum TokenKeyError {
     Length(usize),
 }
 
-/// Decodes a base64 key.
 pub fn token_key(text: &Secret) -> Result<TokenKey, TokenKeyError> {
     let bytes = STANDARD.decode(text.reveal().trim()).map_err(|_| TokenKeyError::Encoding)?;
     let bytes = Zeroizing::new(bytes);

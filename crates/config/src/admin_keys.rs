@@ -29,13 +29,10 @@ pub struct AdminSettings {
     pub hosts: Vec<String>,
     /// Access of loopback clients without a token.
     pub loopback: AdminAccess,
-    /// Tokens with full access.
     pub tokens: Vec<Secret>,
-    /// Tokens with read access.
     pub read_tokens: Vec<Secret>,
     /// Certificate chain for addresses other than loopback, PEM.
     pub tls_cert: Option<PathBuf>,
-    /// PEM.
     pub tls_key: Option<PathBuf>,
     /// PEM file of the CAs whose clients have full access.
     pub client_ca: Option<PathBuf>,
@@ -66,7 +63,6 @@ impl AdminSettings {
         })
     }
 
-    /// Appends combinations that cannot work.
     pub(crate) fn check(&self, origin: impl Fn(&str) -> Origin, problems: &mut Vec<Mistake>) {
         let mut refuse = |key: &'static str, problem: String, expected: &str| {
             problems.push(Mistake::new(&origin(key), key, problem, expected));
@@ -289,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_contradicts_itself_is_refused() {
+    fn contradictions_are_refused() {
         for (change, told) in [
             (
                 (|settings| settings.tls_cert = Some("a".into())) as fn(&mut AdminSettings),

@@ -15,7 +15,6 @@ const PREFIX: &str = "tpk_";
 /// cannot be guessed from it.
 pub type KeyHash = [u8; 32];
 
-/// Makes a key of this name from random bytes.
 #[must_use]
 pub fn make(name: &str, random: [u8; 32]) -> Secret {
     Secret::new(format!("{PREFIX}{name}.{}", URL_SAFE_NO_PAD.encode(random)))

@@ -12,7 +12,6 @@ pub struct ReadCertificates<C> {
     pub certificates: Vec<C>,
     /// One mistake for each unusable file.
     pub problems: Vec<Mistake>,
-    /// Lines for the log.
     pub warnings: Vec<String>,
 }
 
@@ -22,7 +21,6 @@ impl<C> Default for ReadCertificates<C> {
     }
 }
 
-/// All certificate and key files.
 pub fn files(settings: &Settings) -> impl Iterator<Item = PathBuf> {
     named(settings).into_iter().flat_map(|(_, files)| [files.cert, files.key])
 }

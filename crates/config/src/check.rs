@@ -122,7 +122,7 @@ impl Judge<'_> {
             );
         } else {
             let problem = format!(
-                "{listener} is taken: the admin interface is on {admin} unless admin.listen says otherwise"
+                "{listener} is taken: the admin interface is on {admin} unless admin.listen changes it"
             );
             self.refuse(key, problem, "another port, or another admin.listen (--admin)");
         }
@@ -407,7 +407,7 @@ impl Judge<'_> {
         let limit = settings.fleet.allocations as usize;
         if limit > 0 && of_realms.is_some_and(|most| most > limit) {
             let problem = format!("a [[realm]] may have more than {limit}");
-            self.refuse("fleet.allocations", problem, "at least what each realm may have, or 0");
+            self.refuse("fleet.allocations", problem, "at least the limit of each realm, or 0");
         }
     }
 }
@@ -479,7 +479,6 @@ pub(crate) fn doubts(settings: &Settings) -> Vec<String> {
     doubts
 }
 
-/// TCP listeners and the keys that name them.
 fn stream_listeners(settings: &Settings) -> impl Iterator<Item = (&'static str, SocketAddr)> + '_ {
     let tcp = settings.listen.iter().filter(|_| settings.tcp).map(|at| ("server.listen", *at));
     tcp.chain(settings.tls_listen.iter().map(|at| ("tls.listen", *at)))
@@ -550,7 +549,6 @@ fn alternates(settings: &Settings, problems: &mut Vec<Mistake>) {
     }
 }
 
-/// Appends mistakes in one `[[realm]]` that depend on other settings.
 fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems: &mut Vec<Mistake>) {
     let name = &realm.name;
     let listens = |address: &SocketAddr| listeners(settings).any(|(_, listener)| listener == *address);
@@ -597,7 +595,7 @@ fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems:
             );
         }
     }
-    // In a fleet, a realm's limit covers all nodes together.
+    // A realm's limit covers all nodes of a fleet together.
     let alone = settings.fleet.url.is_none();
     if alone && realm.max_allocations.is_some_and(|most| most > settings.allocation_limits.allocations) {
         refuse(

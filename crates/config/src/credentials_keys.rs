@@ -21,7 +21,6 @@ pub struct CredentialsSettings {
     /// Certificate chain for addresses other than loopback, PEM. Without it, the certificate of `[tls]` is
     /// used.
     pub tls_cert: Option<PathBuf>,
-    /// PEM.
     pub tls_key: Option<PathBuf>,
     /// Host names accepted beside IP addresses, `localhost`, the public names and those in the certificate.
     pub hosts: Vec<String>,
@@ -127,7 +126,6 @@ impl Settings {
 }
 
 impl CredentialsSettings {
-    /// Appends combinations that cannot work.
     pub(crate) fn check(settings: &Settings, problems: &mut Vec<Mistake>) {
         let mut refuse = |key: &'static str, problem: String, expected: &str| {
             problems.push(Mistake::new(settings.origin(key), key, problem, expected));
@@ -261,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_contradicts_itself_is_refused() {
+    fn contradictions_are_refused() {
         for (change, told) in [
             (
                 (|settings| settings.credentials.tls_cert = Some("a".into())) as fn(&mut Settings),

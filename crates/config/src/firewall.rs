@@ -20,9 +20,7 @@ pub enum FirewallFormat {
     Iptables,
     /// Commands for Ubuntu's ufw.
     Ufw,
-    /// AWS CLI command for a security group.
     Aws,
-    /// gcloud commands.
     Gcp,
 }
 
@@ -39,7 +37,6 @@ struct Opening {
     transport: Transport,
     place: Place,
     ports: RangeInclusive<u16>,
-    /// Purpose of the ports.
     what: String,
 }
 
@@ -112,7 +109,6 @@ impl Firewall {
         all
     }
 
-    /// Openings for a forwarder: the listeners of its rules.
     #[must_use]
     pub fn of_forwarder(settings: &ForwardSettings) -> Self {
         let mut all = Self::default();
@@ -236,7 +232,6 @@ impl Place {
 }
 
 impl Opening {
-    /// Formats one port, or `first` and `last` joined by `between`.
     fn ports(&self, between: &str) -> String {
         match (self.ports.start(), self.ports.end()) {
             (first, last) if first == last => first.to_string(),

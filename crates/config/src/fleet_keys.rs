@@ -23,7 +23,6 @@ pub struct FleetSettings {
     pub secret: Option<Secret>,
     /// Selects one of several fleets in a store.
     pub name: NodeName,
-    /// Node name; `None` for the host name.
     pub node: Option<NodeName>,
     /// Location; nodes of one zone are near each other.
     pub zone: Option<NodeName>,
@@ -78,7 +77,6 @@ pub enum FleetRedirect {
     Always,
 }
 
-/// May hold a password.
 pub(super) const URL: Kind<Option<Secret>> = Kind::one(
     "redis://:PASSWORD@HOST, rediss://..., redis+sentinel://:PASSWORD@HOST,HOST,HOST/MASTER or redis+cluster://:PASSWORD@HOST,HOST, \"\" for no fleet",
     |reader, node| match &node.value {

@@ -15,9 +15,7 @@ pub(crate) struct KeySpec<S> {
     pub(crate) expected: &'static str,
     /// Flags can repeat, and environment variables are split at commas.
     pub(crate) list: bool,
-    /// Masked in output.
     pub(crate) secret: bool,
-    /// Applied by a reload.
     pub(crate) reload: bool,
     /// Reads a value into the settings; `None` on a mistake.
     pub(crate) apply: fn(&mut Reader<'_>, &Node, &mut S) -> Option<()>,
@@ -58,7 +56,6 @@ impl<S> KeySpec<S> {
         format!("TURNPIKE_{}", self.path.replace('.', "_").to_uppercase())
     }
 
-    /// Names of its environment variables.
     pub(crate) fn variables(&self) -> [String; 2] {
         let name = self.variable();
         let file = format!("{name}_FILE");
@@ -68,11 +65,8 @@ impl<S> KeySpec<S> {
 
 /// Type of a value, shared by keys of one or several tables.
 pub(crate) struct Kind<T> {
-    /// As [`KeySpec::expected`].
     pub(crate) expected: &'static str,
-    /// As [`KeySpec::list`].
     pub(crate) list: bool,
-    /// As [`KeySpec::secret`].
     pub(crate) secret: bool,
     pub(crate) read: fn(&mut Reader<'_>, &Node) -> Option<T>,
     /// Inverse of `read`: formats a value as TOML.
@@ -97,7 +91,6 @@ impl<T> Kind<T> {
         Self { expected, list: true, secret: false, read, show }
     }
 
-    /// Marks the value as secret.
     pub(crate) const fn secret(self) -> Self {
         let Self { expected, list, read, show, .. } = self;
         Self { expected, list, secret: true, read, show }
@@ -319,7 +312,6 @@ pub(crate) fn unchangeable<S>(keys: &[KeySpec<S>], old: &S, new: &S) -> Vec<&'st
     differing.map(|spec| spec.path).collect()
 }
 
-/// For [`scalar!`].
 pub(crate) fn are_shown_otherwise<S>(one: &S, other: &S, show: fn(&S) -> String) -> bool {
     show(one) != show(other)
 }

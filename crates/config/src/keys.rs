@@ -26,7 +26,6 @@ pub(super) fn address(text: &str) -> Result<SocketAddr, &'static str> {
     zoned(socket_address(text))
 }
 
-/// Converts the error of an address with a zone.
 pub(super) fn zoned<T>(read: Result<T, AddressError>) -> Result<T, &'static str> {
     read.map_err(|error| match error {
         AddressError::Form => "",

@@ -67,7 +67,6 @@ fn show_rate(rate: &Option<u64>) -> String {
     rate.map_or_else(|| quoted("none"), |rate| rate.to_string())
 }
 
-/// Rates of a `[[realm]]`, with inherited values.
 pub(super) fn rates_of(settings: &Settings, realm: &RealmSettings) -> Rates {
     Rates {
         per_allocation: realm.rate_per_allocation.unwrap_or(settings.rate_per_allocation),

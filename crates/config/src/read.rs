@@ -16,7 +16,6 @@ pub struct Checks {
 }
 
 impl Checks {
-    /// Accepts every value.
     pub const NONE: Self = Self { log_filter: |_| Ok(()), turn_uri: |uri| Ok(uri.to_owned()) };
 }
 
@@ -107,7 +106,6 @@ impl<'a> Reader<'a> {
         self.parsed(node, |text| text.trim().parse::<T>().map_err(|_| ""))
     }
 
-    /// Reads every item of a list. One bad item makes the result `None`, but all items are checked.
     pub(crate) fn list<T>(
         &mut self,
         node: &Node,

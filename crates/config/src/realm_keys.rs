@@ -62,7 +62,6 @@ impl RealmSettings {
         has_more || !matches!(self.place.0, Origin::Default)
     }
 
-    /// Keys that differ in `new`.
     pub fn changed(&self, new: &Self) -> Vec<Change> {
         key::changes(REALM_KEYS, self, new)
     }

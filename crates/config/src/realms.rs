@@ -15,7 +15,6 @@ pub const MOST_REALMS: usize = 65_534;
 pub struct RealmView<'a> {
     pub name: &'a str,
     pub users: &'a [User],
-    /// Shared secrets of time-limited credentials.
     pub secrets: &'a [Secret],
     listen: &'a [SocketAddr],
     server_names: &'a [String],
@@ -133,7 +132,6 @@ pub fn served_at(realms: &[RealmView<'_>], listener: SocketAddr, server_name: Op
     }
 }
 
-/// Server names that select a realm.
 pub fn server_names(settings: &Settings) -> impl Iterator<Item = &str> {
     settings.realms.iter().flat_map(|realm| &realm.server_names).map(String::as_str)
 }
@@ -154,14 +152,13 @@ impl RealmView<'_> {
         !allow_md5 || !self.stores_md5 && self.users.iter().all(has_sha256)
     }
 
-    /// With username anonymity, a client sends a hash of its name (RFC 8489 section 9.2). Time-limited names,
+    /// Username anonymity: a client sends a hash of its name (RFC 8489 section 9.2). Time-limited names,
     /// kids and users of a store cannot be found by hash, so a realm with any of these must not offer it.
     pub fn has_anonymity(&self) -> bool {
         self.secrets.is_empty() && !self.tokens && !self.has_store
     }
 }
 
-/// Realms with limits of their own.
 pub fn limits(settings: &Settings) -> Vec<RealmLimits> {
     let limits = all(settings).into_iter().map(|realm| RealmLimits {
         realm: realm.name.to_owned(),

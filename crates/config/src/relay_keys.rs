@@ -19,7 +19,6 @@ pub enum RelayPlace {
 }
 
 impl RelayPlace {
-    /// The entry's address, unless it is detected.
     #[must_use]
     pub fn fixed(&self) -> Option<RelayAddress> {
         match self {
@@ -106,7 +105,6 @@ fn place(text: &str) -> Result<RelayPlace, String> {
     }
 }
 
-/// Parses `LOCAL` or `LOCAL=PUBLIC`.
 pub(crate) fn address(text: &str) -> Result<RelayAddress, String> {
     if let Some((public, local)) = text.split_once('/')
         && let (Ok(public), Ok(local)) = (unicast(public), unicast(local))

@@ -23,7 +23,6 @@ pub fn new_secret(random: [u8; 32]) -> Secret {
     Secret::new(hex::encode(random))
 }
 
-/// Password of a time-limited username.
 pub fn password(secret: &Secret, username: &str) -> Secret {
     let mut mac = Hmac::<Sha1>::new_from_slice(secret.reveal().as_bytes())
         .unwrap_or_else(|_| unreachable!("any key length"));

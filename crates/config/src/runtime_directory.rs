@@ -22,7 +22,6 @@ pub enum Origin {
     Service,
     /// `XDG_RUNTIME_DIR`: the session of a logged-in user.
     Session,
-    /// Neither is set.
     Fallback,
 }
 

@@ -17,7 +17,7 @@ pub struct SandboxSettings {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SandboxMode {
-    /// As far as the kernel supports it.
+    /// Best effort: as far as the kernel supports it.
     #[default]
     On,
     Off,
@@ -26,7 +26,6 @@ pub enum SandboxMode {
 pub(crate) const MODE: Kind<SandboxMode> =
     named!("\"on\" or \"off\"", "on" => SandboxMode::On, "off" => SandboxMode::Off);
 
-/// `sandbox.read` and `sandbox.write`.
 pub(crate) const DIRECTORIES: Kind<Vec<PathBuf>> = Kind::list(
     "a list of absolute paths of directories, such as [\"/srv/certificates\"]",
     |reader, node| {

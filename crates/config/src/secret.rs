@@ -12,7 +12,6 @@ pub(crate) const MASK: &str = "***";
 pub struct Secret(Zeroizing<String>);
 
 impl Secret {
-    /// Wraps a secret. Takes a `String` without copying; copies anything else.
     pub fn new(text: impl Into<String>) -> Self {
         Self(Zeroizing::new(text.into()))
     }

@@ -47,9 +47,7 @@ settings! {
             SocketAddr::from((Ipv4Addr::UNSPECIFIED, 3478)),
             SocketAddr::from((Ipv6Addr::UNSPECIFIED, 3478)),
         ], reload "server.listen" keys::ADDRESSES;
-        /// Applies to `listen`.
         udp: bool = true, reload "server.udp" kind::SWITCH;
-        /// Applies to `listen`.
         tcp: bool = true, reload "server.tcp" kind::SWITCH;
         /// Proxies whose connections start with a PROXY header.
         proxy_protocol_from: Vec<Cidr> = Vec::new(), reload "server.proxy_protocol_from" keys::CIDRS;
@@ -65,12 +63,10 @@ settings! {
         coalesce_us: u32 = 0, start "server.coalesce_us" number!(u32, "microseconds", 0..=1000);
         tls_listen: Vec<SocketAddr> = Vec::new(),
             reload "tls.listen" keys::ADDRESSES => keys::SECURE_ADDRESSES;
-        /// Refuses plain TCP on the TLS listeners.
         tls_only: bool = false, reload "tls.only" kind::SWITCH;
         /// Default certificate chain, PEM.
         tls_cert: Option<PathBuf> = None,
             reload "tls.cert" kind::FILE => "the path of a PEM file with the certificate chain, \"\" for none";
-        /// PEM.
         tls_key: Option<PathBuf> = None,
             reload "tls.key" kind::FILE => "the path of a PEM file with the private key, \"\" for none";
         /// Further certificates, selected by server name.
@@ -95,7 +91,6 @@ settings! {
         channels_permit: bool = true, reload "relay.channels_permit" kind::SWITCH;
         /// TCP relaying (RFC 6062).
         relay_tcp: bool = true, reload "relay.tcp" kind::SWITCH;
-        /// Mobility (RFC 8016).
         mobility: bool = true, reload "relay.mobility" kind::SWITCH;
         auth_required: bool = true, reload "auth.required" kind::SWITCH;
         users: Vec<User> = Vec::new(), reload "auth.users" keys::USERS;
@@ -144,7 +139,6 @@ settings! {
         rate_per_allocation: Option<u64> = None, reload "limits.bits_per_second_per_allocation" RATE;
         /// Burst size as milliseconds of these rates.
         burst_ms: u32 = 250, reload "limits.burst" number!(u32, "milliseconds", 10..=10_000);
-        /// Limits per allocation and lifetimes.
         limits: ServerLimits = ServerLimits::default(),
             reload "limits.permissions" .permissions number!(usize, "a number per allocation", 1..=65_535),
             reload "limits.channels" .channels
@@ -158,7 +152,6 @@ settings! {
             reload "limits.default_lifetime" .default_lifetime number!(u32, "seconds", 60..=86_400),
             reload "limits.max_lifetime" .max_lifetime number!(u32, "seconds", 60..=86_400),
             reload "limits.end_with_credential" .end_with_credential kind::SWITCH;
-        /// Limits of client connections.
         connection_limits: ConnectionLimits = ConnectionLimits::default(),
             reload "limits.idle_connections" .idle_connections number!(usize, "a number", 1..=1_000_000),
             reload "limits.idle_connections_per_address" .idle_connections_per_address
@@ -243,12 +236,10 @@ settings! {
 }
 
 impl Settings {
-    /// Origin of the value of a key such as `admin.listen`.
     pub fn origin(&self, key: &str) -> &Origin {
         self.origins.get(key).unwrap_or(&Origin::Default)
     }
 
-    /// Returns true if any source sets this key.
     pub fn is_explicit(&self, key: &str) -> bool {
         self.origins.contains_key(key)
     }
@@ -262,7 +253,6 @@ impl Settings {
             + &tables::as_toml("alternate", ALTERNATE_KEYS, alternates)
     }
 
-    /// Keys that differ in `new` and need a restart.
     pub fn unchangeable(&self, new: &Self) -> Vec<&'static str> {
         key::unchangeable(KEYS, self, new)
     }

@@ -30,7 +30,6 @@ impl Flags {
         self.node_from(spec, Origin::Flag)
     }
 
-    /// Reads values that come from an environment variable instead of a typed flag.
     pub(crate) fn variable<S>(&self, spec: &KeySpec<S>) -> Option<Node> {
         self.node_from(spec, |name| Origin::Environment(name.to_owned()))
     }

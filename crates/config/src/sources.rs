@@ -21,9 +21,7 @@ pub struct Loaded<C> {
     pub settings: Settings,
     /// Starts with the default certificate.
     pub certificates: Vec<C>,
-    /// Mistakes in certificate files.
     pub certificate_problems: Vec<Mistake>,
-    /// Lines for the log.
     pub warnings: Vec<String>,
 }
 
@@ -80,10 +78,6 @@ impl Sources {
         self.merge(&entries, problems, certificates)
     }
 
-    /// Loads the settings without reading certificates.
-    ///
-    /// # Errors
-    /// As [`Sources::load`].
     pub fn settings(&self) -> Result<Settings, Mistakes> {
         Ok(self.load(|_| ReadCertificates::<()>::default())?.settings)
     }
@@ -153,7 +147,6 @@ impl Sources {
         origins
     }
 
-    /// Warnings about files with secrets that every local user can read.
     pub(crate) fn exposed(&self, file: &[Entry]) -> Vec<String> {
         let with_secrets = world_readable::files(file, &self.environment);
         with_secrets
@@ -162,7 +155,6 @@ impl Sources {
             .collect()
     }
 
-    /// Warnings about unknown environment variables with our prefix.
     pub(crate) fn unknown_variables(&self) -> Vec<String> {
         source::unknown_variables(&self.environment, &known_variables())
     }

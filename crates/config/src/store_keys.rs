@@ -13,9 +13,8 @@ use super::{
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreSettings {
-    /// As the operator wrote it; `None` for the embedded store.
+    /// Unparsed; `None` for the embedded store.
     pub url: Option<Secret>,
-    /// Directory of the embedded store.
     pub state: StateDir,
     /// Connection pool size for PostgreSQL and MySQL.
     pub connections: usize,
@@ -25,7 +24,6 @@ pub struct StoreSettings {
     pub unavailable: WhenUnavailable,
     /// Seconds between reads of everything except users.
     pub refresh: u32,
-    /// Maximum cached users.
     pub cache_users: usize,
     /// Seconds that a user is cached.
     pub cache_lifetime: u32,
@@ -76,9 +74,7 @@ pub enum WhenUnavailable {
 pub struct Stored {
     /// A store is in use that may have users.
     pub in_use: bool,
-    /// Limit of `server.realm`.
     pub allocations: Option<usize>,
-    /// Limit per user of `server.realm`.
     pub allocations_per_user: Option<usize>,
     /// Limit per allocation of `server.realm`, in bits per second.
     pub rate_per_allocation: Option<u64>,
@@ -88,12 +84,10 @@ pub struct Stored {
     pub md5_only: Option<BTreeSet<String>>,
 }
 
-/// May hold a password.
 pub(super) const URL: Kind<Option<Secret>> = Kind::one(
     "postgres://USER:PASSWORD@HOST/DATABASE, mysql://..., redis://..., rediss://..., sqlite:///PATH or a line of \
                turnserver.conf (psql-userdb=...), \"\" for the embedded store",
     |reader, node| match &node.value {
-        // The value from a file is a list of lines.
         Value::List(lines) if lines.len() == 1 => reader.secret(&lines[0]).map(Some),
         _ => reader.secret(node).map(|url| Some(url).filter(|url| !url.reveal().is_empty())),
     },

@@ -48,7 +48,6 @@ pub(crate) fn read<S: Default>(
     read
 }
 
-/// Formats the tables as in a file.
 pub(crate) fn as_toml<'a, S: 'a>(
     name: &'static str,
     keys: &'static [KeySpec<S>],

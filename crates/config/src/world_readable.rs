@@ -54,7 +54,6 @@ fn look_into<S>(table: &Value, keys: &[KeySpec<S>], section: &str, found: &mut B
     }
 }
 
-/// Finds users, shared secrets and token keys in each form.
 fn secrets_in(node: &Node, found: &mut BTreeSet<PathBuf>) {
     match &node.value {
         Value::Text(text) if !text.is_empty() => {

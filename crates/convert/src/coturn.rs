@@ -96,7 +96,6 @@ fn is_own(ip: IpAddr) -> bool {
     !ip.is_unspecified() && !ip.is_multicast() && from().is_ok_and(|from| from.ip() == ip)
 }
 
-/// Translates settings; `name` is their source in the result.
 fn translate<'a>(
     name: &str,
     all: impl Iterator<Item = Setting<'a>>,

@@ -2,7 +2,6 @@
 
 use turnpike_wire::escape;
 
-/// A list of strings.
 pub fn strings<T: ToString>(items: &[T]) -> String {
     list(items.iter().map(|item| quoted(&item.to_string())))
 }

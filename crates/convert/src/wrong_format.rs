@@ -112,7 +112,6 @@ struct Found {
     column: usize,
 }
 
-/// A line with content.
 struct Line<'a> {
     number: usize,
     column: usize,

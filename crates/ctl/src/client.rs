@@ -39,13 +39,10 @@ const PATIENCE: Duration = Duration::from_secs(35);
 /// Default port of a URL.
 const HTTPS: u16 = 443;
 
-/// Address of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     Unix(PathBuf),
-    /// Plain HTTP.
     Tcp(SocketAddr),
-    /// HTTPS: host and port.
     Tls(String, u16),
 }
 
@@ -98,30 +95,17 @@ fn bracketed(host: &str, port: u16) -> String {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// No program is listening.
     #[error("no running turnpike serve was found, at {}; for another address, use --admin unix:/PATH", .tried.join(" or "))]
-    Nobody {
-        /// Addresses that were tried.
-        tried: Vec<String>,
-    },
-    /// Permission denied.
+    Nobody { tried: Vec<String> },
     #[error("{target} belongs to another user: run this command as that user, or as root")]
     Forbidden { target: Target },
-    /// The connection failed.
     #[error("{target} does not answer: {source}")]
     Broken { target: Target, source: io::Error },
-    /// The program refused the request.
     #[error("{}{}", .0.detail, listed(&.0.errors))]
     Refused(Problem),
     /// Not a turnpike, or another version.
     #[error("unexpected answer of {target} ({status}): {why}")]
-    Strange {
-        target: Target,
-        /// HTTP status.
-        status: u16,
-        why: String,
-    },
-    /// The token file cannot be read.
+    Strange { target: Target, status: u16, why: String },
     #[error("cannot read the token in {}: {source}", path.display())]
     Token { path: PathBuf, source: io::Error },
 }
@@ -131,7 +115,6 @@ pub(crate) fn listed(lines: &[String]) -> String {
     lines.iter().map(|line| format!("\n{line}")).collect()
 }
 
-/// Client of one program.
 pub struct Client {
     targets: Vec<Target>,
     /// Target of the last answer.
@@ -185,7 +168,6 @@ impl Client {
         self
     }
 
-    /// Trusts the CAs or the certificate in this file instead of the system's CAs.
     #[must_use]
     pub fn trusting(mut self, ca: Option<PathBuf>) -> Self {
         self.ca = ca;
@@ -227,18 +209,10 @@ impl Client {
         }
     }
 
-    /// Sends GET.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         self.ask(Method::GET, path, Bytes::new())
     }
 
-    /// Sends POST.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
     pub fn post<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -248,18 +222,11 @@ impl Client {
         self.ask(Method::POST, path, body.unwrap_or_default().into())
     }
 
-    /// Sends DELETE.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
     pub fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         self.ask(Method::DELETE, path, Bytes::new())
     }
 
     /// Text of `/livez` or `/readyz`, and true for a success status.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
     pub fn words(&self, path: &str) -> Result<(bool, String), ClientError> {
         let (_, status, bytes) = self.answer(&Method::GET, path, &Bytes::new())?;
         Ok((status.is_success(), String::from_utf8_lossy(&bytes).trim().to_owned()))
@@ -333,7 +300,6 @@ impl Client {
     }
 }
 
-/// Explains a failed handshake.
 fn in_words(error: io::Error) -> io::Error {
     let of_tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()).map(explain);
     of_tls.map_or(error, io::Error::other)

@@ -27,7 +27,6 @@ use crate::{
     table::{Table, write_members},
 };
 
-/// Sessions per request.
 const PAGE: usize = 1000;
 
 #[derive(Debug, thiserror::Error)]
@@ -35,10 +34,8 @@ pub enum CommandError {
     /// No answer, or a refusal.
     #[error(transparent)]
     Client(ClientError),
-    /// Refused by a running program or by this process.
     #[error("{}{}", .0.detail, listed(&.0.errors))]
     Refused(Problem),
-    /// The interactive screen needs a terminal.
     #[error("standard input or output is not a terminal: use --once or --json")]
     NoTerminal,
     /// The program runs but is not ready.
@@ -74,14 +71,13 @@ impl CommandError {
 /// Filter of sessions; all conditions must match. The server validates the values.
 #[derive(Clone, Debug, Default)]
 pub struct Sessions {
-    /// Username, or the name used for quotas.
     pub user: Option<String>,
     pub realm: Option<String>,
     /// Address with port, address, or prefix.
     pub client: Option<String>,
     /// `udp`, `tcp`, `tls` or `dtls`.
     pub transport: Option<String>,
-    /// In the same forms as `client`.
+    /// Same forms as `client`.
     pub relayed: Option<String>,
     pub limit: Option<usize>,
 }
@@ -93,10 +89,6 @@ impl Sessions {
     }
 }
 
-/// Lists sessions, page by page. JSON output is one array.
-///
-/// # Errors
-/// See [`CommandError`].
 pub fn list_sessions(
     client: &Client,
     wanted: Sessions,
@@ -114,10 +106,6 @@ pub fn list_sessions(
     Ok(list.end_without(out, "no sessions", &silent)?)
 }
 
-/// Shows all details of a session.
-///
-/// # Errors
-/// See [`CommandError`].
 pub fn show_session(
     client: &Client,
     id: &str,
@@ -130,10 +118,6 @@ pub fn show_session(
     Ok(shown?)
 }
 
-/// Ends a session.
-///
-/// # Errors
-/// See [`CommandError`].
 pub fn end_session(
     client: &Client,
     id: &str,
@@ -155,9 +139,6 @@ pub fn end_session(
 }
 
 /// Drains the program; it ends with its last session, after `deadline_s` seconds at the latest.
-///
-/// # Errors
-/// See [`CommandError`].
 pub fn drain(
     client: &Client,
     deadline_s: Option<u32>,
@@ -175,10 +156,6 @@ pub fn drain(
     Ok(())
 }
 
-/// Reloads the configuration and shows the changes.
-///
-/// # Errors
-/// See [`CommandError`].
 pub fn reload(client: &Client, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
     let reloaded: Reloaded = client.post("/v1/reload", None::<&()>)?;
     if json {
@@ -223,7 +200,6 @@ fn each_page<P: DeserializeOwned>(
     Ok(())
 }
 
-/// Path of a session; strips characters that are invalid in a path.
 fn path_of(id: &str) -> String {
     let plain = id.chars().filter(char::is_ascii_alphanumeric).collect::<String>();
     format!("/v1/sessions/{}", if plain.is_empty() { "-" } else { &plain })
@@ -247,7 +223,7 @@ fn write_json(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
 
 /// Rows that are written page by page.
 enum List<const N: usize> {
-    /// With the number of rows.
+    /// The last field is the number of rows.
     Table(Table<N>, Format, usize),
     /// True after the first row.
     Json(bool),

@@ -12,7 +12,6 @@ use turnpike_wire::escape;
 /// Blanks between two columns.
 const GAP: usize = 2;
 
-/// Output format of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     Json,
@@ -56,7 +55,6 @@ pub(crate) struct Table<const N: usize> {
 }
 
 enum Layout<const N: usize> {
-    /// Widths of the columns.
     Table([usize; N]),
     Records,
 }
@@ -109,7 +107,6 @@ impl<const N: usize> Table<N> {
     }
 }
 
-/// Writes titles and values, one per line.
 pub(crate) fn write_members(
     out: &mut dyn Write,
     members: &[(&str, String)],

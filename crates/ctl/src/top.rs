@@ -126,7 +126,6 @@ fn is_node(told: &Told) -> bool {
     matches!(told, Told::Live(live) if live.status.node.is_some())
 }
 
-/// User input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Key {
     Quit,
@@ -160,7 +159,6 @@ fn key(patience: Duration) -> io::Result<Option<Key>> {
     }))
 }
 
-/// Draws updates and handles keys.
 fn interact(
     screen: &mut Screen,
     told: &Receiver<Told>,

@@ -97,7 +97,6 @@ impl Ban {
         Self { subject, until, reason, lifted: 0, id: 0 }
     }
 
-    /// Sets [`Ban::id`].
     #[must_use]
     pub fn with_id(self, id: u64) -> Self {
         Self { id, ..self }
@@ -108,7 +107,6 @@ impl Ban {
         unix < self.until
     }
 
-    /// Returns true if `self` lifts `other`.
     fn lifts(&self, other: &Self) -> bool {
         // Versions without ids drop them.
         let is_same = self.id == other.id || self.id == 0 || other.id == 0;
@@ -224,7 +222,6 @@ impl Bans {
         }
     }
 
-    /// Adds a ban, replacing one of the same subject.
     pub fn put(&mut self, ban: Ban) {
         self.remove(&ban.subject);
         if self.len() >= Self::MOST {
@@ -332,7 +329,6 @@ impl Bans {
         self.users.values().chain(self.clients.iter().map(|(_, ban)| ban))
     }
 
-    /// Number of bans that [`Self::iter`] returns.
     #[must_use]
     pub fn len(&self) -> usize {
         self.users.len() + self.clients.len()

@@ -11,15 +11,12 @@ const AHEAD_S: u64 = 60;
 /// Seconds that a key is kept after its last use. A mobility ticket is as old as the last move of its
 /// allocation.
 const KEPT_S: u64 = 7 * 86_400;
-/// Maximum number of keys.
 const MOST: usize = 64;
 
-/// A key and the time of its first use.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Key {
     /// Unix seconds.
     pub from: u64,
-    /// Random.
     pub bytes: [u8; 32],
 }
 
@@ -40,7 +37,6 @@ impl fmt::Debug for Key {
 pub struct KeyRing {
     /// 1 for the first; increases with each change.
     pub version: u64,
-    /// Ordered by time of first use.
     keys: Vec<Key>,
 }
 

@@ -2,8 +2,8 @@
 //! store in the background, for many buckets at a time; no request waits for an answer.
 //!
 //! ```text
-//!            limit ┬───────────────────────────── Full: what the node holds
-//!                  │  held by A │ held by B │ …    Heavy: what the node holds, and one beyond its reported use
+//!            limit ┬───────────────────────────── Full: the node's own quota
+//!                  │  held by A │ held by B │ …    Heavy: its quota, and one beyond its reported use
 //!          limit/2 ┼─────────────────────────────
 //!                  │                               Calm: the node's equal share of the rest, and at least a few
 //!                0 ┴─────────────────────────────
@@ -19,7 +19,7 @@
 //! A node reports absolute numbers, never differences, so each report repairs lost ones.
 //!
 //! A node keeps its quota if the store forgets it. Until the store knows again what all nodes hold
-//! ([`Books`]), it grants nothing: each node claims what it has ([`reclaim`]) and serves its equal share of
+//! ([`Books`]), it grants nothing: each node claims its quota ([`reclaim`]) and serves its equal share of
 //! each limit. A short excess is better than a refused call.
 
 use foldhash::quality::RandomState;
@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Bucket(pub [u8; 16]);
 
-/// How much of a bucket all nodes hold, as last reported by the store.
+/// Share of a bucket that all nodes hold, as last reported by the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// Less than half.
@@ -61,7 +61,7 @@ impl Level {
 }
 
 /// The store's grant for a node that uses `used` and wants `want`. All nodes hold `sum`, of which this one
-/// held `old`. Returns what the node and all nodes hold then. Reported use is always accepted, even above the
+/// held `old`. Returns the new quotas of the node and of all nodes. Reported use is always accepted, even above the
 /// limit. The store's script does the same.
 #[must_use]
 pub fn grant(limit: u32, nodes: u32, sum: u32, old: u32, used: u32, want: u32) -> (u32, u32, Level) {
@@ -90,7 +90,7 @@ pub enum Books {
     Whole,
     /// Incomplete. This node remembers its grants and how much was left.
     Recovering,
-    /// Incomplete or not yet queried, and this node has just started and does not know what the others hold.
+    /// Incomplete or not yet queried, and this node has just started and does not know the others' quotas.
     #[default]
     Unknown,
 }
@@ -109,21 +109,17 @@ pub struct Terms {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ask {
     pub bucket: Bucket,
-    /// Limit for all nodes together.
     pub limit: u32,
     /// Used by this node.
     pub used: u32,
-    /// Wanted by this node, including `used`.
     pub want: u32,
 }
 
-/// The store's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
     pub bucket: Bucket,
     /// Reported use of this node.
     pub told: u32,
-    /// Quota of this node.
     pub held: u32,
     /// Held by all nodes.
     pub sum: u32,
@@ -133,11 +129,8 @@ pub struct Grant {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Told {
     pub bucket: Bucket,
-    /// Limit in the last request.
     pub limit: u32,
-    /// Reported use.
     pub told: u32,
-    /// Quota.
     pub held: u32,
 }
 
@@ -173,7 +166,6 @@ struct Share {
     limit: u32,
     /// Left for all nodes at that time.
     room: u32,
-    /// Taken since the last request.
     recent: u32,
 }
 
@@ -227,7 +219,6 @@ fn untold(limit: u32, nodes: u32) -> u32 {
     limit / (40 * nodes.max(1))
 }
 
-/// Levels of all buckets that are not calm, from the store. Shared by all shards of a ledger.
 #[derive(Clone, Debug, Default)]
 pub struct Levels(HashMap<Bucket, Level, RandomState>);
 
@@ -247,7 +238,6 @@ impl Levels {
         }
     }
 
-    /// Sets a level.
     pub fn put(&mut self, bucket: Bucket, level: Level) {
         if level == Level::Calm {
             self.0.remove(&bucket);
@@ -260,7 +250,6 @@ impl Levels {
         self.0.clear();
     }
 
-    /// Number of buckets that are not calm.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
@@ -276,7 +265,6 @@ impl Levels {
 #[derive(Debug, Default)]
 pub struct Ledger {
     shares: HashMap<Bucket, Share, RandomState>,
-    /// Buckets to report.
     dirty: HashSet<Bucket, RandomState>,
     /// Number of buckets that the store has lost.
     lost: usize,
@@ -317,7 +305,6 @@ impl Ledger {
         Ok(())
     }
 
-    /// Returns one.
     pub fn release(&mut self, bucket: Bucket) {
         let Some(share) = self.shares.get_mut(&bucket) else { return };
         share.used = share.used.saturating_sub(1);
@@ -350,7 +337,6 @@ impl Ledger {
         asks
     }
 
-    /// Applies an answer of the store.
     pub fn granted(&mut self, grant: Grant, levels: &Levels, terms: Terms) {
         let Grant { bucket, told, held, sum } = grant;
         let Some(share) = self.shares.get_mut(&bucket) else { return };
@@ -412,7 +398,6 @@ impl Ledger {
         }
     }
 
-    /// Number of buckets still to be reported again.
     #[must_use]
     pub fn lost(&self) -> usize {
         self.lost
@@ -457,7 +442,6 @@ impl Ledger {
         self.shares.get(bucket).map_or(0, |share| share.used)
     }
 
-    /// Number of buckets to report.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.dirty.len()

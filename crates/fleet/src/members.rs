@@ -31,7 +31,6 @@ pub struct Record {
 pub struct Member {
     /// `None` until it has been read.
     pub card: Option<Arc<Card>>,
-    /// Last heartbeat.
     pub beat: Beat,
     /// Milliseconds without a new heartbeat.
     pub silent_ms: u64,
@@ -44,7 +43,6 @@ pub struct Member {
     has_new_card: bool,
 }
 
-/// A change of the membership.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// A new node, or a new process of its name, whose card was read.
@@ -122,7 +120,6 @@ impl Members {
         }
     }
 
-    /// Stores a card; ignores one of another process.
     pub fn put_card(&mut self, card: Card) -> Option<Change> {
         let incarnation = card.incarnation;
         let member = self.nodes.get_mut(&card.name).filter(|it| it.beat.incarnation == incarnation)?;
@@ -152,13 +149,11 @@ impl Members {
         self.nodes.iter().filter(|(_, member)| member.card.is_some())
     }
 
-    /// A member whose card was read.
     #[must_use]
     pub fn get(&self, name: &NodeName) -> Option<&Member> {
         self.nodes.get(name).filter(|member| member.card.is_some())
     }
 
-    /// Number of members whose card was read.
     #[must_use]
     pub fn len(&self) -> usize {
         self.iter().count()

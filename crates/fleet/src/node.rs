@@ -107,7 +107,6 @@ pub struct Card {
     /// Nodes of one zone are near each other; may be empty.
     #[serde(default)]
     pub zone: String,
-    /// Of the program.
     pub version: String,
     pub entrances: Vec<Entrance>,
     /// Name in its certificate, sent to TLS and DTLS clients in redirects.
@@ -128,7 +127,6 @@ pub struct Load {
     pub cpu: u16,
     /// Free relay ports.
     pub ports_left: u32,
-    /// All relay ports.
     pub ports: u32,
 }
 
@@ -152,14 +150,12 @@ impl Load {
         most > 0 && most.saturating_sub(self.allocations) <= most / 50
     }
 
-    /// Returns true if no more allocations are possible.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.allocations >= self.most_allocations || (self.ports > 0 && self.ports_left == 0)
     }
 }
 
-/// A node's heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Beat {
     /// Assigned by the store, for CONNECTION-IDs and tickets. 1 to [`MOST_NODES`].

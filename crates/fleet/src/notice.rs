@@ -63,7 +63,6 @@ pub enum Notice {
 /// A request to another node's admin interface.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Question {
-    /// Key of the answer.
     pub id: u64,
     pub to: NodeName,
     /// GET, POST, DELETE.
@@ -86,7 +85,6 @@ pub enum Rights {
 /// Answer to a [`Question`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
-    /// HTTP status.
     pub status: u16,
     /// Media type of the body; empty from nodes of an older version.
     #[serde(default)]
@@ -124,7 +122,6 @@ pub struct Opened {
     forgotten: Option<u64>,
 }
 
-/// Serialized form of [`Opened`], for the handover to a new process.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Remembered {

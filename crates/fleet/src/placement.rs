@@ -60,7 +60,6 @@ pub enum Need {
 #[derive(Clone, Debug)]
 pub struct RedirectTarget {
     pub card: Arc<Card>,
-    /// Node number.
     pub number: u16,
     /// For the client's own family.
     pub address: SocketAddr,
@@ -214,7 +213,6 @@ impl FleetView {
         }
     }
 
-    /// Address for clients of a node.
     #[must_use]
     pub fn node(&self, number: u16, transport: Transport, v4: bool) -> Option<RedirectTarget> {
         self.target(*self.by_number.get(&number)?, transport, v4)
@@ -253,7 +251,6 @@ impl FleetView {
         }
     }
 
-    /// The least busy node.
     fn least(&self, own: u16, charges: &Charges, places: &[u32]) -> Option<(u32, f64)> {
         let own = self.by_number.get(&own).copied();
         let others = places.iter().copied().filter(|place| Some(*place) != own);
@@ -346,7 +343,6 @@ fn count<T>(items: impl Iterator<Item = T>) -> u32 {
     u32::try_from(items.count()).unwrap_or(u32::MAX)
 }
 
-/// Maps a number to the range 0 to 1.
 fn fraction(dice: u64) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "53 bits are what a fraction has")]
     let fraction = (dice >> 11) as f64 / (1_u64 << 53) as f64;

@@ -16,7 +16,6 @@ const BEGIN: u64 = 1_800_000_000;
 /// Maximum clock difference for messages.
 const HEARD_S: u64 = 120;
 
-/// Clock of one node.
 #[derive(Clone, Copy, Debug)]
 struct Clock {
     ahead_s: i64,
@@ -52,7 +51,6 @@ fn is_banned(bans: &Bans, unix: u64) -> bool {
     bans.has(unix, "here", ["alice", "alice"], [192, 0, 2, 1].into())
 }
 
-/// Bans in the store.
 #[derive(Default)]
 struct Kept(BTreeMap<String, Ban>);
 
@@ -79,7 +77,7 @@ fn order_away(bans: &mut Bans, unix: u64, order: &Order, id: u64) {
     }
 }
 
-/// A node announces its pending order to the store; returns what the others receive.
+/// A node announces its pending order to the store; returns the message to the others.
 fn announce(bans: &mut Bans, unix: u64, kept: &mut Kept) -> (Order, Ban) {
     let ban = bans.to_announce(unix, &alice(), &kept.all());
     ban.iter().for_each(|ban| kept.put(ban.clone()));
@@ -418,7 +416,6 @@ struct Absence {
 }
 
 impl Default for Absence {
-    /// No absence.
     fn default() -> Self {
         Self { from: u64::MAX, after_a_key: 0 }
     }

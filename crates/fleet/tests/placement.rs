@@ -12,7 +12,6 @@ use crate::chance::Chance;
 const NODES: usize = 1000;
 const ZONES: [&str; 3] = ["east", "west", "north"];
 const CLIENTS: f64 = 10e6;
-/// Maximum allocations of a node.
 const ROOM: u32 = 20_000;
 /// Seconds that a client stays.
 const LIFE: f64 = 300.0;
@@ -60,7 +59,7 @@ impl World {
             .collect();
         let all: f64 = nodes.iter().map(|node| node.weight).sum();
         for node in &mut nodes {
-            // As without any redirects.
+            // Initial loads without any redirects.
             node.allocations = chance.about(CLIENTS * node.weight / all).min(ROOM);
         }
         let mut world = Self {
@@ -251,7 +250,7 @@ fn thousand_nodes_balance_clients_and_survive_a_lost_zone() {
     for _ in 30..300 {
         world.step(0.0);
     }
-    // From now on the loads are stable, without oscillation.
+    // The loads are stable from now on, without oscillation.
     let mut before: Option<Vec<u32>> = None;
     let mut turns = vec![0_u32; NODES];
     let mut last = vec![0_i64; NODES];

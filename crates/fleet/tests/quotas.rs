@@ -10,7 +10,6 @@ use crate::chance::Chance;
 /// Allocations requested per exchange.
 const PER_TICK: usize = 1000;
 
-/// A fleet and the data in its store.
 struct Fleet {
     nodes: Vec<Node>,
     sums: HashMap<Bucket, u32>,
@@ -24,7 +23,7 @@ struct Fleet {
 struct Node {
     ledger: Ledger,
     levels: Levels,
-    /// In the store.
+    /// The store's sums.
     held: HashMap<Bucket, u32>,
 }
 

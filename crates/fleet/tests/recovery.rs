@@ -29,12 +29,10 @@ const GONE: u64 = GONE_MS / TICK_MS;
 /// Ticks after which they return its quotas.
 pub(crate) const ABANDONED: u64 = 2 * GONE;
 
-/// A server and its data.
 #[derive(Clone, Default)]
 pub(crate) struct Store {
     chronicle: Chronicle,
     run: String,
-    /// Clock offset.
     clock_ms: i64,
     /// Tick of each node's last heartbeat.
     records: HashMap<usize, u64>,
@@ -125,12 +123,11 @@ impl Node {
     }
 }
 
-/// Kind of data loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Loss {
     /// Restarted empty.
     Emptied,
-    /// The same server after FLUSHALL.
+    /// FLUSHALL without a restart.
     Flushed,
     /// A replica takes over that missed so many ticks.
     Lags(usize),
@@ -143,7 +140,6 @@ pub(crate) struct World {
     pub(crate) tick: u64,
     /// Earlier states of the store, oldest first.
     past: Vec<Store>,
-    /// Length of the history.
     remembers: usize,
     runs: u32,
     /// Nodes without an answer for a long time use their own limits. Otherwise they keep to their quotas.
@@ -184,12 +180,11 @@ impl World {
         self.some_go_alone && self.tick - self.nodes[at].answered > ALONE
     }
 
-    /// By the store's clock.
+    /// Time by the store's clock.
     fn now_ms(&self) -> u64 {
         (self.tick * TICK_MS + LONG_AGO_MS).checked_add_signed(self.store.clock_ms).unwrap()
     }
 
-    /// Sets the store's clock forward or back.
     pub(crate) fn set_clock(&mut self, by_ms: i64) {
         self.store.clock_ms += by_ms;
     }
@@ -249,7 +244,7 @@ impl World {
             if std::mem::take(&mut node.was_away) {
                 self.reread(at);
             }
-            // In random order.
+            // The order is random.
             let beats = (self.tick + at as u64).is_multiple_of(BEAT) || self.nodes[at].speaks_soon;
             let first = self.chance.below(2) == 0;
             if beats && first {
@@ -443,7 +438,6 @@ impl Demand {
         world.used(&USER) <= self.limit && self.is_met(world)
     }
 
-    /// Returns true if the quota can be used up.
     pub(crate) fn is_met(&self, world: &mut World) -> bool {
         let wanted = Self { asked: self.asked.max(10), ended: 0, ..*self };
         for _ in 0..self.limit {
@@ -671,7 +665,7 @@ fn thousand_nodes_recover_with_an_empty_or_lagging_store() {
         world.remembers = 11;
         (0..15).for_each(|_| _ = step(&mut world, 1000));
         world.remembers = 0;
-        // The first fifth would have time to be granted what the others hold.
+        // The first fifth would have time to get the quotas of the others.
         world.lose(loss, 5, |at, chance| if at < NODES / 5 { 0 } else { 15 + chance.next() % 10 });
         world.past.clear();
         (0..30 + BACK).for_each(|_| _ = step(&mut world, 3000));

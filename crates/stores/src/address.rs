@@ -19,7 +19,6 @@ pub enum StoreAddress {
 /// A server and the login.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ServerAddress {
-    /// Name or address.
     pub host: String,
     /// Unix socket instead of `host`; for PostgreSQL its directory.
     pub socket: Option<PathBuf>,
@@ -33,7 +32,6 @@ pub struct ServerAddress {
     pub tls: Tls,
 }
 
-/// TLS settings for a server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tls {
     pub mode: TlsMode,
@@ -43,7 +41,6 @@ pub struct Tls {
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
-/// Strictness of the server's authentication.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TlsMode {
     Off,
@@ -173,7 +170,7 @@ fn from_url(text: &str) -> Result<StoreAddress, String> {
     let (kind, with_tls) = match url.scheme() {
         "sqlite" | "sqlite3" => {
             let path = decoded(url.path())?;
-            // With two slashes, the text after them would be a host, and sqlite://store.db has no path at
+            // After two slashes, the text after them would be a host, and sqlite://store.db has no path at
             // all.
             if url.host_str().is_some_and(|host| !host.is_empty()) || !path.starts_with('/') || path == "/" {
                 return Err(

@@ -33,7 +33,6 @@ pub trait Backend: Send + Sync + 'static {
     fn apply(&self, edit: &Edit, existing: Existing)
     -> impl Future<Output = Result<bool, StoreError>> + Send;
 
-    /// [`Self::apply`], replacing an existing item.
     fn edit(&self, edit: &Edit) -> impl Future<Output = Result<bool, StoreError>> + Send {
         self.apply(edit, Existing::Replace)
     }
@@ -46,7 +45,6 @@ pub enum Existing {
     Keep,
 }
 
-/// A user in a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UserRow {
     pub realm: String,

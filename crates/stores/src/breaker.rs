@@ -42,7 +42,6 @@ impl Breaker {
     }
 }
 
-/// Pauses before the probes.
 pub(crate) fn pauses() -> impl Iterator<Item = Duration> {
     std::iter::successors(Some(FIRST_PAUSE), |pause| Some((*pause * 2).min(LONGEST_PAUSE)))
 }

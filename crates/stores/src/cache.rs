@@ -68,7 +68,6 @@ pub(crate) fn key(realm: &str, name: &str) -> Box<str> {
 }
 
 impl<W> Cache<W> {
-    /// Capacity in users.
     pub(crate) fn new(users: usize, lifetimes: Lifetimes) -> Self {
         let room = users.div_ceil(SHARDS).max(1);
         // hashlink allocates on insertion, unlike std's table.
@@ -156,7 +155,6 @@ impl<W> Cache<W> {
         self.shard(key).flights.remove(key).unwrap_or_default()
     }
 
-    /// For [`Cache::put`].
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Acquire)
     }
@@ -169,7 +167,6 @@ impl<W> Cache<W> {
         shard.nobody.remove(key);
     }
 
-    /// Forgets all users and absent names.
     pub(crate) fn clear(&self) {
         self.epoch.fetch_add(1, Ordering::AcqRel);
         for shard in &self.shards {
@@ -179,7 +176,6 @@ impl<W> Cache<W> {
         }
     }
 
-    /// Number of cached users.
     pub(crate) fn users(&self) -> usize {
         let held = |shard: &Mutex<Shard<W>>| shard.lock().unwrap_or_else(PoisonError::into_inner).users.len();
         self.shards.iter().map(held).sum()

@@ -9,7 +9,6 @@ use crate::{
     tables::Tables,
 };
 
-/// Connects on first use.
 pub struct Database(Kind);
 
 enum Kind {
@@ -38,7 +37,6 @@ impl Database {
     }
 }
 
-/// Dispatches a call to the backend.
 macro_rules! each {
     ($self:ident, $backend:ident => $question:expr) => {
         match &$self.0 {

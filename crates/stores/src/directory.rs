@@ -48,11 +48,8 @@ const REMOVAL_PAUSE: Duration = Duration::from_secs(3600);
 /// Size and lifetimes of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Cached users.
     pub users: usize,
-    /// Lifetime of a cached user.
     pub lifetime: Duration,
-    /// Lifetime of a cached absent name.
     pub negative: Duration,
     /// Time that a cached user stays valid while the store is unavailable.
     pub stale: Duration,
@@ -102,18 +99,16 @@ pub struct Directory<B>(Arc<Inner<B>>);
 
 struct Inner<B> {
     backend: B,
-    /// For log lines.
     name: String,
     limits: Limits,
     runtime: Handle,
     cache: Cache<Answer>,
     breaker: Mutex<Breaker>,
     rules: RwLock<Option<Arc<Rules>>>,
-    /// As of `rules`, or later.
+    /// At least as new as `rules`.
     secrets: RwLock<HashMap<Box<str>, Secrets>>,
     /// Expired secrets that are gone from the store; sessions that began with their credentials continue.
     ended_secrets: RwLock<HashMap<Box<str>, Secrets>>,
-    /// As of `rules`.
     api_keys: RwLock<Arc<ApiKeys>>,
     /// No removal of expired secrets before this time.
     removes_after: Mutex<Option<Instant>>,
@@ -200,7 +195,6 @@ impl<B: Backend> Directory<B> {
         self.0.give_up(error);
     }
 
-    /// Cached answer about a user. Never waits; callable on any thread.
     #[must_use]
     pub fn known(&self, realm: &str, name: &str) -> Known {
         let Inner { cache, counts, .. } = &*self.0;
@@ -323,10 +317,6 @@ impl<B: Backend> Directory<B> {
         read(&self.0.secrets).iter().map(|(realm, secrets)| (realm.clone(), Arc::clone(secrets))).collect()
     }
 
-    /// As [`Backend::users`].
-    ///
-    /// # Errors
-    /// The store failed or did not answer in time.
     pub async fn users(
         &self,
         realm: Option<&str>,
@@ -335,7 +325,7 @@ impl<B: Backend> Directory<B> {
         self.0.within(LIST_DEADLINE, self.0.backend.users(realm, after)).await
     }
 
-    /// As [`Backend::edit`]; the change takes effect here immediately.
+    /// See [`Backend::edit`]; the change takes effect here immediately.
     ///
     /// # Errors
     /// The store failed or did not answer in time. A change without an answer may have been made.
@@ -343,10 +333,7 @@ impl<B: Backend> Directory<B> {
         self.apply(edit, Existing::Replace).await
     }
 
-    /// As [`Backend::apply`].
-    ///
-    /// # Errors
-    /// As [`Self::edit`].
+    /// See [`Backend::apply`].
     pub async fn apply(&self, edit: &Edit, existing: Existing) -> Result<bool, StoreError> {
         let inner = &*self.0;
         let edited = inner.within(LIST_DEADLINE, inner.backend.apply(edit, existing)).await;
@@ -361,7 +348,7 @@ impl<B: Backend> Directory<B> {
         let existed = match edited {
             Ok(existed) => existed,
             Err(error) => {
-                // As above, but without waiting for a store that was just slow.
+                // Same as above, but without waiting for a store that was just slow.
                 if !is_user {
                     let inner = Arc::clone(&self.0);
                     self.0.runtime.spawn(async move { inner.read_rules().await });
@@ -379,13 +366,11 @@ impl<B: Backend> Directory<B> {
         Ok(existed)
     }
 
-    /// Name for log lines.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// For metrics.
     #[must_use]
     pub fn counts(&self) -> Counts {
         let Inner { counts, cache, .. } = &*self.0;
@@ -419,7 +404,6 @@ impl<B: Backend> Inner<B> {
         lock(&self.breaker).is_open()
     }
 
-    /// Answer without the store.
     fn without_store(&self, key: &str) -> Found {
         let (found, counter) = match self.cache.get(key) {
             Cached::Fresh(keys) | Cached::Old(keys) => (Found::User(keys), &self.counts.old),
@@ -434,7 +418,6 @@ impl<B: Backend> Inner<B> {
         StoreError::new(&self.name, Fault::Slow, format_args!("not within {} s", deadline.as_secs_f32()))
     }
 
-    /// Queries within the deadline.
     async fn ask(&self, realm: &str, name: &str) -> Result<Option<UserKeys>, StoreError> {
         self.within(self.limits.deadline, self.backend.user(realm, name)).await
     }
@@ -581,7 +564,6 @@ impl<B: Backend> Inner<B> {
         }
     }
 
-    /// Expired secrets with their realms.
     fn ended(&self) -> Vec<(String, Zeroizing<String>)> {
         let (secrets, unix) = (read(&self.secrets), unix());
         let ended = secrets.iter().flat_map(|(realm, secrets)| {
@@ -591,7 +573,6 @@ impl<B: Backend> Inner<B> {
         ended.collect()
     }
 
-    /// Reads the rules again, unless the version is unchanged.
     async fn refresh(&self) {
         let version = self.backend.version().await;
         if let Some(version) = version
@@ -733,7 +714,6 @@ async fn probe_until_it_answers<B: Backend>(weak: Weak<Inner<B>>, mut fault: Fau
 pub struct Counts {
     /// The store answers.
     pub is_up: bool,
-    /// Cached users.
     pub users: u64,
     /// Requests answered without a query of their own, by source.
     pub answers: [(&'static str, u64); 5],
@@ -742,7 +722,6 @@ pub struct Counts {
     /// Histogram of query times: upper bound in seconds (the last is infinite), and the count between the
     /// previous bound and this one.
     pub query_times: [(f64, u64); QUERY_TIMES.len() + 1],
-    /// Sum of the query times in seconds.
     pub query_seconds: f64,
 }
 
@@ -765,7 +744,6 @@ struct Tallies {
 }
 
 impl Tallies {
-    /// Records a query.
     fn took(&self, time: Duration) {
         let bucket = QUERY_TIMES.iter().position(|bound| time.as_secs_f64() <= *bound);
         self.times[bucket.unwrap_or(QUERY_TIMES.len())].fetch_add(1, Ordering::Relaxed);

@@ -54,9 +54,7 @@ pub enum Edit {
 /// Limits of a realm, named as in coturn; 0 for none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RealmOptions {
-    /// Allocations of the whole realm.
     pub total_quota: u64,
-    /// Allocations per user.
     pub user_quota: u64,
     /// Bytes per second of each allocation, in each direction.
     pub max_bps: u64,

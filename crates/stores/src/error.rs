@@ -4,7 +4,7 @@ use std::fmt;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct StoreError {
-    /// As [`crate::StoreAddress`] shows it.
+    /// [`crate::StoreAddress`] as text.
     pub store: String,
     /// Configuration key of the address.
     pub setting: &'static str,
@@ -30,7 +30,6 @@ pub enum Fault {
     Row,
     /// The character set of the table cannot represent the text.
     Text,
-    /// The certificate or the TLS handshake.
     Tls,
     Other,
 }

@@ -79,7 +79,6 @@ pub enum Beaten {
     Full,
 }
 
-/// All nodes in the store.
 #[derive(Clone, Debug, Default)]
 pub struct Look {
     /// The store's time in milliseconds.
@@ -88,7 +87,6 @@ pub struct Look {
     pub records: Vec<Record>,
 }
 
-/// A node's heartbeat.
 #[derive(Clone, Copy, Debug)]
 pub struct Beating<'a> {
     pub name: &'a NodeName,
@@ -96,12 +94,11 @@ pub struct Beating<'a> {
     pub incarnation: u64,
     /// Current or preferred number.
     pub number: u16,
-    /// Refuses new clients.
     pub draining: bool,
     pub load: &'a Load,
     /// Record of another process of that name, to be overwritten.
     pub take_over: Option<&'a str>,
-    /// Progress of reporting what the node holds.
+    /// Progress of reporting the node's quotas.
     pub report: Report,
 }
 
@@ -121,16 +118,11 @@ impl FleetStore {
         Self { link: Link::new(address.clone(), patience), keys: Keys(format!("turnpike:{{{name}}}:")) }
     }
 
-    /// Name for log lines.
     #[must_use]
     pub fn name(&self) -> &str {
         self.link.name()
     }
 
-    /// Writes a heartbeat.
-    ///
-    /// # Errors
-    /// The store does not answer.
     pub async fn beat(&self, beating: Beating<'_>) -> Result<Beaten, StoreError> {
         let Beating { name, incarnation, number, draining, load, take_over, report } = beating;
         let keys = ["nodes", "numbers", "ring", "era", "told"].map(|key| self.keys.of(key));
@@ -153,10 +145,6 @@ impl FleetStore {
         })
     }
 
-    /// All nodes.
-    ///
-    /// # Errors
-    /// The store does not answer.
     pub async fn look(&self) -> Result<Look, StoreError> {
         let script = scripts::eval(scripts::LOOK, &[self.keys.of("nodes")]);
         let mut answer = list(self.link.ask(&script).await?).into_iter();
@@ -174,10 +162,6 @@ impl FleetStore {
         Ok(Look { store_ms: store_ms.unwrap_or_default(), records: records.collect() })
     }
 
-    /// Stores a node's card.
-    ///
-    /// # Errors
-    /// The store does not answer.
     pub async fn put_card(&self, name: &NodeName, sealed: &[u8]) -> Result<(), StoreError> {
         let mut command = redis::cmd("HSET");
         command.arg(self.keys.of("cards")).arg(name.as_str()).arg(sealed);
@@ -185,9 +169,6 @@ impl FleetStore {
     }
 
     /// Cards of these nodes; missing ones are left out.
-    ///
-    /// # Errors
-    /// The store does not answer.
     pub async fn cards(&self, names: &[NodeName]) -> Result<Vec<Vec<u8>>, StoreError> {
         if names.is_empty() {
             return Ok(Vec::new());
@@ -200,9 +181,6 @@ impl FleetStore {
     }
 
     /// Epoch of the store, for a node that knows epoch `known`.
-    ///
-    /// # Errors
-    /// The store does not answer.
     pub async fn era(&self, known: StoreEpoch) -> Result<EpochState, StoreError> {
         let mut script = scripts::eval(scripts::LOOK_AT_ERA, &["era", "told"].map(|key| self.keys.of(key)));
         script.arg(known.number);
@@ -210,9 +188,6 @@ impl FleetStore {
     }
 
     /// Requests parts of quotas for node `number`, which knows epoch `known`.
-    ///
-    /// # Errors
-    /// The store does not answer.
     pub async fn exchange(
         &self,
         number: u16,
@@ -239,10 +214,6 @@ impl FleetStore {
         Ok(Exchanged { era, grants: (era.era == known).then(|| granted.collect()) })
     }
 
-    /// Levels of all buckets except calm ones.
-    ///
-    /// # Errors
-    /// The store does not answer.
     pub async fn levels(&self) -> Result<Vec<(Bucket, Level)>, StoreError> {
         let mut levels = Vec::new();
         let mut cursor = "0".to_owned();
@@ -264,10 +235,6 @@ impl FleetStore {
         }
     }
 
-    /// The key ring.
-    ///
-    /// # Errors
-    /// The store does not answer.
     pub async fn ring(&self) -> Result<Option<Vec<u8>>, StoreError> {
         let mut command = redis::cmd("HGET");
         command.arg(self.keys.of("ring")).arg("sealed");
@@ -275,39 +242,24 @@ impl FleetStore {
     }
 
     /// Replaces the ring of version `before` (0 for none). Returns false if the version has changed.
-    ///
-    /// # Errors
-    /// The store does not answer.
     pub async fn put_ring(&self, before: u64, version: u64, sealed: &[u8]) -> Result<bool, StoreError> {
         let mut script = scripts::eval(scripts::RING, &[self.keys.of("ring")]);
         script.arg(before).arg(version).arg(sealed);
         self.link.ask(&script).await.map(|answer| int(&answer) == Some(1))
     }
 
-    /// All bans.
-    ///
-    /// # Errors
-    /// The store does not answer.
     pub async fn bans(&self) -> Result<Vec<Vec<u8>>, StoreError> {
         let mut command = redis::cmd("HVALS");
         command.arg(self.keys.of("bans"));
         Ok(list(self.link.ask(&command).await?).into_iter().filter_map(bytes).collect())
     }
 
-    /// Stores a ban.
-    ///
-    /// # Errors
-    /// The store does not answer.
     pub async fn put_ban(&self, subject: &Subject, sealed: &[u8]) -> Result<(), StoreError> {
         let mut command = redis::cmd("HSET");
         command.arg(self.keys.of("bans")).arg(subject.to_string()).arg(sealed);
         self.link.ask(&command).await.map(drop)
     }
 
-    /// Removes a ban.
-    ///
-    /// # Errors
-    /// The store does not answer.
     pub async fn remove_ban(&self, subject: &Subject) -> Result<(), StoreError> {
         let mut command = redis::cmd("HDEL");
         command.arg(self.keys.of("bans")).arg(subject.to_string());
@@ -315,9 +267,6 @@ impl FleetStore {
     }
 
     /// Broadcasts a message to all nodes, including this one.
-    ///
-    /// # Errors
-    /// The store does not answer.
     pub async fn say(&self, sealed: &[u8]) -> Result<(), StoreError> {
         let mut command = redis::cmd("XADD");
         command.arg(self.keys.of("events")).arg("MAXLEN").arg("~").arg(scripts::EVENTS).arg("*");
@@ -333,9 +282,6 @@ impl FleetStore {
 
     /// Returns part of the quotas of a dead node; true if there is more. `force` is for a node that leaves by
     /// itself.
-    ///
-    /// # Errors
-    /// The store does not answer.
     pub async fn reap(&self, name: &NodeName, number: u16, force: bool) -> Result<bool, StoreError> {
         let keys = ["nodes", "cards", "sums", "levels", "events"].map(|key| self.keys.of(key));
         let mut script = scripts::eval(scripts::REAP, &[&keys[..], &[self.keys.held(number)]].concat());
@@ -344,10 +290,6 @@ impl FleetStore {
         Ok(left > 0)
     }
 
-    /// Answers a question of another node.
-    ///
-    /// # Errors
-    /// The store does not answer.
     pub async fn answer(&self, question: u64, sealed: &[u8]) -> Result<(), StoreError> {
         let key = self.keys.answer(question);
         let mut push = redis::cmd("RPUSH");
@@ -359,9 +301,6 @@ impl FleetStore {
     }
 
     /// Takes the answer to a question, if it has arrived.
-    ///
-    /// # Errors
-    /// The store does not answer.
     pub async fn answered(&self, question: u64) -> Result<Option<Vec<u8>>, StoreError> {
         let mut command = redis::cmd("LPOP");
         command.arg(self.keys.answer(question));
@@ -370,14 +309,11 @@ impl FleetStore {
 
     /// Publishes lines, each on its channel, like coturn. Lines with a time to live are also stored under the
     /// name of the channel; a time of 0 deletes that key.
-    ///
-    /// # Errors
-    /// The store does not answer.
     pub async fn publish(&self, lines: &[(String, String, Option<u64>)]) -> Result<(), StoreError> {
         for some in lines.chunks(LINES) {
             let mut commands = Vec::new();
             for (channel, line, kept_s) in some {
-                // In a cluster, these keys would be on other servers.
+                // A cluster has these keys on other servers.
                 let kept_s = kept_s.filter(|_| !self.link.address().is_cluster());
                 match kept_s {
                     Some(0) => commands.push(command("DEL", &[channel])),

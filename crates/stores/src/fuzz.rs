@@ -22,7 +22,6 @@ const ALWAYS_TOLD: &str = " in memory does not match coturn's schema: \"WRONGTYP
 /// Shorter texts appear by chance in other words.
 const LONG: usize = 8;
 
-/// Purpose of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Word {
     Realm,
@@ -64,7 +63,6 @@ impl Word {
         }
     }
 
-    /// Returns true for texts that must not be shown.
     pub(crate) fn is_private(self) -> bool {
         matches!(self, Self::Secret | Self::TokenKey | Self::Keys)
     }
@@ -90,7 +88,6 @@ impl Word {
     }
 }
 
-/// Runtime of the targets.
 pub(crate) fn runtime() -> AssertUnwindSafe<Runtime> {
     AssertUnwindSafe(Builder::new_current_thread().enable_time().build().expect("a runtime"))
 }
@@ -162,7 +159,7 @@ fn draw(input: &mut Input<'_>) -> Edit {
     }
 }
 
-/// Checks that a written item is found, a removed one is not, and that the result of the change tells if it
+/// Checks that a written item is found, a removed one is not, and that the result of the change shows if it
 /// existed.
 async fn change<B: Backend>(backend: &B, edit: &Edit, exact: bool) -> Result<(), StoreError> {
     match edit {

@@ -9,7 +9,7 @@ use zeroize::Zeroizing;
 const MD5_DIGITS: usize = 32;
 const SHA256_DIGITS: usize = 64;
 
-/// At most one key per algorithm.
+/// One key per algorithm, if any.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UserKeys {
     md5: Option<Key>,
@@ -17,7 +17,6 @@ pub struct UserKeys {
 }
 
 impl UserKeys {
-    /// Derives both keys from the password.
     #[must_use]
     pub fn new(name: &str, realm: &str, password: &str) -> Self {
         let key = |algorithm| Some(Key::long_term(algorithm, name, realm, password.as_bytes()));
@@ -40,7 +39,6 @@ impl UserKeys {
         Some(Self { md5: md5.map(Key::from_bytes), sha256: sha256.map(Key::from_bytes) })
     }
 
-    /// Formats the keys for a store.
     #[must_use]
     pub fn to_hex(&self) -> Zeroizing<String> {
         let digits =

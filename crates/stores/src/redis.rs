@@ -56,7 +56,6 @@ impl Redis {
         Ok(made)
     }
 
-    /// Runs a command. Retries once on a new connection if the old one was stale.
     async fn ask<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, StoreError> {
         let mut fresh = false;
         loop {
@@ -363,7 +362,6 @@ if found > 0 and ARGV[1] == 'keep' then return found end
 for index, key in ipairs(KEYS) do redis.call('SET', key, ARGV[index + 1]) end
 return found";
 
-/// Converts an error of this server.
 pub(crate) fn told(name: &str, error: &RedisError) -> StoreError {
     let code = error.code().unwrap_or_default();
     // The client wraps the answer to its first SELECT without the code, so only the text is left.
@@ -436,7 +434,6 @@ fn literal(text: &str) -> String {
     pattern
 }
 
-/// Client for a server.
 pub(crate) fn client(address: &ServerAddress) -> Result<Client, (Fault, String)> {
     let port = address.port.unwrap_or(6379);
     let with_tls = address.tls.mode != TlsMode::Off;

@@ -1,5 +1,5 @@
 //! Everything in a store except users: few rows, read completely. One invalid row rejects all, because
-//! skipping a peer rule would allow what it denies.
+//! skipping a peer rule would allow denied peers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,7 +21,6 @@ use crate::{
 pub struct Rules {
     /// Realms with limits, peers or an origin, by name.
     pub realms: BTreeMap<Box<str>, RealmRules>,
-    /// Peer rules for all realms.
     pub peers: PeerRanges,
     /// Realms by canonical web origin.
     pub origins: BTreeMap<Box<str>, Box<str>>,
@@ -49,9 +48,7 @@ impl fmt::Debug for Rules {
 pub struct RealmRules {
     /// True if it is a realm of the store; otherwise it only has peers or secrets.
     pub named: bool,
-    /// Allocations of the whole realm.
     pub total_quota: Option<usize>,
-    /// Allocations per user.
     pub user_quota: Option<usize>,
     /// Bytes per second of each allocation (coturn's `max-bps`).
     pub max_bps: Option<u64>,
@@ -150,7 +147,6 @@ impl<'a> RulesReader<'a> {
         }
     }
 
-    /// Adds a secret of a realm.
     pub(crate) fn secret(&mut self, realm: Field<'_>, secret: Field<'_>) {
         let secret = text(secret);
         if !secret.is_empty() {
@@ -224,7 +220,6 @@ impl<'a> RulesReader<'a> {
         Ok(())
     }
 
-    /// Records an ignored row.
     pub(crate) fn ignore(&mut self, what: String) {
         self.rules.ignored.push(what);
     }

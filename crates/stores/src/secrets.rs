@@ -26,7 +26,6 @@ pub struct StoredSecret {
 pub const CUT_OFF: u64 = 0;
 
 impl StoredSecret {
-    /// A secret without rotation.
     #[must_use]
     pub fn new(value: Zeroizing<String>) -> Self {
         Self { value, since: 0, until: None }
@@ -83,7 +82,6 @@ pub fn signing(secrets: &[StoredSecret]) -> Option<&StoredSecret> {
     lasting.max_by(|one, other| (one.since, &*other.value).cmp(&(other.since, &*one.value)))
 }
 
-/// Current Unix time.
 pub(crate) fn unix() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

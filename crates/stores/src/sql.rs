@@ -28,7 +28,6 @@ const QUEUE: usize = 65_536;
 /// Retries after conflicts with transactions of other programs.
 const MOST_COLLISIONS: usize = 5;
 
-/// A server with coturn's tables.
 pub(crate) struct Server<D> {
     jobs: mpsc::Sender<Job>,
     name: String,
@@ -43,7 +42,6 @@ struct Job {
     answer: oneshot::Sender<Result<Output, StoreError>>,
 }
 
-/// Statements with their bound values.
 pub(crate) enum Work {
     Read(&'static str, Vec<String>),
     Change(OwnedChange),

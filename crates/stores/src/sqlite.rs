@@ -35,7 +35,6 @@ pub enum SqliteUse {
     Foreign,
 }
 
-/// A file with coturn's tables.
 pub(crate) struct Sqlite {
     jobs: mpsc::Sender<Job>,
     name: String,
@@ -265,7 +264,6 @@ fn add_is_utf8(connection: &Connection) -> rusqlite::Result<()> {
     })
 }
 
-/// Table and column names.
 pub(crate) const COLUMNS: &str =
     "select m.name, c.name from sqlite_master m join pragma_table_info(m.name) c";
 

@@ -37,7 +37,6 @@ impl<'a> From<Vec<Bound<'a>>> for Change<'a> {
 }
 
 impl<'a> Change<'a> {
-    /// Copy for another thread.
     pub(crate) fn to_owned(&self) -> OwnedChange {
         let owned = |values: &[&str]| values.iter().map(|value| (*value).to_owned()).collect();
         let statements = self.statements.iter().map(|(statement, values)| (*statement, owned(values)));
@@ -45,7 +44,6 @@ impl<'a> Change<'a> {
     }
 }
 
-/// Owned form of [`Change`].
 pub(crate) struct OwnedChange {
     pub(crate) statements: Vec<(&'static str, Vec<String>)>,
     pub(crate) only_if_absent: bool,
@@ -74,10 +72,8 @@ pub(crate) trait Sql: Send + Sync + 'static {
     /// number of rows each has changed or found.
     fn change(&self, change: Change<'_>) -> impl Future<Output = Result<Vec<u64>, StoreError>> + Send;
 
-    /// Table and column names.
     fn columns(&self) -> impl Future<Output = Result<Vec<Row>, StoreError>> + Send;
 
-    /// As [`Backend::version`].
     fn version(&self) -> impl Future<Output = Option<u64>> + Send {
         async { None }
     }
@@ -92,7 +88,6 @@ pub(crate) trait Sql: Send + Sync + 'static {
         false
     }
 
-    /// For errors.
     fn name(&self) -> &str;
 }
 

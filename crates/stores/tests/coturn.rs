@@ -12,7 +12,6 @@ use crate::support::*;
 
 const REALM: &str = "north.gov";
 
-/// The store in the syntax of `turnadmin`.
 fn place(world: &World) -> [String; 2] {
     match (&world.server, &world.file) {
         (Some(server), _) => {
@@ -36,7 +35,6 @@ fn turnadmin_command(world: &World, arguments: &[&str]) -> Command {
     command
 }
 
-/// Its standard output.
 fn turnadmin(world: &World, arguments: &[&str]) -> String {
     let mut command = turnadmin_command(world, arguments);
     let output = command.output().expect("starts");
@@ -190,7 +188,7 @@ fn every_turnadmin_name_is_found_and_none_breaks_the_store() {
     });
 }
 
-/// As in old installations: coturn's schema sets no character set, and MariaDB's default was latin1.
+/// Old installations: coturn's schema sets no character set, and MariaDB's default was latin1.
 #[test]
 fn name_outside_the_table_charset_does_not_exist() {
     on(Kind::Mariadb, |world| {

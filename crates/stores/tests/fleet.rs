@@ -15,7 +15,6 @@ use turnpike_testkit::{
     databases::{PASSWORD, Proxy, Server},
 };
 
-/// A store and its address.
 struct World {
     runtime: Runtime,
     server: Server,
@@ -28,7 +27,6 @@ impl World {
         Some(Self { runtime, server })
     }
 
-    /// Marks the store as complete.
     fn is_whole(&self, store: &FleetStore) {
         let era = self.wait(store.era(StoreEpoch::default())).unwrap().era;
         self.put_into_era("whole", 1);
@@ -102,7 +100,7 @@ async fn exchange(store: &FleetStore, number: u16, nodes: u32, asks: &[Ask]) -> 
     store.exchange(number, nodes, known, asks).await.unwrap().grants.expect("the current epoch")
 }
 
-/// Epoch that a node gets after reporting what it holds.
+/// Epoch that a node gets after reporting its quotas.
 async fn report(store: &FleetStore, of: &str, report: Report) -> EpochState {
     let (name, incarnation) = (&name(of), u64::from(of.as_bytes()[0]));
     let number = u16::from(of.as_bytes()[0]);
@@ -256,7 +254,6 @@ async fn hear(news: &mut News) -> Heard {
     }
 }
 
-/// The script grants the same as the rule of `turnpike_fleet`, for any request.
 #[test]
 fn store_grants_the_same_as_the_rule() {
     let Some(world) = World::new() else { return };
@@ -543,7 +540,6 @@ fn messages_reach_all_subscribers_in_order() {
     });
 }
 
-/// Waits for an error and returns its kind.
 async fn fails(store: &FleetStore) -> Fault {
     let deadline = std::time::Instant::now() + PATIENCE;
     loop {

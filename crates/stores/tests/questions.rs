@@ -59,7 +59,6 @@ fn fill(world: &World) {
     if world.kind == Kind::Redis { world.redis(KEYS) } else { world.sql(ROWS) }
 }
 
-/// Sorted values.
 fn values(secrets: &[StoredSecret]) -> Vec<&str> {
     let mut values: Vec<&str> = secrets.iter().map(|secret| secret.value.as_str()).collect();
     values.sort_unstable();
@@ -351,7 +350,7 @@ fn ten_thousand_users_take_one_query_each_and_are_cached() {
             world.directory_at(&world.url, Limits { deadline: Duration::from_secs(8), ..impatient() });
         world.wait(async {
             directory.read().await.expect("an answer");
-            // As many as one worker allows to wait.
+            // One worker allows this many to wait.
             for first in (0..USERS).step_by(1000) {
                 let asking: Vec<_> =
                     (first..first + 1000).map(|number| ask(&directory, &format!("u{number}"))).collect();
@@ -385,7 +384,7 @@ fn changes_of_a_file_by_others_are_noticed() {
             let Found::Nobody = ask(&directory, "whirrun").await.expect("an answer") else { panic!() };
         });
         let generation = directory.generation();
-        // From another process, from the file's point of view.
+        // The file sees this as another process.
         world.edit(&Edit::PutUser {
             realm: REALM.to_owned(),
             name: "whirrun".to_owned(),

@@ -6,7 +6,6 @@ use turnpike_testkit::databases::{DATABASE, PASSWORD};
 
 use crate::support::*;
 
-/// Error of reading the rules through this URL.
 fn error(world: &World, url: &str) -> StoreError {
     let error = world.wait(world.database_at(url).rules()).expect_err(url);
     let text = error.to_string();

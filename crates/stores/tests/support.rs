@@ -10,7 +10,6 @@ use turnpike_testkit::{alone::skip, databases::Server};
 /// The schema in our documentation.
 const DOCUMENT: &str = include_str!("../../../docs/stores.md");
 
-/// A store of a test.
 pub(crate) struct World {
     pub(crate) runtime: Runtime,
     pub(crate) kind: Kind,
@@ -36,7 +35,6 @@ pub(crate) fn each(test: impl Fn(&mut World)) {
     }
 }
 
-/// Runs a test on one kind.
 pub(crate) fn on(kind: Kind, test: impl Fn(&mut World)) {
     match World::new(kind) {
         Ok(mut world) => test(&mut world),
@@ -81,7 +79,6 @@ impl World {
         Database::new(&address, 8, SqliteUse::Foreign, &Limits::default())
     }
 
-    /// The store behind its cache.
     pub(crate) fn directory_at(&self, url: &str, limits: Limits) -> Directory<Database> {
         let _inside = self.runtime.enter();
         Directory::new(self.database_at(url), "the store of a test".to_owned(), limits)

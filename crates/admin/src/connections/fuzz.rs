@@ -178,7 +178,6 @@ const HEADERS: [&str; 18] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Unix,
-    /// On loopback, with this access.
     Loopback(AdminAccess),
     Tls,
     Application,
@@ -192,7 +191,6 @@ const WAYS: [Way; 5] = [
     Way::Application,
 ];
 
-/// A program with a server that counts changes.
 struct Double {
     relay: Arc<Relay>,
     settings: Mutex<Settings>,

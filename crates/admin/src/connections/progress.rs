@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
-/// Stage of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     /// No complete request yet, or a delayed refusal. May be closed for a new connection.
@@ -44,7 +43,6 @@ impl Progress {
         });
     }
 
-    /// Marks the response as sent.
     pub(super) fn answered(&self) {
         self.stage.send_replace(Stage::Answered);
     }
@@ -67,17 +65,14 @@ impl Progress {
         *self.stage.borrow() == Stage::Streaming
     }
 
-    /// Returns when the response is marked as endless.
     pub(super) async fn streaming(&self) {
         let _ = self.stage.subscribe().wait_for(|stage| *stage == Stage::Streaming).await;
     }
 
-    /// Returns when an endless response has ended.
     pub(crate) async fn streamed(&self) {
         let _ = self.stage.subscribe().wait_for(|stage| *stage != Stage::Streaming).await;
     }
 
-    /// Returns when the client of an endless response has stopped reading.
     pub(super) async fn stalled(&self) {
         let _ = self.stage.subscribe().wait_for(|stage| *stage == Stage::Stalled).await;
     }

@@ -22,7 +22,6 @@ const LOG_PAUSE: Duration = Duration::from_secs(10);
 pub(super) struct Room {
     places: Arc<Semaphore>,
     refused: Arc<Semaphore>,
-    /// The oldest first.
     open: VecDeque<Open>,
     close_reasons: &'static CloseReasons,
     logged: Option<Instant>,
@@ -34,7 +33,6 @@ struct Open {
     since: Instant,
 }
 
-/// Place of a new connection.
 pub(super) enum Place {
     Free(OwnedSemaphorePermit),
     /// All connections are busy, so it gets 503.

@@ -162,7 +162,6 @@ async fn health_turns_from_ok_to_draining() {
     assert!(answer.contains("retry-after: 1"), "{answer}");
 }
 
-/// Users open the address from the log.
 #[tokio::test]
 async fn front_page_lists_the_other_paths() {
     let answer = get_page(start(Nobody::default(), Limits::of_one(1)).await, "/").await;
@@ -184,7 +183,6 @@ async fn slow_request_is_closed_and_counted() {
     assert!(is_ok(&get_page(page, "/healthz").await));
 }
 
-/// Trickling bytes do not extend the timeout.
 #[tokio::test]
 async fn trickling_head_is_cut_off() {
     let page = start(Nobody::default(), QUICK).await;
@@ -201,7 +199,6 @@ async fn trickling_head_is_cut_off() {
     assert!(!answer.starts_with(b"HTTP/1.1 200"));
 }
 
-/// A request without its body still gets a response.
 #[tokio::test]
 async fn late_body_gets_408() {
     let page = start(Nobody { loopback: AdminAccess::Full, ..Nobody::default() }, QUICK).await;

@@ -22,7 +22,6 @@ use crate::{program::Owner, threads::Share};
 /// Counters by kind and reason, always in the same order.
 type Counted = Vec<(&'static str, &'static str, u64)>;
 
-/// All counters at one time.
 pub(super) struct Reading {
     at: Instant,
     server: Option<ServerReading>,
@@ -322,7 +321,6 @@ fn reasons(before: &Counted, now: &Counted, seconds: f64, program: &dyn Owner) -
     reasons
 }
 
-/// Quantiles of the allocations since `before`.
 pub(super) fn quantiles(before: &Buckets, now: &Buckets) -> Option<Quantiles> {
     let mut counts = *now;
     counts.iter_mut().zip(before).for_each(|(count, then)| *count = count.saturating_sub(*then));

@@ -18,13 +18,12 @@ use super::{Feed, reading::rate};
 /// Interval of comparisons, and the shorter one before the first.
 const PAUSE: Duration = Duration::from_secs(5);
 const FIRST: Duration = Duration::from_secs(1);
-/// Length of the list.
 const MOST: usize = 20;
 
 /// Counters of all sessions at one time.
 struct Pass {
     at: Instant,
-    /// With the worker of the session.
+    /// Includes the worker of each session.
     traffic: HashMap<SessionId, (usize, SessionTraffic)>,
 }
 

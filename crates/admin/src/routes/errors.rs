@@ -105,7 +105,6 @@ fn own(operation: &str) -> Vec<&'static [&'static str]> {
 
 const FLEET: &[&str] = &["no_fleet", "no_server"];
 
-/// Adds the error responses to the document.
 pub(super) struct Errors;
 
 impl Modify for Errors {

@@ -110,7 +110,7 @@ pub(super) async fn of_node(
     if asker.grant.via().is_node() {
         return Err(Problem::bad_request("a request from another node cannot be forwarded again"));
     }
-    // As received: percent-encoding is kept.
+    // Percent-encoding is kept as received.
     let path = path_at_node(uri.path()).unwrap_or_default();
     if method == Method::DELETE && !path.starts_with("/v1/sessions/") {
         let detail =
@@ -250,7 +250,6 @@ impl App {
         Ok(fleet.ask(PeerRequest { node, method: method.to_string(), path, rights, by }).await?)
     }
 
-    /// Sessions of another node, or a message.
     async fn page_of(
         &self,
         asker: Asker<'_>,
@@ -302,7 +301,6 @@ impl App {
     }
 }
 
-/// Parses another node's answer.
 pub(super) fn read<T: DeserializeOwned>(answer: &Answer) -> Result<T, String> {
     if (200..300).contains(&answer.status) {
         return serde_json::from_str(&answer.body).map_err(|error| error.to_string());

@@ -24,13 +24,11 @@ const MOST_BODY: usize = 4096;
 /// A segment of a path, or its error.
 pub(super) type PathPart<T = String> = Result<Path<T>, PathRejection>;
 
-/// A decoded segment.
 pub(super) fn path_part<T>(part: PathPart<T>) -> Result<T, Problem> {
     let Path(text) = part.map_err(|_| Problem::bad_request("the path is not UTF-8"))?;
     Ok(text)
 }
 
-/// Parses the query.
 pub(super) fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Problem> {
     form(uri.query().unwrap_or_default().as_bytes())
 }
@@ -65,7 +63,6 @@ pub(super) fn check_form(text: &[u8]) -> Result<Vec<String>, Problem> {
     Ok(names)
 }
 
-/// Parses a JSON body; `None` without a body.
 pub(super) async fn body<T: DeserializeOwned>(request: Request) -> Result<Option<T>, Problem> {
     let (headers, bytes) = bytes(request).await?;
     if bytes.is_empty() {

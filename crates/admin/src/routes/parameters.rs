@@ -30,10 +30,8 @@ const FILES: &str = "/web/{name}";
 #[derive(Clone)]
 pub(super) struct Parameters(Arc<HashMap<(Method, String), Takes>>);
 
-/// Input of an operation.
 #[derive(Default)]
 struct Takes {
-    /// Names of parameters in the query.
     query: Vec<String>,
     has_body: bool,
 }

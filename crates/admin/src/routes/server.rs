@@ -160,7 +160,6 @@ pub(super) async fn workers(State(app): State<App>) -> Result<Json<Workers>, Pro
     Ok(Json(Workers { workers }))
 }
 
-/// Rounded to a thousandth.
 fn rounded(share: f64) -> f64 {
     (share * 1000.0).round() / 1000.0
 }

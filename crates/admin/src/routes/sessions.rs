@@ -24,9 +24,7 @@ use crate::{
     program::ServerView,
 };
 
-/// Default page size.
 const PAGE: usize = 100;
-/// Maximum page size.
 const LONGEST_PAGE: usize = 1000;
 /// Prefix of a cursor of the previous process.
 const PREVIOUS: &str = "previous";
@@ -41,7 +39,7 @@ enum Place {
         worker: usize,
         slot: u32,
     },
-    /// In the previous process, at its cursor.
+    /// Position in the previous process, with its cursor.
     Previous(Option<String>),
 }
 
@@ -243,7 +241,6 @@ impl App {
         Ok(page)
     }
 
-    /// Requests a slice from one worker.
     pub(super) async fn look(&self, worker: usize, look: Look) -> Result<Looked, Problem> {
         let (sender, answer) = oneshot::channel();
         self.server()?.relay.look(worker, look, move |looked| _ = sender.send(looked));

@@ -11,7 +11,6 @@ static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
     serde_json::from_str(&fs::read_to_string(path).expect("a committed file")).expect("JSON")
 });
 
-/// Operation of a request, if there is one.
 fn operation(method: &str, path: &str) -> Option<&'static Value> {
     let fits = |template: &str| {
         let (mut wanted, mut given) = (template.split('/'), path.split('/'));
@@ -30,7 +29,6 @@ fn operation(method: &str, path: &str) -> Option<&'static Value> {
     exact?.get(method.to_lowercase())
 }
 
-/// Follows a reference.
 fn resolved(value: &'static Value) -> &'static Value {
     match value["$ref"].as_str() {
         Some(place) => DOCUMENT.pointer(place.trim_start_matches('#')).expect("it exists"),

@@ -7,7 +7,6 @@ use std::{
 
 static LINES: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 
-/// Starts collecting lines.
 pub(crate) fn keep() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

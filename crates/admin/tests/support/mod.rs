@@ -44,7 +44,6 @@ pub(crate) use together::{Member, Together};
 pub(crate) const FULL: &str = "full-0123456789abcdef";
 pub(crate) const READ: &str = "read-0123456789abcdef";
 
-/// Directory of one test, removed on drop.
 pub(crate) struct Dir(PathBuf);
 
 impl Dir {
@@ -290,7 +289,6 @@ impl Running {
         Self { program, tcp, applications, dir, close, stop: Some(stop), thread: Some(thread) }
     }
 
-    /// Makes it stop accepting.
     pub(crate) fn close(&self) {
         self.close.send(()).unwrap();
     }
@@ -311,7 +309,6 @@ impl Running {
         (client.socket().try_clone().unwrap(), allocated.address(stun::attribute::XOR_RELAYED_ADDRESS))
     }
 
-    /// Sends a request over the Unix socket.
     pub(crate) fn ask(&self, method: &str, path: &str, body: Option<&str>) -> Answer {
         let mut stream = UnixStream::connect(self.dir.path("a.sock")).unwrap();
         exchange(&mut stream, &request(method, path, "localhost", &[], body))
@@ -321,7 +318,6 @@ impl Running {
         self.ask("GET", path, None)
     }
 
-    /// Sends GET with a header.
     pub(crate) fn get_with(&self, path: &str, header: (&str, &str)) -> Answer {
         let mut stream = UnixStream::connect(self.dir.path("a.sock")).unwrap();
         exchange(&mut stream, &request("GET", path, "localhost", &[header], None))
@@ -332,7 +328,6 @@ impl Running {
         self.say_tcp(&request(method, path, &self.tcp[0].to_string(), headers, None))
     }
 
-    /// Sends a request to a listener for applications.
     pub(crate) fn apply(
         &self,
         method: &str,
@@ -380,7 +375,6 @@ fn with_tokens(settings: &mut AdminSettings, _: &Dir) {
     settings.read_tokens = vec![Secret::new(READ)];
 }
 
-/// The file of the embedded store.
 pub(crate) const STATE: &str = "state/turnpike.sqlite";
 
 /// Must be called on a runtime.
@@ -433,7 +427,6 @@ pub(crate) fn request(
     (text + "\r\n" + body.unwrap_or_default()).into_bytes()
 }
 
-/// A parsed response.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -476,7 +469,6 @@ impl Answer {
     }
 }
 
-/// Sends bytes and reads to the end.
 pub(crate) fn exchange(stream: &mut (impl Read + Write), bytes: &[u8]) -> Answer {
     // The server may have closed already.
     let _ = stream.write_all(bytes);

@@ -38,14 +38,12 @@ impl Together {
         Arc::new(member)
     }
 
-    /// Stops its answers, although it is listed.
     pub(crate) fn silence(&self, name: &str) {
         self.0.lock().unwrap().insert(name.to_owned(), mpsc::unbounded_channel().0);
     }
 }
 
 impl Member {
-    /// A server without a fleet.
     pub(crate) fn alone() -> Arc<Self> {
         Arc::new(Self::new(None, "alone").1)
     }

@@ -14,7 +14,6 @@ struct Ports {
     what: String,
 }
 
-/// One AWS CLI call for a security group.
 pub(super) fn aws(firewall: &Firewall) -> String {
     let mut text = String::from("# Lets in what turnpike listens on, in the security group GROUP_ID.\n");
     text += &host::notes(firewall);

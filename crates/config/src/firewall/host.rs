@@ -81,7 +81,6 @@ pub(super) fn ufw(firewall: &Firewall) -> String {
     text
 }
 
-/// Comment lines with a leading number sign.
 pub(super) fn notes(firewall: &Firewall) -> String {
     let none = firewall.openings.is_empty().then(|| "No ports need to be opened.".to_owned());
     let lines = firewall.notes.iter().cloned().chain(none);

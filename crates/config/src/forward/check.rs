@@ -14,7 +14,6 @@ use crate::{Mistake, Origin};
 /// Maximum listeners of one rule. A range of all ports would need 65,535 sockets per worker.
 const MOST_PORTS: u16 = 4096;
 
-/// Appends what cannot work in one rule.
 pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
     let mut refuse = |path: &'static str, problem: String, expected: &str| {
         problems.push(Mistake::new(draft.origin_of(path), path, problem, expected));
@@ -160,7 +159,6 @@ fn weights(rule: &Rule, refuse: &mut impl FnMut(&'static str, String, &str)) {
     }
 }
 
-/// Returns warnings for the log: a rule that is valid but probably a mistake.
 pub(crate) fn doubts(draft: &Draft) -> Vec<String> {
     let everybody = |proxy: &&Proxy| matches!(proxy, Proxy::Network(Pattern::Prefix(_, 0)));
     let all = draft.rule.proxy_protocol_from.iter().find(everybody).map(|all| {
@@ -178,7 +176,6 @@ pub(crate) fn doubts(draft: &Draft) -> Vec<String> {
     all.into_iter().chain(of_lists).collect()
 }
 
-/// Returns warnings about the access lists that apply to all rules.
 pub(crate) fn doubts_about_all(settings: &ForwardSettings) -> Vec<String> {
     let lists = [("forward.allow", &settings.access.allow), ("forward.deny", &settings.access.deny)];
     let each = lists.into_iter().flat_map(|(key, patterns)| {
@@ -324,6 +321,6 @@ fn collide(a: &Rule, b: &Rule) -> bool {
 }
 
 fn length(ports: PortRange) -> u16 {
-    // At most 65,534: a range that starts at 0 ends there.
+    // The sum is at most 65,534: a range that starts at 0 ends there.
     (ports.last - ports.first).saturating_add(1)
 }

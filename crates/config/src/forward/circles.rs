@@ -141,7 +141,6 @@ impl<'a> Map<'a> {
         }
     }
 
-    /// Rule ports that a client of this port may reach next.
     fn next(&self, (at, offset): Node) -> Vec<Node> {
         let rule = &self.drafts[at].rule;
         // Another routing table can lead the same address to another machine.
@@ -229,7 +228,7 @@ mod tests {
             &["udptotcp://0.0.0.0:1=127.0.0.1:2", "tcptoudp://0.0.0.0:2=127.0.0.1:1"],
             &["unix:///run/a=127.0.0.1:1", "tcp://127.0.0.1:1=unix:/run/a"],
             &["udp://0.0.0.0:1-3=127.0.0.1:2-4", "udp://0.0.0.0:4=0.0.0.0:2"],
-            // In tests, localhost is 127.0.0.1.
+            // Tests resolve localhost to 127.0.0.1.
             &["tcp://localhost:80=127.0.0.1:80"],
             &["tcp://[::]:80=localhost:80?ipv6_only=false"],
             &["tcp://localhost:80=127.0.0.1:81", "tcp://0.0.0.0:81=127.0.0.1:80"],

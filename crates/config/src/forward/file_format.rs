@@ -15,7 +15,6 @@ pub enum Format {
     Turnpike,
     /// rinetd, or oxidinetd's `.conf`, a subset of it.
     Rinetd,
-    /// oxidinetd's TOML.
     Oxidinetd,
 }
 

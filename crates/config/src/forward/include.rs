@@ -14,7 +14,6 @@ use crate::{Mistake, Origin};
 
 /// Maximum files of all patterns together. A pattern that matches a whole disk is a mistake.
 const MOST_FILES: usize = 1000;
-/// Maximum nesting depth.
 const DEEPEST: usize = 8;
 
 const FORM: &str = "paths of TOML files with [[rule]], relative to this file, * and ? for any names, such as [\"rules.d/*.toml\"]";
@@ -23,7 +22,7 @@ const FORM: &str = "paths of TOML files with [[rule]], relative to this file, * 
 #[derive(Debug, Default)]
 pub(crate) struct Included {
     pub(crate) drafts: Vec<Draft>,
-    /// In the order in which they were read.
+    /// Sorted by time of reading.
     pub(crate) files: Vec<PathBuf>,
     pub(crate) problems: Vec<Mistake>,
     pub(crate) warnings: Vec<String>,
@@ -34,7 +33,6 @@ pub(crate) struct Included {
 }
 
 impl Included {
-    /// Reads the files that the `include` key of `main` names.
     pub(crate) fn read(main: &Path, entries: &[Entry]) -> Self {
         let mut all = Self::default();
         // A path that does not exist on disk cannot be part of a circle.
@@ -78,7 +76,6 @@ impl Included {
             }
         };
         let mut nothing = true;
-        // Sorted by name.
         for path in found {
             match path {
                 Ok(path) if path.is_dir() => {}

@@ -38,12 +38,10 @@ use turnpike_strict::{Entry, file_text, parse_file};
 
 #[derive(Clone, Debug)]
 pub struct ForwardLoaded {
-    /// Includes the rules.
     pub settings: ForwardSettings,
     /// Detected format of the file.
     pub format: Option<Format>,
     pub included: Vec<PathBuf>,
-    /// Lines for the log.
     pub warnings: Vec<String>,
 }
 
@@ -55,12 +53,11 @@ pub struct ForwardSources {
 }
 
 impl ForwardSources {
-    /// Takes the file, rules of the command line, flags, and this process's environment.
     pub fn from_process(file: Option<PathBuf>, arguments: Vec<String>, flags: Flags, checks: Checks) -> Self {
         Self { sources: Sources::from_process(file, flags, checks), arguments }
     }
 
-    /// As [`Sources::with_fallback`].
+    /// See [`Sources::with_fallback`].
     #[must_use]
     pub fn with_fallback(self, fallback: Flags) -> Self {
         Self { sources: self.sources.with_fallback(fallback), ..self }
@@ -135,14 +132,12 @@ fn rules(drafts: Vec<Draft>, settings: &ForwardSettings) -> Vec<Rule> {
     drafts.into_iter().map(rule).collect()
 }
 
-/// Content of a file of any format.
 #[derive(Default)]
 struct Content {
     format: Option<Format>,
     drafts: Vec<Draft>,
     /// Settings in formats without our keys.
     settings: ForwardSettings,
-    /// Entries of our own format, for the table of keys.
     entries: Vec<Entry>,
     warnings: Vec<String>,
     /// Content of included files. Their rules and warnings are also in `drafts` and `warnings`.
@@ -193,7 +188,6 @@ impl Content {
         Self { format: Some(Format::Turnpike), drafts, entries, warnings, included, ..Self::default() }
     }
 
-    /// Content of another forwarder's file.
     fn foreign(path: &Path, format: Format, rules: ForeignRules) -> Self {
         let ForeignRules { drafts, access, connection_file, pid_file, warnings } = rules;
         let mut settings = ForwardSettings::default();

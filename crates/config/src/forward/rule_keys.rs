@@ -30,7 +30,7 @@ pub(crate) fn read_rule(entries: &[Entry], origin: Origin, problems: &mut Vec<Mi
         problems.push(unknown_key(entry));
         good = false;
     }
-    // In the order of the table, because the valid values can depend on the protocol.
+    // The order of the table matters: the valid values can depend on the protocol.
     for spec in RULE_KEYS {
         for entry in entries.iter().filter(|entry| entry.key == spec.name()) {
             if draft.has(spec.path) {
@@ -183,7 +183,7 @@ const HEALTH: Kind<Option<Duration>> =
 const IDLE: Kind<Option<Duration>> =
     seconds::<LONGEST>("seconds without a byte, 1 to 31536000, or 0 for no limit");
 const HALF_CLOSE: Kind<Option<Duration>> = seconds::<LONGEST>(
-    "seconds without a byte after one side has said all, 1 to 31536000, or 0 for no limit",
+    "seconds without a byte after one side has finished sending, 1 to 31536000, or 0 for no limit",
 );
 const LONGEST: u64 = 31_536_000;
 const KEEPALIVE_IDLE: Kind<Option<Duration>> = seconds::<32_767>(
@@ -211,7 +211,7 @@ const fn seconds<const MOST: u64>(expected: &'static str) -> Kind<Option<Duratio
     )
 }
 
-/// In display order.
+/// Sorted for display.
 pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     scalar!(
         "rule.name",
@@ -340,7 +340,7 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
         "the name of a network interface, 1 to 15 bytes, such as \"eth0\"",
         |reader, node, rule| {
             let device = reader.text(node)?;
-            // As the kernel's dev_valid_name().
+            // Same as the kernel's dev_valid_name().
             let bad = |c: char| c.is_whitespace() || c == '/' || c == ':';
             if device.is_empty()
                 || device.len() > 15

@@ -31,7 +31,6 @@ settings! {
         resolve_every: u32 = 30, reload "forward.resolve_every" number!(u32, "seconds", 1..=86_400);
         /// Start even if some rules cannot bind.
         keep_going: bool = false, reload "forward.keep_going" kind::SWITCH;
-        /// Default for rules without `copy`.
         copy: CopyMode = CopyMode::Auto, reload "forward.copy" COPY;
         /// Checked before the rule's own lists.
         access: Access = Access::default(),
@@ -74,7 +73,6 @@ impl ForwardSettings {
         self.origins.get(key).unwrap_or(&Origin::Default)
     }
 
-    /// Returns true if any source sets this key.
     pub fn is_explicit(&self, key: &str) -> bool {
         self.origins.contains_key(key)
     }
@@ -89,7 +87,6 @@ impl ForwardSettings {
         text
     }
 
-    /// Keys that differ in `new` and need a restart.
     pub fn unchangeable(&self, new: &Self) -> Vec<&'static str> {
         key::unchangeable(FORWARD_KEYS, self, new)
     }

@@ -14,7 +14,6 @@ mod docs;
 const EXAMPLE: &str = include_str!("../../../../examples/forward.toml");
 const RINETD: &str = include_str!("../../../../examples/rinetd.conf");
 
-/// Resolves only `localhost`.
 pub(super) fn machine() -> Machine {
     let resolve = |name: &str| match name {
         "localhost" => Ok(Some(std::net::Ipv4Addr::LOCALHOST.into())),
@@ -302,7 +301,6 @@ fn limits_unix_sockets_and_ipv6_only_are_parsed() {
     assert_eq!(rule.targets[1], ip("10.0.0.2", 80));
 }
 
-/// Rules that are valid key by key but not as a whole: the rejected key and the reason.
 #[test]
 fn source_address_may_have_a_zone() {
     let settings = |source: &str| {
@@ -674,7 +672,7 @@ fn file_mistakes_name_line_column_key_and_form() {
 }
 
 #[test]
-fn a_file_of_another_program_or_of_serve_is_told_in_one_sentence() {
+fn file_of_another_program_or_of_serve_is_one_mistake() {
     for (text, told) in [
         (
             "global\n  daemon\nfrontend f\n  bind :80\n",
@@ -698,7 +696,6 @@ fn a_file_of_another_program_or_of_serve_is_told_in_one_sentence() {
         let found = from_file(text).expect_err("another program's file").to_string();
         assert!(found.starts_with(told) && found.lines().count() == 1, "{found}");
     }
-    // A file with a rule is ours, so its mistakes are reported as usual.
     let found =
         from_file("[server]\n[[rule]]\nlisten = \"0.0.0.0:1\"\ntarget = \"a:1\"\n").expect_err("mixed");
     assert!(found.to_string().starts_with("f.conf:1:2: server: unknown section; "), "{found}");
@@ -793,7 +790,6 @@ fn format_is_detected_by_content() {
     }
 }
 
-/// Rules of any origin, written as TOML, parse to the same rules.
 #[test]
 fn shown_settings_are_a_configuration_again() {
     for text in [EXAMPLE, RINETD] {

@@ -40,7 +40,6 @@ fn load(text: &str) -> Result<Loaded<()>, Mistakes> {
     sources.merge(&entries, problems, |_| ReadCertificates::default())
 }
 
-/// Checks the number and size of the messages about a text.
 pub(crate) fn are_bounded(mistakes: &Mistakes, text: &str) {
     // A table of one byte can lack all its keys.
     assert!(!mistakes.0.is_empty() && mistakes.0.len() <= 6 * text.len() + 16, "{}", mistakes.0.len());

@@ -17,7 +17,6 @@ fn load_text(text: &str) -> Result<Loaded<()>, Mistakes> {
     load(text, &[], Flags::new())
 }
 
-/// Stand-ins for the checks of other crates.
 const CHECKS: Checks = Checks {
     log_filter: |text| {
         if ["inof", "a=b=c"].contains(&text) { Err("no filter".to_owned()) } else { Ok(()) }
@@ -75,7 +74,7 @@ fn each_kernel_datapath_has_a_name() {
 }
 
 #[test]
-fn a_file_of_another_program_or_of_forward_is_told_in_one_sentence() {
+fn file_of_another_program_or_of_forward_is_one_mistake() {
     for (text, told) in [
         (
             "# c\nlistening-port=3478\nuser=a:b\n",
@@ -467,7 +466,6 @@ fn users_are_read_in_all_three_forms() {
     assert_eq!(tables.users.len(), 2);
 }
 
-/// 64 hex digits.
 const DIGITS: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
 #[test]
@@ -584,7 +582,6 @@ fn alternates_are_read_and_shown() {
     assert_eq!(values_of(settings(&read.to_toml())).alternates, read.alternates);
 }
 
-/// Another server may use the port of a transport that this one does not serve.
 #[test]
 fn alternate_on_an_unserved_transport_is_another_server() {
     let is_refused = |switches: &str, transports: &str| {

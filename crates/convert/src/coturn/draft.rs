@@ -44,12 +44,11 @@ pub(super) struct Draft {
     pub(super) lt_cred_mech: bool,
     pub(super) use_auth_secret: bool,
     pub(super) oauth: bool,
-    /// Entries of `auth.users`.
     pub(super) users: Vec<String>,
     pub(super) secrets: Vec<String>,
     pub(super) realm: Option<String>,
     pub(super) server_name: Option<String>,
-    /// As in the file.
+    /// Unparsed.
     pub(super) store: Option<String>,
     pub(super) user_quota: Option<usize>,
     pub(super) total_quota: Option<usize>,
@@ -111,7 +110,6 @@ impl Writer {
 }
 
 impl Draft {
-    /// Writes the file, section by section.
     pub(super) fn finish(mut self, machine: &Machine, notes: &mut Vec<Note>) -> String {
         let mut file = Writer { text: String::new(), section: "" };
         let mut note = |option: &str, text: String| {
@@ -270,7 +268,6 @@ impl Draft {
         ports.len().max(1) * addresses
     }
 
-    /// Entries of `relay.addresses`.
     fn relay_addresses(&self, note: &mut impl FnMut(&str, String)) -> Vec<String> {
         // Without relay-ip, coturn relays on the address that the client connected to.
         let named = if self.relay_ips.is_empty() { &self.listening_ips } else { &self.relay_ips };
@@ -471,7 +468,6 @@ impl Draft {
         file.key("nat_discovery", "ports", format!("[{}, {alternate}]", self.port()));
     }
 
-    /// Writes each alternate server as a table.
     fn others(&self, file: &mut Writer) {
         let has = |wanted: Alternate| self.alternates.iter().any(|(_, of)| *of == wanted);
         for (address, of) in &self.alternates {

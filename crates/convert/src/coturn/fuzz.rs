@@ -41,7 +41,6 @@ fn notes_are_bounded(notes: &[Note], text: &str) {
     assert!(told <= 8192 + 600 * text.len(), "{told} bytes for {}", text.len());
 }
 
-/// Checks that comments and empty lines change nothing.
 fn comments_say_nothing(imported: &Imported, text: &str) {
     let more = text_of(&format!("\n  # realm=elsewhere\n{text}"));
     let settings = |toml: &str| {

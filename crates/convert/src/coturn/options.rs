@@ -56,7 +56,7 @@ pub fn is_option(name: &str) -> bool {
 
 const METRICS_BY_TLS: &str = "admin.listen beyond loopback uses TLS (admin.tls_cert, admin.tls_key) and needs a token (admin.read_tokens)";
 
-/// In the order of coturn's own list, followed by options of older versions.
+/// Sorted like coturn's own list, followed by options of older versions.
 pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("listening-device", Instead("list the addresses of that device in server.listen")),
     ("listening-port", Number(|draft, value| set(&mut draft.listening_port, value, PORT))),
@@ -273,7 +273,6 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("unauthorized-ratelimit-rps", Instead("use limits.refusals_per_prefix with the same number")),
     ("stateless-nonce", Needless("nonces are always stateless")),
     ("stateless-nonce-secret", Instead("nonces are valid on one server until it restarts")),
-    // Options of older versions.
     ("dh2066", Needless("key exchange is by elliptic curves")),
     ("no-tlsv1", Needless("only TLS 1.2 and 1.3 are supported")),
     ("no-tlsv1_1", Needless("only TLS 1.2 and 1.3 are supported")),
@@ -291,7 +290,6 @@ const NUMBER: &str = "a number";
 const PORT: &str = "a port, 0 to 65535";
 const IP: &str = "an IP address";
 
-/// `noun` completes the error message.
 fn parse<T: FromStr>(value: &str, noun: &str) -> Result<T, String> {
     value.trim().parse().map_err(|_| format!("{value:?} is not {noun}"))
 }

@@ -11,7 +11,6 @@ use turnpike_turn::{
 
 use super::{Machine, draft::Draft};
 
-/// Lists of `peers`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Peers {
     pub(super) allow: Vec<String>,
@@ -60,7 +59,6 @@ fn prefixes(ranges: &[IpRange]) -> Vec<Cidr> {
     ranges.iter().flat_map(IpRange::prefixes).collect()
 }
 
-/// Address of a prefix with only one.
 fn alone(prefix: &Cidr) -> Option<IpAddr> {
     (prefix.bits == if prefix.base.is_ipv4() { 32 } else { 128 }).then_some(prefix.base)
 }

@@ -56,7 +56,6 @@ pub(super) fn is_on(value: &str) -> Option<bool> {
 #[derive(Debug, Default)]
 pub(super) struct Arguments<'a> {
     pub(super) settings: Vec<Setting<'a>>,
-    /// File of `-c`.
     pub(super) file: Option<&'a Path>,
     /// `-n`: coturn reads no file.
     pub(super) no_file: bool,
@@ -120,7 +119,6 @@ pub(super) fn arguments<'a>(arguments: &'a [String], notes: &mut Vec<Note>) -> A
 }
 
 impl<'a> Arguments<'a> {
-    /// Parses short options after one `-`. The last one may have a value, here or in the next word.
     fn letters(
         &mut self,
         mut letters: &'a str,

@@ -74,7 +74,6 @@ fn each_option_is_translated_as_in_the_files() {
     read(TOML);
 }
 
-/// A note about several options has the line of the option it names.
 #[test]
 fn notes_have_the_line_of_their_option() {
     let (_, notes) = translated(
@@ -103,7 +102,6 @@ fn unreachable_quotas_are_capped() {
     );
 }
 
-/// Each option changes the result or has a note.
 #[test]
 fn each_option_changes_the_result_or_has_a_note() {
     let nothing = text_of("");
@@ -555,7 +553,7 @@ fn command_line_is_parsed_like_getopt() {
     assert_eq!(read("-n --fingerprint yes -Y --realm r").3, ["yes", "-Y"]);
 }
 
-/// As in a compose file: everything is translated, and mistakes name the option.
+/// Arguments of a compose file: everything is translated, and mistakes name the option.
 #[test]
 fn command_line_without_a_file_is_translated() {
     let words =

@@ -18,12 +18,10 @@ pub struct Draft {
 }
 
 impl Draft {
-    /// Creates a rule with defaults.
     pub fn new(origin: Origin) -> Self {
         Self { rule: defaults(Protocol::Tcp), origin, origins: BTreeMap::new() }
     }
 
-    /// Returns true if the source sets this key.
     pub fn has(&self, path: &str) -> bool {
         self.origins.contains_key(path)
     }

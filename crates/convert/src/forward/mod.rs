@@ -20,12 +20,10 @@ pub use self::services::Services;
 #[derive(Debug, Default)]
 pub struct ForeignRules {
     pub drafts: Vec<Draft>,
-    /// Access lists for all rules.
     pub access: Access,
     /// File with a line per connection.
     pub connection_file: Option<LogFile>,
     pub pid_file: Option<PathBuf>,
-    /// Lines for the log.
     pub warnings: Vec<String>,
 }
 
@@ -45,7 +43,6 @@ pub struct LogFile {
     pub format: LineFormat,
 }
 
-/// Name lookups on this machine.
 #[derive(Clone, Debug)]
 pub struct Machine {
     pub services: Services,
@@ -53,7 +50,6 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The machine that this process runs on.
     pub fn this() -> Self {
         let resolve = |name: &str| -> std::io::Result<Option<IpAddr>> {
             Ok((name, 0).to_socket_addrs()?.next().map(|address| address.ip()))

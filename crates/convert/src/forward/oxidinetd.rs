@@ -27,7 +27,6 @@ const ACCESS: [&str; 2] = ["type", "pattern"];
 const PORT_FORM: &str = "a port, 1 to 65535";
 const PATH_FORM: &str = "the path of a file";
 
-/// Reads the entries of a file.
 pub fn read(entries: &[Entry], machine: &Machine, problems: &mut Vec<Mistake>) -> ForeignRules {
     let mut file = ForeignRules::default();
     let mut reader = Reader { problems, warnings: Vec::new(), resolve: machine.resolve };
@@ -120,7 +119,7 @@ impl Reader<'_> {
         (self.problems.len() == before).then(|| draft.with_defaults())
     }
 
-    /// In oxidinetd, only UDP listeners have a timeout.
+    /// Only UDP listeners have a timeout in oxidinetd.
     fn timeout(&mut self, node: &Node, draft: &mut Draft) {
         let seconds = match node.value {
             Value::Integer(seconds) => {

@@ -99,7 +99,6 @@ fn is_host_name(text: &str) -> bool {
     name.len() <= 253 && name.split('.').all(label_is_good) && !last.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Port range of a Unix socket.
 const NO_PORT: PortRange = PortRange { first: 0, last: 0 };
 
 /// Parses a name that starts with `unix:`, in upper or lower case: host names are shown in lower case, and
@@ -254,12 +253,10 @@ pub fn misses_zeros(pattern: &Pattern) -> bool {
     })
 }
 
-/// Suffix of a warning.
 pub fn did_you_mean(meant: Option<impl std::fmt::Display>) -> String {
     meant.map_or_else(String::new, |meant| format!("; did you mean \"{meant}\"?"))
 }
 
-/// An address, a prefix or `unix:`.
 pub fn proxy(text: &str) -> Result<Proxy, String> {
     match text.trim() {
         "unix:" => Ok(Proxy::Unix),
@@ -323,7 +320,6 @@ pub fn show_listener(bind: &Bind, ports: PortRange) -> String {
     }
 }
 
-/// A pattern as in the configuration.
 pub fn show_pattern(pattern: &Pattern) -> String {
     match pattern {
         Pattern::Wildcard(text) => text.clone(),

@@ -1,7 +1,7 @@
 //! Reads rinetd.conf, as rinetd 0.73 does (rinetd(8) and its grammar): forwarding rules, allow and deny,
 //! logfile, logcommon, pidlogfile.
 //!
-//! Also accepts what other programs write in this format: a `keepalive` option (rinetd after 0.73), prefixes
+//! Also accepts extensions of other programs: a `keepalive` option (rinetd after 0.73), prefixes
 //! as patterns and ALLOW in capitals (oxidinetd). Everything that rinetd accepts has the same meaning. A
 //! `timeout` of a TCP rule has no effect in either; here it is also a warning.
 
@@ -112,7 +112,7 @@ fn resolve(
     }
 }
 
-/// In rinetd, the unspecified address means any.
+/// The unspecified address means any in rinetd.
 fn set_source(rule: &mut Rule, source: IpAddr) {
     rule.source = (!source.is_unspecified()).then_some(source.into());
 }
@@ -370,7 +370,6 @@ impl Line<'_> {
         Ok(())
     }
 
-    /// A word, or text in double quotes.
     fn file_name(&mut self) -> Result<PathBuf> {
         let at = self.skip_blanks();
         const EXPECTED: &str = "the path of a file, in double quotes if it has blanks";
@@ -401,7 +400,6 @@ impl Line<'_> {
         ))
     }
 
-    /// Reads up to a blank or one of `stops`.
     fn word(&mut self, stops: &str) -> &str {
         let rest = &self.text[self.at..];
         let stop = |c: char| c.is_ascii_whitespace() || stops.contains(c);
@@ -410,7 +408,6 @@ impl Line<'_> {
         &rest[..len]
     }
 
-    /// Returns the start of the next word.
     fn skip_blanks(&mut self) -> usize {
         let rest = &self.text[self.at..];
         self.at += rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_whitespace()).len();

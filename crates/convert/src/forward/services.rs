@@ -56,13 +56,11 @@ impl Services {
         Self(services)
     }
 
-    /// Port of a service by name or alias.
     pub fn port(&self, name: &str, transport: Transport) -> Option<u16> {
         let fits = |service: &&Service| service.name == name && service.transport == transport.name();
         self.0.iter().find(fits).map(|service| service.port)
     }
 
-    /// All names, for suggestions.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|service| service.name.as_str())
     }

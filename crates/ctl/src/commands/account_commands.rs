@@ -15,7 +15,6 @@ use turnpike_wire::escape;
 use super::{CommandError, Format, List, encoded, write_json};
 use crate::client::Client;
 
-/// Users per request.
 const PAGE: usize = 1000;
 
 /// Destination of changes.
@@ -47,9 +46,6 @@ impl AccountBackend {
     }
 
     /// Lists users of one realm or of all, page by page. JSON output is one array.
-    ///
-    /// # Errors
-    /// See [`CommandError`].
     pub fn list_users(
         &self,
         realm: Option<String>,
@@ -70,9 +66,6 @@ impl AccountBackend {
     }
 
     /// Adds a user, or changes the password of one.
-    ///
-    /// # Errors
-    /// See [`CommandError`].
     pub fn add_user(
         &self,
         new: NewUser,
@@ -87,10 +80,6 @@ impl AccountBackend {
         Ok(show_change("user", &change, None, shown, json, out)?)
     }
 
-    /// Removes a user.
-    ///
-    /// # Errors
-    /// See [`CommandError`].
     pub fn remove_user(
         &self,
         name: &str,
@@ -108,9 +97,6 @@ impl AccountBackend {
     }
 
     /// Lists secrets of one realm or of all, by their fingerprints.
-    ///
-    /// # Errors
-    /// See [`CommandError`].
     pub fn list_secrets(
         &self,
         realm: Option<String>,
@@ -126,10 +112,6 @@ impl AccountBackend {
         Ok(list.end(out, "no secrets")?)
     }
 
-    /// Takes one more secret.
-    ///
-    /// # Errors
-    /// See [`CommandError`].
     pub fn add_secret(
         &self,
         new: NewSecret,
@@ -144,10 +126,6 @@ impl AccountBackend {
         Ok(show_change("secret", &change, None, shown, json, out)?)
     }
 
-    /// Removes a secret by its fingerprint.
-    ///
-    /// # Errors
-    /// See [`CommandError`].
     pub fn remove_secret(
         &self,
         fingerprint: &str,
@@ -165,9 +143,6 @@ impl AccountBackend {
     }
 
     /// Replaces the signing secret.
-    ///
-    /// # Errors
-    /// See [`CommandError`].
     pub fn rotate_secret(
         &self,
         rotation: Rotation,
@@ -197,10 +172,6 @@ impl AccountBackend {
         Ok(())
     }
 
-    /// Lists API keys.
-    ///
-    /// # Errors
-    /// See [`CommandError`].
     pub fn list_keys(&self, format: Format, out: &mut dyn Write) -> Result<(), CommandError> {
         let Keys { keys } = match self {
             Self::Running(client) => client.get("/v1/keys")?,
@@ -211,10 +182,6 @@ impl AccountBackend {
         Ok(list.end(out, "no keys")?)
     }
 
-    /// Adds an API key.
-    ///
-    /// # Errors
-    /// See [`CommandError`].
     pub fn add_key(
         &self,
         new: NewKey,
@@ -229,10 +196,6 @@ impl AccountBackend {
         Ok(show_change("key", &change, None, shown, json, out)?)
     }
 
-    /// Removes an API key.
-    ///
-    /// # Errors
-    /// See [`CommandError`].
     pub fn remove_key(&self, name: &str, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
         let change = match self {
             Self::Running(client) => client.delete(&path("/v1/keys", name, None))?,
@@ -241,10 +204,6 @@ impl AccountBackend {
         Ok(show_change("key", &change, Some("removed"), None, json, out)?)
     }
 
-    /// Lists the realms of the store.
-    ///
-    /// # Errors
-    /// See [`CommandError`].
     pub fn list_realms(&self, format: Format, out: &mut dyn Write) -> Result<(), CommandError> {
         let realms = match self {
             Self::Running(client) => client.get::<Realms>("/v1/realms")?.stored,
@@ -256,9 +215,6 @@ impl AccountBackend {
     }
 
     /// Adds a realm, or changes the limits of one.
-    ///
-    /// # Errors
-    /// See [`CommandError`].
     pub fn add_realm(&self, new: NewRealm, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
         let change = match self {
             Self::Running(client) => client.post("/v1/realms", Some(&new))?,
@@ -267,10 +223,6 @@ impl AccountBackend {
         Ok(show_change("realm", &change, None, None, json, out)?)
     }
 
-    /// Removes a realm from the store.
-    ///
-    /// # Errors
-    /// See [`CommandError`].
     pub fn remove_realm(&self, name: &str, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
         let change = match self {
             Self::Running(client) => client.delete(&path("/v1/realms", name, None))?,

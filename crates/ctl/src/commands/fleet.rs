@@ -12,10 +12,6 @@ use crate::{client::Client, table::Table};
 /// Same text as on the admin page.
 const RECOVERING: &str = "the store does not know the use of all nodes yet; until then, each node serves its equal share of quotas";
 
-/// Shows all nodes as seen by one of them.
-///
-/// # Errors
-/// See [`CommandError`].
 pub fn show_fleet(client: &Client, format: Format, out: &mut dyn Write) -> Result<(), CommandError> {
     let fleet: FleetStatus = client.get("/v1/fleet")?;
     if format.is_json() {
@@ -39,9 +35,6 @@ pub fn show_fleet(client: &Client, format: Format, out: &mut dyn Write) -> Resul
 }
 
 /// Drains or uncordons a node; without a name, the queried one.
-///
-/// # Errors
-/// See [`CommandError`].
 pub fn order_node(
     client: &Client,
     node: Option<&str>,
@@ -69,9 +62,6 @@ pub fn order_node(
 }
 
 /// Lists sessions of all nodes, page by page. JSON output is one array.
-///
-/// # Errors
-/// See [`CommandError`].
 pub fn list_fleet_sessions(
     client: &Client,
     wanted: Sessions,

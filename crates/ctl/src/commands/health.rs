@@ -8,7 +8,6 @@ use turnpike_api::Status;
 use super::{CommandError, write_json};
 use crate::client::{Client, ClientError};
 
-/// Poll interval.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
 /// Checks readiness, or with `live` only that the program runs.

@@ -55,7 +55,6 @@ impl Tab {
     }
 }
 
-/// Data and display state.
 pub(super) struct Screen {
     colours: bool,
     whom: String,
@@ -89,7 +88,6 @@ impl Screen {
         }
     }
 
-    /// Applies an update.
     pub(super) fn hear(&mut self, live: Live) {
         let (to_peer, to_client) = match &live.server {
             Some(server) => (server.to_peer.bytes, server.to_client.bytes),
@@ -109,7 +107,6 @@ impl Screen {
         }
     }
 
-    /// Sets the history.
     pub(super) fn remember(&mut self, history: History) {
         for (curve, told) in self.curves.iter_mut().zip([history.to_peer_bps, history.to_client_bps]) {
             *curve = told.into_iter().map(|point| point.map_or(0, whole)).collect();
@@ -120,7 +117,6 @@ impl Screen {
         self.certificates = certificates;
     }
 
-    /// Sets the state of the fleet.
     pub(super) fn join(&mut self, fleet: FleetStatus) {
         if !self.paused {
             self.fleet = Some(fleet);
@@ -133,7 +129,6 @@ impl Screen {
         Tab::OF_SERVER.into_iter().filter(is_there).collect()
     }
 
-    /// Shows an error.
     pub(super) fn lose(&mut self, why: String) {
         self.problem = Some(why);
     }
@@ -142,7 +137,6 @@ impl Screen {
         self.paused = !self.paused;
     }
 
-    /// Switches tables.
     pub(super) fn turn(&mut self, by: i8) {
         let all = self.tabs();
         let at = all.iter().position(|tab| *tab == self.tab).unwrap_or(0);
@@ -152,7 +146,6 @@ impl Screen {
         (self.tab, self.first) = (all[next], 0);
     }
 
-    /// Scrolls rows.
     pub(super) fn scroll(&mut self, by: i8) {
         self.first = if by > 0 { self.first + 1 } else { self.first.saturating_sub(1) };
     }
@@ -354,7 +347,7 @@ impl Widget for &Screen {
         if let Some(server) = &live.server {
             pen.skip();
             let workers = workers(&server.workers);
-            // At most half of the rest, except in non-interactive output.
+            // Limited to half of the rest, except in non-interactive output.
             let most = if self.whole { u16::MAX } else { pen.area.height / 2 };
             self.show(&workers, 0, pen.take(workers.height().min(most.max(2))), pen.buffer);
         }

@@ -193,7 +193,6 @@ fn only_a_fleet_node_has_the_fleet_table() {
     holds(&drawn(&screen, 120, 40), &["192.0.2.9:50000"]);
 }
 
-/// Figures and table cells of the lines.
 fn pieces(lines: &[String]) -> Vec<String> {
     let pieces = lines.iter().flat_map(|line| line.split("  ")).map(str::trim);
     pieces.filter(|piece| !piece.is_empty()).map(str::to_owned).collect()
@@ -326,7 +325,6 @@ fn forwarder_screen_shows_its_rules() {
     );
 }
 
-/// Screens after each of these keys.
 fn pressed(keys: &[Key], told: Vec<Told>) -> Vec<String> {
     let (teller, heard) = mpsc::channel();
     told.into_iter().for_each(|told| teller.send(told).unwrap());

@@ -2,7 +2,6 @@
 
 use turnpike_measure::units::bits_per_second;
 
-/// Unknown value.
 pub(super) const NONE: &str = "-";
 
 /// Formats a payload rate in bytes per second as bits.

@@ -11,7 +11,6 @@ use crate::{Edit, StoredSecret, UserRow};
 
 const REALM: &str = "here";
 
-/// A database with scripted behavior.
 #[derive(Default)]
 struct Fake {
     users: Mutex<HashMap<String, UserKeys>>,
@@ -171,7 +170,6 @@ impl World {
         self.fake.asked.load(Ordering::Relaxed)
     }
 
-    /// Opens the breaker.
     async fn take_away(&self, state: State) {
         self.set(state);
         for number in 0..3 {
@@ -257,7 +255,6 @@ async fn cached_user_keeps_working_during_an_outage() {
     world.found("alice").await;
     for state in [State::Hangs, State::Refuses] {
         world.take_away(state).await;
-        // While fresh, and long after.
         for hours in [0, 1, 20] {
             advance(Duration::from_secs(3600 * hours)).await;
             assert_eq!(world.known("alice"), "user", "after {hours} h");

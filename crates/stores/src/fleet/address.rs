@@ -8,12 +8,11 @@ use crate::{ServerAddress, StoreAddress};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FleetAddress {
-    /// At least one.
+    /// Never empty.
     pub(super) servers: Vec<ServerAddress>,
     pub(super) kind: Kind,
 }
 
-/// Role of the servers.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Kind {
     Alone,

@@ -38,7 +38,6 @@ impl Link {
         &self.finder.address
     }
 
-    /// Runs a command. Retries once if the connection was stale or the server no longer holds the keys.
     pub(super) async fn ask(&self, command: &Cmd) -> Result<Value, StoreError> {
         let mut again = true;
         loop {
@@ -60,7 +59,6 @@ impl Link {
         }
     }
 
-    /// Runs commands and ignores their answers.
     pub(super) async fn tell(&self, commands: &[Cmd]) -> Result<(), StoreError> {
         let (mut connection, _) = self.connected().await?;
         let mut pipeline = Pipeline::with_capacity(commands.len());

@@ -22,7 +22,6 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Maximum events per answer.
 const MOST: usize = 1000;
 
-/// A subscriber.
 pub struct News {
     finder: Finder,
     key: String,
@@ -31,7 +30,6 @@ pub struct News {
     last: Option<EventId>,
 }
 
-/// A batch of events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Heard {
     /// True for a new connection: stored state may have changed without an event.

@@ -245,7 +245,7 @@ for at = 1, #part, 2 do
     redis.call('HDEL', KEYS[3], bucket)
   end
   redis.call('HDEL', KEYS[6], bucket)
-  -- Of what is left nobody knows here how much of the limit it is: it counts for heavy until somebody asks.
+  -- The limit is unknown here, so the rest counts as heavy until the next request.
   if sum > 0 then
     if redis.call('HGET', KEYS[4], bucket) == '2' then
       redis.call('HSET', KEYS[4], bucket, '1')

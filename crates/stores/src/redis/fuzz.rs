@@ -18,7 +18,6 @@ use crate::{
 /// Keys per SCAN answer.
 const PAGE_OF_KEYS: usize = 5;
 
-/// Value of a key.
 #[derive(Clone, Debug)]
 enum Held {
     Text(Vec<u8>),
@@ -106,7 +105,6 @@ async fn check(bytes: &[u8]) -> bool {
     read.is_ok()
 }
 
-/// A connected client.
 async fn connected(keyspace: &Keyspace) -> Redis {
     let (ours, theirs) = duplex(1 << 16);
     tokio::spawn(keyspace.clone().serve(theirs));
@@ -198,8 +196,6 @@ impl Keyspace {
         }
     }
 
-    // Invariants.
-
     /// Checks that no set member is lost, especially none that denies peers.
     fn is_read_whole(&self, rules: &Rules) {
         let ranges = |of: fn(&PeerRanges) -> &Vec<IpRange>| -> usize {
@@ -257,8 +253,6 @@ impl Keyspace {
             assert!(listed.into_iter().map(|user| (user.realm, user.name)).eq(users.into_keys()));
         }
     }
-
-    // The server.
 
     async fn serve(self, mut stream: DuplexStream) {
         let mut heard = Vec::new();

@@ -10,7 +10,6 @@ use turnpike_strict::file_text;
 use super::super::{ForwardLoaded, ForwardSources};
 use crate::{Flags, Mistakes, Sources};
 
-/// A directory whose own name contains pattern characters.
 struct Dir(PathBuf, turnpike_testkit::Dir);
 
 impl Dir {
@@ -61,7 +60,6 @@ fn included_files_are_read_in_order_of_their_names() {
     dir.write("rules.d/.hidden.toml", "nonsense");
     dir.write("rules.d/README", "not a rule");
     fs::create_dir(dir.0.join("rules.d/old.toml")).expect("a directory");
-    // Relative to the including file.
     dir.write("more/x.toml", &format!("include = \"y.toml\"\n{}", rule(4)));
     dir.write("more/y.toml", &format!("{}\n# comment\n", rule(5)));
     let loaded = dir.load().expect("valid");
@@ -70,7 +68,6 @@ fn included_files_are_read_in_order_of_their_names() {
         loaded.included.iter().map(|path| dir.short(&path.display().to_string())).collect();
     assert_eq!(names, ["rules.d/10-a.toml", "rules.d/20-b.toml", "more/x.toml", "more/y.toml"]);
     assert_eq!(loaded.warnings, [""; 0]);
-    // The printed configuration has no includes and means the same.
     let whole = loaded.settings.to_toml();
     assert!(!whole.contains("include"), "{whole}");
     let again = Dir::new();

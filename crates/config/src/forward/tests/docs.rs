@@ -68,7 +68,6 @@ fn every_command_in_the_page_has_valid_rules() {
     }
 }
 
-/// Right column of the socat table.
 #[test]
 fn every_socat_replacement_is_a_valid_rule() {
     let (_, table) = PAGE.split_once("## From socat").expect("the section");

@@ -262,7 +262,7 @@ fn file_without_a_valid_line_is_one_problem() {
     assert_eq!(told.len(), 1, "{told:?}");
     assert!(told[0].starts_with("r.conf:1:6: bindport is: no service of this name over tcp in /etc/services, and 3 more lines are wrong"), "{told:?}");
     assert!(told[0].contains("expected rinetd.conf, with lines bindaddress bindport"), "{told:?}");
-    // With a valid line, all mistakes are reported.
+    // All mistakes are reported if one line is valid.
     assert_eq!(parse("a b c d\na b c d\na b c d\na b c d\n0 1 10.0.0.1 2\n").expect_err("wrong").len(), 4);
 }
 
