@@ -74,7 +74,6 @@ fn private(uri: &Uri) -> Option<&'static str> {
 pub(crate) enum Via {
     /// Unix socket; with the client's user ID, if the kernel reports it.
     Unix(Option<u32>),
-    /// Plain HTTP on loopback.
     Loopback(SocketAddr),
     /// TLS, with the client certificate, if any.
     Tls(SocketAddr, Option<ClientCertificate>),
@@ -101,7 +100,6 @@ impl Via {
         }
     }
 
-    /// Returns true for requests of another node, which does its own forwarding.
     pub(crate) fn is_node(&self) -> bool {
         matches!(self, Self::Node(..))
     }
@@ -129,7 +127,6 @@ pub(crate) struct ClientCertificate {
     pub(crate) name: Arc<str>,
 }
 
-/// An authenticated client. Its access depends on the current configuration.
 #[derive(Clone)]
 pub(crate) struct Grant {
     via: Via,
@@ -206,7 +203,6 @@ impl Guard {
         Self { program, changes, refusals: Arc::default() }
     }
 
-    /// Handles a permitted request. A change runs to completion.
     async fn pass(
         &self,
         grant: Grant,
@@ -296,7 +292,6 @@ impl Drop for Unfinished {
     }
 }
 
-/// Handles permitted requests, writes an audit line for each change, and forbids caching of all responses.
 pub(crate) async fn admit(
     State(guard): State<Guard>,
     Extension(via): Extension<Via>,
@@ -317,7 +312,6 @@ pub(crate) async fn admit(
     response
 }
 
-/// Method and path for a log line, and the full length of a truncated path.
 pub(crate) struct What {
     pub(crate) request: String,
     pub(crate) path_bytes: Option<usize>,
@@ -334,7 +328,6 @@ impl What {
     }
 }
 
-/// Adds headers against caching and content sniffing.
 pub(crate) fn keep_from_being_kept(headers: &mut HeaderMap) {
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
@@ -358,7 +351,6 @@ fn changes_something(method: &Method) -> bool {
     matches!(*method, Method::POST | Method::PUT | Method::DELETE | Method::PATCH)
 }
 
-/// Reason for a refusal.
 enum Refused {
     For(Problem),
     WrongToken,

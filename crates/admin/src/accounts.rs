@@ -36,7 +36,6 @@ pub type Store = Directory<Database>;
 
 /// Default page size.
 const USERS: usize = 100;
-/// Seconds in a year, the maximum of all durations here.
 const YEAR: u32 = 31_536_000;
 /// Valid session limits of a realm or a user, as in the configuration.
 const SESSIONS: RangeInclusive<u64> = 1..=1_000_000;
@@ -47,7 +46,6 @@ const LONGEST_SECRET: usize = 256;
 /// Allowance for clock differences in seconds.
 const SKEW: u32 = 60;
 
-/// A configuration and its store.
 #[derive(Clone)]
 pub struct Accounts {
     settings: Arc<Settings>,
@@ -56,7 +54,6 @@ pub struct Accounts {
     is_complete: bool,
 }
 
-/// Position in a list of users.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum UserCursor {
     /// After this many users of the configuration.

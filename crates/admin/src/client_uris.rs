@@ -11,7 +11,6 @@ pub(crate) struct ClientUris<'a> {
     pub(crate) settings: &'a Settings,
     /// Ports are the actual ones.
     pub(crate) listeners: &'a Listeners,
-    /// Certificates for clients; without any there is no TLS.
     pub(crate) certificates: &'a [Certificate],
     /// Relay addresses. Their external addresses are taken as those of the listeners.
     pub(crate) addresses: &'a [RelayAddress],
@@ -47,7 +46,6 @@ impl ClientUris<'_> {
         if named.is_empty() { served } else { named }
     }
 
-    /// Listeners by transport. Loopback only if there are no others.
     fn doors(&self) -> Vec<(Transport, SocketAddr)> {
         let Listeners { udp, tcp, tls, dtls } = self.listeners;
         let with = |transport: Transport, addresses: &[SocketAddr]| {

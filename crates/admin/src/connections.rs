@@ -100,7 +100,6 @@ pub(crate) enum Closed {
     Busy,
     /// No request in time.
     NoRequest,
-    /// The response was not received in time.
     Slow,
     /// Invalid HTTP, or too long a head.
     Malformed,
@@ -108,7 +107,6 @@ pub(crate) enum Closed {
     Tls,
 }
 
-/// Refused and closed connections of this process, by reason.
 pub(crate) struct CloseReasons {
     /// Subject of log lines.
     of: &'static str,
@@ -194,7 +192,6 @@ pub(crate) async fn serve(
     }
 }
 
-/// Response to a new client while all connections are busy.
 async fn busy() -> Response {
     let detail = "all connections of this listener are busy: ask again";
     let mut response = Problem::new(StatusCode::SERVICE_UNAVAILABLE, "busy", detail).into_response();

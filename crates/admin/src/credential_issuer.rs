@@ -54,7 +54,6 @@ impl Issued {
     }
 }
 
-/// Label of the refusal counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reason {
     NoKey,
@@ -80,7 +79,6 @@ const REASONS: [(&str, Reason); 9] = [
     ("unavailable", Reason::Unavailable),
 ];
 
-/// Counters since the start, for all interfaces.
 pub(crate) struct Counts {
     issued: [AtomicU64; 2],
     refused: [AtomicU64; REASONS.len()],
@@ -105,7 +103,6 @@ impl Counts {
 pub(crate) struct Refusal {
     pub(crate) reason: Reason,
     problem: Box<Problem>,
-    /// Value of Retry-After.
     retry_after: Option<Duration>,
 }
 

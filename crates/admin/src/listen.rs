@@ -130,15 +130,12 @@ pub(crate) enum Listener {
     Tcp(TcpListener, Option<Arc<Tls>>),
 }
 
-/// Active listeners, for as long as the runtime lives. The files of Unix sockets are removed on drop.
 pub struct Serving {
     kept: Vec<Kept>,
     changes: Changes,
-    /// For a server's admin interface.
     successor: Option<Successor>,
 }
 
-/// An active listener.
 struct Kept {
     configured: String,
     /// Notified when the listener must stop accepting.
@@ -192,12 +189,10 @@ impl Serving {
         self.kept.iter().filter_map(lend).chain(successor).collect()
     }
 
-    /// Returns when no change is in progress.
     pub fn settled(&self) -> impl Future<Output = ()> + Send + 'static {
         self.changes.settled()
     }
 
-    /// Stops accepting connections. Requests that have arrived are answered.
     pub fn close(&self) {
         for Kept { left, socket, .. } in &self.kept {
             left.notify_one();
@@ -241,12 +236,6 @@ impl Listener {
 }
 
 impl Interface {
-    /// Listens, within a runtime. Uses a socket in `lent`, passed by another process, if it has the same
-    /// address. Addresses that are only defaults (not `explicit`) and unavailable are skipped with a log
-    /// line.
-    ///
-    /// # Errors
-    /// An explicitly configured address is unavailable.
     pub fn listen(
         job: Job,
         settings: &AdminSettings,
@@ -313,7 +302,6 @@ impl Interface {
     }
 }
 
-/// Takes the passed socket for this address.
 pub(crate) fn take_lent(lent: &mut Vec<Lent>, configured: &impl ToString) -> Option<OwnedFd> {
     let configured = configured.to_string();
     let at = lent.iter().position(|(name, _)| *name == configured)?;
@@ -321,7 +309,6 @@ pub(crate) fn take_lent(lent: &mut Vec<Lent>, configured: &impl ToString) -> Opt
 }
 
 impl Bound {
-    /// Address of a TCP listener.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         match &self.listener {
             Listener::Tcp(listener, _) => listener.local_addr().ok(),

@@ -52,10 +52,8 @@ const SLOW: Duration = Duration::from_secs(10);
 const WATCHED_MS: u64 = 15_000;
 const MINUTE: usize = 60;
 
-/// Histogram of allocation times; the last bucket is unbounded.
 type Buckets = [u64; ALLOCATION_MS.len() + 1];
 
-/// Reads once per second while the runtime lives.
 pub(crate) struct Feed {
     program: Arc<dyn Owner>,
     /// Wall clock and monotonic clock: one for the time of day, the other for the uptime.
@@ -80,7 +78,6 @@ impl Frame {
     }
 }
 
-/// A server-sent event. The JSON contains no line breaks.
 fn event(name: &str, data: &impl serde::Serialize) -> Bytes {
     let json = serde_json::to_string(data).unwrap_or_default();
     format!("event: {name}\ndata: {}\n\n", escape::json(&json)).into()
@@ -107,7 +104,6 @@ impl Feed {
         status_of(&*self.program, at, since.elapsed())
     }
 
-    /// The latest reading; waits for the first one.
     pub(crate) async fn newest(&self) -> Option<Arc<Frame>> {
         self.mark();
         let mut newest = self.newest.subscribe();
@@ -119,7 +115,6 @@ impl Feed {
         self.minutes.lock().unwrap_or_else(PoisonError::into_inner).history()
     }
 
-    /// Registers a watcher; `None` if there are too many.
     pub(crate) fn watcher(self: &Arc<Self>) -> Option<Watcher> {
         let place = Arc::clone(&self.watchers).try_acquire_owned().ok()?;
         Some(Watcher { feed: Arc::clone(self), _place: place })
@@ -133,7 +128,6 @@ impl Feed {
         u64::try_from(self.started.1.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Returns true with watchers or a recent request.
     fn is_watched(&self) -> bool {
         let asked_ms = self.asked_ms.load(Ordering::Relaxed);
         self.watchers.available_permits() < WATCHERS
@@ -203,13 +197,10 @@ impl Feed {
 /// End of a watcher's events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Watched {
-    /// All events were sent, or the client left or lost its permission.
     Ended,
-    /// The client stopped reading.
     Stalled,
 }
 
-/// A watching client, counted in the limit.
 pub(crate) struct Watcher {
     feed: Arc<Feed>,
     _place: OwnedSemaphorePermit,

@@ -14,7 +14,6 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// Above the length of any `/readyz` response.
 const LONGEST: u64 = 4096;
 
-/// Returns true if the turnpike at this Unix socket is draining.
 pub(crate) fn drains_at_unix(name: &UnixName) -> bool {
     let ask = || {
         let path = name.path().ok_or(io::ErrorKind::Unsupported)?;
@@ -57,7 +56,6 @@ mod tests {
 
     const DRAINING: &str = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 9\r\n\r\ndraining\n";
 
-    /// Reads a request and answers.
     fn answer(mut stream: impl Read + Write, text: &str) {
         let mut request = [0; 512];
         let read = stream.read(&mut request).expect("a request");

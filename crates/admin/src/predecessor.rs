@@ -53,7 +53,6 @@ struct PredecessorAnswer {
 /// Connection to the process that may replace this one.
 pub(crate) struct Successor {
     router: Router,
-    /// Our end of the latest socket pair.
     channel: Mutex<Option<Channel>>,
 }
 
@@ -95,7 +94,6 @@ impl Successor {
     }
 }
 
-/// The previous process, with one request at a time.
 pub(crate) struct Predecessor(Arc<tokio::sync::Mutex<Option<Link>>>);
 
 struct Link {

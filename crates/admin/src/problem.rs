@@ -37,7 +37,6 @@ pub(crate) const PROBLEM_JSON: &str = "application/problem+json";
 /// Whole seconds (RFC 9110 section 10.2.3).
 pub(crate) const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
-/// A kind of problem, for programs.
 pub(crate) struct Code {
     pub(crate) name: &'static str,
     /// Possible HTTP statuses.
@@ -45,7 +44,6 @@ pub(crate) struct Code {
     pub(crate) meaning: &'static str,
 }
 
-/// All codes, sorted by name.
 pub(crate) const CODES: [Code; 56] = [
     Code {
         name: "bad_request",
@@ -216,7 +214,6 @@ impl Problem {
         )
     }
 
-    /// Detail and errors in one line.
     pub(crate) fn reason(&self) -> String {
         let detail = std::iter::once(&*self.detail);
         detail.chain(self.errors.iter().map(|error| &**error)).collect::<Vec<_>>().join("; ")
@@ -228,7 +225,6 @@ impl Problem {
     }
 }
 
-/// Reason of a failure, for its audit line.
 #[derive(Clone)]
 pub(crate) struct Reason(pub(crate) String);
 

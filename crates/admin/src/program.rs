@@ -31,7 +31,6 @@ pub struct ServerView {
 }
 
 impl ServerView {
-    /// Relay addresses with their ports and state.
     pub(crate) fn relay_ranges(&self) -> Vec<RelayRange> {
         let ports = &self.settings.ports;
         let range = |state: &RelayState| RelayRange {

@@ -25,7 +25,6 @@ impl Default for RefusalLog {
 }
 
 impl RefusalLog {
-    /// Returns true if one more line about this client may be written.
     pub(crate) fn admits(&self, via: &Via) -> bool {
         let now = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
         let local = IpAddr::from(Ipv4Addr::UNSPECIFIED);

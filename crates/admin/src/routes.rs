@@ -61,7 +61,6 @@ pub(crate) struct App {
     predecessor: Option<Arc<Predecessor>>,
 }
 
-/// Routes for applications, behind their own access control.
 pub(crate) fn for_applications(program: Arc<dyn Owner>, gate: Gate) -> Router {
     Router::new()
         .route("/", get(credentials::rest).post(credentials::rest))
@@ -74,7 +73,6 @@ pub(crate) fn for_applications(program: Arc<dyn Owner>, gate: Gate) -> Router {
         .layer(middleware::from_fn_with_state(gate, applications::admit))
 }
 
-/// All routes, behind access control. Must be called within a runtime.
 pub(crate) fn router(program: Arc<dyn Owner>, changes: Changes, predecessor: Option<Predecessor>) -> Router {
     let app = App {
         program: Arc::clone(&program),

@@ -14,14 +14,12 @@ const SHORTEST: Duration = Duration::from_millis(200);
 /// Older samples are not current enough.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// Keeps the previous sample for comparison.
 #[derive(Debug, Default)]
 pub(crate) struct Threads(Mutex<Option<Sample>>);
 
 /// Recent CPU use of a thread, as shares of the interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Share {
-    /// Running.
     pub(crate) ran: f64,
     /// Ready to run, but another thread had the core.
     pub(crate) waited: f64,

@@ -90,12 +90,10 @@ impl Tls {
         Ok(Self { acceptor: TlsAcceptor::from(Arc::new(config)), shown, full })
     }
 
-    /// Names in the certificate.
     pub(crate) fn names(&self) -> Vec<String> {
         self.shown.now.read().unwrap_or_else(PoisonError::into_inner).names.clone()
     }
 
-    /// Performs the handshake; returns the client certificate, if any.
     pub(crate) async fn accept(
         &self,
         stream: TcpStream,
@@ -150,7 +148,6 @@ fn verifier(
         .map_err(|error| TlsError::new(file, error))
 }
 
-/// The current certificate and its files.
 #[derive(Debug)]
 struct Shown {
     files: CertificateFiles,

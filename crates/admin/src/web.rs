@@ -82,7 +82,6 @@ fn shown(kind: &'static str, text: &'static str) -> Response {
 mod tests {
     use super::*;
 
-    /// Quoted texts after this prefix.
     fn named<'t>(text: &'t str, before: &str) -> Vec<&'t str> {
         text.split(before).skip(1).filter_map(|rest| rest.split('"').next()).collect()
     }

@@ -27,7 +27,6 @@ fn unix_socket_has_full_access_and_loopback_the_configured() {
         running.program.settings().admin.loopback = access;
         assert_eq!(try_out(&running, false, None).status, look, "{access:?}");
         assert_eq!(try_out(&running, true, None).status, change, "{access:?}");
-        // Health checks need no token.
         for path in ["/livez", "/readyz", "/healthz"] {
             assert_eq!(running.ask_tcp("GET", path, &[]).status, 200, "{access:?} {path}");
         }
@@ -47,7 +46,6 @@ fn token_has_the_access_of_its_list() {
     let nobody = try_out(&running, false, None);
     assert_eq!(nobody.problem(401), "no_token");
     assert!(nobody.header("www-authenticate").starts_with("Bearer "));
-    // Tokens come from the current configuration.
     running.program.settings().admin.tokens = vec![Secret::new("another-token-of-today")];
     assert_eq!(try_out(&running, true, Some("another-token-of-today")).status, 200);
     assert_eq!(try_out(&running, true, Some(FULL)).problem(401), "wrong_token");

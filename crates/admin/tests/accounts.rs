@@ -171,7 +171,6 @@ fn changes_without_a_store_are_refused() {
     }
 }
 
-/// Both ways to a store, which must give the same results.
 fn backends(running: &Running) -> [AccountBackend; 2] {
     let client = Client::new(Some(Target::Unix(running.dir.path("a.sock"))), None).unwrap();
     assert!(client.finds_somebody().unwrap());

@@ -5,7 +5,6 @@ use jsonschema::Validator;
 
 use crate::support::{certificates_in, examples::Examples};
 
-/// The document as served by the program.
 struct Document(Value);
 
 impl Document {

@@ -2,12 +2,10 @@
 
 use crate::prelude::*;
 
-/// One request that otherwise equals the example.
 struct Case<'a> {
     running: &'a Running,
     method: String,
     path: &'a str,
-    /// Member of the body, or parameter in the query.
     name: &'a str,
     example: Option<&'a Value>,
 }
@@ -81,7 +79,6 @@ impl Case<'_> {
         tried
     }
 
-    /// Valid text of this length.
     fn text(&self, length: usize) -> String {
         match self.name {
             "sha256" => "a".repeat(length),
@@ -131,7 +128,6 @@ fn each_bound_is_accepted_and_the_next_value_refused() {
     let mut tried = 0;
     for (path, item) in document["paths"].as_object().unwrap() {
         for (method, operation) in item.as_object().unwrap() {
-            // A new server, so that operations do not affect each other.
             let running = server();
             let case = |name, example| Case {
                 running: &running,

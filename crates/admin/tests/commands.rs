@@ -183,7 +183,6 @@ fn top_prints_json_lines_or_one_screen() {
     let line = shown(|out| top::run(client(&running), &options(true, true), out, || false));
     assert_eq!(line.lines().count(), 1);
     assert_eq!(serde_json::from_str::<Value>(&line).unwrap()["status"]["job"], "serve");
-    // Until `enough` returns true.
     let asked = AtomicUsize::new(0);
     let enough = || asked.fetch_add(1, Ordering::Relaxed) > 20;
     let lines = shown(|out| top::run(client(&running), &options(false, true), out, enough));
@@ -212,7 +211,6 @@ fn connection_errors_list_the_tried_addresses_and_remedy() {
         assert!(asked(dir.path("others.sock")).contains("another user"));
     }
     drop(others);
-    // Another program.
     let strange = std::os::unix::net::UnixListener::bind(dir.path("strange.sock")).unwrap();
     let answering = std::thread::spawn(move || {
         use std::io::{Read, Write};

@@ -8,7 +8,6 @@ use turnpike_turn::access_token::AccessToken;
 
 const SECRET: &str = "north";
 
-/// A server with a secret in its configuration, and another realm with its own.
 fn running() -> Running {
     let running = Running::server(1);
     let mut settings = running.program.settings();
@@ -39,7 +38,6 @@ fn ask(running: &Running, key: &str, body: &Value) -> Answer {
     running.apply("POST", "/v1/credentials", &headers, Some(&body.to_string()))
 }
 
-/// Returns true if the password matches the username and secret.
 fn fits(username: &str, password: &Value, secret: &str) -> bool {
     restapi_credentials::password(&Secret::new(secret), username).reveal() == password
 }
@@ -265,7 +263,6 @@ fn missing_or_wrong_key_is_refused() {
     assert_eq!(ask(&running, &key, &json!({})).problem(401), "wrong_key", "removed immediately");
 }
 
-/// Refusals counted by the admin interface.
 fn refused(running: &Running, reason: &str) -> u64 {
     let text = running.get("/metrics").body;
     let series = format!("turnpike_credentials_api_refused_total{{reason=\"{reason}\"}} ");

@@ -48,7 +48,6 @@ fn each_request_body_has_a_working_example() {
     assert_eq!(tried, 9, "operations with a body");
 }
 
-/// Fails unless the example exists and matches its schema.
 fn check_example(document: &Value, name: &str, schema: &Value, example: &Value) {
     assert!(!example.is_null(), "{name} has no example");
     let mut whole = schema.clone();

@@ -13,7 +13,6 @@ use turnpike_admin::{Interface, ListenError};
 use turnpike_api::Job;
 use turnpike_config::AdminSettings;
 
-/// Result of binding the listeners.
 fn listen(settings: &AdminSettings, explicit: bool) -> Result<usize, ListenError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _guard = runtime.enter();
@@ -64,7 +63,6 @@ fn explicit_addresses_are_mandatory_and_defaults_optional() {
     assert_eq!(listen(&on(Vec::new()), true).expect("nowhere"), 0);
 }
 
-/// Files of a server and of its clients.
 struct Secured {
     running: Running,
     at: SocketAddr,

@@ -27,7 +27,6 @@ pub fn token_key(text: &Secret) -> Result<TokenKey, TokenKeyError> {
     TokenKey::from_bytes(&bytes).ok_or(TokenKeyError::Length(bytes.len()))
 }
 
-/// A token and the key that its client signs with, both base64.
 pub struct MadeToken {
     pub access_token: Secret,
     pub mac_key: Secret,

@@ -23,11 +23,9 @@ const SHORTEST_TOKEN: usize = 16;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdminSettings {
-    /// Empty if the admin interface is off.
     pub listen: Vec<AdminAddress>,
     /// Host names accepted beside IP addresses and `localhost`, in lower case.
     pub hosts: Vec<String>,
-    /// Access of loopback clients without a token.
     pub loopback: AdminAccess,
     pub tokens: Vec<Secret>,
     pub read_tokens: Vec<Secret>,
@@ -124,11 +122,9 @@ fn repeated(all: &[AdminAddress]) -> Option<&AdminAddress> {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdminAddress {
-    /// The Unix socket at its default path, where the commands look for it.
     DefaultSocket,
     /// A Unix socket with a path.
     Unix(UnixName),
-    /// Plain HTTP on loopback, TLS elsewhere.
     Tcp(SocketAddr),
 }
 
@@ -201,7 +197,6 @@ pub(crate) const ACCESS: Kind<AdminAccess> = named!(
     "none" => AdminAccess::None,
 );
 
-/// `admin.tokens` and `admin.read_tokens`.
 pub(crate) const TOKENS: Kind<Vec<Secret>> = Kind::list(
     "a list of tokens, each of at least 16 characters without blanks (openssl rand -hex 32 makes one)",
     |reader, node| {

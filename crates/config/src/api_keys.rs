@@ -25,7 +25,6 @@ pub fn hash(key: &Secret) -> KeyHash {
     Sha256::digest(key.reveal()).into()
 }
 
-/// [`hash`] in hex digits.
 #[must_use]
 pub fn hash_digits(key: &Secret) -> String {
     hex::encode(hash(key))

@@ -10,7 +10,6 @@ use super::{CertificateFiles, Mistake, Settings};
 pub struct ReadCertificates<C> {
     /// Starts with the default certificate.
     pub certificates: Vec<C>,
-    /// One mistake for each unusable file.
     pub problems: Vec<Mistake>,
     pub warnings: Vec<String>,
 }
@@ -25,7 +24,6 @@ pub fn files(settings: &Settings) -> impl Iterator<Item = PathBuf> {
     named(settings).into_iter().flat_map(|(_, files)| [files.cert, files.key])
 }
 
-/// Pairs of certificate and key file, each with the configuration key that names it.
 pub fn named(settings: &Settings) -> Vec<(&'static str, CertificateFiles)> {
     let default = settings.tls_cert.clone().zip(settings.tls_key.clone());
     let default = default.map(|(cert, key)| ("tls.cert", CertificateFiles { cert, key }));

@@ -268,7 +268,6 @@ impl Judge<'_> {
         }
     }
 
-    /// Rejects a rate above the rate of the group it belongs to: it would never be reached.
     fn rates(&mut self) {
         let settings = self.settings;
         let rates = [
@@ -417,7 +416,6 @@ const CHALLENGE: usize = 72;
 /// Bytes of the shortest request that a server answers with a 401.
 const SMALL_REQUEST: usize = 28;
 
-/// Returns warnings for the log: settings that are valid but probably a mistake.
 pub(crate) fn doubts(settings: &Settings) -> Vec<String> {
     let mut doubts = Vec::new();
     let mut doubt = |key: &str, what: String| doubts.push(format!("{}: {key}: {what}", settings.origin(key)));
@@ -513,7 +511,6 @@ fn is_ours(settings: &Settings, Alternate { address, transports, .. }: &Alternat
     })
 }
 
-/// All listeners, once for each transport they serve.
 fn listeners(settings: &Settings) -> impl Iterator<Item = (Transport, SocketAddr)> + '_ {
     let has_certificate = settings.tls_cert.is_some() || !settings.tls_certificates.is_empty();
     let lists = [
@@ -527,7 +524,6 @@ fn listeners(settings: &Settings) -> impl Iterator<Item = (Transport, SocketAddr
     served.flat_map(|(transport, _, list)| list.iter().map(move |address| (transport, *address)))
 }
 
-/// Appends mistakes in `[[alternate]]` that depend on other settings.
 fn alternates(settings: &Settings, problems: &mut Vec<Mistake>) {
     for AlternateSettings { alternate, place } in &settings.alternates {
         let mut refuse = |problem: String, expected: &str| {
@@ -606,8 +602,6 @@ fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems:
     }
 }
 
-/// Checks that the realm has users or another way to authenticate, and that each of its users can
-/// authenticate.
 fn realm_users(settings: &Settings, realm: &RealmSettings, refuse: &mut impl FnMut(&str, String, &str)) {
     let name = &realm.name;
     let is_empty = realm.users.is_empty() && realm.secrets.is_empty() && !realms::has_tokens(settings, name);
@@ -637,7 +631,6 @@ fn realm_users(settings: &Settings, realm: &RealmSettings, refuse: &mut impl FnM
     }
 }
 
-/// Checks that no rate of the realm is above a rate of a larger group.
 fn realm_rates(settings: &Settings, realm: &RealmSettings, refuse: &mut impl FnMut(&str, String, &str)) {
     let Rates { per_allocation, per_user, per_realm } = limit_keys::rates_of(settings, realm);
     let rates = [

@@ -16,15 +16,11 @@ use crate::{
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CredentialsSettings {
-    /// Empty if the credential API is off.
     pub listen: Vec<SocketAddr>,
-    /// Certificate chain for addresses other than loopback, PEM. Without it, the certificate of `[tls]` is
-    /// used.
     pub tls_cert: Option<PathBuf>,
     pub tls_key: Option<PathBuf>,
     /// Host names accepted beside IP addresses, `localhost`, the public names and those in the certificate.
     pub hosts: Vec<String>,
-    /// Allowed origins of web pages, as browsers write them.
     pub origins: Vec<String>,
     /// Names or addresses by which clients reach the TURN server.
     pub names: Vec<String>,
@@ -112,7 +108,6 @@ fn origin(text: &str) -> Result<String, &'static str> {
 }
 
 impl Settings {
-    /// Certificate of the credential API: its own, or the default of `[tls]`.
     pub fn credentials_certificate(&self) -> Option<CertificateFiles> {
         let pair = |cert: &Option<PathBuf>, key: &Option<PathBuf>| {
             let (cert, key) = (cert.clone()?, key.clone()?);

@@ -24,14 +24,12 @@ pub enum FirewallFormat {
     Gcp,
 }
 
-/// Ports to open, and notes about ports that stay closed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Firewall {
     openings: Vec<Opening>,
     notes: Vec<String>,
 }
 
-/// A port range on some addresses of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Opening {
     transport: Transport,
@@ -154,7 +152,6 @@ impl Firewall {
         }
     }
 
-    /// Skips loopback, which no firewall filters.
     fn open(&mut self, transport: Transport, ip: IpAddr, ports: RangeInclusive<u16>, what: &str) {
         if ip.is_loopback() {
             let opening = Opening { transport, place: Place::of(ip), ports, what: what.to_owned() };

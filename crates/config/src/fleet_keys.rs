@@ -19,14 +19,11 @@ const SHORTEST_SECRET: usize = 32;
 pub struct FleetSettings {
     /// Store URL as the operator wrote it; `None` without a fleet.
     pub url: Option<Secret>,
-    /// Shared by all nodes.
     pub secret: Option<Secret>,
     /// Selects one of several fleets in a store.
     pub name: NodeName,
     pub node: Option<NodeName>,
-    /// Location; nodes of one zone are near each other.
     pub zone: Option<NodeName>,
-    /// Addresses that clients connect to; derived from the listeners if empty.
     pub addresses: Vec<Entrance>,
     /// Listener ports that a load balancer delivers to.
     pub balancer_ports: Vec<u16>,
@@ -80,7 +77,6 @@ pub enum FleetRedirect {
 pub(super) const URL: Kind<Option<Secret>> = Kind::one(
     "redis://:PASSWORD@HOST, rediss://..., redis+sentinel://:PASSWORD@HOST,HOST,HOST/MASTER or redis+cluster://:PASSWORD@HOST,HOST, \"\" for no fleet",
     |reader, node| match &node.value {
-        // The value from a file is a list of lines.
         Value::List(lines) if lines.len() == 1 => reader.secret(&lines[0]).map(Some),
         _ => reader.secret(node).map(|url| Some(url).filter(|url| !url.reveal().is_empty())),
     },

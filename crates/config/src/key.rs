@@ -7,9 +7,7 @@ use turnpike_strict::{Node, Value};
 
 use super::{Checks, Mistake, Origin, read::Reader};
 
-/// One key of a table that is read into an `S`.
 pub(crate) struct KeySpec<S> {
-    /// `section.key`.
     pub(crate) path: &'static str,
     /// Completes "expected ...".
     pub(crate) expected: &'static str,
@@ -63,7 +61,6 @@ impl<S> KeySpec<S> {
     }
 }
 
-/// Type of a value, shared by keys of one or several tables.
 pub(crate) struct Kind<T> {
     pub(crate) expected: &'static str,
     pub(crate) list: bool,
@@ -74,7 +71,6 @@ pub(crate) struct Kind<T> {
 }
 
 impl<T> Kind<T> {
-    /// A single value.
     pub(crate) const fn one(
         expected: &'static str,
         read: fn(&mut Reader<'_>, &Node) -> Option<T>,
@@ -97,7 +93,6 @@ impl<T> Kind<T> {
     }
 }
 
-/// [`Kind`] of a list whose items are parsed from text.
 macro_rules! list_of {
     ($expected:expr, $parse:expr) => {
         $crate::key::Kind::list(
@@ -109,7 +104,6 @@ macro_rules! list_of {
 }
 pub(crate) use list_of;
 
-/// [`Kind`] of text that satisfies a condition.
 macro_rules! text {
     ($expected:literal, $is_right:expr) => {
         $crate::key::Kind::one(
@@ -125,7 +119,6 @@ macro_rules! text {
 }
 pub(crate) use text;
 
-/// [`Kind`] of a bounded whole number; `$what` names its unit.
 macro_rules! number {
     ($type:ty, $what:literal, $least:literal..=$most:literal) => {
         $crate::key::Kind::<$type>::one(
@@ -137,7 +130,6 @@ macro_rules! number {
 }
 pub(crate) use number;
 
-/// [`Kind`] of a bounded whole number or "none".
 macro_rules! number_or_none {
     ($type:ty, $what:literal, $least:literal..=$most:literal) => {
         $crate::key::Kind::<Option<$type>>::one(
@@ -154,7 +146,6 @@ macro_rules! number_or_none {
 }
 pub(crate) use number_or_none;
 
-/// [`Kind`] of whole seconds within bounds.
 macro_rules! seconds {
     ($least:literal..=$most:literal) => {
         $crate::key::Kind::<std::time::Duration>::one(
@@ -287,16 +278,12 @@ pub(crate) fn table_as_toml<S>(
     text
 }
 
-/// A key whose value changed, with the old and the new value as TOML. Secrets have no values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Such as `limits.allocations`.
     pub key: &'static str,
-    /// Old and new value.
     pub values: Option<(String, String)>,
 }
 
-/// Changed keys that a reload applies.
 pub(crate) fn changes<S>(keys: &[KeySpec<S>], old: &S, new: &S) -> Vec<Change> {
     let differing = keys.iter().filter(|spec| spec.reload && (spec.differs)(old, new));
     let change = |spec: &KeySpec<S>| Change {
@@ -306,7 +293,6 @@ pub(crate) fn changes<S>(keys: &[KeySpec<S>], old: &S, new: &S) -> Vec<Change> {
     differing.map(change).collect()
 }
 
-/// Changed keys that need a restart.
 pub(crate) fn unchangeable<S>(keys: &[KeySpec<S>], old: &S, new: &S) -> Vec<&'static str> {
     let differing = keys.iter().filter(|spec| !spec.reload && (spec.differs)(old, new));
     differing.map(|spec| spec.path).collect()
@@ -339,7 +325,6 @@ pub(crate) mod kind {
         |workers| workers.map_or_else(|| quoted("auto"), |workers| workers.to_string()),
     );
 
-    /// Path as written; "" for none.
     pub(crate) const FILE: Kind<Option<PathBuf>> = Kind::one(
         "the path of a file, \"\" for none",
         |reader, node| reader.text(node).map(|path| (!path.is_empty()).then(|| PathBuf::from(path))),

@@ -77,7 +77,6 @@ pub(super) const CERTIFICATES: Kind<Vec<CertificateFiles>> = Kind::list(
     },
 );
 
-/// Addresses of this machine, each with an optional external one.
 pub(super) const EXTERNAL_ADDRESSES: Kind<Vec<RelayAddress>> = Kind::list(
     "a list of \"IP\" or \"IP=EXTERNAL\", unicast, both of one family",
     |reader, node| reader.list(node, |reader, node| reader.parsed(node, relay_keys::address)),
@@ -108,7 +107,6 @@ pub(super) const USERS: Kind<Vec<User>> = Kind::list(
 
 const BAD_NAME: &str = "a name has 1 to 508 bytes, no control characters and no colon";
 
-/// Shared secrets of time-limited credentials.
 pub(super) const SECRETS: Kind<Vec<Secret>> = Kind::list(
     "a list of shared secrets, none of them empty",
     |reader, node| {

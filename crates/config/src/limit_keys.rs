@@ -75,7 +75,6 @@ pub(super) fn rates_of(settings: &Settings, realm: &RealmSettings) -> Rates {
     }
 }
 
-/// Rates of any realm, including `server.realm`.
 pub fn rates(settings: &Settings, realm: &str) -> Rates {
     let everywhere = Rates {
         per_allocation: settings.rate_per_allocation,
@@ -90,7 +89,6 @@ pub fn rates(settings: &Settings, realm: &str) -> Rates {
     own.map_or(everywhere, |own| rates_of(settings, own))
 }
 
-/// For [`turnpike_turn::server::ServerConfig::bandwidth`].
 pub fn bandwidth(settings: &Settings) -> Bandwidth {
     let rates = Rates {
         per_allocation: settings.rate_per_allocation,
@@ -104,14 +102,12 @@ pub fn bandwidth(settings: &Settings) -> Bandwidth {
     Bandwidth { rates, total: settings.rate, burst_ms: settings.burst_ms, realms }
 }
 
-/// For [`turnpike_turn::server::ServerConfig::max_session_duration`].
 pub fn max_session_duration(settings: &Settings) -> MaxSessionDuration {
     let own =
         settings.realms.iter().filter_map(|realm| Some((realm.name.as_str().into(), realm.session_length?)));
     MaxSessionDuration { seconds: settings.session_length, realms: own.collect::<HashMap<_, _>>() }
 }
 
-/// For [`turnpike_turn::server::ServerConfig::prefixes`].
 pub fn prefixes(settings: &Settings) -> PrefixLengths {
     PrefixLengths { v4: settings.prefix_v4, v6: settings.prefix_v6 }
 }

@@ -28,7 +28,6 @@ impl Default for OauthSettings {
     }
 }
 
-/// A key shared with an authorization server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenKeySettings {
     pub kid: String,

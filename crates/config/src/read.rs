@@ -101,7 +101,6 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Parses text with [`FromStr`], whose error does not help the user.
     pub(crate) fn parsed_as<T: FromStr>(&mut self, node: &Node) -> Option<T> {
         self.parsed(node, |text| text.trim().parse::<T>().map_err(|_| ""))
     }
@@ -131,12 +130,10 @@ impl<'a> Reader<'a> {
         good.then_some(entries)
     }
 
-    /// Reports that `node` is not the expected value.
     pub(crate) fn refuse<T>(&mut self, node: &Node, detail: Option<String>) -> Option<T> {
         self.refuse_suggesting(node, detail, None)
     }
 
-    /// [`Self::refuse`] with a suggestion.
     pub(crate) fn refuse_suggesting<T>(
         &mut self,
         node: &Node,

@@ -14,11 +14,9 @@ use super::{
 use crate::{Origin, Secret};
 
 settings! {
-    /// A realm with users, secrets and limits of its own.
     RealmSettings by REALM_KEYS {
         name: String = String::new(), reload "realm.name" keys::REALM;
         users: Vec<User> = Vec::new(), reload "realm.users" keys::USERS;
-        /// Shared secrets of time-limited credentials.
         secrets: Vec<Secret> = Vec::new(), reload "realm.secrets" keys::SECRETS;
         /// Listeners that serve only the realms that name them. Empty for all listeners that no realm names.
         listen: Vec<SocketAddr> = Vec::new(), reload "realm.listen" keys::ADDRESSES
@@ -43,7 +41,6 @@ settings! {
 }
 
 impl RealmSettings {
-    /// Keys of the limits that a store can set too, and whether the configuration sets them.
     pub fn limits(&self) -> impl Iterator<Item = (&'static str, bool)> + use<> {
         let set = [
             ("realm.allocations", self.max_allocations.is_some()),

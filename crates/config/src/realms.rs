@@ -10,7 +10,6 @@ use crate::{OauthSettings, Secret, Settings, StateDir, StoredKey, TokenKeySettin
 /// bits.
 pub const MOST_REALMS: usize = 65_534;
 
-/// A realm from any part of the configuration.
 #[derive(Clone, Copy)]
 pub struct RealmView<'a> {
     pub name: &'a str,
@@ -62,7 +61,6 @@ pub fn all(settings: &Settings) -> Vec<RealmView<'_>> {
     serves_main(settings).then_some(main).into_iter().chain(tenants).collect()
 }
 
-/// Returns true if `server.realm` is in [`all`].
 pub(crate) fn serves_main(settings: &Settings) -> bool {
     settings.realms.is_empty() || has_anybody(settings)
 }
@@ -95,7 +93,6 @@ pub(crate) fn has_tokens(settings: &Settings, realm: &str) -> bool {
     settings.oauth.keys.iter().any(|key| key.realm.as_deref().unwrap_or(&settings.realm) == realm)
 }
 
-/// For [`turnpike_turn::server::ServerConfig::third_party`].
 pub fn third_party(settings: &Settings) -> ThirdParty {
     let OauthSettings { server_name, skew, keys } = &settings.oauth;
     let name = if server_name.is_empty() { &settings.realm } else { server_name };
@@ -137,7 +134,6 @@ pub fn server_names(settings: &Settings) -> impl Iterator<Item = &str> {
 }
 
 impl RealmView<'_> {
-    /// For [`turnpike_turn::server::ServerConfig::tenants`].
     pub fn for_server(&self, allow_md5: bool) -> Realm {
         Realm {
             name: self.name.to_owned(),

@@ -30,7 +30,6 @@ pub fn password(secret: &Secret, username: &str) -> Secret {
     Secret::new(STANDARD.encode(mac.finalize().into_bytes()))
 }
 
-/// Username that is valid until `expiry` (Unix seconds).
 pub fn username(expiry: u64, id: &str) -> String {
     format!("{expiry}:{id}")
 }
@@ -104,7 +103,6 @@ pub fn time_limited(secret: &Secret, id: &str, ttl: u64) -> String {
     format!("username: {username}\npassword: {}", password(secret, &username).reveal())
 }
 
-/// An entry of `auth.users` with a user's keys instead of the password.
 pub fn user_entry(name: &str, realm: &str, password: &Secret) -> String {
     let (md5, sha256) = stored_keys(name, realm, password);
     let name = toml::Value::String(name.to_owned());
@@ -122,7 +120,6 @@ mod tests {
         assert_eq!(made.reveal(), "Cd/49soE35ICqcJF/bCTn8Z4OyE=");
     }
 
-    /// The MD5 is the example of RFC 8489 section 9.2.2; the SHA-256 was made with `sha256sum`.
     #[test]
     fn stored_keys_are_the_hashes_of_name_realm_and_password() {
         let (md5, sha256) = stored_keys("user", "realm", &Secret::new("pass"));
@@ -130,7 +127,6 @@ mod tests {
         assert_eq!(sha256, "07e934117abd40836e7c6329b54731b2b2d2a5f9a71f544922d75e0730d8251b");
     }
 
-    /// Made with `printf %s north | sha256sum`.
     #[test]
     fn fingerprint_is_the_beginning_of_a_hash() {
         assert_eq!(fingerprint(&Secret::new("north")), "dc365e79d41cfae1");

@@ -9,9 +9,7 @@ use turnpike_convert::toml_text::strings;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SandboxSettings {
     pub mode: SandboxMode,
-    /// Further directories with readable files and executable programs.
     pub read: Vec<PathBuf>,
-    /// Further directories with writable files.
     pub write: Vec<PathBuf>,
 }
 

@@ -6,7 +6,6 @@ use crate::Secret;
 /// Windows editors put it in front of UTF-8.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
-/// Non-empty lines with their numbers, without a byte order mark.
 pub(crate) fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     (1..).zip(without_mark(text).lines().map(str::trim)).filter(|(_, line)| !line.is_empty())
 }

@@ -24,7 +24,6 @@ use crate::{
     relay_keys, sandbox_keys, store_keys, tables,
 };
 
-/// I/O path for datagrams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DatapathChoice {
     /// The best I/O path in user space.
@@ -52,9 +51,7 @@ settings! {
         /// Proxies whose connections start with a PROXY header.
         proxy_protocol_from: Vec<Cidr> = Vec::new(), reload "server.proxy_protocol_from" keys::CIDRS;
         realm: String = "turnpike".to_owned(), reload "server.realm" keys::REALM;
-        /// Empty to send no SOFTWARE attribute.
         software: String = "turnpike".to_owned(), reload "server.software" keys::SOFTWARE;
-        /// Threads; `None` is one per core.
         workers: Option<usize> = None, start "server.workers" kind::WORKERS;
         datapath: DatapathChoice = DatapathChoice::Auto, start "server.datapath" keys::DATAPATH;
         /// Microseconds of polling before a worker sleeps.
@@ -64,16 +61,13 @@ settings! {
         tls_listen: Vec<SocketAddr> = Vec::new(),
             reload "tls.listen" keys::ADDRESSES => keys::SECURE_ADDRESSES;
         tls_only: bool = false, reload "tls.only" kind::SWITCH;
-        /// Default certificate chain, PEM.
         tls_cert: Option<PathBuf> = None,
             reload "tls.cert" kind::FILE => "the path of a PEM file with the certificate chain, \"\" for none";
         tls_key: Option<PathBuf> = None,
             reload "tls.key" kind::FILE => "the path of a PEM file with the private key, \"\" for none";
-        /// Further certificates, selected by server name.
         tls_certificates: Vec<CertificateFiles> = Vec::new(), reload "tls.certificates" keys::CERTIFICATES;
         dtls_listen: Vec<SocketAddr> = Vec::new(),
             reload "dtls.listen" keys::ADDRESSES => keys::SECURE_ADDRESSES;
-        /// Empty to detect them.
         relay_addresses: Vec<RelayPlace> = Vec::new(), reload "relay.addresses" relay_keys::ADDRESSES;
         /// Rotates clients through the relay addresses of a family.
         addresses_in_turn: bool = false, reload "relay.addresses_in_turn" kind::SWITCH;
@@ -89,12 +83,10 @@ settings! {
         rfc5766_channels: bool = true, reload "relay.rfc5766_channels" kind::SWITCH;
         /// A live channel keeps the permission of its peer.
         channels_permit: bool = true, reload "relay.channels_permit" kind::SWITCH;
-        /// TCP relaying (RFC 6062).
         relay_tcp: bool = true, reload "relay.tcp" kind::SWITCH;
         mobility: bool = true, reload "relay.mobility" kind::SWITCH;
         auth_required: bool = true, reload "auth.required" kind::SWITCH;
         users: Vec<User> = Vec::new(), reload "auth.users" keys::USERS;
-        /// Secrets of time-limited credentials; any of them is accepted.
         secrets: Vec<Secret> = Vec::new(), reload "auth.secrets" keys::SECRETS;
         /// Seconds.
         nonce_lifetime: u32 = 3600, reload "auth.nonce_lifetime" number!(u32, "seconds", 60..=86_400);
@@ -115,7 +107,6 @@ settings! {
             reload "store.cache_negative" .cache_negative number!(u32, "seconds", 1..=3600),
             reload "store.cache_stale" .cache_stale number!(u32, "seconds", 0..=31_536_000),
             reload "store.sha256" .sha256 kind::SWITCH;
-        /// Content of the store.
         stored: Stored = Stored::default();
         allocation_limits: AllocationLimits = AllocationLimits::default(),
             reload "limits.allocations" .allocations number!(usize, "a number", 1..=1_000_000),
@@ -164,7 +155,6 @@ settings! {
             reload "limits.stream_queue" .stream_queue number!(usize, "bytes", 65_540..=1_073_741_824);
         /// Entries in the kernel flow table, each for one direction.
         kernel_flows: u32 = 65_536, start "limits.kernel_flows" number!(u32, "a number", 2..=4_194_304);
-        /// Maximum seconds of a session, regardless of refreshes.
         session_length: Option<u32> = None, reload "limits.session_length" SESSION_LENGTH;
         /// Allowed peers that are otherwise refused: special or local addresses.
         allow: Vec<AllowRule> = Vec::new(), reload "peers.allow" keys::ALLOW_RULES;
@@ -226,11 +216,8 @@ settings! {
         /// Seconds that sessions of the old process may continue after an upgrade.
         upgrade_deadline: u32 = 3600,
             reload "shutdown.upgrade_deadline" number!(u32, "seconds", 0..=604_800);
-        /// Realms beside [`Self::realm`].
         realms: Vec<RealmSettings> = Vec::new();
-        /// Servers that clients are redirected to.
         alternates: Vec<AlternateSettings> = Vec::new();
-        /// Origin of each value; a missing key has its default.
         origins: BTreeMap<&'static str, Origin> = BTreeMap::new();
     }
 }
@@ -244,7 +231,6 @@ impl Settings {
         self.origins.contains_key(key)
     }
 
-    /// Formats the settings as a TOML file with each value's origin, secrets masked.
     pub fn to_toml(&self) -> String {
         let realms = self.realms.iter().map(|realm| (realm, &realm.place));
         let alternates = self.alternates.iter().map(|alternate| (alternate, &alternate.place));
@@ -268,13 +254,11 @@ impl Settings {
         }
     }
 
-    /// Keys that differ in `new` and that a reload applies.
     pub fn changed(&self, new: &Self) -> Vec<Change> {
         key::changes(KEYS, self, new)
     }
 }
 
-/// Paths of a certificate chain and its key, both PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateFiles {
     /// The server certificate first, then intermediate ones.
@@ -297,7 +281,6 @@ pub enum UserSecret {
 }
 
 impl UserSecret {
-    /// Returns true for a user with only an MD5 key, who cannot authenticate if MD5 is disabled.
     pub(crate) fn is_md5_only(&self) -> bool {
         match self {
             Self::Password(_) => false,
@@ -332,7 +315,6 @@ impl StoredKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
     Text,
-    /// One JSON object per line.
     Json,
     /// For systemd's journal: with priority, without time.
     Journald,

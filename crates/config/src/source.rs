@@ -17,8 +17,6 @@ impl Flags {
         Self::default()
     }
 
-    /// Records `values` of `flag` (with its dashes) for `key`, such as `relay.ports`. Without values, nothing
-    /// is recorded.
     pub fn set(&mut self, key: &'static str, flag: &'static str, values: impl IntoIterator<Item = String>) {
         let values: Vec<String> = values.into_iter().collect();
         if !values.is_empty() {

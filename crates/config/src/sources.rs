@@ -19,13 +19,11 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Loaded<C> {
     pub settings: Settings,
-    /// Starts with the default certificate.
     pub certificates: Vec<C>,
     pub certificate_problems: Vec<Mistake>,
     pub warnings: Vec<String>,
 }
 
-/// All sources of settings. A reload reads the file again and keeps flags and environment.
 #[derive(Clone)]
 pub struct Sources {
     file: Option<PathBuf>,
@@ -46,7 +44,6 @@ impl Sources {
         Self { checks, ..Self::new(file, environment, flags) }
     }
 
-    /// Uses the given sources, without further [`Checks`].
     pub fn new(file: Option<PathBuf>, environment: Vec<(String, String)>, flags: Flags) -> Self {
         Self { file, flags, environment, fallback: Flags::new(), checks: Checks::NONE }
     }
@@ -195,7 +192,6 @@ fn entries_of(path: &Path, text: &str, problems: &mut Vec<Mistake>) -> Result<Ve
     }
 }
 
-/// Sections and tables of `serve` that `forward` does not have.
 pub(crate) fn own_sections() -> Vec<&'static str> {
     let sections = KEYS.iter().map(KeySpec::section).chain(TABLES.iter().copied());
     sections.filter(|section| !crate::forward::SHARED.contains(section)).collect()

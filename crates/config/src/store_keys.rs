@@ -16,13 +16,11 @@ pub struct StoreSettings {
     /// Unparsed; `None` for the embedded store.
     pub url: Option<Secret>,
     pub state: StateDir,
-    /// Connection pool size for PostgreSQL and MySQL.
     pub connections: usize,
     /// Seconds to wait for an answer.
     pub deadline: u32,
     /// Response to clients while their user cannot be looked up.
     pub unavailable: WhenUnavailable,
-    /// Seconds between reads of everything except users.
     pub refresh: u32,
     pub cache_users: usize,
     /// Seconds that a user is cached.
@@ -31,7 +29,6 @@ pub struct StoreSettings {
     pub cache_negative: u32,
     /// Seconds that a cached user stays valid while the store is down.
     pub cache_stale: u32,
-    /// All users have a SHA-256 key.
     pub sha256: bool,
 }
 
@@ -55,7 +52,6 @@ impl Default for StoreSettings {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StateDir {
-    /// The default of the platform.
     Default,
     Off,
     At(PathBuf),

@@ -133,7 +133,6 @@ fn translate<'a>(
     Imported { toml, notes }
 }
 
-/// Adds one setting to the draft. `note` takes a remark and a flag for harmless ones.
 fn apply(draft: &mut Draft, handling: &Handling, raw: &str, note: &mut impl FnMut(String, bool)) {
     let (value, has_comment) = without_comment(raw);
     match handling {

@@ -4,11 +4,9 @@
 pub struct Imported {
     /// Our configuration file, with comments on settings without a translation.
     pub toml: String,
-    /// Sorted by line of the original.
     pub notes: Vec<Note>,
 }
 
-/// A remark about one setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
     /// Line of the original, from 1; 0 for the whole file and for command lines.

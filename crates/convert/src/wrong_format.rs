@@ -7,7 +7,6 @@ use turnpike_strict::{Entry, Mistake, Origin};
 
 use crate::coturn::options::is_option;
 
-/// Command that reads the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
     Serve,
@@ -165,7 +164,6 @@ fn recognise(line: &Line<'_>, text: &str) -> Option<Found> {
 const HAPROXY: [&str; 9] =
     ["global", "defaults", "frontend", "backend", "listen", "resolvers", "peers", "userlist", "mailers"];
 
-/// First words of an nginx.conf, or of a stream block in a file of its own.
 const NGINX: &str = "user worker_processes worker_rlimit_nofile error_log pid include load_module daemon events http \
     stream upstream server map log_format limit_conn_zone";
 
@@ -179,7 +177,6 @@ fn is_coturn(line: &str) -> bool {
         Some((name, value)) => (name.trim(), Some(value.trim())),
         None => (line, None),
     };
-    // Strings, lists and tables of TOML.
     if value.is_some_and(|value| value.starts_with(['"', '\'', '[', '{'])) {
         return false;
     }

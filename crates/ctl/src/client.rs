@@ -91,7 +91,6 @@ fn bracketed(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
-/// Reason for a missing or bad answer; each message includes what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
@@ -110,19 +109,16 @@ pub enum ClientError {
     Token { path: PathBuf, source: io::Error },
 }
 
-/// Lines appended to a sentence.
 pub(crate) fn listed(lines: &[String]) -> String {
     lines.iter().map(|line| format!("\n{line}")).collect()
 }
 
 pub struct Client {
     targets: Vec<Target>,
-    /// Target of the last answer.
     answered: Mutex<Option<Target>>,
     token: Option<Secret>,
     /// PEM file of trusted CAs; `None` for the system's.
     ca: Option<PathBuf>,
-    /// Created on first use, or the error.
     tls: OnceLock<Result<Arc<ClientConfig>, String>>,
     runtime: Runtime,
 }
@@ -197,10 +193,6 @@ impl Client {
         targets.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ")
     }
 
-    /// Returns true if a program answers.
-    ///
-    /// # Errors
-    /// See [`ClientError`]: a program is listening but refuses.
     pub fn finds_somebody(&self) -> Result<bool, ClientError> {
         match self.get::<Status>("/v1/status") {
             Ok(_) => Ok(true),
@@ -237,7 +229,6 @@ impl Client {
         understand(target, status, &bytes)
     }
 
-    /// Answer of the first program found.
     fn answer(
         &self,
         method: &Method,

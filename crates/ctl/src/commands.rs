@@ -31,14 +31,12 @@ const PAGE: usize = 1000;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
-    /// No answer, or a refusal.
     #[error(transparent)]
     Client(ClientError),
     #[error("{}{}", .0.detail, listed(&.0.errors))]
     Refused(Problem),
     #[error("standard input or output is not a terminal: use --once or --json")]
     NoTerminal,
-    /// The program runs but is not ready.
     #[error("it is {0}")]
     Unwell(String),
     #[error("cannot write to standard output: {0}")]
@@ -178,8 +176,6 @@ pub fn reload(client: &Client, json: bool, out: &mut dyn Write) -> Result<(), Co
     Ok(())
 }
 
-/// Requests pages until the limit is reached. `show` returns the number of sessions on a page and the next
-/// cursor.
 fn each_page<P: DeserializeOwned>(
     client: &Client,
     path: &str,
@@ -221,11 +217,9 @@ fn write_json(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
     writeln!(out, "{}", escape::json(&serde_json::to_string_pretty(value)?))
 }
 
-/// Rows that are written page by page.
 enum List<const N: usize> {
     /// The last field is the number of rows.
     Table(Table<N>, Format, usize),
-    /// True after the first row.
     Json(bool),
 }
 

@@ -20,7 +20,6 @@ pub enum Format {
 }
 
 impl Format {
-    /// For standard output, limited to the width of the terminal.
     #[must_use]
     pub fn of_stdout(json: bool) -> Self {
         if json {
@@ -41,7 +40,6 @@ impl Format {
         }
     }
 
-    /// A sentence, wrapped between words.
     pub(crate) fn sentence(self, text: &str) -> String {
         broken(text, self.columns()).join("\n")
     }

@@ -43,16 +43,13 @@ const LINES: u16 = 200;
 pub struct Options {
     /// Between two updates.
     pub interval: Duration,
-    /// Prints one update and exits.
     pub once: bool,
-    /// Prints a JSON line per update instead of a screen.
     pub json: bool,
     pub colours: bool,
     /// Width of output that is not a terminal.
     pub columns: Option<u16>,
 }
 
-/// An update from the polling thread.
 enum Told {
     Live(Box<Live>),
     History(Box<History>),
@@ -94,7 +91,6 @@ pub fn run(
     Ok(result?)
 }
 
-/// Polls until the receiver is gone.
 fn tell(client: &Client, interval: Duration, to: &mpsc::Sender<Told>) {
     let problem = |error: ClientError| Told::Problem(error.to_string());
     let (mut seldom, mut fleet): (Option<Instant>, Option<Instant>) = (None, None);
@@ -134,7 +130,6 @@ enum Key {
     Previous,
     Down,
     Up,
-    /// A resize, or any other event.
     Other,
 }
 
@@ -197,7 +192,6 @@ fn interact(
     Ok(())
 }
 
-/// One JSON object per line, as received.
 fn lines(
     client: &Client,
     options: &Options,

@@ -91,7 +91,6 @@ pub struct Ban {
 }
 
 impl Ban {
-    /// A ban in force until `until`.
     #[must_use]
     pub fn new(subject: Subject, until: u64, reason: String) -> Self {
         Self { subject, until, reason, lifted: 0, id: 0 }
@@ -123,10 +122,8 @@ const fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// Result of a ban at this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ordered {
-    /// Sessions that it has ended at this node.
     pub here: u64,
     /// The other nodes know. If not, they will when the store answers again.
     pub is_announced: bool,
@@ -134,7 +131,6 @@ pub struct Ordered {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unbanned {
-    /// Lifted on all nodes.
     Everywhere,
     /// Lifted on this node; the others follow when the store answers again.
     HereOnly,
@@ -305,7 +301,6 @@ impl Bans {
         over
     }
 
-    /// Returns true if the user or the client address is banned.
     #[must_use]
     pub fn has(&self, unix: u64, realm: &str, names: [&str; 2], client: IpAddr) -> bool {
         let counts = |ban: &Ban| ban.is_in_force(unix);

@@ -32,7 +32,6 @@ impl fmt::Debug for Key {
     }
 }
 
-/// All valid keys with a version.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeyRing {
     /// 1 for the first; increases with each change.
@@ -41,7 +40,6 @@ pub struct KeyRing {
 }
 
 impl KeyRing {
-    /// First ring of a fleet; its key is used immediately.
     #[must_use]
     pub fn first(unix: u64, bytes: [u8; 32]) -> Self {
         Self { version: 1, keys: vec![Key { from: unix, bytes }] }
@@ -59,7 +57,6 @@ impl KeyRing {
         self.keys.last().is_none_or(|newest| newest.from + rotation_s <= unix + AHEAD_S)
     }
 
-    /// Adds a key and removes those that are no longer needed.
     #[must_use]
     pub fn rotated(&self, unix: u64, bytes: [u8; 32]) -> Self {
         let mut keys = self.keys.clone();
@@ -71,7 +68,6 @@ impl KeyRing {
         Self { version: self.version + 1, keys }
     }
 
-    /// Plaintext to be sealed.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_default()

@@ -105,12 +105,10 @@ pub struct Terms {
     pub books: Books,
 }
 
-/// A node's request for a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ask {
     pub bucket: Bucket,
     pub limit: u32,
-    /// Used by this node.
     pub used: u32,
     pub want: u32,
 }
@@ -137,7 +135,6 @@ pub struct Told {
 /// Reason for a refused [`Ledger::acquire`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denial {
-    /// The limit is reached.
     Full,
     /// The node has used up its share and asks the store for more. The answer takes one exchange, a tenth of
     /// a second.
@@ -148,7 +145,6 @@ pub enum Denial {
 /// from a calm bucket without asking, unless the others could hold more than the rest.
 const BURST: u32 = 8;
 
-/// One node's part of a bucket.
 #[derive(Clone, Copy, Debug, Default)]
 struct Share {
     used: u32,
@@ -231,7 +227,6 @@ impl Levels {
         self.0.get(bucket).copied().unwrap_or_default()
     }
 
-    /// Raises a level. Used while the store's records are incomplete: the true level can only be higher.
     pub fn raise(&mut self, bucket: Bucket, level: Level) {
         if level > self.get(&bucket) {
             self.put(bucket, level);
@@ -277,10 +272,6 @@ pub struct Ledger {
 const DENIED_FOR: u64 = 100;
 
 impl Ledger {
-    /// Takes one from a bucket.
-    ///
-    /// # Errors
-    /// The limit is reached or undecided; nothing was taken.
     pub fn acquire(&mut self, bucket: Bucket, limit: u32, level: Level, terms: Terms) -> Result<(), Denial> {
         let share = self.shares.entry(bucket).or_default();
         share.limit = limit;
@@ -321,7 +312,6 @@ impl Ledger {
         }
     }
 
-    /// Requests for the next exchange, for at most `most` buckets.
     pub fn asks(&mut self, most: usize, levels: &Levels, terms: Terms) -> Vec<Ask> {
         self.exchanges += 1;
         let now: Vec<Bucket> = self.dirty.iter().copied().take(most).collect();
@@ -430,7 +420,6 @@ impl Ledger {
         self.dirty.insert(bucket);
     }
 
-    /// Number of buckets, their use, and their quota.
     #[must_use]
     pub fn totals(&self) -> (u64, u64, u64) {
         let sum = |of: fn(&Share) -> u32| self.shares.values().map(|share| u64::from(of(share))).sum::<u64>();

@@ -17,7 +17,6 @@ const DOUBTFUL_MS: u64 = 2500;
 /// Silence after which a node is gone. Longer than the reconnect back-off after a store outage.
 pub const GONE_MS: u64 = 10_000;
 
-/// A node's record in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     pub name: NodeName,
@@ -26,13 +25,10 @@ pub struct Record {
     pub beat: Beat,
 }
 
-/// A node, including this one.
 #[derive(Clone, Debug)]
 pub struct Member {
-    /// `None` until it has been read.
     pub card: Option<Arc<Card>>,
     pub beat: Beat,
-    /// Milliseconds without a new heartbeat.
     pub silent_ms: u64,
     stamp_ms: u64,
     /// Age of the last record by the store's clock, limited to the time that the store has answered us.
@@ -107,13 +103,11 @@ impl Members {
         changes
     }
 
-    /// Nodes whose card must be read.
     pub fn without_card(&self) -> Vec<NodeName> {
         let missing = self.nodes.iter().filter(|(_, member)| member.card.is_none() || member.has_new_card);
         missing.map(|(name, _)| name.clone()).collect()
     }
 
-    /// Another node has announced a new card.
     pub fn has_new_card(&mut self, name: &NodeName) {
         if let Some(member) = self.nodes.get_mut(name) {
             member.has_new_card = true;
@@ -144,7 +138,6 @@ impl Members {
         was_known.then(|| Change::Gone { name: name.clone(), number })
     }
 
-    /// Members whose card was read, by name.
     pub fn iter(&self) -> impl Iterator<Item = (&NodeName, &Member)> {
         self.nodes.iter().filter(|(_, member)| member.card.is_some())
     }
@@ -193,10 +186,8 @@ pub struct Claim {
     seen: Option<(String, u64)>,
 }
 
-/// Result of a refused name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Try again in a moment.
     Wait,
     /// The record has not changed for long enough: take over the name with it.
     TakeOver(String),
@@ -223,7 +214,6 @@ impl Claim {
         }
     }
 
-    /// The store granted the name.
     pub fn granted(&mut self) {
         self.seen = None;
     }

@@ -98,7 +98,6 @@ impl From<Entrance> for String {
     }
 }
 
-/// Identity of a node for the life of its process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
     pub name: NodeName,
@@ -125,7 +124,6 @@ pub struct Load {
     pub most_bits_per_second: u64,
     /// Recent CPU use of the busiest worker in thousandths of a core.
     pub cpu: u16,
-    /// Free relay ports.
     pub ports_left: u32,
     pub ports: u32,
 }
@@ -142,8 +140,6 @@ impl Load {
         allocations.max(traffic).max(ports).max(f64::from(self.cpu) / 1000.0)
     }
 
-    /// Returns true if only the last fiftieth is left, which is reserved for clients that do not follow
-    /// redirects.
     #[must_use]
     pub fn is_nearly_full(&self) -> bool {
         let most = if self.ports > 0 { self.most_allocations.min(self.ports) } else { self.most_allocations };
@@ -162,7 +158,6 @@ pub struct Beat {
     pub number: u16,
     /// As in its card.
     pub incarnation: u64,
-    /// Refuses new clients.
     pub draining: bool,
     pub load: Load,
 }

@@ -36,7 +36,6 @@ pub enum Notice {
         /// Name and incarnation.
         nodes: Vec<(NodeName, u64)>,
     },
-    /// The sender has a new card: a new version, or other addresses.
     Card,
     /// A node must stop or resume taking new clients.
     Drain {
@@ -55,17 +54,14 @@ pub enum Notice {
         realm: String,
         name: String,
     },
-    /// Secrets, realms or their limits have changed in the user store.
     RulesChanged,
     Question(Question),
 }
 
-/// A request to another node's admin interface.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Question {
     pub id: u64,
     pub to: NodeName,
-    /// GET, POST, DELETE.
     pub method: String,
     /// Includes the query.
     pub path: String,
@@ -82,7 +78,6 @@ pub enum Rights {
     Full,
 }
 
-/// Answer to a [`Question`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
     pub status: u16,
@@ -186,7 +181,6 @@ impl Opened {
         Ok(message)
     }
 
-    /// Forgets messages that are too old to be opened.
     fn forget(&mut self, unix: u64) {
         while self.by_time.first_key_value().is_some_and(|(at, _)| at + GOOD_FOR_S < unix) {
             self.forget_oldest();
@@ -208,7 +202,6 @@ impl Answer {
         sealer.seal(&format!("{ANSWER} {question:x}"), &text, nonce)
     }
 
-    /// Inverse of [`Self::seal`].
     #[must_use]
     pub fn open(sealer: &Sealer, question: u64, sealed: &[u8]) -> Option<Self> {
         let text = sealer.open(&format!("{ANSWER} {question:x}"), sealed)?;

@@ -45,10 +45,8 @@ const ROOMY: f64 = 0.95;
 
 const TRANSPORTS: usize = 4;
 
-/// Reason for a redirect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// The client could be served here.
     None,
     /// This node is full or takes no new clients.
     Room,
@@ -141,7 +139,6 @@ impl FleetView {
         view
     }
 
-    /// Starts with zero redirects.
     #[must_use]
     pub fn charges(&self) -> Charges {
         Charges(self.nodes.iter().map(|_| AtomicU32::new(0)).collect())
@@ -205,7 +202,6 @@ impl FleetView {
         self.target(place, transport, v4)
     }
 
-    /// Adds clients that were redirected to a node.
     pub fn charge(&self, charges: &Charges, number: u16, clients: u32) {
         let place = self.by_number.get(&number).and_then(|place| charges.0.get(*place as usize));
         if let Some(sent) = place {
@@ -218,7 +214,6 @@ impl FleetView {
         self.target(*self.by_number.get(&number)?, transport, v4)
     }
 
-    /// Number of nodes, including draining ones.
     #[must_use]
     pub fn nodes(&self) -> usize {
         self.nodes.len()
@@ -324,7 +319,6 @@ fn ramp(busy: f64, mean: f64) -> f64 {
     ((busy / mean - 1.0 - BEGIN) / (END - BEGIN)).clamp(0.0, 1.0)
 }
 
-/// Mean load of nodes that accept redirects, by zone.
 fn zone_means(nodes: &[Seen]) -> BTreeMap<&str, f64> {
     let mut sums: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
     for seen in nodes.iter().filter(|seen| seen.invites) {

@@ -11,7 +11,6 @@ use turnpike_fleet::{
 
 use crate::chance::Chance;
 
-/// Real start time in Unix seconds.
 const BEGIN: u64 = 1_800_000_000;
 /// Maximum clock difference for messages.
 const HEARD_S: u64 = 120;
@@ -69,7 +68,6 @@ impl Kept {
     }
 }
 
-/// An administrator gives an order at a node without a connection to the store.
 fn order_away(bans: &mut Bans, unix: u64, order: &Order, id: u64) {
     match order {
         Order::Ban(ends) => bans.order(Ban::new(alice(), BEGIN + ends, String::new()).with_id(id)),
@@ -86,7 +84,6 @@ fn announce(bans: &mut Bans, unix: u64, kept: &mut Kept) -> (Order, Ban) {
     (if ban.until > 0 { Order::Ban(ban.until) } else { Order::Lift }, ban)
 }
 
-/// An order about one ban.
 #[derive(Clone, Copy, Debug)]
 enum Order {
     /// Until so many seconds after the start.
@@ -426,7 +423,6 @@ fn absences() -> impl Strategy<Value = Vec<Absence>> {
     prop::collection::vec(prop_oneof![Just(Absence::default()), absence], 6)
 }
 
-/// Nodes with their clocks and rings, and the store.
 struct Keys {
     clocks: Vec<Clock>,
     rings: Vec<Option<KeyRing>>,
@@ -450,7 +446,6 @@ impl Keys {
         self.stored.as_ref().map_or(0, |ring| ring.version)
     }
 
-    /// Key for new nonces.
     fn in_use(&self, at: usize, second: u64) -> [u8; 32] {
         let unix = self.clocks[at].unix(1000 * second);
         let keys = self.rings[at].as_ref().unwrap().keys();
@@ -499,7 +494,6 @@ impl Keys {
         self
     }
 
-    /// A node reads a newer ring, or makes one that is due.
     fn beat(&mut self, at: usize, second: u64) {
         let unix = self.clocks[at].unix(1000 * second);
         let stored = self.version();

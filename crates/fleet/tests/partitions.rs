@@ -10,7 +10,6 @@ const FOUND: u64 = 50;
 /// Ticks until a reconnected node's quota is known: a heartbeat, its effect, and an exchange.
 const TOLD: u64 = 20;
 
-/// Use of the nodes on one side.
 fn used_of(world: &World, is_there: impl Fn(usize) -> bool) -> u32 {
     (0..world.nodes.len()).filter(|at| is_there(*at)).map(|at| world.nodes[at].ledger.used(&USER)).sum()
 }
@@ -62,7 +61,6 @@ fn heals(world: &mut World, demand: Demand) -> bool {
     demand.is_met(world)
 }
 
-/// Partitions a world after a healthy period.
 fn parted(away: &[bool], demand: Demand, before: u64, seed: u64, ticks: u64, found: u64) -> World {
     let mut world = World::new(away.len(), seed, 0);
     world.some_go_alone = true;

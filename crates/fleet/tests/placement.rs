@@ -30,7 +30,6 @@ struct Node {
 
 struct World {
     nodes: Vec<Node>,
-    /// The store's records; dead nodes keep their last one.
     records: Vec<Record>,
     /// Current view of the store.
     members: Members,
@@ -136,7 +135,6 @@ impl World {
         }
     }
 
-    /// One second, with `more` new clients in addition to the replaced ones.
     fn step(&mut self, more: f64) {
         self.second += 1;
         self.look();
@@ -169,7 +167,6 @@ impl World {
         }
     }
 
-    /// Target for some clients of a node.
     fn choose(&mut self, at: usize, some: u32) -> usize {
         let Some(to) = self.target(at, some) else { return at };
         if !self.nodes[to].alive {

@@ -7,7 +7,6 @@ use turnpike_fleet::{Ask, Books, Bucket, Grant, Ledger, Level, Levels, Sealer, T
 
 use crate::chance::Chance;
 
-/// Allocations requested per exchange.
 const PER_TICK: usize = 1000;
 
 struct Fleet {

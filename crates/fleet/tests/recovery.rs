@@ -125,7 +125,6 @@ impl Node {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Loss {
-    /// Restarted empty.
     Emptied,
     /// FLUSHALL without a restart.
     Flushed,
@@ -138,7 +137,6 @@ pub(crate) struct World {
     pub(crate) nodes: Vec<Node>,
     pub(crate) chance: Chance,
     pub(crate) tick: u64,
-    /// Earlier states of the store, oldest first.
     past: Vec<Store>,
     remembers: usize,
     runs: u32,
@@ -211,12 +209,10 @@ impl World {
         self.nodes.iter().filter(|node| !node.is_dead).map(|node| node.ledger.used(bucket)).sum()
     }
 
-    /// Returns true if a node considers the store incomplete.
     fn recovers(&self) -> bool {
         self.nodes.iter().any(|node| !node.is_dead && node.recovery.books() != Books::Whole)
     }
 
-    /// All connected nodes talk to the store.
     pub(crate) fn step(&mut self) {
         self.tick += 1;
         self.reap();
@@ -370,7 +366,6 @@ impl World {
         }
     }
 
-    /// Restarts a node without state.
     fn begins_anew(&mut self, at: usize) {
         let Node { away_until, answered, .. } = self.nodes[at];
         self.nodes[at] = Node { away_until, answered, was_away: true, ..Node::default() };

@@ -16,7 +16,6 @@ pub enum StoreAddress {
     Redis(ServerAddress),
 }
 
-/// A server and the login.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ServerAddress {
     pub host: String,
@@ -37,7 +36,6 @@ pub struct Tls {
     pub mode: TlsMode,
     /// PEM file with CAs in addition to the system's; for Redis instead of them.
     pub authority: Option<PathBuf>,
-    /// PEM files of a client certificate and its key.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
@@ -55,7 +53,6 @@ pub enum TlsMode {
     Full,
 }
 
-/// Valid forms, for error messages.
 const FORMS: &str = "postgres://USER:PASSWORD@HOST/DATABASE, mysql://..., redis://... or rediss://..., sqlite:///PATH, or a line of \
                      turnserver.conf such as psql-userdb=\"host=... dbname=... user=... password=...\"";
 
@@ -153,7 +150,6 @@ impl Kind {
     }
 }
 
-/// Value after `option=`, without quotes.
 fn value_of<'a>(text: &'a str, option: &str) -> Option<&'a str> {
     let value = text.strip_prefix(option)?.trim_start().strip_prefix('=')?.trim();
     let unquoted = ['"', '\''].into_iter().find_map(|quote| value.strip_prefix(quote)?.strip_suffix(quote));
@@ -252,7 +248,6 @@ fn quoted(text: &str) -> Option<(String, &str)> {
     None
 }
 
-/// Applies one setting, by the names that coturn and the databases' own clients use.
 fn set(kind: Kind, server: &mut ServerAddress, key: &str, value: &str) -> Result<(), String> {
     let tls = &mut server.tls;
     match (kind, key) {

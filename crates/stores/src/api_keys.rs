@@ -29,7 +29,6 @@ pub(crate) struct ApiKeyRow<'a> {
 }
 
 impl ApiKey {
-    /// Returns `None` for an invalid row.
     pub(crate) fn read(row: &ApiKeyRow<'_>) -> Option<Self> {
         let number = |digits: &str| match digits.trim() {
             "" => Some(None),

@@ -4,7 +4,6 @@ use crate::{Edit, Rules, StoreError, StoredSecret, UserKeys};
 
 /// A database. Its methods run on the control thread's runtime and may wait.
 pub trait Backend: Send + Sync + 'static {
-    /// Keys of a user, or `None` if the user does not exist.
     fn user(
         &self,
         realm: &str,
@@ -38,7 +37,6 @@ pub trait Backend: Send + Sync + 'static {
     }
 }
 
-/// Effect of a change on an existing user, secret, key or realm. Removals and rotations ignore it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Existing {
     Replace,
@@ -49,7 +47,6 @@ pub enum Existing {
 pub struct UserRow {
     pub realm: String,
     pub name: String,
-    /// Algorithms of the keys, for people: [`UserKeys::kinds`].
     pub keys: &'static str,
 }
 

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 /// Consecutive failures. A single one may be a stale connection.
 const ENOUGH: u32 = 3;
-/// Pause between two probes, first and longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
@@ -36,7 +35,6 @@ impl Breaker {
         }
     }
 
-    /// Closes the breaker after a successful probe.
     pub(crate) fn close(&mut self) {
         *self = Self::default();
     }

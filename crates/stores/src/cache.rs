@@ -126,7 +126,6 @@ impl<W> Cache<W> {
         }
     }
 
-    /// Treats an old user as fresh for this long.
     pub(crate) fn prolong(&self, key: &str, by: Duration) {
         if let Some(user) = self.shard(key).users.get_mut(key) {
             user.fresh_until = Instant::now() + by;
@@ -145,7 +144,6 @@ impl<W> Cache<W> {
         true
     }
 
-    /// Takes the current waiters; more may join.
     pub(crate) fn waiting(&self, key: &str) -> Vec<W> {
         self.shard(key).flights.get_mut(key).map(std::mem::take).unwrap_or_default()
     }

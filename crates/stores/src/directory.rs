@@ -42,10 +42,8 @@ const RULES_DEADLINE: Duration = Duration::from_secs(30);
 const LIST_DEADLINE: Duration = Duration::from_secs(20);
 /// Reading the rules may take one part in this many of the time.
 const RULES_SHARE: u32 = 20;
-/// Retry interval after a removal failed, such as for lack of permission.
 const REMOVAL_PAUSE: Duration = Duration::from_secs(3600);
 
-/// Size and lifetimes of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     pub users: usize,
@@ -54,7 +52,6 @@ pub struct Limits {
     /// Time that a cached user stays valid while the store is unavailable.
     pub stale: Duration,
     pub deadline: Duration,
-    /// Interval of reading everything except users.
     pub refresh: Duration,
 }
 
@@ -77,7 +74,6 @@ pub enum Known {
     User(Arc<UserKeys>),
     /// The user does not exist.
     Nobody,
-    /// The store must be queried asynchronously.
     Ask,
 }
 
@@ -87,7 +83,6 @@ pub enum Found {
     User(Arc<UserKeys>),
     /// The user does not exist.
     Nobody,
-    /// The store did not answer and nothing is cached.
     Unavailable,
 }
 
@@ -110,7 +105,6 @@ struct Inner<B> {
     /// Expired secrets that are gone from the store; sessions that began with their credentials continue.
     ended_secrets: RwLock<HashMap<Box<str>, Secrets>>,
     api_keys: RwLock<Arc<ApiKeys>>,
-    /// No removal of expired secrets before this time.
     removes_after: Mutex<Option<Instant>>,
     /// Start of the last answered query for a realm's secrets, after a key did not fit.
     secrets_asked: Mutex<HashMap<Box<str>, Instant>>,
@@ -123,12 +117,10 @@ struct Inner<B> {
     /// Held while an answer replaces another one.
     read_at: Mutex<ReadAt>,
     version: AtomicU64,
-    /// Last logged problem with the rules.
     trouble: Mutex<Option<String>>,
     counts: Tallies,
 }
 
-/// Numbers of the queries whose answers are in use.
 #[derive(Default)]
 struct ReadAt {
     rules: u64,
@@ -231,19 +223,16 @@ impl<B: Backend> Directory<B> {
         found.or_else(|| self.rules().map(|_| Secrets::default()))
     }
 
-    /// Secrets of a realm that expired after a rotation and are gone from the store.
     #[must_use]
     pub fn ended_secrets(&self, realm: &str) -> Secrets {
         read(&self.0.ended_secrets).get(realm).cloned().unwrap_or_default()
     }
 
-    /// Ended secrets of all realms, for the handover to a new process.
     #[must_use]
     pub fn all_ended_secrets(&self) -> Vec<(Box<str>, Secrets)> {
         read(&self.0.ended_secrets).iter().map(|(realm, ended)| (realm.clone(), Arc::clone(ended))).collect()
     }
 
-    /// Takes over the ended secrets of the previous process.
     pub fn remember_ended_secrets(&self, ended: impl IntoIterator<Item = (Box<str>, Secrets)>) {
         write(&self.0.ended_secrets).extend(ended);
     }
@@ -296,7 +285,6 @@ impl<B: Backend> Directory<B> {
         });
     }
 
-    /// Drops a user from the cache. Callable on any thread.
     pub fn forget(&self, realm: &str, name: &str) {
         self.0.cache.forget(&cache::key(realm, name));
     }
@@ -442,7 +430,6 @@ impl<B: Backend> Inner<B> {
         }
     }
 
-    /// Stops queries until a probe succeeds.
     fn give_up(self: &Arc<Self>, error: &StoreError) {
         let mut breaker = lock(&self.breaker);
         while !breaker.is_open() {
@@ -539,7 +526,6 @@ impl<B: Backend> Inner<B> {
         }
     }
 
-    /// Removes expired secrets. Each server of a store tries; the first one succeeds.
     async fn remove_ended(&self) {
         let may = lock(&self.removes_after).is_none_or(|after| Instant::now() >= after);
         // A secret may have been added again since.
@@ -604,7 +590,6 @@ impl<B: Backend> Inner<B> {
     }
 }
 
-/// A lookup in progress. Answers all waiters however it ends.
 struct Flight<B: Backend> {
     inner: Arc<Inner<B>>,
     key: Box<str>,
@@ -667,7 +652,6 @@ impl<B: Backend> Drop for Flight<B> {
     }
 }
 
-/// Reads the rules periodically while the directory exists.
 async fn keep_current<B: Backend>(weak: Weak<Inner<B>>) {
     let Some(first) = weak.upgrade().map(|inner| inner.limits.refresh) else { return };
     let mut pause = first.min(VERSION_PAUSE);
@@ -709,15 +693,12 @@ async fn probe_until_it_answers<B: Backend>(weak: Weak<Inner<B>>, mut fault: Fau
     }
 }
 
-/// Counters for metrics.
 #[derive(Clone, Copy, Debug)]
 pub struct Counts {
     /// The store answers.
     pub is_up: bool,
     pub users: u64,
-    /// Requests answered without a query of their own, by source.
     pub answers: [(&'static str, u64); 5],
-    /// Queries for a user, by result.
     pub queries: [(&'static str, u64); 4],
     /// Histogram of query times: upper bound in seconds (the last is infinite), and the count between the
     /// previous bound and this one.

@@ -6,7 +6,6 @@ use crate::{ApiKey, UserKeys};
 
 #[derive(Clone, Debug)]
 pub enum Edit {
-    /// Replaces a user of the same name.
     PutUser {
         realm: String,
         name: String,
@@ -16,7 +15,6 @@ pub enum Edit {
         realm: String,
         name: String,
     },
-    /// Adds a secret of time-limited credentials.
     AddSecret {
         realm: String,
         secret: Zeroizing<String>,
@@ -35,12 +33,10 @@ pub enum Edit {
         /// expires all of them immediately.
         until: u64,
     },
-    /// Replaces an API key of the same name.
     PutApiKey(ApiKey),
     RemoveApiKey {
         name: String,
     },
-    /// Replaces the limits of an existing realm.
     PutRealm {
         realm: String,
         options: RealmOptions,
@@ -61,7 +57,6 @@ pub struct RealmOptions {
 }
 
 impl RealmOptions {
-    /// Limits with coturn's names.
     pub(crate) fn named(self) -> [(&'static str, u64); 3] {
         let Self { total_quota, user_quota, max_bps } = self;
         [("total-quota", total_quota), ("user-quota", user_quota), ("max-bps", max_bps)]

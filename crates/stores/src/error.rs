@@ -16,17 +16,12 @@ pub struct StoreError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     Unreachable,
-    /// No answer within the deadline.
     Slow,
-    /// Unknown user or wrong password.
     Login,
-    /// The user lacks a permission.
     Permission,
-    /// The database does not exist.
     NoDatabase,
     /// The schema is neither coturn's nor ours.
     Schema,
-    /// A row is invalid.
     Row,
     /// The character set of the table cannot represent the text.
     Text,

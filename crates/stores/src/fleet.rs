@@ -31,14 +31,11 @@ use reply::{bytes, int, list, text};
 
 /// Seconds that an answer to another node's question is kept.
 const ANSWER_S: u64 = 10;
-/// Levels per HSCAN.
 const SCAN: usize = 1000;
 /// Buckets per call that are returned for a dead node.
 const REAPED: usize = 500;
-/// Status lines per pipeline.
 const LINES: usize = 200;
 
-/// Shared state of a fleet.
 pub struct FleetStore {
     link: Link,
     keys: Keys,
@@ -61,7 +58,6 @@ impl Keys {
     }
 }
 
-/// The store's answer to a heartbeat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Beaten {
     Written {
@@ -75,7 +71,6 @@ pub enum Beaten {
     },
     /// Another process has this name; holds its record.
     Taken(String),
-    /// The fleet has the maximum number of nodes.
     Full,
 }
 
@@ -83,16 +78,13 @@ pub enum Beaten {
 pub struct Look {
     /// The store's time in milliseconds.
     pub store_ms: u64,
-    /// One per node; invalid records are left out.
     pub records: Vec<Record>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct Beating<'a> {
     pub name: &'a NodeName,
-    /// Distinguishes processes of the same name.
     pub incarnation: u64,
-    /// Current or preferred number.
     pub number: u16,
     pub draining: bool,
     pub load: &'a Load,
@@ -102,7 +94,6 @@ pub struct Beating<'a> {
     pub report: Report,
 }
 
-/// The store's answer to quota requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exchanged {
     pub era: EpochState,

@@ -19,7 +19,6 @@ const ALWAYS_TOLD: &str = " in memory does not match coturn's schema: \"WRONGTYP
      turn/realm//secret turn/realm//allowed-peer-ip turn/realm//denied-peer-ip \
      unknown option of realm the API key is invalid and not accepted oauth_key has expired \
      in admin_user rows, users of coturn's web page, which turnpike does not have an oauth_key has no kid";
-/// Shorter texts appear by chance in other words.
 const LONG: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +39,6 @@ pub(crate) enum Word {
 }
 
 impl Word {
-    /// Texts with a meaning.
     fn known(self) -> &'static [&'static str] {
         match self {
             Self::Realm => &["", "north.gov", "b/c", "user", "é.example"],
@@ -67,7 +65,6 @@ impl Word {
         matches!(self, Self::Secret | Self::TokenKey | Self::Keys)
     }
 
-    /// A text of this kind, usually one with a meaning; always with `well`.
     pub(crate) fn draw(self, input: &mut Input<'_>, well: bool) -> Option<String> {
         let how = input.byte();
         let text = match how % 16 {
@@ -257,7 +254,6 @@ async fn rules<B: Backend>(backend: &B) -> Result<Option<Rules>, StoreError> {
     }
 }
 
-/// Pseudo-random bytes with a fixed seed: they include each kind of row, and most rows are valid.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let mut state = 7_u64;
     let mut byte = || {

@@ -54,7 +54,6 @@ impl UserKeys {
         }
     }
 
-    /// Available algorithms, for people.
     #[must_use]
     pub fn kinds(&self) -> &'static str {
         match (&self.md5, &self.sha256) {

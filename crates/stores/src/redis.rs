@@ -22,7 +22,6 @@ use crate::{
     tables::bad_key,
 };
 
-/// Keys per SCAN.
 const SCAN: usize = 1000;
 
 pub(crate) struct Redis {
@@ -34,7 +33,6 @@ pub(crate) struct Redis {
 }
 
 impl Redis {
-    /// Connects on first use. `name` is for errors.
     pub(crate) fn new(address: &ServerAddress, patience: Duration, name: String) -> Self {
         let client = client(address).map_err(|(fault, why)| StoreError::new(&name, fault, why));
         Self { client, patience, connection: Mutex::new(None), name }
@@ -78,7 +76,6 @@ impl Redis {
         }
     }
 
-    /// Error for an answer that is not text or has the wrong type; the connection is fine.
     fn unlike(&self, command: &Cmd, error: &ParsingError) -> StoreError {
         let key = match command.args_iter().nth(1) {
             Some(Arg::Simple(key)) => String::from_utf8_lossy(key),
@@ -91,7 +88,6 @@ impl Redis {
         )
     }
 
-    /// All keys that start with `turn/` and match the pattern.
     async fn keys(&self, pattern: &str) -> Result<BTreeSet<String>, StoreError> {
         let mut found = BTreeSet::new();
         let mut cursor = 0_u64;
@@ -129,7 +125,6 @@ impl Redis {
         })
     }
 
-    /// Reads rotation times of a realm's secrets.
     async fn marks(&self, realm: &str, reader: &mut RulesReader<'_>) -> Result<(), StoreError> {
         let marks: Vec<(String, String)> = self.ask(redis::cmd("HGETALL").arg(marks_key(realm))).await?;
         for (secret, times) in &marks {
@@ -422,7 +417,6 @@ fn user_of(key: &str) -> Option<(String, String)> {
     Some((realm.to_owned(), name.to_owned()))
 }
 
-/// Pattern that matches only this text.
 fn literal(text: &str) -> String {
     let mut pattern = String::new();
     for character in text.chars() {

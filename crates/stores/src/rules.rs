@@ -16,15 +16,12 @@ use crate::{
     secrets::{Secrets, StoredSecret, unix},
 };
 
-/// Realms with limits and peers, origins, secrets, token keys and API keys.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Rules {
-    /// Realms with limits, peers or an origin, by name.
     pub realms: BTreeMap<Box<str>, RealmRules>,
     pub peers: PeerRanges,
     /// Realms by canonical web origin.
     pub origins: BTreeMap<Box<str>, Box<str>>,
-    /// Keys shared with authorization servers, without expired ones.
     pub token_keys: Vec<StoredTokenKey>,
     /// Secrets by realm. Empty in [`crate::Directory::rules`]; use [`crate::Directory::secrets`].
     pub secrets: BTreeMap<Box<str>, Secrets>,
@@ -32,7 +29,6 @@ pub struct Rules {
     pub api_keys: ApiKeys,
     /// Realms with users that lack a SHA-256 key; `None` if unknown.
     pub md5_only: Option<BTreeSet<Box<str>>>,
-    /// Ignored rows, for the log.
     pub ignored: Vec<String>,
 }
 
@@ -70,11 +66,9 @@ pub struct StoredTokenKey {
     pub realm: Option<String>,
 }
 
-/// Builds [`Rules`] row by row. `store` is for errors.
 pub(crate) struct RulesReader<'a> {
     pub(crate) store: &'a str,
     pub(crate) rules: Rules,
-    /// For [`Rules::secrets`].
     secrets: BTreeMap<Box<str>, Vec<StoredSecret>>,
 }
 
@@ -155,7 +149,6 @@ impl<'a> RulesReader<'a> {
         }
     }
 
-    /// Adds rotation times of a secret; ignored if the secret does not exist.
     pub(crate) fn mark(
         &mut self,
         realm: Field<'_>,
@@ -171,7 +164,6 @@ impl<'a> RulesReader<'a> {
         Ok(())
     }
 
-    /// Adds an API key; ignored if it is invalid.
     pub(crate) fn api_key(&mut self, row: &ApiKeyRow<'_>) {
         match ApiKey::read(row) {
             Some(key) => _ = self.rules.api_keys.insert(row.name.into(), key),
@@ -249,7 +241,6 @@ impl<'a> RulesReader<'a> {
     }
 }
 
-/// A row of `oauth_key`, or a hash `turn/oauth/kid/KID`.
 pub(crate) struct TokenKeyRow<'a> {
     pub(crate) kid: &'a str,
     pub(crate) key: Field<'a>,

@@ -22,7 +22,6 @@ use crate::{
 
 /// An idle connection may have been dropped by a firewall or the server.
 const IDLE: Duration = Duration::from_secs(60);
-/// Queued jobs; each caller has its own deadline.
 const QUEUE: usize = 65_536;
 
 /// Retries after conflicts with transactions of other programs.
@@ -55,10 +54,8 @@ pub(crate) struct Output {
     keeps_lock: bool,
 }
 
-/// Differences between the databases.
 pub(crate) trait Driver: Send + Sized + 'static {
     type Options: Send + Sync + 'static;
-    /// Table and column names visible to this connection.
     const COLUMNS: &'static str;
     /// Waits for the lock that serializes our changes of this database; returns 1. In PostgreSQL, the
     /// transaction releases it.
@@ -111,7 +108,6 @@ impl<D: Driver> Sql for Server<D> {
     }
 }
 
-/// Serves one connection until the queue is closed.
 async fn serve<D: Driver>(queue: Arc<Mutex<mpsc::Receiver<Job>>>, options: Arc<D::Options>, name: String) {
     let mut held: Option<(D, Instant)> = None;
     loop {

@@ -44,7 +44,6 @@ pub(crate) struct Sqlite {
 type Job = Box<dyn FnOnce(&mut File) + Send>;
 
 impl Sqlite {
-    /// Does not open the file yet. `name` is for errors.
     pub(crate) fn new(path: &Path, kind: SqliteUse, name: String) -> Self {
         let (jobs, queue) = mpsc::channel::<Job>();
         let mut file = File { path: path.to_owned(), kind, name: name.clone(), open: None };
@@ -138,7 +137,6 @@ impl Sql for Sqlite {
     }
 }
 
-/// State of the thread.
 struct File {
     path: PathBuf,
     kind: SqliteUse,
@@ -253,7 +251,6 @@ const USERS: &str = "select realm, name, hmackey from turnusers_lt where (realm,
 const USERS_OF: &str = "select realm, name, hmackey from turnusers_lt where realm = ? and name > ? and is_utf8(name) \
                         order by name limit 1000";
 
-/// Defines the SQL function for these queries.
 fn add_is_utf8(connection: &Connection) -> rusqlite::Result<()> {
     let flags = FunctionFlags::SQLITE_UTF8 | FunctionFlags::SQLITE_DETERMINISTIC;
     connection.create_scalar_function("is_utf8", 1, flags, |context| {

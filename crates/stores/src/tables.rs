@@ -16,13 +16,10 @@ use crate::{
     secrets::latest_kept_end,
 };
 
-/// A row of nullable columns.
 pub(crate) type Row = Vec<Option<String>>;
 
-/// A statement and its bound values.
 pub(crate) type Bound<'a> = (&'static str, Vec<&'a str>);
 
-/// Statements of one transaction.
 #[derive(Clone, Debug)]
 pub(crate) struct Change<'a> {
     pub(crate) statements: Vec<Bound<'a>>,
@@ -50,13 +47,11 @@ pub(crate) struct OwnedChange {
 }
 
 impl OwnedChange {
-    /// Returns true if the transaction must stop, given the rows changed or found so far.
     pub(crate) fn ends_after(&self, rows: &[u64]) -> bool {
         self.only_if_absent && rows.len() == 1 && rows[0] > 0
     }
 }
 
-/// Returns true for a statement that only reads.
 pub(crate) fn is_query(statement: &str) -> bool {
     statement.starts_with("select")
 }
@@ -78,7 +73,6 @@ pub(crate) trait Sql: Send + Sync + 'static {
         async { None }
     }
 
-    /// Statements for a page of users of all realms, and of one.
     fn pages(&self) -> [&'static str; 2] {
         [USERS, USERS_OF]
     }
@@ -97,12 +91,10 @@ pub(crate) struct Tables<S> {
     own: AtomicU8,
 }
 
-/// Values of [`Tables::own`].
 const NOT_LOOKED: u8 = 0;
 const NOT_THERE: u8 = 1;
 const THERE: u8 = 2;
 
-/// Tables and columns that are read.
 const SCHEMA: &[(&str, &[&str])] = &[
     ("turnusers_lt", &["realm", "name", "hmackey"]),
     ("turn_secret", &["realm", "value"]),
@@ -412,7 +404,6 @@ impl<S: Sql> Tables<S> {
         self.sql.change(Change { statements, only_if_absent }).await
     }
 
-    /// All tables, after checking that the required ones exist.
     async fn check_schema(&self) -> Result<BTreeMap<String, Vec<String>>, StoreError> {
         let mut found = BTreeMap::<String, Vec<String>>::new();
         for row in self.sql.columns().await? {
@@ -450,7 +441,6 @@ fn has_own(found: &BTreeMap<String, Vec<String>>) -> bool {
     OWN_TABLES.iter().all(|(table, _)| found.contains_key(*table))
 }
 
-/// Describes the difference from coturn's schema.
 fn missing(found: &BTreeMap<String, Vec<String>>) -> Option<String> {
     let (there, not_there): (Vec<_>, Vec<_>) =
         SCHEMA.iter().partition(|(table, _)| found.contains_key(*table));
@@ -471,7 +461,6 @@ fn missing(found: &BTreeMap<String, Vec<String>>) -> Option<String> {
     })
 }
 
-/// Warning about a user with an invalid key.
 pub(crate) fn bad_key(realm: &str, name: &str) -> String {
     format!(
         "the key of user {name:?} in realm {realm:?} does not have 32, 64 or 96 hex digits; the user cannot authenticate"

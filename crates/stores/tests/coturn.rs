@@ -110,7 +110,6 @@ fn turnadmin_reads_our_changes() {
     });
 }
 
-/// Realistic and tricky user names.
 const NAMES: [&str; 22] = [
     "gorst",
     "Gorst",

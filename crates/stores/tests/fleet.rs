@@ -94,7 +94,6 @@ fn written(number: u16, known: bool) -> Beaten {
     Beaten::Written { number, known, ring: 0, era: EpochState::default() }
 }
 
-/// Grants in the current epoch.
 async fn exchange(store: &FleetStore, number: u16, nodes: u32, asks: &[Ask]) -> Vec<Grant> {
     let known = store.era(StoreEpoch::default()).await.unwrap().era;
     store.exchange(number, nodes, known, asks).await.unwrap().grants.expect("the current epoch")
@@ -147,7 +146,6 @@ fn name_belongs_to_one_process_and_can_be_taken_over() {
             panic!("the name belongs to another process")
         };
         assert!(record.ends_with(" 1 1 0 7 100 1 2 3 4 5"), "{record}");
-        // The process is alive, so its record has changed.
         sleep(Duration::from_millis(5)).await;
         beat(&store, "a", 1, 1, None).await;
         let Beaten::Taken(now) = beat(&store, "a", 0xBEEF, 1, Some(&record)).await else {
@@ -481,7 +479,6 @@ fn dead_node_returns_its_quotas_with_an_event() {
             [(bucket(1), Level::Heavy)],
             "no longer full, and others have some"
         );
-        // Its number is free now, and it learns that it was forgotten.
         assert_eq!(beat(&store, "c", 3, 2, None).await, written(2, false));
         assert_eq!(beat(&store, "b", 2, 2, None).await, written(3, false));
     });
@@ -632,7 +629,6 @@ fn sentinels_lead_to_the_current_master() {
         let mut stream = std::net::TcpStream::connect(sentinel.address).expect("listening");
         stream.set_read_timeout(Some(PATIENCE)).expect("not zero");
         std::io::Write::write_all(&mut stream, b"SENTINEL replicas main\r\n").expect("writable");
-        // A few hundred bytes, which arrive at once.
         let mut answer = [0; 4096];
         let length = std::io::Read::read(&mut stream, &mut answer).expect("an answer");
         String::from_utf8_lossy(&answer[..length]).contains(&replica.address.port().to_string())

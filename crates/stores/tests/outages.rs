@@ -11,7 +11,6 @@ use crate::support::*;
 
 const REALM: &str = "north.example";
 
-/// A store behind a proxy, with two users, one of them cached.
 fn behind_a_proxy(world: &World) -> (Proxy, Directory<Database>) {
     for name in ["alice", "bob"] {
         let (realm, name) = (REALM.to_owned(), name.to_owned());
@@ -34,7 +33,6 @@ fn found(world: &World, directory: &Directory<Database>, name: &str) -> Found {
     world.wait(async { receiver.await.expect("an answer") })
 }
 
-/// Authenticates like a request, from the cache if possible.
 fn gets_in(world: &World, directory: &Directory<Database>, name: &str) -> bool {
     match directory.known(REALM, name) {
         Known::User(_) => true,

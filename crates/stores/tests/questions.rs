@@ -14,7 +14,6 @@ use crate::support::*;
 
 const REALM: &str = "north.example";
 
-/// Rows as in an operator's coturn database.
 const ROWS: &str = "
 insert into turnusers_lt (realm, name, hmackey) values ('north.example', 'gorst', '0123456789abcdef0123456789abcdef');
 insert into turnusers_lt (realm, name, hmackey) values ('north.example', 'broken', 'no key at all');
@@ -170,7 +169,6 @@ fn rotation_changes_the_signing_secret_and_ends_the_others() {
             world.edit(&Edit::RotateSecret { realm, secret, since, until })
         };
         assert!(rotate("new", 1000, 2000), "{:?}: there were others", world.kind);
-        // Tables that another server created are noticed when the rules are read.
         let rules = || -> Rules { world.wait(database.rules()).expect("an answer") };
         let times = |secrets: &[StoredSecret]| {
             let mut times: Vec<_> =
@@ -185,7 +183,6 @@ fn rotation_changes_the_signing_secret_and_ends_the_others() {
         assert_eq!(times(&rules().secrets[REALM]), first, "{:?}", world.kind);
         assert_eq!((times(&secrets()), signs().as_deref()), (first, Some("new")));
         assert_eq!(rules().secrets["crinna.example"][0].until, None, "another realm's secret");
-        // An existing end is not extended.
         assert!(rotate("newer", 1500, 2500));
         let second = expected(&[
             ("bloody9", 0, Some(2000)),

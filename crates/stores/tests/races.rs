@@ -19,7 +19,6 @@ fn rounds() -> usize {
     rounds.map_or(20, |rounds| rounds.parse().expect("a number"))
 }
 
-/// Each has one connection of its own.
 fn writers(world: &World) -> Vec<Arc<Database>> {
     let _inside = world.runtime.enter();
     let address: StoreAddress = world.url.parse().expect("an address");

@@ -16,7 +16,6 @@ pub(crate) struct World {
     /// Address in a form that [`StoreAddress`] parses.
     pub(crate) url: String,
     pub(crate) server: Option<Server>,
-    /// For SQLite.
     pub(crate) file: Option<PathBuf>,
 }
 
@@ -28,7 +27,6 @@ pub(crate) enum Kind {
     Redis,
 }
 
-/// Runs a test on each kind of store that this machine has; prints the skipped ones.
 pub(crate) fn each(test: impl Fn(&mut World)) {
     for kind in [Kind::Sqlite, Kind::Postgres, Kind::Mariadb, Kind::Redis] {
         on(kind, &test);
@@ -43,7 +41,6 @@ pub(crate) fn on(kind: Kind, test: impl Fn(&mut World)) {
 }
 
 impl World {
-    /// An empty store with coturn's tables.
     fn new(kind: Kind) -> Result<Self, String> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let server = match kind {
@@ -68,7 +65,6 @@ impl World {
         Ok(world)
     }
 
-    /// The store as the server uses it.
     pub(crate) fn database(&self) -> Database {
         self.database_at(&self.url)
     }
@@ -92,7 +88,6 @@ impl World {
         self.wait(self.database().edit(edit)).expect("writable")
     }
 
-    /// Runs statements without our code.
     pub(crate) fn sql(&self, statements: &str) {
         let text = sqlx::AssertSqlSafe(statements.to_owned());
         self.wait(async {
@@ -145,7 +140,6 @@ impl Drop for World {
     }
 }
 
-/// SQL in the documentation that creates the tables.
 fn schema() -> String {
     let (_, rest) = DOCUMENT.split_once("```sql\n").expect("the document has the schema");
     rest.split_once("```").expect("and an end of it").0.to_owned()
@@ -159,7 +153,6 @@ pub(crate) fn file_of_a_test() -> PathBuf {
     dir.join(format!("store-{}-{number}.sqlite", std::process::id()))
 }
 
-/// Limits with a short deadline.
 pub(crate) fn impatient() -> Limits {
     Limits { deadline: std::time::Duration::from_secs(2), ..Limits::default() }
 }

@@ -277,7 +277,6 @@ impl Owner for Double {
     }
 }
 
-/// Shared fixture of all inputs.
 struct Bench {
     runtime: Runtime,
     program: Arc<Double>,
@@ -345,8 +344,6 @@ impl Bench {
         assert!(!changed || may_change(way, &request), "{way:?}: {}", String::from_utf8_lossy(&request));
     }
 
-    /// Returns the whole response. The client closes its side after the request, so missing bytes never
-    /// arrive.
     async fn ask(&self, way: Way, request: &[u8]) -> Vec<u8> {
         let from = (Ipv4Addr::LOCALHOST, 50_000).into();
         let (via, router) = match way {
@@ -379,7 +376,6 @@ impl Bench {
         answer
     }
 
-    /// Replaces a changed store; returns true if it was changed.
     fn restore(&self) -> bool {
         let store = self.program.store();
         let changed = self.runtime.block_on(contents(&store)) != self.pristine;

@@ -78,7 +78,6 @@ impl Progress {
     }
 }
 
-/// An endless response in progress.
 pub(crate) struct Streaming(Progress);
 
 impl Streaming {

@@ -32,12 +32,10 @@ const SOON: Duration = Duration::from_secs(60);
 const QUICK: Limits =
     Limits { connections: 4, head: Duration::from_secs(1), whole: Duration::from_secs(3), head_bytes: 8192 };
 
-/// A stub program with a counter, which may be draining.
 pub(crate) struct Nobody {
     metrics: String,
     draining: Arc<AtomicBool>,
     loopback: AdminAccess,
-    /// A reload completes when this is true.
     may_reload: watch::Sender<bool>,
     reloaded: Arc<AtomicUsize>,
 }

@@ -106,7 +106,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
     }
 }
 
-/// Serializes the last response of a connection as HTTP/1.1.
 async fn written(response: Response) -> Vec<u8> {
     let (head, body) = response.into_parts();
     let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
@@ -137,7 +136,6 @@ pub(super) fn problem(error: &hyper::Error) -> Option<Problem> {
     Some(Problem::new(status, code, detail))
 }
 
-/// Response to a request whose body did not arrive in time.
 pub(super) fn body_overdue() -> Problem {
     let detail = "the body of the request did not arrive in time";
     Problem::new(StatusCode::REQUEST_TIMEOUT, "timeout", detail)

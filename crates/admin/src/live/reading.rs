@@ -30,7 +30,6 @@ pub(super) struct Reading {
 
 struct ServerReading {
     workers: Vec<WorkerSnapshot>,
-    /// Sum of all workers.
     turn: Stats,
     drops: Counted,
     refusals: Counted,
@@ -194,7 +193,6 @@ fn live_worker(
     }
 }
 
-/// Packets dropped by a worker or its socket.
 fn dropped(worker: &WorkerSnapshot) -> u64 {
     let own: u64 = worker.turn.drops.iter().sum();
     let kept_alive = worker.turn.dropped(DropReason::Keepalive);
@@ -337,7 +335,6 @@ pub(super) fn quantiles(before: &Buckets, now: &Buckets) -> Option<Quantiles> {
     (count > 0).then(|| Quantiles { count, p50_s: at(50), p99_s: at(99) })
 }
 
-/// Rate of datagrams and bytes.
 pub(super) fn rate((datagrams, bytes): (u64, u64), seconds: f64) -> Rate {
     Rate { datagrams: per(datagrams, seconds), bytes: per(bytes, seconds) }
 }

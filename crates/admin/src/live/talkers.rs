@@ -20,7 +20,6 @@ const PAUSE: Duration = Duration::from_secs(5);
 const FIRST: Duration = Duration::from_secs(1);
 const MOST: usize = 20;
 
-/// Counters of all sessions at one time.
 struct Pass {
     at: Instant,
     /// Includes the worker of each session.
@@ -71,7 +70,6 @@ fn relayed(before: &Pass, session: &SessionTraffic) -> u64 {
     to_peer.1 + to_client.1
 }
 
-/// Datagrams and bytes to peers and to the client. A new session starts at zero.
 fn since(before: &Pass, session: &SessionTraffic) -> ((u64, u64), (u64, u64)) {
     let less =
         |now: (u64, u64), then: (u64, u64)| (now.0.saturating_sub(then.0), now.1.saturating_sub(then.1));

@@ -315,7 +315,6 @@ impl App {
         }
     }
 
-    /// Announces changes of secrets, keys and realms, unless the change was refused.
     async fn tell_of_rules<T>(&self, change: &Result<T, Problem>) {
         if may_be_done(change)
             && let Ok(fleet) = self.fleet()
@@ -330,7 +329,6 @@ fn may_be_done<T>(change: &Result<T, Problem>) -> bool {
     change.as_ref().map_or_else(|problem| problem.status >= 500, |_| true)
 }
 
-/// A mandatory body.
 async fn needed<T: DeserializeOwned>(request: Request, example: &str) -> Result<T, Problem> {
     let missing = || Problem::bad_request(format!("a body is missing, such as {example}"));
     body(request).await?.ok_or_else(missing)

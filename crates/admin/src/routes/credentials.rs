@@ -29,7 +29,6 @@ use crate::{
     web,
 };
 
-/// State of these handlers.
 #[derive(Clone)]
 pub(crate) struct CredentialService {
     program: Arc<dyn Owner>,
@@ -170,7 +169,6 @@ impl RestQuery {
     }
 }
 
-/// Merges a parameter from two places.
 fn one_of<T: PartialEq>(what: &str, one: Option<T>, other: Option<T>) -> Result<Option<T>, Problem> {
     match (one, other) {
         (Some(one), Some(other)) if one != other => {

@@ -136,14 +136,12 @@ impl Modify for Errors {
     }
 }
 
-/// Operations with true for those that change something.
 fn operations(item: &mut PathItem) -> impl Iterator<Item = (bool, &mut Operation)> {
     let PathItem { get, post, put, delete, .. } = item;
     let all = [(false, get), (true, post), (true, put), (true, delete)];
     all.into_iter().filter_map(|(is_change, operation)| Some((is_change, operation.as_mut()?)))
 }
 
-/// Codes by status. A code with several statuses is listed for each.
 fn by_status(names: &[&[&str]]) -> BTreeMap<u16, Vec<&'static Code>> {
     let mut statuses: BTreeMap<u16, Vec<&Code>> = BTreeMap::new();
     for code in CODES.iter().filter(|code| names.iter().any(|some| some.contains(&code.name))) {

@@ -16,7 +16,6 @@ type Recorded = BTreeMap<String, BTreeMap<String, BTreeMap<String, Value>>>;
 /// every_path_answers` records missing ones.
 const RECORDED: &str = include_str!("examples.json");
 
-/// Adds the examples to the document.
 pub(super) struct Examples;
 
 impl Modify for Examples {

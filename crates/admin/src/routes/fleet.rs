@@ -200,7 +200,6 @@ pub(super) async fn fleet_sessions(
     Ok(Json(page))
 }
 
-/// Path at the other node, from a path through this one.
 pub(crate) fn path_at_node(path: &str) -> Option<&str> {
     let rest = path.strip_prefix("/v1/fleet/nodes/")?;
     let inner = &rest[rest.find('/')?..];
@@ -219,7 +218,6 @@ impl App {
         Asker { grant, access: grant.access(&self.program.settings()) }
     }
 
-    /// `None` for a forwarder.
     pub(super) fn fleet(&self) -> Result<Arc<dyn FleetAdmin>, Problem> {
         self.program.fleet().ok_or_else(Problem::no_server)
     }

@@ -33,7 +33,6 @@ pub(super) fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Problem> {
     form(uri.query().unwrap_or_default().as_bytes())
 }
 
-/// Parses parameters of a query or form (`application/x-www-form-urlencoded`).
 pub(super) fn form<T: DeserializeOwned>(text: &[u8]) -> Result<T, Problem> {
     check_form(text)?;
     let parameters = serde_urlencoded::Deserializer::new(form_urlencoded::parse(text));
@@ -72,7 +71,6 @@ pub(super) async fn body<T: DeserializeOwned>(request: Request) -> Result<Option
     read(&bytes).map(Some)
 }
 
-/// Reads the whole body into memory.
 pub(crate) async fn whole(request: Request) -> Result<Request, Problem> {
     let (head, body) = request.into_parts();
     let too_long = || {
@@ -93,7 +91,6 @@ pub(crate) async fn whole(request: Request) -> Result<Request, Problem> {
     Ok(Request::from_parts(head, Body::from(bytes.to_bytes())))
 }
 
-/// Head and body of a request.
 pub(super) async fn bytes(request: Request) -> Result<(HeaderMap, Bytes), Problem> {
     let (head, body) = whole(request).await?.into_parts();
     // The body is already in memory.

@@ -49,7 +49,6 @@ impl Default for Place {
     }
 }
 
-/// Rejects invalid values.
 pub(super) fn check(query: &SessionQuery) -> Result<(), Problem> {
     filter(query).map(drop)
 }
@@ -247,7 +246,6 @@ impl App {
         answer.await.map_err(|_| Problem::stopping())
     }
 
-    /// Traffic of the sessions by listener, over all workers.
     pub(super) async fn traffic(&self) -> Result<Tally, Problem> {
         let workers = self.server()?.relay.workers();
         let mut sums = Tally::default();
@@ -294,7 +292,6 @@ impl App {
         answer.await.map_err(|_| Problem::stopping())
     }
 
-    /// Searches all workers.
     async fn find(&self, id: SessionId) -> Result<Option<Found>, Problem> {
         let filter = Arc::new(SessionFilter { id: Some(id), ..SessionFilter::default() });
         for worker in 0..self.server()?.relay.workers() {

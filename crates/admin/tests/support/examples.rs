@@ -11,7 +11,6 @@ const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/routes/examples.jso
 const ITEMS: usize = 2;
 const LINES: usize = 3;
 
-/// Bodies by operation, status and media type.
 pub(crate) struct Examples {
     known: BTreeMap<String, BTreeMap<String, BTreeMap<String, Value>>>,
     updates: bool,

@@ -14,7 +14,6 @@ pub(crate) fn keep() {
     });
 }
 
-/// Lines that contain all of these.
 pub(crate) fn lines_with(parts: &[&str]) -> Vec<String> {
     let text = String::from_utf8(LINES.lock().unwrap().clone()).unwrap();
     let fits = |line: &&str| parts.iter().all(|part| line.contains(part));

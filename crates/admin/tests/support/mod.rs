@@ -83,7 +83,6 @@ pub(crate) fn relay_state(bind: IpAddr, is_up: bool) -> RelayState {
     RelayState { address, is_up, since: SystemTime::UNIX_EPOCH }
 }
 
-/// A program for the interface.
 pub(crate) struct Double {
     relay: Option<Arc<Relay>>,
     pub(crate) settings: Mutex<Settings>,
@@ -202,34 +201,28 @@ impl Owner for Double {
 pub(crate) struct Running {
     pub(crate) program: Arc<Double>,
     pub(crate) tcp: Vec<SocketAddr>,
-    /// Listeners for applications.
     pub(crate) applications: Vec<SocketAddr>,
     pub(crate) dir: Dir,
-    /// Makes it stop accepting.
     close: tokio::sync::mpsc::UnboundedSender<()>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Running {
-    /// A server on a Unix socket and on loopback, with tokens.
     pub(crate) fn server(workers: usize) -> Self {
         Self::start(Some(workers), with_tokens)
     }
 
-    /// A node of a fleet.
     pub(crate) fn node(together: &Together, name: &str, workers: usize) -> Self {
         Self::start_as(Some(together.join(name)), Some(workers), |settings, dir| {
             with_tokens(&mut settings.admin, dir);
         })
     }
 
-    /// A server or forwarder, by default on a Unix socket and on loopback.
     pub(crate) fn start(workers: Option<usize>, change: impl FnOnce(&mut AdminSettings, &Dir)) -> Self {
         Self::configured(workers, |settings, dir| change(&mut settings.admin, dir))
     }
 
-    /// A server or forwarder with any configuration.
     pub(crate) fn configured(workers: Option<usize>, change: impl FnOnce(&mut Settings, &Dir)) -> Self {
         Self::start_as(workers.map(|_| Member::alone()), workers, change)
     }
@@ -293,7 +286,6 @@ impl Running {
         self.close.send(()).unwrap();
     }
 
-    /// Its view of the fleet.
     pub(crate) fn member(&self) -> &Member {
         self.program.fleet.as_ref().expect("a server")
     }
@@ -302,7 +294,6 @@ impl Running {
         self.program.relay.as_ref().expect("a server")
     }
 
-    /// A UDP client with an allocation, and the relayed address.
     pub(crate) fn allocated(&self) -> (UdpSocket, SocketAddr) {
         let client = stun::Client::new(self.relay().listeners().udp[0]);
         let allocated = client.ask(&stun::allocate_request(None));
@@ -323,7 +314,6 @@ impl Running {
         exchange(&mut stream, &request("GET", path, "localhost", &[header], None))
     }
 
-    /// Sends a request on loopback with these headers.
     pub(crate) fn ask_tcp(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
         self.say_tcp(&request(method, path, &self.tcp[0].to_string(), headers, None))
     }
@@ -340,7 +330,6 @@ impl Running {
         exchange(&mut TcpStream::connect(at).unwrap(), &bytes)
     }
 
-    /// Adds an API key with further members.
     pub(crate) fn key(&self, name: &str, more: Value) -> String {
         let key = api_keys::make(name, rand::random());
         let mut body = more;
@@ -351,7 +340,6 @@ impl Running {
         key.reveal().to_owned()
     }
 
-    /// Sends raw bytes on loopback.
     pub(crate) fn say_tcp(&self, bytes: &[u8]) -> Answer {
         exchange(&mut TcpStream::connect(self.tcp[0]).unwrap(), bytes)
     }
@@ -406,7 +394,6 @@ fn relay(workers: usize) -> Relay {
     Relay::start(&config, Arc::new(()), Arc::new(())).unwrap()
 }
 
-/// Serialized request.
 pub(crate) fn request(
     method: &str,
     path: &str,
@@ -435,7 +422,6 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// Value of a header that must appear exactly once.
     pub(crate) fn header(&self, wanted: &str) -> &str {
         let lines = self.head.lines().filter_map(|line| line.split_once(": "));
         let found: Vec<&str> =
@@ -449,7 +435,6 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// Code of a problem with this status.
     #[track_caller]
     pub(crate) fn problem(&self, status: u16) -> String {
         assert_eq!(self.status, status, "{self:?}");
@@ -540,7 +525,6 @@ impl<S: Write> Write for Behind<S> {
     }
 }
 
-/// Certificates as the configuration reads them.
 pub(crate) fn certificates_in(cert: &Path, key: &Path) -> Arc<[Certificate]> {
     let identity = certificates::read(cert, key).expect("a certificate");
     [Certificate { file: cert.into(), identity }].into()

@@ -16,7 +16,6 @@ use turnpike_fleet::{Answer, Ban, NodeName, Ordered, Question, Subject, Unbanned
 
 type Questions = UnboundedSender<(Question, Reply)>;
 
-/// All nodes by name.
 #[derive(Clone, Default)]
 pub(crate) struct Together(Arc<Mutex<BTreeMap<String, Questions>>>);
 

@@ -5,7 +5,6 @@ use std::{fmt::Write as _, ops::RangeInclusive};
 
 use super::{Firewall, Transport, host, plain};
 
-/// Ports that are open to a whole address family.
 struct Ports {
     transport: Transport,
     ports: RangeInclusive<u16>,

@@ -112,7 +112,6 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
     }
 }
 
-/// Checks listeners against targets.
 fn addresses(rule: &Rule, refuse: &mut impl FnMut(&'static str, String, &str)) {
     let listens_on = length(rule.ports);
     if listens_on > MOST_PORTS {
@@ -144,7 +143,6 @@ fn addresses(rule: &Rule, refuse: &mut impl FnMut(&'static str, String, &str)) {
     }
 }
 
-/// Rejects weights that leave no usable target, and weights without effect.
 fn weights(rule: &Rule, refuse: &mut impl FnMut(&'static str, String, &str)) {
     if rule.targets.iter().all(|target| target.weight == 0) {
         let problem = "every target has the weight 0, so no client would be served".to_owned();
@@ -273,7 +271,6 @@ fn unix(draft: &Draft, refuse: &mut impl FnMut(&'static str, String, &str)) {
     }
 }
 
-/// Appends conflicts between rules: duplicate names and listeners.
 pub(crate) fn together(drafts: &[Draft], problems: &mut Vec<Mistake>) {
     for (index, draft) in drafts.iter().enumerate() {
         let mut refuse = |path: &str, problem: String, expected: &str| {

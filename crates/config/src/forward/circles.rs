@@ -94,7 +94,6 @@ struct Map<'a> {
     binds: Vec<Option<IpAddr>>,
     /// Keyed by transport (true for UDP) and port.
     listeners: HashMap<(bool, u16), Vec<usize>>,
-    /// Local addresses that rules listen on.
     own: Vec<IpAddr>,
 }
 
@@ -119,7 +118,6 @@ impl<'a> Map<'a> {
         Self { drafts, binds, listeners, own }
     }
 
-    /// Ports of rules whose targets may be our own listeners.
     fn nodes(&self) -> impl Iterator<Item = Node> {
         let each = self.drafts.iter().enumerate();
         each.filter(|(_, draft)| draft.rule.targets.iter().any(|target| self.is_here(&target.host))).flat_map(

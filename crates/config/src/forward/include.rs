@@ -18,7 +18,6 @@ const DEEPEST: usize = 8;
 
 const FORM: &str = "paths of TOML files with [[rule]], relative to this file, * and ? for any names, such as [\"rules.d/*.toml\"]";
 
-/// Content of the included files.
 #[derive(Debug, Default)]
 pub(crate) struct Included {
     pub(crate) drafts: Vec<Draft>,
@@ -26,9 +25,7 @@ pub(crate) struct Included {
     pub(crate) files: Vec<PathBuf>,
     pub(crate) problems: Vec<Mistake>,
     pub(crate) warnings: Vec<String>,
-    /// Canonical paths, to read each file once.
     known: Vec<PathBuf>,
-    /// Files being read; each includes the next.
     open: Vec<PathBuf>,
 }
 

@@ -39,13 +39,11 @@ use turnpike_strict::{Entry, file_text, parse_file};
 #[derive(Clone, Debug)]
 pub struct ForwardLoaded {
     pub settings: ForwardSettings,
-    /// Detected format of the file.
     pub format: Option<Format>,
     pub included: Vec<PathBuf>,
     pub warnings: Vec<String>,
 }
 
-/// All sources of rules and settings. A reload reads the file again and keeps the rest.
 #[derive(Clone)]
 pub struct ForwardSources {
     sources: Sources,
@@ -120,7 +118,6 @@ impl ForwardSources {
     }
 }
 
-/// Rules with the defaults from the settings filled in.
 fn rules(drafts: Vec<Draft>, settings: &ForwardSettings) -> Vec<Rule> {
     let rule = |mut draft: Draft| {
         if !draft.has("rule.copy") {
@@ -136,11 +133,9 @@ fn rules(drafts: Vec<Draft>, settings: &ForwardSettings) -> Vec<Rule> {
 struct Content {
     format: Option<Format>,
     drafts: Vec<Draft>,
-    /// Settings in formats without our keys.
     settings: ForwardSettings,
     entries: Vec<Entry>,
     warnings: Vec<String>,
-    /// Content of included files. Their rules and warnings are also in `drafts` and `warnings`.
     included: Included,
 }
 
@@ -215,7 +210,6 @@ impl Content {
     }
 }
 
-/// Names of this machine. Tests use no name server.
 fn machine() -> Machine {
     #[cfg(test)]
     return tests::machine();
@@ -255,7 +249,6 @@ pub(crate) fn own_sections() -> Vec<&'static str> {
     sections.filter(|section| !SHARED.contains(section)).collect()
 }
 
-/// Names of all environment variables of `forward`.
 pub(crate) fn variables() -> Vec<String> {
     let keys = FORWARD_KEYS.iter().flat_map(KeySpec::variables);
     keys.chain(["TURNPIKE_FORWARD_CONFIG".to_owned()]).collect()

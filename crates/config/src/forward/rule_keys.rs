@@ -125,7 +125,6 @@ fn spec_of(path: &str) -> Option<&'static KeySpec<Rule>> {
     RULE_KEYS.iter().find(|spec| spec.path == path)
 }
 
-/// Possible only on the command line; TOML rejects duplicates.
 fn said_twice(spec: &KeySpec<Rule>, entry: &Entry) -> Mistake {
     Mistake::new(
         &entry.origin,
@@ -152,7 +151,6 @@ fn unknown_key(entry: &Entry) -> Mistake {
     }
 }
 
-/// Keys of other programs, and ours.
 const SYNONYMS: [(&str, &str); 22] = [
     ("targets", "target"),
     ("to", "target"),
@@ -544,7 +542,6 @@ const BALANCE: Kind<Balance> = Kind::one(
     },
 );
 
-/// Accepts a single string as a list of one. On the command line, items are separated by commas.
 fn one_or_several<T>(
     reader: &mut Reader<'_>,
     node: &Node,

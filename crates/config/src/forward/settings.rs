@@ -15,7 +15,6 @@ use crate::{
 settings! {
     /// Effective settings; [`ForwardSettings::default`] holds the documented defaults.
     ForwardSettings by FORWARD_KEYS {
-        /// Threads; `None` is one per core.
         workers: Option<usize> = None, start "forward.workers" kind::WORKERS;
         /// I/O path; also decides if rules without a choice of their own use kernel forwarding for single
         /// datagrams.
@@ -27,12 +26,10 @@ settings! {
         /// Connections and sessions of all rules together.
         max_connections: usize = 16_384,
             reload "forward.max_connections" number!(usize, "a number", 1..=1_000_000);
-        /// Seconds between resolutions of a host name.
         resolve_every: u32 = 30, reload "forward.resolve_every" number!(u32, "seconds", 1..=86_400);
         /// Start even if some rules cannot bind.
         keep_going: bool = false, reload "forward.keep_going" kind::SWITCH;
         copy: CopyMode = CopyMode::Auto, reload "forward.copy" COPY;
-        /// Checked before the rule's own lists.
         access: Access = Access::default(),
             reload "forward.allow" .allow PATTERNS, reload "forward.deny" .deny PATTERNS;
         pid_file: Option<PathBuf> = None, reload "forward.pid_file" kind::FILE;
@@ -49,7 +46,6 @@ settings! {
             start "admin.read_client_ca" .read_client_ca kind::FILE;
         log_level: String = "info".to_owned(), start "log.level" kind::LOG_LEVEL;
         log_format: LogFormat = LogFormat::Text, start "log.format" kind::LOG_FORMAT;
-        /// File with a line per connection, in addition to the log.
         connection_file: Option<PathBuf> = None, reload "log.connections" kind::FILE;
         connection_format: LineFormat = LineFormat::Rinetd, reload "log.connections_format" LINE_FORMAT;
         sandbox: SandboxSettings = SandboxSettings::default(),
@@ -61,9 +57,7 @@ settings! {
         /// Seconds that connections of the old process may continue after an upgrade.
         upgrade_deadline: u32 = 3600,
             reload "shutdown.upgrade_deadline" number!(u32, "seconds", 0..=604_800);
-        /// Rules of the file first, then those of the command line.
         rules: Vec<Rule> = Vec::new();
-        /// Origin of each value; a missing key has its default.
         origins: BTreeMap<&'static str, Origin> = BTreeMap::new();
     }
 }
@@ -91,7 +85,6 @@ impl ForwardSettings {
         key::unchangeable(FORWARD_KEYS, self, new)
     }
 
-    /// Keys that differ in `new` and that a reload applies.
     pub fn changed(&self, new: &Self) -> Vec<Change> {
         key::changes(FORWARD_KEYS, self, new)
     }

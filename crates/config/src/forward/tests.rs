@@ -826,7 +826,6 @@ fn forward_changes_list_keys_including_secrets() {
     assert!(!new.to_toml().contains("fedcba"), "{}", new.to_toml());
 }
 
-/// The forwarder's admin interface has the same protection as the server's.
 #[test]
 fn unprotected_admin_interface_is_refused() {
     let told =

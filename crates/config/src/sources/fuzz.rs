@@ -63,7 +63,6 @@ fn secrets(settings: &Settings) -> Vec<&Secret> {
     passwords.chain(&settings.secrets).chain(realms.flat_map(|realm| &realm.secrets)).collect()
 }
 
-/// Checks that the printed form parses to the same settings, except for masked values.
 fn is_shown_as_it_is(mut first: Settings, shown: &str) {
     let admin = &first.admin;
     if !secrets(&first).is_empty()

@@ -53,7 +53,6 @@ fn flag(key: &'static str, name: &'static str, values: &[&str]) -> Flags {
     flags
 }
 
-/// Settings without origins, to compare values only.
 fn values_of(mut settings: Settings) -> Settings {
     settings.origins.clear();
     for realm in &mut settings.realms {
@@ -653,7 +652,6 @@ fn limits_accept_units_and_are_shown_unchanged() {
     );
     assert_eq!((realm.session_length, realm.relay_ports.clone()), (Some(None), Some(50_000..=50_099)));
     let mut shown = settings(&read.to_toml());
-    // Masked in the output.
     shown.realms[0].secrets.clone_from(&realm.secrets);
     assert_eq!(values_of(shown), values_of(read));
     let environment = [("TURNPIKE_LIMITS_BITS_PER_SECOND", "64k"), ("TURNPIKE_LIMITS_SESSION_LENGTH", "60")];

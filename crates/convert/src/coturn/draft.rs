@@ -66,7 +66,6 @@ pub(super) struct Draft {
     pub(super) old_channels: Option<bool>,
     pub(super) software: Option<bool>,
     pub(super) rfc5780: bool,
-    /// Server, and the transports whose clients are redirected to it.
     pub(super) alternates: Vec<(SocketAddr, Alternate)>,
     pub(super) prometheus: bool,
     pub(super) prometheus_port: Option<u16>,
@@ -150,7 +149,6 @@ impl Draft {
         self.listening_port.unwrap_or(3478)
     }
 
-    /// Falls back to all addresses.
     fn listeners(&self, port: u16) -> Vec<SocketAddr> {
         let all = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
         let ips = if self.listening_ips.is_empty() { &all[..] } else { &self.listening_ips };
@@ -237,7 +235,6 @@ impl Draft {
         }
     }
 
-    /// Returns the maximum number of relayed transport addresses.
     fn relay(&mut self, file: &mut Writer, note: &mut impl FnMut(&str, String)) -> usize {
         let addresses = self.relay_addresses(note);
         if !addresses.is_empty() {
@@ -494,7 +491,6 @@ impl Draft {
     }
 }
 
-/// Note about a certificate that DTLS cannot use, or that cannot be read.
 fn no_dtls(listen: &[SocketAddr]) -> String {
     format!(
         "coturn up to 4.6, or with dtls, serves DTLS there too. Here that needs an ECDSA certificate (P-256 or P-384), beside an RSA one \

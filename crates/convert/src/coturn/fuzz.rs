@@ -25,7 +25,6 @@ fn turnserver_conf() {
                 peers_are_refused_as_in_coturn(&settings, text);
                 no_note_has_a_secret(&settings, &imported.notes, text);
             }
-            // Mistakes of the result are in the notes.
             Err(mistakes) => mistakes.0.iter().for_each(|mistake| {
                 let is_it = |note: &Note| note.option == mistake.key && note.text.contains(&mistake.problem);
                 assert!(imported.notes.iter().any(is_it), "{mistake}\n{}", imported.toml);

@@ -11,7 +11,6 @@ const TOML: &str = include_str!("tests/all.toml");
 const NOTES: &str = include_str!("tests/all.txt");
 const DOCUMENT: &str = include_str!("../../../../docs/from-coturn.md");
 
-/// Options of 4.17.1, from its own list.
 const COTURN: &str = include_str!("tests/options-4.17.1.txt");
 
 fn read(toml: &str) -> Settings {
@@ -26,7 +25,6 @@ fn import_here(path: Option<&Path>, arguments: &[String]) -> Result<Imported, Mi
     import(path, arguments, |_, _| None, mistakes)
 }
 
-/// Settings of a translated file, and the notes that need action.
 fn translated(text: &str) -> (Settings, Vec<String>) {
     let imported = text_of(text);
     let notes = imported.notes.iter().filter(|note| !note.is_harmless).map(ToString::to_string);
@@ -437,7 +435,6 @@ fn external_ip_without_local_uses_the_detected_address() {
     assert!(told(&notes, "turnpike public-address"), "{notes:?}");
 }
 
-/// Options with free text, where coturn treats a comment as part of the value.
 const TEXTS: [&str; 4] = ["user", "static-auth-secret", "realm", "server-name"];
 
 #[test]
@@ -566,7 +563,6 @@ fn command_line_without_a_file_is_translated() {
         (1, "example.org", 50_000)
     );
     assert!(imported.toml.starts_with("# From a command line, "), "{}", imported.toml);
-    // Arguments follow the lines of the file.
     let dir = turnpike_testkit::Dir::new();
     let file = dir.at("turnserver.conf");
     std::fs::write(&file, "realm=old.example.org\nuser=bob:builder\n").expect("a file");

@@ -10,10 +10,8 @@ use super::parts;
 /// A rule while it is read, with the places of its keys.
 #[derive(Clone, Debug)]
 pub struct Draft {
-    /// Keys that were not read have defaults.
     pub rule: Rule,
     pub origin: Origin,
-    /// Places of its keys, by path.
     pub origins: BTreeMap<&'static str, Origin>,
 }
 
@@ -26,7 +24,6 @@ impl Draft {
         self.origins.contains_key(path)
     }
 
-    /// Place of this key, or of the rule.
     pub fn origin_of(&self, path: &str) -> &Origin {
         self.origins.get(path).unwrap_or(&self.origin)
     }
@@ -43,7 +40,6 @@ impl Draft {
     }
 }
 
-/// A rule without listener and target, and defaults for all else.
 pub fn defaults(protocol: Protocol) -> Rule {
     // Default of rinetd and oxidinetd. A UDP session ends only by timeout.
     let idle_timeout = (protocol != Protocol::Tcp).then_some(Duration::from_secs(72));

@@ -16,7 +16,6 @@ use turnpike_rules::Access;
 use self::draft::Draft;
 pub use self::services::Services;
 
-/// Content of another forwarder's file.
 #[derive(Debug, Default)]
 pub struct ForeignRules {
     pub drafts: Vec<Draft>,
@@ -27,7 +26,6 @@ pub struct ForeignRules {
     pub warnings: Vec<String>,
 }
 
-/// Format of the connection file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LineFormat {
     /// rinetd's fields, separated by tabs.
@@ -62,7 +60,6 @@ impl Machine {
 mod tests {
     use super::*;
 
-    /// Knows these services and `localhost`; uses no name server.
     pub(super) fn machine(services: &str) -> Machine {
         let resolve = |name: &str| match name {
             "localhost" => Ok(Some(std::net::Ipv4Addr::LOCALHOST.into())),

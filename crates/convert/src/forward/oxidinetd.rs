@@ -10,7 +10,6 @@ use turnpike_strict::{Entry, Mistake, Node, Origin, Value, find, nearest};
 
 use super::{ForeignRules, LineFormat, LogFile, Machine, draft::Draft, parts};
 
-/// Top-level keys.
 pub const TOP: [&str; 5] = ["global_rules", "forwarding_rules", "log_file", "pid_file", "log_format"];
 const RULE: [&str; 8] = [
     "bind_address",

@@ -40,7 +40,6 @@ pub fn without_zone(text: &str) -> Result<&str, String> {
     Ok(text)
 }
 
-/// One port or `FIRST-LAST`.
 pub fn port_range(text: &str) -> Result<PortRange, String> {
     let (first, last) = match text.split_once('-') {
         Some((first, last)) => (port(first)?, port(last)?),
@@ -164,7 +163,6 @@ fn split_port(text: &str) -> Result<(&str, &str), String> {
     Ok((host, port))
 }
 
-/// Resolves a name to its first address.
 pub type Resolve = fn(&str) -> io::Result<Option<IpAddr>>;
 
 /// An address of this machine. For a name, the resolver's first address, as in rinetd.
@@ -180,7 +178,6 @@ pub fn local_address(text: &str, resolve: Resolve) -> Result<IpAddr, String> {
     }
 }
 
-/// An allow or deny pattern.
 pub fn pattern(text: &str) -> Result<Pattern, String> {
     without_zone(text)?;
     if text.contains('/') {
@@ -266,7 +263,6 @@ pub fn proxy(text: &str) -> Result<Proxy, String> {
     }
 }
 
-/// Inverse of [`proxy`].
 pub fn show_proxy(proxy: &Proxy) -> String {
     match proxy {
         Proxy::Network(pattern) => show_pattern(pattern),
@@ -304,7 +300,6 @@ pub fn or_zero(text: &str) -> &str {
     if text == "0" { ANY } else { text }
 }
 
-/// Inverse of [`endpoint`].
 pub fn show_target(endpoint: &Endpoint) -> String {
     match endpoint.weight {
         1 => endpoint.to_string(),
@@ -312,7 +307,6 @@ pub fn show_target(endpoint: &Endpoint) -> String {
     }
 }
 
-/// Inverse of [`listener`].
 pub fn show_listener(bind: &Bind, ports: PortRange) -> String {
     match bind {
         Bind::Ip(_) | Bind::Name(_) => format!("{bind}:{ports}"),

@@ -66,14 +66,12 @@ pub fn read(path: &Path, text: &str, machine: &Machine, problems: &mut Vec<Mista
     conf
 }
 
-/// Source address of a rule that is a host name.
 struct SourceName {
     name: String,
     draft: usize,
     origin: Origin,
 }
 
-/// Concurrent lookups.
 const LOOKUPS: usize = 32;
 
 /// Resolves names concurrently, because each can take as long as a name server timeout.
@@ -117,7 +115,6 @@ fn set_source(rule: &mut Rule, source: IpAddr) {
     rule.source = (!source.is_unspecified()).then_some(source.into());
 }
 
-/// One line, parsed from left to right.
 struct Line<'a> {
     path: &'a Path,
     number: usize,

@@ -29,7 +29,6 @@ impl Transport {
 }
 
 impl Services {
-    /// Services of this machine; empty without the file.
     pub fn of_this_machine() -> Self {
         Self::read(Path::new("/etc/services"))
     }

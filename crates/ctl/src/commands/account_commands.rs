@@ -19,13 +19,10 @@ const PAGE: usize = 1000;
 
 /// Destination of changes.
 pub enum AccountBackend {
-    /// A running server and its store.
     Running(Client),
-    /// A store opened by this process.
     Here(Runtime, Accounts),
 }
 
-/// A generated secret, shown once.
 pub struct GeneratedSecret<'a> {
     /// `password`, `secret` or `key`.
     pub what: &'static str,

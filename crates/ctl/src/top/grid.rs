@@ -14,7 +14,6 @@ const TEXT: u16 = 20;
 /// may be shortened.
 pub(super) type Column = (&'static str, u8);
 
-/// Rows of text, with a color if they need attention.
 pub(super) struct Grid {
     pub(super) head: &'static [Column],
     pub(super) rows: Vec<(Vec<String>, Option<Color>)>,

@@ -27,7 +27,6 @@ const POINTS: usize = 600;
 pub(super) const CURVES_FROM: u16 = 22;
 const CURVE: u16 = 3;
 
-/// Tables, of which one is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tab {
     Talkers,
@@ -35,7 +34,6 @@ enum Tab {
     Refusals,
     Listeners,
     Certificates,
-    /// Only in a fleet.
     Fleet,
 }
 
@@ -123,7 +121,6 @@ impl Screen {
         }
     }
 
-    /// Available tables.
     fn tabs(&self) -> Vec<Tab> {
         let is_there = |tab: &Tab| *tab != Tab::Fleet || self.fleet.is_some();
         Tab::OF_SERVER.into_iter().filter(is_there).collect()
@@ -271,7 +268,6 @@ impl Screen {
         }
     }
 
-    /// Tables of the lower part, with titles.
     fn tables(&self, live: &Live) -> Vec<(&'static str, Grid)> {
         let Some(server) = &live.server else {
             let waiting = Some(("Waiting", waiting(live))).filter(|(_, grid)| !grid.rows.is_empty());
@@ -382,9 +378,7 @@ impl Widget for &Screen {
     }
 }
 
-/// Draws from top to bottom.
 struct Pen<'b> {
-    /// Remaining area.
     area: Rect,
     buffer: &'b mut Buffer,
 }
@@ -411,7 +405,6 @@ fn bold() -> Style {
     Style::new().add_modifier(Modifier::BOLD)
 }
 
-/// Wraps figures into lines.
 fn figures(all: &[(&str, String)], width: u16) -> Vec<Line<'static>> {
     let mut lines: Vec<Vec<Span<'static>>> = Vec::new();
     let mut left = 0;

@@ -98,7 +98,6 @@ fn certificate(left_s: i64) -> Certificate {
     }
 }
 
-/// Lines on a terminal of this size.
 fn drawn(screen: &Screen, columns: u16, rows: u16) -> Vec<String> {
     let mut terminal = Terminal::new(TestBackend::new(columns, rows)).unwrap();
     terminal.draw(|frame| frame.render_widget(screen, frame.area())).unwrap();
@@ -227,7 +226,6 @@ fn narrow_terminal_loses_only_whole_columns() {
         }
         assert!(shown.is_sorted() && shown[0] < shown[3], "wider terminals show more: {shown:?}");
     }
-    // The most important columns stay.
     let mut screen = Screen::new(false, String::new());
     screen.hear(live());
     holds(&drawn(&screen, 40, 60), &["WORKER  LOAD", "LOST", "USER", "TO PEERS"]);

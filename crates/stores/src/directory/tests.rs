@@ -29,16 +29,12 @@ struct Fake {
 enum State {
     #[default]
     Good,
-    /// Never answers.
     Hangs,
     /// Answers when released.
     Waits,
     Refuses,
-    /// It has a version.
     Tells,
-    /// Read-only.
     TakesNothing,
-    /// Late answers with the state at the time of the query.
     AnswersLate,
     /// Changes are made without an answer.
     LosesAnswers,
@@ -225,7 +221,6 @@ async fn hundred_lookups_of_one_user_are_one_query() {
     assert_eq!(said(&other.await.expect("an answer")), "nobody");
     let counts = world.directory.counts();
     assert_eq!((count(&counts.answers, "joined"), count(&counts.queries, "found")), (99, 1));
-    // A later lookup is a new query.
     world.set(State::Good);
     advance(Duration::from_secs(61)).await;
     assert_eq!((world.found("alice").await, world.asked()), ("user", 3));
@@ -456,7 +451,6 @@ async fn own_changes_take_effect_immediately() {
     assert_eq!(world.directory.secrets(REALM).map(|secrets| secrets.len()), Some(1));
     assert_eq!(world.directory.all_secrets().len(), 1);
 
-    // A lookup that began before is discarded.
     world.set(State::Waits);
     let late = world.ask("carol");
     tokio::task::yield_now().await;
@@ -522,7 +516,6 @@ async fn latest_secret_signs_and_expired_ones_are_removed() {
 async fn change_with_a_lost_answer_takes_effect() {
     let world = World::with(Limits { refresh: Duration::from_secs(3600), ..Limits::default() });
     world.directory.read().await.expect("an answer");
-    // After the first read of the rules.
     tokio::time::sleep(Duration::from_secs(5)).await;
     world.set(State::LosesAnswers);
     let edit = Edit::AddSecret { realm: REALM.to_owned(), secret: Zeroizing::new("late".to_owned()) };

@@ -36,7 +36,6 @@ impl fmt::Debug for Kind {
     }
 }
 
-/// Valid forms, for error messages.
 const FORMS: &str = "redis://:PASSWORD@HOST, rediss://..., redis+sentinel://:PASSWORD@HOST,HOST,HOST/MASTER or redis+cluster://:PASSWORD@HOST,HOST; \
                      valkey is the same";
 

@@ -18,7 +18,6 @@ use crate::{
     redis::{client, told},
 };
 
-/// A multiplexed connection.
 pub(super) struct Link {
     finder: Finder,
     patience: Duration,
@@ -186,7 +185,6 @@ impl Finder {
         made.map_err(|error| told(&self.name, &error))
     }
 
-    /// Address of the master, according to a sentinel.
     async fn master(
         &self,
         sentinel: &ServerAddress,

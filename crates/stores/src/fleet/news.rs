@@ -26,7 +26,6 @@ pub struct News {
     finder: Finder,
     key: String,
     connection: Option<MultiplexedConnection>,
-    /// Last event received; `None` before the first connection.
     last: Option<EventId>,
 }
 
@@ -34,9 +33,7 @@ pub struct News {
 pub struct Heard {
     /// True for a new connection: stored state may have changed without an event.
     pub anew: bool,
-    /// Sealed messages in order.
     pub messages: Vec<Vec<u8>>,
-    /// Levels of buckets in order.
     pub levels: Vec<(Bucket, Level)>,
 }
 
@@ -62,10 +59,6 @@ impl News {
         Self { finder: Finder::new(address), key, connection: None, last: None }
     }
 
-    /// Next events; empty after a timeout.
-    ///
-    /// # Errors
-    /// The store does not answer. The next call reconnects.
     pub async fn next(&mut self) -> Result<Heard, StoreError> {
         let Some(mut connection) = self.connection.take() else {
             self.connection = Some(self.connect().await?);

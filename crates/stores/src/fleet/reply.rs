@@ -28,7 +28,6 @@ pub(super) fn text(value: &Value) -> Option<String> {
     }
 }
 
-/// A number, which may be text.
 pub(super) fn int(value: &Value) -> Option<i64> {
     match value {
         Value::Int(number) => Some(*number),

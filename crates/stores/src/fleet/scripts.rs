@@ -137,7 +137,6 @@ return {1, number, known, ring, era.number, era.since, era.whole and 1 or 0}
 "
 );
 
-/// Key: nodes.
 pub(super) const LOOK: &str = r"
 local time = redis.call('TIME')
 return {time[1] * 1000 + math.floor(time[2] / 1000), redis.call('HGETALL', KEYS[1])}

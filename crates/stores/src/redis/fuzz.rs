@@ -25,7 +25,6 @@ enum Held {
     Hash(BTreeMap<Vec<u8>, Vec<u8>>),
 }
 
-/// Content of the server, and the order of its answers.
 #[derive(Clone, Default)]
 struct Keyspace {
     held: Arc<StdMutex<BTreeMap<Vec<u8>, Held>>>,
@@ -73,7 +72,6 @@ fn binary_value_is_reported_and_keeps_the_connection() {
     });
 }
 
-/// Returns true if the rules could be read.
 async fn check(bytes: &[u8]) -> bool {
     let mut input = Input::new(bytes);
     let well = input.byte() & 2 == 0;
@@ -126,7 +124,6 @@ impl Keyspace {
         self.held.lock().expect("the lock is not poisoned")
     }
 
-    /// A key of coturn's or ours, or a similar one. Its parts go to `texts`.
     fn draw(&self, input: &mut Input<'_>, well: bool, texts: &mut Vec<(Word, String)>) {
         let mut word = |word: Word, input: &mut Input<'_>| {
             let text = word.draw(input, well).unwrap_or_default();
@@ -179,7 +176,6 @@ impl Keyspace {
             }
             _ => (format!("turn/{}", word(Word::Origin, input)), set(word(Word::User, input))),
         };
-        // A value of the wrong type, or binary data.
         let other = input.byte();
         let held = if well || other >= 8 {
             held
@@ -203,13 +199,11 @@ impl Keyspace {
         };
         assert_eq!(ranges(|peers| &peers.deny), self.members(DENIED));
         assert_eq!(ranges(|peers| &peers.allow), self.members(ALLOWED));
-        // One per key, or per field of a hash.
         let told = |held: &Held| if let Held::Hash(fields) = held { fields.len().max(1) } else { 1 };
         let most = self.lock().values().map(told).sum::<usize>() + 1;
         assert!(rules.ignored.len() <= most, "{:?}", rules.ignored);
     }
 
-    /// Members of all realm sets with this name.
     fn members(&self, wanted: &str) -> usize {
         let all = self.lock();
         let of_realms = all.iter().filter(|(key, _)| {
@@ -229,7 +223,6 @@ impl Keyspace {
         }
     }
 
-    /// Checks each user alone and in a list.
     async fn users_are_found(&self, redis: &Redis) {
         let all = self.lock().clone();
         let users = all.iter().filter_map(|(key, held)| Some((user_of(str::from_utf8(key).ok()?)?, held)));
@@ -421,7 +414,6 @@ impl Keyspace {
         if name == b"GETSET" && !said.starts_with(b"-") {
             all.insert(key, Held::Text(more[0].clone()));
         }
-        // Empty values do not exist.
         all.retain(|_, held| match held {
             Held::Text(_) => true,
             Held::Set(members) => !members.is_empty(),
@@ -439,7 +431,6 @@ impl Keyspace {
     }
 }
 
-/// Words and length of the first command (protocol version 2).
 fn command(bytes: &[u8]) -> Option<(Vec<Vec<u8>>, usize)> {
     let mut at = 0;
     let mut words = Vec::new();
@@ -451,7 +442,6 @@ fn command(bytes: &[u8]) -> Option<(Vec<Vec<u8>>, usize)> {
     (at <= bytes.len()).then_some((words, at))
 }
 
-/// A line with a marker and a number.
 fn number(bytes: &[u8], at: &mut usize) -> Option<usize> {
     let end = *at + bytes.get(*at..)?.windows(2).position(|two| two == b"\r\n")?;
     let number = str::from_utf8(&bytes[*at + 1..end]).ok()?.parse().ok()?;

@@ -94,7 +94,6 @@ fn told(error: rusqlite::Error) -> StoreError {
     StoreError::new("memory", Fault::Other, error)
 }
 
-/// Index of the table, and a row.
 type Stored = (usize, Row);
 
 #[test]
@@ -103,7 +102,6 @@ fn sql_rows() {
     fuzz::target("sql_rows", seeds, |bytes| _ = runtime.block_on(check(bytes)));
 }
 
-/// Some seeds are valid and some are not.
 #[test]
 fn seeds_of_rows_are_mixed() {
     let runtime = runtime();
@@ -112,7 +110,6 @@ fn seeds_of_rows_are_mixed() {
     assert!((5..read.len() - 5).contains(&good), "{good} of {}", read.len());
 }
 
-/// Returns true if the rules could be read.
 async fn check(bytes: &[u8]) -> bool {
     let mut input = Input::new(bytes);
     let how = input.byte();
@@ -177,7 +174,6 @@ fn of<'r>(rows: &'r [Stored], wanted: &str) -> impl Iterator<Item = &'r Row> {
     rows.iter().filter(move |(of, _)| *of == table).map(|(_, row)| row)
 }
 
-/// Checks that no row is lost, especially none that denies peers.
 fn has_all(rules: &Rules, rows: &[Stored]) {
     let ranges = |of: fn(&PeerRanges) -> &Vec<IpRange>| -> usize {
         let realms = rules.realms.values().map(|realm| &realm.peers);
@@ -205,7 +201,6 @@ async fn secrets_are_those_of_their_realms(tables: &Tables<Memory>, rules: &Rule
     }
 }
 
-/// Checks each user alone and in a list.
 async fn users_are_found(tables: &Tables<Memory>, rows: &[Stored]) {
     let mut expected = BTreeSet::new();
     for row in of(rows, "turnusers_lt") {

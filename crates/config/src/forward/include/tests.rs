@@ -31,7 +31,6 @@ impl Dir {
         sources.merge(Some((&main, &text)), problems)
     }
 
-    /// All mistakes, without the directory name.
     fn mistakes(&self) -> Vec<String> {
         let text = self.load().expect_err("a mistake").to_string();
         text.lines().map(|line| self.short(line)).collect()

@@ -13,7 +13,6 @@ fn blocks(language: &str) -> Vec<String> {
             match block.take() {
                 Some(text) => found.push(text),
                 None if line == format!("```{language}") => block = Some(String::new()),
-                // Blocks of other languages are not examples.
                 None => block = None,
             }
         } else if let Some(text) = &mut block {
@@ -24,7 +23,6 @@ fn blocks(language: &str) -> Vec<String> {
     found
 }
 
-/// Rules of a command line. Characters special to a shell must be quoted.
 fn rules_of(command: &str) -> Vec<String> {
     let words = command.split(' ').skip(2).filter(|word| word.contains("://"));
     words

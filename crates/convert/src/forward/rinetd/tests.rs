@@ -103,7 +103,6 @@ fn log_and_pid_files_are_parsed() {
     assert_eq!(parse("logcommon\n0.0.0.0 1 a 1").map(|conf| conf.connection_file), Ok(None));
 }
 
-/// A wrong line, and the whole message.
 const WRONG: &[(&str, &str)] = &[
     (
         "0.0.0.0 80 10.0.0.1",
