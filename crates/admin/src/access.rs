@@ -1,5 +1,4 @@
-//! Access control: rights by the kind of connection, additional rights by a token, and rejection of requests
-//! that no honest client sends.
+//! Access control: rights by connection and token, and rejection of requests that no honest client sends.
 //!
 //! ```text
 //!  Unix socket, mode 0600          everything
@@ -41,14 +40,13 @@ use crate::{
     web,
 };
 
-/// Delay of the response to a wrong token or key. With a few dozen connections at a time, it allows a few
-/// dozen attempts per second.
+/// Delay of the response to a wrong token or key; with the connection limit, some dozen attempts per second.
 pub(crate) const WRONG_TOKEN: Duration = Duration::from_secs(1);
 /// Maximum bytes of a path in a log line.
 const LONGEST_PATH: usize = 200;
 
-/// Requests without authentication: health checks, so that monitoring needs no token, and the static files of
-/// the page, which load before a token can be entered.
+/// Requests without authentication: health checks, and the static files of the page, which load before a
+/// token can be entered.
 fn is_open(method: &Method, uri: &Uri) -> bool {
     !changes_something(method)
         && !asks_for_credential(uri)
@@ -60,8 +58,7 @@ pub(crate) fn asks_for_credential(uri: &Uri) -> bool {
     uri.path() == "/" && uri.query().is_some_and(|query| !query.is_empty())
 }
 
-/// Requests that read-only access does not include: secrets, because a fingerprint can reveal a weak one, and
-/// credentials, which a GET can create too.
+/// Requests that need full access: secrets, because a fingerprint can reveal a weak one, and credentials.
 fn private(uri: &Uri) -> Option<&'static str> {
     // A request through another node is treated the same.
     match path_at_node(uri.path()).unwrap_or(uri.path()) {
@@ -268,8 +265,7 @@ impl Guard {
     }
 }
 
-/// A change in progress: its author and its request. If it is dropped unfinished, by the end of the program
-/// or a panic, it writes an audit line.
+/// A change in progress. If it is dropped unfinished (end of the program, panic), it writes an audit line.
 struct Unfinished(Option<(String, What)>);
 
 impl Unfinished {
@@ -404,8 +400,7 @@ fn judge(settings: &AdminSettings, via: &Via, request: &Request) -> Result<Grant
     Err(problem.into())
 }
 
-/// Rejects requests by pages of other origins. Otherwise any page could end sessions on behalf of a user
-/// whose browser reaches us on loopback (CSRF); for that it needs no readable response.
+/// Rejects requests by pages of other origins (CSRF): a browser of this machine reaches us on loopback.
 fn check_origin(headers: &HeaderMap) -> Result<(), Problem> {
     if !is_of_another_page(headers) {
         return Ok(());
@@ -427,8 +422,7 @@ pub(crate) fn is_of_another_page(headers: &HeaderMap) -> bool {
         || headers.get("sec-fetch-site").is_some_and(|site| site != "same-origin" && site != "none")
 }
 
-/// Returns true if a user follows a link to the page. The page itself is harmless: its requests have our own
-/// origin.
+/// Returns true if a user follows a link to the page, which is harmless.
 fn opens_page(request: &Request) -> bool {
     let is = |name: &str, wanted: &str| request.headers().get(name).is_some_and(|value| value == wanted);
     *request.method() == Method::GET

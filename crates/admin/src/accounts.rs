@@ -1,5 +1,4 @@
-//! Users, secrets, realms and API keys: lists, and changes of a store. Used by a running program and by
-//! commands without one, with the same results.
+//! Lists and changes of users, secrets, realms and API keys, with or without a running program.
 
 use std::{
     ops::RangeInclusive,
@@ -384,8 +383,7 @@ impl Accounts {
         Err(Problem::new(StatusCode::CONFLICT, "user_configured", detail))
     }
 
-    /// Rejects limits that a `[[realm]]` sets, because it overrides the store. In the order of
-    /// [`turnpike_config::RealmSettings::limits`].
+    /// Rejects limits that a `[[realm]]` sets, because it overrides the store.
     fn check_limits(&self, realm: &str, wanted: [bool; 3]) -> Result<(), Problem> {
         let Some(own) = self.settings.realms.iter().find(|own| own.name == realm && own.is_configured())
         else {
@@ -406,8 +404,7 @@ impl Accounts {
         Err(Problem::new(StatusCode::CONFLICT, "realm_configured", detail))
     }
 
-    /// Checks that the servers of this store serve the realm. Returns a note if their configuration is
-    /// unknown.
+    /// Checks that the servers of this store serve the realm; a note if that is unknown.
     async fn check_served(&self, store: &Store, realm: &str) -> Result<Option<String>, Problem> {
         let names_it = |store: &Store| {
             store.rules().is_some_and(|rules| rules.realms.get(realm).is_some_and(|realm| realm.named))
@@ -542,10 +539,6 @@ fn has_no_blanks_around(text: &str) -> bool {
     text.trim() == text
 }
 
-/// Checks the name of a realm.
-///
-/// # Errors
-/// The name is invalid.
 pub(crate) fn check_realm(realm: &str) -> Result<(), Problem> {
     if is_realm(realm) && has_no_blanks_around(realm) {
         return Ok(());

@@ -1,5 +1,4 @@
-//! Separate listeners for applications that request credentials, and their access control. Web pages of
-//! listed origins may use them too (CORS, the Fetch standard), with an API key.
+//! Listeners for applications that request credentials, and their access control (API keys, CORS).
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -37,11 +36,7 @@ pub struct Applications {
 }
 
 impl Applications {
-    /// Listens, within a runtime; nowhere if not configured. Uses a socket in `lent`, passed by another
-    /// process, if it has the same address.
-    ///
-    /// # Errors
-    /// An address or the certificate cannot be used.
+    /// Listens, within a runtime; nowhere if not configured. Sockets in `lent` come from another process.
     pub fn listen(settings: &Settings, mut lent: Vec<Lent>) -> Result<Self, ListenError> {
         let addresses = &settings.credentials.listen;
         let certificate = settings.credentials_certificate().filter(|_| !addresses.is_empty());
@@ -191,9 +186,6 @@ pub(crate) struct Keys {
 
 impl Keys {
     /// Checks the key and its rate. A response to a wrong key is delayed.
-    ///
-    /// # Errors
-    /// The response to a refused request.
     pub(crate) async fn judge(
         &self,
         server: Result<ServerView, Problem>,

@@ -1,6 +1,5 @@
-//! Changes in progress. Each runs to completion in a task of its own, so that a disconnecting client, a
-//! timeout or a full listener cannot leave it without its audit line, with a stale user in the cache, or
-//! unknown to the other nodes of a fleet.
+//! Runs each change to completion in its own task, so that a disconnect or timeout cannot leave it without
+//! its audit line or announcement.
 
 use std::sync::Arc;
 

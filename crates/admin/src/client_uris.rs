@@ -17,9 +17,8 @@ pub(crate) struct ClientUris<'a> {
 }
 
 impl ClientUris<'_> {
-    /// URIs for clients of a realm, for UDP, TCP, TLS and DTLS as configured. A client that only knows the
-    /// URI uses the realm in the challenge, so the listeners that challenge with this realm are preferred. If
-    /// there are none, all listeners that serve it are used, for clients that know the realm.
+    /// URIs for clients of a realm. Preferred are listeners that challenge with this realm, for clients that
+    /// only know the URI; otherwise all that serve it.
     pub(crate) fn to(&self, realm: &str) -> Vec<String> {
         if !self.settings.credentials.uris.is_empty() {
             return self.settings.credentials.uris.clone();

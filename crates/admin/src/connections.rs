@@ -1,5 +1,4 @@
-//! Connections of the admin interface and of applications: few, short-lived, one request each. They must not
-//! take descriptors, memory or time from the relay or the forwarder.
+//! Connections of the admin interface and of applications: few, short-lived, one request each.
 
 mod progress;
 mod room;
@@ -47,8 +46,7 @@ const MOST_ADMIN: usize = 32;
 /// Maximum connections of all listeners for applications. A wrong key holds its place for a second.
 const MOST_OF_APPLICATIONS: usize = 128;
 
-/// Descriptors reserved for the admin interface: one per connection, one per closing connection, and some for
-/// configuration, certificates and `/proc`.
+/// Descriptors for the admin interface: one per open or closing connection, and some for files.
 pub const DESCRIPTORS: u64 = 48;
 /// Further descriptors of a program with listeners for applications.
 pub const CREDENTIALS_DESCRIPTORS: u64 = 144;
@@ -73,8 +71,7 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Limits of one of several listeners of the admin interface. Each has its own share, so that a flood on
-    /// one does not affect the others.
+    /// Each listener has its own share, so that a flood on one does not affect the others.
     pub(crate) fn of_one(listeners: usize) -> Self {
         Self::share(MOST_ADMIN, listeners)
     }
@@ -199,8 +196,7 @@ async fn busy() -> Response {
     response
 }
 
-/// One request per connection, within the limits. A client that closes its side after the request still gets
-/// the response.
+/// One request per connection. A client that closes its side after the request still gets the response.
 fn http(limits: Limits) -> http1::Builder {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())

@@ -1,5 +1,4 @@
-//! Issues time-limited credentials (draft-uberti-behave-turn-rest) and tokens (RFC 7635). They are not
-//! stored: the server verifies them with the secret or key that made them.
+//! Issues time-limited credentials (draft-uberti-behave-turn-rest) and tokens (RFC 7635); none are stored.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -208,8 +207,7 @@ pub(crate) fn issue(
     Ok(Issued { realm, ttl, expiry, uris, grant, user })
 }
 
-/// Secret that signs a realm's credentials: the store's, so that all its servers agree, otherwise the first
-/// of the configuration.
+/// Secret that signs a realm's credentials: the store's, otherwise the first of the configuration.
 pub(crate) fn signing_secret(settings: &Settings, store: Option<&Store>, realm: &str) -> Option<Secret> {
     let stored = store.and_then(|store| store.signing_secret(realm));
     stored.map(|secret| Secret::new(secret.as_str())).or_else(|| {

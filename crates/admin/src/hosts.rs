@@ -1,6 +1,4 @@
-//! Checks `Host` against DNS rebinding: an attacker's page, open in a browser behind our firewall, could read
-//! our responses after its domain is pointed to our address. The browser still sends the attacker's domain in
-//! `Host`.
+//! Checks `Host` against DNS rebinding: a page whose domain is pointed to our address still sends its domain.
 
 use std::net::IpAddr;
 
@@ -8,12 +6,8 @@ use axum::http::{HeaderMap, StatusCode, Uri, Version, header, uri::Authority};
 
 use crate::problem::Problem;
 
-/// Checks the target of a request. `names` are allowed in addition to addresses and `localhost`, without a
-/// trailing dot; `key` is the configuration key of the list. A name that begins with `*.` covers one label,
-/// as in certificates.
-///
-/// # Errors
-/// The response to a refused request.
+/// Checks the target of a request. `names` are allowed beside addresses and `localhost`; `key` is their
+/// configuration key. `*.` covers one label, as in certificates.
 pub(crate) fn check(
     names: &[String],
     (section, key): (&str, &str),

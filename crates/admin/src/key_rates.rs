@@ -6,8 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Maximum keys with a bucket that is not full. No realistic store has more in use at once; further keys
-/// would have to wait.
+/// Maximum keys with a bucket that is not full; further keys would have to wait.
 const MOST: usize = 65_536;
 
 /// The buckets. Full ones are removed when space is needed.
@@ -26,10 +25,7 @@ impl Default for KeyRates {
 }
 
 impl KeyRates {
-    /// Takes one token of this key, which gets `rate` per second.
-    ///
-    /// # Errors
-    /// Wait until the next token.
+    /// Takes one token of this key, which gets `rate` per second; otherwise the wait until the next one.
     pub(crate) fn spend(&self, key: &str, rate: u32) -> Result<(), Duration> {
         let now = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.spend_at(now, key, rate)

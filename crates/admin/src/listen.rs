@@ -82,8 +82,7 @@ pub enum ListenError {
     Tls(#[from] TlsError),
 }
 
-/// Checks the certificates and CAs of the interface and of the listeners for applications. Returns a mistake
-/// for each unusable one. Opens no socket.
+/// Mistakes in certificates and CAs of both interfaces. Opens no socket.
 pub fn check(settings: &Settings) -> Vec<Mistake> {
     let applications = settings.credentials_certificate().filter(|_| !settings.credentials.listen.is_empty());
     let found = [
@@ -176,9 +175,6 @@ impl Serving {
 
     /// Duplicates the sockets for [`Interface::listen`] or [`crate::Applications::listen`] of another
     /// process.
-    ///
-    /// # Errors
-    /// Those of dup(2).
     pub fn lend(&self) -> io::Result<Vec<Lent>> {
         let lend = |kept: &Kept| {
             let held = kept.socket.lock().unwrap_or_else(PoisonError::into_inner);
@@ -200,8 +196,8 @@ impl Serving {
         }
     }
 
-    /// Hands over to another process that has the sockets. Earlier requests are still answered here, and so
-    /// are that process's requests about remaining sessions. Must be called within a runtime.
+    /// Hands over to another process that has the sockets; earlier requests and those of that process are
+    /// still answered. Must be called within a runtime.
     pub fn leave(&self) {
         self.successor.iter().for_each(Successor::answer);
         for Kept { left, socket, .. } in &self.kept {
@@ -377,8 +373,7 @@ impl Bound {
         })
     }
 
-    /// Plain HTTP on loopback, where eavesdropping is impossible and curl should work without trusting a
-    /// certificate.
+    /// Plain HTTP on loopback, so that curl works without trusting a certificate.
     pub(crate) fn tcp(
         address: SocketAddr,
         tls: Option<&Arc<Tls>>,
@@ -399,8 +394,7 @@ impl Bound {
     }
 }
 
-/// Binds an address even if this machine does not have it yet (DHCP, VRRP, duplicate address detection);
-/// connections arrive once it does.
+/// Binds an address even if this machine does not have it yet (DHCP, VRRP, address detection).
 fn bind(address: SocketAddr) -> io::Result<turnpike_net::TcpListener> {
     // IPV6_V6ONLY, so that 0.0.0.0 and [::] can use the same port.
     let options = ListenOptions { unsent_limit: Some(UNSENT), ..ListenOptions::default() };

@@ -207,8 +207,7 @@ pub(crate) struct Watcher {
 }
 
 impl Watcher {
-    /// Sends the last minutes and then at most `most` readings, while the client reads and `may_watch`
-    /// returns true.
+    /// Sends the last minutes and then at most `most` readings, while `may_watch` returns true.
     pub(crate) async fn send(
         self,
         to: &mut Sender<Bytes>,

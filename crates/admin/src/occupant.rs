@@ -25,8 +25,7 @@ pub(crate) fn drains_at_unix(name: &UnixName) -> bool {
     ask().is_ok_and(|answer| is_draining(&answer))
 }
 
-/// Returns true if the turnpike at this address is draining. Works only on loopback, where it uses plain
-/// HTTP.
+/// Returns true if the turnpike at this address is draining. Works only with plain HTTP on loopback.
 pub(crate) fn drains_at(address: SocketAddr) -> bool {
     let ask = || {
         let stream = TcpStream::connect_timeout(&address, PATIENCE)?;

@@ -1,5 +1,4 @@
-//! Requests from other nodes of a fleet, handled like requests on a connection, with the rights of the client
-//! there.
+//! Requests from other nodes of a fleet, with the rights of the client there.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 

@@ -1,10 +1,8 @@
-//! Converts metrics to the Prometheus text format from before OpenMetrics, for promtool and other programs
-//! that support only that.
+//! Converts metrics to the Prometheus text format from before OpenMetrics.
 
 use std::collections::HashMap;
 
-/// Converts OpenMetrics to the older format (text/plain; version=0.0.4). There, counter families have the
-/// names of their series, info is a gauge, and there is no end marker.
+/// Converts OpenMetrics to the older format (text/plain; version=0.0.4).
 pub(crate) fn plain_text(open_metrics: &str) -> String {
     let types = open_metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     let suffixes: HashMap<&str, &str> = types

@@ -109,9 +109,6 @@ impl Predecessor {
     }
 
     /// Sends a request. Returns the answer with the process ID, or `None` if the process has ended.
-    ///
-    /// # Errors
-    /// A message if the process does not answer.
     pub(crate) async fn ask(
         &self,
         method: &Method,

@@ -1,5 +1,4 @@
-//! Limits the log lines about refused requests, so that a client cannot fill the disk. All refusals are
-//! counted.
+//! Limits the log lines about refused requests, so that a client cannot fill the disk.
 
 use std::{
     net::{IpAddr, Ipv4Addr},

@@ -1,5 +1,4 @@
-//! Routes of the API. Each handler is in a file of `routes/` together with its description for the OpenAPI
-//! document.
+//! Routes of the API, with their descriptions for the OpenAPI document.
 
 mod accounts;
 mod bans;

@@ -1,5 +1,4 @@
-//! TLS of the admin interface and of the listeners for applications: a certificate that is reloaded when its
-//! files change, and the rights of client certificates.
+//! TLS of both interfaces: certificates that are reloaded when changed, and rights of client certificates.
 
 use std::{
     fs, io,
@@ -62,8 +61,7 @@ impl Tls {
         Self::with(files, "the API for credentials", None, None)
     }
 
-    /// `whose` is for log lines. Clients of the CAs `full` have full access, those of `read` have read
-    /// access.
+    /// Clients of the CAs `full` have full access, those of `read` have read access.
     fn with(
         files: CertificateFiles,
         whose: &'static str,
@@ -185,8 +183,7 @@ impl Shown {
         Ok(Self { files, whose, now: RwLock::new(Now { stamp, key, names, refused: None }) })
     }
 
-    /// Reloads the files if they have changed, or were unusable a while ago. If the pair is unusable, the old
-    /// one stays in use, with one log line.
+    /// Reloads changed files. If the pair is unusable, the old one stays in use, with one log line.
     fn look(&self) {
         let stamp = stamp(&self.files);
         let mut now = self.now.write().unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,4 @@
-//! Files of the page for browsers, embedded in the program. The page uses the API like any client, and loads
-//! nothing from elsewhere.
+//! Embedded files of the page for browsers. The page uses the API and loads nothing from elsewhere.
 
 use axum::{
     http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
@@ -13,8 +12,7 @@ const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const SVG: &str = "image/svg+xml";
 
-/// Allows scripts, styles, images and requests only from this server, no inline scripts or styles, and no
-/// text as a script.
+/// Allows only files of this server, no inline scripts or styles, and no text as a script.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; \
                       form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 

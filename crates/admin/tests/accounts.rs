@@ -1,5 +1,4 @@
-//! Users, secrets, realms and keys of a store: lists and changes over the interface, and by the same commands
-//! without a server.
+//! Users, secrets, realms and keys of a store, over the interface and by commands without a server.
 
 use crate::prelude::*;
 use std::io;

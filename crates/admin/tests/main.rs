@@ -1,5 +1,4 @@
-//! The interface over real sockets, in front of a real relay. One module per behavior, linked as a single
-//! program.
+//! The interface over real sockets, in front of a real relay.
 #![forbid(unsafe_code)]
 #![cfg(test)]
 

@@ -1,6 +1,5 @@
-//! Interface of a running program: the traits [`Program`] and [`FleetAdmin`], and their results as JSON. The
-//! program implements the traits, the admin interface serves the types over HTTP, the commands read them, and
-//! the OpenAPI document describes them.
+//! Interface of a running program: the traits [`Program`] and [`FleetAdmin`], and their results as JSON,
+//! which the OpenAPI document describes.
 #![forbid(unsafe_code)]
 
 mod account;

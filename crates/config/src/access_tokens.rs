@@ -1,5 +1,4 @@
-//! Keys and tokens of third-party authorization (RFC 7635), as the configuration holds them and `turnpike
-//! credentials` makes them.
+//! Keys and tokens of third-party authorization (RFC 7635).
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -53,12 +52,8 @@ pub fn make(
     }
 }
 
-/// Makes a token for `server_name`, valid for `ttl` seconds from now, and formats it as lines for people and
-/// scripts.
-/// `kid` is the name of `key` in the server's `oauth.key`.
-///
-/// # Errors
-/// `key` is not a valid key.
+/// Makes a token for `server_name`, valid for `ttl` seconds from now, as lines for people and scripts. `kid`
+/// is the name of `key` in the server's `oauth.key`.
 pub fn access_token(
     key: &Secret,
     kid: &str,

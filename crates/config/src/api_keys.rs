@@ -1,6 +1,5 @@
-//! API keys for applications that request credentials, made by `turnpike key`. The form is `tpk_NAME.SECRET`
-//! with a secret of 256 random bits. The name selects the hash to compare with, and identifies a key found in
-//! a log.
+//! API keys in the form `tpk_NAME.SECRET`, with 256 random bits. The name selects the hash to compare with,
+//! and identifies a key found in a log.
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use sha2::{Digest as _, Sha256};
@@ -11,8 +10,7 @@ use crate::Secret;
 /// Prefix that scanners for leaked secrets look for.
 const PREFIX: &str = "tpk_";
 
-/// SHA-256 of a key, which is all that a store holds. The secret has as many random bits as the hash, so it
-/// cannot be guessed from it.
+/// SHA-256 of a key. The key has as many random bits, so it cannot be guessed from the hash.
 pub type KeyHash = [u8; 32];
 
 #[must_use]

@@ -1,5 +1,4 @@
-//! Paths in `tls.cert`, `tls.key` and `tls.certificates`. The program reads these files together with its
-//! configuration, so that mistakes are reported before any socket opens. This crate does not link TLS.
+//! Certificate files, read together with the configuration. This crate does not link TLS.
 
 use std::path::PathBuf;
 

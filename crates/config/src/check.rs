@@ -14,8 +14,7 @@ use crate::{
     relay_doubts,
 };
 
-/// Keys whose default is above another setting, which caps it. Setting them explicitly to such a value is an
-/// error.
+/// Keys whose default is capped by another setting. An explicit value above that is an error.
 pub(crate) fn capped_defaults(settings: &Settings) -> Vec<&'static str> {
     let Settings { credentials, discovery, allocation_limits, .. } = settings;
     let AllocationLimits { allocations, allocations_per_user, .. } = allocation_limits;
@@ -482,8 +481,7 @@ fn stream_listeners(settings: &Settings) -> impl Iterator<Item = (&'static str, 
     tcp.chain(settings.tls_listen.iter().map(|at| ("tls.listen", *at)))
 }
 
-/// Returns true if the admin interface and a listener need the same port. The admin interface's IPv6 wildcard
-/// can include IPv4; the wildcards of listeners never do.
+/// Returns true if both need the same port. Only the admin interface's IPv6 wildcard can include IPv4.
 fn collide(admin: SocketAddr, listener: SocketAddr) -> bool {
     let same_family = admin.is_ipv4() == listener.is_ipv4();
     let (any, all) = (admin.ip().is_unspecified(), listener.ip().is_unspecified());
@@ -492,8 +490,7 @@ fn collide(admin: SocketAddr, listener: SocketAddr) -> bool {
         && (admin.ip() == listener.ip() || any && (same_family || admin.is_ipv6()) || all && same_family)
 }
 
-/// Returns true if clients of this alternate would come back to one of our listeners. A wildcard listener
-/// counts for every address in the configuration and for loopback.
+/// Returns true if this alternate is one of our listeners. A wildcard counts for every configured address.
 fn is_ours(settings: &Settings, Alternate { address, transports, .. }: &Alternate) -> bool {
     let ip = address.ip();
     let discovery = settings.discovery.addresses.iter().copied().map(RelayPlace::At);
@@ -650,8 +647,7 @@ fn realm_rates(settings: &Settings, realm: &RealmSettings, refuse: &mut impl FnM
     }
 }
 
-/// Maximum number of relayed transport addresses. An allocation takes at least one, and detection finds at
-/// most one address per family.
+/// Maximum relayed transport addresses. Without configured addresses, detection finds at most one per family.
 fn relay_ports(settings: &Settings) -> usize {
     let ports = usize::from(settings.ports.end() - settings.ports.start()) + 1;
     let places = &settings.relay_addresses;

@@ -74,8 +74,7 @@ pub(crate) const URIS: Kind<Vec<String>> = Kind::list(
     |uris| strings(uris),
 );
 
-/// Normalizes an origin to the form that browsers send in `Origin` (RFC 6454 section 6.2): lower case,
-/// without the scheme's default port and without a trailing slash.
+/// Normalizes an origin to the form that browsers send (RFC 6454 section 6.2).
 fn origin(text: &str) -> Result<String, &'static str> {
     let text = text.trim().to_ascii_lowercase();
     let (scheme, authority) = text.split_once("://").ok_or("http:// or https:// is missing")?;

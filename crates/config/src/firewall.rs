@@ -1,5 +1,4 @@
-//! Inbound ports that a firewall must open, in the syntax of several firewalls. Outbound traffic is not
-//! covered: a relay sends to every peer that its rules allow.
+//! Inbound ports that a firewall must open, in the syntax of several firewalls.
 
 mod cloud;
 mod host;
@@ -57,8 +56,7 @@ const PEERS: &str = "peers, to relayed addresses";
 const CLIENTS: &str = "clients";
 
 impl Firewall {
-    /// Openings for a TURN server: listeners and relay ports. If the relay addresses are detected at startup,
-    /// the relay ports are opened on all addresses.
+    /// Relay ports are opened on all addresses if the relay addresses are detected at startup.
     #[must_use]
     pub fn of_server(settings: &Settings) -> Self {
         let mut all = Self::default();
@@ -161,8 +159,7 @@ impl Firewall {
         }
     }
 
-    /// Skips ports that are already open, and merges two openings that differ only in the family of a
-    /// wildcard address.
+    /// Skips ports that are already open, and merges wildcards of both families.
     fn add(&mut self, transport: Transport, place: Place, ports: RangeInclusive<u16>, what: &str) {
         let same = self.openings.iter_mut().find(|known| {
             known.transport == transport && known.ports == ports && known.place.with(place).is_some()

@@ -69,8 +69,7 @@ pub enum FleetRedirect {
     Full,
     /// Also while this node is much busier than others.
     Load,
-    /// Each new allocation that did not arrive at one of `addresses`, such as by anycast or through a load
-    /// balancer.
+    /// Each new allocation that did not arrive at one of `addresses`, such as by anycast.
     Always,
 }
 

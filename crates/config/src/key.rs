@@ -1,5 +1,4 @@
-//! Definition of a key: its name, expected value, parser and formatter. Generic over the target, because
-//! `serve`, `forward` and a forwarding rule each have a table of keys.
+//! Definition of a key. Generic, because `serve`, `forward` and a rule each have a table of keys.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -21,8 +20,7 @@ pub(crate) struct KeySpec<S> {
     pub(crate) show: fn(&S) -> String,
     /// Compares values, including secrets, which are all shown alike.
     pub(crate) differs: fn(&S, &S) -> bool,
-    /// Copies the value from the first to the second. Does nothing for keys that are not a field; a reload
-    /// applies those anyway.
+    /// Copies the value from the first to the second, if the key is a field.
     pub(crate) keep: fn(&S, &mut S),
 }
 
@@ -196,8 +194,8 @@ macro_rules! scalar {
 }
 pub(crate) use scalar;
 
-/// A key whose value is one field, of a [`Kind`]. Applied by a reload (`reload`) or only at startup
-/// (`start`). A text after `=>` replaces the kind's expected form.
+/// A key that is one field, of a [`Kind`], applied by a reload (`reload`) or only at startup (`start`). A
+/// text after `=>` replaces the kind's expected form.
 macro_rules! field {
     (start $($rest:tt)+) => { $crate::key::field!(@ false, $($rest)+) };
     (reload $($rest:tt)+) => { $crate::key::field!(@ true, $($rest)+) };
@@ -223,8 +221,7 @@ macro_rules! field {
 }
 pub(crate) use field;
 
-/// Settings and the table of their keys. Each field is listed once: its type, its default, and its keys in
-/// the form of [`field!`]. A field without a key is set by other means.
+/// Settings and the table of their keys, as [`field!`]s. A field without a key is set by other means.
 macro_rules! settings {
     (
         $(#[$about:meta])*

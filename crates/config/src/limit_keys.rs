@@ -1,5 +1,4 @@
-//! Rate and time limits as configuration keys, for all realms and for one, and their conversion for the TURN
-//! server.
+//! Rate and time limits, for all realms and for one, and their conversion for the TURN server.
 
 use std::collections::HashMap;
 
@@ -45,9 +44,6 @@ fn read_rate(reader: &mut Reader<'_>, node: &Node) -> Option<Option<u64>> {
 }
 
 /// Parses a rate such as `2M` or `none`.
-///
-/// # Errors
-/// Text for the message.
 pub fn rate(text: &str) -> Result<Option<u64>, &'static str> {
     if text == "none" {
         return Ok(None);

@@ -29,8 +29,7 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Creates a reader for the key `path`. Messages complete "expected" with `expected`, and show no value
-    /// if it is `secret`.
+    /// Messages complete "expected" with `expected`, and show no value if it is `secret`.
     pub(crate) fn new(
         (path, expected, secret): (&'static str, &'static str, bool),
         checks: Checks,

@@ -6,8 +6,7 @@ use turnpike_turn::server::{IssuerKey, Realm, RealmId, RealmLimits, ThirdParty};
 
 use crate::{OauthSettings, Secret, Settings, StateDir, StoredKey, TokenKeySettings, User, UserSecret};
 
-/// Maximum realms beside `server.realm`, in the configuration and the store together: [`RealmId`] has 16
-/// bits.
+/// Maximum realms beside `server.realm`, including those of the store: [`RealmId`] has 16 bits.
 pub const MOST_REALMS: usize = 65_534;
 
 #[derive(Clone, Copy)]

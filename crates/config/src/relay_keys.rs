@@ -1,5 +1,4 @@
-//! `relay.addresses`: addresses of this machine, each with the external one that peers see, or `auto` to
-//! detect them.
+//! `relay.addresses`: local addresses, each with the external one that peers see, or `auto` to detect them.
 
 use std::net::IpAddr;
 

@@ -81,8 +81,7 @@ fn number(digits: &str) -> u64 {
     digits.parse().unwrap_or(u64::MAX)
 }
 
-/// Long-term keys of a user in hex digits, MD5 and SHA-256 (RFC 8489 sections 9.2.2 and 18.5.1), for
-/// `auth.users` with `key` instead of a password.
+/// Long-term keys of a user in hex digits, MD5 and SHA-256 (RFC 8489 sections 9.2.2 and 18.5.1).
 pub fn stored_keys(name: &str, realm: &str, password: &Secret) -> (String, String) {
     let key = |algorithm| {
         let key = Key::long_term(algorithm, &opaque_string(name), realm, password.reveal().as_bytes());

@@ -1,5 +1,4 @@
-//! Directory of a running program's sockets: the service manager's, that of the user session, or
-//! `/run/turnpike`.
+//! Directory of a program's sockets: the service manager's, the user session's, or `/run/turnpike`.
 
 use std::{
     env, fs, io,
@@ -57,10 +56,7 @@ fn of_environment(
 }
 
 impl RuntimeDirectory {
-    /// Creates it for this user only, if it does not exist.
-    ///
-    /// # Errors
-    /// It cannot be created, or other users can write to it.
+    /// Creates it for this user only. Fails if other users can write to it.
     pub fn prepare(&self) -> io::Result<()> {
         prepare(&self.path)
     }

@@ -1,5 +1,4 @@
-//! `[sandbox]`: the sandbox mode, and directories that stay accessible beside those in the rest of the
-//! configuration. Shared by `serve` and `forward`.
+//! `[sandbox]`: the mode, and further accessible directories. Shared by `serve` and `forward`.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,4 @@
-//! Files of secrets, one per line, for `TURNPIKE_…_FILE` and flags such as `--secret-file`. Detects mistakes
-//! that would become part of the secret and make its credentials fail.
+//! Files of secrets, one per line. Detects mistakes that would become part of a secret.
 
 use crate::Secret;
 
@@ -33,9 +32,6 @@ pub(crate) fn fault(line: &str) -> Option<String> {
 }
 
 /// Secret on the first line of a file.
-///
-/// # Errors
-/// The line is empty, or holds more than the secret.
 pub fn first_secret(text: &str) -> Result<Secret, String> {
     match without_mark(text).lines().next() {
         None | Some("") => Err("the first line is empty".to_owned()),

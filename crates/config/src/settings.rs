@@ -1,5 +1,4 @@
-//! Settings of `turnpike serve`, and the table of their keys. File, environment, flags, `check-config` and
-//! reload all use this table.
+//! Settings of `turnpike serve`, and the table of their keys.
 
 use std::{
     collections::BTreeMap,

@@ -119,8 +119,8 @@ fn secrets<S>(
     is_good.then(|| Node { value: Value::List(nodes), origin })
 }
 
-/// Warnings about variables with our prefix that are not in `known`. Not errors: Kubernetes sets
-/// `TURNPIKE_PORT` etc. in every container next to a service named `turnpike`.
+/// Warnings about unknown variables with our prefix. Not errors: Kubernetes sets `TURNPIKE_PORT` etc. in
+/// every container next to a service named `turnpike`.
 pub(crate) fn unknown_variables(environment: &[(String, String)], known: &[String]) -> Vec<String> {
     environment
         .iter()

@@ -48,8 +48,7 @@ impl Sources {
         Self { file, flags, environment, fallback: Flags::new(), checks: Checks::NONE }
     }
 
-    /// Adds settings that replace the defaults, derived from sockets that a service manager passed. Their
-    /// origin is shown as an environment variable.
+    /// Adds lower defaults, from sockets that a service manager passed, shown as an environment variable.
     #[must_use]
     pub fn with_fallback(self, fallback: Flags) -> Self {
         Self { fallback, ..self }
@@ -60,9 +59,6 @@ impl Sources {
     }
 
     /// Reads, merges and checks all sources, with `certificates` to read the certificates.
-    ///
-    /// # Errors
-    /// All mistakes except those in certificates.
     pub fn load<C>(
         &self,
         certificates: impl FnOnce(&Settings) -> ReadCertificates<C>,
@@ -115,8 +111,7 @@ impl Sources {
         Ok(Loaded { settings, certificates, certificate_problems, warnings })
     }
 
-    /// Reads every key of a table from the file's entries, the environment and the flags, and returns the
-    /// origins. `tables` names entries that other code reads.
+    /// Reads every key of a table. `tables` names entries that other code reads.
     pub(crate) fn apply<S>(
         &self,
         keys: &'static [KeySpec<S>],
@@ -130,8 +125,7 @@ impl Sources {
         for spec in keys {
             let environment = source::environment_node(spec, &self.environment, problems);
             let file = from_file.get(spec.path).map(|node| (*node).clone());
-            // Every source is checked although only the strongest counts. Otherwise a mistake would surface
-            // when an overriding flag is removed.
+            // All sources are checked, so that no mistake surfaces when an overriding flag is removed.
             for node in
                 [self.fallback.variable(spec), file, environment, self.flags.node(spec)].into_iter().flatten()
             {
@@ -157,10 +151,7 @@ impl Sources {
     }
 }
 
-/// Reads settings from a text only, without environment and flags. Files that it names are not read.
-///
-/// # Errors
-/// All mistakes.
+/// Reads settings from a text only. Files that it names are not read.
 pub fn settings_of(text: &str) -> Result<Settings, Mistakes> {
     let mut problems = Vec::new();
     let entries = parse_file(Path::new("result"), text, &mut problems);

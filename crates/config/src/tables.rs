@@ -1,5 +1,5 @@
-//! Tables that can appear several times in the file (`[[realm]]`). Each is read by its own table of keys.
-//! They have no environment variables and no flags.
+//! Tables that can appear several times in the file (`[[realm]]`). They have no environment variables or
+//! flags.
 
 use std::collections::BTreeSet;
 
@@ -28,8 +28,7 @@ pub(crate) struct Repeated<S> {
     pub(crate) place: Place,
 }
 
-/// Reads every `[[name]]` of a file. Mistakes go to `problems`, and a table with mistakes is left out. `must`
-/// lists the paths of mandatory keys.
+/// Reads every `[[name]]` of a file; one with mistakes is left out. `must` lists mandatory keys.
 pub(crate) fn read<S: Default>(
     name: &'static str,
     keys: &'static [KeySpec<S>],

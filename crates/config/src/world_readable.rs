@@ -1,5 +1,4 @@
-//! Detects files with secrets that every local user can read: private keys, configurations with passwords,
-//! files that `TURNPIKE_..._FILE` names.
+//! Detects files with secrets that every local user can read.
 
 use std::{
     collections::BTreeSet,
@@ -11,8 +10,7 @@ use turnpike_strict::{Entry, Node, Value};
 
 use super::{Origin, key::KeySpec, realm_keys::REALM_KEYS, settings::KEYS};
 
-/// Returns a warning if every local user can read a file that holds `what`. Group read permission is fine: a
-/// server that does not run as root reads the file that way.
+/// Group read permission is fine: a server that does not run as root reads the file that way.
 #[must_use]
 pub fn readable_by_all(file: &Path, what: &str) -> Option<String> {
     let mode = fs::metadata(file).ok()?.mode();
@@ -22,8 +20,7 @@ pub fn readable_by_all(file: &Path, what: &str) -> Option<String> {
     })
 }
 
-/// Files that hold secrets: the configuration file itself, and files named in it or in the environment. A
-/// secret counts even if a flag overrides it.
+/// Files that hold secrets, even if a flag overrides them.
 pub(super) fn files(entries: &[Entry], environment: &[(String, String)]) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
     for spec in KEYS.iter().filter(|spec| spec.secret) {

@@ -1,5 +1,5 @@
 //! Translates coturn's turnserver.conf and command line, as of 4.17. Each option is translated, needs
-//! nothing, or gets a note with what to do instead ([`options`] has the table, [`read`] the syntax).
+//! nothing, or gets a note.
 
 mod draft;
 pub(crate) mod options;
@@ -37,12 +37,8 @@ struct Machine {
     mistakes: fn(&str) -> Vec<Mistake>,
 }
 
-/// Reads and translates a file, command line arguments, or both. Arguments win, as in coturn. `can_dtls`
-/// decides if DTLS can use a certificate and its key (`None` if they cannot be read here). `mistakes` checks
-/// the result without reading the files it names.
-///
-/// # Errors
-/// The file cannot be read or belongs to another program, or there is neither a file nor an argument.
+/// Translates a file, command line arguments, or both; arguments win, as in coturn. `can_dtls` decides if
+/// DTLS can use a certificate and its key (`None` if unreadable). `mistakes` checks the result.
 pub fn import(
     path: Option<&Path>,
     arguments: &[String],
@@ -84,8 +80,7 @@ pub fn import(
     Ok(translate(&name, all, notes, &here))
 }
 
-/// Returns true if packets to this address leave from it. A successful bind proves nothing: with
-/// `ip_nonlocal_bind` every address can be bound.
+/// Returns true if packets to this address leave from it. With `ip_nonlocal_bind`, a bind proves nothing.
 fn is_own(ip: IpAddr) -> bool {
     let any = if ip.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
     let from = || {
@@ -191,8 +186,7 @@ fn apply(draft: &mut Draft, handling: &Handling, raw: &str, note: &mut impl FnMu
     }
 }
 
-/// Line of the option that a note is about. If the option has several lines, the one whose value the note
-/// quotes; 0 if none.
+/// Line of the option that a note is about; of several, the one whose value the note quotes. 0 if none.
 fn line_of(all: &[Setting<'_>], note: &Note) -> usize {
     let is_named = |value: &str| without_comment(value).0.split('/').all(|part| note.text.contains(part));
     let lines = all.iter().filter(|(_, option, _)| *option == note.option);

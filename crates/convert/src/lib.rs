@@ -1,5 +1,4 @@
-//! Configurations of other programs. coturn's is translated to our format, rules of rinetd and oxidinetd are
-//! read directly, and other formats are recognized for a helpful error.
+//! Reads configurations of coturn, rinetd and oxidinetd, and recognizes others for a helpful error.
 #![forbid(unsafe_code)]
 
 pub mod coturn;

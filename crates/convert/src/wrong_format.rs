@@ -1,5 +1,4 @@
-//! Recognizes files of other programs, or of our other command, to report one mistake instead of one per
-//! line.
+//! Recognizes files of other programs or commands, to report one mistake instead of one per line.
 
 use std::{net::IpAddr, path::Path};
 
@@ -70,8 +69,7 @@ fn expected(format: Format, reader: Reader, path: &Path) -> Option<String> {
     })
 }
 
-/// Returns a mistake if the sections belong to the other command. `theirs` and `ours` are sections that only
-/// one command has.
+/// Mistake for sections that only the other command has.
 pub fn of_the_other_command(
     path: &Path,
     entries: &[Entry],
@@ -127,8 +125,7 @@ fn lines(text: &str) -> impl Iterator<Item = Line<'_>> {
     lines.filter(says)
 }
 
-/// Recognizes YAML by its first line: `---`, or a name followed by a colon and a blank or nothing. No other
-/// format here has such lines.
+/// Recognizes YAML by its first line: `---`, or a name followed by a colon.
 fn yaml(text: &str) -> Option<Found> {
     let line = lines(text).next()?;
     let (name, rest) = line.text.split_once(':').unwrap_or_default();
@@ -138,8 +135,7 @@ fn yaml(text: &str) -> Option<Found> {
     is_yaml.then_some(Found { format: Format::Yaml, line: line.number, column: line.column })
 }
 
-/// Recognizes a format by one unambiguous line; `text` is the whole file, for formats that need a second
-/// check.
+/// Recognizes a format by one unambiguous line; `text` is the whole file for a second check.
 fn recognise(line: &Line<'_>, text: &str) -> Option<Found> {
     let found = |format| Some(Found { format, line: line.number, column: line.column });
     let words: Vec<&str> = line.text.split('#').next().unwrap_or_default().split_whitespace().collect();

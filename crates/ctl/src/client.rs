@@ -1,5 +1,4 @@
-//! Client for the admin interface of a running program: over its Unix socket by default, over TCP on
-//! loopback, and over TLS elsewhere.
+//! Client for the admin interface: Unix socket by default, TCP on loopback, TLS elsewhere.
 
 use std::{
     fmt, fs,
@@ -124,11 +123,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Client for the program at `target`, by default for the server of this user or this machine. The first
-    /// line of `token_file` is the token.
-    ///
-    /// # Errors
-    /// The file cannot be read. A missing program shows only with the first request.
+    /// Client for the program at `target`, by default this user's or this machine's server. The first line of
+    /// `token_file` is the token.
     pub fn new(target: Option<Target>, token_file: Option<&Path>) -> Result<Self, ClientError> {
         let token = token_file.map(|path| {
             let invalid = |why| io::Error::new(io::ErrorKind::InvalidData, why);

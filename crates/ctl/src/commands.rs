@@ -1,5 +1,4 @@
-//! `turnpike sessions`, `session`, `drain` and `reload`: their requests, and output as tables or JSON.
-//! `user`, `secret`, `realm` and `key` are in `account_commands`; `fleet` and `health` have their own files.
+//! Requests and output of `turnpike sessions`, `session`, `drain` and `reload`.
 
 mod account_commands;
 mod fleet;

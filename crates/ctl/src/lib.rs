@@ -1,5 +1,4 @@
-//! Operator commands: sessions, users, secrets, realms, keys, fleet, reload, drain, health checks and `top`.
-//! They send requests to the admin interface of a running program and show the answers as tables or JSON.
+//! Operator commands: requests to the admin interface of a running program, shown as tables or JSON.
 //!
 //! ```text
 //!  commands, top ─▶ client ─▶ admin interface of a program

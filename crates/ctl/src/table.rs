@@ -1,5 +1,4 @@
-//! Tables with columns as wide as the content of the first page. On a terminal that is too narrow, each row
-//! becomes a record with one line per column, so that no address is broken.
+//! Tables. If the terminal is too narrow, each row becomes a record with one line per column.
 
 use std::{
     fmt::Write as _,

@@ -1,5 +1,4 @@
-//! `turnpike top`: current activity in a terminal. Shows the same data as the admin page (`/v1/live`), as a
-//! screen that is redrawn, as JSON lines, or once as text.
+//! `turnpike top`: current activity (`/v1/live`) as a screen, as JSON lines, or once as text.
 
 mod grid;
 mod screen;
@@ -58,10 +57,7 @@ enum Told {
     Problem(String),
 }
 
-/// Runs until the user presses `q` or `stopped` returns true.
-///
-/// # Errors
-/// See [`CommandError`]. After the first answer, errors are shown on the screen and the request is retried.
+/// Runs until the user presses `q` or `stopped` returns true. Shows errors after the first answer.
 pub fn run(
     client: Client,
     options: &Options,

@@ -84,8 +84,7 @@ pub struct Ban {
     /// Original end of a lifted ban; 0 otherwise.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub lifted: u64,
-    /// Random number that distinguishes bans of one subject with the same end. 0 means none: older versions
-    /// do not set it.
+    /// Distinguishes bans of one subject with the same end. 0 means none: older versions do not set it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub id: u64,
 }
@@ -147,8 +146,7 @@ pub struct Bans {
 }
 
 impl Bans {
-    /// Maximum number of bans, which bounds the prefixes checked per request. The ban that ends first is
-    /// evicted.
+    /// Maximum bans, which bounds the prefixes checked per request. The one that ends first is evicted.
     pub const MOST: usize = 10_000;
 
     /// Bans at this node. Until [`Self::announced`], this overrides earlier messages of other nodes.
@@ -157,8 +155,7 @@ impl Bans {
         self.put(ban);
     }
 
-    /// Lifts a ban at this node, even one that it does not know yet. Overrides other nodes like
-    /// [`Self::order`].
+    /// Lifts a ban at this node, even an unknown one. Overrides other nodes like [`Self::order`].
     pub fn order_lift(&mut self, unix: u64, subject: &Subject) -> Option<Ban> {
         self.mark(subject.clone());
         self.lift(unix, subject)
@@ -229,8 +226,8 @@ impl Bans {
         }
     }
 
-    /// Evicts the ban that ends first, preferably one that the other nodes know: they would take a missing
-    /// one for lifted.
+    /// Evicts the ban that ends first, preferably an announced one: others would take a missing one for
+    /// lifted.
     fn evict(&mut self) {
         let order = |ban: &&Ban| (self.unannounced.contains(&ban.subject), ban.until);
         if let Some(first) = self.iter().min_by_key(order).map(|ban| ban.subject.clone()) {

@@ -8,8 +8,7 @@ use zeroize::Zeroize;
 
 /// Seconds between distribution and first use: several heartbeats of the largest fleet.
 const AHEAD_S: u64 = 60;
-/// Seconds that a key is kept after its last use. A mobility ticket is as old as the last move of its
-/// allocation.
+/// Seconds that a key is kept after its last use, for mobility tickets of long allocations.
 const KEPT_S: u64 = 7 * 86_400;
 const MOST: usize = 64;
 

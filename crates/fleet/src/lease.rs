@@ -26,8 +26,7 @@ use foldhash::quality::RandomState;
 use hashbrown::{HashMap, HashSet};
 use serde::{Deserialize, Serialize};
 
-/// A counted group: all allocations, those of a realm, or those of a user. The name does not reveal which
-/// ([`crate::Sealer`]).
+/// A counted group: all allocations, those of a realm, or those of a user. The name is opaque.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Bucket(pub [u8; 16]);
 
@@ -74,8 +73,7 @@ pub fn grant(limit: u32, nodes: u32, sum: u32, old: u32, used: u32, want: u32) -
     (held, sum, Level::of(sum, limit))
 }
 
-/// [`grant`] while the store does not know what all nodes hold: it grants nothing new, and a node keeps what
-/// it has.
+/// [`grant`] while the store's records are incomplete: grants nothing new, and a node keeps its quota.
 #[must_use]
 pub fn reclaim(limit: u32, sum: u32, old: u32, used: u32, want: u32) -> (u32, u32, Level) {
     let held = used.max(want);
@@ -136,13 +134,12 @@ pub struct Told {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denial {
     Full,
-    /// The node has used up its share and asks the store for more. The answer takes one exchange, a tenth of
-    /// a second.
+    /// The node has used up its share and asks the store for more, which takes a tenth of a second.
     Undecided,
 }
 
-/// Allocations that a client with several interfaces and transports may open at once. A node takes this many
-/// from a calm bucket without asking, unless the others could hold more than the rest.
+/// Allocations that a client with several interfaces may open at once. A node takes this many from a calm
+/// bucket without asking, unless the others could hold more than the rest.
 const BURST: u32 = 8;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -193,8 +190,7 @@ impl Share {
         self.held == 0 && self.used <= untold(self.limit, nodes)
     }
 
-    /// Amount to request: the use plus twice the recent growth and a small part of the rest. While nothing is
-    /// granted, the current amount.
+    /// Amount to request: the use plus twice the recent growth and a small part of the rest.
     fn want(&self, level: Level, Terms { nodes, books, .. }: Terms) -> u32 {
         match books {
             Books::Whole => {
@@ -366,8 +362,8 @@ impl Ledger {
         }
     }
 
-    /// Reports everything again after the store has lost it. If the others report too and nothing was granted
-    /// meanwhile, the quota is kept; otherwise it may belong to another node by now.
+    /// Reports everything again after the store has lost it. If something was granted meanwhile, the quota
+    /// may belong to another node by now.
     pub fn tell_all(&mut self, terms: Terms) {
         self.lost = 0;
         for (bucket, share) in &mut self.shares {

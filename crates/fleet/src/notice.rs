@@ -106,8 +106,7 @@ impl Message {
     }
 }
 
-/// Messages that were opened, to execute none twice. Bounded: when it is full, the oldest are forgotten, and
-/// messages that old are refused as repeated.
+/// Messages that were opened, to execute none twice. When full, the oldest are forgotten and refused.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(from = "Remembered", into = "Remembered")]
 pub struct Opened {
@@ -150,8 +149,8 @@ impl Opened {
     /// Seconds before the start from which messages are accepted, to allow for clock differences.
     const BEFORE_START_S: u64 = 2;
 
-    /// Creates the record for a process that starts at `unix`. Older messages are refused: the previous
-    /// process may have executed them, and an attacker with access to the store could replay them.
+    /// Refuses messages before `unix`: the previous process may have executed them, and they could be
+    /// replayed.
     #[must_use]
     pub fn since(unix: u64) -> Self {
         Self { forgotten: unix.checked_sub(Self::BEFORE_START_S + 1), ..Self::default() }
@@ -161,9 +160,6 @@ impl Opened {
     pub const MOST: usize = 1 << 16;
 
     /// Opens a recent message, once.
-    ///
-    /// # Errors
-    /// It cannot be opened, or was opened before.
     pub fn open(&mut self, sealer: &Sealer, unix: u64, sealed: &[u8]) -> Result<Message, Refused> {
         let message = Message::open(sealer, unix, sealed).ok_or(Refused::Unreadable)?;
         let (_, tag) = sealed.split_last_chunk().ok_or(Refused::Unreadable)?;

@@ -8,8 +8,7 @@ use crate::{
     node::NodeName,
 };
 
-/// Time that the store must have answered, and age of a record, before it counts as orphaned. Nodes that lost
-/// the store have reconnected by then.
+/// Age of a record before it counts as orphaned. Nodes that lost the store have reconnected by then.
 const ABANDONED_MS: u64 = 2 * GONE_MS;
 
 /// Observed records of all nodes.

@@ -39,8 +39,7 @@ const WORTH: f64 = 0.2;
 /// Load below which a zone keeps its clients.
 const ZONE_WORTH: f64 = 0.5;
 
-/// Maximum load of a node that takes clients from nodes in their reserve, the last fiftieth: no client goes
-/// in a circle.
+/// Maximum load of a node that takes clients from nodes in their reserve, so that none go in a circle.
 const ROOMY: f64 = 0.95;
 
 const TRANSPORTS: usize = 4;
@@ -50,8 +49,7 @@ pub enum Need {
     None,
     /// This node is full or takes no new clients.
     Room,
-    /// The remaining room is for clients that do not follow redirects; others go to a node with clearly more
-    /// room.
+    /// The remaining room is for clients that do not follow redirects.
     Reserve,
 }
 

@@ -24,8 +24,7 @@ impl Default for RecentRedirects {
 }
 
 impl RecentRedirects {
-    /// Returns true if this request may be redirected: the client's first one, or a retransmission of it
-    /// after the answer was lost. Both arguments are hashes.
+    /// Returns true for the client's first request or its retransmission. Both arguments are hashes.
     #[must_use]
     pub fn may_go(&self, unix: u64, who: u64, request: u64) -> bool {
         let (place, who, request) = parts(who, request);

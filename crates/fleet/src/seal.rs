@@ -1,5 +1,4 @@
-//! Encryption of data in the store with a key derived from the fleet's secret, and names of buckets that do
-//! not reveal their subject.
+//! Encryption of data in the store with a key derived from the fleet's secret, and opaque bucket names.
 //!
 //! ```text
 //!  0             12                                   +16

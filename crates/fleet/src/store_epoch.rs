@@ -33,8 +33,7 @@ pub const LONGEST_MS: u64 = 120 * BEAT_MS;
 pub struct StoreEpoch {
     /// Higher than every earlier number known to a node; 0 is none.
     pub number: u64,
-    /// Start by the store's clock. Distinguishes epochs of the same number on servers that knew nothing of
-    /// each other.
+    /// Start by the store's clock. Distinguishes epochs of the same number on unrelated servers.
     pub since_ms: u64,
 }
 
@@ -180,8 +179,7 @@ impl Recovery {
         self.is_to_clear &= self.era != era;
     }
 
-    /// Returns true until the old records are removed. Before that, nothing is reported, because it would be
-    /// removed as well.
+    /// Returns true until the old records are removed. Reports before that would be removed as well.
     #[must_use]
     pub fn is_to_clear(&self) -> bool {
         self.is_to_clear
@@ -331,8 +329,7 @@ mod tests {
     }
 
     proptest! {
-        /// For any servers, clocks and nodes: an epoch becomes complete some time after it began, and not
-        /// before all known nodes have reported.
+        /// An epoch becomes complete some time after it began, and after all known nodes have reported.
         #[test]
         fn epoch_becomes_complete_but_not_too_soon(
             steps in prop::collection::vec((0_u64..3000, 0_u8..4, 0_u32..5, 0_u8..3, 0_u8..12), 1..80),

@@ -1,5 +1,4 @@
-//! Clocks with offset and drift: the tolerated differences of each mechanism, and the effect of larger ones.
-//! Nodes, store and message delays are simulated; messages, bans, key rings and member views are real.
+//! Clocks with offset and drift. Nodes, store and delays are simulated; messages, bans and keys are real.
 
 use std::collections::BTreeMap;
 
@@ -101,8 +100,7 @@ fn orders() -> impl Strategy<Value = Vec<(u64, Order)>> {
 proptest! {
     #![proptest_config(crate::cases(200))]
 
-    /// A message is accepted if clock difference and delay add up to less than two minutes. It cannot be
-    /// replayed later than twice that.
+    /// A message is accepted if clock difference and delay add up to less than two minutes.
     #[test]
     fn message_is_accepted_within_two_minutes(
         sends in -300_i64..300,
@@ -122,8 +120,7 @@ proptest! {
         }
     }
 
-    /// Each node uses its own clock. The store keeps a ban for as long as any node does, so that new nodes
-    /// get it.
+    /// The store keeps a ban for as long as any node does, so that new nodes get it.
     #[test]
     fn ban_lasts_by_each_nodes_clock_and_reaches_new_nodes(
         clocks in clocks(120, 2..6),

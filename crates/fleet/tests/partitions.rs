@@ -1,5 +1,4 @@
-//! Some nodes lose a healthy store while others keep it: the excess over a quota on each side, and the
-//! recovery. Ledgers, epochs and the store's rules are real, as in `recovery.rs`, whose world is used here.
+//! Some nodes lose a healthy store while others keep it. Uses the world of `recovery.rs`.
 
 use proptest::prelude::*;
 
@@ -14,8 +13,7 @@ fn used_of(world: &World, is_there: impl Fn(usize) -> bool) -> u32 {
     (0..world.nodes.len()).filter(|at| is_there(*at)).map(|at| world.nodes[at].ledger.used(&USER)).sum()
 }
 
-/// The nodes in `away` lose the store for so many ticks, and reconnect at different times. Some have requests
-/// without an answer.
+/// The nodes in `away` lose the store for so many ticks, some with requests in flight.
 fn part(world: &mut World, away: &[bool], ticks: u64, found: u64) {
     for at in (0..world.nodes.len()).filter(|at| away[*at]) {
         if world.chance.below(2) == 0 {

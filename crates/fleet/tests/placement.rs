@@ -1,6 +1,5 @@
-//! 1,000 nodes in three zones and ten million clients, distributed as unevenly as with DNS and anycast: the
-//! busiest node gets fourteen times the clients of the idlest. Clients are counted in bulk; nodes, records,
-//! views and choices are real, time and the store are simulated.
+//! 1,000 nodes in three zones and ten million unevenly distributed clients: the busiest node gets fourteen
+//! times the clients of the idlest. Time and the store are simulated.
 
 use turnpike_fleet::{
     BEAT_MS, Beat, Card, Change, Charges, Entrance, FleetView, Load, Members, Need, Record, look_period_ms,
@@ -240,8 +239,7 @@ fn thousand_nodes_balance_clients_and_survive_a_lost_zone() {
     for second in 0..30 {
         world.step(if second < 4 { gone / 4.0 } else { 0.0 });
     }
-    // Redirects to that zone continue until it is known to be gone; those clients retry and are served in
-    // place.
+    // Redirects to that zone continue until it is known to be gone; those clients retry.
     println!("a zone lost: {:.3} of clients sent to it within half a minute", world.lost / world.arrived);
     assert!(world.lost / world.arrived < 0.1, "sent to the dead: {:.3}", world.lost / world.arrived);
     for _ in 30..300 {

@@ -1,5 +1,5 @@
-//! 10,000 allocations per second on many nodes that exchange quotas with the store every tenth of a second:
-//! the excess over quotas, and early refusals. The ledgers and the store's rule are real.
+//! 10,000 allocations per second on many nodes with exchanges every tenth of a second: excess and early
+//! refusals.
 
 use std::collections::HashMap;
 

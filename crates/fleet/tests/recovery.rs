@@ -19,8 +19,7 @@ const TICK_MS: u64 = 100;
 const BEAT: u64 = 10;
 /// Start time by a correct clock.
 const LONG_AGO_MS: u64 = 3_600_000;
-/// Ticks until normal operation after the last node has reconnected: the maximum wait for nodes, and two
-/// heartbeats.
+/// Ticks until normal operation after the last reconnect: the wait for nodes, and two heartbeats.
 pub(crate) const BACK: u64 = SETTLE_MS / TICK_MS + 2 * BEAT;
 /// Ticks without an answer after which a node uses its own limits.
 pub(crate) const ALONE: u64 = 30;
@@ -339,8 +338,7 @@ impl World {
         node.speaks_soon |= lost > 0 && node.ledger.lost() == 0;
     }
 
-    /// The store fails with answers in flight, and comes back after `outage` ticks; each node reconnects some
-    /// ticks later.
+    /// The store fails with answers in flight, and comes back after `outage` ticks.
     fn lose(&mut self, loss: Loss, outage: u64, mut found_after: impl FnMut(usize, &mut Chance) -> u64) {
         for at in 0..self.nodes.len() {
             if !self.nodes[at].is_dead && self.chance.below(3) == 0 {
@@ -396,8 +394,7 @@ pub(crate) struct Demand {
 }
 
 impl Demand {
-    /// While the store is incomplete, the shares of all nodes come on top of their quotas; after that the
-    /// excess does not grow.
+    /// The shares of all nodes come on top of their quotas until the store is complete.
     fn step(&self, world: &mut World) {
         let (before, recovers) = (world.used(&USER), world.recovers());
         self.step_unchecked(world);
@@ -503,8 +500,7 @@ proptest! {
         prop_assert!(demand.heals(&mut world), "{} of {limit}", world.used(&USER));
     }
 
-    /// Like the above, while the store's clock is set back by any amount, or forward by so little that all
-    /// nodes are waited for.
+    /// Like the above, while the store's clock is set back by any amount, or forward by a little.
     #[test]
     fn clock_jump_during_recovery_grants_no_more(
         nodes in 2_usize..8,
@@ -567,8 +563,7 @@ proptest! {
         }
         prop_assert!(world.used(&USER) <= limit);
         let demand = Demand { limit, asked: 10, ended: 0 };
-        // Until the nodes learn the level from the store, each may exceed its share by its part of half the
-        // limit, or by a few for a small limit.
+        // Until the nodes learn the level, each may exceed its share by its part of half the limit.
         let most = limit + (limit / 2).max(8 * u32::try_from(nodes).unwrap());
         for _ in 0..BACK {
             demand.step_unchecked(&mut world);

@@ -166,8 +166,7 @@ fn from_url(text: &str) -> Result<StoreAddress, String> {
     let (kind, with_tls) = match url.scheme() {
         "sqlite" | "sqlite3" => {
             let path = decoded(url.path())?;
-            // After two slashes, the text after them would be a host, and sqlite://store.db has no path at
-            // all.
+            // The text after two slashes would be a host, and sqlite://store.db has no path at all.
             if url.host_str().is_some_and(|host| !host.is_empty()) || !path.starts_with('/') || path == "/" {
                 return Err(
                     "sqlite needs a whole path, with three slashes: sqlite:///var/db/turndb".to_owned()
@@ -265,8 +264,7 @@ fn set(kind: Kind, server: &mut ServerAddress, key: &str, value: &str) -> Result
             let port = value.parse().ok().filter(|port| *port > 0);
             server.port = Some(port.ok_or_else(|| format!("{key} is {value:?}, not a port"))?);
         }
-        // Ignored: queries have a deadline of their own, which includes the connection; the rest only affects
-        // how libpq keeps and names connections.
+        // Ignored: queries have their own deadline, and the rest affects only libpq's connections.
         (_, "connect_timeout" | "timeout") => {}
         // Ignored: only the secure ciphers of TLS 1.2 and 1.3 are available.
         (Kind::Mysql, "read_timeout" | "write_timeout" | "cipher" | "ssl-cipher") => {}

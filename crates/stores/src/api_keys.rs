@@ -1,5 +1,4 @@
-//! Hashes of the API keys of applications, with their permissions. Only the applications have the keys
-//! themselves.
+//! Hashes of the API keys of applications, with their permissions.
 
 use std::collections::BTreeMap;
 
@@ -18,8 +17,7 @@ pub struct ApiKey {
     pub rate: Option<u32>,
 }
 
-/// A row of `turnpike_api_key`, or an entry of the hash `turnpike/api-keys`. All fields are text; unset ones
-/// are empty.
+/// A row of `turnpike_api_key`, or an entry of `turnpike/api-keys`. Unset fields are empty.
 pub(crate) struct ApiKeyRow<'a> {
     pub(crate) name: &'a str,
     pub(crate) hash: &'a str,

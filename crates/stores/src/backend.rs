@@ -27,8 +27,7 @@ pub trait Backend: Send + Sync + 'static {
         after: Option<&UserRow>,
     ) -> impl Future<Output = Result<Vec<UserRow>, StoreError>> + Send;
 
-    /// Makes a change atomically: concurrent changes see each other's result. Returns true if the item
-    /// existed before.
+    /// Makes a change atomically. Returns true if the item existed before.
     fn apply(&self, edit: &Edit, existing: Existing)
     -> impl Future<Output = Result<bool, StoreError>> + Send;
 

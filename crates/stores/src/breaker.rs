@@ -1,5 +1,4 @@
-//! Circuit breaker for a store. After a few consecutive failures, requests no longer wait for the store; a
-//! probe retries until it answers.
+//! Circuit breaker: after consecutive failures, requests no longer wait, and a probe retries.
 
 use std::time::Duration;
 

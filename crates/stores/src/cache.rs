@@ -1,5 +1,4 @@
-//! Bounded LRU cache of users with their keys, and of absent names for a shorter time. Concurrent lookups of
-//! the same user share one query.
+//! Bounded LRU cache of users and of absent names. Concurrent lookups of a user share one query.
 
 use std::{
     collections::HashMap,
@@ -132,8 +131,7 @@ impl<W> Cache<W> {
         }
     }
 
-    /// Joins the lookup of this user. Returns true for the first caller, who must do the lookup and then call
-    /// [`Cache::leave`].
+    /// Joins the lookup of this user. The first caller (true) must do it and then call [`Cache::leave`].
     pub(crate) fn join(&self, key: &str, who: W) -> bool {
         let shard = &mut *self.shard(key);
         if let Some(waiting) = shard.flights.get_mut(key) {

@@ -19,8 +19,8 @@ enum Kind {
 }
 
 impl Database {
-    /// Creates the database for an address. `connections` applies to PostgreSQL and MySQL, `file` to SQLite.
-    /// Must be called on the runtime that does the work.
+    /// `connections` applies to PostgreSQL and MySQL, `file` to SQLite. Must be called on the runtime that
+    /// does the work.
     #[must_use]
     pub fn new(address: &StoreAddress, connections: usize, file: SqliteUse, limits: &Limits) -> Self {
         let name = address.to_string();

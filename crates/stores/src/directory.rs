@@ -31,8 +31,7 @@ const KNOWN_PATIENCE: Duration = Duration::from_millis(300);
 const BENEFIT_OF_DOUBT: Duration = Duration::from_secs(5);
 /// Minimum interval of queries for a realm's secrets after a key did not fit.
 const SECRETS_PAUSE: Duration = Duration::from_millis(100);
-/// Maximum requests that wait for such a query. Others use the known secrets: most of their keys are wrong,
-/// and a worker has limited room for waiting requests.
+/// Maximum requests that wait for such a query. Others use the known secrets.
 const MOST_WAIT_FOR_SECRETS: usize = 1000;
 /// Interval of version queries, if the backend has versions.
 const VERSION_PAUSE: Duration = Duration::from_secs(1);
@@ -135,8 +134,7 @@ impl<B> Clone for Directory<B> {
 }
 
 impl<B: Backend> Directory<B> {
-    /// Sends no query yet. `name` is for log lines. Must be called on the runtime that does the work; its
-    /// tasks end when the last clone is dropped.
+    /// Sends no query yet. Must be called on the runtime that does the work.
     #[must_use]
     pub fn new(backend: B, name: String, limits: Limits) -> Self {
         let lifetimes = Lifetimes { user: limits.lifetime, nobody: limits.negative, old: limits.stale };
@@ -166,10 +164,8 @@ impl<B: Backend> Directory<B> {
         Self(inner)
     }
 
-    /// Reads rules and secrets now.
-    ///
-    /// # Errors
-    /// [`StoreError::may_pass`] decides if [waiting](Self::wait_for_it) helps.
+    /// Reads rules and secrets now. If an error [may pass](StoreError::may_pass),
+    /// [waiting](Self::wait_for_it) helps.
     pub async fn read(&self) -> Result<(), StoreError> {
         let version = self.0.backend.version().await;
         self.0.read_rules().await?;
@@ -244,8 +240,7 @@ impl<B: Backend> Directory<B> {
         }
     }
 
-    /// Secret that signs a realm's credentials. All servers of the store agree on it once they have read it
-    /// after a rotation.
+    /// Secret that signs a realm's credentials; the same on all servers that have read the store.
     #[must_use]
     pub fn signing_secret(&self, realm: &str) -> Option<Zeroizing<String>> {
         let secrets = read(&self.0.secrets).get(realm).cloned()?;
@@ -262,16 +257,15 @@ impl<B: Backend> Directory<B> {
         Arc::clone(&read(&self.0.api_keys))
     }
 
-    /// Returns true if querying a realm's secrets again is worthwhile after a key fits none: another server
-    /// of the store may just have rotated them.
+    /// Returns true if another server of the store may just have rotated the secrets.
     #[must_use]
     pub fn may_have_new_secrets(&self) -> bool {
         !self.0.is_away() && self.0.wait_for_secrets.load(Ordering::Relaxed) < MOST_WAIT_FOR_SECRETS
     }
 
     /// Queries the secrets of a realm again and calls `answer` within the deadline, with `None` if they are
-    /// unknown. The result is never older than this call; queries are limited to ten per second, and further
-    /// callers wait. Never blocks; callable on any thread.
+    /// unknown. Limited to ten queries per second; further callers wait. Never blocks; callable on any
+    /// thread.
     pub fn refresh_secrets(&self, realm: &str, answer: impl FnOnce(Option<Secrets>) + Send + 'static) {
         let (directory, realm) = (self.clone(), Box::<str>::from(realm));
         self.0.wait_for_secrets.fetch_add(1, Ordering::Relaxed);
@@ -313,10 +307,7 @@ impl<B: Backend> Directory<B> {
         self.0.within(LIST_DEADLINE, self.0.backend.users(realm, after)).await
     }
 
-    /// See [`Backend::edit`]; the change takes effect here immediately.
-    ///
-    /// # Errors
-    /// The store failed or did not answer in time. A change without an answer may have been made.
+    /// See [`Backend::edit`]; takes effect here immediately. A change without an answer may have been made.
     pub async fn edit(&self, edit: &Edit) -> Result<bool, StoreError> {
         self.apply(edit, Existing::Replace).await
     }
@@ -700,8 +691,7 @@ pub struct Counts {
     pub users: u64,
     pub answers: [(&'static str, u64); 5],
     pub queries: [(&'static str, u64); 4],
-    /// Histogram of query times: upper bound in seconds (the last is infinite), and the count between the
-    /// previous bound and this one.
+    /// Histogram of query times: upper bound in seconds, and the count of this bucket.
     pub query_times: [(f64, u64); QUERY_TIMES.len() + 1],
     pub query_seconds: f64,
 }

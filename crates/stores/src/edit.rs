@@ -29,8 +29,7 @@ pub enum Edit {
         secret: Zeroizing<String>,
         /// Current time in Unix seconds.
         since: u64,
-        /// Last Unix second of the other secrets, except for those that expire sooner. [`crate::CUT_OFF`]
-        /// expires all of them immediately.
+        /// Last Unix second of the other secrets; [`crate::CUT_OFF`] ends all immediately.
         until: u64,
     },
     PutApiKey(ApiKey),

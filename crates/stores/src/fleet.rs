@@ -97,8 +97,7 @@ pub struct Beating<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exchanged {
     pub era: EpochState,
-    /// Grants in the order of the requests; `None` if the epoch differs from the node's, and the requests
-    /// were ignored.
+    /// Grants in the order of the requests; `None` if the epoch differs and the requests were ignored.
     pub grants: Option<Vec<Grant>>,
 }
 
@@ -271,7 +270,7 @@ impl FleetStore {
         News::new(self.link.address().clone(), self.keys.of("events"))
     }
 
-    /// Returns part of the quotas of a dead node; true if there is more. `force` is for a node that leaves by
+    /// Returns part of the quotas of a dead node; true if there is more. `force` for a node that leaves by
     /// itself.
     pub async fn reap(&self, name: &NodeName, number: u16, force: bool) -> Result<bool, StoreError> {
         let keys = ["nodes", "cards", "sums", "levels", "events"].map(|key| self.keys.of(key));

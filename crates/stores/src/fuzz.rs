@@ -156,8 +156,7 @@ fn draw(input: &mut Input<'_>) -> Edit {
     }
 }
 
-/// Checks that a written item is found, a removed one is not, and that the result of the change shows if it
-/// existed.
+/// Checks that written items are found and removed ones are not.
 async fn change<B: Backend>(backend: &B, edit: &Edit, exact: bool) -> Result<(), StoreError> {
     match edit {
         Edit::PutUser { realm, name, keys } => {

@@ -1,5 +1,4 @@
-//! Redis and Valkey with coturn's keys, and our own for features that coturn does not have. Uses one
-//! multiplexed connection.
+//! Redis and Valkey with coturn's keys and our own, over one multiplexed connection.
 
 use std::{borrow::Cow, collections::BTreeSet, fs, time::Duration};
 

@@ -103,8 +103,7 @@ impl<'a> RulesReader<'a> {
         Ok(())
     }
 
-    /// Adds a limit of a realm; 0 means none. If two rows differ only in blanks or null, the lower limit
-    /// wins.
+    /// Adds a limit of a realm; 0 means none. The lower one of duplicates wins.
     pub(crate) fn option(
         &mut self,
         realm: Field<'_>,
@@ -128,8 +127,7 @@ impl<'a> RulesReader<'a> {
         Ok(())
     }
 
-    /// Adds an origin and its realm. If two spellings of one origin have different realms, the first realm by
-    /// name wins.
+    /// Adds an origin. If two spellings have different realms, the first realm by name wins.
     pub(crate) fn origin(&mut self, origin: Field<'_>, realm: Field<'_>) {
         let (origin, realm) = (canonical_origin(text(origin)), text(realm));
         if !realm.is_empty() {

@@ -55,14 +55,13 @@ impl fmt::Debug for StoredSecret {
 /// Ended secrets kept per realm.
 const MOST_ENDED: usize = 16;
 
-/// Latest end that a rotation leaves unchanged: it never extends a secret, and does not cut off one that has
-/// already expired.
+/// Latest end that a rotation leaves unchanged: it neither extends a secret nor cuts off an expired one.
 pub(crate) fn latest_kept_end(since: u64, until: u64) -> u64 {
     if until == CUT_OFF { since.saturating_sub(1) } else { until }
 }
 
-/// Secrets in `held` that have expired and are no longer in the store (`read`): sessions that began with
-/// their credentials continue.
+/// Expired secrets of `held` that are no longer in the store (`read`): sessions with their credentials
+/// continue.
 pub(crate) fn ended(held: &[StoredSecret], read: &[StoredSecret], unix: u64) -> Vec<StoredSecret> {
     let is_left = |secret: &&StoredSecret| read.iter().any(|other| other.value == secret.value);
     let has_ended = |secret: &&StoredSecret| !secret.counts(unix) && !secret.was_cut_off();

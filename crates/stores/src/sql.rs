@@ -1,7 +1,5 @@
-//! PostgreSQL, MySQL and MariaDB: a few connections, each of which runs one job at a time. A connection that
-//! failed or was idle for a minute is replaced.
-//!
-//! sqlx's own pool checks the connection after each query, which halves the throughput.
+//! PostgreSQL, MySQL and MariaDB: a few connections, each with one job at a time. sqlx's own pool checks the
+//! connection after each query, which halves the throughput.
 
 use std::{io, marker::PhantomData, sync::Arc, time::Duration};
 
@@ -57,16 +55,14 @@ pub(crate) struct Output {
 pub(crate) trait Driver: Send + Sized + 'static {
     type Options: Send + Sync + 'static;
     const COLUMNS: &'static str;
-    /// Waits for the lock that serializes our changes of this database; returns 1. In PostgreSQL, the
-    /// transaction releases it.
+    /// Waits for the lock that serializes our changes; returns 1. PostgreSQL's transaction releases it.
     const LOCK: &'static str;
     /// Releases the lock, if the transaction does not.
     const UNLOCK: Option<&'static str>;
 
     fn options(address: &ServerAddress) -> Self::Options;
     fn connect(options: &Self::Options) -> impl Future<Output = sqlx::Result<Self>> + Send;
-    /// Runs the work. `commits` becomes true when COMMIT is sent: after that, the change may be made although
-    /// the answer is lost.
+    /// `commits` becomes true when COMMIT is sent: after that, the change may be made even without an answer.
     fn run(&mut self, work: &Work, commits: &mut bool) -> impl Future<Output = sqlx::Result<Output>> + Send;
 }
 
@@ -114,8 +110,7 @@ async fn serve<D: Driver>(queue: Arc<Mutex<mpsc::Receiver<Job>>>, options: Arc<D
         let job = queue.lock().await.recv().await;
         let Some(Job { work, mut answer }) = job else { return };
         let kept = held.take().filter(|(_, used)| used.elapsed() < IDLE).map(|(connection, _)| connection);
-        // The caller gave up: the query is abandoned, and the connection, which is in the middle of an
-        // answer, is dropped.
+        // The caller gave up, so the connection in the middle of an answer is dropped.
         let done = tokio::select! {
             done = run(kept, &options, &work) => done,
             () = answer.closed() => continue,
@@ -128,8 +123,8 @@ async fn serve<D: Driver>(queue: Arc<Mutex<mpsc::Receiver<Job>>>, options: Arc<D
     }
 }
 
-/// Runs the work on the existing connection, or on a new one if it was stale. Retries after a conflict with
-/// another transaction. Does not retry after COMMIT was sent, because it could conflict with itself.
+/// Runs the work, on a new connection if the existing one was stale. Retries after a conflict, but not after
+/// COMMIT was sent, because it could conflict with itself.
 async fn run<D: Driver>(mut kept: Option<D>, options: &D::Options, work: &Work) -> sqlx::Result<(D, Output)> {
     let mut collisions = 0;
     loop {

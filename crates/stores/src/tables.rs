@@ -1,5 +1,4 @@
-//! coturn's tables (`schema.sql`) in any SQL database: one set of statements with text values. Two tables of
-//! our own are created when needed, for data that coturn has no column for.
+//! coturn's tables (`schema.sql`) in any SQL database, and two of our own, created when needed.
 
 use std::{
     collections::BTreeMap,
@@ -63,8 +62,7 @@ pub(crate) trait Sql: Send + Sync + 'static {
         values: &[&str],
     ) -> impl Future<Output = Result<Vec<Row>, StoreError>> + Send;
 
-    /// Runs statements in one transaction, serialized with those of all servers of the store. Returns the
-    /// number of rows each has changed or found.
+    /// Runs statements in one serialized transaction. Returns the number of rows each has changed or found.
     fn change(&self, change: Change<'_>) -> impl Future<Output = Result<Vec<u64>, StoreError>> + Send;
 
     fn columns(&self) -> impl Future<Output = Result<Vec<Row>, StoreError>> + Send;
@@ -325,8 +323,7 @@ impl<S: Sql> Tables<S> {
         Self { sql, own: AtomicU8::new(NOT_LOOKED) }
     }
 
-    /// Returns true if our own tables exist. Tables that another server has just created are noticed with the
-    /// next read of the rules.
+    /// Returns true if our own tables exist. New ones are noticed with the next read of the rules.
     async fn has_own_tables(&self) -> Result<bool, StoreError> {
         if self.own.load(Ordering::Relaxed) == NOT_LOOKED {
             self.check_schema().await?;
@@ -334,8 +331,7 @@ impl<S: Sql> Tables<S> {
         Ok(self.own.load(Ordering::Relaxed) == THERE)
     }
 
-    /// Creates our own tables if they are missing. Once they exist, the right to create tables is no longer
-    /// needed.
+    /// Creates missing tables. Once they exist, the right to create tables is no longer needed.
     async fn make_own_tables(&self) -> Result<(), StoreError> {
         if has_own(&self.check_schema().await?) {
             return Ok(());
@@ -389,8 +385,7 @@ impl<S: Sql> Tables<S> {
         self.put((API_KEY, vec![name]), vec![(REMOVE_API_KEY, vec![name]), add], existing).await
     }
 
-    /// Runs statements of which the first removes the old item. With [`Existing::Keep`], only if `find` finds
-    /// nothing.
+    /// Runs statements that replace an item. With [`Existing::Keep`], only if `find` finds nothing.
     async fn put<'a>(
         &self,
         find: Bound<'a>,

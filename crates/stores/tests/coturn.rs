@@ -1,5 +1,4 @@
-//! Interoperability with coturn's programs and files: `turnadmin` reads our changes and we read its, and its
-//! example databases are read completely.
+//! Interoperability with `turnadmin` in both directions, and with coturn's example databases.
 
 use std::{fs, path::Path, process::Command};
 

@@ -1,5 +1,4 @@
-//! State of a fleet in a real Redis or Valkey: members, quotas, keys, news; with sentinels and in a cluster;
-//! slow, gone, emptied.
+//! State of a fleet in a real Redis or Valkey, with sentinels and in a cluster.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -309,8 +308,7 @@ fn store_grants_the_same_as_the_rule() {
     });
 }
 
-/// The beginning and end of an epoch follow the rule of `turnpike_fleet::Chronicle`. Durations are tested
-/// with the scripts.
+/// The rule is `turnpike_fleet::Chronicle`. Durations are tested with the scripts.
 #[test]
 fn store_grants_again_after_all_nodes_reported_or_a_timeout() {
     let Some(world) = World::new() else { return };
@@ -387,8 +385,7 @@ fn requests_from_another_epoch_are_ignored() {
     });
 }
 
-/// Writers of the store can delete everything anyway, but invalid text instead of a number must not stop the
-/// nodes.
+/// Invalid text instead of a number must not stop the nodes.
 #[test]
 fn invalid_stored_numbers_count_as_zero() {
     const BUCKET: &str = "abcdefghijklmnop";

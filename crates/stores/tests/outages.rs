@@ -1,5 +1,4 @@
-//! A server that is slow, silent, gone and back: cached users are unaffected, others are refused within the
-//! deadline.
+//! A slow, silent or absent server: cached users are unaffected, others are refused within the deadline.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,4 @@
-//! Concurrent changes by writers with separate connections: exactly one adds a new item, and no change is
-//! lost.
+//! Concurrent changes over separate connections: exactly one adds a new item, and no change is lost.
 
 use std::{collections::BTreeSet, sync::Arc};
 

@@ -1,5 +1,4 @@
-//! Errors of a store: no server, no such user, wrong password, no database, no tables, an untrusted
-//! certificate.
+//! Errors of a store: wrong address, login, database, tables or certificate.
 
 use turnpike_stores::{Backend as _, Fault, Limits, StoreError};
 use turnpike_testkit::databases::{DATABASE, PASSWORD};

@@ -1,5 +1,5 @@
-//! Fuzz target: arbitrary bytes as a request over each kind of connection. Every response is documented and
-//! contains no secret, and no request changes anything without permission.
+//! Fuzz target: arbitrary requests over each kind of connection. Responses are documented and contain no
+//! secret; changes need permission.
 
 use std::{
     net::Ipv4Addr,
@@ -449,8 +449,7 @@ fn may_change(way: Way, request: &[u8]) -> bool {
     way == Way::Unix || (way != Way::Application && has(request, FULL))
 }
 
-/// Returns true for a wrong token or key, which delays the response, and for requests that wait for time to
-/// pass.
+/// Returns true for requests with a delayed response.
 fn waits(way: Way, request: &[u8]) -> bool {
     let text = String::from_utf8_lossy(request);
     let right = |shown: &str| match way {

@@ -14,13 +14,11 @@ enum Stage {
     Streaming,
     /// An endless response whose client has stopped reading.
     Stalled,
-    /// The response has been sent, and the client may still be reading it. May be closed for a new
-    /// connection.
+    /// The client may still be reading the response. May be closed for a new connection.
     Answered,
 }
 
-/// Progress of a connection, and its place in the listener's limit. A change that outlives its connection
-/// keeps the place.
+/// Progress of a connection, and its place in the limit. A change that outlives it keeps the place.
 #[derive(Clone)]
 pub(crate) struct Progress {
     stage: Arc<watch::Sender<Stage>>,

@@ -49,8 +49,7 @@ impl Room {
         self.open.push_back(Open { task, progress, since: Instant::now() });
     }
 
-    /// A place for a new connection, if necessary that of the oldest idle one. `None` if it cannot even be
-    /// refused.
+    /// A place for a new connection, if necessary that of an idle one. `None` if it cannot even be refused.
     pub(super) async fn place(&mut self) -> Option<Place> {
         let deadline = Instant::now() + PATIENCE;
         self.open.retain(|open| !open.task.is_finished());
@@ -76,8 +75,7 @@ impl Room {
         place.map(Place::Free).or_else(busy)
     }
 
-    /// Closes a connection that has its response, otherwise the oldest one that has been idle for long
-    /// enough.
+    /// Closes a connection that has its response, otherwise the oldest idle one.
     fn close_idle(&mut self) -> bool {
         if let Some(index) = self.open.iter().position(|open| open.progress.is_answered())
             && let Some(Open { task, .. }) = self.open.remove(index)

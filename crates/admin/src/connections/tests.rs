@@ -544,8 +544,7 @@ async fn patience_with(stream: Stream) -> u64 {
 
 const WATCH: &[u8] = b"GET /v1/live/events HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
-/// The kernel buffers only a little. With its own limit, filling the buffer with one small event per second
-/// would take hours.
+/// The kernel buffers little: its own limit would take hours to fill with small events.
 #[tokio::test(start_paused = true)]
 async fn stalled_tcp_watcher_is_closed_after_ten_seconds() {
     let bound = Bound::tcp(([127, 0, 0, 1], 0).into(), None, None).expect("loopback");

@@ -1,5 +1,5 @@
-//! Stream of one connection, shared by hyper and the code around it. Replaces the bare errors that hyper
-//! writes, detects that a watching client has left, and lets the last response arrive.
+//! Stream of one connection, shared with hyper: replaces hyper's bare errors and lets the last response
+//! arrive.
 
 use std::{
     future::poll_fn,
@@ -60,8 +60,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         self.stream.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Discards bytes until the client closes its side or has sent too many. hyper must not read at the same
-    /// time.
+    /// Discards bytes until the client closes its side. hyper must not read at the same time.
     pub(super) async fn end(&self, most: usize) {
         let mut left = most;
         poll_fn(|cx| {

@@ -1,5 +1,4 @@
-//! Users, secrets, realms, and API keys. Items in a store can be changed. No response contains a password, a
-//! key or a secret.
+//! Users, secrets, realms, and API keys. No response contains a password, a key or a secret.
 
 use axum::{
     Extension,

@@ -1,5 +1,4 @@
-//! Credentials for applications, on the admin interface and on separate listeners: in the form for browsers,
-//! and in that of the TURN REST API draft (draft-uberti-behave-turn-rest).
+//! Credentials for applications: in the form for browsers, and in that of draft-uberti-behave-turn-rest.
 
 use std::{
     sync::Arc,

@@ -1,5 +1,4 @@
-//! Example responses for the OpenAPI document, recorded from a running server. A test compares them with real
-//! responses.
+//! Example responses for the OpenAPI document, recorded from a running server and compared by a test.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,4 @@
-//! Parses query and body of a request. An unknown, misplaced or repeated member is an error. Messages use the
-//! terms of the API instead of Rust types.
+//! Parses query and body of a request. An unknown, misplaced or repeated member is an error.
 
 use std::{borrow::Cow, collections::HashSet, fmt};
 

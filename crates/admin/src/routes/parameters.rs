@@ -1,6 +1,5 @@
-//! Checks the parameters and body of each operation against the OpenAPI document; anything else is an error.
-//! If it were ignored, a rotation with the realm in the query instead of the body would rotate the secret of
-//! another realm.
+//! Rejects parameters and bodies that the OpenAPI document does not have. If they were ignored, a rotation
+//! with the realm in the query instead of the body would rotate another realm's secret.
 
 use std::{collections::HashMap, sync::Arc};
 

@@ -1,5 +1,4 @@
-//! Cloud firewalls in front of a machine. They filter per machine rather than per address, so openings that
-//! differ only in the address become one rule.
+//! Cloud firewalls. They filter per machine, so openings that differ only in the address become one rule.
 
 use std::{fmt::Write as _, ops::RangeInclusive};
 

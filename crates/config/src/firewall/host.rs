@@ -4,8 +4,7 @@ use std::{fmt::Write as _, net::IpAddr};
 
 use super::{Firewall, Opening, Place, plain};
 
-/// A chain of our own in the `inet filter` table of Debian and others. The file flushes it first, so it can
-/// be loaded repeatedly.
+/// A chain of our own in the table `inet filter`. The file flushes it first, so it can be loaded repeatedly.
 pub(super) fn nftables(firewall: &Firewall) -> String {
     let mut text = String::from(
         "#!/usr/sbin/nft -f\n\

@@ -294,8 +294,7 @@ pub(crate) fn together(drafts: &[Draft], problems: &mut Vec<Mistake>) {
     }
 }
 
-/// Returns true if the kernel cannot bind both. It refuses one address and the wildcard on the same port.
-/// IPv6 listeners accept IPv4 only if configured to.
+/// Returns true if the kernel cannot bind both. IPv6 listeners accept IPv4 only if configured to.
 fn collide(a: &Rule, b: &Rule) -> bool {
     let transport = |rule: &Rule| matches!(rule.protocol, Protocol::Tcp | Protocol::TcpToUdp { .. });
     let both_families = |rule: &Rule, ip: IpAddr| ip.is_ipv6() && !rule.ipv6_only;

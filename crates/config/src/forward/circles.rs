@@ -58,8 +58,7 @@ enum State {
     Done,
 }
 
-/// Finds a circle reachable from `start`, unless it was visited before. Iterative, because a chain can be as
-/// long as the list of rules.
+/// Finds a circle from `start`. Iterative, because a chain can be as long as the list of rules.
 fn find(map: &Map<'_>, start: Node, state: &mut HashMap<Node, State>) -> Option<Vec<Node>> {
     if state.contains_key(&start) {
         return None;
@@ -163,8 +162,7 @@ impl<'a> Map<'a> {
         found
     }
 
-    /// Returns true if this host reaches the rule's listener. If a name has other addresses, the forwarder
-    /// skips the rule's own listener.
+    /// Returns true if this host reaches the rule's listener.
     fn hears(&self, at: usize, host: &Host) -> bool {
         let Some(bind) = self.binds[at] else { return false };
         let reached = |ip| hears(bind, self.drafts[at].rule.ipv6_only, ip);

@@ -28,8 +28,7 @@ impl fmt::Display for Format {
     }
 }
 
-/// Reads the rules of `[[rule]]`. If the TOML is broken, a rule may be incomplete, so its missing keys are
-/// not reported.
+/// Reads `[[rule]]`. Missing keys are not reported if the TOML is broken.
 pub(super) fn read_tables(entry: &Entry, broken: bool, problems: &mut Vec<Mistake>) -> Vec<Draft> {
     let Value::List(items) = &entry.node.value else {
         let what = if matches!(entry.node.value, Value::Table(_)) {
@@ -70,8 +69,8 @@ fn no_table(origin: &Origin, what: &str) -> Mistake {
     Mistake::new(origin, "rule", what, "tables, [[rule]]")
 }
 
-/// Decides by the first line with content. TOML starts with a key and `=`, or with `[`. A line of rinetd.conf
-/// never does, except for `[` of an IPv6 address.
+/// Decides by the first line with content: TOML starts with a key and `=`, or with `[` (as IPv6 addresses
+/// do).
 pub(super) fn looks_like_toml(text: &str) -> bool {
     let Some(line) = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'))
     else {

@@ -1,5 +1,4 @@
-//! `include = ["rules.d/*.toml"]`: rules in further files. Included files hold rules and may include others;
-//! settings belong in the file on the command line.
+//! `include = ["rules.d/*.toml"]`: further files, which hold only rules and includes.
 
 use std::{
     fs,

@@ -65,11 +65,7 @@ impl ForwardSources {
         self.sources.file()
     }
 
-    /// Reads, merges and checks all sources. Opens no socket except the resolver's, for listeners that are
-    /// host names.
-    ///
-    /// # Errors
-    /// All mistakes, not only the first.
+    /// Opens no socket except the resolver's, for listeners that are host names.
     pub fn load(&self) -> Result<ForwardLoaded, Mistakes> {
         let mut problems = Vec::new();
         let text = self.file().map(|path| (path, file_text(path, &mut problems)));

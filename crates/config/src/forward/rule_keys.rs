@@ -1,5 +1,4 @@
-//! Keys of one rule. One table reads `[[rule]]` in TOML files and `?key=value` on the command line, and
-//! writes rules of every format as TOML.
+//! Keys of one rule, for `[[rule]]` in TOML files and `?key=value` on the command line.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -41,8 +40,7 @@ pub(crate) fn read_rule(entries: &[Entry], origin: Origin, problems: &mut Vec<Mi
             if spec.read(&entry.node, &mut draft.rule, Checks::NONE, problems).is_none() {
                 good = false;
             }
-            // Recorded even if the value is wrong, so that the mistake is not reported again as a missing
-            // key.
+            // Recorded even if the value is wrong, so that the key is not reported as missing too.
             draft.origins.insert(spec.path, entry.node.origin.clone());
         }
     }
@@ -58,8 +56,7 @@ pub(crate) fn read_rule(entries: &[Entry], origin: Origin, problems: &mut Vec<Mi
     good.then(|| draft.with_defaults())
 }
 
-/// Reads one or two rules: `tcp+udp` becomes a rule for each, with the keys that fit its protocol. Mistakes
-/// are reported once.
+/// Reads one or two rules: `tcp+udp` becomes a rule for each. Mistakes are reported once.
 pub(crate) fn read_rules(entries: &[Entry], origin: &Origin, problems: &mut Vec<Mistake>) -> Vec<Draft> {
     let is_both = |entry: &&Entry| {
         entry.key == "protocol" && matches!(&entry.node.value, Value::Text(text) if **text == BOTH)
@@ -88,8 +85,7 @@ pub(crate) fn read_rules(entries: &[Entry], origin: &Origin, problems: &mut Vec<
     drafts
 }
 
-/// Writes the rule as a `[[rule]]` of a TOML file, without keys that have their default or the value for all
-/// rules.
+/// Writes the rule as a `[[rule]]`, without keys that have their default or the value for all rules.
 pub(crate) fn as_toml(rule: &Rule, max_connections: usize, copy: CopyMode) -> String {
     let mut text = "[[rule]]\n".to_owned();
     let plain = Rule {

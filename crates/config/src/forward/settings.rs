@@ -16,8 +16,7 @@ settings! {
     /// Effective settings; [`ForwardSettings::default`] holds the documented defaults.
     ForwardSettings by FORWARD_KEYS {
         workers: Option<usize> = None, start "forward.workers" kind::WORKERS;
-        /// I/O path; also decides if rules without a choice of their own use kernel forwarding for single
-        /// datagrams.
+        /// I/O path; also decides if rules without their own choice use kernel forwarding for datagrams.
         datapath: DatapathChoice = DatapathChoice::Auto, start "forward.datapath" DATAPATH;
         /// Kernel flow table entries; a session uses two.
         kernel_flows: u32 = 65_536, start "forward.kernel_flows" number!(u32, "a number", 2..=4_194_304);

@@ -1,5 +1,4 @@
-//! Settings of a turnserver.conf, collected before the translation because options can change the meaning of
-//! each other.
+//! Settings of a turnserver.conf, collected first because options can change each other's meaning.
 
 use std::{
     collections::HashSet,

@@ -1,5 +1,4 @@
-//! coturn's options and their handling. docs/from-coturn.md has the same table; a test compares their
-//! options.
+//! coturn's options and their handling. A test compares them with docs/from-coturn.md.
 
 use std::{net::IpAddr, str::FromStr};
 

@@ -96,8 +96,7 @@ fn with_ports(ip: IpAddr, ports: &str) -> String {
     if ip.is_ipv4() { format!("{ip}:{ports}") } else { format!("[{ip}]:{ports}") }
 }
 
-/// Adds a note if an allowed address may be the server's own: the file has no address of the server, and the
-/// server may be another machine.
+/// Adds a note if an allowed address may be the server's own on another machine.
 fn doubtful(allowed: &[IpRange], draft: &Draft, machine: &Machine, note: &mut impl FnMut(&str, String)) {
     let alone: Vec<IpAddr> = prefixes(allowed).iter().filter_map(alone).collect();
     let is_known = |ip: &IpAddr| ip.is_loopback() || draft.names(*ip) || (machine.is_own)(*ip);

@@ -10,8 +10,8 @@ use super::{
 /// A setting: its line (0 on a command line), its name, and its value as written.
 pub(super) type Setting<'a> = (usize, &'a str, &'a str);
 
-/// Settings of a file: a name, then `=` or blanks, then a value that may be quoted. A line that starts with
-/// `#` is a comment.
+/// Settings of a file: a name, then `=` or blanks, then a value that may be quoted. `#` begins a comment
+/// line.
 pub(super) fn settings(text: &str) -> impl Iterator<Item = Setting<'_>> {
     let lines = (1..).zip(text.lines()).map(|(number, line)| (number, line.trim()));
     lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')).map(|(number, line)| {

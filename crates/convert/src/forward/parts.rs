@@ -84,8 +84,7 @@ pub fn host(text: &str) -> Result<Host, String> {
     Err(format!("{text:?} is neither an address nor a host name"))
 }
 
-/// RFC 1123 section 2.1, plus the underscores of service names. The last label must not be all digits, so
-/// that `10.0.0.256` is not a name.
+/// RFC 1123 section 2.1, plus underscores. The last label is not all digits, so `10.0.0.256` is not a name.
 fn is_host_name(text: &str) -> bool {
     let name = text.strip_suffix('.').unwrap_or(text);
     let label_is_good = |label: &str| {
@@ -100,8 +99,7 @@ fn is_host_name(text: &str) -> bool {
 
 const NO_PORT: PortRange = PortRange { first: 0, last: 0 };
 
-/// Parses a name that starts with `unix:`, in upper or lower case: host names are shown in lower case, and
-/// would be read back as a socket.
+/// Parses a name that starts with `unix:` in any case.
 fn unix(text: &str) -> Option<Result<UnixName, String>> {
     let (scheme, name) = text.split_at_checked("unix:".len())?;
     scheme.eq_ignore_ascii_case("unix:").then(|| name.parse::<UnixName>().map_err(str::to_owned))
@@ -194,8 +192,7 @@ pub fn pattern(text: &str) -> Result<Pattern, String> {
     })
 }
 
-/// Suggests a pattern for one that matches no address: with too few or too many parts, leading zeros, or IPv4
-/// in IPv6.
+/// Suggests a pattern for one that matches no address.
 pub fn meant_pattern(text: &str) -> Option<String> {
     let text = text.to_ascii_lowercase();
     let text = without_mapping(&text);

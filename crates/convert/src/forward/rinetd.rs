@@ -25,12 +25,11 @@ const LONGEST_IDLE: u32 = 31_536_000;
 const OPTIONS_FORM: &str = "[timeout=SECONDS, src=ADDRESS, keepalive=on|off], each at most once";
 const DIRECTIVES: [&str; 5] = ["allow", "deny", "logfile", "logcommon", "pidlogfile"];
 
-/// Wrong lines that are reported one by one in a file without a valid line. With more, it is not a
-/// rinetd.conf.
+/// Wrong lines that are reported in a file without a valid line. With more, it is not a rinetd.conf.
 const FEW: usize = 3;
 
-/// Reads a file; every line with a mistake is one problem. Names are resolved only if all lines are valid: a
-/// name server can be slow, and every line of another program's file would have a "name".
+/// Reads a file. Names are resolved only if all lines are valid: a name server can be slow, and every line of
+/// another program's file would have a "name".
 pub fn read(path: &Path, text: &str, machine: &Machine, problems: &mut Vec<Mistake>) -> ForeignRules {
     let mut conf = ForeignRules::default();
     let mut log_file = None;

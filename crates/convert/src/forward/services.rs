@@ -1,5 +1,4 @@
-//! Service names (services(5)): `name port/protocol [alias...] [# comment]`. Read from the file only, because
-//! getservbyname(3) would need a foreign function and hardly any machine uses other sources.
+//! Service names (services(5)), read from the file, because getservbyname(3) would need a foreign function.
 
 use std::{fs, path::Path};
 

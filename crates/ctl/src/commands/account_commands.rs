@@ -1,5 +1,4 @@
-//! `turnpike user`, `secret`, `realm` and `key`: requests to a running server, or direct changes of a store
-//! without one.
+//! `turnpike user`, `secret`, `realm` and `key`, with a running server or a store.
 
 use std::io::{self, Write};
 
@@ -31,9 +30,6 @@ pub struct GeneratedSecret<'a> {
 
 impl AccountBackend {
     /// Opens a store with `open`, in a new runtime.
-    ///
-    /// # Errors
-    /// `open` failed, or the runtime could not be created.
     pub fn here<E: From<io::Error>>(open: impl FnOnce() -> Result<Accounts, E>) -> Result<Self, E> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let inside = runtime.enter();

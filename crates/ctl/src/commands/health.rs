@@ -1,5 +1,4 @@
-//! `turnpike health`, and the wait of `turnpike drain --wait`, for environments without a shell such as
-//! containers.
+//! `turnpike health` and `turnpike drain --wait`, for containers without a shell.
 
 use std::{io::Write, thread, time::Duration};
 
@@ -11,9 +10,6 @@ use crate::client::{Client, ClientError};
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
 /// Checks readiness, or with `live` only that the program runs.
-///
-/// # Errors
-/// See [`CommandError`]; [`CommandError::Unwell`] if it takes no new clients.
 pub fn health(client: &Client, live: bool, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
     let (well, words) = client.words(if live { "/livez" } else { "/readyz?verbose" })?;
     if json {
@@ -27,9 +23,6 @@ pub fn health(client: &Client, live: bool, json: bool, out: &mut dyn Write) -> R
 }
 
 /// Waits until the running program has ended. Its deadline is set by `drain`.
-///
-/// # Errors
-/// See [`CommandError`]: a program is listening but refuses.
 pub fn wait_for_end(client: &Client) -> Result<(), CommandError> {
     let mut waited_for = None;
     loop {

@@ -1,5 +1,4 @@
-//! A table before it is drawn. On a narrow terminal it loses whole columns, never part of a figure or an
-//! address.
+//! A table that loses whole columns on a narrow terminal, never part of a figure or an address.
 
 use ratatui::{style::Color, text::Span};
 
@@ -10,8 +9,7 @@ pub(super) const GAP: u16 = 2;
 /// Width of the main column up to which other columns are dropped for it.
 const TEXT: u16 = 20;
 
-/// Title and rank. Columns with the highest rank are dropped first; the one with rank 0 stays, and its text
-/// may be shortened.
+/// Title and rank. The highest rank is dropped first; the column with rank 0 stays, possibly shortened.
 pub(super) type Column = (&'static str, u8);
 
 pub(super) struct Grid {

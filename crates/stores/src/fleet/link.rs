@@ -1,5 +1,4 @@
-//! Connection to the server that holds the fleet's keys. After a failure, the server is looked up again
-//! through sentinels or cluster redirects.
+//! Connection to the server with the fleet's keys, found through sentinels or cluster redirects.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -98,8 +97,7 @@ impl Finder {
         Self { address, name, known: Mutex::default() }
     }
 
-    /// Connects to the server that currently holds the keys. Each step may take `patience`, and each later
-    /// answer `for_answers`.
+    /// Connects to the server that currently holds the keys, with the deadline `patience` for each step.
     pub(super) async fn connect(
         &self,
         patience: Duration,

@@ -1,5 +1,4 @@
-//! Lua scripts for atomic changes of several keys. Each is sent as a whole: the longest has 3,000 bytes, and
-//! a server without a script cache needs no second round trip.
+//! Lua scripts for atomic changes. Each is sent whole (at most 3,000 bytes), so no script cache is needed.
 
 use redis::Cmd;
 

@@ -1,5 +1,4 @@
-//! Checks docs/forward.md: its examples are valid configurations, its commands valid rules, its metrics
-//! exist.
+//! Checks the examples, commands and metrics of docs/forward.md.
 
 use super::*;
 
