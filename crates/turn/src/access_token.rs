@@ -27,14 +27,11 @@ pub const NONCE_LEN: usize = 12;
 pub const MAC_KEY_LEN: std::ops::RangeInclusive<usize> = 16..=64;
 
 const TAG_LEN: usize = 16;
-/// Nonce length, nonce, key length.
 const HEAD_LEN: usize = 2 + NONCE_LEN;
-/// Encrypted bytes besides the key.
 const FIELDS_LEN: usize = 2 + 8 + 4;
 const MAX_SEALED_LEN: usize = FIELDS_LEN + *MAC_KEY_LEN.end();
 
-/// Key shared by a TURN server and an authorization server. `Debug` hides it, equality is constant-time, and
-/// dropping erases it.
+/// Key shared with an authorization server. `Debug` hides it, and dropping erases it.
 #[derive(Clone)]
 pub enum TokenKey {
     A128Gcm([u8; 16]),
@@ -51,7 +48,6 @@ impl TokenKey {
         bytes.try_into().ok().map(Self::A256Gcm)
     }
 
-    /// Algorithm name in RFC 7635 section 4.1.1.
     #[must_use]
     pub const fn algorithm(&self) -> &'static str {
         match self {
@@ -113,19 +109,17 @@ impl PartialEq for TokenKey {
 
 impl Eq for TokenKey {}
 
-/// Content of a token. `Debug` hides `mac_key`, and dropping erases it.
+/// `Debug` hides `mac_key`, and dropping erases it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct AccessToken {
     mac_key: Zeroizing<Vec<u8>>,
     /// Issue time: Unix seconds in the upper 48 bits, 1/64000 s in the lower 16.
     pub timestamp: u64,
-    /// Seconds from `timestamp`.
     pub lifetime: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
-    /// Invalid lengths.
     #[error("malformed")]
     Malformed,
     /// Encrypted with another key, issued for another server, or altered.
@@ -134,14 +128,13 @@ pub enum TokenError {
 }
 
 impl AccessToken {
-    /// Token issued at `unix` seconds. `None` if the key length is outside [`MAC_KEY_LEN`].
+    /// `None` if the key length is outside [`MAC_KEY_LEN`]. Times are Unix seconds.
     #[must_use]
     pub fn new(mac_key: &[u8], unix: u64, lifetime: u32) -> Option<Self> {
         let fits = MAC_KEY_LEN.contains(&mac_key.len());
         fits.then(|| Self { mac_key: mac_key.to_vec().into(), timestamp: unix << 16, lifetime })
     }
 
-    /// Issue time in Unix seconds.
     #[must_use]
     pub const fn made_unix(&self) -> u64 {
         self.timestamp >> 16

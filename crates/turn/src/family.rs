@@ -21,7 +21,6 @@ impl Family {
         }
     }
 
-    /// Parses REQUESTED-ADDRESS-FAMILY and ADDITIONAL-ADDRESS-FAMILY (RFC 8656 sections 18.6 and 18.11).
     /// `Err` holds an unknown family number; `None` means a malformed attribute.
     pub(crate) fn read(value: &[u8]) -> Option<Result<Self, u8>> {
         match *value {

@@ -1,5 +1,4 @@
-//! Address ranges in the FIRST-LAST notation of other servers, their unions and differences, and conversion
-//! to prefixes for peer rules.
+//! Address ranges in FIRST-LAST notation, and their conversion to prefixes for peer rules.
 
 use std::{
     fmt,
@@ -25,7 +24,6 @@ enum Family {
 }
 
 impl IpRange {
-    /// `None` if the families differ or the last address precedes the first.
     #[must_use]
     pub fn new(first: IpAddr, last: IpAddr) -> Option<Self> {
         let ((family, first), (other, last)) = (place(first), place(last));
@@ -60,7 +58,6 @@ impl IpRange {
     }
 }
 
-/// Minimal set of ranges that covers all of `ranges`, in ascending order.
 #[must_use]
 pub fn union(ranges: &[IpRange]) -> Vec<IpRange> {
     let mut sorted = ranges.to_vec();
@@ -77,7 +74,6 @@ pub fn union(ranges: &[IpRange]) -> Vec<IpRange> {
     union
 }
 
-/// Addresses of `ranges` outside all of `but`.
 #[must_use]
 pub fn difference(ranges: &[IpRange], but: &[IpRange]) -> Vec<IpRange> {
     but.iter()
@@ -93,8 +89,7 @@ impl From<Cidr> for IpRange {
     }
 }
 
-/// Parses `FIRST-LAST`, a prefix or a single address. Unlike in a [`Cidr`], a prefix may have host bits, as
-/// other servers allow.
+/// A prefix may have host bits, unlike in a [`Cidr`], because other servers allow that.
 impl FromStr for IpRange {
     type Err = String;
 
@@ -142,7 +137,6 @@ impl Family {
         }
     }
 
-    /// Prefix with `free` low bits unset.
     #[expect(clippy::cast_possible_truncation, reason = "at most 128")]
     fn prefix(self, first: u128, free: u32) -> Cidr {
         Cidr { base: self.address(first), bits: (self.bits() - free) as u8 }

@@ -1,5 +1,4 @@
-//! Random numbers from a seed supplied by the caller. The state machines never ask the system, so that a run
-//! can be repeated.
+//! Random numbers from the caller's seed, so that a run can be repeated.
 
 use std::fmt;
 
@@ -8,7 +7,7 @@ use rand_chacha::{
     rand_core::{RngCore as _, SeedableRng as _},
 };
 
-/// Random seed of a state machine: 32 unpredictable bytes, unique for each.
+/// Must be unpredictable, and unique for each state machine.
 pub struct Seed(pub [u8; 32]);
 
 impl fmt::Debug for Seed {

@@ -1,4 +1,3 @@
-/// Both clocks of a state machine, read once per wake-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
     /// Milliseconds of a monotonic clock with any fixed start.

@@ -3,36 +3,29 @@ use crate::Family;
 /// Settings of a client; many clients can share one `Arc`.
 #[derive(Clone)]
 pub struct Config {
-    /// At most 508 bytes. Empty for a server without authentication.
+    /// At most 508 bytes; empty for a server without authentication.
     pub username: String,
     pub password: String,
-    /// SOFTWARE in requests. Default none.
     pub software: Option<String>,
     /// LIFETIME to request, in seconds. Default: the server's choice.
     pub lifetime: Option<u32>,
     /// REQUESTED-ADDRESS-FAMILY. Default `None`, which means IPv4 (RFC 8656 section 7.1).
     pub family: Option<Family>,
-    /// Requests a dual-stack allocation (ADDITIONAL-ADDRESS-FAMILY = IPv6). Excludes `family`, `even_port`
-    /// with reservation, and `reservation`.
+    /// ADDITIONAL-ADDRESS-FAMILY. Excludes `family`, `reservation`, and `even_port` with reservation.
     pub dual_stack: bool,
     /// DONT-FRAGMENT in Allocate, to ask for support, and in Send indications.
     pub dont_fragment: bool,
-    /// Default UDP. TCP (RFC 6062) requires a control connection over TCP or TLS and excludes
-    /// `dont_fragment`, `even_port` and `reservation`.
+    /// TCP (RFC 6062) needs a stream to the server; excludes `dont_fragment`, `even_port`, `reservation`.
     pub relayed: Relayed,
-    /// Requests a MOBILITY-TICKET, with which [`super::Client::migrate`] moves the allocation to another
-    /// address (RFC 8016). Default false.
+    /// MOBILITY-TICKET (RFC 8016), which [`super::Client::migrate`] needs.
     pub mobility: bool,
     /// Third-party authorization (RFC 7635), replaces `password`; `username` is then the key ID.
     pub access_token: Option<AccessToken>,
     /// EVEN-PORT; `Some(true)` also reserves the next higher port.
     pub even_port: Option<bool>,
-    /// RESERVATION-TOKEN of an earlier allocation with `even_port: Some(true)`.
     pub reservation: Option<[u8; 8]>,
-    /// Uses PASSWORD-ALGORITHMS (RFC 8489). False makes it an RFC 5389 client with MD5 and HMAC-SHA1 only.
-    /// Default true.
+    /// False makes it an RFC 5389 client, with MD5 and HMAC-SHA1 only. Default true.
     pub password_algorithms: bool,
-    /// Adds FINGERPRINT to requests. Default false.
     pub fingerprint: bool,
     /// Use [`Timing::default`] over UDP and DTLS, and [`Timing::RELIABLE`] over TCP and TLS.
     pub timing: Timing,
@@ -47,13 +40,10 @@ pub enum Relayed {
 
 #[derive(Clone)]
 pub struct AccessToken {
-    /// Opaque value of ACCESS-TOKEN.
     pub token: Vec<u8>,
-    /// Session key that signs requests.
     pub mac_key: Vec<u8>,
 }
 
-/// Retransmission schedule (RFC 8489 section 6.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
     /// RTO in milliseconds, doubled after each transmission. Default 500.
@@ -104,7 +94,6 @@ impl Default for Config {
     }
 }
 
-/// Omits the secrets.
 impl std::fmt::Debug for Config {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Config")

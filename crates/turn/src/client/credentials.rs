@@ -12,7 +12,7 @@ use super::{Config, Failure, Ignored};
 pub(super) struct Challenge {
     pub(super) realm: String,
     pub(super) nonce: String,
-    /// PASSWORD-ALGORITHMS byte for byte, to be repeated in the answer.
+    /// PASSWORD-ALGORITHMS as received; the answer must repeat it.
     pub(super) algorithms: Option<Vec<u8>>,
     pub(super) anonymous: bool,
 }
@@ -59,8 +59,7 @@ impl Session {
             let key = Key::from_bytes(&access.mac_key);
             return Ok(Self { challenge, algorithm: KeyAlgorithm::Md5, key, mac: Mac::Sha1 });
         }
-        // PASSWORD-ALGORITHMS implies an RFC 8489 server, and then SHA-256 protects the message whichever
-        // algorithm derived the key (section 9.2.5).
+        // PASSWORD-ALGORITHMS shows an RFC 8489 server, which verifies SHA-256 (section 9.2.5).
         let (algorithm, mac) = match &challenge.algorithms {
             Some(offered) => {
                 let known = password_algorithms(offered).find_map(KeyAlgorithm::numbered);
@@ -77,7 +76,6 @@ impl Session {
         Ok(Self { challenge, algorithm, key, mac })
     }
 
-    /// Returns true if a new challenge differs in more than its nonce, so that answering it may help.
     pub(super) fn differs(&self, challenge: &Challenge) -> bool {
         self.challenge.realm != challenge.realm
             || self.challenge.algorithms != challenge.algorithms

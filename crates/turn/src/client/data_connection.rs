@@ -1,5 +1,4 @@
-//! Client data connection of RFC 6062: a ConnectionBind, and after its response the peer's bytes. Separate
-//! from the client, because it is a connection of its own.
+//! Client data connection (RFC 6062): a ConnectionBind, then the peer's bytes.
 
 use std::sync::Arc;
 
@@ -13,9 +12,8 @@ use super::{
     refusal, requests,
 };
 
-/// Data connection being bound. The caller connects to the address and over the transport of the control
-/// connection, sends [`DataConnection::poll_transmit`], feeds complete STUN messages, and limits the wait
-/// (RFC 6062 section 4.3: the server waits 30 s).
+/// The caller opens the connection, sends [`DataConnection::poll_transmit`], feeds complete STUN messages,
+/// and limits the wait: the server allows 30 s (RFC 6062 section 4.3).
 pub struct DataConnection {
     config: Arc<Config>,
     session: Option<Session>,
@@ -31,7 +29,6 @@ pub struct DataConnection {
 pub enum Progress {
     /// Bound: all bytes after this message are the peer's.
     Bound,
-    /// Not bound yet; there may be another message to send.
     Pending,
 }
 

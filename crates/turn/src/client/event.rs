@@ -14,19 +14,15 @@ pub enum Request {
     Refresh,
     /// Refresh with LIFETIME 0.
     Delete,
-    /// CreatePermission, or its refresh.
     Permit(IpAddr),
-    /// ChannelBind, or its refresh.
     Bind(ChannelNumber, SocketAddr),
     /// Connect: a TCP connection from the relayed address to this peer (RFC 6062 section 4.3).
     Connect(SocketAddr),
-    /// ConnectionBind, on a separate connection (RFC 6062 section 4.3).
     BindConnection(ConnectionId),
     /// Refresh with a MOBILITY-TICKET from a new address (RFC 8016 section 3.2).
     Migrate,
 }
 
-/// CONNECTION-ID of a peer connection (RFC 6062 section 6.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConnectionId(pub u32);
 
@@ -46,7 +42,7 @@ impl std::fmt::Display for Request {
     }
 }
 
-/// Allocation as granted. All addresses are canonical.
+/// Addresses are canonical.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
     pub relayed: SocketAddr,
@@ -56,7 +52,6 @@ pub struct Allocation {
     pub mapped: Option<SocketAddr>,
     /// Seconds until expiry; the client refreshes it automatically.
     pub lifetime: u32,
-    /// RESERVATION-TOKEN for the next higher port.
     pub reservation: Option<[u8; 8]>,
     /// ADDRESS-ERROR-CODE of a dual-stack request that got only one family (440 or 508).
     pub additional_refused: Option<u16>,
@@ -79,13 +74,12 @@ pub enum Event {
         peer: SocketAddr,
         connection: ConnectionId,
     },
-    /// A permitted peer connected to the relayed address; the server waits 30 s for the ConnectionBind (RFC
-    /// 6062 section 5.2).
+    /// The server waits 30 s for the ConnectionBind (RFC 6062 section 5.2).
     ConnectionAttempt {
         peer: SocketAddr,
         connection: ConnectionId,
     },
-    /// The allocation, its permissions and its channels belong to the new address; lifetime in seconds.
+    /// Lifetime in seconds.
     Migrated {
         lifetime: u32,
     },
@@ -114,15 +108,13 @@ pub enum Failure {
     /// 300 (RFC 8489 section 10).
     #[error("the server redirects to {server}{}", domain.as_ref().map(|domain| format!(" ({})", name(domain).cut(REASON))).unwrap_or_default())]
     TryAlternate {
-        /// ALTERNATE-SERVER, canonical.
         server: SocketAddr,
         /// ALTERNATE-DOMAIN: the name its certificate must have.
         domain: Option<String>,
     },
     #[error("the server offers no supported password algorithm")]
     PasswordAlgorithms,
-    /// No verifiable response. Unsigned errors to signed requests prove nothing (RFC 8489 section 9.2.5), but
-    /// the last one is reported.
+    /// Unsigned errors prove nothing (RFC 8489 section 9.2.5), but the last one is reported.
     #[error("no answer after {transmissions} transmissions{}", match unverified {
         Some((code, reason)) => format!("; an unsigned response had {code} {}", name(reason).cut(REASON)),
         None => String::new(),
@@ -132,10 +124,8 @@ pub enum Failure {
         /// Code and reason of the last unverified error response.
         unverified: Option<(u16, String)>,
     },
-    /// A success response lacks this mandatory attribute.
     #[error("the server's response lacks {0}")]
     Incomplete(&'static str),
-    /// The configuration has a value that does not fit into the request.
     #[error("cannot encode the request: {0}")]
     Unwritable(String),
 }
@@ -157,31 +147,25 @@ pub enum Incoming<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Ignored {
-    /// Neither STUN nor ChannelData, or malformed.
     Malformed,
     UnknownChannel,
     /// Data indication from a peer without a permission (RFC 8656 section 11.4).
     NoPermission,
     /// Response without a pending request: late, retransmitted, or for another client.
     UnknownTransaction,
-    /// Response without a valid MESSAGE-INTEGRITY to a signed request.
     Unverified,
-    /// The nonce announces password algorithms but the challenge has none: an attacker removed them (RFC 8489
-    /// section 9.2.1).
+    /// An attacker removed the password algorithms that the nonce announces (RFC 8489 section 9.2.1).
     BidDown,
-    /// Request, or an indication not meant for clients.
     Unexpected,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestError {
-    /// The client has an allocation, or one is in progress.
     #[error("the client already has an allocation")]
     AllocationExists,
     #[error("the client has no allocation")]
     NoAllocation,
-    /// The server issued no MOBILITY-TICKET, or none was requested.
     #[error("the server issued no mobility ticket")]
     NoTicket,
     #[error("limit of {limit} {what} reached")]

@@ -36,11 +36,9 @@ use {
     transaction::{Start, Transaction, Transactions},
 };
 
-/// Age at which permissions and channel bindings are refreshed. A permission lives 300 s (RFC 8656 section
-/// 9), and a ChannelBind refreshes its permission too, so one interval serves both.
+/// A permission lives 300 s (RFC 8656 section 9), and a ChannelBind refreshes its permission too.
 const BINDING_REFRESH_MS: u64 = 240_000;
-/// Margin before expiry at which an allocation is refreshed, or at half its lifetime if that is later (RFC
-/// 8656 section 8.1).
+/// Time before expiry at which to refresh; half the lifetime if that is shorter (RFC 8656 section 8.1).
 const REFRESH_MARGIN_MS: u64 = 60_000;
 /// Challenges answered for one request before it counts as refused.
 const MAX_CHALLENGES: u8 = 3;
@@ -58,8 +56,7 @@ pub struct Client {
     permissions: Vec<Permission>,
     channels: Vec<Channel>,
     ticket: Option<Vec<u8>>,
-    /// Transaction ID of the last Send indication: random start, then counted, since indications have no
-    /// response.
+    /// Transaction ID of the last Send indication: random start, then counted.
     indication: u128,
     random: Random,
 }
@@ -119,7 +116,6 @@ impl Client {
         self.request(now, Request::Allocate)
     }
 
-    /// Installs a permission for this peer and keeps it refreshed.
     pub fn permit(&mut self, now: u64, peer: IpAddr) -> Result<(), RequestError> {
         self.allocated()?;
         let peer = canonical_ip(peer);
@@ -150,28 +146,24 @@ impl Client {
         Ok(number)
     }
 
-    /// Requests a connection to this peer, which needs a permission (RFC 6062 section 4.3; only with
-    /// [`Relayed::Tcp`]). [`Event::Connected`] supplies the ID for [`Client::data_connection`].
+    /// Needs a permission (RFC 6062 section 4.3). [`Event::Connected`] supplies the connection's ID.
     pub fn connect(&mut self, now: u64, peer: SocketAddr) -> Result<(), RequestError> {
         self.allocated()?;
         self.request(now, Request::Connect(canonical(peer)))
     }
 
-    /// State machine that binds a new connection to the server to this peer connection.
     #[must_use]
     pub fn data_connection(&mut self, connection: ConnectionId) -> DataConnection {
         DataConnection::new(Arc::clone(&self.config), self.session.clone(), connection, self.random.fork())
     }
 
-    /// Returns true if [`Client::migrate`] is possible: the server issued a mobility ticket.
     #[must_use]
     pub fn can_migrate(&self) -> bool {
         self.allocation().is_some() && self.ticket.is_some()
     }
 
-    /// Moves the allocation to a new address (RFC 8016 section 3.2); call it once the caller sends from
-    /// there. Pending requests belonged to the old address; state that they would have refreshed is refreshed
-    /// afterwards. May be called again after a timeout.
+    /// Moves the allocation to a new address (RFC 8016 section 3.2), from which the caller already sends.
+    /// May be called again after a timeout.
     pub fn migrate(&mut self, now: u64) -> Result<(), RequestError> {
         self.allocated()?;
         if self.ticket.is_none() {
@@ -199,16 +191,14 @@ impl Client {
         }
     }
 
-    /// Number of the channel bound to this peer, which must be canonical.
     #[must_use]
     pub fn channel(&self, peer: SocketAddr) -> Option<ChannelNumber> {
         let channel = self.channels.iter().find(|channel| channel.peer == peer && channel.bound);
         channel.map(|channel| channel.number)
     }
 
-    /// Writes the header for a payload to this peer and returns its length: ChannelData if a channel is
-    /// bound, otherwise a Send indication, which needs [`turnpike_wire::frame::padding`] zero bytes after the
-    /// payload.
+    /// Returns the header's length. A Send indication (no channel bound) also needs
+    /// [`turnpike_wire::frame::padding`] zero bytes after the payload.
     pub fn send_header(
         &mut self,
         peer: SocketAddr,
@@ -237,7 +227,6 @@ impl Client {
         }
     }
 
-    /// Next datagram to send to the server.
     pub fn poll_transmit(&mut self) -> Option<&[u8]> {
         self.transactions.poll_transmit()
     }
@@ -254,7 +243,6 @@ impl Client {
         permissions.chain(channels).chain(self.refresh_at).chain(self.transactions.next_due()).min()
     }
 
-    /// Retransmits, times out, and refreshes as due.
     pub fn handle_timeout(&mut self, now: u64) {
         while let Some(Transaction { request, transmissions, unverified, .. }) = self.transactions.expire(now)
         {
@@ -417,7 +405,6 @@ impl Client {
                 Some(id) => self.event(Event::Connected { peer, connection: ConnectionId(id) }),
                 None => self.fail(request, Failure::Incomplete("CONNECTION-ID")),
             },
-            // Handled by a data connection.
             Request::BindConnection(_) => {}
             Request::Delete => {
                 self.forget_allocation();

@@ -1,5 +1,3 @@
-//! Encoding of requests.
-
 use turnpike_wire::{
     integrity::userhash,
     precis::opaque_string,

@@ -10,7 +10,6 @@ pub(super) struct Transaction {
     pub(super) signed: bool,
     pub(super) challenges: u8,
     pub(super) unverified: Option<(u16, String)>,
-    /// Includes a pending transmission.
     pub(super) transmissions: u32,
     pending: bool,
     interval: u64,
@@ -75,7 +74,6 @@ impl Transactions {
         self.list.clear();
     }
 
-    /// Next request to send, oldest first.
     pub(super) fn poll_transmit(&mut self) -> Option<&[u8]> {
         let next = self.list.iter_mut().find(|transaction| transaction.pending)?;
         next.pending = false;
@@ -86,7 +84,7 @@ impl Transactions {
         self.list.iter().map(|transaction| transaction.due).min()
     }
 
-    /// Marks due requests for retransmission and returns one that timed out. Call until `None`.
+    /// Returns one request that timed out; call until `None`.
     pub(super) fn expire(&mut self, now: u64) -> Option<Transaction> {
         let last_wait = self.last_wait();
         let Timing { transmissions, .. } = self.timing;

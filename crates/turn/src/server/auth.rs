@@ -38,22 +38,19 @@ use super::{
     },
 };
 
-/// Bytes of a header and one attribute of four bytes (REQUESTED-TRANSPORT, LIFETIME, CONNECTION-ID). No
-/// meaningful request is shorter.
+/// Bytes of a header and one attribute of four bytes.
 const SHORTEST_REQUEST: usize = 28;
 
 const HEADER: usize = 20;
 
-/// Maximum challenge length per byte of a request shorter than [`SHORTEST_REQUEST`], apart from
-/// [`short_request_rate`].
+/// Maximum challenge length per byte of a request shorter than [`SHORTEST_REQUEST`].
 const MAX_AMPLIFICATION: usize = 4;
 
 const fn attribute(len: usize) -> usize {
     4 + len.next_multiple_of(4)
 }
 
-/// Rate of challenges over UDP above [`MAX_AMPLIFICATION`]: ten per second and host after a burst of 50, and
-/// a thousand per second and worker. Clients with meaningful requests are not affected.
+/// Each host gets ten per second after a burst of 50, and each worker a thousand per second.
 pub(crate) fn short_request_rate() -> Rates {
     Rates::new(Rate::new(50, 100), Rate::new(1000, 1), 4096)
 }
@@ -65,7 +62,6 @@ impl<P: Policy> Server<P> {
         let first = self.realms.challenging(&self.config, listener, origin);
         if !self.config.authenticate {
             context.who.realm = Arc::clone(&first.name);
-            // Without usernames, quotas count addresses.
             context.who.identity = context.source.client.address.ip().to_string().into_boxed_str();
             return Ok(());
         }
@@ -78,8 +74,7 @@ impl<P: Policy> Server<P> {
             Ok(named) => named,
             Err(denied) => return Err(self.deny_request(context, denied)),
         };
-        // Keys are per realm, and the challenge names the listener's first. A user of another realm on this
-        // listener sends that realm and gets a nonce for it with the 438 below.
+        // The challenge names the listener's first realm; the 438 below provides a nonce for another one.
         let Some(realm) = self.realms.find(&self.config, listener, realm).cloned() else {
             self.refused_before(context, &first, user, CredentialRefusal::WrongRealm);
             return Err(self.challenge(context, &first, 401));
@@ -233,9 +228,8 @@ impl<P: Policy> Server<P> {
         self.challenge(context, &claim.realm, 401)
     }
 
-    /// Counts a credential refused before authentication, and logs it only if the source address is verified,
-    /// because the line names that address. A forged UDP source never sees the nonce sent to it; other
-    /// transports verify the address by handshake.
+    /// Logs only requests from verified addresses, because the log line names the address. A forged UDP
+    /// source never sees the nonce sent to it.
     fn refused_before(
         &mut self,
         context: &Context<'_>,
@@ -268,7 +262,6 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Counts a refused credential and logs it at a bounded rate.
     pub(crate) fn refused(&mut self, context: &Context<'_>, user: User<'_>, why: CredentialRefusal) {
         self.data.stats.refused(why);
         let client = *context.client();
@@ -334,7 +327,6 @@ impl<P: Policy> Server<P> {
 }
 
 impl Credentials {
-    /// Evaluates store credentials as [`super::Users::check`] would.
     fn verify(self, unix: u64, verify: &mut dyn FnMut(&Key) -> bool) -> Lookup {
         let (username, identity, keys) = match self {
             Self::Keys { username, identity, keys } => (username, identity, keys),

@@ -20,29 +20,24 @@ pub struct ServerConfig {
     pub tenants: Vec<Realm>,
     /// SOFTWARE in responses to clients with a verified address; `None` omits it. Default `turnpike`.
     pub software: Option<String>,
-    /// Requires long-term credentials for all TURN requests. Default true; false is for closed networks and
-    /// tests.
+    /// Default true; false is for closed networks and tests.
     pub authenticate: bool,
-    /// Key of this server, shared by its workers and by the process that takes over in an upgrade. It keys
-    /// the hashes in the replay guard and the tombstones, so it must not change.
+    /// Keys the replay guard and the tombstones; must not change, even in an upgrade.
     pub own_key: NonceKey,
-    /// Keys of nonces and mobility tickets, shared by all workers and by all servers of a fleet.
     pub nonce_keys: NonceKeys,
-    /// Number of this server in a fleet, 1 to 4095, or 0 while it has none assigned; part of CONNECTION-IDs
-    /// and mobility tickets. `Some` must not become `None` or the reverse. Default `None`: not in a fleet.
+    /// Number in the fleet, 1 to 4095, or 0 while unassigned; `None` without a fleet. Never changes between
+    /// `Some` and `None`.
     pub node: Option<u16>,
-    /// Refuses copies of granted requests; shared by all workers. Reloads keep the existing one.
+    /// This table and the next two are shared by all workers, and reloads keep them.
     pub replays: ReplayGuard,
-    /// Workers of mobile allocations; shared by all workers. Reloads keep the existing one.
     pub owners: MobileOwners,
-    /// Connections to peers; shared by all workers. Reloads keep the existing one.
     pub connection_counts: ConnectionCounts,
     pub limits: ServerLimits,
     /// Seconds that a nonce stays valid. Default 3600.
     pub nonce_lifetime: u32,
     pub max_session_duration: MaxSessionDuration,
     pub bandwidth: Bandwidth,
-    /// Shared bandwidth of all allocations on all workers. Reloads keep the existing one.
+    /// Shared by all workers. Reloads keep it.
     pub pools: Pools,
     /// Prefixes that quotas and refusal limits count as one client.
     pub prefixes: PrefixLengths,
@@ -57,37 +52,29 @@ pub struct ServerConfig {
     pub relay_v4: bool,
     pub relay_v6: bool,
     pub peers: PeerRules,
-    /// Peer rules by realm; they replace `peers` for requests that name a peer. The packet path checks
-    /// `peers` only, because every packet needs a permission created by such a request, so `peers` must allow
-    /// everything that these rules allow.
+    /// Rules by realm, for requests that name a peer. The packet path checks `peers` only, so `peers` must
+    /// allow everything that these rules allow.
     pub realm_peers: HashMap<Box<str>, PeerRules>,
-    /// Realms by web origin. If a request carries an ORIGIN listed here ([`super::canonical_origin`]) and the
-    /// listener serves that realm, the challenge names it instead of the listener's first realm. Default
-    /// none.
+    /// The challenge to a request with such an ORIGIN ([`super::canonical_origin`]) names this realm, if the
+    /// listener serves it.
     pub origins: HashMap<Box<str>, RealmId>,
     pub store_failure: StoreFailure,
-    /// Channel numbers that clients may bind. Default [`ChannelRange::Rfc5766`], because deployed clients
-    /// (coturn's uclient) use all of it; [`ChannelRange::Rfc8656`] refuses 0x5000 and above with 400 (RFC
-    /// 8656 section 12.2).
+    /// Default [`ChannelRange::Rfc5766`], because deployed clients (coturn's uclient) use all of it.
     pub channels: ChannelRange,
     /// Accepts MD5 keys with HMAC-SHA1 (RFC 5389 clients) besides SHA-256. Default true.
     pub allow_md5: bool,
-    /// Offers and accepts SHA-256 keys. Default true; must be false if any user is stored only as an MD5 key,
-    /// because RFC 8489 clients choose the strongest algorithm offered.
+    /// Must be false if any user has only an MD5 key: clients choose the strongest algorithm offered.
     pub allow_sha256: bool,
-    /// Advertises USERHASH support (RFC 8489 section 9.2). Default true; false if users exist only in the
-    /// requests that name them (time-limited credentials), because their names cannot be found by hash.
+    /// USERHASH support (RFC 8489 section 9.2). Must be false with time-limited credentials, which cannot be
+    /// found by hash.
     pub username_anonymity: bool,
-    /// Listener profiles by [`super::ListenerId`]; missing entries use [`ListenerProfile::default`]. A socket
-    /// may have several numbers if its clients differ, for instance one for each tenant selected by TLS
-    /// server name.
+    /// Missing entries use [`ListenerProfile::default`]. One socket may have several numbers, for instance
+    /// one per tenant selected by TLS server name.
     pub listeners: Vec<ListenerProfile>,
     /// Allows TCP relaying (RFC 6062) for clients on streams. Default true; false refuses with 442.
     pub tcp_relay: bool,
-    /// Allows clients to move their allocations to another address (RFC 8016). Default true: only clients
-    /// that ask get a ticket, and it is useless without the credentials that made the allocation. Without
-    /// authentication no tickets are issued, since an eavesdropper could take over the allocation. False
-    /// refuses with 405.
+    /// Default true: only clients that ask get a ticket (RFC 8016), and it is useless without their
+    /// credentials. False refuses with 405, and no authentication means no tickets.
     pub mobility: bool,
     /// ACCESS-TOKEN authentication (RFC 7635). Default none.
     pub third_party: ThirdParty,
@@ -98,22 +85,19 @@ pub struct ServerConfig {
     pub discovery_limits: DiscoveryLimits,
 }
 
-/// Handling of requests whose credentials the store cannot provide ([`super::Credentials::Unavailable`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StoreFailure {
-    /// Answers 500 (Server Error), so that the client can try another server immediately.
+    /// 500 (Server Error): the client can try another server immediately.
     #[default]
     Answer,
-    /// Sends no answer; the client retransmits until it times out.
+    /// The client retransmits until it times out.
     Drop,
 }
 
-/// Properties of one kind of client-facing listener.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ListenerProfile {
     pub transport: Transport,
-    /// Realms it serves. Challenges name the first; requests may name any of them. Empty (default) means all,
-    /// with [`ServerConfig::realm`] first.
+    /// Challenges name the first; requests may name any. Empty means all. Default empty.
     pub realms: Vec<RealmId>,
     /// Refuses new allocations; the listener closes with its last allocation.
     pub closing: bool,
@@ -122,7 +106,6 @@ pub struct ListenerProfile {
 static DEFAULT_PROFILE: ListenerProfile =
     ListenerProfile { transport: Transport::Udp, realms: Vec::new(), closing: false };
 
-/// Transport between a client and the server (RFC 8656 section 3.1).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, EnumString, IntoStaticStr, Serialize, Deserialize,
 )]
@@ -137,16 +120,14 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// True for byte streams, which need framing (RFC 8489 section 6.2.2) and padded ChannelData (RFC 8656
-    /// section 12.5).
+    /// Streams need framing (RFC 8489 section 6.2.2) and padded ChannelData (RFC 8656 section 12.5).
     #[must_use]
     pub fn is_stream(self) -> bool {
         matches!(self, Self::Tcp | Self::Tls)
     }
 }
 
-/// Secret key: anyone who has it can forge nonces. `Debug` hides it; it is serialized only for a process
-/// upgrade.
+/// Anyone with this key can forge nonces. `Debug` hides it.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct NonceKey(pub [u8; 32]);
@@ -157,9 +138,8 @@ impl fmt::Debug for NonceKey {
     }
 }
 
-/// Keys with the times from which they are used. A standalone server has one. A fleet distributes the next
-/// key before its first use, so that every server knows it in time, and keeps old keys while nonces or
-/// tickets made with them may be valid.
+/// A fleet distributes the next key before its first use, and keeps old keys while nonces or tickets made
+/// with them may be valid.
 #[derive(Clone, Debug)]
 pub struct NonceKeys {
     oldest: NonceKey,
@@ -168,8 +148,7 @@ pub struct NonceKeys {
 }
 
 impl NonceKeys {
-    /// Creates the set from the oldest key, used at all earlier times, and newer ones with their Unix second
-    /// of first use, in any order.
+    /// `oldest` is used before all `newer` ones, which come with their Unix second of first use.
     #[must_use]
     pub fn new(oldest: NonceKey, newer: impl IntoIterator<Item = (u64, NonceKey)>) -> Self {
         let mut newer: SmallVec<[(u64, NonceKey); 1]> = newer.into_iter().collect();

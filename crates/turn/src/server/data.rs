@@ -23,10 +23,9 @@ pub struct DataPlane {
     pub(crate) forwarding: Forwarding,
     pub(crate) stats: Stats,
     pub(crate) effects: VecDeque<Effect>,
-    /// Emit [`Effect::Used`].
     pub(crate) tells_use: bool,
     pub(crate) indications: Indications,
-    /// Buffer for the Data indication of an ICMP error, lent out by [`super::Verdict::Reply`].
+    /// Data indication of an ICMP error, lent out by [`super::Verdict::Reply`].
     icmp: Vec<u8>,
 }
 
@@ -47,8 +46,7 @@ impl DataPlane {
         self.config = config;
     }
 
-    /// Applies an effect to the forwarding table and queues it. This is the control plane's only way to the
-    /// table and the runtime.
+    /// The control plane's only way to the forwarding table and the runtime.
     pub(crate) fn emit(&mut self, now: Now, effect: Effect) {
         self.forwarding.apply(now.ms, &effect);
         self.effects.push_back(effect);

@@ -1,5 +1,4 @@
-//! Limits of a server, with the names of the `[limits]` section of its configuration and the documented
-//! defaults.
+//! The `[limits]` section of the configuration, with the documented defaults.
 
 use std::{ops::RangeInclusive, time::Duration};
 
@@ -16,8 +15,7 @@ pub struct ServerLimits {
     pub default_lifetime: u32,
     /// Highest LIFETIME granted, in seconds.
     pub max_lifetime: u32,
-    /// Ends an allocation when the time-limited credential that made it expires. Clients cannot change the
-    /// credential of a live allocation.
+    /// Clients cannot change the credential of a live allocation.
     pub end_with_credential: bool,
 }
 
@@ -40,7 +38,7 @@ impl Default for ServerLimits {
 pub struct AllocationLimits {
     pub allocations: usize,
     pub allocations_per_user: usize,
-    /// Per address prefix of clients ([`super::PrefixLengths`]); `None` for no limit.
+    /// `None` for no limit. See [`super::PrefixLengths`].
     pub allocations_per_prefix: Option<usize>,
 }
 
@@ -50,25 +48,21 @@ impl Default for AllocationLimits {
     }
 }
 
-/// Limits on TCP, TLS and DTLS connections of clients. Each worker gets its share of the totals plus some
-/// slack for uneven distribution.
+/// Each worker gets its share of the totals, plus some slack for uneven distribution.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// Connections without an allocation, in total. At the limit, the oldest is closed once it is 500 ms old;
-    /// until then new ones wait.
+    /// Total without an allocation. At the limit, the oldest is closed once it is 500 ms old.
     pub idle_connections: usize,
-    /// Connections without an allocation per IPv4 address or IPv6 /64; for DTLS per IPv4 /24 or IPv6 /56.
+    /// An address is an IPv4 address or IPv6 /64; for DTLS an IPv4 /24 or IPv6 /56.
     pub idle_connections_per_address: usize,
-    /// Unfinished DTLS handshakes, in total.
     pub half_open: usize,
-    /// Unfinished DTLS handshakes per IPv4 /24 or IPv6 /56.
+    /// A network is an IPv4 /24 or IPv6 /56.
     pub half_open_per_network: usize,
     /// Time until the first complete message, including the TLS handshake; for DTLS, time for the handshake.
     pub first_message: Duration,
     /// Longest silence of a connection without an allocation.
     pub idle: Duration,
-    /// Bytes of relayed datagrams queued for one TCP or TLS client. At the limit, the oldest datagrams are
-    /// dropped.
+    /// Bytes of relayed datagrams for one TCP or TLS client; the oldest are dropped.
     pub stream_queue: usize,
 }
 
@@ -107,9 +101,7 @@ pub struct RealmLimits {
     pub realm: String,
     /// Allocations of all users of the realm; `None` for [`AllocationLimits::allocations`] alone.
     pub allocations: Option<usize>,
-    /// `None` for [`AllocationLimits::allocations_per_user`].
     pub allocations_per_user: Option<usize>,
-    /// Relay ports of the realm, within those of the server; only realms that list the same ports share them.
-    /// `None` for the ports that no realm lists.
+    /// `None` for the ports that no realm lists. Only realms with the same ports share them.
     pub relay_ports: Option<RangeInclusive<u16>>,
 }

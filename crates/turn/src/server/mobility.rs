@@ -26,21 +26,17 @@ use super::{
 };
 use crate::time::Now;
 
-/// Time during which a Refresh with the previous ticket counts as a retransmission. RFC 8016 requires at
-/// least 30 s, RFC 8489 section 6.3.1 40 s.
+/// RFC 8016 requires at least 30 s, RFC 8489 section 6.3.1 40 s.
 const REMEMBERED_MS: u64 = 40_000;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Mobility {
     pub(crate) key: Secret<u64>,
-    /// Counter of the current ticket.
     counter: u32,
     spent: Option<Spent>,
-    /// New 5-tuple that has not sent data yet, and its worker; not serialized, since a passed allocation has
-    /// arrived.
+    /// New 5-tuple that has not sent data yet, and its worker.
     #[serde(skip)]
     pub(crate) arriving: Option<(Source, u16)>,
-    /// Last Refresh with a ticket, for answering retransmissions.
     last: Option<LastArrival>,
 }
 
@@ -91,8 +87,8 @@ impl Mobility {
         })
     }
 
-    /// Drops the previous ticket after a signed request from the new 5-tuple, which shows that the client has
-    /// the current one. Late requests from the old 5-tuple prove nothing.
+    /// Drops the previous ticket: a signed request from the new 5-tuple shows that the client has the current
+    /// one.
     pub(crate) fn heard_from(&mut self, client: &Client, at_home: bool) {
         if self.arriving.map_or(at_home, |(source, _)| source.client == *client) {
             self.spent = None;
@@ -109,9 +105,8 @@ impl Mobility {
 }
 
 impl<P: Policy> Server<P> {
-    /// Handles the end of the client's connection: its allocation ends unless it is mobile. A mobile one
-    /// lives on until it expires (RFC 8016 exists for this), and drops packets from peers until the client
-    /// arrives elsewhere. Returns false if the client had no allocation.
+    /// Ends the allocation unless it is mobile; a mobile one waits for its client until it expires. Returns
+    /// false if the client had no allocation.
     pub fn disconnected(&mut self, now: Now, client: &Client) -> bool {
         self.lookups.forget(|source| source.client == *client);
         if self.give_up_arrival(client) {
@@ -145,9 +140,8 @@ impl<P: Policy> Server<P> {
         true
     }
 
-    /// Cancels the arrival of a client that did not send data. Its allocation keeps only the old 5-tuple;
-    /// otherwise it could later move to a 5-tuple that belongs to another client by then. Returns false if no
-    /// client was expected there.
+    /// The allocation keeps only its old 5-tuple, because the new one may later belong to another client.
+    /// Returns false if no client was expected there.
     pub(crate) fn give_up_arrival(&mut self, client: &Client) -> bool {
         let Some(expected) = self.pending_moves.remove(client) else { return false };
         let Expected { key, owner, .. } = expected;
@@ -203,9 +197,8 @@ impl<P: Policy> Server<P> {
         self.config.nonce_keys.iter().find_map(|key| Ticket::open(sealed, &key.0))
     }
 
-    /// Finds the allocation of a Refresh with a ticket, and the ticket's counter, or answers the request. The
-    /// ticket identifies the allocation, regardless of the 5-tuple (section 3.2.2). Changes nothing: see
-    /// [`Server::arrive`].
+    /// Returns the allocation and the ticket's counter, regardless of the 5-tuple (section 3.2.2), or answers
+    /// the request. Changes nothing: see [`Server::arrive`].
     pub(crate) fn presented(&mut self, context: &Context<'_>) -> Result<(u32, u32), Disposition> {
         if !self.config.mobility {
             return Err(self.fail(context, 405));
@@ -240,8 +233,7 @@ impl<P: Policy> Server<P> {
             self.data.stats.mobility(MobilityEvent::TicketReplayed);
             return Err(self.bad(context, kind::MOBILITY_TICKET, Fault::Replaced));
         }
-        // A client that has not moved needs no ticket (section 3.2.2). While it arrives, the previous ticket
-        // is fine: the answer was lost.
+        // A client that has not moved needs no ticket (section 3.2.2).
         let client = context.client();
         let arrives = mobility.arriving.is_some_and(|(source, _)| source.client == *client);
         let at_home = entry.client == *client && !entry.away;
@@ -263,8 +255,7 @@ impl<P: Policy> Server<P> {
         Ok((index, ticket.counter))
     }
 
-    /// Completes a Refresh with a ticket after `presented`: the new 5-tuple arrives, and a new ticket is
-    /// issued.
+    /// The new 5-tuple arrives, and a new ticket is issued.
     pub(crate) fn arrive(&mut self, context: &Context<'_>, index: u32, granted: u32, presented: u32) {
         let own = self.worker_id.number();
         let worker = if let Delivery::Forwarded { via, .. } = context.delivery { via } else { own };
@@ -300,7 +291,6 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Notifies a worker that a client no longer arrives there with this server's allocation `key`.
     pub(crate) fn arrives_no_more(&mut self, worker: u16, client: Client, key: u64) {
         let owner = self.worker_id.number();
         if worker != owner {
@@ -325,8 +315,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Slow path of [`Server::unknown_client`] while any client is expected. Data from an arriving 5-tuple
-    /// moves the allocation; if another worker has it, it is fetched and the datagram is fed again.
+    /// Data from an arriving 5-tuple moves the allocation, or fetches it from another worker.
     #[cold]
     #[inline(never)]
     fn perhaps_expected<'a>(&'a mut self, now: Now, source: &Source, datagram: &'a [u8]) -> Verdict<'a> {
@@ -355,7 +344,7 @@ impl<P: Policy> Server<P> {
         self.data.forwarding.find(client).is_some() || self.pending_moves.get(client).is_some()
     }
 
-    /// Moves the allocation to the 5-tuple that arrived. `spoke`: because it sent data.
+    /// `spoke` is true if the client sent data from there.
     fn settle(&mut self, now: Now, index: u32, source: Source, spoke: bool) {
         let Source { client, link } = source;
         self.pending_moves.remove(&client);

@@ -125,7 +125,7 @@ pub struct Server<P> {
     /// Buffer behind [`Verdict::Reply`].
     reply: Vec<u8>,
     draining: bool,
-    /// Round-robin position in the alternate servers.
+    /// Round-robin position.
     alternate_turn: usize,
     random: Random,
     worker_id: WorkerId,
@@ -142,8 +142,7 @@ impl<P: Policy> Server<P> {
         Self::for_worker(config, policy, WorkerId::ONLY, seed)
     }
 
-    /// Creates one worker's server. All workers share `config` and the meaning of each [`ListenerId`]; each
-    /// needs its own seed.
+    /// All workers share `config`; each needs its own seed.
     #[must_use]
     pub fn for_worker(config: Arc<ServerConfig>, policy: P, worker_id: WorkerId, seed: Seed) -> Self {
         let (mut random, worker_id) = (Random::new(seed), worker_id.on(config.node));
@@ -179,7 +178,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Handles a datagram from a client. Addresses must be canonical ([`turnpike_wire::address::canonical`]).
+    /// Addresses must be canonical ([`turnpike_wire::address::canonical`]).
     #[inline]
     pub fn from_client<'a>(&'a mut self, now: Now, source: &Source, datagram: &'a [u8]) -> Verdict<'a> {
         let kind = demux::classify(datagram);
@@ -201,13 +200,10 @@ impl<P: Policy> Server<P> {
         self.data.tells_use = true;
     }
 
-    /// Reports the result of an [`OpenRequest`]; the verdict is the reply to the client. A relay socket
-    /// reported as [`OpenResult::Opened`] or [`OpenResult::Shared`] belongs to the allocation until an effect
-    /// closes it; after any other result the runtime must hold no socket. If only one of two sockets opened,
-    /// the allocation continues with that one (RFC 8656 section 7.2 step 9).
-    ///
-    /// Must be called exactly once per request. If the allocation has ended meanwhile
-    /// ([`Server::close_all`]), [`Effect::RelayClosed`] returns the opened sockets.
+    /// Reports the result of an [`OpenRequest`], exactly once; the verdict is the reply to the client. An
+    /// opened socket belongs to the allocation until an effect closes it. One of two sockets is enough (RFC
+    /// 8656 section 7.2 step 9). If the allocation has ended meanwhile ([`Server::close_all`]),
+    /// [`Effect::RelayClosed`] returns the sockets.
     pub fn opened(
         &mut self,
         now: Now,
@@ -241,7 +237,7 @@ impl<P: Policy> Server<P> {
         effect
     }
 
-    /// Time of the next [`Server::handle_timeout`] call, in [`Now::ms`].
+    /// Time of the next [`Server::handle_timeout`], in [`Now::ms`].
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
         let due = [self.data.forwarding.next_due(), self.connection_timers.next(), self.lookups.next_due()];
@@ -260,16 +256,14 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Starts or ends draining: new Allocates get 508, or 300 if an alternate server is available; existing
-    /// allocations live on.
+    /// While draining, new Allocates get 508, or 300 if an alternate server is available.
     pub fn set_draining(&mut self, draining: bool) {
         self.draining = draining;
     }
 
-    /// Applies a new configuration. Allocations survive, except those of removed realms: their clients could
-    /// no longer refresh them, and the same username in another realm is a different user. Permissions and
-    /// channels to peers that the new rules refuse end. New limits on bandwidth and session duration apply to
-    /// existing allocations; new quotas only to new ones.
+    /// Allocations survive, except those of removed realms. Permissions and channels to peers that the new
+    /// rules refuse end. New bandwidth and duration limits apply to existing allocations; new quotas only to
+    /// new ones.
     pub fn reconfigure(&mut self, now: Now, config: Arc<ServerConfig>) {
         self.realms = Realms::new(&config);
         self.worker_id = self.worker_id.on(config.node);
@@ -293,8 +287,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Applies the current limits to an allocation that arrived from another worker, which may have been in
-    /// transit during a reload.
+    /// Applies limits that a reload may have changed while the allocation was in transit.
     fn conform(&mut self, now: Now, index: u32) {
         self.end_refused(now, index);
         self.shorten(now, index);
@@ -319,8 +312,7 @@ impl<P: Policy> Server<P> {
         })
     }
 
-    /// Returns true if the allocation's realm is configured. It may be missing if the allocation comes from a
-    /// worker that has not reloaded yet.
+    /// False for an allocation from a worker that has not reloaded yet.
     pub fn has_realm_of(&mut self, allocation: AllocationId) -> bool {
         let Some(session) = self.session(allocation) else { return false };
         let realm = Arc::clone(&session.realm);
@@ -346,7 +338,7 @@ impl<P: Policy> Server<P> {
         self.data.forwarding.get(allocation).map(|entry| entry.link)
     }
 
-    /// Client of an allocation and its link; `None` if the allocation has ended or its client is away.
+    /// `None` if the allocation has ended or its client is away.
     pub fn reached(&mut self, allocation: AllocationId) -> Option<(Client, Link)> {
         let entry = self.data.forwarding.get(allocation).filter(|entry| !entry.away)?;
         Some((entry.client, entry.link))
@@ -376,7 +368,7 @@ impl<P: Policy> Server<P> {
         relays
     }
 
-    /// Ends one relayed transport address. If it is the allocation's last, the allocation ends with `reason`.
+    /// The allocation ends with its last address.
     pub fn end_relay(&mut self, now: Now, relay: RelayId, reason: ClosedReason) {
         match self.data.forwarding.get(relay.allocation) {
             Some(entry) if !entry.has(relay.family) => {}
@@ -402,8 +394,7 @@ impl<P: Policy> Server<P> {
         &self.data.stats
     }
 
-    /// Adds datagrams and payload bytes that an offload table relayed. Returns false if the allocation has
-    /// ended: they still count in the totals, but its [`Effect::Closed`] has already reported its own.
+    /// Adds offloaded traffic. Returns false if the allocation has ended; the totals still count it.
     pub fn count_across(
         &mut self,
         allocation: AllocationId,
@@ -474,8 +465,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Rebinds channels to relayed transport addresses of this server after a NAT mapping in front of it was
-    /// added or removed.
+    /// Needed after a NAT mapping was added or removed.
     fn lead_channels(&mut self, now: Now, index: u32, own: &OwnEndpoints) {
         let Some((allocation, entry)) = self.data.forwarding.at(index) else { return };
         let is_elsewhere = |channel: &&Channel| own.internal(channel.name()) != channel.peer;
@@ -546,7 +536,6 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Drops pending moves to an allocation that has ended.
     fn forget_arrival(&mut self, session: &Session) {
         if let Some(mobility) = &session.mobility {
             let arriving = mobility.arriving.as_ref().map(|(source, _)| &source.client);

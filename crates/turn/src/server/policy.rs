@@ -24,8 +24,7 @@ pub trait Policy: Users + Quotas + Restrictions + Redirects {}
 impl<P: Users + Quotas + Restrictions + Redirects> Policy for P {}
 
 pub trait Users {
-    /// Looks up a user and calls `verify` with each candidate key (several during secret rotation) until it
-    /// returns true.
+    /// Calls `verify` with each candidate key until it returns true.
     fn check(
         &self,
         user: User<'_>,
@@ -59,21 +58,19 @@ pub trait Quotas {
 }
 
 pub trait Restrictions {
-    /// Returns true if the address, bound or external, is a relayed transport address of any worker.
-    /// Canonical.
+    /// `address` is canonical, bound or external, and may belong to any worker.
     fn is_relayed(&self, _address: SocketAddr, _transport: RelayTransport) -> bool {
         false
     }
 
-    /// Returns true (403) if the user, by username or identity, or the client's address is banned.
+    /// Answered with 403.
     fn is_banned(&self, _unix: u64, _user: UserRef<'_>, _username: &str, _client: IpAddr) -> bool {
         false
     }
 }
 
 pub trait Redirects {
-    /// Returns true if this draining server redirected the client before and it came back on the same
-    /// 5-tuple: such a client does not follow redirects and is served.
+    /// True if a redirected client came back on the same 5-tuple; it does not follow redirects and is served.
     fn comes_back(&self, _attempt: &AllocateAttempt<'_>) -> bool {
         false
     }
@@ -88,7 +85,6 @@ pub trait Redirects {
     }
 }
 
-/// User as quotas count it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UserRef<'a> {
     pub realm: &'a str,
@@ -102,7 +98,7 @@ impl<'a> UserRef<'a> {
         Self { realm, identity }
     }
 
-    /// Table key. Realm names contain no control characters, so keys of different realms never collide.
+    /// Realm names contain no control characters, so keys of different realms never collide.
     #[must_use]
     pub fn key(self) -> String {
         [self.realm, "\0", self.identity].concat()
@@ -119,21 +115,18 @@ pub enum User<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lookup {
     Accepted {
-        /// Username as used in the key, for the session's log line and for USERHASH requests.
         username: Box<str>,
         /// Identity that quotas count: the ID of an `expiry:id` credential, otherwise the username.
         identity: Box<str>,
-        /// Unix second at which a time-limited credential expires. After that it makes no allocations, but
-        /// existing ones continue.
+        /// Unix seconds. Later the credential makes no allocations, but existing ones continue.
         until_unix: Option<u64>,
     },
     NoSuchUser,
-    /// Expired time-limited username without a matching key.
     Expired {
         /// Seconds since expiry.
         ago: u64,
     },
-    /// Time-limited username whose expiry is implausibly far in the future.
+    /// The expiry is implausibly far in the future.
     TooFarAhead {
         /// Seconds from now.
         ahead: u64,
@@ -142,8 +135,7 @@ pub enum Lookup {
         /// For the log, where a USERHASH would not help.
         username: Box<str>,
     },
-    /// The store must be queried asynchronously: emits [`crate::server::Effect::LookUp`], answered through
-    /// [`crate::server::Server::credentials`].
+    /// Emits [`crate::server::Effect::LookUp`], answered by [`crate::server::Server::credentials`].
     Later,
 }
 
@@ -153,11 +145,9 @@ pub enum QuotaRefusal {
     Prefix,
     /// 508: allocations of the realm or in total; another server may have room.
     Total,
-    /// 508: allocations of the realm or in total over all servers that share the limit, so that no other
-    /// server has room.
+    /// 508: no other server has room either, because all share the limit.
     Everywhere,
-    /// Not decided yet: this server has used its share of a fleet-wide limit and requests more, which takes a
-    /// few tenths of a second.
+    /// This server has requested more of a fleet-wide limit, which takes a few tenths of a second.
     Undecided {
         /// The user's limit; otherwise the realm's or the total.
         is_user: bool,

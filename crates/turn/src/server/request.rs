@@ -89,7 +89,7 @@ pub(crate) enum Delivery {
     /// From worker `via`, which keeps the client.
     Forwarded {
         via: u16,
-        /// On that worker the client's 5-tuple already has an allocation or a pending move.
+        /// The 5-tuple already has an allocation or a pending move there.
         occupied: bool,
     },
 }
@@ -117,15 +117,13 @@ impl<'a> Request<'a> {
         self.view.header().transaction
     }
 
-    /// All XOR-PEER-ADDRESS attributes, with the address family as encoded (IPv4-mapped stays IPv6); `None`
-    /// for a malformed one.
+    /// Families are as encoded (IPv4-mapped stays IPv6); `None` for a malformed attribute.
     pub(crate) fn peers(&self) -> impl Iterator<Item = Option<SocketAddr>> + '_ {
         let transaction = self.transaction();
         self.view.all(kind::XOR_PEER_ADDRESS).map(move |value| xor_address(value, &transaction))
     }
 
-    /// Unknown comprehension-required attributes, sorted and without duplicates. `is_known` adds attributes
-    /// known in this context.
+    /// Comprehension-required, sorted and distinct.
     pub(crate) fn unknown(&self, is_known: impl Fn(u16) -> bool) -> SmallVec<[u16; 4]> {
         let unknown = self.view.unknown(|kind| kind::is_comprehended(kind) || is_known(kind));
         let mut found: SmallVec<[u16; 4]> = unknown.collect();

@@ -1,5 +1,5 @@
-//! Control-plane state of an allocation (RFC 8656 section 3.2). State needed only while an Allocate is in
-//! progress is boxed and freed afterwards, so that idle sessions stay small.
+//! Control-plane state of an allocation. State of an Allocate in progress is boxed, so that idle sessions
+//! stay small.
 
 use std::{
     fmt,
@@ -23,9 +23,8 @@ use super::{
 };
 use crate::random::Random;
 
-/// Unique name of a session across workers and processes: 128 random bits, written as 32 hex digits. A
-/// counter would repeat after a restart, and an administrator with an old number would close another user's
-/// session.
+/// 128 random bits, written as 32 hex digits. A counter would repeat after a restart, and an old number
+/// would then close another session.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SessionId([u8; 16]);
 
@@ -70,9 +69,8 @@ pub(crate) struct Session {
     pub(crate) identity: Option<Box<str>>,
     /// Client's address prefix at allocation time; quotas keep counting it there.
     pub(crate) prefix: IpAddr,
-    /// Last token of a client that authenticates with tokens.
     pub(crate) grant: Option<Box<Grant>>,
-    /// Unix second at which the time-limited credential that made it expires.
+    /// Unix seconds, for time-limited credentials.
     pub(crate) until_unix: Option<u64>,
     pub(crate) opened_ms: u64,
     /// Transaction ID of the Allocate. This and the next three fields repeat its answer for retransmissions.
@@ -84,7 +82,6 @@ pub(crate) struct Session {
     pub(crate) former: Option<Box<SocketAddr>>,
     /// Present while relay sockets are being opened.
     pub(crate) pending: Option<Box<Pending>>,
-    /// Present if the allocation relays TCP (RFC 6062).
     pub(crate) tcp: Option<Box<TcpRelay>>,
     /// Present if the client requested mobility (RFC 8016).
     pub(crate) mobility: Option<Box<Mobility>>,
@@ -96,7 +93,6 @@ pub(crate) struct Pending {
     pub(crate) second: Option<Family>,
     pub(crate) mobile: bool,
     pub(crate) recorded: Option<Recorded>,
-    /// Arrival time of the request in milliseconds.
     pub(crate) asked_ms: u64,
 }
 
@@ -109,8 +105,7 @@ impl Session {
         UserRef::new(&self.realm, self.identity())
     }
 
-    /// Returns true if `who` made this allocation, on any 5-tuple. With tokens, USERNAME only names a key
-    /// shared by many clients, so the token or its identity must match.
+    /// True on any 5-tuple. A token user's USERNAME names a key of many clients, so the token must match.
     pub(crate) fn is_of(&self, who: &Who) -> bool {
         let same = match (&self.grant, &who.grant) {
             (None, None) => self.username == who.username,
@@ -120,12 +115,12 @@ impl Session {
         same && self.is_in(&who.realm)
     }
 
-    /// Compares realms: the same username in another realm is a different user.
+    /// The same username in another realm is a different user.
     pub(crate) fn is_in(&self, realm: &str) -> bool {
         *self.realm == *realm
     }
 
-    /// All relayed transport addresses it has had, IPv4 first.
+    /// Includes ended ones, IPv4 first.
     pub(crate) fn relayed(&self, entry: &Entry) -> [Option<SocketAddr>; 2] {
         let former = |family| self.former.as_deref().filter(|address| Family::of(address.ip()) == family);
         [Family::V4, Family::V6].map(|family| {

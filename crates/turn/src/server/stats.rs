@@ -6,8 +6,7 @@ use strum::{IntoStaticStr, VariantArray};
 
 use super::{ClosedReason, CredentialRefusal, DropReason, Level, PeerDenial, QuotaRefusal, request::Method};
 
-/// Error codes in the order of [`Stats::errors`] (RFC 8489 section 14.8, RFC 8656 section 19, RFC 6062
-/// section 6.3, RFC 8016 section 3.4).
+/// Indexed like [`Stats::errors`].
 pub const ERROR_CODES: [(u16, &str); 17] = [
     (300, "300"),
     (400, "400"),
@@ -28,8 +27,7 @@ pub const ERROR_CODES: [(u16, &str); 17] = [
     (508, "508"),
 ];
 
-/// Upper bounds of the histogram of allocation times, in milliseconds. The clock of a worker advances once
-/// per wake-up, so only waiting (for a store, for instance) is measured.
+/// Milliseconds. Only waiting is measured: a worker's clock advances once per wake-up.
 pub const ALLOCATION_MS: [u64; 9] = [1, 5, 10, 20, 50, 100, 500, 1000, 2000];
 
 pub type Counter = (&'static str, Option<(&'static str, &'static str)>, u64);
@@ -47,47 +45,42 @@ pub struct Stats {
     pub icmp_relayed: u64,
     pub requests: [u64; Method::VARIANTS.len()],
     pub successes: [u64; Method::VARIANTS.len()],
-    /// Error responses, in the order of [`ERROR_CODES`].
+    /// Indexed like [`ERROR_CODES`].
     pub errors: [u64; ERROR_CODES.len()],
     pub drops: Drops,
     pub nonces: u64,
     pub retransmits: u64,
     pub nat_discovery: [u64; 3],
     pub allocations_opened: u64,
-    /// Histogram of the time from request to allocation: one bucket per [`ALLOCATION_MS`] bound, then one
-    /// above.
+    /// One bucket per [`ALLOCATION_MS`] bound, then one above.
     pub allocation_times: [u64; ALLOCATION_MS.len() + 1],
-    /// Sum of the allocation times in milliseconds.
     pub allocation_ms: u64,
     pub allocations_closed: [u64; 9],
-    /// Refused credentials, in the order of `CREDENTIALS`.
+    /// Indexed like `CREDENTIALS`.
     pub credentials_refused: [u64; 7],
-    /// Requests refused because of their peer (403), in the order of [`PeerDenial::NAMES`].
+    /// Indexed like [`PeerDenial::NAMES`].
     pub peer_refusals: [u64; PeerDenial::NAMES.len()],
-    /// Allocations refused by quota: user, total (server or fleet), client prefix.
+    /// User, total (server or fleet), client prefix.
     pub quota_refusals: [u64; 3],
     pub permission_limit: u64,
     pub channel_limit: u64,
-    /// Requests refused because another allocation on the shared relayed transport address uses the peer.
     pub shared_peer_limit: u64,
     pub drain_refusals: u64,
-    /// Allocate and mobility requests refused because they came from one of this server's relayed transport
-    /// addresses.
     pub loop_refusals: u64,
     pub ban_refusals: u64,
-    /// In the order of [`ConnectionEvent::VARIANTS`].
+    /// Indexed like [`ConnectionEvent::VARIANTS`].
     pub connection_events: [u64; ConnectionEvent::VARIANTS.len()],
-    /// In the order of [`ConnectionRefusal::VARIANTS`].
+    /// Indexed like [`ConnectionRefusal::VARIANTS`].
     pub connection_refusals: [u64; ConnectionRefusal::VARIANTS.len()],
-    /// Connections refused by limit: allocation, total, user.
+    /// Allocation, total, user.
     pub connection_limit: [u64; 3],
-    /// Bytes of connections: to peers, to clients.
+    /// Bytes to peers, to clients.
     pub connection_bytes: [u64; 2],
-    /// In the order of [`MobilityEvent::VARIANTS`].
+    /// Indexed like [`MobilityEvent::VARIANTS`].
     pub mobility: [u64; MobilityEvent::VARIANTS.len()],
-    /// Requests redirected to another server: new allocations, and requests that belong to another node.
+    /// New allocations, and requests that belong to another node.
     pub redirects: u64,
-    /// Pauses of streams by bandwidth limits, in the order of [`Level::NAMES`].
+    /// Indexed like [`Level::NAMES`].
     pub bandwidth_pauses: [u64; Level::NAMES.len()],
 }
 
@@ -123,7 +116,7 @@ pub enum ConnectionEvent {
     Bound,
     /// Closed because it was not bound within 30 s.
     Unbound,
-    /// Closed by either side, or because a reload made the peer rules refuse its peer.
+    /// Closed by either side, or refused by new peer rules.
     Ended,
     /// A ConnectionBind was passed to the worker of the connection.
     HandedOver,
@@ -183,7 +176,7 @@ impl Stats {
         self.drops[reason as usize]
     }
 
-    /// Number of responses with this error code; 0 for codes the server does not use.
+    /// 0 for codes that the server does not use.
     #[must_use]
     pub fn errors_with(&self, code: u16) -> u64 {
         ERROR_CODES
@@ -193,7 +186,7 @@ impl Stats {
             .map_or(0, |(_, count)| *count)
     }
 
-    /// All counters. The exporter adds the prefix `turnpike_` and the suffix `_total` to the family.
+    /// The exporter adds the prefix `turnpike_` and the suffix `_total`.
     pub fn counters(&self) -> impl Iterator<Item = Counter> + '_ {
         let plain = [
             ("icmp_relayed", self.icmp_relayed),

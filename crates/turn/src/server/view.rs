@@ -1,4 +1,4 @@
-//! Read-only access to the sessions for administrators, one slot at a time. It costs the packet path nothing.
+//! Administrators' read-only access to the sessions, one slot at a time.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -50,7 +50,6 @@ impl<'s> SessionView<'s> {
         self.allocation
     }
 
-    /// ID on all workers.
     #[must_use]
     pub fn id(&self) -> SessionId {
         self.session.id
@@ -66,7 +65,7 @@ impl<'s> SessionView<'s> {
         &self.session.username
     }
 
-    /// Name that quotas count. It differs from the username for time-limited credentials and tokens.
+    /// Differs from the username for time-limited credentials and tokens.
     #[must_use]
     pub fn identity(&self) -> &'s str {
         self.session.identity()
@@ -102,20 +101,20 @@ impl<'s> SessionView<'s> {
         self.now_ms.wrapping_sub(self.session.opened_ms)
     }
 
-    /// Relayed transport addresses, IPv4 first, with milliseconds until expiry.
+    /// IPv4 first, with milliseconds until expiry.
     pub fn relayed(&self) -> impl Iterator<Item = (SocketAddr, u64)> + use<'s> {
         let now_ms = self.now_ms;
         let relays = self.entry.relays.iter().flatten();
         relays.map(move |relay| (relay.address, relay.expires_ms.saturating_sub(now_ms)))
     }
 
-    /// Permitted peers with milliseconds until expiry.
+    /// Peers with milliseconds until expiry.
     pub fn permissions(&self) -> impl Iterator<Item = (IpAddr, u64)> + use<'s> {
         let now_ms = self.now_ms;
         self.entry.permissions.iter().map(move |(ip, until)| (ip, until.saturating_sub(now_ms)))
     }
 
-    /// Channels with the peer address that the client uses and milliseconds until expiry.
+    /// The client's name for the peer, and milliseconds until expiry.
     pub fn channels(&self) -> impl Iterator<Item = (u16, SocketAddr, u64)> + use<'s> {
         let now_ms = self.now_ms;
         let channels = self.entry.channels.iter();
@@ -127,13 +126,13 @@ impl<'s> SessionView<'s> {
         self.session.tcp.as_ref().map_or(0, |tcp| tcp.connections())
     }
 
-    /// Payload datagrams and bytes to peers.
+    /// Payload datagrams and bytes.
     #[must_use]
     pub fn to_peer(&self) -> (u64, u64) {
         self.entry.to_peer
     }
 
-    /// Payload datagrams and bytes to the client.
+    /// Payload datagrams and bytes.
     #[must_use]
     pub fn to_client(&self) -> (u64, u64) {
         self.entry.to_client

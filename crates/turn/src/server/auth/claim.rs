@@ -1,5 +1,3 @@
-//! User of a request: claimed, authenticated, and authorized by a token.
-
 use std::{str, sync::Arc};
 
 use serde::{Deserialize, Serialize};
@@ -20,14 +18,13 @@ use crate::{
 /// Bytes of USERNAME. RFC 8489 section 14.3 allows up to 508, RFC 5389 clients up to 763.
 const MAX_USERNAME_LEN: usize = 763;
 
-/// Authenticated sender of a request; empty by default.
+/// Empty until the sender is authenticated.
 #[derive(Default)]
 pub(crate) struct Who {
     pub(crate) realm: Arc<str>,
     pub(crate) username: Box<str>,
     pub(crate) identity: Box<str>,
     pub(crate) grant: Option<Box<Grant>>,
-    /// Unix second at which a time-limited credential expires.
     pub(crate) until_unix: Option<u64>,
 }
 
@@ -40,13 +37,13 @@ impl Who {
         self.grant.as_ref().map_or(seconds, |grant| grant.limit(now, seconds))
     }
 
-    /// Seconds since a time-limited credential expired.
+    /// Seconds since expiry.
     pub(crate) fn expired(&self, now: Now) -> Option<u64> {
         now.unix.checked_sub(self.until_unix?).filter(|ago| *ago > 0)
     }
 }
 
-/// Claims of a signed request before verification.
+/// Unverified claims of a signed request.
 pub(crate) struct Claim<'a> {
     pub(crate) user: User<'a>,
     pub(crate) realm: Arc<Terms>,
@@ -54,24 +51,21 @@ pub(crate) struct Claim<'a> {
     pub(crate) standing: Standing,
 }
 
-/// Result of successful authentication.
 pub(crate) struct Proof {
     pub(crate) key: Key,
     pub(crate) username: Box<str>,
     /// Identity that quotas count; for a token, derived from the token.
     pub(crate) identity: Box<str>,
     pub(crate) grant: Option<Box<Grant>>,
-    /// Unix second at which a time-limited credential expires.
+    /// Unix seconds, for time-limited credentials.
     pub(crate) until_unix: Option<u64>,
 }
 
-/// Result of a credential check. A refusal includes the username if the store knows it better than the
-/// request (USERHASH).
+/// A refusal includes the username if only the store knows it (USERHASH).
 pub(crate) type Checked = Result<Proof, (Option<Box<str>>, CredentialRefusal)>;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Grant {
-    /// Signs the client's requests.
     #[serde(with = "secret::key")]
     pub(crate) key: Key,
     /// Expiry in Unix seconds, without the allowed clock skew.

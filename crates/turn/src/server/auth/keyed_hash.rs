@@ -1,5 +1,4 @@
-//! Keyed hash for tables that survive an upgrade. The key is derived from the nonce key, so that the next
-//! process computes the same values. Other tables use random seeds.
+//! Keyed hash for tables that survive an upgrade; its key derives from the nonce key.
 
 use hmac::{Hmac, Mac as _};
 use sha2::Sha256;
@@ -7,14 +6,14 @@ use sha2::Sha256;
 pub(crate) struct KeyedHash(Hmac<Sha256>);
 
 impl KeyedHash {
-    /// Creates the hash for one purpose. `key` is the nonce key.
+    /// `key` is the nonce key.
     pub(crate) fn new(key: &[u8; 32], purpose: &[u8]) -> Self {
         let mut own = keyed(key);
         own.update(purpose);
         Self(keyed(&own.finalize().into_bytes().into()))
     }
 
-    /// Hashes the concatenation of `parts`: parts of variable length are not delimited.
+    /// Parts of variable length are not delimited.
     pub(crate) fn of(&self, parts: &[&[u8]]) -> u64 {
         let mut hash = self.0.clone();
         parts.iter().for_each(|part| hash.update(part));

@@ -1,9 +1,7 @@
-//! Requests waiting for the credential store. If the store has to query a database, the request is kept here
-//! while the worker continues; [`crate::server::Server::credentials`] resumes it. A request over a stream may
-//! then also wait for the fleet's quota, together with the store's answer.
-//!
-//! Only requests with a valid nonce for their address are kept, so that forged addresses cannot fill the
-//! table, and each network has a limit.
+//! Requests waiting for the credential store while the worker continues;
+//! [`crate::server::Server::credentials`] resumes them. Only requests with a valid nonce for their address
+//! are kept, so forged addresses cannot fill the table. A request over a stream may also wait for the fleet's
+//! quota.
 
 use std::{collections::BTreeMap, hash::BuildHasher as _, net::IpAddr, sync::Arc};
 
@@ -15,8 +13,7 @@ use crate::server::{Client, DropReason, PrefixLengths, Source, User, request::De
 
 /// Waiting requests per worker.
 const MOST: usize = 1024;
-/// Waiting requests per IPv4 address or IPv6 /64 once half of the table is taken. Until then one address,
-/// possibly a carrier's NAT, may use all places.
+/// Waiting requests per IPv4 address or IPv6 /64, once half of the table is taken.
 const MOST_EACH: usize = 32;
 
 /// By then a client has retransmitted four times (RFC 8489 section 6.2.1) and will try again itself.
@@ -30,7 +27,6 @@ pub struct CredentialQuery {
     pub lookup: LookupId,
     pub user: Asked,
     pub realm: Arc<str>,
-    /// Kind of keys wanted.
     pub algorithm: KeyAlgorithm,
 }
 
@@ -43,15 +39,13 @@ pub enum Asked {
 #[derive(Clone, Debug)]
 pub enum Credentials {
     Keys {
-        /// Username as used in the keys.
         username: Box<str>,
-        /// Name that quotas count.
         identity: Box<str>,
         /// Candidate keys, each with the Unix second of expiry if time-limited.
         keys: Vec<(Key, Option<u64>)>,
     },
     NoSuchUser,
-    /// Time-limited username whose expiry is implausibly far in the future.
+    /// The expiry is implausibly far in the future.
     TooFarAhead {
         /// Seconds from now.
         ahead: u64,
@@ -85,7 +79,6 @@ pub(crate) struct Waiting {
     pub(crate) delivery: Delivery,
     pub(crate) request: Box<[u8]>,
     pub(crate) asked_ms: u64,
-    /// Hash of client and transaction ID.
     hash: u64,
 }
 
@@ -102,14 +95,13 @@ pub(crate) struct Lookups {
     /// Lookups by hash of client and transaction ID.
     requests: HashMap<u64, u64, RandomState>,
     networks: HashMap<IpAddr, usize, RandomState>,
-    /// Store answers of requests that wait for something else, by the time of the next try.
     answered: BTreeMap<(u64, u64), Credentials>,
     last: u64,
     hasher: RandomState,
 }
 
 impl Lookups {
-    /// Keeps a request until the store has answered; returns the reason if it has to be dropped.
+    /// Returns the reason if the request has to be dropped.
     pub(crate) fn keep(
         &mut self,
         now_ms: u64,
@@ -150,7 +142,6 @@ impl Lookups {
         Some(waiting)
     }
 
-    /// Keeps a request longer, together with the store's answer.
     pub(crate) fn put_back(
         &mut self,
         LookupId(id): LookupId,
@@ -174,7 +165,6 @@ impl Lookups {
         }
     }
 
-    /// Removes the requests of disconnected clients.
     pub(crate) fn forget(&mut self, is_gone: impl Fn(&Source) -> bool) {
         let is_its = |(id, waiting): (&u64, &Waiting)| is_gone(&waiting.source).then_some(LookupId(*id));
         let forgotten: Vec<_> = self.waiting.iter().filter_map(is_its).collect();
@@ -183,7 +173,7 @@ impl Lookups {
         }
     }
 
-    /// Removes one expired request; returns false if no more are due.
+    /// Returns false if no more requests are due.
     pub(crate) fn expire(&mut self, now_ms: u64) -> bool {
         let due = self.waiting.first_key_value().filter(|(_, waiting)| waiting.deadline_ms() <= now_ms);
         due.map(|(id, _)| LookupId(*id)).is_some_and(|id| self.take(id).is_some())
@@ -221,7 +211,6 @@ mod tests {
             kept.extend(keep(&mut lookups, 0, port));
         }
         assert_eq!(kept.len(), MOST / 2);
-        // Other hosts still find room.
         for host in 1..=2000 {
             kept.extend(keep(&mut lookups, host, 1));
         }

@@ -28,8 +28,7 @@ use crate::server::PrefixLengths;
 /// Length in characters.
 pub(crate) const LEN: usize = 24;
 
-/// Length of nonces of version 0.1, with 4 bytes of time and 7 of MAC. They remain valid during an in-place
-/// upgrade and in a mixed fleet.
+/// Length in version 0.1, whose nonces stay valid in an upgrade and in a mixed fleet.
 const LEN_0_1: usize = 28;
 
 /// Offset of the base64 payload, after the cookie and the feature bits.
@@ -48,12 +47,10 @@ const COOKIE: &[u8; 13] = b"obMatJos2gAAA";
 /// Seconds that a nonce may lie in the future: clocks in a fleet differ slightly.
 const SKEW: u32 = 10;
 
-/// Validity of a nonce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     /// Issued by this server or fleet, and within its lifetime.
     Fresh,
-    /// Expired.
     Stale,
     Foreign,
     /// Another worker or node owns the allocation in the request and must decide.
@@ -65,8 +62,7 @@ pub(crate) struct Scope<'a> {
     pub(crate) key: &'a [u8; 32],
     pub(crate) client: IpAddr,
     pub(crate) realm: &'a str,
-    /// PASSWORD-ALGORITHMS as announced. Part of the MAC, so that a reload that changes them invalidates
-    /// older nonces.
+    /// PASSWORD-ALGORITHMS as announced, part of the MAC: a reload that changes it invalidates nonces.
     pub(crate) algorithms: &'a [u8],
     pub(crate) anonymity: bool,
 }
@@ -102,7 +98,6 @@ impl Scope<'_> {
         if self.anonymity { COOKIE_WITH_ANONYMITY } else { COOKIE }
     }
 
-    /// First 64 bits of the HMAC.
     fn mac(&self, time: u32, salt: Option<u16>) -> u64 {
         let mut hmac = <Hmac<Sha256> as hmac::KeyInit>::new_from_slice(self.key)
             .expect("HMAC accepts keys of any length");
@@ -123,14 +118,12 @@ impl Scope<'_> {
     }
 }
 
-/// Issue time of a nonce already found to be genuine: the lower 32 bits of Unix seconds. `unix` is the
-/// current time.
+/// Lower 32 bits of Unix seconds; the nonce must be known to be genuine.
 pub(crate) fn issued(nonce: &[u8], unix: u64) -> Option<u32> {
     open(nonce, unix).map(|opened| opened.issued)
 }
 
-/// Issue time that a nonce claims, in Unix seconds; it selects the key. Anything else than a nonce counts as
-/// current.
+/// Issue time in Unix seconds; selects the key. A malformed nonce counts as current.
 pub(crate) fn claimed(nonce: &[u8], unix: u64) -> u64 {
     let ahead = issued(nonce, unix).map_or(0, |issued| issued.wrapping_sub(truncate(unix)).cast_signed());
     unix.saturating_add_signed(ahead.into())
@@ -149,7 +142,6 @@ pub(crate) fn salt(client: SocketAddr) -> u16 {
 }
 
 struct Opened {
-    /// Lower 32 bits of Unix seconds.
     issued: u32,
     /// `None` in nonces of version 0.1.
     salt: Option<u16>,
@@ -158,8 +150,7 @@ struct Opened {
     mac_bits: u32,
 }
 
-/// Decodes a nonce. It contains only 18 bits of its time; the rest comes from the nearest time to `unix`, up
-/// to 36 hours either way.
+/// The nonce has 18 bits of its time; the rest comes from the nearest time to `unix`.
 fn open(nonce: &[u8], unix: u64) -> Option<Opened> {
     match nonce.len() {
         LEN => {
@@ -194,8 +185,7 @@ fn open(nonce: &[u8], unix: u64) -> Option<Opened> {
     }
 }
 
-/// Network of a client in 16 bytes. IPv4 uses the mapped form, which no client address has after
-/// canonicalization.
+/// IPv4 uses the mapped form, which no client address has after canonicalization.
 fn host(ip: IpAddr) -> [u8; 16] {
     match PrefixLengths::HOST.of(ip) {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),

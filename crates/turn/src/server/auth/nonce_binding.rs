@@ -21,8 +21,7 @@ use crate::{
 };
 
 impl<P: Policy> Server<P> {
-    /// Judges a nonce that was not issued to the request's source address. [`Standing::ForOwner`] only lets
-    /// the request pass to the worker that can decide.
+    /// [`Standing::ForOwner`] only lets the request pass to the worker that can decide.
     pub(crate) fn standing_elsewhere(
         &mut self,
         context: &Context<'_>,
@@ -86,8 +85,7 @@ impl<P: Policy> Server<P> {
         let at = entry.client.address.ip();
         match &session.mobility {
             Some(mobility) if mobility.is_good(&ticket) || mobility.is_repeated(context) => {
-                // A client that moved again before sending data may have got the nonce at the address in
-                // between.
+                // The nonce may come from an address that the client left before sending data.
                 BoundTo::Addresses([
                     Some(at),
                     mobility.arriving.map(|(source, _)| source.client.address.ip()),

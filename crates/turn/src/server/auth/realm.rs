@@ -9,13 +9,12 @@ use turnpike_wire::integrity::KeyAlgorithm;
 
 use crate::server::{ListenerId, ServerConfig};
 
-/// PASSWORD-ALGORITHMS as announced, in order of preference: numbers without parameters (RFC 8489 section
-/// 18.5).
+/// Preferred algorithm first, without parameters (RFC 8489 section 18.5).
 const SHA256_AND_MD5: &[u8] = &[0, 2, 0, 0, 0, 1, 0, 0];
 const SHA256_ONLY: &[u8] = &[0, 2, 0, 0];
 const MD5_ONLY: &[u8] = &[0, 1, 0, 0];
 
-/// Index of a realm: 0 is [`ServerConfig::realm`], `n` counts [`ServerConfig::tenants`] from 1.
+/// 0 is [`ServerConfig::realm`]; [`ServerConfig::tenants`] count from 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RealmId(pub u16);
 
@@ -27,8 +26,7 @@ pub struct Realm {
     pub username_anonymity: bool,
 }
 
-/// Normalizes a web origin for comparison: lower case, with the scheme's default port if none is given.
-/// Clients and stores use both spellings.
+/// Lower case, with the scheme's default port; clients and stores use other spellings.
 #[must_use]
 pub fn canonical_origin(origin: &str) -> String {
     let origin = origin.trim().trim_end_matches('/').to_ascii_lowercase();
@@ -44,7 +42,6 @@ pub fn canonical_origin(origin: &str) -> String {
 }
 
 pub(crate) struct Terms {
-    /// Shared with the allocations made in the realm.
     pub(crate) name: Arc<str>,
     pub(crate) algorithms: &'static [u8],
     pub(crate) anonymity: bool,
@@ -66,7 +63,6 @@ impl Terms {
         })
     }
 
-    /// Algorithm of a PASSWORD-ALGORITHM attribute, if it was announced.
     pub(crate) fn announced(&self, chosen: &[u8]) -> Option<KeyAlgorithm> {
         if !self.algorithms.chunks_exact(4).any(|announced| announced == chosen) {
             return None;
@@ -118,7 +114,6 @@ impl Realms {
         self.terms.get(usize::from(id.0)).unwrap_or(&self.terms[0])
     }
 
-    /// Realm of this name, if the listener serves it.
     pub(crate) fn find(
         &self,
         config: &ServerConfig,

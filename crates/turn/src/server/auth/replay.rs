@@ -28,7 +28,6 @@ use crate::server::{
 const BUCKETS: usize = 1 << 13;
 const PLACES: usize = 7;
 
-/// Requests granted by any worker of a server: a copy may reach another worker than the original.
 #[derive(Clone, Default)]
 pub struct ReplayGuard(Arc<Inner>);
 
@@ -50,7 +49,6 @@ struct Bucket {
 
 #[derive(Clone, Copy, Default)]
 struct Place {
-    /// Part of the transaction ID's hash.
     tag: u32,
     /// Time of the nonce; 0 if free.
     time: u32,
@@ -84,7 +82,6 @@ pub(crate) struct Recorded {
 impl ReplayGuard {
     const WRITTEN: usize = BUCKETS * (1 + 2 * PLACES) * size_of::<u32>();
 
-    /// Clone with allocated memory. `key` is the server's own key.
     pub(crate) fn ready(&self, key: &[u8; 32]) -> Self {
         self.0.0.get_or_init(|| Table::new(key));
         self.clone()
@@ -104,8 +101,7 @@ impl ReplayGuard {
         bytes
     }
 
-    /// Takes over the entries of a process with the same key. Returns false, and changes nothing, if the size
-    /// differs.
+    /// Returns false, and changes nothing, if the size differs.
     #[must_use]
     pub fn take_over(&self, bytes: &[u8]) -> bool {
         if bytes.len() != Self::WRITTEN {
@@ -122,7 +118,7 @@ impl ReplayGuard {
         true
     }
 
-    /// Records a request with a nonce of `issued`, at `unix`, both in seconds. `None` if it may be a copy.
+    /// Times are Unix seconds. `None` if the request may be a copy.
     pub(crate) fn record(&self, request: (Once, [u8; 12]), issued: u32, unix: u32) -> Option<Recorded> {
         let (index, tag) = self.table().place_of(request);
         let after = issued.max(1);
@@ -140,7 +136,6 @@ impl ReplayGuard {
             same.time = after;
             return Some(Recorded { bucket: index, tag, before, after });
         }
-        // A free place, or else the oldest.
         let age = |place: &Place| if counts(place.time) { unix.wrapping_sub(place.time) } else { u32::MAX };
         let oldest = bucket.places.iter_mut().max_by_key(|place| age(place))?;
         let before = oldest.time;
@@ -190,7 +185,7 @@ impl Table {
 }
 
 impl<P: Policy> Server<P> {
-    /// Records a request that is about to be granted. A copy gets 438, because its nonce is used up.
+    /// A copy gets 438, because its nonce is used up.
     pub(crate) fn grant_once(
         &mut self,
         context: &Context<'_>,
@@ -216,7 +211,7 @@ impl fmt::Debug for ReplayGuard {
     }
 }
 
-/// Returns true if `time` is not before `than`, on a clock that wraps every 136 years.
+/// The clock wraps every 136 years.
 const fn is_since(time: u32, than: u32) -> bool {
     time.wrapping_sub(than) < 1 << 31
 }

@@ -2,7 +2,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Secret value; `Debug` hides it. It is serialized only when an allocation moves.
+/// `Debug` hides the value.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Secret<T>(pub(crate) T);
@@ -13,7 +13,6 @@ impl<T> fmt::Debug for Secret<T> {
     }
 }
 
-/// Serializes a [`turnpike_wire::integrity::Key`], whose `Debug` hides it too.
 pub(crate) mod key {
     use serde::{Deserialize as _, Deserializer, Serializer};
     use turnpike_wire::integrity::Key;

@@ -29,23 +29,20 @@ use crate::{
 
 #[derive(Clone, Debug, Default)]
 pub struct ThirdParty {
-    /// Value of THIRD-PARTY-AUTHORIZATION: the server's name for which tokens are issued, 1 to 255 bytes. It
-    /// should be short, because challenges may go to forged addresses.
+    /// THIRD-PARTY-AUTHORIZATION, 1 to 255 bytes. Keep it short: challenges may go to forged addresses.
     pub server_name: String,
     /// Allowed clock difference in seconds. RFC 7635 recommends 5.
     pub skew: u32,
-    /// Keys shared with authorization servers. If empty, the server does not offer tokens.
     pub keys: Vec<IssuerKey>,
 }
 
 #[derive(Clone, Debug)]
 pub struct IssuerKey {
-    /// Name of the key, sent by clients in USERNAME.
+    /// Key name, which clients send in USERNAME.
     pub kid: String,
     pub key: TokenKey,
-    /// Realm in which its tokens are valid.
     pub realm: String,
-    /// Maximum lifetime of a token in seconds, whatever the token contains.
+    /// Limit on the lifetime in a token, in seconds.
     pub max_lifetime: u32,
 }
 
@@ -60,9 +57,7 @@ impl ThirdParty {
 }
 
 impl<P: Policy> Server<P> {
-    /// Verifies a request by its token, or by the last token of its allocation. `None` if the user has a
-    /// password. Answers the request if another worker has the allocation, or if the nonce was not issued to
-    /// the client, before decrypting a token.
+    /// `None` if the user has a password. Decrypts a token only if the nonce was issued to the client.
     pub(crate) fn check_token(
         &mut self,
         context: &Context<'_>,
@@ -83,8 +78,7 @@ impl<P: Policy> Server<P> {
             let shown = || check_shown(settings, now, request, claim, kid, token).map_err(|why| (None, why));
             return Ok(realm.third_party.then(shown));
         }
-        // A configured key name means the user has no password. Key names are public, so another worker is
-        // contacted only for a request with a valid nonce.
+        // Key names are public, so only a valid nonce may cause a request to another worker.
         let by_token = *standing != Standing::ForOwner && settings.issuer(kid, realm).is_some();
         let index = self.holder(context, by_token)?;
         let found = index.and_then(|index| self.sessions.get(index));
@@ -111,8 +105,7 @@ impl<P: Policy> Server<P> {
         session.is_some_and(|session| session.grant.is_some() && *session.username == *kid)
     }
 
-    /// Allocation of a request without a token, before authentication. If another worker has it, the request
-    /// or the client's stream goes there; only for token clients, since others authenticate first.
+    /// If another worker has the allocation, the request or the client's stream goes there.
     fn holder(&mut self, context: &Context<'_>, by_token: bool) -> Result<Option<u32>, Disposition> {
         if context.request.method == Method::ConnectionBind {
             let Ok(connection) = self.connection_to_bind(context) else { return Ok(None) };
@@ -133,7 +126,6 @@ impl<P: Policy> Server<P> {
     }
 }
 
-/// Checks of RFC 7635 section 7.
 fn check_shown(
     settings: &ThirdParty,
     now: Now,
@@ -143,7 +135,6 @@ fn check_shown(
     token: &[u8],
 ) -> Result<Proof, CredentialRefusal> {
     let Claim { realm, mac, .. } = claim;
-    // USERNAME is the name of the key.
     let issuer = settings.issuer(kid, realm).ok_or(CredentialRefusal::Token(TokenProblem::UnknownKey))?;
     let token = AccessToken::open(&issuer.key, &settings.server_name, token).map_err(|error| {
         CredentialRefusal::Token(match error {
@@ -182,8 +173,7 @@ fn signing_key(request: &Request<'_>, token: &AccessToken, mac: Mac) -> Option<K
     Some(Key::from_bytes(shorter)).filter(verifies)
 }
 
-/// Quota identity of a token. Tokens do not name a user and may be used for several allocations, so the quota
-/// applies per token, identified by a hash of its secret key.
+/// Tokens name no user, so the quota applies per token, identified by a hash of its secret key.
 fn identity(kid: &str, token: &AccessToken) -> Box<str> {
     let mut name = format!("{kid}/");
     for byte in &Sha256::digest(token.mac_key())[..8] {

@@ -28,7 +28,6 @@ pub(crate) use pool::Leases;
 pub use pool::Pools;
 use pool::{LEAST_POOL, Member};
 
-/// Direction of a byte, and index of each pair here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     ToPeer,
@@ -46,7 +45,7 @@ pub struct Rates {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bandwidth {
     pub rates: Rates,
-    /// All allocations of the server together, in bits per second.
+    /// Bits per second.
     pub total: Option<u64>,
     /// Burst in milliseconds of the rate. Default 250.
     pub burst_ms: u32,
@@ -60,7 +59,6 @@ impl Default for Bandwidth {
 }
 
 impl Bandwidth {
-    /// Highest rate, in bits per second.
     pub const MOST: u64 = 1_000_000_000_000;
     /// Valid rates in bits per second; below the lowest, nothing could be relayed.
     pub const RATES: RangeInclusive<u64> = 1000..=Self::MOST;
@@ -80,7 +78,7 @@ impl Bandwidth {
     }
 }
 
-/// Kind of limit, in the order of checks. A refusal by one of them does not count against the later ones.
+/// Order of checks. A refusal by one level does not count against the later ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     Allocation,
@@ -90,7 +88,6 @@ pub enum Level {
 }
 
 impl Level {
-    /// Values of the metrics label, in the order of the levels.
     pub const NAMES: [&'static str; 4] = ["allocation", "user", "realm", "total"];
 
     #[must_use]
@@ -107,7 +104,6 @@ impl Level {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldUp {
     pub level: Level,
-    /// Time to try again, in [`Now::ms`].
     pub until_ms: u64,
 }
 
@@ -125,7 +121,6 @@ struct Bucket {
 }
 
 impl Bucket {
-    /// A clock that is set back changes nothing.
     fn refill(&mut self, limit: Limit, now_ms: u64) {
         let elapsed = now_ms.saturating_sub(self.filled_ms);
         if elapsed > 0 {
@@ -134,7 +129,7 @@ impl Bucket {
         }
     }
 
-    /// Returns true if `cost` may pass: enough tokens, or a full bucket.
+    /// A full bucket admits any cost.
     fn has(&self, limit: Limit, cost: i64) -> bool {
         self.tokens >= cost.min(limit.burst)
     }
@@ -173,7 +168,7 @@ impl Limited {
         Ok(())
     }
 
-    /// Takes up to `want` bytes of a stream, at least one.
+    /// Takes at least one byte.
     fn take(&mut self, way: Way, want: u64, now_ms: u64) -> Result<u64, HeldUp> {
         let mut granted = cost(usize::try_from(want).unwrap_or(usize::MAX));
         if let Some((limit, buckets)) = &mut self.own {
@@ -266,13 +261,12 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Counts a drop after a [`Verdict::Wait`] that the caller could not wait for.
+    /// Counts the drop of a caller that could not wait ([`Verdict::Wait`]).
     pub fn not_waited(&mut self, otherwise: DropReason) {
         self.data.stats.drop(otherwise);
     }
 
-    /// Applies the configured limits to an allocation. Its own bucket starts full, or keeps the tokens it had
-    /// under earlier limits or on another worker, so that moving gains nothing.
+    /// An allocation keeps its tokens across reloads and moves, so that moving gains nothing.
     pub(crate) fn limit(&mut self, now: Now, index: u32) {
         let Some((_, entry)) = self.data.forwarding.at(index) else { return };
         let before = entry.limits.take();

@@ -36,8 +36,7 @@ pub struct IcmpError {
 }
 
 impl DataPlane {
-    /// Owner of datagrams and ICMP errors from this peer on a shared relay socket. `None` if no allocation
-    /// owns the peer; then `datagrams` are counted as dropped. `peer` must be canonical.
+    /// `None` if no allocation owns the peer; `datagrams` then count as dropped. `peer` must be canonical.
     #[inline]
     pub fn claimant(&mut self, port: SharedPort, peer: IpAddr, datagrams: usize) -> Option<RelayId> {
         let index = match self.forwarding.claimant(port, peer) {
@@ -51,7 +50,6 @@ impl DataPlane {
         Some(RelayId { allocation, family: Family::of(peer) })
     }
 
-    /// Looks the peer up under each of its translated addresses.
     #[inline(never)]
     fn claimant_by_name(&mut self, port: SharedPort, peer: IpAddr) -> Option<u32> {
         let forwarding = &mut self.forwarding;
@@ -78,8 +76,7 @@ impl DataPlane {
         };
         let mut bytes = [0; MAX_HEADER_LEN];
         let (header_len, padding) = if let Some(channel) = entry.channels.by_peer(peer, now.ms) {
-            // RFC 8656 section 9: the permission may expire before the channel, unless `channels_permit` is
-            // set.
+            // The permission may expire before the channel (RFC 8656 section 9).
             if channel.permitted_until_ms <= now.ms {
                 return self.dropped(DropReason::NoPermission);
             }
@@ -150,8 +147,7 @@ impl DataPlane {
         if !entry.permissions.allow(peer.ip(), now.ms) {
             return self.dropped(DropReason::NoPermission);
         }
-        // Section 18.13 shows 7 bits of type and 9 of code; this uses the 8 bits each that ICMP has. Error
-        // Data is the MTU if ICMP has one, otherwise 0.
+        // Section 18.13 shows 7 bits of type and 9 of code; this uses the 8 bits each that ICMP has.
         let data = match (relay.family, icmp_type, code) {
             (Family::V4, 3, 4) | (Family::V6, 2, _) => info,
             _ => 0,
@@ -293,7 +289,6 @@ impl DataPlane {
     }
 }
 
-/// Address by which the client knows a sending peer.
 #[inline(never)]
 pub(crate) fn known_as(
     rules: &PeerRules,
@@ -306,7 +301,6 @@ pub(crate) fn known_as(
     rules.own.external(peer, may_have)
 }
 
-/// Reports the first datagram on a channel since it was bound.
 #[cold]
 #[inline(never)]
 fn first_use(

@@ -1,9 +1,7 @@
-//! Reasons for dropping datagrams; they are counted and not logged.
-
 use strum::{IntoStaticStr, VariantArray};
 use turnpike_wire::{channel_data::ChannelDataError, indication::IndicationError};
 
-/// Reason for dropping a datagram; each has a counter in [`crate::server::Stats`].
+/// Each reason has a counter in [`crate::server::Stats`]; drops are not logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
@@ -15,13 +13,12 @@ pub enum DropReason {
     Truncated,
     /// Wrong length, an attribute beyond the end, or an invalid attribute.
     Malformed,
-    /// Request longer than [`crate::server::MAX_REQUEST_LEN`], or payload too long for a message to the
-    /// client.
+    /// Request longer than [`crate::server::MAX_REQUEST_LEN`], or payload too long for a message.
     Oversized,
     /// STUN without the magic cookie, except Binding requests over UDP (RFC 3489).
     ClassicStun,
     Fingerprint,
-    /// NAT discovery request above the rate of its source network ([`crate::server::DiscoveryLimits`]).
+    /// See [`crate::server::DiscoveryLimits`].
     DiscoverySourceLimit,
     DiscoveryTotalLimit,
     /// Response, or an indication not meant for servers.
@@ -32,14 +29,12 @@ pub enum DropReason {
     UnknownMethod,
     /// Indication with an unknown comprehension-required attribute (RFC 8489 section 6.3.2).
     UnknownAttribute,
-    /// Send indication without XOR-PEER-ADDRESS or DATA (RFC 8656 section 11.2).
     MissingAttribute,
     /// Outside 0x4000-0x4FFF (RFC 8656 section 12).
     ChannelNumber,
     /// ChannelData or Send indication from a 5-tuple without an allocation.
     NoAllocation,
     UnboundChannel,
-    /// RFC 8656 section 9.
     NoPermission,
     PeerRefused,
     PeerFamily,
@@ -47,26 +42,24 @@ pub enum DropReason {
     UserBandwidth,
     RealmBandwidth,
     TotalBandwidth,
-    /// Request above the refusal rate of its prefix ([`crate::server::RefusalLimit`]).
+    /// See [`crate::server::RefusalLimit`].
     RefusalLimit,
-    /// Request too short to be granted, whose 401 would be more than four times as long, above a fixed rate.
+    /// Too short to be granted; the 401 would be more than four times as long.
     RefusalRatio,
-    /// Request about an allocation whose 5-tuple was recently refused too often for the same reason.
+    /// The 5-tuple was refused too often for the same reason.
     RefusalRepeated,
     /// Send indication on an allocation that relays TCP (RFC 6062).
     TcpAllocation,
-    /// The client of the mobile allocation has disconnected and not returned yet (RFC 8016).
+    /// The mobile client has disconnected and not returned yet (RFC 8016).
     ClientAway,
-    /// The client's allocation is in transit from another worker (RFC 8016).
     Moving,
     /// Retransmission of an Allocate while its relay sockets are opening, or of a Connect while it connects.
     OpenPending,
-    /// Allocate while the fleet has not decided yet whether a shared limit has room; the client retransmits.
+    /// The fleet has not decided yet; the client retransmits.
     QuotaPending,
     /// Retransmission while the credential store is queried.
     LookupPending,
-    /// Request that needs a store lookup while the waiting requests of its address, or all, are at their
-    /// limit.
+    /// Too many requests wait for the store, from this address or in total.
     LookupLimit,
     LookupOver,
     /// Packet from a relay socket, or report on a connection, of an ended allocation.
@@ -76,9 +69,7 @@ pub enum DropReason {
 }
 
 impl DropReason {
-    /// Returns true for reasons that drop a request which would otherwise get an answer; operators want to
-    /// see these. Repeated refusals are left out since the refusal itself is logged, and so are requests too
-    /// short to be from a client.
+    /// True if the request would otherwise get an answer, and operators want to see the drop.
     pub(crate) fn is_bound_on_requests(self) -> bool {
         matches!(self, Self::RefusalLimit | Self::QuotaPending | Self::LookupLimit | Self::LookupOver)
     }

@@ -37,9 +37,8 @@ pub(crate) use permissions::Permissions;
 /// Up to this length a linear scan is faster than a search.
 const FEW: usize = 8;
 
-/// TTL or hop limit of a relayed datagram, given the received one; `None` if it must be dropped (RFC 8656
-/// section 15.1). 0 means unknown and selects the socket's default (section 15.2). This ends loops of relays
-/// that send to each other.
+/// `None` if the datagram must be dropped (RFC 8656 section 15.1), which ends loops between relays. 0 means
+/// unknown and selects the socket's default (section 15.2).
 #[inline]
 #[must_use]
 pub const fn relayed_ttl(received: u8) -> Option<u8> {
@@ -53,14 +52,12 @@ pub(crate) struct Entry {
     /// Mask for the padding of ChannelData: 3 for a client on a stream, otherwise 0 (RFC 8656 section 12.5).
     pub(crate) padding: u8,
     pub(crate) relays_tcp: bool,
-    /// Mobile with a closed client connection: `client` is unreachable, and another client may have the
-    /// 5-tuple by now.
+    /// The client connection closed; another client may have the 5-tuple by now.
     pub(crate) away: bool,
     pub(crate) relays: [Option<Relay>; 2],
     pub(crate) shared: [Option<SharedPort>; 2],
     pub(crate) channels: Channels,
     pub(crate) permissions: Permissions,
-    /// Payload datagrams and bytes.
     pub(crate) to_peer: (u64, u64),
     pub(crate) to_client: (u64, u64),
     /// Present if there are bandwidth limits.
@@ -122,7 +119,7 @@ impl Entry {
         self.channels.permit(ip, expires_ms);
     }
 
-    /// Peers whose permission expires before a channel to them, with the expiry of the last such channel.
+    /// Peers and the expiry of the last channel to each.
     pub(crate) fn outlasted_permissions(&self) -> SmallVec<[(IpAddr, u64); 4]> {
         let channels = self.channels.iter();
         let longer = channels.filter(|channel| channel.permitted_until_ms < channel.expires_ms);
@@ -155,7 +152,7 @@ impl Entry {
         self.shared[Family::of(peer) as usize]
     }
 
-    /// Shared relay socket on which to release the peer, once no permission or channel for it remains.
+    /// The peer is released once no permission or channel for it remains.
     fn gives_up(&self, peer: IpAddr) -> Option<SharedPort> {
         let is_held = || {
             self.permissions.until(peer).is_some()
@@ -173,7 +170,6 @@ impl Entry {
         [Family::V4, Family::V6].into_iter().find(is_over)
     }
 
-    /// Peer addresses of this family as used by the client; may repeat.
     fn peers(&self, family: Family) -> impl Iterator<Item = IpAddr> + '_ {
         let peers = self.bindings().map(|binding| binding.named());
         peers.filter(move |ip| Family::of(*ip) == family)
@@ -204,7 +200,6 @@ pub(crate) struct Forwarding {
     hasher: RandomState,
     /// Most recent lookup: datagrams come in runs.
     last: Option<(Client, u32)>,
-    /// Peers of allocations with shared relay sockets.
     claims: Claims,
     timers: Timers,
 }
@@ -276,7 +271,6 @@ impl Forwarding {
         slot.entry.as_deref_mut()
     }
 
-    /// Slot of the allocation that owns this peer on a shared relay socket.
     #[inline]
     pub(crate) fn claimant(&mut self, port: SharedPort, peer: IpAddr) -> Option<u32> {
         self.claims.find(port, peer)
@@ -288,7 +282,7 @@ impl Forwarding {
         self.claims.find(port, peer).filter(|other| *other != index)
     }
 
-    /// Installs an entry, whose 5-tuple must be free. All later changes come through [`Forwarding::apply`].
+    /// The 5-tuple must be free.
     pub(crate) fn install(&mut self, now_ms: u64, entry: Entry) -> AllocationId {
         let (client, away) = (entry.client, entry.away);
         let index = self.free.pop().unwrap_or_else(|| {
@@ -312,7 +306,6 @@ impl Forwarding {
         AllocationId { index, generation }
     }
 
-    /// Removes an entry and returns it with its counters.
     pub(crate) fn remove(&mut self, index: u32) -> Option<(AllocationId, Box<Entry>)> {
         self.detach(index);
         self.timers.cancel(index);
@@ -333,7 +326,7 @@ impl Forwarding {
         0..u32::try_from(self.slots.len()).unwrap_or(u32::MAX)
     }
 
-    /// Applies a decision of the control plane.
+    /// The only way to change an entry after [`Forwarding::install`].
     pub(crate) fn apply(&mut self, now_ms: u64, effect: &Effect) {
         match effect {
             Effect::Opened { allocation, expires_ms, relayed, .. } => {
@@ -415,7 +408,6 @@ impl Forwarding {
         self.timers.pop(now_ms)
     }
 
-    /// Time of the next [`Forwarding::due`], in milliseconds.
     pub(crate) fn next_due(&self) -> Option<u64> {
         self.timers.next()
     }

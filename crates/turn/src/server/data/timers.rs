@@ -107,8 +107,7 @@ impl Timers {
         None
     }
 
-    /// Earliest time in milliseconds at which [`Timers::pop`] may return a timer. Never later than the second
-    /// of a deadline; earlier only for deadlines more than a turn away.
+    /// Never later than the second of a deadline; earlier only for deadlines more than a turn away.
     pub(crate) fn next(&self) -> Option<u64> {
         if self.set == 0 {
             return None;
@@ -171,7 +170,6 @@ mod tests {
     }
 
     proptest! {
-        /// Compares the wheel with a plain list of deadlines under random operations.
         #[test]
         fn timers_behave_as_a_list_of_deadlines(
             steps in prop::collection::vec((0..12_u32, 1..9_000_000_u64, 0..2_000_000_u64, any::<bool>()), 1..60),

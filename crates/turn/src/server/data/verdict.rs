@@ -1,5 +1,4 @@
-//! Verdict on a datagram, and the identifiers of sockets, clients and relays shared with the runtime. Other
-//! work for the runtime is an [`crate::server::Effect`].
+//! Verdicts on datagrams, and the identifiers shared with the runtime.
 
 use std::net::SocketAddr;
 
@@ -8,26 +7,22 @@ use turnpike_wire::indication::MAX_HEADER_LEN;
 
 use crate::server::{DropReason, Family};
 
-/// Client-facing socket of this worker, numbered by the runtime.
+/// Numbered by the runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ListenerId(pub u16);
 
-/// Client's 5-tuple as seen by this worker. The transport is the listener's.
+/// The transport is the listener's. Addresses are canonical.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Client {
     pub listener: ListenerId,
-    /// Client's address, canonical.
     pub address: SocketAddr,
-    /// Local address that the client uses, canonical.
     pub local: SocketAddr,
 }
 
-/// The runtime's handle for reaching a client, such as a connection. The state machine stores it with the
-/// allocation and returns it in every verdict for the client without interpreting it.
+/// The runtime's handle for reaching a client, opaque to the state machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Link(pub u64);
 
-/// Origin of a client's datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source {
     pub client: Client,
@@ -45,7 +40,6 @@ impl From<Client> for Source {
 pub struct AllocationId {
     /// Dense and reused; the runtime may index arrays by it.
     pub index: u32,
-    /// Incremented when the index is reused.
     pub generation: u32,
 }
 
@@ -55,8 +49,7 @@ pub struct RelayId {
     pub family: Family,
 }
 
-/// Relay socket shared by several allocations of this worker, numbered by the runtime; see
-/// [`crate::server::DataPlane::claimant`].
+/// Numbered by the runtime; see [`crate::server::DataPlane::claimant`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SharedPort(pub u16);
 
@@ -84,9 +77,7 @@ impl Header {
     }
 }
 
-/// Action for one datagram.
 pub enum Verdict<'a> {
-    /// Send `payload` to `peer` from the relayed transport address `relay`.
     ToPeer {
         relay: RelayId,
         peer: SocketAddr,
@@ -102,11 +93,9 @@ pub enum Verdict<'a> {
         header: Header,
         /// Part of the datagram passed in.
         payload: &'a [u8],
-        /// Number of zero bytes after the payload, 0 to 3, for an attribute or for ChannelData on a stream
-        /// (RFC 8656 section 12.5).
+        /// Zero bytes after the payload, 0 to 3.
         padding: u8,
     },
-    /// Send these bytes to `client`.
     Reply {
         /// Use this listener and local address, which may differ from those of the request (RFC 5780).
         client: Client,
@@ -114,9 +103,8 @@ pub enum Verdict<'a> {
         /// Complete STUN message, in the server's own buffer.
         bytes: &'a [u8],
     },
-    /// For streams only: the client is above a bandwidth limit, or the fleet has not decided yet. Read
-    /// nothing more from the stream and feed the message again at `until_ms`. A caller that cannot wait calls
-    /// [`crate::server::Server::not_waited`].
+    /// Streams only: read nothing more, and feed the message again at `until_ms`. A caller that cannot wait
+    /// calls [`crate::server::Server::not_waited`].
     Wait {
         /// In [`crate::time::Now::ms`].
         until_ms: u64,

@@ -28,7 +28,7 @@ use crate::{
     time::Now,
 };
 
-/// Client arriving here with another worker's allocation, for [`Server::expect`].
+/// Move of a client to this worker, for [`Server::expect`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PendingMove {
     pub(crate) client: Client,
@@ -36,12 +36,10 @@ pub struct PendingMove {
     pub(crate) owner: u16,
 }
 
-/// Request to the owner of an allocation to pass it to its client's worker.
+/// Asks `owner` for [`Server::export`], and `to` for [`Server::import`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MoveRequest {
-    /// Worker for [`Server::export`].
     pub owner: u16,
-    /// Worker for [`Server::import`].
     pub to: u16,
     pub client: Client,
     /// Link of worker `to` to the client.
@@ -50,21 +48,19 @@ pub struct MoveRequest {
 }
 
 impl<P: Policy> Server<P> {
-    /// Handles a request that came with its client's connection from another worker ([`Effect::HandOver`]).
-    /// The client now belongs to this worker, and [`Server::from_client`] takes its further packets.
+    /// The client's connection came along ([`Effect::HandOver`]); [`Server::from_client`] takes its further
+    /// packets.
     pub fn from_handed_over<'a>(&'a mut self, now: Now, source: &Source, request: &[u8]) -> Verdict<'a> {
         self.request(now, source, Delivery::HandedOver, request)
     }
 
-    /// Handles a request forwarded by worker `via`, which keeps the client ([`Effect::Forward`] supplies
-    /// `occupied`). The result is an effect: [`Effect::Answer`], [`Effect::Decline`], or [`Effect::Forward`]
-    /// to a third worker.
+    /// Worker `via` keeps the client. Results in [`Effect::Answer`], [`Effect::Decline`], or
+    /// [`Effect::Forward`] to a third worker.
     pub fn from_elsewhere(&mut self, now: Now, via: u16, occupied: bool, source: &Source, request: &[u8]) {
         self.request(now, source, Delivery::Forwarded { via, occupied }, request);
     }
 
-    /// Handles a request again that `owner` declined ([`Effect::Decline`]), because no allocation moves to
-    /// its client.
+    /// No allocation of `owner` moves to the client.
     pub fn declined<'a>(
         &'a mut self,
         now: Now,
@@ -79,8 +75,7 @@ impl<P: Policy> Server<P> {
         self.from_client(now, source, request)
     }
 
-    /// Expects a client whose allocation another worker owns. At the limit, the oldest pending move is
-    /// dropped.
+    /// At the limit, the oldest pending move is dropped.
     pub fn expect(&mut self, pending_move: PendingMove) {
         let PendingMove { client, key, owner } = pending_move;
         // The client may have made a new allocation meanwhile, and a 5-tuple has only one.
@@ -94,7 +89,6 @@ impl<P: Policy> Server<P> {
         self.pending_moves.expect(client, key, owner);
     }
 
-    /// Cancels a pending move on behalf of worker `from` ([`Effect::MoveOver`]).
     pub fn move_over(&mut self, from: u16, pending_move: &PendingMove) {
         let PendingMove { client, key, owner } = pending_move;
         if *owner != self.worker_id.number() {
@@ -114,8 +108,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Exports an allocation with the relay sockets of [`Moved::from`]. `None` if it has ended or moves
-    /// elsewhere by now; then report [`Server::not_moved`] to the requesting worker.
+    /// `None` if the allocation has ended or moves elsewhere by now; then report [`Server::not_moved`].
     #[must_use = "an allocation that is dropped is never released"]
     pub fn export(&mut self, now: Now, request: &MoveRequest) -> Option<Moved> {
         let index = *self.pending_moves.owned.get(&request.key)?;
@@ -157,8 +150,7 @@ impl<P: Policy> Server<P> {
         Ok(id)
     }
 
-    /// Takes back an allocation that [`Server::import`] refused, under its old 5-tuple. `None`, with
-    /// [`Effect::Closed`], if that has another allocation by now.
+    /// Restores the old 5-tuple. `None`, with [`Effect::Closed`], if that has another allocation by now.
     pub fn take_back(&mut self, now: Now, moved: Moved) -> Option<AllocationId> {
         let is_taken = moved.was().is_some_and(|was| self.data.forwarding.find(&was.client).is_some());
         // The old ID may have been reused, so the allocation gets a new one.
@@ -173,8 +165,7 @@ impl<P: Policy> Server<P> {
         Some(allocation)
     }
 
-    /// Handles the owner's refusal to export after [`Effect::Fetch`]: the client has no pending move any
-    /// more.
+    /// The owner refused to export: the client has no pending move any more.
     pub fn not_moved(&mut self, client: &Client) {
         let own = self.worker_id.number();
         if self.pending_moves.get(client).is_some_and(|expected| expected.owner != own) {
@@ -182,16 +173,14 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Handles a failure to reach the owner for [`Effect::Fetch`]: the next datagram triggers another
-    /// attempt.
+    /// The owner was not reached; the next datagram triggers another attempt.
     pub fn not_asked(&mut self, client: &Client) {
         if let Some(expected) = self.pending_moves.get(client) {
             expected.asked = false;
         }
     }
 
-    /// Makes the worker that forwarded a request expect its client, if an allocation of this worker moves
-    /// there.
+    /// The worker that forwarded the request must expect its client.
     pub(crate) fn announce(&mut self, context: &Context<'_>, index: u32) {
         let owner = self.worker_id.number();
         let Some(session) = self.sessions.get(index) else { return };
@@ -207,8 +196,8 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Finds this worker's allocation that moves to the 5-tuple of a request. A request to another worker's
-    /// goes to that owner. No request ends the old 5-tuple (section 3.2.2).
+    /// Finds this worker's allocation that moves to the request's 5-tuple. No request ends the old one
+    /// (section 3.2.2).
     pub(crate) fn arriving(&mut self, context: &Context<'_>) -> Result<Option<u32>, Disposition> {
         let own = self.worker_id.number();
         let (source, request) = (context.source, context.request.view.bytes());
@@ -235,8 +224,7 @@ impl<P: Policy> Server<P> {
         let at = if arrived { Some(moved.to()) } else { moved.was() };
         let padded = at.is_some_and(|at| self.is_stream(&at.client));
         let (mut entry, mut session) = moved.unpack(now, &self.config.peers.own, padded, arrived);
-        // Permissions may be shorter than their channels if a process of an older version or configuration
-        // installed them.
+        // A process of another version or configuration may have installed shorter permissions.
         if self.config.channels_permit {
             for (peer, expires_ms) in entry.outlasted_permissions() {
                 entry.permit(peer, expires_ms);
@@ -259,7 +247,7 @@ impl<P: Policy> Server<P> {
         id
     }
 
-    /// Forwards a request with a genuine ticket for another worker's allocation to that worker.
+    /// Forwards a request with a genuine ticket.
     pub(crate) fn ask_owner(&mut self, context: &Context<'_>, ticket: Ticket) -> Disposition {
         let own = self.worker_id.number();
         let next = match self.owners.get(ticket.key) {

@@ -1,5 +1,4 @@
-//! Serialized form of an allocation in transit to another worker or process. Times are relative to the moment
-//! of packing, so that clocks need not agree.
+//! Serialized allocations in transit. Times are relative, so that clocks need not agree.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -26,13 +25,13 @@ use crate::{
     time::Now,
 };
 
-/// Allocation in transit. The holder owns it, including its quota, and must pass it to
-/// [`crate::server::Server::import`] or return it through [`crate::server::Server::take_back`].
+/// The holder owns the allocation and must pass it to [`crate::server::Server::import`] or
+/// [`crate::server::Server::take_back`].
 #[derive(Debug)]
 #[must_use = "an allocation that is dropped is never released"]
 pub struct Moved(Box<Record>);
 
-/// Versions of the serialized form. Readers reject versions that they do not know.
+/// Readers reject versions that they do not know.
 #[derive(Serialize, Deserialize)]
 enum Versioned<R> {
     #[serde(rename = "1")]
@@ -81,7 +80,6 @@ struct Record {
 }
 
 impl Record {
-    /// Checks the invariants of the forwarding table.
     fn check(&self) -> Result<(), &'static str> {
         if !self.channels.iter().all(|(number, ..)| number_of(*number).is_some()) {
             return Err("a channel number is out of range");
@@ -110,14 +108,13 @@ impl<'de> Deserialize<'de> for Moved {
 }
 
 impl Moved {
-    /// ID on the worker that exported it; its relay sockets belong to that ID.
+    /// Its relay sockets belong to this ID, of the worker that exported it.
     #[must_use]
     pub fn from(&self) -> AllocationId {
         self.0.from
     }
 
-    /// Old 5-tuple; a stream still open there has no allocation now. `None` if the client had disconnected,
-    /// since another client may have the 5-tuple by now.
+    /// A stream still open there has no allocation now. `None` if the client had disconnected.
     #[must_use]
     pub fn was(&self) -> Option<Source> {
         (!self.0.away).then_some(Source { client: self.0.client, link: self.0.link })
@@ -150,8 +147,7 @@ impl Moved {
         self.0.arriving = self.0.arriving.filter(|(_, link, _)| by(*link));
     }
 
-    /// Like [`crate::server::Server::count_across`], for traffic not yet known at packing time. The exporting
-    /// worker has counted it in its totals.
+    /// Traffic not yet known at packing time; the exporting worker has counted it in its totals.
     pub fn count_across(&mut self, to_peer: (u64, u64), to_client: (u64, u64)) {
         let Record { to_peer: peer, to_client: client, .. } = &mut *self.0;
         for (sum, more) in [(peer, to_peer), (client, to_client)] {
@@ -198,8 +194,7 @@ impl Moved {
         }))
     }
 
-    /// Converts to the state of the two planes, at the client's new 5-tuple or the old one. `own` resolves
-    /// the addresses of peers.
+    /// `own` resolves the addresses of peers.
     pub(crate) fn unpack(
         self,
         now: Now,
@@ -248,8 +243,7 @@ impl Moved {
 }
 
 impl<P: Policy> Server<P> {
-    /// Allocations that another process can take over: they relay UDP, and their clients have disconnected or
-    /// have a link accepted by `by`.
+    /// Allocations that relay UDP, of clients that are away or have a link accepted by `by`.
     pub fn portable(&mut self, by: impl Fn(Link) -> bool) -> Vec<AllocationId> {
         let indices = self.data.forwarding.indices();
         let suits = |index| {
@@ -260,8 +254,7 @@ impl<P: Policy> Server<P> {
         indices.filter_map(suits).collect()
     }
 
-    /// Serializes an allocation for [`Server::restore`] in another process. It stays here until
-    /// [`Server::surrender`].
+    /// The allocation stays here until [`Server::surrender`].
     pub fn snapshot(&mut self, now: Now, allocation: AllocationId) -> Option<Moved> {
         self.data.forwarding.get(allocation)?;
         let (_, entry, session) = self.allocation(allocation.index)?;
@@ -275,8 +268,7 @@ impl<P: Policy> Server<P> {
         Some(moved)
     }
 
-    /// Removes an allocation that continues in another process, without reporting an end. The caller closes
-    /// its sockets.
+    /// Reports no end. The caller closes the sockets.
     pub fn surrender(&mut self, now: Now, allocation: AllocationId) {
         if self.data.forwarding.get(allocation).is_none() {
             return;
@@ -292,7 +284,7 @@ impl<P: Policy> Server<P> {
         self.policy.release(session.user(), session.prefix);
     }
 
-    /// Pending moves of other workers' allocations to this worker, for [`Server::expect`] in another process.
+    /// Pending moves, for [`Server::expect`] in another process.
     #[must_use]
     pub fn expected(&self) -> Vec<PendingMove> {
         self.pending_moves.expected()
@@ -304,13 +296,12 @@ impl<P: Policy> Server<P> {
         self.tombstones.all(now.ms)
     }
 
-    /// Adds deletions of another process or worker, so that retransmissions are answered.
+    /// Adds deletions of another process or worker.
     pub fn remember_deletions(&mut self, now: Now, deletions: &[(u64, u64)]) {
         self.tombstones.import(now.ms, deletions);
     }
 
-    /// Drops requests waiting for credentials from clients whose link `by` accepts. Another process serves
-    /// these clients, and they will retransmit.
+    /// Drops lookups of clients whose link `by` accepts. Another process serves them, and they retransmit.
     pub fn forget_lookups(&mut self, by: impl Fn(Link) -> bool) {
         self.lookups.forget(|source| by(source.link));
     }
@@ -352,7 +343,6 @@ impl<P: Policy> Server<P> {
         Ok(allocation)
     }
 
-    /// Restores a pending move of the previous process.
     fn arrives(&mut self, allocation: AllocationId, source: Source, worker: u16) {
         let Some(session) = self.sessions.get(allocation.index) else { return };
         let Some(mobility) = &mut session.mobility else { return };

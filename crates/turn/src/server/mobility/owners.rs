@@ -10,7 +10,7 @@ use hashbrown::HashMap;
 pub struct MobileOwners(Arc<Mutex<HashMap<u64, u16, RandomState>>>);
 
 impl MobileOwners {
-    /// Worker that has the allocation or is about to get it.
+    /// The allocation may still be in transit to this worker.
     pub(crate) fn get(&self, key: u64) -> Option<u16> {
         self.lock().get(&key).copied()
     }

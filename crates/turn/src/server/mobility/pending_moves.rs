@@ -1,5 +1,4 @@
-//! Mobile allocations of a worker (RFC 8016) and pending moves to new 5-tuples: of its own allocations to any
-//! worker, and of other workers' allocations to this one. The latter are bounded in number.
+//! Pending moves of mobile allocations (RFC 8016), from and to this worker.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +7,7 @@ use hashbrown::HashMap;
 
 use crate::server::{Client, PendingMove};
 
-/// Pending moves of other workers' allocations per worker: about a MiB. A further one displaces the oldest,
-/// whose client has to present its ticket again, so that a user who fills the table does not lock others out.
+/// About a MiB. A further one displaces the oldest, whose client has to present its ticket again.
 const MOST_EXPECTED: usize = 8192;
 
 pub(crate) struct PendingMoves {
@@ -49,14 +47,13 @@ impl PendingMoves {
         }
     }
 
-    /// Expects one of this worker's allocations at `client`, on any worker.
+    /// `client` may be on any worker.
     pub(crate) fn expect_own(&mut self, client: Client, key: u64, own: u16) {
         self.remove(&client);
         self.arrivals.insert(client, Expected { key, owner: own, asked: false, place: None });
     }
 
-    /// Expects another worker's allocation at `client`, and only there, until it moves, its owner declines
-    /// it, or it is displaced.
+    /// Lasts until the allocation moves, its owner declines, or it is displaced.
     pub(crate) fn expect(&mut self, client: Client, key: u64, owner: u16) {
         if self.arrivals.get(&client).is_some_and(|known| (known.key, known.owner) == (key, owner)) {
             return;
@@ -104,7 +101,6 @@ impl PendingMoves {
         Some(expected)
     }
 
-    /// Drops the pending move of `key`, which is now this worker's or moves to another 5-tuple.
     pub(crate) fn forget_foreign(&mut self, key: u64) {
         if let Some(client) = self.foreign.get(&key).copied() {
             self.remove(&client);

@@ -30,11 +30,11 @@ pub(crate) const KEY_BITS: u32 = 64 - NODE_BITS;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket {
-    /// Key of the allocation, the same on every worker; [`KEY_BITS`] bits.
+    /// Same on every worker; [`KEY_BITS`] bits.
     pub(crate) key: u64,
-    /// Fleet node that has the allocation; 0 for none.
+    /// 0 without a fleet.
     pub(crate) node: u16,
-    /// Incremented with each ticket of the allocation.
+    /// Incremented with each ticket.
     pub(crate) counter: u32,
 }
 
@@ -57,7 +57,7 @@ impl Ticket {
         sealed
     }
 
-    /// `None` unless sealed with this secret.
+    /// `None` unless genuine.
     pub(crate) fn open(sealed: &[u8], secret: &[u8; 32]) -> Option<Self> {
         let sealed: &[u8; LEN] = sealed.try_into().ok()?;
         let (given, cipher) = (sealed.first_chunk::<HALF>()?, sealed.last_chunk::<HALF>()?);
@@ -137,7 +137,6 @@ mod tests {
         let mut plain = [0; HALF];
         plain[..8].copy_from_slice(&(TICKET.key << NODE_BITS | u64::from(TICKET.node)).to_be_bytes());
         plain[8..12].copy_from_slice(&TICKET.counter.to_be_bytes());
-        // Two worker numbers of 10 bits each, and a pad of 12.
         plain[12..].copy_from_slice(&(3_u32 << 22 | 1023 << 12 | 5).to_be_bytes());
         let mac = mac(&own, b"mac", &plain);
         let sealed = [mac, xor(plain, mac_stream(&own, &mac))].concat();

@@ -14,10 +14,9 @@ const LIFETIME_MS: u64 = 40_000;
 const MOST: usize = 8192;
 
 pub(crate) struct Tombstones {
-    /// Hash and expiry time, oldest first. In a collision of the keyed 64-bit hash, a request gets a success
-    /// it did not need.
+    /// Hash and expiry time, oldest first. A hash collision yields a success without effect.
     queue: VecDeque<(u64, u64)>,
-    /// Same content by hash, for the lookup of every Refresh with LIFETIME 0.
+    /// Same content by hash.
     expiries: HashMap<u64, u64, RandomState>,
     hash: KeyedHash,
 }
@@ -31,8 +30,7 @@ impl Tombstones {
         }
     }
 
-    /// All deletions with their remaining milliseconds, oldest first, for [`Tombstones::import`] in another
-    /// process.
+    /// Hashes with remaining milliseconds, oldest first, for [`Tombstones::import`].
     pub(crate) fn all(&self, now_ms: u64) -> Vec<(u64, u64)> {
         self.queue.iter().map(|(hash, expires_ms)| (*hash, expires_ms.saturating_sub(now_ms))).collect()
     }

@@ -6,7 +6,6 @@
 //!  CONNECTION-ID, fleet node     node 12 │ worker 0 to 10 │ random 20 to 10   as many as its workers need
 //! ```
 
-/// Number of a worker among those of its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerId {
     number: u16,
@@ -18,12 +17,11 @@ pub struct WorkerId {
 const NODE_SHIFT: u32 = 20;
 
 impl WorkerId {
-    /// Maximum number of workers, limited by the CONNECTION-ID.
     pub const MOST: u16 = 1024;
 
     pub const ONLY: Self = Self { number: 0, count: 1, node: None };
 
-    /// Worker `number` of `count`, counted from 0. `None` unless `number < count <= `[`WorkerId::MOST`].
+    /// `number` counts from 0.
     #[must_use]
     pub const fn new(number: u16, count: u16) -> Option<Self> {
         if number < count && count <= Self::MOST { Some(Self { number, count, node: None }) } else { None }

@@ -16,22 +16,19 @@ use crate::server::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Alternate {
     pub address: SocketAddr,
-    /// Name in its certificate if it differs from this server's, at most 255 ASCII characters:
-    /// ALTERNATE-DOMAIN (RFC 8489 section 14.16), for clients over TLS and DTLS.
+    /// ALTERNATE-DOMAIN (RFC 8489 section 14.16), at most 255 ASCII characters, for TLS and DTLS.
     pub domain: Option<String>,
-    /// Transports it serves; empty for all.
+    /// Empty for all.
     pub transports: Vec<Transport>,
     pub when: AlternateWhen,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AlternateWhen {
-    /// While draining, instead of 508.
     #[default]
     Drain,
-    /// While draining or out of capacity, instead of 508.
+    /// Draining or out of capacity.
     Full,
-    /// For every new allocation.
     Always,
 }
 
@@ -59,7 +56,7 @@ impl Alternate {
 }
 
 impl<P: Policy> Server<P> {
-    /// Answers an Allocate with another server's address; returns false if there is none for this occasion.
+    /// Returns false if there is no other server for this occasion.
     pub(crate) fn write_redirect(&mut self, attempt: &AllocateAttempt<'_>, to: &Envelope) -> bool {
         if to.signer.is_none() {
             return false;
@@ -71,8 +68,7 @@ impl<P: Policy> Server<P> {
         true
     }
 
-    /// Redirects a request about state of another fleet node; sends the `otherwise` error if the node is
-    /// gone.
+    /// Sends the `otherwise` error if the node is gone.
     pub(crate) fn send_to_node(
         &mut self,
         context: &Context<'_>,
@@ -89,7 +85,7 @@ impl<P: Policy> Server<P> {
         Disposition::Reply
     }
 
-    /// Next configured alternate, in round-robin order.
+    /// Round-robin.
     fn configured(&mut self, attempt: &AllocateAttempt<'_>, transport: Transport) -> Option<Destination> {
         let v4 = attempt.client.address.is_ipv4();
         let of_family = |of_v4: bool| {
@@ -102,8 +98,7 @@ impl<P: Policy> Server<P> {
         // The first ALTERNATE-SERVER has the family of the client's address.
         let count = of_family(v4).count();
         let first = self.alternate_turn.checked_rem(count).and_then(|turn| of_family(v4).nth(turn))?;
-        // The second has the other family, for dual-stack clients, and the same name, since one
-        // ALTERNATE-DOMAIN covers both.
+        // One ALTERNATE-DOMAIN covers both, so the second must have the same name.
         let second = of_family(!v4).find(|second| second.domain == first.domain);
         let (address, domain) = (first.address, first.domain.as_deref().map(Arc::from));
         let second = second.map(|second| second.address);
@@ -112,8 +107,7 @@ impl<P: Policy> Server<P> {
     }
 
     fn write_alternate(&mut self, destination: &Destination, transport: Transport, to: &Envelope) {
-        // ALTERNATE-DOMAIN needs a certificate, and a client that knows the attribute:
-        // MESSAGE-INTEGRITY-SHA256 shows support for RFC 8489.
+        // MESSAGE-INTEGRITY-SHA256 shows an RFC 8489 client, which knows ALTERNATE-DOMAIN.
         let knows = to.signer.as_ref().is_some_and(|signer| signer.mac == Mac::Sha256);
         let secure = matches!(transport, Transport::Tls | Transport::Dtls) && knows;
         self.data.stats.redirects += 1;

@@ -1,5 +1,4 @@
-//! Optional limit on refusals per address prefix: a UDP source address may be forged, and the refusal goes to
-//! its owner.
+//! Optional limit on refusals per prefix: a UDP source may be forged, and its owner gets the refusal.
 
 use std::net::IpAddr;
 
@@ -13,16 +12,15 @@ use crate::{
     time::Now,
 };
 
-/// Limit on unsigned refusals to one prefix over UDP ([`crate::server::ServerConfig::prefixes`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RefusalLimit {
     /// Refusals per second and worker, with a burst of two seconds' worth.
     pub per_second: u32,
 }
 
-/// Number of tracked prefixes; more than one worker can exhaust in a flood. Further prefixes are not limited.
+/// More prefixes than one worker can exhaust in a flood. Further ones are not limited.
 const MOST: usize = 16_384;
-/// Minimum time between two sweeps of a full table, in milliseconds.
+/// Milliseconds between two sweeps of a full table.
 const SWEEP_MS: u64 = 1000;
 
 /// Time at which each prefix's bucket is full again, in microseconds.
@@ -52,8 +50,7 @@ impl AmplificationGuard {
 }
 
 impl<P: Policy> Server<P> {
-    /// Checks the reply buffer against the limit of the client's prefix. Signed replies and other transports
-    /// are exempt, because their clients' addresses are verified.
+    /// Signed replies and other transports are exempt: their clients' addresses are verified.
     pub(crate) fn may_answer(&mut self, now: Now, client: &crate::server::Client) -> Result<(), DropReason> {
         let Some(limit) = self.config.refusals else { return Ok(()) };
         let is_refusal = matches!(self.reply[..], [high, low, ..] if high & 1 != 0 && low & 0x10 != 0);

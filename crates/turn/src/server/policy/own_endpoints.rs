@@ -13,13 +13,13 @@ use std::{
 
 use turnpike_wire::address::{canonical, canonical_ip};
 
-/// Addresses and endpoints of the server itself. 127.0.0.0/8 and ::1 are always included.
+/// Includes 127.0.0.0/8 and ::1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnEndpoints {
     /// Sorted, including external addresses.
     v4: Vec<Ipv4Addr>,
     v6: Vec<Ipv6Addr>,
-    /// Addresses that a NAT may forward to any of the listeners.
+    /// A NAT may forward these to any listener.
     external: Vec<IpAddr>,
     translations: Vec<Translation>,
     listeners: Vec<SocketAddr>,
@@ -28,7 +28,6 @@ pub struct OwnEndpoints {
     relays_on_loopback: bool,
 }
 
-/// NAT mapping of a relay address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Translation {
     external: IpAddr,
@@ -43,9 +42,7 @@ impl Default for OwnEndpoints {
 }
 
 impl OwnEndpoints {
-    /// Creates the set from the machine's `addresses`, the relay addresses with their external addresses, the
-    /// `listeners`, which are never peers (a wildcard listener counts on every address of both families), and
-    /// the relay ports.
+    /// Listeners are never peers; a wildcard listener counts on every address.
     pub fn new(
         addresses: impl IntoIterator<Item = IpAddr>,
         relays: impl IntoIterator<Item = (IpAddr, Option<IpAddr>)>,
@@ -74,7 +71,7 @@ impl OwnEndpoints {
         Self { v4, v6, external, translations, listeners, relay_ports, relays_on_loopback }
     }
 
-    /// Adds addresses that a NAT forwards to the listeners but not to relay ports.
+    /// Adds addresses that a NAT forwards to listeners, but not to relay ports.
     #[must_use]
     pub fn with_external(mut self, addresses: impl IntoIterator<Item = IpAddr>) -> Self {
         for ip in addresses.into_iter().map(canonical_ip) {
@@ -87,15 +84,14 @@ impl OwnEndpoints {
         self
     }
 
-    /// Adds former relay ports that existing allocations may still use.
+    /// Adds relay ports that existing allocations may still use.
     #[must_use]
     pub fn with_former_ports(mut self, ranges: impl IntoIterator<Item = RangeInclusive<u16>>) -> Self {
         self.relay_ports.extend(ranges);
         self
     }
 
-    /// Returns true if this port may be closed on an own address. Decides most cases without an address
-    /// lookup. `ip` must be canonical.
+    /// Decides most cases without an address lookup. `ip` must be canonical.
     #[inline]
     pub(crate) fn guards(&self, ip: IpAddr, port: u16) -> bool {
         ip.is_loopback() || !self.is_relay_port(port) || self.is_listener_port(port)
@@ -125,8 +121,7 @@ impl OwnEndpoints {
         !self.translations.is_empty()
     }
 
-    /// Translates a permitted peer address: for an external relay address, the bound one, otherwise
-    /// unchanged. Listener ports are never translated.
+    /// Unchanged unless it is an external relay address. Listener ports are never translated.
     pub(crate) fn internal(&self, peer: SocketAddr) -> SocketAddr {
         let found = self.translations.iter().find(|it| it.external == peer.ip());
         match found.filter(|_| !self.is_listener_port(peer.port())) {
@@ -135,15 +130,13 @@ impl OwnEndpoints {
         }
     }
 
-    /// Inverse translation: the address by which a client knows a source address. An address may have had
-    /// several external ones since the start, so `may_have` selects the one that the client may use.
+    /// Inverse of [`Self::internal`]. An address may have had several external ones, so `may_have` selects.
     pub(crate) fn external(&self, peer: SocketAddr, may_have: impl Fn(SocketAddr) -> bool) -> SocketAddr {
         let names = self.translations.iter().filter(|it| it.internal == peer.ip());
         let mut peers = names.map(|it| SocketAddr::new(it.external, peer.port()));
         peers.find(|peer| !self.is_listener_port(peer.port()) && may_have(*peer)).unwrap_or(peer)
     }
 
-    /// All addresses of a peer: the bound one and its external ones.
     pub(crate) fn aliases(&self, ip: IpAddr) -> impl Iterator<Item = IpAddr> + '_ {
         let internal = self.translations.iter().find(|it| it.external == ip).map_or(ip, |it| it.internal);
         let told = self.translations.iter().filter(move |it| it.internal == internal);
@@ -159,8 +152,7 @@ impl OwnEndpoints {
     }
 }
 
-/// The first of two bound addresses with the same external address wins. An external address on which the
-/// relay also binds ports is not translated.
+/// The first of two bound addresses with the same external address wins.
 fn translations(bound: &[IpAddr], told: &[Option<IpAddr>]) -> Vec<Translation> {
     let bound: Vec<IpAddr> = bound.iter().copied().map(canonical_ip).collect();
     let mut translations: Vec<Translation> = Vec::new();

@@ -1,5 +1,4 @@
-//! Rules on the peers that may be relayed to. A relay is inside the network that it serves; without rules it
-//! would expose everything there (RFC 8656 section 21.1.5; attackers have used open relays this way).
+//! Rules on peers. Without them a relay would expose the network that it serves (RFC 8656 section 21.1.5).
 
 use std::{
     fmt,
@@ -13,7 +12,7 @@ use turnpike_wire::address::canonical_ip;
 
 use crate::server::OwnEndpoints;
 
-/// Address prefix, such as `10.0.0.0/8`, `2001:db8::/32` or a single address.
+/// Address prefix, such as `10.0.0.0/8`, or a single address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cidr {
     pub base: IpAddr,
@@ -21,8 +20,7 @@ pub struct Cidr {
 }
 
 impl Cidr {
-    /// Returns true if the address is within the prefix. Families never match each other; IPv4-mapped
-    /// addresses count as IPv4.
+    /// Families never match each other; IPv4-mapped addresses count as IPv4.
     #[must_use]
     #[inline]
     pub fn contains(&self, ip: IpAddr) -> bool {
@@ -83,8 +81,7 @@ impl fmt::Display for Cidr {
     }
 }
 
-/// Exception to a refusal: a prefix, or a single address with a port or port range, such as `10.1.0.0/16`,
-/// `192.0.2.7:5060` or `[2001:db8::7]:5000-5100`.
+/// Exception, such as `10.1.0.0/16`, `192.0.2.7:5060` or `[2001:db8::7]:5000-5100`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllowRule {
     prefix: Cidr,
@@ -93,8 +90,7 @@ pub struct AllowRule {
 }
 
 impl AllowRule {
-    /// Allows the peers of a prefix but no service of this machine, like coturn's allow list, which has no
-    /// ports.
+    /// Opens no service of this machine, like coturn's allow list, which has no ports.
     #[must_use]
     pub fn of_others(prefix: Cidr) -> Self {
         Self { prefix, ports: None, opens_own: false }
@@ -192,10 +188,8 @@ pub enum PeerDenial {
 }
 
 impl PeerDenial {
-    /// Values of the metrics label, in the order of [`PeerDenial::index`].
     pub const NAMES: [&'static str; 4] = ["rule", "own", "special", "not_allowed"];
 
-    /// Index in [`PeerDenial::NAMES`].
     #[must_use]
     pub const fn index(self) -> usize {
         match self {
@@ -224,8 +218,7 @@ impl PeerRules {
         }
     }
 
-    /// Returns true if this peer may be relayed to: the address and port are permitted, and it is no service
-    /// of this machine.
+    /// The port must be permitted too.
     #[must_use]
     #[inline]
     pub fn permits_endpoint(&self, peer: SocketAddr) -> bool {
@@ -279,8 +272,7 @@ impl PeerRules {
         })
     }
 
-    /// Returns true for a closed port of this server: a listener, or a port that is neither a relay port nor
-    /// named by a rule, under this address or as `spelled`.
+    /// Own ports are closed, except relay ports without a listener and ports named by a rule.
     #[inline]
     fn closes(&self, ip: IpAddr, port: Option<u16>, spelled: IpAddr) -> bool {
         port.is_some_and(|port| {
@@ -314,7 +306,6 @@ impl PeerRules {
     }
 }
 
-/// IPv4 address inside an IPv6 address.
 #[derive(Clone, Copy)]
 struct Embedded {
     ip: Ipv4Addr,
@@ -333,7 +324,7 @@ fn is_local_nat64(ip: Ipv6Addr) -> bool {
     matches!(ip.segments(), [0x64, 0xff9b, 1, ..])
 }
 
-/// All IPv4 addresses that this address leads to, or may lead to. IPv4-mapped ones lead nowhere.
+/// Addresses that `ip` may lead to. IPv4-mapped addresses lead nowhere.
 fn embedded_v4(ip: Ipv6Addr) -> SmallVec<[Embedded; 6]> {
     let bits = ip.to_bits();
     let segments = ip.segments();

@@ -23,7 +23,6 @@ impl PrefixLengths {
     /// too.
     pub const SITE: Self = Self { v4: 24, v6: 56 };
 
-    /// First address of the prefix.
     #[must_use]
     pub fn of(self, ip: IpAddr) -> IpAddr {
         match ip.to_canonical() {

@@ -34,12 +34,12 @@ impl MaxSessionDuration {
 /// in whole seconds: with a LIFETIME of 1 it sent 4,400 Refreshes in the last second.
 const SHORTEST: u32 = 2;
 
-/// LIFETIME in the response to a request granted `granted` seconds; 0 deletes.
+/// 0 deletes the allocation.
 pub(crate) fn answered(granted: u32) -> u32 {
     if granted == 0 { 0 } else { granted.max(SHORTEST) }
 }
 
-/// Limits a Refresh of `seconds` to the remaining time; returns seconds and milliseconds.
+/// Returns seconds and milliseconds.
 pub(crate) fn within(left_ms: Option<u64>, seconds: u32) -> (u32, u64) {
     let wanted_ms = u64::from(seconds) * 1000;
     match left_ms {
@@ -51,8 +51,7 @@ pub(crate) fn within(left_ms: Option<u64>, seconds: u32) -> (u32, u64) {
 }
 
 impl<P: Policy> Server<P> {
-    /// With `end_with_credential`, limits the lifetime of a new allocation to that of its credential; at
-    /// least one second.
+    /// Applies `end_with_credential`; at least one second.
     pub(crate) fn limit_to_credential(&self, context: &Context<'_>, seconds: u32) -> u32 {
         let until_unix = context.who.until_unix.filter(|_| self.config.limits.end_with_credential);
         let left = until_unix.map(|until_unix| until_unix.saturating_sub(context.now.unix).max(1));
@@ -84,7 +83,6 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Shortens an allocation that would outlive its limit.
     pub(crate) fn shorten(&mut self, now: Now, index: u32) {
         let Some(left_ms) = self.left_ms(now, index) else { return };
         let latest_ms = now.ms.saturating_add(left_ms);

@@ -36,7 +36,6 @@ const TCP: u8 = 6;
 struct AllocateParams {
     first: OpenRelay,
     second: Option<Family>,
-    /// Unconfigured family of a dual-stack request, with its error code.
     address_error: Option<(Family, u16)>,
 }
 
@@ -115,8 +114,7 @@ impl<P: Policy> Server<P> {
         Disposition::Later
     }
 
-    /// Admits one more allocation, unless the server is draining, a quota is reached, or the request is a
-    /// copy of a granted one.
+    /// Checks draining, quotas and copies of granted requests.
     fn admit_allocation(&mut self, context: &Context<'_>) -> Result<Option<Recorded>, Disposition> {
         let client = context.client();
         let closing = self.config.listener(client.listener).closing;
@@ -167,8 +165,7 @@ impl<P: Policy> Server<P> {
         self.grant_once(context, Once::Allocate).inspect_err(|_| self.policy.release(who.user(), prefix))
     }
 
-    /// Completes [`Server::allocate`] once the relay sockets are open. `None` if the allocation is not
-    /// waiting for them.
+    /// `None` if the allocation is not waiting for its sockets.
     pub(crate) fn finish_allocate(
         &mut self,
         now: Now,
@@ -269,7 +266,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Granted lifetime (section 7.2): the client's proposal, at least the default and at most the maximum.
+    /// At least the default and at most the maximum (section 7.2).
     pub(crate) fn granted(&self, proposed: Option<u32>) -> u32 {
         let default = self.config.limits.default_lifetime;
         proposed.map_or(default, |seconds| seconds.min(self.config.limits.max_lifetime).max(default))
@@ -347,8 +344,7 @@ impl<P: Policy> Server<P> {
         Ok(params)
     }
 
-    /// Success response of section 7.2: relayed transport addresses, or the error of a missing one, lifetime,
-    /// tokens and the client's mapped address.
+    /// Success response (section 7.2), or the error of a missing address.
     fn write_allocated(&mut self, now: Now, index: u32, to: &Envelope) {
         let ticket = self.ticket(now, index);
         let Some((_, entry)) = self.data.forwarding.at(index) else { return };
@@ -373,7 +369,6 @@ impl<P: Policy> Server<P> {
     }
 }
 
-/// Families in a request. `Err` holds an unknown family number.
 #[derive(Default, PartialEq, Eq)]
 struct Families {
     requested: Option<Result<Family, u8>>,
@@ -394,7 +389,6 @@ impl Families {
         Ok(Self { requested, additional })
     }
 
-    /// Chooses the family, a second one, and the missing family of a dual-stack request with its error code.
     #[expect(clippy::type_complexity, reason = "the parts of a AllocateParams")]
     fn choose(
         self,
@@ -412,8 +406,8 @@ impl Families {
                 let family = requested.unwrap_or(Ok(Family::V4)).map_err(|_| Denied::code(440))?;
                 if has(family) { Ok((family, None, None)) } else { Err(Denied::code(440)) }
             }
-            // The two attributes are mutually exclusive, the additional family must be IPv6, and a pair
-            // cannot reserve the next port.
+            // Mutually exclusive; the additional family must be IPv6, and a pair cannot reserve the next
+            // port.
             (None, Some(Ok(Family::V6))) if !reserve_next => match (has(Family::V4), has(Family::V6)) {
                 (true, true) => Ok((Family::V4, Some(Family::V6), None)),
                 (true, false) => Ok((Family::V4, None, Some((Family::V6, 440)))),

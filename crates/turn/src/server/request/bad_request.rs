@@ -1,4 +1,4 @@
-//! Causes of 400 responses, as attribute and fault; shown in the reason phrase, the log and the admin page.
+//! Causes of 400 responses, shown in the reason phrase, the log and the admin page.
 
 use std::fmt;
 
@@ -25,19 +25,17 @@ pub enum Fault {
     ChannelTaken(ChannelNumber),
     /// The peer is bound to this other channel of the allocation.
     PeerHasChannel(ChannelNumber),
-    /// Requires a client over TCP or TLS.
     OverDatagrams,
     /// Only for UDP, but the allocation relays TCP.
     RelaysTcp,
     /// Only for TCP, but the allocation relays UDP.
     RelaysUdp,
-    /// Refers to something that does not exist, or no longer does.
+    /// It does not exist, or no longer does.
     Unknown,
-    /// A newer one was issued.
     Replaced,
-    /// The ticket's allocation is already on this 5-tuple.
+    /// The allocation is already on this 5-tuple.
     AtHome,
-    /// The connection has an allocation, so it is a control connection.
+    /// A connection with an allocation is a control connection.
     ControlConnection,
     /// An Allocate must send it empty.
     NotEmpty,

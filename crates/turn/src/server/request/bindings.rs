@@ -1,5 +1,4 @@
-//! CreatePermission and ChannelBind (RFC 8656 sections 10 and 12). On a shared relayed transport address,
-//! another client may already own the peer.
+//! CreatePermission and ChannelBind (RFC 8656 sections 10 and 12).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -67,8 +66,7 @@ impl<P: Policy> Server<P> {
         if self.data.forwarding.at(index).is_some_and(|(_, entry)| entry.relays_tcp) {
             return self.bad(context, kind::CHANNEL_NUMBER, Fault::RelaysTcp);
         }
-        // Channel numbers are 0x4000 to 0x4FFF, or the RFC 5766 range if so configured. Nothing can be sent
-        // to port 0.
+        // Nothing can be sent to port 0.
         let number = match context.request.get(kind::CHANNEL_NUMBER) {
             Some([high, low, _, _]) => {
                 let number = u16::from_be_bytes([*high, *low]);
@@ -126,7 +124,6 @@ impl<P: Policy> Server<P> {
         self.done(context)
     }
 
-    /// Returns true if another client on this shared relayed transport address already owns the peer.
     fn is_anothers(&mut self, now: Now, index: u32, peer: IpAddr) -> bool {
         // Check all translated addresses of the peer.
         let aliases: SmallVec<[IpAddr; 2]> = self.config.peers.own.aliases(peer).collect();
@@ -138,8 +135,7 @@ impl<P: Policy> Server<P> {
         })
     }
 
-    /// Ends permissions and channels to peers that another client of the shared relayed transport address has
-    /// too. Both could claim the peer while two of its addresses were not yet known to be the same host.
+    /// Two clients could claim one peer before two of its addresses were known to be the same host.
     pub(crate) fn end_contested(&mut self, now: Now, index: u32) {
         if !self.config.peers.own.are_translated() {
             return;
@@ -162,8 +158,7 @@ impl<P: Policy> Server<P> {
         self.refuse(context, 508, RequestRefusal::SharedPeer)
     }
 
-    /// Permits a peer, for at least `channel_ms` if a channel is being bound. With `channels_permit`, a
-    /// permission lives at least as long as each channel to its peer.
+    /// The permission lives at least `channel_ms`, and with `channels_permit` as long as each channel.
     fn permit(&mut self, context: &Context<'_>, allocation: AllocationId, peer: IpAddr, channel_ms: u64) {
         let (now, channels_permit) = (context.now, self.config.channels_permit);
         let Some(entry) = self.data.forwarding.get(allocation) else { return };
@@ -175,7 +170,7 @@ impl<P: Policy> Server<P> {
         self.data.emit(now, Effect::Permitted { allocation, peer, expires_ms, renewed });
     }
 
-    /// With `channels_permit`, extends permissions that would end before a channel to their peer.
+    /// Extends permissions that would end before a channel to their peer, if `channels_permit` is set.
     pub(crate) fn permit_by_channels(&mut self, now: Now, index: u32) {
         if !self.config.channels_permit {
             return;
@@ -189,7 +184,7 @@ impl<P: Policy> Server<P> {
     }
 }
 
-/// Peer of a ChannelBind or Connect request. Nothing can be sent to port 0.
+/// Nothing can be sent to port 0.
 pub(crate) fn peer_endpoint(request: &Request<'_>) -> Result<SocketAddr, Fault> {
     match request.peers().next() {
         None => Err(Fault::Missing),

@@ -1,5 +1,4 @@
-//! Binding requests without the magic cookie, from RFC 3489 clients, which read MAPPED-ADDRESS (RFC 5389
-//! section 12.2).
+//! Binding requests of RFC 3489 clients, without the magic cookie (RFC 5389 section 12.2).
 
 use turnpike_wire::stun::{Class, Header, View, Writer, kind, method};
 
@@ -66,8 +65,7 @@ impl<P: Policy> Server<P> {
             let why = RequestRefusal::UnknownAttribute(unknown[0]);
             self.tell_stranger_refused(now, &client, ("", request.method), 420, why);
             self.data.stats.error(420);
-            // RFC 3489 section 11.2.10: the list is not padded; an odd number of attributes is evened out by
-            // repeating one.
+            // RFC 3489 section 11.2.10: an odd number of attributes is evened out by repeating one.
             let first = unknown[0];
             unknown.extend((unknown.len() % 2 == 1).then_some(first));
             let mut response = Writer::begin(&mut self.reply, header.answered(Class::Error));

@@ -1,5 +1,4 @@
-//! Peer connections of a worker (RFC 6062) by CONNECTION-ID, and the number each user has on all workers, so
-//! that no user takes them all.
+//! Peer connections of a worker (RFC 6062), and their number per user over all workers.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,9 +11,8 @@ use crate::{
     server::{ServerConfig, WorkerId, session::Session},
 };
 
-/// CONNECTION-ID (RFC 6062 section 6.2.1). The upper bits hold node and worker, so that a ConnectionBind can
-/// be routed; the rest is random. Security rests on the ConnectionBind having to authenticate as the same
-/// user.
+/// The upper bits hold node and worker, so that a ConnectionBind can be routed. Security rests on the
+/// credentials of the ConnectionBind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ConnectionId(pub u32);
 
@@ -24,7 +22,6 @@ impl ConnectionId {
     }
 }
 
-/// User whose connections are counted together: realm and identity.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Holder(Arc<str>, Box<str>);
 
@@ -43,8 +40,7 @@ pub(crate) enum Full {
 
 type Held = HashMap<Holder, usize, RandomState>;
 
-/// Number of connections to peers, shared by all workers of a server. The lock is taken only when a
-/// connection is requested, arrives or ends. Memory is bounded by the number of connections.
+/// Shared by all workers. Locked only when a connection is requested, arrives or ends.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionCounts(Arc<Mutex<Counts>>);
 
@@ -93,12 +89,11 @@ fn subtract(held: &mut Held, holder: &Holder, count: usize) {
     }
 }
 
-/// Connections of a worker by CONNECTION-ID, with the index of their allocation.
+/// Indices of allocations.
 pub(crate) struct Connections {
     owners: HashMap<u32, u32, RandomState>,
     held: Held,
     counts: ConnectionCounts,
-    /// Bound by the number of CONNECTION-IDs.
     most: usize,
 }
 
@@ -120,8 +115,7 @@ impl Connections {
         self.owners.get(&id.0).copied()
     }
 
-    /// Draws the CONNECTION-ID for an allocation that has `of_allocation` connections. `most` keeps the table
-    /// sparse, so that a free number is found quickly.
+    /// `most` keeps the table sparse, so that a free number is found quickly.
     pub(crate) fn draw(
         &mut self,
         config: &ServerConfig,
@@ -146,8 +140,7 @@ impl Connections {
         }
     }
 
-    /// Adds the connections of an allocation that arrived from elsewhere, except those whose numbers are
-    /// taken here or belong to another worker.
+    /// Skips connections whose numbers are taken here or belong to another worker.
     pub(crate) fn adopt(&mut self, worker_id: WorkerId, index: u32, session: &mut Session) {
         let holder = Holder::of(session);
         let Some(tcp) = session.tcp.as_deref_mut() else { return };

@@ -30,8 +30,7 @@ use crate::{
     time::Now,
 };
 
-/// Timeout of a connection attempt (at least 30 s by section 5.2) and of an unbound connection (30 s by
-/// sections 5.2 and 5.3).
+/// RFC 6062 requires 30 s (sections 5.2 and 5.3).
 const PATIENCE_MS: u64 = 30_000;
 
 /// Deadline of an attempt that the runtime was asked to end: its report comes next, without a timer.
@@ -40,7 +39,6 @@ const OVERDUE: u64 = u64::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectRequest {
     pub connection: ConnectionId,
-    /// Local end: the relayed transport address (section 5.2).
     pub relay: RelayId,
     pub peer: SocketAddr,
 }
@@ -84,7 +82,7 @@ struct Connection {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Stage {
-    /// Waiting for the runtime; `envelope` is for the reply.
+    /// `envelope` is for the reply.
     Connecting {
         deadline_ms: u64,
         envelope: Box<Envelope>,
@@ -106,7 +104,6 @@ enum Again {
 }
 
 impl TcpRelay {
-    /// Number of connections, including attempts.
     pub(crate) fn connections(&self) -> usize {
         self.list.len()
     }
@@ -153,9 +150,8 @@ impl TcpRelay {
 }
 
 impl<P: Policy> Server<P> {
-    /// Reports the result of a [`ConnectRequest`]; the verdict is the reply to the client. A connection
-    /// reported as open stays open until an effect closes it. Must be called once per request, unless
-    /// [`Effect::ConnectionClosed`] or [`Effect::Closed`] has ended the attempt.
+    /// Must be called once per request, unless [`Effect::ConnectionClosed`] or [`Effect::Closed`] has ended
+    /// the attempt. An open connection stays open until an effect closes it.
     pub fn connected(
         &mut self,
         now: Now,
@@ -205,8 +201,7 @@ impl<P: Policy> Server<P> {
         Verdict::Reply { client, link, bytes: &self.reply }
     }
 
-    /// Handles a connection from a peer to the relayed transport address `relay` (section 5.3). `peer` must
-    /// be canonical.
+    /// `peer` must be canonical (section 5.3).
     pub fn peer_connected(&mut self, now: Now, relay: RelayId, peer: SocketAddr) -> PeerConnection<'_> {
         let (Source { client, link }, peer, connection) = match self.admit(now, relay, peer) {
             Ok(admitted) => admitted,
@@ -225,8 +220,7 @@ impl<P: Policy> Server<P> {
         PeerConnection::Accept { connection, client, link, bytes: &self.reply }
     }
 
-    /// Adds payload bytes that a bound connection carried since the last report. [`Server::connection_ended`]
-    /// is the last report.
+    /// Adds payload bytes since the last report; [`Server::connection_ended`] is the last one.
     pub fn connection_carried(&mut self, connection: ConnectionId, to_peer: u64, to_client: u64) {
         self.data.stats.connection_bytes[0] += to_peer;
         self.data.stats.connection_bytes[1] += to_client;
@@ -237,8 +231,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Reports that either end closed a connection, bound or not. The runtime closes both halves together
-    /// (section 5.5). `to_peer` and `to_client` are as in [`Server::connection_carried`].
+    /// The runtime closes both halves together (section 5.5). Bytes are as in [`Server::connection_carried`].
     pub fn connection_ended(&mut self, now: Now, connection: ConnectionId, to_peer: u64, to_client: u64) {
         self.connection_carried(connection, to_peer, to_client);
         if let Some(index) = self.connections.owner(connection) {
@@ -253,7 +246,6 @@ impl<P: Policy> Server<P> {
         self.connections.len()
     }
 
-    /// Checks the requirements of section 5.1 on an Allocate for TCP.
     pub(crate) fn may_relay_tcp(&self, context: &Context<'_>) -> Result<(), Denied> {
         if !self.config.tcp_relay {
             return Err(Denied::code(442));
@@ -282,7 +274,6 @@ impl<P: Policy> Server<P> {
         let family = Family::of(peer.ip());
         let Some((id, entry, session)) = self.allocation(index) else { return self.fail(&context, 437) };
         let (has_family, holder) = (entry.has(family), Holder::of(session));
-        // An allocation for UDP has no connections.
         let Some(tcp) = session.tcp.as_deref_mut() else {
             return self.bad(&context, kind::XOR_PEER_ADDRESS, Fault::RelaysUdp);
         };
@@ -336,7 +327,6 @@ impl<P: Policy> Server<P> {
 
     /// Section 5.4: turns the connection that carried the request into a client data connection.
     pub(crate) fn connection_bind(&mut self, context: &Context<'_>) -> Disposition {
-        // Requires TCP or TLS, a CONNECTION-ID, and a connection that is not a control connection.
         let connection = match self.connection_to_bind(context) {
             Ok(connection) => connection,
             Err(fault) => return self.bad(context, kind::CONNECTION_ID, fault),
@@ -354,8 +344,7 @@ impl<P: Policy> Server<P> {
             self.data.stats.connection_refused(ConnectionRefusal::UnknownId);
             return self.bad(context, kind::CONNECTION_ID, Fault::Unknown);
         };
-        // Credentials must match those of the control connection. Without authentication, the IP address must
-        // match.
+        // Without authentication, the IP address must match.
         let elsewhere = !authenticate && entry.client.address.ip() != context.client().address.ip();
         if !session.is_of(&context.who) || elsewhere {
             self.data.stats.connection_refused(ConnectionRefusal::WrongUser);
@@ -373,7 +362,6 @@ impl<P: Policy> Server<P> {
         self.done(context)
     }
 
-    /// CONNECTION-ID of a ConnectionBind that came over a stream without an allocation.
     pub(crate) fn connection_to_bind(&mut self, context: &Context<'_>) -> Result<ConnectionId, Fault> {
         let id = context.request.get(kind::CONNECTION_ID).ok_or(Fault::Missing)?;
         let id = id.try_into().map_err(|_| Fault::Malformed)?;
@@ -517,7 +505,6 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Handles a report on a connection that is no longer wanted, and closes it if it opened.
     fn stale_connection(
         &mut self,
         allocation: AllocationId,

@@ -1,5 +1,3 @@
-//! State passed through all steps of answering a request.
-
 use std::cell::Cell;
 
 use crate::{
@@ -16,18 +14,15 @@ pub(crate) struct Context<'a> {
     pub(crate) source: Source,
     pub(crate) delivery: Delivery,
     pub(crate) request: &'a Request<'a>,
-    /// The signer is set once the client has authenticated.
     pub(crate) envelope: Envelope,
-    /// Validity of the request's nonce for the client's address.
+    /// Validity for the client's address.
     pub(crate) nonce: Standing,
     pub(crate) who: Who,
     pub(crate) credentials: Option<Credentials>,
-    /// The request can be evaluated again: it either just came over a stream or is kept with the store's
-    /// answer.
+    /// The request came over a stream, or is kept with the store's answer.
     pub(crate) can_wait: bool,
-    /// Set if the request has a nonce issued to this client, which excludes a forged source address.
+    /// Set for a nonce issued to this client, which excludes a forged source address.
     pub(crate) has_own_nonce: &'a Cell<bool>,
-    /// Arrival time of the request in milliseconds.
     pub(crate) asked_ms: u64,
     pub(crate) pending_move: &'a Cell<Option<PendingMove>>,
 }

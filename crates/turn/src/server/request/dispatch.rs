@@ -1,5 +1,4 @@
-//! Request handling common to all methods: authentication, lookup of the allocation, and shared responses.
-//! Data packets do not come here.
+//! Request handling common to all methods. Data packets do not come here.
 
 use std::{
     cell::Cell,
@@ -37,11 +36,9 @@ pub(crate) struct Requester<'a> {
 }
 
 pub(crate) enum Disposition {
-    /// The reply buffer holds the response.
     Reply,
     /// The reply buffer holds the response, for these addresses.
     ReplyFrom(Client),
-    /// An effect continues it.
     Later,
     /// Waits for the fleet's store: either the stream delivers the request again, or the request is kept.
     Wait,
@@ -74,8 +71,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Reports the store's answer to [`Effect::LookUp`]; the verdict is for the waiting request, if it still
-    /// waits.
+    /// Answers [`Effect::LookUp`]; the verdict is for the waiting request.
     pub fn credentials(&mut self, now: Now, lookup: LookupId, credentials: Credentials) -> Verdict<'_> {
         let Some(waiting) = self.lookups.take(lookup) else {
             return self.data.dropped(DropReason::LookupOver);
@@ -89,8 +85,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Next store answer whose request is due for another try after waiting for the fleet's store, for
-    /// [`Server::credentials`].
+    /// Answers to feed to [`Server::credentials`] again, after waiting for the fleet's store.
     pub fn next_answered(&mut self, now: Now) -> Option<(LookupId, Credentials)> {
         self.lookups.next_answered(now.ms)
     }
@@ -152,7 +147,6 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Drops a request, and reports the refusal if a limit on requests caused it.
     pub(crate) fn unanswered(
         &mut self,
         now: Now,
@@ -220,8 +214,7 @@ impl<P: Policy> Server<P> {
         self.policy.is_relayed(client.address, transport)
     }
 
-    /// RFC 8489 section 12. Unauthenticated, so without signature, and over UDP without SOFTWARE: 32 bytes
-    /// for 20, or 44 over IPv6.
+    /// Unauthenticated, so over UDP without SOFTWARE: 32 bytes for 20, or 44 over IPv6.
     fn binding(&mut self, now: Now, source: &Source, request: &Request<'_>) -> Verdict<'_> {
         let Source { client, link } = source;
         let envelope = Envelope::unsigned(request, self.config.listener(client.listener).transport);
@@ -242,7 +235,6 @@ impl<P: Policy> Server<P> {
         Verdict::Reply { client: *client, link: *link, bytes: &self.reply }
     }
 
-    /// Index of the allocation that a request other than Allocate refers to.
     pub(crate) fn owned(&mut self, context: &Context<'_>) -> Result<u32, Disposition> {
         let found = match self.data.forwarding.find(context.client()) {
             None => self.arriving(context)?,
@@ -272,8 +264,7 @@ impl<P: Policy> Server<P> {
         Ok(index)
     }
 
-    /// Sends 403 for a peer that the rules refuse. A request gets all its permissions or none, so the log
-    /// line names the refused peer; `others` is the number of further peers in the request.
+    /// A request gets all its permissions or none, so the log line names the refused peer.
     pub(crate) fn refuse_peer(
         &mut self,
         context: &Context<'_>,
@@ -312,7 +303,6 @@ impl<P: Policy> Server<P> {
         Disposition::Reply
     }
 
-    /// Sends an error response whose code has only one reason.
     pub(crate) fn fail(&mut self, context: &Context<'_>, code: u16) -> Disposition {
         self.refuse(context, code, RequestRefusal::Code)
     }
@@ -369,8 +359,7 @@ impl<P: Policy> Server<P> {
         self.tell_refused(now, &Requester { client, realm, username, proved: false, method }, code, why);
     }
 
-    /// Rate-limited; unauthenticated clients have a separate budget, so that they cannot suppress other
-    /// entries.
+    /// Unauthenticated clients have a separate budget, so that they cannot suppress other entries.
     pub(crate) fn tell_refused(&mut self, now: Now, asker: &Requester<'_>, code: u16, why: RequestRefusal) {
         let Requester { client, realm, username, proved, method } = *asker;
         let refusals = if proved { &mut self.request_refusals } else { &mut self.stranger_refusals };
@@ -394,7 +383,6 @@ impl<P: Policy> Server<P> {
         to.sign(response, self.config.software.as_deref());
     }
 
-    /// Sends 420 with the unknown comprehension-required attributes (RFC 8489 section 6.3.1).
     pub(crate) fn unknown_attributes(&mut self, to: &Envelope, unknown: &[u16]) -> Disposition {
         self.data.stats.error(420);
         let mut response = to.error(&mut self.reply, 420);
@@ -415,7 +403,7 @@ fn is_by_tunnel(context: &Context<'_>) -> bool {
     concerns && is_tunneled(context.client().address.ip())
 }
 
-/// Reason phrase of a 403 for a peer, with the address as the client sent it.
+/// Names the address as the client sent it.
 fn forbidden_peer(peer: IpAddr, others: usize) -> String {
     match others {
         0 => format!("Forbidden: peer {peer}"),

@@ -25,34 +25,29 @@ use crate::{
     time::Now,
 };
 
-/// Maximum bytes of PADDING in a response: an Ethernet MTU, which RFC 5780 section 7.6 aims to exceed.
+/// An Ethernet MTU, which RFC 5780 section 7.6 aims to exceed.
 pub const MAX_PADDING: usize = 1500;
 
-/// Lowest RESPONSE-PORT answered. Lower ports belong to services that might interpret a response; NATs map
-/// clients to higher ones.
+/// Lower ports belong to services that might interpret a response.
 pub const MIN_RESPONSE_PORT: u16 = 1024;
 
-/// Two addresses and two ports of one family for discovery, with a listener for each of the four
-/// combinations.
+/// One family, with a listener for each of the four combinations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NatDiscovery {
-    /// Local addresses, canonical.
     pub addresses: [IpAddr; 2],
-    /// Addresses announced to clients behind a one-to-one NAT.
+    /// Announced to clients behind a one-to-one NAT.
     pub external: [Option<IpAddr>; 2],
-    /// Used on both addresses.
     pub ports: [u16; 2],
     /// `listeners[i][j]` sends from `addresses[i]` and `ports[j]`.
     pub listeners: [[ListenerId; 2]; 2],
 }
 
-/// Discovery requests answered per second by one worker. Requests above the limit are dropped and counted.
+/// Requests per second and worker; those above the limit are dropped and counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiscoveryLimits {
-    /// Per IPv4 /24 or IPv6 /56, with a burst of 5 seconds' worth. Default 10, the rate RFC 5780 section 5
-    /// allows a client.
+    /// Source is an IPv4 /24 or IPv6 /56; burst of 5 seconds. Default 10 (RFC 5780 section 5).
     pub per_source: u32,
-    /// In total, with a burst of one second's worth. Default 1000.
+    /// Burst of one second. Default 1000.
     pub total: u32,
 }
 
@@ -100,7 +95,6 @@ impl<'a> DiscoveryRequest<'a> {
             Some(_) => return Err(bad(kind::RESPONSE_PORT, Fault::Malformed)),
         };
         let padding = request.get(kind::PADDING);
-        // Mutually exclusive (section 7.5): 400 (section 6.1).
         if response_port.is_some() && padding.is_some() {
             return Err(bad(kind::RESPONSE_PORT, Fault::Beside(kind::PADDING)));
         }
@@ -124,8 +118,7 @@ fn changes(request: &Request<'_>) -> Option<(bool, bool)> {
     }
 }
 
-/// Unknown attributes of a Binding request on a listener without NAT discovery. A CHANGE-REQUEST without
-/// flags is accepted: clients send it because some servers answer no request without one.
+/// Accepts a CHANGE-REQUEST without flags: clients send it because some servers require it.
 pub(crate) fn unknown_in_plain_binding(request: &Request<'_>) -> SmallVec<[u16; 4]> {
     request.unknown(|kind| match kind {
         kind::CHANGE_REQUEST => changes(request) == Some((false, false)),
@@ -133,8 +126,7 @@ pub(crate) fn unknown_in_plain_binding(request: &Request<'_>) -> SmallVec<[u16; 
     })
 }
 
-/// ICE attributes in Binding requests (RFC 8445 section 7.1). They concern the two ICE agents; a STUN server
-/// ignores them. ICE-CONTROLLED and ICE-CONTROLLING are comprehension-optional.
+/// A STUN server ignores ICE attributes (RFC 8445 section 7.1).
 fn is_of_ice(kind: u16) -> bool {
     matches!(kind, kind::PRIORITY | kind::USE_CANDIDATE)
 }
@@ -144,8 +136,7 @@ fn is_of_discovery(kind: u16) -> bool {
 }
 
 impl<P: Policy> Server<P> {
-    /// Answers a Binding request on a NAT discovery listener; `None` on any other listener, where discovery
-    /// attributes are unknown and get 420 (section 6).
+    /// `None` on other listeners, where discovery attributes get 420 (section 6).
     pub(crate) fn discover(
         &mut self,
         now: Now,
@@ -236,13 +227,12 @@ const fn address_len(address: SocketAddr) -> usize {
     if address.is_ipv4() { 12 } else { 24 }
 }
 
-/// Buckets for source networks; bounds memory. Networks that collide share one rate, so that no network
-/// gains.
+/// Bounds memory. Networks that collide share one rate.
 const BUCKETS: usize = 4096;
-/// Burst of one network, in seconds' worth of requests.
+/// Seconds' worth of requests.
 const SOURCE_BURST: u64 = 5;
 
-/// Token buckets, each stored as the time when it will be full again, in microseconds.
+/// Each bucket is the time when it will be full again, in microseconds.
 #[derive(Default)]
 pub(crate) struct DiscoveryRate {
     /// Allocated on the first request.

@@ -99,7 +99,6 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Sends the success response, with the new RFC 8016 ticket if the request had one.
     pub(crate) fn refreshed(
         &mut self,
         context: &Context<'_>,

@@ -23,8 +23,7 @@ impl Default for RefusalLog {
 }
 
 impl RefusalLog {
-    /// Returns the number of entries suppressed since the last one, over all sources, if this one may be
-    /// logged.
+    /// Returns the number of suppressed entries since the last one, over all sources.
     pub(crate) fn admit(&mut self, now_ms: u64, source: IpAddr) -> Option<u64> {
         if self.rates.admit_address(now_ms.saturating_mul(1000), source) {
             return Some(std::mem::take(&mut self.suppressed));

@@ -17,8 +17,7 @@ use crate::{
 /// More than can hold tokens at the same time.
 const MOST: usize = 4096;
 
-/// Refusals with the same method, peer and code to a 5-tuple: 100 at once, then ten per second. libnice sent
-/// 9,900 ChannelBinds per second.
+/// 100 at once, then ten per second. libnice sent 9,900 ChannelBinds per second.
 const REPEATED: Rate = Rate::new(100, 100);
 const NO_LIMIT: Rate = Rate::new(1, 0);
 

@@ -1,5 +1,4 @@
-//! Building of responses. They go into the server's single reply buffer, which keeps its capacity, so that
-//! answering does not allocate.
+//! Responses go into the server's single reply buffer, so that answering does not allocate.
 
 use std::borrow::Cow;
 
@@ -19,7 +18,6 @@ use crate::server::{
 pub(crate) struct Signer {
     #[serde(with = "secret::key")]
     pub(crate) key: Key,
-    /// Attribute that authenticated the request.
     #[serde(with = "MacName")]
     pub(crate) mac: Mac,
 }
@@ -63,13 +61,11 @@ impl Envelope {
         self.begin(buffer, Class::Success)
     }
 
-    /// Returns true if the response contains the reason phrase and SOFTWARE. They are omitted if the address
-    /// may be forged, because every byte adds to the amplification.
+    /// False if the address may be forged, because every byte adds to the amplification.
     pub(crate) fn has_texts(&self) -> bool {
         self.signer.is_some() || self.is_address_proved
     }
 
-    /// Begins an error response, with the code's reason phrase if texts are allowed.
     pub(crate) fn error<'b>(&self, buffer: &'b mut Vec<u8>, code: u16) -> Writer<'b> {
         self.error_because(buffer, code, reason_phrase(code))
     }
@@ -112,7 +108,6 @@ impl Envelope {
     }
 }
 
-/// Reason phrase of an error response, with the cause if the code has several.
 pub(crate) fn phrase(code: u16, why: RequestRefusal) -> Cow<'static, str> {
     match why {
         RequestRefusal::BadRequest(bad) => format!("{}: {bad}", reason_phrase(code)).into(),
@@ -123,8 +118,7 @@ pub(crate) fn phrase(code: u16, why: RequestRefusal) -> Cow<'static, str> {
     }
 }
 
-/// Reason phrase of an error code (RFC 8489 section 14.8, RFC 8656 section 19, RFC 6062 section 6.3, RFC 8016
-/// section 3.4).
+/// RFC 8489 section 14.8, RFC 8656 section 19, RFC 6062 section 6.3, RFC 8016 section 3.4.
 pub(crate) fn reason_phrase(code: u16) -> &'static str {
     match code {
         300 => "Try Alternate",

@@ -12,7 +12,6 @@ pub(super) fn gained(rate: u64, elapsed_ms: u64) -> i64 {
     i64::try_from(rate.saturating_mul(elapsed_ms)).unwrap_or(i64::MAX)
 }
 
-/// Milliseconds until `tokens` accrue, at most [`PATIENCE_MS`].
 pub(super) fn needed_ms(rate: u64, tokens: i64) -> u64 {
     u64::try_from(tokens).unwrap_or(0).div_ceil(rate.max(1)).clamp(1, PATIENCE_MS)
 }
@@ -21,7 +20,6 @@ pub(super) fn needed_ms(rate: u64, tokens: i64) -> u64 {
 pub(super) struct Limit {
     /// Bits per second.
     pub(super) rate: u64,
-    /// Tokens.
     pub(super) burst: i64,
 }
 

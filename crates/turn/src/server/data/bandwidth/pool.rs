@@ -49,7 +49,6 @@ pub(super) struct Pool {
 struct PoolWay {
     tokens: AtomicI64,
     filled_ms: AtomicU64,
-    /// Period counted by `asking`.
     period: AtomicU64,
     /// Shares requested in this period and in the previous one, in units of [`WHOLE`].
     asking: AtomicU64,
@@ -86,7 +85,7 @@ impl Pool {
         gained(rate, SLICE_MS).min(burst / 16).max(LEAST_SLICE)
     }
 
-    /// Takes up to `want` tokens and leaves at least `floor`.
+    /// Takes at most `want` and leaves at least `floor`.
     pub(super) fn take(&self, way: Way, want: i64, floor: i64, now_ms: u64) -> i64 {
         let (limit, way) = (self.limit(), &self.ways[way as usize]);
         way.refill(limit, now_ms);
@@ -95,7 +94,7 @@ impl Pool {
         way.tokens.fetch_update(Relaxed, Relaxed, take).map_or(0, granted)
     }
 
-    /// Returns true if the pool can be dropped without effect: no members, and full.
+    /// True if dropping the pool has no effect: no members, and full.
     pub(super) fn is_idle(pool: &Arc<Self>, now_ms: u64) -> bool {
         if Arc::strong_count(pool) > 1 {
             return false;
@@ -113,7 +112,6 @@ impl Pool {
         })
     }
 
-    /// Bits per second of a full share.
     pub(super) fn share(&self, way: Way) -> u64 {
         let way = &self.ways[way as usize];
         // This order matters: a reader that sees the restarted sum must also see the previous one.
@@ -122,7 +120,6 @@ impl Pool {
         (self.rate.load(Relaxed).saturating_mul(WHOLE) / all).max(1)
     }
 
-    /// Registers one more active allocation for this period, with the given fraction of a share.
     pub(super) fn join(&self, way: Way, period: u64, weight: u64) {
         self.ways[way as usize].join(period, weight);
     }
@@ -167,7 +164,6 @@ pub(super) struct Lease {
 #[derive(Debug, Default)]
 struct Held {
     open: AtomicI64,
-    /// For allocations within their share.
     kept: AtomicI64,
 }
 
@@ -176,7 +172,7 @@ impl Lease {
         Self { pool, ways: Default::default() }
     }
 
-    /// Returns the part of `want` that may pass, given that `within` is within the allocation's share.
+    /// `within` is the part of `want` within the allocation's share.
     pub(super) fn offers(&self, way: Way, want: i64, within: i64, now_ms: u64) -> i64 {
         let held = &self.ways[way as usize];
         let (open, kept) = (held.open.load(Relaxed), held.kept.load(Relaxed));
@@ -200,7 +196,6 @@ impl Lease {
         (open + kept.min(within)).clamp(0, want)
     }
 
-    /// Spends tokens that were offered, `within` of them within the share.
     pub(super) fn spend(&self, way: Way, cost: i64, within: i64) {
         let held = &self.ways[way as usize];
         let kept = held.kept.load(Relaxed);
@@ -229,16 +224,14 @@ impl Drop for Lease {
     }
 }
 
-/// Fair share of an allocation in a pool, for one direction.
 #[derive(Clone, Copy, Debug)]
 struct Share {
     tokens: i64,
     /// Maximum tokens: its part of the burst.
     depth: i64,
     filled_ms: u64,
-    /// Period in which it was last counted.
+    /// Period of the last count.
     period: u64,
-    /// Demand in that period, in tokens.
     asked: i64,
 }
 
@@ -247,7 +240,6 @@ impl Share {
 
     fn refill(&mut self, pool: &Pool, way: Way, now_ms: u64) {
         let period = now_ms >> PERIOD_BITS;
-        // A new share starts full.
         let is_new = self.period == u64::MAX;
         let elapsed = if is_new { u64::MAX } else { now_ms.saturating_sub(self.filled_ms) };
         if period != self.period {
@@ -273,8 +265,7 @@ impl Share {
         (self.period, self.asked) = (period, 0);
     }
 
-    /// Returns the part of a datagram within the share: all or nothing. One longer than `depth` counts as
-    /// within if the share is full.
+    /// All or nothing. A datagram longer than `depth` counts as within if the share is full.
     fn within(&self, cost: i64) -> i64 {
         if self.tokens >= cost.min(self.depth) { cost } else { 0 }
     }
@@ -293,14 +284,12 @@ impl Member {
         Self { lease, shares: [Share::NEW; 2], within: 0 }
     }
 
-    /// Returns true if a datagram may pass.
     pub(super) fn admits(&mut self, way: Way, cost: i64, now_ms: u64) -> bool {
         let share = self.asks(way, cost, now_ms);
         self.within = share.within(cost);
         self.lease.offers(way, cost, self.within, now_ms) >= cost
     }
 
-    /// Returns the part of `want` that may pass.
     pub(super) fn offers(&mut self, way: Way, want: i64, now_ms: u64) -> i64 {
         let share = self.asks(way, want, now_ms);
         self.within = share.tokens.clamp(0, want);
@@ -344,12 +333,10 @@ struct Registry {
     sweep_at: usize,
 }
 
-/// Smaller tables are not swept.
 const FEW: usize = 64;
 
 impl Pools {
-    /// Returns the pool of this name with this limit. A pool without members stays until it is full again, so
-    /// that making new allocations does not yield a new burst.
+    /// A pool without members stays until it is full again, so that new allocations yield no new burst.
     fn get(&self, name: &str, limit: Limit, now_ms: u64) -> Arc<Pool> {
         let mut registry = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pool) = registry.pools.get(name) {
@@ -372,7 +359,6 @@ impl fmt::Debug for Pools {
     }
 }
 
-/// Leases of one worker by pool name.
 #[derive(Default)]
 pub(crate) struct Leases {
     leases: HashMap<Box<str>, Weak<Lease>, RandomState>,

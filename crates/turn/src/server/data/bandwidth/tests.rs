@@ -1,5 +1,3 @@
-//! Tests of rates, bursts and shares in virtual time, exact to the byte.
-
 use proptest::prelude::*;
 
 use super::{limit::PATIENCE_MS, *};
@@ -29,7 +27,6 @@ fn limited(
 
 /// Largest excess over the rate in any window, in bytes.
 fn excess(passed: &[(u64, usize)], rate: u64) -> f64 {
-    // Kadane's algorithm on bytes passed minus bytes accrued.
     let (mut most, mut sum, mut last) = (0_f64, 0_f64, 0);
     for (now_ms, bytes) in passed {
         let brought = rate as f64 / 8000.0 * (now_ms - last) as f64;

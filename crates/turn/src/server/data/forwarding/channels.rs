@@ -8,15 +8,12 @@ use super::FEW;
 pub(crate) struct Channel {
     /// Address to send to.
     pub(crate) peer: SocketAddr,
-    /// Address that the client used. It differs if the peer is one of this server's relayed addresses behind
-    /// a NAT.
+    /// The client's name for the peer; differs for relayed addresses of this server behind a NAT.
     pub(crate) named: IpAddr,
     pub(crate) expires_ms: u64,
-    /// Expiry of the permission for the peer's address, stored here so that a datagram from the peer needs
-    /// one lookup.
+    /// Stored here so that a datagram from the peer needs one lookup.
     pub(crate) permitted_until_ms: u64,
     pub(crate) number: ChannelNumber,
-    /// A datagram has passed in either direction since it was bound.
     pub(crate) used: bool,
 }
 
@@ -68,8 +65,7 @@ impl Channels {
         found.filter(|channel| channel.expires_ms > now_ms)
     }
 
-    /// Checks that [`Channels::bind`] is allowed for a peer with the client-visible address `name`, reachable
-    /// at `peer`. Expired channels must have been swept.
+    /// `name` is the client's name for `peer`. Expired channels must have been swept.
     pub(crate) fn may_bind(
         &self,
         number: ChannelNumber,
@@ -154,7 +150,6 @@ mod tests {
     use std::collections::BTreeMap;
 
     proptest! {
-        /// Channels are found by number and by peer exactly while bound.
         #[test]
         fn channels_behave_as_two_maps(
             steps in prop::collection::vec((0..40_u16, 0..40_u16, 1..50_u64), 1..200),

@@ -24,7 +24,7 @@ impl Permissions {
         found.is_some_and(|permission| permission.expires_ms > now_ms)
     }
 
-    /// Returns true if these distinct addresses fit. Expired permissions must have been swept.
+    /// Addresses must be distinct, and expired permissions swept.
     pub(crate) fn room_for(&self, ips: &[IpAddr], most: usize) -> bool {
         let new = ips.iter().filter(|ip| self.position(**ip).is_err()).count();
         self.list.len() + new <= most

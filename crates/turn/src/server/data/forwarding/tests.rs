@@ -158,8 +158,7 @@ impl Both {
             }
             Step::Bind { number, peer: to, .. } => {
                 let (peer, number) = (peer(to), channel(number));
-                // The control plane ensures that numbers and peers map one to one, and that a permission
-                // exists.
+                // The control plane ensures that numbers and peers map one to one.
                 let other =
                     |(known, (to, _)): (&u16, &(SocketAddr, u64))| (*known == number.get()) != (*to == peer);
                 if it.channels.iter().any(other) || !it.permissions.contains_key(&peer.ip()) {
@@ -282,7 +281,6 @@ impl Both {
                 let bound = it.channels.iter().find(|(_, (to, until))| *to == peer && *until > now);
                 let found = entry.channels.by_peer(peer, now);
                 assert_eq!(found.map(|it| it.number.get()), bound.map(|(number, _)| *number), "{peer}");
-                // A channel tracks the expiry of its peer's permission.
                 assert!(
                     found.is_none_or(|it| (it.permitted_until_ms > now) == permitted(peer.ip())),
                     "{peer}"
@@ -302,7 +300,6 @@ impl Both {
     }
 }
 
-/// The table ignores session IDs.
 fn session() -> SessionId {
     "0".repeat(32).parse().expect("32 digits")
 }
