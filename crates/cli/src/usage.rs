@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_or_an_address_without_its_option_gets_a_tip() {
+    fn file_or_address_without_its_option_gets_a_tip() {
         let tip = |line: &str| {
             let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
             let error = Cli::try_parse_from(&words).map(drop).expect_err("the last word is unexpected");

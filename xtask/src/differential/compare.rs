@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_of_sha_256_stand_in_for_servers_that_lack_it() {
+    fn sha_256_rules_replace_servers_that_lack_it() {
         let sequence = sequence(Dialect::Sha256, Auth::OtherAlgorithms);
         let seen = |code| [answered(3, code, &[]), answered(4, 400, &[]), Vec::new()];
         assert_eq!(from_rules(&sequence, &seen(400)), []);

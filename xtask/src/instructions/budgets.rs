@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_without_budget_and_a_budget_without_case_fail() {
+    fn case_without_budget_and_budget_without_case_fail() {
         let budgets = Budgets::of(origin(), None, &counts(&[("route", 100)]));
         let more = compare(Some(&budgets), &counts(&[("route", 100), ("new", 1)]));
         assert!(!more.is_kept() && more.table().contains("NO BUDGET"), "{}", more.table());

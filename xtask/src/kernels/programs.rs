@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn test_programs_are_those_of_crates_that_depend_on_the_kernel() {
+    fn only_kernel_dependent_crates_have_test_programs() {
         let message = |name: &str, kind: &str| {
             let message = serde_json::json!({
                 "executable": "/t/a-1",

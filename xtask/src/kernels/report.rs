@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_without_landlock_leaves_all_files_open() {
+    fn sandbox_without_landlock_leaves_all_files_open() {
         let line = "@@ sandbox 90 system calls, others end the program; all files; no capabilities";
         assert!(report(&[line]).row("5.10").contains("| seccomp |"));
         assert_eq!(
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_has_the_hook_the_best_runs_and_the_datagrams_of_both_directions() {
+    fn cells_have_hook_best_runs_and_datagrams_of_both_directions() {
         let load = |kind, lost| format!(r#"@@ load kernel {kind} {{"sent": 3000, "lost": {lost}}}"#);
         let [first, second] = [load("steady", 2), load("steady", 0)];
         let report = report(&[

@@ -192,7 +192,7 @@ fn stale(server: &Server) -> u64 {
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn the_clock_jumps_forth_and_back() {
+fn the_clock_jumps_forward_and_back() {
     let dir = Dir::new();
     let file = dir.file("turnpike.toml", Timed::settings());
     let mut wanted = Wanted::flags(&["--workers", "2", "-c", file.to_str().expect("UTF-8")]);
@@ -203,7 +203,7 @@ fn the_clock_jumps_forth_and_back() {
     let crowd = Crowd::patient(&server, "20");
     let clients = crowd.clients;
     let seen =
-        Row::new("the_clock_jumps_forth_and_back", "the clock jumps one day forward, two days back, then to the right time")
+        Row::new("the_clock_jumps_forward_and_back", "the clock jumps one day forward, two days back, then to the right time")
             .run(&mut server, crowd, |server, row| {
                 let timed = Timed::new();
                 timed.are_judged(server, 0);

@@ -35,9 +35,9 @@ fn a_while() -> Duration {
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn clients_that_hardly_speak() {
+fn slow_clients_of_a_forwarder() {
     let row = Row::new(
-        "clients_that_hardly_speak",
+        "slow_clients_of_a_forwarder",
         "forward: 500 clients send one byte per second (slow loris); 500 more are half-closed or never read",
     );
     let most = Forwarder::clients() + 1000;
@@ -94,7 +94,7 @@ fn clients_that_hardly_speak() {
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn connections_that_never_come_about() {
+fn half_open_connections_to_a_forwarder() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let most = Forwarder::clients() + 1;
         let wanted = Wanted::inside(links).with_rule(&format!("max_connections = {most}\n"));
@@ -105,7 +105,7 @@ fn connections_that_never_come_about() {
         run("nft", &["add chain inet flood out { type filter hook output priority 0; }"]);
         run("nft", &["add rule inet flood out ip saddr 10.77.1.66 tcp flags != syn drop"]);
         let row = Row::new(
-            "connections_that_never_come_about",
+            "half_open_connections_to_a_forwarder",
             "forward: SYN flood of 20,000 without replies to SYN-ACK",
         );
         let seen = forwarder.row(row, |forwarder, row| {
@@ -354,7 +354,7 @@ const LIES: [(&str, Fate); 8] = [
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn a_name_server_lies() {
+fn the_name_server_gives_wrong_answers() {
     let probe = ["mount", "--bind", "/etc/resolv.conf", "/etc/resolv.conf"];
     in_namespaces(turnpike_testkit::this_test!(), "nm", &probe, || {
         run("ip", &["link", "set", "lo", "up"]);
@@ -372,7 +372,10 @@ fn a_name_server_lies() {
         // Neither the address of 0.0.0.0 nor the forwarder's own.
         let target = Target::on(TARGET.into());
         let forwarder = Forwarder::to_name(Wanted::default(), target, "target.faults.test");
-        let row = Row::new("a_name_server_lies", "forward: the name server sends wrong answers or none");
+        let row = Row::new(
+            "the_name_server_gives_wrong_answers",
+            "forward: the name server sends wrong answers or none",
+        );
         let seen = forwarder.row(row, |forwarder, row| {
             // The name is resolved once a second; a timed-out query takes longer.
             let is_asked = |times: u64| {

@@ -40,9 +40,9 @@ fn many_datagrams_to_a_forwarder_are_lost() {
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn many_datagrams_to_a_forwarder_come_late() {
+fn many_datagrams_to_a_forwarder_are_reordered() {
     let seen = worsened(
-        "many_datagrams_to_a_forwarder_come_late",
+        "many_datagrams_to_a_forwarder_are_reordered",
         "forward: 20 % of client datagrams reordered",
         [0, 0, 20],
     );
@@ -52,9 +52,9 @@ fn many_datagrams_to_a_forwarder_come_late() {
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn many_datagrams_to_a_forwarder_come_twice() {
+fn many_datagrams_to_a_forwarder_are_duplicated() {
     let seen = worsened(
-        "many_datagrams_to_a_forwarder_come_twice",
+        "many_datagrams_to_a_forwarder_are_duplicated",
         "forward: 20 % of client datagrams duplicated",
         [0, 20, 0],
     );

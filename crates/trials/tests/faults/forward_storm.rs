@@ -173,7 +173,7 @@ fn descriptors(wanted: u64) -> Result<(), String> {
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn thousands_return_to_a_forwarder() {
+fn thousands_reconnect_to_a_forwarder() {
     let clients: u32 = or_thorough(200, 2_000);
     // Two per connection (the target's end is the second) and one per socket.
     need!(descriptors(u64::from(3 * clients) + 200));
@@ -221,7 +221,7 @@ fn thousands_return_to_a_forwarder() {
     whole(forwarder.tcp, forwarder.udp);
     as_before(|| forwarder.kept(), before, SOON);
     let mut row = Row::new(
-        "thousands_return_to_a_forwarder",
+        "thousands_reconnect_to_a_forwarder",
         "forward: SIGKILL and restart; 2,000 TCP and 2,000 UDP clients return within 1 s",
     );
     row.note(format!(

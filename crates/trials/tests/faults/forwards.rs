@@ -70,9 +70,9 @@ fn a_forwarder_is_reloaded_again_and_again() {
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn a_target_goes_and_comes() {
+fn a_target_is_restarted() {
     let row = Row::new(
-        "a_target_goes_and_comes",
+        "a_target_is_restarted",
         "forward: the target dies with all connections; another replaces it",
     );
     let seen = Forwarder::local(Wanted::default()).row(row, |forwarder, _| {

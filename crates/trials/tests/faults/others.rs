@@ -160,7 +160,7 @@ fn a_storm_lasts() {
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn reloaded_in_the_kernel() {
+fn reloaded_with_the_kernel_path() {
     let storm = Storm::new();
     in_the_kernel(
         turnpike_testkit::this_test!(),
@@ -180,7 +180,7 @@ fn reloaded_in_the_kernel() {
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn upgraded_in_the_kernel() {
+fn upgraded_with_the_kernel_path() {
     in_the_kernel(
         turnpike_testkit::this_test!(),
         "`--datapath kernel`: two upgrades in place",
@@ -206,7 +206,7 @@ fn upgraded_in_the_kernel() {
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn killed_in_the_kernel() {
+fn killed_with_the_kernel_path() {
     in_the_kernel(
         turnpike_testkit::this_test!(),
         "`--datapath kernel`: SIGKILL, restart after 0.5 s",
@@ -232,7 +232,7 @@ fn killed_in_the_kernel() {
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn a_worker_stalls_beside_the_kernel() {
+fn a_worker_stalls_with_the_kernel_path() {
     const WATCHED: &str = "a worker has taken no command";
     // Reports missing capabilities first.
     let sleeps = Program::start(Command::new("sleep").arg("600"));
@@ -263,7 +263,7 @@ fn a_worker_stalls_beside_the_kernel() {
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn a_queue_is_full_in_the_kernel() {
+fn a_queue_is_full_on_the_kernel_path() {
     in_the_kernel(
         turnpike_testkit::this_test!(),
         "`--datapath kernel`: both link queues limited to 1 Mbit/s",
@@ -281,13 +281,13 @@ fn a_queue_is_full_in_the_kernel() {
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn many_return_to_the_kernel() {
+fn many_reconnect_on_the_kernel_path() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let dir = Dir::new();
         let address = SocketAddr::new(SERVER[0], 3478);
         let mut server = Server::on(address, RELAY[0], inside(links, for_many(&dir, &[])));
         let row = Row::new(
-            "many_return_to_the_kernel",
+            "many_reconnect_on_the_kernel_path",
             "`--datapath kernel`: SIGKILL and restart; 5,000 clients return within 1 s",
         );
         let clients = (or_thorough(200, 5_000), "10.77.2.2:0");

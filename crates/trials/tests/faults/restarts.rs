@@ -238,10 +238,15 @@ pub(super) fn for_many(dir: &Dir, more: &[&str]) -> Wanted {
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn ten_thousand_return() {
+fn ten_thousand_clients_reconnect() {
     let dir = Dir::new();
     let mut server = Server::start(for_many(&dir, &[]));
     let what = "SIGKILL and restart; 10,000 clients return within 1 s";
     let clients = or_thorough(500, 10_000);
-    all_return(Row::new("ten_thousand_return", what), &mut server, (clients, "127.0.0.1:0"), |_, _| ());
+    all_return(
+        Row::new("ten_thousand_clients_reconnect", what),
+        &mut server,
+        (clients, "127.0.0.1:0"),
+        |_, _| (),
+    );
 }

@@ -36,22 +36,26 @@ fn worsened(name: &'static str, what: &'static str, [lost, doubled, late]: [u32;
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn a_third_is_lost() {
-    let seen = worsened("a_third_is_lost", "30 % of client datagrams lost in both directions", [30, 0, 0]);
+fn a_third_of_datagrams_is_lost() {
+    let seen = worsened(
+        "a_third_of_datagrams_is_lost",
+        "30 % of client datagrams lost in both directions",
+        [30, 0, 0],
+    );
     assert!(seen["lost"].as_u64() > Some(0), "{seen}");
 }
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn many_come_late() {
-    let seen = worsened("many_come_late", "20 % of client datagrams reordered", [0, 0, 20]);
+fn many_datagrams_are_reordered() {
+    let seen = worsened("many_datagrams_are_reordered", "20 % of client datagrams reordered", [0, 0, 20]);
     assert!(seen["reordered"].as_u64() > Some(0), "{seen}");
 }
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn many_come_twice() {
-    let seen = worsened("many_come_twice", "20 % of client datagrams duplicated", [0, 20, 0]);
+fn many_datagrams_are_duplicated() {
+    let seen = worsened("many_datagrams_are_duplicated", "20 % of client datagrams duplicated", [0, 20, 0]);
     assert!(seen["duplicated"].as_u64() > Some(0), "{seen}");
 }
 

@@ -189,9 +189,9 @@ fn the_store_is_gone() {
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn the_store_talks_nonsense() {
+fn the_store_returns_garbage() {
     outage(
-        "the_store_talks_nonsense",
+        "the_store_returns_garbage",
         "every other byte of the store's answers is corrupted",
         |world, on| {
             world.proxy.garble(on);
@@ -231,7 +231,7 @@ const NOBODY_NEW: [&str; 2] = [
 
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
-fn the_store_lies() {
+fn the_store_returns_wrong_rows() {
     let strangers = ["one", "two", "three", "four"];
     let world = need!(World::new(&[&["known", "changed", "gone"], &strangers[..]].concat()));
     let mut wanted = Wanted::flags(&["--workers", "2", "--store", &world.url()]);
@@ -243,7 +243,7 @@ fn the_store_lies() {
     let mut server = Server::start(wanted);
     let crowd = Crowd::of_user(&server, "known:pw");
     let what = "the store returns invalid rows, a changed key and a missing user";
-    let seen = Row::new("the_store_lies", what).run(&mut server, crowd, |server, row| {
+    let seen = Row::new("the_store_returns_wrong_rows", what).run(&mut server, crowd, |server, row| {
         let failed = || queries(server, "failed") + queries(server, "timeout");
         let before = failed();
         let is_let_in = |user: &str| {

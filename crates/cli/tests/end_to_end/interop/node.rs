@@ -76,7 +76,7 @@ fn node_datachannel_over_udp() {
 
 /// Runs the page's own function over the corpus of names and every character known to this Node.
 #[test]
-fn the_page_escapes_names_as_log_lines_do() {
+fn page_escapes_names_like_log_lines() {
     const SCRIPT: &str = "
         const [source, corpus] = process.argv.slice(1);
         const { named } = await import('data:text/javascript,' + encodeURIComponent(source));

@@ -95,7 +95,7 @@ fn versions_before_1_2_are_refused() {
 }
 
 #[test]
-fn the_server_name_chooses_the_certificate() {
+fn server_name_selects_the_certificate() {
     need!(installed("openssl"));
     let [default, other, wild] =
         [&[NAME][..], &["turn.example.net"], &["*.example.com"]].map(Certificate::new);

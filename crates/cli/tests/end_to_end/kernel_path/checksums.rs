@@ -64,7 +64,7 @@ fn sums_are_right(server: &Server<'_>, what: &str) {
 }
 
 #[test]
-fn no_checksum_is_wrong_in_any_combination_of_offloads() {
+fn checksums_are_correct_with_every_combination_of_offloads() {
     need!(installed("tcpdump"));
     need!(installed("ethtool"));
     on_links(turnpike_testkit::this_test!(), |links| {

@@ -404,7 +404,7 @@ fn upgraded_forwarder_reattaches_and_forwards_in_the_kernel() {
 }
 
 #[test]
-fn a_table_that_is_full_leaves_the_rest_in_user_space() {
+fn sessions_beyond_a_full_table_use_user_space() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let dir = Dir::new();
         let target = bound(PEER[0]);
@@ -487,7 +487,7 @@ fn workers_share_a_rule_with_kernel_sessions() {
 }
 
 #[test]
-fn no_checksum_is_wrong_in_any_combination_of_offloads() {
+fn checksums_are_correct_with_every_combination_of_offloads() {
     need!(installed("tcpdump"));
     need!(installed("ethtool"));
     on_links(turnpike_testkit::this_test!(), |links| {

@@ -364,7 +364,7 @@ fn the_store_is_killed_and_comes_back_empty() {
 
 #[test]
 #[ignore = "thorough: cargo xtask faults fleet"]
-fn the_store_stands_still() {
+fn the_store_hangs() {
     on_a_fleet(
         turnpike_testkit::this_test!(),
         "SIGSTOP to Redis for 8 s",
@@ -382,7 +382,7 @@ fn the_store_stands_still() {
 
 #[test]
 #[ignore = "thorough: cargo xtask faults fleet"]
-fn the_users_are_away() {
+fn the_user_database_is_down() {
     on_a_fleet(
         turnpike_testkit::this_test!(),
         "PostgreSQL crashes; restarted after 8 s",

@@ -411,6 +411,6 @@ tests! {
     firefox_shows_ten_thousand_sessions: shows_ten_thousand_sessions::<Marionette>();
     axe_finds_nothing_in_chromium: axe_finds_nothing::<Devtools>();
     axe_finds_nothing_in_firefox: axe_finds_nothing::<Marionette>();
-    in_chromium_every_stop_of_the_keyboard_has_a_name: every_stop_of_the_keyboard_has_a_name::<Devtools>();
-    in_firefox_every_stop_of_the_keyboard_has_a_name: every_stop_of_the_keyboard_has_a_name::<Marionette>();
+    chromium_keyboard_stops_have_names: every_stop_of_the_keyboard_has_a_name::<Devtools>();
+    firefox_keyboard_stops_have_names: every_stop_of_the_keyboard_has_a_name::<Marionette>();
 }
