@@ -48,26 +48,15 @@ pub enum ListenError {
     #[error(
         "cannot serve the admin interface on {address}: {source}; choose another with --admin ADDRESS, or --admin off"
     )]
-    Address {
-        /// As configured.
-        address: String,
-        source: io::Error,
-    },
+    Address { address: String, source: io::Error },
     /// A draining process still has the address.
     #[error(
         "cannot serve the admin interface on {address}: another turnpike is still draining here; wait for its end, end it, or choose another \
          address with --admin ADDRESS"
     )]
-    Draining {
-        /// As configured.
-        address: String,
-    },
+    Draining { address: String },
     #[error("cannot listen for applications on {address}: {source}; choose another in credentials.listen")]
-    Applications {
-        /// As configured.
-        address: SocketAddr,
-        source: io::Error,
-    },
+    Applications { address: SocketAddr, source: io::Error },
     #[error("cannot serve applications by TLS: {0}")]
     ApplicationsTls(TlsError),
     /// The directory for the socket cannot be used.
@@ -108,7 +97,6 @@ pub struct Interface {
 
 pub(crate) struct Bound {
     pub(crate) listener: Listener,
-    /// As configured.
     configured: String,
     pub(crate) shown: String,
     socket: OwnedFd,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use turnpike_wire::escape;
 use utoipa::ToSchema;
 
-/// Why a request was not done (RFC 9457).
+/// Problem details of a failed request (RFC 9457).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
     /// Always `about:blank`.

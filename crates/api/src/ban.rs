@@ -42,7 +42,7 @@ pub struct NewBan {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 127)]
     pub realm: Option<String>,
-    /// In place of a user: an address, or a prefix such as `192.0.2.0/24`.
+    /// Address or prefix such as `192.0.2.0/24`, instead of a user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
     /// Length of the ban, at most 31 days.

@@ -36,7 +36,7 @@ pub struct PeerRequest {
     pub node: String,
     /// `GET` or `DELETE`.
     pub method: String,
-    /// With the query.
+    /// Path with the query.
     pub path: String,
     pub rights: Rights,
     /// The client, for the audit log.

@@ -36,7 +36,7 @@ pub struct Listeners {
 /// A listener for clients.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Listener {
-    /// With a certificate, `tcp` accepts TLS too.
+    /// `tcp` accepts TLS too if there is a certificate.
     #[schema(schema_with = transport)]
     pub transport: String,
     /// Address and port.

@@ -8,7 +8,7 @@ use crate::{one_of, transport};
 /// Some sessions.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SessionPage {
-    /// In an arbitrary but stable order.
+    /// Sessions in an arbitrary but stable order.
     #[schema(max_items = 1000)]
     pub sessions: Vec<Session>,
     /// The `cursor` of the next page; null on the last one.

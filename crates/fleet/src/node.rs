@@ -59,7 +59,7 @@ impl From<NodeName> for String {
 pub struct Entrance {
     /// Between client and server.
     pub transport: Transport,
-    /// As clients reach it.
+    /// Public address.
     pub address: SocketAddr,
 }
 
@@ -156,7 +156,7 @@ impl Load {
 pub struct Beat {
     /// Assigned by the store, for CONNECTION-IDs and tickets. 1 to [`MOST_NODES`].
     pub number: u16,
-    /// As in its card.
+    /// Same as in its card.
     pub incarnation: u64,
     pub draining: bool,
     pub load: Load,

@@ -336,7 +336,7 @@ fn count<T>(items: impl Iterator<Item = T>) -> u32 {
 }
 
 fn fraction(dice: u64) -> f64 {
-    #[expect(clippy::cast_precision_loss, reason = "53 bits are what a fraction has")]
+    #[expect(clippy::cast_precision_loss, reason = "a fraction has 53 bits")]
     let fraction = (dice >> 11) as f64 / (1_u64 << 53) as f64;
     fraction
 }

@@ -99,7 +99,7 @@ struct Inner<B> {
     cache: Cache<Answer>,
     breaker: Mutex<Breaker>,
     rules: RwLock<Option<Arc<Rules>>>,
-    /// At least as new as `rules`.
+    /// Never older than `rules`.
     secrets: RwLock<HashMap<Box<str>, Secrets>>,
     /// Expired secrets that are gone from the store; sessions that began with their credentials continue.
     ended_secrets: RwLock<HashMap<Box<str>, Secrets>>,

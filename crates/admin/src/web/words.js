@@ -2,7 +2,7 @@
 
 const DROPS = {
   "packet not_stun": "Neither STUN nor ChannelData.",
-  "packet truncated": "Shorter than its own header says.",
+  "packet truncated": "Shorter than the length in its own header.",
   "packet malformed": "Not well-formed.",
   "packet oversized": "Too long to be relayed.",
   "packet classic_stun": "STUN of RFC 3489, which is not supported.",
