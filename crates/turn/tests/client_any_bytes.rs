@@ -16,7 +16,6 @@ proptest! {
         prop_assert!(client.allocation().is_some());
     }
 
-    /// A response with any byte changed is rejected, and the original still accepted.
     #[test]
     fn an_altered_response_is_rejected(at in 0_usize..1_000, flip in 1_u8..) {
         let mut client = client();

@@ -1,5 +1,4 @@
-//! Client with a new address (RFC 8016), redirected to another server (RFC 8489 section 10), and with an
-//! access token (RFC 7635).
+//! Client after a move (RFC 8016), a redirect (RFC 8489 section 10) and with a token (RFC 7635).
 
 use crate::client_support;
 
@@ -123,7 +122,6 @@ fn state_unrefreshed_on_a_dead_network_is_kept_for_the_next() {
         grant(&mut client, 0, 0);
         let number = client.bind_channel(0, peer()).unwrap();
         grant(&mut client, 0, 0);
-        // A permission that was never granted is not kept.
         let other = "203.0.113.200".parse().unwrap();
         client.permit(0, other).unwrap();
         let (_, failed) = until_failure(&mut client, 0);

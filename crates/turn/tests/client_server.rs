@@ -68,7 +68,6 @@ fn relayed() -> SocketAddr {
     "203.0.113.5:50000".parse().unwrap()
 }
 
-/// Client and server with the wire between them.
 struct Bench {
     client: client::Client,
     server: Server<OneUser>,

@@ -1,5 +1,4 @@
-//! Fuzz target: ACCESS-TOKEN from an attacker, as issued, altered in transit, and from a misbehaving issuer
-//! that has the key.
+//! Fuzz target: ACCESS-TOKEN, as issued, altered, and from a misbehaving issuer that has the key.
 
 use aes_gcm::{
     Aes128Gcm, Aes256Gcm,

@@ -1,5 +1,4 @@
-//! Fuzz target: mobility tickets (RFC 8016) at three workers of a server, presented by their client or
-//! another one, altered or outdated, while allocations move, clients disconnect and time passes.
+//! Fuzz target: mobility tickets (RFC 8016) at three workers, while allocations move and clients leave.
 
 use turnpike_testkit::fuzz::{self, Input};
 

@@ -1,5 +1,4 @@
-//! Tests of the server and client state machines: one module per behaviour, linked into one program. A test
-//! that needs its own process starts one (`turnpike_testkit::alone`).
+//! One module per behaviour, linked into one program; `turnpike_testkit::alone` starts another process.
 #![forbid(unsafe_code)]
 #![cfg(test)]
 
@@ -57,7 +56,6 @@ mod server_third_party;
 mod server_upgrade;
 mod server_views;
 
-/// Stores failure seeds next to the test.
 fn kept_seeds() -> proptest::test_runner::Config {
     use proptest::test_runner::{Config, FileFailurePersistence};
     let seeds = FileFailurePersistence::WithSource("regressions");

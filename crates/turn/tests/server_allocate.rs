@@ -134,7 +134,6 @@ fn a_failed_relay_socket_is_508_and_leaves_no_state() {
         assert_eq!(world.server.policy_mut().held(), 0);
         assert_eq!(world.server.poll_timeout(), None);
         assert!(world.effects().is_empty());
-        // The same request may be retried.
         world.ask(&ask).success();
     }
 }

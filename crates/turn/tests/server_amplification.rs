@@ -41,7 +41,6 @@ fn streams_and_authenticated_clients_are_not_limited() {
     let alice = world.credentials("alice", Scheme::Md5);
     assert_eq!(answered(&mut world, 0, 1, 100), 19);
     world.client = Client { address: address("198.51.100.1:5000"), ..client(1) };
-    // Signed refusals, and successes.
     for _ in 0..100 {
         assert_eq!(world.ask(&Ask::refresh(600).signed(&alice)).code(), Some(437));
         world.ask(&Ask::new(BINDING)).success();

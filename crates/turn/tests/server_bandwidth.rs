@@ -25,7 +25,6 @@ fn relaying(world: &mut World, client: Client, user: &str) -> RelayId {
     relay
 }
 
-/// Datagrams of 1,000 bytes that pass immediately on the channel.
 fn passing(world: &mut World, client: Client) -> usize {
     world.client = client;
     let datagram = channel_data(0x4000, &[7; 1000]);

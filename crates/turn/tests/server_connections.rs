@@ -112,7 +112,6 @@ fn a_client_connects_to_a_peer_and_binds_the_connection() {
     };
     assert_eq!((connection, client), (request.connection, stream(42_000)));
     assert!(Reply(bytes).is_success());
-    // Once bound, only the allocation's timer limits it.
     world.sleep(500);
     assert_eq!(world.server.connections(), 1);
     world.server.connection_carried(connection, 10, 20);
@@ -351,7 +350,6 @@ fn only_its_user_can_bind_a_connection() {
     assert_eq!(code(bind(&mut world, &bob, 42_001, connection)), Some(441));
     assert_eq!(refused(&world, ConnectionRefusal::WrongUser), 1);
     assert_eq!(world.server.stats().credentials_refused[4], 1);
-    // The failed attempt of another user changes nothing.
     assert!(matches!(bind(&mut world, &alice, 42_002, connection), Outcome::Bind { .. }));
 }
 
@@ -382,7 +380,6 @@ fn one_user_cannot_use_up_all_connections() {
     assert_eq!(world.ask(&Ask::connect(&peers(3)).signed(&alice)).code(), Some(508));
     assert_eq!(world.peer_connects(second, &peers(3)), FromPeer::Refused(ConnectionRefusal::Limit));
     assert_eq!(world.server.stats().connection_limit, [1, 0, 2]);
-    // Bob has his own limit.
     world.client = stream(41_002);
     let bob = world.credentials("bob", Scheme::Md5);
     world.ask(&Ask::allocate_tcp().signed(&bob)).success();
@@ -431,7 +428,6 @@ fn connections_end_with_their_allocation() {
     world.ask(&Ask::refresh(0).signed(&alice)).success();
     assert_eq!(world.server.connections(), 0);
     assert!(matches!(&world.effects()[..], [Effect::Closed { .. }]));
-    // Later reports find nothing, and an opened connection is closed.
     let late = world.server.connected(world.now, relay.allocation, connecting.connection, Ok(()));
     assert_eq!(Outcome::from(late), Outcome::Drop(DropReason::StaleRelay));
     assert_eq!(closed(&mut world), [connecting.connection]);

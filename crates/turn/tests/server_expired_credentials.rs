@@ -224,7 +224,6 @@ fn repeated_refusals_are_bounded_per_session_and_cause() {
     assert_eq!(world.ask(&Ask::bind(0x4000, PEER).signed(&wrong)).code(), Some(401));
     assert_eq!(world.ask(&Ask::permit("10.0.0.1:7000").signed(&alice)).code(), Some(403));
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
-    // Another client at the same address, and one without a session.
     world.client = client(40_001);
     assert_eq!(world.ask(&Ask::bind(0x4000, "10.0.0.1:7000").signed(&alice)).code(), Some(437));
     let (bob, _) = world.allocated();

@@ -52,7 +52,6 @@ fn a_channel_to_another_client_uses_its_bound_address() {
     for stranger in ["10.0.0.5:22", "10.0.0.5:3478", "10.0.0.5:50443", "10.0.0.6:50101"] {
         assert_eq!(world.peer_sends(relay, stranger, b"x"), dropped, "{stranger}");
     }
-    // Administrators see the external address, and it refreshes the channel.
     let view = world.server.view(world.now, 0).unwrap();
     assert!(view.channels().map(|(_, peer, _)| peer).eq([address(NAMED)]));
     assert!(view.permissions().map(|(ip, _)| ip).eq([address(NAMED).ip()]));
@@ -152,8 +151,7 @@ fn a_permitted_bound_address_is_reported_as_such() {
     goes_to(&world.feed(&Ask::send(BOUND, b"x")), BOUND);
     assert_eq!(from(world.peer_sends(relay, BOUND, b"x")), Some(address(BOUND)));
     assert_eq!(world.feed(&Ask::send(NAMED, b"x")), Outcome::Drop(DropReason::NoPermission));
-    // A channel is bound to one of a peer's addresses; if both are known, a relay port belongs to another
-    // client.
+    // If both of a peer's addresses are known, a relay port belongs to another client.
     world.ask(&Ask::bind(0x4000, BOUND).signed(&alice)).success();
     for (number, peer) in [(0x4000, NAMED), (0x4001, NAMED)] {
         assert_eq!(world.ask(&Ask::bind(number, peer).signed(&alice)).code(), Some(400), "{number:#x}");
@@ -194,8 +192,7 @@ fn a_reload_updates_the_addresses_behind_channels() {
     }
 }
 
-/// In another process or worker: the serialized form has external addresses, which the receiver maps to its
-/// own.
+/// The serialized form has external addresses, which the receiver maps to its own.
 #[test]
 fn a_moved_allocation_uses_the_new_processs_addresses() {
     let (mut here, mut there) = (World::with(streams()), world());
@@ -226,7 +223,6 @@ fn all_addresses_of_a_peer_on_a_shared_port_have_one_owner() {
         assert_eq!(world.ask(&Ask::permit(name).signed(&bob)).code(), Some(508));
         assert_eq!(world.ask(&Ask::bind(0x4000, name).signed(&bob)).code(), Some(508));
     }
-    // Once released, another client may claim it under any address.
     world.client = client(40_000);
     world.ask(&Ask::refresh(0).signed(&alice)).success();
     assert_eq!(world.server.data.claimant(PORT, address(BOUND).ip(), 1), None);

@@ -1,5 +1,4 @@
-//! Asynchronous credential lookups: the request is kept, the worker continues, and the store's answer resumes
-//! it.
+//! Asynchronous credential lookups: the store's answer resumes the request.
 
 use crate::common::*;
 use turnpike_turn::server::{Asked, CredentialQuery, StoreFailure};
@@ -142,7 +141,6 @@ fn an_allocate_over_a_stream_waits_for_store_and_fleet() {
         assert_eq!(world.server.stats().requests, requests);
         assert!(world.server.next_answered(world.now).is_none());
     }
-    // Ten seconds at most, as for the store.
     let (mut world, _) = begun(stream(3));
     for _ in 0..99 {
         assert_eq!(again(&mut world), Outcome::Later);
@@ -209,7 +207,6 @@ fn a_failed_lookup_is_a_500_or_silence() {
             (_, outcome) => panic!("{outcome:?}"),
         }
         assert_eq!((world.server.allocations(), world.server.poll_timeout()), (0, None));
-        // The failed lookup leaves nothing behind.
         answered(&mut world, &Ask::allocate().signed(&bob)).success();
     }
 }

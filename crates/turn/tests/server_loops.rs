@@ -1,5 +1,4 @@
-//! Clients behind this server's relayed transport addresses get no allocation, cannot move one and cannot
-//! bind connections.
+//! Clients behind relayed addresses of this server can neither allocate, move nor bind connections.
 
 use crate::common::*;
 use turnpike_turn::server::ConnectionId;

@@ -29,7 +29,6 @@ fn relaying_does_not_allocate() {
             black_box(server.data.from_peer(now, relay, *peer, message));
             black_box(server.from_client(now, &client.into(), &send));
             black_box(server.data.from_peer(now, relay, stranger, &send));
-            // Dropped packets cost nothing either.
             black_box(server.from_client(now, &client.into(), &message[..60]));
             black_box(server.from_client(now, &common::client(1).into(), message));
             black_box(server.from_client(now, &common::client(1).into(), &send));
@@ -65,7 +64,6 @@ fn flood_allocates_nothing(config: ServerConfig) {
     let server = &mut world.server;
     let counted = allocations(|| {
         for port in 1..1000 {
-            // A new client each time.
             let mut client = common::client(port);
             client.address.set_ip(std::net::Ipv4Addr::from_bits(0xC612_0000 + u32::from(port)).into());
             for datagram in &floods {

@@ -157,8 +157,7 @@ fn a_retransmitted_refresh_gets_the_same_response_for_40_s() {
     assert_eq!(world.server.stats().retransmits, 2);
 }
 
-/// Nonces are valid on every port of an address, so a neighbour behind the client's NAT can send a copy
-/// without the key.
+/// A neighbour behind the client's NAT can send a copy, because nonces are valid on every port.
 #[test]
 fn a_copy_of_a_refresh_is_always_refused() {
     let (mut world, relay, ticket) = mobile();
@@ -188,8 +187,7 @@ fn a_copy_of_a_refresh_is_always_refused() {
     assert_eq!(counted(&world, MobilityEvent::Arrived), 1);
 }
 
-/// The copy arrives first, and the client regains the allocation with its next request. The sender of the
-/// copy gains only the data it could send immediately; the signed response is useless to it.
+/// The client regains the allocation with its next request; the signed response is useless to the copier.
 #[test]
 fn the_client_regains_its_allocation_from_an_earlier_copy() {
     let (mut world, relay, ticket) = mobile();
@@ -237,8 +235,7 @@ fn a_signed_request_from_the_new_address_spends_the_old_ticket() {
 fn each_ticket_is_valid_once() {
     let (mut world, relay, first) = mobile();
     let second = present(&mut world, elsewhere(1), &first).success().ticket().unwrap();
-    // The client moves on to a third network without sending from the second, which is dropped; the first
-    // stays current.
+    // The second network is dropped, because no data came from there; the first stays current.
     let third = present(&mut world, elsewhere(3), &second).success().ticket().unwrap();
     assert_eq!(reaches(&mut world, relay), client(40_000));
     assert_eq!(speaks(&mut world, elsewhere(1)), Outcome::Drop(DropReason::NoAllocation));
@@ -516,7 +513,6 @@ fn a_new_client_on_an_old_address_gets_nothing_else() {
     world.ask(&Ask::allocate().signed(&bob)).success();
     let other = world.last_opened();
     assert_eq!(world.peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::ClientAway));
-    // Alice returns, and Bob keeps his allocation.
     present(&mut world, elsewhere(1), &ticket).success();
     assert_eq!(reaches(&mut world, relay), elsewhere(1));
     world.server.close_one(world.now, relay.allocation, ClosedReason::Administrator);
@@ -552,7 +548,6 @@ fn connections_to_peers_outlive_the_control_connection() {
         FromPeer::Refused(ConnectionRefusal::ClientAway),
         "no client to notify"
     );
-    // Only a stream can control it.
     let ticket = reply.ticket().unwrap();
     assert_eq!(present(&mut world, elsewhere(1), &ticket).code(), Some(400));
     let there = Client { listener: ListenerId(2), ..elsewhere(2) };

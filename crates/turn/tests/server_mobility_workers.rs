@@ -1,5 +1,4 @@
-//! Mobility (RFC 8016) across the workers of a server: another worker than the allocation's receives the
-//! client's new address.
+//! Mobility (RFC 8016) across workers: the new address reaches another worker than the allocation's.
 
 use crate::common::*;
 use turnpike_turn::server::{MoveRequest, PendingMove};
@@ -94,7 +93,6 @@ impl Workers {
         owner.server.export(owner.now, request)
     }
 
-    /// Executes a move like a runtime. Returns the new relay ID if it succeeded.
     pub(crate) fn carry_out(&mut self, request: &MoveRequest) -> Option<RelayId> {
         let to = usize::from(request.to);
         let Some(moved) = self.export(request) else {
@@ -200,7 +198,6 @@ fn an_allocation_follows_its_client_to_another_worker() {
     workers.sleep(1);
     assert_eq!(workers.allocations(), [0, 0, 0]);
     assert_eq!(workers.held(), 0);
-    // The report covers the session's whole life.
     let effects = workers.0[2].effects();
     let [Effect::Closed { client, username, reason, lived_ms, to_peer, to_client, .. }] = &effects[..] else {
         panic!("{effects:?}")

@@ -4,7 +4,6 @@ use crate::common::*;
 use proptest::prelude::*;
 use turn::{AdditionalAddressFamily, EvenPort};
 
-/// Server of another process with another clock and the same users.
 fn another(config: ServerConfig) -> World {
     let mut world = World::with(config);
     world.now.ms = 5_000;

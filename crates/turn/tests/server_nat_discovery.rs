@@ -49,7 +49,6 @@ fn change(flags: u8) -> Ask {
     binding().raw(CHANGE_REQUEST, &[0, 0, 0, flags])
 }
 
-/// Value of an attribute in the format of MAPPED-ADDRESS.
 fn plain_address(reply: &Reply, kind: u16) -> SocketAddr {
     let message = reply.message();
     let raw = message.raw_attribute(AttributeType::new(kind)).expect("the attribute");
@@ -259,8 +258,7 @@ fn only_the_network_above_its_rate_is_dropped() {
 }
 
 proptest! {
-    /// With any values of the three attributes in any order, a response goes to the client's address, from
-    /// one of the server's, and is not much larger than the request.
+    /// Any response goes to the client's address, from one of the server's.
     #[test]
     fn responses_go_to_the_client_and_stay_small(
         attributes in prop::collection::vec(

@@ -3,7 +3,6 @@
 use crate::common::*;
 use turnpike_turn::server::ConnectionId;
 
-/// Client's TCP connection from another address than that of [`client`].
 fn stream_elsewhere(port: u16) -> Client {
     Client { address: address(&format!("198.18.0.1:{port}")), ..stream(port) }
 }
@@ -96,7 +95,6 @@ fn a_stale_control_connection_nonce_is_438_elsewhere_too() {
     assert_eq!(code(&bind_at(world, &alice, stream_elsewhere(42_000), connection)), Some(438));
 }
 
-/// Alice with a mobile allocation and a nonce from its address.
 fn mobile(world: &mut World) -> (Credentials, Vec<u8>) {
     let alice = world.credentials("alice", Scheme::Md5);
     let reply = world.ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success();

@@ -1,5 +1,4 @@
-//! Padding (RFC 8489 section 14) and reserved bits of every response are zero, so that no earlier buffer
-//! content leaks.
+//! Padding (RFC 8489 section 14) and reserved bits of responses are zero, so that nothing leaks.
 
 use std::collections::BTreeSet;
 
@@ -132,7 +131,6 @@ fn padding_and_reserved_bits_of_every_response_are_zero() {
     }
 }
 
-/// Successes, indications, and errors about an existing allocation.
 fn requests(world: &mut World, seen: &mut Seen) {
     world.client = client(1);
     let who = alice(world, seen);
@@ -171,7 +169,6 @@ fn requests(world: &mut World, seen: &mut Seen) {
     world.client = client(1);
 }
 
-/// Refusals without an allocation, and for missing capacity.
 fn refusals(config: ServerConfig, seen: &mut Seen) {
     let mut world = World::with(ServerConfig { mobility: false, ..config.clone() });
     let who = alice(&mut world, seen);

@@ -57,7 +57,6 @@ fn forms(ip: &str) -> Vec<IpAddr> {
     .into()
 }
 
-/// Returns true for 6to4 and Teredo forms, which only an explicit rule allows.
 fn is_by_tunnel(form: IpAddr) -> bool {
     matches!(form, IpAddr::V6(ip) if matches!(ip.segments(), [0x2002, ..] | [0x2001, 0, ..]))
 }

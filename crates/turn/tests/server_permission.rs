@@ -207,9 +207,8 @@ fn data_indications_have_distinct_transaction_ids() {
     assert_eq!(transactions.len(), 100);
 }
 
-/// RFC 8656 uses the family encoded in XOR-PEER-ADDRESS (sections 10.2, 11.2, 12.2; RFC 6062 section 5.2),
-/// and an IPv4-mapped address is encoded as IPv6. With an IPv6 relay there is no mismatch, but no such
-/// address exists on the wire.
+/// IPv4-mapped addresses are encoded as IPv6 (RFC 8656 sections 10.2, 11.2, 12.2; RFC 6062 section 5.2), but
+/// none exists on the wire.
 #[test]
 fn an_ipv4_mapped_peer_is_not_an_ipv4_peer() {
     const MAPPED: &str = "[::ffff:198.41.0.4]:7000";

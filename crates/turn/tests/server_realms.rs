@@ -254,7 +254,6 @@ fn a_realm_may_have_its_own_peer_rules() {
         assert!(sent.goes_to_peer(), "{realm}: {sent:?}");
     }
     world.effects();
-    // A reload that changes one realm's rules ends only that realm's permissions.
     let mut stricter = rules;
     stricter.realm_peers.insert(OTHER.into(), strict);
     world.server.reconfigure(world.now, Arc::new(stricter));

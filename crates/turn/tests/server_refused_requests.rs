@@ -1,5 +1,4 @@
-//! Effects of refused requests, one for each error response with its cause; and the number of clients per
-//! listener.
+//! Effects of refused requests with their causes, and the number of clients per listener.
 
 use crate::common::*;
 use turnpike_turn::{
@@ -106,7 +105,6 @@ fn a_failed_relay_socket_is_reported_with_its_user() {
     }
 }
 
-/// The log, the page and the client get the attribute.
 #[test]
 fn each_cause_of_400_names_its_attribute() {
     let allocate = || Ask::new(ALLOCATE);

@@ -1,5 +1,4 @@
-//! Copies of an Allocate: they get the original response while the allocation lives on that 5-tuple, and are
-//! refused everywhere else.
+//! A copied Allocate gets the original response on its 5-tuple, and is refused everywhere else.
 
 use crate::common::*;
 

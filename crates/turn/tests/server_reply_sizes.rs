@@ -1,5 +1,4 @@
-//! Amplification limits: the sizes of responses to unauthenticated requests, whose source address may be
-//! forged; and responses with SOFTWARE.
+//! Sizes of responses to requests whose source address may be forged.
 
 use crate::common::*;
 use stun_types::{attribute::AttributeStaticType as _, message::Method};
@@ -27,7 +26,6 @@ fn sizes(world: &mut World, ask: &Ask) -> (usize, usize) {
     (answer.len(), question.len())
 }
 
-/// One message of each kind that gets a response without authentication.
 fn unauthenticated(world: &mut World) -> Vec<(String, Ask)> {
     let alice = world.credentials("alice", Scheme::Md5);
     let guess = Credentials { password: "guess".to_owned(), ..alice.clone() };
@@ -86,8 +84,7 @@ fn unauthenticated_responses_are_at_most_four_times_the_request() {
     assert_eq!(sizes(&mut world, &Ask::new(BINDING)), (32, 20));
 }
 
-/// Browsers and pion give up after a 438 on Allocate, so every new client behind an address must get a usable
-/// nonce.
+/// Browsers and pion give up after a 438 on Allocate, so every new client needs a usable nonce.
 #[test]
 fn every_challenge_is_complete_for_any_number_of_clients() {
     for (len, tokens) in [(1, 0), (8, 0), (9, 0), (20, 0), (40, 0), (41, 0), (127, 0), (127, 20)] {

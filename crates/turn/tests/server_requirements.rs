@@ -1,5 +1,4 @@
-//! Requirements of RFC 8489 and RFC 8656 on reading requests and forming responses, common to all methods.
-//! tests/requirements.tsv lists the test of each requirement.
+//! Requirements of RFC 8489 and RFC 8656 common to all methods, listed in tests/requirements.tsv.
 
 use crate::common::{turn::*, *};
 use stun_types::{
@@ -131,8 +130,7 @@ fn messages_of_other_protocols_are_dropped() {
     }
 }
 
-/// Section 5 of RFC 8656: the 5-tuple includes the transport, and the relay's local address and port are the
-/// same for all.
+/// Section 5 of RFC 8656: the transport is part of the 5-tuple.
 #[test]
 fn each_transport_has_its_own_5_tuple() {
     let mut world = World::with(streams());

@@ -1,5 +1,4 @@
-//! Arbitrary bytes: the server neither panics nor keeps state. `model` and `fuzz_server` check whole
-//! sequences.
+//! Arbitrary bytes neither cause a panic nor leave state; `model` checks whole sequences.
 
 use crate::common::*;
 use proptest::prelude::*;

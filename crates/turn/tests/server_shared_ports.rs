@@ -1,5 +1,4 @@
-//! Several allocations on one relayed transport address: a peer's address belongs to one client, and the
-//! second is refused.
+//! Allocations on one relayed transport address: a peer's address belongs to one of them.
 
 use crate::common::{turn::AdditionalAddressFamily, *};
 use proptest::prelude::*;
@@ -72,8 +71,7 @@ fn the_second_client_for_a_shared_peer_is_refused() {
     let (bob, _) = shares(&mut world, 2, PORT);
     let (carol, third) = shares(&mut world, 3, OTHER_PORT);
     assert_eq!(ask(&mut world, 1, &Ask::permit(PEER).signed(&alice)), None);
-    // A permission covers all ports of the address, so a channel to any of them is refused too, and so are
-    // all peers of such a request.
+    // A permission covers all ports of the address, and a request gets all its permissions or none.
     world.client = client(2);
     let refused = world.ask(&Ask::permit("198.41.0.9:0").peer("198.41.0.4:1").signed(&bob));
     assert_eq!(refused.code(), Some(508));
@@ -86,7 +84,6 @@ fn the_second_client_for_a_shared_peer_is_refused() {
     assert_eq!(ask(&mut world, 1, &Ask::bind(0x4000, PEER).signed(&alice)), None);
     assert_eq!(ask(&mut world, 3, &Ask::permit(PEER).signed(&carol)), None);
     assert_eq!(claimant(&mut world, OTHER_PORT, "198.41.0.4"), Some(third));
-    // An allocation with its own port shares nothing.
     world.client = client(4);
     let (dave, own) = world.allocated();
     assert_eq!(ask(&mut world, 4, &Ask::permit(PEER).signed(&dave)), None);
@@ -111,7 +108,6 @@ fn a_shared_peer_is_free_after_its_permission_and_channel_end() {
     assert_eq!(ask(&mut world, 2, &Ask::permit(PEER).signed(&bob)), None);
     assert_eq!(claimant(&mut world, PORT, "198.41.0.4"), Some(second));
     assert_eq!(ask(&mut world, 1, &Ask::bind(0x4000, PEER).signed(&alice)), Some(508));
-    // A session that ends or expires frees its peers.
     assert_eq!(ask(&mut world, 2, &Ask::refresh(0).signed(&bob)), None);
     assert_eq!(claimant(&mut world, PORT, "198.41.0.4"), None);
     assert_eq!(ask(&mut world, 1, &Ask::permit(PEER).signed(&alice)), None);
@@ -154,7 +150,6 @@ fn each_family_of_an_allocation_is_shared_separately() {
     world.ask(&Ask::permit(PEER).peer(PEER_V6).signed(&alice)).success();
     assert_eq!(claimant(&mut world, PORT, "2606:4700::1"), Some(first));
     assert_eq!(claimant(&mut world, PORT, "198.41.0.4"), None, "her IPv4 port is not shared");
-    // The end of one family frees only that family's peers.
     world.ask(&Ask::refresh(0).raw(0x0017, &[2, 0, 0, 0]).signed(&alice)).success();
     assert_eq!(claimant(&mut world, PORT, "2606:4700::1"), None);
     let v4 = RelayId { family: Family::V4, ..first };
@@ -224,7 +219,6 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..80)
 }
 
-/// Owners of peers by port, built from effects.
 #[derive(Default)]
 struct Holders(BTreeMap<u32, Holder>);
 
@@ -276,8 +270,7 @@ impl Holders {
 proptest! {
     #![proptest_config(crate::kept_seeds())]
 
-    /// With any requests and pauses: at most one client owns a peer on a shared port, and lookups find
-    /// exactly that client.
+    /// At most one client owns a peer on a shared port, and lookups find that client.
     #[test]
     fn a_peer_of_a_shared_port_has_at_most_one_client(steps in steps()) {
         let mut world = World::new();

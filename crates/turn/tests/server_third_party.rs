@@ -1,5 +1,4 @@
-//! Third-party authorization (RFC 7635): tokens instead of passwords, from the challenge to the end of the
-//! session.
+//! Third-party authorization (RFC 7635), from the challenge to the end of the session.
 
 use crate::common::*;
 use proptest::prelude::*;
@@ -100,8 +99,7 @@ impl Holder {
         }
     }
 
-    /// RFC 7635 section 7 uses MESSAGE-INTEGRITY, and so does RFC 8489 for a request without a password
-    /// algorithm.
+    /// MESSAGE-INTEGRITY, as for any request without a password algorithm (RFC 7635 section 7).
     fn signed(&self, reply: &Reply) -> bool {
         reply.verifies(&Key::from_bytes(&self.mac_key), Mac::Sha1)
     }
@@ -288,7 +286,6 @@ fn workers(count: u16) -> Vec<World> {
     World::workers(&ServerConfig { listeners: streams().listeners, ..third_party() }, count)
 }
 
-/// Client at another address with the same token and a nonce for that address.
 fn elsewhere(world: &mut World, holder: &Holder, client: Client) -> Holder {
     world.client = client;
     let challenge = world.ask(&Ask::allocate());
@@ -555,7 +552,6 @@ fn end_of((age, lifetime): (u64, u32), now: u64) -> Option<u64> {
     (now < end + SKEW_S).then_some(end)
 }
 
-/// Lifetime granted under a token with this expiry.
 fn granted(asked: u32, token: u64, now: u64) -> u64 {
     let asked = u64::from(asked).clamp(600, 3600);
     asked.min(token.saturating_sub(now).max(1))
@@ -601,8 +597,7 @@ impl Believed {
 proptest! {
     #![proptest_config(crate::kept_seeds())]
 
-    /// With any tokens in any process: no allocation outlasts its last token, and requests without a token
-    /// are accepted just as long.
+    /// No allocation outlasts its last token, whichever process it is in.
     #[test]
     fn an_allocation_lasts_as_long_as_its_tokens(steps in prop::collection::vec(step(), 1..40)) {
         let mut world = World::with(lasting());

@@ -1,5 +1,4 @@
-//! In-place upgrade to another process. The plays of `model` show that clients do not notice; these are
-//! additional cases.
+//! Cases of an in-place upgrade that the plays of `model` do not cover.
 
 use crate::common::*;
 
@@ -118,8 +117,7 @@ fn the_old_process_drops_requests_waiting_for_credentials() {
     assert!(matches!(found, Outcome::Drop(_) | Outcome::Later), "{found:?}");
 }
 
-/// Serialized form of the previous version: a session with two worker numbers, and a pending move with a
-/// time.
+/// The previous version wrote two worker numbers, and a time for the pending move.
 #[test]
 fn a_mobile_session_of_the_previous_version_continues() {
     let mut here = World::with(config());

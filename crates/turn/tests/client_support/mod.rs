@@ -1,5 +1,4 @@
-//! Minimal TURN server written with `stun_types` alone, so that it shares no code with the client under test:
-//! MACs and keys are the oracle's.
+//! Minimal TURN server written with `stun_types` alone, so that it shares no code with the client.
 
 use std::net::SocketAddr;
 pub(crate) use std::sync::Arc;
@@ -117,14 +116,12 @@ pub(crate) fn failure(request: &[u8], code: u16, with: Option<IntegrityAlgorithm
     response.finish()
 }
 
-/// Answers the client's next request with a signed success, which it must accept.
 pub(crate) fn grant(client: &mut Client, now: u64, lifetime: u32) {
     let request = request(client);
     let response = success(&request, lifetime, Some(IntegrityAlgorithm::Sha1));
     assert_eq!(client.handle_datagram(now, &response), Incoming::Control);
 }
 
-/// Client with an allocation on an RFC 5389 server.
 pub(crate) fn allocated(now: u64, lifetime: u32) -> Client {
     let mut client = client();
     client.allocate(now).unwrap();

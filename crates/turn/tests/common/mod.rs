@@ -1,5 +1,5 @@
-//! Client side of the conversation, built and read with `stun_types` and `turn_types` as the oracle, and a
-//! world in virtual time around one server.
+//! Client side, built and read with `stun_types` and `turn_types` as the oracle, and a server in virtual
+//! time.
 #![allow(
     dead_code,
     unused_imports,
@@ -67,8 +67,7 @@ pub(crate) use turnpike_turn::{
     wire::integrity::{Key, KeyAlgorithm, Mac},
 };
 
-/// Short enough that the challenge to a bare header stays within four times its length and is not
-/// rate-limited.
+/// Short enough that the challenge to a bare header is not rate-limited.
 pub(crate) const REALM: &str = "test.org";
 pub(crate) const PEER: &str = "198.41.0.4:7000";
 pub(crate) const PEER_V6: &str = "[2606:4700::1]:7000";
@@ -80,8 +79,7 @@ pub(crate) fn address(text: &str) -> SocketAddr {
 /// MOBILITY-TICKET (RFC 8016), unknown to the oracle.
 pub(crate) const TICKET: u16 = 0x8030;
 
-/// Users `alice` and `bob`, whose passwords are their names reversed, and `old`, who expired 42 seconds ago.
-/// Clones share counts, like the policies of several workers.
+/// Passwords are reversed names, and `old` expired 42 seconds ago. Clones share counts, as workers do.
 #[derive(Clone, Default)]
 pub(crate) struct TestPolicy {
     pub(crate) per_user: usize,
@@ -99,7 +97,6 @@ pub(crate) struct TestPolicy {
     pub(crate) shared: bool,
     /// Exhausted quotas are undecided, because this server's share may grow.
     pub(crate) undecided: bool,
-    /// Redirect target of the fleet, and the attempts so far.
     pub(crate) redirect_target: Option<Destination>,
     pub(crate) attempts: RefCell<Vec<(String, Occasion)>>,
     /// Client ports that come back after a redirect.
@@ -282,12 +279,10 @@ impl Ask {
         Self { class: MessageClass::Indication, ..Self::new(method) }
     }
 
-    /// Allocate with REQUESTED-TRANSPORT UDP.
     pub(crate) fn allocate() -> Self {
         Self::new(ALLOCATE).with(&RequestedTransport::new(RequestedTransport::UDP))
     }
 
-    /// Allocate with REQUESTED-TRANSPORT TCP.
     pub(crate) fn allocate_tcp() -> Self {
         Self::new(ALLOCATE).with(&RequestedTransport::new(6))
     }
@@ -300,7 +295,6 @@ impl Ask {
         Self::new(CONNECTION_BIND).with(&turn::ConnectionId::new(connection.0))
     }
 
-    /// Refresh with MOBILITY-TICKET.
     pub(crate) fn present(ticket: &[u8]) -> Self {
         Self::new(REFRESH).raw(TICKET, ticket)
     }
@@ -389,7 +383,6 @@ impl Ask {
     }
 }
 
-/// Appends an integrity attribute, and FINGERPRINT if requested.
 pub(crate) fn signed(message: &[u8], key: &Key, mac: Mac, fingerprint: bool) -> Vec<u8> {
     let mut buffer = Vec::new();
     let mut writer = Writer::begin(&mut buffer, Header::new_checked(message).unwrap());
@@ -539,8 +532,7 @@ impl Reply {
         View::new_checked(&self.0).unwrap().verify(key, mac).is_ok()
     }
 
-    /// Returns true if the oracle verifies it with these credentials, by the attribute of RFC 8489 section
-    /// 9.2.4.
+    /// True if the oracle verifies the attribute of RFC 8489 section 9.2.4.
     pub(crate) fn is_signed(&self, credentials: &Credentials) -> bool {
         if credentials.scheme == Scheme::Md5Sha256 {
             return self.verifies(&credentials.key(), Mac::Sha1);
@@ -549,14 +541,12 @@ impl Reply {
     }
 }
 
-/// Result of a connection from a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum FromPeer {
     Accepted { connection: ConnectionId, client: Client, indication: Reply },
     Refused(ConnectionRefusal),
 }
 
-/// Server with its clock and one client.
 pub(crate) struct World {
     pub(crate) server: Server<TestPolicy>,
     pub(crate) now: Now,
@@ -575,8 +565,7 @@ pub(crate) fn config() -> ServerConfig {
     }
 }
 
-/// [`config`] with everything that is off by default: a second realm, tokens, NAT discovery on the client's
-/// listener, and an alternate server for when this one is full.
+/// [`config`] with everything that is off by default.
 pub(crate) fn everything() -> ServerConfig {
     let key = turnpike_turn::access_token::TokenKey::A128Gcm([1; 16]);
     let second = "192.0.2.2".parse().unwrap();
@@ -656,7 +645,6 @@ impl World {
         self.outcome(verdict)
     }
 
-    /// Feeds a request whose client's stream came from another worker.
     pub(crate) fn handed_over(&mut self, client: Client, request: &[u8]) -> Outcome {
         let verdict = self.server.from_handed_over(self.now, &client.into(), request).into();
         self.outcome(verdict)
@@ -699,14 +687,12 @@ impl World {
         }
     }
 
-    /// Feeds a request again after `owner` declined it.
     pub(crate) fn declined(&mut self, owner: u16, client: Client, request: &[u8]) -> Outcome {
         self.client = client;
         let verdict = self.server.declined(self.now, owner, &client.into(), request).into();
         self.outcome(verdict)
     }
 
-    /// Feeds the store's answer.
     pub(crate) fn found(
         &mut self,
         lookup: LookupId,
@@ -812,7 +798,6 @@ impl World {
         OpenResult::Opened { relayed: SocketAddr::new(ip, self.ports) }
     }
 
-    /// Credentials with a fresh nonce.
     pub(crate) fn credentials(&mut self, user: &str, scheme: Scheme) -> Credentials {
         let challenge = self.ask(&Ask::allocate());
         assert_eq!(challenge.code(), Some(401));
@@ -850,7 +835,6 @@ impl World {
                     self.opened(request.allocation, OpenResult::Shared { relayed, port }, None).success();
                     return (alice, self.last_opened());
                 }
-                // See `allocated`.
                 Outcome::Reply(bytes) => assert_eq!(Reply(bytes).code(), Some(438)),
                 other => panic!("{other:?}"),
             }
@@ -866,7 +850,6 @@ impl World {
         (alice, relay)
     }
 
-    /// Connects to a peer and reports success.
     #[track_caller]
     pub(crate) fn connected(&mut self, alice: &Credentials, peer: &str) -> ConnectionId {
         let request = self.connecting(&Ask::connect(peer).signed(alice));
@@ -912,7 +895,6 @@ impl World {
         RelayId { allocation: opened.expect("an allocation was opened"), family: Family::V4 }
     }
 
-    /// Effects on sessions, connections, and refused credentials and peers.
     pub(crate) fn effects(&mut self) -> Vec<Effect> {
         let mut effects = self.all_effects();
         effects.retain(|effect| {
@@ -959,7 +941,6 @@ pub(crate) fn client(port: u16) -> Client {
     }
 }
 
-/// Client on a TCP connection of [`streams`].
 pub(crate) fn stream(port: u16) -> Client {
     Client { listener: ListenerId(1), ..client(port) }
 }
@@ -980,12 +961,10 @@ pub(crate) fn channel_data(number: u16, payload: &[u8]) -> Vec<u8> {
     [&number.to_be_bytes(), &length.to_be_bytes(), payload].concat()
 }
 
-/// Client address in another network, for moves.
 pub(crate) fn elsewhere(n: u16) -> Client {
     Client { address: address(&format!("198.18.0.1:{n}")), ..client(n) }
 }
 
-/// Client that receives data from the peer.
 #[track_caller]
 pub(crate) fn reaches(world: &mut World, relay: RelayId) -> Client {
     match world.peer_sends(relay, PEER, b"from the peer") {

@@ -7,7 +7,6 @@ use std::{
 
 use turnpike_turn::server::{AllocationId, Client, Effect, Family};
 
-/// Sessions by index and generation, built only from effects.
 #[derive(Default)]
 pub(super) struct Mirror(BTreeMap<(u32, u32), Session>);
 

@@ -1,6 +1,5 @@
-//! Fuzz target: the whole server under a sequence of events: requests with arbitrary attributes, signed or
-//! not, data, ICMP errors, reports of the runtime and the credential store, time, reloads, an upgrade. A
-//! table built from its effects checks every step.
+//! Fuzz target: the whole server under any sequence of requests, data, runtime reports, time, reloads and
+//! upgrades. A table built from its effects checks every step.
 
 mod mirror;
 mod requests;
@@ -62,7 +61,6 @@ fn server() {
     });
 }
 
-/// Server under test with the state of its runtime and clients.
 struct Run {
     server: Server<TestPolicy>,
     config: ServerConfig,
@@ -394,7 +392,6 @@ impl Run {
         reply.into_iter().for_each(|(client, reply)| self.learn(client, &reply));
     }
 
-    /// Processes all effects, in the table and as the runtime.
     fn hear(&mut self) {
         let mut told = 0;
         while let Some(effect) = self.server.poll_effect() {

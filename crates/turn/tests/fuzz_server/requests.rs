@@ -60,7 +60,6 @@ impl Run {
             11 => {
                 let number = usize::from(input.byte());
                 let mut ticket = self.tickets.iter().rev().nth(number).cloned().unwrap_or_default();
-                // Altered half of the time.
                 if let (Some(byte), mask) = (ticket.get_mut(number % 32), input.below(2)) {
                     *byte ^= mask;
                 }
@@ -90,7 +89,6 @@ impl Run {
         };
     }
 
-    /// Signs as `how` selects: user, algorithms, and errors.
     fn sign(&self, writer: &mut Writer<'_>, how: u16) {
         if how & 2 != 0 {
             return;

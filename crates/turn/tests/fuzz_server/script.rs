@@ -63,7 +63,6 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
             relaying(Script::new(flags).allocated(0, &[&udp, &ticket]), 0).event(&[19]).event(&[7, 1]);
         let moving = moving.request(1, 2, &[]).request(1, 0, &[&[11, 0, 0]]).event(&[4, 0, 1, 1]);
         seeds.push(moving.request(1, 0, &[&[11, 0, 1]]).event(&[15, 2]));
-        // Connections to and from peers.
         let relaying_tcp = Script::new(flags).event(&[7, 2]).allocated(0, &[&tcp]).request(4, 0, &[&[0, 0]]);
         let bound =
             relaying_tcp.event(&[12, 0, 0]).request(2, 0, &[&[0, 1]]).event(&[13, 0, 1]).event(&[7, 3]);
@@ -99,7 +98,6 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
     seeds.into_iter().map(|script| script.0).collect()
 }
 
-/// Checks that the seeds reach their targets.
 #[test]
 fn seeds_of_the_server_relay_move_and_connect() {
     let mut reached = [0; 7];

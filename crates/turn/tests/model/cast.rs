@@ -10,14 +10,12 @@ use crate::common::{address, config};
 pub(super) const TENANT: &str = "tenant.example";
 pub(super) const REALMS: [&str; 2] = [REALM, TENANT];
 
-/// Regular users, one whose credential expires during a play, one with an expired credential, and an unknown
-/// one.
+/// One credential expires during a play, one has expired, and one user is unknown.
 pub(super) const USERS: [&str; 5] = ["alice", "bob", "timed", "old", "nobody"];
 
 pub(super) const START_MS: u64 = 1_000_000;
 pub(super) const START_UNIX: u64 = 1_800_000_000;
 
-/// Unix second at which the time-limited credential expires.
 pub(super) const TIMED_UNTIL: u64 = START_UNIX + 300;
 
 pub(super) fn until(user: &str) -> Option<u64> {
@@ -64,9 +62,8 @@ pub(super) fn number_of(client: &Client) -> usize {
     (0..CLIENTS).find(|number| self::client(*number) == *client).expect("one of the cast")
 }
 
-/// Peers: two ports of one host, both families, a client of this server by its external address, and at the
-/// end one that is always refused, an IPv4-mapped one, and port 0. The refused one is a client of this server
-/// by its bound address.
+/// Two ports of one host, both families, and a client by its external address. The last three are a client by
+/// its bound address, which is always refused, an IPv4-mapped address, and port 0.
 pub(super) const PEERS: usize = 12;
 
 pub(super) fn peer(number: usize) -> SocketAddr {
@@ -88,12 +85,10 @@ pub(super) fn peer(number: usize) -> SocketAddr {
     )
 }
 
-/// External and bound address of the relay behind a NAT.
 fn told_and_bound() -> [IpAddr; 2] {
     [peer(6), peer(9)].map(|peer| peer.ip())
 }
 
-/// Peers whose datagrams can arrive.
 pub(super) const SENDING_PEERS: usize = 10;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,11 +106,9 @@ pub(super) struct Rules {
     pub(super) max_connections: usize,
     pub(super) max_total_connections: usize,
     pub(super) max_user_connections: usize,
-    /// Requests whose credentials the store cannot provide are dropped instead of answered.
     pub(super) store_drops: bool,
     /// A channel keeps its peer permitted.
     pub(super) channels_permit: bool,
-    /// Allocations end with the credential that made them.
     pub(super) end_with_credential: bool,
 }
 
@@ -141,7 +134,6 @@ impl Default for Rules {
     }
 }
 
-/// Number of variants in [`Rules::variant`].
 pub(super) const VARIANTS: u8 = 6;
 
 impl Rules {
@@ -182,7 +174,6 @@ impl Rules {
         self.refuses(ip) || (realm == TENANT && self.tenant_denied.contains(&ip))
     }
 
-    /// Index of the refusal counter: a rule or the default.
     pub(super) fn refused_by(&self, realm: &str, ip: IpAddr) -> usize {
         let denied = |list: &[IpAddr]| list.contains(&ip.to_canonical());
         if denied(&self.denied) || (realm == TENANT && denied(&self.tenant_denied)) { 0 } else { 2 }
@@ -200,7 +191,6 @@ impl Rules {
         if self.nat && peer.ip() == bound { SocketAddr::new(told, peer.port()) } else { peer }
     }
 
-    /// These rules with this peer denied too.
     pub(super) fn denying(&self, ip: IpAddr) -> Self {
         Self { denied: [&self.denied[..], &[ip]].concat(), ..self.clone() }
     }

@@ -1,5 +1,4 @@
-//! Knowledge and behaviour of clients. Most act sensibly, otherwise plays would end at the first check; some
-//! do not.
+//! Behaviour of clients. Most act sensibly, otherwise plays would end at the first check.
 
 use super::prelude::*;
 use super::{
@@ -21,11 +20,9 @@ pub(super) struct Memory {
     transactions: u64,
 }
 
-/// Sender of a sensible request, and its allocation if any.
 pub(super) type Aim = (usize, Option<usize>);
 
 impl Network {
-    /// Client that can sensibly send this request.
     pub(super) fn aim(&self, from: usize, asked: &Asked) -> Option<Aim> {
         let is_stream = |end: &usize| Model::is_stream(&cast::client(*end));
         let is_free = |end: &usize| {
@@ -107,9 +104,8 @@ impl Network {
         self.send(from, Datagram::Request(Request { wanted, transaction, claim, strange }), way);
     }
 
-    /// Presents two tickets from one 5-tuple before its worker has heard of the first. Then the first one's
-    /// client closes its connection, so that its allocation moves immediately; there it may end, and data
-    /// follows.
+    /// Presents two tickets from one 5-tuple. The first client then closes its connection, so that its
+    /// allocation moves immediately.
     pub(super) fn rivals(&mut self, from: usize, ends: bool) {
         let Some((from, at)) = self.free_end(from) else { return };
         let mut elsewhere = self.mobile_elsewhere(at);
@@ -131,8 +127,7 @@ impl Network {
         self.settle(0);
     }
 
-    /// A client with a permission presents its ticket to another worker and sends data there. While its
-    /// allocation is in transit, a reload of that worker, or of all, denies the peer.
+    /// A client moves to another worker, and a reload denies the peer while its allocation is in transit.
     pub(super) fn overtaken(&mut self, from: usize, which: u8, everywhere: bool) {
         let Some((from, at)) = self.free_end(from) else { return };
         let elsewhere = self.mobile_elsewhere(at);
@@ -183,7 +178,6 @@ impl Network {
         self.request(from, number, Wanted::Refresh { lifetime: None, family: None, ticket });
     }
 
-    /// Sends a valid request as the allocation's user, delivered immediately.
     fn request(&mut self, from: usize, number: usize, wanted: Wanted) {
         let it = &self.model.allocations[number];
         let (realm, user) = (it.realm, it.user);
@@ -194,7 +188,6 @@ impl Network {
         self.send(from, Datagram::Request(request), Way::AT_ONCE);
     }
 
-    /// Fills in a request from the clients' knowledge.
     fn wanted(&self, asked: &Asked, number: Option<usize>) -> Option<Wanted> {
         let ticket = |which: u8| match which {
             0 => Some(None),
@@ -228,7 +221,6 @@ impl Network {
             }
             Asked::Permit(ref peers) => Wanted::Permit(peers.iter().map(|which| peer(*which)).collect()),
             Asked::Bind { number, peer: which } => {
-                // One of them is out of range.
                 let number = if number == 7 { 0x5000 } else { 0x4000 + u16::from(number) };
                 Wanted::Bind { number, peer: peer(which) }
             }
@@ -240,8 +232,7 @@ impl Network {
         })
     }
 
-    /// Chooses a peer: the first numbers mean any, the others one that the allocation may relay to or, if
-    /// `permitted`, has a permission for.
+    /// The first numbers mean any peer, the others one that the allocation may relay to.
     fn peer(&self, which: u8, number: Option<usize>, permitted: bool) -> SocketAddr {
         let suits = |peer: &SocketAddr| {
             let Some(number) = number else { return false };
@@ -305,7 +296,6 @@ impl Network {
         transaction
     }
 
-    /// Stores the client's knowledge from a response.
     pub(super) fn learn(&mut self, from: usize, learned: &Learned, answered: &Answer) {
         let memory = &mut self.memory;
         if let (Some(nonce), Told::Challenge { realm, .. }) = (&learned.nonce, &answered.told) {

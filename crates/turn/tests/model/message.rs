@@ -1,5 +1,4 @@
-//! Messages as meaning and as bytes: the oracle (`stun_types`, `turn_types`) writes those of clients and
-//! reads those of the server. The model sees only the meaning.
+//! Messages as meaning, for the model, and as bytes, which the oracle writes and reads.
 
 use super::prelude::*;
 use stun_types::{
@@ -66,7 +65,6 @@ pub(super) enum Wanted {
 
 #[derive(Clone, Debug)]
 pub(super) struct Wish {
-    /// Protocol number.
     pub(super) transport: u8,
     pub(super) lifetime: Option<u32>,
     pub(super) port: Port,
@@ -209,7 +207,6 @@ pub(super) struct Answer {
     pub(super) told: Told,
 }
 
-/// Signature of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Said {
     ByNobody,
@@ -243,7 +240,6 @@ pub(super) enum Told {
     },
 }
 
-/// Data in a reply that only the server can know.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Learned {
     pub(super) nonce: Option<String>,
@@ -326,7 +322,6 @@ impl Answer {
     }
 }
 
-/// Checks that the bytes are exactly the framed payload.
 pub(super) fn check_framing(framing: Framing, payload: &[u8], bytes: &[u8]) -> Result<(), String> {
     match framing {
         Framing::Channel { number, padded } => {
@@ -358,7 +353,6 @@ pub(super) fn check_attempt(peer: SocketAddr, id: u32, bytes: &[u8]) -> Result<(
     check_told(peer, CONNECTION_ID, &id.to_be_bytes(), bytes)
 }
 
-/// Checks that the bytes are an indication with this peer and attribute.
 fn check_told(peer: SocketAddr, kind: u16, value: &[u8], bytes: &[u8]) -> Result<(), String> {
     let message = Message::from_bytes(bytes).map_err(|error| error.to_string())?;
     let is_indication = message.has_class(MessageClass::Indication);

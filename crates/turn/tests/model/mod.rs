@@ -97,7 +97,6 @@ fn run(mix: Mix) {
     }
 }
 
-/// Counters that the fixed set must reach: families with their labels.
 fn must_reach(mix: Mix) -> &'static [(&'static str, &'static str)] {
     match mix {
         Mix::Data => &[
@@ -148,7 +147,6 @@ fn must_reach(mix: Mix) -> &'static [(&'static str, &'static str)] {
     }
 }
 
-/// Runs the plays of one seed and adds up their counters.
 fn play(mix: Mix, seed: u64, reached: &RefCell<(Stats, Reached)>) {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());

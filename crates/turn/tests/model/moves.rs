@@ -10,7 +10,6 @@ use super::{
     requests::{Asking, Outcome},
 };
 
-/// Time during which a repeated Refresh with a ticket counts as a retransmission.
 const REMEMBERED_MS: u64 = 40_000;
 
 impl Mobility {
@@ -35,8 +34,7 @@ impl Mobility {
         }
     }
 
-    /// Records a move: by the client's data, which shows that it has the new ticket, or without data after
-    /// `without` datagrams.
+    /// `without` is the number of datagrams before a move that no data caused.
     fn moved(&mut self, without: Option<u64>) {
         self.spent = match (self.spent, without) {
             (Some((counter, _)), Some(sent)) => Some((counter, Some(sent))),
@@ -56,8 +54,7 @@ impl Model {
         self.home(at, client).is_some() || self.expected(at, client).is_some()
     }
 
-    /// Allocation of this worker that moves to the request's 5-tuple. Requests to another worker's go to that
-    /// owner.
+    /// Requests about another worker's allocation go to that owner.
     pub(super) fn arriving(&mut self, asking: &Asking<'_>) -> Result<Option<usize>, Expected> {
         let at = asking.at;
         let expected = self.expected(at, &asking.client()).map(|expected| *expected);
@@ -87,7 +84,6 @@ impl Model {
         Some([Some(it.client.address.ip()), arriving].into_iter().flatten().collect())
     }
 
-    /// Allocation of a Refresh with a ticket, and the ticket's counter; or the outcome.
     pub(super) fn presented(&mut self, asking: &Asking<'_>, ticket: &[u8]) -> Result<(usize, u32), Outcome> {
         let (at, client, now) = (asking.at, asking.client(), self.ms);
         if !self.workers[at].rules.mobility {
@@ -135,7 +131,6 @@ impl Model {
         Ok((number, ticket.counter))
     }
 
-    /// Handles a genuine ticket of another worker's allocation.
     fn ask_owner(&mut self, asking: &Asking<'_>, ticket: Ticket) -> Outcome {
         let (at, client) = (asking.at, asking.client());
         let it = &self.allocations[ticket.number];
@@ -163,7 +158,6 @@ impl Model {
         }))
     }
 
-    /// Completes a Refresh with a ticket: the new 5-tuple arrives, and a new ticket is issued.
     pub(super) fn arrive(&mut self, asking: &Asking<'_>, number: usize, granted: u32, presented: u32) {
         let (at, source, now) = (asking.at, asking.source, self.ms);
         let worker = match asking.delivery {
@@ -199,7 +193,6 @@ impl Model {
         self.allocations[number].mobility.as_ref()?.arriving
     }
 
-    /// Makes the worker that forwarded a request expect its client, if the allocation moves there.
     fn announce_arrival(&mut self, asking: &Asking<'_>, number: usize) {
         let (client, owner) = (asking.client(), asking.at);
         let arrives = self.arriving_at(number).is_some_and(|(source, _)| source.client == client);
@@ -225,8 +218,7 @@ impl Model {
         self.told.push_back(Effect::Moved { allocation, was, client, link, padded, from: None });
     }
 
-    /// Cancels the pending move to this client. An allocation of this worker stays; another owner is
-    /// notified.
+    /// Cancels the pending move to this client. Another owner is notified.
     fn displace(&mut self, at: usize, client: &Client) {
         let expected = &mut self.workers[at].expected;
         let Some(place) = expected.iter().position(|it| it.client == *client) else { return };
@@ -248,7 +240,6 @@ impl Model {
         }
     }
 
-    /// Handles a pending move cancelled by another worker.
     pub(super) fn move_over(&mut self, at: usize, via: usize, pending_move: PendingMove) {
         let PendingMove { client, number, owner } = pending_move;
         if owner != at {
@@ -286,7 +277,6 @@ impl Model {
         expected.push(Expectation { client, number, owner, asked: false });
     }
 
-    /// Exports an allocation if its client is expected there.
     pub(super) fn export(&mut self, at: usize, number: usize, client: Client, to: usize) -> bool {
         let now = self.ms;
         let it = &mut self.allocations[number];
@@ -362,7 +352,6 @@ impl Model {
         self.workers[at].expected.retain(|it| it.client != *client || it.owner == at);
     }
 
-    /// Handles a failure to reach the owner.
     pub(super) fn not_asked(&mut self, at: usize, client: &Client) {
         for expected in self.workers[at].expected.iter_mut().filter(|it| it.client == *client) {
             expected.asked = false;

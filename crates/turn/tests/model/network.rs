@@ -1,6 +1,5 @@
-//! Clients and peers on a network that loses, repeats and reorders, in front of real state machines: each
-//! datagram goes to the server and to the model, and their results must be identical. `runtime.rs` has the
-//! runtime's part.
+//! Network that loses, repeats and reorders. Each datagram goes to the server and to the model, and their
+//! results must be identical.
 
 use super::prelude::*;
 use turnpike_turn::{
@@ -19,14 +18,12 @@ use super::{
 };
 use crate::common::seed;
 
-/// Server with all workers and its environment.
 pub(super) struct Network {
     pub(super) setup: Setup,
     pub(super) model: Model,
     pub(super) workers: Vec<Worker>,
     pub(super) ends: Vec<End>,
     flying: Vec<Flight>,
-    /// Relay sockets by relayed transport address.
     pub(super) sockets: BTreeMap<SocketAddr, (usize, RelayId)>,
     /// IDs of closed relay sockets, which late datagrams may still refer to.
     pub(super) closed: Vec<(usize, RelayId)>,
@@ -38,21 +35,17 @@ pub(super) struct Network {
     pub(super) process: u8,
     pub(super) replays: ReplayGuard,
     pub(super) reached: Reached,
-    /// Counters of earlier processes.
     pub(super) counted: Stats,
     payloads: u32,
 }
 
-/// Counts of situations that the server's counters do not show.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Reached {
-    /// Another process took over an allocation.
     pub(super) upgraded: u64,
     /// Another process took over an allocation with a pending move.
     pub(super) arriving: u64,
     /// A process refused to take over because of its limits.
     pub(super) refused: u64,
-    /// A reload ended permissions.
     pub(super) denied: u64,
     /// A reload ended permissions of an allocation in transit between two workers.
     pub(super) denied_on_the_way: u64,
@@ -79,7 +72,6 @@ pub(super) struct Worker {
 }
 
 pub(super) struct End {
-    /// Worker that receives its datagrams.
     pub(super) worker: usize,
     /// Incremented with each connection and each worker it is passed to.
     pub(super) life: u64,
@@ -309,7 +301,6 @@ impl Network {
         }
     }
 
-    /// Feeds a client's datagram to server and model.
     pub(super) fn feed(
         &mut self,
         at: usize,
@@ -465,8 +456,7 @@ impl Network {
         self.take_effects(at, None, &Datagram::Noise);
     }
 
-    /// Tries everything: each client with an allocation sends on every channel and to every peer, and every
-    /// peer sends to every relayed address.
+    /// Each client sends on every channel and to every peer, and every peer to every relayed address.
     pub(super) fn probe(&mut self) {
         for at in 0..self.setup.workers {
             for number in self.model.in_slots(at) {
@@ -555,7 +545,6 @@ impl Network {
         }
     }
 
-    /// Compares the administrator's view of a worker's allocations.
     fn compare_views(&mut self, at: usize) {
         let (now, ms) = (self.now(at), self.model.ms);
         let open = self.model.of(at).map(|(_, it)| it).filter(|it| it.pending.is_none());
@@ -624,8 +613,7 @@ pub(super) fn policy(setup: &Setup) -> TestPolicy {
     TestPolicy { per_user, per_prefix, total, relayed, timed_until, ..TestPolicy::default() }
 }
 
-/// One worker of a server, sharing the tables of the first configuration. Each process has different random
-/// numbers.
+/// Shares the tables of the first configuration. Each process has different random numbers.
 pub(super) fn server(
     number: usize,
     workers: usize,

@@ -40,7 +40,6 @@ pub(super) enum Expected {
         framing: Framing,
         payload: Vec<u8>,
     },
-    /// ICMP error in a Data indication.
     Icmp {
         to: Source,
         peer: SocketAddr,
@@ -145,7 +144,6 @@ pub(super) struct Model {
     /// Allocations that must move to another worker immediately, since their old client is gone.
     pub(super) moving: VecDeque<usize>,
     announced: Option<PendingMove>,
-    /// Messages to other workers.
     pub(super) notices: VecDeque<Notice>,
 }
 
@@ -161,7 +159,6 @@ pub(super) enum Once {
     Move,
 }
 
-/// State of a worker apart from allocations.
 pub(super) struct Desk {
     pub(super) rules: Rules,
     pub(super) draining: bool,
@@ -204,7 +201,6 @@ pub(super) enum Place {
 #[derive(Clone, Debug)]
 pub(super) struct Allocation {
     pub(super) place: Place,
-    /// Session ID; [`nameless`] until known.
     pub(super) session: SessionId,
     pub(super) client: Client,
     pub(super) link: Link,
@@ -237,7 +233,6 @@ pub(super) struct Pending {
     pub(super) mobile: bool,
     /// Nonce time recorded for this Allocate, and the previous one.
     pub(super) recorded: (u64, Option<u64>),
-    /// Arrival time of the request.
     pub(super) asked: u64,
 }
 
@@ -261,8 +256,8 @@ pub(super) enum Stage {
 pub(super) struct Mobility {
     pub(super) counter: u32,
     pub(super) owner: usize,
-    /// Previous ticket, valid until the client evidently got the answer, and the datagrams sent when the
-    /// allocation moved without data.
+    /// Valid until the client evidently got the answer. `Some` counts datagrams sent before a move without
+    /// data.
     pub(super) spent: Option<(u32, Option<u64>)>,
     pub(super) arriving: Option<(Source, usize)>,
     pub(super) last: Option<LastArrival>,
@@ -384,7 +379,6 @@ impl Model {
         }
     }
 
-    /// Allocation with this 5-tuple at a worker.
     pub(super) fn home(&self, at: usize, client: &Client) -> Option<usize> {
         self.allocations.iter().position(|it| it.is_at(at) && !it.away && it.client == *client)
     }
@@ -411,13 +405,11 @@ impl Model {
         self.allocations.iter().filter(|it| it.place != Place::Gone).count()
     }
 
-    /// Allocations that quotas count for this prefix.
     pub(super) fn held_at(&self, prefix: IpAddr) -> usize {
         self.allocations.iter().filter(|it| it.place != Place::Gone && it.prefix == prefix).count()
     }
 
-    /// Returns true if a process with these rules and limits has room for an allocation after those in
-    /// `taken`.
+    /// True if a process has room for the allocation after those in `taken`.
     pub(super) fn fits(&self, number: usize, taken: &[usize], rules: &Rules, limits: &Setup) -> bool {
         let it = &self.allocations[number];
         let alike = |is_alike: &dyn Fn(&Allocation) -> bool| {
@@ -473,7 +465,6 @@ impl Model {
         self.stats(at).mobility[event as usize] += 1;
     }
 
-    /// Time on this worker's clock.
     pub(super) fn clock(at: usize, ms: u64) -> u64 {
         ms + cast::skew(at)
     }
@@ -540,7 +531,6 @@ impl Model {
         Expected::ToPeer { relay, peer, payload: data.to_vec(), dont_fragment }
     }
 
-    /// Address by which the client knows a sending peer.
     pub(super) fn known_as(&self, at: usize, relay: RelayId, peer: SocketAddr) -> SocketAddr {
         let told = self.workers[at].rules.told(peer);
         let it = self.named(at, relay.allocation).map(|number| &self.allocations[number]);
@@ -587,7 +577,6 @@ impl Model {
         Expected::ToClient { to, framing, payload: payload.to_vec() }
     }
 
-    /// Handles an ICMP error about a relayed datagram.
     pub(super) fn from_icmp(
         &mut self,
         at: usize,
@@ -619,7 +608,6 @@ impl Model {
         Expected::Icmp { to, peer, value: [0, 0, kind, code, a, b, c, d] }
     }
 
-    /// Handles data from a 5-tuple without an allocation.
     fn stranger(&mut self, at: usize, source: Source, datagram: &Datagram) -> Expected {
         let Some(expected) = self.expected(at, &source.client) else {
             return self.dropped(at, DropReason::NoAllocation);
@@ -829,7 +817,6 @@ impl Model {
         first.as_ref() == Some(effect)
     }
 
-    /// Drops requests that have waited too long for the store.
     pub(super) fn timeout(&mut self, at: usize) {
         let now = self.ms;
         let waiting = &mut self.workers[at].waiting;
@@ -930,7 +917,6 @@ impl Model {
         self.close_connections(at, number, |peer| refuses(peer.ip()));
     }
 
-    /// Rebinds channels whose peers are now reached at another address.
     fn lead_channels(&mut self, at: usize, number: usize, before: &Rules) {
         let it = &self.allocations[number];
         let allocation = it.id();
@@ -1028,7 +1014,6 @@ impl Model {
         Some(before)
     }
 
-    /// Withdraws the record of a failed Allocate.
     pub(super) fn withdraw(&mut self, transaction: [u8; 12], (recorded, before): (u64, Option<u64>)) {
         let request = (Once::Allocate, transaction);
         if self.granted.get(&request) == Some(&recorded) {
@@ -1047,8 +1032,7 @@ impl Model {
         self.announced.take()
     }
 
-    /// Another process took over. Allocations keep their state; other state stays if it was passed on, except
-    /// for requests waiting for the store, which clients retransmit.
+    /// Allocations keep their state; other state stays if passed on. Clients retransmit requests that waited.
     pub(super) fn restarted(&mut self, remembers: bool) {
         for (at, desk) in self.workers.iter_mut().enumerate() {
             desk.stats = Stats::default();
@@ -1071,8 +1055,7 @@ impl Model {
         }
     }
 
-    /// Serializes an allocation into another process with a continuing clock. A pending move survives only
-    /// over UDP.
+    /// The clock continues. A pending move survives only over UDP.
     pub(super) fn passed_on(&mut self, number: usize, remembers: bool, link: Link) {
         let now = self.ms;
         let it = &mut self.allocations[number];
@@ -1095,7 +1078,6 @@ impl Model {
         self.of(at).map(|(_, it)| it.connections.len()).sum()
     }
 
-    /// Allocation of a connection, and the connection's index in it.
     pub(super) fn connection(&self, at: usize, id: u32) -> Option<(usize, usize)> {
         self.of(at).find_map(|(number, it)| Some((number, it.connections.iter().position(|it| it.id == id)?)))
     }
@@ -1105,7 +1087,6 @@ impl Model {
     }
 }
 
-/// Placeholder for an unknown session ID.
 pub(super) fn nameless() -> SessionId {
     "0".repeat(32).parse().expect("32 digits")
 }

@@ -1,5 +1,4 @@
-//! Behaviour of each request in the model, with the checks in the RFC's order. Refresh with a ticket is in
-//! `moves.rs`.
+//! Requests, with the checks in the RFC's order. Refresh with a ticket is in `moves.rs`.
 
 use super::prelude::*;
 use std::net::Ipv6Addr;
@@ -37,7 +36,6 @@ pub(super) struct Asking<'a> {
     pub(super) who: (&'static str, &'static str),
     /// The credential is correct but expired.
     expired: bool,
-    /// Issue time of its nonce.
     issued: u64,
     asked: u64,
 }
@@ -285,7 +283,6 @@ impl Model {
         self.fail(asking, 403)
     }
 
-    /// Allocation of a request without a ticket.
     pub(super) fn owned(&mut self, asking: &Asking<'_>) -> Result<usize, Outcome> {
         let home = self.home(asking.at, &asking.client());
         let found = match home {
@@ -363,7 +360,6 @@ impl Model {
         };
         let number = self.allocations.len();
         self.allocations.push(Allocation {
-            // Its IDs come with effects.
             place: Place::Gone,
             session: nameless(),
             client,
@@ -392,7 +388,6 @@ impl Model {
         Err(Expected::Goes(Goes::Open { number, first, second }))
     }
 
-    /// Sockets to open, or the error.
     #[expect(clippy::type_complexity, reason = "one, perhaps another, and what is missing of two")]
     fn wish(
         &self,
@@ -644,8 +639,7 @@ impl Model {
         left.map_or(seconds, |left| left.min(seconds))
     }
 
-    /// Permits a peer for five minutes, and as long as a channel to it lives, including one about to be bound
-    /// until `bound`.
+    /// Permits a peer for five minutes, or as long as a channel to it lives.
     fn install(&mut self, at: usize, number: usize, peer: IpAddr, bound: u64) {
         let mut until = self.ms + PERMISSION_MS;
         let now = self.ms;
@@ -801,7 +795,6 @@ impl Model {
         Expected::Reply { to, answer: Answer { transaction, said, told } }
     }
 
-    /// Handles a peer's connection: the client to notify, or the refusal.
     pub(super) fn peer_connected(
         &mut self,
         at: usize,
@@ -848,7 +841,6 @@ impl Model {
         }
     }
 
-    /// Sets the CONNECTION-ID that the server drew for the last connection.
     pub(super) fn name_connection(&mut self, number: usize, id: u32) {
         let last = self.allocations[number].connections.last_mut();
         last.expect("a new connection").id = id;
@@ -939,7 +931,6 @@ pub(super) fn network(ip: IpAddr) -> IpAddr {
     }
 }
 
-/// Upper ten bits of a CONNECTION-ID outside a fleet.
 const fn worker_of_connection(id: u32) -> u16 {
     (id >> 22) as u16
 }

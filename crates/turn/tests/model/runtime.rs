@@ -1,6 +1,4 @@
-//! Runtime of the model test: executes effects, opens sockets, connects, passes mail between workers, and
-//! checks the clock, sometimes late or without success. Effects must match the model, in order and exactly
-//! once.
+//! Runtime of the model test. Effects must match the model, in order and exactly once.
 
 use super::prelude::*;
 use turnpike_turn::{
@@ -17,7 +15,6 @@ use super::{
     step::{Says, Setup},
 };
 
-/// Pending work of a worker's runtime.
 pub(super) enum Job {
     Open(OpenRequest),
     Connect { allocation: AllocationId, id: u32, late: bool },
@@ -59,7 +56,6 @@ pub(super) enum Mail {
         learned: Learned,
         answer: Answer,
     },
-    /// Request for an allocation, with the data that triggered it.
     Wanted {
         request: MoveRequest,
         number: usize,
@@ -84,8 +80,7 @@ pub(super) enum Mail {
 type Sockets = Vec<(SocketAddr, Family)>;
 
 impl Network {
-    /// Compares all effects of a worker with the model and executes them. `expected` is the result of the
-    /// datagram fed.
+    /// `expected` is the result of the datagram fed.
     pub(super) fn take_effects(&mut self, at: usize, expected: Option<Expected>, datagram: &Datagram) {
         let (mut goes, mut answered) = match expected {
             Some(Expected::Goes(goes)) => (Some(goes), None),
@@ -137,7 +132,6 @@ impl Network {
         }
     }
 
-    /// Handles an effect that notifies another worker.
     fn notify(&mut self, at: usize, effect: Effect) {
         match (self.model.notices.pop_front(), effect) {
             (
@@ -207,7 +201,6 @@ impl Network {
         }
     }
 
-    /// Closes a worker's connections whose allocations are gone.
     fn drop_connections(&mut self, at: usize) {
         let gone: Vec<u32> = self
             .connections
@@ -228,7 +221,6 @@ impl Network {
         }
     }
 
-    /// Handles the effect that continues a request.
     fn goes_on(&mut self, at: usize, goes: Goes, effect: Effect, datagram: &Datagram) {
         let request = || match datagram {
             Datagram::Request(request) => request.clone(),
@@ -355,7 +347,6 @@ impl Network {
         }
     }
 
-    /// Opens a relay socket with the requested port.
     fn socket(
         &mut self,
         at: usize,
@@ -773,7 +764,6 @@ impl Network {
         let has_some = |it: &Allocation| !it.permissions.is_empty() && it.place != Place::Gone;
         let all = self.model.allocations.iter().filter(|it| has_some(it));
         let mut all: Vec<&Allocation> = all.collect();
-        // Allocations in transit come first.
         all.sort_by_key(|it| !matches!(it.place, Place::Travels(_)));
         let Some(it) = pick(which, all.len().min(2)).map(|which| all[which]) else { return };
         let ip = *it.permissions.keys().next().expect("a permission");
@@ -840,8 +830,7 @@ impl Network {
         assert_eq!(self.workers[at].server.count_across(id, to_peer, to_client), is_there);
     }
 
-    /// Another process takes over everything as serialized data; or it lacks room for part of it, and nothing
-    /// changes.
+    /// Everything is serialized. If there is no room for all of it, nothing changes.
     pub(super) fn upgrade(&mut self, remembers: bool, variant: Option<u8>, tight: u8) {
         // Requests waiting for the store do not delay it.
         while (0..self.setup.workers).any(|at| self.work(at, 0) || self.mail(at)) {}
@@ -921,8 +910,7 @@ impl Network {
         limits
     }
 
-    /// A new process's worker takes over everything from this one, which keeps its copy for now. Returns old
-    /// and new IDs, or `None` if any allocation was refused.
+    /// Returns old and new IDs, or `None` if any allocation was refused. This worker keeps its copy.
     fn inherit(
         &mut self,
         at: usize,

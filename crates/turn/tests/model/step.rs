@@ -11,14 +11,12 @@ pub(super) struct Setup {
     pub(super) total: usize,
 }
 
-/// Transport of a message, and the runtime's actions after it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Way {
     /// In flight until a later step delivers, repeats or loses it.
     pub(super) flies: bool,
     /// The client gets the answer.
     pub(super) heard: bool,
-    /// All resulting work is done immediately.
     pub(super) settle: bool,
     /// Selects failures in that work; 0 for none.
     pub(super) luck: u8,
@@ -114,7 +112,6 @@ pub(super) enum Step {
         worker: usize,
         full: bool,
     },
-    /// The store answers immediately.
     Prompt(bool),
     Store {
         worker: usize,
@@ -141,12 +138,10 @@ pub(super) enum Step {
         which: usize,
     },
     Close(usize),
-    /// An offload table reports traffic of an allocation.
     Across {
         which: usize,
         datagrams: u8,
     },
-    /// Another process takes over, if everything fits.
     Upgrade {
         /// The old process passes on its pending moves, granted requests and deletions.
         remembers: bool,
@@ -155,11 +150,9 @@ pub(super) enum Step {
         /// Limit that is one below the current count; 0 for none.
         tight: u8,
     },
-    /// Tries all communication.
     Probe,
 }
 
-/// Request in terms of the clients' knowledge.
 #[derive(Clone, Debug)]
 pub(super) enum Asked {
     Binding,
@@ -191,14 +184,10 @@ pub(super) enum Says {
     Nothing,
 }
 
-/// Focus of a play.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mix {
-    /// Datagrams to and from peers.
     Data,
-    /// Clients that move.
     Moves,
-    /// Connections of RFC 6062.
     Connections,
 }
 
