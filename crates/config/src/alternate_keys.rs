@@ -58,7 +58,7 @@ const WHEN: Kind<AlternateWhen> = named!(
 fn unicast(text: &str) -> Result<SocketAddr, String> {
     let address: SocketAddr = without_zone(text.trim())?.parse().map_err(|_| "")?;
     if address.port() == 0 || address.ip().is_unspecified() || address.ip().is_multicast() {
-        return Err("no client could connect there".to_owned());
+        return Err("clients cannot connect to this address".to_owned());
     }
     Ok(address)
 }

@@ -274,5 +274,5 @@ fn impossible_credentials_settings_fail_before_sockets_open() {
     said(&[&["key", "add", "shop"][..], &state].concat());
     Program::run(&mut turnpike(&[&["key", "add", "shop"][..], &state].concat()))
         .ended(1)
-        .says("take another name");
+        .says("choose another name");
 }

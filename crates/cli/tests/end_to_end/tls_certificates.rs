@@ -47,7 +47,7 @@ fn expired_certificate_is_served_and_logged_as_an_error() {
     ] {
         let mut serve = Serve::start(&certificate.flags());
         let line = serve.program.line_with(told);
-        assert!(line.contains("ERROR") && line.contains("this machine's clock says 20"), "{line}");
+        assert!(line.contains("ERROR") && line.contains("this machine's clock reads 20"), "{line}");
         assert_eq!(shown_by(serve.address(V4), NAME), certificate.der());
         assert_eq!(Load::new(serve.address(V4)).with("--mode allocate --rate 20").run().code, Some(0));
         let ended = run("check-config", &certificate.flags()).ended(0);
