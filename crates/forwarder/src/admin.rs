@@ -1,4 +1,4 @@
-//! A running forwarder as its admin interface sees it.
+//! View of a running forwarder for its admin interface.
 
 use std::sync::{Arc, Weak};
 
@@ -9,11 +9,11 @@ use turnpike_config::{AdminSettings, forward::ForwardSettings};
 use turnpike_forward::{Forwarder, RuleId, RuleSnapshot, RuleStanding};
 use turnpike_process::{Control, MetricsPage};
 
-/// A running forwarder. Answers on the runtime of its control thread.
+/// Answers on the runtime of the control thread.
 pub(crate) struct AdminView {
     pub(crate) control: Control,
     pub(crate) metrics: MetricsPage,
-    /// Weak, so that the last owner can stop the forwarder while others look at it.
+    /// Weak, so that its owner can stop the forwarder while requests run.
     pub(crate) forwarder: Weak<Forwarder>,
     pub(crate) shown: watch::Receiver<Arc<ForwardSettings>>,
 }

@@ -1,12 +1,10 @@
-//! Changes made by a reload of a forwarder: a line for each key and rule.
+//! Changes made by a reload of a forwarder: one line per key and rule.
 
 use turnpike_config::forward::ForwardSettings;
 use turnpike_process::changes::{Difference, line, log_each, names};
 
-/// Changes made by a reload.
 pub(crate) struct ForwardChanges<'s> {
     keys: Vec<&'static str>,
-    /// One for each key and rule.
     lines: Vec<String>,
     rules: Difference<&'s str>,
 }
@@ -23,16 +21,15 @@ impl<'s> ForwardChanges<'s> {
         Self { keys: changes.iter().map(|change| change.key).collect(), lines, rules }
     }
 
-    /// A line for each change.
     pub(crate) fn lines(&self) -> Vec<String> {
         self.lines.clone()
     }
 
-    /// Logs each line, and a summary; `rules` is the number of rules now.
+    /// Logs each line, and a summary with the number of `rules` now.
     pub(crate) fn log(&self, rules: usize) {
         log_each(&self.lines);
         if self.lines.is_empty() {
-            tracing::info!(rules, "rules reloaded; nothing in them has changed");
+            tracing::info!(rules, "rules reloaded; none has changed");
             return;
         }
         tracing::info!(

@@ -1,12 +1,14 @@
-//! rinetd's log file, for whoever reads it with a program: tab-separated, or as web servers write (`logcommon`).
+//! rinetd's log file, for programs that parse it: tab-separated, or in the common format of web servers
+//! (`logcommon`).
 //!
 //! ```text
 //! 20/Nov/2026:12:00:00 <tab>client<tab>listen host<tab>port<tab>target host<tab>port<tab>bytes in<tab>bytes out<tab>result
 //! client - - [20/Nov/2026:12:00:00 +0100] "GET /rinetd-services/LISTEN/PORT/TARGET/PORT/RESULT HTTP/1.0" 200 out - - - in
 //! ```
 //!
-//! As rinetd does, hosts and ports are those of the configuration; of several targets the one that was reached is told. Different
-//! from rinetd: no "opened" lines, and refusals are limited as in the log. What has ended stands here, all of it.
+//! Hosts and ports are those of the configuration, as in rinetd; of several targets, the one that was
+//! reached. Unlike rinetd's, the file has no "opened" lines and limits refusals as the log does, but has
+//! every ended connection.
 
 use std::{
     collections::HashMap,
@@ -22,21 +24,22 @@ use turnpike_forward::{Address, Bind, ConnectionReport, EndReason, Rule};
 
 use crate::denial::{Denial, Lists};
 
-/// An open log file and what its lines say of the rules.
+/// Open log file, and the rules its lines refer to.
 pub(crate) struct ConnectionFile {
     file: File,
     format: LineFormat,
     rules: HashMap<String, Rule>,
-    /// A full disk is told once.
+    /// An error has been logged; it is logged once.
     failed: bool,
-    /// The last line in the file lacks its end.
+    /// The last line in the file is incomplete.
     is_cut: bool,
 }
 
 impl ConnectionFile {
-    /// Opens the file to append to it; it and its directory are made if they are not there.
+    /// Opens the file for appending; creates it and its directory if missing.
     ///
     /// # Errors
+    ///
     /// Those of mkdir(2) and open(2).
     pub(crate) fn open(path: &Path, format: LineFormat, rules: &[Rule]) -> io::Result<Self> {
         if let Some(directory) = path.parent() {
@@ -47,7 +50,8 @@ impl ConnectionFile {
         Ok(Self { file, format, rules, failed: false, is_cut: false })
     }
 
-    /// Appends a line per report in one write; `lists` say why a client was refused. Returns the number of lines that the file did not take.
+    /// Appends one line per report in a single write; `lists` decide the reason of refusals. Returns the
+    /// number of lines not written.
     pub(crate) fn write(&mut self, reports: &[ConnectionReport], lists: &Lists) -> u64 {
         let mut text = String::new();
         let now = Zoned::now();
@@ -58,7 +62,7 @@ impl ConnectionFile {
         if let Some(error) = &error
             && !self.failed
         {
-            tracing::warn!("cannot write to the file of connections: {error}");
+            tracing::warn!("cannot write to the connection log file: {error}");
         }
         self.failed = error.is_some();
         unwritten
@@ -68,7 +72,7 @@ impl ConnectionFile {
         let rule = self.rules.get(&report.rule.0);
         let unknown = || ("?".to_owned(), 0);
         let (from_host, from_port) = rule.map_or_else(unknown, |rule| (host_of(rule), rule.ports.first));
-        // With several targets the configuration cannot say which one it was.
+        // With several targets, the configuration does not identify the one used.
         let (to_host, to_port) = match (rule.map(|rule| &rule.targets[..]), &report.target) {
             (Some([only]), _) if only.ports.first == only.ports.last => {
                 (only.host.to_string().trim_matches(['[', ']']).to_owned(), only.ports.first)
@@ -80,7 +84,7 @@ impl ConnectionFile {
         let result = result(report, lists);
         let time = now.strftime("%d/%b/%Y:%H:%M:%S");
         let (bytes_in, bytes_out) = (report.to_target, report.to_client);
-        // A String takes any text.
+        // Writing to a String cannot fail.
         let _ = match self.format {
             LineFormat::Rinetd => writeln!(
                 text,
@@ -96,11 +100,11 @@ impl ConnectionFile {
     }
 }
 
-/// Appends lines; returns how many of them are not whole in the file, and why.
+/// Appends lines; returns the number of incomplete lines, and the error.
 fn append(file: &mut impl io::Write, lines: &[u8], is_cut: &mut bool) -> (u64, Option<io::Error>) {
     let mut error = None;
     if *is_cut && !lines.is_empty() {
-        // The rest of that line is lost; what comes is no part of it.
+        // The rest of that line is lost; new lines must not continue it.
         match file.write_all(b"\n") {
             Ok(()) => *is_cut = false,
             Err(why) => error = Some(why),
@@ -122,8 +126,8 @@ fn append(file: &mut impl io::Write, lines: &[u8], is_cut: &mut bool) -> (u64, O
     (u64::try_from(unwritten).unwrap_or(u64::MAX), error)
 }
 
-/// rinetd's words, "local" being the target's side and "remote" the client's. Who closed first when both ended in order is not
-/// known here; the client most often does.
+/// rinetd's words: "local" is the target's side, "remote" the client's. If both sides closed in order, the
+/// first is unknown; usually it was the client.
 fn result(report: &ConnectionReport, lists: &Lists) -> &'static str {
     match report.reason {
         EndReason::TargetReset | EndReason::TargetDown | EndReason::TargetGone => "done-local-closed",
@@ -137,7 +141,7 @@ fn result(report: &ConnectionReport, lists: &Lists) -> &'static str {
     }
 }
 
-/// The listener's host as the configuration has it.
+/// Listener's host as configured.
 fn host_of(rule: &Rule) -> String {
     match &rule.bind {
         Bind::Ip(ip) => ip.to_string(),
@@ -146,7 +150,7 @@ fn host_of(rule: &Rule) -> String {
     }
 }
 
-/// An address without its port.
+/// Address without its port.
 fn show(address: &Address) -> String {
     address.ip().map_or_else(|| address.to_string(), |ip| ip.to_canonical().to_string())
 }
@@ -190,7 +194,7 @@ mod tests {
         }
     }
 
-    /// A disk with room for so many bytes.
+    /// A disk with `room` bytes left.
     struct Disk {
         room: usize,
         written: Vec<u8>,
@@ -213,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_a_full_disk_does_not_take_are_counted_and_spoil_no_other() {
+    fn lines_lost_to_a_full_disk_are_counted_and_do_not_corrupt_others() {
         let mut disk = Disk { room: 6, written: Vec::new() };
         let mut is_cut = false;
         let mut append = |disk: &mut Disk, lines: &str| {
@@ -228,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tab_separated_line_is_rinetds() {
+    fn tab_separated_lines_match_rinetd() {
         let line =
             line(LineFormat::Rinetd, "tcp://[::]:8080=web.example:80?name=web", &report(EndReason::Finished));
         assert_eq!(
@@ -238,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn the_common_line_is_rinetds() {
+    fn common_format_lines_match_rinetd() {
         let line = line(
             LineFormat::Common,
             "tcp://0.0.0.0:8080=10.0.0.2:80?name=web",
@@ -252,14 +256,14 @@ mod tests {
     }
 
     #[test]
-    fn of_several_targets_the_one_that_was_reached_is_told() {
+    fn with_several_targets_the_line_names_the_one_reached() {
         let rule = "tcp://0.0.0.0:8080=a.example:80,b.example:80?name=web";
         let text = line(LineFormat::Rinetd, rule, &report(EndReason::Finished));
         assert!(text.contains("\t10.0.0.2\t80\t"), "{text}");
     }
 
     #[test]
-    fn a_refusal_says_which_list_it_was() {
+    fn refusal_lines_distinguish_deny_from_not_allowed() {
         let rule = "tcp://0.0.0.0:8080=10.0.0.2:80?name=web&deny=192.0.2.9";
         let mut refused = ConnectionReport { target: None, ..report(EndReason::Denied) };
         assert!(line(LineFormat::Rinetd, rule, &refused).ends_with("\tdenied\n"));

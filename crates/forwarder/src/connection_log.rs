@@ -1,4 +1,4 @@
-//! One log line per ended connection or session: who, where, bytes both ways, how long, why it ended.
+//! Connection log: one line per ended connection or session, with client, target, bytes, duration and reason.
 
 use std::{
     collections::HashMap,
@@ -20,23 +20,23 @@ use crate::{
     denial::{Denial, Lists},
 };
 
-/// The workers' end.
+/// Sender in the workers.
 pub(crate) struct ConnectionLogger(LogSender<ConnectionReport>);
 
-/// The control thread's end.
+/// Receiver in the control thread.
 pub(crate) struct ConnectionLogWriter {
     receiver: LogReceiver<ConnectionReport>,
     records: SharedRecords,
 }
 
-/// What lines need of the configuration; a reload replaces it.
+/// Configuration of the log; a reload replaces it.
 pub(crate) struct Records {
     pub(crate) lists: Lists,
-    /// The file of rinetd's lines.
+    /// File in rinetd's format.
     pub(crate) file: Option<ConnectionFile>,
 }
 
-/// Of the writer and of whoever reloads.
+/// Shared by the writer and reloads.
 pub(crate) type SharedRecords = Arc<Mutex<Records>>;
 
 pub(crate) fn connection_log(records: SharedRecords) -> (ConnectionLogger, ConnectionLogWriter) {
@@ -45,7 +45,7 @@ pub(crate) fn connection_log(records: SharedRecords) -> (ConnectionLogger, Conne
 }
 
 impl ConnectionLogger {
-    /// Counts lines that were lost or suppressed.
+    /// Counters of lost and suppressed lines.
     pub(crate) fn counts(&self) -> Arc<LogCounts> {
         self.0.counts()
     }
@@ -57,10 +57,11 @@ impl ConnectionLog for ConnectionLogger {
     }
 }
 
-/// Stands for clients of Unix sockets, who have no address and count as one; no client of TCP or UDP has this.
+/// Stands for all clients of Unix sockets, which have no address. Clients of TCP and UDP cannot have this
+/// one.
 const BY_UNIX_SOCKET: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
-/// Which reports become lines.
+/// Rate limits of the log.
 struct Limits {
     refusals: RefusalLimit,
     evictions: RefusalLimit,
@@ -68,7 +69,7 @@ struct Limits {
     ends: EndLimit<IpAddr>,
 }
 
-/// Until when a line about a target holds, and how often it would have been repeated.
+/// Pause between lines about a target, and the number of lines suppressed in it.
 #[derive(Default)]
 struct Repetition {
     until: Duration,
@@ -76,15 +77,15 @@ struct Repetition {
 }
 
 impl Limits {
-    /// Ends of one client's connections: what a busy one has, and no flood.
+    /// Ends of one client's connections: enough for a busy client, but not for a flood.
     const EACH: Rate = Rate::new(2000, 10);
-    /// Of all of them: at once what the queue holds.
+    /// All ends: the burst equals the queue's capacity.
     const TOTAL: Rate = Rate::new(32_768, 1);
-    /// Clients remembered.
+    /// Maximum number of clients tracked.
     const MOST: usize = 16_384;
-    /// Between two lines about a target that is down.
+    /// Interval between lines about an unreachable target.
     const REPEAT: Duration = Duration::from_secs(60);
-    /// Targets remembered; names may have ever new addresses.
+    /// Maximum number of targets tracked; a name can resolve to ever new addresses.
     const TARGETS: usize = 1024;
 
     fn new(counts: &Arc<LogCounts>) -> Self {
@@ -97,7 +98,7 @@ impl Limits {
         }
     }
 
-    /// With how many of its kind were suppressed before, if it becomes a line.
+    /// Number of lines suppressed before this one, or `None` to drop it.
     fn admit(&mut self, now: Duration, report: &ConnectionReport) -> Option<u64> {
         let client = report.client.ip().unwrap_or(BY_UNIX_SOCKET);
         let mut suppressed = 0;
@@ -105,7 +106,7 @@ impl Limits {
             Noise::Refusal => self.refusals.admit(now, client, &mut suppressed),
             Noise::Eviction => self.evictions.admit(now, client, &mut suppressed),
             Noise::Unreachable(target) => return self.admit_target((report.rule.clone(), target), now),
-            // A forwarder stops once, and then says what became of everything.
+            // All connections are logged when the forwarder stops.
             Noise::None => {
                 report.reason == EndReason::Shutdown || {
                     let sum = Sum::one(report.to_target, report.to_client);
@@ -117,7 +118,7 @@ impl Limits {
         admitted.then_some(suppressed)
     }
 
-    /// One line about a target at once, and then one a minute as long as it refuses.
+    /// One line about an unreachable target at once, then one per minute.
     fn admit_target(&mut self, target: (RuleId, Address), now: Duration) -> Option<u64> {
         if self.unreachable.len() >= Self::TARGETS && !self.unreachable.contains_key(&target) {
             self.unreachable.retain(|_, repetition| repetition.until > now);
@@ -136,7 +137,7 @@ impl Limits {
 }
 
 impl ConnectionLogWriter {
-    /// Writes lines until the last worker is gone.
+    /// Writes until the last worker ends.
     pub(crate) async fn run(self) {
         let start = Instant::now();
         let counts = self.receiver.counts();
@@ -150,7 +151,7 @@ impl ConnectionLogWriter {
                     if let Some(suppressed) = line {
                         write(report, suppressed, lists);
                     }
-                    // The file is there to have all of them, but for what strangers can have without end.
+                    // The file has all of them, except those that strangers can cause without limit.
                     line.is_some() || Noise::of(report) == Noise::None
                 });
                 if let Some(file) = file {
@@ -167,15 +168,15 @@ impl ConnectionLogWriter {
     }
 }
 
-/// Kinds of ends of which strangers can cause any number.
+/// Ends that strangers can cause in any number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Noise {
     None,
-    /// Somebody was not served.
+    /// Refused client.
     Refusal,
-    /// A session of UDP gave way: with forged sources, one a datagram.
+    /// Evicted UDP session: with forged sources, one per datagram.
     Eviction,
-    /// A target refused a session: one a datagram, as long as it is down.
+    /// Session refused by its target: one per datagram while it is down.
     Unreachable(Address),
 }
 
@@ -187,7 +188,7 @@ impl Noise {
                 _,
             ) => Self::Refusal,
             (EndReason::Evicted, _) => Self::Eviction,
-            // Only sessions of UDP name a target that was not reached.
+            // Only UDP sessions name an unreachable target.
             (EndReason::ConnectFailed, Some(target)) => Self::Unreachable(target.clone()),
             _ => Self::None,
         }
@@ -235,12 +236,12 @@ fn write_sums(summary: &Summary<IpAddr>) {
         tracing::info!(
             target: "turnpike::forward",
             client, connections = sum.count, to_target_bytes = sum.out_bytes, to_client_bytes = sum.in_bytes,
-            "more connections ended than are told one by one"
+            "more connections ended than are logged one by one"
         );
     }
 }
 
-/// A host of IPv6 is a /64.
+/// An IPv6 host is a /64.
 fn shown(host: IpAddr) -> String {
     match host {
         BY_UNIX_SOCKET => "unix".to_owned(),
@@ -254,16 +255,16 @@ fn why(reason: EndReason) -> &'static str {
         EndReason::Finished => "finished",
         EndReason::ClientReset => "reset by the client",
         EndReason::TargetReset => "reset by the target",
-        EndReason::TargetDown => "its target fails its health checks",
-        EndReason::TargetGone => "its target is one no longer",
+        EndReason::TargetDown => "target failed its health checks",
+        EndReason::TargetGone => "target removed",
         EndReason::Idle => "idle for too long",
         EndReason::ConnectFailed => "no target could be reached",
         EndReason::Denied => "denied",
         EndReason::HalfClosed => "half-closed for too long",
         EndReason::Limit => "too many connections",
-        EndReason::Evicted => "longest idle when a limit was reached",
+        EndReason::Evicted => "evicted as the longest idle at a limit",
         EndReason::BadProxyHeader => "malformed or missing PROXY header",
-        EndReason::UntrustedProxy => "PROXY header from none of proxy_protocol_from",
+        EndReason::UntrustedProxy => "PROXY header from an address not in proxy_protocol_from",
         EndReason::Shutdown => "ended with its rule or with the forwarder",
         _ => "ended",
     }
@@ -289,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_of_one_client_beyond_a_rate_are_told_in_sum_and_those_of_others_singly() {
+    fn ends_above_a_clients_rate_are_summed_up_and_others_logged_singly() {
         let mut limits = Limits::new(&Arc::default());
         let mut told = |client: &str, reason, count: usize| {
             let report = report(client, reason);
@@ -306,7 +307,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_file_has_every_connection_that_ended_and_few_refusals() {
+    async fn the_file_has_every_ended_connection_and_few_refusals() {
         let dir = turnpike_testkit::Dir::new();
         let path = dir.at("log");
         let file = ConnectionFile::open(&path, LineFormat::Rinetd, &[]);
@@ -346,7 +347,7 @@ mod tests {
         ConnectionReport { target, ..report("192.0.2.1:5", EndReason::ConnectFailed) }
     }
 
-    /// How many of `count` reports become lines, and what the last of these counts as suppressed.
+    /// Number of `count` reports that are logged, and the suppressed count of the last.
     fn lines(limits: &mut Limits, report: &ConnectionReport, second: u64, count: usize) -> (usize, u64) {
         let now = Duration::from_secs(second);
         let admitted: Vec<u64> = (0..count).filter_map(|_| limits.admit(now, report)).collect();
@@ -354,30 +355,30 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_target_is_told_at_once_and_then_once_a_minute_with_a_count() {
+    fn an_unreachable_target_is_logged_at_once_and_then_every_minute() {
         let mut limits = Limits::new(&Arc::default());
         let (one, two) = (dead("10.0.0.1:53"), dead("10.0.0.2:53"));
         assert_eq!(lines(&mut limits, &one, 1, 500), (1, 0));
         assert_eq!(lines(&mut limits, &two, 1, 10), (1, 0));
         assert_eq!(lines(&mut limits, &one, 60, 5), (0, 0));
         assert_eq!(lines(&mut limits, &one, 61, 5), (1, 504));
-        // A TCP client without a target has a line of its own, as it is somebody.
+        // A TCP client without a target always gets a line, because its address is real.
         assert_eq!(lines(&mut limits, &report("192.0.2.1:5", EndReason::ConnectFailed), 61, 5), (5, 0));
     }
 
     #[test]
-    fn targets_without_number_are_not_remembered_without_end() {
+    fn the_number_of_tracked_targets_is_bounded() {
         let mut limits = Limits::new(&Arc::default());
         let told = |limits: &mut Limits, port: usize, second| {
             lines(limits, &dead(&format!("10.0.0.1:{port}")), second, 1).0
         };
         assert_eq!((1..=5000).map(|port| told(&mut limits, port, 1)).sum::<usize>(), Limits::TARGETS);
         assert_eq!(told(&mut limits, 5000, 100), 1);
-        assert_eq!(limits.unreachable.len(), 1, "old ones are forgotten");
+        assert_eq!(limits.unreachable.len(), 1, "expired entries are dropped");
     }
 
     #[test]
-    fn evictions_and_refusals_are_bounded_apart() {
+    fn evictions_and_refusals_have_separate_limits() {
         let mut limits = Limits::new(&Arc::default());
         for reason in [EndReason::Evicted, EndReason::UntrustedProxy] {
             assert_eq!(lines(&mut limits, &report("192.0.2.1:5", reason), 1, 100).0, 20);

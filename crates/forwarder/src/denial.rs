@@ -1,22 +1,21 @@
-//! Which list keeps a client out; the log and the file of connections tell it.
+//! Access list that denies a client, for the log and the connection file.
 
 use std::{collections::HashMap, net::IpAddr};
 
 use turnpike_config::forward::{ForwardSettings, show_pattern};
 use turnpike_forward::{Access, Pattern};
 
-/// The lists of all rules.
+/// Access lists of all rules.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lists {
-    /// Asked first.
+    /// Checked first.
     global: Access,
     rules: HashMap<String, Access>,
 }
 
-/// Why a client is kept out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Denial<'a> {
-    /// There is a list of those who are let in, and it is on none: the default then.
+    /// An allow list exists, but no pattern matches.
     NotAllowed,
     Denied(&'a Pattern),
 }
@@ -27,10 +26,11 @@ impl Lists {
         Self { global: settings.access.clone(), rules }
     }
 
-    /// In the order in which the forwarder asks. `None` if these lists let it in: they may be newer than the denial.
+    /// First denial in the forwarder's order. `None` if these lists allow the client: they may be newer than
+    /// the denial.
     pub(crate) fn denial(&self, rule: &str, client: Option<IpAddr>) -> Option<Denial<'_>> {
         let Some(client) = client else {
-            // Nobody asks for the global lists of one without an address, and no pattern fits it.
+            // A client without an address skips the global lists, and no pattern matches it.
             let access = self.rules.get(rule)?;
             return (!access.allow.is_empty()).then_some(Denial::NotAllowed);
         };
@@ -45,7 +45,6 @@ impl Lists {
 }
 
 impl Denial<'_> {
-    /// For a log line.
     pub(crate) fn text(self) -> String {
         match self {
             Self::NotAllowed => "default: no allow pattern matches".to_owned(),
@@ -54,7 +53,6 @@ impl Denial<'_> {
     }
 }
 
-/// The rule of a command line.
 #[cfg(test)]
 pub(crate) fn rule(argument: &str) -> turnpike_forward::Rule {
     use turnpike_config::{Checks, Flags, forward::ForwardSources};
@@ -67,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_denial_names_the_pattern_or_says_that_none_allows() {
+    fn a_denial_names_the_pattern_or_the_missing_allow() {
         let rule = "tcp://0.0.0.0:8080=10.0.0.2:80?name=web&allow=192.0.2.*&deny=192.0.2.9,192.0.2.16/28";
         let rule = super::rule(rule);
         let global = Access { allow: Vec::new(), deny: vec![Pattern::Wildcard("203.0.113.*".to_owned())] };

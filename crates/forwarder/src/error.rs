@@ -3,25 +3,21 @@
 use turnpike_config::Mistakes;
 use turnpike_process::ProcessError;
 
-/// Each message is one sentence that says what to change.
+/// Each message is one sentence with a remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForwarderError {
-    /// Nothing was started, and no socket opened.
+    /// Configuration mistakes; no socket was opened.
     #[error(transparent)]
     Config(#[from] Mistakes),
-    /// An error that any service may end with.
     #[error(transparent)]
     Process(#[from] ProcessError),
-    /// The workers did not start.
     #[error(transparent)]
     Start(#[from] turnpike_forward::StartError),
-    /// A configured address of the admin interface is not available.
+    /// A configured admin address is unavailable.
     #[error(transparent)]
     Admin(#[from] turnpike_admin::ListenError),
-    /// A reload needs privileges that were given up at the start.
-    #[error(
-        "the rules need the capabilities {0}, which the sandbox has given up at the start: restart, and they are kept"
-    )]
+    /// A reload needs privileges dropped at the start.
+    #[error("the rules need the capabilities {0}, which were dropped at the start: restart to keep them")]
     Sandbox(String),
 }

@@ -1,4 +1,4 @@
-//! State of a forwarder for a new process, on both sides.
+//! State of a forwarder passed to a new process: export and import.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -14,14 +14,12 @@ use turnpike_process::{
     upgrade::{DescriptorNames, HandoverOffer, HandoverState, NamedSocket, PreviousProcess},
 };
 
-/// The offer, as JSON.
 #[derive(Serialize, Deserialize)]
 struct ForwardOffer {
     forwarder: ForwarderOffer,
     names: DescriptorNames,
 }
 
-/// State of a running forwarder.
 pub(crate) struct ForwardHandover {
     pub(crate) forwarder: Arc<Forwarder>,
     pub(crate) page: Arc<Serving>,
@@ -52,7 +50,7 @@ impl HandoverState for ForwardHandover {
     }
 }
 
-/// ForwarderOffer of the previous forwarder to this process.
+/// State offered by the previous forwarder.
 pub(crate) struct PreviousForwarder {
     forwarder: ForwarderHandover,
     workers: usize,
@@ -61,24 +59,24 @@ pub(crate) struct PreviousForwarder {
 }
 
 impl PreviousForwarder {
-    /// Reads the offer; returns also the sockets that a service manager had passed to the previous process.
+    /// Reads the offer. Also returns sockets that a service manager passed to the previous process.
     pub(crate) fn new(previous: &mut PreviousProcess) -> Result<(Self, PassedSockets), ProcessError> {
         let (ForwardOffer { forwarder, names }, mut descriptors) = previous.offer::<ForwardOffer>()?;
         let (page, passed) = names.import(&mut descriptors)?;
         let datapath = forwarder.datapath().ok_or_else(|| {
-            ProcessError::Upgrade("this version does not have the old one's data path".to_owned())
+            ProcessError::Upgrade("the new version lacks the old one's data path".to_owned())
         })?;
         let workers = forwarder.workers;
         let forwarder = ForwarderHandover::new(forwarder, descriptors);
         Ok((Self { forwarder, workers, datapath, page }, passed))
     }
 
-    /// Number of workers, which listeners are bound to, and data path, which the packets waiting in them belong to: both stay.
+    /// Number of workers, which listeners are bound to, and data path, which waiting packets depend on: both
+    /// stay.
     pub(crate) fn kept(&self) -> (usize, Datapath) {
         (self.workers, self.datapath)
     }
 
-    /// Sockets of the admin interface.
     pub(crate) fn page(&mut self) -> Vec<NamedSocket> {
         std::mem::take(&mut self.page)
     }

@@ -1,6 +1,5 @@
-//! `/metrics` of the forwarder: counters per rule, and per address of each target. The labels `rule` and `target` come from the
-//! configuration, and the addresses of a name are bounded, so that neither clients nor name servers choose how many time series
-//! there are.
+//! `/metrics` of the forwarder: counters per rule and per target address. The number of time series is
+//! bounded: `rule` and `target` come from the configuration, and the addresses of a name are limited.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -19,7 +18,6 @@ use turnpike_process::{
     log_queue::LogCounts,
 };
 
-/// The exposition text of live snapshots.
 pub(crate) fn page(
     rules: impl Fn() -> Vec<(RuleId, RuleSnapshot)> + Send + Sync + 'static,
     kernel: impl Fn() -> Option<KernelSnapshot> + Send + Sync + 'static,
@@ -47,12 +45,12 @@ struct Scrape {
 impl Collector for Scrape {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut page = Families { encoder, label: "rule", snapshots: &self.rules };
-        page.gauge("forward_listening", "Whether a rule listens; 0 while it cannot be bound.", |rule| {
+        page.gauge("forward_listening", "1 while the rule listens; 0 while it cannot be bound.", |rule| {
             u64::from(rule.standing == RuleStanding::Listening)
         })?;
-        page.gauge("forward_connections", "Connections and sessions that exist.", |rule| rule.active)?;
-        page.each("forward_accepted", "Connections accepted and sessions begun.", |rule| rule.accepted)?;
-        page.by("forward_ended", "Connections and sessions that ended, by reason.", "reason", |rule| {
+        page.gauge("forward_connections", "Current connections and sessions.", |rule| rule.active)?;
+        page.each("forward_accepted", "Connections accepted and sessions started.", |rule| rule.accepted)?;
+        page.by("forward_ended", "Ended connections and sessions by reason.", "reason", |rule| {
             by_name(|reason| ended(rule, reason))
         })?;
         page.by("forward_bytes", "Payload bytes forwarded.", "direction", |rule| {
@@ -66,29 +64,29 @@ impl Collector for Scrape {
         })?;
         page.by(
             "kernel_datagrams",
-            "Datagrams that the kernel has forwarded itself, at most a second old; forward_datagrams has them too.",
+            "Datagrams forwarded by the kernel, updated every second; included in forward_datagrams.",
             "direction",
             |rule| both_ways(rule.kernel.datagrams),
         )?;
         page.by(
             "kernel_bytes",
-            "Payload bytes of these, and of TCP that the kernel has passed on itself; forward_bytes has them too.",
+            "Payload bytes of datagrams and TCP forwarded by the kernel; included in forward_bytes.",
             "direction",
             |rule| both_ways(rule.kernel.bytes),
         )?;
         page.each(
             "forward_dropped_datagrams",
-            "Datagrams dropped: session limit, full queue, too long for the other side.",
+            "Datagrams dropped: session limit, full queue, or too long for the other side.",
             |rule| rule.dropped_datagrams,
         )?;
         page.each(
             "forward_limited_datagrams",
-            "Datagrams dropped because their rule or session had moved its bytes a second.",
+            "Datagrams dropped because of the byte rate of their rule or session.",
             |rule| rule.limited_datagrams,
         )?;
         page.each(
             "forward_pauses",
-            "Times that a TCP connection stopped reading because its rule or it had moved its bytes a second.",
+            "Pauses of reading a TCP connection because of the byte rate of its rule or connection.",
             |rule| rule.pauses,
         )?;
         self.targets(&mut page.encoder)?;
@@ -99,7 +97,7 @@ impl Collector for Scrape {
     }
 }
 
-/// The series of a target, for what else tells them apart and its value.
+/// Writes the series of a target with its labels.
 type Write<'w> = dyn FnMut(&[(&str, &str)], &TargetSnapshot) -> fmt::Result + 'w;
 
 impl Scrape {
@@ -110,25 +108,22 @@ impl Scrape {
         };
         gauge(
             "forward_target_up",
-            "Whether the last health check of, connect to or answer from an address of a target was good.",
+            "1 if the last health check, connect or answer of a target address succeeded.",
             |target| u64::from(target.up),
         )?;
         gauge(
             "forward_target_connections",
-            "Connections and sessions with a target, those that are being opened included.",
+            "Connections and sessions with a target, open or being opened.",
             |target| target.counts.open,
         )?;
         let mut metric = counter(
             encoder,
             "forward_target_connected",
-            "Connections that a target took, and UDP sessions begun with it.",
+            "Connections accepted by a target, and UDP sessions started with it.",
         )?;
         self.each(&mut |labels, target| count(&mut metric, labels, target.counts.connected))?;
-        let mut metric = counter(
-            encoder,
-            "forward_target_failed",
-            "Connects and sessions that a target failed, by reason.",
-        )?;
+        let mut metric =
+            counter(encoder, "forward_target_failed", "Failed connects and sessions of a target by reason.")?;
         self.each(&mut |labels, target| {
             let failed = |failure: Failure| target.counts.failed[failure as usize];
             by_name(failed).into_iter().try_for_each(|(reason, failed)| {
@@ -142,7 +137,7 @@ impl Scrape {
         })?;
         let mut metric = encoder.encode_descriptor(
             "forward_target_connect_seconds",
-            "Time that a TCP target took to accept.",
+            "Time until a TCP target accepted a connection.",
             None,
             MetricType::Histogram,
         )?;
@@ -271,7 +266,7 @@ mod tests {
         }
     }
 
-    /// A histogram has series of three names, and one of its own in a page.
+    /// A histogram has three series names, and one on the page.
     fn of_histogram(sample: &str) -> &str {
         let suffixes = ["_seconds_bucket", "_seconds_sum", "_seconds_count"];
         let found = suffixes.iter().find(|suffix| sample.ends_with(**suffix));
@@ -279,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_and_the_metrics_name_each_other() {
+    fn the_page_documents_exactly_the_metrics() {
         let target = TargetSnapshot {
             target: target(80),
             address: std::net::SocketAddr::from(([10, 0, 0, 2], 80)).into(),
@@ -303,17 +298,17 @@ mod tests {
         let word = |c: char| !(c.is_ascii_alphanumeric() || c == '_');
         let named: Vec<&str> = PAGE.split(word).filter(|word| word.starts_with("turnpike_")).collect();
         for sample in &samples {
-            assert!(named.contains(sample), "docs/forward.md does not say what {sample} is");
+            assert!(named.contains(sample), "docs/forward.md does not describe {sample}");
         }
         for name in &named {
-            assert!(samples.contains(name), "docs/forward.md names {name}, which is no metric");
+            assert!(samples.contains(name), "docs/forward.md describes {name}, which is not a metric");
         }
-        // Reasons are in the page as well.
+        // The page also lists all reasons.
         let ended = text.lines().filter(|line| line.starts_with("turnpike_forward_ended_total{"));
         for reason in ended.filter_map(|line| line.split("reason=\"").nth(1)?.split('"').next()) {
             assert!(
                 PAGE.contains(&format!("`{reason}`")),
-                "docs/forward.md does not say what ends as {reason}"
+                "docs/forward.md does not describe the reason {reason}"
             );
         }
     }

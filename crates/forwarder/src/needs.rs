@@ -11,10 +11,9 @@ use turnpike_forward::{Bind, Protocol, Rule};
 use turnpike_net::CopyMode;
 use turnpike_process::sandbox::{Needs, directory_of};
 
-/// Bytes that listeners ask the kernel for.
+/// Socket buffer of listeners, in bytes.
 const BUFFER: usize = 4 << 20;
 
-/// Needs of this configuration.
 pub(crate) fn forwarder_needs(sources: &ForwardSources, loaded: &ForwardLoaded) -> Needs {
     let ForwardLoaded { settings, included, .. } = loaded;
     let mut needs = Needs::new(&settings.sandbox, &settings.admin, sources.file());

@@ -41,11 +41,12 @@ use crate::{
 /// Forwards until a signal or an administrator ends it.
 ///
 /// # Errors
-/// See [`ForwarderError`]; configuration errors come before any socket is opened.
+///
+/// Configuration errors are reported before any socket is opened.
 pub fn forward(sources: &ForwardSources) -> Result<(), ForwarderError> {
     sandbox::forbid_core_dumps();
     upgrade::begin(PortForwarder::NAME, |previous| {
-        // Before anything else is opened.
+        // Takes over sockets before others are opened.
         let (before, passed) = previous.as_mut().map(PreviousForwarder::new).transpose()?.unzip();
         let passed =
             passed.map_or_else(PassedSockets::from_service_manager, Ok).map_err(ProcessError::from)?;
@@ -60,11 +61,9 @@ pub fn forward(sources: &ForwardSources) -> Result<(), ForwarderError> {
     })
 }
 
-/// Configuration and sockets at the start.
 struct Found {
     sources: ForwardSources,
     loaded: ForwardLoaded,
-    /// Sockets passed by a service manager.
     passed: Arc<PassedSockets>,
     /// Offer of the previous process.
     before: Option<PreviousForwarder>,
@@ -75,7 +74,6 @@ struct PortForwarder {
     /// Settings at the start, for keys that a reload cannot change.
     started: ForwardSettings,
     settings: ForwardSettings,
-    /// For the admin interface.
     shown: watch::Sender<Arc<ForwardSettings>>,
     workers: usize,
     datapath: Datapath,
@@ -128,7 +126,7 @@ impl PortForwarder {
         let is_attached = previous.is_none();
         take_over(previous, control, &forwarder, &settings, datapath)?;
         let pid_file = match PidFile::write(settings.pid_file.as_deref()) {
-            // Clients are served by now.
+            // Not fatal: clients are already served.
             Err(error) if !is_first => {
                 tracing::warn!("{error}");
                 PidFile::NONE
@@ -187,7 +185,7 @@ impl PortForwarder {
         let records = open_records(&new)?;
         let runtime = self.for_runtime(&new);
         let (forwarder, rules) = (Arc::clone(&self.forwarder), new.rules.clone());
-        // Names are looked up.
+        // Blocks on name lookups.
         let reload = tokio::task::spawn_blocking(move || forwarder.reload(&runtime, &rules));
         let failed = reload.await.map_err(io::Error::other).map_err(StartError::from)??;
         reloaded.warnings.extend(log_left_out(&failed));
@@ -202,7 +200,7 @@ impl PortForwarder {
         // Reopened even without changes: log rotation moves the old one away.
         *self.records.lock().unwrap_or_else(PoisonError::into_inner) = records;
         if self.settings.pid_file != new.pid_file {
-            // The old one goes first: the new name may lead to the same file.
+            // Removes the old one first: the new name may lead to the same file.
             self.pid_file = PidFile::NONE;
             match PidFile::write(new.pid_file.as_deref()) {
                 Ok(file) => self.pid_file = file,
@@ -230,7 +228,7 @@ impl Service for PortForwarder {
             Ok(loaded) => self.take(loaded).await,
             Err(mistakes) => Err(mistakes.into()),
         };
-        taken.map_err(|error| log_refused(&error, "rules not reloaded: the old ones stay in force"))
+        taken.map_err(|error| log_refused(&error, "rules not reloaded: the old ones stay in use"))
     }
 
     fn tick(&mut self) {
@@ -254,7 +252,7 @@ impl Service for PortForwarder {
         // Copies of listeners, which kept them open.
         self.passed = Arc::default();
         let deadline_s = deadline.as_secs();
-        tracing::info!(connections = self.open(), deadline_s, "draining: nothing new is accepted");
+        tracing::info!(connections = self.open(), deadline_s, "draining: no new connections");
     }
 
     fn makes_progress(&self) -> bool {
@@ -266,7 +264,7 @@ impl Service for PortForwarder {
     }
 
     fn log_left(&self, open: u64) {
-        tracing::warn!(connections = open, "connections still open are ended");
+        tracing::warn!(connections = open, "ending the connections still open");
     }
 
     fn handover_state(&self) -> Arc<dyn HandoverState> {
@@ -289,7 +287,11 @@ impl Service for PortForwarder {
         self.page.leave();
         self.pid_file.leave();
         let deadline_s = deadline.as_secs();
-        tracing::info!(connections = self.open(), deadline_s, "handed over; TCP connections live on here");
+        tracing::info!(
+            connections = self.open(),
+            deadline_s,
+            "handed over to the new process; TCP connections stay here until they end"
+        );
     }
 
     fn left(&self) -> u64 {
@@ -297,7 +299,7 @@ impl Service for PortForwarder {
     }
 }
 
-/// Takes over from the previous process, if there is one.
+/// Takes over from the previous process, if any.
 fn take_over(
     previous: &mut Option<PreviousProcess>,
     control: &Control,
@@ -305,19 +307,19 @@ fn take_over(
     settings: &ForwardSettings,
     datapath: Datapath,
 ) -> Result<(), ProcessError> {
-    let receive = || forwarder.received().map_err(|error| format!("cannot take the sessions over: {error}"));
+    let receive = || forwarder.received().map_err(|error| format!("cannot take over the sessions: {error}"));
     let (weak, settings) = (Arc::downgrade(forwarder), settings.clone());
     let released = move || {
         let Some(forwarder) = weak.upgrade() else { return };
         match forwarder.attach_kernel() {
             Ok(()) => _ = log_kernel(&settings, &forwarder, &settings.rules, datapath),
-            Err(error) => tracing::error!("the kernel forwards nothing from now on: {error}"),
+            Err(error) => tracing::error!("the kernel no longer forwards: {error}"),
         }
     };
     upgrade::take_over(previous, control.status().carried(), false, receive, || forwarder.serve(), released)
 }
 
-/// Number of workers, data path, and the reason for that.
+/// Number of workers, data path, and the reason for the data path.
 fn threads(settings: &ForwardSettings, before: Option<&PreviousForwarder>) -> (usize, Datapath, String) {
     let workers = settings.workers.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
     let (datapath, reason) = match settings.datapath {
@@ -336,7 +338,7 @@ fn threads(settings: &ForwardSettings, before: Option<&PreviousForwarder>) -> (u
     ];
     let differ: Vec<&str> = differ.into_iter().filter(|(differs, _)| *differs).map(|(_, key)| key).collect();
     need_restart(&mut Reloaded::default(), &differ);
-    (kept_workers, kept_datapath, "that of the process before".to_owned())
+    (kept_workers, kept_datapath, "kept from the previous process".to_owned())
 }
 
 fn metrics_page(forwarder: &Arc<Forwarder>, control: &Control, log: Arc<LogCounts>) -> MetricsPage {
@@ -346,7 +348,7 @@ fn metrics_page(forwarder: &Arc<Forwarder>, control: &Control, log: Arc<LogCount
     metrics::page(rules, kernel, Arc::clone(control.status()), log)
 }
 
-/// `started` is what the forwarder was started with, for what a reload cannot change.
+/// `started` are the settings at the start, for keys that a reload cannot change.
 fn for_runtime(
     settings: &ForwardSettings,
     started: &ForwardSettings,
@@ -370,7 +372,7 @@ fn for_runtime(
     }
 }
 
-/// Returns true if a rule listens on this address, or on a name that may resolve to it.
+/// True if a rule listens on this address, or on a name that may resolve to it.
 fn listens(rules: &[Rule], transport: Transport, address: SocketAddr) -> bool {
     rules.iter().any(|rule| {
         transport_of(rule) == transport
@@ -379,7 +381,7 @@ fn listens(rules: &[Rule], transport: Transport, address: SocketAddr) -> bool {
     })
 }
 
-/// Protocol of its clients.
+/// Transport of the rule's clients.
 fn transport_of(rule: &Rule) -> Transport {
     match rule.protocol {
         Protocol::Tcp | Protocol::TcpToUdp { .. } => Transport::Tcp,
@@ -388,22 +390,22 @@ fn transport_of(rule: &Rule) -> Transport {
 }
 
 fn log_source(file: Option<&Path>, format: Option<Format>, included: &[PathBuf], rules: usize) {
-    included.iter().for_each(|path| tracing::info!("{} is included", path.display()));
+    included.iter().for_each(|path| tracing::info!("included {}", path.display()));
     match (file, format) {
         (Some(path), Some(format)) => {
-            tracing::info!("{} is read as {format}; rules: {rules}", path.display());
+            tracing::info!("read {} as {format}; rules: {rules}", path.display());
         }
-        _ => tracing::info!("rules of the command line: {rules}"),
+        _ => tracing::info!("rules on the command line: {rules}"),
     }
 }
 
 /// Logs rules that could not be bound, and returns the lines.
 fn log_left_out(failed: &[StartError]) -> Vec<String> {
-    let lines = failed.iter().map(|error| format!("{error}; retrying each second (keep_going)"));
+    let lines = failed.iter().map(|error| format!("{error}; retrying every second (keep_going)"));
     lines.inspect(|line| tracing::error!("{line}")).collect()
 }
 
-/// One line for each rule, whose range may have thousands of ports.
+/// One line per rule, whose range may have thousands of ports.
 fn log_listeners(settings: &ForwardSettings, forwarder: &Forwarder, is_wanted: impl Fn(&RuleId) -> bool) {
     let listeners = forwarder.listeners();
     for of_rule in listeners.chunk_by(|(one, _), (other, _)| one == other) {
@@ -425,7 +427,7 @@ fn log_listeners(settings: &ForwardSettings, forwarder: &Forwarder, is_wanted: i
     }
 }
 
-/// Logs whether the kernel forwards datagrams itself; returns true if so.
+/// Logs which datagrams the kernel forwards; returns true if any.
 fn log_kernel(started: &ForwardSettings, forwarder: &Forwarder, rules: &[Rule], datapath: Datapath) -> bool {
     let by_default = started.datapath == DatapathChoice::Kernel;
     let asked = |rule: &&Rule| rule.protocol == Protocol::Udp && rule.kernel.unwrap_or(by_default);
@@ -437,13 +439,14 @@ fn log_kernel(started: &ForwardSettings, forwarder: &Forwarder, rules: &[Rule], 
     let Some(kernel) = forwarder.kernel() else { return false };
     kernel_path::log_attached(&kernel, started.kernel_flows, datapath);
     tracing::warn!(
-        "what the kernel forwards itself never meets this machine's firewall (netfilter), nor its IPsec policies: clients are kept away \
-         by allow and deny alone"
+        "packets forwarded by the kernel bypass this machine's firewall (netfilter) and IPsec policies: only allow and \
+         deny restrict clients"
     );
     true
 }
 
-/// Each connection has two sockets and, as bulk, two pipes; pipes are pooled, and few connections are bulk at a time.
+/// A connection has two sockets and, during bulk transfer, two pipes from a pool; few connections are in bulk
+/// transfer at once.
 fn raise_open_files(settings: &ForwardSettings, workers: usize) {
     let ports: usize =
         settings.rules.iter().map(|rule| usize::from(rule.ports.last - rule.ports.first) + 1).sum();
@@ -452,13 +455,13 @@ fn raise_open_files(settings: &ForwardSettings, workers: usize) {
     rlimit::raise_open_files(needed as u64, turnpike_admin::DESCRIPTORS, &subject, "forward.max_connections");
 }
 
-/// The lists, and the file of connections if there is one.
+/// Access lists, and the connection file if configured.
 fn open_records(settings: &ForwardSettings) -> Result<Records, ForwarderError> {
     let lists = Lists::new(settings);
     let Some(path) = &settings.connection_file else {
         return Ok(Records { lists, file: None });
     };
     let file = ConnectionFile::open(path, settings.connection_format, &settings.rules)
-        .map_err(ProcessError::file("the file of connections", path))?;
+        .map_err(ProcessError::file("the connection log file", path))?;
     Ok(Records { lists, file: Some(file) })
 }

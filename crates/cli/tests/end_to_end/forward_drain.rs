@@ -66,7 +66,7 @@ fn deadline_ends_the_connections() {
     assert_eq!(say(&mut stream, "before"), "before");
     forward.program.signal("TERM");
     let Forward { program, .. } = forward;
-    program.wait(SOON).ended(0).says("connections still open are ended");
+    program.wait(SOON).ended(0).says("ending the connections still open");
 }
 
 fn named(name: &'static str) -> SocketAddr {
@@ -105,7 +105,7 @@ fn idle_udp_session_does_not_delay_the_exit() {
     forward.program.signal("TERM");
     let Forward { program, .. } = forward;
     let ended = program.wait(SOON).ended(0);
-    assert!(!ended.stderr.contains("connections still open are ended"), "{}", ended.stderr);
+    assert!(!ended.stderr.contains("ending the connections still open"), "{}", ended.stderr);
 }
 
 #[test]

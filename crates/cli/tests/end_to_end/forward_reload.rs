@@ -56,7 +56,7 @@ fn reload_changes_rules_without_losing_a_byte() {
     assert_eq!(forward.metrics().sum("turnpike_forward_accepted_total", "rule=\"b\""), 0);
     forward.reload("rules reloaded; nothing in them has changed rules=2");
     forward.write("f.toml", "[[rule]]\nlisen = \"127.0.0.1:0\"\n");
-    forward.reload("the old ones stay in force");
+    forward.reload("the old ones stay in use");
     forward.program.line_with("f.toml:2:1: rule.lisen: unknown key");
     assert_eq!(say(&mut connect(a), "still there"), "still there");
     forward.write("f.toml", &(rule("a", two, "idle = 600\n") + &rule("b", two, "")));
@@ -85,7 +85,7 @@ fn reload_rereads_included_files_and_names_the_broken_one() {
     assert_eq!(say(&mut connect(b), "from a further file"), "from a further file");
 
     forward.write("c.rules", "\n[[rule]]\nlisen = \"127.0.0.1:0\"\n");
-    forward.reload("the old ones stay in force");
+    forward.reload("the old ones stay in use");
     forward.program.line_with("c.rules:3:1: rule.lisen: unknown key");
     assert_eq!(say(&mut connect(b), "still there"), "still there");
     assert_eq!(say(&mut connect(a), "still there"), "still there");

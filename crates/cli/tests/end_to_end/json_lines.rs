@@ -198,7 +198,7 @@ fn every_log_line_of_forward_matches_the_schema() {
     );
     forward.reload("rules reloaded");
     forward.write("f.toml", "[[rule]]\nlisen = \"127.0.0.1:0\"\n");
-    forward.reload("the old ones stay in force");
+    forward.reload("the old ones stay in use");
     forward.program.signal("TERM");
     let Forward { program, .. } = forward;
     let ended = program.wait(SOON);

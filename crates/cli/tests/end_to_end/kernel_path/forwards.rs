@@ -99,7 +99,7 @@ fn forwarded_payloads_are_unchanged_and_totals_are_exact() {
         let mut forward = links.forward(&rules.each_ref().map(String::as_str));
         let line = forward.program.line_with("data path kernel: attached");
         assert!(line.contains(" to c, p ("), "{line}");
-        forward.program.line_with("never meets this machine's firewall");
+        forward.program.line_with("bypass this machine's firewall");
         for (client, target) in FAMILIES {
             let mut session = Session::new(client, at(client, port(client, target)), &targets[target]);
             session.settle(&forward);
