@@ -1,5 +1,6 @@
-//! Metrics of the previous process: its last page is added to this process's page, so that counters continue. Both pages are text, because
-//! the previous process may be of another version; counters that only it has stay in the sum.
+//! Metrics of the previous process, added to this process's page so that counters continue. Works on the text
+//! of both pages, because the previous process may be another version; counters that only it has stay in the
+//! sum.
 
 use std::{
     collections::HashMap,
@@ -7,10 +8,10 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-/// Prefix of metrics that describe a process, not its service.
+/// Prefix of metrics about the process rather than its service.
 const OF_PROCESS: &str = "turnpike_process_";
 
-/// Metrics of the previous process and of all before it.
+/// Metrics of the previous process and all before it.
 #[derive(Debug, Default)]
 pub struct CarriedMetrics {
     /// Gauges that add up while both processes have sessions.
@@ -21,7 +22,7 @@ pub struct CarriedMetrics {
 #[derive(Debug, Default)]
 struct State {
     page: Page,
-    /// Sessions of the previous process are not counted here.
+    /// Sessions of the previous process that are not counted here.
     is_apart: bool,
     lives: bool,
 }
@@ -31,12 +32,12 @@ impl CarriedMetrics {
         Self { gauges, state: Mutex::default() }
     }
 
-    /// Sets the page of a process that is about to hand over: its sessions come here.
+    /// Sets the page of a process that is about to hand over its sessions.
     pub(crate) fn expect(&self, text: &str) {
         *self.lock() = State { page: Page::new(text), is_apart: false, lives: false };
     }
 
-    /// This process serves; the previous one goes on with the sessions left there.
+    /// Marks the start of service here; the previous process keeps the sessions left there.
     pub(crate) fn begin(&self) {
         self.lock().lives = true;
     }
@@ -46,13 +47,12 @@ impl CarriedMetrics {
         *self.lock() = State { page: Page::new(text), is_apart: true, lives: true };
     }
 
-    /// The previous process has ended, and its sessions with it. Its counters stay.
+    /// Marks the end of the previous process and its sessions. Its counters stay.
     pub(crate) fn end(&self) {
         let mut state = self.lock();
         (state.is_apart, state.lives) = (false, false);
     }
 
-    /// Returns true while the previous process lives.
     pub(crate) fn lives(&self) -> bool {
         self.lock().lives
     }
@@ -66,7 +66,7 @@ impl CarriedMetrics {
         values.filter_map(|(_, value)| value.parse::<u64>().ok()).sum()
     }
 
-    /// A page of this process, with the carried metrics.
+    /// Adds the carried metrics to a page of this process.
     pub(crate) fn add_to(&self, own: String) -> String {
         let State { page, is_apart, .. } = &*self.lock();
         if page.0.is_empty() {
@@ -82,7 +82,7 @@ impl CarriedMetrics {
         sum.to_string()
     }
 
-    /// Returns true if the sum of this family over two processes has a meaning.
+    /// True if the sum of this family over two processes makes sense.
     fn adds_up(&self, family: &Family, is_apart: bool) -> bool {
         match &*family.kind {
             "counter" | "histogram" => !family.name.starts_with(OF_PROCESS),
@@ -96,7 +96,7 @@ impl CarriedMetrics {
     }
 }
 
-/// A page in the format of OpenMetrics, by family.
+/// OpenMetrics page by family.
 #[derive(Debug, Default)]
 struct Page(Vec<Family>);
 
@@ -104,9 +104,7 @@ struct Page(Vec<Family>);
 struct Family {
     name: String,
     kind: String,
-    /// Lines before the samples.
     head: Vec<String>,
-    /// Series and values.
     samples: Vec<(String, String)>,
 }
 
@@ -159,7 +157,7 @@ impl Family {
     }
 }
 
-/// A series with its labels in the order of their names.
+/// Series with its labels sorted by name.
 fn in_order(series: &str) -> String {
     let Some((name, labels)) = series.split_once('{') else { return series.to_owned() };
     let labels = labels.strip_suffix('}').unwrap_or(labels);
@@ -190,10 +188,10 @@ mod tests {
 
     const GAUGES: &[&str] = &["turnpike_allocations"];
     const OLD: &str = "\
-# HELP turnpike_allocations Allocations that exist.
+# HELP turnpike_allocations Current allocations.
 # TYPE turnpike_allocations gauge
 turnpike_allocations{worker=\"0\"} 2
-# HELP turnpike_draining 1 while the server takes nothing new.
+# HELP turnpike_draining 1 while no new clients are accepted.
 # TYPE turnpike_draining gauge
 turnpike_draining 1.0
 # HELP turnpike_ended Ends.
@@ -218,10 +216,10 @@ turnpike_build_info{version=\"1\"} 1
 # EOF
 ";
     const NEW: &str = "\
-# HELP turnpike_allocations Allocations that exist.
+# HELP turnpike_allocations Current allocations.
 # TYPE turnpike_allocations gauge
 turnpike_allocations{worker=\"0\"} 10
-# HELP turnpike_draining 1 while the server takes nothing new.
+# HELP turnpike_draining 1 while no new clients are accepted.
 # TYPE turnpike_draining gauge
 turnpike_draining 0.0
 # HELP turnpike_ended Ends.
@@ -247,7 +245,7 @@ turnpike_build_info{version=\"2\"} 1
     }
 
     #[test]
-    fn a_page_alone_is_left_as_it_is() {
+    fn a_page_without_carried_metrics_is_unchanged() {
         let carried = CarriedMetrics::new(GAUGES);
         assert!(!carried.lives());
         assert_eq!(carried.add_to(NEW.to_owned()), NEW);
@@ -281,7 +279,7 @@ turnpike_build_info{version=\"2\"} 1
     }
 
     #[test]
-    fn only_counters_are_left_of_a_process_that_has_ended() {
+    fn only_counters_remain_of_a_process_that_has_ended() {
         let carried = CarriedMetrics::new(GAUGES);
         carried.set(OLD);
         assert!(carried.lives());

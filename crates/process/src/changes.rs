@@ -1,26 +1,22 @@
-//! Changes made by a reload, as lines for the log and for the client that asked: old and new values of keys, names of other things. Values of
-//! secrets never appear.
+//! Changes made by a reload, as lines for the log and for the client that requested it: old and new values of
+//! keys, names of other things. Secret values never appear.
 
 use std::{collections::HashMap, hash::Hash};
 
 use turnpike_config::Change;
 
-/// Names of one list in a line.
+/// Maximum number of names of a list in one line.
 const NAMED: usize = 20;
 
-/// Names of things that were added, removed or changed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Difference<K> {
-    /// In `new` only.
     pub added: Vec<K>,
-    /// In `old` only.
     pub removed: Vec<K>,
-    /// In both, with another value.
     pub changed: Vec<K>,
 }
 
 impl<K: Hash + Eq + Clone> Difference<K> {
-    /// Compares lists of named things. Names keep the order of `old` and `new`.
+    /// Compares lists of named values; names keep the order of `old` and `new`.
     #[must_use]
     pub fn of<T>(old: &[(K, T)], new: &[(K, T)], same: impl Fn(&T, &T) -> bool) -> Self {
         let index = |list: &[(K, T)]| -> HashMap<K, usize> {
@@ -40,13 +36,12 @@ impl<K: Hash + Eq + Clone> Difference<K> {
         }
     }
 
-    /// Returns true if nothing has changed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.added.is_empty() && self.removed.is_empty() && self.changed.is_empty()
     }
 
-    /// Such as `2 added, 1 changed`.
+    /// Text such as `2 added, 1 changed`.
     #[must_use]
     pub fn counted(&self) -> String {
         let Self { added, removed, changed } = self;
@@ -76,18 +71,18 @@ impl<K: Hash + Eq + Clone> Difference<K> {
     }
 }
 
-/// Logs the lines, up to a number that a person can read.
+/// Logs the lines, up to a readable number.
 pub fn log_each(lines: &[String]) {
     const MOST: usize = 200;
     for line in lines.iter().take(MOST) {
         tracing::info!("reloaded {line}");
     }
     if let Some(more @ 1..) = lines.len().checked_sub(MOST) {
-        tracing::info!("reloaded {more} more; `turnpike reload` names them all");
+        tracing::info!("reloaded {more} more; `turnpike reload` lists all of them");
     }
 }
 
-/// Such as `2 added, 1 changed`; `changed` if only the order is different.
+/// Text such as `2 added, 1 changed`; `changed` if only the order differs.
 #[must_use]
 pub fn counted(counts: &[(usize, &str)]) -> String {
     let counted = counts.iter().filter(|(count, _)| *count > 0);
@@ -95,7 +90,7 @@ pub fn counted(counts: &[(usize, &str)]) -> String {
     if counted.is_empty() { "changed".to_owned() } else { counted.join(", ") }
 }
 
-/// Names for a log line, as many as fit; `None` if there are none.
+/// Names for a log line, up to a maximum; `None` without any.
 #[must_use]
 pub fn names<K: AsRef<str>>(names: &[K]) -> Option<String> {
     let shown: Vec<&str> = names.iter().take(NAMED).map(AsRef::as_ref).collect();
@@ -127,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_tell_what_was_added_removed_and_changed() {
+    fn differences_list_added_removed_and_changed_names() {
         let list = |text: &str| -> Vec<(char, u8)> {
             text.split(' ').map(|item| (item.chars().next().unwrap(), item.as_bytes()[1])).collect()
         };

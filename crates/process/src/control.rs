@@ -1,5 +1,5 @@
-//! The control loop: an actor that carries out one [`Request`] at a time, and in between looks after its [`Service`]. Signals and
-//! administrators send the same requests.
+//! Control loop: an actor that carries out one [`Request`] at a time and runs its [`Service`] in between.
+//! Signals and administrators send the same requests.
 
 use std::{
     fmt::Display,
@@ -32,23 +32,26 @@ use crate::{
     upgrade::{self, Patience, Program, Successor, UpgradeSocket},
 };
 
-/// Interval of [`Service::tick`] and of checks for failed workers. A worker that has ended leaves its share of the clients unserved, and the
-/// service manager can do more about that than half a server.
+/// Interval of [`Service::tick`] and of checks for failed workers. A failed worker leaves its share of
+/// clients unserved, so the process ends and the service manager restarts it.
 const TICK: Duration = Duration::from_secs(1);
-/// Interval of checks for the end of the last session in a drain.
+/// Interval of checks for the last session in a drain.
 const DRAIN_POLL: Duration = Duration::from_millis(100);
-/// Snapshots may be 100 ms old, so that "no sessions" counts only after that.
+/// Snapshots may be 100 ms old, so "no sessions" counts only after this time.
 const DRAIN_SETTLE: Duration = Duration::from_millis(250);
-/// Time for the log to write the lines that the workers left in its queue.
+/// Time limit for writing the log lines left in the workers' queue.
 const LAST_LINES: Duration = Duration::from_secs(5);
-/// Time for a reload to finish once the program is to end.
+/// Time limit for a running reload when the program must end.
 const GRACE: Duration = Duration::from_secs(1);
-/// Time for [`Service::leave`]: longer than its parts have, which are changes under way and a fleet.
+/// Time limit for [`Service::leave`]: longer than those of its parts, which are running changes and the
+/// fleet.
 const GOODBYE: Duration = Duration::from_secs(6);
-/// Runs a service until a signal or an administrator ends it. `start` returns the service and the task that writes its log.
+/// Runs a service until a signal or an administrator ends it. `start` returns the service and the task that
+/// writes its log.
 ///
 /// # Errors
-/// Those of `start`; a worker has ended by itself; signals cannot be caught.
+///
+/// Those of `start`; a failed worker; signals cannot be caught.
 pub fn run<S: Service, E: From<ProcessError>>(
     (level, format): (&str, LogFormat),
     start: impl AsyncFnOnce(&Control) -> Result<(S, JoinHandle<()>), E>,
@@ -59,10 +62,10 @@ pub fn run<S: Service, E: From<ProcessError>>(
     let ended = runtime.block_on(async {
         let (control, mut requests) = Control::new(S::GAUGES);
         let stop = Arc::clone(control.status().stop());
-        // Before anything else, so that no signal finds its default action while sessions exist.
+        // First, so that no signal has its default action while sessions exist.
         signals::pass_on(control.requests().clone(), Arc::clone(&stop)).map_err(ProcessError::Control)?;
         tracing::info!("turnpike {}", env!("CARGO_PKG_VERSION"));
-        // Open before the service manager hears that this process serves.
+        // Opened before the service manager learns that this process serves.
         let socket = UpgradeSocket::open(control.requests().clone());
         let started = tokio::select! {
             biased;
@@ -78,20 +81,20 @@ pub fn run<S: Service, E: From<ProcessError>>(
         let mut manager = ServiceManager::of_this_process();
         manager.notify_ready();
         let failed = until_ended(&mut service, control.status(), &mut manager, &mut requests, socket).await;
-        // From now on no request waits for an answer.
+        // Requests get no answer from now on.
         drop(requests);
         control.status().set_draining();
         let _ = timeout(GOODBYE, service.leave()).await;
-        // Joins threads, and the log must be written meanwhile.
+        // Blocks on joining threads, and the log must be written meanwhile.
         if tokio::task::spawn_blocking(move || drop(service)).await.is_err() {
             tracing::warn!("the workers did not stop in order");
         }
-        // With the workers gone the log has no more writers, and ends when it is empty.
+        // Without workers the log has no senders left, and ends once it is empty.
         let _ = timeout(LAST_LINES, log).await;
         log_stopped();
         if failed { Err(ProcessError::Worker.into()) } else { Ok(()) }
     });
-    // A lookup under way may take half a minute, and its result is no longer needed.
+    // A running name lookup may take half a minute, and its result is not needed.
     runtime.shutdown_background();
     ended
 }
@@ -100,13 +103,12 @@ fn log_stopped() {
     tracing::info!("stopped");
 }
 
-/// State of the service.
 enum Stage {
     Serving,
-    /// A new process is about to take over, unless that fails.
+    /// A new process is taking over, unless that fails.
     Upgrading(Upgrading),
     Draining(Until),
-    /// Another process serves; this one has the sessions that did not move.
+    /// Another process serves; this one keeps the sessions that did not move.
     HandedOver(Successor, Until),
 }
 
@@ -114,14 +116,14 @@ struct Upgrading {
     request: Arc<UpgradeRequest>,
     ended: JoinHandle<Upgraded>,
     cancelled: Arc<AtomicBool>,
-    /// Drain requested meanwhile.
+    /// Drain requested during the upgrade.
     drain: Option<Option<Duration>>,
 }
 
 /// The new process and a summary, or the reason of the failure.
 type Upgraded = Result<(Successor, String), String>;
 
-/// A time limit for sessions to end.
+/// Time limit for sessions to end.
 #[derive(Clone, Copy)]
 struct Until {
     since: Instant,
@@ -137,7 +139,7 @@ impl Until {
         self.patience.saturating_sub(self.since.elapsed())
     }
 
-    /// Returns true if the time is over, or the last session has ended.
+    /// True if the time is up or the last session has ended.
     fn is_over(&self, open: impl FnOnce() -> u64) -> bool {
         self.left().is_zero() || self.since.elapsed() >= DRAIN_SETTLE && open() == 0
     }
@@ -157,7 +159,7 @@ impl Upgrading {
         Self { request, ended, cancelled, drain: None }
     }
 
-    /// Cancels the upgrade if it is not too late; a drain follows.
+    /// Cancels the upgrade if it is not too late, to drain afterwards.
     fn cancel(self, drain: Option<Duration>) -> Self {
         self.cancelled.store(true, Ordering::Relaxed);
         Self { drain: Some(drain), ..self }
@@ -202,7 +204,7 @@ impl Stage {
                 Some(DRAIN_POLL.min(until.left()))
             }
             Self::HandedOver(successor, until) => {
-                // The process before this one may need it to reach its clients.
+                // The process before this one may need this one to reach its clients.
                 if until.is_over(|| service.left() + u64::from(status.carried().lives())) {
                     return None;
                 }
@@ -212,14 +214,14 @@ impl Stage {
         }
     }
 
-    /// Lets the service follow the machine, except during an upgrade, while its sockets move.
+    /// Lets the service follow address changes, except during an upgrade while its sockets move.
     fn follow_machine(&self, service: &mut impl Service) {
         if !matches!(self, Self::Upgrading(_)) {
             service.follow_machine(matches!(self, Self::Serving));
         }
     }
 
-    /// Word for the service manager.
+    /// State in words for the service manager.
     fn name(&self) -> &'static str {
         match self {
             Self::Serving => "serving",
@@ -229,7 +231,7 @@ impl Stage {
         }
     }
 
-    /// Reason why neither a reload nor an upgrade is possible now.
+    /// Reason why a reload or upgrade is currently impossible.
     fn obstacle(&self) -> String {
         match self {
             Self::Serving => "now".to_owned(),
@@ -245,8 +247,8 @@ impl Stage {
     }
 }
 
-/// Carries out requests until the end; returns true if a failed worker is the reason. `socket` stays open for as long as this process can be
-/// upgraded.
+/// Carries out requests until the end; returns true if a worker failed. `socket` stays open while this
+/// process can be upgraded.
 async fn until_ended<S: Service>(
     service: &mut S,
     status: &Status,
@@ -261,7 +263,7 @@ async fn until_ended<S: Service>(
         let request = tokio::select! {
             request = requests.recv() => request,
             ended = stage.upgraded() => {
-                // A drain requested meanwhile begins now.
+                // Starts a drain requested during the upgrade.
                 let drain = if let Stage::Upgrading(upgrading) = stage {
                     stage = upgrading.conclude(ended, service, status);
                     upgrading.drain
@@ -279,7 +281,7 @@ async fn until_ended<S: Service>(
                     service.tick();
                 }
                 stage.follow_machine(service);
-                // A worker that is stuck during a handover fails the upgrade first.
+                // A worker stuck during a handover first fails the upgrade.
                 if !matches!(stage, Stage::Upgrading(_)) && service.has_failed() {
                     return true;
                 }
@@ -326,7 +328,7 @@ async fn carry_out(
                 stage => Err(stage.refuse_reload()),
             };
             if let Some(answer) = answer {
-                // A client that has gone finds it in the log.
+                // If the client is gone, the result is in the log.
                 let _ = answer.send(result);
             }
             stage
@@ -372,7 +374,8 @@ async fn reload(
     let result = tokio::select! {
         biased;
         result = manager.stay_alive_for(service.reload()) => result.map_err(NotReloaded::Refused),
-        // Nothing has changed yet: a reload waits only before its changes. One that waits in a thread sees the flag itself.
+        // Nothing has changed yet: a reload waits only before its changes. One that waits in a thread checks
+        // the flag itself.
         () = async { status.stop().requested().await; sleep(GRACE).await } => Err(NotReloaded::Draining),
     };
     manager.notify_reloaded(result.is_ok());
@@ -393,7 +396,8 @@ fn drain(
     Until::new(patience)
 }
 
-/// Drains for an administrator: a drain under way goes on, with a new deadline if one is `wanted`. An upgrade is cancelled first.
+/// Drains by order of an administrator. A running drain continues, with a new deadline if `wanted`; an
+/// upgrade is cancelled first.
 fn drain_within(
     service: &mut impl Service,
     status: &Status,
@@ -426,21 +430,21 @@ fn drain_within(
             (Stage::Draining(until), until)
         }
         Stage::Upgrading(upgrading) => {
-            // It begins once the upgrade has ended.
+            // Starts once the upgrade has ended.
             let until = Until::new(wanted.unwrap_or_else(|| service.drain_deadline()));
             (Stage::Upgrading(upgrading.cancel(wanted)), until)
         }
     }
 }
 
-/// Warns in the log and in the answer to a reload.
+/// Adds a warning to the log and to the answer of a reload.
 pub fn warn(reloaded: &mut Reloaded, warning: impl Into<String>) {
     let warning = warning.into();
     tracing::warn!("{warning}");
     reloaded.warnings.push(warning);
 }
 
-/// Names keys that a reload cannot change, in the log and in the answer to a reload.
+/// Reports keys that a reload cannot change, in the log and in the answer of a reload.
 pub fn need_restart(reloaded: &mut Reloaded, keys: &[&str]) {
     for key in keys {
         tracing::warn!("{key} has changed, but takes effect only after a restart");
@@ -448,14 +452,13 @@ pub fn need_restart(reloaded: &mut Reloaded, keys: &[&str]) {
     }
 }
 
-/// Logs warnings.
 pub fn log_warnings(warnings: &[String]) {
     for warning in warnings {
         tracing::warn!("{warning}");
     }
 }
 
-/// Logs why a reload changes nothing, one line for each mistake, and returns the lines.
+/// Logs why a reload is refused, one line per mistake, and returns the lines.
 pub fn log_refused(error: &dyn Display, refused: &str) -> Vec<String> {
     let error = error.to_string();
     let lines: Vec<String> = error.lines().map(str::to_owned).chain(sandbox::remedy(&error)).collect();
@@ -483,13 +486,13 @@ mod tests {
         upgrade::{HandoverOffer, HandoverState},
     };
 
-    /// Records calls in order. One of its `open` sessions ends with each count of them.
+    /// Records calls in order. One of its `open` sessions ends each time they are counted.
     struct Recorder {
         calls: Mutex<Vec<String>>,
         open: AtomicU64,
         failed: bool,
         good: bool,
-        /// A reload never ends.
+        /// Reloads never end.
         waits: bool,
         metrics: MetricsPage,
     }
@@ -577,7 +580,7 @@ mod tests {
         fn forget(&self) {}
     }
 
-    /// Calls that these requests cause, in tokio's virtual time.
+    /// Calls caused by these requests, in tokio's virtual time.
     async fn calls_of(
         mut service: Recorder,
         requests: impl IntoIterator<Item = Request>,
@@ -591,7 +594,7 @@ mod tests {
         (failed, service.calls.into_inner().expect("no panic"), Arc::clone(control.status()))
     }
 
-    /// As [`calls_of`], for requests that `ask` sends.
+    /// Like [`calls_of`], for requests sent by `ask`.
     async fn asked<T>(
         mut service: Recorder,
         ask: impl AsyncFnOnce(&Control) -> T,
@@ -608,7 +611,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_signal_ends_a_reload_that_waits_for_others() {
+    async fn a_signal_ends_a_waiting_reload() {
         let service = Recorder { good: true, waits: true, ..Recorder::default() };
         let (control, mut receiver) = Control::new(&[]);
         let status = Arc::clone(control.status());
@@ -633,10 +636,10 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_ends_a_start_that_waits_and_names_that_are_being_looked_up() {
+    fn a_signal_ends_a_waiting_start_and_its_name_lookups() {
         let begun = std::time::Instant::now();
         let started = async |control: &Control| -> Result<(Recorder, JoinHandle<()>), ProcessError> {
-            // As getaddrinfo(3) does.
+            // Like getaddrinfo(3).
             task::spawn_blocking(|| std::thread::sleep(Duration::from_secs(20)));
             let stop = Arc::clone(control.status().stop());
             tokio::spawn(async move {
@@ -645,7 +648,7 @@ mod tests {
             });
             future::pending().await
         };
-        run(("error", LogFormat::Text), started).expect("it is what was asked for");
+        run(("error", LogFormat::Text), started).expect("the signal ends it without an error");
         assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     }
 
@@ -658,7 +661,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_patience_of_a_drain_ends_and_a_second_one_has_none() {
+    async fn a_drain_has_a_deadline_and_a_second_one_ends_at_once() {
         for (requests, drain) in
             [(&[None][..], "drain 30"), (&[None, None], "drain 30"), (&[Some(Duration::ZERO)], "drain 0")]
         {
@@ -685,7 +688,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_worker_that_ends_by_itself_ends_the_service_draining_or_not() {
+    async fn a_failed_worker_ends_the_service_even_while_draining() {
         for drains in [0, 1] {
             let service = Recorder { failed: true, open: 1_000_000.into(), ..Recorder::default() };
             assert!(calls_of(service, (0..drains).map(|_| Request::Drain(None))).await.0, "{drains}");
@@ -730,7 +733,7 @@ mod tests {
             control.drain(None).await
         })
         .await;
-        assert_eq!((answer, lasted), (None, Duration::ZERO), "nobody waits for a program that has ended");
+        assert_eq!((answer, lasted), (None, Duration::ZERO), "no waiting for a program that has ended");
     }
 
     fn upgrade_to(program: &str) -> (Request, mpsc::UnboundedReceiver<UpgradeProgress>) {
@@ -739,11 +742,11 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_failed_upgrade_is_reported_and_service_goes_on() {
+    async fn a_failed_upgrade_is_reported_and_service_continues() {
         let (request, mut steps) = upgrade_to("/bin/false");
         let requests = [request, Request::Reload(None), Request::Drain(None)];
         let (failed, calls, status) = calls_of(Recorder::default(), requests).await;
-        // What was asked for meanwhile is done afterwards, but for the reload.
+        // Later requests are carried out after the upgrade, except the reload.
         assert_eq!((failed, calls), (false, vec!["drain 30".to_owned()]));
         assert_eq!(status.upgrades(), [("done", 0), ("failed", 1)]);
         let mut last = None;
@@ -754,13 +757,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_service_that_drains_is_not_upgraded() {
+    async fn a_draining_service_refuses_an_upgrade() {
         let (request, mut steps) = upgrade_to("/bin/false");
         let (_, calls, status) = calls_of(Recorder::default(), [Request::Drain(None), request]).await;
         assert_eq!(calls, ["drain 30"]);
         assert_eq!(steps.recv().await, Some(UpgradeProgress::Failed("no upgrade while draining".to_owned())));
         assert_eq!(steps.recv().await, None);
-        // It was never begun.
+        // Never started.
         assert_eq!(status.upgrades(), [("done", 0), ("failed", 0)]);
     }
 }

@@ -1,5 +1,5 @@
-//! The page of `/metrics`: OpenMetrics text, metrics that every program has, and helpers for families with a series for each of several
-//! snapshots.
+//! Page of `/metrics`: OpenMetrics text, metrics common to all programs, and helpers for families with one
+//! series per snapshot.
 
 use std::{
     fmt,
@@ -16,10 +16,10 @@ use strum::VariantArray;
 
 use crate::{log_queue::LogCounts, logging, request::Status, usage::ProcessUsage};
 
-/// Renders the text of `/metrics`, in the format of OpenMetrics, at each scrape.
+/// Renders `/metrics` in the OpenMetrics format at each scrape.
 pub type MetricsPage = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// The page of the metrics that `scrape` collects, with those carried over from a previous process.
+/// Page with the metrics of `scrape` and those carried over from a previous process.
 pub fn page<C: Collector>(
     scrape: impl Fn(Common) -> C + Send + Sync + 'static,
     status: Arc<Status>,
@@ -39,10 +39,7 @@ pub fn page<C: Collector>(
     })
 }
 
-/// The exposition text; names get the prefix `turnpike_`.
-///
-/// # Errors
-/// Those of `collector`.
+/// Exposition text; names get the prefix `turnpike_`.
 pub fn encode(collector: impl Collector) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix("turnpike");
     registry.register_collector(Box::new(collector));
@@ -53,19 +50,15 @@ pub fn encode(collector: impl Collector) -> Result<String, fmt::Error> {
 
 /// Writes families with one or more series per snapshot.
 pub struct Families<'e, 's, S> {
-    /// Destination.
     pub encoder: DescriptorEncoder<'e>,
     /// Label that identifies the snapshot.
     pub label: &'static str,
-    /// Snapshots with their values of the label.
+    /// Snapshots with their label values.
     pub snapshots: &'s [(String, S)],
 }
 
 impl<S> Families<'_, '_, S> {
-    /// One gauge per snapshot.
-    ///
-    /// # Errors
-    /// Those of the encoder.
+    /// Writes one gauge per snapshot.
     pub fn gauge(&mut self, name: &str, help: &str, value: impl Fn(&S) -> u64) -> fmt::Result {
         let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (of, snapshot) in self.snapshots {
@@ -74,10 +67,7 @@ impl<S> Families<'_, '_, S> {
         Ok(())
     }
 
-    /// One counter per snapshot.
-    ///
-    /// # Errors
-    /// Those of the encoder.
+    /// Writes one counter per snapshot.
     pub fn each(&mut self, name: &str, help: &str, value: impl Fn(&S) -> u64) -> fmt::Result {
         let mut metric = counter(&mut self.encoder, name, help)?;
         self.snapshots
@@ -85,10 +75,7 @@ impl<S> Families<'_, '_, S> {
             .try_for_each(|(of, snapshot)| count(&mut metric, &[(self.label, of.as_str())], value(snapshot)))
     }
 
-    /// Several counters per snapshot, with different values of `label`.
-    ///
-    /// # Errors
-    /// Those of the encoder.
+    /// Writes several counters per snapshot, distinguished by `label`.
     pub fn by(
         &mut self,
         name: &str,
@@ -106,50 +93,42 @@ impl<S> Families<'_, '_, S> {
     }
 }
 
-/// Metrics that every program has.
+/// Metrics common to all programs.
 #[derive(Clone, Debug, Default)]
 pub struct Common {
-    /// Usage of this process.
     pub process: ProcessUsage,
-    /// The program is about to stop.
     pub draining: bool,
-    /// Reloads by result.
     pub reloads: [(&'static str, u64); 2],
-    /// Upgrades by result.
     pub upgrades: [(&'static str, u64); 2],
-    /// Log lines lost because the control thread lagged behind, or that could not be written.
+    /// Log lines lost because the control thread lagged behind or could not write.
     pub log_lost: u64,
-    /// Log lines suppressed by a limit: of refusals, of ends.
+    /// Log lines suppressed by limits: refusals, ends.
     pub log_suppressed: [u64; 2],
 }
 
 impl Common {
-    /// Writes the metrics.
-    ///
-    /// # Errors
-    /// Those of the encoder.
     pub fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         self.process(encoder)?;
         counts(
             encoder,
             "config_reloads",
-            "Times that the configuration was read again, by result; after a failure the old one stays in force.",
+            "Configuration reloads by result; after a failure the old configuration stays in use.",
             "result",
             self.reloads,
         )?;
         counts(
             encoder,
             "upgrades",
-            "Times that a new process was to take this one's place, by result; after a failure this one serves as before.",
+            "Upgrades to a new process by result; after a failure the old process keeps serving.",
             "result",
             self.upgrades,
         )?;
         let draining = f64::from(u8::from(self.draining));
-        gauge(encoder, "draining", "1 while the server takes nothing new.", draining)?;
+        gauge(encoder, "draining", "1 while no new clients are accepted.", draining)?;
         encoder
             .encode_descriptor(
                 "log_lines_lost",
-                "Log lines lost because the log was too slow or could not be written, to a full disk for instance.",
+                "Log lines lost because the log was too slow or could not be written (full disk).",
                 None,
                 MetricType::Counter,
             )?
@@ -157,12 +136,12 @@ impl Common {
         counts(
             encoder,
             "log_lines_suppressed",
-            "Refusals, and ends of sessions or connections, that have no log line of their own, by kind.",
+            "Refusals and ended sessions or connections without a log line of their own, by kind.",
             "kind",
             ["refusal", "end"].into_iter().zip(self.log_suppressed),
         )?;
         encoder
-            .encode_descriptor("build", "This program.", None, MetricType::Info)?
+            .encode_descriptor("build", "Version of this program.", None, MetricType::Info)?
             .encode_info(&[("version", env!("CARGO_PKG_VERSION"))])
     }
 
@@ -190,7 +169,7 @@ impl Common {
             ),
             ("process_open_fds", "Open file descriptors.", usage.open_fds.map(|fds| fds as f64)),
             ("process_max_fds", "Limit of open file descriptors.", usage.max_fds.map(|fds| fds as f64)),
-            ("process_start_time_seconds", "Start of the process, Unix time.", usage.start_time_seconds),
+            ("process_start_time_seconds", "Start of the process in Unix seconds.", usage.start_time_seconds),
         ];
         for (name, help, value) in gauges {
             if let Some(value) = value {
@@ -201,10 +180,7 @@ impl Common {
     }
 }
 
-/// A family of counters, for [`count`].
-///
-/// # Errors
-/// Those of the encoder.
+/// Starts a family of counters, for [`count`].
 pub fn counter<'e>(
     encoder: &'e mut DescriptorEncoder<'_>,
     name: &'e str,
@@ -214,9 +190,6 @@ pub fn counter<'e>(
 }
 
 /// Writes one series of a family of counters.
-///
-/// # Errors
-/// Those of the encoder.
 pub fn count(metric: &mut MetricEncoder<'_>, labels: &[(&str, &str)], value: u64) -> fmt::Result {
     metric.encode_family(&labels)?.encode_counter::<NoLabelSet, _, f64>(&value, None)
 }
@@ -229,10 +202,7 @@ where
     T::VARIANTS.iter().map(|one| ((*one).into(), count(*one))).collect()
 }
 
-/// A family of counters with one label.
-///
-/// # Errors
-/// Those of the encoder.
+/// Writes a family of counters with one label.
 pub fn counts<'v>(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,
@@ -244,10 +214,7 @@ pub fn counts<'v>(
     values.into_iter().try_for_each(|(kind, value)| count(&mut metric, &[(label, kind)], value))
 }
 
-/// A family of one gauge.
-///
-/// # Errors
-/// Those of the encoder.
+/// Writes a family with a single gauge.
 pub fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: f64) -> fmt::Result {
     encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)
 }

@@ -12,11 +12,11 @@ use turnpike_offload::{Attachment, Count, Hook, Kernel, Snapshot};
 
 use crate::exposition::{counter, counts};
 
-/// Logs where the program is attached; `datapath` handles everything that it leaves to user space.
+/// Logs the interfaces; `datapath` handles everything left to user space.
 pub fn log_attached(kernel: &Kernel, flows: u32, datapath: Datapath) {
     let attached = kernel.attached();
     let where_to = if attached.is_empty() {
-        "to no interface yet: none is Ethernet, up, and has an address".to_owned()
+        "to no interface yet: no Ethernet interface is up and has an address".to_owned()
     } else {
         format!("to {}", named_by_hook(&attached))
     };
@@ -26,14 +26,14 @@ pub fn log_attached(kernel: &Kernel, flows: u32, datapath: Datapath) {
     for Attachment { interface, hook, why } in &attached {
         if let Some(why) = why {
             tracing::warn!(
-                "data path kernel: not in the driver of {interface}, but at {}: {why}",
+                "data path kernel: on {interface} at {} instead of in the driver: {why}",
                 hook.name()
             );
         }
     }
 }
 
-/// Such as `eth0, eth1 (xdp), docker0 (tcx)`.
+/// Text such as `eth0, eth1 (xdp), docker0 (tcx)`.
 fn named_by_hook(attached: &[Attachment]) -> String {
     let mut hooks: Vec<Hook> = attached.iter().map(|it| it.hook).collect();
     hooks.sort_by_key(|hook| !hook.is_xdp());
@@ -46,29 +46,26 @@ fn named_by_hook(attached: &[Attachment]) -> String {
 }
 
 /// Writes the metrics: reasons for datagrams in user space, and the use of the flow table.
-///
-/// # Errors
-/// Those of the encoder.
 pub fn encode(encoder: &mut DescriptorEncoder<'_>, kernel: &Snapshot) -> fmt::Result {
     let counted = Count::VARIANTS.iter().zip(kernel.counts);
     let passes = counted.filter(|(what, _)| what.is_pass()).map(|(what, value)| (<&str>::from(what), value));
-    let help = "UDP datagrams and super-packets that the kernel left to user space, by reason.";
+    let help = "UDP datagrams and super-packets left to user space by the kernel program, by reason.";
     counts(encoder, "kernel_passes", help, "reason", passes)?;
     let dropped = [Count::Failed, Count::Behind];
     let dropped = dropped.into_iter().map(|what| (<&str>::from(what), kernel.counts[what as usize]));
-    let help = "Datagrams that were dropped: the kernel refused to change them (failed), or user space was overloaded (behind).";
+    let help = "Datagrams dropped because the kernel refused to change them (failed) or user space was overloaded (behind).";
     counts(encoder, "kernel_dropped", help, "reason", dropped)?;
     let mut single = |name, help: &str, value: u64| {
         counter(encoder, name, help)?.encode_counter::<NoLabelSet, _, f64>(&value, None)
     };
     single(
         "kernel_flows_refused",
-        "Flows that stay in user space because the kernel's table was full.",
+        "Flows kept in user space because the kernel's flow table was full.",
         kernel.refused,
     )?;
     for (name, help, value) in [
-        ("kernel_flows", "Flows in the kernel's table, each in one direction.", kernel.flows),
-        ("kernel_flows_limit", "Flows that the kernel's table holds at most.", kernel.most_flows),
+        ("kernel_flows", "Flows in the kernel's flow table, each in one direction.", kernel.flows),
+        ("kernel_flows_limit", "Size of the kernel's flow table.", kernel.most_flows),
     ] {
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         metric.encode_gauge(&value)?;

@@ -1,5 +1,5 @@
-//! Everything that a service of turnpike needs besides its work: a control loop, signals, reload, drain, upgrade, a sandbox, logs and a
-//! page of metrics. A program implements [`Service`], and [`run`] does the rest. This crate knows neither TURN nor rules of a forwarder.
+//! Common parts of turnpike's services: control loop, signals, reload, drain, upgrade, sandbox, logs and metrics. A program
+//! implements [`Service`], and [`run`] does the rest. Nothing here is specific to TURN or forwarding.
 //!
 //! ```text
 //!   signals, `turnpike upgrade` ─▶ Request ─▶ control loop (one tokio thread) ─▶ Service ─▶ workers: a thread each
@@ -8,7 +8,7 @@
 //!                                                   └─▶ upgrade: HandoverState ─▶ new process
 //! ```
 //!
-//! Whatever may wait (files, HTTP, signals, the terminal) happens on the control thread; a worker never waits for it.
+//! All blocking work (files, HTTP, signals, the terminal) happens on the control thread; workers never wait for it.
 #![forbid(unsafe_code)]
 
 mod carried_metrics;

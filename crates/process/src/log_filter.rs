@@ -1,33 +1,26 @@
-//! Filters of log lines, as `log.level` and `--log` have them.
+//! Log filters, as in `log.level` and `--log`.
 
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
-/// Checks that this is a level, or `target=level` directives separated by commas.
-///
-/// # Errors
-/// The directive that is wrong.
+/// Accepts a level, or `target=level` directives separated by commas.
 pub fn check_filter(filter: &str) -> Result<(), String> {
     log_filter(filter).map(drop)
 }
 
-/// The filter itself.
-///
-/// # Errors
-/// As [`check_filter`].
 pub(crate) fn log_filter(filter: &str) -> Result<EnvFilter, String> {
-    // A lone word that is no level is a target to `EnvFilter`, with all its lines: `inof` would silence everything else.
-    // And no word at all is the level "error".
+    // `EnvFilter` takes a lone word that is not a level for a target: `inof` would silence everything else.
+    // No word at all means the level "error".
     for directive in filter.split(',').map(str::trim) {
         let is_level = !directive.is_empty() && directive.parse::<LevelFilter>().is_ok();
         if !is_level && !directive.contains(['=', '[']) {
-            return Err(format!("{directive:?} is no level"));
+            return Err(format!("{directive:?} is not a level"));
         }
     }
-    // `EnvFilter` panics at some directives with others, and no target of ours has any.
+    // `EnvFilter` panics on some non-ASCII directives, and none of our targets has any.
     if let Some(strange) = filter.chars().find(|character| !character.is_ascii()) {
-        return Err(format!("{strange:?} stands in no target and in no level"));
+        return Err(format!("{strange:?} is not allowed in a target or level"));
     }
-    // Values of fields are no patterns: the tables of a pattern of 600 letters can be larger than all memory.
+    // Field values are not regular expressions: one of 600 letters can need more than all memory.
     EnvFilter::builder().with_regex(false).parse(filter).map_err(|error| error.to_string())
 }
 
@@ -40,7 +33,7 @@ mod tests {
         for good in ["info", "off", "debug,turnpike_relay=trace", "turnpike::auth=off"] {
             assert!(check_filter(good).is_ok(), "{good}");
         }
-        // As a pattern it would need gigabytes.
+        // Would need gigabytes as a regular expression.
         assert!(check_filter(&format!("info,a[b{{c=.*a{}}}]=debug", ".".repeat(60))).is_ok());
         for bad in
             ["loud=very", "a=b=c", "inof", "", "info,", "info,turnpike_relay", " \u{7dd}=", "\u{e9}=info"]

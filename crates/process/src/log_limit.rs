@@ -1,6 +1,6 @@
-//! Limits on log lines that clients cause: refusals, which any stranger can cause, and ends of sessions and connections, of
-//! which a user can cause thousands a second. They keep the disk from filling up, and the lines about one client from
-//! displacing those about others. Suppressed lines are counted.
+//! Limits on log lines that clients cause: refusals, which any stranger can cause, and ends of sessions, of
+//! which a user can cause thousands per second. They protect the disk, and keep one client from displacing
+//! the lines of others. Suppressed lines are counted.
 
 use std::{
     collections::HashMap,
@@ -15,7 +15,7 @@ use turnpike_rates::{Rate, Rates};
 
 use crate::log_queue::LogCounts;
 
-/// Limits the lines about refusals, over all workers. The metrics count every refusal.
+/// Limits refusal lines over all workers. Metrics count every refusal.
 pub struct RefusalLimit {
     rates: Rates,
     suppressed: u64,
@@ -25,9 +25,9 @@ pub struct RefusalLimit {
 impl RefusalLimit {
     /// Per address: 20 at once, then one per second.
     const EACH: Rate = Rate::new(20, 1000);
-    /// In total: ten per second, which is at most a gigabyte per week.
+    /// In total: ten per second, at most a gigabyte per week.
     const TOTAL: Rate = Rate::new(100, 100);
-    /// Addresses remembered.
+    /// Maximum number of addresses tracked.
     const MOST: usize = 4096;
 
     /// `counts` counts the suppressed lines.
@@ -36,7 +36,8 @@ impl RefusalLimit {
         Self { rates: Rates::new(Self::EACH, Self::TOTAL, Self::MOST), suppressed: 0, counts }
     }
 
-    /// Returns true if this refusal becomes a line; `suppressed` then includes the refusals without a line since the last one.
+    /// True if this refusal is logged; `suppressed` then includes the refusals not logged since the last
+    /// line.
     pub fn admit(&mut self, now: Duration, source: IpAddr, suppressed: &mut u64) -> bool {
         let admitted = self.rates.admit_address(micros(now), source);
         let unlogged = *suppressed + u64::from(!admitted);
@@ -49,19 +50,17 @@ impl RefusalLimit {
     }
 }
 
-/// Totals of some sessions or connections.
+/// Totals of ended sessions or connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum {
-    /// Number of them.
     pub count: u64,
-    /// Bytes to peers, or to targets.
+    /// Bytes to peers or targets.
     pub out_bytes: u64,
     /// Bytes to clients.
     pub in_bytes: u64,
 }
 
 impl Sum {
-    /// Totals of a single one.
     #[must_use]
     pub fn one(out_bytes: u64, in_bytes: u64) -> Self {
         Self { count: 1, out_bytes, in_bytes }
@@ -76,7 +75,7 @@ impl AddAssign for Sum {
     }
 }
 
-/// Limits the lines about ended sessions or connections. Those beyond the limit are summed up by user or client.
+/// Limits lines about ended sessions or connections. Those above the limit are summed up by user or client.
 pub struct EndLimit<K> {
     rates: Rates,
     sums: HashMap<K, Sum>,
@@ -87,7 +86,7 @@ pub struct EndLimit<K> {
     counts: Arc<LogCounts>,
 }
 
-/// Sums to be written.
+/// Sums to write.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Summary<K> {
     /// By user or client.
@@ -97,18 +96,18 @@ pub struct Summary<K> {
 }
 
 impl<K: Hash + Eq> EndLimit<K> {
-    /// How long sums are collected before they are written.
+    /// Time for which sums are collected.
     const PATIENCE: Duration = Duration::from_secs(5);
-    /// Users or clients with a sum of their own.
+    /// Maximum number of users or clients with their own sum.
     const NAMED: usize = 32;
 
-    /// `rates` decides about single lines; `counts` counts the suppressed ones.
+    /// `rates` limits single lines; `counts` counts suppressed ones.
     #[must_use]
     pub fn new(rates: Rates, counts: Arc<LogCounts>) -> Self {
         Self { rates, sums: HashMap::new(), others: Sum::default(), due: None, counts }
     }
 
-    /// Returns true if this end becomes a line, which `ask` decides by the rates; otherwise adds it to the sum of `whose`.
+    /// True if this end is logged, decided by `ask` on the rates; otherwise adds it to the sum of `whose`.
     pub fn admit(
         &mut self,
         now: Duration,
@@ -132,12 +131,11 @@ impl<K: Hash + Eq> EndLimit<K> {
         false
     }
 
-    /// Takes the sums if they are due.
     pub fn due(&mut self, now: Duration) -> Option<Summary<K>> {
         if self.due.is_some_and(|due| due <= now) { self.take() } else { None }
     }
 
-    /// Takes the sums at any time: for the end of the log.
+    /// Takes the sums before they are due, at the end of the log.
     pub fn take(&mut self) -> Option<Summary<K>> {
         self.due.take()?;
         let others = std::mem::take(&mut self.others);
@@ -156,7 +154,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn refusals_of_one_are_bounded_those_of_another_are_told_and_the_rest_is_counted() {
+    fn refusals_are_limited_per_address_and_counted() {
         let counts = Arc::new(LogCounts::default());
         let mut limit = RefusalLimit::new(Arc::clone(&counts));
         let mut admitted = |seconds: u32, source: &str, tries: usize| {
@@ -169,11 +167,11 @@ mod tests {
                 .collect::<Vec<u64>>()
         };
         assert_eq!(admitted(5, "192.0.2.1", 100), vec![1; 20]);
-        // 80 lines with one suppressed refusal each stand for 160, and this one brings its own.
+        // 80 lines with one suppressed refusal each stand for 160, plus this one's own.
         assert_eq!(admitted(5, "198.51.100.1", 1), [161]);
         assert_eq!(admitted(6, "192.0.2.1", 100), [1]);
         assert_eq!(admitted(8, "192.0.2.1", 3), [99 * 2 + 1, 1]);
-        // Each brings one of the worker's, and those not told are their own.
+        // Each brings one from its worker, and those not logged count as well.
         assert_eq!(counts.refusals.load(Ordering::Relaxed), 100 + 80 + 1 + 100 + 99 + 3 + 1);
     }
 
@@ -184,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_beyond_the_rate_of_their_user_are_told_in_sum_and_those_of_others_singly() {
+    fn ends_above_a_users_rate_are_summed_up_and_others_logged_singly() {
         let counts = Arc::new(LogCounts::default());
         let rates = Rates::new(Rate::new(10, 1000), Rate::new(1000, 1), 64);
         let mut limit = EndLimit::new(rates, Arc::clone(&counts));
@@ -195,7 +193,7 @@ mod tests {
         let sum = Sum { count: 499, out_bytes: 49_900, in_bytes: 7 * 499 };
         let summary = Summary { of: vec![("many".to_owned(), sum)], others: None };
         assert_eq!(limit.due(SECOND * 6), Some(summary));
-        assert_eq!(limit.due(SECOND * 100), None, "told once");
+        assert_eq!(limit.due(SECOND * 100), None, "reported once");
         assert_eq!(limit.take(), None);
         assert_eq!(counts.ends.load(Ordering::Relaxed), 499);
     }

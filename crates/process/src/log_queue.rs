@@ -1,4 +1,4 @@
-//! The queue from the workers to the log: bounded, so that workers never wait, with a writer that takes many entries at once.
+//! Bounded queue from the workers to the log. Workers never wait; the writer takes many entries at once.
 
 use std::{
     sync::{
@@ -15,46 +15,45 @@ use tokio::{
 
 use crate::logging;
 
-/// Entries that may wait for the control thread: twice the default limit of allocations and of connections, so that a stop
-/// loses none of their lines. Beyond that, lines are lost and counted instead of blocking a worker. The queue grows as needed; an
-/// entry has about 200 bytes.
+/// Maximum number of waiting entries: twice the default limit of allocations and connections, so that a stop
+/// loses no lines. Above that, lines are lost and counted instead of blocking a worker. The queue grows as
+/// needed; an entry has about 200 bytes.
 pub const BACKLOG: usize = 32_768;
 
-/// Entries written in one go.
+/// Maximum number of entries per batch.
 const BATCH: usize = 1024;
-/// Pause between batches. A writer that waited for each entry would cost the worker a wake-up of another thread (two system calls) for
-/// each; one that checks again a little later costs it none.
+/// Pause between batches. Waiting for each entry would cost the worker a wake-up of another thread (two
+/// system calls) per entry; polling costs it nothing.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The writer is called at least this often, so that it can write sums when nothing else comes.
+/// Maximum time between calls of the writer, so that it can write sums.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// Interval of reports of lost lines while none can be written.
+/// Interval of reports about lost lines while none can be written.
 const REPORT_AGAIN: Duration = Duration::from_secs(60);
 
-/// Log lines that were not written, for the metrics.
+/// Log lines that were not written, for metrics.
 #[derive(Debug, Default)]
 pub struct LogCounts {
-    /// The control thread lagged behind.
+    /// Lost because the control thread lagged behind.
     pub lost: AtomicU64,
-    /// Refusals beyond the rate.
+    /// Refusals above the rate.
     pub refusals: AtomicU64,
-    /// Ends of sessions or connections beyond the rate.
+    /// Ends of sessions or connections above the rate.
     pub ends: AtomicU64,
 }
 
-/// The workers' end.
+/// Sender in the workers.
 pub struct LogSender<T> {
     sender: mpsc::Sender<T>,
     counts: Arc<LogCounts>,
 }
 
-/// The control thread's end.
+/// Receiver in the control thread.
 pub struct LogReceiver<T> {
     receiver: mpsc::Receiver<T>,
     counts: Arc<LogCounts>,
 }
 
-/// Makes a queue for `backlog` entries.
 #[must_use]
 pub fn log_queue<T>(backlog: usize) -> (LogSender<T>, LogReceiver<T>) {
     let (sender, receiver) = mpsc::channel(backlog);
@@ -63,14 +62,13 @@ pub fn log_queue<T>(backlog: usize) -> (LogSender<T>, LogReceiver<T>) {
 }
 
 impl<T> LogSender<T> {
-    /// Hands an entry over, or counts it as lost.
+    /// Sends an entry, or counts it as lost.
     pub fn send(&self, entry: T) {
         if self.sender.try_send(entry).is_err() {
             self.counts.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Counts of lines that were not written.
     #[must_use]
     pub fn counts(&self) -> Arc<LogCounts> {
         Arc::clone(&self.counts)
@@ -78,19 +76,18 @@ impl<T> LogSender<T> {
 }
 
 impl<T> LogReceiver<T> {
-    /// Counts of lines that were not written.
     #[must_use]
     pub fn counts(&self) -> Arc<LogCounts> {
         Arc::clone(&self.counts)
     }
 
-    /// Writes until the last sender is gone. `write` gets some entries at a time, and the number of log lines lost since the last call; it is
-    /// called each second even without entries.
+    /// Writes until the last sender is dropped. `write` gets a batch of entries and the number of lines lost
+    /// since the last call; it is called every second even without entries.
     pub async fn run(mut self, mut write: impl FnMut(&mut Vec<T>, u64)) {
         let mut batch = Vec::new();
         let mut reported = logging::unwritten();
         let mut next_report = Instant::now();
-        // No entry is lost by the end of the wait (tokio's `recv_many` is cancel safe).
+        // The timeout loses no entry: tokio's `recv_many` is cancel safe.
         while !matches!(timeout(QUIET, self.receiver.recv_many(&mut batch, BATCH)).await, Ok(0)) {
             let unwritten = logging::unwritten();
             let lost = self.counts.lost.load(Ordering::Relaxed) + unwritten;
@@ -98,7 +95,7 @@ impl<T> LogReceiver<T> {
             write(&mut batch, if report { lost - reported } else { 0 });
             batch.clear();
             if report && logging::unwritten() > unwritten {
-                // A log that takes nothing takes no report either.
+                // The report itself could not be written.
                 next_report = Instant::now() + REPORT_AGAIN;
             } else if report {
                 reported = lost;

@@ -1,4 +1,4 @@
-//! Log lines: filter and format. They go to stderr, because stdout belongs to results.
+//! Log output: filter and format. Written to stderr, since stdout is for results.
 
 use std::{
     env,
@@ -34,13 +34,14 @@ use turnpike_wire::escape;
 
 use crate::log_filter::log_filter;
 
-/// Crates that log per message or per state that a message creates. A stranger's packets must not fill a disk, whatever the filter.
+/// Crates that log per message or per state created by a message. Packets of strangers must not fill a disk,
+/// whatever the filter.
 const SILENCED: [&str; 3] = ["dimpl", "aya", "aya_obj"];
 
-/// Target of the audit log, which the filter does not apply to.
+/// Target of the audit log, which the filter does not affect.
 const AUDIT: &str = "turnpike::audit";
 
-/// The filter of the process-wide subscriber.
+/// Filter of the process-wide subscriber.
 static IN_FORCE: OnceLock<InForce> = OnceLock::new();
 
 struct InForce {
@@ -48,10 +49,10 @@ struct InForce {
     handle: reload::Handle<EnvFilter, Registry>,
 }
 
-/// Installs the process-wide subscriber; later calls change nothing.
+/// Installs the process-wide subscriber; later calls have no effect.
 pub fn init(level: &str, format: LogFormat) {
     let Ok(filter) = log_filter(level) else {
-        // The configuration has been checked for this; a server without log lines would be worse.
+        // The configuration was checked for this, and a server without a log would be worse.
         return init("info", format);
     };
     let (filter, handle) = reload::Layer::new(filter);
@@ -73,16 +74,17 @@ pub fn init(level: &str, format: LogFormat) {
     }
 }
 
-/// The filter in force, in the syntax of `log.level`.
+/// Current filter, in the syntax of `log.level`.
 #[must_use]
 pub fn level() -> String {
     let level = IN_FORCE.get().map(|now| now.level.lock().unwrap_or_else(PoisonError::into_inner).clone());
     level.unwrap_or_default()
 }
 
-/// Changes the filter until the program ends.
+/// Changes the filter at run time.
 ///
 /// # Errors
+///
 /// The problem with `level`; the old filter stays.
 pub fn set_level(level: &str) -> Result<(), String> {
     let filter = log_filter(level)?;
@@ -93,7 +95,7 @@ pub fn set_level(level: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Lines for the journal (sd-daemon(3)): the priority first, without time and process, which it adds itself.
+/// Lines for the journal (sd-daemon(3)): priority first, without time and process, which the journal adds.
 struct Journal(Format<Full, ()>);
 
 impl Default for Journal {
@@ -171,10 +173,9 @@ impl Visit for FieldsOfLine<'_> {
     }
 }
 
-/// Lines that could not be written, because the disk was full for instance.
+/// Lines that could not be written, for example to a full disk.
 static UNWRITTEN: AtomicU64 = AtomicU64::new(0);
 
-/// Number of log lines that could not be written.
 pub(crate) fn unwritten() -> u64 {
     UNWRITTEN.load(Ordering::Relaxed)
 }
@@ -183,7 +184,7 @@ fn lines() -> Lines<io::Stderr> {
     Lines { to: io::stderr(), unwritten: &UNWRITTEN }
 }
 
-/// Writes whole lines, and counts those that cannot be written.
+/// Writes whole lines, and counts those that fail.
 struct Lines<W> {
     to: W,
     unwritten: &'static AtomicU64,
@@ -202,11 +203,11 @@ impl<W: Write> Write for Lines<W> {
     }
 }
 
-/// Writes lines of JSON that a terminal can show.
+/// Writes JSON lines that are safe for a terminal.
 struct JsonLines<W>(W);
 
 impl<W: Write> Write for JsonLines<W> {
-    /// Takes whole lines: the subscriber writes each at once.
+    /// Gets whole lines: the subscriber writes each in one call.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         match str::from_utf8(line) {
             Ok(text) => self.0.write_all(escape::json(text).as_bytes())?,
@@ -220,12 +221,12 @@ impl<W: Write> Write for JsonLines<W> {
     }
 }
 
-/// Colours only for a terminal, and unless NO_COLOR is set and not empty (no-color.org).
+/// Colours only on a terminal, and unless NO_COLOR is set and not empty (no-color.org).
 fn are_coloured(terminal: bool, no_color: Option<OsString>) -> bool {
     terminal && no_color.is_none_or(|value| value.is_empty())
 }
 
-/// Seconds for a log line, to the millisecond.
+/// Seconds rounded down to the millisecond, for log lines.
 #[must_use]
 pub fn seconds(time: Duration) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "2^53 ms are 285,000 years")]
@@ -275,7 +276,7 @@ mod tests {
             unwritten: &COUNT,
         };
         for line in ["one\n", "two\n"] {
-            full().write_all(line.as_bytes()).expect("it is counted, and no error");
+            full().write_all(line.as_bytes()).expect("counted without an error");
         }
         JsonLines(full()).write_all(b"{}\n").expect("the same");
         assert_eq!(COUNT.load(Ordering::Relaxed), 3);

@@ -1,4 +1,4 @@
-//! Sockets passed by a service manager: the settings that they imply, and a check that each is used.
+//! Sockets passed by a service manager: the settings they imply, and a check that each is used.
 
 use std::{net::SocketAddr, thread};
 
@@ -7,10 +7,10 @@ use turnpike_net::{PassedSocket, PassedSockets, passed::Transport};
 
 use crate::error::ProcessError;
 
-/// The variable that announces them (sd_listen_fds(3)), as the origin of settings.
+/// Environment variable that announces them (sd_listen_fds(3)), as the origin of settings.
 pub const VARIABLE: &str = "LISTEN_FDS";
 
-/// Settings that the sockets imply unless something else is configured: one worker for each socket of an address.
+/// Default settings for these sockets: one worker per socket of an address.
 #[must_use]
 pub fn settings(passed: &PassedSockets) -> Flags {
     let mut flags = Flags::new();
@@ -34,16 +34,17 @@ fn few_workers(passed: &PassedSockets, origin: &Origin, (workers, cores): (usize
     let is_derived = matches!(origin, Origin::Environment(name) if name == VARIABLE);
     (is_derived && workers < cores).then(|| {
         format!(
-            "{workers} of {cores} cores relay, because the .socket unit passes each address {sockets} times; repeat its lines once for each \
+            "{workers} of {cores} cores relay, because the .socket unit passes each address {sockets} times; repeat its lines once per \
              worker, with ReusePort=yes"
         )
     })
 }
 
-/// Checks that each socket is read. Otherwise clients would wait in its queue forever: the kernel spreads them over all sockets of an
-/// address.
+/// Checks that each socket is read. The kernel spreads clients over all sockets of an address, so clients of
+/// an unread one would wait forever.
 ///
 /// # Errors
+///
 /// [`ProcessError::Unserved`] with the first unused socket.
 pub fn check(
     passed: &PassedSockets,
@@ -53,11 +54,11 @@ pub fn check(
     for PassedSocket { name, transport, address, .. } in passed.iter() {
         let sockets = passed.count(*transport, *address);
         let problem = if !listens(*transport, *address) {
-            "nothing in the configuration listens there; name that address in the configuration, or take it out of the .socket unit"
+            "no listener is configured there; add the address to the configuration, or remove it from the .socket unit"
                 .to_owned()
         } else if sockets > workers {
             format!(
-                "{sockets} sockets of it for {workers} workers; name each address in the .socket unit once for each worker, or configure \
+                "there are {sockets} sockets of it for {workers} workers; list each address in the .socket unit once per worker, or configure \
                  {sockets} workers"
             )
         } else {

@@ -1,4 +1,4 @@
-//! The file with the process ID, for scripts.
+//! File with the process ID, for scripts.
 
 use std::{
     fs::{self, File},
@@ -9,17 +9,17 @@ use std::{
 
 use crate::error::ProcessError;
 
-/// Removed on drop, if it still names this process.
+/// Removed on drop, if it still belongs to this process.
 pub struct PidFile(Option<(PathBuf, File)>);
 
 impl PidFile {
-    /// No file.
     pub const NONE: Self = Self(None);
 
-    /// Writes the file. A file of another process is taken over: that process may be about to end.
+    /// Writes the file. Takes over a file of another process, which may be about to end.
     ///
     /// # Errors
-    /// The path is a symbolic link, no regular file, or has a second name: writing there would write somewhere else.
+    ///
+    /// The path is a symbolic link, not a regular file, or has a second name: the write would go elsewhere.
     pub fn write(path: Option<&Path>) -> Result<Self, ProcessError> {
         let Some(path) = path else { return Ok(Self::NONE) };
         let file = open(path).map_err(ProcessError::file("the process ID to", path))?;
@@ -37,14 +37,14 @@ fn open(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false).mode(0o644).custom_flags(flags);
     let mut file = options.open(path).map_err(|error| match error.raw_os_error() {
-        Some(libc::ELOOP) => refused("it is a symbolic link, which is not followed"),
+        Some(libc::ELOOP) => refused("symbolic links are not followed"),
         _ => error,
     })?;
     let found = file.metadata()?;
     if !found.is_file() || found.nlink() != 1 {
-        return Err(refused("it is not a regular file with one name"));
+        return Err(refused("not a regular file with a single name"));
     }
-    // Over the old text, which ends in a newline too: a reader never finds an empty file.
+    // Overwrites the old text, which also ends in a newline, so readers never see an empty file.
     let text = format!("{}\n", std::process::id());
     file.write_all(text.as_bytes())?;
     file.set_len(text.len() as u64)?;
@@ -55,7 +55,7 @@ fn refused(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, why)
 }
 
-/// Returns true if the file at this path is the one written by this process, and unchanged.
+/// True if the file at this path is unchanged since this process wrote it.
 fn is_ours(path: &Path, file: &mut File) -> io::Result<bool> {
     let (there, here) = (fs::symlink_metadata(path)?, file.metadata()?);
     let mut text = String::new();
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_has_the_process_id_and_goes_with_its_process() {
+    fn the_file_has_the_process_id_and_is_removed_at_the_end() {
         let dir = Dir::new();
         let path = dir.at("pid");
         fs::write(&path, "4194304 of an older process\n").expect("the directory is ours");
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_never_find_it_empty_while_it_is_written_again() {
+    fn readers_never_see_an_empty_file_during_a_rewrite() {
         let dir = Dir::new();
         let path = dir.at("pid");
         let written = || open(&path).map(drop).expect("writable");
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_names_another_process_stays() {
+    fn a_file_of_another_process_is_kept() {
         let dir = Dir::new();
         let path = dir.at("pid");
         for replace in [
@@ -139,7 +139,7 @@ mod tests {
         fs::write(&victim, "precious").expect("the directory is ours");
         std::os::unix::fs::symlink(&victim, &link).expect("the directory is ours");
         let told = PidFile::write(Some(&link)).err().expect("a link").to_string();
-        assert!(told.contains("it is a symbolic link, which is not followed"), "{told}");
+        assert!(told.contains("symbolic links are not followed"), "{told}");
         fs::remove_file(&link).expect("the directory is ours");
         fs::hard_link(&victim, &link).expect("the directory is ours");
         assert!(PidFile::write(Some(&link)).is_err());

@@ -1,4 +1,4 @@
-//! Requests to the control loop, their answers, and [`Control`], through which they are sent.
+//! Requests to the control loop, their answers, and [`Control`], which sends them.
 
 use std::{
     path::PathBuf,
@@ -14,35 +14,33 @@ use turnpike_api::{Draining, Later, NotReloaded, Process, Reloaded, Sandbox};
 
 use crate::{carried_metrics::CarriedMetrics, logging, sandbox};
 
-/// Requests that may wait; a sender of one more waits too.
+/// Maximum number of waiting requests; further senders wait.
 const BACKLOG: usize = 16;
 
-/// A request to the control loop.
 #[derive(Debug)]
 pub(crate) enum Request {
-    /// Read the configuration again, and report the result to the sender if there is one.
+    /// Reload the configuration, and send the result to the requester, if any.
     Reload(Option<oneshot::Sender<Result<Reloaded, NotReloaded>>>),
-    /// Accept nothing new, and end with the last session, after this time at most; `None` means the configured time. A second
-    /// request ends the process at once.
+    /// Stop accepting clients, and end with the last session or after this time; `None` uses the configured
+    /// time. A second request ends the process at once.
     Drain(Option<Duration>),
-    /// As [`Request::Drain`], but a second request only sets a new time, if it has one.
+    /// Like [`Request::Drain`], but a second request only changes the time, if given.
     DrainWithin(Option<Duration>, oneshot::Sender<Draining>),
-    /// Go on in a new process.
+    /// Continue in a new process.
     Upgrade(UpgradeRequest),
     /// Addresses or routes of this machine may have changed.
     MachineChanged,
 }
 
-/// A request for an upgrade.
 #[derive(Debug, Default)]
 pub(crate) struct UpgradeRequest {
     /// Program to start; by default this process's own.
     pub(crate) program: Option<PathBuf>,
-    /// Receives each step, as the log does.
+    /// Receives each step, like the log.
     pub(crate) progress: Option<mpsc::UnboundedSender<UpgradeProgress>>,
 }
 
-/// Progress of an upgrade: steps, and then one of the two ends.
+/// Progress of an upgrade: steps, then success or failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum UpgradeProgress {
     Step(String),
@@ -51,11 +49,13 @@ pub(crate) enum UpgradeProgress {
 }
 
 impl UpgradeRequest {
-    /// Logs progress, and reports it to the sender of this request.
+    /// Logs progress, and sends it to the requester.
     pub(crate) fn report(&self, progress: UpgradeProgress) {
         match &progress {
             UpgradeProgress::Step(text) | UpgradeProgress::Done(text) => tracing::info!("upgrade: {text}"),
-            UpgradeProgress::Failed(why) => tracing::error!("not upgraded, all goes on as before: {why}"),
+            UpgradeProgress::Failed(why) => {
+                tracing::error!("upgrade failed, this process keeps serving: {why}")
+            }
         }
         if let Some(sender) = &self.progress {
             let _ = sender.send(progress);
@@ -88,7 +88,7 @@ impl Stop {
     }
 
     pub(crate) async fn requested(&self) {
-        // Registered before the flag is read, so that no call of `request` is missed.
+        // Registered before reading the flag, so that no call of `request` is missed.
         let notified = self.notify.notified();
         if !self.is_requested() {
             notified.await;
@@ -96,7 +96,7 @@ impl Stop {
     }
 }
 
-/// State of the control loop, for metrics and readers.
+/// State of the control loop, for metrics and other readers.
 #[derive(Debug, Default)]
 pub struct Status {
     stop: Arc<Stop>,
@@ -109,7 +109,6 @@ pub struct Status {
 }
 
 impl Status {
-    /// Returns true if nothing new is accepted.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
@@ -135,7 +134,7 @@ impl Status {
             .map(|(result, count)| (result, count.load(Ordering::Relaxed)))
     }
 
-    /// Counters of the previous process, if there was one.
+    /// Metrics of the previous process, if any.
     #[must_use]
     pub fn carried(&self) -> &Arc<CarriedMetrics> {
         &self.carried
@@ -167,12 +166,11 @@ impl Control {
         (Self { requests, status: Arc::new(Status { carried, ..Status::default() }) }, received)
     }
 
-    /// Notifies the service that addresses or routes of this machine may have changed; returns false once the program has ended.
+    /// Notifies the service of possible address or route changes; returns false once the program has ended.
     pub async fn machine_changed(&self) -> bool {
         self.requests.send(Request::MachineChanged).await.is_ok()
     }
 
-    /// State of the loop.
     #[must_use]
     pub fn status(&self) -> &Arc<Status> {
         &self.status
@@ -192,7 +190,7 @@ impl Process for Control {
         Box::pin(async {
             let (sender, answer) = oneshot::channel();
             let _ = self.requests.send(Request::Reload(Some(sender))).await;
-            // A program that has ended its loop answers no more.
+            // The loop has ended.
             answer.await.unwrap_or(Err(NotReloaded::Draining))
         })
     }

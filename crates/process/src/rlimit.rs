@@ -1,12 +1,13 @@
-//! The limit of open files.
+//! Limit of open files.
 
 use std::sync::{Mutex, PoisonError};
 
-/// Limit and need of the last warning, so that a reload does not repeat it.
+/// Limit and need in the last warning, so that a reload does not repeat it.
 static WARNED: Mutex<Option<(u64, u64)>> = Mutex::new(None);
 
-/// Raises the limit of open files to `needed` plus `apart`, or warns that `subject` needs them and `key` can be lowered instead. Those set
-/// `apart` are for the admin interface and for files that a reload reads: clients cannot use them up.
+/// Raises the limit of open files to `needed` plus `apart`. On failure, logs that `subject` needs them and
+/// that `key` can be lowered. The `apart` files are for the admin interface and reloads: clients cannot use
+/// them up.
 pub fn raise_open_files(needed: u64, apart: u64, subject: &str, key: &str) {
     let needed = needed + apart;
     let limit = turnpike_net::rlimit::raise_open_files(needed);
@@ -19,7 +20,7 @@ pub fn raise_open_files(needed: u64, apart: u64, subject: &str, key: &str) {
             );
         }
     }
-    // If there is no memory for it, the table grows later.
+    // Without enough memory, the table grows later.
     let _ = turnpike_net::rlimit::make_room(needed);
     turnpike_net::rlimit::set_apart(apart);
 }

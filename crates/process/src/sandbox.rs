@@ -1,9 +1,9 @@
-//! The sandbox: after reading its configuration, and before its second thread and its first packet, a process gives up every privilege that
-//! the configuration does not need, every file that it does not name, and every system call that turnpike does not make. An attacker
-//! who takes the process over has only the rest.
+//! Sandbox: after reading its configuration, and before its second thread and first packet, a process drops
+//! every privilege, file and system call it does not need. An attacker who takes over the process has only
+//! the rest.
 //!
-//! All three outlive execve(2) and can only become stricter. So the new process of an upgrade lives in the same sandbox, and adds its own
-//! restrictions.
+//! All three restrictions outlive execve(2) and can only become stricter, so the new process of an upgrade
+//! lives in the same sandbox and adds its own.
 
 mod files;
 mod layers;
@@ -23,10 +23,11 @@ pub use self::needs::{Needs, directory_of};
 /// Contains `None` if the sandbox is off.
 static IN_FORCE: OnceLock<Option<Sandbox>> = OnceLock::new();
 
-/// Restrictions in force, for the new process of an upgrade.
+/// Restrictions in force, passed to the new process of an upgrade.
 static LAYERS: OnceLock<String> = OnceLock::new();
 
-/// Enters the sandbox, unless that is off. Must be called while the process has one thread: it applies to this and to later ones only.
+/// Enters the sandbox, unless it is off. Must be called while the process has a single thread: it applies to
+/// this thread and later ones.
 pub fn enter(settings: &SandboxSettings, needs: impl FnOnce() -> Needs) {
     IN_FORCE.get_or_init(|| {
         let mut layers = Layers::inherited();
@@ -36,7 +37,7 @@ pub fn enter(settings: &SandboxSettings, needs: impl FnOnce() -> Needs) {
                 let needs = needs();
                 let capabilities = privileges::drop_all_but(needs.privileges);
                 let files = files::restrict(&needs, &mut layers);
-                // Last: the other two need calls that the list need not allow.
+                // Last, because the other two need calls that the list does not allow.
                 let system_calls = system_calls::restrict(needs.is_in_kernel(), &mut layers);
                 Some(sandbox_of(capabilities, files, system_calls))
             }
@@ -46,7 +47,7 @@ pub fn enter(settings: &SandboxSettings, needs: impl FnOnce() -> Needs) {
     });
 }
 
-/// The sandbox with these parts, each of which the kernel may have refused.
+/// Summarizes the parts, each of which the kernel may have refused.
 fn sandbox_of(
     capabilities: Result<Vec<String>, String>,
     files: Result<(Vec<String>, Vec<String>), String>,
@@ -54,16 +55,16 @@ fn sandbox_of(
 ) -> Sandbox {
     let mut missing = Vec::new();
     let mut note = |part: &str, why: &String| missing.push(format!("{part}: {why}"));
-    let capabilities = capabilities.inspect_err(|why| note("privileges are kept", why)).ok();
+    let capabilities = capabilities.inspect_err(|why| note("privileges are not dropped", why)).ok();
     let (read, written) = files.inspect_err(|why| note("files are not restricted", why)).ok().unzip();
     let system_calls = system_calls.inspect_err(|why| note("system calls are not restricted", why)).ok();
     Sandbox { system_calls, read, written, capabilities, missing }
 }
 
-/// Reason why the kernel may write a core dump of this process.
+/// Error of forbidding core dumps, if any.
 static CORE_DUMPS: OnceLock<String> = OnceLock::new();
 
-/// Forbids core dumps of this process, with or without a sandbox. Must be called before any key is read.
+/// Forbids core dumps, with or without a sandbox. Must be called before any key is read.
 pub fn forbid_core_dumps() {
     if let Err(error) = privileges::forbid_core_dumps() {
         CORE_DUMPS.get_or_init(|| error.to_string());
@@ -75,15 +76,13 @@ pub(crate) fn layers() -> &'static str {
     LAYERS.get().map_or("", String::as_str)
 }
 
-/// The sandbox in force, if there is one.
 pub(crate) fn in_force() -> Option<&'static Sandbox> {
     IN_FORCE.get().and_then(Option::as_ref)
 }
 
-/// Logs the sandbox in force.
 pub fn log() {
     if let Some(error) = CORE_DUMPS.get() {
-        tracing::warn!("a core dump of this process would hold its keys: {error}");
+        tracing::warn!("core dumps of this process are not disabled and would contain its keys: {error}");
     }
     let Some(sandbox) = in_force() else {
         tracing::info!("sandbox: off, as configured");
@@ -98,8 +97,8 @@ pub fn log() {
         && read.contains(&home)
     {
         tracing::warn!(
-            "sandbox: a file that the configuration names, or the program, lies in {home} itself, of which all can be read therefore: \
-             give it a directory of its own"
+            "sandbox: the program or a configured file is in {home} itself, so everything there is readable: \
+             move it to its own directory"
         );
     }
 }
@@ -108,7 +107,7 @@ pub fn log() {
 #[must_use]
 pub fn remedy(errors: &str) -> Option<String> {
     let Sandbox { read: Some(read), written: Some(written), .. } = in_force()? else { return None };
-    // Words of the kernel, of SQLite and of `config`.
+    // Messages of the kernel, SQLite and `config`.
     let words = [
         "Permission denied",
         "unable to open database file",
@@ -118,22 +117,22 @@ pub fn remedy(errors: &str) -> Option<String> {
     let is_likely = words.iter().any(|words| errors.contains(words));
     is_likely.then(|| {
         format!(
-            "the sandbox lets this process read {}, and write {}, nothing else: restart it, which takes in what the configuration names \
-             now, or name directories in sandbox.read and sandbox.write first",
+            "the sandbox allows reading {} and writing {} only: restart to include the files in the current \
+             configuration, or add directories to sandbox.read and sandbox.write first",
             read.join(", "),
             written.join(", ")
         )
     })
 }
 
-/// Needed privileges that the process began with and has given up: a restart brings them back.
+/// Needed privileges that the process had at its start and has dropped; a restart restores them.
 #[must_use]
 pub fn given_up(wanted: CapabilitySet) -> Option<String> {
     in_force()?;
     privileges::given_up(wanted)
 }
 
-/// The sandbox in one line.
+/// Sandbox in one line.
 fn summary(sandbox: &Sandbox) -> String {
     let calls = match sandbox.system_calls {
         Some(count) => format!("{count} system calls, {}", system_calls::OTHERS),
@@ -142,7 +141,7 @@ fn summary(sandbox: &Sandbox) -> String {
     let files = match (&sandbox.read, &sandbox.written) {
         (Some(read), Some(written)) => {
             let places = read.len() + written.len();
-            format!("files to read in {places} places, to write in {}", written.len())
+            format!("{places} readable places, {} of them writable", written.len())
         }
         _ => "all files".to_owned(),
     };
@@ -159,13 +158,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sandbox_is_one_line_and_each_missing_part_a_sentence() {
+    fn the_sandbox_is_one_line_plus_one_per_missing_part() {
         let files = (vec!["/etc".to_owned()], vec!["/run/turnpike".to_owned()]);
         let all = sandbox_of(Ok(vec!["NET_BIND_SERVICE".to_owned()]), Ok(files), Ok(7));
         let said = summary(&all);
         assert!(said.starts_with("7 system calls, "), "{said}");
         assert!(
-            said.ends_with("; files to read in 2 places, to write in 1; capabilities NET_BIND_SERVICE"),
+            said.ends_with("; 2 readable places, 1 of them writable; capabilities NET_BIND_SERVICE"),
             "{said}"
         );
         assert!(all.missing.is_empty());

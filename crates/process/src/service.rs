@@ -1,4 +1,4 @@
-//! [`Service`]: implemented once by each program that the control loop runs.
+//! [`Service`], implemented once by each program that the control loop runs.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,42 +10,40 @@ use crate::{exposition::MetricsPage, upgrade::HandoverState};
 pub trait Service: Send + 'static {
     /// Subcommand that runs it, such as `serve`.
     const NAME: &'static str;
-    /// Noun for the things that [`Service::open`] counts.
+    /// Noun for the objects counted by [`Service::open`].
     const OPEN: &'static str;
     /// Gauges of sessions: after an upgrade, those of the previous process are added.
     const GAUGES: &'static [&'static str];
 
-    /// Reads the configuration again. If it is wrong, nothing changes, and the error has one line for each mistake.
+    /// Reloads the configuration. On error nothing changes; the error has one line per mistake.
     fn reload(&mut self) -> impl Future<Output = Result<Reloaded, Vec<String>>>;
-    /// Called each second while serving.
+    /// Called every second while serving.
     fn tick(&mut self) {}
     /// Addresses or routes of this machine may have changed.
     fn machine_changed(&mut self) {}
-    /// Applies changes of this machine. Called each second and after each change, but not during an upgrade.
+    /// Applies changes of this machine. Called every second and after each change, except during an upgrade.
     fn follow_machine(&mut self, _is_serving: bool) {}
-    /// Returns true once a worker has ended by itself.
+    /// True once a worker has failed.
     fn has_failed(&self) -> bool;
-    /// Time for sessions to end in a drain, as configured.
+    /// Configured time limit of a drain.
     fn drain_deadline(&self) -> Duration;
-    /// Accepts nothing new from now on, and logs that.
+    /// Stops accepting clients, and logs that.
     fn drain(&mut self, deadline: Duration);
-    /// Returns true if all workers have taken commands since the last call.
+    /// True if all workers have taken commands since the last call.
     fn makes_progress(&self) -> bool;
-    /// Number of sessions or connections now.
+    /// Number of current sessions or connections.
     fn open(&self) -> u64;
     /// Logs that this many sessions end with the process.
     fn log_left(&self, open: u64);
-    /// State for a new process.
     fn handover_state(&self) -> Arc<dyn HandoverState>;
-    /// The page of `/metrics`.
     fn metrics(&self) -> &MetricsPage;
-    /// Time that sessions left behind by an upgrade may go on here, as configured.
+    /// Configured time limit for sessions left behind by an upgrade.
     fn upgrade_deadline(&self) -> Duration;
-    /// A new process serves from now on. Sessions that did not move go on here until `deadline`.
+    /// A new process serves from now on. Sessions that did not move stay here until `deadline`.
     fn handed_over(&mut self, deadline: Duration);
     /// Number of sessions, connections and other client state left here after an upgrade.
     fn left(&self) -> u64;
-    /// Takes leave of other programs before the service is dropped.
+    /// Notifies other programs before the service is dropped.
     fn leave(&mut self) -> impl Future<Output = ()> {
         async {}
     }

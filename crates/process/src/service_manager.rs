@@ -1,54 +1,55 @@
-//! Notifications to a service manager (sd_notify(3)): ready, reloading, stopping, a status line, and signs of life for the watchdog as long
-//! as control loop and workers make progress. Without a service manager there are none.
+//! Notifications to a service manager (sd_notify(3)): ready, reloading, stopping, a status line, and watchdog
+//! messages while control loop and workers make progress. Silent without a service manager.
 
 use std::{env, pin::pin, time::Duration};
 
 use sd_notify::NotifyState;
 use tokio::time::{Instant, sleep};
 
-/// Signs of life per watchdog timeout: two may come late.
+/// Watchdog messages per timeout: two may be late.
 const SIGNS: u32 = 3;
 /// Interval of checks for stalled workers without a watchdog.
 const UNWATCHED: Duration = Duration::from_secs(10);
-/// Least interval of status lines.
+/// Minimum interval of status lines.
 const STATUS: Duration = Duration::from_secs(5);
 /// Time for a stop after the sessions' deadline: workers end, the log is written.
 const AFTERWARDS: Duration = Duration::from_secs(15);
 
-/// Process whose signs of life the watchdog expects (sd_watchdog_enabled(3)). Unset, those of any main process count: also those of a
-/// new process after an upgrade.
+/// Process whose messages the watchdog expects (sd_watchdog_enabled(3)). Unset, it accepts those of any main
+/// process, including a new one after an upgrade.
 pub(crate) const WATCHDOG_PID: &str = "WATCHDOG_PID";
 
 type Notify = Box<dyn Fn(&[NotifyState<'_>]) + Send>;
 
-/// Makes another process the main process of the service. Only the current one may do so (`NotifyAccess=main`), as its last notification.
+/// Makes another process the main process of the service. Only the current one may do so
+/// (`NotifyAccess=main`), as its last notification.
 pub(crate) fn notify_main_process(id: u32) {
     if env::var_os("NOTIFY_SOCKET").is_some()
         && let Err(error) = sd_notify::notify(&[NotifyState::MainPid(id)])
     {
-        tracing::warn!("cannot tell the service manager that process {id} is the main one: {error}");
+        tracing::warn!("cannot notify the service manager that process {id} is the main one: {error}");
     }
 }
 
 pub(crate) struct ServiceManager {
     /// `None` without a service manager.
     notify: Option<Notify>,
-    /// Interval of signs of life, if there is a watchdog.
+    /// Interval of watchdog messages, if enabled.
     every: Option<Duration>,
     next_sign: Instant,
     /// Time since which a worker takes no commands, once logged.
     stalled: Option<Instant>,
-    /// The last status line, and the earliest time of the next.
+    /// Last status line, and the earliest time of the next.
     status: String,
     next_status: Instant,
-    /// The last reload changed nothing.
+    /// The last reload was refused.
     refused: bool,
 }
 
 impl ServiceManager {
-    /// The service manager that has started this process, if any.
+    /// Service manager that started this process, if any.
     pub(crate) fn of_this_process() -> Self {
-        // A service manager that hears nothing acts on that; clients need not suffer from it.
+        // Errors are ignored: a service manager without notifications acts on its own.
         let notify = |states: &[NotifyState<'_>]| _ = sd_notify::notify(states);
         let listens = env::var_os("NOTIFY_SOCKET").is_some();
         Self::new(listens.then(|| Box::new(notify) as Notify), sd_notify::watchdog_enabled())
@@ -68,32 +69,31 @@ impl ServiceManager {
         }
     }
 
-    /// Longest sleep of the control loop.
+    /// Maximum sleep of the control loop.
     pub(crate) fn pause(&self) -> Duration {
         self.every.unwrap_or(Duration::MAX)
     }
 
-    /// All listeners are open.
     pub(crate) fn notify_ready(&self) {
         self.notify(&[NotifyState::Ready]);
     }
 
-    /// A reload is under way, until [`Self::notify_reloaded`].
+    /// Notifies of a reload, until [`Self::notify_reloaded`].
     pub(crate) fn notify_reloading(&self) {
         match NotifyState::monotonic_usec_now() {
             Ok(now) => self.notify(&[NotifyState::Reloading, now]),
-            Err(error) => tracing::warn!("cannot tell the service manager of the reload: {error}"),
+            Err(error) => tracing::warn!("cannot notify the service manager of the reload: {error}"),
         }
     }
 
-    /// A reload has ended; `taken` if the new configuration is in force.
+    /// Notifies of the end of a reload; `taken` if the new configuration is in force.
     pub(crate) fn notify_reloaded(&mut self, taken: bool) {
         self.notify(&[NotifyState::Ready]);
         self.refused = !taken;
         self.next_status = Instant::now();
     }
 
-    /// Gives signs of life while the control loop waits for `busy`, which must end by itself.
+    /// Sends watchdog messages while the control loop waits for `busy`, which must end on its own.
     pub(crate) async fn stay_alive_for<T>(&mut self, busy: impl Future<Output = T>) -> T {
         let mut busy = pin!(busy);
         loop {
@@ -104,14 +104,15 @@ impl ServiceManager {
         }
     }
 
-    /// The process ends, after this time for its sessions.
+    /// Notifies of a stop, which allows `patience` for sessions.
     pub(crate) fn notify_stopping(&self, patience: Duration) {
-        // Instead of TimeoutStopSec=, which does not know the configured deadline.
+        // Extends TimeoutStopSec=, which does not know the configured deadline.
         let until = format!("EXTEND_TIMEOUT_USEC={}", (patience + AFTERWARDS).as_micros());
         self.notify(&[NotifyState::Stopping, NotifyState::Custom(&until)]);
     }
 
-    /// Called in each round of the control loop. Calls `makes_progress` from time to time, and if a sign of life is due.
+    /// Called in each round of the control loop. Calls `makes_progress` now and then, and before each
+    /// watchdog message.
     pub(crate) fn tick(&mut self, makes_progress: impl FnOnce() -> bool, status: impl FnOnce() -> String) {
         let now = Instant::now();
         if now >= self.next_sign {
@@ -131,12 +132,12 @@ impl ServiceManager {
         }
     }
 
-    /// Notes whether the workers have taken the commands sent `every` ago.
+    /// Logs stalled workers: those that have not taken a command for `every`.
     fn note_progress(&mut self, progress: bool, now: Instant, every: Duration) {
         match (progress, self.stalled) {
             (false, None) => {
                 tracing::warn!(
-                    "a worker has taken no command for {} s: its clients are not served",
+                    "a worker has been stuck for {} s and does not serve its clients",
                     every.as_secs_f64()
                 );
                 self.stalled = Some(now - every);
@@ -144,10 +145,7 @@ impl ServiceManager {
             (false, Some(_)) => {}
             (true, stalled) => {
                 if let Some(since) = stalled {
-                    tracing::warn!(
-                        "all workers take commands again, after {:.1} s",
-                        (now - since).as_secs_f64()
-                    );
+                    tracing::warn!("all workers respond again after {:.1} s", (now - since).as_secs_f64());
                 }
                 self.stalled = None;
                 if self.every.is_some() {
@@ -185,7 +183,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn signs_of_life_come_in_time_and_only_while_there_is_progress() {
+    async fn watchdog_messages_are_sent_only_while_workers_make_progress() {
         let (mut manager, said) = manager(Some(Duration::from_secs(30)));
         assert_eq!(manager.pause(), Duration::from_secs(10));
         let status = || "fine".to_owned();
@@ -201,7 +199,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_long_wait_gives_signs_of_life() {
+    async fn a_long_wait_sends_watchdog_messages() {
         let (mut manager, said) = manager(Some(Duration::from_secs(30)));
         let busy = async {
             sleep(Duration::from_secs(35)).await;
@@ -211,7 +209,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn without_a_watchdog_progress_is_checked_and_no_sign_of_life_sent() {
+    async fn without_a_watchdog_progress_is_checked_but_not_reported() {
         let (mut manager, said) = manager(None);
         let (mut asked, mut stalled) = (Vec::new(), Vec::new());
         for second in 0..50 {
@@ -238,7 +236,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_reload_has_a_beginning_with_its_time_and_an_end() {
+    async fn a_reload_is_reported_with_its_start_time_and_end() {
         let (mut manager, said) = manager(None);
         manager.notify_ready();
         manager.notify_reloading();

@@ -15,11 +15,12 @@ use tokio::{
 
 use crate::request::{Request, Stop, UpgradeRequest};
 
-/// Sends a request for each signal from now on, from a thread of its own, so that a control loop that waits (for a name server, say) hears
-/// that it must stop. Returns once none of these signals has its default action any more.
+/// Sends a request for each signal, from its own thread, so that even a control loop waiting for a name
+/// server learns that it must stop. Returns once none of these signals has its default action.
 ///
 /// # Errors
-/// When signals cannot be caught.
+///
+/// Signals cannot be caught.
 pub(crate) fn pass_on(requests: mpsc::Sender<Request>, stop: Arc<Stop>) -> io::Result<()> {
     let (sender, caught) = std_mpsc::channel();
     thread::Builder::new().name("signals".to_owned()).spawn(move || {
@@ -49,7 +50,7 @@ struct Signals {
 }
 
 impl Signals {
-    /// From now on none of these signals has its default action.
+    /// Replaces the default actions of these signals.
     fn new() -> io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
@@ -59,7 +60,7 @@ impl Signals {
         })
     }
 
-    /// Ends once the receiver is gone.
+    /// Ends once the receiver is dropped.
     async fn pass_on(mut self, requests: mpsc::Sender<Request>, stop: &Stop) {
         loop {
             let request = self.next().await;
@@ -85,10 +86,11 @@ impl Signals {
     }
 }
 
-/// Blocks until SIGTERM or SIGINT, for programs that have nothing else to wait for.
+/// Blocks until SIGTERM or SIGINT, for programs without other work.
 ///
 /// # Errors
-/// When signals cannot be caught.
+///
+/// Signals cannot be caught.
 pub fn wait_for_stop() -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     runtime.block_on(async {

@@ -1,10 +1,10 @@
-//! Upgrade in place: a new process, perhaps of another version, takes over from this one, and clients over UDP do not notice.
+//! Upgrade in place: a new process, possibly of another version, takes over without interrupting UDP clients.
 //!
 //! ```text
 //!   this process (old_process)                           the new one (new_process)
 //!   starts it ─────────────── Hello, offer, sockets ───▶ reads its own configuration, makes its workers
 //!                            ◀──────────────────── Ready
-//!   workers pause ── from worker to worker: sessions ──▶ takes them in
+//!   workers pause ── from worker to worker: sessions ──▶ imports them
 //!                            ◀──────────────────── Taken
 //!                             ─ Metrics, Commit ───────▶ serves
 //!                            ◀────────────────── Serving
@@ -12,8 +12,8 @@
 //!   serves the rest until it ends, or a deadline ─ Metrics ─▶ adds them to its own
 //! ```
 //!
-//! Any failure before `Serving` ends the new process, and this one resumes normal service. The conversation goes over a pair of sockets, one
-//! of which is the new process's standard input, so no other process can take part.
+//! Any failure before `Serving` ends the new process, and this one resumes normal service. The messages use a socket
+//! pair, one end of which is the new process's standard input, so no other process can interfere.
 
 mod handover;
 mod new_process;

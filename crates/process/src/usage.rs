@@ -1,24 +1,18 @@
-//! Resource usage of this process, from /proc; values that cannot be read are left out.
+//! Resource usage of this process, from /proc; unreadable values are omitted.
 
 use procfs::process::{LimitValue, Process};
 
-/// Usage of this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ProcessUsage {
-    /// User and system CPU time in seconds.
     pub cpu_seconds: Option<f64>,
-    /// Resident memory in bytes.
     pub resident_bytes: Option<u64>,
-    /// Open file descriptors.
     pub open_fds: Option<u64>,
-    /// Soft limit of open file descriptors.
     pub max_fds: Option<u64>,
-    /// Start, in seconds of Unix time.
+    /// In Unix seconds.
     pub start_time_seconds: Option<f64>,
 }
 
 impl ProcessUsage {
-    /// Reads /proc.
     #[expect(
         clippy::cast_precision_loss,
         reason = "ticks since the start of the machine, and seconds since 1970, fit into 53 bits"

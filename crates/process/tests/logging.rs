@@ -1,5 +1,5 @@
-//! What reaches stderr, looked at from outside: the subscriber is the process's, and lines of the `log` crate take another way to
-//! it than those of `tracing`.
+//! Log lines on stderr, tested from outside: the subscriber is process-wide, and lines of the `log` crate
+//! reach it by another way than those of `tracing`.
 #![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
 
 use std::process::Command;
@@ -11,7 +11,7 @@ use turnpike_wire::escape;
 
 const SPEAKER: &str = "TURNPIKE_TEST_SPEAKS";
 
-/// Not a test of its own: what the other one starts.
+/// Child process of a test.
 #[test]
 fn speaker() {
     let Ok(filter) = std::env::var(SPEAKER) else { return };
@@ -24,7 +24,7 @@ fn speaker() {
 }
 
 #[test]
-fn crates_that_a_stranger_can_make_speak_are_not_heard_whatever_the_filter_says() {
+fn per_message_loggers_are_silenced_whatever_the_filter() {
     for filter in ["info", "trace", "warn,dimpl=trace"] {
         let output = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "speaker", "--nocapture"])
@@ -38,7 +38,7 @@ fn crates_that_a_stranger_can_make_speak_are_not_heard_whatever_the_filter_says(
     }
 }
 
-/// Not a test of its own: what the other one starts.
+/// Child process of a test.
 #[test]
 fn changer() {
     if std::env::var(SPEAKER).as_deref() != Ok("changes") {
@@ -63,7 +63,7 @@ fn changer() {
 }
 
 #[test]
-fn a_level_changes_while_the_program_runs_and_audit_lines_are_written_at_any() {
+fn levels_change_at_run_time_and_audit_lines_are_always_written() {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "changer", "--nocapture"])
         .env(SPEAKER, "changes")
@@ -80,7 +80,7 @@ fn a_level_changes_while_the_program_runs_and_audit_lines_are_written_at_any() {
     );
 }
 
-/// Not a test of its own: what the other one starts.
+/// Child process of a test.
 #[test]
 fn namer() {
     let format = match std::env::var(SPEAKER).as_deref() {
@@ -127,7 +127,7 @@ fn names_are_escaped_in_lines_and_kept_in_json() {
     }
 }
 
-/// Not a test of its own: what the other one starts.
+/// Child process of a test.
 #[test]
 fn journalist() {
     if std::env::var(SPEAKER).as_deref() != Ok("journal") {
@@ -141,7 +141,7 @@ fn journalist() {
 }
 
 #[test]
-fn lines_for_the_journal_have_their_priority_first_and_no_time() {
+fn journal_lines_start_with_the_priority_and_have_no_time() {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "journalist", "--nocapture"])
         .env(SPEAKER, "journal")

@@ -335,7 +335,7 @@ mod tests {
         let line = "@@ sandbox 90 system calls, others end the program; all files; no capabilities";
         assert!(report(&[line]).row("5.10").contains("| seccomp |"));
         assert_eq!(
-            confined_by("90 system calls; files to read in 3 places, to write in 1"),
+            confined_by("90 system calls; 3 readable places, 1 of them writable"),
             "seccomp, Landlock"
         );
     }

@@ -90,7 +90,7 @@ fn file_outside_the_sandbox_needs_a_restart_or_configuration() {
     }
     fs::write(&file, text(&elsewhere, "")).expect("our own file");
     serve.program.signal("HUP");
-    serve.program.line_with("name directories in sandbox.read");
+    serve.program.line_with("add directories to sandbox.read");
     own.renew(&["c.example.org"]);
     fs::write(&file, text(&own, "[log]\nlevel = \"debug\"\n")).expect("our own file");
     serve.program.signal("HUP");
@@ -122,7 +122,7 @@ fn store_outside_the_sandbox_needs_a_restart() {
     fs::write(&file, store).expect("our own file");
     serve.program.signal("HUP");
     serve.program.line_with("unable to open database file");
-    serve.program.line_with("name directories in sandbox.read and sandbox.write");
+    serve.program.line_with("add directories to sandbox.read and sandbox.write");
     // Next to the configuration the file is readable, which is not enough for a database with a write-ahead log.
     let state = dir.at("state");
     let made = ["user", "add", "b", "--password", "pw", "--state", state.to_str().expect("UTF-8")];

@@ -1,5 +1,5 @@
-//! Files, by Landlock: directories whose files can be read, and those whose files can be written. Files elsewhere cannot be opened any more,
-//! not even by root. Network sockets are not restricted, nor are connections to Unix sockets.
+//! File access by Landlock: directories whose files can be read, and those whose files can be written. All
+//! others are inaccessible, even to root. Network sockets and connections to Unix sockets are not restricted.
 
 use std::{
     collections::BTreeSet,
@@ -14,8 +14,8 @@ use landlock::{
 
 use super::{Layers, Needs};
 
-/// Needed by any program: libraries, name services, certificates, time zones, /proc and /sys; and the places for a new version of this one.
-/// Whole directories, because files in them are replaced while the process runs.
+/// Needed by any program: libraries, name services, certificates, time zones, /proc and /sys; also likely
+/// places of a new version. Whole directories, because files in them are replaced at run time.
 const SYSTEM: &[&str] = &[
     "/bin",
     "/etc",
@@ -32,18 +32,18 @@ const SYSTEM: &[&str] = &[
     "/usr",
     "/var/lib/ca-certificates",
 ];
-/// Devices that are no hardware.
+/// Devices without hardware.
 const DEVICES: &[&str] = &["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"];
-/// Version of Landlock whose rights are restricted, as far as the kernel knows them.
+/// Latest Landlock version whose rights are restricted; older kernels restrict fewer.
 const KNOWN: ABI = ABI::V6;
 
-/// Puts all other files out of reach. Returns the directories and files that can be read, and those that can be written.
+/// Restricts access to the needed files. Returns the readable and the writable places.
 pub(super) fn restrict(needs: &Needs, layers: &mut Layers) -> Result<(Vec<String>, Vec<String>), String> {
     let read = directories(needs);
     let written: BTreeSet<PathBuf> = needs.written.iter().filter(|path| path.is_dir()).cloned().collect();
     layers.add(&(&read, &written), || match apply(&read, &written) {
         Ok(RulesetStatus::NotEnforced) => {
-            Err("this kernel has no Landlock, or it is not turned on (Linux 5.13, lsm=landlock,…)".to_owned())
+            Err("this kernel lacks Landlock or has it disabled (Linux 5.13, lsm=landlock,…)".to_owned())
         }
         Ok(_) => Ok(()),
         Err(error) => Err(error.to_string()),
@@ -74,7 +74,7 @@ fn directories(needs: &Needs) -> BTreeSet<PathBuf> {
     let named = needs.files.iter().flat_map(|file| places(file));
     let mut all: BTreeSet<PathBuf> =
         system.chain(named).chain(needs.read.iter().cloned()).filter(|path| path.is_dir()).collect();
-    // Those within another one are redundant.
+    // Drops those inside another one.
     let within: Vec<PathBuf> = all
         .iter()
         .filter(|path| path.ancestors().skip(1).any(|above| all.contains(above)))
@@ -84,7 +84,7 @@ fn directories(needs: &Needs) -> BTreeSet<PathBuf> {
     all
 }
 
-/// Directories of a file: that of its name, and that of the target of its links.
+/// Directory of a file's name, and directory of its link target.
 fn places(file: &Path) -> Vec<PathBuf> {
     let absolute = std::path::absolute(file).ok();
     let leads_to = fs::canonicalize(file).ok();
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_readable_by_its_name_and_at_the_target_of_its_links() {
+    fn a_file_is_readable_at_its_name_and_its_link_target() {
         let dir = Dir::new();
         for made in ["live", "archive"] {
             fs::create_dir(dir.at(made)).expect("the directory is ours");
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn files_elsewhere_are_out_of_reach_of_this_thread_and_those_that_it_starts() {
+    fn other_files_are_inaccessible_to_this_thread_and_its_children() {
         alone::in_own_process(turnpike_testkit::this_test!(), || {
             let dir = Dir::new();
             for made in ["read", "written", "other"] {
@@ -140,17 +140,17 @@ mod tests {
                 };
                 let read = |path: &str| fs::read(dir.at(path)).map(drop);
                 let write = |path: &str| fs::write(dir.at(path), "other");
-                read("read/file").expect("it is named");
-                read("written/file").expect("what is written is read");
-                write("written/new").expect("it is named");
+                read("read/file").expect("allowed by the needs");
+                read("written/file").expect("writable files are readable");
+                write("written/new").expect("allowed by the needs");
                 fs::remove_file(dir.at("written/new")).expect("it is ours");
                 assert!(
                     denied(read("other/file")) && denied(write("other/new")) && denied(write("read/file"))
                 );
-                File::open("/proc/self/status").expect("the kernel tells");
+                File::open("/proc/self/status").expect("/proc is readable");
             };
             look();
-            thread::scope(|scope| scope.spawn(look).join().expect("it sees the same"));
+            thread::scope(|scope| scope.spawn(look).join().expect("the thread is restricted, too"));
         });
     }
 }

@@ -1,5 +1,5 @@
-//! Restrictions already in force. The new process of an upgrade inherits Landlock rules and seccomp filters, and the kernel limits them to
-//! 16 rulesets and 32,768 instructions. So an upgrade adds none that is already there.
+//! Restrictions already in force. The new process of an upgrade inherits Landlock rules and seccomp filters,
+//! and the kernel allows 16 rulesets and 32,768 instructions, so an upgrade adds only what is missing.
 
 use std::{
     env,
@@ -13,7 +13,7 @@ use turnpike_config::{UPGRADE_SANDBOX_VARIABLE, UPGRADE_VARIABLE};
 pub(super) struct Layers(Vec<String>);
 
 impl Layers {
-    /// Those of the previous process, if there is one.
+    /// Digests of the previous process, if any.
     pub(super) fn inherited() -> Self {
         let is_upgrade = env::var_os(UPGRADE_VARIABLE).is_some();
         let digests = env::var(UPGRADE_SANDBOX_VARIABLE).ok().filter(|_| is_upgrade);
@@ -36,7 +36,7 @@ impl Layers {
         Ok(())
     }
 
-    /// Value of the variable for the next process.
+    /// Value of the environment variable for the next process.
     pub(super) fn to_variable(&self) -> String {
         self.0.join(",")
     }
@@ -65,7 +65,7 @@ mod tests {
         for rules in ["b", "c", "a"] {
             add(&mut next, rules);
         }
-        assert_eq!(count, 3, "what failed is not in force");
+        assert_eq!(count, 3, "a failed restriction is not recorded");
         assert_eq!(Layers::from_variable("").0, [""; 0]);
     }
 }

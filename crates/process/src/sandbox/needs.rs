@@ -1,4 +1,4 @@
-//! Needs of a configuration while the process runs, reloads and upgrades included.
+//! Files and privileges that a configuration needs at run time, including reloads and upgrades.
 
 use std::{
     env, fs,
@@ -9,24 +9,21 @@ use std::{
 use rustix::thread::CapabilitySet;
 use turnpike_config::{AdminAddress, AdminSettings, SandboxSettings, runtime_directory};
 
-/// Variables that name files for libraries, besides those of the system.
+/// Environment variables with files for libraries.
 const VARIABLES: &[&str] =
     &["PGPASSFILE", "PGSSLCERT", "PGSSLKEY", "PGSSLROOTCERT", "SSL_CERT_DIR", "SSL_CERT_FILE", "TZDIR"];
 
-/// Files and privileges that stay available.
 #[derive(Clone, Debug)]
 pub struct Needs {
-    /// Named files. All files in their directories can be read, because a file is replaced by another one.
+    /// Configured files. All files in their directories are readable, because files are replaced by new ones.
     pub files: Vec<PathBuf>,
-    /// Directories whose files can be read.
     pub read: Vec<PathBuf>,
-    /// Directories whose files can be written.
     pub written: Vec<PathBuf>,
-    /// Privileges to keep, if the process has them.
     pub privileges: CapabilitySet,
 }
 
-/// Needs of every program: to listen below port 1024, and to raise its own limits (of files, and of the memory of pipes).
+/// Needs of every program: listening below port 1024, and raising its own limits (open files, memory of
+/// pipes).
 impl Default for Needs {
     fn default() -> Self {
         Self {
@@ -39,11 +36,11 @@ impl Default for Needs {
 }
 
 impl Needs {
-    /// Privileges for loading programs into the kernel, attaching them, and letting them look at packets.
+    /// Privileges to load and attach kernel programs that read packets.
     pub const KERNEL: CapabilitySet =
         CapabilitySet::BPF.union(CapabilitySet::NET_ADMIN).union(CapabilitySet::PERFMON);
 
-    /// Needs of settings that all services have; `file` is the configuration file.
+    /// Needs of the settings common to all services; `file` is the configuration file.
     #[must_use]
     pub fn new(sandbox: &SandboxSettings, admin: &AdminSettings, file: Option<&Path>) -> Self {
         let AdminSettings { listen, tls_cert, tls_key, client_ca, read_client_ca, .. } = admin;
@@ -59,11 +56,11 @@ impl Needs {
         let of_libraries = VARIABLES.iter().filter_map(|name| env::var_os(name).map(PathBuf::from));
         let passwords =
             env::var_os("HOME").map(|home| Path::new(&home).join(".pgpass")).filter(|file| file.is_file());
-        // A new version is started from this one's place.
+        // A new version starts from the same place.
         let own = env::current_exe().ok();
         let files = file.into_iter().map(Path::to_owned).chain(pem.cloned()).chain(secrets).chain(own);
         let mut read = sandbox.read.clone();
-        // The file alone: its directory has all files of its owner.
+        // Only the file, because its directory holds all of the user's files.
         read.extend(passwords);
         let written = sandbox.write.iter().cloned().chain(sockets).chain([runtime_directory::own().path]);
         Self {
@@ -74,13 +71,13 @@ impl Needs {
         }
     }
 
-    /// Returns true if programs are loaded into the kernel.
+    /// True if kernel programs are loaded.
     #[must_use]
     pub fn is_in_kernel(&self) -> bool {
         self.privileges.contains(CapabilitySet::BPF)
     }
 
-    /// Adds the privilege for socket buffers of this many bytes, if they are larger than the kernel grants to any process.
+    /// Adds the privilege for socket buffers of `bytes`, if that exceeds the kernel's limit.
     pub fn add_buffers(&mut self, bytes: usize) {
         let granted =
             |name: &str| fs::read_to_string(format!("/proc/sys/net/core/{name}")).ok()?.trim().parse().ok();
@@ -89,12 +86,12 @@ impl Needs {
         }
     }
 
-    /// Makes the written directories, because access cannot be granted to a missing one. Root needs the privilege to access files of other
-    /// users only if there are such files.
+    /// Creates the written directories, because access to a missing one cannot be granted. Root needs the
+    /// privilege to access other users' files only if there are some.
     #[must_use]
     pub fn with_directories(mut self) -> Self {
         for directory in &self.written {
-            // A directory that cannot be made now could not be made later.
+            // A directory that cannot be created now could not be created later.
             let _ = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
         }
         let own = rustix::process::geteuid().as_raw();
@@ -106,7 +103,6 @@ impl Needs {
     }
 }
 
-/// Directory of a file.
 #[must_use]
 pub fn directory_of(file: &Path) -> Option<PathBuf> {
     std::path::absolute(file).ok()?.parent().map(Path::to_owned)

@@ -1,4 +1,4 @@
-//! Capabilities: which are kept, and that no program that is started gets others (no_new_privs).
+//! Capabilities: drops the unneeded ones, and sets no_new_privs so that no started program gains others.
 
 use std::{io, sync::OnceLock};
 
@@ -8,31 +8,31 @@ use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabiliti
 /// Privileges at the start of the process.
 static BEFORE: OnceLock<CapabilitySet> = OnceLock::new();
 
-/// Forbids core dumps of this process, which holds keys, and tracing by other processes of this user (PR_SET_DUMPABLE in prctl(2)). A new
-/// program sets its own.
+/// Forbids core dumps, which would contain keys, and tracing by other processes of this user (PR_SET_DUMPABLE
+/// in prctl(2)). A new program sets its own.
 pub(super) fn forbid_core_dumps() -> io::Result<()> {
     Ok(set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
 }
 
-/// Drops all other privileges of this thread and of those that it starts.
+/// Drops all other privileges of this thread and its later threads.
 pub(super) fn drop_all_but(wanted: CapabilitySet) -> Result<Vec<String>, String> {
     let drop = || -> io::Result<CapabilitySet> {
-        // Without it a program of root would have all of them again.
+        // Without it, a setuid program of root would regain all of them.
         set_no_new_privs(true)?;
         let held = capabilities(None)?;
         BEFORE.get_or_init(|| held.permitted);
         let kept = kept(wanted, held.permitted);
         let inheritable = held.inheritable & kept;
-        // Not called without need: units may forbid capset(2).
+        // Skipped if unneeded: units may forbid capset(2).
         if (kept, inheritable) != (held.permitted, held.inheritable) {
             set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable })?;
         }
         Ok(kept)
     };
-    drop().map(names).map_err(|error| format!("they cannot be given up ({error})"))
+    drop().map(names).map_err(|error| format!("cannot drop them ({error})"))
 }
 
-/// Wanted privileges that the process began with and no longer has.
+/// Wanted privileges that the process had at its start and lacks now.
 pub(super) fn given_up(wanted: CapabilitySet) -> Option<String> {
     let now = capabilities(None).ok()?.permitted;
     let gone = names(kept(wanted, *BEFORE.get()?) & !now);
@@ -40,13 +40,13 @@ pub(super) fn given_up(wanted: CapabilitySet) -> Option<String> {
 }
 
 fn kept(wanted: CapabilitySet, held: CapabilitySet) -> CapabilitySet {
-    // Linux before 5.8 knows no CAP_BPF: there it is a part of CAP_SYS_ADMIN.
+    // Linux before 5.8 has no CAP_BPF; CAP_SYS_ADMIN includes it there.
     let is_old = wanted.contains(CapabilitySet::BPF) && !held.contains(CapabilitySet::BPF);
     let wanted = if is_old { wanted | CapabilitySet::SYS_ADMIN } else { wanted };
     wanted & held
 }
 
-/// As capabilities(7) has them, without `CAP_`.
+/// Names as in capabilities(7), without `CAP_`.
 fn names(set: CapabilitySet) -> Vec<String> {
     set.iter_names().map(|(name, _)| name.to_owned()).collect()
 }
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn before_cap_bpf_its_place_is_taken_by_the_one_before() {
+    fn without_cap_bpf_cap_sys_admin_is_kept() {
         let kernel = CapabilitySet::BPF | CapabilitySet::NET_ADMIN;
         let old = CapabilitySet::NET_ADMIN | CapabilitySet::SYS_ADMIN | CapabilitySet::CHOWN;
         assert_eq!(names(kept(kernel, old)), ["NET_ADMIN", "SYS_ADMIN"]);
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_goes_into_no_core_dump() {
+    fn core_dumps_are_disabled() {
         alone::in_own_process(turnpike_testkit::this_test!(), || {
             forbid_core_dumps().expect("it is ours");
             let now = rustix::process::dumpable_behavior().expect("it is ours");
@@ -77,10 +77,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_up_is_gone_for_good_and_known() {
+    fn dropped_privileges_stay_dropped_and_are_reported() {
         alone::in_own_process(turnpike_testkit::this_test!(), || {
             let held = capabilities(None).expect("it is ours").permitted;
-            let kept = drop_all_but(CapabilitySet::NET_BIND_SERVICE).expect("less can always be had");
+            let kept = drop_all_but(CapabilitySet::NET_BIND_SERVICE).expect("dropping is always allowed");
             assert!(kept.iter().all(|name| *name == "NET_BIND_SERVICE"), "{kept:?}");
             let again =
                 CapabilitySets { effective: held, permitted: held, inheritable: CapabilitySet::empty() };

@@ -1,8 +1,8 @@
-//! System calls, by seccomp: a list of those that turnpike, its libraries and the start of a new program make. A call that is not in it
-//! ends the process in builds for development, so that no test overlooks one; in a release it is refused with EPERM.
+//! System calls, by seccomp: a list of those that turnpike, its libraries and the start of a new program
+//! make. Other calls end the process in development builds, so that tests notice them; in a release they fail
+//! with EPERM.
 //!
-//! Calls that this version has never heard of are answered with ENOSYS in both: that is how a library which is newer than this program
-//! learns to do without.
+//! Calls newer than this version fail with ENOSYS in both, so that newer libraries fall back to older calls.
 
 use std::collections::BTreeMap;
 
@@ -17,18 +17,17 @@ use turnpike_net::{
 
 use super::Layers;
 
-/// What becomes of other calls, for the log.
+/// Effect on other calls, for the log.
 pub(super) const OTHERS: &str =
     if cfg!(debug_assertions) { "any other ends the process" } else { "any other is refused" };
 
-/// What becomes of other calls.
 const OTHER: SeccompAction = if cfg!(debug_assertions) {
     SeccompAction::KillProcess
 } else {
     SeccompAction::Errno(libc::EPERM as u32)
 };
 
-/// Restricts this process; how many calls are left. `bpf` is for whoever has programs in the kernel.
+/// Restricts this process, and returns the number of allowed calls. `bpf` allows kernel programs.
 pub(super) fn restrict(bpf: bool, layers: &mut Layers) -> Result<u64, String> {
     let (count, programs) = programs(bpf, OTHER)?;
     install(&programs, layers)?;
@@ -40,20 +39,20 @@ fn install(programs: &[BpfProgram], layers: &mut Layers) -> Result<(), String> {
         let program: Vec<Instruction> = program.iter().map(|it| (it.code, it.jt, it.jf, it.k)).collect();
         layers
             .add(&program, || system_calls::filter(&program))
-            .map_err(|error| format!("the kernel does not do it ({error})"))?;
+            .map_err(|error| format!("the kernel refused the filter ({error})"))?;
     }
     Ok(())
 }
 
-/// Which calls may be made, and what becomes of those that nobody knows. Of two programs the stricter one wins, and of two that refuse the
-/// one that came later. The kernel remembers which calls both always allow (Linux 5.11), and asks neither about them again: those of the
-/// data path are among these.
+/// Compiles two filters: the allowed calls, and the answer to unknown ones. The kernel applies the stricter
+/// result, and between two errors the later filter's. Calls that both always allow, such as those of the data
+/// path, skip the filters (Linux 5.11).
 fn programs(bpf: bool, other: SeccompAction) -> Result<(usize, [BpfProgram; 2]), String> {
     let arch = TargetArch::try_from(std::env::consts::ARCH)
-        .map_err(|_| format!("there is no list for {}", std::env::consts::ARCH))?;
+        .map_err(|_| format!("no list of system calls for {}", std::env::consts::ARCH))?;
     let compile = || -> Result<_, BackendError> {
         let allowed = allowed(bpf)?;
-        // Those that get ENOSYS in a moment are not made.
+        // Without those that get ENOSYS from the second filter.
         let count =
             allowed.keys().filter(|call| !UNKNOWN.contains(call) && **call != libc::SYS_clone3).count();
         let known = SeccompFilter::new(allowed, other, SeccompAction::Allow, arch)?;
@@ -66,7 +65,7 @@ fn programs(bpf: bool, other: SeccompAction) -> Result<(usize, [BpfProgram; 2]),
     compile().map_err(|error| error.to_string())
 }
 
-/// Calls of kernels that are newer than this list, on all architectures alike: Linux 6.18 has none of them.
+/// Calls newer than this list, the same on all architectures: Linux 6.18 has none of them.
 const UNKNOWN: std::ops::Range<libc::c_long> = 470..700;
 
 fn allowed(bpf: bool) -> Result<BTreeMap<libc::c_long, Vec<SeccompRule>>, BackendError> {
@@ -79,13 +78,13 @@ fn allowed(bpf: bool) -> Result<BTreeMap<libc::c_long, Vec<SeccompRule>>, Backen
     };
     allowed.insert(libc::SYS_socket, any_of(0, FAMILIES)?);
     allowed.insert(libc::SYS_ioctl, any_of(1, REQUESTS)?);
-    // No namespaces. Of clone3 the kernel cannot look at the arguments; told that there is none, libraries use this one.
+    // No namespaces. The kernel cannot inspect the arguments of clone3; on ENOSYS libraries use clone.
     allowed.insert(libc::SYS_clone, vec![only_if(0, SeccompCmpOp::MaskedEq(NAMESPACES.into()), 0)?]);
-    // No memory that is written and then run.
+    // No memory that is both writable and executable.
     let (write, run) = (libc::PROT_WRITE as u32, libc::PROT_EXEC as u32);
     let without = |bit: u32| only_if(2, SeccompCmpOp::MaskedEq(bit.into()), 0);
     allowed.insert(libc::SYS_mmap, vec![without(run)?, without(write)?]);
-    // On ARM the loader marks what is run once more, for the branches that may lead there.
+    // On ARM the loader marks executable memory a second time, for branch target identification.
     let is_arm = cfg!(target_arch = "aarch64");
     allowed.insert(libc::SYS_mprotect, if is_arm { Vec::new() } else { vec![without(run)?] });
     Ok(allowed)
@@ -95,15 +94,15 @@ fn only_if(argument: u8, compare: SeccompCmpOp, value: u32) -> Result<SeccompRul
     SeccompRule::new(vec![SeccompCondition::new(argument, Dword, compare, value.into())?])
 }
 
-/// Of socket(2).
+/// Allowed families of socket(2).
 const FAMILIES: &[u32] =
     &[libc::AF_UNIX as u32, libc::AF_INET as u32, libc::AF_INET6 as u32, libc::AF_NETLINK as u32];
 
-/// Of ioctl(2): whether a socket waits, what is queued, whether an urgent byte is next, whether a file is closed with execve(2), what a
-/// terminal is, names and numbers of interfaces. Not what puts words into a terminal.
+/// Allowed requests of ioctl(2): non-blocking mode, queue sizes, urgent data, close-on-exec, terminal
+/// attributes, names and numbers of interfaces. Not TIOCSTI, which types into a terminal.
 #[expect(
     clippy::cast_possible_truncation,
-    reason = "a request has 32 bits, in whichever type a C library has it"
+    reason = "a request has 32 bits, whatever its type in the C library"
 )]
 const REQUESTS: &[u32] = &[
     libc::FIONBIO as u32,
@@ -113,7 +112,7 @@ const REQUESTS: &[u32] = &[
     libc::FIOCLEX as u32,
     libc::FIONCLEX as u32,
     libc::TCGETS as u32,
-    // TCGETS2, by which newer libraries ask for the same.
+    // TCGETS2, which newer libraries use instead.
     0x802C_542A,
     libc::TIOCGWINSZ as u32,
     libc::TIOCGPGRP as u32,
@@ -122,7 +121,7 @@ const REQUESTS: &[u32] = &[
     libc::SIOCGIFFLAGS as u32,
 ];
 
-/// Of clone(2), as unshare(2) takes them.
+/// Flags of clone(2), as for unshare(2).
 const NAMESPACES: u32 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWUTS
@@ -131,7 +130,7 @@ const NAMESPACES: u32 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET) as u32;
 
-/// Calls that not all C libraries have names for.
+/// Calls without a name in some C libraries.
 const FCHMODAT2: libc::c_long = 452;
 const MSEAL: libc::c_long = 462;
 
@@ -262,7 +261,7 @@ const COMMON: &[libc::c_long] = &[
     libc::SYS_tkill,
     libc::SYS_tgkill,
     libc::SYS_getrandom,
-    // What the process is, and its limits.
+    // Process information and limits.
     libc::SYS_getpid,
     libc::SYS_getppid,
     libc::SYS_getpgid,
@@ -279,7 +278,7 @@ const COMMON: &[libc::c_long] = &[
     libc::SYS_sysinfo,
     libc::SYS_prlimit64,
     libc::SYS_capget,
-    // The process that goes on in its place, and the sandbox that this one adds.
+    // Starting the next process, and its additional sandbox.
     libc::SYS_execve,
     libc::SYS_wait4,
     libc::SYS_waitid,
@@ -293,7 +292,7 @@ const COMMON: &[libc::c_long] = &[
     libc::SYS_landlock_restrict_self,
 ];
 
-/// What C libraries call there in place of newer calls.
+/// Older calls that C libraries use on this architecture.
 #[cfg(target_arch = "x86_64")]
 const OF_ARCHITECTURE: &[libc::c_long] = &[
     libc::SYS_arch_prctl,
@@ -352,7 +351,7 @@ mod tests {
 
     use super::*;
 
-    /// Set where this program was started by a test to end by what it does.
+    /// Set in the child process of a test.
     const DOES: &str = "TURNPIKE_TEST_SYSTEM_CALL";
 
     fn enter(other: SeccompAction) {
@@ -360,25 +359,25 @@ mod tests {
         install(&programs, &mut Layers::default()).expect("the kernel has seccomp");
     }
 
-    /// Makes a call that is in no list, and says what came of it.
+    /// Makes a call that no list allows.
     fn forbidden() -> Result<(), Errno> {
-        // It would change nothing, whoever asks.
+        // Sets the current name, so it changes nothing.
         let name = system::uname();
         system::sethostname(name.nodename().to_bytes())
     }
 
     #[test]
-    fn builds_for_development_end_and_releases_refuse() {
+    fn development_builds_kill_and_releases_refuse() {
         let refuses = SeccompAction::Errno(libc::EPERM as u32);
         assert_eq!(OTHER, if cfg!(debug_assertions) { SeccompAction::KillProcess } else { refuses });
     }
 
     #[test]
-    fn a_call_that_is_not_in_the_list_ends_the_process() {
+    fn an_unlisted_call_ends_the_process() {
         if env::var_os(DOES).is_some() {
             enter(SeccompAction::KillProcess);
             let came_of_it = forbidden();
-            panic!("it goes on: {came_of_it:?}");
+            panic!("still running: {came_of_it:?}");
         }
         let own = env::current_exe().expect("it runs");
         let status = Command::new(own)
@@ -390,10 +389,10 @@ mod tests {
     }
 
     #[test]
-    fn in_a_release_it_is_refused_in_each_thread() {
+    fn in_a_release_an_unlisted_call_is_refused_in_each_thread() {
         alone::in_own_process(turnpike_testkit::this_test!(), || {
             let (sender, receiver) = std::sync::mpsc::channel::<()>();
-            // One that is there before, too.
+            // Includes threads started before.
             let before = thread::spawn(move || {
                 let _ = receiver.recv();
                 forbidden()
@@ -406,17 +405,17 @@ mod tests {
     }
 
     #[test]
-    fn what_the_programs_need_is_left_and_what_it_could_be_turned_to_is_not() {
+    fn needed_calls_work_and_dangerous_ones_are_refused() {
         alone::in_own_process(turnpike_testkit::this_test!(), || {
             enter(SeccompAction::Errno(libc::EPERM as u32));
             let socket = |family| rustix::net::socket(family, SocketType::DGRAM, None).map(drop);
             assert_eq!(socket(AddressFamily::INET), Ok(()));
-            // The kernel's cryptography, which has been a way in more than once.
+            // AF_ALG, the kernel's cryptography, which has had several vulnerabilities.
             assert_eq!(socket(AddressFamily::from_raw(38)), Err(Errno::PERM));
             assert_eq!(socket(AddressFamily::VSOCK), Err(Errno::PERM));
             TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("listeners are opened by reloads");
             UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("so are relayed addresses");
-            fs::read_to_string("/proc/self/status").expect("the kernel tells");
+            fs::read_to_string("/proc/self/status").expect("/proc is readable");
             // A new process may restrict itself further.
             enter(SeccompAction::Errno(libc::EPERM as u32));
             let started = Command::new("/bin/true").status().expect("a new program may be started");
@@ -425,13 +424,13 @@ mod tests {
     }
 
     #[test]
-    fn programs_in_the_kernel_are_for_whoever_is_to_have_them() {
+    fn the_bpf_call_is_allowed_only_with_kernel_programs() {
         let has = |bpf: bool| allowed(bpf).expect("it compiles").contains_key(&libc::SYS_bpf);
         assert!(has(true) && !has(false));
     }
 
     #[test]
-    fn no_call_is_known_and_unknown() {
+    fn no_listed_call_is_in_the_unknown_range() {
         assert!(COMMON.iter().chain(OF_ARCHITECTURE).all(|call| !UNKNOWN.contains(call)));
     }
 }

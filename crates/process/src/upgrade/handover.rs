@@ -1,4 +1,4 @@
-//! The state that a service hands over, and the descriptors that come with it.
+//! State that a service hands over, and the descriptors that belong to it.
 
 use std::{io, os::fd::OwnedFd, time::Duration};
 
@@ -11,24 +11,27 @@ use crate::error::ProcessError;
 /// A listening socket and its address in the configuration.
 pub type NamedSocket = (String, OwnedFd);
 
-/// State that a service can hand over to a new process; used from a thread that may wait.
+/// State that a service can hand over to a new process; used from a thread that may block.
 pub trait HandoverState: Send + Sync {
-    /// Everything that the new process needs in advance.
+    /// Exports everything that the new process needs in advance.
     ///
     /// # Errors
+    ///
     /// Those of dup(2) and socketpair(2).
     fn offer(&self) -> io::Result<HandoverOffer>;
-    /// Pauses the workers. [`HandoverState::forget`] or [`HandoverState::resume`] follows, even after an error.
+    /// Pauses the workers. [`HandoverState::forget`] or [`HandoverState::resume`] follows, even after an
+    /// error.
     ///
     /// # Errors
+    ///
     /// A worker is stuck.
     fn pause(&self, successor_keeps_flows: bool) -> io::Result<()>;
     /// Sends the sessions to the workers at the other ends of `channels`; returns their number.
     ///
     /// # Errors
+    ///
     /// A worker of either process is stuck or has ended.
     fn export(&self, channels: Vec<Channel>, patience: Duration) -> io::Result<usize>;
-    /// Resumes normal service.
     fn resume(&self);
     /// Forgets the sessions that the new process has.
     fn forget(&self);
@@ -36,33 +39,29 @@ pub trait HandoverState: Send + Sync {
 
 /// See [`HandoverState::offer`].
 pub struct HandoverOffer {
-    /// As JSON; contains keys.
+    /// JSON; contains keys.
     pub(crate) text: Zeroizing<Vec<u8>>,
-    /// Descriptors that it names.
+    /// Descriptors named in the text.
     pub(crate) descriptors: Vec<OwnedFd>,
-    /// This process's ends of the channels from worker to worker.
+    /// This process's ends of the channels between workers.
     pub(crate) channels: Vec<Channel>,
 }
 
 impl HandoverOffer {
-    /// Serializes the offer.
-    ///
-    /// # Errors
-    /// Those of `serde_json`.
     pub fn new(
         offer: &impl Serialize,
         descriptors: Vec<OwnedFd>,
         channels: Vec<Channel>,
     ) -> io::Result<Self> {
-        // Room for all of it: a buffer that grows would leave a copy behind.
+        // Large enough, because a growing buffer would leave copies of keys behind.
         let mut text = Zeroizing::new(Vec::with_capacity(1 << 16));
         serde_json::to_writer(&mut *text, offer)?;
         Ok(Self { text, descriptors, channels })
     }
 }
 
-/// Names of the last descriptors of an offer: sockets of the admin interface and of the credential service, then those passed by a service
-/// manager.
+/// Names of the last descriptors of an offer: sockets of the admin interface and the credential service, then
+/// those passed by a service manager.
 #[derive(Default, Serialize, Deserialize)]
 pub struct DescriptorNames {
     page: Vec<String>,
@@ -73,6 +72,7 @@ impl DescriptorNames {
     /// Appends the descriptors.
     ///
     /// # Errors
+    ///
     /// Those of dup(2).
     pub fn export(
         page: Vec<NamedSocket>,
@@ -94,7 +94,8 @@ impl DescriptorNames {
     /// Takes the descriptors out again.
     ///
     /// # Errors
-    /// Some are missing, or are no sockets.
+    ///
+    /// Descriptors are missing or are not sockets.
     pub fn import(
         self,
         descriptors: &mut Vec<OwnedFd>,

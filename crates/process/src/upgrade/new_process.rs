@@ -1,4 +1,4 @@
-//! The new process's side of an upgrade.
+//! New process's side of an upgrade.
 
 use std::{env, fmt::Display, io, os::fd::OwnedFd, sync::Arc, thread, time::Duration};
 
@@ -20,10 +20,11 @@ pub struct PreviousProcess {
     descriptors: Vec<OwnedFd>,
 }
 
-/// Runs a service, which takes over from the previous process if that has started this one. If the service cannot start, the previous
-/// process hears why, and goes on.
+/// Runs a service, which takes over if a previous process started this one. If the service cannot start, the
+/// previous process receives the reason and keeps serving.
 ///
 /// # Errors
+///
 /// Those of `run`, and [`ProcessError::Upgrade`].
 pub fn begin<E: Display + From<ProcessError>>(
     service: &str,
@@ -44,13 +45,12 @@ impl PreviousProcess {
         }
         let channel = Channel::from_stdin().map_err(|error| {
             ProcessError::Upgrade(format!(
-                "{UPGRADE_VARIABLE} is set, but standard input leads to no process that is to be upgraded ({error}): unset it"
+                "{UPGRADE_VARIABLE} is set, but standard input is not connected to a process being upgraded ({error}): unset it"
             ))
         })?;
         Self::receive_offer(channel, service).map(Some)
     }
 
-    /// Receives the greeting and the offer.
     fn receive_offer(channel: Channel, service: &str) -> Result<Self, ProcessError> {
         let offered = check_hello(&channel, service)
             .and_then(|()| channel.receive().map_err(|error| error.to_string()));
@@ -65,22 +65,23 @@ impl PreviousProcess {
         }
     }
 
-    /// The offer and its descriptors.
+    /// Offer and its descriptors.
     ///
     /// # Errors
-    /// The offer cannot be read.
+    ///
+    /// The offer is unreadable.
     pub fn offer<T: DeserializeOwned>(&mut self) -> Result<(T, Vec<OwnedFd>), ProcessError> {
         let text = std::mem::take(&mut self.text);
         let offer = serde_json::from_slice::<T>(&text).map_err(|error| {
             ProcessError::Upgrade(format!(
-                "the old process's offer cannot be read ({error}): it is of too different a version, restart instead"
+                "cannot read the old process's offer ({error}): its version is too different, restart instead"
             ))
         })?;
         Ok((offer, std::mem::take(&mut self.descriptors)))
     }
 
-    /// Takes over once everything that can fail is done, except for the sessions: `receive` waits for them and returns their number, and
-    /// `serve` begins to serve them. `keeps_flows` means that flows in the kernel go on.
+    /// Takes over once everything else that can fail is done: `receive` waits for the sessions and returns
+    /// their number, `serve` begins to serve them. `keeps_flows`: flows in the kernel stay.
     fn take_over(
         &self,
         carried: &CarriedMetrics,
@@ -88,8 +89,9 @@ impl PreviousProcess {
         receive: impl FnOnce() -> Result<usize, String>,
         serve: impl FnOnce(),
     ) -> Result<(), ProcessError> {
-        let gone =
-            |error: io::Error| ProcessError::Upgrade(format!("the old process has called it off ({error})"));
+        let gone = |error: io::Error| {
+            ProcessError::Upgrade(format!("the old process cancelled the upgrade ({error})"))
+        };
         let version = env!("CARGO_PKG_VERSION").to_owned();
         self.channel.send_value(&FromNew::Ready { version, keeps_flows }, &[]).map_err(gone)?;
         let sessions = receive().map_err(ProcessError::Upgrade)?;
@@ -97,20 +99,23 @@ impl PreviousProcess {
         loop {
             match self.channel.receive_value::<FromOld>().map_err(gone)?.0 {
                 FromOld::Commit => break,
-                // Everything that exists there is about to exist here.
+                // Everything that exists there will exist here.
                 FromOld::Metrics(text) => carried.expect(&text),
                 FromOld::Hello { .. } | FromOld::Released => {
-                    return Err(ProcessError::Upgrade("the old process speaks out of turn".to_owned()));
+                    return Err(ProcessError::Upgrade(
+                        "the old process sent an unexpected message".to_owned(),
+                    ));
                 }
             }
         }
         serve();
-        // If the old process has just ended, this one serves all the same.
+        // This process serves even if the old one has just ended.
         let _ = self.channel.send_value(&FromNew::Serving, &[]);
         Ok(())
     }
 
-    /// Listens to the old process until it ends; calls `released` once it has given up the kernel's path.
+    /// Listens to the old process until it ends; calls `released` once the old process has released the
+    /// kernel path.
     fn listen(self, carried: Arc<CarriedMetrics>, released: impl FnOnce() + Send + 'static) {
         carried.begin();
         let listening = Arc::clone(&carried);
@@ -128,25 +133,27 @@ impl PreviousProcess {
                     Err(_) => break,
                 }
             }
-            // Its end releases it too.
+            // Its end releases it as well.
             if let Some(released) = released {
                 released();
             }
             listening.end();
-            tracing::info!("the process before this one has ended");
+            tracing::info!("the previous process has ended");
         };
         if let Err(error) = thread::Builder::new().name("predecessor".to_owned()).spawn(listen) {
             carried.end();
-            tracing::warn!("cannot listen to the process before this one: {error}");
+            tracing::warn!("cannot listen to the previous process: {error}");
         }
     }
 }
 
-/// Takes over from the previous process, if there is one: `receive` waits for its sessions and returns their number, `serve` begins to serve
-/// them, and `released` is called once the kernel's path is free. `keeps_flows` means that flows in the kernel go on.
+/// Takes over from the previous process, if any: `receive` waits for its sessions and returns their number,
+/// `serve` begins to serve them, and `released` is called once the kernel path is free. `keeps_flows`: flows
+/// in the kernel stay.
 ///
 /// # Errors
-/// That of `receive`, or the previous process has called the upgrade off.
+///
+/// That of `receive`, or the previous process cancelled the upgrade.
 pub fn take_over(
     previous: &mut Option<PreviousProcess>,
     carried: &Arc<CarriedMetrics>,
@@ -168,16 +175,16 @@ pub fn take_over(
 fn check_hello(channel: &Channel, service: &str) -> Result<(), String> {
     let hello = channel.receive_value::<FromOld>().map_err(|error| error.to_string())?.0;
     let FromOld::Hello { protocol, version, service: theirs } = hello else {
-        return Err("the old process speaks out of turn".to_owned());
+        return Err("the old process sent an unexpected message".to_owned());
     };
     let ours = env!("CARGO_PKG_VERSION");
     if protocol != PROTOCOL {
         return Err(format!(
-            "turnpike {version} hands over by protocol {protocol}, turnpike {ours} takes over by {PROTOCOL}: restart instead"
+            "turnpike {version} uses upgrade protocol {protocol}, turnpike {ours} uses {PROTOCOL}: restart instead"
         ));
     }
     if theirs != service {
-        return Err(format!("a process of turnpike {theirs} cannot go on as turnpike {service}"));
+        return Err(format!("a turnpike {theirs} process cannot continue as turnpike {service}"));
     }
     Ok(())
 }
@@ -218,11 +225,11 @@ mod tests {
     }
 
     #[test]
-    fn another_protocol_or_service_or_none_is_refused_with_a_reason() {
+    fn unknown_protocols_and_services_are_refused_with_a_reason() {
         for (greeting, why) in [
-            (hello(PROTOCOL + 1, "serve"), "turnpike 9.8.7 hands over by protocol 2"),
-            (hello(PROTOCOL, "forward"), "turnpike forward cannot go on as turnpike serve"),
-            (json!("commit"), "out of turn"),
+            (hello(PROTOCOL + 1, "serve"), "turnpike 9.8.7 uses upgrade protocol 2"),
+            (hello(PROTOCOL, "forward"), "turnpike forward process cannot continue as turnpike serve"),
+            (json!("commit"), "unexpected message"),
             (json!({ "greetings": 1 }), "cannot be read"),
         ] {
             let (old, previous) = met(&greeting);
@@ -234,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn the_conversation_ends_in_serving_and_not_before() {
+    fn the_new_process_serves_only_after_commit() {
         let (old, previous) = met(&hello(PROTOCOL, "serve"));
         let mut previous = previous.expect("it fits");
         assert_eq!(previous.offer::<Vec<u8>>().expect("it can be read").0, [7]);
@@ -245,7 +252,7 @@ mod tests {
                 json!({ "ready": { "version": env!("CARGO_PKG_VERSION"), "keeps_flows": true } })
             );
             assert_eq!(said(&old), json!({ "taken": { "sessions": 5 } }));
-            assert!(!old.is_ready(Duration::ZERO).expect("it is open"), "nobody has said commit");
+            assert!(!old.is_ready(Duration::ZERO).expect("it is open"), "no commit yet");
             let page = "# TYPE turnpike_x counter\nturnpike_x_total 4\n# EOF\n";
             old.send_value(&FromOld::Metrics(page.to_owned()), &[]).expect("it listens");
             old.send_value(&FromOld::Commit, &[]).expect("it listens");
@@ -253,13 +260,13 @@ mod tests {
         });
         let mut serves = false;
         previous.take_over(&carried, true, || Ok(5), || serves = true).expect("all is well");
-        other.join().expect("it heard all that");
+        other.join().expect("the other side got all messages");
         assert!(serves && !carried.lives());
         assert!(carried.add_to("# EOF\n".to_owned()).contains("turnpike_x_total 4"));
     }
 
     #[test]
-    fn an_old_process_that_goes_away_ends_it_before_it_serves() {
+    fn the_new_process_does_not_serve_if_the_old_one_ends_early() {
         let (old, previous) = met(&hello(PROTOCOL, "serve"));
         let previous = previous.expect("it fits");
         let receive = || {
@@ -268,8 +275,8 @@ mod tests {
         };
         let error = previous
             .take_over(&CarriedMetrics::default(), false, receive, || panic!("it serves"))
-            .expect_err("it is called off");
-        assert!(error.to_string().contains("called it off"), "{error}");
+            .expect_err("the upgrade is cancelled");
+        assert!(error.to_string().contains("cancelled the upgrade"), "{error}");
     }
 
     #[test]
@@ -279,7 +286,7 @@ mod tests {
         let (sender, released) = std::sync::mpsc::channel();
         previous
             .expect("it fits")
-            .listen(Arc::clone(&carried), move || sender.send(()).expect("somebody waits"));
+            .listen(Arc::clone(&carried), move || sender.send(()).expect("the test waits"));
         assert!(carried.lives());
         old.send_value(&FromOld::Released, &[]).expect("it listens");
         released.recv_timeout(PATIENCE).expect("it is told");

@@ -1,4 +1,4 @@
-//! The side of the process that gives its place to a new one.
+//! Old process's side of an upgrade.
 
 use std::{
     io,
@@ -20,13 +20,13 @@ use crate::{exposition::MetricsPage, service_manager};
 
 /// Interval of checks for a cancelled upgrade.
 const LOOK: Duration = Duration::from_millis(100);
-/// Time for a process that has closed its end to give a reason, or to end.
+/// Time for a process that has closed its end to give a reason or to end.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Time limits for the new process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
-    /// To start, and to be ready.
+    /// To start and prepare.
     pub(crate) prepare: Duration,
     /// For each step while the workers pause.
     pub(crate) take: Duration,
@@ -38,7 +38,7 @@ impl Default for Patience {
     }
 }
 
-/// The new process. Dropping it before it serves ends it.
+/// The new process. Dropping it before it serves kills it.
 #[derive(Debug)]
 pub(crate) struct Successor {
     channel: Channel,
@@ -48,8 +48,8 @@ pub(crate) struct Successor {
     is_gone: bool,
 }
 
-/// Hands over to a new process of `program`; returns that process and a summary. `step` is called with a line for each step. After an
-/// error this process serves as before.
+/// Hands over to a new process of `program`; returns that process and a summary. Calls `step` with a line for
+/// each step. After an error this process serves as before.
 pub(crate) fn hand_over(
     (service, state, metrics): (&str, &dyn HandoverState, &MetricsPage),
     program: &Program,
@@ -60,7 +60,7 @@ pub(crate) fn hand_over(
     let mut successor = Successor::start(program)?;
     step(format!("started {} as process {}", program.path().display(), successor.id()));
     let offered =
-        state.offer().map_err(|error| format!("cannot offer the state of this process: {error}"))?;
+        state.offer().map_err(|error| format!("cannot export the state of this process: {error}"))?;
     let HandoverOffer { text, descriptors, channels } = offered;
     successor.send_offer(service, &text, &descriptors, patience.prepare)?;
     drop((text, descriptors));
@@ -84,10 +84,9 @@ pub(crate) fn hand_over(
     state.forget();
     service_manager::notify_main_process(successor.id());
     if let Err(error) = successor.channel.send_value(&FromOld::Released, &[]) {
-        tracing::warn!("process {} is not told that the kernel's path is its own: {error}", successor.id());
+        tracing::warn!("cannot notify process {} that the kernel path is released: {error}", successor.id());
     }
-    let how =
-        format!("process {} serves: {sessions} sessions, nothing read for {pause_ms:.1} ms", successor.id());
+    let how = format!("process {} serves: {sessions} sessions, paused for {pause_ms:.1} ms", successor.id());
     Ok((successor, how))
 }
 
@@ -99,22 +98,21 @@ impl Successor {
         Ok(Self { channel, child, serves: false, is_gone: false })
     }
 
-    /// Its process number.
+    /// Process ID.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends it the metrics of this process.
     pub(crate) fn send_metrics(&mut self, metrics: &MetricsPage) {
         if self.is_gone {
             return;
         }
         if let Err(error) = self.channel.send_value(&FromOld::Metrics(metrics()), &[]) {
             self.is_gone = true;
-            // Without this call a process that has ended keeps its number until this one ends.
+            // Reaps an ended process, which otherwise stays a zombie.
             let status = self.child.try_wait().ok().flatten();
             let how = status.map_or_else(|| error.to_string(), |status| status.to_string());
-            tracing::error!("process {}, which has taken over, hears no more: {how}", self.id());
+            tracing::error!("lost contact with process {}, which has taken over: {how}", self.id());
         }
     }
 
@@ -136,7 +134,7 @@ impl Successor {
         sent.map_err(|error| self.why(&error))
     }
 
-    /// The part in which the workers pause; returns the number of sessions. It cannot be cancelled.
+    /// Part in which the workers pause; returns the number of sessions. Cannot be cancelled.
     fn take_over(
         &mut self,
         state: &dyn HandoverState,
@@ -178,17 +176,17 @@ impl Successor {
                 return Err(format!("the new process {what} after {} s", patience.as_secs_f64()));
             }
         }
-        Err("it was called off, as this process is to end".to_owned())
+        Err("cancelled, because this process is stopping".to_owned())
     }
 
-    /// The reason why a step failed: from the new process if possible, otherwise the error of its channel.
+    /// Reason of a failed step: from the new process if possible, otherwise the channel's error.
     fn why(&mut self, error: &io::Error) -> String {
         let is_closed = matches!(
             error.kind(),
             io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
         );
         if !is_closed {
-            return format!("the new process does not do its part: {error}");
+            return format!("the new process does not respond: {error}");
         }
         if self.channel.is_ready(LAST_WORDS).is_ok_and(|is_ready| is_ready)
             && let Ok((FromNew::Refused { why }, _)) = self.channel.receive_value::<FromNew>()
@@ -198,11 +196,11 @@ impl Successor {
         let until = Instant::now() + LAST_WORDS;
         while Instant::now() < until {
             if let Ok(Some(status)) = self.child.try_wait() {
-                return format!("the new process has ended ({status}); its lines in the log may say why");
+                return format!("the new process has ended ({status}); see its log lines");
             }
             thread::sleep(Duration::from_millis(10));
         }
-        "the new process has closed its end".to_owned()
+        "the new process has closed the connection".to_owned()
     }
 }
 
@@ -216,7 +214,7 @@ impl Drop for Successor {
 }
 
 fn out_of_turn(answer: &FromNew) -> String {
-    format!("the new process answers out of turn: {answer:?}")
+    format!("unexpected message from the new process: {answer:?}")
 }
 
 #[cfg(test)]
@@ -230,11 +228,11 @@ mod tests {
 
     use super::*;
 
-    /// Calls in order.
+    /// Records calls in order.
     #[derive(Default)]
     struct Recorder {
         told: Mutex<Vec<&'static str>>,
-        /// Whether its workers are stuck.
+        /// Simulates stuck workers.
         is_stuck: bool,
     }
 
@@ -269,7 +267,8 @@ mod tests {
         }
     }
 
-    /// One at a time: a child of another test would hold the new file open for writing, and it could not be run.
+    /// One test at a time: another test's child process would hold the new file open for writing, and it
+    /// could not be run.
     fn program(dir: &Dir, script: &str) -> (Program, MutexGuard<'static, ()>) {
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -296,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_ends_or_sends_nonsense_or_nothing_changes_nothing() {
+    fn an_unusable_program_leaves_the_old_process_serving() {
         for (script, patience, why) in [
             ("#!/bin/sh\nexit 7\n", PATIENT, "exit status: 7"),
             ("#!/bin/sh\necho nonsense on standard output; exit 0\n", PATIENT, "exit status: 0"),
@@ -314,16 +313,16 @@ mod tests {
     }
 
     #[test]
-    fn it_can_be_cancelled_while_the_new_process_prepares() {
+    fn an_upgrade_can_be_cancelled_while_the_new_process_prepares() {
         let (dir, state) = (Dir::new(), Recorder::default());
         let (program, _alone) = program(&dir, "#!/bin/sh\nexec sleep 600\n");
         let error = hand_over(("serve", &state, &page()), &program, PATIENT, &AtomicBool::new(true), &|_| {})
-            .expect_err("called off");
-        assert!(error.contains("called off"), "{error}");
+            .expect_err("cancelled");
+        assert!(error.contains("cancelled"), "{error}");
         assert_eq!(state.told.into_inner().expect("no panic"), ["offer"]);
     }
 
-    /// Messages of one piece without descriptors, as the channel has them: their length, no descriptors, and then the bytes.
+    /// Single-part messages without descriptors, in the channel's format: length, no descriptors, bytes.
     fn says(messages: &[&str]) -> String {
         let mut script = "#!/bin/sh\n".to_owned();
         for message in messages {
@@ -350,7 +349,7 @@ mod tests {
                 vec![READY, r#"{"taken":{"sessions":2}}"#],
                 false,
                 PATIENT,
-                "out of turn",
+                "unexpected message",
                 &["offer", "pause", "export", "resume"],
             ),
             (
@@ -376,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_serves_lives_on_without_us() {
+    fn a_serving_new_process_outlives_the_old_one() {
         let state = Recorder::default();
         let messages = [READY, r#"{"taken":{"sessions":3}}"#, r#""serving""#];
         let id = handed_over(&state, &says(&messages), PATIENT).expect("it takes over");

@@ -1,4 +1,4 @@
-//! The program that takes over.
+//! Program to start in an upgrade.
 
 use std::{
     env, fs,
@@ -12,19 +12,19 @@ use turnpike_net::Channel;
 
 use crate::{sandbox, service_manager::WATCHDOG_PID};
 
-/// Suffix that the kernel appends to the path of a program whose file has been replaced (proc(5), /proc/pid/exe).
+/// Suffix that the kernel appends to the path of a replaced program (proc(5), /proc/pid/exe).
 const REPLACED: &str = " (deleted)";
 
-/// An existing program that may be run as this service.
+/// An existing program that may run as this service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Program(PathBuf);
 
 impl Program {
-    /// The requested program, or the file that now has the name of this process's own.
+    /// The requested program, or the file that now has this program's name.
     pub(crate) fn find(requested: Option<&Path>) -> Result<Self, String> {
         if std::process::id() == 1 {
             return Err(
-                "this is process 1 of its container, which ends with it: start a new container, or run turnpike under an init \
+                "this is process 1 of its container, which would end with it: start a new container, or run turnpike under an init \
                  (docker run --init)"
                     .to_owned(),
             );
@@ -44,23 +44,23 @@ impl Program {
         if path.is_file() {
             Ok(Self(path))
         } else {
-            Err(format!("{} is gone: name the new program with --binary", path.display()))
+            Err(format!("{} no longer exists: set the new program with --binary", path.display()))
         }
     }
 
-    /// Clients of the upgrade socket may run any program as this service, provided that no other user can have put it there.
+    /// Clients of the upgrade socket may start any program that no other user can have written.
     fn checked(path: &Path) -> Result<Self, String> {
         let refused = |why: String| format!("cannot start {}: {why}", path.display());
         if !path.is_absolute() {
-            return Err(refused("it is no absolute path".to_owned()));
+            return Err(refused("not an absolute path".to_owned()));
         }
         let path = path.canonicalize().map_err(|error| refused(error.to_string()))?;
         let about = fs::metadata(&path).map_err(|error| refused(error.to_string()))?;
         if !about.is_file() {
-            return Err(refused("it is no file".to_owned()));
+            return Err(refused("not a file".to_owned()));
         }
         if ![0, rustix::process::geteuid().as_raw()].contains(&about.uid()) || about.mode() & 0o022 != 0 {
-            return Err(refused("others than root and this service's user can write to it".to_owned()));
+            return Err(refused("users other than root and this service's user can write to it".to_owned()));
         }
         Ok(Self(path))
     }
@@ -100,13 +100,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_a_name_it_is_this_very_program() {
+    fn the_default_program_is_the_running_one() {
         let program = Program::find(None).expect("the tests run");
         assert_eq!(program.path(), env::current_exe().expect("the tests run"));
     }
 
     #[test]
-    fn a_program_that_strangers_can_write_to_is_refused() {
+    fn a_program_writable_by_other_users_is_refused() {
         let dir = Dir::new();
         let file = dir.file("turnpike", "");
         let mode = |mode| fs::set_permissions(&file, fs::Permissions::from_mode(mode)).expect("it is ours");
@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(linked.path().file_name(), file.file_name());
         for (path, why) in [
             (dir.at("none"), "No such file"),
-            (dir.path().to_owned(), "no file"),
+            (dir.path().to_owned(), "not a file"),
             (PathBuf::from("turnpike"), "absolute"),
         ] {
             let error = Program::find(Some(&path)).expect_err("no program");

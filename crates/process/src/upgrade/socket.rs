@@ -1,9 +1,9 @@
-//! The socket through which a running process is asked to upgrade: a Unix socket named by the process number, in a directory that
-//! strangers cannot write to.
+//! Unix socket for upgrade requests to a running process, named by its process ID, in a directory that other users
+//! cannot write to.
 //!
 //! ```text
 //! upgrade [PROGRAM]                                the request, one line
-//! step started /usr/bin/turnpike as process 7      the answer: a line for each step,
+//! step started /usr/bin/turnpike as process 7      the answer: one line per step,
 //! done process 7 serves: 812 sessions, ...         and "done" or "failed" at the end
 //! ```
 
@@ -33,13 +33,13 @@ use turnpike_net::{SocketFile, UnixName};
 
 use crate::request::{Request, UpgradeProgress, UpgradeRequest};
 
-/// Extension of a socket's name, after the process number.
+/// Extension of a socket's name, after the process ID.
 const ENDING: &str = "sock";
-/// Bytes of a line: a path is no longer (PATH_MAX), and its verb is short.
+/// Maximum bytes of a line: a path (PATH_MAX) and a short verb.
 const LINE: u64 = 5000;
-/// Time for a client to send its request.
+/// Time limit for a client to send its request.
 const ASKING: Duration = Duration::from_secs(5);
-/// Time without a step until [`ask`] gives up: longer than the longest step.
+/// Time without a step after which [`ask`] gives up: longer than the longest step.
 const SILENCE: Duration = Duration::from_secs(120);
 
 /// Open until dropped.
@@ -56,7 +56,7 @@ impl UpgradeSocket {
         opened
             .inspect_err(|error| {
                 tracing::warn!(
-                    "no socket for `turnpike upgrade` in {} ({error}); SIGUSR2 does the same",
+                    "no socket for `turnpike upgrade` in {} ({error}); use SIGUSR2 instead",
                     directory.path.display()
                 );
             })
@@ -98,7 +98,7 @@ async fn answer(mut stream: UnixStream, requests: mpsc::Sender<Request>) {
     let us = rustix::process::geteuid().as_raw();
     let is_trusted = stream.peer_cred().is_ok_and(|peer| [0, us].contains(&peer.uid()));
     if !is_trusted {
-        let _ = stream.write_all(b"failed only root and this service's user may ask\n").await;
+        let _ = stream.write_all(b"failed only root and this service's user may request an upgrade\n").await;
         return;
     }
     let mut line = String::new();
@@ -111,7 +111,7 @@ async fn answer(mut stream: UnixStream, requests: mpsc::Sender<Request>) {
         Some(("upgrade", program)) => Some(PathBuf::from(program)),
         None if line == "upgrade\n" => None,
         _ => {
-            let _ = writing.write_all(b"failed this socket takes `upgrade [PROGRAM]`\n").await;
+            let _ = writing.write_all(b"failed expected `upgrade [PROGRAM]`\n").await;
             return;
         }
     };
@@ -127,45 +127,46 @@ async fn answer(mut stream: UnixStream, requests: mpsc::Sender<Request>) {
         };
         let line = format!("{verb} {}\n", text.replace('\n', "; "));
         if writing.write_all(line.as_bytes()).await.is_err() {
-            // The client has gone; the upgrade goes on.
+            // The client is gone; the upgrade continues.
             return;
         }
     }
 }
 
-/// The process to ask.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Which {
-    /// The only one.
+    /// The only running process.
     Only,
-    /// The one with this number.
+    /// Process with this ID.
     Process(u32),
-    /// The one that listens on this socket.
+    /// Process that listens on this socket.
     Socket(PathBuf),
 }
 
-/// Reason why an upgrade was not requested, or failed; each message says what to do.
+/// Reason why an upgrade was not requested or failed; each message states a remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AskError {
     #[error(
-        "no turnpike that can be asked was found in {0}; name its socket with --socket, or send it SIGUSR2 and read its log"
+        "no running turnpike found in {0}; set its socket with --socket, or send it SIGUSR2 and read its log"
     )]
     Nobody(String),
-    #[error("several processes can be asked: {0}; name one with --pid")]
+    #[error("several processes are running: {0}; choose one with --pid")]
     Several(String),
-    #[error("cannot ask at {}: {source}; send the process SIGUSR2 and read its log", path.display())]
+    #[error("cannot connect to {}: {source}; send the process SIGUSR2 and read its log", path.display())]
     Connect { path: PathBuf, source: io::Error },
-    #[error("the process ended the conversation without an answer; its log says why")]
+    #[error("the process closed the connection without an answer; see its log")]
     Silent(#[source] io::Error),
-    #[error("not upgraded, and the process serves as before: {0}")]
+    #[error("not upgraded, the process keeps serving: {0}")]
     Failed(String),
 }
 
-/// Asks a running process to go on in a new one, of `program` or of its own. Each step goes to `step`; the answer describes the result.
+/// Requests an upgrade of a running process to `program` or its own program. Each step goes to `step`;
+/// returns a summary.
 ///
 /// # Errors
-/// [`AskError`]; then the process serves as before.
+///
+/// See [`AskError`]; the process then serves as before.
 pub fn ask(which: &Which, program: Option<&Path>, mut step: impl FnMut(&str)) -> Result<String, AskError> {
     let path = match which {
         Which::Socket(path) => path.clone(),
@@ -206,7 +207,7 @@ fn only(mut found: Vec<(u32, PathBuf)>) -> Result<PathBuf, AskError> {
     }
 }
 
-/// Sockets of all processes that listen, by process number.
+/// Sockets of all listening processes, by process ID.
 fn sockets() -> Vec<(u32, PathBuf)> {
     let mut found: Vec<(u32, PathBuf)> =
         directories().iter().flat_map(|directory| in_directory(directory)).collect();
@@ -225,7 +226,8 @@ fn in_directory(directory: &Path) -> Vec<(u32, PathBuf)> {
     fs::read_dir(directory).map_or_else(|_| Vec::new(), |entries| entries.filter_map(named).collect())
 }
 
-/// Removes the sockets of processes that ended without doing so. One that lives may have bound its own and not listen yet.
+/// Removes the sockets of processes that ended without doing so. A living process may have bound its socket
+/// but not listen yet.
 fn sweep(directory: &Path) {
     for (id, path) in in_directory(directory) {
         let refuses =
@@ -249,7 +251,7 @@ mod tests {
 
     use super::*;
 
-    /// Result of `ask` at a socket whose requests `act` answers.
+    /// Result of `ask` on a socket whose requests `act` answers.
     fn asked(
         program: Option<&'static str>,
         act: impl Fn(Option<PathBuf>, &mpsc::UnboundedSender<UpgradeProgress>) + Send + 'static,
@@ -271,7 +273,7 @@ mod tests {
             let Some(Request::Upgrade(UpgradeRequest { program, progress: Some(progress) })) =
                 requests.recv().await
             else {
-                panic!("nobody asks")
+                panic!("no request")
             };
             act(program, &progress);
             drop(progress);
@@ -288,9 +290,9 @@ mod tests {
         let (steps, result) = asked(None, |program, told| {
             assert_eq!(program, None);
             for text in ["one", "two\nlines"] {
-                told.send(UpgradeProgress::Step(text.to_owned())).expect("somebody listens");
+                told.send(UpgradeProgress::Step(text.to_owned())).expect("the client listens");
             }
-            told.send(UpgradeProgress::Done("all is well".to_owned())).expect("somebody listens");
+            told.send(UpgradeProgress::Done("all is well".to_owned())).expect("the client listens");
         });
         assert_eq!(steps, ["one", "two; lines"]);
         assert_eq!(result.expect("it is done"), "all is well");
@@ -300,16 +302,16 @@ mod tests {
     fn a_refusal_and_silence_are_errors() {
         let (_, refused) = asked(Some("/usr/bin/new one"), |program, told| {
             assert_eq!(program.as_deref(), Some(Path::new("/usr/bin/new one")));
-            told.send(UpgradeProgress::Failed("no room".to_owned())).expect("somebody listens");
+            told.send(UpgradeProgress::Failed("no room".to_owned())).expect("the client listens");
         });
         let text = refused.expect_err("it is refused").to_string();
-        assert!(text.contains("no room") && text.contains("serves as before"), "{text}");
+        assert!(text.contains("no room") && text.contains("keeps serving"), "{text}");
         let (_, silent) = asked(None, |_, _| {});
         assert!(matches!(silent, Err(AskError::Silent(_))), "{silent:?}");
     }
 
     #[test]
-    fn unknown_request_is_answered_with_the_known_one() {
+    fn unknown_requests_are_answered_with_the_usage() {
         let dir = Dir::new();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
@@ -331,9 +333,9 @@ mod tests {
     }
 
     #[test]
-    fn only_sockets_without_a_listener_are_swept_away() {
+    fn only_sockets_without_a_listener_are_removed() {
         let dir = Dir::new();
-        // No process has a number above PID_MAX_LIMIT.
+        // Process IDs are below PID_MAX_LIMIT.
         let (gone, ours) = ("4194305.sock", format!("{}.sock", std::process::id()));
         drop(StdListener::bind(dir.at(gone)).expect("it is free"));
         drop(StdListener::bind(dir.at(&ours)).expect("it is free"));
@@ -345,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn several_or_none_are_named() {
+    fn several_or_no_processes_are_reported() {
         let at = |id| (id, PathBuf::from(format!("/run/{id}.sock")));
         assert_eq!(only(vec![at(7)]).expect("one"), PathBuf::from("/run/7.sock"));
         let several = only(vec![at(7), at(8)]).expect_err("two").to_string();

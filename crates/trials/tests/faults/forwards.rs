@@ -95,12 +95,10 @@ fn a_worker_of_a_forwarder_stalls() {
         let says =
             |forwarder: &Forwarder, text: &str| forwarder.lines().iter().any(|line| line.contains(text));
         let frozen = Frozen::thread(worker(forwarder.pid(), "forward-0")).expect("the rule works");
-        within(SOON, "the watchdog reports the stall", || says(forwarder, "a worker has taken no command"));
+        within(SOON, "the watchdog reports the stall", || says(forwarder, "a worker has been stuck"));
         thread::sleep(Duration::from_millis(500));
         drop(frozen);
-        within(SOON, "the watchdog reports the recovery", || {
-            says(forwarder, "all workers take commands again")
-        });
+        within(SOON, "the watchdog reports the recovery", || says(forwarder, "all workers respond again"));
     });
     assert_eq!(seen["cut"], 0, "{seen}");
 }

@@ -233,7 +233,7 @@ fn killed_with_the_kernel_path() {
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
 fn a_worker_stalls_with_the_kernel_path() {
-    const WATCHED: &str = "a worker has taken no command";
+    const WATCHED: &str = "a worker has been stuck";
     // Reports missing capabilities first.
     let sleeps = Program::start(Command::new("sleep").arg("600"));
     drop(need!(Frozen::thread(sleeps.pid())));
