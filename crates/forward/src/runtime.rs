@@ -8,10 +8,7 @@ use std::{
 
 use hashbrown::HashMap;
 use strum::{IntoStaticStr, VariantArray};
-use turnpike_net::{
-    Channel, Datapath, PassedSockets,
-    worker::{Sender, Workers},
-};
+use turnpike_net::{Datapath, PassedSockets, worker::Workers};
 use turnpike_offload::{Hook, Kernel, OffloadError};
 
 use crate::{
@@ -26,7 +23,7 @@ use crate::{
     resolver::Resolver,
     tally::TargetSnapshot,
     upgrade::{ForwarderHandover, Matched},
-    worker::{Change, Command, Snapshots, Takeover, Worker},
+    worker::{Change, Command, Snapshots, Worker},
 };
 
 /// Settings of all rules. `workers`, `datapath`, the three of the kernel and `busy_poll` are fixed at the start.
@@ -266,8 +263,6 @@ pub struct Forwarder {
     circles: Arc<Circles>,
     resolver: Resolver,
     rules: Mutex<Rules>,
-    /// In a new process: results of the workers' takeovers.
-    pub(crate) handover_results: Mutex<Option<mpsc::Receiver<io::Result<usize>>>>,
 }
 
 impl Forwarder {
@@ -317,10 +312,10 @@ impl Forwarder {
             circles: Arc::clone(&circles),
             listening: Listening::default(),
         });
-        let (mut workers, senders): (Vec<_>, Vec<_>) = (0..count)
+        let mut workers = (0..count)
             .map(|number| Worker::new((number, began), settings.datapath, settings.busy_poll, &common))
-            .collect::<io::Result<_>>()?;
-        let of_resolver = senders.clone();
+            .collect::<io::Result<Vec<_>>>()?;
+        let of_resolver: Vec<_> = workers.iter().map(|worker| worker.frame.sender.clone()).collect();
         let resolved = move || of_resolver.iter().for_each(|sender| sender.tell(Command::TargetsChanged));
         let resolver = Resolver::start(settings.resolve_every, ZonedIp::look_up, resolved)?;
         let mut forwarder = Self {
@@ -332,7 +327,6 @@ impl Forwarder {
             circles,
             resolver,
             rules: Mutex::new(Rules::default()),
-            handover_results: Mutex::default(),
         };
         let mut names = HashMap::new();
         // What another process gives has to be matched by its address.
@@ -362,40 +356,18 @@ impl Forwarder {
         // A rule that was offered has been taken over, or all has failed.
         let keys = matched.keys(&keys).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
         forwarder.rules = Mutex::new(Rules { active, next_key, loaded, waiting, names, drained: false });
-        let takeovers = takes_over.then(|| (matched.into_channels(), keys));
-        forwarder.run(workers.into_iter().zip(senders).collect(), takeovers)?;
-        Ok((forwarder, failed))
-    }
-
-    /// Runs the workers. In the place of another process each has a way to its worker; those are the keys of the other's rules.
-    fn run(
-        &mut self,
-        workers: Vec<(Worker, Sender<Command>)>,
-        takeovers: Option<(Vec<Channel>, Arc<[u32]>)>,
-    ) -> Result<(), StartError> {
-        let (answer, answers) = mpsc::channel();
-        let mut takeovers = match takeovers {
-            // One more would change which worker a client comes to.
-            Some((channels, _)) if channels.len() != workers.len() => {
-                return Err(io::Error::from(io::ErrorKind::InvalidInput).into());
-            }
-            Some((channels, rules)) => {
-                self.handover_results = Mutex::new(Some(answers));
-                let takeover =
-                    |channel| Takeover { channel, rules: Arc::clone(&rules), answer: answer.clone() };
-                channels.into_iter().map(takeover).collect::<Vec<_>>().into_iter()
-            }
-            None => Vec::new().into_iter(),
-        };
-        for (number, (mut worker, sender)) in workers.into_iter().enumerate() {
-            let (snapshots, takeover) = (worker.snapshots(), takeovers.next());
-            let run = move || match takeover {
-                None => worker.run(),
-                Some(takeover) => worker.run_from_handover(takeover),
+        for mut worker in workers {
+            worker.handed_over = Arc::clone(&keys);
+            let name = format!("forward-{}", worker.frame.number);
+            let run = move |mut worker: Worker| {
+                if takes_over { worker.run_from_handover() } else { worker.run() }
             };
-            self.workers.spawn(format!("forward-{number}"), sender, snapshots, run)?;
+            forwarder.workers.spawn(name, worker, |worker| &mut worker.frame, run)?;
         }
-        Ok(())
+        if takes_over {
+            forwarder.workers.import(matched.into_channels())?;
+        }
+        Ok((forwarder, failed))
     }
 
     /// The addresses listened on, with real ports where the rule said 0.
@@ -459,7 +431,7 @@ impl Forwarder {
                 state.targets.change(rule, |host, any_route| self.resolver.name(host, any_route));
             }
         }
-        self.workers.senders().for_each(|worker| worker.tell(Command::TargetsChanged));
+        self.workers.tell(|| Command::TargetsChanged);
     }
 
     /// Tries the rules again that could not be bound, since an address, a name or a device may appear later. Returns those that are in
@@ -531,7 +503,7 @@ impl Forwarder {
             (waiting.rule.id.clone(), RuleSnapshot { standing, ..RuleSnapshot::default() })
         }));
         drop(rules);
-        for (id, snapshot) in self.workers.shared().flat_map(Snapshots::get) {
+        for (id, snapshot) in self.workers.snapshots().into_iter().flatten() {
             match all.iter_mut().find(|(other, _)| *other == id) {
                 Some((_, total)) => total.add(&snapshot),
                 None => all.push((id, snapshot)),

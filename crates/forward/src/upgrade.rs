@@ -16,22 +16,19 @@
 use std::{
     io,
     os::fd::OwnedFd,
-    sync::{Arc, PoisonError, mpsc},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use serde::{Deserialize, Serialize};
-use turnpike_net::{Channel, Datapath, SocketFile};
+use turnpike_net::{Channel, Datapath, SocketFile, worker::Step};
 use turnpike_offload::{OffloadError, PassedKernel};
 
 use crate::{
     Bind, Forwarder, Protocol, Rule, StartError,
     kernel::Before,
-    worker::{Command, Step},
+    worker::Command,
 };
-
-/// Time for a worker's step that involves no other worker.
-const STEP: Duration = Duration::from_secs(2);
 
 /// Everything that the new process needs to decide whether it can take over.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -177,16 +174,9 @@ impl Forwarder {
     /// # Errors
     /// A worker that is stuck or gone; no more descriptors.
     pub fn offer(&self) -> io::Result<(ForwarderOffer, Vec<OwnedFd>, Vec<Channel>)> {
-        let keys = self.keys();
-        let (mut descriptors, mut channels) = (Vec::new(), Vec::new());
-        for listeners in
-            self.ask(STEP, "lend its listeners", |answer| Step::ExportSockets(Arc::clone(&keys), answer))?
-        {
-            let (here, there) = Channel::pair()?;
-            descriptors.extend(listeners?);
-            descriptors.push(there.into());
-            channels.push(here);
-        }
+        let keys: Arc<[u32]> = self.rules().active.iter().map(|active| active.state.key).collect();
+        let sockets = |answer| Command::ExportSockets(Arc::clone(&keys), answer);
+        let (mut descriptors, channels) = self.workers.offer(sockets)?;
         let passed = self.kernel().map(|kernel| kernel.export_fds()).transpose()?;
         let passed = passed.map(|(passed, more)| {
             descriptors.extend(more);
@@ -208,30 +198,20 @@ impl Forwarder {
     /// # Errors
     /// A worker that is stuck or gone.
     pub fn pause(&self) -> io::Result<()> {
-        self.ask(STEP, "come to rest", Step::Pause).map(drop)
+        self.workers.pause()
     }
 
-    /// Gives what the frozen workers have to those at the other ends of these ways, each within so long; how many sessions.
+    /// Sends the sessions of paused workers through these channels, each within `patience`; returns how many.
     ///
     /// # Errors
     /// A worker that is stuck or gone; what the other process does not take.
     pub fn export(&self, channels: Vec<Channel>, patience: Duration) -> io::Result<usize> {
-        for channel in &channels {
-            channel.set_patience(patience)?;
-        }
-        let keys = self.keys();
-        let mut channels = channels.into_iter();
-        let export = |answer| match channels.next() {
-            Some(channel) => Step::Export(channel, Arc::clone(&keys), answer),
-            // Dropped: no answer.
-            None => Step::Resume,
-        };
-        self.ask(patience + STEP, "give its sessions", export)?.into_iter().sum()
+        self.workers.export(channels, patience)
     }
 
     /// The upgrade has failed: resumes normal service.
     pub fn resume(&self) {
-        self.tell(|| Step::Resume);
+        self.workers.tell(|| Step::Resume.into());
     }
 
     /// The new process serves. What it has is forgotten here when this returns, and what is left lives on: [`Forwarder::active`].
@@ -244,7 +224,7 @@ impl Forwarder {
             }
         }
         drop(rules);
-        if let Err(error) = self.ask(STEP, "forget what another process has", Step::Forget) {
+        if let Err(error) = self.workers.forget() {
             tracing::warn!("{error}");
         }
         if let Some(kernel) = self.kernel() {
@@ -259,7 +239,7 @@ impl Forwarder {
     pub fn attach_kernel(&self) -> Result<(), OffloadError> {
         if let Some(kernel) = self.kernel() {
             kernel.attach()?;
-            self.tell(|| Step::ResumeFlows);
+            self.workers.tell(|| Step::ResumeFlows.into());
         }
         Ok(())
     }
@@ -269,10 +249,7 @@ impl Forwarder {
     /// # Errors
     /// Why they cannot.
     pub fn received(&self) -> io::Result<usize> {
-        let results = self.handover_results.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(results) = results else { return Ok(0) };
-        let ended = |_| Err(io::Error::other("a worker has ended; the log lines above may say why"));
-        (0..self.workers.count()).map(|_| results.recv().unwrap_or_else(ended)).sum()
+        self.workers.received()
     }
 
     /// In a new process: begins to accept connections and to read from the sockets.
@@ -284,25 +261,7 @@ impl Forwarder {
                 Err(error) => tracing::warn!(rule = active.state.rule.id.0, %error, "its socket has no file"),
             }
         }
-        self.tell(|| Step::Serve);
-    }
-
-    /// Of all rules.
-    fn keys(&self) -> Arc<[u32]> {
-        self.rules().active.iter().map(|active| active.state.key).collect()
-    }
-
-    fn tell(&self, step: impl Fn() -> Step) {
-        self.workers.senders().for_each(|worker| worker.tell(Command::Upgrade(step())));
-    }
-
-    fn ask<T>(
-        &self,
-        patience: Duration,
-        what: &str,
-        mut step: impl FnMut(mpsc::Sender<T>) -> Step,
-    ) -> io::Result<Vec<T>> {
-        self.workers.ask(patience, what, |answer| Command::Upgrade(step(answer)))
+        self.workers.tell(|| Step::Serve.into());
     }
 }
 

@@ -5,6 +5,7 @@ mod upgrade;
 
 use std::{
     io,
+    os::fd::OwnedFd,
     sync::{Arc, mpsc},
     thread,
     time::{Duration, Instant},
@@ -14,7 +15,7 @@ use hashbrown::HashMap;
 use turnpike_net::{
     Datapath,
     poll::{Event, Poller},
-    worker::{self, Inbox, Published, Question, Sender},
+    worker::{Frame, INBOX, Step},
 };
 
 use crate::{
@@ -28,16 +29,11 @@ use crate::{
     worker_context::WorkerRules,
 };
 
-pub(crate) use upgrade::{Step, Takeover};
 
-/// Between two publications of the counters, in milliseconds.
-const PUBLISH_MS: u64 = 100;
 /// Between two looks at sessions with former targets, in milliseconds.
 const LEAVE_MS: u64 = 1000;
-/// The token of the inbox; it has [`udp::TOKENS`] too, but no other token has all bits.
-const WAKER: u64 = u64::MAX;
-
-/// That of connections which the kernel does not pass on any more: no other has all these bits either.
+/// Token of connections that the kernel does not pass on any more. It has [`udp::TOKENS`] too, as [`INBOX`] has, but no other token has
+/// all these bits.
 const RAISED: u64 = u64::MAX - 2;
 
 /// What the control thread asks of a worker.
@@ -49,9 +45,15 @@ pub(crate) enum Command {
     Drain(mpsc::Sender<()>),
     /// Close the listeners; only after [`Command::Drain`].
     Unlisten(mpsc::Sender<()>),
-    Answer(Question),
+    /// Send the listeners of these rules, named by their keys, in the order of their ranges. [`Step::Export`] is about the same rules.
+    ExportSockets(Arc<[u32]>, mpsc::Sender<io::Result<Vec<OwnedFd>>>),
     Upgrade(Step),
-    Stop,
+}
+
+impl From<Step> for Command {
+    fn from(step: Step) -> Self {
+        Self::Upgrade(step)
+    }
 }
 
 /// Rules that leave and rules that come, at once.
@@ -65,34 +67,19 @@ pub(crate) struct Change {
     pub(crate) done: mpsc::Sender<()>,
 }
 
-impl worker::Command for Command {
-    const STOP: Self = Self::Stop;
-}
-
-impl worker::Asked for Command {
-    fn ask(question: Question) -> Self {
-        Self::Answer(question)
-    }
-}
-
-/// What the control thread may look at.
-pub(crate) type Snapshots = Published<Vec<(RuleId, RuleSnapshot)>>;
+/// Counters of each rule that a worker has.
+pub(crate) type Snapshots = Vec<(RuleId, RuleSnapshot)>;
 
 pub(crate) struct Worker {
-    number: usize,
+    pub(crate) frame: Frame<Command, Snapshots>,
     datapath: Datapath,
-    poller: Poller,
     tcp: tcp::Engine,
     /// Made for the first rule that needs it: its buffers are large.
     udp: Option<udp::Engine>,
     worker_rules: WorkerRules,
-    inbox: Inbox<Command>,
-    snapshots: Arc<Snapshots>,
-    started: Instant,
-    published_ms: u64,
     gather: Batching,
-    /// Whether something happened since the last publication.
-    dirty: bool,
+    /// Keys here of the rules of a handover, in the order of the old process.
+    pub(crate) handed_over: Arc<[u32]>,
     /// When to look for sessions whose target is one no longer.
     leave_at: Option<u64>,
 }
@@ -103,31 +90,20 @@ impl Worker {
         datapath: Datapath,
         busy_poll: Duration,
         common: &Arc<Common>,
-    ) -> io::Result<(Self, Sender<Command>)> {
-        let mut poller = Poller::new()?;
-        poller.set_busy_poll(busy_poll);
-        let (sender, inbox) = worker::inbox(&poller, WAKER)?;
-        let worker = Self {
-            number,
+    ) -> io::Result<Self> {
+        let mut frame = Frame::new(number, started)?;
+        frame.poller.busy_poll = busy_poll;
+        Ok(Self {
+            frame,
             datapath,
-            poller,
             tcp: tcp::Engine::new(Arc::clone(common), number == 0),
             udp: None,
             worker_rules: WorkerRules::new(Arc::clone(common)),
-            inbox,
-            snapshots: Arc::default(),
-            started,
-            published_ms: 0,
             gather: Batching::default(),
-            dirty: true,
+            handed_over: Arc::default(),
             // Another process may have given some.
             leave_at: Some(0),
-        };
-        Ok((worker, sender))
-    }
-
-    pub(crate) fn snapshots(&self) -> Arc<Snapshots> {
-        Arc::clone(&self.snapshots)
+        })
     }
 
     pub(crate) fn set_common(&mut self, common: &Arc<Common>) {
@@ -137,13 +113,13 @@ impl Worker {
 
     /// What the rules that come next need of the kernel.
     pub(crate) fn take(&mut self, Parts { flows, waits, sockmap }: Parts) -> io::Result<()> {
-        let now = self.now();
+        let now = self.frame.now_ms();
         if let Some(flows) = flows {
             let engine = self.udp.get_or_insert_with(|| udp::Engine::new(self.datapath));
             engine.use_kernel(flows, now, !waits);
         }
         if let Some(sockmap) = sockmap {
-            self.poller.add(&sockmap, RAISED)?;
+            self.frame.poller.add(&sockmap, RAISED)?;
             self.tcp.use_sockmap(sockmap);
         }
         Ok(())
@@ -156,7 +132,7 @@ impl Worker {
         bound: Bound,
         inherited: &mut HashMap<Address, Acceptor>,
     ) -> io::Result<()> {
-        let now = self.now();
+        let now = self.frame.now_ms();
         match bound {
             Bound::Tcp(sockets) => {
                 let rule = &state.rule;
@@ -169,14 +145,14 @@ impl Worker {
                     }
                 };
                 let sockets = sockets.into_iter().filter_map(take).collect();
-                self.tcp.add_rule(state, sockets, tcp::Tick { now, poller: &self.poller })
+                self.tcp.add_rule(state, sockets, tcp::Tick { now, poller: &self.frame.poller })
             }
             Bound::Udp(listeners) => {
                 self.worker_rules.add(state);
                 self.tcp.watch_health(state, now);
                 let engine = self.udp.get_or_insert_with(|| udp::Engine::new(self.datapath));
                 let key = udp::RuleKey(state.key);
-                engine.add_rule(key, &state.rule, listeners, &self.poller)?;
+                engine.add_rule(key, &state.rule, listeners, &self.frame.poller)?;
                 engine.limit_rates(key, state.rates.as_ref());
                 if state.goes_across {
                     engine.offload_rule(key);
@@ -189,53 +165,47 @@ impl Worker {
     /// Serves until told to stop.
     pub(crate) fn run(&mut self) {
         let mut events: Vec<Event> = Vec::new();
-        let mut now = self.now();
+        let mut now = self.frame.now_ms();
         self.keep_time();
         loop {
             let due = self.due();
             let at_most = self.udp.as_mut().and_then(udp::Engine::before_wait);
-            match self.poller.wait_until(now, due, at_most) {
-                Ok(ready) => {
-                    events.clear();
-                    events.extend_from_slice(ready);
-                }
-                Err(error) => {
-                    tracing::error!(worker = self.number, %error, "epoll failed; this worker ends");
-                    return;
-                }
+            if let Err(error) = self.frame.wait(now, due, at_most, &mut events) {
+                tracing::error!(worker = self.frame.number, %error, "epoll failed; this worker ends");
+                return;
             }
-            now = self.now();
-            self.dirty |= !events.is_empty();
+            now = self.frame.now_ms();
+            self.frame.dirty |= !events.is_empty();
             if let Some(engine) = &mut self.udp {
-                let mut tick = udp::Tick { now, poller: &self.poller, worker: &mut self.worker_rules };
-                self.dirty |= engine.after_wait(&events, events.len() < Poller::FULL, &mut tick);
+                let mut tick = udp::Tick { now, poller: &self.frame.poller, worker: &mut self.worker_rules };
+                self.frame.dirty |= engine.after_wait(&events, events.len() < Poller::FULL, &mut tick);
             }
             let (mut woken, mut newcomers, mut datagrams) = (false, false, 0);
             for event in &events {
-                if event.token == WAKER {
+                if event.token == INBOX {
                     woken = true;
                 } else if event.token == RAISED {
-                    self.tcp.on_raised(tcp::Tick { now, poller: &self.poller });
+                    self.tcp.on_raised(tcp::Tick { now, poller: &self.frame.poller });
                 } else if event.token & udp::TOKENS != 0 {
                     datagrams += 1;
                     if let Some(engine) = &mut self.udp {
                         let mut tick =
-                            udp::Tick { now, poller: &self.poller, worker: &mut self.worker_rules };
+                            udp::Tick { now, poller: &self.frame.poller, worker: &mut self.worker_rules };
                         engine.on_event(event, &mut tick);
                     }
                 } else if tcp::Engine::is_listener(event) {
                     newcomers = true;
                 } else {
-                    self.tcp.on_event(event, tcp::Tick { now, poller: &self.poller });
+                    self.tcp.on_event(event, tcp::Tick { now, poller: &self.frame.poller });
                 }
             }
             if let Some(engine) = &mut self.udp {
                 engine.flush();
-                let mut tick = udp::Tick { now, poller: &self.poller, worker: &mut self.worker_rules };
-                self.dirty |= engine.on_tick(&mut tick);
+                let mut tick = udp::Tick { now, poller: &self.frame.poller, worker: &mut self.worker_rules };
+                self.frame.dirty |= engine.on_tick(&mut tick);
             }
-            let tick = tcp::Tick { now, poller: &self.poller };
-            self.dirty |= self.tcp.on_tick(tick);
+            let tick = tcp::Tick { now, poller: &self.frame.poller };
+            self.frame.dirty |= self.tcp.on_tick(tick);
             if newcomers {
                 let listening =
                     |event: &&Event| event.token & udp::TOKENS == 0 && tcp::Engine::is_listener(event);
@@ -244,13 +214,12 @@ impl Worker {
                 }
             }
             if woken && self.run_commands(now) {
-                self.publish(now);
                 return;
             }
             if self.leave_at.is_some_and(|due| due <= now) {
                 self.leave_former(now);
             }
-            if self.dirty && now >= self.published_ms + PUBLISH_MS {
+            if self.frame.is_publication_due(now) {
                 self.leave_unhealthy(now);
                 self.publish(now);
             }
@@ -271,29 +240,41 @@ impl Worker {
 
     /// Carries out what the control thread wants; `true` to stop.
     fn run_commands(&mut self, now: u64) -> bool {
-        self.inbox.acknowledge();
-        while let Some(command) = self.inbox.command() {
-            if self.carry_out(command, now) {
-                return true;
+        while let Some(command) = self.frame.command() {
+            // After a step of an upgrade the rest waits for a new reading of the clock.
+            let ends_tick = matches!(command, Command::Upgrade(_));
+            self.carry_out(command, now);
+            if ends_tick {
+                break;
             }
         }
-        false
+        if self.frame.is_stopped {
+            self.tcp.stop(tcp::Tick { now, poller: &self.frame.poller });
+            if let Some(engine) = &mut self.udp {
+                engine.stop(&mut udp::Tick {
+                    now,
+                    poller: &self.frame.poller,
+                    worker: &mut self.worker_rules,
+                });
+            }
+            self.publish(now);
+        }
+        self.frame.is_stopped
     }
 
-    /// True means the end.
-    fn carry_out(&mut self, command: Command, now: u64) -> bool {
+    fn carry_out(&mut self, command: Command, now: u64) {
         match command {
             Command::Change(change) => self.change(*change, now),
             Command::TargetsChanged => {
-                self.tcp.on_resolved(tcp::Tick { now, poller: &self.poller });
+                self.tcp.on_resolved(tcp::Tick { now, poller: &self.frame.poller });
                 self.leave_at = Some(now);
             }
             Command::Drain(done) => {
-                self.tcp.drain(tcp::Tick { now, poller: &self.poller });
+                self.tcp.drain(tcp::Tick { now, poller: &self.frame.poller });
                 if let Some(engine) = &mut self.udp {
                     engine.drain(&mut udp::Tick {
                         now,
-                        poller: &self.poller,
+                        poller: &self.frame.poller,
                         worker: &mut self.worker_rules,
                     });
                 }
@@ -303,50 +284,45 @@ impl Worker {
                 if let Some(engine) = &mut self.udp {
                     engine.unlisten(&mut udp::Tick {
                         now,
-                        poller: &self.poller,
+                        poller: &self.frame.poller,
                         worker: &mut self.worker_rules,
                     });
                 }
                 let _ = done.send(());
             }
-            Command::Answer(question) => drop(question),
-            Command::Upgrade(step) => return self.upgrade(step),
-            Command::Stop => {
-                self.tcp.stop(tcp::Tick { now, poller: &self.poller });
-                if let Some(engine) = &mut self.udp {
-                    engine.stop(&mut udp::Tick { now, poller: &self.poller, worker: &mut self.worker_rules });
-                }
-                return true;
+            Command::ExportSockets(rules, answer) => {
+                let _ = answer.send(self.export_sockets(&rules));
+                self.handed_over = rules;
             }
+            Command::Upgrade(step) => self.upgrade(step),
         }
-        false
     }
 
     fn change(&mut self, change: Change, now: u64) {
         self.set_common(&change.common);
         if let Err(error) = self.take(change.parts) {
-            tracing::error!(worker = self.number, %error, "cannot watch what the kernel passes on: raise the limit of watches \
+            tracing::error!(worker = self.frame.number, %error, "cannot watch what the kernel passes on: raise the limit of watches \
                 (fs.epoll.max_user_watches); copy is as auto");
         }
         self.keep_time();
         let mut inherited = HashMap::new();
         for state in &change.leave {
             if Kind::of(state.rule.protocol) == Kind::Tcp {
-                let sockets = self.tcp.remove_rule(state, tcp::Tick { now, poller: &self.poller });
+                let sockets = self.tcp.remove_rule(state, tcp::Tick { now, poller: &self.frame.poller });
                 inherited.extend(sockets.into_iter().map(|socket| (socket.address(), socket)));
             } else if let Some(engine) = &mut self.udp {
                 self.tcp.unwatch_health(state);
                 let key = udp::RuleKey(state.key);
                 engine.remove_rule(
                     key,
-                    &mut udp::Tick { now, poller: &self.poller, worker: &mut self.worker_rules },
+                    &mut udp::Tick { now, poller: &self.frame.poller, worker: &mut self.worker_rules },
                 );
                 self.worker_rules.remove(key);
             }
         }
         for (state, bound) in change.come {
             if let Err(error) = self.add_rule(&state, bound, &mut inherited) {
-                tracing::error!(worker = self.number, rule = state.rule.id.0, %error, "cannot serve a rule");
+                tracing::error!(worker = self.frame.number, rule = state.rule.id.0, %error, "cannot serve a rule");
             }
         }
         // Closed before anybody is told, so that no client comes to a listener that nobody serves.
@@ -361,7 +337,7 @@ impl Worker {
         let Some(engine) = &mut self.udp else { return };
         for state in self.worker_rules.turned() {
             let is_down = |choice: udp::Choice| state.targets.is_down(choice.target);
-            let mut tick = udp::Tick { now, poller: &self.poller, worker: &mut self.worker_rules };
+            let mut tick = udp::Tick { now, poller: &self.frame.poller, worker: &mut self.worker_rules };
             engine.leave_targets(udp::RuleKey(state.key), is_down, &mut tick);
         }
     }
@@ -375,21 +351,20 @@ impl Worker {
                 choice.is_none_or(|choice| state.targets.is_former(choice.target))
             };
             let key = udp::RuleKey(state.key);
-            let mut tick = udp::Tick { now, poller: &self.poller, worker: &mut self.worker_rules };
+            let mut tick = udp::Tick { now, poller: &self.frame.poller, worker: &mut self.worker_rules };
             if engine.leave_former(key, is_former, &mut tick) {
                 self.leave_at = Some(now + LEAVE_MS);
             } else {
                 self.worker_rules.has_no_orphans(key);
             }
-            self.dirty = true;
+            self.frame.dirty = true;
         }
     }
 
     /// When something is to be done that no event announces.
     fn due(&self) -> Option<u64> {
-        let publish = self.dirty.then_some(self.published_ms + PUBLISH_MS);
         let udp = self.udp.as_ref().and_then(udp::Engine::next_timeout);
-        [publish, udp, self.tcp.next_timeout(), self.leave_at].into_iter().flatten().min()
+        [udp, self.tcp.next_timeout(), self.leave_at].into_iter().flatten().min()
     }
 
     fn publish(&mut self, now: u64) {
@@ -407,12 +382,6 @@ impl Worker {
                 add(id, &RuleSnapshot { targets: targets.unwrap_or_default(), ..RuleSnapshot::default() });
             }
         }
-        self.snapshots.update(|published| *published = rules);
-        self.published_ms = now;
-        self.dirty = false;
-    }
-
-    fn now(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+        self.frame.publish(now, |published| *published = rules);
     }
 }

@@ -96,8 +96,10 @@ pub struct Poller {
     /// timerfd(2) of [`Poller::wait_until`], and for when it is set.
     timer: OwnedFd,
     alarm: Option<u64>,
-    /// How long to look again before sleeping.
-    busy_poll: Duration,
+    /// Time for which [`Poller::wait_until`], after it has brought something, looks again and again before it sleeps; zero, the default,
+    /// sleeps at once. A wake-up costs a busy worker many microseconds of latency (an interrupt to its core, leaving the idle state);
+    /// looking costs its core all of this time after each batch.
+    pub busy_poll: Duration,
     /// The last wait brought something.
     lively: bool,
 }
@@ -125,13 +127,6 @@ impl Poller {
         // Edge-triggered, it need not be read: each expiration is one event.
         epoll::add(&poller.fd, &poller.timer, EventData::new_u64(TIMER), EventFlags::IN | EventFlags::ET)?;
         Ok(poller)
-    }
-
-    /// How long [`Poller::wait_until`] looks again and again after it has brought something, before it sleeps; zero, the
-    /// default, sleeps at once. A wake-up costs a busy worker many microseconds of latency (an interrupt to its core, leaving
-    /// the idle state); looking costs its core all of this time after each batch.
-    pub fn set_busy_poll(&mut self, time: Duration) {
-        self.busy_poll = time;
     }
 
     /// Watches while it is readable.

@@ -1,45 +1,32 @@
-//! What the threads of the data path have in common towards whoever starts them: an inbox that wakes them up, something that they
-//! publish, and an end that is waited for.
+//! Threads of the data path, the same for relay, forwarder and reflector: a [`Frame`] is the worker's side, [`Workers`] the side of the
+//! control thread.
+
+mod handover;
 
 use std::{
-    io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
+    collections::VecDeque,
+    fmt, io,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
-use crate::poll::{Poller, Waker};
+use crate::poll::{Event, Poller, Waker};
+pub use handover::{Batch, Step};
 
-/// What a worker is told, among it that it shall end.
-pub trait Command: Send + 'static {
-    /// Ends the worker.
-    const STOP: Self;
-}
+/// Token of a worker's inbox in its poller; no other token has all bits.
+pub const INBOX: u64 = u64::MAX;
+/// Milliseconds between two publications of a worker's counters.
+const PUBLISH_MS: u64 = 100;
 
-/// What a worker is told that is asked now and then whether it still takes commands.
-pub trait Asked: Command {
-    /// Asks; to take it out of the inbox and drop it is the answer.
-    fn ask(question: Question) -> Self;
-}
-
-/// Whether a worker still takes commands. It has answered once it has dropped its copy.
-#[derive(Clone, Debug, Default)]
-pub struct Question(Arc<()>);
-
-/// Both ends of a worker's inbox; its poller tells of new commands under `token`.
-///
-/// # Errors
-/// Those of eventfd(2) and epoll_ctl(2).
-pub fn inbox<C>(poller: &Poller, token: u64) -> io::Result<(Sender<C>, Inbox<C>)> {
-    let waker = Waker::new(poller, token)?;
-    let (commands, received) = mpsc::channel();
-    Ok((Sender { commands, waker: waker.clone() }, Inbox { commands: received, waker }))
-}
-
-/// The way to a worker, for any thread.
+/// Sends commands to a worker, from any thread. `None` stops it.
 #[derive(Debug)]
 pub struct Sender<C> {
-    commands: mpsc::Sender<C>,
+    commands: mpsc::Sender<Option<C>>,
     waker: Waker,
 }
 
@@ -50,135 +37,234 @@ impl<C> Clone for Sender<C> {
 }
 
 impl<C> Sender<C> {
-    /// Tells the worker, without waiting. One that is gone needs no telling.
+    /// Sends without waiting; a worker that has ended needs no command.
     pub fn tell(&self, command: C) {
         let _ = self.send(command);
     }
 
-    /// The same, where a command must not be lost.
+    /// Sends a command that must not be lost.
     ///
     /// # Errors
-    /// The worker is gone: the command comes back.
+    /// The command, if the worker has ended.
     pub fn send(&self, command: C) -> Result<(), C> {
-        self.commands.send(command).map_err(|mpsc::SendError(command)| command)?;
+        match self.commands.send(Some(command)) {
+            Err(mpsc::SendError(Some(command))) => Err(command),
+            Ok(()) | Err(_) => {
+                self.waker.wake();
+                Ok(())
+            }
+        }
+    }
+
+    fn stop(&self) {
+        let _ = self.commands.send(None);
         self.waker.wake();
+    }
+}
+
+/// State that a worker shares with the control thread. Neither side holds the lock for longer than a copy takes.
+#[derive(Debug, Default)]
+struct Shared<S> {
+    published: Mutex<S>,
+    /// The worker has looked at its commands since [`Workers::make_progress`] woke it.
+    has_woken: AtomicBool,
+}
+
+impl<S> Shared<S> {
+    fn published(&self) -> MutexGuard<'_, S> {
+        self.published.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A worker's side: its poller and clock, its inbox of `C`, and the counters `S` that it publishes.
+pub struct Frame<C, S> {
+    /// Place among the workers.
+    pub number: usize,
+    /// Waits for the worker's sockets.
+    pub poller: Poller,
+    /// The worker's own address, for answers to it.
+    pub sender: Sender<C>,
+    /// True if something has happened since the last publication.
+    pub dirty: bool,
+    /// True once the worker is to end.
+    pub is_stopped: bool,
+    started: Instant,
+    published_ms: u64,
+    commands: mpsc::Receiver<Option<C>>,
+    deferred: VecDeque<C>,
+    shared: Arc<Shared<S>>,
+}
+
+impl<C, S: Default> Frame<C, S> {
+    /// Creates the frame of worker `number`, whose clock is 0 at `started`.
+    ///
+    /// # Errors
+    /// Those of epoll_create1(2), eventfd(2) and epoll_ctl(2).
+    pub fn new(number: usize, started: Instant) -> io::Result<Self> {
+        let poller = Poller::new()?;
+        let waker = Waker::new(&poller, INBOX)?;
+        let (sender, commands) = mpsc::channel();
+        Ok(Self {
+            number,
+            poller,
+            sender: Sender { commands: sender, waker },
+            dirty: true,
+            is_stopped: false,
+            started,
+            published_ms: 0,
+            commands,
+            deferred: VecDeque::new(),
+            shared: Arc::default(),
+        })
+    }
+}
+
+impl<C, S> Frame<C, S> {
+    /// Milliseconds on the worker's clock.
+    pub fn now_ms(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Replaces `events` by those of [`Poller::wait_until`], which also ends when a publication is due.
+    ///
+    /// # Errors
+    /// Those of [`Poller::wait_until`].
+    pub fn wait(
+        &mut self,
+        now: u64,
+        due: Option<u64>,
+        at_most: Option<Duration>,
+        events: &mut Vec<Event>,
+    ) -> io::Result<()> {
+        let publication = self.dirty.then_some(self.published_ms + PUBLISH_MS);
+        let due = [due, publication].into_iter().flatten().min();
+        let ready = self.poller.wait_until(now, due, at_most)?;
+        events.clear();
+        events.extend_from_slice(ready);
         Ok(())
     }
+
+    /// Takes the next command without waiting. After [`INBOX`] it is due until there is none; if some are left, the poller reports
+    /// them again.
+    pub fn command(&mut self) -> Option<C> {
+        self.shared.has_woken.store(true, Ordering::Relaxed);
+        if let Some(command) = self.deferred.pop_front() {
+            return Some(command);
+        }
+        let command = self.commands.try_recv().or_else(|_| {
+            // In this order: what is sent from now on wakes the poller again.
+            self.sender.waker.acknowledge();
+            self.commands.try_recv()
+        });
+        self.is_stopped |= command.as_ref().is_ok_and(Option::is_none);
+        command.ok().flatten()
+    }
+
+    /// Waits for the next command, as a worker at rest does; `None` if the worker is to end.
+    pub fn next_command(&mut self) -> Option<C> {
+        let command = self.commands.recv().ok().flatten();
+        self.is_stopped |= command.is_none();
+        command
+    }
+
+    /// Keeps a command for [`Frame::command`], before those that come later.
+    pub fn defer(&mut self, command: C) {
+        self.deferred.push_back(command);
+        self.sender.waker.wake();
+    }
+
+    /// True if counters have changed and the last publication is 100 ms old.
+    pub fn is_publication_due(&self, now: u64) -> bool {
+        self.dirty && now >= self.published_ms + PUBLISH_MS
+    }
+
+    /// Publishes counters, which `update` writes over the previous ones.
+    pub fn publish(&mut self, now: u64, update: impl FnOnce(&mut S)) {
+        update(&mut self.shared.published());
+        self.published_ms = now;
+        self.dirty = false;
+    }
 }
 
-/// The worker's end.
+impl<C, S> fmt::Debug for Frame<C, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Frame").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+/// Running workers. Dropping this stops and joins them.
 #[derive(Debug)]
-pub struct Inbox<C> {
-    commands: mpsc::Receiver<C>,
-    waker: Waker,
-}
-
-impl<C> Inbox<C> {
-    /// To be called after a wake-up and before [`Self::command`], or the poller tells of it again.
-    pub fn acknowledge(&self) {
-        self.waker.acknowledge();
-    }
-
-    /// Has the poller tell of it again: the worker leaves the rest for later.
-    pub fn wake_again(&self) {
-        self.waker.wake();
-    }
-
-    /// The next command, which is waited for. `None` when nobody is left who could send one.
-    pub fn wait(&self) -> Option<C> {
-        self.commands.recv().ok()
-    }
-
-    /// The next command, if there is one. No system call.
-    pub fn command(&self) -> Option<C> {
-        self.commands.try_recv().ok()
-    }
-}
-
-/// What a worker has published last, for whoever looks. Neither side keeps the lock for longer than a copy takes.
-#[derive(Debug, Default)]
-pub struct Published<T>(Mutex<T>);
-
-impl<T> Published<T> {
-    /// Changes it.
-    pub fn update(&self, change: impl FnOnce(&mut T)) {
-        change(&mut self.lock());
-    }
-
-    /// A copy.
-    pub fn get(&self) -> T
-    where
-        T: Clone,
-    {
-        self.lock().clone()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, T> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Running workers that are told `C` and share an `S` each. Dropping this stops and joins them.
-#[derive(Debug)]
-pub struct Workers<C: Command, S> {
+pub struct Workers<C, S> {
     running: Vec<Running<C, S>>,
-    question: Mutex<Question>,
+    /// Results of [`Step::Import`].
+    imported: Mutex<Option<mpsc::Receiver<io::Result<usize>>>>,
 }
 
 #[derive(Debug)]
 struct Running<C, S> {
     sender: Sender<C>,
-    shared: Arc<S>,
+    shared: Arc<Shared<S>>,
     /// `None` once it is joined.
     thread: Option<JoinHandle<()>>,
 }
 
-impl<C: Command, S> Default for Workers<C, S> {
+impl<C, S> Default for Workers<C, S> {
     fn default() -> Self {
-        Self { running: Vec::new(), question: Mutex::default() }
+        Self { running: Vec::new(), imported: Mutex::default() }
     }
 }
 
-impl<C: Command, S> Workers<C, S> {
-    /// Starts one more: `run` returns when `sender` has told it [`Command::STOP`].
+impl<C, S> Workers<C, S> {
+    /// Runs a worker on a thread of this name; it has to return once its frame is stopped.
     ///
     /// # Errors
-    /// When the system has no more threads.
-    pub fn spawn(
+    /// Those of pthread_create(3).
+    pub fn spawn<W: Send + 'static>(
         &mut self,
         name: String,
-        sender: Sender<C>,
-        shared: Arc<S>,
-        run: impl FnOnce() + Send + 'static,
+        mut worker: W,
+        frame: impl FnOnce(&mut W) -> &mut Frame<C, S>,
+        run: impl FnOnce(W) + Send + 'static,
     ) -> io::Result<()> {
-        let thread = Some(thread::Builder::new().name(name).spawn(run)?);
+        let frame = frame(&mut worker);
+        let (sender, shared) = (frame.sender.clone(), Arc::clone(&frame.shared));
+        shared.has_woken.store(true, Ordering::Relaxed);
+        let thread = Some(thread::Builder::new().name(name).spawn(move || run(worker))?);
         self.running.push(Running { sender, shared, thread });
         Ok(())
     }
 
-    /// How many there are.
+    /// Number of workers.
     pub fn count(&self) -> usize {
         self.running.len()
     }
 
-    /// The way to each.
+    /// The inbox of each worker.
     pub fn senders(&self) -> impl Iterator<Item = &Sender<C>> {
         self.running.iter().map(|worker| &worker.sender)
     }
 
-    /// What each shares.
-    pub fn shared(&self) -> impl Iterator<Item = &S> {
-        self.running.iter().map(|worker| &*worker.shared)
+    /// Sends a command to each worker.
+    pub fn tell(&self, command: impl Fn() -> C) {
+        self.senders().for_each(|sender| sender.tell(command()));
     }
 
-    /// Asks all at once, and waits for the answers, altogether for so long; `what` says what they are to do.
+    /// Latest counters of each worker.
+    pub fn snapshots(&self) -> Vec<S>
+    where
+        S: Clone,
+    {
+        self.running.iter().map(|worker| worker.shared.published().clone()).collect()
+    }
+
+    /// Asks all at once, and waits `patience` for all answers; `action` is their part of the error message.
     ///
     /// # Errors
-    /// `TimedOut` where one does not answer: it is stuck or gone.
+    /// `TimedOut` if one does not answer: it is stuck or has ended.
     pub fn ask<T>(
         &self,
         patience: Duration,
-        what: &str,
+        action: &str,
         mut command: impl FnMut(mpsc::Sender<T>) -> C,
     ) -> io::Result<Vec<T>> {
         let asked = |sender: &Sender<C>| {
@@ -191,44 +277,45 @@ impl<C: Command, S> Workers<C, S> {
         let answer = |answer: mpsc::Receiver<T>| {
             let left = until.saturating_duration_since(Instant::now());
             answer.recv_timeout(left).map_err(|_| {
-                io::Error::new(io::ErrorKind::TimedOut, format!("a worker did not {what} in time"))
+                io::Error::new(io::ErrorKind::TimedOut, format!("a worker did not {action} in time"))
             })
         };
         asked.into_iter().map(answer).collect()
     }
 
-    /// Whether one has ended though nobody stopped it.
+    /// True if a worker has ended although it was not stopped.
     pub fn have_failed(&self) -> bool {
         self.running.iter().any(|worker| worker.thread.as_ref().is_none_or(JoinHandle::is_finished))
     }
 
-    /// Tells all of them to stop, and then waits for each.
+    /// Returns true if each worker has looked at its commands since the last call that returned true, and then wakes all of them for the
+    /// next call. That costs a worker one round through its loop.
+    #[must_use]
+    pub fn make_progress(&self) -> bool {
+        let has_woken = |worker: &Running<C, S>| worker.shared.has_woken.load(Ordering::Relaxed);
+        let all = self.running.iter().all(has_woken);
+        if all {
+            for Running { sender, shared, .. } in &self.running {
+                shared.has_woken.store(false, Ordering::Relaxed);
+                sender.waker.wake();
+            }
+        }
+        all
+    }
+
+    /// Stops all workers, and then waits for each.
     pub fn stop(&mut self) {
-        self.senders().for_each(|sender| sender.tell(C::STOP));
+        self.senders().for_each(Sender::stop);
         for worker in &mut self.running {
             if let Some(thread) = worker.thread.take() {
-                // One that panicked has said so itself.
+                // The panic of a worker has been printed already.
                 let _ = thread.join();
             }
         }
     }
 }
 
-impl<C: Asked, S> Workers<C, S> {
-    /// Whether each worker has answered what the last call of this asked; if so, asks again. The first call has nothing to go by, and
-    /// says yes. A worker that sleeps is woken up, at the cost of one round through its loop.
-    #[must_use]
-    pub fn make_progress(&self) -> bool {
-        let question = self.question.lock().unwrap_or_else(PoisonError::into_inner);
-        let answered = Arc::strong_count(&question.0) == 1;
-        if answered {
-            self.senders().for_each(|sender| sender.tell(C::ask(question.clone())));
-        }
-        answered
-    }
-}
-
-impl<C: Command, S> Drop for Workers<C, S> {
+impl<C, S> Drop for Workers<C, S> {
     fn drop(&mut self) {
         self.stop();
     }
@@ -238,70 +325,55 @@ impl<C: Command, S> Drop for Workers<C, S> {
 mod tests {
     use super::*;
 
-    const WAKE: u64 = 7;
-
     enum Told {
         Add(u32),
         Wait(mpsc::Receiver<()>),
-        Answer(Question),
-        /// What the sum is now.
+        /// Answers with the sum.
         Ask(mpsc::Sender<u32>),
         Panic,
-        Stop,
     }
 
-    impl Command for Told {
-        const STOP: Self = Self::Stop;
-    }
+    type Sum = Workers<Told, (u32, bool)>;
 
-    impl Asked for Told {
-        fn ask(question: Question) -> Self {
-            Self::Answer(question)
-        }
-    }
-
-    /// Sums up what it is told until it is stopped.
-    fn spawn(workers: &mut Workers<Told, Published<(u32, bool)>>) {
-        let mut poller = Poller::new().unwrap();
-        let (sender, inbox) = inbox(&poller, WAKE).unwrap();
-        let shared = Arc::<Published<(u32, bool)>>::default();
-        let published = Arc::clone(&shared);
-        let run = move || {
-            loop {
-                assert!(poller.wait(None).unwrap().iter().all(|event| event.token == WAKE));
-                inbox.acknowledge();
-                while let Some(told) = inbox.command() {
+    /// Adds up numbers until it is stopped.
+    fn spawn(workers: &mut Sum) {
+        let frame = Frame::<Told, (u32, bool)>::new(workers.count(), Instant::now()).unwrap();
+        let run = |mut frame: Frame<Told, (u32, bool)>| {
+            let mut sum = 0;
+            while !frame.is_stopped {
+                let mut events = frame.poller.wait(None).unwrap().iter();
+                assert!(events.all(|event| event.token == INBOX));
+                while let Some(told) = frame.command() {
                     match told {
-                        Told::Add(number) => published.update(|(sum, _)| *sum += number),
+                        Told::Add(number) => sum += number,
                         Told::Wait(until) => _ = until.recv(),
-                        Told::Answer(question) => drop(question),
-                        Told::Ask(answer) => _ = answer.send(published.get().0),
+                        Told::Ask(answer) => _ = answer.send(sum),
                         Told::Panic => panic!("as told"),
-                        Told::Stop => return published.update(|(_, stopped)| *stopped = true),
                     }
                 }
+                frame.publish(0, |published| *published = (sum, frame.is_stopped));
             }
         };
-        workers.spawn("summing".to_owned(), sender, shared, run).unwrap();
+        workers.spawn("summing".to_owned(), frame, |frame| frame, run).unwrap();
     }
 
     #[test]
-    fn dropping_workers_ends_each_after_what_it_was_told_before() {
+    fn dropping_workers_ends_each_after_its_commands() {
         let mut workers = Workers::default();
         (0..3).for_each(|_| spawn(&mut workers));
         let shared: Vec<_> = workers.running.iter().map(|worker| Arc::clone(&worker.shared)).collect();
         for number in 0..1000 {
-            workers.senders().for_each(|sender| sender.tell(Told::Add(number)));
+            workers.tell(|| Told::Add(number));
         }
         assert_eq!((workers.count(), workers.have_failed()), (3, false));
         drop(workers);
         for shared in shared {
-            assert_eq!(shared.get(), (499_500, true));
+            assert_eq!(*shared.published(), (499_500, true));
         }
     }
 
     #[test]
-    fn answers_come_in_the_order_of_the_workers_and_one_that_is_missing_is_told() {
+    fn answers_come_in_the_order_of_the_workers_and_a_missing_one_is_an_error() {
         let mut workers = Workers::default();
         (0..3).for_each(|_| spawn(&mut workers));
         for (number, sender) in (0..).zip(workers.senders()) {
@@ -318,16 +390,34 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_panics_has_failed_and_is_told_in_vain() {
+    fn a_worker_that_panics_has_failed_and_takes_no_commands() {
         let mut workers = Workers::default();
         spawn(&mut workers);
-        workers.senders().for_each(|sender| sender.tell(Told::Panic));
+        workers.tell(|| Told::Panic);
         while !workers.have_failed() {
             thread::yield_now();
         }
-        workers.senders().for_each(|sender| sender.tell(Told::Add(1)));
+        workers.tell(|| Told::Add(1));
         workers.stop();
-        assert_eq!(workers.shared().map(Published::get).collect::<Vec<_>>(), [(0, false)]);
+        assert_eq!(workers.snapshots(), [(0, false)]);
+    }
+
+    #[test]
+    fn deferred_commands_come_first_and_wake_the_worker() {
+        let mut frame = Frame::<u32, ()>::new(0, Instant::now()).unwrap();
+        frame.sender.tell(1);
+        frame.sender.tell(2);
+        assert_eq!(frame.next_command(), Some(1));
+        frame.defer(1);
+        frame.sender.tell(3);
+        let commands: Vec<u32> = std::iter::from_fn(|| frame.command()).collect();
+        assert_eq!(commands, [1, 2, 3]);
+        assert!(frame.poller.wait(Some(Duration::ZERO)).unwrap().is_empty());
+        frame.defer(4);
+        assert_eq!(frame.poller.wait(Some(Duration::ZERO)).unwrap().len(), 1);
+        frame.sender.stop();
+        assert_eq!((frame.command(), frame.is_stopped), (Some(4), false));
+        assert_eq!((frame.command(), frame.is_stopped), (None, true));
     }
 
     #[test]
@@ -344,7 +434,7 @@ mod tests {
         let (go_on, until) = mpsc::channel();
         workers.senders().next().unwrap().tell(Told::Wait(until));
         until_all_answer();
-        // All others answer, and are asked nothing more meanwhile.
+        // All others answer, and are not woken again meanwhile.
         for _ in 0..1000 {
             assert!(!workers.make_progress());
         }

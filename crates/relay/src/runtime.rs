@@ -4,12 +4,13 @@ use std::{
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
     os::fd::OwnedFd,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
 };
 
 use turnpike_net::{
     Channel, RxStats, TxStats, UdpOptions, UdpSocket,
-    worker::{Published, Sender, Workers},
+    worker::{Sender, Workers},
 };
 use turnpike_offload::{Hook, Kernel, OffloadError, PassedKernel};
 use turnpike_turn::server::{
@@ -28,8 +29,8 @@ use crate::{
     quotas::Quotas,
     routes,
     stream::StreamStats,
-    upgrade::{ReceivedRelay, RelayHandover, Unfit},
-    worker::{Command, Mailbox, Reconfigure, Snapshot, Takeover, Worker},
+    upgrade::{ReceivedRelay, RelayHandover},
+    worker::{Command, Mailbox, Reconfigure, Worker},
 };
 
 /// Users and their keys; shared by all workers, asked on requests only.
@@ -163,13 +164,11 @@ pub struct ListenerCount {
 
 /// A running relay. Dropping it stops the workers.
 pub struct Relay {
-    pub(crate) workers: Workers<Command, Snapshot>,
+    pub(crate) workers: Workers<Command, WorkerSnapshot>,
     store: SharedStore,
     quotas: Arc<Quotas>,
     pub(crate) ports: Arc<Ports>,
     in_force: Mutex<InForce>,
-    /// In a new process: results of the workers' takeovers.
-    pub(crate) handover_results: Mutex<Option<mpsc::Receiver<Result<usize, Unfit>>>>,
     /// Behind the workers, so that it is dropped after them.
     pub(crate) kernel: Option<Arc<Kernel>>,
 }
@@ -298,53 +297,46 @@ impl Relay {
             dtls: Arc::clone(&common.dtls),
         };
         // What is refused here, or lasts longer than it may here, ends before anybody is served.
-        let command = in_force.commands();
-        let takeovers = channels.into_iter().map(|channel| (channel, command(Sockets::default()))).collect();
+        let first = takes_over.then(|| in_force.commands());
         let mut relay = Self {
             workers: Workers::default(),
             store: Arc::clone(&common.store),
             quotas: Arc::clone(&common.quotas),
             ports: Arc::clone(&common.ports),
             in_force: Mutex::new(in_force),
-            handover_results: Mutex::default(),
             kernel,
         };
-        relay.start_workers(&common, sockets, takeovers)?;
+        relay.start_workers(&common, sockets, first)?;
+        if takes_over {
+            relay.workers.import(channels)?;
+        }
         Ok(relay)
     }
 
-    /// Binds the sockets of all workers, and then runs these. In the place of another process each has a way to its worker, and what holds
-    /// from the first moment.
+    /// Binds the sockets of all workers, and then runs them. In the place of another process each has a command to carry out `first`.
     fn start_workers(
         &mut self,
         common: &Common,
         sockets: Vec<Sockets>,
-        takeovers: Vec<(Channel, Command)>,
+        first: Option<impl Fn(Sockets) -> Command>,
     ) -> Result<(), StartError> {
-        let (mut bound, mut mailboxes) = (Vec::new(), Vec::new());
-        let (answer, answers) = mpsc::channel();
-        let mut takeovers = takeovers.into_iter();
-        for (number, sockets) in sockets.into_iter().enumerate() {
-            let (worker, mailbox, snapshot) = Worker::new(number, common, sockets)?;
-            let takeover =
-                takeovers.next().map(|(channel, first)| Takeover { channel, answer: answer.clone(), first });
-            bound.push((worker, mailbox.worker.clone(), snapshot, takeover));
-            mailboxes.push(mailbox);
-        }
-        drop(answer);
-        let mailboxes: Arc<[Mailbox]> = mailboxes.into();
-        if common.takes_over {
-            self.handover_results = Mutex::new(Some(answers));
-        }
+        let workers = sockets.into_iter().enumerate();
+        let workers = workers.map(|(number, sockets)| Worker::new(number, common, sockets));
+        let workers = workers.collect::<Result<Vec<_>, _>>()?;
+        let mailboxes: Arc<[Mailbox]> = workers.iter().map(Mailbox::of).collect();
         // Only now: each socket that joins an SO_REUSEPORT group changes which worker a 5-tuple hashes to, and an allocation
         // made before the last one joined would be left with a worker that hears nothing of its client any more.
-        for (number, (mut worker, sender, snapshot, takeover)) in bound.into_iter().enumerate() {
+        for mut worker in workers {
             worker.set_mailboxes(Arc::clone(&mailboxes));
-            let run = move || match takeover {
-                None => worker.run(),
-                Some(takeover) => worker.run_from_handover(takeover),
+            let takes_over = first.is_some();
+            if let Some(first) = &first {
+                worker.frame.defer(first(Sockets::default()));
+            }
+            let name = format!("relay-{}", worker.frame.number);
+            let run = move |mut worker: Worker| {
+                if takes_over { worker.run_from_handover() } else { worker.run() }
             };
-            self.workers.spawn(format!("relay-{number}"), sender, snapshot, run)?;
+            self.workers.spawn(name, worker, |worker| &mut worker.frame, run)?;
         }
         Ok(())
     }
@@ -366,7 +358,7 @@ impl Relay {
 
     /// What each worker has counted.
     pub fn snapshots(&self) -> Vec<WorkerSnapshot> {
-        self.workers.shared().map(Published::get).collect()
+        self.workers.snapshots()
     }
 
     /// Number of allocations.
@@ -498,7 +490,7 @@ impl Relay {
     /// Ends what is relayed from these addresses, which the machine has lost.
     pub fn end_at(&self, gone: &[IpAddr]) {
         let gone: Arc<[IpAddr]> = gone.into();
-        self.workers.senders().for_each(|worker| worker.tell(Command::EndAt(Arc::clone(&gone))));
+        self.workers.tell(|| Command::EndAt(Arc::clone(&gone)));
     }
 
     /// With what is left of before a reload.
@@ -521,7 +513,7 @@ impl Relay {
 
     /// No new allocations from now on, or some again.
     pub fn set_draining(&self, draining: bool) {
-        self.workers.senders().for_each(|worker| worker.tell(Command::SetDraining(draining)));
+        self.workers.tell(|| Command::SetDraining(draining));
     }
 
     /// Whether a worker has ended though nobody stopped it: the relay no longer serves all its clients.

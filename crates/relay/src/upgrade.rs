@@ -20,12 +20,12 @@
 use std::{
     io,
     os::fd::OwnedFd,
-    sync::{Arc, PoisonError, mpsc},
+    sync::Arc,
     time::Duration,
 };
 
 use serde::{Deserialize, Serialize};
-use turnpike_net::{Channel, Datapath};
+use turnpike_net::{Channel, Datapath, worker::Step};
 use turnpike_offload::{OffloadError, PassedKernel};
 use turnpike_turn::server::NonceKey;
 
@@ -33,7 +33,7 @@ use crate::{
     Layout, Relay, RelayAddress, StartError,
     listening::{Named, OfferedPlaces, Places, Sockets},
     ports::Known,
-    worker::{Command, Step},
+    worker::Command,
 };
 
 /// Time for a worker's step that involves no other worker.
@@ -92,8 +92,6 @@ pub enum Unfit {
          sessions, {user:?} of realm {realm} for one; raise them to what they were"
     )]
     Quota { realm: String, user: String },
-    #[error("a worker has ended; the log lines above may say why")]
-    Worker,
 }
 
 impl RelayOffer {
@@ -136,15 +134,8 @@ impl Relay {
             (in_force.places.offered(), layout, relay, config.server.own_key, config.datapath.to_string())
         };
         let named: Arc<[Named]> = places.named().collect();
-        let (mut descriptors, mut channels) = (Vec::new(), Vec::new());
-        for sockets in
-            self.ask(STEP, "lend its sockets", |answer| Step::ExportSockets(Arc::clone(&named), answer))?
-        {
-            let (here, there) = Channel::pair()?;
-            descriptors.extend(sockets?);
-            descriptors.push(there.into());
-            channels.push(here);
-        }
+        let sockets = |answer| Command::ExportSockets(Arc::clone(&named), answer);
+        let (mut descriptors, channels) = self.workers.offer(sockets)?;
         let passed = self.kernel.as_ref().map(|kernel| kernel.export_fds()).transpose()?;
         let passed = passed.map(|(passed, more)| {
             descriptors.extend(more);
@@ -162,11 +153,11 @@ impl Relay {
     /// A worker that is stuck or gone.
     pub fn pause(&self, successor_keeps_flows: bool) -> io::Result<()> {
         if !successor_keeps_flows {
-            self.ask(SUSPEND, "take its flows out of the kernel", Step::SuspendFlows)?;
+            self.workers.ask(SUSPEND, "take its flows out of the kernel", Command::SuspendFlows)?;
         }
-        self.ask(STEP, "come to rest", Step::Pause)?;
+        self.workers.pause()?;
         for _ in 0..ROUNDS {
-            let taken: Vec<usize> = self.ask(STEP, "settle", Step::Settle)?;
+            let taken: Vec<usize> = self.workers.ask(STEP, "settle", Command::Settle)?;
             if taken.iter().all(|taken| *taken == 0) {
                 return Ok(());
             }
@@ -177,31 +168,22 @@ impl Relay {
         ))
     }
 
-    /// Gives what the frozen workers have to those at the other ends of these ways, each within so long; how many sessions.
+    /// Sends the sessions of paused workers through these channels, each within `patience`; returns how many.
     ///
     /// # Errors
     /// A worker that is stuck or gone; what the other process does not take.
     pub fn export(&self, channels: Vec<Channel>, patience: Duration) -> io::Result<usize> {
-        for channel in &channels {
-            channel.set_patience(patience)?;
-        }
-        let mut channels = channels.into_iter();
-        let export = |answer| match channels.next() {
-            Some(channel) => Step::Export(channel, answer),
-            // Dropped: no answer.
-            None => Step::Resume,
-        };
-        self.ask(patience + STEP, "give its sessions", export)?.into_iter().sum()
+        self.workers.export(channels, patience)
     }
 
     /// The upgrade has failed: resumes normal service.
     pub fn resume(&self) {
-        self.tell(|| Step::Resume);
+        self.workers.tell(|| Step::Resume.into());
     }
 
     /// The new process serves. What it has is forgotten here when this returns, and what is left lives on: [`Relay::left`].
     pub fn forget(&self) {
-        if let Err(error) = self.ask(STEP, "forget what another process has", Step::Forget) {
+        if let Err(error) = self.workers.forget() {
             tracing::warn!("{error}");
         }
         if let Some(kernel) = &self.kernel {
@@ -227,19 +209,13 @@ impl Relay {
     ///
     /// # Errors
     /// [`Unfit`].
-    pub fn received(&self) -> Result<usize, Unfit> {
-        let results = self.handover_results.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(results) = results else { return Ok(0) };
-        let mut sessions = 0;
-        for _ in 0..self.workers.count() {
-            sessions += results.recv().unwrap_or(Err(Unfit::Worker))?;
-        }
-        Ok(sessions)
+    pub fn received(&self) -> io::Result<usize> {
+        self.workers.received()
     }
 
     /// In a new process: begins to read from the sockets.
     pub fn serve(&self) {
-        self.tell(|| Step::Serve);
+        self.workers.tell(|| Step::Serve.into());
     }
 
     /// In a new process: the old one has released the kernel's path, and this one's program replaces its program.
@@ -249,22 +225,9 @@ impl Relay {
     pub fn attach_kernel(&self) -> Result<(), OffloadError> {
         if let Some(kernel) = &self.kernel {
             kernel.attach()?;
-            self.tell(|| Step::ResumeFlows);
+            self.workers.tell(|| Step::ResumeFlows.into());
         }
         Ok(())
-    }
-
-    fn tell(&self, step: impl Fn() -> Step) {
-        self.workers.senders().for_each(|worker| worker.tell(Command::Upgrade(step())));
-    }
-
-    fn ask<T>(
-        &self,
-        patience: Duration,
-        what: &str,
-        mut step: impl FnMut(mpsc::Sender<T>) -> Step,
-    ) -> io::Result<Vec<T>> {
-        self.workers.ask(patience, what, |answer| Command::Upgrade(step(answer)))
     }
 }
 

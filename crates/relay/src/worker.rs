@@ -16,6 +16,7 @@ mod upgrade;
 use std::{
     io,
     net::{IpAddr, SocketAddr},
+    os::fd::OwnedFd,
     sync::{Arc, mpsc},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -24,7 +25,7 @@ use turnpike_net::{
     Buffer, CopyMode, Rx, SocketId, Sockets, Span, Tx, UdpSocket,
     poll::{Event, Poller},
     rlimit,
-    worker::{self, Inbox, Published},
+    worker::{Frame, INBOX, Step},
 };
 use turnpike_offload::WorkerClock;
 use turnpike_turn::{
@@ -43,7 +44,7 @@ use crate::{
     common::Common,
     dtls::Associations,
     layout::Listener,
-    listening,
+    listening::{self, Named},
     peers::{FIRST_TOKEN as FIRST_PEER_TOKEN, Peers},
     policy::WorkerPolicy,
     ports::Ports,
@@ -58,15 +59,10 @@ use out::Out;
 use relays::Holder;
 use shared::SharedPorts;
 use tunnel::Tunnels;
-pub(crate) use upgrade::{Step, Takeover};
 
-/// Between two publications of the counters, in milliseconds.
-const PUBLISH_MS: u64 = 100;
 /// Datagrams taken in one tick from one listener, or from one relay socket that several allocations have, so that others get their
 /// turn.
 const SHARE: usize = 512;
-/// The token of the waker; sockets use their id.
-const WAKER: u64 = u64::MAX;
 
 /// A question for the time that commands wait.
 pub(crate) struct Probe {
@@ -91,22 +87,20 @@ pub(crate) enum Command {
     Answer(Question),
     /// Lets everybody see what has been counted by the end of this tick, and calls this.
     Publish(Probe),
+    /// Send the sockets of these listeners.
+    ExportSockets(Arc<[Named]>, mpsc::Sender<io::Result<Vec<OwnedFd>>>),
+    /// The kernel relays nothing from now on; answered when it does not.
+    SuspendFlows(mpsc::Sender<()>),
+    /// Send the number of handoffs taken at rest since it was last asked.
+    Settle(mpsc::Sender<usize>),
     Upgrade(Step),
-    Stop,
 }
 
-impl worker::Command for Command {
-    const STOP: Self = Self::Stop;
-}
-
-impl worker::Asked for Command {
-    fn ask(question: worker::Question) -> Self {
-        Self::Answer(Box::new(move |_, _| drop(question)))
+impl From<Step> for Command {
+    fn from(step: Step) -> Self {
+        Self::Upgrade(step)
     }
 }
-
-/// What the control thread may look at.
-pub(crate) type Snapshot = Published<WorkerSnapshot>;
 
 /// What a socket is for, by its id.
 #[derive(Clone, Copy)]
@@ -156,9 +150,8 @@ fn datagrams(rx: &Rx, buffer: &Buffer<'_>) -> impl Iterator<Item = Span> + use<>
 }
 
 pub(crate) struct Worker {
-    number: usize,
+    pub(crate) frame: Frame<Command, WorkerSnapshot>,
     server: Server<WorkerPolicy>,
-    poller: Poller,
     /// Where its wake-ups are to carry more.
     coalescer: Option<Coalescer>,
     rx: Rx,
@@ -183,30 +176,22 @@ pub(crate) struct Worker {
     /// What another process is about to have.
     handed_over: Vec<AllocationId>,
     replays: ReplayGuard,
-    inbox: Inbox<Command>,
-    snapshot: Arc<Snapshot>,
     counted: WorkerSnapshot,
-    started: Instant,
-    published_ms: u64,
     /// Who waits for the next publication, and how long each had waited for the worker.
     asked: Vec<(Duration, ToldWait)>,
-    /// Whether something happened since the last publication.
-    dirty: bool,
     complained: bool,
 }
 
 impl Worker {
-    /// A worker that has its sockets and does not serve yet; how it is reached, and what it lets others see.
+    /// Creates a worker with its sockets, which does not serve yet.
     pub(crate) fn new(
         number: usize,
         common: &Common,
         sockets: listening::Sockets,
-    ) -> Result<(Self, Mailbox, Arc<Snapshot>), StartError> {
-        let config = &common.config;
-        let mut poller = Poller::new()?;
-        poller.set_busy_poll(config.busy_poll);
-        let (sender, inbox) = worker::inbox(&poller, WAKER)?;
-        let started = common.started;
+    ) -> Result<Self, StartError> {
+        let (config, started) = (&common.config, common.started);
+        let mut frame = Frame::new(number, started)?;
+        frame.poller.busy_poll = config.busy_poll;
         let (layout, streams) = (Arc::clone(&common.layout), Arc::clone(&common.streams));
         let out = Out {
             tx: Tx::new(config.datapath),
@@ -226,16 +211,14 @@ impl Worker {
         let fleet = common.fleet.as_ref().map(Arc::clone);
         let policy = WorkerPolicy::new(Arc::clone(store), Arc::clone(quotas), Arc::clone(ports), fleet);
         let (settings, seed) = (Arc::new(config.server.clone()), Seed(rand::random()));
-        let snapshot = Arc::<Snapshot>::default();
         let offload = common.kernel.as_ref().map(|kernel| kernel.flows()).transpose()?;
         // The state machine's clock began with `started`.
         let clock = WorkerClock::at(started.elapsed());
         let (range, is_active) = (config.server.channels, !common.takes_over);
         let offload = offload.map(|flows| Offload::new(flows, clock, range, is_active));
         let mut worker = Self {
-            number,
+            frame,
             server: Server::for_worker(settings, policy, worker_id(number, config), seed),
-            poller,
             coalescer: (!config.coalesce.is_zero()).then(|| Coalescer::new(config.coalesce)),
             rx: Rx::new(config.datapath),
             out,
@@ -254,20 +237,15 @@ impl Worker {
             tunnels: Tunnels::default(),
             handed_over: Vec::new(),
             replays: config.server.replays.clone(),
-            inbox,
-            snapshot: Arc::clone(&snapshot),
             counted: WorkerSnapshot::default(),
-            started,
-            published_ms: 0,
             asked: Vec::new(),
-            dirty: true,
             complained: false,
         };
         if worker.offload.is_some() {
             worker.server.tell_first_use();
         }
         worker.listen(sockets)?;
-        Ok((worker, Mailbox { worker: sender, backlog: Arc::default() }, snapshot))
+        Ok(worker)
     }
 
     /// Serves until told to stop.
@@ -285,15 +263,10 @@ impl Worker {
                 coalescer.pause(self.rx.stats().datagrams);
             }
             let at_most = self.offload.as_mut().and_then(Offload::before_wait);
-            match self.poller.wait_until(now.ms, self.due(), at_most) {
-                Ok(ready) => {
-                    events.clear();
-                    events.extend_from_slice(ready);
-                }
-                Err(error) => {
-                    tracing::error!(worker = self.number, %error, "epoll failed; this worker ends");
-                    return;
-                }
+            let due = self.due();
+            if let Err(error) = self.frame.wait(now.ms, due, at_most, &mut events) {
+                tracing::error!(worker = self.frame.number, %error, "epoll failed; this worker ends");
+                return;
             }
             now = self.now();
             by_datagrams = true;
@@ -301,12 +274,12 @@ impl Worker {
                 coalescer.woke();
             }
             self.counted.wakeups += u64::from(at_most != Some(Duration::ZERO) || !events.is_empty());
-            self.dirty |= !events.is_empty();
+            self.frame.dirty |= !events.is_empty();
             if let Some(offload) = &mut self.offload {
                 let (are_all, lost) = (events.len() < Poller::FULL, self.rx.stats().kernel_drops);
                 offload.after_wait(&events, are_all, lost, &self.sockets);
                 let sockets = (&self.sockets, &self.out.listeners[..]);
-                self.dirty |= offload.sweep(now.ms, &mut self.server, sockets);
+                self.frame.dirty |= offload.sweep(now.ms, &mut self.server, sockets);
             }
             self.walk_offload();
             let first = self.out.streams.begin_tick(&events);
@@ -346,13 +319,13 @@ impl Worker {
     /// Does what is due.
     fn handle_timeouts(&mut self, now: Now) {
         if self.out.streams.poll_timeout().is_some_and(|due| due <= now.ms) {
-            self.out.streams.handle_timeout(now.ms, &self.poller);
+            self.out.streams.handle_timeout(now.ms, &self.frame.poller);
             self.resume_streams(now);
-            self.dirty = true;
+            self.frame.dirty = true;
         }
         if self.out.dtls.poll_timeout().is_some_and(|due| due <= now.ms) {
             self.out.dtls.handle_timeout(now.ms, &mut self.out.tx);
-            self.dirty = true;
+            self.frame.dirty = true;
         }
         if self.peers.poll_timeout().is_some_and(|due| due <= now.ms) {
             self.resume_peers(now);
@@ -362,7 +335,7 @@ impl Worker {
             while let Some((lookup, credentials)) = self.server.next_answered(now) {
                 self.take_credentials(now, lookup, credentials);
             }
-            self.dirty = true;
+            self.frame.dirty = true;
         }
         if self.lingering.due().is_some_and(|due| due <= now.ms) {
             self.close_forsaken(now);
@@ -372,7 +345,7 @@ impl Worker {
     /// What is no datagram: the control thread, other workers, streams of clients and of peers. True means the end.
     fn serve_others(&mut self, now: Now, event: &Event) -> bool {
         match event.token {
-            WAKER => return self.handle_commands(now),
+            INBOX => return self.handle_commands(now),
             tunnel::TO_OLD => self.hear_of_old(),
             tunnel::TO_NEW => self.receive_from_new(now),
             FIRST_PEER_TOKEN.. => self.serve_peers(now, event),
@@ -417,7 +390,7 @@ impl Worker {
 
     fn flush(&mut self) {
         self.out.tx.flush(&mut self.sockets, &self.rx);
-        self.out.streams.flush(&self.rx, &self.poller);
+        self.out.streams.flush(&self.rx, &self.frame.poller);
         self.out.dtls.flushed();
         self.rx.reset();
         if let Some(offload) = &mut self.offload {
@@ -433,7 +406,7 @@ impl Worker {
             self.roles.resize(index + 1, Role::Free);
         }
         let watched = match self.sockets.get(id) {
-            Some(socket) => self.poller.add(socket, u64::from(id.0)),
+            Some(socket) => self.frame.poller.add(socket, u64::from(id.0)),
             None => Err(io::Error::from(io::ErrorKind::NotFound)),
         };
         if let Err(error) = watched {
@@ -452,7 +425,7 @@ impl Worker {
             }
             self.out.streams.effect(now.ms, &effect);
             self.out.dtls.effect(now.ms, &effect, &mut self.out.tx);
-            self.log.effect(self.number, &effect);
+            self.log.effect(self.frame.number, &effect);
             match effect {
                 Effect::Open(request) => self.open(now, &request),
                 Effect::Connect(request) => self.connect(now, &request),
@@ -460,7 +433,7 @@ impl Worker {
                 Effect::LookUp(query) => self.look_up(query),
                 Effect::Slow { client, until_ms } => {
                     let behind = behind.to_vec(&self.rx);
-                    self.out.streams.slow_down(&client, &behind, until_ms, &self.poller);
+                    self.out.streams.slow_down(&client, &behind, until_ms, &self.frame.poller);
                 }
                 Effect::Closed { allocation, .. } => {
                     for family in [Family::V4, Family::V6] {
@@ -501,8 +474,7 @@ impl Worker {
 
     /// Asks the credential store for what a request waits for.
     fn look_up(&mut self, query: CredentialQuery) {
-        let Some(own) = self.mailboxes.get(self.number) else { return };
-        let answer = PendingLookup::new(query.lookup, own.worker.clone());
+        let answer = PendingLookup::new(query.lookup, self.frame.sender.clone());
         self.server.policy_mut().look_up(query, answer);
     }
 
@@ -511,28 +483,26 @@ impl Worker {
         let verdict = self.server.credentials(now, lookup, credentials);
         self.out.reply(verdict);
         self.carry_out_effects(now, NO_TRAILING);
-        self.dirty = true;
+        self.frame.dirty = true;
     }
 
     /// Carries out what the control thread and other workers ask for; true means the end.
     fn handle_commands(&mut self, now: Now) -> bool {
-        self.inbox.acknowledge();
-        while let Some(command) = self.inbox.command() {
-            // Questions are answered one a tick, so that packets wait for one at most.
-            let is_question = matches!(command, Command::Answer(_));
-            if self.handle_command(now, command) {
-                return true;
-            }
-            if is_question {
-                self.inbox.wake_again();
-                return false;
+        while let Some(command) = self.frame.command() {
+            // Packets wait for one question at most, and after a step of an upgrade for a new reading of the clock.
+            let ends_tick = matches!(command, Command::Answer(_) | Command::Upgrade(_));
+            self.handle_command(now, command);
+            if ends_tick {
+                break;
             }
         }
-        false
+        if self.frame.is_stopped {
+            self.shut_down(self.now());
+        }
+        self.frame.is_stopped
     }
 
-    /// True means the end.
-    fn handle_command(&mut self, now: Now, command: Command) -> bool {
+    fn handle_command(&mut self, now: Now, command: Command) {
         match command {
             Command::SetDraining(draining) => self.server.set_draining(draining),
             Command::Reconfigure(new) => self.reconfigure(now, *new),
@@ -544,50 +514,50 @@ impl Worker {
                 self.carry_out_effects(now, NO_TRAILING);
             }
             Command::Publish(Probe { asked, answer }) => self.asked.push((asked.elapsed(), answer)),
-            Command::Upgrade(step) => return self.upgrade(now, step),
-            Command::Stop => {
-                self.flush();
-                self.server.close_all(now, ClosedReason::Shutdown);
-                self.carry_out_effects(now, NO_TRAILING);
-                self.out.streams.shutdown(&self.poller);
-                self.out.dtls.shutdown(&mut self.out.tx);
-                self.flush();
-                self.publish_now(now.ms);
-                return true;
-            }
+            Command::ExportSockets(named, answer) => _ = answer.send(self.export_sockets(&named)),
+            Command::SuspendFlows(done) => self.suspend_offload(done),
+            Command::Upgrade(step) => self.upgrade(now, step),
+            // Only a worker at rest is asked.
+            Command::Settle(_) => {}
         }
-        false
+    }
+
+    /// Ends all sessions.
+    fn shut_down(&mut self, now: Now) {
+        self.flush();
+        self.server.close_all(now, ClosedReason::Shutdown);
+        self.carry_out_effects(now, NO_TRAILING);
+        self.out.streams.shutdown(&self.frame.poller);
+        self.out.dtls.shutdown(&mut self.out.tx);
+        self.flush();
+        self.publish_now(now.ms);
     }
 
     fn now(&self) -> Now {
-        let ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        Now { ms, unix }
+        Now { ms: self.frame.now_ms(), unix }
     }
 
-    /// When the next timer is due, or the counters must be published.
+    /// When the next timer is due.
     fn due(&self) -> Option<u64> {
         let timer = self.server.poll_timeout();
-        let publish = self.dirty.then_some(self.published_ms + PUBLISH_MS);
         let (streams, dtls) = (self.out.streams.poll_timeout(), self.out.dtls.poll_timeout());
         let offload = self.offload.as_ref().and_then(Offload::due);
         let (peers, lingering) = (self.peers.poll_timeout(), self.lingering.due());
-        [timer, publish, streams, dtls, peers, offload, lingering].into_iter().flatten().min()
+        [timer, streams, dtls, peers, offload, lingering].into_iter().flatten().min()
     }
 
     fn publish(&mut self, now_ms: u64) {
-        if !self.asked.is_empty() || (self.dirty && now_ms >= self.published_ms + PUBLISH_MS) {
+        if !self.asked.is_empty() || self.frame.is_publication_due(now_ms) {
             self.publish_now(now_ms);
             self.asked.drain(..).for_each(|(waited, answer)| answer(waited));
         }
     }
 
     fn publish_now(&mut self, now_ms: u64) {
-        self.published_ms = now_ms;
-        self.dirty = false;
         self.ports.expire(now_ms);
         for turned in self.out.streams.turned_away().chain(self.out.dtls.turned_away()) {
-            self.log.turned_away(self.number, &turned);
+            self.log.turned_away(self.frame.number, &turned);
         }
         for (connection, to_peer, to_client) in self.peers.carried() {
             self.server.connection_carried(connection, to_peer, to_client);
@@ -606,7 +576,7 @@ impl Worker {
         counted.kernel_limited = self.offload.as_ref().map_or(0, Offload::limited);
         counted.streams = self.out.streams.stats();
         counted.dtls = self.out.dtls.stats();
-        self.snapshot.update(|snapshot| snapshot.clone_from(counted));
+        self.frame.publish(now_ms, |snapshot| snapshot.clone_from(counted));
     }
 }
 

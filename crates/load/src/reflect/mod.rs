@@ -9,16 +9,13 @@ use std::{
     io,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     str::FromStr,
-    sync::{Arc, Mutex, PoisonError},
     thread,
 };
 
 use clap::Args;
 use turnpike_net::{
-    Datapath,
-    poll::Poller,
-    socket_address,
-    worker::{self, Workers},
+    Datapath, socket_address,
+    worker::{Frame, Workers},
 };
 use turnpike_offload::{Echo, Echoed};
 
@@ -142,21 +139,15 @@ pub struct Reflector {
     listeners: Vec<SocketAddr>,
     tcp_listeners: Vec<SocketAddr>,
     echo: Option<Echo>,
-    workers: Workers<StopReflecting, Mutex<ReflectStats>>,
+    workers: Workers<(), ReflectStats>,
 }
 
-/// All that a worker is ever told.
-struct StopReflecting;
-
-impl worker::Command for StopReflecting {
-    const STOP: Self = Self;
-}
-
-const WAKE: u64 = u64::MAX;
+/// A worker, which takes no commands.
+type ReflectFrame = Frame<(), ReflectStats>;
 
 /// One thread's work: waits, then does what there is to do.
 trait ReflectWorker: Send + 'static {
-    fn poller(&self) -> &Poller;
+    fn frame(&mut self) -> &mut ReflectFrame;
     fn wake_up(&mut self) -> io::Result<()>;
     fn stats(&self) -> ReflectStats;
 }
@@ -225,9 +216,7 @@ impl Reflector {
             total.received_bytes = bytes;
             total.sent = datagrams;
         }
-        for stats in self.workers.shared() {
-            total.add(*stats.lock().unwrap_or_else(PoisonError::into_inner));
-        }
+        self.workers.snapshots().into_iter().for_each(|stats| total.add(stats));
         total
     }
 
@@ -239,13 +228,11 @@ impl Reflector {
     }
 
     fn spawn(&mut self, name: String, worker: io::Result<impl ReflectWorker>) -> Result<(), LoadError> {
-        let started = worker.and_then(|mut worker| {
-            let (sender, inbox) = worker::inbox(worker.poller(), WAKE)?;
-            let counters = Arc::<Mutex<ReflectStats>>::default();
-            let published = Arc::clone(&counters);
-            self.workers.spawn(name, sender, counters, move || {
-                while inbox.command().is_none() && worker.wake_up().is_ok() {
-                    *published.lock().unwrap_or_else(PoisonError::into_inner) = worker.stats();
+        let started = worker.and_then(|worker| {
+            self.workers.spawn(name, worker, ReflectWorker::frame, |mut worker| {
+                while !worker.frame().is_stopped && worker.wake_up().is_ok() {
+                    let stats = worker.stats();
+                    worker.frame().publish(0, |published| *published = stats);
                 }
             })
         });

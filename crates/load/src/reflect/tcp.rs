@@ -13,10 +13,13 @@ use std::{
 
 use slab::Slab;
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
-use turnpike_net::poll::{Event, Interest, Poller};
+use turnpike_net::{
+    poll::{Event, Interest},
+    worker::INBOX,
+};
 
 use super::{
-    ReflectStats, ReflectWorker, WAKE,
+    ReflectFrame, ReflectStats, ReflectWorker,
     connection::{Buffers, Next, ReflectedConnection},
 };
 use crate::LoadError;
@@ -75,7 +78,7 @@ pub(super) fn bind(address: SocketAddr, shared: bool) -> Result<ReflectListener,
 }
 
 pub(super) struct TcpReflectWorker {
-    poller: Poller,
+    frame: ReflectFrame,
     listeners: Vec<ReflectListener>,
     connections: Slab<ReflectedConnection>,
     buffers: Buffers,
@@ -97,12 +100,12 @@ impl TcpReflectWorker {
         const FILES: u64 = 1 << 16;
         // With fewer, accepting pauses while they are used up.
         turnpike_net::rlimit::raise_open_files(FILES);
-        let poller = Poller::new()?;
+        let frame = ReflectFrame::new(0, Instant::now())?;
         for (index, listener) in listeners.iter().enumerate() {
-            poller.add(listener, LISTENERS + index as u64)?;
+            frame.poller.add(listener, LISTENERS + index as u64)?;
         }
         Ok(Self {
-            poller,
+            frame,
             listeners,
             connections: Slab::new(),
             buffers: Buffers::new(),
@@ -129,7 +132,7 @@ impl TcpReflectWorker {
                     let entry = self.connections.vacant_entry();
                     let index = entry.key();
                     let connection = entry.insert(ReflectedConnection::new(stream));
-                    if self.poller.add(connection, index as u64).is_err() {
+                    if self.frame.poller.add(connection, index as u64).is_err() {
                         self.connections.remove(index);
                     }
                 }
@@ -142,7 +145,7 @@ impl TcpReflectWorker {
                     ) => {}
                 // No descriptors, no memory: the queue stays full, and the poller would not sleep.
                 Err(_) => {
-                    listener.paused = self.poller.remove(listener).is_ok();
+                    listener.paused = self.frame.poller.remove(listener).is_ok();
                     self.unpark.get_or_insert(now + PAUSE);
                     return;
                 }
@@ -169,10 +172,10 @@ impl TcpReflectWorker {
             // It sends more and does not read: its bytes wait in the kernel.
             self.parked.push(index);
             self.unpark.get_or_insert(now + PAUSE);
-            self.poller.remove(connection)
+            self.frame.poller.remove(connection)
         } else if connection.watched_for_writing != (blocks || connection.streams()) {
             connection.watched_for_writing = !connection.watched_for_writing;
-            self.poller.set(
+            self.frame.poller.set(
                 connection,
                 index as u64,
                 Interest::Level { read: true, write: connection.watched_for_writing },
@@ -205,20 +208,20 @@ impl TcpReflectWorker {
             let Some(connection) = self.connections.get_mut(index) else { continue };
             connection.watched_for_writing = true;
             let watched =
-                self.poller.add_with(connection, index as u64, Interest::Level { read: true, write: true });
+                self.frame.poller.add_with(connection, index as u64, Interest::Level { read: true, write: true });
             if watched.is_err() {
                 self.connections.remove(index);
             }
         }
         for (number, listener) in self.listeners.iter_mut().enumerate().filter(|(_, one)| one.paused) {
-            listener.paused = self.poller.add(listener, LISTENERS + number as u64).is_err();
+            listener.paused = self.frame.poller.add(listener, LISTENERS + number as u64).is_err();
         }
     }
 }
 
 impl ReflectWorker for TcpReflectWorker {
-    fn poller(&self) -> &Poller {
-        &self.poller
+    fn frame(&mut self) -> &mut ReflectFrame {
+        &mut self.frame
     }
 
     fn wake_up(&mut self) -> io::Result<()> {
@@ -226,7 +229,7 @@ impl ReflectWorker for TcpReflectWorker {
         // Whole milliseconds are enough here.
         let timeout = due.map(|due| due.saturating_duration_since(Instant::now()));
         self.ready.clear();
-        self.ready.extend(self.poller.wait(timeout)?);
+        self.ready.extend(self.frame.poller.wait(timeout)?);
         let now = Instant::now();
         if self.tell.is_some_and(|due| due <= now) {
             self.tell(now);
@@ -238,8 +241,8 @@ impl ReflectWorker for TcpReflectWorker {
             let event = self.ready[position];
             let listener = event.token.checked_sub(LISTENERS);
             match (listener, usize::try_from(listener.unwrap_or(event.token))) {
-                // Nothing to do but to look whether to stop.
-                _ if event.token == WAKE => {}
+                // The only command is to stop.
+                _ if event.token == INBOX => _ = self.frame.command(),
                 (Some(_), Ok(number)) => self.accept(number, now),
                 (None, Ok(index)) => self.serve(index, event, now),
                 (_, Err(_)) => {}

@@ -30,7 +30,7 @@ pub(super) fn bind(address: SocketAddr, step: Datapath, shared: bool) -> Result<
 
 pub(super) struct UdpReflectWorker {
     sockets: Sockets,
-    poller: Poller,
+    frame: ReflectFrame,
     rx: Rx,
     tx: Tx,
     ready: Vec<SocketId>,
@@ -38,14 +38,14 @@ pub(super) struct UdpReflectWorker {
 
 impl UdpReflectWorker {
     pub(super) fn new(sockets: Vec<UdpSocket>, datapath: Datapath) -> io::Result<Self> {
-        let (poller, mut table) = (Poller::new()?, Sockets::default());
+        let (frame, mut table) = (ReflectFrame::new(0, Instant::now())?, Sockets::default());
         for socket in sockets {
             let id = table.insert(socket);
             if let Some(socket) = table.get(id) {
-                poller.add(socket, id.0.into())?;
+                frame.poller.add(socket, id.0.into())?;
             }
         }
-        Ok(Self { sockets: table, poller, rx: Rx::new(datapath), tx: Tx::new(datapath), ready: Vec::new() })
+        Ok(Self { sockets: table, frame, rx: Rx::new(datapath), tx: Tx::new(datapath), ready: Vec::new() })
     }
 
     fn reflect(&mut self, id: SocketId) {
@@ -85,18 +85,20 @@ impl UdpReflectWorker {
 }
 
 impl ReflectWorker for UdpReflectWorker {
-    fn poller(&self) -> &Poller {
-        &self.poller
+    fn frame(&mut self) -> &mut ReflectFrame {
+        &mut self.frame
     }
 
     fn wake_up(&mut self) -> io::Result<()> {
         self.ready.clear();
-        let events = self.poller.wait(None)?.iter();
+        let events = self.frame.poller.wait(None)?.iter();
         let ids = events.filter_map(|event| u32::try_from(event.token).ok().map(SocketId));
         self.ready.extend(ids);
         for index in 0..self.ready.len() {
             self.reflect(self.ready[index]);
         }
+        // The only command is to stop.
+        let _ = self.frame.command();
         self.send();
         Ok(())
     }

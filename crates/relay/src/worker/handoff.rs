@@ -79,6 +79,10 @@ impl Handoff {
 }
 
 impl Mailbox {
+    pub(crate) fn of(worker: &Worker) -> Self {
+        Self { worker: worker.frame.sender.clone(), backlog: Arc::default() }
+    }
+
     fn is_full(&self) -> bool {
         self.backlog.load(Ordering::Relaxed) >= BACKLOG
     }
@@ -107,7 +111,7 @@ impl Worker {
     }
 
     pub(super) fn own_number(&self) -> u16 {
-        u16::try_from(self.number).unwrap_or(u16::MAX)
+        u16::try_from(self.frame.number).unwrap_or(u16::MAX)
     }
 
     /// Gives a stream to another worker, with the request that makes it that one's business; later, if too much waits there.
@@ -122,9 +126,9 @@ impl Worker {
         let behind = self.all_behind(client, behind);
         let out = &mut self.out;
         if self.mailboxes.get(usize::from(worker)).is_some_and(Mailbox::is_full) {
-            return out.streams.put_back(client, [&request, &behind], now.ms + AGAIN_MS, &self.poller);
+            return out.streams.put_back(client, [&request, &behind], now.ms + AGAIN_MS, &self.frame.poller);
         }
-        if let Some(taken) = out.streams.detach(client, &self.rx, &self.poller, CloseReason::HandedOver) {
+        if let Some(taken) = out.streams.detach(client, &self.rx, &self.frame.poller, CloseReason::HandedOver) {
             self.send(worker, Handoff::Stream(Box::new(taken), request, behind));
         }
     }
@@ -170,10 +174,10 @@ impl Worker {
     }
 
     pub(super) fn take_handoff(&mut self, now: Now, handoff: Handoff) {
-        if let Some(own) = self.mailboxes.get(self.number) {
+        if let Some(own) = self.mailboxes.get(self.frame.number) {
             own.backlog.fetch_sub(1, Ordering::Relaxed);
         }
-        self.dirty = true;
+        self.frame.dirty = true;
         match handoff {
             Handoff::Stream(taken, request, behind) => self.take_over(now, *taken, &request, &behind),
             Handoff::Request { via, occupied, source, request } => {
@@ -248,7 +252,7 @@ impl Worker {
 
     /// Serves a stream that another worker has accepted.
     fn take_over(&mut self, now: Now, taken: Detached, request: &[u8], behind: &[u8]) {
-        let adopted = self.out.streams.adopt(taken, now.ms, &self.poller);
+        let adopted = self.out.streams.adopt(taken, now.ms, &self.frame.poller);
         // An older connection of the same 5-tuple may have given way.
         self.tell_gone(now);
         let Some(source) = adopted else { return };
@@ -296,7 +300,7 @@ impl Worker {
             self.roles[id.0 as usize] = Role::Free;
             if let Some(socket) = self.sockets.remove(id) {
                 // Not watched any more, whatever this says: a descriptor that is not in the set.
-                let _ = self.poller.remove(&socket);
+                let _ = self.frame.poller.remove(&socket);
                 detached.push((family, socket));
             }
         }

@@ -63,12 +63,12 @@ impl Worker {
         self.lingering.list.retain(|(closing, _)| !is_open(closing));
         if let Err(error) = self.listen(sockets) {
             tracing::error!(
-                worker = self.number,
+                worker = self.frame.number,
                 %error,
                 "a new listener cannot be watched, and serves nobody here: raise fs.epoll.max_user_watches"
             );
         }
-        self.dirty = true;
+        self.frame.dirty = true;
     }
 
     /// Serves on these sockets.
@@ -76,7 +76,7 @@ impl Worker {
         let Sockets { udp, dtls, streams, closing } = sockets;
         for closing in closing {
             if closing.transport == Transport::Tcp {
-                self.out.streams.close_listener(closing.place, self.now().ms, &self.poller);
+                self.out.streams.close_listener(closing.place, self.now().ms, &self.frame.poller);
             } else {
                 self.lingering.list.push((closing, true));
                 // Its last client may have gone long ago.
@@ -117,7 +117,7 @@ impl Worker {
             }
         }
         for (place, socket) in streams {
-            self.out.streams.listen(place, socket, &self.poller)?;
+            self.out.streams.listen(place, socket, &self.frame.poller)?;
         }
         Ok(())
     }
@@ -207,7 +207,7 @@ impl Worker {
         }
         if let Some(socket) = self.sockets.remove(id) {
             // Closing it would not take it from the poller while somebody else has it open.
-            let _ = self.poller.remove(&socket);
+            let _ = self.frame.poller.remove(&socket);
         }
     }
 }

@@ -30,7 +30,7 @@ impl Worker {
         };
         let bound = socket.local_addr();
         let relay = RelayId { allocation, family: wish.family };
-        if self.peers.listen(relay, socket, &self.poller).is_err() {
+        if self.peers.listen(relay, socket, &self.frame.poller).is_err() {
             self.ports.release(bound, now.ms);
             return self.refuse(Refusal::File);
         }
@@ -38,7 +38,7 @@ impl Worker {
     }
 
     pub(super) fn connect(&mut self, now: Now, request: &ConnectRequest) {
-        if let Err(error) = self.peers.connect(request, &self.poller) {
+        if let Err(error) = self.peers.connect(request, &self.frame.poller) {
             let verdict =
                 self.server.connected(now, request.relay.allocation, request.connection, Err(error));
             self.out.reply(verdict);
@@ -62,11 +62,11 @@ impl Worker {
         first: TrailingBytes<'_>,
     ) {
         let first = self.all_behind(client, first);
-        let taken = self.out.streams.detach(client, &self.rx, &self.poller, CloseReason::DataConnection);
+        let taken = self.out.streams.detach(client, &self.rx, &self.frame.poller, CloseReason::DataConnection);
         match taken {
             Some(taken) => {
                 let purse = &mut Purse { now, server: &mut self.server };
-                self.peers.bind(connection, taken, first, &self.poller, purse);
+                self.peers.bind(connection, taken, first, &self.frame.poller, purse);
             }
             None => {
                 self.peers.drop_connection(connection);
@@ -87,20 +87,20 @@ impl Worker {
 
     /// What is due without an event.
     pub(super) fn resume_peers(&mut self, now: Now) {
-        self.peers.handle_timeout(now.ms, &self.poller);
+        self.peers.handle_timeout(now.ms, &self.frame.poller);
         self.peers.resume(&mut Purse { now, server: &mut self.server });
         self.report(now);
-        self.dirty = true;
+        self.frame.dirty = true;
     }
 
     fn accept_peers(&mut self, now: Now, place: usize) {
         for _ in 0..ACCEPTS {
-            let Some((relay, socket, peer)) = self.peers.accept(place, now.ms, &self.poller) else { return };
+            let Some((relay, socket, peer)) = self.peers.accept(place, now.ms, &self.frame.poller) else { return };
             // Refused, it is closed as it is dropped.
             if let PeerConnection::Accept { connection, client, link, bytes } =
                 self.server.peer_connected(now, relay, canonical(peer))
             {
-                if self.peers.hold(relay.allocation, connection, socket, &self.poller).is_ok() {
+                if self.peers.hold(relay.allocation, connection, socket, &self.frame.poller).is_ok() {
                     self.out.reply_to(&client, link, bytes);
                 } else {
                     self.server.connection_ended(now, connection, 0, 0);

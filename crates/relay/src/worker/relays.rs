@@ -148,7 +148,7 @@ impl Worker {
         if !self.complained {
             self.complained = true;
             tracing::warn!(
-                worker = self.number,
+                worker = self.frame.number,
                 "allocation refused with 508: {remedy}; said once, counted on"
             );
         }
@@ -165,7 +165,7 @@ impl Worker {
             }
         }
         self.carry_out_effects(now, NO_TRAILING);
-        self.dirty = true;
+        self.frame.dirty = true;
     }
 
     pub(super) fn receive_from_peers(&mut self, now: Now, holder: Holder, event: &Event) {

@@ -11,11 +11,11 @@ impl Worker {
     pub(super) fn serve_stream(&mut self, now: Now, event: &Event) {
         match Token::of(event.token) {
             Some(Token::Listener(place)) => {
-                self.out.streams.accept(place, now.ms, &self.poller);
+                self.out.streams.accept(place, now.ms, &self.frame.poller);
             }
             Some(Token::Connection(slot)) => {
                 if event.writable {
-                    self.out.streams.resume(slot, &self.poller);
+                    self.out.streams.resume(slot, &self.frame.poller);
                 }
                 if event.readable || event.error {
                     if self.out.streams.is_paused(slot) {
@@ -72,8 +72,8 @@ impl Worker {
             if let Some(incoming) = self.out.streams.go_on(slot, &mut self.rx) {
                 self.route_stream(now, incoming);
             }
-            self.out.streams.read_on(slot, &self.poller);
-            self.dirty = true;
+            self.out.streams.read_on(slot, &self.frame.poller);
+            self.frame.dirty = true;
         }
     }
 
@@ -85,7 +85,7 @@ impl Worker {
             let verdict = self.server.from_client(now, &source, bytes);
             if let Verdict::Wait { until_ms, .. } = verdict {
                 let until_ms = until_ms.max(now.ms + 1);
-                return self.out.streams.pause(&incoming, message, until_ms, &self.rx, &self.poller);
+                return self.out.streams.pause(&incoming, message, until_ms, &self.rx, &self.frame.poller);
             }
             if self.out.carry_out(&self.rx, UNMARKED, verdict) {
                 self.carry_out_effects(now, TrailingBytes::Received(incoming.rest));

@@ -131,7 +131,7 @@ impl Worker {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // It is gone, and its clients begin anew with us.
                 _ => {
-                    let _ = self.poller.remove(old);
+                    let _ = self.frame.poller.remove(old);
                     self.tunnels.old = None;
                     let clients: Vec<Client> = self.tunnels.elsewhere.drain().collect();
                     clients.into_iter().for_each(|client| self.tunnels.tell_ended(client));
@@ -155,7 +155,7 @@ impl Worker {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 // It has ended, and with it the sockets' only reader.
                 _ => {
-                    let _ = self.poller.remove(new);
+                    let _ = self.frame.poller.remove(new);
                     return self.tunnels.close();
                 }
             };

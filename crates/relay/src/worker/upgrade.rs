@@ -5,11 +5,14 @@ use std::{
     io, mem,
     net::SocketAddr,
     os::fd::{AsFd as _, OwnedFd},
-    sync::{Arc, mpsc},
+    sync::mpsc,
 };
 
 use serde::{Deserialize, Serialize};
-use turnpike_net::{Channel, SocketId, TcpSocket, UdpSocket};
+use turnpike_net::{
+    Channel, SocketId, TcpSocket, UdpSocket,
+    worker::{Batch, Step},
+};
 use turnpike_turn::{
     server::{
         AllocationId, Client, Family, Link, Moved, PendingMove, RelayId, SharedPort, Transport, UserRef,
@@ -24,41 +27,6 @@ use crate::{
     ports::{LateUse, Reserved},
     upgrade::Unfit,
 };
-
-/// Sessions that travel at a time: while the one process writes some, the other one reads those before.
-const BATCH: usize = 64;
-
-/// What a worker is told in an upgrade. Who asks to be answered waits for it.
-pub(crate) enum Step {
-    /// The sockets of these listeners.
-    ExportSockets(Arc<[Named]>, mpsc::Sender<io::Result<Vec<OwnedFd>>>),
-    /// The kernel relays nothing from now on; answered when it does not.
-    SuspendFlows(mpsc::Sender<()>),
-    /// Rest: what comes waits in its socket.
-    Pause(mpsc::Sender<()>),
-    /// How much other workers have handed over since it was last asked.
-    Settle(mpsc::Sender<usize>),
-    /// Give all that can go: how many sessions.
-    Export(Channel, mpsc::Sender<io::Result<usize>>),
-    /// Go on: there is no upgrade.
-    Resume,
-    /// Go on with what is left; answered when what is not has been forgotten.
-    Forget(mpsc::Sender<()>),
-    /// Serve what was taken in.
-    Serve,
-    /// The kernel relays again.
-    ResumeFlows,
-}
-
-/// A worker's part of a handover in the new process.
-pub(crate) struct Takeover {
-    /// From the other one.
-    pub(crate) channel: Channel,
-    /// Receives the number of sessions, or the reason why they cannot be taken over.
-    pub(crate) answer: mpsc::Sender<Result<usize, Unfit>>,
-    /// What holds from the first moment.
-    pub(crate) first: Command,
-}
 
 /// What comes before the sessions.
 #[derive(Serialize, Deserialize)]
@@ -80,12 +48,6 @@ struct Head {
     #[serde(rename = "has_granted")]
     has_replays: bool,
     has_tunnel: bool,
-}
-
-#[derive(Serialize, Deserialize)]
-struct Batch {
-    sessions: Vec<Session>,
-    is_last: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -118,24 +80,32 @@ fn by_datagrams(link: Link) -> bool {
 }
 
 impl Worker {
-    /// A step of a worker that serves. True means the end.
-    pub(super) fn upgrade(&mut self, now: Now, step: Step) -> bool {
+    /// A step of a worker that serves.
+    pub(super) fn upgrade(&mut self, now: Now, step: Step) {
         match step {
-            Step::ExportSockets(named, answer) => _ = answer.send(self.export_sockets(&named)),
-            Step::SuspendFlows(done) => match &mut self.offload {
-                Some(offload) => {
-                    offload.set_active(false, &self.sockets);
-                    self.suspended = Some(done);
-                }
-                None => _ = done.send(()),
-            },
-            Step::Pause(done) => return self.pause(now, &done),
+            Step::Pause(done) => {
+                // What was read has left before another process reads.
+                self.carry_out_effects(now, NO_TRAILING);
+                self.flush();
+                let _ = done.send(());
+                self.rest(true);
+            }
             Step::Resume => self.resume(),
             Step::ResumeFlows => self.resume_offload(),
-            // Who rests, or has yet to begin, is told these.
-            Step::Settle(_) | Step::Export(..) | Step::Forget(_) | Step::Serve => {}
+            // Only for a worker at rest.
+            Step::Export(..) | Step::Import(..) | Step::Forget(_) | Step::Serve => {}
         }
-        false
+    }
+
+    /// Has the kernel relay nothing from now on.
+    pub(super) fn suspend_offload(&mut self, done: mpsc::Sender<()>) {
+        match &mut self.offload {
+            Some(offload) => {
+                offload.set_active(false, &self.sockets);
+                self.suspended = Some(done);
+            }
+            None => _ = done.send(()),
+        }
     }
 
     /// Has more sessions follow where the kernel's path was begun or ended.
@@ -171,7 +141,7 @@ impl Worker {
         all
     }
 
-    fn export_sockets(&self, named: &[Named]) -> io::Result<Vec<OwnedFd>> {
+    pub(super) fn export_sockets(&self, named: &[Named]) -> io::Result<Vec<OwnedFd>> {
         let closed = || io::Error::new(io::ErrorKind::NotFound, "a listener has just been closed: try again");
         let lend = |(transport, place): &Named| {
             if *transport == Transport::Tcp {
@@ -183,42 +153,39 @@ impl Worker {
         named.iter().map(lend).collect()
     }
 
-    /// Rests until it is told how it goes on. True means the end.
-    fn pause(&mut self, now: Now, done: &mpsc::Sender<()>) -> bool {
-        // What was read has left before anybody else reads.
-        self.carry_out_effects(now, NO_TRAILING);
-        self.flush();
-        let _ = done.send(());
-        let (mut taken, mut later) = (0, Vec::new());
-        while let Some(command) = self.inbox.wait() {
+    /// Carries out the steps of an upgrade until it serves again or is stopped; all else is for later, except handoffs to a worker that
+    /// `has_served`.
+    fn rest(&mut self, has_served: bool) {
+        let mut taken = 0;
+        while let Some(command) = self.frame.next_command() {
             match command {
-                Command::Handoff(handoff) => {
+                Command::Handoff(handoff) if has_served => {
                     taken += 1;
-                    self.take_handoff(now, *handoff);
+                    self.take_handoff(self.now(), *handoff);
                     self.flush();
                 }
-                Command::Upgrade(Step::Settle(answer)) => _ = answer.send(mem::take(&mut taken)),
+                Command::Settle(answer) => _ = answer.send(mem::take(&mut taken)),
                 Command::Upgrade(Step::Export(channel, answer)) => {
-                    _ = answer.send(self.export_sessions(now, &channel));
+                    _ = answer.send(self.export_sessions(self.now(), &channel));
                 }
-                Command::Upgrade(Step::Resume) => {
-                    self.resume();
-                    break;
+                Command::Upgrade(Step::Import(channel, answer)) => {
+                    let imported = self.import_sessions(&channel).map_err(io::Error::other);
+                    self.frame.is_stopped = imported.is_err();
+                    let _ = answer.send(imported);
+                    if self.frame.is_stopped {
+                        return;
+                    }
                 }
+                Command::Upgrade(Step::Resume) => return self.resume(),
                 Command::Upgrade(Step::Forget(done)) => {
-                    self.forget(now);
+                    self.forget(self.now());
                     let _ = done.send(());
-                    break;
+                    return;
                 }
-                Command::Stop => {
-                    later.push(Command::Stop);
-                    break;
-                }
-                other => later.push(other),
+                Command::Upgrade(Step::Serve) => return,
+                other => self.frame.defer(other),
             }
         }
-        let now = self.now();
-        later.into_iter().any(|command| self.handle_command(now, command))
     }
 
     fn resume(&mut self) {
@@ -236,7 +203,7 @@ impl Worker {
         let drops = drops.collect();
         let has_dtls = (0..self.out.dtls.places()).any(|place| self.out.dtls.listening(place).is_some());
         let tunnel = if has_dtls { Some(self.tunnels.open()?) } else { None };
-        let is_first = self.number == 0;
+        let is_first = self.frame.number == 0;
         let reserved = if is_first { self.ports.lend_reserved(now.ms)? } else { Vec::new() };
         let (reservations, sockets): (Vec<_>, Vec<_>) = reserved.into_iter().unzip();
         let quarantined = if is_first { self.ports.quarantined(now.ms) } else { Vec::new() };
@@ -267,10 +234,10 @@ impl Worker {
         if is_first {
             channel.send(&self.replays.to_bytes(), &[])?;
         }
-        for sessions in portable.chunks(BATCH) {
+        for sessions in portable.chunks(Batch::<Session>::MOST) {
             self.export_batch(now, channel, sessions)?;
         }
-        channel.send_value(&Batch { sessions: Vec::new(), is_last: true }, &[])?;
+        channel.send_value(&Batch::<Session> { sessions: Vec::new(), is_last: true }, &[])?;
         let count = portable.len();
         self.handed_over = portable;
         Ok(count)
@@ -309,7 +276,7 @@ impl Worker {
         // Closing a socket here would not take it from the poller while it is open there.
         for (_, id) in self.sockets_listened_on() {
             let Some(socket) = self.sockets.get(id) else { continue };
-            let _ = self.poller.remove(socket);
+            let _ = self.frame.poller.remove(socket);
             // Associations that stay answer by it.
             if !matches!(
                 mem::replace(&mut self.roles[id.0 as usize], Role::Free),
@@ -322,7 +289,7 @@ impl Worker {
         }
         self.listeners.clear();
         self.lingering = Lingering::default();
-        self.out.streams.leave_listeners(&self.poller);
+        self.out.streams.leave_listeners(&self.frame.poller);
         if let Some(offload) = &mut self.offload {
             offload.leave();
         }
@@ -333,12 +300,12 @@ impl Worker {
             self.server.surrender(now, allocation);
         }
         self.server.forget_lookups(by_datagrams);
-        if self.number == 0 {
+        if self.frame.number == 0 {
             self.ports.surrender_reserved(now.ms);
         }
         self.out.dtls.left_behind();
-        if let Err(error) = self.tunnels.watch(&self.poller) {
-            tracing::error!(worker = self.number, %error, "clients over DTLS cannot be served any more");
+        if let Err(error) = self.tunnels.watch(&self.frame.poller) {
+            tracing::error!(worker = self.frame.number, %error, "clients over DTLS cannot be served any more");
         }
         self.carry_out_effects(now, NO_TRAILING);
         self.flush();
@@ -346,31 +313,16 @@ impl Worker {
     }
 
     /// Takes over from a worker of the old process, and serves if all other workers can do so too.
-    pub(crate) fn run_from_handover(&mut self, takeover: Takeover) {
-        let Takeover { channel, answer, first } = takeover;
-        let result = self.receive(&channel);
-        let has_it = result.is_ok();
-        let _ = answer.send(result);
-        drop(channel);
-        let mut later = vec![first];
-        while has_it && let Some(command) = self.inbox.wait() {
-            match command {
-                Command::Upgrade(Step::Serve) => {
-                    let now = self.now();
-                    if !later.into_iter().any(|command| self.handle_command(now, command)) {
-                        self.run();
-                    }
-                    return;
-                }
-                // The sessions are the old process's still.
-                Command::Stop => return,
-                other => later.push(other),
-            }
+    pub(crate) fn run_from_handover(&mut self) {
+        self.rest(false);
+        // If it is stopped, the sessions are still the old process's.
+        if !self.frame.is_stopped && !self.handle_commands(self.now()) {
+            self.run();
         }
     }
 
-    /// Takes in what the worker of the same number gives; how many sessions.
-    fn receive(&mut self, channel: &Channel) -> Result<usize, Unfit> {
+    /// Imports the sessions of the worker of the same number; returns how many.
+    fn import_sessions(&mut self, channel: &Channel) -> Result<usize, Unfit> {
         let (head, descriptors) = channel.receive_value::<Head>()?;
         let mut descriptors = descriptors.into_iter();
         let now = self.now();
@@ -382,7 +334,7 @@ impl Worker {
         }
         if head.has_tunnel {
             let old = TcpSocket::from(descriptors.next().ok_or(Unfit::Incomplete)?);
-            self.tunnels.join(old, head.associations, &self.poller)?;
+            self.tunnels.join(old, head.associations, &self.frame.poller)?;
         }
         for pending_move in head.arrivals {
             self.server.expect(pending_move);
@@ -406,7 +358,7 @@ impl Worker {
         }
         let mut count = 0;
         loop {
-            let (batch, descriptors) = channel.receive_value::<Batch>()?;
+            let (batch, descriptors) = channel.receive_value::<Batch<Session>>()?;
             let mut descriptors = descriptors.into_iter();
             count += batch.sessions.len();
             for session in batch.sessions {

@@ -36,14 +36,11 @@ fn workers() -> [Worker; 2] {
     let change = Places::default().change(&layout, &config).unwrap_or_else(|error| panic!("{error}"));
     let mut sockets = change.sockets.into_iter();
     let common = Common::new(config, layout, Arc::new(()), Arc::new(()), None, false);
-    let mut mailboxes = Vec::new();
     let made = [0, 1].map(|number| {
         let made = Worker::new(number, &common, sockets.next().unwrap());
-        let (worker, mailbox, _) = made.unwrap_or_else(|error| panic!("{error}"));
-        mailboxes.push(mailbox);
-        worker
+        made.unwrap_or_else(|error| panic!("{error}"))
     });
-    let mailboxes: Arc<[Mailbox]> = mailboxes.into();
+    let mailboxes: Arc<[Mailbox]> = made.iter().map(Mailbox::of).collect();
     made.map(|mut worker| {
         worker.set_mailboxes(Arc::clone(&mailboxes));
         worker
@@ -70,7 +67,7 @@ fn mobile(owner: &mut Worker) -> Vec<u8> {
 /// Takes what waits.
 fn take(worker: &mut Worker) -> usize {
     let mut taken = 0;
-    while let Some(Command::Handoff(handoff)) = worker.inbox.command() {
+    while let Some(Command::Handoff(handoff)) = worker.frame.command() {
         worker.take_handoff(NOW, *handoff);
         taken += 1;
     }
@@ -104,7 +101,7 @@ fn connected(worker: &mut Worker, words: &[u8]) -> TcpStream {
         client.set_read_timeout(Some(turnpike_testkit::PATIENCE)).unwrap();
         client.write_all(words).unwrap();
         for _ in 0..20 {
-            worker.out.streams.accept(0, NOW.ms, &worker.poller);
+            worker.out.streams.accept(0, NOW.ms, &worker.frame.poller);
             if worker.out.streams.stats().accepted > 0 {
                 worker.serve_accepted(NOW);
                 return client;

@@ -133,7 +133,7 @@ impl Bench {
         let told = Arc::<Mutex<Told>>::default();
         let log = Arc::clone(&told);
         let common = Common::new(config, layout, Arc::new(()), log, Some(Arc::clone(&kernel)), false);
-        let (worker, ..) = Worker::new(0, &common, sockets).unwrap_or_else(|error| panic!("{error}"));
+        let worker = Worker::new(0, &common, sockets).unwrap_or_else(|error| panic!("{error}"));
         let flows = kernel.flows().unwrap();
         let now = Now { ms: 1000, unix: 1_800_000_000 };
         let random = StdRng::seed_from_u64(7);
