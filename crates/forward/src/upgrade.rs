@@ -24,11 +24,7 @@ use serde::{Deserialize, Serialize};
 use turnpike_net::{Channel, Datapath, SocketFile, worker::Step};
 use turnpike_offload::{OffloadError, PassedKernel};
 
-use crate::{
-    Bind, Forwarder, Protocol, Rule, StartError,
-    kernel::Before,
-    worker::Command,
-};
+use crate::{Bind, Forwarder, Protocol, Rule, StartError, kernel::Before, worker::Command};
 
 /// Everything that the new process needs to decide whether it can take over.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -29,7 +29,6 @@ use crate::{
     worker_context::WorkerRules,
 };
 
-
 /// Between two looks at sessions with former targets, in milliseconds.
 const LEAVE_MS: u64 = 1000;
 /// Token of connections that the kernel does not pass on any more. It has [`udp::TOKENS`] too, as [`INBOX`] has, but no other token has

@@ -351,7 +351,8 @@ mod tests {
                         Told::Panic => panic!("as told"),
                     }
                 }
-                frame.publish(0, |published| *published = (sum, frame.is_stopped));
+                let state = (sum, frame.is_stopped);
+                frame.publish(0, |published| *published = state);
             }
         };
         workers.spawn("summing".to_owned(), frame, |frame| frame, run).unwrap();

@@ -4,7 +4,7 @@ use crate::prelude::*;
 use std::time::Instant;
 
 use crate::common::PATIENCE;
-use turnpike_net::worker::inbox;
+use turnpike_net::worker::{Frame, INBOX};
 
 const LONG: Option<Duration> = Some(PATIENCE);
 const NOW: Option<Duration> = Some(Duration::ZERO);
@@ -63,25 +63,24 @@ fn a_wait_lasts_at_least_as_long_as_asked() {
 
 #[test]
 fn a_waker_wakes_from_another_thread_until_acknowledged() {
-    let mut poller = Poller::new().unwrap();
-    let (waker, inbox) = inbox(&poller, 7).unwrap();
-    assert!(poller.wait(NOW).unwrap().is_empty());
-    let remote = waker.clone();
+    let mut frame = Frame::<(), ()>::new(0, Instant::now()).unwrap();
+    assert!(frame.poller.wait(NOW).unwrap().is_empty());
+    let remote = frame.sender.clone();
     let thread = std::thread::spawn(move || {
         for _ in 0..1000 {
             remote.tell(());
         }
     });
-    let events = poller.wait(LONG).unwrap();
-    assert_eq!((events.len(), events[0].token, events[0].readable), (1, 7, true));
+    let events = frame.poller.wait(LONG).unwrap();
+    assert_eq!((events.len(), events[0].token, events[0].readable), (1, INBOX, true));
     thread.join().unwrap();
-    assert_eq!(poller.wait(LONG).unwrap().len(), 1, "level-triggered");
-    inbox.acknowledge();
-    assert!(poller.wait(NOW).unwrap().is_empty());
-    // Nothing to acknowledge must not block.
-    inbox.acknowledge();
-    waker.tell(());
-    assert_eq!(poller.wait(LONG).unwrap().len(), 1);
+    assert_eq!(frame.poller.wait(LONG).unwrap().len(), 1, "level-triggered");
+    while frame.command().is_some() {}
+    assert!(frame.poller.wait(NOW).unwrap().is_empty());
+    // An empty inbox must not block.
+    assert_eq!(frame.command(), None);
+    frame.sender.tell(());
+    assert_eq!(frame.poller.wait(LONG).unwrap().len(), 1);
 }
 
 /// Milliseconds since `started`, as a worker counts them.
@@ -104,73 +103,70 @@ fn wait_like_a_worker(poller: &mut Poller, started: Instant, due: u64) -> usize 
 
 #[test]
 fn deadlines_are_met_also_when_they_move() {
-    let mut poller = Poller::new().unwrap();
     let started = Instant::now();
+    let mut frame = Frame::<(), ()>::new(0, started).unwrap();
     // A far one is set first; the nearer one must not wait for it.
     let far = since(started) + 60_000;
-    let (waker, inbox) = inbox(&poller, 7).unwrap();
-    waker.tell(());
-    assert_eq!(poller.wait_until(since(started), Some(far), None).unwrap()[0].token, 7);
-    inbox.acknowledge();
+    frame.sender.tell(());
+    assert_eq!(frame.poller.wait_until(since(started), Some(far), None).unwrap()[0].token, INBOX);
+    while frame.command().is_some() {}
     for _ in 0..3 {
         let due = since(started) + 20;
-        let wake_ups = wait_like_a_worker(&mut poller, started, due);
+        let wake_ups = wait_like_a_worker(&mut frame.poller, started, due);
         assert!(wake_ups <= 3, "woke up {wake_ups} times for one deadline");
         assert!(since(started) >= due);
     }
     // One that has passed is no wait at all, and a later one is not forgotten when an earlier one rang.
-    assert!(poller.wait_until(since(started), Some(0), None).unwrap().is_empty());
+    assert!(frame.poller.wait_until(since(started), Some(0), None).unwrap().is_empty());
     let (near, later) = (since(started) + 10, since(started) + 30);
-    wait_like_a_worker(&mut poller, started, near);
-    wait_like_a_worker(&mut poller, started, later);
+    wait_like_a_worker(&mut frame.poller, started, near);
+    wait_like_a_worker(&mut frame.poller, started, later);
 }
 
 #[test]
 fn a_wait_within_less_than_a_millisecond_ends_by_itself_and_keeps_the_deadline() {
-    let mut poller = Poller::new().unwrap();
     let started = Instant::now();
+    let mut frame = Frame::<(), ()>::new(0, started).unwrap();
     let due = since(started) + 60_000;
     for at_most in [Duration::ZERO, Duration::from_micros(70)] {
-        assert!(poller.wait_until(since(started), Some(due), Some(at_most)).unwrap().is_empty());
+        assert!(frame.poller.wait_until(since(started), Some(due), Some(at_most)).unwrap().is_empty());
     }
     // What comes ends it, and a nearer deadline is met.
-    let (waker, inbox) = inbox(&poller, 7).unwrap();
-    waker.tell(());
-    assert_eq!(poller.wait_until(since(started), Some(due), LONG).unwrap()[0].token, 7);
-    inbox.acknowledge();
+    frame.sender.tell(());
+    assert_eq!(frame.poller.wait_until(since(started), Some(due), LONG).unwrap()[0].token, INBOX);
+    while frame.command().is_some() {}
     let due = since(started) + 20;
     while since(started) < due {
-        assert!(poller.wait_until(since(started), Some(due), LONG).unwrap().is_empty());
+        assert!(frame.poller.wait_until(since(started), Some(due), LONG).unwrap().is_empty());
     }
     assert!(started.elapsed() < PATIENCE, "the deadline has been missed");
 }
 
 #[test]
 fn a_wait_within_some_milliseconds_ends_by_the_timer() {
-    let mut poller = Poller::new().unwrap();
     let started = Instant::now();
+    let mut frame = Frame::<(), ()>::new(0, started).unwrap();
     let due = since(started) + 60_000;
     let at_most = Duration::from_millis(5);
     for round in 0..3 {
         let (began, mut wake_ups) = (Instant::now(), 0);
         while began.elapsed() < at_most {
-            assert!(poller.wait_until(since(started), Some(due), Some(at_most)).unwrap().is_empty());
+            assert!(frame.poller.wait_until(since(started), Some(due), Some(at_most)).unwrap().is_empty());
             wake_ups += 1;
         }
         assert!(began.elapsed() < PATIENCE, "round {round} went on until the deadline");
         assert!(wake_ups <= 3, "round {round}: woke up {wake_ups} times");
     }
     // What comes ends it sooner.
-    let (waker, _inbox) = inbox(&poller, 7).unwrap();
-    waker.tell(());
-    assert_eq!(poller.wait_until(since(started), Some(due), LONG).unwrap()[0].token, 7);
+    frame.sender.tell(());
+    assert_eq!(frame.poller.wait_until(since(started), Some(due), LONG).unwrap()[0].token, INBOX);
 }
 
 #[test]
 fn busy_polling_brings_the_same_events_and_ends_in_sleep() {
     let socket = bind(V4, &UdpOptions::default());
     let mut poller = Poller::new().unwrap();
-    poller.set_busy_poll(Duration::from_micros(200));
+    poller.busy_poll = Duration::from_micros(200);
     poller.add(&socket, 42).unwrap();
     let mut sender = Sender::new(Datapath::Basic, V4, &UdpOptions::default());
     let route = sender.route(socket.local_addr());

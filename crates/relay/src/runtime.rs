@@ -5,11 +5,10 @@ use std::{
     ops::RangeInclusive,
     os::fd::OwnedFd,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Instant,
 };
 
 use turnpike_net::{
-    Channel, RxStats, TxStats, UdpOptions, UdpSocket,
+    RxStats, TxStats, UdpOptions, UdpSocket,
     worker::{Sender, Workers},
 };
 use turnpike_offload::{Hook, Kernel, OffloadError, PassedKernel};

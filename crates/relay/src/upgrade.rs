@@ -17,12 +17,7 @@
 //! Until `forget` the old process keeps everything, and `resume` ends the upgrade. The kernel spreads clients over the very same sockets
 //! before and after, so that each stays with the worker of its number.
 
-use std::{
-    io,
-    os::fd::OwnedFd,
-    sync::Arc,
-    time::Duration,
-};
+use std::{io, os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use turnpike_net::{Channel, Datapath, worker::Step};

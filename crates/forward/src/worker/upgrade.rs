@@ -114,7 +114,11 @@ impl Worker {
         let now = self.frame.now_ms();
         self.tcp.surrender(tcp::Tick { now, poller: &self.frame.poller });
         if let Some(engine) = &mut self.udp {
-            engine.surrender(&mut udp::Tick { now, poller: &self.frame.poller, worker: &mut self.worker_rules });
+            engine.surrender(&mut udp::Tick {
+                now,
+                poller: &self.frame.poller,
+                worker: &mut self.worker_rules,
+            });
         }
         self.publish(now);
     }
@@ -141,7 +145,8 @@ impl Worker {
         }
         let mut count = 0;
         loop {
-            let (Batch { sessions, is_last }, descriptors) = channel.receive_value::<Batch<udp::Portable>>()?;
+            let (Batch { sessions, is_last }, descriptors) =
+                channel.receive_value::<Batch<udp::Portable>>()?;
             if sessions.len() != descriptors.len() {
                 return Err(incomplete());
             }

@@ -17,7 +17,10 @@ use turnpike_forward::{
     ConnectionReport, EndReason, Host, Protocol, Rule, RuleSnapshot, Slot,
     udp::{Admission, Choice, Engine, Listeners, RuleKey, TOKENS, Tick, WorkerContext},
 };
-use turnpike_net::{Datapath, PassedSockets, TxStats, poll::Poller, worker};
+use turnpike_net::{
+    Datapath, PassedSockets, TxStats,
+    worker::{Frame, INBOX, Sender},
+};
 pub(crate) use turnpike_testkit::{PATIENCE, eventually, free_address};
 
 pub(crate) const DATAPATHS: [Datapath; 3] = [Datapath::Basic, Datapath::Mmsg, Datapath::Gso];
@@ -104,16 +107,15 @@ type Command = Box<dyn FnOnce(&mut Engine, &mut Tick<'_>) + Send>;
 /// A worker with nothing but an engine.
 pub(crate) struct Worker {
     pub(crate) world: Arc<Mutex<World>>,
-    commands: worker::Sender<Option<Command>>,
+    commands: Sender<Option<Command>>,
     ahead: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Worker {
     pub(crate) fn start(datapath: Datapath) -> Self {
-        const WAKER: u64 = 0;
-        let mut poller = Poller::new().unwrap();
-        let (commands, inbox) = worker::inbox::<Option<Command>>(&poller, WAKER).unwrap();
+        let mut frame = Frame::<Option<Command>, ()>::new(0, Instant::now()).unwrap();
+        let commands = frame.sender.clone();
         let world = Arc::new(Mutex::new(World::default()));
         let ahead = Arc::new(AtomicU64::new(0));
         let (own_ahead, mut context) = (Arc::clone(&ahead), Shared(Arc::clone(&world)));
@@ -124,19 +126,16 @@ impl Worker {
             loop {
                 let timeout =
                     engine.next_timeout().map(|due| Duration::from_millis(due.saturating_sub(now())));
-                let events = poller.wait(timeout).unwrap().to_vec();
-                let mut tick = Tick { now: now(), poller: &poller, worker: &mut context };
-                for event in &events {
-                    if event.token == WAKER {
-                        inbox.acknowledge();
-                    } else {
-                        assert_ne!(event.token & TOKENS, 0);
-                        engine.on_event(event, &mut tick);
-                    }
+                let events = frame.poller.wait(timeout).unwrap().to_vec();
+                let mut tick = Tick { now: now(), poller: &frame.poller, worker: &mut context };
+                for event in events.iter().filter(|event| event.token != INBOX) {
+                    assert_ne!(event.token & TOKENS, 0);
+                    engine.on_event(event, &mut tick);
                 }
                 engine.flush();
                 engine.on_tick(&mut tick);
-                while let Some(command) = inbox.command() {
+                while let Some(command) = frame.command() {
+                    let mut tick = Tick { now: now(), poller: &frame.poller, worker: &mut context };
                     match command {
                         Some(command) => command(&mut engine, &mut tick),
                         None => return engine.stop(&mut tick),

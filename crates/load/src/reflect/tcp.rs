@@ -207,8 +207,11 @@ impl TcpReflectWorker {
         for index in self.parked.drain(..) {
             let Some(connection) = self.connections.get_mut(index) else { continue };
             connection.watched_for_writing = true;
-            let watched =
-                self.frame.poller.add_with(connection, index as u64, Interest::Level { read: true, write: true });
+            let watched = self.frame.poller.add_with(
+                connection,
+                index as u64,
+                Interest::Level { read: true, write: true },
+            );
             if watched.is_err() {
                 self.connections.remove(index);
             }

@@ -3,11 +3,11 @@
 //! Each worker has its own `SO_REUSEPORT` socket per address. A received super-packet leaves as one again, because its
 //! datagrams lie next to each other in the arena.
 
-use std::{io, net::SocketAddr};
+use std::{io, net::SocketAddr, time::Instant};
 
-use turnpike_net::{Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket, poll::Poller};
+use turnpike_net::{Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket, worker::INBOX};
 
-use super::{BUFFER, ReflectStats, ReflectWorker};
+use super::{BUFFER, ReflectFrame, ReflectStats, ReflectWorker};
 use crate::LoadError;
 
 /// `shared` with the other workers.
@@ -91,14 +91,17 @@ impl ReflectWorker for UdpReflectWorker {
 
     fn wake_up(&mut self) -> io::Result<()> {
         self.ready.clear();
-        let events = self.frame.poller.wait(None)?.iter();
-        let ids = events.filter_map(|event| u32::try_from(event.token).ok().map(SocketId));
+        let events = self.frame.poller.wait(None)?;
+        let has_command = events.iter().any(|event| event.token == INBOX);
+        let ids = events.iter().filter_map(|event| u32::try_from(event.token).ok().map(SocketId));
         self.ready.extend(ids);
         for index in 0..self.ready.len() {
             self.reflect(self.ready[index]);
         }
-        // The only command is to stop.
-        let _ = self.frame.command();
+        if has_command {
+            // The only command is to stop.
+            let _ = self.frame.command();
+        }
         self.send();
         Ok(())
     }

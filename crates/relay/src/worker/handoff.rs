@@ -128,7 +128,8 @@ impl Worker {
         if self.mailboxes.get(usize::from(worker)).is_some_and(Mailbox::is_full) {
             return out.streams.put_back(client, [&request, &behind], now.ms + AGAIN_MS, &self.frame.poller);
         }
-        if let Some(taken) = out.streams.detach(client, &self.rx, &self.frame.poller, CloseReason::HandedOver) {
+        if let Some(taken) = out.streams.detach(client, &self.rx, &self.frame.poller, CloseReason::HandedOver)
+        {
             self.send(worker, Handoff::Stream(Box::new(taken), request, behind));
         }
     }

@@ -62,7 +62,8 @@ impl Worker {
         first: TrailingBytes<'_>,
     ) {
         let first = self.all_behind(client, first);
-        let taken = self.out.streams.detach(client, &self.rx, &self.frame.poller, CloseReason::DataConnection);
+        let taken =
+            self.out.streams.detach(client, &self.rx, &self.frame.poller, CloseReason::DataConnection);
         match taken {
             Some(taken) => {
                 let purse = &mut Purse { now, server: &mut self.server };
@@ -95,7 +96,9 @@ impl Worker {
 
     fn accept_peers(&mut self, now: Now, place: usize) {
         for _ in 0..ACCEPTS {
-            let Some((relay, socket, peer)) = self.peers.accept(place, now.ms, &self.frame.poller) else { return };
+            let Some((relay, socket, peer)) = self.peers.accept(place, now.ms, &self.frame.poller) else {
+                return;
+            };
             // Refused, it is closed as it is dropped.
             if let PeerConnection::Accept { connection, client, link, bytes } =
                 self.server.peer_connected(now, relay, canonical(peer))
