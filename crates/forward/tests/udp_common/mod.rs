@@ -122,12 +122,13 @@ impl Worker {
         let thread = thread::Builder::new().name(THREAD.to_owned()).spawn(move || {
             let mut engine = Engine::new(datapath);
             let started = Instant::now();
-            let now = || started.elapsed().as_millis() as u64 + own_ahead.load(Ordering::SeqCst);
+            let clock = || started.elapsed().as_millis() as u64 + own_ahead.load(Ordering::SeqCst);
             loop {
                 let timeout =
-                    engine.next_timeout().map(|due| Duration::from_millis(due.saturating_sub(now())));
+                    engine.next_timeout().map(|due| Duration::from_millis(due.saturating_sub(clock())));
                 let events = frame.poller.wait(timeout).unwrap().to_vec();
-                let mut tick = Tick { now: now(), poller: &frame.poller, worker: &mut context };
+                let now = clock();
+                let mut tick = Tick { now, poller: &frame.poller, worker: &mut context };
                 for event in events.iter().filter(|event| event.token != INBOX) {
                     assert_ne!(event.token & TOKENS, 0);
                     engine.on_event(event, &mut tick);
@@ -135,7 +136,7 @@ impl Worker {
                 engine.flush();
                 engine.on_tick(&mut tick);
                 while let Some(command) = frame.command() {
-                    let mut tick = Tick { now: now(), poller: &frame.poller, worker: &mut context };
+                    let mut tick = Tick { now, poller: &frame.poller, worker: &mut context };
                     match command {
                         Some(command) => command(&mut engine, &mut tick),
                         None => return engine.stop(&mut tick),
