@@ -171,8 +171,6 @@ impl AccessToken {
     }
 
     /// Decrypts the value of an ACCESS-TOKEN.
-    ///
-    /// # Errors See [`TokenError`].
     pub fn open(key: &TokenKey, server_name: &str, bytes: &[u8]) -> Result<Self, TokenError> {
         let (nonce, sealed) = match bytes {
             [0, 12, rest @ ..] => rest.split_first_chunk::<NONCE_LEN>().ok_or(TokenError::Malformed)?,

@@ -2,22 +2,19 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-/// Converts an IPv4-mapped IPv6 address (`::ffff:a.b.c.d`) to IPv4, and drops flow label and scope. Every
-/// address passes through here once, when parsed or received.
+/// Converts IPv4-mapped addresses to IPv4 and drops flow label and scope. Each address passes here once.
 #[must_use]
 pub fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(canonical_ip(address.ip()), address.port())
 }
 
-/// Like [`canonical`], without a port.
 #[must_use]
 pub fn canonical_ip(ip: IpAddr) -> IpAddr {
     ip.to_canonical()
 }
 
-/// Returns true for addresses that the Internet does not route to a single host: loopback, link-local (RFC
-/// 3927, RFC 4291), private (RFC 1918, RFC 4193), carrier-grade NAT (RFC 6598), and IPv4 service continuity
-/// (192.0.0.0/29, RFC 7335).
+/// True for addresses that the Internet does not route to a single host: loopback, link-local, private,
+/// carrier-grade NAT (RFC 6598), and IPv4 service continuity (RFC 7335).
 #[must_use]
 pub fn is_private(ip: IpAddr) -> bool {
     match ip {
@@ -31,7 +28,7 @@ pub fn is_private(ip: IpAddr) -> bool {
     }
 }
 
-/// Returns true if a mapping has public and private address swapped.
+/// True if a mapping has public and private address swapped.
 #[must_use]
 pub fn is_swapped(local: IpAddr, public: IpAddr) -> bool {
     is_private(public) && !is_private(local) && local.is_ipv4() == public.is_ipv4()
@@ -72,8 +69,7 @@ mod tests {
         assert_eq!(canonical(address("[::ffff:10.0.0.1]:7")), address("10.0.0.1:7"));
         assert_eq!(canonical(address("10.0.0.1:7")), address("10.0.0.1:7"));
         assert_eq!(canonical(address("[2001:db8::1]:7")), address("[2001:db8::1]:7"));
-        // IPv4-compatible, 6to4 and NAT64 addresses are distinct hosts on the wire; the peer rules look
-        // inside them.
+        // These are distinct hosts on the wire; the peer rules look inside them.
         assert_eq!(canonical(address("[::10.0.0.1]:7")), address("[::10.0.0.1]:7"));
         assert_eq!(canonical(address("[64:ff9b::10.0.0.1]:7")), address("[64:ff9b::10.0.0.1]:7"));
     }

@@ -5,12 +5,11 @@ pub enum ChannelRange {
     /// 0x4000 to 0x4FFF (RFC 8656 section 12).
     #[default]
     Rfc8656,
-    /// 0x4000 to 0x7FFF (RFC 5766 section 11). RFC 8656 reduced it for clients with several protocols on one
-    /// port; a server with only TURN on its port can still distinguish them.
+    /// 0x4000 to 0x7FFF (RFC 5766 section 11). A server with only TURN on its port can allow all of it.
     Rfc5766,
 }
 
-/// Valid channel number: 0x4000 to 0x4FFF, or to 0x7FFF with [`ChannelRange::Rfc5766`].
+/// 0x4000 to 0x4FFF, or to 0x7FFF with [`ChannelRange::Rfc5766`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ChannelNumber(u16);
 
@@ -56,17 +55,11 @@ impl<'a> ChannelData<'a> {
     /// Bytes before the payload.
     pub const HEADER_LEN: usize = 4;
 
-    /// Parses a datagram with an RFC 8656 channel number. Bytes after the payload are padding and ignored
-    /// (section 12.5).
-    ///
-    /// # Errors [`ChannelDataError`].
+    /// Parses an RFC 8656 channel number. Bytes after the payload are padding (section 12.5).
     pub fn parse(datagram: &'a [u8]) -> Result<Self, ChannelDataError> {
         Self::parse_within(ChannelRange::Rfc8656, datagram)
     }
 
-    /// Parses a datagram with a channel number of this range.
-    ///
-    /// # Errors [`ChannelDataError`].
     #[inline]
     pub fn parse_within(range: ChannelRange, datagram: &'a [u8]) -> Result<Self, ChannelDataError> {
         let [a, b, c, d, rest @ ..] = datagram else { return Err(ChannelDataError::Truncated) };
@@ -82,13 +75,12 @@ impl<'a> ChannelData<'a> {
         self.number
     }
 
-    /// Application data, part of the parsed datagram.
     #[must_use]
     pub fn payload(&self) -> &'a [u8] {
         self.payload
     }
 
-    /// Header of a message with `length` bytes of payload.
+    /// `length` is the payload's.
     #[must_use]
     pub fn header(number: ChannelNumber, length: u16) -> [u8; 4] {
         let [a, b] = number.0.to_be_bytes();

@@ -1,7 +1,5 @@
-//! Distinguishes the protocols on a TURN port by the first byte of a datagram (RFC 8656 section 12, RFC
-//! 7983).
+//! Protocols on a TURN port, by the first byte of a datagram (RFC 8656 section 12, RFC 7983).
 
-/// Protocol of a datagram, by its first two bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `0b00`: STUN or TURN message.

@@ -1,20 +1,16 @@
-//! Escaping of untrusted text in log lines, tables, pages and messages: usernames, realms, certificate names,
-//! a server's SOFTWARE.
+//! Escaping of untrusted text, such as usernames and certificate names, in log lines, tables, pages and
+//! messages.
 //!
-//! Values keep the original text, and only the output escapes it: [`name`] for a single value,
-//! [`line`](fn@line) for a whole line with values already escaped, [`json`] for serialized JSON. The admin
-//! page does the same in JavaScript (`admin/src/web/format.js`).
-//!
-//! Escapes are those of Rust strings: `\n`, `\0`, `\\`, `\"`, `\u{202e}`. Distinct names never look the same:
-//! the backslash is escaped, and so are invisible characters (control, format and combining characters,
-//! separators) and unusual spaces.
+//! Values keep the original text, and only the output escapes it. The admin page does the same in JavaScript
+//! (`admin/src/web/format.js`). Escapes are those of Rust strings. Distinct names never look the same: the
+//! backslash, invisible characters and unusual spaces are escaped.
 
 use std::{
     borrow::Cow,
     fmt::{self, Write as _},
 };
 
-/// Marks a truncated text; the same character in a name is escaped.
+/// Marks a truncated text.
 const MARK: char = '…';
 
 /// Escapes a single value. The alternate form (`{:#}`) adds double quotes.
@@ -70,8 +66,7 @@ pub fn line(text: &str) -> impl fmt::Display {
     Line(text)
 }
 
-/// Escapes serialized JSON for a terminal: invisible characters become `\u202e` and the like, which parse to
-/// the same text.
+/// Makes serialized JSON safe for a terminal; the escapes parse to the same text.
 pub fn json(text: &str) -> Cow<'_, str> {
     // Line ends and spaces of the layout stay; the serializer has escaped those in strings.
     let is_plain = |character: char| character < '\x7f' || is_plain(character);
@@ -91,7 +86,7 @@ pub fn json(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// Returns true for visible characters and the space.
+/// True for visible characters and the space.
 #[must_use]
 pub fn is_plain(character: char) -> bool {
     // Letters and symbols without ink: Hangul fillers and the blank Braille pattern.

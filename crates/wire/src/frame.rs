@@ -10,9 +10,8 @@ use crate::{
     stun::{COOKIE, HEADER_LEN},
 };
 
-/// Longest message of a stream in bytes, including padding: a STUN message with the largest multiple of 4 as
-/// its length. ChannelData of 65,535 bytes is 12 bytes shorter, but an indication around the longest UDP
-/// datagram (65,507 bytes) needs it.
+/// Includes padding: a STUN message with the largest multiple of 4 as its length. An indication around the
+/// longest UDP datagram (65,507 bytes) needs it.
 pub const MAX_MESSAGE_LEN: usize = HEADER_LEN + 65_532;
 
 const CHANNEL_DATA_HEADER_LEN: usize = 4;
@@ -30,7 +29,7 @@ pub enum Frame {
     },
 }
 
-/// Reason for giving up on a stream: the next message boundary is unknown.
+/// After an error the next message boundary is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum FrameError {
     /// Neither STUN nor ChannelData by its first two bits, or STUN without the magic cookie.
@@ -39,14 +38,11 @@ pub enum FrameError {
     /// STUN message whose length is not a multiple of 4 (RFC 8489 section 5).
     #[error("the length of a STUN message is not a multiple of 4")]
     Length,
-    /// Longer than the caller allows.
     #[error("the message is longer than allowed here")]
     TooLong,
 }
 
-/// Finds the first message of `bytes`, limited to `limit` bytes including padding.
-///
-/// # Errors [`FrameError`], as soon as the bytes prove it.
+/// `limit` includes padding. Fails as soon as the bytes prove an error.
 #[inline]
 pub fn first(bytes: &[u8], limit: usize) -> Result<Frame, FrameError> {
     let (len, next) = match (demux::classify(bytes), bytes.get(2..4)) {
@@ -62,8 +58,7 @@ pub fn first(bytes: &[u8], limit: usize) -> Result<Frame, FrameError> {
                 return Err(FrameError::Length);
             }
             match bytes.get(4..8) {
-                // Check the cookie first; otherwise any stream that starts with a small byte would have to
-                // wait for its supposed length.
+                // Otherwise any stream that starts with a small byte would wait for its supposed length.
                 None => return Ok(Frame::Unfinished { wanted: 8 }),
                 Some(cookie) if *cookie != COOKIE => return Err(FrameError::NotStun),
                 Some(_) => {}
@@ -80,7 +75,7 @@ pub fn first(bytes: &[u8], limit: usize) -> Result<Frame, FrameError> {
     }
 }
 
-/// Number of zero bytes, 0 to 3, after `len` bytes of payload in an indication or of ChannelData on a stream.
+/// 0 to 3 zero bytes after `len` bytes of payload.
 #[inline]
 #[must_use]
 pub const fn padding(len: usize) -> u8 {
@@ -90,15 +85,15 @@ pub const fn padding(len: usize) -> u8 {
     }
 }
 
-/// Holds the received part of an incomplete message. Complete messages bypass it: the caller receives into
-/// its own buffer, with [`Framer::held`] in front, and parses them there with [`first`].
+/// Holds the received part of an incomplete message. Complete messages bypass it: the caller parses them in
+/// its own buffer, with [`Framer::held`] in front.
 #[derive(Debug, Default)]
 pub struct Framer {
     held: Vec<u8>,
     wanted: usize,
 }
 
-/// Capacity kept when the buffer becomes empty: enough for messages that fit an Ethernet frame.
+/// Enough for messages that fit an Ethernet frame.
 const KEEP: usize = 2048;
 
 impl Framer {
@@ -112,8 +107,7 @@ impl Framer {
         &self.held
     }
 
-    /// Returns true if the held bytes plus `received` may contain a message. Otherwise holds `received` too,
-    /// so that a message arriving byte by byte is copied only once.
+    /// True if the held bytes plus `received` may contain a message. Otherwise holds `received` too.
     pub fn completes(&mut self, received: &[u8]) -> bool {
         let enough = self.held.len() + received.len() >= self.wanted;
         if !enough {
@@ -122,7 +116,7 @@ impl Framer {
         enough
     }
 
-    /// Replaces the held bytes with `rest`, the start of a message that needs `wanted` bytes.
+    /// `rest` is the start of a message that needs `wanted` bytes.
     pub fn hold(&mut self, rest: &[u8], wanted: usize) {
         self.held.clear();
         if rest.is_empty() {
@@ -136,10 +130,7 @@ impl Framer {
         self.held.extend_from_slice(rest);
     }
 
-    /// Feeds received bytes and calls `message` with each complete message, without padding. Copies messages
-    /// that arrive in parts.
-    ///
-    /// # Errors [`FrameError`]; messages before the invalid one have been delivered.
+    /// Calls `message` with each complete message, without padding, even if a later one is invalid.
     pub fn feed(
         &mut self,
         mut received: &[u8],

@@ -1,8 +1,5 @@
-//! Send and Data indications (RFC 8656 section 11), parsed and written without allocating or copying the
-//! payload.
-//!
-//! An indication consists of three pieces, `header ++ payload ++ zero padding`, so that the payload stays in
-//! its receive buffer. DATA is always written last.
+//! Send and Data indications (RFC 8656 section 11), parsed and written without allocating. They consist of
+//! `header ++ payload ++ zero padding`, so that the payload stays in its receive buffer.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -37,23 +34,21 @@ pub enum IndicationError {
     Fingerprint,
 }
 
-/// Checked view of a Send or Data indication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View<'a> {
-    /// XOR-PEER-ADDRESS. Canonical in a Data indication; in a Send indication the family is kept as encoded
-    /// (IPv4-mapped stays IPv6), because the server decides by that family (RFC 8656 section 11.2).
+    /// The family stays as encoded in a Send indication, because the server decides by it (RFC 8656 section
+    /// 11.2).
     pub peer: SocketAddr,
     pub data: &'a [u8],
     /// DONT-FRAGMENT is present (Send only).
     pub dont_fragment: bool,
 }
 
-/// Maximum payload for the 16-bit length field with either address family. Longer than fits into a UDP
-/// datagram with this header; on a stream the caller must drop longer payloads.
+/// Fits the 16-bit length field with either address family, but not a UDP datagram.
 pub const MAX_PAYLOAD_LEN: u16 = 0xFFFC - 28;
 const _: () = assert!(MAX_HEADER_LEN - HEADER_LEN == 28, "header bytes that the length field counts");
 
-/// Returns true if type and cookie are those of this indication; [`parse`] checks the rest.
+/// Checks type and cookie only.
 #[inline]
 #[must_use]
 pub fn is(which: Indication, datagram: &[u8]) -> bool {
@@ -61,12 +56,9 @@ pub fn is(which: Indication, datagram: &[u8]) -> bool {
     [*t0, *t1] == which.message_type() && [*c0, *c1, *c2, *c3] == COOKIE
 }
 
-/// Parses an indication. A Data indication with ICMP instead of DATA is `Missing` here; [`crate::stun::View`]
-/// reads it.
-///
-/// Attributes may come in any order, and the first of a type counts (RFC 8489 section 14). Everything after
-/// MESSAGE-INTEGRITY is ignored (section 14.5), and so are known attributes without meaning here (section
-/// 6.3). FINGERPRINT, if present, must be last and match.
+/// A Data indication with ICMP instead of DATA is `Missing` here; [`crate::stun::View`] reads it. Ignores
+/// everything after MESSAGE-INTEGRITY, and known attributes without meaning here (RFC 8489 sections 14.5 and
+/// 6.3).
 pub fn parse(which: Indication, datagram: &[u8]) -> Result<View<'_>, IndicationError> {
     if !is(which, datagram) {
         return Err(IndicationError::Malformed);

@@ -1,8 +1,5 @@
-//! Keys and MACs of message integrity (RFC 8489 sections 9.2, 14.5 and 14.6). [`crate::stun`] determines the
-//! bytes a MAC covers.
-//!
-//! Key and MAC algorithm are independent: RFC 8489 allows signing with SHA-256 under an MD5 key (section
-//! 9.2.4), and a store may hold only the key.
+//! Keys and MACs of message integrity (RFC 8489 sections 9.2, 14.5 and 14.6). SHA-256 may sign with an MD5
+//! key (section 9.2.4), so key and MAC algorithm are independent.
 
 use std::fmt;
 
@@ -15,7 +12,6 @@ use zeroize::Zeroizing;
 
 use crate::precis::{opaque_bytes, opaque_string};
 
-/// Derivation of a long-term key from the password (RFC 8489 section 18.5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KeyAlgorithm {
     /// `MD5(username ":" realm ":" password)`, 16 bytes; number 0x0001.
@@ -42,15 +38,14 @@ pub enum IntegrityError {
     Mismatch,
 }
 
-/// Key for message integrity. `Debug` hides it, equality is constant-time, and dropping erases it.
+/// `Debug` hides the key, equality is constant-time, and dropping erases it.
 #[derive(Clone)]
 pub struct Key {
     bytes: Zeroizing<Box<[u8]>>,
 }
 
 impl Key {
-    /// Long-term key of a user (RFC 8489 section 9.2.2). `username` is used as given; OpaqueString is applied
-    /// to realm and password.
+    /// Applies OpaqueString to realm and password (RFC 8489 section 9.2.2), but not to `username`.
     #[must_use]
     pub fn long_term(algorithm: KeyAlgorithm, username: &str, realm: &str, password: &[u8]) -> Self {
         Self::unprepared(
@@ -61,7 +56,7 @@ impl Key {
         )
     }
 
-    /// Long-term key of a client that does not apply OpaqueString.
+    /// Does not apply OpaqueString.
     #[must_use]
     pub fn unprepared(algorithm: KeyAlgorithm, username: &str, realm: &str, password: &[u8]) -> Self {
         let parts = [username.as_bytes(), b":", realm.as_bytes(), b":", password];
@@ -71,13 +66,12 @@ impl Key {
         }
     }
 
-    /// Stored key or short-term password of any length.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Self {
         Self { bytes: Zeroizing::new(bytes.into()) }
     }
 
-    /// MAC over the concatenated parts: the first [`Mac::len`] bytes of the result.
+    /// First [`Mac::len`] bytes of the result, over the concatenated parts.
     pub(crate) fn mac(&self, mac: Mac, parts: [&[u8]; 2]) -> [u8; 32] {
         let mut value = [0; 32];
         match mac {
@@ -87,7 +81,7 @@ impl Key {
         value
     }
 
-    /// Raw key, for storing or passing on. Never print it.
+    /// Never print this key.
     #[must_use]
     pub fn expose(&self) -> &[u8] {
         &self.bytes
@@ -115,7 +109,7 @@ pub fn userhash(username: &str, realm: &str) -> [u8; 32] {
 }
 
 impl KeyAlgorithm {
-    /// Encoding in PASSWORD-ALGORITHM and PASSWORD-ALGORITHMS: the number, without parameters.
+    /// Number without parameters, as in PASSWORD-ALGORITHMS.
     #[must_use]
     pub const fn attribute(self) -> [u8; 4] {
         match self {

@@ -1,8 +1,5 @@
-//! Wire formats between TURN clients, servers and peers.
-//!
-//! [`stun`] is the codec of STUN messages. ChannelData and the Send/Data indications are separate because
-//! they are the data path, and [`integrity`] because keys come from many places. The tests compare with
-//! `stun-types` and `turn-types`.
+//! Wire formats between TURN clients, servers and peers; the tests compare them with `stun-types` and
+//! `turn-types`.
 #![forbid(unsafe_code)]
 
 pub mod address;

@@ -1,12 +1,10 @@
-//! Repairs PEM (RFC 7468). Parsers expect each marker on its own line and otherwise silently skip the
-//! section, but `cat` of a file without a final newline joins `-----END CERTIFICATE-----` and the next
-//! `-----BEGIN CERTIFICATE-----`, and YAML indents both.
+//! Repairs PEM whose markers are not on lines of their own, as after `cat` of files without a final newline.
+//! Parsers skip such sections silently.
 
 use std::borrow::Cow;
 
 const MARKERS: [&[u8]; 2] = [b"-----BEGIN ", b"-----END "];
 
-/// Puts each marker on its own line.
 pub fn with_markers_on_lines(pem: &[u8]) -> Cow<'_, [u8]> {
     let starts_marker = |at: &usize| MARKERS.iter().any(|marker| pem[*at..].starts_with(marker));
     let is_inside_line = |at: &usize| *at > 0 && !matches!(pem[at - 1], b'\n' | b'\r');

@@ -1,12 +1,10 @@
-//! OpaqueString (RFC 8265 section 4.2), applied by RFC 8489 to usernames, realms and passwords: composed
-//! characters, and U+0020 as the only space.
+//! OpaqueString (RFC 8265 section 4.2), which RFC 8489 applies to usernames, realms and passwords.
 
 use std::borrow::Cow;
 
 use precis_profiles::{OpaqueString, precis_core::profile::Profile as _};
 
-/// Applies OpaqueString. A string with a forbidden or unassigned character stays unchanged, since it may
-/// already be in use as a name.
+/// A string with a forbidden character stays unchanged, since it may already be in use as a name.
 #[must_use]
 pub fn opaque_string(text: &str) -> Cow<'_, str> {
     if text.is_ascii() {
@@ -15,7 +13,6 @@ pub fn opaque_string(text: &str) -> Cow<'_, str> {
     OpaqueString::new().enforce(text).unwrap_or(Cow::Borrowed(text))
 }
 
-/// Applies OpaqueString to a password, which may contain any bytes.
 pub(crate) fn opaque_bytes(bytes: &[u8]) -> Cow<'_, [u8]> {
     match str::from_utf8(bytes).map(opaque_string) {
         Ok(Cow::Owned(text)) => Cow::Owned(text.into_bytes()),
@@ -37,8 +34,7 @@ mod tests {
             ("\u{3000}wide", " wide"),
             // Neither width nor case is mapped.
             ("\u{ff21}\u{df}", "\u{ff21}\u{df}"),
-            // RFC 5769 section 2.4, before and after SASLprep, which removes the soft hyphen. OpaqueString
-            // forbids it.
+            // OpaqueString forbids the soft hyphen, which SASLprep removed (RFC 5769 section 2.4).
             ("TheMatrIX", "TheMatrIX"),
             (
                 "\u{30de}\u{30c8}\u{30ea}\u{30c3}\u{30af}\u{30b9}",

@@ -1,5 +1,4 @@
-//! PROXY protocol versions 1 and 2 (haproxy.org, proxy-protocol.txt): a header with the client's address
-//! before its stream.
+//! PROXY protocol versions 1 and 2 (haproxy.org, proxy-protocol.txt).
 
 use std::{
     io::Write as _,
@@ -12,8 +11,7 @@ pub enum ProxyVersion {
     V2,
 }
 
-/// Maximum header length accepted: version 1 needs at most 107 bytes, version 2 may contain TLVs (TLS
-/// details, at most a few hundred bytes in practice).
+/// Version 1 needs at most 107 bytes, version 2 may contain TLVs (a few hundred bytes in practice).
 pub const MAX_HEADER: usize = 4096;
 
 /// Section 2.2.
@@ -24,12 +22,11 @@ const MAX_LINE: usize = 107;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parsed {
     Incomplete,
-    /// Length of the header, and source and destination address if present (not for UNKNOWN, LOCAL and UNIX).
+    /// Header length, and source and destination address (none for UNKNOWN, LOCAL and UNIX).
     Header(usize, Option<(SocketAddr, SocketAddr)>),
     Malformed,
 }
 
-/// Parses a header of either version at the start of a stream.
 #[must_use]
 pub fn parse(bytes: &[u8]) -> Parsed {
     let common = bytes.len().min(SIGNATURE.len());
@@ -43,8 +40,7 @@ pub fn parse(bytes: &[u8]) -> Parsed {
 /// Bytes that [`is_begun`] needs for a decision.
 pub const ENOUGH_TO_TELL: usize = SIGNATURE.len();
 
-/// Returns true if a stream starts like a header of either version; `None` if there are too few bytes to
-/// decide.
+/// `None` if there are too few bytes to decide.
 #[must_use]
 pub fn is_begun(bytes: &[u8]) -> Option<bool> {
     for beginning in [&b"PROXY "[..], SIGNATURE] {
@@ -56,7 +52,7 @@ pub fn is_begun(bytes: &[u8]) -> Option<bool> {
     Some(false)
 }
 
-/// Encodes the header of a connection from `client` to `local`, both canonical.
+/// Both addresses must be canonical.
 #[must_use]
 pub fn encode(version: ProxyVersion, client: SocketAddr, local: SocketAddr) -> Vec<u8> {
     match version {
@@ -65,7 +61,7 @@ pub fn encode(version: ProxyVersion, client: SocketAddr, local: SocketAddr) -> V
     }
 }
 
-/// Encodes a version 2 header for use before each datagram of a client (DGRAM).
+/// Version 2 header before each datagram of a client (DGRAM).
 #[must_use]
 pub fn encode_for_datagrams(client: SocketAddr, local: SocketAddr) -> Vec<u8> {
     let mut header = encode_v2(client, local);
@@ -74,12 +70,11 @@ pub fn encode_for_datagrams(client: SocketAddr, local: SocketAddr) -> Vec<u8> {
     header
 }
 
-/// Encodes a header without addresses, for a client without a TCP or UDP address.
+/// For a client without a TCP or UDP address.
 #[must_use]
 pub fn encode_unknown(version: ProxyVersion) -> Vec<u8> {
     match version {
         ProxyVersion::V1 => b"PROXY UNKNOWN\r\n".to_vec(),
-        // PROXY, family and protocol unspecified, no addresses.
         ProxyVersion::V2 => [&SIGNATURE[..], &[0x21, 0x00, 0, 0]].concat(),
     }
 }

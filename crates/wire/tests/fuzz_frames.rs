@@ -53,7 +53,6 @@ fn follow<'s>(limit: usize, pieces: impl IntoIterator<Item = &'s [u8]>) -> Follo
     Followed { messages, end: Ok(()), held: framer.held().to_vec() }
 }
 
-/// Frames the whole stream at once, and checks each message.
 fn walked(limit: usize, stream: &[u8]) -> Followed {
     let (mut messages, mut at) = (Vec::new(), 0);
     loop {
@@ -84,7 +83,6 @@ fn is_one(message: &[u8]) {
     }
 }
 
-/// Captured UDP messages, concatenated and padded as on a stream.
 fn seeds() -> Vec<Vec<u8>> {
     let captured = ["stun", "channel_data"].into_iter().flat_map(fuzz::captured);
     let mut stream = vec![0, 7];

@@ -20,8 +20,7 @@ fn indication() {
     });
 }
 
-/// Accepted input must be a well-formed message, stay within its bounds, and mean the same to the oracle and
-/// after re-encoding.
+/// Accepted input must mean the same to the oracle and after re-encoding.
 fn check(bytes: &[u8]) {
     for which in [Indication::Send, Indication::Data] {
         let counted = allocation_counter::measure(|| _ = indication::parse(which, bytes));

@@ -1,5 +1,4 @@
-//! Fuzz target: arbitrary bytes as the start of a proxied stream, once as they are and once after the
-//! signature of version 2.
+//! Fuzz target: arbitrary bytes as the start of a proxied stream, with and without a signature.
 
 use crate::prelude::*;
 use turnpike_wire::proxy_protocol::{

@@ -1,5 +1,4 @@
-//! Fuzz target: arbitrary bytes as a STUN message, once as they are and once with a valid header, length and
-//! FINGERPRINT, so that the attributes are fuzzed.
+//! Fuzz target: arbitrary bytes as a STUN message, with and without a valid header and FINGERPRINT.
 
 use crate::prelude::*;
 use turnpike_wire::{
@@ -104,7 +103,7 @@ fn signing(message: &[u8], key: &Key) {
     }
 }
 
-/// Input with a valid header. `None` if it is too short or too long.
+/// `None` if the input is too short or too long.
 fn repaired(bytes: &[u8]) -> Option<Vec<u8>> {
     let (header, attributes) = bytes.split_first_chunk::<HEADER_LEN>()?;
     let attributes = &attributes[..attributes.len() & !3];

@@ -1,5 +1,4 @@
-//! Codec, oracle and fuzz tests: one module per behaviour, linked into one program. A test that needs its own
-//! process starts one (`turnpike_testkit::alone`).
+//! One module per behaviour, linked into one program; `turnpike_testkit::alone` starts another process.
 #![forbid(unsafe_code)]
 #![cfg(test)]
 

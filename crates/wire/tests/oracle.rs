@@ -1,5 +1,4 @@
-//! Property tests of the data path's parsers and writers against `stun_types` and `turn_types`, in both
-//! directions and on arbitrary messages.
+//! The data path's parsers and writers against `stun_types` and `turn_types`, in both directions.
 
 use crate::prelude::*;
 use std::net::IpAddr;
@@ -141,8 +140,7 @@ fn only_the_oracle_reads_beyond_the_length_field() {
     assert_eq!(indication::parse(Indication::Send, &bytes), Err(IndicationError::Malformed));
 }
 
-/// The figure in RFC 8656 section 18.13 shows 7 and 9 bits, the text gives no widths, and ICMP has a byte for
-/// each. Implementations that follow the figure read a different type and code.
+/// The figure in RFC 8656 section 18.13 shows 7 and 9 bits, but ICMP has a byte for each.
 #[test]
 fn icmp_type_and_code_are_a_byte_each() {
     let raw = Icmp::new(3, 4, 1400).to_raw().to_bytes();

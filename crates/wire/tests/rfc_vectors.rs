@@ -45,8 +45,7 @@ const LONG_TERM_REQUEST: &str = "
     00 14 00 0b  65 78 61 6d 70 6c 65 2e 6f 72 67 00
     00 08 00 14  f6 70 24 65 6d d6 4a 3e 02 b8 e0 71 2e 85 c9 a2 8c a8 96 66";
 
-/// RFC 8489 appendix B.1 as corrected by erratum 6268: the printed one lacks PASSWORD-ALGORITHM and has a
-/// wrong length field.
+/// RFC 8489 appendix B.1 as corrected by erratum 6268.
 const SHA256_REQUEST: &str = "
     00 01 00 90  21 12 a4 42  78 ad 34 33 c6 ad 72 c0 29 da 41 2e
     00 1e 00 20  4a 3c f3 8f ef 69 92 bd a9 52 c6 78 04 17 da 0f 24 81 94 15 56 9e 60 b2 05 c4 6e 41 40 7f 17 04

@@ -3,12 +3,11 @@ use turnpike_wire::{
     stun::{HEADER_LEN, Header, Invalid, View, Writer},
 };
 
-/// Appends an integrity attribute to all bytes of the message, ignoring its length field.
+/// Ignores the message's length field.
 pub(crate) fn signed(message: &[u8], key: &Key, mac: Mac) -> Vec<u8> {
     continued(message, |writer| _ = writer.sign(key, mac), false)
 }
 
-/// Appends FINGERPRINT to all bytes of the message.
 pub(crate) fn fingerprinted(message: &[u8]) -> Vec<u8> {
     continued(message, |_| (), true)
 }

@@ -49,9 +49,7 @@ impl DataConnection {
         self.out.take()
     }
 
-    /// Handles one STUN message.
-    ///
-    /// # Errors If the server refused and this connection is of no use.
+    /// Handles one STUN message. An error means that the server refused the connection.
     pub fn handle_message(&mut self, bytes: &[u8]) -> Result<Progress, Failure> {
         let Ok(message) = View::new_checked(bytes) else { return Ok(Progress::Pending) };
         let header = message.header();

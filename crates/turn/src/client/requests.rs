@@ -26,9 +26,7 @@ pub(super) fn method_of(request: &Request) -> u16 {
     }
 }
 
-/// Encodes a request, signed if there is a session. `ticket` is for [`Request::Migrate`].
-///
-/// # Errors [`Failure::Unwritable`].
+/// The request is signed if there is a session. `ticket` is for [`Request::Migrate`].
 pub(super) fn write(
     request: &Request,
     transaction: [u8; 12],

@@ -49,9 +49,8 @@ impl Users for () {
 }
 
 pub trait Quotas {
-    /// Counts one more allocation for a user and a client prefix ([`super::ServerConfig::prefixes`]).
-    ///
-    /// # Errors The limit that is reached; nothing is counted then.
+    /// Counts one more allocation, unless a limit is reached. `prefix` is the client's
+    /// ([`super::ServerConfig::prefixes`]).
     fn acquire(&self, user: UserRef<'_>, prefix: IpAddr) -> Result<(), QuotaRefusal>;
 
     fn release(&self, user: UserRef<'_>, prefix: IpAddr);

@@ -2,9 +2,8 @@
 
 use super::{ATTRIBUTE_HEADER_LEN, HEADER_LEN, Invalid};
 
-/// Attribute types (RFC 8489 section 18.3, RFC 8656 section 18, RFC 6062 section 6.2, RFC 5780 section 7, RFC
-/// 7635 section 6, RFC 8016 section 3.3, RFC 8445 section 16.1). Types from 0x8000 are
-/// comprehension-optional.
+/// RFC 8489 section 18.3, RFC 8656 section 18, RFC 6062 section 6.2, RFC 5780 section 7, RFC 7635 section 6,
+/// RFC 8016 section 3.3, RFC 8445 section 16.1.
 pub mod kind {
     use std::fmt;
 
@@ -12,7 +11,7 @@ pub mod kind {
         ($($(#[$doc:meta])* $name:ident = $value:literal;)*) => {
             $($(#[$doc])* pub const $name: u16 = $value;)*
 
-            /// Displays an attribute type by its RFC name, or by number if unknown.
+            /// Displays the RFC name, or the number if unknown.
             #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
             pub struct Name(pub u16);
 
@@ -76,8 +75,7 @@ pub mod kind {
         DRAFT_ADDITIONAL_ADDRESS_FAMILY = 0x8032;
     }
 
-    /// Returns true for attributes that a TURN message may contain: those of RFC 8489, RFC 8656 and RFC 6062,
-    /// and all comprehension-optional ones. Callers handle the attributes of other RFCs they implement.
+    /// True for attributes of RFC 8489, RFC 8656 and RFC 6062, and all comprehension-optional ones.
     #[must_use]
     pub const fn is_comprehended(kind: u16) -> bool {
         kind >= 0x8000
@@ -111,9 +109,8 @@ pub mod kind {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attribute<'a> {
-    /// Offset of its header from the start of the message.
+    /// Offset of its header in the message.
     pub offset: usize,
-    /// Type; [`kind`] has names.
     pub kind: u16,
     pub value: &'a [u8],
     /// The message ends after it.
@@ -121,8 +118,7 @@ pub struct Attribute<'a> {
 }
 
 impl Attribute<'_> {
-    /// Checks a FINGERPRINT: it must be the last attribute, with the CRC of everything before it (RFC 8489
-    /// section 14.7).
+    /// FINGERPRINT must be last and match everything before it (RFC 8489 section 14.7).
     pub(crate) fn check_fingerprint(&self, message: &[u8]) -> Result<(), Invalid> {
         if self.value.len() != 4 || !self.is_last {
             return Err(Invalid::Attribute);
@@ -131,8 +127,7 @@ impl Attribute<'_> {
     }
 }
 
-/// Iterator over the attributes of a message with a checked header. Ends after the first that extends beyond
-/// the end.
+/// Ends after the first attribute that extends beyond the message.
 #[derive(Clone, Debug)]
 pub(crate) struct Attributes<'a> {
     rest: &'a [u8],
@@ -176,8 +171,7 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
-/// Value of a FINGERPRINT whose header begins at `offset` (RFC 8489 section 14.7): the CRC-32 of everything
-/// before it, with a length field that ends after it.
+/// CRC-32 of everything before `offset`, with a length field that ends after the attribute.
 pub(super) fn fingerprint(message: &[u8], offset: usize) -> [u8; 4] {
     const XOR: u32 = 0x5354_554E;
     static CRC: crc::Crc<u32> = crc::Crc::<u32>::new(&crc::CRC_32_ISO_HDLC);
@@ -187,10 +181,8 @@ pub(super) fn fingerprint(message: &[u8], offset: usize) -> [u8; 4] {
     (digest.finalize() ^ XOR).to_be_bytes()
 }
 
-/// First four bytes of a message, with the length field of one that ends at `end`.
-///
-/// A message too long for the length field gets the maximum length. Any receiver rejects it, whereas a
-/// wrapped short length would make the rest of a stream look like the next message.
+/// A message too long for the length field gets the maximum length, which any receiver rejects. A wrapped
+/// short length would make the rest of a stream look like the next message.
 pub(crate) fn header_ending_at(message: &[u8], end: usize) -> [u8; 4] {
     let [high, low] = u16::try_from(end - HEADER_LEN).unwrap_or(0xFFFC).to_be_bytes();
     [message[0], message[1], high, low]

@@ -33,7 +33,6 @@ use subtle::ConstantTimeEq as _;
 use crate::integrity::{IntegrityError, Key, Mac};
 
 pub const HEADER_LEN: usize = 20;
-/// Bytes before an attribute's value.
 pub const ATTRIBUTE_HEADER_LEN: usize = 4;
 pub const COOKIE: [u8; 4] = [0x21, 0x12, 0xA4, 0x42];
 
@@ -48,7 +47,6 @@ pub enum Class {
     Error,
 }
 
-/// Method numbers (RFC 8489 section 18.2, RFC 8656 section 17, RFC 6062 section 6.1).
 pub mod method {
     pub const BINDING: u16 = 0x001;
     pub const ALLOCATE: u16 = 0x003;
@@ -65,12 +63,12 @@ pub mod method {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Header {
     pub class: Class,
-    /// Twelve bits; [`method`] has those of TURN.
+    /// Twelve bits.
     pub method: u16,
     pub transaction: Transaction,
 }
 
-/// Reason for rejecting a STUN message. Callers count these and do not log them.
+/// Callers count these and do not log them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Invalid {
     /// The first two bits are not zero: another protocol on the same port (RFC 7983).
@@ -90,8 +88,7 @@ pub enum Invalid {
     Fingerprint,
 }
 
-/// Checked message. Its attributes are those before the first MESSAGE-INTEGRITY, MESSAGE-INTEGRITY-SHA256 or
-/// FINGERPRINT (RFC 8489 sections 14.5 to 14.7).
+/// Attributes are those before the first MESSAGE-INTEGRITY, MESSAGE-INTEGRITY-SHA256 or FINGERPRINT.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     bytes: &'a [u8],
@@ -105,17 +102,13 @@ pub struct View<'a> {
 }
 
 impl Header {
-    /// Checks everything but the attributes of a datagram, or of a complete message of a stream;
-    /// [`View::new_checked`] checks those too.
-    ///
-    /// # Errors The first error, in the order of [`Invalid`].
+    /// Checks everything but the attributes; [`View::new_checked`] checks those too.
     #[inline]
     pub fn new_checked(bytes: &[u8]) -> Result<Self, Invalid> {
         let (header, cookie) = Self::with_cookie(bytes)?;
         if cookie == COOKIE { Ok(header) } else { Err(Invalid::Cookie) }
     }
 
-    /// Checks everything but the cookie.
     #[inline]
     fn with_cookie(bytes: &[u8]) -> Result<(Self, [u8; 4]), Invalid> {
         if bytes.first().is_some_and(|first| first & 0xC0 != 0) {
@@ -135,11 +128,7 @@ impl Header {
         Ok((Self::of_type(u16::from_be_bytes([t0, t1]), transaction), [c0, c1, c2, c3]))
     }
 
-    /// Encodes the message type, in which class and method are interleaved (RFC 8489 section 5).
-    ///
-    /// ```text
-    ///   0 0 M11 M10 M9 M8 M7 C1 M6 M5 M4 C0 M3 M2 M1 M0
-    /// ```
+    /// Class and method are interleaved (RFC 8489 section 5).
     #[must_use]
     pub const fn message_type(self) -> u16 {
         let class = match self.class {
@@ -151,7 +140,7 @@ impl Header {
         class | self.method & 0x000F | (self.method & 0x0070) << 1 | (self.method & 0x0F80) << 2
     }
 
-    /// Inverse of [`Header::message_type`]; the two top bits of the type must be zero.
+    /// The two top bits must be zero.
     #[inline]
     #[must_use]
     pub const fn of_type(message_type: u16, transaction: Transaction) -> Self {
@@ -172,18 +161,14 @@ impl Header {
 }
 
 impl<'a> View<'a> {
-    /// Checks a datagram, or a complete message of a stream.
-    ///
-    /// # Errors The first error, in the order of [`Invalid`].
+    /// Reports the first error in the order of [`Invalid`].
     #[inline]
     pub fn new_checked(bytes: &'a [u8]) -> Result<Self, Invalid> {
         Self::walk(bytes, Header::new_checked(bytes)?)
     }
 
-    /// Checks an RFC 3489 message: its transaction ID has 128 bits, the first 32 in place of the cookie.
-    /// [`Header`] has the other 96; [`Writer::finish_classic`] writes the response.
-    ///
-    /// # Errors As [`View::new_checked`]; [`Invalid::Cookie`] if the cookie is present.
+    /// Checks an RFC 3489 message, whose transaction ID includes the bits in place of the cookie. [`Header`]
+    /// has the other 96; [`Writer::finish_classic`] writes the response.
     pub fn new_checked_classic(bytes: &'a [u8]) -> Result<Self, Invalid> {
         match Header::with_cookie(bytes)? {
             (_, COOKIE) => Err(Invalid::Cookie),
@@ -222,18 +207,14 @@ impl<'a> View<'a> {
         self.bytes
     }
 
-    /// Attribute that authenticates the message, SHA-256 if both are present; not verified yet, see
-    /// [`View::verify`].
+    /// SHA-256 if both are present; not verified yet, see [`View::verify`].
     #[inline]
     #[must_use]
     pub fn mac(&self) -> Option<Mac> {
         self.sha256.map(|_| Mac::Sha256).or(self.sha1.map(|_| Mac::Sha1))
     }
 
-    /// Verifies a MAC in constant time. It covers everything before it, with a length field that ends after
-    /// it, so that attributes appended later do not matter.
-    ///
-    /// # Errors [`IntegrityError`].
+    /// Constant-time. Attributes appended after the MAC do not matter.
     pub fn verify(&self, key: &Key, mac: Mac) -> Result<(), IntegrityError> {
         let offset = match mac {
             Mac::Sha1 => self.sha1,
@@ -250,17 +231,14 @@ impl<'a> View<'a> {
         if right[..mac.len()].ct_eq(value).into() { Ok(()) } else { Err(IntegrityError::Mismatch) }
     }
 
-    /// Returns true if the message has a FINGERPRINT, already verified. A request with one expects one in the
-    /// response.
+    /// The FINGERPRINT is verified. A request with one expects one in the response.
     #[must_use]
     pub fn has_fingerprint(&self) -> bool {
         self.fingerprint
     }
 
-    /// Visible attributes, without those that authenticate the message.
     #[inline]
     pub fn attributes(&self) -> impl Iterator<Item = Attribute<'a>> + Clone + use<'a> {
-        // These were all checked before.
         Attributes::of(&self.bytes[..self.end]).filter_map(Result::ok)
     }
 
@@ -269,27 +247,26 @@ impl<'a> View<'a> {
         self.attributes().filter(move |attribute| attribute.kind == kind).map(|attribute| attribute.value)
     }
 
-    /// Value of the first attribute of a type; further ones are ignored (RFC 8489 section 14).
+    /// First attribute of this type; further ones are ignored (RFC 8489 section 14).
     #[inline]
     #[must_use]
     pub fn get(&self, kind: u16) -> Option<&'a [u8]> {
         self.all(kind).next()
     }
 
-    /// Value of LIFETIME and similar attributes; `None` unless four bytes long.
+    /// `None` unless four bytes long.
     #[must_use]
     pub fn number(&self, kind: u16) -> Option<u32> {
         self.get(kind)?.try_into().ok().map(u32::from_be_bytes)
     }
 
-    /// Value of XOR-MAPPED-ADDRESS and similar attributes; `None` if malformed.
+    /// `None` if malformed.
     #[must_use]
     pub fn xor_address(&self, kind: u16) -> Option<SocketAddr> {
         xor_address(self.get(kind)?, &self.header.transaction)
     }
 
-    /// Value of REALM and similar attributes; `None` if not UTF-8 or longer than 763 bytes (RFC 8489 section
-    /// 14.9).
+    /// `None` if not UTF-8 or longer than 763 bytes (RFC 8489 section 14.9).
     #[must_use]
     pub fn text(&self, kind: u16) -> Option<&'a str> {
         self.get(kind).filter(|value| value.len() <= 763).and_then(|value| str::from_utf8(value).ok())
@@ -300,8 +277,7 @@ impl<'a> View<'a> {
         self.get(kind::ERROR_CODE).and_then(ErrorCode::of)
     }
 
-    /// Types of comprehension-required attributes (below 0x8000) for which `comprehends` returns false, in
-    /// message order, possibly repeated.
+    /// Types below 0x8000 for which `comprehends` returns false, in message order, possibly repeated.
     pub fn unknown(&self, comprehends: impl Fn(u16) -> bool) -> impl Iterator<Item = u16> {
         let required = self.attributes().map(|attribute| attribute.kind).filter(|kind| *kind < 0x8000);
         required.filter(move |kind| !comprehends(*kind))

@@ -6,8 +6,7 @@ use super::{COOKIE, Transaction};
 pub const FAMILY_IPV4: u8 = 1;
 pub const FAMILY_IPV6: u8 = 2;
 
-/// Decodes XOR-MAPPED-ADDRESS and similar attributes (RFC 8489 section 14.2), with the family as encoded
-/// (IPv4-mapped stays IPv6). Ignores the reserved first byte.
+/// The family is as encoded (IPv4-mapped stays IPv6).
 #[inline]
 #[must_use]
 pub fn xor_address(value: &[u8], transaction: &Transaction) -> Option<SocketAddr> {
@@ -15,7 +14,6 @@ pub fn xor_address(value: &[u8], transaction: &Transaction) -> Option<SocketAddr
     Some(xored(told, transaction))
 }
 
-/// Decodes MAPPED-ADDRESS and similar attributes (RFC 8489 section 14.1).
 #[inline]
 #[must_use]
 pub fn address(value: &[u8]) -> Option<SocketAddr> {
@@ -28,8 +26,7 @@ pub fn address(value: &[u8]) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, u16::from_be_bytes([*p0, *p1])))
 }
 
-/// XORs an address, in either direction: the port with the cookie, the IP address with cookie and transaction
-/// ID.
+/// Works in both directions (RFC 8489 section 14.2).
 #[inline]
 pub(crate) fn xored(address: SocketAddr, transaction: &Transaction) -> SocketAddr {
     let [c0, c1, ..] = COOKIE;
@@ -46,7 +43,6 @@ pub(crate) fn xored(address: SocketAddr, transaction: &Transaction) -> SocketAdd
     SocketAddr::new(ip, port)
 }
 
-/// ERROR-CODE (RFC 8489 section 14.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorCode<'a> {
     /// 300 to 699.
@@ -61,13 +57,13 @@ impl<'a> ErrorCode<'a> {
     pub const UNAUTHENTICATED: u16 = 401;
     pub const STALE_NONCE: u16 = 438;
 
-    /// Returns true if it asks for credentials, or for another nonce (RFC 8489 section 9.2.5).
+    /// True if the error asks for credentials or for another nonce (RFC 8489 section 9.2.5).
     #[must_use]
     pub fn is_challenge(&self) -> bool {
         matches!(self.code, Self::UNAUTHENTICATED | Self::STALE_NONCE)
     }
 
-    /// Decodes a value; also ADDRESS-ERROR-CODE (RFC 8656 section 18.12), whose first byte is a family.
+    /// Also decodes ADDRESS-ERROR-CODE (RFC 8656 section 18.12), whose first byte is a family.
     #[must_use]
     pub fn of(value: &'a [u8]) -> Option<Self> {
         let [_, _, class, number, reason @ ..] = value else { return None };
@@ -77,24 +73,22 @@ impl<'a> ErrorCode<'a> {
         is_code.then(|| Self { code: u16::from(class) * 100 + u16::from(*number), reason })
     }
 
-    /// Reason as sent; escape it with [`crate::escape`] before display.
+    /// Escape the reason with [`crate::escape`] before display.
     #[must_use]
     pub fn text(&self) -> String {
         String::from_utf8_lossy(self.reason).into_owned()
     }
 }
 
-/// Types in UNKNOWN-ATTRIBUTES (RFC 8489 section 14.13). Ignores an odd byte at the end.
+/// Ignores an odd byte at the end.
 pub fn unknown_attributes(value: &[u8]) -> impl Iterator<Item = u16> + '_ {
     value.chunks_exact(2).map(|pair| u16::from_be_bytes([pair[0], pair[1]]))
 }
 
-/// Numbers in PASSWORD-ALGORITHMS (RFC 8489 section 14.11), in order, for
-/// [`crate::integrity::KeyAlgorithm::numbered`]. Ends where the list is truncated.
+/// Numbers for [`crate::integrity::KeyAlgorithm::numbered`]; ends where the list is truncated.
 pub fn password_algorithms(mut value: &[u8]) -> impl Iterator<Item = u16> + '_ {
     std::iter::from_fn(move || {
-        // Number, length of the parameters, parameters and padding. The algorithms defined so far have no
-        // parameters.
+        // The algorithms defined so far have no parameters.
         let [n0, n1, l0, l1, rest @ ..] = value else { return None };
         let parameters = usize::from(u16::from_be_bytes([*l0, *l1])).next_multiple_of(4);
         value = rest.get(parameters..).unwrap_or_default();
@@ -104,14 +98,11 @@ pub fn password_algorithms(mut value: &[u8]) -> impl Iterator<Item = u16> + '_ {
 
 /// Security features of a nonce: the first eight of 24 bits (RFC 8489 section 18.1).
 pub mod feature {
-    /// The challenge offers PASSWORD-ALGORITHMS.
     pub const PASSWORD_ALGORITHMS: u8 = 0x80;
-    /// The server accepts USERHASH.
     pub const USERNAME_ANONYMITY: u8 = 0x40;
 }
 
-/// First eight [`feature`]s announced by a nonce (RFC 8489 section 9.2): "obMatJos2" and three bytes in
-/// base64; 0 without this cookie.
+/// First eight [`feature`]s of a nonce (RFC 8489 section 9.2); 0 without the cookie "obMatJos2".
 #[must_use]
 pub fn security_features(nonce: &[u8]) -> u8 {
     let sextet = |digit: u8| match digit {

@@ -10,11 +10,10 @@ use super::{
 };
 use crate::integrity::{Key, Mac};
 
-/// Limit for attributes, leaving room for both integrity attributes and FINGERPRINT in the 16-bit length.
+/// Leaves room for both integrity attributes and FINGERPRINT in the 16-bit length.
 const MOST: usize = HEADER_LEN + 0xFFFC - (24 + 36 + 8);
 
-/// Message under construction. Attributes are written in call order, padded with zeros; one that does not fit
-/// is left out.
+/// Attributes are written in call order, padded with zeros; one that does not fit is left out.
 #[derive(Debug)]
 pub struct Writer<'b> {
     buffer: &'b mut Vec<u8>,
@@ -22,7 +21,7 @@ pub struct Writer<'b> {
 }
 
 impl<'b> Writer<'b> {
-    /// Begins a message, replacing the buffer's content.
+    /// Replaces the buffer's content.
     pub fn begin(buffer: &'b mut Vec<u8>, header: Header) -> Self {
         let mut bytes = [0; HEADER_LEN];
         bytes[..2].copy_from_slice(&header.message_type().to_be_bytes());
@@ -37,17 +36,14 @@ impl<'b> Writer<'b> {
         self.put(kind, value.len(), [value])
     }
 
-    /// Writes LIFETIME and similar attributes.
     pub fn number(&mut self, kind: u16, value: u32) -> &mut Self {
         self.attribute(kind, &value.to_be_bytes())
     }
 
-    /// Writes XOR-MAPPED-ADDRESS and similar attributes (RFC 8489 section 14.2).
     pub fn xor_address(&mut self, kind: u16, address: SocketAddr) -> &mut Self {
         self.address(kind, xored(address, &self.transaction))
     }
 
-    /// Writes MAPPED-ADDRESS and similar attributes (RFC 8489 section 14.1).
     pub fn address(&mut self, kind: u16, address: SocketAddr) -> &mut Self {
         let mut value = [0; 20];
         value[2..4].copy_from_slice(&address.port().to_be_bytes());
@@ -66,12 +62,12 @@ impl<'b> Writer<'b> {
         self.attribute(kind, &value[..length])
     }
 
-    /// Writes ERROR-CODE (RFC 8489 section 14.8); codes 300 to 699.
+    /// Codes 300 to 699.
     pub fn error(&mut self, code: u16, reason: &str) -> &mut Self {
         self.code(kind::ERROR_CODE, 0, code, reason)
     }
 
-    /// Writes ADDRESS-ERROR-CODE (RFC 8656 section 18.12); family 1 is IPv4, 2 is IPv6.
+    /// Family 1 is IPv4, 2 is IPv6.
     pub fn address_error(&mut self, family: u8, code: u16, reason: &str) -> &mut Self {
         self.code(kind::ADDRESS_ERROR_CODE, family, code, reason)
     }
@@ -80,7 +76,7 @@ impl<'b> Writer<'b> {
         self.put(kind::UNKNOWN_ATTRIBUTES, 2 * types.len(), types.iter().map(|kind| kind.to_be_bytes()))
     }
 
-    /// Writes raw bytes, for malformed messages in tests.
+    /// For malformed messages in tests.
     pub fn raw(&mut self, bytes: &[u8]) -> &mut Self {
         self.buffer.extend_from_slice(bytes);
         self
@@ -96,8 +92,7 @@ impl<'b> Writer<'b> {
         self.buffer.is_empty()
     }
 
-    /// Appends the integrity attribute of this kind. Receivers ignore everything after it except FINGERPRINT
-    /// and, after the SHA-1 attribute, the SHA-256 one.
+    /// Receivers ignore everything after it except FINGERPRINT and, after SHA-1, the SHA-256 attribute.
     pub fn sign(&mut self, key: &Key, mac: Mac) -> &mut Self {
         let header = header_ending_at(self.buffer, self.buffer.len() + ATTRIBUTE_HEADER_LEN + mac.len());
         let value = key.mac(mac, [&header, &self.buffer[4..]]);
@@ -105,7 +100,6 @@ impl<'b> Writer<'b> {
         self
     }
 
-    /// Appends FINGERPRINT if requested, and sets the length.
     pub fn finish(mut self, with_fingerprint: bool) -> &'b [u8] {
         if with_fingerprint {
             let value = fingerprint(self.buffer, self.buffer.len());
@@ -116,8 +110,7 @@ impl<'b> Writer<'b> {
         self.buffer
     }
 
-    /// Completes the response to an RFC 3489 request, which has these bytes in place of the cookie. RFC 3489
-    /// has neither FINGERPRINT nor XOR-MAPPED-ADDRESS.
+    /// RFC 3489 has neither FINGERPRINT nor XOR-MAPPED-ADDRESS.
     pub fn finish_classic(self, in_place_of_cookie: [u8; 4]) {
         self.buffer[4..8].copy_from_slice(&in_place_of_cookie);
         self.finish(false);
@@ -132,7 +125,7 @@ impl<'b> Writer<'b> {
         self.put(kind, value.len() + reason.len(), [&value, reason.as_bytes()])
     }
 
-    /// Appends an attribute of `length` bytes if it fits.
+    /// Appends an attribute if it fits.
     fn put(&mut self, kind: u16, length: usize, parts: impl IntoIterator<Item: AsRef<[u8]>>) -> &mut Self {
         if self.buffer.len() + ATTRIBUTE_HEADER_LEN + length.next_multiple_of(4) <= MOST {
             self.append(kind, length, parts);
@@ -140,7 +133,7 @@ impl<'b> Writer<'b> {
         self
     }
 
-    /// Appends an attribute of `length` bytes, which must fit.
+    /// The attribute must fit.
     fn append(&mut self, kind: u16, length: usize, parts: impl IntoIterator<Item: AsRef<[u8]>>) {
         let [k0, k1] = kind.to_be_bytes();
         #[expect(clippy::cast_possible_truncation, reason = "less than MOST")]

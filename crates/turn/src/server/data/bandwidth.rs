@@ -236,8 +236,7 @@ impl<P: Policy> Server<P> {
 
     /// Takes up to `want` bytes for connections of this allocation (RFC 6062), at least one; unused ones must
     /// be returned with [`Server::give_back_bytes`].
-    ///
-    /// # Errors No bytes available now; counted as a pause.
+    /// An error counts as a pause.
     pub fn take_bytes(
         &mut self,
         now: Now,

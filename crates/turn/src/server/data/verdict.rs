@@ -61,9 +61,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Takes the first `len` bytes.
-    ///
-    /// # Panics If `len` exceeds [`MAX_HEADER_LEN`].
+    /// Takes the first `len` bytes; panics if `len` exceeds [`MAX_HEADER_LEN`].
     #[must_use]
     pub fn new(bytes: [u8; MAX_HEADER_LEN], len: usize) -> Self {
         assert!(len <= MAX_HEADER_LEN);

@@ -130,10 +130,8 @@ impl<P: Policy> Server<P> {
         Some(moved)
     }
 
-    /// Imports an allocation whose client is here; returns its new ID, which now owns the relay sockets.
-    ///
-    /// # Errors Returns the allocation, for [`Server::take_back`], if the client has made another one
-    /// meanwhile.
+    /// Returns the new ID, which now owns the relay sockets, or the allocation for [`Server::take_back`] if
+    /// the client has made another one meanwhile.
     pub fn import(&mut self, now: Now, moved: Moved) -> Result<AllocationId, Moved> {
         let client = moved.client();
         if self.data.forwarding.find(&client).is_some() {

@@ -306,11 +306,8 @@ impl<P: Policy> Server<P> {
         self.lookups.forget(|source| by(source.link));
     }
 
-    /// Takes over an allocation of another process. Its client has not moved; `link` is its link in this
-    /// process. Shared relay sockets keep their numbers.
-    ///
-    /// # Errors Returns the allocation if its 5-tuple is taken, its realm is not configured, or a quota is
-    /// reached.
+    /// Takes over an allocation of another process, with the client's link in this one. Returns it if its
+    /// 5-tuple is taken, its realm is not configured, or a quota is reached.
     pub fn restore(&mut self, now: Now, mut moved: Moved, link: Link) -> Result<AllocationId, Moved> {
         let is_taken = moved.was().is_some_and(|was| self.data.forwarding.find(&was.client).is_some());
         let user = moved.owner();
