@@ -175,23 +175,29 @@ fn read_no_replies() {
     let world = start(|_| {});
     let mut others = world.client();
     others.ask(&allocate());
-    let mut client = world.client();
     let requests: Vec<u8> = (0..=255).flat_map(binding).collect();
-    client.stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
-    let grown = grown(|| {
-        eventually("it is closed", || {
-            match client.stream.write(&requests) {
-                Ok(_) => {}
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
-                Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => {}
-                Err(error) => panic!("{error}"),
-            }
-            world.streams().closed(CloseReason::RepliesUnread) == 1
-        });
-    });
+    let attack = |clients: u64| {
+        for _ in 0..clients {
+            let closed = world.streams().closed(CloseReason::RepliesUnread);
+            let mut client = world.client();
+            client.stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+            eventually("it is closed", || {
+                match client.stream.write(&requests) {
+                    Ok(_) => {}
+                    Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+                    Err(error)
+                        if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => {}
+                    Err(error) => panic!("{error}"),
+                }
+                world.streams().closed(CloseReason::RepliesUnread) == closed + 1
+            });
+        }
+    };
+    let (of_first, of_others) = (grown(|| attack(1)), grown(|| attack(4)));
     let asked = world.streams().read_bytes;
-    println!("{grown} bytes for one client that has asked with {asked} and read nothing");
-    // 64 KiB of replies in a buffer that grows by doubling, and one read's worth.
-    assert!(grown < 160 << 10, "{grown} bytes for {asked}");
+    println!("{of_first} bytes for one client and {of_others} for four more; requests: {asked} bytes");
+    // 64 KiB of replies in a buffer that grows by doubling, its smaller predecessors, and one read.
+    assert!(of_first < 384 << 10, "{of_first} bytes for the first client");
+    assert!(of_others <= of_first, "{of_others} bytes after {of_first}");
     others.ask(&refresh(1));
 }
