@@ -24,7 +24,7 @@ const PURE: [(&str, &[&str]); 2] = [
             "send::tests::other_sockets",
         ],
     ),
-    ("turnpike-offload", &["layout::", "slots::", "drained::", "a_place_rests_before_it_is_anothers"]),
+    ("turnpike-offload", &["layout::", "slots::", "drained::"]),
 ];
 
 pub(crate) fn run() -> Result<ExitCode, Failure> {
