@@ -342,7 +342,7 @@ mod tests {
         for (bad, told) in [
             ("unix:", "expected unix:/PATH"),
             ("localhost", "expected unix:/PATH"),
-            ("192.0.2.1:9641", "as https://192.0.2.1:9641"),
+            ("192.0.2.1:9641", "with https://192.0.2.1:9641"),
             ("https://", "expected unix:/PATH"),
             ("https://a:b@turn.example.org", "expected unix:/PATH"),
             ("https://turn.example.org/v1", "expected unix:/PATH"),

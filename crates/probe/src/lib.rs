@@ -167,7 +167,7 @@ impl ProbeRun<'_> {
                 );
             }
             Err(error) => {
-                self.report.line(Level::Note, "nat", format!("behaviour discovery failed: {}", words(error)))
+                self.report.line(Level::Note, "nat", format!("behaviour discovery failed: {}", words(error)));
             }
         }
     }

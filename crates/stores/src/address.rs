@@ -419,17 +419,17 @@ mod tests {
             ("postgres://u:hunter2@h", "names no database"),
             ("sqlite://turndb", "three slashes"),
             ("sqlite:///", "three slashes"),
-            ("redis://:hunter2@h/two", "no number"),
+            ("redis://:hunter2@h/two", "not a database number"),
             ("psql-userdb=host=h dbname=d password='hunter2", "no closing quote"),
             ("psql-userdb=host=h dbname=d color=hunter2", "color is not a supported setting"),
-            ("psql-userdb=hunter2", "no = in it"),
+            ("psql-userdb=hunter2", "a setting has no ="),
             ("mysql-userdb=host=h dbname=d capath=/etc/hunter2", "capath is not a supported setting"),
             (
                 "redis-userdb=ip=h tls=1 tls-verify=none password=hunter2",
                 "tls-verify is not a supported setting",
             ),
-            ("mysql://h/d?ssl-cert=/c", "go together"),
-            ("redis-userdb=ip=h port=hunter", "no port"),
+            ("mysql://h/d?ssl-cert=/c", "needs its key"),
+            ("redis-userdb=ip=h port=hunter", "not a port"),
         ] {
             let why = text.parse::<StoreAddress>().expect_err(text);
             assert!(why.contains(told) && !why.contains("hunter2"), "{text}: {why}");

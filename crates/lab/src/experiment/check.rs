@@ -165,7 +165,7 @@ impl Experiment {
             let hint = nearest(name, known().chain(of_processes.iter().map(String::as_str)))
                 .map_or_else(String::new, |meant| format!("; did you mean \"{meant}\"?"));
             let list = known().collect::<Vec<_>>().join(", ");
-            document.problem(&path, format!("no metric \"{name}\"{hint} (there are: {list})"));
+            document.problem(&path, format!("no metric \"{name}\"{hint} (expected one of {list})"));
         }
         if self.workload.format == ResultFormat::Json && self.workload.fields.is_empty() {
             document.problem("workload.format", "workload.format = \"json\" needs workload.fields");

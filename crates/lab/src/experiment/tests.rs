@@ -189,7 +189,7 @@ fn included_parts_come_first_and_are_validated() {
     std::fs::write(&part, "[[subject]]\nname = 'a'\ncommand = 'sleep {duratoin}'\n").unwrap();
     let told = parsed().unwrap_err().to_string();
     assert!(
-        told.contains("x.toml:5:11: unknown variable {duratoin}") && told.contains("\"a\" is named twice"),
+        told.contains("x.toml:5:11: unknown variable {duratoin}") && told.contains("\"a\" is used twice"),
         "{told}"
     );
 }
