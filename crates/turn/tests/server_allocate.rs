@@ -179,7 +179,7 @@ fn a_reserved_port_is_requested_by_its_token_and_family() {
         let reply = world.open(&request).success();
         assert_eq!(reply.get::<ReservationToken>().token().to_be_bytes(), token);
 
-        // From another 5-tuple, as for RTCP, and over another transport.
+        // Another 5-tuple, as for RTCP, and another transport.
         for from in [client(40_001), stream(40_001)] {
             world.client = from;
             let alice = world.credentials("alice", Scheme::Md5);

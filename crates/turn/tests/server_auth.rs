@@ -344,7 +344,7 @@ fn a_nonce_turns_stale_and_the_fresh_one_works() {
 
 #[test]
 fn a_stale_nonce_with_a_wrong_key_is_401() {
-    // With an old nonce and a wrong key, the key decides (RFC 8489 section 9.2.4).
+    // A wrong key decides before an old nonce (RFC 8489 section 9.2.4).
     let mut world = World::with(ServerConfig { nonce_lifetime: 100, ..config() });
     let mut alice = world.credentials("alice", Scheme::Md5);
     alice.password = "guess".to_owned();

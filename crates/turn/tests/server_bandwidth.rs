@@ -152,7 +152,11 @@ fn connections_use_the_same_buckets_and_return_unused_bytes() {
     assert_eq!(server.take_bytes(now, id, Way::ToClient, 10), Ok(10));
     assert_eq!(server.stats().bandwidth_pauses, [1, 0, 0, 0]);
     let stranger = AllocationId { index: 77, generation: 0 };
-    assert_eq!(server.take_bytes(now, stranger, Way::ToPeer, 5), Ok(5), "nobody's limits");
+    assert_eq!(
+        server.take_bytes(now, stranger, Way::ToPeer, 5),
+        Ok(5),
+        "an unknown allocation has no limits"
+    );
 }
 
 #[test]

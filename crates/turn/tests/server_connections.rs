@@ -549,7 +549,7 @@ fn every_truncation_of_a_request_is_dropped() {
         for length in 0..bytes.len() {
             assert!(matches!(world.feed(&bytes[..length]), Outcome::Drop(_)), "{length}");
         }
-        // The same with a matching length field: without integrity, or with half an attribute.
+        // Truncated with a matching length field: without integrity, or with half an attribute.
         for length in (20..bytes.len()).step_by(4) {
             let mut cut = bytes[..length].to_vec();
             cut[2..4].copy_from_slice(&u16::try_from(length - 20).unwrap().to_be_bytes());

@@ -74,7 +74,7 @@ fn a_retransmitted_deletion_gets_the_same_response() {
     world.sleep(39);
     assert_eq!(world.ask(&ask), reply);
     assert_eq!(world.server.stats().retransmits, 1);
-    // With another transaction, or too late, the allocation does not exist.
+    // Another transaction, or one that comes too late, finds no allocation.
     assert_eq!(world.ask(&Ask::refresh(0).signed(&alice)).code(), Some(437));
     world.sleep(1);
     assert_eq!(world.ask(&ask).code(), Some(437));

@@ -469,7 +469,7 @@ fn a_repeated_announcement_does_not_extend_a_fetch() {
 fn a_ticket_finds_its_allocation_without_a_pending_move() {
     let (mut workers, relay, ticket) = Workers::mobile(4);
     let next = workers.present(1, elsewhere(1), &ticket).success().ticket().unwrap();
-    // At home for longer than a lifetime, and then away again.
+    // Longer than a lifetime at home, and then away again.
     for _ in 0..3 {
         workers.sleep(300);
         for ask in [Ask::refresh(600), Ask::bind(0x4000, PEER)] {
@@ -510,7 +510,7 @@ fn a_displaced_pending_move_returns_with_its_ticket() {
     let next = workers.present(1, new, &ticket).success().ticket().unwrap();
     // Another user fills the table of that worker, one allocation at a time.
     for n in 0..8192 {
-        // With a fresh nonce each, because many allocations in one second would have to retry.
+        // Each needs a fresh nonce, because many allocations in one second would have to retry.
         workers.0.iter_mut().for_each(|world| world.now.unix += 1);
         let owner = &mut workers.0[2];
         owner.client = client(n + 1);
@@ -539,7 +539,7 @@ fn refused(workers: &mut Workers, ticket: &[u8]) -> MoveRequest {
     let (verdict, pending_move) = owner.forwarded(1, new, &bytes);
     assert!(matches!(verdict, Outcome::Reply(_)));
     workers.expect(1, pending_move);
-    // In practice this follows the end of the client's other allocation; here the owner acts first.
+    // Usually this follows the end of the client's other allocation; here the owner acts first.
     let owner = &mut workers.0[0];
     owner.server.disconnected(owner.now, &client(40_000));
     let effects = owner.effects();

@@ -112,7 +112,7 @@ fn permissions_are_limited_and_expired_ones_make_room() {
     let (alice, _) = world.allocated();
     let peer = |n: u32| format!("198.41.1.{n}:1");
     for n in 0..20 {
-        // The same peer twice in a request is one permission, even at the limit.
+        // A peer that a request names twice is one permission, even at the limit.
         world.ask(&Ask::permit(&peer(n)).peer(&peer(n)).signed(&alice)).success();
     }
     assert_eq!(world.ask(&Ask::permit(&peer(20)).signed(&alice)).code(), Some(508));

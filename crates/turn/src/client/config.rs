@@ -3,7 +3,7 @@ use crate::Family;
 /// Settings of a client; many clients can share one `Arc`.
 #[derive(Clone)]
 pub struct Config {
-    /// At most 508 bytes; empty for a server without authentication.
+    /// Limited to 508 bytes; empty for a server without authentication.
     pub username: String,
     pub password: String,
     pub software: Option<String>,

@@ -251,7 +251,7 @@ impl Client {
             }
             self.fail(request, Failure::Timeout { transmissions, unverified });
         }
-        // From an address that the server does not know yet, no other request can succeed.
+        // No other request can succeed from an address that the server does not know yet.
         if self.transactions.any(|request| *request == Request::Migrate) {
             return;
         }

@@ -22,7 +22,7 @@ pub struct ServerConfig {
     pub software: Option<String>,
     /// Default true; false is for closed networks and tests.
     pub authenticate: bool,
-    /// Keys the replay guard and the tombstones; must not change, even in an upgrade.
+    /// Keys the hashes in the replay guard and the tombstones, so it must not change, even in an upgrade.
     pub own_key: NonceKey,
     pub nonce_keys: NonceKeys,
     /// Number in the fleet, 1 to 4095, or 0 while unassigned; `None` without a fleet. Never changes between
@@ -48,6 +48,7 @@ pub struct ServerConfig {
     /// Keeps the permission for a channel's peer alive at least as long as the channel. Default true: clients
     /// such as aioice refresh only the channel. False follows RFC 8656 section 9 to the letter.
     pub channels_permit: bool,
+    /// Lifetime of a channel binding in seconds. Default 600 (RFC 8656 section 12).
     pub channel_lifetime: u32,
     pub relay_v4: bool,
     pub relay_v6: bool,

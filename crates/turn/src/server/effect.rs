@@ -1,6 +1,7 @@
 //! Effects: everything the runtime must do or know besides sending a datagram, in order. One queue holds them
 //! all, drained after each call ([`super::Server::poll_effect`]). The control plane changes the [forwarding
-//! table](super::forwarding) only through effects too; the table sees each one first.
+//! table](super::forwarding) only through effects too; the table sees each one first. Times are
+//! [`crate::time::Now::ms`].
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -96,7 +97,8 @@ pub enum Effect {
         connection: ConnectionId,
         source: Source,
     },
-    /// Pass the stream to `worker`, with the request, for [`super::Server::from_handed_over`].
+    /// Pass the stream to `worker`, with the request and the bytes behind it, for
+    /// [`super::Server::from_handed_over`].
     HandOver {
         worker: u16,
         source: Source,
@@ -218,6 +220,7 @@ pub enum Effect {
         /// Another client may have the 5-tuple by now.
         away: bool,
         lived_ms: u64,
+        /// Payload datagrams and bytes, as in `to_client`.
         to_peer: (u64, u64),
         to_client: (u64, u64),
     },
@@ -226,7 +229,7 @@ pub enum Effect {
         allocation: AllocationId,
         connection: ConnectionId,
     },
-    /// Call [`super::Server::connected`] with [`super::ConnectError::TimedOut`].
+    /// Stop connecting, and call [`super::Server::connected`] with [`super::ConnectError::TimedOut`].
     ConnectTimedOut {
         allocation: AllocationId,
         connection: ConnectionId,
@@ -254,11 +257,11 @@ pub enum Effect {
     Away {
         allocation: AllocationId,
     },
-    /// One family of a dual-stack allocation ended; the other lives on.
+    /// Close this relay socket; the other family of the allocation lives on.
     RelayClosed {
         relay: RelayId,
     },
-    /// For the log, rate-limited; `suppressed` counts those left out since the last one.
+    /// For the log and rate-limited, like the next two; `suppressed` counts refusals left out since the last.
     Refused {
         client: Client,
         /// USERNAME as sent, at most 508 bytes, or `(userhash)`.
@@ -272,6 +275,7 @@ pub enum Effect {
         username: Box<str>,
         /// Port 0 if the request contained none.
         peer: SocketAddr,
+        /// Further peers of the request; they get no permission either.
         others: usize,
         by: PeerDenial,
         suppressed: u64,
@@ -293,6 +297,7 @@ pub enum Effect {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RequestRefusal {
+    /// The error code has only one reason.
     Code,
     BadRequest(BadRequest),
     UnknownAttribute(u16),
@@ -306,6 +311,7 @@ pub enum RequestRefusal {
     Draining,
     /// The client's address is one of this server's relayed transport addresses.
     Loop,
+    /// The client's address is a 6to4 or Teredo address.
     Tunnel,
     Permissions,
     Channels,
@@ -315,7 +321,7 @@ pub enum RequestRefusal {
     NoRelay,
     AddressAbsent,
     PortsHeld,
-    /// The client is not authenticated.
+    /// The credential store did not answer, so the client is not authenticated.
     Store,
     /// The server stays silent, so that the client retransmits.
     Unanswered(DropReason),
@@ -353,10 +359,12 @@ pub enum TokenProblem {
 pub enum CredentialRefusal {
     NoSuchUser,
     Expired {
+        /// Seconds.
         ago: u64,
     },
     /// The expiry is implausibly far in the future.
     TooFarAhead {
+        /// Seconds.
         ahead: u64,
     },
     WrongKey,

@@ -15,7 +15,7 @@ pub struct ServerLimits {
     pub default_lifetime: u32,
     /// Highest LIFETIME granted, in seconds.
     pub max_lifetime: u32,
-    /// Clients cannot change the credential of a live allocation.
+    /// Ends an allocation with its time-limited credential, which clients cannot change on a live one.
     pub end_with_credential: bool,
 }
 

@@ -1,7 +1,7 @@
 //! Mobility (RFC 8016): a client with a new address identifies its allocation by a ticket, and proves by its
 //! credentials that it owns it.
 //!
-//! At first the new 5-tuple *arrives*: both 5-tuples are valid until the client sends data from the new one
+//! The new 5-tuple first *arrives*: both 5-tuples are valid until the client sends data from the new one
 //! (section 3.2.2). Then the allocation *moves*, and the old one is dropped. `handoff.rs` handles arrivals at
 //! other workers.
 

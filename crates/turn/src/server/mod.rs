@@ -111,6 +111,7 @@ pub struct Server<P> {
     refusals: RefusalLog,
     peer_refusals: RefusalLog,
     request_refusals: RefusalLog,
+    /// Refusals of unauthenticated clients.
     stranger_refusals: RefusalLog,
     repeated_refusals: turnpike_rates::Rates,
     discovery_rate: DiscoveryRate,

@@ -86,7 +86,7 @@ pub(crate) enum Delivery {
     Direct,
     /// Together with its stream, which this worker now owns.
     HandedOver,
-    /// From worker `via`, which keeps the client.
+    /// Forwarded by worker `via`, which keeps the client.
     Forwarded {
         via: u16,
         /// The 5-tuple already has an allocation or a pending move there.

@@ -115,7 +115,7 @@ impl Session {
         same && self.is_in(&who.realm)
     }
 
-    /// The same username in another realm is a different user.
+    /// A username in another realm is a different user.
     pub(crate) fn is_in(&self, realm: &str) -> bool {
         *self.realm == *realm
     }

@@ -812,7 +812,7 @@ impl World {
 
     pub(crate) fn allocated(&mut self) -> (Credentials, RelayId) {
         let alice = self.credentials("alice", Scheme::Md5);
-        // With many clients in one second, some collide in the replay guard and have to retry.
+        // Some of many clients in one second collide in the replay guard and have to retry.
         let mut reply = self.ask(&Ask::allocate().signed(&alice));
         while reply.code() == Some(438) {
             reply = self.ask(&Ask::allocate().signed(&alice));

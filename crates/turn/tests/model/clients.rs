@@ -12,7 +12,7 @@ use super::{
 /// Data that clients have received, newest last.
 #[derive(Default)]
 pub(super) struct Memory {
-    /// By 5-tuple and realm.
+    /// Keys are 5-tuple and realm.
     nonces: HashMap<(usize, &'static str), String>,
     tickets: Vec<Vec<u8>>,
     tokens: Vec<[u8; 8]>,

@@ -76,7 +76,7 @@ pub(super) struct End {
     /// Incremented with each connection and each worker it is passed to.
     pub(super) life: u64,
     pub(super) open: bool,
-    /// In transit between two workers.
+    /// The 5-tuple is in transit between two workers.
     pub(super) travels: bool,
     /// Connection to a peer that it has become the data connection of.
     pub(super) bound: Option<(usize, u32)>,

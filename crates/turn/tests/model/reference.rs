@@ -193,7 +193,7 @@ pub(super) struct Waiting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     At(usize, AllocationId),
-    /// In transit between two workers, with its former ID. Its times are relative.
+    /// Moves between two workers, with its former ID. Its times are relative.
     Travels(AllocationId),
     Gone,
 }

@@ -16,7 +16,7 @@ const MOST: usize = 1024;
 /// Waiting requests per IPv4 address or IPv6 /64, once half of the table is taken.
 const MOST_EACH: usize = 32;
 
-/// By then a client has retransmitted four times (RFC 8489 section 6.2.1) and will try again itself.
+/// A client has retransmitted four times by then (RFC 8489 section 6.2.1) and will try again itself.
 const PATIENCE_MS: u64 = 10_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

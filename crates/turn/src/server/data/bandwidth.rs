@@ -138,7 +138,7 @@ impl Bucket {
 #[derive(Debug)]
 pub(crate) struct Limited {
     own: Option<(Limit, [Bucket; 2])>,
-    /// In the order of [`SHARED`].
+    /// Indexed like [`SHARED`].
     members: [Option<Member>; 3],
 }
 

@@ -104,7 +104,7 @@ pub enum Verdict<'a> {
     /// Streams only: read nothing more, and feed the message again at `until_ms`. A caller that cannot wait
     /// calls [`crate::server::Server::not_waited`].
     Wait {
-        /// In [`crate::time::Now::ms`].
+        /// Time in [`crate::time::Now::ms`].
         until_ms: u64,
         /// Reason for the drop if the caller cannot wait.
         otherwise: DropReason,

@@ -75,14 +75,14 @@ impl<P: Policy> Server<P> {
         self.from_client(now, source, request)
     }
 
-    /// At the limit, the oldest pending move is dropped.
+    /// Drops the oldest pending move at the limit.
     pub fn expect(&mut self, pending_move: PendingMove) {
         let PendingMove { client, key, owner } = pending_move;
         // The client may have made a new allocation meanwhile, and a 5-tuple has only one.
         if self.data.forwarding.find(&client).is_some() {
             return;
         }
-        // Of two allocations moving to one 5-tuple, the later wins.
+        // The later of two allocations that move to one 5-tuple wins.
         if self.pending_moves.get(&client).is_some_and(|known| (known.key, known.owner) != (key, owner)) {
             self.give_up_arrival(&client);
         }
@@ -249,7 +249,7 @@ impl<P: Policy> Server<P> {
     pub(crate) fn ask_owner(&mut self, context: &Context<'_>, ticket: Ticket) -> Disposition {
         let own = self.worker_id.number();
         let next = match self.owners.get(ticket.key) {
-            // In transit to this worker. A client on a stream would not retransmit.
+            // The allocation is in transit to this worker. A client on a stream would not retransmit.
             Some(owner) if owner == own && !self.is_stream(context.client()) => {
                 return Disposition::Drop(DropReason::Moving);
             }

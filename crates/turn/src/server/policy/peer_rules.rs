@@ -348,7 +348,7 @@ fn embedded_v4(ip: Ipv6Addr) -> SmallVec<[Embedded; 6]> {
         _ if is_local_nat64(ip) => {
             let octets = ip.octets();
             let possible = LOCAL_NAT64.iter().map(|places| Ipv4Addr::from(places.map(|place| octets[place])));
-            // With a shorter prefix than the operator's, the first byte is a zero of the gap.
+            // The first byte of a prefix shorter than the operator's is a zero of the gap.
             found.extend(
                 possible.filter(|ip| ip.octets()[0] != 0).map(|ip| Embedded { ip, prefix: 48 }),
             );

@@ -266,7 +266,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// At least the default and at most the maximum (section 7.2).
+    /// Limited to the range from the default to the maximum (section 7.2).
     pub(crate) fn granted(&self, proposed: Option<u32>) -> u32 {
         let default = self.config.limits.default_lifetime;
         proposed.map_or(default, |seconds| seconds.min(self.config.limits.max_lifetime).max(default))

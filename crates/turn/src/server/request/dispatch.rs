@@ -39,6 +39,7 @@ pub(crate) enum Disposition {
     Reply,
     /// The reply buffer holds the response, for these addresses.
     ReplyFrom(Client),
+    /// An effect continues it.
     Later,
     /// Waits for the fleet's store: either the stream delivers the request again, or the request is kept.
     Wait,

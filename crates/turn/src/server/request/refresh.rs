@@ -66,7 +66,7 @@ impl<P: Policy> Server<P> {
         if granted == 0 {
             match family {
                 Some(family) if entry.relays.iter().flatten().count() > 1 => {
-                    // With a ticket, the next ticket answers retransmissions: see `presented`.
+                    // The next ticket answers retransmissions of a Refresh with a ticket: see `presented`.
                     if spent.is_none() {
                         self.remember_deletion(context);
                     }

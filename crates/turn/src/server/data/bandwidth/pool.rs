@@ -79,7 +79,7 @@ impl Pool {
         self.burst.load(Relaxed) / 2
     }
 
-    /// At most 1/16 of the burst, unless that is below the minimum.
+    /// Limited to 1/16 of the burst, unless that is below the minimum.
     fn slice(&self) -> i64 {
         let Limit { rate, burst } = self.limit();
         gained(rate, SLICE_MS).min(burst / 16).max(LEAST_SLICE)

@@ -120,7 +120,7 @@ fn own_addresses_expose_only_relay_ports_in_any_spelling() {
     for neighbour in ["198.41.0.5:22", "[2606:4700::5]:22", "[64:ff9b::198.41.0.5]:3478"] {
         assert!(permitted(&rules, neighbour), "{neighbour}");
     }
-    // By default, own public addresses are no different, nor are addresses that embed them.
+    // Own public addresses and addresses that embed them are closed by default.
     assert!(!permitted(&ours(&[]), "198.41.0.4:22") && !permitted(&ours(&[]), "198.41.0.9:22"));
     assert!(!permitted(&ours(&[]), "[64:ff9b::198.41.0.4]:22") && permitted(&ours(&[]), "198.41.0.4:60000"));
 }
