@@ -43,6 +43,7 @@ pub struct Stats {
     pub to_client_bytes: u64,
     /// ICMP errors relayed as Data indications.
     pub icmp_relayed: u64,
+    /// Indexed like [`Method::VARIANTS`], as are `successes`.
     pub requests: [u64; Method::VARIANTS.len()],
     pub successes: [u64; Method::VARIANTS.len()],
     /// Indexed like [`ERROR_CODES`].
@@ -50,11 +51,13 @@ pub struct Stats {
     pub drops: Drops,
     pub nonces: u64,
     pub retransmits: u64,
+    /// Binding requests with CHANGE-REQUEST, PADDING, RESPONSE-PORT.
     pub nat_discovery: [u64; 3],
     pub allocations_opened: u64,
     /// One bucket per [`ALLOCATION_MS`] bound, then one above.
     pub allocation_times: [u64; ALLOCATION_MS.len() + 1],
     pub allocation_ms: u64,
+    /// Indexed like `CLOSED`.
     pub allocations_closed: [u64; 9],
     /// Indexed like `CREDENTIALS`.
     pub credentials_refused: [u64; 7],
