@@ -89,7 +89,7 @@ fn subtract(held: &mut Held, holder: &Holder, count: usize) {
     }
 }
 
-/// Indices of allocations.
+/// Indices of allocations by CONNECTION-ID.
 pub(crate) struct Connections {
     owners: HashMap<u32, u32, RandomState>,
     held: Held,
