@@ -634,7 +634,7 @@ fn bindings_refused_during_a_move_do_not_arrive() {
 }
 
 #[test]
-fn an_owner_whose_client_disconnected_exports_unasked() {
+fn an_owner_exports_unasked_after_its_client_disconnected() {
     let mut workers = Workers::new(2);
     let owner = &mut workers.0[0];
     owner.client = stream(41_000);

@@ -101,7 +101,7 @@ fn a_key_of_one_realm_is_wrong_in_another() {
 }
 
 #[test]
-fn the_same_username_in_another_realm_is_another_user() {
+fn a_username_in_another_realm_is_another_user() {
     let mut world = World::with(tenants());
     let alice = alice_in(&mut world, 0, TENANT);
     world.ask(&Ask::allocate().signed(&alice)).success();

@@ -354,7 +354,7 @@ impl Network {
         learned
     }
 
-    /// Reads a reply and records what it issued.
+    /// Reads a reply and records its nonces and tickets.
     pub(super) fn read(&mut self, answer: &Answer, to: &Source, bytes: &[u8]) -> Learned {
         let learned = answer.check(bytes).unwrap_or_else(|why| panic!("{answer:?}: {why}"));
         if let (Some(nonce), Told::Challenge { realm, repeats: None, .. }) = (&learned.nonce, &answer.told) {
