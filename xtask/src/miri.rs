@@ -11,10 +11,10 @@ const PURE: [(&str, &[&str]); 2] = [
         "turnpike-net",
         &[
             "sys::",
-            "a_buffer_comes_apart_at_the_segment_size",
-            "an_empty_datagram_is_one",
+            "buffer_is_split_at_the_segment_size",
+            "empty_datagram_counts_as_one",
             "foreign_bytes_have_no_span",
-            "what_was_held_joins_what_is_filled_in",
+            "join_fills_the_gap_and_a_full_arena_offers_no_room",
             "send::tests::a_full_device_queue",
             "send::tests::a_large_segment",
             "send::tests::a_message_is_no_longer",

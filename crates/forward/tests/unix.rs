@@ -115,7 +115,7 @@ fn a_file_left_behind_is_replaced_and_a_listener_or_another_file_is_not() {
     assert!(!path.exists());
     std::fs::write(&path, "precious").unwrap();
     let told = start_error(&[listening_at(&path, greeter("b"))]);
-    assert!(told.contains("a file that is no socket is in the way; choose another path"), "{told}");
+    assert!(told.contains("a file that is not a socket is in the way; choose another path"), "{told}");
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
     let told = start_error(&[listening_at(&directory.at("no/such"), greeter("b"))]);
     assert!(told.ends_with("make its directory first, or choose another path"), "{told}");

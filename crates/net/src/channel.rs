@@ -1,5 +1,5 @@
-//! Messages between two processes of one user, with descriptors: a pair of Unix sockets that keep messages apart (SOCK_SEQPACKET and
-//! SCM_RIGHTS, unix(7)). Blocking, for threads that have nothing else to do meanwhile.
+//! Blocking messages with descriptors between two processes of one user, over a pair of Unix sockets
+//! (SOCK_SEQPACKET and SCM_RIGHTS, unix(7)).
 
 use std::{
     fs::File,
@@ -26,73 +26,61 @@ use serde::{Serialize, de::DeserializeOwned};
 use socket2::{Domain, SockRef, Socket, Type};
 use zeroize::Zeroizing;
 
-/// Bytes of a message that travel at a time, far below what a socket holds by default.
+/// Bytes per packet, far below a socket's default buffer.
 const PIECE: usize = 32 << 10;
-/// Descriptors that travel at a time: the kernel takes up to 253 (SCM_MAX_FD).
+/// Descriptors per packet; the kernel accepts up to 253 (SCM_MAX_FD).
 const DESCRIPTORS: usize = 250;
-/// Room for them in a control message.
 const CONTROL: usize = cmsg_space!(ScmRights(DESCRIPTORS));
-/// In front of each piece: how many bytes of the message are still to come, this piece's included, and how many descriptors.
+/// Header of each packet: number of bytes still to come, including this packet's, and number of descriptors.
 const HEAD: usize = 2 * size_of::<u32>();
-/// For a value as JSON.
+/// Initial capacity for a JSON value.
 const ROOM: usize = 256 << 10;
-/// No message of ours is longer.
+/// Maximum length of a message in bytes.
 const LONGEST: usize = 256 << 20;
-/// As many descriptors may be on their way as the process may have open (ETOOMANYREFS): for so long somebody is expected to take them.
+/// Retry time for ETOOMANYREFS: a process may have only as many descriptors in flight as open ones, and the
+/// receiver has to take some.
 const TOO_MANY: Duration = Duration::from_secs(5);
 
-/// One end.
+/// One end of a pair.
 #[derive(Debug)]
 pub struct Channel {
     fd: OwnedFd,
 }
 
-/// What came.
 #[derive(Debug, Default)]
 pub struct Message {
-    /// Overwritten when it is dropped: there may be secrets among them.
+    /// Zeroized on drop, as they may hold secrets.
     pub bytes: Zeroizing<Vec<u8>>,
-    /// In the order in which they were sent; none of them is inherited by other programs.
+    /// In the order sent; close-on-exec.
     pub descriptors: Vec<OwnedFd>,
 }
 
 impl Channel {
-    /// Both ends.
-    ///
-    /// # Errors
-    /// Those of socketpair(2).
+    /// Creates both ends.
     pub fn pair() -> io::Result<(Self, Self)> {
         let (one, other) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None)?;
         Ok((Self { fd: one.into() }, Self { fd: other.into() }))
     }
 
-    /// Standard input, which is empty from then on.
-    ///
-    /// # Errors
-    /// `InvalidInput` where it is no such socket, `PermissionDenied` where another user made it; those of dup(2) and getsockopt(2).
+    /// Takes the channel from standard input and replaces that with /dev/null. `InvalidInput` if it is
+    /// another kind of socket, `PermissionDenied` if another user created it.
     pub fn from_stdin() -> io::Result<Self> {
         let this = Self::try_from(io::stdin().as_fd().try_clone_to_owned()?)?;
         if socket_peercred(&this.fd)?.uid != geteuid() {
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "another user has made this socket"));
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "another user created this socket"));
         }
         dup2_stdin(File::open("/dev/null")?)?;
         Ok(this)
     }
 
-    /// From now on a send or a receive may take so long, piece by piece; then it fails with `TimedOut`.
-    ///
-    /// # Errors
-    /// Those of setsockopt(2).
+    /// Sets the time-out per packet for send and receive, which then fail with `TimedOut`.
     pub fn set_patience(&self, patience: Duration) -> io::Result<()> {
         let socket = SockRef::from(&self.fd);
         socket.set_read_timeout(Some(patience))?;
         socket.set_write_timeout(Some(patience))
     }
 
-    /// Waits until there is a message, or the other end is closed; false if neither comes in this time.
-    ///
-    /// # Errors
-    /// Those of poll(2).
+    /// Waits up to `time` for a message or the end of the channel; false on time-out.
     pub fn is_ready(&self, time: Duration) -> io::Result<bool> {
         let until = Instant::now() + time;
         loop {
@@ -105,10 +93,8 @@ impl Channel {
         }
     }
 
-    /// Sends a message. The descriptors stay open here.
-    ///
-    /// # Errors
-    /// Those of sendmsg(2); `BrokenPipe` where the other end is closed, `TimedOut` after [`Channel::set_patience`].
+    /// Sends a message; the descriptors stay open here. `BrokenPipe` if the other end is closed, `TimedOut`
+    /// after [`Channel::set_patience`].
     pub fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let (mut bytes, mut descriptors) = (bytes, descriptors);
         loop {
@@ -123,37 +109,27 @@ impl Channel {
         }
     }
 
-    /// Sends a value as JSON, which names what it holds: the other process may be of another version.
-    ///
-    /// # Errors
-    /// Those of [`Channel::send`].
+    /// Sends a value as JSON, because the other process may be of another version.
     pub fn send_value(&self, value: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        // What it outgrows is not overwritten: room for nearly all that there is.
+        // Large enough to avoid growth, since the outgrown copy would not be zeroized.
         let mut text = Zeroizing::new(Vec::with_capacity(ROOM));
         serde_json::to_writer(&mut *text, value)?;
         self.send(&text, descriptors)
     }
 
-    /// Receives such a value.
-    ///
-    /// # Errors
-    /// Those of [`Channel::receive`]; `InvalidData` for another value.
+    /// Receives a value of [`Channel::send_value`]; `InvalidData` if it cannot be parsed.
     pub fn receive_value<T: DeserializeOwned>(&self) -> io::Result<(T, Vec<OwnedFd>)> {
         let Message { bytes, descriptors } = self.receive()?;
         let value = serde_json::from_slice(&bytes).map_err(|error| {
-            let why = format!(
-                "what the other process sent cannot be read ({error}): it is of too different a version"
-            );
+            let why =
+                format!("cannot parse the other process's message ({error}): its version is incompatible");
             io::Error::new(io::ErrorKind::InvalidData, why)
         })?;
         Ok((value, descriptors))
     }
 
-    /// Receives a message.
-    ///
-    /// # Errors
-    /// Those of recvmsg(2); `UnexpectedEof` where the other end is closed, `InvalidData` for what is none of our messages,
-    /// `TimedOut` after [`Channel::set_patience`]; EMFILE where there is no room for the descriptors.
+    /// Receives a message. `UnexpectedEof` if the other end is closed, `InvalidData` for a foreign message,
+    /// `TimedOut` after [`Channel::set_patience`], EMFILE if the descriptors exceed the limit.
     pub fn receive(&self) -> io::Result<Message> {
         let mut message = Message::default();
         let mut left = None;
@@ -179,7 +155,7 @@ impl Channel {
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !descriptors.is_empty() {
             let has_room = control.push(SendAncillaryMessage::ScmRights(descriptors));
-            assert!(has_room, "room for as many descriptors as travel at a time");
+            assert!(has_room, "control buffer holds the maximum number of descriptors");
         }
         let until = Instant::now() + TOO_MANY;
         loop {
@@ -192,7 +168,7 @@ impl Channel {
         }
     }
 
-    /// Appends a piece; `left` is what is to come, once that is known. What is to come after it.
+    /// Appends a packet. `left` is the expected header, if known; returns the rest after this packet.
     fn receive_piece(&self, to: &mut Message, left: Option<(usize, usize)>) -> io::Result<(usize, usize)> {
         let mut buffer = Zeroizing::new(vec![0_u8; HEAD + PIECE]);
         let mut space = [MaybeUninit::uninit(); CONTROL];
@@ -217,7 +193,7 @@ impl Channel {
         if got.bytes == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let invalid = || io::Error::new(io::ErrorKind::InvalidData, "this is none of our messages");
+        let invalid = || io::Error::new(io::ErrorKind::InvalidData, "malformed message");
         if got.flags.contains(ReturnFlags::TRUNC) {
             return Err(invalid());
         }
@@ -232,7 +208,7 @@ impl Channel {
             return Err(invalid());
         }
         if left.is_none() {
-            // Once and for all: what is moved would leave a copy behind.
+            // Exact, because a reallocation would leave a copy behind.
             to.bytes.reserve_exact(bytes);
         }
         to.bytes.extend_from_slice(piece);
@@ -243,17 +219,14 @@ impl Channel {
 impl TryFrom<OwnedFd> for Channel {
     type Error = io::Error;
 
-    /// One end that has come from elsewhere.
+    /// Takes one end that was passed here.
     fn try_from(fd: OwnedFd) -> io::Result<Self> {
         let is_ours = socket_domain(&fd).is_ok_and(|domain| domain == AddressFamily::UNIX)
             && socket_type(&fd).is_ok_and(|kind| kind == SocketType::SEQPACKET);
         if is_ours {
             Ok(Self { fd })
         } else {
-            Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "this is no socket for messages between processes",
-            ))
+            Err(io::Error::new(io::ErrorKind::InvalidInput, "not a SOCK_SEQPACKET Unix socket"))
         }
     }
 }
@@ -270,7 +243,7 @@ impl AsFd for Channel {
     }
 }
 
-/// What a blocking socket says whose time is over (socket(7), SO_RCVTIMEO).
+/// Maps EWOULDBLOCK of a blocking socket (SO_RCVTIMEO, socket(7)) to `TimedOut`.
 fn timed_out(error: Errno) -> io::Error {
     if error == Errno::WOULDBLOCK { io::ErrorKind::TimedOut.into() } else { error.into() }
 }

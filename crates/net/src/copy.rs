@@ -1,24 +1,30 @@
-//! Moving the bytes of a TCP connection between two sockets, one direction at a time, by a shared buffer or through a pooled
-//! pipe.
+//! Copies the bytes of a TCP connection between two sockets, one direction at a time, through a shared buffer
+//! or a pooled pipe.
 //!
 //! ```text
-//! buffer   read ─▶ the mover's 256 KiB ─▶ write       what the write does not take is all that a connection keeps
-//! splice   socket ─▶ pipe of the pool ─▶ socket       the bytes never leave the kernel; an empty pipe goes back to the pool
+//! buffer   read ─▶ 256 KiB of the mover ─▶ write      the connection keeps only the bytes that write
+//! rejected
+//! splice   socket ─▶ pooled pipe ─▶ socket            bytes stay in the kernel; an empty pipe returns to the
+//! pool
 //! ```
 //!
-//! A worker has one [`Mover`]; each connection has two [`Flow`]s, one per direction, and nothing else of its own. Memory is
-//! bounded: a flow reads only once its sink has taken what it holds, so it keeps one buffer or one pipe's fill at most.
+//! Each worker has one [`Mover`]; each connection has two [`Flow`]s, one per direction. A flow reads only
+//! after its sink has accepted all held bytes, so it holds at most one buffer or one full pipe.
 //!
-//! The sockets are watched edge-triggered ([`crate::poll::Interest::Edge`]), and the owner turns events into turns:
+//! Sockets are watched edge-triggered ([`crate::poll::Interest::Edge`]). The owner maps events to calls:
 //!
 //! ```text
-//! source readable        flow.readable = true, Mover::pump         source sent FIN (Event::closed)     flow.fin = true, pump
-//! sink writable          Mover::pump, if Flow::is_blocked          urgent byte (Event::priority)       Flow::on_urgent
-//! Pumped::Again          Mover::pump, after the other sockets      error (Event::error)                Flow::on_error, pump
+//! source readable        flow.readable = true, Mover::pump         source sent FIN (Event::closed)
+//! flow.fin = true, pump
+//! sink writable          Mover::pump, if Flow::is_blocked          urgent byte (Event::priority)
+//! Flow::on_urgent
+//! Pumped::Again          Mover::pump, after the other sockets      error (Event::error)
+//! Flow::on_error, pump
 //! ```
 //!
-//! A read that brings less than was asked has emptied the socket, so that a message costs one read and one write: what comes
-//! later brings its own event. A splice has one turn at a time, so that what comes meanwhile gathers. (Only an urgent byte stops a read early; that is announced, see [`Flow::on_urgent`].)
+//! A short read means that the socket is empty, so a message costs one read and one write; later data raise
+//! another event. (Only an urgent byte also ends a read early, see [`Flow::on_urgent`].) A spliced flow gets
+//! one call per turn, so that data can accumulate.
 
 use std::{io, mem};
 
@@ -26,115 +32,114 @@ use rustix::net::sockopt::{set_socket_oobinline, set_tcp_nodelay};
 
 use crate::{TcpSocket, splice::Pipe};
 
-/// The mover's buffer. Larger ones gain nothing (256 KiB is what a receive queue holds at full speed) and leave the cache.
+/// Read buffer. Larger sizes gain nothing (a receive queue holds 256 KiB at full speed) and exceed the cache.
 const BUFFER: usize = 256 << 10;
-/// A read of so many bytes or more speaks for bulk.
+/// Bytes per read that count as bulk.
 const BULK: usize = 64 << 10;
-/// Consecutive reads that speak for bulk until a pipe takes over.
+/// Consecutive bulk reads before a pipe takes over.
 const BULK_READS: u8 = 4;
-/// A splice of fewer bytes speaks for chatter; so many consecutive ones bring the buffer back. With 8 of them streams at full speed
-/// went back and forth a hundred times a second: a core that keeps up meets small pieces too.
+/// Bytes per splice that count as interactive; after `CHATTER_READS` of them in a row the buffer takes over
+/// again. With 8, full-speed streams switched back and forth a hundred times a second: a core that keeps up
+/// sees small pieces too.
 const CHATTER: usize = 16 << 10;
 const CHATTER_READS: u8 = 64;
-/// Reads of one direction in one turn, so that others get theirs.
+/// Reads per direction in one turn, for fairness.
 const TURN: usize = 8;
-/// Pipes of one mover, at two descriptors each. Beyond, bulk goes by the buffer.
+/// Maximum number of pipes per mover, two descriptors each. Further bulk flows use the buffer.
 const PIPES: usize = 256;
-/// A splice of fewer bytes is counted as lean: at full speed a pipe takes far more.
+/// Bytes below which a splice counts as lean. At full speed a pipe takes far more.
 const LEAN: usize = 256 << 10;
-/// Idle pipes kept.
 const IDLE_PIPES: usize = 64;
-/// Idle buffers kept for what a write did not take.
+/// Idle buffers kept for unsent data.
 const SPARE: usize = 16;
-/// A first write up to this size is one segment on any path, which Nagle's algorithm never holds back.
+/// Bytes of a first write that fit in one segment on any path, which Nagle's algorithm never delays.
 const ONE_SEGMENT: usize = 500;
 
-/// How bytes move.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CopyMode {
-    /// The shared buffer first, a pooled pipe once a connection proves to be bulk, and back.
+    /// Buffer first, pipe once a connection proves to be bulk, and back.
     #[default]
     Auto,
-    /// splice(2) through a pooled pipe, as long as there is one to have.
+    /// splice(2) as long as the pool has a pipe.
     Splice,
-    /// The shared buffer, always.
+    /// Shared buffer only.
     Buffer,
-    /// As `Auto`; and the owner of a connection has the kernel pass its chatter from socket to socket.
+    /// `Auto`, and the owner lets the kernel forward interactive traffic with a sockmap.
     Kernel,
 }
 
-/// One direction of a connection: from its source to its sink.
+/// One direction of a connection.
 #[derive(Debug, Default)]
 pub struct Flow {
-    /// Bytes taken from the source. The owner may add what it took itself.
+    /// Bytes read from the source. The owner may add bytes that it read itself.
     pub bytes: u64,
     held: Held,
-    /// The source may have more than was read: to be set when an event says so; [`Mover::pump`] clears it.
+    /// The source may have unread data. Set on an event, cleared by [`Mover::pump`].
     pub readable: bool,
-    /// The source's FIN is known to have arrived: a short read is the last. To be set when an event says so.
+    /// The source's FIN has arrived, so a short read is the last. Set on an event.
     pub fin: bool,
-    /// The source's end was read.
+    /// End of stream was read from the source.
     ended: bool,
-    /// It was passed on.
+    /// End of stream was passed to the sink.
     shut: bool,
     bulk: bool,
-    /// Consecutive reads that speak against `bulk` as it is.
+    /// Consecutive reads that contradict `bulk`.
     streak: u8,
-    /// splice(2) cannot be used: an urgent byte, the kernel refused, or the source has its bytes where splice(2) does not find them.
+    /// splice(2) is off: urgent byte, kernel refusal, or data that splice(2) cannot see.
     pub plain: bool,
-    /// Reads go on until the source would block: after an urgent byte or an error, and for a source whose reads may be short although
-    /// more waits, as those of Unix sockets are at passed descriptors and urgent bytes (unix(7)).
+    /// Read until the source would block, because short reads do not mean an empty queue: after an urgent
+    /// byte or an error, and on Unix sockets, where passed descriptors and urgent bytes cut reads short
+    /// (unix(7)).
     pub thorough: bool,
-    /// TCP_NODELAY is still to be set on the sink, before the first write that Nagle's algorithm could hold back: a connection
-    /// of one short request never pays for the call.
+    /// TCP_NODELAY must still be set on the sink before the first write that Nagle's algorithm could delay. A
+    /// connection with one short request never pays for the call.
     pub nodelay_due: bool,
-    /// Bytes that may still be taken from the source; `None` is as many as there are. [`Mover::pump`] counts it down and stops
-    /// at zero with [`Pumped::Spent`]; what has been taken is passed on whatever it says.
+    /// Bytes that may still be read; `None` is unlimited. [`Mover::pump`] counts down and returns
+    /// [`Pumped::Spent`] at zero, after passing on the bytes it has read.
     pub budget: Option<u64>,
-    /// An end that a read shows may be none, for the source has bytes that no read shows yet. Then [`Mover::pump`] stops there, sets
-    /// [`Flow::end_read`] and says [`Pumped::Idle`]; [`Flow::believe_end`] has it go on.
+    /// End of stream may be premature, because the source can have bytes that reads do not see yet.
+    /// [`Mover::pump`] then sets [`Flow::end_read`] and returns [`Pumped::Idle`] until [`Flow::believe_end`]
+    /// confirms the end.
     pub doubts_end: bool,
-    /// See [`Flow::doubts_end`]; cleared by whoever looks.
+    /// See [`Flow::doubts_end`]; cleared by the owner.
     pub end_read: bool,
 }
 
-/// Bytes on their way.
+/// Bytes read but not yet written.
 #[derive(Debug, Default)]
 enum Held {
     #[default]
     Nothing,
-    /// Left over from a write, from an offset on; never empty.
+    /// Unsent bytes, from the offset on; never empty.
     Bytes(Vec<u8>, usize),
     Pipe(Pipe),
 }
 
-/// Where a turn ended.
+/// Result of [`Mover::pump`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a flow that is not pumped again stands still"]
 pub enum Pumped {
-    /// The source has no more for now.
+    /// The source is empty.
     Idle,
-    /// The sink takes no more for now.
+    /// The sink is full.
     Blocked,
-    /// There is more to move, but others are waiting.
+    /// More may follow, but other flows are waiting.
     Again,
-    /// There may be more to move, but [`Flow::budget`] is used up.
+    /// [`Flow::budget`] is used up.
     Spent,
-    /// The end was passed on.
+    /// End of stream was passed on.
     Done,
-    /// The source is broken.
     SourceFailed,
-    /// The sink is broken.
     SinkFailed,
 }
 
 impl Flow {
-    /// `nodelay_due`: the sink is to have TCP_NODELAY and does not yet, see [`Flow::nodelay_due`].
+    /// `nodelay_due`: see [`Flow::nodelay_due`].
     pub fn new(nodelay_due: bool) -> Self {
         Self { nodelay_due, ..Self::default() }
     }
 
-    /// Whether bytes wait for the sink.
+    /// True if bytes wait for the sink.
     #[inline]
     pub fn is_blocked(&self) -> bool {
         match &self.held {
@@ -144,51 +149,52 @@ impl Flow {
         }
     }
 
-    /// Whether it has proved to be bulk.
     pub fn is_bulk(&self) -> bool {
         self.bulk
     }
 
-    /// Whether the source's end was read.
+    /// True if end of stream was read.
     #[inline]
     pub fn has_ended(&self) -> bool {
         self.ended
     }
 
-    /// Whether the source's end was passed on.
+    /// True if end of stream was passed on.
     #[inline]
     pub fn is_done(&self) -> bool {
         self.shut
     }
 
-    /// Bytes to send before all others; only before the first turn. They are not counted in [`Flow::bytes`].
+    /// Queues bytes to send before all others, not counted in [`Flow::bytes`]. Only valid before the first
+    /// [`Mover::pump`].
     pub fn lead_with(&mut self, bytes: Vec<u8>) {
         if !bytes.is_empty() {
             self.held = Held::Bytes(bytes, 0);
         }
     }
 
-    /// An urgent byte is on its way: reads stop at it, and splice(2) never passes it. It stays in the stream, where it was sent.
+    /// Handles an urgent byte: reads stop at it and splice(2) never passes it. SO_OOBINLINE keeps it at its
+    /// place in the stream.
     pub fn on_urgent(&mut self, source: &TcpSocket) {
         self.plain = true;
         self.thorough = true;
-        // Where it fails, the byte is skipped as it is by default.
+        // If this fails, the kernel skips the byte as it does by default.
         let _ = set_socket_oobinline(source, true);
     }
 
-    /// The end that was read is one.
+    /// Confirms an end of stream that [`Flow::doubts_end`] held back.
     pub fn believe_end(&mut self) {
         self.doubts_end = false;
         self.ended = true;
     }
 
-    /// The source is broken: its queue is read to the end, and the error behind it found.
+    /// Handles an error event: drains the source's queue until the read returns the error.
     pub fn on_error(&mut self) {
         self.readable = true;
         self.thorough = true;
     }
 
-    /// How much of `room` may be filled.
+    /// Limits `room` to the budget.
     #[inline]
     pub fn within_budget(&self, room: usize) -> usize {
         match self.budget {
@@ -197,7 +203,7 @@ impl Flow {
         }
     }
 
-    /// Takes so much from the budget: for an owner that reads by itself.
+    /// Deducts bytes that the owner read itself.
     #[inline]
     pub fn spend(&mut self, n: usize) {
         if let Some(left) = &mut self.budget {
@@ -205,7 +211,7 @@ impl Flow {
         }
     }
 
-    /// Counts `n` bytes that one read has brought, and judges it for `auto`.
+    /// Counts the bytes of one read and updates the `Auto` decision.
     #[inline]
     fn took(&mut self, n: usize, spliced: bool) {
         self.bytes += n as u64;
@@ -219,7 +225,7 @@ impl Flow {
     }
 }
 
-/// What all connections of a worker share: the buffer, and the pool of pipes. Pipes are opened as bulk asks for them, 256 at most.
+/// Buffer and pipe pool shared by all connections of a worker. Pipes are opened on demand, up to 256.
 #[derive(Debug)]
 pub struct Mover {
     buffer: Box<[u8]>,
@@ -229,14 +235,14 @@ pub struct Mover {
     moved: CopyCounts,
 }
 
-/// What a [`Mover`] has moved, for counters and for an owner that paces its wake-ups.
+/// Work done by a [`Mover`], for counters and for pacing of wake-ups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CopyCounts {
-    /// Bytes that splice(2) has moved.
+    /// Bytes moved by splice(2).
     pub spliced: u64,
-    /// Reads by splice(2) of less than 256 KiB.
+    /// Splices of less than 256 KiB.
     pub lean: u32,
-    /// Reads by the shared buffer.
+    /// Reads into the shared buffer.
     pub buffered: u32,
 }
 
@@ -253,19 +259,19 @@ impl Default for Mover {
 }
 
 impl Mover {
-    /// Room for a read of something else than a flow: 256 KiB that hold nothing between two calls.
+    /// Lends the 256 KiB buffer for unrelated reads; its content is not kept between calls.
     pub fn scratch(&mut self) -> &mut [u8] {
         &mut self.buffer
     }
 
-    /// What has been moved since the last call.
+    /// Returns the counts since the last call.
     #[inline]
     pub fn take_moved(&mut self) -> CopyCounts {
         mem::take(&mut self.moved)
     }
 
-    /// Moves what can be moved now, a few reads at most. With `last`, the other flow is done: the end need not be passed on to
-    /// the sink, as both sockets are about to be closed.
+    /// Moves available data, a few reads at most. With `last` the other flow is done: both sockets are about
+    /// to be closed, so the end of stream is not passed on.
     pub fn pump(
         &mut self,
         flow: &mut Flow,
@@ -310,7 +316,7 @@ impl Mover {
                 CopyMode::Auto | CopyMode::Kernel => flow.bulk,
             };
             let moved = if by_pipe && !flow.plain && self.lend(flow) {
-                // What came meanwhile is a small piece: it grows while the others have their turn.
+                // Data that arrived meanwhile are few; let them accumulate while others have their turn.
                 turn = TURN;
                 self.splice(flow, from)
             } else {
@@ -328,8 +334,8 @@ impl Mover {
         }
     }
 
-    /// Takes back what the flow of an ended connection holds, so that others can have it. A pipe with bytes inside is closed
-    /// with them. Dropping a flow that holds a pipe instead leaves the pool one short.
+    /// Recovers the pipe or buffer of an ended connection. A pipe with data is closed. Dropping the flow
+    /// instead leaves the pool one pipe short.
     pub fn reclaim(&mut self, flow: &mut Flow) {
         match mem::take(&mut flow.held) {
             Held::Nothing => {}
@@ -338,7 +344,7 @@ impl Mover {
         }
     }
 
-    /// Sends what is held; `true` when nothing is any more.
+    /// Sends held bytes; true if none are left.
     fn drain(&mut self, flow: &mut Flow, to: &TcpSocket) -> io::Result<bool> {
         match &mut flow.held {
             Held::Nothing => Ok(true),
@@ -357,7 +363,7 @@ impl Mover {
             Held::Pipe(pipe) => {
                 if flow.nodelay_due && pipe.held() > 0 {
                     flow.nodelay_due = false;
-                    // Where it fails, the write that follows fails too.
+                    // If this fails, the following write fails too.
                     let _ = set_tcp_nodelay(to, true);
                 }
                 while pipe.held() > 0 {
@@ -371,12 +377,12 @@ impl Mover {
         }
     }
 
-    /// One fill of the flow's pipe, which is empty.
+    /// Fills the flow's empty pipe once.
     fn splice(&mut self, flow: &mut Flow, from: &TcpSocket) -> io::Result<()> {
         let most = flow.within_budget(usize::MAX);
         let Held::Pipe(pipe) = &mut flow.held else { return Ok(()) };
         match pipe.fill(from, most) {
-            // The same 0 stands for an urgent byte behind which the end has arrived already. The event that announces it may come later.
+            // 0 also means an urgent byte followed by FIN; its event may come later.
             Ok(0) if from.is_at_urgent_byte() => {
                 flow.on_urgent(from);
                 self.reclaim(flow);
@@ -416,7 +422,7 @@ impl Mover {
         }
         if flow.nodelay_due && (flow.bytes > 0 || got > ONE_SEGMENT) {
             flow.nodelay_due = false;
-            // Where it fails, the write that follows fails too.
+            // If this fails, the following write fails too.
             let _ = set_tcp_nodelay(to, true);
         }
         flow.took(got, false);
@@ -433,7 +439,7 @@ impl Mover {
         Ok(Ok(()))
     }
 
-    /// Makes sure that the flow has a pipe; `false` when there is none to have.
+    /// Ensures that the flow has a pipe; false if none is available.
     fn lend(&mut self, flow: &mut Flow) -> bool {
         if let Held::Pipe(_) = flow.held {
             return true;
@@ -453,7 +459,7 @@ impl Mover {
         true
     }
 
-    /// An empty pipe is of use to others.
+    /// Returns an empty pipe to the pool.
     fn stop(&mut self, flow: &mut Flow, pumped: Pumped) -> Pumped {
         if matches!(&flow.held, Held::Pipe(pipe) if pipe.held() == 0) {
             self.reclaim(flow);
@@ -477,7 +483,7 @@ impl Mover {
     }
 }
 
-/// Tells a sink that is full from one that is broken.
+/// Distinguishes a full sink from a broken one.
 fn blocked(error: io::Error) -> io::Result<bool> {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(false),

@@ -1,4 +1,4 @@
-//! The ladder of data paths: how datagrams enter and leave.
+//! Data paths: system calls for receiving and sending datagrams, from basic to fast.
 
 use std::{
     fmt, io,
@@ -9,19 +9,19 @@ use std::{
 
 use crate::{UdpOptions, UdpSocket, sys};
 
-/// A step of the ladder. `--datapath auto` takes the highest that works, see [`Datapath::best`].
+/// Ordered by speed. `--datapath auto` uses [`Datapath::best`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Datapath {
-    /// recvmsg, sendmsg: one datagram a call.
+    /// recvmsg, sendmsg: one datagram per call.
     Basic,
-    /// recvmmsg, sendmmsg: several datagrams a call, each still walks the stack alone.
+    /// recvmmsg, sendmmsg: several datagrams per call, each passing the network stack alone.
     Mmsg,
     /// recvmmsg of GRO buffers, sendmmsg of GSO super-packets.
     Gso,
 }
 
 impl Datapath {
-    /// The highest step that this kernel supports, and in one sentence why it is that one.
+    /// Fastest data path of this kernel, and the reason in one sentence.
     pub fn best() -> (Self, String) {
         match probe_segmentation() {
             Ok(()) => (Self::Gso, "the kernel has UDP_GRO and UDP_SEGMENT".to_owned()),
@@ -30,7 +30,8 @@ impl Datapath {
     }
 }
 
-/// UDP_SEGMENT came with Linux 4.18, UDP_GRO with 5.0 (udp(7)). The wildcard address needs no interface that is up.
+/// Requires UDP_SEGMENT (Linux 4.18) and UDP_GRO (5.0, udp(7)). Binding the wildcard address works without
+/// any interface up.
 fn probe_segmentation() -> io::Result<()> {
     let anywhere = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
     let socket = UdpSocket::bind(anywhere, &UdpOptions { gro: true, ..UdpOptions::default() })?;
@@ -47,7 +48,6 @@ impl fmt::Display for Datapath {
     }
 }
 
-/// The name is none of `auto`, `basic`, `mmsg`, `gso`.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown data path {0:?}: expected auto, basic, mmsg or gso")]
 pub struct UnknownDatapath(String);

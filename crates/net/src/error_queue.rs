@@ -11,30 +11,26 @@ use crate::{
     sys::{self, ControlBuffer, RawAddress},
 };
 
-/// One ICMP error about a datagram that this socket sent.
+/// ICMP error about a datagram sent by this socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcmpError {
-    /// Where the datagram was going, canonical.
+    /// Destination of the datagram; an IPv4-mapped address is converted to IPv4.
     pub to: SocketAddr,
-    /// ICMP or ICMPv6 type.
     pub icmp_type: u8,
-    /// ICMP or ICMPv6 code.
     pub code: u8,
     /// Next-hop MTU for "packet too big" and "fragmentation needed", else 0.
     pub info: u32,
-    /// Whether type and code are of ICMPv6.
+    /// True for ICMPv6.
     pub v6: bool,
 }
 
-/// Reads at most `limit` queued errors; locally generated ones are passed over. Returns how many were queued.
-///
-/// # Errors
-/// Those of recvmsg(2) but EAGAIN.
+/// Reads up to `limit` queued errors, skipping locally generated ones, and returns how many were read. An
+/// empty queue is not an error.
 pub fn read(socket: &UdpSocket, limit: usize, mut each: impl FnMut(IcmpError)) -> io::Result<usize> {
     for count in 0..limit {
         let mut name = RawAddress::empty();
         let mut control = ControlBuffer([0; 256]);
-        // The datagram's own bytes are not wanted; one byte keeps the iovec honest.
+        // The datagram's own bytes are not needed; one byte makes a valid iovec.
         let mut byte = 0_u8;
         let mut iov = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
         let mut header = sys::empty_message().msg_hdr;

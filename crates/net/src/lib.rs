@@ -1,16 +1,20 @@
-//! Sockets: datagrams in batches, from receive to send.
+//! Kernel sockets for the data path: batched UDP, non-blocking TCP and Unix streams, and the worker threads
+//! that poll them.
 //!
 //! ```text
-//! poll::Poller ─▶ Rx::recv(socket)   fills the tick's arena; Rx::buffers() lists (source, local address, TOS, TTL, bytes)
-//!                   └─ route         whoever uses this crate decides
+//! poll::Poller ─▶ Rx::recv(socket)   fills the arena; Rx::buffers() lists (source, local address, TOS, TTL,
+//! bytes)
+//!                   └─ route         the caller's protocol decides
 //! Tx::push ◀────────┘                header bytes + a span of the arena, no payload copy
-//! Tx::flush                          super-packets by UDP_SEGMENT, sendmmsg, or sendmsg, as the data path says
+//! Tx::flush                          UDP_SEGMENT super-packets, sendmmsg or sendmsg, depending on the
+//! Datapath
 //! ```
 //!
-//! Streams have a life of their own: [`tcp`] makes the sockets, [`copy`] moves bytes from one to the other. Whose threads these are:
-//! [`worker`] starts, tells and stops them. Sockets go to another process by a [`channel`], and are taken over there as they are.
+//! [`tcp`] creates stream sockets and [`copy`] moves bytes between two of them. [`worker`] starts, commands
+//! and stops threads. A [`channel`] passes open sockets to another process.
 //!
-//! This crate knows no TURN and no forwarding. It is the only one that calls the kernel with `unsafe`.
+//! This crate knows nothing about TURN or forwarding. Together with `offload` it holds all `unsafe` kernel
+//! calls.
 
 pub mod channel;
 pub mod copy;

@@ -1,6 +1,5 @@
-//! Listening sockets that somebody else has bound: a service manager, which passes them at the start (sd_listen_fds(3)). Whoever
-//! wants to listen where one of them is gets a copy of its descriptor in place of a socket of its own. The originals stay here:
-//! after a reload a copy may be wanted again.
+//! Listening sockets passed by the service manager at start (sd_listen_fds(3)). A listener at one of their
+//! addresses gets a duplicate of the descriptor; the original stays here for later reloads.
 
 use std::{
     io,
@@ -13,12 +12,9 @@ use socket2::{Domain, Protocol, SockRef, Type};
 
 use crate::{ListenOptions, TcpListener, UdpOptions, UdpSocket, sys};
 
-/// What a socket speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transport {
-    /// Datagrams.
     Udp,
-    /// Connections.
     Tcp,
 }
 
@@ -31,63 +27,48 @@ impl From<&Transport> for &'static str {
     }
 }
 
-/// A socket that was passed.
 #[derive(Debug)]
 pub struct PassedSocket {
-    /// What its unit calls it: FileDescriptorName=, or else the name of the unit (systemd.socket(5)).
+    /// FileDescriptorName= of the unit, or else the unit's name (systemd.socket(5)).
     pub name: String,
-    /// What it speaks.
     pub transport: Transport,
-    /// Where it is bound.
     pub address: SocketAddr,
     descriptor: OwnedFd,
 }
 
-/// All that were passed, of which several may be bound to one address: one for each worker.
+/// All passed sockets. Several may share an address, one per worker.
 #[derive(Debug, Default)]
 pub struct PassedSockets(Vec<PassedSocket>);
 
-/// What was passed cannot be taken.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PassedError {
-    /// LISTEN_FDS and its companions contradict each other, or a descriptor is not there.
-    #[error("cannot take the sockets that the service manager has passed (LISTEN_FDS): {0}")]
+    /// LISTEN_FDS and its companions are inconsistent, or a descriptor is missing.
+    #[error("cannot take the sockets passed by the service manager (LISTEN_FDS): {0}")]
     Announced(#[source] io::Error),
-    /// A descriptor is something else than is wanted.
+    /// A descriptor of the wrong kind.
     #[error(
-        "the service manager has passed a descriptor named {name:?} that {problem}; name UDP sockets with ListenDatagram= and TCP \
-         sockets with ListenStream= and Accept=no in the .socket unit"
+        "the service manager passed a descriptor named {name:?} that {problem}; in the .socket unit, use ListenDatagram= for UDP, \
+         and ListenStream= with Accept=no for TCP"
     )]
-    Unusable {
-        /// As the unit calls it.
-        name: String,
-        /// What it is.
-        problem: &'static str,
-    },
+    Unusable { name: String, problem: &'static str },
 }
 
 impl PassedSockets {
-    /// Those of this process, where a service manager has passed any. The first call gets them. It has to come before the process
-    /// opens anything, because the descriptors are known by their numbers alone.
-    ///
-    /// # Errors
-    /// [`PassedError`].
+    /// Takes the passed sockets; empty on later calls. Call this before the process opens anything, because
+    /// the descriptors are identified only by number.
     pub fn from_service_manager() -> Result<Self, PassedError> {
         static TAKEN: AtomicBool = AtomicBool::new(false);
         if TAKEN.swap(true, Ordering::Relaxed) {
             return Ok(Self::default());
         }
         let passed = sd_notify::listen_fds_with_names().map_err(PassedError::Announced)?;
-        // SAFETY: the service manager has made these descriptors for this very process (LISTEN_PID), each is open (it was just made
-        // close-on-exec), and as this is done once, nobody else owns them.
+        // SAFETY: the service manager made these descriptors for this process (LISTEN_PID), each is open (it
+        // was just made close-on-exec), and nothing else owns them, as this runs once.
         Self::new(passed.map(|(number, name)| (unsafe { OwnedFd::from_raw_fd(number) }, name)))
     }
 
-    /// These, with their names.
-    ///
-    /// # Errors
-    /// [`PassedError::Unusable`].
+    /// Takes descriptors with their names.
     pub fn new(passed: impl IntoIterator<Item = (OwnedFd, String)>) -> Result<Self, PassedError> {
         let look = |(descriptor, name)| match look_at(&descriptor) {
             Ok((transport, address)) => Ok(PassedSocket { name, transport, address, descriptor }),
@@ -96,35 +77,30 @@ impl PassedSockets {
         passed.into_iter().map(look).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Each of them.
     pub fn iter(&self) -> impl Iterator<Item = &PassedSocket> {
         self.0.iter()
     }
 
-    /// All of them again, for [`PassedSockets::new`] of a process that takes this one's place.
-    ///
-    /// # Errors
-    /// Those of dup(2).
+    /// Duplicates all of them, for [`PassedSockets::new`] in a new process.
     pub fn lend(&self) -> io::Result<Vec<(OwnedFd, String)>> {
         self.0.iter().map(|one| Ok((one.descriptor.try_clone()?, one.name.clone()))).collect()
     }
 
-    /// How many are bound to this address.
+    /// Number of sockets bound to this address.
     #[must_use]
     pub fn count(&self, transport: Transport, address: SocketAddr) -> usize {
         self.at(transport, address).count()
     }
 
-    /// How many the address has that has the fewest; `None` where none were passed. So many workers need no further sockets.
+    /// Smallest number of sockets per address, `None` without passed sockets. That many workers need no
+    /// further sockets.
     #[must_use]
     pub fn fewest(&self) -> Option<usize> {
         self.0.iter().map(|one| self.count(one.transport, one.address)).min()
     }
 
-    /// The socket of worker number `worker` at this address: one that was passed, or one that is bound now, beside those that were.
-    ///
-    /// # Errors
-    /// Those of [`UdpSocket::bind`]; `InvalidInput` for a wildcard address of IPv6 that is not open to the families that are wanted.
+    /// Socket of worker `worker` at this address: a passed one, or a newly bound one if too few were passed.
+    /// `InvalidInput` if BindIPv6Only= of a wildcard address does not match `options`.
     pub fn udp(&self, worker: usize, address: SocketAddr, options: &UdpOptions) -> io::Result<UdpSocket> {
         match self.claim(Transport::Udp, address, worker)? {
             Some(passed) => UdpSocket::adopt(passed, options),
@@ -132,10 +108,7 @@ impl PassedSockets {
         }
     }
 
-    /// As [`PassedSockets::udp`].
-    ///
-    /// # Errors
-    /// Those of [`TcpListener::bind`], and as for [`PassedSockets::udp`].
+    /// TCP counterpart of [`PassedSockets::udp`].
     pub fn tcp(
         &self,
         worker: usize,
@@ -148,7 +121,7 @@ impl PassedSockets {
         }
     }
 
-    /// What to do where [`PassedSockets::udp`] or [`PassedSockets::tcp`] has failed at an address of which sockets were passed.
+    /// Advice after a failed [`PassedSockets::udp`] or [`PassedSockets::tcp`] at a passed address.
     #[must_use]
     pub fn remedy(
         &self,
@@ -159,8 +132,8 @@ impl PassedSockets {
         match failed {
             _ if self.count(transport, address) == 0 => None,
             io::ErrorKind::AddrInUse => Some(
-                "the service manager has passed fewer sockets of this address than there are workers: repeat its line in the .socket \
-                 unit once for each worker, with ReusePort=yes, or configure fewer workers",
+                "the service manager passed fewer sockets for this address than there are workers: in the .socket unit, set ReusePort=yes \
+                 and repeat the line once per worker, or configure fewer workers",
             ),
             io::ErrorKind::InvalidInput => Some("set BindIPv6Only= in the .socket unit"),
             _ => None,
@@ -176,22 +149,22 @@ impl PassedSockets {
     }
 }
 
-/// An IPv6 wildcard address can be open to IPv4 too, which is decided before it is bound. Elsewhere there is nothing to decide.
+/// Compares IPV6_V6ONLY, which is fixed at bind(2) and matters only for the wildcard address.
 pub(crate) fn check_families(socket: &SockRef<'_>, local: SocketAddr, dual_stack: bool) -> io::Result<()> {
     if !local.is_ipv6() || !local.ip().is_unspecified() || socket.only_v6()? != dual_stack {
         return Ok(());
     }
     let problem = if dual_stack {
-        "the socket that was passed is closed to IPv4 (BindIPv6Only=ipv6-only)"
+        "the passed socket does not accept IPv4 (BindIPv6Only=ipv6-only)"
     } else {
-        "the socket that was passed is open to IPv4 too, for which there are listeners of their own (BindIPv6Only=both)"
+        "the passed socket also accepts IPv4, which has its own listener (BindIPv6Only=both)"
     };
     Err(io::Error::new(io::ErrorKind::InvalidInput, problem))
 }
 
 fn look_at(descriptor: &OwnedFd) -> Result<(Transport, SocketAddr), &'static str> {
     let socket = SockRef::from(descriptor);
-    let domain = socket.domain().map_err(|_| "is no socket")?;
+    let domain = socket.domain().map_err(|_| "is not a socket")?;
     if !matches!(domain, Domain::IPV4 | Domain::IPV6) {
         return Err("is neither IPv4 nor IPv6");
     }
@@ -202,7 +175,7 @@ fn look_at(descriptor: &OwnedFd) -> Result<(Transport, SocketAddr), &'static str
             Transport::Tcp
         }
         (Some(Type::STREAM), Some(Protocol::TCP)) => return Err("is a connection"),
-        _ => return Err("speaks neither UDP nor TCP"),
+        _ => return Err("is neither UDP nor TCP"),
     };
     let address = sys::local_address(descriptor.as_fd()).map_err(|_| "has no address")?;
     Ok((transport, address))
@@ -216,7 +189,7 @@ mod tests {
 
     use super::*;
 
-    /// As a unit with ReusePort=yes has them bound.
+    /// As bound by a unit with ReusePort=yes.
     fn bound(address: &str, kind: Type, protocol: Protocol, only_v6: Option<bool>) -> Socket {
         let address: SocketAddr = address.parse().unwrap();
         let socket = Socket::new(Domain::for_address(address), kind, Some(protocol)).unwrap();
@@ -240,13 +213,12 @@ mod tests {
             .unwrap()
     }
 
-    /// Of one port, several.
     fn shared() -> UdpOptions {
         UdpOptions { reuse_port: true, ..UdpOptions::default() }
     }
 
     #[test]
-    fn each_worker_has_a_socket_that_was_passed_and_those_beyond_bind_their_own() {
+    fn workers_use_passed_sockets_first_and_bind_further_ones() {
         let first = bound("127.0.0.1:0", Type::DGRAM, Protocol::UDP, None);
         let at = address(&first);
         let second = bound(&at.to_string(), Type::DGRAM, Protocol::UDP, None);
@@ -267,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_that_was_passed_accepts_who_waited_there_before() {
+    fn passed_listener_accepts_earlier_connections() {
         let listener = StdListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
         let client = TcpStream::connect(at).unwrap();
@@ -280,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_port_is_busy_the_remedy_is_about_the_unit() {
+    fn busy_port_advises_to_change_the_unit() {
         let alone = StdSocket::bind("127.0.0.1:0").unwrap();
         let at = alone.local_addr().unwrap();
         let passed = PassedSockets::new([(alone.into(), "x".to_owned())]).unwrap();
@@ -290,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wildcard_address_has_to_be_open_to_the_families_that_are_wanted() {
+    fn passed_wildcard_socket_must_match_the_wanted_families() {
         if StdSocket::bind("[::1]:0").is_err() {
             println!("SKIPPED: no IPv6 here");
             return;
@@ -307,14 +279,14 @@ mod tests {
                 assert!(remedy.unwrap().contains("BindIPv6Only="), "{error}");
             }
         }
-        // One address is of one family.
+        // A specific address has one family.
         let socket = bound("[::1]:0", Type::DGRAM, Protocol::UDP, Some(false));
         let at = address(&socket);
         assert!(passed([socket]).udp(0, at, &shared()).is_ok());
     }
 
     #[test]
-    fn what_nobody_can_listen_on_is_named() {
+    fn unusable_descriptors_are_named_in_the_error() {
         let listener = StdListener::bind("127.0.0.1:0").unwrap();
         let connection = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let unix = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
@@ -322,7 +294,7 @@ mod tests {
         for (descriptor, problem) in [
             (OwnedFd::from(connection), "is a connection"),
             (unix.into(), "is neither IPv4 nor IPv6"),
-            (file.into(), "is no socket"),
+            (file.into(), "is not a socket"),
         ] {
             let error = PassedSockets::new([(descriptor, "web".to_owned())]).expect_err(problem).to_string();
             assert!(error.contains("\"web\"") && error.contains(problem), "{error}");

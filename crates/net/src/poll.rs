@@ -1,4 +1,5 @@
-//! epoll(7), level-triggered for datagrams and listeners, edge-triggered for streams, and an eventfd to wake a worker from another thread.
+//! epoll(7), level-triggered for datagrams and listeners, edge-triggered for streams, and an eventfd for
+//! wake-ups from other threads.
 
 use std::{
     fmt, io,
@@ -18,44 +19,37 @@ use rustix::{
     time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime},
 };
 
-/// What is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// As given to [`Poller::add`] or [`Poller::add_with`].
+    /// Value given to [`Poller::add`] or [`Poller::add_with`].
     pub token: u64,
-    /// Readable.
     pub readable: bool,
-    /// Writable.
     pub writable: bool,
-    /// EPOLLERR: for UDP sockets with `errors`, read the error queue; for others, receive. The event comes back until
-    /// one of them took the error.
+    /// EPOLLERR: read the error queue of UDP sockets with `errors`, otherwise receive. The event repeats
+    /// until the error is taken.
     pub error: bool,
-    /// EPOLLRDHUP, edge-triggered only: the other side of a stream has said all (FIN), or is gone.
+    /// EPOLLRDHUP, edge-triggered only: the peer has sent FIN or is gone.
     pub closed: bool,
-    /// EPOLLPRI, edge-triggered only: there is an urgent byte, at which a read stops short.
+    /// EPOLLPRI, edge-triggered only: an urgent byte is queued; reads stop short at it.
     pub priority: bool,
 }
 
-/// What a descriptor is watched for. Errors and hang-ups are told all the same, as [`Event::error`] and [`Event::readable`].
+/// Events to watch. Errors and hang-ups are always reported, as [`Event::error`] and [`Event::readable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
-    /// While it is readable, writable, either, or neither.
     Level {
-        /// Readable.
         read: bool,
-        /// Writable.
         write: bool,
     },
-    /// While it is readable, for a socket that several pollers watch: each event wakes one of them up, or some, but not all
+    /// Readable, for a socket shared by several pollers: each event wakes one or some of them
     /// (EPOLLEXCLUSIVE, epoll_ctl(2)). Only for [`Poller::add_with`].
     Exclusive,
-    /// A stream's readability, writability, end and urgent byte, edge-triggered: the owner must read until a read is short, or write until
-    /// a write is; no call is needed to change what is watched. A socket that is writable tells so at once; after that, TCP tells only when
-    /// a short write was made before (SOCK_NOSPACE).
+    /// All events of a stream, edge-triggered: read until a read is short, write until a write is short. A
+    /// writable socket reports so at once; later, TCP reports it only after a short write (SOCK_NOSPACE).
     Edge,
-    /// As `Edge`, but without writability.
+    /// `Edge` without writability.
     EdgeRead,
-    /// Of a stream nothing but its end and its errors, edge-triggered: bytes that come wake nobody up.
+    /// End of stream and errors only, edge-triggered; data cause no wake-up.
     EdgeEnd,
 }
 
@@ -77,41 +71,35 @@ impl Interest {
     }
 }
 
-/// Events that one wait can bring. Enough that a thousand thin flows need few calls, few enough that the arena holds
-/// what they bring.
+/// Events per wait. A thousand thin flows need few calls, and the arena holds all their datagrams.
 const BATCH: usize = 256;
 
-/// What need not be as exact as a time-out of epoll_pwait2(2) is.
+/// Waits from here on use the timer instead of the time-out of epoll_pwait2(2).
 const COARSE: Duration = Duration::from_millis(1);
 
-/// The token of a poller's own timer; callers must not use it.
+/// Token of the poller's own timer; callers must not use it.
 const TIMER: u64 = u64::MAX - 1;
 
-/// An epoll instance.
 pub struct Poller {
     fd: OwnedFd,
     events: Vec<Event>,
-    /// Whether the kernel has epoll_pwait2(2).
+    /// The kernel has epoll_pwait2(2).
     fine: bool,
-    /// timerfd(2) of [`Poller::wait_until`], and for when it is set.
+    /// timerfd(2) of [`Poller::wait_until`] and its expiry in the caller's milliseconds.
     timer: OwnedFd,
     alarm: Option<u64>,
-    /// Time for which [`Poller::wait_until`], after it has brought something, looks again and again before it sleeps; zero, the default,
-    /// sleeps at once. A wake-up costs a busy worker many microseconds of latency (an interrupt to its core, leaving the idle state);
-    /// looking costs its core all of this time after each batch.
+    /// Time that [`Poller::wait_until`] polls after a batch before it sleeps; zero, the default, sleeps at
+    /// once. A wake-up adds microseconds of latency (interrupt, leaving the idle state); polling costs the
+    /// core this much time after each batch.
     pub busy_poll: Duration,
-    /// The last wait brought something.
+    /// The last wait returned events.
     lively: bool,
 }
 
 impl Poller {
-    /// So many events, and there may be more that are ready: one more could have been the poller's own timer.
+    /// With this many events, more may be ready; one further may have been the poller's own timer.
     pub const FULL: usize = BATCH - 1;
 
-    /// Creates one.
-    ///
-    /// # Errors
-    /// Those of epoll_create1(2).
     pub fn new() -> io::Result<Self> {
         let timer =
             timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
@@ -124,52 +112,36 @@ impl Poller {
             busy_poll: Duration::ZERO,
             lively: false,
         };
-        // Edge-triggered, it need not be read: each expiration is one event.
+        // Edge-triggered, so it need not be read: each expiration is one event.
         epoll::add(&poller.fd, &poller.timer, EventData::new_u64(TIMER), EventFlags::IN | EventFlags::ET)?;
         Ok(poller)
     }
 
-    /// Watches while it is readable.
-    ///
-    /// # Errors
-    /// Those of epoll_ctl(2); ENOSPC when /proc/sys/fs/epoll/max_user_watches is reached.
+    /// Watches for readability. ENOSPC if /proc/sys/fs/epoll/max_user_watches is reached.
     pub fn add(&self, fd: &impl AsFd, token: u64) -> io::Result<()> {
         self.add_with(fd, token, Interest::Level { read: true, write: false })
     }
 
-    /// Watches.
-    ///
-    /// # Errors
-    /// As for [`Poller::add`].
     pub fn add_with(&self, fd: &impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
         Ok(epoll::add(&self.fd, fd, EventData::new_u64(token), interest.flags())?)
     }
 
-    /// Watches for something else; if it is ready already, that is told again.
-    ///
-    /// # Errors
-    /// Those of epoll_ctl(2).
+    /// Changes the watched events. An event that is already true is reported again.
     pub fn set(&self, fd: &impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
         Ok(epoll::modify(&self.fd, fd, EventData::new_u64(token), interest.flags())?)
     }
 
-    /// Stops watching. Closing the descriptor does the same.
-    ///
-    /// # Errors
-    /// Those of epoll_ctl(2).
+    /// Stops watching, as closing the descriptor does.
     pub fn remove(&self, fd: &impl AsFd) -> io::Result<()> {
         Ok(epoll::delete(&self.fd, fd)?)
     }
 
-    /// Waits until `due` on the caller's clock, whose reading is `now`, both in milliseconds; `None` is for ever. Never
-    /// returns much too late, but may return early with nothing. Waits no longer than `at_most`, which may be finer than the
-    /// clock's milliseconds; zero only looks.
+    /// Waits until `due` (`None` is unlimited), in milliseconds of the caller's clock, which now reads `now`.
+    /// May return early without events. `at_most` also limits the wait and may be finer than a millisecond;
+    /// zero does not wait.
     ///
-    /// A loop whose deadline hardly changes pays nothing for it: it is a timer that stays set, whereas a time-out of
-    /// epoll_wait(2) is set up and taken down by each call that sleeps.
-    ///
-    /// # Errors
-    /// Those of epoll_wait(2) but EINTR, and of timerfd_settime(2).
+    /// A deadline that rarely changes is free: it is a timer that stays set, while each sleeping
+    /// epoll_wait(2) would set up and remove a time-out.
     pub fn wait_until(
         &mut self,
         now: u64,
@@ -178,7 +150,7 @@ impl Poller {
     ) -> io::Result<&[Event]> {
         let (due, at_most) =
             match at_most.map(|time| (time, u64::try_from(time.as_nanos().div_ceil(1_000_000)))) {
-                // Not so fine: that goes by the timer too.
+                // Coarse enough for the timer.
                 Some((time, Ok(ms))) if time >= COARSE => {
                     (Some(due.map_or(now + ms, |due| due.min(now + ms))), None)
                 }
@@ -214,11 +186,9 @@ impl Poller {
         Ok(())
     }
 
-    /// Waits, `None` for ever; as exact as the thread's timer slack (see [`crate::rlimit::exact_timers`]), or in whole
-    /// milliseconds, rounded up, before Linux 5.11. An interruption by a signal counts as a time-out.
-    ///
-    /// # Errors
-    /// Those of epoll_wait(2) but EINTR.
+    /// Waits without the timer; `None` is unlimited. Precision is the thread's timer slack (see
+    /// [`crate::rlimit::exact_timers`]), or whole milliseconds, rounded up, before Linux 5.11. A signal
+    /// counts as a time-out.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<&[Event]> {
         self.events.clear();
         let mut room = [const { MaybeUninit::uninit() }; BATCH];
@@ -254,25 +224,26 @@ impl Poller {
         if !whole_ms && self.fine {
             match self.wait_fine(room, timeout.unwrap_or_default()) {
                 Err(Errno::NOSYS) => self.fine = false,
-                // SAFETY: so many events have been written.
+                // SAFETY: the kernel has written `count` events.
                 done => return done.map(|count| unsafe { room[..count].assume_init_ref() }),
             }
         }
-        // In whole milliseconds, rounded up, as long as they fit in an integer.
+        // Whole milliseconds, rounded up, limited to an i32.
         let timeout = timeout.map(|time| timespec(time.min(Duration::from_millis(i32::MAX as u64))));
         let (ready, _) = epoll::wait(&self.fd, &mut room[..], timeout.as_ref())?;
         Ok(ready)
     }
 
-    /// epoll_pwait2(2), called by number because glibc has it only since 2.35, and rustix does not call it on kernels that may lack it.
+    /// epoll_pwait2(2) by number: glibc has it since 2.35, and rustix does not call it on kernels that may
+    /// lack it.
     fn wait_fine(
         &self,
         room: &mut [MaybeUninit<epoll::Event>; BATCH],
         timeout: Duration,
     ) -> Result<usize, Errno> {
         let timeout = timespec(timeout);
-        // SAFETY: the pointer and count describe `room`, whose type has the kernel's layout; `timeout` lives until the call returns, and no
-        // signal mask is given.
+        // SAFETY: the pointer and count describe `room`, whose type has the kernel's layout; `timeout` lives
+        // until the call returns, and no signal mask is given.
         let count = unsafe {
             libc::syscall(
                 libc::SYS_epoll_pwait2,
@@ -299,34 +270,33 @@ impl fmt::Debug for Poller {
     }
 }
 
-/// For what epoll itself can be told (ioctl EPIOCSPARAMS of Linux 6.9), and for another poller that waits for this one.
+/// For EPIOCSPARAMS (Linux 6.9), and for a poller that watches this one.
 impl AsFd for Poller {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-/// Wakes a [`Poller`] from any thread.
 #[derive(Clone, Debug)]
 pub(crate) struct Waker(Arc<OwnedFd>);
 
 impl Waker {
-    /// An eventfd watched by `poller` under `token`.
+    /// Watches an eventfd in `poller` under `token`.
     pub(crate) fn new(poller: &Poller, token: u64) -> io::Result<Self> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         poller.add(&fd, token)?;
         Ok(Self(Arc::new(fd)))
     }
 
-    /// Wakes; many calls may give one event.
+    /// Wakes the poller; calls coalesce.
     pub(crate) fn wake(&self) {
-        // A full counter (EAGAIN) wakes just as well.
+        // A full counter (EAGAIN) wakes as well.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    /// To be called by the woken side, before it looks at what it was woken for.
+    /// Resets the event. Call it before looking for work.
     pub(crate) fn acknowledge(&self) {
-        // Nothing to read (EAGAIN) is as good.
+        // EAGAIN: already reset.
         let _ = rustix::io::read(&self.0, &mut [0_u8; 8]);
     }
 }

@@ -1,4 +1,4 @@
-//! Limits that the kernel puts on a process.
+//! Descriptor limits and timer slack of the process.
 
 use std::{
     fs::File,
@@ -13,11 +13,11 @@ use rustix::{
     thread::set_current_timer_slack,
 };
 
-/// Raises the soft limit of open files (RLIMIT_NOFILE, getrlimit(2)) to at least `needed`, and the hard limit too
-/// where the process may. Returns the soft limit in force afterwards, which may be below `needed`.
+/// Raises RLIMIT_NOFILE (getrlimit(2)) to at least `needed`, including the hard limit if permitted. Returns
+/// the soft limit in force, which may be below `needed`.
 pub fn raise_open_files(needed: u64) -> u64 {
     let limit = getrlimit(Resource::Nofile);
-    // `None` is without a limit.
+    // `None` is unlimited.
     let (current, maximum) = (limit.current.unwrap_or(u64::MAX), limit.maximum.unwrap_or(u64::MAX));
     if current >= needed {
         return current;
@@ -28,12 +28,10 @@ pub fn raise_open_files(needed: u64) -> u64 {
     raised.and_then(|limit| limit.current).unwrap_or(current)
 }
 
-/// Has the kernel make its table of this process's descriptors large enough for `most` of them (at most as many as RLIMIT_NOFILE
-/// allows), 8 bytes each. By itself it doubles whenever it is full, and in a process of several threads waits each time until all
-/// processors have passed a certain point (`expand_fdtable`): 16 ms on an idle machine, in which no thread gets a descriptor.
-///
-/// # Errors
-/// Those of fcntl(2) with F_DUPFD_CLOEXEC: EMFILE without a descriptor for a moment, ENOMEM.
+/// Makes the kernel allocate a descriptor table for `most` descriptors (limited by RLIMIT_NOFILE), 8 bytes
+/// each. Otherwise the table doubles when full, and in a multi-threaded process each doubling waits for an
+/// RCU grace period (`expand_fdtable`): 16 ms on an idle machine without descriptors for any thread. EMFILE
+/// if no descriptor is free for a moment, or ENOMEM.
 pub fn make_room(most: u64) -> io::Result<()> {
     let limit = raise_open_files(0);
     let last = RawFd::try_from(most.min(limit).saturating_sub(1)).unwrap_or(RawFd::MAX);
@@ -41,26 +39,23 @@ pub fn make_room(most: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Descriptors from here on are not for this crate's sockets and pipes.
+/// First reserved descriptor; this crate's sockets and pipes stay below.
 static FIRST_SET_APART: AtomicI32 = AtomicI32::new(RawFd::MAX);
-/// Whether those before were all in use when one was last asked for.
+/// The last request hit the reserve.
 static FULL: AtomicBool = AtomicBool::new(false);
 
-/// Keeps `wanted` descriptors free of this crate's sockets and pipes, from now on and for the whole process: those with the highest
-/// numbers that RLIMIT_NOFILE allows, for the kernel always gives the lowest that is free. At most an eighth of the limit. A
-/// call that would get one of them fails with EMFILE, as if the limit were that much lower. Returns how many are set apart.
+/// Reserves the `wanted` highest descriptors below RLIMIT_NOFILE, at most an eighth, process-wide and
+/// permanently. The kernel always returns the lowest free number; if this crate gets a reserved one, the call
+/// fails with EMFILE. Returns the number reserved.
 pub fn set_apart(wanted: u64) -> u64 {
-    // It need not be raised to be known.
+    // Reads the limit without raising it.
     let limit = raise_open_files(0);
     let apart = wanted.min(limit / 8);
     FIRST_SET_APART.store(RawFd::try_from(limit - apart).unwrap_or(RawFd::MAX), Ordering::Relaxed);
     apart
 }
 
-/// Closes a descriptor that is none of ours.
-///
-/// # Errors
-/// EMFILE.
+/// Closes a reserved descriptor and returns EMFILE.
 pub(crate) fn ours<T: AsFd>(descriptor: T) -> io::Result<T> {
     let full = descriptor.as_fd().as_raw_fd() >= FIRST_SET_APART.load(Ordering::Relaxed);
     if full || FULL.load(Ordering::Relaxed) {
@@ -69,11 +64,8 @@ pub(crate) fn ours<T: AsFd>(descriptor: T) -> io::Result<T> {
     if full { Err(io::Error::from_raw_os_error(libc::EMFILE)) } else { Ok(descriptor) }
 }
 
-/// Asked before a connection is accepted, which would be lost if there were no descriptor for it. Costs a system call only while
-/// there were none lately.
-///
-/// # Errors
-/// EMFILE, and what dup(2) says.
+/// Checks for a free descriptor before accept(2), which would lose the connection. Costs a system call only
+/// while descriptors have run out.
 pub(crate) fn room_for_one(any: impl AsFd) -> io::Result<()> {
     if FULL.load(Ordering::Relaxed) {
         ours(any.as_fd().try_clone_to_owned()?)?;
@@ -81,11 +73,8 @@ pub(crate) fn room_for_one(any: impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Lets this thread's timed waits end when asked for rather than up to 50 us later, for generators that keep a pace
-/// (PR_SET_TIMERSLACK, prctl(2)).
-///
-/// # Errors
-/// Those of prctl(2).
+/// Sets the timer slack of this thread to the minimum (PR_SET_TIMERSLACK, prctl(2)), for generators. By
+/// default timed waits end up to 50 us late.
 pub fn exact_timers() -> io::Result<()> {
     Ok(set_current_timer_slack(NonZeroU64::new(1))?)
 }

@@ -1,12 +1,13 @@
-//! Receiving: batches into the tick's arena.
+//! Receives datagrams in batches into an arena.
 //!
 //! ```text
 //! arena  │ buffer 0 │ buffer 1 │▒ slot ▒▒▒▒▒▒▒▒▒│▒ slot ▒▒▒▒▒▒▒▒▒│ …
-//!                              ^ used: the next call offers slots from here, but only what arrives is kept
+//!                              ^ used: the next call offers slots from here, but only received bytes are
+//!                              kept
 //! ```
 //!
-//! A slot is as long as the longest super-packet, yet a lone small datagram uses up only its own length, so that a
-//! tick of a thousand thin flows stays within a few pages.
+//! A slot holds the longest super-packet, but a small datagram uses only its own length, so a tick of a
+//! thousand thin flows stays within a few pages.
 
 use std::{
     io,
@@ -21,41 +22,39 @@ use crate::{
     sys::{self, ControlBuffer, RawAddress},
 };
 
-/// Longest that one receive call can bring: a UDP datagram, or a GRO super-packet.
+/// Bytes of the longest datagram or GRO super-packet.
 const SLOT: usize = 1 << 16;
-/// Bytes of one tick. Many ticks fit no cache anyway; a flood is bounded by the batch, not by this.
+/// Bytes per tick, beyond any cache. The batch size limits a flood, not this.
 const ARENA: usize = 4 << 20;
-/// Datagrams start at multiples of this.
+/// Alignment of datagrams.
 const ALIGN: usize = 64;
 
 /// Bytes in the arena, valid until [`Rx::reset`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Offset from the arena's start.
     pub offset: u32,
-    /// Length in bytes.
     pub len: u32,
 }
 
-/// What one receive call brought: one datagram, or a GRO super-packet of several.
+/// One datagram, or a GRO super-packet of several.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffer<'a> {
-    /// Source, canonical.
+    /// Source; an IPv4-mapped address is converted to IPv4.
     pub from: SocketAddr,
-    /// Destination address, where the socket was made with `packet_info`.
+    /// Destination address, on sockets with `packet_info`.
     pub local: Option<IpAddr>,
     /// TOS or traffic class byte (DSCP and ECN), 0 without `ip_header`.
     pub tos: u8,
     /// TTL or hop limit, 0 without `ip_header`.
     pub ttl: u8,
-    /// Every datagram in it but the last has this length.
+    /// Length of each datagram except the last.
     pub segment_size: usize,
-    /// All datagrams, one after the other.
+    /// All datagrams in sequence.
     pub bytes: &'a [u8],
 }
 
 impl<'a> Buffer<'a> {
-    /// The datagrams. An empty datagram counts as one.
+    /// Splits the buffer into datagrams. An empty datagram counts as one.
     pub fn datagrams(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         let mut rest = Some(self.bytes);
         let size = self.segment_size.max(1);
@@ -72,47 +71,43 @@ impl<'a> Buffer<'a> {
         })
     }
 
-    /// How many datagrams.
+    /// Number of datagrams.
     pub fn count(&self) -> usize {
         self.bytes.len().div_ceil(self.segment_size.max(1)).max(1)
     }
 }
 
-/// Which buffers one [`Rx::recv`] brought; for [`Rx::buffers`].
+/// Result of one [`Rx::recv`], for [`Rx::buffers`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Received {
-    /// Index of the first.
+    /// Index of the first buffer.
     pub first: usize,
-    /// How many; 0 means would-block.
+    /// Number of buffers; 0 means would-block.
     pub count: usize,
-    /// Whether the call was filled to the brim, so that asking again now is likely to bring more. When a lone datagram
-    /// was asked for, it is likely not to (but with [`Datapath::Basic`], which always does): level-triggered epoll tells.
+    /// The batch was full, so another call is likely to return more. After a call for one datagram it is
+    /// false (except with [`Datapath::Basic`]); level-triggered epoll reports the rest.
     pub more: bool,
-    /// Whether the call asked for more than there was: the socket's queue was empty when it ended. Not so where it has IP_RECVERR, for
-    /// there an ICMP error ends a call as well.
+    /// The batch was not full, so the socket's queue was empty. Not reliable with IP_RECVERR, because an ICMP
+    /// error also ends a call.
     pub emptied: bool,
 }
 
-/// Cheap per-worker integers; never reset.
+/// Counters; never reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RxStats {
-    /// Receive calls.
     pub calls: u64,
-    /// Calls that had nothing.
+    /// Calls without a datagram.
     pub would_block: u64,
     /// Buffers (a super-packet is one).
     pub buffers: u64,
-    /// Datagrams.
     pub datagrams: u64,
-    /// Bytes.
     pub bytes: u64,
-    /// Datagrams that the kernel dropped because a receive buffer was full (SO_RXQ_OVFL), as told by the datagrams
-    /// that came after them. A super-packet that was to be received as one counts once.
+    /// Datagrams dropped by the kernel because of a full receive buffer (SO_RXQ_OVFL), as reported by later
+    /// datagrams. A super-packet counts once.
     pub kernel_drops: u64,
-    /// Buffers longer than the arena's slot, or without a source address, dropped.
+    /// Buffers dropped because they exceed a slot or lack a source address.
     pub truncated: u64,
-    /// Histogram of datagrams per receive call: bucket i counts calls with 2^i to 2^(i+1)-1 datagrams, the last one
-    /// all above.
+    /// Histogram of datagrams per call: bucket i counts 2^i to 2^(i+1)-1, the last one everything above.
     pub batch: [u64; 12],
 }
 
@@ -126,14 +121,14 @@ struct Meta {
     span: Span,
 }
 
-/// The receiving half of a worker.
+/// Receiving half of a worker.
 pub struct Rx {
     arena: Box<[u8]>,
     used: usize,
     buffers: Vec<Meta>,
     most: usize,
     stats: RxStats,
-    // What a call hands to the kernel, kept from call to call. Each call points `headers[i]` anew at `iovecs[i]`,
+    // Arguments of recvmmsg(2), reused. Each call sets the pointers in `headers[i]` to `iovecs[i]`,
     // `names[i]` and `controls[i]`.
     headers: Box<[mmsghdr]>,
     iovecs: Box<[iovec]>,
@@ -141,17 +136,16 @@ pub struct Rx {
     controls: Box<[ControlBuffer<CONTROL>]>,
 }
 
-/// Room for packet information (IPv6: 40), TOS, TTL, GRO size and drop counter (24 each).
+/// Bytes for packet information (IPv6: 40), TOS, TTL, GRO size and drop counter (24 each).
 const CONTROL: usize = 144;
 
-// SAFETY: the raw pointers in `headers` and `iovecs` are written anew by every call of `recv` and are not used between
-// calls.
+// SAFETY: every call of `recv` rewrites the raw pointers in `headers` and `iovecs`, and nothing uses them
+// between calls.
 unsafe impl Send for Rx {}
 
 impl Rx {
-    /// An arena for this data path.
     pub fn new(datapath: Datapath) -> Self {
-        // Receiving more per call gains nothing once a call brings hundreds of datagrams, and costs cache.
+        // Larger batches gain nothing beyond hundreds of datagrams per call and cost cache.
         let most = match datapath {
             Datapath::Basic => 1,
             Datapath::Mmsg => 32,
@@ -171,31 +165,28 @@ impl Rx {
         }
     }
 
-    /// Forgets everything received. All spans are void.
+    /// Clears the arena and invalidates all spans.
     #[inline]
     pub fn reset(&mut self) {
         self.used = 0;
         self.buffers.clear();
     }
 
-    /// Whether another [`Rx::recv`] fits. When not: flush, then reset.
+    /// True if another [`Rx::recv`] fits. Otherwise flush, then reset.
     #[inline]
     pub fn has_room(&self) -> bool {
         self.used + SLOT <= self.arena.len()
     }
 
-    /// Bytes that are still free.
+    /// Free bytes.
     #[inline]
     pub fn room(&self) -> usize {
         self.arena.len() - self.used
     }
 
-    /// Lets `fill` write into the arena, for what does not come from a UDP socket: at most 64 KiB, behind `gap` bytes that stay
-    /// free for [`Rx::join`]. It returns how many bytes it has written; these are kept until the next reset. When there is no
-    /// room it is offered nothing.
-    ///
-    /// # Errors
-    /// Those of `fill`; nothing is kept then.
+    /// Lets `fill` write up to 64 KiB into the arena, after a `gap` for [`Rx::join`], and return the number
+    /// of bytes. For data that does not come from a UDP socket. The slice is empty if the arena is full. On
+    /// error nothing is kept.
     pub fn fill(
         &mut self,
         gap: usize,
@@ -209,10 +200,10 @@ impl Rx {
         Ok(Span { offset: start as u32, len: len as u32 })
     }
 
-    /// Puts `lead` right in front of a span, into the gap that [`Rx::fill`] left there; both together.
+    /// Copies `lead` directly before a span, into the gap left by [`Rx::fill`], and returns both as one span.
     ///
     /// # Panics
-    /// When the span does not begin that far from the arena's start. It overwrites what lies there.
+    /// If the gap would begin before the arena. Other data there are overwritten.
     pub fn join(&mut self, lead: &[u8], span: Span) -> Span {
         let end = span.offset as usize;
         self.arena[end - lead.len()..end].copy_from_slice(lead);
@@ -221,12 +212,9 @@ impl Rx {
         Span { offset: span.offset - len, len: span.len + len }
     }
 
-    /// One receive call. How many buffers it asks for follows what the socket's last calls brought: a thin flow pays for
-    /// a plain recvmsg(2), a flood gets whole batches.
-    ///
-    /// # Errors
-    /// Those of recvmsg(2) but EAGAIN and EINTR. An error that the socket had pending (ICMP) is one of them: it is cleared by
-    /// being reported, and the next call receives.
+    /// Receives once. The number of requested buffers adapts to the socket: a thin flow uses recvmsg(2), a
+    /// flood full batches. A pending ICMP error of the socket is returned once; the next call receives.
+    /// EAGAIN and EINTR are not errors.
     pub fn recv(&mut self, socket: &UdpSocket) -> io::Result<Received> {
         let first = self.buffers.len();
         let room = (self.arena.len() - self.used) / SLOT;
@@ -277,14 +265,14 @@ impl Rx {
         })
     }
 
-    /// What it brought.
+    /// Buffers of one [`Rx::recv`].
     #[inline]
     pub fn buffers(&self, received: Received) -> impl Iterator<Item = Buffer<'_>> {
         let range = received.first..received.first + received.count;
         self.buffers.get(range).unwrap_or(&[]).iter().map(|meta| self.view(meta))
     }
 
-    /// One of the buffers received since the last reset, by its index.
+    /// Buffer by its index since the last reset.
     #[inline]
     pub fn buffer(&self, index: usize) -> Option<Buffer<'_>> {
         self.buffers.get(index).map(|meta| self.view(meta))
@@ -301,10 +289,10 @@ impl Rx {
         }
     }
 
-    /// Where in the arena these bytes lie; they must be part of a buffer's `bytes`.
+    /// Span of these bytes, which must be part of the arena.
     ///
     /// # Panics
-    /// When they are not in the arena.
+    /// If they are not.
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "the arena is shorter than 4 GiB")]
     pub fn span(&self, bytes: &[u8]) -> Span {
@@ -313,22 +301,20 @@ impl Rx {
         Span { offset: offset as u32, len: bytes.len() as u32 }
     }
 
-    /// The bytes of a span.
+    /// Bytes of a span.
     ///
     /// # Panics
-    /// When it reaches beyond the arena.
+    /// If it reaches beyond the arena.
     #[inline]
     pub fn bytes(&self, span: Span) -> &[u8] {
         &self.arena[span.offset as usize..][..span.len as usize]
     }
 
-    /// All of it, of which spans are parts.
     #[inline]
     pub(crate) fn arena(&self) -> &[u8] {
         &self.arena
     }
 
-    /// Occupancy so far.
     pub fn stats(&self) -> &RxStats {
         &self.stats
     }
@@ -361,7 +347,7 @@ impl Rx {
         sys::check(got).map(|got| got.unsigned_abs() as usize)
     }
 
-    /// Notes what message `i` of a call brought and returns how many datagrams that is.
+    /// Records message `i` of a call and returns its number of datagrams.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -428,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_comes_apart_at_the_segment_size() {
+    fn buffer_is_split_at_the_segment_size() {
         assert_eq!(split(b"abcdef", 2), [b"ab", b"cd", b"ef"]);
         assert_eq!(split(b"abcdefg", 3), [&b"abc"[..], b"def", b"g"]);
         assert_eq!(split(b"abc", 3), [b"abc"]);
@@ -436,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_datagram_is_one() {
+    fn empty_datagram_counts_as_one() {
         assert_eq!(split(b"", 0), [b""]);
         assert_eq!(split(b"", 5), [b""]);
     }
@@ -448,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_held_joins_what_is_filled_in_and_a_full_arena_offers_nothing() {
+    fn join_fills_the_gap_and_a_full_arena_offers_no_room() {
         let mut rx = Rx::new(Datapath::Basic);
         let first = rx.fill(0, |room| Ok(b"before".iter().zip(room).map(|(from, to)| *to = *from).count()));
         let second = rx.fill(3, |room| {
@@ -467,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_arena_says_so_and_loses_nothing() {
+    fn full_arena_skips_the_receive_call() {
         let socket = socket_with(0);
         let mut rx = Rx::new(Datapath::Gso);
         rx.used = ARENA - SLOT + 1;
@@ -478,7 +464,7 @@ mod tests {
         assert!(rx.has_room());
     }
 
-    /// A socket with this many datagrams of one byte to receive.
+    /// Socket with this many queued one-byte datagrams.
     fn socket_with(datagrams: usize) -> UdpSocket {
         let socket = UdpSocket::bind(SocketAddr::from(([127, 0, 0, 1], 0)), &crate::UdpOptions::default());
         let socket = socket.unwrap();
@@ -503,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn the_arenas_end_does_not_make_a_flood_look_thin() {
+    fn end_of_arena_keeps_the_batch_size() {
         let socket = socket_with(1);
         for full in [1, 1, 1, 1, 1, 1, 1, 1, 2, 4, 8] {
             socket.digest(full, full, 16);
@@ -516,10 +502,10 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_asked_for_more_than_there_was_has_emptied_the_socket() {
+    fn short_batch_means_an_empty_socket() {
         let socket = socket_with(3);
         let mut rx = Rx::new(Datapath::Gso);
-        // One is asked for, and it is not known whether there are more.
+        // Asks for one, so more may be queued.
         let received = rx.recv(&socket).unwrap();
         assert_eq!((received.count, received.emptied), (1, false));
         for full in [1, 1, 1, 1, 1, 1, 1, 1, 2, 4, 8] {
@@ -532,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thin_flow_is_asked_for_one_and_a_flood_for_many() {
+    fn batch_size_is_small_for_thin_flows_and_large_for_floods() {
         for (datapath, most) in [(Datapath::Basic, 1), (Datapath::Mmsg, 32), (Datapath::Gso, 16)] {
             let socket = socket_with(0);
             let mut rx = Rx::new(datapath);

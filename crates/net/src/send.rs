@@ -1,5 +1,5 @@
-//! From queued datagrams to kernel messages: super-packets, control messages, one call for many, and the step down when
-//! the kernel refuses a super-packet.
+//! Builds kernel messages from queued datagrams: super-packets, control messages, batched calls, and the
+//! step-down when the kernel refuses a super-packet.
 
 use std::{
     io, mem,
@@ -17,32 +17,32 @@ use crate::{
     sys::{self, ControlBuffer, ControlWriter, RawAddress},
 };
 
-/// UDP_MAX_SEGMENTS of include/linux/udp.h: 64 since UDP_SEGMENT exists (4.18); Linux 6.9 doubled it, and stable kernels
-/// before that took it over, so that a version tells nothing.
+/// UDP_MAX_SEGMENTS of include/linux/udp.h: 64 since UDP_SEGMENT exists (4.18), 128 since Linux 6.9. Stable
+/// kernels backported it, so the version does not tell.
 const FEWEST_SEGMENTS: usize = 64;
 const MOST_SEGMENTS: usize = 128;
-/// Longest UDP payload over IPv4: 65535 - 20 - 8.
+/// Maximum UDP payload over IPv4: 65535 - 20 - 8.
 const MAX_BYTES: usize = 65_507;
 const MAX_IOVECS: usize = 1024;
-/// Messages gathered before a call, and iovecs for all of them.
+/// Messages per call, and iovecs for all of them.
 const MESSAGES: usize = 128;
 const IOVECS: usize = 4096;
-/// Room for packet information (IPv6: 40), TOS, TTL and segment size (24 each).
+/// Bytes for packet information (IPv6: 40), TOS, TTL and segment size (24 each).
 const CONTROL: usize = 112;
 
 static ZEROS: [u8; 4] = [0; 4];
 
-/// The most segments that this kernel takes in one super-packet: asked once, by a super-packet to itself.
+/// Maximum number of segments per super-packet, probed once by sending one to ourselves.
 pub(crate) fn max_segments() -> usize {
     static LIMIT: OnceLock<usize> = OnceLock::new();
     *LIMIT.get_or_init(|| match probe_segments(MOST_SEGMENTS) {
         Ok(()) => MOST_SEGMENTS,
-        // EINVAL from a kernel with the lower limit; any other error tells nothing, and every kernel takes 64.
+        // EINVAL means the lower limit. Other errors are inconclusive, and every kernel accepts 64.
         Err(_) => FEWEST_SEGMENTS,
     })
 }
 
-/// Sends one super-packet of one-byte segments from a loopback socket to itself.
+/// Sends a super-packet of one-byte segments from a loopback socket to itself.
 fn probe_segments(segments: usize) -> io::Result<()> {
     let socket = UdpSocket::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), &UdpOptions::default())?;
     socket.connect(socket.local_addr())?;
@@ -51,13 +51,12 @@ fn probe_segments(segments: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// The calls that send; tests put refusals here.
+/// System calls for sending; tests simulate refusals here.
 pub(crate) trait SendCalls {
     /// sendmmsg(2), or sendmsg(2) for one message.
     fn send(&mut self, socket: &UdpSocket, messages: &mut [mmsghdr]) -> io::Result<usize>;
 }
 
-/// The real one.
 pub(crate) struct Linux;
 
 impl SendCalls for Linux {
@@ -75,7 +74,7 @@ impl SendCalls for Linux {
     }
 }
 
-/// What one message is made of, to count it and to take it apart again.
+/// Layout of a message, for counting and for splitting it again.
 #[derive(Clone, Copy)]
 struct Message {
     first_iovec: usize,
@@ -88,27 +87,27 @@ struct Message {
     total_control: usize,
 }
 
-/// Where the bytes of queued datagrams are.
+/// Memory of the queued datagrams.
 #[derive(Clone, Copy)]
 pub(crate) struct Bytes<'a> {
-    /// The queue's: headers, and payloads that did not come by a socket.
+    /// Headers, and payloads that did not come from a socket.
     pub(crate) own: &'a [u8],
-    /// Payloads as they were received.
+    /// Received payloads.
     pub(crate) rx: &'a Rx,
 }
 
-/// Scratch memory for the messages of one call; kept from flush to flush.
+/// Scratch memory for the messages of one call, reused by all flushes.
 pub(crate) struct Batch {
     iovecs: Vec<iovec>,
     messages: Vec<Message>,
     headers: Box<[mmsghdr]>,
     names: Box<[RawAddress]>,
     controls: Box<[ControlBuffer<CONTROL>]>,
-    /// Most segments of a super-packet; 1 where none are to be formed.
+    /// Maximum number of segments per super-packet; 1 disables them.
     max_segments: usize,
 }
 
-// SAFETY: the raw pointers are written anew by every call of `Sender::send` and are not used between calls.
+// SAFETY: every call of `Sender::send` rewrites the raw pointers, and nothing uses them between calls.
 unsafe impl Send for Batch {}
 
 impl Batch {
@@ -132,7 +131,7 @@ impl Batch {
         one_by_one: bool,
         stats: &'a mut TxStats,
     ) -> Sender<'a, K> {
-        // A flush that panicked may have left pointers to memory that is gone.
+        // Dangling pointers may remain after a panic in a flush.
         self.messages.clear();
         self.iovecs.clear();
         let gso_limit = if self.max_segments > 1 { usize::from(socket.gso_limit()) } else { 0 };
@@ -157,24 +156,24 @@ pub(crate) struct Sender<'a, K> {
     kernel: &'a mut K,
     socket: &'a UdpSocket,
     bytes: Bytes<'a>,
-    /// Longest segment that may be part of a super-packet.
+    /// Maximum segment size in a super-packet.
     gso_limit: usize,
     one_by_one: bool,
     stats: &'a mut TxStats,
     batch: &'a mut Batch,
     route: Option<Route>,
     name_len: u32,
-    /// Whether the newest message may take another segment.
+    /// The newest message accepts another segment.
     joinable: bool,
     dont_fragment: bool,
 }
 
 impl<K: SendCalls> Sender<'_, K> {
-    /// All datagrams until the next call take this route.
+    /// Sets the route of the following datagrams.
     pub(crate) fn route(&mut self, route: &Route) {
         if route.dont_fragment != self.dont_fragment {
             self.send();
-            // There is no control message for it in IPv4. Not being able to set DF is no reason to drop.
+            // IPv4 has no control message for DF. A failure to set it does not justify a drop.
             let _ = self.socket.set_dont_fragment(route.dont_fragment);
             self.dont_fragment = route.dont_fragment;
         }
@@ -207,7 +206,7 @@ impl<K: SendCalls> Sender<'_, K> {
         }
     }
 
-    /// Adds `count` datagrams of `len` bytes that lie one behind the other among the queue's own, of which several are a burst.
+    /// Adds `count` contiguous datagrams of `len` bytes from the queue's own buffer; several form a burst.
     #[inline]
     fn push_run(&mut self, mut at: usize, len: usize, count: usize) {
         let mut left = count;
@@ -223,7 +222,7 @@ impl<K: SendCalls> Sender<'_, K> {
                 && left > 1
                 && let Some(message) = self.batch.messages.last_mut()
             {
-                // Those that fit behind it, at once: they continue its piece.
+                // Add all datagrams that fit to this message at once; they extend its last piece.
                 let room =
                     (self.batch.max_segments - message.segments).min((MAX_BYTES - message.bytes) / len);
                 let more = room.min(left - 1);
@@ -237,7 +236,7 @@ impl<K: SendCalls> Sender<'_, K> {
         }
     }
 
-    /// Sends what is left and restores the socket's DF default.
+    /// Sends the rest and restores the socket's DF default.
     pub(crate) fn finish(mut self) {
         self.send();
         if self.gso_limit < usize::from(u16::MAX) && self.batch.max_segments > 1 {
@@ -248,7 +247,7 @@ impl<K: SendCalls> Sender<'_, K> {
         }
     }
 
-    /// Lets the newest message take a datagram of this length as its next segment, if it can.
+    /// Adds a datagram of this length to the newest message, if possible.
     #[inline]
     fn join(&mut self, len: usize) -> bool {
         if !self.joinable {
@@ -280,7 +279,7 @@ impl<K: SendCalls> Sender<'_, K> {
         }
         let at = self.batch.messages.len();
         if let Some(to) = self.route.as_ref().and_then(|route| route.to) {
-            // The kernel takes an IPv4 address at a dual-stack socket too.
+            // A dual-stack socket accepts IPv4 addresses too.
             self.name_len = self.batch.names[at].set(to);
         } else {
             self.name_len = 0;
@@ -300,7 +299,7 @@ impl<K: SendCalls> Sender<'_, K> {
         self.joinable = len > 0 && len <= self.gso_limit;
     }
 
-    /// Everything but the segment size, which is known only when the message is complete.
+    /// Writes all control messages except the segment size, which is known only once the message is complete.
     fn write_control(&mut self, at: usize) -> usize {
         let Some(route) = &self.route else { return 0 };
         let ttl = self.socket.ttl_to_name(route.ttl, self.batch.messages.is_empty());
@@ -313,7 +312,7 @@ impl<K: SendCalls> Sender<'_, K> {
                 info[4..8].copy_from_slice(&ip.octets());
                 writer.push(libc::IPPROTO_IP, libc::IP_PKTINFO, info);
             }
-            // The kernel takes a mapped address here too, for a datagram that leaves as IPv4 (ip_cmsg_send).
+            // The kernel accepts a mapped address here for a datagram sent as IPv4 (ip_cmsg_send).
             Some(ip) if v6 => {
                 let ip = match ip {
                     std::net::IpAddr::V4(ip) => ip.to_ipv6_mapped(),
@@ -339,11 +338,11 @@ impl<K: SendCalls> Sender<'_, K> {
         writer.len()
     }
 
-    /// Adds `len` bytes to the newest message, as a part of its last iovec where they continue it. Its pointer is one into the whole, which
-    /// may be read beyond this piece.
+    /// Appends `len` bytes to the newest message, extending its last iovec if they are adjacent. The pointer
+    /// covers `whole`, so later extensions may read beyond this piece.
     #[inline]
     fn piece(&mut self, whole: &[u8], at: usize, len: usize) {
-        assert!(at <= whole.len() && len <= whole.len() - at, "queued bytes lie in their buffer");
+        assert!(at <= whole.len() && len <= whole.len() - at, "queued bytes must lie in their buffer");
         let start = whole.as_ptr().wrapping_add(at);
         let Some(message) = self.batch.messages.last_mut() else { return };
         if message.iovecs > 0
@@ -357,7 +356,7 @@ impl<K: SendCalls> Sender<'_, K> {
         message.iovecs += 1;
     }
 
-    /// Hands all gathered messages to the kernel. All of them are sent or counted as dropped when this returns.
+    /// Sends all gathered messages. On return each of them is sent or counted as dropped.
     fn send(&mut self) {
         let count = self.batch.messages.len();
         self.complete();
@@ -366,7 +365,7 @@ impl<K: SendCalls> Sender<'_, K> {
         while done < count {
             let next = self.batch.messages[done];
             if next.segments > 1 && next.segment > self.gso_limit {
-                // Gathered before a step-down of this very call.
+                // Gathered before a step-down in this call.
                 self.send_apart(done);
                 done += 1;
                 continue;
@@ -382,18 +381,18 @@ impl<K: SendCalls> Sender<'_, K> {
                 Err(error) => match error.raw_os_error().unwrap_or(0) {
                     libc::EINTR => {}
                     libc::EAGAIN => {
-                        // The send buffer is full; what follows would find it full too.
+                        // The send buffer is full; the rest would fail too.
                         let rest = &self.batch.messages[done..count];
                         self.stats.would_block += rest.iter().map(|m| m.segments as u64).sum::<u64>();
                         done = count;
                     }
                     libc::ENOBUFS => {
-                        // The device queue dropped it. What follows may go to another device.
+                        // The device queue dropped it. The next message may use another device.
                         self.stats.would_block += next.segments as u64;
                         done += 1;
                     }
-                    // An ICMP error that the socket had pending is reported once, instead of sending. It can be any
-                    // errno, EMSGSIZE too, and is no refusal.
+                    // A pending ICMP error of the socket is reported once, in place of sending. It can be any
+                    // errno, including EMSGSIZE, so try again before treating it as a refusal.
                     _ if retried != done => retried = done,
                     refusal if next.segments > 1 && is_refusal_of_gso(refusal) => {
                         self.step_down(done);
@@ -411,7 +410,7 @@ impl<K: SendCalls> Sender<'_, K> {
         self.joinable = false;
     }
 
-    /// Points every header at what belongs to it.
+    /// Sets the pointers of every header.
     fn complete(&mut self) {
         let Batch { iovecs, messages, headers, names, controls, .. } = &mut *self.batch;
         for (message, control) in messages.iter_mut().zip(controls.iter_mut()) {
@@ -420,7 +419,7 @@ impl<K: SendCalls> Sender<'_, K> {
                 message.total_control += append_segment_size(control, message.control, message.segment);
             }
         }
-        // From here to the call nothing but these pointers touches the three arrays.
+        // Only these pointers access the three arrays from here to the call.
         let (iovecs, names, controls) = (iovecs.as_mut_ptr(), names.as_mut_ptr(), controls.as_mut_ptr());
         for (at, message) in messages.iter().enumerate() {
             let header = &mut headers[at].msg_hdr;
@@ -438,8 +437,8 @@ impl<K: SendCalls> Sender<'_, K> {
         }
     }
 
-    /// After the kernel refused a super-packet: sends its segments one by one and, when it takes one of them, forms no
-    /// such super-packets on this socket for a while. When it takes none, it was the destination that it refused.
+    /// Handles a refused super-packet: sends its segments one by one. If the kernel accepts any, the socket
+    /// stops forming such super-packets for a while; otherwise it was the destination that was refused.
     #[cold]
     fn step_down(&mut self, at: usize) {
         if self.send_apart(at) == 0 {
@@ -451,7 +450,7 @@ impl<K: SendCalls> Sender<'_, K> {
         self.stats.step_downs += 1;
     }
 
-    /// Sends the segments of a super-packet one by one, and returns how many of them the kernel took.
+    /// Sends the segments of a super-packet one by one and returns the number accepted.
     #[cold]
     fn send_apart(&mut self, at: usize) -> usize {
         let message = self.batch.messages[at];
@@ -490,7 +489,7 @@ impl<K: SendCalls> Sender<'_, K> {
         taken
     }
 
-    /// Sends message `at`, of this many bytes, alone; says whether the kernel took it.
+    /// Sends message `at`, of this many bytes, alone; true if the kernel accepted it.
     #[cold]
     fn send_alone(&mut self, at: usize, bytes: usize) -> bool {
         let mut retried = false;
@@ -508,7 +507,7 @@ impl<K: SendCalls> Sender<'_, K> {
                     *drop_counter(self.stats, full) += 1;
                     return false;
                 }
-                // As in `send`: it may have been a pending ICMP error.
+                // As in `send`: possibly a pending ICMP error.
                 _ if !retried => retried = true,
                 other => {
                     *drop_counter(self.stats, other) += 1;
@@ -526,8 +525,8 @@ fn count_sent(stats: &mut TxStats, message: &Message) {
     stats.bytes += message.bytes as u64;
 }
 
-/// The errnos by which kernels and devices say that they will not segment: EINVAL and EMSGSIZE (a segment beyond the
-/// MTU), EIO (no checksum offload, IPsec), ENOPROTOOPT and EOPNOTSUPP (no UDP_SEGMENT).
+/// Errnos of kernels and devices that cannot segment: EINVAL and EMSGSIZE (segment beyond the MTU), EIO (no
+/// checksum offload, IPsec), ENOPROTOOPT and EOPNOTSUPP (no UDP_SEGMENT).
 fn is_refusal_of_gso(errno: c_int) -> bool {
     matches!(errno, libc::EINVAL | libc::EIO | libc::ENOPROTOOPT | libc::EOPNOTSUPP | libc::EMSGSIZE)
 }

@@ -1,4 +1,4 @@
-//! UDP sockets, made with every option that the data path wants, and the table that [`crate::Tx`] sends through.
+//! UDP sockets with the options of the data path, and the table that [`crate::Tx`] sends through.
 
 use std::{
     cell::Cell,
@@ -11,102 +11,97 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::{passed, rlimit, sys, tcp};
 
-/// How a socket is made. The default asks for nothing.
+/// Socket options; all off by default.
 #[derive(Clone, Debug, Default)]
 pub struct UdpOptions {
-    /// SO_REUSEPORT: several workers, one port.
+    /// SO_REUSEPORT, for several workers on one port.
     pub reuse_port: bool,
-    /// Receive buffer in bytes; SO_RCVBUFFORCE is tried first.
+    /// Bytes; SO_RCVBUFFORCE is tried first.
     pub recv_buffer: Option<usize>,
-    /// Send buffer in bytes; SO_SNDBUFFORCE is tried first.
+    /// Bytes; SO_SNDBUFFORCE is tried first.
     pub send_buffer: Option<usize>,
     /// UDP_GRO: receive super-packets. Only for [`crate::Datapath::Gso`].
     pub gro: bool,
-    /// Learn the destination address of each datagram (IP_PKTINFO); for wildcard sockets.
+    /// IP_PKTINFO: report the destination address of each datagram, for wildcard sockets.
     pub packet_info: bool,
-    /// Learn TOS and TTL (traffic class and hop limit) of each datagram.
+    /// Report TOS and TTL (traffic class and hop limit) of each datagram.
     pub ip_header: bool,
-    /// IP_RECVERR: ICMP errors can be read with [`crate::error_queue::read`].
+    /// IP_RECVERR: queue ICMP errors for [`crate::error_queue::read`].
     pub errors: bool,
-    /// On an IPv6 address: also IPv4 datagrams, whose addresses are told as IPv4 (ipv6(7), IPV6_V6ONLY off).
+    /// IPV6_V6ONLY off: an IPv6 socket also receives IPv4 and reports IPv4 addresses (ipv6(7)).
     pub dual_stack: bool,
-    /// IP_FREEBIND: the address need not be this machine's yet.
+    /// IP_FREEBIND: the address may be configured later.
     pub freebind: bool,
 }
 
-/// IP_PMTUDISC_OMIT (ip(7), Linux 3.15): no DF, fragments by the MTU of the interface and not by that of the path, which
-/// routers see to. With IP_PMTUDISC_DONT the kernel refuses super-packets of segments beyond the path MTU, so that a client
-/// who claims a small one (an ICMP error about datagrams to itself is enough) would switch GSO off for all of a listener's.
+/// IP_PMTUDISC_OMIT (ip(7), Linux 3.15): no DF; the kernel fragments by the MTU of the interface and leaves
+/// the path to routers. With IP_PMTUDISC_DONT the kernel refuses super-packets with segments above the path
+/// MTU. A client that claims a small one (an ICMP error is enough) would disable GSO for the whole listener.
 const MAY_FRAGMENT_V4: i32 = libc::IP_PMTUDISC_OMIT;
 
-/// DF, whatever the path's MTU is thought to be. With the common IP_PMTUDISC_DO the kernel would itself drop what exceeds it,
-/// and the client that searches for the MTU (RFC 8656 section 11.5) would hear of the first ICMP error and then nothing.
+/// DF regardless of the path MTU. With the usual IP_PMTUDISC_DO the kernel drops larger datagrams itself, so
+/// a client that searches for the MTU (RFC 8656 section 11.5) would see one ICMP error and then nothing.
 const DONT_FRAGMENT_V4: i32 = libc::IP_PMTUDISC_PROBE;
 const DONT_FRAGMENT_V6: i32 = libc::IPV6_PMTUDISC_PROBE;
 
-/// A bound, non-blocking UDP socket. IPv6 sockets are IPV6_V6ONLY unless [`UdpOptions::dual_stack`] is asked for. Unless a datagram
-/// asks for DF, the kernel may fragment it.
+/// Bound, non-blocking UDP socket. IPv6 sockets are IPV6_V6ONLY unless [`UdpOptions::dual_stack`] is set. The
+/// kernel may fragment datagrams sent without DF.
 #[derive(Debug)]
 pub struct UdpSocket {
     fd: OwnedFd,
     local: SocketAddr,
     gso: Cell<GsoHabit>,
-    /// How many buffers the last receive calls found worth asking for.
+    /// Buffers to ask for in the next receive call.
     appetite: Cell<u8>,
-    /// Calls for one buffer that brought one, since a call for two was last tried.
+    /// Consecutive one-buffer calls that were full since two were last tried.
     singles: Cell<u8>,
-    /// The kernel's drop counter as last seen.
+    /// Last value of the kernel's drop counter.
     drops_seen: Cell<u32>,
     ttl: Cell<TtlHabit>,
 }
 
-/// Which segments may leave in super-packets. A kernel that refuses them may mean a path that is narrow for a minute only, so that it is asked again:
-/// after so many flushes, because no clock is read here, and after twice as many each time that it refuses again.
+/// Segment size limit for super-packets. A refusal may come from a path that is narrow for a minute only, so
+/// larger segments are retried after a pause. The pause counts flushes, because no clock is read here, and
+/// doubles with each further refusal.
 #[derive(Clone, Copy, Debug)]
 struct GsoHabit {
-    /// The longest such segment: 0 where it refused a short one.
+    /// Maximum segment size; 0 after a refusal of a short segment.
     limit: u16,
-    /// Flushes until larger ones are tried again.
+    /// Flushes until the next retry.
     flushes: u32,
-    /// How many they were at the start of this pause; 0 before the first.
+    /// Length of this pause in flushes; 0 before the first.
     pause: u32,
 }
 
 impl GsoHabit {
     const NO_LIMIT: Self = Self { limit: u16::MAX, flushes: 0, pause: 0 };
-    /// A try in vain costs as much as two or three flushes more.
+    /// A failed retry costs as much as two or three flushes.
     const FIRST_PAUSE: u32 = 1 << 10;
-    /// A second or a few where GSO matters.
+    /// A few seconds at rates where GSO matters.
     const LONGEST_PAUSE: u32 = 1 << 16;
 }
 
-/// Which TTL or hop limit a socket sends with when a datagram does not name one, and whether another has become usual. A
-/// relay socket's datagrams come from one client and mostly have one TTL; naming it in each costs 2 % of a thin flow.
+/// Default TTL of a socket. Datagrams of a relay socket come from one client and mostly share a TTL; a
+/// control message in each costs 2 % of a thin flow, so a frequent TTL becomes the socket option.
 #[derive(Clone, Copy, Debug, Default)]
 struct TtlHabit {
-    /// The socket option as we set it; 0 is the kernel's default.
+    /// Socket option set here; 0 is the kernel's default.
     set: u8,
-    /// That default, known once `set` is not 0.
+    /// The kernel's default, known once `set` is not 0.
     default: u8,
-    /// The last one that had to be named, and how many messages in a row did.
+    /// Last TTL sent as a control message, and its consecutive messages.
     named: u8,
     times: u8,
 }
 
 impl UdpSocket {
-    /// Binds. Port 0 lets the kernel choose.
-    ///
-    /// # Errors
-    /// Those of socket(2), setsockopt(2) and bind(2).
+    /// Binds; port 0 lets the kernel choose.
     pub fn bind(address: SocketAddr, options: &UdpOptions) -> io::Result<Self> {
         Self::bind_prepared(address, options, |_| Ok(()))
     }
 
-    /// As [`UdpSocket::bind`], but `prepare` sets further options before the address is bound: SO_MARK, SO_BINDTODEVICE,
+    /// [`UdpSocket::bind`] with a hook that sets options before bind(2): SO_MARK, SO_BINDTODEVICE,
     /// IP_TRANSPARENT.
-    ///
-    /// # Errors
-    /// Those of `prepare`, socket(2), setsockopt(2) and bind(2).
     pub fn bind_prepared(
         address: SocketAddr,
         options: &UdpOptions,
@@ -130,7 +125,8 @@ impl UdpSocket {
         Self::of(socket.into(), 0)
     }
 
-    /// Takes a socket that somebody else has bound. What has to be said before that, SO_REUSEPORT and IPV6_V6ONLY, stays as it is.
+    /// Takes a socket bound by the service manager. SO_REUSEPORT and IPV6_V6ONLY cannot change after bind(2)
+    /// and stay.
     pub(crate) fn adopt(descriptor: OwnedFd, options: &UdpOptions) -> io::Result<Self> {
         let socket = Self::of(descriptor, 0)?;
         let adopted = SockRef::from(&socket);
@@ -140,32 +136,29 @@ impl UdpSocket {
         Ok(socket)
     }
 
-    /// Takes over a socket that another process has made and lent: as it is, with what waits in it. `drops` is what
-    /// [`UdpSocket::lend`] said there.
-    ///
-    /// # Errors
-    /// `InvalidInput` for what is no UDP socket; those of getsockname(2).
+    /// Takes over a socket from another process, including its queued datagrams. `drops` is the result of
+    /// [`UdpSocket::lend`] there. `InvalidInput` if it is not a UDP socket.
     pub fn take_over(fd: OwnedFd, drops: u32) -> io::Result<Self> {
         let option = |name| sys::get_option(fd.as_fd(), libc::SOL_SOCKET, name);
         if (option(libc::SO_TYPE)?, option(libc::SO_PROTOCOL)?) != (libc::SOCK_DGRAM, libc::IPPROTO_UDP) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "no UDP socket"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a UDP socket"));
         }
         Self::of(fd, drops)
     }
 
-    /// Makes it what a process expects that takes it over: nothing is set that only this one knows of. The kernel's drop counter as
-    /// last seen, so that no drop is counted twice and none is missed. It goes on here as before if nobody takes it.
+    /// Prepares the socket for another process: restores the default TTL and returns the last value of the
+    /// kernel's drop counter, so that no drop is lost or counted twice. The socket stays usable here.
     pub fn lend(&self) -> u32 {
         if self.ttl.get().set != 0 {
             let (level, name) = self.ttl_option();
-            // Where it fails, datagrams that name no TTL keep the one that was usual.
+            // If this fails, datagrams without a TTL keep the frequent one.
             let _ = sys::set_option(self.as_fd(), level, name, -1);
             self.ttl.set(TtlHabit::default());
         }
         self.drops_seen.get()
     }
 
-    /// The kernel's drop counter as [`UdpSocket::lend`] has told it, where that was not known yet.
+    /// Sets the drop counter from [`UdpSocket::lend`], if it was unknown at [`UdpSocket::take_over`].
     pub fn expect_drops(&self, drops: u32) {
         self.drops_seen.set(drops);
     }
@@ -186,9 +179,9 @@ impl UdpSocket {
         }
     }
 
-    /// How much waits to be received, in bytes of the kernel's memory (SO_MEMINFO, Linux 4.12); 0 where the kernel does not tell.
+    /// Receive queue in bytes of kernel memory (SO_MEMINFO, Linux 4.12); 0 if unknown.
     pub fn backlog(&self) -> usize {
-        // Of the numbers that it has the first alone: SK_MEMINFO_RMEM_ALLOC.
+        // Only SK_MEMINFO_RMEM_ALLOC, the first number.
         let bytes = sys::get_option(self.as_fd(), libc::SOL_SOCKET, libc::SO_MEMINFO);
         bytes.ok().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0)
     }
@@ -197,20 +190,14 @@ impl UdpSocket {
         sys::set_option(self.as_fd(), sys::SOL_UDP, sys::UDP_GRO, on.into())
     }
 
-    /// True if super-packets are received.
-    ///
-    /// # Errors
-    /// Those of getsockopt(2): ENOPROTOOPT before Linux 5.13.
+    /// True if UDP_GRO is on. ENOPROTOOPT before Linux 5.13.
     pub fn gathers(&self) -> io::Result<bool> {
         Ok(sys::get_option(self.as_fd(), sys::SOL_UDP, sys::UDP_GRO)? != 0)
     }
 
-    /// Has super-packets received from now on, as [`UdpOptions::gro`] does, or single datagrams. False where the latter has to wait until
-    /// the socket is empty: the kernel tells the segment size of a super-packet when it is received, and then only if the socket still
-    /// takes such. One that comes later it segments.
-    ///
-    /// # Errors
-    /// Those of setsockopt(2): ENOPROTOOPT before Linux 5.0.
+    /// Switches UDP_GRO. Returns false if switching off has to wait until the socket is empty: the kernel
+    /// reports the segment size of a queued super-packet only while the option is on. ENOPROTOOPT before
+    /// Linux 5.0.
     pub fn set_gro(&self, on: bool) -> io::Result<bool> {
         if on {
             return self.set_option_gro(true).map(|()| true);
@@ -226,23 +213,17 @@ impl UdpSocket {
         Ok(true)
     }
 
-    /// The bound address.
     pub fn local_addr(&self) -> SocketAddr {
         self.local
     }
 
-    /// The address that datagrams leave from: of a connected socket the one that the route has.
-    ///
-    /// # Errors
-    /// Those of getsockname(2).
+    /// Source address of outgoing datagrams; on a connected socket it is chosen by the route.
     pub fn source(&self) -> io::Result<SocketAddr> {
         sys::local_address(self.fd.as_fd())
     }
 
-    /// connect(2): datagrams from elsewhere are refused by the kernel, [`crate::Route::to`] may be `None`.
-    ///
-    /// # Errors
-    /// Those of connect(2).
+    /// connect(2): the kernel then drops datagrams from other sources, and [`crate::Route::to`] may be
+    /// `None`.
     pub fn connect(&self, peer: SocketAddr) -> io::Result<()> {
         Ok(rustix::net::connect(&self.fd, &peer)?)
     }
@@ -255,9 +236,9 @@ impl UdpSocket {
         self.gso.get().limit
     }
 
-    /// After the kernel refused a super-packet of this segment size. A size beyond the smallest MTU that IPv6 allows
-    /// says something about the path, so only segments of that size step down; a small one says that the socket or
-    /// its device cannot do it at all.
+    /// Handles a refused super-packet. A segment above 1,232 bytes (the IPv6 minimum MTU without headers) may
+    /// exceed the path MTU, so only such sizes step down. A refused small segment means that the socket or
+    /// its device cannot segment.
     pub(crate) fn step_down(&self, segment: u16) {
         const ALWAYS_FITS: u16 = 1232;
         let limit = if segment > ALWAYS_FITS { segment - 1 } else { 0 };
@@ -266,7 +247,7 @@ impl UdpSocket {
         self.gso.set(GsoHabit { limit: limit.min(known.limit), flushes: pause, pause });
     }
 
-    /// Counts a flush after a step-down; after enough of them all segments may be tried again.
+    /// Counts a flush after a step-down, and lifts the limit after enough of them.
     #[cold]
     pub(crate) fn pause_gso(&self) {
         let mut gso = self.gso.get();
@@ -281,10 +262,10 @@ impl UdpSocket {
         self.appetite.get()
     }
 
-    /// Learns from a call that asked for `ask` buffers, of `most` possible ones, and got `got`.
+    /// Adapts to a call that asked for `ask` of at most `most` buffers and got `got`.
     ///
-    /// A call for two costs a third more than one for one when the second is not there (815 ns against 616), so that
-    /// thin flows try it only now and then; a flood doubles from there.
+    /// A call for two costs a third more than a call for one if the second is missing (815 ns against 616),
+    /// so thin flows try it only now and then. A flood doubles from there.
     pub(crate) fn digest(&self, ask: u8, got: u8, most: u8) {
         const PATIENCE: u8 = 8;
         let appetite = self.appetite.get();
@@ -296,23 +277,23 @@ impl UdpSocket {
                 }
                 self.singles.set(0);
             }
-            // Not less than before: the arena's end may have cut the call short.
+            // Never lower: the end of the arena may have shortened the call.
             self.appetite.set(ask.saturating_mul(2).min(most).max(appetite));
         } else if got < 2 || got.saturating_mul(4) <= ask {
             self.appetite.set((ask / 2).max(1));
         }
     }
 
-    /// Datagrams dropped since the last call, given the kernel's running counter.
+    /// Datagrams dropped since the last call, from the kernel's running counter.
     pub(crate) fn drops_since(&self, counter: u32) -> u32 {
         counter.wrapping_sub(self.drops_seen.replace(counter))
     }
 
-    /// The TTL that a message's control data must name so that it leaves with `wanted` (0: the kernel's default); 0 for none.
-    /// With `may_set`, which asks that nothing gathered for this socket is unsent, a TTL that is wanted again and again
-    /// becomes the socket's own.
+    /// TTL for the control message so that a datagram leaves with `wanted` (0 is the kernel's default); 0 for
+    /// no control message. With `may_set`, which requires that no gathered messages are unsent, a frequent
+    /// TTL becomes the socket option.
     pub(crate) fn ttl_to_name(&self, wanted: u8, may_set: bool) -> u8 {
-        /// A setsockopt(2) costs about as much as naming the TTL that often.
+        /// A setsockopt(2) costs about as much as this many control messages.
         const USUAL: u8 = 16;
         let mut habit = self.ttl.get();
         if wanted == habit.set {
@@ -351,7 +332,7 @@ impl UdpSocket {
         Ok(())
     }
 
-    /// Sets or clears DF for what is sent next.
+    /// Sets or clears DF for the next datagrams.
     pub(crate) fn set_dont_fragment(&self, on: bool) -> io::Result<()> {
         let (level, name, value) = match (self.is_v6(), on) {
             (false, true) => (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, DONT_FRAGMENT_V4),
@@ -369,7 +350,7 @@ impl AsFd for UdpSocket {
     }
 }
 
-/// What can be said of a socket before and after it is bound.
+/// Sets options that are valid before and after bind(2).
 fn set_options(fd: BorrowedFd<'_>, is_v6: bool, options: &UdpOptions) -> io::Result<()> {
     let on = |level, name| sys::set_option(fd, level, name, 1);
     set_buffer(fd, options.recv_buffer, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF)?;
@@ -409,7 +390,7 @@ fn set_options(fd: BorrowedFd<'_>, is_v6: bool, options: &UdpOptions) -> io::Res
     Ok(())
 }
 
-/// SO_RCVBUFFORCE needs CAP_NET_ADMIN and passes net.core.rmem_max; without it the kernel gives what it allows.
+/// SO_RCVBUFFORCE needs CAP_NET_ADMIN and exceeds net.core.rmem_max; the fallback is capped by it.
 pub(crate) fn set_buffer(fd: BorrowedFd<'_>, bytes: Option<usize>, force: i32, plain: i32) -> io::Result<()> {
     let Some(bytes) = bytes else { return Ok(()) };
     let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
@@ -427,30 +408,27 @@ impl SocketId {
     }
 }
 
-/// The sockets of one worker.
 #[derive(Default)]
 pub struct Sockets {
     slots: slab::Slab<UdpSocket>,
 }
 
 impl Sockets {
-    /// Takes a socket.
     pub fn insert(&mut self, socket: UdpSocket) -> SocketId {
         #[expect(clippy::cast_possible_truncation, reason = "descriptors are fewer than 2^31")]
         SocketId(self.slots.insert(socket) as u32)
     }
 
-    /// Gives it back (dropping it closes it). Call [`crate::Tx::flush`] first: what is queued for it is dropped.
+    /// Removes a socket. Call [`crate::Tx::flush`] first: its queued datagrams are dropped.
     pub fn remove(&mut self, id: SocketId) -> Option<UdpSocket> {
         self.slots.try_remove(id.index())
     }
 
-    /// Looks one up.
     pub fn get(&self, id: SocketId) -> Option<&UdpSocket> {
         self.slots.get(id.index())
     }
 
-    /// [`UdpSocket::set_gro`] of one; true once that is settled. Where it is not there, or the kernel refuses, there is nothing to wait for.
+    /// [`UdpSocket::set_gro`]; false if it has to be repeated. A missing socket or a refusal counts as done.
     pub fn set_gro(&self, id: SocketId, on: bool) -> bool {
         self.get(id).is_none_or(|socket| socket.set_gro(on).unwrap_or(true))
     }

@@ -1,4 +1,4 @@
-//! Moving a stream's bytes inside the kernel: socket, pipe, socket (splice(2)).
+//! Moves stream data inside the kernel: socket, pipe, socket (splice(2)).
 
 use std::{
     io,
@@ -9,11 +9,11 @@ use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_getpipe_size, fcntl_setpipe_siz
 
 use crate::rlimit;
 
-/// Bytes asked for per pipe. A pipe of 1 MiB is what an unprivileged process may ask for by default
-/// (/proc/sys/fs/pipe-max-size); it takes memory only while it holds bytes, but for 10 KiB of bookkeeping.
+/// Requested bytes per pipe. 1 MiB is the default maximum without privileges (/proc/sys/fs/pipe-max-size); an
+/// empty pipe takes only 10 KiB of bookkeeping.
 const SIZE: usize = 1 << 20;
 
-/// A pipe that carries one direction of one connection at a time.
+/// Pipe for one direction of one connection at a time.
 #[derive(Debug)]
 pub(crate) struct Pipe {
     read: OwnedFd,
@@ -23,10 +23,7 @@ pub(crate) struct Pipe {
 }
 
 impl Pipe {
-    /// Opens one, of 1 MiB where the kernel gives that: past /proc/sys/fs/pipe-user-pages-soft it gives less.
-    ///
-    /// # Errors
-    /// Those of pipe2(2).
+    /// Opens a pipe of 1 MiB; less beyond /proc/sys/fs/pipe-user-pages-soft.
     pub(crate) fn new() -> io::Result<Self> {
         let (read, write) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC)?;
         let (read, write) = (rlimit::ours(read)?, rlimit::ours(write)?);
@@ -36,22 +33,17 @@ impl Pipe {
         Ok(Self { read, write, capacity, held: 0 })
     }
 
-    /// Moves what `from` has into the pipe, up to its capacity and to `most` bytes, which is not 0; `Ok(0)` is the end of the stream.
-    /// Only for an empty pipe: otherwise `WouldBlock` could also mean that the pipe is full.
-    ///
-    /// # Errors
-    /// Those of splice(2); `WouldBlock` when nothing waits.
+    /// Fills an empty pipe from a socket, up to its capacity and `most` bytes (not 0). `Ok(0)` is end of
+    /// stream, `WouldBlock` an empty socket; with bytes in the pipe, `WouldBlock` could also mean that the
+    /// pipe is full.
     pub(crate) fn fill(&mut self, from: &impl AsFd, most: usize) -> io::Result<usize> {
         let moved = splice(from, &self.write, self.capacity.min(most))?;
         self.held += moved;
         Ok(moved)
     }
 
-    /// Moves what the pipe holds to `to`, as much as fits; `Ok(0)` when it holds nothing. Unlike [`crate::TcpSocket::write`], a
-    /// broken socket raises SIGPIPE, which Rust's runtime ignores unless told otherwise.
-    ///
-    /// # Errors
-    /// Those of splice(2); `WouldBlock` when nothing fits.
+    /// Moves the pipe's bytes to `to` as far as they fit; `WouldBlock` if nothing fits. Unlike
+    /// [`crate::TcpSocket::write`], a broken socket raises SIGPIPE, which Rust's runtime ignores by default.
     pub(crate) fn drain(&mut self, to: &impl AsFd) -> io::Result<usize> {
         if self.held == 0 {
             return Ok(0);
@@ -61,7 +53,6 @@ impl Pipe {
         Ok(moved)
     }
 
-    /// Bytes inside.
     pub(crate) fn held(&self) -> usize {
         self.held
     }
@@ -83,7 +74,7 @@ mod tests {
 
     use super::*;
 
-    /// A blocking end and one that never waits.
+    /// Blocking end and non-blocking end.
     fn pair() -> (UnixStream, UnixStream) {
         let (one, other) = UnixStream::pair().unwrap();
         other.set_nonblocking(true).unwrap();

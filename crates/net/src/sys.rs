@@ -1,7 +1,7 @@
-//! The few kernel calls that the data path makes and no library wraps: socket addresses, options, control messages.
+//! Kernel interfaces that no library wraps: socket addresses, options, control messages.
 //!
-//! Lengths in `msghdr` are of another type in musl than in glibc, beside unused bytes that have to be zero: the kernel reads both as one.
-//! Hence `as _` where such a length is written.
+//! In musl, lengths in `msghdr` have another type than in glibc, next to padding that must be zero because
+//! the kernel reads both as one number. Hence `as _` for these lengths.
 
 use std::{
     io, mem,
@@ -12,12 +12,12 @@ use std::{
 use libc::{c_int, c_void};
 use rustix::net::{SocketAddrAny, getsockname};
 
-/// UDP_SEGMENT and UDP_GRO of linux/udp.h; SO_RXQ_OVFL of asm-generic/socket.h.
+/// UDP_SEGMENT and UDP_GRO of linux/udp.h, and IPPROTO_UDP as a level.
 pub(crate) const UDP_SEGMENT: c_int = 103;
 pub(crate) const UDP_GRO: c_int = 104;
 pub(crate) const SOL_UDP: c_int = 17;
 
-/// Room for a socket address of either family, as the kernel wants it (ip(7), ipv6(7)):
+/// Socket address of either family in the kernel's layout (ip(7), ipv6(7)):
 ///
 /// ```text
 /// 0        2      4           8           16          24      28
@@ -35,14 +35,14 @@ impl RawAddress {
         Self([0; 28])
     }
 
-    /// Writes an address and returns the length that the kernel wants for it.
+    /// Writes an address and returns its length for the kernel.
     pub(crate) fn set(&mut self, address: SocketAddr) -> u32 {
         let [p0, p1] = address.port().to_be_bytes();
         match address {
             SocketAddr::V4(a) => {
                 let [f0, f1] = (libc::AF_INET as libc::sa_family_t).to_ne_bytes();
                 let [a, b, c, d] = a.ip().octets();
-                // In one piece: written in several, it costs three times as much.
+                // One copy: several small writes take three times as long.
                 self.0[..16].copy_from_slice(&[f0, f1, p0, p1, a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0]);
                 16
             }
@@ -57,7 +57,7 @@ impl RawAddress {
         }
     }
 
-    /// The address, canonical: an IPv4-mapped one is IPv4, zone and flow label are dropped.
+    /// Reads the address. IPv4-mapped becomes IPv4; zone and flow label are dropped.
     #[inline]
     pub(crate) fn get(&self) -> Option<SocketAddr> {
         let [f0, f1, p0, p1, ..] = self.0;
@@ -76,7 +76,7 @@ impl RawAddress {
     }
 }
 
-/// An IPv4-mapped address is IPv4.
+/// Converts IPv4-mapped to IPv4.
 #[inline]
 fn canonical(address: SocketAddrV6) -> SocketAddr {
     match address.ip().to_ipv4_mapped() {
@@ -85,10 +85,7 @@ fn canonical(address: SocketAddrV6) -> SocketAddr {
     }
 }
 
-/// An address as rustix has it, canonical; with its zone or without.
-///
-/// # Errors
-/// EAFNOSUPPORT for other families than IP's.
+/// Converts an address of rustix, with or without its zone. EAFNOSUPPORT for families other than IP.
 pub(crate) fn address(any: SocketAddrAny, with_zone: bool) -> io::Result<SocketAddr> {
     Ok(match SocketAddr::try_from(any)? {
         SocketAddr::V6(v6) => {
@@ -99,34 +96,33 @@ pub(crate) fn address(any: SocketAddrAny, with_zone: bool) -> io::Result<SocketA
     })
 }
 
-/// The address that a socket is bound to, with its zone: others may be bound there too.
+/// Bound address with its zone, which may be needed to bind other sockets there.
 pub(crate) fn local_address(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     address(getsockname(fd)?, true)
 }
 
-/// Turns a C return value into a result.
+/// Converts a C return value.
 pub(crate) fn check(value: c_int) -> io::Result<c_int> {
     if value < 0 { Err(io::Error::last_os_error()) } else { Ok(value) }
 }
 
-/// A message header without anything.
 pub(crate) fn empty_message() -> libc::mmsghdr {
     // SAFETY: all members are integers and pointers, for which zero is a value.
     unsafe { mem::zeroed() }
 }
 
-/// sendmmsg(2), without waiting. musl's own makes a sendmsg(2) of each message, because it does not trust the unused bytes of their
-/// lengths; ours are zero.
+/// sendmmsg(2) with MSG_DONTWAIT. musl's wrapper calls sendmsg(2) per message, because it does not rely on
+/// zeroed padding of lengths; ours is zero.
 ///
 /// # Safety
-/// `messages` must point at `count` headers that describe live memory, all unused bytes being zero.
+/// `messages` must point at `count` headers that describe live memory and have zeroed padding.
 #[inline]
 pub(crate) unsafe fn sendmmsg(fd: c_int, messages: *mut libc::mmsghdr, count: u32) -> c_int {
     #[cfg(not(target_env = "musl"))]
-    // SAFETY: the caller's promise.
+    // SAFETY: promised by the caller.
     return unsafe { libc::sendmmsg(fd, messages, count, libc::MSG_DONTWAIT) };
     #[cfg(target_env = "musl")]
-    // SAFETY: the caller's promise. The result is a count or -1.
+    // SAFETY: promised by the caller. The result is a count or -1.
     return unsafe { libc::syscall(libc::SYS_sendmmsg, fd, messages, count, libc::MSG_DONTWAIT) as c_int };
 }
 
@@ -152,7 +148,7 @@ pub(crate) fn get_option(fd: BorrowedFd<'_>, level: c_int, name: c_int) -> io::R
     Ok(c_int::from_ne_bytes(value))
 }
 
-/// getsockopt(2) of a structure, or the part of it that fits. Returns the bytes that the kernel wrote.
+/// getsockopt(2) of a structure, or as much as fits. Returns the bytes written by the kernel.
 pub(crate) fn get_option_bytes<'a>(
     fd: BorrowedFd<'_>,
     level: c_int,
@@ -167,12 +163,12 @@ pub(crate) fn get_option_bytes<'a>(
     Ok(&value[..len as usize])
 }
 
-/// Bytes for control messages, aligned as `cmsghdr` wants it.
+/// Control messages, aligned for `cmsghdr`.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 pub(crate) struct ControlBuffer<const N: usize>(pub(crate) [u8; N]);
 
-/// Alignment of control messages, and bytes of their length (cmsg(3), include/linux/socket.h of the kernel):
+/// Alignment of control messages and size of their header (cmsg(3), include/linux/socket.h of the kernel):
 ///
 /// ```text
 /// │ length, head included │ level (4) │ kind (4) │ data │ padding to a multiple of WORD │ …
@@ -180,7 +176,7 @@ pub(crate) struct ControlBuffer<const N: usize>(pub(crate) [u8; N]);
 const WORD: usize = mem::size_of::<usize>();
 const HEAD: usize = WORD + 8;
 
-/// Writes control messages into a [`ControlBuffer`], front to back.
+/// Writes control messages into a [`ControlBuffer`].
 pub(crate) struct ControlWriter<'a> {
     buffer: &'a mut [u8],
     used: usize,
@@ -191,11 +187,12 @@ impl<'a> ControlWriter<'a> {
         Self { buffer: &mut control.0, used: 0 }
     }
 
-    /// Appends one. Its data are bytes, because a type with padding would leave uninitialised ones in the buffer.
+    /// Appends a message. Its data are bytes, because a type with padding would leave uninitialised bytes in
+    /// the buffer.
     pub(crate) fn push<const N: usize>(&mut self, level: c_int, kind: c_int, data: [u8; N]) {
         let len = HEAD + N;
         let space = len.next_multiple_of(WORD);
-        assert!(self.used + space <= self.buffer.len(), "control buffer is too small for what is sent");
+        assert!(self.used + space <= self.buffer.len(), "control buffer is too small");
         let place = &mut self.buffer[self.used..self.used + space];
         place[..WORD].copy_from_slice(&len.to_ne_bytes());
         place[WORD..WORD + 4].copy_from_slice(&level.to_ne_bytes());
@@ -209,7 +206,6 @@ impl<'a> ControlWriter<'a> {
     }
 }
 
-/// One received control message.
 pub(crate) struct ControlMessage<'a> {
     pub(crate) level: c_int,
     pub(crate) kind: c_int,
@@ -221,7 +217,7 @@ impl ControlMessage<'_> {
         self.data.first_chunk().map(|b| c_int::from_ne_bytes(*b))
     }
 
-    /// The destination address in a packet information message.
+    /// Destination address of a packet information message.
     pub(crate) fn packet_info(&self) -> Option<IpAddr> {
         match (self.level, self.kind) {
             // struct in_pktinfo { int ifindex; in_addr spec_dst; in_addr addr; }
@@ -239,7 +235,7 @@ impl ControlMessage<'_> {
     }
 }
 
-/// Walks the control messages that the kernel wrote: the first `msg_controllen` bytes of the buffer.
+/// Iterates over the control messages in the first `msg_controllen` bytes of a buffer.
 #[inline]
 pub(crate) fn control_messages(mut rest: &[u8]) -> impl Iterator<Item = ControlMessage<'_>> {
     std::iter::from_fn(move || {
@@ -277,7 +273,7 @@ mod tests {
         assert_eq!(read(&[]), []);
     }
 
-    /// The kernel writes none such; the reader stays within the buffer all the same.
+    /// The kernel never writes these; the reader must stay within the buffer all the same.
     #[test]
     fn control_messages_of_impossible_lengths_end_the_walk() {
         for len in [0_usize, 1, 15, 17, 64, usize::MAX] {

@@ -1,5 +1,5 @@
-//! TCP sockets, non-blocking, made with as few calls as the data path allows: what a listener sets, the sockets that it
-//! accepts inherit (TCP_NODELAY, SO_KEEPALIVE).
+//! Non-blocking TCP sockets with few system calls: accepted sockets inherit TCP_NODELAY, SO_KEEPALIVE and
+//! timers from the listener.
 
 use std::{
     io::{self, IoSlice},
@@ -20,50 +20,50 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::{ZonedIp, passed, rlimit, sys};
 
-/// Pieces of one sendmsg(2) (UIO_MAXIOV).
+/// Maximum number of buffers per sendmsg(2) (UIO_MAXIOV).
 const MOST_PIECES: usize = 1024;
-/// A request of ioctl(2) (tcp(7), asm-generic/sockios.h) that the C library leaves out: whether an urgent byte is next.
+/// ioctl(2) request (tcp(7), asm-generic/sockios.h) missing in the C library: tests for an urgent byte at the
+/// read position.
 pub const SIOCATMARK: libc::Ioctl = 0x8905;
 
-/// How a listener is made. The default asks for nothing.
+/// Listener options; all off by default.
 #[derive(Clone, Debug, Default)]
 pub struct ListenOptions {
-    /// SO_REUSEPORT: several workers, one port.
+    /// SO_REUSEPORT, for several workers on one port.
     pub reuse_port: bool,
-    /// Connections that wait to be accepted; the kernel caps it at net.core.somaxconn. 0 asks for that cap.
+    /// Connections waiting for accept, capped at net.core.somaxconn; 0 asks for that cap.
     pub backlog: u32,
     /// TCP_NODELAY of accepted sockets.
     pub nodelay: bool,
     /// SO_KEEPALIVE of accepted sockets.
     pub keepalive: bool,
-    /// TCP_NOTSENT_LOWAT of accepted sockets in bytes: once so much waits to be sent for the first time, a write takes no more.
-    /// The kernel's own buffer grows to megabytes, which is seconds of stale datagrams behind a slow link.
+    /// TCP_NOTSENT_LOWAT of accepted sockets in bytes: a write fails while this much is unsent. The kernel's
+    /// own buffer grows to megabytes, which is seconds of stale datagrams behind a slow link.
     pub unsent_limit: Option<u32>,
-    /// TCP_DEFER_ACCEPT in seconds: connections are accepted when their first bytes have come, or when about so much time is over.
-    /// Meanwhile they are half-open to the kernel; once its queue of those is full, SYN cookies make up for it, which accept at
-    /// once.
+    /// TCP_DEFER_ACCEPT in seconds: connections become acceptable with their first bytes, or after about this
+    /// time. Until then they occupy the SYN queue; when it is full, SYN cookies take over and accept at once.
     pub defer_accept: Option<u32>,
-    /// On an IPv6 address: also take IPv4 connections, whose addresses are told as IPv4 (ipv6(7), IPV6_V6ONLY off).
+    /// IPV6_V6ONLY off: an IPv6 listener also accepts IPv4 and reports IPv4 addresses (ipv6(7)).
     pub dual_stack: bool,
-    /// IP_FREEBIND: the address need not be this machine's yet.
+    /// IP_FREEBIND: the address may be configured later.
     pub freebind: bool,
 }
 
-/// When the kernel asks a silent peer whether it is still there, and when it gives up. `None` is as the machine is configured.
+/// Keepalive and retransmission timeouts; `None` keeps the system's setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpTimers {
-    /// TCP_KEEPIDLE: silence before the first keepalive probe, in whole seconds, at most 32767.
+    /// TCP_KEEPIDLE: idle time before the first probe, in whole seconds, at most 32,767.
     pub keepalive_idle: Option<Duration>,
-    /// TCP_KEEPINTVL: time between two probes, in whole seconds, at most 32767.
+    /// TCP_KEEPINTVL: time between probes, in whole seconds, at most 32,767.
     pub keepalive_interval: Option<Duration>,
-    /// TCP_KEEPCNT: probes without an answer that end the connection, at most 127.
+    /// TCP_KEEPCNT: unanswered probes before the connection ends, at most 127.
     pub keepalive_count: Option<u32>,
-    /// TCP_USER_TIMEOUT: bytes without an acknowledgement for so long end the connection.
+    /// TCP_USER_TIMEOUT: time that sent data may stay unacknowledged, in milliseconds.
     pub user_timeout: Option<Duration>,
 }
 
 impl TcpTimers {
-    /// The same, with Linux's defaults (tcp(7)) for what is not set: for a socket that had others before.
+    /// Fills in Linux's defaults (tcp(7)), to reset a socket that had other timers.
     #[must_use]
     pub fn or_defaults(&self) -> Self {
         Self {
@@ -93,7 +93,8 @@ impl TcpTimers {
     }
 }
 
-/// A listening, non-blocking socket. IPv6 listeners are IPV6_V6ONLY unless [`ListenOptions::dual_stack`] is asked for.
+/// Listening, non-blocking socket. IPv6 listeners are IPV6_V6ONLY unless [`ListenOptions::dual_stack`] is
+/// set.
 #[derive(Debug)]
 pub struct TcpListener {
     fd: OwnedFd,
@@ -101,16 +102,15 @@ pub struct TcpListener {
 }
 
 impl TcpListener {
-    /// Binds (with SO_REUSEADDR, so that a restart does not wait for TIME_WAIT) and listens. Port 0 lets the kernel choose.
-    ///
-    /// # Errors
-    /// Those of socket(2), setsockopt(2), bind(2) and listen(2).
+    /// Binds with SO_REUSEADDR, so that a restart does not wait for TIME_WAIT, and listens. Port 0 lets the
+    /// kernel choose.
     pub fn bind(address: SocketAddr, options: &ListenOptions) -> io::Result<Self> {
         let socket = bound(address, options)?;
         Self::listen(socket.into(), options)
     }
 
-    /// Takes a listener that somebody else has bound. What has to be said before that, SO_REUSEPORT and IPV6_V6ONLY, stays as it is.
+    /// Takes a listener bound by the service manager. SO_REUSEPORT and IPV6_V6ONLY cannot change after
+    /// bind(2) and stay.
     pub(crate) fn adopt(descriptor: OwnedFd, options: &ListenOptions) -> io::Result<Self> {
         let local = sys::local_address(descriptor.as_fd())?;
         passed::check_families(&SockRef::from(&descriptor), local, options.dual_stack)?;
@@ -134,58 +134,44 @@ impl TcpListener {
         Ok(this)
     }
 
-    /// Takes over a listening socket that another process has made, with the clients that wait in it.
-    ///
-    /// # Errors
-    /// `InvalidInput` for what is no listening TCP socket; those of getsockname(2).
+    /// Takes over a listener from another process, including its waiting connections. `InvalidInput` if it is
+    /// not a listening TCP socket.
     pub fn take_over(fd: OwnedFd) -> io::Result<Self> {
         let option = |name| sys::get_option(fd.as_fd(), libc::SOL_SOCKET, name);
         let found = (option(libc::SO_TYPE)?, option(libc::SO_PROTOCOL)?, option(libc::SO_ACCEPTCONN)?);
         if found != (libc::SOCK_STREAM, libc::IPPROTO_TCP, 1) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "no listening TCP socket"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a listening TCP socket"));
         }
         Ok(Self { local: sys::local_address(fd.as_fd())?, fd })
     }
 
-    /// Checks that a listener of these options could bind, and returns its address: the kernel chooses one for port 0. Without
-    /// SO_REUSEPORT, so that a second program on the same port hears of it instead of silently sharing it. With
-    /// [`ListenOptions::dual_stack`] the IPv4 port has to be free too.
-    ///
-    /// # Errors
-    /// Those of socket(2), setsockopt(2) and bind(2).
+    /// Checks that a listener with these options could bind, and returns its address (port 0 is resolved). It
+    /// probes without SO_REUSEPORT, so that a port in use is an error instead of being shared silently. With
+    /// [`ListenOptions::dual_stack`] the IPv4 port must be free too.
     pub fn probe(address: SocketAddr, options: &ListenOptions) -> io::Result<SocketAddr> {
         let alone = ListenOptions { reuse_port: false, ..options.clone() };
         sys::local_address(bound(address, &alone)?.as_fd())
     }
 
-    /// What accepted sockets inherit from now on.
-    ///
-    /// # Errors
-    /// Those of setsockopt(2).
+    /// Sets TCP_NODELAY and SO_KEEPALIVE for sockets accepted from now on.
     pub fn set_inherited(&self, nodelay: bool, keepalive: bool) -> io::Result<()> {
         set_tcp_nodelay(&self.fd, nodelay)?;
         Ok(set_socket_keepalive(&self.fd, keepalive)?)
     }
 
-    /// Timers of the sockets that are accepted from now on.
-    ///
-    /// # Errors
-    /// Those of setsockopt(2).
+    /// Sets timers for sockets accepted from now on.
     pub fn set_timers(&self, timers: &TcpTimers) -> io::Result<()> {
         timers.set(self.fd.as_fd())
     }
 
-    /// Takes one connection; `None` when none waits. A connection that was reset while it waited counts as none.
-    ///
-    /// # Errors
-    /// Those of accept4(2): EMFILE, ENFILE, ENOBUFS and ENOMEM ask for a pause.
+    /// Accepts a connection; `None` if none is waiting or it was reset meanwhile. After EMFILE, ENFILE,
+    /// ENOBUFS or ENOMEM pause before retrying.
     pub fn accept(&self) -> io::Result<Option<(TcpSocket, SocketAddr)>> {
         let Some((fd, peer)) = accept(self.fd.as_fd())? else { return Ok(None) };
         let peer = peer.and_then(|peer| sys::address(peer, false).ok());
         Ok(peer.map(|peer| (TcpSocket { fd }, peer)))
     }
 
-    /// The bound address.
     pub fn local_addr(&self) -> SocketAddr {
         self.local
     }
@@ -197,12 +183,12 @@ impl AsFd for TcpListener {
     }
 }
 
-/// accept4(2) with the errors of a listening socket sorted: `None` when there is no connection to have.
+/// accept4(2); `None` if no connection is available.
 pub(crate) fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<(OwnedFd, Option<SocketAddrAny>)>> {
     rlimit::room_for_one(listener)?;
     match acceptfrom_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
         Ok((fd, peer)) => rlimit::ours(fd).map(|fd| Some((fd, peer))),
-        // accept(2): network errors of the new connection are reported here and are to be treated like EAGAIN.
+        // accept(2): pending network errors of the new connection are to be treated like EAGAIN.
         Err(
             Errno::AGAIN
             | Errno::INTR
@@ -248,38 +234,35 @@ fn begin(socket: Socket, address: SocketAddr) -> io::Result<TcpSocket> {
     }
 }
 
-/// How an outgoing socket is made. The default asks for nothing.
+/// Options of outgoing sockets; all off by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConnectOptions {
-    /// Source address; the port stays the kernel's choice, made at connect time (IP_BIND_ADDRESS_NO_PORT), so that ports run
-    /// out per destination and not per source address.
+    /// Source address. The kernel chooses the port at connect time (IP_BIND_ADDRESS_NO_PORT), so ports are
+    /// limited per destination and not per source address.
     pub source: Option<ZonedIp>,
     /// SO_BINDTODEVICE.
     pub device: Option<String>,
     /// SO_MARK; needs CAP_NET_ADMIN.
     pub mark: Option<u32>,
-    /// IP_TRANSPARENT: `source` may be an address of somebody else; needs CAP_NET_ADMIN.
+    /// IP_TRANSPARENT: `source` may be a foreign address; needs CAP_NET_ADMIN.
     pub transparent: bool,
 }
 
-/// A connected or connecting, non-blocking socket: TCP's, or one of [`crate::unix`], where what only TCP has (TCP_NODELAY,
-/// a reset, addresses) fails or does nothing. Dropping it closes it.
+/// Connected or connecting, non-blocking socket of TCP or [`crate::unix`]. On Unix sockets, TCP features
+/// (TCP_NODELAY, reset, addresses) fail or do nothing. Dropping closes it.
 #[derive(Debug)]
 pub struct TcpSocket {
     fd: OwnedFd,
 }
 
 impl TcpSocket {
-    /// Begins to connect. Writability tells that it is done, an error event that it failed: ask [`TcpSocket::take_error`].
-    ///
-    /// # Errors
-    /// Those of socket(2), setsockopt(2), bind(2), and of connect(2) but EINPROGRESS; `AddrNotAvailable` for a source of the
-    /// other family.
+    /// Starts connecting. Writability means success, an error event failure: see [`TcpSocket::take_error`].
+    /// `AddrNotAvailable` if the source has the other address family.
     pub fn connect(address: SocketAddr, options: &ConnectOptions) -> io::Result<Self> {
         if options.source.is_some_and(|source| source.ip().is_ipv6() != address.is_ipv6()) {
             return Err(io::Error::new(
                 io::ErrorKind::AddrNotAvailable,
-                "the source address and the target are of different families",
+                "the source address and the target have different address families",
             ));
         }
         let socket =
@@ -306,12 +289,10 @@ impl TcpSocket {
         begin(socket, address)
     }
 
-    /// Begins to connect, as [`TcpSocket::connect`], from the very address and port on which a listener of ours waits. Both need
-    /// SO_REUSEPORT for that: SO_REUSEADDR alone does not get past a socket that listens (Linux, inet_csk_bind_conflict). With TCP_NODELAY,
-    /// since the first answer may be the request of a protocol that waits for small messages, and with SO_KEEPALIVE.
-    ///
-    /// # Errors
-    /// As for [`TcpSocket::connect`]; `AddrNotAvailable` where this very connection exists already or is in TIME_WAIT.
+    /// Starts connecting from the address and port of our own listener. Both sockets need SO_REUSEPORT:
+    /// SO_REUSEADDR does not allow a bind beside a listening socket (Linux, inet_csk_bind_conflict). Sets
+    /// TCP_NODELAY, because the first answer may be a request of a protocol with small messages, and
+    /// SO_KEEPALIVE. `AddrNotAvailable` if this connection exists already or is in TIME_WAIT.
     pub fn connect_from(local: SocketAddr, address: SocketAddr) -> io::Result<Self> {
         let socket = bound(local, &ListenOptions { reuse_port: true, ..ListenOptions::default() })?;
         socket.set_tcp_nodelay(true)?;
@@ -319,37 +300,26 @@ impl TcpSocket {
         begin(socket, address)
     }
 
-    /// Receives; `Ok(0)` is the end of the stream (or an empty `buffer`).
-    ///
-    /// # Errors
-    /// Those of recv(2); `WouldBlock` when nothing waits.
+    /// Receives; `Ok(0)` is end of stream (or an empty `buffer`), `WouldBlock` an empty queue.
     #[inline]
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         Ok(recv(&self.fd, buffer, RecvFlags::empty())?.0)
     }
 
-    /// As [`TcpSocket::read`], but what it shows stays to be read (MSG_PEEK).
-    ///
-    /// # Errors
-    /// Those of recv(2); `WouldBlock` when nothing waits.
+    /// [`TcpSocket::read`] that leaves the bytes in the queue (MSG_PEEK).
     pub fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
         Ok(recv(&self.fd, buffer, RecvFlags::PEEK)?.0)
     }
 
-    /// Sends what fits; never raises SIGPIPE.
-    ///
-    /// # Errors
-    /// Those of send(2); `WouldBlock` when nothing fits.
+    /// Sends as much as fits, without SIGPIPE; `WouldBlock` if nothing fits.
     #[inline]
     pub fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         Ok(send(&self.fd, bytes, SendFlags::NOSIGNAL)?)
     }
 
-    /// Sends several pieces in one call, as far as they fit; of more than 1024 pieces the first 1024. Never raises SIGPIPE, unlike
-    /// writev(2). Where `more` follows at once, the kernel keeps the last, unfilled segment for it (MSG_MORE), TCP_NODELAY or not.
-    ///
-    /// # Errors
-    /// Those of sendmsg(2); `WouldBlock` when nothing fits.
+    /// Sends up to 1,024 buffers in one call, as far as they fit, without SIGPIPE; `WouldBlock` if nothing
+    /// fits. `more` announces a following write: the kernel keeps an incomplete last segment (MSG_MORE), even
+    /// with TCP_NODELAY.
     #[inline]
     pub fn write_vectored(&self, pieces: &[IoSlice<'_>], more: bool) -> io::Result<usize> {
         let flags = if more { SendFlags::NOSIGNAL | SendFlags::MORE } else { SendFlags::NOSIGNAL };
@@ -357,47 +327,38 @@ impl TcpSocket {
         Ok(sendmsg(&self.fd, pieces, &mut SendAncillaryBuffer::default(), flags)?)
     }
 
-    /// Sends FIN once all that was written has left; reading goes on.
-    ///
-    /// # Errors
-    /// Those of shutdown(2); ENOTCONN when the other side is gone.
+    /// Sends FIN after all written data; reading stays possible. ENOTCONN if the connection is gone.
     pub fn shutdown_write(&self) -> io::Result<()> {
         Ok(shutdown(&self.fd, Shutdown::Write)?)
     }
 
-    /// Closes with RST instead of FIN (SO_LINGER with a time of 0, socket(7)); what is unsent is lost.
+    /// Closes with RST (SO_LINGER of 0, socket(7)) and drops unsent data.
     pub fn reset(self) {
-        // Where it fails, the close that follows sends FIN.
+        // If this fails, close sends FIN.
         let _ = set_socket_linger(&self.fd, Some(Duration::ZERO));
     }
 
-    /// Sets its timers; SO_KEEPALIVE itself is another option.
-    ///
-    /// # Errors
-    /// Those of setsockopt(2).
+    /// Sets the timers; SO_KEEPALIVE itself is a separate option.
     pub fn set_timers(&self, timers: &TcpTimers) -> io::Result<()> {
         timers.set(self.fd.as_fd())
     }
 
-    /// SIOCATMARK (tcp(7)): whether the next byte to be read is an urgent one. False where it cannot be told.
+    /// SIOCATMARK (tcp(7)): true if the next byte is an urgent one.
     pub(crate) fn is_at_urgent_byte(&self) -> bool {
         ioctl_int(self.fd.as_fd(), SIOCATMARK).is_ok_and(|is_there| is_there != 0)
     }
 
-    /// Bytes that the kernel has taken to be sent, whether they are on their way, acknowledged or neither. Counted from somewhere: only
-    /// differences mean something. While others write it may say less than there is, never more.
-    ///
-    /// # Errors
-    /// Those of getsockopt(2) and ioctl(2).
+    /// Bytes accepted by the kernel so far, acknowledged or not, relative to an unknown start. During
+    /// concurrent writes the result may be too low, never too high.
     pub fn written(&self) -> io::Result<u64> {
-        // In this order: what is acknowledged in between is missed, and not counted twice.
+        // In this order: an acknowledgement in between is missed instead of counted twice.
         let acknowledged = self.acknowledged()?;
         // SIOCOUTQ of tcp(7).
         let queued = ioctl_int(self.fd.as_fd(), libc::TIOCOUTQ)?;
         Ok(acknowledged + u64::from(queued.unsigned_abs()))
     }
 
-    /// TCP_INFO's tcpi_bytes_acked (Linux 4.1), behind what the C library's structure has of it.
+    /// tcpi_bytes_acked of TCP_INFO (Linux 4.1), beyond the end of the C library's structure.
     fn acknowledged(&self) -> io::Result<u64> {
         const AT: usize = 120;
         let mut info = [0_u8; 256];
@@ -406,26 +367,15 @@ impl TcpSocket {
         told.map(|bytes| u64::from_ne_bytes(*bytes)).ok_or_else(|| io::ErrorKind::Unsupported.into())
     }
 
-    /// SO_ERROR: why a connect failed or a connection broke, if it did; asking clears it.
-    ///
-    /// # Errors
-    /// Those of getsockopt(2), and the error itself.
+    /// Returns and clears SO_ERROR, the reason of a failed or broken connection.
     pub fn take_error(&self) -> io::Result<()> {
         Ok(socket_error(&self.fd)??)
     }
 
-    /// This side's address.
-    ///
-    /// # Errors
-    /// Those of getsockname(2).
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         sys::local_address(self.fd.as_fd())
     }
 
-    /// The other side's address.
-    ///
-    /// # Errors
-    /// Those of getpeername(2).
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         let peer = getpeername(&self.fd)?.ok_or(io::ErrorKind::Unsupported)?;
         sys::address(peer, false)
@@ -447,7 +397,7 @@ impl io::Write for &TcpSocket {
         (*self).write_vectored(pieces, false)
     }
 
-    /// Nothing is kept back.
+    /// Writes are unbuffered.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -460,8 +410,7 @@ impl From<OwnedFd> for TcpSocket {
     }
 }
 
-/// Whether an error says that the process or the machine is out of descriptors or memory, so that the same call may succeed
-/// later.
+/// True if descriptors or memory are exhausted, so that the call may succeed later.
 pub fn is_exhaustion(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }

@@ -1,13 +1,13 @@
-//! Sending: datagrams are queued during a tick and leave in super-packets.
+//! Send queue: datagrams are queued during a tick and leave in super-packets.
 //!
 //! ```text
 //! push ─▶ datagrams, chained by route ─▶ flush: per socket, per route, runs of equal size
 //!                                         header │ payload in the arena │ padding   ⎫ iovecs of one message,
-//!                                         header │ payload in the arena │ padding   ⎭ UDP_SEGMENT = their size
+//!                                         header │ payload in the arena │ padding   ⎭ UDP_SEGMENT = their
+//!                                         size
 //! ```
 //!
-//! Pieces that lie next to each other in memory share one iovec, so that a reflected super-packet, or a generator's
-//! datagrams, cost one.
+//! Adjacent pieces share an iovec, so a reflected super-packet, or a run of generated datagrams, costs one.
 
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
@@ -19,7 +19,7 @@ use crate::{
     send::{self, Batch, Bytes, Linux, SendCalls},
 };
 
-/// Routes of one socket that are searched one by one before a table is used.
+/// Routes per socket that are searched linearly instead of in a table.
 const FEW: u32 = 4;
 
 #[derive(Clone, Copy)]
@@ -30,7 +30,7 @@ struct Group {
     next_of_socket: u32,
 }
 
-/// The routes queued for one socket.
+/// Routes queued for one socket.
 #[derive(Clone, Copy)]
 struct Chain {
     first: u32,
@@ -40,7 +40,7 @@ struct Chain {
 
 const EMPTY: Chain = Chain { first: NONE, last: NONE, count: 0 };
 
-/// The sending half of a worker.
+/// Sending half of a worker.
 pub struct Tx {
     datapath: Datapath,
     own: Vec<u8>,
@@ -58,12 +58,11 @@ pub struct Tx {
 }
 
 impl Tx {
-    /// An empty queue.
     pub fn new(datapath: Datapath) -> Self {
         Self::with_segments(datapath, if datapath == Datapath::Gso { send::max_segments() } else { 1 })
     }
 
-    /// With so many segments in a super-packet at most.
+    /// `segments`: maximum per super-packet.
     pub(crate) fn with_segments(datapath: Datapath, segments: usize) -> Self {
         Self {
             datapath,
@@ -80,10 +79,11 @@ impl Tx {
         }
     }
 
-    /// Queues `header ++ payload ++ padding zero bytes`. The header has at most 64 KiB, the payload stays in the arena.
+    /// Queues `header ++ payload ++ padding zero bytes`. The header is at most 64 KiB long; the payload stays
+    /// in the arena.
     ///
     /// # Panics
-    /// When the padding is longer than the 3 bytes that STUN and ChannelData know.
+    /// If `padding` exceeds 3, the maximum of STUN and ChannelData.
     #[inline]
     pub fn push(&mut self, route: &Route, header: &[u8], payload: Span, padding: u8) {
         assert!(padding <= 3, "padding goes to the next multiple of 4");
@@ -111,8 +111,9 @@ impl Tx {
         self.push_run(route, 1, bytes.len(), |out| out.copy_from_slice(bytes));
     }
 
-    /// Queues `count` datagrams of `len` bytes each that `fill` writes in place, one behind the other (their content before is arbitrary);
-    /// for generators, cheaper than one by one. Several are a burst, which shares no super-packet with what was queued before it.
+    /// Queues `count` datagrams of `len` bytes, written by `fill` into one contiguous buffer with arbitrary
+    /// content. Cheaper than single pushes, for load generators. Several form a burst, which starts a
+    /// super-packet of its own.
     #[inline]
     pub fn push_run(&mut self, route: &Route, count: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
         if count == 0 {
@@ -138,12 +139,11 @@ impl Tx {
         self.queued
     }
 
-    /// Sends all that is queued. What the kernel does not take is dropped and counted; nothing is kept.
+    /// Sends the queue. Datagrams that the kernel refuses are dropped and counted.
     pub fn flush(&mut self, sockets: &mut Sockets, rx: &Rx) {
         self.flush_through(&mut Linux, sockets, rx);
     }
 
-    /// Occupancy so far.
     pub fn stats(&self) -> &TxStats {
         &self.stats
     }
@@ -159,7 +159,8 @@ impl Tx {
             let bytes = Bytes { own: &self.own, rx };
             let one_by_one = self.datapath == Datapath::Basic;
             let mut sender = self.batch.open(kernel, socket, bytes, one_by_one, &mut self.stats);
-            // DF is a socket option: what wants it goes last, so that it changes twice a flush and not at every route.
+            // DF is a socket option, so datagrams with DF go last: two changes per flush instead of one per
+            // route.
             let mut also_df = false;
             for df in [false, true] {
                 if df && !also_df {
@@ -194,7 +195,7 @@ impl Tx {
         }
     }
 
-    /// Datagrams queued for a socket.
+    /// Number of datagrams queued for a socket.
     #[cold]
     fn count(&self, chain: Chain) -> u64 {
         let mut count = 0;
@@ -230,7 +231,8 @@ impl Tx {
         group.last = index;
     }
 
-    /// The group of a route, made when it is new. Datagrams come in runs, so the newest group is tried first.
+    /// Index of the route's group, created if missing. Datagrams come in runs, so the newest group is tried
+    /// first.
     #[inline]
     fn group(&mut self, route: &Route) -> usize {
         if let Some(newest) = self.groups.last()

@@ -1,5 +1,5 @@
-//! Unix stream sockets (unix(7)): their names, their listeners and the files that those leave behind. A connected one is a
-//! [`TcpSocket`], for the data path asks the same of both.
+//! Unix stream sockets (unix(7)): names, listeners and socket files. A connected one is a [`TcpSocket`],
+//! because the data path treats both alike.
 
 use std::{
     fmt, fs, io,
@@ -21,17 +21,17 @@ use crate::{
     tcp::{self, TcpSocket},
 };
 
-/// Bytes of `sun_path`, less one: a path ends, and an abstract name begins, with a zero byte.
+/// Size of `sun_path` minus one: a path ends, and an abstract name begins, with a zero byte.
 const LONGEST: usize = 107;
 
-/// An absolute path, or `@` and a name of the abstract namespace, which has no file. Cheap to clone.
+/// Absolute path, or `@` and a name in the abstract namespace, which has no file. Cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct UnixName(Arc<str>);
 
 impl FromStr for UnixName {
     type Err = &'static str;
 
-    /// Takes `/run/app.sock` or `@app`.
+    /// Accepts `/run/app.sock` or `@app`.
     fn from_str(text: &str) -> Result<Self, &'static str> {
         match text.as_bytes() {
             [b'/', _, ..] | [b'@', _, ..] if text.contains('\0') => Err("it has a zero byte"),
@@ -44,7 +44,7 @@ impl FromStr for UnixName {
 }
 
 impl UnixName {
-    /// Where its file is; an abstract name has none.
+    /// Path of the file; `None` for an abstract name.
     pub fn path(&self) -> Option<&Path> {
         (!self.0.starts_with('@')).then(|| Path::new(&*self.0))
     }
@@ -57,15 +57,14 @@ impl UnixName {
     }
 }
 
-/// `/run/app.sock`, as it was written.
 impl fmt::Display for UnixName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-/// A listening, non-blocking Unix socket. Unlike TCP's, several workers share one by [`UnixListener::try_clone`]; they watch it
-/// with [`crate::poll::Poller::add_exclusive`], so that not all of them wake up for each client.
+/// Listening, non-blocking Unix socket. Workers share one with [`UnixListener::try_clone`] and watch it with
+/// [`crate::poll::Interest::Exclusive`], so that a client does not wake all of them.
 #[derive(Debug)]
 pub struct UnixListener {
     fd: OwnedFd,
@@ -73,13 +72,10 @@ pub struct UnixListener {
 }
 
 impl UnixListener {
-    /// Binds and listens. A file that a listener left behind which is gone is removed first. `mode` are the permissions of the
-    /// new file (whoever may write may connect); `None` leaves them to the umask. The file goes when the [`SocketFile`] is
-    /// dropped.
-    ///
-    /// # Errors
-    /// `AddrInUse` where somebody listens there, `AlreadyExists` where a file is in the way that is no socket; those of
-    /// socket(2), bind(2), chmod(2) and listen(2).
+    /// Binds and listens; a stale socket file is removed first. `mode` is the permission of the new file
+    /// (write permission allows connecting); `None` leaves it to the umask. Dropping the [`SocketFile`]
+    /// removes the file. `AddrInUse` if another listener exists, `AlreadyExists` if the path is another kind
+    /// of file.
     pub fn bind(name: &UnixName, mode: Option<u32>) -> io::Result<(Self, SocketFile)> {
         let socket = stream()?;
         let address = name.address()?;
@@ -92,43 +88,33 @@ impl UnixListener {
         }
         let file = SocketFile::of(name)?;
         file.set_mode(mode)?;
-        // Until now nobody could connect, whatever the permissions were.
+        // Before listen(2) no client can connect, so the permissions are in effect in time.
         socket.listen(i32::MAX)?;
         Ok((Self { fd: socket.into(), name: name.clone() }, file))
     }
 
-    /// Takes over a listener of this name that another process has made, with the clients that wait in it. [`SocketFile::take_over`]
-    /// goes with it.
-    ///
-    /// # Errors
-    /// `InvalidInput` for what is no listening Unix socket; those of getsockopt(2).
+    /// Takes over a listener with this name from another process, including its waiting clients. Call
+    /// [`SocketFile::take_over`] too. `InvalidInput` if it is not a listening Unix socket.
     pub fn take_over(fd: OwnedFd, name: &UnixName) -> io::Result<Self> {
         let option = |name| sys::get_option(fd.as_fd(), libc::SOL_SOCKET, name);
         let found = (option(libc::SO_DOMAIN)?, option(libc::SO_TYPE)?, option(libc::SO_ACCEPTCONN)?);
         if found != (libc::AF_UNIX, libc::SOCK_STREAM, 1) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "no listening Unix socket"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a listening Unix socket"));
         }
         Ok(Self { fd, name: name.clone() })
     }
 
-    /// The same listener once more, for another worker.
-    ///
-    /// # Errors
-    /// Those of dup(2).
+    /// Duplicates the listener for another worker.
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(Self { fd: self.fd.try_clone()?, name: self.name.clone() })
     }
 
-    /// Takes one connection; `None` when none waits.
-    ///
-    /// # Errors
-    /// As for [`crate::TcpListener::accept`].
+    /// Accepts a connection; `None` if none is waiting. Errors as for [`crate::TcpListener::accept`].
     pub fn accept(&self) -> io::Result<Option<TcpSocket>> {
-        // Clients hardly ever have a name.
+        // Clients rarely have a name.
         Ok(tcp::accept(self.fd.as_fd())?.map(|(fd, _)| TcpSocket::from(fd)))
     }
 
-    /// Where it listens.
     pub fn name(&self) -> &UnixName {
         &self.name
     }
@@ -140,7 +126,7 @@ impl AsFd for UnixListener {
     }
 }
 
-/// The file of a listener. Dropping it removes the file, unless another one has taken its place.
+/// File of a listener. Dropping it removes the file, unless another file has replaced it.
 #[derive(Debug)]
 pub struct SocketFile {
     name: UnixName,
@@ -154,10 +140,7 @@ impl SocketFile {
         Ok(Self { name: name.clone(), id })
     }
 
-    /// The file of a listener that another process has made, which leaves it.
-    ///
-    /// # Errors
-    /// Those of lstat(2).
+    /// Takes over the file of another process's listener.
     pub fn take_over(name: &UnixName) -> io::Result<Self> {
         Self::of(name)
     }
@@ -167,10 +150,7 @@ impl SocketFile {
         self.id = None;
     }
 
-    /// Changes its permissions.
-    ///
-    /// # Errors
-    /// Those of chmod(2).
+    /// Changes the permissions; `None` keeps them.
     pub fn set_mode(&self, mode: Option<u32>) -> io::Result<()> {
         match (self.name.path(), mode) {
             (Some(path), Some(mode)) => fs::set_permissions(path, fs::Permissions::from_mode(mode)),
@@ -183,27 +163,21 @@ impl Drop for SocketFile {
     fn drop(&mut self) {
         let (Some(path), Some(id)) = (self.name.path(), self.id) else { return };
         if fs::symlink_metadata(path).is_ok_and(|file| (file.dev(), file.ino()) == id) {
-            // Nobody is left to hear of an error.
+            // A destructor cannot report errors.
             let _ = fs::remove_file(path);
         }
     }
 }
 
-/// Connects; done when this returns, as there is no network to wait for.
-///
-/// # Errors
-/// Those of socket(2) and connect(2); `WouldBlock` when the listener's queue is full, so that the same call may succeed later.
+/// Connects; completes immediately. `WouldBlock` if the listener's queue is full, so retrying may succeed.
 pub fn connect(name: &UnixName) -> io::Result<TcpSocket> {
     let socket = stream()?;
     socket.connect(&name.address()?)?;
     Ok(TcpSocket::from(OwnedFd::from(socket)))
 }
 
-/// A pair of connected sockets that keep messages apart (SOCK_SEQPACKET) and never wait. Each holds up to `buffer` bytes on their way to the
-/// other, as far as the kernel allows.
-///
-/// # Errors
-/// Those of socketpair(2) and fcntl(2).
+/// Creates a pair of connected, non-blocking SOCK_SEQPACKET sockets. Each buffers up to `buffer` bytes, as
+/// far as the kernel allows.
 pub fn messages(buffer: usize) -> io::Result<(TcpSocket, TcpSocket)> {
     let (one, other) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None)?;
     for end in [&one, &other] {
@@ -217,13 +191,13 @@ fn stream() -> io::Result<Socket> {
     rlimit::ours(Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?)
 }
 
-/// Removes a socket's file if nobody listens there any more: the kernel leaves it when a program ends.
+/// Removes a socket file without a listener; the kernel leaves it when a program ends.
 fn remove_stale(path: &Path, address: &SockAddr) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(file) if !file.file_type().is_socket() => {
             return Err(io::Error::new(
                 io::ErrorKind::AlreadyExists,
-                "a file that is no socket is in the way",
+                "a file that is not a socket is in the way",
             ));
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -232,7 +206,7 @@ fn remove_stale(path: &Path, address: &SockAddr) -> io::Result<()> {
     }
     match stream()?.connect(address) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
-        // A full queue, a socket of another type, one that we may not write to: somebody has it.
+        // A full queue, another socket type or missing write permission: the socket is in use.
         _ => Err(io::ErrorKind::AddrInUse.into()),
     }
 }

@@ -1,5 +1,5 @@
-//! Threads of the data path, the same for relay, forwarder and reflector: a [`Frame`] is the worker's side, [`Workers`] the side of the
-//! control thread.
+//! Worker threads shared by relay, forwarder and reflector: a [`Frame`] is the worker's side, [`Workers`]
+//! that of the control thread.
 
 mod handover;
 
@@ -18,12 +18,12 @@ use std::{
 use crate::poll::{Event, Poller, Waker};
 pub use handover::{Batch, Step};
 
-/// Token of a worker's inbox in its poller; no other token has all bits.
+/// Token of a worker's inbox in its poller; callers must not use it.
 pub const INBOX: u64 = u64::MAX;
 /// Milliseconds between two publications of a worker's counters.
 const PUBLISH_MS: u64 = 100;
 
-/// Sends commands to a worker, from any thread. `None` stops it.
+/// Sends commands to a worker from any thread.
 #[derive(Debug)]
 pub struct Sender<C> {
     commands: mpsc::Sender<Option<C>>,
@@ -37,15 +37,12 @@ impl<C> Clone for Sender<C> {
 }
 
 impl<C> Sender<C> {
-    /// Sends without waiting; a worker that has ended needs no command.
+    /// Sends without waiting; ignored if the worker has ended.
     pub fn tell(&self, command: C) {
         let _ = self.send(command);
     }
 
-    /// Sends a command that must not be lost.
-    ///
-    /// # Errors
-    /// The command, if the worker has ended.
+    /// Sends a command and returns it as the error if the worker has ended.
     pub fn send(&self, command: C) -> Result<(), C> {
         match self.commands.send(Some(command)) {
             Err(mpsc::SendError(Some(command))) => Err(command),
@@ -62,11 +59,11 @@ impl<C> Sender<C> {
     }
 }
 
-/// State that a worker shares with the control thread. Neither side holds the lock for longer than a copy takes.
+/// State shared with the control thread. The lock is held only for a copy.
 #[derive(Debug, Default)]
 struct Shared<S> {
     published: Mutex<S>,
-    /// The worker has looked at its commands since [`Workers::make_progress`] woke it.
+    /// The worker has read its commands since [`Workers::make_progress`] woke it.
     has_woken: AtomicBool,
 }
 
@@ -76,17 +73,16 @@ impl<S> Shared<S> {
     }
 }
 
-/// A worker's side: its poller and clock, its inbox of `C`, and the counters `S` that it publishes.
+/// Worker's side: poller, clock, inbox of commands `C` and published counters `S`.
 pub struct Frame<C, S> {
-    /// Place among the workers.
+    /// Index of the worker.
     pub number: usize,
-    /// Waits for the worker's sockets.
     pub poller: Poller,
-    /// The worker's own address, for answers to it.
+    /// The worker's own inbox, for replies.
     pub sender: Sender<C>,
-    /// True if something has happened since the last publication.
+    /// Counters have changed since the last publication.
     pub dirty: bool,
-    /// True once the worker is to end.
+    /// The worker must end.
     pub is_stopped: bool,
     started: Instant,
     published_ms: u64,
@@ -96,10 +92,7 @@ pub struct Frame<C, S> {
 }
 
 impl<C, S: Default> Frame<C, S> {
-    /// Creates the frame of worker `number`, whose clock is 0 at `started`.
-    ///
-    /// # Errors
-    /// Those of epoll_create1(2), eventfd(2) and epoll_ctl(2).
+    /// Creates the frame of worker `number`, whose clock starts at `started`.
     pub fn new(number: usize, started: Instant) -> io::Result<Self> {
         let poller = Poller::new()?;
         let waker = Waker::new(&poller, INBOX)?;
@@ -120,15 +113,12 @@ impl<C, S: Default> Frame<C, S> {
 }
 
 impl<C, S> Frame<C, S> {
-    /// Milliseconds on the worker's clock.
+    /// Milliseconds since the clock started.
     pub fn now_ms(&self) -> u64 {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Replaces `events` by those of [`Poller::wait_until`], which also ends when a publication is due.
-    ///
-    /// # Errors
-    /// Those of [`Poller::wait_until`].
+    /// Fills `events` from [`Poller::wait_until`], which also ends when a publication is due.
     pub fn wait(
         &mut self,
         now: u64,
@@ -144,15 +134,15 @@ impl<C, S> Frame<C, S> {
         Ok(())
     }
 
-    /// Takes the next command without waiting. After [`INBOX`] it is due until there is none; if some are left, the poller reports
-    /// them again.
+    /// Takes the next command without waiting. After an [`INBOX`] event call it until it returns `None`; if
+    /// commands are left, the poller reports the event again.
     pub fn command(&mut self) -> Option<C> {
         self.shared.has_woken.store(true, Ordering::Relaxed);
         if let Some(command) = self.deferred.pop_front() {
             return Some(command);
         }
         let command = self.commands.try_recv().or_else(|_| {
-            // In this order: what is sent from now on wakes the poller again.
+            // In this order: a command sent from now on wakes the poller again.
             self.sender.waker.acknowledge();
             self.commands.try_recv()
         });
@@ -160,14 +150,14 @@ impl<C, S> Frame<C, S> {
         command.ok().flatten()
     }
 
-    /// Waits for the next command, as a worker at rest does; `None` if the worker is to end.
+    /// Blocks for the next command while the worker is paused; `None` if it must end.
     pub fn next_command(&mut self) -> Option<C> {
         let command = self.commands.recv().ok().flatten();
         self.is_stopped |= command.is_none();
         command
     }
 
-    /// Keeps a command for [`Frame::command`], before those that come later.
+    /// Puts a command back for [`Frame::command`], ahead of later ones.
     pub fn defer(&mut self, command: C) {
         self.deferred.push_back(command);
         self.sender.waker.wake();
@@ -178,7 +168,7 @@ impl<C, S> Frame<C, S> {
         self.dirty && now >= self.published_ms + PUBLISH_MS
     }
 
-    /// Publishes counters, which `update` writes over the previous ones.
+    /// Publishes counters; `update` overwrites the previous ones.
     pub fn publish(&mut self, now: u64, update: impl FnOnce(&mut S)) {
         update(&mut self.shared.published());
         self.published_ms = now;
@@ -204,7 +194,7 @@ pub struct Workers<C, S> {
 struct Running<C, S> {
     sender: Sender<C>,
     shared: Arc<Shared<S>>,
-    /// `None` once it is joined.
+    /// `None` once joined.
     thread: Option<JoinHandle<()>>,
 }
 
@@ -215,10 +205,7 @@ impl<C, S> Default for Workers<C, S> {
 }
 
 impl<C, S> Workers<C, S> {
-    /// Runs a worker on a thread of this name; it has to return once its frame is stopped.
-    ///
-    /// # Errors
-    /// Those of pthread_create(3).
+    /// Runs a worker on a thread with this name; `run` must return once its frame is stopped.
     pub fn spawn<W: Send + 'static>(
         &mut self,
         name: String,
@@ -234,12 +221,11 @@ impl<C, S> Workers<C, S> {
         Ok(())
     }
 
-    /// Number of workers.
     pub fn count(&self) -> usize {
         self.running.len()
     }
 
-    /// The inbox of each worker.
+    /// Inboxes in the order of the workers.
     pub fn senders(&self) -> impl Iterator<Item = &Sender<C>> {
         self.running.iter().map(|worker| &worker.sender)
     }
@@ -257,10 +243,8 @@ impl<C, S> Workers<C, S> {
         self.running.iter().map(|worker| worker.shared.published().clone()).collect()
     }
 
-    /// Asks all at once, and waits `patience` for all answers; `action` is their part of the error message.
-    ///
-    /// # Errors
-    /// `TimedOut` if one does not answer: it is stuck or has ended.
+    /// Sends each worker a command and waits up to `patience` for all replies, in the order of the workers.
+    /// `TimedOut` if one is stuck or has ended; `action` is the verb phrase of that message.
     pub fn ask<T>(
         &self,
         patience: Duration,
@@ -283,13 +267,13 @@ impl<C, S> Workers<C, S> {
         asked.into_iter().map(answer).collect()
     }
 
-    /// True if a worker has ended although it was not stopped.
+    /// True if a worker has ended without being stopped.
     pub fn have_failed(&self) -> bool {
         self.running.iter().any(|worker| worker.thread.as_ref().is_none_or(JoinHandle::is_finished))
     }
 
-    /// Returns true if each worker has looked at its commands since the last call that returned true, and then wakes all of them for the
-    /// next call. That costs a worker one round through its loop.
+    /// Returns true if each worker has read its commands since the last call that returned true, and then
+    /// wakes all of them for the next call, which costs each one loop iteration.
     #[must_use]
     pub fn make_progress(&self) -> bool {
         let has_woken = |worker: &Running<C, S>| worker.shared.has_woken.load(Ordering::Relaxed);
@@ -303,7 +287,7 @@ impl<C, S> Workers<C, S> {
         all
     }
 
-    /// Stops all workers, and then waits for each.
+    /// Stops all workers and waits for them.
     pub fn stop(&mut self) {
         self.senders().for_each(Sender::stop);
         for worker in &mut self.running {
@@ -328,7 +312,7 @@ mod tests {
     enum Told {
         Add(u32),
         Wait(mpsc::Receiver<()>),
-        /// Answers with the sum.
+        /// Replies with the sum.
         Ask(mpsc::Sender<u32>),
         Panic,
     }
@@ -359,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn dropping_workers_ends_each_after_its_commands() {
+    fn dropping_workers_stops_each_after_its_commands() {
         let mut workers = Workers::default();
         (0..3).for_each(|_| spawn(&mut workers));
         let shared: Vec<_> = workers.running.iter().map(|worker| Arc::clone(&worker.shared)).collect();
@@ -374,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_come_in_the_order_of_the_workers_and_a_missing_one_is_an_error() {
+    fn replies_keep_the_order_of_workers_and_a_missing_one_is_an_error() {
         let mut workers = Workers::default();
         (0..3).for_each(|_| spawn(&mut workers));
         for (number, sender) in (0..).zip(workers.senders()) {
@@ -391,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_panics_has_failed_and_takes_no_commands() {
+    fn panicked_worker_has_failed_and_ignores_commands() {
         let mut workers = Workers::default();
         spawn(&mut workers);
         workers.tell(|| Told::Panic);
@@ -422,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_make_progress_unless_one_of_them_hangs() {
+    fn hung_worker_stops_progress() {
         let mut workers = Workers::default();
         (0..3).for_each(|_| spawn(&mut workers));
         let until_all_answer = || {
@@ -435,7 +419,7 @@ mod tests {
         let (go_on, until) = mpsc::channel();
         workers.senders().next().unwrap().tell(Told::Wait(until));
         until_all_answer();
-        // All others answer, and are not woken again meanwhile.
+        // The others have replied and are not woken again meanwhile.
         for _ in 0..1000 {
             assert!(!workers.make_progress());
         }

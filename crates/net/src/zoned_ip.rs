@@ -1,4 +1,4 @@
-//! IP addresses with the zone that link-local ones need (RFC 4007 section 11): `192.0.2.1`, `fe80::1%eth0`.
+//! IP addresses with the zone of link-local ones (RFC 4007 section 11): `192.0.2.1`, `fe80::1%eth0`.
 
 use std::{
     fmt, io,
@@ -6,32 +6,27 @@ use std::{
     str::FromStr,
 };
 
-/// An IP address, and the index of the interface behind which it counts; 0 where it counts everywhere.
+/// IP address and interface index; 0 without a zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ZonedIp {
     ip: IpAddr,
     zone: u32,
 }
 
-/// Why a text is not an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// It has another form.
     #[error("not an address")]
     Form,
-    /// Its zone is unknown here.
     #[error("this machine has no interface of that name")]
     NoSuchInterface,
 }
 
 impl ZonedIp {
-    /// Without its zone.
     #[must_use]
     pub fn ip(self) -> IpAddr {
         self.ip
     }
 
-    /// With a port.
     #[must_use]
     pub fn at(self, port: u16) -> SocketAddr {
         match self.ip {
@@ -40,10 +35,8 @@ impl ZonedIp {
         }
     }
 
-    /// Addresses of a host by getaddrinfo(3), in its order (RFC 6724), each once. An address with a zone is its own.
-    ///
-    /// # Errors
-    /// Those of the resolver.
+    /// Resolves a host with getaddrinfo(3), in its order (RFC 6724), without duplicates. An address with a
+    /// zone resolves to itself.
     pub fn look_up(host: &str) -> io::Result<Vec<Self>> {
         let mut addresses: Vec<Self> = Vec::new();
         for address in (host, 0).to_socket_addrs()? {
@@ -57,7 +50,7 @@ impl ZonedIp {
     }
 }
 
-/// An IPv6 address and its zone, if the text has one.
+/// Splits `ADDRESS%ZONE`; `None` without a zone.
 #[must_use]
 pub fn split_zone(text: &str) -> Option<(Ipv6Addr, &str)> {
     let (address, zone) = text.split_once('%')?;
@@ -65,10 +58,7 @@ pub fn split_zone(text: &str) -> Option<(Ipv6Addr, &str)> {
     address.parse().ok().filter(|_| is_name).map(|address| (address, zone))
 }
 
-/// Reads `ADDR:PORT`, an IPv6 address in brackets and perhaps with a zone: `[fe80::1%eth0]:3478`.
-///
-/// # Errors
-/// [`AddressError`].
+/// Parses `ADDR:PORT` with IPv6 in brackets and an optional zone: `[fe80::1%eth0]:3478`.
 pub fn socket_address(text: &str) -> Result<SocketAddr, AddressError> {
     if let Ok(address) = text.parse() {
         return Ok(address);
@@ -84,7 +74,7 @@ impl FromStr for ZonedIp {
     fn from_str(text: &str) -> Result<Self, AddressError> {
         match split_zone(text) {
             None => text.parse::<IpAddr>().map(Self::from).map_err(|_| AddressError::Form),
-            // getaddrinfo(3) knows names of interfaces, and asks no name server about an address.
+            // getaddrinfo(3) knows interface names and sends no DNS query for an address.
             Some(_) => {
                 let found = Self::look_up(text).ok().and_then(|found| found.first().copied());
                 found.ok_or(AddressError::NoSuchInterface)

@@ -1,4 +1,4 @@
-//! Every byte in order, whatever the mode and however slow the sink; and what a mover keeps to itself.
+//! Tests of copying in each mode: byte order, slow sinks, end of stream and pipe limits.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a panic is how a test fails")]
 
 use std::{
@@ -17,10 +17,10 @@ use crate::{
 
 const MODES: [CopyMode; 3] = [CopyMode::Auto, CopyMode::Splice, CopyMode::Buffer];
 
-/// Both ends of a connection: the mover's, and the one far away.
+/// Near end for the mover, and far end.
 fn pair() -> (TcpSocket, TcpStream) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    // Room for all of a message that nobody reads yet: older kernels open a window of 64 KiB at most until somebody does.
+    // Room for a whole unread message: older kernels open a window of at most 64 KiB before the first read.
     socket2::SockRef::from(&listener).set_recv_buffer_size(256 << 10).unwrap();
     let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (near, _) = listener.accept().unwrap();
@@ -36,7 +36,7 @@ fn until<T>(mut ready: impl FnMut() -> Option<T>) -> T {
         if let Some(value) = ready() {
             return value;
         }
-        assert!(Instant::now() < deadline, "waited in vain");
+        assert!(Instant::now() < deadline, "timed out");
         std::thread::yield_now();
     }
 }
@@ -48,7 +48,7 @@ fn arrive(near: &TcpSocket, len: usize) {
     until(|| near.peek(&mut seen).is_ok_and(|got| got == len).then_some(()));
 }
 
-/// Sends until the other side's buffers, and this one's, take no more.
+/// Sends until the buffers of both sides are full.
 fn fill_up(near: &TcpSocket) -> usize {
     let (chunk, mut sent, mut refused) = (vec![0; 1 << 16], 0, 0);
     while refused < 100 {
@@ -61,10 +61,10 @@ fn fill_up(near: &TcpSocket) -> usize {
     sent
 }
 
-/// A prime, so that no piece or buffer that is lost or doubled goes unnoticed.
+/// Prime, so that any lost or duplicated piece or buffer is noticed.
 const PERIOD: usize = 1_299_709;
 
-/// `len` bytes (up to [`PERIOD`]) of the stream that all tests send, from an offset on.
+/// `len` bytes (up to [`PERIOD`]) of the test stream, from an offset on.
 fn pattern(at: usize, len: usize) -> &'static [u8] {
     static TWICE: LazyLock<Vec<u8>> = LazyLock::new(|| {
         let byte = |at: usize| ((at % PERIOD).wrapping_mul(0x9E37_79B9) >> 16) as u8;
@@ -73,12 +73,12 @@ fn pattern(at: usize, len: usize) -> &'static [u8] {
     &TWICE[at % PERIOD..][..len]
 }
 
-/// Whether `heard` is that stream from `at` on.
+/// True if `heard` is the test stream from `at` on.
 fn is_pattern(heard: &[u8], at: usize) -> bool {
     heard.chunks(PERIOD).all(|chunk| chunk == pattern(at, chunk.len()))
 }
 
-/// One message of `len` bytes through a flow; returns how many of them were spliced.
+/// Moves one message of `len` bytes and returns the number of spliced bytes.
 fn message(mover: &mut Mover, flow: &mut Flow, ends: &mut Ends, copy: CopyMode, len: usize) -> u64 {
     let bytes = pattern(flow.bytes as usize, len);
     ends.source.write_all(bytes).unwrap();
@@ -91,7 +91,7 @@ fn message(mover: &mut Mover, flow: &mut Flow, ends: &mut Ends, copy: CopyMode, 
     mover.take_moved().spliced
 }
 
-/// Turn after turn, as an owner gives them, until there is nothing more to move.
+/// Pumps until there is nothing more to move.
 fn to_the_end(mover: &mut Mover, flow: &mut Flow, ends: &mut Ends, copy: CopyMode) -> Pumped {
     loop {
         match mover.pump(flow, &ends.from, &ends.to, copy, false) {
@@ -101,7 +101,7 @@ fn to_the_end(mover: &mut Mover, flow: &mut Flow, ends: &mut Ends, copy: CopyMod
     }
 }
 
-/// A source that sends to `from`, and a sink that hears what `to` is given.
+/// A source that sends to `from`, and a sink that reads from `to`.
 struct Ends {
     source: TcpStream,
     from: TcpSocket,
@@ -116,8 +116,8 @@ impl Ends {
     }
 }
 
-/// Moves `total` bytes in pieces of changing size to a sink that reads only when all is blocked, and then no more than
-/// `appetite`.
+/// Moves `total` bytes in pieces of varying size to a sink that reads only while the flow is blocked, up to
+/// `appetite` bytes at a time.
 fn transfer(copy: CopyMode, total: usize, appetite: usize) {
     let Ends { mut source, from, to, mut sink } = Ends::new();
     let writer = std::thread::spawn(move || {
@@ -134,7 +134,7 @@ fn transfer(copy: CopyMode, total: usize, appetite: usize) {
     let (mut mover, mut flow) = (Mover::default(), Flow::default());
     let (mut heard, mut buffer, mut blocked) = (0, vec![0; appetite], 0);
     until(|| {
-        // Each turn as if an event had come: a read in vain only says so.
+        // Treats each turn as an event; a read of an empty socket is harmless.
         flow.readable = true;
         match mover.pump(&mut flow, &from, &to, copy, false) {
             Pumped::Idle | Pumped::Again => assert!(!flow.is_blocked()),
@@ -171,12 +171,12 @@ fn every_byte_arrives_at_a_slow_sink() {
 }
 
 #[test]
-fn every_byte_arrives_at_a_sink_that_takes_much_at_a_time() {
+fn every_byte_arrives_at_a_sink_with_large_reads() {
     MODES.into_iter().for_each(|copy| transfer(copy, 48 << 20, 1 << 20));
 }
 
 #[test]
-fn an_end_is_passed_on_and_the_other_direction_lives() {
+fn end_of_stream_leaves_the_other_direction_open() {
     for copy in MODES {
         let (mut mover, mut ends) = (Mover::default(), Ends::new());
         let (mut there, mut back) = (Flow::default(), Flow::default());
@@ -187,7 +187,7 @@ fn an_end_is_passed_on_and_the_other_direction_lives() {
             (mover.pump(&mut there, &ends.from, &ends.to, copy, false) == Pumped::Done).then_some(())
         });
         assert_eq!(ends.sink.read(&mut [0]).unwrap(), 0);
-        // What was its source is its sink now.
+        // Opposite direction.
         let Ends { source, from, to, sink } = ends;
         let mut turned = Ends { source: sink, from: to, to: from, sink: source };
         message(&mut mover, &mut back, &mut turned, copy, 20_000);
@@ -196,7 +196,7 @@ fn an_end_is_passed_on_and_the_other_direction_lives() {
 }
 
 #[test]
-fn the_last_end_is_left_to_the_close() {
+fn last_end_of_stream_is_left_to_close() {
     let (mut mover, mut flow, ends) = (Mover::default(), Flow::default(), Ends::new());
     ends.source.shutdown(Shutdown::Write).unwrap();
     until(|| {
@@ -210,7 +210,7 @@ fn the_last_end_is_left_to_the_close() {
 }
 
 #[test]
-fn a_known_end_needs_no_read_of_its_own() {
+fn known_end_of_stream_needs_no_extra_read() {
     let (mut mover, mut flow, mut ends) = (Mover::default(), Flow::default(), Ends::new());
     ends.source.write_all(b"last").unwrap();
     ends.source.shutdown(Shutdown::Write).unwrap();
@@ -223,7 +223,7 @@ fn a_known_end_needs_no_read_of_its_own() {
 }
 
 #[test]
-fn an_end_that_is_doubted_is_told_and_passed_on_once_it_is_believed() {
+fn doubted_end_of_stream_is_passed_on_once_confirmed() {
     let (mut mover, mut flow, mut ends) = (Mover::default(), Flow::default(), Ends::new());
     ends.source.write_all(b"last").unwrap();
     ends.source.shutdown(Shutdown::Write).unwrap();
@@ -244,7 +244,7 @@ fn an_end_that_is_doubted_is_told_and_passed_on_once_it_is_believed() {
 }
 
 #[test]
-fn what_leads_goes_first() {
+fn leading_bytes_are_sent_first() {
     for copy in MODES {
         let (mut mover, mut flow, mut ends) = (Mover::default(), Flow::default(), Ends::new());
         flow.lead_with(b"header ".to_vec());
@@ -260,7 +260,7 @@ fn what_leads_goes_first() {
 }
 
 #[test]
-fn bulk_moves_to_a_pipe_and_chatter_back_to_the_buffer() {
+fn bulk_moves_to_a_pipe_and_interactive_traffic_back() {
     const LARGE: usize = BULK + 1000;
     let (mut mover, mut flow, mut ends) = (Mover::default(), Flow::default(), Ends::new());
     let mut spliced =
@@ -268,7 +268,7 @@ fn bulk_moves_to_a_pipe_and_chatter_back_to_the_buffer() {
     for _ in 0..100 {
         assert_eq!(spliced(&mut flow, 32), 0);
     }
-    // One read that is none of bulk, and the count starts anew.
+    // One small read restarts the count.
     for _ in 1..BULK_READS {
         assert_eq!(spliced(&mut flow, LARGE), 0);
     }
@@ -277,7 +277,7 @@ fn bulk_moves_to_a_pipe_and_chatter_back_to_the_buffer() {
         assert_eq!(spliced(&mut flow, LARGE), 0);
     }
     assert_eq!(spliced(&mut flow, LARGE), LARGE);
-    // The same the other way.
+    // Back from the pipe to the buffer.
     for _ in 1..CHATTER_READS {
         assert_eq!(spliced(&mut flow, 32), 32);
     }
@@ -290,7 +290,7 @@ fn bulk_moves_to_a_pipe_and_chatter_back_to_the_buffer() {
 }
 
 #[test]
-fn a_flow_that_forgoes_pipes_is_copied_however_much_it_brings() {
+fn plain_flow_is_copied_even_if_it_is_bulk() {
     let (mut mover, mut flow, mut ends) = (Mover::default(), Flow::default(), Ends::new());
     flow.plain = true;
     for _ in 0..2 * BULK_READS {
@@ -309,9 +309,9 @@ fn an_urgent_byte_keeps_a_flow_off_pipes() {
     assert_eq!(message(&mut mover, &mut flow, &mut ends, CopyMode::Splice, 100), 0);
 }
 
-/// A turn that comes after an urgent byte and the end behind it, and before the event that tells of them.
+/// A turn after an urgent byte and FIN, but before their event.
 #[test]
-fn an_urgent_byte_that_nobody_has_told_of_ends_no_stream() {
+fn unannounced_urgent_byte_does_not_end_the_stream() {
     for copy in MODES {
         let (mut mover, mut flow, mut ends) =
             (Mover::default(), Flow { readable: true, ..Flow::default() }, Ends::new());
@@ -337,7 +337,7 @@ fn an_urgent_byte_that_nobody_has_told_of_ends_no_stream() {
 }
 
 #[test]
-fn a_mover_has_so_many_pipes_and_keeps_fewer() {
+fn mover_limits_open_and_idle_pipes() {
     // Two descriptors each.
     let needed = 2 * PIPES as u64 + 256;
     assert!(rlimit::raise_open_files(needed) >= needed, "raise the limit of open files (ulimit -n)");
@@ -352,7 +352,7 @@ fn a_mover_has_so_many_pipes_and_keeps_fewer() {
                 flow.readable = true;
                 match mover.pump(&mut flow, &ends.from, &ends.to, CopyMode::Splice, false) {
                     Pumped::Blocked => Some(()),
-                    // A window probe made room for more after all.
+                    // A window probe has made room.
                     _ => {
                         waiting += 32 + fill_up(&ends.to);
                         None
@@ -364,7 +364,7 @@ fn a_mover_has_so_many_pipes_and_keeps_fewer() {
         })
         .collect();
     assert_eq!((mover.pipes, mover.idle.len()), (PIPES, 0));
-    // The one that ends in mid-transfer takes its pipe along, with the bytes inside: nobody else hears them.
+    // A flow that ends in mid-transfer closes its pipe with the bytes inside.
     let mut flows = flows.into_iter();
     mover.reclaim(&mut flows.next().unwrap());
     assert_eq!((mover.pipes, mover.idle.len()), (PIPES - 1, 0));
@@ -382,12 +382,12 @@ fn a_mover_has_so_many_pipes_and_keeps_fewer() {
 }
 
 #[test]
-fn nagle_is_turned_off_before_it_could_hold_anything_back() {
+fn nodelay_is_set_before_nagle_could_delay() {
     for copy in MODES {
         let (mut mover, mut flow, mut ends) = (Mover::default(), Flow::new(true), Ends::new());
         let nodelay = |ends: &Ends| socket2::SockRef::from(&ends.to).tcp_nodelay().unwrap();
         message(&mut mover, &mut flow, &mut ends, copy, ONE_SEGMENT);
-        // One short message needs no call; a pipe is not for such.
+        // One short message needs no call; the pipe always sets it.
         assert_eq!(nodelay(&ends), copy == CopyMode::Splice);
         message(&mut mover, &mut flow, &mut ends, copy, 1);
         assert!(nodelay(&ends), "{copy:?}");
@@ -395,7 +395,7 @@ fn nagle_is_turned_off_before_it_could_hold_anything_back() {
 }
 
 #[test]
-fn which_side_is_broken_is_told() {
+fn broken_source_and_sink_are_distinguished() {
     let reset = |stream: TcpStream| {
         socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
     };
@@ -424,7 +424,7 @@ fn which_side_is_broken_is_told() {
 }
 
 #[test]
-fn a_budget_bounds_what_is_taken_to_the_byte_and_loses_nothing() {
+fn budget_limits_reads_to_the_byte_and_loses_nothing() {
     for copy in MODES {
         let (mut mover, mut ends) = (Mover::default(), Ends::new());
         let mut flow = Flow::new(false);
@@ -432,7 +432,7 @@ fn a_budget_bounds_what_is_taken_to_the_byte_and_loses_nothing() {
         let all = 300_000;
         ends.source.write_all(pattern(0, all)).unwrap();
         let mut heard = Vec::new();
-        // Sizes below, at and above what one read takes.
+        // Below, at and above the size of one read.
         for grant in [1, 999, 64 << 10, 100_000] {
             arrive(&ends.from, grant as usize);
             flow.budget = Some(grant);

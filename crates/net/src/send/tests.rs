@@ -1,5 +1,5 @@
-//! Kernels that refuse: what leaves, in which order, and what is counted.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may fail, and says what it skips")]
+//! Tests of sending with a simulated kernel: datagrams sent, their order, and counters.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "tests may fail, and print skipped checks")]
 
 use std::{
     cell::Cell,
@@ -18,11 +18,10 @@ use crate::{
 
 const REFUSALS: [c_int; 5] = [libc::EINVAL, libc::EIO, libc::ENOPROTOOPT, libc::EOPNOTSUPP, libc::EMSGSIZE];
 
-/// A message as the kernel would see it.
+/// A message as seen by the kernel.
 struct Seen {
     to: SocketAddr,
     bytes: Vec<u8>,
-    /// UDP_SEGMENT, if it was asked for.
     segment: Option<usize>,
     dont_fragment: bool,
 }
@@ -56,16 +55,16 @@ fn dont_fragment(socket: &UdpSocket) -> bool {
     value == libc::IP_PMTUDISC_PROBE
 }
 
-/// Answers each message by a rule; what it takes, it notes as datagrams.
+/// Kernel that follows a rule and records accepted datagrams.
 struct Ruled<R> {
-    /// The errno for a message, or `None` to take it.
+    /// Errno for a message, or `None` to accept it.
     rule: R,
     taken: Vec<(SocketAddr, Vec<u8>)>,
     super_packets: usize,
     with_df: Vec<bool>,
     errors: usize,
     calls: usize,
-    /// Most messages that one call takes.
+    /// Maximum number of messages accepted per call.
     at_most: usize,
 }
 
@@ -90,7 +89,7 @@ impl<R: FnMut(&Seen) -> Option<c_int>> SendCalls for Ruled<R> {
             }
             let seen = look(socket, message);
             if let Some(errno) = (self.rule)(&seen) {
-                // As sendmmsg(2): an error is told only by the call that it begins.
+                // Like sendmmsg(2): an error is returned only if it affects the first message.
                 if at > 0 {
                     return Ok(at);
                 }
@@ -123,7 +122,7 @@ struct Bench {
 
 fn bench(datapath: Datapath) -> Bench {
     let mut rx = Rx::new(datapath);
-    // A prime number of different ones. (Miri takes seconds for a loop over all.)
+    // A prime number of distinct bytes. (Miri takes seconds for a loop over all.)
     let known = (0..251).collect::<Vec<u8>>().repeat(239);
     let arena = rx.fill(0, |room| {
         room[..known.len()].copy_from_slice(&known);
@@ -136,7 +135,7 @@ fn bench(datapath: Datapath) -> Bench {
     Bench { sockets, id, rx, arena: arena.unwrap(), tx, pushed: Vec::new() }
 }
 
-/// Miri has no UDP sockets. Most tests do not need one, for they are the kernel themselves.
+/// Miri has no UDP sockets. Most tests need none, because they simulate the kernel.
 fn socket() -> UdpSocket {
     let here = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     if cfg!(miri) {
@@ -146,7 +145,7 @@ fn socket() -> UdpSocket {
     UdpSocket::bind(here, &UdpOptions::default()).unwrap()
 }
 
-/// Miri has no kernel to be asked.
+/// Miri has no kernel to probe.
 fn most_segments() -> usize {
     if cfg!(miri) { FEWEST_SEGMENTS } else { max_segments() }
 }
@@ -156,7 +155,8 @@ impl Bench {
         Route { socket: self.id, to: Some(to), from: None, tos: 0, ttl: 0, dont_fragment: false }
     }
 
-    /// A datagram of 12 bytes of header that tell its number, `size - 12 - padding` of the arena, and padding.
+    /// Queues a datagram of a 12-byte header with its number, `size - 12 - padding` bytes of the arena, and
+    /// padding.
     fn push(&mut self, to: SocketAddr, size: usize) {
         let route = self.route(to);
         self.push_route(&route, size);
@@ -179,7 +179,7 @@ impl Bench {
         self.tx.flush_through(kernel, &mut self.sockets, &self.rx);
     }
 
-    /// Whether all pushed datagrams were taken, once, and those of each destination in order.
+    /// Checks that all pushed datagrams were taken once, in order per destination.
     fn assert_all_in_order(&self, taken: &[(SocketAddr, Vec<u8>)]) {
         assert_eq!(by_destination(taken), by_destination(&self.pushed));
         assert_eq!(self.tx.stats().datagrams, self.pushed.len() as u64);
@@ -214,7 +214,7 @@ fn each_refusal_of_a_super_packet_steps_down_once() {
         b.flush(&mut kernel);
         b.assert_all_in_order(&kernel.taken);
         assert_eq!(b.tx.stats().step_downs, 1, "errno {errno}");
-        // The second try tells a refusal from a pending ICMP error; nothing else asks in vain.
+        // The second try distinguishes a refusal from a pending ICMP error; no other call fails.
         assert_eq!(kernel.errors, 2, "errno {errno}");
 
         for _ in 0..20 {
@@ -227,9 +227,9 @@ fn each_refusal_of_a_super_packet_steps_down_once() {
     }
 }
 
-/// As where a link's MTU shrinks for a minute.
+/// A link whose MTU shrinks for a while.
 #[test]
-fn super_packets_come_back_when_the_kernel_takes_them_again() {
+fn super_packets_return_once_the_kernel_accepts_them() {
     for size in [100, 1400] {
         let mut b = bench(Datapath::Gso);
         let narrow = Cell::new(true);
@@ -242,7 +242,7 @@ fn super_packets_come_back_when_the_kernel_takes_them_again() {
         for _ in 0..5_000 {
             flush(&mut b, &mut kernel);
         }
-        assert_eq!(b.tx.stats().step_downs, 3, "in vain it is asked ever less often");
+        assert_eq!(b.tx.stats().step_downs, 3, "retries become rarer");
         narrow.set(false);
         for _ in 0..5_000 {
             flush(&mut b, &mut kernel);
@@ -268,7 +268,7 @@ fn a_large_segment_steps_down_only_for_its_size() {
         assert_eq!(b.tx.stats().step_downs, 1);
         assert_eq!(kernel.super_packets, 2, "1200 still leaves in super-packets");
 
-        // A smaller size that is refused too is another class.
+        // A refused smaller size steps down again.
         for _ in 0..10 {
             b.push(peer(0), 1310);
         }
@@ -311,7 +311,7 @@ fn other_sockets_do_not_step_down() {
 }
 
 #[test]
-fn a_pending_error_is_no_refusal() {
+fn a_pending_icmp_error_is_not_a_refusal() {
     for errno in REFUSALS.into_iter().chain([libc::ECONNREFUSED, libc::EHOSTUNREACH]) {
         for datapath in [Datapath::Basic, Datapath::Mmsg, Datapath::Gso] {
             let mut b = bench(datapath);
@@ -329,9 +329,9 @@ fn a_pending_error_is_no_refusal() {
     }
 }
 
-/// udp_sendmsg() says EINVAL to port 0: a peer must not switch GSO off for others by that.
+/// udp_sendmsg() returns EINVAL for port 0; that must not switch GSO off for other peers.
 #[test]
-fn a_refused_destination_is_no_step_down() {
+fn a_refused_destination_causes_no_step_down() {
     let mut b = bench(Datapath::Gso);
     let bad = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let mut kernel = ruled(|m| (m.to == bad).then_some(libc::EINVAL));
@@ -346,7 +346,7 @@ fn a_refused_destination_is_no_step_down() {
 }
 
 #[test]
-fn a_datagram_beyond_the_mtu_is_counted_and_the_rest_leaves() {
+fn datagrams_beyond_the_mtu_are_counted_and_the_rest_is_sent() {
     for datapath in [Datapath::Basic, Datapath::Mmsg, Datapath::Gso] {
         let mut b = bench(datapath);
         let mut kernel = ruled(|m| (m.segment.unwrap_or(m.bytes.len()) > 1472).then_some(libc::EMSGSIZE));
@@ -380,7 +380,7 @@ fn a_full_send_buffer_drops_the_rest_and_counts_datagrams() {
         b.flush(&mut kernel);
         let stats = *b.tx.stats();
         assert_eq!((stats.datagrams, stats.would_block), (kept, 20), "{datapath}");
-        assert_eq!(kernel.taken, b.pushed[..20], "what left is the beginning");
+        assert_eq!(kernel.taken, b.pushed[..20], "the first datagrams are sent");
     }
 }
 
@@ -400,7 +400,7 @@ fn a_full_device_queue_drops_one_message() {
 }
 
 #[test]
-fn calls_that_take_a_part_are_continued() {
+fn partial_sends_are_continued() {
     for datapath in [Datapath::Basic, Datapath::Mmsg, Datapath::Gso] {
         for at_most in [1, 2, 7] {
             let mut b = bench(datapath);
@@ -432,7 +432,7 @@ fn an_interrupted_call_is_repeated() {
 }
 
 #[test]
-fn thousands_of_pieces_stay_within_the_limits_of_a_message() {
+fn thousands_of_pieces_respect_the_message_limits() {
     // `look` and `send` check the limits.
     let mut b = bench(Datapath::Gso);
     let mut kernel = ruled(|_| None);
@@ -469,7 +469,7 @@ fn adjacent_datagrams_share_an_iovec_and_come_apart_again() {
         b.tx.push_bytes(&route, bytes);
         b.pushed.push((peer(0), bytes.to_vec()));
     }
-    // A reflected super-packet: neighbours in the arena.
+    // A reflected super-packet: adjacent in the arena.
     for n in 0..10 {
         let span = Span { offset: b.arena.offset + n * 500, len: 500 };
         b.tx.push(&route, &[], span, 0);
@@ -498,7 +498,7 @@ fn empty_datagrams_leave_alone_and_in_order() {
 }
 
 #[test]
-fn df_is_set_for_what_asks_for_it_and_restored() {
+fn df_is_set_only_for_routes_that_want_it() {
     let mut b = bench(Datapath::Gso);
     let mut kernel = ruled(|_| None);
     for n in 0..40 {
@@ -517,7 +517,7 @@ fn df_is_set_for_what_asks_for_it_and_restored() {
 }
 
 #[test]
-fn what_is_queued_for_a_socket_that_is_gone_is_counted() {
+fn datagrams_of_a_removed_socket_count_as_refused() {
     let mut b = bench(Datapath::Gso);
     let mut kernel = ruled(|_| None);
     for n in 0..20 {
@@ -530,11 +530,10 @@ fn what_is_queued_for_a_socket_that_is_gone_is_counted() {
 }
 
 #[test]
-fn many_routes_of_a_socket_are_told_apart() {
+fn many_routes_of_one_socket_stay_separate() {
     let mut b = bench(Datapath::Mmsg);
     let mut kernel = ruled(|_| None);
-    // Beyond the few that are searched one by one, and in an order that visits each again and again; twice, because
-    // the table lives on.
+    // More than the linear search covers, in an order that revisits each; twice, because the table is reused.
     for _ in 0..2 {
         for n in 0..2000_u32 {
             b.push(peer((n * 7 % 500) as u16), 30 + (n % 9) as usize);
@@ -553,7 +552,7 @@ fn padding_is_at_most_three_bytes() {
 }
 
 #[test]
-fn the_probe_finds_the_limit_of_this_kernel() {
+fn probe_finds_the_segment_limit_of_this_kernel() {
     if probe_segments(2).is_err() {
         return println!("SKIPPED: this kernel has no UDP_SEGMENT, or there is no loopback");
     }

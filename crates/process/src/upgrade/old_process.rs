@@ -299,7 +299,7 @@ mod tests {
         for (script, patience, why) in [
             ("#!/bin/sh\nexit 7\n", PATIENT, "exit status: 7"),
             ("#!/bin/sh\necho nonsense on standard output; exit 0\n", PATIENT, "exit status: 0"),
-            ("#!/bin/sh\nprintf nonsense >&0; exec sleep 600\n", PATIENT, "none of our messages"),
+            ("#!/bin/sh\nprintf nonsense >&0; exec sleep 600\n", PATIENT, "malformed message"),
             ("#!/bin/sh\nexec sleep 600\n", QUICK, "is not ready after 0.3 s"),
             ("no program\n", PATIENT, "cannot start"),
         ] {
