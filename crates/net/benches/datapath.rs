@@ -1,5 +1,5 @@
-//! What each combination of GSO, GRO and several messages a call is worth over loopback, sender and receiver on one
-//! core after the other: `cargo bench -p turnpike-net`. Loopback has no device, so that only differences say something.
+//! Gain of GSO, GRO and batched calls over loopback, with sender and receiver alternating on one core: `cargo
+//! bench -p turnpike-net`. Loopback has no device, so only differences are meaningful.
 
 use std::{
     hint::black_box,
@@ -11,7 +11,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use turnpike_net::{Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket};
 
 const SIZE: usize = 120;
-/// Datagrams in flight: few enough for a receive buffer of the default size, even where each is a buffer of its own.
+/// Datagrams in flight: they fit in a default receive buffer even without GRO.
 const BURST: usize = 64;
 
 fn bind(gro: bool) -> UdpSocket {
@@ -23,7 +23,7 @@ fn route(socket: SocketId, to: &UdpSocket) -> Route {
     Route { socket, to: Some(to.local_addr()), from: None, tos: 0, ttl: 0, dont_fragment: false }
 }
 
-/// Receives until all of them are there; loopback may hand some over late.
+/// Receives until all datagrams are there; loopback may deliver some late.
 fn take(rx: &mut Rx, socket: &UdpSocket, mut want: usize) {
     while want > 0 {
         if !rx.has_room() {
@@ -68,7 +68,7 @@ fn burst(c: &mut Criterion) {
     }
 }
 
-/// Many flows with a datagram each, every one on a socket of its own.
+/// Many flows with one datagram and one socket each.
 fn thin(c: &mut Criterion) {
     let mut group = c.benchmark_group("256 flows, one datagram each");
     group.throughput(Throughput::Elements(256));

@@ -1,16 +1,13 @@
-//! What the generator's datagrams cost its core, beside a bare loop that makes the same system calls and looks at nothing.
+//! CPU cost per datagram of the load generator, compared with a bare loop that makes the same system calls
+//! without looking at the data.
 //!
 //! ```text
 //! cargo build --release && cargo run --release -p turnpike-net --example ceiling -- target/release/turnpike [ROUNDS]
 //! ```
 //!
-//! Both send to the same `turnpike reflect`, in turns. What is printed is the CPU time of the sending thread for each datagram that it
-//! sent and got back, as the scheduler counts it (proc(5), schedstat), with the kernel's work for it; and the median of the ratios.
-#![allow(
-    clippy::print_stdout,
-    clippy::unwrap_used,
-    reason = "a tool for developers, who read where it failed"
-)]
+//! Both alternate against the same `turnpike reflect`. The output is the CPU time of the sending thread per
+//! returned datagram (proc(5), schedstat), including its kernel time, and the median ratio.
+#![allow(clippy::print_stdout, clippy::unwrap_used, reason = "developer tool; panics show the location")]
 
 use std::{
     collections::BTreeMap,
@@ -25,9 +22,8 @@ use std::{
 use libc::{c_int, iovec, mmsghdr};
 use turnpike_net::poll::Poller;
 
-/// Bytes of a datagram.
+/// Bytes per datagram.
 const SIZE: usize = 120;
-/// Measured, and before it not.
 const TIME: Duration = Duration::from_secs(2);
 const WARMUP: Duration = Duration::from_millis(500);
 
@@ -35,9 +31,10 @@ const WARMUP: Duration = Duration::from_millis(500);
 struct Shape {
     name: &'static str,
     sockets: usize,
-    /// Datagrams of one socket back to back: one super-packet.
+    /// Consecutive datagrams of one socket, sent as a super-packet.
     burst: usize,
-    /// A second, of all sockets; without one as many as go, so many of each socket under way.
+    /// Datagrams per second over all sockets. `None` sends at full speed, limited to `window` datagrams in
+    /// flight per socket.
     rate: Option<u32>,
     window: usize,
 }
@@ -60,7 +57,7 @@ fn main() {
         for round in 0..=rounds {
             let bare = bare(shape, reflector.address);
             let load = load(&binary, shape, reflector.address);
-            // The first one warms what is cold.
+            // The first round is a warm-up.
             if round > 0 {
                 found.entry("bare").or_default().push(bare);
                 found.entry("load").or_default().push(load);
@@ -79,7 +76,7 @@ fn main() {
     }
 }
 
-/// Nanoseconds of CPU for each datagram, of `turnpike load udp`.
+/// Nanoseconds of CPU per datagram of `turnpike load udp`.
 fn load(binary: &str, shape: Shape, server: SocketAddr) -> f64 {
     let number = |value: usize| value.to_string();
     let mut command = Command::new(binary);
@@ -108,7 +105,7 @@ fn load(binary: &str, shape: Shape, server: SocketAddr) -> f64 {
     figure("generator_cpu_s") * 1e9 / figure("received")
 }
 
-/// The same of a bare loop.
+/// Nanoseconds of CPU per datagram of the bare loop.
 fn bare(shape: Shape, server: SocketAddr) -> f64 {
     let mut poller = Poller::new().unwrap();
     let mut sockets: Vec<Bare> =
@@ -116,10 +113,10 @@ fn bare(shape: Shape, server: SocketAddr) -> f64 {
     let payload = vec![0x5A_u8; SIZE * shape.burst];
     let mut buffer = vec![0_u8; 1 << 16];
     let mut messages = Messages::new();
-    // As the generator does, lest it wake up late.
+    // Like the generator, to avoid late wake-ups.
     let _ = turnpike_net::rlimit::exact_timers();
     let begin = Instant::now();
-    // When something came for the last time, and how much that was then.
+    // Time and count of the last received datagrams.
     let mut last = (Duration::ZERO, 0);
     let (mut measured_from, mut received, mut turn, mut sent) = (None, 0_u64, 0, 0_u64);
     loop {
@@ -134,7 +131,7 @@ fn bare(shape: Shape, server: SocketAddr) -> f64 {
         if received > last.1 {
             last = (now, received);
         } else if now - last.0 > Duration::from_millis(100) {
-            // What is under way is lost, and shall not fill the windows for ever.
+            // Datagrams in flight are lost and must not block the windows forever.
             sockets.iter_mut().for_each(|socket| socket.under_way = 0);
             last.0 = now;
         }
@@ -147,7 +144,7 @@ fn bare(shape: Shape, server: SocketAddr) -> f64 {
                     sent += 1;
                 }
                 let next = Duration::from_secs_f64((sent + 1) as f64 / f64::from(rate));
-                // As the generator does: no wake-up is for less.
+                // Like the generator: sleeps of at least 50 us.
                 wait = next.saturating_sub(begin.elapsed()).max(Duration::from_micros(50));
             }
             None => {
@@ -158,7 +155,7 @@ fn bare(shape: Shape, server: SocketAddr) -> f64 {
                     socket.under_way += taken * shape.burst;
                     sent += taken as u64;
                 }
-                // As the generator does: with all windows full there is nothing to do but wait.
+                // Like the generator: wait while all windows are full.
                 if sent == before {
                     wait = Duration::from_millis(1);
                 }
@@ -166,7 +163,7 @@ fn bare(shape: Shape, server: SocketAddr) -> f64 {
         }
         for event in poller.wait(Some(wait)).unwrap() {
             let socket = &mut sockets[event.token as usize];
-            // One call: epoll tells again what is left.
+            // One call; epoll reports the rest again.
             let count = match shape.rate {
                 Some(_) => usize::from(socket.receive(&mut buffer) > 0),
                 None => messages.receive(socket),
@@ -216,10 +213,10 @@ impl Bare {
     }
 }
 
-/// Messages of one call.
+/// Messages per call.
 const MESSAGES: usize = 16;
 
-/// What sendmmsg(2) and recvmmsg(2) are handed, made once.
+/// Arguments of sendmmsg(2) and recvmmsg(2), reused.
 struct Messages {
     buffers: Vec<Vec<u8>>,
     iovecs: Vec<iovec>,
@@ -245,13 +242,13 @@ impl Messages {
         }
     }
 
-    /// The same payload so many times; how many of them the kernel took.
+    /// Sends the payload `count` times; returns the number accepted.
     fn send(&mut self, socket: &Bare, payload: &[u8], count: usize) -> usize {
         let whole = iovec { iov_base: payload.as_ptr().cast_mut().cast(), iov_len: payload.len() };
         self.iovecs.fill(whole);
         self.point_at_iovecs();
         let fd = socket.socket.as_raw_fd();
-        // SAFETY: there are `count` headers and more, each with one iovec, which describes `payload`.
+        // SAFETY: there are at least `count` headers, each with one iovec, which describes `payload`.
         let sent = unsafe { libc::sendmmsg(fd, self.headers.as_mut_ptr(), count as u32, 0) };
         usize::try_from(sent).unwrap_or(0)
     }
@@ -263,7 +260,8 @@ impl Messages {
         self.point_at_iovecs();
         let fd = socket.socket.as_raw_fd();
         let (headers, none) = (self.headers.as_mut_ptr(), std::ptr::null_mut());
-        // SAFETY: there are so many headers, each with one iovec, which describes a buffer that nobody else uses meanwhile.
+        // SAFETY: there are `MESSAGES` headers, each with one iovec, which describes an otherwise unused
+        // buffer.
         let got = unsafe { libc::recvmmsg(fd, headers, MESSAGES as u32, libc::MSG_DONTWAIT, none) };
         let got = usize::try_from(got).unwrap_or(0);
         self.headers[..got].iter().map(|header| (header.msg_len as usize).div_ceil(SIZE)).sum()

@@ -1,17 +1,15 @@
-//! One socket for all relay ports, by a BPF program (sk_lookup): what do receive calls for many flows at once save?
+//! Experiment: one socket receives for all relay ports by a BPF program (sk_lookup). How much do shared
+//! receive calls save?
 //!
 //! ```text
 //! lookup --listen 10.77.1.1:5201 --to 10.77.2.2:5201 --variant own|lookup [--first 20000] [--flows 2000] [--seconds 10]
 //! ```
 //!
-//! As the example `sockets`, with a relay port for each client. With `own`, each socket receives for itself. With `lookup` one socket
-//! receives for all of them, told apart by the port that the datagram was sent to (IP_RECVORIGDSTADDR); each port's own socket only
-//! sends, because a source port is a socket's. Takes CAP_NET_ADMIN and CAP_BPF.
-#![allow(
-    clippy::print_stdout,
-    clippy::unwrap_used,
-    reason = "a tool for developers, who read where it failed"
-)]
+//! Like the example `sockets`, with a relay port per client. With `own`, each socket receives for itself.
+//! With `lookup`, one socket receives for all of them and distinguishes them by destination port
+//! (IP_RECVORIGDSTADDR); the other sockets only send, because a source port belongs to a socket. Needs
+//! CAP_NET_ADMIN and CAP_BPF.
+#![allow(clippy::print_stdout, clippy::unwrap_used, reason = "developer tool; panics show the location")]
 
 mod bare;
 #[path = "bare/lookup.rs"]
@@ -29,7 +27,7 @@ use bare::Run;
 use program::Lookup;
 use turnpike_net::{Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket, poll::Poller};
 
-/// The token of the socket that receives for all.
+/// Token of the socket that receives for all ports.
 const ALL: u64 = 1 << 40;
 const BATCH: usize = 64;
 const SLOT: usize = 2048;
@@ -41,7 +39,7 @@ struct Relay {
     rx: Rx,
     tx: Tx,
     clients: HashMap<SocketAddr, SocketId>,
-    /// By relay port, and by the number of its socket.
+    /// Clients by relay port, and by the ID of its socket.
     by_port: HashMap<u16, SocketAddr>,
     by_socket: HashMap<u32, SocketAddr>,
 }
@@ -57,7 +55,7 @@ impl Relay {
         Route { socket, to: Some(to), from: None, tos: 0, ttl: 0, dont_fragment: false }
     }
 
-    /// What clients say, or, where each relay port receives for itself, what is said to one of them.
+    /// Relays datagrams of clients, or, if each relay port has its own receiver, datagrams to one of them.
     fn receive(&mut self, from: SocketId, to: SocketAddr, next: &mut u16, watches: bool) {
         let Ok(received) = self.rx.recv(self.sockets.get(from).unwrap()) else { return };
         for index in received.first..received.first + received.count {
@@ -84,7 +82,7 @@ impl Relay {
     }
 }
 
-/// What one call takes in, with the port that each datagram was sent to.
+/// Receive buffers of one call, with the destination port of each datagram.
 struct All {
     socket: Plain,
     bytes: Vec<u8>,
@@ -115,7 +113,7 @@ impl All {
         Self { socket, bytes, iovecs, headers: vec![header; BATCH], controls: vec![[0; 8]; BATCH] }
     }
 
-    /// Hands each datagram to `each`, with its port.
+    /// Passes each datagram and its port to `each`.
     fn receive(&mut self, mut each: impl FnMut(u16, &[u8])) {
         for (at, header) in self.headers.iter_mut().enumerate() {
             (header.msg_hdr.msg_iov, header.msg_hdr.msg_iovlen) = (&raw mut self.iovecs[at], 1);
@@ -131,7 +129,7 @@ impl All {
             if first.is_null() {
                 continue;
             }
-            // SAFETY: the one message that was asked for holds a `sockaddr_in`.
+            // SAFETY: the only requested control message holds a `sockaddr_in`.
             let to = unsafe { *libc::CMSG_DATA(first).cast::<libc::sockaddr_in>() };
             let len = self.headers[at].msg_len as usize;
             each(u16::from_be(to.sin_port), &self.bytes[at * SLOT..][..len]);

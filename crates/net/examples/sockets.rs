@@ -1,18 +1,16 @@
-//! A bare UDP relay: one socket for all clients, and one for each of them towards the target. What differs is what these sockets are.
+//! Experiment: a bare UDP relay with one socket for all clients and one per client towards the target. The
+//! variants differ in these sockets.
 //!
 //! ```text
 //! sockets --listen 10.77.1.1:5201 --to 10.77.2.2:5201 --variant plain|connected|busy-poll [--us 50] [--seconds 10]
 //! ```
 //!
-//! - `plain`: the sockets towards the target are bound, as relay sockets are.
-//! - `connected`: they are connected to the target, so that the kernel keeps their route, and drops what comes from elsewhere.
-//! - `busy-poll`: as `plain`, and the process polls the device itself (SO_PREFER_BUSY_POLL, EPIOCSPARAMS of Linux 6.9) for so many
-//!   microseconds, which asks for threaded NAPI's work to be done here.
-#![allow(
-    clippy::print_stdout,
-    clippy::unwrap_used,
-    reason = "a tool for developers, who read where it failed"
-)]
+//! - `plain`: the sockets towards the target are bound, like relay sockets.
+//! - `connected`: they are connected, so that the kernel caches their route and drops datagrams from other
+//!   sources.
+//! - `busy-poll`: as `plain`, and the process polls the device itself for some microseconds
+//!   (SO_PREFER_BUSY_POLL, EPIOCSPARAMS of Linux 6.9), in place of threaded NAPI.
+#![allow(clippy::print_stdout, clippy::unwrap_used, reason = "developer tool; panics show the location")]
 
 mod bare;
 
@@ -29,7 +27,7 @@ use turnpike_net::{
     poll::{Event, Poller},
 };
 
-/// Of asm-generic/socket.h, and of linux/eventpoll.h: `_IOW(0x8A, 0x01, struct epoll_params)`.
+/// From asm-generic/socket.h, and from linux/eventpoll.h: `_IOW(0x8A, 0x01, struct epoll_params)`.
 const SO_BUSY_POLL: libc::c_int = 46;
 const SO_PREFER_BUSY_POLL: libc::c_int = 69;
 const SO_BUSY_POLL_BUDGET: libc::c_int = 70;
@@ -47,7 +45,7 @@ struct EpollParams {
 struct Relay {
     to: SocketAddr,
     is_connected: bool,
-    /// Microseconds of busy polling; 0 for none.
+    /// Microseconds of busy polling; 0 disables it.
     busy: u32,
     sockets: Sockets,
     listener: SocketId,
@@ -55,7 +53,7 @@ struct Relay {
     rx: Rx,
     tx: Tx,
     clients: HashMap<SocketAddr, SocketId>,
-    /// By the number of the socket towards the target.
+    /// Clients by the ID of the socket towards the target.
     back: HashMap<u32, SocketAddr>,
 }
 

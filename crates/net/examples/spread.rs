@@ -1,16 +1,13 @@
-//! One hot flow, relayed by several threads that share its sockets: does more than one core help, and how much arrives out of order?
+//! Experiment: several threads relay one hot flow through shared sockets. Does a second core help, and how
+//! much reordering results?
 //!
 //! ```text
 //! spread --listen 10.77.1.1:5201 --to 10.77.2.2:5201 --workers 2 [--batch 32] [--seconds 10]
 //! ```
 //!
-//! All threads wait at the same two sockets, one towards the client and one towards the target; the kernel wakes one of them for each event
-//! (EPOLLEXCLUSIVE). `turnpike load udp --clients 1` says how many datagrams were reordered.
-#![allow(
-    clippy::print_stdout,
-    clippy::unwrap_used,
-    reason = "a tool for developers, who read where it failed"
-)]
+//! All threads wait at two sockets, one towards the client and one towards the target; the kernel wakes one
+//! of them per event (EPOLLEXCLUSIVE). `turnpike load udp --clients 1` counts reordered datagrams.
+#![allow(clippy::print_stdout, clippy::unwrap_used, reason = "developer tool; panics show the location")]
 
 mod bare;
 
@@ -25,7 +22,7 @@ use std::{
 use bare::Run;
 use turnpike_net::poll::{Interest, Poller};
 
-/// Longest datagram.
+/// Maximum datagram length.
 const SLOT: usize = 2048;
 const LISTENER: u64 = 0;
 const UPSTREAM: u64 = 1;
@@ -33,7 +30,7 @@ const UPSTREAM: u64 = 1;
 struct Flow {
     listener: UdpSocket,
     upstream: UdpSocket,
-    /// Whoever sent last, for a generator comes back from another port: address and port, 0 for nobody.
+    /// Most recent client (address and port, 0 if none), because each generator run uses another port.
     client: AtomicU64,
     relayed: AtomicU64,
 }
@@ -47,7 +44,7 @@ impl Flow {
     }
 }
 
-/// What one call takes in and sends on.
+/// Buffers of one receive call and the following send call.
 struct Batch {
     bytes: Vec<u8>,
     iovecs: Vec<libc::iovec>,
@@ -67,7 +64,7 @@ impl Batch {
         Self { bytes, iovecs, headers: vec![header; size], names: vec![name; size] }
     }
 
-    /// How many datagrams there were.
+    /// Returns the number of datagrams.
     fn receive(&mut self, from: &UdpSocket) -> usize {
         for (at, header) in self.headers.iter_mut().enumerate() {
             self.iovecs[at].iov_len = SLOT;
@@ -83,7 +80,7 @@ impl Batch {
         usize::try_from(got).unwrap_or(0)
     }
 
-    /// Sends the first so many on, to this address or to the connected one.
+    /// Sends the first `count` datagrams to this address, or to the connected one.
     fn send(&mut self, count: usize, by: &UdpSocket, to: Option<SocketAddr>) -> u64 {
         for at in 0..count {
             self.iovecs[at].iov_len = self.headers[at].msg_len as usize;

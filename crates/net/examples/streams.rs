@@ -1,16 +1,13 @@
-//! A bare TCP forwarder of thin connections, by epoll or by io_uring: what does a small request and its answer cost?
+//! Experiment: a bare TCP forwarder of thin connections, by epoll or by io_uring. What does a small request
+//! with its response cost?
 //!
 //! ```text
 //! streams --listen 10.77.1.1:5201 --to 10.77.2.2:5201 --variant epoll|io-uring [--seconds 10]
 //! ```
 //!
-//! One thread. Each message is read and written whole; a connection ends when one of its ends does. With epoll that is a wait, a read and
-//! a write for each message at worst, with io_uring one call for all that came and all that is to go.
-#![allow(
-    clippy::print_stdout,
-    clippy::unwrap_used,
-    reason = "a tool for developers, who read where it failed"
-)]
+//! Single-threaded. Each message is read and written as a whole; a connection closes when either end does.
+//! epoll needs at worst a wait, a read and a write per message; io_uring needs one call for all of them.
+#![allow(clippy::print_stdout, clippy::unwrap_used, reason = "developer tool; panics show the location")]
 
 mod bare;
 #[path = "bare/ring.rs"]
@@ -27,16 +24,16 @@ use bare::Run;
 use ring::{ACCEPT, Completion, RECV, Request, Ring, SEND};
 use turnpike_net::poll::Poller;
 
-/// Longest message that is moved in one go.
+/// Maximum message length.
 const SLOT: usize = 16 << 10;
-/// The token of the listener.
+/// Token of the listener.
 const LISTENER: u64 = u64::MAX - 7;
 
-/// Two ends, the client's and the target's, with what one has said and the other has not got.
+/// Client and target connection, with the bytes that are not yet passed on.
 struct Pair {
     ends: [TcpStream; 2],
     buffers: [Vec<u8>; 2],
-    /// Of each buffer: what is still to be sent, and what has been.
+    /// Per buffer: bytes still to send, and bytes sent.
     left: [(usize, usize); 2],
 }
 
@@ -46,7 +43,7 @@ fn pair(client: TcpStream, to: SocketAddr) -> Pair {
     Pair { ends, buffers: [vec![0; SLOT], vec![0; SLOT]], left: [(0, 0); 2] }
 }
 
-/// A name for one end of one pair.
+/// Token of one end of a pair.
 fn token(index: usize, end: usize) -> u64 {
     (index * 2 + end) as u64
 }
@@ -71,7 +68,7 @@ fn by_epoll(run: &Run, listener: &TcpListener, to: SocketAddr) -> u64 {
             let Some(Pair { ends: [client, target], buffers, .. }) = &mut pairs[at / 2] else { continue };
             let (from, into) = if at % 2 == 0 { (client, target) } else { (target, client) };
             let buffer = &mut buffers[at % 2];
-            // Small messages: a write that would block is none of this experiment.
+            // Messages are small; a write that would block ends the pair.
             let done = from.read(buffer).and_then(|len| into.write_all(&buffer[..len]).map(|()| len));
             match done {
                 Ok(1..) => moved += 1,
@@ -82,7 +79,7 @@ fn by_epoll(run: &Run, listener: &TcpListener, to: SocketAddr) -> u64 {
     moved
 }
 
-/// Asks for what an end says next, or for what is left to be sent to the other.
+/// Requests the next receive from one end, or the next send to the other.
 fn ask(ring: &mut Ring, pairs: &mut [Option<Pair>], at: usize) {
     let Some(pair) = &mut pairs[at / 2] else { return };
     let (left, sent) = pair.left[at % 2];
@@ -102,7 +99,7 @@ fn by_io_uring(run: &Run, listener: &TcpListener, to: SocketAddr) -> u64 {
     while run.goes_on() {
         ring.wait(Duration::from_millis(100), |ring, Completion { user_data, result, .. }| {
             if user_data == LISTENER {
-                // SAFETY: the kernel has just given it to us.
+                // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
                 let client = unsafe { TcpStream::from_raw_fd(result) };
                 pairs.push(Some(pair(client, to)));
                 for end in 0..2 {
@@ -114,7 +111,7 @@ fn by_io_uring(run: &Run, listener: &TcpListener, to: SocketAddr) -> u64 {
             let at = usize::try_from(user_data).unwrap();
             let Some(pair) = &mut pairs[at / 2] else { return };
             let Ok(len @ 1..) = usize::try_from(result) else {
-                // Both ends are told; the memory stays until what the other end has asked for has completed.
+                // Close both ends; the memory stays until pending requests have completed.
                 pair.ends.iter().for_each(|end| _ = end.shutdown(std::net::Shutdown::Both));
                 return;
             };

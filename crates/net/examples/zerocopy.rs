@@ -1,18 +1,15 @@
-//! What MSG_ZEROCOPY saves, or costs, for datagrams of a media packet's size: a sender at a fixed rate, and a sink for the far end.
+//! Experiment: gain or cost of MSG_ZEROCOPY for datagrams of media packet size, with a sender at a fixed rate
+//! and a sink.
 //!
 //! ```text
 //! zerocopy --variant sink --from 10.77.2.2:5300                                                    in the far namespace
 //! zerocopy --variant copy|zerocopy --from 10.77.2.1:5301 --to 10.77.2.2:5300 --rate 100000 [--size 1200] [--segments 16] [--seconds 10]
 //! ```
 //!
-//! The sender sends one and the same buffer, which nothing ever writes to, so that it need not wait for what the kernel says of it; but it
-//! takes those notes from the error queue, as any sender must. `copied` is the share of them that say "copied after all" (a device that
-//! cannot, or a receiver on the same machine).
-#![allow(
-    clippy::print_stdout,
-    clippy::unwrap_used,
-    reason = "a tool for developers, who read where it failed"
-)]
+//! The sender always sends the same buffer, which is never written to, so it need not wait for completions.
+//! It still reads them from the error queue, as any sender must. `copied` is the share of completions with
+//! the flag "copied" (a device without support, or a receiver on the same machine).
+#![allow(clippy::print_stdout, clippy::unwrap_used, reason = "developer tool; panics show the location")]
 
 mod bare;
 
@@ -26,12 +23,12 @@ use std::{
 
 use bare::Run;
 
-/// Of linux/udp.h, linux/errqueue.h and asm-generic/socket.h.
+/// From linux/udp.h, linux/errqueue.h and asm-generic/socket.h.
 const UDP_SEGMENT: libc::c_int = 103;
 const SO_ZEROCOPY: libc::c_int = 60;
 const SO_EE_ORIGIN_ZEROCOPY: u8 = 5;
 const SO_EE_CODE_ZEROCOPY_COPIED: u8 = 1;
-/// What is sent in one go, of the time, before the sender sleeps again.
+/// Interval between two batches.
 const TICK: Duration = Duration::from_micros(500);
 
 fn set(socket: &UdpSocket, level: libc::c_int, name: libc::c_int, value: libc::c_int) {
@@ -41,7 +38,7 @@ fn set(socket: &UdpSocket, level: libc::c_int, name: libc::c_int, value: libc::c
     assert_eq!(set, 0, "option {name}: {}", io::Error::last_os_error());
 }
 
-/// Takes what the kernel says of buffers that it has done with: how many notes there were, and how many of them say "copied".
+/// Reads completions from the error queue. Returns their number, and the number flagged as copied.
 fn notes(socket: &UdpSocket) -> (u64, u64) {
     #[repr(align(8))]
     struct Room([u8; 128]);
@@ -61,9 +58,9 @@ fn notes(socket: &UdpSocket) -> (u64, u64) {
         if first.is_null() {
             continue;
         }
-        // SAFETY: the only message that comes by this queue here is a `sock_extended_err`.
+        // SAFETY: the error queue of this socket only carries `sock_extended_err`.
         let note = unsafe { *libc::CMSG_DATA(first).cast::<libc::sock_extended_err>() };
-        // From one number to another, both included.
+        // Inclusive range.
         let range = u64::from(note.ee_data.wrapping_sub(note.ee_info)) + 1;
         if note.ee_origin == SO_EE_ORIGIN_ZEROCOPY {
             count += range;
@@ -98,9 +95,10 @@ fn send(run: &Run, socket: &UdpSocket, variant: &str) {
     while run.goes_on() {
         let due = (began.elapsed().as_secs_f64() * rate) as u64;
         while sent + refused < due {
-            // SAFETY: the pointer and length describe `bytes`, which nothing writes to as long as the socket is open.
+            // SAFETY: the pointer and length describe `bytes`, which is not written to while the socket is
+            // open.
             let done = unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) };
-            // A full buffer, or too many notes that nobody has taken (ENOBUFS, net.core.optmem_max).
+            // A full buffer, or too many unread completions (ENOBUFS, net.core.optmem_max).
             *(if done < 0 { &mut refused } else { &mut sent }) += segments as u64;
         }
         if variant == "zerocopy" {

@@ -2,10 +2,8 @@
 //! or a pooled pipe.
 //!
 //! ```text
-//! buffer   read ─▶ 256 KiB of the mover ─▶ write      the connection keeps only the bytes that write
-//! rejected
-//! splice   socket ─▶ pooled pipe ─▶ socket            bytes stay in the kernel; an empty pipe returns to the
-//! pool
+//! buffer   read ─▶ 256 KiB of the mover ─▶ write      the connection keeps only the bytes that write rejected
+//! splice   socket ─▶ pooled pipe ─▶ socket            bytes stay in the kernel; an empty pipe returns to the pool
 //! ```
 //!
 //! Each worker has one [`Mover`]; each connection has two [`Flow`]s, one per direction. A flow reads only
@@ -14,12 +12,9 @@
 //! Sockets are watched edge-triggered ([`crate::poll::Interest::Edge`]). The owner maps events to calls:
 //!
 //! ```text
-//! source readable        flow.readable = true, Mover::pump         source sent FIN (Event::closed)
-//! flow.fin = true, pump
-//! sink writable          Mover::pump, if Flow::is_blocked          urgent byte (Event::priority)
-//! Flow::on_urgent
-//! Pumped::Again          Mover::pump, after the other sockets      error (Event::error)
-//! Flow::on_error, pump
+//! source readable        flow.readable = true, Mover::pump         source sent FIN (Event::closed)     flow.fin = true, pump
+//! sink writable          Mover::pump, if Flow::is_blocked          urgent byte (Event::priority)       Flow::on_urgent
+//! Pumped::Again          Mover::pump, after the other sockets      error (Event::error)                Flow::on_error, pump
 //! ```
 //!
 //! A short read means that the socket is empty, so a message costs one read and one write; later data raise

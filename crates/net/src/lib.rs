@@ -2,12 +2,10 @@
 //! that poll them.
 //!
 //! ```text
-//! poll::Poller ─▶ Rx::recv(socket)   fills the arena; Rx::buffers() lists (source, local address, TOS, TTL,
-//! bytes)
+//! poll::Poller ─▶ Rx::recv(socket)   fills the arena; Rx::buffers() lists (source, local address, TOS, TTL, bytes)
 //!                   └─ route         the caller's protocol decides
 //! Tx::push ◀────────┘                header bytes + a span of the arena, no payload copy
-//! Tx::flush                          UDP_SEGMENT super-packets, sendmmsg or sendmsg, depending on the
-//! Datapath
+//! Tx::flush                          UDP_SEGMENT super-packets, sendmmsg or sendmsg, depending on the Datapath
 //! ```
 //!
 //! [`tcp`] creates stream sockets and [`copy`] moves bytes between two of them. [`worker`] starts, commands

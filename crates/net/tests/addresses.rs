@@ -1,4 +1,4 @@
-//! A wildcard socket learns which of its addresses was asked, and answers from it.
+//! Source addresses of replies from wildcard sockets.
 
 use crate::prelude::*;
 use std::net::Ipv6Addr;
@@ -6,7 +6,8 @@ use std::net::Ipv6Addr;
 const WILDCARD4: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 const WILDCARD6: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
 
-/// `client` asks a wildcard server at each of `asked`; every answer must come from where it was asked.
+/// `client` sends to a wildcard server at each of `asked`; every reply must come from the address it was sent
+/// to.
 fn answers_leave_from_the_asked_address(wildcard: IpAddr, client: IpAddr, asked: &[IpAddr]) {
     for datapath in DATAPATHS {
         let gro = datapath == Datapath::Gso;
@@ -48,7 +49,7 @@ fn ipv4_answers_leave_from_the_asked_address() {
     answers_leave_from_the_asked_address(WILDCARD4, IpAddr::from([127, 0, 0, 9]), &asked);
 }
 
-/// A socket of [::] that is open to IPv4 as well answers IPv4 clients from the IPv4 address that was asked.
+/// A dual-stack socket on [::] replies to IPv4 clients from the IPv4 address they used.
 #[test]
 fn dual_stack_answers_leave_from_the_asked_ipv4_address() {
     let asked = [1, 2, 77].map(|n| IpAddr::from([127, 0, 0, n]));
@@ -76,15 +77,15 @@ fn without_packet_info_there_is_no_local_address() {
 }
 
 #[test]
-fn an_ipv6_wildcard_leaves_ipv4_to_others() {
+fn ipv6_wildcard_leaves_the_ipv4_port_free() {
     let v6 = common::bind(WILDCARD6, &UdpOptions::default());
     let port = v6.local_addr().port();
-    // Fails with EADDRINUSE unless the other is IPV6_V6ONLY.
+    // Fails with EADDRINUSE unless the IPv6 socket is IPV6_V6ONLY.
     turnpike_net::UdpSocket::bind(SocketAddr::new(WILDCARD4, port), &UdpOptions::default()).unwrap();
 }
 
 #[test]
-fn a_connected_socket_needs_no_destination() {
+fn connected_socket_needs_no_destination() {
     for datapath in DATAPATHS {
         let to = common::bind(common::V4, &UdpOptions::default());
         let mut sender = Sender::new(datapath, common::V4, &UdpOptions::default());

@@ -34,9 +34,9 @@ fn messages_of_all_lengths_arrive_whole_and_in_order() {
 }
 
 #[test]
-fn descriptors_go_along_in_their_order_however_many() {
+fn many_descriptors_arrive_in_order() {
     let (here, there) = pair();
-    // Far ends of pipes between threads: what is written to the n-th says n.
+    // Far ends of socket pairs; number n is written to the n-th.
     let (near, far): (Vec<UnixStream>, Vec<UnixStream>) =
         (0..300).map(|_| UnixStream::pair().unwrap()).unzip();
     let descriptors: Vec<BorrowedFd<'_>> = far.iter().map(AsFd::as_fd).collect();
@@ -55,7 +55,7 @@ fn descriptors_go_along_in_their_order_however_many() {
 }
 
 #[test]
-fn a_socket_that_has_arrived_receives_what_was_queued_on_its_way() {
+fn passed_socket_keeps_datagrams_queued_in_transit() {
     let (here, there) = pair();
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap();
@@ -71,12 +71,12 @@ fn a_socket_that_has_arrived_receives_what_was_queued_on_its_way() {
 }
 
 #[test]
-fn what_is_no_message_is_an_error_and_silence_has_an_end() {
+fn malformed_messages_are_errors_and_silence_times_out() {
     let (here, there) = pair();
     there.set_patience(Duration::from_millis(1)).unwrap();
     assert!(!there.is_ready(Duration::from_millis(1)).unwrap());
     assert_eq!(there.receive().unwrap_err().kind(), ErrorKind::TimedOut);
-    // A datagram socket over the same descriptor writes what it likes.
+    // A datagram socket on the same descriptor bypasses the framing.
     let raw = UnixDatagram::from(here.as_fd().try_clone_to_owned().unwrap());
     for garbage in [&b"x"[..], b"garbage that says nothing", &[0xFF; 9], &[0, 0, 0, 9, 0, 0, 0, 0, b'x']] {
         raw.send(garbage).unwrap();
@@ -86,7 +86,7 @@ fn what_is_no_message_is_an_error_and_silence_has_an_end() {
     here.send(b"and it goes on", &[]).unwrap();
     assert_eq!(**there.receive().unwrap().bytes, *b"and it goes on");
     drop((here, raw));
-    assert!(there.is_ready(PATIENCE).unwrap(), "the end is told too");
+    assert!(there.is_ready(PATIENCE).unwrap(), "end of stream counts as ready");
     let (stream, _other) = UnixStream::pair().unwrap();
     for foreign in [OwnedFd::from(stream), UdpSocket::bind("127.0.0.1:0").unwrap().into()] {
         assert_eq!(Channel::try_from(foreign).unwrap_err().kind(), ErrorKind::InvalidInput);
@@ -94,14 +94,14 @@ fn what_is_no_message_is_an_error_and_silence_has_an_end() {
 }
 
 #[test]
-fn standard_input_that_is_no_such_socket_is_left_alone() {
+fn stdin_that_is_not_a_channel_is_left_alone() {
     in_own_process(turnpike_testkit::this_test!(), || {
         assert_eq!(Channel::from_stdin().unwrap_err().kind(), ErrorKind::InvalidInput);
     });
 }
 
 #[test]
-fn values_name_what_they_hold_and_another_one_is_told() {
+fn value_of_another_type_is_an_error() {
     let (here, there) = pair();
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let value = BTreeMap::from([("one".to_owned(), 1), ("two".to_owned(), 2)]);

@@ -1,10 +1,11 @@
-//! DF per datagram, over a loopback with the MTU of an Ethernet.
+//! DF per datagram, over a loopback interface with an Ethernet MTU.
 
 use crate::prelude::*;
 
 const SMALL_MTU: [&str; 1] = ["link set lo mtu 1500 up"];
 
-/// Datagrams of 3000 bytes, every other one with DF: those are refused by the kernel, the rest is fragmented.
+/// Sends datagrams of 3000 bytes, every other one with DF. The kernel refuses those with DF and fragments the
+/// rest.
 fn only_fragmentable_datagrams_pass(ip: IpAddr) {
     for datapath in DATAPATHS {
         let to = bind(ip, &UdpOptions { recv_buffer: Some(1 << 20), ..UdpOptions::default() });
@@ -13,7 +14,7 @@ fn only_fragmentable_datagrams_pass(ip: IpAddr) {
             let route = Route { dont_fragment: n % 2 == 1, ..sender.route(to.local_addr()) };
             sender.tx.push_bytes(&route, &[n; 3000]);
         }
-        // What fits passes with DF too.
+        // Small datagrams pass with DF too.
         let route = Route { dont_fragment: true, ..sender.route(to.local_addr()) };
         for _ in 0..4 {
             sender.tx.push_bytes(&route, &[99; 1400]);
@@ -22,7 +23,7 @@ fn only_fragmentable_datagrams_pass(ip: IpAddr) {
         let stats = sender.tx.stats();
         assert_eq!((stats.datagrams, stats.too_big, stats.refused), (14, 10, 0), "{ip} {datapath}");
 
-        // The socket is as before: what asks for no DF may be fragmented.
+        // The socket's default is restored: datagrams without DF may be fragmented.
         let route = sender.route(to.local_addr());
         sender.tx.push_bytes(&route, &[100; 3000]);
         sender.flush();
@@ -49,9 +50,9 @@ fn ipv6_datagrams_beyond_the_mtu_pass_only_without_df() {
     });
 }
 
-/// Whether it fits is for the path to say, each time anew: its ICMP error is what the client waits for.
+/// The path decides anew each time, and the client waits for its ICMP error.
 #[test]
-fn datagrams_with_df_beyond_the_path_mtu_leave_to_be_refused_there() {
+fn datagrams_with_df_beyond_the_path_mtu_are_still_sent() {
     let setup = [
         "link add near type veth peer name far",
         "addr add 10.9.0.1/24 dev near",

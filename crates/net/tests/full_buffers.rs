@@ -1,10 +1,10 @@
-//! What does not fit is dropped and counted: in our send buffer (EAGAIN), in the receiver's (SO_RXQ_OVFL).
+//! Datagrams dropped because of a full send buffer (EAGAIN) or receive buffer (SO_RXQ_OVFL).
 
 use crate::prelude::*;
 
-/// A neighbour that never answers ARP keeps what is sent to it in our send buffer.
+/// Datagrams to a neighbour that never answers ARP stay in the send buffer.
 #[test]
-fn a_full_send_buffer_drops_and_counts() {
+fn full_send_buffer_drops_and_counts() {
     let setup = [
         "link set lo up",
         "link add name near type veth peer name far",
@@ -30,7 +30,7 @@ fn a_full_send_buffer_drops_and_counts() {
             assert_eq!(stats.datagrams + stats.would_block, pushed, "{datapath}: {stats:?}");
             assert_eq!(stats.step_downs, 0);
             if datapath != Datapath::Basic {
-                // The rest of a call is given up with the first refusal.
+                // The first refusal ends a batch.
                 assert!(stats.calls <= 8 * 4, "{datapath}: {stats:?}");
             }
         }
@@ -52,7 +52,7 @@ fn kernel_drops_of_a_small_receive_buffer_are_counted() {
             }
             sent += 100;
             sender.flush();
-            // Those that fit, and one more that tells of those that did not.
+            // The queued datagrams, and one more to report the drops.
             got += drain(&mut rx, &to);
             sender.tx.push_bytes(&route, b"and now?");
             sent += 1;
@@ -60,7 +60,7 @@ fn kernel_drops_of_a_small_receive_buffer_are_counted() {
             got += receive(&mut rx, &[&to], 1).len();
         }
         assert_eq!(sender.tx.stats().datagrams, sent);
-        assert!(got < 200, "{got} of {sent} fit in 4 KiB?");
+        assert!(got < 200, "{got} of {sent} datagrams fit in 4 KiB");
         assert_eq!(rx.stats().kernel_drops, sent - got as u64);
         assert_eq!(rx.stats().datagrams, got as u64);
     }

@@ -1,4 +1,4 @@
-//! ICMP errors: read from the error queue, and never at the cost of a datagram.
+//! ICMP errors: reading the error queue, and no lost datagrams.
 
 use crate::common::wait_for_error;
 use crate::prelude::*;
@@ -6,7 +6,7 @@ use socket2::{Domain, Protocol, Type};
 use turnpike_net::error_queue::{self, IcmpError};
 use turnpike_testkit::free_port;
 
-/// An address where nobody listens.
+/// Address without a listener.
 fn nobody(ip: IpAddr) -> SocketAddr {
     SocketAddr::new(ip, free_port(ip))
 }
@@ -35,9 +35,9 @@ fn port_unreachable_is_read_from_the_error_queue() {
     }
 }
 
-/// An ICMP error may come from any router: RFC 8656 section 11.5 goes by the destination of the datagram that it quotes.
+/// An ICMP error may come from any router: RFC 8656 section 11.5 uses the destination of the quoted datagram.
 #[test]
-fn an_error_of_a_router_names_the_peer_that_it_is_about() {
+fn icmp_error_of_a_router_names_the_peer_of_the_datagram() {
     in_namespace(turnpike_testkit::this_test!(), &[], || {
         let Ok(router) = socket2::Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::ICMPV4)) else {
             return turnpike_testkit::alone::skip("raw sockets are not permitted");
@@ -45,7 +45,8 @@ fn an_error_of_a_router_names_the_peer_that_it_is_about() {
         router.bind(&SocketAddr::from(([127, 0, 0, 9], 0)).into()).unwrap();
         let sender = Sender::new(Datapath::Mmsg, V4, &with_errors());
         let (own, peer) = (sender.socket().local_addr(), SocketAddr::from(([198, 41, 0, 4], 7000)));
-        // Time exceeded (11) in transit, about a datagram from `own` to `peer`: its IP and UDP headers (RFC 792).
+        // Time exceeded (11) in transit, about a datagram from `own` to `peer`: its IP and UDP headers (RFC
+        // 792).
         let ip = [&[0x45, 0, 0, 28, 0, 0, 0, 0, 1, 17, 0, 0, 127, 0, 0, 1][..], &[198, 41, 0, 4]].concat();
         let udp = [own.port().to_be_bytes(), peer.port().to_be_bytes(), [0, 8], [0, 0]].concat();
         let mut message = [&[11, 0, 0, 0, 0, 0, 0, 0][..], &ip, &udp].concat();
@@ -76,9 +77,9 @@ fn reading_stops_at_the_limit() {
     assert!(error_queue::read(sender.socket(), 100, |_| {}).unwrap() <= 3);
 }
 
-/// Where the queue is not read, the error waits for the next call on the socket and fails it instead of sending.
+/// If the queue is not read, the next send fails with the error instead of sending.
 #[test]
-fn a_pending_error_costs_no_datagram() {
+fn pending_icmp_error_costs_no_datagram() {
     for ip in [V4, V6] {
         for datapath in DATAPATHS {
             let mut sender = Sender::new(datapath, ip, &with_errors());
@@ -107,13 +108,13 @@ fn a_pending_error_costs_no_datagram() {
 
 /// Loopback delivers the error while the batch is still being sent.
 #[test]
-fn errors_that_arrive_in_the_middle_of_a_batch_cost_no_datagram() {
+fn icmp_errors_within_a_batch_cost_no_datagram() {
     for datapath in DATAPATHS {
         let mut sender = Sender::new(datapath, V4, &with_errors());
         let to = bind(V4, &UdpOptions { recv_buffer: Some(1 << 20), ..UdpOptions::default() });
         let (good, bad) = (sender.route(to.local_addr()), sender.route(nobody(V4)));
         for n in 0..50_u8 {
-            // The TOS makes each a route of its own, so that good and bad alternate in the batch.
+            // TOS makes each a separate route, so that good and bad ones alternate in the batch.
             let tos = (n + 1) << 2;
             sender.tx.push_bytes(&turnpike_net::Route { tos, ..bad }, &[n; 20]);
             sender.tx.push_bytes(&turnpike_net::Route { tos, ..good }, &[n; 20]);
@@ -126,7 +127,7 @@ fn errors_that_arrive_in_the_middle_of_a_batch_cost_no_datagram() {
 }
 
 #[test]
-fn a_pending_error_is_told_by_receiving_and_then_gone() {
+fn receive_returns_a_pending_icmp_error_once() {
     let mut sender = Sender::new(Datapath::Gso, V4, &with_errors());
     let route = sender.route(nobody(V4));
     sender.tx.push_bytes(&route, b"x");

@@ -1,4 +1,4 @@
-//! TOS (DSCP and ECN) and TTL are carried both ways, alone and in super-packets.
+//! TOS (DSCP and ECN) and TTL in both directions, with and without super-packets.
 
 use crate::prelude::*;
 
@@ -7,11 +7,11 @@ fn tos_and_ttl_arrive_as_sent() {
     for ip in [V4, V6] {
         for datapath in DATAPATHS {
             let gro = datapath == Datapath::Gso;
-            // With all control messages there are, so that the room for them is tested too.
+            // All control messages, to test their buffer too.
             let options = UdpOptions { ip_header: true, packet_info: true, gro, ..UdpOptions::default() };
             let to = bind(ip, &options);
             let mut sender = Sender::new(datapath, ip, &UdpOptions::default());
-            // ECT(1), ECT(0), CE, expedited forwarding with ECT(0), everything.
+            // ECT(1), ECT(0), CE, expedited forwarding with ECT(0), all bits.
             let headers = [(1, 1), (2, 64), (3, 128), (0xba, 255), (0xff, 7)];
             for (tos, ttl) in headers {
                 let route = Route { tos, ttl, from: Some(ip), ..sender.route(to.local_addr()) };
@@ -31,11 +31,11 @@ fn tos_and_ttl_arrive_as_sent() {
 }
 
 #[test]
-fn zero_leaves_the_sockets_default() {
+fn zero_keeps_the_default_of_the_socket() {
     for ip in [V4, V6] {
         let to = bind(ip, &UdpOptions { ip_header: true, ..UdpOptions::default() });
         let mut sender = Sender::new(Datapath::Gso, ip, &UdpOptions::default());
-        // After a datagram with a header of its own, so that nothing of it may stick.
+        // After a datagram with its own values, which must not stick.
         let route = sender.route(to.local_addr());
         sender.tx.push_bytes(&Route { tos: 0xb8, ttl: 9, ..route }, b"marked");
         sender.flush();
@@ -44,13 +44,13 @@ fn zero_leaves_the_sockets_default() {
         let got = receive(&mut Rx::new(Datapath::Gso), &[&to], 2);
         assert_eq!((got[0].tos, got[0].ttl), (0xb8, 9));
         assert_eq!(got[1].tos, 0);
-        // net.ipv4.ip_default_ttl and net.ipv6.conf.default.hop_limit: 64 unless somebody changed them.
+        // net.ipv4.ip_default_ttl and net.ipv6.conf.default.hop_limit are 64 by default.
         assert!(got[1].ttl >= 32, "{}", got[1].ttl);
     }
 }
 
 #[test]
-fn a_usual_ttl_is_kept_by_the_socket_and_others_still_leave_as_asked() {
+fn frequent_ttl_becomes_the_default_and_others_still_apply() {
     for ip in [V4, V6] {
         for datapath in DATAPATHS {
             let to = bind(ip, &UdpOptions { ip_header: true, ..UdpOptions::default() });
@@ -58,12 +58,13 @@ fn a_usual_ttl_is_kept_by_the_socket_and_others_still_leave_as_asked() {
             let route = sender.route(to.local_addr());
             let mut rx = Rx::new(datapath);
             let mut default = None;
-            // Long runs change what the socket has, in the midst of others, one a flush and several a flush.
+            // Long runs with one TTL change the socket option, with other TTLs in between, one or several per
+            // flush.
             for (round, usual) in [0, 41, 41, 41, 0, 17, 0, 0, 93].into_iter().enumerate() {
                 let mut expected = Vec::new();
                 for at in 0..40_usize {
                     let ttl = if usual != 0 && at % 19 == 18 { 5 } else { usual };
-                    // Lengths differ, so that each is a message of its own.
+                    // Different lengths, so that each is a separate message.
                     sender.tx.push_bytes(&Route { ttl, ..route }, &vec![0; 1 + at]);
                     expected.push((1 + at, ttl));
                     if round % 2 == 0 || at % 7 == 0 {
@@ -74,7 +75,7 @@ fn a_usual_ttl_is_kept_by_the_socket_and_others_still_leave_as_asked() {
                 let got = receive(&mut rx, &[&to], expected.len());
                 let default = *default.get_or_insert(got[0].ttl);
                 assert!(default >= 32 && default != 41, "{default}");
-                // Within a flush, datagrams of one route leave together.
+                // A flush groups datagrams by route.
                 let mut seen: Vec<_> = got.iter().map(|d| (d.bytes.len(), d.ttl)).collect();
                 seen.sort_unstable();
                 for (_, ttl) in &mut expected {

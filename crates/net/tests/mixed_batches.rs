@@ -1,4 +1,4 @@
-//! Random batches over several sockets, destinations and families arrive intact, and in order within each flow.
+//! Random batches over several sockets, destinations and families arrive intact and in order per flow.
 
 use crate::prelude::*;
 use std::cell::RefCell;
@@ -7,7 +7,7 @@ use proptest::{prelude::*, test_runner::TestRunner};
 use turnpike_net::SocketId;
 use turnpike_testkit::tests;
 
-/// A run of datagrams of one route and size.
+/// Datagrams of one route and size.
 #[derive(Clone, Debug)]
 struct Run {
     sender: usize,
@@ -21,7 +21,7 @@ struct Run {
 
 #[derive(Clone, Copy, Debug)]
 enum Make {
-    /// A header, a span of the arena and padding.
+    /// Header, span of the arena and padding.
     Relayed { header: u32, padding: u32 },
     /// Written in place.
     Own,
@@ -41,12 +41,12 @@ fn runs() -> impl Strategy<Value = Vec<Run>> {
         3 => (0..=48_u32, 0..=3_u32).prop_map(|(header, padding)| Make::Relayed { header, padding }),
         1 => Just(Make::Own),
     ];
-    // ECN and DSCP: other routes to the same place.
+    // ECN and DSCP make other routes to the same destination.
     let tos = prop_oneof![4 => Just(0_u8), 1 => Just(2), 1 => Just(0xb8)];
     let df = prop::bool::weighted(0.1);
     let run = (0..5_usize, 0..2_usize, tos, df, make, size, 1..30_u32).prop_map(
         |(sender, receiver, tos, dont_fragment, make, size, count)| {
-            // Receive buffers are small on some machines.
+            // Some machines have small receive buffers.
             let count = count.min((15_000 / size.max(1)).max(1));
             Run { sender, receiver, tos, dont_fragment, make, size, count }
         },
@@ -77,7 +77,7 @@ fn world(datapath: Datapath) -> World {
     World { sockets, senders, receivers: receivers.into(), tx, rx, arena, span }
 }
 
-/// What each flow brings: sender, receiver, TOS.
+/// Datagrams by sender, receiver and TOS.
 type Flows = BTreeMap<(SocketAddr, usize, u8), Vec<Vec<u8>>>;
 
 impl World {
@@ -120,7 +120,7 @@ impl World {
     fn check(&mut self, runs: &[Run]) {
         let mut expected = Flows::new();
         let mut number = 0;
-        // What differs only in DF is two routes, and the far end cannot tell them apart.
+        // DF alone makes another route, but the receiver cannot see it.
         for df in [false, true] {
             let mut before = *self.tx.stats();
             for run in runs.iter().filter(|run| run.dont_fragment == df) {
@@ -155,7 +155,7 @@ fn arrives_intact_and_in_order(datapath: Datapath) {
     run.unwrap();
     assert_eq!(tx.super_packets > 0, datapath == Datapath::Gso);
     let come_whole = datapath == Datapath::Gso && loopback_keeps_super_packets();
-    assert_eq!(rx.buffers < rx.datagrams, come_whole, "GRO was seen");
+    assert_eq!(rx.buffers < rx.datagrams, come_whole, "super-packets received with GRO");
     assert_eq!(tx.calls == tx.messages, datapath == Datapath::Basic);
 }
 

@@ -1,4 +1,4 @@
-//! The limit of open files is raised as far as the process may, and the table of descriptors is made as large.
+//! Limit of open files, and size of the descriptor table.
 
 use turnpike_net::rlimit::{make_room, raise_open_files};
 
@@ -11,8 +11,8 @@ fn limits() -> (u64, u64) {
 }
 
 #[test]
-fn the_limit_is_raised_and_never_lowered() {
-    // The limit belongs to the process.
+fn descriptor_limit_is_raised_and_never_lowered() {
+    // The limit is process-wide.
     turnpike_testkit::alone::in_own_process(turnpike_testkit::this_test!(), raise);
 }
 
@@ -23,7 +23,7 @@ fn raise() {
     let wanted = soft.saturating_add(1).min(hard);
     assert_eq!(raise_open_files(wanted), wanted);
     assert_eq!(limits().0, wanted);
-    // No process may have more than fs.nr_open: what is in force is returned, and it is not less than before.
+    // A value beyond fs.nr_open is refused: the limit in force is returned, and it is not lower than before.
     let most = raise_open_files(u64::MAX / 2);
     assert_eq!(limits().0, most);
     assert!(most >= wanted);
@@ -37,10 +37,10 @@ fn table() -> u64 {
 }
 
 #[test]
-fn the_table_has_room_before_anybody_asks_for_a_descriptor() {
+fn descriptor_table_is_enlarged_in_advance() {
     turnpike_testkit::alone::in_own_process(turnpike_testkit::this_test!(), || {
         let most = raise_open_files(2000).min(2000);
-        assert!(table() < most, "it is small by itself");
+        assert!(table() < most, "the initial table is small");
         let open = turnpike_testkit::process::descriptors();
         make_room(most).unwrap();
         assert!(table() >= most && turnpike_testkit::process::descriptors() == open);

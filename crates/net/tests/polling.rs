@@ -1,4 +1,4 @@
-//! epoll and the waker.
+//! Poller, timer and waker.
 
 use crate::prelude::*;
 use std::time::Instant;
@@ -23,7 +23,7 @@ fn readiness_lasts_until_everything_is_read() {
         let events = poller.wait(LONG).unwrap();
         assert_eq!(events.len(), 1);
         assert_eq!((events[0].token, events[0].readable, events[0].error), (42, true, false));
-        assert!(!events[0].writable, "not asked for");
+        assert!(!events[0].writable, "not requested");
     }
     let mut rx = Rx::new(Datapath::Basic);
     assert_eq!(rx.recv(&socket).unwrap().count, 1);
@@ -31,7 +31,7 @@ fn readiness_lasts_until_everything_is_read() {
 }
 
 #[test]
-fn writability_is_told_where_asked_for() {
+fn writability_is_reported_only_on_request() {
     let socket = bind(V4, &UdpOptions::default());
     let mut poller = Poller::new().unwrap();
     poller.add(&socket, 1).unwrap();
@@ -42,7 +42,7 @@ fn writability_is_told_where_asked_for() {
 }
 
 #[test]
-fn a_removed_socket_is_silent() {
+fn removed_socket_raises_no_events() {
     let socket = bind(V4, &UdpOptions::default());
     let mut poller = Poller::new().unwrap();
     poller.add(&socket, 1).unwrap();
@@ -52,7 +52,7 @@ fn a_removed_socket_is_silent() {
 }
 
 #[test]
-fn a_wait_lasts_at_least_as_long_as_asked() {
+fn wait_lasts_at_least_its_timeout() {
     let mut poller = Poller::new().unwrap();
     for wait in [Duration::from_nanos(1), Duration::from_micros(1500), Duration::from_millis(5)] {
         let before = Instant::now();
@@ -62,7 +62,7 @@ fn a_wait_lasts_at_least_as_long_as_asked() {
 }
 
 #[test]
-fn a_waker_wakes_from_another_thread_until_acknowledged() {
+fn waker_wakes_from_another_thread_until_acknowledged() {
     let mut frame = Frame::<(), ()>::new(0, Instant::now()).unwrap();
     assert!(frame.poller.wait(NOW).unwrap().is_empty());
     let remote = frame.sender.clone();
@@ -83,12 +83,12 @@ fn a_waker_wakes_from_another_thread_until_acknowledged() {
     assert_eq!(frame.poller.wait(LONG).unwrap().len(), 1);
 }
 
-/// Milliseconds since `started`, as a worker counts them.
+/// Milliseconds since `started`, as on a worker's clock.
 fn since(started: Instant) -> u64 {
     u64::try_from(started.elapsed().as_millis()).unwrap()
 }
 
-/// Waits as a worker's loop does: until the deadline has passed or something came. Returns how often it woke up.
+/// Waits like a worker's loop until an event or the deadline. Returns the number of wake-ups.
 fn wait_like_a_worker(poller: &mut Poller, started: Instant, due: u64) -> usize {
     let mut wake_ups = 0;
     while since(started) < due {
@@ -102,10 +102,10 @@ fn wait_like_a_worker(poller: &mut Poller, started: Instant, due: u64) -> usize 
 }
 
 #[test]
-fn deadlines_are_met_also_when_they_move() {
+fn moving_deadlines_are_met() {
     let started = Instant::now();
     let mut frame = Frame::<(), ()>::new(0, started).unwrap();
-    // A far one is set first; the nearer one must not wait for it.
+    // A near deadline after a far one.
     let far = since(started) + 60_000;
     frame.sender.tell(());
     assert_eq!(frame.poller.wait_until(since(started), Some(far), None).unwrap()[0].token, INBOX);
@@ -116,7 +116,7 @@ fn deadlines_are_met_also_when_they_move() {
         assert!(wake_ups <= 3, "woke up {wake_ups} times for one deadline");
         assert!(since(started) >= due);
     }
-    // One that has passed is no wait at all, and a later one is not forgotten when an earlier one rang.
+    // A past deadline does not wait, and a later one survives an earlier one.
     assert!(frame.poller.wait_until(since(started), Some(0), None).unwrap().is_empty());
     let (near, later) = (since(started) + 10, since(started) + 30);
     wait_like_a_worker(&mut frame.poller, started, near);
@@ -124,14 +124,14 @@ fn deadlines_are_met_also_when_they_move() {
 }
 
 #[test]
-fn a_wait_within_less_than_a_millisecond_ends_by_itself_and_keeps_the_deadline() {
+fn submillisecond_wait_ends_and_keeps_the_deadline() {
     let started = Instant::now();
     let mut frame = Frame::<(), ()>::new(0, started).unwrap();
     let due = since(started) + 60_000;
     for at_most in [Duration::ZERO, Duration::from_micros(70)] {
         assert!(frame.poller.wait_until(since(started), Some(due), Some(at_most)).unwrap().is_empty());
     }
-    // What comes ends it, and a nearer deadline is met.
+    // An event ends the wait, and a nearer deadline is met.
     frame.sender.tell(());
     assert_eq!(frame.poller.wait_until(since(started), Some(due), LONG).unwrap()[0].token, INBOX);
     while frame.command().is_some() {}
@@ -143,7 +143,7 @@ fn a_wait_within_less_than_a_millisecond_ends_by_itself_and_keeps_the_deadline()
 }
 
 #[test]
-fn a_wait_within_some_milliseconds_ends_by_the_timer() {
+fn wait_of_some_milliseconds_ends_by_the_timer() {
     let started = Instant::now();
     let mut frame = Frame::<(), ()>::new(0, started).unwrap();
     let due = since(started) + 60_000;
@@ -154,16 +154,16 @@ fn a_wait_within_some_milliseconds_ends_by_the_timer() {
             assert!(frame.poller.wait_until(since(started), Some(due), Some(at_most)).unwrap().is_empty());
             wake_ups += 1;
         }
-        assert!(began.elapsed() < PATIENCE, "round {round} went on until the deadline");
+        assert!(began.elapsed() < PATIENCE, "round {round} lasted until the deadline");
         assert!(wake_ups <= 3, "round {round}: woke up {wake_ups} times");
     }
-    // What comes ends it sooner.
+    // An event ends the wait early.
     frame.sender.tell(());
     assert_eq!(frame.poller.wait_until(since(started), Some(due), LONG).unwrap()[0].token, INBOX);
 }
 
 #[test]
-fn busy_polling_brings_the_same_events_and_ends_in_sleep() {
+fn busy_polling_returns_the_same_events_and_then_sleeps() {
     let socket = bind(V4, &UdpOptions::default());
     let mut poller = Poller::new().unwrap();
     poller.busy_poll = Duration::from_micros(200);

@@ -1,4 +1,4 @@
-//! Names that most modules of this suite use.
+//! Common imports.
 
 pub(crate) use crate::common::{self, DATAPATHS, Sender, V4, V6, bind, filled_arena, in_namespace, receive};
 pub(crate) use std::{

@@ -1,4 +1,4 @@
-//! Descriptors that are set apart are had by others than this crate's sockets.
+//! Reserved descriptors stay free of this crate's sockets.
 
 use crate::prelude::*;
 
@@ -9,14 +9,14 @@ fn anywhere() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, 0).into()
 }
 
-/// Asks a listener until it says something other than that nobody is there.
+/// Accepts until a connection or an error arrives.
 fn accept(listener: &TcpListener) -> std::io::Result<TcpSocket> {
-    eventually("somebody comes", || listener.accept().map(|come| come.map(|(socket, _)| socket)).transpose())
+    eventually("a connection", || listener.accept().map(|come| come.map(|(socket, _)| socket)).transpose())
 }
 
 #[test]
-fn descriptors_that_are_set_apart_are_left_to_others() {
-    // The limit belongs to the process.
+fn reserved_descriptors_stay_free_of_sockets() {
+    // The limit is process-wide.
     alone::in_own_process(turnpike_testkit::this_test!(), leave);
 }
 
@@ -25,7 +25,7 @@ fn leave() {
     let listener = TcpListener::bind(anywhere(), &ListenOptions::default()).unwrap();
     let mut clients: Vec<TcpStream> =
         (0..3).map(|_| TcpStream::connect(listener.local_addr()).unwrap()).collect();
-    // The limit is what it is; most of it is taken by files of no interest.
+    // Files use up the rest of the limit.
     assert_eq!(rlimit::set_apart(APART), APART);
     let mut files = take_descriptors();
     files.truncate(files.len() - usize::try_from(APART).unwrap());
@@ -37,10 +37,10 @@ fn leave() {
         assert!(refused(TcpSocket::connect(listener.local_addr(), &ConnectOptions::default()).map(drop)));
         assert!(refused(accept(&listener).map(drop)));
     }
-    // All of them are still there for others.
+    // The reserve is still available to others.
     assert_eq!(take_descriptors().len() as u64, APART);
 
-    // With room below there are sockets again, and whoever waited was not lost.
+    // Below the reserve sockets can be opened again, and waiting clients were not lost.
     drop(files);
     let sockets: Vec<TcpSocket> = (0..3).map(|_| accept(&listener).unwrap()).collect();
     assert_eq!(sockets.len(), 3);

@@ -1,10 +1,10 @@
-//! A real refusal of super-packets, segments longer than the MTU, and what must be none.
+//! Refused super-packets (segments longer than the MTU), and cases that must not be treated as such.
 
 use crate::prelude::*;
 use turnpike_testkit::alone::run;
 
 #[test]
-fn segments_beyond_the_mtu_leave_one_by_one() {
+fn segments_beyond_the_mtu_are_sent_one_by_one() {
     let setup = ["link set lo mtu 1500 up"];
     in_namespace(turnpike_testkit::this_test!(), &setup, || {
         for ip in [V4, V6] {
@@ -25,9 +25,9 @@ fn segments_beyond_the_mtu_leave_one_by_one() {
                 }
                 sender.flush();
                 let stats = *sender.tx.stats();
-                assert_eq!(stats.step_downs, 1, "round {round}, {ip}: said once");
+                assert_eq!(stats.step_downs, 1, "round {round}, {ip}: one step-down");
                 assert_eq!(stats.datagrams, 30 * (round + 1));
-                assert_eq!(stats.super_packets, 2 * (round + 1), "the sizes that fit go on as super-packets");
+                assert_eq!(stats.super_packets, 2 * (round + 1), "smaller segments stay in super-packets");
                 assert_eq!((stats.refused, stats.too_big, stats.would_block), (0, 0, 0));
                 let got = receive(&mut rx, &[&to], 30);
                 let firsts: Vec<u8> = got.iter().map(|d| d.bytes[0]).collect();
@@ -38,7 +38,7 @@ fn segments_beyond_the_mtu_leave_one_by_one() {
 }
 
 #[test]
-fn super_packets_come_back_when_the_mtu_does() {
+fn super_packets_return_when_the_mtu_grows() {
     let setup = ["link set lo mtu 1500 up"];
     in_namespace(turnpike_testkit::this_test!(), &setup, || {
         let to = bind(V4, &UdpOptions::default());
@@ -63,9 +63,9 @@ fn super_packets_come_back_when_the_mtu_does() {
     });
 }
 
-/// A path may be as narrow as 552 bytes, and any host may say so of the path to itself.
+/// A path MTU may be as small as 552 bytes, and any host can claim one for its own path.
 #[test]
-fn a_narrow_ipv4_path_takes_super_packets_from_nobody() {
+fn narrow_ipv4_path_disables_no_super_packets() {
     let setup = [
         "link add near type veth peer name far",
         "addr add 10.9.0.1/24 dev near",

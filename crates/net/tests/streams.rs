@@ -1,4 +1,4 @@
-//! TCP sockets and pipes.
+//! TCP sockets.
 
 use crate::prelude::*;
 use std::io::{self, IoSlice};
@@ -24,7 +24,7 @@ fn would_block<T: std::fmt::Debug>(result: &io::Result<T>) -> bool {
 }
 
 #[test]
-fn accepted_sockets_inherit_what_the_listener_was_told() {
+fn accepted_sockets_inherit_nodelay_and_keepalive() {
     for on in [false, true] {
         let (_client, server) =
             pair(&ListenOptions { nodelay: on, keepalive: on, ..ListenOptions::default() });
@@ -35,7 +35,7 @@ fn accepted_sockets_inherit_what_the_listener_was_told() {
 }
 
 #[test]
-fn accepted_and_connected_sockets_have_the_timers_that_were_set() {
+fn accepted_and_connected_sockets_have_the_configured_timers() {
     let timers = TcpTimers {
         keepalive_idle: Some(Duration::from_secs(60)),
         keepalive_interval: Some(Duration::from_secs(10)),
@@ -60,19 +60,19 @@ fn accepted_and_connected_sockets_have_the_timers_that_were_set() {
         }
     };
     assert_eq!(accepted(&timers).map(|socket| timers_of(&socket)), [timers; 2]);
-    // A rule that asks for nothing takes the listener over.
+    // A rule without timers takes over the listener.
     let defaults = TcpTimers::default().or_defaults();
     assert_eq!(accepted(&defaults).map(|socket| timers_of(&socket)), [defaults; 2]);
 }
 
 #[test]
-fn an_empty_queue_is_no_error() {
+fn accept_without_a_connection_is_not_an_error() {
     let listener = TcpListener::bind(loopback(), &ListenOptions::default()).unwrap();
     assert!(listener.accept().unwrap().is_none());
 }
 
 #[test]
-fn a_listener_that_defers_accepts_who_speaks_and_in_time_who_does_not() {
+fn deferred_accept_waits_for_data_or_its_timeout() {
     let options = ListenOptions { defer_accept: Some(1), ..ListenOptions::default() };
     let listener = TcpListener::bind(loopback(), &options).unwrap();
     let mut client = TcpStream::connect(listener.local_addr()).unwrap();
@@ -86,9 +86,9 @@ fn a_listener_that_defers_accepts_who_speaks_and_in_time_who_does_not() {
 }
 
 #[test]
-fn what_is_written_with_more_to_come_arrives_with_it() {
-    // The kernel holds it back for 200 ms, in which a busy machine may not come to look.
-    eventually("it is held back", || {
+fn write_with_more_is_held_until_the_next_one() {
+    // The kernel delays the segment by only 200 ms, which a busy machine may miss.
+    eventually("the segment is held back", || {
         let (mut client, server) = pair(&ListenOptions { nodelay: true, ..ListenOptions::default() });
         client.set_nonblocking(true).unwrap();
         assert_eq!(server.write_vectored(&[IoSlice::new(b"ab"), IoSlice::new(b"c")], true).unwrap(), 3);
@@ -103,7 +103,7 @@ fn what_is_written_with_more_to_come_arrives_with_it() {
 }
 
 #[test]
-fn a_probe_sees_a_listener_that_would_share_its_port() {
+fn probe_detects_a_listener_with_reuse_port() {
     let shared = ListenOptions { reuse_port: true, ..ListenOptions::default() };
     let listener = TcpListener::bind(loopback(), &shared).unwrap();
     assert!(TcpListener::bind(listener.local_addr(), &shared).is_ok());
@@ -113,7 +113,7 @@ fn a_probe_sees_a_listener_that_would_share_its_port() {
 }
 
 #[test]
-fn a_connect_tells_by_an_event_how_it_went() {
+fn connect_reports_its_result_as_an_event() {
     let listener = TcpListener::bind(loopback(), &ListenOptions::default()).unwrap();
     let nobody = turnpike_testkit::free_address();
     let mut poller = Poller::new().unwrap();
@@ -134,7 +134,7 @@ fn a_connect_tells_by_an_event_how_it_went() {
 }
 
 #[test]
-fn a_source_of_the_other_family_is_refused_with_a_reason() {
+fn source_of_the_other_family_is_refused() {
     let listener = TcpListener::bind(loopback(), &ListenOptions::default()).unwrap();
     let options = ConnectOptions { source: Some("::1".parse().unwrap()), ..ConnectOptions::default() };
     let error = TcpSocket::connect(listener.local_addr(), &options).unwrap_err();
@@ -143,7 +143,7 @@ fn a_source_of_the_other_family_is_refused_with_a_reason() {
 }
 
 #[test]
-fn pieces_leave_in_order_and_more_than_the_kernel_takes_are_a_short_write() {
+fn vectored_write_beyond_the_kernel_limit_is_short() {
     let (mut client, server) = pair(&ListenOptions::default());
     let bytes: Vec<u8> = (0..1100_u32).map(|at| (at % 251) as u8).collect();
     let pieces: Vec<IoSlice<'_>> = bytes.chunks(1).map(IoSlice::new).collect();
@@ -153,13 +153,13 @@ fn pieces_leave_in_order_and_more_than_the_kernel_takes_are_a_short_write() {
     let mut heard = vec![0; bytes.len()];
     client.read_exact(&mut heard).unwrap();
     assert_eq!(heard, bytes);
-    // Both ends are told how it is, none by a signal.
+    // The error is returned, not raised as SIGPIPE.
     drop(client);
     eventually("it comes", || server.write_vectored(&pieces[..1], false).err());
 }
 
 #[test]
-fn edges_tell_of_data_of_the_end_and_of_an_urgent_byte() {
+fn edge_events_report_data_urgent_bytes_and_the_end() {
     let (mut client, server) = pair(&ListenOptions::default());
     let mut poller = Poller::new().unwrap();
     poller.add_with(&server, 1, Interest::EdgeRead).unwrap();
@@ -183,7 +183,7 @@ fn edges_tell_of_data_of_the_end_and_of_an_urgent_byte() {
 }
 
 #[test]
-fn who_waits_for_the_end_alone_is_not_told_of_bytes_and_may_ask_for_them_again() {
+fn edge_end_ignores_data_until_reading_is_watched_again() {
     let (mut client, server) = pair(&ListenOptions::default());
     let mut poller = Poller::new().unwrap();
     poller.add_with(&server, 7, Interest::Edge).unwrap();
@@ -201,22 +201,22 @@ fn who_waits_for_the_end_alone_is_not_told_of_bytes_and_may_ask_for_them_again()
 }
 
 #[test]
-fn what_is_written_is_counted_whether_or_not_it_has_arrived() {
+fn written_counts_acknowledged_and_queued_bytes() {
     let (mut client, server) = pair(&ListenOptions::default());
     let before = server.written().unwrap();
     assert_eq!(server.write(b"12345").unwrap(), 5);
     assert_eq!(server.written().unwrap() - before, 5);
     client.read_exact(&mut [0; 5]).unwrap();
-    // Nobody reads this.
+    // Fills both buffers.
     let mut sent = 5;
     while let Ok(more) = server.write(&[7; 1 << 16]) {
         sent += more as u64;
     }
-    eventually("nothing is between two queues", || server.written().unwrap() - before == sent);
+    eventually("all written bytes are counted", || server.written().unwrap() - before == sent);
 }
 
 #[test]
-fn a_full_socket_tells_when_it_takes_bytes_again() {
+fn full_socket_reports_when_it_is_writable_again() {
     let (mut client, server) = pair(&ListenOptions::default());
     let mut poller = Poller::new().unwrap();
     poller.add_with(&server, 1, Interest::EdgeRead).unwrap();
@@ -236,14 +236,14 @@ fn a_full_socket_tells_when_it_takes_bytes_again() {
 }
 
 #[test]
-fn a_reset_is_a_reset_on_the_other_side() {
+fn reset_arrives_as_a_connection_reset() {
     let (mut client, server) = pair(&ListenOptions::default());
     server.reset();
     assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
 }
 
 #[test]
-fn a_half_closed_socket_still_reads() {
+fn half_closed_socket_still_reads() {
     let (mut client, server) = pair(&ListenOptions::default());
     server.shutdown_write().unwrap();
     assert_eq!(client.read(&mut [0]).unwrap(), 0);

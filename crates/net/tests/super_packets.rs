@@ -1,4 +1,4 @@
-//! Super-packets really are used: counted where they are sent and seen where they arrive.
+//! Super-packets are formed by the sender and visible at the receiver.
 
 use crate::common::wait_for_input;
 use crate::prelude::*;
@@ -8,9 +8,9 @@ fn gro() -> UdpOptions {
     UdpOptions { gro: true, recv_buffer: Some(4 << 20), ..UdpOptions::default() }
 }
 
-/// As in a container whose loopback is down: once the machine has any address, those of loopback cannot be bound.
+/// A container with loopback down: once the machine has any address, loopback addresses cannot be bound.
 #[test]
-fn the_best_data_path_is_found_without_loopback() {
+fn best_data_path_is_found_without_loopback() {
     const LINK: [&str; 8] = ["link", "add", "e0", "type", "veth", "peer", "name", "e1"];
     let test = turnpike_testkit::this_test!();
     alone::in_namespaces(test, "n", &["ip", "link", "show"], || {
@@ -24,7 +24,7 @@ fn the_best_data_path_is_found_without_loopback() {
 }
 
 #[test]
-fn a_run_of_equal_size_is_one_message_and_one_buffer() {
+fn datagrams_of_equal_size_form_one_message_and_one_buffer() {
     for ip in [V4, V6] {
         let to = bind(ip, &gro());
         let mut sender = Sender::new(Datapath::Gso, ip, &UdpOptions::default());
@@ -54,13 +54,13 @@ fn a_run_of_equal_size_is_one_message_and_one_buffer() {
 }
 
 #[test]
-fn runs_that_are_queued_at_once_leave_as_if_queued_one_by_one() {
+fn queued_runs_equal_single_pushes() {
     for datapath in [Datapath::Basic, Datapath::Mmsg, Datapath::Gso] {
         let to = bind(V4, &gro());
         let mut sender = Sender::new(datapath, V4, &UdpOptions::default());
         let route = sender.route(to.local_addr());
         let mut sent = Vec::new();
-        // The first is longer than any super-packet, the third shorter than what it follows.
+        // The first is longer than any super-packet, the third is a shorter one after it.
         for (count, len) in [(150, 120), (1, 120), (3, 60), (0, 60), (40, 1_400), (2, 1)] {
             sender.tx.push_run(&route, count, len, |all| {
                 for datagram in all.chunks_exact_mut(len) {
@@ -79,7 +79,7 @@ fn runs_that_are_queued_at_once_leave_as_if_queued_one_by_one() {
 }
 
 #[test]
-fn bursts_of_one_flow_share_a_call_and_are_super_packets_of_their_own() {
+fn bursts_of_one_flow_share_a_call_but_no_super_packet() {
     let to = bind(V4, &gro());
     let mut sender = Sender::new(Datapath::Gso, V4, &UdpOptions::default());
     let route = sender.route(to.local_addr());
@@ -148,9 +148,9 @@ fn a_shorter_datagram_ends_a_super_packet() {
     assert_eq!(seen, sizes.into_iter().enumerate().collect::<Vec<_>>());
 }
 
-/// More than the kernel takes in one super-packet (64 or 128) is no refusal.
+/// Exceeding the kernel's limit (64 or 128) must not cause a refusal.
 #[test]
-fn a_flood_to_one_destination_is_cut_at_the_kernels_limit() {
+fn a_flood_to_one_destination_is_cut_at_the_kernel_limit() {
     let to = bind(V4, &gro());
     let mut sender = Sender::new(Datapath::Gso, V4, &UdpOptions::default());
     let route = sender.route(to.local_addr());
@@ -196,12 +196,12 @@ fn a_receiver_without_gro_gets_single_datagrams() {
     let got = receive(&mut rx, &[&to], 64);
     assert!(got.iter().enumerate().all(|(n, d)| d.bytes == [n as u8; 120]));
     assert_eq!((rx.stats().buffers, rx.stats().datagrams), (64, 64));
-    // After a few single ones two, four, eight … a call: the appetite of a flood grows.
+    // The batch size doubles after a few single datagrams.
     assert!(rx.stats().calls < 16, "{:?}", rx.stats());
 }
 
 #[test]
-fn the_lower_steps_form_none() {
+fn other_data_paths_form_no_super_packets() {
     for (datapath, calls) in [(Datapath::Basic, 64), (Datapath::Mmsg, 1)] {
         let to = bind(V4, &UdpOptions::default());
         let mut sender = Sender::new(datapath, V4, &UdpOptions::default());

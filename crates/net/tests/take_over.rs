@@ -1,4 +1,4 @@
-//! A socket that goes to another process is there what it was here, and nothing of it is counted twice.
+//! Sockets taken over by another process keep their state and counters.
 
 use crate::prelude::*;
 use std::net::UdpSocket as StdSocket;
@@ -11,7 +11,7 @@ fn again(of: &impl AsFd) -> OwnedFd {
 }
 
 #[test]
-fn what_the_kernel_dropped_before_is_not_counted_again_and_what_it_drops_meanwhile_is() {
+fn kernel_drops_are_counted_once_across_a_handover() {
     let to = bind(V4, &UdpOptions { recv_buffer: Some(4 << 10), ..UdpOptions::default() });
     let mut sender = Sender::new(Datapath::Mmsg, V4, &UdpOptions::default());
     let route = sender.route(to.local_addr());
@@ -39,7 +39,7 @@ fn what_the_kernel_dropped_before_is_not_counted_again_and_what_it_drops_meanwhi
     got += drain(&mut here, &to);
     assert!(here.stats().kernel_drops > 0);
     assert_eq!(here.stats().kernel_drops + got, 101);
-    // On its way nobody reads it.
+    // Drops while the socket is in transit.
     flood();
     let there = UdpSocket::take_over(again(&to), to.lend()).unwrap();
     assert_eq!(there.local_addr(), to.local_addr());
@@ -52,7 +52,7 @@ fn what_the_kernel_dropped_before_is_not_counted_again_and_what_it_drops_meanwhi
 }
 
 #[test]
-fn a_ttl_that_had_become_usual_is_nobodys_habit_any_more() {
+fn lend_restores_the_default_ttl() {
     for ip in [V4, V6] {
         let to = bind(ip, &UdpOptions { ip_header: true, ..UdpOptions::default() });
         let mut sender = Sender::new(Datapath::Mmsg, ip, &UdpOptions::default());
@@ -74,7 +74,7 @@ fn a_ttl_that_had_become_usual_is_nobodys_habit_any_more() {
         let mut tx = Tx::new(Datapath::Mmsg);
         tx.push_bytes(&there, b"plain");
         tx.flush(&mut sockets, &Rx::new(Datapath::Mmsg));
-        // And here, if nobody took it.
+        // Also here, if the socket stays.
         sender.tx.push_bytes(&route, b"plain");
         sender.flush();
         let plain = receive(&mut Rx::new(Datapath::Mmsg), &[&to], 2);
@@ -83,7 +83,7 @@ fn a_ttl_that_had_become_usual_is_nobodys_habit_any_more() {
 }
 
 #[test]
-fn clients_that_wait_for_a_listener_are_accepted_where_it_goes() {
+fn waiting_clients_are_accepted_after_a_handover() {
     let listener = TcpListener::bind((V4, 0).into(), &ListenOptions::default()).unwrap();
     let _waiting = TcpStream::connect(listener.local_addr()).unwrap();
     let there = TcpListener::take_over(again(&listener)).unwrap();
@@ -100,19 +100,19 @@ fn clients_that_wait_for_a_listener_are_accepted_where_it_goes() {
     drop(listener);
     file.leave();
     eventually("it is accepted", || there.accept().unwrap());
-    assert!(name.path().unwrap().exists(), "its file is there still");
+    assert!(name.path().unwrap().exists(), "the socket file remains");
     drop(taken);
     assert!(!name.path().unwrap().exists());
 }
 
 #[test]
-fn what_is_another_kind_of_socket_is_refused() {
+fn take_over_refuses_other_kinds_of_sockets() {
     let udp = || OwnedFd::from(StdSocket::bind((V4, 0)).unwrap());
     let tcp = TcpListener::bind((V4, 0).into(), &ListenOptions::default()).unwrap();
     assert!(UdpSocket::take_over(again(&tcp), 0).is_err());
     assert!(TcpListener::take_over(udp()).is_err());
     let connected = TcpStream::connect(tcp.local_addr()).unwrap();
-    assert!(TcpListener::take_over(connected.into()).is_err(), "it does not listen");
+    assert!(TcpListener::take_over(connected.into()).is_err(), "not a listening socket");
     assert!(UnixListener::take_over(again(&tcp), &"@x".parse::<UnixName>().unwrap()).is_err());
     assert!(UdpSocket::take_over(udp(), 0).is_ok());
 }

@@ -1,10 +1,10 @@
-//! Many sockets with a datagram each: one tick, and no more memory than the datagrams need.
+//! Memory use of many sockets with one datagram each in a tick.
 
 use crate::common::eventually;
 use crate::prelude::*;
 
 #[test]
-fn a_thousand_ready_sockets_fit_in_one_tick() {
+fn thousand_ready_sockets_fit_in_one_tick() {
     const MANY: usize = 1000;
     if rlimit::raise_open_files(MANY as u64 + 100) < MANY as u64 + 100 {
         return turnpike_testkit::alone::skip("fewer open files are allowed than this test needs");
@@ -19,7 +19,7 @@ fn a_thousand_ready_sockets_fit_in_one_tick() {
         }
         let mut sender = Sender::new(datapath, V4, &UdpOptions::default());
         let mut rx = Rx::new(datapath);
-        // A second tick must be as thin: one datagram teaches no appetite for more.
+        // Also in a second tick: one datagram must not increase the batch size.
         for tick in 0..2 {
             for (n, socket) in sockets.iter().enumerate() {
                 let route = sender.route(socket.local_addr());
@@ -28,7 +28,7 @@ fn a_thousand_ready_sockets_fit_in_one_tick() {
             sender.flush();
             let mut seen = vec![false; MANY];
             let mut spans: Vec<Span> = Vec::new();
-            eventually("all to come", || {
+            eventually("all datagrams", || {
                 let events = poller.wait(Some(std::time::Duration::ZERO)).unwrap();
                 for at in events.iter().map(|e| e.token as usize) {
                     assert!(rx.has_room(), "full after {} datagrams", spans.len());
@@ -45,7 +45,7 @@ fn a_thousand_ready_sockets_fit_in_one_tick() {
             spans.sort_by_key(|s| s.offset);
             for pair in spans.windows(2) {
                 let gap = pair[1].offset - pair[0].offset;
-                // With appetite for two, a datagram may stand alone in the second of two slots, but none is there.
+                // With a batch size of two, a datagram could occupy the second of two slots.
                 assert_eq!(gap, 128, "tick {tick}, {datapath}");
             }
             rx.reset();

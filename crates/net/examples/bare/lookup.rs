@@ -1,4 +1,5 @@
-//! BPF sk_lookup, loaded by hand: all datagrams to a range of ports go to one socket, whoever is bound to these ports.
+//! BPF sk_lookup program, loaded by hand: all datagrams to a range of ports go to one socket, regardless of
+//! other sockets bound there.
 
 use std::{
     fs::File,
@@ -6,7 +7,7 @@ use std::{
     os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
 };
 
-/// Of linux/bpf.h: commands, types, helpers.
+/// From linux/bpf.h: commands, types, helpers.
 const MAP_CREATE: libc::c_int = 0;
 const MAP_UPDATE_ELEM: libc::c_int = 2;
 const PROG_LOAD: libc::c_int = 5;
@@ -17,15 +18,16 @@ const ATTACH_SK_LOOKUP: u32 = 36;
 const MAP_LOOKUP_ELEM: i32 = 1;
 const SK_RELEASE: i32 = 86;
 const SK_ASSIGN: i32 = 124;
-/// Where `struct bpf_sk_lookup` has protocol and local port.
+/// Offsets of protocol and local port in `struct bpf_sk_lookup`.
 const PROTOCOL: i16 = 12;
 const LOCAL_PORT: i16 = 60;
 
-/// What makes it hold: in force until it is dropped.
+/// Attached program; dropping it detaches the program.
 pub(crate) struct Lookup(#[expect(dead_code, reason = "held, not read")] [OwnedFd; 3]);
 
 impl Lookup {
-    /// From now on, in this network namespace, `socket` receives what comes to these UDP ports. Takes CAP_NET_ADMIN and CAP_BPF.
+    /// Makes `socket` receive all datagrams to these UDP ports in this network namespace. Needs CAP_NET_ADMIN
+    /// and CAP_BPF.
     pub(crate) fn attach(socket: &impl AsFd, (first, last): (u16, u16)) -> io::Result<Self> {
         let map = bpf(MAP_CREATE, &words(&[MAP_TYPE_SOCKMAP, 4, 8, 1]))?;
         let (key, value) = (0_u32, socket.as_fd().as_raw_fd() as u64);
@@ -45,7 +47,8 @@ impl Lookup {
     }
 }
 
-/// UDP, to a port of the range: the socket in the map. Each instruction is code, registers, offset and value.
+/// Selects the socket in the map for UDP datagrams to a port of the range. Instructions consist of code,
+/// registers, offset and value.
 fn program(map: u32, first: i32, last: i32) -> Vec<u64> {
     const PASS: usize = 18;
     let op = |code: u8, to: u8, from: u8, offset: i16, value: i32| {
@@ -70,14 +73,14 @@ fn program(map: u32, first: i32, last: i32) -> Vec<u64> {
         op(0x85, 0, 0, 0, MAP_LOOKUP_ELEM),         // r0 = socket
         op(0x15, 0, 0, pass(12), 0),                // none: pass
         op(0xbf, 7, 0, 0, 0),                       // r7 = socket
-        op(0xbf, 1, 6, 0, 0),                       // it shall have the datagram
+        op(0xbf, 1, 6, 0, 0),                       // assign the socket
         op(0xbf, 2, 7, 0, 0),                       //
         op(0xb7, 3, 0, 0, 0),                       //
-        op(0x05, 0, 0, 2, 0),                       // over what follows
+        op(0x05, 0, 0, 2, 0),                       // skip the pass branch
         op(0xb7, 0, 0, 0, 1),                       // pass: SK_PASS
         op(0x95, 0, 0, 0, 0),                       // exit
         op(0x85, 0, 0, 0, SK_ASSIGN),               //
-        op(0xbf, 1, 7, 0, 0),                       // the reference is given back
+        op(0xbf, 1, 7, 0, 0),                       // release the reference
         op(0x85, 0, 0, 0, SK_RELEASE),              //
         op(0xb7, 0, 0, 0, 1),                       // SK_PASS
         op(0x95, 0, 0, 0, 0),                       // exit
@@ -90,21 +93,22 @@ fn number(fd: &impl AsRawFd) -> u32 {
     fd.as_raw_fd().cast_unsigned()
 }
 
-/// Pairs of 32 bits, as they lie in memory.
+/// Packs pairs of 32 bits in memory order.
 fn words(words: &[u32]) -> Vec<u64> {
     words.chunks(2).map(|pair| u64::from(pair[0]) | u64::from(pair[1]) << 32).collect()
 }
 
-/// The same for a command whose result is a descriptor.
+/// bpf(2) command that returns a descriptor.
 fn bpf(command: libc::c_int, attributes: &[u64]) -> io::Result<OwnedFd> {
     let fd = call(command, attributes)?;
-    // SAFETY: the kernel has just given it to us.
+    // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 fn call(command: libc::c_int, attributes: &[u64]) -> io::Result<i32> {
     let (at, size) = (attributes.as_ptr(), size_of_val(attributes));
-    // SAFETY: `attributes` and all that they point to live until the call returns; the kernel takes what is not there for zero.
+    // SAFETY: `attributes` and everything it points to live until the call returns; the kernel treats missing
+    // attributes as zero.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, at, size) };
     if result < 0 { Err(io::Error::last_os_error()) } else { i32::try_from(result).map_err(io::Error::other) }
 }

@@ -1,5 +1,5 @@
-//! What the bare programs have in common: their flags, when they end, and the line that they print. They answer questions about the
-//! kernel, without a protocol: docs/dev/benchmarks.md says how to run them.
+//! Command-line flags, duration and result line of the bare programs, which measure kernel features without a
+//! protocol. Usage: docs/dev/benchmarks.md.
 
 use std::{
     collections::BTreeMap,
@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What was asked, when it began, and when it ends: at SIGTERM or SIGINT, or after `--seconds`.
+/// A run, which ends at SIGTERM, SIGINT or after `--seconds`.
 pub(crate) struct Run {
     flags: BTreeMap<String, String>,
     began: Instant,
@@ -22,7 +22,7 @@ extern "C" fn end(_: libc::c_int) {
 }
 
 impl Run {
-    /// Reads `--name value` pairs; all of them are in `known`.
+    /// Parses `--name value` pairs with names from `known`.
     pub(crate) fn start(known: &[&str]) -> Self {
         let mut flags = BTreeMap::new();
         let mut words = std::env::args().skip(1);
@@ -43,23 +43,24 @@ impl Run {
         run
     }
 
-    /// The value of a flag.
+    /// Value of a flag, or the default.
     pub(crate) fn get<T: FromStr>(&self, name: &str, default: T) -> T {
         let Some(text) = self.flags.get(name) else { return default };
-        text.parse().unwrap_or_else(|_| panic!("--{name}: cannot read {text:?}"))
+        text.parse().unwrap_or_else(|_| panic!("--{name}: cannot parse {text:?}"))
     }
 
-    /// The same of one that must be there.
+    /// Value of a mandatory flag.
     pub(crate) fn need<T: FromStr>(&self, name: &str) -> T {
-        assert!(self.flags.contains_key(name), "--{name} is needed");
-        self.flags[name].parse().unwrap_or_else(|_| panic!("--{name}: cannot read {:?}", self.flags[name]))
+        assert!(self.flags.contains_key(name), "--{name} is required");
+        self.flags[name].parse().unwrap_or_else(|_| panic!("--{name}: cannot parse {:?}", self.flags[name]))
     }
 
     pub(crate) fn goes_on(&self) -> bool {
         !TOLD_TO_END.load(Ordering::Relaxed) && self.ends.is_none_or(|ends| Instant::now() < ends)
     }
 
-    /// One JSON object in one line: how many datagrams (or messages) were delivered, and the CPU time of this process, in seconds.
+    /// Prints a JSON object with the number of delivered datagrams (or messages) and the CPU time of this
+    /// process in seconds.
     #[expect(clippy::cast_precision_loss, reason = "counts of a run")]
     pub(crate) fn report(&self, experiment: &str, variant: &str, datagrams: u64, more: &[(&str, f64)]) {
         let (seconds, cpu) = (self.began.elapsed().as_secs_f64(), cpu_s());
@@ -72,7 +73,7 @@ impl Run {
     }
 }
 
-/// CPU time of this process, in seconds: its own and the kernel's for it.
+/// User and system CPU time of this process, in seconds.
 #[expect(clippy::cast_precision_loss, reason = "seconds of a run")]
 fn cpu_s() -> f64 {
     // SAFETY: zero is a value for every member of `rusage`.

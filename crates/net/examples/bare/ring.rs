@@ -1,4 +1,4 @@
-//! io_uring(7), as far as a forwarder of thin connections needs it: one ring, one thread, completions looked at when it asks for them.
+//! Minimal io_uring(7) for a forwarder of thin connections: one ring and one thread.
 
 use std::{
     io,
@@ -11,14 +11,15 @@ pub(crate) const ACCEPT: u8 = 13;
 pub(crate) const SEND: u8 = 26;
 pub(crate) const RECV: u8 = 27;
 
-/// IORING_SETUP_SINGLE_ISSUER and IORING_SETUP_DEFER_TASKRUN (Linux 6.1): nothing interrupts the thread while it works.
+/// IORING_SETUP_SINGLE_ISSUER and IORING_SETUP_DEFER_TASKRUN (Linux 6.1): completions do not interrupt the
+/// thread.
 const SETUP: u32 = 1 << 12 | 1 << 13;
 /// IORING_ENTER_GETEVENTS, IORING_ENTER_EXT_ARG.
 const ENTER: u32 = 1 | 1 << 3;
 const CQ_RING: i64 = 0x0800_0000;
 const SQES: i64 = 0x1000_0000;
 
-/// `struct io_uring_params`: its members up to the offsets, those of the two rings (ten words each), in words.
+/// `struct io_uring_params`, with the ten words of offsets for each ring.
 #[repr(C)]
 #[derive(Default)]
 struct Params {
@@ -47,10 +48,10 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// What is asked of a socket, with memory for it; `user_data` comes back with the completion.
+    /// Request on a socket with its memory; the completion returns `user_data`.
     pub(crate) fn new(opcode: u8, socket: &impl AsRawFd, bytes: &mut [u8], user_data: u64) -> Self {
         let (address, len) = (bytes.as_mut_ptr() as u64, bytes.len() as u32);
-        // Without memory (accept) it must be no address at all.
+        // Without memory (accept) the address must be 0.
         let address = if len == 0 { 0 } else { address };
         Self { opcode, fd: socket.as_raw_fd(), address, len, user_data, ..Self::default() }
     }
@@ -65,7 +66,7 @@ pub(crate) struct Completion {
     pub(crate) flags: u32,
 }
 
-/// The two queues, in memory that is shared with the kernel.
+/// Both queues, in memory shared with the kernel.
 pub(crate) struct Ring {
     fd: OwnedFd,
     requests: *mut Request,
@@ -76,7 +77,7 @@ pub(crate) struct Ring {
     cq_tail: *const AtomicU32,
     cq_mask: u32,
     completions: *const Completion,
-    /// Written and not told of.
+    /// Requests not yet submitted.
     queued: u32,
 }
 
@@ -88,7 +89,7 @@ impl Ring {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the kernel has just given it to us.
+        // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(i32::try_from(fd).map_err(io::Error::other)?) };
         let (sq_entries, cq_entries) = (params.sq_entries as usize, params.cq_entries as usize);
         let sq = map(&fd, 0, params.sq[6] as usize + 4 * sq_entries)?;
@@ -109,12 +110,13 @@ impl Ring {
         })
     }
 
-    /// Queues a request. Memory that it names must live until it has completed.
+    /// Queues a request. Its memory must live until the completion.
     pub(crate) fn push(&mut self, request: Request) {
         if self.queued > self.sq_mask {
             self.enter(0, Duration::ZERO);
         }
-        // SAFETY: the queue has room, for the kernel takes all that it is told of; `at` is below the number of entries.
+        // SAFETY: the queue has room, because the kernel consumes all submitted requests; `at` is below the
+        // number of entries.
         unsafe {
             let tail = (*self.sq_tail).load(Ordering::Relaxed);
             let at = (tail & self.sq_mask) as usize;
@@ -125,11 +127,11 @@ impl Ring {
         self.queued += 1;
     }
 
-    /// Hands over what is queued, and waits so long for a completion.
+    /// Submits queued requests and waits up to `timeout` for a completion.
     pub(crate) fn wait(&mut self, timeout: Duration, mut each: impl FnMut(&mut Self, Completion)) {
         self.enter(1, timeout);
         loop {
-            // SAFETY: what lies between head and tail is the kernel's last word, until the head moves on.
+            // SAFETY: the kernel does not modify entries between head and tail until the head moves.
             let completion = unsafe {
                 let head = (*self.cq_head).load(Ordering::Relaxed);
                 if head == (*self.cq_tail).load(Ordering::Acquire) {
@@ -149,7 +151,8 @@ impl Ring {
         let argument = [0_u64, 0, &raw const time as u64];
         let fd = self.fd.as_raw_fd();
         let (at, size) = (argument.as_ptr(), size_of_val(&argument));
-        // SAFETY: `argument` and the time that it points to live until the call returns. A signal or the time-out ends it, too.
+        // SAFETY: `argument` and the time that it points to live until the call returns. A signal or the
+        // time-out ends it, too.
         unsafe { libc::syscall(libc::SYS_io_uring_enter, fd, self.queued, wanted, ENTER, at, size) };
         self.queued = 0;
     }
@@ -157,7 +160,7 @@ impl Ring {
 
 fn map(fd: &OwnedFd, offset: i64, len: usize) -> io::Result<*mut u8> {
     let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_POPULATE);
-    // SAFETY: a new mapping, of as much as the kernel has said that there is; it lives as long as the program.
+    // SAFETY: a new mapping with the size given by the kernel, never unmapped.
     let at = unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags, fd.as_raw_fd(), offset) };
     if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(at.cast()) }
 }

@@ -1,4 +1,4 @@
-//! What the tests over real sockets share: waiting with a deadline, and network namespaces.
+//! Helpers for tests with real sockets: waiting with a deadline, and network namespaces.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -12,7 +12,7 @@ pub(crate) const DATAPATHS: [Datapath; 3] = [Datapath::Basic, Datapath::Mmsg, Da
 pub(crate) const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 pub(crate) const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
-/// A datagram, copied out of the arena.
+/// A datagram copied out of the arena.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Datagram {
     /// Index of the socket that received it.
@@ -24,7 +24,7 @@ pub(crate) struct Datagram {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Receives on all sockets until `want` datagrams are there.
+/// Receives on all sockets until there are `want` datagrams.
 pub(crate) fn receive(rx: &mut Rx, sockets: &[&UdpSocket], want: usize) -> Vec<Datagram> {
     let mut poller = Poller::new().unwrap();
     for (token, socket) in sockets.iter().enumerate() {
@@ -34,7 +34,7 @@ pub(crate) fn receive(rx: &mut Rx, sockets: &[&UdpSocket], want: usize) -> Vec<D
     let deadline = Instant::now() + PATIENCE;
     while datagrams.len() < want {
         let left = deadline.saturating_duration_since(Instant::now());
-        assert!(!left.is_zero(), "{} of {want} datagrams came", datagrams.len());
+        assert!(!left.is_zero(), "received {} of {want} datagrams", datagrams.len());
         let ready: Vec<_> = poller.wait(Some(left)).unwrap().iter().map(|e| e.token as usize).collect();
         for at in ready {
             if !rx.has_room() {
@@ -58,27 +58,27 @@ pub(crate) fn receive(rx: &mut Rx, sockets: &[&UdpSocket], want: usize) -> Vec<D
     datagrams
 }
 
-/// Waits until the socket has something to receive.
+/// Waits until the socket is readable.
 pub(crate) fn wait_for_input(socket: &UdpSocket) {
     let mut poller = Poller::new().unwrap();
     poller.add(socket, 0).unwrap();
     let events = poller.wait(Some(PATIENCE)).unwrap();
-    assert!(events.iter().any(|e| e.readable), "nothing came in time");
+    assert!(events.iter().any(|e| e.readable), "timed out without input");
 }
 
-/// Waits until the socket has something to report.
+/// Waits until the socket has an error.
 pub(crate) fn wait_for_error(socket: &UdpSocket) {
     let mut poller = Poller::new().unwrap();
     poller.add(socket, 0).unwrap();
     let events = poller.wait(Some(PATIENCE)).unwrap();
-    assert!(events.iter().any(|e| e.error), "no error was reported in time");
+    assert!(events.iter().any(|e| e.error), "timed out without an error");
 }
 
 pub(crate) fn bind(ip: IpAddr, options: &UdpOptions) -> UdpSocket {
     UdpSocket::bind(SocketAddr::new(ip, 0), options).unwrap()
 }
 
-/// A socket in a table of its own, to send from.
+/// A sending socket with its own table.
 pub(crate) struct Sender {
     pub(crate) sockets: Sockets,
     pub(crate) id: SocketId,
@@ -106,7 +106,7 @@ impl Sender {
     }
 }
 
-/// An arena with `len` known bytes, and where they lie.
+/// An arena with `len` known bytes, and their span.
 pub(crate) fn filled_arena(datapath: Datapath, len: usize) -> (Rx, Span) {
     let socket = bind(V4, &UdpOptions::default());
     let bytes: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
@@ -119,7 +119,8 @@ pub(crate) fn filled_arena(datapath: Datapath, len: usize) -> (Rx, Span) {
     (rx, span)
 }
 
-/// Waits until a datagram to this address of ours arrives: the kernel sets routes to new addresses up in the background.
+/// Waits until datagrams to this local address arrive: the kernel sets up routes to new addresses in the
+/// background.
 pub(crate) fn wait_until_reachable(ip: IpAddr) {
     let socket = std::net::UdpSocket::bind((ip, 0)).unwrap();
     socket.set_nonblocking(true).unwrap();
@@ -129,7 +130,7 @@ pub(crate) fn wait_until_reachable(ip: IpAddr) {
     });
 }
 
-/// Runs `body` in a network namespace of its own, in which `setup` (lines of ip(8)) was run.
+/// Runs `body` in its own network namespace, after the ip(8) commands of `setup`.
 pub(crate) fn in_namespace(test: &str, setup: &[&str], body: impl FnOnce()) {
     alone::in_network_namespace(test, || {
         for line in setup {
