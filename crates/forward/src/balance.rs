@@ -1,21 +1,21 @@
-//! Which of several targets comes next: pure choices over what a target weighs and how busy it is. Who may be chosen at all
-//! (health, weight 0, already tried) is for the caller to say.
+//! Pure selection functions by weight and load. The caller decides which targets are eligible (health, weight
+//! 0, already tried).
 
 use std::net::IpAddr;
 
-/// What a choice looks at.
+/// Input of a selection.
 pub(crate) trait Weighed {
-    /// Its share, 1 or more.
+    /// 1 or more.
     fn weight(&self) -> u64;
-    /// Connections and sessions that it has now.
+    /// Current connections and sessions.
     fn active(&self) -> u64;
-    /// A number made of its address alone ([`key`]).
+    /// Number derived from its address alone ([`key`]).
     fn key(&self) -> u64;
 }
 
-/// In turn: as `turn` counts up, each gets exactly its weight out of every run of as many turns as all weights (less their
-/// common factor) add up to. The turns of a heavy one are spread over the run, not given in one piece: the run is walked in
-/// steps near its golden section, coprime to its length.
+/// Weighted round robin: as `turn` counts up, each target gets exactly its weight within every run whose
+/// length is the sum of all weights (divided by their common factor). Steps near the golden section of the
+/// run, coprime to its length, spread the turns of a heavy target.
 pub(crate) fn in_turn<'a, T: Weighed + 'a>(
     turn: u64,
     each: impl Iterator<Item = &'a T> + Clone,
@@ -35,11 +35,11 @@ pub(crate) fn in_turn<'a, T: Weighed + 'a>(
         at -= share(one);
         last = Some(one);
     }
-    // Fewer than were counted a moment ago: another worker found one to be down.
+    // Fewer than just counted: another worker found one to be down.
     last
 }
 
-/// The one with the fewest connections for its weight; equals share as [`in_turn`].
+/// Target with the fewest connections relative to weight; ties as in [`in_turn`].
 pub(crate) fn least_busy<'a, T: Weighed + 'a>(
     turn: u64,
     each: impl Iterator<Item = &'a T> + Clone,
@@ -51,12 +51,12 @@ pub(crate) fn least_busy<'a, T: Weighed + 'a>(
     in_turn(turn, each.clone().filter(|one| !less(lowest, load(one)))).or_else(|| in_turn(turn, each))
 }
 
-/// The same one for the same client, by rendezvous hashing: each target draws a number for this client, and the best one has
-/// it. So when a target goes, only its own clients move, and each to where its second best is; when one comes, it takes its
-/// share from all. The number is exponentially distributed with the weight as its rate, which makes a target win as often as
-/// its weight says.
+/// Rendezvous hashing: each target draws a number for the client, and the best one wins. Removing a target
+/// moves only its own clients, each to its second best; a new target takes its share from all. The number is
+/// exponentially distributed with the weight as its rate, so targets win in proportion to weight.
 ///
-/// Nothing is seeded: the same addresses give the same choice on every worker, after a restart, and on another machine.
+/// There is no seed: equal addresses give the same choice on every worker, after a restart and on every
+/// machine.
 pub(crate) fn by_source<'a, T: Weighed + 'a>(
     client: IpAddr,
     each: impl Iterator<Item = &'a T>,
@@ -71,18 +71,18 @@ pub(crate) fn by_source<'a, T: Weighed + 'a>(
     each.map(|one| (wait(one), one)).min_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, one)| one)
 }
 
-/// The number of an address for [`by_source`].
+/// Number of an address for [`by_source`].
 pub(crate) fn key(ip: IpAddr, port: u16) -> u64 {
     let (high, low) = address_bits(ip);
     absorb(absorb(u64::from(port), high), low)
 }
 
-/// The number of a Unix socket.
+/// Number of a Unix socket.
 pub(crate) fn key_of_name(name: &str) -> u64 {
     name.bytes().fold(0, |state, byte| absorb(state, byte.into()))
 }
 
-/// IPv4 as IPv4-mapped IPv6, so that both spellings of an address are one.
+/// Maps IPv4 to IPv6, so that both spellings are equal.
 fn address_bits(ip: IpAddr) -> (u64, u64) {
     let bits = match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
@@ -92,8 +92,8 @@ fn address_bits(ip: IpAddr) -> (u64, u64) {
     ((bits >> 64) as u64, bits as u64)
 }
 
-/// The finalizer of `SplitMix64` (Steele, Lea and Flood, 2014): each bit of what goes in flips half of what comes out. The standard
-/// library's and foldhash's hashes may change with their versions.
+/// Finalizer of `SplitMix64` (Steele, Lea and Flood, 2014): each input bit flips half of the output bits.
+/// Hashes of the standard library and foldhash may change between versions.
 fn absorb(state: u64, word: u64) -> u64 {
     let mut z = (state ^ word).wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn equals_come_in_the_order_of_the_list() {
+    fn equal_weights_follow_the_order_of_the_list() {
         assert_eq!(order(&[1, 1, 1], 6), "abcabc");
         assert_eq!(order(&[7, 7], 4), "abab");
         assert_eq!(order(&[], 0), "");
@@ -174,14 +174,14 @@ mod tests {
     }
 
     #[test]
-    fn a_heavy_one_does_not_get_its_turns_in_one_piece() {
+    fn turns_of_a_heavy_target_are_spread() {
         let run = order(&[4, 4, 8], 4);
         assert!(run.contains('a') && run.contains('b'), "{run}");
         assert_eq!(order(&[5, 3], 8).matches("aaaa").count(), 0);
     }
 
     #[test]
-    fn the_least_busy_for_its_weight_is_chosen() {
+    fn least_busy_target_for_its_weight_is_chosen() {
         let all = all(&[3, 1]);
         let mut got = [0_u64; 2];
         for turn in 0..40 {
@@ -199,9 +199,9 @@ mod tests {
         assert_eq!(first, 30);
     }
 
-    /// Other values would send every client elsewhere after an upgrade of turnpike.
+    /// Other values would move every client to another target after an upgrade.
     #[test]
-    fn a_client_s_target_is_the_same_in_every_version() {
+    fn target_of_a_client_is_the_same_in_every_version() {
         let all = all(&[1, 1, 1, 2]);
         let chosen: Vec<usize> =
             (0..12).map(|number| place(&all, by_source(client(number), all.iter()).unwrap())).collect();
@@ -232,7 +232,7 @@ mod tests {
         }
 
         #[test]
-        fn only_the_clients_of_the_target_that_is_gone_move(
+        fn removing_a_target_moves_only_its_own_clients(
             weights in prop::collection::vec(1_u64..=20, 2..10),
             gone in any::<prop::sample::Index>(),
             clients in prop::collection::vec(any::<u32>(), 1..200),
@@ -249,7 +249,7 @@ mod tests {
         }
 
         #[test]
-        fn the_order_of_the_list_moves_no_client(weights in prop::collection::vec(1_u64..=20, 1..10), number in any::<u32>()) {
+        fn order_of_the_list_moves_no_client(weights in prop::collection::vec(1_u64..=20, 1..10), number in any::<u32>()) {
             let all = all(&weights);
             let forwards = by_source(client(number), all.iter()).unwrap();
             let backwards = by_source(client(number), all.iter().rev()).unwrap();
@@ -261,7 +261,7 @@ mod tests {
     fn sources_are_spread_by_weight() {
         let all = all(&[1, 2, 5]);
         let mut got = [0_u32; 3];
-        // Neighbours, as clients of one network are.
+        // Adjacent addresses, like clients of one network.
         for number in 0..8000 {
             got[place(&all, by_source(client(0x0A01_0000 + number), all.iter()).unwrap())] += 1;
         }

@@ -1,40 +1,40 @@
-//! Batching of bulk: a worker that only moves bulk in small pieces pauses briefly, so that the next wake-up moves more at once.
+//! Pauses of a worker that only moves bulk in small pieces, so that the next wake-up moves more at once.
 //!
-//! Each piece costs a wake-up of ours, a few system calls and, on its way out, a wake-up of its reader. A core that keeps up
-//! with its streams easily meets them 64 KiB at a time. Resting is what interrupt moderation does in a network card. It never
-//! happens while anything but bulk is served, for slow streams, or when the pieces are large because the core is busy anyway.
+//! Each piece costs a wake-up, a few system calls, and a wake-up of its reader. A core that keeps up with its
+//! streams often sees them 64 KiB at a time. The pause works like interrupt moderation of a network card. It
+//! does not apply to interactive traffic, slow streams, or cores that are busy enough to see large pieces.
 
 use std::time::Duration;
 
-/// Length of a pause. At 2 GB/s 600 kB arrive meanwhile, of all streams together, far less than their receive buffers hold.
+/// Length of a pause. At 2 GB/s, 600 kB arrive meanwhile over all streams, far less than their receive
+/// buffers hold.
 pub(crate) const REST: Duration = Duration::from_micros(300);
-/// Time without pauses after anything else was served.
+/// Milliseconds without pauses after other work.
 const ALERT_MS: u64 = 10;
-/// So many lean wake-ups, each within [`GAP_MS`] of the one before, make a fast stream.
+/// Number of lean wake-ups, each within [`GAP_MS`] of the previous one, that mean a fast stream.
 const RUN: u32 = 8;
 const GAP_MS: u64 = 2;
 
-/// What one wake-up was about.
+/// Work of one wake-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WakeUp {
-    /// Splices that brought little.
+    /// Splices that moved little.
     pub(crate) lean: u32,
-    /// Everything else: reads by the buffer, new connections, datagrams, commands.
+    /// Reads into the buffer, new connections, datagrams and commands.
     pub(crate) other: u32,
 }
 
-/// Decides when to rest.
 #[derive(Debug, Default)]
 pub(crate) struct Batching {
-    /// When something else was last served; milliseconds.
+    /// Time of the last other work; milliseconds.
     other: u64,
-    /// When the last lean wake-up was, and how many came one after the other.
+    /// Time of the last lean wake-up, and length of the run.
     lean: u64,
     run: u32,
 }
 
 impl Batching {
-    /// Whether to rest after this wake-up.
+    /// True if the worker should pause after this wake-up.
     pub(crate) fn should_sleep(&mut self, now: u64, wake_up: WakeUp) -> bool {
         if wake_up.other > 0 {
             self.other = now;
@@ -64,28 +64,28 @@ mod tests {
     }
 
     #[test]
-    fn fast_bulk_rests_once_it_has_shown_itself() {
+    fn fast_bulk_pauses_once_detected() {
         let rests = after(&mut Batching::default(), 1000, 12);
         assert_eq!(rests.iter().position(|rests| *rests), Some(RUN as usize - 1));
         assert!(rests[RUN as usize - 1..].iter().all(|rests| *rests));
     }
 
     #[test]
-    fn slow_bulk_never_rests() {
+    fn slow_bulk_never_pauses() {
         let mut gather = Batching::default();
         assert!((0..100).all(|at| !gather.should_sleep(1000 + at * (GAP_MS + 1), LEAN)));
     }
 
     #[test]
-    fn pieces_that_are_large_already_need_no_rest() {
+    fn large_pieces_need_no_pause() {
         let mut gather = Batching::default();
         after(&mut gather, 1000, 12);
         assert!(!gather.should_sleep(1006, FULL));
-        assert!(gather.should_sleep(1006, LEAN), "one of them does not end the run");
+        assert!(gather.should_sleep(1006, LEAN), "one full piece does not end the run");
     }
 
     #[test]
-    fn anything_else_is_served_without_a_rest_and_keeps_the_worker_alert() {
+    fn other_work_suspends_pauses() {
         let mut gather = Batching::default();
         after(&mut gather, 1000, 12);
         assert!(!gather.should_sleep(1006, OTHER));

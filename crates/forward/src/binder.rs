@@ -1,4 +1,4 @@
-//! The rules in force, and those that wait until they can be bound. All of it is the control thread's.
+//! Rules in force and rules waiting to be bound, owned by the control thread.
 
 use std::{
     sync::{Arc, atomic::AtomicBool},
@@ -19,40 +19,37 @@ use crate::{
     upgrade::Matched,
 };
 
-/// Longest wait of a start or a reload for the addresses of listeners that are names; and with [`Settings::keep_going`], where a rule may
-/// come later.
+/// Maximum wait of a start or reload for the addresses of named listeners, and the shorter one with
+/// [`Settings::keep_going`].
 const PATIENCE: Duration = Duration::from_secs(10);
 const SHORT_PATIENCE: Duration = Duration::from_secs(1);
 
-/// The rules in force.
 #[derive(Default)]
 pub(crate) struct Rules {
     pub(crate) active: Vec<Active>,
     pub(crate) next_key: u32,
     pub(crate) loaded: Loaded,
-    /// Those that could not be bound, with [`Settings::keep_going`].
+    /// Rules that could not be bound, with [`Settings::keep_going`].
     pub(crate) waiting: Vec<Waiting>,
-    /// Last known addresses of the names that rules listen on.
+    /// Last known addresses of named listeners.
     pub(crate) names: HashMap<String, ZonedIp>,
     /// The listeners are closed.
     pub(crate) drained: bool,
 }
 
-/// A rule in force.
 pub(crate) struct Active {
     pub(crate) state: Arc<RuleState>,
     pub(crate) addresses: Vec<Address>,
-    /// File of a Unix socket; gone with the rule.
+    /// File of a Unix socket, removed with the rule.
     pub(crate) file: Option<SocketFile>,
 }
 
-/// A rule that could not be bound.
 pub(crate) struct Waiting {
-    /// The rule as configured.
+    /// As configured.
     pub(crate) rule: Rule,
-    /// Reason for which it cannot be bound.
+    /// Reason of the last failure.
     pub(crate) error: String,
-    /// The name that it listens on, looked up for as long as it waits.
+    /// Name in `listen`, resolved while the rule waits.
     name: Option<Arc<Name>>,
 }
 
@@ -62,15 +59,16 @@ impl Waiting {
         Self { rule, error: error.to_string(), name }
     }
 
-    /// The rule with the current address of its name.
+    /// Rule with the current address of its name.
     fn resolved(&self) -> Rule {
         let address = self.name.as_ref().and_then(|name| name.addresses().first().copied());
         with_address(&self.rule, address)
     }
 }
 
-/// Puts addresses in place of the names that rules listen on, and waits for them. A rule whose name never had any keeps the name.
-/// The names are to be held until the rules are bound: the resolver forgets one without a holder, and would look it up again.
+/// Replaces names in `listen` by addresses, and waits for them. A rule whose name never had an address keeps
+/// the name. Hold the returned names until the rules are bound, or the resolver drops them and looks them up
+/// again.
 pub(crate) fn resolved(
     rules: &[Rule],
     resolver: &Resolver,
@@ -110,17 +108,17 @@ fn with_address(rule: &Rule, address: Option<ZonedIp>) -> Rule {
     }
 }
 
-/// Rules that a start or a reload adds, with their listeners bound.
+/// Rules added by a start or reload, with bound listeners.
 pub(crate) struct NewRules {
     pub(crate) active: Vec<Active>,
     /// Share of each worker.
     pub(crate) of_workers: Vec<Vec<(Arc<RuleState>, Bound)>>,
-    /// Those that could not be bound, and why.
+    /// Errors of the rules that could not be bound.
     pub(crate) failed: Vec<StartError>,
     pub(crate) waiting: Vec<Waiting>,
 }
 
-/// Binds the listeners of rules that a start or a reload adds.
+/// Binds the listeners of added rules.
 pub(crate) struct Binder<'a> {
     pub(crate) settings: &'a Settings,
     pub(crate) datapath: Datapath,
@@ -134,7 +132,7 @@ pub(crate) struct Binder<'a> {
 }
 
 impl Binder<'_> {
-    /// Takes each rule as configured and [`resolved`].
+    /// Binds rules given as configured and as [`resolved`].
     pub(crate) fn bind<'r>(
         &mut self,
         rules: impl Iterator<Item = (&'r Rule, &'r Rule)>,
@@ -153,7 +151,7 @@ impl Binder<'_> {
         Ok(new)
     }
 
-    /// Tries those again that wait; the others get the reason of this time.
+    /// Retries waiting rules; updates the error of those that fail again.
     pub(crate) fn retry(&mut self, waiting: &mut [Waiting]) -> NewRules {
         let mut new = self.nothing();
         for waiting in waiting {
@@ -198,7 +196,7 @@ impl Binder<'_> {
     }
 }
 
-/// The file of a Unix socket that an old and a new rule share stays, with the new one's permissions.
+/// Passes the file of a Unix socket shared by an old and a new rule on to the new rule, with its permissions.
 pub(crate) fn hand_files_over(left: &mut [Active], newcomers: &mut [Active]) {
     for new in newcomers.iter_mut().filter(|new| new.file.is_none()) {
         let old = left.iter_mut().find(|old| old.file.is_some() && old.addresses == new.addresses);
@@ -206,7 +204,7 @@ pub(crate) fn hand_files_over(left: &mut [Active], newcomers: &mut [Active]) {
         if let Some(file) = &new.file
             && let Err(error) = file.set_mode(new.state.rule.socket_mode)
         {
-            tracing::warn!(rule = new.state.rule.id.0, %error, "cannot change the permissions of its socket");
+            tracing::warn!(rule = new.state.rule.id.0, %error, "cannot change the permissions of the Unix socket");
         }
     }
 }

@@ -1,12 +1,12 @@
-//! Datagrams over a TCP stream, for the rules that go from one protocol to the other.
+//! Datagrams over a TCP stream, for rules between UDP and TCP.
 //!
 //! ```text
-//! plain    datagram ─▶ one write        one read ─▶ one datagram        (as oxidinetd does; TCP may join or cut them)
+//! plain    datagram ─▶ one write        one read ─▶ one datagram        (like oxidinetd; TCP may join or split them)
 //! framed   │ length, 2 bytes big endian │ datagram │ length │ datagram │ …          (boundaries survive)
 //! ```
 //!
-//! What a slow reader does not take waits in a bounded queue; whole datagrams that find it full are dropped and counted,
-//! so that a stream never holds half a frame.
+//! Data for a slow reader waits in a bounded queue. Datagrams that find it full are dropped as a whole and
+//! counted, so a stream never contains half a frame.
 
 use std::{
     collections::VecDeque,
@@ -20,75 +20,74 @@ use turnpike_net::{
     poll::{Interest, Poller},
 };
 
-/// Longest payload of a UDP datagram over IPv4: 65535 - 20 - 8.
+/// Maximum UDP payload over IPv4: 65535 - 20 - 8.
 pub(crate) const MAX_DATAGRAM: usize = 65_507;
-/// Bytes that one read can bring; two more than the longest frame's datagram would also do, but a plain read must not
-/// exceed what one datagram can hold.
+/// Bytes per read of a framed stream; a plain read is limited to one datagram.
 pub(crate) const SCRATCH: usize = 1 << 16;
-/// Bytes that wait for a slow reader, per stream. The rest of a datagram whose beginning is on its way may exceed it.
+/// Queue limit per stream in bytes. The rest of a partly written datagram may exceed it.
 const QUEUE: usize = 128 << 10;
-/// Frames of one sendmsg(2): a GRO super-packet has at most 64 to 128 datagrams.
+/// Frames per sendmsg(2): a GRO super-packet has at most 64 to 128 datagrams.
 const RUN: usize = 64;
-/// Reads of one stream in one turn, so that others get theirs.
+/// Reads per stream in one turn, for fairness.
 const READS: usize = 4;
-/// An incomplete frame's buffer is kept for the next one up to this size.
+/// Maximum buffer kept after an incomplete frame, in bytes.
 const KEEP: usize = 4096;
-/// Of the length field.
+/// Bytes of the length field.
 const PREFIX: usize = 2;
 
-/// A non-blocking TCP connection that carries datagrams.
+/// Non-blocking TCP connection that carries datagrams.
 #[derive(Debug)]
 pub(crate) struct Stream {
     socket: TcpSocket,
     framed: bool,
-    /// When it was made; connect times are told finer than a tick's milliseconds.
+    /// Start of the connect; finer than the milliseconds of a tick.
     pub(crate) begun: Instant,
-    /// connect(2) has not ended yet.
+    /// connect(2) is in progress.
     pub(crate) connecting: bool,
-    /// The other side has said all.
+    /// The peer has sent FIN.
     pub(crate) read_closed: bool,
-    /// What the poller was last told: readable, writable.
+    /// Events watched by the poller: readable, writable.
     pub(crate) interest: (bool, bool),
     deframer: Deframer,
     queue: VecDeque<u8>,
 }
 
-/// What a stream holds beside its socket, for another process.
+/// State of a stream for another process, without its socket.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Held {
     connecting: bool,
-    /// An incomplete frame.
+    /// Incomplete frame.
     partial: Vec<u8>,
-    /// What a slow reader has not taken.
+    /// Data not yet accepted by a slow reader.
     queue: Vec<u8>,
 }
 
-/// What became of datagrams to send.
+/// Result of [`Stream::send`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sent {
     /// Sent or queued.
     pub(crate) datagrams: u64,
-    /// Of these, length fields not counted.
+    /// Of these, without length fields.
     pub(crate) bytes: u64,
-    /// Found the queue full.
+    /// Dropped because of a full queue.
     pub(crate) dropped: u64,
 }
 
-/// What one turn of reading brought.
+/// Result of [`Stream::receive`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Turn {
-    /// Payload bytes: length fields do not count.
+    /// Payload without length fields.
     pub(crate) bytes: u64,
-    /// Datagrams handed on.
+    /// Datagrams passed on.
     pub(crate) datagrams: u64,
-    /// Frames longer than a datagram can be, dropped.
+    /// Frames dropped because they exceed a datagram.
     pub(crate) too_long: u64,
-    /// End of the stream.
+    /// End of stream.
     pub(crate) closed: bool,
 }
 
 impl Turn {
-    /// So many of the datagrams, with so many bytes, went no further: they were beyond a rate.
+    /// Subtracts datagrams and bytes that exceeded a rate.
     pub(crate) fn limit(&mut self, datagrams: u64, bytes: u64) {
         self.datagrams -= datagrams;
         self.bytes -= bytes;
@@ -110,7 +109,7 @@ impl Stream {
         }
     }
 
-    /// One that was another process's.
+    /// Continues a stream of another process.
     pub(crate) fn resume(socket: TcpSocket, framed: bool, held: Held) -> Self {
         let mut this = Self::new(socket, framed, held.connecting);
         this.deframer.partial = held.partial;
@@ -118,7 +117,7 @@ impl Stream {
         this
     }
 
-    /// What goes to another process with the socket.
+    /// State to hand over with the socket.
     pub(crate) fn held(&self) -> Held {
         Held {
             connecting: self.connecting,
@@ -131,7 +130,7 @@ impl Stream {
         &self.socket
     }
 
-    /// Takes another socket after one could not connect; what is queued goes there.
+    /// Replaces the socket after a failed connect; queued data goes to the new one.
     pub(crate) fn reconnect(&mut self, socket: TcpSocket) {
         self.socket = socket;
         self.begun = Instant::now();
@@ -139,12 +138,12 @@ impl Stream {
         self.interest = (true, true);
     }
 
-    /// What the poller should watch for.
+    /// Events to watch: readable, writable.
     pub(crate) fn wanted(&self) -> (bool, bool) {
         (!self.read_closed, self.connecting || !self.queue.is_empty())
     }
 
-    /// Tells the poller what the stream now waits for, when that changed.
+    /// Updates the poller if the events to watch have changed.
     pub(crate) fn watch(&mut self, token: u64, poller: &Poller) {
         let wanted = self.wanted();
         let interest = Interest::Level { read: wanted.0, write: wanted.1 };
@@ -153,20 +152,14 @@ impl Stream {
         }
     }
 
-    /// Whether connect(2) has ended well; an event may be about a socket that was here before.
-    ///
-    /// # Errors
-    /// Why it did not.
+    /// True once connected; the event may belong to a previous socket. Returns the error of a failed connect.
     pub(crate) fn finish_connecting(&mut self) -> io::Result<bool> {
         self.socket.take_error()?;
         self.connecting = self.socket.peer_addr().is_err();
         Ok(!self.connecting)
     }
 
-    /// Sends or queues datagrams, or drops them where the queue is full.
-    ///
-    /// # Errors
-    /// Those of sendmsg(2) but EAGAIN and EINTR.
+    /// Sends datagrams, queues them, or drops them if the queue is full. EAGAIN and EINTR are not errors.
     pub(crate) fn send<'a>(&mut self, mut datagrams: impl Iterator<Item = &'a [u8]>) -> io::Result<Sent> {
         let most = if self.framed { RUN } else { 1 };
         let mut total = Sent::default();
@@ -184,10 +177,7 @@ impl Stream {
         }
     }
 
-    /// Sends what is queued, as far as the kernel takes it.
-    ///
-    /// # Errors
-    /// Those of sendmsg(2) but EAGAIN and EINTR.
+    /// Sends queued data as far as possible. EAGAIN and EINTR are not errors.
     pub(crate) fn send_queued(&mut self) -> io::Result<()> {
         while !self.connecting && !self.queue.is_empty() {
             let (front, back) = self.queue.as_slices();
@@ -199,16 +189,13 @@ impl Stream {
             self.queue.drain(..sent);
         }
         if self.queue.is_empty() {
-            // Thousands of idle streams keep no memory for bytes that once waited.
+            // Free the memory, since there may be thousands of idle streams.
             self.queue = VecDeque::new();
         }
         Ok(())
     }
 
-    /// Reads, and hands on each datagram.
-    ///
-    /// # Errors
-    /// Those of recv(2) but EAGAIN and EINTR.
+    /// Reads and passes each datagram on. EAGAIN and EINTR are not errors.
     pub(crate) fn receive(&mut self, scratch: &mut [u8], mut each: impl FnMut(&[u8])) -> io::Result<Turn> {
         let mut turn = Turn::default();
         let room = if self.framed { SCRATCH } else { MAX_DATAGRAM }.min(scratch.len());
@@ -244,7 +231,7 @@ impl Stream {
         Ok(turn)
     }
 
-    /// One write. What the kernel does not take is queued.
+    /// Writes once and queues the rest.
     fn send_run(&mut self, run: &[&[u8]], total: &mut Sent) -> io::Result<()> {
         let mut prefixes = [[0; PREFIX]; RUN];
         for (prefix, datagram) in prefixes.iter_mut().zip(run) {
@@ -281,7 +268,7 @@ impl Stream {
     }
 }
 
-/// Bytes written; 0 where the kernel takes none now.
+/// Bytes written; 0 if the socket is full.
 fn written(result: io::Result<usize>) -> io::Result<usize> {
     match result {
         Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(0),
@@ -289,10 +276,10 @@ fn written(result: io::Result<usize>) -> io::Result<usize> {
     }
 }
 
-/// Cuts a stream of frames into datagrams. Only a frame that a read left incomplete is copied.
+/// Splits framed streams into datagrams. Only incomplete frames are copied.
 #[derive(Debug, Default)]
 struct Deframer {
-    /// An incomplete frame, length field included; at most 65537 bytes.
+    /// Incomplete frame with its length field; at most 65,537 bytes.
     partial: Vec<u8>,
 }
 
@@ -323,7 +310,7 @@ impl Deframer {
         self.partial.extend_from_slice(bytes);
     }
 
-    /// Moves bytes over until `partial` has `want`, or `bytes` is empty.
+    /// Moves bytes to `partial` until it has `want`, or `bytes` is empty.
     fn take(&mut self, bytes: &mut &[u8], want: usize) {
         let missing = want.saturating_sub(self.partial.len()).min(bytes.len());
         let (head, rest) = bytes.split_at(missing);
@@ -361,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_survive_every_way_of_cutting_the_stream() {
+    fn frames_survive_every_split_of_the_stream() {
         let datagrams: Vec<Vec<u8>> = [0, 1, 2, 255, 256, 300, 0, 7]
             .iter()
             .map(|len| (0..*len).map(|i| (i * 7) as u8).collect())
@@ -379,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_stops_costs_whole_datagrams_and_bounded_memory() {
+    fn stalled_reader_loses_whole_datagrams_in_bounded_memory() {
         let (near, mut far) = pair();
         let mut stream = Stream::new(near, true, false);
         let datagram = |number: u32| {
@@ -387,15 +374,15 @@ mod tests {
             bytes[..4].copy_from_slice(&number.to_be_bytes());
             bytes
         };
-        // More than both socket buffers and the queue can hold: loopback autotunes to 6 MiB.
+        // More than both socket buffers and the queue hold: loopback autotunes to 6 MiB.
         let mut dropped = 0;
         for number in 0..20_000 {
             dropped += stream.send([&datagram(number)[..]].into_iter()).unwrap().dropped;
             assert!(stream.queue.len() <= QUEUE + MAX_DATAGRAM + PREFIX);
         }
-        assert!(dropped > 0, "24 MB found room");
+        assert!(dropped > 0, "24 MB fit into the buffers");
         assert_eq!(stream.wanted(), (true, true));
-        // What arrives is whole frames in order, just fewer of them.
+        // Only whole frames arrive, in order.
         let reader = std::thread::spawn(move || {
             let mut bytes = Vec::new();
             far.read_to_end(&mut bytes).unwrap();
@@ -420,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_too_long_for_udp_is_dropped_and_the_next_one_passes() {
+    fn frame_too_long_for_udp_is_dropped_and_the_next_one_passes() {
         let (near, mut far) = pair();
         let mut stream = Stream::new(near, true, false);
         let sent = frames(&[vec![1; 65_535], vec![2; 9]]);

@@ -1,8 +1,9 @@
-//! Rules of this process that lead to each other. A chain of rules is fine; a circle of them would carry one datagram round for ever, or
-//! open connections until no descriptor is left. A connection or session towards a listener of ours ([`crate::here`]) is remembered by its
-//! local address, so that the rule at its other end knows how many rules its client has come through.
+//! Detection of forwarding loops within this process. A chain of rules is fine; a loop would forward a
+//! datagram forever, or open connections until descriptors run out. Connections and sessions to our own
+//! listeners ([`crate::here`]) are recorded by local address, so that the rule at the other end knows how
+//! many rules its client has passed.
 //!
-//! Only beginnings and ends of connections come here, and only those that lead to a listener of ours take a lock.
+//! This code runs only at the start and end of connections; only those to our own listeners take a lock.
 
 use std::{
     io,
@@ -19,39 +20,35 @@ use crate::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-/// Rules in a row that a client may come through.
+/// Maximum number of rules in a row.
 const MOST_HOPS: u8 = 8;
 
-/// Shared by all workers.
 #[derive(Default)]
 pub struct Circles {
     links: Mutex<Links>,
-    /// Number of local ends in `links`, readable without the lock.
+    /// Size of `links`, readable without the lock.
     count: AtomicUsize,
 }
 
-/// Local ends of connections and sessions towards listeners of ours.
+/// Local ends of connections and sessions to our own listeners.
 type Links = HashMap<End, Known>;
 type End = (Transport, SocketAddr);
 
-/// Connections with the same local end: to different targets they may share a port.
+/// Connections with the same local end, which different targets may share.
 struct Known {
     links: u32,
-    /// Most rules that lead up to one of them.
+    /// Maximum number of rules passed by one of them.
     hops: u8,
 }
 
-/// A connection or session that leads to a rule of this process, until it is dropped.
+/// Connection or session to a rule of this process; dropping it removes the record.
 pub struct Link {
     circles: Arc<Circles>,
     local: End,
 }
 
 impl Circles {
-    /// Number of rules that a client has come through.
-    ///
-    /// # Errors
-    /// [`EndReason::Circle`] where they are too many.
+    /// Number of rules that a client has passed; [`EndReason::Circle`] beyond the limit.
     pub(crate) fn hops(&self, transport: Transport, client: SocketAddr) -> Result<u8, EndReason> {
         if self.count.load(Ordering::Acquire) == 0 {
             return Ok(0);
@@ -62,11 +59,8 @@ impl Circles {
         }
     }
 
-    /// Connects a client that has come through `hops` rules to another rule of ours. That one may accept before connect(2) has
-    /// returned; it gets no answer from [`Circles::hops`] until the connection is known.
-    ///
-    /// # Errors
-    /// Those of `connect`, and of getsockname(2).
+    /// Connects a client that has passed `hops` rules to another rule of ours. That rule may accept before
+    /// connect(2) returns; [`Circles::hops`] blocks it until the connection is recorded.
     pub(crate) fn connect(
         self: &Arc<Self>,
         hops: u8,
@@ -82,7 +76,7 @@ impl Circles {
         connected
     }
 
-    /// Remembers a connection or session of a client that has come through `hops` rules, towards another rule of ours.
+    /// Records a connection or session of a client that has passed `hops` rules to another rule of ours.
     pub(crate) fn link(self: &Arc<Self>, transport: Transport, local: SocketAddr, hops: u8) -> Box<Link> {
         let mut links = self.lock();
         let link = self.insert(&mut links, (transport, canonical(local)), hops);
@@ -128,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_has_come_through_too_many_rules_is_refused() {
+    fn client_that_has_passed_too_many_rules_is_refused() {
         let circles = Arc::<Circles>::default();
         let mut links = Vec::new();
         let mut client = at("10.0.0.1:9");
@@ -147,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_is_known_before_its_other_end_is_accepted() {
+    fn connection_is_recorded_before_its_other_end_is_accepted() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let target = listener.local_addr().unwrap();
         let circles = Arc::<Circles>::default();
@@ -157,9 +151,9 @@ mod tests {
                 .connect(3, || {
                     let socket = TcpSocket::connect(target, &ConnectOptions::default());
                     let acceptor = scope.spawn(hops);
-                    // Time enough for an answer that is wrong.
+                    // Long enough for a wrong answer.
                     thread::sleep(Duration::from_millis(50));
-                    assert!(!acceptor.is_finished(), "it did not wait");
+                    assert!(!acceptor.is_finished(), "the acceptor did not wait");
                     socket
                 })
                 .unwrap();
@@ -171,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_that_share_a_local_port_are_forgotten_one_by_one() {
+    fn connections_that_share_a_local_port_are_removed_one_by_one() {
         let circles = Arc::<Circles>::default();
         let local = at("10.0.0.1:9");
         let [first, second] = [5, 1].map(|hops| circles.link(Transport::Tcp, local, hops));

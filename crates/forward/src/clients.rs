@@ -1,5 +1,5 @@
-//! What one client may take of a rule: connections at a time, and new ones a second. Asked when a connection or session
-//! begins and ends, by all workers; never for a packet.
+//! Limits per client of a rule: concurrent connections, and new ones per second. Checked by all workers when
+//! a connection or session begins and ends, never per packet.
 
 use std::{
     hash::BuildHasher as _,
@@ -12,16 +12,16 @@ use hashbrown::{HashMap, hash_map::Entry};
 
 use crate::{EndReason, Limits};
 
-/// Workers hardly ever meet in one.
+/// Enough that workers rarely contend.
 const SHARDS: usize = 16;
-/// Clients of one shard that have nothing open and are remembered for their rate alone: 65,536 of a rule, some 3 MB.
+/// Clients without connections per shard, remembered for their rate: 65,536 per rule, about 3 MB.
 const QUIET: usize = 4096;
 const SECOND_US: u64 = 1_000_000;
 
-/// The clients of one rule that has such a limit.
+/// Clients of a rule with such a limit.
 pub(crate) struct Clients {
     most: u32,
-    /// Microseconds between two new connections at the limit, 0 where there is none.
+    /// Microseconds between new connections at the limit; 0 without a limit.
     interval: u64,
     hasher: RandomState,
     shards: [Mutex<Shard>; SHARDS],
@@ -30,20 +30,20 @@ pub(crate) struct Clients {
 #[derive(Default)]
 struct Shard {
     clients: HashMap<u128, Client, RandomState>,
-    /// Those of them that have nothing open.
+    /// Clients without connections.
     quiet: usize,
 }
 
-/// A client that has something open, or had within the last second.
+/// Client with connections, now or within the last second.
 #[derive(Default)]
 struct Client {
     open: u32,
-    /// When it may begin as many connections at once as it may in a second; microseconds.
+    /// Time at which the full burst of one second is available again; microseconds.
     rested: u64,
 }
 
 impl Clients {
-    /// `None` where a rule does not limit its clients.
+    /// `None` if the rule has no limit per client.
     pub(crate) fn new(limits: &Limits) -> Option<Self> {
         if limits.connections_per_client.is_none() && limits.new_connections_per_client.is_none() {
             return None;
@@ -57,8 +57,8 @@ impl Clients {
         })
     }
 
-    /// One more connection of a client, at `now` milliseconds, or why not. As many new ones as a second allows may come at
-    /// once; refused ones do not count.
+    /// Counts a connection of a client at `now` milliseconds, or returns the limit it exceeds. The
+    /// connections of one second may come in a burst; refused ones do not count.
     pub(crate) fn enter(&self, client: IpAddr, now: u64) -> Result<(), EndReason> {
         let now = now.saturating_mul(1000);
         let key = network(client);
@@ -93,7 +93,7 @@ impl Clients {
         Ok(())
     }
 
-    /// One more that another process let in, whatever the limits are.
+    /// Counts a handed-over connection regardless of limits.
     pub(crate) fn resume(&self, client: IpAddr) {
         let key = network(client);
         let mut shard = self.shard(key);
@@ -110,7 +110,7 @@ impl Clients {
         }
     }
 
-    /// One less.
+    /// Removes a connection.
     pub(crate) fn leave(&self, client: IpAddr) {
         let key = network(client);
         let mut shard = self.shard(key);
@@ -141,8 +141,8 @@ impl Clients {
 }
 
 impl Shard {
-    /// Makes room: first those go whose second is over. Where thousands came within it, all that have nothing open do: a table
-    /// that sources of any number can fill must not turn away those who are not in it.
+    /// Removes clients whose second is over, and all without connections if thousands came within it. A table
+    /// that any number of sources can fill must not lock out others.
     fn forget(&mut self, now: u64) {
         self.clients.retain(|_, client| client.open > 0 || client.rested > now);
         self.quiet = self.clients.values().filter(|client| client.open == 0).count();
@@ -153,7 +153,7 @@ impl Shard {
     }
 }
 
-/// One customer has 2^64 IPv6 addresses: their network counts as one. IPv4 addresses are where no such network is.
+/// Reduces an IPv6 address to its /64, because one customer has 2^64 addresses. IPv4 is mapped.
 fn network(client: IpAddr) -> u128 {
     match client.to_canonical() {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_at_its_limit_is_refused_until_one_ends_and_others_are_not() {
+    fn client_at_its_limit_is_refused_until_a_connection_ends() {
         let clients = clients(Some(2), None);
         let one = ip("192.0.2.1");
         assert_eq!((clients.enter(one, 0), clients.enter(one, 0)), (Ok(()), Ok(())));
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_one_ipv6_network_are_one_client() {
+    fn addresses_of_one_ipv6_network_count_as_one_client() {
         let clients = clients(Some(1), None);
         assert_eq!(clients.enter(ip("2001:db8::1"), 0), Ok(()));
         assert_eq!(clients.enter(ip("2001:db8::2"), 0), Err(EndReason::ClientLimit));
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn new_connections_come_at_the_rate_after_a_burst_of_one_second() {
+    fn new_connections_follow_the_rate_after_a_burst_of_one_second() {
         let clients = clients(None, Some(10));
         let one = ip("192.0.2.1");
         let admitted = |now| {
@@ -208,13 +208,13 @@ mod tests {
             u32::from(good)
         };
         assert_eq!((0..50).map(|_| admitted(5000)).sum::<u32>(), 10);
-        // A millisecond apart for ten seconds: the rate, whatever was refused.
+        // One per millisecond for ten seconds: admitted at the rate, regardless of refusals.
         assert_eq!((5001..15_001).map(admitted).sum::<u32>(), 100);
         assert_eq!(clients.enter(one, 15_001), Err(EndReason::ClientRate));
     }
 
     #[test]
-    fn sources_without_number_are_forgotten_and_whoever_has_something_open_is_not() {
+    fn only_clients_without_connections_are_forgotten() {
         let clients = clients(Some(1), Some(1));
         let lasting = ip("192.0.2.1");
         assert_eq!(clients.enter(lasting, 0), Ok(()));
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_process_let_in_counts_and_is_not_refused() {
+    fn handed_over_connections_count_and_are_never_refused() {
         let clients = clients(Some(2), Some(1));
         let one = ip("192.0.2.1");
         (0..3).for_each(|_| clients.resume(one));
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_rate_nobody_is_remembered_who_has_nothing_open() {
+    fn without_a_rate_idle_clients_are_forgotten() {
         let clients = clients(Some(1), None);
         clients.enter(ip("192.0.2.1"), 0).unwrap();
         clients.leave(ip("192.0.2.1"));

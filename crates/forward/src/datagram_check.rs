@@ -1,7 +1,7 @@
-//! One health check of a target that speaks UDP: a datagram, sent a few times, and what comes back.
+//! Health check of a UDP target: a datagram, sent a few times, and the reply.
 //!
-//! Without a question silence is a good sign: most services say nothing to an empty datagram, while a machine whose port is closed
-//! answers with an ICMP error (RFC 1122 section 4.1.3.1). With one, only an answer is.
+//! Without a question, silence means healthy: most services ignore an empty datagram, while a machine with a
+//! closed port sends an ICMP error (RFC 1122 section 4.1.3.1). With a question, only an answer does.
 
 use std::{
     io,
@@ -13,10 +13,10 @@ use turnpike_wire::proxy_protocol;
 
 use crate::{Rule, udp::outgoing};
 
-/// Datagrams of one check: a network that loses one in a hundred must not take a target away.
+/// Datagrams per check: losing one in a hundred must not take a target down.
 pub(crate) const TRIES: u64 = 3;
 
-/// The longest answer that is looked at, and the longest beginning of one that can be expected.
+/// Maximum answer length, and maximum length of an expected prefix.
 const ANSWER: usize = 2048;
 
 pub(crate) struct DatagramCheck {
@@ -25,18 +25,15 @@ pub(crate) struct DatagramCheck {
 }
 
 impl DatagramCheck {
-    /// Sends the first datagram, from where the rule's own would come.
-    ///
-    /// # Errors
-    /// Those of socket(2), bind(2), connect(2) and send(2).
+    /// Sends the first datagram, from the rule's source address.
     pub(crate) fn begin(rule: &Rule, target: SocketAddr) -> io::Result<Self> {
         let mut check = Self { socket: outgoing::to_check(rule, target)?, tries: 0 };
         check.ask(rule)?;
         Ok(check)
     }
 
-    /// To be called when there was nothing to hear for one of [`TRIES`] shares of the time: what the check has found, or `None`
-    /// after asking once more.
+    /// Handles silence for one of [`TRIES`] shares of the time: returns the result, or `None` after another
+    /// try.
     pub(crate) fn go_on(&mut self, rule: &Rule) -> Option<bool> {
         if self.tries == TRIES {
             return Some(rule.health_question.is_none());
@@ -47,7 +44,7 @@ impl DatagramCheck {
         }
     }
 
-    /// To be called when the socket is ready: what the check has found, if anything.
+    /// Handles a ready socket: returns the result, if known.
     pub(crate) fn hear(&self, rule: &Rule) -> Option<bool> {
         let mut answer = [0; ANSWER];
         match self.socket.recv(&mut answer) {
@@ -56,7 +53,7 @@ impl DatagramCheck {
                 Some(answer[..len].starts_with(expected))
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
-            // Port unreachable, most often.
+            // Usually port unreachable.
             Err(_) => Some(false),
         }
     }
@@ -64,7 +61,7 @@ impl DatagramCheck {
     fn ask(&mut self, rule: &Rule) -> io::Result<()> {
         self.tries += 1;
         let payload = rule.health_question.as_ref().map_or(&[][..], |question| &question.send);
-        // A target that expects PROXY headers gets one that names no client.
+        // A target that expects PROXY headers gets one without a client.
         let header = rule.send_proxy.map(proxy_protocol::encode_unknown).unwrap_or_default();
         self.socket.send(&[&header, payload].concat()).map(drop)
     }
@@ -101,13 +98,13 @@ mod tests {
             if let Some(found) = check.hear(rule) {
                 return found;
             }
-            assert!(Instant::now() < deadline, "nothing was heard");
+            assert!(Instant::now() < deadline, "timed out");
             std::thread::yield_now();
         }
     }
 
     #[test]
-    fn a_port_where_nobody_listens_is_unhealthy() {
+    fn closed_port_is_unhealthy() {
         let target = bound().1;
         for rule in [crate::testing::rule("t", target), asking(target, b"")] {
             assert!(!heard(&DatagramCheck::begin(&rule, target).unwrap(), &rule));
@@ -115,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_is_healthy_unless_something_was_asked() {
+    fn silence_is_healthy_only_without_a_question() {
         let (socket, target) = bound();
         for (rule, sent, healthy) in
             [(crate::testing::rule("t", target), &b""[..], true), (asking(target, b""), b"who?", false)]
@@ -134,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_good_when_it_begins_as_expected() {
+    fn answer_with_the_expected_prefix_is_healthy() {
         let (socket, target) = bound();
         for (expect, answer, healthy) in [
             (&b""[..], &b""[..], true),

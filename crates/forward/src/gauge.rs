@@ -1,4 +1,4 @@
-//! A count with a limit, which all workers share: of connections and sessions, of one rule and of all.
+//! Shared counter with a limit, for connections and sessions of a rule and of the process.
 
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -20,15 +20,15 @@ impl Gauge {
         self.limit.store(limit, Ordering::Relaxed);
     }
 
-    /// Takes a place, if there is one. Whoever finds none never counts, so that nobody is refused for the sake of somebody who was
-    /// refused.
+    /// Takes a slot if one is free. A refused caller never counts, even briefly, so it cannot cause another
+    /// refusal.
     pub(crate) fn enter(&self) -> bool {
         let limit = self.limit.load(Ordering::Relaxed) as u64;
         let within = |now: u64| (now < limit).then_some(now + 1);
         self.now.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).is_ok()
     }
 
-    /// One more, whatever the limit is: it was let in by another process.
+    /// Counts a handed-over connection regardless of the limit.
     pub(crate) fn resume(&self) {
         self.now.fetch_add(1, Ordering::Relaxed);
     }

@@ -1,9 +1,9 @@
-//! Whether a port is only held by a forwarder that is about to end: what it still serves has sockets connected to its clients, and
-//! nobody listens any more. The kernel's table of UDP sockets (proc(5), /proc/net/udp) tells the two apart.
+//! Detects a port held only by a forwarder that is draining: its remaining sockets are connected to clients,
+//! and none listens. The kernel's table of UDP sockets shows the difference (proc(5), /proc/net/udp).
 
 use procfs::net::{UdpState, udp, udp6};
 
-/// Whether all UDP sockets of a port in this network namespace are connected ones, and there are any.
+/// True if the port has UDP sockets in this network namespace and all are connected.
 pub(crate) fn is_left(port: u16) -> bool {
     let sockets = [udp(), udp6()].into_iter().flatten().flatten();
     let mut held = sockets.filter(|socket| socket.local_address.port() == port).peekable();
@@ -17,15 +17,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connected_socket_leaves_its_port_and_a_listening_one_does_not() {
+    fn connected_socket_leaves_its_port_and_a_listening_one_does_not() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let port = socket.local_addr().unwrap().port();
-        assert!(!is_left(port), "somebody listens");
+        assert!(!is_left(port), "the socket listens");
         socket.connect("127.0.0.1:9").unwrap();
         assert!(is_left(port));
         let v6 = UdpSocket::bind(("::1", port));
         assert!(v6.is_err() || !is_left(port), "one of two listens");
         drop((socket, v6));
-        assert!(!is_left(port), "nobody has it");
+        assert!(!is_left(port), "the port is free");
     }
 }

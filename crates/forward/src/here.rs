@@ -1,5 +1,5 @@
-//! Targets that are listeners of this process. A name may lead anywhere, here too; then each connection to the target comes in as another
-//! one, until no descriptor is left.
+//! Detects targets that are listeners of this process. A name may resolve to this machine; then each
+//! connection to the target arrives as another client, until descriptors run out.
 
 use std::{
     io,
@@ -14,18 +14,19 @@ use turnpike_rules::{hears, reached};
 
 use crate::{Address, Bind, binder::Active, listen::Kind, state::RuleState};
 
-/// How long an address counts as asked after a client has come there, in milliseconds: one day it may be another machine's.
+/// Milliseconds for which an address counts as ours after a client has used it; later it may be another
+/// machine's.
 const ASKED_MS: u64 = 10_000;
-/// Age at which the kernel is asked again whether an address is this machine's, in milliseconds.
+/// Milliseconds for which the kernel's answer about a local address is cached.
 const LOCAL_MS: u64 = 1000;
-/// Addresses that are remembered at a time, of each kind.
+/// Maximum number of cached addresses of each kind.
 const MOST: usize = 64;
 
-/// Listeners of the rules in force; replaced as a whole by a reload.
+/// Listeners of the rules in force, replaced as a whole by a reload.
 #[derive(Default)]
 pub(crate) struct Listening(HashMap<(Transport, u16), Vec<Listener>>);
 
-/// A rule's listener at a port.
+/// Listener of a rule at a port.
 #[derive(Clone, Copy)]
 struct Listener {
     /// [`RuleState::key`].
@@ -59,24 +60,23 @@ impl Listening {
     }
 }
 
-/// A worker's knowledge of this machine's addresses. Used when connections and sessions begin, and only the ports of
-/// [`Listening`] cost more than a look at a table.
+/// Local addresses known to a worker. Used only when connections and sessions begin, and only ports of
+/// [`Listening`] cost more than a table lookup.
 #[derive(Default)]
 pub(crate) struct Here {
-    /// Addresses at which clients have come to listeners of all addresses lately, and when.
+    /// Addresses that clients of wildcard listeners have used lately, with the time.
     asked: Vec<(IpAddr, u64)>,
-    /// Answers of the kernel, and when it gave them; an address without its port, but with its zone.
+    /// Cached answers of the kernel with their time; addresses with zone, without port.
     local: Vec<(SocketAddr, bool, u64)>,
 }
 
 impl Here {
-    /// Returns true if `target` leads to a listener of this process. `asked` is the address that the client came to.
+    /// True if `target` is a listener of this process. `asked` is the address that the client used.
     ///
-    /// # Errors
-    /// `HostUnreachable` where the rule would go in a circle that nothing else ends: to its own listener, or with its clients' addresses,
-    /// which tell nothing of the rules that they have come through, to any listener for datagrams. A rule that listens on all
-    /// addresses connects to another one of them once, sees a client come there, and does not do it again: before that, something else,
-    /// such as IPVS, may serve the address.
+    /// `HostUnreachable` for a loop that nothing else would stop: to the rule's own listener, or, for
+    /// datagrams with the client's address, which hide the rules passed, to any listener. A wildcard rule
+    /// connects to one of its own addresses once, sees the client arrive and refuses from then on. Before
+    /// that, something else such as IPVS may serve the address.
     pub(crate) fn approach(
         &mut self,
         listening: &Listening,
@@ -96,14 +96,14 @@ impl Here {
         if found.clone().next().is_none() || !self.is_local(target, now) {
             return Ok(false);
         }
-        // By another table of routes the address may be another machine's.
+        // Another routing table may lead to another machine.
         if rule.mark.is_some() || rule.device.is_some() {
             return Ok(true);
         }
         if rule.transparent && transport == Transport::Udp {
             return Err(io::Error::new(
                 io::ErrorKind::HostUnreachable,
-                "a rule of this forwarder listens there, which `transparent` does not allow",
+                "the target is a listener of this forwarder, which `transparent` does not allow",
             ));
         }
         if let Some(own) = found.into_iter().find(|listener| listener.rule == state.key) {
@@ -118,7 +118,7 @@ impl Here {
         Ok(true)
     }
 
-    /// Remembers that a client came to an address, and forgets those where none has come for long.
+    /// Records the address that a client used, and removes old ones.
     fn learn(&mut self, asked: Option<IpAddr>, now: u64) {
         self.asked.retain(|(known, since)| Some(*known) != asked && now.saturating_sub(*since) < ASKED_MS);
         if let Some(asked) = asked {
@@ -145,18 +145,19 @@ impl Here {
 }
 
 fn own_listener() -> io::Error {
-    io::Error::new(io::ErrorKind::HostUnreachable, "the rule itself listens there")
+    io::Error::new(io::ErrorKind::HostUnreachable, "the target is the rule's own listener")
 }
 
-/// Asks the kernel by connect(2) of UDP, which sends nothing. bind(2) alone takes any address with net.ipv4.ip_nonlocal_bind.
+/// Asks the kernel with connect(2) of UDP, which sends nothing. bind(2) alone accepts any address with
+/// net.ipv4.ip_nonlocal_bind.
 fn reaches_itself(target: SocketAddr) -> bool {
     match canonical_ip(target.ip()) {
-        // An IPv4 address of this machine is one that it can send from. The route to it may choose another source.
+        // A local IPv4 address can be a source. The route to it may choose another one.
         IpAddr::V4(ip) => {
             let socket = UdpSocket::bind((ip, 0));
             socket.and_then(|socket| socket.connect((ip, target.port()))).is_ok()
         }
-        // IPv6 does not check the source, but its first choice is the target itself (RFC 6724 section 5, rule 1).
+        // IPv6 does not check the source, but prefers the target itself (RFC 6724 section 5, rule 1).
         IpAddr::V6(ip) => {
             let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0));
             let source = socket.and_then(|socket| {
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_of_one_address_is_its_own_target_there_and_nowhere_else() {
+    fn listener_of_one_address_is_its_own_target_only_there() {
         let mut rule = OneRule::new(at_port_80(HERE));
         for (target, expected) in [
             (at(HERE, 80), true),
@@ -244,22 +245,22 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_of_all_addresses_is_its_own_target_where_a_client_has_come_lately() {
+    fn wildcard_listener_is_its_own_target_at_recently_used_addresses() {
         let mut rule = OneRule::new(at_port_80(Ipv4Addr::UNSPECIFIED));
         assert!(rule.is_refused(at(HERE, 80), HERE, 0));
-        // The connection that the rule makes is what it learns from.
+        // The rule learns from its own connection.
         assert!(!rule.is_refused(at(ALSO_HERE, 80), HERE, 0));
         assert!(rule.is_refused(at(ALSO_HERE, 80), ALSO_HERE, 1));
-        // A name that leads to both is no way around it.
+        // Also for a name with both addresses.
         assert!(rule.is_refused(at(HERE, 80), ALSO_HERE, 2));
         assert!(rule.is_refused(at(ALSO_HERE, 80), HERE, ASKED_MS + 1));
         assert!(!rule.is_refused(at(ALSO_HERE, 80), HERE, ASKED_MS + 2));
-        // TPROXY brings clients that ask another machine's address.
+        // TPROXY redirects clients that use another machine's address.
         assert!(!rule.is_refused(at(ELSEWHERE, 80), ELSEWHERE, 0));
     }
 
     #[test]
-    fn a_listener_of_all_addresses_of_ipv6_is_the_target_of_ipv4_only_with_both_families() {
+    fn ipv6_wildcard_is_its_own_ipv4_target_only_if_dual_stack() {
         for (ipv6_only, expected) in [(true, false), (false, true)] {
             let rule = Rule { ipv6_only, ..at_port_80(Ipv6Addr::UNSPECIFIED) };
             assert_eq!(OneRule::new(rule).is_refused(at(HERE, 80), HERE, 0), expected);
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unix_socket_is_its_own_target_by_its_name() {
+    fn unix_socket_is_its_own_target_by_name() {
         let name = |text: &str| text.parse::<UnixName>().unwrap();
         let rule = Rule { bind: Bind::Unix(name("@own")), ..at_port_80(HERE) };
         let OneRule(mut here, state, listening) = OneRule::new(rule);
@@ -278,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_leads_here_by_address_port_and_transport() {
+    fn own_targets_match_by_address_port_and_transport() {
         let udp = |bind: &str, port| {
             let rule = Rule::new("r", SocketAddr::new(bind.parse().unwrap(), port), at(ELSEWHERE, 9).into());
             Rule { protocol: Protocol::Udp, ..rule }
@@ -304,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_with_the_clients_address_are_led_to_no_listener_of_ours() {
+    fn transparent_datagrams_never_go_to_an_own_listener() {
         let udp = |bind| Rule { protocol: Protocol::Udp, ..at_port_80(bind) };
         let (states, listening) = in_force([Rule { transparent: true, ..udp(ALSO_HERE) }, udp(HERE)]);
         let approach =
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_addresses_are_remembered_than_the_limit() {
+    fn number_of_remembered_addresses_is_limited() {
         let mut here = Here::default();
         for last in 0..200 {
             here.learn(Some([127, 0, 1, last].into()), 0);

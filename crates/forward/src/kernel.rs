@@ -1,5 +1,5 @@
-//! What rules need of the kernel beside sockets: loaded for the first rule that asks for it, at the start or by a reload, and kept until the
-//! end.
+//! Kernel programs that rules need, loaded for the first rule that asks for them, at the start or by a
+//! reload, and kept until the end.
 
 use std::{ops::RangeInclusive, os::fd::OwnedFd, sync::Arc};
 
@@ -8,36 +8,32 @@ use turnpike_offload::{Flows, Kernel, PassedKernel, Sockmap};
 
 use crate::{Protocol, Settings, StartError, state::RuleState};
 
-/// Connections of one worker that the kernel may have at a time; more stay in user space.
+/// Maximum number of kernel-forwarded connections per worker; more stay in user space.
 const MOST_PAIRS: usize = 16_384;
-/// Listeners of all rules and workers, as far as the program in the kernel can tell them apart.
+/// Maximum number of listeners, over all rules and workers, that the kernel program can distinguish.
 const MOST_LISTENERS: u32 = 65_536;
 
-/// What has been loaded.
 #[derive(Default)]
 pub(crate) struct Loaded {
     kernel: Option<Arc<Kernel>>,
     has_sockmaps: bool,
 }
 
-/// Of a process that takes another one's place: what that one has attached.
+/// Programs attached by the process being replaced.
 pub(crate) type Before = Option<(PassedKernel, Vec<OwnedFd>)>;
 
-/// What one worker gets of it.
+/// Share of one worker.
 #[derive(Default)]
 pub(crate) struct Parts {
     pub(crate) flows: Option<Flows>,
-    /// Whether the program that looks for flows is still to be attached.
+    /// The program is not attached yet.
     pub(crate) waits: bool,
     pub(crate) sockmap: Option<Sockmap>,
 }
 
 impl Loaded {
-    /// What each worker needs for these rules and does not have yet. Where a process `before` this one has its own program on the
-    /// interfaces, this one's is not attached yet.
-    ///
-    /// # Errors
-    /// It cannot be had; then nothing has changed.
+    /// Loads what these rules need and is not loaded yet, for each worker. The flow program is not attached
+    /// while the process `before` has its own on the interfaces. On error nothing has changed.
     pub(crate) fn provide<'a>(
         &mut self,
         settings: &Settings,

@@ -1,8 +1,8 @@
-//! The port forwarder's runtime: listeners, TCP connections, UDP sessions.
+//! Port forwarder runtime: listeners, TCP connections, UDP sessions.
 //!
-//! One worker is one thread with its own `SO_REUSEPORT` listeners and its own connections and sessions; nothing on the
-//! data path is shared or locked. This crate reads no configuration file and prints nothing: `config` turns command lines and
-//! files into [`Rule`]s and hears of connections through [`ConnectionLog`].
+//! A worker is a thread with its own `SO_REUSEPORT` listeners, connections and sessions; the data path shares
+//! and locks nothing. This crate reads no configuration and prints nothing: `config` parses [`Rule`]s, and
+//! [`ConnectionLog`] receives ended connections.
 #![forbid(unsafe_code)]
 
 mod balance;
@@ -33,7 +33,8 @@ pub mod upgrade;
 mod worker;
 mod worker_context;
 
-// What threads share says `crate::sync`, where `interleave` has other types, which try every order of events.
+// Types shared by threads come from `crate::sync`; `interleave` replaces them to explore every order of
+// events.
 use std::sync;
 
 pub use runtime::{

@@ -1,4 +1,4 @@
-//! Binding the ports of rules, on the control thread: a rule that cannot be bound is named before anything is served.
+//! Binds the ports of rules on the control thread, so that errors name the rule before anything is served.
 
 use std::{
     io,
@@ -16,21 +16,20 @@ use crate::{
     udp::{Listeners, listeners::tcp_options},
 };
 
-/// The sockets of one rule for one worker.
+/// Sockets of a rule for one worker.
 pub(crate) enum Bound {
-    /// With the place of its port in the rule's range.
+    /// With the offset of the port in the rule's range.
     Tcp(Vec<(u16, Tcp)>),
     Udp(Listeners),
 }
 
-/// Where a listener comes from.
+/// Source of a listener.
 pub(crate) enum Tcp {
     Fresh(Acceptor),
-    /// The worker has it, for a rule that leaves by the same command: no client that waits in its queue is lost.
+    /// The worker takes it from a removed rule by the same command, so no waiting client is lost.
     Inherited(Address),
 }
 
-/// What connections come from.
 #[derive(Debug)]
 pub(crate) enum Acceptor {
     Tcp(TcpListener),
@@ -45,7 +44,7 @@ impl Acceptor {
         }
     }
 
-    /// Takes one connection; `None` when none waits. Its client comes from where it says, or by this socket.
+    /// Accepts a connection; `None` if none is waiting. The client of a Unix socket is named by the listener.
     pub(crate) fn accept(&self) -> io::Result<Option<(TcpSocket, Address)>> {
         match self {
             Self::Tcp(listener) => {
@@ -62,10 +61,10 @@ impl Acceptor {
         }
     }
 
-    /// Now serves another rule.
+    /// Sets the options that accepted sockets inherit from a new rule.
     pub(crate) fn set_inherited(&self, rule: &Rule) {
         if let Self::Tcp(listener) = self {
-            // Where it fails, accepted sockets keep what the old rule wanted.
+            // If this fails, accepted sockets keep the options of the old rule.
             let _ = listener.set_inherited(rule.nodelay, rule.keepalive);
             let _ = listener.set_timers(&rule.timers.or_defaults());
         }
@@ -81,8 +80,8 @@ impl AsFd for Acceptor {
     }
 }
 
-/// Takes over the listeners of a rule that another process has bound, those of each worker in the order of its range. The file of a
-/// Unix socket is the other one's still.
+/// Takes over a rule's listeners from another process, per worker in the order of its range. The file of a
+/// Unix socket still belongs to the old process.
 pub(crate) fn take_over(rule: &Rule, of_workers: Vec<Vec<OwnedFd>>) -> io::Result<BoundRule> {
     let mut all = Vec::with_capacity(of_workers.len());
     let mut addresses = Vec::new();
@@ -102,16 +101,16 @@ pub(crate) fn take_over(rule: &Rule, of_workers: Vec<Vec<OwnedFd>>) -> io::Resul
     Ok((addresses, None, all))
 }
 
-/// Where a forwarder listens already, for rules that are about to leave.
+/// Listeners of removed rules.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Held(pub(crate) Vec<(Kind, Address)>);
 
-/// What a port belongs to, and which engine listens on it.
+/// Transport of a port, and the engine that listens on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// TCP, by the TCP engine.
+    /// TCP engine.
     Tcp,
-    /// TCP, by the UDP engine.
+    /// TCP listener of the UDP engine.
     Crossing,
     Udp,
 }
@@ -135,22 +134,23 @@ impl Kind {
 }
 
 impl Held {
-    /// Takes an address over, if it is there.
+    /// Removes an address from the list, if present.
     fn claim(&mut self, kind: Kind, address: &Address) -> bool {
         let found = self.0.iter().position(|(held, at)| *held == kind && at == address);
         found.map(|at| self.0.swap_remove(at)).is_some()
     }
 
-    /// Whether this process is what keeps a port busy; by port alone, as a wildcard address overlaps with all others.
+    /// True if this process holds the port. The address does not matter, as a wildcard overlaps with all
+    /// others.
     fn occupies(&self, kind: Kind, port: u16) -> bool {
         self.0.iter().any(|(held, at)| held.is_udp() == kind.is_udp() && !at.is_unix() && at.port() == port)
     }
 }
 
-/// Where a rule listens, the file that goes with it, and its sockets for each worker.
+/// Addresses of a rule, its socket file, and its sockets per worker.
 pub(crate) type BoundRule = (Vec<Address>, Option<SocketFile>, Vec<Bound>);
 
-/// Binds every port of a rule for every worker, or takes the sockets of it that were `passed`.
+/// Binds every port of a rule for every worker, or takes `passed` sockets.
 pub(crate) fn bind(
     rule: &Rule,
     workers: usize,
@@ -166,7 +166,7 @@ pub(crate) fn bind(
             let address = Address::Unix(name.clone());
             return Err(listen_error(rule, address, io::ErrorKind::Unsupported.into()));
         }
-        // Rules in force have addresses in place of names.
+        // Rules in force have addresses instead of names.
         (Bind::Name(_), _) => return Err(io::Error::from(io::ErrorKind::InvalidInput).into()),
     };
     let wanted = (rule.ports.first..=rule.ports.last).map(|port| ip.at(port));
@@ -216,7 +216,7 @@ fn bind_tcp(
     held: &mut Held,
     passed: &PassedSockets,
 ) -> Result<(Vec<Address>, Vec<Bound>), StartError> {
-    // SO_REUSEPORT also where there is one worker: a rule that takes the port over by a reload may be of another protocol.
+    // SO_REUSEPORT even for one worker: a reload may pass the port to a rule of another protocol.
     let options = tcp_options(rule, true);
     let mut addresses = Vec::new();
     let mut sockets: Vec<Vec<(u16, Tcp)>> = (0..workers).map(|_| Vec::new()).collect();
@@ -242,13 +242,13 @@ fn bind_tcp(
     Ok((addresses, sockets.into_iter().map(Bound::Tcp).collect()))
 }
 
-/// Without SO_REUSEPORT: a second program on the same port is told so, instead of silently sharing it.
+/// Without SO_REUSEPORT, so that a port in use is an error instead of being shared silently.
 fn probe(kind: Kind, rule: &Rule, address: SocketAddr) -> io::Result<()> {
     if kind.is_udp() {
         let (dual_stack, freebind) = (!rule.ipv6_only, rule.freebind);
         let options = UdpOptions { dual_stack, freebind, ..UdpOptions::default() };
         match UdpSocket::bind(address, &options) {
-            // The one before us is ending. Whether it was ours to share with, SO_REUSEPORT decides.
+            // The previous process is draining. SO_REUSEPORT fails if it belongs to another user.
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && handover::is_left(address.port()) => {
                 Ok(())
             }
@@ -263,7 +263,7 @@ fn probe_tcp(rule: &Rule, address: SocketAddr) -> io::Result<SocketAddr> {
     TcpListener::probe(address, &tcp_options(rule, false))
 }
 
-/// The same for an address of which sockets may have been passed.
+/// Error with advice about the service manager's sockets, if any have this address.
 fn bind_error(rule: &Rule, passed: &PassedSockets, address: SocketAddr, source: io::Error) -> StartError {
     match passed.remedy(Kind::of(rule.protocol).speaks(), address, source.kind()) {
         Some(remedy) => {
@@ -273,25 +273,25 @@ fn bind_error(rule: &Rule, passed: &PassedSockets, address: SocketAddr, source: 
     }
 }
 
-/// Says what to do about a listener that cannot be bound.
+/// Error with advice about a listener.
 fn listen_error(rule: &Rule, address: Address, source: io::Error) -> StartError {
     let remedy = match (&address, source.kind()) {
         (Address::Unix(_), kind) => unix_remedy(kind),
         (Address::Ip(_), io::ErrorKind::AddrInUse) if !rule.ipv6_only => {
-            "another program or rule has this port, of IPv4 or of IPv6: stop it, choose another port, or set ipv6_only"
+            "another program or rule uses this port over IPv4 or IPv6: stop it, choose another port, or set ipv6_only"
         }
         (Address::Ip(_), io::ErrorKind::AddrInUse) => {
-            "another program or rule has this port: stop it, or choose another port"
+            "another program or rule uses this port: stop it, or choose another port"
         }
         (Address::Ip(_), io::ErrorKind::PermissionDenied) => {
             "ports below 1024 need CAP_NET_BIND_SERVICE: grant it (setcap cap_net_bind_service=ep), or choose a higher port"
         }
         (Address::Ip(address), io::ErrorKind::AddrNotAvailable) => match address.ip() {
             IpAddr::V4(_) => {
-                "choose an address of this machine (ip address) or 0.0.0.0 for all, or set keep_going or freebind if it comes later"
+                "choose an address of this machine (ip address) or 0.0.0.0 for all, or set keep_going or freebind if the address appears later"
             }
             IpAddr::V6(_) => {
-                "choose an address of this machine (ip address) or [::] for all, or set keep_going or freebind if it comes later"
+                "choose an address of this machine (ip address) or [::] for all, or set keep_going or freebind if the address appears later"
             }
         },
         _ if turnpike_net::tcp::is_exhaustion(&source) => "raise the limit of open files (ulimit -n)",
@@ -304,9 +304,9 @@ fn unix_remedy(kind: io::ErrorKind) -> &'static str {
     match kind {
         io::ErrorKind::AddrInUse => "another program or rule listens there: stop it, or choose another path",
         io::ErrorKind::AlreadyExists => "choose another path, or remove the file yourself",
-        io::ErrorKind::NotFound => "make its directory first, or choose another path",
+        io::ErrorKind::NotFound => "create its directory first, or choose another path",
         io::ErrorKind::PermissionDenied => {
-            "choose a directory that this user may write to, such as one of systemd's RuntimeDirectory="
+            "choose a directory that this user can write to, such as one from systemd's RuntimeDirectory="
         }
         io::ErrorKind::Unsupported => "only rules from TCP to TCP can listen on a Unix socket",
         _ => "choose another path",

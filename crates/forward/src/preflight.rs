@@ -1,5 +1,5 @@
-//! What a rule asks of its outgoing sockets, tried before anything listens: a source address that is not ours or a missing
-//! privilege would otherwise show only in every connection that fails.
+//! Tests the options of a rule's outgoing sockets before binding listeners: a foreign source address or a
+//! missing privilege would otherwise appear only when connections fail.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use socket2::{Domain, Socket, Type};
 
 use crate::{Host, Rule, StartError};
 
-/// Makes a socket as the rule's are made, and lets it go.
+/// Creates a socket with the rule's options and closes it.
 pub(crate) fn check(rule: &Rule) -> Result<(), StartError> {
     let Rule { source, device, mark, transparent, .. } = rule;
     if source.is_none() && device.is_none() && mark.is_none() && !transparent {
@@ -24,7 +24,7 @@ pub(crate) fn check(rule: &Rule) -> Result<(), StartError> {
         source,
         remedy,
     };
-    // Datagrams, whatever the rule's protocol: the options are the same, and no packet leaves.
+    // A UDP socket for any protocol: the options are the same, and no packet is sent.
     let socket = Socket::new(if v6 { Domain::IPV6 } else { Domain::IPV4 }, Type::DGRAM, None)
         .map_err(|error| refuse("at all".to_owned(), error, "raise the limit of open files (ulimit -n)"))?;
     if let Some(device) = device {
@@ -33,11 +33,11 @@ pub(crate) fn check(rule: &Rule) -> Result<(), StartError> {
                 io::ErrorKind::PermissionDenied => "grant CAP_NET_RAW (setcap cap_net_raw=ep)",
                 _ => "choose an interface of this machine (ip link)",
             };
-            refuse(format!("by the device {device}"), error, remedy)
+            refuse(format!("through device {device}"), error, remedy)
         })?;
     }
     if let Some(mark) = mark {
-        socket.set_mark(*mark).map_err(|error| refuse(format!("with the mark {mark}"), error, ADMIN))?;
+        socket.set_mark(*mark).map_err(|error| refuse(format!("with mark {mark}"), error, ADMIN))?;
     }
     if *transparent {
         let set = if v6 { socket.set_ip_transparent_v6(true) } else { socket.set_ip_transparent_v4(true) };
@@ -64,12 +64,12 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_asks_for_nothing_is_not_tried() {
+    fn rule_without_socket_options_is_not_tested() {
         assert_eq!(refused(|_| ()), "nothing");
     }
 
     #[test]
-    fn a_source_that_is_not_ours_is_told() {
+    fn foreign_source_address_is_reported() {
         assert_eq!(refused(|rule| rule.source = Some([127, 0, 0, 9].into())), "nothing");
         // RFC 5737: no machine has this address.
         let told = refused(|rule| rule.source = Some([203, 0, 113, 1].into()));
@@ -78,9 +78,9 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_not_there_is_told() {
+    fn missing_device_is_reported() {
         assert_eq!(refused(|rule| rule.device = Some("lo".to_owned())), "nothing");
         let told = refused(|rule| rule.device = Some("no-such-device".to_owned()));
-        assert!(told.contains("cannot send by the device no-such-device: "), "{told}");
+        assert!(told.contains("cannot send through device no-such-device: "), "{told}");
     }
 }

@@ -1,6 +1,7 @@
-//! Bytes a second: a bucket of tokens for each way of a rule, shared by the workers, and one for each way of a connection.
+//! Byte rates: a token bucket per direction of a rule, shared by the workers, and one per direction of a
+//! connection.
 //!
-//! Time is milliseconds of the clock that all workers have in common. A rule without such a limit has nothing of all this.
+//! Times are milliseconds of the workers' common clock.
 
 use crate::{
     Limits,
@@ -10,23 +11,23 @@ use crate::{
     },
 };
 
-/// From clients to targets, and back: the place in each pair here.
+/// Index of the direction: from clients to targets, and back.
 pub(crate) const UP: usize = 0;
 pub(crate) const DOWN: usize = 1;
 
-/// What a bucket holds at most, in milliseconds of its rate. It makes up for a worker that was late.
+/// Capacity of a bucket in milliseconds of its rate; compensates for a delayed worker.
 const BURST_MS: u64 = 100;
-/// But never less: the payload of a segment and some.
+/// Minimum capacity in bytes: more than the payload of a segment.
 const LEAST_BURST: u64 = 2048;
-/// Tokens are thousandths of a byte, so that a millisecond of any whole rate is a whole number.
+/// Tokens per byte, so that one millisecond of any integer rate is an integer.
 const BYTE: i64 = 1000;
-/// A turn in the queue is worth so many bytes at least, so that hundreds of connections do not move a byte each.
+/// Minimum bytes per turn in the queue, so that hundreds of connections do not move a byte each.
 const LEAST_SHARE: u64 = 512;
 
-/// A bucket of one way.
+/// Bucket of one direction.
 #[derive(Debug)]
 pub(crate) struct Bucket {
-    /// Bytes a second.
+    /// Bytes per second.
     rate: u64,
     most: i64,
     tokens: AtomicI64,
@@ -47,11 +48,11 @@ impl Bucket {
         }
         let gained = i64::try_from(self.rate.saturating_mul(now - before)).unwrap_or(i64::MAX);
         let fill = |tokens: i64| Some(tokens.saturating_add(gained).min(self.most));
-        // The closure always has a value.
+        // The closure always returns a value.
         let _ = self.tokens.fetch_update(Relaxed, Relaxed, fill);
     }
 
-    /// Takes up to `want` bytes; 0 when there is none.
+    /// Takes up to `want` bytes; 0 if empty.
     fn take(&self, want: u64, now: u64) -> u64 {
         self.refill(now);
         let want = i64::try_from(want).unwrap_or(i64::MAX);
@@ -72,23 +73,24 @@ impl Bucket {
         self.tokens.load(Relaxed) >= BYTE
     }
 
-    /// A datagram goes whole or not at all. It may go into debt, so that one longer than the bucket is deep ever goes.
+    /// Charges a whole datagram. The bucket may go into debt, so that a datagram beyond its capacity can
+    /// pass.
     fn spend(&self, bytes: u64) {
         self.tokens.fetch_sub(i64::try_from(bytes).unwrap_or(0).saturating_mul(BYTE), Relaxed);
     }
 }
 
-/// The limits of one rule.
+/// Limits of one rule.
 #[derive(Debug)]
 pub(crate) struct Rates {
     rule: Option<[Bucket; 2]>,
     per_connection: Option<u64>,
-    /// Flows that wait for the rule's tokens, of all workers.
+    /// Flows waiting for the rule's tokens, over all workers.
     waiting: [AtomicUsize; 2],
 }
 
 impl Rates {
-    /// `None` where a rule has no such limit.
+    /// `None` without limits.
     pub(crate) fn new(limits: &Limits) -> Option<Arc<Self>> {
         let Limits { bytes_per_second, bytes_per_second_per_connection, .. } = limits;
         if bytes_per_second.is_none() && bytes_per_second_per_connection.is_none() {
@@ -102,17 +104,17 @@ impl Rates {
     }
 }
 
-/// What one connection or session may still move.
+/// Allowance of one connection or session.
 #[derive(Debug)]
 pub(crate) struct Pace {
     rates: Arc<Rates>,
     own: Option<[Bucket; 2]>,
-    /// Its number in the queue of those that wait, each way; 0 while it does not.
+    /// Ticket in the queue per direction; 0 if not waiting.
     ticket: [u64; 2],
 }
 
 impl Pace {
-    /// `None` where its rule has no such limit.
+    /// `None` if the rule has no limits.
     pub(crate) fn of(rates: Option<&Arc<Rates>>) -> Option<Box<Self>> {
         rates.map(|rates| {
             let own = rates.per_connection.map(|rate| [Bucket::new(rate), Bucket::new(rate)]);
@@ -124,7 +126,7 @@ impl Pace {
         self.own.iter().chain(self.rates.rule.iter()).map(move |buckets| &buckets[way])
     }
 
-    /// Takes up to `want` bytes; what is not moved is to be given back.
+    /// Takes up to `want` bytes; give unused ones back.
     pub(crate) fn take(&self, way: usize, want: u64, now: u64) -> u64 {
         let mut granted = want;
         for bucket in self.buckets(way) {
@@ -148,7 +150,7 @@ impl Pace {
         self.buckets(way).all(|bucket| bucket.has_some(now))
     }
 
-    /// Whether a datagram may pass now; if so, it has been counted.
+    /// True if a datagram may pass now; it is then charged.
     pub(crate) fn admits(&self, way: usize, len: usize, now: u64) -> bool {
         let admitted = self.has_some(way, now);
         if admitted {
@@ -157,7 +159,7 @@ impl Pace {
         admitted
     }
 
-    /// Whether it, or any other of its rule, waits for tokens: whoever comes then gets in line.
+    /// True if this or another flow of the rule is waiting; new ones join the queue.
     pub(crate) fn must_queue(&self, way: usize) -> bool {
         self.ticket[way] != 0 || self.rates.rule.is_some() && self.rates.waiting[way].load(Relaxed) > 0
     }
@@ -166,7 +168,7 @@ impl Pace {
         self.ticket[way] != 0
     }
 
-    /// Whether this is its place in the queue.
+    /// True if this is its current ticket.
     pub(crate) fn holds(&self, way: usize, ticket: u64) -> bool {
         self.ticket[way] == ticket
     }
@@ -182,7 +184,8 @@ impl Pace {
         }
     }
 
-    /// What one that waited may take at once, of what the rule has gained in so many milliseconds: all that wait get the same.
+    /// Bytes that a waiting flow may take at once: an equal share of the rule's tokens of `elapsed`
+    /// milliseconds.
     pub(crate) fn share(&self, way: usize, elapsed: u64) -> u64 {
         let Some(rule) = &self.rates.rule else { return u64::MAX };
         let waiting = self.rates.waiting[way].load(Relaxed).max(1) as u64;
@@ -211,8 +214,8 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_gives_its_rate_exactly_after_its_burst() {
-        // No whole number of bytes a millisecond.
+    fn bucket_yields_exactly_its_rate_after_the_burst() {
+        // Not an integer number of bytes per millisecond.
         for rate in [1001, 30_303, 10_000_000_007] {
             let bucket = Bucket::new(rate);
             let burst = bucket.take(u64::MAX, 1);
@@ -223,24 +226,25 @@ mod tests {
     }
 
     #[test]
-    fn the_lower_of_both_limits_holds_and_what_the_other_gave_is_returned() {
+    fn lower_limit_applies_and_the_other_bucket_is_refunded() {
         let (_, pace) = pace(Some(100_000), Some(1_000_000));
         assert_eq!(pace.take(UP, u64::MAX, 1), 10_000);
         assert_eq!(pace.take(UP, u64::MAX, 1), 0);
         assert_eq!(pace.own.as_ref().unwrap()[UP].take(u64::MAX, 1), 90_000);
-        assert_eq!(pace.take(DOWN, u64::MAX, 1), 10_000, "each way has its own");
+        assert_eq!(pace.take(DOWN, u64::MAX, 1), 10_000, "each direction has its own");
     }
 
     #[test]
-    fn a_datagram_longer_than_the_bucket_passes_and_its_debt_is_paid_by_the_next() {
+    fn datagram_beyond_the_bucket_passes_and_leaves_a_debt() {
         let (_, pace) = pace(None, Some(10_000));
         let passed = (1..=10_000).filter(|now| pace.admits(UP, 60_000, *now)).count();
-        // 2,048 bytes to begin with and 100,000 later: one at once, and one when 57,952 bytes of debt are paid.
+        // 2,048 bytes at first and 100,000 later: one at once, and one after the debt of 57,952 bytes is
+        // paid.
         assert_eq!(passed, 2);
     }
 
     #[test]
-    fn whoever_leaves_while_waiting_is_not_counted_any_more() {
+    fn dropped_flow_leaves_the_queue() {
         let (rates, mut pace) = pace(Some(1000), None);
         let other = Pace::of(Some(&rates)).unwrap();
         pace.queue(UP, 7);

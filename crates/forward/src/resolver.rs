@@ -1,4 +1,4 @@
-//! Host names: looked up by threads of their own, since getaddrinfo(3) blocks, and looked up again when an answer is old.
+//! Resolves host names on separate threads, since getaddrinfo(3) blocks, and again when an answer is old.
 
 use std::{
     collections::HashMap,
@@ -17,17 +17,18 @@ use crate::{
     },
 };
 
-/// Lookups under way at a time: a name server that does not answer holds up no more than these.
+/// Maximum number of concurrent lookups, so that a name server that does not answer blocks only these.
 const IN_FLIGHT: usize = 8;
-/// A name that could not be resolved is tried again after this, or when its answer would be old, whichever is sooner.
+/// Retry interval after a failed lookup, unless the normal interval is shorter.
 const RETRY: Duration = Duration::from_secs(5);
-/// An answer that is always old would keep a thread busy for ever.
+/// Minimum interval between lookups.
 const SHORTEST: Duration = Duration::from_millis(10);
 
-/// Addresses of a name that are used at a time: its owner does not choose how many sockets and series of metrics there are.
+/// Maximum number of addresses used per name, since its owner must not control the number of sockets and
+/// metric series.
 pub(crate) const MOST_ADDRESSES: usize = 16;
 
-/// A name that some rule uses.
+/// A name used by some rule.
 pub(crate) struct Name {
     host: String,
     any_route: bool,
@@ -37,7 +38,7 @@ pub(crate) struct Name {
 
 #[derive(Default)]
 struct Answer {
-    /// Those of the last good answer, empty if there was none.
+    /// Addresses of the last good answer; empty if there was none.
     addresses: Vec<ZonedIp>,
     /// Error of the last lookup, if it failed.
     error: Option<String>,
@@ -49,7 +50,7 @@ impl Name {
         Self { host: host.to_owned(), any_route, answer, version }
     }
 
-    /// Other than before when the answer is; 0 until the first lookup has ended.
+    /// Changes with the addresses; 0 until the first lookup has ended.
     pub(crate) fn version(&self) -> u32 {
         self.version.load(Ordering::Acquire)
     }
@@ -64,14 +65,15 @@ impl Name {
         self.read().error.clone()
     }
 
-    /// Waits for the first lookup to end, unless the program is to end before.
+    /// Waits for the first lookup, or until the program stops.
     pub(crate) fn wait(&self, deadline: Instant, stopping: &AtomicBool) {
         while self.version() == 0 && Instant::now() < deadline && !stopping.load(Ordering::Acquire) {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
 
-    /// Takes the result of a lookup. The log has a line when the addresses change, when lookups begin to fail and when they succeed again.
+    /// Records the result of a lookup. Logs when addresses change, when lookups start to fail and when they
+    /// succeed again.
     pub(crate) fn set(&self, found: io::Result<Vec<ZonedIp>>) {
         let mut answer = self.answer.write().unwrap_or_else(PoisonError::into_inner);
         let failed_before = answer.error.is_some();
@@ -89,12 +91,12 @@ impl Name {
             }
         };
         if is_new || self.version() == 0 {
-            // Never 0 again in any life of a process: that takes 4,000 years of an answer every 30 seconds.
+            // Wraps to 0 only after 4,000 years of an answer every 30 seconds.
             self.version.fetch_add(1, Ordering::Release);
         }
     }
 
-    /// Puts found addresses in place of those of the last answer; true if they differ.
+    /// Replaces the addresses of the last answer; true if they differ.
     fn take(&self, addresses: &mut Vec<ZonedIp>, found: Vec<ZonedIp>, failed_before: bool) -> bool {
         let all = found.len();
         let found = if self.any_route { found } else { reachable(found) };
@@ -114,16 +116,16 @@ impl Name {
     }
 }
 
-/// The new answer. What was in use stays, in its place: name servers give the addresses of a name in an order that changes
-/// from answer to answer, and which of them go first, or at all, should not.
+/// Merges a new answer: known addresses keep their place, because name servers shuffle the order, which must
+/// not change the preference.
 fn settled(before: &[ZonedIp], found: &[ZonedIp]) -> Vec<ZonedIp> {
     let stay = before.iter().filter(|ip| found.contains(ip));
     let come = found.iter().filter(|ip| !before.contains(ip));
     stay.chain(come).take(MOST_ADDRESSES).copied().collect()
 }
 
-/// Those that are a host's. The unspecified address is not, with which lists of blocked names answer: connect(2) would take it for this
-/// machine.
+/// Removes addresses that no host can have. Blocklists answer with the unspecified address, which connect(2)
+/// treats as this machine.
 fn of_hosts(mut found: Vec<ZonedIp>) -> io::Result<Vec<ZonedIp>> {
     found.retain(|address| match address.ip().to_canonical() {
         IpAddr::V4(ip) => !ip.is_unspecified() && !ip.is_multicast() && !ip.is_broadcast(),
@@ -132,14 +134,14 @@ fn of_hosts(mut found: Vec<ZonedIp>) -> io::Result<Vec<ZonedIp>> {
     if found.is_empty() { Err(io::Error::other("the answer has no address of a host")) } else { Ok(found) }
 }
 
-/// Those that this machine has a route to, or all if it has none to any: on a machine without IPv6 half of the addresses of most
-/// names lead nowhere.
+/// Addresses with a route, or all if none has one: on a machine without IPv6 half of the addresses of most
+/// names are unreachable.
 fn reachable(found: Vec<ZonedIp>) -> Vec<ZonedIp> {
     let routed: Vec<ZonedIp> = found.iter().copied().filter(|ip| has_route(*ip)).collect();
     if routed.is_empty() { found } else { routed }
 }
 
-/// Asked of the kernel by a connect(2) of UDP, which sends nothing.
+/// Asks the kernel with connect(2) of UDP, which sends nothing.
 fn has_route(address: ZonedIp) -> bool {
     use io::ErrorKind::{AddrNotAvailable, HostUnreachable, NetworkUnreachable, Unsupported};
     let any = match address.ip() {
@@ -148,10 +150,10 @@ fn has_route(address: ZonedIp) -> bool {
     };
     let port = 9;
     let tried = UdpSocket::bind(SocketAddr::new(any, 0)).and_then(|socket| socket.connect(address.at(port)));
-    // Out of descriptors, say, is no answer.
+    // Other errors, such as missing descriptors, prove nothing.
     !tried.is_err_and(|error| {
         matches!(error.kind(), AddrNotAvailable | HostUnreachable | NetworkUnreachable | Unsupported)
-            // EAFNOSUPPORT has no kind: the kernel was started without IPv6.
+            // EAFNOSUPPORT has no kind: the kernel runs without IPv6.
             || error.raw_os_error() == Some(97)
     })
 }
@@ -164,19 +166,19 @@ struct Entry {
     in_flight: bool,
 }
 
-/// By host, and whether addresses without a route are wanted too.
+/// Host, and whether addresses without a route are included.
 type Key = (String, bool);
 type Names = Arc<Mutex<HashMap<Key, Entry>>>;
 
 enum Message {
     Added,
-    /// All are looked up now, and then this often.
+    /// Look up all names now, and then at this interval.
     Refresh(Duration),
     Answered(Key, bool),
     Stop,
 }
 
-/// Keeps names resolved. Dropping it stops its thread; lookups under way end by themselves.
+/// Keeps names resolved. Dropping it stops the thread; running lookups end by themselves.
 pub(crate) struct Resolver {
     names: Names,
     inbox: mpsc::Sender<Message>,
@@ -184,7 +186,7 @@ pub(crate) struct Resolver {
 }
 
 impl Resolver {
-    /// `lookup` answers for a name, `changed` is called from another thread after a name got its answer.
+    /// `lookup` resolves a name; `changed` is called from another thread after each answer.
     pub(crate) fn start(
         every: Duration,
         lookup: impl Fn(&str) -> io::Result<Vec<ZonedIp>> + Send + Sync + 'static,
@@ -205,7 +207,7 @@ impl Resolver {
         Ok(Self { names, inbox, thread: Some(thread) })
     }
 
-    /// A name, looked up from now on and as long as somebody holds it. Addresses that this machine has no route to are left out,
+    /// Resolves a name from now on, for as long as the result is held. Addresses without a route are left out
     /// unless `any_route`.
     pub(crate) fn name(&self, host: &str, any_route: bool) -> Arc<Name> {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
@@ -216,14 +218,14 @@ impl Resolver {
         });
         let name = Arc::clone(&entry.name);
         drop(names);
-        // A thread that is gone needs no telling.
+        // Fails only after the thread has ended.
         let _ = self.inbox.send(Message::Added);
         name
     }
 }
 
 impl Resolver {
-    /// Has all names looked up now, and then this often.
+    /// Looks up all names now, and then at this interval.
     pub(crate) fn refresh(&self, every: Duration) {
         let _ = self.inbox.send(Message::Refresh(every.max(SHORTEST)));
     }
@@ -274,10 +276,10 @@ impl Keeper {
         }
     }
 
-    /// Starts the lookups that are due and says how long until the next one is.
+    /// Starts lookups that are due; returns the time until the next one.
     fn start_due(&self, in_flight: &mut usize) -> Duration {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
-        // Only the table holds it: no rule does any more.
+        // Held only by the table: no rule uses it.
         names.retain(|_, entry| entry.in_flight || Arc::strong_count(&entry.name) > 1);
         let now = Instant::now();
         let mut next = Duration::from_secs(3600);
@@ -288,7 +290,7 @@ impl Keeper {
                 continue;
             }
             if *in_flight >= IN_FLIGHT {
-                // An answer makes room, and brings us back here.
+                // The next answer frees a slot and continues here.
                 continue;
             }
             if self.start_one(&entry.name) {
@@ -323,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_stay_keep_their_place_however_the_answer_is_shuffled() {
+    fn known_addresses_keep_their_place_in_a_shuffled_answer() {
         let before = addresses(&["10.0.0.1", "10.0.0.2", "2001:db8::1"]);
         let found = addresses(&["2001:db8::1", "10.0.0.9", "10.0.0.1"]);
         assert_eq!(settled(&before, &found), addresses(&["10.0.0.1", "2001:db8::1", "10.0.0.9"]));
@@ -331,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_are_no_hosts_are_no_answer() {
+    fn addresses_that_no_host_can_have_are_ignored() {
         let nobodies = ["0.0.0.0", "::", "::ffff:0.0.0.0", "224.0.0.1", "255.255.255.255", "ff02::1"];
         assert!(of_hosts(addresses(&nobodies)).is_err());
         let answer = of_hosts(addresses(&[nobodies[0], "10.0.0.2", nobodies[1], "::1"]));
@@ -339,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_addresses_are_used_than_the_limit_and_those_in_use_first() {
+    fn address_limit_prefers_addresses_in_use() {
         let all: Vec<ZonedIp> = (0..100).map(|last| [10, 0, 0, last].into()).collect();
         assert_eq!(settled(&[], &all), all[..MOST_ADDRESSES]);
         let last = &all[99..];
@@ -348,11 +350,11 @@ mod tests {
     }
 
     #[test]
-    fn an_address_without_a_route_is_left_out_where_another_has_one() {
-        // Never an address of a host: the kernel routes it nowhere (RFC 6890).
+    fn unroutable_address_is_left_out_if_another_is_routable() {
+        // Never the address of a host: the kernel has no route to it (RFC 6890).
         let nowhere: ZonedIp = "100::1".parse().unwrap();
         if has_route(nowhere) {
-            // A default route of IPv6 takes all; the other half of the rule can still be seen.
+            // A default IPv6 route covers everything; the rest of the behaviour can still be tested.
             return assert_eq!(reachable(vec![nowhere]), [nowhere]);
         }
         let here: ZonedIp = "127.0.0.1".parse().unwrap();

@@ -1,4 +1,4 @@
-//! Starting, changing, watching and stopping the workers.
+//! Starts, reloads, monitors and stops the workers.
 
 use std::{
     io,
@@ -26,148 +26,141 @@ use crate::{
     worker::{Change, Command, Snapshots, Worker},
 };
 
-/// Settings of all rules. `workers`, `datapath`, the three of the kernel and `busy_poll` are fixed at the start.
+/// Settings of all rules. `workers`, `datapath`, the kernel settings and `busy_poll` cannot change after the
+/// start.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Threads; at least 1.
     pub workers: usize,
-    /// How datagrams enter and leave.
     pub datapath: Datapath,
-    /// Whether the kernel forwards lone datagrams itself, in rules that do not say ([`Rule::kernel`]); `datapath` is for all others.
+    /// Default of [`Rule::kernel`]: the kernel forwards lone datagrams; `datapath` applies to the others.
     pub kernel: bool,
-    /// Flows that it may have, two a session; sessions beyond stay in user space.
+    /// Maximum number of kernel flows, two per session; further sessions stay in user space.
     pub max_kernel_flows: u32,
-    /// How its program is attached.
     pub kernel_hook: Hook,
-    /// How long a worker that has just had something to do looks for more before it sleeps; zero sleeps at once.
+    /// Time that a worker polls after its last work before it sleeps; zero sleeps at once.
     pub busy_poll: Duration,
-    /// Asked before each rule's own.
+    /// Checked before each rule's own lists.
     pub access: Access,
-    /// Connections and sessions of all rules at a time.
+    /// Maximum number of connections and sessions of all rules.
     pub max_connections: usize,
-    /// Age at which a resolved name is resolved again.
+    /// Interval between lookups of a name.
     pub resolve_every: Duration,
     /// Start although some rules cannot be bound.
     pub keep_going: bool,
-    /// The program is to end: a start or a reload waits for no names any more.
+    /// The program is stopping; a start or reload stops waiting for names.
     pub stopping: Arc<AtomicBool>,
-    /// Sockets of listeners that somebody else has bound; those of addresses that no rule listens on are left alone.
+    /// Listening sockets from the service manager; those at unused addresses stay untouched.
     pub passed: Arc<PassedSockets>,
 }
 
-/// Why the forwarder did not start, or why a reload was refused.
+/// Reason of a failed start or a rejected reload.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// A rule's listener could not be bound.
     #[error("rule {rule}: cannot listen on {address}: {source}; {remedy}")]
     Listen { rule: String, address: Address, source: io::Error, remedy: &'static str },
-    /// The name that a rule listens on has no address.
+    /// The name in `listen` has no address.
     #[error(
-        "rule {rule}: cannot listen on {listener}: {error}; check the name, or set keep_going if it comes later"
+        "rule {rule}: cannot listen on {listener}: {error}; check the name, or set keep_going to start without this rule"
     )]
     Name { rule: String, listener: String, error: String },
-    /// A rule's sockets towards its targets cannot be made as it asks.
+    /// The options of a rule's outgoing sockets do not work.
     #[error("rule {rule}: cannot send {what}: {source}; {remedy}")]
     Outgoing { rule: String, what: String, source: io::Error, remedy: &'static str },
-    /// What another process serves is not configured here.
+    /// The old process serves a rule that is missing here.
     #[error(
-        "the process to be upgraded has the rule {rule} ({addresses}), which is gone or has another protocol or other ports: reload that \
-         process first (SIGHUP)"
+        "the running process serves rule {rule} ({addresses}), which was removed here or has another protocol or port: reload the \
+         running process first (SIGHUP)"
     )]
     RuleGone { rule: String, addresses: String },
-    /// The kernel cannot forward datagrams itself.
     #[error("--datapath kernel: {0}")]
     Datapath(#[source] OffloadError),
-    /// The kernel cannot pass streams on itself.
     #[error("--copy kernel: {0}")]
     Copy(#[source] OffloadError),
-    /// Threads, epoll or the like.
+    /// Thread or epoll failure.
     #[error(
         "cannot start a worker: {0}; raise the limit of open files (ulimit -n) or of threads (ulimit -u)"
     )]
     Worker(#[from] io::Error),
 }
 
-/// Why a connection or session ended.
+/// Reason why a connection or session ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum EndReason {
-    /// Both sides had said all.
+    /// Both sides sent FIN.
     Finished,
     /// RST from the client.
     ClientReset,
-    /// RST from the target, or ICMP that says that nobody listens there any more.
+    /// RST from the target, or an ICMP port unreachable.
     TargetReset,
-    /// The target of a UDP session failed its health check, and there is a healthy one.
+    /// The target of a UDP session failed its health check while another is healthy.
     TargetDown,
-    /// The target of a UDP session is none any more: its name has lost the address, or its weight is 0.
+    /// The target of a UDP session was removed: its name lost the address, or its weight is 0.
     TargetGone,
-    /// No byte for the idle timeout.
+    /// No data for the idle timeout.
     Idle,
-    /// No target could be reached.
+    /// No target was reachable.
     ConnectFailed,
     /// Refused by allow and deny lists.
     Denied,
-    /// No byte of the one side for the half-close timeout, after the other had said all.
+    /// No data in the open direction for the half-close timeout.
     HalfClosed,
     /// Refused by a limit on connections.
     Limit,
-    /// The limit on connections of one client ([`crate::Limits::connections_per_client`]); counted, not reported.
+    /// Limit on connections of a client ([`crate::Limits::connections_per_client`]); counted, not reported.
     ClientLimit,
-    /// The limit on new connections of one client ([`crate::Limits::new_connections_per_client`]); counted, not reported.
+    /// Limit on new connections of a client ([`crate::Limits::new_connections_per_client`]); counted, not
+    /// reported.
     ClientRate,
-    /// A UDP session that gave its place to a new one: it was the longest idle when a limit was reached.
+    /// UDP session evicted for a new one at a limit; it was idle for longest.
     Evicted,
-    /// A malformed PROXY header, or none, from one of [`Rule::proxy_protocol_from`].
+    /// Malformed or missing PROXY header from one of [`Rule::proxy_protocol_from`].
     BadProxyHeader,
-    /// A PROXY header from somebody else.
+    /// PROXY header from another address.
     UntrustedProxy,
-    /// The client is the other end of a chain of rules that leads back to this one; counted, and reported once.
+    /// The client comes through a forwarding loop; counted, and logged once.
     Circle,
     /// Its rule was removed or changed (UDP), or the forwarder stops.
     Shutdown,
 }
 
 impl EndReason {
-    /// True if it is only counted: neither a client beyond its limits nor a circle of rules must fill the log.
+    /// True if it is only counted: neither clients beyond their limits nor a forwarding loop may fill the
+    /// log.
     pub(crate) fn is_quiet(self) -> bool {
         matches!(self, Self::ClientLimit | Self::ClientRate | Self::Circle)
     }
 }
 
-/// One ended connection or session; for its log line.
+/// An ended connection or session, for the log.
 #[derive(Clone, Debug)]
 pub struct ConnectionReport {
-    /// Rule.
     pub rule: RuleId,
-    /// Client.
     pub client: Address,
-    /// The target that was reached, if any; of a UDP session also the one that was tried last.
+    /// Target reached, if any; for UDP also the last one tried.
     pub target: Option<Address>,
-    /// Bytes from the client to the target.
+    /// Bytes.
     pub to_target: u64,
-    /// Bytes from the target to the client.
+    /// Bytes.
     pub to_client: u64,
-    /// How long it lived.
     pub lived: Duration,
-    /// Why it ended.
     pub reason: EndReason,
 }
 
-/// Hears of ended connections, from the workers' threads; must not block.
+/// Receives ended connections from the worker threads; must not block.
 pub trait ConnectionLog: Send + Sync {
-    /// One connection or session is over.
     fn ended(&self, report: ConnectionReport);
 }
 
-/// What the kernel has moved itself, to the target and to the client.
+/// Traffic forwarded by the kernel alone, to the target and to the client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ByKernel {
-    /// Datagrams (UDP).
+    /// UDP only.
     pub datagrams: [u64; 2],
-    /// Bytes of UDP's payload and of TCP.
+    /// UDP payload and TCP.
     pub bytes: [u64; 2],
 }
 
@@ -179,54 +172,48 @@ impl ByKernel {
     }
 }
 
-/// State of a rule's listeners.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum RuleStanding {
-    /// Bound.
     Listening,
-    /// Not bound yet, for this reason, and is tried again ([`Settings::keep_going`]).
+    /// Cannot be bound for this reason; retried ([`Settings::keep_going`]).
     Waiting(String),
-    /// Its last connections end.
+    /// Closed while its last connections end.
     #[default]
     Closed,
 }
 
-/// Counters of one rule, over all workers, at most 100 ms old; what the kernel moves itself at most a second more.
+/// Counters of a rule over all workers, at most 100 ms old; kernel counters up to one second older.
 #[derive(Clone, Debug, Default)]
 pub struct RuleSnapshot {
-    /// State of its listeners.
     pub standing: RuleStanding,
-    /// Connections and sessions now.
+    /// Open connections and sessions.
     pub active: u64,
     /// Since the start.
     pub accepted: u64,
-    /// Ended, by reason.
     pub ended: Vec<(EndReason, u64)>,
-    /// Bytes to targets.
     pub to_target_bytes: u64,
-    /// Bytes to clients.
     pub to_client_bytes: u64,
-    /// Datagrams to targets (UDP).
+    /// UDP only.
     pub to_target_datagrams: u64,
-    /// Datagrams to clients (UDP).
+    /// UDP only.
     pub to_client_datagrams: u64,
-    /// Bytes of TCP that never entered user space.
+    /// TCP bytes that never entered user space.
     pub spliced_bytes: u64,
-    /// Of all these what the kernel has moved itself, without waking a worker up.
+    /// Part of the above that the kernel forwarded without waking a worker.
     pub kernel: ByKernel,
-    /// Datagrams dropped: session limit, queue overflow, too long for the other side.
+    /// Datagrams dropped by the session limit, a full queue, or their length.
     pub dropped_datagrams: u64,
-    /// By address of a target, those that had none of it included. An address that a name has lost is among them until its
-    /// last connection ends.
+    /// One per address of a target, including unused ones. A former address of a name stays until its last
+    /// connection ends.
     pub targets: Vec<TargetSnapshot>,
-    /// Datagrams dropped because the rule or the session had moved its bytes a second.
+    /// Datagrams dropped by the byte rate of the rule or session.
     pub limited_datagrams: u64,
-    /// Times that a TCP connection stopped reading because the rule or it had moved its bytes a second.
+    /// Times that a TCP connection paused reading because of a byte rate.
     pub pauses: u64,
 }
 
 impl RuleSnapshot {
-    /// Adds what another worker counted for the same rule.
+    /// Adds the counts of another worker.
     pub(crate) fn add(&mut self, other: &Self) {
         self.active += other.active;
         self.accepted += other.accepted;
@@ -249,14 +236,14 @@ impl RuleSnapshot {
     }
 }
 
-/// How long a worker may take to carry a command out.
+/// Time-out of a command to a worker.
 const CHANGE: Duration = Duration::from_secs(10);
 
-/// A running forwarder. Dropping it stops the workers.
+/// Running forwarder. Dropping it stops the workers.
 pub struct Forwarder {
     pub(crate) workers: Workers<Command, Snapshots>,
     pub(crate) datapath: Datapath,
-    /// When its clock was 0.
+    /// Start of the workers' clock.
     pub(crate) began: Instant,
     total: Arc<Gauge>,
     log: Arc<dyn ConnectionLog>,
@@ -266,11 +253,8 @@ pub struct Forwarder {
 }
 
 impl Forwarder {
-    /// Binds the listeners of all rules and starts the workers; on error nothing is left open (unless
-    /// [`Settings::keep_going`], which returns the rules that failed).
-    ///
-    /// # Errors
-    /// [`StartError`], which names the rule and says what to change.
+    /// Binds the listeners of all rules and starts the workers. On error nothing stays open; with
+    /// [`Settings::keep_going`] the failed rules are returned instead.
     pub fn start(
         settings: &Settings,
         rules: &[Rule],
@@ -279,11 +263,9 @@ impl Forwarder {
         Self::begin(settings, rules, log, None)
     }
 
-    /// The same in the place of another process, by its sockets: its workers take its sessions in, and serve when they are told to
-    /// ([`crate::upgrade`]). There are as many workers as were offered, and the data path is the same.
-    ///
-    /// # Errors
-    /// [`StartError`]; the other process goes on.
+    /// [`Forwarder::start`] in place of another process: takes over its sockets and sessions and serves when
+    /// [`crate::upgrade`] completes. Uses the same data path and number of workers. On error the other
+    /// process continues.
     pub fn start_from_handover(
         settings: &Settings,
         rules: &[Rule],
@@ -301,7 +283,7 @@ impl Forwarder {
     ) -> Result<(Self, Vec<StartError>), StartError> {
         let count = settings.workers.max(1);
         let takes_over = handover.is_some();
-        // One clock, so that buckets of tokens can be shared.
+        // The same clock, so that token buckets can be shared.
         let began = handover.as_ref().map_or_else(Instant::now, ForwarderHandover::began);
         let total = Arc::new(Gauge::new(settings.max_connections));
         let circles = Arc::<Circles>::default();
@@ -329,7 +311,7 @@ impl Forwarder {
             rules: Mutex::new(Rules::default()),
         };
         let mut names = HashMap::new();
-        // What another process gives has to be matched by its address.
+        // Handed-over listeners are matched by address, so names must be resolved.
         let may_come_later = settings.keep_going && !takes_over;
         let (resolved, _held) =
             binder::resolved(rules, &forwarder.resolver, &mut names, may_come_later, &settings.stopping);
@@ -353,7 +335,7 @@ impl Forwarder {
             active.iter().find(|active| active.state.is_like(rule)).map(|active| active.state.key)
         };
         let keys: Vec<Option<u32>> = resolved.iter().map(key).collect();
-        // A rule that was offered has been taken over, or all has failed.
+        // Every offered rule was taken over, or the start failed.
         let keys = matched.keys(&keys).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
         forwarder.rules = Mutex::new(Rules { active, next_key, loaded, waiting, names, drained: false });
         for mut worker in workers {
@@ -370,7 +352,7 @@ impl Forwarder {
         Ok((forwarder, failed))
     }
 
-    /// The addresses listened on, with real ports where the rule said 0.
+    /// Addresses of all listeners; ports chosen by the kernel are resolved.
     pub fn listeners(&self) -> Vec<(RuleId, Address)> {
         let rules = self.rules();
         let each = rules.active.iter().flat_map(|rule| {
@@ -379,18 +361,15 @@ impl Forwarder {
         each.collect()
     }
 
-    /// Adds, changes and removes rules; connections of unchanged rules live on, those of removed and changed ones are left to
-    /// finish, their listeners close. Where only targets change, the listeners stay, and so do connections and sessions; a session
-    /// leaves a target that is removed, or has weight 0 now, when it is silent. A TCP address that an old and a new rule share is handed over, so that no client
-    /// waiting there is lost. On error the old rules stay in force. With [`Settings::keep_going`] rules that cannot be bound are
-    /// left out and returned, unless no rule would be in force any more, and [`Forwarder::retry`] tries them again.
+    /// Applies new rules and resolves all names again. Connections of unchanged rules continue; those of
+    /// removed and changed rules may finish while their listeners close. If only targets change, listeners,
+    /// connections and sessions stay; a session leaves a target that was removed or has weight 0 once it is
+    /// silent. A TCP address shared by an old and a new rule is handed over, so no waiting client is lost.
     ///
-    /// Names are resolved again at once.
-    ///
-    /// # Errors
-    /// [`StartError`].
+    /// On error the old rules stay in force. With [`Settings::keep_going`] rules that cannot be bound are
+    /// returned and tried again by [`Forwarder::retry`], unless no rule would remain.
     pub fn reload(&self, settings: &Settings, rules: &[Rule]) -> Result<Vec<StartError>, StartError> {
-        // Without the lock: a name server may be slow, and counters are asked for meanwhile.
+        // Without the lock: name servers may be slow, and counters are read meanwhile.
         let mut names = self.rules().names.clone();
         let (resolved, _held) =
             binder::resolved(rules, &self.resolver, &mut names, settings.keep_going, &settings.stopping);
@@ -434,8 +413,8 @@ impl Forwarder {
         self.workers.tell(|| Command::TargetsChanged);
     }
 
-    /// Tries the rules again that could not be bound, since an address, a name or a device may appear later. Returns those that are in
-    /// force from now on.
+    /// Tries to bind waiting rules, since an address, name or device may appear later. Returns the rules that
+    /// are now in force.
     pub fn retry(&self, settings: &Settings) -> Vec<RuleId> {
         let mut in_force = self.rules();
         if in_force.waiting.is_empty() {
@@ -460,7 +439,7 @@ impl Forwarder {
         ids
     }
 
-    /// Has the workers serve new rules in place of those that are not kept.
+    /// Replaces the rules that are not kept by new ones.
     fn put_in_force(
         &self,
         in_force: &mut Rules,
@@ -470,7 +449,7 @@ impl Forwarder {
     ) -> Result<(), StartError> {
         let states = newcomers.iter().map(|active| &*active.state);
         let parts = in_force.loaded.provide(settings, self.workers.count(), None, states)?;
-        // Nothing can fail from here on.
+        // Nothing fails from here on.
         let (kept, mut left): (Vec<Active>, Vec<Active>) = in_force.active.drain(..).partition(is_kept);
         in_force.active = kept;
         binder::hand_files_over(&mut left, &mut newcomers);
@@ -487,13 +466,13 @@ impl Forwarder {
         Ok(())
     }
 
-    /// Counters of each rule, those included that have no clients or wait to be bound. A removed rule is among them until its last
+    /// Counters of each rule, including unused and waiting ones. A removed rule stays until its last
     /// connection ends.
     pub fn snapshots(&self) -> Vec<(RuleId, RuleSnapshot)> {
         let rules = self.rules();
         let mut all: Vec<(RuleId, RuleSnapshot)> = Vec::with_capacity(rules.active.len());
         for Active { state, .. } in &rules.active {
-            // What holds of a target now stands first; workers add only their counts.
+            // The current state comes first; workers add only their counts.
             let targets = state.targets.current().iter().map(|member| member.describe()).collect();
             let standing = if rules.drained { RuleStanding::Closed } else { RuleStanding::Listening };
             all.push((state.rule.id.clone(), RuleSnapshot { standing, targets, ..RuleSnapshot::default() }));
@@ -512,13 +491,13 @@ impl Forwarder {
         all
     }
 
-    /// The path through the kernel, where some rule has asked for it.
+    /// Kernel path, if a rule has asked for it.
     pub fn kernel(&self) -> Option<Arc<Kernel>> {
         self.rules().loaded.kernel().map(Arc::clone)
     }
 
-    /// Closes the listeners; connections live on, and so do UDP sessions with a datagram in the last two seconds. When this returns
-    /// other processes of this user can listen on the same ports.
+    /// Closes the listeners. Connections continue, and so do UDP sessions with a datagram in the last two
+    /// seconds. On return other processes of this user can listen on the ports.
     pub fn drain(&self) {
         let mut rules = self.rules();
         rules.waiting.clear();
@@ -526,30 +505,30 @@ impl Forwarder {
         // First, so that a successor may listen there.
         rules.active.iter_mut().for_each(|active| active.file = None);
         drop(rules);
-        // In two steps: while some workers still listen and others do not, the kernel spreads datagrams in another way than before,
-        // and those of living sessions would arrive at workers that do not know them.
+        // In two steps: while only some workers listen, the kernel distributes datagrams differently, and
+        // those of living sessions would reach other workers.
         self.tell_all(Command::Drain);
         self.tell_all(Command::Unlisten);
     }
 
-    /// Waits until all workers have carried out a command, each of which answers on the channel that it gets.
+    /// Sends each worker a command and waits until all have replied.
     fn tell_all(&self, command: impl FnMut(mpsc::Sender<()>) -> Command) {
-        if let Err(error) = self.workers.ask(CHANGE, "carry out its command", command) {
-            tracing::error!("{error}: it is stuck or gone");
+        if let Err(error) = self.workers.ask(CHANGE, "complete its command", command) {
+            tracing::error!("{error}: it is stuck or has ended");
         }
     }
 
-    /// Connections and sessions now.
+    /// Open connections and sessions.
     pub fn active(&self) -> u64 {
         self.total.now()
     }
 
-    /// Whether a worker has ended though nobody stopped it: the forwarder no longer serves all its clients.
+    /// True if a worker has ended unexpectedly, so that some clients are not served.
     pub fn has_failed(&self) -> bool {
         self.workers.have_failed()
     }
 
-    /// Whether all workers have taken commands since the last call of this; one that hangs has not.
+    /// True if every worker has taken commands since the last call; false if one hangs.
     #[must_use]
     pub fn makes_progress(&self) -> bool {
         self.workers.make_progress()
@@ -560,7 +539,7 @@ impl Forwarder {
         drop(self);
     }
 
-    /// For so many workers; nothing is held or inherited.
+    /// Binder for this many workers, without held or inherited listeners.
     fn binder<'a>(&'a self, settings: &'a Settings, workers: usize) -> Binder<'a> {
         let Self { datapath, resolver, .. } = self;
         let (held, matched) = (Held::default(), Matched::default());

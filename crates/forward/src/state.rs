@@ -1,4 +1,4 @@
-//! What the workers share of one rule, and what each of them counts for it.
+//! State of a rule that workers share, and the counters of one worker.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -15,43 +15,43 @@ use crate::{
     rate::Rates, targets::Targets,
 };
 
-/// Shortest and longest time between two sessions that find out whether targets answer which never have, in milliseconds. It doubles with
-/// each: the first may be of a client that no target would answer.
+/// First and maximum milliseconds between sessions that test whether any target answers. The time doubles
+/// with each test, because a client may send data that no target would answer.
 const FIRST_EXPLORE_MS: u64 = 2000;
 const LONGEST_EXPLORE_MS: u64 = 3_600_000;
 
-/// One rule in force; shared by all workers, never locked on the data path.
+/// Rule in force, shared by all workers without locks on the data path.
 pub(crate) struct RuleState {
-    /// Unique in the life of the forwarder: a changed rule has a new one.
+    /// Unique within the forwarder; a changed rule gets a new key.
     pub(crate) key: u32,
-    /// Without its targets: those can change, and are in `targets`.
+    /// Without its targets, which can change.
     pub(crate) rule: Rule,
     pub(crate) targets: Targets,
-    /// How outgoing sockets of this rule are made; [`Rule::transparent`] sets the source per client.
+    /// Options of outgoing sockets; [`Rule::transparent`] sets the source per client.
     pub(crate) connect: ConnectOptions,
-    /// Connections and sessions now, and the limit on them.
+    /// Connections and sessions, and their limit.
     pub(crate) active: Gauge,
-    /// What single clients have, where the rule limits that.
+    /// Limits per client, if any.
     pub(crate) clients: Option<Clients>,
-    /// Bytes a second, where the rule limits them.
+    /// Byte rates, if any.
     pub(crate) rates: Option<Arc<Rates>>,
-    /// The kernel forwards its datagrams where it can.
+    /// The kernel forwards its datagrams where possible.
     pub(crate) goes_across: bool,
-    /// No target could be reached at the last try.
+    /// The last attempt reached no target.
     unreachable: AtomicBool,
-    /// How often a target was found to be unhealthy, or healthy again.
+    /// Number of health changes of targets.
     turns: AtomicU64,
-    /// A target has answered a datagram of some session.
+    /// A target has answered some session.
     answers: AtomicBool,
-    /// When a session may next find out whether any target answers, and the time from then to the one after.
+    /// Earliest time of the next test for answers, and the interval after it; milliseconds.
     explore_at: AtomicU64,
     explore_wait: AtomicU64,
-    /// A client was refused as a part of a circle.
+    /// A client was refused because of a forwarding loop.
     in_circle: AtomicBool,
 }
 
 impl RuleState {
-    /// `kernel` as in [`crate::Settings::kernel`].
+    /// `kernel`: see [`crate::Settings::kernel`].
     pub(crate) fn new(key: u32, rule: Rule, targets: Targets, kernel: bool) -> Self {
         let connect = rule.connect_options();
         Self {
@@ -72,35 +72,35 @@ impl RuleState {
         }
     }
 
-    /// True if this is how `rule` is served, its targets aside.
+    /// True if `rule` is served this way, apart from targets.
     pub(crate) fn is_like(&self, rule: &Rule) -> bool {
         self.rule.id == rule.id && self.rule == without_targets(rule.clone())
     }
 
-    /// A health check found something new.
+    /// Counts a health change.
     pub(crate) fn health_turned(&self) {
         self.turns.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Grows with each [`RuleState::health_turned`].
+    /// Number of [`RuleState::health_turned`] calls.
     pub(crate) fn health_turns(&self) -> u64 {
         self.turns.load(Ordering::Relaxed)
     }
 
-    /// A target has sent something to a session.
+    /// Records that a target has answered a session.
     pub(crate) fn has_answered(&self) {
-        // Read alone first: this is asked for each session, by all workers.
+        // Read first: all workers call this for each session.
         if !self.answers() {
             self.answers.store(true, Ordering::Relaxed);
         }
     }
 
-    /// True if targets are known to answer. Those of a one-way protocol such as syslog never do.
+    /// True if targets are known to answer. Targets of one-way protocols such as syslog never do.
     pub(crate) fn answers(&self) -> bool {
         self.answers.load(Ordering::Relaxed)
     }
 
-    /// True if a session is to find out which targets answer, where none has answered yet.
+    /// True if a session may test which targets answer, while none has answered yet.
     pub(crate) fn explores(&self, now: u64) -> bool {
         let (due, wait) =
             (self.explore_at.load(Ordering::Relaxed), self.explore_wait.load(Ordering::Relaxed));
@@ -115,35 +115,33 @@ impl RuleState {
         explores
     }
 
-    /// Number of rules of this process that a client has come through. A circle of them is reported once.
-    ///
-    /// # Errors
-    /// [`EndReason::Circle`] for one that has come through too many.
+    /// Number of rules of this process that a client has passed; [`EndReason::Circle`] beyond the limit,
+    /// which is logged once.
     pub(crate) fn hops(&self, circles: &Circles, client: SocketAddr) -> Result<u8, EndReason> {
         let hops = circles.hops(Kind::of(self.rule.protocol).speaks(), client);
         if hops.is_err() && !self.in_circle.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 rule = self.rule.id.0,
-                "rules lead to each other in a circle that this one is a part of: its clients from there are refused; check its targets, \
-                 and the addresses of their names"
+                "the rule is part of a forwarding loop; clients that come through it are refused: check its targets and \
+                 the addresses of their names"
             );
         }
         hops
     }
 
-    /// Transport towards its targets.
+    /// Transport of the targets.
     pub(crate) fn targets_speak(&self) -> Transport {
         if self.rule.targets_speak_udp() { Transport::Udp } else { Transport::Tcp }
     }
 
-    /// A connection found no target; `true` when that is news.
+    /// Records that no target was reachable; true on a change.
     pub(crate) fn is_now_unreachable(&self) -> bool {
         !self.unreachable.swap(true, Ordering::Relaxed)
     }
 
-    /// A connection reached a target; `true` when that is news.
+    /// Records that a target was reached; true on a change.
     pub(crate) fn is_reached_again(&self) -> bool {
-        // Read alone first: this is asked for each connection, by all workers.
+        // Read first: all workers call this for each connection.
         self.unreachable.load(Ordering::Relaxed) && self.unreachable.swap(false, Ordering::Relaxed)
     }
 }
@@ -152,7 +150,7 @@ fn without_targets(rule: Rule) -> Rule {
     Rule { targets: Vec::new(), balance: Balance::default(), ..rule }
 }
 
-/// A place under the limits of a rule and of the process; dropping it gives the place back.
+/// Slot under the limits of the rule, the process and the client; freed on drop.
 pub(crate) struct Place {
     rule: Arc<RuleState>,
     total: Arc<Gauge>,
@@ -160,7 +158,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// `None` when either limit is reached.
+    /// `None` if a limit is reached.
     pub(crate) fn take(rule: &Arc<RuleState>, total: &Arc<Gauge>) -> Option<Self> {
         if !total.enter() {
             return None;
@@ -172,7 +170,7 @@ impl Place {
         Some(Self { rule: Arc::clone(rule), total: Arc::clone(total), client: None })
     }
 
-    /// Once it is known who the client is: a place among its own, or why there is none.
+    /// Counts the client once it is known, or returns the limit it exceeds.
     pub(crate) fn of_client(&mut self, client: IpAddr, now: u64) -> Result<(), EndReason> {
         if let Some(clients) = &self.rule.clients {
             clients.enter(client, now)?;
@@ -192,7 +190,7 @@ impl Drop for Place {
     }
 }
 
-/// What one worker counts for one rule; plain integers, published every 100 ms.
+/// Counters of one worker for one rule, published every 100 ms.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) accepted: u64,
@@ -202,13 +200,13 @@ pub(crate) struct Counters {
     pub(crate) to_target_datagrams: u64,
     pub(crate) to_client_datagrams: u64,
     pub(crate) spliced_bytes: u64,
-    /// Bytes that the kernel passed from socket to socket, to the target and to the client.
+    /// Bytes forwarded by the kernel between sockets, to the target and to the client.
     pub(crate) kernel_bytes: [u64; 2],
     pub(crate) dropped_datagrams: u64,
     pub(crate) pauses: u64,
 }
 
-/// Every reason, in the order of [`Counters::ended`].
+/// All reasons, in the order of [`Counters::ended`].
 const REASONS: [EndReason; 17] = [
     EndReason::Finished,
     EndReason::ClientReset,

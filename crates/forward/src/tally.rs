@@ -1,4 +1,4 @@
-//! What is counted for each target: by each worker in plain integers, shown by target and address.
+//! Counters per target and address: plain integers of each worker, summed for snapshots.
 
 use std::{io, time::Duration};
 
@@ -6,17 +6,17 @@ use strum::{IntoStaticStr, VariantArray};
 
 use crate::{Address, Endpoint};
 
-/// Where a rule keeps what it knows of one address of a target. `at` is used again for another address once nobody holds the
-/// old one any more; `serial` is not.
+/// Slot of a target's address in tables. `at` is reused once the old address has no connections; `serial` is
+/// not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slot {
-    /// Place in tables.
+    /// Index in tables.
     pub at: u32,
-    /// Whose it is.
+    /// Identifies the address.
     pub serial: u32,
 }
 
-/// Upper bounds of the histogram of connect times: from a neighbour on the wire to the default connect time-out.
+/// Upper bounds of the connect time histogram, from a neighbour on the wire to the default connect timeout.
 pub const CONNECT_BOUNDS: [Duration; 15] = {
     let micros = Duration::from_micros;
     [
@@ -38,18 +38,18 @@ pub const CONNECT_BOUNDS: [Duration; 15] = {
     ]
 };
 
-/// Why a target could not be reached.
+/// Reason why a target was not reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum Failure {
-    /// RST, or ICMP says that nobody listens on the port.
+    /// RST, or ICMP port unreachable.
     Refused,
-    /// No answer in [`crate::Rule::connect_timeout`].
+    /// No answer within [`crate::Rule::connect_timeout`].
     Timeout,
-    /// No route, or ICMP says so.
+    /// No route, locally or by ICMP.
     Unreachable,
-    /// Anything else that the kernel says.
+    /// Any other error of the kernel.
     Other,
 }
 
@@ -68,16 +68,16 @@ impl Failure {
     }
 }
 
-/// Counters of one address of one target, over all workers, at most 100 ms old.
+/// Counters of an address of a target over all workers, at most 100 ms old.
 #[derive(Clone, Debug)]
 pub struct TargetSnapshot {
     /// As configured.
     pub target: Endpoint,
-    /// This address of it, with the first port of its range.
+    /// With the first port of its range.
     pub address: Address,
-    /// Whether the last that was heard of it was good: a health check, a connect, an answer.
+    /// Result of the last health check, connect or first answer.
     pub up: bool,
-    /// Counted since the address is known.
+    /// Since the address is known.
     pub counts: Tally,
 }
 
@@ -91,7 +91,7 @@ impl TargetSnapshot {
         self
     }
 
-    /// Adds what another worker counted to its like in `all`.
+    /// Adds the counts of another worker to the same target in `all`.
     pub(crate) fn merge_into(self, all: &mut Vec<Self>) {
         let same =
             |other: &&mut Self| other.address == self.address && other.target.is_same_place(&self.target);
@@ -102,24 +102,20 @@ impl TargetSnapshot {
     }
 }
 
-/// Plain integers.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     serial: u32,
-    /// Connections and sessions that exist, those that are being opened included.
+    /// Open connections and sessions, including those being opened.
     pub open: u64,
-    /// Connections that were taken, UDP sessions begun.
+    /// Established connections and UDP sessions.
     pub connected: u64,
-    /// Failures in the order of [`Failure::VARIANTS`].
+    /// In the order of [`Failure::VARIANTS`].
     pub failed: [u64; Failure::VARIANTS.len()],
-    /// Bytes to it.
     pub to_target_bytes: u64,
-    /// Bytes from it.
     pub to_client_bytes: u64,
-    /// Connect times: how many were within the bound of this place of [`CONNECT_BOUNDS`] and beyond the one before; the last
-    /// is beyond all.
+    /// Histogram over [`CONNECT_BOUNDS`]; the last bucket counts everything above.
     pub connect_times: [u64; CONNECT_BOUNDS.len() + 1],
-    /// Their sum.
+    /// Sum of connect times.
     pub connect_time: Duration,
 }
 
@@ -147,12 +143,13 @@ impl Tally {
     }
 }
 
-/// What one worker counts for the targets of one rule.
+/// Counters of one worker for the targets of one rule.
 #[derive(Default)]
 pub(crate) struct Tallies(Vec<Tally>);
 
 impl Tallies {
-    /// The counters of a slot; new ones where the slot was somebody else's. Asked when a connection takes or leaves a seat.
+    /// Counters of a slot, reset if it belonged to another address. For connections that take or leave a
+    /// target.
     pub(crate) fn of(&mut self, slot: Slot) -> &mut Tally {
         let at = slot.at as usize;
         if self.0.len() <= at {
@@ -165,7 +162,7 @@ impl Tallies {
         tally
     }
 
-    /// Bytes of a connection that has its seat.
+    /// Counts bytes of a connection that holds the target.
     #[inline]
     pub(crate) fn moved(&mut self, slot: Slot, to_target: u64, to_client: u64) {
         if let Some(tally) = self.0.get_mut(slot.at as usize) {
@@ -184,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_that_another_target_takes_over_begins_at_nothing() {
+    fn reused_slot_starts_at_zero() {
         let mut tallies = Tallies::default();
         let (old, new) = (Slot { at: 2, serial: 1 }, Slot { at: 2, serial: 9 });
         tallies.of(old).connected_in(Duration::from_millis(3));
@@ -199,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn connect_times_fall_on_their_bounds() {
+    fn connect_times_fall_into_their_buckets() {
         let mut tally = Tally::default();
         for micros in [0, 200, 201, 10_000_000, 10_000_001] {
             tally.connected_in(Duration::from_micros(micros));

@@ -1,6 +1,7 @@
-//! The targets of a rule: which addresses they have, which of them is tried next, and whether it answers.
+//! Targets of a rule: their addresses, the choice among them, and their health.
 //!
-//! A *member* is one address of one configured target: of a name as many as it has. All members of a rule are balanced alike.
+//! A *member* is one address of a configured target; a name has one per address. All members of a rule are
+//! balanced alike.
 
 use std::{
     net::{IpAddr, Ipv6Addr, SocketAddr},
@@ -21,19 +22,20 @@ use crate::{
     tally::{Slot, Tallies, TargetSnapshot},
 };
 
-/// A member that could not be reached is not the first choice for so long, in milliseconds.
+/// Milliseconds for which an unreachable member is not the first choice.
 const SUSPECT_MS: u64 = 1000;
 
-/// Members without an address that are still shown: a name that changes all day must not fill the metrics, whatever
-/// connections live on.
+/// Maximum number of former members shown: a name that changes all day must not fill the metrics while old
+/// connections remain.
 const MOST_SHOWN_FORMER: usize = 64;
 
-/// All targets of one rule; shared by all workers. A reload can change them, and sessions with a target that is left go on.
+/// All targets of a rule, shared by all workers. A reload can change them; sessions with a former target
+/// continue.
 pub(crate) struct Targets {
     members: RwLock<Members>,
-    /// Addresses of the other family than this one cannot be reached from there.
+    /// Restricts targets to this address family.
     source: Option<IpAddr>,
-    /// The same, by the client's address.
+    /// Restricts targets to the client's address family.
     transparent: bool,
     turn: AtomicU64,
     began: Instant,
@@ -43,7 +45,7 @@ struct Configured {
     endpoint: Endpoint,
     /// `None` for a literal address.
     name: Option<Arc<Name>>,
-    /// The version of the name's answer that the members are made of.
+    /// Version of the answer that the members are based on.
     seen: AtomicU32,
 }
 
@@ -51,38 +53,38 @@ struct Configured {
 struct Members {
     configured: Vec<Configured>,
     balance: Balance,
-    /// In the order of the configuration, the addresses of a name in that of its answer.
+    /// In the order of the configuration, then of the name's answer.
     current: Vec<Arc<Member>>,
-    /// Those, and others that have lost their address and still have connections.
+    /// Current members, and former ones with connections.
     slots: Slab<Arc<Member>>,
     next_serial: u32,
 }
 
-/// One address of a target.
+/// An address of a target.
 pub(crate) struct Member {
     pub(crate) slot: Slot,
     place: Place,
-    /// Its configuration, but for the weight.
+    /// Its configuration, except for the weight.
     endpoint: Endpoint,
     weight: AtomicU32,
     key: u64,
     active: AtomicU64,
-    /// As health checks have it.
+    /// Result of the health checks.
     healthy: AtomicBool,
-    /// Milliseconds from [`Targets::began`]; 0 when it is not suspected.
+    /// Milliseconds since [`Targets::began`]; 0 if not suspected.
     suspect_until: AtomicU64,
-    /// Whether the last that was heard of it was good; for the metrics.
+    /// Last known state, for metrics.
     up: AtomicBool,
 }
 
-/// Where a member is, ports aside.
+/// Address of a member without its port.
 #[derive(Clone, PartialEq, Eq)]
 enum Place {
     Ip(ZonedIp),
     Unix(UnixName),
 }
 
-/// A place at a member, counted as busy until this is dropped.
+/// Counts as a connection of the member until dropped.
 pub(crate) struct Seat {
     member: Arc<Member>,
     slot: Slot,
@@ -90,14 +92,14 @@ pub(crate) struct Seat {
 
 pub(crate) enum Pick {
     At(Seat, Address),
-    /// Nobody is left to try.
+    /// No member is left to try.
     Nobody,
-    /// A name has not been resolved yet, and its addresses have to be known first.
+    /// An unresolved name may affect the choice.
     Pending,
 }
 
 impl Targets {
-    /// `name` has the names that are looked up, by host and whether addresses without a route are wanted too.
+    /// `name` resolves a host; its flag includes addresses without a route.
     pub(crate) fn new(rule: &Rule, name: impl FnMut(&str, bool) -> Arc<Name>) -> Self {
         let targets = Self {
             members: RwLock::default(),
@@ -110,9 +112,9 @@ impl Targets {
         targets
     }
 
-    /// Takes the targets of `rule`, which is otherwise the same as before. Members that stay keep what is known of them.
+    /// Applies the targets of `rule`, which is otherwise unchanged. Remaining members keep their state.
     pub(crate) fn change(&self, rule: &Rule, mut name: impl FnMut(&str, bool) -> Arc<Name>) {
-        // Another table of routes may serve these; our own look at the routes would be wrong.
+        // Another routing table may apply, so our own routes are no evidence.
         let any_route = rule.mark.is_some() || rule.device.is_some() || rule.transparent;
         let configured = rule.targets.iter().map(|endpoint| Configured {
             endpoint: endpoint.clone(),
@@ -129,7 +131,7 @@ impl Targets {
         members.rebuild(self.source);
     }
 
-    /// True if targets and balance are those of `rule`.
+    /// True if targets and balance equal those of `rule`.
     pub(crate) fn are_of(&self, rule: &Rule) -> bool {
         let members = self.read();
         members.balance == rule.balance
@@ -142,9 +144,9 @@ impl Targets {
         configured.len() > 1 || configured.iter().any(|target| target.name.is_some())
     }
 
-    /// A member for a client, other than those in `tried`; `offset` is the listener's port less the first of its range. With
-    /// `wait`, [`Pick::Pending`] instead of a choice that a name's answer may turn out to be wrong. Clients without an address,
-    /// those of a Unix socket, are one source.
+    /// Selects a member for a client, excluding `tried`. `offset` is the listener's port minus the first of
+    /// its range. With `wait`, returns [`Pick::Pending`] if an unresolved name may change the choice. All
+    /// clients of a Unix socket count as one source.
     pub(crate) fn pick(&self, client: Option<IpAddr>, offset: u16, tried: &[Slot], wait: bool) -> Pick {
         let members = self.up_to_date();
         let client = client.map(|client| client.to_canonical());
@@ -162,7 +164,8 @@ impl Targets {
         member.map_or(Pick::Nobody, |member| Pick::At(Seat::take(member), member.address(offset)))
     }
 
-    /// With none healthy all count as healthy: a check that fails must not turn away clients that a target would serve.
+    /// If none is healthy, all count as healthy: a failing check must not turn clients away that a target
+    /// would serve.
     fn choose<'a>(
         &self,
         balance: Balance,
@@ -187,14 +190,14 @@ impl Targets {
         }
     }
 
-    /// A seat at this very address, for a session that another process began with it.
+    /// Seat at this address, for a handed-over session.
     pub(crate) fn at(&self, address: SocketAddr, offset: u16) -> Option<Seat> {
         let members = self.up_to_date();
         let found = members.current.iter().find(|member| member.address(offset) == Address::Ip(address));
         found.map(Seat::take)
     }
 
-    /// The seat that a session without a [`Seat`] of its own has held.
+    /// Releases the seat of a session that kept only its slot.
     pub(crate) fn leave(&self, slot: Slot) {
         if let Some(member) = self.member(slot) {
             member.active.fetch_sub(1, Ordering::Relaxed);
@@ -205,13 +208,13 @@ impl Targets {
         self.read().slots.get(slot.at as usize).filter(|member| member.slot == slot).map(Arc::clone)
     }
 
-    /// A member could not be reached: others are tried first for a while.
+    /// Records a failed attempt: other members are tried first for a while.
     pub(crate) fn suspect(&self, member: &Member) {
         member.up.store(false, Ordering::Relaxed);
         member.suspect_until.store(self.now() + SUSPECT_MS, Ordering::Relaxed);
     }
 
-    /// Whether a member fails its health checks while another one does not.
+    /// True if a member fails its health checks while another one passes.
     pub(crate) fn is_down(&self, slot: Slot) -> bool {
         let members = self.read();
         let healthy = |member: &Arc<Member>| member.healthy.load(Ordering::Relaxed);
@@ -227,19 +230,19 @@ impl Targets {
         busy.any(|(_, member)| members.is_former(member))
     }
 
-    /// True if a member gets nothing new: its name has lost the address, or its weight is 0.
+    /// True if a member gets no new connections: its name lost the address, or its weight is 0.
     pub(crate) fn is_former(&self, slot: Slot) -> bool {
         let members = self.read();
         let member = members.slots.get(slot.at as usize).filter(|member| member.slot == slot);
         member.is_none_or(|member| members.is_former(member))
     }
 
-    /// Everybody that may be chosen now.
+    /// All members that may be chosen.
     pub(crate) fn current(&self) -> Vec<Arc<Member>> {
         self.up_to_date().current.clone()
     }
 
-    /// What a worker has counted for the members that there are, and for some of those that have only their connections left.
+    /// A worker's counters for all current members and some former ones.
     pub(crate) fn describe(&self, tallies: &Tallies) -> Vec<TargetSnapshot> {
         let members = self.up_to_date();
         let is_current =
@@ -278,13 +281,14 @@ impl Targets {
 }
 
 impl Members {
-    /// Takes the answers of names as they are now. A member that stays keeps what is known of it; one whose address is gone gets
-    /// no new connection and is forgotten with its last one. Those of another family than `source` are left out.
+    /// Applies the current answers of names. Remaining members keep their state; one without an address gets
+    /// no new connections and is removed with its last one. Addresses of a family other than `source` are
+    /// skipped.
     fn rebuild(&mut self, source: Option<IpAddr>) {
         let Self { configured, current, slots, next_serial, .. } = self;
         current.clear();
         for target in configured.iter() {
-            // The version first: an answer that comes in between is read now, and once more next time.
+            // Version first: an answer in between is read now and once more next time.
             let version = target.name.as_ref().map_or(0, |name| name.version());
             for place in target.places() {
                 if source.is_some_and(|source| place.is_foreign_to(source)) {
@@ -312,14 +316,14 @@ impl Members {
             }
             target.seen.store(version, Ordering::Release);
         }
-        // Seats are taken under the read lock: nobody comes meanwhile.
+        // Seats are taken under the read lock, so none is taken meanwhile.
         slots.retain(|_, member| {
             member.active.load(Ordering::Relaxed) > 0
                 || current.iter().any(|current| Arc::ptr_eq(current, member))
         });
     }
 
-    /// Whether a name without an answer could change the choice. For taking turns it does not matter who is missing.
+    /// True if an unresolved name could change the choice. A rotation works without it.
     fn has_to_wait(&self, chosen: Option<&Member>) -> bool {
         let is_pending = |target: &Configured| {
             target.endpoint.weight > 0 && target.name.as_ref().is_some_and(|name| name.version() == 0)
@@ -341,7 +345,7 @@ impl Members {
 }
 
 impl Configured {
-    /// True if the members are made of the latest answer of the name.
+    /// True if the members reflect the latest answer.
     fn is_up_to_date(&self) -> bool {
         let seen = self.seen.load(Ordering::Acquire);
         self.name.as_ref().is_none_or(|name| name.version() == seen)
@@ -358,7 +362,7 @@ impl Configured {
 }
 
 impl Place {
-    /// Whether nobody gets there from that address, by its family.
+    /// True if the address families differ.
     fn is_foreign_to(&self, from: IpAddr) -> bool {
         matches!(self, Self::Ip(address) if address.ip().is_ipv4() != from.is_ipv4())
     }
@@ -386,7 +390,7 @@ impl Member {
         }
     }
 
-    /// Where a client of the listener at this place of its range goes.
+    /// Target of a client at this port offset of the listener.
     pub(crate) fn address(&self, offset: u16) -> Address {
         let ip = match &self.place {
             Place::Ip(address) => *address,
@@ -397,21 +401,21 @@ impl Member {
         ip.at(port).into()
     }
 
-    /// It took a connection, or sent something.
+    /// Records a connection or an answer.
     pub(crate) fn answered(&self) {
-        // Read alone first: most answers are no news, and all workers ask.
+        // Read first: all workers call this, and it rarely changes.
         if !self.up.load(Ordering::Relaxed) {
             self.up.store(true, Ordering::Relaxed);
         }
     }
 
-    /// What a health check found; `true` when that is news.
+    /// Records the result of a health check; true on a change.
     pub(crate) fn set_healthy(&self, healthy: bool) -> bool {
         self.up.store(healthy, Ordering::Relaxed);
         self.healthy.swap(healthy, Ordering::Relaxed) != healthy
     }
 
-    /// As it is, with nothing counted.
+    /// Snapshot without counters.
     pub(crate) fn describe(&self) -> TargetSnapshot {
         let weight = u16::try_from(self.weight()).unwrap_or(u16::MAX);
         let target = Endpoint { weight, ..self.endpoint.clone() };
@@ -447,7 +451,7 @@ impl Seat {
         &self.member
     }
 
-    /// Leaves the seat taken, for [`Targets::leave`].
+    /// Releases the object but not the seat; see [`Targets::leave`].
     pub(crate) fn keep(self) -> Slot {
         self.member.active.fetch_add(1, Ordering::Relaxed);
         self.slot
@@ -460,7 +464,7 @@ impl Drop for Seat {
     }
 }
 
-// Named, because `interleave` has this file elsewhere.
+// Explicit path, because `interleave` includes this file from elsewhere.
 #[cfg(test)]
 #[path = "targets/tests.rs"]
 mod tests;

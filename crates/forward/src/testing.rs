@@ -1,4 +1,4 @@
-//! A rule for the unit tests of this crate.
+//! Rule for unit tests.
 
 use std::net::{Ipv4Addr, SocketAddr};
 

@@ -1,17 +1,17 @@
-//! Handover of a forwarder to another process: the old one passes its listeners, and the sessions of UDP clients with their sockets, and
-//! keeps TCP connections until they end.
+//! Handover of a forwarder to another process. The old one passes its listeners and the sessions of UDP
+//! clients with their sockets; it keeps TCP connections until they end.
 //!
 //! ```text
 //!        old process                                          new process
-//!  offer ─────────── its rules, their listeners ─────────────▶ start_from_handover   checks, makes its workers
-//!  pause             the kernel forwards nothing, datagrams wait in sockets
-//!  export ────────── worker n: sessions and their sockets ───▶ worker n of it        all are taken in, or none
+//!  offer ─────────── its rules, their listeners ─────────────▶ start_from_handover   checks, creates its workers
+//!  pause             kernel flows stop, datagrams wait in sockets
+//!  export ────────── worker n: sessions and their sockets ───▶ worker n              imports all of them, or none
 //!                                                              received, serve       reads from the same sockets
 //!  forget            exported sessions are dropped
 //!                                                              attach_kernel         its program replaces the old one
 //! ```
 //!
-//! Until `forget` the old process keeps everything, and `resume` ends the upgrade.
+//! Until `forget` the old process keeps everything, and `resume` cancels the upgrade.
 
 use std::{
     io,
@@ -26,58 +26,58 @@ use turnpike_offload::{OffloadError, PassedKernel};
 
 use crate::{Bind, Forwarder, Protocol, Rule, StartError, kernel::Before, worker::Command};
 
-/// Everything that the new process needs to decide whether it can take over.
+/// Data that the new process needs to decide about the takeover.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ForwarderOffer {
-    /// Threads; the new one has as many.
+    /// Number of threads; the new process uses as many.
     pub workers: usize,
-    /// How datagrams enter and leave, by name: what waits in a socket was coalesced for it.
+    /// Name of the data path: queued datagrams were coalesced for it.
     datapath: String,
-    /// How old the clock is by which sessions have their ages.
+    /// Age of the clock that session times refer to.
     age_ms: u64,
     rules: Vec<OfferedRule>,
-    /// Passed part of the kernel path; its descriptors are the last.
+    /// Handed-over part of the kernel path; its descriptors are the last.
     #[serde(default, rename = "lent")]
     passed: Option<PassedKernel>,
 }
 
-/// A rule, and with it a listener of each worker for each of its addresses.
+/// A rule, with a listener of each worker for each address.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct OfferedRule {
     name: String,
     protocol: Protocol,
-    /// As the configuration has them: a port may be 0.
+    /// As configured; a port may be 0.
     addresses: Vec<String>,
 }
 
-/// An offer and its descriptors, for [`Forwarder::start_from_handover`].
+/// Offer with its descriptors, for [`Forwarder::start_from_handover`].
 #[derive(Debug)]
 pub struct ForwarderHandover {
     offer: ForwarderOffer,
-    /// Of each worker its listeners, those of each rule after the other, and then its end of a channel.
+    /// Per worker: its listeners, rule by rule, and its end of a channel.
     descriptors: Vec<OwnedFd>,
 }
 
-/// A handover, matched with the rules of the new process.
+/// Handover matched with the rules of the new process.
 #[derive(Default)]
 pub(crate) struct Matched {
-    /// Of each offered rule: which of ours it is.
+    /// Index of our rule, per offered rule.
     places: Vec<usize>,
-    /// Of each offered rule: the listeners of each worker, until somebody takes them.
+    /// Listeners per offered rule and worker, until taken.
     listeners: Vec<Vec<Vec<OwnedFd>>>,
-    /// One for each worker.
+    /// One per worker.
     channels: Vec<Channel>,
     kernel: Before,
 }
 
 impl ForwarderOffer {
-    /// How datagrams enter and leave; `None` for what this version does not have.
+    /// Data path; `None` if this version does not have it.
     #[must_use]
     pub fn datapath(&self) -> Option<Datapath> {
         self.datapath.parse().ok()
     }
 
-    /// When the clock of the old process was 0.
+    /// Start of the old process's clock.
     pub(crate) fn began(&self) -> Instant {
         let now = Instant::now();
         now.checked_sub(Duration::from_millis(self.age_ms)).unwrap_or(now)
@@ -96,14 +96,13 @@ impl OfferedRule {
         Self { name: rule.id.0.clone(), protocol: rule.protocol, addresses }
     }
 
-    /// Whether they listen at the same addresses for the same; names may differ.
+    /// True if protocol and addresses are equal; names may differ.
     fn is_like(&self, other: &Self) -> bool {
         (self.protocol, &self.addresses) == (other.protocol, &other.addresses)
     }
 }
 
 impl ForwarderHandover {
-    /// Pairs an offer with its descriptors.
     #[must_use]
     pub fn new(offer: ForwarderOffer, descriptors: Vec<OwnedFd>) -> Self {
         Self { offer, descriptors }
@@ -113,7 +112,7 @@ impl ForwarderHandover {
         self.offer.began()
     }
 
-    /// Finds each offered rule among these, or says which is gone.
+    /// Finds each offered rule among `rules`; an error names a missing one.
     pub(crate) fn matched(self, rules: &[Rule]) -> Result<Matched, StartError> {
         let Self { offer, descriptors } = self;
         let ours: Vec<OfferedRule> = rules.iter().map(OfferedRule::of).collect();
@@ -143,18 +142,18 @@ impl ForwarderHandover {
 }
 
 impl Matched {
-    /// The listeners of each worker for the rule at this place of ours.
+    /// Listeners of each worker for our rule at index `place`.
     pub(crate) fn listeners(&mut self, place: usize) -> Option<Vec<Vec<OwnedFd>>> {
         let at = self.places.iter().position(|other| *other == place)?;
         Some(std::mem::take(&mut self.listeners[at]))
     }
 
-    /// Of each offered rule the key that it has here; `keys` are those of our rules. None where one could not be taken.
+    /// Key of each offered rule, from the keys of our rules; `None` if one could not be bound.
     pub(crate) fn keys(&self, keys: &[Option<u32>]) -> Option<Arc<[u32]>> {
         self.places.iter().map(|place| keys.get(*place).copied().flatten()).collect()
     }
 
-    /// What the process before has attached.
+    /// Programs attached by the old process.
     pub(crate) fn take_kernel(&mut self) -> Before {
         self.kernel.take()
     }
@@ -165,10 +164,8 @@ impl Matched {
 }
 
 impl Forwarder {
-    /// What a new process is told, all listeners with the other ends of the ways to its workers, and our ends, one for each worker.
-    ///
-    /// # Errors
-    /// A worker that is stuck or gone; no more descriptors.
+    /// Offer for a new process, the listeners with the far ends of the workers' channels, and the near ends.
+    /// Fails if a worker is stuck or has ended, or descriptors run out.
     pub fn offer(&self) -> io::Result<(ForwarderOffer, Vec<OwnedFd>, Vec<Channel>)> {
         let keys: Arc<[u32]> = self.rules().active.iter().map(|active| active.state.key).collect();
         let sockets = |answer| Command::ExportSockets(Arc::clone(&keys), answer);
@@ -188,29 +185,24 @@ impl Forwarder {
         Ok((offer, descriptors, channels))
     }
 
-    /// Has the workers rest, behind all that they have read. What comes from now on waits in its socket. [`Forwarder::resume`] is due
-    /// whatever comes of it.
-    ///
-    /// # Errors
-    /// A worker that is stuck or gone.
+    /// Pauses the workers after they have sent all received data; new data waits in the sockets. Call
+    /// [`Forwarder::resume`] afterwards even on error.
     pub fn pause(&self) -> io::Result<()> {
         self.workers.pause()
     }
 
-    /// Sends the sessions of paused workers through these channels, each within `patience`; returns how many.
-    ///
-    /// # Errors
-    /// A worker that is stuck or gone; what the other process does not take.
+    /// Sends the sessions of paused workers through these channels, each within `patience`; returns their
+    /// number.
     pub fn export(&self, channels: Vec<Channel>, patience: Duration) -> io::Result<usize> {
         self.workers.export(channels, patience)
     }
 
-    /// The upgrade has failed: resumes normal service.
+    /// Resumes normal service after a failed upgrade.
     pub fn resume(&self) {
         self.workers.tell(|| Step::Resume.into());
     }
 
-    /// The new process serves. What it has is forgotten here when this returns, and what is left lives on: [`Forwarder::active`].
+    /// Drops the exported sessions once the new process serves; the rest continues: [`Forwarder::active`].
     pub fn forget(&self) {
         let mut rules = self.rules();
         rules.waiting.clear();
@@ -228,10 +220,8 @@ impl Forwarder {
         }
     }
 
-    /// In a new process: the old one has released the kernel's path, and this one's program replaces its program.
-    ///
-    /// # Errors
-    /// [`OffloadError`]; user space forwards on.
+    /// New process: attaches its kernel program in place of the old one. On error user space continues to
+    /// forward.
     pub fn attach_kernel(&self) -> Result<(), OffloadError> {
         if let Some(kernel) = self.kernel() {
             kernel.attach()?;
@@ -240,21 +230,20 @@ impl Forwarder {
         Ok(())
     }
 
-    /// In a new process: waits for the sessions of all workers, and returns their number.
-    ///
-    /// # Errors
-    /// Why they cannot.
+    /// New process: waits for the sessions of all workers and returns their number.
     pub fn received(&self) -> io::Result<usize> {
         self.workers.received()
     }
 
-    /// In a new process: begins to accept connections and to read from the sockets.
+    /// New process: starts accepting connections and reading sockets.
     pub fn serve(&self) {
         for active in self.rules().active.iter_mut().filter(|active| active.file.is_none()) {
             let Bind::Unix(name) = &active.state.rule.bind else { continue };
             match SocketFile::take_over(name) {
                 Ok(file) => active.file = Some(file),
-                Err(error) => tracing::warn!(rule = active.state.rule.id.0, %error, "its socket has no file"),
+                Err(error) => {
+                    tracing::warn!(rule = active.state.rule.id.0, %error, "socket file is missing")
+                }
             }
         }
         self.workers.tell(|| Step::Serve.into());
@@ -287,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_are_the_same_by_their_listeners_whatever_their_names_and_order() {
+    fn rules_match_by_listeners_and_not_by_name_or_order() {
         let old = [rule("a", Protocol::Udp, 0, 0), rule("b", Protocol::Tcp, 80, 81)];
         let new = [
             rule("c", Protocol::Tcp, 90, 91),
@@ -310,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_is_gone_or_changed_is_named() {
+    fn removed_or_changed_rule_is_named_in_the_error() {
         for new in [
             vec![],
             vec![rule("a", Protocol::Tcp, 80, 80)],
@@ -322,14 +311,14 @@ mod tests {
                 offer(&[rule("a", Protocol::Udp, 80, 80)], 1),
                 vec![socket(), channel()],
             );
-            let Err(error) = handover.matched(&new) else { panic!("{new:?} is taken for the same") };
+            let Err(error) = handover.matched(&new) else { panic!("{new:?} counts as the same rule") };
             let text = error.to_string();
             assert!(text.contains("rule a ") && text.contains("127.0.0.1:80"), "{text}");
         }
     }
 
     #[test]
-    fn what_is_missing_among_the_descriptors_is_an_error() {
+    fn missing_descriptors_are_an_error() {
         let rules = [rule("a", Protocol::Udp, 80, 80)];
         for descriptors in [vec![], vec![socket()], vec![channel(), socket()]] {
             assert!(ForwarderHandover::new(offer(&rules, 1), descriptors).matched(&rules).is_err());

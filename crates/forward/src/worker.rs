@@ -1,5 +1,5 @@
-//! One worker: one thread, one epoll, its own listeners, connections and sessions. A wake-up is [`Worker::run`], read from top
-//! to bottom.
+//! Worker thread with its own epoll, listeners, connections and sessions. [`Worker::run`] handles a wake-up
+//! from top to bottom.
 
 mod upgrade;
 
@@ -29,22 +29,23 @@ use crate::{
     worker_context::WorkerRules,
 };
 
-/// Between two looks at sessions with former targets, in milliseconds.
+/// Milliseconds between checks of sessions with former targets.
 const LEAVE_MS: u64 = 1000;
-/// Token of connections that the kernel does not pass on any more. It has [`udp::TOKENS`] too, as [`INBOX`] has, but no other token has
-/// all these bits.
+/// Token of the sockmap, for connections that the kernel stops forwarding. Like [`INBOX`] it also contains
+/// [`udp::TOKENS`]; no other token has all these bits.
 const RAISED: u64 = u64::MAX - 2;
 
-/// What the control thread asks of a worker.
+/// Commands of the control thread.
 pub(crate) enum Command {
     Change(Box<Change>),
-    /// Some name has a new answer, or a rule has other targets.
+    /// A name was resolved, or a rule has other targets.
     TargetsChanged,
-    /// Take nothing new; what lives goes on.
+    /// Accept nothing new.
     Drain(mpsc::Sender<()>),
     /// Close the listeners; only after [`Command::Drain`].
     Unlisten(mpsc::Sender<()>),
-    /// Send the listeners of these rules, named by their keys, in the order of their ranges. [`Step::Export`] is about the same rules.
+    /// Send the listeners of the rules with these keys, in the order of their ranges. [`Step::Export`] uses
+    /// the same rules.
     ExportSockets(Arc<[u32]>, mpsc::Sender<io::Result<Vec<OwnedFd>>>),
     Upgrade(Step),
 }
@@ -55,31 +56,31 @@ impl From<Step> for Command {
     }
 }
 
-/// Rules that leave and rules that come, at once.
+/// Rules to remove and add, in one step.
 pub(crate) struct Change {
     pub(crate) common: Arc<Common>,
-    /// For those that come.
+    /// For the added rules.
     pub(crate) parts: Parts,
     pub(crate) leave: Vec<Arc<RuleState>>,
     pub(crate) come: Vec<(Arc<RuleState>, Bound)>,
-    /// Told when it is done.
+    /// Notified on completion.
     pub(crate) done: mpsc::Sender<()>,
 }
 
-/// Counters of each rule that a worker has.
+/// Counters per rule.
 pub(crate) type Snapshots = Vec<(RuleId, RuleSnapshot)>;
 
 pub(crate) struct Worker {
     pub(crate) frame: Frame<Command, Snapshots>,
     datapath: Datapath,
     tcp: tcp::Engine,
-    /// Made for the first rule that needs it: its buffers are large.
+    /// Created for the first rule that needs it, because its buffers are large.
     udp: Option<udp::Engine>,
     worker_rules: WorkerRules,
     gather: Batching,
-    /// Keys here of the rules of a handover, in the order of the old process.
+    /// Keys of the rules of a handover, in the order of the old process.
     pub(crate) handed_over: Arc<[u32]>,
-    /// When to look for sessions whose target is one no longer.
+    /// Time of the next check for former targets.
     leave_at: Option<u64>,
 }
 
@@ -100,7 +101,7 @@ impl Worker {
             worker_rules: WorkerRules::new(Arc::clone(common)),
             gather: Batching::default(),
             handed_over: Arc::default(),
-            // Another process may have given some.
+            // Another process may have handed over such sessions.
             leave_at: Some(0),
         })
     }
@@ -110,7 +111,7 @@ impl Worker {
         self.worker_rules.common = Arc::clone(common);
     }
 
-    /// What the rules that come next need of the kernel.
+    /// Takes kernel resources for the rules added next.
     pub(crate) fn take(&mut self, Parts { flows, waits, sockmap }: Parts) -> io::Result<()> {
         let now = self.frame.now_ms();
         if let Some(flows) = flows {
@@ -124,7 +125,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Serves a rule; `inherited` are the listeners of rules that left by the same command.
+    /// Serves a rule; `inherited` holds the listeners of rules removed by the same command.
     pub(crate) fn add_rule(
         &mut self,
         state: &Arc<RuleState>,
@@ -161,7 +162,7 @@ impl Worker {
         }
     }
 
-    /// Serves until told to stop.
+    /// Serves until stopped.
     pub(crate) fn run(&mut self) {
         let mut events: Vec<Event> = Vec::new();
         let mut now = self.frame.now_ms();
@@ -170,7 +171,7 @@ impl Worker {
             let due = self.due();
             let at_most = self.udp.as_mut().and_then(udp::Engine::before_wait);
             if let Err(error) = self.frame.wait(now, due, at_most, &mut events) {
-                tracing::error!(worker = self.frame.number, %error, "epoll failed; this worker ends");
+                tracing::error!(worker = self.frame.number, %error, "epoll failed; this worker stops");
                 return;
             }
             now = self.frame.now_ms();
@@ -230,17 +231,17 @@ impl Worker {
         }
     }
 
-    /// What the kernel path waits for is due within tens of microseconds. On the worker's own thread.
+    /// Sets exact timers for this thread, because the kernel path has deadlines of tens of microseconds.
     fn keep_time(&self) {
         if self.udp.as_ref().is_some_and(udp::Engine::goes_across) {
             let _ = turnpike_net::rlimit::exact_timers();
         }
     }
 
-    /// Carries out what the control thread wants; `true` to stop.
+    /// Runs pending commands; true to stop.
     fn run_commands(&mut self, now: u64) -> bool {
         while let Some(command) = self.frame.command() {
-            // After a step of an upgrade the rest waits for a new reading of the clock.
+            // Further commands wait for a new clock reading.
             let ends_tick = matches!(command, Command::Upgrade(_));
             self.carry_out(command, now);
             if ends_tick {
@@ -300,8 +301,8 @@ impl Worker {
     fn change(&mut self, change: Change, now: u64) {
         self.set_common(&change.common);
         if let Err(error) = self.take(change.parts) {
-            tracing::error!(worker = self.frame.number, %error, "cannot watch what the kernel passes on: raise the limit of watches \
-                (fs.epoll.max_user_watches); copy is as auto");
+            tracing::error!(worker = self.frame.number, %error, "cannot watch kernel-forwarded connections: raise the limit of watches \
+             (fs.epoll.max_user_watches); using copy = auto");
         }
         self.keep_time();
         let mut inherited = HashMap::new();
@@ -321,17 +322,17 @@ impl Worker {
         }
         for (state, bound) in change.come {
             if let Err(error) = self.add_rule(&state, bound, &mut inherited) {
-                tracing::error!(worker = self.frame.number, rule = state.rule.id.0, %error, "cannot serve a rule");
+                tracing::error!(worker = self.frame.number, rule = state.rule.id.0, %error, "cannot serve the rule");
             }
         }
-        // Closed before anybody is told, so that no client comes to a listener that nobody serves.
+        // Closed before the reply, so that no client reaches a listener that is not served.
         drop(inherited);
         self.publish(now);
         let _ = change.done.send(());
     }
 
-    /// Ends sessions whose targets have failed their checks: the client's next datagram finds another one. There is no connection
-    /// that would break, so that a client would go on talking to nobody.
+    /// Ends sessions with unhealthy targets: the client's next datagram selects another one. Without a
+    /// connection that breaks, the client would continue to send into the void.
     fn leave_unhealthy(&mut self, now: u64) {
         let Some(engine) = &mut self.udp else { return };
         for state in self.worker_rules.turned() {
@@ -341,7 +342,7 @@ impl Worker {
         }
     }
 
-    /// Ends sessions with former targets, now or once those are silent. TCP connections live on.
+    /// Ends sessions with former targets, immediately or once they are silent. TCP connections continue.
     fn leave_former(&mut self, now: u64) {
         self.leave_at = None;
         let Some(engine) = &mut self.udp else { return };
@@ -360,7 +361,7 @@ impl Worker {
         }
     }
 
-    /// When something is to be done that no event announces.
+    /// Time of the next work that no event announces.
     fn due(&self) -> Option<u64> {
         let udp = self.udp.as_ref().and_then(udp::Engine::next_timeout);
         [udp, self.tcp.next_timeout(), self.leave_at].into_iter().flatten().min()

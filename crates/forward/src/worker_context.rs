@@ -1,4 +1,4 @@
-//! The worker as the UDP engine sees it: lists, limits, targets and the log.
+//! Worker state used by the UDP engine: lists, limits, targets and the log.
 
 use std::{
     io,
@@ -18,7 +18,7 @@ use crate::{
     udp::{Admission, Choice, RuleKey, WorkerContext},
 };
 
-/// The rules of one worker that the UDP engine serves.
+/// Rules of one worker that the UDP engine serves.
 pub(crate) struct WorkerRules {
     pub(crate) common: Arc<Common>,
     rules: HashMap<RuleKey, Entry, foldhash::fast::RandomState>,
@@ -30,9 +30,9 @@ struct Entry {
     /// Sessions of this worker.
     sessions: u64,
     removed: bool,
-    /// [`RuleState::health_turns`] as last seen.
+    /// Last seen value of [`RuleState::health_turns`].
     turns: u64,
-    /// Another process has given a session whose target is none of the rule's.
+    /// Another process has handed over a session whose target is missing here.
     has_orphans: bool,
 }
 
@@ -52,7 +52,7 @@ impl WorkerRules {
         self.rules.get(&key).map(|entry| &entry.state.targets)
     }
 
-    /// Rules to UDP targets whose health has turned since the last call.
+    /// UDP rules with changed target health since the last call.
     pub(crate) fn turned(&mut self) -> Vec<Arc<RuleState>> {
         let news = self.rules.values_mut().filter(|entry| entry.turns != entry.state.health_turns());
         let seen = news.map(|entry| {
@@ -62,21 +62,21 @@ impl WorkerRules {
         seen.filter(|state| state.rule.targets_speak_udp()).collect()
     }
 
-    /// Rules some of whose sessions may have targets that are targets no longer.
+    /// Rules that may have sessions with former targets.
     pub(crate) fn with_former_targets(&mut self) -> Vec<Arc<RuleState>> {
         let rules = self.rules.values_mut().filter(|entry| !entry.removed);
         let former = rules.filter(|entry| entry.has_orphans || entry.state.targets.has_former());
         former.map(|entry| Arc::clone(&entry.state)).collect()
     }
 
-    /// No session of this rule is without a target.
+    /// Records that each session of this rule has a target.
     pub(crate) fn has_no_orphans(&mut self, key: RuleKey) {
         if let Some(entry) = self.rules.get_mut(&key) {
             entry.has_orphans = false;
         }
     }
 
-    /// To be called after the engine has removed the rule: it stays for its last sessions.
+    /// Removes a rule after its last session. Call after the engine has removed it.
     pub(crate) fn remove(&mut self, key: RuleKey) {
         if let Some(entry) = self.rules.get_mut(&key) {
             entry.removed = true;
@@ -146,11 +146,11 @@ impl WorkerContext for WorkerRules {
         Some(Choice { target: seat.keep(), address })
     }
 
-    /// A name without an answer is passed over: a datagram cannot wait for it.
+    /// Skips unresolved names: a datagram cannot wait.
     fn choose(&mut self, rule: RuleKey, client: SocketAddr, port: u16, tried: &[Slot]) -> Option<Choice> {
         match self.targets(rule)?.pick(Some(client.ip()), port, tried, false) {
             Pick::At(seat, Address::Ip(address)) => Some(Choice { target: seat.keep(), address }),
-            // Datagrams do not go to a stream.
+            // Datagrams cannot be sent to a stream.
             Pick::At(_, Address::Unix(_)) | Pick::Nobody | Pick::Pending => None,
         }
     }

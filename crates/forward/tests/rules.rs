@@ -160,7 +160,7 @@ fn a_rule_may_listen_on_an_address_that_comes_later() {
             turnpike_forward::Forwarder::start(&settings(), std::slice::from_ref(rule), log)
         };
         let told = start(&early).err().expect("there is no such address").to_string();
-        assert!(told.contains("set keep_going or freebind if it comes later"), "{told}");
+        assert!(told.contains("set keep_going or freebind if the address appears later"), "{told}");
         early.freebind = true;
         assert_eq!(start(&early).unwrap().0.listeners().len(), 1);
     }

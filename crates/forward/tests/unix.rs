@@ -118,7 +118,7 @@ fn a_file_left_behind_is_replaced_and_a_listener_or_another_file_is_not() {
     assert!(told.contains("a file that is not a socket is in the way; choose another path"), "{told}");
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
     let told = start_error(&[listening_at(&directory.at("no/such"), greeter("b"))]);
-    assert!(told.ends_with("make its directory first, or choose another path"), "{told}");
+    assert!(told.ends_with("create its directory first, or choose another path"), "{told}");
 }
 
 #[test]

@@ -94,7 +94,7 @@ fn impossible_outgoing_socket_names_the_rule() {
     let good = format!("tcp://127.0.0.1:0={}?name=good", tcp_echo());
     for (option, message) in [
         ("source=203.0.113.1", "rule bad: cannot send from 203.0.113.1: "),
-        ("device=no-such-device", "rule bad: cannot send by the device no-such-device: "),
+        ("device=no-such-device", "rule bad: cannot send through device no-such-device: "),
     ] {
         for scheme in ["tcp", "udp"] {
             let bad = format!("{scheme}://127.0.0.1:0=127.0.0.1:9?name=bad&{option}");

@@ -1,5 +1,5 @@
-//! A worker's part of an upgrade ([`crate::upgrade`]): it rests, gives its sessions of UDP clients to the worker of the same number in the
-//! new process, and goes on with its connections; or with everything, as if nothing had been.
+//! Handover steps of a worker ([`crate::upgrade`]): it pauses, exports its sessions of UDP clients to the new
+//! process and keeps its connections, or resumes normal service.
 
 use std::{io, os::fd::OwnedFd};
 
@@ -12,15 +12,15 @@ use turnpike_net::{
 use super::{Command, Worker};
 use crate::{tcp, udp};
 
-/// What comes before the sessions.
+/// First message, before the sessions.
 #[derive(Serialize, Deserialize)]
 struct Head {
-    /// Of the UDP listeners of each rule: the kernel's drop counter as last seen.
+    /// Last values of the kernel's drop counters, per rule and UDP listener.
     drops: Vec<Vec<u32>>,
 }
 
 impl Worker {
-    /// A step of a worker that serves.
+    /// Runs a step on a serving worker.
     pub(super) fn upgrade(&mut self, step: Step) {
         match step {
             Step::Pause(done) => {
@@ -31,14 +31,14 @@ impl Worker {
                         poller: &self.frame.poller,
                         worker: &mut self.worker_rules,
                     });
-                    // What was read has left before another process reads.
+                    // Received datagrams leave before another process reads.
                     engine.flush();
                 }
                 let _ = done.send(());
                 self.rest();
             }
             Step::ResumeFlows => self.resume_across(),
-            // Only for a worker at rest.
+            // Valid only on a paused worker.
             Step::Export(..) | Step::Import(..) | Step::Resume | Step::Forget(_) | Step::Serve => {}
         }
     }
@@ -55,7 +55,7 @@ impl Worker {
         Ok(sockets)
     }
 
-    /// Carries out the steps of an upgrade until it serves again or is stopped; all else is for later.
+    /// Runs upgrade steps until the worker serves again or stops; defers other commands.
     fn rest(&mut self) {
         while let Some(command) = self.frame.next_command() {
             match command {
@@ -89,7 +89,7 @@ impl Worker {
         }
     }
 
-    /// Sends all sessions that can go. They remain here.
+    /// Sends all movable sessions; they also remain here.
     fn export_sessions(&mut self, channel: &Channel) -> io::Result<usize> {
         let now = self.frame.now_ms();
         let rules: Vec<udp::RuleKey> = self.handed_over.iter().map(|key| udp::RuleKey(*key)).collect();
@@ -109,7 +109,7 @@ impl Worker {
         Ok(count)
     }
 
-    /// The other worker has them now. Connections live on here.
+    /// Drops exported sessions and keeps connections.
     fn forget(&mut self) {
         let now = self.frame.now_ms();
         self.tcp.surrender(tcp::Tick { now, poller: &self.frame.poller });
@@ -123,19 +123,19 @@ impl Worker {
         self.publish(now);
     }
 
-    /// Takes over from a worker of the old process, and serves if all other workers can do so too.
+    /// Takes over from a worker of the old process, and serves once all other workers can.
     pub(crate) fn run_from_handover(&mut self) {
         self.rest();
-        // If it is stopped, the sessions are still the old process's.
+        // If stopped, the sessions still belong to the old process.
         if !self.frame.is_stopped && !self.run_commands(self.frame.now_ms()) {
             self.run();
         }
     }
 
-    /// Imports the sessions of the worker of the same number; returns how many.
+    /// Imports the sessions of the worker with the same number; returns their number.
     fn import_sessions(&mut self, channel: &Channel) -> io::Result<usize> {
         let incomplete =
-            || io::Error::new(io::ErrorKind::InvalidData, "what the old process sent is not complete");
+            || io::Error::new(io::ErrorKind::InvalidData, "the old process sent incomplete data");
         let now = self.frame.now_ms();
         let (Head { drops }, _) = channel.receive_value::<Head>()?;
         for (key, drops) in self.handed_over.iter().zip(drops) {

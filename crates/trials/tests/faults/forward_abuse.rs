@@ -411,7 +411,7 @@ fn the_name_server_gives_wrong_answers() {
                 assert!(now.descriptors as u64 <= kept.descriptors as u64 + FEW, "{said}: {kept:?}, {now:?}");
                 assert!((0..2).all(|rule| more[rule] <= before[rule] + FEW), "{said}: {before:?}, {more:?}");
             }
-            assert!(told("the rule itself listens there") > 0, "{:?}", forwarder.lines());
+            assert!(told("the target is the rule's own listener") > 0, "{:?}", forwarder.lines());
             server.say(0);
             within(SOON, "the truth counts", || talks::newcomer(forwarder.tcp) == Fate::Served);
             let of_fate = |wanted: Fate| {
