@@ -1,29 +1,28 @@
-//! Sockets that user space has drained, and the time up to which everything they received has been sent: from then on the kernel may relay
-//! their flows again. Separate from the flows, which know nothing of events.
+//! Sockets that user space has drained, with the time up to which everything they received has been sent. The
+//! kernel may relay their flows again from then on.
 //!
-//! Two things tell it without being asked for. A socket that a wait does not name was empty when that wait began; and one of which a
-//! receive call brought less than it asked for was empty when that call ended. What is told is the time at which the one began, or the
-//! tick of the other, as soon as what was received by then has been sent. Where neither comes, a wait ends early for a look; not for what came in
-//! bulk, whose flow stays in user space anyway, and whose next burst is a wait's end.
+//! Two events show that a socket was empty without extra calls: a wait that does not report the socket (empty
+//! when the wait began), and a receive call that returned less than requested (empty when it ended). The time
+//! is reported once everything received by then has been sent. Without either event, a wait ends early to
+//! check, except after bulk traffic: its flow stays in user space anyway, and its next burst ends a wait.
 
 use std::time::Duration;
 
 use crate::{flows::Flows, layout::CALM_NS};
 
-/// How long a socket may have something all the time, before its flows have to give way if it is behind, in nanoseconds.
+/// Time that a socket may stay non-empty before its flows yield if it is behind, in nanoseconds.
 const PATIENCE_NS: u64 = 50_000_000;
-/// It is behind where datagrams are lost, or where so much waits in it, in bytes of the kernel's memory: some 2,700 lone datagrams.
+/// Backlog that counts as behind, like lost datagrams do, in bytes of kernel memory: some 2,700 lone
+/// datagrams.
 const BACKLOG: usize = 2 << 20;
-/// How long they give way at most...
+/// Maximum time that flows yield.
 const GIVE_WAY_NS: u64 = 250_000_000;
-/// ...and how long not again, if that did not help.
+/// Minimum time before they yield again, if that did not help.
 const REST_NS: u64 = 2_500_000_000;
 
-/// Where the program reads of sockets, by their number there.
+/// Table in which the program looks up sockets by slot.
 pub(crate) trait Board {
-    /// [`Flows::drained`].
     fn drained(&self, slot: u32, at_ns: u64);
-    /// [`Flows::behind`].
     fn behind(&self, slot: u32, is_behind: bool);
 }
 
@@ -37,42 +36,42 @@ impl Board for Flows {
     }
 }
 
-/// The sockets of one worker, by numbers that are small and the worker's own. All times are [`crate::now_ns`].
+/// Sockets of one worker, by the worker's own small numbers. All times are [`crate::now_ns`].
 pub(crate) struct DrainedSockets {
     /// [`Flows::gap_ns`].
     gap_ns: u64,
-    /// By the number of the socket, while flows need it.
+    /// Indexed by socket, while flows need it.
     places: Vec<Option<Place>>,
-    /// Numbers of those sockets through which something may be on its way.
+    /// Sockets with possible datagrams in flight.
     watched: Vec<u32>,
-    /// Of those among them that a receive call has emptied, and of which not all is sent.
+    /// Those emptied by a receive call but not completely sent yet.
     received: Vec<u32>,
-    /// When the wait began, and ended, of which this is the tick.
+    /// Start and end of the wait that began this tick.
     before_ns: u64,
     after_ns: u64,
-    /// So many were touched in this tick, and so many of them brought bulk.
+    /// Sockets touched in this tick, and those of them with bulk traffic.
     fresh: usize,
     bulky: usize,
-    /// When a look may settle the next of those watched.
+    /// Time at which a check may settle the next watched socket.
     look_ns: Option<u64>,
-    /// Datagrams that sockets have lost, as of this tick.
+    /// Datagrams lost by all sockets, as of this tick.
     lost: u64,
-    /// Counts waits.
+    /// Number of waits so far.
     wait: u64,
 }
 
 #[derive(Clone, Copy)]
 struct Place {
-    /// Its number on the board.
+    /// Slot in the program's table.
     slot: u32,
     is_watched: bool,
-    /// What was last received came in bulk.
+    /// The last datagrams came in bulk.
     is_bulk: bool,
-    /// The last wait that told of the socket.
+    /// Last wait that reported the socket.
     ready: u64,
-    /// Nothing came later that is not sent yet; `None` for not yet known.
+    /// Everything received by this time has been sent; `None` while unknown.
     touched_ns: Option<u64>,
-    /// Since when it was never known to be empty, or to keep up, and what had been lost by then.
+    /// Time since which it was never known to be empty or to keep up, and the losses by then.
     since_ns: u64,
     lost: u64,
     is_behind: bool,
@@ -96,7 +95,7 @@ impl DrainedSockets {
         }
     }
 
-    /// The number of a socket on the board; `number` makes one.
+    /// Slot of a socket; `number` allocates one.
     pub(crate) fn slot(&mut self, socket: u32, number: impl FnOnce() -> Option<u32>) -> Option<u32> {
         let at = socket as usize;
         if self.places.len() <= at {
@@ -119,12 +118,12 @@ impl DrainedSockets {
         place.map(|place| place.slot)
     }
 
-    /// Whether flows need this socket.
+    /// True if flows need this socket.
     pub(crate) fn is_needed(&self, socket: u32) -> bool {
         matches!(self.places.get(socket as usize), Some(Some(_)))
     }
 
-    /// The socket is about to be closed; gives back its number.
+    /// Removes a socket that is about to be closed, and returns its slot.
     pub(crate) fn forget(&mut self, socket: u32) -> Option<u32> {
         let place = self.places.get_mut(socket as usize).and_then(Option::take)?;
         if place.is_watched {
@@ -134,7 +133,7 @@ impl DrainedSockets {
         Some(place.slot)
     }
 
-    /// Something may be on its way through this socket.
+    /// Marks possible datagrams in flight through this socket.
     pub(crate) fn touch(&mut self, socket: u32) {
         let Some(Some(place)) = self.places.get_mut(socket as usize) else { return };
         (place.ready, place.touched_ns, place.is_bulk) = (self.wait, None, false);
@@ -146,7 +145,7 @@ impl DrainedSockets {
         }
     }
 
-    /// Something was received in bulk through this socket, which was touched in this tick.
+    /// Marks bulk traffic on a socket touched in this tick.
     pub(crate) fn bulk(&mut self, socket: u32) {
         if let Some(Some(place)) = self.places.get_mut(socket as usize)
             && place.is_watched
@@ -156,14 +155,14 @@ impl DrainedSockets {
         }
     }
 
-    /// A receive call has emptied this socket; what it brought is still to be sent.
+    /// Marks a socket emptied by a receive call, whose datagrams are still to be sent.
     pub(crate) fn received(&mut self, socket: u32) {
         if matches!(self.places.get(socket as usize), Some(Some(place)) if place.is_watched) {
             self.received.push(socket);
         }
     }
 
-    /// All that was received has been sent.
+    /// Reports the emptied sockets once everything received has been sent.
     pub(crate) fn flushed(&mut self, board: &impl Board) {
         for socket in self.received.drain(..) {
             if let Some(Some(place)) = self.places.get_mut(socket as usize) {
@@ -172,7 +171,7 @@ impl DrainedSockets {
         }
     }
 
-    /// Before a wait: how long it may last.
+    /// Called before a wait; returns its maximum duration.
     pub(crate) fn before_wait(&mut self, now_ns: u64) -> Option<Duration> {
         self.before_ns = now_ns;
         let (fresh, bulky) = (std::mem::take(&mut self.fresh), std::mem::take(&mut self.bulky));
@@ -184,8 +183,8 @@ impl DrainedSockets {
         Some(Duration::from_nanos(look_ns.saturating_sub(now_ns)))
     }
 
-    /// After a wait: what was told. `are_all` says that nothing else is ready, `lost` how many datagrams sockets have lost so far, and
-    /// `backlog` how much waits in one of them, in bytes of the kernel's memory.
+    /// Called after a wait with the reported sockets. `are_all`: no other socket is ready. `lost`: datagrams
+    /// lost by sockets so far. `backlog`: queued bytes of a socket in kernel memory.
     pub(crate) fn after_wait(
         &mut self,
         now_ns: u64,
@@ -205,7 +204,7 @@ impl DrainedSockets {
                 place.wait_on(now_ns, lost, || backlog(*socket), board);
                 return true;
             }
-            // What was queued before the wait began, and is not told of, was received and sent before.
+            // Datagrams queued before the wait on an unreported socket were received and sent before.
             place.tell(before_ns, now_ns, lost, board);
             let touched_ns = *place.touched_ns.get_or_insert(before_ns);
             place.is_watched = before_ns < touched_ns + gap_ns;
@@ -220,14 +219,14 @@ impl DrainedSockets {
 }
 
 impl Place {
-    /// All that was in its queue at `at_ns` has been sent.
+    /// Reports that everything queued at `at_ns` has been sent.
     fn tell(&mut self, at_ns: u64, now_ns: u64, lost: u64, board: &impl Board) {
         board.drained(self.slot, at_ns);
         (self.since_ns, self.lost, self.is_behind) = (now_ns, lost, false);
     }
 
-    /// It has something, or nobody knows. Flows that wait for it to be emptied keep it full where more comes than can be received: they
-    /// would never go across again, and all would be lost in equal parts for ever.
+    /// Handles a socket that may be non-empty. Under overload, flows that wait for an empty socket would keep
+    /// it full and never return to the kernel, with equal losses for all of them.
     fn wait_on(&mut self, now_ns: u64, lost: u64, backlog: impl FnOnce() -> usize, board: &impl Board) {
         let waited = now_ns.saturating_sub(self.since_ns);
         if !self.is_behind && waited > PATIENCE_NS {
@@ -235,7 +234,7 @@ impl Place {
                 board.behind(self.slot, true);
                 self.is_behind = true;
             } else {
-                // Busy, and keeping up: the kernel is not asked again before it has been so for as long once more.
+                // Busy but keeping up: starts a new period.
                 self.since_ns = now_ns;
             }
         } else if self.is_behind && waited > PATIENCE_NS + GIVE_WAY_NS {
@@ -283,7 +282,7 @@ mod tests {
             Self { emptied, told: Told::default(), lost: 0, backlog: 0 }
         }
 
-        /// A wait from `before` to `after`, and what it named.
+        /// Waits from `before` to `after`, reporting `ready`.
         fn wait(&mut self, before: u64, after: u64, ready: &[u32]) -> Option<Duration> {
             self.wait_with(before, after, ready, true)
         }
@@ -303,34 +302,35 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_a_wait_does_not_name_was_empty_when_that_began() {
+    fn a_socket_not_reported_by_a_wait_was_empty_at_its_start() {
         let mut bench = Bench::new();
         assert_eq!(bench.wait(1_000_000, 2_000_000, &[3, 9]), None);
         assert!(bench.told().is_empty());
-        // Something may be on its way to the socket for as long as the gap is; then a look is worth it.
+        // Datagrams may be in flight for the gap, so a check then is useful.
         assert_eq!(bench.wait(2_020_000, 2_030_000, &[9]), Some(Duration::from_nanos(GAP)));
         assert_eq!(bench.told(), [Ok(2_020_000)]);
         assert_eq!(bench.wait(2_040_000, 2_070_000, &[]), Some(Duration::from_micros(30)));
         assert_eq!(bench.told(), [Ok(2_040_000)]);
         assert_eq!(bench.wait(2_070_000, 2_071_000, &[]), Some(Duration::ZERO));
         assert_eq!(bench.told(), [Ok(2_070_000)]);
-        // Now it is known of all that came, and nothing more is to be done.
+        // Everything is known, so no check is needed.
         assert_eq!(bench.wait(2_080_000, 9_000_000, &[]), None);
         assert!(bench.told().is_empty());
     }
 
     #[test]
-    fn each_datagram_that_follows_the_answer_to_the_last_at_once_finds_its_flow_settled() {
+    fn flows_settle_between_requests_and_responses() {
         let mut bench = Bench::new();
         let mut settled = 0;
         for round in 1..=10 {
-            // The program sees one 15 us before the worker wakes up; the answer, by another socket, comes 60 us later.
+            // The program sees a datagram 15 us before the worker wakes up; the response follows 60 us later
+            // on another socket.
             let seen = round * 120_000;
             bench.wait(seen - 25_000, seen + 15_000, &[3]);
             bench.told();
-            let at_most = bench.wait(seen + 35_000, seen + 75_000, &[9]).expect("a look is worth it");
-            assert!(at_most >= Duration::from_micros(40), "the answer is there before");
-            // The next wait begins after the look was due: it only looks, and then it is known.
+            let at_most = bench.wait(seen + 35_000, seen + 75_000, &[9]).expect("a check is due");
+            assert!(at_most >= Duration::from_micros(40), "the response comes earlier");
+            // The next wait begins after the check was due, so it only polls and settles the socket.
             assert_eq!(bench.wait(seen + 95_000, seen + 95_000, &[]), Some(Duration::ZERO));
             settled += bench.told().iter().filter(|told| told.is_ok_and(|at| at - GAP >= seen)).count();
         }
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_brought_less_than_it_asked_for_tells_once_all_is_sent() {
+    fn a_short_receive_call_is_reported_once_everything_is_sent() {
         let mut bench = Bench::new();
         bench.wait(1_000_000, 2_000_000, &[3]);
         bench.emptied.received(SOCKET);
@@ -350,21 +350,21 @@ mod tests {
     }
 
     #[test]
-    fn no_wait_ends_early_for_what_came_in_bulk() {
+    fn bulk_traffic_does_not_end_waits_early() {
         let mut bench = Bench::new();
         bench.wait(1_000_000, 2_000_000, &[3]);
         bench.emptied.bulk(SOCKET);
         bench.emptied.bulk(SOCKET);
         let calm = Some(Duration::from_nanos(CALM_NS));
         assert_eq!(bench.wait(2_020_000, 2_120_000, &[9]), calm);
-        // The look is due when the flow has been calm; whatever ends a wait before that tells it as well.
+        // The check is due when the flow has calmed; any earlier end of a wait reports it as well.
         assert_eq!(bench.told(), [Ok(2_020_000)]);
         assert_eq!(bench.wait(2_140_000, 2_200_000, &[9]), Some(Duration::from_micros(4880)));
         assert_eq!(bench.told(), [Ok(2_140_000)]);
         assert_eq!(bench.wait(2_220_000, 9_000_000, &[3]), None);
         bench.emptied.bulk(SOCKET);
         assert_eq!(bench.wait(9_000_000, 9_100_000, &[3]), calm);
-        // Of what is alone it is to be known soon, whatever came in bulk beside it.
+        // A lone datagram is settled soon, even next to bulk traffic.
         assert_eq!(bench.wait(9_120_000, 9_170_000, &[]), Some(Duration::from_nanos(GAP)));
         let mut beside = Bench::new();
         assert_eq!(beside.emptied.slot(5, || Some(8)), Some(8));
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn when_more_may_be_ready_than_is_told_nothing_is_known() {
+    fn a_wait_that_may_omit_ready_sockets_settles_nothing() {
         let mut bench = Bench::new();
         bench.wait_with(1_000_000, 2_000_000, &[3], false);
         bench.wait_with(2_100_000, 2_200_000, &[9], false);
@@ -385,10 +385,10 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_loses_and_is_never_empty_has_its_flows_give_way_for_a_moment() {
+    fn flows_of_an_overloaded_socket_yield_for_a_moment() {
         let mut bench = Bench::new();
         let mut changes = Vec::new();
-        // Overloaded for four seconds: ready each millisecond, and too much for it.
+        // Overloaded for four seconds: ready every millisecond, with losses.
         for ms in 1..4000_u64 {
             bench.lost += 1;
             bench.wait(ms * 1_000_000, ms * 1_000_000, &[3]);
@@ -398,13 +398,13 @@ mod tests {
         assert_eq!(changes.len(), 4, "{changes:?}");
         let held_back: u64 = changes.chunks(2).map(|pair| pair[1].0 - pair[0].0).sum();
         assert!(held_back <= 4000 / 10 + 250, "{changes:?}");
-        // It is over as soon as the socket is found empty.
+        // Ends as soon as the socket is found empty.
         bench.wait(4_000_000_000, 4_000_100_000, &[9]);
         assert_eq!(bench.told(), [Ok(4_000_000_000)]);
     }
 
     #[test]
-    fn what_waits_in_a_socket_tells_before_anything_is_lost() {
+    fn a_long_backlog_counts_before_any_loss() {
         let mut bench = Bench::new();
         let mut changes = Vec::new();
         for ms in 1..200_u64 {
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_socket_that_loses_nothing_holds_nobody_back() {
+    fn a_busy_socket_without_losses_does_not_make_flows_yield() {
         let mut bench = Bench::new();
         bench.backlog = BACKLOG;
         for ms in 1..1000_u64 {
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_is_closed_is_nobodys() {
+    fn a_closed_socket_is_forgotten() {
         let mut bench = Bench::new();
         bench.wait(1_000_000, 2_000_000, &[3]);
         bench.emptied.received(SOCKET);

@@ -1,5 +1,5 @@
-//! A reflector's datagrams, sent back in the kernel (`bpf/echo.bpf.c`) by each Ethernet interface that there was at the start: a far end that
-//! takes no more of a core than it must leaves more of it to the generator.
+//! Reflector in the kernel (`bpf/echo.bpf.c`): sends datagrams back on the Ethernet interfaces present at its
+//! start. Leaves more of a core to the load generator than a reflector in user space.
 
 use std::net::SocketAddr;
 
@@ -22,32 +22,32 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/echo.o");
 
 const PROGRAM: &str = "turnpike_echo";
 
-/// `struct listener`.
+/// Layout of `struct listener`.
 type Listener = [u8; 20];
 
-/// Attached as long as it is there.
+/// Attached until dropped.
 pub struct Echo {
     interfaces: Vec<String>,
     links: Vec<Link>,
     echoed: PerCpuArray<MapData, u64>,
-    /// The program, which keeps its other map.
+    /// Keeps the program and its other map alive.
     object: Ebpf,
 }
 
-/// What has been sent back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Echoed {
-    /// Datagrams, also those of super-packets.
+    /// Includes those of super-packets.
     pub datagrams: u64,
-    /// Bytes of them.
+    /// Payload bytes.
     pub bytes: u64,
 }
 
 impl Echo {
-    /// From now on datagrams to these addresses go back where they came from, from all Ethernet interfaces that are up and have an address.
+    /// Reflects datagrams to these addresses, on all Ethernet interfaces that are up and have an address.
     ///
     /// # Errors
-    /// [`OffloadError`], which says what to change; then nothing is left attached.
+    ///
+    /// [`OffloadError`]; nothing stays attached then.
     pub fn start(listeners: &[SocketAddr]) -> Result<Self, OffloadError> {
         let room = u32::try_from(listeners.len()).unwrap_or(u32::MAX).max(1);
         let mut object = EbpfLoader::new()
@@ -55,7 +55,7 @@ impl Echo {
             .map_max_entries("listeners", room)
             .load(OBJECT)
             .map_err(OffloadError::load)?;
-        // Before its maps are taken from the object: the program names them by descriptors that are open.
+        // Before taking its maps from the object: the program refers to them by open descriptors.
         load_classifier(&mut object, PROGRAM)?;
         let mut map: HashMap<_, Listener, u32> =
             HashMap::try_from(take(&mut object, "listeners")?).map_err(map_error)?;
@@ -76,13 +76,13 @@ impl Echo {
         Ok(echo)
     }
 
-    /// Where it is attached, by name.
+    /// Names of the interfaces.
     #[must_use]
     pub fn interfaces(&self) -> &[String] {
         &self.interfaces
     }
 
-    /// What has been sent back so far.
+    /// Counters since the start.
     #[must_use]
     pub fn echoed(&self) -> Echoed {
         let sum = |index| self.echoed.get(&index, 0).map_or(0, |values| values.iter().sum());
@@ -98,7 +98,7 @@ impl Drop for Echo {
 
 fn key(listener: SocketAddr) -> Listener {
     let mut key = [0; 20];
-    // All addresses of a family are that without a number behind its prefix, in IPv6 all zeros.
+    // The wildcard address of IPv4 is ::ffff:0.0.0.0, that of IPv6 all zeros.
     key[..16].copy_from_slice(&mapped(listener.ip()));
     key[16..18].copy_from_slice(&listener.port().to_be_bytes());
     key
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_key_is_laid_out_as_the_program_has_it() {
+    fn the_key_layout_matches_the_program() {
         let source = include_str!("../bpf/echo.bpf.c");
         let fields = source.split("struct listener {").nth(1).and_then(|rest| rest.split("};").next());
         let fields: Vec<&str> =

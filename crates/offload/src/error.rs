@@ -1,90 +1,80 @@
-//! Why the path through the kernel cannot be had, and what remedies it.
+//! Reasons why the kernel path is unavailable, with remedies.
 
 use std::{fs, io};
 
 use aya::{EbpfError, programs::ProgramError};
 use rustix::io::Errno;
 
-/// Each message says what to change.
+/// Each message states a remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OffloadError {
-    /// The kernel refused to load the program for want of capabilities.
+    /// Missing capabilities to load the program.
     #[error(
-        "the kernel lets this process load no program ({source}): it lacks {missing}; grant it (AmbientCapabilities= of systemd, or \
-         setcap cap_net_admin,cap_bpf,cap_perfmon+ep), and let no seccomp filter forbid bpf(2)"
+        "the kernel refused to load the program ({source}): the process lacks {missing}; grant it (AmbientCapabilities= of systemd, or \
+         setcap cap_net_admin,cap_bpf,cap_perfmon+ep), and allow bpf(2) in seccomp filters"
     )]
     Capability {
-        /// Those that are missing, by name.
+        /// Names of the missing capabilities.
         missing: String,
-        /// The kernel's answer.
         source: io::Error,
     },
-    /// The verifier gave up before it came to a judgement, each time that it was asked.
+    /// The verifier gave up without a result on every attempt.
     #[error(
-        "the kernel's verifier did not finish ({source}): is memory short, or does this process get signals all the time?"
+        "the kernel's verifier did not finish ({source}): free memory, or stop sending signals to this process"
     )]
     Unfinished {
-        /// The kernel's last answer.
+        /// Error of the last attempt.
         source: io::Error,
     },
-    /// The verifier did not take the program.
+    /// The verifier rejected the program.
     #[error(
         "the kernel's verifier refused the program: {said}; this needs Linux 5.10 or later (xdp: 5.18), better 6.6"
     )]
     Verifier {
-        /// The last line of its log.
+        /// Last line of its log.
         said: String,
     },
-    /// Something else is missing.
+    /// A missing kernel feature.
     #[error(
-        "the kernel has no {what} ({source}): this needs Linux 5.10 or later with CONFIG_BPF_SYSCALL, CONFIG_NET_CLS_BPF and \
+        "the kernel lacks {what} ({source}): this needs Linux 5.10 or later with CONFIG_BPF_SYSCALL, CONFIG_NET_CLS_BPF and \
              CONFIG_NET_SCH_INGRESS, better 6.6"
     )]
     Kernel {
-        /// What for.
+        /// The missing feature.
         what: &'static str,
-        /// The kernel's answer.
         source: io::Error,
     },
     /// The program would be interpreted.
     #[error(
-        "the kernel would interpret the program, which is slower than user space: turn the compiler on (sysctl net.core.bpf_jit_enable=1)"
+        "the kernel would interpret the program, which is slower than user space: enable the JIT compiler (sysctl net.core.bpf_jit_enable=1)"
     )]
     Interpreted,
-    /// Passing a stream on is not sound in this kernel.
+    /// This kernel corrupts streams.
     #[error(
-        "before Linux 6.16 the kernel sends bytes twice where a reader is slow (sockmap), so that copy = \"kernel\" would damage streams: \
-         run a newer kernel, or leave copy at \"auto\""
+        "before Linux 6.16 the kernel sends bytes twice to slow readers (sockmap), so copy = \"kernel\" would corrupt streams: \
+         use a newer kernel, or copy = \"auto\""
     )]
     Unsound,
     /// The program could not be attached.
-    #[error("the program cannot be attached to {interface}: {said}; it needs CAP_NET_ADMIN")]
-    Attach {
-        /// Where.
-        interface: String,
-        /// The kernel's answer.
-        said: String,
-    },
-    /// No interface can have XDP.
+    #[error("cannot attach the program to {interface}: {said}; this needs CAP_NET_ADMIN")]
+    Attach { interface: String, said: String },
+    /// No interface supports XDP.
     #[error(
-        "no interface runs the program in its driver ({said}): use --datapath kernel, which every driver can, or --datapath xdp-generic \
-         for a test"
+        "no interface can run the program in its driver ({said}): use --datapath kernel, which works with every driver, or --datapath xdp-generic \
+         for tests"
     )]
     Xdp {
-        /// Why each cannot.
+        /// Reason for each interface.
         said: String,
     },
-    /// The object is damaged.
-    #[error("the program is damaged: {0}; build turnpike again")]
+    #[error("the program is damaged: {0}; rebuild turnpike")]
     Object(String),
-    /// Of the process before there is not all that it said.
-    #[error("what the process before has of the kernel path did not all come along ({0}): restart instead")]
+    /// The previous process passed fewer descriptors than announced.
+    #[error("the previous process's kernel path did not arrive completely ({0}): restart instead")]
     Handover(#[source] io::Error),
     /// Netlink, threads, memory.
-    #[error(
-        "cannot follow the interfaces and routes of this machine: {0}; let the process open AF_NETLINK sockets"
-    )]
+    #[error("cannot follow the interfaces and routes of this machine: {0}; allow AF_NETLINK sockets")]
     Netlink(#[from] io::Error),
 }
 
@@ -106,7 +96,7 @@ impl OffloadError {
     pub(crate) fn program(error: ProgramError) -> Self {
         match error {
             ProgramError::LoadError { io_error, verifier_log } => {
-                /// What stands behind the reason.
+                /// Lines after the reason.
                 const STATISTICS: [&str; 3] = ["processed", "stack depth", "verification time"];
                 let log = verifier_log.to_string();
                 let said =
@@ -130,7 +120,7 @@ impl OffloadError {
         if is_forbidden(&source) {
             let missing = missing_capabilities();
             let missing =
-                if missing.is_empty() { "a permission beyond its capabilities".to_owned() } else { missing };
+                if missing.is_empty() { "a permission other than capabilities".to_owned() } else { missing };
             Self::Capability { missing, source }
         } else {
             Self::Kernel { what, source }
@@ -138,19 +128,19 @@ impl OffloadError {
     }
 }
 
-/// No answer about the program itself.
+/// Temporary errors, which do not concern the program itself.
 pub(crate) fn is_passing(error: &io::Error) -> bool {
     [Errno::AGAIN, Errno::INTR, Errno::NOMEM, Errno::NOSPC]
         .iter()
         .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
-/// EPERM; EACCES is what the verifier says of programs that it does not like.
+/// EPERM. The verifier uses EACCES for programs that it rejects.
 fn is_forbidden(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::PERM.raw_os_error())
 }
 
-/// The kernel's answer, wherever it is in the chain of causes.
+/// First errno in the chain of causes.
 fn errno_of(error: &(dyn std::error::Error + 'static)) -> Option<io::Error> {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -176,7 +166,7 @@ pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
-/// The capabilities that this needs (capabilities(7)) and the process has not.
+/// Needed capabilities (capabilities(7)) that the process lacks.
 fn missing_capabilities() -> String {
     const NEEDED: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (39, "CAP_BPF"), (38, "CAP_PERFMON")];
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -1,5 +1,5 @@
-//! A worker's way to the flows of the program: it installs them, removes them, and reads what they have counted. Nothing here waits, and a
-//! change holds when the call returns.
+//! A worker's access to the flow table of the program: installs and removes flows, and reads their counters.
+//! Nothing blocks, and changes are effective when the call returns.
 
 use std::{
     net::SocketAddr,
@@ -21,75 +21,72 @@ use crate::{
     shared::Shared,
 };
 
-/// One worker's.
+/// Handle of one worker.
 pub struct Flows {
     shared: Arc<Shared>,
     map: HashMap<MapData, FlowKey, Flow>,
 }
 
-/// A flow to be.
+/// A flow to install.
 #[derive(Clone, Copy, Debug)]
 pub struct NewFlow<'a> {
-    /// What becomes of its packets.
+    /// Action on its packets.
     pub kind: Kind,
-    /// Who sends them.
+    /// Sender of the packets.
     pub remote: SocketAddr,
-    /// Which of our addresses they come to.
+    /// Local address they arrive on.
     pub local: SocketAddr,
-    /// On which channel they come, or, to a client, leave.
+    /// Channel they arrive on, or leave on towards a client.
     pub channel: Option<ChannelNumber>,
-    /// From which of our addresses they leave.
+    /// Local address they leave from.
     pub from: SocketAddr,
-    /// Where they are sent.
+    /// Address they are sent to.
     pub to: SocketAddr,
-    /// What it shares with others whose datagrams keep their order among each other.
+    /// Shared by flows whose datagrams keep their order among each other.
     pub state: &'a State,
-    /// The socket that takes what goes up, by [`Flows::socket`].
+    /// Socket of packets passed to user space, from [`Flows::socket`].
     pub socket: u32,
-    /// Until when, by [`now_ns`].
+    /// Expiry in nanoseconds of [`now_ns`].
     pub expires_ns: u64,
 }
 
-/// A flow that is installed; to be removed.
+/// An installed flow; must be removed.
 #[derive(Debug)]
-#[must_use = "it stays until it is removed"]
+#[must_use = "the flow stays until it is removed"]
 pub struct Installed(Flow);
 
-/// What changes with each datagram of one or several flows; to be given back.
+/// Counters and order of one or several flows; must be given back.
 #[derive(Debug)]
-#[must_use = "its place is lost unless it is given back"]
+#[must_use = "its slot is lost unless it is given back"]
 pub struct State {
     slot: u32,
     seen: Counted,
 }
 
-/// Datagrams that went across, and bytes of their payload.
+/// Datagrams relayed by the kernel, and their payload bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counted {
-    /// Datagrams.
     pub datagrams: u64,
-    /// Bytes.
     pub bytes: u64,
 }
 
 impl Counted {
-    /// Whether nothing was counted.
     #[must_use]
     pub fn is_zero(&self) -> bool {
-        // The program adds to one behind the other, and may be in between.
+        // The program adds to the counters one after the other, and may be in between.
         self.datagrams == 0 && self.bytes == 0
     }
 }
 
 impl State {
-    /// What its counters said when they were last read; for [`Flows::adopt_state`] of another process.
+    /// Counters at the last reading, for [`Flows::adopt_state`] of another process.
     #[must_use]
     pub fn seen(&self) -> Counted {
         self.seen
     }
 }
 
-/// No room: the flow stays in user space, and that is counted.
+/// The table is full: the flow stays in user space. Counted as refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
@@ -102,7 +99,8 @@ impl Flows {
         Ok(Self { shared, map })
     }
 
-    /// A number for a socket that takes what goes up. `None` where all are given out, which is counted as no room for a flow.
+    /// Allocates a number for a socket that receives packets passed to user space. `None` if none is left,
+    /// which counts as a refused flow.
     pub fn socket(&self) -> Option<u32> {
         let slot = locked(&self.shared.socket_slots).take(now_ns());
         let Some(slot) = slot else {
@@ -113,66 +111,68 @@ impl Flows {
         Some(slot)
     }
 
-    /// The socket is closed.
+    /// Releases the number of a closed socket.
     pub fn give_back_socket(&self, socket: u32) {
         locked(&self.shared.socket_slots).give_back(now_ns(), socket);
     }
 
-    /// All that was in the queue of this socket at that time has been sent on.
+    /// Reports that everything queued in this socket at `at_ns` has been sent.
     pub fn drained(&self, socket: u32, at_ns: u64) {
-        // What the program has seen since then less the gap may not have been in the queue yet.
+        // Packets seen by the program within the gap before may not have been queued yet.
         let before_ns = at_ns.saturating_sub(self.shared.gap_ns);
         let word = &self.shared.drained[socket as usize];
-        // Only the worker that has the socket writes here. Release: it was sent before this is seen.
+        // Only the worker with the socket writes here. Release: the sends must be visible first.
         word.store((word.load(Ordering::Relaxed) & !BEHIND).max(before_ns), Ordering::Release);
     }
 
-    /// Whether this worker cannot keep up with this socket, so that what its flows receive is lost in any case: then the program drops
-    /// what waits for the socket to be emptied, instead of adding to it. Until the next [`Flows::drained`].
+    /// Sets that this worker cannot keep up with the socket and loses datagrams anyway. The program then
+    /// drops packets that wait for an empty socket instead of queueing more, until the next
+    /// [`Flows::drained`].
     pub fn behind(&self, socket: u32, is_behind: bool) {
         let word = &self.shared.drained[socket as usize];
         let time = word.load(Ordering::Relaxed) & !BEHIND;
         word.store(if is_behind { time | BEHIND } else { time }, Ordering::Release);
     }
 
-    /// Whether the program sees what comes before the kernel has gathered any of it.
+    /// True if the program sees packets before GRO.
     #[must_use]
     pub fn come_before_gro(&self) -> bool {
         self.shared.gap_ns == XDP_GAP_NS
     }
 
-    /// How long, after the program has seen a packet, it may take that into its socket, in nanoseconds.
+    /// Maximum time between the program seeing a packet and its arrival in the socket, in nanoseconds.
     #[must_use]
     pub fn gap_ns(&self) -> u64 {
         self.shared.gap_ns
     }
 
-    /// A state for new flows. What comes until their socket has been emptied goes up: something of theirs may be on its way.
+    /// Allocates a state for new flows. Their packets go to user space until their socket is drained, since
+    /// earlier ones may be in flight.
     pub fn state(&self) -> Result<State, Full> {
         let Some(slot) = locked(&self.shared.state_slots).take(now_ns()) else {
             self.refuse();
             return Err(Full);
         };
         let state = State { slot, seen: self.read(slot) };
-        // That of whoever had it before.
+        // Left over from the previous flow.
         self.word(slot, CALM).store(0, Ordering::Relaxed);
         self.hold_up(&state);
         Ok(state)
     }
 
-    /// What comes until the socket has been emptied goes up.
+    /// Passes packets to user space until the socket is drained.
     pub fn hold_up(&self, state: &State) {
         self.word(state.slot, UP).fetch_max(now_ns(), Ordering::Release);
     }
 
-    /// What was counted since the last call.
+    /// Counts since the last call.
     pub fn counted(&self, state: &mut State) -> Counted {
         let (before, now) = (state.seen, self.read(state.slot));
         state.seen = now;
         Counted { datagrams: now.datagrams - before.datagrams, bytes: now.bytes - before.bytes }
     }
 
-    /// Its flows are gone; what was counted since the last call of [`Flows::counted`].
+    /// Releases a state without flows; returns the counts since the last [`Flows::counted`].
     pub fn give_back_state(&self, mut state: State) -> Counted {
         let last = self.counted(&mut state);
         locked(&self.shared.state_slots).give_back(now_ns(), state.slot);
@@ -180,9 +180,6 @@ impl Flows {
     }
 
     /// Installs a flow.
-    ///
-    /// # Errors
-    /// [`Full`].
     pub fn install(&mut self, new: &NewFlow<'_>) -> Result<Installed, Full> {
         let NewFlow { kind, remote, local, channel, from, to, state, socket, expires_ns } = *new;
         let routes = &self.shared.routes;
@@ -227,8 +224,8 @@ impl Flows {
         Err(Full)
     }
 
-    /// A flow that the process before this one has installed in the maps that this one goes on with, if it leads there: its own from now on. It
-    /// stays as it is.
+    /// Takes over a flow that the previous process installed in the shared maps, if it leads to `to`. It
+    /// stays unchanged.
     pub fn adopt(&mut self, key: &FlowKey, to: SocketAddr) -> Option<Installed> {
         let leads_there = |flow: &Flow| (flow.to, flow.to_port) == (mapped(to.ip()), to.port().to_be_bytes());
         let flow = self.map.get(key, 0).ok().filter(leads_there)?;
@@ -243,19 +240,19 @@ impl Flows {
         Some(Installed(flow))
     }
 
-    /// The state of a flow that was adopted, whose counters the other process has read up to `seen`.
+    /// State of an adopted flow, whose counters the previous process has read up to `seen`.
     pub fn adopt_state(&self, Installed(flow): &Installed, seen: Counted) -> State {
         locked(&self.shared.state_slots).claim(flow.state);
         State { slot: flow.state, seen }
     }
 
-    /// The number of the socket that takes what goes up of a flow that was adopted.
+    /// Socket number of an adopted flow.
     pub fn adopt_socket(&self, Installed(flow): &Installed) -> u32 {
         locked(&self.shared.socket_slots).claim(flow.socket);
         flow.socket
     }
 
-    /// Removes what another process has left in the maps and nobody has adopted. How many flows that were.
+    /// Removes flows of the previous process that were not adopted; returns their number.
     pub(crate) fn remove_strangers(&mut self) -> usize {
         let adopted = std::mem::take(&mut *locked(&self.shared.adopted));
         let first = self.shared.first_stamp;
@@ -270,10 +267,11 @@ impl Flows {
         strangers.len()
     }
 
-    /// Lets a flow live until then, by [`now_ns`].
+    /// Sets the expiry in nanoseconds of [`now_ns`].
     ///
     /// # Errors
-    /// [`Full`]: it lives as long as before.
+    ///
+    /// [`Full`]: the expiry is unchanged.
     pub fn extend(&mut self, flow: &mut Installed, expires_ns: u64) -> Result<(), Full> {
         let Installed(flow) = flow;
         if flow.stamp != 0 && flow.expires == expires_ns {
@@ -286,25 +284,25 @@ impl Flows {
         Ok(())
     }
 
-    /// Removes a flow: when this returns, the program does not find it any more.
+    /// Removes a flow; the program no longer finds it afterwards.
     pub fn remove(&mut self, Installed(flow): Installed) {
-        // It is ours alone, so that it is there.
+        // Cannot be missing, because only this worker removes it.
         let _ = self.map.remove(&flow.key);
         self.let_go(&flow);
     }
 
-    /// Keys of all flows in the map, those of other workers too. For tests: the kernel walks the whole map.
+    /// Keys of all flows, including other workers'. For tests: the kernel walks the whole map.
     pub fn keys(&self) -> Vec<FlowKey> {
         self.map.keys().filter_map(Result::ok).collect()
     }
 
-    /// Routes that are held, those of other workers too. For tests.
+    /// Number of routes, including other workers'. For tests.
     #[must_use]
     pub fn routes(&self) -> usize {
         self.shared.routes.len()
     }
 
-    /// Gives back what a flow holds beside its place in the map.
+    /// Releases what a flow holds besides its map entry.
     fn let_go(&self, flow: &Flow) {
         self.shared.routes.give_back(flow.route);
         self.shared.routes.give_back(flow.back);

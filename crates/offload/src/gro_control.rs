@@ -1,38 +1,39 @@
-//! Switches UDP_GRO on and off by socket. A super-packet goes to user space, which is cheap for many datagrams; a few, such as a video frame
-//! of a call, cost less if the kernel relays each by itself. A socket with short super-packets loses UDP_GRO for a while and is then examined
-//! again.
+//! Switches UDP_GRO per socket. Super-packets go to user space, which is cheap for many datagrams; a few,
+//! such as a video frame of a call, cost less if the kernel relays each of them. A socket with short
+//! super-packets loses UDP_GRO for a while and is then examined again.
 
-/// What a super-packet costs that goes up, in datagrams that go across: to be handled, and for a worker to be woken up, which all that it finds then
-/// share. So a few datagrams are worth gathering only where the worker is busy anyway.
+/// Cost of a super-packet in user space, in datagrams relayed by the kernel: handling it, plus a worker's
+/// wake-up, which all packets found then share. So small super-packets only pay off if the worker is busy
+/// anyway.
 const HANDLING: u64 = 3;
 const WAKE_UP: u64 = 9;
-/// What user space handles anyway is worth gathering, whatever its length.
+/// Datagrams that user space handles in any case always benefit from GRO.
 const FOREIGN: u64 = 2 * (HANDLING + WAKE_UP);
-/// So many super-packets tell how long they are.
+/// Super-packets needed for a decision.
 const ENOUGH: u64 = 4;
-/// How long a socket does without: at first, and at most, each time twice as long as before, in milliseconds.
+/// Time without GRO in milliseconds: doubles from the first to the maximum value.
 const FIRST_MS: u64 = 1_000;
 const MOST_MS: u64 = 8_000;
-/// How long it does not, once that did not help.
+/// Time with GRO after disabling it did not help, in milliseconds.
 const USELESS_MS: u64 = 60_000;
-/// Datagrams of a session that go across in a second, one way, and may be worth gathering after all.
+/// Datagrams per second and direction of one session above which GRO may pay off again.
 const HEAVY: u64 = 20_000;
-/// Sockets that are asked at the end of a tick whether they are empty.
+/// Sockets checked for emptiness at the end of a tick.
 const STOPS: usize = 16;
 
-/// The sockets of one worker, by numbers that are small and the worker's own.
+/// Sockets of one worker, by the worker's own small numbers.
 #[derive(Default)]
 pub(crate) struct GroControl {
     places: Vec<Place>,
-    /// Those of which super-packets were seen that are not judged yet, and some that were closed meanwhile.
+    /// Sockets with super-packets not judged yet; may include closed ones.
     seen: Vec<u32>,
-    /// Those that do without, or gather whatever comes, until a time, and some that were closed meanwhile.
+    /// Sockets without GRO, or with forced GRO, until a time; may include closed ones.
     waiting: Vec<u32>,
-    /// Those that are to do without as soon as they are empty.
+    /// Sockets to switch off as soon as they are empty.
     stopping: Vec<u32>,
-    /// When they were last judged.
+    /// Time of the last judgement.
     now_ms: u64,
-    /// Super-packets of all since then, those of this tick, and the ticks that brought any.
+    /// Super-packets since then, those of this tick, and the number of ticks with any.
     super_packets: u64,
     of_tick: u64,
     ticks: u64,
@@ -41,13 +42,14 @@ pub(crate) struct GroControl {
 #[derive(Clone, Copy, Default)]
 struct Place {
     state: State,
-    /// It stands among those seen.
+    /// Listed in `seen`.
     is_seen: bool,
-    /// What came since then: super-packets, and datagrams of them; where nothing is gathered, those that came all the same.
+    /// Counts since `since_ms`: super-packets and their datagrams; without GRO, the datagrams that still
+    /// arrived in user space.
     super_packets: u64,
     datagrams: u64,
     since_ms: u64,
-    /// How often it has done without, one time after the other.
+    /// Consecutive periods without GRO.
     times: u32,
 }
 
@@ -55,14 +57,14 @@ struct Place {
 enum State {
     #[default]
     Gathers,
-    /// Until then; before, so many datagrams came in so many milliseconds.
+    /// Without GRO until this time; before, `datagrams` arrived in `in_ms`.
     DoesWithout { until_ms: u64, datagrams: u64, in_ms: u64 },
-    /// Until then, whatever comes.
+    /// With GRO until this time, whatever arrives.
     GathersAnyway { until_ms: u64 },
 }
 
 impl GroControl {
-    /// A buffer of so many datagrams was received from this socket; `goes_across` says whether they would have been relayed by the kernel alone.
+    /// Records a received buffer; `goes_across` is true if the kernel would have relayed its datagrams.
     pub(crate) fn saw(&mut self, socket: u32, datagrams: usize, goes_across: bool) {
         let at = socket as usize;
         if self.places.len() <= at {
@@ -87,12 +89,12 @@ impl GroControl {
         }
     }
 
-    /// All that a wake-up brought has been handled. `stop` has a socket gather nothing, if it is empty; whether that is settled.
+    /// Ends a tick. `stop` disables GRO on a socket if it is empty, and returns true if that is settled.
     pub(crate) fn end_tick(&mut self, mut stop: impl FnMut(u32) -> bool) {
         let of_tick = std::mem::take(&mut self.of_tick);
         self.super_packets += of_tick;
         self.ticks += u64::from(of_tick > 0);
-        // From the end: others go on waiting, and are not moved.
+        // From the end, so that waiting sockets are not moved.
         for at in (self.stopping.len().saturating_sub(STOPS)..self.stopping.len()).rev() {
             if stop(self.stopping[at]) {
                 self.stopping.swap_remove(at);
@@ -100,7 +102,8 @@ impl GroControl {
         }
     }
 
-    /// So many datagrams of one session that come to this socket went across in the last second: it may be worth gathering them after all.
+    /// Records datagrams that the kernel relayed for one session of this socket in the last second: GRO may
+    /// pay off again.
     pub(crate) fn went_across(&mut self, socket: u32, datagrams: u64) {
         if datagrams <= HEAVY {
             return;
@@ -112,7 +115,7 @@ impl GroControl {
         }
     }
 
-    /// Somebody else had this socket before, and may have had it do without. Told once, or with each flow of it.
+    /// Takes over a socket of a previous process, which may have disabled GRO. Called once or per flow.
     pub(crate) fn adopted(&mut self, socket: u32) {
         let at = socket as usize;
         if self.places.len() <= at {
@@ -125,7 +128,7 @@ impl GroControl {
         }
     }
 
-    /// The socket is closed.
+    /// Forgets a closed socket.
     pub(crate) fn forget(&mut self, socket: u32) {
         let Some(place) = self.places.get_mut(socket as usize) else { return };
         if let State::DoesWithout { .. } = place.state {
@@ -134,7 +137,7 @@ impl GroControl {
         *place = Place { is_seen: place.is_seen, ..Place::default() };
     }
 
-    /// From now on nothing goes across: all that do without are told to `start`.
+    /// Enables GRO on all sockets with `start`, because the kernel no longer relays.
     pub(crate) fn end(&mut self, mut start: impl FnMut(u32)) {
         for socket in std::mem::take(&mut self.waiting) {
             if let Some(Place { state: State::DoesWithout { .. }, .. }) = self.places.get(socket as usize) {
@@ -144,8 +147,8 @@ impl GroControl {
         *self = Self::default();
     }
 
-    /// Looks at what came since the last time. `start` has a socket gather again; those that are to do without are told of by
-    /// [`GroControl::end_tick`].
+    /// Judges the traffic since the last call. `start` enables GRO on a socket; [`GroControl::end_tick`]
+    /// disables it.
     pub(crate) fn judge(&mut self, now_ms: u64, mut start: impl FnMut(u32)) {
         self.now_ms = now_ms;
         let ticks = std::mem::take(&mut self.ticks).max(1);
@@ -178,7 +181,7 @@ impl GroControl {
 }
 
 impl Place {
-    /// Whether what was seen says that it had better do without: super-packets of `worth.0` datagrams in `worth.1` would be worth it.
+    /// True if GRO should be disabled: worthwhile are `worth.0` datagrams in `worth.1` super-packets.
     fn begins_without(&mut self, now_ms: u64, worth: (u64, u64)) -> bool {
         let is_worth_it = self.datagrams * worth.1 >= worth.0 * self.super_packets;
         let (datagrams, in_ms) = (self.datagrams, now_ms.saturating_sub(self.since_ms));
@@ -193,8 +196,8 @@ impl Place {
         true
     }
 
-    /// Lets it gather when its time is over, or doing without is useless: where half as much comes as before, that goes up for another reason than
-    /// that this machine has gathered it.
+    /// Enables GRO when the time is up, or if disabling it is useless: if still half of the datagrams arrive
+    /// in user space, this machine's GRO is not the reason.
     fn wait(&mut self, now_ms: u64) {
         self.state = match self.state {
             State::DoesWithout { datagrams, in_ms, .. } if self.is_useless(now_ms, datagrams, in_ms) => {
@@ -224,7 +227,7 @@ mod tests {
 
     const SOCKET: u32 = 3;
 
-    /// What a look at this time changes.
+    /// Changes made by a judgement at this time.
     fn look(gathering: &mut GroControl, now_ms: u64) -> Vec<(u32, bool)> {
         let mut changes = Vec::new();
         gathering.judge(now_ms, |socket| changes.push((socket, true)));
@@ -242,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn short_super_packets_are_not_gathered_for_longer_and_longer() {
+    fn gro_stays_disabled_longer_each_time_for_short_super_packets() {
         let mut gathering = GroControl::default();
         let (mut now_ms, mut pauses) = (0, Vec::new());
         for _ in 0..6 {
@@ -255,7 +258,7 @@ mod tests {
             pauses.push(now_ms - since);
         }
         assert_eq!(pauses, [1_000, 2_000, 4_000, 8_000, 8_000, 8_000]);
-        // Long ones end that.
+        // Long super-packets reset the period.
         bring(&mut gathering, ENOUGH, 32);
         assert_eq!(look(&mut gathering, now_ms), []);
         bring(&mut gathering, ENOUGH, 4);
@@ -265,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn short_ones_are_gathered_where_each_wake_up_brings_many() {
+    fn short_super_packets_keep_gro_if_each_wake_up_brings_many() {
         let mut gathering = GroControl::default();
         for super_packets in [16, 1] {
             for _ in 0..10 {
@@ -278,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn few_long_or_foreign_ones_are_gathered() {
+    fn few_long_or_foreign_super_packets_keep_gro() {
         let mut gathering = GroControl::default();
         bring(&mut gathering, ENOUGH - 1, 2);
         assert_eq!(look(&mut gathering, 0), []);
@@ -286,16 +289,16 @@ mod tests {
         assert_eq!(look(&mut gathering, 100), [], "the mean counts");
         bring(&mut gathering, ENOUGH, 2);
         (0..ENOUGH).for_each(|_| gathering.saw(SOCKET, 2, false));
-        assert_eq!(look(&mut gathering, 200), [], "half of it would not go across");
+        assert_eq!(look(&mut gathering, 200), [], "half of it would not be relayed by the kernel");
     }
 
     #[test]
-    fn what_turns_heavy_is_looked_at_at_once() {
+    fn a_heavy_session_is_examined_at_once() {
         let mut gathering = GroControl::default();
         gathering.went_across(SOCKET, HEAVY + 1);
         bring(&mut gathering, ENOUGH, 2);
         assert_eq!(look(&mut gathering, 0), [(SOCKET, false)]);
-        // Of before.
+        // Left over from before.
         bring(&mut gathering, 1, 2);
         assert_eq!(look(&mut gathering, 100), []);
         gathering.went_across(SOCKET, HEAVY);
@@ -306,20 +309,20 @@ mod tests {
     }
 
     #[test]
-    fn where_as_much_comes_as_before_it_is_gathered_again() {
+    fn gro_returns_if_disabling_it_did_not_help() {
         let mut gathering = GroControl::default();
         assert_eq!(look(&mut gathering, 5_000), []);
-        // A lone datagram is nothing to gather.
+        // Lone datagrams do not count.
         bring(&mut gathering, 100, 1);
         bring(&mut gathering, ENOUGH, 4);
         assert_eq!(look(&mut gathering, 5_100), [(SOCKET, false)]);
         bring(&mut gathering, 15, 1);
-        assert_eq!(look(&mut gathering, 5_200), [], "it may have been on its way");
+        assert_eq!(look(&mut gathering, 5_200), [], "it may have been in flight");
         (0..100).for_each(|_| gathering.saw(SOCKET, 1, false));
-        assert_eq!(look(&mut gathering, 5_300), [], "it would not go across in any case");
+        assert_eq!(look(&mut gathering, 5_300), [], "the kernel would not relay it in any case");
         bring(&mut gathering, 12, 1);
         assert_eq!(look(&mut gathering, 5_400), [(SOCKET, true)]);
-        // For a while that is that.
+        // GRO stays for a while.
         bring(&mut gathering, ENOUGH, 4);
         assert_eq!(look(&mut gathering, 65_300), []);
         assert_eq!(look(&mut gathering, 65_400), []);
@@ -328,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_comes_next_begins_anew() {
+    fn a_reused_socket_starts_over() {
         let mut gathering = GroControl::default();
         bring(&mut gathering, ENOUGH, 2);
         assert_eq!(look(&mut gathering, 0), [(SOCKET, false)]);
@@ -339,19 +342,19 @@ mod tests {
         bring(&mut gathering, 1, 2);
         assert_eq!(look(&mut gathering, 60_000), []);
         gathering.forget(SOCKET);
-        // However often: each flow of it tells that.
+        // Once or repeatedly: each flow reports it.
         (0..3).for_each(|_| gathering.adopted(SOCKET));
         assert_eq!(look(&mut gathering, 60_000), [(SOCKET, true)]);
         assert_eq!(look(&mut gathering, 60_000), []);
     }
 
     #[test]
-    fn sockets_that_come_and_go_leave_nothing_behind() {
+    fn closed_sockets_leave_nothing_behind() {
         let mut gathering = GroControl::default();
         for now_ms in 0..1_000 {
             for socket in 0..4 {
                 gathering.forget(socket);
-                // Too few to be judged, or enough.
+                // Too few for a judgement, or enough.
                 (0..=ENOUGH * u64::from(socket % 2)).for_each(|_| gathering.saw(socket, 2, true));
             }
             look(&mut gathering, now_ms);
@@ -363,10 +366,10 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_is_not_empty_is_asked_until_it_is_or_has_to_gather_again() {
+    fn a_non_empty_socket_is_retried_until_it_is_empty_or_gro_is_due() {
         let mut gathering = GroControl::default();
         bring(&mut gathering, ENOUGH, 2);
-        gathering.judge(0, |_| unreachable!("it never did without"));
+        gathering.judge(0, |_| unreachable!("GRO was never disabled"));
         for _ in 0..2 {
             let mut asked = 0;
             gathering.end_tick(|socket| {
@@ -377,10 +380,10 @@ mod tests {
             assert_eq!(asked, 1);
         }
         assert_eq!(look(&mut gathering, FIRST_MS), [(SOCKET, true)]);
-        // It waited for that in vain, and so does whoever has ended.
+        // The wait for an empty socket ends here, and also when the kernel path ends.
         for ends in [false, true] {
             bring(&mut gathering, ENOUGH, 2);
-            gathering.judge(2 * FIRST_MS, |_| unreachable!("it gathers"));
+            gathering.judge(2 * FIRST_MS, |_| unreachable!("GRO is enabled"));
             if ends {
                 gathering.forget(SOCKET);
             } else {
@@ -388,7 +391,7 @@ mod tests {
                 gathering.end(|socket| started.push(socket));
                 assert_eq!(started, [SOCKET]);
             }
-            gathering.end_tick(|_| unreachable!("nobody has it"));
+            gathering.end_tick(|_| unreachable!("the socket is closed"));
         }
     }
 }

@@ -1,5 +1,5 @@
-//! State of the kernel path that one process passes to another during an upgrade: the links of its programs, so that one is always attached,
-//! and the maps with all flows, which the new process uses if it lays them out in the same way.
+//! Kernel path passed to another process in an upgrade: the links of the programs, so that one is always
+//! attached, and the maps with all flows, which the new process uses if its layout is the same.
 
 use std::{io, os::fd::OwnedFd};
 
@@ -11,10 +11,11 @@ use crate::{
     settings::{Attachment, Settings},
 };
 
-/// Maps that are passed on, in the order of their descriptors. Each process has its own counters of reasons.
+/// Maps passed, in the order of their descriptors. Each process has its own counters of reasons.
 pub(crate) const MAPS: [&str; 7] = ["flows", "states", "drained", "routes", "gateways", "hops", "ports"];
 
-/// What [`crate::Kernel::export_fds`] gives, without the descriptors that travel beside it: those of the maps, and then those of links.
+/// Result of [`crate::Kernel::export_fds`], besides the descriptors: those of the maps, then those of the
+/// links.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PassedKernel {
     /// [`LAYOUT`].
@@ -22,18 +23,16 @@ pub struct PassedKernel {
     /// [`MAPS`] of its version; empty if that did not send them.
     #[serde(default)]
     maps: Vec<String>,
-    /// As [`Settings`] had them.
+    /// Sizes as in its [`Settings`].
     pub(crate) flows: u32,
     pub(crate) sockets: u32,
-    /// Whether a program that sees packets before GRO is among them.
+    /// True if the programs see packets before GRO.
     pub(crate) by_xdp: bool,
     pub(crate) links: Vec<PassedLink>,
 }
 
-/// A program at an interface.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct PassedLink {
-    /// The interface's.
     pub(crate) number: u32,
     /// `None` for loopback.
     pub(crate) told: Option<Attachment>,
@@ -48,12 +47,11 @@ pub(crate) enum PassedWay {
     Filter(Filter),
 }
 
-/// What has come.
 #[derive(Default)]
 pub(crate) struct ReceivedKernel {
-    /// In the order of [`MAPS`], if they can be gone on with.
+    /// In the order of [`MAPS`], if they are usable.
     pub(crate) maps: Option<Vec<OwnedFd>>,
-    /// With its descriptor, where it is a link.
+    /// Each with its descriptor, if it has one.
     pub(crate) links: Vec<(PassedLink, Option<OwnedFd>)>,
 }
 
@@ -64,7 +62,7 @@ impl PassedKernel {
         Self { layout: LAYOUT, maps, flows, sockets, by_xdp: hook.is_xdp(), links }
     }
 
-    /// Without the maps: the flows of the process before are no more when this one serves.
+    /// Drops the maps: the flows of the previous process end before this one serves.
     #[must_use]
     pub fn without_flows(self) -> Self {
         Self { layout: 0, ..self }
@@ -79,7 +77,8 @@ impl PassedKernel {
             && (self.maps.is_empty() || self.maps == MAPS)
     }
 
-    /// Takes the descriptors apart. Versions differ in the number of maps, which come first; each link has one descriptor in all of them.
+    /// Splits the descriptors. Versions differ in the number of maps, which come first; each link always has
+    /// one descriptor.
     pub(crate) fn open(self, mut maps: Vec<OwnedFd>, settings: &Settings) -> io::Result<ReceivedKernel> {
         let of_links = self.links.iter().filter(|link| link.way.has_descriptor()).count();
         let count = maps.len().checked_sub(of_links).ok_or(io::ErrorKind::UnexpectedEof)?;
@@ -124,7 +123,7 @@ mod tests {
         (0..count).map(|_| File::open("/dev/null").unwrap().into()).collect()
     }
 
-    /// How many maps and how many descriptors of links a new process has of these.
+    /// Number of maps and link descriptors available to the new process.
     fn opened(passed: PassedKernel, count: usize) -> Option<(Option<usize>, usize)> {
         let received = passed.open(descriptors(count), &settings()).ok()?;
         let links = received.links.iter().filter(|(_, descriptor)| descriptor.is_some()).count();
@@ -132,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn links_are_taken_over_from_versions_with_more_and_with_fewer_maps() {
+    fn links_are_taken_over_from_versions_with_other_numbers_of_maps() {
         let from = |maps: usize| opened(offered(2), maps + 2);
         assert_eq!(from(MAPS.len()), Some((Some(MAPS.len()), 2)));
         assert_eq!(from(MAPS.len() - 1), Some((None, 2)));
@@ -145,7 +144,7 @@ mod tests {
     fn maps_are_used_if_their_layout_and_names_are_the_same() {
         let all = MAPS.len();
         assert_eq!(opened(offered(0), all), Some((Some(all), 0)));
-        // The version before did not send names.
+        // The first version did not send names.
         assert_eq!(opened(PassedKernel { maps: Vec::new(), ..offered(0) }, all), Some((Some(all), 0)));
         let mut other = offered(0);
         other.maps.swap(0, 1);

@@ -1,4 +1,4 @@
-//! The programs in the kernel: loaded, attached to the interfaces that there are, and kept attached to those that come.
+//! Programs in the kernel: loaded, and kept attached to the current interfaces.
 
 use std::{
     collections::BTreeSet,
@@ -27,35 +27,35 @@ use crate::{
     watcher::Watcher,
 };
 
-/// A program that is loaded, and mostly attached. Dropped, it is not.
+/// A loaded and usually attached program; detached on drop.
 pub struct Kernel {
     shared: Arc<Shared>,
     stage: Mutex<Stage>,
     stop: OwnedFd,
     settings: Settings,
-    /// Of maps that another process goes on with as long as this one does not: what is to be looked at from then on.
+    /// Ports to set once the previous process has released the shared maps.
     due: Mutex<Option<(Vec<SocketAddr>, RangeInclusive<u16>)>>,
-    /// Whether this one has the flows of the process before.
+    /// The maps and flows of the previous process are in use.
     keeps_flows: bool,
 }
 
 enum Stage {
     Loaded(Box<Watcher>),
-    /// By the watcher on that thread.
+    /// The watcher runs on this thread.
     Attached(JoinHandle<()>),
     Detached,
 }
 
-/// What the program and its maps are at.
+/// State of the program and its maps.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
-    /// By [`Count`].
+    /// Indexed by [`Count`].
     pub counts: [u64; Count::VARIANTS.len()],
     /// Flows in the map.
     pub flows: u64,
-    /// Flows that it holds at most.
+    /// Capacity of the map.
     pub most_flows: u64,
-    /// Flows for which there was no room, so far.
+    /// Flows refused for lack of room, so far.
     pub refused: u64,
 }
 
@@ -63,26 +63,21 @@ impl Kernel {
     /// Loads the program and attaches it to each Ethernet interface that is up and has an address.
     ///
     /// # Errors
-    /// [`OffloadError`], which says what to change; then nothing is left attached.
+    ///
+    /// [`OffloadError`]; nothing stays attached then.
     pub fn start(settings: &Settings) -> Result<Self, OffloadError> {
         let kernel = Self::load(settings)?;
         kernel.attach()?;
         Ok(kernel)
     }
 
-    /// Loads the program, for [`Kernel::attach`]: another process may have its own attached until then.
-    ///
-    /// # Errors
-    /// As for [`Kernel::start`].
+    /// Loads the program for [`Kernel::attach`]; another process may have its own attached until then.
     pub fn load(settings: &Settings) -> Result<Self, OffloadError> {
         Self::prepare(settings, ReceivedKernel::default())
     }
 
-    /// The same in the place of another process, by what [`Kernel::export_fds`] of that one gave: [`Kernel::attach`] has these programs take the place
-    /// of that one's. Until then that one has everything that it had.
-    ///
-    /// # Errors
-    /// As for [`Kernel::start`].
+    /// Loads the program to replace another process's, with the result of its [`Kernel::export_fds`]. The
+    /// other process keeps everything until [`Kernel::attach`].
     pub fn from_handover(
         settings: &Settings,
         passed: PassedKernel,
@@ -107,7 +102,7 @@ impl Kernel {
             _ if links::reach_tc() => Hook::Tcx,
             _ => Hook::Clsact,
         };
-        // News first: what changes in between is then seen once more, and not missed.
+        // Subscribed first, so that a change in between is seen twice rather than missed.
         let news = News::new()?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(std::io::Error::from)?;
         let watcher = Watcher {
@@ -136,11 +131,8 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// Attaches what was only loaded, in the place of the programs of a process before, where there was one. Filters must not meet those of
-    /// others: of two with our name the older one goes.
-    ///
-    /// # Errors
-    /// As for [`Kernel::start`].
+    /// Attaches the loaded program, replacing the previous process's, if any. Filters of both must not
+    /// coexist: of two with this name, the older one is removed.
     pub fn attach(&self) -> Result<(), OffloadError> {
         let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
         match std::mem::replace(&mut *stage, Stage::Detached) {
@@ -148,7 +140,7 @@ impl Kernel {
                 self.look_at_what_is_due();
                 if self.keeps_flows {
                     let left = self.flows()?.remove_strangers();
-                    tracing::debug!("{left} flows of the process before are nobody's");
+                    tracing::debug!("removed {left} flows of the previous process that were not taken over");
                 }
                 watcher.take_links_over();
                 watcher.attach(true)?;
@@ -161,10 +153,12 @@ impl Kernel {
         Ok(())
     }
 
-    /// What another process needs to go on in the place of this one ([`Kernel::from_handover`]), with its descriptors. Nothing changes by that.
+    /// Exports what another process needs for [`Kernel::from_handover`], with its descriptors. Changes
+    /// nothing.
     ///
     /// # Errors
-    /// No more file descriptors.
+    ///
+    /// No file descriptors left.
     pub fn export_fds(&self) -> io::Result<(PassedKernel, Vec<OwnedFd>)> {
         let mut descriptors: Vec<OwnedFd> =
             self.shared.maps.iter().map(OwnedFd::try_clone).collect::<io::Result<_>>()?;
@@ -182,19 +176,19 @@ impl Kernel {
         Ok((PassedKernel::new(&self.settings, links), descriptors))
     }
 
-    /// Whether it has the maps of the process before, and with them its flows: then that one lets them be.
+    /// True if it uses the maps and flows of the previous process, which then must not remove them.
     #[must_use]
     pub fn keeps_flows(&self) -> bool {
         self.keeps_flows
     }
 
-    /// Another process has what was passed: lets go of it, and follows nothing any more. What has been counted can still be asked for.
+    /// Releases everything after another process has taken it over. Counters stay available.
     pub fn hand_on(&self) {
         self.shared.is_handed_on.store(true, Ordering::Relaxed);
         self.detach();
     }
 
-    /// Takes the program from all interfaces, for good. What it has counted can still be asked for.
+    /// Detaches the program from all interfaces for good. Counters stay available.
     pub fn detach(&self) {
         let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
         let Stage::Attached(watcher) = std::mem::replace(&mut *stage, Stage::Detached) else { return };
@@ -212,23 +206,24 @@ impl Kernel {
         }
     }
 
-    /// A worker's way to the flows.
+    /// A worker's access to the flows.
     ///
     /// # Errors
-    /// No more file descriptors.
+    ///
+    /// No file descriptors left.
     pub fn flows(&self) -> Result<Flows, OffloadError> {
         Flows::new(Arc::clone(&self.shared))
     }
 
-    /// Clients send to these listeners from now on, and relayed transport addresses have these ports. Flows there are stay where they are.
+    /// Sets the ports of listeners and relayed transport addresses. Existing flows stay.
     pub fn set_ports(&self, listeners: &[SocketAddr], relay_ports: RangeInclusive<u16>) {
-        // What was due is so no more.
+        // Supersedes the pending ports.
         *self.due.lock().unwrap_or_else(PoisonError::into_inner) = None;
         let listeners: Vec<u16> = listeners.iter().map(SocketAddr::port).collect();
         self.shared.ports.set(&listeners, relay_ports);
     }
 
-    /// The interfaces on which it relays, by name.
+    /// Interfaces with the program, by name.
     #[must_use]
     pub fn attached(&self) -> Vec<Attachment> {
         let links = self.shared.links();
@@ -237,10 +232,10 @@ impl Kernel {
         told
     }
 
-    /// What has been counted.
+    /// Current counters.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        // They count where they are.
+        // Counted by the process that has the flows.
         let is_here = !self.shared.is_handed_on.load(Ordering::Relaxed);
         let mut snapshot = Snapshot {
             flows: if is_here { self.shared.held.load(Ordering::Relaxed) } else { 0 },

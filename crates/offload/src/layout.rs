@@ -1,5 +1,4 @@
-//! What the program and user space both know: the layout of the maps, and what is counted. `bpf/flow.h` says the same in C; tests hold the
-//! two together.
+//! Layout of the maps and counters shared by the program and user space. Tests compare it with `bpf/flow.h`.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -7,8 +6,8 @@ use aya::Pod;
 use strum::{IntoStaticStr, VariantArray};
 use turnpike_wire::{address::canonical, channel_data::ChannelNumber};
 
-/// How the maps are laid out, and what their words mean: a sum (FNV-1a) of `flow.h`. A process of another version goes on with the maps of
-/// this one only if it has the same.
+/// Hash (FNV-1a) of `flow.h`, which defines the layout and meaning of the maps. Another version can use the
+/// maps only if the hash is equal.
 pub const LAYOUT: u64 = sum_of(include_bytes!("../bpf/flow.h"));
 
 const fn sum_of(bytes: &[u8]) -> u64 {
@@ -20,21 +19,21 @@ const fn sum_of(bytes: &[u8]) -> u64 {
     sum
 }
 
-/// What a packet shows, and a flow is found by. All is in network order, IPv4 addresses are mapped into IPv6.
+/// Key of a flow in packets: network byte order, IPv4 addresses mapped into IPv6.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C, align(8))]
 pub struct FlowKey {
-    /// Who sent it.
+    /// Source address.
     pub remote: [u8; 16],
-    /// Which of our addresses it came to.
+    /// Destination address, one of ours.
     pub local: [u8; 16],
-    /// UDP's source port.
+    /// UDP source port.
     pub remote_port: [u8; 2],
-    /// UDP's destination port.
+    /// UDP destination port.
     pub local_port: [u8; 2],
-    /// ChannelData's number; 0 for datagrams of peers, and for a client as such.
+    /// ChannelData number; 0 for datagrams of peers, and for a client as a whole.
     pub channel: [u8; 2],
-    /// 0.
+    /// Always 0.
     pub zero: [u8; 2],
 }
 
@@ -42,7 +41,7 @@ pub struct FlowKey {
 unsafe impl Pod for FlowKey {}
 
 impl FlowKey {
-    /// Of what `remote` sends to `local`; on a channel, or plain.
+    /// Key of packets from `remote` to `local`, on a channel or plain.
     #[must_use]
     pub fn new(remote: SocketAddr, local: SocketAddr, channel: Option<ChannelNumber>) -> Self {
         Self {
@@ -56,53 +55,51 @@ impl FlowKey {
     }
 }
 
-/// What becomes of a packet.
+/// Action on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// Nothing: a client with flows, which nothing else of it may be overtaken by.
+    /// None: marks a client that has flows, so that its other packets are not overtaken.
     Client = 0,
-    /// ChannelData of a client: its header is taken off.
+    /// ChannelData of a client: strips the header.
     ToPeer = 1,
-    /// A datagram of a peer: becomes ChannelData.
+    /// Datagram of a peer: becomes ChannelData.
     ToClient = 2,
-    /// A datagram of a forwarder's session, either way: it gets other addresses, and nothing else.
+    /// Datagram of a forwarder's session, in either direction: only addresses change.
     Forward = 3,
 }
 
-/// A flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Flow {
-    /// Drawn for each installation, as is `stamp_end`: an element may be overwritten while it is read.
+    /// New for each installation and equal to `stamp_end`: detects entries overwritten during a read.
     pub stamp: u64,
-    /// What it is found by.
     pub key: FlowKey,
-    /// Source address of the datagram that leaves.
+    /// Source address of the outgoing datagram.
     pub from: [u8; 16],
-    /// Its destination.
+    /// Destination address of the outgoing datagram.
     pub to: [u8; 16],
-    /// Its source port.
+    /// Source port of the outgoing datagram.
     pub from_port: [u8; 2],
-    /// Its destination port.
+    /// Destination port of the outgoing datagram.
     pub to_port: [u8; 2],
-    /// The channel that it is sent on; 0 to peers.
+    /// Channel of the outgoing datagram; 0 to peers.
     pub channel: [u8; 2],
     /// [`Kind`].
     pub kind: u8,
-    /// 0.
+    /// Always 0.
     pub unused: u8,
-    /// Number of the way to `to`.
+    /// Number of the route to `to`.
     pub route: u32,
-    /// Number of the way back to where the packet came from.
+    /// Number of the route back to the sender.
     pub back: u32,
     /// Number of its [`State`].
     pub state: u32,
-    /// Number of the socket that takes what goes up.
+    /// Number of the socket for packets passed to user space.
     pub socket: u32,
-    /// On the kernel's monotonic clock, in nanoseconds.
+    /// Monotonic clock in nanoseconds.
     pub expires: u64,
-    /// As `stamp`.
+    /// Equal to `stamp`.
     pub stamp_end: u64,
 }
 
@@ -112,146 +109,146 @@ unsafe impl Pod for Flow {}
 const _: () = assert!(size_of::<FlowKey>() == 40 && size_of::<Flow>() == 120);
 
 impl Flow {
-    /// Whether what leaves is IPv6.
+    /// True if the outgoing datagram is IPv6.
     #[must_use]
     pub fn leaves_by_v6(&self) -> bool {
         Ipv6Addr::from(self.to).to_ipv4_mapped().is_none()
     }
 }
 
-/// Words (of 64 bits) of a state.
+/// Words (64 bits) per state.
 pub const STATE_WORDS: usize = 8;
-/// Word of a state: when something of the flow last went up.
+/// Word: time of the last packet passed to user space.
 pub const UP: usize = 0;
-/// Word of a state: datagrams that went across.
+/// Word: datagrams relayed by the kernel.
 pub const DATAGRAMS: usize = 1;
-/// Word of a state: bytes of their payload.
+/// Word: payload bytes of these.
 pub const BYTES: usize = 2;
-/// Word of a state: until when the flow stays up, whatever its socket.
+/// Word: time until which the flow stays in user space, whatever its socket.
 pub const CALM: usize = 3;
-/// Word of a state: since when XDP counts its datagrams.
+/// Word: start of XDP's current count of datagrams.
 pub const SINCE: usize = 4;
-/// Word of a state: how many they are.
+/// Word: XDP's current count.
 pub const ARRIVED: usize = 5;
-/// Word of a state: when XDP last sent something across.
+/// Word: time at which XDP last relayed a packet.
 pub const ACROSS: usize = 6;
 
-/// Words of a next hop: its link address, 0 where that is not known, and our own on that link, each as it lies in a frame, with two bytes of
-/// 0 behind.
+/// Words per next hop: its link address (0 if unknown) and our own on that link, each as in a frame plus two
+/// zero bytes.
 pub const HOP_WORDS: usize = 2;
 
-/// Words of a gateway: its address as [`mapped`] has it, 0 where it is not known.
+/// Words per gateway: its address as in [`mapped`], 0 if unknown.
 pub const GATEWAY_WORDS: usize = 2;
 
-/// In a time until which a socket has been emptied: it is not any more, and loses what it is sent.
+/// Flag in a drain time: the worker cannot keep up with the socket, which loses datagrams.
 pub const BEHIND: u64 = 1 << 63;
 
-/// How long a flow that came in bulk stays up, in nanoseconds.
+/// Time that a flow stays in user space after bulk traffic, in nanoseconds.
 pub const CALM_NS: u64 = 5_000_000;
-/// More than so many datagrams are bulk where XDP decides...
+/// Number of datagrams that XDP counts as bulk if exceeded...
 pub const BURST: u64 = 16;
-/// ...that come within so many nanoseconds.
+/// ...within this time, in nanoseconds.
 pub const BURST_NS: u64 = 250_000;
-/// What XDP sends has left after so many nanoseconds: drivers send at the end of a poll.
+/// Time after which XDP's packets have left, in nanoseconds: drivers send at the end of a poll.
 pub const POLL_NS: u64 = 500_000;
 
-/// A packet is in its socket's queue so long after the program at TC ingress has seen it, at the latest: both happen in one run of a softirq,
-/// which hands on eight packets at a time. In nanoseconds.
+/// Maximum time until a packet seen at TC ingress is in its socket's queue, in nanoseconds: both happen in
+/// one softirq run, which passes on eight packets at a time.
 pub const TC_GAP_NS: u64 = 50_000;
-/// The same after XDP, which sees it before GRO: that may keep it until the next tick of the clock.
+/// Same after XDP, which runs before GRO: GRO may hold the packet until the next clock tick.
 pub const XDP_GAP_NS: u64 = 2_000_000;
 
-/// In a route: nothing from there may come by another interface.
+/// Flag in a route: packets from there must arrive on this interface.
 pub const ONLY_FROM_THERE: u64 = 1 << 32;
-/// In a route: XDP sends by this interface by redirection alone.
+/// Flag in a route: XDP sends on this interface only by redirection.
 pub const BY_REDIRECTION: u64 = 1 << 33;
 
-/// In a route: the MTU of its interface begins at this bit.
+/// First bit of the interface's MTU in a route.
 const MTU_SHIFT: u32 = 40;
 
-/// A route by an interface with this MTU, in bytes.
+/// Route over an interface; `mtu` in bytes.
 #[must_use]
 pub fn route_by(interface: u32, mtu: u32) -> u64 {
     u64::from(interface) | u64::from(mtu) << MTU_SHIFT
 }
 
-/// The interface and the MTU of a route; the interface is 0 where there is no route.
+/// Interface and MTU of a route; interface 0 means no route.
 #[must_use]
 #[expect(clippy::cast_possible_truncation, reason = "the low half is the interface")]
 pub fn way_of(route: u64) -> (u32, usize) {
     (route as u32, (route >> MTU_SHIFT) as usize)
 }
 
-/// A class of ports: those of listeners.
+/// Port class of listeners.
 pub const LISTENER: u64 = 1;
-/// A class of ports: those of relayed transport addresses.
+/// Port class of relayed transport addresses.
 pub const RELAY: u64 = 2;
 
-/// What is counted, in the order of the program's counters. The first were taken or dropped, all others went up for a reason.
+/// Counters, in the program's order. The first ones are relayed or dropped packets, the others reasons to
+/// pass a packet to user space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum Count {
-    /// Sent to a peer.
+    /// Relayed to a peer.
     ToPeer,
-    /// Sent to a client.
+    /// Relayed to a client.
     ToClient,
-    /// From a client by two relayed addresses of this machine to another client.
+    /// Relayed from a client to another client through two relayed addresses of this machine.
     TurnedBack,
-    /// Of a forwarder's session.
+    /// Relayed in a forwarder's session.
     Forwarded,
-    /// Dropped: the kernel refused a change when others had been made already.
+    /// Dropped: the kernel refused a change after others had been made.
     Failed,
-    /// Dropped: user space is overloaded, and its flow goes across as soon as that has sent what it has.
+    /// Dropped: user space is overloaded; the flow returns to the kernel once user space has caught up.
     Behind,
-    /// Coalesced by GRO: user space is cheaper for these.
+    /// Coalesced by GRO, which user space handles more cheaply.
     SuperPacket,
-    /// The same where XDP decides: many of its flow within a moment.
+    /// XDP's counterpart: many datagrams of the flow at once.
     Bulk,
-    /// Others of its flow went up, and may still be on their way.
+    /// Earlier packets of the flow went to user space and may still be in flight.
     Settling,
     /// Requests and indications.
     NotChannelData,
-    /// On a channel that is not bound, or that was not taken up.
+    /// Channel not bound, or not installed in the kernel.
     UnknownChannel,
-    /// From nobody with a channel.
+    /// Sender without a channel.
     UnknownPeer,
-    /// Channel or permission has expired.
+    /// Expired channel or permission.
     Expired,
-    /// The length of ChannelData is not that of the datagram.
+    /// ChannelData length differs from the datagram's.
     Padded,
-    /// A fragment.
     Fragment,
-    /// IPv4 options, or extension headers of IPv6.
+    /// IPv4 options, or IPv6 extension headers.
     IpOptions,
-    /// Its TTL or hop limit ends here.
+    /// TTL or hop limit expired.
     Ttl,
-    /// Does not fit through the next link, or is longer than the program can hold.
+    /// Exceeds the next link's MTU, or the program's buffer.
     TooBig,
-    /// No route that the program may use: none at all, one to this machine itself, or one that is no Ethernet.
+    /// No usable route: none, one to this machine itself, or one that is not Ethernet.
     NoRoute,
-    /// XDP does not know the link address of the next hop, or cannot send there.
+    /// XDP does not know the next hop's link address, or cannot send there.
     NoNeighbour,
-    /// Its source is ours, cannot be reached, or is reached by another interface only (strict reverse path).
+    /// Source is our own, unreachable, or on another interface (strict reverse path).
     Source,
     /// Wrong UDP checksum.
     Checksum,
-    /// None, where IPv6 needs one.
+    /// Missing checksum, which IPv6 requires.
     NoChecksum,
-    /// Lengths that do not agree, a bad IPv4 header checksum.
+    /// Inconsistent lengths, or a bad IPv4 header checksum.
     Malformed,
-    /// The flow was changed in that very moment.
+    /// The flow was changed at that moment.
     Stale,
 }
 
 impl Count {
-    /// Whether it says why a packet went up.
+    /// True for reasons to pass a packet to user space.
     #[must_use]
     pub fn is_pass(self) -> bool {
         self as usize > Self::Behind as usize
     }
 }
 
-/// As addresses stand in keys.
+/// Address as in keys.
 #[must_use]
 pub fn mapped(ip: IpAddr) -> [u8; 16] {
     match ip {
@@ -260,7 +257,7 @@ pub fn mapped(ip: IpAddr) -> [u8; 16] {
     }
 }
 
-/// The words of the map of port classes.
+/// Words of the map of port classes.
 #[must_use]
 pub fn classes(listeners: &[u16], relays: std::ops::RangeInclusive<u16>) -> Vec<u64> {
     let mut words = vec![0; 2048];
@@ -271,13 +268,13 @@ pub fn classes(listeners: &[u16], relays: std::ops::RangeInclusive<u16>) -> Vec<
     words
 }
 
-/// The class of a port in these words.
+/// Class of a port in these words.
 #[must_use]
 pub fn class_of(classes: &[u64], port: u16) -> u64 {
     classes[usize::from(port >> 5)] >> ((port & 31) * 2) & 3
 }
 
-/// An address as keys have it.
+/// Inverse of [`mapped`], with a port.
 #[must_use]
 pub fn address(ip: [u8; 16], port: [u8; 2]) -> SocketAddr {
     canonical(SocketAddr::new(Ipv6Addr::from(ip).into(), u16::from_be_bytes(port)))
@@ -287,7 +284,7 @@ pub fn address(ip: [u8; 16], port: [u8; 2]) -> SocketAddr {
 mod tests {
     use super::*;
 
-    /// The names of an enumeration of `flow.h`, in its order.
+    /// Names of an enumeration of `flow.h`, in order.
     fn names_in_c(prefixes: &[&str]) -> Vec<String> {
         let source = include_str!("../bpf/flow.h");
         let body =
@@ -350,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_have_the_classes_that_they_were_given() {
+    fn ports_have_their_classes() {
         let words = classes(&[3478, 50_000], 49_152..=65_535);
         for (port, class) in [
             (3478, LISTENER),

@@ -1,18 +1,19 @@
-//! The path through the kernel: a program at TC ingress, or in the driver (XDP), relays lone datagrams between bound channels, so that they
-//! never wake a worker. What comes in bulk goes up to user space, as does all of which the program is not sure.
+//! Kernel data path: a program at TC ingress or in the driver (XDP) relays lone datagrams between bound channels without
+//! waking a worker. Bulk traffic and all doubtful packets go to user space.
 //!
 //! ```text
-//!                     ┌──────────── user space: whatever goes up ────────────┐
-//!  interface ──▶ TC ingress or XDP: flow found, alone, in order? ──across──▶ interface
-//!                     │ flows: by source, destination, channel               │
-//!                     └ routes, hops, states (order, counters), drained ◀────┘ kept by the workers and a thread that hears netlink
+//!                     ┌──▶ no: user space, unchanged
+//!  interface ──▶ TC ingress or XDP: flow found, alone, in order? ──yes──▶ interface
+//!                     │    flows: by source, destination, channel
+//!                     └─── routes, hops, states (order, counters), drained ◀── workers, and a thread that reads netlink
 //! ```
 //!
 //! - [`Kernel`] loads the programs (`bpf/`), attaches them, and follows interfaces, routes and neighbours.
-//! - [`Flows`] is a worker's way to its flows; [`WorkerSockets`] tells the programs what has been sent, and switches UDP_GRO by socket.
-//! - [`Echo`] is a reflector's: what comes goes back.
-//! - [`Sockmap`] is for TCP: the kernel passes chatter from socket to socket.
-//! - [`mirror`] decides in Rust what the programs decide, for tests and for readers.
+//! - [`Flows`] is a worker's access to its flows; [`WorkerSockets`] reports drained sockets to the programs, and switches
+//!   UDP_GRO per socket.
+//! - [`Echo`] is a reflector for load tests.
+//! - [`Sockmap`] joins TCP sockets: the kernel passes interactive traffic between them.
+//! - [`mirror`] is the programs' logic in Rust, for tests and readers.
 
 mod clock;
 mod drained;

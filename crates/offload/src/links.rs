@@ -1,4 +1,4 @@
-//! Programs at interfaces: attached, replaced by others without a moment in between, and given to another process.
+//! Programs on interfaces: attached, replaced without a gap, and passed to another process.
 
 use std::{
     ffi::{c_int, c_long},
@@ -21,7 +21,7 @@ use crate::{
     netlink::Interface,
 };
 
-/// Since when programs are attached to TC by links.
+/// First kernel with links for TC.
 const REACH_TC: KernelVersion = KernelVersion::new(6, 6, 0);
 
 /// Commands of bpf(2).
@@ -29,19 +29,19 @@ const LINK_CREATE: c_long = 28;
 const LINK_UPDATE: c_long = 29;
 const LINK_DETACH: c_long = 34;
 
-/// How a link attaches a program to an interface.
+/// Kind of link between program and interface.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
-    /// At TC ingress, behind what others have there: a firewall comes first (Linux 6.6).
+    /// TC ingress, after other programs: a firewall comes first (Linux 6.6).
     Tcx,
-    /// By the driver.
+    /// XDP in the driver.
     Driver,
-    /// By any driver, behind it.
+    /// XDP after the driver, with any driver.
     Generic,
 }
 
 impl Kind {
-    /// What BPF_LINK_CREATE calls it: kind of attachment and flags (linux/bpf.h, linux/if_link.h).
+    /// Attach type and flags for BPF_LINK_CREATE (linux/bpf.h, linux/if_link.h).
     fn words(self) -> [u32; 2] {
         match self {
             // BPF_TCX_INGRESS, BPF_F_AFTER.
@@ -54,7 +54,7 @@ impl Kind {
     }
 }
 
-/// A program at an interface. Those with a descriptor end when the last one of them is closed.
+/// A program on an interface. Those with a descriptor are detached when its last copy closes.
 pub(crate) enum Link {
     Tcx(OwnedFd),
     Xdp(OwnedFd),
@@ -70,12 +70,12 @@ impl Link {
     }
 }
 
-/// Whether this kernel attaches to TC by links.
+/// True if this kernel attaches to TC by links.
 pub(crate) fn reach_tc() -> bool {
     KernelVersion::current().is_ok_and(|it| it >= REACH_TC)
 }
 
-/// Attaches the program of this `name` to an interface's TC ingress; by a link, or as a filter.
+/// Attaches the program of this `name` to an interface's TC ingress, by a link or as a filter.
 pub(crate) fn attach_to_tc(
     program: &mut SchedClassifier,
     name: &str,
@@ -93,29 +93,29 @@ pub(crate) fn attach_to_tc(
     }
 }
 
-/// Attaches a program to an interface for as long as somebody has a descriptor of the link.
+/// Attaches a program to an interface until the last descriptor of the link closes.
 pub(crate) fn create(program: BorrowedFd<'_>, interface: u32, kind: Kind) -> io::Result<OwnedFd> {
     let [attach_type, flags] = kind.words();
     let link = bpf(LINK_CREATE, [number(program), interface, attach_type, flags, 0, 0, 0, 0])?;
-    // SAFETY: it has just been opened, and nobody else knows of it.
+    // SAFETY: a new descriptor, which nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(link) })
 }
 
-/// Has this program take the place of the one of a link: each packet is seen by the one or the other.
+/// Atomically replaces the program of a link: each packet is seen by one of the two.
 pub(crate) fn update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     bpf(LINK_UPDATE, [number(link), number(program), 0, 0, 0, 0, 0, 0]).map(drop)
 }
 
-/// Takes the program of a link from its interface now, whoever else has a descriptor of it: a process that is just being made has one until
-/// it runs its program.
+/// Detaches a link's program now, even if others hold descriptors: a forked process has them until it calls
+/// exec.
 pub(crate) fn detach(link: &OwnedFd) {
-    // Where the kernel cannot (Linux 5.9), the last descriptor that is closed does it.
+    // Before Linux 5.9, closing the last descriptor detaches it.
     let _ = bpf(LINK_DETACH, [number(link.as_fd()), 0, 0, 0, 0, 0, 0, 0]);
 }
 
-/// Calls bpf(2) with the first words of `union bpf_attr`, as far as links have any.
+/// Calls bpf(2) with the leading words of `union bpf_attr`, as far as links use them.
 fn bpf(command: c_long, words: [u32; 8]) -> io::Result<RawFd> {
-    // SAFETY: for these commands the kernel reads so many bytes from there, and writes nothing.
+    // SAFETY: for these commands the kernel reads that many bytes from there, and writes nothing.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, words.as_ptr(), size_of_val(&words)) };
     if result < 0 {
         return Err(io::Error::last_os_error());
@@ -124,19 +124,18 @@ fn bpf(command: c_long, words: [u32; 8]) -> io::Result<RawFd> {
 }
 
 fn number(descriptor: BorrowedFd<'_>) -> u32 {
-    // One that is open is not negative.
+    // An open descriptor is not negative.
     descriptor.as_raw_fd().cast_unsigned()
 }
 
-/// Has the descriptor of a map stand for another map, so that programs that name it by this descriptor, and are still to be loaded, have that
-/// one.
+/// Makes a map's descriptor refer to another map, so that programs loaded later use that one.
 pub(crate) fn stand_for(map: BorrowedFd<'_>, other: &OwnedFd) -> io::Result<()> {
-    // SAFETY: it is open, and whoever owns it closes it: here it is not dropped.
+    // SAFETY: open, and closed by its owner, since it is not dropped here.
     let mut target = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(map.as_raw_fd()) });
     Ok(rustix::io::dup3(other.as_fd(), &mut target, rustix::io::DupFlags::CLOEXEC)?)
 }
 
-/// A filter of an interface (clsact): it stays until it is detached, also when its process ends.
+/// A filter on an interface (clsact): stays until detached, even after its process ends.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Filter {
     interface: String,
@@ -145,22 +144,22 @@ pub(crate) struct Filter {
 }
 
 impl Filter {
-    /// Attaches a program; one of this `name` that is there already goes.
+    /// Attaches a program, replacing one of this `name`.
     pub(crate) fn attach(
         program: &mut SchedClassifier,
         interface: &str,
         name: &str,
     ) -> Result<Self, ProgramError> {
-        // An error means that there is one already.
+        // An error means that it exists already.
         let _ = aya::programs::tc::qdisc_add_clsact(interface);
-        // What a process left that was killed.
+        // Removes the filter of a killed process.
         let _ = aya::programs::tc::qdisc_detach_program(interface, TcAttachType::Ingress, name);
         let options = TcAttachOptions::Netlink(NlOptions::default());
         let link = program.attach_with_options(interface, TcAttachType::Ingress, options)?;
         Self::of(program, link, interface)
     }
 
-    /// Has this program take the place of the one that is there, as [`update`] does.
+    /// Replaces the current program, like [`update`].
     pub(crate) fn replace(self, program: &mut SchedClassifier) -> Result<Self, ProgramError> {
         let Self { interface, priority, handle } = self;
         let there = attached(&interface, priority, handle).map_err(ProgramError::IOError)?;
@@ -168,7 +167,7 @@ impl Filter {
         Self::of(program, link, &interface)
     }
 
-    /// Of an interface that is no more, the kernel has removed it.
+    /// If the interface is gone, the kernel has already removed it.
     pub(crate) fn detach(self) {
         drop(attached(&self.interface, self.priority, self.handle));
     }
@@ -178,7 +177,7 @@ impl Filter {
         link: SchedClassifierLinkId,
         interface: &str,
     ) -> Result<Self, ProgramError> {
-        // Dropped, it would be detached.
+        // Dropping it would detach the program.
         let link = ManuallyDrop::new(program.take_link(link)?);
         Ok(Self {
             interface: interface.to_owned(),

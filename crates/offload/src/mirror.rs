@@ -1,5 +1,5 @@
-//! What the programs in the kernel decide, decided once more in Rust: pure, so that it can be read and tested without a kernel. Each rule
-//! stands where it stands in `bpf/decide.h`; tests feed both the same packets and tables.
+//! Rust version of the decisions made by the kernel programs: pure code that can be read and tested without a
+//! kernel. Follows the order of `bpf/decide.h`; tests run both on the same packets and tables.
 
 use std::{
     collections::HashMap,
@@ -16,71 +16,70 @@ const IPV4: usize = 20;
 const IPV6: usize = 40;
 const UDP: usize = 8;
 const CHANNEL_DATA: usize = 4;
-/// IP's number of UDP.
+/// IP protocol number of UDP.
 const PROTOCOL: u8 = 17;
 const ETH_IPV4: u16 = 0x0800;
 const ETH_IPV6: u16 = 0x86dd;
-/// The longest UDP datagram that is looked at, header included.
+/// Longest UDP datagram handled, including the header.
 const MAX_UDP: usize = 2044;
-/// What fits through every link in IPv6 (RFC 8200 section 5).
+/// Minimum MTU of IPv6 links (RFC 8200 section 5).
 const MIN_MTU_V6: usize = 1280;
 
-/// Where a program sees packets.
+/// Hook of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// At TC ingress: behind GRO, and with what the kernel knows.
+    /// TC ingress: after GRO, with the kernel's metadata.
     Tc,
-    /// In the driver: nothing is known but its bytes.
+    /// Driver: only the bytes are known.
     Xdp,
 }
 
-/// A frame, and what the kernel knows of it.
+/// Frame with the kernel's metadata.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame<'a> {
-    /// From the Ethernet header on.
+    /// Starts at the Ethernet header.
     pub bytes: &'a [u8],
-    /// By which it came.
+    /// Receiving interface.
     pub interface: u32,
-    /// Sent to this machine's address on that link; for TC.
+    /// Addressed to this machine's link address; TC only.
     pub for_us: bool,
-    /// Of how many datagrams GRO has made it; for TC. 0 where nobody says.
+    /// Datagrams combined by GRO, 0 if unknown; TC only.
     pub segments: u32,
-    /// Bytes of each of them, 0 of a single one; for TC.
+    /// Bytes of each of them, 0 for a single one; TC only.
     pub segment_size: u32,
-    /// What is known of its UDP checksum; for TC.
+    /// Known state of its UDP checksum; TC only.
     pub summed: Summed,
 }
 
 impl Frame<'_> {
-    /// Whether it is several datagrams in one.
+    /// True if it combines several datagrams.
     fn is_super_packet(&self) -> bool {
         self.segments > 1 || self.segment_size > 0
     }
 }
 
-/// What the kernel knows of a UDP checksum (`ip_summed`).
+/// The kernel's knowledge of a UDP checksum (`ip_summed`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Summed {
-    /// Nothing (CHECKSUM_NONE).
+    /// Unknown (CHECKSUM_NONE).
     Nothing,
-    /// It is right (CHECKSUM_UNNECESSARY).
+    /// Correct (CHECKSUM_UNNECESSARY).
     Verified,
-    /// The sum of all that is behind the Ethernet header (CHECKSUM_COMPLETE).
+    /// Sum of everything after the Ethernet header (CHECKSUM_COMPLETE).
     Complete,
-    /// That the field holds the sum of the pseudo-header alone (CHECKSUM_PARTIAL).
+    /// The field has the sum of the pseudo-header only (CHECKSUM_PARTIAL).
     Partial,
 }
 
-/// What the maps hold.
+/// Content of the maps.
 #[derive(Clone, Debug, Default)]
 pub struct Tables {
-    /// By key.
     pub flows: HashMap<FlowKey, Flow>,
-    /// By number.
+    /// Indexed by number.
     pub states: Vec<State>,
-    /// By socket.
+    /// Indexed by socket.
     pub drained: Vec<u64>,
-    /// By number.
+    /// Indexed by number.
     pub routes: Vec<u64>,
     /// Next hops by number, for XDP.
     pub hops: Vec<[u64; HOP_WORDS]>,
@@ -88,7 +87,7 @@ pub struct Tables {
     pub classes: Vec<u64>,
 }
 
-/// A state, but for what it has counted. See [`crate::layout::UP`] and the words behind it.
+/// State of a flow without counters. See [`crate::layout::UP`] and the following words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct State {
     /// [`crate::layout::UP`].
@@ -103,51 +102,46 @@ pub struct State {
     pub across: u64,
 }
 
-/// What is asked of the kernel on the way.
+/// Values obtained from the kernel during a decision.
 #[derive(Clone, Copy)]
 pub struct Moment {
-    /// The monotonic clock, in nanoseconds.
+    /// Monotonic clock in nanoseconds.
     pub now: u64,
-    /// The ID of an IPv4 header: random.
+    /// Random ID for an IPv4 header.
     pub id: [u8; 2],
 }
 
-/// What becomes of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// Where it goes.
     pub action: Action,
-    /// The state of its flow, and what that is afterwards.
+    /// State of its flow after the decision.
     pub state: Option<(u32, State)>,
 }
 
-/// Where a frame goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// To the rest of the kernel; counted, or none of our business.
+    /// Passed to the kernel's network stack; `None` if it does not concern the program.
     Up(Option<Count>),
-    /// Nowhere.
     Dropped(Count),
-    /// Out by this interface, as these bytes (at TC the Ethernet addresses are still to be filled in).
+    /// Sent on an interface (at TC without Ethernet addresses yet).
     Across {
-        /// Its number.
         interface: u32,
-        /// From the Ethernet header on.
+        /// Starts at the Ethernet header.
         bytes: Vec<u8>,
-        /// In which direction.
+        /// Direction.
         count: Count,
-        /// Bytes of the payload.
+        /// Payload bytes.
         payload: usize,
     },
 }
 
-/// A UDP datagram, as it came.
+/// A received UDP datagram.
 struct Packet<'a> {
     key: FlowKey,
     v6: bool,
     tos: u8,
     ttl: u8,
-    /// From UDP's header to the end that it claims.
+    /// From the UDP header to its claimed end.
     udp: &'a [u8],
 }
 
@@ -156,7 +150,7 @@ impl Packet<'_> {
         be16(self.udp, 6)
     }
 
-    /// Number and length of what may be ChannelData.
+    /// Number and length, if it may be ChannelData.
     fn channel_data(&self) -> [u16; 2] {
         if self.udp.len() < UDP + CHANNEL_DATA {
             [0; 2]
@@ -166,7 +160,7 @@ impl Packet<'_> {
     }
 }
 
-/// Such a datagram, in the frame that a program sees.
+/// A datagram in the frame that a program sees.
 #[derive(Clone, Copy)]
 struct Arrived<'a> {
     place: Place,
@@ -174,7 +168,7 @@ struct Arrived<'a> {
     packet: &'a Packet<'a>,
 }
 
-/// Decides.
+/// Decides about a frame.
 #[must_use]
 pub fn decide(place: Place, frame: &Frame<'_>, tables: &Tables, moment: &Moment) -> Decision {
     let up = |count| Decision { action: Action::Up(count), state: None };
@@ -196,7 +190,7 @@ pub fn decide(place: Place, frame: &Frame<'_>, tables: &Tables, moment: &Moment)
     let on_channel = FlowKey { channel: number.to_be_bytes(), ..plain };
     for key in [on_channel, plain].iter().skip(usize::from(!looks_like_it)) {
         if let Some(flow) = tables.flows.get(key) {
-            // Overwritten in this very moment.
+            // Overwritten at that moment.
             if flow.stamp != flow.stamp_end || flow.key != *key {
                 return up(Some(Count::Stale));
             }
@@ -213,7 +207,7 @@ pub fn decide(place: Place, frame: &Frame<'_>, tables: &Tables, moment: &Moment)
     }))
 }
 
-/// A UDP datagram that may be somebody's flow, or what to count.
+/// Parses a UDP datagram that may belong to a flow; an error is the counter to increase.
 fn parse(frame: &[u8]) -> Result<Packet<'_>, Option<Count>> {
     let Some(ip) = frame.get(ETHERNET..) else { return Err(None) };
     let malformed = Err(Some(Count::Malformed));
@@ -260,7 +254,7 @@ fn parse(frame: &[u8]) -> Result<Packet<'_>, Option<Count>> {
     };
     let udp = &ip[header..];
     let length = usize::from(be16(udp, 4));
-    // The kernel drops IPv6 packets with mapped addresses too (ip6_rcv), and here they would pass for IPv4.
+    // The kernel also drops IPv6 packets with mapped addresses (ip6_rcv), which would pass for IPv4 here.
     let is_disguised = v6 && addresses.iter().any(|ip| Ipv6Addr::from(*ip).to_ipv4_mapped().is_some());
     if is_disguised || claimed != Some(length) || length > udp.len() || length < UDP {
         return malformed;
@@ -276,17 +270,17 @@ fn parse(frame: &[u8]) -> Result<Packet<'_>, Option<Count>> {
     Ok(Packet { key, v6, tos, ttl, udp: &udp[..length] })
 }
 
-/// How a packet of a flow goes across.
+/// Outgoing path of a packet.
 struct Way<'t> {
-    /// By which it leaves.
+    /// Flow of the outgoing packet.
     flow: &'t Flow,
     interface: u32,
     mtu: usize,
     hop: [u64; HOP_WORDS],
-    /// One of our relayed addresses sends to another.
+    /// Sent between two of our relayed addresses.
     turned_back: bool,
     to_peer: bool,
-    /// A forwarder's.
+    /// Belongs to a forwarder's session.
     forwards: bool,
     payload: usize,
 }
@@ -321,7 +315,7 @@ fn forward(arrived: Arrived<'_>, flow: &Flow, tables: &Tables, moment: &Moment) 
         Place::Tc => frame.is_super_packet(),
         Place::Xdp => state.count(now),
     };
-    // What went across and has not left the driver is not overtaken by way of user space.
+    // Packets still in the driver must not be overtaken through user space.
     let leaving = place == Place::Xdp && state.is_leaving(now);
     let judged = if in_bulk && !leaving {
         Err(if place == Place::Tc { Count::SuperPacket } else { Count::Bulk })
@@ -354,7 +348,7 @@ fn forward(arrived: Arrived<'_>, flow: &Flow, tables: &Tables, moment: &Moment) 
 }
 
 impl State {
-    /// One more; whether they come so fast that user space is cheaper.
+    /// Counts a datagram; returns true if they arrive so fast that user space is cheaper.
     fn count(&mut self, now: u64) -> bool {
         let is_later = now.wrapping_sub(self.since).cast_signed() > BURST_NS.cast_signed();
         if is_later {
@@ -364,12 +358,12 @@ impl State {
         self.arrived > BURST
     }
 
-    /// Whether something of it may still be on its way out of the driver, and nothing is in user space.
+    /// True if a packet may still be leaving the driver, while none is in user space.
     fn is_leaving(&self, now: u64) -> bool {
         now.wrapping_sub(self.across).cast_signed() < POLL_NS.cast_signed() && self.up <= self.across
     }
 
-    /// Why a flow may not go across yet, if so: something that went up may still be on its way.
+    /// Reason why a flow must stay in user space, if its packets there may still be in flight.
     fn settling(&self, drained: u64, now: u64, leaving: bool) -> Result<(), Count> {
         if !leaving && now < self.calm {
             Err(Count::Settling)
@@ -383,7 +377,7 @@ impl State {
     }
 }
 
-/// How a packet of a flow would go across, or why it cannot.
+/// Finds the outgoing path of a packet, or the reason for passing it to user space.
 fn judge<'t>(
     arrived: Arrived<'_>,
     flow: &'t Flow,
@@ -446,8 +440,8 @@ fn judge<'t>(
     Ok(way)
 }
 
-/// Whether a packet comes by where its source is reached. XDP does not see which VLAN a packet was of, nor whether it is for this
-/// machine's address on the link, and so takes only what comes by the very interface that leads back, to our address there.
+/// True if a packet arrives where its source is reachable. XDP does not see the packet's VLAN or whether it
+/// is addressed to this machine, so it accepts only the interface that leads back, with our address there.
 fn is_from_there(place: Place, frame: &Frame<'_>, back: u32, tables: &Tables) -> bool {
     let word = route(tables, back);
     let (interface, _) = way_of(word);
@@ -464,7 +458,7 @@ fn is_from_there(place: Place, frame: &Frame<'_>, back: u32, tables: &Tables) ->
     }
 }
 
-/// The frame that leaves.
+/// The outgoing frame.
 fn across(arrived: Arrived<'_>, way: &Way<'_>, field: &Field, before: u64, moment: &Moment) -> Action {
     let (packet, leaving) = (arrived.packet, way.flow);
     let payload = &packet.udp[packet.udp.len() - way.payload..];
@@ -479,7 +473,7 @@ fn across(arrived: Arrived<'_>, way: &Way<'_>, field: &Field, before: u64, momen
         Field::Nothing => 0,
         Field::PseudoHeader => fold(after),
         Field::Whole => {
-            // Only the change is added: a payload that was damaged shows at the far end.
+            // Adds only the difference, so that a damaged payload is detected at the far end.
             let taken = &packet.udp[..packet.udp.len() - payload.len()];
             let old = before + sum(&taken[..6]) + sum(&taken[UDP..]);
             let new = after + sum(&udp);
@@ -502,11 +496,11 @@ fn across(arrived: Arrived<'_>, way: &Way<'_>, field: &Field, before: u64, momen
     Action::Across { interface: way.interface, bytes, count, payload: payload.len() }
 }
 
-/// What stands before UDP's header: Ethernet's and IP's.
+/// Headers before UDP: Ethernet and IP.
 fn lower_headers(arrived: Arrived<'_>, way: &Way<'_>, moment: &Moment) -> Vec<u8> {
     let Arrived { place, frame, packet } = arrived;
     let leaving = way.flow;
-    // A forwarder's sockets send with none.
+    // A forwarder's sockets send with TOS 0.
     let tos = if way.forwards { 0 } else { packet.tos };
     let mut bytes = match place {
         Place::Tc => frame.bytes[..12].to_vec(),
@@ -534,7 +528,7 @@ fn lower_headers(arrived: Arrived<'_>, way: &Way<'_>, moment: &Moment) -> Vec<u8
     bytes
 }
 
-/// The peer is a relayed address of ours: leads on to the client behind that.
+/// Continues to the client behind a peer that is one of our relayed addresses.
 fn turn_back<'t>(flow: &Flow, tables: &'t Tables, now: u64) -> Result<(&'t Flow, u32, usize), Count> {
     let key = FlowKey {
         remote: flow.from,
@@ -555,7 +549,7 @@ fn turn_back<'t>(flow: &Flow, tables: &'t Tables, now: u64) -> Result<(&'t Flow,
     if next.expires <= now {
         return Err(Count::Expired);
     }
-    // What user space sent there itself has marked it on its way through loopback.
+    // Packets that user space sent there passed the program on loopback, which marked the flow.
     state.settling(drained, now, false)?;
     match way_of(route(tables, next.route)) {
         (0, _) => Err(Count::NoRoute),
@@ -567,7 +561,7 @@ fn route(tables: &Tables, number: u32) -> u64 {
     tables.routes.get(number as usize).copied().unwrap_or_default()
 }
 
-/// What the checksum field holds.
+/// Content of the checksum field.
 enum Field {
     Nothing,
     Whole,
@@ -590,7 +584,7 @@ fn checksum(summed: Summed, packet: &Packet<'_>, pseudo_header: u64) -> Option<F
 
 fn pseudo_header(from: &[u8; 16], to: &[u8; 16], length: usize) -> u64 {
     let is_v4 = Ipv6Addr::from(*from).to_ipv4_mapped().is_some();
-    // What maps IPv4 addresses into IPv6 is no part of it.
+    // The prefix that maps IPv4 into IPv6 is not included.
     let skipped = if is_v4 { 12 } else { 0 };
     sum(&from[skipped..]) + sum(&to[skipped..]) + length as u64 + u64::from(PROTOCOL)
 }
@@ -604,7 +598,7 @@ fn to_be16(length: usize) -> [u8; 2] {
     (length as u16).to_be_bytes()
 }
 
-/// One's complement (RFC 1071), not yet folded.
+/// One's complement sum (RFC 1071), not folded yet.
 fn sum(bytes: &[u8]) -> u64 {
     let words = bytes.chunks(2).map(|pair| u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
     words.map(u64::from).sum()

@@ -1,5 +1,5 @@
-//! What rtnetlink(7) says: interfaces, whose addresses they have, by which of them something is reached, and that any of it has changed. And
-//! what the kernel says of drivers, by generic netlink.
+//! rtnetlink(7): interfaces, their addresses, routes, and notifications of changes. Also driver features, by
+//! generic netlink.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,7 +29,7 @@ const NEW_NEIGHBOUR: u16 = 28;
 const DELETE_NEIGHBOUR: u16 = 29;
 const GET_NEIGHBOUR: u16 = 30;
 
-/// Of generic netlink: the family that knows the others (GENL_ID_CTRL, CTRL_CMD_GETFAMILY), and a question of the one called netdev
+/// Generic netlink: the controller (GENL_ID_CTRL, CTRL_CMD_GETFAMILY), and a request of family netdev
 /// (NETDEV_CMD_DEV_GET).
 const CONTROLLER: u16 = 16;
 const GET_FAMILY: u8 = 3;
@@ -43,9 +43,9 @@ const ACKNOWLEDGE: u16 = 4;
 const DUMP: u16 = 0x300;
 const CREATE: u16 = 0x400;
 
-/// Links, addresses, routes, rules and settings (rp_filter) of both families, and next hops.
+/// Groups for links, addresses, routes, rules and settings (rp_filter) of both families, and next hops.
 const GROUPS: u32 = 0x1 | 0x10 | 0x40 | 0x80 | 0x100 | 0x400 | 1 << 18 | 1 << 23 | 1 << 31;
-/// Neighbours, of both families.
+/// Group for neighbours of both families.
 const NEIGHBOURS: u32 = 0x4;
 
 /// ARPHRD_ETHER.
@@ -60,43 +60,43 @@ const UNICAST: u8 = 1;
 /// UDP, in RTA_IP_PROTO.
 const UDP: u8 = 17;
 
-/// States in which the link address of a neighbour may be used (NUD_VALID, but for those that have none).
+/// States in which a neighbour's link address is usable (NUD_VALID, except NUD_NOARP).
 const USABLE: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x80;
 /// NTF_USE: as if a packet had been sent to it.
 const USE: u8 = 1;
 
-/// An interface.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Interface {
     pub(crate) number: u32,
     pub(crate) mtu: u32,
     pub(crate) name: String,
-    /// A port of a bridge, a bond or the like, whose traffic is seen again at that.
+    /// Member of a bridge, bond or the like, whose traffic appears there again.
     pub(crate) is_port: bool,
     pub(crate) is_up: bool,
     pub(crate) is_ethernet: bool,
     pub(crate) is_loopback: bool,
-    /// What makes it, such as `veth` or `vlan`; none for a card.
+    /// Kind of a virtual interface, such as `veth` or `vlan`; `None` for hardware.
     pub(crate) kind: Option<String>,
-    /// Its address on the link.
+    /// Link address.
     pub(crate) address: Option<LinkAddress>,
 }
 
-/// Of Ethernet.
+/// Ethernet address.
 pub(crate) type LinkAddress = [u8; 6];
 
-/// Where a route leads to.
+/// Next hop of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct NextHop {
-    /// The interface's number.
+    /// Interface number.
     pub(crate) interface: u32,
-    /// Who takes it there.
+    /// Gateway, or the destination itself.
     pub(crate) neighbour: IpAddr,
 }
 
-/// Name of the interface by which datagrams from one of our addresses to somebody else leave. `None` where there is no such route.
+/// Name of the interface for datagrams from a local address to a remote one. `None` without a route.
 ///
 /// # Errors
+///
 /// Those of a netlink socket.
 pub fn interface_of_route(from: IpAddr, to: IpAddr) -> io::Result<Option<String>> {
     let mut netlink = Netlink::new()?;
@@ -105,7 +105,7 @@ pub fn interface_of_route(from: IpAddr, to: IpAddr) -> io::Result<Option<String>
     Ok(interfaces.into_iter().find(|it| it.number == next.interface).map(|it| it.name))
 }
 
-/// Asks.
+/// Netlink socket for requests.
 pub(crate) struct Netlink {
     socket: OwnedFd,
     sequence: u32,
@@ -117,14 +117,14 @@ impl Netlink {
         Ok(Self { socket: socket(None, 0)?, sequence: 0, buffer: vec![0; 64 << 10] })
     }
 
-    /// With somebody else in the kernel's place.
+    /// Test constructor with a fake kernel.
     #[cfg(test)]
     pub(crate) fn of(socket: OwnedFd) -> Self {
         Self { socket, sequence: 0, buffer: vec![0; 64 << 10] }
     }
 
-    /// Whether the driver of an interface takes packets that XDP redirects to it. `None` where the kernel does not tell: it does since
-    /// Linux 6.3.
+    /// True if the driver accepts packets redirected by XDP. `None` before Linux 6.3, which does not report
+    /// it.
     pub(crate) fn takes_redirected(interface: u32) -> Option<bool> {
         let socket = socket(Some(netlink::GENERIC), 0).ok()?;
         let mut generic = Self { socket, sequence: 0, buffer: vec![0; 8 << 10] };
@@ -140,7 +140,6 @@ impl Netlink {
         Some(u64::from_ne_bytes(found?) & TAKES_REDIRECTED != 0)
     }
 
-    /// All interfaces.
     pub(crate) fn interfaces(&mut self) -> io::Result<BTreeSet<Interface>> {
         let mut found = BTreeSet::new();
         self.ask(GET_LINK, DUMP, &[0; 16], |kind, body| {
@@ -173,7 +172,7 @@ impl Netlink {
         Ok(found)
     }
 
-    /// The numbers of interfaces with an address.
+    /// Numbers of interfaces with an address.
     pub(crate) fn with_addresses(&mut self) -> io::Result<BTreeSet<u32>> {
         let mut found = BTreeSet::new();
         self.ask(GET_ADDRESS, DUMP, &[0; 8], |kind, body| {
@@ -184,8 +183,8 @@ impl Netlink {
         Ok(found)
     }
 
-    /// Where datagrams from one of our addresses to somebody else go next. `None` where there is no route, or one that leads to
-    /// ourselves, to several, or to nobody.
+    /// Next hop for datagrams from a local address to a remote one. `None` without a route, or with one to
+    /// this machine, to several hops, or without a receiver.
     pub(crate) fn route(&mut self, from: IpAddr, to: IpAddr) -> io::Result<Option<NextHop>> {
         let mut body = Vec::with_capacity(64);
         let bits = if to.is_ipv4() { 32 } else { 128 };
@@ -202,7 +201,7 @@ impl Netlink {
             for (kind, value) in attributes(&body[12..]) {
                 match kind {
                     4 if value.len() == 4 => interface = Some(u32_at(value, 0)),
-                    // A gateway of the same family, or behind two bytes one of the other.
+                    // Gateway of the same family, or after two bytes one of the other.
                     5 => neighbour = ip_of(value).unwrap_or(to),
                     18 => neighbour = value.get(2..).and_then(ip_of).unwrap_or(to),
                     _ => {}
@@ -213,7 +212,7 @@ impl Netlink {
         answered(asked).map(|()| next)
     }
 
-    /// The link address of a neighbour, if the kernel knows it.
+    /// Link address of a neighbour, if the kernel knows it.
     pub(crate) fn neighbour(&mut self, hop: NextHop) -> io::Result<Option<LinkAddress>> {
         let mut found = None;
         let asked = self.ask(GET_NEIGHBOUR, 0, &about(hop, 0), |kind, body| {
@@ -226,12 +225,12 @@ impl Netlink {
         answered(asked).map(|()| found)
     }
 
-    /// Has the kernel look whether this neighbour is still there, or where it is, as it does when it sends something itself.
+    /// Makes the kernel confirm or resolve this neighbour, as if it sent a packet there.
     pub(crate) fn use_neighbour(&mut self, hop: NextHop) -> io::Result<()> {
         answered(self.ask(NEW_NEIGHBOUR, CREATE | ACKNOWLEDGE, &about(hop, USE), |_, _| {}))
     }
 
-    /// One question; `each` gets the parts of the answer.
+    /// Sends a request; `each` gets the parts of the response.
     fn ask(
         &mut self,
         kind: u16,
@@ -260,7 +259,7 @@ impl Netlink {
                 let (flags, sequence) = (u16_at(rest, 6), u32_at(rest, 8));
                 let Some(body) = rest.get(16..len) else { return Err(io::ErrorKind::InvalidData.into()) };
                 rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
-                // The end of an earlier answer that was given up.
+                // End of an earlier, abandoned response.
                 if sequence != self.sequence {
                     continue;
                 }
@@ -285,7 +284,8 @@ fn kind_of(info: &[u8]) -> Option<String> {
     attributes(info).find(|(kind, _)| *kind == 1).map(|(_, name)| text(name))
 }
 
-/// An error that is an answer: no route to host, network unreachable, forbidden, not our address, no such neighbour.
+/// Treats errors that are answers as success: no route to host, network unreachable, forbidden, not our
+/// address, no such neighbour.
 fn answered(asked: io::Result<()>) -> io::Result<()> {
     match asked {
         Err(error) if error.raw_os_error().is_some_and(|errno| errno != Errno::NOBUFS.raw_os_error()) => {
@@ -295,7 +295,7 @@ fn answered(asked: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// struct ndmsg and whom it is about.
+/// struct ndmsg with the neighbour's address.
 fn about(hop: NextHop, flags: u8) -> Vec<u8> {
     let mut body = vec![family_of(hop.neighbour), 0, 0, 0];
     body.extend(hop.interface.to_ne_bytes());
@@ -304,7 +304,7 @@ fn about(hop: NextHop, flags: u8) -> Vec<u8> {
     body
 }
 
-/// Whom a message about a neighbour is about, and its link address if that may be used.
+/// Neighbour of a message, and its link address if usable.
 fn told(body: &[u8]) -> Option<(NextHop, Option<LinkAddress>)> {
     let (interface, state) = (u32_at(body.get(4..8)?, 0), u16_at(body.get(8..10)?, 0));
     let (mut neighbour, mut address) = (None, None);
@@ -319,7 +319,7 @@ fn told(body: &[u8]) -> Option<(NextHop, Option<LinkAddress>)> {
     Some((hop, address.filter(|_| state & USABLE != 0)))
 }
 
-/// Tells that something has changed.
+/// Notifications of changes.
 pub(crate) struct News {
     socket: OwnedFd,
 }
@@ -329,7 +329,8 @@ impl News {
         Ok(Self { socket: socket(None, GROUPS)? })
     }
 
-    /// Whether something has changed since the last call. What it was does not matter: all is asked for anew.
+    /// True if something has changed since the last call. Details do not matter, since everything is read
+    /// again.
     pub(crate) fn heard(&self) -> bool {
         let (mut heard, mut buffer) = (false, [0; 4096]);
         loop {
@@ -349,7 +350,7 @@ impl AsFd for News {
     }
 }
 
-/// Tells which neighbours have changed.
+/// Notifications of changed neighbours.
 pub(crate) struct NeighbourNews {
     socket: OwnedFd,
 }
@@ -359,7 +360,7 @@ impl NeighbourNews {
         Ok(Self { socket: socket(None, NEIGHBOURS)? })
     }
 
-    /// Those of which there was news since the last call, and whether they are there; `None` if there was too much of it.
+    /// Changed neighbours since the last call, true if reachable; `None` if notifications were lost.
     pub(crate) fn heard(&self) -> Option<BTreeMap<NextHop, bool>> {
         let (mut changed, mut all, mut buffer) = (BTreeMap::new(), true, [0; 8192]);
         loop {
@@ -381,7 +382,7 @@ impl NeighbourNews {
                 {
                     changed.insert(hop, address.is_some());
                 }
-                // A length of 0 would be for ever.
+                // Avoids an endless loop on length 0.
                 rest = rest.get(len.max(16).next_multiple_of(4)..).unwrap_or_default();
             }
         }
@@ -415,7 +416,7 @@ fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// The value of the attribute of this kind, if there is one of so many bytes.
+/// Value of the attribute of this kind, if it has this length.
 fn attribute<const LEN: usize>(attributes_of: Option<&[u8]>, kind: u16) -> Option<[u8; LEN]> {
     attributes(attributes_of?).find(|(it, _)| *it == kind)?.1.try_into().ok()
 }
@@ -467,8 +468,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_is_an_interface_with_an_address_and_no_ethernet() {
-        let mut netlink = Netlink::new().expect("anybody may ask");
+    fn loopback_has_an_address_and_is_not_ethernet() {
+        let mut netlink = Netlink::new().expect("no privilege is needed");
         let interfaces = netlink.interfaces().expect("an answer");
         let loopback = interfaces.iter().find(|interface| interface.name == "lo").expect("there always is");
         assert!(!loopback.is_ethernet && !loopback.is_port, "{loopback:?}");
@@ -476,15 +477,15 @@ mod tests {
         assert_eq!(addressed.contains(&loopback.number), loopback.is_up);
     }
 
-    /// As much as the kernel keeps for whoever does not listen, and more.
+    /// More than the kernel queues for a reader.
     #[test]
-    fn too_much_news_of_neighbours_is_told_from_none() {
+    fn lost_neighbour_notifications_differ_from_none() {
         alone::in_network_namespace(turnpike_testkit::this_test!(), || {
             alone::run("ip", &["link", "add", "one", "type", "veth", "peer", "name", "other"]);
             for device in ["one", "other"] {
                 alone::run("ip", &["link", "set", device, "addrgenmode", "none", "up"]);
             }
-            let news = NeighbourNews::new().expect("anybody may listen");
+            let news = NeighbourNews::new().expect("no privilege is needed");
             news.heard();
             let replace = |last: u32, number: u32| {
                 let [high, low] = [number / 256, number % 256];
@@ -502,16 +503,16 @@ mod tests {
             let few = told(replace(7, 1)).expect("one is not much");
             assert_eq!(few.values().collect::<Vec<_>>(), [&true]);
             assert!(told((0..20_000).map(|n| replace(n % 100, n)).collect()).is_none());
-            assert_eq!(told(replace(7, 2)).map(|few| few.len()), Some(1), "and then it hears again");
+            assert_eq!(told(replace(7, 2)).map(|few| few.len()), Some(1), "notifications continue");
         });
     }
 
     #[test]
-    fn what_leads_to_ourselves_is_no_route() {
-        let mut netlink = Netlink::new().expect("anybody may ask");
+    fn a_route_to_this_machine_is_not_usable() {
+        let mut netlink = Netlink::new().expect("no privilege is needed");
         let here = IpAddr::from([127, 0, 0, 1]);
         assert_eq!(netlink.route(here, here).expect("an answer"), None);
-        // Nor is what is not an address of ours a source.
+        // A foreign address is not a valid source.
         let elsewhere = IpAddr::from([192, 0, 2, 1]);
         assert_eq!(netlink.route(elsewhere, here).expect("an answer"), None);
     }

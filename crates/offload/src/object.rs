@@ -1,4 +1,4 @@
-//! The compiled programs: loaded with maps as large as the settings say, and taken apart.
+//! Compiled programs: loaded with maps of the configured sizes, and split into their parts.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -22,21 +22,21 @@ use crate::{
 /// Built by `bpf/build`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/relay.o");
 
-/// The program for TC, by whose name leftovers are found too.
+/// Name of the TC program, also used to find leftovers.
 pub(crate) const PROGRAM: &str = "turnpike";
-/// The program for XDP.
+/// Name of the XDP program.
 const XDP_PROGRAM: &str = "turnpike_xdp";
 
-/// The first kernel with bpf_check_mtu.
+/// First kernel with bpf_check_mtu.
 const TELLS_MTU: KernelVersion = KernelVersion::new(5, 12, 0);
 
-/// Whether this kernel tells a program how much fits through an interface (bpf_check_mtu). One that does not has [`crate::routes::Routes`] do so, which hear of
-/// a change a moment later.
+/// True if the kernel tells programs the MTU of an interface (bpf_check_mtu). Otherwise
+/// [`crate::routes::Routes`] provides it, which learns of changes a moment later.
 fn tells_mtu() -> bool {
     KernelVersion::current().is_ok_and(|it| it >= TELLS_MTU)
 }
 
-/// The programs, verified and not attached, with maps as large as the settings say; these take the place of maps of the same names.
+/// Loads and verifies the programs without attaching them. `passed` maps replace those of the same names.
 pub(crate) fn load_object(settings: &Settings, passed: Option<Vec<OwnedFd>>) -> Result<Ebpf, OffloadError> {
     let mut object = EbpfLoader::new()
         .btf(None)
@@ -55,7 +55,7 @@ pub(crate) fn load_object(settings: &Settings, passed: Option<Vec<OwnedFd>>) -> 
         links::stand_for(descriptor(&object, name)?, passed).map_err(kernel)?;
     }
     drop(passed);
-    // Before its maps are taken from the object: the program names them by descriptors that are open.
+    // Before taking its maps from the object: the program refers to them by open descriptors.
     load_classifier(&mut object, PROGRAM)?;
     if settings.hook.is_xdp() {
         xdp::check_kernel()?;
@@ -79,7 +79,7 @@ pub(crate) fn xdp_descriptor(object: &mut Ebpf) -> Result<BorrowedFd<'_>, Offloa
     Ok(xdp_program(object)?.fd().map_err(OffloadError::program)?.as_fd())
 }
 
-/// That of a map that has not been taken from the object.
+/// Descriptor of a map that is still in the object.
 pub(crate) fn descriptor<'o>(object: &'o Ebpf, name: &str) -> Result<BorrowedFd<'o>, OffloadError> {
     match object.map(name) {
         Some(Map::HashMap(data) | Map::Array(data)) => Ok(data.fd().as_fd()),

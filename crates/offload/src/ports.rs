@@ -1,5 +1,5 @@
-//! Which UDP ports the program looks at: those of a server's listeners and relays for good, those of a forwarder's flows as long as there
-//! are any.
+//! UDP ports that the program handles: listeners and relay ports permanently, a forwarder's ports while they
+//! have flows.
 
 use std::{
     collections::HashMap,
@@ -12,19 +12,19 @@ use crate::{
     mapped_array::MappedArray,
 };
 
-/// The words that the program reads, and for how many flows it looks at which port.
+/// The program's words, and the number of flows per port.
 pub(crate) struct Ports {
     words: MappedArray,
     flows: Mutex<HashMap<u16, u32>>,
 }
 
 impl Ports {
-    /// As they are set already.
+    /// Keeps the current words.
     pub(crate) fn new(words: MappedArray) -> Self {
         Self { words, flows: Mutex::default() }
     }
 
-    /// Those that are looked at for good from now on.
+    /// Sets the permanent ports.
     pub(crate) fn set(&self, listeners: &[u16], relays: RangeInclusive<u16>) {
         let mut flows = self.flows();
         for (word, class) in self.words.iter().zip(classes(listeners, relays)) {
@@ -40,7 +40,7 @@ impl Ports {
         });
     }
 
-    /// One flow more comes to this port; to be given back.
+    /// Counts a flow on this port; must be given back.
     pub(crate) fn hold(&self, port: u16) {
         let mut flows = self.flows();
         if let Some(held) = flows.get_mut(&port) {
@@ -54,7 +54,7 @@ impl Ports {
 
     pub(crate) fn give_back(&self, port: u16) {
         let mut flows = self.flows();
-        // One that is looked at for good is not among them.
+        // Permanent ports are not counted.
         let Some(held) = flows.get_mut(&port) else { return };
         *held -= 1;
         if *held == 0 {
@@ -74,7 +74,7 @@ impl Ports {
     }
 }
 
-/// The word of a port, and the bits in it that have the program look for plain datagrams there.
+/// Word of a port, and its bits for plain datagrams.
 fn place(port: u16) -> (usize, u64) {
     (usize::from(port >> 5), RELAY << ((port & 31) * 2))
 }
@@ -87,8 +87,8 @@ mod tests {
     use crate::layout::LISTENER;
 
     #[test]
-    fn a_port_is_looked_at_as_long_as_flows_come_to_it_or_for_good() {
-        // Mapped, it is memory that is all zero.
+    fn a_port_is_handled_while_it_has_flows_or_is_permanent() {
+        // Maps as zeroed memory.
         let zero = File::options().read(true).write(true).open("/dev/zero").expect("every machine has it");
         let words = MappedArray::map(&zero, 2048).expect("memory");
         let ports = Ports::new(words);

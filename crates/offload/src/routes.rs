@@ -1,6 +1,6 @@
-//! By which interface each client and each peer is reached, by whom on that link, and for XDP at which link address. At TC the kernel finds
-//! that address itself, as it does for what a socket sends; `bpf_fib_lookup` would know all of it, if only it looked before the forwarding of
-//! this machine were on (ip_forward).
+//! Routes to clients and peers: interface, gateway, and for XDP the link address. At TC the kernel resolves
+//! the link address as for sockets. `bpf_fib_lookup` would provide all of it, but requires forwarding
+//! (ip_forward) on this machine.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -20,14 +20,14 @@ use crate::{
     slots::{REST_NS, Slots},
 };
 
-/// The words that the programs read, and what they stand for.
+/// Words that the programs read, and the routes behind them.
 pub(crate) struct Routes {
     words: MappedArray,
     /// For TC.
     gateways: MappedArray,
     /// For XDP.
     hops: Option<MappedArray>,
-    /// The kernel could not be asked about one of them.
+    /// A query to the kernel has failed.
     unknown: AtomicBool,
     inner: Mutex<Inner>,
 }
@@ -40,10 +40,10 @@ struct Inner {
     links: Links,
 }
 
-/// From one of our addresses to somebody else's.
+/// Local and remote address.
 type Ends = (IpAddr, IpAddr);
 
-/// Its number, and where it leads.
+/// Slot, ends and next hop.
 type HeldRoute = (u32, Ends, Option<NextHop>);
 
 struct Held {
@@ -52,21 +52,21 @@ struct Held {
     next: Option<NextHop>,
 }
 
-/// What routes may lead over.
+/// Interfaces that routes may use.
 #[derive(Clone, Default)]
 struct Links {
-    /// With their MTU.
+    /// Number and MTU.
     ethernet: BTreeMap<u32, u32>,
-    /// Our link addresses where XDP sends.
+    /// Our link addresses on interfaces where XDP sends.
     own: BTreeMap<u32, LinkAddress>,
-    /// Where it sends by redirection alone.
+    /// Interfaces on which XDP sends only by redirection.
     by_redirection: BTreeSet<u32>,
     /// Some interface has a strict reverse path filter for IPv4.
     strict: bool,
 }
 
 impl Links {
-    /// `xdp` are the interfaces by which XDP may send.
+    /// `xdp`: interfaces on which XDP may send.
     fn read(netlink: &mut Netlink, xdp: &BTreeSet<u32>) -> io::Result<Self> {
         let interfaces = netlink.interfaces()?;
         let ethernet = interfaces.iter().filter(|interface| interface.is_ethernet && !interface.is_port);
@@ -89,7 +89,7 @@ impl Links {
         route_by(next.interface, *mtu) | only | how
     }
 
-    /// What XDP writes into a frame.
+    /// Link addresses that XDP writes into a frame.
     fn hop(&self, netlink: &mut Netlink, next: Option<NextHop>) -> io::Result<[u64; HOP_WORDS]> {
         let own = next.and_then(|next| Some((next, *self.own.get(&next.interface)?)));
         let Some((next, own)) = own else { return Ok([0; HOP_WORDS]) };
@@ -101,7 +101,7 @@ fn as_word([a, b, c, d, e, f]: LinkAddress) -> u64 {
     u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
 }
 
-/// The neighbour's address, as flows have addresses.
+/// Neighbour's address in the format of flows.
 fn as_words(next: NextHop) -> [u64; GATEWAY_WORDS] {
     let [first, second] = [0, 8].map(|at| {
         let octets = mapped(next.neighbour);
@@ -110,7 +110,8 @@ fn as_words(next: NextHop) -> [u64; GATEWAY_WORDS] {
     [first, second]
 }
 
-/// Whether nothing may come by an interface but from where it leads to (net.ipv4.conf.*.rp_filter = 1).
+/// True if packets must arrive on the interface that leads back to their source (net.ipv4.conf.*.rp_filter =
+/// 1).
 fn filters_strictly(name: &str) -> bool {
     fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{name}/rp_filter"))
         .is_ok_and(|text| text.trim() == "1")
@@ -129,7 +130,7 @@ impl Routes {
         Ok(Self { words, gateways, hops, unknown: AtomicBool::new(false), inner: Mutex::new(inner) })
     }
 
-    /// The number of a route; `None` if there are too many. To be given back.
+    /// Acquires the slot of a route; `None` if too many. Must be given back.
     pub(crate) fn hold(&self, from: IpAddr, to: IpAddr) -> Option<u32> {
         let inner = &mut *self.inner();
         if let Some(held) = inner.by_ends.get_mut(&(from, to)) {
@@ -145,7 +146,7 @@ impl Routes {
         Some(slot)
     }
 
-    /// Holds the route that another process has had under this number. The next [`Routes::refresh`] asks where it leads.
+    /// Takes over a route and slot of another process. The next [`Routes::refresh`] looks up its next hop.
     pub(crate) fn adopt(&self, slot: u32, from: IpAddr, to: IpAddr) {
         let inner = &mut *self.inner();
         inner.slots.claim(slot);
@@ -165,7 +166,8 @@ impl Routes {
         }
     }
 
-    /// What the kernel has said. Where it could not be asked, nothing until it is asked again: [`Routes::are_unknown`].
+    /// Result of a query; after a failure the default, until the query is repeated: see
+    /// [`Routes::are_unknown`].
     fn or_later<T: Default>(&self, said: io::Result<T>) -> T {
         said.unwrap_or_else(|_| {
             self.unknown.store(true, Ordering::Relaxed);
@@ -173,19 +175,20 @@ impl Routes {
         })
     }
 
-    /// Whether the kernel could not be asked about a route that is held since then. Says so once.
+    /// Returns and clears the flag of a failed query.
     pub(crate) fn are_unknown(&self) -> bool {
         self.unknown.swap(false, Ordering::Relaxed)
     }
 
-    /// Asks for all of them anew, with a socket of its own: nobody waits for it. XDP may send by the interfaces `xdp`.
+    /// Looks up all routes again with its own socket, without blocking workers. XDP may send on the
+    /// interfaces `xdp`.
     pub(crate) fn refresh(&self, netlink: &mut Netlink, xdp: &BTreeSet<u32>) -> io::Result<()> {
         let links = Links::read(netlink, xdp)?;
         self.inner().links = links.clone();
         self.ask_all(netlink, &links, self.held(|_, _| true))
     }
 
-    /// Where the kernel cannot be asked about one of them, the others are asked about all the same; the first such error.
+    /// Looks up all of them even after errors; returns the first error.
     fn ask_all(&self, netlink: &mut Netlink, links: &Links, routes: Vec<HeldRoute>) -> io::Result<()> {
         let mut first = Ok(());
         for (slot, ends, _) in routes {
@@ -194,8 +197,8 @@ impl Routes {
         first
     }
 
-    /// Asks anew where those lead whose gateway is among these neighbours, who have not answered: the kernel takes another gateway by itself
-    /// then, if it has one, and there is no other news of that.
+    /// Looks up routes again whose gateway is among these unreachable neighbours: the kernel then switches to
+    /// another gateway, without a notification.
     pub(crate) fn refresh_lost(&self, netlink: &mut Netlink, lost: &BTreeSet<NextHop>) -> io::Result<()> {
         let links = self.inner().links.clone();
         let is_lost = |to, next: NextHop| next.neighbour != to && lost.contains(&next);
@@ -203,7 +206,7 @@ impl Routes {
         self.ask_all(netlink, &links, by_lost)
     }
 
-    /// The gateways that the kernel cannot send to. They are few, however many routes there are.
+    /// Gateways that are unreachable. Few, however many routes there are.
     pub(crate) fn lost_gateways(&self, netlink: &mut Netlink) -> io::Result<BTreeSet<NextHop>> {
         let by_gateway = self.held(|to, next| next.is_some_and(|next| next.neighbour != to));
         let all: BTreeSet<NextHop> = by_gateway.into_iter().filter_map(|(_, _, next)| next).collect();
@@ -219,7 +222,7 @@ impl Routes {
     fn ask(&self, netlink: &mut Netlink, links: &Links, slot: u32, ends: Ends) -> io::Result<()> {
         let next = netlink.route(ends.0, ends.1)?;
         let hop = links.hop(netlink, next)?;
-        // It may be another one's by now, and that one was asked for later.
+        // The slot may belong to a newer route by now.
         if let Some(held) = self.inner().by_ends.get_mut(&ends).filter(|held| held.slot == slot) {
             held.next = next;
             self.write(slot, links.word(ends.1, next), next, hop);
@@ -227,7 +230,7 @@ impl Routes {
         Ok(())
     }
 
-    /// Asks for the link addresses of these neighbours anew, or of all.
+    /// Looks up the link addresses of these neighbours again, or of all.
     pub(crate) fn refresh_neighbours(
         &self,
         netlink: &mut Netlink,
@@ -245,7 +248,7 @@ impl Routes {
         Ok(())
     }
 
-    /// Keeps the kernel's knowledge of the neighbours alive that only XDP sends to, of which the kernel hears nothing.
+    /// Keeps neighbour entries fresh that only XDP uses, which the kernel does not notice.
     pub(crate) fn use_neighbours(&self, netlink: &mut Netlink) -> io::Result<()> {
         let neighbours: BTreeSet<NextHop> = {
             let inner = self.inner();
@@ -255,19 +258,19 @@ impl Routes {
         neighbours.into_iter().try_for_each(|neighbour| netlink.use_neighbour(neighbour))
     }
 
-    /// How many there are.
     pub(crate) fn len(&self) -> usize {
         self.inner().by_slot.len()
     }
 
-    /// Those to such an address with such a next hop.
+    /// Routes that match a remote address and next hop.
     fn held(&self, which: impl Fn(IpAddr, Option<NextHop>) -> bool) -> Vec<HeldRoute> {
         let inner = self.inner();
         let held = inner.by_ends.iter().filter(|(ends, held)| which(ends.1, held.next));
         held.map(|(ends, held)| (held.slot, *ends, held.next)).collect()
     }
 
-    /// A reader that finds the same interface before and behind them has a gateway and link addresses that are good there.
+    /// A reader that finds the same interface before and after reading them has a matching gateway and link
+    /// addresses.
     fn write(&self, slot: u32, word: u64, next: Option<NextHop>, hop: [u64; HOP_WORDS]) {
         let (place, slot) = (&self.words[slot as usize], slot as usize);
         let gateways = &self.gateways[slot * GATEWAY_WORDS..][..GATEWAY_WORDS];
@@ -304,14 +307,15 @@ mod tests {
     /// RTM_GETROUTE.
     const GET_ROUTE: u16 = 26;
 
-    /// Words that nobody shares.
+    /// Words not shared with a program.
     fn words(len: usize) -> MappedArray {
         let dir = Dir::new();
         let file = File::options().read(true).write(true).open(dir.file("words", [0; 4096]));
         MappedArray::map(file.unwrap(), len).unwrap()
     }
 
-    /// A kernel that knows no interfaces, and has no room for an answer to the first so many questions about routes; how many were asked.
+    /// A kernel without interfaces that fails the first `times` route queries with ENOBUFS, and a counter of
+    /// queries.
     fn busy_kernel(times: usize) -> (Netlink, Arc<AtomicUsize>) {
         let (ours, its) = UnixDatagram::pair().unwrap();
         let asked = Arc::new(AtomicUsize::new(0));
@@ -323,7 +327,7 @@ mod tests {
                 let is_about_routes = kind == GET_ROUTE;
                 let before = counted.fetch_add(usize::from(is_about_routes), Ordering::Relaxed);
                 let code = if is_about_routes && before < times { -ENOBUFS } else { 0 };
-                // An error, with the number of the question; 0 says that it is done.
+                // NLMSG_ERROR with the sequence number of the request; 0 is success.
                 let mut answer = [0; 20];
                 answer[..4].copy_from_slice(&20_u32.to_ne_bytes());
                 answer[4..6].copy_from_slice(&2_u16.to_ne_bytes());
@@ -336,15 +340,15 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_had_no_room_to_answer_is_asked_again() {
+    fn queries_that_failed_with_enobufs_are_repeated() {
         let routes = Routes::new(words(4), words(4 * GATEWAY_WORDS), None).unwrap();
         let ends = |last| (IpAddr::from([127, 0, 0, 1]), IpAddr::from([127, 0, 0, last]));
         routes.inner().netlink = busy_kernel(1).0;
         let first = routes.hold(ends(2).0, ends(2).1).unwrap();
         assert!(routes.are_unknown());
         let second = routes.hold(ends(3).0, ends(3).1).unwrap();
-        assert!(!routes.are_unknown(), "it was told of the second one, and of the first once");
-        // All are asked about, also behind one of which nothing is said.
+        assert!(!routes.are_unknown(), "the second query succeeded, and the flag was cleared");
+        // The error of one query does not stop the others.
         let (mut netlink, asked) = busy_kernel(1);
         let said = routes.refresh(&mut netlink, &BTreeSet::new());
         assert_eq!(said.unwrap_err().raw_os_error(), Some(ENOBUFS));

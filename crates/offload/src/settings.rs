@@ -1,48 +1,46 @@
-//! What the programs are made for, and how they are attached.
+//! Settings of the programs, and ways to attach them.
 
 use std::{net::SocketAddr, ops::RangeInclusive};
 
 use serde::{Deserialize, Serialize};
 
-/// What the program is made for.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where a server's clients send their datagrams; a forwarder has none here.
+    /// Addresses that clients of a server send to; empty for a forwarder.
     pub listeners: Vec<SocketAddr>,
     /// Ports of relayed transport addresses; may be empty.
     pub relay_ports: RangeInclusive<u16>,
-    /// Flows that there may be, each in one direction.
+    /// Maximum number of flows, each in one direction.
     pub flows: u32,
-    /// Sockets that take what goes up.
+    /// Maximum number of sockets for packets passed to user space.
     pub sockets: u32,
-    /// How the program is attached.
     pub hook: Hook,
 }
 
-/// How a program is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Hook {
-    /// As this kernel can.
+    /// Best way that this kernel supports.
     Best,
-    /// As a link (Linux 6.6), which ends with the process, however that ends.
+    /// Link at TC (Linux 6.6), which ends with the process in any case.
     Tcx,
-    /// As a filter, which stays if the process is killed: until the next start, or with the flows' own time.
+    /// Filter at TC, which stays if the process is killed: until the next start; its flows expire.
     Clsact,
-    /// In the driver, by a link; [`Hook::Best`] on interfaces whose driver cannot, if there is one that can.
+    /// Link in the driver; [`Hook::Best`] on interfaces whose driver does not support it, if at least one
+    /// does.
     Xdp,
-    /// The same by any driver, which is slower than TC: for tests.
+    /// XDP with any driver, slower than TC: for tests.
     XdpGeneric,
 }
 
 impl Hook {
-    /// Whether it sees packets before GRO does.
+    /// True if it sees packets before GRO.
     #[must_use]
     pub fn is_xdp(self) -> bool {
         matches!(self, Self::Xdp | Self::XdpGeneric)
     }
 
-    /// As users know it.
+    /// Name in settings and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -55,24 +53,23 @@ impl Hook {
     }
 }
 
-/// An interface on which lone datagrams are relayed.
+/// An interface on which the kernel relays.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attachment {
-    /// Its name.
     pub interface: String,
-    /// How the program is attached: not [`Hook::Best`].
+    /// Never [`Hook::Best`].
     pub hook: Hook,
-    /// Why that is not XDP, where that was asked for.
+    /// Reason why it is not XDP although that was requested.
     pub why: Option<String>,
 }
 
 impl Settings {
-    /// A state for each flow, and for each client one more; a client has two flows at least.
+    /// One state per flow and one per client; a client has at least two flows.
     pub(crate) fn states(&self) -> u32 {
         self.flows.saturating_add(self.flows / 2)
     }
 
-    /// Next hops, which XDP alone asks for.
+    /// Next hops, which only XDP needs.
     pub(crate) fn hops(&self) -> u32 {
         if self.hook.is_xdp() { self.flows } else { 1 }
     }

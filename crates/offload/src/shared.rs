@@ -1,4 +1,4 @@
-//! State that workers, the watcher and the control thread share.
+//! State shared by workers, the watcher and the control thread.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -28,32 +28,32 @@ use crate::{
     slots::{REST_NS, Slots},
 };
 
-/// State of the programs: their maps, the places in these, and where they are attached.
+/// Maps of the programs, their slots, and the interfaces.
 pub(crate) struct Shared {
-    /// A descriptor of the map of flows, to be cloned.
+    /// Descriptor of the flow map, to be cloned.
     pub(crate) flows: MapData,
     pub(crate) states: MappedArray,
     pub(crate) drained: MappedArray,
     pub(crate) routes: Routes,
-    /// Classes of ports.
+    /// Port classes.
     pub(crate) ports: Ports,
     pub(crate) state_slots: Mutex<Slots>,
     pub(crate) socket_slots: Mutex<Slots>,
     pub(crate) most_flows: u32,
-    /// Flows that there are, and that there was no room for.
+    /// Current flows, and flows refused for lack of room.
     pub(crate) held: AtomicU64,
     pub(crate) refused: AtomicU64,
-    /// Distinguishes installations, over all workers, and from those of a process before.
+    /// Unique per installation, over all workers and previous processes.
     pub(crate) stamp: AtomicU64,
     pub(crate) first_stamp: u64,
-    /// Flows of a process before that workers have made their own, until it is known that all have.
+    /// Flows taken over from a previous process, until all workers have taken theirs.
     pub(crate) adopted: Mutex<HashSet<FlowKey>>,
-    /// How long after a program has seen it a packet may come to its socket.
+    /// Maximum time until a packet seen by a program reaches its socket, in nanoseconds.
     pub(crate) gap_ns: u64,
     pub(crate) counts: Mutex<PerCpuArray<MapData, u64>>,
     /// [`MAPS`].
     pub(crate) maps: Vec<OwnedFd>,
-    /// By the interface's number.
+    /// By interface number.
     links: Mutex<BTreeMap<u32, Attached>>,
     /// Another process has the links and the flows.
     pub(crate) is_handed_on: AtomicBool,
@@ -61,7 +61,6 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Takes the maps from the object.
     pub(crate) fn new(settings: &Settings, object: &mut Ebpf) -> Result<Self, OffloadError> {
         let words = |count: u32| count as usize;
         let by_xdp = settings.hook.is_xdp();
@@ -85,7 +84,8 @@ impl Shared {
             most_flows: settings.flows,
             held: AtomicU64::new(0),
             refused: AtomicU64::new(0),
-            // Nobody installs one in each nanosecond, so that later processes have higher ones.
+            // Starts at the clock: with less than one installation per nanosecond, later processes use higher
+            // stamps.
             stamp: AtomicU64::new(stamp),
             first_stamp: stamp,
             adopted: Mutex::default(),
@@ -105,7 +105,7 @@ impl Shared {
     pub(crate) fn detach_all(&self) {
         let is_handed_on = self.is_handed_on.load(Ordering::Relaxed);
         for attached in std::mem::take(&mut *self.links()).into_values() {
-            // A link lives on by the descriptors of the other process, a filter by itself.
+            // A link stays through the other process's descriptors, a filter on its own.
             if !(is_handed_on && attached.is_passed && matches!(attached.link, Link::Filter(_))) {
                 attached.link.detach();
             }
@@ -117,7 +117,7 @@ pub(crate) struct Attached {
     /// `None` for loopback, where nothing is relayed.
     pub(crate) told: Option<Attachment>,
     pub(crate) link: Link,
-    /// Whether another process has been told of it.
+    /// Another process knows about it.
     pub(crate) is_passed: bool,
 }
 

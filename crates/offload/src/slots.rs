@@ -1,16 +1,16 @@
-//! Numbers of places in an array map: given out, taken back, and given out again after a rest. A program that has read a flow may write to
-//! the flow's places for some moments after the flow is gone.
+//! Slots of an array map: allocated, released, and reused after a rest. A program that has read a flow may
+//! still write to the flow's slots for a moment after it is removed.
 
 use std::collections::{BTreeSet, VecDeque};
 
-/// How long places in the tables rest before they are another's: a CPU of a virtual machine may stand still in the midst of a program.
+/// Time until a released slot is reused, in nanoseconds: a virtual machine's CPU may stall within a program.
 pub(crate) const REST_NS: u64 = 100_000_000;
 
-/// The free ones.
+/// Free slots.
 #[derive(Debug)]
 pub(crate) struct Slots {
     returned: BTreeSet<u32>,
-    /// Since when, the longest first.
+    /// Release times and slots, oldest first.
     resting: VecDeque<(u64, u32)>,
     rest: u64,
     next: u32,
@@ -18,12 +18,12 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// So many, each of which rests so long, by whatever clock `now` is told of below.
+    /// `most` slots, which rest for `rest` on the clock of `now` below.
     pub(crate) fn new(most: u32, rest: u64) -> Self {
         Self { returned: BTreeSet::new(), resting: VecDeque::new(), rest, next: 0, most }
     }
 
-    /// One that nobody writes to any more.
+    /// Allocates a slot that has rested.
     pub(crate) fn take_rested(&mut self, now: u64) -> Option<u32> {
         let rest = self.rest;
         let is_over = |(since, _): &mut (u64, u32)| since.saturating_add(rest) <= now;
@@ -38,12 +38,12 @@ impl Slots {
         })
     }
 
-    /// The same; where there is none, the one that has rested for longest.
+    /// Allocates a slot that has rested, or else the one resting longest.
     pub(crate) fn take(&mut self, now: u64) -> Option<u32> {
         self.take_rested(now).or_else(|| self.resting.pop_front().map(|(_, slot)| slot))
     }
 
-    /// Another process has given this one out: it is somebody's.
+    /// Marks a slot as allocated by another process.
     pub(crate) fn claim(&mut self, slot: u32) {
         while self.next <= slot {
             self.returned.insert(self.next);
@@ -65,7 +65,7 @@ mod tests {
     const REST: u64 = 1000;
 
     #[test]
-    fn each_number_is_somebodys_only_once() {
+    fn each_slot_has_one_owner_at_a_time() {
         let mut slots = Slots::new(2, REST);
         assert_eq!([slots.take(0), slots.take(0), slots.take(0)], [Some(0), Some(1), None]);
         slots.give_back(5, 0);
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_rests_unless_there_is_no_other() {
+    fn a_slot_rests_unless_no_other_is_free() {
         let mut slots = Slots::new(3, REST);
         assert_eq!([slots.take(0), slots.take(0)], [Some(0), Some(1)]);
         slots.give_back(10, 1);
@@ -82,12 +82,12 @@ mod tests {
         assert_eq!(slots.take_rested(9 + REST), None);
         assert_eq!(slots.take(10 + REST), Some(1), "it has rested");
         assert_eq!(slots.take_rested(10 + REST), None);
-        assert_eq!(slots.take(10 + REST), Some(0), "there is no other");
+        assert_eq!(slots.take(10 + REST), Some(0), "no other slot is free");
         assert_eq!(slots.take(10 + REST), None);
     }
 
     #[test]
-    fn what_another_process_gave_out_is_not_given_again() {
+    fn claimed_slots_are_not_allocated_again() {
         let mut slots = Slots::new(5, REST);
         for slot in [3, 1, 3] {
             slots.claim(slot);

@@ -1,13 +1,14 @@
-//! Pairs of TCP sockets between which the kernel passes chatter itself (`bpf/verdict.bpf.c`), so that nobody wakes up for it. One worker's.
+//! Pairs of TCP sockets of one worker between which the kernel passes interactive traffic (`bpf/verdict.bpf.c`) without
+//! waking user space.
 //!
 //! ```text
-//!  socket ─▶ turnpike_chat: little, and the other one keeps up? ─yes─▶ queue of a kernel thread ─▶ other socket
-//!                 └─ no, or user space has said UP ──▶ read(2), as without it
+//!  socket ─▶ turnpike_chat: small, and the other side keeps up? ─yes─▶ queue of a kernel thread ─▶ other socket
+//!                 └─ no, or user space has set UP ──▶ read(2), as without the program
 //! ```
 //!
-//! A pair begins with both directions up, and stays in the map until its sockets are closed: what comes between the last read and a removal
-//! would be lost with the queue that the map gives a socket. Each direction has one word for what has been seen and where it goes, so that
-//! user space and the program always agree on which byte is whose.
+//! A pair starts with both directions in user space, and stays in the map until its sockets are closed: data that arrives
+//! between the last read and a removal would be lost with the map's queue. Each direction has one word for the bytes seen
+//! and their destination, so user space and the program always agree on who handles a byte.
 
 use std::{
     io,
@@ -36,46 +37,46 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/verdict.o");
 
 const PROGRAM: &str = "turnpike_chat";
 
-/// Linux 6.16 resumes where a send was cut short. Before, whoever read slowly got bytes twice.
+/// Linux 6.16 resumes an interrupted send. Before, slow readers got bytes twice.
 const SOUND: KernelVersion = KernelVersion::new(6, 16, 0);
 
-/// Words (of 64 bits) of a direction, as `struct side` of the program has them.
+/// Words (64 bits) per direction, as in the program's `struct side`.
 const SIDE_WORDS: usize = 8;
 const SEEN: usize = 0;
 const BASE: usize = 1;
 const RUN: usize = 2;
 const HANDED: usize = 3;
-/// In SEEN: what comes goes up.
+/// Flag in SEEN: data goes to user space.
 const UP: u64 = 1 << 63;
-/// In BASE: it is set.
+/// Flag in BASE: it is set.
 const KNOWN: u64 = 1 << 32;
 
-/// How long places are not used again, in milliseconds: the program may still be at work for the old socket.
+/// Time until slots are reused, in milliseconds: the program may still be working for the old socket.
 const REST_MS: u64 = 1000;
 
-/// The pairs of one worker.
+/// Pairs of one worker.
 pub struct Sockmap {
     places: HashMap<MapData, u64, u32>,
     sockets: SockMap<MapData>,
     sides: MappedArray,
     raised: RingBuf<MapData>,
     free: Slots,
-    /// The program is attached as long as this is there.
+    /// Keeps the program attached.
     _object: Ebpf,
 }
 
-/// Two sockets between which the kernel passes chatter; to be parted.
+/// Two sockets joined by the kernel; must be parted.
 #[derive(Debug)]
-#[must_use = "its place is lost unless the two are parted"]
+#[must_use = "its slot is lost unless the two are parted"]
 pub struct Joined {
     pair: u32,
     cookies: [u64; 2],
-    /// Both are in the map.
+    /// Both sockets are in the map.
     is_whole: bool,
 }
 
 impl Joined {
-    /// Its number, below those that [`Sockmap::load`] was asked for.
+    /// Number, below the `pairs` of [`Sockmap::load`].
     #[must_use]
     pub fn pair(&self) -> u32 {
         self.pair
@@ -87,10 +88,7 @@ impl Joined {
 }
 
 impl Sockmap {
-    /// One for each worker, with room for so many pairs each.
-    ///
-    /// # Errors
-    /// [`OffloadError`], which says what to change.
+    /// One for each worker, with room for `pairs` each.
     pub fn load(workers: usize, pairs: u32) -> Result<Vec<Self>, OffloadError> {
         if KernelVersion::current().is_ok_and(|it| it < SOUND) {
             return Err(OffloadError::Unsound);
@@ -111,10 +109,10 @@ impl Sockmap {
             .map_max_entries("sides", places)
             .load(OBJECT)
             .map_err(OffloadError::load)?;
-        // Before its maps are taken from the object: the program names them by descriptors that are open.
+        // Before taking its maps from the object: the program refers to them by open descriptors.
         let program = program(&mut object)?;
         load_program(|| program.load())?;
-        // What the kernel does not tell is no reason to refuse.
+        // Not refused if the kernel does not report it.
         if program.info().is_ok_and(|info| info.size_jitted() == 0) {
             return Err(OffloadError::Interpreted);
         }
@@ -130,11 +128,12 @@ impl Sockmap {
         })
     }
 
-    /// Joins two sockets, from each of which all has been read that came before; from now on it is read as ever, until both directions are
-    /// lowered. `None` where there are too many pairs. `now` is milliseconds of any clock that never goes back.
+    /// Joins two sockets, after everything received before was read. User space keeps reading until both
+    /// directions are lowered. `None` with too many pairs. `now`: milliseconds of a monotonic clock.
     ///
     /// # Errors
-    /// Those of getsockopt(2) and bpf(2): nothing has changed.
+    ///
+    /// Those of getsockopt(2) and bpf(2); nothing has changed then.
     pub fn join(&mut self, now: u64, sockets: [BorrowedFd<'_>; 2]) -> io::Result<Option<Joined>> {
         let cookies = [socket_cookie(sockets[0])?, socket_cookie(sockets[1])?];
         let Some(pair) = self.free.take_rested(now) else { return Ok(None) };
@@ -150,14 +149,15 @@ impl Sockmap {
                 return Err(io::Error::other(chain(&error)));
             }
         }
-        // Each is counted from its first byte on, since its place is known by now.
+        // The slots are known, so each socket is counted from its first byte.
         for (side, socket) in sockets.iter().enumerate() {
             if let Err(error) = self.sockets.set(number(joined.place(side)), &socket.as_raw_fd(), 0) {
                 if side == 0 {
                     self.part(now, joined);
                     return Err(io::Error::other(chain(&error)));
                 }
-                // It would not do to take the first one out again. It goes up for good.
+                // Removing the first socket from the map could lose data, so the pair stays in user space for
+                // good.
                 return Ok(Some(joined));
             }
         }
@@ -165,28 +165,29 @@ impl Sockmap {
         Ok(Some(joined))
     }
 
-    /// To be called before the sockets are closed, which takes them out of the map.
+    /// Must be called before closing the sockets, which removes them from the map.
     pub fn part(&mut self, now: u64, joined: Joined) {
         for cookie in joined.cookies {
-            // One that was never there has nothing to remove.
+            // Fails if it was never added.
             let _ = self.places.remove(&cookie);
         }
         self.free.give_back(now, joined.pair);
     }
 
-    /// How many bytes have come from this side since the two were joined.
+    /// Bytes received from this side since the join.
     #[must_use]
     pub fn seen(&self, joined: &Joined, side: usize) -> u64 {
         self.word(joined.place(side), SEEN).load(Ordering::Acquire) & !UP
     }
 
-    /// Whether what comes from this side goes up.
+    /// True if data from this side goes to user space.
     #[must_use]
     pub fn is_up(&self, joined: &Joined, side: usize) -> bool {
         self.word(joined.place(side), SEEN).load(Ordering::Acquire) & UP != 0
     }
 
-    /// How many of these bytes the kernel has passed on, or soon will have, and were read before that. All others are to be read.
+    /// Number of these bytes that the kernel has passed on or will soon, or that were read before. User space
+    /// reads the rest.
     #[must_use]
     pub fn handed(&self, joined: &Joined, side: usize) -> u64 {
         match self.word(joined.place(side), SEEN).load(Ordering::Acquire) {
@@ -195,21 +196,22 @@ impl Sockmap {
         }
     }
 
-    /// What comes from this side goes up from now on. [`Sockmap::handed`] does not grow any more.
+    /// Sends data from this side to user space from now on. [`Sockmap::handed`] no longer grows.
     pub fn raise(&self, joined: &Joined, side: usize) {
         let place = joined.place(side);
         let seen = self.word(place, SEEN).fetch_or(UP, Ordering::AcqRel);
         if seen & UP == 0 {
-            // The program writes the same, should it be at it.
+            // The program would write the same value.
             self.word(place, HANDED).store(seen, Ordering::Release);
         }
     }
 
-    /// What comes from this side is passed on by the kernel again, unless more has come than these `taken` bytes, which have all been
-    /// written to the other side. Whether it is so.
+    /// Lets the kernel pass data from this side again, if only these `taken` bytes have arrived, all written
+    /// to the other side. Returns true if it does.
     pub fn lower(&self, joined: &Joined, side: usize, taken: u64) -> bool {
         let place = joined.place(side);
-        // Of what had come before the other one was there, the program cannot tell what is still to be written.
+        // The program does not know how much of the data received before the join of the other socket is
+        // unwritten.
         let is_based = taken == 0 || self.word(place, BASE).load(Ordering::Acquire) & KNOWN != 0;
         if !joined.is_whole || !is_based {
             return false;
@@ -219,7 +221,8 @@ impl Sockmap {
         seen.compare_exchange(UP | taken, taken, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// A pair of which a direction goes up because the program saw to it; `None` when there are no more. It may have been parted since.
+    /// A pair with a direction that the program has switched to user space; `None` if no more. It may have
+    /// been parted since.
     pub fn raised(&mut self) -> Option<u32> {
         let place = <[u8; 4]>::try_from(&*self.raised.next()?).map(u32::from_ne_bytes);
         place.ok().map(|place| place / 2)
@@ -230,7 +233,7 @@ impl Sockmap {
     }
 }
 
-/// Readable when there is something in [`Sockmap::raised`].
+/// Readable when [`Sockmap::raised`] has entries.
 impl AsFd for Sockmap {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.raised.as_fd()
@@ -251,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_layout_is_the_same_in_both_languages() {
+    fn the_layout_matches_the_program() {
         let source = include_str!("../bpf/verdict.bpf.c");
         let fields = source.split("struct side {").nth(1).and_then(|rest| rest.split('}').next());
         let words: Vec<&str> = fields

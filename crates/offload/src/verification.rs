@@ -1,4 +1,4 @@
-//! Loads programs into the kernel, and tries again after temporary failures.
+//! Loads programs into the kernel, and retries after temporary failures.
 
 use std::{thread, time::Duration};
 
@@ -9,25 +9,21 @@ use aya::{
 
 use crate::error::{OffloadError, is_passing};
 
-/// How often, and after which pause: memory may be back after a while.
+/// Attempts and the pause between them: memory may become free.
 const ATTEMPTS: u32 = 8;
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Has an object's program for TC verified, and compiled.
-///
-/// # Errors
-/// [`OffloadError`], which says what to change.
+/// Loads and compiles an object's TC program.
 pub(crate) fn load_classifier(object: &mut Ebpf, name: &str) -> Result<(), OffloadError> {
     let program = classifier(object, name)?;
     load_program(|| program.load())?;
-    // What the kernel does not tell is no reason to refuse.
+    // Not refused if the kernel does not report it.
     if program.info().is_ok_and(|info| info.size_jitted() == 0) {
         return Err(OffloadError::Interpreted);
     }
     Ok(())
 }
 
-/// An object's program for TC.
 pub(crate) fn classifier<'o>(
     object: &'o mut Ebpf,
     name: &str,
@@ -36,12 +32,9 @@ pub(crate) fn classifier<'o>(
     program.try_into().map_err(OffloadError::program)
 }
 
-/// Has a program verified, and tries again when the failure is temporary. The kernel gives up half-way if a signal is pending for the
-/// thread (EAGAIN) or memory is short; the library then asks once more with room for the verifier's log, and fails if that is too small
-/// (ENOSPC).
-///
-/// # Errors
-/// [`OffloadError`], which says what to change.
+/// Loads a program, and retries after temporary failures. The kernel gives up if a signal is pending for the
+/// thread (EAGAIN) or memory is short; the library then retries with a buffer for the verifier's log, and
+/// fails if that is too small (ENOSPC).
 pub fn load_program(load: impl FnMut() -> Result<(), ProgramError>) -> Result<(), OffloadError> {
     let passes = |error: &ProgramError| matches!(error, ProgramError::LoadError { io_error, .. } if is_passing(io_error));
     until_judged(load, passes).map_err(OffloadError::program)
@@ -66,10 +59,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interrupted_verification_is_begun_again_and_a_refusal_is_not() {
+    fn an_interrupted_verification_is_retried_but_a_refusal_is_not() {
         let mut answers = vec![Ok(()), Err(Errno::NOSPC), Err(Errno::AGAIN)];
         let passes = |errno: &Errno| is_passing(&io::Error::from(*errno));
-        until_judged(|| answers.pop().expect("asked no oftener than needed"), passes).unwrap();
+        until_judged(|| answers.pop().expect("no more attempts than needed"), passes).unwrap();
         assert!(answers.is_empty());
 
         let ask = |errno| {

@@ -1,4 +1,5 @@
-//! Keeps the programs attached to the interfaces that there are, and their tables of routes and neighbours up to date.
+//! Keeps the programs attached to the current interfaces, and their tables of routes and neighbours up to
+//! date.
 
 use std::{
     collections::BTreeSet,
@@ -22,14 +23,14 @@ use crate::{
     xdp,
 };
 
-/// How often the kernel is told which neighbours XDP sends to: before it asks itself whether they are still there.
+/// Interval of use notices about XDP's neighbours: shorter than the kernel's own confirmation interval.
 const NEIGHBOURS_EVERY: Duration = Duration::from_secs(10);
-/// When the kernel is asked again that could not be asked.
+/// Pause after a failed query.
 const AGAIN: Duration = Duration::from_secs(1);
-/// The watcher rests so long when neighbours were lost.
+/// Pause of the watcher after lost neighbours.
 const AFTER_LOST: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
-/// Follows interfaces, routes and neighbours, on a thread of its own.
+/// Thread that follows interfaces, routes and neighbours.
 pub(crate) struct Watcher {
     pub(crate) shared: Arc<Shared>,
     pub(crate) object: Ebpf,
@@ -37,11 +38,11 @@ pub(crate) struct Watcher {
     pub(crate) news: News,
     pub(crate) neighbours: NeighbourNews,
     pub(crate) stop: OwnedFd,
-    /// How a program is attached to TC.
+    /// Way to attach at TC.
     pub(crate) at_tc: Hook,
-    /// What a process before this one has attached.
+    /// Links of the previous process.
     pub(crate) received: Vec<(PassedLink, Option<OwnedFd>)>,
-    /// Interfaces that it could not be attached to, said once.
+    /// Interfaces whose failure has been logged.
     pub(crate) complained: BTreeSet<u32>,
 }
 
@@ -70,7 +71,7 @@ impl Watcher {
                     if let Err(error) = done {
                         failed = true;
                         if !had_failed {
-                            tracing::warn!("{error}: the kernel path keeps what it knows, and asks again");
+                            tracing::warn!("{error}: the kernel path keeps its known routes and retries");
                         }
                     }
                 }
@@ -81,7 +82,7 @@ impl Watcher {
             }
             if let Err(error) = self.follow_neighbours(is_time) {
                 tracing::warn!(
-                    "cannot read the neighbours of this machine ({error}): the kernel path keeps those of before"
+                    "cannot read the neighbours of this machine ({error}): the kernel path keeps the known ones"
                 );
             }
         }
@@ -105,7 +106,7 @@ impl Watcher {
         let lost = known.map_or_else(|| routes.lost_gateways(&mut self.netlink), Ok)?;
         if is_much || !lost.is_empty() {
             routes.refresh_lost(&mut self.netlink, &lost)?;
-            // Whoever floods the link with addresses that nobody has makes such news without end.
+            // Limits the load of a flood of unreachable addresses on the link.
             let _ = poll(&mut [PollFd::new(&self.stop, PollFlags::IN)], Some(&AFTER_LOST));
         }
         if !self.shared.hook.is_xdp() {
@@ -118,14 +119,14 @@ impl Watcher {
         if is_time { routes.use_neighbours(&mut self.netlink) } else { Ok(()) }
     }
 
-    /// Has these programs take the place of those of the process before, where they would be attached in the same way.
+    /// Replaces the previous process's programs where the way of attaching is the same.
     pub(crate) fn take_links_over(&mut self) {
         for (passed, descriptor) in std::mem::take(&mut self.received) {
             let PassedLink { number, told, way } = passed;
             match self.take_link_over(told.as_ref(), way, descriptor) {
                 Ok(link) => _ = self.shared.links().insert(number, Attached::new(told, link)),
-                // It may be gone by now; where it is not, it is attached anew.
-                Err(error) => tracing::debug!("a program of the process before cannot be replaced: {error}"),
+                // May be gone; otherwise it is attached anew.
+                Err(error) => tracing::debug!("cannot replace a program of the previous process: {error}"),
             }
         }
     }
@@ -136,8 +137,9 @@ impl Watcher {
         way: PassedWay,
         descriptor: Option<OwnedFd>,
     ) -> Result<Link, OffloadError> {
-        let other = || OffloadError::Object("it is attached in another way".to_owned());
-        // At TC although XDP is wanted: because its driver cannot, or because there XDP was not wanted.
+        let other = || OffloadError::Object("attached in a different way".to_owned());
+        // At TC although XDP is configured, because the driver does not support it, or because XDP was not
+        // configured before.
         let at_tc = told.is_none_or(|told| self.shared.hook.is_xdp() == told.why.is_some());
         match (way, descriptor) {
             (PassedWay::Xdp, Some(link)) if told.is_some_and(|told| told.hook == self.shared.hook) => {
@@ -164,7 +166,8 @@ impl Watcher {
         }
     }
 
-    /// Attaches to what has come, lets go of what is gone. At the start, an interface that refuses is an error; later it is said.
+    /// Attaches to new interfaces and detaches from removed ones. A refusing interface is an error at the
+    /// start, and logged later.
     pub(crate) fn attach(&mut self, starting: bool) -> Result<(), OffloadError> {
         let addressed = self.netlink.with_addresses()?;
         let relays = |it: &Interface| it.is_ethernet && !it.is_port;
@@ -183,7 +186,7 @@ impl Watcher {
             if let Some(attached) = attached {
                 attached.link.detach();
                 if let Some(Attachment { interface, .. }) = attached.told.filter(|_| !starting) {
-                    tracing::info!("kernel data path: {interface} is down, or has no address any more");
+                    tracing::info!("kernel data path: {interface} is down or has lost its address");
                 }
             }
         }
@@ -200,7 +203,7 @@ impl Watcher {
                     }
                     shared.links().insert(interface.number, attached);
                 }
-                // Gone since it was asked for.
+                // Removed since the query.
                 Err(_) if !self.netlink.interfaces()?.iter().any(|it| it.number == interface.number) => {}
                 Err(error) if starting => {
                     shared.detach_all();
@@ -208,7 +211,7 @@ impl Watcher {
                 }
                 Err(error) => {
                     if self.complained.insert(interface.number) {
-                        tracing::warn!("{error}: what comes by it is relayed in user space");
+                        tracing::warn!("{error}: its packets are relayed in user space");
                     }
                 }
             }
@@ -230,7 +233,7 @@ impl Watcher {
     fn attach_to(&mut self, interface: &Interface) -> Result<Attached, OffloadError> {
         let told = |hook, why| Attachment { interface: interface.name.clone(), hook, why };
         if interface.is_loopback {
-            // What our relayed addresses send to each other passes by here, and marks its flow.
+            // Packets between our own relayed addresses pass here and mark their flows.
             return Ok(Attached::new(None, self.attach_to_tc(interface)?));
         }
         let mut why = None;

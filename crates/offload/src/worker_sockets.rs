@@ -1,5 +1,5 @@
-//! Sockets of one worker whose flows the kernel may relay: which of them user space has drained, which receive super-packets, and when the
-//! worker has to look again.
+//! Sockets of one worker whose flows the kernel may relay: drained times, super-packets, and the times of the
+//! next checks.
 
 use std::{iter::StepBy, ops::Range, time::Duration};
 
@@ -7,21 +7,21 @@ use turnpike_net::{Buffer, Rx, SocketId, Sockets, UdpSocket, rx::Received};
 
 use crate::{clock::now_ns, drained::DrainedSockets, flows::Flows, gro_control::GroControl};
 
-/// Each session's counters are read once in ten of these, in milliseconds.
+/// Interval of sweeps in milliseconds. Each reads the counters of a tenth of the sessions.
 const SWEEP_MS: u64 = 100;
 const SWEEPS: usize = 10;
 
-/// A worker's bookkeeping beside its [`Flows`].
+/// A worker's bookkeeping next to its [`Flows`].
 pub struct WorkerSockets {
     drained: DrainedSockets,
-    /// `None` where super-packets make no difference to the program.
+    /// `None` if super-packets make no difference to the program.
     gro: Option<GroControl>,
     swept_ms: u64,
     sweep: usize,
 }
 
 impl WorkerSockets {
-    /// Without sockets; the first sweep is due some time after `now_ms`.
+    /// No sockets; the first sweep is due some time after `now_ms`.
     #[must_use]
     pub fn new(flows: &Flows, now_ms: u64) -> Self {
         Self {
@@ -32,13 +32,13 @@ impl WorkerSockets {
         }
     }
 
-    /// The program's number of a socket. `None` where all are given out.
+    /// The program's number of a socket. `None` if none is left.
     pub fn slot(&mut self, socket: SocketId, flows: &Flows) -> Option<u32> {
         self.drained.slot(socket.0, || flows.socket())
     }
 
-    /// A socket of a process before, with its number there. It may have had no super-packets, and something may have come to it since that
-    /// process rested.
+    /// Takes over a socket of the previous process. GRO may be off, and datagrams may have arrived since that
+    /// process paused.
     pub fn adopt(&mut self, socket: SocketId, number: impl FnOnce() -> u32) {
         self.drained.slot(socket.0, || Some(number()));
         if let Some(gro) = &mut self.gro {
@@ -47,12 +47,12 @@ impl WorkerSockets {
         self.drained.touch(socket.0);
     }
 
-    /// Something may be on its way through this socket.
+    /// Marks possible datagrams in flight through this socket.
     pub fn touch(&mut self, socket: SocketId) {
         self.drained.touch(socket.0);
     }
 
-    /// A socket is about to be closed, and its flows are gone.
+    /// Removes a socket that is about to be closed and has no flows.
     pub fn forget(&mut self, socket: SocketId, flows: &Flows) {
         if let Some(gro) = &mut self.gro {
             gro.forget(socket.0);
@@ -62,18 +62,18 @@ impl WorkerSockets {
         }
     }
 
-    /// Another process has all flows.
+    /// Forgets all sockets: another process has their flows.
     pub fn leave(&mut self, flows: &Flows) {
         self.drained = DrainedSockets::new(flows.gap_ns());
     }
 
-    /// Before the worker waits for events: how long at most.
+    /// Called before a wait; returns its maximum duration.
     pub fn before_wait(&mut self) -> Option<Duration> {
         self.drained.before_wait(now_ns())
     }
 
-    /// After a wait that named these sockets. `are_all` means that nothing else is ready; `lost` is the number of datagrams that all sockets
-    /// have lost so far.
+    /// Called after a wait that reported these sockets. `are_all`: nothing else is ready; `lost`: datagrams
+    /// lost by all sockets so far.
     pub fn after_wait(
         &mut self,
         ready: impl Iterator<Item = SocketId>,
@@ -86,8 +86,9 @@ impl WorkerSockets {
         self.drained.after_wait(now_ns(), ready.map(|socket| socket.0), are_all, (lost, backlog), flows);
     }
 
-    /// A receive call has brought this through a socket, and it is still to be sent. `is_empty` if the call shows that there was no more.
-    /// `goes_across` tells whether the kernel would relay a buffer's datagrams; `None` where it relays nothing.
+    /// Records a receive call whose datagrams are still to be sent. `is_empty`: the call shows that no more
+    /// was queued. `goes_across`: true if the kernel would relay a buffer's datagrams; `None` if it relays
+    /// nothing.
     #[inline]
     pub fn received(
         &mut self,
@@ -114,7 +115,7 @@ impl WorkerSockets {
         }
     }
 
-    /// All that was received has been sent.
+    /// Called once everything received has been sent.
     pub fn flushed(&mut self, sockets: &Sockets, flows: &Flows) {
         self.drained.flushed(flows);
         if let Some(gro) = &mut self.gro {
@@ -122,20 +123,20 @@ impl WorkerSockets {
         }
     }
 
-    /// Nothing goes across from now on: all sockets receive super-packets.
+    /// Enables super-packets on all sockets, because the kernel no longer relays.
     pub fn end(&mut self, sockets: &Sockets) {
         if let Some(gro) = &mut self.gro {
             gro.end(|socket| _ = sockets.set_gro(SocketId(socket), true));
         }
     }
 
-    /// When [`Self::begin_sweep`] is due, in milliseconds of the worker's clock.
+    /// Time of the next [`Self::begin_sweep`], in milliseconds of the worker's clock.
     #[must_use]
     pub fn sweep_due(&self) -> u64 {
         self.swept_ms + SWEEP_MS
     }
 
-    /// The sessions whose counters are to be read now, of `len` places; `None` if that is not due.
+    /// Sessions whose counters must be read now, out of `len`; `None` if not due.
     pub fn begin_sweep(&mut self, now_ms: u64, len: usize) -> Option<StepBy<Range<usize>>> {
         if now_ms < self.sweep_due() {
             return None;
@@ -145,14 +146,14 @@ impl WorkerSockets {
         Some((self.sweep.min(len)..len).step_by(SWEEPS))
     }
 
-    /// So many datagrams of one session went across to this socket since the last sweep of that session.
+    /// Records datagrams relayed by the kernel for one session of this socket since the session's last sweep.
     pub fn went_across(&mut self, socket: SocketId, datagrams: u64) {
         if let Some(gro) = &mut self.gro {
             gro.went_across(socket.0, datagrams);
         }
     }
 
-    /// After a sweep: switches super-packets on for the sockets that are worth it.
+    /// Called after a sweep: enables super-packets where they pay off.
     pub fn end_sweep(&mut self, now_ms: u64, sockets: &Sockets) {
         if let Some(gro) = &mut self.gro {
             gro.judge(now_ms, |socket| _ = sockets.set_gro(SocketId(socket), true));

@@ -1,4 +1,4 @@
-//! XDP: which interfaces can have it in their driver, and why others cannot.
+//! XDP: checks which interfaces support it in their driver.
 
 use std::{
     fs,
@@ -14,24 +14,24 @@ use crate::{
     settings::Hook,
 };
 
-/// The first that has what the program asks of it (bpf_xdp_load_bytes).
+/// First kernel with bpf_xdp_load_bytes, which the program needs.
 const SINCE: KernelVersion = KernelVersion::new(5, 18, 0);
 
-/// Drivers that take a program but cannot move the start of a packet for it (bpf_xdp_adjust_head), which it does with each.
+/// Drivers that load programs but do not support bpf_xdp_adjust_head, which the program needs for each
+/// packet.
 const NO_HEADROOM: [&str; 1] = ["gve"];
 
-/// Interfaces made by software whose driver is native all the same; others only hand on what comes by the interfaces below.
+/// Virtual interfaces with native XDP; others only pass on traffic of the interfaces below.
 const NATIVE_KINDS: [&str; 1] = ["veth"];
 
-/// What is said of kernels that are too old.
 pub(crate) fn check_kernel() -> Result<(), OffloadError> {
     if KernelVersion::current().is_ok_and(|it| it < SINCE) {
-        return Err(OffloadError::Xdp { said: "the kernel is older than Linux 5.18".to_owned() });
+        return Err(OffloadError::Xdp { said: "this kernel is older than Linux 5.18".to_owned() });
     }
     Ok(())
 }
 
-/// Attaches the program to an interface, by a link that ends as it is dropped, or says why that cannot be.
+/// Attaches the program to an interface by a link that ends on drop, or returns the reason of the failure.
 pub(crate) fn attach(program: BorrowedFd<'_>, interface: &Interface, hook: Hook) -> Result<OwnedFd, String> {
     let is_generic = hook == Hook::XdpGeneric;
     if !is_generic && let Some(why) = unfit(interface.kind.as_deref(), driver(&interface.name).as_deref()) {
@@ -40,32 +40,35 @@ pub(crate) fn attach(program: BorrowedFd<'_>, interface: &Interface, hook: Hook)
     let kind = if is_generic { Kind::Generic } else { Kind::Driver };
     let link = links::create(program, interface.number, kind).map_err(|error| {
         let driver = driver(&interface.name).or_else(|| interface.kind.clone());
-        format!("its driver {} takes no program ({error})", driver.as_deref().unwrap_or("(unknown)"))
+        format!(
+            "its driver {} does not accept the program ({error})",
+            driver.as_deref().unwrap_or("(unknown)")
+        )
     })?;
-    // Many drivers do with a program only what they refuse without.
+    // Many drivers accept redirected packets only with a program attached.
     if !is_generic && Netlink::takes_redirected(interface.number) == Some(false) {
         return Err(takes_none(interface.kind.as_deref()));
     }
     Ok(link)
 }
 
-/// Why nothing can be redirected to an interface of this kind.
+/// Reason why packets cannot be redirected to an interface of this kind.
 fn takes_none(kind: Option<&str>) -> String {
-    let why = "its driver takes no packets that are redirected to it (NETDEV_XDP_ACT_NDO_XMIT)";
+    let why = "its driver does not accept redirected packets (NETDEV_XDP_ACT_NDO_XMIT)";
     match kind {
         Some("veth") => format!(
-            "{why}: a veth does while both ends are up and the far end receives by NAPI; say `ethtool -K DEVICE gro off` and then \
+            "{why}: a veth does while both ends are up and the far end uses NAPI; run `ethtool -K DEVICE gro off` and then \
              `gro on` there"
         ),
         _ => why.to_owned(),
     }
 }
 
-/// Why an interface of this kind, of this driver, cannot have a program in its driver.
+/// Reason why an interface of this kind or driver cannot run the program in its driver.
 fn unfit(kind: Option<&str>, driver: Option<&str>) -> Option<String> {
     if let Some(kind) = kind {
-        // And where sysfs shows the interfaces of another namespace, the driver would be another's.
-        let why = format!("it is made by software ({kind}), and has no driver that could run the program");
+        // In another namespace, sysfs may show a different interface's driver.
+        let why = format!("a virtual interface ({kind}) without a driver that could run the program");
         return (!NATIVE_KINDS.contains(&kind)).then_some(why);
     }
     let driver = driver.filter(|driver| NO_HEADROOM.contains(driver))?;
@@ -82,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_no_driver_or_the_wrong_one_is_refused_by_name() {
+    fn unsuitable_interfaces_are_refused_with_their_kind_or_driver() {
         assert_eq!(unfit(None, None), None);
         assert_eq!(unfit(None, Some("virtio_net")), None);
         assert_eq!(unfit(Some("veth"), None), None);
@@ -93,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_veth_the_remedy_is_said() {
+    fn a_refused_veth_gets_a_remedy() {
         assert!(takes_none(Some("veth")).contains("gro on") && !takes_none(None).contains("gro on"));
     }
 }

@@ -1,4 +1,5 @@
-//! Random packets and tables: the programs and their mirror agree on where each goes, why, and as which bytes.
+//! Random packets and tables: the programs and their mirror agree on each packet's destination, reason and
+//! bytes.
 
 use crate::prelude::*;
 use std::{collections::BTreeMap, net::Ipv4Addr, panic::AssertUnwindSafe};
@@ -19,7 +20,7 @@ use turnpike_wire::channel_data::ChannelRange;
 
 use crate::program::{LOOPBACK, MTU, Outcome, PLACES, Program, has_xdp, places, with_program};
 
-/// In half an hour, or long ago.
+/// Offset of half an hour into the future.
 const ALIVE: u64 = 1_800_000_000_000;
 
 const SERVERS: [&str; 2] = ["192.0.2.1:3478", "[2001:db8::1]:3478"];
@@ -33,7 +34,7 @@ const OTHERS: [&str; 6] = [
     "198.51.100.8:1",
 ];
 
-/// A flow, before its places are filled in.
+/// A flow before its slots are filled in.
 #[derive(Clone, Debug)]
 struct FlowRecipe {
     kind: Kind,
@@ -44,7 +45,7 @@ struct FlowRecipe {
     to: SocketAddr,
     places: [u32; 4],
     alive: bool,
-    /// The two stamps, or the key, are those of another flow.
+    /// Selects a mismatch of the stamps or the key.
     torn: u8,
 }
 
@@ -68,13 +69,13 @@ fn flow() -> impl Strategy<Value = FlowRecipe> {
     let torn = prop_oneof![15 => Just(0_u8), 1 => 1..3_u8];
     (kind, ends, channel, places, prop::bool::weighted(0.9), torn).prop_map(
         |(kind, (client, server, relay, peer), channel, places, alive, torn)| {
-            // Each pair is of one family, the two pairs need not be.
+            // Each pair has one family; the two pairs may differ.
             let server = of_family(server, &SERVERS, client);
             let relay = of_family(relay, &RELAYS, peer);
             let (remote, local, from, to) = match kind {
                 Kind::Client => (client, server, server, client),
                 Kind::ToPeer => (client, server, relay, peer),
-                // Of a forwarder the way of the answers; the other one looks alike.
+                // A forwarder's responses; requests look the same.
                 Kind::ToClient | Kind::Forward => (peer, relay, server, client),
             };
             FlowRecipe { kind, remote, local, channel, from, to, places, alive, torn }
@@ -108,7 +109,7 @@ impl FlowRecipe {
     }
 }
 
-/// What a checksum field holds.
+/// Content of a checksum field.
 #[derive(Clone, Copy, Debug)]
 enum Check {
     Right,
@@ -117,42 +118,42 @@ enum Check {
     PseudoHeader,
 }
 
-/// Something that a packet has and most have not.
+/// Rare properties of a packet.
 #[derive(Clone, Debug)]
 enum Oddity {
     None,
-    /// For another machine on this link.
+    /// Addressed to another machine on this link.
     OtherMachine,
-    /// Its header's Ethernet type.
+    /// Ethernet type.
     Protocol(u16),
     Options(u8),
     Fragment(u16),
-    /// IPv6's next header.
+    /// Next header of IPv6.
     Next(u8),
     Version(u8),
-    /// IPv4's checksum.
+    /// Checksum of IPv4.
     HeaderChecksum,
-    /// IP's length, UDP's, that of ChannelData: so much more than is right.
+    /// Errors of the lengths of IP, UDP and ChannelData.
     Lengths(i8, i8, i8),
-    /// The end is missing.
+    /// Truncated.
     Cut(u8),
-    /// Any byte is another.
+    /// One byte changed.
     Flipped(u16, u8),
-    /// Addresses of IPv4 in an IPv6 header.
+    /// IPv4 addresses in an IPv6 header.
     Disguised,
 }
 
 #[derive(Clone, Debug)]
 struct PacketRecipe {
-    /// Whose packet, by number of flow.
+    /// Flow of the packet, by number.
     of: prop::sample::Index,
     tos: u8,
     ttl: u8,
     payload: Vec<u8>,
     check: Check,
-    /// Bytes behind the datagram, as Ethernet pads.
+    /// Bytes after the datagram, like Ethernet padding.
     trailer: usize,
-    /// How many, and how long.
+    /// Number and size.
     segments: (u32, u32),
     complete: bool,
     channel: Option<u16>,
@@ -288,7 +289,7 @@ impl PacketRecipe {
             if let Oddity::Fragment(bits) = self.oddity {
                 ip[6..8].copy_from_slice(&bits.to_be_bytes());
             } else {
-                // DF, as most have.
+                // DF, as in most packets.
                 ip[6] = 0x40;
             }
             ip[8..10].copy_from_slice(&[self.ttl, 17]);
@@ -320,7 +321,7 @@ impl PacketRecipe {
         frame.extend(std::iter::repeat_n(0xee, self.trailer));
         match self.oddity {
             Oddity::Cut(bytes) => frame.truncate(frame.len().saturating_sub(usize::from(bytes)).max(14)),
-            // The Ethernet addresses say what the test of the kernel makes of a frame, and are not flipped.
+            // The Ethernet addresses control the kernel's test and stay unchanged.
             Oddity::Flipped(at, mask) => {
                 let at = 12 + usize::from(at) % (frame.len() - 12);
                 frame[at] ^= mask;
@@ -331,7 +332,7 @@ impl PacketRecipe {
     }
 }
 
-/// A client whose peer is the relayed address of another client.
+/// A client whose peer is another client's relayed address.
 fn turned_back() -> impl Strategy<Value = Vec<FlowRecipe>> {
     let clients = [address(&OTHERS), address(&OTHERS)];
     let places = [0..4_u32, 0..4_u32, 0..4_u32, 0..4_u32];
@@ -363,10 +364,10 @@ fn turned_back() -> impl Strategy<Value = Vec<FlowRecipe>> {
     )
 }
 
-/// A route that there is not.
+/// A missing route.
 const NOWHERE: u32 = 4;
 
-/// States, routes, next hops, and when sockets were empty: all but flows.
+/// States, routes, next hops and drain times: everything except flows.
 #[derive(Clone, Debug)]
 struct Surroundings {
     states: [StateRecipe; 4],
@@ -375,8 +376,7 @@ struct Surroundings {
     hops: [[u64; HOP_WORDS]; 5],
 }
 
-/// When something went up; whether it is to be calm yet, whether its datagrams are being counted; how many they were; whether the last
-/// went across just now.
+/// Last packet to user space; calm; counting; number counted; last relayed just now.
 type StateRecipe = (u64, bool, bool, u64, bool);
 
 fn time() -> impl Strategy<Value = u64> {
@@ -393,7 +393,7 @@ fn drained() -> impl Strategy<Value = u64> {
 }
 
 fn route() -> impl Strategy<Value = u64> {
-    // Nothing fits through the interface 77: its MTU is 0.
+    // Interface 77 has MTU 0, so nothing fits.
     prop_oneof![
         5 => Just(route_by(LOOPBACK, MTU)),
         1 => Just(route_by(LOOPBACK, MTU) | BY_REDIRECTION),
@@ -404,7 +404,7 @@ fn route() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// Frames are sent to the address of loopback, which is all zeros.
+/// Frames go to loopback's address, which is all zeros.
 fn hop() -> impl Strategy<Value = [u64; HOP_WORDS]> {
     prop_oneof![
         8 => (1..1_u64 << 48).prop_map(|to| [to, 0]),
@@ -424,7 +424,7 @@ impl Surroundings {
         let state = |(up, is_calming, is_counting, arrived, is_leaving): StateRecipe| State {
             up,
             calm: if is_calming { now + ALIVE } else { 0 },
-            // Not long ago, however long the test takes.
+            // Recent, however long the test takes.
             since: if is_counting { now + ALIVE } else { 0 },
             arrived,
             across: if is_leaving { now + ALIVE } else { 0 },
@@ -433,7 +433,7 @@ impl Surroundings {
             flows: flows.iter().map(|flow| flow.build(now)).collect(),
             states: self.states.map(state).to_vec(),
             drained: self.drained.to_vec(),
-            // The last is none.
+            // The last one is missing.
             routes: [&self.routes[..], &[0]].concat(),
             hops: self.hops.to_vec(),
             classes: classes(&[3478], 49_152..=65_535),
@@ -441,7 +441,7 @@ impl Surroundings {
     }
 }
 
-/// What the mirror makes of it, as the program's outcome tells it: the clock went on, and any time within the call will do.
+/// The mirror's decision as an outcome of the program: any time within the call is accepted.
 fn mirrored(decision: &Decision, tables: &Tables, outcome: &Outcome, before: u64, after: u64) -> Outcome {
     let mut states = tables.states.clone();
     states.resize(PLACES as usize, State::default());
@@ -469,7 +469,7 @@ fn is_padded(frame: &[u8]) -> bool {
     end < frame.len()
 }
 
-/// What both are fed.
+/// Input of both.
 type Case = (Vec<FlowRecipe>, Surroundings, PacketRecipe);
 
 fn case() -> impl Strategy<Value = Case> {
@@ -477,7 +477,7 @@ fn case() -> impl Strategy<Value = Case> {
     (flows, surroundings(), packet())
 }
 
-/// Feeds both; what the packet was counted as.
+/// Runs both; returns the packet's counter.
 fn agree(
     place: Place,
     program: &mut Program,
@@ -486,7 +486,8 @@ fn agree(
     let tables = around.build(flows, now_ns());
     program.fill(&tables);
     let frame = packet.build(flows);
-    // When the kernel trims padding it forgets the sum (CHECKSUM_NONE), and its own test afterwards does not know that.
+    // When the kernel trims padding it discards the sum (CHECKSUM_NONE), which its test does not know
+    // afterwards.
     let complete = packet.complete && !is_padded(&frame) && place == Place::Tc && program.knows_complete();
     let arrived = Frame {
         bytes: &frame,
@@ -499,7 +500,7 @@ fn agree(
     let before = now_ns();
     let outcome = program.run(place, &arrived);
     let after = now_ns();
-    // The kernel's test takes no frame that ends within the header of IP.
+    // The kernel's test rejects frames that end within the IP header.
     prop_assume!(outcome.is_ok() || frame.len() >= 14 + 40);
     let outcome = outcome.map_err(|error| TestCaseError::fail(format!("{error}: {frame:02x?}")))?;
     let id = match &outcome.action {
@@ -529,7 +530,7 @@ fn the_program_in_the_driver_and_its_mirror_agree() {
     they_agree(Place::Xdp, &[Count::Failed, Count::SuperPacket]);
 }
 
-/// `never` is what no case can come to.
+/// `never`: counters that no case can reach.
 fn they_agree(place: Place, never: &[Count]) {
     with_program(|program| {
         let seen = RefCell::new(BTreeMap::new());
@@ -554,7 +555,7 @@ fn they_agree(place: Place, never: &[Count]) {
     });
 }
 
-/// Fuzz target: the same with chance replaced by any bytes.
+/// Fuzz target: the same cases from arbitrary bytes.
 #[test]
 fn offload_mirror() {
     with_program(|program| {
@@ -590,8 +591,9 @@ fn case_of(input: &mut Input<'_>) -> Case {
     (flows, around, packet)
 }
 
-/// What a strategy makes of the next bytes. Of alternatives, those before the one that is taken get half of what is left, each: so there
-/// is more than the bytes, doubled `halvings` times. It is ones, for a range may refuse zeros for ever.
+/// Value that a strategy makes of the next bytes. Each alternative before the chosen one takes half of the
+/// rest, so the buffer is longer than the bytes, doubled `halvings` times. Filled with ones, because a range
+/// may reject zeros forever.
 fn drawn<S: Strategy>(strategy: &S, input: &mut Input<'_>, bytes: usize, halvings: u32) -> S::Value {
     let mut chance = vec![0xFF; (2 * bytes) << halvings];
     chance[..bytes].fill_with(|| input.byte());
@@ -601,7 +603,7 @@ fn drawn<S: Strategy>(strategy: &S, input: &mut Input<'_>, bytes: usize, halving
     tree.expect("nothing is filtered").current()
 }
 
-/// Bytes as if by chance, the same each time.
+/// Pseudo-random bytes with a fixed seed.
 fn seeds() -> Vec<Vec<u8>> {
     let mut state = 1_u64;
     let mut byte = || {

@@ -1,4 +1,4 @@
-//! Where the programs are attached, and that nothing stays when whoever attached them is gone.
+//! Interfaces of the programs, and their removal when the process ends.
 
 use crate::prelude::*;
 use std::{
@@ -16,7 +16,7 @@ use turnpike_testkit::eventually;
 
 use crate::program::has_xdp;
 
-/// Starts this program again as the one that will be killed.
+/// Set in the child process that gets killed.
 const HOLDER: &str = "TURNPIKE_OFFLOAD_HOLDER";
 
 pub(crate) fn settings(hook: Hook) -> Settings {
@@ -34,9 +34,10 @@ fn ip(words: &str) {
     assert!(output.status.success(), "ip {words}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A namespace of this thread's own with a link: `one` has an address, `other` has none. False, and said, where that cannot be had.
+/// Creates a namespace for this thread with a link: `one` has an address, `other` has none. Returns false
+/// after a skip notice without permission.
 pub(crate) fn with_a_link() -> bool {
-    // SAFETY: changes this thread's namespace only, and that of threads and programs which it starts.
+    // SAFETY: changes the namespace of this thread, and of its later threads and programs, only.
     if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
         skip("no permission for network namespaces");
         return false;
@@ -44,17 +45,17 @@ pub(crate) fn with_a_link() -> bool {
     ip("link add one type veth peer name other");
     ip("addr add 10.78.0.1/24 dev one");
     ip("link set one up");
-    // Apart: before Linux 6 an interface that comes up in the same request still makes itself an address.
+    // Separate requests: before Linux 6 an interface set up in the same request still gets an address.
     ip("link set other addrgenmode none");
     ip("link set other up");
     ip("link set lo up");
-    // The far end has to receive by NAPI for XDP.
+    // XDP needs NAPI on the far end.
     let made = Command::new("ethtool").args(["-K", "other", "gro", "on"]).status();
     assert!(made.is_ok_and(|made| made.success()), "ethtool(8) runs");
     true
 }
 
-/// Whether this kernel attaches programs in this way.
+/// True if this kernel supports the hook.
 fn is_offered(hook: Hook) -> bool {
     match hook {
         Hook::Tcx => SchedClassifier::query_tcx("lo", TcAttachType::Ingress).is_ok(),
@@ -63,12 +64,12 @@ fn is_offered(hook: Hook) -> bool {
     }
 }
 
-/// How this kernel attaches programs to TC where nothing else is asked for.
+/// Default way to attach at TC on this kernel.
 fn at_tc() -> Hook {
     if is_offered(Hook::Tcx) { Hook::Tcx } else { Hook::Clsact }
 }
 
-/// `None`, and said, where nobody may, or the kernel cannot.
+/// `None` after a skip notice if the permission or kernel support is missing.
 pub(crate) fn start(hook: Hook) -> Option<Kernel> {
     if !is_offered(hook) {
         skip(&format!("this kernel has no {}", hook.name()));
@@ -90,7 +91,7 @@ fn links(interface: &str) -> usize {
         return 0;
     }
     let (_, programs) =
-        SchedClassifier::query_tcx(interface, TcAttachType::Ingress).expect("the kernel tells");
+        SchedClassifier::query_tcx(interface, TcAttachType::Ingress).expect("a query of tcx programs");
     programs.len()
 }
 
@@ -109,15 +110,16 @@ fn programs(interface: &str) -> usize {
     links(interface) + filters(interface)
 }
 
-/// Programs in drivers, and generic ones.
+/// Native and generic XDP programs.
 fn in_drivers(interface: &str) -> [bool; 2] {
     let output = Command::new("ip").args(["link", "show", "dev", interface]).output().expect("ip(8) runs");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    // Behind the name of the first line.
+    // After the name in the first line.
     [" xdp ", " xdpgeneric "].map(|mode| text.contains(mode))
 }
 
-/// A program that another test starts has all descriptors of this process for a moment, and so holds the links that they stand for.
+/// Polls, because a program started by another test briefly holds all descriptors of this process, including
+/// the links.
 fn nothing_is_left(interfaces: &[&str]) {
     let left = |it: &&str| programs(it) + in_drivers(it).iter().filter(|is_there| **is_there).count();
     eventually("nothing is left", || interfaces.iter().map(left).sum::<usize>() == 0);
@@ -132,13 +134,13 @@ fn is_attached_to(kernel: &Kernel, names: &[&str]) -> bool {
 }
 
 #[test]
-fn ethernet_with_an_address_is_what_it_is_attached_to() {
+fn programs_are_attached_to_ethernet_interfaces_with_an_address() {
     if !with_a_link() {
         return;
     }
     let Some(kernel) = start(Hook::Best) else { return };
     assert_eq!(attached(&kernel), [("one".to_owned(), at_tc())]);
-    // On loopback it marks what our relayed addresses send to each other.
+    // On loopback it marks packets between our own relayed addresses.
     assert_eq!(["one", "other", "lo"].map(programs), [1, 0, 1]);
     ip("addr add 10.78.1.1/24 dev other");
     eventually("it follows", || is_attached_to(&kernel, &["one", "other"]));
@@ -151,7 +153,7 @@ fn ethernet_with_an_address_is_what_it_is_attached_to() {
 }
 
 #[test]
-fn in_the_driver_where_that_can_and_at_tc_where_not() {
+fn xdp_falls_back_to_tc_per_interface() {
     if !with_a_link() {
         return;
     }
@@ -178,7 +180,7 @@ fn in_the_driver_where_that_can_and_at_tc_where_not() {
 }
 
 #[test]
-fn generic_where_that_is_asked_for() {
+fn generic_xdp_is_used_on_request() {
     if !with_a_link() {
         return;
     }
@@ -190,7 +192,7 @@ fn generic_where_that_is_asked_for() {
 }
 
 #[test]
-fn without_a_driver_that_can_there_is_no_start() {
+fn xdp_without_a_suitable_driver_fails_at_the_start() {
     if !with_a_link() || start(Hook::XdpGeneric).is_none() {
         return;
     }
@@ -207,7 +209,7 @@ fn without_a_driver_that_can_there_is_no_start() {
 }
 
 #[test]
-fn below_linux_6_6_filters_do_it_and_go_with_it() {
+fn filters_are_used_before_linux_6_6_and_removed_at_the_end() {
     if !with_a_link() {
         return;
     }
@@ -218,12 +220,12 @@ fn below_linux_6_6_filters_do_it_and_go_with_it() {
     nothing_is_left(&["one", "lo"]);
 }
 
-/// The programs that see what comes to `one`, by number.
+/// IDs of the programs that see packets arriving on `one`.
 fn seen_by() -> Vec<u32> {
     let mut numbers = Vec::new();
     if is_offered(Hook::Tcx) {
         let (_, programs) =
-            SchedClassifier::query_tcx("one", TcAttachType::Ingress).expect("the kernel tells");
+            SchedClassifier::query_tcx("one", TcAttachType::Ingress).expect("a query of tcx programs");
         numbers.extend(programs.iter().map(|program| program.id()));
     }
     for (words, before) in
@@ -245,12 +247,12 @@ fn passed(old: &Kernel, settings: &Settings) -> Kernel {
     Kernel::from_handover(settings, passed, descriptors).expect("as the old one")
 }
 
-/// Where flows lead.
+/// Target of the flows.
 fn target() -> SocketAddr {
     SocketAddr::from(([10, 78, 0, 3], 9))
 }
 
-/// Of nobody in particular.
+/// Installs an arbitrary flow.
 fn install(flows: &mut Flows, port: u16) -> FlowKey {
     let state = flows.state().expect("there is room");
     let socket = flows.socket().expect("there is room");
@@ -267,13 +269,13 @@ fn install(flows: &mut Flows, port: u16) -> FlowKey {
         socket,
         expires_ns: u64::MAX,
     });
-    // Nobody gives it back: a process that ends leaves it so.
+    // Not removed, as by a process that ends.
     assert!(installed.is_ok(), "there is room");
     FlowKey::new(remote, local, None)
 }
 
 #[test]
-fn a_successor_takes_the_place_of_its_programs_by_the_same_links_and_goes_on_with_its_flows() {
+fn a_successor_replaces_programs_on_the_same_links_and_keeps_flows() {
     if !with_a_link() {
         return;
     }
@@ -283,7 +285,7 @@ fn a_successor_takes_the_place_of_its_programs_by_the_same_links_and_goes_on_wit
         assert_eq!(first.len(), 1, "{hook:?}");
         let mut flows = old.flows().expect("descriptors");
         let (known, stranger) = (install(&mut flows, 1), install(&mut flows, 2));
-        // One that comes to nothing changes nothing.
+        // A failed takeover changes nothing.
         let failed = passed(&old, &settings(hook));
         assert!(failed.keeps_flows() && failed.attached().is_empty(), "{hook:?}");
         drop(failed);
@@ -299,10 +301,10 @@ fn a_successor_takes_the_place_of_its_programs_by_the_same_links_and_goes_on_wit
         assert_eq!(
             (seen_by(), old.snapshot().flows),
             (first.clone(), 0),
-            "{hook:?}: there is still the old one's"
+            "{hook:?}: the old program is still attached"
         );
         drop((flows, old));
-        assert_eq!(seen_by(), first, "{hook:?}: also when that process is gone");
+        assert_eq!(seen_by(), first, "{hook:?}: even after the old process ended");
         new.attach().expect("as the old one");
         let second = seen_by();
         assert!(second.len() == 1 && second != first, "{hook:?}: {first:?} {second:?}");
@@ -312,7 +314,7 @@ fn a_successor_takes_the_place_of_its_programs_by_the_same_links_and_goes_on_wit
             (vec![known], 1),
             "{hook:?}: {stranger:?} is nobody's"
         );
-        // Neither state nor socket of the one are given to another.
+        // State and socket of the flow are not reused.
         let other = install(&mut here, 3);
         assert_eq!(here.keys().len(), 2, "{other:?}");
         here.remove(flow);
@@ -324,7 +326,7 @@ fn a_successor_takes_the_place_of_its_programs_by_the_same_links_and_goes_on_wit
 }
 
 #[test]
-fn a_successor_with_other_maps_or_another_way_has_flows_of_its_own_and_what_it_cannot_use_goes() {
+fn a_successor_with_other_maps_or_hooks_starts_without_flows() {
     if !with_a_link() {
         return;
     }
@@ -346,7 +348,7 @@ fn a_successor_with_other_maps_or_another_way_has_flows_of_its_own_and_what_it_c
         old.hand_on();
         assert_eq!(seen_by(), first, "{before:?} {after:?}");
         new.attach().expect("it can");
-        // The kernel lets go of the old one a moment after its link is closed.
+        // The kernel releases the old program a moment after its link is closed.
         eventually(&format!("{before:?} {after:?}: the new one alone"), || {
             let second = seen_by();
             second.len() == 1 && second != first
@@ -358,7 +360,7 @@ fn a_successor_with_other_maps_or_another_way_has_flows_of_its_own_and_what_it_c
     }
 }
 
-/// As a process has them that was just made by another thread, and has not run its program yet.
+/// Copies as held by a process forked by another thread before exec.
 fn links_of_this_process() -> Vec<OwnedFd> {
     let own = pidfd_open(getpid(), PidfdFlags::empty()).expect("Linux 5.3");
     let all = fs::read_dir("/proc/self/fd").expect("/proc").flatten();
@@ -372,7 +374,7 @@ fn links_of_this_process() -> Vec<OwnedFd> {
 }
 
 #[test]
-fn a_successor_attaches_in_another_way_while_somebody_still_has_the_links() {
+fn a_successor_changes_the_hook_while_old_links_are_still_open() {
     if !with_a_link() {
         return;
     }
@@ -383,7 +385,7 @@ fn a_successor_attaches_in_another_way_while_somebody_still_has_the_links() {
         let held = links_of_this_process();
         assert!(!held.is_empty(), "{before:?} has links");
         old.hand_on();
-        new.attach().expect("its place is free");
+        new.attach().expect("the interface is free");
         let second = seen_by();
         assert!(second.len() == 1 && second != first, "{before:?} {after:?}: the new one alone, at once");
         drop((held, old, new));
@@ -391,7 +393,7 @@ fn a_successor_attaches_in_another_way_while_somebody_still_has_the_links() {
     }
 }
 
-/// No test, but what the next one starts.
+/// Child process of the next test.
 #[test]
 fn holder() {
     let Ok(hook) = env::var(HOLDER) else { return };
@@ -405,7 +407,7 @@ fn holder() {
 }
 
 #[test]
-fn a_process_that_is_killed_leaves_no_link_and_its_filter_goes_with_the_next() {
+fn a_killed_process_leaves_at_most_a_filter_for_the_next_to_remove() {
     if !with_a_link() || start(Hook::Best).is_none() {
         return;
     }

@@ -1,4 +1,4 @@
-//! Tens of thousands of flows that come and go, from several workers at once: nothing is left over, and nobody gets what is another's.
+//! Tens of thousands of short-lived flows from several workers at once: nothing is left over or mixed up.
 
 use crate::prelude::*;
 use std::thread;
@@ -7,11 +7,11 @@ use crate::attached::{start, with_a_link};
 
 const WORKERS: u16 = 4;
 const ROUNDS: u16 = 4000;
-/// Flows that a worker has at a time.
+/// Flows per worker at a time.
 const HELD: usize = 50;
 
 #[test]
-fn flows_that_come_and_go_leave_nothing() {
+fn short_lived_flows_leave_nothing_behind() {
     if !with_a_link() {
         return;
     }

@@ -1,4 +1,5 @@
-//! What the programs ask of the kernel, read from the object: a function that a kernel lacks costs it the data path.
+//! Kernel functions that the programs call, read from the object: a function missing in a kernel would
+//! disable the data path there.
 
 use object::{
     Endianness,
@@ -8,19 +9,19 @@ use object::{
 
 /// bpf_redirect_peer, the last function of Linux 5.10.
 const LAST_OF_5_10: i32 = 155;
-/// bpf_check_mtu, of Linux 5.12, in a branch that older kernels do not see.
+/// bpf_check_mtu of Linux 5.12, in a branch that older kernels do not see.
 const CHECK_MTU: i32 = 163;
-/// bpf_xdp_load_bytes, of Linux 5.18.
+/// bpf_xdp_load_bytes of Linux 5.18.
 const LAST_OF_5_18: i32 = 189;
 
-/// The section with the program for XDP; all others are for TC.
+/// Section of the XDP program; all others are for TC.
 const XDP: &str = "xdp";
 
-/// The kernel's functions that the programs of a section call, by number.
+/// IDs of the kernel functions called by a section's programs.
 fn called(code: &[u8]) -> Vec<i32> {
-    /// BPF_LD | BPF_IMM | BPF_DW, which takes the place of two instructions.
+    /// BPF_LD | BPF_IMM | BPF_DW, which takes two instructions.
     const LOAD_64: u8 = 0x18;
-    /// BPF_JMP | BPF_CALL; without a source register, a function of the kernel.
+    /// BPF_JMP | BPF_CALL; without a source register, a kernel function.
     const CALL: u8 = 0x85;
     let (mut called, mut instructions) = (Vec::new(), code.chunks_exact(8));
     while let Some(instruction) = instructions.next() {
@@ -34,7 +35,7 @@ fn called(code: &[u8]) -> Vec<i32> {
 }
 
 #[test]
-fn the_program_at_tc_calls_what_linux_5_10_has_and_the_one_in_the_driver_what_5_18_has() {
+fn programs_call_only_functions_of_linux_5_10_and_5_18() {
     let object = crate::program::object().expect("it is in the repository");
     let header = FileHeader64::<Endianness>::parse(&object[..]).expect("an ELF file");
     let endian = header.endian().expect("it says which");

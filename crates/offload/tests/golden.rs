@@ -1,5 +1,5 @@
-//! Frames written down by hand (and by a program that is not ours), with what becomes of them: the programs and their mirror make just
-//! that of them.
+//! Frames written by hand (and by an independent program) with their expected results, for the programs and
+//! their mirror.
 
 use crate::prelude::*;
 
@@ -14,10 +14,10 @@ const PEER: [&str; 2] = ["203.0.113.9:6000", "[2001:db8:9::9]:6000"];
 struct Golden {
     name: &'static str,
     kind: Kind,
-    /// Index of the client's family, of the peer's.
+    /// Indexes of the client's and the peer's family.
     families: [usize; 2],
     arrives: &'static str,
-    /// ID and checksum of an IPv4 header are another each time.
+    /// ID and checksum of an IPv4 header vary.
     leaves: &'static str,
 }
 
@@ -124,7 +124,7 @@ fn bytes(hex: &str) -> Vec<u8> {
     pairs.map(|pair| u8::from_str_radix(pair, 16).expect("digits")).collect()
 }
 
-/// Without what is another each time: ID and checksum of an IPv4 header, which sums up to nothing.
+/// Clears the varying fields: ID and checksum of an IPv4 header, after verifying the checksum.
 fn masked(mut frame: Vec<u8>) -> Vec<u8> {
     if frame[12..14] == [8, 0] {
         let words = frame[14..34].chunks(2).map(|pair| u64::from(pair[0]) << 8 | u64::from(pair[1]));
@@ -172,7 +172,7 @@ fn tables(golden: &Golden) -> Tables {
     }
 }
 
-/// The link address of the next hop, for XDP, and what stands behind it in the table.
+/// Link address of the next hop for XDP, with its padding in the table.
 const NEIGHBOUR: [u8; 8] = [2, 3, 4, 5, 6, 7, 0, 0];
 
 fn frame(bytes: &[u8], summed: Summed) -> Frame<'_> {
@@ -180,7 +180,7 @@ fn frame(bytes: &[u8], summed: Summed) -> Frame<'_> {
 }
 
 #[test]
-fn the_mirror_makes_what_is_written_down() {
+fn the_mirror_produces_the_golden_frames() {
     for (golden, place) in GOLDEN.iter().flat_map(|golden| [(golden, Place::Tc), (golden, Place::Xdp)]) {
         let arrives = bytes(golden.arrives);
         let moment = Moment { now: 1, id: [0xab, 0xcd] };
@@ -189,9 +189,9 @@ fn the_mirror_makes_what_is_written_down() {
     }
 }
 
-/// GRO says of how many datagrams it has made one, the network card of a virtual machine how long they are.
+/// GRO reports the number of datagrams, a virtual machine's network card their size.
 #[test]
-fn what_is_several_datagrams_goes_up_whoever_says_so() {
+fn super_packets_of_any_origin_go_to_user_space() {
     let golden = &GOLDEN[1];
     let arrives = bytes(golden.arrives);
     let alone = frame(&arrives, Summed::Nothing);
@@ -211,9 +211,10 @@ fn what_is_several_datagrams_goes_up_whoever_says_so() {
     });
 }
 
-/// The link takes 1,400 bytes, and the route says that it takes fewer: the programs for kernels that do not tell the MTU go by the route.
+/// The link's MTU is 1,400 bytes, the route's is smaller: programs for kernels that do not report the MTU
+/// follow the route.
 #[test]
-fn where_the_kernel_does_not_tell_the_mtu_the_route_does() {
+fn without_bpf_check_mtu_the_mtu_of_the_route_applies() {
     with_program(|program| {
         let golden = &GOLDEN[0];
         let narrow = Tables { routes: vec![route_by(LOOPBACK, 30)], ..tables(golden) };
@@ -232,7 +233,7 @@ fn where_the_kernel_does_not_tell_the_mtu_the_route_does() {
 }
 
 #[test]
-fn the_programs_make_what_is_written_down() {
+fn the_programs_produce_the_golden_frames() {
     with_program(|program| {
         for golden in GOLDEN {
             for (place, summed) in
@@ -249,9 +250,10 @@ fn the_programs_make_what_is_written_down() {
     });
 }
 
-/// The kernel's test cannot be told of such a state; `kernel_path::checksums` of the end-to-end tests meets it on links.
+/// The kernel's test cannot create this state; `kernel_path::checksums` of the end-to-end tests covers it on
+/// links.
 #[test]
-fn a_sum_that_is_still_to_be_added_stays_so() {
+fn a_partial_checksum_stays_partial() {
     let golden = &GOLDEN[0];
     let pseudo_header = |frame: &[u8]| {
         let words = frame[26..34].chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1]));
@@ -265,7 +267,9 @@ fn a_sum_that_is_still_to_be_added_stays_so() {
     let moment = Moment { now: 1, id: [0xab, 0xcd] };
     let decide = |summed| decide(Place::Tc, &frame(&arrives, summed), &tables(golden), &moment).action;
     assert_eq!(decide(Summed::Nothing), Action::Up(Some(Count::Checksum)));
-    let Action::Across { bytes: leaves, .. } = decide(Summed::Partial) else { panic!("it goes across") };
+    let Action::Across { bytes: leaves, .. } = decide(Summed::Partial) else {
+        panic!("the kernel relays it")
+    };
     assert_eq!(leaves[40..42], pseudo_header(&leaves));
 }
 

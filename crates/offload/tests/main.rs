@@ -1,4 +1,4 @@
-//! The program and its mirror, fed the same packets; and the program on interfaces.
+//! Runs the programs and their mirror on the same packets, and the programs on interfaces.
 
 mod agreement;
 mod attached;

@@ -1,4 +1,4 @@
-//! Names that most modules of this suite use.
+//! Names used by most modules of this suite.
 
 pub(crate) use aya::programs::SchedClassifier;
 pub(crate) use std::{cell::RefCell, fs, net::SocketAddr};

@@ -1,4 +1,4 @@
-//! The programs under BPF_PROG_TEST_RUN: fed frames one by one, with tables of the test's own.
+//! Programs under BPF_PROG_TEST_RUN, with frames and tables of the tests.
 
 use crate::prelude::*;
 use std::{
@@ -17,38 +17,38 @@ use turnpike_offload::{
     load_program,
 };
 
-/// The MTU of the only interface that there is.
+/// MTU of the only interface.
 pub(crate) const MTU: u32 = 1400;
-/// Its number.
+/// Interface number of loopback.
 pub(crate) const LOOPBACK: u32 = 1;
 
 pub(crate) const PLACES: u32 = 16;
 
-/// Whether this kernel takes the program for XDP: it has bpf_xdp_load_bytes.
+/// True if this kernel supports the XDP program: it has bpf_xdp_load_bytes.
 pub(crate) fn has_xdp() -> bool {
     KernelVersion::current().expect("a version") >= KernelVersion::new(5, 18, 0)
 }
 
-/// The object with the programs: the one that is committed, or another one to be tested.
+/// Object with the programs: the committed one, or another one under test.
 pub(crate) fn object() -> io::Result<Vec<u8>> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/bpf/relay.o");
     fs::read(std::env::var("TURNPIKE_BPF_OBJECT").unwrap_or_else(|_| path.to_owned()))
 }
 
-/// BPF_F_TEST_SKB_CHECKSUM_COMPLETE: the kernel itself checks the sum afterwards.
+/// BPF_F_TEST_SKB_CHECKSUM_COMPLETE: the kernel verifies the sum afterwards.
 const COMPLETE: u32 = 1 << 2;
 
-/// Whether this kernel has bpf_check_mtu.
+/// True if this kernel has bpf_check_mtu.
 pub(crate) fn tells_mtu() -> bool {
     KernelVersion::current().expect("a version") >= KernelVersion::new(5, 12, 0)
 }
 
-/// The places in which this kernel takes a program.
+/// Hooks that this kernel supports.
 pub(crate) fn places() -> &'static [Place] {
     if has_xdp() { &[Place::Tc, Place::Xdp] } else { &[Place::Tc] }
 }
 
-/// The loaded programs, in a network namespace of this thread's own.
+/// Loaded programs, in a network namespace of this thread.
 pub(crate) struct Program {
     object: Ebpf,
     flows: HashMap<MapData, FlowKey, Flow>,
@@ -64,14 +64,14 @@ thread_local! {
     static PROGRAM: RefCell<Option<Program>> = const { RefCell::new(None) };
 }
 
-/// What came of a frame.
+/// Result of a frame.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
     pub(crate) action: Action,
     pub(crate) states: Vec<State>,
 }
 
-/// Runs the test with a program, or says why it cannot.
+/// Runs the test with a program, or skips it with a reason.
 pub(crate) fn with_program(test: impl FnOnce(&mut Program)) {
     PROGRAM.with_borrow_mut(|program| {
         if program.is_none() {
@@ -95,7 +95,7 @@ pub(crate) fn with_program(test: impl FnOnce(&mut Program)) {
 }
 
 impl Program {
-    /// With the program that asks the kernel for MTUs, or with the one for kernels that do not tell them.
+    /// Loads the variant that asks the kernel for MTUs, or the one for kernels that do not report them.
     pub(crate) fn load(kernel_tells_mtu: bool) -> Result<Self, String> {
         let object = object().map_err(|error| error.to_string())?;
         let mut object = EbpfLoader::new()
@@ -130,13 +130,13 @@ impl Program {
         })
     }
 
-    /// Whether this kernel's test run can have the sum of a packet (CHECKSUM_COMPLETE).
+    /// True if this kernel's test run supports CHECKSUM_COMPLETE.
     pub(crate) fn knows_complete(&self) -> bool {
         let frame = [0; 64];
         test_run(self.descriptor(Place::Tc), &frame, &[], COMPLETE).is_ok()
     }
 
-    /// Has the maps hold just this.
+    /// Sets the maps to exactly these tables.
     pub(crate) fn fill(&mut self, tables: &Tables) {
         let old: Vec<FlowKey> = self.flows.keys().filter_map(Result::ok).collect();
         for key in old {
@@ -174,7 +174,7 @@ impl Program {
         }
     }
 
-    /// Feeds a frame; says what came of it, by what was counted.
+    /// Runs a frame; returns the result with its counter.
     pub(crate) fn run(&mut self, place: Place, frame: &Frame<'_>) -> io::Result<Outcome> {
         /// TC_ACT_UNSPEC, TC_ACT_SHOT, TC_ACT_REDIRECT; XDP_PASS, XDP_DROP, XDP_TX; XDP_REDIRECT.
         const TC: [u32; 3] = [u32::MAX, 2, 7];
@@ -183,9 +183,9 @@ impl Program {
         let flags = match frame.summed {
             Summed::Complete if place == Place::Tc => COMPLETE,
             Summed::Nothing | Summed::Complete => 0,
-            Summed::Verified | Summed::Partial => panic!("the kernel's test knows no such state"),
+            Summed::Verified | Summed::Partial => panic!("the kernel's test does not support this state"),
         };
-        // struct __sk_buff: number of the interface, segments and their size. XDP's is loopback's without being told.
+        // struct __sk_buff: interface number, segments and their size. XDP always uses loopback.
         let mut context = [0_u8; 192];
         context[40..44].copy_from_slice(&frame.interface.to_ne_bytes());
         context[164..168].copy_from_slice(&frame.segments.to_ne_bytes());
@@ -194,7 +194,7 @@ impl Program {
         let context = &context[..if place == Place::Tc { context.len() } else { 0 }];
         let (result, bytes) = test_run(self.descriptor(place), frame.bytes, context, flags)?;
         let [up, dropped, across] = if place == Place::Tc { TC } else { XDP };
-        // The same, to whom the interface is told.
+        // Equivalent, with the interface given.
         let result = if place == Place::Xdp && result == XDP_REDIRECT { across } else { result };
         let counted: Vec<Count> = counts(&self.counts);
         assert!(counted.len() <= 1, "{counted:?}");
@@ -214,7 +214,7 @@ impl Program {
                 Action::Across { interface: LOOPBACK, bytes, count, payload }
             }
             (result, count) if result == up => {
-                assert_eq!(bytes, frame.bytes, "what goes up is untouched");
+                assert_eq!(bytes, frame.bytes, "packets to user space are unchanged");
                 Action::Up(count)
             }
             (result, Some(count)) if result == dropped => Action::Dropped(count),
@@ -249,7 +249,7 @@ fn counts(map: &PerCpuArray<MapData, u64>) -> Vec<Count> {
     Count::VARIANTS.iter().copied().filter(|what| sum(what) > 0).collect()
 }
 
-/// BPF_PROG_TEST_RUN, with the flags that aya has no name for.
+/// BPF_PROG_TEST_RUN with flags that aya does not support.
 fn test_run(program: RawFd, frame: &[u8], context: &[u8], flags: u32) -> io::Result<(u32, Vec<u8>)> {
     const COMMAND: i64 = 10;
     #[repr(C)]
@@ -286,7 +286,7 @@ fn test_run(program: RawFd, frame: &[u8], context: &[u8], flags: u32) -> io::Res
         flags,
         ..Attributes::default()
     };
-    // SAFETY: the pointers and lengths are those of live buffers.
+    // SAFETY: pointers and lengths of live buffers.
     let done = unsafe { libc::syscall(libc::SYS_bpf, COMMAND, &raw mut attributes, size_of::<Attributes>()) };
     if done != 0 {
         return Err(io::Error::last_os_error());
@@ -295,7 +295,7 @@ fn test_run(program: RawFd, frame: &[u8], context: &[u8], flags: u32) -> io::Res
     Ok((attributes.result, out))
 }
 
-/// Loopback is up, with an MTU that tests can exceed.
+/// Sets up loopback with an MTU that tests can exceed.
 fn set_up_loopback() {
     let mtu = MTU.to_string();
     let done = std::process::Command::new("ip").args(["link", "set", "lo", "up", "mtu", &mtu]).status();
