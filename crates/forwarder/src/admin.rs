@@ -9,7 +9,6 @@ use turnpike_config::{AdminSettings, forward::ForwardSettings};
 use turnpike_forward::{Forwarder, RuleId, RuleSnapshot, RuleStanding};
 use turnpike_process::{Control, MetricsPage};
 
-/// Answers on the runtime of the control thread.
 pub(crate) struct AdminView {
     pub(crate) control: Control,
     pub(crate) metrics: MetricsPage,

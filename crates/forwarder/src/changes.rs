@@ -25,7 +25,6 @@ impl<'s> ForwardChanges<'s> {
         self.lines.clone()
     }
 
-    /// Logs each line, and a summary with the number of `rules` now.
     pub(crate) fn log(&self, rules: usize) {
         log_each(&self.lines);
         if self.lines.is_empty() {

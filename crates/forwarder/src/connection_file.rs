@@ -24,7 +24,6 @@ use turnpike_forward::{Address, Bind, ConnectionReport, EndReason, Rule};
 
 use crate::denial::{Denial, Lists};
 
-/// Open log file, and the rules its lines refer to.
 pub(crate) struct ConnectionFile {
     file: File,
     format: LineFormat,
@@ -37,10 +36,6 @@ pub(crate) struct ConnectionFile {
 
 impl ConnectionFile {
     /// Opens the file for appending; creates it and its directory if missing.
-    ///
-    /// # Errors
-    ///
-    /// Those of mkdir(2) and open(2).
     pub(crate) fn open(path: &Path, format: LineFormat, rules: &[Rule]) -> io::Result<Self> {
         if let Some(directory) = path.parent() {
             fs::create_dir_all(directory)?;
@@ -100,7 +95,6 @@ impl ConnectionFile {
     }
 }
 
-/// Appends lines; returns the number of incomplete lines, and the error.
 fn append(file: &mut impl io::Write, lines: &[u8], is_cut: &mut bool) -> (u64, Option<io::Error>) {
     let mut error = None;
     if *is_cut && !lines.is_empty() {
@@ -141,7 +135,6 @@ fn result(report: &ConnectionReport, lists: &Lists) -> &'static str {
     }
 }
 
-/// Listener's host as configured.
 fn host_of(rule: &Rule) -> String {
     match &rule.bind {
         Bind::Ip(ip) => ip.to_string(),
@@ -150,7 +143,6 @@ fn host_of(rule: &Rule) -> String {
     }
 }
 
-/// Address without its port.
 fn show(address: &Address) -> String {
     address.ip().map_or_else(|| address.to_string(), |ip| ip.to_canonical().to_string())
 }
@@ -194,7 +186,6 @@ mod tests {
         }
     }
 
-    /// A disk with `room` bytes left.
     struct Disk {
         room: usize,
         written: Vec<u8>,

@@ -20,23 +20,19 @@ use crate::{
     denial::{Denial, Lists},
 };
 
-/// Sender in the workers.
 pub(crate) struct ConnectionLogger(LogSender<ConnectionReport>);
 
-/// Receiver in the control thread.
 pub(crate) struct ConnectionLogWriter {
     receiver: LogReceiver<ConnectionReport>,
     records: SharedRecords,
 }
 
-/// Configuration of the log; a reload replaces it.
 pub(crate) struct Records {
     pub(crate) lists: Lists,
     /// File in rinetd's format.
     pub(crate) file: Option<ConnectionFile>,
 }
 
-/// Shared by the writer and reloads.
 pub(crate) type SharedRecords = Arc<Mutex<Records>>;
 
 pub(crate) fn connection_log(records: SharedRecords) -> (ConnectionLogger, ConnectionLogWriter) {
@@ -45,7 +41,6 @@ pub(crate) fn connection_log(records: SharedRecords) -> (ConnectionLogger, Conne
 }
 
 impl ConnectionLogger {
-    /// Counters of lost and suppressed lines.
     pub(crate) fn counts(&self) -> Arc<LogCounts> {
         self.0.counts()
     }
@@ -61,7 +56,6 @@ impl ConnectionLog for ConnectionLogger {
 /// one.
 const BY_UNIX_SOCKET: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
-/// Rate limits of the log.
 struct Limits {
     refusals: RefusalLimit,
     evictions: RefusalLimit,
@@ -69,7 +63,6 @@ struct Limits {
     ends: EndLimit<IpAddr>,
 }
 
-/// Pause between lines about a target, and the number of lines suppressed in it.
 #[derive(Default)]
 struct Repetition {
     until: Duration,
@@ -81,7 +74,6 @@ impl Limits {
     const EACH: Rate = Rate::new(2000, 10);
     /// All ends: the burst equals the queue's capacity.
     const TOTAL: Rate = Rate::new(32_768, 1);
-    /// Maximum number of clients tracked.
     const MOST: usize = 16_384;
     /// Interval between lines about an unreachable target.
     const REPEAT: Duration = Duration::from_secs(60);
@@ -137,7 +129,6 @@ impl Limits {
 }
 
 impl ConnectionLogWriter {
-    /// Writes until the last worker ends.
     pub(crate) async fn run(self) {
         let start = Instant::now();
         let counts = self.receiver.counts();
@@ -168,11 +159,9 @@ impl ConnectionLogWriter {
     }
 }
 
-/// Ends that strangers can cause in any number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Noise {
     None,
-    /// Refused client.
     Refusal,
     /// Evicted UDP session: with forged sources, one per datagram.
     Eviction,
@@ -241,7 +230,6 @@ fn write_sums(summary: &Summary<IpAddr>) {
     }
 }
 
-/// An IPv6 host is a /64.
 fn shown(host: IpAddr) -> String {
     match host {
         BY_UNIX_SOCKET => "unix".to_owned(),
@@ -347,7 +335,6 @@ mod tests {
         ConnectionReport { target, ..report("192.0.2.1:5", EndReason::ConnectFailed) }
     }
 
-    /// Number of `count` reports that are logged, and the suppressed count of the last.
     fn lines(limits: &mut Limits, report: &ConnectionReport, second: u64, count: usize) -> (usize, u64) {
         let now = Duration::from_secs(second);
         let admitted: Vec<u64> = (0..count).filter_map(|_| limits.admit(now, report)).collect();

@@ -5,7 +5,6 @@ use std::{collections::HashMap, net::IpAddr};
 use turnpike_config::forward::{ForwardSettings, show_pattern};
 use turnpike_forward::{Access, Pattern};
 
-/// Access lists of all rules.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lists {
     /// Checked first.

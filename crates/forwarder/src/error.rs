@@ -14,10 +14,8 @@ pub enum ForwarderError {
     Process(#[from] ProcessError),
     #[error(transparent)]
     Start(#[from] turnpike_forward::StartError),
-    /// A configured admin address is unavailable.
     #[error(transparent)]
     Admin(#[from] turnpike_admin::ListenError),
-    /// A reload needs privileges dropped at the start.
     #[error("the rules need the capabilities {0}, which were dropped at the start: restart to keep them")]
     Sandbox(String),
 }

@@ -50,7 +50,6 @@ impl HandoverState for ForwardHandover {
     }
 }
 
-/// State offered by the previous forwarder.
 pub(crate) struct PreviousForwarder {
     forwarder: ForwarderHandover,
     workers: usize,

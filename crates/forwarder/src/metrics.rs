@@ -36,7 +36,6 @@ pub(crate) fn page(
 
 #[derive(Debug)]
 struct Scrape {
-    /// By name.
     rules: Vec<(String, RuleSnapshot)>,
     kernel: Option<KernelSnapshot>,
     common: Common,
@@ -97,7 +96,6 @@ impl Collector for Scrape {
     }
 }
 
-/// Writes the series of a target with its labels.
 type Write<'w> = dyn FnMut(&[(&str, &str)], &TargetSnapshot) -> fmt::Result + 'w;
 
 impl Scrape {
@@ -303,7 +301,6 @@ mod tests {
         for name in &named {
             assert!(samples.contains(name), "docs/forward.md describes {name}, which is not a metric");
         }
-        // The page also lists all reasons.
         let ended = text.lines().filter(|line| line.starts_with("turnpike_forward_ended_total{"));
         for reason in ended.filter_map(|line| line.split("reason=\"").nth(1)?.split('"').next()) {
             assert!(

@@ -39,10 +39,6 @@ use crate::{
 };
 
 /// Forwards until a signal or an administrator ends it.
-///
-/// # Errors
-///
-/// Configuration errors are reported before any socket is opened.
 pub fn forward(sources: &ForwardSources) -> Result<(), ForwarderError> {
     sandbox::forbid_core_dumps();
     upgrade::begin(PortForwarder::NAME, |previous| {
@@ -65,7 +61,6 @@ struct Found {
     sources: ForwardSources,
     loaded: ForwardLoaded,
     passed: Arc<PassedSockets>,
-    /// Offer of the previous process.
     before: Option<PreviousForwarder>,
 }
 
@@ -299,7 +294,6 @@ impl Service for PortForwarder {
     }
 }
 
-/// Takes over from the previous process, if any.
 fn take_over(
     previous: &mut Option<PreviousProcess>,
     control: &Control,
@@ -319,7 +313,6 @@ fn take_over(
     upgrade::take_over(previous, control.status().carried(), false, receive, || forwarder.serve(), released)
 }
 
-/// Number of workers, data path, and the reason for the data path.
 fn threads(settings: &ForwardSettings, before: Option<&PreviousForwarder>) -> (usize, Datapath, String) {
     let workers = settings.workers.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
     let (datapath, reason) = match settings.datapath {
@@ -381,7 +374,6 @@ fn listens(rules: &[Rule], transport: Transport, address: SocketAddr) -> bool {
     })
 }
 
-/// Transport of the rule's clients.
 fn transport_of(rule: &Rule) -> Transport {
     match rule.protocol {
         Protocol::Tcp | Protocol::TcpToUdp { .. } => Transport::Tcp,
@@ -399,7 +391,6 @@ fn log_source(file: Option<&Path>, format: Option<Format>, included: &[PathBuf],
     }
 }
 
-/// Logs rules that could not be bound, and returns the lines.
 fn log_left_out(failed: &[StartError]) -> Vec<String> {
     let lines = failed.iter().map(|error| format!("{error}; retrying every second (keep_going)"));
     lines.inspect(|line| tracing::error!("{line}")).collect()
@@ -427,7 +418,6 @@ fn log_listeners(settings: &ForwardSettings, forwarder: &Forwarder, is_wanted: i
     }
 }
 
-/// Logs which datagrams the kernel forwards; returns true if any.
 fn log_kernel(started: &ForwardSettings, forwarder: &Forwarder, rules: &[Rule], datapath: Datapath) -> bool {
     let by_default = started.datapath == DatapathChoice::Kernel;
     let asked = |rule: &&Rule| rule.protocol == Protocol::Udp && rule.kernel.unwrap_or(by_default);
@@ -455,7 +445,6 @@ fn raise_open_files(settings: &ForwardSettings, workers: usize) {
     rlimit::raise_open_files(needed as u64, turnpike_admin::DESCRIPTORS, &subject, "forward.max_connections");
 }
 
-/// Access lists, and the connection file if configured.
 fn open_records(settings: &ForwardSettings) -> Result<Records, ForwarderError> {
     let lists = Lists::new(settings);
     let Some(path) = &settings.connection_file else {

@@ -14,12 +14,10 @@ pub fn now_ns() -> u64 {
 /// Converts a worker's clock, in milliseconds since its start, to the programs' clock.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkerClock {
-    /// [`now_ns`] at the start of the worker's clock.
     base_ns: u64,
 }
 
 impl WorkerClock {
-    /// Clock that started `elapsed` ago.
     #[must_use]
     pub fn at(elapsed: Duration) -> Self {
         let elapsed_ns = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);

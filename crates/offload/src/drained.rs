@@ -20,7 +20,6 @@ const GIVE_WAY_NS: u64 = 250_000_000;
 /// Minimum time before they yield again, if that did not help.
 const REST_NS: u64 = 2_500_000_000;
 
-/// Table in which the program looks up sockets by slot.
 pub(crate) trait Board {
     fn drained(&self, slot: u32, at_ns: u64);
     fn behind(&self, slot: u32, is_behind: bool);
@@ -38,9 +37,7 @@ impl Board for Flows {
 
 /// Sockets of one worker, by the worker's own small numbers. All times are [`crate::now_ns`].
 pub(crate) struct DrainedSockets {
-    /// [`Flows::gap_ns`].
     gap_ns: u64,
-    /// Indexed by socket, while flows need it.
     places: Vec<Option<Place>>,
     /// Sockets with possible datagrams in flight.
     watched: Vec<u32>,
@@ -54,20 +51,15 @@ pub(crate) struct DrainedSockets {
     bulky: usize,
     /// Time at which a check may settle the next watched socket.
     look_ns: Option<u64>,
-    /// Datagrams lost by all sockets, as of this tick.
     lost: u64,
-    /// Number of waits so far.
     wait: u64,
 }
 
 #[derive(Clone, Copy)]
 struct Place {
-    /// Slot in the program's table.
     slot: u32,
     is_watched: bool,
-    /// The last datagrams came in bulk.
     is_bulk: bool,
-    /// Last wait that reported the socket.
     ready: u64,
     /// Everything received by this time has been sent; `None` while unknown.
     touched_ns: Option<u64>,
@@ -78,7 +70,6 @@ struct Place {
 }
 
 impl DrainedSockets {
-    /// `gap_ns` is [`Flows::gap_ns`].
     pub(crate) fn new(gap_ns: u64) -> Self {
         Self {
             gap_ns,
@@ -95,7 +86,6 @@ impl DrainedSockets {
         }
     }
 
-    /// Slot of a socket; `number` allocates one.
     pub(crate) fn slot(&mut self, socket: u32, number: impl FnOnce() -> Option<u32>) -> Option<u32> {
         let at = socket as usize;
         if self.places.len() <= at {
@@ -118,12 +108,10 @@ impl DrainedSockets {
         place.map(|place| place.slot)
     }
 
-    /// True if flows need this socket.
     pub(crate) fn is_needed(&self, socket: u32) -> bool {
         matches!(self.places.get(socket as usize), Some(Some(_)))
     }
 
-    /// Removes a socket that is about to be closed, and returns its slot.
     pub(crate) fn forget(&mut self, socket: u32) -> Option<u32> {
         let place = self.places.get_mut(socket as usize).and_then(Option::take)?;
         if place.is_watched {
@@ -145,7 +133,6 @@ impl DrainedSockets {
         }
     }
 
-    /// Marks bulk traffic on a socket touched in this tick.
     pub(crate) fn bulk(&mut self, socket: u32) {
         if let Some(Some(place)) = self.places.get_mut(socket as usize)
             && place.is_watched
@@ -219,7 +206,6 @@ impl DrainedSockets {
 }
 
 impl Place {
-    /// Reports that everything queued at `at_ns` has been sent.
     fn tell(&mut self, at_ns: u64, now_ns: u64, lost: u64, board: &impl Board) {
         board.drained(self.slot, at_ns);
         (self.since_ns, self.lost, self.is_behind) = (now_ns, lost, false);
@@ -234,7 +220,6 @@ impl Place {
                 board.behind(self.slot, true);
                 self.is_behind = true;
             } else {
-                // Busy but keeping up: starts a new period.
                 self.since_ns = now_ns;
             }
         } else if self.is_behind && waited > PATIENCE_NS + GIVE_WAY_NS {
@@ -267,7 +252,6 @@ mod tests {
         }
     }
 
-    /// Sockets of a worker whose clock the test sets.
     struct Bench {
         emptied: DrainedSockets,
         told: Told,
@@ -282,7 +266,6 @@ mod tests {
             Self { emptied, told: Told::default(), lost: 0, backlog: 0 }
         }
 
-        /// Waits from `before` to `after`, reporting `ready`.
         fn wait(&mut self, before: u64, after: u64, ready: &[u32]) -> Option<Duration> {
             self.wait_with(before, after, ready, true)
         }
@@ -313,7 +296,6 @@ mod tests {
         assert_eq!(bench.told(), [Ok(2_040_000)]);
         assert_eq!(bench.wait(2_070_000, 2_071_000, &[]), Some(Duration::ZERO));
         assert_eq!(bench.told(), [Ok(2_070_000)]);
-        // Everything is known, so no check is needed.
         assert_eq!(bench.wait(2_080_000, 9_000_000, &[]), None);
         assert!(bench.told().is_empty());
     }
@@ -398,7 +380,6 @@ mod tests {
         assert_eq!(changes.len(), 4, "{changes:?}");
         let held_back: u64 = changes.chunks(2).map(|pair| pair[1].0 - pair[0].0).sum();
         assert!(held_back <= 4000 / 10 + 250, "{changes:?}");
-        // Ends as soon as the socket is found empty.
         bench.wait(4_000_000_000, 4_000_100_000, &[9]);
         assert_eq!(bench.told(), [Ok(4_000_000_000)]);
     }

@@ -17,7 +17,6 @@ use crate::{
     verification::{classifier, load_classifier},
 };
 
-/// Built by `bpf/build`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/echo.o");
 
 const PROGRAM: &str = "turnpike_echo";
@@ -25,7 +24,6 @@ const PROGRAM: &str = "turnpike_echo";
 /// Layout of `struct listener`.
 type Listener = [u8; 20];
 
-/// Attached until dropped.
 pub struct Echo {
     interfaces: Vec<String>,
     links: Vec<Link>,
@@ -38,16 +36,11 @@ pub struct Echo {
 pub struct Echoed {
     /// Includes those of super-packets.
     pub datagrams: u64,
-    /// Payload bytes.
     pub bytes: u64,
 }
 
 impl Echo {
     /// Reflects datagrams to these addresses, on all Ethernet interfaces that are up and have an address.
-    ///
-    /// # Errors
-    ///
-    /// [`OffloadError`]; nothing stays attached then.
     pub fn start(listeners: &[SocketAddr]) -> Result<Self, OffloadError> {
         let room = u32::try_from(listeners.len()).unwrap_or(u32::MAX).max(1);
         let mut object = EbpfLoader::new()
@@ -76,13 +69,11 @@ impl Echo {
         Ok(echo)
     }
 
-    /// Names of the interfaces.
     #[must_use]
     pub fn interfaces(&self) -> &[String] {
         &self.interfaces
     }
 
-    /// Counters since the start.
     #[must_use]
     pub fn echoed(&self) -> Echoed {
         let sum = |index| self.echoed.get(&index, 0).map_or(0, |values| values.iter().sum());

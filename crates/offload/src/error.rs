@@ -9,25 +9,16 @@ use rustix::io::Errno;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OffloadError {
-    /// Missing capabilities to load the program.
     #[error(
         "the kernel refused to load the program ({source}): the process lacks {missing}; grant it (AmbientCapabilities= of systemd, or \
          setcap cap_net_admin,cap_bpf,cap_perfmon+ep), and allow bpf(2) in seccomp filters"
     )]
-    Capability {
-        /// Names of the missing capabilities.
-        missing: String,
-        source: io::Error,
-    },
+    Capability { missing: String, source: io::Error },
     /// The verifier gave up without a result on every attempt.
     #[error(
         "the kernel's verifier did not finish ({source}): free memory, or stop sending signals to this process"
     )]
-    Unfinished {
-        /// Error of the last attempt.
-        source: io::Error,
-    },
-    /// The verifier rejected the program.
+    Unfinished { source: io::Error },
     #[error(
         "the kernel's verifier refused the program: {said}; this needs Linux 5.10 or later (xdp: 5.18), better 6.6"
     )]
@@ -35,39 +26,27 @@ pub enum OffloadError {
         /// Last line of its log.
         said: String,
     },
-    /// A missing kernel feature.
     #[error(
         "the kernel lacks {what} ({source}): this needs Linux 5.10 or later with CONFIG_BPF_SYSCALL, CONFIG_NET_CLS_BPF and \
              CONFIG_NET_SCH_INGRESS, better 6.6"
     )]
-    Kernel {
-        /// The missing feature.
-        what: &'static str,
-        source: io::Error,
-    },
-    /// The program would be interpreted.
+    Kernel { what: &'static str, source: io::Error },
     #[error(
         "the kernel would interpret the program, which is slower than user space: enable the JIT compiler (sysctl net.core.bpf_jit_enable=1)"
     )]
     Interpreted,
-    /// This kernel corrupts streams.
     #[error(
         "before Linux 6.16 the kernel sends bytes twice to slow readers (sockmap), so copy = \"kernel\" would corrupt streams: \
          use a newer kernel, or copy = \"auto\""
     )]
     Unsound,
-    /// The program could not be attached.
     #[error("cannot attach the program to {interface}: {said}; this needs CAP_NET_ADMIN")]
     Attach { interface: String, said: String },
-    /// No interface supports XDP.
     #[error(
         "no interface can run the program in its driver ({said}): use --datapath kernel, which works with every driver, or --datapath xdp-generic \
          for tests"
     )]
-    Xdp {
-        /// Reason for each interface.
-        said: String,
-    },
+    Xdp { said: String },
     #[error("the program is damaged: {0}; rebuild turnpike")]
     Object(String),
     /// The previous process passed fewer descriptors than announced.
@@ -96,7 +75,6 @@ impl OffloadError {
     pub(crate) fn program(error: ProgramError) -> Self {
         match error {
             ProgramError::LoadError { io_error, verifier_log } => {
-                /// Lines after the reason.
                 const STATISTICS: [&str; 3] = ["processed", "stack depth", "verification time"];
                 let log = verifier_log.to_string();
                 let said =
@@ -140,7 +118,6 @@ fn is_forbidden(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::PERM.raw_os_error())
 }
 
-/// First errno in the chain of causes.
 fn errno_of(error: &(dyn std::error::Error + 'static)) -> Option<io::Error> {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -152,7 +129,6 @@ fn errno_of(error: &(dyn std::error::Error + 'static)) -> Option<io::Error> {
     None
 }
 
-/// An error and its causes in one line.
 pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
@@ -166,7 +142,6 @@ pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
-/// Needed capabilities (capabilities(7)) that the process lacks.
 fn missing_capabilities() -> String {
     const NEEDED: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (39, "CAP_BPF"), (38, "CAP_PERFMON")];
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();

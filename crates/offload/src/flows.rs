@@ -21,18 +21,14 @@ use crate::{
     shared::Shared,
 };
 
-/// Handle of one worker.
 pub struct Flows {
     shared: Arc<Shared>,
     map: HashMap<MapData, FlowKey, Flow>,
 }
 
-/// A flow to install.
 #[derive(Clone, Copy, Debug)]
 pub struct NewFlow<'a> {
-    /// Action on its packets.
     pub kind: Kind,
-    /// Sender of the packets.
     pub remote: SocketAddr,
     /// Local address they arrive on.
     pub local: SocketAddr,
@@ -44,7 +40,6 @@ pub struct NewFlow<'a> {
     pub to: SocketAddr,
     /// Shared by flows whose datagrams keep their order among each other.
     pub state: &'a State,
-    /// Socket of packets passed to user space, from [`Flows::socket`].
     pub socket: u32,
     /// Expiry in nanoseconds of [`now_ns`].
     pub expires_ns: u64,
@@ -73,7 +68,6 @@ pub struct Counted {
 impl Counted {
     #[must_use]
     pub fn is_zero(&self) -> bool {
-        // The program adds to the counters one after the other, and may be in between.
         self.datagrams == 0 && self.bytes == 0
     }
 }
@@ -111,7 +105,6 @@ impl Flows {
         Some(slot)
     }
 
-    /// Releases the number of a closed socket.
     pub fn give_back_socket(&self, socket: u32) {
         locked(&self.shared.socket_slots).give_back(now_ns(), socket);
     }
@@ -134,7 +127,6 @@ impl Flows {
         word.store(if is_behind { time | BEHIND } else { time }, Ordering::Release);
     }
 
-    /// True if the program sees packets before GRO.
     #[must_use]
     pub fn come_before_gro(&self) -> bool {
         self.shared.gap_ns == XDP_GAP_NS
@@ -154,7 +146,6 @@ impl Flows {
             return Err(Full);
         };
         let state = State { slot, seen: self.read(slot) };
-        // Left over from the previous flow.
         self.word(slot, CALM).store(0, Ordering::Relaxed);
         self.hold_up(&state);
         Ok(state)
@@ -165,7 +156,6 @@ impl Flows {
         self.word(state.slot, UP).fetch_max(now_ns(), Ordering::Release);
     }
 
-    /// Counts since the last call.
     pub fn counted(&self, state: &mut State) -> Counted {
         let (before, now) = (state.seen, self.read(state.slot));
         state.seen = now;
@@ -179,7 +169,6 @@ impl Flows {
         last
     }
 
-    /// Installs a flow.
     pub fn install(&mut self, new: &NewFlow<'_>) -> Result<Installed, Full> {
         let NewFlow { kind, remote, local, channel, from, to, state, socket, expires_ns } = *new;
         let routes = &self.shared.routes;
@@ -246,7 +235,6 @@ impl Flows {
         State { slot: flow.state, seen }
     }
 
-    /// Socket number of an adopted flow.
     pub fn adopt_socket(&self, Installed(flow): &Installed) -> u32 {
         locked(&self.shared.socket_slots).claim(flow.socket);
         flow.socket
@@ -267,11 +255,7 @@ impl Flows {
         strangers.len()
     }
 
-    /// Sets the expiry in nanoseconds of [`now_ns`].
-    ///
-    /// # Errors
-    ///
-    /// [`Full`]: the expiry is unchanged.
+    /// Sets the expiry in nanoseconds of [`now_ns`]. After an error it is unchanged.
     pub fn extend(&mut self, flow: &mut Installed, expires_ns: u64) -> Result<(), Full> {
         let Installed(flow) = flow;
         if flow.stamp != 0 && flow.expires == expires_ns {
@@ -302,7 +286,6 @@ impl Flows {
         self.shared.routes.len()
     }
 
-    /// Releases what a flow holds besides its map entry.
     fn let_go(&self, flow: &Flow) {
         self.shared.routes.give_back(flow.route);
         self.shared.routes.give_back(flow.back);

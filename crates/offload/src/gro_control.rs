@@ -9,7 +9,6 @@ const HANDLING: u64 = 3;
 const WAKE_UP: u64 = 9;
 /// Datagrams that user space handles in any case always benefit from GRO.
 const FOREIGN: u64 = 2 * (HANDLING + WAKE_UP);
-/// Super-packets needed for a decision.
 const ENOUGH: u64 = 4;
 /// Time without GRO in milliseconds: doubles from the first to the maximum value.
 const FIRST_MS: u64 = 1_000;
@@ -21,7 +20,6 @@ const HEAVY: u64 = 20_000;
 /// Sockets checked for emptiness at the end of a tick.
 const STOPS: usize = 16;
 
-/// Sockets of one worker, by the worker's own small numbers.
 #[derive(Default)]
 pub(crate) struct GroControl {
     places: Vec<Place>,
@@ -31,7 +29,6 @@ pub(crate) struct GroControl {
     waiting: Vec<u32>,
     /// Sockets to switch off as soon as they are empty.
     stopping: Vec<u32>,
-    /// Time of the last judgement.
     now_ms: u64,
     /// Super-packets since then, those of this tick, and the number of ticks with any.
     super_packets: u64,
@@ -42,7 +39,6 @@ pub(crate) struct GroControl {
 #[derive(Clone, Copy, Default)]
 struct Place {
     state: State,
-    /// Listed in `seen`.
     is_seen: bool,
     /// Counts since `since_ms`: super-packets and their datagrams; without GRO, the datagrams that still
     /// arrived in user space.
@@ -58,9 +54,14 @@ enum State {
     #[default]
     Gathers,
     /// Without GRO until this time; before, `datagrams` arrived in `in_ms`.
-    DoesWithout { until_ms: u64, datagrams: u64, in_ms: u64 },
-    /// With GRO until this time, whatever arrives.
-    GathersAnyway { until_ms: u64 },
+    DoesWithout {
+        until_ms: u64,
+        datagrams: u64,
+        in_ms: u64,
+    },
+    GathersAnyway {
+        until_ms: u64,
+    },
 }
 
 impl GroControl {
@@ -128,7 +129,6 @@ impl GroControl {
         }
     }
 
-    /// Forgets a closed socket.
     pub(crate) fn forget(&mut self, socket: u32) {
         let Some(place) = self.places.get_mut(socket as usize) else { return };
         if let State::DoesWithout { .. } = place.state {
@@ -227,7 +227,6 @@ mod tests {
 
     const SOCKET: u32 = 3;
 
-    /// Changes made by a judgement at this time.
     fn look(gathering: &mut GroControl, now_ms: u64) -> Vec<(u32, bool)> {
         let mut changes = Vec::new();
         gathering.judge(now_ms, |socket| changes.push((socket, true)));
@@ -258,7 +257,6 @@ mod tests {
             pauses.push(now_ms - since);
         }
         assert_eq!(pauses, [1_000, 2_000, 4_000, 8_000, 8_000, 8_000]);
-        // Long super-packets reset the period.
         bring(&mut gathering, ENOUGH, 32);
         assert_eq!(look(&mut gathering, now_ms), []);
         bring(&mut gathering, ENOUGH, 4);
@@ -298,7 +296,6 @@ mod tests {
         gathering.went_across(SOCKET, HEAVY + 1);
         bring(&mut gathering, ENOUGH, 2);
         assert_eq!(look(&mut gathering, 0), [(SOCKET, false)]);
-        // Left over from before.
         bring(&mut gathering, 1, 2);
         assert_eq!(look(&mut gathering, 100), []);
         gathering.went_across(SOCKET, HEAVY);
@@ -322,7 +319,6 @@ mod tests {
         assert_eq!(look(&mut gathering, 5_300), [], "the kernel would not relay it in any case");
         bring(&mut gathering, 12, 1);
         assert_eq!(look(&mut gathering, 5_400), [(SOCKET, true)]);
-        // GRO stays for a while.
         bring(&mut gathering, ENOUGH, 4);
         assert_eq!(look(&mut gathering, 65_300), []);
         assert_eq!(look(&mut gathering, 65_400), []);
@@ -342,7 +338,6 @@ mod tests {
         bring(&mut gathering, 1, 2);
         assert_eq!(look(&mut gathering, 60_000), []);
         gathering.forget(SOCKET);
-        // Once or repeatedly: each flow reports it.
         (0..3).for_each(|_| gathering.adopted(SOCKET));
         assert_eq!(look(&mut gathering, 60_000), [(SOCKET, true)]);
         assert_eq!(look(&mut gathering, 60_000), []);
@@ -354,7 +349,6 @@ mod tests {
         for now_ms in 0..1_000 {
             for socket in 0..4 {
                 gathering.forget(socket);
-                // Too few for a judgement, or enough.
                 (0..=ENOUGH * u64::from(socket % 2)).for_each(|_| gathering.saw(socket, 2, true));
             }
             look(&mut gathering, now_ms);

@@ -18,12 +18,10 @@ pub(crate) const MAPS: [&str; 7] = ["flows", "states", "drained", "routes", "gat
 /// links.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PassedKernel {
-    /// [`LAYOUT`].
     layout: u64,
     /// [`MAPS`] of its version; empty if that did not send them.
     #[serde(default)]
     maps: Vec<String>,
-    /// Sizes as in its [`Settings`].
     pub(crate) flows: u32,
     pub(crate) sockets: u32,
     /// True if the programs see packets before GRO.
@@ -49,9 +47,7 @@ pub(crate) enum PassedWay {
 
 #[derive(Default)]
 pub(crate) struct ReceivedKernel {
-    /// In the order of [`MAPS`], if they are usable.
     pub(crate) maps: Option<Vec<OwnedFd>>,
-    /// Each with its descriptor, if it has one.
     pub(crate) links: Vec<(PassedLink, Option<OwnedFd>)>,
 }
 
@@ -68,7 +64,6 @@ impl PassedKernel {
         Self { layout: 0, ..self }
     }
 
-    /// True if a process with these settings can use `count` maps of the other one.
     fn fits(&self, count: usize, settings: &Settings) -> bool {
         let Self { layout, flows, sockets, by_xdp, .. } = *self;
         (layout, flows, by_xdp) == (LAYOUT, settings.flows, settings.hook.is_xdp())
@@ -123,7 +118,6 @@ mod tests {
         (0..count).map(|_| File::open("/dev/null").unwrap().into()).collect()
     }
 
-    /// Number of maps and link descriptors available to the new process.
     fn opened(passed: PassedKernel, count: usize) -> Option<(Option<usize>, usize)> {
         let received = passed.open(descriptors(count), &settings()).ok()?;
         let links = received.links.iter().filter(|(_, descriptor)| descriptor.is_some()).count();

@@ -35,36 +35,27 @@ pub struct Kernel {
     settings: Settings,
     /// Ports to set once the previous process has released the shared maps.
     due: Mutex<Option<(Vec<SocketAddr>, RangeInclusive<u16>)>>,
-    /// The maps and flows of the previous process are in use.
     keeps_flows: bool,
 }
 
 enum Stage {
     Loaded(Box<Watcher>),
-    /// The watcher runs on this thread.
     Attached(JoinHandle<()>),
     Detached,
 }
 
-/// State of the program and its maps.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     /// Indexed by [`Count`].
     pub counts: [u64; Count::VARIANTS.len()],
-    /// Flows in the map.
     pub flows: u64,
-    /// Capacity of the map.
     pub most_flows: u64,
-    /// Flows refused for lack of room, so far.
     pub refused: u64,
 }
 
 impl Kernel {
-    /// Loads the program and attaches it to each Ethernet interface that is up and has an address.
-    ///
-    /// # Errors
-    ///
-    /// [`OffloadError`]; nothing stays attached then.
+    /// Loads the program and attaches it to each Ethernet interface that is up and has an address. After an
+    /// error nothing stays attached.
     pub fn start(settings: &Settings) -> Result<Self, OffloadError> {
         let kernel = Self::load(settings)?;
         kernel.attach()?;
@@ -155,10 +146,6 @@ impl Kernel {
 
     /// Exports what another process needs for [`Kernel::from_handover`], with its descriptors. Changes
     /// nothing.
-    ///
-    /// # Errors
-    ///
-    /// No file descriptors left.
     pub fn export_fds(&self) -> io::Result<(PassedKernel, Vec<OwnedFd>)> {
         let mut descriptors: Vec<OwnedFd> =
             self.shared.maps.iter().map(OwnedFd::try_clone).collect::<io::Result<_>>()?;
@@ -207,23 +194,17 @@ impl Kernel {
     }
 
     /// A worker's access to the flows.
-    ///
-    /// # Errors
-    ///
-    /// No file descriptors left.
     pub fn flows(&self) -> Result<Flows, OffloadError> {
         Flows::new(Arc::clone(&self.shared))
     }
 
     /// Sets the ports of listeners and relayed transport addresses. Existing flows stay.
     pub fn set_ports(&self, listeners: &[SocketAddr], relay_ports: RangeInclusive<u16>) {
-        // Supersedes the pending ports.
         *self.due.lock().unwrap_or_else(PoisonError::into_inner) = None;
         let listeners: Vec<u16> = listeners.iter().map(SocketAddr::port).collect();
         self.shared.ports.set(&listeners, relay_ports);
     }
 
-    /// Interfaces with the program, by name.
     #[must_use]
     pub fn attached(&self) -> Vec<Attachment> {
         let links = self.shared.links();
@@ -232,7 +213,6 @@ impl Kernel {
         told
     }
 
-    /// Current counters.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         // Counted by the process that has the flows.

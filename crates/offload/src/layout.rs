@@ -23,17 +23,13 @@ const fn sum_of(bytes: &[u8]) -> u64 {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C, align(8))]
 pub struct FlowKey {
-    /// Source address.
     pub remote: [u8; 16],
     /// Destination address, one of ours.
     pub local: [u8; 16],
-    /// UDP source port.
     pub remote_port: [u8; 2],
-    /// UDP destination port.
     pub local_port: [u8; 2],
     /// ChannelData number; 0 for datagrams of peers, and for a client as a whole.
     pub channel: [u8; 2],
-    /// Always 0.
     pub zero: [u8; 2],
 }
 
@@ -41,7 +37,6 @@ pub struct FlowKey {
 unsafe impl Pod for FlowKey {}
 
 impl FlowKey {
-    /// Key of packets from `remote` to `local`, on a channel or plain.
     #[must_use]
     pub fn new(remote: SocketAddr, local: SocketAddr, channel: Option<ChannelNumber>) -> Self {
         Self {
@@ -55,7 +50,6 @@ impl FlowKey {
     }
 }
 
-/// Action on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -75,31 +69,23 @@ pub struct Flow {
     /// New for each installation and equal to `stamp_end`: detects entries overwritten during a read.
     pub stamp: u64,
     pub key: FlowKey,
-    /// Source address of the outgoing datagram.
     pub from: [u8; 16],
-    /// Destination address of the outgoing datagram.
     pub to: [u8; 16],
-    /// Source port of the outgoing datagram.
     pub from_port: [u8; 2],
-    /// Destination port of the outgoing datagram.
     pub to_port: [u8; 2],
     /// Channel of the outgoing datagram; 0 to peers.
     pub channel: [u8; 2],
-    /// [`Kind`].
     pub kind: u8,
-    /// Always 0.
     pub unused: u8,
     /// Number of the route to `to`.
     pub route: u32,
     /// Number of the route back to the sender.
     pub back: u32,
-    /// Number of its [`State`].
     pub state: u32,
     /// Number of the socket for packets passed to user space.
     pub socket: u32,
     /// Monotonic clock in nanoseconds.
     pub expires: u64,
-    /// Equal to `stamp`.
     pub stamp_end: u64,
 }
 
@@ -109,7 +95,6 @@ unsafe impl Pod for Flow {}
 const _: () = assert!(size_of::<FlowKey>() == 40 && size_of::<Flow>() == 120);
 
 impl Flow {
-    /// True if the outgoing datagram is IPv6.
     #[must_use]
     pub fn leaves_by_v6(&self) -> bool {
         Ipv6Addr::from(self.to).to_ipv4_mapped().is_none()
@@ -179,9 +164,7 @@ pub fn way_of(route: u64) -> (u32, usize) {
     (route as u32, (route >> MTU_SHIFT) as usize)
 }
 
-/// Port class of listeners.
 pub const LISTENER: u64 = 1;
-/// Port class of relayed transport addresses.
 pub const RELAY: u64 = 2;
 
 /// Counters, in the program's order. The first ones are relayed or dropped packets, the others reasons to
@@ -189,13 +172,10 @@ pub const RELAY: u64 = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum Count {
-    /// Relayed to a peer.
     ToPeer,
-    /// Relayed to a client.
     ToClient,
     /// Relayed from a client to another client through two relayed addresses of this machine.
     TurnedBack,
-    /// Relayed in a forwarder's session.
     Forwarded,
     /// Dropped: the kernel refused a change after others had been made.
     Failed,
@@ -207,7 +187,6 @@ pub enum Count {
     Bulk,
     /// Earlier packets of the flow went to user space and may still be in flight.
     Settling,
-    /// Requests and indications.
     NotChannelData,
     /// Channel not bound, or not installed in the kernel.
     UnknownChannel,
@@ -218,9 +197,7 @@ pub enum Count {
     /// ChannelData length differs from the datagram's.
     Padded,
     Fragment,
-    /// IPv4 options, or IPv6 extension headers.
     IpOptions,
-    /// TTL or hop limit expired.
     Ttl,
     /// Exceeds the next link's MTU, or the program's buffer.
     TooBig,
@@ -230,7 +207,6 @@ pub enum Count {
     NoNeighbour,
     /// Source is our own, unreachable, or on another interface (strict reverse path).
     Source,
-    /// Wrong UDP checksum.
     Checksum,
     /// Missing checksum, which IPv6 requires.
     NoChecksum,
@@ -241,14 +217,12 @@ pub enum Count {
 }
 
 impl Count {
-    /// True for reasons to pass a packet to user space.
     #[must_use]
     pub fn is_pass(self) -> bool {
         self as usize > Self::Behind as usize
     }
 }
 
-/// Address as in keys.
 #[must_use]
 pub fn mapped(ip: IpAddr) -> [u8; 16] {
     match ip {
@@ -268,7 +242,6 @@ pub fn classes(listeners: &[u16], relays: std::ops::RangeInclusive<u16>) -> Vec<
     words
 }
 
-/// Class of a port in these words.
 #[must_use]
 pub fn class_of(classes: &[u64], port: u16) -> u64 {
     classes[usize::from(port >> 5)] >> ((port & 31) * 2) & 3
@@ -284,7 +257,6 @@ pub fn address(ip: [u8; 16], port: [u8; 2]) -> SocketAddr {
 mod tests {
     use super::*;
 
-    /// Names of an enumeration of `flow.h`, in order.
     fn names_in_c(prefixes: &[&str]) -> Vec<String> {
         let source = include_str!("../bpf/flow.h");
         let body =

@@ -29,12 +29,10 @@ const LINK_CREATE: c_long = 28;
 const LINK_UPDATE: c_long = 29;
 const LINK_DETACH: c_long = 34;
 
-/// Kind of link between program and interface.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
     /// TC ingress, after other programs: a firewall comes first (Linux 6.6).
     Tcx,
-    /// XDP in the driver.
     Driver,
     /// XDP after the driver, with any driver.
     Generic,
@@ -70,7 +68,6 @@ impl Link {
     }
 }
 
-/// True if this kernel attaches to TC by links.
 pub(crate) fn reach_tc() -> bool {
     KernelVersion::current().is_ok_and(|it| it >= REACH_TC)
 }
@@ -93,7 +90,6 @@ pub(crate) fn attach_to_tc(
     }
 }
 
-/// Attaches a program to an interface until the last descriptor of the link closes.
 pub(crate) fn create(program: BorrowedFd<'_>, interface: u32, kind: Kind) -> io::Result<OwnedFd> {
     let [attach_type, flags] = kind.words();
     let link = bpf(LINK_CREATE, [number(program), interface, attach_type, flags, 0, 0, 0, 0])?;
@@ -144,7 +140,6 @@ pub(crate) struct Filter {
 }
 
 impl Filter {
-    /// Attaches a program, replacing one of this `name`.
     pub(crate) fn attach(
         program: &mut SchedClassifier,
         interface: &str,
@@ -159,7 +154,6 @@ impl Filter {
         Self::of(program, link, interface)
     }
 
-    /// Replaces the current program, like [`update`].
     pub(crate) fn replace(self, program: &mut SchedClassifier) -> Result<Self, ProgramError> {
         let Self { interface, priority, handle } = self;
         let there = attached(&interface, priority, handle).map_err(ProgramError::IOError)?;

@@ -27,7 +27,6 @@ unsafe impl Send for MappedArray {}
 unsafe impl Sync for MappedArray {}
 
 impl MappedArray {
-    /// Maps `len` words.
     pub(crate) fn map(map: impl AsFd, len: usize) -> io::Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the kernel chooses the address, so nothing overlaps; only `drop` unmaps it.

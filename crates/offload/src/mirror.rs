@@ -16,7 +16,6 @@ const IPV4: usize = 20;
 const IPV6: usize = 40;
 const UDP: usize = 8;
 const CHANNEL_DATA: usize = 4;
-/// IP protocol number of UDP.
 const PROTOCOL: u8 = 17;
 const ETH_IPV4: u16 = 0x0800;
 const ETH_IPV6: u16 = 0x86dd;
@@ -25,7 +24,6 @@ const MAX_UDP: usize = 2044;
 /// Minimum MTU of IPv6 links (RFC 8200 section 5).
 const MIN_MTU_V6: usize = 1280;
 
-/// Hook of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// TC ingress: after GRO, with the kernel's metadata.
@@ -39,7 +37,6 @@ pub enum Place {
 pub struct Frame<'a> {
     /// Starts at the Ethernet header.
     pub bytes: &'a [u8],
-    /// Receiving interface.
     pub interface: u32,
     /// Addressed to this machine's link address; TC only.
     pub for_us: bool,
@@ -47,12 +44,10 @@ pub struct Frame<'a> {
     pub segments: u32,
     /// Bytes of each of them, 0 for a single one; TC only.
     pub segment_size: u32,
-    /// Known state of its UDP checksum; TC only.
     pub summed: Summed,
 }
 
 impl Frame<'_> {
-    /// True if it combines several datagrams.
     fn is_super_packet(&self) -> bool {
         self.segments > 1 || self.segment_size > 0
     }
@@ -71,50 +66,36 @@ pub enum Summed {
     Partial,
 }
 
-/// Content of the maps.
 #[derive(Clone, Debug, Default)]
 pub struct Tables {
     pub flows: HashMap<FlowKey, Flow>,
-    /// Indexed by number.
     pub states: Vec<State>,
-    /// Indexed by socket.
     pub drained: Vec<u64>,
-    /// Indexed by number.
     pub routes: Vec<u64>,
-    /// Next hops by number, for XDP.
     pub hops: Vec<[u64; HOP_WORDS]>,
-    /// See [`crate::layout::classes`].
     pub classes: Vec<u64>,
 }
 
 /// State of a flow without counters. See [`crate::layout::UP`] and the following words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// [`crate::layout::UP`].
     pub up: u64,
-    /// [`crate::layout::CALM`].
     pub calm: u64,
-    /// [`crate::layout::SINCE`].
     pub since: u64,
-    /// [`crate::layout::ARRIVED`].
     pub arrived: u64,
-    /// [`crate::layout::ACROSS`].
     pub across: u64,
 }
 
 /// Values obtained from the kernel during a decision.
 #[derive(Clone, Copy)]
 pub struct Moment {
-    /// Monotonic clock in nanoseconds.
     pub now: u64,
-    /// Random ID for an IPv4 header.
     pub id: [u8; 2],
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
     pub action: Action,
-    /// State of its flow after the decision.
     pub state: Option<(u32, State)>,
 }
 
@@ -128,14 +109,11 @@ pub enum Action {
         interface: u32,
         /// Starts at the Ethernet header.
         bytes: Vec<u8>,
-        /// Direction.
         count: Count,
-        /// Payload bytes.
         payload: usize,
     },
 }
 
-/// A received UDP datagram.
 struct Packet<'a> {
     key: FlowKey,
     v6: bool,
@@ -160,7 +138,6 @@ impl Packet<'_> {
     }
 }
 
-/// A datagram in the frame that a program sees.
 #[derive(Clone, Copy)]
 struct Arrived<'a> {
     place: Place,
@@ -168,7 +145,6 @@ struct Arrived<'a> {
     packet: &'a Packet<'a>,
 }
 
-/// Decides about a frame.
 #[must_use]
 pub fn decide(place: Place, frame: &Frame<'_>, tables: &Tables, moment: &Moment) -> Decision {
     let up = |count| Decision { action: Action::Up(count), state: None };
@@ -190,7 +166,6 @@ pub fn decide(place: Place, frame: &Frame<'_>, tables: &Tables, moment: &Moment)
     let on_channel = FlowKey { channel: number.to_be_bytes(), ..plain };
     for key in [on_channel, plain].iter().skip(usize::from(!looks_like_it)) {
         if let Some(flow) = tables.flows.get(key) {
-            // Overwritten at that moment.
             if flow.stamp != flow.stamp_end || flow.key != *key {
                 return up(Some(Count::Stale));
             }
@@ -270,17 +245,13 @@ fn parse(frame: &[u8]) -> Result<Packet<'_>, Option<Count>> {
     Ok(Packet { key, v6, tos, ttl, udp: &udp[..length] })
 }
 
-/// Outgoing path of a packet.
 struct Way<'t> {
-    /// Flow of the outgoing packet.
     flow: &'t Flow,
     interface: u32,
     mtu: usize,
     hop: [u64; HOP_WORDS],
-    /// Sent between two of our relayed addresses.
     turned_back: bool,
     to_peer: bool,
-    /// Belongs to a forwarder's session.
     forwards: bool,
     payload: usize,
 }
@@ -377,7 +348,6 @@ impl State {
     }
 }
 
-/// Finds the outgoing path of a packet, or the reason for passing it to user space.
 fn judge<'t>(
     arrived: Arrived<'_>,
     flow: &'t Flow,
@@ -458,7 +428,6 @@ fn is_from_there(place: Place, frame: &Frame<'_>, back: u32, tables: &Tables) ->
     }
 }
 
-/// The outgoing frame.
 fn across(arrived: Arrived<'_>, way: &Way<'_>, field: &Field, before: u64, moment: &Moment) -> Action {
     let (packet, leaving) = (arrived.packet, way.flow);
     let payload = &packet.udp[packet.udp.len() - way.payload..];
@@ -496,7 +465,6 @@ fn across(arrived: Arrived<'_>, way: &Way<'_>, field: &Field, before: u64, momen
     Action::Across { interface: way.interface, bytes, count, payload: payload.len() }
 }
 
-/// Headers before UDP: Ethernet and IP.
 fn lower_headers(arrived: Arrived<'_>, way: &Way<'_>, moment: &Moment) -> Vec<u8> {
     let Arrived { place, frame, packet } = arrived;
     let leaving = way.flow;
@@ -561,7 +529,6 @@ fn route(tables: &Tables, number: u32) -> u64 {
     tables.routes.get(number as usize).copied().unwrap_or_default()
 }
 
-/// Content of the checksum field.
 enum Field {
     Nothing,
     Whole,

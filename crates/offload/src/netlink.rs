@@ -77,27 +77,19 @@ pub(crate) struct Interface {
     pub(crate) is_loopback: bool,
     /// Kind of a virtual interface, such as `veth` or `vlan`; `None` for hardware.
     pub(crate) kind: Option<String>,
-    /// Link address.
     pub(crate) address: Option<LinkAddress>,
 }
 
-/// Ethernet address.
 pub(crate) type LinkAddress = [u8; 6];
 
-/// Next hop of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct NextHop {
-    /// Interface number.
     pub(crate) interface: u32,
     /// Gateway, or the destination itself.
     pub(crate) neighbour: IpAddr,
 }
 
 /// Name of the interface for datagrams from a local address to a remote one. `None` without a route.
-///
-/// # Errors
-///
-/// Those of a netlink socket.
 pub fn interface_of_route(from: IpAddr, to: IpAddr) -> io::Result<Option<String>> {
     let mut netlink = Netlink::new()?;
     let Some(next) = netlink.route(from, to)? else { return Ok(None) };
@@ -105,7 +97,6 @@ pub fn interface_of_route(from: IpAddr, to: IpAddr) -> io::Result<Option<String>
     Ok(interfaces.into_iter().find(|it| it.number == next.interface).map(|it| it.name))
 }
 
-/// Netlink socket for requests.
 pub(crate) struct Netlink {
     socket: OwnedFd,
     sequence: u32,
@@ -172,7 +163,6 @@ impl Netlink {
         Ok(found)
     }
 
-    /// Numbers of interfaces with an address.
     pub(crate) fn with_addresses(&mut self) -> io::Result<BTreeSet<u32>> {
         let mut found = BTreeSet::new();
         self.ask(GET_ADDRESS, DUMP, &[0; 8], |kind, body| {
@@ -212,7 +202,6 @@ impl Netlink {
         answered(asked).map(|()| next)
     }
 
-    /// Link address of a neighbour, if the kernel knows it.
     pub(crate) fn neighbour(&mut self, hop: NextHop) -> io::Result<Option<LinkAddress>> {
         let mut found = None;
         let asked = self.ask(GET_NEIGHBOUR, 0, &about(hop, 0), |kind, body| {
@@ -230,7 +219,6 @@ impl Netlink {
         answered(self.ask(NEW_NEIGHBOUR, CREATE | ACKNOWLEDGE, &about(hop, USE), |_, _| {}))
     }
 
-    /// Sends a request; `each` gets the parts of the response.
     fn ask(
         &mut self,
         kind: u16,
@@ -279,7 +267,6 @@ impl Netlink {
     }
 }
 
-/// IFLA_INFO_KIND, in IFLA_LINKINFO.
 fn kind_of(info: &[u8]) -> Option<String> {
     attributes(info).find(|(kind, _)| *kind == 1).map(|(_, name)| text(name))
 }
@@ -295,7 +282,6 @@ fn answered(asked: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// struct ndmsg with the neighbour's address.
 fn about(hop: NextHop, flags: u8) -> Vec<u8> {
     let mut body = vec![family_of(hop.neighbour), 0, 0, 0];
     body.extend(hop.interface.to_ne_bytes());
@@ -304,7 +290,6 @@ fn about(hop: NextHop, flags: u8) -> Vec<u8> {
     body
 }
 
-/// Neighbour of a message, and its link address if usable.
 fn told(body: &[u8]) -> Option<(NextHop, Option<LinkAddress>)> {
     let (interface, state) = (u32_at(body.get(4..8)?, 0), u16_at(body.get(8..10)?, 0));
     let (mut neighbour, mut address) = (None, None);
@@ -319,7 +304,6 @@ fn told(body: &[u8]) -> Option<(NextHop, Option<LinkAddress>)> {
     Some((hop, address.filter(|_| state & USABLE != 0)))
 }
 
-/// Notifications of changes.
 pub(crate) struct News {
     socket: OwnedFd,
 }
@@ -336,7 +320,6 @@ impl News {
         loop {
             match recv(&self.socket, &mut buffer[..], RecvFlags::DONTWAIT) {
                 Err(Errno::INTR) => {}
-                // Some were lost.
                 Ok(_) | Err(Errno::NOBUFS) => heard = true,
                 Err(_) => return heard,
             }
@@ -350,7 +333,6 @@ impl AsFd for News {
     }
 }
 
-/// Notifications of changed neighbours.
 pub(crate) struct NeighbourNews {
     socket: OwnedFd,
 }

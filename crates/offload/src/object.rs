@@ -19,15 +19,12 @@ use crate::{
     xdp,
 };
 
-/// Built by `bpf/build`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/relay.o");
 
 /// Name of the TC program, also used to find leftovers.
 pub(crate) const PROGRAM: &str = "turnpike";
-/// Name of the XDP program.
 const XDP_PROGRAM: &str = "turnpike_xdp";
 
-/// First kernel with bpf_check_mtu.
 const TELLS_MTU: KernelVersion = KernelVersion::new(5, 12, 0);
 
 /// True if the kernel tells programs the MTU of an interface (bpf_check_mtu). Otherwise
@@ -79,7 +76,6 @@ pub(crate) fn xdp_descriptor(object: &mut Ebpf) -> Result<BorrowedFd<'_>, Offloa
     Ok(xdp_program(object)?.fd().map_err(OffloadError::program)?.as_fd())
 }
 
-/// Descriptor of a map that is still in the object.
 pub(crate) fn descriptor<'o>(object: &'o Ebpf, name: &str) -> Result<BorrowedFd<'o>, OffloadError> {
     match object.map(name) {
         Some(Map::HashMap(data) | Map::Array(data)) => Ok(data.fd().as_fd()),

@@ -12,19 +12,16 @@ use crate::{
     mapped_array::MappedArray,
 };
 
-/// The program's words, and the number of flows per port.
 pub(crate) struct Ports {
     words: MappedArray,
     flows: Mutex<HashMap<u16, u32>>,
 }
 
 impl Ports {
-    /// Keeps the current words.
     pub(crate) fn new(words: MappedArray) -> Self {
         Self { words, flows: Mutex::default() }
     }
 
-    /// Sets the permanent ports.
     pub(crate) fn set(&self, listeners: &[u16], relays: RangeInclusive<u16>) {
         let mut flows = self.flows();
         for (word, class) in self.words.iter().zip(classes(listeners, relays)) {
@@ -74,7 +71,6 @@ impl Ports {
     }
 }
 
-/// Word of a port, and its bits for plain datagrams.
 fn place(port: u16) -> (usize, u64) {
     (usize::from(port >> 5), RELAY << ((port & 31) * 2))
 }
@@ -88,7 +84,6 @@ mod tests {
 
     #[test]
     fn a_port_is_handled_while_it_has_flows_or_is_permanent() {
-        // Maps as zeroed memory.
         let zero = File::options().read(true).write(true).open("/dev/zero").expect("every machine has it");
         let words = MappedArray::map(&zero, 2048).expect("memory");
         let ports = Ports::new(words);

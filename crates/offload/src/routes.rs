@@ -20,14 +20,10 @@ use crate::{
     slots::{REST_NS, Slots},
 };
 
-/// Words that the programs read, and the routes behind them.
 pub(crate) struct Routes {
     words: MappedArray,
-    /// For TC.
     gateways: MappedArray,
-    /// For XDP.
     hops: Option<MappedArray>,
-    /// A query to the kernel has failed.
     unknown: AtomicBool,
     inner: Mutex<Inner>,
 }
@@ -40,10 +36,8 @@ struct Inner {
     links: Links,
 }
 
-/// Local and remote address.
 type Ends = (IpAddr, IpAddr);
 
-/// Slot, ends and next hop.
 type HeldRoute = (u32, Ends, Option<NextHop>);
 
 struct Held {
@@ -52,16 +46,13 @@ struct Held {
     next: Option<NextHop>,
 }
 
-/// Interfaces that routes may use.
 #[derive(Clone, Default)]
 struct Links {
-    /// Number and MTU.
     ethernet: BTreeMap<u32, u32>,
     /// Our link addresses on interfaces where XDP sends.
     own: BTreeMap<u32, LinkAddress>,
     /// Interfaces on which XDP sends only by redirection.
     by_redirection: BTreeSet<u32>,
-    /// Some interface has a strict reverse path filter for IPv4.
     strict: bool,
 }
 
@@ -101,7 +92,6 @@ fn as_word([a, b, c, d, e, f]: LinkAddress) -> u64 {
     u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
 }
 
-/// Neighbour's address in the format of flows.
 fn as_words(next: NextHop) -> [u64; GATEWAY_WORDS] {
     let [first, second] = [0, 8].map(|at| {
         let octets = mapped(next.neighbour);
@@ -175,7 +165,6 @@ impl Routes {
         })
     }
 
-    /// Returns and clears the flag of a failed query.
     pub(crate) fn are_unknown(&self) -> bool {
         self.unknown.swap(false, Ordering::Relaxed)
     }
@@ -262,7 +251,6 @@ impl Routes {
         self.inner().by_slot.len()
     }
 
-    /// Routes that match a remote address and next hop.
     fn held(&self, which: impl Fn(IpAddr, Option<NextHop>) -> bool) -> Vec<HeldRoute> {
         let inner = self.inner();
         let held = inner.by_ends.iter().filter(|(ends, held)| which(ends.1, held.next));
@@ -304,10 +292,8 @@ mod tests {
     use super::*;
 
     const ENOBUFS: i32 = 105;
-    /// RTM_GETROUTE.
     const GET_ROUTE: u16 = 26;
 
-    /// Words not shared with a program.
     fn words(len: usize) -> MappedArray {
         let dir = Dir::new();
         let file = File::options().read(true).write(true).open(dir.file("words", [0; 4096]));

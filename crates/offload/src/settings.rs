@@ -10,7 +10,6 @@ pub struct Settings {
     pub listeners: Vec<SocketAddr>,
     /// Ports of relayed transport addresses; may be empty.
     pub relay_ports: RangeInclusive<u16>,
-    /// Maximum number of flows, each in one direction.
     pub flows: u32,
     /// Maximum number of sockets for packets passed to user space.
     pub sockets: u32,
@@ -34,13 +33,11 @@ pub enum Hook {
 }
 
 impl Hook {
-    /// True if it sees packets before GRO.
     #[must_use]
     pub fn is_xdp(self) -> bool {
         matches!(self, Self::Xdp | Self::XdpGeneric)
     }
 
-    /// Name in settings and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -53,7 +50,6 @@ impl Hook {
     }
 }
 
-/// An interface on which the kernel relays.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attachment {
     pub interface: String,
@@ -64,12 +60,10 @@ pub struct Attachment {
 }
 
 impl Settings {
-    /// One state per flow and one per client; a client has at least two flows.
     pub(crate) fn states(&self) -> u32 {
         self.flows.saturating_add(self.flows / 2)
     }
 
-    /// Next hops, which only XDP needs.
     pub(crate) fn hops(&self) -> u32 {
         if self.hook.is_xdp() { self.flows } else { 1 }
     }

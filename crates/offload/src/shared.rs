@@ -28,14 +28,12 @@ use crate::{
     slots::{REST_NS, Slots},
 };
 
-/// Maps of the programs, their slots, and the interfaces.
 pub(crate) struct Shared {
     /// Descriptor of the flow map, to be cloned.
     pub(crate) flows: MapData,
     pub(crate) states: MappedArray,
     pub(crate) drained: MappedArray,
     pub(crate) routes: Routes,
-    /// Port classes.
     pub(crate) ports: Ports,
     pub(crate) state_slots: Mutex<Slots>,
     pub(crate) socket_slots: Mutex<Slots>,
@@ -51,11 +49,8 @@ pub(crate) struct Shared {
     /// Maximum time until a packet seen by a program reaches its socket, in nanoseconds.
     pub(crate) gap_ns: u64,
     pub(crate) counts: Mutex<PerCpuArray<MapData, u64>>,
-    /// [`MAPS`].
     pub(crate) maps: Vec<OwnedFd>,
-    /// By interface number.
     links: Mutex<BTreeMap<u32, Attached>>,
-    /// Another process has the links and the flows.
     pub(crate) is_handed_on: AtomicBool,
     pub(crate) hook: Hook,
 }
@@ -117,7 +112,6 @@ pub(crate) struct Attached {
     /// `None` for loopback, where nothing is relayed.
     pub(crate) told: Option<Attachment>,
     pub(crate) link: Link,
-    /// Another process knows about it.
     pub(crate) is_passed: bool,
 }
 

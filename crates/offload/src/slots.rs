@@ -6,7 +6,6 @@ use std::collections::{BTreeSet, VecDeque};
 /// Time until a released slot is reused, in nanoseconds: a virtual machine's CPU may stall within a program.
 pub(crate) const REST_NS: u64 = 100_000_000;
 
-/// Free slots.
 #[derive(Debug)]
 pub(crate) struct Slots {
     returned: BTreeSet<u32>,
@@ -23,7 +22,6 @@ impl Slots {
         Self { returned: BTreeSet::new(), resting: VecDeque::new(), rest, next: 0, most }
     }
 
-    /// Allocates a slot that has rested.
     pub(crate) fn take_rested(&mut self, now: u64) -> Option<u32> {
         let rest = self.rest;
         let is_over = |(since, _): &mut (u64, u32)| since.saturating_add(rest) <= now;
@@ -43,7 +41,6 @@ impl Slots {
         self.take_rested(now).or_else(|| self.resting.pop_front().map(|(_, slot)| slot))
     }
 
-    /// Marks a slot as allocated by another process.
     pub(crate) fn claim(&mut self, slot: u32) {
         while self.next <= slot {
             self.returned.insert(self.next);

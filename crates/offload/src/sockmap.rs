@@ -32,7 +32,6 @@ use crate::{
     verification::load_program,
 };
 
-/// Built by `bpf/build`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/verdict.o");
 
 const PROGRAM: &str = "turnpike_chat";
@@ -54,7 +53,6 @@ const KNOWN: u64 = 1 << 32;
 /// Time until slots are reused, in milliseconds: the program may still be working for the old socket.
 const REST_MS: u64 = 1000;
 
-/// Pairs of one worker.
 pub struct Sockmap {
     places: HashMap<MapData, u64, u32>,
     sockets: SockMap<MapData>,
@@ -65,18 +63,15 @@ pub struct Sockmap {
     _object: Ebpf,
 }
 
-/// Two sockets joined by the kernel; must be parted.
 #[derive(Debug)]
 #[must_use = "its slot is lost unless the two are parted"]
 pub struct Joined {
     pair: u32,
     cookies: [u64; 2],
-    /// Both sockets are in the map.
     is_whole: bool,
 }
 
 impl Joined {
-    /// Number, below the `pairs` of [`Sockmap::load`].
     #[must_use]
     pub fn pair(&self) -> u32 {
         self.pair
@@ -129,11 +124,8 @@ impl Sockmap {
     }
 
     /// Joins two sockets, after everything received before was read. User space keeps reading until both
-    /// directions are lowered. `None` with too many pairs. `now`: milliseconds of a monotonic clock.
-    ///
-    /// # Errors
-    ///
-    /// Those of getsockopt(2) and bpf(2); nothing has changed then.
+    /// directions are lowered. `None` with too many pairs. `now`: milliseconds of a monotonic clock. After an
+    /// error nothing has changed.
     pub fn join(&mut self, now: u64, sockets: [BorrowedFd<'_>; 2]) -> io::Result<Option<Joined>> {
         let cookies = [socket_cookie(sockets[0])?, socket_cookie(sockets[1])?];
         let Some(pair) = self.free.take_rested(now) else { return Ok(None) };
@@ -201,7 +193,6 @@ impl Sockmap {
         let place = joined.place(side);
         let seen = self.word(place, SEEN).fetch_or(UP, Ordering::AcqRel);
         if seen & UP == 0 {
-            // The program would write the same value.
             self.word(place, HANDED).store(seen, Ordering::Release);
         }
     }

@@ -13,7 +13,6 @@ use crate::error::{OffloadError, is_passing};
 const ATTEMPTS: u32 = 8;
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Loads and compiles an object's TC program.
 pub(crate) fn load_classifier(object: &mut Ebpf, name: &str) -> Result<(), OffloadError> {
     let program = classifier(object, name)?;
     load_program(|| program.load())?;

@@ -25,7 +25,6 @@ use crate::{
 
 /// Interval of use notices about XDP's neighbours: shorter than the kernel's own confirmation interval.
 const NEIGHBOURS_EVERY: Duration = Duration::from_secs(10);
-/// Pause after a failed query.
 const AGAIN: Duration = Duration::from_secs(1);
 /// Pause of the watcher after lost neighbours.
 const AFTER_LOST: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
@@ -38,11 +37,8 @@ pub(crate) struct Watcher {
     pub(crate) news: News,
     pub(crate) neighbours: NeighbourNews,
     pub(crate) stop: OwnedFd,
-    /// Way to attach at TC.
     pub(crate) at_tc: Hook,
-    /// Links of the previous process.
     pub(crate) received: Vec<(PassedLink, Option<OwnedFd>)>,
-    /// Interfaces whose failure has been logged.
     pub(crate) complained: BTreeSet<u32>,
 }
 
@@ -125,7 +121,6 @@ impl Watcher {
             let PassedLink { number, told, way } = passed;
             match self.take_link_over(told.as_ref(), way, descriptor) {
                 Ok(link) => _ = self.shared.links().insert(number, Attached::new(told, link)),
-                // May be gone; otherwise it is attached anew.
                 Err(error) => tracing::debug!("cannot replace a program of the previous process: {error}"),
             }
         }
@@ -203,7 +198,6 @@ impl Watcher {
                     }
                     shared.links().insert(interface.number, attached);
                 }
-                // Removed since the query.
                 Err(_) if !self.netlink.interfaces()?.iter().any(|it| it.number == interface.number) => {}
                 Err(error) if starting => {
                     shared.detach_all();

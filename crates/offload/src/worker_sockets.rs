@@ -11,7 +11,6 @@ use crate::{clock::now_ns, drained::DrainedSockets, flows::Flows, gro_control::G
 const SWEEP_MS: u64 = 100;
 const SWEEPS: usize = 10;
 
-/// A worker's bookkeeping next to its [`Flows`].
 pub struct WorkerSockets {
     drained: DrainedSockets,
     /// `None` if super-packets make no difference to the program.
@@ -21,7 +20,6 @@ pub struct WorkerSockets {
 }
 
 impl WorkerSockets {
-    /// No sockets; the first sweep is due some time after `now_ms`.
     #[must_use]
     pub fn new(flows: &Flows, now_ms: u64) -> Self {
         Self {
@@ -47,7 +45,6 @@ impl WorkerSockets {
         self.drained.touch(socket.0);
     }
 
-    /// Marks possible datagrams in flight through this socket.
     pub fn touch(&mut self, socket: SocketId) {
         self.drained.touch(socket.0);
     }
@@ -62,7 +59,6 @@ impl WorkerSockets {
         }
     }
 
-    /// Forgets all sockets: another process has their flows.
     pub fn leave(&mut self, flows: &Flows) {
         self.drained = DrainedSockets::new(flows.gap_ns());
     }
@@ -115,7 +111,6 @@ impl WorkerSockets {
         }
     }
 
-    /// Called once everything received has been sent.
     pub fn flushed(&mut self, sockets: &Sockets, flows: &Flows) {
         self.drained.flushed(flows);
         if let Some(gro) = &mut self.gro {

@@ -52,7 +52,6 @@ pub(crate) fn attach(program: BorrowedFd<'_>, interface: &Interface, hook: Hook)
     Ok(link)
 }
 
-/// Reason why packets cannot be redirected to an interface of this kind.
 fn takes_none(kind: Option<&str>) -> String {
     let why = "its driver does not accept redirected packets (NETDEV_XDP_ACT_NDO_XMIT)";
     match kind {
@@ -64,7 +63,6 @@ fn takes_none(kind: Option<&str>) -> String {
     }
 }
 
-/// Reason why an interface of this kind or driver cannot run the program in its driver.
 fn unfit(kind: Option<&str>, driver: Option<&str>) -> Option<String> {
     if let Some(kind) = kind {
         // In another namespace, sysfs may show a different interface's driver.

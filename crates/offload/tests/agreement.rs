@@ -34,7 +34,6 @@ const OTHERS: [&str; 6] = [
     "198.51.100.8:1",
 ];
 
-/// A flow before its slots are filled in.
 #[derive(Clone, Debug)]
 struct FlowRecipe {
     kind: Kind,
@@ -109,7 +108,6 @@ impl FlowRecipe {
     }
 }
 
-/// Content of a checksum field.
 #[derive(Clone, Copy, Debug)]
 enum Check {
     Right,
@@ -124,20 +122,16 @@ enum Oddity {
     None,
     /// Addressed to another machine on this link.
     OtherMachine,
-    /// Ethernet type.
     Protocol(u16),
     Options(u8),
     Fragment(u16),
     /// Next header of IPv6.
     Next(u8),
     Version(u8),
-    /// Checksum of IPv4.
     HeaderChecksum,
     /// Errors of the lengths of IP, UDP and ChannelData.
     Lengths(i8, i8, i8),
-    /// Truncated.
     Cut(u8),
-    /// One byte changed.
     Flipped(u16, u8),
     /// IPv4 addresses in an IPv6 header.
     Disguised,
@@ -145,7 +139,6 @@ enum Oddity {
 
 #[derive(Clone, Debug)]
 struct PacketRecipe {
-    /// Flow of the packet, by number.
     of: prop::sample::Index,
     tos: u8,
     ttl: u8,
@@ -153,7 +146,6 @@ struct PacketRecipe {
     check: Check,
     /// Bytes after the datagram, like Ethernet padding.
     trailer: usize,
-    /// Number and size.
     segments: (u32, u32),
     complete: bool,
     channel: Option<u16>,
@@ -352,7 +344,6 @@ fn turned_back() -> impl Strategy<Value = Vec<FlowRecipe>> {
                 channel: 0x4000,
                 from,
                 to,
-                // To this machine itself.
                 places: [NOWHERE, back, state, socket],
                 alive: true,
                 torn: 0,
@@ -364,10 +355,8 @@ fn turned_back() -> impl Strategy<Value = Vec<FlowRecipe>> {
     )
 }
 
-/// A missing route.
 const NOWHERE: u32 = 4;
 
-/// States, routes, next hops and drain times: everything except flows.
 #[derive(Clone, Debug)]
 struct Surroundings {
     states: [StateRecipe; 4],
@@ -433,7 +422,6 @@ impl Surroundings {
             flows: flows.iter().map(|flow| flow.build(now)).collect(),
             states: self.states.map(state).to_vec(),
             drained: self.drained.to_vec(),
-            // The last one is missing.
             routes: [&self.routes[..], &[0]].concat(),
             hops: self.hops.to_vec(),
             classes: classes(&[3478], 49_152..=65_535),
@@ -469,7 +457,6 @@ fn is_padded(frame: &[u8]) -> bool {
     end < frame.len()
 }
 
-/// Input of both.
 type Case = (Vec<FlowRecipe>, Surroundings, PacketRecipe);
 
 fn case() -> impl Strategy<Value = Case> {
@@ -477,7 +464,6 @@ fn case() -> impl Strategy<Value = Case> {
     (flows, surroundings(), packet())
 }
 
-/// Runs both; returns the packet's counter.
 fn agree(
     place: Place,
     program: &mut Program,
@@ -555,7 +541,6 @@ fn they_agree(place: Place, never: &[Count]) {
     });
 }
 
-/// Fuzz target: the same cases from arbitrary bytes.
 #[test]
 fn offload_mirror() {
     with_program(|program| {

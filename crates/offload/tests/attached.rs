@@ -55,7 +55,6 @@ pub(crate) fn with_a_link() -> bool {
     true
 }
 
-/// True if this kernel supports the hook.
 fn is_offered(hook: Hook) -> bool {
     match hook {
         Hook::Tcx => SchedClassifier::query_tcx("lo", TcAttachType::Ingress).is_ok(),
@@ -85,7 +84,6 @@ pub(crate) fn start(hook: Hook) -> Option<Kernel> {
     }
 }
 
-/// Programs attached by links.
 fn links(interface: &str) -> usize {
     if !is_offered(Hook::Tcx) {
         return 0;
@@ -95,7 +93,6 @@ fn links(interface: &str) -> usize {
     programs.len()
 }
 
-/// Programs attached by filters.
 fn filters(interface: &str) -> usize {
     let output = Command::new("tc")
         .args(["filter", "show", "dev", interface, "ingress"])
@@ -105,16 +102,13 @@ fn filters(interface: &str) -> usize {
     text.lines().filter(|line| line.contains("turnpike")).count()
 }
 
-/// Programs at TC, by links or filters.
 fn programs(interface: &str) -> usize {
     links(interface) + filters(interface)
 }
 
-/// Native and generic XDP programs.
 fn in_drivers(interface: &str) -> [bool; 2] {
     let output = Command::new("ip").args(["link", "show", "dev", interface]).output().expect("ip(8) runs");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    // After the name in the first line.
     [" xdp ", " xdpgeneric "].map(|mode| text.contains(mode))
 }
 
@@ -220,7 +214,6 @@ fn filters_are_used_before_linux_6_6_and_removed_at_the_end() {
     nothing_is_left(&["one", "lo"]);
 }
 
-/// IDs of the programs that see packets arriving on `one`.
 fn seen_by() -> Vec<u32> {
     let mut numbers = Vec::new();
     if is_offered(Hook::Tcx) {
@@ -247,12 +240,10 @@ fn passed(old: &Kernel, settings: &Settings) -> Kernel {
     Kernel::from_handover(settings, passed, descriptors).expect("as the old one")
 }
 
-/// Target of the flows.
 fn target() -> SocketAddr {
     SocketAddr::from(([10, 78, 0, 3], 9))
 }
 
-/// Installs an arbitrary flow.
 fn install(flows: &mut Flows, port: u16) -> FlowKey {
     let state = flows.state().expect("there is room");
     let socket = flows.socket().expect("there is room");
@@ -285,7 +276,6 @@ fn a_successor_replaces_programs_on_the_same_links_and_keeps_flows() {
         assert_eq!(first.len(), 1, "{hook:?}");
         let mut flows = old.flows().expect("descriptors");
         let (known, stranger) = (install(&mut flows, 1), install(&mut flows, 2));
-        // A failed takeover changes nothing.
         let failed = passed(&old, &settings(hook));
         assert!(failed.keeps_flows() && failed.attached().is_empty(), "{hook:?}");
         drop(failed);
@@ -393,7 +383,6 @@ fn a_successor_changes_the_hook_while_old_links_are_still_open() {
     }
 }
 
-/// Child process of the next test.
 #[test]
 fn holder() {
     let Ok(hook) = env::var(HOLDER) else { return };

@@ -7,7 +7,6 @@ use crate::attached::{start, with_a_link};
 
 const WORKERS: u16 = 4;
 const ROUNDS: u16 = 4000;
-/// Flows per worker at a time.
 const HELD: usize = 50;
 
 #[test]

@@ -14,7 +14,6 @@ const PEER: [&str; 2] = ["203.0.113.9:6000", "[2001:db8:9::9]:6000"];
 struct Golden {
     name: &'static str,
     kind: Kind,
-    /// Indexes of the client's and the peer's family.
     families: [usize; 2],
     arrives: &'static str,
     /// ID and checksum of an IPv4 header vary.

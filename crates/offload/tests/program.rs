@@ -17,9 +17,7 @@ use turnpike_offload::{
     load_program,
 };
 
-/// MTU of the only interface.
 pub(crate) const MTU: u32 = 1400;
-/// Interface number of loopback.
 pub(crate) const LOOPBACK: u32 = 1;
 
 pub(crate) const PLACES: u32 = 16;
@@ -38,17 +36,14 @@ pub(crate) fn object() -> io::Result<Vec<u8>> {
 /// BPF_F_TEST_SKB_CHECKSUM_COMPLETE: the kernel verifies the sum afterwards.
 const COMPLETE: u32 = 1 << 2;
 
-/// True if this kernel has bpf_check_mtu.
 pub(crate) fn tells_mtu() -> bool {
     KernelVersion::current().expect("a version") >= KernelVersion::new(5, 12, 0)
 }
 
-/// Hooks that this kernel supports.
 pub(crate) fn places() -> &'static [Place] {
     if has_xdp() { &[Place::Tc, Place::Xdp] } else { &[Place::Tc] }
 }
 
-/// Loaded programs, in a network namespace of this thread.
 pub(crate) struct Program {
     object: Ebpf,
     flows: HashMap<MapData, FlowKey, Flow>,
@@ -64,14 +59,12 @@ thread_local! {
     static PROGRAM: RefCell<Option<Program>> = const { RefCell::new(None) };
 }
 
-/// Result of a frame.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
     pub(crate) action: Action,
     pub(crate) states: Vec<State>,
 }
 
-/// Runs the test with a program, or skips it with a reason.
 pub(crate) fn with_program(test: impl FnOnce(&mut Program)) {
     PROGRAM.with_borrow_mut(|program| {
         if program.is_none() {
@@ -130,13 +123,11 @@ impl Program {
         })
     }
 
-    /// True if this kernel's test run supports CHECKSUM_COMPLETE.
     pub(crate) fn knows_complete(&self) -> bool {
         let frame = [0; 64];
         test_run(self.descriptor(Place::Tc), &frame, &[], COMPLETE).is_ok()
     }
 
-    /// Sets the maps to exactly these tables.
     pub(crate) fn fill(&mut self, tables: &Tables) {
         let old: Vec<FlowKey> = self.flows.keys().filter_map(Result::ok).collect();
         for key in old {
@@ -174,7 +165,6 @@ impl Program {
         }
     }
 
-    /// Runs a frame; returns the result with its counter.
     pub(crate) fn run(&mut self, place: Place, frame: &Frame<'_>) -> io::Result<Outcome> {
         /// TC_ACT_UNSPEC, TC_ACT_SHOT, TC_ACT_REDIRECT; XDP_PASS, XDP_DROP, XDP_TX; XDP_REDIRECT.
         const TC: [u32; 3] = [u32::MAX, 2, 7];
@@ -295,7 +285,6 @@ fn test_run(program: RawFd, frame: &[u8], context: &[u8], flags: u32) -> io::Res
     Ok((attributes.result, out))
 }
 
-/// Sets up loopback with an MTU that tests can exceed.
 fn set_up_loopback() {
     let mtu = MTU.to_string();
     let done = std::process::Command::new("ip").args(["link", "set", "lo", "up", "mtu", &mtu]).status();

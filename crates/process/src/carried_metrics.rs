@@ -8,7 +8,6 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-/// Prefix of metrics about the process rather than its service.
 const OF_PROCESS: &str = "turnpike_process_";
 
 /// Metrics of the previous process and all before it.
@@ -42,7 +41,6 @@ impl CarriedMetrics {
         self.lock().lives = true;
     }
 
-    /// Sets the page of the sessions left there.
     pub(crate) fn set(&self, text: &str) {
         *self.lock() = State { page: Page::new(text), is_apart: true, lives: true };
     }
@@ -57,7 +55,6 @@ impl CarriedMetrics {
         self.lock().lives
     }
 
-    /// Sum of a gauge over sessions left in the previous process.
     #[must_use]
     pub fn apart(&self, gauge: &str) -> u64 {
         let State { page, is_apart, .. } = &*self.lock();
@@ -66,7 +63,6 @@ impl CarriedMetrics {
         values.filter_map(|(_, value)| value.parse::<u64>().ok()).sum()
     }
 
-    /// Adds the carried metrics to a page of this process.
     pub(crate) fn add_to(&self, own: String) -> String {
         let State { page, is_apart, .. } = &*self.lock();
         if page.0.is_empty() {
@@ -82,7 +78,6 @@ impl CarriedMetrics {
         sum.to_string()
     }
 
-    /// True if the sum of this family over two processes makes sense.
     fn adds_up(&self, family: &Family, is_apart: bool) -> bool {
         match &*family.kind {
             "counter" | "histogram" => !family.name.starts_with(OF_PROCESS),
@@ -96,7 +91,6 @@ impl CarriedMetrics {
     }
 }
 
-/// OpenMetrics page by family.
 #[derive(Debug, Default)]
 struct Page(Vec<Family>);
 
@@ -157,7 +151,6 @@ impl Family {
     }
 }
 
-/// Series with its labels sorted by name.
 fn in_order(series: &str) -> String {
     let Some((name, labels)) = series.split_once('{') else { return series.to_owned() };
     let labels = labels.strip_suffix('}').unwrap_or(labels);

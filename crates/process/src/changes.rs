@@ -5,7 +5,6 @@ use std::{collections::HashMap, hash::Hash};
 
 use turnpike_config::Change;
 
-/// Maximum number of names of a list in one line.
 const NAMED: usize = 20;
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -71,7 +70,6 @@ impl<K: Hash + Eq + Clone> Difference<K> {
     }
 }
 
-/// Logs the lines, up to a readable number.
 pub fn log_each(lines: &[String]) {
     const MOST: usize = 200;
     for line in lines.iter().take(MOST) {
@@ -90,7 +88,6 @@ pub fn counted(counts: &[(usize, &str)]) -> String {
     if counted.is_empty() { "changed".to_owned() } else { counted.join(", ") }
 }
 
-/// Names for a log line, up to a maximum; `None` without any.
 #[must_use]
 pub fn names<K: AsRef<str>>(names: &[K]) -> Option<String> {
     let shown: Vec<&str> = names.iter().take(NAMED).map(AsRef::as_ref).collect();

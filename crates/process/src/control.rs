@@ -35,7 +35,6 @@ use crate::{
 /// Interval of [`Service::tick`] and of checks for failed workers. A failed worker leaves its share of
 /// clients unserved, so the process ends and the service manager restarts it.
 const TICK: Duration = Duration::from_secs(1);
-/// Interval of checks for the last session in a drain.
 const DRAIN_POLL: Duration = Duration::from_millis(100);
 /// Snapshots may be 100 ms old, so "no sessions" counts only after this time.
 const DRAIN_SETTLE: Duration = Duration::from_millis(250);
@@ -48,10 +47,6 @@ const GRACE: Duration = Duration::from_secs(1);
 const GOODBYE: Duration = Duration::from_secs(6);
 /// Runs a service until a signal or an administrator ends it. `start` returns the service and the task that
 /// writes its log.
-///
-/// # Errors
-///
-/// Those of `start`; a failed worker; signals cannot be caught.
 pub fn run<S: Service, E: From<ProcessError>>(
     (level, format): (&str, LogFormat),
     start: impl AsyncFnOnce(&Control) -> Result<(S, JoinHandle<()>), E>,
@@ -81,7 +76,6 @@ pub fn run<S: Service, E: From<ProcessError>>(
         let mut manager = ServiceManager::of_this_process();
         manager.notify_ready();
         let failed = until_ended(&mut service, control.status(), &mut manager, &mut requests, socket).await;
-        // Requests get no answer from now on.
         drop(requests);
         control.status().set_draining();
         let _ = timeout(GOODBYE, service.leave()).await;
@@ -105,7 +99,6 @@ fn log_stopped() {
 
 enum Stage {
     Serving,
-    /// A new process is taking over, unless that fails.
     Upgrading(Upgrading),
     Draining(Until),
     /// Another process serves; this one keeps the sessions that did not move.
@@ -123,7 +116,6 @@ struct Upgrading {
 /// The new process and a summary, or the reason of the failure.
 type Upgraded = Result<(Successor, String), String>;
 
-/// Time limit for sessions to end.
 #[derive(Clone, Copy)]
 struct Until {
     since: Instant,
@@ -139,7 +131,6 @@ impl Until {
         self.patience.saturating_sub(self.since.elapsed())
     }
 
-    /// True if the time is up or the last session has ended.
     fn is_over(&self, open: impl FnOnce() -> u64) -> bool {
         self.left().is_zero() || self.since.elapsed() >= DRAIN_SETTLE && open() == 0
     }
@@ -183,7 +174,6 @@ impl Upgrading {
 }
 
 impl Stage {
-    /// Waits for the end of an upgrade; without one, forever.
     async fn upgraded(&mut self) -> Upgraded {
         match self {
             Self::Upgrading(upgrading) => {
@@ -221,7 +211,6 @@ impl Stage {
         }
     }
 
-    /// State in words for the service manager.
     fn name(&self) -> &'static str {
         match self {
             Self::Serving => "serving",
@@ -231,7 +220,6 @@ impl Stage {
         }
     }
 
-    /// Reason why a reload or upgrade is currently impossible.
     fn obstacle(&self) -> String {
         match self {
             Self::Serving => "now".to_owned(),
@@ -289,7 +277,6 @@ async fn until_ended<S: Service>(
             }
         };
         let Some(request) = request else {
-            // All senders are gone.
             break;
         };
         match carry_out(request, stage, service, status, manager).await {
@@ -430,21 +417,18 @@ fn drain_within(
             (Stage::Draining(until), until)
         }
         Stage::Upgrading(upgrading) => {
-            // Starts once the upgrade has ended.
             let until = Until::new(wanted.unwrap_or_else(|| service.drain_deadline()));
             (Stage::Upgrading(upgrading.cancel(wanted)), until)
         }
     }
 }
 
-/// Adds a warning to the log and to the answer of a reload.
 pub fn warn(reloaded: &mut Reloaded, warning: impl Into<String>) {
     let warning = warning.into();
     tracing::warn!("{warning}");
     reloaded.warnings.push(warning);
 }
 
-/// Reports keys that a reload cannot change, in the log and in the answer of a reload.
 pub fn need_restart(reloaded: &mut Reloaded, keys: &[&str]) {
     for key in keys {
         tracing::warn!("{key} has changed, but takes effect only after a restart");
@@ -492,7 +476,6 @@ mod tests {
         open: AtomicU64,
         failed: bool,
         good: bool,
-        /// Reloads never end.
         waits: bool,
         metrics: MetricsPage,
     }
@@ -580,7 +563,6 @@ mod tests {
         fn forget(&self) {}
     }
 
-    /// Calls caused by these requests, in tokio's virtual time.
     async fn calls_of(
         mut service: Recorder,
         requests: impl IntoIterator<Item = Request>,
@@ -594,7 +576,6 @@ mod tests {
         (failed, service.calls.into_inner().expect("no panic"), Arc::clone(control.status()))
     }
 
-    /// Like [`calls_of`], for requests sent by `ask`.
     async fn asked<T>(
         mut service: Recorder,
         ask: impl AsyncFnOnce(&Control) -> T,
@@ -639,7 +620,6 @@ mod tests {
     fn a_signal_ends_a_waiting_start_and_its_name_lookups() {
         let begun = std::time::Instant::now();
         let started = async |control: &Control| -> Result<(Recorder, JoinHandle<()>), ProcessError> {
-            // Like getaddrinfo(3).
             task::spawn_blocking(|| std::thread::sleep(Duration::from_secs(20)));
             let stop = Arc::clone(control.status().stop());
             tokio::spawn(async move {
@@ -763,7 +743,6 @@ mod tests {
         assert_eq!(calls, ["drain 30"]);
         assert_eq!(steps.recv().await, Some(UpgradeProgress::Failed("no upgrade while draining".to_owned())));
         assert_eq!(steps.recv().await, None);
-        // Never started.
         assert_eq!(status.upgrades(), [("done", 0), ("failed", 0)]);
     }
 }

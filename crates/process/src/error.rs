@@ -12,7 +12,6 @@ use turnpike_net::PassedError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProcessError {
-    /// Unusable sockets passed by the service manager.
     #[error(transparent)]
     Passed(#[from] PassedError),
     /// Passed socket that no listener would read from.
@@ -23,7 +22,6 @@ pub enum ProcessError {
         address: SocketAddr,
         /// Name in the unit.
         name: String,
-        /// Reason and remedy.
         problem: String,
     },
     #[error("cannot write {what} {}: {source}; set another file, or none", path.display())]
@@ -37,7 +35,6 @@ pub enum ProcessError {
 }
 
 impl ProcessError {
-    /// For [`Result::map_err`].
     pub fn file(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::File { what, path, source }

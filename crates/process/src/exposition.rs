@@ -19,7 +19,6 @@ use crate::{log_queue::LogCounts, logging, request::Status, usage::ProcessUsage}
 /// Renders `/metrics` in the OpenMetrics format at each scrape.
 pub type MetricsPage = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// Page with the metrics of `scrape` and those carried over from a previous process.
 pub fn page<C: Collector>(
     scrape: impl Fn(Common) -> C + Send + Sync + 'static,
     status: Arc<Status>,
@@ -48,17 +47,13 @@ pub fn encode(collector: impl Collector) -> Result<String, fmt::Error> {
     Ok(output)
 }
 
-/// Writes families with one or more series per snapshot.
 pub struct Families<'e, 's, S> {
     pub encoder: DescriptorEncoder<'e>,
-    /// Label that identifies the snapshot.
     pub label: &'static str,
-    /// Snapshots with their label values.
     pub snapshots: &'s [(String, S)],
 }
 
 impl<S> Families<'_, '_, S> {
-    /// Writes one gauge per snapshot.
     pub fn gauge(&mut self, name: &str, help: &str, value: impl Fn(&S) -> u64) -> fmt::Result {
         let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (of, snapshot) in self.snapshots {
@@ -67,7 +62,6 @@ impl<S> Families<'_, '_, S> {
         Ok(())
     }
 
-    /// Writes one counter per snapshot.
     pub fn each(&mut self, name: &str, help: &str, value: impl Fn(&S) -> u64) -> fmt::Result {
         let mut metric = counter(&mut self.encoder, name, help)?;
         self.snapshots
@@ -93,7 +87,6 @@ impl<S> Families<'_, '_, S> {
     }
 }
 
-/// Metrics common to all programs.
 #[derive(Clone, Debug, Default)]
 pub struct Common {
     pub process: ProcessUsage,
@@ -180,7 +173,6 @@ impl Common {
     }
 }
 
-/// Starts a family of counters, for [`count`].
 pub fn counter<'e>(
     encoder: &'e mut DescriptorEncoder<'_>,
     name: &'e str,
@@ -189,12 +181,10 @@ pub fn counter<'e>(
     encoder.encode_descriptor(name, help, None, MetricType::Counter)
 }
 
-/// Writes one series of a family of counters.
 pub fn count(metric: &mut MetricEncoder<'_>, labels: &[(&str, &str)], value: u64) -> fmt::Result {
     metric.encode_family(&labels)?.encode_counter::<NoLabelSet, _, f64>(&value, None)
 }
 
-/// Counts of all variants of an enumeration, with their names.
 pub fn by_name<T>(count: impl Fn(T) -> u64) -> Vec<(&'static str, u64)>
 where
     T: VariantArray + Copy + Into<&'static str>,
@@ -202,7 +192,6 @@ where
     T::VARIANTS.iter().map(|one| ((*one).into(), count(*one))).collect()
 }
 
-/// Writes a family of counters with one label.
 pub fn counts<'v>(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,
@@ -214,7 +203,6 @@ pub fn counts<'v>(
     values.into_iter().try_for_each(|(kind, value)| count(&mut metric, &[(label, kind)], value))
 }
 
-/// Writes a family with a single gauge.
 pub fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: f64) -> fmt::Result {
     encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)
 }

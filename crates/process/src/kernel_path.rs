@@ -45,7 +45,6 @@ fn named_by_hook(attached: &[Attachment]) -> String {
     named.collect::<Vec<_>>().join(", ")
 }
 
-/// Writes the metrics: reasons for datagrams in user space, and the use of the flow table.
 pub fn encode(encoder: &mut DescriptorEncoder<'_>, kernel: &Snapshot) -> fmt::Result {
     let counted = Count::VARIANTS.iter().zip(kernel.counts);
     let passes = counted.filter(|(what, _)| what.is_pass()).map(|(what, value)| (<&str>::from(what), value));

@@ -27,10 +27,8 @@ impl RefusalLimit {
     const EACH: Rate = Rate::new(20, 1000);
     /// In total: ten per second, at most a gigabyte per week.
     const TOTAL: Rate = Rate::new(100, 100);
-    /// Maximum number of addresses tracked.
     const MOST: usize = 4096;
 
-    /// `counts` counts the suppressed lines.
     #[must_use]
     pub fn new(counts: Arc<LogCounts>) -> Self {
         Self { rates: Rates::new(Self::EACH, Self::TOTAL, Self::MOST), suppressed: 0, counts }
@@ -50,7 +48,6 @@ impl RefusalLimit {
     }
 }
 
-/// Totals of ended sessions or connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum {
     pub count: u64,
@@ -79,29 +76,22 @@ impl AddAssign for Sum {
 pub struct EndLimit<K> {
     rates: Rates,
     sums: HashMap<K, Sum>,
-    /// Sum of users and clients beyond the first [`Self::NAMED`].
     others: Sum,
-    /// Time at which the sums must be written.
     due: Option<Duration>,
     counts: Arc<LogCounts>,
 }
 
-/// Sums to write.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Summary<K> {
-    /// By user or client.
     pub of: Vec<(K, Sum)>,
-    /// Sum of all others.
     pub others: Option<Sum>,
 }
 
 impl<K: Hash + Eq> EndLimit<K> {
     /// Time for which sums are collected.
     const PATIENCE: Duration = Duration::from_secs(5);
-    /// Maximum number of users or clients with their own sum.
     const NAMED: usize = 32;
 
-    /// `rates` limits single lines; `counts` counts suppressed ones.
     #[must_use]
     pub fn new(rates: Rates, counts: Arc<LogCounts>) -> Self {
         Self { rates, sums: HashMap::new(), others: Sum::default(), due: None, counts }
@@ -171,7 +161,6 @@ mod tests {
         assert_eq!(admitted(5, "198.51.100.1", 1), [161]);
         assert_eq!(admitted(6, "192.0.2.1", 100), [1]);
         assert_eq!(admitted(8, "192.0.2.1", 3), [99 * 2 + 1, 1]);
-        // Each brings one from its worker, and those not logged count as well.
         assert_eq!(counts.refusals.load(Ordering::Relaxed), 100 + 80 + 1 + 100 + 99 + 3 + 1);
     }
 

@@ -20,7 +20,6 @@ use crate::logging;
 /// needed; an entry has about 200 bytes.
 pub const BACKLOG: usize = 32_768;
 
-/// Maximum number of entries per batch.
 const BATCH: usize = 1024;
 /// Pause between batches. Waiting for each entry would cost the worker a wake-up of another thread (two
 /// system calls) per entry; polling costs it nothing.
@@ -31,24 +30,18 @@ const QUIET: Duration = Duration::from_secs(1);
 /// Interval of reports about lost lines while none can be written.
 const REPORT_AGAIN: Duration = Duration::from_secs(60);
 
-/// Log lines that were not written, for metrics.
 #[derive(Debug, Default)]
 pub struct LogCounts {
-    /// Lost because the control thread lagged behind.
     pub lost: AtomicU64,
-    /// Refusals above the rate.
     pub refusals: AtomicU64,
-    /// Ends of sessions or connections above the rate.
     pub ends: AtomicU64,
 }
 
-/// Sender in the workers.
 pub struct LogSender<T> {
     sender: mpsc::Sender<T>,
     counts: Arc<LogCounts>,
 }
 
-/// Receiver in the control thread.
 pub struct LogReceiver<T> {
     receiver: mpsc::Receiver<T>,
     counts: Arc<LogCounts>,
@@ -62,7 +55,6 @@ pub fn log_queue<T>(backlog: usize) -> (LogSender<T>, LogReceiver<T>) {
 }
 
 impl<T> LogSender<T> {
-    /// Sends an entry, or counts it as lost.
     pub fn send(&self, entry: T) {
         if self.sender.try_send(entry).is_err() {
             self.counts.lost.fetch_add(1, Ordering::Relaxed);

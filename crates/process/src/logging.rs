@@ -41,7 +41,6 @@ const SILENCED: [&str; 3] = ["dimpl", "aya", "aya_obj"];
 /// Target of the audit log, which the filter does not affect.
 const AUDIT: &str = "turnpike::audit";
 
-/// Filter of the process-wide subscriber.
 static IN_FORCE: OnceLock<InForce> = OnceLock::new();
 
 struct InForce {
@@ -74,18 +73,13 @@ pub fn init(level: &str, format: LogFormat) {
     }
 }
 
-/// Current filter, in the syntax of `log.level`.
 #[must_use]
 pub fn level() -> String {
     let level = IN_FORCE.get().map(|now| now.level.lock().unwrap_or_else(PoisonError::into_inner).clone());
     level.unwrap_or_default()
 }
 
-/// Changes the filter at run time.
-///
-/// # Errors
-///
-/// The problem with `level`; the old filter stays.
+/// Changes the filter at run time. After an error the old filter stays.
 pub fn set_level(level: &str) -> Result<(), String> {
     let filter = log_filter(level)?;
     let Some(now) = IN_FORCE.get() else { return Ok(()) };
@@ -184,7 +178,6 @@ fn lines() -> Lines<io::Stderr> {
     Lines { to: io::stderr(), unwritten: &UNWRITTEN }
 }
 
-/// Writes whole lines, and counts those that fail.
 struct Lines<W> {
     to: W,
     unwritten: &'static AtomicU64,

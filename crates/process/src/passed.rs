@@ -42,10 +42,6 @@ fn few_workers(passed: &PassedSockets, origin: &Origin, (workers, cores): (usize
 
 /// Checks that each socket is read. The kernel spreads clients over all sockets of an address, so clients of
 /// an unread one would wait forever.
-///
-/// # Errors
-///
-/// [`ProcessError::Unserved`] with the first unused socket.
 pub fn check(
     passed: &PassedSockets,
     workers: usize,

@@ -15,18 +15,14 @@ pub struct PidFile(Option<(PathBuf, File)>);
 impl PidFile {
     pub const NONE: Self = Self(None);
 
-    /// Writes the file. Takes over a file of another process, which may be about to end.
-    ///
-    /// # Errors
-    ///
-    /// The path is a symbolic link, not a regular file, or has a second name: the write would go elsewhere.
+    /// Writes the file. Takes over a file of another process, which may be about to end. Refuses symbolic and
+    /// hard links, which would redirect the write.
     pub fn write(path: Option<&Path>) -> Result<Self, ProcessError> {
         let Some(path) = path else { return Ok(Self::NONE) };
         let file = open(path).map_err(ProcessError::file("the process ID to", path))?;
         Ok(Self(Some((path.to_owned(), file))))
     }
 
-    /// Leaves the file to a new process.
     pub fn leave(&mut self) {
         self.0 = None;
     }
@@ -55,7 +51,6 @@ fn refused(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, why)
 }
 
-/// True if the file at this path is unchanged since this process wrote it.
 fn is_ours(path: &Path, file: &mut File) -> io::Result<bool> {
     let (there, here) = (fs::symlink_metadata(path)?, file.metadata()?);
     let mut text = String::new();

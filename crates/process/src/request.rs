@@ -19,16 +19,13 @@ const BACKLOG: usize = 16;
 
 #[derive(Debug)]
 pub(crate) enum Request {
-    /// Reload the configuration, and send the result to the requester, if any.
     Reload(Option<oneshot::Sender<Result<Reloaded, NotReloaded>>>),
     /// Stop accepting clients, and end with the last session or after this time; `None` uses the configured
     /// time. A second request ends the process at once.
     Drain(Option<Duration>),
     /// Like [`Request::Drain`], but a second request only changes the time, if given.
     DrainWithin(Option<Duration>, oneshot::Sender<Draining>),
-    /// Continue in a new process.
     Upgrade(UpgradeRequest),
-    /// Addresses or routes of this machine may have changed.
     MachineChanged,
 }
 
@@ -36,11 +33,9 @@ pub(crate) enum Request {
 pub(crate) struct UpgradeRequest {
     /// Program to start; by default this process's own.
     pub(crate) program: Option<PathBuf>,
-    /// Receives each step, like the log.
     pub(crate) progress: Option<mpsc::UnboundedSender<UpgradeProgress>>,
 }
 
-/// Progress of an upgrade: steps, then success or failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum UpgradeProgress {
     Step(String),
@@ -49,7 +44,6 @@ pub(crate) enum UpgradeProgress {
 }
 
 impl UpgradeRequest {
-    /// Logs progress, and sends it to the requester.
     pub(crate) fn report(&self, progress: UpgradeProgress) {
         match &progress {
             UpgradeProgress::Step(text) | UpgradeProgress::Done(text) => tracing::info!("upgrade: {text}"),
@@ -71,7 +65,6 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// Ends all waits from now on.
     pub(crate) fn request(&self) {
         self.is_requested.store(true, Ordering::Release);
         self.notify.notify_waiters();
@@ -81,7 +74,6 @@ impl Stop {
         self.is_requested.load(Ordering::Acquire)
     }
 
-    /// Flag for threads.
     #[must_use]
     pub fn flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.is_requested)
@@ -96,7 +88,6 @@ impl Stop {
     }
 }
 
-/// State of the control loop, for metrics and other readers.
 #[derive(Debug, Default)]
 pub struct Status {
     stop: Arc<Stop>,
@@ -114,7 +105,6 @@ impl Status {
         self.draining.load(Ordering::Relaxed)
     }
 
-    /// Set once a signal has ended the program.
     #[must_use]
     pub fn stop(&self) -> &Arc<Stop> {
         &self.stop
@@ -134,7 +124,6 @@ impl Status {
             .map(|(result, count)| (result, count.load(Ordering::Relaxed)))
     }
 
-    /// Metrics of the previous process, if any.
     #[must_use]
     pub fn carried(&self) -> &Arc<CarriedMetrics> {
         &self.carried
@@ -151,7 +140,6 @@ impl Status {
     }
 }
 
-/// Handle for sending requests to a control loop.
 #[derive(Clone, Debug)]
 pub struct Control {
     requests: mpsc::Sender<Request>,
@@ -159,7 +147,6 @@ pub struct Control {
 }
 
 impl Control {
-    /// `gauges` are those of [`Service::GAUGES`](crate::Service::GAUGES).
     pub(crate) fn new(gauges: &'static [&'static str]) -> (Self, mpsc::Receiver<Request>) {
         let (requests, received) = mpsc::channel(BACKLOG);
         let carried = Arc::new(CarriedMetrics::new(gauges));
@@ -190,7 +177,6 @@ impl Process for Control {
         Box::pin(async {
             let (sender, answer) = oneshot::channel();
             let _ = self.requests.send(Request::Reload(Some(sender))).await;
-            // The loop has ended.
             answer.await.unwrap_or(Err(NotReloaded::Draining))
         })
     }

@@ -23,7 +23,6 @@ pub use self::needs::{Needs, directory_of};
 /// Contains `None` if the sandbox is off.
 static IN_FORCE: OnceLock<Option<Sandbox>> = OnceLock::new();
 
-/// Restrictions in force, passed to the new process of an upgrade.
 static LAYERS: OnceLock<String> = OnceLock::new();
 
 /// Enters the sandbox, unless it is off. Must be called while the process has a single thread: it applies to
@@ -47,7 +46,6 @@ pub fn enter(settings: &SandboxSettings, needs: impl FnOnce() -> Needs) {
     });
 }
 
-/// Summarizes the parts, each of which the kernel may have refused.
 fn sandbox_of(
     capabilities: Result<Vec<String>, String>,
     files: Result<(Vec<String>, Vec<String>), String>,
@@ -61,7 +59,6 @@ fn sandbox_of(
     Sandbox { system_calls, read, written, capabilities, missing }
 }
 
-/// Error of forbidding core dumps, if any.
 static CORE_DUMPS: OnceLock<String> = OnceLock::new();
 
 /// Forbids core dumps, with or without a sandbox. Must be called before any key is read.
@@ -71,7 +68,6 @@ pub fn forbid_core_dumps() {
     }
 }
 
-/// Restrictions in force, which the new process of an upgrade need not apply again.
 pub(crate) fn layers() -> &'static str {
     LAYERS.get().map_or("", String::as_str)
 }
@@ -132,7 +128,6 @@ pub fn given_up(wanted: CapabilitySet) -> Option<String> {
     privileges::given_up(wanted)
 }
 
-/// Sandbox in one line.
 fn summary(sandbox: &Sandbox) -> String {
     let calls = match sandbox.system_calls {
         Some(count) => format!("{count} system calls, {}", system_calls::OTHERS),

@@ -19,7 +19,6 @@ pub trait Service: Send + 'static {
     fn reload(&mut self) -> impl Future<Output = Result<Reloaded, Vec<String>>>;
     /// Called every second while serving.
     fn tick(&mut self) {}
-    /// Addresses or routes of this machine may have changed.
     fn machine_changed(&mut self) {}
     /// Applies changes of this machine. Called every second and after each change, except during an upgrade.
     fn follow_machine(&mut self, _is_serving: bool) {}
@@ -27,13 +26,11 @@ pub trait Service: Send + 'static {
     fn has_failed(&self) -> bool;
     /// Configured time limit of a drain.
     fn drain_deadline(&self) -> Duration;
-    /// Stops accepting clients, and logs that.
     fn drain(&mut self, deadline: Duration);
     /// True if all workers have taken commands since the last call.
     fn makes_progress(&self) -> bool;
     /// Number of current sessions or connections.
     fn open(&self) -> u64;
-    /// Logs that this many sessions end with the process.
     fn log_left(&self, open: u64);
     fn handover_state(&self) -> Arc<dyn HandoverState>;
     fn metrics(&self) -> &MetricsPage;

@@ -32,22 +32,17 @@ pub(crate) fn notify_main_process(id: u32) {
 }
 
 pub(crate) struct ServiceManager {
-    /// `None` without a service manager.
     notify: Option<Notify>,
-    /// Interval of watchdog messages, if enabled.
     every: Option<Duration>,
     next_sign: Instant,
     /// Time since which a worker takes no commands, once logged.
     stalled: Option<Instant>,
-    /// Last status line, and the earliest time of the next.
     status: String,
     next_status: Instant,
-    /// The last reload was refused.
     refused: bool,
 }
 
 impl ServiceManager {
-    /// Service manager that started this process, if any.
     pub(crate) fn of_this_process() -> Self {
         // Errors are ignored: a service manager without notifications acts on its own.
         let notify = |states: &[NotifyState<'_>]| _ = sd_notify::notify(states);
@@ -69,7 +64,6 @@ impl ServiceManager {
         }
     }
 
-    /// Maximum sleep of the control loop.
     pub(crate) fn pause(&self) -> Duration {
         self.every.unwrap_or(Duration::MAX)
     }
@@ -78,7 +72,6 @@ impl ServiceManager {
         self.notify(&[NotifyState::Ready]);
     }
 
-    /// Notifies of a reload, until [`Self::notify_reloaded`].
     pub(crate) fn notify_reloading(&self) {
         match NotifyState::monotonic_usec_now() {
             Ok(now) => self.notify(&[NotifyState::Reloading, now]),
@@ -104,7 +97,6 @@ impl ServiceManager {
         }
     }
 
-    /// Notifies of a stop, which allows `patience` for sessions.
     pub(crate) fn notify_stopping(&self, patience: Duration) {
         // Extends TimeoutStopSec=, which does not know the configured deadline.
         let until = format!("EXTEND_TIMEOUT_USEC={}", (patience + AFTERWARDS).as_micros());

@@ -17,10 +17,6 @@ use crate::request::{Request, Stop, UpgradeRequest};
 
 /// Sends a request for each signal, from its own thread, so that even a control loop waiting for a name
 /// server learns that it must stop. Returns once none of these signals has its default action.
-///
-/// # Errors
-///
-/// Signals cannot be caught.
 pub(crate) fn pass_on(requests: mpsc::Sender<Request>, stop: Arc<Stop>) -> io::Result<()> {
     let (sender, caught) = std_mpsc::channel();
     thread::Builder::new().name("signals".to_owned()).spawn(move || {
@@ -50,7 +46,6 @@ struct Signals {
 }
 
 impl Signals {
-    /// Replaces the default actions of these signals.
     fn new() -> io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
@@ -60,7 +55,6 @@ impl Signals {
         })
     }
 
-    /// Ends once the receiver is dropped.
     async fn pass_on(mut self, requests: mpsc::Sender<Request>, stop: &Stop) {
         loop {
             let request = self.next().await;
@@ -87,10 +81,6 @@ impl Signals {
 }
 
 /// Blocks until SIGTERM or SIGINT, for programs without other work.
-///
-/// # Errors
-///
-/// Signals cannot be caught.
 pub fn wait_for_stop() -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     runtime.block_on(async {

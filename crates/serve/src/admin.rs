@@ -18,7 +18,6 @@ use crate::{
     store::{SharedStore, shared},
 };
 
-/// Answers on the runtime of the control thread.
 pub(crate) struct AdminView {
     pub(crate) control: Control,
     pub(crate) metrics: MetricsPage,

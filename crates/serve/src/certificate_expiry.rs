@@ -16,10 +16,8 @@ const SOON: i64 = 14 * DAY;
 /// Long enough to span a weekend.
 const VERY_SOON: i64 = 3 * DAY;
 const DAY: i64 = 86_400;
-/// Maximum number of DNS names in a log line.
 const NAMES: usize = 8;
 
-/// Written by the control thread, read by metrics.
 #[derive(Debug, Default)]
 pub(crate) struct CertificateExpiry(Mutex<Vec<Shown>>);
 
@@ -28,11 +26,9 @@ struct Shown {
     file: String,
     /// First and last Unix second of validity.
     valid: (u64, u64),
-    /// Last state in the log.
     told: Nearness,
 }
 
-/// Time left until expiry, in steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Nearness {
     Far,
@@ -44,7 +40,6 @@ enum Nearness {
 }
 
 impl CertificateExpiry {
-    /// Sets the certificates in use, and logs their names and expiry.
     pub(crate) fn show(&self, certificates: &[Certificate]) {
         for Certificate { file, identity } in certificates {
             tracing::info!(
@@ -61,7 +56,6 @@ impl CertificateExpiry {
         self.look();
     }
 
-    /// Sets files with the first and last Unix second of validity.
     pub(crate) fn put(&self, certificates: impl IntoIterator<Item = (String, (u64, u64))>) {
         let mut new: Vec<Shown> = Vec::new();
         for (file, valid) in certificates {
@@ -73,7 +67,6 @@ impl CertificateExpiry {
         *self.lock() = new;
     }
 
-    /// Warns of certificates whose state has changed since the last look.
     pub(crate) fn look(&self) {
         for (nearness, warning) in self.due(Timestamp::now().as_second()) {
             match nearness {
@@ -122,7 +115,6 @@ impl CertificateExpiry {
         due
     }
 
-    /// Files and Unix times of expiry.
     pub(crate) fn ends(&self) -> Vec<(String, u64)> {
         self.lock().iter().map(|shown| (shown.file.clone(), shown.valid.1)).collect()
     }

@@ -19,10 +19,6 @@ use turnpike_relay::{
 
 /// Loads the configuration for a start. Accepts certificates outside their validity period: a machine without
 /// a battery starts with a wrong clock, and clients over UDP need no certificate.
-///
-/// # Errors
-///
-/// All mistakes, not only the first.
 pub fn load(sources: &Sources) -> Result<Loaded<Certificate>, Mistakes> {
     let loaded =
         sources.load(|settings| read_by(settings, |files| certificates::read(&files.cert, &files.key)))?;
@@ -35,10 +31,6 @@ pub fn load(sources: &Sources) -> Result<Loaded<Certificate>, Mistakes> {
 
 /// Loads the configuration for a reload. Returns certificate problems separately, because the old
 /// certificates can stay in use: a removed user must lose access even if a certificate has expired.
-///
-/// # Errors
-///
-/// All mistakes except those of certificates.
 pub(crate) fn load_for_reload(sources: &Sources) -> Result<Loaded<Certificate>, Mistakes> {
     sources.load(read)
 }
@@ -92,7 +84,6 @@ fn read_by(
     ReadCertificates { certificates, problems, warnings }
 }
 
-/// Commands that make a file readable for this process's user.
 fn readable_by(path: &Path) -> String {
     let (user, path) = (own_name(), path.display());
     format!(
@@ -136,7 +127,6 @@ mod tests {
         assert!(told.contains(&format!("chgrp {name} /etc/key.pem && chmod 640 /etc/key.pem")), "{told}");
     }
 
-    /// Result of reading a file with this content.
     fn loaded(pem: &str, key: &str) -> ReadCertificates<Certificate> {
         let dir = turnpike_testkit::Dir::new();
         let (cert, key) = (dir.file("cert.pem", pem), dir.file("key.pem", key));
@@ -202,7 +192,6 @@ mod tests {
         assert_eq!((loaded.settings.realm.as_str(), loaded.certificates.len()), ("new", 0));
         let problems = loaded.certificate_problems;
         assert!(problems[0].to_string().contains("/nowhere/cert.pem: cannot be read"), "{problems:?}");
-        // With another mistake, all are reported.
         let errors = load(&format!("{text}\n[server2]")).expect_err("wrong").0;
         assert_eq!(errors.len(), 2, "{errors:?}");
     }

@@ -9,7 +9,6 @@ use std::{
 
 use turnpike_config::{Settings, certificates};
 
-/// State of the files at the last look.
 #[derive(Debug, Default)]
 pub(crate) struct CertificateWatch {
     seen: Vec<(PathBuf, Option<Stamp>)>,

@@ -21,7 +21,6 @@ use crate::{
     changes::CertificateChanges, error::ServeError,
 };
 
-/// Of TLS and DTLS.
 pub(crate) type Contexts = (Option<Arc<TlsContext>>, Option<Arc<DtlsContext>>);
 
 pub(crate) struct Certificates {
@@ -36,7 +35,6 @@ pub(crate) struct Certificates {
 /// Pause between attempts to read unusable certificates.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// State shared with metrics and the admin interface.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
     pub(crate) expiry: CertificateExpiry,
@@ -55,7 +53,6 @@ impl Told {
         *self.in_use.lock().unwrap_or_else(PoisonError::into_inner) = certificates.into();
     }
 
-    /// Number of reloads, by result.
     pub(crate) fn reloads(&self) -> [(&'static str, u64); 2] {
         [("loaded", &self.loaded), ("failed", &self.failed)]
             .map(|(result, count)| (result, count.load(Ordering::Relaxed)))
@@ -63,7 +60,6 @@ impl Told {
 }
 
 impl Certificates {
-    /// Creates the contexts for the start.
     pub(crate) fn new(settings: &Settings, loaded: Vec<Certificate>) -> Result<Self, ServeError> {
         let told = Arc::new(Told { in_use: Mutex::new(loaded.into()), ..Told::default() });
         let mut new =
@@ -74,10 +70,6 @@ impl Certificates {
 
     /// Returns the current contexts, or new ones if TLS or DTLS starts with these settings. Certificates with
     /// problems are left out.
-    ///
-    /// # Errors
-    ///
-    /// The certificates cannot be used.
     pub(crate) fn contexts(
         &self,
         settings: &Settings,
@@ -105,7 +97,6 @@ impl Certificates {
         Ok((tls, dtls))
     }
 
-    /// Logs the certificates and exports them as metrics.
     pub(crate) fn log(&self) {
         self.told.expiry.show(&self.told.in_use());
     }
@@ -142,7 +133,6 @@ impl Certificates {
         self.take(loaded, problems, reloaded);
     }
 
-    /// Replaces the certificates in use, unless one is unusable.
     fn take(&mut self, loaded: Vec<Certificate>, problems: &[Mistake], reloaded: &mut Reloaded) {
         self.refused = (!problems.is_empty()).then(Instant::now);
         if !problems.is_empty() {

@@ -4,14 +4,12 @@ use turnpike_config::{Secret, Settings, UserSecret, realms};
 use turnpike_process::changes::{Difference, counted, line, log_each, names};
 use turnpike_relay::{Identity, certificates::Certificate};
 
-/// Count for a log line; `None` for zero.
 fn count<K>(list: &[K]) -> Option<usize> {
     Some(list.len()).filter(|count| *count > 0)
 }
 
 pub(crate) struct ServeChanges<'s> {
     keys: Vec<&'static str>,
-    /// One per key, realm, and key of a realm.
     lines: Vec<String>,
     realms: Difference<&'s str>,
     /// By realm and name.
@@ -93,7 +91,6 @@ impl<'s> ServeChanges<'s> {
     }
 }
 
-/// One line per realm added or removed, and per changed key of the others.
 fn realm_lines(realms: &Difference<&str>, old: &Settings, new: &Settings) -> Vec<String> {
     let find = |settings: &Settings, name: &str| {
         settings.realms.iter().find(|realm| realm.name == name).cloned().unwrap_or_default()
@@ -122,7 +119,6 @@ fn secrets(settings: &Settings) -> Vec<(&str, &Secret)> {
     all.flat_map(|(realm, secrets)| secrets.iter().map(move |secret| (realm, secret))).collect()
 }
 
-/// Changes after reading certificates again, by file.
 pub(crate) struct CertificateChanges {
     files: Difference<String>,
     certificates: usize,

@@ -9,7 +9,6 @@ use turnpike_stores::{SqliteUse, StoreAddress};
 
 use crate::{fleet, own_addresses, store};
 
-/// All errors, each with its place in the configuration.
 pub fn check_start(settings: &Settings) -> Vec<Mistake> {
     let mut mistakes = Vec::new();
     match store::checked_address(settings) {
@@ -32,7 +31,6 @@ fn missing_database(settings: &Settings, address: &(StoreAddress, SqliteUse)) ->
     })
 }
 
-/// Warnings about absent addresses that `serve` waits for.
 pub fn waited_for(settings: &Settings) -> Vec<String> {
     let addresses = foreign_addresses(settings).into_iter();
     addresses
@@ -41,7 +39,6 @@ pub fn waited_for(settings: &Settings) -> Vec<String> {
         .collect()
 }
 
-/// An address that this machine lacks.
 struct Foreign {
     key: &'static str,
     ip: IpAddr,

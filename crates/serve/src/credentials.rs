@@ -34,7 +34,6 @@ pub(crate) struct Credentials {
     decoy: Key,
 }
 
-/// Users and secrets that are valid in one realm only.
 struct RealmCredentials {
     name: String,
     /// By name, both after OpaqueString as clients send it, and as configured.
@@ -289,7 +288,6 @@ fn too_far_ahead(expiry: u64, unix: u64) -> Option<u64> {
     expiry.checked_sub(unix).filter(|ahead| *ahead > restapi_credentials::MAX_AHEAD)
 }
 
-/// Secrets of one realm in the store, and those ended by a rotation.
 #[derive(Default)]
 struct StoredSecrets {
     held: Secrets,
@@ -305,7 +303,6 @@ impl StoredSecrets {
         self.held.is_empty() && self.ended.is_empty()
     }
 
-    /// Valid secrets, and those ended by a rotation.
     fn iter(&self) -> impl Iterator<Item = &StoredSecret> {
         self.held.iter().filter(|secret| !secret.was_cut_off()).chain(self.ended.iter())
     }
@@ -319,7 +316,6 @@ fn identity(name: &str, id: &str) -> Box<str> {
 }
 
 impl UserKeys {
-    /// Keys for clients that send this name.
     fn all(user: &User, name: &str, realm: &str) -> Vec<Self> {
         match &user.secret {
             UserSecret::Password(password) => {
@@ -395,7 +391,6 @@ mod tests {
         }
     }
 
-    /// Authenticates as a client that knows `password`.
     fn ask(user: Named<'_>, key_name: &str, algorithm: KeyAlgorithm, password: &str) -> Lookup {
         let key = Key::long_term(algorithm, key_name, "turnpike", password.as_bytes());
         Credentials::new(&settings(), None)
@@ -512,7 +507,6 @@ mod tests {
         let most = restapi_credentials::MAX_AHEAD;
         assert!(matches!(ask(NOW + most), Lookup::Accepted { .. }));
         assert_eq!(ask(NOW + most + 1), Lookup::TooFarAhead { ahead: most + 1 });
-        // Milliseconds.
         assert_eq!(ask(NOW * 1000), Lookup::TooFarAhead { ahead: NOW * 999 });
         assert_eq!(ask(u64::MAX), Lookup::TooFarAhead { ahead: u64::MAX - NOW });
     }

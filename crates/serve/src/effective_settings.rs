@@ -12,7 +12,6 @@ pub(crate) struct EffectiveSettings {
     pub(crate) configured: Arc<Settings>,
     /// Including the additions of the store.
     pub(crate) in_force: Arc<Settings>,
-    /// Relay addresses and their state.
     pub(crate) addresses: Arc<[RelayState]>,
 }
 

@@ -8,7 +8,6 @@ use turnpike_relay::DtlsError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// Configuration mistakes; no socket was opened.
     #[error(transparent)]
     Config(#[from] Mistakes),
     #[error(transparent)]
@@ -23,7 +22,6 @@ pub enum ServeError {
     /// Node numbers have 12 bits.
     #[error("the fleet has 4095 nodes, the maximum: stop one, or start another fleet with fleet.name")]
     FleetFull,
-    /// Sealed data of the other nodes is unreadable.
     #[error(
         "the nodes in {store} use another fleet.secret: set theirs, or start another fleet with fleet.name"
     )]
@@ -32,13 +30,10 @@ pub enum ServeError {
         "no store configured: set one with --store URL, or a directory for the embedded one with --state DIR"
     )]
     NoStore,
-    /// A configured admin address is unavailable.
     #[error(transparent)]
     Admin(#[from] turnpike_admin::ListenError),
-    /// Error of rustls.
     #[error("cannot prepare TLS: {0}")]
     Tls(String),
-    /// Error of dimpl.
     #[error(transparent)]
     Dtls(#[from] DtlsError),
 }

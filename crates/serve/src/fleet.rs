@@ -59,7 +59,6 @@ use node::Node;
 pub(crate) struct Fleet {
     banned: Arc<Banned>,
     node: Option<Arc<Node>>,
-    /// Key of a server without a fleet.
     alone: NodeKeys,
 }
 
@@ -71,11 +70,7 @@ pub(crate) struct Begun {
 
 impl Fleet {
     /// Joins the configured fleet, if any. An unreachable store does not prevent the start: the node joins
-    /// later. After a handover it continues as the same node.
-    ///
-    /// # Errors
-    ///
-    /// A configuration mistake: a name in use, a different secret, a wrong password.
+    /// later.
     pub(crate) async fn join(
         settings: &Settings,
         own: NonceKey,
@@ -100,7 +95,6 @@ impl Fleet {
         Ok((Arc::new(fleet), Begun { beater, questions: received }))
     }
 
-    /// Starts the node's tasks on the control thread's runtime. `users` holds the cached users.
     pub(crate) fn begin(
         self: &Arc<Self>,
         begun: Begun,
@@ -122,7 +116,6 @@ impl Fleet {
         Arc::new(FleetOrders::new(Arc::clone(self), questions))
     }
 
-    /// Advertises the relay's current listeners and capacity.
     pub(crate) fn listens(&self, relay: &Relay, config: &Config) {
         if let Some(node) = &self.node {
             let entrances = advertised_addresses::of(config, &relay.listeners(), &node.settings());
@@ -130,7 +123,6 @@ impl Fleet {
         }
     }
 
-    /// Current keys and node number.
     pub(crate) fn keys(&self) -> NodeKeys {
         self.node.as_ref().map_or_else(|| self.alone.clone(), |node| node.keys())
     }
@@ -146,14 +138,12 @@ impl Fleet {
         self.node.as_ref().is_some_and(|node| node.is_cordoned())
     }
 
-    /// Accepts no new clients until the server ends.
     pub(crate) fn stop_taking(&self) {
         if let Some(node) = &self.node {
             node.stop_taking();
         }
     }
 
-    /// Leaves the fleet and releases what the node holds.
     pub(crate) async fn leave(&self) {
         if let Some(node) = &self.node {
             node.leave().await;
@@ -164,7 +154,6 @@ impl Fleet {
         FleetCounts::of(&self.banned, self.node.as_deref())
     }
 
-    /// Both ends of coturn-style session publishing, if enabled.
     pub(crate) fn status_lines(&self) -> Option<(StatusLines, StatusWriter)> {
         let node = self.node.as_ref().filter(|node| node.settings().coturn_status)?;
         Some(publishing::status_lines(Arc::clone(node)))
@@ -201,11 +190,6 @@ impl Redirects for Fleet {
     }
 }
 
-/// Address of the configured store.
-///
-/// # Errors
-///
-/// An invalid `fleet.url`.
 pub(crate) fn address(settings: &Settings) -> Result<Option<FleetAddress>, Mistakes> {
     let Some(url) = &settings.fleet.url else { return Ok(None) };
     let address = url.reveal().parse::<FleetAddress>();

@@ -25,7 +25,6 @@ use crate::{
     store::Store,
 };
 
-/// The offer, as JSON.
 #[derive(Serialize, Deserialize)]
 struct ServeOffer {
     relay: RelayOffer,
@@ -35,7 +34,6 @@ struct ServeOffer {
     /// Secrets removed from the store, on which running sessions still depend.
     #[serde(default)]
     ended_secrets: Vec<OfferedSecret>,
-    /// Bans, and the identity of this node in a fleet.
     #[serde(default)]
     fleet: FleetOffer,
     names: DescriptorNames,
@@ -57,7 +55,6 @@ struct OfferedSecret {
     until: Option<u64>,
 }
 
-/// State of a running server.
 pub(crate) struct ServeHandover {
     pub(crate) relay: Arc<Relay>,
     pub(crate) fleet: FleetHandover,
@@ -117,7 +114,6 @@ impl HandoverState for ServeHandover {
     }
 }
 
-/// State offered by the previous server.
 pub(crate) struct PreviousServer {
     offer: ServeOffer,
     descriptors: Vec<OwnedFd>,
@@ -166,7 +162,6 @@ impl PreviousServer {
         }
     }
 
-    /// Listener numbers of the previous process.
     pub(crate) fn layout(&self) -> &Layout {
         self.offer.relay.layout()
     }
@@ -175,7 +170,6 @@ impl PreviousServer {
         self.offer.relay.relay()
     }
 
-    /// The data path in user space.
     pub(crate) fn datapath(&self) -> Datapath {
         self.datapath
     }

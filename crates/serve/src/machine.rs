@@ -18,7 +18,6 @@ use crate::own_addresses::{self, OwnAddress, can_bind};
 /// shorter than clients wait.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// Addresses of this machine and their state.
 pub(crate) struct Machine {
     /// `None` if unreadable: all configured addresses then count as present.
     own: Option<Vec<OwnAddress>>,
@@ -26,21 +25,16 @@ pub(crate) struct Machine {
     detected: [Option<IpAddr>; 2],
     /// A default route has existed. Until then any address of the machine is used.
     had_route: bool,
-    /// Earlier detected addresses.
     displaced: BTreeSet<IpAddr>,
-    /// Something has changed since the last reading.
     stale: bool,
     /// The last reading is not in force yet.
     is_retried: bool,
     gone: BTreeMap<IpAddr, Gone>,
-    /// Relay addresses that have been up before.
     were_up: BTreeSet<IpAddr>,
     states: Vec<RelayState>,
-    /// Last error in the log.
     complaint: Option<String>,
 }
 
-/// State of a missing relay address that has sessions.
 enum Gone {
     Since(Instant),
     Ended,
@@ -74,7 +68,6 @@ impl Machine {
         machine
     }
 
-    /// Requests a new reading.
     pub(crate) fn may_have_changed(&mut self) {
         self.stale = true;
     }
@@ -133,7 +126,6 @@ impl Machine {
         self.detected.iter().flatten().copied().collect()
     }
 
-    /// True if a default route selected the detected addresses.
     pub(crate) fn had_route(&self) -> bool {
         self.had_route
     }
@@ -203,7 +195,6 @@ impl Machine {
         self.is_retried = true;
     }
 
-    /// Relay addresses, and the time of their last change.
     pub(crate) fn states(&self) -> &[RelayState] {
         &self.states
     }
@@ -233,7 +224,6 @@ impl Machine {
         lost
     }
 
-    /// True if traffic from this address still reaches peers.
     fn serves(&self, ip: IpAddr) -> bool {
         if !self.has(ip) {
             return false;
@@ -251,7 +241,6 @@ fn set_of(own: Option<&[OwnAddress]>) -> BTreeSet<IpAddr> {
     own.unwrap_or_default().iter().map(|address| address.ip).collect()
 }
 
-/// Log line about an absent relay address.
 pub(crate) fn absent(address: &RelayAddress) -> String {
     let remedy = relay_address_remedy(address);
     format!("this machine does not have the relay address {}: waiting for it; {remedy}", address.bind)

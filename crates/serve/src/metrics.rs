@@ -59,7 +59,6 @@ pub(crate) fn page(
     )
 }
 
-/// State read from a relay.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Snapshots {
     pub(crate) workers: Vec<WorkerSnapshot>,
@@ -70,7 +69,6 @@ pub(crate) struct Snapshots {
     pub(crate) kernel: Option<KernelSnapshot>,
 }
 
-/// Values of one scrape.
 #[derive(Clone, Debug, Default)]
 struct Scrape {
     /// By number.
@@ -175,7 +173,6 @@ impl ServerFamilies<'_, '_> {
         Ok(())
     }
 
-    /// Ended sessions, by transport and port of the listener.
     #[expect(clippy::cast_precision_loss, reason = "a histogram's sum is a float by format")]
     fn sessions(&mut self, sessions: &Totals) -> fmt::Result {
         let help = "Ended sessions by realm and listener.";
@@ -197,7 +194,6 @@ impl ServerFamilies<'_, '_> {
         histogram(&mut self.0.encoder, "session_seconds", help, sessions.lived_ms as f64 / 1000.0, &buckets)
     }
 
-    /// Traffic relayed by the kernel.
     fn kernel(&mut self, kernel: &KernelSnapshot) -> fmt::Result {
         self.0.by(
             "kernel_datagrams",
@@ -496,7 +492,6 @@ impl ServerFamilies<'_, '_> {
         Ok(())
     }
 
-    /// TCP relaying, and messages between workers.
     fn peers(&mut self) -> fmt::Result {
         self.0.gauge(
             "peer_connections_open",
@@ -558,10 +553,8 @@ fn histogram(
         .encode_histogram::<NoLabelSet>(sum, count, buckets, None)
 }
 
-/// Worker, label, value.
 type TurnSample<'a> = (&'a str, Option<(&'static str, &'static str)>, u64);
 
-/// Help texts; a test checks that each family has one.
 fn turn_help(family: &str) -> Option<&'static str> {
     Some(match family {
         "relayed_datagrams" => "Payload datagrams relayed.",
@@ -799,7 +792,6 @@ mod tests {
         assert_eq!(bucket("+Inf"), Some(7.0));
     }
 
-    /// Equal except for the order of labels.
     fn same_series(a: &str, b: &str) -> bool {
         let parts = |series: &str| {
             let (name, labels) = series.split_once('{').unwrap_or((series, "}"));

@@ -37,7 +37,6 @@ const TENTATIVE: u8 = 0x40;
 /// Preference as a source address; earlier is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Standing {
-    /// Permanent.
     Stable,
     /// Privacy extensions (RFC 8981): it expires.
     Temporary,
@@ -62,7 +61,6 @@ impl Standing {
 pub(crate) struct OwnAddress {
     pub(crate) ip: IpAddr,
     pub(crate) interface: String,
-    /// Prefix length on the link.
     pub(crate) prefix: u32,
     pub(crate) standing: Standing,
 }
@@ -82,7 +80,6 @@ impl OwnAddress {
         Some(Self { ip, interface, prefix, standing: Standing::of(flags.unwrap_or(0)) })
     }
 
-    /// True if remote peers could reach it.
     fn is_usable(&self) -> bool {
         let is_local = match self.ip {
             IpAddr::V4(ip) => ip.is_loopback() || ip.is_link_local(),
@@ -154,7 +151,6 @@ pub(crate) fn read() -> io::Result<Vec<OwnAddress>> {
     Ok(getifaddrs()?.filter_map(|found| OwnAddress::of(&found, &flags)).collect())
 }
 
-/// Flags of IPv6 addresses; empty without IPv6.
 fn flags() -> HashMap<(Ipv6Addr, String), u8> {
     let text = fs::read_to_string("/proc/self/net/if_inet6").unwrap_or_default();
     text.lines().filter_map(flags_of).collect()
@@ -274,7 +270,6 @@ mod tests {
             (Some("2001:db8::5"), &["eth0 2001:db8::5/64 a0"], Some("2001:db8::5")),
             (Some("2001:db8::5"), &["eth0 2001:db8::5/64 c0"], None),
             (Some("fe80::5"), &["eth0 fe80::5/64 80", stable], Some("2001:db8::5")),
-            // Default route without a global address.
             (Some("::1"), &["lo ::1/128 80", "eth0 fe80::5/64 80"], None),
         ] {
             let all: Vec<OwnAddress> = all.iter().map(|text| own(text)).collect();

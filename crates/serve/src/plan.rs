@@ -22,12 +22,10 @@ use crate::{
 /// Pipes of one worker's [`turnpike_net::Mover`].
 const PIPES: usize = 256;
 
-/// Configuration of the relay, and notes for the log.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) config: Config,
     pub(crate) layout: Layout,
-    /// Reason for this data path.
     pub(crate) datapath_reason: String,
     /// Log lines about detected and skipped values.
     pub(crate) notes: Vec<String>,
@@ -113,7 +111,6 @@ impl Plan {
         Self { config, layout, datapath_reason, notes }
     }
 
-    /// True if the relay listens on this address.
     pub(crate) fn listens(&self, transport: passed::Transport, address: SocketAddr) -> bool {
         let config = &self.config;
         let (one, other) = match transport {
@@ -133,7 +130,6 @@ impl Plan {
         }
     }
 
-    /// Relay ports of all addresses, including those of realms.
     fn relay_ports(&self) -> usize {
         let config = &self.config;
         let of_realms =
@@ -286,7 +282,6 @@ fn discovery_listeners(settings: &Settings, listen: &[SocketAddr]) -> Vec<Socket
     wanted.filter(|wanted| !listen.iter().any(|bound| serves(bound, wanted))).collect()
 }
 
-/// True if no user could authenticate.
 pub(crate) fn has_no_users(settings: &Settings) -> bool {
     settings.auth_required && !realms::has_anybody(settings) && settings.realms.is_empty()
 }
@@ -325,7 +320,6 @@ fn has_ipv6() -> io::Result<()> {
     UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).map(drop)
 }
 
-/// Relay addresses, given the detected ones, and notes about them.
 fn relay_addresses(
     settings: &Settings,
     found: &[IpAddr],
@@ -417,7 +411,6 @@ mod tests {
             (plan.most_allocations(), plan.open_files())
         };
         let (allocations, files) = needed(50_000..=50_099, 0);
-        // A socket and a connection each, reservations, and connections without an allocation.
         assert_eq!(allocations, 100);
         assert!((300..2_000).contains(&files), "{files}");
         assert_eq!(needed(49_152..=65_535, 0).0, 16_384);

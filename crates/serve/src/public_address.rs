@@ -14,7 +14,6 @@ use std::{
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AddressSource {
-    /// The cloud's metadata service.
     Metadata,
     /// External addresses of this pod's Kubernetes node.
     Node,
@@ -45,13 +44,11 @@ impl fmt::Display for AddressSource {
     }
 }
 
-/// Error of the lookup; each message states a remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PublicAddressError {
     #[error("{asked}: {why}")]
     Unknown { asked: AddressSource, why: String },
-    /// The machine cannot reach the outside.
     #[error("no default route on this machine, so there is no address to relay on")]
     NoRoute,
     #[error("cannot write {}: {source}", path.display())]
@@ -62,11 +59,9 @@ pub enum PublicAddressError {
 pub struct PublicAddress {
     /// Values for `relay.addresses`.
     pub relay: Vec<String>,
-    /// Zone of the machine, if known.
     pub zone: Option<String>,
 }
 
-/// Answer of the source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Told {
     addresses: Vec<IpAddr>,
@@ -119,7 +114,6 @@ fn paired(own: &[IpAddr], outer: &[IpAddr]) -> Vec<String> {
     own.iter().map(pair).collect()
 }
 
-/// Zone name; `None` if it is not a valid one.
 fn zone(text: &str) -> Option<String> {
     // Google prefixes the project: projects/123/zones/europe-west1-b.
     let name = text.trim().rsplit('/').next().unwrap_or_default();

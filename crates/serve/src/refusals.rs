@@ -21,11 +21,9 @@ use turnpike_api::RefusalFilter;
 use turnpike_relay::TurnedAway;
 use turnpike_turn::server::{CredentialRefusal, Effect, Method, PeerDenial, RequestRefusal, TokenProblem};
 
-/// Maximum number of entries of each kind.
 const MOST: usize = 1024;
 /// Number of kinds: see [`Why::kind`].
 const KINDS: usize = 5;
-/// Maximum number of other users and peers in a group.
 const NAMED: usize = 16;
 
 /// Refusals of one client for one reason.
@@ -36,25 +34,20 @@ pub(crate) struct RefusalEntry {
     pub(crate) last_ms: u64,
     /// Number of refusals that reached the log, which is rate-limited.
     pub(crate) count: u64,
-    /// Most recent source address.
     pub(crate) client: SocketAddr,
     /// Username the client sent; empty without one.
     pub(crate) user: Box<str>,
-    /// Realm, if the user was authenticated.
     pub(crate) realm: Option<Arc<str>>,
     pub(crate) why: Why,
 }
 
-/// Refusals of one client for one reason, over all users, requests and peers.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RefusalGroup {
     /// Most recent entry, with the count and first time of the group.
     pub(crate) last: RefusalEntry,
     /// Number of other entries in the group.
     pub(crate) others: usize,
-    /// Users of the other entries, most recent first.
     pub(crate) other_users: Vec<Box<str>>,
-    /// Peers of the other entries, most recent first.
     pub(crate) other_peers: Vec<SocketAddr>,
 }
 
@@ -63,7 +56,6 @@ pub(crate) enum Why {
     Credentials(CredentialRefusal),
     /// A peer, and the number of other peers in the request, which got no permission either.
     Peer(SocketAddr, PeerDenial, usize),
-    /// A request, with the error code of the response.
     Request(Method, u16, RequestRefusal),
     /// An unauthenticated request. Over UDP its address may be forged.
     Unproved(Method, u16, RequestRefusal),
@@ -96,7 +88,6 @@ impl Refusals {
         self.add(RefusalEntry { first_ms: now_ms, last_ms: now_ms, count: 1, client, user, realm, why });
     }
 
-    /// Adds closed connections and failed handshakes.
     pub(crate) fn turned_away(&self, now_ms: u64, turned: &TurnedAway) {
         let TurnedAway { client, stage, reason, count, .. } = *turned;
         let (realm, user) = turned.user.clone().unzip();
@@ -148,7 +139,6 @@ impl Refusals {
     }
 }
 
-/// Drops the oldest entry of the client with the most entries.
 fn forget_one(kept: &mut VecDeque<RefusalEntry>) {
     let mut counts: HashMap<IpAddr, usize> = HashMap::new();
     for refusal in &*kept {
@@ -165,7 +155,6 @@ impl RefusalGroup {
         Self { last, others: 0, other_users: Vec::new(), other_peers: Vec::new() }
     }
 
-    /// Adds an older entry.
     fn add(&mut self, other: &RefusalEntry) {
         self.others += 1;
         self.last.count += other.count;
@@ -231,7 +220,6 @@ impl Why {
             Self::Credentials(_) => 0,
             Self::Peer(..) => 1,
             Self::Request(..) if !self.is_ordinary() => 2,
-            // The address may be forged.
             Self::Connection("dtls_hello", _) => 4,
             Self::Connection(..) => 3,
             Self::Request(..) | Self::Unproved(..) => 4,
@@ -277,7 +265,6 @@ impl Why {
         }
     }
 
-    /// Stage or request that was refused, in one word.
     pub(crate) fn asked(self) -> &'static str {
         match self {
             Self::Credentials(_) => "credentials",
@@ -287,7 +274,6 @@ impl Why {
         }
     }
 
-    /// Error code of the response, if any.
     pub(crate) fn code(self) -> Option<u16> {
         match self {
             Self::Credentials(CredentialRefusal::WrongUser) => Some(441),
@@ -421,7 +407,6 @@ mod tests {
             names,
             "the most recent ones except the last"
         );
-        // The filter comes before the grouping.
         assert_eq!(groups(&refusals, None, Some("bob")).len(), 1);
     }
 

@@ -26,13 +26,11 @@ use crate::{
     session_totals::SessionTotals,
 };
 
-/// Sender in the workers.
 pub(crate) struct SessionLogger {
     lines: LogSender<Entry>,
     totals: Arc<SessionTotals>,
 }
 
-/// Receiver in the control thread.
 pub(crate) struct SessionLogWriter {
     entries: LogReceiver<Entry>,
     /// Recent refusals for the admin interface, independent of log limits.
@@ -40,7 +38,6 @@ pub(crate) struct SessionLogWriter {
 }
 
 enum Entry {
-    /// Worker and its effect.
     Effect(usize, Effect),
     TurnedAway(TurnedAway),
 }
@@ -51,7 +48,6 @@ pub(crate) fn session_log(refusals: Arc<Refusals>) -> (SessionLogger, SessionLog
 }
 
 impl SessionLogger {
-    /// Counters of lost and suppressed lines.
     pub(crate) fn counts(&self) -> Arc<LogCounts> {
         self.lines.counts()
     }
@@ -82,7 +78,6 @@ impl SessionLog for SessionLogger {
     }
 }
 
-/// True if the log includes session details.
 fn is_debugged() -> bool {
     tracing::enabled!(target: "turnpike::session", tracing::Level::DEBUG)
 }
@@ -90,7 +85,6 @@ fn is_debugged() -> bool {
 /// Realm, and the name that quotas count.
 type User = (Arc<str>, Box<str>);
 
-/// Rate limits of the log.
 struct Limits {
     /// Limits over all workers; each worker also limits its own refusals.
     credentials: RefusalLimit,
@@ -105,7 +99,6 @@ impl Limits {
     const EACH: Rate = Rate::new(200, 100);
     /// All ends: the burst equals the default session limit, so that a failed link is logged completely.
     const TOTAL: Rate = Rate::new(16_384, 10);
-    /// Maximum number of users tracked.
     const MOST: usize = 16_384;
 
     fn new(counts: &Arc<LogCounts>) -> Self {
@@ -158,7 +151,6 @@ impl Limits {
 }
 
 impl SessionLogWriter {
-    /// Writes until the last worker ends.
     pub(crate) async fn run(self) {
         let start = Instant::now();
         let Self { entries, refusals } = self;
@@ -231,7 +223,6 @@ fn write_closed(turned: &TurnedAway, suppressed: u64) {
     }
 }
 
-/// Configuration keys behind a refusal.
 fn keys_of(why: Why) -> Option<String> {
     let keys = why.keys();
     (!keys.is_empty()).then(|| keys.join(", "))

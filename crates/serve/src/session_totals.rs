@@ -11,14 +11,12 @@ use turnpike_turn::server::Effect;
 /// Upper bounds of the duration histogram, in seconds.
 pub(crate) const LENGTHS: [u32; 8] = [1, 10, 60, 300, 1800, 3600, 14_400, 86_400];
 
-/// Sum over all workers.
 #[derive(Debug, Default)]
 pub(crate) struct SessionTotals(Mutex<Totals>);
 
 /// Realm, client transport and listener port.
 pub(crate) type Listened = (Arc<str>, &'static str, u16);
 
-/// Totals since the start.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Totals {
     pub(crate) ended: BTreeMap<Listened, u64>,
@@ -26,12 +24,10 @@ pub(crate) struct Totals {
     pub(crate) bytes: BTreeMap<Arc<str>, [u64; 2]>,
     /// Sessions by [`LENGTHS`]; the last bucket holds longer ones.
     pub(crate) lengths: [u64; LENGTHS.len() + 1],
-    /// Sum of all durations.
     pub(crate) lived_ms: u64,
 }
 
 impl SessionTotals {
-    /// Counts ended sessions; ignores other effects.
     pub(crate) fn effect(&self, effect: &Effect) {
         let Effect::Closed { client, realm, transport, lived_ms, to_peer, to_client, .. } = effect else {
             return;

@@ -24,21 +24,14 @@ use turnpike_turn::{
 
 use crate::{ServeError, generated_user::random_user};
 
-/// Store with a cache in front.
 pub type Store = Directory<Database>;
 
-/// File name of the embedded store.
 const FILE: &str = "turnpike.sqlite";
 /// Name of the file beside it that holds the server's realm.
 const REALM_FILE: &str = "realm";
 /// Maximum lifetime of tokens in seconds if their key is from a store, which has no setting for it.
 const TOKEN_LIFETIME: u32 = 86_400;
 
-/// Address of the configured store, if any.
-///
-/// # Errors
-///
-/// An invalid `store.url`.
 pub(crate) fn address(settings: &Settings) -> Result<Option<(StoreAddress, SqliteUse)>, Mistakes> {
     let StoreSettings { url, state, .. } = &settings.store;
     let Some(url) = url else {
@@ -53,10 +46,6 @@ pub(crate) fn address(settings: &Settings) -> Result<Option<(StoreAddress, Sqlit
 }
 
 /// Address of the configured store, after checking that it can be created.
-///
-/// # Errors
-///
-/// See [`address`]; also a missing parent directory of the embedded store.
 pub(crate) fn checked_address(settings: &Settings) -> Result<Option<(StoreAddress, SqliteUse)>, Mistakes> {
     let StoreSettings { url, state, .. } = &settings.store;
     if let Some(missing) = missing_parent(state).filter(|_| url.is_none()) {
@@ -74,10 +63,6 @@ pub(crate) fn checked_address(settings: &Settings) -> Result<Option<(StoreAddres
 
 /// Opens the configured store for commands that run without a server. Must be called on the runtime that runs
 /// its tasks; does not connect yet.
-///
-/// # Errors
-///
-/// The configuration is wrong, or has no store.
 pub fn open_store(sources: &Sources) -> Result<(Settings, Store), ServeError> {
     let settings = sources.settings()?;
     let Some((address, file)) = checked_address(&settings)? else { return Err(ServeError::NoStore) };
@@ -135,7 +120,6 @@ fn state_dir(state: &StateDir) -> Option<PathBuf> {
     }
 }
 
-/// Generation of the applied rules, and true if the store was in use.
 type Taken = (u64, bool);
 
 pub(crate) struct OpenStore {
@@ -143,17 +127,12 @@ pub(crate) struct OpenStore {
     /// Path of the embedded store; the file exists after the first write.
     own_file: Option<PathBuf>,
     taken: Option<Taken>,
-    /// Notes already logged.
     told: Vec<String>,
 }
 
 impl OpenStore {
     /// Opens the configured store. Retries in the background if it is unreachable, or if its answers are
     /// unreadable while the settings have users, unless it `must_answer`.
-    ///
-    /// # Errors
-    ///
-    /// A problem the operator must fix, or an invalid address.
     pub(crate) async fn open(settings: &Settings, must_answer: bool) -> Result<Option<Self>, OpenError> {
         let Some((address, file)) = checked_address(settings)? else { return Ok(None) };
         let limits = limits(&settings.store);
@@ -196,22 +175,18 @@ impl OpenStore {
         self.own_file.as_ref().is_none_or(|file| file.is_file())
     }
 
-    /// True if its rules differ from those last taken.
     pub(crate) fn has_news(&self) -> bool {
         self.taken != Some((self.directory.generation(), self.is_in_use()))
     }
 
-    /// State to restore with [`Self::put_back`].
     pub(crate) fn taken(&self) -> Option<Taken> {
         self.taken
     }
 
-    /// Restores the previous state if the rules could not be applied.
     pub(crate) fn put_back(&mut self, taken: Option<Taken>) {
         self.taken = taken;
     }
 
-    /// Merges its rules into the settings, and logs new notes.
     pub(crate) fn take(&mut self, settings: &Settings) -> Merged {
         let in_use = self.is_in_use();
         self.taken = Some((self.directory.generation(), in_use));
@@ -242,7 +217,6 @@ impl OpenStore {
         made.map(|existed| (!existed).then(|| MadeUp { user, dir: dir() })).transpose()
     }
 
-    /// True if some user could authenticate through this store.
     async fn has_anybody(&self, realm: &str) -> Result<bool, StoreError> {
         if !self.is_in_use() {
             return Ok(false);
@@ -256,13 +230,11 @@ impl OpenStore {
     }
 }
 
-/// A generated user, and the directory that holds it.
 pub(crate) struct MadeUp {
     pub(crate) user: User,
     pub(crate) dir: PathBuf,
 }
 
-/// Reason why a store is not used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OpenError {
     #[error(transparent)]
@@ -302,14 +274,12 @@ pub(crate) fn failure(settings: &StoreSettings) -> StoreFailure {
     }
 }
 
-/// Settings including the additions of a store.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Merged {
     /// Merged realms, limits and token keys; the configuration takes precedence.
     pub(crate) settings: Settings,
     /// Rules that only a store can have.
     pub(crate) rules: StoredRules,
-    /// Log lines about ignored entries.
     notes: Vec<String>,
 }
 
@@ -322,7 +292,6 @@ pub(crate) struct StoredRules {
 }
 
 impl Merged {
-    /// Settings without a store.
     pub(crate) fn of(settings: &Settings) -> Self {
         Self { settings: settings.clone(), ..Self::default() }
     }
@@ -426,7 +395,6 @@ impl Merged {
         (packets, realms)
     }
 
-    /// Realm of the challenge by origin, for served realms.
     pub(crate) fn origins(&self) -> HashMap<Box<str>, RealmId> {
         let all = realms::all(&self.settings);
         let ids: HashMap<&str, RealmId> =

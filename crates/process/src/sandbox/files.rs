@@ -32,12 +32,10 @@ const SYSTEM: &[&str] = &[
     "/usr",
     "/var/lib/ca-certificates",
 ];
-/// Devices without hardware.
 const DEVICES: &[&str] = &["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"];
 /// Latest Landlock version whose rights are restricted; older kernels restrict fewer.
 const KNOWN: ABI = ABI::V6;
 
-/// Restricts access to the needed files. Returns the readable and the writable places.
 pub(super) fn restrict(needs: &Needs, layers: &mut Layers) -> Result<(Vec<String>, Vec<String>), String> {
     let read = directories(needs);
     let written: BTreeSet<PathBuf> = needs.written.iter().filter(|path| path.is_dir()).cloned().collect();
@@ -68,13 +66,11 @@ fn apply(read: &BTreeSet<PathBuf>, written: &BTreeSet<PathBuf>) -> Result<Rulese
     Ok(status.ruleset)
 }
 
-/// Directories whose files may be read.
 fn directories(needs: &Needs) -> BTreeSet<PathBuf> {
     let system = SYSTEM.iter().map(PathBuf::from);
     let named = needs.files.iter().flat_map(|file| places(file));
     let mut all: BTreeSet<PathBuf> =
         system.chain(named).chain(needs.read.iter().cloned()).filter(|path| path.is_dir()).collect();
-    // Drops those inside another one.
     let within: Vec<PathBuf> = all
         .iter()
         .filter(|path| path.ancestors().skip(1).any(|above| all.contains(above)))
@@ -84,7 +80,6 @@ fn directories(needs: &Needs) -> BTreeSet<PathBuf> {
     all
 }
 
-/// Directory of a file's name, and directory of its link target.
 fn places(file: &Path) -> Vec<PathBuf> {
     let absolute = std::path::absolute(file).ok();
     let leads_to = fs::canonicalize(file).ok();

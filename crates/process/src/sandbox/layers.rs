@@ -8,12 +8,10 @@ use std::{
 
 use turnpike_config::{UPGRADE_SANDBOX_VARIABLE, UPGRADE_VARIABLE};
 
-/// Digests of the restrictions in force.
 #[derive(Debug, Default)]
 pub(super) struct Layers(Vec<String>);
 
 impl Layers {
-    /// Digests of the previous process, if any.
     pub(super) fn inherited() -> Self {
         let is_upgrade = env::var_os(UPGRADE_VARIABLE).is_some();
         let digests = env::var(UPGRADE_SANDBOX_VARIABLE).ok().filter(|_| is_upgrade);
@@ -24,7 +22,6 @@ impl Layers {
         Self(digests.split(',').filter(|digest| !digest.is_empty()).map(str::to_owned).collect())
     }
 
-    /// Applies `rules` with `put`, unless they are in force.
     pub(super) fn add<E>(&mut self, rules: &impl Hash, put: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         let mut hasher = DefaultHasher::new();
         rules.hash(&mut hasher);
@@ -36,7 +33,6 @@ impl Layers {
         Ok(())
     }
 
-    /// Value of the environment variable for the next process.
     pub(super) fn to_variable(&self) -> String {
         self.0.join(",")
     }

@@ -9,7 +9,6 @@ use std::{
 use rustix::thread::CapabilitySet;
 use turnpike_config::{AdminAddress, AdminSettings, SandboxSettings, runtime_directory};
 
-/// Environment variables with files for libraries.
 const VARIABLES: &[&str] =
     &["PGPASSFILE", "PGSSLCERT", "PGSSLKEY", "PGSSLROOTCERT", "SSL_CERT_DIR", "SSL_CERT_FILE", "TZDIR"];
 
@@ -40,7 +39,6 @@ impl Needs {
     pub const KERNEL: CapabilitySet =
         CapabilitySet::BPF.union(CapabilitySet::NET_ADMIN).union(CapabilitySet::PERFMON);
 
-    /// Needs of the settings common to all services; `file` is the configuration file.
     #[must_use]
     pub fn new(sandbox: &SandboxSettings, admin: &AdminSettings, file: Option<&Path>) -> Self {
         let AdminSettings { listen, tls_cert, tls_key, client_ca, read_client_ca, .. } = admin;
@@ -71,7 +69,6 @@ impl Needs {
         }
     }
 
-    /// True if kernel programs are loaded.
     #[must_use]
     pub fn is_in_kernel(&self) -> bool {
         self.privileges.contains(CapabilitySet::BPF)

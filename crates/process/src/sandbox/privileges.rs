@@ -5,7 +5,6 @@ use std::{io, sync::OnceLock};
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs};
 
-/// Privileges at the start of the process.
 static BEFORE: OnceLock<CapabilitySet> = OnceLock::new();
 
 /// Forbids core dumps, which would contain keys, and tracing by other processes of this user (PR_SET_DUMPABLE
@@ -14,7 +13,6 @@ pub(super) fn forbid_core_dumps() -> io::Result<()> {
     Ok(set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
 }
 
-/// Drops all other privileges of this thread and its later threads.
 pub(super) fn drop_all_but(wanted: CapabilitySet) -> Result<Vec<String>, String> {
     let drop = || -> io::Result<CapabilitySet> {
         // Without it, a setuid program of root would regain all of them.

@@ -17,7 +17,6 @@ use turnpike_net::{
 
 use super::Layers;
 
-/// Effect on other calls, for the log.
 pub(super) const OTHERS: &str =
     if cfg!(debug_assertions) { "any other ends the process" } else { "any other is refused" };
 
@@ -94,7 +93,6 @@ fn only_if(argument: u8, compare: SeccompCmpOp, value: u32) -> Result<SeccompRul
     SeccompRule::new(vec![SeccompCondition::new(argument, Dword, compare, value.into())?])
 }
 
-/// Allowed families of socket(2).
 const FAMILIES: &[u32] =
     &[libc::AF_UNIX as u32, libc::AF_INET as u32, libc::AF_INET6 as u32, libc::AF_NETLINK as u32];
 
@@ -121,7 +119,6 @@ const REQUESTS: &[u32] = &[
     libc::SIOCGIFFLAGS as u32,
 ];
 
-/// Flags of clone(2), as for unshare(2).
 const NAMESPACES: u32 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWUTS
@@ -292,7 +289,6 @@ const COMMON: &[libc::c_long] = &[
     libc::SYS_landlock_restrict_self,
 ];
 
-/// Older calls that C libraries use on this architecture.
 #[cfg(target_arch = "x86_64")]
 const OF_ARCHITECTURE: &[libc::c_long] = &[
     libc::SYS_arch_prctl,
@@ -351,7 +347,6 @@ mod tests {
 
     use super::*;
 
-    /// Set in the child process of a test.
     const DOES: &str = "TURNPIKE_TEST_SYSTEM_CALL";
 
     fn enter(other: SeccompAction) {
@@ -359,7 +354,6 @@ mod tests {
         install(&programs, &mut Layers::default()).expect("the kernel has seccomp");
     }
 
-    /// Makes a call that no list allows.
     fn forbidden() -> Result<(), Errno> {
         // Sets the current name, so it changes nothing.
         let name = system::uname();
@@ -392,7 +386,6 @@ mod tests {
     fn in_a_release_an_unlisted_call_is_refused_in_each_thread() {
         alone::in_own_process(turnpike_testkit::this_test!(), || {
             let (sender, receiver) = std::sync::mpsc::channel::<()>();
-            // Includes threads started before.
             let before = thread::spawn(move || {
                 let _ = receiver.recv();
                 forbidden()
@@ -416,7 +409,6 @@ mod tests {
             TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("listeners are opened by reloads");
             UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("so are relayed addresses");
             fs::read_to_string("/proc/self/status").expect("/proc is readable");
-            // A new process may restrict itself further.
             enter(SeccompAction::Errno(libc::EPERM as u32));
             let started = Command::new("/bin/true").status().expect("a new program may be started");
             assert!(started.success());

@@ -14,34 +14,19 @@ pub type NamedSocket = (String, OwnedFd);
 /// State that a service can hand over to a new process; used from a thread that may block.
 pub trait HandoverState: Send + Sync {
     /// Exports everything that the new process needs in advance.
-    ///
-    /// # Errors
-    ///
-    /// Those of dup(2) and socketpair(2).
     fn offer(&self) -> io::Result<HandoverOffer>;
     /// Pauses the workers. [`HandoverState::forget`] or [`HandoverState::resume`] follows, even after an
     /// error.
-    ///
-    /// # Errors
-    ///
-    /// A worker is stuck.
     fn pause(&self, successor_keeps_flows: bool) -> io::Result<()>;
     /// Sends the sessions to the workers at the other ends of `channels`; returns their number.
-    ///
-    /// # Errors
-    ///
-    /// A worker of either process is stuck or has ended.
     fn export(&self, channels: Vec<Channel>, patience: Duration) -> io::Result<usize>;
     fn resume(&self);
-    /// Forgets the sessions that the new process has.
     fn forget(&self);
 }
 
-/// See [`HandoverState::offer`].
 pub struct HandoverOffer {
     /// JSON; contains keys.
     pub(crate) text: Zeroizing<Vec<u8>>,
-    /// Descriptors named in the text.
     pub(crate) descriptors: Vec<OwnedFd>,
     /// This process's ends of the channels between workers.
     pub(crate) channels: Vec<Channel>,
@@ -69,11 +54,6 @@ pub struct DescriptorNames {
 }
 
 impl DescriptorNames {
-    /// Appends the descriptors.
-    ///
-    /// # Errors
-    ///
-    /// Those of dup(2).
     pub fn export(
         page: Vec<NamedSocket>,
         passed: &PassedSockets,
@@ -91,11 +71,6 @@ impl DescriptorNames {
         Ok(names)
     }
 
-    /// Takes the descriptors out again.
-    ///
-    /// # Errors
-    ///
-    /// Descriptors are missing or are not sockets.
     pub fn import(
         self,
         descriptors: &mut Vec<OwnedFd>,

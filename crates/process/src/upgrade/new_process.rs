@@ -13,7 +13,6 @@ use crate::{carried_metrics::CarriedMetrics, error::ProcessError};
 /// Time for the rest of a refused offer to arrive.
 const REST: Duration = Duration::from_secs(2);
 
-/// The previous process: its offer, and the channel to it.
 pub struct PreviousProcess {
     channel: Channel,
     text: Zeroizing<Vec<u8>>,
@@ -22,10 +21,6 @@ pub struct PreviousProcess {
 
 /// Runs a service, which takes over if a previous process started this one. If the service cannot start, the
 /// previous process receives the reason and keeps serving.
-///
-/// # Errors
-///
-/// Those of `run`, and [`ProcessError::Upgrade`].
 pub fn begin<E: Display + From<ProcessError>>(
     service: &str,
     run: impl FnOnce(&mut Option<PreviousProcess>) -> Result<(), E>,
@@ -65,11 +60,6 @@ impl PreviousProcess {
         }
     }
 
-    /// Offer and its descriptors.
-    ///
-    /// # Errors
-    ///
-    /// The offer is unreadable.
     pub fn offer<T: DeserializeOwned>(&mut self) -> Result<(T, Vec<OwnedFd>), ProcessError> {
         let text = std::mem::take(&mut self.text);
         let offer = serde_json::from_slice::<T>(&text).map_err(|error| {
@@ -133,7 +123,6 @@ impl PreviousProcess {
                     Err(_) => break,
                 }
             }
-            // Its end releases it as well.
             if let Some(released) = released {
                 released();
             }
@@ -150,10 +139,6 @@ impl PreviousProcess {
 /// Takes over from the previous process, if any: `receive` waits for its sessions and returns their number,
 /// `serve` begins to serve them, and `released` is called once the kernel path is free. `keeps_flows`: flows
 /// in the kernel stay.
-///
-/// # Errors
-///
-/// That of `receive`, or the previous process cancelled the upgrade.
 pub fn take_over(
     previous: &mut Option<PreviousProcess>,
     carried: &Arc<CarriedMetrics>,

@@ -23,7 +23,6 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Time for a process that has closed its end to give a reason or to end.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// Time limits for the new process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
     /// To start and prepare.
@@ -44,7 +43,6 @@ pub(crate) struct Successor {
     channel: Channel,
     child: Child,
     serves: bool,
-    /// The channel is broken.
     is_gone: bool,
 }
 
@@ -98,7 +96,6 @@ impl Successor {
         Ok(Self { channel, child, serves: false, is_gone: false })
     }
 
-    /// Process ID.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
@@ -228,11 +225,9 @@ mod tests {
 
     use super::*;
 
-    /// Records calls in order.
     #[derive(Default)]
     struct Recorder {
         told: Mutex<Vec<&'static str>>,
-        /// Simulates stuck workers.
         is_stuck: bool,
     }
 

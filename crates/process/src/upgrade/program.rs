@@ -15,7 +15,6 @@ use crate::{sandbox, service_manager::WATCHDOG_PID};
 /// Suffix that the kernel appends to the path of a replaced program (proc(5), /proc/pid/exe).
 const REPLACED: &str = " (deleted)";
 
-/// An existing program that may run as this service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Program(PathBuf);
 
@@ -69,7 +68,6 @@ impl Program {
         &self.0
     }
 
-    /// Starts it with this process's arguments and one end of a channel.
     pub(crate) fn start(&self, channel: Channel) -> Result<Child, String> {
         let mut arguments = env::args_os();
         let mut command = Command::new(&self.0);
@@ -120,7 +118,7 @@ mod tests {
             Program::find(Some(&file)).map(|program| program.0),
             Ok(file.canonicalize().expect("it exists"))
         );
-        // What is checked is what is run.
+        // The link target is both checked and run.
         symlink(&file, dir.at("link")).expect("the directory is ours");
         let linked = Program::find(Some(&dir.at("link"))).expect("the file is good");
         assert_eq!(linked.path().file_name(), file.file_name());

@@ -9,10 +9,13 @@ pub(super) const PROTOCOL: u32 = 1;
 #[serde(rename_all = "snake_case")]
 pub(super) enum FromOld {
     /// First message, before the offer. All versions understand it.
-    Hello { protocol: u32, version: String, service: String },
+    Hello {
+        protocol: u32,
+        version: String,
+        service: String,
+    },
     /// All sessions have arrived: serve.
     Commit,
-    /// The kernel path belongs to the new process.
     Released,
     /// Metrics of the old process; repeated until it ends.
     Metrics(String),
@@ -32,7 +35,6 @@ pub(super) enum FromNew {
     Refused {
         why: String,
     },
-    /// Number of sessions that have arrived.
     Taken {
         sessions: usize,
     },

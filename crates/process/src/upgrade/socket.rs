@@ -33,7 +33,6 @@ use turnpike_net::{SocketFile, UnixName};
 
 use crate::request::{Request, UpgradeProgress, UpgradeRequest};
 
-/// Extension of a socket's name, after the process ID.
 const ENDING: &str = "sock";
 /// Maximum bytes of a line: a path (PATH_MAX) and a short verb.
 const LINE: u64 = 5000;
@@ -135,11 +134,8 @@ async fn answer(mut stream: UnixStream, requests: mpsc::Sender<Request>) {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Which {
-    /// The only running process.
     Only,
-    /// Process with this ID.
     Process(u32),
-    /// Process that listens on this socket.
     Socket(PathBuf),
 }
 
@@ -163,10 +159,6 @@ pub enum AskError {
 
 /// Requests an upgrade of a running process to `program` or its own program. Each step goes to `step`;
 /// returns a summary.
-///
-/// # Errors
-///
-/// See [`AskError`]; the process then serves as before.
 pub fn ask(which: &Which, program: Option<&Path>, mut step: impl FnMut(&str)) -> Result<String, AskError> {
     let path = match which {
         Which::Socket(path) => path.clone(),
@@ -207,7 +199,6 @@ fn only(mut found: Vec<(u32, PathBuf)>) -> Result<PathBuf, AskError> {
     }
 }
 
-/// Sockets of all listening processes, by process ID.
 fn sockets() -> Vec<(u32, PathBuf)> {
     let mut found: Vec<(u32, PathBuf)> =
         directories().iter().flat_map(|directory| in_directory(directory)).collect();
@@ -238,7 +229,6 @@ fn sweep(directory: &Path) {
     }
 }
 
-/// Directories that may contain sockets.
 fn directories() -> Vec<PathBuf> {
     runtime_directory::all().into_iter().map(|directory| directory.path).collect()
 }
@@ -251,7 +241,6 @@ mod tests {
 
     use super::*;
 
-    /// Result of `ask` on a socket whose requests `act` answers.
     fn asked(
         program: Option<&'static str>,
         act: impl Fn(Option<PathBuf>, &mpsc::UnboundedSender<UpgradeProgress>) + Send + 'static,

@@ -19,7 +19,6 @@ use turnpike_stores::StoreError;
 
 use super::{Fleet, node::BAN, node::Node, unix};
 
-/// Maximum queued requests from other nodes.
 const QUESTIONS: usize = 64;
 /// Time limit for another node's answer, and the polling interval, which grows.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -192,7 +191,6 @@ impl FleetAdmin for FleetOrders {
     }
 }
 
-/// Reason why this node's view of the fleet is outdated.
 fn alone(node: &Node) -> Option<String> {
     let trouble = node.health.trouble_of(node.now_ms());
     trouble.or_else(|| {
@@ -237,13 +235,11 @@ fn status_of(name: &NodeName, member: &Member) -> FleetNode {
     }
 }
 
-/// Publishes bans to the other nodes.
 #[derive(Default)]
 pub(super) struct Announcements {
     /// Held while one ban is published, so that other nodes see two orders about one subject in the order
     /// they were given.
     turn: Mutex<()>,
-    /// Notified when the store has accepted a heartbeat.
     pub(super) wake: Notify,
 }
 
@@ -261,7 +257,6 @@ pub(super) async fn keep_announcing(node: Arc<Node>) {
 }
 
 impl Node {
-    /// Answers a request from another node.
     pub(super) fn answer(self: &Arc<Self>, question: Question) {
         let id = question.id;
         let (answer, answered) = oneshot::channel();

@@ -63,7 +63,6 @@ fn found(config: &Config, listeners: &Listeners, balancer_ports: &[u16]) -> Vec<
     all
 }
 
-/// Public addresses of a listener.
 fn reached(config: &Config, listener: SocketAddr) -> Vec<SocketAddr> {
     let outer = |ip: IpAddr| {
         let relay = config.relay.iter().find(|relay| relay.bind == ip);

@@ -38,12 +38,10 @@ impl Banned {
         self.write().lift(unix, subject)
     }
 
-    /// Bans by order of an administrator of this node.
     pub(super) fn order(&self, ban: Ban) {
         self.write().order(ban);
     }
 
-    /// Lifts a ban by order of an administrator of this node.
     pub(super) fn order_lift(&self, unix: u64, subject: &Subject) -> Option<Ban> {
         self.write().order_lift(unix, subject)
     }
@@ -57,13 +55,11 @@ impl Banned {
         self.write().hear_lift(unix, subject);
     }
 
-    /// Marks subjects that the previous process has not published.
     pub(super) fn mark(&self, subjects: &[Subject]) {
         let mut bans = self.write();
         subjects.iter().for_each(|subject| bans.mark(subject.clone()));
     }
 
-    /// Leaves publishing to the new process.
     pub(super) fn clear_unannounced(&self) {
         self.write().clear_unannounced();
     }
@@ -72,7 +68,6 @@ impl Banned {
         self.bans.read().unwrap_or_else(PoisonError::into_inner).is_unannounced(subject)
     }
 
-    /// Subjects that the other nodes do not know about.
     pub(super) fn unannounced(&self) -> Vec<Subject> {
         self.bans.read().unwrap_or_else(PoisonError::into_inner).unannounced().cloned().collect()
     }
@@ -85,12 +80,10 @@ impl Banned {
         self.write().announced(subject, ban);
     }
 
-    /// Applies the bans kept in the store.
     pub(super) fn read(&self, unix: u64, kept: &[Ban]) {
         self.write().read(unix, kept);
     }
 
-    /// Bans that the store lacks.
     pub(super) fn missing(&self, unix: u64, kept: &[Ban]) -> Vec<Ban> {
         self.bans.read().unwrap_or_else(PoisonError::into_inner).missing(unix, kept)
     }
@@ -108,13 +101,11 @@ impl Banned {
         self.bans.read().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
-    /// Number of bans in force.
     pub(super) fn count(&self, unix: u64) -> usize {
         let bans = self.bans.read().unwrap_or_else(PoisonError::into_inner);
         bans.iter().filter(|ban| ban.is_in_force(unix)).count()
     }
 
-    /// Ends the sessions of a subject, and returns their number.
     pub(super) async fn end_sessions(&self, subject: &Subject) -> u64 {
         let mut ended = 0;
         for filter in filters(subject) {

@@ -4,25 +4,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{banned::Banned, node::Node, quotas::QuotaCounts, unix};
 
-/// Reason of a redirect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sent {
-    /// Another node has less load.
     Load,
-    /// This node is full.
     Full,
-    /// This node accepts no new clients.
     Draining,
     /// The client used an address that is not this node's alone.
     OwnAddress,
-    /// The allocation belongs to another node.
     Owner,
 }
 
 const REASONS: [&str; 5] = ["load", "full", "draining", "own_address", "owner"];
-/// Results of quota exchanges with the store.
 const RESULTS: [&str; 2] = ["done", "failed"];
-/// Kinds of messages from other nodes.
 const HEARD: [&str; 4] = ["message", "level", "unreadable", "repeated"];
 
 #[derive(Default)]
@@ -41,13 +34,11 @@ impl Tallies {
         self.sent[reason as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Records a quota exchange and its duration.
     pub(super) fn exchanged(&self, microseconds: u128, done: bool) {
         self.exchanges[usize::from(!done)].fetch_add(1, Ordering::Relaxed);
         self.exchange_us.fetch_add(u64::try_from(microseconds).unwrap_or_default(), Ordering::Relaxed);
     }
 
-    /// Records messages, levels, unreadable messages and repeated messages.
     pub(super) fn heard(&self, counts: [usize; HEARD.len()]) {
         for (tally, count) in self.heard.iter().zip(counts) {
             tally.fetch_add(count as u64, Ordering::Relaxed);
@@ -55,7 +46,6 @@ impl Tallies {
     }
 }
 
-/// Values of one scrape.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FleetCounts {
     pub(crate) bans: u64,
@@ -65,15 +55,12 @@ pub(crate) struct FleetCounts {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NodeCounts {
-    /// The store answers and this node is a member.
     pub(crate) is_up: bool,
     /// The store grants no quota until it knows what all nodes hold.
     pub(crate) is_recovering: bool,
     pub(crate) number: u16,
     pub(crate) is_cordoned: bool,
-    /// Serving, draining and silent nodes.
     pub(crate) nodes: [(&'static str, u64); 3],
-    /// Version of the key ring.
     pub(crate) ring: u64,
     pub(crate) quotas: QuotaCounts,
     pub(crate) redirects: [(&'static str, u64); REASONS.len()],

@@ -25,7 +25,6 @@ pub(crate) struct FleetOffer {
 pub(super) struct NodeOffer {
     pub(super) identity: Identity,
     pub(super) incarnation: u64,
-    /// 0 without a number.
     pub(super) number: u16,
     pub(super) is_cordoned: bool,
     /// Sealed key ring. A process with another secret cannot open it and is not this node.
@@ -36,7 +35,6 @@ pub(super) struct NodeOffer {
     /// Epoch of the store and number of known nodes, if the store knows what all of them hold.
     #[serde(default)]
     pub(super) era: Option<(StoreEpoch, u32)>,
-    /// Messages already applied.
     #[serde(default)]
     pub(super) opened: Opened,
 }
@@ -70,7 +68,6 @@ impl FleetHandover {
         }
     }
 
-    /// Makes the new process the owner of the node.
     pub(crate) fn forget(&self) {
         self.is_forgotten.store(true, Ordering::Relaxed);
         self.fleet.banned.clear_unannounced();

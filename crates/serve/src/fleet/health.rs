@@ -18,13 +18,10 @@ const AGAIN_MS: u64 = 60_000;
 const NEVER: u64 = u64::MAX;
 
 pub(super) struct Health {
-    /// Time of the last answer.
     answered: AtomicU64,
-    /// Time since which heartbeats fail.
     unbeaten: AtomicU64,
     /// Time since which no request has failed.
     since: AtomicU64,
-    /// True after the log line about being alone.
     said: AtomicBool,
     trouble: Mutex<Trouble>,
 }
@@ -32,7 +29,6 @@ pub(super) struct Health {
 #[derive(Default)]
 struct Trouble {
     last: Option<String>,
-    /// Last logged error and its time.
     told: Option<(String, u64)>,
 }
 
@@ -112,7 +108,6 @@ impl Health {
         }
     }
 
-    /// Last error, if the node is alone.
     pub(super) fn trouble_of(&self, now_ms: u64) -> Option<String> {
         self.is_alone(now_ms)
             .then(|| self.trouble().last.clone().unwrap_or_else(|| "no answer yet".to_owned()))

@@ -22,7 +22,6 @@ const CLAIM: Duration = Duration::from_millis(500);
 /// Heartbeats between two log lines about a refusal.
 const TELL: u32 = 60;
 
-/// State between heartbeats.
 #[derive(Default)]
 pub(super) struct Beater {
     claim: Claim,
@@ -33,16 +32,12 @@ pub(super) struct Beater {
     number: u16,
 }
 
-/// Answer of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Heard {
-    /// Member.
     In,
     /// Pending: the name may still be in use.
     Waits,
-    /// Another node has the name.
     Taken,
-    /// The fleet has the maximum number of nodes.
     Full,
 }
 
@@ -103,7 +98,6 @@ pub(super) async fn join(node: &Node) -> Result<Beater, ServeError> {
     }
 }
 
-/// Reads how many nodes share a quota, and which quotas are exhausted.
 async fn learn(node: &Node) -> Result<(), StoreError> {
     watching::look(node).await?;
     let levels = node.store.levels().await?;
@@ -111,7 +105,6 @@ async fn learn(node: &Node) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Sends heartbeats until the node has left.
 pub(super) async fn keep_beating(node: Arc<Node>, mut beater: Beater, mut gauge: Gauge) {
     let mut pauses = Backoff::default();
     let mut was_seen = false;
@@ -211,7 +204,6 @@ impl Beater {
         Ok(Heard::In)
     }
 
-    /// Removes the record of a node that is not admitted.
     async fn withdraw(&self, node: &Node) {
         if self.number == 0 {
             return;
@@ -232,7 +224,6 @@ impl Beater {
         node.store.beat(beating).await
     }
 
-    /// Logs the refusal every [`TELL`] heartbeats.
     fn say(&mut self, node: &Node, heard: Heard) {
         let why = match heard {
             Heard::In | Heard::Waits => {

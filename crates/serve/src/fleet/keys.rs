@@ -18,7 +18,6 @@ impl NodeKeys {
     }
 }
 
-/// Key ring as far as it is known.
 pub(super) struct Custody {
     /// Random.
     own: NonceKey,
@@ -27,11 +26,9 @@ pub(super) struct Custody {
     ring: Option<KeyRing>,
 }
 
-/// Next step after reading the ring's version in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Nothing,
-    /// The store has a newer ring.
     Read,
     /// Replace the ring of version `before`; 0 if the store has none.
     Put {
@@ -77,7 +74,6 @@ impl Custody {
         self.ring.as_ref().map_or(0, |ring| ring.version)
     }
 
-    /// Keys for clients from now on.
     pub(super) fn keys(&mut self) -> NonceKeys {
         let all = self.ring.iter().flat_map(|ring| ring.keys());
         let mut all = all.map(|key| (key.from, NonceKey(key.bytes)));

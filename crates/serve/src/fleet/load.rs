@@ -41,13 +41,11 @@ impl Room {
     }
 }
 
-/// Measures the load once per heartbeat.
 pub(super) struct Gauge {
     /// Busy polling uses the whole core, so CPU time shows nothing.
     polls: bool,
     before: Option<Sample>,
     bits_per_second: f64,
-    /// CPU share of each worker thread.
     cpu: HashMap<String, f64>,
 }
 
@@ -64,7 +62,6 @@ impl Gauge {
         Self { polls: !config.busy_poll.is_zero(), before: None, bits_per_second: 0.0, cpu: HashMap::new() }
     }
 
-    /// Takes a sample. `most_bits_per_second` is the configured capacity of the machine.
     pub(super) fn measure(
         &mut self,
         relay: &Relay,
@@ -158,7 +155,6 @@ mod tests {
     #[test]
     fn load_is_an_average_over_time_of_the_busiest_worker() {
         let mut gauge = Gauge::new(&Config::default());
-        // 1,000 bytes per second; one worker uses half of its core, the other a tenth.
         (0..60).for_each(|second| {
             gauge.take(sample(second * 1000, second * 1000, [second * 500, second * 100]));
         });

@@ -35,9 +35,7 @@ use super::{
 };
 use crate::ServeError;
 
-/// Time limit for an answer of the store.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Time limit for leaving the fleet.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 /// Maximum delay before a node registers again with a store that has lost data, and its increase per node.
 const REJOIN_MS: u64 = 2000;
@@ -60,14 +58,12 @@ pub(super) struct Node {
     pub(super) recovery: Recovering,
     pub(super) members: Mutex<Members>,
     orphaned_quota: Mutex<OrphanedQuota>,
-    /// Messages already applied.
     opened: Mutex<Opened>,
     pub(super) sight: RwLock<Arc<Sight>>,
     pub(super) sent: Mutex<RecentRedirects>,
     /// Hashes the keys of [`RecentRedirects`].
     pub(super) hasher: RandomState,
     pub(super) tallies: Tallies,
-    /// Requests of other nodes.
     pub(super) questions: QuestionSender,
     /// Levels and bans must be read again, because the store has lost some.
     pub(super) rereads: AtomicBool,
@@ -75,21 +71,16 @@ pub(super) struct Node {
     began: Instant,
     /// Number assigned by the store; 0 for none.
     number: AtomicU16,
-    /// Number of nodes including this one.
     nodes: AtomicU32,
     custody: Mutex<Custody>,
-    /// As of the last reload.
     reach: RwLock<Reach>,
-    /// The card is in the store.
     pub(super) card_is_put: AtomicBool,
     relay: OnceLock<Weak<Relay>>,
     /// Sessions of the previous process are being imported; they count even above the limits.
     inherits: AtomicBool,
-    /// The previous process was this node.
     goes_on: bool,
     /// A handover is in progress: no quota exchanges.
     rests: AtomicBool,
-    /// Held during a quota exchange.
     pub(super) exchanging: tokio::sync::Mutex<()>,
     /// Time before which no quotas are sent, in milliseconds of [`Node::now_ms`].
     quiet_until: AtomicU64,
@@ -110,12 +101,10 @@ struct Reach {
     room: Room,
 }
 
-/// Members of the fleet at the last look.
 #[derive(Default)]
 pub(super) struct Sight {
     pub(super) view: FleetView,
     pub(super) charges: Charges,
-    /// Number of this node at that time.
     pub(super) own: u16,
     /// In milliseconds of [`Node::now_ms`].
     pub(super) at_ms: u64,
@@ -190,7 +179,6 @@ impl Node {
         })
     }
 
-    /// Starts using the relay.
     pub(super) fn begin(&self, relay: &Arc<Relay>) {
         let _ = self.relay.set(Arc::downgrade(relay));
         self.inherits.store(false, Ordering::Relaxed);
@@ -200,7 +188,6 @@ impl Node {
         }
     }
 
-    /// True if the previous process was this node.
     pub(super) fn goes_on(&self) -> bool {
         self.goes_on
     }
@@ -234,12 +221,10 @@ impl Node {
         (settings.bits_per_second, settings.key_rotation) = (new.bits_per_second, new.key_rotation);
     }
 
-    /// Reads a setting without cloning all of them.
     pub(super) fn setting<T>(&self, of: impl FnOnce(&FleetSettings) -> T) -> T {
         of(&self.settings.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Milliseconds since this process started.
     pub(super) fn now_ms(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
@@ -346,7 +331,6 @@ impl Node {
         self.relay.get()?.upgrade()
     }
 
-    /// True once the node has left or the server has ended.
     pub(super) fn is_over(&self) -> bool {
         self.left.load(Ordering::Relaxed) || self.is_relay_gone()
     }
@@ -373,7 +357,6 @@ impl Node {
         self.is_cordoned() || self.stops.load(Ordering::Relaxed)
     }
 
-    /// Stops or resumes accepting new clients by order of an administrator.
     pub(super) fn set_cordoned(&self, cordoned: bool) {
         if self.cordoned.swap(cordoned, Ordering::Relaxed) == cordoned {
             return;
@@ -437,12 +420,10 @@ impl Node {
         Buckets { total: sealer.total(), realm: sealer.realm(realm), user: sealer.user(realm, identity) }
     }
 
-    /// Encrypts for holders of the fleet's secret.
     pub(super) fn seal(&self, purpose: &str, text: &[u8]) -> Vec<u8> {
         self.sealer.seal(purpose, text, rand::random())
     }
 
-    /// Publishes a notice to all nodes, this one included.
     pub(super) async fn say(&self, notice: Notice) -> Result<(), StoreError> {
         let message = Message { from: self.name.clone(), at: unix(), notice };
         self.store.say(&message.seal(&self.sealer, rand::random())).await
@@ -462,7 +443,6 @@ impl Node {
         self.quotas.used(&self.sealer.total())
     }
 
-    /// Fails if the nodes in the store use another secret.
     pub(super) async fn check_secret(&self) -> Result<(), KeyError> {
         match self.store.ring().await? {
             Some(sealed) => open_ring(&self.sealer, &sealed).map(drop).ok_or(KeyError::Sealed),
@@ -493,7 +473,6 @@ impl Node {
         Ok(())
     }
 
-    /// Gives the workers the current keys.
     fn put_keys(&self) {
         if let Some(relay) = self.relay() {
             let NodeKeys { keys, node, .. } = self.keys();
@@ -527,7 +506,6 @@ impl Node {
         }
     }
 
-    /// Resumes exchanges after a failed upgrade.
     pub(super) fn resume_exchanges(&self) {
         self.rests.store(false, Ordering::Relaxed);
     }
@@ -583,7 +561,6 @@ pub(super) enum KeyError {
     Sealed,
 }
 
-/// Host name of the kernel.
 fn name_of_machine(settings: &Settings) -> Result<NodeName, Mistakes> {
     let told = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = told.trim();
@@ -658,7 +635,6 @@ mod tests {
         EpochState { era: StoreEpoch { number, since_ms: 7 }, is_whole }
     }
 
-    /// A member of a fleet with other nodes.
     fn settled(name: &str) -> Node {
         let node = node(name);
         node.set_number(7);

@@ -75,7 +75,6 @@ impl Node {
         Some(destination(target))
     }
 
-    /// A less busy node, or this node's own address.
     fn better_served(
         &self,
         attempt: &AllocateAttempt<'_>,
@@ -114,7 +113,6 @@ impl Node {
         sight.view.choose(sight.own, &sight.charges, Need::None, way, rand::random())
     }
 
-    /// Address of the node with this number.
     pub(super) fn send_to(&self, number: u16, transport: Transport, v4: bool) -> Option<Destination> {
         let sight = self.sight();
         let target = sight.view.node(number, transport, v4).filter(|_| number != sight.own)?;
@@ -171,7 +169,6 @@ mod tests {
         }
     }
 
-    /// A node with `own` of 100 allocations, beside one with `other`.
     fn node(redirect: FleetRedirect, own: u32, other: u32) -> Node {
         let mut settings = Settings::default();
         settings.fleet.node = "one".parse().ok();
@@ -198,7 +195,6 @@ mod tests {
         node
     }
 
-    /// Redirect target of client `number` that sent to `local`.
     fn asks(node: &Node, number: u8, local: &str, occasion: Occasion) -> Option<String> {
         let found = node.redirect_target(&attempt(number, 50_000, local, occasion), Transport::Udp);
         found.map(|to| format!("{} {}", to.address, to.domain.as_deref().unwrap_or_default()))

@@ -27,7 +27,6 @@ use turnpike_process::log_queue::BACKLOG;
 
 /// Interval of the scan for traffic and renewals.
 const PERIOD: Duration = Duration::from_secs(10);
-/// Maximum lines per PUBLISH batch.
 const LINES: usize = 500;
 /// Minimum increase of the expiry that counts as a renewal; smaller ones are clock noise.
 const RENEWED_MS: u64 = 5000;
@@ -35,7 +34,6 @@ const RENEWED_MS: u64 = 5000;
 /// Channel, line, and seconds to keep it as a key: `None` publishes only, 0 deletes the key.
 type Line = (String, String, Option<u64>);
 
-/// Sender in the workers.
 pub(crate) struct StatusLines {
     sender: mpsc::Sender<Line>,
     node: Arc<Node>,
@@ -43,7 +41,6 @@ pub(crate) struct StatusLines {
     began: Instant,
 }
 
-/// Receiver in the control thread.
 pub(crate) struct StatusWriter {
     receiver: mpsc::Receiver<Line>,
     node: Arc<Node>,
@@ -66,7 +63,6 @@ impl SessionLog for StatusLines {
     }
 }
 
-/// Lines for an effect at `now_ms` of the workers' clock.
 fn lines_of(effect: &Effect, now_ms: u64) -> Vec<Line> {
     match effect {
         Effect::Opened { session, realm, username, expires_ms, .. } => {
@@ -114,12 +110,10 @@ fn traffic(
     vec![(own, line(to_peer, to_client), None), (twin, line(to_client, to_peer), None)]
 }
 
-/// Last published state of a session.
 struct Told {
     expires: Instant,
     to_peer: (u64, u64),
     to_client: (u64, u64),
-    /// Round in which it was last seen.
     round: u64,
 }
 
@@ -130,7 +124,6 @@ struct Rounds {
 }
 
 impl Rounds {
-    /// Lines for a session that exists at `now`.
     fn see(&mut self, session: &Session, now: Instant) -> Vec<Line> {
         let Session { id, realm, username, relayed, to_peer, to_client, .. } = session;
         let left_ms = relayed.iter().map(|(_, left_ms)| *left_ms).max().unwrap_or_default();
@@ -156,7 +149,6 @@ impl Rounds {
         lines
     }
 
-    /// Starts the next round and forgets sessions not seen in this one.
     fn end(&mut self) {
         let round = self.round;
         self.sessions.retain(|_, told| told.round == round);
@@ -165,7 +157,6 @@ impl Rounds {
 }
 
 impl StatusWriter {
-    /// Publishes until the last worker ends.
     pub(crate) async fn run(mut self) {
         let mut rounds = Rounds::default();
         let mut next = tokio::time::Instant::now() + PERIOD;
@@ -216,7 +207,6 @@ impl StatusWriter {
         }
         if self.node.health.is_alone(self.node.now_ms()) || self.node.store.publish(lines).await.is_err() {
             self.node.tallies.lines_lost.fetch_add(lines.len() as u64, Ordering::Relaxed);
-            // Avoids a busy loop.
             sleep_until(tokio::time::Instant::now() + Duration::from_millis(100)).await;
         }
     }

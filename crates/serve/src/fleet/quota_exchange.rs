@@ -12,13 +12,11 @@ use turnpike_stores::Exchanged;
 
 use super::node::Node;
 
-/// Limits of the buckets per exchange.
 const MOST: usize = 500;
 const LEAST: usize = 50;
 /// Buckets per exchange and per second of all nodes together, if all have changes.
 const AT_ONCE: usize = 100_000;
 const A_SECOND: u64 = 200_000;
-/// Minimum pause if more remains than fits in one exchange.
 const SOON_MS: u64 = 20;
 
 pub(super) async fn keep_exchanging(node: Arc<Node>) {

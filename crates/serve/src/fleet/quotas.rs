@@ -11,7 +11,6 @@ use turnpike_turn::server::QuotaRefusal;
 
 const SHARDS: usize = 16;
 
-/// Buckets that an allocation counts in.
 pub(super) struct Buckets {
     pub(super) total: Bucket,
     pub(super) realm: Bucket,
@@ -25,19 +24,15 @@ pub(super) struct Quotas {
     levels: RwLock<Levels>,
     /// First shard of the next exchange; rotates.
     turn: AtomicUsize,
-    /// Refusals due to a user, a realm and the fleet's limit.
     refused: [AtomicU64; 3],
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct QuotaCounts {
-    /// Users and realms in use, and the fleet's total.
     pub(crate) buckets: u64,
     /// Allocations this node may make without asking, including those in use.
     pub(crate) held: u64,
-    /// Buckets to report to the store.
     pub(crate) waiting: u64,
-    /// Refusals due to a user, a realm and the fleet's limit.
     pub(crate) refused: [u64; 3],
 }
 
@@ -80,7 +75,6 @@ impl Quotas {
         }
     }
 
-    /// Up to `most` buckets to exchange now.
     pub(super) fn asks(&self, most: usize, terms: Terms) -> Vec<Ask> {
         let first = self.turn.fetch_add(1, Ordering::Relaxed);
         let levels = self.levels.read().unwrap_or_else(PoisonError::into_inner);
@@ -101,14 +95,12 @@ impl Quotas {
         }
     }
 
-    /// Marks buckets that the store has not received.
     pub(super) fn unheard(&self, asks: &[Ask]) {
         for ask in asks {
             self.shard(&ask.bucket).unheard(std::slice::from_ref(ask));
         }
     }
 
-    /// Applies changed levels.
     pub(super) fn put_levels(&self, changed: &[(Bucket, Level)], books: Books) {
         if changed.is_empty() {
             return;
@@ -139,7 +131,6 @@ impl Quotas {
         self.shards.iter().for_each(|shard| lock(shard).tell_all(terms));
     }
 
-    /// Number of buckets still to report after that.
     pub(super) fn lost(&self) -> usize {
         self.shards.iter().map(|shard| lock(shard).lost()).sum()
     }
@@ -149,17 +140,14 @@ impl Quotas {
         self.shards.iter().for_each(|shard| lock(shard).settle());
     }
 
-    /// State known to the store, for the new process.
     pub(super) fn told(&self) -> Vec<Told> {
         self.shards.iter().flat_map(|shard| lock(shard).told().collect::<Vec<_>>()).collect()
     }
 
-    /// Takes the state from the previous process.
     pub(super) fn take_over(&self, all: &[Told]) {
         all.iter().for_each(|told| self.shard(&told.bucket).take_over(*told));
     }
 
-    /// Allocations of this node in a bucket.
     pub(super) fn used(&self, bucket: &Bucket) -> u32 {
         self.shard(bucket).used(bucket)
     }
@@ -180,7 +168,6 @@ impl Quotas {
     }
 
     fn shard(&self, bucket: &Bucket) -> MutexGuard<'_, Ledger> {
-        // Bucket names are uniformly distributed.
         lock(&self.shards[usize::from(bucket.0[0]) % SHARDS])
     }
 }
@@ -205,7 +192,6 @@ mod tests {
         SharedQuota { user: UserRef::new("here", "alice"), of_realm, of_user }
     }
 
-    /// Answers like a store with a single node.
     fn exchange(quotas: &Quotas) {
         let asks = quotas.asks(1000, TERMS);
         let grants: Vec<Grant> = asks

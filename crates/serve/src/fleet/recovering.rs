@@ -43,7 +43,6 @@ impl Recovering {
         all.into_iter().find(|it| *it as u8 == books).unwrap_or_default()
     }
 
-    /// Sets the number of nodes including this one.
     pub(super) fn looked(&self, nodes: usize) {
         self.lock().looked(u32::try_from(nodes).unwrap_or(u32::MAX));
     }
@@ -52,7 +51,6 @@ impl Recovering {
         self.lock().era()
     }
 
-    /// Marks this node's old record in the store as cleared.
     pub(super) fn cleared(&self, era: StoreEpoch) {
         self.lock().cleared(era);
     }
@@ -65,13 +63,11 @@ impl Recovering {
         self.lock().report(lost)
     }
 
-    /// State for the new process.
     pub(super) fn offer(&self) -> Option<(StoreEpoch, u32)> {
         let recovery = self.lock();
         (recovery.books() == Books::Whole).then(|| (recovery.era(), recovery.members()))
     }
 
-    /// Sends the next heartbeat now.
     pub(super) fn speak_soon(&self) {
         self.soon.notify_one();
     }
@@ -87,7 +83,6 @@ impl Recovering {
 }
 
 impl Node {
-    /// Applies the era reported by the store.
     pub(super) fn hear_era(&self, era: EpochState) {
         match self.recovery.hear(era) {
             Turn::Nothing => {}

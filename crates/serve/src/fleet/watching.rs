@@ -11,11 +11,8 @@ use super::{
     unix,
 };
 
-/// Cards read at a time.
 const CARDS: usize = 200;
-/// Maximum number of changes logged one by one.
 const TOLD: usize = 20;
-/// Maximum number of silent nodes reported at a time.
 const SILENT: usize = 1000;
 
 pub(super) async fn keep_watching(node: Arc<Node>) {
@@ -77,7 +74,6 @@ pub(super) async fn look(node: &Node) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Publishes the members to the workers.
 pub(super) fn take_in(node: &Node) {
     let (view, own) = view_of(node);
     node.set_sight(Sight { charges: view.charges(), view, own, at_ms: node.now_ms() });

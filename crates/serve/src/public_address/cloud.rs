@@ -15,7 +15,6 @@ const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(16
 const AZURE: Option<(&str, &str)> = Some(("Metadata", "true"));
 const AZURE_ZONE: &str = "/metadata/instance/compute/zone?api-version=2021-02-01&format=text";
 
-/// Request for the first public IPv4 address in one cloud.
 struct Cloud {
     name: &'static str,
     /// Required by the service to keep out requests from browsers.
@@ -63,7 +62,6 @@ const AWS_TOKEN: &str = "/latest/api/token";
 const AWS_ADDRESS: &str = "/latest/meta-data/public-ipv4";
 const AWS_ZONE: &str = "/latest/meta-data/placement/availability-zone";
 
-/// Address and zone of this machine in its cloud.
 pub(super) fn ask() -> Result<Told, Trouble> {
     ask_at(SERVER)
 }
@@ -108,7 +106,6 @@ fn ask_at(server: SocketAddr) -> Result<Told, Trouble> {
     told.unwrap_or_else(|| Err(Trouble::Missing(tried.join("; "))))
 }
 
-/// Parses a plain address, or Azure's JSON.
 fn address_in(text: &str) -> Option<IpAddr> {
     let of_json = || {
         let answer: Value = serde_json::from_str(text).ok()?;
@@ -127,7 +124,6 @@ mod tests {
 
     use super::*;
 
-    /// A metadata service with these paths for requests with this header.
     fn service(knows: &'static [(&'static str, &'static str)], header: &'static str) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("it has one");

@@ -11,7 +11,6 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Maximum size of a response in bytes; a Node object has some ten thousand.
 const LONGEST: u64 = 4 << 20;
 
-/// Failed request.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Trouble {
     #[error("no answer from {0}: {1}")]
@@ -28,7 +27,6 @@ pub(super) struct Question<'a> {
     pub(super) method: &'static str,
     pub(super) host: &'a str,
     pub(super) path: &'a str,
-    /// Name and value.
     pub(super) headers: &'a [(&'a str, &'a str)],
 }
 
@@ -40,7 +38,6 @@ pub(super) fn connect(server: SocketAddr) -> Result<TcpStream, Trouble> {
     Ok(stream)
 }
 
-/// Sends the request and returns the body of a successful response.
 pub(super) fn ask(mut stream: impl Read + Write, question: &Question<'_>) -> Result<String, Trouble> {
     let Question { method, host, path, headers } = question;
     let silent = |error| Trouble::Silent((*host).to_owned(), error);

@@ -21,7 +21,6 @@ use super::{
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const ZONE: &str = "topology.kubernetes.io/zone";
 
-/// External addresses of the node, or those in an annotation of it.
 pub(super) fn ask(annotation: Option<&str>) -> Result<Told, Trouble> {
     let variable = |name: &str| {
         let missing = |_| {
@@ -142,7 +141,6 @@ mod tests {
         assert!(why.contains("no ExternalIP"), "{why}");
     }
 
-    /// A Kubernetes API server with one node, for a client with the token and the CA.
     #[test]
     fn the_api_is_queried_over_tls_with_the_pods_account() {
         let (certificate, authority) = Certificate::of_authority(&["127.0.0.1"]);

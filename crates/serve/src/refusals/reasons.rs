@@ -38,7 +38,6 @@ impl Why {
         }
     }
 
-    /// Configuration keys that control it, if any.
     pub(crate) fn keys(self) -> &'static [&'static str] {
         match self {
             Self::Credentials(why) => credentials_keys(why),
@@ -54,7 +53,6 @@ impl Why {
     }
 }
 
-/// Configuration keys that control the count with this kind and reason, if any.
 pub(crate) fn keys_of_count(kind: &str, reason: &str) -> &'static [&'static str] {
     let request = |why| request_keys(486, why).unwrap_or_default();
     match (kind, reason) {
@@ -346,7 +344,6 @@ fn request_remedy(code: u16, why: RequestRefusal) -> &'static str {
     }
 }
 
-/// `None` for an unknown error code.
 fn request_keys(code: u16, why: RequestRefusal) -> Option<&'static [&'static str]> {
     Some(match why {
         RequestRefusal::UserQuota => &["limits.allocations_per_user"],
@@ -465,7 +462,6 @@ pub(crate) fn is_misconfiguration(reason: &str) -> bool {
     matches!(reason, "plain_stun" | "untrusted_proxy")
 }
 
-/// `None` for an unknown reason.
 fn connection_keys(reason: &str) -> Option<&'static [&'static str]> {
     Some(match reason {
         "no_certificate" => &["tls.cert", "tls.key"],
@@ -493,7 +489,6 @@ mod tests {
         let closes = CloseReason::VARIANTS.iter().map(<&'static str>::from);
         let handshakes = HandshakeFailure::VARIANTS.iter().map(<&'static str>::from);
         let dtls = DtlsFailure::VARIANTS.iter().map(<&'static str>::from);
-        // Reasons other than a refusal.
         let none = ["client", "broken", "idle", "data_connection", "handed_over", "shutdown"];
         for reason in closes.chain(handshakes).chain(dtls).filter(|reason| !none.contains(reason)) {
             assert_ne!(connection_reason(reason), reason);
@@ -509,7 +504,6 @@ mod tests {
         }
     }
 
-    /// Counted kinds and reasons, besides those of requests.
     fn counted() -> impl Iterator<Item = (&'static str, &'static str)> {
         let codes = turnpike_turn::server::stats::ERROR_CODES.iter().map(|(_, name)| ("answer", *name));
         let drops = DropReason::VARIANTS.iter().map(|drop| ("packet", <&str>::from(*drop)));
