@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_is_in_the_way_of_all_and_of_its_network() {
+    fn oldest_member_of_all_or_of_its_network_is_evicted() {
         let mut bounded = Bounded::new(4, 2);
         let [a, neighbour, b, c] = ["192.0.2.1", "192.0.2.200", "2001:db8::1", "2001:db8:0:100::1"].map(of);
         bounded.enter(10, Some(b), 0);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_counts_for_its_network_once_that_is_known() {
+    fn member_counts_for_its_network_once_known() {
         let mut bounded = Bounded::new(4, 1);
         let [a, same, other] = ["2001:db8::1", "2001:db8::2", "192.0.2.1"]
             .map(|address| PrefixLengths::HOST.of(address.parse().unwrap()));
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn newcomers_wait_while_the_oldest_is_young() {
+    fn new_members_wait_while_the_oldest_is_young() {
         let mut bounded = Bounded::new(4, 2);
         let [a, b] = ["192.0.2.1", "198.51.100.1"].map(of);
         bounded.enter(10, Some(a), 1000);
@@ -217,7 +217,7 @@ mod tests {
 
     /// Clients as many as the limit, whose workers are drawn at random.
     #[test]
-    fn a_limit_is_not_met_early_by_many_workers() {
+    fn random_distribution_stays_within_the_share_of_a_worker() {
         for (limit, workers) in [(512, 64), (256, 64), (512, 2), (4096, 8), (3, 4), (512, 1)] {
             let most = share(limit, workers);
             let mut random = 7_u64;

@@ -1,4 +1,4 @@
-//! Files with certificates and their private keys, PEM.
+//! Certificates and private keys in PEM files.
 
 use std::{
     fs,
@@ -9,29 +9,25 @@ use std::{
 
 use crate::{CertificateError, ChainFault, Identity};
 
-/// A certificate and its key, and the file that it is from.
 #[derive(Clone, Debug)]
 pub struct Certificate {
-    /// As the configuration names it.
+    /// Path as configured.
     pub file: PathBuf,
-    /// What is in it, and in the file of the key.
+    /// Content of `file` and of the key file.
     pub identity: Identity,
 }
 
-/// Identities for [`crate::TlsContext`] and [`crate::DtlsContext`].
 pub fn identities(certificates: &[Certificate]) -> Vec<Identity> {
     certificates.iter().map(|certificate| certificate.identity.clone()).collect()
 }
 
-/// Time of this machine's clock, in Unix seconds.
+/// Current time in Unix seconds.
 pub fn now_unix() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Reads a certificate and its key, whatever its time.
-///
-/// # Errors
-/// The file that cannot be used, and why.
+/// Reads a certificate and its key without checking the validity period. Errors name the unusable file and
+/// the reason.
 pub fn read(cert_file: &Path, key_file: &Path) -> Result<Identity, (PathBuf, String)> {
     let content = |path: &Path| match fs::read(path) {
         Ok(bytes) if bytes.is_empty() => Err((path.to_owned(), "the file is empty".to_owned())),
@@ -49,12 +45,12 @@ pub fn read(cert_file: &Path, key_file: &Path) -> Result<Identity, (PathBuf, Str
     })
 }
 
-/// Whether DTLS can use a certificate and its key; `None` if they cannot be read.
+/// Returns whether DTLS can use the certificate and its key; `None` if they cannot be read.
 pub fn can_dtls(cert: &Path, key: &Path) -> Option<bool> {
     read(cert, key).ok().map(|identity| identity.can_dtls())
 }
 
-/// Sentences about certificates that are not valid now.
+/// Log messages for certificates that are not valid now.
 pub fn time_faults(certificates: &[Certificate]) -> impl Iterator<Item = String> {
     certificates.iter().filter_map(|Certificate { file, identity }| {
         let fault = identity.check_time(now_unix()).err()?;
@@ -65,7 +61,7 @@ pub fn time_faults(certificates: &[Certificate]) -> impl Iterator<Item = String>
     })
 }
 
-/// Name of this process's user, or the number where it has no name.
+/// Name of this process's user, or its number if it has no name.
 pub fn own_name() -> String {
     let number = rustix::process::geteuid().as_raw().to_string();
     let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
@@ -73,7 +69,7 @@ pub fn own_name() -> String {
     rows.find(|row| row.get(2) == Some(&&*number)).map_or(number.clone(), |row| row[0].to_owned())
 }
 
-/// A sentence for the log if the file lacks the certificate of an issuer, without which most clients refuse it.
+/// Log message for a file that lacks an issuer's certificate, because most clients reject such a chain.
 pub fn chain_warning(file: &Path, identity: &Identity) -> Option<String> {
     let file = file.display();
     Some(match identity.chain_fault()? {
@@ -99,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_name_is_that_of_the_user_or_a_number() {
+    fn own_name_is_the_user_name_or_number() {
         let name = own_name();
         assert!(!name.is_empty() && !name.contains(':'), "{name}");
     }

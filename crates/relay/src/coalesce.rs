@@ -1,41 +1,42 @@
-//! A pause before the wait: a worker whose datagrams come one by one sleeps for a set time rather than until the next of them, and so finds
-//! several when it wakes up. The opposite of busy polling ([`turnpike_net::poll::Poller::set_busy_poll`]).
+//! Delays wake-ups: if datagrams arrive one by one, the worker sleeps for a fixed time and then handles
+//! several at once. The opposite of busy polling ([`turnpike_net::poll::Poller::set_busy_poll`]).
 //!
 //! ```text
-//!  wait ─▶ tick ─▶ pause until the set time has passed since the wake-up ─▶ wait, which returns at once ─▶ tick …
+//!  wait ─▶ tick ─▶ sleep until `time` has passed since the wake-up ─▶ wait, returns at once ─▶ tick …
 //! ```
 //!
-//! It is a plain sleep. A wait with a time-out (epoll_pwait2) would end with the first datagram, which is what is to be avoided, and a timer
-//! of its own in the set of the poller (timerfd) would take two calls more. While the worker sleeps, nobody waits at the poller, and a
-//! datagram that arrives wakes nobody up.
+//! It uses a plain sleep: epoll_pwait2 with a timeout would return on the first datagram, and a timerfd would
+//! cost two more system calls. During the sleep no thread waits on the poller, so arriving datagrams cause no
+//! wake-ups.
 
 use std::{
     thread,
     time::{Duration, Instant},
 };
 
-/// For so long the rate is counted before it is judged again.
+/// Interval over which the rate is measured.
 const WINDOW: Duration = Duration::from_millis(2);
-/// So many datagrams a pause has to gather: one would have woken the worker up anyway, and sleeping costs as much as that.
+/// Datagrams that a pause must gather. A single one would have woken the worker anyway, and sleeping costs as
+/// much.
 const WORTH: u64 = 2;
-/// Windows without a pause after one in which pauses did not gather that: whoever waits for an answer sends nothing meanwhile.
+/// Windows without pauses after one in which pauses gathered too little: clients that wait for replies send
+/// nothing meanwhile.
 const REST: u32 = 50;
-/// A tick of more datagrams has gathered enough by itself; the next one shall begin at once.
+/// Ticks with more datagrams are batched enough; the next one starts immediately.
 const SMALL: u64 = 32;
-/// What is left of the time is not slept through when it is less: to fall asleep and to wake up takes about as long.
+/// Shortest pause: falling asleep and waking up takes about as long.
 const SHORTEST: Duration = Duration::from_micros(10);
 
-/// Decides when a worker pauses, and pauses. One for each worker.
 #[derive(Debug)]
 pub(crate) struct Coalescer {
-    /// Between two wake-ups.
+    /// Target interval between wake-ups.
     time: Duration,
-    /// When the worker woke up last.
+    /// Last wake-up.
     woke: Instant,
-    /// Datagrams that it had received by the end of its last tick.
+    /// Datagrams received by the end of the last tick.
     seen: u64,
     window: Window,
-    /// What the last window was good for.
+    /// Result of the last window.
     is_worth_it: bool,
     /// Windows until pauses are tried again.
     rest: u32,
@@ -45,14 +46,14 @@ pub(crate) struct Coalescer {
 #[derive(Debug)]
 struct Window {
     began: Instant,
-    /// Datagrams received by then.
+    /// Datagrams received before the window.
     seen: u64,
-    /// Pauses since.
+    /// Pauses in the window.
     pauses: u64,
 }
 
 impl Coalescer {
-    /// One that delays no datagram by more than `time`, and pauses only where that gathers others.
+    /// Delays datagrams by at most `time`, and only if a pause gathers several.
     pub(crate) fn new(time: Duration) -> Self {
         Self::starting(time, Instant::now())
     }
@@ -62,20 +63,21 @@ impl Coalescer {
         Self { time, woke: now, seen: 0, window, is_worth_it: false, rest: 0, pauses: 0 }
     }
 
-    /// To be called when a wait has ended.
+    /// Records that a wait has returned.
     #[inline]
     pub(crate) fn woke(&mut self) {
         self.woke = Instant::now();
     }
 
-    /// To be called before a wait, with all datagrams that were received so far. Sleeps, or not; see [`turnpike_net::rlimit::exact_timers`].
+    /// Sleeps if worthwhile; called before each wait. `datagrams` counts all received so far. Needs
+    /// [`turnpike_net::rlimit::exact_timers`].
     pub(crate) fn pause(&mut self, datagrams: u64) {
         if let Some(pause) = self.decide(Instant::now(), datagrams) {
             thread::sleep(pause);
         }
     }
 
-    /// How often it has slept.
+    /// Number of pauses taken.
     pub(crate) fn pauses(&self) -> u64 {
         self.pauses
     }
@@ -100,7 +102,7 @@ impl Coalescer {
         Some(left)
     }
 
-    /// Looks back at a window.
+    /// Evaluates a window.
     fn judge(&mut self, elapsed: Duration, datagrams: u64) {
         let count = datagrams.wrapping_sub(self.window.seen);
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
@@ -118,17 +120,17 @@ mod tests {
     use super::*;
 
     const TIME: Duration = Duration::from_micros(100);
-    /// What a datagram takes.
+    /// Processing time of one datagram.
     const WORK: Duration = Duration::from_micros(6);
 
-    /// A worker on a clock of its own.
+    /// Worker with a simulated clock.
     struct Simulated {
         coalescer: Coalescer,
         start: Instant,
         now: Instant,
         received: u64,
         wakeups: u64,
-        /// The longest that a datagram has waited.
+        /// Longest wait of a datagram.
         worst: Duration,
     }
 
@@ -139,7 +141,7 @@ mod tests {
             Self { coalescer, start, now: start, received: 0, wakeups: 0, worst: Duration::ZERO }
         }
 
-        /// Handles what arrives at these times (after the start, ascending), each as soon as the worker may.
+        /// Handles arrivals at these times after the start (ascending), each as early as possible.
         fn run(&mut self, arrivals: &[Duration]) {
             let mut rest = arrivals;
             while let [first, ..] = rest {
@@ -150,7 +152,7 @@ mod tests {
             }
         }
 
-        /// One tick of so many datagrams, the first of which came then; what was decided behind it.
+        /// Handles one batch whose first datagram arrived at `came`; returns the pause that follows.
         fn tick(&mut self, came: Instant, datagrams: u64) -> Option<Duration> {
             self.wakeups += 1;
             self.worst = self.worst.max(self.now - came);
@@ -163,26 +165,25 @@ mod tests {
         }
     }
 
-    /// So many a second for so long, from then on.
     fn steady(rate: u32, from: Duration, lasts: Duration) -> Vec<Duration> {
         let gap = Duration::from_secs(1) / rate;
         (0..).map(|n| from + gap * n).take_while(|at| *at < from + lasts).collect()
     }
 
     #[test]
-    fn a_stream_of_lone_datagrams_is_gathered_and_none_waits_longer_than_it_may() {
+    fn steady_datagrams_are_batched_within_the_maximum_delay() {
         for (rate, least) in [(40_000, 3), (100_000, 8), (150_000, 11)] {
             let mut worker = Simulated::new();
             worker.run(&steady(rate, Duration::ZERO, Duration::from_millis(500)));
             let each = worker.received / worker.wakeups;
-            assert!(each >= least, "{rate} a second: {each} at a time");
-            // Beyond the time set, only what the tick before it takes.
-            assert!(worker.worst <= TIME + WORK * 20, "{rate} a second: {:?}", worker.worst);
+            assert!(each >= least, "{rate}/s: {each} per wake-up");
+            // The tick before may add its own processing time.
+            assert!(worker.worst <= TIME + WORK * 20, "{rate}/s: {:?}", worker.worst);
         }
     }
 
     #[test]
-    fn few_datagrams_are_not_kept_waiting() {
+    fn low_rates_cause_no_pauses() {
         let mut worker = Simulated::new();
         worker.run(&steady(10_000, Duration::ZERO, Duration::from_millis(500)));
         assert_eq!(worker.coalescer.pauses(), 0);
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_datagram_after_silence_is_served_at_once_and_the_next_too() {
+    fn first_datagrams_after_silence_are_served_at_once() {
         let mut worker = Simulated::new();
         worker.run(&steady(100_000, Duration::ZERO, Duration::from_millis(100)));
         let before = worker.coalescer.pauses();
@@ -203,7 +204,7 @@ mod tests {
 
     /// A client that sends its next datagram only when it has the answer to the last gains nothing by pauses.
     #[test]
-    fn who_waits_for_each_answer_is_left_alone_most_of_the_time() {
+    fn request_reply_traffic_is_rarely_delayed() {
         let mut worker = Simulated::new();
         let rtt = Duration::from_micros(20);
         let mut arrives = worker.now;
@@ -218,12 +219,12 @@ mod tests {
     }
 
     #[test]
-    fn a_backlog_is_worked_off_without_a_pause() {
+    fn backlog_is_handled_without_a_pause() {
         let mut worker = Simulated::new();
         worker.run(&steady(100_000, Duration::ZERO, Duration::from_millis(100)));
         let came = worker.now;
         assert_eq!(worker.tick(came, SMALL + 1), None);
-        // Nothing was received: a timer, say.
+        // No datagrams, for example a timer.
         let came = worker.now;
         assert_eq!(worker.tick(came, 0), None);
         let came = worker.now;
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_the_time_is_slept_and_no_more() {
+    fn pause_lasts_for_the_rest_of_the_interval() {
         let mut worker = Simulated::new();
         worker.run(&steady(100_000, Duration::ZERO, Duration::from_millis(100)));
         for (datagrams, pause) in

@@ -11,11 +11,9 @@ use crate::{
     Config, CredentialStore, DtlsConfig, Fleet, Layout, SessionLog, StreamConfig, policy::SharedStore,
     ports::Ports, quotas::Quotas,
 };
-
-/// What all workers of a relay share, or have in common.
 pub(crate) struct Common {
     pub(crate) config: Config,
-    /// When their clock began, which buckets and reservations go by on all of them.
+    /// Origin of the clock that all workers use for buckets and reservations.
     pub(crate) started: Instant,
     pub(crate) layout: Arc<Layout>,
     pub(crate) store: SharedStore,
@@ -26,7 +24,7 @@ pub(crate) struct Common {
     pub(crate) log: Arc<dyn SessionLog>,
     pub(crate) fleet: Option<Arc<dyn Fleet>>,
     pub(crate) kernel: Option<Arc<Kernel>>,
-    /// Whether another process serves until it is told otherwise.
+    /// Whether sessions are taken over from another process, which serves until the handover.
     pub(crate) takes_over: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What the runtime is told at start.
+//! Settings of the runtime.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -13,70 +13,68 @@ use turnpike_turn::server::{AllocationLimits, RealmLimits, RelayAddress, ServerC
 
 use crate::{DtlsConfig, Layout, StreamConfig};
 
-/// A relay address, and whether the machine has it.
+/// A relay address and its current state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RelayState {
-    /// The address.
     pub address: RelayAddress,
-    /// Whether the machine has it: allocations are granted on no other.
+    /// Whether the machine has the address; allocations are granted only if it does.
     pub is_up: bool,
-    /// Since when that is so.
+    /// Time of the last change of `is_up`.
     pub since: SystemTime,
 }
 
 /// Settings of the runtime, already validated.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// UDP listeners; wildcard addresses answer from the address they were asked on.
+    /// UDP listeners. Wildcard addresses reply from the address that the client sent to.
     pub listen: Vec<SocketAddr>,
-    /// TCP and TLS. A listener of the same address and port 0 as one of `listen` gets that one's port.
+    /// TCP and TLS. A listener with the address of one in `listen` and port 0 gets that listener's port.
     pub streams: StreamConfig,
-    /// DTLS.
     pub dtls: DtlsConfig,
-    /// Sockets of listeners that somebody else has bound; those of addresses that are listened on anyway.
+    /// Listening sockets bound by the parent process, used for addresses that are configured as well.
     pub passed: Arc<PassedSockets>,
-    /// Threads; at least 1.
+    /// Number of threads; at least 1.
     pub workers: usize,
-    /// Step of the ladder.
     pub datapath: Datapath,
-    /// How the kernel relays lone datagrams between bound channels, if it does; `datapath` is for all others.
+    /// Hook of the kernel fast path for single datagrams between bound channels; `datapath` handles
+    /// everything else.
     pub kernel: Option<Hook>,
-    /// Flows that it may have, each in one direction; more stay in user space.
+    /// Maximum number of flows in the kernel, each in one direction; the rest stay in user space.
     pub kernel_flows: u32,
-    /// How long a worker that has just had something to do looks for more before it sleeps; zero sleeps at once.
+    /// Time for which a worker keeps polling after work before it sleeps; zero sleeps at once.
     pub busy_poll: Duration,
-    /// By how long a worker may delay a datagram so that its next wake-up carries more (`coalesce.rs`); zero by none.
+    /// Maximum delay of a datagram so that the next wake-up handles more of them (`coalesce.rs`); zero adds
+    /// none.
     pub coalesce: Duration,
-    /// Relay addresses. Of several of a family a client gets the one that it came to, or else the one from which the machine would send to it.
+    /// Relay addresses. If a family has several, a client gets the one it sent to, or else the source address
+    /// of the route to the client.
     pub relay: Vec<RelayAddress>,
-    /// Whether relay addresses of a family are used in turn instead, whatever the client came to.
+    /// Uses the relay addresses of a family in turn, regardless of the address the client sent to.
     pub relay_in_turn: bool,
-    /// Ports of relayed transport addresses.
     pub ports: RangeInclusive<u16>,
-    /// Relay sockets on each relay address that each worker has for all its clients over UDP together, and as many for all others; told apart
-    /// by their peers. 0 gives each allocation its own.
+    /// Shared relay sockets per relay address and worker: this many for UDP clients and as many for all
+    /// others. Peers' addresses tell the allocations apart. 0 gives each allocation its own socket.
     pub shared_ports: usize,
-    /// Addresses that are named here and that this machine lacks: listeners there wait, and nothing is relayed from there.
+    /// Configured addresses that this machine lacks: their listeners wait, and no allocation uses them.
     pub absent: Vec<IpAddr>,
-    /// Addresses of this machine: peers reach none of their ports but the relay's ([`turnpike_turn::server::PeerRules`]).
+    /// Addresses of this machine. Peers reach only the relay's ports on them
+    /// ([`turnpike_turn::server::PeerRules`]).
     pub addresses: Vec<IpAddr>,
-    /// Listeners of this process beside the relay's own, which no peer reaches either.
+    /// Other listeners of this process, which peers cannot reach either.
     pub listeners_beside: Vec<SocketAddr>,
-    /// Receive and send buffer of each listener, and of each relay socket that is shared, in bytes.
+    /// Size in bytes of the receive and send buffers of each listener and shared relay socket.
     pub listener_buffer: usize,
-    /// Receive and send buffer of each relay socket in bytes.
+    /// Size in bytes of the receive and send buffers of each relay socket.
     pub relay_buffer: usize,
-    /// Limits of allocations.
     pub limits: AllocationLimits,
-    /// Realms with limits of their own.
     pub realm_limits: Vec<RealmLimits>,
-    /// Longest silence of a connection to a peer (RFC 6062) that one side has closed. The other may still answer, and then is cut off.
+    /// Maximum idle time of a half-closed peer connection (RFC 6062); afterwards the open direction is closed
+    /// too.
     pub half_closed: Duration,
-    /// The state machine's settings.
     pub server: ServerConfig,
 }
 
-/// Nothing is listened on or relayed yet; one worker, and numbers for a machine that has other things to do.
+/// No listeners, no relay addresses, one worker.
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -108,20 +106,21 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Default of [`Config::half_closed`]. An answer that takes longer is rare, and keep-alive probes never end a peer that is alive.
+    /// Default of [`Config::half_closed`]. A reply that takes longer is rare, and keep-alive probes never end
+    /// a connection to a live peer.
     pub const HALF_CLOSED: Duration = Duration::from_secs(60);
 
-    /// What the numbers of its listeners stand for.
+    /// Numbers its listeners.
     pub fn layout(&self) -> Layout {
         Layout::new(&self.listen, &self.dtls.listen, &self.streams)
     }
 
-    /// Relay addresses that this machine has.
     pub fn relays_up(&self) -> impl Iterator<Item = &RelayAddress> {
         self.relay.iter().filter(|relay| !self.absent.contains(&relay.bind))
     }
 
-    /// Ports that may be reserved (EVEN-PORT with R = 1) and not yet used, over all relay addresses: a sixteenth of them.
+    /// Maximum number of reserved ports (EVEN-PORT with R = 1): a sixteenth of the ports of all relay
+    /// addresses.
     pub fn max_reservations(&self) -> usize {
         (self.ports.len() * self.relay.len() / 16).max(1)
     }

@@ -1,5 +1,4 @@
-//! Which listeners answer for NAT discovery (RFC 5780): the state machine names them by number, and only the runtime knows the
-//! numbers.
+//! Maps the addresses and ports of NAT discovery (RFC 5780) to listener numbers.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,8 +6,8 @@ use turnpike_turn::server::{ListenerId, NatDiscovery};
 
 use crate::StartError;
 
-/// `wanted` with the numbers that `number` gives to the places of UDP listeners: for each address and port the listener that is
-/// bound to it, or else the wildcard one of its port and family.
+/// Fills in the listeners: for each address and port the one bound to it, or else the wildcard listener of
+/// its port and family. `number` maps the index of a UDP listener to its number.
 pub(crate) fn resolve(
     wanted: &[NatDiscovery],
     listeners: &[SocketAddr],
@@ -42,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_exact_listener_wins_over_a_wildcard_and_a_missing_one_is_told() {
+    fn exact_listener_precedes_wildcard_and_missing_one_is_an_error() {
         let wanted = NatDiscovery {
             addresses: ["10.0.0.1", "10.0.0.2"].map(|ip| ip.parse().unwrap()),
             external: [None; 2],

@@ -1,5 +1,5 @@
-//! Which listener numbers there are, and what each stands for: the state machine knows a client's listener by its number alone,
-//! and with it the transport and the realms that it serves.
+//! Numbers of listeners. The state machine knows a client's listener only by its number, which implies the
+//! transport and the realms.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -9,59 +9,55 @@ use turnpike_turn::server::{ListenerId, ListenerProfile, Transport};
 
 use crate::StreamConfig;
 
-/// The numbers of all listeners of a relay. A number means nothing but its entry here: listeners and server names that a reload adds get
-/// further ones, and none ever changes. A listener that a reload takes away keeps its numbers, for it may come back. A stream
-/// listener has two, for TCP and TLS, and a DTLS listener has one of its own even where it shares the socket of a UDP listener.
+/// The numbers of all listeners of a relay. Numbers never change: listeners and server names added by a
+/// reload get new ones, and a removed listener keeps its numbers in case it returns. A stream listener has
+/// two (TCP and TLS). A DTLS listener has its own even if it shares the socket of a UDP listener.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout(Vec<Numbered>);
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Numbered {
     transport: Transport,
-    /// Among the UDP, DTLS or stream listeners.
+    /// Index among the UDP, DTLS or stream listeners.
     place: usize,
     address: SocketAddr,
     server_name: Option<String>,
-    /// Whether it takes new clients.
+    /// Accepts new clients.
     open: bool,
-    /// Of streams: whether it is one of [`StreamConfig::tls_listen`].
+    /// Streams: one of [`StreamConfig::tls_listen`].
     secure: bool,
 }
-
-/// One listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Placed {
-    /// Among those of its kind.
+    /// Index among the listeners of its kind.
     pub(crate) place: usize,
-    /// As it is configured.
     pub(crate) address: SocketAddr,
     pub(crate) open: bool,
     pub(crate) secure: bool,
 }
 
-/// Which numbers a listener of a kind has.
+/// Transports of each kind of listener; each transport has its own number.
 const KINDS: [&[Transport]; 3] = [&[Transport::Udp], &[Transport::Dtls], &[Transport::Tcp, Transport::Tls]];
 
-/// One number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// How its clients come.
     pub transport: Transport,
-    /// The listener as it is configured.
+    /// Address as configured.
     pub address: SocketAddr,
-    /// The name that its TLS or DTLS clients asked for, where that name leads to realms of its own.
+    /// Server name in the ClientHello, if it selects its own realms.
     pub server_name: Option<&'a str>,
 }
 
 impl Layout {
-    /// UDP listeners, those for DTLS, and those for streams: TCP before TLS.
+    /// Numbers UDP listeners, then DTLS, then streams (TCP before TLS).
     pub fn new(udp: &[SocketAddr], dtls: &[SocketAddr], streams: &StreamConfig) -> Self {
         let mut layout = Self::default();
         layout.follow(udp, dtls, streams);
         layout
     }
 
-    /// From now on the listeners are these. Those that there were keep their places and numbers, the others are open no more.
+    /// Replaces the listeners. Existing ones keep their places and numbers; those no longer configured are
+    /// closed.
     pub fn follow(&mut self, udp: &[SocketAddr], dtls: &[SocketAddr], streams: &StreamConfig) {
         let plain = |addresses: &[SocketAddr]| addresses.iter().map(|at| (*at, false)).collect::<Vec<_>>();
         let mut by_stream = plain(&streams.listen);
@@ -70,7 +66,7 @@ impl Layout {
             let mut placed: Vec<Placed> =
                 self.placed(kind[0]).map(|it| Placed { open: false, ..it }).collect();
             for (address, secure) in wanted {
-                // The same address may stand there several times, with port 0.
+                // An address with port 0 may be configured several times.
                 match placed.iter_mut().find(|it| it.address == address && !it.open) {
                     Some(known) => (known.open, known.secure) = (true, secure),
                     None => placed.push(Placed { place: placed.len(), address, open: true, secure }),
@@ -100,7 +96,7 @@ impl Layout {
         }
     }
 
-    /// The listeners of a kind in the order of their places, whether or not they are open. Those of streams are told by TCP.
+    /// Listeners of a kind by place, open or closed. TCP stands for all stream listeners.
     pub(crate) fn placed(&self, transport: Transport) -> impl Iterator<Item = Placed> + '_ {
         let is_it = move |entry: &&Numbered| entry.transport == transport && entry.server_name.is_none();
         self.0.iter().filter(is_it).map(|entry| Placed {
@@ -111,7 +107,7 @@ impl Layout {
         })
     }
 
-    /// The numbers of a listener of this kind, those for server names included.
+    /// Numbers of a listener, including those for server names.
     pub(crate) fn numbers(
         &self,
         transport: Transport,
@@ -123,7 +119,7 @@ impl Layout {
             .map(|(number, _)| ListenerId(number))
     }
 
-    /// Gives numbers to server names that have none so far.
+    /// Numbers server names that have no number yet.
     pub fn add_server_names<'a>(&mut self, names: impl IntoIterator<Item = &'a str>) {
         for name in names {
             let name = name.to_ascii_lowercase();
@@ -142,7 +138,7 @@ impl Layout {
         }
     }
 
-    /// All numbers, from 0 on.
+    /// All numbers, starting at 0.
     pub fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
         self.0.iter().map(|entry| Entry {
             transport: entry.transport,
@@ -151,12 +147,13 @@ impl Layout {
         })
     }
 
-    /// The place of each number's listener among those of its kind, and whether it is open, in the order of [`Layout::entries`].
+    /// Place of each number's listener among its kind, and whether it is open, in the order of
+    /// [`Layout::entries`].
     pub(crate) fn places(&self) -> impl Iterator<Item = (usize, bool)> + '_ {
         self.0.iter().map(|entry| (entry.place, entry.open))
     }
 
-    /// What all numbers are to the state machine: the realms are those of `wanted`, where it has this number.
+    /// Profiles of all numbers for the state machine; realms come from `wanted`.
     pub(crate) fn profiles(&self, wanted: &[ListenerProfile]) -> Vec<ListenerProfile> {
         let profile = |(number, entry): (usize, &Numbered)| ListenerProfile {
             transport: entry.transport,
@@ -166,13 +163,12 @@ impl Layout {
         self.0.iter().enumerate().map(profile).collect()
     }
 
-    /// Which DTLS listener this number belongs to, if it is one of theirs.
     pub(crate) fn dtls_place(&self, listener: ListenerId) -> Option<usize> {
         let entry = self.0.get(usize::from(listener.0))?;
         (entry.transport == Transport::Dtls).then_some(entry.place)
     }
 
-    /// The number of a listener of this kind, for clients that asked for this name.
+    /// Number of a listener for clients that requested this server name.
     pub(crate) fn number(&self, transport: Transport, place: usize, server_name: Option<&str>) -> ListenerId {
         let find = |name: Option<&str>| {
             self.0.iter().position(|entry| {
@@ -183,22 +179,20 @@ impl Layout {
                     }
             })
         };
-        // A name without realms of its own is none. More listeners than there are file descriptors would be needed for a number too large.
+        // Names without their own realms use the number of the listener. Numbers cannot overflow: file
+        // descriptors run out first.
         let found = server_name.and_then(|name| find(Some(name))).or_else(|| find(None));
         ListenerId(found.and_then(|number| u16::try_from(number).ok()).unwrap_or(u16::MAX))
     }
 }
-
-/// One listening socket.
 pub(crate) struct Listener {
     pub(crate) socket: SocketId,
     pub(crate) bound: SocketAddr,
-    /// With DTLS, that of clients without a server name.
+    /// DTLS: number for clients without a server name.
     pub(crate) number: ListenerId,
 }
 
 impl Listener {
-    /// Placeholder of a closed listener.
     pub(crate) const NONE: Self = Self {
         socket: SocketId(u32::MAX),
         bound: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
@@ -224,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn every_number_is_where_the_list_has_it() {
+    fn every_number_matches_its_entry() {
         let layout = layout();
         let entries: Vec<_> = layout.entries().collect();
         assert_eq!(entries.len(), 1 + 2 + 2 * 2 + 2 * (2 + 2));
@@ -258,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_comes_later_changes_no_number() {
+    fn added_server_name_changes_no_number() {
         let (before, mut after) = (layout(), layout());
         after.add_server_names(["a.example", "c.example"]);
         let (old, new): (Vec<_>, Vec<_>) = (before.entries().collect(), after.entries().collect());
@@ -267,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reload_changes_no_number_and_gives_back_to_each_its_own() {
+    fn reload_keeps_numbers_and_restores_them() {
         let at = |text: &str| text.parse::<SocketAddr>().unwrap();
         let mut now = layout();
         let before = now.clone();
@@ -277,7 +271,7 @@ mod tests {
             server_names: vec!["c.example".to_owned()],
             ..StreamConfig::default()
         };
-        // UDP goes and another comes; a stream listener for both becomes one for TLS.
+        // UDP moves to another address; the stream listener on 5349 becomes plain.
         now.follow(&[at("10.0.0.9:3478")], &[at("10.0.0.1:443")], &streams(&["10.0.0.1:5349"], &[]));
         let (old, new): (Vec<_>, Vec<_>) = (before.entries().collect(), now.entries().collect());
         assert_eq!(new[..old.len()], old);
@@ -300,7 +294,7 @@ mod tests {
             placed(&now, Transport::Dtls),
             [listener("10.0.0.1:3478", false, false), listener("10.0.0.1:443", true, false)]
         );
-        // Names that came later, and listeners that did, have numbers for one another.
+        // New names are numbered for new listeners too.
         for (transport, place) in [(Transport::Dtls, 1), (Transport::Tls, 0), (Transport::Tls, 1)] {
             assert_eq!(now.numbers(transport, place).count(), 1 + 3, "{transport:?} {place}");
             let number = now.number(transport, place, Some("c.example"));
@@ -310,7 +304,7 @@ mod tests {
             now.profiles(&[])[0].closing
                 && !now.profiles(&[])[usize::from(now.number(Transport::Udp, 1, None).0)].closing
         );
-        // All of it back again.
+        // The first configuration again.
         let mut again = now.clone();
         let first = layout();
         let tls = streams(&["10.0.0.1:3478"], &["10.0.0.1:5349"]);
@@ -322,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn realms_are_as_wanted_and_transports_as_they_are() {
+    fn profiles_take_realms_from_settings_and_transports_from_layout() {
         let wanted = [ListenerProfile { realms: vec![RealmId(3)], ..ListenerProfile::default() }];
         let profiles = layout().profiles(&wanted);
         assert_eq!(profiles[0].realms, [RealmId(3)]);

@@ -1,8 +1,8 @@
 //! The TURN server's runtime: workers, listeners, relay sockets.
 //!
-//! One worker is one thread with its own `SO_REUSEPORT` client sockets, its own [`turnpike_turn::server::Server`], its
-//! own relay sockets and timers. What must be global (quotas, reservations) is a sharded table that only requests
-//! touch. This crate reads no file and prints nothing: `serve` tells it what to do through [`Config`],
+//! A worker is one thread with its own `SO_REUSEPORT` client sockets, [`turnpike_turn::server::Server`],
+//! relay sockets and timers. Global state (quotas, reservations) lives in sharded tables that only requests
+//! touch. This crate reads no files and prints nothing; `serve` configures it through [`Config`],
 //! [`CredentialStore`], [`Fleet`] and [`SessionLog`].
 #![forbid(unsafe_code)]
 
@@ -30,7 +30,8 @@ mod turned_away;
 pub mod upgrade;
 mod worker;
 
-// What threads share says `crate::sync`, where `interleave` has other types, which try every order of events.
+// Types shared between threads are imported from `crate::sync`, which `interleave` replaces to try every
+// interleaving.
 use std::sync;
 
 pub use config::{Config, RelayState};
@@ -54,5 +55,5 @@ pub use turnpike_offload::{
 };
 pub use turnpike_turn::server::{RealmLimits, RelayAddress};
 
-/// Parts of a table that workers share: they hardly ever meet in one.
+/// Shards of each table shared by the workers, enough to make contention rare.
 const SHARDS: usize = 16;

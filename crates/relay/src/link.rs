@@ -1,26 +1,23 @@
-//! What the links of clients stand for: with a link in hand, nobody has to be looked up to send something to its client.
+//! Encoding of [`Link`]: reaches a client without looking it up.
 
 use turnpike_turn::server::Link;
 
-/// How a client is reached.
+/// Path to a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// By datagrams from the socket of its listener.
     Datagrams,
-    /// Over its stream.
     Stream(Place),
-    /// Over its DTLS association.
     Dtls(Place),
 }
 
-/// A slot, and which of those that have had it: links outlive what they stand for.
+/// A slot and its generation: links may outlive the entry they point to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) slot: usize,
     pub(crate) generation: u32,
 }
 
-/// The next generation of the slots of a table.
+/// Counter that numbers the entries of a table's slots.
 #[derive(Default)]
 pub(crate) struct Generations(u32);
 
@@ -66,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_way_has_a_link_of_its_own() {
+    fn each_path_has_its_own_link() {
         let mut seen = std::collections::HashSet::new();
         for place in [(0, 0), (7, 1), (7, GENERATIONS - 1), (u32::MAX as usize, 3)]
             .map(|(slot, generation)| Place { slot, generation })

@@ -1,13 +1,13 @@
-//! Which listeners are open, and with which sockets: at the start and at each reload. All that is wanted is bound before anything changes,
-//! so that what cannot be had changes nothing.
+//! Open listeners and their sockets, at the start and after each reload. A change binds everything first, so
+//! that a failure changes nothing.
 //!
 //! ```text
-//!  open ──reload takes it away──▶ closing: no new allocations ──its last one has ended, on every worker──▶ closed
-//!    ▲─────────────reload brings it back──────────────┘ ◀──────────────────with new sockets─────────────────┘
+//!  open ──removed by a reload──▶ closing: no new allocations ──last one ended on every worker───▶ closed
+//!    ▲──────────────restored by a reload──────────────┘ ◀────────restored with new sockets─────────┘
 //! ```
 //!
-//! The kernel spreads clients over the sockets of a listener by their number: so a UDP socket of one worker is not closed before all are.
-//! A stream listener closes at once, for its connections have sockets of their own.
+//! The kernel distributes clients by the number of sockets, so all workers close a UDP socket together. A
+//! stream listener closes at once because its connections have their own sockets.
 
 use std::{
     io, mem,
@@ -25,34 +25,33 @@ use turnpike_turn::server::{NatDiscovery, Transport};
 
 use crate::{Config, Layout, StartError, layout::Placed, stream::listen_options};
 
-/// Ports that the kernel may choose before one is free for both UDP and TCP.
+/// Attempts to find a port that is free for both UDP and TCP if the kernel chooses it.
 const PORT_ATTEMPTS: usize = 16;
 
-/// Where a relay listens, with real ports where the configuration said 0.
+/// Bound addresses, with real ports instead of 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listeners {
-    /// UDP.
     pub udp: Vec<SocketAddr>,
-    /// TCP, and TLS where there is a certificate.
+    /// Also accept TLS if there is a certificate.
     pub tcp: Vec<SocketAddr>,
-    /// TLS, and TCP where that is not refused.
+    /// Also accept TCP unless it is disabled.
     pub tls: Vec<SocketAddr>,
-    /// DTLS; an address that is in `udp` too is one socket for both.
+    /// An address that `udp` contains too has one socket for both.
     pub dtls: Vec<SocketAddr>,
 }
 
-/// What one worker is to listen on from now on, by place.
+/// New sockets of one worker with their places.
 #[derive(Default)]
 pub(crate) struct Sockets {
     pub(crate) udp: Vec<(usize, Source)>,
     pub(crate) dtls: Vec<(usize, Source)>,
     pub(crate) streams: Vec<(usize, TcpListener)>,
-    /// What shall take no new clients.
+    /// Listeners to close for new clients.
     pub(crate) closing: Vec<Closing>,
 }
 
 impl Sockets {
-    /// With these as well, which come first.
+    /// Prepends `first`.
     pub(crate) fn extend(&mut self, first: Self) {
         let behind = mem::replace(self, first);
         self.udp.extend(behind.udp);
@@ -62,27 +61,27 @@ impl Sockets {
     }
 }
 
-/// The socket of a listener.
+/// Socket of a listener.
 pub(crate) enum Source {
     Own(UdpSocket),
-    /// That of the listener of the other kind, plain UDP or DTLS, at this place; with its clients where that one is to be closed: they are
-    /// left once the socket is shared.
+    /// Socket of the UDP or DTLS listener at this place. If that one is closing, its clients are released
+    /// once the socket is shared.
     Shared(usize, Option<Arc<Clients>>),
 }
 
-/// A listener that is to be closed.
+/// A listener that is closing.
 #[derive(Clone)]
 pub(crate) struct Closing {
     pub(crate) transport: Transport,
     pub(crate) place: usize,
-    /// For UDP and DTLS, when.
+    /// Count that reaches zero when UDP and DTLS listeners can close.
     pub(crate) clients: Arc<Clients>,
 }
 
-/// How many workers have clients of a listener that is to be closed, or are about to share its socket.
+/// Number of workers that still have clients of a closing listener or are about to share its socket.
 pub(crate) struct Clients(AtomicUsize);
 
-/// More workers than there are: for as long as they count, the listener is open again.
+/// Exceeds any number of workers: added to reopen a listener.
 const REOPENED: usize = usize::MAX / 2;
 
 impl Clients {
@@ -90,17 +89,17 @@ impl Clients {
         Arc::new(Self(AtomicUsize::new(workers)))
     }
 
-    /// One worker has none any more.
+    /// Called when a worker has no more clients.
     pub(crate) fn leave(&self) {
         self.release(1);
     }
 
-    /// Whether no worker has any: it is closed now.
+    /// Returns whether the listener is closed on all workers.
     pub(crate) fn are_gone(&self) -> bool {
         self.0.load(Ordering::Relaxed) == 0
     }
 
-    /// Keeps it from being closed; false if it is too late.
+    /// Prevents closing; returns false if the listener has already closed.
     fn hold(&self, count: usize) -> bool {
         let held = |workers: usize| (workers > 0).then(|| workers + count);
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, held).is_ok()
@@ -111,7 +110,7 @@ impl Clients {
     }
 }
 
-/// What has been done to [`Clients`] for a change, and is undone unless that is kept.
+/// Holds on [`Clients`] for a change, released on drop unless kept.
 #[derive(Default)]
 pub(crate) struct Held(Vec<(Arc<Clients>, usize)>);
 
@@ -124,7 +123,7 @@ impl Held {
         held
     }
 
-    /// Nothing can fail any more.
+    /// Commits the change.
     pub(crate) fn keep(mut self) {
         self.0.clear();
     }
@@ -136,7 +135,7 @@ impl Drop for Held {
     }
 }
 
-/// The listeners that have sockets, by place.
+/// Listeners with sockets, by place.
 #[derive(Clone, Default)]
 pub(crate) struct Places {
     udp: Vec<Option<Place>>,
@@ -153,7 +152,7 @@ struct Place {
     closing: Option<Arc<Clients>>,
 }
 
-/// [`Places`] on their way to another process.
+/// [`Places`] passed to another process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct OfferedPlaces {
     udp: Vec<Option<OfferedPlace>>,
@@ -163,20 +162,19 @@ pub(crate) struct OfferedPlaces {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct OfferedPlace {
-    /// The port may be 0.
+    /// As configured; port 0 is possible.
     configured: SocketAddr,
     bound: SocketAddr,
     secure: bool,
-    /// Whether it takes no new clients.
     closing: bool,
 }
 
-/// Which listener a socket is of, that of streams being told by TCP, and its place.
+/// Kind of a listener and its place; TCP stands for all streams.
 pub(crate) type Named = (Transport, usize);
 
 impl OfferedPlaces {
-    /// The listeners that have a socket of their own, in the order in which sockets travel. One for DTLS may have that of one for plain
-    /// UDP.
+    /// Listeners with their own socket, in the order in which sockets are passed. A DTLS listener may share
+    /// that of a plain UDP listener.
     pub(crate) fn named(&self) -> impl Iterator<Item = Named> + '_ {
         let listed = [Transport::Udp, Transport::Dtls, Transport::Tcp].into_iter().zip(self.lists());
         let named = listed.flat_map(|(transport, list)| {
@@ -197,7 +195,6 @@ impl OfferedPlaces {
         self.udp.iter().position(|place| place.as_ref().is_some_and(|place| place.bound == bound))
     }
 
-    /// The same here, for so many workers.
     pub(crate) fn places(&self, workers: usize) -> Places {
         let place = |it: &OfferedPlace| Place {
             configured: it.configured,
@@ -210,10 +207,8 @@ impl OfferedPlaces {
         Places { udp, dtls, streams, waiting: Vec::new() }
     }
 
-    /// What one worker serves by these descriptors, which are its in the order of [`OfferedPlaces::named`].
-    ///
-    /// # Errors
-    /// There are fewer, or one is something else.
+    /// Builds one worker's sockets from descriptors in the order of [`OfferedPlaces::named`]. Fails if there
+    /// are too few or one has the wrong type.
     pub(crate) fn sockets(
         &self,
         places: &Places,
@@ -249,7 +244,7 @@ impl OfferedPlaces {
     }
 }
 
-/// Where new listeners really are, kind by kind.
+/// Bound addresses of new listeners by kind.
 #[derive(Default)]
 struct Probed {
     udp: Vec<Found>,
@@ -260,7 +255,7 @@ struct Probed {
 #[derive(Clone, Copy)]
 struct Found {
     address: SocketAddr,
-    /// The listener of the other kind that has the socket.
+    /// Place of the listener of the other kind whose socket it shares.
     shared: Option<usize>,
 }
 
@@ -270,34 +265,32 @@ impl Found {
     }
 }
 
-/// A listener that has no socket yet.
+/// A listener without a socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting {
     /// `udp`, `tcp`, `tls` or `dtls`.
     pub protocol: &'static str,
-    /// The address as it is configured.
+    /// As configured.
     pub address: SocketAddr,
-    /// Why it cannot be bound although the machine has its address. `None` while the machine lacks it.
+    /// Bind error; `None` while the machine lacks the address.
     pub error: Option<String>,
 }
 
-/// What becomes of the listeners, once all of it is bound.
+/// Result of a change whose sockets are all bound.
 pub(crate) struct Change {
     pub(crate) places: Places,
-    /// For each worker.
+    /// Per worker.
     pub(crate) sockets: Vec<Sockets>,
-    /// By protocol.
+    /// With their protocols.
     pub(crate) opened: Vec<(&'static str, SocketAddr)>,
     pub(crate) closing: Vec<(&'static str, SocketAddr)>,
     pub(crate) held: Held,
 }
 
 impl Places {
-    /// Binds what `layout` has open and this has not, for each worker, and says what is to be closed. A listener on an address that the
-    /// machine lacks waits for a later change; one that has waited and cannot be bound goes on waiting.
-    ///
-    /// # Errors
-    /// Something cannot be bound; then nothing is.
+    /// Binds the listeners that `layout` adds, for each worker, and marks removed ones as closing. Listeners
+    /// on addresses that this machine lacks wait for a later change, and so do waiting ones that cannot be
+    /// bound. On error nothing stays bound.
     pub(crate) fn change(&self, layout: &Layout, config: &Config) -> Result<Change, StartError> {
         let workers = config.workers.max(1);
         let mut change = Change {
@@ -334,7 +327,7 @@ impl Places {
         Ok(change)
     }
 
-    /// All of them, for another process.
+    /// All listeners for another process.
     pub(crate) fn offered(&self) -> OfferedPlaces {
         let offered = |place: &Place| {
             let is_closed = place.closing.as_ref().is_some_and(|clients| clients.are_gone());
@@ -351,7 +344,7 @@ impl Places {
         OfferedPlaces { udp: all(&self.udp), dtls: all(&self.dtls), streams: all(&self.streams) }
     }
 
-    /// Of those that take new clients.
+    /// Listeners that accept new clients.
     pub(crate) fn listeners(&self) -> Listeners {
         let open = |places: &[Option<Place>], secure: bool| {
             let open = places.iter().flatten().filter(|it| it.closing.is_none() && it.secure == secure);
@@ -365,17 +358,16 @@ impl Places {
         }
     }
 
-    /// Listeners that have no socket yet.
     pub(crate) fn waiting(&self) -> &[Waiting] {
         &self.waiting
     }
 
-    /// What a listener is bound to, unless it is closed.
+    /// Bound address of a listener; `None` if it is closed.
     pub(crate) fn bound_to(&self, transport: Transport, place: usize) -> Option<SocketAddr> {
         Some(self.of(transport).get(place)?.as_ref()?.bound)
     }
 
-    /// Forgets UDP and DTLS listeners whose last client is gone.
+    /// Forgets UDP and DTLS listeners without clients.
     fn forget_closed(&mut self) {
         for place in self.udp.iter_mut().chain(&mut self.dtls) {
             let clients = place.as_ref().and_then(|place| place.closing.as_ref());
@@ -385,18 +377,18 @@ impl Places {
         }
     }
 
-    /// All that is bound, those included that are to be closed.
+    /// All bound addresses, including closing listeners.
     pub(crate) fn bound(&self) -> impl Iterator<Item = SocketAddr> + '_ {
         let all = [&self.udp, &self.dtls, &self.streams].into_iter().flatten().flatten();
         all.map(|place| place.bound)
     }
 
-    /// What plain UDP is bound to, for the kernel's table of ports.
+    /// Addresses of plain UDP, for the kernel's port table.
     pub(crate) fn bound_by_udp(&self) -> impl Iterator<Item = SocketAddr> + '_ {
         self.udp.iter().flatten().map(|place| place.bound)
     }
 
-    /// Open UDP listeners with their places.
+    /// Places and addresses of open UDP listeners.
     pub(crate) fn udp(&self) -> (Vec<usize>, Vec<SocketAddr>) {
         let numbered = self.udp.iter().enumerate();
         let open = numbered.filter_map(|(number, place)| Some((number, place.as_ref()?)));
@@ -427,7 +419,7 @@ impl Places {
         places[at] = place;
     }
 
-    /// The listener of a kind that has, or is to have, the socket of this address as it is configured; none of `taken`.
+    /// Finds a listener of this kind by its configured address, except those in `taken`.
     fn shared(
         &self,
         transport: Transport,
@@ -440,9 +432,10 @@ impl Places {
             .map(|(number, place)| (number, place.bound))
     }
 
-    /// Real addresses of new listeners, and whose sockets they share. Each is bound once without SO_REUSEPORT: a second server on the same
-    /// port is told so, instead of silently sharing it. For an address that is listened on by UDP and by TCP, port 0 becomes the same
-    /// port. What `before` has is ours, and where a socket was passed there is nothing to find out.
+    /// Determines the addresses and shared sockets of new listeners. Each address is bound once without
+    /// SO_REUSEPORT, so that a second server on the port fails instead of silently sharing it. Port 0 becomes
+    /// the same port for UDP and TCP on an address. Sockets in `before` are ours, and passed sockets need no
+    /// probe.
     fn probe(
         &self,
         before: &Self,
@@ -505,7 +498,8 @@ impl Places {
         Ok(found)
     }
 
-    /// Whether a new listener is to wait: for its address, or, if it has waited, for another program to leave its port.
+    /// Returns a waiting entry if the machine lacks the address, or if an earlier wait still meets another
+    /// program on the port.
     fn waits(&self, transport: Transport, placed: &Placed, config: &Config) -> Option<Waiting> {
         let (address, protocol) = (placed.address, protocol(transport, placed.secure));
         let waiting = |error| Some(Waiting { protocol, address, error });
@@ -525,7 +519,7 @@ impl Places {
         waiting(Some(listen_error(protocol, address, error).to_string()))
     }
 
-    /// Whether a listener of ours is in the way of one that is bound without SO_REUSEPORT.
+    /// Returns whether one of our listeners would block a bind without SO_REUSEPORT.
     fn overlaps(&self, transports: &[Transport], wanted: SocketAddr) -> bool {
         let all = transports.iter().flat_map(|transport| self.of(*transport)).flatten();
         wanted.port() != 0
@@ -546,7 +540,7 @@ impl Place {
 }
 
 impl Change {
-    /// Whether nothing is to be bound for this listener: it is as it was, or is to be closed, or open again.
+    /// Returns whether this listener needs no bind: unchanged, closing or reopened.
     fn stays(&mut self, transport: Transport, placed: Placed, workers: usize) -> bool {
         let protocol = protocol(transport, placed.secure);
         let Some(place) = self.places.of_mut(transport).get_mut(placed.place).and_then(Option::as_mut) else {
@@ -601,7 +595,7 @@ impl Change {
         Ok(())
     }
 
-    /// Has a listener use the socket of the one of the other kind at this place; `None` where that is closed by now.
+    /// Shares the socket of the other kind's listener at this place; `None` if it has closed.
     fn share(&mut self, transport: Transport, place: usize) -> Option<(usize, Option<Arc<Clients>>)> {
         let other = if transport == Transport::Udp { Transport::Dtls } else { Transport::Udp };
         let found = self.places.of(other).get(place)?.as_ref()?;
@@ -643,7 +637,7 @@ fn udp_socket(
     config: &Config,
 ) -> Result<UdpSocket, StartError> {
     let options = UdpOptions {
-        // Several workers, a reload, all addresses and one of them on one port: none could bind what another has.
+        // Workers, reloads, and a wildcard next to a specific address share the port.
         reuse_port: true,
         recv_buffer: Some(config.listener_buffer),
         send_buffer: Some(config.listener_buffer),
@@ -693,7 +687,7 @@ fn probe_tcp(config: &Config, address: SocketAddr) -> io::Result<SocketAddr> {
     TcpListener::probe(address, &ListenOptions::default())
 }
 
-/// The flag that names the listeners of a protocol.
+/// Flag that configures listeners of a protocol.
 fn setting(protocol: &str) -> &'static str {
     match protocol {
         "tls" => "--tls-listen",
@@ -702,7 +696,8 @@ fn setting(protocol: &str) -> &'static str {
     }
 }
 
-/// What names this UDP listener. Those of NAT discovery stand among the others, which serve TCP too unless nobody wants that.
+/// Setting that configures this UDP listener. NAT discovery adds its own listeners, which serve TCP too
+/// unless it is disabled.
 fn udp_setting(config: &Config, address: SocketAddr) -> &'static str {
     let of_discovery =
         |of: &NatDiscovery| of.addresses.contains(&address.ip()) && of.ports.contains(&address.port());
@@ -714,7 +709,7 @@ fn udp_setting(config: &Config, address: SocketAddr) -> &'static str {
     }
 }
 
-/// Says what to do about a listener of which a worker has no socket. Some may have been passed.
+/// Adds a remedy to a failed bind; the socket may have been passed.
 fn bind_error(config: &Config, protocol: &'static str, address: SocketAddr, source: io::Error) -> StartError {
     let by_udp = matches!(protocol, "udp" | "dtls");
     let transport = if by_udp { passed::Transport::Udp } else { passed::Transport::Tcp };
@@ -724,12 +719,11 @@ fn bind_error(config: &Config, protocol: &'static str, address: SocketAddr, sour
     }
 }
 
-/// Says what to do about a listener that cannot be bound.
 fn listen_error(protocol: &'static str, address: SocketAddr, source: io::Error) -> StartError {
     cannot_listen(protocol, setting(protocol), address, source)
 }
 
-/// The same for one that `named_by` names.
+/// `named_by` is the setting that configures the listener.
 fn cannot_listen(
     protocol: &'static str,
     named_by: &str,

@@ -1,4 +1,4 @@
-//! The policy of a worker's state machine: the credential store and the quotas that all workers share, their relayed addresses, and the fleet.
+//! Policy of a worker's state machine: credential store, quotas, relayed addresses and fleet.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -13,10 +13,8 @@ use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 use crate::{CredentialStore, Fleet, PendingLookup, SharedQuota, ports::Ports, quotas::Quotas};
 
-/// The store in force; a reload puts another one in its place.
+/// Current store; a reload replaces it.
 pub(crate) type SharedStore = Arc<RwLock<Arc<dyn CredentialStore>>>;
-
-/// One worker's view.
 pub(crate) struct WorkerPolicy {
     store: SharedStore,
     quotas: Arc<Quotas>,
@@ -36,7 +34,7 @@ impl WorkerPolicy {
 }
 
 impl WorkerPolicy {
-    /// Asks the store what it could not tell without waiting.
+    /// Queries the store asynchronously.
     pub(crate) fn look_up(&self, query: CredentialQuery, answer: PendingLookup) {
         let store = Arc::clone(&self.store.read().unwrap_or_else(PoisonError::into_inner));
         store.look_up(query, answer);
@@ -110,7 +108,7 @@ mod tests {
     const REALM: &str = "here";
     const HOME: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 
-    /// Shares a limit of two, and bans whoever is called `mallory`.
+    /// Shares a limit of two, and bans the user `mallory`.
     #[derive(Default)]
     struct Shared(Mutex<Vec<String>>);
 

@@ -1,7 +1,7 @@
 //! State of the ports of one relay address, shared by all workers: taken, open, or in quarantine.
 //!
-//! A port stays in quarantine after its allocation ended, because peers of the previous client may still send to it. It returns to the
-//! pool when its time is over, or earlier, the oldest first, if the pool has nothing else.
+//! A port enters quarantine when its allocation ends, because peers of the previous client may still send to
+//! it. It becomes free after the quarantine, or earlier (oldest first) if the pool has no other port.
 
 use std::{collections::VecDeque, ops::RangeInclusive};
 
@@ -12,31 +12,28 @@ use crate::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-/// Milliseconds of quarantine. Peers of an ended call stop within this time, unless they have no consent checks (RFC 7675).
+/// Quarantine in milliseconds. Peers of an ended call stop within this time if they use consent checks (RFC
+/// 7675).
 pub(crate) const QUARANTINE_MS: u64 = 10_000;
 
 pub(crate) struct PoolBits {
-    /// Ports that may not be drawn: open, about to be opened, or in quarantine.
+    /// Ports that cannot be drawn: open, about to be opened, or in quarantine.
     taken: Bits,
-    /// Ports with a socket of ours, by transport. A taken port may turn out to be another program's, and a port that relays UDP
-    /// stays free for TCP.
+    /// Ports on which we have a socket, by transport. Another program may hold a taken port, and a port that
+    /// relays UDP stays free for TCP.
     open: [Bits; 2],
-    /// Ports in quarantine, the oldest first.
+    /// Oldest first.
     quarantine: Mutex<VecDeque<Quarantined>>,
 }
-
-/// A port in quarantine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Quarantined {
     pub(crate) port: u16,
     pub(crate) until_ms: u64,
 }
-
-/// A port that a draw has taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Drawn {
     pub(crate) port: u16,
-    /// End of the quarantine that the draw has cut short.
+    /// End of the quarantine that the draw cut short.
     pub(crate) until_ms: Option<u64>,
 }
 
@@ -52,18 +49,18 @@ impl PoolBits {
         self.taken.has(port)
     }
 
-    /// Takes a port; false if it is taken already. The new owner sees that nothing is open there.
+    /// Takes a port; returns false if it is already taken.
     pub(crate) fn take(&self, port: u16) -> bool {
-        // A taken port costs no write, which would take its line from the other workers.
+        // The load avoids a write, which would invalidate the cache line of the other workers.
         !self.taken.has(port) && self.taken.set(port)
     }
 
-    /// Ports of a range that are not taken, in order.
+    /// Ports in the range that are not taken, in order.
     pub(crate) fn not_taken(&self, range: RangeInclusive<u16>) -> impl Iterator<Item = u16> {
         self.taken.clear_in(range)
     }
 
-    /// Gives back a drawn port on which nothing was opened.
+    /// Returns a drawn port on which nothing was opened.
     pub(crate) fn give_back(&self, Drawn { port, until_ms }: Drawn) {
         let Some(until_ms) = until_ms else { return self.free(port) };
         self.open.iter().for_each(|bits| bits.clear(port));
@@ -73,7 +70,7 @@ impl PoolBits {
         });
     }
 
-    /// Marks a port as open: a socket of ours has it.
+    /// Records that we have a socket on the port.
     pub(crate) fn opened(&self, port: u16, transport: RelayTransport) {
         self.open[transport as usize].set(port);
     }
@@ -82,32 +79,32 @@ impl PoolBits {
         self.open[transport as usize].has(port)
     }
 
-    /// Whether a socket of ours has any of these.
+    /// Returns whether we have a socket on any port of the range.
     pub(crate) fn has_open(&self, range: &RangeInclusive<u16>) -> bool {
         self.open.iter().any(|bits| range.clone().any(|port| bits.has(port)))
     }
 
-    /// Returns a port to the pool. `taken` is cleared last: nothing that the next owner opens may be cleared after it.
+    /// Returns a port to the pool. Clears `taken` last, so that nothing the next owner opens is cleared.
     pub(crate) fn free(&self, port: u16) {
         for bits in self.open.iter().chain([&self.taken]) {
             bits.clear(port);
         }
     }
 
-    /// Closes a port that peers may know, and keeps it in quarantine.
+    /// Closes a port and quarantines it.
     pub(crate) fn quarantine(&self, Quarantined { port, until_ms }: Quarantined) {
         self.open.iter().for_each(|bits| bits.clear(port));
         self.with_quarantine(|queue| queue.push_back(Quarantined { port, until_ms }));
     }
 
-    /// Puts a port into quarantine that another process closed, unless it is taken here.
+    /// Quarantines a port that another process closed, unless it is taken here.
     pub(crate) fn adopt_quarantined(&self, quarantined: Quarantined) {
         if self.take(quarantined.port) {
             self.quarantine(quarantined);
         }
     }
 
-    /// Frees the ports whose quarantine is over.
+    /// Frees the ports whose quarantine has ended.
     pub(crate) fn end_quarantine(&self, now_ms: u64) {
         self.with_quarantine(|queue| {
             while let Some(first) = queue.pop_front_if(|first| first.until_ms <= now_ms) {
@@ -116,7 +113,6 @@ impl PoolBits {
         });
     }
 
-    /// Takes the oldest suitable port out of quarantine.
     pub(crate) fn take_quarantined(&self, suits: impl Fn(u16) -> bool) -> Option<Drawn> {
         self.with_quarantine(|queue| {
             let found = queue.iter().position(|held| suits(held.port))?;
@@ -124,7 +120,7 @@ impl PoolBits {
         })
     }
 
-    /// Takes an even port and the next one, of which at least one is in quarantine and the other may be free.
+    /// Takes an even port and the next one: at least one from quarantine, the other may be free.
     pub(crate) fn take_quarantined_pair(&self, suits: impl Fn(u16) -> bool) -> Option<[Drawn; 2]> {
         self.with_quarantine(|queue| {
             let held = Bits::new();
@@ -133,7 +129,7 @@ impl PoolBits {
             let even = |entry: &Quarantined| entry.port & !1;
             let first = queue.iter().map(even).find(|even| is_available(*even) && is_available(even + 1))?;
             let pair = [first, first + 1];
-            // One of the two is held, so a failure leaves nothing to give back: another worker took the free one.
+            // If this fails, another worker took the free port; the quarantined one was not removed yet.
             let is_taken = pair.iter().all(|port| held.has(*port) || self.take(*port));
             let until_ms = |port| queue.iter().find(|entry| entry.port == port).map(|entry| entry.until_ms);
             let drawn = pair.map(|port| Drawn { port, until_ms: until_ms(port) });
@@ -142,7 +138,7 @@ impl PoolBits {
         })
     }
 
-    /// Ports in quarantine, the oldest first.
+    /// Oldest first.
     pub(crate) fn quarantined(&self) -> Vec<Quarantined> {
         self.with_quarantine(|queue| queue.iter().copied().collect())
     }
@@ -152,7 +148,7 @@ impl PoolBits {
     }
 }
 
-/// One bit a port.
+/// One bit per port.
 pub(crate) struct Bits(Vec<AtomicU64>);
 
 impl Bits {
@@ -169,7 +165,7 @@ impl Bits {
         word.load(Ordering::Relaxed) & bit != 0
     }
 
-    /// Ports of a range whose bits are clear, in order. A word of taken ports costs one load.
+    /// Ports in the range with clear bits, in order. A word of taken ports costs one load.
     fn clear_in(&self, range: RangeInclusive<u16>) -> impl Iterator<Item = u16> {
         let (first, last) = (*range.start(), *range.end());
         (first / 64..=last / 64).flat_map(move |place| {
@@ -184,8 +180,8 @@ impl Bits {
         })
     }
 
-    /// False if it was set before. Acquire, and release below: what was cleared before it is seen to be clear
-    /// by whoever sets it next (see [`PoolBits::free`]).
+    /// Returns false if the bit was already set. Acquire pairs with the release in `clear`, so that the next
+    /// owner sees everything cleared before it (see [`PoolBits::free`]).
     pub(crate) fn set(&self, port: u16) -> bool {
         let (word, bit) = self.slot(port);
         word.fetch_or(bit, Ordering::AcqRel) & bit == 0

@@ -1,5 +1,5 @@
-//! Ports of relayed transport addresses: drawn unpredictably (RFC 8656 section 7.2), counted over all workers, kept in quarantine
-//! after use, and held for 30 s where a client reserved one (EVEN-PORT with R = 1).
+//! Ports of relayed transport addresses. They are drawn unpredictably (RFC 8656 section 7.2), shared by all
+//! workers, quarantined after use, and held for 30 s if a client reserved one (EVEN-PORT with R = 1).
 
 use std::{
     io,
@@ -25,34 +25,34 @@ use crate::{
     routes::source_of_route,
 };
 
-/// Milliseconds for which a reserved port is held (RFC 8656 section 7.2 recommends at least 30 s).
+/// Milliseconds until a reservation expires (RFC 8656 section 7.2 recommends at least 30 s).
 const RESERVATION_MS: u64 = 30_000;
-/// Reservations that one user may have at a time, and never more than a quarter of all: who asks for a pair of ports takes the
-/// second within a round trip, so that this is four calls that begin at once.
+/// Concurrent reservations per user, and at most a quarter of all. Clients use the second port of a pair
+/// within a round trip, so this allows four calls that start at once.
 const MOST_PER_USER: usize = 4;
-/// Draws before a free port is searched one by one.
+/// Random draws before the range is searched port by port.
 const DRAWS: usize = 32;
-/// Ports of other programs that one search passes over before it gives up.
+/// Ports of other programs that a search skips before it gives up.
 const BIND_ATTEMPTS: usize = 256;
 
-/// Connections of peers that wait to be accepted: an allocation may have few at a time, and an unknown peer shall not fill memory.
+/// Peer connections that wait to be accepted. An allocation may have few at a time, and unknown peers must
+/// not fill memory.
 const BACKLOG: u32 = 64;
 
-/// A bound relay socket.
 pub(crate) struct Opened {
     pub(crate) socket: UdpSocket,
-    /// What the client is told.
+    /// Address reported to the client.
     pub(crate) relayed: SocketAddr,
 }
 
-/// Why there is none.
+/// Reason why no port was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     Family,
-    /// The machine lacks the addresses of this family.
+    /// The machine lacks all addresses of this family.
     Absent,
     Port,
-    /// Other programs have the ports.
+    /// Other programs use the ports.
     PortsHeld,
     Reservation,
     File,
@@ -69,24 +69,24 @@ impl Refusal {
     }
 }
 
-/// All ports of all relay addresses; shared by the workers.
 pub(crate) struct Ports {
     plan: RwLock<Arc<Plan>>,
     options: UdpOptions,
-    /// Of sockets that several allocations share.
+    /// Options of sockets shared by several allocations.
     shared_options: UdpOptions,
-    /// Whose turn it is, by family: one count for both would give every dual-stack allocation the same two addresses.
+    /// Next address by family. A single counter would give every dual-stack allocation the same two
+    /// addresses.
     next: [AtomicUsize; 2],
     reservations: Mutex<Reservations>,
 }
 
-/// Which addresses and ports there are: what a reload may change.
+/// Addresses and ports in use; replaced by a reload.
 struct Plan {
     pools: Vec<Pool>,
     range: RangeInclusive<u16>,
-    /// Ranges of before, of which something was still open at the last reload.
+    /// Ranges from before a reload that had open ports at the last reload.
     former: Vec<RangeInclusive<u16>>,
-    /// Ranges of realms that have their own, and all ports of these.
+    /// Ranges of realms with their own; `owned` contains all their ports.
     realms: HashMap<Box<str>, RangeInclusive<u16>, RandomState>,
     owned: Bits,
     most_reservations: usize,
@@ -95,7 +95,7 @@ struct Plan {
     absent: Vec<IpAddr>,
 }
 
-/// By token.
+/// Keyed by token.
 type Reservations = HashMap<[u8; 8], Reservation, RandomState>;
 
 struct Reservation {
@@ -105,14 +105,14 @@ struct Reservation {
     expires_ms: u64,
 }
 
-/// What relayed transport addresses were made of, on its way to another process.
+/// Relay addresses and port ranges, passed to another process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Known {
     pub(crate) addresses: Vec<RelayAddress>,
     pub(crate) ranges: Vec<RangeInclusive<u16>>,
 }
 
-/// A reservation on its way to another process, beside its socket.
+/// A reservation passed to another process along with its socket.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Reserved {
     token: [u8; 8],
@@ -125,28 +125,27 @@ pub(crate) struct Reserved {
 #[derive(Clone)]
 struct Pool {
     address: RelayAddress,
-    /// Whether ports are drawn from it. One that a reload has taken away is kept for as long as something is open there.
+    /// Used for new ports. A pool removed by a reload remains while it has open ports.
     drawn: bool,
-    /// Of the address that is bound, whatever clients are told.
+    /// Ports of the bound address, regardless of the external one.
     bits: Arc<PoolBits>,
 }
 
-/// A port in quarantine on its way to another process.
+/// A port in quarantine, passed to another process.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct LateUse {
     bound: SocketAddr,
     left_ms: u64,
 }
 
-/// Part of the ports that a draw takes from.
+/// Ports to draw from.
 #[derive(Clone, Copy)]
 enum Stock {
     Free,
-    /// Ports in quarantine, because no address of the family has a free one.
+    /// Used if no address of the family has a free port.
     Quarantined,
 }
 
-/// Ports that a realm may use.
 struct Span<'a> {
     range: &'a RangeInclusive<u16>,
     /// Ports of other realms.
@@ -160,7 +159,7 @@ impl Span<'_> {
 }
 
 impl Plan {
-    /// In place of one that had these pools, and these ranges.
+    /// Replaces a plan that had these pools and ranges.
     fn new(config: &Config, before: &[Pool], ranges: Vec<RangeInclusive<u16>>) -> Self {
         let known = |address: &RelayAddress| before.iter().find(|pool| pool.address.bind == address.bind);
         let bits =
@@ -190,14 +189,13 @@ impl Plan {
         .with_former(former)
     }
 
-    /// With these ranges of before, but for those that lie within its own.
+    /// Sets the former ranges, without those inside the current range.
     fn with_former(mut self, mut ranges: Vec<RangeInclusive<u16>>) -> Self {
         ranges.retain(|range| !(self.range.contains(range.start()) && self.range.contains(range.end())));
         self.former = ranges;
         self
     }
 
-    /// Ports of this realm.
     fn span(&self, realm: &str) -> Span<'_> {
         match self.realms.get(realm) {
             Some(range) => Span { range, but: None },
@@ -205,23 +203,21 @@ impl Plan {
         }
     }
 
-    /// Addresses of a family that are configured.
     fn configured(&self, family: Family) -> impl Iterator<Item = &Pool> + Clone {
         let is_of = move |pool: &&Pool| pool.drawn && pool.address.bind.is_ipv4() == (family == Family::V4);
         self.pools.iter().filter(is_of)
     }
 
-    /// Addresses of a family that ports are drawn from: those that the machine has.
+    /// Pools of a family whose address the machine has.
     fn drawn(&self, family: Family) -> impl Iterator<Item = &Pool> + Clone {
         self.configured(family).filter(|pool| !self.absent.contains(&pool.address.bind))
     }
 
-    /// The pool that this address is bound in.
     fn pool(&self, bound: SocketAddr) -> Option<&Pool> {
         self.pools.iter().find(|pool| pool.address.bind == bound.ip())
     }
 
-    /// Ports of realms that have none of their own.
+    /// Ports of realms without their own range.
     fn common(&self) -> Span<'_> {
         Span { range: &self.range, but: Some(&self.owned) }
     }
@@ -246,25 +242,26 @@ impl Ports {
         }
     }
 
-    /// From now on addresses and ports are those of this configuration. What is open stays open.
+    /// Applies a new configuration; open ports stay open.
     pub(crate) fn reconfigure(&self, config: &Config) {
         let mut plan = self.plan.write().unwrap_or_else(PoisonError::into_inner);
         let ranges = plan.former.iter().chain([&plan.range]).cloned().collect();
         *plan = Arc::new(Plan::new(config, &plan.pools, ranges));
     }
 
-    /// Ranges of before a reload, of which something was still open then.
+    /// Ranges from before a reload that still had open ports at that time.
     pub(crate) fn former_ranges(&self) -> Vec<RangeInclusive<u16>> {
         self.plan().former.clone()
     }
 
-    /// All addresses, those included on which something is still open.
+    /// All addresses, including removed ones with open ports.
     pub(crate) fn addresses(&self) -> Vec<RelayAddress> {
         self.plan().pools.iter().map(|pool| pool.address).collect()
     }
 
-    /// The relay address for a client, of several of a family: that to which the client came, or else that from which the machine would
-    /// send to the client. `None` if neither is a relay address, and where the configuration wants them in turn.
+    /// Chooses among several relay addresses of a family: the one the client sent to, or else the source
+    /// address of the route to the client. `None` if neither is a relay address or the configuration uses
+    /// them in turn.
     pub(crate) fn address_for(&self, family: Family, client: &Client) -> Option<IpAddr> {
         let plan = self.plan();
         if plan.in_turn || plan.drawn(family).nth(1).is_none() {
@@ -275,7 +272,8 @@ impl Ports {
         Some(client.local.ip()).filter(drawn).or_else(routed)
     }
 
-    /// Opens a listening socket for connections of peers (RFC 6062), on any port of the realm's; on the address `first` if it has one.
+    /// Opens a listening socket for peer connections (RFC 6062) on any port of the realm, preferably on the
+    /// address `first`.
     pub(crate) fn open_tcp(
         &self,
         family: Family,
@@ -290,7 +288,7 @@ impl Ports {
         })
     }
 
-    /// Opens a port for datagrams, on the address `first` if it has one. A port that `owner` reserves is for `owner` only.
+    /// Opens a UDP port, preferably on the address `first`. Only the user who reserved a port can open it.
     pub(crate) fn open(
         &self,
         wish: &OpenRelay,
@@ -322,7 +320,7 @@ impl Ports {
         }
     }
 
-    /// Opens a socket for datagrams that several allocations are to share, on any port that no realm has for itself.
+    /// Opens a UDP socket shared by several allocations, on any port outside the ranges of realms.
     pub(crate) fn open_shared(
         &self,
         family: Family,
@@ -337,33 +335,32 @@ impl Ports {
         })
     }
 
-    /// Whether a realm has ports of its own.
+    /// Returns whether the realm has its own port range.
     pub(crate) fn has_own(&self, realm: &str) -> bool {
         self.plan().realms.contains_key(realm)
     }
 
-    /// Whether this is a relayed transport address of somebody, as bound or as clients are told.
+    /// Returns whether this is an open relayed transport address, bound or external.
     pub(crate) fn are_relayed(&self, address: SocketAddr, transport: RelayTransport) -> bool {
         let is_of =
             |pool: &&Pool| pool.address.bind == address.ip() || pool.address.external == Some(address.ip());
         self.plan().pools.iter().filter(is_of).any(|pool| pool.bits.is_open(address.port(), transport))
     }
 
-    /// Closes a relay socket and gives back its port.
     pub(crate) fn close(&self, socket: UdpSocket, now_ms: u64) {
         let bound = socket.local_addr();
         drop(socket);
         self.release(bound, now_ms);
     }
 
-    /// Gives back the port of a closed socket. It stays in quarantine for a while: peers of the previous client may still send to it.
+    /// Quarantines the port of a closed socket, because peers of the previous client may still send to it.
     pub(crate) fn release(&self, bound: SocketAddr, now_ms: u64) {
         if let Some(pool) = self.plan().pool(bound) {
             pool.bits.quarantine(Quarantined { port: bound.port(), until_ms: now_ms + QUARANTINE_MS });
         }
     }
 
-    /// Ports in quarantine, for [`Ports::adopt_quarantined`] of another process.
+    /// Ports in quarantine, for [`Ports::adopt_quarantined`] in another process.
     pub(crate) fn quarantined(&self, now_ms: u64) -> Vec<LateUse> {
         let of_pool = |pool: &Pool| {
             let bind = pool.address.bind;
@@ -375,7 +372,7 @@ impl Ports {
         self.plan().pools.iter().flat_map(of_pool).collect()
     }
 
-    /// Takes in the ports that another process has in quarantine.
+    /// Quarantines the ports that another process had in quarantine.
     pub(crate) fn adopt_quarantined(&self, now_ms: u64, late: &[LateUse]) {
         let plan = self.plan();
         for LateUse { bound, left_ms } in late {
@@ -386,14 +383,15 @@ impl Ports {
         }
     }
 
-    /// Addresses and ranges of which something may be open, for [`Ports::take_over`] of another process.
+    /// Addresses and ranges that may have open ports, for [`Ports::take_over`] in another process.
     pub(crate) fn known(&self) -> Known {
         let plan = self.plan();
         let addresses = plan.pools.iter().map(|pool| pool.address).collect();
         Known { addresses, ranges: plan.former.iter().chain([&plan.range]).cloned().collect() }
     }
 
-    /// Knows what another process did, where this configuration has it no more: until a reload finds that nothing is open there.
+    /// Keeps addresses and ranges of another process that this configuration lacks, until a reload finds no
+    /// open port in them.
     pub(crate) fn take_over(&self, config: &Config, known: Known) {
         let mut plan = self.plan.write().unwrap_or_else(PoisonError::into_inner);
         let bits = |address: &RelayAddress| {
@@ -406,15 +404,15 @@ impl Ports {
         *plan = Arc::new(Plan { pools, ..Plan::new(config, &[], Vec::new()) }.with_former(known.ranges));
     }
 
-    /// A socket that somebody else has opened, perhaps with another data path, is to be one as those opened here.
+    /// Configures a socket opened by another process, perhaps with another data path, like our own.
     pub(crate) fn prepare(&self, socket: &UdpSocket) {
         if self.options.gro {
-            // Where it cannot be changed nothing is gathered.
+            // Without GRO nothing is coalesced, which is harmless.
             let _ = socket.set_gro(true);
         }
     }
 
-    /// A relay socket for datagrams that another process has bound is ours from now on.
+    /// Records a UDP relay socket bound by another process.
     pub(crate) fn adopt(&self, bound: SocketAddr) {
         if let Some(pool) = self.plan().pool(bound) {
             pool.bits.take(bound.port());
@@ -422,10 +420,7 @@ impl Ports {
         }
     }
 
-    /// All reservations as data, with their sockets, which stay open here.
-    ///
-    /// # Errors
-    /// Those of dup(2).
+    /// All reservations with duplicates of their sockets; fails if dup(2) does.
     pub(crate) fn lend_reserved(&self, now_ms: u64) -> io::Result<Vec<(Reserved, OwnedFd)>> {
         let reservations = self.reservations();
         let lend = |(token, reservation): (&[u8; 8], &Reservation)| {
@@ -442,10 +437,7 @@ impl Ports {
         reservations.iter().map(lend).collect()
     }
 
-    /// Takes in a reservation of another process.
-    ///
-    /// # Errors
-    /// Those of [`UdpSocket::take_over`].
+    /// Takes over a reservation of another process; fails if [`UdpSocket::take_over`] does.
     pub(crate) fn adopt_reserved(&self, now_ms: u64, reserved: Reserved, socket: OwnedFd) -> io::Result<()> {
         let Reserved { token, owner, left_ms, relayed, drops } = reserved;
         let socket = UdpSocket::take_over(socket, drops)?;
@@ -456,22 +448,23 @@ impl Ports {
         Ok(())
     }
 
-    /// Another process has them all now.
+    /// Drops all reservations after the handover.
     pub(crate) fn surrender_reserved(&self, now_ms: u64) {
         for (_, reservation) in self.reservations().drain() {
             self.close(reservation.opened.socket, now_ms);
         }
     }
 
-    /// Closes reservations whose time is over.
+    /// Closes expired reservations.
     pub(crate) fn expire(&self, now_ms: u64) {
         for (_, reservation) in self.reservations().extract_if(|_, held| held.expires_ms <= now_ms) {
             self.close(reservation.opened.socket, now_ms);
         }
     }
 
-    /// Whether this user may reserve one more. No quota counts reservations, and they outlive their allocations: without bounds of
-    /// their own, one user who allocates and deletes in turn would hold every port, or every one that may be reserved.
+    /// Returns whether this user may reserve another port. Quotas do not count reservations, which outlive
+    /// their allocations; without these limits a user who repeatedly allocates and deletes would occupy all
+    /// ports.
     fn may_reserve(reservations: &Reservations, (owner, most): (&str, usize)) -> bool {
         let most_per_user = MOST_PER_USER.min(most / 4).max(1);
         reservations.len() < most
@@ -509,7 +502,7 @@ impl Ports {
         Err(Refusal::PortsHeld)
     }
 
-    /// `owner` may reserve, and all together so many.
+    /// `owner` is the user's key and the maximum number of reservations of all users.
     fn draw_pair(
         &self,
         (pool, stock): (&Pool, Stock),
@@ -537,7 +530,7 @@ impl Ports {
             match self.bind(pool, odd.port) {
                 Ok(next) => {
                     let mut reservations = self.reservations();
-                    // Nobody waited for these binds, and another worker may have taken the last place meanwhile.
+                    // Another worker may have taken the last reservation during the binds.
                     if !Self::may_reserve(&reservations, owner) {
                         drop((opened, next));
                         bits.give_back(even);
@@ -559,7 +552,7 @@ impl Ports {
         Err(Refusal::Port)
     }
 
-    /// To others a token is as unknown as one that was never given, and the reservation stays.
+    /// A foreign token fails like an unknown one and leaves the reservation in place.
     fn take_reserved(&self, token: [u8; 8], owner: &str, now_ms: u64) -> Result<Opened, Refusal> {
         let mut reservations = self.reservations();
         if reservations.get(&token).is_none_or(|reservation| *reservation.owner != *owner) {
@@ -577,8 +570,8 @@ impl Ports {
         }
     }
 
-    /// Tries the pools of a family until one has a suitable port: a free one, or else one in quarantine. Begins with the address `first`, or
-    /// else with another one each time.
+    /// Tries the pools of a family, first for free ports and then for quarantined ones. Starts with the
+    /// address `first`, or else with the next one in turn.
     fn on_some_address<T>(
         &self,
         plan: &Plan,
@@ -600,7 +593,7 @@ impl Ports {
         for stock in [Stock::Free, Stock::Quarantined] {
             for pool in pools.clone().cycle().skip(first).take(count) {
                 match attempt(pool, stock) {
-                    // This address is full, or is gone from the machine; the next one may have a port.
+                    // This address is full or gone from the machine, so try the next one.
                     Err(Refusal::PortsHeld) => refused = Refusal::PortsHeld,
                     Err(Refusal::Port) if refused == Refusal::PortsHeld => {}
                     Err(Refusal::Port) if matches!(stock, Stock::Free) => refused = Refusal::Port,
@@ -623,8 +616,8 @@ impl Ports {
         Ok(Opened { socket, relayed: SocketAddr::new(told, port) })
     }
 
-    /// SO_REUSEPORT lets connections to peers leave from the same port, and would let any program of this user in as well: whether
-    /// one has it is asked without.
+    /// Connections to peers leave from the same port, hence SO_REUSEPORT. It would also let other programs of
+    /// this user share the port, so a bind without it first checks that the port is free.
     fn listen(&self, pool: &Pool, port: u16) -> io::Result<(TcpListener, SocketAddr)> {
         let address =
             TcpListener::probe(SocketAddr::new(pool.address.bind, port), &ListenOptions::default())?;
@@ -642,7 +635,8 @@ impl Ports {
     }
 }
 
-/// Ports of other programs that a search has met. They stay taken until it is over, so that it meets each of them once.
+/// Ports that a search found in use by other programs. They stay taken until it ends, so that it tries each
+/// only once.
 struct PassedOver<'a> {
     bits: &'a PoolBits,
     ports: Vec<Drawn>,
@@ -653,12 +647,12 @@ impl<'a> PassedOver<'a> {
         Self { bits, ports: Vec::new() }
     }
 
-    /// Why there is no port in the end: other programs are told of where they have most.
+    /// Blames other programs if they hold most of the range.
     fn refusal(&self, span: &Span<'_>) -> Refusal {
         if 2 * self.ports.len() > span.range.len() { Refusal::PortsHeld } else { Refusal::Port }
     }
 
-    /// Passes over a port that another program has; any other error ends the search.
+    /// Skips a port that another program holds; any other error ends the search.
     fn add(&mut self, port: Drawn, error: &io::Error) -> Result<(), Refusal> {
         self.ports.push(port);
         match error.kind() {
@@ -676,8 +670,7 @@ impl Drop for PassedOver<'_> {
 }
 
 impl Pool {
-    /// Draws a free port that suits, and takes it. Random draws first; in a range that is nearly full, one by one
-    /// from a random start.
+    /// Takes a random suitable free port; in a nearly full range, the next one from a random start.
     fn claim(&self, span: &Span<'_>, suits: impl Fn(u16) -> bool) -> Option<u16> {
         let (mut random, range) = (rand::rng(), span.range);
         let take = |port: u16| span.has(port) && suits(port) && self.bits.take(port);
@@ -692,7 +685,7 @@ impl Pool {
         not_taken(start..=*range.end()).chain(not_taken(*range.start()..=start)).find(|port| take(*port))
     }
 
-    /// Takes an even port and the next one. `None` if another worker was faster.
+    /// Takes a free even port and the next one; `None` if another worker took one first.
     fn claim_pair(&self, stock: Stock, span: &Span<'_>) -> Result<Option<[Drawn; 2]>, Refusal> {
         let bits = &self.bits;
         if let Stock::Quarantined = stock {

@@ -1,5 +1,5 @@
-//! How many allocations there may be, over all workers: of a user, of an address prefix, of a realm, in total. Touched by requests, never
-//! by packets.
+//! Limits on allocations over all workers: per user, per address prefix, per realm and in total. Only
+//! requests touch them, never packets.
 
 use std::{
     borrow::Borrow,
@@ -21,14 +21,12 @@ use crate::{
 };
 
 type Counts<K = Box<str>> = HashMap<K, usize, RandomState>;
-
-/// Allocations per user, per address prefix, per realm and in total.
 pub(crate) struct Quotas {
     total: AtomicUsize,
-    /// What a reload may change, and what realms hold. Few entries, touched twice per allocation.
+    /// Reloadable limits and counts per realm: few entries, touched twice per allocation.
     realms: Mutex<Realms>,
     hasher: RandomState,
-    /// By [`UserRef::key`].
+    /// Keyed by [`UserRef::key`].
     users: [Mutex<Counts>; SHARDS],
     prefixes: [Mutex<Counts<IpAddr>>; SHARDS],
 }
@@ -42,7 +40,7 @@ struct Realms {
     held: Counts,
 }
 
-/// What holds for one that comes.
+/// Limits for one new allocation.
 struct Most {
     in_total: usize,
     in_realm: usize,
@@ -63,7 +61,7 @@ impl Quotas {
         quotas
     }
 
-    /// From now on the limits of this configuration hold for what comes; realms that are not named have none of their own.
+    /// Applies the limits of this configuration to new allocations; realms without limits use the defaults.
     pub(crate) fn limit(&self, config: &Config) {
         let own = config.realm_limits.iter();
         let limits = own.map(|limits| (limits.realm.as_str().into(), limits.clone())).collect();
@@ -74,7 +72,7 @@ impl Quotas {
         realms.limits = limits;
     }
 
-    /// The most that a realm may have, and each of its users.
+    /// Limits of a realm: in total, and per user.
     pub(crate) fn limits_of(&self, realm: &str) -> (Option<usize>, usize) {
         let realms = self.realms();
         let limits = realms.limits.get(realm);
@@ -82,18 +80,18 @@ impl Quotas {
         (limits.and_then(|limits| limits.allocations), of_user)
     }
 
-    /// Allocations of each realm that has any, in no order.
+    /// Allocations per realm in arbitrary order, without empty realms.
     pub(crate) fn held(&self) -> Vec<(Box<str>, usize)> {
         self.realms().held.iter().map(|(realm, count)| (realm.clone(), *count)).collect()
     }
 
-    /// Users that have an allocation.
+    /// Number of users with allocations.
     pub(crate) fn users(&self) -> usize {
         self.users.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
     }
 
-    /// Counts one more, or nothing. The limits of the user and of the prefix come first: whoever has reached one of those takes no place
-    /// in the realm or in total from others, not even until the refusal.
+    /// Counts a new allocation, or changes nothing. Checks the limits of the user and the prefix first, so
+    /// that a refused client never takes a place in the realm or the total, not even briefly.
     pub(crate) fn acquire(&self, user: UserRef<'_>, prefix: IpAddr) -> Result<(), QuotaRefusal> {
         let (key, most) = (user.key(), self.most(user.realm));
         let key = key.as_str();
@@ -129,7 +127,7 @@ impl Quotas {
     }
 
     fn acquire_from(&self, prefix: IpAddr, realm: &str, most: &Most) -> Result<(), QuotaRefusal> {
-        // Without a limit they are counted all the same: there may be one later.
+        // Counted even without a limit, because a reload may set one.
         if !take(&mut self.lock(&self.prefixes, &prefix), &prefix, most.of_prefix, || prefix) {
             return Err(QuotaRefusal::Prefix);
         }
@@ -167,7 +165,7 @@ impl Quotas {
     }
 }
 
-/// Counts one more, unless there are as many as there may be.
+/// Increments a count unless it is at its limit.
 fn take<K: Hash + Eq + Borrow<Q>, Q: Hash + Eq + ?Sized>(
     counts: &mut Counts<K>,
     key: &Q,
@@ -182,7 +180,7 @@ fn take<K: Hash + Eq + Borrow<Q>, Q: Hash + Eq + ?Sized>(
     true
 }
 
-/// Counts one less, and keeps no zeros. False if nothing was counted.
+/// Decrements a count and removes zeros; returns false if there was no count.
 fn give_back<K: Hash + Eq + Borrow<Q>, Q: Hash + Eq + ?Sized>(counts: &mut Counts<K>, key: &Q) -> bool {
     let Some(count) = counts.get_mut(key) else { return false };
     *count -= 1;
@@ -222,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_at_the_limit_is_refused_and_leaves_the_total_alone() {
+    fn refusal_at_the_user_limit_leaves_the_total_unchanged() {
         let quotas = quotas(10, 2);
         assert_eq!(quotas.acquire(UserRef::new(REALM, "a"), HOME), Ok(()));
         assert_eq!(quotas.acquire(UserRef::new(REALM, "a"), HOME), Ok(()));
@@ -233,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_at_the_limit_is_told_so_in_a_full_house_too() {
+    fn user_limit_is_reported_before_the_total_limit() {
         let quotas = quotas(1, 1);
         assert_eq!(quotas.acquire(UserRef::new(REALM, "a"), HOME), Ok(()));
         assert_eq!(quotas.acquire(UserRef::new(REALM, "a"), HOME), Err(QuotaRefusal::User));
@@ -241,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn the_total_bounds_all_users_and_a_release_makes_room() {
+    fn release_makes_room_within_the_total_limit() {
         let quotas = quotas(2, 2);
         assert_eq!(quotas.acquire(UserRef::new(REALM, "a"), HOME), Ok(()));
         assert_eq!(quotas.acquire(UserRef::new("there", "b"), HOME), Ok(()));
@@ -251,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_without_allocations_takes_no_memory() {
+    fn user_without_allocations_takes_no_memory() {
         let quotas = quotas(10, 2);
         quotas.limit(&config(10, 2, &[limits("full", Some(0), None), limits("closed", None, Some(0))]));
         for _ in 0..1000 {
@@ -266,14 +264,14 @@ mod tests {
     }
 
     #[test]
-    fn a_realm_has_limits_of_its_own_and_takes_nothing_from_another() {
+    fn realms_have_independent_limits() {
         let quotas = quotas(10, 2);
         quotas.limit(&config(10, 2, &[limits("small", Some(2), Some(1))]));
         assert_eq!(quotas.acquire(UserRef::new("small", "a"), HOME), Ok(()));
         assert_eq!(quotas.acquire(UserRef::new("small", "a"), HOME), Err(QuotaRefusal::User));
         assert_eq!(quotas.acquire(UserRef::new("small", "b"), HOME), Ok(()));
         assert_eq!(quotas.acquire(UserRef::new("small", "c"), HOME), Err(QuotaRefusal::Total));
-        assert_eq!(quotas.acquire(UserRef::new(REALM, "a"), HOME), Ok(()), "a namesake elsewhere");
+        assert_eq!(quotas.acquire(UserRef::new(REALM, "a"), HOME), Ok(()), "same name in another realm");
         assert_eq!(quotas.acquire(UserRef::new(REALM, "small\0c"), HOME), Ok(()));
         quotas.release(UserRef::new(REALM, "small\0c"), HOME);
         quotas.release(UserRef::new("small", "a"), HOME);
@@ -282,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn new_limits_hold_for_what_comes_and_leave_what_is() {
+    fn new_limits_apply_to_new_allocations_only() {
         let quotas = quotas(10, 2);
         for user in ["a", "b", "c"] {
             assert_eq!(quotas.acquire(UserRef::new(REALM, user), HOME), Ok(()));
@@ -295,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_acquired_cannot_be_released() {
+    fn release_without_acquire_changes_nothing() {
         let quotas = quotas(10, 2);
         assert_eq!(quotas.acquire(UserRef::new(REALM, "a"), HOME), Ok(()));
         quotas.release(UserRef::new("there", "a"), HOME);
@@ -305,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_at_the_limit_is_refused_and_leaves_all_else_alone() {
+    fn refusal_at_the_prefix_limit_leaves_other_counts_unchanged() {
         let mut config = config(10, 9, &[]);
         config.limits.allocations_per_prefix = Some(2);
         let quotas = Quotas::new(&config);
@@ -318,7 +316,7 @@ mod tests {
         assert_eq!(quotas.acquire(UserRef::new(REALM, "c"), other), Ok(()));
         quotas.release(UserRef::new(REALM, "a"), HOME);
         assert_eq!(quotas.acquire(UserRef::new(REALM, "c"), HOME), Ok(()));
-        // Lifted, and set again: what came meanwhile counts.
+        // Allocations made while the limit is off count when it is set again.
         config.limits.allocations_per_prefix = None;
         quotas.limit(&config);
         assert_eq!(quotas.acquire(UserRef::new(REALM, "d"), HOME), Ok(()));

@@ -1,22 +1,23 @@
-//! Addresses of this machine that the default routes use, and advice on relay addresses that are not of this machine.
+//! Source addresses of the default routes, and advice for relay addresses that this machine lacks.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use crate::RelayAddress;
 
-/// The source addresses of the default routes, one a family at most.
+/// Source addresses of the default routes, at most one per family.
 #[must_use]
 pub fn route_addresses() -> Vec<IpAddr> {
     DESTINATIONS.iter().copied().filter_map(source_of_route).filter(|ip| !ip.is_loopback()).collect()
 }
 
-/// Documentation addresses (RFC 5737, RFC 3849): they take the default route, and nobody is there.
+/// Documentation addresses (RFC 5737, RFC 3849): they take the default route and have no hosts.
 const DESTINATIONS: [SocketAddr; 2] = [
     SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9),
     SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)), 9),
 ];
 
-/// The source address the kernel would use: connecting a UDP socket looks the route up and sends nothing.
+/// Returns the source address that the kernel would use. Connecting a UDP socket looks up the route and sends
+/// nothing.
 #[must_use]
 pub fn source_of_route(destination: SocketAddr) -> Option<IpAddr> {
     let any: IpAddr =
@@ -31,14 +32,14 @@ pub fn source_of_route(destination: SocketAddr) -> Option<IpAddr> {
     usable.then_some(source)
 }
 
-/// Name of the interface by which the default route leads out from one of our addresses. `None` where there is none, or it cannot be found.
+/// Name of the default route's outgoing interface for one of our addresses. `None` if there is no such route
+/// or the lookup fails.
 #[must_use]
 pub fn interface_of_route(from: IpAddr) -> Option<String> {
     let to = DESTINATIONS.into_iter().find(|to| to.is_ipv4() == from.is_ipv4())?;
     turnpike_offload::interface_of_route(from, to.ip()).ok().flatten()
 }
 
-/// Advice on a relay address that this machine lacks.
 #[must_use]
 pub fn relay_address_remedy(address: &RelayAddress) -> String {
     let RelayAddress { bind, external } = *address;
@@ -68,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_that_is_the_wrong_way_round_is_turned() {
+    fn swapped_pair_of_addresses_is_corrected() {
         let ip = |text: &str| -> IpAddr { text.parse().expect("an address") };
         let told =
             relay_address_remedy(&RelayAddress { bind: ip("198.51.100.7"), external: Some(ip("127.0.0.1")) });

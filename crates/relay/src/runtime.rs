@@ -1,4 +1,4 @@
-//! Starting, watching and stopping the workers.
+//! Start, supervision and stop of the workers.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -32,15 +32,15 @@ use crate::{
     worker::{Command, Mailbox, Reconfigure, Worker},
 };
 
-/// Users and their keys; shared by all workers, asked on requests only.
+/// Users and their keys, shared by all workers; only requests use it.
 pub trait CredentialStore: Users + Send + Sync {
-    /// Looks up what [`Users::check`] has answered by [`Lookup::Later`]. Must not wait either: `answer` may be given within 10 s and from any
-    /// thread. A store that always knows is never asked.
+    /// Continues a [`Users::check`] that returned [`Lookup::Later`]. Must not block; `answer` may be called
+    /// from any thread within 10 s. A store that always answers at once never gets this call.
     fn look_up(&self, _query: CredentialQuery, _answer: PendingLookup) {}
 }
 
-/// A question to the store that one worker waits for, though it goes on meanwhile. Answered once, from any thread; dropped, it is
-/// answered too, by [`Credentials::Unavailable`].
+/// A pending credential query of one worker. Answered once, from any thread; dropping it answers
+/// [`Credentials::Unavailable`].
 pub struct PendingLookup {
     lookup: LookupId,
     answered: bool,
@@ -52,7 +52,6 @@ impl PendingLookup {
         Self { lookup, answered: false, worker }
     }
 
-    /// What the store has found out.
     pub fn answer(mut self, credentials: Credentials) {
         self.send(credentials);
     }
@@ -70,94 +69,80 @@ impl Drop for PendingLookup {
     }
 }
 
-/// Knows nobody.
+/// A store without users.
 impl CredentialStore for () {}
 
-/// Hears of sessions and refusals, from the workers' threads; must not block.
+/// Receives sessions and refusals on the workers' threads; must not block.
 pub trait SessionLog: Send + Sync {
-    /// One effect of worker number `worker`.
     fn effect(&self, worker: usize, effect: &Effect);
-    /// Clients whose connection or DTLS handshake came to nothing.
+    /// Called for clients whose connection or DTLS handshake failed.
     fn turned_away(&self, _worker: usize, _turned: &TurnedAway) {}
 }
 
-/// Writes nothing.
+/// Discards everything.
 impl SessionLog for () {
     fn effect(&self, _: usize, _: &Effect) {}
 }
 
-/// Other servers of the same service; shared by all workers, asked on requests only. None of it may wait.
+/// Other servers of the same service, shared by all workers; only requests use it. Methods must not block.
 pub trait Fleet: Redirects + Send + Sync {
-    /// Counts one more allocation against the limits that all servers share, or refuses.
-    ///
-    /// # Errors
-    /// Which limit.
+    /// Counts an allocation against the limits shared by all servers, or returns the exceeded limit.
     fn acquire(&self, asked: SharedQuota<'_>) -> Result<(), QuotaRefusal>;
-    /// Counts one less.
     fn release(&self, user: UserRef<'_>);
-    /// As [`turnpike_turn::server::Restrictions::is_banned`].
+    /// See [`turnpike_turn::server::Restrictions::is_banned`].
     fn is_banned(&self, unix: u64, user: UserRef<'_>, username: &str, client: IpAddr) -> bool;
 }
 
-/// An allocation that counts for several limits at once.
+/// An allocation to count against several limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedQuota<'a> {
-    /// Its user.
     pub user: UserRef<'a>,
-    /// The most that the realm may have, where there is such a limit.
+    /// Maximum allocations of the realm, if limited.
     pub of_realm: Option<usize>,
-    /// The most that the user may have.
+    /// Maximum allocations of the user.
     pub of_user: usize,
 }
 
-/// What one worker has counted, at most 100 ms old.
+/// Counters of one worker, at most 100 ms old.
 #[derive(Clone, Debug, Default)]
 pub struct WorkerSnapshot {
-    /// Allocations that exist.
+    /// Current number of allocations.
     pub allocations: u64,
-    /// The state machine's counters.
     pub turn: Stats,
-    /// Receive occupancy.
     pub rx: RxStats,
-    /// Send occupancy.
     pub tx: TxStats,
-    /// Times that the worker woke up.
     pub wakeups: u64,
-    /// Times that it paused, so that its next wake-up carries more.
+    /// Pauses taken to batch datagrams.
     pub pauses: u64,
-    /// Allocations refused because every port of the range is taken.
+    /// Allocations refused because all ports of the range were taken.
     pub ports_exhausted: u64,
-    /// Allocations refused because the process may open no more files.
+    /// Allocations refused because the process had no file descriptors left.
     pub files_exhausted: u64,
-    /// Datagrams dropped because their TTL or hop limit ended here (RFC 8656 section 15.1).
+    /// Datagrams dropped because their TTL or hop limit expired here (RFC 8656 section 15.1).
     pub ttl_expired: u64,
-    /// TCP and TLS connections.
     pub streams: StreamStats,
     /// Connections to peers (RFC 6062).
     pub peers: PeerStats,
-    /// Messages between workers that were lost because one did not keep up; clients repeat what matters.
+    /// Messages between workers that were lost because the receiver was too slow; clients retransmit what
+    /// matters.
     pub handoffs_lost: u64,
-    /// DTLS associations.
     pub dtls: DtlsStats,
-    /// Datagrams and bytes of their payload that the kernel has relayed, at most a second old: to peers, to clients. They are in
-    /// `turn` too.
+    /// Datagrams and payload bytes relayed by the kernel to peers and to clients, at most 1 s old; included
+    /// in `turn`.
     pub across: [(u64, u64); 2],
-    /// Channels of which the kernel was not told, because their allocation has a limit of bits per second.
+    /// Channels kept out of the kernel because their allocation has a bandwidth limit.
     pub kernel_limited: u64,
-    /// Allocations by listener, in the order of [`Layout`]; those at the end may be missing.
+    /// Allocations per listener in the order of [`Layout`]; trailing entries may be missing.
     pub listeners: Vec<u32>,
 }
 
-/// How many allocations have clients that come by this listener.
+/// Number of allocations whose clients use a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenerCount {
-    /// How they come.
     pub transport: Transport,
-    /// Where they come to.
     pub address: SocketAddr,
-    /// The server name that they asked for, where that leads to realms of its own.
+    /// Server name requested by the clients, if it selects its own realms.
     pub server_name: Option<String>,
-    /// How many.
     pub allocations: u64,
 }
 
@@ -168,13 +153,14 @@ pub struct Relay {
     quotas: Arc<Quotas>,
     pub(crate) ports: Arc<Ports>,
     in_force: Mutex<InForce>,
-    /// Behind the workers, so that it is dropped after them.
+    /// Declared after the workers, so that it is dropped after them.
     pub(crate) kernel: Option<Arc<Kernel>>,
 }
 
-/// What the workers have, to be sent again when a part of it changes.
+/// State sent to the workers, kept so that a partial change can send it again.
 pub(crate) struct InForce {
-    /// The whole configuration, but for what the fields below say; what only a start takes is that of the start.
+    /// Configuration apart from the fields below; settings that a reload cannot change keep their initial
+    /// values.
     pub(crate) config: Config,
     pub(crate) layout: Layout,
     pub(crate) places: Places,
@@ -183,7 +169,7 @@ pub(crate) struct InForce {
 }
 
 impl InForce {
-    /// Makes what each worker is told of it, with its new sockets.
+    /// Returns a constructor for each worker's command with its new sockets.
     fn commands(&self) -> impl Fn(Sockets) -> Command + use<> {
         let (server, layout) = (Arc::new(self.config.server.clone()), Arc::new(self.layout.clone()));
         let (streams, dtls) = (Arc::clone(&self.streams), Arc::clone(&self.dtls));
@@ -201,20 +187,17 @@ impl InForce {
     }
 }
 
-/// What a reload has changed of the listeners, by protocol.
+/// Listeners changed by a reload, with their protocols.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Relistened {
-    /// Listened on from now on.
     pub opened: Vec<(&'static str, SocketAddr)>,
-    /// Closed: streams at once, UDP and DTLS when their last client is gone; they take no new ones.
+    /// Streams close at once; UDP and DTLS accept no new clients and close after the last one.
     pub closed: Vec<(&'static str, SocketAddr)>,
 }
 
 impl Relay {
-    /// Binds all listeners, probes every relay address and starts the workers; on error nothing is left open.
-    ///
-    /// # Errors
-    /// [`StartError`], which says what to change.
+    /// Binds all listeners, probes every relay address and starts the workers. On error nothing stays open,
+    /// and [`StartError`] names the remedy.
     pub fn start(
         config: &Config,
         credentials: Arc<dyn CredentialStore>,
@@ -223,10 +206,7 @@ impl Relay {
         Self::start_in(None, config, credentials, log)
     }
 
-    /// The same in a fleet.
-    ///
-    /// # Errors
-    /// As [`Relay::start`].
+    /// Like [`Relay::start`], in a fleet.
     pub fn start_in(
         fleet: Option<Arc<dyn Fleet>>,
         config: &Config,
@@ -236,11 +216,9 @@ impl Relay {
         Self::begin(fleet, config, &config.layout(), credentials, log, None)
     }
 
-    /// The same in the place of another process, by its sockets: its workers take its sessions in, and serve when they are told to
-    /// ([`crate::upgrade`]). The configuration has as many workers as were offered, and the same data path; `layout` is the one that was
-    /// offered, and has followed the listeners of this configuration.
-    ///
-    /// # Errors
+    /// Takes over from another process with its sockets ([`crate::upgrade`]): the workers import its sessions
+    /// and serve when asked to. Number of workers and data path must match the offer; `layout` is the offered
+    /// one after [`Layout::follow`] with the new listeners. On error the other process continues.
     /// [`StartError`]; the other process goes on.
     pub fn start_from_handover(
         fleet: Option<Arc<dyn Fleet>>,
@@ -295,7 +273,7 @@ impl Relay {
             streams: Arc::clone(&common.streams),
             dtls: Arc::clone(&common.dtls),
         };
-        // What is refused here, or lasts longer than it may here, ends before anybody is served.
+        // Ends sessions that this configuration refuses or limits further before any client is served.
         let first = takes_over.then(|| in_force.commands());
         let mut relay = Self {
             workers: Workers::default(),
@@ -312,7 +290,8 @@ impl Relay {
         Ok(relay)
     }
 
-    /// Binds the sockets of all workers, and then runs them. In the place of another process each has a command to carry out `first`.
+    /// Binds the sockets of all workers, then runs them. In a takeover each worker first handles the command
+    /// `first`.
     fn start_workers(
         &mut self,
         common: &Common,
@@ -323,8 +302,9 @@ impl Relay {
         let workers = workers.map(|(number, sockets)| Worker::new(number, common, sockets));
         let workers = workers.collect::<Result<Vec<_>, _>>()?;
         let mailboxes: Arc<[Mailbox]> = workers.iter().map(Mailbox::of).collect();
-        // Only now: each socket that joins an SO_REUSEPORT group changes which worker a 5-tuple hashes to, and an allocation
-        // made before the last one joined would be left with a worker that hears nothing of its client any more.
+        // Started only after all are bound: each socket that joins an SO_REUSEPORT group changes the worker
+        // of some 5-tuples, so earlier allocations would be stranded on a worker that no longer receives from
+        // their clients.
         for mut worker in workers {
             worker.set_mailboxes(Arc::clone(&mailboxes));
             let takes_over = first.is_some();
@@ -340,7 +320,6 @@ impl Relay {
         Ok(())
     }
 
-    /// The addresses listened on.
     pub fn listeners(&self) -> Listeners {
         self.in_force().places.listeners()
     }
@@ -350,24 +329,22 @@ impl Relay {
         self.in_force().places.waiting().to_vec()
     }
 
-    /// The way to each worker.
     pub(crate) fn senders(&self) -> impl Iterator<Item = &Sender<Command>> {
         self.workers.senders()
     }
 
-    /// What each worker has counted.
     pub fn snapshots(&self) -> Vec<WorkerSnapshot> {
         self.workers.snapshots()
     }
 
-    /// Number of allocations.
     #[must_use]
     pub fn allocations(&self) -> u64 {
         self.snapshots().iter().map(|snapshot| snapshot.allocations).sum()
     }
 
-    /// How many allocations each listener has, as `snapshots` say: one entry for each transport of an address, and one more for each server
-    /// name that leads to realms of its own. A listener that a reload has taken away is among them as long as it has any.
+    /// Number of allocations per listener according to `snapshots`: one entry per transport of an address,
+    /// and one for each server name with its own realms. Removed listeners are included while they have
+    /// allocations.
     #[must_use]
     pub fn by_listener(&self, snapshots: &[WorkerSnapshot]) -> Vec<ListenerCount> {
         let in_force = self.in_force();
@@ -381,7 +358,7 @@ impl Relay {
         {
             let allocations = counted(number);
             if is_open || allocations > 0 {
-                // As bound, with the real port.
+                // Bound address with its real port.
                 let bound = in_force.places.bound_to(entry.transport, place);
                 counts.push(ListenerCount {
                     transport: entry.transport,
@@ -394,34 +371,32 @@ impl Relay {
         counts
     }
 
-    /// The path through the kernel, where that was asked for.
     #[must_use]
     pub fn kernel(&self) -> Option<&Kernel> {
         self.kernel.as_deref()
     }
 
-    /// Allocations of each realm that has any, over all workers and in no order.
+    /// Allocations per realm over all workers in arbitrary order, without empty realms.
     pub fn realms(&self) -> Vec<(Box<str>, usize)> {
         self.quotas.held()
     }
 
-    /// Users that have an allocation, over all realms.
+    /// Number of users with allocations over all realms.
     #[must_use]
     pub fn users(&self) -> usize {
         self.quotas.users()
     }
 
-    /// The numbers of all listeners there have been.
+    /// Numbers of all listeners, past ones included.
     pub fn layout(&self) -> Layout {
         self.in_force().layout.clone()
     }
 
-    /// Another configuration from now on: listeners, relay addresses and ports, limits, the state machine's settings, users. What is in
-    /// [`Config`] beside these stays as it was at the start. `layout` is [`Relay::layout`] that has followed the new listeners; the
-    /// configuration's [`turnpike_turn::server::ServerConfig::listeners`] are by its numbers.
-    ///
-    /// # Errors
-    /// [`StartError`], if something cannot be bound; then nothing has changed.
+    /// Applies a new configuration: listeners, relay addresses and ports, limits, settings of the state
+    /// machine, users. All other settings of [`Config`] keep their initial values. `layout` is
+    /// [`Relay::layout`] after [`Layout::follow`] with the new listeners;
+    /// [`turnpike_turn::server::ServerConfig::listeners`] uses its numbers. If something cannot be bound,
+    /// nothing changes.
     pub fn reconfigure(
         &self,
         config: &Config,
@@ -464,14 +439,15 @@ impl Relay {
         Ok(Relistened { opened, closed: closing })
     }
 
-    /// What nonces, tickets and cookies are made with from now on, and which node of a fleet this is.
+    /// Replaces the keys of nonces, tickets and cookies, and the number of this node in a fleet.
     pub fn set_keys(&self, keys: NonceKeys, node: Option<u16>) {
         let mut in_force = self.in_force();
         (in_force.config.server.nonce_keys, in_force.config.server.node) = (keys, node);
         self.put_into_force(&in_force, Vec::new());
     }
 
-    /// This machine has these addresses, from now on. What the peer rules then refuse ends, as by a reload.
+    /// Replaces the addresses of this machine. Sessions that the peer rules then refuse end, as after a
+    /// reload.
     pub fn set_addresses(&self, addresses: Vec<IpAddr>) {
         let mut in_force = self.in_force();
         in_force.config.addresses = addresses;
@@ -480,29 +456,29 @@ impl Relay {
         self.put_into_force(&in_force, Vec::new());
     }
 
-    /// Addresses from which something is relayed, those of before a reload included.
+    /// Relay addresses in use, including those removed by a reload.
     #[must_use]
     pub fn relay_addresses(&self) -> Vec<RelayAddress> {
         self.ports.addresses()
     }
 
-    /// Ends what is relayed from these addresses, which the machine has lost.
+    /// Ends the relays on these addresses, which the machine has lost.
     pub fn end_at(&self, gone: &[IpAddr]) {
         let gone: Arc<[IpAddr]> = gone.into();
         self.workers.tell(|| Command::EndAt(Arc::clone(&gone)));
     }
 
-    /// With what is left of before a reload.
+    /// Includes addresses and ports still open from before a reload.
     fn own_endpoints(&self, config: &Config, places: &Places) -> OwnEndpoints {
         own_endpoints(config, places, &self.ports.addresses(), self.ports.former_ranges())
     }
 
-    /// Held until all workers have been told, so that two changes reach each of them in the same order.
+    /// Locked until all workers have their commands, so that concurrent changes reach them in the same order.
     pub(crate) fn in_force(&self) -> MutexGuard<'_, InForce> {
         self.in_force.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells each worker, and gives it its new sockets.
+    /// Sends the state to each worker, together with its new sockets.
     fn put_into_force(&self, in_force: &InForce, sockets: Vec<Sockets>) {
         let (command, mut sockets) = (in_force.commands(), sockets.into_iter());
         for worker in self.workers.senders() {
@@ -510,29 +486,28 @@ impl Relay {
         }
     }
 
-    /// No new allocations from now on, or some again.
+    /// Refuses new allocations, or accepts them again.
     pub fn set_draining(&self, draining: bool) {
         self.workers.tell(|| Command::SetDraining(draining));
     }
 
-    /// Whether a worker has ended though nobody stopped it: the relay no longer serves all its clients.
+    /// Returns whether a worker has ended unexpectedly, so that some clients are no longer served.
     pub fn has_failed(&self) -> bool {
         self.workers.have_failed()
     }
 
-    /// Whether all workers have taken commands since the last call of this; one that hangs has not.
+    /// Returns whether all workers have taken commands since the last call; one that hangs has not.
     #[must_use]
     pub fn makes_progress(&self) -> bool {
         self.workers.make_progress()
     }
 
-    /// Ends all sessions and joins the workers.
     pub fn stop(self) {
         drop(self);
     }
 }
 
-/// Loads the program for what is configured; it is still to be attached.
+/// Loads the kernel program; the caller attaches it.
 fn offload(
     config: &Config,
     listeners: &Listeners,
@@ -554,7 +529,7 @@ fn offload(
     }
 }
 
-/// Whether each of those that the machine has, and that `known` lacks, can be bound.
+/// Checks that each available relay address missing from `known` can be bound.
 fn probe_relay_addresses(config: &Config, known: &[RelayAddress]) -> Result<(), StartError> {
     for relay in config.relays_up().filter(|relay| !known.contains(relay)) {
         UdpSocket::bind(SocketAddr::new(relay.bind, 0), &UdpOptions::default()).map_err(|source| {
@@ -568,7 +543,7 @@ fn probe_relay_addresses(config: &Config, known: &[RelayAddress]) -> Result<(), 
     Ok(())
 }
 
-/// Fills in what a configuration says of listeners once they are bound: their numbers and profiles.
+/// Fills in the numbers and profiles of the listeners once they are bound.
 fn settle(config: &mut Config, layout: &Layout, places: &Places) -> Result<(), StartError> {
     let (numbers, udp) = places.udp();
     let number = |at: usize| {
@@ -579,7 +554,8 @@ fn settle(config: &mut Config, layout: &Layout, places: &Places) -> Result<(), S
     Ok(())
 }
 
-/// What is ours: the addresses of this machine, these relay addresses with their ports and those of before, and all listeners.
+/// Endpoints of this server: addresses of this machine, relay addresses with current and former ports, and
+/// all listeners.
 fn own_endpoints(
     config: &Config,
     places: &Places,
@@ -588,7 +564,7 @@ fn own_endpoints(
 ) -> OwnEndpoints {
     let relays = relays.iter().map(|relay| (relay.bind, relay.external));
     let listeners = places.bound().chain(config.listeners_beside.iter().copied());
-    // Clients are told more addresses than those of relays where NAT can be discovered.
+    // NAT discovery reveals further external addresses to clients.
     let discovery = config.server.nat_discovery.iter().flat_map(|of| of.external).flatten();
     OwnEndpoints::new(config.addresses.iter().copied(), relays, listeners, config.ports.clone())
         .with_former_ports(former)

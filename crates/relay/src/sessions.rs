@@ -1,5 +1,5 @@
-//! Sessions as an administrator sees them, over all workers. A worker is asked one slice at a time, through its inbox, and goes back to its
-//! packets after each: whoever lists all sessions asks again until he has them.
+//! Sessions of all workers for the admin interface. A query reads one slice of a worker's sessions through
+//! its inbox, so that packets never wait long; callers repeat it until they have all.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -19,25 +19,22 @@ use crate::{
     worker::{Command, Probe},
 };
 
-/// Slots that a worker looks at before it goes back to its packets.
+/// Slots that a worker visits per query.
 pub const SLICE: u32 = 1024;
-/// Sessions that it tells of in that time: copying one costs what looking at some slots does.
+/// Sessions returned per query: copying one costs as much as visiting several slots.
 pub const SLICE_SESSIONS: usize = 128;
 
-/// Which sessions are wanted. What is not named may be anything.
+/// Criteria for sessions; `None` matches everything.
 #[derive(Clone, Debug, Default)]
 pub struct SessionFilter {
-    /// The username, or the id of a time-limited one.
+    /// Username, or the id of a time-limited username.
     pub user: Option<String>,
-    /// The realm of that user.
     pub realm: Option<String>,
-    /// The client's address.
     pub client: Option<AddressFilter>,
-    /// Between the client and the server.
+    /// Transport between client and server.
     pub transport: Option<Transport>,
-    /// One of the relayed transport addresses.
+    /// Matches any relayed transport address of the session.
     pub relayed: Option<AddressFilter>,
-    /// The session itself.
     pub id: Option<SessionId>,
 }
 
@@ -55,17 +52,17 @@ impl SessionFilter {
     }
 }
 
-/// Whether a session with this username and identity is the user's. The identity of a time-limited username is its id behind a colon.
+/// Returns whether a session with this username and identity belongs to `user`. A time-limited username has
+/// the identity `:id`.
 fn is_user(user: &str, username: &str, identity: &str) -> bool {
     user == username || user == identity || Some(user) == identity.strip_prefix(':')
 }
 
-/// An address with its port, or a prefix.
+/// An address with port, or a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressFilter {
-    /// This address and port.
     Exactly(SocketAddr),
-    /// Whatever lies in it, on any port.
+    /// Any port on an address of the prefix.
     Within(Cidr),
 }
 
@@ -81,7 +78,7 @@ impl AddressFilter {
 impl FromStr for AddressFilter {
     type Err = String;
 
-    /// Takes `192.0.2.7:4000`, `[2001:db8::7]:4000`, `192.0.2.7`, `2001:db8::/32`.
+    /// Accepts `192.0.2.7:4000`, `[2001:db8::7]:4000`, `192.0.2.7`, `2001:db8::/32`.
     fn from_str(text: &str) -> Result<Self, String> {
         match text.parse() {
             Ok(address) => Ok(Self::Exactly(address)),
@@ -90,44 +87,41 @@ impl FromStr for AddressFilter {
     }
 }
 
-/// One session, as it was when its worker was asked.
+/// Snapshot of a session.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Session {
-    /// Its name for as long as it lives.
+    /// Stays the same for the session's lifetime.
     pub id: SessionId,
-    /// The worker that has it, for now.
+    /// Current worker.
     pub worker: usize,
-    /// Where it is found there, for now.
+    /// Current slot in the worker.
     pub slot: u32,
-    /// The realm of its user.
     pub realm: Arc<str>,
-    /// The username that authenticated it.
     pub username: Box<str>,
-    /// Whom quotas count, where that is another name.
+    /// Name that quotas count, if it differs from the username.
     pub identity: Option<Box<str>>,
-    /// The client's address.
     pub client: SocketAddr,
     /// Our address that the client sends to.
     pub server: SocketAddr,
-    /// Between the client and the server.
+    /// Transport between client and server.
     pub transport: Transport,
-    /// Between the server and peers.
+    /// Transport between server and peers.
     pub relay_transport: RelayTransport,
-    /// Relayed transport addresses, IPv4 first, and milliseconds until each expires unless it is renewed.
+    /// Relayed transport addresses, IPv4 first, with the milliseconds until each expires.
     pub relayed: Vec<(SocketAddr, u64)>,
-    /// Whether it follows its client to another address (RFC 8016).
+    /// Follows its client to another address (RFC 8016).
     pub is_mobile: bool,
-    /// Whether its client has gone, and may come back.
+    /// The mobile client has left its address and may return.
     pub is_away: bool,
-    /// Milliseconds since it began.
+    /// Milliseconds since the session began.
     pub age_ms: u64,
     /// Payload datagrams and bytes to peers.
     pub to_peer: (u64, u64),
     /// Payload datagrams and bytes to the client.
     pub to_client: (u64, u64),
-    /// Permissions, where they were asked for: peers, and milliseconds until each expires.
+    /// Peer addresses with the milliseconds until each permission expires; only with [`Look::details`].
     pub permissions: Vec<(IpAddr, u64)>,
-    /// Channels, likewise.
+    /// Channel numbers and peers with the milliseconds until each expires; only with [`Look::details`].
     pub channels: Vec<(u16, SocketAddr, u64)>,
     /// Connections to peers (RFC 6062).
     pub connections: usize,
@@ -161,38 +155,36 @@ impl Session {
     }
 }
 
-/// What one worker is asked.
+/// Query to one worker.
 #[derive(Clone, Debug)]
 pub struct Look {
-    /// The first slot to look at: 0, and then what [`Looked::next`] says.
+    /// First slot: 0, and then [`Looked::next`].
     pub from: u32,
-    /// No more sessions than that; [`SLICE_SESSIONS`] at the most.
+    /// Maximum number of sessions, at most [`SLICE_SESSIONS`].
     pub most: usize,
-    /// Which.
     pub filter: Arc<SessionFilter>,
-    /// Whether permissions and channels are wanted, too.
+    /// Includes permissions and channels.
     pub details: bool,
 }
 
-/// What it answers.
+/// Reply to a [`Look`].
 #[derive(Clone, Debug)]
 pub struct Looked {
-    /// In the order of their slots.
+    /// Ordered by slot.
     pub sessions: Vec<Session>,
-    /// Where to go on; `None` when these were the last.
+    /// First slot of the next query; `None` after the last session.
     pub next: Option<u32>,
-    /// How long the question waited for the worker: what a datagram waits that comes now.
+    /// Time that the query waited for the worker, which is what a datagram waits at the moment.
     pub waited: Duration,
-    /// How long it kept the worker from its packets.
+    /// Time that the query kept the worker from its packets.
     pub took: Duration,
 }
 
-/// What one session has relayed so far, for whoever compares.
+/// Payload relayed by one session so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionTraffic {
-    /// Its name.
     pub id: SessionId,
-    /// Where it is found, for now.
+    /// Current slot.
     pub slot: u32,
     /// Payload datagrams and bytes to peers.
     pub to_peer: (u64, u64),
@@ -200,10 +192,9 @@ pub struct SessionTraffic {
     pub to_client: (u64, u64),
 }
 
-/// What the sessions that came in by one listener have relayed, of those that there are now.
+/// Payload relayed by the current sessions of one listener.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ListenerTraffic {
-    /// How many they are.
     pub sessions: u64,
     /// Payload datagrams and bytes to peers.
     pub to_peer: (u64, u64),
@@ -211,16 +202,15 @@ pub struct ListenerTraffic {
     pub to_client: (u64, u64),
 }
 
-/// A listener that takes clients, or one by which clients came that are still there.
+/// A listener that is open or still has sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListenerState {
-    /// TCP, where both TCP and TLS come.
+    /// TCP if the listener accepts both TCP and TLS.
     pub transport: Transport,
-    /// With its real port.
+    /// Bound address with its real port.
     pub address: SocketAddr,
-    /// Whether it takes no new clients, because a reload has taken it away.
+    /// Removed by a reload: accepts no new clients.
     pub closing: bool,
-    /// Of its sessions.
     pub traffic: ListenerTraffic,
 }
 
@@ -229,7 +219,6 @@ impl ListenerTraffic {
         Self { sessions: 1, to_peer: view.to_peer(), to_client: view.to_client() }
     }
 
-    /// Adds that of other sessions.
     pub fn merge(&mut self, other: &Self) {
         let Self { sessions, to_peer, to_client } = other;
         self.sessions += sessions;
@@ -240,17 +229,16 @@ impl ListenerTraffic {
     }
 }
 
-/// What a slice of one worker's sessions adds up to.
+/// Sums over one slice of a worker's sessions.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
-    /// By the number of the listener.
+    /// Indexed by listener number.
     pub listeners: Vec<ListenerTraffic>,
-    /// Where to go on; `None` when these were the last.
+    /// First slot of the next slice; `None` after the last session.
     pub next: Option<u32>,
 }
 
 impl Tally {
-    /// Adds another slice's sums.
     pub fn merge(&mut self, other: &Self) {
         let len = self.listeners.len().max(other.listeners.len());
         self.listeners.resize(len, ListenerTraffic::default());
@@ -259,14 +247,14 @@ impl Tally {
 }
 
 impl Relay {
-    /// How many workers there are: they are numbered from 0.
+    /// Number of workers, which are numbered from 0.
     #[must_use]
     pub fn workers(&self) -> usize {
         self.senders().count()
     }
 
-    /// Asks one worker. `answer` gets it on the worker's thread, and must not wait; it is dropped if there is no such worker or it has
-    /// ended.
+    /// Queries one worker. `answer` runs on the worker's thread and must not block; it is dropped if the
+    /// worker does not exist or has ended.
     pub fn look(&self, worker: usize, look: Look, answer: impl FnOnce(Looked) + Send + 'static) {
         let asked = Instant::now();
         self.question(worker, move |server, now| {
@@ -276,14 +264,14 @@ impl Relay {
         });
     }
 
-    /// Has one worker add up what its sessions have relayed, slice by slice: from slot 0, and then from [`Tally::next`]. `answer` as in
+    /// Sums up a slice of a worker's sessions, starting at slot 0 and then at [`Tally::next`]. `answer` as in
     /// [`Relay::look`].
     pub fn tally(&self, worker: usize, from: u32, answer: impl FnOnce(Tally) + Send + 'static) {
         let numbers = self.in_force().layout.entries().count();
         self.question(worker, move |server, now| answer(tally(server, now, from, numbers)));
     }
 
-    /// The listeners with these sums of all workers, UDP before streams before DTLS.
+    /// Listeners with the sums of all workers: UDP, then streams, then DTLS.
     #[must_use]
     pub fn listening(&self, sums: &Tally) -> Vec<ListenerState> {
         let in_force = self.in_force();
@@ -312,7 +300,8 @@ impl Relay {
         listeners
     }
 
-    /// What each session has relayed, in the same slices; `answer` gets them, and where to go on.
+    /// Payload of each session in a slice, and the first slot of the next slice. `answer` as in
+    /// [`Relay::look`].
     pub fn traffic(
         &self,
         worker: usize,
@@ -325,8 +314,8 @@ impl Relay {
         });
     }
 
-    /// Has a worker publish what it has counted, so that [`Relay::snapshots`] are of this moment. `answer` gets, as by [`Relay::look`], how
-    /// long the question waited for the worker: what a datagram waits that comes now.
+    /// Makes a worker publish its counters, so that [`Relay::snapshots`] are current. `answer` receives the
+    /// time that the command waited, which is what a datagram waits at the moment.
     pub fn probe(&self, worker: usize, answer: impl FnOnce(Duration) + Send + 'static) {
         if let Some(sender) = self.senders().nth(worker) {
             let probe = Probe { asked: Instant::now(), answer: Box::new(answer) };
@@ -334,7 +323,8 @@ impl Relay {
         }
     }
 
-    /// Ends the session in this slot of a worker, if it is the one of this name. `answer` gets whether it was, as by [`Relay::look`].
+    /// Ends the session in this slot of a worker if its id matches; `answer` receives whether it did, as in
+    /// [`Relay::look`].
     pub fn end(
         &self,
         (worker, slot): (usize, u32),
@@ -379,7 +369,7 @@ fn slice(
     (sessions, (slot < end).then_some(slot))
 }
 
-/// `numbers` is how many numbers listeners have.
+/// `numbers` is the number of listener numbers.
 fn tally(server: &mut Server<WorkerPolicy>, now: Now, from: u32, numbers: usize) -> Tally {
     let mut listeners = vec![ListenerTraffic::default(); numbers];
     let next = walk(server, now, from, |_, view| {
@@ -403,7 +393,7 @@ fn traffic(server: &mut Server<WorkerPolicy>, now: Now, from: u32) -> (Vec<Sessi
     (sessions, next)
 }
 
-/// Shows each session of a slice, and says where the next one begins.
+/// Visits each session of a slice; returns the first slot of the next slice.
 fn walk(
     server: &mut Server<WorkerPolicy>,
     now: Now,
@@ -436,7 +426,7 @@ mod tests {
     const NOW: Now = Now { ms: 1000, unix: 1_700_000_000 };
 
     #[test]
-    fn a_time_limited_user_is_found_by_the_id_too() {
+    fn time_limited_user_is_found_by_id() {
         for user in ["alice", ":alice", "1800000000:alice"] {
             assert!(is_user(user, "1800000000:alice", ":alice"), "{user}");
         }
@@ -446,7 +436,7 @@ mod tests {
         }
     }
 
-    /// With so many sessions, and no sockets.
+    /// Server without sockets that has this many sessions.
     fn server(sessions: u32) -> Server<WorkerPolicy> {
         let server = ServerConfig { authenticate: false, ..ServerConfig::default() };
         let config = Config {
@@ -478,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_is_bounded_by_what_it_finds_and_by_what_it_looks_at() {
+    fn slice_is_bounded_by_sessions_and_by_slots() {
         let mut server = server(2 * SLICE + 100);
         let mut look = Look { from: 0, most: usize::MAX, filter: Arc::default(), details: false };
         let (found, next) = slice(&mut server, NOW, 3, &look);
@@ -499,7 +489,7 @@ mod tests {
 
     /// A page may end in the middle of a slice.
     #[test]
-    fn a_slice_that_ends_with_the_last_session_is_the_last() {
+    fn slice_ending_at_the_last_session_is_the_last() {
         let mut server = server(10);
         let look = |from, most| Look { from, most, filter: Arc::default(), details: false };
         for (asked, count, next) in [
@@ -514,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn what_each_session_has_relayed_comes_slice_by_slice() {
+    fn traffic_of_sessions_is_returned_in_slices() {
         let mut server = server(SLICE + 10);
         let (first, next) = traffic(&mut server, NOW, 0);
         assert_eq!((first.len(), next), (SLICE as usize, Some(SLICE)));
@@ -529,13 +519,13 @@ mod tests {
     }
 
     #[test]
-    fn sums_of_slices_are_sums_of_all() {
+    fn slices_add_up_to_the_total() {
         let mut server = server(2 * SLICE + 100);
         let (mut sessions, mut sum) = (Vec::new(), Tally::default());
         let mut from = Some(0);
         while let Some(slot) = from {
             let slice = tally(&mut server, NOW, slot, 2);
-            assert_eq!(slice.listeners[1], ListenerTraffic::default(), "its clients came by the other one");
+            assert_eq!(slice.listeners[1], ListenerTraffic::default(), "all clients use the first listener");
             sessions.push(slice.listeners[0].sessions);
             sum.merge(&slice);
             from = slice.next;
@@ -548,12 +538,12 @@ mod tests {
         assert_eq!(tally(&mut server, NOW, u32::MAX, 2).next, None);
         assert!(
             tally(&mut server, NOW, 0, 0).listeners.is_empty(),
-            "of a number that a reload has just made"
+            "a reload may have just added the number"
         );
     }
 
     #[test]
-    fn an_address_is_asked_for_with_its_port_or_by_prefix() {
+    fn address_filter_matches_port_or_prefix() {
         let admits = |filter: &str, address: &str| {
             filter.parse::<AddressFilter>().unwrap().admits(address.parse().unwrap())
         };

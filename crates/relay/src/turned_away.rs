@@ -1,33 +1,33 @@
-//! Refused connections and DTLS handshakes with their addresses, for operators who ask why a client could not connect. TCP's handshake or
-//! DTLS's cookie proves most addresses. The others have their own name and fewer places, because a stranger can forge them.
+//! Log of refused connections and DTLS handshakes with their addresses, so that operators see why a client
+//! could not connect. The TCP handshake or the DTLS cookie proves most addresses. Unproved ones can be
+//! forged, so they have their own stage and fewer entries.
 
 use std::{net::SocketAddr, sync::Arc};
 
 use turnpike_turn::server::Transport;
 
-/// Entries that one worker keeps between two publications; the rest is only counted.
+/// Entries per worker between two publications; the rest are only counted.
 const MOST: usize = 64;
-/// The first entries, which are the only ones that addresses without a proof may take.
+/// Entries that unproved addresses may use.
 const MOST_UNPROVED: usize = 8;
 
-/// Clients of one address that were turned away for one reason.
+/// Clients with one address that were refused for one reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TurnedAway {
-    /// The last of them.
+    /// The most recent one, with its port.
     pub client: SocketAddr,
-    /// How they came.
     pub transport: Transport,
-    /// Realm and username of the allocation that the connection had.
+    /// Realm and username of the connection's allocation.
     pub user: Option<(Arc<str>, Box<str>)>,
-    /// Where it was refused: `connection`, `tls_handshake`, `dtls_handshake`, or `dtls_hello`, whose address may be forged.
+    /// Stage of the refusal: `connection`, `tls_handshake`, `dtls_handshake` or `dtls_hello` (address may be
+    /// forged).
     pub stage: &'static str,
-    /// Why, as `/metrics` calls it.
+    /// Label of the refusal counter in `/metrics`.
     pub reason: &'static str,
-    /// How many.
     pub count: u64,
 }
 
-/// Those of some tenths of a second. One noisy address takes one place for each reason.
+/// Refusals since the last publication. A noisy address takes one entry per reason.
 #[derive(Default)]
 pub(crate) struct Noted(Vec<TurnedAway>);
 
@@ -42,7 +42,7 @@ impl Noted {
         self.note_within(MOST, (client, transport), user, (stage, reason));
     }
 
-    /// Notes a client whose address may be forged.
+    /// Records a client whose address may be forged.
     pub(crate) fn note_unproved(
         &mut self,
         client: SocketAddr,
@@ -72,7 +72,6 @@ impl Noted {
         }
     }
 
-    /// All of them, once.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = TurnedAway> + '_ {
         self.0.drain(..)
     }
@@ -83,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_address_takes_one_place_for_each_reason_and_there_is_an_end_to_places() {
+    fn one_address_takes_one_entry_per_reason_and_entries_are_bounded() {
         let mut noted = Noted::default();
         let mut note = |client: &str, reason| {
             noted.note(client.parse().unwrap(), Transport::Tls, None, ("tls_handshake", reason));
@@ -98,9 +97,9 @@ mod tests {
         noted.note_unproved("203.0.113.1:1".parse().unwrap(), Transport::Dtls, "dtls_hello", "version");
         let told: Vec<TurnedAway> = noted.drain().collect();
         assert_eq!(told.len(), MOST);
-        assert!(told.iter().all(|noted| noted.stage != "dtls_hello"), "a forged address takes no last place");
+        assert!(told.iter().all(|noted| noted.stage != "dtls_hello"), "forged addresses cannot fill the log");
         assert_eq!((told[0].client.port(), told[0].count, told[0].reason), (1000, 1000, "alert"));
         assert_eq!((told[1].count, told[1].reason), (1000, "garbage"));
-        assert_eq!(noted.drain().count(), 0, "they are told once");
+        assert_eq!(noted.drain().count(), 0, "each entry is reported once");
     }
 }

@@ -1,21 +1,21 @@
-//! Handover of a relay to another process: the old one passes its listening sockets, and the relay sockets and state of clients over UDP, and
-//! keeps clients over streams and DTLS until they end.
+//! Handover of a relay to another process. The old process passes its listening sockets and the relay sockets
+//! and state of UDP clients; it keeps stream and DTLS clients until they end.
 //!
 //! ```text
 //!        old process                                          new process
-//!  offer ─────────── how it listens, its keys, sockets ──────▶ start_from_handover   checks, makes its workers
-//!  pause             datagrams wait in sockets; the kernel relays on
-//!  export ────────── worker n: sessions and their sockets ───▶ worker n of it        all are taken in, or none
+//!  offer ─────────── listeners, keys, sockets ───────────────▶ start_from_handover   checks, creates its workers
+//!  pause             datagrams wait in sockets; the kernel keeps relaying
+//!  export ────────── worker n: sessions and their sockets ───▶ worker n              imports all or none
 //!                                                              received, serve       reads from the same sockets
 //!  forget            exported sessions are dropped, the kernel's flows too
 //!                                                              attach_kernel         its program replaces the old one
 //! ```
 //!
-//! If the new process cannot use the kernel's maps, all flows return to user space before the pause, and to the kernel after
-//! `attach_kernel`.
+//! If the new process cannot use the kernel's maps, all flows return to user space before the pause and to
+//! the kernel after `attach_kernel`.
 //!
-//! Until `forget` the old process keeps everything, and `resume` ends the upgrade. The kernel spreads clients over the very same sockets
-//! before and after, so that each stays with the worker of its number.
+//! The old process keeps everything until `forget`, and `resume` cancels the upgrade. Both processes use the
+//! same sockets, so the kernel assigns each client to the worker with the same number before and after.
 
 use std::{io, os::fd::OwnedFd, sync::Arc, time::Duration};
 
@@ -31,46 +31,44 @@ use crate::{
     worker::Command,
 };
 
-/// Time for a worker's step that involves no other worker.
+/// Timeout of steps within one worker.
 const STEP: Duration = Duration::from_secs(2);
-/// Sessions that a worker takes out of the kernel in that time are more than there can be; but it serves meanwhile.
+/// Timeout for returning all flows to user space. Ample, because workers keep serving meanwhile.
 const SUSPEND: Duration = Duration::from_secs(30);
-/// Rounds after which what workers hand to one another has come to an end; three are enough for all that there is.
+/// Maximum rounds until no handoffs between workers are in flight; three suffice.
 const ROUNDS: usize = 32;
 
-/// Everything that the new process needs to decide whether it can take over. Contains keys.
+/// Data that the new process needs to decide whether it can take over. Contains keys.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RelayOffer {
-    /// Threads; the new one has as many.
+    /// Number of workers, equal in both processes.
     pub workers: usize,
-    /// Whether the kernel relays what it can.
+    /// Uses the kernel fast path.
     pub kernel: bool,
-    /// Passed part of it; its descriptors are the last.
+    /// Kernel state whose descriptors come last.
     #[serde(default, rename = "lent")]
     passed: Option<PassedKernel>,
-    /// How datagrams enter and leave, by name: what waits in a socket was coalesced for it.
+    /// Name of the data path: datagrams waiting in sockets are coalesced for it.
     datapath: String,
-    /// Between processes it has the name that other versions know.
+    /// Field name known to other versions.
     #[serde(rename = "nonce_key")]
     own_key: NonceKey,
-    /// The numbers of all listeners there have been, which clients go on to have.
+    /// Listener numbers, which stay valid for clients.
     layout: Layout,
-    /// A listening socket of each worker for each.
+    /// Each has a listening socket per worker.
     places: OfferedPlaces,
-    /// Those that relayed transport addresses are made on now.
+    /// Current relay addresses.
     relay: Vec<RelayAddress>,
     known: Known,
 }
 
-/// An offer and its descriptors, for [`Relay::start_from_handover`].
 #[derive(Debug)]
 pub struct RelayHandover {
     offer: RelayOffer,
-    /// Of each worker its sockets in the order of the offer's, and then its end of a channel.
+    /// For each worker: its sockets in the order of the offer, then its end of a channel.
     descriptors: Vec<OwnedFd>,
 }
 
-/// Reason why sessions cannot be taken over.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unfit {
@@ -90,25 +88,24 @@ pub enum Unfit {
 }
 
 impl RelayOffer {
-    /// How datagrams enter and leave; `None` for what this version does not have.
+    /// `None` if this version lacks the data path.
     #[must_use]
     pub fn datapath(&self) -> Option<Datapath> {
         self.datapath.parse().ok()
     }
 
-    /// Of [`turnpike_turn::server::ServerConfig::own_key`].
+    /// See [`turnpike_turn::server::ServerConfig::own_key`].
     #[must_use]
     pub fn own_key(&self) -> NonceKey {
         self.own_key
     }
 
-    /// The numbers of listeners, to be followed by those that are configured here.
+    /// Listener numbers; the caller appends those of its own configuration.
     #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// The relay addresses in force.
     #[must_use]
     pub fn relay(&self) -> &[RelayAddress] {
         &self.relay
@@ -116,11 +113,8 @@ impl RelayOffer {
 }
 
 impl Relay {
-    /// What a new process is told, all listening sockets with the other ends of the ways to its workers, and our ends, one for each
-    /// worker.
-    ///
-    /// # Errors
-    /// A worker that is stuck or gone; no more descriptors.
+    /// Returns the offer, its descriptors (listening sockets and the new process's channel ends), and our
+    /// channel end of each worker. Fails if a worker hangs or has ended, or if no descriptors are left.
     pub fn offer(&self) -> io::Result<(RelayOffer, Vec<OwnedFd>, Vec<Channel>)> {
         let (places, layout, relay, own_key, datapath) = {
             let in_force = self.in_force();
@@ -141,11 +135,9 @@ impl Relay {
         Ok((offer, descriptors, channels))
     }
 
-    /// Has the workers rest, behind all that they have read; before that, has the kernel relay nothing any more, unless the new process
-    /// [`Relay::keeps_flows`]. What comes from now on waits in its socket. [`Relay::resume`] is due whatever comes of it.
-    ///
-    /// # Errors
-    /// A worker that is stuck or gone.
+    /// Pauses the workers once they have handled everything they read; later datagrams wait in their sockets.
+    /// Unless the new process [`Relay::keeps_flows`], the kernel stops relaying first. Call [`Relay::resume`]
+    /// if anything fails. Fails if a worker hangs or has ended.
     pub fn pause(&self, successor_keeps_flows: bool) -> io::Result<()> {
         if !successor_keeps_flows {
             self.workers.ask(SUSPEND, "take its flows out of the kernel", Command::SuspendFlows)?;
@@ -163,20 +155,18 @@ impl Relay {
         ))
     }
 
-    /// Sends the sessions of paused workers through these channels, each within `patience`; returns how many.
-    ///
-    /// # Errors
-    /// A worker that is stuck or gone; what the other process does not take.
+    /// Sends the sessions of paused workers through these channels, each within `patience`; returns their
+    /// number. Fails if a worker hangs or has ended, or if the other process rejects them.
     pub fn export(&self, channels: Vec<Channel>, patience: Duration) -> io::Result<usize> {
         self.workers.export(channels, patience)
     }
 
-    /// The upgrade has failed: resumes normal service.
+    /// Cancels the upgrade: resumes normal service.
     pub fn resume(&self) {
         self.workers.tell(|| Step::Resume.into());
     }
 
-    /// The new process serves. What it has is forgotten here when this returns, and what is left lives on: [`Relay::left`].
+    /// Completes the upgrade in the old process: drops exported sessions; the rest live on ([`Relay::left`]).
     pub fn forget(&self) {
         if let Err(error) = self.workers.forget() {
             tracing::warn!("{error}");
@@ -186,13 +176,13 @@ impl Relay {
         }
     }
 
-    /// In a new process: returns true if it goes on with the flows that the old one has in the kernel.
+    /// New process: returns true if it continues with the flows that the old process has in the kernel.
     #[must_use]
     pub fn keeps_flows(&self) -> bool {
         self.kernel.as_ref().is_some_and(|kernel| kernel.keeps_flows())
     }
 
-    /// Allocations that exist, and connections and associations beside them: at most 100 ms old.
+    /// Remaining allocations, and remaining connections and associations; at most 100 ms old.
     pub fn left(&self) -> (u64, u64) {
         self.snapshots().iter().fold((0, 0), |(allocations, connections), worker| {
             let connected = worker.streams.open + worker.dtls.open + worker.dtls.half_open;
@@ -200,23 +190,18 @@ impl Relay {
         })
     }
 
-    /// In a new process: waits for the sessions of all workers, and returns their number.
-    ///
-    /// # Errors
-    /// [`Unfit`].
+    /// New process: waits for the sessions of all workers and returns their number, or fails with [`Unfit`].
     pub fn received(&self) -> io::Result<usize> {
         self.workers.received()
     }
 
-    /// In a new process: begins to read from the sockets.
+    /// New process: starts to read from the sockets.
     pub fn serve(&self) {
         self.workers.tell(|| Step::Serve.into());
     }
 
-    /// In a new process: the old one has released the kernel's path, and this one's program replaces its program.
-    ///
-    /// # Errors
-    /// [`OffloadError`]; user space relays on.
+    /// New process: replaces the old process's kernel program, which must have been released. On error user
+    /// space keeps relaying.
     pub fn attach_kernel(&self) -> Result<(), OffloadError> {
         if let Some(kernel) = &self.kernel {
             kernel.attach()?;
@@ -227,23 +212,21 @@ impl Relay {
 }
 
 impl RelayHandover {
-    /// Pairs an offer with its descriptors.
     #[must_use]
     pub fn new(offer: RelayOffer, descriptors: Vec<OwnedFd>) -> Self {
         Self { offer, descriptors }
     }
 
-    /// What was offered.
     #[must_use]
     pub fn offer(&self) -> &RelayOffer {
         &self.offer
     }
 
-    /// Distributes the descriptors among so many workers.
+    /// Distributes the descriptors among the workers.
     pub(crate) fn open(self, workers: usize) -> Result<ReceivedRelay, StartError> {
         let Self { offer: RelayOffer { workers: offered, passed, places, known, .. }, descriptors } = self;
         if offered != workers {
-            // One more would change which worker a client comes to.
+            // An additional worker would change the assignment of clients to workers.
             return Err(StartError::Worker(io::ErrorKind::InvalidInput.into()));
         }
         let mut descriptors = descriptors.into_iter();
@@ -259,16 +242,15 @@ impl RelayHandover {
     }
 }
 
-/// A complete handover; empty without one.
+/// A complete handover; empty if there is none.
 #[derive(Default)]
 pub(crate) struct ReceivedRelay {
     pub(crate) places: Places,
-    /// One for each worker.
+    /// Per worker.
     pub(crate) sockets: Vec<Sockets>,
-    /// The same.
+    /// Per worker.
     pub(crate) channels: Vec<Channel>,
     pub(crate) known: Known,
-    /// Of the path through the kernel.
     pub(crate) kernel: Option<(PassedKernel, Vec<OwnedFd>)>,
 }
 
@@ -294,7 +276,7 @@ mod tests {
         }
     }
 
-    /// As a relay with one worker makes it whose listeners are these.
+    /// Offer of a relay with one worker and these listeners.
     fn offer(layout: &Layout, places: &Places) -> RelayOffer {
         let offer = RelayOffer {
             workers: 1,
@@ -323,10 +305,10 @@ mod tests {
     }
 
     #[test]
-    fn listeners_keep_places_and_numbers_and_what_was_about_to_be_closed_is_so_still() {
+    fn listeners_keep_places_and_numbers_and_stay_closing() {
         let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
         let other: SocketAddr = "127.0.0.2:0".parse().unwrap();
-        // Plain UDP and DTLS on one socket; the second UDP listener is taken away by a reload.
+        // Plain UDP and DTLS on one socket; a reload removes the second UDP listener.
         let first = config(&[any, other], &[any], &[any], &[other]);
         let mut layout = first.layout();
         let places =
@@ -348,7 +330,7 @@ mod tests {
         assert_eq!((of_one.udp.len(), of_one.dtls.len(), of_one.streams.len()), (2, 1, 2));
         let closing: Vec<Named> = of_one.closing.iter().map(|it| (it.transport, it.place)).collect();
         assert_eq!(closing, [(plain, 1)]);
-        // As it is configured, nothing is opened or closed; one that is not there any more is named.
+        // The same configuration opens and closes nothing; a removed listener is named.
         let same = here.change(&layout, &second).unwrap_or_else(|error| panic!("{error}"));
         assert!(same.opened.is_empty() && same.closing.is_empty());
         let less = config(&[any], &[any], &[any], &[]);
@@ -358,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_of_another_kind_among_the_sockets_is_an_error() {
+    fn missing_or_wrong_sockets_are_an_error() {
         let config = config(&["127.0.0.1:0".parse().unwrap()], &[], &[], &[]);
         let layout = config.layout();
         let places =
@@ -369,7 +351,10 @@ mod tests {
         {
             assert!(RelayHandover::new(offer(), descriptors).open(1).is_err());
         }
-        assert!(RelayHandover::new(offer(), vec![udp(), channel()]).open(2).is_err(), "another worker");
+        assert!(
+            RelayHandover::new(offer(), vec![udp(), channel()]).open(2).is_err(),
+            "too few descriptors for two workers"
+        );
         assert_eq!(offer().datapath(), Some(Datapath::Gso));
         assert!(!format!("{:?}", offer()).contains("213, 213"));
         assert!(RelayHandover::new(offer(), vec![udp(), channel()]).open(1).is_ok());

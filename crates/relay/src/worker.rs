@@ -1,5 +1,5 @@
-//! One worker: one thread, its own sockets, its own state machine. The life of a packet is [`Worker::run`], read from top to
-//! bottom.
+//! A worker: one thread with its own sockets and state machine. [`Worker::run`] shows the path of a packet
+//! from top to bottom.
 
 mod dtls;
 mod handoff;
@@ -60,38 +60,35 @@ use relays::Holder;
 use shared::SharedPorts;
 use tunnel::Tunnels;
 
-/// Datagrams taken in one tick from one listener, or from one relay socket that several allocations have, so that others get their
-/// turn.
+/// Maximum datagrams per tick from one listener or shared relay socket, for fairness.
 const SHARE: usize = 512;
 
-/// A question for the time that commands wait.
+/// Measures the time that commands wait.
 pub(crate) struct Probe {
     pub(crate) asked: Instant,
     pub(crate) answer: ToldWait,
 }
 
-/// Gets how long a question had waited for the worker.
+/// Receives the time that a probe waited for the worker.
 type ToldWait = Box<dyn FnOnce(Duration) + Send>;
 
-/// A question of another thread, answered between two ticks.
+/// Query of another thread, run between two ticks.
 pub(crate) type Question = Box<dyn FnOnce(&mut Server<WorkerPolicy>, Now) + Send>;
-
-/// What the control thread asks of a worker.
 pub(crate) enum Command {
     SetDraining(bool),
     Reconfigure(Box<Reconfigure>),
     Handoff(Box<Handoff>),
     Credentials(LookupId, Credentials),
-    /// Ends what is relayed from these addresses: the machine has lost them.
+    /// Ends the relays on these addresses, which the machine has lost.
     EndAt(Arc<[IpAddr]>),
     Answer(Question),
-    /// Lets everybody see what has been counted by the end of this tick, and calls this.
+    /// Publishes the counters at the end of this tick, then answers.
     Publish(Probe),
-    /// Send the sockets of these listeners.
+    /// Sends duplicates of the sockets of these listeners.
     ExportSockets(Arc<[Named]>, mpsc::Sender<io::Result<Vec<OwnedFd>>>),
-    /// The kernel relays nothing from now on; answered when it does not.
+    /// Stops the kernel fast path; replies when no flow is left in the kernel.
     SuspendFlows(mpsc::Sender<()>),
-    /// Send the number of handoffs taken at rest since it was last asked.
+    /// Returns the number of handoffs taken since the last call; only sent to paused workers.
     Settle(mpsc::Sender<usize>),
     Upgrade(Step),
 }
@@ -102,31 +99,31 @@ impl From<Step> for Command {
     }
 }
 
-/// What a socket is for, by its id.
+/// Use of a socket, indexed by its id.
 #[derive(Clone, Copy)]
 enum Role {
     Free,
-    /// For plain UDP: which of its listeners.
+    /// Index of the plain UDP listener.
     Listener(usize),
-    /// For DTLS: which of its listeners.
+    /// Index of the DTLS listener.
     Dtls(usize),
-    /// For plain UDP and DTLS.
+    /// Indices of the plain UDP and DTLS listeners.
     Both(usize, usize),
     Relay(Holder),
 }
 
-/// Bytes that followed a message on its stream.
+/// Bytes that followed a message in its stream.
 #[derive(Clone, Copy)]
 enum TrailingBytes<'a> {
-    /// From the client.
     Received(Span),
-    /// With the stream, from another worker.
+    /// Received from another worker together with the stream.
     HandedOver(&'a [u8]),
 }
 
 const NO_TRAILING: TrailingBytes<'static> = TrailingBytes::HandedOver(&[]);
 
-/// TOS and TTL of data that came in a stream or from another worker: relayed datagrams get the defaults (RFC 8656 section 15.2).
+/// TOS and TTL of data from a stream or another worker: relayed datagrams get the defaults (RFC 8656 section
+/// 15.2).
 const UNMARKED: (u8, u8) = (0, 0);
 
 impl TrailingBytes<'_> {
@@ -138,7 +135,8 @@ impl TrailingBytes<'_> {
     }
 }
 
-/// The datagrams of a received buffer. They outlive the borrow of the arena, so that effects can be carried out between two of them.
+/// Datagrams of a received buffer. The spans do not borrow the arena, so effects can be carried out between
+/// two of them.
 fn datagrams(rx: &Rx, buffer: &Buffer<'_>) -> impl Iterator<Item = Span> + use<> {
     let (mut rest, size) = (Some(rx.span(buffer.bytes)), u32::try_from(buffer.segment_size.max(1)));
     let size = size.unwrap_or(u32::MAX);
@@ -152,13 +150,12 @@ fn datagrams(rx: &Rx, buffer: &Buffer<'_>) -> impl Iterator<Item = Span> + use<>
 pub(crate) struct Worker {
     pub(crate) frame: Frame<Command, WorkerSnapshot>,
     server: Server<WorkerPolicy>,
-    /// Where its wake-ups are to carry more.
     coalescer: Option<Coalescer>,
     rx: Rx,
     out: Out,
     sockets: Sockets,
     layout: Arc<Layout>,
-    /// By place.
+    /// Indexed by place.
     listeners: Vec<Listener>,
     lingering: Lingering,
     roles: Vec<Role>,
@@ -167,23 +164,23 @@ pub(crate) struct Worker {
     shared: SharedPorts,
     mailboxes: Arc<[Mailbox]>,
     log: Arc<dyn SessionLog>,
-    /// Where the data path is the kernel's.
+    /// `None` without the kernel fast path.
     offload: Option<Offload>,
-    /// Told when the kernel relays nothing any more.
+    /// Notified when the kernel relays nothing any more.
     suspended: Option<mpsc::Sender<()>>,
-    /// To clients over DTLS that another process has.
+    /// Tunnels for DTLS clients between the old and the new process.
     tunnels: Tunnels,
-    /// What another process is about to have.
+    /// Exported to another process, to be dropped on `forget`.
     handed_over: Vec<AllocationId>,
     replays: ReplayGuard,
     counted: WorkerSnapshot,
-    /// Who waits for the next publication, and how long each had waited for the worker.
+    /// Probes to answer at the next publication, with the time each waited.
     asked: Vec<(Duration, ToldWait)>,
     complained: bool,
 }
 
 impl Worker {
-    /// Creates a worker with its sockets, which does not serve yet.
+    /// Creates a worker with its sockets; it does not serve yet.
     pub(crate) fn new(
         number: usize,
         common: &Common,
@@ -248,14 +245,14 @@ impl Worker {
         Ok(worker)
     }
 
-    /// Serves until told to stop.
+    /// Serves until stopped.
     pub(crate) fn run(&mut self) {
         let mut events: Vec<Event> = Vec::new();
         let mut now = self.now();
         // Wake-ups are delayed for datagrams only, not for streams, handoffs or commands.
         let mut by_datagrams = true;
         if self.coalescer.is_some() || self.offload.is_some() {
-            // Pauses, and looks at what has been emptied, are due within tens of microseconds.
+            // Pauses and drained-socket checks are due within tens of microseconds.
             let _ = rlimit::exact_timers();
         }
         loop {
@@ -304,19 +301,17 @@ impl Worker {
             }
             self.serve_accepted(now);
             self.handle_timeouts(now);
-            // Before the flush: some of them have a reply.
+            // Before the flush, because some effects send replies.
             self.carry_out_effects(now, NO_TRAILING);
             self.flush();
             self.tell_gone(now);
-            // Farewells to DTLS clients that had to give way.
+            // Flush again for the farewells to evicted DTLS clients.
             if self.out.tx.queued() > 0 {
                 self.flush();
             }
             self.publish(now.ms);
         }
     }
-
-    /// Does what is due.
     fn handle_timeouts(&mut self, now: Now) {
         if self.out.streams.poll_timeout().is_some_and(|due| due <= now.ms) {
             self.out.streams.handle_timeout(now.ms, &self.frame.poller);
@@ -342,7 +337,8 @@ impl Worker {
         }
     }
 
-    /// What is no datagram: the control thread, other workers, streams of clients and of peers. True means the end.
+    /// Handles events other than datagrams: commands, other workers, client and peer streams. Returns true if
+    /// the worker must stop.
     fn serve_others(&mut self, now: Now, event: &Event) -> bool {
         match event.token {
             INBOX => return self.handle_commands(now),
@@ -373,7 +369,7 @@ impl Worker {
         }
     }
 
-    /// Routes the datagrams of one received buffer: all of one client.
+    /// Routes the datagrams of one buffer, all from the same client.
     fn route_client_buffer(&mut self, now: Now, place: usize, index: usize) {
         let Listener { bound, number, .. } = self.listeners[place];
         let Some(buffer) = self.rx.buffer(index) else { return };
@@ -398,7 +394,7 @@ impl Worker {
         }
     }
 
-    /// Takes a socket into the table and watches it.
+    /// Adds a socket to the table and the poller.
     fn adopt(&mut self, socket: UdpSocket, role: Role) -> io::Result<SocketId> {
         let id = self.sockets.insert(socket);
         let index = id.0 as usize;
@@ -417,7 +413,7 @@ impl Worker {
         Ok(id)
     }
 
-    /// Does what the state machine asks for, in its order. `behind` the message that it was fed last.
+    /// Carries out the effects of the state machine in order. `behind` follows the message that caused them.
     fn carry_out_effects(&mut self, now: Now, behind: TrailingBytes<'_>) {
         while let Some(mut effect) = self.server.poll_effect() {
             if let Some(offload) = &mut self.offload {
@@ -471,14 +467,12 @@ impl Worker {
             }
         }
     }
-
-    /// Asks the credential store for what a request waits for.
     fn look_up(&mut self, query: CredentialQuery) {
         let answer = PendingLookup::new(query.lookup, self.frame.sender.clone());
         self.server.policy_mut().look_up(query, answer);
     }
 
-    /// Takes up the request that has waited for what the store says.
+    /// Resumes the request that waited for these credentials.
     fn take_credentials(&mut self, now: Now, lookup: LookupId, credentials: Credentials) {
         let verdict = self.server.credentials(now, lookup, credentials);
         self.out.reply(verdict);
@@ -486,10 +480,10 @@ impl Worker {
         self.frame.dirty = true;
     }
 
-    /// Carries out what the control thread and other workers ask for; true means the end.
+    /// Handles commands of the control thread and other workers. Returns true if the worker must stop.
     fn handle_commands(&mut self, now: Now) -> bool {
         while let Some(command) = self.frame.command() {
-            // Packets wait for one question at most, and after a step of an upgrade for a new reading of the clock.
+            // Packets wait for at most one query. Upgrade steps need a fresh clock reading afterwards.
             let ends_tick = matches!(command, Command::Answer(_) | Command::Upgrade(_));
             self.handle_command(now, command);
             if ends_tick {
@@ -517,12 +511,11 @@ impl Worker {
             Command::ExportSockets(named, answer) => _ = answer.send(self.export_sockets(&named)),
             Command::SuspendFlows(done) => self.suspend_offload(done),
             Command::Upgrade(step) => self.upgrade(now, step),
-            // Only a worker at rest is asked.
+            // Handled only while paused.
             Command::Settle(_) => {}
         }
     }
 
-    /// Ends all sessions.
     fn shut_down(&mut self, now: Now) {
         self.flush();
         self.server.close_all(now, ClosedReason::Shutdown);
@@ -538,7 +531,7 @@ impl Worker {
         Now { ms: self.frame.now_ms(), unix }
     }
 
-    /// When the next timer is due.
+    /// Time of the next timer.
     fn due(&self) -> Option<u64> {
         let timer = self.server.poll_timeout();
         let (streams, dtls) = (self.out.streams.poll_timeout(), self.out.dtls.poll_timeout());
@@ -580,7 +573,7 @@ impl Worker {
     }
 }
 
-/// A server has no more workers than there are seats: `config` sees to it.
+/// `config` ensures that the number of workers does not exceed the worker ids.
 fn worker_id(number: usize, config: &Config) -> WorkerId {
     let of = |count: usize| u16::try_from(count).ok();
     of(number)

@@ -29,13 +29,12 @@ fn wish(port: PortRequest) -> OpenRelay {
 }
 
 impl Ports {
-    /// Opens a port for Alice.
     fn get(&self, port: PortRequest, now_ms: u64) -> Result<Opened, Refusal> {
         self.open(&wish(port), ALICE, None, now_ms)
     }
 }
 
-/// Opens ports until there are no more.
+/// Opens ports until refused.
 fn all(ports: &Ports, open: &mut Vec<Opened>) -> Refusal {
     loop {
         match ports.get(PortRequest::Any, 0) {
@@ -46,7 +45,7 @@ fn all(ports: &Ports, open: &mut Vec<Opened>) -> Refusal {
 }
 
 #[test]
-fn a_reservation_goes_on_in_another_process_for_as_long_as_it_would_have() {
+fn reservation_keeps_its_expiry_in_another_process() {
     let (here, there) = (ports(22_140..=22_147), ports(22_140..=22_147));
     let token = [5; 8];
     let opened = here.get(PortRequest::EvenAndReserveNext(token), 1000).unwrap();
@@ -64,14 +63,14 @@ fn a_reservation_goes_on_in_another_process_for_as_long_as_it_would_have() {
     assert_eq!(here.open(&reserved, ALICE, None, 11_000).err(), Some(Refusal::Reservation));
     there.expire(20_499);
     assert_eq!(there.open(&reserved, ALICE, None, 20_499).unwrap().relayed.port(), next);
-    // Both ports are somebody's there.
+    // Both ports are taken there.
     let others: Vec<_> = (0..6).map(|_| there.get(PortRequest::Any, 0).unwrap()).collect();
     assert_eq!(others.len(), 6);
     assert_eq!(there.get(PortRequest::Any, 0).err(), Some(Refusal::Port));
 }
 
 #[test]
-fn every_port_of_the_range_is_given_once_and_then_none() {
+fn every_port_of_the_range_is_drawn_once() {
     let ports = ports(22_100..=22_115);
     let mut open = Vec::new();
     let refusal = all(&ports, &mut open);
@@ -87,9 +86,9 @@ fn every_port_of_the_range_is_given_once_and_then_none() {
     assert!(ports.get(PortRequest::Any, 0).is_ok());
 }
 
-/// RFC 8656 section 7.2 wants them unpredictable. Ports return to the pool once their quarantine is over.
+/// RFC 8656 section 7.2 requires unpredictable ports. They return to the pool after their quarantine.
 #[test]
-fn relay_ports_are_as_if_by_chance() {
+fn relay_ports_are_random() {
     let ports = ports(49_152..=65_535);
     let drawn = (0..randomness::SAMPLES as u64).map(|n| {
         let now_ms = n * QUARANTINE_MS;
@@ -100,7 +99,7 @@ fn relay_ports_are_as_if_by_chance() {
     randomness::judge(&drawn.collect::<Vec<_>>(), &[0x3F, 0xFF]).unwrap();
 }
 
-/// Opens and closes one port after the other, one each millisecond; the ports in order.
+/// Opens and closes a port per millisecond; returns the ports in order.
 fn one_after_the_other(ports: &Ports, wish: &OpenRelay, times: Range<u64>) -> Vec<u16> {
     let turn = |now_ms| {
         let opened = ports.open(wish, ALICE, None, now_ms).unwrap();
@@ -111,10 +110,10 @@ fn one_after_the_other(ports: &Ports, wish: &OpenRelay, times: Range<u64>) -> Ve
 }
 
 #[test]
-fn a_port_is_not_used_again_while_others_are_free_and_then_the_oldest_comes_first() {
+fn ports_are_reused_oldest_first_once_none_is_free() {
     let ports = ports(24_000..=24_015);
     let first = one_after_the_other(&ports, &wish(PortRequest::Any), 0..16);
-    // Other programs may have some ports of the range. Those of this test come in the order of the first round from then on.
+    // Other programs may hold some ports. The rest repeat in the order of the first round.
     let period = first.iter().skip(1).position(|port| *port == first[0]).map_or(16, |at| at + 1);
     assert!(period >= 10, "most of the range is free on this machine: {first:?}");
     let second = one_after_the_other(&ports, &wish(PortRequest::Any), 16..16 + 3 * period as u64);
@@ -123,7 +122,7 @@ fn a_port_is_not_used_again_while_others_are_free_and_then_the_oldest_comes_firs
 }
 
 #[test]
-fn of_two_ports_each_client_gets_the_one_that_was_not_used_last() {
+fn two_ports_are_used_alternately() {
     for port in [PortRequest::Any, PortRequest::Own] {
         let ports = ports(24_020..=24_021);
         let drawn = one_after_the_other(&ports, &wish(port), 0..20);
@@ -141,14 +140,14 @@ fn of_two_ports_each_client_gets_the_one_that_was_not_used_last() {
 }
 
 #[test]
-fn the_only_port_is_used_again_at_once() {
+fn only_port_is_reused_at_once() {
     let ports = ports(24_022..=24_022);
     assert_eq!(one_after_the_other(&ports, &wish(PortRequest::Any), 0..3), [24_022; 3]);
     assert_eq!(one_after_the_other(&ports, &wish(PortRequest::Even), 3..5), [24_022; 2]);
 }
 
 #[test]
-fn a_port_in_quarantine_is_open_for_nobody_and_free_again_when_the_time_is_over() {
+fn quarantined_port_is_closed_and_then_free_again() {
     let ports = ports(24_024..=24_025);
     let opened = ports.get(PortRequest::Any, 0).unwrap();
     let bound = opened.socket.local_addr();
@@ -165,7 +164,7 @@ fn a_port_in_quarantine_is_open_for_nobody_and_free_again_when_the_time_is_over(
 }
 
 #[test]
-fn a_free_port_of_another_address_is_preferred_to_one_in_quarantine() {
+fn free_port_of_another_address_precedes_a_quarantined_one() {
     let addresses = ["127.0.0.1", "127.0.0.2"].map(|ip| ip.parse().unwrap());
     let ports = ports_on(24_026..=24_027, &addresses);
     let mut used = std::collections::HashSet::new();
@@ -176,9 +175,9 @@ fn a_free_port_of_another_address_is_preferred_to_one_in_quarantine() {
     }
 }
 
-/// Whoever draws with replacement mostly gives up before the one free port.
+/// Random draws with replacement usually miss the only free port.
 #[test]
-fn the_one_port_that_other_programs_leave_is_found() {
+fn only_port_left_by_other_programs_is_found() {
     let range = 24_100..=24_163;
     let ports = ports(range.clone());
     let others: Vec<_> = range
@@ -190,14 +189,14 @@ fn the_one_port_that_other_programs_leave_is_found() {
         assert_eq!(opened.relayed.port(), 24_121);
         ports.release(opened.socket.local_addr(), now_ms);
     }
-    // Nothing of a search stays taken.
+    // The search leaves no port taken.
     drop(others);
     assert!(drawn(&ports, ALICE).len() >= 32);
 }
 
-/// A draw from quarantine meets a port that another program has bound meanwhile.
+/// A quarantined port may be bound by another program meanwhile.
 #[test]
-fn a_port_that_cannot_be_bound_stays_in_quarantine() {
+fn unbindable_port_stays_in_quarantine() {
     let ports = ports(24_040..=24_041);
     one_after_the_other(&ports, &wish(PortRequest::Any), 0..2);
     let quarantined = || ports.plan().pools[0].bits.quarantined();
@@ -212,7 +211,7 @@ fn a_port_that_cannot_be_bound_stays_in_quarantine() {
 }
 
 #[test]
-fn ports_that_are_not_taken_are_found_in_any_range() {
+fn free_ports_are_found_in_any_range() {
     let bits = PoolBits::default();
     let free = [0, 63, 64, 100, 127, 128, 4000, 65_535];
     (0..=u16::MAX).filter(|port| !free.contains(port)).for_each(|port| assert!(bits.take(port)));
@@ -225,7 +224,7 @@ fn ports_that_are_not_taken_are_found_in_any_range() {
 }
 
 #[test]
-fn ports_that_other_programs_hold_are_told_from_ports_that_are_used_up() {
+fn ports_held_by_others_differ_from_exhausted_ports() {
     let ports = ports(24_290..=24_297);
     let held: Vec<_> = (24_290..=24_295)
         .map(|port| std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).unwrap())
@@ -238,7 +237,7 @@ fn ports_that_other_programs_hold_are_told_from_ports_that_are_used_up() {
 }
 
 #[test]
-fn a_pair_of_ports_comes_out_of_quarantine_whole() {
+fn pair_of_ports_leaves_quarantine_together() {
     let ports = ports(24_030..=24_031);
     let pair = |token: u8, now_ms| {
         let opened = ports.get(PortRequest::EvenAndReserveNext([token; 8]), now_ms).unwrap();
@@ -255,7 +254,7 @@ fn a_pair_of_ports_comes_out_of_quarantine_whole() {
     );
     ports.release(second.socket.local_addr(), 3);
     drop((first, second));
-    // One of the two is free, the other is not.
+    // One of the two is free, the other quarantined.
     let open = pair(3, 2 + QUARANTINE_MS);
     open.iter().for_each(|opened| ports.release(opened.socket.local_addr(), 2 + QUARANTINE_MS));
     drop(open);
@@ -263,7 +262,7 @@ fn a_pair_of_ports_comes_out_of_quarantine_whole() {
 }
 
 #[test]
-fn quarantine_goes_on_in_another_process() {
+fn quarantine_continues_in_another_process() {
     let (here, there) = (ports(24_034..=24_035), ports(24_034..=24_035));
     let used = one_after_the_other(&here, &wish(PortRequest::Any), 50_000..50_001)[0];
     let text = serde_json::to_string(&here.quarantined(54_000)).unwrap();
@@ -274,7 +273,7 @@ fn quarantine_goes_on_in_another_process() {
 }
 
 #[test]
-fn an_even_port_comes_with_its_neighbour_held_under_the_token() {
+fn even_port_reserves_its_neighbour_under_the_token() {
     let ports = ports(22_200..=22_299);
     let first = ports.get(PortRequest::EvenAndReserveNext([7; 8]), 1000).unwrap();
     assert_eq!(first.relayed.port() % 2, 0);
@@ -285,7 +284,7 @@ fn an_even_port_comes_with_its_neighbour_held_under_the_token() {
 }
 
 #[test]
-fn an_even_port_is_even_or_none() {
+fn even_port_is_never_odd() {
     let ports = ports(22_501..=22_504);
     let even = || ports.get(PortRequest::Even, 0).map(|opened| opened.relayed.port());
     let mut given = [even().unwrap(), even().unwrap()];
@@ -295,7 +294,7 @@ fn an_even_port_is_even_or_none() {
 }
 
 #[test]
-fn a_reservation_ends_after_thirty_seconds_and_frees_its_port() {
+fn reservation_expires_after_thirty_seconds_and_frees_its_port() {
     let ports = ports(22_300..=22_301);
     let first = ports.get(PortRequest::EvenAndReserveNext([7; 8]), 0).unwrap();
     assert_eq!(ports.get(PortRequest::Any, 0).err(), Some(Refusal::Port));
@@ -308,7 +307,7 @@ fn a_reservation_ends_after_thirty_seconds_and_frees_its_port() {
 }
 
 #[test]
-fn what_is_relayed_is_known_by_address_and_transport_for_as_long_as_it_is_open() {
+fn relayed_addresses_are_known_by_transport_while_open() {
     let external = "192.0.2.9".parse().ok();
     let address = RelayAddress { bind: "127.0.0.1".parse().unwrap(), external };
     let ports = ports_of(22_700..=22_799, vec![address]);
@@ -324,7 +323,7 @@ fn what_is_relayed_is_known_by_address_and_transport_for_as_long_as_it_is_open()
     let (listener, told) = ports.open_tcp(Family::V4, "here", None, 0).unwrap();
     assert!(ports.are_relayed(listener.local_addr(), tcp) && ports.are_relayed(told, tcp));
     assert!(!ports.are_relayed(told, udp));
-    // Who is in the way of another draw is not taken for it.
+    // A port that another program blocks does not count as relayed.
     let program = std::net::UdpSocket::bind("127.0.0.1:22800").unwrap();
     let one = ports_of(22_800..=22_800, vec![address]);
     assert_eq!(one.get(PortRequest::Any, 0).err(), Some(Refusal::PortsHeld));
@@ -332,7 +331,7 @@ fn what_is_relayed_is_known_by_address_and_transport_for_as_long_as_it_is_open()
 }
 
 #[test]
-fn a_family_without_address_is_named_as_such() {
+fn family_without_an_address_has_its_own_refusal() {
     let ports = ports(22_400..=22_401);
     let v6 = OpenRelay { family: Family::V6, transport: RelayTransport::Udp, port: PortRequest::Any };
     assert_eq!(ports.open(&v6, ALICE, None, 0).err(), Some(Refusal::Family));
@@ -344,7 +343,7 @@ fn arriving_at(local: &str, from: &str) -> Client {
 }
 
 #[test]
-fn a_client_gets_the_relay_address_that_it_came_to_or_that_leads_to_it() {
+fn client_gets_the_relay_address_it_sent_to_or_of_its_route() {
     let addresses = ["127.0.0.1", "127.0.0.2"].map(|ip| ip.parse().unwrap());
     let ports = ports_on(22_100..=22_100, &addresses);
     let client = arriving_at("127.0.0.2:3478", "127.0.0.9:5000");
@@ -368,20 +367,20 @@ fn a_client_gets_the_relay_address_that_it_came_to_or_that_leads_to_it() {
 }
 
 #[test]
-fn each_address_of_a_family_gives_all_its_ports_to_dual_stack_allocations_too() {
+fn dual_stack_allocations_use_all_ports_of_each_address() {
     let addresses = ["127.0.0.1", "127.0.0.2", "::1"].map(|ip| ip.parse().unwrap());
     let ports = ports_on(22_500..=22_531, &addresses);
     let v6 = OpenRelay { family: Family::V6, transport: RelayTransport::Udp, port: PortRequest::Any };
     let mut open = Vec::new();
     for _ in 0..16 {
         open.push(ports.get(PortRequest::Any, 0).unwrap());
-        // The other half of a dual-stack allocation. Not every machine has IPv6.
+        // The other half of a dual-stack allocation; some machines lack IPv6.
         open.extend(ports.open(&v6, ALICE, None, 0));
     }
     let on = |open: &[Opened], ip: &IpAddr| open.iter().filter(|o| o.relayed.ip() == *ip).count();
     assert_eq!((on(&open, &addresses[0]), on(&open, &addresses[1])), (8, 8), "in turn");
 
-    // With the addresses unequally full, a turn on a full one goes to the other.
+    // A turn on a full address moves on to the other one.
     let (first, kept): (Vec<_>, Vec<_>) = open.into_iter().partition(|o| o.relayed.ip() == addresses[0]);
     first.iter().for_each(|opened| ports.release(opened.socket.local_addr(), 0));
     drop(first);
@@ -393,7 +392,7 @@ fn each_address_of_a_family_gives_all_its_ports_to_dual_stack_allocations_too() 
 }
 
 #[test]
-fn a_token_is_worth_nothing_to_another_user_or_realm_and_stays_good_for_its_owner() {
+fn token_is_valid_only_for_its_owner() {
     let ports = ports(22_700..=22_799);
     let first = ports.get(PortRequest::EvenAndReserveNext([7; 8]), 0).unwrap();
     for (realm, identity) in
@@ -408,21 +407,21 @@ fn a_token_is_worth_nothing_to_another_user_or_realm_and_stays_good_for_its_owne
 }
 
 #[test]
-fn one_user_can_reserve_a_few_ports_and_leaves_the_others_to_others() {
+fn reservations_are_limited_per_user_and_in_total() {
     let ports = ports(22_800..=23_311);
     assert_eq!(ports.plan().most_reservations, 32);
     let reserve = |owner: UserRef<'_>, token: u64| {
         let opened =
             ports.open(&wish(PortRequest::EvenAndReserveNext(token.to_be_bytes())), owner, None, 0)?;
-        // The allocation is deleted at once; the port next to it stays reserved.
+        // Deletes the allocation; the reserved neighbour port remains.
         ports.release(opened.socket.local_addr(), 0);
         Ok(())
     };
     let taken = |owner| (0..50).take_while(|_| reserve(owner, rand::random()).is_ok()).count();
     assert_eq!(taken(ALICE), MOST_PER_USER);
-    assert_eq!(taken(UserRef::new("there", "alice")), MOST_PER_USER, "a namesake is somebody else");
+    assert_eq!(taken(UserRef::new("there", "alice")), MOST_PER_USER, "same name in another realm");
     assert_eq!(taken(UserRef::new("here", "bob")), MOST_PER_USER);
-    // What she takes up counts no more, and she alone gets its place.
+    // Used reservations no longer count, and only their owner may replace them.
     ports.reservations().retain(|_, held| *held.owner != *UserRef::new("here", "bob").key());
     assert_eq!(reserve(ALICE, 1).err(), Some(Refusal::Reservation));
     assert_eq!(reserve(UserRef::new("here", "bob"), 1), Ok(()));
@@ -432,14 +431,14 @@ fn one_user_can_reserve_a_few_ports_and_leaves_the_others_to_others() {
             .is_ok()
     );
     assert_eq!(taken(UserRef::new("here", "bob")), MOST_PER_USER);
-    // All together have their bound, too.
+    // The limit for all users also holds.
     let users: Vec<String> = (0..20).map(|n| format!("user{n}")).collect();
     let all: usize = users.iter().map(|user| taken(UserRef::new("here", user))).sum();
     assert_eq!(all, ports.plan().most_reservations - 3 * MOST_PER_USER);
 }
 
 #[test]
-fn a_short_range_of_ports_is_shared_out_too() {
+fn user_limit_of_reservations_holds_for_short_ranges() {
     let ports = ports(23_400..=23_463);
     assert_eq!(ports.plan().most_reservations, 4);
     let reserve = |owner, token: [u8; 8]| {
@@ -451,7 +450,7 @@ fn a_short_range_of_ports_is_shared_out_too() {
 }
 
 #[test]
-fn reservations_that_outlive_their_allocations_cannot_take_all_ports() {
+fn reservations_cannot_take_all_ports() {
     let ports = ports(22_600..=22_663);
     let mut given = 0;
     for n in 0..200_u64 {
@@ -459,12 +458,12 @@ fn reservations_that_outlive_their_allocations_cannot_take_all_ports() {
         let wish = wish(PortRequest::EvenAndReserveNext(n.to_be_bytes()));
         let Ok(opened) = ports.open(&wish, UserRef::new("here", &user), None, 0) else { break };
         given += 1;
-        // The allocation is deleted at once; the port next to it stays reserved.
+        // Deletes the allocation; the reserved neighbour port remains.
         ports.release(opened.socket.local_addr(), 0);
     }
     assert_eq!(given, 4, "a sixteenth of the ports");
     assert_eq!(ports.get(PortRequest::EvenAndReserveNext([9; 8]), 29_999).err(), Some(Refusal::Reservation));
-    assert!(ports.get(PortRequest::Any, 0).is_ok(), "who reserves nothing is not refused");
+    assert!(ports.get(PortRequest::Any, 0).is_ok(), "plain requests still succeed");
     assert!(ports.get(PortRequest::EvenAndReserveNext([9; 8]), 30_000).is_ok());
 }
 
@@ -474,7 +473,7 @@ fn realm(realm: &str, range: RangeInclusive<u16>) -> RealmLimits {
 
 fn drawn(ports: &Ports, owner: UserRef<'_>) -> Vec<u16> {
     let open = std::iter::from_fn(|| ports.open(&wish(PortRequest::Any), owner, None, 0).ok());
-    // All of them at once, or one would be drawn twice.
+    // Opened together, so that none is drawn twice.
     let open: Vec<_> = open.collect();
     open.iter().for_each(|opened| ports.release(opened.socket.local_addr(), 0));
     let mut drawn: Vec<u16> = open.iter().map(|opened| opened.relayed.port()).collect();
@@ -483,7 +482,7 @@ fn drawn(ports: &Ports, owner: UserRef<'_>) -> Vec<u16> {
 }
 
 #[test]
-fn a_realm_has_the_ports_of_its_range_and_nobody_else_has_them() {
+fn ports_of_a_realm_belong_to_it_alone() {
     let bind = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let config = Config {
         relay: vec![RelayAddress { bind, external: None }],
@@ -498,13 +497,13 @@ fn a_realm_has_the_ports_of_its_range_and_nobody_else_has_them() {
     let ports = Ports::new(&config);
     for (of, range) in [("blue", 23_510..=23_519), ("red", 23_520..=23_529), ("also red", 23_520..=23_529)] {
         let drawn = drawn(&ports, UserRef::new(of, "alice"));
-        // Other programs may have a few.
+        // Other programs may hold a few.
         assert!(drawn.len() >= 8 && drawn.iter().all(|port| range.contains(port)), "{of}: {drawn:?}");
     }
     let others = drawn(&ports, ALICE);
     let is_others = |port: &u16| (23_500..=23_509).contains(port) || (23_530..=23_547).contains(port);
     assert!(others.len() >= 20 && others.iter().all(is_others), "{others:?}");
-    // A pair lies within the range as a whole.
+    // A pair lies completely within the range.
     for token in 0..4_u64 {
         let pair = PortRequest::EvenAndReserveNext(token.to_be_bytes());
         let Ok(opened) = ports.open(&wish(pair), UserRef::new("blue", &token.to_string()), None, 0) else {
@@ -515,17 +514,17 @@ fn a_realm_has_the_ports_of_its_range_and_nobody_else_has_them() {
 }
 
 #[test]
-fn a_reload_draws_elsewhere_and_leaves_open_what_is_open() {
+fn reload_draws_from_new_ports_and_keeps_open_ones() {
     let external = |text: &str| text.parse().ok();
     let at = |ip: &str, external| RelayAddress { bind: ip.parse().unwrap(), external };
     let config = |relay: Vec<RelayAddress>, range| Config { relay, ports: range, ..Config::default() };
     let ports = Ports::new(&config(vec![at("127.0.0.1", external("192.0.2.1"))], 23_600..=23_619));
     let opened = ports.get(PortRequest::Any, 0).unwrap();
     let bound = opened.socket.local_addr();
-    // The same address is told otherwise from now on, and there is another one.
+    // The address has a new external address, and a second address is added.
     let next = vec![at("127.0.0.1", external("192.0.2.9")), at("127.0.0.2", None)];
     ports.reconfigure(&config(next, 23_700..=23_719));
-    assert!(ports.are_relayed(opened.relayed, RelayTransport::Udp), "as it was told");
+    assert!(ports.are_relayed(opened.relayed, RelayTransport::Udp), "with the old external address");
     assert!(ports.are_relayed(bound, RelayTransport::Udp));
     let mut told = std::collections::HashSet::new();
     for _ in 0..4 {
@@ -537,7 +536,7 @@ fn a_reload_draws_elsewhere_and_leaves_open_what_is_open() {
     assert_eq!(told.len(), 2, "{told:?}");
     assert_eq!(ports.addresses().len(), 3);
     assert_eq!(ports.former_ranges(), [23_600..=23_619]);
-    // Taken away, an address is forgotten with what is open there.
+    // A removed address is forgotten once nothing is open on it.
     ports.reconfigure(&config(vec![at("127.0.0.2", None)], 23_700..=23_719));
     assert!(ports.are_relayed(bound, RelayTransport::Udp));
     ports.release(bound, 0);
@@ -545,7 +544,7 @@ fn a_reload_draws_elsewhere_and_leaves_open_what_is_open() {
     assert_eq!(ports.addresses(), [at("127.0.0.2", None)]);
     assert!(ports.former_ranges().is_empty());
     assert!(!ports.are_relayed(bound, RelayTransport::Udp));
-    // Back again, and no port is given twice.
+    // After it returns, no port is drawn twice.
     ports.reconfigure(&config(vec![at("127.0.0.1", None)], 23_600..=23_619));
     drop(opened);
     assert!(drawn(&ports, ALICE).len() >= 16);

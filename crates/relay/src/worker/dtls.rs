@@ -1,4 +1,4 @@
-//! The part of a worker that DTLS listeners need.
+//! DTLS clients of a worker.
 
 use turnpike_net::Span;
 use turnpike_turn::{server::Client, time::Now};
@@ -7,7 +7,8 @@ use super::{NO_TRAILING, SHARE, Worker, datagrams, offload::Side};
 use crate::dtls::Associations;
 
 impl Worker {
-    /// The socket of a DTLS listener is ready; where plain UDP has it too, with that one's place.
+    /// Receives from the socket of a DTLS listener; `plain` is the place of the plain UDP listener that
+    /// shares it.
     pub(super) fn receive_by_dtls(&mut self, now: Now, place: usize, plain: Option<usize>) {
         if self.rx.room() < Associations::ROOM {
             self.flush();
@@ -24,7 +25,7 @@ impl Worker {
             for index in received.first..received.first + received.count {
                 let Some(buffer) = self.rx.buffer(index) else { return };
                 match plain {
-                    // All of a buffer is of one client, who speaks the one or the other.
+                    // A buffer comes from a single client, which uses either DTLS or plain TURN.
                     Some(plain) if !matches!(buffer.bytes.first(), Some(20..=63)) => {
                         self.route_client_buffer(now, plain, index);
                     }
@@ -55,7 +56,7 @@ impl Worker {
         }
     }
 
-    /// Routes the messages of a datagram from this client, as a socket sees it. `marks` are TOS and TTL.
+    /// Routes the messages in a client's datagram with these TOS and TTL values.
     pub(super) fn route_dtls_datagram(&mut self, now: Now, from: Client, datagram: Span, marks: (u8, u8)) {
         let source = self.out.dtls.receive(now.ms, from, datagram, &mut self.rx, &mut self.out.tx);
         let Some(source) = source else { return };

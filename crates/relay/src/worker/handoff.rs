@@ -1,5 +1,6 @@
-//! Messages between workers: CONNECTION-IDs (RFC 6062) and mobility (RFC 8016) bring clients to another worker than their allocation's. No
-//! worker waits for an answer, and no packet of a client that stays where it is depends on one.
+//! Messages between workers. CONNECTION-IDs (RFC 6062) and mobility (RFC 8016) bring clients to a worker
+//! other than their allocation's. No worker waits for a reply, and packets of other clients never depend on
+//! one.
 
 use std::sync::{
     Arc,
@@ -20,52 +21,52 @@ use crate::{
     stream::{CloseReason, Detached, Streams},
 };
 
-/// Handoffs that may wait for one worker. Beyond that, requests are dropped, because clients repeat them, and streams wait where they are.
+/// Maximum handoffs waiting for one worker. Beyond that, requests are dropped (clients retransmit them) and
+/// streams wait where they are.
 const BACKLOG: usize = 1024;
-/// Milliseconds until a stream asks again whether there is room.
+/// Milliseconds until a waiting stream tries again.
 const AGAIN_MS: u64 = 10;
 
-/// Bytes of a client's data that travel with a request for its allocation: what comes over the Internet in one piece. So all that waits
-/// is bounded.
+/// Maximum bytes of client data sent along with a request for its allocation; about one datagram, to bound
+/// the queue.
 const CARRIED: usize = 2048;
 
-/// Where one worker gets what others hand to it.
+/// Queue of handoffs to one worker.
 #[derive(Clone)]
 pub(crate) struct Mailbox {
     pub(crate) worker: Sender<Command>,
     pub(crate) backlog: Arc<AtomicUsize>,
 }
 
-/// What one worker hands to another. Allocations and streams always arrive: there are no more of them than requests that were let through,
-/// and than streams that were accepted.
+/// Message to another worker. Allocations and streams are never lost: accepted requests and streams already
+/// bound their number.
 pub(crate) enum Handoff {
-    /// A client's stream, the request on it, and what came behind that.
+    /// A client's stream, the request on it, and the bytes behind that request.
     Stream(Box<Detached>, Box<[u8]>, Vec<u8>),
-    /// A request whose client remains with worker `via`, where another allocation may occupy its 5-tuple.
+    /// A request whose client stays with worker `via`, where another allocation may occupy its 5-tuple.
     Request { via: u16, occupied: bool, source: Source, request: Box<[u8]> },
-    /// Gives it back: its client does not arrive at `owner`.
+    /// Returns a request: its client does not move to `owner`.
     Declined { owner: u16, source: Source, request: Box<[u8]> },
-    /// A client does not arrive any more, as worker `from` has it.
+    /// Worker `from` no longer expects this client.
     MoveOver { from: u16, pending_move: PendingMove },
-    /// A deletion by a forwarded request, for when its client repeats it.
+    /// A deletion by a forwarded request, remembered for retransmissions.
     Deleted((u64, u64)),
-    /// The reply to it, and whom to expect.
+    /// Reply to a forwarded request, and the client to expect.
     Reply { source: Source, pending_move: Option<PendingMove>, reply: Box<[u8]> },
-    /// Asks for an allocation; with the client's data that made it necessary, so that it is not lost.
+    /// Requests an allocation, with the client's data that triggered the request so that it is not lost.
     Wanted(MoveRequest, Box<[u8]>),
-    /// Brings it, and the data back.
+    /// Transfers the allocation and returns the data.
     Allocation { from: u16, moved: Moved, sockets: Sockets, data: Box<[u8]> },
-    /// Says that it does not come.
+    /// The allocation does not move.
     NotMoved(Client),
-    /// Brings it back.
+    /// Returns the allocation.
     Returned { moved: Moved, sockets: Sockets },
 }
 
-/// The relay sockets of an allocation.
+/// Relay sockets of an allocation.
 pub(crate) type Sockets = Vec<(Family, UdpSocket)>;
 
 impl Handoff {
-    /// Whether it may be lost.
     fn may_be_lost(&self) -> bool {
         matches!(
             self,
@@ -87,7 +88,7 @@ impl Mailbox {
         self.backlog.load(Ordering::Relaxed) >= BACKLOG
     }
 
-    /// Gives back what cannot be delivered.
+    /// Returns the handoff if it cannot be delivered.
     fn send(&self, handoff: Box<Handoff>) -> Result<(), Box<Handoff>> {
         if handoff.may_be_lost() && self.is_full() {
             return Err(handoff);
@@ -98,14 +99,14 @@ impl Mailbox {
                 self.backlog.fetch_sub(1, Ordering::Relaxed);
                 Err(handoff)
             }
-            // What comes back is what was sent.
+            // Send errors return the command that was sent.
             Ok(()) | Err(_) => Ok(()),
         }
     }
 }
 
 impl Worker {
-    /// How the workers are reached, this one among them.
+    /// Sets the mailboxes of all workers, including this one.
     pub(crate) fn set_mailboxes(&mut self, mailboxes: Arc<[Mailbox]>) {
         self.mailboxes = mailboxes;
     }
@@ -114,7 +115,7 @@ impl Worker {
         u16::try_from(self.frame.number).unwrap_or(u16::MAX)
     }
 
-    /// Gives a stream to another worker, with the request that makes it that one's business; later, if too much waits there.
+    /// Moves a stream and its request to another worker, or retries later if that worker's queue is full.
     pub(super) fn hand_over(
         &mut self,
         now: Now,
@@ -134,17 +135,17 @@ impl Worker {
         }
     }
 
-    /// All bytes that came behind a request, for a stream that goes elsewhere.
+    /// Bytes received behind a request on a stream that moves.
     pub(super) fn all_behind(&self, client: &Client, behind: TrailingBytes<'_>) -> Vec<u8> {
         let mut all = behind.to_vec(&self.rx);
         if matches!(behind, TrailingBytes::HandedOver(_)) {
-            // The request waited for its user, and the stream was read on.
+            // The stream was read further while the request waited for credentials.
             all.extend_from_slice(self.out.streams.held(client));
         }
         all
     }
 
-    /// A client asks for its allocation, which another worker has.
+    /// Requests a client's allocation from the worker that has it.
     pub(super) fn fetch(&mut self, request: MoveRequest, mut data: Box<[u8]>) {
         if data.len() > CARRIED {
             data = Box::default();
@@ -154,14 +155,14 @@ impl Worker {
         }
     }
 
-    /// Gives an allocation to the worker where its client is, if it is to go there.
+    /// Sends an allocation to its client's new worker if the move is still valid.
     pub(super) fn export(&mut self, now: Now, request: &MoveRequest, data: Box<[u8]>) {
         let Some(mut moved) = self.server.export(now, request) else {
             self.send(request.to, Handoff::NotMoved(request.client));
             return;
         };
         if let Some(offload) = &mut self.offload {
-            // Counted here, told where the session ends.
+            // The kernel traffic is counted here and logged where the session ends.
             let [to_peer, to_client] = offload.release(moved.from(), &mut self.server).pairs();
             moved.count_across(to_peer, to_client);
         }
@@ -229,7 +230,7 @@ impl Worker {
         }
     }
 
-    /// Whether it will arrive. What may not be lost comes back here.
+    /// Returns whether the handoff was delivered. Undelivered allocations are closed.
     pub(super) fn send(&mut self, worker: u16, handoff: Handoff) -> bool {
         let undelivered = match self.mailboxes.get(usize::from(worker)) {
             Some(mailbox) => match mailbox.send(Box::new(handoff)) {
@@ -241,7 +242,7 @@ impl Worker {
         self.counted.handoffs_lost += 1;
         if let Handoff::Allocation { moved, sockets, .. } | Handoff::Returned { moved, sockets } = undelivered
         {
-            // Its worker has ended, and with it the server is about to.
+            // The target worker has ended, so the server is about to end as well.
             let now_ms = self.now().ms;
             for (_, socket) in sockets {
                 self.ports.close(socket, now_ms);
@@ -251,20 +252,20 @@ impl Worker {
         false
     }
 
-    /// Serves a stream that another worker has accepted.
+    /// Serves a stream accepted by another worker.
     fn take_over(&mut self, now: Now, taken: Detached, request: &[u8], behind: &[u8]) {
         let adopted = self.out.streams.adopt(taken, now.ms, &self.frame.poller);
-        // An older connection of the same 5-tuple may have given way.
+        // An older connection with the same 5-tuple may have been evicted.
         self.tell_gone(now);
         let Some(source) = adopted else { return };
         let verdict = self.server.from_handed_over(now, &source, request);
         self.out.reply(verdict);
         self.carry_out_effects(now, TrailingBytes::HandedOver(behind));
-        // It may have become a data connection, or travelled on.
+        // It may have become a data connection or moved to another worker.
         let Way::Stream(place) = Way::of(source.link) else { return };
         for part in behind.chunks(Streams::FEED) {
             if self.out.streams.is_paused(place.slot) {
-                // It has all that came behind.
+                // The stream kept the remaining bytes.
                 break;
             }
             if self.rx.room() < Streams::ROOM {
@@ -279,10 +280,11 @@ impl Worker {
         }
     }
 
-    /// Takes the relay sockets from an allocation that moves away, but for those that others have too. Those of an allocation that moves to
-    /// another worker are its own (`PortRequest::Own`).
+    /// Takes the relay sockets, except shared ones, from an allocation that moves. Allocations that move
+    /// between workers never share (`PortRequest::Own`).
     pub(super) fn detach_sockets(&mut self, allocation: AllocationId) -> Sockets {
-        // What is queued leaves before its socket does. The arena keeps what is still to be routed.
+        // Queued datagrams must leave before their socket does. The arena keeps datagrams that are not routed
+        // yet.
         self.out.tx.flush(&mut self.sockets, &self.rx);
         let mut detached = Sockets::new();
         for family in [Family::V4, Family::V6] {
@@ -300,7 +302,7 @@ impl Worker {
             }
             self.roles[id.0 as usize] = Role::Free;
             if let Some(socket) = self.sockets.remove(id) {
-                // Not watched any more, whatever this says: a descriptor that is not in the set.
+                // Fails only if the poller does not watch the socket.
                 let _ = self.frame.poller.remove(&socket);
                 detached.push((family, socket));
             }
@@ -308,14 +310,14 @@ impl Worker {
         detached
     }
 
-    /// The client of an allocation that was handed over may have closed its connection meanwhile, unnoticed.
+    /// Marks the client as disconnected if it closed its connection during the handoff.
     fn disconnect_if_gone(&mut self, now: Now, source: &Source) {
         if !self.is_here(source) {
             self.server.disconnected(now, &source.client);
         }
     }
 
-    /// Whether the client's connection is still open. Over plain UDP there is none to close.
+    /// Returns whether the client's connection is open; always true for plain UDP.
     fn is_here(&self, source: &Source) -> bool {
         match Way::of(source.link) {
             Way::Datagrams => true,
@@ -324,7 +326,7 @@ impl Worker {
         }
     }
 
-    /// What the client of an allocation said before it was here. Its TOS and TTL have been forgotten meanwhile.
+    /// Routes data that the client sent before its allocation arrived. Its TOS and TTL are not preserved.
     fn route_again(&mut self, now: Now, source: Source, data: &[u8]) {
         if data.is_empty() {
             return;
@@ -345,18 +347,18 @@ impl Worker {
     }
 
     pub(super) fn attach_sockets(&mut self, now: Now, allocation: AllocationId, sockets: Sockets) {
-        // A session that ended in this tick may have had the same index.
+        // An ended session with the same index may have pending effects.
         self.carry_out_effects(now, NO_TRAILING);
         for (family, socket) in sockets {
             let bound = socket.local_addr();
             let relay = RelayId { allocation, family };
-            // The worker that had it may have had it do without.
+            // The previous worker may have switched GRO off.
             self.ports.prepare(&socket);
             match self.adopt(socket, Role::Relay(Holder::One(relay))) {
                 Ok(id) => self.set_relay(relay, id, bound),
                 Err(_) => {
                     self.ports.release(bound, now.ms);
-                    // Without its socket it would be a session that nothing passes through.
+                    // A session without its socket could not relay anything.
                     self.server.close_one(now, allocation, ClosedReason::Administrator);
                 }
             }
@@ -364,7 +366,7 @@ impl Worker {
         if let Some(offload) = &mut self.offload {
             offload.attached(allocation, &self.out.listeners);
         }
-        // A reload may have come here first, and the worker that sent it knew its realm still.
+        // This worker may have reloaded before the sender did.
         if !self.server.has_realm_of(allocation) {
             self.server.close_one(now, allocation, ClosedReason::Administrator);
         }

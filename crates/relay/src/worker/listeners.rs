@@ -1,4 +1,4 @@
-//! The listeners of a worker: what the start and reloads open, and what is closed once its last client is gone.
+//! Listeners of a worker: opened at the start and by reloads, closed once their last client has gone.
 
 use std::{io, mem, net::SocketAddr, sync::Arc};
 
@@ -14,21 +14,21 @@ use crate::{
     listening::{Clients, Closing, Sockets, Source},
 };
 
-/// Between two looks whether listeners that are to be closed still have clients, in milliseconds.
+/// Milliseconds between checks for clients of closing listeners.
 const LOOK_MS: u64 = 1000;
 
-/// What a reload brings to a worker.
+/// New settings and sockets of one worker.
 pub(crate) struct Reconfigure {
     pub(crate) server: Arc<ServerConfig>,
     pub(crate) layout: Arc<Layout>,
     pub(crate) streams: Arc<StreamConfig>,
     pub(crate) dtls: Arc<DtlsConfig>,
-    /// All of it, but for what these and `server` say.
+    /// Configuration apart from the fields above and `server`.
     pub(crate) config: Arc<Config>,
     pub(crate) sockets: Sockets,
 }
 
-/// Listeners that are to be closed, and whether their clients here still count.
+/// Closing listeners, and whether this worker still counts as one with clients.
 #[derive(Default)]
 pub(super) struct Lingering {
     list: Vec<(Closing, bool)>,
@@ -54,7 +54,7 @@ impl Worker {
         self.layout = Arc::clone(&layout);
         self.out.streams.reconfigure(Arc::clone(&layout), streams);
         self.out.dtls.reconfigure(layout, dtls, keys);
-        // Before others take their places.
+        // Before new listeners take their places.
         self.close_gone(now);
         let is_open = |closing: &Closing| {
             let mut placed = self.layout.placed(closing.transport);
@@ -71,7 +71,6 @@ impl Worker {
         self.frame.dirty = true;
     }
 
-    /// Serves on these sockets.
     pub(super) fn listen(&mut self, sockets: Sockets) -> io::Result<()> {
         let Sockets { udp, dtls, streams, closing } = sockets;
         for closing in closing {
@@ -79,7 +78,7 @@ impl Worker {
                 self.out.streams.close_listener(closing.place, self.now().ms, &self.frame.poller);
             } else {
                 self.lingering.list.push((closing, true));
-                // Its last client may have gone long ago.
+                // Check at once, because the last client may have left long ago.
                 self.lingering.look_ms = 0;
             }
         }
@@ -122,8 +121,8 @@ impl Worker {
         Ok(())
     }
 
-    /// The socket of a new listener and where it is bound; with the clients to be left, if one of the `other` kind has it that is to be
-    /// closed.
+    /// Socket of a new listener and its address; with the clients of a closing listener of the `other` kind
+    /// that shares it.
     fn open_listener(
         &mut self,
         source: Source,
@@ -132,7 +131,7 @@ impl Worker {
         match source {
             Source::Own(socket) => {
                 let bound = socket.local_addr();
-                // Another process may have had it do without.
+                // Another process may have switched GRO off.
                 self.ports.prepare(&socket);
                 Ok((self.adopt(socket, Role::Free)?, bound, None))
             }
@@ -143,7 +142,7 @@ impl Worker {
         }
     }
 
-    /// The socket of an open listener for datagrams, and where it is bound.
+    /// Socket and address of an open UDP or DTLS listener.
     pub(super) fn listening(&self, transport: Transport, place: usize) -> Option<(SocketId, SocketAddr)> {
         if transport == Transport::Dtls {
             return self.out.dtls.listening(place);
@@ -152,7 +151,7 @@ impl Worker {
         listener.map(|listener| (listener.socket, listener.bound))
     }
 
-    /// Closes what nobody has clients of any more.
+    /// Closes listeners that have no clients.
     pub(super) fn close_forsaken(&mut self, now: Now) {
         self.lingering.look_ms = now.ms + LOOK_MS;
         for (closing, counts) in &mut self.lingering.list {
@@ -166,7 +165,7 @@ impl Worker {
         self.close_gone(now);
     }
 
-    /// Closes what no worker has clients of any more.
+    /// Closes listeners without clients on any worker.
     fn close_gone(&mut self, now: Now) {
         let list = mem::take(&mut self.lingering.list);
         let (gone, list) = list.into_iter().partition(|(closing, _)| closing.clients.are_gone());
@@ -199,14 +198,15 @@ impl Worker {
         self.carry_out_effects(now, NO_TRAILING);
     }
 
-    /// What is queued leaves before its socket does. The arena keeps what is still to be routed.
+    /// Queued datagrams must leave before their socket does. The arena keeps datagrams that are not routed
+    /// yet.
     fn close_socket(&mut self, id: SocketId) {
         self.out.tx.flush(&mut self.sockets, &self.rx);
         if let Some(offload) = &mut self.offload {
             offload.socket_closed(id);
         }
         if let Some(socket) = self.sockets.remove(id) {
-            // Closing it would not take it from the poller while somebody else has it open.
+            // Another process may share the socket, and then closing it does not remove it from the poller.
             let _ = self.frame.poller.remove(&socket);
         }
     }

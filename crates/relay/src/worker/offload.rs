@@ -1,5 +1,6 @@
-//! Keeps the flows of the program in the kernel (`turnpike_offload`) from the effects of the state machine, brings back what they have
-//! counted, and tells the program when a socket has been emptied, so that nothing overtakes what went through user space.
+//! Maintains the kernel program's flows (`turnpike_offload`) from the effects of the state machine, reads
+//! their counters, and reports drained sockets to the program, so that datagrams never overtake those in user
+//! space.
 
 use std::{
     collections::VecDeque,
@@ -21,12 +22,13 @@ use turnpike_wire::{
 use super::out::side;
 use crate::link::Way;
 
-/// Sessions that are taken into the kernel, or out of it, between two ticks.
+/// Sessions activated or deactivated between two ticks.
 const WALK: usize = 256;
-/// Channels whose flows are installed between two ticks. Each takes several system calls, and other datagrams wait meanwhile.
+/// Channels whose flows are installed between two ticks. Each takes several system calls, during which
+/// datagrams wait.
 const BEGIN: usize = 32;
 
-/// What went across, by direction.
+/// Traffic relayed by the kernel.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Across {
     pub(crate) to_peer: Counted,
@@ -45,49 +47,49 @@ impl Across {
         }
     }
 
-    /// As the state machine counts.
+    /// Datagrams and bytes of both directions.
     pub(super) fn pairs(&self) -> [(u64, u64); 2] {
         [self.to_peer, self.to_client].map(|counted| (counted.datagrams, counted.bytes))
     }
 }
 
-/// Who sends what comes to a socket.
+/// Senders of a socket's datagrams.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     Clients,
     Peers,
 }
 
-/// One worker's part of the kernel path.
+/// Kernel fast path of one worker.
 pub(super) struct Offload {
     flows: Flows,
-    /// The state machine's.
+    /// Clock of the state machine.
     clock: WorkerClock,
-    /// By the index of their allocation.
+    /// Indexed by allocation.
     sessions: Vec<Option<Box<Session>>>,
-    /// How many of them there are.
+    /// Number of sessions.
     open: usize,
     relays: Vec<[Option<RelaySocket>; 2]>,
     pub(super) sockets: WorkerSockets,
     across: Across,
-    /// Channels that are used, and have no flows so far.
+    /// Channels in use whose flows are not installed yet.
     begun: VecDeque<(AllocationId, ChannelNumber)>,
-    /// Of channels that may be used.
+    /// Valid channel numbers.
     range: ChannelRange,
-    /// Channels of which the kernel was not told, because their allocation has a limit of bits per second.
+    /// Channels kept out of the kernel because their allocation has a bandwidth limit.
     limited: u64,
-    /// Whether flows are installed. What they would be is remembered all the same.
+    /// Installs flows. Sessions are tracked even when inactive.
     is_active: bool,
-    /// The next session that is to follow when that has changed.
+    /// Next session to update after a change of `is_active`.
     walk: Option<usize>,
 }
 
-/// Of a session with flows, how far their counters have been read: another process finds them by what it knows of the session.
+/// Counter values read so far for a session's flows. Another process finds the flows themselves by the
+/// session's addresses.
 #[derive(Serialize, Deserialize)]
 pub(super) struct PassedFlows {
-    /// Those of the client as such.
     own: Counted,
-    /// Those of what peers send, by channel.
+    /// Flows from peers by channel number.
     to_client: Vec<(u16, Counted)>,
 }
 
@@ -97,36 +99,36 @@ struct RelaySocket {
     bound: SocketAddr,
 }
 
-/// What has been told of an allocation, and which flows came of it.
+/// An allocation as known from effects, and its flows.
 struct Session {
     allocation: AllocationId,
-    /// Only one that is reached by plain UDP.
+    /// `None` unless it uses plain UDP.
     client: Option<Client>,
-    /// Whether it has a limit of bits per second, which is held in user space: then it has no flows.
+    /// Has a bandwidth limit, which user space enforces: no flows.
     limited: bool,
-    /// The client as such, and what its flows to peers share.
+    /// The client's flow and the state shared by its flows to peers.
     own: Option<(Installed, State)>,
     permissions: Vec<(IpAddr, u64)>,
     channels: Vec<Channel>,
-    /// Counted when the state machine had no entry for it any more.
+    /// Traffic counted after the state machine dropped the session.
     late: Across,
 }
 
 struct Channel {
     number: ChannelNumber,
-    /// Where it is reached.
+    /// Address that datagrams are sent to.
     peer: SocketAddr,
-    /// As the client calls it, and its permission.
+    /// Address named by the client, to which its permission applies.
     named: IpAddr,
     expires_ms: u64,
-    /// Whether a datagram has passed on it, here or across. Until then it has no flows, so that a bind costs no system call.
+    /// Has carried a datagram. Unused channels have no flows, so that a bind costs no system call.
     used: bool,
     to_peer: Option<Installed>,
     to_client: Option<(Installed, State)>,
 }
 
 impl Offload {
-    /// `is_active` unless the program is still to be attached.
+    /// `is_active` is false until the program is attached.
     pub(super) fn new(flows: Flows, clock: WorkerClock, range: ChannelRange, is_active: bool) -> Self {
         let sockets = WorkerSockets::new(&flows, 0);
         Self {
@@ -145,7 +147,7 @@ impl Offload {
         }
     }
 
-    /// From now on the kernel relays what it can, or nothing: user space takes all flows over. [`Offload::walk`] goes on with that.
+    /// Starts or stops relaying in the kernel; [`Offload::walk`] updates the sessions.
     pub(super) fn set_active(&mut self, is_active: bool, sockets: &Sockets) {
         self.is_active = is_active;
         self.walk = Some(0);
@@ -154,7 +156,7 @@ impl Offload {
         }
     }
 
-    /// Has some more sessions follow; whether all have.
+    /// Updates some more sessions; returns true when finished.
     pub(super) fn walk<P: Policy>(
         &mut self,
         server: &mut Server<P>,
@@ -176,17 +178,17 @@ impl Offload {
         self.walk.is_none()
     }
 
-    /// What went across so far, of sessions of this worker.
+    /// Total traffic relayed by the kernel for this worker.
     pub(super) fn across(&self) -> Across {
         self.across
     }
 
-    /// Channels that stayed in user space because of a limit, so far.
+    /// Total channels kept in user space because of a bandwidth limit.
     pub(super) fn limited(&self) -> u64 {
         self.limited
     }
 
-    /// A relay socket for datagrams has been opened, is shared with this allocation, or has come from another worker.
+    /// Records the relay socket of an allocation: new, shared, or from another worker.
     pub(super) fn relay_opened(&mut self, relay: RelayId, id: SocketId, bound: SocketAddr) {
         let index = relay.allocation.index as usize;
         if self.relays.len() <= index {
@@ -195,7 +197,8 @@ impl Offload {
         self.relays[index][side(relay.family)] = Some(RelaySocket { id, bound });
     }
 
-    /// A relay socket is not this allocation's any more, and its flows are gone. `closes` says that it is nobody else's either.
+    /// Removes an allocation's relay socket whose flows are gone. `closes` is false if other allocations
+    /// still share it.
     pub(super) fn relay_closed(&mut self, relay: RelayId, closes: bool) {
         let pair = self.relays.get_mut(relay.allocation.index as usize);
         let socket = pair.and_then(|pair| pair[side(relay.family)].take());
@@ -204,13 +207,13 @@ impl Offload {
         }
     }
 
-    /// A listener, or a relay socket, is about to be closed.
+    /// Forgets a socket that is about to be closed.
     pub(super) fn socket_closed(&mut self, id: SocketId) {
         self.sockets.forget(id, &self.flows);
     }
 
-    /// The first to hear of each effect, so that what has ended has ended in the kernel before anybody is answered. Adds to the totals
-    /// of a session that ends.
+    /// Handles each effect first, so that ended flows have left the kernel before any reply. Adds the
+    /// kernel's counts to the totals of an ended session.
     pub(super) fn hear<P: Policy>(
         &mut self,
         effect: &mut Effect,
@@ -246,7 +249,7 @@ impl Offload {
                 let channel = session.channels.iter_mut().find(|channel| channel.number == *number);
                 let Some(channel) = channel else { return };
                 channel.used = true;
-                // What made it used is sent first.
+                // Installed later, because the datagram that made it used is sent first.
                 self.begun.push_back((*allocation, *number));
             }
             Effect::PermissionEnded { allocation, peer } => {
@@ -271,7 +274,7 @@ impl Offload {
                 self.with(*allocation, server, |session, flows| session.follow(flows, client));
                 self.renew(*allocation, listeners, |_| true);
             }
-            // One that is away has no way to its client until it has moved.
+            // The client is unreachable until it has moved.
             Effect::Returned { allocation } => {
                 let Some((client, link)) = server.reached(*allocation) else { return };
                 self.open(*allocation, &client, link, server.is_limited(*allocation));
@@ -285,13 +288,13 @@ impl Offload {
         }
     }
 
-    /// The relay sockets of an allocation are here now, behind what was told of it.
+    /// Installs the flows of an allocation whose relay sockets have arrived.
     pub(super) fn attached(&mut self, allocation: AllocationId, listeners: &[Option<(SocketId, bool)>]) {
         self.renew(allocation, listeners, |_| true);
     }
 
-    /// Removes all flows of a session that has ended or left; counts in total what they have counted since the last time, and says
-    /// what is still to be added to what the session itself has.
+    /// Removes all flows of a session that has ended or left. Adds their new counts to the worker's total,
+    /// and returns the counts still missing in the session's own total.
     pub(super) fn release<P: Policy>(&mut self, allocation: AllocationId, server: &mut Server<P>) -> Across {
         let slot = self.sessions.get_mut(allocation.index as usize);
         let is_it = |session: &mut Box<Session>| session.allocation == allocation;
@@ -304,7 +307,8 @@ impl Offload {
         counted.and(session.late)
     }
 
-    /// For a process that goes on with the flows of this session; what they have counted so far has been booked here then.
+    /// Exports the counter positions of a session's flows to another process, after adding the current counts
+    /// here.
     pub(super) fn export<P: Policy>(
         &mut self,
         allocation: AllocationId,
@@ -320,7 +324,7 @@ impl Offload {
         Some(PassedFlows { own: own.seen(), to_client: to_client.collect() })
     }
 
-    /// The flows of this session, which another process had, are this one's. In the kernel nothing changes by that.
+    /// Takes over the flows of a session from another process; the kernel state stays as it is.
     pub(super) fn adopt(
         &mut self,
         allocation: AllocationId,
@@ -340,7 +344,7 @@ impl Offload {
         session.own = Some((own, state));
         let relays = self.relays.get(index).copied().unwrap_or_default();
         for channel in &mut session.channels {
-            // A peer may be reached elsewhere by what is configured now.
+            // The current configuration may map the peer to another address.
             channel.to_peer = flows.adopt(&key(Some(channel.number)), channel.peer);
             channel.used = channel.to_peer.is_some();
             let seen = passed.to_client.iter().find(|(number, _)| *number == channel.number.get());
@@ -355,7 +359,7 @@ impl Offload {
         }
     }
 
-    /// Another process has all flows: forgets them. What has been counted here remains.
+    /// Forgets all flows, which another process has taken over. Totals remain.
     pub(super) fn leave(&mut self) {
         self.is_active = false;
         self.walk = None;
@@ -366,7 +370,8 @@ impl Offload {
         self.sockets.leave(&self.flows);
     }
 
-    /// After a reload: channels outside of this range end for ChannelData, and sessions may have limits, or have none any more.
+    /// After a reload: stops ChannelData flows of channels outside the range, and applies added or removed
+    /// bandwidth limits.
     pub(super) fn restrict<P: Policy>(
         &mut self,
         range: ChannelRange,
@@ -396,19 +401,20 @@ impl Offload {
         }
     }
 
-    /// Before the worker waits for events: how long at most.
+    /// Maximum wait for events.
     pub(super) fn before_wait(&mut self) -> Option<Duration> {
         self.sockets.before_wait()
     }
 
-    /// What the worker was told, and how much its sockets have lost so far. `are_all` says that there is nothing else ready.
+    /// Handles the events of a wait; `lost` counts the sockets' drops so far. `are_all` is true if nothing
+    /// else is ready.
     pub(super) fn after_wait(&mut self, events: &[Event], are_all: bool, lost: u64, sockets: &Sockets) {
-        // The tokens of sockets for datagrams are their numbers.
+        // Tokens of datagram sockets are their socket ids.
         let ready = events.iter().filter_map(|event| u32::try_from(event.token).ok()).map(SocketId);
         self.sockets.after_wait(ready, are_all, lost, sockets, &self.flows);
     }
 
-    /// [`WorkerSockets::received`], through a socket of `side`.
+    /// See [`WorkerSockets::received`]; `side` is the sender of the socket's datagrams.
     pub(super) fn received(
         &mut self,
         (socket, side): (SocketId, Side),
@@ -422,20 +428,20 @@ impl Offload {
         self.sockets.received(socket, received, is_empty, rx, self.is_active.then_some(goes_across));
     }
 
-    /// All that was received has been sent: time for the flows of channels that came into use.
+    /// Installs pending flows after everything received has been sent.
     pub(super) fn flushed(&mut self, sockets: &Sockets, listeners: &[Option<(SocketId, bool)>]) {
         self.sockets.flushed(sockets, &self.flows);
         let mut left = BEGIN;
         while left > 0
             && let Some((allocation, begun)) = self.begun.pop_front()
         {
-            // Those that have ended meanwhile cost nothing.
+            // Ended sessions cost nothing.
             left -= usize::from(self.session(allocation).is_some());
             self.renew(allocation, listeners, |channel| channel.number == begun);
         }
     }
 
-    /// Reads the counters of some sessions, and has sockets gather or not. True if there was something.
+    /// Reads the counters of some sessions and adjusts GRO. Returns true if there was traffic.
     pub(super) fn sweep<P: Policy>(
         &mut self,
         now_ms: u64,
@@ -464,7 +470,7 @@ impl Offload {
         any
     }
 
-    /// When the next counters are due, in milliseconds.
+    /// Time in milliseconds of the next sweep or pending work.
     pub(super) fn due(&self) -> Option<u64> {
         let sweep = (self.open > 0).then(|| self.sockets.sweep_due());
         let at_once = (self.walk.is_some() || !self.begun.is_empty()).then_some(0);
@@ -476,7 +482,7 @@ impl Offload {
         if self.sessions.len() <= index {
             self.sessions.resize_with(index + 1, || None);
         }
-        // Only a session that ended has left its slot.
+        // Ended sessions have already left their slots.
         self.open += 1;
         self.sessions[index] = Some(Box::new(Session {
             allocation,
@@ -494,7 +500,7 @@ impl Offload {
         (session.allocation == allocation).then_some(session)
     }
 
-    /// Changes a session, and books what the flows counted that ended by that.
+    /// Changes a session and accounts for the counts of the flows that this removed.
     fn with<P: Policy>(
         &mut self,
         allocation: AllocationId,
@@ -508,13 +514,13 @@ impl Offload {
         let counted = change(session, &mut self.flows);
         self.across.add(&counted);
         let [to_peer, to_client] = counted.pairs();
-        // Where it has ended already, its totals stand in an effect that is still to come.
+        // The totals of an ended session are in an effect that is still queued.
         if !server.count_across(allocation, to_peer, to_client) {
             session.late.add(&counted);
         }
     }
 
-    /// Installs the flows of those among these channels that are used, or lets them live as long as they may by now.
+    /// Installs the flows of the selected channels in use, or extends their expiry.
     fn renew(
         &mut self,
         allocation: AllocationId,
@@ -549,11 +555,11 @@ impl Offload {
             let expires_ns = self.clock.ns(channel.expires_ms);
             match &mut channel.to_peer {
                 Some(flow) => _ = installer.flows.extend(flow, expires_ns),
-                // Since a reload, the state machine drops it.
+                // Outside the range since a reload: the state machine drops it.
                 None if ChannelNumber::within(self.range, channel.number.get()).is_none() => {}
                 None => channel.to_peer = installer.install_to_peer(channel, relay, own, expires_ns),
             }
-            // RFC 8656 section 9: a channel does not stand in for the permission.
+            // RFC 8656 section 9: a channel binding does not replace the permission.
             let permitted = session.permissions.iter().find(|(ip, _)| *ip == channel.named);
             let Some((_, permitted_ms)) = permitted else { continue };
             let expires_ns = self.clock.ns(channel.expires_ms.min(*permitted_ms));
@@ -565,19 +571,19 @@ impl Offload {
     }
 }
 
-/// Installs flows of one client. `None` where there is no room for one, which is counted.
+/// Installs flows of one client. Methods return `None` if the table is full, which is counted.
 struct Installer<'o> {
     flows: &'o mut Flows,
     sockets: &'o mut WorkerSockets,
     client: Client,
-    /// Takes what the client sends.
+    /// Receives the client's datagrams.
     listener: SocketId,
-    /// As which the program knows that.
+    /// Number of `listener` in the kernel program.
     socket: u32,
 }
 
 impl Installer<'_> {
-    /// The client as such, and what its flows to peers share.
+    /// Installs the client's flow and the state shared by its flows to peers.
     fn install_own(&mut self) -> Option<(Installed, State)> {
         let Client { address, local, .. } = self.client;
         let state = self.flows.state().ok()?;
@@ -596,7 +602,7 @@ impl Installer<'_> {
         self.with_state(installed, state)
     }
 
-    /// ChannelData of the client.
+    /// Installs the flow for the client's ChannelData.
     fn install_to_peer(
         &mut self,
         channel: &Channel,
@@ -620,7 +626,7 @@ impl Installer<'_> {
         self.flows.install(&flow).ok()
     }
 
-    /// Datagrams of the peer.
+    /// Installs the flow for the peer's datagrams.
     fn install_to_client(
         &mut self,
         channel: &Channel,
@@ -645,7 +651,7 @@ impl Installer<'_> {
         self.with_state(installed, state)
     }
 
-    /// A flow with the state that it has to itself, which is given back where there is no flow.
+    /// Pairs a flow with its own state, or returns the state if there is no flow.
     fn with_state(&mut self, installed: Option<Installed>, state: State) -> Option<(Installed, State)> {
         match installed {
             Some(flow) => Some((flow, state)),
@@ -665,12 +671,12 @@ impl Across {
 }
 
 impl Session {
-    /// By which its client is reached.
+    /// Socket that reaches the client.
     fn listener(&self, listeners: &[Option<(SocketId, bool)>]) -> Option<(SocketId, bool)> {
         listeners.get(usize::from(self.client?.listener.0)).copied().flatten()
     }
 
-    /// What was counted since the last time.
+    /// Traffic since the last call.
     fn counted(&mut self, flows: &Flows) -> Across {
         let mut sum = Across::default();
         if let Some((_, state)) = &mut self.own {
@@ -682,26 +688,25 @@ impl Session {
         sum
     }
 
-    /// The client is reached there now, or nowhere.
+    /// Moves the client to another address, or marks it as unreachable.
     fn follow(&mut self, flows: &mut Flows, client: Option<Client>) -> Across {
         self.client = client;
         self.clear(flows)
     }
 
-    /// Peers of this address have no permission any more.
+    /// Ends the permission of a peer address.
     fn refuse(&mut self, flows: &mut Flows, peer: IpAddr) -> Across {
         self.permissions.retain(|(ip, _)| *ip != peer);
         let channels = self.channels.iter_mut().filter(|channel| channel.named == peer);
         channels.fold(Across::default(), |sum, channel| sum.and(channel.refuse_peer(flows)))
     }
 
-    /// There is no relayed transport address of this family any more.
+    /// Ends the relayed transport address of a family.
     fn lose(&mut self, flows: &mut Flows, family: Family) -> Across {
         self.permissions.retain(|(ip, _)| family_of(*ip) != family);
         self.unbind(flows, |channel| family_of(channel.peer.ip()) == family)
     }
 
-    /// Removes these channels.
     fn unbind(&mut self, flows: &mut Flows, which: impl Fn(&Channel) -> bool) -> Across {
         let mut sum = Across::default();
         self.channels.retain_mut(|channel| {
@@ -717,7 +722,7 @@ impl Session {
         sum
     }
 
-    /// Removes all flows. Channels and permissions are remembered.
+    /// Removes all flows but keeps channels and permissions.
     fn clear(&mut self, flows: &mut Flows) -> Across {
         let mut sum = Across::default();
         for channel in &mut self.channels {
@@ -732,7 +737,6 @@ impl Session {
 }
 
 impl Channel {
-    /// One that nothing has passed on so far.
     fn new(number: ChannelNumber, peer: SocketAddr, named: IpAddr, expires_ms: u64) -> Self {
         Self { number, peer, named, expires_ms, used: false, to_peer: None, to_client: None }
     }
@@ -744,7 +748,7 @@ impl Channel {
         self.refuse_peer(flows)
     }
 
-    /// The peer has no permission any more.
+    /// Ends the peer's permission.
     fn refuse_peer(&mut self, flows: &mut Flows) -> Across {
         let Some((flow, state)) = self.to_client.take() else { return Across::default() };
         flows.remove(flow);
@@ -752,7 +756,7 @@ impl Channel {
     }
 }
 
-/// The client, if it is reached by plain UDP.
+/// Returns the client if it uses plain UDP.
 fn by_datagrams(client: &Client, link: Link) -> Option<Client> {
     (Way::of(link) == Way::Datagrams).then_some(*client)
 }
@@ -761,7 +765,7 @@ fn family_of(ip: IpAddr) -> Family {
     if ip.is_ipv4() { Family::V4 } else { Family::V6 }
 }
 
-/// Such an address needs an interface beside it, which no key has.
+/// Link-local addresses need an interface, which flow keys lack.
 fn is_link_local(address: SocketAddr) -> bool {
     matches!(address.ip(), IpAddr::V6(ip) if ip.is_unicast_link_local())
 }

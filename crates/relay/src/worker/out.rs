@@ -1,17 +1,15 @@
-//! Turns a verdict into a datagram of a UDP socket, a piece of a stream, or a DTLS record. Separate from the worker, because the received
-//! bytes are borrowed meanwhile.
+//! Sends a verdict as a UDP datagram, stream data or a DTLS record. Separate from the worker, because the
+//! received bytes are borrowed meanwhile.
 
 use turnpike_net::{Route, Rx, SocketId, Tx};
 use turnpike_turn::server::{Client, Family, Link, RelayId, Verdict, relayed_ttl};
 
 use crate::{dtls::Associations, link::Way, stream::Streams};
-
-/// What a verdict needs to become a datagram.
 pub(super) struct Out {
     pub(super) tx: Tx,
-    /// Socket and, for a wildcard listener, whether the source address must be named; by the number of the UDP listener.
+    /// Socket, and whether its wildcard address requires a source address; by UDP listener number.
     pub(super) listeners: Vec<Option<(SocketId, bool)>>,
-    /// Relay sockets by allocation index, IPv4 and IPv6; several allocations may have one together.
+    /// Relay sockets for IPv4 and IPv6 by allocation index; several allocations may share one.
     pub(super) relays: Vec<[Option<SocketId>; 2]>,
     pub(super) ttl_expired: u64,
     pub(super) streams: Streams,
@@ -19,7 +17,8 @@ pub(super) struct Out {
 }
 
 impl Out {
-    /// Queues the packet of a verdict. `marks` are TOS and TTL of the datagram. True if effects may follow: never where something was relayed.
+    /// Queues the packet of a verdict; `marks` are the TOS and TTL of the datagram. Returns true if effects
+    /// may follow, which is never the case for relayed data.
     #[inline]
     pub(super) fn carry_out(&mut self, rx: &Rx, (tos, ttl): (u8, u8), verdict: Verdict<'_>) -> bool {
         match verdict {
@@ -57,13 +56,13 @@ impl Out {
                 self.reply_to(&client, link, bytes);
                 true
             }
-            // Streams have been asked before.
+            // Streams handle this before.
             Verdict::Wait { .. } => false,
             Verdict::Drop(_) => true,
         }
     }
 
-    /// The same for a verdict that relays nothing.
+    /// Sends the reply of a verdict that relays nothing.
     pub(super) fn reply(&mut self, verdict: Verdict<'_>) {
         if let Verdict::Reply { client, link, bytes } = verdict {
             self.reply_to(&client, link, bytes);
@@ -90,7 +89,7 @@ impl Out {
         }
     }
 
-    /// Of a client over plain UDP.
+    /// Route to a client over plain UDP.
     #[inline]
     fn route_to(&self, client: &Client) -> Option<Route> {
         let (socket, wildcard) = (*self.listeners.get(usize::from(client.listener.0))?)?;
@@ -109,7 +108,7 @@ impl Out {
         self.relays.get(relay.allocation.index as usize).and_then(|pair| pair[side(relay.family)])
     }
 
-    /// Of what is relayed for this; `None`, and counted, where it ends here.
+    /// TTL of the relayed datagram; counts and returns `None` if it expires here.
     #[inline]
     fn next_ttl(&mut self, received: u8) -> Option<u8> {
         let ttl = relayed_ttl(received);

@@ -1,4 +1,4 @@
-//! TCP relaying (RFC 6062), between the state machine and the sockets of [`crate::peers`].
+//! TCP relaying (RFC 6062): connects the state machine with the sockets of [`crate::peers`].
 
 use turnpike_net::poll::Event;
 use turnpike_turn::{
@@ -17,7 +17,7 @@ use crate::{
     stream::CloseReason,
 };
 
-/// Connections accepted from one relayed transport address in one tick.
+/// Connections accepted per relayed transport address and tick.
 const ACCEPTS: usize = 32;
 
 impl Worker {
@@ -45,15 +45,15 @@ impl Worker {
         }
     }
 
-    /// An attempt to connect takes too long.
+    /// Gives up a connection attempt that takes too long.
     pub(super) fn give_up(&mut self, now: Now, allocation: AllocationId, connection: ConnectionId) {
         self.peers.drop_connection(connection);
         let verdict = self.server.connected(now, allocation, connection, Err(ConnectError::TimedOut));
         self.out.reply(verdict);
     }
 
-    /// From now on the client's connection is the data connection of `connection`; its reply is queued. `first` came behind the
-    /// request.
+    /// Turns the client's connection into the data connection of `connection`, whose reply is queued. `first`
+    /// followed the request.
     pub(super) fn bind(
         &mut self,
         now: Now,
@@ -77,7 +77,7 @@ impl Worker {
         self.report(now);
     }
 
-    /// Something of a TCP relay is ready.
+    /// Handles an event of a TCP relay.
     pub(super) fn serve_peers(&mut self, now: Now, event: &Event) {
         let purse = &mut Purse { now, server: &mut self.server };
         if let Some(place) = self.peers.on_event(event, purse) {
@@ -86,7 +86,7 @@ impl Worker {
         self.report(now);
     }
 
-    /// What is due without an event.
+    /// Handles due timers.
     pub(super) fn resume_peers(&mut self, now: Now) {
         self.peers.handle_timeout(now.ms, &self.frame.poller);
         self.peers.resume(&mut Purse { now, server: &mut self.server });
@@ -99,7 +99,7 @@ impl Worker {
             let Some((relay, socket, peer)) = self.peers.accept(place, now.ms, &self.frame.poller) else {
                 return;
             };
-            // Refused, it is closed as it is dropped.
+            // A refused socket closes on drop.
             if let PeerConnection::Accept { connection, client, link, bytes } =
                 self.server.peer_connected(now, relay, canonical(peer))
             {

@@ -1,5 +1,5 @@
-//! The relay sockets of datagrams: opening them, what comes from peers, and closing them. An allocation has its own, or several have one
-//! together (`Config::shared_ports`).
+//! UDP relay sockets: opening, receiving from peers, closing. An allocation has its own socket or shares one
+//! (`Config::shared_ports`).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -18,20 +18,18 @@ use crate::{
     ports::{Opened, Refusal},
 };
 
-/// ICMP errors read from one socket in one tick.
+/// ICMP errors read per socket and tick.
 const ERRORS: usize = 16;
 
-/// Who has a relay socket.
+/// Owner of a relay socket.
 #[derive(Clone, Copy)]
 pub(super) enum Holder {
-    /// One allocation.
     One(RelayId),
-    /// Several.
     Many(SharedPort),
 }
 
 impl Worker {
-    /// Opens the relay sockets of a new allocation and answers its client.
+    /// Opens the relay sockets of a new allocation and replies to its client.
     pub(super) fn open(&mut self, now: Now, request: &OpenRequest) {
         let first = self.open_one(now, request.allocation, &request.first);
         let second = request.second.map(|wish| self.open_one(now, request.allocation, &wish));
@@ -45,7 +43,7 @@ impl Worker {
         }
         let first = self.address_for(allocation, wish.family);
         let owner = self.server.owner(allocation).unwrap_or_default();
-        // A realm with ports of its own shares them with nobody.
+        // A realm with its own ports does not share them.
         if wish.port == PortRequest::Any
             && self.shared.shares(wish.family)
             && !self.ports.has_own(owner.realm)
@@ -71,13 +69,13 @@ impl Worker {
         }
     }
 
-    /// The relay address that an allocation's client gets if there are several.
+    /// Relay address preferred for an allocation's client.
     pub(super) fn address_for(&mut self, allocation: AllocationId, family: Family) -> Option<IpAddr> {
         let (client, _) = self.server.reached(allocation)?;
         self.ports.address_for(family, &client)
     }
 
-    /// A relay socket that other allocations have too: a new one while there may be more, and then the one with the fewest.
+    /// Opens another shared socket while the limit allows, then assigns the least used one.
     fn open_shared(
         &mut self,
         now: Now,
@@ -93,7 +91,7 @@ impl Worker {
             Err(Refusal::Port)
         };
         let port = match (opened, self.shared.emptiest(family, by_datagrams, first)) {
-            // Where no more can be had, those that there are have to do.
+            // If no further socket can be opened, use an existing one.
             (Ok(port), _) | (Err(_), Some(port)) => port,
             (Err(refusal), None) => return self.refuse(refusal),
         };
@@ -103,7 +101,6 @@ impl Worker {
         OpenResult::Shared { relayed: place.relayed, port }
     }
 
-    /// One more relay socket to share.
     fn open_another(
         &mut self,
         now: Now,
@@ -121,7 +118,7 @@ impl Worker {
         Ok(port)
     }
 
-    /// From now on this socket sends for a relayed transport address.
+    /// Assigns a socket to a relayed transport address.
     pub(super) fn set_relay(&mut self, relay: RelayId, socket: SocketId, bound: SocketAddr) {
         self.out.set_relay(relay, socket);
         if let Some(offload) = &mut self.offload {
@@ -155,7 +152,7 @@ impl Worker {
         refusal.result()
     }
 
-    /// Ends what is relayed from these addresses.
+    /// Ends all relays on these addresses.
     pub(super) fn end_relays_at(&mut self, now: Now, gone: &[IpAddr]) {
         for relay in self.server.relays() {
             let socket = self.out.relay_socket(relay).and_then(|id| self.sockets.get(id));
@@ -177,8 +174,8 @@ impl Worker {
         if event.error {
             self.pass_errors_on(now, holder, id);
         }
-        // One that many have may be ready at every wait, and the kernel has to be told when it was empty: only a call that brings nothing
-        // shows that, for an ICMP error ends one too.
+        // A shared socket may be ready at every wait, and the kernel must learn when it was empty. Only a
+        // call that returns nothing proves that, because an ICMP error also ends a call.
         let reads_on = self.offload.is_some() && matches!(holder, Holder::Many(_));
         loop {
             let Some(socket) = self.sockets.get(id) else { return };
@@ -197,7 +194,7 @@ impl Worker {
             for buffer in self.rx.buffers(received) {
                 let relay = match holder {
                     Holder::One(relay) => Some(relay),
-                    // All of a buffer is of one peer.
+                    // All datagrams of a buffer come from one peer.
                     Holder::Many(port) => self.server.data.claimant(port, buffer.from.ip(), buffer.count()),
                 };
                 let Some(relay) = relay else { continue };
@@ -213,7 +210,7 @@ impl Worker {
         }
     }
 
-    /// What ICMP has said of datagrams to peers.
+    /// Processes ICMP errors caused by datagrams to peers.
     fn pass_errors_on(&mut self, now: Now, holder: Holder, socket: SocketId) {
         let Some(socket) = self.sockets.get(socket) else { return };
         let mut errors = [None; ERRORS];
@@ -247,7 +244,8 @@ impl Worker {
         if !is_last {
             return;
         }
-        // What is queued leaves before its socket does. The arena keeps what is still to be routed.
+        // Queued datagrams must leave before their socket does. The arena keeps datagrams that are not routed
+        // yet.
         self.out.tx.flush(&mut self.sockets, &self.rx);
         self.roles[id.0 as usize] = Role::Free;
         if let Some(socket) = self.sockets.remove(id) {

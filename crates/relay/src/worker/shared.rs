@@ -1,6 +1,6 @@
-//! Relay sockets that several allocations of this worker have together (`Config::shared_ports`). The state machine tells their peers
-//! apart; here stands which sockets there are, and how many allocations each has. Clients over UDP share none with others: an upgrade
-//! ([`crate::upgrade`]) takes the former to another process, and the latter stay.
+//! Relay sockets shared by several allocations of a worker (`Config::shared_ports`). The state machine tells
+//! their peers apart; this file tracks the sockets and their use. UDP clients share with UDP clients only,
+//! because an upgrade ([`crate::upgrade`]) moves them to another process and leaves the others.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -13,25 +13,23 @@ use turnpike_turn::server::{Family, SharedPort};
 use super::out::side;
 use crate::Config;
 
-/// Sockets, by their numbers. One is opened while there are fewer than there may be, and closed with the last of its allocations.
+/// Shared sockets by number. They are opened on demand up to a limit, and closed with their last allocation.
 pub(super) struct SharedPorts {
-    /// So many of a family there may be for clients over UDP, and so many for others: IPv4, IPv6.
+    /// Maximum sockets for UDP clients and again for others: IPv4, IPv6.
     most: [usize; 2],
-    /// The same of one address.
+    /// Maximum per relay address.
     most_of_address: usize,
-    /// Addresses and ports of those that newcomers may have.
+    /// Addresses and ports available to new allocations.
     drawn: (Vec<IpAddr>, RangeInclusive<u16>),
     places: Vec<Option<Place>>,
 }
-
-/// One socket.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub(super) socket: SocketId,
     pub(super) bound: SocketAddr,
-    /// What clients are told.
+    /// Address reported to clients.
     pub(super) relayed: SocketAddr,
-    /// Whether its clients come over UDP.
+    /// Used by UDP clients.
     pub(super) by_datagrams: bool,
     allocations: usize,
 }
@@ -46,27 +44,26 @@ impl SharedPorts {
         }
     }
 
-    /// From now on addresses and ports are those of this configuration. Sockets on others are closed with the last of their allocations,
-    /// and given to no more.
+    /// Applies a new configuration. Sockets outside its addresses and ports get no further allocations and
+    /// close with their last one.
     pub(super) fn reconfigure(&mut self, config: &Config) {
         self.most = most(config);
         self.most_of_address = config.shared_ports;
         self.drawn = drawn(config);
     }
 
-    /// Whether ports of this family are shared.
     pub(super) fn shares(&self, family: Family) -> bool {
         self.most[side(family)] > 0
     }
 
-    /// Whether there may be one more for such clients, on this address if one is named.
+    /// Returns whether another socket may be opened for such clients, on address `at` if given.
     pub(super) fn may_open(&self, family: Family, by_datagrams: bool, at: Option<IpAddr>) -> bool {
         let open = || self.of(family, by_datagrams);
         let on = |ip: IpAddr| open().filter(move |(_, place)| place.bound.ip() == ip).count();
         open().count() < self.most[side(family)] && at.is_none_or(|ip| on(ip) < self.most_of_address)
     }
 
-    /// One more, which no allocation has so far; its number.
+    /// Adds a socket without allocations; returns its number.
     pub(super) fn open(
         &mut self,
         socket: SocketId,
@@ -80,7 +77,7 @@ impl SharedPorts {
         port
     }
 
-    /// One that has this number already.
+    /// Adds a socket under a given number.
     pub(super) fn adopt(
         &mut self,
         SharedPort(port): SharedPort,
@@ -96,15 +93,15 @@ impl SharedPorts {
         self.places[at] = Some(Place { socket, bound, relayed, by_datagrams, allocations: 0 });
     }
 
-    /// All of clients over UDP.
+    /// Sockets of UDP clients.
     pub(super) fn portable(&self) -> impl Iterator<Item = (SharedPort, Place)> {
         let places = self.places.iter().enumerate();
         let places = places.filter_map(|(at, place)| Some((number(at), (*place)?)));
         places.filter(|(_, place)| place.by_datagrams)
     }
 
-    /// That of this family with the fewest allocations of such clients, so that as few as can be want the same peers; one on this address
-    /// before any other.
+    /// Socket of such clients with the fewest allocations, which keeps conflicts over peers rare; prefers the
+    /// address `at`.
     pub(super) fn emptiest(
         &self,
         family: Family,
@@ -120,14 +117,14 @@ impl SharedPorts {
         *self.places.get(usize::from(port))?
     }
 
-    /// One more allocation has it.
+    /// Adds a reference to a socket.
     pub(super) fn join(&mut self, SharedPort(port): SharedPort) {
         if let Some(Some(place)) = self.places.get_mut(usize::from(port)) {
             place.allocations += 1;
         }
     }
 
-    /// Drops a reference; true if it was the last and the socket is to be closed.
+    /// Drops a reference; returns true if it was the last, so that the socket must be closed.
     pub(super) fn leave(&mut self, SharedPort(port): SharedPort) -> bool {
         let Some(slot) = self.places.get_mut(usize::from(port)) else { return true };
         let Some(place) = slot else { return true };
@@ -139,7 +136,7 @@ impl SharedPorts {
         is_last
     }
 
-    /// Those that newcomers may have who come like this.
+    /// Sockets available to new allocations of such clients.
     fn of(&self, family: Family, by_datagrams: bool) -> impl Iterator<Item = (SharedPort, &Place)> {
         let places = self.places.iter().enumerate();
         let places = places.filter_map(|(at, place)| Some((number(at), place.as_ref()?)));
@@ -156,17 +153,17 @@ fn drawn(config: &Config) -> (Vec<IpAddr>, RangeInclusive<u16>) {
     (config.relays_up().map(|address| address.bind).collect(), config.ports.clone())
 }
 
-/// How many of each family there may be: IPv4, IPv6.
+/// Maximum sockets per family: IPv4, IPv6.
 fn most(config: &Config) -> [usize; 2] {
     [true, false].map(|v4| {
         let addresses = config.relay.iter().filter(|address| address.bind.is_ipv4() == v4).count();
-        // Numbers of both families, and of both kinds of clients, have 16 bits.
+        // Their 16-bit numbers cover both families and both kinds of clients.
         config.shared_ports.saturating_mul(addresses).min(usize::from(u16::MAX / 4))
     })
 }
 
 fn number(at: usize) -> SharedPort {
-    // `most` has seen to it.
+    // `most` ensures that it fits.
     SharedPort(u16::try_from(at).unwrap_or(u16::MAX))
 }
 
@@ -187,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_so_many_of_each_address_and_none_by_default() {
+    fn shared_sockets_are_limited_per_address_and_off_by_default() {
         let none = ports(0, &["127.0.0.1", "::1"]);
         assert!(!none.shares(Family::V4) && !none.may_open(Family::V4, true, None));
         let mut ports = ports(2, &["127.0.0.1", "127.0.0.2", "::1"]);
@@ -203,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_reload_newcomers_have_sockets_of_its_addresses_and_ports_alone() {
+    fn new_allocations_use_the_ports_of_the_reloaded_configuration() {
         let mut ports = ports(1, &["127.0.0.1"]);
         let old = open(&mut ports, 1, "127.0.0.1:50001");
         (0..2).for_each(|_| ports.join(old));
@@ -225,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn allocations_are_spread_and_the_last_one_closes() {
+    fn allocations_are_spread_and_the_last_closes_the_socket() {
         let mut ports = ports(3, &["127.0.0.1"]);
         assert_eq!(ports.emptiest(Family::V4, true, None), None);
         for port in 1..=3 {
@@ -242,12 +239,12 @@ mod tests {
         let port = SharedPort(1);
         assert_eq!([(); 3].map(|()| ports.leave(port)), [false, false, true]);
         assert!(ports.get(port).is_none() && ports.may_open(Family::V4, true, None));
-        assert_eq!(open(&mut ports, 9, "127.0.0.1:9"), port, "its number is given again");
+        assert_eq!(open(&mut ports, 9, "127.0.0.1:9"), port, "the number is reused");
         assert_eq!(ports.get(port).unwrap().socket, SocketId(9));
     }
 
     #[test]
-    fn each_address_has_as_many_and_its_clients_get_one_of_it() {
+    fn clients_share_a_socket_of_their_own_address() {
         let mut ports = ports(1, &["127.0.0.1", "127.0.0.2"]);
         let [one, two] = ["127.0.0.1", "127.0.0.2"].map(|ip| Some(ip.parse().unwrap()));
         assert!(ports.may_open(Family::V4, true, two));
@@ -255,12 +252,12 @@ mod tests {
         ports.join(port);
         assert!(!ports.may_open(Family::V4, true, two) && ports.may_open(Family::V4, true, one));
         let other = open(&mut ports, 2, "127.0.0.1:1");
-        assert_eq!(ports.emptiest(Family::V4, true, two), Some(port), "though it has more allocations");
+        assert_eq!(ports.emptiest(Family::V4, true, two), Some(port), "despite more allocations");
         assert_eq!(ports.emptiest(Family::V4, true, None), Some(other));
     }
 
     #[test]
-    fn clients_over_udp_share_with_no_others() {
+    fn udp_clients_share_only_with_udp_clients() {
         let mut ports = ports(1, &["127.0.0.1"]);
         let plain = open(&mut ports, 1, "127.0.0.1:1");
         assert!(!ports.may_open(Family::V4, true, None) && ports.may_open(Family::V4, false, None));
@@ -271,7 +268,7 @@ mod tests {
         assert_eq!(both, [Some(plain), Some(other)]);
         let portable: Vec<SharedPort> = ports.portable().map(|(port, _)| port).collect();
         assert_eq!(portable, [plain]);
-        // In another process it has the same number, whatever there is before it.
+        // Another process keeps the number, regardless of the ones before it.
         let mut there = self::ports(1, &["127.0.0.1"]);
         there.adopt(SharedPort(7), SocketId(3), bound, bound, true);
         there.join(SharedPort(7));

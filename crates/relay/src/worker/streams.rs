@@ -1,4 +1,4 @@
-//! The part of a worker that TCP and TLS clients need.
+//! TCP and TLS clients of a worker.
 
 use turnpike_net::poll::Event;
 use turnpike_turn::{server::Verdict, time::Now};
@@ -7,7 +7,7 @@ use super::{NO_TRAILING, TrailingBytes, UNMARKED, Worker};
 use crate::stream::{Gone, Incoming, Streams, Token};
 
 impl Worker {
-    /// A TCP listener or a client's connection is ready.
+    /// Handles an event of a TCP listener or a client's connection.
     pub(super) fn serve_stream(&mut self, now: Now, event: &Event) {
         match Token::of(event.token) {
             Some(Token::Listener(place)) => {
@@ -19,7 +19,7 @@ impl Worker {
                 }
                 if event.readable || event.error {
                     if self.out.streams.is_paused(slot) {
-                        // Nobody asked whether it is readable: there is no other end any more.
+                        // Reading is paused, so the event means that the connection is broken.
                         self.out.streams.abandon(slot);
                     } else {
                         self.receive_from_stream(now, slot);
@@ -30,7 +30,7 @@ impl Worker {
         }
     }
 
-    /// What clients that came in this tick have said. They get what those who were there before have left of it.
+    /// Receives from clients accepted in this tick, after older clients have used their share.
     pub(super) fn serve_accepted(&mut self, now: Now) {
         while let Some(slot) = self.out.streams.next_accepted() {
             self.receive_from_stream(now, slot);
@@ -46,7 +46,7 @@ impl Worker {
         }
     }
 
-    /// Tells the state machine of clients whose connections have ended.
+    /// Notifies the state machine of clients whose connections have ended.
     pub(super) fn tell_gone(&mut self, now: Now) {
         while let Some(Gone { client, closed }) = self.out.streams.next_gone() {
             if let Some(closed) = closed {
@@ -62,7 +62,8 @@ impl Worker {
         self.carry_out_effects(now, NO_TRAILING);
     }
 
-    /// Resumes connections that had to wait: for their bits per second, or for the end of an older connection of the same 5-tuple.
+    /// Resumes connections that waited for their bandwidth limit or for the end of an older connection with
+    /// the same 5-tuple.
     pub(super) fn resume_streams(&mut self, now: Now) {
         self.tell_gone(now);
         while let Some(slot) = self.out.streams.next_resumed(now.ms) {
@@ -77,7 +78,7 @@ impl Worker {
         }
     }
 
-    /// Routes the whole messages of what a stream has brought. After one by which the stream goes elsewhere, there is no next.
+    /// Routes the complete messages of a stream, up to one that moves the stream elsewhere.
     pub(super) fn route_stream(&mut self, now: Now, mut incoming: Incoming) {
         let source = incoming.source;
         while let Some(message) = self.out.streams.next(&mut incoming, now.ms, &self.rx) {

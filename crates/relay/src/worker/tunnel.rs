@@ -1,10 +1,10 @@
-//! Where DTLS clients go whose associations another process has: after an upgrade their datagrams come to the sockets of the new one,
-//! while the keys are the old one's. The new one passes them on, and the old one answers by the same sockets. A process has both ends where
-//! it was upgraded twice.
+//! Forwards datagrams of DTLS clients after an upgrade. They arrive at the new process, but the old one has
+//! the keys: the new process passes them on, and the old one replies through the same sockets. A process that
+//! was upgraded twice has both ends.
 //!
 //! ```text
 //!  │ listener, 2 bytes │ TOS │ TTL │ client: IP 16, port 2 │ local: IP 16, port 2 │ datagram …     new ──▶ old
-//!  the same without a datagram: the association has ended                                          old ──▶ new
+//!  header without a datagram: the association has ended                                             old ──▶ new
 //! ```
 
 use std::{
@@ -23,26 +23,26 @@ use turnpike_wire::address::canonical;
 
 use super::Worker;
 
-/// Tokens of the poller: the way to the old process, and to the new one.
+/// Poller tokens of the tunnels to the old and to the new process.
 pub(super) const TO_OLD: u64 = u64::MAX - 2;
 pub(super) const TO_NEW: u64 = u64::MAX - 3;
 
-/// Bytes that may be on their way.
+/// Buffer size in bytes.
 const BUFFER: usize = 4 << 20;
 const HEAD: usize = 40;
-/// Datagrams taken in one tick.
+/// Datagrams per tick.
 const SHARE: usize = 256;
 
-/// The ways of one worker to those before and behind it.
+/// Tunnels of one worker to its predecessor and its successor.
 #[derive(Default)]
 pub(super) struct Tunnels {
     old: Option<TcpSocket>,
     new: Option<TcpSocket>,
-    /// Clients of DTLS that the old process has.
+    /// DTLS clients whose associations the old process has.
     elsewhere: HashSet<Client, RandomState>,
 }
 
-/// What stands in front of a datagram.
+/// Header of a datagram.
 struct Head {
     client: Client,
     tos: u8,
@@ -50,24 +50,23 @@ struct Head {
 }
 
 impl Tunnels {
-    /// Opens the way to a new process, for [`Tunnels::lend`].
+    /// Opens the tunnel to a new process; returns the end to export.
     pub(super) fn open(&mut self) -> io::Result<TcpSocket> {
         let (near, far) = unix::messages(BUFFER)?;
         self.new = Some(near);
         Ok(far)
     }
 
-    /// Nobody takes it.
     pub(super) fn close(&mut self) {
         self.new = None;
     }
 
-    /// The new process is there.
+    /// Starts to read from the new process.
     pub(super) fn watch(&self, poller: &Poller) -> io::Result<()> {
         self.new.as_ref().map_or(Ok(()), |new| poller.add(new, TO_NEW))
     }
 
-    /// The old process has these clients.
+    /// Connects to the old process, which keeps these clients.
     pub(super) fn join(
         &mut self,
         old: TcpSocket,
@@ -80,26 +79,27 @@ impl Tunnels {
         Ok(())
     }
 
-    /// Whoever is elsewhere.
+    /// Clients of the old process.
     pub(super) fn clients(&self) -> impl Iterator<Item = Client> {
         self.elsewhere.iter().copied()
     }
 
-    /// Whether the datagrams of this client are not ours.
+    /// Returns whether the client belongs to the old process.
     #[inline]
     pub(super) fn leads_away(&self, client: &Client) -> bool {
         !self.elsewhere.is_empty() && self.elsewhere.contains(client)
     }
 
-    /// Whether clients of this listener are elsewhere.
+    /// Returns whether the old process has clients of this listener.
     pub(super) fn lead_from(&self, listener: ListenerId) -> bool {
         self.elsewhere.iter().any(|client| client.listener == listener)
     }
 
-    /// Passes a datagram on, whose client is elsewhere. False if it is lost, as it would be where a socket is full.
+    /// Passes a datagram to the old process; returns false if it is lost, for example because the socket is
+    /// full.
     pub(super) fn pass_on(&self, client: &Client, (tos, ttl): (u8, u8), datagram: &[u8]) -> bool {
         let Some(old) = &self.old else { return false };
-        // Without a datagram it would say something else.
+        // A header without a datagram has another meaning.
         if datagram.is_empty() {
             return true;
         }
@@ -107,16 +107,16 @@ impl Tunnels {
         old.write_vectored(&[io::IoSlice::new(&head), io::IoSlice::new(datagram)], false).is_ok()
     }
 
-    /// The association of a client has ended: the new process serves it from now on.
+    /// Notifies the new process that an association has ended, so that it serves the client from now on.
     pub(super) fn tell_ended(&self, client: Client) {
         let Some(new) = &self.new else { return };
-        // One that is not told is passed on to us until we end.
+        // If this is lost, the client's datagrams come here until we exit.
         let _ = new.write(&Head { client, tos: 0, ttl: 0 }.write());
     }
 }
 
 impl Worker {
-    /// The old process tells who is not its client any more, or has ended.
+    /// Receives notifications of ended associations from the old process.
     pub(super) fn hear_of_old(&mut self) {
         let mut head = [0; HEAD];
         while let Some(old) = &self.tunnels.old {
@@ -129,7 +129,7 @@ impl Worker {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // It is gone, and its clients begin anew with us.
+                // The old process has ended, so its clients start over here.
                 _ => {
                     let _ = self.frame.poller.remove(old);
                     self.tunnels.old = None;
@@ -140,7 +140,7 @@ impl Worker {
         }
     }
 
-    /// The new process passes on what clients of ours send.
+    /// Receives datagrams of our clients from the new process.
     pub(super) fn receive_from_new(&mut self, now: Now) {
         for _ in 0..SHARE {
             if self.rx.room() < crate::dtls::Associations::ROOM {
@@ -153,7 +153,7 @@ impl Worker {
                 Ok(message) if message.len > 0 => continue,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                // It has ended, and with it the sockets' only reader.
+                // The new process has ended, and only it read from the sockets.
                 _ => {
                     let _ = self.frame.poller.remove(new);
                     return self.tunnels.close();
@@ -172,7 +172,7 @@ impl Worker {
         }
     }
 
-    /// Tells the new process whose associations have ended.
+    /// Notifies the new process of ended associations.
     pub(super) fn tell_ended_associations(&mut self) {
         while let Some(client) = self.out.dtls.next_ended() {
             self.tunnels.tell_ended(client);
@@ -215,14 +215,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_head_is_read_as_it_was_written(
+        fn header_round_trips(
             listener: u16,
             tos: u8,
             ttl: u8,
             address: SocketAddr,
             local: SocketAddr,
         ) {
-            // Neither flow labels nor scopes are kept, as nowhere in a client.
+            // Clients have neither flow labels nor scopes.
             let [address, local] =
                 [address, local].map(|at| canonical(SocketAddr::new(at.ip(), at.port())));
             let client = Client { listener: ListenerId(listener), address, local };
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_of_the_old_process_are_led_there_until_they_end() {
+    fn datagrams_of_old_clients_are_passed_to_the_old_process() {
         let poller = Poller::new().unwrap();
         let client = |port: u16| Client {
             listener: ListenerId(2),
@@ -250,7 +250,7 @@ mod tests {
         let head = Head::read(message.first_chunk().unwrap());
         assert_eq!((head.client, head.tos, head.ttl), (client(2), 7, 64));
         assert_eq!(&message[HEAD..len], b"datagram");
-        // A queue that is full loses datagrams and nothing else.
+        // A full queue loses only datagrams.
         let passed = (0..1_000_000).take_while(|_| new.pass_on(&client(1), (0, 0), &[0; 1000])).count();
         assert!((1..1_000_000).contains(&passed));
     }

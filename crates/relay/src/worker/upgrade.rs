@@ -1,5 +1,6 @@
-//! A worker's part of an upgrade ([`crate::upgrade`]): it rests, gives its sessions to the worker of the same number in the new process,
-//! and forgets them or resumes normal service. The other worker takes them in before it serves any client.
+//! Upgrade of a worker ([`crate::upgrade`]). It pauses, exports its sessions to the worker of the same number
+//! in the new process, and then forgets them or resumes normal service. The new worker imports them before it
+//! serves any client.
 
 use std::{
     io, mem,
@@ -28,21 +29,21 @@ use crate::{
     upgrade::Unfit,
 };
 
-/// What comes before the sessions.
+/// Precedes the sessions.
 #[derive(Serialize, Deserialize)]
 struct Head {
-    /// Of the listeners for datagrams with a socket of their own: the kernel's drop counter as last seen.
+    /// Last seen kernel drop counters of UDP and DTLS listeners with their own socket.
     drops: Vec<(Named, u32)>,
-    /// Clients over DTLS, which stay.
+    /// DTLS clients, which the old process keeps.
     associations: Vec<Client>,
     arrivals: Vec<PendingMove>,
     deletions: Vec<(u64, u64)>,
-    /// Of all workers; the first one has them.
+    /// Reservations of all workers, sent by the first.
     reservations: Vec<Reserved>,
-    /// Relay ports in quarantine; the first worker has them.
+    /// Relay ports in quarantine, sent by the first worker.
     #[serde(default)]
     quarantined: Vec<LateUse>,
-    /// Relay sockets that allocations share.
+    /// Relay sockets shared by several allocations.
     #[serde(default)]
     shared: Vec<PassedShared>,
     #[serde(rename = "has_granted")]
@@ -55,18 +56,18 @@ struct Session {
     moved: Moved,
     #[serde(rename = "lent")]
     sockets: Vec<PassedRelaySocket>,
-    /// Of those in the kernel, if they stay there.
+    /// Present if the flows stay in the kernel.
     flows: Option<PassedFlows>,
 }
 
-/// A relay socket: its descriptor travels beside it.
+/// Its descriptor is passed along.
 #[derive(Serialize, Deserialize)]
 struct PassedRelaySocket {
     family: Family,
     drops: u32,
 }
 
-/// A relay socket that several sessions have: its descriptor travels behind those of reservations.
+/// A shared relay socket; its descriptor follows those of the reservations.
 #[derive(Serialize, Deserialize)]
 struct PassedShared {
     port: SharedPort,
@@ -74,17 +75,17 @@ struct PassedShared {
     drops: u32,
 }
 
-/// Clients that are reached by nothing but a socket, which goes along.
+/// Selects clients over plain UDP, which can move with their sockets.
 fn by_datagrams(link: Link) -> bool {
     Way::of(link) == Way::Datagrams
 }
 
 impl Worker {
-    /// A step of a worker that serves.
+    /// Handles an upgrade step while the worker serves.
     pub(super) fn upgrade(&mut self, now: Now, step: Step) {
         match step {
             Step::Pause(done) => {
-                // What was read has left before another process reads.
+                // Send everything read so far before another process reads.
                 self.carry_out_effects(now, NO_TRAILING);
                 self.flush();
                 let _ = done.send(());
@@ -92,12 +93,12 @@ impl Worker {
             }
             Step::Resume => self.resume(),
             Step::ResumeFlows => self.resume_offload(),
-            // Only for a worker at rest.
+            // Handled only while paused.
             Step::Export(..) | Step::Import(..) | Step::Forget(_) | Step::Serve => {}
         }
     }
 
-    /// Has the kernel relay nothing from now on.
+    /// Stops relaying in the kernel.
     pub(super) fn suspend_offload(&mut self, done: mpsc::Sender<()>) {
         match &mut self.offload {
             Some(offload) => {
@@ -108,7 +109,7 @@ impl Worker {
         }
     }
 
-    /// Has more sessions follow where the kernel's path was begun or ended.
+    /// Continues to activate or deactivate sessions of the kernel fast path.
     pub(super) fn walk_offload(&mut self) {
         let Some(offload) = &mut self.offload else { return };
         if offload.walk(&mut self.server, &self.out.listeners)
@@ -125,7 +126,7 @@ impl Worker {
         }
     }
 
-    /// The open listeners for datagrams, each with its socket; where DTLS has that of plain UDP, the latter.
+    /// Sockets of open UDP and DTLS listeners; a shared socket is listed under UDP.
     fn sockets_listened_on(&self) -> Vec<(Named, SocketId)> {
         let mut all: Vec<(Named, SocketId)> = Vec::new();
         for (transport, count) in
@@ -153,8 +154,8 @@ impl Worker {
         named.iter().map(lend).collect()
     }
 
-    /// Carries out the steps of an upgrade until it serves again or is stopped; all else is for later, except handoffs to a worker that
-    /// `has_served`.
+    /// Handles upgrade steps until the worker resumes, forgets or stops. Defers other commands, except
+    /// handoffs if the worker `has_served`.
     fn rest(&mut self, has_served: bool) {
         let mut taken = 0;
         while let Some(command) = self.frame.next_command() {
@@ -194,7 +195,7 @@ impl Worker {
         self.resume_offload();
     }
 
-    /// Sends all that can go. It remains here.
+    /// Sends all sessions that can move, and keeps them for now.
     fn export_sessions(&mut self, now: Now, channel: &Channel) -> io::Result<usize> {
         let portable = self.server.portable(by_datagrams);
         let listened_on = self.sockets_listened_on();
@@ -247,7 +248,7 @@ impl Worker {
         let mut batch = Batch { sessions: Vec::with_capacity(allocations.len()), is_last: false };
         let mut descriptors = Vec::with_capacity(2 * allocations.len());
         for allocation in allocations {
-            // First: what they have counted belongs to the session.
+            // Exported first, because it updates the session's counters.
             let offload = self.offload.as_mut();
             let flows = offload.and_then(|offload| offload.export(*allocation, &mut self.server));
             let Some(mut moved) = self.server.snapshot(now, *allocation) else { continue };
@@ -267,17 +268,17 @@ impl Worker {
         channel.send_value(&batch, &descriptors)
     }
 
-    /// Drops the sessions that were sent; the rest stay.
     fn forget(&mut self, now: Now) {
-        // Some sockets without flows have GRO off. The other worker cannot know which, so GRO is switched on again.
+        // Some sockets without flows have GRO off. The new worker cannot know which, so GRO is switched on
+        // again.
         if let Some(offload) = &mut self.offload {
             offload.sockets.end(&self.sockets);
         }
-        // Closing a socket here would not take it from the poller while it is open there.
+        // Removed explicitly, because the new process keeps these sockets open.
         for (_, id) in self.sockets_listened_on() {
             let Some(socket) = self.sockets.get(id) else { continue };
             let _ = self.frame.poller.remove(socket);
-            // Associations that stay answer by it.
+            // Remaining associations reply through it.
             if !matches!(
                 mem::replace(&mut self.roles[id.0 as usize], Role::Free),
                 Role::Dtls(_) | Role::Both(..)
@@ -312,16 +313,16 @@ impl Worker {
         self.publish_now(now.ms);
     }
 
-    /// Takes over from a worker of the old process, and serves if all other workers can do so too.
+    /// Takes over from a worker of the old process, then serves unless the takeover failed.
     pub(crate) fn run_from_handover(&mut self) {
         self.rest(false);
-        // If it is stopped, the sessions are still the old process's.
+        // If stopped, the old process still has the sessions.
         if !self.frame.is_stopped && !self.handle_commands(self.now()) {
             self.run();
         }
     }
 
-    /// Imports the sessions of the worker of the same number; returns how many.
+    /// Imports the sessions of the worker with the same number; returns their count.
     fn import_sessions(&mut self, channel: &Channel) -> Result<usize, Unfit> {
         let (head, descriptors) = channel.receive_value::<Head>()?;
         let mut descriptors = descriptors.into_iter();

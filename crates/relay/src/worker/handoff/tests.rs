@@ -1,4 +1,4 @@
-//! Two workers whose handoffs the test carries: what gets lost between them, and when, cannot be arranged from outside.
+//! Handoffs between two workers, delivered by the test to control losses and timing.
 #![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
 
 use std::{
@@ -52,7 +52,7 @@ fn client(port: u16) -> Client {
     Client { listener: ListenerId(0), address: at(port), local: at(3478) }
 }
 
-/// A mobile allocation of the first worker, and the Refresh that takes it along.
+/// Creates a mobile allocation on the first worker; returns the Refresh that moves it.
 fn mobile(owner: &mut Worker) -> Vec<u8> {
     let allocate = message(0x0003, 7, &[(0x0019, &[17, 0, 0, 0]), (TICKET, &[])]);
     let Verdict::Drop(None) = owner.server.from_client(NOW, &client(1).into(), &allocate) else { panic!() };
@@ -64,7 +64,7 @@ fn mobile(owner: &mut Worker) -> Vec<u8> {
     message(0x0004, 7, &[(TICKET, &bytes[at..at + 32])])
 }
 
-/// Takes what waits.
+/// Handles waiting handoffs; returns their number.
 fn take(worker: &mut Worker) -> usize {
     let mut taken = 0;
     while let Some(Command::Handoff(handoff)) = worker.frame.command() {
@@ -74,28 +74,28 @@ fn take(worker: &mut Worker) -> usize {
     taken
 }
 
-/// A Refresh that reaches the second worker.
+/// Sends a Refresh to the second worker.
 fn present(here: &mut Worker, from: Source, refresh: &[u8]) {
     here.server.from_client(NOW, &from, refresh);
     assert!(here.server.has_effects(), "not forwarded");
     here.carry_out_effects(NOW, NO_TRAILING);
 }
 
-/// Data from there; whether it asks for an allocation.
+/// Sends data that triggers a request for the allocation.
 fn asks(here: &mut Worker, from: Source) -> Result<(), DropReason> {
     match here.server.from_client(NOW, &from, &[0x40, 0, 0, 0]) {
         Verdict::Drop(None) => {}
         Verdict::Drop(Some(reason)) => return Err(reason),
-        _ => panic!("neither known nor a stranger"),
+        _ => panic!("unexpected verdict"),
     }
     here.carry_out_effects(NOW, NO_TRAILING);
     Ok(())
 }
 
-/// A client over TCP that this worker has accepted, and that has said this.
+/// Connects a TCP client to this worker and sends these bytes.
 fn connected(worker: &mut Worker, words: &[u8]) -> TcpStream {
     let at = worker.out.streams.listening(0).unwrap().local_addr();
-    // The kernel chooses the worker.
+    // The kernel chooses the worker, so retry.
     for _ in 0..100 {
         let mut client = TcpStream::connect(at).unwrap();
         client.set_read_timeout(Some(turnpike_testkit::PATIENCE)).unwrap();
@@ -109,7 +109,7 @@ fn connected(worker: &mut Worker, words: &[u8]) -> TcpStream {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-    panic!("the kernel gives all of them to the other worker");
+    panic!("the kernel assigned every connection to the other worker");
 }
 
 fn fill(of: &Worker, worker: usize, waiting: usize) {
@@ -123,7 +123,7 @@ fn moves(owner: &mut Worker, here: &mut Worker, from: Source) {
 }
 
 #[test]
-fn an_answer_that_finds_no_room_is_given_to_the_request_sent_again() {
+fn reply_lost_to_a_full_queue_is_repeated_on_retransmission() {
     let [mut owner, mut here] = workers();
     let refresh = mobile(&mut owner);
     present(&mut here, client(2).into(), &refresh);
@@ -138,7 +138,7 @@ fn an_answer_that_finds_no_room_is_given_to_the_request_sent_again() {
 }
 
 #[test]
-fn a_question_that_finds_no_room_is_asked_again_for_the_next_datagram() {
+fn dropped_allocation_request_is_repeated_on_the_next_datagram() {
     let [mut owner, mut here] = workers();
     let refresh = mobile(&mut owner);
     present(&mut here, client(2).into(), &refresh);
@@ -153,7 +153,7 @@ fn a_question_that_finds_no_room_is_asked_again_for_the_next_datagram() {
 }
 
 #[test]
-fn a_stream_that_finds_no_room_waits_and_is_handed_over_with_what_came_behind() {
+fn stream_waits_for_a_full_queue_and_keeps_its_trailing_bytes() {
     let [mut owner, mut here] = workers();
     let words = [mobile(&mut owner), message(0x0001, 9, &[])].concat();
     fill(&here, 0, BACKLOG);
@@ -177,9 +177,9 @@ fn a_stream_that_finds_no_room_waits_and_is_handed_over_with_what_came_behind() 
     assert_eq!(here.counted.handoffs_lost, 0);
 }
 
-/// The store answered after the client had begun its next message.
+/// The store replies after the client has begun its next message.
 #[test]
-fn a_late_handover_takes_along_half_a_message() {
+fn late_handover_includes_a_partial_message() {
     for is_full in [false, true] {
         let [mut owner, mut here] = workers();
         let (refresh, binding) = (mobile(&mut owner), message(0x0001, 9, &[]));
@@ -209,19 +209,19 @@ fn a_late_handover_takes_along_half_a_message() {
 }
 
 #[test]
-fn an_allocation_that_comes_after_its_client_has_gone_is_kept_for_its_return() {
+fn allocation_arriving_after_its_client_left_is_kept() {
     let [mut owner, mut here] = workers();
     let refresh = mobile(&mut owner);
-    // Its stream is closed.
+    // Closed stream.
     let link = Way::Stream(Place { slot: 0, generation: 1 }).link();
     let gone = Source { client: client(2), link };
     present(&mut here, gone, &refresh);
     assert_eq!((take(&mut owner), take(&mut here)), (1, 1));
     moves(&mut owner, &mut here, gone);
     assert_eq!(here.server.stats().mobility[MobilityEvent::Kept as usize], 1);
-    // Its address is anybody's now.
+    // Its address may now belong to another client.
     assert_eq!(asks(&mut here, gone), Err(DropReason::NoAllocation));
-    // Over plain UDP there is nothing that could be gone.
+    // Plain UDP has no connection to lose.
     let [mut owner, mut here] = workers();
     let refresh = mobile(&mut owner);
     present(&mut here, client(2).into(), &refresh);
@@ -230,9 +230,9 @@ fn an_allocation_that_comes_after_its_client_has_gone_is_kept_for_its_return() {
     assert_eq!(here.server.stats().mobility[MobilityEvent::Kept as usize], 0);
 }
 
-/// A reload reaches one worker after the other.
+/// A reload reaches one worker before the other.
 #[test]
-fn an_allocation_that_comes_from_a_realm_that_is_no_more_here_ends() {
+fn arriving_allocation_of_a_removed_realm_ends() {
     let [mut owner, mut here] = workers();
     let refresh = mobile(&mut owner);
     present(&mut here, client(2).into(), &refresh);

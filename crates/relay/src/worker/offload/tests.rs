@@ -1,5 +1,5 @@
-//! A worker whose clients bind channels and lose them by the thousand, in a time that the test makes: the kernel's table has what the state
-//! machine's has, and nothing else.
+//! Compares the kernel's flow table with the state machine while clients bind and lose thousands of channels
+//! in simulated time.
 #![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
 
 use std::{
@@ -29,14 +29,14 @@ use crate::{
 };
 
 const CLIENTS: u16 = 200;
-/// Of each client.
+/// Channels per client.
 const NUMBERS: u16 = 64;
-/// Binds between two comparisons of the tables: a second's.
+/// Binds between two comparisons: one second's worth.
 const EACH: u64 = 10_000;
-/// Between two binds: about a minute for so many as a client may have, of all clients.
+/// Milliseconds between two binds: about a minute until all channels of all clients are bound.
 const STEP_MS: u64 = 60;
 
-/// What the effects say of clients and of the channels that are used.
+/// Clients and used channels according to the effects.
 #[derive(Default)]
 struct Told {
     clients: HashMap<AllocationId, Client>,
@@ -49,7 +49,7 @@ impl SessionLog for Mutex<Told> {
         match effect {
             Effect::Opened { allocation, client, .. } => _ = told.clients.insert(*allocation, *client),
             Effect::Used { allocation, number } => {
-                assert!(told.used.insert((*allocation, *number)), "told twice");
+                assert!(told.used.insert((*allocation, *number)), "reported twice");
             }
             Effect::Unbound { allocation, number, .. } => _ = told.used.remove(&(*allocation, *number)),
             Effect::Closed { allocation, .. } => {
@@ -68,9 +68,9 @@ struct Bench {
     now: Now,
     random: StdRng,
     told: Arc<Mutex<Told>>,
-    /// Successful ones.
+    /// Number of successful binds.
     binds: u64,
-    /// Of the next request.
+    /// Transaction id of the next request.
     id: u8,
 }
 
@@ -84,7 +84,8 @@ impl Bench {
         self.worker.offload.as_mut().unwrap().set_active(is_active, &self.worker.sockets);
     }
 
-    /// With so many relay sockets that all clients share, or none, and a table of so many flows. `None`, and said, where nobody may.
+    /// Shares `shared_ports` relay sockets among all clients (0 for none) and limits the table to `flows`.
+    /// `None` if privileges are missing.
     fn new(shared_ports: usize, flows: u32) -> Option<Self> {
         for words in [
             "link add one type veth peer name other",
@@ -140,7 +141,7 @@ impl Bench {
         Some(Self { worker, kernel, flows, now, random, told, binds: 0, id: 0 })
     }
 
-    /// Whether the server answers by a success.
+    /// Sends a request; returns whether it succeeded.
     fn ask(&mut self, client: Client, kind: u16, attributes: &[(u16, &[u8])]) -> bool {
         let request = message(kind, self.id, attributes);
         let verdict = self.worker.server.from_client(self.now, &Source::from(client), &request);
@@ -154,20 +155,20 @@ impl Bench {
         self.told.lock().unwrap()
     }
 
-    /// Whether a client has an allocation now. Its answer comes behind the relay socket.
+    /// Returns whether the client has an allocation now. The relay socket opens before the reply.
     fn allocate(&mut self, client: Client) -> bool {
         self.id = self.id.wrapping_add(1);
         self.ask(client, 0x0003, &[(0x0019, &[17, 0, 0, 0])]);
         self.told().clients.values().any(|its| *its == client)
     }
 
-    /// Whether a client's allocation lives so many seconds from now on.
+    /// Returns whether the allocation's lifetime was set.
     fn refresh(&mut self, client: Client, seconds: u32) -> bool {
         self.id = self.id.wrapping_add(1);
         self.ask(client, 0x0004, &[(0x000D, &seconds.to_be_bytes())])
     }
 
-    /// Whether a client gets a channel.
+    /// Returns whether the channel was bound.
     fn channel(&mut self, client: Client, number: u16, peer: SocketAddr) -> bool {
         self.id = self.id.wrapping_add(1);
         let [high, low] = number.to_be_bytes();
@@ -175,7 +176,7 @@ impl Bench {
         self.ask(client, 0x0009, &[(0x000C, &[high, low, 0, 0]), (0x0012, &peer)])
     }
 
-    /// What becomes of a client's datagram on a channel: by which relay, and to whom. It has been sent when this returns.
+    /// Sends a datagram of the client on a channel; returns the relay and peer that it went to.
     fn client_sends(&mut self, client: Client, number: u16) -> Option<(RelayId, SocketAddr)> {
         let [high, low] = number.to_be_bytes();
         let data = [high, low, 0, 0];
@@ -188,7 +189,7 @@ impl Bench {
         to
     }
 
-    /// Whether a peer's datagram is relayed on a channel. It has been sent when this returns.
+    /// Sends a datagram of a peer; returns whether it was relayed on a channel.
     fn peer_sends(&mut self, relay: RelayId, peer: SocketAddr) -> bool {
         let back = self.worker.server.data.from_peer(self.now, relay, peer, b"");
         let is_relayed = matches!(back, Verdict::ToClient { header, .. } if header.as_slice().len() == 4);
@@ -201,17 +202,19 @@ impl Bench {
         self.worker.flush();
     }
 
-    /// Flows in the table, and how many it had no room for.
+    /// Flows in the table, and flows refused for lack of room.
     fn counts(&self) -> (u64, u64) {
         let snapshot = self.kernel.snapshot();
         (snapshot.flows, snapshot.refused)
     }
 
-    /// Time goes on, and a client binds a channel. Of three, the one sends on it, on another its peer does, and the third stays unused.
+    /// Advances time and binds a channel. One third are used by the client, one third by the peer, and one
+    /// third stay unused.
     fn bind(&mut self) {
         self.pass(STEP_MS);
         let (of, number) = (self.random.random_range(0..CLIENTS), self.random.random_range(0..NUMBERS));
-        // The same peer for the same number, mostly; and seldom another client's, which it cannot have on a relay socket of both.
+        // Usually the same peer for each number; rarely another client's, which conflicts on a shared relay
+        // socket.
         let whose =
             if self.random.random_range(0..16) == 0 { self.random.random_range(0..CLIENTS) } else { of };
         let [whose, number_of_peer] = [whose + 1, number].map(|octet| u8::try_from(octet).unwrap());
@@ -220,7 +223,7 @@ impl Bench {
             2000 + self.random.random_range(0..8_u16) / 7,
         ));
         if !self.channel(client(of), 0x4000 + number, peer) {
-            // It may have no allocation, or have one and another peer on this channel.
+            // The client may lack an allocation, or the channel may have another peer.
             self.allocate(client(of));
             return;
         }
@@ -244,7 +247,7 @@ impl Bench {
         }
     }
 
-    /// What the kernel's table has to hold: of channels that are used, asked of the state machine by what it would do with datagrams.
+    /// Expected flows: sends datagrams through the state machine on all used channels.
     fn expected(&mut self) -> HashSet<FlowKey> {
         let mut keys = HashSet::new();
         let used: Vec<_> = {
@@ -283,7 +286,7 @@ fn peer(port: u16) -> SocketAddr {
 }
 
 #[test]
-fn a_channel_has_flows_from_its_first_datagram_on() {
+fn channel_has_flows_after_its_first_datagram() {
     in_network_namespace(turnpike_testkit::this_test!(), || {
         let Some(mut bench) = Bench::new(0, 65_536) else { return };
         assert!(bench.allocate(client(0)) && bench.refresh(client(0), 3600));
@@ -293,12 +296,12 @@ fn a_channel_has_flows_from_its_first_datagram_on() {
         }
         bench.end_tick();
         assert_eq!((bench.flows.keys().len(), bench.flows.routes()), (0, 0));
-        // Whoever sends first.
+        // Either side may send first.
         let (relay, to) = bench.client_sends(client(0), 0x4001).unwrap();
         assert_eq!((to, bench.counts(), bench.flows.keys().len()), (peer(1), (2, 0), 3));
         assert!(bench.peer_sends(relay, peer(2)));
         assert_eq!((bench.counts(), bench.flows.keys().len()), ((4, 0), 5));
-        // What comes later changes nothing, and a renewal concerns those that are used.
+        // Further datagrams change nothing, and renewals extend only used channels.
         bench.pass(60_000);
         for number in 1..=2_u16 {
             assert!(bench.client_sends(client(0), 0x4000 + number).is_some());
@@ -306,7 +309,7 @@ fn a_channel_has_flows_from_its_first_datagram_on() {
         }
         (1..=3).for_each(|number| assert!(bench.channel(client(0), 0x4000 + number, peer(number))));
         assert_eq!(bench.counts(), (4, 0));
-        // While the kernel is to relay nothing, use is remembered.
+        // Use is tracked while the kernel path is inactive.
         let set_active = |bench: &mut Bench, is_active| {
             bench.set_active(is_active);
             bench.worker.walk_offload();
@@ -316,7 +319,7 @@ fn a_channel_has_flows_from_its_first_datagram_on() {
         assert_eq!((bench.counts(), bench.flows.keys().len()), ((0, 0), 0));
         set_active(&mut bench, true);
         assert_eq!((bench.counts(), bench.flows.keys().len()), ((6, 0), 7));
-        // One that has ended and is bound again begins anew.
+        // A channel that expired and is bound again starts over.
         bench.pass(500_000);
         assert!(bench.channel(client(0), 0x4001, peer(1)));
         bench.pass(500_000);
@@ -326,16 +329,16 @@ fn a_channel_has_flows_from_its_first_datagram_on() {
             "a live channel permits its peer"
         );
         assert!(bench.channel(client(0), 0x4003, peer(3)));
-        assert_eq!((bench.counts(), bench.flows.keys().len()), ((2, 0), 3), "what is unused has no flow");
+        assert_eq!((bench.counts(), bench.flows.keys().len()), ((2, 0), 3), "unused channels have no flows");
         bench.worker.server.close_all(bench.now, ClosedReason::Shutdown);
         bench.end_tick();
         assert_eq!((bench.counts(), bench.flows.keys().len(), bench.flows.routes()), ((0, 0), 0, 0));
     });
 }
 
-/// The worker stands for that of the other process too.
+/// A single worker acts as both processes.
 #[test]
-fn channels_whose_flows_come_from_another_process_are_used() {
+fn channels_with_flows_from_another_process_count_as_used() {
     in_network_namespace(turnpike_testkit::this_test!(), || {
         let Some(mut bench) = Bench::new(0, 65_536) else { return };
         assert!(bench.allocate(client(0)));
@@ -357,7 +360,7 @@ fn channels_whose_flows_come_from_another_process_are_used() {
         worker.attach_sockets(now, allocation, sockets);
         worker.offload.as_mut().unwrap().adopt(allocation, &passed, &worker.out.listeners);
         assert_eq!(keys(&bench), before);
-        // Let go and begun anew without a datagram in between: these, and not that of the channel without use.
+        // Deactivated and reactivated without a datagram: only used channels return.
         for (is_active, left) in [(false, HashSet::new()), (true, before)] {
             bench.set_active(is_active);
             bench.worker.walk_offload();
@@ -366,9 +369,9 @@ fn channels_whose_flows_come_from_another_process_are_used() {
     });
 }
 
-/// As before a successor takes the sockets, which does not know what they were told.
+/// Done before a successor takes the sockets, because it does not know their GRO state.
 #[test]
-fn sockets_that_did_without_gather_again_where_nothing_goes_across() {
+fn gro_is_restored_when_the_kernel_path_stops() {
     in_network_namespace(turnpike_testkit::this_test!(), || {
         let Some(mut bench) = Bench::new(0, 65_536) else { return };
         let (listener, _) = bench.worker.out.listeners[0].unwrap();
@@ -381,9 +384,9 @@ fn sockets_that_did_without_gather_again_where_nothing_goes_across() {
     });
 }
 
-/// It was to go on with another worker, which has not taken it.
+/// The other worker rejected the session.
 #[test]
-fn what_came_back_goes_across_again() {
+fn returned_allocation_gets_its_flows_back() {
     in_network_namespace(turnpike_testkit::this_test!(), || {
         let Some(mut bench) = Bench::new(0, 65_536) else { return };
         assert!(bench.allocate(client(0)));
@@ -398,14 +401,14 @@ fn what_came_back_goes_across_again() {
         let allocation = worker.server.take_back(now, moved).expect("its 5-tuple is free");
         worker.attach_sockets(now, allocation, sockets);
         bench.end_tick();
-        assert_eq!(bench.counts(), (0, 0), "nothing has come on it since");
+        assert_eq!(bench.counts(), (0, 0), "no datagram since");
         assert!(bench.client_sends(client(0), 0x4001).is_some());
         assert_eq!(bench.counts(), (2, 0));
     });
 }
 
 #[test]
-fn a_channel_that_finds_no_room_is_not_tried_again_with_each_datagram() {
+fn full_table_is_not_retried_on_every_datagram() {
     in_network_namespace(turnpike_testkit::this_test!(), || {
         let Some(mut bench) = Bench::new(0, 2) else { return };
         for of in 0..2_u16 {
@@ -420,7 +423,7 @@ fn a_channel_that_finds_no_room_is_not_tried_again_with_each_datagram() {
             assert!(bench.peer_sends(relay, to));
         }
         assert_eq!(bench.counts(), (2, refused));
-        // As somebody leaves there is room; others hear of that when they renew.
+        // An ended session makes room; others use it when they renew.
         assert!(bench.refresh(client(0), 0));
         assert!(bench.client_sends(client(1), 0x4000).is_some());
         assert_eq!(bench.counts(), (0, refused));
@@ -430,7 +433,7 @@ fn a_channel_that_finds_no_room_is_not_tried_again_with_each_datagram() {
 }
 
 #[test]
-fn many_that_begin_at_once_take_turns_with_datagrams() {
+fn many_new_channels_are_installed_in_batches() {
     in_network_namespace(turnpike_testkit::this_test!(), || {
         let Some(mut bench) = Bench::new(0, 65_536) else { return };
         let each = u16::try_from(BEGIN).unwrap();
@@ -440,7 +443,7 @@ fn many_that_begin_at_once_take_turns_with_datagrams() {
                 assert!(bench.channel(client(of), 0x4000 + number, peer(1 + number)));
             }
         }
-        // All of them in one tick; and then one is gone before its turn comes.
+        // All in one tick; then one session ends before its turn.
         for of in 0..3 {
             for number in 0..each {
                 let [high, low] = (0x4000 + number).to_be_bytes();
@@ -461,7 +464,7 @@ fn many_that_begin_at_once_take_turns_with_datagrams() {
 }
 
 #[test]
-fn binds_and_expiries_by_the_thousand_leave_no_flow_and_lose_none() {
+fn thousands_of_binds_and_expiries_keep_the_table_exact() {
     in_network_namespace(turnpike_testkit::this_test!(), || {
         let Some(mut bench) = Bench::new(0, 65_536) else { return };
         come_and_go(&mut bench);
@@ -470,15 +473,15 @@ fn binds_and_expiries_by_the_thousand_leave_no_flow_and_lose_none() {
 }
 
 #[test]
-fn flows_of_a_shared_relay_socket_come_and_go_each_with_its_own_client() {
+fn flows_of_a_shared_relay_socket_follow_their_clients() {
     in_network_namespace(turnpike_testkit::this_test!(), || {
         let Some(mut bench) = Bench::new(2, 65_536) else { return };
         come_and_go(&mut bench);
-        assert!(bench.worker.server.stats().shared_peer_limit > 0, "no two clients wanted the same peer");
+        assert!(bench.worker.server.stats().shared_peer_limit > 0, "no conflict over a peer");
     });
 }
 
-/// `TURNPIKE_SOAK=600000` makes it a minute of ten thousand a second.
+/// `TURNPIKE_SOAK=600000` runs a minute of 10,000 binds per second.
 fn come_and_go(bench: &mut Bench) {
     let wanted = std::env::var("TURNPIKE_SOAK").map_or(2 * EACH, |wanted| wanted.parse().unwrap());
     let started = Instant::now();
@@ -493,12 +496,12 @@ fn come_and_go(bench: &mut Bench) {
     }
     let took = started.elapsed();
     println!("{} binds in {took:?}, {most} flows at most", bench.binds);
-    // Some had channels to lose, by expiry and as their allocations ended.
+    // Channels were lost by expiry and with their allocations.
     assert!(most > 1000);
     bench.pass(3_600_000);
     assert!(bench.flows.keys().is_empty() && bench.expected().is_empty());
     assert_eq!((bench.kernel.snapshot().flows, bench.flows.routes()), (0, 0));
-    // And those who are there when the server ends.
+    // Remaining clients when the server stops.
     (0..1000).for_each(|_| bench.bind());
     bench.compare();
     assert!(bench.kernel.snapshot().flows > 0);
