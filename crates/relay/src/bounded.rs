@@ -1,5 +1,6 @@
-//! Clients of one kind in the order in which they came, with a bound for all and one per network: those without an allocation, handshakes
-//! under way. A newcomer to a full set takes the place of the oldest. Each worker has a set of its own, with its [`share`] of the bounds.
+//! Clients of one kind in order of arrival (without an allocation, or in a handshake), bounded in total and
+//! per network. A new client evicts the oldest of a full set. Each worker has its own set with its [`share`]
+//! of the bounds.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,16 +10,16 @@ use std::{
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 
-/// Milliseconds in which [`Bounded::is_crowded`] lets a member keep its place: if many come at once, each would push out the one before
-/// it, and none would finish. A handshake takes two round trips, and so does an allocation; clients repeat a ClientHello that is not
-/// answered after 500 ms or later.
+/// Milliseconds for which [`Bounded::is_crowded`] protects a member. If many arrive at once, each would evict
+/// the one before and none would finish. A handshake or allocation takes two round trips; clients resend an
+/// unanswered ClientHello after 500 ms or more.
 const GRACE_MS: u64 = 500;
 
 pub(crate) struct Bounded {
     most: usize,
     most_per_network: usize,
     members: BTreeMap<u64, Member>,
-    /// Numbers by network: a network at its limit asks for its oldest with each newcomer.
+    /// Member numbers by network, because a full network looks up its oldest for every new client.
     networks: HashMap<IpAddr, BTreeSet<u64>, RandomState>,
     next: u64,
 }
@@ -26,7 +27,7 @@ pub(crate) struct Bounded {
 #[derive(Clone, Copy)]
 struct Member {
     slot: usize,
-    /// `None` while it is not known.
+    /// `None` if unknown.
     network: Option<IpAddr>,
     since_ms: u64,
 }
@@ -38,7 +39,7 @@ impl Member {
 }
 
 impl Bounded {
-    /// Bounds of at least 1.
+    /// Bounds below 1 count as 1.
     pub(crate) fn new(most: usize, most_per_network: usize) -> Self {
         Self {
             most: most.max(1),
@@ -49,7 +50,7 @@ impl Bounded {
         }
     }
 
-    /// The same with other bounds; members stay.
+    /// Changes the bounds and keeps all members.
     pub(crate) fn limit(&mut self, most: usize, most_per_network: usize) {
         (self.most, self.most_per_network) = (most.max(1), most_per_network.max(1));
     }
@@ -62,53 +63,52 @@ impl Bounded {
         self.members.is_empty()
     }
 
-    /// Bound of all members together.
     pub(crate) fn most(&self) -> usize {
         self.most
     }
 
-    /// Returns true if any member is of this network.
+    /// Returns whether a member belongs to this network.
     pub(crate) fn has(&self, network: IpAddr) -> bool {
         self.networks.contains_key(&network)
     }
 
-    /// Slot of the member that came last.
+    /// Slot of the most recent member.
     pub(crate) fn newest(&self) -> Option<usize> {
         self.members.values().next_back().map(|member| member.slot)
     }
 
-    /// Slots of all members, the oldest first.
+    /// Slots of all members, oldest first.
     pub(crate) fn slots(&self) -> impl Iterator<Item = usize> {
         self.members.values().map(|member| member.slot)
     }
 
-    /// The slot that must leave before one more of this network can come.
+    /// Slot to evict before another client of this network may enter.
     pub(crate) fn in_the_way(&self, network: IpAddr) -> Option<usize> {
         self.in_the_way_of(network).or_else(|| self.in_the_way_of_all())
     }
 
-    /// The same by the bound of the network alone.
+    /// Slot to evict for the bound of the network.
     pub(crate) fn in_the_way_of(&self, network: IpAddr) -> Option<usize> {
         self.oldest_of(network).map(|member| member.slot)
     }
 
-    /// The same by the bound of all.
+    /// Slot to evict for the total bound.
     pub(crate) fn in_the_way_of_all(&self) -> Option<usize> {
         self.oldest().map(|member| member.slot)
     }
 
-    /// Returns true if a newcomer has to wait: all places are taken, and the oldest member came a moment ago.
+    /// Returns whether a new client must wait: the set is full and its oldest member is still protected.
     pub(crate) fn is_crowded(&self, network: IpAddr, now_ms: u64) -> bool {
         let oldest = self.oldest_of(network).or_else(|| self.oldest());
         oldest.is_some_and(|member| member.is_young(now_ms))
     }
 
-    /// The same by the bound of the network alone.
+    /// Considers only the bound of the network.
     pub(crate) fn is_crowded_by(&self, network: IpAddr, now_ms: u64) -> bool {
         self.oldest_of(network).is_some_and(|member| member.is_young(now_ms))
     }
 
-    /// The same by the bound of all.
+    /// Considers only the total bound.
     pub(crate) fn is_crowded_by_all(&self, now_ms: u64) -> bool {
         self.oldest().is_some_and(|member| member.is_young(now_ms))
     }
@@ -122,7 +122,7 @@ impl Bounded {
         self.members.values().next().filter(|_| self.members.len() >= self.most)
     }
 
-    /// One more; the number to leave with.
+    /// Adds a member; returns the number to leave with.
     pub(crate) fn enter(&mut self, slot: usize, network: Option<IpAddr>, now_ms: u64) -> u64 {
         let number = self.next;
         self.next += 1;
@@ -133,7 +133,7 @@ impl Bounded {
         number
     }
 
-    /// Counts a member that came without a network.
+    /// Assigns a member without a network to one.
     pub(crate) fn set_network(&mut self, number: u64, network: IpAddr) {
         let Some(member) = self.members.get_mut(&number) else { return };
         member.network = Some(network);
@@ -151,8 +151,8 @@ impl Bounded {
     }
 }
 
-/// Part of a limit that each of several workers may use: its share, and as much more as the kernel, which spreads clients at random, may
-/// give to one of them. That is 5 + 5√share: 23 for a share of 8.
+/// Part of a limit that each worker may use. The kernel distributes clients randomly, so it adds a margin to
+/// the even share: 5 + 5√share, for example 23 for a share of 8.
 pub(crate) fn share(limit: usize, workers: usize) -> usize {
     let share = limit.div_ceil(workers.max(1));
     (share + 5 * share.isqrt() + 5).min(limit)
@@ -178,10 +178,10 @@ mod tests {
         let second = bounded.enter(11, Some(a), 0);
         assert_eq!(bounded.in_the_way(a), None);
         bounded.enter(12, Some(neighbour), 0);
-        assert_eq!(bounded.in_the_way(a), Some(11), "the oldest of its network, not of all");
+        assert_eq!(bounded.in_the_way(a), Some(11), "oldest of its network");
         assert_eq!(bounded.in_the_way(c), None);
         bounded.enter(13, Some(c), 0);
-        assert_eq!(bounded.in_the_way(c), Some(10), "the oldest of all");
+        assert_eq!(bounded.in_the_way(c), Some(10), "oldest of all");
         bounded.leave(second);
         assert_eq!(bounded.in_the_way(a), None);
         assert_eq!(bounded.len(), 3);
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(bounded.in_the_way(a), Some(10));
     }
 
-    /// Clients as many as the limit, whose workers are drawn at random.
+    /// Number of clients equals the limit; workers are random.
     #[test]
     fn random_distribution_stays_within_the_share_of_a_worker() {
         for (limit, workers) in [(512, 64), (256, 64), (512, 2), (4096, 8), (3, 4), (512, 1)] {

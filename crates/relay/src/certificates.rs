@@ -55,7 +55,7 @@ pub fn time_faults(certificates: &[Certificate]) -> impl Iterator<Item = String>
     certificates.iter().filter_map(|Certificate { file, identity }| {
         let fault = identity.check_time(now_unix()).err()?;
         Some(format!(
-            "{}: {fault}, by the clock of this machine: TLS and DTLS clients refuse it",
+            "{}: {fault} according to this machine's clock; TLS and DTLS clients reject it",
             file.display()
         ))
     })
@@ -74,17 +74,17 @@ pub fn chain_warning(file: &Path, identity: &Identity) -> Option<String> {
     let file = file.display();
     Some(match identity.chain_fault()? {
         ChainFault::LeafOnly => format!(
-            "certificate {file} holds the server's own certificate without its issuer's: clients that do not know the issuer refuse it; name \
-             the full chain (fullchain.pem with certbot)"
+            "certificate {file} contains the server's certificate without its issuer's: clients that do not know the issuer reject it; use \
+             the full chain (certbot: fullchain.pem)"
         ),
         ChainFault::NotIssuer(number) => format!(
-            "certificate {file}: certificate {number} in it did not issue certificate {}, which stands before it: clients may refuse the \
-             chain; put the server's own first and behind each its issuer's",
+            "certificate {file}: certificate {number} in it did not issue certificate {} before it: clients may reject the chain; \
+             start with the server's certificate and follow each with its issuer's",
             number - 1
         ),
         ChainFault::Unreadable(number) => {
             format!(
-                "certificate {file}: certificate {number} in it cannot be read: clients may refuse the chain"
+                "certificate {file}: certificate {number} in it cannot be read: clients may reject the chain"
             )
         }
     })

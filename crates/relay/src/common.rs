@@ -24,7 +24,7 @@ pub(crate) struct Common {
     pub(crate) log: Arc<dyn SessionLog>,
     pub(crate) fleet: Option<Arc<dyn Fleet>>,
     pub(crate) kernel: Option<Arc<Kernel>>,
-    /// Whether sessions are taken over from another process, which serves until the handover.
+    /// Sessions are taken over from another process, which serves until the handover.
     pub(crate) takes_over: bool,
 }
 

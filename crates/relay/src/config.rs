@@ -17,7 +17,7 @@ use crate::{DtlsConfig, Layout, StreamConfig};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RelayState {
     pub address: RelayAddress,
-    /// Whether the machine has the address; allocations are granted only if it does.
+    /// Machine has the address; allocations are granted only if it does.
     pub is_up: bool,
     /// Time of the last change of `is_up`.
     pub since: SystemTime,

@@ -162,7 +162,7 @@ pub(crate) struct OfferedPlaces {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct OfferedPlace {
-    /// As configured; port 0 is possible.
+    /// Configured address; port 0 is possible.
     configured: SocketAddr,
     bound: SocketAddr,
     secure: bool,
@@ -270,7 +270,7 @@ impl Found {
 pub struct Waiting {
     /// `udp`, `tcp`, `tls` or `dtls`.
     pub protocol: &'static str,
-    /// As configured.
+    /// Configured address.
     pub address: SocketAddr,
     /// Bind error; `None` while the machine lacks the address.
     pub error: Option<String>,
@@ -281,7 +281,7 @@ pub(crate) struct Change {
     pub(crate) places: Places,
     /// Per worker.
     pub(crate) sockets: Vec<Sockets>,
-    /// With their protocols.
+    /// Protocols and addresses.
     pub(crate) opened: Vec<(&'static str, SocketAddr)>,
     pub(crate) closing: Vec<(&'static str, SocketAddr)>,
     pub(crate) held: Held,

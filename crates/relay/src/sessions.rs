@@ -174,7 +174,7 @@ pub struct Looked {
     pub sessions: Vec<Session>,
     /// First slot of the next query; `None` after the last session.
     pub next: Option<u32>,
-    /// Time that the query waited for the worker, which is what a datagram waits at the moment.
+    /// Time that the query waited for the worker; a datagram currently waits as long.
     pub waited: Duration,
     /// Time that the query kept the worker from its packets.
     pub took: Duration,
@@ -315,7 +315,7 @@ impl Relay {
     }
 
     /// Makes a worker publish its counters, so that [`Relay::snapshots`] are current. `answer` receives the
-    /// time that the command waited, which is what a datagram waits at the moment.
+    /// time that the command waited; a datagram currently waits as long.
     pub fn probe(&self, worker: usize, answer: impl FnOnce(Duration) + Send + 'static) {
         if let Some(sender) = self.senders().nth(worker) {
             let probe = Probe { asked: Instant::now(), answer: Box::new(answer) };

@@ -18,8 +18,8 @@ pub enum StartError {
     #[error("NAT discovery needs a UDP listener on {address}, or on its port and all addresses")]
     NatDiscovery { address: SocketAddr },
     #[error(
-        "the process to be upgraded listens on {protocol} {address}, which is not configured any more: put it back, or restart, which \
-         ends its sessions"
+        "the running process listens on {protocol} {address}, which is no longer configured: add it again, or restart, which ends the \
+         sessions"
     )]
     ListenerGone { protocol: &'static str, address: SocketAddr },
     #[error("--datapath kernel (or xdp): {0}")]

@@ -72,17 +72,17 @@ pub struct RelayHandover {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unfit {
-    #[error("what the old process sent is not complete: it is of too different a version")]
+    #[error("the old process sent incomplete data: its version differs too much, restart instead")]
     Incomplete,
-    #[error("cannot take the sessions over: {0}")]
+    #[error("cannot take over the sessions: {0}")]
     Failed(#[from] io::Error),
     #[error(
-        "the realm {realm} has sessions and is not configured any more; reload the old process first (SIGHUP), which ends them"
+        "realm {realm} has sessions but is no longer configured; reload the old process first (SIGHUP), which ends them"
     )]
     Realm { realm: String },
     #[error(
-        "limits.allocations, limits.allocations_per_user, limits.allocations_per_prefix or a realm's own limits have no room for all \
-         sessions, {user:?} of realm {realm} for one; raise them to what they were"
+        "limits.allocations, limits.allocations_per_user, limits.allocations_per_prefix or a limit of a realm is too low for the \
+         existing sessions, for example of {user:?} in realm {realm}; restore the previous limits"
     )]
     Quota { realm: String, user: String },
 }
@@ -151,7 +151,7 @@ impl Relay {
         }
         Err(io::Error::new(
             io::ErrorKind::TimedOut,
-            "the workers do not settle what they hand to one another",
+            "the workers did not finish their handoffs to each other in time: try again",
         ))
     }
 
@@ -330,7 +330,7 @@ mod tests {
         assert_eq!((of_one.udp.len(), of_one.dtls.len(), of_one.streams.len()), (2, 1, 2));
         let closing: Vec<Named> = of_one.closing.iter().map(|it| (it.transport, it.place)).collect();
         assert_eq!(closing, [(plain, 1)]);
-        // The same configuration opens and closes nothing; a removed listener is named.
+        // An unchanged configuration opens and closes nothing; a removed listener is named.
         let same = here.change(&layout, &second).unwrap_or_else(|error| panic!("{error}"));
         assert!(same.opened.is_empty() && same.closing.is_empty());
         let less = config(&[any], &[any], &[any], &[]);

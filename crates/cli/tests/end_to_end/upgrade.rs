@@ -333,7 +333,7 @@ fn incompatible_configuration_fails_the_upgrade_without_effect() {
     let text = fs::read_to_string(path).expect("the file was written");
     for (changed, why) in [
         (text.replace("workers = 2", "workers = 0"), "server.workers"),
-        (text.replace("127.0.0.1:0", "127.0.0.2:0"), "which is not configured any more"),
+        (text.replace("127.0.0.1:0", "127.0.0.2:0"), "which is no longer configured"),
         (text.replace("\"alice:secret\"", ""), "no client could authenticate"),
         (format!("{text}[limits]\nallocations = 1\n"), "limits.allocations"),
     ] {

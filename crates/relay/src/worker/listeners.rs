@@ -65,7 +65,7 @@ impl Worker {
             tracing::error!(
                 worker = self.frame.number,
                 %error,
-                "a new listener cannot be watched, and serves nobody here: raise fs.epoll.max_user_watches"
+                "cannot watch a new listener, so this worker does not serve it: raise fs.epoll.max_user_watches"
             );
         }
         self.frame.dirty = true;

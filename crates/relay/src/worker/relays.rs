@@ -130,7 +130,7 @@ impl Worker {
         let remedy = match refusal {
             Refusal::Port => {
                 self.counted.ports_exhausted += 1;
-                "every relay port is taken: widen --relay-ports or add a --relay-ip"
+                "all relay ports are in use: widen --relay-ports or add a --relay-ip"
             }
             Refusal::PortsHeld => {
                 self.counted.ports_exhausted += 1;
@@ -146,7 +146,7 @@ impl Worker {
             self.complained = true;
             tracing::warn!(
                 worker = self.frame.number,
-                "allocation refused with 508: {remedy}; said once, counted on"
+                "allocation refused with 508: {remedy} (logged once; later refusals are only counted)"
             );
         }
         refusal.result()

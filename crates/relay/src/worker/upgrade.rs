@@ -143,7 +143,8 @@ impl Worker {
     }
 
     pub(super) fn export_sockets(&self, named: &[Named]) -> io::Result<Vec<OwnedFd>> {
-        let closed = || io::Error::new(io::ErrorKind::NotFound, "a listener has just been closed: try again");
+        let closed =
+            || io::Error::new(io::ErrorKind::NotFound, "a listener was closed during the upgrade: try again");
         let lend = |(transport, place): &Named| {
             if *transport == Transport::Tcp {
                 return self.out.streams.listening(*place).ok_or_else(closed)?.as_fd().try_clone_to_owned();
@@ -306,7 +307,7 @@ impl Worker {
         }
         self.out.dtls.left_behind();
         if let Err(error) = self.tunnels.watch(&self.frame.poller) {
-            tracing::error!(worker = self.frame.number, %error, "clients over DTLS cannot be served any more");
+            tracing::error!(worker = self.frame.number, %error, "cannot receive from the new process: DTLS clients lose their sessions");
         }
         self.carry_out_effects(now, NO_TRAILING);
         self.flush();
