@@ -1,5 +1,5 @@
-//! Relay sockets shared by several allocations of a worker (`Config::shared_ports`). The state machine tells
-//! their peers apart; this file tracks the sockets and their use. UDP clients share with UDP clients only,
+//! Relay sockets shared by several allocations of a worker (`Config::shared_ports`). The state machine distinguishes
+//! their peers; this file tracks the sockets and their use. UDP clients share with UDP clients only,
 //! because an upgrade ([`crate::upgrade`]) moves them to another process and leaves the others.
 
 use std::{
