@@ -1,4 +1,4 @@
-//! ClientHello: answered without keeping anything, or admitted.
+//! Handling of ClientHello messages: replies without state, or admission.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ const HANDSHAKE_FAILURE: u8 = 40;
 const PROTOCOL_VERSION: u8 = 70;
 
 impl Associations {
-    /// Takes a ClientHello. Where an association has something to say afterwards, its slot.
+    /// Handles a ClientHello; returns the slot of the association to drain, if any.
     pub(super) fn take_hello(
         &mut self,
         now_ms: u64,
@@ -59,14 +59,15 @@ impl Associations {
         if let Some(slot) = self.slot_of(&client)
             && self.table[slot].random == hello.random
         {
-            // The client repeats itself: our answer was lost, or late.
+            // Retransmission: our reply was lost or late.
             return self.feed(now_ms, &client, datagram);
         }
         self.admit(now_ms, client, &hello, datagram, tx)
     }
 
-    /// Takes the fragments of a ClientHello in a datagram. One without a cookie is answered like a whole one of DTLS 1.2, one with a good
-    /// cookie is kept until it is whole. DTLS 1.3 makes its cookie of a whole ClientHello, so that a client of both versions is served DTLS 1.2.
+    /// Handles the fragments of a ClientHello in a datagram. Without a cookie, they get a DTLS 1.2 reply;
+    /// with a valid cookie they are kept until the message is complete. DTLS 1.3 computes its cookie from a
+    /// complete ClientHello, so clients that support both versions get DTLS 1.2.
     fn take_fragments(&mut self, now_ms: u64, client: Client, datagram: &[u8], tx: &mut Tx) -> Option<usize> {
         let now_unix = self.unix(now_ms);
         for record in record::records(datagram).filter(|record| hello::is_hello(record)) {
@@ -102,7 +103,7 @@ impl Associations {
         None
     }
 
-    /// Sends a HelloVerifyRequest in answer to a datagram of this length.
+    /// Sends a HelloVerifyRequest in reply to a datagram of `asked` bytes.
     fn send_cookie(&mut self, client: &Client, sequence: u64, cookie: &Cookie, asked: usize, tx: &mut Tx) {
         hello::write_verify_request(sequence, cookie, &mut self.answer);
         if self.answer.len() > asked {
@@ -112,7 +113,7 @@ impl Associations {
         tx.push_bytes(&self.route(self.place(client), client), &self.answer);
     }
 
-    /// Sends a cookie and keeps nothing.
+    /// Sends a cookie and keeps no state.
     fn answer(&mut self, now_ms: u64, client: Client, hello: &Hello<'_>, datagram: &[u8], tx: &mut Tx) {
         let (now, now_unix) = (self.instant(now_ms), self.unix(now_ms));
         let Some(context) = &self.config.context else { return };
@@ -124,11 +125,11 @@ impl Associations {
         if let Some(why) = why {
             return self.refuse(&client, datagram, why, tx);
         }
-        // dimpl does not answer what it cannot read.
+        // dimpl ignores messages that it cannot parse.
         if self.answer.is_empty() {
             return self.count_drop(DtlsDrop::Malformed);
         }
-        // The client's address is not proved yet.
+        // The client's address is not verified yet.
         if self.answer.len() > datagram.len() {
             return self.count_drop(DtlsDrop::Amplification);
         }
@@ -136,13 +137,14 @@ impl Associations {
         tx.push_bytes(&self.route(self.place(&client), &client), &self.answer);
     }
 
-    /// Refuses a client whose address is not proved yet.
+    /// Refuses a client whose address is not verified yet.
     fn refuse_hello(&mut self, client: &Client, datagram: &[u8], why: DtlsFailure, tx: &mut Tx) {
         self.noted.note_unproved(client.address, Transport::Dtls, "dtls_hello", why.into());
         self.refuse(client, datagram, why, tx);
     }
 
-    /// Refuses a client with an alert, which is shorter than any ClientHello. Without it the client would wait for an answer.
+    /// Refuses a client with an alert, which is shorter than any ClientHello and saves the client from
+    /// waiting.
     fn refuse(&mut self, client: &Client, datagram: &[u8], why: DtlsFailure, tx: &mut Tx) {
         self.stats.failed[why as usize] += 1;
         let description = match why {
@@ -151,7 +153,7 @@ impl Associations {
         };
         let mut alert = [0; 15];
         alert[0] = ALERT;
-        // Old clients want to see their own version.
+        // Old clients expect their own version.
         alert[1..3].copy_from_slice(&datagram[1..3]);
         alert[12] = 2;
         alert[13] = FATAL;
@@ -171,7 +173,8 @@ impl Associations {
         let context = Arc::clone(self.config.context.as_ref()?);
         let [body, packet] = &mut self.hello;
         let Some(cookie) = self.cookies.check(now_unix, &client, hello, body) else {
-            // DTLS 1.2 clients may be given another; to those of DTLS 1.3 a second HelloRetryRequest is an error.
+            // DTLS 1.2 clients may get another cookie; for DTLS 1.3 clients a second HelloRetryRequest is an
+            // error.
             if hello.version == Version::V12 && !self.by_client.contains_key(&client) {
                 self.answer(now_ms, client, hello, datagram, tx);
             }
@@ -203,7 +206,7 @@ impl Associations {
                 return None;
             }
         };
-        // RFC 6347 section 4.2.8: whoever begins anew and shows that it hears us replaces what it had.
+        // RFC 6347 section 4.2.8: a client that starts over and proves its address replaces its association.
         if let Some(slot) = self.slot_of(&client) {
             if self.table[slot].is_open() {
                 self.remove(slot, DtlsEnd::Replaced);

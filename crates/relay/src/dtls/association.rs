@@ -1,4 +1,4 @@
-//! One client's association: dimpl's instance, and what limits know of it.
+//! A client's association: dimpl's instance and its state for the limits.
 
 use std::time::Instant;
 
@@ -8,61 +8,58 @@ use turnpike_turn::server::{Client, ListenerId, Source};
 
 use super::stats::{DtlsDrop, DtlsEnd, DtlsFailure, DtlsStats};
 use crate::link::{Place, Way};
-
-/// How far an association has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// The client is where it says it is; hands are being shaken. The number in the crowd of those.
+    /// Handshake with a verified address; number in the set of handshakes.
     HalfOpen(u64),
-    /// Messages pass, but there is no allocation. The number in the crowd of those.
+    /// Open without an allocation; number in the set of idle associations.
     Idle(u64),
-    /// There is an allocation.
     Allocated,
 }
 
 pub(super) struct Association {
     pub(super) dtls: Dtls,
-    /// As the socket sees it: its listener's number is that of clients that ask for no name.
+    /// Addresses at the socket; the listener number is the one for clients without a server name.
     pub(super) client: Client,
-    /// Which of the listeners it came to.
+    /// Place of its listener.
     pub(super) place: usize,
-    /// Tells it from those that had its slot before.
+    /// Distinguishes it from earlier users of the slot.
     pub(super) generation: u32,
-    /// The number that the state machine knows it by, which says for which name it asked.
+    /// Number known to the state machine, which depends on the server name.
     pub(super) listener: ListenerId,
-    /// Of the ClientHello: tells one that is repeated from one that begins anew.
+    /// Random of the ClientHello: distinguishes a retransmission from a new start.
     pub(super) random: [u8; 32],
     pub(super) stage: Stage,
-    /// Somebody has sent an alert in the clear from the client's address before there were keys.
+    /// Received an unauthenticated plaintext alert during the handshake.
     pub(super) alerted: bool,
-    /// When it ends unless something happens before; milliseconds.
+    /// Milliseconds until it ends without activity, on the worker's clock.
     pub(super) deadline_ms: u64,
-    /// When dimpl wants to be called; milliseconds.
+    /// Next call of dimpl's timer in milliseconds.
     pub(super) timer_ms: u64,
-    /// For when it stands among the timers; milliseconds.
+    /// Time in the timer queue in milliseconds.
     pub(super) armed_ms: u64,
 }
 
-/// What came of draining an association.
+/// Result of draining an association.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Drained {
-    /// The handshake is over.
+    /// Handshake finished.
     pub(super) connected: bool,
-    /// The client said farewell.
+    /// Received close_notify.
     pub(super) closed: bool,
-    /// Something was sent.
+    /// Sent something.
     pub(super) said: bool,
-    /// When dimpl wants to be called.
+    /// Next call of dimpl's timer.
     pub(super) timer: Option<Instant>,
 }
 
 impl Association {
-    /// The client as the state machine knows it.
+    /// Client as known to the state machine.
     pub(super) fn known_as(&self) -> Client {
         Client { listener: self.listener, ..self.client }
     }
 
-    /// The same of the association in this slot, with the way to it.
+    /// Client and link for the state machine.
     pub(super) fn source(&self, slot: usize) -> Source {
         let place = Place { slot, generation: self.generation };
         Source { client: self.known_as(), link: Way::Dtls(place).link() }
@@ -76,7 +73,7 @@ impl Association {
         self.dtls.protocol_version() == Some(ProtocolVersion::DTLS1_3)
     }
 
-    /// Sends what it has to say, and puts what it has decrypted into the arena.
+    /// Sends pending output and puts decrypted messages into the arena.
     pub(super) fn drain(
         &mut self,
         route: &Route,
@@ -89,7 +86,7 @@ impl Association {
         loop {
             let mut next = None;
             match &mut arena {
-                // Only an instance that was just fed has anything for the arena.
+                // Only a call after new input can yield messages.
                 Some((rx, spans)) => {
                     let filled = rx.fill(0, |room| {
                         let (poll, plain) = poll(&mut self.dtls, room, route, tx);
@@ -109,7 +106,7 @@ impl Association {
                 Some(Poll::Message | Poll::Nothing) => {}
                 Some(Poll::Sent) => drained.said = true,
                 Some(Poll::TooSmall(needed)) => {
-                    // The arena is full, or the scratch buffer is new.
+                    // The arena is full, or the scratch buffer is still small.
                     if arena.take().is_some() {
                         stats.dropped[DtlsDrop::NoRoom as usize] += 1;
                     }
@@ -137,7 +134,7 @@ enum Poll {
     Nothing,
 }
 
-/// One step. What is for the client is queued; how many bytes of plaintext lie at the beginning of `room`.
+/// Polls once. Queues packets for the client; returns the number of plaintext bytes at the start of `room`.
 fn poll(dtls: &mut Dtls, room: &mut [u8], route: &Route, tx: &mut Tx) -> (Poll, usize) {
     match dtls.poll_output(room) {
         Output::Packet(packet) => {
@@ -153,7 +150,6 @@ fn poll(dtls: &mut Dtls, room: &mut [u8], route: &Route, tx: &mut Tx) -> (Poll, 
     }
 }
 
-/// Why a handshake failed with this error.
 pub(super) fn failure(error: &Error) -> DtlsFailure {
     match error {
         Error::Timeout(_) => DtlsFailure::Timeout,
@@ -177,7 +173,6 @@ pub(super) fn failure(error: &Error) -> DtlsFailure {
     }
 }
 
-/// The end of an open association with this error.
 pub(super) fn end(error: &Error) -> DtlsEnd {
     match error {
         Error::ConnectionClosed | Error::SecurityError(SecurityError::FatalAlert { .. }) => DtlsEnd::Client,

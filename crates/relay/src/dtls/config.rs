@@ -1,4 +1,4 @@
-//! What the DTLS side of the runtime is told at start.
+//! Settings of DTLS.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -6,13 +6,12 @@ use turnpike_turn::server::ConnectionLimits;
 
 use super::DtlsContext;
 
-/// Settings of DTLS listeners; the default listens nowhere and has the documented limits.
+/// Settings of DTLS listeners. The default has no listeners and the documented limits.
 #[derive(Clone, Debug, Default)]
 pub struct DtlsConfig {
-    /// UDP addresses, which are nothing without `context`. One that plain UDP listens on as well is one socket for both, told
-    /// apart by the first byte of each datagram.
+    /// UDP addresses; ignored without `context`. Plain UDP may use the same address: both share a socket, and
+    /// the first byte of a datagram selects the protocol.
     pub listen: Vec<SocketAddr>,
-    /// Certificates and all else that DTLS needs.
     pub context: Option<Arc<DtlsContext>>,
     /// Limits of associations, which count as connections.
     pub limits: ConnectionLimits,

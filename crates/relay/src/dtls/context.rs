@@ -1,5 +1,5 @@
-//! DTLS as the server speaks it: certificates by server name, and dimpl's settings. One context for all workers; a reload swaps the
-//! certificates in it, and whoever has an association keeps it.
+//! Certificates by server name and dimpl's settings, shared by all workers. A reload replaces the
+//! certificates; existing associations continue.
 
 use std::{
     fmt,
@@ -17,37 +17,33 @@ use super::{
 };
 use crate::{Identity, stream::tls::Directory};
 
-/// Handshake datagrams of this size pass on any path of today. Application data is sent as it is.
+/// Conservative path MTU for handshake datagrams. Application data is not limited.
 const MTU: usize = 1200;
-/// Until a flight is repeated for the first time (RFC 9147 section 5.8.2 says 1 s; clients of real-time media wait less long).
+/// Time until the first retransmission of a flight (RFC 9147 section 5.8.2 recommends 1 s; clients of
+/// real-time media wait less).
 const RETRANSMIT: Duration = Duration::from_millis(500);
-/// Records that wait for others before them. A handshake has fewer, and afterwards nothing waits.
+/// Records kept out of order. Handshakes need fewer, and nothing waits afterwards.
 const QUEUE: usize = 16;
 
-/// Why DTLS cannot be set up; the message says what to change.
+/// Error of the DTLS setup; the message names the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DtlsError {
-    /// RSA or Ed25519 only.
+    /// All certificates are RSA or Ed25519.
     #[error("DTLS needs an ECDSA certificate with P-256 or P-384, and there is none")]
     NoCertificate,
-    /// dimpl refused its settings.
     #[error("DTLS cannot be set up: {0}")]
     Setup(String),
 }
 
-/// What the workers make DTLS associations with.
 pub struct DtlsContext {
     config: Arc<Config>,
     shown: RwLock<Arc<Directory>>,
 }
 
 impl DtlsContext {
-    /// With those of these certificates that DTLS can use ([`Identity::can_dtls`]), at least one; the first is shown to clients
-    /// that name no server, or one that none is good for. Handshakes may take so long.
-    ///
-    /// # Errors
-    /// [`DtlsError`].
+    /// Uses the certificates that support DTLS ([`Identity::can_dtls`]). The first is used for clients
+    /// without a matching server name. `handshake` is the timeout of a handshake.
     pub fn new(identities: &[Identity], handshake: Duration) -> Result<Self, DtlsError> {
         let shown = directory(identities).ok_or(DtlsError::NoCertificate)?;
         let config = Config::builder()
@@ -63,17 +59,15 @@ impl DtlsContext {
         Ok(Self { config: Arc::new(config), shown: RwLock::new(Arc::new(shown)) })
     }
 
-    /// Shows these from now on. Without any that DTLS can use the old ones stay.
-    ///
-    /// # Errors
-    /// [`DtlsError::NoCertificate`].
+    /// Replaces the certificates, or keeps the old ones if none supports DTLS.
     pub fn replace(&self, identities: &[Identity]) -> Result<(), DtlsError> {
         let new = Arc::new(directory(identities).ok_or(DtlsError::NoCertificate)?);
         *self.shown.write().unwrap_or_else(PoisonError::into_inner) = new;
         Ok(())
     }
 
-    /// An instance that has answered the first ClientHello with this cookie; the answer lies in `answer`.
+    /// Returns an instance that has replied to the first ClientHello with this cookie; the reply is in
+    /// `answer`.
     pub(super) fn begin(
         &self,
         now: Instant,
@@ -85,7 +79,8 @@ impl DtlsContext {
         self.with(hello, cookie, |certificate| self.answer(now, hello.version, certificate, first, answer))
     }
 
-    /// An instance that has also taken the second ClientHello; its answer is still in it. None if dimpl cannot read the first.
+    /// Like `begin`, and also feeds the second ClientHello, whose reply is pending. `None` if dimpl cannot
+    /// parse the first.
     pub(super) fn accept(
         &self,
         now: Instant,
@@ -144,7 +139,8 @@ impl DtlsContext {
         Ok(dtls)
     }
 
-    /// Returns false if the client can check no signature of ours. A client of DTLS 1.2 that names no schemes is given what there is.
+    /// Returns false if the client cannot verify any of our signatures. DTLS 1.2 clients without a list of
+    /// schemes get any certificate.
     pub(super) fn has_certificate_for(&self, hello: &Hello<'_>) -> bool {
         let (schemes, chosen) = (schemes(hello), self.choose(hello));
         schemes.is_empty() || chosen.is_some_and(|chosen| chosen.key.choose_scheme(&schemes).is_some())
@@ -163,7 +159,7 @@ impl fmt::Debug for DtlsContext {
 }
 
 impl Identity {
-    /// Whether DTLS can use this certificate: dimpl knows ECDSA with P-256 and P-384 only.
+    /// Returns whether DTLS can use this certificate: dimpl supports only ECDSA with P-256 and P-384.
     pub fn can_dtls(&self) -> bool {
         provider::scheme(&*self.certified().key).is_some()
     }

@@ -1,8 +1,9 @@
-//! Cookies: a client must show that it hears us at its address before anything is kept for it (RFC 6347 section 4.2.1, RFC 9147
-//! section 5.1). A cookie is the time, the length of the first ClientHello's padding, and a MAC over both, the client's address and the first
-//! ClientHello: all of it in DTLS 1.3, which goes on with its hash, and what stands before the cookie in DTLS 1.2, so that the first fragment of
-//! a ClientHello proves its address. Nothing is remembered, and all workers of all nodes of a fleet know each other's cookies: a balancer
-//! may send the second ClientHello elsewhere, and DTLS 1.3 has no third (RFC 8446 section 4.1.4).
+//! Stateless cookies, which prove a client's address before any state is kept (RFC 6347 section 4.2.1, RFC
+//! 9147 section 5.1). A cookie consists of the time, the padding length of the first ClientHello, and a MAC
+//! over both, the client's address and the first ClientHello: the complete message in DTLS 1.3, whose
+//! transcript hash needs it, and the part before the cookie in DTLS 1.2, so that a first fragment suffices.
+//! All workers and nodes of a fleet accept each other's cookies, because a load balancer may send the second
+//! ClientHello elsewhere and DTLS 1.3 has no third (RFC 8446 section 4.1.4).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,15 +13,14 @@ use turnpike_turn::server::{Client, NonceKeys};
 
 use super::hello::{COOKIE_LEN, Cookie, Hello, Version};
 
-/// Seconds for which a cookie is good: as long as clients repeat a ClientHello.
+/// Validity in seconds: as long as clients retransmit a ClientHello.
 const LIFETIME: u32 = 60;
-/// Seconds that one may lie in the future: clocks of two nodes differ.
+/// Tolerated clock difference between nodes in seconds.
 const SKEW: u32 = 10;
-/// Time, padding; the MAC takes the rest.
+/// Bytes of time and padding length; the MAC fills the rest.
 const PREFIX: usize = 6;
 const NO_PADDING: u16 = u16::MAX;
 
-/// What cookies are made and checked with.
 pub(super) struct CookieKeys(NonceKeys);
 
 impl CookieKeys {
@@ -28,7 +28,7 @@ impl CookieKeys {
         Self(keys)
     }
 
-    /// A cookie at `unix` seconds for a ClientHello without one; `first` becomes its body.
+    /// Creates a cookie at `unix` seconds for a first ClientHello, whose body is written to `first`.
     pub(super) fn make(&self, unix: u64, client: &Client, hello: &Hello<'_>, first: &mut Vec<u8>) -> Cookie {
         let padding = hello.padding();
         hello.write_first(padding, first);
@@ -36,12 +36,13 @@ impl CookieKeys {
         self.finish(unix, prefix(unix, padding), client, covered(hello, first))
     }
 
-    /// A cookie at `unix` seconds for the first fragment of a ClientHello of DTLS 1.2.
+    /// Creates a cookie at `unix` seconds for the first fragment of a DTLS 1.2 ClientHello.
     pub(super) fn make_for_fragment(&self, unix: u64, client: &Client, before_cookie: &[u8]) -> Cookie {
         self.finish(unix, prefix(unix, NO_PADDING), client, (Version::V12, before_cookie))
     }
 
-    /// The cookie of a ClientHello, if it is one of ours for this client and the first ClientHello, whose body `first` becomes.
+    /// Returns the cookie of a second ClientHello if it is valid for this client. Writes the body of the
+    /// first ClientHello to `first`.
     pub(super) fn check(
         &self,
         unix: u64,
@@ -51,7 +52,7 @@ impl CookieKeys {
     ) -> Option<Cookie> {
         let (cookie, made) = read(unix, hello.cookie?)?;
         let padding = u16::from_be_bytes([cookie[4], cookie[5]]);
-        // More than any ClientHello had that was answered: a stranger must not make us write it.
+        // No accepted ClientHello had more padding, and a forged length must not make us write it.
         if padding != NO_PADDING && usize::from(padding) > super::hello::MAX_HELLO {
             return None;
         }
@@ -59,7 +60,7 @@ impl CookieKeys {
         self.verify(made, cookie, client, covered(hello, first)).then_some(*cookie)
     }
 
-    /// Returns true if the cookie in the first fragment of a ClientHello of DTLS 1.2 is one of ours for this client.
+    /// Returns whether the cookie in the first fragment of a DTLS 1.2 ClientHello is valid for this client.
     pub(super) fn check_fragment(
         &self,
         unix: u64,
@@ -77,7 +78,7 @@ impl CookieKeys {
         subtle::ConstantTimeEq::ct_eq(&expected[..], &cookie[..]).into()
     }
 
-    /// Leaves out our own address: behind a balancer each node has another.
+    /// Excludes our own address, which differs between the nodes behind a load balancer.
     fn finish(
         &self,
         made: u64,
@@ -104,7 +105,7 @@ impl CookieKeys {
     }
 }
 
-/// The part of the first ClientHello that a cookie is made of; `first` is its body.
+/// Part of the first ClientHello covered by the cookie; `first` is its body.
 fn covered<'a>(hello: &Hello<'a>, first: &'a [u8]) -> (Version, &'a [u8]) {
     match hello.version {
         Version::V12 => (Version::V12, hello.before_cookie()),
@@ -117,7 +118,7 @@ fn prefix(unix: u64, padding: u16) -> [u8; PREFIX] {
     [a, b, c, d, e, f]
 }
 
-/// A cookie of the right length and age, and when it was made.
+/// A cookie of valid length and age, and its time of creation.
 fn read(unix: u64, cookie: &[u8]) -> Option<(&Cookie, u64)> {
     let cookie: &Cookie = cookie.try_into().ok()?;
     let age = low(unix).wrapping_sub(u32::from_be_bytes([cookie[0], cookie[1], cookie[2], cookie[3]]));
@@ -168,9 +169,9 @@ mod tests {
         }
     }
 
-    /// Time and padding stand in front, for everybody to read.
+    /// Time and padding length come first, in plaintext.
     #[test]
-    fn the_secret_part_of_cookies_is_as_if_by_chance() {
+    fn secret_part_of_cookies_is_random() {
         let (key, mut first, mut packet) = (random(), Vec::new(), Vec::new());
         write_packet(0, 0, &body(&[]), &mut packet);
         let hello = Hello::parse(&packet).unwrap();
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cookie_is_good_for_its_client_its_hello_its_time_and_our_key_only() {
+    fn cookie_is_bound_to_client_hello_time_and_key() {
         let (key, mut first, mut packet) = (random(), Vec::new(), Vec::new());
         write_packet(0, 0, &body(&[]), &mut packet);
         let cookie = key.make(100, &client(1), &Hello::parse(&packet).unwrap(), &mut first);
@@ -195,7 +196,7 @@ mod tests {
         assert_eq!(check(&key, 100, 1), Some(cookie));
         assert_eq!(check(&key, 100 + u64::from(LIFETIME), 1), Some(cookie));
         assert_eq!(check(&key, 101 + u64::from(LIFETIME), 1), None, "too old");
-        assert_eq!(check(&key, 90, 1), Some(cookie), "of a clock that is a little ahead");
+        assert_eq!(check(&key, 90, 1), Some(cookie), "from a clock slightly ahead");
         assert_eq!(check(&key, 89, 1), None, "from the future");
         assert_eq!(check(&key, 100, 2), None, "another port");
         assert_eq!(check(&random(), 100, 1), None);
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn cookie_of_a_first_fragment_is_that_of_the_whole_hello() {
+    fn cookie_of_a_first_fragment_equals_that_of_the_whole_hello() {
         let (key, mut first, mut packet) = (random(), Vec::new(), Vec::new());
         write_packet(0, 0, &body(&[]), &mut packet);
         let hello = Hello::parse(&packet).unwrap();
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cookie_of_another_node_is_good_and_so_is_one_of_a_key_that_was_rotated() {
+    fn cookies_of_other_nodes_and_rotated_keys_are_valid() {
         let key = |byte| NonceKey([byte; 32]);
         let keys = || CookieKeys::new(NonceKeys::new(key(1), [(100, key(2))]));
         let (mut first, mut packet) = (Vec::new(), Vec::new());

@@ -1,6 +1,6 @@
-//! A ClientHello that comes in fragments, as clients on paths with a small MTU send it (RFC 6347 section 4.2.3). Nothing is kept before a
-//! first fragment has shown a good cookie, which DTLS 1.2 puts in front. Then the address is proved, and bounds of its own hold: like
-//! those of handshakes under way, in total and per network, and the oldest give way.
+//! Reassembly of fragmented ClientHellos, which clients send on paths with a small MTU (RFC 6347 section
+//! 4.2.3). State begins with a valid cookie in the first fragment, where DTLS 1.2 places it. The bounds are
+//! those of handshakes: in total and per network, and the oldest is evicted.
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
@@ -10,7 +10,7 @@ use turnpike_turn::server::{Client, PrefixLengths};
 use super::hello::{Fragment, MAX_HELLO};
 use crate::bounded::Bounded;
 
-/// The hellos of which a part has come.
+/// Partially received ClientHellos.
 pub(super) struct Fragments {
     parts: Slab<Part>,
     by_client: HashMap<Client, usize, RandomState>,
@@ -21,10 +21,9 @@ struct Part {
     client: Client,
     number: u64,
     message: u16,
-    /// Of the whole body.
+    /// Length of the complete body.
     length: usize,
     bytes: Vec<u8>,
-    /// Milliseconds.
     deadline_ms: u64,
 }
 
@@ -37,12 +36,13 @@ impl Fragments {
         }
     }
 
-    /// Sets other bounds; parts that are there stay.
+    /// Changes the bounds and keeps all parts.
     pub(super) fn limit(&mut self, most: usize, most_per_network: usize) {
         self.bounded.limit(most, most_per_network);
     }
 
-    /// Keeps a first fragment, whose cookie was good, for so many milliseconds. Returns false if no ClientHello is so long.
+    /// Keeps a first fragment with a valid cookie for `wait_ms`. Returns false if the ClientHello is too long
+    /// or there is no room.
     pub(super) fn begin(
         &mut self,
         client: &Client,
@@ -75,7 +75,7 @@ impl Fragments {
         true
     }
 
-    /// Appends a later fragment. Returns false if what stands before it has not come.
+    /// Appends a later fragment; returns false if there is a gap before it.
     pub(super) fn append(&mut self, client: &Client, fragment: &Fragment<'_>, now_ms: u64) -> bool {
         let Some(part) = self.by_client.get(client).and_then(|slot| self.parts.get_mut(*slot)) else {
             return false;
@@ -89,7 +89,7 @@ impl Fragments {
         true
     }
 
-    /// Takes the body of a ClientHello that is whole by now.
+    /// Takes the body of a complete ClientHello.
     pub(super) fn take_whole(&mut self, client: &Client) -> Option<Vec<u8>> {
         let slot = *self.by_client.get(client)?;
         let part = self.parts.get(slot)?;
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_joined_in_order_and_repetitions_change_nothing() {
+    fn fragments_are_joined_in_order_and_repeats_are_ignored() {
         let whole: Vec<u8> = (0..100).collect();
         let mut fragments = Fragments::new(4, 4);
         assert!(!fragments.append(&client(1), &piece(&whole, 40, 40), 0), "nothing has begun");
@@ -155,7 +155,10 @@ mod tests {
             let now_ms = u64::from(port) * 400;
             assert!(fragments.begin(&client(port), &piece(&whole, 0, 40), now_ms, 10));
         }
-        assert!(!fragments.begin(&client(1001), &piece(&whole, 0, 40), 400_001, 10), "those there are young");
+        assert!(
+            !fragments.begin(&client(1001), &piece(&whole, 0, 40), 400_001, 10),
+            "existing ones are protected"
+        );
         assert_eq!((fragments.parts.len(), fragments.by_client.len(), fragments.bounded.len()), (2, 2, 2));
         assert!(fragments.append(&client(1000), &piece(&whole, 40, 60), 400_009));
         assert!(!fragments.append(&client(998), &piece(&whole, 40, 60), 399_209));

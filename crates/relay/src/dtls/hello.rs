@@ -1,29 +1,28 @@
-//! ClientHello as far as it must be understood before there is any state: the version, the cookie that came back, what server and client
-//! have in common, and the first ClientHello when this is the second one.
+//! Parser of ClientHello for everything needed before there is state: version, returned cookie, common
+//! algorithms, and reconstruction of the first ClientHello from the second.
 
 use std::ops::Range;
 
 use super::record::HEADER as RECORD_HEADER;
 
-/// dimpl knows cookies of this length only.
+/// dimpl supports only this length.
 pub(super) const COOKIE_LEN: usize = 32;
 
 pub(super) type Cookie = [u8; COOKIE_LEN];
 
-/// Longest datagram with a ClientHello that is looked at. One with post-quantum key shares has 1500 bytes.
+/// Maximum datagram with a ClientHello. Post-quantum key shares take about 1500 bytes.
 pub(super) const MAX_HELLO: usize = 4096;
-/// A handshake header (RFC 6347 section 4.2.2).
+/// Handshake header (RFC 6347 section 4.2.2).
 const MESSAGE_HEADER: usize = 12;
 const HANDSHAKE: u8 = 22;
 const CLIENT_HELLO: u8 = 1;
-/// How versions are written on the wire.
+/// Versions on the wire.
 const DTLS_1_2: u16 = 0xFEFD;
 const DTLS_1_3: u16 = 0xFEFC;
-/// X25519, P-256 and P-384: the groups of dimpl.
+/// X25519, P-256 and P-384: the groups supported by dimpl.
 pub(super) const GROUPS: [u16; 3] = [0x001D, 0x0017, 0x0018];
-/// The suites of dimpl for DTLS 1.2: ECDHE and ECDSA with AES-128-GCM, AES-256-GCM and ChaCha20-Poly1305.
+/// Suites of dimpl for DTLS 1.2: ECDHE and ECDSA with AES-128-GCM, AES-256-GCM and ChaCha20-Poly1305.
 pub(super) const SUITES_1_2: [u16; 3] = [0xC02B, 0xC02C, 0xCCA9];
-/// The suites of dimpl for DTLS 1.3.
 pub(super) const SUITES_1_3: [u16; 3] = [0x1301, 0x1302, 0x1303];
 const NULL_COMPRESSION: u8 = 0;
 
@@ -35,30 +34,25 @@ const EXTENDED_MASTER_SECRET: u16 = 23;
 const SUPPORTED_VERSIONS: u16 = 43;
 const COOKIE: u16 = 44;
 const KEY_SHARE: u16 = 51;
-
-/// A protocol version that is spoken here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Version {
     V12,
     V13,
 }
-
-/// What is wrong with a ClientHello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HelloError {
-    /// It comes in fragments ([`super::fragments`]).
+    /// Reassembled by [`super::fragments`].
     Fragmented,
-    /// Longer than [`MAX_HELLO`].
+    /// Exceeds [`MAX_HELLO`].
     TooLong,
     Malformed,
-    /// No version in common.
+    /// No common version.
     Version,
-    /// DTLS 1.3 only, and no key share of a group that is spoken here. Asking for another share would have to remember the first
-    /// ClientHello.
+    /// DTLS 1.3 only, without a key share of a supported group. Requesting another share would require state.
     KeyShare,
 }
 
-/// Whether a datagram begins with a ClientHello in the clear.
+/// Returns whether a datagram starts with a plaintext ClientHello.
 pub(super) fn is_hello(datagram: &[u8]) -> bool {
     datagram.len() > RECORD_HEADER
         && datagram[0] == HANDSHAKE
@@ -66,36 +60,36 @@ pub(super) fn is_hello(datagram: &[u8]) -> bool {
         && datagram[RECORD_HEADER] == CLIENT_HELLO
 }
 
-/// A ClientHello, whole, where it lies.
+/// A complete ClientHello, borrowed from its datagram.
 #[derive(Debug)]
 pub(super) struct Hello<'a> {
-    /// The record's sequence number.
+    /// Sequence number of the record.
     pub(super) sequence: u64,
     body: &'a [u8],
     pub(super) version: Version,
     pub(super) random: [u8; 32],
-    /// The cookie of either version, if there is one.
+    /// Cookie of either version.
     pub(super) cookie: Option<&'a [u8]>,
-    /// DTLS 1.2's cookie in `body`, without its length.
+    /// Range of the DTLS 1.2 cookie in `body`, without its length byte.
     legacy_cookie: Range<usize>,
-    /// Where the extensions begin in `body`, behind their length.
+    /// Offset of the first extension in `body`.
     extensions: usize,
-    /// Whole extensions in `body`.
+    /// Ranges of complete extensions in `body`.
     cookie_extension: Option<Range<usize>>,
     padding_extension: Option<Range<usize>>,
     pub(super) server_name: Option<&'a str>,
-    /// Pairs of bytes.
+    /// Two bytes each.
     signature_algorithms: &'a [u8],
-    /// Pairs of bytes.
+    /// Two bytes each.
     cipher_suites: &'a [u8],
     compression_methods: &'a [u8],
-    /// Pairs of bytes.
+    /// Two bytes each.
     groups: Option<&'a [u8]>,
     extended_master_secret: bool,
 }
 
 impl<'a> Hello<'a> {
-    /// Of a datagram that [`is_hello`].
+    /// Parses a datagram for which [`is_hello`] holds.
     pub(super) fn parse(datagram: &'a [u8]) -> Result<Self, HelloError> {
         if datagram.len() > MAX_HELLO {
             return Err(HelloError::TooLong);
@@ -175,8 +169,9 @@ impl<'a> Hello<'a> {
         Ok(hello)
     }
 
-    /// Returns false if no handshake can succeed: no cipher suite, group or compression method in common, or a client of DTLS 1.2 without
-    /// the extended master secret (RFC 7627), which dimpl insists on. dimpl reports none of this: it drops such a ClientHello.
+    /// Returns false if the handshake cannot succeed: no common cipher suite, group or compression method, or
+    /// a DTLS 1.2 client without extended master secret (RFC 7627), which dimpl requires. dimpl would
+    /// silently drop such a ClientHello.
     pub(super) fn is_compatible(&self) -> bool {
         let any = |offered: &[u8], ours: &[u16]| offered.chunks_exact(2).any(|one| ours.contains(&pair(one)));
         let has_suite = match self.version {
@@ -188,24 +183,24 @@ impl<'a> Hello<'a> {
             && self.compression_methods.contains(&NULL_COMPRESSION)
     }
 
-    /// Schemes that the client can check, as RFC 8446 section 4.2.3 numbers them.
+    /// Signature schemes that the client can verify, numbered as in RFC 8446 section 4.2.3.
     pub(super) fn signature_algorithms(&self) -> impl Iterator<Item = u16> + '_ {
         self.signature_algorithms.chunks_exact(2).map(pair)
     }
 
-    /// What stands before the cookie of DTLS 1.2: version, random and session. A client repeats it in answer to a HelloVerifyRequest (RFC
-    /// 6347 section 4.2.1).
+    /// Version, random and session id, which precede the cookie of DTLS 1.2. A client repeats them after a
+    /// HelloVerifyRequest (RFC 6347 section 4.2.1).
     pub(super) fn before_cookie(&self) -> &'a [u8] {
         &self.body[..self.legacy_cookie.start - 1]
     }
 
-    /// Bytes of padding (RFC 7685), if there is any: the one extension that may differ between two ClientHello of DTLS 1.3 and
-    /// that we cannot know (RFC 8446 section 4.1.2).
+    /// Length of the padding (RFC 7685): the only unpredictable difference allowed between the two
+    /// ClientHellos of DTLS 1.3 (RFC 8446 section 4.1.2).
     pub(super) fn padding(&self) -> Option<usize> {
         self.padding_extension.as_ref().map(|whole| whole.len() - 4)
     }
 
-    /// Writes the body of the first ClientHello, which had no cookie and this padding.
+    /// Writes the body of the first ClientHello, without a cookie and with this padding.
     pub(super) fn write_first(&self, padding: Option<usize>, out: &mut Vec<u8>) {
         out.clear();
         out.extend_from_slice(&self.body[..self.legacy_cookie.start - 1]);
@@ -235,20 +230,20 @@ impl<'a> Hello<'a> {
     }
 }
 
-/// One piece of a ClientHello, or all of it (RFC 6347 section 4.2.3), where it lies.
+/// A fragment of a ClientHello, or all of it (RFC 6347 section 4.2.3).
 #[derive(Debug)]
 pub(super) struct Fragment<'a> {
-    /// The record's sequence number.
+    /// Sequence number of the record.
     pub(super) sequence: u64,
     pub(super) message: u16,
-    /// Of the whole body.
+    /// Length of the complete body.
     pub(super) length: usize,
     pub(super) offset: usize,
     pub(super) bytes: &'a [u8],
 }
 
 impl<'a> Fragment<'a> {
-    /// Reads the first record of a datagram that [`is_hello`].
+    /// Parses the first record of a datagram for which [`is_hello`] holds.
     pub(super) fn parse(datagram: &'a [u8]) -> Result<Self, HelloError> {
         let mut reader = Reader { bytes: datagram, at: 0 };
         let header = reader.take(RECORD_HEADER)?;
@@ -264,7 +259,8 @@ impl<'a> Fragment<'a> {
         Ok(Self { sequence, message: pair(&header[4..]), length, offset, bytes: record.take(here)? })
     }
 
-    /// What stands before DTLS 1.2's cookie, and the cookie. The first fragment has both, unless it is very short.
+    /// The part before the DTLS 1.2 cookie, and the cookie. A first fragment has both unless it is very
+    /// short.
     pub(super) fn beginning(&self) -> Option<(&'a [u8], &'a [u8])> {
         let mut reader = Reader { bytes: (self.offset == 0).then_some(self.bytes)?, at: 0 };
         let cookie = Beginning::read(&mut reader).ok()?.cookie;
@@ -272,7 +268,7 @@ impl<'a> Fragment<'a> {
     }
 }
 
-/// The fields of a ClientHello up to the cookie of DTLS 1.2, and where that lies.
+/// Fields of a ClientHello up to the DTLS 1.2 cookie, and the cookie's range.
 struct Beginning {
     version: u16,
     random: [u8; 32],
@@ -289,7 +285,8 @@ impl Beginning {
     }
 }
 
-/// A HelloVerifyRequest (RFC 6347 section 4.2.1) up to its cookie. The version is that of DTLS 1.0 for either version of a handshake.
+/// HelloVerifyRequest (RFC 6347 section 4.2.1) up to the cookie. It contains the version of DTLS 1.0 for both
+/// versions.
 #[rustfmt::skip]
 const VERIFY_REQUEST: [u8; 28] = [
     HANDSHAKE, 0xFE, 0xFF, 0, 0, 0, 0, 0, 0, 0, 0, 0, 47,
@@ -297,7 +294,7 @@ const VERIFY_REQUEST: [u8; 28] = [
     0xFE, 0xFF, 32,
 ];
 
-/// Writes a HelloVerifyRequest in answer to a record with this sequence number.
+/// Writes a HelloVerifyRequest in reply to a record with this sequence number.
 pub(super) fn write_verify_request(sequence: u64, cookie: &Cookie, out: &mut Vec<u8>) {
     out.clear();
     out.extend_from_slice(&VERIFY_REQUEST);
@@ -305,7 +302,7 @@ pub(super) fn write_verify_request(sequence: u64, cookie: &Cookie, out: &mut Vec
     out.extend_from_slice(cookie);
 }
 
-/// Writes a record with a ClientHello in one piece; a client's first has the message number 0.
+/// Writes a record with an unfragmented ClientHello; the first message of a client has number 0.
 pub(super) fn write_packet(sequence: u64, message: u16, body: &[u8], out: &mut Vec<u8>) {
     let length = u32::try_from(body.len()).unwrap_or(u32::MAX).to_be_bytes();
     let record = u16::try_from(body.len() + MESSAGE_HEADER).unwrap_or(u16::MAX).to_be_bytes();
@@ -328,7 +325,7 @@ fn write_padding(padding: Option<usize>, out: &mut Vec<u8>) {
     out.resize(out.len() + padding, 0);
 }
 
-/// RFC 6066 section 3: a list, of which only the one kind of name was ever defined.
+/// RFC 6066 section 3: a list of names, although only host names were ever defined.
 fn host_name<'a>(value: &mut Reader<'a>) -> Option<&'a str> {
     let mut list = Reader { bytes: value.vector16().ok()?, at: 0 };
     if list.take(1).ok()? != [0] {
@@ -414,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn the_version_follows_what_is_offered_and_what_can_be_done_at_once() {
+    fn version_follows_the_offer_and_the_key_shares() {
         let version = |extensions: &[Vec<u8>]| {
             let packet = packet(&hello(&[], extensions));
             Hello::parse(&packet).map(|hello| hello.version)
@@ -429,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_hello_is_found_again_in_the_second_of_either_version() {
+    fn first_hello_is_reconstructed_from_the_second() {
         let mut found = Vec::new();
         let first = hello(&[], &[versions()]);
         let second = packet(&hello(&[1; 32], &[versions()]));
@@ -463,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn beginning_of_a_first_fragment_is_that_of_the_whole_hello() {
+    fn first_fragment_has_the_beginning_of_the_whole_hello() {
         let whole = packet(&hello(&[1; 20], &[versions()]));
         let before_cookie = Hello::parse(&whole).unwrap().before_cookie();
         assert_eq!(before_cookie, Hello::parse(&packet(&hello(&[], &[]))).unwrap().before_cookie());

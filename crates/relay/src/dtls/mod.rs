@@ -1,14 +1,14 @@
-//! Clients over DTLS 1.2 and 1.3: associations in front of the worker's state machine.
+//! Clients over DTLS 1.2 and 1.3, whose associations sit in front of the worker's state machine.
 //!
 //! ```text
 //! Rx::recv ─▶ Associations::receive         first byte, ClientHello, cookie; then dimpl
-//!              └─ plaintext ─▶ arena ─▶ Server::from_client     one message each, where it lies
+//!              └─ plaintext ─▶ arena ─▶ Server::from_client     one message each, in place
 //! Verdict::ToClient, Reply ─▶ Associations::relay, reply ─▶ dimpl ─▶ Tx::push_bytes
 //! ```
 //!
-//! A ClientHello without a cookie of ours ([`cookie`]) is answered and forgotten. With one it takes a place among the handshakes under
-//! way, whose number is bounded: if all places are taken, the oldest handshake gives way. The same holds for a ClientHello in fragments
-//! ([`fragments`]) and for associations without an allocation. Quotas bound those that have one.
+//! A ClientHello without a valid cookie ([`cookie`]) gets a reply and leaves no state. With one it starts a
+//! handshake. Handshakes, fragmented ClientHellos ([`fragments`]) and associations without an allocation are
+//! bounded, and the oldest of each is evicted. Quotas bound associations with an allocation.
 
 mod admit;
 mod association;
@@ -51,67 +51,66 @@ use cookie::CookieKeys;
 use fragments::Fragments;
 use record::Sifted;
 
-/// Handshakes that one flush begins: each costs about 150 us, and datagrams wait meanwhile.
+/// Handshakes started per flush: each takes about 150 µs, during which datagrams wait.
 const ADMISSIONS: u32 = 16;
-/// Longest datagram of a client whose handshake is under way: what dimpl keeps of them is bounded by number only.
+/// Maximum datagram during a handshake, because dimpl bounds the queued datagrams only by number.
 const MAX_HANDSHAKE: usize = 4096;
-/// Longest plaintext of a record (RFC 6347 section 4.1).
+/// Maximum plaintext of a record (RFC 6347 section 4.1).
 const MAX_PLAINTEXT: usize = 1 << 14;
-/// A timer comes no sooner than in so many milliseconds.
+/// Minimum milliseconds until a timer fires.
 const TIMER_MS: u64 = 10;
 
-/// The associations of one worker.
 pub(crate) struct Associations {
     layout: Arc<Layout>,
     config: Arc<DtlsConfig>,
-    /// How many share the limits.
+    /// Number of workers that share the limits.
     workers: usize,
-    /// What the milliseconds count from.
+    /// Origin of the milliseconds.
     started: Instant,
     listeners: Vec<Listener>,
     cookies: CookieKeys,
-    /// The time of day at `started`, in Unix seconds. From then on the worker's clock counts, which never goes backwards.
+    /// Unix seconds at `started`; afterwards the monotonic clock counts.
     began: u64,
     table: Slab<Association>,
     by_client: HashMap<Client, usize, RandomState>,
-    /// The client looked up last: datagrams come in runs.
+    /// Client of the last lookup, because datagrams arrive in runs.
     last: Option<(Client, usize)>,
     generations: Generations,
     half_open: Bounded,
     fragments: Fragments,
     idle: Bounded,
-    /// When which association is looked at: each at most once.
+    /// Due times of associations, at most one each.
     timers: BTreeSet<(u64, usize)>,
     admissions_left: u32,
-    /// Clients whose association is gone and whom the state machine must be told of.
+    /// Clients of ended associations for the state machine.
     gone: Vec<Client>,
-    /// Where another process has the sockets: clients, as those see them, whose association is gone.
+    /// Clients of ended associations for the new process, if it has the sockets.
     ended: Option<Vec<Client>>,
-    /// Messages of the datagram that was received last.
+    /// Messages of the last datagram.
     arrived: Vec<Span>,
-    /// What is encrypted, in one piece.
+    /// Plaintext to encrypt.
     plain: Vec<u8>,
-    /// Records on their way to the send queue.
+    /// Encrypted records.
     scratch: Vec<u8>,
-    /// The first ClientHello: its body, and as a packet.
+    /// First ClientHello: its body, and the complete packet.
     hello: [Vec<u8>; 2],
-    /// What it is answered with.
+    /// Reply to a ClientHello.
     answer: Vec<u8>,
-    /// A datagram without alerts.
+    /// Datagram without alerts.
     sifted: Vec<u8>,
-    /// The clock as it was read last.
+    /// Last clock reading.
     now_ms: u64,
     stats: DtlsStats,
     noted: Noted,
 }
 
 impl Associations {
-    /// Room that the arena must have for a receive call and what is decrypted of it. A call takes 16 super-packets of 64 KiB, or 32
-    /// datagrams where there are none, and plaintext is shorter than its records. Not enough for 32 datagrams that were fragmented
-    /// up to 64 KiB, or for records of so few bytes that aligning them makes them three times as long: some of these are dropped.
+    /// Arena space required for a receive call and its plaintext. A call reads up to 16 super-packets of 64
+    /// KiB, or 32 datagrams without GRO, and plaintext is shorter than its records. Two cases may exceed this
+    /// and lose some datagrams: 32 datagrams of 64 KiB, or tiny records whose alignment triples their size.
     pub(crate) const ROOM: usize = 3 << 20;
 
-    /// None yet; `started`, a moment ago, is what the worker's milliseconds count from, `workers` how many share the limits.
+    /// Milliseconds count from `started`; `workers` share the limits.
     pub(crate) fn new(
         layout: Arc<Layout>,
         config: Arc<DtlsConfig>,
@@ -160,7 +159,7 @@ impl Associations {
         }
     }
 
-    /// Serves on this socket, whose listener has this place.
+    /// Serves a listener on this socket.
     pub(crate) fn listen(&mut self, place: usize, socket: SocketId, bound: SocketAddr) {
         let number = self.layout.number(Transport::Dtls, place, None);
         if self.listeners.len() <= place {
@@ -169,8 +168,8 @@ impl Associations {
         self.listeners[place] = Listener { socket, bound, number };
     }
 
-    /// Ends what is left of the associations of a listener that is closed. What they are told leaves by its socket, which nobody asks for
-    /// from now on.
+    /// Ends the remaining associations of a closed listener. Their farewells leave through its socket, which
+    /// is not read any more.
     pub(crate) fn close_listener(&mut self, place: usize, tx: &mut Tx) {
         let theirs =
             |(slot, association): (usize, &Association)| (association.place == place).then_some(slot);
@@ -181,7 +180,7 @@ impl Associations {
         }
     }
 
-    /// Other listeners, server names and limits from now on, and cookies are made with these keys.
+    /// Replaces listeners, server names, limits and cookie keys.
     pub(crate) fn reconfigure(&mut self, layout: Arc<Layout>, config: Arc<DtlsConfig>, keys: NonceKeys) {
         let share = |limit| share(limit, self.workers);
         self.half_open.limit(share(config.limits.half_open), share(config.limits.half_open_per_network));
@@ -191,25 +190,25 @@ impl Associations {
         (self.layout, self.config, self.cookies) = (layout, config, CookieKeys::new(keys));
     }
 
-    /// How many places of listeners there are, open or not.
+    /// Number of listeners, including closed ones.
     pub(crate) fn places(&self) -> usize {
         self.listeners.len()
     }
 
-    /// The socket of a listener that is open, and where it is bound.
+    /// Socket and address of an open listener.
     pub(crate) fn listening(&self, place: usize) -> Option<(SocketId, SocketAddr)> {
         let listener = self.listeners.get(place).filter(|it| it.socket != Listener::NONE.socket);
         listener.map(|listener| (listener.socket, listener.bound))
     }
 
-    /// Who sent a datagram, as the socket sees it.
+    /// Sender of a datagram as known at the socket.
     pub(crate) fn client(&self, place: usize, from: SocketAddr, local: Option<IpAddr>) -> Client {
         let Listener { bound, number, .. } = self.listeners[place];
         let local = SocketAddr::new(local.unwrap_or(bound.ip()), bound.port());
         Client { listener: number, address: from, local: canonical(local) }
     }
 
-    /// Clients that were turned away since the last time.
+    /// Refused clients since the last call.
     pub(crate) fn turned_away(&mut self) -> impl Iterator<Item = TurnedAway> + '_ {
         self.noted.drain()
     }
@@ -219,8 +218,9 @@ impl Associations {
         DtlsStats { half_open, open: self.table.len() as u64 - half_open, ..self.stats }
     }
 
-    /// Takes a datagram, answers what DTLS itself has to answer, and decrypts messages into the arena, where
-    /// [`Associations::arrived`] finds them. Returns whose they are, as the state machine knows it; nobody, if there are none.
+    /// Processes a datagram: replies at the DTLS level and decrypts messages into the arena
+    /// ([`Associations::arrived`]). Returns their client as known to the state machine, or `None` without an
+    /// association.
     pub(crate) fn receive(
         &mut self,
         now_ms: u64,
@@ -253,12 +253,12 @@ impl Associations {
         Some(source)
     }
 
-    /// The messages of the datagram that was received last.
+    /// Messages of the last datagram.
     pub(crate) fn arrived(&self, index: usize) -> Option<Span> {
         self.arrived.get(index).copied()
     }
 
-    /// Encrypts and queues a relayed message. An association that is gone by now gets none.
+    /// Encrypts and queues a relayed message, unless the association has ended.
     pub(crate) fn relay(
         &mut self,
         to: Place,
@@ -280,7 +280,7 @@ impl Associations {
         let sent = association.dtls.send_application_data(&self.plain);
         let route = Route { tos, ttl, ..self.route_to(slot) };
         let association = &mut self.table[slot];
-        // Two messages are never in one datagram: some clients take a datagram for a message.
+        // One message per datagram, because some clients expect that.
         let drained = association.drain(&route, tx, None, &mut self.scratch, &mut self.stats);
         self.stats.sent += 1;
         match sent {
@@ -289,25 +289,24 @@ impl Associations {
         }
     }
 
-    /// Encrypts and queues a reply.
     pub(crate) fn reply(&mut self, to: Place, bytes: &[u8], tx: &mut Tx) {
         self.relay(to, [bytes, &[]], 0, (0, 0), tx);
     }
 
-    /// A tick's work has left.
+    /// Resets the budget of handshakes after a flush.
     pub(crate) fn flushed(&mut self) {
         self.admissions_left = ADMISSIONS;
     }
 
-    /// When [`Associations::handle_timeout`] wants to be called; milliseconds.
+    /// Milliseconds of the next [`Associations::handle_timeout`].
     pub(crate) fn poll_timeout(&self) -> Option<u64> {
         self.timers.first().map(|(due, _)| *due)
     }
 
-    /// Repeats what was not answered, ends what is overdue.
+    /// Retransmits flights and ends overdue associations.
     pub(crate) fn handle_timeout(&mut self, now_ms: u64, tx: &mut Tx) {
         self.now_ms = now_ms;
-        // What a datagram brought is not what a timer brings.
+        // Messages of the last datagram must not be mistaken for new ones.
         self.arrived.clear();
         let now = self.instant(now_ms);
         while let Some(&(due, slot)) = self.timers.first()
@@ -318,7 +317,7 @@ impl Associations {
             association.armed_ms = u64::MAX;
             if association.deadline_ms <= now_ms {
                 match association.stage {
-                    // An alert that was the client's own is known by the silence behind it.
+                    // If silence follows, the plaintext alert came from the client itself.
                     Stage::HalfOpen(_) if association.alerted => self.fail(slot, DtlsFailure::Closed),
                     Stage::HalfOpen(_) => self.fail(slot, DtlsFailure::Timeout),
                     Stage::Idle(_) | Stage::Allocated => self.close(slot, DtlsEnd::Idle, tx),
@@ -338,36 +337,37 @@ impl Associations {
         }
     }
 
-    /// The next client whose association is gone.
+    /// Next client of an ended association, for the state machine.
     pub(crate) fn next_gone(&mut self) -> Option<Client> {
         self.gone.pop()
     }
 
-    /// Whoever has an association, or is about to, as the sockets see them.
+    /// Clients with an association or a handshake, as known at the sockets.
     pub(crate) fn clients(&self) -> impl Iterator<Item = Client> {
         self.by_client.keys().copied()
     }
 
-    /// From now on another process has the sockets, which is told whose association has ended ([`Associations::next_ended`]).
+    /// Marks the sockets as passed to a new process, which then learns of ended associations
+    /// ([`Associations::next_ended`]).
     pub(crate) fn left_behind(&mut self) {
         self.ended = Some(Vec::new());
     }
 
-    /// The next client whose association is gone.
+    /// Next client of an ended association, for the new process.
     pub(crate) fn next_ended(&mut self) -> Option<Client> {
         self.ended.as_mut()?.pop()
     }
 
-    /// Keeps the limits and the state machine's allocations in step.
+    /// Keeps associations in step with allocations.
     pub(crate) fn effect(&mut self, now_ms: u64, effect: &Effect, tx: &mut Tx) {
         match effect {
             Effect::Opened { client, .. } => self.allocated(client),
-            // That of an absent client may be somebody else's by now.
+            // Another client may have the address of an absent one by now.
             Effect::Closed { client, reason, away: false, .. } if *reason != ClosedReason::Disconnected => {
                 self.released(now_ms, client, tx);
             }
             Effect::Moved { was, client, from, .. } => {
-                // What another worker gave away, it has released there.
+                // A move from another worker was released there.
                 if let (Some(was), None) = (was, from) {
                     self.released(now_ms, was, tx);
                 }
@@ -377,12 +377,12 @@ impl Associations {
         }
     }
 
-    /// Whether this association is still there.
+    /// Returns whether the association still exists.
     pub(crate) fn serves(&self, place: Place) -> bool {
         self.slot_at(place).is_some()
     }
 
-    /// The client has an allocation: its association lasts as long as that.
+    /// Exempts the association from the idle limits while it has an allocation.
     pub(crate) fn allocated(&mut self, client: &Client) {
         let Some(slot) = self.slot_of(client) else { return };
         let association = &mut self.table[slot];
@@ -393,7 +393,7 @@ impl Associations {
         }
     }
 
-    /// The client has none any more: it is one of those who must say something now and then.
+    /// Makes an association without an allocation subject to the idle limits again.
     pub(crate) fn released(&mut self, now_ms: u64, client: &Client, tx: &mut Tx) {
         let Some(slot) = self.slot_of(client) else { return };
         if self.table[slot].stage == Stage::Allocated {
@@ -401,7 +401,7 @@ impl Associations {
         }
     }
 
-    /// Says farewell to all.
+    /// Sends close_notify to all clients.
     pub(crate) fn shutdown(&mut self, tx: &mut Tx) {
         let slots: Vec<usize> = self.table.iter().map(|(slot, _)| slot).collect();
         self.end(&slots, tx);
@@ -430,8 +430,9 @@ impl Associations {
                 self.count_drop(DtlsDrop::TooLong);
                 return None;
             }
-            // Nobody signs these, so that whoever knows address and port could end the handshake (RFC 6347 section 4.1.2.7
-            // advises against heeding such alerts). dimpl heeds them until it has keys.
+            // Plaintext alerts are unauthenticated, so anybody who knows address and port could end the
+            // handshake (RFC 6347 section 4.1.2.7 advises against that). dimpl acts on them until it has
+            // keys.
             if let Sifted::Rest(rest) = record::without_plain_alerts(datagram, &mut self.sifted) {
                 association.alerted = true;
                 self.stats.dropped[DtlsDrop::PlainAlert as usize] += 1;
@@ -450,7 +451,7 @@ impl Associations {
         Some(slot)
     }
 
-    /// Carries out what an association has to say.
+    /// Handles the output of an association.
     fn drain(&mut self, now_ms: u64, slot: usize, tx: &mut Tx, rx: Option<&mut Rx>) -> Drained {
         let route = self.route_to(slot);
         let association = &mut self.table[slot];
@@ -480,7 +481,7 @@ impl Associations {
         drained
     }
 
-    /// An association without an allocation, from now on.
+    /// Makes an association idle: open without an allocation.
     fn become_idle(&mut self, now_ms: u64, slot: usize, tx: &mut Tx) {
         let network = PrefixLengths::SITE.of(self.table[slot].client.address.ip());
         if let Some(other) = self.idle.in_the_way(network) {
@@ -493,11 +494,11 @@ impl Associations {
         self.arm(slot);
     }
 
-    /// Says farewell and removes an open association.
+    /// Sends close_notify and removes an open association.
     fn close(&mut self, slot: usize, end: DtlsEnd, tx: &mut Tx) {
         let route = self.route_to(slot);
         let association = &mut self.table[slot];
-        // One that cannot say it any more is gone as well.
+        // An association that cannot send it is removed as well.
         if association.dtls.close().is_ok() {
             association.drain(&route, tx, None, &mut self.scratch, &mut self.stats);
         }
@@ -512,10 +513,9 @@ impl Associations {
         }
     }
 
-    /// Ends a handshake.
     fn fail(&mut self, slot: usize, why: DtlsFailure) {
         self.stats.failed[why as usize] += 1;
-        // That is mostly a client that began anew, or a server that stops.
+        // Usually a client that started over, or a server shutdown.
         if why != DtlsFailure::Other {
             let address = self.table[slot].client.address;
             self.noted.note(address, Transport::Dtls, None, ("dtls_handshake", why.into()));
@@ -542,7 +542,7 @@ impl Associations {
         }
     }
 
-    /// A datagram of another process's client found no room on its way there.
+    /// Counts a datagram lost on its way to the old process.
     pub(crate) fn count_lost(&mut self) {
         self.count_drop(DtlsDrop::OldProcess);
     }
@@ -551,17 +551,17 @@ impl Associations {
         self.stats.dropped[why as usize] += 1;
     }
 
-    /// Notes when dimpl wants to be called.
+    /// Records dimpl's next timer.
     fn note(&mut self, slot: usize, timer: Option<Instant>) {
         let Some(timer) = timer else { return };
         let since = timer.saturating_duration_since(self.started).as_millis();
-        // One that is due again and again must not keep the worker from everything else.
+        // A timer that is always due must not starve everything else.
         let soonest = self.now_ms + TIMER_MS;
         self.table[slot].timer_ms = u64::try_from(since).unwrap_or(u64::MAX).saturating_add(1).max(soonest);
         self.arm(slot);
     }
 
-    /// Puts an association among the timers, unless it stands there for an earlier time already.
+    /// Queues the association's timer, unless it is queued for an earlier time.
     fn arm(&mut self, slot: usize) {
         let association = &mut self.table[slot];
         let due = association.deadline_ms.min(association.timer_ms);
@@ -572,13 +572,13 @@ impl Associations {
         }
     }
 
-    /// The open association that a link stands for, if it is still there.
+    /// Slot of a link's open association, if it still exists.
     fn slot_at(&self, Place { slot, generation }: Place) -> Option<usize> {
         let association = self.table.get(slot)?;
         (association.generation == generation && association.is_open()).then_some(slot)
     }
 
-    /// The association of a client under either of its numbers, as long as it asked for that name.
+    /// Slot of the client's association, looked up with or without its server name's listener number.
     fn slot_of(&mut self, client: &Client) -> Option<usize> {
         let place = self.layout.dtls_place(client.listener)?;
         let unnamed = Client { listener: self.listeners.get(place)?.number, ..*client };
@@ -593,7 +593,7 @@ impl Associations {
         (unnamed == *client || self.table[slot].listener == client.listener).then_some(slot)
     }
 
-    /// Which listener a client came to.
+    /// Place of a client's listener.
     fn place(&self, client: &Client) -> usize {
         self.layout.dtls_place(client.listener).unwrap_or_default()
     }
@@ -615,7 +615,7 @@ impl Associations {
         }
     }
 
-    /// The time of day for cookies.
+    /// Unix seconds for cookies.
     fn unix(&self, now_ms: u64) -> u64 {
         self.began + now_ms / 1000
     }

@@ -1,11 +1,12 @@
 //! dimpl's cryptography with two of its parts in our hands.
 //!
-//! - **Cookies.** dimpl makes them with a secret of each instance, so that its cookie exchange needs the instance. Ours are checked
-//!   before there is one ([`super::cookie`]); then an instance is made, told the first ClientHello again, and must come to the
-//!   cookie that the client was sent. dimpl asks `hmac_sha256` for cookies and for nothing else; what derives keys asks `hmac`.
-//! - **Keys.** dimpl parses the private key for each instance. Ours are parsed once, by rustls, and sign through ring.
+//! - **Cookies.** dimpl creates cookies with a secret per instance, so that checking one requires the
+//! instance. Ours are checked without one ([`super::cookie`]). The instance created afterwards processes the
+//! first ClientHello again and must arrive at the same cookie. dimpl calls `hmac_sha256` only for cookies;
+//! key derivation uses `hmac`.
+//! - **Keys.** dimpl parses the private key per instance. Ours are parsed once by rustls and sign with ring.
 //!
-//! The interface has no way to hand either to one instance; both are lent to the thread while that instance works.
+//! The interface cannot pass either to a single instance, so both are stored in a thread-local during a call.
 
 use std::{cell::RefCell, fmt, panic::AssertUnwindSafe, sync::Arc};
 
@@ -20,7 +21,6 @@ use rustls::{SignatureScheme, sign};
 
 use super::hello::Cookie;
 
-/// What an instance is to use.
 pub(super) struct Lent {
     pub(super) cookie: Cookie,
     pub(super) key: Arc<dyn sign::SigningKey>,
@@ -30,7 +30,7 @@ thread_local! {
     static LENT: RefCell<Option<Lent>> = const { RefCell::new(None) };
 }
 
-/// Runs `work` with these in place.
+/// Runs `work` with these values in place.
 pub(super) fn lend<T>(lent: Lent, work: impl FnOnce() -> T) -> T {
     struct TakeBack;
     impl Drop for TakeBack {
@@ -43,12 +43,12 @@ pub(super) fn lend<T>(lent: Lent, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// RustCrypto's, but for these two parts.
+/// RustCrypto with both parts replaced.
 pub(super) fn provider() -> CryptoProvider {
     CryptoProvider { hmac_provider: &CookieOrHmac, key_provider: &LentKey, ..rust_crypto::default_provider() }
 }
 
-/// The scheme that dimpl and this key have in common, if any: ECDSA with P-256 or P-384.
+/// Scheme supported by dimpl and this key: ECDSA with P-256 or P-384.
 pub(super) fn scheme(key: &dyn sign::SigningKey) -> Option<SignatureScheme> {
     [SignatureScheme::ECDSA_NISTP256_SHA256, SignatureScheme::ECDSA_NISTP384_SHA384]
         .into_iter()
@@ -61,7 +61,7 @@ struct CookieOrHmac;
 impl HmacProvider for CookieOrHmac {
     fn hmac_sha256(&self, key: &[u8], data: &[u8]) -> Result<[u8; 32], CryptoError> {
         let cookie = LENT.with_borrow(|lent| lent.as_ref().map(|lent| lent.cookie));
-        // dimpl tries its provider out at start.
+        // dimpl tests its provider at start.
         cookie.map_or_else(|| rust_crypto::default_provider().hmac_provider.hmac_sha256(key, data), Ok)
     }
 
@@ -89,7 +89,7 @@ impl KeyProvider for LentKey {
 }
 
 struct Signer {
-    // Signing changes nothing in it, so that a panic leaves nothing half done.
+    // Signing does not change the key, so a panic leaves nothing half done.
     key: AssertUnwindSafe<Arc<dyn sign::SigningKey>>,
     scheme: SignatureScheme,
 }

@@ -1,21 +1,21 @@
-//! Records of a datagram, as far as they must be told apart before dimpl sees them.
+//! Splits datagrams into records before dimpl parses them.
 
-/// A header in the clear; DTLS 1.3 has the same until there are keys (RFC 6347 section 4.1, RFC 9147 section 4).
+/// Length of a plaintext record header, equal in DTLS 1.2 and 1.3 (RFC 6347 section 4.1, RFC 9147 section 4).
 pub(super) const HEADER: usize = 13;
 /// RFC 6347 section 4.3.1, RFC 5246 section 7.2.
 pub(super) const ALERT: u8 = 21;
 
-/// What is left of a datagram without its alerts in the clear.
+/// A datagram without its plaintext alerts.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Sifted<'a> {
-    /// There were none.
+    /// There were no such alerts.
     Whole(&'a [u8]),
-    /// Some were, and this is the rest, which may be nothing.
+    /// The remaining records, possibly none.
     Rest(&'a [u8]),
 }
 
-/// Leaves the alerts in the clear (epoch 0) out of a datagram; `buffer` is for the rest. Where lengths do not add up, the remainder is
-/// left to who parses it.
+/// Removes plaintext alerts (epoch 0) from a datagram; `buffer` holds the result. A remainder with
+/// inconsistent lengths is kept for the parser.
 pub(super) fn without_plain_alerts<'a>(datagram: &'a [u8], buffer: &'a mut Vec<u8>) -> Sifted<'a> {
     if !records(datagram).any(is_plain_alert) {
         return Sifted::Whole(datagram);
@@ -31,7 +31,8 @@ fn is_plain_alert(record: &[u8]) -> bool {
     matches!(record, [ALERT, _, _, 0, 0, ..])
 }
 
-/// Each record with its header. A header of DTLS 1.3's encrypted records has no such fields: it and all behind it are one piece.
+/// Records with their headers. Encrypted DTLS 1.3 records have another header, so the rest of the datagram
+/// counts as one.
 pub(super) fn records(datagram: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = datagram;
     std::iter::from_fn(move || {
@@ -62,10 +63,10 @@ mod tests {
     }
 
     #[test]
-    fn alerts_in_the_clear_are_left_out_wherever_they_stand() {
+    fn plaintext_alerts_are_removed_anywhere() {
         let (alert, sealed) = (record(ALERT, 0, &[2, 40]), record(ALERT, 1, &[7; 26]));
         let (message, finished) = (record(22, 0, &[1; 30]), record(22, 1, &[2; 40]));
-        // RFC 9147 section 4: 001 and four bits, then no length need follow.
+        // RFC 9147 section 4: bits 001 and four flags, possibly without a length.
         let unified = vec![0x2C, 0, 1, 0, 0, 9, 9];
         for (datagram, rest) in [
             (vec![&alert], Some(vec![])),
@@ -83,14 +84,14 @@ mod tests {
             let expected = rest.as_deref().map_or(Sifted::Whole(&datagram), Sifted::Rest);
             assert_eq!(without_plain_alerts(&datagram, &mut buffer), expected, "{datagram:?}");
         }
-        // One that is cut off is no less an alert.
+        // A truncated alert is removed as well.
         let mut buffer = Vec::new();
         assert_eq!(without_plain_alerts(&alert[..7], &mut buffer), Sifted::Rest(&[]));
     }
 
     proptest! {
         #[test]
-        fn any_bytes_come_apart_and_together_again(
+        fn records_of_any_bytes_concatenate_to_the_datagram(
             datagram in prop::collection::vec(prop_oneof![Just(0_u8), Just(21), Just(22), any::<u8>()], 0..300),
         ) {
             let pieces: Vec<u8> = records(&datagram).flatten().copied().collect();

@@ -1,125 +1,115 @@
-//! What is counted of DTLS.
+//! Counters of DTLS.
 
 use strum::{IntoStaticStr, VariantArray};
 
-/// Why an association ended.
+/// Reason for the end of an association.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 #[repr(u8)]
 pub enum DtlsEnd {
-    /// The client said farewell (close_notify).
+    /// The client sent close_notify.
     Client,
-    /// The client began anew from the same address and port.
+    /// The client started over from the same address and port.
     Replaced,
     /// The handshake failed; see [`DtlsFailure`].
     Handshake,
-    /// The client broke the protocol after the handshake.
+    /// Protocol error of the client after the handshake.
     Protocol,
-    /// No allocation, and nothing asked for one for too long.
+    /// Had no allocation for too long.
     Idle,
-    /// It had no allocation, and another client needed its place.
+    /// Had no allocation, and another client needed its place.
     Evicted,
-    /// The server stops.
     Shutdown,
 }
 
-/// Why a handshake failed.
+/// Reason for a failed handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 #[repr(u8)]
 pub enum DtlsFailure {
-    /// Not finished in time.
     Timeout,
     /// Another handshake needed its place.
     Evicted,
-    /// No protocol version in common.
+    /// No common protocol version.
     Version,
     /// DTLS 1.3 only, without a key share of X25519, P-256 or P-384.
     KeyShare,
-    /// No cipher suite, signature or extension in common.
+    /// No common cipher suite, signature scheme or extension.
     Incompatible,
-    /// The client gave up: it does not trust the certificate, for instance. Where it says so in the clear, as clients of DTLS
-    /// 1.2 do, this is counted when the time for the handshake is over, for anybody can say so in its name.
+    /// The client gave up, for example because it does not trust the certificate. A plaintext alert, as DTLS
+    /// 1.2 clients send it, may be forged, so it counts only after the handshake timeout.
     Closed,
-    /// The client broke the protocol.
+    /// Protocol error of the client.
     Misbehaved,
-    /// The server stops, or the client began anew.
+    /// Server shutdown, or the client started over.
     Other,
 }
 
-/// Why a datagram on a DTLS listener was dropped.
+/// Reason for dropping a datagram on a DTLS listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 #[repr(u8)]
 pub enum DtlsDrop {
-    /// No DTLS: plain STUN, for instance.
+    /// Not DTLS, for example plain STUN.
     NotDtls,
-    /// A ClientHello in fragments.
+    /// A fragment of a ClientHello that cannot be reassembled.
     Fragmented,
-    /// A ClientHello or a handshake message that cannot be.
+    /// Malformed ClientHello or handshake message.
     Malformed,
     /// Too long for a handshake.
     TooLong,
-    /// A ClientHello with a cookie that is not ours, not this client's, or too old.
+    /// A ClientHello with a cookie that is forged, of another client, or expired.
     BadCookie,
-    /// The answer would have been longer than the question.
+    /// The reply would be longer than the request.
     Amplification,
-    /// More handshakes at a time than a worker carries on with, or all places are taken by clients that came a moment ago. The client
-    /// repeats its ClientHello, which is served then.
+    /// Too many handshakes at once, or all places are taken by recent clients. The client's retransmission is
+    /// served later.
     Busy,
-    /// A record of an association that does not exist.
+    /// A record without an association.
     NoAssociation,
-    /// Nothing came of it: a record that is forged, broken or repeated, or an acknowledgement.
+    /// No effect: a forged, broken or repeated record, or an acknowledgement.
     NoEffect,
-    /// Held an alert in the clear while hands were being shaken, which may be forged: that is left out, and the rest is read.
+    /// Contained a plaintext alert during a handshake, which may be forged and is ignored. The rest is
+    /// processed.
     PlainAlert,
-    /// Decrypted, and no room for it.
+    /// No room for the plaintext.
     NoRoom,
-    /// For a client, and longer than a record.
+    /// A message to a client that exceeds the record size.
     RecordTooLong,
-    /// Of a client that the process before an upgrade has, which is too slow.
+    /// Belongs to the old process of an upgrade, which is too slow.
     OldProcess,
 }
 
-/// Never reset, but for `half_open` and `open`.
+/// Counters that are never reset, except the gauges `half_open` and `open`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DtlsStats {
-    /// Handshakes under way.
+    /// Handshakes in progress.
     pub half_open: u64,
-    /// Associations that exist, with a finished handshake.
+    /// Open associations.
     pub open: u64,
-    /// Cookies sent.
     pub cookies: u64,
-    /// Handshakes finished, DTLS 1.2.
     pub handshakes_1_2: u64,
-    /// Handshakes finished, DTLS 1.3.
     pub handshakes_1_3: u64,
-    /// Handshakes that failed, in the order of [`DtlsFailure::VARIANTS`].
+    /// Ordered as [`DtlsFailure::VARIANTS`].
     pub failed: [u64; DtlsFailure::VARIANTS.len()],
-    /// Associations that ended, in the order of [`DtlsEnd::VARIANTS`].
+    /// Ordered as [`DtlsEnd::VARIANTS`].
     pub ended: [u64; DtlsEnd::VARIANTS.len()],
-    /// Datagrams dropped, in the order of [`DtlsDrop::VARIANTS`].
+    /// Ordered as [`DtlsDrop::VARIANTS`].
     pub dropped: [u64; DtlsDrop::VARIANTS.len()],
-    /// Datagrams received on DTLS listeners.
     pub datagrams: u64,
-    /// Messages decrypted.
     pub received: u64,
-    /// Messages encrypted.
     pub sent: u64,
 }
 
 impl DtlsStats {
-    /// How many handshakes failed for this reason.
     pub fn failed(&self, why: DtlsFailure) -> u64 {
         self.failed[why as usize]
     }
 
-    /// How many associations ended for this reason.
     pub fn ended(&self, why: DtlsEnd) -> u64 {
         self.ended[why as usize]
     }
 
-    /// How many datagrams were dropped for this reason.
     pub fn dropped(&self, why: DtlsDrop) -> u64 {
         self.dropped[why as usize]
     }

@@ -1,5 +1,5 @@
-//! Fuzz target: any bytes as the first datagram of a DTLS client, once as they are and once as the extensions of a ClientHello that is
-//! right; and the way of a ClientHello through both versions' cookie exchange.
+//! Fuzz target: arbitrary bytes as a client's first datagram and as the extensions of a valid ClientHello,
+//! and the cookie exchange of both versions.
 
 use turnpike_testkit::fuzz::{self, Input};
 use turnpike_turn::server::{ListenerId, NonceKey};
@@ -33,15 +33,15 @@ fn check(key: &CookieKeys, datagram: &[u8]) {
             assert!(datagram.len() <= MAX_HELLO);
             assert!(2 * hello.signature_algorithms().count() <= datagram.len());
             let mut first = Vec::new();
-            // Nobody gets in with a cookie that he made himself.
+            // A guessed cookie is never valid.
             assert_eq!(key.check(NOW, &client(1), &hello, &mut first), None);
             assert!(first.len() <= 2 * MAX_HELLO + 4, "{} bytes are written", first.len());
-            let fragment = Fragment::parse(datagram).expect("it was read before");
+            let fragment = Fragment::parse(datagram).expect("parsed before");
             assert_eq!(fragment.bytes, hello.body);
-            let (before, cookie) = fragment.beginning().expect("it was read before");
+            let (before, cookie) = fragment.beginning().expect("parsed before");
             assert_eq!((before, cookie), (hello.before_cookie(), &hello.body[hello.legacy_cookie.clone()]));
             assert!(!key.check_fragment(NOW, &client(1), before, cookie));
-            // RFC 8446 section 4.2 knows no extension twice.
+            // RFC 8446 section 4.2 forbids duplicate extensions.
             if !has_twins(&hello) {
                 hello.write_first(hello.padding(), &mut first);
                 exchange(key, &packet(&first));
@@ -54,8 +54,8 @@ fn has_twins(hello: &Hello<'_>) -> bool {
     let mut reader = Reader { bytes: hello.body, at: hello.extensions };
     let mut kinds = Vec::new();
     while reader.at < hello.body.len() {
-        let kind = pair(reader.take(2).expect("it was read before"));
-        reader.vector16().expect("it was read before");
+        let kind = pair(reader.take(2).expect("parsed before"));
+        reader.vector16().expect("parsed before");
         if kinds.contains(&kind) {
             return true;
         }
@@ -64,38 +64,38 @@ fn has_twins(hello: &Hello<'_>) -> bool {
     false
 }
 
-/// A first ClientHello is answered by a cookie, and with that it comes in, from where it came from, for as long as it may.
+/// A first ClientHello gets a cookie, which is valid for this client and for a limited time.
 fn exchange(key: &CookieKeys, datagram: &[u8]) {
     let hello = match Hello::parse(datagram) {
         Ok(hello) => hello,
-        // What came with a cookie was not asked for a version.
+        // Without its cookie a ClientHello may offer no version.
         Err(error) => {
             return assert!(matches!(error, HelloError::Version | HelloError::KeyShare), "{error:?}");
         }
     };
-    assert_eq!(hello.cookie, None, "it was left out");
+    assert_eq!(hello.cookie, None, "the cookie was removed");
     let (mut first, mut again) = (Vec::new(), Vec::new());
     let cookie = key.make(NOW, &client(1), &hello, &mut first);
-    assert_eq!(first, hello.body, "there was nothing to be left out");
+    assert_eq!(first, hello.body, "nothing to remove");
     let second = with_cookie(&hello, &cookie);
     let second = packet(&second);
     if second.len() > MAX_HELLO {
         return;
     }
-    let second = Hello::parse(&second).expect("as good as the first");
+    let second = Hello::parse(&second).expect("as valid as the first");
     assert_eq!(
         (second.version, second.random, second.server_name),
         (hello.version, hello.random, hello.server_name)
     );
     assert_eq!(second.cookie, Some(&cookie[..]));
     assert_eq!(key.check(NOW + 1, &client(1), &second, &mut again), Some(cookie));
-    assert_eq!(again, first, "the first ClientHello is found again");
+    assert_eq!(again, first, "the first ClientHello is reconstructed");
     assert_eq!(key.check(NOW + 1, &client(2), &second, &mut again), None, "from another port");
     assert_eq!(key.check(NOW + 100, &client(1), &second, &mut again), None, "too late");
     assert_eq!(key.check(NOW - 11, &client(1), &second, &mut again), None, "too early");
 }
 
-/// What a client makes of its ClientHello when it is told this cookie.
+/// Second ClientHello of a client with this cookie.
 fn with_cookie(hello: &Hello<'_>, cookie: &[u8; COOKIE_LEN]) -> Vec<u8> {
     let (body, at) = (hello.body, hello.legacy_cookie.start);
     if hello.version == Version::V12 {
@@ -108,7 +108,7 @@ fn with_cookie(hello: &Hello<'_>, cookie: &[u8; COOKIE_LEN]) -> Vec<u8> {
     body
 }
 
-/// A ClientHello of extensions that mean something, in any order and number.
+/// A ClientHello with known extensions in any order and number.
 fn built(how: u8, input: &mut Input<'_>) -> Vec<u8> {
     let mut extensions = Vec::new();
     while !input.is_empty() && extensions.len() < 2000 {
@@ -157,7 +157,7 @@ fn client(port: u16) -> turnpike_turn::server::Client {
 }
 
 fn seeds() -> Vec<Vec<u8>> {
-    // Behind the byte that says how one is built: extensions, or a whole datagram.
+    // The first byte selects extensions or a complete datagram.
     let built_from: [&[u8]; 6] = [
         &[0],
         &[0, 0, 2],
