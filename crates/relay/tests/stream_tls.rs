@@ -238,8 +238,8 @@ fn certificates_that_cannot_be_used_are_refused_with_the_reason() {
     for (cert, key, words) in [
         (&cert[..cert.len() / 2], &key[..], "END CERTIFICATE----- is missing"),
         (&cert, &key[..key.len() / 2], "END PRIVATE KEY----- is missing"),
-        (&broken, &key, "no Base64"),
-        (&relabelled, &key, "no valid DER"),
+        (&broken, &key, "not Base64"),
+        (&relabelled, &key, "not valid DER"),
     ] {
         let text = read(cert, key, now()).unwrap().to_string();
         assert!(text.contains(words), "{text}");

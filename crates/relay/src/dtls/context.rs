@@ -30,9 +30,9 @@ const QUEUE: usize = 16;
 #[non_exhaustive]
 pub enum DtlsError {
     /// All certificates are RSA or Ed25519.
-    #[error("DTLS needs an ECDSA certificate with P-256 or P-384, and there is none")]
+    #[error("DTLS needs an ECDSA certificate with P-256 or P-384: add one, or remove the DTLS listeners")]
     NoCertificate,
-    #[error("DTLS cannot be set up: {0}")]
+    #[error("cannot set up DTLS: {0}")]
     Setup(String),
 }
 

@@ -1,13 +1,13 @@
-//! TCP relaying (RFC 6062): the listening sockets of relayed transport addresses, and connections between them and peers. Who
-//! may have which is the state machine's business; here they are opened, accepted, and their bytes moved.
+//! TCP relaying (RFC 6062): listening sockets of relayed transport addresses and connections to peers. The
+//! state machine decides; this module opens, accepts, and moves bytes.
 //!
 //! ```text
 //!  connect ──▶ Connecting ──▶ PeerEvent::Connected ┐
-//!  accept, hold ──────────────────────────────┴▶ Waiting ── bind ──▶ Bound: bytes move ──▶ PeerEvent::Ended
+//!  accept, hold ──────────────────────────────┴▶ Waiting ── bind ──▶ Bound: moves bytes ──▶ PeerEvent::Ended
 //! ```
 //!
-//! Sockets of connections are watched edge-triggered from the beginning. What a peer sends before its connection is bound stays
-//! in the kernel: the flow only remembers that there is something.
+//! Connections are polled edge-triggered from the start. Data that a peer sends before the bind stays in the
+//! kernel, and the flow only records that it is readable.
 
 mod tls_end;
 mod traffic;
@@ -38,17 +38,15 @@ use crate::{
 };
 use tls_end::TlsEnd;
 
-/// Milliseconds for which a listener rests when there are no descriptors for what it would accept.
+/// Pause of a listener in milliseconds after running out of descriptors.
 const PAUSE_MS: u64 = 1000;
-
-/// One of the two ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Peer,
     Client,
 }
 
-/// What a token of the poller stands for. Streams and UDP sockets have theirs below.
+/// Meaning of a poller token. Streams and UDP sockets use lower ones.
 ///
 /// ```text
 /// │ 01 │ kind (2 bits of 62, 61, 60) │ generation (28) │ slot (32) │
@@ -56,11 +54,11 @@ pub(crate) enum Side {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Token {
     Listener(usize),
-    /// Slots are reused, and events of an earlier connection may still be in hand: the generation tells.
+    /// The generation detects events of an earlier connection in the slot.
     Connection(Side, usize, u32),
 }
 
-/// Tokens of the poller from here on belong to this module.
+/// First token of this module.
 pub(crate) const FIRST_TOKEN: u64 = END_OF_TOKENS;
 const KIND: u64 = 1 << 60;
 const GENERATIONS: u32 = 1 << 28;
@@ -76,7 +74,7 @@ impl Token {
             0 => Some(Self::Listener(slot)),
             1 => Some(Self::Connection(Side::Peer, slot, generation)),
             2 => Some(Self::Connection(Side::Client, slot, generation)),
-            // The worker's waker, the poller's timer.
+            // Tokens of the worker's waker and the poller's timer.
             _ => None,
         }
     }
@@ -92,31 +90,31 @@ impl Token {
     }
 }
 
-/// Who says how many bytes a connection may carry, and the time.
+/// Source of bandwidth grants, and the current time.
 pub(crate) struct Purse<'a> {
     pub(crate) now: Now,
     pub(crate) server: &'a mut Server<WorkerPolicy>,
 }
 
-/// What the state machine must be told.
+/// Event for the state machine.
 #[derive(Debug)]
 pub(crate) enum PeerEvent {
     /// For `Server::connected`.
     Connected(AllocationId, ConnectionId, Result<(), ConnectError>),
-    /// For `Server::connection_ended`: bytes to the peer and to the client that were not reported.
+    /// For `Server::connection_ended`: unreported bytes to the peer and to the client.
     Ended(ConnectionId, u64, u64),
 }
 
-/// What connections to peers have cost. Never reset.
+/// Counters of peer connections, never reset except the gauge `open`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PeerStats {
-    /// Connections that exist, or are being made.
+    /// Current connections, including those being established.
     pub open: u64,
     /// Bytes moved by splice(2).
     pub spliced_bytes: u64,
-    /// Times that moving bytes ended because an end took no more for now.
+    /// Turns that ended because one side accepted no more.
     pub stalls: u64,
-    /// Times that accepting paused for want of file descriptors or memory.
+    /// Pauses of accepting for lack of file descriptors or memory.
     pub accept_pauses: u64,
 }
 
@@ -132,16 +130,16 @@ struct Connection {
     generation: u32,
     peer: TcpSocket,
     stage: Stage,
-    /// From the client to the peer, and back. The flows of a TLS client count only.
+    /// Both directions. For TLS clients the flows only count.
     to_peer: Flow,
     to_client: Flow,
-    /// Bytes of the two that the state machine knows of.
+    /// Bytes already reported to the state machine.
     reported: (u64, u64),
-    /// Whether it stands in [`Peers::again`].
+    /// Listed in [`Peers::again`].
     queued: bool,
-    /// Whether one side has closed, so that it stands in [`Peers::half_closed`].
+    /// Listed in [`Peers::half_closed`].
     half_closed: bool,
-    /// Before these times it may carry nothing to the peer, and to the client.
+    /// End of the bandwidth pause to the peer and to the client.
     held_until_ms: [u64; 2],
 }
 
@@ -150,7 +148,7 @@ struct HalfClosed {
     until_ms: u64,
     slot: usize,
     generation: u32,
-    /// Carried by then.
+    /// Bytes moved at that time.
     bytes: u64,
 }
 
@@ -165,14 +163,13 @@ enum ClientEnd {
     Tls(Box<TlsEnd>),
 }
 
-/// What an allocation has.
+/// Sockets of an allocation.
 #[derive(Default)]
 struct Owned {
     listeners: [Option<usize>; 2],
     connections: Vec<usize>,
 }
 
-/// The TCP relays of one worker.
 pub(crate) struct Peers {
     copy: CopyMode,
     listeners: Slab<Listener>,
@@ -180,15 +177,15 @@ pub(crate) struct Peers {
     by_id: HashMap<ConnectionId, usize, RandomState>,
     owners: HashMap<AllocationId, Owned, RandomState>,
     generation: u32,
-    /// Made with the first connection that is bound: most servers relay no TCP, and its buffer is 256 KiB.
+    /// Created on the first bind: most servers relay no TCP, and its buffer has 256 KiB.
     mover: Option<Mover>,
-    /// Connections that had more to move than one turn allows.
+    /// Connections with more to move than one turn allows.
     again: Vec<usize>,
-    /// Empty but for its memory, for the next turn of these.
+    /// Spare memory for `again`.
     resumed: Vec<usize>,
-    /// Connections that have used up their bits per second, and when they go on; with their generations.
+    /// Connections paused by their bandwidth limit: end of the pause, slot, generation.
     paused: BTreeSet<(u64, usize, u32)>,
-    /// Connections of which one side has closed, in the order of their times: they end then, unless they have carried more bytes.
+    /// Half-closed connections by deadline. They end then unless they have moved more bytes.
     half_closed: VecDeque<HalfClosed>,
     half_closed_ms: u64,
     events: VecDeque<PeerEvent>,
@@ -217,7 +214,7 @@ impl Peers {
         }
     }
 
-    /// Accepts for this relayed transport address from now on.
+    /// Starts to accept for a relayed transport address.
     pub(crate) fn listen(&mut self, relay: RelayId, socket: TcpListener, poller: &Poller) -> io::Result<()> {
         let entry = self.listeners.vacant_entry();
         let slot = entry.key();
@@ -233,7 +230,7 @@ impl Peers {
         Some(self.listeners.get(slot)?.socket.local_addr())
     }
 
-    /// Closes a listening socket; its address. Connections live on.
+    /// Closes a listening socket and returns its address; its connections continue.
     pub(crate) fn close_listener(&mut self, relay: RelayId) -> Option<SocketAddr> {
         let owned = self.owners.get_mut(&relay.allocation)?;
         let slot = owned.listeners[relay.family as usize].take()?;
@@ -241,7 +238,7 @@ impl Peers {
         Some(self.listeners.remove(slot).socket.local_addr())
     }
 
-    /// Closes all connections of an allocation that is gone.
+    /// Closes all connections of an ended allocation.
     pub(crate) fn close_connections(&mut self, allocation: AllocationId) {
         let Some(owned) = self.owners.get(&allocation) else { return };
         for slot in owned.connections.clone() {
@@ -249,7 +246,7 @@ impl Peers {
         }
     }
 
-    /// Begins to connect to a peer; [`PeerEvent::Connected`] follows.
+    /// Starts a connection to a peer; [`PeerEvent::Connected`] follows.
     pub(crate) fn connect(&mut self, request: &ConnectRequest, poller: &Poller) -> Result<(), ConnectError> {
         let allocation = request.relay.allocation;
         let owned = self.owners.get(&allocation).ok_or(ConnectError::Failed)?;
@@ -260,7 +257,7 @@ impl Peers {
             .map_err(|error| reason(&error))
     }
 
-    /// One connection of a peer that waits at a listener.
+    /// Accepts one waiting connection.
     pub(crate) fn accept(
         &mut self,
         place: usize,
@@ -271,7 +268,7 @@ impl Peers {
         match listener.socket.accept() {
             Ok(accepted) => accepted.map(|(socket, peer)| (listener.relay, socket, peer)),
             Err(error) => {
-                // The kernel would tell of the same connection again and again.
+                // The poller would report it again at once.
                 if is_exhaustion(&error) && poller.remove(&listener.socket).is_ok() {
                     listener.paused = true;
                     self.resume_ms.get_or_insert(now_ms + PAUSE_MS);
@@ -282,7 +279,7 @@ impl Peers {
         }
     }
 
-    /// Keeps a connection that was accepted until it is bound.
+    /// Keeps an accepted connection until it is bound.
     pub(crate) fn hold(
         &mut self,
         allocation: AllocationId,
@@ -293,7 +290,7 @@ impl Peers {
         self.insert(allocation, connection, socket, Stage::Waiting, poller)
     }
 
-    /// The client's connection carries the bytes of this one from now on. `first` came behind its request already.
+    /// Binds the client's connection to the peer's. `first` followed the request.
     pub(crate) fn bind(
         &mut self,
         connection: ConnectionId,
@@ -321,14 +318,14 @@ impl Peers {
         self.turn(slot, purse);
     }
 
-    /// Closes a connection that the state machine has given up already.
+    /// Closes a connection that the state machine has already dropped.
     pub(crate) fn drop_connection(&mut self, connection: ConnectionId) {
         if let Some(&slot) = self.by_id.get(&connection) {
             self.remove(slot);
         }
     }
 
-    /// Something of ours is ready; the listener to accept from, if it is one.
+    /// Handles an event; returns the listener to accept from, if it is one.
     pub(crate) fn on_event(&mut self, event: &Event, purse: &mut Purse<'_>) -> Option<usize> {
         let (side, slot, generation) = match Token::of(event.token)? {
             Token::Listener(place) => return Some(place),
@@ -341,7 +338,7 @@ impl Peers {
                     self.connected(slot, event);
                 }
             }
-            // Nothing of it could reach the client any more.
+            // No data could reach the client any more.
             Stage::Waiting if event.error => self.end(slot),
             Stage::Waiting => note(&mut connection.to_client, &connection.peer, event),
             Stage::Bound(_) => self.on_traffic(slot, side, event, purse),
@@ -349,7 +346,7 @@ impl Peers {
         None
     }
 
-    /// Goes on with those that had more to move, once each, and with those that may again.
+    /// Continues paused connections whose time has come, and one turn of those with more to move.
     pub(crate) fn resume(&mut self, purse: &mut Purse<'_>) {
         while let Some(&(until_ms, slot, generation)) = self.paused.first()
             && until_ms <= purse.now.ms
@@ -374,7 +371,7 @@ impl Peers {
         self.events.pop_front()
     }
 
-    /// When [`Peers::handle_timeout`] wants to be called; milliseconds. 0 is at once, for there is more to move.
+    /// Milliseconds of the next [`Peers::handle_timeout`]; 0 if there is more to move.
     pub(crate) fn poll_timeout(&self) -> Option<u64> {
         if !self.again.is_empty() {
             return Some(0);
@@ -384,7 +381,7 @@ impl Peers {
         [self.resume_ms, paused, half_closed].into_iter().flatten().min()
     }
 
-    /// Accepts again, and ends connections that are half closed and silent.
+    /// Resumes listeners and ends idle half-closed connections.
     pub(crate) fn handle_timeout(&mut self, now_ms: u64, poller: &Poller) {
         self.end_half_closed(now_ms);
         if self.resume_ms.is_none_or(|due| due > now_ms) {
@@ -399,7 +396,7 @@ impl Peers {
         }
     }
 
-    /// Bytes to peers and to clients that the state machine has not been told of, by connection.
+    /// Unreported bytes to peers and to clients by connection.
     pub(crate) fn carried(&mut self) -> impl Iterator<Item = (ConnectionId, u64, u64)> {
         self.connections.iter_mut().filter_map(|(_, connection)| {
             let (to_peer, to_client) = connection.unreported();
@@ -454,7 +451,7 @@ impl Peers {
         Ok(())
     }
 
-    /// An attempt to connect is over.
+    /// Completes a connection attempt.
     fn connected(&mut self, slot: usize, event: &Event) {
         let connection = &mut self.connections[slot];
         let (allocation, id) = (connection.allocation, connection.id);
@@ -468,7 +465,7 @@ impl Peers {
         self.events.push_back(PeerEvent::Connected(allocation, id, result));
     }
 
-    /// Closes a connection that the state machine knows.
+    /// Closes a connection and notifies the state machine.
     fn end(&mut self, slot: usize) {
         if let Some(mut connection) = self.remove(slot) {
             let (to_peer, to_client) = connection.unreported();
@@ -499,7 +496,7 @@ impl Peers {
 }
 
 impl Connection {
-    /// In both directions.
+    /// Sum of both directions.
     fn bytes(&self) -> u64 {
         self.to_peer.bytes + self.to_client.bytes
     }
@@ -511,7 +508,7 @@ impl Connection {
     }
 }
 
-/// What an event says of the source of a flow.
+/// Applies an event to the flow of its source.
 fn note(flow: &mut Flow, source: &TcpSocket, event: &Event) {
     flow.readable |= event.readable;
     flow.fin |= event.closed;
@@ -529,7 +526,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_come_back_as_they_were_and_are_nobody_elses() {
+    fn tokens_round_trip_and_never_collide_with_others() {
         for token in [
             Token::Listener(0),
             Token::Listener(1 << 20),
@@ -543,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_new_is_reported() {
+    fn only_new_bytes_are_reported() {
         let poller = Poller::new().unwrap();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let mut peers = Peers::new(CopyMode::Auto, Duration::ZERO);

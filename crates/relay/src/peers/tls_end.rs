@@ -1,5 +1,5 @@
-//! The client's end of a data connection that is TLS: between its records and the peer's bytes stands a buffer in either
-//! direction, and a side is read only when what came from it before is gone. So one read's worth is all that waits.
+//! TLS client of a data connection. There is one buffer per direction, and a side is read only if the data of
+//! its last read has left, so at most one read's data waits.
 
 use std::io::{self, ErrorKind, Write as _};
 
@@ -9,39 +9,39 @@ use turnpike_net::{Flow, TcpSocket};
 use super::Side;
 use crate::stream::channel::{self, Fed};
 
-/// Bytes of one read. A record that began earlier may come out of it as well (16 KiB at most).
+/// Bytes per read. It may complete a record that began earlier (up to 16 KiB).
 const READ: usize = 16 << 10;
 const DECRYPTED: usize = READ + (32 << 10);
-/// Reads of either side in one turn, so that others get theirs.
+/// Reads of each side per turn, for fairness.
 const TURN: usize = 8;
 
 pub(super) struct TlsEnd {
     socket: TcpSocket,
     tls: Box<ServerConnection>,
-    /// Decrypted, and not taken by the peer so far, from an offset on.
+    /// Decrypted data for the peer that starts at offset `at`.
     waiting: Vec<u8>,
     at: usize,
-    /// The client will send no more, and the peer has been told.
+    /// The client has ended its direction, and the peer's socket is shut down accordingly.
     client_ended: bool,
     peer_told: bool,
-    /// The peer will send no more, close_notify has been written, and all of it has left.
+    /// The peer has ended its direction, close_notify is written, and everything has left.
     peer_ended: bool,
     notified: bool,
     client_told: bool,
 }
 
-/// Where a turn ended.
+/// Result of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turned {
     Idle,
-    /// An end takes no more for now.
+    /// One side accepts no more at the moment.
     Blocked,
     Again,
     Over,
 }
 
 impl TlsEnd {
-    /// `first` was decrypted already; `ended` says that nothing follows it.
+    /// `first` is already decrypted; `ended` means that nothing follows it.
     pub(super) fn new(socket: TcpSocket, tls: Box<ServerConnection>, first: Vec<u8>, ended: bool) -> Self {
         Self {
             socket,
@@ -56,12 +56,12 @@ impl TlsEnd {
         }
     }
 
-    /// Whether one side will send no more.
+    /// Returns whether one side has ended its direction.
     pub(super) fn is_half_closed(&self) -> bool {
         self.client_ended || self.peer_ended
     }
 
-    /// Whether a turn would not read from this side, and so would not find out that it is broken.
+    /// Returns whether a turn would not read from this side and hence miss an error.
     pub(super) fn is_deaf_to(&self, side: Side) -> bool {
         match side {
             Side::Client => self.client_ended || self.at < self.waiting.len(),
@@ -69,7 +69,8 @@ impl TlsEnd {
         }
     }
 
-    /// Moves what can be moved now; `scratch` holds nothing between two calls. The flows say which side may have more to read.
+    /// Moves as much as possible; `scratch` is free between calls. The flows indicate which sides may be
+    /// readable.
     pub(super) fn turn(
         &mut self,
         peer: &TcpSocket,
@@ -95,7 +96,7 @@ impl TlsEnd {
         Turned::Again
     }
 
-    /// Whether something was read.
+    /// Returns whether it read anything.
     fn towards_peer(&mut self, peer: &TcpSocket, flow: &mut Flow, scratch: &mut [u8]) -> io::Result<bool> {
         while self.at < self.waiting.len() {
             match some(peer.write(&self.waiting[self.at..]))? {
@@ -134,7 +135,7 @@ impl TlsEnd {
         let Fed { plain: decrypted, ended, error, .. } =
             channel::feed(&mut self.tls, &encrypted[..len], plain);
         if let Some(error) = error {
-            // The alert that says so, if the kernel takes it.
+            // Sends the alert if the kernel accepts it.
             let _ = channel::flush(&mut self.tls, &self.socket, &mut 0);
             return Err(io::Error::other(error));
         }
@@ -146,7 +147,7 @@ impl TlsEnd {
         Ok(true)
     }
 
-    /// Whether something was read.
+    /// Returns whether it read anything.
     fn towards_client(&mut self, peer: &TcpSocket, flow: &mut Flow, scratch: &mut [u8]) -> io::Result<bool> {
         channel::flush(&mut self.tls, &self.socket, &mut 0)?;
         if self.tls.wants_write() {
@@ -187,7 +188,7 @@ impl TlsEnd {
     }
 }
 
-/// Nothing taken is no error.
+/// Maps a write that would block to 0 bytes.
 fn some(written: io::Result<usize>) -> io::Result<usize> {
     match written {
         Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(0),

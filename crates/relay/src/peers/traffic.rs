@@ -1,25 +1,25 @@
-//! A connection to a peer that is bound: events become turns of its two directions.
+//! Traffic of a bound peer connection: events become turns in both directions.
 
 use turnpike_net::{CopyMode, Flow, Mover, Pumped, TcpSocket, poll::Event};
 use turnpike_turn::server::Way;
 
 use super::{ClientEnd, Connection, HalfClosed, Peers, Purse, Side, Stage, note, tls_end::Turned};
 
-/// Bytes that a flow with a limit asks for at once: what a worker may hold of a pool is no more.
+/// Bytes requested at once from a bandwidth limit; a worker never holds more of a pool.
 const PORTION: u64 = 64 << 10;
 
-/// What a turn of a connection leaves to be done.
+/// Result of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Idle,
-    /// An end takes no more for now.
+    /// One side accepts no more at the moment.
     Blocked,
     Again,
     Over,
 }
 
 impl Peers {
-    /// One end has something to read, takes something again, or is broken.
+    /// Handles an end that is readable, writable or broken.
     pub(super) fn on_traffic(&mut self, slot: usize, side: Side, event: &Event, purse: &mut Purse<'_>) {
         let connection = &mut self.connections[slot];
         let source = match side {
@@ -32,7 +32,7 @@ impl Peers {
         };
         note(source, socket, event);
         if event.error {
-            // Nothing is left to read, or nothing can be read now: a reset does not wait.
+            // Nothing can be read, so a reset ends the connection at once.
             let stuck = match &connection.stage {
                 Stage::Bound(ClientEnd::Tls(end)) => end.is_deaf_to(side),
                 _ => source.has_ended() || source.is_blocked(),
@@ -45,7 +45,7 @@ impl Peers {
         self.turn(slot, purse);
     }
 
-    /// Moves what can be moved now, in both directions.
+    /// Moves as much as possible in both directions.
     pub(super) fn turn(&mut self, slot: usize, purse: &mut Purse<'_>) {
         let mover = self.mover.get_or_insert_with(Mover::default);
         let Some(connection) = self.connections.get_mut(slot) else { return };
@@ -92,7 +92,7 @@ impl Connection {
         }
     }
 
-    /// Lets both flows move what their limits allow now; what they got. `None` where there are no limits.
+    /// Grants both flows as much as their limits allow; returns the grants, or `None` without limits.
     fn grant(&mut self, purse: &mut Purse<'_>) -> Option<[u64; 2]> {
         let is_limited = purse.server.is_limited(self.allocation);
         let mut granted = [0; 2];
@@ -111,7 +111,7 @@ impl Connection {
         is_limited.then_some(granted)
     }
 
-    /// Gives back what they did not move. Whether one has moved all that it got and has more.
+    /// Returns unused grants. True if a flow used its grant and has more data.
     fn settle(&mut self, granted: [u64; 2], purse: &mut Purse<'_>) -> bool {
         let flows = [(Way::ToPeer, &self.to_peer), (Way::ToClient, &self.to_client)];
         let mut is_spent = false;
@@ -163,7 +163,7 @@ fn one_way(
         return Outcome::Idle;
     }
     match mover.pump(flow, from, to, copy, last) {
-        // Whoever has set its budget knows when it goes on.
+        // A spent budget ends with the pause set by its owner.
         Pumped::Idle | Pumped::Spent | Pumped::Done => Outcome::Idle,
         Pumped::Blocked => Outcome::Blocked,
         Pumped::Again => Outcome::Again,

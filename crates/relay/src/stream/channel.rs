@@ -1,11 +1,11 @@
-//! What stands between a connection's messages and its socket: nothing, or TLS.
+//! Plain or TLS channel between a connection's messages and its socket.
 //!
-//! Each message is a TLS record of its own, though a record could hold many: coturn's client, for one, reads a record and takes it
-//! for a message. The records of a tick leave together all the same.
+//! Each message is a TLS record of its own, because coturn's client, for one, treats a record as a message.
+//! The records of a tick still leave together.
 //!
-//! rustls' buffered interface is used, not the unbuffered one, though both want no I/O of their own: it gathers a message straight
-//! from where its parts lie, and writes its records from where it encrypted them. The unbuffered one wants the plaintext in one
-//! piece and copies each record once more (rustls 0.23, `WriteTraffic::encrypt`), and both make a vector per record.
+//! This uses the buffered interface of rustls. It gathers a message from its parts and writes each record
+//! from the buffer it was encrypted into. The unbuffered interface requires contiguous plaintext and copies
+//! each record once more (rustls 0.23, `WriteTraffic::encrypt`). Both allocate a vector per record.
 
 use std::io::{self, IoSlice, Read, Write as _};
 
@@ -14,9 +14,9 @@ use turnpike_net::TcpSocket;
 
 use super::HandshakeFailure;
 
-/// Bytes that are encrypted before the kernel is asked to take them: what is encrypted can no longer be dropped.
+/// Bytes encrypted before a write: encrypted messages can no longer be dropped.
 const BATCH: usize = 32 << 10;
-/// Records that are encrypted before that: as many as rustls hands to one write.
+/// Records encrypted before a write: the maximum that rustls passes to one write.
 const RECORDS: u32 = 64;
 
 pub(crate) enum Channel {
@@ -24,20 +24,19 @@ pub(crate) enum Channel {
     Tls(Box<ServerConnection>),
 }
 
-/// What came of feeding a TLS connection.
+/// Result of feeding a TLS connection.
 #[derive(Default)]
 pub(crate) struct Fed {
-    /// Bytes of plaintext.
     pub(crate) plain: usize,
-    /// Bytes that came behind the last of it.
+    /// Input bytes since the last plaintext.
     pub(crate) barren: usize,
-    /// The client has said that it is done.
+    /// The client has sent close_notify.
     pub(crate) ended: bool,
     pub(crate) error: Option<rustls::Error>,
 }
 
 impl Channel {
-    /// Sends what TLS has to say by itself: handshakes, tickets, alerts.
+    /// Sends TLS output such as handshake messages, tickets and alerts.
     pub(crate) fn flush(&mut self, socket: &TcpSocket, writes: &mut u64) -> io::Result<()> {
         match self {
             Self::Plain => Ok(()),
@@ -45,17 +44,17 @@ impl Channel {
         }
     }
 
-    /// Tells TLS clients that nothing more will come (RFC 8446 section 6.1), if the kernel takes it; an alert that waits leaves
-    /// with it.
+    /// Sends close_notify (RFC 8446 section 6.1) and any pending alert to TLS clients, as far as the kernel
+    /// accepts them.
     pub(crate) fn say_goodbye(&mut self, socket: &TcpSocket, writes: &mut u64) {
         if let Self::Tls(tls) = self {
             tls.send_close_notify();
-            // Gone already is as well.
+            // A broken connection needs no farewell.
             let _ = flush(tls, socket, writes);
         }
     }
 
-    /// Whether the kernel did not take all that was encrypted.
+    /// Returns whether encrypted data still waits for the kernel.
     pub(crate) fn is_waiting(&self) -> bool {
         match self {
             Self::Plain => false,
@@ -64,7 +63,8 @@ impl Channel {
     }
 }
 
-/// Sends what the kernel takes of these, `more` of which follows at once; how many bytes that is.
+/// Writes these slices as far as the kernel accepts them; returns the number of bytes. `more` announces
+/// another write.
 pub(crate) fn write(
     socket: &TcpSocket,
     slices: &[IoSlice<'_>],
@@ -75,7 +75,7 @@ pub(crate) fn write(
     none_for_now(socket.write_vectored(slices, more))
 }
 
-/// How much has been encrypted since the kernel was last asked to take it.
+/// Data encrypted since the last write.
 #[derive(Default)]
 pub(crate) struct Batch {
     bytes: usize,
@@ -83,7 +83,7 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// Encrypts a message. It is the connection's from now on.
+    /// Encrypts a message, which can no longer be dropped.
     pub(crate) fn encrypt(&mut self, tls: &mut ServerConnection, parts: &[IoSlice<'_>]) -> io::Result<()> {
         self.bytes += tls.writer().write_vectored(parts)?;
         self.records += 1;
@@ -94,8 +94,8 @@ impl Batch {
         self.records == 0
     }
 
-    /// Hands what there is to the kernel, if there is enough of it. It is not told that more follows: the client decrypts the first
-    /// records while the next are encrypted.
+    /// Writes the batch if it is large enough, without announcing more data, so that the client decrypts it
+    /// while the next one is encrypted.
     pub(crate) fn flush_if_full(
         &mut self,
         tls: &mut ServerConnection,
@@ -110,20 +110,20 @@ impl Batch {
     }
 }
 
-/// The longest record there can be (RFC 5246 section 6.2.3). rustls would gather 64 KiB of a message of the handshake, and of many
-/// such clients at a time; without a certificate of its own a client needs one or two of them.
+/// Longest possible record (RFC 5246 section 6.2.3). rustls would buffer 64 KiB of handshake message for each
+/// client; clients without certificates need one or two records.
 pub(crate) const BARREN_LIMIT: usize = 5 + (16 << 10) + 2048;
 
-/// Decrypts into `room`, which must hold as much as `input` and a record more.
+/// Decrypts into `room`, which must hold `input` plus one record.
 pub(crate) fn feed(tls: &mut ServerConnection, mut input: &[u8], room: &mut [u8]) -> Fed {
     let mut fed = Fed::default();
     while !input.is_empty() {
         let (before, plain) = (input.len(), fed.plain);
         match tls.read_tls(&mut input) {
             Ok(1..) => {}
-            // After close_notify it reads no more.
+            // rustls stops reading after close_notify.
             Ok(0) => fed.ended = true,
-            // Its own buffer is full: a message of the handshake longer than any.
+            // The buffer is full: no valid handshake message is that long.
             Err(_) => fed.error = Some(rustls::Error::General("message too long".to_owned())),
         }
         if let Err(error) = tls.process_new_packets() {
@@ -147,7 +147,7 @@ pub(crate) fn feed(tls: &mut ServerConnection, mut input: &[u8], room: &mut [u8]
     fed
 }
 
-/// Whether the handshake that just ended resumed an earlier session.
+/// Returns whether the finished handshake resumed a session.
 pub(crate) fn was_resumed(tls: &ServerConnection) -> bool {
     tls.handshake_kind() == Some(HandshakeKind::Resumed)
 }

@@ -1,4 +1,4 @@
-//! One connection of a client: socket, TLS if there is any, what has arrived of a message and what waits to be sent.
+//! A client's connection: socket, TLS, partially received message and outgoing queue.
 
 use std::net::SocketAddr;
 
@@ -13,81 +13,77 @@ use super::{
 };
 use crate::link::{Place, Way};
 
-/// No piece of this tick.
+/// Marks the end of a chain of pieces.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// How far a connection has come.
+/// Progress of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// A PROXY header must come first.
+    /// Expects a PROXY header.
     Proxied,
-    /// The first byte decides what it is.
+    /// The first byte decides between plain and TLS.
     Unknown,
-    /// TLS shakes hands.
+    /// TLS handshake.
     Handshake,
-    /// Messages pass.
     Open,
 }
 
 pub(super) struct Connection {
     pub(super) socket: TcpSocket,
     pub(super) channel: Channel,
-    /// Tells it from those that had its slot before.
+    /// Distinguishes it from earlier users of the slot.
     pub(super) generation: u32,
     pub(super) stage: Stage,
-    /// Its listener is not known before the first byte, nor its address behind a proxy before the header.
+    /// The listener is final after the first byte, and a proxied address after the header.
     pub(super) client: Client,
-    /// Its addresses are those of a PROXY header.
+    /// Addresses come from a PROXY header.
     pub(super) proxied: bool,
-    /// A newer connection has its 5-tuple.
+    /// A newer connection has the same 5-tuple.
     pub(super) superseded: bool,
     pub(super) framer: Framer,
     pub(super) outbox: Outbox,
-    /// Pieces of this tick, first and last.
+    /// First and last piece of this tick.
     pub(super) first: u32,
     pub(super) last: u32,
-    /// Whether it is on the list of those that the end of the tick looks at.
+    /// Listed in [`super::Streams::touched`].
     pub(super) touched: bool,
-    /// Whether the poller tells of readability.
     pub(super) watches_readable: bool,
-    /// Whether the poller tells of writability.
     pub(super) watches_writable: bool,
-    /// What was read may not pass now, and nothing more is read ([`super::pause`]).
+    /// Not read: its next message has to wait ([`super::pause`]).
     pub(super) paused: bool,
-    /// When it is closed unless something happens before; milliseconds.
+    /// Milliseconds until it closes without activity, on the worker's clock.
     pub(super) deadline_ms: u64,
-    /// Bytes that TLS was fed without an end of the handshake, or a byte of plaintext.
+    /// TLS bytes since the last plaintext, or since the start of the handshake.
     pub(super) barren: usize,
-    /// The client has said by TLS that nothing more will come.
+    /// The client has sent close_notify.
     pub(super) ended: bool,
-    /// Whether a complete message has ever come.
+    /// Has received a complete message.
     pub(super) spoke: bool,
     pub(super) allocated: bool,
-    /// Whether it has ever had an allocation: only credentials open the way for long messages.
+    /// Has had an allocation: long messages require credentials.
     pub(super) trusted: bool,
-    /// Its number among the connections without an allocation, or among those that wait to be one of them.
+    /// Number among the connections without an allocation, or among the waiting ones.
     pub(super) place: Option<u64>,
-    /// Not watched: its address has too many young connections without an allocation.
+    /// Not polled: its address has too many recent connections without an allocation.
     pub(super) waiting: bool,
-    /// Why its TLS handshake failed, if it has.
     pub(super) failure: Option<HandshakeFailure>,
-    /// The end of the tick closes it.
+    /// Closes at the end of the tick.
     pub(super) closing: Option<CloseReason>,
-    /// Which of the worker's stream listeners accepted it.
+    /// Index of its listener.
     pub(super) listener: usize,
 }
 
-/// Longest message of a client without an allocation: what a request may have.
+/// Maximum message of a client without an allocation: the limit of a request.
 const MAX_REQUEST_LEN: usize = turnpike_turn::server::MAX_REQUEST_LEN;
 
-/// Bytes of one read.
+/// Bytes per read.
 pub(super) const PORTION: usize = 32 << 10;
-/// The same while there is no allocation: more than a request, and enough for a ClientHello.
+/// Bytes per read without an allocation: more than a request, and enough for a ClientHello.
 const FIRST_PORTION: usize = 4 << 10;
 
 impl Connection {
-    /// Bytes that one read may bring. A read cannot be put back: so many, in messages as short as they may be, are the longest that
-    /// all others wait.
+    /// Maximum bytes of one read, which also bounds the time that all others wait: a read with the shortest
+    /// possible messages must be handled completely.
     pub(super) fn portion(&self) -> usize {
         if self.allocated { PORTION } else { FIRST_PORTION }
     }
@@ -96,12 +92,12 @@ impl Connection {
         if self.trusted { MAX_MESSAGE_LEN } else { MAX_REQUEST_LEN }
     }
 
-    /// The address that limits count, known to be the client's.
+    /// Client address that limits count.
     pub(super) fn address(&self) -> SocketAddr {
         self.client.address
     }
 
-    /// As far as it has come.
+    /// Transport as far as known.
     pub(super) fn transport(&self) -> Transport {
         match self.channel {
             Channel::Plain => Transport::Tcp,
@@ -109,13 +105,13 @@ impl Connection {
         }
     }
 
-    /// The client of the connection in this slot, as the state machine knows it.
+    /// Client and link for the state machine.
     pub(super) fn source(&self, slot: usize) -> Source {
         let place = Place { slot, generation: self.generation };
         Source { client: self.client, link: Way::Stream(place).link() }
     }
 
-    /// Whether the client has closed or reset it, whatever was read of it.
+    /// Returns whether the client has closed or reset the connection, even if data is unread.
     pub(super) fn has_ended(&self) -> bool {
         match self.socket.peek(&mut [0]) {
             Ok(len) => len == 0,
@@ -123,7 +119,7 @@ impl Connection {
         }
     }
 
-    /// Why it is closed when its time is over.
+    /// Reason to close it after the deadline.
     pub(super) fn overdue(&self) -> CloseReason {
         match self.stage {
             Stage::Proxied => CloseReason::ProxyHeader,

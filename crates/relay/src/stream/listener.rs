@@ -1,4 +1,4 @@
-//! Stream listeners: bound on the starting thread, accepted from by their worker.
+//! Stream listeners: bound by the starting thread, accepted from by their worker.
 
 use std::{
     io,
@@ -14,27 +14,25 @@ use super::{
     connection::NONE, outbox::Outbox,
 };
 
-/// Seconds for which the kernel keeps a connection on which the client has said nothing (TCP_DEFER_ACCEPT). Those that speak at
-/// once, as TURN clients do, come with their first message: one wake-up for the two.
+/// Seconds for which the kernel holds back a silent connection (TCP_DEFER_ACCEPT). TURN clients speak at
+/// once, so that accept and first message cost one wake-up.
 const SILENT_SECONDS: u32 = 1;
-/// Milliseconds for which nothing is accepted once descriptors or memory are used up.
+/// Pause of accepting in milliseconds after running out of descriptors or memory.
 pub(super) const PAUSE_MS: u64 = 1000;
-/// Milliseconds between attempts to find places for newcomers while every member is young.
+/// Milliseconds between attempts to admit new connections while all existing ones are protected.
 const RETRY_MS: u64 = 20;
-/// Bytes that the kernel may hold of one connection before they are sent for the first time. Datagrams that wait there can no
-/// longer be dropped.
+/// Maximum unsent bytes per connection in the kernel, because datagrams there can no longer be dropped.
 const UNSENT_LIMIT: u32 = 128 << 10;
 
 pub(super) struct Listener {
-    /// `None` once it is closed, or another process has it: its connections live on.
+    /// `None` if closed or passed to another process; its connections continue.
     pub(super) socket: Option<TcpListener>,
-    /// Whether clients without TLS are refused.
     pub(super) tls_only: bool,
-    /// Not watched for want of descriptors or places.
+    /// Not polled for lack of descriptors or places.
     pub(super) paused: bool,
 }
 
-/// How a listening socket of one worker is made, beside those of the others.
+/// Options of a worker's listening socket next to those of other workers.
 pub(crate) fn listen_options() -> ListenOptions {
     ListenOptions {
         reuse_port: true,
@@ -47,7 +45,7 @@ pub(crate) fn listen_options() -> ListenOptions {
 }
 
 impl Streams {
-    /// Accepts from this socket, whose listener has this place: one that there was, or the next.
+    /// Accepts from this socket as the listener at this place.
     pub(crate) fn listen(&mut self, place: usize, socket: TcpListener, poller: &Poller) -> io::Result<()> {
         poller.add(&socket, Token::Listener(place).get())?;
         if self.listeners.len() <= place {
@@ -59,18 +57,19 @@ impl Streams {
         Ok(())
     }
 
-    /// Accepts nothing from this listener any more, but what waits already.
+    /// Closes a listener after accepting the connections in its backlog.
     pub(crate) fn close_listener(&mut self, place: usize, now_ms: u64, poller: &Poller) {
         self.accept(place, now_ms, poller);
         let Some(listener) = self.listeners.get_mut(place) else { return };
-        // Closing it would not take it from the poller while somebody else has it open. One that is paused is not watched.
+        // Another process may share the socket, and then closing it does not remove it from the poller.
+        // Paused listeners are not polled.
         if let Some(socket) = listener.socket.take() {
             let _ = poller.remove(&socket);
         }
         listener.paused = false;
     }
 
-    /// As layout and configuration say.
+    /// Applies layout and configuration.
     pub(super) fn set_tls_only(&mut self) {
         for placed in self.layout.placed(Transport::Tcp) {
             if let Some(listener) = self.listeners.get_mut(placed.place) {
@@ -79,12 +78,12 @@ impl Streams {
         }
     }
 
-    /// Takes the connections that wait; [`Streams::next_accepted`] tells which.
+    /// Accepts waiting connections, which [`Streams::next_accepted`] returns.
     pub(crate) fn accept(&mut self, place: usize, now_ms: u64, poller: &Poller) {
         for _ in 0..StreamConfig::ACCEPTS {
             let Some(Listener { socket: Some(listening), .. }) = self.listeners.get(place) else { return };
             if self.idle.is_crowded_by_all(now_ms) {
-                // Newcomers wait in the backlog.
+                // New connections wait in the backlog.
                 return self.pause_listener(place, now_ms + RETRY_MS, poller);
             }
             match listening.accept() {
@@ -104,7 +103,7 @@ impl Streams {
         }
     }
 
-    /// Does not watch a listener until then. The kernel would tell of the same connection again and again.
+    /// Stops polling a listener for a while, because the poller would report it again at once.
     fn pause_listener(&mut self, place: usize, until_ms: u64, poller: &Poller) {
         let Some(Listener { socket: Some(listening), paused, .. }) = self.listeners.get_mut(place) else {
             return;
@@ -131,7 +130,7 @@ impl Streams {
         let id = self.layout.number(Transport::Tcp, place, None);
         let local = if bound.ip().is_unspecified() { socket.local_addr().unwrap_or(bound) } else { bound };
         let proxied = self.config.proxies.iter().any(|proxy| proxy.contains(peer.ip()));
-        // Behind a proxy the header tells whose connection it is.
+        // Behind a proxy the address is known after the header.
         let network = (!proxied).then(|| PrefixLengths::HOST.of(peer.ip()));
         let crowded =
             network.filter(|network| self.waiting.has(*network) || self.idle.is_crowded_by(*network, now_ms));
@@ -174,7 +173,7 @@ impl Streams {
             closing: None,
             listener: place,
         });
-        // Those beyond the limit of their address give way to all others.
+        // Waiting connections are the first to be closed at the total limit.
         if self.idle.len() + self.waiting.len() > self.idle.most()
             && let Some(newest) = self.waiting.newest()
         {
@@ -190,14 +189,14 @@ impl Streams {
         self.accepted.push_back(slot);
     }
 
-    /// Closes a connection that was accepted in vain.
+    /// Closes a connection that exceeds a limit.
     fn turn_away(&mut self, peer: SocketAddr) {
         let reason = CloseReason::LimitAddress;
         self.stats.closed[reason as usize] += 1;
         self.noted.note(peer, Transport::Tcp, None, ("connection", reason.into()));
     }
 
-    /// Reads from waiting connections for which there is a place now, the oldest first.
+    /// Admits waiting connections, oldest first, as places become free.
     pub(super) fn admit(&mut self, now_ms: u64, poller: &Poller) {
         let waiting: Vec<usize> = self.waiting.slots().collect();
         for slot in waiting {
@@ -221,15 +220,15 @@ impl Streams {
         }
     }
 
-    /// The socket of a listener that is open.
     pub(crate) fn listening(&self, place: usize) -> Option<&TcpListener> {
         self.listeners.get(place)?.socket.as_ref()
     }
 
-    /// Accepts nothing more: another process has the sockets. Connections live on.
+    /// Stops accepting, because another process has the sockets. Connections continue.
     pub(crate) fn leave_listeners(&mut self, poller: &Poller) {
         for listener in &mut self.listeners {
-            // Closing it here would not take it from the poller while it is open there. One that is paused is not watched.
+            // The new process keeps the socket open, so closing it here does not remove it from the poller.
+            // Paused listeners are not polled.
             if let Some(socket) = listener.socket.take() {
                 let _ = poller.remove(&socket);
             }
@@ -237,12 +236,13 @@ impl Streams {
         }
     }
 
-    /// The next connection that was accepted in this tick: what its client has said is mostly there already.
+    /// Next connection accepted in this tick, whose first message has usually arrived.
     pub(crate) fn next_accepted(&mut self) -> Option<usize> {
         self.accepted.pop_front()
     }
 
-    /// Has the oldest connection without an allocation give way to a newcomer: that of its address, if that has too many.
+    /// Evicts the oldest connection without an allocation: of the same address if that is full, or else of
+    /// all.
     fn make_room(&mut self, network: Option<IpAddr>) {
         if let Some(slot) = network.and_then(|network| self.idle.in_the_way_of(network)) {
             self.evict(slot, CloseReason::LimitAddress);
@@ -251,7 +251,7 @@ impl Streams {
         }
     }
 
-    /// Counts a connection for the address of its PROXY header, unless that has too many young ones.
+    /// Counts a connection for the address of its PROXY header, unless that has too many recent ones.
     pub(super) fn count_for(&mut self, slot: usize, address: IpAddr, now_ms: u64) -> Result<(), CloseReason> {
         let network = PrefixLengths::HOST.of(address);
         if self.idle.is_crowded_by(network, now_ms) {

@@ -1,16 +1,16 @@
-//! Clients over TCP and TLS: framers in front of the worker's state machine.
+//! Clients over TCP and TLS, whose framers sit in front of the worker's state machine.
 //!
 //! ```text
 //! Poller ─▶ Streams::accept                     sockets, limits
-//!        ─▶ Streams::receive ─▶ arena           PROXY header, first byte, TLS; behind what was held of a message
-//!             └─ Streams::next ─▶ Server::from_client   one message each, where it lies
+//!        ─▶ Streams::receive ─▶ arena           PROXY header, first byte, TLS; behind a held partial message
+//!             └─ Streams::next ─▶ Server::from_client   one message each, in place
 //! Verdict::ToClient, Reply ─▶ Streams::relay, reply     a piece: header bytes + a span of the arena
-//! Streams::flush                                per connection: all pieces of the tick in one write or record; what the kernel
-//!                                               does not take is copied into the connection's outbox
+//! Streams::flush                                per connection: all pieces of the tick in few writes; data that the kernel
+//!                                               does not accept is copied into the outbox
 //! ```
 //!
-//! Everything is level-triggered, with one read per connection and wake-up, so that a busy client cannot keep others waiting, and
-//! work that is put off (handshakes and messages beyond a tick's share) comes back by itself.
+//! Polling is level-triggered with one read per connection and wake-up. A busy client cannot delay others,
+//! and deferred work (handshakes and messages beyond a tick's share) is reported again.
 
 pub(crate) mod channel;
 pub mod config;
@@ -56,22 +56,21 @@ use connection::{Connection, Stage};
 use listener::Listener;
 use send::Pieces;
 
-/// Tokens of the poller from here on are streams: listeners first, then connections. UDP sockets have theirs below.
+/// First token of streams: listeners, then connections. UDP sockets use lower ones.
 const FIRST_TOKEN: u64 = 1 << 32;
 const FIRST_CONNECTION: u64 = 2 << 32;
-/// Tokens from here on are not of streams.
+/// First token after those of streams.
 pub(crate) const END_OF_TOKENS: u64 = 1 << 62;
-/// Handshakes that one tick carries on with: each step costs up to a millisecond, and datagrams wait meanwhile.
+/// Handshake steps per tick: each takes up to a millisecond, during which datagrams wait.
 const HANDSHAKES: u32 = 4;
-/// What one tick takes from streams before datagrams get their turn, in messages. Longer, and a flood over TCP is heard in the
-/// round trips of UDP clients; shorter, and ticks no longer gather what leaves together.
+/// Messages per tick before datagrams get their turn. A higher value lets a TCP flood delay UDP clients; a
+/// lower one sends less per write.
 const SHARE: usize = 2048;
-/// Bytes of TLS around the messages that cost as much as a message: of a KeyUpdate, which is nothing else, there are 27.
+/// Bytes of TLS overhead that cost as much as a message. A KeyUpdate, which is nothing but overhead, has 27.
 const OVERHEAD: usize = 32;
-/// Between two looks at deadlines, in milliseconds.
+/// Milliseconds between checks of deadlines.
 const SWEEP_MS: u64 = 250;
 
-/// What a token of the poller stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Token {
     Listener(usize),
@@ -79,7 +78,7 @@ pub(crate) enum Token {
 }
 
 impl Token {
-    /// `None` for what is no stream's.
+    /// `None` for tokens of other modules.
     pub(crate) fn of(token: u64) -> Option<Self> {
         let place = |first: u64| usize::try_from(token - first).ok();
         match token {
@@ -97,53 +96,51 @@ impl Token {
     }
 }
 
-/// The end of a client's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Gone {
     pub(crate) client: Client,
-    /// How the client came and why the server closed the connection, if the server did.
+    /// Transport and reason, if the server closed the connection.
     pub(crate) closed: Option<(Transport, CloseReason)>,
 }
 
-/// The streams of one worker.
 pub(crate) struct Streams {
     layout: Arc<Layout>,
     config: Arc<StreamConfig>,
-    /// Workers that share the limits.
+    /// Number of workers that share the limits.
     workers: usize,
     listeners: Vec<Listener>,
     connections: Slab<Connection>,
-    /// Those without an allocation.
+    /// Connections without an allocation.
     idle: Bounded,
-    /// Accepted, and not read from before a place of their address is free or may be taken.
+    /// Accepted, but not read until their address has a free place.
     waiting: Bounded,
-    /// Accepted in this tick, and not read from so far.
+    /// Accepted in this tick and not read yet.
     accepted: VecDeque<usize>,
     by_client: HashMap<Client, usize, RandomState>,
     generations: Generations,
     pieces: Pieces,
-    /// Connections that the end of the tick looks at.
+    /// Connections to handle at the end of the tick.
     touched: Vec<usize>,
-    /// Connections that have ended, for the state machine.
+    /// Ended connections for the state machine.
     gone: Vec<Gone>,
-    /// What TLS reads from.
+    /// Input of TLS.
     scratch: Vec<u8>,
     handshakes_left: u32,
-    /// What is left of this tick's [`SHARE`].
+    /// Rest of this tick's [`SHARE`].
     share_left: usize,
-    /// The first connection that this tick had nothing left for.
+    /// First connection deferred by this tick.
     first_put_off: Option<usize>,
     next_sweep_ms: Option<u64>,
-    /// When listeners that were paused are watched again, and waiting connections looked at.
+    /// Time to poll paused listeners again and to admit waiting connections.
     resume_ms: Option<u64>,
-    /// Connections of which nothing may pass before this time, with their generations.
+    /// Paused connections by end of the pause, with their generations.
     paused: BTreeSet<(u64, usize, u32)>,
     stats: StreamStats,
     noted: Noted,
 }
 
 impl Streams {
-    /// None yet, of one of so many workers.
+    /// `workers` share the limits.
     pub(crate) fn new(layout: Arc<Layout>, config: Arc<StreamConfig>, workers: usize) -> Self {
         let share = |limit| share(limit, workers);
         Self {
@@ -178,7 +175,7 @@ impl Streams {
         }
     }
 
-    /// Other listeners, server names and limits from now on. Connections keep what they began with.
+    /// Replaces listeners, server names and limits; existing connections keep theirs.
     pub(crate) fn reconfigure(&mut self, layout: Arc<Layout>, config: Arc<StreamConfig>) {
         let share = |limit| share(limit, self.workers);
         for bounded in [&mut self.idle, &mut self.waiting] {
@@ -195,13 +192,13 @@ impl Streams {
         StreamStats { open: self.connections.len() as u64, ..self.stats }
     }
 
-    /// Clients that were turned away since the last time.
+    /// Refused clients since the last call.
     pub(crate) fn turned_away(&mut self) -> impl Iterator<Item = TurnedAway> + '_ {
         self.noted.drain()
     }
 
-    /// A tick with these events begins; which of them comes first. The poller tells of the same sockets in the same order, so
-    /// that those behind the ones that used up a tick would never be read: the next tick goes on where that one had to stop.
+    /// Starts a tick; returns the index of the event to begin with. The poller always reports sockets in the
+    /// same order, so a tick continues with the first connection that the previous one deferred.
     pub(crate) fn begin_tick(&mut self, events: &[Event]) -> usize {
         self.share_left = SHARE;
         let Some(slot) = self.first_put_off.take() else { return 0 };
@@ -209,13 +206,13 @@ impl Streams {
         events.iter().position(|event| event.token == token).unwrap_or(0)
     }
 
-    /// When [`Streams::handle_timeout`] or [`Streams::next_resumed`] wants to be called; milliseconds.
+    /// Milliseconds of the next [`Streams::handle_timeout`] or [`Streams::next_resumed`].
     pub(crate) fn poll_timeout(&self) -> Option<u64> {
         let paused = self.paused.first().map(|(until_ms, ..)| *until_ms);
         [self.next_sweep_ms, self.resume_ms, paused].into_iter().flatten().min()
     }
 
-    /// Closes what is overdue, and listens again.
+    /// Closes overdue connections and resumes paused listeners.
     pub(crate) fn handle_timeout(&mut self, now_ms: u64, poller: &Poller) {
         if self.resume_ms.is_some_and(|due| due <= now_ms) {
             self.resume_ms = None;
@@ -242,12 +239,12 @@ impl Streams {
         }
     }
 
-    /// The next client whose connection is gone.
+    /// Next client whose connection has ended.
     pub(crate) fn next_gone(&mut self) -> Option<Gone> {
         self.gone.pop()
     }
 
-    /// Notes why the server closed the connection of this user, if it has an allocation.
+    /// Records why the server closed the connection of this user, if it has an allocation.
     pub(crate) fn note_closed(
         &mut self,
         client: &Client,
@@ -257,16 +254,16 @@ impl Streams {
         self.noted.note(client.address, transport, user, ("connection", reason.into()));
     }
 
-    /// Keeps the limits and the state machine's allocations in step.
+    /// Keeps connections in step with allocations.
     pub(crate) fn effect(&mut self, now_ms: u64, effect: &Effect) {
         match effect {
             Effect::Opened { client, .. } => self.allocated(client),
-            // That of an absent client may be somebody else's by now.
+            // Another client may have the address of an absent one by now.
             Effect::Closed { client, reason, away: false, .. } if *reason != ClosedReason::Disconnected => {
                 self.released(now_ms, client);
             }
             Effect::Moved { was, client, from, .. } => {
-                // What another worker gave away, it has released there.
+                // A move from another worker was released there.
                 if let (Some(was), None) = (was, from) {
                     self.released(now_ms, was);
                 }
@@ -276,16 +273,16 @@ impl Streams {
         }
     }
 
-    /// Whether this connection is still there.
+    /// Returns whether the connection still exists.
     pub(crate) fn serves(&self, place: Place) -> bool {
         self.slot_at(place).is_some()
     }
 
-    /// The client has an allocation: its connection lasts as long as that.
+    /// Exempts the connection from the idle limits while it has an allocation.
     pub(crate) fn allocated(&mut self, client: &Client) {
         let Some(slot) = self.slot_of(client) else { return };
         let connection = &mut self.connections[slot];
-        // It was the oldest when another came, and in the same tick it got what makes it worth its place.
+        // It was chosen for eviction in this tick, but has got an allocation since.
         if matches!(connection.closing, Some(CloseReason::Evicted | CloseReason::LimitAddress)) {
             connection.closing = None;
         }
@@ -295,7 +292,7 @@ impl Streams {
         self.uncount(slot);
     }
 
-    /// The client has none any more: it is one of those who must say something now and then.
+    /// Makes a connection without an allocation subject to the idle limits again.
     pub(crate) fn released(&mut self, now_ms: u64, client: &Client) {
         let Some(slot) = self.slot_of(client) else { return };
         let connection = &mut self.connections[slot];
@@ -308,7 +305,7 @@ impl Streams {
         self.next_sweep_ms.get_or_insert(now_ms + SWEEP_MS);
     }
 
-    /// Takes a connection off the limits.
+    /// Removes a connection from the idle limits.
     fn uncount(&mut self, slot: usize) {
         let connection = &mut self.connections[slot];
         if let Some(number) = connection.place.take() {
@@ -317,7 +314,7 @@ impl Streams {
         }
     }
 
-    /// The connection that a link stands for, if it is still there.
+    /// Slot of a link's connection, if it still exists.
     #[inline]
     fn slot_at(&self, Place { slot, generation }: Place) -> Option<usize> {
         let connection = self.connections.get(slot)?;
@@ -328,14 +325,15 @@ impl Streams {
         self.by_client.get(client).copied()
     }
 
-    /// Notes that a connection is to be closed when the tick ends: what was answered before still leaves.
+    /// Closes a connection at the end of the tick, after its pending replies.
     fn close(&mut self, slot: usize, reason: CloseReason) {
         let Some(connection) = self.connections.get_mut(slot) else { return };
         connection.closing.get_or_insert(reason);
         self.touch(slot);
     }
 
-    /// Ends a connection whose 5-tuple a newer one has. The state machine hears of it before the first message of that one.
+    /// Closes a connection with the 5-tuple of a newer one, and notifies the state machine before the newer
+    /// one's first message.
     fn supersede(&mut self, older: usize) {
         let connection = &mut self.connections[older];
         connection.superseded = true;
@@ -344,7 +342,7 @@ impl Streams {
         self.close(older, CloseReason::Broken);
     }
 
-    /// Has the end of the tick look at a connection.
+    /// Queues a connection for the end of the tick.
     #[inline]
     fn touch(&mut self, slot: usize) {
         let connection = &mut self.connections[slot];
@@ -385,7 +383,7 @@ impl Streams {
             let closed = reason.turns_away().then(|| (connection.transport(), reason));
             self.gone.push(Gone { client: connection.client, closed });
         }
-        // What the client has not read yet reaches it all the same, unless it still sends: then the kernel answers with RST.
+        // The kernel still delivers unread data, unless the client keeps sending: then it gets an RST.
         drop(connection.socket);
     }
 }
@@ -395,7 +393,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_of_streams_are_nobody_elses() {
+    fn stream_tokens_never_collide_with_others() {
         for token in
             [Token::Listener(0), Token::Listener(7), Token::Connection(0), Token::Connection(1 << 20)]
         {

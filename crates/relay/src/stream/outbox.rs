@@ -1,25 +1,25 @@
-//! What a connection still has to be sent after the kernel took no more: bounded, and in pieces that can be dropped until the
-//! first byte of them is on its way. Separate from the connection, because nothing here knows a socket.
+//! Data that a connection could not send yet: bounded, in messages that can be dropped until their first byte
+//! has been sent. Independent of sockets.
 
 use std::{collections::VecDeque, io::IoSlice};
 
-/// Replies that may wait, in bytes. A client that reads nothing while it asks for more is not served any further.
+/// Maximum bytes of waiting replies. Clients that send requests without reading replies are disconnected.
 const CONTROL_LIMIT: usize = 64 << 10;
-/// What is kept of a buffer that is empty again.
+/// Capacity kept by an empty buffer.
 const KEEP: usize = 4096;
-/// Slices that [`Outbox::slices`] fills at most.
+/// Maximum slices filled by [`Outbox::slices`].
 pub(super) const SLICES: usize = 5;
 
-/// What becomes of a message when the queue is full.
+/// Treatment of a message if the queue is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
-    /// A reply: never dropped, but a queue full of them ends the connection.
+    /// A reply: never dropped, but too many close the connection.
     Control,
-    /// A relayed datagram: the oldest is dropped, as any router between the two would.
+    /// A relayed datagram: the oldest is dropped, as a router would do.
     Datagram,
 }
 
-/// Replies beyond the bound.
+/// Too many replies are waiting.
 #[derive(Debug)]
 pub(super) struct Overflow;
 
@@ -36,7 +36,7 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
-    /// An empty one for so many bytes of datagrams.
+    /// `limit` bounds the bytes of datagrams.
     pub(super) fn new(limit: usize) -> Self {
         Self {
             begun: Vec::new(),
@@ -51,7 +51,7 @@ impl Outbox {
         self.begun.is_empty() && self.control.is_empty() && self.datagrams.is_empty()
     }
 
-    /// Queues a message that lies in three parts. Returns how many datagrams and bytes were dropped for it.
+    /// Queues a message of three parts; returns the number of datagrams and bytes dropped for it.
     pub(super) fn push(&mut self, class: Class, parts: [&[u8]; 3]) -> Result<(u64, u64), Overflow> {
         let len: usize = parts.iter().map(|part| part.len()).sum();
         match class {
@@ -77,7 +77,7 @@ impl Outbox {
         }
     }
 
-    /// Takes the rest of a message whose beginning the kernel has taken. Nothing else is queued yet.
+    /// Stores the rest of a partially sent message in an empty outbox.
     pub(super) fn begin(&mut self, parts: [&[u8]; 3], mut taken: usize) {
         for part in parts {
             let skipped = taken.min(part.len());
@@ -86,7 +86,7 @@ impl Outbox {
         }
     }
 
-    /// All of it, in the order in which it is to be sent: how many slices, and how long they are together.
+    /// Fills slices with the complete content in sending order; returns their number and total length.
     pub(super) fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>; SLICES]) -> (usize, usize) {
         let (control, datagrams) = (self.control.bytes.as_slices(), self.datagrams.bytes.as_slices());
         let all = [&self.begun[self.begun_at..], control.0, control.1, datagrams.0, datagrams.1];
@@ -99,19 +99,19 @@ impl Outbox {
         (count, total)
     }
 
-    /// A copy of all of it, in that order.
+    /// Copies the complete content in sending order.
     pub(super) fn rest(&self) -> Vec<u8> {
         let mut slices = [IoSlice::new(&[]); SLICES];
         let (count, _) = self.slices(&mut slices);
         slices[..count].iter().flat_map(|slice| slice.iter().copied()).collect()
     }
 
-    /// The next message alone, in up to two parts; for those who take messages as a whole, which never begin one.
+    /// Next message in up to two parts, for senders of whole messages.
     pub(super) fn next(&self) -> Option<[&[u8]; 2]> {
         self.control.front().or_else(|| self.datagrams.front())
     }
 
-    /// Forgets the first `sent` bytes of what [`Outbox::slices`] showed.
+    /// Removes the first `sent` bytes of [`Outbox::slices`].
     pub(super) fn consume(&mut self, mut sent: usize) {
         let of_begun = sent.min(self.begun.len() - self.begun_at);
         self.begun_at += of_begun;
@@ -131,7 +131,7 @@ impl Outbox {
     }
 }
 
-/// Whole messages, one after the other.
+/// Whole messages in order.
 #[derive(Debug, Default)]
 struct Messages {
     bytes: VecDeque<u8>,
@@ -160,14 +160,15 @@ impl Messages {
         Some([&head[..of_head], &tail[..len - of_head]])
     }
 
-    /// Drops the oldest; its length.
+    /// Drops the oldest message; returns its length.
     fn pop(&mut self) -> usize {
         let len = self.lengths.pop_front().unwrap_or(0) as usize;
         self.bytes.drain(..len);
         len
     }
 
-    /// Takes `sent` bytes off the front; what is left of a message that was cut goes to `begun`, and then it says true.
+    /// Removes `sent` bytes from the front. Moves the rest of a partial message to `begun` and then returns
+    /// true.
     fn consume(&mut self, sent: &mut usize, begun: &mut Vec<u8>) -> bool {
         while *sent > 0
             && let Some(len) = self.lengths.pop_front()
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_datagrams_make_room_and_are_counted_with_their_bytes() {
+    fn oldest_datagrams_are_dropped_and_counted() {
         let mut outbox = Outbox::new(10);
         assert_eq!(datagram(&mut outbox, "aaaa"), (0, 0));
         assert_eq!(datagram(&mut outbox, "bbbb"), (0, 0));
@@ -218,12 +219,12 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_is_on_its_way_is_finished_whatever_comes() {
+    fn message_in_progress_is_always_completed() {
         let mut outbox = Outbox::new(8);
         datagram(&mut outbox, "aaaa");
         datagram(&mut outbox, "bbbb");
         outbox.consume(2);
-        assert_eq!(datagram(&mut outbox, "cccc"), (0, 0), "the one begun no longer counts");
+        assert_eq!(datagram(&mut outbox, "cccc"), (0, 0), "the message in progress does not count");
         assert_eq!(datagram(&mut outbox, "dddd"), (1, 4));
         assert_eq!(all(&outbox), b"aaccccdddd");
         outbox.consume(10);
@@ -232,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn taken_as_wholes_replies_come_first_and_nothing_is_cut() {
+    fn whole_messages_start_with_replies_and_are_never_cut() {
         let mut outbox = Outbox::new(100);
         for round in 0..50 {
             datagram(&mut outbox, "first");
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_overtake_datagrams_but_not_the_one_that_is_on_its_way() {
+    fn replies_overtake_datagrams_except_the_one_in_progress() {
         let mut outbox = Outbox::new(100);
         outbox.begin([b"head", b"payload", b"\0"], 6);
         datagram(&mut outbox, "late");
@@ -261,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_are_never_dropped_and_never_more_than_their_bound() {
+    fn replies_are_never_dropped_but_bounded() {
         let mut outbox = Outbox::new(100);
         let reply = [7; 1024];
         for _ in 0..64 {
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_outbox_keeps_no_memory_to_speak_of() {
+    fn empty_outbox_keeps_little_memory() {
         let mut outbox = Outbox::new(1 << 20);
         for _ in 0..1000 {
             outbox.push(Class::Datagram, [&[1; 4], &[2; 1000], b""]).unwrap();

@@ -1,6 +1,6 @@
-//! Connections that wait: their clients have used up their bits per second or repeat what is refused, or the worker that is to serve them has no
-//! room. What was read
-//! waits, and nothing more is read, so that TCP slows the client down. Nothing is dropped, and no more waits than one read brings.
+//! Connections that wait: their clients exceed their bandwidth limit or repeat refused requests, or their new
+//! worker has no room. Reading stops, so that TCP slows the client down. Nothing is dropped, and at most one
+//! read's data waits.
 
 use turnpike_net::{
     Rx, Span,
@@ -11,7 +11,7 @@ use turnpike_turn::server::Client;
 use super::{CloseReason, Streams, Token, receive::Incoming};
 
 impl Streams {
-    /// `message` may not pass before that time, nor may anything behind it.
+    /// Holds `message` and everything behind it until then.
     pub(crate) fn pause(
         &mut self,
         incoming: &Incoming,
@@ -28,12 +28,12 @@ impl Streams {
         let behind = incoming.rest.offset + incoming.rest.len;
         let whole = Span { offset: message.offset, len: behind - message.offset };
         connection.framer.hold(rx.bytes(whole), 0);
-        // It will be counted when it comes again.
+        // Counted again when it is resumed.
         self.stats.received -= 1;
         self.pause_until(slot, until_ms, poller);
     }
 
-    /// Has this request of a client, and what came behind it, come again at that time.
+    /// Holds this request of a client and the bytes behind it until then.
     pub(crate) fn put_back(
         &mut self,
         client: &Client,
@@ -49,7 +49,7 @@ impl Streams {
         self.pause_until(slot, until_ms, poller);
     }
 
-    /// Reads nothing more of a client before that time; `behind` is what was read already and not yet looked at.
+    /// Stops reading from a client until then; `behind` was already read.
     pub(crate) fn slow_down(&mut self, client: &Client, behind: &[u8], until_ms: u64, poller: &Poller) {
         let Some(slot) = self.slot_of(client) else { return };
         let Some(connection) = self.connections.get_mut(slot).filter(|it| it.closing.is_none()) else {
@@ -61,7 +61,7 @@ impl Streams {
         self.pause_until(slot, until_ms, poller);
     }
 
-    /// Bytes of a client that are kept until more comes.
+    /// Bytes of a client held until more arrives.
     pub(crate) fn held(&self, client: &Client) -> &[u8] {
         self.slot_of(client).map_or(&[], |slot| self.connections[slot].framer.held())
     }
@@ -73,13 +73,13 @@ impl Streams {
         self.watch(slot, false, poller);
     }
 
-    /// One of those whose time has come; [`Streams::go_on`] says what it has.
+    /// Next connection to resume with [`Streams::go_on`].
     pub(crate) fn next_resumed(&mut self, now_ms: u64) -> Option<usize> {
         while let Some(&(until_ms, slot, generation)) = self.paused.first()
             && until_ms <= now_ms
         {
             self.paused.pop_first();
-            // Its place may be another's by now.
+            // Another connection may have its slot by now.
             let connection = self.connections.get_mut(slot);
             if let Some(connection) = connection.filter(|it| it.generation == generation && it.paused) {
                 connection.paused = false;
@@ -89,7 +89,7 @@ impl Streams {
         None
     }
 
-    /// What was held, in the arena, which has [`Streams::ROOM`].
+    /// Held bytes, copied to the arena, which needs [`Streams::ROOM`].
     pub(crate) fn go_on(&mut self, slot: usize, rx: &mut Rx) -> Option<Incoming> {
         let connection = self.connections.get_mut(slot).filter(|connection| connection.closing.is_none())?;
         let behind = rx.fill(connection.framer.held().len(), |_| Ok(0)).ok()?;
@@ -97,7 +97,7 @@ impl Streams {
         Some(Incoming { slot, source: connection.source(slot), rest })
     }
 
-    /// Reads from it again, unless it had to be paused once more.
+    /// Resumes reading, unless the connection was paused again.
     pub(crate) fn read_on(&mut self, slot: usize, poller: &Poller) {
         if self.connections.get(slot).is_some_and(|connection| !connection.paused) {
             self.watch(slot, true, poller);
@@ -108,7 +108,7 @@ impl Streams {
         self.connections.get(slot).is_some_and(|connection| connection.paused)
     }
 
-    /// Its other end is gone; what waits will not pass.
+    /// Closes a connection whose client is gone; held data is lost.
     pub(crate) fn abandon(&mut self, slot: usize) {
         self.close(slot, CloseReason::Broken);
     }

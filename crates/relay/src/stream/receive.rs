@@ -1,4 +1,4 @@
-//! From a readable socket to whole messages in the worker's arena.
+//! Receiving: from a readable socket to complete messages in the worker's arena.
 
 use std::io;
 
@@ -16,24 +16,24 @@ use super::{
     connection::PORTION,
 };
 
-/// The first byte of a TLS record with a handshake message (RFC 8446 section 5.1). No STUN message and no ChannelData
-/// begins with it: its first two bits say STUN, but no method is so high (RFC 7983 section 7).
+/// First byte of a TLS handshake record (RFC 8446 section 5.1). It cannot start ChannelData, and as STUN it
+/// would mean an unassigned method (RFC 7983 section 7).
 const TLS_HANDSHAKE: u8 = 0x16;
 
-/// Bytes of one connection that are to be taken apart.
+/// Received bytes of a connection, to be split into messages.
 pub(crate) struct Incoming {
     pub(crate) slot: usize,
     pub(crate) source: Source,
-    /// What is left of them.
+    /// Unhandled rest.
     pub(crate) rest: Span,
 }
 
 impl Streams {
-    /// Room that the arena must have for [`Streams::receive`].
+    /// Arena space required by [`Streams::receive`].
     pub(crate) const ROOM: usize = 3 << 16;
 
-    /// Reads once. `None` if there is no message to look at, whatever else there was. Once the tick's share is used up nothing is
-    /// read, and the poller tells of it again.
+    /// Reads once; `None` if there is no complete message. Reads nothing once the tick's share is used up,
+    /// and then the poller reports the socket again.
     pub(crate) fn receive(&mut self, slot: usize, now_ms: u64, rx: &mut Rx) -> Option<Incoming> {
         if self.share_left == 0 {
             self.first_put_off.get_or_insert(slot);
@@ -59,7 +59,7 @@ impl Streams {
         }
     }
 
-    /// The next whole message of these bytes, without its padding.
+    /// Next complete message, without its padding.
     #[inline]
     pub(crate) fn next(&mut self, incoming: &mut Incoming, now_ms: u64, rx: &Rx) -> Option<Span> {
         let connection = self.connections.get_mut(incoming.slot)?;
@@ -107,10 +107,10 @@ impl Streams {
         Ok(connection.together(span, rx))
     }
 
-    /// The very first bytes, and any more until they say what this is.
+    /// Reads the first bytes, until they reveal the protocol.
     fn read_first(&mut self, slot: usize, now_ms: u64, rx: &mut Rx) -> Result<Option<Span>, CloseReason> {
         let connection = &mut self.connections[slot];
-        // It may be a ClientHello, or have one behind a PROXY header.
+        // A ClientHello may follow, perhaps behind a PROXY header.
         if self.handshakes_left == 0 {
             self.first_put_off.get_or_insert(slot);
             return Ok(None);
@@ -166,7 +166,7 @@ impl Streams {
         }
     }
 
-    /// What follows a whole PROXY header.
+    /// Returns the bytes behind a complete PROXY header.
     fn read_proxy_header(
         &mut self,
         slot: usize,
@@ -284,8 +284,8 @@ impl Streams {
         CloseReason::Handshake
     }
 
-    /// Makes it the connection of its client. True if an older one had the same 5-tuple: the state machine has to hear of its end
-    /// before it sees a message of this one.
+    /// Registers the connection of a client. Returns true if it replaces one with the same 5-tuple, whose end
+    /// the state machine must handle before messages of this one.
     fn open(&mut self, slot: usize) -> Result<bool, CloseReason> {
         let connection = &self.connections[slot];
         let client = connection.client;
@@ -301,11 +301,11 @@ impl Streams {
         }
         self.by_client.insert(client, slot);
         self.connections[slot].stage = Stage::Open;
-        // One that ended in this tick is no longer among the connections.
+        // Connections that ended in this tick are already removed.
         Ok(older.is_some() || self.gone.iter().any(|gone| gone.client == client))
     }
 
-    /// Keeps what was read until the end of the tick, when the state machine has heard of the connections that ended.
+    /// Holds the received bytes until the end of the tick, when the state machine knows of ended connections.
     fn postpone(&mut self, slot: usize, span: Span, rx: &Rx) {
         let connection = &mut self.connections[slot];
         connection.framer.hold(rx.bytes(span), 0);
@@ -313,7 +313,7 @@ impl Streams {
         self.paused.insert((0, slot, connection.generation));
     }
 
-    /// After the last of its messages, a connection on which nothing more will come is closed.
+    /// Closes a connection after its last message if the client has ended it.
     pub(crate) fn close_if_ended(&mut self, slot: usize) {
         if self.connections.get(slot).is_some_and(|connection| connection.ended) {
             self.close(slot, CloseReason::Client);
@@ -321,13 +321,13 @@ impl Streams {
     }
 }
 
-/// The beginning of a STUN message, its cookie included (RFC 8489 section 5).
+/// Recognises the start of a STUN message by its magic cookie (RFC 8489 section 5).
 fn is_stun(bytes: &[u8]) -> bool {
     bytes.first().is_some_and(|first| first & 0xC0 == 0) && bytes.get(4..8) == Some(&COOKIE)
 }
 
 impl Connection {
-    /// What was held and what was received, if that is worth looking at.
+    /// Held and received bytes, if they contain a complete message or an error.
     pub(super) fn together(&mut self, span: Span, rx: &mut Rx) -> Option<Span> {
         if !self.framer.completes(rx.bytes(span)) {
             return None;
@@ -402,7 +402,7 @@ mod tests {
     }
 
     impl Bench {
-        /// Clients that have said this, and the slots of their connections.
+        /// Connects clients that send these bytes; returns them with the slots of their connections.
         fn clients(&mut self, count: usize, words: &[u8]) -> (Vec<TcpStream>, Vec<usize>) {
             let clients: Vec<TcpStream> = (0..count)
                 .map(|_| {
@@ -421,7 +421,7 @@ mod tests {
             (clients, slots)
         }
 
-        /// The messages that one event brings.
+        /// Number of messages read by one event.
         fn read(&mut self, slot: usize) -> usize {
             self.rx.reset();
             let Some(mut incoming) = self.streams.receive(slot, 0, &mut self.rx) else { return 0 };
@@ -430,10 +430,10 @@ mod tests {
     }
 
     #[test]
-    fn a_tick_takes_no_more_than_its_share_and_the_next_goes_on_with_the_others() {
+    fn next_tick_continues_with_the_connections_left() {
         let mut bench = bench(|_| {});
         let (_clients, slots) = bench.clients(40, &BINDING.repeat(2000));
-        // Relay sockets are ready all the time, too, and always in front.
+        // Relay sockets are always ready too, and come first.
         let relays = (0..200).map(ready);
         let streams = slots.iter().map(|slot| ready(Token::Connection(*slot).get()));
         let events: Vec<Event> = relays.chain(streams).collect();
@@ -445,7 +445,7 @@ mod tests {
             let mut taken = 0;
             for event in events {
                 let Some(Token::Connection(slot)) = Token::of(event.token) else { continue };
-                // A tick flushes, and so can carry on with more handshakes than it begins with.
+                // A tick flushes, which allows further handshakes.
                 bench.streams.handshakes_left = 4;
                 let messages = bench.read(slot);
                 *total.entry(slot).or_insert(0) += messages;
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_reaches_nobody_who_comes_later() {
+    fn link_never_reaches_a_later_connection() {
         let mut bench = bench(|_| {});
         let (_clients, slots) = bench.clients(1, &BINDING);
         bench.read(slots[0]);
@@ -471,13 +471,13 @@ mod tests {
         bench.streams.remove(slots[0], CloseReason::Client);
         assert!(!bench.streams.serves(gone));
         let (_others, again) = bench.clients(1, &BINDING);
-        assert_eq!(again, slots, "the slot is another's");
+        assert_eq!(again, slots, "the slot is reused");
         assert!(!bench.streams.serves(gone) && bench.streams.serves(place(&bench)));
         bench.streams.reply(gone, &BINDING);
         assert_eq!(bench.streams.stats.sent, 0);
     }
 
-    /// A client that resets its connection when it closes it.
+    /// A client that resets its connection on close.
     fn client_from(local: SocketAddr, to: SocketAddr) -> TcpStream {
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
         socket.set_reuse_address(true).unwrap();
@@ -487,7 +487,7 @@ mod tests {
         socket.into()
     }
 
-    /// A connection that was accepted, whose client has sent these bytes.
+    /// Accepts a connection whose client has sent these bytes.
     fn accepted(bench: &mut Bench, local: SocketAddr, words: &[u8]) -> (TcpStream, usize) {
         let mut client = client_from(local, bench.at);
         client.write_all(words).unwrap();
@@ -499,15 +499,15 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_takes_the_place_of_one_that_its_client_has_reset() {
+    fn connection_replaces_one_that_its_client_has_reset() {
         let mut bench = bench(|_| {});
         let (older, slot) = accepted(&mut bench, (Ipv4Addr::LOCALHOST, 0).into(), &BINDING);
         assert_eq!(bench.read(slot), 1);
         let local = older.local_addr().unwrap();
-        // The server has not heard of the reset when the client is back.
+        // The client returns before the server knows of the reset.
         drop(older);
         let (_newer, newer_slot) = accepted(&mut bench, local, &BINDING);
-        assert_eq!(bench.read(newer_slot), 0, "the state machine does not know of the end yet");
+        assert_eq!(bench.read(newer_slot), 0, "the state machine must handle the end first");
         assert_eq!(bench.streams.connections[newer_slot].closing, None);
         assert_eq!(bench.streams.connections[slot].closing, Some(CloseReason::Broken));
         let client = bench.streams.connections[newer_slot].client;
@@ -518,14 +518,14 @@ mod tests {
         bench.rx.reset();
         let mut incoming = bench.streams.go_on(newer_slot, &mut bench.rx).unwrap();
         assert!(bench.streams.next(&mut incoming, 0, &bench.rx).is_some());
-        // The end of the older one ends nothing of the newer one.
+        // The end of the older connection does not affect the newer one.
         bench.streams.remove(slot, CloseReason::Broken);
         assert_eq!(bench.streams.next_gone(), None);
         assert_eq!(bench.streams.slot_of(&client), Some(newer_slot));
     }
 
     #[test]
-    fn a_connection_that_ended_in_this_tick_is_heard_of_before_the_next_one_of_its_client() {
+    fn end_of_a_connection_is_reported_before_its_replacement() {
         let mut bench = bench(|_| {});
         let (older, slot) = accepted(&mut bench, (Ipv4Addr::LOCALHOST, 0).into(), &BINDING);
         assert_eq!(bench.read(slot), 1);
@@ -539,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_connections_with_one_proxy_header_the_newer_one_wins_only_if_the_older_has_ended() {
+    fn proxied_connection_replaces_only_an_ended_one() {
         let mut bench = bench(|config| config.proxies = vec!["127.0.0.0/8".parse().unwrap()]);
         let words = [&b"PROXY TCP4 192.0.2.1 198.51.100.1 4000 443\r\n"[..], &BINDING].concat();
         let any = (Ipv4Addr::LOCALHOST, 0).into();
@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_put_off_begins_with_the_first_event() {
+    fn tick_without_deferred_connections_starts_with_the_first_event() {
         let mut bench = bench(|_| {});
         let (_clients, slots) = bench.clients(2, &BINDING);
         let events = [0, 1].map(|index| ready(Token::Connection(slots[index]).get()));
@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn handshakes_behind_a_proxy_header_wait_for_their_tick_too() {
+    fn handshakes_behind_a_proxy_header_are_limited_per_tick() {
         let mut bench = bench(|config| config.proxies = vec!["127.0.0.0/8".parse().unwrap()]);
         let header = b"PROXY TCP4 192.0.2.1 198.51.100.1 4000 443\r\n";
         let (_clients, slots) = bench.clients(1, &[&header[..], &[TLS_HANDSHAKE, 3, 1, 0, 5]].concat());
@@ -576,12 +576,12 @@ mod tests {
         bench.read(slots[0]);
         assert_eq!(bench.streams.stats.reads, 0);
         let events = [3, Token::Connection(slots[0]).get()].map(ready);
-        assert_eq!(bench.streams.begin_tick(&events), 1, "the next tick begins with who had to wait");
+        assert_eq!(bench.streams.begin_tick(&events), 1, "the next tick starts with the deferred connection");
         bench.streams.handshakes_left = 1;
         bench.read(slots[0]);
         assert_eq!(bench.streams.stats.reads, 1);
         let connection = &bench.streams.connections[slots[0]];
-        assert_eq!(connection.closing, Some(CloseReason::NoCertificate), "it was looked at");
+        assert_eq!(connection.closing, Some(CloseReason::NoCertificate), "it was handled");
     }
 
     #[test]

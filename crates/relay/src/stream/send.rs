@@ -1,5 +1,4 @@
-//! From verdicts to sockets: what a tick has for a connection leaves in as few writes as possible, and only what the kernel does
-//! not take is copied.
+//! Sending: the messages of a tick leave in as few writes as possible, and only unaccepted data is copied.
 
 use std::io::{self, IoSlice};
 
@@ -18,22 +17,22 @@ use super::{
 };
 use crate::link::Place;
 
-/// Slices of one write: pieces of up to 21 messages. An array of them is made on the stack for each.
+/// Slices per write: up to 21 messages. The array is on the stack.
 const SLICES: usize = 64;
 const ZEROS: [u8; 3] = [0; 3];
 const NOWHERE: Span = Span { offset: 0, len: 0 };
 
-/// The messages of a tick, chained by connection.
+/// Messages of a tick, chained by connection.
 #[derive(Default)]
 pub(super) struct Pieces {
     list: Vec<Piece>,
     /// Headers and replies.
     own: Vec<u8>,
-    /// Ticks in a row that used little of this.
+    /// Consecutive ticks that used little of the memory.
     quiet: u32,
 }
 
-/// One message: bytes in `own`, then a span of the arena, then zeros.
+/// A message: bytes in `own`, a span of the arena, and zeros.
 #[derive(Clone, Copy)]
 struct Piece {
     own: u32,
@@ -44,7 +43,7 @@ struct Piece {
     next: u32,
 }
 
-/// Pieces whose memory is kept, and quiet ticks after which that of more is given back: a flood does not come every second.
+/// Pieces kept allocated; the rest is freed after `QUIET` quiet ticks, because floods are rare.
 const KEEP: usize = 4096;
 const QUIET: u32 = 1000;
 
@@ -74,7 +73,7 @@ impl Pieces {
         ]
     }
 
-    /// Fills slices with the pieces from `at` on. Returns how many slices, how many bytes, and the piece behind.
+    /// Fills slices with the pieces from `at` on; returns the number of slices and bytes, and the next piece.
     fn gather<'a>(
         &'a self,
         mut at: u32,
@@ -98,14 +97,15 @@ impl Pieces {
 }
 
 impl Streams {
-    /// Queues a relayed message. A connection that is gone by now gets none.
+    /// Queues a relayed message, unless the connection is gone.
     #[inline]
     pub(crate) fn relay(&mut self, to: Place, header: &[u8], payload: Span, padding: u8) {
         self.append(to, header, payload, padding, Class::Datagram);
     }
 
-    /// Queues a copy of a reply. An indication is none, though it comes the same way: peers make ICMP errors (RFC 8656 section
-    /// 11.5) and connections (RFC 6062 section 4.4), and as many as they like, which must not end the client's.
+    /// Queues a copy of a reply. Indications may be dropped, because peers cause as many as they like by ICMP
+    /// errors (RFC 8656 section 11.5) and connections (RFC 6062 section 4.4), which must not end the client's
+    /// connection.
     pub(crate) fn reply(&mut self, to: Place, bytes: &[u8]) {
         let class = if is_indication(bytes) { Class::Datagram } else { Class::Control };
         self.append(to, bytes, NOWHERE, 0, class);
@@ -136,10 +136,10 @@ impl Streams {
         self.touch(slot);
     }
 
-    /// Sends what the tick has queued, and closes what it wants closed. Nothing refers to the arena afterwards.
+    /// Sends everything queued in this tick and closes connections. Afterwards the arena may be reused.
     pub(crate) fn flush(&mut self, rx: &Rx, poller: &Poller) {
         self.handshakes_left = HANDSHAKES;
-        // Closing touches the connection that is being looked at, and no other.
+        // Closing touches only the connection in hand.
         let mut index = 0;
         while let Some(&slot) = self.touched.get(index) {
             index += 1;
@@ -159,10 +159,10 @@ impl Streams {
         self.pieces.clear();
     }
 
-    /// The kernel takes more again.
+    /// Continues to send when the socket is writable.
     pub(crate) fn resume(&mut self, slot: usize, poller: &Poller) {
         let Some(connection) = self.connections.get_mut(slot) else { return };
-        // What this tick has for it comes first.
+        // Messages of this tick come first.
         if connection.closing.is_some() {
             return self.touch(slot);
         }
@@ -170,7 +170,7 @@ impl Streams {
         self.finish(slot, sent, poller);
     }
 
-    /// Closes all that there is; replies of the last tick have left by now.
+    /// Closes all connections; replies of the last tick have been sent.
     pub(crate) fn shutdown(&mut self, poller: &Poller) {
         let slots: Vec<usize> = self.connections.iter().map(|(slot, _)| slot).collect();
         for slot in slots {
@@ -178,13 +178,12 @@ impl Streams {
         }
     }
 
-    /// Sends the pieces of one connection.
     pub(super) fn send(&mut self, slot: usize, rx: &Rx) -> Result<(), CloseReason> {
         let connection = &mut self.connections[slot];
         let mut at = std::mem::replace(&mut connection.first, NONE);
         connection.last = NONE;
-        // What the kernel did not take goes first; the poller tells when. What TLS has made since the kernel took all (tickets, the
-        // answer to a KeyUpdate) leaves with the pieces.
+        // The outbox goes first, once the socket is writable. TLS output such as tickets or replies to
+        // KeyUpdate leaves with the pieces.
         if connection.outbox.is_empty() && !connection.watches_writable {
             let sent = match &mut connection.channel {
                 Channel::Plain => Self::send_plain(
@@ -212,7 +211,7 @@ impl Streams {
         Ok(())
     }
 
-    /// Writes the pieces from `at` on; the first that is left.
+    /// Writes the pieces from `at` on; returns the first unsent one.
     fn send_plain(
         socket: &TcpSocket,
         outbox: &mut Outbox,
@@ -233,7 +232,7 @@ impl Streams {
         Ok(NONE)
     }
 
-    /// Encrypts and writes the pieces from `at` on; the first that is left.
+    /// Encrypts and writes the pieces from `at` on; returns the first unsent one.
     fn send_tls(
         socket: &TcpSocket,
         tls: &mut ServerConnection,
@@ -256,7 +255,8 @@ impl Streams {
         Ok(NONE)
     }
 
-    /// The piece behind the `taken` bytes from `at` on; the rest of one that was cut is to be finished first.
+    /// Skips `taken` bytes from `at` on; returns the next piece. Stores the rest of a partial message in the
+    /// outbox.
     fn skip(outbox: &mut Outbox, pieces: &Pieces, mut at: u32, mut taken: usize, rx: &Rx) -> u32 {
         while taken > 0 && at != NONE {
             let piece = &pieces.list[at as usize];
@@ -272,7 +272,7 @@ impl Streams {
         at
     }
 
-    /// Sends from the outbox until it is empty or the kernel takes no more.
+    /// Sends the outbox until it is empty or the kernel accepts no more.
     fn empty(connection: &mut Connection, writes: &mut u64) -> io::Result<()> {
         let Connection { socket, channel, outbox, .. } = connection;
         match channel {
@@ -302,7 +302,7 @@ impl Streams {
         Ok(())
     }
 
-    /// After something was sent: watches for writability while something waits, and closes what is to be closed.
+    /// Polls for writability while data waits, and closes the connection if requested.
     fn finish(&mut self, slot: usize, sent: Result<(), CloseReason>, poller: &Poller) {
         let connection = &mut self.connections[slot];
         if let Some(reason) = sent.err().or(connection.closing) {
@@ -325,7 +325,7 @@ impl Streams {
     }
 }
 
-/// Whether the class of a STUN message is that (RFC 8489 section 5).
+/// Returns whether a STUN message is an indication (RFC 8489 section 5).
 fn is_indication(message: &[u8]) -> bool {
     matches!(message, [high, low, ..] if high & 0x01 == 0 && low & 0x10 != 0)
 }
@@ -335,7 +335,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_memory_of_a_flood_is_given_back_once_it_is_over() {
+    fn memory_of_a_flood_is_freed_afterwards() {
         let piece =
             Piece { own: 0, own_len: 0, payload: NOWHERE, padding: 0, class: Class::Control, next: NONE };
         let mut pieces = Pieces::default();
@@ -347,7 +347,7 @@ mod tests {
                 pieces.list.push(piece);
                 pieces.clear();
             }
-            assert!(pieces.list.capacity() >= 100_000, "it may come again soon");
+            assert!(pieces.list.capacity() >= 100_000, "the flood may continue");
         }
         for _ in 0..QUIET {
             pieces.list.push(piece);

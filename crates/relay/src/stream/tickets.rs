@@ -1,6 +1,6 @@
-//! Session tickets (RFC 8446 section 4.6.1, RFC 5077): the session's state, encrypted under a key that all workers share and that
-//! changes every six hours. rustls has such tickets too, but keeps their keys to itself; ours can go on in another process, whose clients
-//! then resume what they began here.
+//! Session tickets (RFC 8446 section 4.6.1, RFC 5077): encrypted session state under a key shared by all
+//! workers and rotated every six hours. rustls has such tickets but does not expose its keys; ours can move
+//! to a new process, whose clients can then resume.
 
 use std::{
     fmt,
@@ -16,19 +16,19 @@ use rustls::server::ProducesTickets;
 use serde::{Deserialize, Serialize};
 use zeroize::{ZeroizeOnDrop, Zeroizing};
 
-/// A key makes tickets for so long, and is good for those that it has made for as long again.
+/// Time for which a key encrypts tickets; it decrypts them for as long again.
 const TERM: Duration = Duration::from_secs(6 * 3600);
 const NONCE_LEN: usize = 12;
 const TAG_LEN: usize = 16;
 
 type Key = [u8; 32];
 
-/// The keys as they go to another process. Never printed, and overwritten when dropped.
+/// Keys passed to another process. Excluded from debug output and zeroized on drop.
 #[derive(Clone, Serialize, Deserialize, ZeroizeOnDrop)]
 pub struct TicketKeys {
     current: Key,
     previous: Option<Key>,
-    /// For so many seconds the first one has made tickets.
+    /// Age of the current key in seconds.
     age: u64,
 }
 
@@ -38,7 +38,7 @@ impl fmt::Debug for TicketKeys {
     }
 }
 
-/// What makes tickets and reads them.
+/// Encrypts and decrypts tickets.
 pub(super) struct Tickets(RwLock<Keys>);
 
 #[derive(ZeroizeOnDrop)]
@@ -61,7 +61,7 @@ impl Tickets {
 
     pub(super) fn take_over(&self, TicketKeys { current, previous, age }: &TicketKeys) {
         let now = Instant::now();
-        // A machine that was started a moment ago has no time so long ago: then they live a little longer.
+        // Soon after boot the clock cannot represent that time; then the key lives slightly longer.
         let since = now.checked_sub(Duration::from_secs(*age)).unwrap_or(now);
         *self.write() = Keys { current: *current, previous: *previous, since };
     }
@@ -90,7 +90,7 @@ impl Tickets {
         })
     }
 
-    /// The key of new tickets.
+    /// Key for new tickets; rotates it if necessary.
     fn current(&self, now: Instant) -> Zeroizing<Key> {
         let keys = self.read();
         if keys.age(now) < TERM {
@@ -98,7 +98,7 @@ impl Tickets {
         }
         drop(keys);
         let mut keys = self.write();
-        // Another thread may have been here.
+        // Another thread may have rotated it.
         let age = keys.age(now);
         if age >= TERM {
             let previous = (age < 2 * TERM).then_some(keys.current);
@@ -121,7 +121,7 @@ impl Keys {
         now.saturating_duration_since(self.since)
     }
 
-    /// Those whose tickets are still taken.
+    /// Keys whose tickets are still accepted.
     fn good(&self, now: Instant) -> impl Iterator<Item = &Key> {
         let age = self.age(now);
         let current = (age < 2 * TERM).then_some(&self.current);
@@ -160,7 +160,7 @@ mod tests {
     use turnpike_testkit::randomness;
 
     #[test]
-    fn a_ticket_is_good_for_one_term_at_least_and_two_at_most() {
+    fn ticket_is_valid_for_one_to_two_terms() {
         let tickets = Tickets::new();
         let start = Instant::now();
         let early = tickets.seal(start, b"early").unwrap();
@@ -169,7 +169,7 @@ mod tests {
             let before = start + term * TERM - Duration::from_secs(1);
             assert_eq!(tickets.open(before, ticket).as_deref(), Some(text.as_bytes()));
         }
-        // Whether or not somebody asks for tickets meanwhile.
+        // Expires even if no new ticket was created.
         assert_eq!(tickets.open(start + 2 * TERM + Duration::from_secs(1), &late), None);
         let next = tickets.seal(start + TERM + Duration::from_secs(1), b"next").unwrap();
         assert!(tickets.open(start + TERM + Duration::from_secs(1), &late).is_some());
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn no_byte_of_a_ticket_can_be_changed_or_left_out() {
+    fn changed_or_truncated_tickets_are_rejected() {
         let tickets = Tickets::new();
         let now = Instant::now();
         let ticket = tickets.seal(now, b"a session").unwrap();
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn another_process_reads_what_was_made_here_and_the_other_way_round() {
+    fn tickets_are_valid_across_processes_that_share_keys() {
         let (here, there) = (Tickets::new(), Tickets::new());
         let now = Instant::now();
         let old = here.seal(now, b"old").unwrap();
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn tickets_are_as_if_by_chance_and_their_keys_are_shown_to_nobody() {
+    fn tickets_are_random_and_their_keys_are_never_printed() {
         let tickets = Tickets::new();
         let now = Instant::now();
         let made = std::iter::repeat_with(|| tickets.seal(now, &[7; 32]).unwrap());

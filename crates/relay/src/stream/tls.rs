@@ -1,5 +1,5 @@
-//! TLS as the server speaks it: certificates by server name, the protocols of RFC 7443, session tickets. One context for all
-//! workers; a reload swaps the certificates in it, and whoever has a session keeps it.
+//! TLS settings: certificates by server name, the protocols of RFC 7443, session tickets. All workers share
+//! one context. A reload replaces its certificates; existing sessions continue.
 
 use std::{
     fmt,
@@ -23,54 +23,44 @@ use turnpike_wire::pem::with_markers_on_lines;
 
 use super::tickets::{TicketKeys, Tickets};
 
-/// RFC 7443, TURN first: a client that offers both wants more than a Binding.
+/// RFC 7443, TURN first: a client that offers both wants more than Binding.
 const PROTOCOLS: [&[u8]; 2] = [b"stun.turn", b"stun.nat-discovery"];
 
-/// Why a certificate and its key cannot be used; each message says what to change.
+/// Reason why a certificate or its key is unusable; each message names the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CertificateError {
-    /// The certificate file holds none.
-    #[error("no certificate in it: PEM with BEGIN CERTIFICATE is expected, the server's own first")]
+    #[error("no certificate in it: expected PEM with BEGIN CERTIFICATE, the server's certificate first")]
     NoCertificate,
-    /// The certificate file is broken.
-    #[error("no valid PEM: {0}")]
+    #[error("invalid PEM: {0}")]
     CertificatePem(String),
-    /// OpenSSL's own formats, which would be skipped.
+    /// Formats of OpenSSL that the PEM parser would skip.
     #[error("BEGIN {0} is not BEGIN CERTIFICATE: convert it (openssl x509 -in FILE -out NEW)")]
     ForeignLabel(&'static str),
-    /// The server's certificate cannot be read.
-    #[error("the first certificate is no X.509 certificate that can be used: {0}")]
+    #[error("the first certificate is not a usable X.509 certificate: {0}")]
     Malformed(String),
-    /// Over.
     #[error("the certificate expired {} ago", span(.0.as_secs()))]
     Expired(Duration),
-    /// Not begun.
-    #[error("the certificate is not valid yet, only in {}", span(.0.as_secs()))]
+    #[error("the certificate is not valid yet: it becomes valid in {}", span(.0.as_secs()))]
     NotYetValid(Duration),
-    /// The key file holds none.
-    #[error("no private key in it: PEM with BEGIN PRIVATE KEY is expected")]
+    #[error("no private key in it: expected PEM with BEGIN PRIVATE KEY")]
     NoKey,
-    /// Nobody is there to type its passphrase.
+    /// A server cannot ask for a passphrase.
     #[error(
-        "the private key is encrypted, and nobody could be asked for the passphrase: decrypt it (openssl pkey -in FILE -out NEW)"
+        "the private key is encrypted, and the server cannot ask for its passphrase: decrypt it (openssl pkey -in FILE -out NEW)"
     )]
     EncryptedKey,
-    /// The key file is broken.
-    #[error("no valid PEM: {0}")]
+    #[error("invalid PEM: {0}")]
     KeyPem(String),
-    /// A kind of key that cannot be used.
-    #[error(
-        "a private key that cannot be used: {0}; RSA from 2048 bits, ECDSA P-256 or P-384 and Ed25519 can"
-    )]
+    /// Unsupported or malformed key.
+    #[error("unusable private key: {0}; use RSA with at least 2048 bits, ECDSA P-256 or P-384, or Ed25519")]
     UnusableKey(String),
-    /// Key of another certificate.
     #[error("the private key does not belong to the certificate")]
     Mismatch,
 }
 
 impl CertificateError {
-    /// Whether the key file is at fault, rather than the certificate file.
+    /// Returns whether the fault is in the key file rather than the certificate file.
     pub fn is_about_key(&self) -> bool {
         matches!(
             self,
@@ -79,18 +69,19 @@ impl CertificateError {
     }
 }
 
-/// A fault in a chain that TLS can use, but clients may refuse. Numbers count from 1, the server's own certificate.
+/// Fault of a chain that TLS can use but clients may reject. Certificates are numbered from 1, the server's
+/// own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChainFault {
-    /// The server's own certificate stands alone, and another authority has issued it.
+    /// Only the server's certificate, although another authority issued it.
     LeafOnly,
     /// This certificate did not issue the one before it.
     NotIssuer(usize),
-    /// This certificate cannot be read.
+    /// This certificate cannot be parsed.
     Unreadable(usize),
 }
 
-/// A certificate chain with its key, checked: what a server shows under some names.
+/// A checked certificate chain with its key and names.
 #[derive(Clone)]
 pub struct Identity {
     key: Arc<CertifiedKey>,
@@ -100,10 +91,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Parses PEM. Neither the time nor the trust of clients is checked.
-    ///
-    /// # Errors
-    /// [`CertificateError`], but for [`Identity::check_time`]'s.
+    /// Parses PEM. Checks neither the validity period ([`Identity::check_time`]) nor trust.
     pub fn from_pem(chain: &[u8], key: &[u8]) -> Result<Self, CertificateError> {
         let (chain, key) = (&with_markers_on_lines(chain), &with_markers_on_lines(key));
         if let Some(label) = foreign_label(chain) {
@@ -142,10 +130,8 @@ impl Identity {
         }
     }
 
-    /// Checks the time of validity at this Unix time.
-    ///
-    /// # Errors
-    /// [`CertificateError::Expired`] or [`CertificateError::NotYetValid`].
+    /// Checks the validity period at this Unix time; returns [`CertificateError::Expired`] or
+    /// [`CertificateError::NotYetValid`].
     pub fn check_time(&self, unix: u64) -> Result<(), CertificateError> {
         if unix > self.not_after {
             Err(CertificateError::Expired(Duration::from_secs(unix - self.not_after)))
@@ -156,18 +142,18 @@ impl Identity {
         }
     }
 
-    /// The DNS names that it is good for, in lower case, `*.` in front of wildcards.
+    /// DNS names in lower case; wildcards start with `*.`.
     pub fn names(&self) -> &[String] {
         &self.names
     }
 
-    /// What rustls needs to show it.
+    /// Key and chain for rustls.
     #[must_use]
     pub fn certified_key(&self) -> Arc<CertifiedKey> {
         Arc::clone(&self.key)
     }
 
-    /// The first fault of the chain. It need not reach a root, which clients have.
+    /// First fault of the chain, which may end below the root.
     pub fn chain_fault(&self) -> Option<ChainFault> {
         let readable =
             |(place, der)| EndEntityCert::try_from(der).map_err(|_| ChainFault::Unreadable(place + 1));
@@ -182,12 +168,12 @@ impl Identity {
         Some(ChainFault::NotIssuer(stranger + 2))
     }
 
-    /// First Unix second in which it is valid.
+    /// First Unix second of validity.
     pub fn not_before(&self) -> u64 {
         self.not_before
     }
 
-    /// The last second, as Unix time, in which it is valid.
+    /// Last Unix second of validity.
     pub fn not_after(&self) -> u64 {
         self.not_after
     }
@@ -197,7 +183,7 @@ impl Identity {
     }
 }
 
-/// Whether clients are shown the same.
+/// Compares the certificates shown to clients.
 impl PartialEq for Identity {
     fn eq(&self, other: &Self) -> bool {
         self.key.cert == other.key.cert
@@ -210,7 +196,7 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// What the workers make TLS connections with.
+/// Shared settings of TLS connections.
 pub struct TlsContext {
     config: Arc<ServerConfig>,
     shown: Arc<Shown>,
@@ -218,10 +204,8 @@ pub struct TlsContext {
 }
 
 impl TlsContext {
-    /// With these certificates, at least one; the first is shown to clients that name no server, or one that none is good for.
-    ///
-    /// # Errors
-    /// Where the machine has no randomness.
+    /// Uses at least one certificate; the first is the default for clients without a matching server name.
+    /// Fails if the machine has no randomness.
     pub fn new(identities: &[Identity]) -> Result<Self, rustls::Error> {
         let shown = Arc::new(Shown { directory: RwLock::new(Arc::new(Directory::new(identities))) });
         let builder = ServerConfig::builder_with_provider(provider())
@@ -229,36 +213,35 @@ impl TlsContext {
             .with_no_client_auth();
         let mut config = builder.with_cert_resolver(Arc::clone(&shown) as Arc<dyn ResolvesServerCert>);
         config.alpn_protocols = PROTOCOLS.iter().map(|name| name.to_vec()).collect();
-        // Nothing is remembered per client, and no worker waits for another.
+        // Stateless: nothing is stored per client, and workers never wait for each other.
         let tickets = Arc::new(Tickets::new());
         config.ticketer = Arc::clone(&tickets) as Arc<dyn ProducesTickets>;
         config.session_storage = Arc::new(NoServerSessionStorage {});
-        // Of the suites that both know ours comes first: see `provider`.
+        // Server preference; see `provider`.
         config.ignore_client_order = true;
-        // A client that resumes gets a fresh ticket with each connection: one is enough to go on.
+        // Each resumption issues a new ticket, so one is enough.
         config.send_tls13_tickets = 1;
         Ok(Self { config: Arc::new(config), shown, tickets })
     }
 
-    /// Shows these from now on.
+    /// Replaces the certificates.
     pub fn replace(&self, identities: &[Identity]) {
         let new = Arc::new(Directory::new(identities));
         *self.shown.directory.write().unwrap_or_else(PoisonError::into_inner) = new;
     }
 
-    /// What session tickets are made with.
     pub fn ticket_keys(&self) -> TicketKeys {
         self.tickets.keys()
     }
 
-    /// From now on they are made with these, those of another process.
+    /// Uses the ticket keys of another process.
     pub fn take_over(&self, keys: &TicketKeys) {
         self.tickets.take_over(keys);
     }
 
     pub(super) fn connect(&self) -> Result<ServerConnection, rustls::Error> {
         let mut connection = ServerConnection::new(Arc::clone(&self.config))?;
-        // Whoever feeds it bounds what it holds, and takes no part of a message back.
+        // Callers bound the input, and rustls must not keep a part of a message.
         connection.set_buffer_limit(None);
         Ok(connection)
     }
@@ -270,7 +253,7 @@ impl fmt::Debug for TlsContext {
     }
 }
 
-/// The certificates in force. Asked once per handshake.
+/// Current certificates, used once per handshake.
 struct Shown {
     directory: RwLock<Arc<Directory>>,
 }
@@ -288,10 +271,10 @@ impl ResolvesServerCert for Shown {
     }
 }
 
-/// Certificates by the names that they are good for.
+/// Certificates by name.
 pub(crate) struct Directory {
     all: Vec<Arc<CertifiedKey>>,
-    /// Places in `all`: an RSA and an ECDSA certificate may have the same name.
+    /// Indices in `all`: an RSA and an ECDSA certificate may have the same name.
     by_name: HashMap<String, Vec<usize>, RandomState>,
 }
 
@@ -306,14 +289,14 @@ impl Directory {
         Self { all: identities.iter().map(|identity| Arc::clone(&identity.key)).collect(), by_name }
     }
 
-    /// Exact names before wildcards before the default; among equals the first whose kind of key the client knows.
+    /// Prefers exact names to wildcards to the default; among equals, the first with a supported type of key.
     pub(crate) fn choose(
         &self,
         server: Option<&str>,
         schemes: &[SignatureScheme],
     ) -> Option<Arc<CertifiedKey>> {
         let server = server.map(str::to_ascii_lowercase);
-        // RFC 6125 section 6.4.3: a wildcard stands for one label, the leftmost.
+        // RFC 6125 section 6.4.3: a wildcard replaces only the leftmost label.
         let parent =
             server.as_deref().and_then(|name| name.split_once('.')).map(|(_, rest)| format!("*.{rest}"));
         let named = [server.as_deref(), parent.as_deref()].into_iter().flatten();
@@ -326,8 +309,8 @@ impl Directory {
 
 fn provider() -> Arc<CryptoProvider> {
     let mut provider = ring::default_provider();
-    // What all must implement (RFC 8446 section 9.1), and with AES in hardware the cheapest per byte; in TLS 1.2 there is one for
-    // each kind of certificate.
+    // Mandatory suites (RFC 8446 section 9.1), which are the cheapest per byte with AES in hardware. TLS 1.2
+    // has one for each type of certificate.
     let is_first = |suite: CipherSuite| {
         matches!(
             suite,
@@ -340,12 +323,12 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(provider)
 }
 
-/// A path to no trust anchor at all is looked for: the times are what is checked first, and all that is of interest here.
+/// Verifies without any trust anchor: webpki checks the times first, and only they matter here.
 fn time_fault(certificate: &EndEntityCert<'_>, now: UnixTime) -> Option<webpki::Error> {
     certificate.verify_for_usage(&[], &[], &[], now, KeyUsage::server_auth(), None, None).err()
 }
 
-/// Asks for the fault at the beginning of Unix time.
+/// Derived from the error at Unix time 0.
 fn not_before(certificate: &EndEntityCert<'_>) -> u64 {
     match time_fault(certificate, UnixTime::since_unix_epoch(Duration::ZERO)) {
         Some(webpki::Error::CertNotValidYet { not_before, .. }) => not_before.as_secs(),
@@ -353,7 +336,7 @@ fn not_before(certificate: &EndEntityCert<'_>) -> u64 {
     }
 }
 
-/// Told by asking what is wrong with it at the end of all time: no certificate is valid then (RFC 5280 section 4.1.2.5).
+/// Derived from the error at the end of time, when no certificate is valid (RFC 5280 section 4.1.2.5).
 fn not_after(certificate: &EndEntityCert<'_>) -> u64 {
     match time_fault(certificate, UnixTime::since_unix_epoch(Duration::from_secs(u64::MAX))) {
         Some(webpki::Error::CertExpired { not_after, .. }) => not_after.as_secs(),
@@ -361,14 +344,14 @@ fn not_after(certificate: &EndEntityCert<'_>) -> u64 {
     }
 }
 
-/// The label of a section with a certificate that parsers skip.
+/// Label of a certificate section that parsers skip.
 fn foreign_label(pem: &[u8]) -> Option<&'static str> {
     ["X509 CERTIFICATE", "TRUSTED CERTIFICATE"]
         .into_iter()
         .find(|label| holds(pem, &format!("-----BEGIN {label}-----")))
 }
 
-/// RFC 5958 has a label of its own for encrypted keys; before it OpenSSL wrote a header (RFC 1421 section 4.6.1.1).
+/// Recognises the label of RFC 5958 and the older header of OpenSSL (RFC 1421 section 4.6.1.1).
 fn is_encrypted(pem: &[u8]) -> bool {
     holds(pem, "-----BEGIN ENCRYPTED PRIVATE KEY-----") || holds(pem, "Proc-Type: 4,ENCRYPTED")
 }
@@ -381,22 +364,22 @@ fn pem_fault(error: &pem::Error) -> String {
     match error {
         pem::Error::MissingSectionEnd { end_marker } => {
             let name = String::from_utf8_lossy(end_marker);
-            format!("the line -----END {name}----- is missing; is the file cut off?")
+            format!("the line -----END {name}----- is missing; the file may be truncated")
         }
         pem::Error::IllegalSectionStart { line } => {
             format!("the line {:?} does not end with -----", String::from_utf8_lossy(line))
         }
-        pem::Error::Base64Decode(_) => "what stands between BEGIN and END is no Base64".to_owned(),
+        pem::Error::Base64Decode(_) => "the text between BEGIN and END is not Base64".to_owned(),
         error => error.to_string(),
     }
 }
 
-/// webpki names its errors and has no words for them.
+/// webpki errors have no messages.
 fn der_fault(error: &webpki::Error) -> &'static str {
     match error {
-        webpki::Error::TrailingData(_) => "bytes follow where it should have ended",
-        webpki::Error::UnsupportedCertVersion => "it is not of version 3",
-        webpki::Error::UnsupportedCriticalExtension => "it has a critical extension that is not known here",
-        _ => "it is no valid DER",
+        webpki::Error::TrailingData(_) => "it has trailing bytes",
+        webpki::Error::UnsupportedCertVersion => "it is not an X.509 version 3 certificate",
+        webpki::Error::UnsupportedCriticalExtension => "it has an unknown critical extension",
+        _ => "it is not valid DER",
     }
 }

@@ -1,5 +1,4 @@
-//! Connections that leave a worker's streams: for a data connection (RFC 6062), or for another worker, whose streams take them
-//! in.
+//! Connections that leave a worker: as data connections (RFC 6062), or to another worker that adopts them.
 
 use rustls::ServerConnection;
 use turnpike_net::{Rx, TcpSocket, poll::Poller};
@@ -16,14 +15,14 @@ use super::{
 use crate::link::Place;
 use std::io::IoSlice;
 
-/// A client's connection on its way.
+/// A client's connection in transfer.
 pub(crate) struct Detached {
     pub(crate) client: Client,
     pub(crate) socket: TcpSocket,
     pub(crate) tls: Option<Box<ServerConnection>>,
-    /// What the kernel has not taken so far: it goes first. With TLS it waits in there.
+    /// Queued bytes to send first; with TLS they are inside `tls`.
     pub(crate) unsent: Vec<u8>,
-    /// The client has said by TLS that nothing more will come.
+    /// The client has sent close_notify.
     pub(crate) ended: bool,
     trusted: bool,
     proxied: bool,
@@ -31,10 +30,10 @@ pub(crate) struct Detached {
 }
 
 impl Streams {
-    /// Bytes that [`Streams::feed`] takes at a time.
+    /// Maximum bytes per call of [`Streams::feed`].
     pub(crate) const FEED: usize = 32 << 10;
 
-    /// Lets a connection go, after what is queued for it. `None` if it is broken, or gone.
+    /// Detaches a connection with its unsent data. `None` if it is broken or gone.
     pub(crate) fn detach(
         &mut self,
         client: &Client,
@@ -64,7 +63,7 @@ impl Streams {
             Channel::Tls(mut tls) => {
                 let mut batch = Batch::default();
                 while let Some(parts) = outbox.next() {
-                    // Fails after close_notify only, and then nobody reads it.
+                    // Fails only after close_notify, when the client reads no more.
                     let _ = batch.encrypt(&mut tls, &parts.map(IoSlice::new));
                     let len = parts.iter().map(|part| part.len()).sum();
                     outbox.consume(len);
@@ -75,8 +74,8 @@ impl Streams {
         Some(Detached { client: *client, socket, tls, unsent, ended, trusted, proxied, listener })
     }
 
-    /// Takes in a connection that another worker let go. `None` if it cannot be watched, or if its PROXY header names the 5-tuple of
-    /// another one.
+    /// Adopts a connection of another worker. `None` if it cannot be polled or a proxied connection has the
+    /// same 5-tuple.
     pub(crate) fn adopt(&mut self, taken: Detached, now_ms: u64, poller: &Poller) -> Option<Source> {
         let Detached { client, socket, tls, unsent, ended, trusted, proxied, listener } = taken;
         if let Some(older) = self.slot_of(&client) {
@@ -129,8 +128,8 @@ impl Streams {
         Some(self.connections[slot].source(slot))
     }
 
-    /// Bytes that another worker has read from an adopted connection, at most [`Streams::FEED`] at a time; the arena has
-    /// [`Streams::ROOM`]. `None` if there is no message to look at.
+    /// Handles bytes that another worker read from an adopted connection, at most [`Streams::FEED`] at a
+    /// time; the arena needs [`Streams::ROOM`]. `None` if there is no complete message.
     pub(crate) fn feed(&mut self, place: Place, bytes: &[u8], rx: &mut Rx) -> Option<Incoming> {
         let slot = self.slot_at(place)?;
         let connection = self.connections.get_mut(slot).filter(|connection| connection.closing.is_none())?;
