@@ -125,7 +125,7 @@ fn rest_api_draft_works_with_get_and_post() {
         (format!("/?service=turn&key={key}&usrname=a"), "usrname"),
         (format!("/?service=turn&key={key}&ttl=soon"), "ttl"),
         (format!("/?service=turn&key={key}&ttl=0"), "ttl is expected"),
-        (format!("/?service=turn&key={key}&api=other"), "said twice"),
+        (format!("/?service=turn&key={key}&api=other"), "two different values"),
     ] {
         let answer = running.apply("GET", &path, &[], None);
         assert_eq!(answer.problem(400), "bad_request", "{path}");
@@ -240,7 +240,7 @@ fn missing_or_wrong_key_is_refused() {
     let counted = |reason: &str| refused(&running, reason);
     let before = counted("wrong_key");
     let other = turnpike_config::api_keys::make("shop", [7; 32]).reveal().to_owned();
-    for wrong in ["x", &key[..key.len() - 1], &format!("{key}x"), &key.to_uppercase(), &other, "tpk_gone.abc"]
+    for wrong in ["zz", &key[..key.len() - 1], &format!("{key}x"), &key.to_uppercase(), &other, "tpk_gone.abc"]
     {
         let answer = ask(&running, wrong, &json!({}));
         assert_eq!(answer.problem(401), "wrong_key", "{wrong}");
