@@ -241,9 +241,7 @@ impl Forwarder {
             let Bind::Unix(name) = &active.state.rule.bind else { continue };
             match SocketFile::take_over(name) {
                 Ok(file) => active.file = Some(file),
-                Err(error) => {
-                    tracing::warn!(rule = active.state.rule.id.0, %error, "socket file is missing")
-                }
+                Err(error) => tracing::warn!(rule = active.state.rule.id.0, %error, "socket file is missing"),
             }
         }
         self.workers.tell(|| Step::Serve.into());

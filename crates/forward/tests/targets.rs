@@ -330,7 +330,7 @@ fn a_name_that_nobody_knows_ends_in_the_next_target() {
 }
 
 #[test]
-fn a_range_of_ports_maps_one_to_one() {
+fn port_ranges_map_one_to_one() {
     let servers = three_in_a_row();
     let first = servers[0].local_addr().unwrap().port();
     for (server, name) in servers.into_iter().zip(["x", "y", "z"]) {

@@ -285,7 +285,7 @@ fn a_session_that_crosses_to_tcp_lives_on_while_draining() {
 }
 
 #[test]
-fn a_range_of_ports_maps_one_to_one() {
+fn port_ranges_map_one_to_one() {
     // Three neighbouring free ports for the targets, and three for the rule.
     let neighbours = |count: u16| {
         (0..100).find_map(|_| {

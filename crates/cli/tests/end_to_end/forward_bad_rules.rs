@@ -121,11 +121,11 @@ fn unreachable_targets_and_recovery_are_logged_once() {
         let _ = refused.and_then(|mut refused| refused.read(&mut [0; 1]));
         forward.wait_for("turnpike_forward_ended_total", "rule=\"a\",reason=\"connect_failed\"", count);
     }
-    let told = forward.program.line_with("no target can be reached; clients are reset until one can");
+    let told = forward.program.line_with("no target is reachable; resetting clients");
     assert!(told.contains(&format!("to={target}")) && told.contains("refused"), "{told}");
     let _back = TcpListener::bind(target).expect("the port is still free");
     let _served = connect(address);
-    forward.program.line_with("a target can be reached again");
+    forward.program.line_with("a target is reachable again");
     let lines = forward.program.lines();
-    assert_eq!(lines.iter().filter(|line| line.contains("clients are reset until")).count(), 1, "{lines:?}");
+    assert_eq!(lines.iter().filter(|line| line.contains("resetting clients")).count(), 1, "{lines:?}");
 }

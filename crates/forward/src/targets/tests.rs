@@ -1,4 +1,4 @@
-//! Members that come and go, and which of them is picked.
+//! Tests of changing members and of the choice among them.
 
 use std::{
     io,
@@ -42,7 +42,7 @@ fn ip_of(address: &Address) -> String {
     address.ip().unwrap().to_string()
 }
 
-/// Which one the next client gets; its seat is free again.
+/// Choice for the next client, without keeping the seat.
 fn next(targets: &Targets) -> String {
     seat(targets.pick(Some(client(1)), 0, &[], true)).map_or_else(|| "nobody".to_owned(), |(_, ip)| ip)
 }
@@ -72,7 +72,7 @@ fn least_connections_counts_seats() {
     assert_ne!(one.1, two.1);
     drop(two.0);
     let slot = take().0.keep();
-    assert_ne!(next(&targets), next(&targets), "a seat that was kept is taken");
+    assert_ne!(next(&targets), next(&targets), "a kept seat counts");
     targets.leave(slot);
     assert_eq!(next(&targets), two.1);
     assert_eq!(next(&targets), two.1);
@@ -81,7 +81,7 @@ fn least_connections_counts_seats() {
 }
 
 #[test]
-fn failover_takes_the_first_healthy_one_and_the_first_when_none_is() {
+fn failover_takes_the_first_healthy_target_or_the_first_of_all() {
     let targets = targets(&["10.0.0.1", "10.0.0.2"], Balance::Failover);
     assert_eq!((next(&targets), next(&targets)), ("10.0.0.1".to_owned(), "10.0.0.1".to_owned()));
     set_healthy(&targets, "10.0.0.1", false);
@@ -91,7 +91,7 @@ fn failover_takes_the_first_healthy_one_and_the_first_when_none_is() {
 }
 
 #[test]
-fn who_was_tried_is_not_picked_again() {
+fn tried_targets_are_not_picked_again() {
     for balance in [Balance::RoundRobin, Balance::LeastConnections, Balance::Failover, Balance::Source] {
         let targets = targets(&["10.0.0.1", "10.0.0.2", "10.0.0.3"], balance);
         let mut tried = Vec::new();
@@ -105,7 +105,7 @@ fn who_was_tried_is_not_picked_again() {
 }
 
 #[test]
-fn weight_0_gets_nothing_new_and_no_last_resort_either() {
+fn weight_0_gets_no_new_connection_even_as_a_last_resort() {
     for balance in [Balance::RoundRobin, Balance::LeastConnections, Balance::Failover, Balance::Source] {
         let targets = targets(&["10.0.0.1*0", "10.0.0.2"], balance);
         set_healthy(&targets, "10.0.0.2", false);
@@ -114,7 +114,7 @@ fn weight_0_gets_nothing_new_and_no_last_resort_either() {
 }
 
 #[test]
-fn a_client_keeps_its_target_while_others_come_and_go() {
+fn client_keeps_its_target_while_others_change() {
     let targets = targets(&["10.0.0.1", "10.0.0.2", "10.0.0.3"], Balance::Source);
     let of = |last| seat(targets.pick(Some(client(last)), 0, &[], true)).unwrap().1;
     let before: Vec<String> = (0..100).map(of).collect();
@@ -128,14 +128,14 @@ fn a_client_keeps_its_target_while_others_come_and_go() {
 }
 
 #[test]
-fn a_range_of_ports_maps_one_to_one() {
+fn port_ranges_map_one_to_one() {
     let targets = targets(&["10.0.0.1"], Balance::RoundRobin);
     let Pick::At(_, address) = targets.pick(Some(client(1)), 2, &[], true) else { panic!("there is one") };
     assert_eq!(address.to_string(), "10.0.0.1:82");
 }
 
 #[test]
-fn addresses_of_the_other_family_than_the_source_s_are_left_out() {
+fn addresses_of_a_family_other_than_the_source_are_left_out() {
     let resolver = Resolver::start(Duration::from_secs(60), |_| Ok(vec![]), || ()).unwrap();
     let mut rule = rule(&["10.0.0.1", "2001:db8::1"], Balance::RoundRobin);
     rule.source = Some([127, 0, 0, 1].into());
@@ -147,7 +147,7 @@ fn addresses_of_the_other_family_than_the_source_s_are_left_out() {
     assert!((0..4).all(|_| of("2001:db8::9") == "2001:db8::1" && of("192.0.2.9") == "10.0.0.1"));
 }
 
-/// A name whose answers the test gives, none for a lookup that fails.
+/// A name with answers controlled by the test; `None` is a failed lookup.
 struct Named {
     answer: Arc<Mutex<Option<Vec<ZonedIp>>>>,
     lookups: Arc<AtomicU32>,
@@ -166,7 +166,7 @@ impl Named {
         };
         let resolver = Resolver::start(Duration::from_millis(10), lookup, || ()).unwrap();
         let mut rule = rule(all, balance);
-        // The addresses of these tests have no route.
+        // The test addresses have no route.
         rule.mark = Some(1);
         let targets = Targets::new(&rule, |host, any_route| resolver.name(host, any_route));
         Self { answer, lookups, _resolver: resolver, targets }
@@ -176,12 +176,12 @@ impl Named {
         *self.answer.lock().unwrap() = Some(all.iter().map(|ip| ip.parse().unwrap()).collect());
     }
 
-    /// Waits until a lookup that began after this has ended: there is one at a time.
+    /// Waits for the end of a lookup that begins after this call; lookups are sequential.
     fn look_up(&self) {
         let enough = self.lookups.load(Ordering::SeqCst) + 2;
         let deadline = Instant::now() + Duration::from_secs(20);
         while self.lookups.load(Ordering::SeqCst) < enough {
-            assert!(Instant::now() < deadline, "nobody looks up");
+            assert!(Instant::now() < deadline, "no lookup");
             std::thread::yield_now();
         }
     }
@@ -200,7 +200,7 @@ impl Named {
 }
 
 #[test]
-fn every_address_of_a_name_takes_part_beside_other_targets() {
+fn every_address_of_a_name_is_used_beside_other_targets() {
     let named = Named::start(&["x*2", "10.0.0.9*2"], Balance::RoundRobin);
     named.answer(&["10.0.0.1", "2001:db8::1"]);
     named.wait(3, "10.0.0.1");
@@ -210,7 +210,7 @@ fn every_address_of_a_name_takes_part_beside_other_targets() {
 }
 
 #[test]
-fn a_member_that_stays_keeps_what_is_known_of_it_and_one_that_is_gone_its_seats() {
+fn remaining_members_keep_their_state_and_removed_ones_their_seats() {
     let named = Named::start(&["x"], Balance::Failover);
     named.answer(&["10.0.0.1", "10.0.0.2"]);
     named.wait(2, "10.0.0.1");
@@ -221,16 +221,16 @@ fn a_member_that_stays_keeps_what_is_known_of_it_and_one_that_is_gone_its_seats(
 
     named.answer(&["10.0.0.2", "10.0.0.3"]);
     named.wait(2, "10.0.0.2");
-    assert_eq!(next(&named.targets), "10.0.0.3", "the health of one that stays is forgotten");
+    assert_eq!(next(&named.targets), "10.0.0.3", "a remaining member keeps its health");
     let shown = named.targets.describe(&tallies);
     assert_eq!((shown.len(), ip_of(&shown[0].address)), (1, "10.0.0.1".to_owned()));
 
-    // With its last connection it is over, whoever takes its place.
+    // Removed with its last connection, whichever member takes its slot.
     drop(seat_of_first);
     named.answer(&["10.0.0.4", "10.0.0.5"]);
     named.wait(2, "10.0.0.4");
     assert_eq!(named.targets.describe(&tallies).len(), 0);
-    assert!(named.targets.current().iter().all(|member| member.slot.at < 5), "places are used again");
+    assert!(named.targets.current().iter().all(|member| member.slot.at < 5), "slots are reused");
 }
 
 #[test]
@@ -249,7 +249,7 @@ fn the_last_good_answer_stays() {
 }
 
 #[test]
-fn a_name_is_awaited_where_its_answer_can_change_the_choice() {
+fn unresolved_name_is_awaited_if_it_can_change_the_choice() {
     let (block, blocked) = std::sync::mpsc::channel::<()>();
     let blocked = Mutex::new(blocked);
     let lookup = move |_: &str| {

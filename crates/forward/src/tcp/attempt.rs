@@ -4,42 +4,43 @@ use std::{io, net::SocketAddr, time::Instant};
 
 use crate::{Address, Rule, tally::Slot};
 
-/// An attempt to reach a target for a connection.
+/// Attempt to reach a target for a connection.
 pub(super) struct Opening {
     pub(super) connection: usize,
     pub(super) stage: Stage,
-    /// When this stage has taken too long; milliseconds.
+    /// Timeout of this stage; milliseconds.
     pub(super) deadline: u64,
     pub(super) patience: u64,
-    /// Place of the listener's port in the rule's range.
+    /// Offset of the listener's port in the rule's range.
     pub(super) offset: u16,
-    /// Number of rules of this process that the client has come through.
+    /// Number of rules of this process that the client has passed.
     pub(super) hops: u8,
-    /// The targets that were given up.
+    /// Targets that failed.
     pub(super) tried: Vec<Slot>,
-    /// The one whose queue was full.
+    /// Target with a full queue.
     pub(super) queued: Option<Slot>,
-    /// No name server has answered in time: what there is without it has to do.
+    /// No name server has answered in time; continue without.
     pub(super) without_names: bool,
-    /// When the connect under way began. One clock read per connect, for the milliseconds of a tick are too coarse.
+    /// Start of the current connect. One clock read per connect, because the milliseconds of a tick are too
+    /// coarse.
     pub(super) connecting: Instant,
-    /// Why the last address was given up, for the log.
+    /// Error of the last address, for the log.
     pub(super) obstacle: Option<(Address, io::Error)>,
-    /// Bytes read for the PROXY header and not used up by it.
+    /// Bytes read beyond the PROXY header.
     pub(super) inbox: Vec<u8>,
-    /// The address that the client asked, as its PROXY header names it.
+    /// Destination address from the PROXY header.
     pub(super) asked: Option<SocketAddr>,
-    /// The client is a proxy of ours, whose header comes first.
+    /// The client is a trusted proxy, whose header comes first.
     pub(super) is_proxy: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Nothing begun, or a PROXY header is awaited.
+    /// Not started, or waiting for a PROXY header.
     Waiting,
     Name,
     Descriptor,
-    /// The queue of a Unix socket is full, where TCP would send its SYN again.
+    /// The queue of a Unix socket is full; TCP would retransmit its SYN.
     Queue,
     Connecting,
 }

@@ -1,4 +1,4 @@
-//! A health check of one target: when it is due, and the question under way.
+//! Health check of one target: schedule and current question.
 
 use std::{io, sync::Arc};
 
@@ -10,18 +10,17 @@ use turnpike_net::{
 use super::stream_check::StreamCheck;
 use crate::{Address, datagram_check::DatagramCheck, state::RuleState, targets::Member};
 
-/// One address of a target under watch.
+/// Monitored address of a target.
 pub(super) struct Check {
     pub(super) state: Arc<RuleState>,
     pub(super) member: Arc<Member>,
-    /// When to begin the next, or to give up the one under way; milliseconds.
+    /// Start of the next check, or timeout of the current one; milliseconds.
     pub(super) due: u64,
     pub(super) interval: u64,
     pub(super) patience: u64,
     pub(super) asked: Option<Asked>,
 }
 
-/// A question under way.
 pub(super) enum Asked {
     Connect(TcpSocket),
     Stream(StreamCheck),
@@ -29,7 +28,7 @@ pub(super) enum Asked {
 }
 
 impl Asked {
-    /// Begins to ask; an event will tell of the answer.
+    /// Starts the check; an event reports the answer.
     pub(super) fn begin(check: &Check, address: &Address, token: u64, poller: &Poller) -> io::Result<Self> {
         if check.state.rule.targets_speak_udp() {
             let Address::Ip(address) = address else { return Err(io::ErrorKind::Unsupported.into()) };
@@ -37,7 +36,7 @@ impl Asked {
             poller.add_with(&asked, token, Interest::EdgeRead)?;
             return Ok(Self::Datagram(asked));
         }
-        // Not the client's address, which a check does not have.
+        // A check has no client address.
         let options = turnpike_net::ConnectOptions { transparent: false, ..check.state.connect.clone() };
         let socket = address.connect(&options)?;
         poller.add_with(&socket, token, Interest::Edge)?;

@@ -1,4 +1,4 @@
-//! A connection: its two sockets, and the flow in each direction.
+//! Connection: its two sockets and the flow in each direction.
 
 use turnpike_net::{Flow, TcpSocket};
 
@@ -10,7 +10,8 @@ use crate::{Address, circles::Link, rate::Pace, state::Place, targets::Seat};
 
 pub(super) struct Connection {
     pub(super) rule: usize,
-    /// Set if it leads to another rule of this process. Stands in front of the target's socket, so that it is dropped before that port is free.
+    /// Set if it leads to another rule of this process. Declared before the target's socket, so that it is
+    /// dropped before that port is free.
     pub(super) link: Option<Box<Link>>,
     pub(super) client: TcpSocket,
     pub(super) target: Option<TcpSocket>,
@@ -20,33 +21,33 @@ pub(super) struct Connection {
     pub(super) down: Flow,
     pub(super) client_address: Address,
     pub(super) target_address: Option<Address>,
-    /// Its place at one of the rule's targets; see [`super::engine::LocalRule::sit`].
+    /// Place at a target; see [`super::engine::LocalRule::sit`].
     pub(super) seat: Option<Seat>,
     /// Until it is connected.
     pub(super) opening: Option<u32>,
-    /// When it was accepted, and when a byte last moved; milliseconds.
+    /// Milliseconds; `active` is the time of the last byte.
     pub(super) began: u64,
     pub(super) active: u64,
     /// The client's socket is watched for writability too.
     pub(super) client_writable: bool,
-    /// The client may not send a PROXY header, and its first bytes have yet to be looked at.
+    /// The client must not send a PROXY header, and its first bytes are still unchecked.
     pub(super) unvouched: bool,
     pub(super) keepalive_due: bool,
     pub(super) place: Place,
-    /// Its bytes a second, where the rule limits them.
+    /// Byte rates, if the rule has any.
     pub(super) pace: Option<Box<Pace>>,
-    /// Whether it is chatter, and whether its sockets are where the kernel passes that on.
+    /// Detection of interactive traffic, and state of the sockmap.
     pub(super) talk: Talk,
     pub(super) across: Option<Box<Across>>,
 }
 
 impl Connection {
-    /// Whether one of the flows has passed its end on.
+    /// True if a flow has passed on its end of stream.
     pub(super) fn half_done(&self) -> bool {
         self.up.is_done() || self.down.is_done()
     }
 
-    /// The flow whose source is `side`.
+    /// Flow from `side`.
     pub(super) fn flow(&mut self, side: Side) -> &mut Flow {
         match side {
             Side::Client => &mut self.up,

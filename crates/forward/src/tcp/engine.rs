@@ -1,4 +1,4 @@
-//! The engine around the connections: rules, listeners, the table of connections, and what is due.
+//! TCP engine: rules, listeners, the table of connections, and timers.
 
 use std::{
     io,
@@ -36,36 +36,36 @@ use crate::{
     targets::Seat,
 };
 
-/// Between two looks at what may be due, in milliseconds: the grain of connect and idle timeouts.
+/// Milliseconds between timer checks: the precision of connect and idle timeouts.
 pub(super) const TICK_MS: u64 = 100;
-/// Connections looked at in one tick for idleness; a hundred thousand take three seconds and never hold up the others.
+/// Connections per tick checked for idleness. A hundred thousand take three seconds without delaying others.
 const SCAN: usize = 4096;
-/// Connections accepted from one listener in one wake-up.
+/// Connections accepted per listener and wake-up.
 const MOST_ACCEPTS: u32 = 64;
-/// Wake-ups that brought one connection until two are asked for: level-triggered epoll tells of a second one anyway.
+/// Single-connection wake-ups before two are requested; level-triggered epoll reports a second one anyway.
 const SINGLES: u32 = 16;
-/// Age from which a target's side gets SO_KEEPALIVE, in milliseconds: it acts after two hours (tcp(7)), and short
-/// connections are spared the call.
+/// Age in milliseconds at which the target's socket gets SO_KEEPALIVE. It acts after two hours (tcp(7)), and
+/// short connections are spared the call.
 const KEEPALIVE_AGE_MS: u64 = 10_000;
 
-/// A rule as this worker has it.
+/// Rule with this worker's counters.
 pub(super) struct LocalRule {
     pub(super) state: Arc<RuleState>,
     pub(super) counters: Counters,
     pub(super) tallies: Tallies,
     connections: usize,
-    /// Its listeners are closed; it goes with its last connection.
+    /// The listeners are closed; the entry is removed with its last connection.
     removed: bool,
 }
 
 struct Listener {
     socket: Acceptor,
     rule: usize,
-    /// Place of the port in the rule's range.
+    /// Offset of the port in the rule's range.
     offset: u16,
-    /// How many connections the last wake-ups found worth asking for: a call that finds none is saved.
+    /// Connections to accept per wake-up; adapts to save calls that find none.
     appetite: u32,
-    /// Calls that brought the one connection asked for, since two were last asked for.
+    /// Consecutive single-connection calls since two were last requested.
     singles: u32,
     paused: bool,
 }
@@ -77,12 +77,12 @@ impl LocalRule {
         Some(seat)
     }
 
-    /// Gives it back.
+    /// Releases a seat.
     pub(super) fn stand_up(&mut self, seat: Seat) {
         self.tallies.of(seat.slot()).open -= 1;
     }
 
-    /// Bytes that came from `side` and have gone to the other.
+    /// Counts bytes moved from `side` to the other.
     #[inline]
     pub(super) fn moved(&mut self, seat: Option<&Seat>, side: Side, bytes: u64) {
         let (to_target, to_client) = if side == Side::Client { (bytes, 0) } else { (0, bytes) };
@@ -93,13 +93,13 @@ impl LocalRule {
         }
     }
 
-    /// Counts a connect to a target that has failed, and has others tried first.
+    /// Counts a failed connect and prefers other targets.
     pub(super) fn connect_failed(&mut self, seat: &Seat, error: &io::Error) {
         self.tallies.of(seat.slot()).failed(Failure::of(error));
         self.state.targets.suspect(seat.member());
     }
 
-    /// The same for a target that has not taken a connection in time, and has no seat for it.
+    /// [`LocalRule::connect_failed`] for a full queue, without a seat.
     pub(super) fn queue_full(&mut self, slot: Slot) {
         self.tallies.of(slot).failed(Failure::Timeout);
         if let Some(member) = self.state.targets.member(slot) {
@@ -118,38 +118,38 @@ pub(crate) struct Engine {
     pub(super) checks: Slab<Check>,
     /// Only one worker checks the health of targets.
     pub(super) checks_health: bool,
-    /// Rules whose targets this worker checks.
+    /// Rules with health checks of this worker.
     pub(super) watched: Vec<Arc<RuleState>>,
     pub(super) mover: Mover,
     pub(super) here: Here,
-    /// Flows that had more to move than one turn allows.
+    /// Flows with more data than one turn allows.
     pub(super) again: Vec<(usize, Side)>,
-    /// Empty but for its memory, for [`Engine::again`]'s next turn.
+    /// Spare memory for [`Engine::again`].
     resumed: Vec<(usize, Side)>,
-    /// Flows that wait for a rate.
+    /// Flows waiting for a byte rate.
     pub(super) pacing: Pacing,
-    /// Where rules have the kernel pass chatter on.
+    /// Set if rules let the kernel forward interactive traffic.
     pub(super) sockmap: Option<Sockmap>,
-    /// Connections by the number of their pair, and how many there are.
+    /// Connections by pair number, and number of pairs.
     pub(super) joined: Vec<Option<usize>>,
     pub(super) pairs: usize,
-    /// Directions of theirs that have to wait, each until then.
+    /// Directions waiting to be checked again, with the time.
     pub(super) waiting: Vec<(u64, usize, Side)>,
-    /// When counters of theirs were read last, and of which part.
+    /// Last read of kernel counters: time and part.
     pub(super) swept: u64,
     pub(super) sweep: usize,
     ticked: u64,
     cursor: usize,
-    /// Whether the table holds anything that grows due with time, as the scan under way and the last one found.
+    /// The table has entries with timers, as found by the current and the last scan.
     scan: bool,
     scan_found: bool,
-    /// Some opening waits for a descriptor: it goes before new clients.
+    /// An opening waits for a descriptor and goes before new clients.
     pub(super) starving: bool,
     any_paused: bool,
     complained: bool,
-    /// Something was counted since the last tick: events tell of most of it, not of all.
+    /// Something was counted since the last tick; events do not cover everything.
     pub(super) any_counted: bool,
-    /// This wake-up, as far as it has been counted.
+    /// Work of this wake-up so far.
     pub(super) wake_up: WakeUp,
 }
 
@@ -187,7 +187,7 @@ impl Engine {
         }
     }
 
-    /// Serves a rule. Each socket comes with the place of its port in the rule's range.
+    /// Serves a rule. Each socket has the offset of its port in the rule's range.
     pub(crate) fn add_rule(
         &mut self,
         state: &Arc<RuleState>,
@@ -210,7 +210,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes a rule's listeners away; its connections are left to finish.
+    /// Removes a rule's listeners; its connections may finish.
     pub(crate) fn remove_rule(&mut self, state: &Arc<RuleState>, tick: Tick<'_>) -> Vec<Acceptor> {
         let found = self.rules.iter().find(|(_, rule)| Arc::ptr_eq(&rule.state, state) && !rule.removed);
         let Some(key) = found.map(|(key, _)| key) else { return Vec::new() };
@@ -219,7 +219,7 @@ impl Engine {
         let mut sockets = Vec::with_capacity(keys.len());
         for key in keys {
             let listener = self.listeners.remove(key);
-            // A paused one is not watched.
+            // A paused listener is not watched.
             let _ = tick.poller.remove(&listener.socket);
             sockets.push(listener.socket);
         }
@@ -229,19 +229,19 @@ impl Engine {
         sockets
     }
 
-    /// New lists and limits, from now on.
+    /// Applies new lists and limits.
     pub(crate) fn set_common(&mut self, common: &Arc<Common>) {
         self.common = Arc::clone(common);
     }
 
     pub(crate) fn drain(&mut self, tick: Tick<'_>) {
         for listener in self.listeners.drain() {
-            // Closing one that other workers have as well does not end the watch. A paused one is not watched.
+            // Closing does not end the watch if other workers share the socket. A paused one is not watched.
             let _ = tick.poller.remove(&listener.socket);
         }
     }
 
-    /// The listeners of a rule, in the order of its range.
+    /// Listeners of a rule in the order of its range.
     pub(crate) fn listening(&self, rule: u32) -> Vec<BorrowedFd<'_>> {
         let is_of = |listener: &&Listener| {
             let of = self.rules.get(listener.rule);
@@ -253,14 +253,14 @@ impl Engine {
         found.into_iter().map(|listener| listener.socket.as_fd()).collect()
     }
 
-    /// What another process bound is ours now, and what comes from it is as our rules say.
+    /// Sets this process's options on handed-over listeners.
     pub(crate) fn take_hold(&self) {
         for (_, listener) in &self.listeners {
             listener.socket.set_inherited(&self.rules[listener.rule].state.rule);
         }
     }
 
-    /// Another process has the listeners, and checks the health of targets.
+    /// Gives up listeners and health checks to another process.
     pub(crate) fn surrender(&mut self, tick: Tick<'_>) {
         self.drain(tick);
         for state in std::mem::take(&mut self.watched) {
@@ -276,13 +276,13 @@ impl Engine {
         }
     }
 
-    /// Whether an event brings new connections: these are to be handled last, so that no slot that an earlier event of the same
-    /// wake-up freed is taken while later events still name it.
+    /// True for new connections. Handle them last, so that no slot freed by an event of this wake-up is
+    /// reused while later events still name it.
     pub(crate) fn is_listener(event: &Event) -> bool {
         event.token & 3 == LISTENER
     }
 
-    /// What has been done since the last call.
+    /// Work since the last call.
     pub(crate) fn take_wake_up(&mut self) -> WakeUp {
         std::mem::take(&mut self.wake_up)
     }
@@ -312,8 +312,9 @@ impl Engine {
         matches!(kind, CLIENT | TARGET) && self.connections.get(key).is_some_and(|c| c.opening.is_none())
     }
 
-    /// Does what is due, at most every [`TICK_MS`], and goes on with flows that had their turn. True if something was counted since the
-    /// last call, of which no event may have told: bytes of a flow that goes on, or has waited, connections that have ended.
+    /// Runs due timers, at most every [`TICK_MS`], and continues flows that had their turn. True if something
+    /// was counted since the last call without an event, such as bytes of a continued flow or ended
+    /// connections.
     pub(crate) fn on_tick(&mut self, tick: Tick<'_>) -> bool {
         self.do_due(tick);
         std::mem::take(&mut self.any_counted)
@@ -324,7 +325,7 @@ impl Engine {
             std::mem::swap(&mut self.again, &mut self.resumed);
             for at in 0..self.resumed.len() {
                 let (key, side) = self.resumed[at];
-                // Ended meanwhile, its place may have been taken.
+                // The connection may have ended and its slot been reused.
                 if self.connections.get(key).is_some_and(|connection| connection.opening.is_none()) {
                     self.resume(key, side, tick);
                 }
@@ -345,19 +346,19 @@ impl Engine {
         self.check_health(tick);
     }
 
-    /// When [`Engine::on_tick`] has next something to do, by the clock of [`Tick::now`].
+    /// Time of the next [`Engine::on_tick`] work, on the clock of [`Tick::now`].
     pub(crate) fn next_timeout(&self) -> Option<u64> {
         if !self.again.is_empty() {
             return Some(0);
         }
         let pressing = self.scan || !self.openings.is_empty() || self.any_paused;
         let due = if pressing { Some(self.ticked + TICK_MS) } else { None };
-        // A check is looked at by a tick, which come no closer than that.
+        // Checks run on ticks, which are at least this far apart.
         let health = self.health_due().map(|due| due.max(self.ticked + TICK_MS));
         due.into_iter().chain(health).chain(self.pacing.due()).chain(self.joined_due()).min()
     }
 
-    /// Names may have got other addresses.
+    /// Handles changed addresses of names.
     pub(crate) fn on_resolved(&mut self, tick: Tick<'_>) {
         self.update_checks(tick.now);
         let waiting: Vec<usize> = self
@@ -371,7 +372,7 @@ impl Engine {
         }
     }
 
-    /// Adds this worker's counters.
+    /// Reports this worker's counters.
     pub(crate) fn snapshots(&self, mut each: impl FnMut(&RuleId, RuleSnapshot)) {
         for (_, rule) in &self.rules {
             let mut snapshot = RuleSnapshot { active: rule.connections as u64, ..RuleSnapshot::default() };
@@ -418,7 +419,7 @@ impl Engine {
         local.counters.accepted += 1;
         let settings = &local.state.rule;
         let is_proxy = settings.is_proxy(&client);
-        // Behind a proxy, the lists are about the client that its header names.
+        // Behind a proxy, the lists apply to the client named by the header.
         if !is_proxy && !self.common.admits_from(settings, &client) {
             return self.refuse(rule, client, EndReason::Denied);
         }
@@ -483,7 +484,7 @@ impl Engine {
         }
     }
 
-    /// Lets a client go that never became a connection: its socket is closed by whoever holds it.
+    /// Refuses a client; the caller closes its socket.
     fn refuse(&mut self, rule: usize, client: Address, reason: EndReason) {
         let local = &mut self.rules[rule];
         local.counters.count_end(reason);
@@ -501,8 +502,8 @@ impl Engine {
         });
     }
 
-    /// Ends a connection. A reset is passed on as one; a stream that is cut short is reset too, so that nobody takes its end for
-    /// the whole.
+    /// Ends a connection. A reset is passed on; a truncated stream is reset too, so that its end is not
+    /// mistaken for the whole.
     pub(super) fn end(&mut self, key: usize, reason: EndReason, tick: Tick<'_>) {
         self.book(key, tick.now);
         let Some(mut connection) = self.connections.try_remove(key) else { return };
@@ -522,7 +523,7 @@ impl Engine {
         local.counters.count_end(reason);
         local.connections -= 1;
         self.any_counted = true;
-        // Before anybody hears of it: who does may count on the place being free.
+        // Before the report: its reader may rely on a free slot.
         drop(connection.place);
         let reached = connection.opening.is_none();
         if !reason.is_quiet() {
@@ -543,7 +544,7 @@ impl Engine {
             | EndReason::ClientLimit
             | EndReason::ClientRate
             | EndReason::BadProxyHeader => {}
-            // Its header is still to be read: closing now resets the client anyhow.
+            // The header is still unread, so closing would reset the client anyway.
             EndReason::UntrustedProxy => connection.client.reset(),
             EndReason::ClientReset => {
                 if let Some(target) = connection.target.take() {
@@ -561,8 +562,8 @@ impl Engine {
         self.forget_rule_if_over(connection.rule);
     }
 
-    /// Out of descriptors or memory: the clients wait in the kernel's queue meanwhile. Level-triggered, they would wake the
-    /// worker for ever.
+    /// Pauses a listener while descriptors or memory are exhausted. Clients wait in the kernel's queue;
+    /// level-triggered, they would wake the worker forever.
     fn pause(&mut self, key: usize, error: &io::Error, tick: Tick<'_>) {
         if let Some(listener) = self.listeners.get_mut(key) {
             listener.paused = tick.poller.remove(&listener.socket).is_ok();
@@ -572,7 +573,7 @@ impl Engine {
         self.complain(error);
     }
 
-    /// As [`Engine::pause`], for all listeners: an accepted connection found no descriptor for its other half.
+    /// Pauses all listeners: an accepted connection found no descriptor for its target.
     pub(super) fn pause_all(&mut self, error: &io::Error, tick: Tick<'_>) {
         for (_, listener) in self.listeners.iter_mut().filter(|(_, listener)| !listener.paused) {
             listener.paused = tick.poller.remove(&listener.socket).is_ok();
@@ -596,10 +597,10 @@ impl Engine {
         if !self.complained {
             self.complained = true;
             if is_exhaustion(error) {
-                tracing::warn!(%error, "accepting pauses until descriptors or memory are free; raise the limit of open files \
-                    (ulimit -n) or lower the limit of connections; said once");
+                tracing::warn!(%error, "accepting is paused until descriptors or memory are free; raise the limit of open files \
+                 (ulimit -n) or lower the limit of connections; logged once");
             } else {
-                tracing::warn!(%error, "a connection could not be served; said once");
+                tracing::warn!(%error, "cannot serve a connection; logged once");
             }
         }
     }
@@ -621,7 +622,7 @@ impl Engine {
                 if tick.now.saturating_sub(connection.began) >= KEEPALIVE_AGE_MS {
                     connection.keepalive_due = false;
                     if let Some(target) = &connection.target {
-                        // A connection that broke meanwhile tells so itself.
+                        // A broken connection reports itself.
                         let _ = SockRef::from(target).set_keepalive(true);
                     }
                 } else {
@@ -644,7 +645,7 @@ impl Engine {
             self.scan_found = false;
         }
         for (key, reason) in idle {
-            // The kernel may have passed something on since the last look.
+            // The kernel may have forwarded data since the last check.
             if !self.book(key, tick.now) {
                 self.end(key, reason, tick);
             }

@@ -1,4 +1,4 @@
-//! A connection whose both ends are there: events become turns of its two flows.
+//! Established connections: maps events to turns of their two flows.
 
 use std::io;
 
@@ -16,12 +16,12 @@ use super::{
 use crate::EndReason;
 
 impl Engine {
-    /// One end has something to read, takes something again, or is broken.
+    /// Handles readability, writability or an error of one end.
     pub(super) fn on_traffic(&mut self, key: usize, side: Side, event: &Event, tick: Tick<'_>) {
         let Some(connection) = self.connections.get_mut(key) else { return };
         let is_joined = connection.across.is_some();
         if connection.across.as_ref().is_some_and(|across| across.passes()) {
-            // An end or an error; it is told again.
+            // End of stream or error; it is reported again.
             return self.come_up(key, tick);
         }
         let (inward, outward, socket) = match side {
@@ -31,7 +31,7 @@ impl Engine {
         inward.fin |= event.closed && !is_joined;
         inward.readable |= event.readable;
         if event.closed && is_joined {
-            // In the map, a read that is short need not be the last.
+            // In the sockmap a short read need not be the last.
             inward.thorough = true;
             inward.readable = true;
         }
@@ -41,7 +41,7 @@ impl Engine {
             inward.on_urgent(socket);
         }
         if event.error {
-            // Nothing is left to read, or nothing can be read now: a reset does not wait.
+            // Nothing is left to read, or nothing can be read now: do not delay the reset.
             if inward.has_ended() || inward.is_blocked() {
                 return self.broken(key, side, tick);
             }
@@ -59,12 +59,12 @@ impl Engine {
         }
     }
 
-    /// A turn of the flow whose source is `side`.
+    /// Runs a turn of the flow from `side`.
     pub(super) fn resume(&mut self, key: usize, side: Side, tick: Tick<'_>) {
         self.resume_with(key, side, None, tick);
     }
 
-    /// As [`Engine::resume`]; `share` for one that has waited for the tokens of its rule and may now move so many bytes.
+    /// [`Engine::resume`] with a `share` of bytes for a flow that has waited for tokens.
     pub(super) fn resume_with(&mut self, key: usize, side: Side, share: Option<u64>, tick: Tick<'_>) {
         let Some(connection) = self.connections.get_mut(key) else { return };
         if connection.unvouched
@@ -95,7 +95,7 @@ impl Engine {
         self.any_counted |= taken > 0;
         let moved = self.mover.take_moved();
         self.wake_up.lean += moved.lean;
-        // Bulk that is acknowledged now and then stays bulk.
+        // Bulk with occasional acknowledgements remains bulk.
         if !(connection.up.is_bulk() || connection.down.is_bulk()) {
             self.wake_up.other += moved.buffered;
         }
@@ -112,7 +112,7 @@ impl Engine {
             Pumped::Idle if copy == CopyMode::Kernel => self.consider(key, tick),
             Pumped::Idle => {}
             Pumped::Blocked => {
-                // A target's socket is watched for it since it began to connect.
+                // The target's socket has been watched for writability since the connect.
                 if side == Side::Target {
                     self.watch_client_writable(key, tick);
                 }
@@ -132,7 +132,7 @@ impl Engine {
         }
     }
 
-    /// From now on the client's socket also tells when it takes bytes again; what it takes already, it tells at once.
+    /// Watches the client's socket for writability too; current writability is reported at once.
     pub(super) fn watch_client_writable(&mut self, key: usize, tick: Tick<'_>) {
         let Some(connection) = self.connections.get_mut(key) else { return };
         if connection.client_writable {
@@ -141,7 +141,7 @@ impl Engine {
         connection.client_writable = true;
         match tick.poller.set(&connection.client, token(CLIENT, key), Interest::Edge) {
             Ok(()) => {}
-            // Not watched at all yet: `establish` asks again.
+            // Not watched yet: `establish` calls this again.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => {
                 self.complain(&error);
@@ -150,11 +150,11 @@ impl Engine {
         }
     }
 
-    /// What a broken end had sent before is passed on, as far as it is taken at once: a server that answers and resets in one
-    /// breath (an upload refused) is heard.
+    /// Passes on the data that a broken end had sent, as far as it fits at once: a server may answer and
+    /// reset immediately, for example when it refuses an upload.
     fn last_words(&mut self, key: usize, side: Side) {
         let Some(connection) = self.connections.get_mut(key) else { return };
-        // What the kernel has taken comes first, and is not waited for.
+        // Data held by the kernel would come first, and is not waited for.
         if connection.across.as_ref().is_some_and(|across| !across.is_ours(side)) {
             return;
         }
@@ -169,10 +169,10 @@ impl Engine {
             return;
         }
         flow.on_error();
-        // No more than its socket holds, and never again.
+        // No more than its socket holds, and only once.
         flow.budget = None;
         let before = flow.bytes;
-        // Whatever this says, the connection ends now.
+        // The connection ends in any case.
         let _ = self.mover.pump(flow, from, to, copy, false);
         local.moved(connection.seat.as_ref(), side, flow.bytes - before);
         let moved = self.mover.take_moved();
@@ -190,17 +190,17 @@ impl Engine {
     }
 }
 
-/// Why a client that is no proxy of ours has to go, if it has to: it begins with a PROXY header, which not even a target shall see.
-/// As long as its bytes do not tell, they stay where they are.
+/// Checks the first bytes of a client that is not a trusted proxy. Returns a reason to end it if it sends a
+/// PROXY header, which must not reach a target. Undecided bytes stay in the queue.
 #[cold]
 fn look_for_header(connection: &mut Connection) -> Option<EndReason> {
     let mut beginning = [0; ENOUGH_TO_TELL];
     let told = match connection.client.peek(&mut beginning) {
-        // It has said all.
+        // End of stream.
         Ok(0) => Some(false),
         Ok(len) => is_begun(&beginning[..len]).or(connection.up.fin.then_some(false)),
         Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => None,
-        // Asking has cleared the error: nobody else will hear of it.
+        // The read has cleared the error, so it is not reported again.
         Err(_) => return Some(EndReason::ClientReset),
     };
     connection.unvouched = told.is_none();

@@ -1,5 +1,5 @@
-//! Health checks: to each target a TCP connect, with a question if the rule has one, or a datagram where it speaks UDP, as often as its
-//! rule says.
+//! Health checks of targets at the rule's interval: a TCP connect, with a question if configured, or a
+//! datagram for UDP targets.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::{
 use crate::{datagram_check, state::RuleState, targets::Member};
 
 impl Engine {
-    /// Begins to watch a rule's targets, if it asks for that and no other worker does it.
+    /// Starts checking a rule's targets, if configured and done by this worker.
     pub(crate) fn watch_health(&mut self, state: &Arc<RuleState>, now: u64) {
         if self.checks_health && state.rule.health_check.is_some() {
             self.watched.push(Arc::clone(state));
@@ -26,7 +26,7 @@ impl Engine {
         self.checks.retain(|_, check| !check.is_for(state));
     }
 
-    /// Watches the addresses that names have now, and no others.
+    /// Checks exactly the current addresses of names.
     pub(super) fn update_checks(&mut self, now: u64) {
         let current: Vec<Arc<Member>> =
             self.watched.iter().flat_map(|state| state.targets.current()).collect();
@@ -62,7 +62,7 @@ impl Engine {
         for (key, check) in self.checks.iter_mut().filter(|(_, check)| check.due <= tick.now) {
             match check.asked.take() {
                 None => {}
-                // It has not ended.
+                // Timed out.
                 Some(Asked::Connect(_) | Asked::Stream(_)) => {
                     conclude(check, false, tick.now);
                     continue;
@@ -84,7 +84,7 @@ impl Engine {
                     check.due = tick.now + check.patience / shares;
                     check.asked = Some(asked);
                 }
-                // Our own want is not the target's fault.
+                // Our own shortage says nothing about the target.
                 Err(error) if turnpike_net::tcp::is_exhaustion(&error) => {
                     check.due = tick.now + check.interval;
                 }
@@ -99,7 +99,7 @@ impl Engine {
             None => {}
             Some(Asked::Connect(socket)) => {
                 let answered = !event.error || socket.take_error().is_ok();
-                // RST: neither side keeps a TIME_WAIT for a question.
+                // RST, so that neither side keeps a TIME_WAIT.
                 socket.reset();
                 conclude(check, answered, tick.now);
             }
@@ -128,9 +128,9 @@ fn conclude(check: &mut Check, healthy: bool, now: u64) {
         let rule = &check.state.rule;
         let to = tracing::field::display(check.member.address(0));
         if healthy {
-            tracing::info!(rule = rule.id.0, to, "a target answers again");
+            tracing::info!(rule = rule.id.0, to, "target is healthy again");
         } else {
-            tracing::warn!(rule = rule.id.0, to, "a target does not answer; others take its connections");
+            tracing::warn!(rule = rule.id.0, to, "target fails its health check; using other targets");
         }
     }
 }

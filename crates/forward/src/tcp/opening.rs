@@ -1,4 +1,4 @@
-//! A connection until its target answers: the PROXY header, the name, and one address after the other.
+//! Opening of a connection: PROXY header, name lookup, and connect attempts per address.
 
 use std::{io, sync::Arc, time::Instant};
 
@@ -22,7 +22,7 @@ use crate::{
 };
 
 impl Engine {
-    /// Begins to connect to the next address that there is, or ends the connection where there is none.
+    /// Connects to the next address, or ends the connection if none is left.
     pub(super) fn connect_next(&mut self, key: usize, tick: Tick<'_>) {
         let Some(connection) = self.connections.get_mut(key) else { return };
         let Some(opening) = connection.opening.and_then(|at| self.openings.get_mut(at as usize)) else {
@@ -48,7 +48,7 @@ impl Engine {
             };
             let transparent;
             let options = if state.rule.transparent {
-                // A client without an address comes from ours.
+                // A client without an address uses ours.
                 let source = connection.client_address.ip().map(Into::into);
                 transparent =
                     ConnectOptions { source, transparent: source.is_some(), ..state.connect.clone() };
@@ -117,7 +117,7 @@ impl Engine {
         self.end(key, failure, tick);
     }
 
-    /// The target's socket has an answer to connect(2).
+    /// Handles the result of connect(2).
     pub(super) fn on_connected(&mut self, key: usize, event: &Event, tick: Tick<'_>) {
         let Some(connection) = self.connections.get_mut(key) else { return };
         let Some(target) = &connection.target else { return };
@@ -166,7 +166,7 @@ impl Engine {
         }
         let state = &local.state;
         if state.is_reached_again() {
-            tracing::info!(rule = state.rule.id.0, "a target can be reached again");
+            tracing::info!(rule = state.rule.id.0, "a target is reachable again");
         }
         let rule = &state.rule;
         let mut lead = Vec::new();
@@ -175,14 +175,14 @@ impl Engine {
             lead = match (&connection.client_address, asked) {
                 (Address::Ip(client), Some(asked)) => proxy_protocol::encode(version, *client, asked),
                 (Address::Unix(_), _) => proxy_protocol::encode_unknown(version),
-                // A client without an address of ours is gone; its read says so next.
+                // A client without a local address is gone; the next read fails.
                 (Address::Ip(_), None) => Vec::new(),
             };
             if rule.nodelay
                 && let Some(target) = &connection.target
             {
                 connection.up.nodelay_due = false;
-                // Where it fails, the write that follows fails too.
+                // If this fails, the following write fails too.
                 let _ = SockRef::from(target).set_tcp_nodelay(true);
             }
         }
@@ -196,7 +196,7 @@ impl Engine {
         connection.active = tick.now;
         let watched = opening.is_proxy;
         let greets = connection.down.readable;
-        // What the client has sent by now, it sent first: registering its socket after this read makes no event for it.
+        // Read before registering the client's socket, which saves an event.
         self.resume(key, Side::Client, tick);
         if greets {
             self.resume(key, Side::Target, tick);
@@ -209,13 +209,13 @@ impl Engine {
             self.complain(&error);
             return self.end(key, EndReason::Limit, tick);
         }
-        // Asked for while the socket was not watched.
+        // Requested while the socket was not watched.
         if std::mem::take(&mut connection.client_writable) {
             self.watch_client_writable(key, tick);
         }
     }
 
-    /// The client's socket speaks before there is a target: only behind a proxy is it watched so early.
+    /// Handles data of a client before there is a target; only proxies are watched this early.
     pub(super) fn on_early_client(&mut self, key: usize, event: &Event, tick: Tick<'_>) {
         let Some(connection) = self.connections.get_mut(key) else { return };
         let Some(opening) = connection.opening.and_then(|at| self.openings.get_mut(at as usize)) else {
@@ -254,7 +254,7 @@ impl Engine {
                     if !self.common.admits_from(&self.rules[connection.rule].state.rule, client) {
                         return self.end(key, EndReason::Denied, tick);
                     }
-                    // Where the header names nobody, its proxy speaks for itself.
+                    // A header without a client makes the proxy the client.
                     if let Some((client, _)) = addresses
                         && let Err(reason) = connection.place.of_client(client.ip(), tick.now)
                     {
@@ -266,7 +266,7 @@ impl Engine {
         }
     }
 
-    /// Connects that take too long, and those that wait for a descriptor.
+    /// Handles timeouts of openings, and retries those waiting for a descriptor or queue.
     pub(super) fn look_at_openings(&mut self, tick: Tick<'_>) {
         if self.openings.is_empty() {
             self.starving = false;
@@ -285,7 +285,7 @@ impl Engine {
                 (Stage::Waiting, _) => self.end(key, EndReason::BadProxyHeader, tick),
                 (Stage::Name, _) => self.give_up_on_name(key, tick),
                 (Stage::Descriptor, true) => self.end(key, EndReason::Limit, tick),
-                // The first that finds none speaks for all.
+                // If the first one fails, skip the others.
                 (Stage::Descriptor, false) if self.starving => {}
                 (Stage::Descriptor, false) => self.connect_next(key, tick),
                 (Stage::Queue, false) => self.connect_next(key, tick),
@@ -295,7 +295,7 @@ impl Engine {
         }
     }
 
-    /// Whoever listens on a Unix socket does not accept: another target may.
+    /// The listener of a Unix socket does not accept; try another target.
     fn give_up_on_queue(&mut self, key: usize, tick: Tick<'_>) {
         let Some(connection) = self.connections.get(key) else { return };
         let local = &mut self.rules[connection.rule];
@@ -309,7 +309,7 @@ impl Engine {
         self.connect_next(key, tick);
     }
 
-    /// No answer from the name servers: another target may have an address.
+    /// The name servers do not answer; try a target with known addresses.
     fn give_up_on_name(&mut self, key: usize, tick: Tick<'_>) {
         let opening = self.connections.get(key).and_then(|connection| connection.opening);
         if let Some(opening) = opening.and_then(|at| self.openings.get_mut(at as usize)) {
@@ -320,7 +320,7 @@ impl Engine {
     }
 }
 
-/// Once until a connection succeeds again: the log has a line per connection, which says no more than that there was no target.
+/// Logs the first connection without a target, until one succeeds; log lines of connections lack the reason.
 fn tell_unreachable(state: &RuleState, obstacle: Option<(Address, io::Error)>) {
     if !state.is_now_unreachable() {
         return;
@@ -328,18 +328,18 @@ fn tell_unreachable(state: &RuleState, obstacle: Option<(Address, io::Error)>) {
     let rule = &state.rule.id.0;
     match obstacle {
         Some((address, error)) => {
-            // The source is gone, or all its ports towards the target are taken (connect(2)).
+            // The source address is gone, or all its ports towards the target are in use (connect(2)).
             let remedy = if error.kind() == io::ErrorKind::AddrNotAvailable {
-                "; is `source` an address of this machine, and net.ipv4.ip_local_port_range wide enough?"
+                "; check that `source` is an address of this machine and net.ipv4.ip_local_port_range is wide enough"
             } else {
                 ""
             };
             tracing::warn!(
-                rule, to = %address, %error, "no target can be reached; clients are reset until one can{remedy}"
+                rule, to = %address, %error, "no target is reachable; resetting clients{remedy}"
             );
         }
         None => {
-            tracing::warn!(rule, "no target has an address; clients are reset until one has");
+            tracing::warn!(rule, "no target has an address; resetting clients");
         }
     }
 }

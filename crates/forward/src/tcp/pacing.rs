@@ -1,5 +1,5 @@
-//! Connections whose rule limits bytes a second. A flow without tokens stops reading, so that TCP slows its sender down, and
-//! waits in a queue; a few times a second each gets the same share of what has come in since.
+//! Byte rates of connections. A flow without tokens stops reading, so that TCP slows the sender down, and
+//! waits in a queue. Several times a second, each waiting flow gets an equal share of new tokens.
 
 use super::{
     connection::Connection,
@@ -7,13 +7,13 @@ use super::{
     side::{Side, Tick},
 };
 
-/// Between two looks at the queue, in milliseconds.
+/// Milliseconds between runs of the queue.
 const STEP_MS: u64 = 10;
-/// Taken at once by a flow that does not wait: more than one turn moves.
+/// Bytes taken at once by a flow that is not waiting: more than one turn moves.
 const MOST: u64 = 4 << 20;
 
 impl Connection {
-    /// Sets what the flow from `side` may move now: `share` for one whose turn in the queue it is.
+    /// Sets the bytes that the flow from `side` may move now; `share` if its turn in the queue has come.
     #[cold]
     pub(super) fn grant(&mut self, side: Side, share: Option<u64>, now: u64) {
         let Some(pace) = &self.pace else { return };
@@ -25,7 +25,7 @@ impl Connection {
         self.flow(side).budget = Some(granted);
     }
 
-    /// Gives back what the flow did not use.
+    /// Gives unused bytes back.
     #[cold]
     pub(super) fn settle(&mut self, side: Side) {
         let unused = self.flow(side).budget.replace(0).unwrap_or(0);
@@ -36,7 +36,7 @@ impl Connection {
 }
 
 impl Engine {
-    /// The flow has something to read and may not: it gets in line.
+    /// Queues a flow that has data but no tokens.
     pub(super) fn wait_for_tokens(&mut self, key: usize, side: Side, now: u64) {
         let connection = &mut self.connections[key];
         let Some(pace) = &mut connection.pace else { return };
@@ -54,7 +54,7 @@ impl Engine {
         pacing.queue.push_back((pacing.tickets, key, side));
     }
 
-    /// Gives those that wait their shares, the first in line first. Those for whom nothing is left stay in front.
+    /// Gives waiting flows their shares in order. Flows without tokens stay in front.
     pub(super) fn pace(&mut self, tick: Tick<'_>) {
         if self.pacing.due().is_none_or(|due| tick.now < due) {
             return;
@@ -64,7 +64,7 @@ impl Engine {
         for _ in 0..self.pacing.queue.len() {
             let Some((ticket, key, side)) = self.pacing.queue.pop_front() else { break };
             let pace = self.connections.get_mut(key).and_then(|connection| connection.pace.as_mut());
-            // Ended meanwhile, its place may have been taken.
+            // The connection may have ended and its slot been reused.
             let Some(pace) = pace.filter(|pace| pace.holds(side.way(), ticket)) else { continue };
             if !pace.has_some(side.way(), tick.now) {
                 left.push((ticket, key, side));

@@ -1,16 +1,15 @@
-//! Flows that wait for a rate, in the order in which they began to.
+//! Flows waiting for a byte rate, in order of arrival.
 
 use std::collections::VecDeque;
 
 use super::side::Side;
 
-/// The queue of one worker.
 #[derive(Default)]
 pub(super) struct Pacing {
     pub(super) queue: VecDeque<(u64, usize, Side)>,
-    /// The last ticket; 0 is none.
+    /// Last ticket; 0 means none.
     pub(super) tickets: u64,
-    /// When the queue was last looked at, and when it is next.
+    /// Times of the last and next run.
     pub(super) last: u64,
     pub(super) due: u64,
 }

@@ -1,4 +1,4 @@
-//! The two ends of a connection, and the tokens by which a poller tells of sockets.
+//! Ends of a connection, and poller tokens.
 
 use turnpike_net::poll::Poller;
 
@@ -10,15 +10,14 @@ pub(super) const CLIENT: u64 = 1;
 pub(super) const TARGET: u64 = 2;
 pub(super) const HEALTH: u64 = 3;
 
-/// What holds for one wake-up.
+/// Context of a wake-up.
 #[derive(Clone, Copy)]
 pub(crate) struct Tick<'a> {
-    /// Milliseconds of a clock that never goes back.
+    /// Milliseconds of a monotonic clock.
     pub(crate) now: u64,
     pub(crate) poller: &'a Poller,
 }
 
-/// One of the two ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     Client,

@@ -1,17 +1,20 @@
-//! Connections whose chatter the kernel passes from socket to socket (`turnpike_offload::sockmap`), so that no worker wakes up for it.
+//! Connections whose interactive traffic the kernel forwards between sockets (`turnpike_offload::sockmap`)
+//! without waking a worker.
 //!
 //! ```text
-//!  user space ─ a few questions and answers ─▶ joined: both sockets in the map, all still read here
+//!  user space ─ some requests and responses ─▶ joined: both sockets in the map, still read here
 //!     ▲                                            │ nothing unread, nothing unwritten: both directions lowered
-//!     │ what the kernel had has been written       ▼
-//!     └── settling ◀── more than chatter, an end, an error ── across: epoll tells of nothing else
+//!     │ the kernel has written its data            ▼
+//!     └── settling ◀── bulk, end of stream, error ─── across: epoll reports nothing else
 //! ```
 //!
-//! - **Which byte is whose** is one counter for each direction, of the program's and ours: what came before [`Sockmap::raise`] the kernel
-//!   writes, what comes after is read here. We write again once the other socket has been written all of the former.
-//! - **An end** is passed on when as much has been read or passed on as has come: what the kernel still holds is not in any read.
-//! - **In the map they stay** until they are closed, since nothing that is taken out again is sure to have been read. So splice(2), which
-//!   does not see the map's queue, is not used for them any more.
+//! - **Order of bytes**: a counter per direction, shared with the program. The kernel writes the bytes
+//!   received before [`Sockmap::raise`], later ones are read here. User space writes again once the other
+//!   socket has all of the former.
+//! - **End of stream** is passed on when all received bytes have been read or forwarded, because reads do not
+//!   show the bytes that the kernel still holds.
+//! - **Sockets stay in the map** until they are closed, since removing one could lose unread data. splice(2)
+//!   does not see the map's queue, so it is not used for them any more.
 
 use std::{io, os::fd::AsFd as _};
 
@@ -26,17 +29,17 @@ use super::{
     talk::{Across, Settling, Way},
 };
 
-/// Each connection's counters are read once in ten of these, in milliseconds.
+/// Milliseconds between reads of counters; each connection is read once in `SWEEPS`.
 const SWEEP_MS: u64 = 100;
 const SWEEPS: usize = 10;
-/// Between two looks at a direction that has to wait, in milliseconds: at first, and when it waits for long.
+/// First and maximum milliseconds between checks of a waiting direction.
 const SOON_MS: u64 = 1;
 const LATER_MS: u64 = 64;
-/// What a broken end had sent before is waited for so long, in milliseconds.
+/// Milliseconds to wait for the data that a broken end had sent.
 const LAST_WORDS_MS: u64 = 100;
 
 impl Connection {
-    /// Notes what a turn has brought.
+    /// Records the bytes of a turn.
     pub(super) fn heard(&mut self, side: Side, bytes: u64) {
         self.talk.heard(side, bytes);
         if let Some(across) = &mut self.across {
@@ -44,7 +47,7 @@ impl Connection {
         }
     }
 
-    /// Whether nothing is under way in user space, so that the kernel may take over without a byte changing its place.
+    /// True if user space holds no data, so that the kernel can take over in order.
     fn is_quiet(&self) -> bool {
         let is_idle = [&self.up, &self.down].into_iter().all(|flow| {
             !flow.readable && !flow.is_blocked() && !flow.has_ended() && !flow.fin && !flow.thorough
@@ -54,12 +57,12 @@ impl Connection {
 }
 
 impl Engine {
-    /// Connections of rules that ask for it are passed on by the kernel from now on.
+    /// Lets the kernel forward connections of rules that ask for it.
     pub(crate) fn use_sockmap(&mut self, sockmap: Sockmap) {
         self.sockmap = Some(sockmap);
     }
 
-    /// The program has stopped to pass some on.
+    /// Takes back connections that the program has stopped forwarding.
     pub(crate) fn on_raised(&mut self, tick: Tick<'_>) {
         self.wake_up.other += 1;
         while let Some(pair) = self.sockmap.as_mut().and_then(Sockmap::raised) {
@@ -69,7 +72,8 @@ impl Engine {
         }
     }
 
-    /// After a turn that has left nothing to move: whether the kernel may have the connection, or have it again.
+    /// Decides after a turn without remaining data whether the kernel gets the connection, the first time or
+    /// again.
     pub(super) fn consider(&mut self, key: usize, tick: Tick<'_>) {
         let Some(connection) = self.connections.get(key) else { return };
         if !connection.talk.is_chatter() || !connection.is_quiet() {
@@ -84,7 +88,7 @@ impl Engine {
         }
     }
 
-    /// Puts both sockets into the map. What has come between the last read and that is found by a read that goes by the map.
+    /// Puts both sockets into the map. Data received after the last read is found by a read through the map.
     fn join(&mut self, key: usize, tick: Tick<'_>) {
         let (Some(sockmap), Some(connection)) = (&mut self.sockmap, self.connections.get_mut(key)) else {
             return;
@@ -92,14 +96,14 @@ impl Engine {
         let Some(target) = &connection.target else { return };
         let client = &connection.client;
         let mut join = || -> io::Result<_> {
-            // An urgent byte stays in the stream, as it does in user space.
+            // An urgent byte stays in the stream, as in user space.
             SockRef::from(client).set_out_of_band_inline(true)?;
             SockRef::from(target).set_out_of_band_inline(true)?;
             let base = [target.written()?, client.written()?];
             Ok(sockmap.join(tick.now, [client.as_fd(), target.as_fd()])?.map(|joined| (joined, base)))
         };
         let Ok(Some((joined, base))) = join() else {
-            // Too many, or one of them is ending: asked again after as much chatter once more.
+            // Too many, or one is ending: try again after more interactive traffic.
             connection.talk.deceived();
             return;
         };
@@ -118,7 +122,7 @@ impl Engine {
         self.again.extend(Side::BOTH.map(|side| (key, side)));
     }
 
-    /// Has the kernel pass on what comes, unless something has come meanwhile.
+    /// Lets the kernel forward, unless data has arrived meanwhile.
     fn hand_over(&mut self, key: usize, tick: Tick<'_>) {
         let (Some(sockmap), Some(connection)) = (&self.sockmap, self.connections.get_mut(key)) else {
             return;
@@ -138,7 +142,7 @@ impl Engine {
         }
     }
 
-    /// From now on what comes is read here, and written once the kernel has written what it had taken.
+    /// Takes a connection back: new data is read here, and written once the kernel has written its part.
     pub(super) fn come_up(&mut self, key: usize, tick: Tick<'_>) {
         let (Some(sockmap), Some(connection)) = (&self.sockmap, self.connections.get(key)) else { return };
         let Some(across) = connection.across.as_ref().filter(|across| across.passes) else { return };
@@ -156,14 +160,14 @@ impl Engine {
         connection.talk.deceived();
         connection.client_writable = true;
         for (socket, kind) in [(&connection.client, CLIENT), (target, TARGET)] {
-            // What is ready by now is told again. Where it fails, the socket tells of its end all the same.
+            // Current events are reported again. If this fails, the socket still reports its end.
             let _ = tick.poller.set(socket, token(kind, key), Interest::Edge);
         }
         (connection.up.readable, connection.down.readable) = (true, true);
         self.again.extend(Side::BOTH.map(|side| (key, side)));
     }
 
-    /// Whether what comes from this side may be read and written here by now; otherwise it is looked at again.
+    /// True if data from this side may be read and written here; otherwise it is checked again later.
     pub(super) fn settle(&mut self, key: usize, side: Side, tick: Tick<'_>) -> bool {
         let Some(connection) = self.connections.get_mut(key) else { return false };
         let Some(across) = connection.across.as_mut().filter(|across| !across.passes) else { return false };
@@ -173,7 +177,7 @@ impl Engine {
             Side::Client => connection.target.as_ref(),
             Side::Target => Some(&connection.client),
         };
-        // One that is broken says so when it is written to.
+        // A broken socket fails on write.
         let written = sink.and_then(|sink| sink.written().ok());
         if written.is_none_or(|written| written.saturating_sub(way.base) >= first) {
             way.settles = None;
@@ -187,7 +191,7 @@ impl Engine {
         false
     }
 
-    /// The end of a direction was read. It is one if all that came has been read too.
+    /// Decides whether a read end of stream is final: all received bytes must have been read too.
     pub(super) fn judge_end(&mut self, key: usize, side: Side, tick: Tick<'_>) {
         let (Some(sockmap), Some(connection)) = (&self.sockmap, self.connections.get_mut(key)) else {
             return;
@@ -211,7 +215,7 @@ impl Engine {
         }
     }
 
-    /// Looks again at directions that had to wait, and reads counters.
+    /// Checks waiting directions again, and reads counters.
     pub(super) fn look_at_joined(&mut self, tick: Tick<'_>) {
         if self.waiting.iter().any(|(due, ..)| *due <= tick.now) {
             for (due, key, side) in std::mem::take(&mut self.waiting) {
@@ -219,7 +223,7 @@ impl Engine {
                     self.waiting.push((due, key, side));
                     continue;
                 }
-                // Ended meanwhile, its place may have been taken: then this is one look too many.
+                // The connection may have ended and its slot been reused; then the check is superfluous.
                 let Some(connection) = self.connections.get_mut(key) else { continue };
                 let Some(across) = &mut connection.across else { continue };
                 across.ways[side.index()].is_waiting = false;
@@ -241,13 +245,13 @@ impl Engine {
         }
     }
 
-    /// When [`Engine::look_at_joined`] has something to do.
+    /// Time of the next [`Engine::look_at_joined`] work.
     pub(super) fn joined_due(&self) -> Option<u64> {
         let sweep = (self.pairs > 0).then_some(self.swept + SWEEP_MS);
         self.waiting.iter().map(|(due, ..)| *due).chain(sweep).min()
     }
 
-    /// Counts what the kernel has passed on since the last look. True if there was something.
+    /// Counts bytes forwarded by the kernel since the last call; true if there were any.
     pub(super) fn book(&mut self, key: usize, now: u64) -> bool {
         let (Some(sockmap), Some(connection)) = (&self.sockmap, self.connections.get_mut(key)) else {
             return false;
@@ -273,7 +277,7 @@ impl Engine {
         any
     }
 
-    /// To be called when a connection has ended and before its sockets are closed.
+    /// Removes an ended connection. Call before its sockets are closed.
     pub(super) fn part(&mut self, across: Across, now: u64) {
         let Some(sockmap) = &mut self.sockmap else { return };
         self.joined[across.joined.pair() as usize] = None;
@@ -281,7 +285,7 @@ impl Engine {
         sockmap.part(now, across.joined);
     }
 
-    /// Whether the program has stopped to pass a connection on, of which no notice has come.
+    /// True if the program has stopped forwarding without a notification.
     fn is_raised(&self, key: usize) -> bool {
         let across = self.connections.get(key).and_then(|connection| connection.across.as_ref());
         let (Some(sockmap), Some(across)) = (&self.sockmap, across) else { return false };

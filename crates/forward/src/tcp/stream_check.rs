@@ -1,4 +1,4 @@
-//! A health check of a target that speaks TCP and is asked something: what is sent once it is connected, and what has to come back.
+//! Health check with a question over TCP: data to send after the connect, and the expected reply.
 
 use std::{
     io,
@@ -10,31 +10,31 @@ use turnpike_wire::proxy_protocol;
 
 use crate::{Question, Rule};
 
-/// Bytes of an answer read at a time; no more than the expected ones are kept.
+/// Bytes per read; only as many as expected are kept.
 const READ: usize = 1024;
 
 pub(super) struct StreamCheck {
     socket: TcpSocket,
-    /// Bytes still to be sent.
     unsent: Vec<u8>,
     heard: Vec<u8>,
 }
 
 impl StreamCheck {
-    /// Asks what the rule asks by a socket that has begun to connect. A target that expects PROXY headers gets one that names no client.
+    /// Prepares the question for a socket that is connecting. A target that expects PROXY headers gets one
+    /// without a client.
     pub(super) fn new(socket: TcpSocket, rule: &Rule, question: &Question) -> Self {
         let header = rule.send_proxy.map(proxy_protocol::encode_unknown).unwrap_or_default();
         Self { socket, unsent: [header, question.send.clone()].concat(), heard: Vec::new() }
     }
 
-    /// To be called when the socket is ready: what the check has found, if anything.
+    /// Handles a ready socket: returns the result, if known.
     pub(super) fn go_on(&mut self, event: &Event, question: &Question) -> Option<bool> {
         if event.error && self.socket.take_error().is_err() {
             return Some(false);
         }
         match self.exchange(question) {
             Ok(found) => found,
-            // Not connected yet, or nothing there.
+            // Not connected yet, or no data.
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::NotConnected) => {
                 None
             }
@@ -47,7 +47,7 @@ impl StreamCheck {
             let sent = self.socket.write(&self.unsent)?;
             self.unsent.drain(..sent);
         }
-        // Any answer will do where none is expected.
+        // Without an expected reply any byte is good.
         let wanted = expect.len().max(1);
         let mut bytes = [0; READ];
         loop {
@@ -62,7 +62,7 @@ impl StreamCheck {
         }
     }
 
-    /// RST: neither side keeps a TIME_WAIT for a question.
+    /// RST, so that neither side keeps a TIME_WAIT.
     pub(super) fn reset(self) {
         self.socket.reset();
     }

@@ -1,16 +1,16 @@
-//! Whether a connection is chatter, and what is known of one that the kernel passes on.
+//! Detection of interactive traffic, and state of connections in the sockmap.
 
 use turnpike_offload::Joined;
 
 use super::side::Side;
 
-/// So many times the sides take turns until a connection is taken for chatter; twice as often after each time that it was more, up to the
-/// second of these.
+/// Turns between the sides before a connection counts as interactive; doubled after each wrong guess up to
+/// the maximum.
 const TURNS: u16 = 4;
 const MOST_TURNS: u16 = 1024;
-/// Bytes in one direction, read at once, that are no chatter.
+/// Bytes per read and direction that are not interactive.
 const LOUD: u64 = 64 << 10;
-/// Whether the sides of a connection take turns, with little to say each.
+/// Counts how often the sides of a connection alternate with little data.
 pub(super) struct Talk {
     pub(super) last: Option<Side>,
     pub(super) turns: u16,
@@ -24,7 +24,7 @@ impl Default for Talk {
 }
 
 impl Talk {
-    /// Bytes came from this side.
+    /// Records bytes from this side.
     pub(super) fn heard(&mut self, side: Side, bytes: u64) {
         if bytes >= LOUD {
             (self.last, self.turns) = (None, 0);
@@ -38,61 +38,61 @@ impl Talk {
         self.turns >= self.wanted
     }
 
-    /// It was more than that.
+    /// Records a wrong guess.
     pub(super) fn deceived(&mut self) {
         *self = Self { wanted: (self.wanted * 2).min(MOST_TURNS), ..Self::default() };
     }
 }
 
-/// A connection whose sockets are in the map.
+/// Connection whose sockets are in the map.
 pub(super) struct Across {
     pub(super) joined: Joined,
-    /// The kernel passes on what comes; otherwise it is read here.
+    /// The kernel forwards new data; otherwise it is read here.
     pub(super) passes: bool,
-    /// By the side that the bytes come from.
+    /// By source.
     pub(super) ways: [Way; 2],
 }
 
 /// One direction.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Way {
-    /// Bytes since the two were joined that have been read, or passed on as far as is known.
+    /// Bytes read or known to be forwarded since joining.
     pub(super) taken: u64,
-    /// How much had been written to the other socket then.
+    /// Bytes written to the other socket before joining.
     pub(super) base: u64,
-    /// What the kernel had passed on when it was stopped has yet to be written.
+    /// Data held by the kernel when it was stopped is still to be written.
     pub(super) settles: Option<Settling>,
-    /// Its source is broken: it is not waited for as long as it takes.
+    /// The source is broken, which limits the wait.
     pub(super) is_broken: bool,
-    /// It is among [`super::engine::Engine::waiting`], and how long it was there the last time.
+    /// Listed in [`super::engine::Engine::waiting`], and the last delay in milliseconds.
     pub(super) is_waiting: bool,
     pub(super) delay: u64,
 }
 
 #[derive(Clone, Copy)]
 pub(super) struct Settling {
-    /// So many bytes are to be written before ours.
+    /// Bytes to be written before ours.
     pub(super) first: u64,
     pub(super) since: u64,
 }
 
 impl Across {
-    /// Whether the kernel passes on what comes.
+    /// True if the kernel forwards new data.
     pub(super) fn passes(&self) -> bool {
         self.passes
     }
 
-    /// Bytes were read here.
+    /// Records bytes read here.
     pub(super) fn took(&mut self, side: Side, bytes: u64) {
         self.ways[side.index()].taken += bytes;
     }
 
-    /// The source is broken: what the kernel still has of it is waited for, but not for long.
+    /// The source is broken: limits the wait for data held by the kernel.
     pub(super) fn hurry(&mut self, side: Side) {
         self.ways[side.index()].is_broken = true;
     }
 
-    /// Whether what comes from this side may be read and written here.
+    /// True if data from this side may be read and written here.
     pub(super) fn is_ours(&self, side: Side) -> bool {
         !self.passes && self.ways[side.index()].settles.is_none()
     }
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chatter_is_taking_turns_with_little_to_say() {
+    fn interactive_traffic_alternates_with_little_data() {
         let mut talk = Talk::default();
         for _ in 0..3 {
             talk.heard(Side::Client, 30_000);
@@ -112,7 +112,7 @@ mod tests {
         talk.heard(Side::Client, 10);
         assert!(!talk.is_chatter(), "three turns");
         talk.heard(Side::Target, 0);
-        assert!(!talk.is_chatter(), "nothing was said");
+        assert!(!talk.is_chatter(), "no data");
         talk.heard(Side::Target, 10);
         assert!(talk.is_chatter());
         talk.heard(Side::Target, LOUD);
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_no_chatter_has_to_chat_for_longer_the_next_time() {
+    fn wrong_guess_doubles_the_required_turns() {
         let mut talk = Talk::default();
         let turns = |talk: &mut Talk| {
             (1..=u32::from(MOST_TURNS) + 1).find(|turn| {

@@ -1,5 +1,5 @@
-//! Sessions that leave a target which does not serve them: one that is a target no longer, or one that never answers. All of it is decided
-//! by timers, from what is counted and touched anyway.
+//! Sessions that leave a target because it was removed or never answers. Timers decide, based on existing
+//! counters and timestamps.
 
 use std::cmp::Reverse;
 
@@ -11,18 +11,19 @@ use super::{
 };
 use crate::{EndReason, Failure};
 
-/// A former target keeps a session until it has been silent for so long, in milliseconds.
+/// Milliseconds of silence after which a session leaves a former target.
 const SILENCE_MS: u64 = 5000;
-/// The first look at a session without an answer, in milliseconds after its first datagram. Each further look waits twice as long, so that a
-/// slow target gets its time in the end.
+/// First check of a session without an answer, in milliseconds after its first datagram. The interval doubles
+/// with each check, so that a slow target eventually gets enough time.
 const FIRST_LOOK_MS: u64 = 500;
 const LONGEST_LOOK_MS: u64 = 32_000;
-/// Looks in one tick.
+/// Checks per tick.
 const LOOKS: usize = 256;
 
 impl Engine {
-    /// Ends the sessions of a rule whose targets are targets no longer: at once where the target never answered, otherwise when it has been
-    /// silent for a while. The client's next datagram begins a session with another target. True if there are such sessions left.
+    /// Ends sessions of a rule with former targets: immediately if the target never answered, otherwise once
+    /// it is silent. The client's next datagram starts a session with another target. True if such sessions
+    /// remain.
     pub(crate) fn leave_former(
         &mut self,
         key: RuleKey,
@@ -30,7 +31,7 @@ impl Engine {
         tick: &mut Tick<'_>,
     ) -> bool {
         let found = self.rules.iter().find(|(_, state)| state.key == key && !state.removed);
-        // A drain begins no session in place of the one that ends.
+        // During a drain no session would replace the ended one.
         let Some((slot, _)) = found.filter(|_| !self.draining) else { return false };
         let mut remain = false;
         for at in self.sessions.of_rule(narrow(slot)) {
@@ -53,7 +54,7 @@ impl Engine {
         remain
     }
 
-    /// Looks after a session that has just begun here, until it is answered.
+    /// Schedules checks of a new session until it is answered.
     pub(super) fn await_answer(&mut self, at: u32, tick: &mut Tick<'_>) {
         let Some(session) = self.sessions.get(at) else { return };
         let state = &self.rules[session.rule as usize];
@@ -67,8 +68,9 @@ impl Engine {
         self.expect_at(Some(due));
     }
 
-    /// Gives sessions another target whose clients repeat themselves without an answer, where targets of the rule are known to answer. Where
-    /// none has answered, which is how a one-way protocol looks, one session tries them all.
+    /// Moves sessions to another target if the client repeats itself without an answer and targets of the
+    /// rule are known to answer. If none has answered, as with a one-way protocol, a single session tries
+    /// them all.
     pub(super) fn seek_answers(&mut self, tick: &mut Tick<'_>) {
         for _ in 0..LOOKS {
             let Some(mut look) = self.unanswered.pop(tick.now) else { return };
@@ -92,7 +94,7 @@ impl Engine {
         }
     }
 
-    /// Moves a session to a target that it has not tried, or to any other one after it has tried them all. Returns false if there is none.
+    /// Moves a session to an untried target, or to any other one after a full round. False if there is none.
     fn choose_another(&mut self, look: &mut Look, tick: &mut Tick<'_>) -> bool {
         let Some(session) = self.sessions.get(look.at) else { return false };
         let (rule, client, port, hops) = (session.rule, session.client, session.port, session.hops);
@@ -101,7 +103,7 @@ impl Engine {
         let silent = session.choice.map(|choice| choice.target);
         look.tried.extend(silent);
         let choice = tick.worker.choose(key, client, port, &look.tried).or_else(|| {
-            // After a round without an answer: back to where it would have been.
+            // After a round without an answer, return to the regular choice.
             look.explores = false;
             look.tried = silent.into_iter().collect();
             tick.worker.choose(key, client, port, &look.tried)
@@ -127,13 +129,13 @@ impl Engine {
         self.leaving.extend(std::mem::replace(&mut session.outward, outward).socket());
         if let Some(silent) = session.choice.replace(choice) {
             state.left(silent, Some(Failure::Timeout));
-            // Nothing is held against the target: anyone can send it what it does not answer.
+            // The target is not blamed: any client can send data that it does not answer.
             tick.worker.release(key, silent, false);
         }
         state.took(choice);
         session.tried = choice.address;
         session.attempts = session.attempts.saturating_add(1);
-        tracing::debug!(rule = state.rule.id.0, to = %choice.address, "no answer: another target for this session");
+        tracing::debug!(rule = state.rule.id.0, to = %choice.address, "no answer; trying another target for this session");
         self.send_across(look.at, tick.now);
         if self.is_leaving_full() {
             self.send_queued();

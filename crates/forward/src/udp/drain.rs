@@ -1,8 +1,8 @@
-//! The end of listening: who is served until the end, and how the port becomes free for others meanwhile.
+//! Draining: serves live sessions to the end while the port becomes free for others.
 //!
-//! A session that goes on gets a socket of its own, bound to the address that its client asks and connected to the client. The
-//! kernel gives such a socket what comes from this client, before all that merely listen on the port, and everything else to
-//! whoever listens there next (SO_REUSEPORT among processes of one user, ip(7); since Linux 5.3 it tells the two apart reliably).
+//! A continuing session gets its own socket, bound to the address that its client uses and connected to the
+//! client. The kernel prefers it for datagrams of this client and passes all others to the next listener on
+//! the port (SO_REUSEPORT among processes of one user, ip(7); reliable since Linux 5.3).
 
 use std::{
     cmp::Reverse,
@@ -23,18 +23,17 @@ use super::{
 };
 use crate::EndReason;
 
-/// A UDP session without a datagram for so long holds up no drain: longer than the round trip of a question and its answer, or than
-/// a lull of a call, shorter than anybody waits for a restart. UDP has no end, so that a session is "open" for its idle timeout
-/// after its last datagram.
+/// Idle time after which a UDP session does not delay a drain: longer than a round trip or a lull of a call,
+/// shorter than an acceptable restart. UDP has no end, so a session is open until its idle timeout.
 const QUIET: Duration = Duration::from_secs(2);
-/// Sessions of one port that a worker serves to the end, those with the latest datagrams. All their sockets are in one chain of the
-/// kernel's table, which it walks for each datagram (before Linux 6.13).
+/// Maximum number of sessions per port and worker that are served to the end, most recent first. The kernel
+/// keeps their sockets in one chain and walks it for each datagram (before Linux 6.13).
 const MOST: usize = 1024;
-/// Rounds of reading what waits at a listener that is to be closed; a flood must not keep it open.
+/// Reads of a listener before it is closed; limits a flood.
 const LAST_ROUNDS: usize = 16;
 
 impl Engine {
-    /// Takes no new sessions. Those of UDP clients that are quiet end, now or when they fall quiet; those of TCP clients live on.
+    /// Accepts no new sessions. Sessions of UDP clients end once idle; those of TCP clients continue.
     pub fn drain(&mut self, tick: &mut Tick<'_>) {
         self.draining = true;
         self.recall(tick);
@@ -71,8 +70,8 @@ impl Engine {
         self.send_queued();
     }
 
-    /// Closes the listeners. To be called when all who share their ports have drained: until then the kernel may bring datagrams of
-    /// sessions here that have sockets of their own now.
+    /// Closes the listeners. Call after all workers that share the ports have drained: before that the kernel
+    /// may deliver datagrams of sessions that already have their own sockets.
     pub fn unlisten(&mut self, tick: &mut Tick<'_>) {
         let listeners: Vec<_> = self
             .listeners
@@ -96,7 +95,7 @@ impl Engine {
         }
     }
 
-    /// Gives the client of a session a socket of its own.
+    /// Gives a session its own socket towards the client.
     fn set_apart(&mut self, at: u32, tick: &Tick<'_>) -> io::Result<()> {
         let gone = || io::Error::from(io::ErrorKind::NotFound);
         let Some(Session { inward: Inward::Datagrams { key, reply }, .. }) = self.sessions.get_mut(at) else {
@@ -114,7 +113,7 @@ impl Engine {
             gro: self.datapath == Datapath::Gso,
             ..UdpOptions::default()
         };
-        // What others send between the two calls is read all the same, and served by whose it is.
+        // Datagrams of others received between the two calls are read and served by their sessions.
         let socket = UdpSocket::bind(asked(listening, key), &options)?;
         socket.connect(key.client)?;
         tick.poller.add(&socket, inward_token(at))?;
@@ -123,7 +122,7 @@ impl Engine {
     }
 }
 
-/// The address that a client asks. A link-local one means something with an interface only, which is the client's.
+/// Address used by the client. A link-local one needs an interface, which is the client's.
 fn asked(listening: SocketAddr, key: &Key) -> SocketAddr {
     match (key.local, key.client) {
         (None, _) => listening,

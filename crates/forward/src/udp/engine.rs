@@ -1,5 +1,5 @@
-//! The engine of one worker: its listeners, sockets and sessions. The way of a datagram is [`Engine::on_event`], read from
-//! top to bottom; the sides that are TCP streams are next door.
+//! Engine of one worker: listeners, sockets and sessions. [`Engine::on_event`] handles a datagram from top to
+//! bottom; TCP streams are in `streams.rs`.
 
 use std::{
     io,
@@ -35,21 +35,21 @@ use crate::{
     rate::{DOWN, Pace, UP},
 };
 
-/// Buffers (a super-packet is one) taken from one listener in one tick, so that other sockets get their turn.
+/// Buffers (a super-packet is one) per listener and tick, for fairness.
 const LISTENER_SHARE: usize = 512;
-/// The same for a session's own socket.
+/// Buffers per session socket and tick.
 const TARGET_SHARE: usize = 64;
-/// ICMP errors read from one socket in one tick.
+/// ICMP errors read per socket and tick.
 const ERRORS: usize = 16;
-/// Sockets of ended sessions that wait for the next flush.
+/// Sockets of ended sessions waiting for the next flush.
 const LEAVING: usize = 64;
-/// Sessions that expire in one tick; the rest in the next, so that ten thousand at once stall nobody.
+/// Sessions that expire per tick, so that ten thousand at once do not stall the worker.
 const EXPIRIES: usize = 256;
 
-/// Sessions whose counters are read before one of them gives its place to a new one.
+/// Sessions whose kernel counters are read before one of them is evicted.
 const LOOKS: u8 = 16;
 
-/// UDP sessions of one worker, TCP sides included.
+/// UDP sessions of one worker, including TCP sides.
 pub struct Engine {
     pub(super) datapath: Datapath,
     pub(super) rx: Rx,
@@ -58,23 +58,22 @@ pub struct Engine {
     pub(super) listeners: Slab<Listener>,
     pub(super) rules: Slab<RuleState>,
     pub(super) sessions: Table,
-    /// Where streams are read.
+    /// Buffer for streams.
     pub(super) scratch: Box<[u8]>,
     /// Bytes copied into `tx` since the last flush.
     pub(super) copied: u64,
-    /// Where the kernel forwards sessions itself.
+    /// Set if the kernel forwards sessions.
     pub(super) offload: Option<Offload>,
-    /// Sockets that sessions have left, closed once what is queued for them has been sent.
+    /// Sockets left by sessions, closed after their queued datagrams are sent.
     pub(super) leaving: Vec<SocketId>,
     pub(super) unanswered: Unanswered,
-    /// Nothing has to be done on a tick before this; never too late.
+    /// Earliest time of the next timer; never too late.
     due: Option<u64>,
     pub(super) draining: bool,
     complained: bool,
 }
 
 impl Engine {
-    /// Without rules.
     pub fn new(datapath: Datapath) -> Self {
         Self {
             datapath,
@@ -95,7 +94,7 @@ impl Engine {
         }
     }
 
-    /// Handles an event whose token has [`TOKENS`]. What it gives to send waits for [`Engine::flush`].
+    /// Handles an event with a token of [`TOKENS`]. Datagrams to send wait for [`Engine::flush`].
     pub fn on_event(&mut self, event: &Event, tick: &mut Tick<'_>) {
         if !self.rx.has_room() {
             self.flush();
@@ -137,13 +136,13 @@ impl Engine {
         }
     }
 
-    /// Sends what the events since the last call gave; to be called once per wake-up.
+    /// Sends the datagrams of all events since the last call. Call once per wake-up.
     pub fn flush(&mut self) {
         self.send_queued();
         self.rx.reset();
     }
 
-    /// Does what is due: idle sessions, connects that take too long, listeners that paused. True if something has changed.
+    /// Runs timers: idle sessions, connect timeouts, paused listeners. True if something has changed.
     pub fn on_tick(&mut self, tick: &mut Tick<'_>) -> bool {
         if self.due.is_none_or(|due| tick.now < due) {
             return false;
@@ -156,14 +155,14 @@ impl Engine {
                     return true;
                 }
                 budget -= 1;
-                // The kernel may have forwarded something of it since the last look.
+                // The kernel may have forwarded data since the last check.
                 if self.book(at, tick) {
                     continue;
                 }
                 match self.sessions.get(at).map(|session| session.stage) {
                     Some(Stage::Connecting) => self.try_next_target(at, Failure::Timeout, tick),
                     Some(Stage::Closing) => self.end(at, EndReason::Finished, tick),
-                    // Its patience may be that of a drain.
+                    // Its timeout may be that of a drain.
                     _ if self.draining => self.end(at, EndReason::Shutdown, tick),
                     _ => self.end(at, EndReason::Idle, tick),
                 }
@@ -178,30 +177,27 @@ impl Engine {
         budget < EXPIRIES
     }
 
-    /// When [`Engine::on_tick`] next has something to do, by the clock of [`Tick::now`].
+    /// Time of the next [`Engine::on_tick`] work, on the clock of [`Tick::now`].
     pub fn next_timeout(&self) -> Option<u64> {
         let offload = self.offload.as_ref().and_then(Offload::due);
         [self.due, offload].into_iter().flatten().min()
     }
 
-    /// Sessions now.
+    /// Number of sessions.
     pub fn active(&self) -> usize {
         self.sessions.len()
     }
 
-    /// Occupancy of the receiving half.
     pub fn rx_stats(&self) -> &RxStats {
         self.rx.stats()
     }
 
-    /// Occupancy of the sending half.
     pub fn tx_stats(&self) -> &TxStats {
         self.tx.stats()
     }
 
-    /// `key` has the listener, and the address asked where the socket has only one.
-    ///
-    /// Whether there may be more.
+    /// Receives from a socket of clients. `key` has the listener, and the destination address if the socket
+    /// has only one. True if more may be queued.
     pub(super) fn receive_from_clients(&mut self, key: Key, socket: SocketId, tick: &mut Tick<'_>) -> bool {
         let mut share = LISTENER_SHARE;
         while self.rx.has_room() {
@@ -221,13 +217,13 @@ impl Engine {
         true
     }
 
-    /// One received buffer, all of one client: its session is looked up once.
+    /// Sends a received buffer; all of it is from one client, so the session is looked up once.
     fn send_to_target(&mut self, key: Key, index: usize, tick: &mut Tick<'_>) {
         let Some(buffer) = self.rx.buffer(index) else { return };
         let key = Key { client: buffer.from, local: key.local.or(buffer.local), ..key };
         let Some(at) = self.sessions.find(&key).or_else(|| self.open(key, tick)) else {
             let dropped = self.rx.buffer(index).map_or(0, |buffer| buffer.count());
-            // None where a drain has closed the listener.
+            // `None` if a drain has closed the listener.
             if let Some(listener) = self.listeners.get(key.listener as usize) {
                 self.rules[listener.rule as usize].counters.dropped_datagrams += dropped as u64;
             }
@@ -270,13 +266,13 @@ impl Engine {
         }
         state.counters.limited_datagrams += gate.limited;
         session.to_target += bytes;
-        // What waits for a connect goes to whom it succeeds with, and is counted then.
+        // Data waiting for a connect is counted for the target that accepts it.
         state.moved(session.choice.filter(|_| session.stage != Stage::Connecting), bytes, 0);
         state.counters.to_target_datagrams += datagrams;
         self.sessions.touch(at, tick.now, &mut state.lists);
     }
 
-    /// `ANY_PORT`: the socket is not connected, and other ports of the target's address are the target as well.
+    /// `ANY_PORT`: the socket is not connected, and the target may send from other ports.
     fn receive_from_target<const ANY_PORT: bool>(
         &mut self,
         at: u32,
@@ -359,8 +355,8 @@ impl Engine {
         }
     }
 
-    /// Whether the errors of this socket say that nobody listens at the target: port unreachable, of ICMP (RFC 792) or
-    /// ICMPv6 (RFC 4443 section 3.1). All others may pass: a router that reboots, a datagram too big.
+    /// True if an ICMP port unreachable (RFC 792) or ICMPv6 port unreachable (RFC 4443 section 3.1) is
+    /// queued. Other errors may be temporary: a router reboots, a datagram is too big.
     fn is_refused(&self, socket: SocketId) -> bool {
         let Some(socket) = self.sockets.get(socket) else { return false };
         let mut refused = false;
@@ -377,8 +373,8 @@ impl Engine {
         self.end(at, if answered { EndReason::TargetReset } else { EndReason::ConnectFailed }, tick);
     }
 
-    /// A session for a UDP client not seen before. Refusals are counted, not reported: anybody can forge thousands of
-    /// sources a second.
+    /// Starts a session for a new UDP client. Refusals are counted, not reported: anyone can forge thousands
+    /// of sources per second.
     #[cold]
     fn open(&mut self, key: Key, tick: &mut Tick<'_>) -> Option<u32> {
         if self.draining {
@@ -426,14 +422,14 @@ impl Engine {
         Some(at)
     }
 
-    /// Counts one more session of a rule, for which the longest idle one may have to end.
+    /// Counts another session of a rule, evicting the longest idle one if necessary.
     fn make_room(&mut self, rule: u32, tick: &mut Tick<'_>) -> bool {
         let key = self.rules[rule as usize].key;
         let admission = tick.worker.enter(key);
         if admission == Admission::Entered {
             return true;
         }
-        // Of some the kernel may have forwarded something since the last look.
+        // The kernel may have forwarded data for some since the last check.
         let mut looks = LOOKS;
         let idle = loop {
             let lists = (admission == Admission::RuleFull).then(|| &self.rules[rule as usize].lists);
@@ -450,8 +446,8 @@ impl Engine {
         tick.worker.enter(key) == Admission::Entered
     }
 
-    /// A socket towards one of the rule's targets, watched under the token of the next session. `asked` is the address that the client came
-    /// to, where the listener has more than one.
+    /// Opens a socket towards one of the rule's targets, watched under the token of the next session. `asked`
+    /// is the address that the client used, if the listener has several.
     pub(super) fn reach(
         &mut self,
         arrival: Arrival,
@@ -480,7 +476,7 @@ impl Engine {
         None
     }
 
-    /// A socket towards this target for the session at a slot. `asked` as in [`Engine::reach`].
+    /// Opens a socket towards this target for the session in slot `at`; `asked` as in [`Engine::reach`].
     pub(super) fn open_towards(
         &mut self,
         arrival: Arrival,
@@ -507,7 +503,8 @@ impl Engine {
         Ok((addressed(self.sockets.insert(socket), any_port, header), link))
     }
 
-    /// PROXY header for each datagram to the target; empty if the rule sends none. `asked` as in [`Engine::reach`].
+    /// PROXY header for each datagram to the target; empty if the rule sends none. `asked` as in
+    /// [`Engine::reach`].
     pub(super) fn header(
         &self,
         Arrival { rule, client, port, .. }: Arrival,
@@ -524,7 +521,7 @@ impl Engine {
         proxy_protocol::encode_for_datagrams(canonical(client), canonical(asked))
     }
 
-    /// A session that has been let in and has its sockets.
+    /// Inserts an admitted session with its sockets.
     pub(super) fn begin(&mut self, mut session: Session, tick: &mut Tick<'_>) -> u32 {
         let state = &mut self.rules[session.rule as usize];
         if let Some(choice) = session.choice {
@@ -540,7 +537,7 @@ impl Engine {
         at
     }
 
-    /// Lets go of a session, and says so.
+    /// Ends a session and reports it.
     pub(super) fn end(&mut self, at: u32, reason: EndReason, tick: &mut Tick<'_>) {
         let Some(rule) = self.sessions.get(at).map(|session| session.rule) else { return };
         let state = &mut self.rules[rule as usize];
@@ -556,7 +553,7 @@ impl Engine {
         tick.worker.dismiss_client(state.key, session.client.ip());
         tick.worker.leave(state.key);
         if let Some(choice) = session.choice {
-            // Only ICMP tells so of UDP, and a TCP target that had nothing to say has closed at once.
+            // UDP failures are known only from ICMP; a TCP target that closes without data has refused.
             state.left(choice, failed.then_some(Failure::Refused));
             tick.worker.release(state.key, choice, failed);
         }
@@ -573,7 +570,7 @@ impl Engine {
             self.rules.remove(rule as usize);
         }
         let outward = session.outward.socket();
-        // An event of its tokens that is still to come in this wake-up finds no session, or another one with nothing to read.
+        // A pending event for its tokens in this wake-up finds no session, or another one without data.
         self.leaving.extend(outward.into_iter().chain(session.inward.own_socket()));
         if self.is_leaving_full() {
             self.send_queued();
@@ -584,7 +581,7 @@ impl Engine {
         self.leaving.len() >= LEAVING
     }
 
-    /// Wakes the worker in time for the heads of a rule's lists.
+    /// Sets the timer to the list heads of a rule.
     pub(super) fn expect(&mut self, rule: u32) {
         let lists = self.rules[rule as usize].lists;
         let due = lists.all().into_iter().filter_map(|list| self.sessions.due(list)).min();
@@ -595,7 +592,8 @@ impl Engine {
         self.due = [self.due, due].into_iter().flatten().min();
     }
 
-    /// Sends what is queued, and closes the sockets that waited for it. The arena keeps what is still to be routed.
+    /// Sends queued datagrams and closes the sockets that waited for it. The arena keeps data still to be
+    /// routed.
     pub(super) fn send_queued(&mut self) {
         self.tx.flush(&mut self.sockets, &self.rx);
         if let Some(offload) = &mut self.offload {
@@ -607,7 +605,7 @@ impl Engine {
         }
     }
 
-    /// Says once why sessions cannot be made; the counters go on.
+    /// Logs the first failure to open a socket; the counters continue.
     pub(super) fn complain(&mut self, error: &io::Error) {
         if self.complained {
             return;
@@ -616,11 +614,11 @@ impl Engine {
         let remedy = if is_exhaustion(error) {
             "raise the limit of open files (ulimit -n)"
         } else if error.kind() == io::ErrorKind::AddrInUse {
-            "no local port is left; widen net.ipv4.ip_local_port_range, or lower `idle` or `max_connections` of rules for UDP"
+            "no local port is free; widen net.ipv4.ip_local_port_range, or lower `idle` or `max_connections` of UDP rules"
         } else {
             "check the rule's targets, source, device and mark, and the routes to them"
         };
-        tracing::warn!(%error, "cannot open a socket towards a target: {remedy}; said once, counted on");
+        tracing::warn!(%error, "cannot open a socket towards a target: {remedy}; logged once");
     }
 
     fn expired(&self, slot: usize, now: u64) -> Option<u32> {

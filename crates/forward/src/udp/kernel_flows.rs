@@ -1,4 +1,4 @@
-//! The flows of sessions in the kernel: installed, extended, counted and removed.
+//! Kernel flows of sessions: installed, extended, counted and removed.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -8,23 +8,23 @@ use std::{
 use turnpike_net::{Buffer, Rx, SocketId, rx::Received};
 use turnpike_offload::{Counted, Flows, Installed, Kind, NewFlow, State, WorkerClock, WorkerSockets};
 
-/// One worker's part of the kernel path.
+/// Part of the kernel path of one worker.
 pub(super) struct Offload {
     pub(super) flows: Flows,
     pub(super) sockets: WorkerSockets,
     pub(super) clock: WorkerClock,
-    /// Whether sessions get flows.
+    /// Sessions get flows.
     pub(super) is_active: bool,
-    /// Sessions that have flows.
+    /// Number of sessions with flows.
     pub(super) open: usize,
 }
 
-/// What a session has in the kernel.
+/// Kernel flows of a session.
 pub(super) struct Across {
     pub(super) to_target: (Installed, State),
     pub(super) to_client: (Installed, State),
     pub(super) outward: SocketId,
-    /// When the flows end if nobody extends them.
+    /// Expiry in milliseconds, unless extended.
     pub(super) expires: u64,
 }
 
@@ -34,7 +34,7 @@ impl Offload {
         Self { flows, sockets, clock: WorkerClock::at(Duration::from_millis(now)), is_active, open: 0 }
     }
 
-    /// When there are counters to be read.
+    /// Time of the next counter read.
     pub(super) fn due(&self) -> Option<u64> {
         (self.open > 0).then(|| self.sockets.sweep_due())
     }
@@ -44,15 +44,16 @@ impl Offload {
         self.sockets.received(socket, received, is_empty, rx, Some(|_: &Buffer<'_>| true));
     }
 
-    /// Removes the flows of a session; what they have counted since the last time.
+    /// Removes the flows of a session and returns the counts since the last read.
     pub(super) fn release(&mut self, across: Across) -> [Counted; 2] {
         self.open -= 1;
         self.sockets.forget(across.outward, &self.flows);
         [across.to_target, across.to_client].map(|flow| self.remove(flow))
     }
 
-    /// The flows of a session whose client asks `asked`, and which reaches `target` from `from`. `None` where there is no room, which is
-    /// counted, or where an address needs an interface beside it, for which a flow has no place.
+    /// Installs the flows of a session: `client` sends to `asked`, and the session reaches `target` from
+    /// `from`. `None` if the table is full, which is counted, or an address needs an interface, which a flow
+    /// cannot express.
     pub(super) fn install(
         &mut self,
         [client, asked, from, target]: [SocketAddr; 4],
@@ -68,7 +69,7 @@ impl Offload {
         }
         let [of_client, of_target] = [listener, outward].map(|socket| {
             let slot = self.sockets.slot(socket, &self.flows);
-            // What came until now may be on its way.
+            // Earlier datagrams may still be queued.
             self.sockets.touch(socket);
             slot
         });
@@ -113,8 +114,8 @@ impl Offload {
         self.flows.give_back_state(state)
     }
 
-    /// What has been counted since the last time. Flows of a session that lives are extended in time, also where user space alone has heard of
-    /// it, which was `heard`.
+    /// Counts since the last read. Extends the flows of a live session in time, including one that only user
+    /// space has seen, at `heard`.
     pub(super) fn counted(
         &mut self,
         across: &mut Across,
@@ -129,7 +130,7 @@ impl Offload {
             across.expires = now.saturating_add(patience.saturating_mul(2));
             let expires_ns = self.clock.ns(across.expires);
             for (flow, _) in [&mut across.to_target, &mut across.to_client] {
-                // Where it fails, the flow ends early and its datagrams go up.
+                // If this fails, the flow expires early and its datagrams go through user space.
                 let _ = self.flows.extend(flow, expires_ns);
             }
         }

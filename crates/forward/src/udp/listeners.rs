@@ -1,4 +1,5 @@
-//! Binding a rule's ports: apart from the engine, so that the control thread binds all of them before any is served.
+//! Binding of a rule's ports, separate from the engine so that the control thread can bind all of them before
+//! any is served.
 
 use std::{
     io,
@@ -10,10 +11,11 @@ use turnpike_net::{Datapath, ListenOptions, PassedSockets, TcpListener, UdpOptio
 
 use crate::{Bind, Protocol, Rule};
 
-/// A burst of 16k full datagrams while the worker is elsewhere; the kernel takes memory only for what waits.
+/// Holds a burst of 16,000 full datagrams while the worker is busy; the kernel uses memory only for queued
+/// data.
 const LISTENER_BUFFER: usize = 4 << 20;
 
-/// The bound ports of one rule for one worker; in the order of the rule's range.
+/// Bound ports of a rule for one worker, in the order of the rule's range.
 #[derive(Debug)]
 pub struct Listeners {
     pub(super) bound: Vec<Bound>,
@@ -26,11 +28,8 @@ pub(super) enum Bound {
 }
 
 impl Listeners {
-    /// Binds every port of the rule, where no socket for the first worker was `passed`. `reuse_port` where several workers, or an old
-    /// and a new rule, share them.
-    ///
-    /// # Errors
-    /// The address, and what the kernel said.
+    /// Binds every port of the rule, or takes the sockets `passed` for the first worker. `reuse_port` if
+    /// several workers, or an old and a new rule, share them. The error has the address.
     pub fn bind(
         rule: &Rule,
         datapath: Datapath,
@@ -45,10 +44,8 @@ impl Listeners {
         Self::bind_all(rule, ports.map(|port| ip.at(port)), datapath, reuse_port, (passed, 0))
     }
 
-    /// Binds the same ports for one more worker, those included that the kernel chose; `passed` has the number of that worker.
-    ///
-    /// # Errors
-    /// The address, and what the kernel said.
+    /// Binds the same ports for another worker, including those chosen by the kernel; `passed` has the
+    /// worker's number. The error has the address.
     pub fn bind_again(
         &self,
         rule: &Rule,
@@ -58,7 +55,7 @@ impl Listeners {
         Self::bind_all(rule, self.addresses().into_iter(), datapath, true, passed)
     }
 
-    /// Takes over the ports of a rule that another process has bound, in the order of its range.
+    /// Takes over a rule's ports from another process, in the order of its range.
     pub(crate) fn take_over(rule: &Rule, sockets: Vec<OwnedFd>) -> io::Result<Self> {
         let take = |socket| match rule.protocol {
             Protocol::Udp | Protocol::UdpToTcp { .. } => {
@@ -69,7 +66,6 @@ impl Listeners {
         Ok(Self { bound: sockets.into_iter().map(take).collect::<io::Result<_>>()? })
     }
 
-    /// Where they listen.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.bound.iter().map(Bound::address).collect()
     }
@@ -97,7 +93,7 @@ impl Listeners {
     }
 }
 
-/// Sockets bound elsewhere, in the order of the rule's range; those of a wildcard address with `packet_info`.
+/// Sockets bound elsewhere, in the order of the rule's range; those at a wildcard address need `packet_info`.
 impl From<Vec<UdpSocket>> for Listeners {
     fn from(sockets: Vec<UdpSocket>) -> Self {
         Self { bound: sockets.into_iter().map(Bound::Datagrams).collect() }
@@ -119,7 +115,7 @@ fn udp_options(address: SocketAddr, rule: &Rule, datapath: Datapath, reuse_port:
         recv_buffer: Some(LISTENER_BUFFER),
         send_buffer: Some(LISTENER_BUFFER),
         gro: datapath == Datapath::Gso,
-        // Replies must leave from the address that the client asked.
+        // Replies must leave from the address that the client used.
         packet_info: address.ip().is_unspecified(),
         dual_stack: !rule.ipv6_only,
         freebind: rule.freebind,
@@ -127,7 +123,6 @@ fn udp_options(address: SocketAddr, rule: &Rule, datapath: Datapath, reuse_port:
     }
 }
 
-/// Options of a TCP listener.
 pub(crate) fn tcp_options(rule: &Rule, reuse_port: bool) -> ListenOptions {
     ListenOptions {
         reuse_port,

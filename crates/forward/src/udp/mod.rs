@@ -1,12 +1,12 @@
-//! UDP sessions, and the rules that cross from one protocol to the other: one engine per worker.
+//! UDP sessions, and rules between UDP and TCP: one engine per worker.
 //!
 //! ```text
 //! client ─▶ listener ─ Rx::recv ─▶ session by (listener, client, address asked) ─▶ its own connected socket ─▶ target
 //! client ◀─ listener ◀─ Tx::flush ─────────────── GRO in, GSO out ──────────────── Rx::recv ◀───────────────── target
 //! ```
 //!
-//! A rule's sessions hang in lists ordered by their last datagram, all with the same time-out: the head is the next to
-//! expire and the one that gives way when the rule is full, so that a datagram costs a few pointers and no timer.
+//! The sessions of a rule are in lists ordered by their last datagram, each list with one timeout. The head
+//! is the next to expire and the one to evict, so a datagram costs a few pointer updates and no timer.
 
 mod departures;
 mod drain;
@@ -38,55 +38,53 @@ pub(crate) use upgrade::Portable;
 pub use crate::circles::{Circles, Link};
 use crate::{ConnectionReport, EndReason, Slot};
 
-/// The engine watches its sockets under tokens that have this bit; the worker's own must not.
+/// Bit in all tokens of the engine's sockets; the worker's own tokens must not contain it.
 pub const TOKENS: u64 = 1 << 62;
 
-/// How a worker and its engine name a rule; unique among the rules of an engine, removed ones with living sessions included.
+/// Key of a rule, unique among the rules of an engine, including removed ones with live sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RuleKey(pub u32);
 
-/// A target picked for a session.
+/// Target selected for a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// Where the rule keeps what it knows of it.
+    /// Slot of the target in its rule.
     pub target: Slot,
-    /// Its address, port included.
+    /// With port.
     pub address: SocketAddr,
 }
 
 /// Result of [`WorkerContext::enter`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// Counted.
     Entered,
-    /// The rule has as many as it may ([`crate::Rule::max_connections`]). A UDP client takes the place of the session of
-    /// this rule that has been idle for longest, a TCP client is refused.
+    /// The rule is at its limit ([`crate::Rule::max_connections`]). A UDP client evicts the rule's longest
+    /// idle session; a TCP client is refused.
     RuleFull,
-    /// All rules together have as many as they may. As before, but with the longest idle one of all.
+    /// All rules together are at their limit. As above, with the longest idle session of all rules.
     TotalFull,
 }
 
-/// What the engine asks of the worker that it is a part of. Asked when sessions begin and end, never for a datagram of a known one.
+/// Services of the worker for its engine. Called when sessions begin and end, never for a datagram of a known
+/// session.
 pub trait WorkerContext {
-    /// Whether the global lists and the rule's own let this client in.
+    /// True if the global lists and the rule's own admit the client.
     fn permits(&mut self, rule: RuleKey, client: IpAddr) -> bool;
-    /// Counts one more connection or session of a client, unless a limit of the rule forbids it. `now` as in [`Tick::now`].
-    ///
-    /// # Errors
-    /// Which limit.
+    /// Counts a connection or session of a client, or returns the limit it exceeds. `now` as in
+    /// [`Tick::now`].
     fn admit_client(&mut self, rule: RuleKey, client: IpAddr, now: u64) -> Result<(), EndReason> {
         let _ = (rule, client, now);
         Ok(())
     }
-    /// One less.
+    /// Removes a connection or session of a client.
     fn dismiss_client(&mut self, rule: RuleKey, client: IpAddr) {
         let _ = (rule, client);
     }
-    /// Counts one more connection or session of a rule, unless a limit forbids it.
+    /// Counts a connection or session of a rule, unless a limit is reached.
     fn enter(&mut self, rule: RuleKey) -> Admission;
-    /// One less.
+    /// Removes a connection or session of a rule.
     fn leave(&mut self, rule: RuleKey);
-    /// Counts a session that another process began, whatever the limits are. The target that it had, if it is one still.
+    /// Counts a handed-over session regardless of limits. Returns its target if it still exists.
     fn resume(
         &mut self,
         rule: RuleKey,
@@ -97,8 +95,8 @@ pub trait WorkerContext {
         let _ = (rule, client, port, target);
         None
     }
-    /// A target for a session, none of those it has `tried`; `port` is the place of the client's port in the rule's range. `None` where no
-    /// address is known.
+    /// Selects a target for a session, excluding `tried`; `port` is the offset of the client's port in the
+    /// rule's range. `None` if no address is known.
     fn choose(&mut self, rule: RuleKey, client: SocketAddr, port: u16, tried: &[Slot]) -> Option<Choice>;
     /// True if a rule may have more than one target.
     fn has_choice(&mut self, rule: RuleKey) -> bool {
@@ -110,24 +108,19 @@ pub trait WorkerContext {
         let _ = rule;
         false
     }
-    /// True if a session is to try all targets once, to find out. Few do.
+    /// True if a session should try all targets once; rarely granted.
     fn explores(&mut self, rule: RuleKey, now: u64) -> bool {
         let _ = (rule, now);
         false
     }
-    /// Number of rules of this process that a client has come through.
-    ///
-    /// # Errors
-    /// [`EndReason::Circle`] where they are too many.
+    /// Number of rules of this process that a client has passed; [`EndReason::Circle`] beyond the limit.
     fn hops(&mut self, rule: RuleKey, client: SocketAddr) -> Result<u8, EndReason> {
         let _ = (rule, client);
         Ok(0)
     }
-    /// Returns true if a target leads to a rule of this process; sessions with it are among [`WorkerContext::circles`]. `asked` is the
-    /// address that the client came to, `now` as in [`Tick::now`].
-    ///
-    /// # Errors
-    /// `HostUnreachable` where the rule must not go there.
+    /// True if a target is a rule of this process; its sessions are recorded in [`WorkerContext::circles`].
+    /// `asked` is the address that the client used, `now` as in [`Tick::now`]. `HostUnreachable` if the rule
+    /// must not use this target.
     fn approach(
         &mut self,
         rule: RuleKey,
@@ -138,25 +131,23 @@ pub trait WorkerContext {
         let _ = (rule, target, asked, now);
         Ok(false)
     }
-    /// Connections and sessions that lead to rules of this process.
+    /// Connections and sessions to rules of this process.
     fn circles(&mut self) -> Arc<Circles> {
         Arc::default()
     }
-    /// A target has taken the connection, or sent its first datagram to a session.
+    /// Records that a target accepted the connection, or sent its first datagram to a session.
     fn answered(&mut self, rule: RuleKey, choice: Choice);
-    /// A session with this target is over, or could not be made: `failed` where the target refused without ever having
-    /// answered; otherwise nothing is known of its health.
+    /// Releases the target of an ended or failed session; `failed` if it refused without ever having
+    /// answered. Otherwise its health is unknown.
     fn release(&mut self, rule: RuleKey, choice: Choice, failed: bool);
-    /// For the log.
+    /// Reports an ended session.
     fn ended(&mut self, report: ConnectionReport);
 }
 
-/// What holds for one wake-up of the worker.
+/// Context of a wake-up.
 pub struct Tick<'a> {
-    /// Milliseconds of any clock that never goes back.
+    /// Milliseconds of any monotonic clock.
     pub now: u64,
-    /// Of the worker.
     pub poller: &'a Poller,
-    /// The worker.
     pub worker: &'a mut dyn WorkerContext,
 }

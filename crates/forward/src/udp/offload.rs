@@ -1,5 +1,5 @@
-//! Sessions that the kernel forwards itself (`turnpike_offload`): a flow each way, from a session's first datagram to its end, and what the
-//! two have counted. What they leave to user space takes its usual way, in the same order.
+//! Sessions forwarded by the kernel (`turnpike_offload`): a flow per direction, from the session's first
+//! datagram to its end, and its counters. Datagrams left to user space keep their order.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -16,12 +16,12 @@ use super::{
 };
 
 impl Engine {
-    /// Sessions of [`Engine::offload_rule`] go across the kernel from now on; `is_active` unless the program is still to be attached.
+    /// Offloads sessions of [`Engine::offload_rule`]; `is_active` unless the program is still to be attached.
     pub(crate) fn use_kernel(&mut self, flows: Flows, now: u64, is_active: bool) {
         self.offload = Some(Offload::new(flows, now, is_active));
     }
 
-    /// The kernel forwards nothing from now on, until [`Engine::resume_across`].
+    /// Stops kernel forwarding until [`Engine::resume_across`].
     pub(crate) fn suspend_across(&mut self, tick: &mut Tick<'_>) {
         if let Some(offload) = &mut self.offload {
             offload.is_active = false;
@@ -30,7 +30,7 @@ impl Engine {
         self.release_all(tick);
     }
 
-    /// The kernel forwards what it can from now on.
+    /// Resumes kernel forwarding.
     pub(crate) fn resume_across(&mut self, now: u64) {
         let Some(offload) = &mut self.offload else { return };
         offload.is_active = true;
@@ -39,25 +39,25 @@ impl Engine {
         }
     }
 
-    /// Whether the kernel forwards sessions.
+    /// True if the kernel forwards sessions.
     pub(crate) fn goes_across(&self) -> bool {
         self.offload.is_some()
     }
 
-    /// The kernel forwards sessions of this rule, which was just added, where it can.
+    /// Lets the kernel forward sessions of a rule that was just added.
     pub(crate) fn offload_rule(&mut self, key: RuleKey) {
         for (_, state) in self.rules.iter_mut().filter(|(_, state)| state.key == key) {
             state.goes_across = true;
         }
     }
 
-    /// Before the worker waits for events: how long at most.
+    /// Maximum time to wait for events.
     pub(crate) fn before_wait(&mut self) -> Option<Duration> {
         self.offload.as_mut().and_then(|offload| offload.sockets.before_wait())
     }
 
-    /// What the worker was told, before any of it is handled; `are_all` says that there is nothing else ready. True if the kernel has
-    /// forwarded something.
+    /// Records the events of a wake-up before they are handled; `are_all` if nothing else is ready. True if
+    /// the kernel has forwarded something.
     pub(crate) fn after_wait(&mut self, events: &[Event], are_all: bool, tick: &mut Tick<'_>) -> bool {
         let Some(Offload { flows, sockets, .. }) = &mut self.offload else { return false };
         let of_ours = events.iter().filter(|event| event.token & TOKENS != 0);
@@ -66,7 +66,7 @@ impl Engine {
         self.sweep(tick)
     }
 
-    /// Has the kernel forward a session, if it may and does not yet.
+    /// Installs kernel flows for a session, if allowed and missing.
     pub(super) fn send_across(&mut self, at: u32, now: u64) {
         let (Some(offload), Some(session)) = (&mut self.offload, self.sessions.get_mut(at)) else { return };
         let state = &self.rules[session.rule as usize];
@@ -88,7 +88,8 @@ impl Engine {
         session.across = offload.install(ends, sockets, expires);
     }
 
-    /// Counts what the kernel has forwarded of a session since the last look, which is a sign of life. True if there was something.
+    /// Counts data forwarded by the kernel since the last read and refreshes the session; true if there was
+    /// any.
     pub(super) fn book(&mut self, at: u32, tick: &mut Tick<'_>) -> bool {
         let heard = self.sessions.stamp(at);
         let (Some(offload), Some(session)) = (&mut self.offload, self.sessions.get_mut(at)) else {
@@ -116,7 +117,7 @@ impl Engine {
         true
     }
 
-    /// All sessions take the way through user space from now on.
+    /// Moves all sessions to user space.
     pub(super) fn recall(&mut self, tick: &mut Tick<'_>) {
         if let Some(offload) = &mut self.offload {
             offload.sockets.end(&self.sockets);
@@ -137,7 +138,7 @@ impl Engine {
         }
     }
 
-    /// Reads the counters of some sessions, and has sockets gather or not.
+    /// Reads the counters of some sessions and switches GRO of their sockets.
     fn sweep(&mut self, tick: &mut Tick<'_>) -> bool {
         let Some(offload) = &mut self.offload else { return false };
         let Some(some) = offload.sockets.begin_sweep(tick.now, self.sessions.capacity()) else {
@@ -152,7 +153,7 @@ impl Engine {
 }
 
 impl RuleState {
-    /// Counts what the kernel has forwarded of a session.
+    /// Counts data of a session forwarded by the kernel.
     pub(super) fn forwarded_across(&mut self, session: &mut Session, [to_target, to_client]: [Counted; 2]) {
         session.to_target += to_target.bytes;
         session.to_client += to_client.bytes;

@@ -1,4 +1,4 @@
-//! Sockets towards targets, made as the rule wants them.
+//! Sockets towards targets with the options of a rule.
 
 use std::{
     io,
@@ -11,11 +11,11 @@ use turnpike_net::{Datapath, TcpSocket, UdpOptions, UdpSocket, poll::Interest};
 use super::{Tick, rule_state::RuleState, sessions::Arrival};
 use crate::{Rule, circles::Link};
 
-/// A few super-packets of 64 KiB each way; the kernel takes memory only for what waits.
+/// A few super-packets of 64 KiB per direction; the kernel uses memory only for queued data.
 pub(super) const BUFFER: usize = 1 << 20;
 
-/// A UDP socket connected to the target: the kernel finds the route once, and drops what others send. One whose target may answer from any
-/// port is not connected.
+/// UDP socket connected to the target: the kernel looks up the route once and drops datagrams of others. Not
+/// connected if the target may answer from any port.
 pub(super) fn datagrams(
     rule: &Rule,
     client: SocketAddr,
@@ -23,12 +23,12 @@ pub(super) fn datagrams(
     datapath: Datapath,
 ) -> io::Result<UdpSocket> {
     let options = UdpOptions {
-        // A transparent client that asks two of our ports is the same address twice.
+        // A transparent client that uses two of our ports needs the same address twice.
         reuse_port: rule.transparent,
         recv_buffer: Some(BUFFER),
         send_buffer: Some(BUFFER),
         gro: datapath == Datapath::Gso,
-        // Otherwise an ICMP error is lost when it comes between two sends.
+        // Otherwise an ICMP error between two sends is lost.
         errors: true,
         ..UdpOptions::default()
     };
@@ -41,30 +41,30 @@ pub(super) fn datagrams(
     Ok(socket)
 }
 
-/// A UDP socket connected to a target that is to be checked, as the rule's are made but for the client's address, which a check does
-/// not have.
+/// UDP socket connected to a target for a health check, with the rule's options but without a client's
+/// address.
 pub(crate) fn to_check(rule: &Rule, target: SocketAddr) -> io::Result<std::net::UdpSocket> {
     let rule = Rule { transparent: false, ..rule.clone() };
     let socket = Socket::new(Domain::for_address(target), Type::DGRAM.nonblocking(), None)?;
     prepare(&rule, target, &SockRef::from(&socket))?;
-    // Of the client only a transparent rule asks.
+    // Only a transparent rule uses the client.
     socket.bind(&source(&rule, target, target)?.into())?;
     socket.connect(&target.into())?;
     Ok(socket.into())
 }
 
-/// The address that datagrams of such a socket leave from.
+/// Source address of such a socket's datagrams.
 pub(super) fn source_of(socket: &UdpSocket, rule: &Rule, target: SocketAddr) -> io::Result<SocketAddr> {
     let source = socket.source()?;
     if !source.ip().is_unspecified() {
         return Ok(source);
     }
-    // One that is not connected takes the route's address for each datagram.
+    // An unconnected socket uses the route's address.
     let route = to_check(rule, target)?.local_addr()?;
     Ok(SocketAddr::new(route.ip(), source.port()))
 }
 
-/// A TCP socket that has begun to connect.
+/// TCP socket that is connecting.
 pub(super) fn stream(rule: &Rule, client: SocketAddr, target: SocketAddr) -> io::Result<TcpSocket> {
     let mut options = rule.connect_options();
     if rule.transparent {
@@ -78,7 +78,7 @@ pub(super) fn stream(rule: &Rule, client: SocketAddr, target: SocketAddr) -> io:
     Ok(socket)
 }
 
-/// A TCP socket that has begun to connect, watched; and its link where it leads to a rule of this process.
+/// TCP socket that is connecting and watched, with its link if it leads to a rule of this process.
 pub(super) fn watched_stream(
     state: &RuleState,
     arrival: Arrival,
@@ -86,7 +86,7 @@ pub(super) fn watched_stream(
     token: u64,
     tick: &mut Tick<'_>,
 ) -> io::Result<(TcpSocket, Option<Box<Link>>)> {
-    // The rule's own listener speaks UDP: the address that the client asked does not matter.
+    // The rule's own listener uses UDP, so the client's destination address is irrelevant.
     let leads_here = tick.worker.approach(state.key, target, None, tick.now)?;
     let begin = || stream(&state.rule, arrival.client, target);
     let (socket, link) = if leads_here {
@@ -99,7 +99,7 @@ pub(super) fn watched_stream(
     Ok((socket, link))
 }
 
-/// Whether it was this target that could not be reached, so that another one may be.
+/// True if only this target is unreachable, so another one may work.
 pub(super) fn is_unreachable(error: &io::Error) -> bool {
     use io::ErrorKind::{AddrNotAvailable, ConnectionRefused, HostUnreachable, NetworkUnreachable};
     matches!(error.kind(), AddrNotAvailable | ConnectionRefused | HostUnreachable | NetworkUnreachable)
@@ -119,7 +119,7 @@ fn prepare(rule: &Rule, target: SocketAddr, socket: &SockRef<'_>) -> io::Result<
     }
 }
 
-/// The address to bind: the client's own, the rule's, or the kernel's choice.
+/// Address to bind: the client's, the rule's, or the kernel's choice.
 fn source(rule: &Rule, client: SocketAddr, target: SocketAddr) -> io::Result<SocketAddr> {
     let address = match (rule.transparent, rule.source) {
         (true, _) => client,
@@ -132,7 +132,7 @@ fn source(rule: &Rule, client: SocketAddr, target: SocketAddr) -> io::Result<Soc
     }
     Err(io::Error::new(
         io::ErrorKind::AddrNotAvailable,
-        "the source address and the target are of different families",
+        "the source address and the target have different address families",
     ))
 }
 

@@ -1,4 +1,4 @@
-//! A rule as an engine has it, and its listeners.
+//! A rule in an engine, and its listeners.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -14,7 +14,7 @@ use crate::{EndReason, Failure, Protocol, Rule, RuleSnapshot, rate::Rates, tally
 
 pub(super) struct Listener {
     pub(super) rule: u32,
-    /// Place in the rule's range.
+    /// Offset in the rule's range.
     pub(super) port: u16,
     pub(super) address: SocketAddr,
     pub(super) kind: Kind,
@@ -22,7 +22,7 @@ pub(super) struct Listener {
 
 pub(super) enum Kind {
     Datagrams(SocketId),
-    /// `paused_until`: out of descriptors, not watched.
+    /// `paused_until`: unwatched while descriptors are exhausted.
     Streams {
         socket: TcpListener,
         paused_until: Option<u64>,
@@ -36,7 +36,7 @@ pub(super) struct RuleState {
     pub(super) counters: RuleSnapshot,
     pub(super) tallies: Tallies,
     pub(super) rates: Option<Arc<Rates>>,
-    /// The kernel forwards its sessions where it can.
+    /// The kernel forwards its sessions where possible.
     pub(super) goes_across: bool,
     pub(super) removed: bool,
 }
@@ -49,7 +49,7 @@ impl RuleState {
         }
     }
 
-    /// A session has this target now; one of UDP has nothing to wait for.
+    /// Counts a session at its target; for UDP it counts as connected.
     pub(super) fn took(&mut self, choice: Choice) {
         let tally = self.tallies.of(choice.target);
         tally.open += 1;
@@ -58,20 +58,20 @@ impl RuleState {
         }
     }
 
-    /// A session has it no longer.
+    /// Removes a session from its target.
     pub(super) fn left(&mut self, choice: Choice, failure: Option<Failure>) {
         self.tallies.of(choice.target).open -= 1;
         self.failed(choice, failure);
     }
 
-    /// A target could not be reached.
+    /// Counts a target that was not reached.
     pub(super) fn failed(&mut self, choice: Choice, failure: Option<Failure>) {
         if let Some(failure) = failure {
             self.tallies.of(choice.target).failed(failure);
         }
     }
 
-    /// Bytes of a session; none that has moved bytes is without a target.
+    /// Counts bytes of a session. A session that has moved bytes has a target.
     #[inline]
     pub(super) fn moved(&mut self, choice: Option<Choice>, to_target: u64, to_client: u64) {
         self.counters.to_target_bytes += to_target;
@@ -81,7 +81,7 @@ impl RuleState {
         }
     }
 
-    /// Whether its clients speak UDP.
+    /// True for UDP clients.
     pub(super) fn hears_datagrams(&self) -> bool {
         matches!(self.rule.protocol, Protocol::Udp | Protocol::UdpToTcp { .. })
     }
@@ -94,7 +94,7 @@ impl RuleState {
     }
 }
 
-/// The socket that an event is about, if it is one for datagrams and sessions share it or have it towards their target.
+/// Datagram socket of an event, if shared by sessions or towards a target.
 pub(super) fn socket_of(listeners: &Slab<Listener>, sessions: &Table, token: u64) -> Option<SocketId> {
     let at = slot_of(token);
     match token & 3 {

@@ -1,4 +1,4 @@
-//! Which rules an engine serves, and where it listens for them.
+//! Rules of an engine and their listeners.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -13,16 +13,13 @@ use super::{
 };
 use crate::{EndReason, Rule, RuleId, RuleSnapshot, rate::Rates, tally::Tallies};
 
-/// As rinetd.
+/// Default of rinetd.
 const DEFAULT_IDLE: Duration = Duration::from_secs(72);
-/// Answers to a TCP client that has said all are awaited for so long after the last one.
+/// Time to wait for further answers to a TCP client that has sent FIN.
 const LINGER: Duration = Duration::from_secs(5);
 
 impl Engine {
-    /// Serves a rule at these listeners.
-    ///
-    /// # Errors
-    /// Those of epoll_ctl(2); then nothing was added.
+    /// Serves a rule at these listeners; on error nothing is added.
     pub fn add_rule(
         &mut self,
         key: RuleKey,
@@ -57,15 +54,15 @@ impl Engine {
         Ok(())
     }
 
-    /// Sets what all workers share of the bytes a second of a rule that was just added.
+    /// Sets the byte rates of a rule that was just added.
     pub(crate) fn limit_rates(&mut self, key: RuleKey, rates: Option<&Arc<Rates>>) {
         for (_, state) in self.rules.iter_mut().filter(|(_, state)| state.key == key) {
             state.rates = rates.cloned();
         }
     }
 
-    /// Stops serving a rule and gives back its listeners: dropping them closes them, another rule may take them over.
-    /// Sessions of UDP clients end, as their answers leave from there; connections of TCP clients are left to finish.
+    /// Stops serving a rule and returns its listeners, for closing or for another rule. Sessions of UDP
+    /// clients end, since their answers leave from there; connections of TCP clients may finish.
     pub fn remove_rule(&mut self, key: RuleKey, tick: &mut Tick<'_>) -> Listeners {
         let found = self.rules.iter().find(|(_, state)| state.key == key && !state.removed);
         let Some(slot) = found.map(|(slot, _)| narrow(slot)) else { return Listeners { bound: Vec::new() } };
@@ -85,7 +82,7 @@ impl Engine {
         listeners
     }
 
-    /// Ends the sessions of a rule whose targets are down.
+    /// Ends sessions of a rule with unhealthy targets.
     pub fn leave_targets(&mut self, key: RuleKey, is_down: impl Fn(Choice) -> bool, tick: &mut Tick<'_>) {
         let Some((slot, _)) = self.rules.iter().find(|(_, state)| state.key == key) else { return };
         for at in self.sessions.of_rule(narrow(slot)) {
@@ -109,17 +106,16 @@ impl Engine {
         self.rules.clear();
     }
 
-    /// Counters of each rule since it was added; a removed rule with living connections may still be among them.
+    /// Counters of each rule since it was added, including removed ones with open connections.
     pub fn snapshots(&self) -> impl Iterator<Item = (&RuleId, &RuleSnapshot)> {
         self.rules.iter().map(|(_, state)| (&state.rule.id, &state.counters))
     }
 
-    /// What is counted for the targets of each rule.
+    /// Counters per target of each rule.
     pub(crate) fn tallies(&self) -> impl Iterator<Item = (RuleKey, &RuleId, &Tallies)> {
         self.rules.iter().map(|(_, state)| (state.key, &state.rule.id, &state.tallies))
     }
 
-    /// The addresses listened on.
     pub fn listeners(&self) -> impl Iterator<Item = (&RuleId, SocketAddr)> {
         self.listeners
             .iter()
@@ -162,7 +158,7 @@ impl Engine {
             }
         }
         for one in &bound {
-            // A listener that rests is not watched: nothing to undo.
+            // A paused listener is not watched, which is fine.
             let _ = match one {
                 Bound::Datagrams(socket) => poller.remove(socket),
                 Bound::Streams(socket) => poller.remove(socket),

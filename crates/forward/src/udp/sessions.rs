@@ -1,5 +1,5 @@
-//! The sessions of an engine: dense slots, found by client through a seeded hash table of slot numbers, and chained into
-//! their rule's lists by age.
+//! Sessions of an engine: dense slots, a seeded hash table from clients to slots, and lists per rule ordered
+//! by age.
 
 use std::{
     hash::{BuildHasher as _, Hasher as _},
@@ -15,87 +15,87 @@ use super::{Choice, kernel_flows::Across};
 use crate::{bridge::Stream, circles::Link, rate::Pace};
 
 const NONE: u32 = u32::MAX;
-/// Targets tried for one session.
+/// Targets tried per session.
 pub(super) const ATTEMPTS: u8 = 4;
 
-/// Who a UDP session belongs to. A client that asks two of our addresses has two, each answered from its own.
+/// Key of a UDP session. A client that uses two of our addresses has two sessions, each answered from its own
+/// address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
     pub(super) listener: u32,
     pub(super) client: SocketAddr,
-    /// The address asked, where the listener has more than one.
+    /// Destination address, if the listener has several.
     pub(super) local: Option<IpAddr>,
 }
 
 impl Key {
-    /// What is known of a datagram that has yet to be read.
+    /// Incomplete key of a datagram not yet read.
     pub(super) fn of_listener(listener: u32) -> Self {
         Self { listener, client: SocketAddr::from(([0; 4], 0)), local: None }
     }
 }
 
-/// Who comes to which rule.
+/// A client and the rule it has reached.
 #[derive(Clone, Copy)]
 pub(super) struct Arrival {
     /// Slot of the rule.
     pub(super) rule: u32,
     pub(super) client: SocketAddr,
-    /// The place of the client's port in the rule's range.
+    /// Offset of the client's port in the rule's range.
     pub(super) port: u16,
-    /// Number of rules of this process that the client has come through.
+    /// Number of rules of this process that the client has passed.
     pub(super) hops: u8,
 }
 
-/// Amount that a target had sent to a session at the last look, and when it last grew.
+/// Bytes from the target at the last check, and the time of their last growth.
 pub(super) struct Heard {
     pub(super) bytes: u64,
     pub(super) at: u64,
 }
 
-/// A session, from its first datagram to its end.
 pub(super) struct Session {
     /// Slot of its rule.
     pub(super) rule: u32,
     pub(super) client: SocketAddr,
-    /// The place of the client's port in the rule's range.
+    /// Offset of the client's port in the rule's range.
     pub(super) port: u16,
     pub(super) inward: Inward,
     pub(super) outward: Outward,
-    /// The target that it holds; none once its last connect has failed.
+    /// Current target; `None` after its last connect has failed.
     pub(super) choice: Option<Choice>,
-    /// The address of the target that was tried last.
+    /// Address of the last target tried.
     pub(super) tried: SocketAddr,
     pub(super) attempts: u8,
-    /// The target sent something.
+    /// The target has sent something.
     pub(super) answered: bool,
     pub(super) to_target: u64,
     pub(super) to_client: u64,
     pub(super) opened: u64,
-    /// Its bytes a second, where the rule limits them.
+    /// Byte rates, if the rule has any.
     pub(super) pace: Option<Box<Pace>>,
-    /// Where the kernel forwards it.
+    /// Kernel flows, if any.
     pub(super) across: Option<Box<Across>>,
     pub(super) stage: Stage,
     /// As [`Arrival::hops`].
     pub(super) hops: u8,
     /// Set if it leads to another rule of this process.
     pub(super) link: Option<Box<Link>>,
-    /// Kept once the target is one no longer.
+    /// Used once the target is a former one.
     pub(super) heard: Heard,
-    /// When it came to the end of its list.
+    /// Time at which it moved to the end of its list.
     stamp: u64,
     before: u32,
     after: u32,
 }
 
-/// The side of the client.
+/// Client side.
 pub(super) enum Inward {
     Datagrams { key: Key, reply: Route },
     Stream(Box<Stream>),
 }
 
 impl Inward {
-    /// The socket that a UDP client has for itself, connected to it; otherwise it shares the listener's.
+    /// Socket of a single UDP client, connected to it; `None` if it shares the listener's.
     pub(super) fn own_socket(&self) -> Option<SocketId> {
         match self {
             Self::Datagrams { reply, .. } => reply.to.is_none().then_some(reply.socket),
@@ -104,15 +104,15 @@ impl Inward {
     }
 }
 
-/// The side of the target.
+/// Target side.
 pub(super) enum Outward {
     Datagrams(SocketId),
-    /// Sockets whose datagrams need more than a connected socket gives.
+    /// Sockets that need a destination or header per datagram.
     Addressed(Box<Addressed>),
     Stream(Box<Stream>),
 }
 
-/// Way of datagrams to a target that wants PROXY headers ([`crate::Rule::send_proxy`]), or may answer from any port
+/// Route to a target that expects PROXY headers ([`crate::Rule::send_proxy`]), or may answer from any port
 /// ([`crate::Rule::any_port`]).
 pub(super) struct Addressed {
     pub(super) route: Route,
@@ -121,7 +121,7 @@ pub(super) struct Addressed {
 }
 
 impl Outward {
-    /// The socket of one for datagrams.
+    /// Datagram socket, if any.
     pub(super) fn socket(&self) -> Option<SocketId> {
         match self {
             Self::Datagrams(socket) => Some(*socket),
@@ -131,12 +131,12 @@ impl Outward {
     }
 }
 
-/// Lets the datagrams of one wake-up pass, one way, as far as a session's bytes a second go.
+/// Applies a session's byte rates to the datagrams of one wake-up and direction.
 pub(super) struct Gate<'a> {
     pace: Option<&'a Pace>,
     way: usize,
     now: u64,
-    /// Those that did not pass, and their bytes.
+    /// Datagrams beyond the rate, and their bytes.
     pub(super) limited: u64,
     pub(super) bytes: u64,
 }
@@ -158,22 +158,22 @@ impl<'a> Gate<'a> {
     }
 }
 
-/// Which of its rule's lists a session is in.
+/// List that a session is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// A TCP target has not accepted yet.
     Connecting,
     Active,
-    /// The TCP client has said all; answers may still come.
+    /// The TCP client has sent FIN; answers may still arrive.
     Closing,
 }
 
-/// Sessions by the time of their last sign of life.
+/// Sessions ordered by their last activity.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct List {
     head: u32,
     tail: u32,
-    /// Milliseconds without a sign of life after which a session has to go.
+    /// Milliseconds without activity before a session expires.
     pub(super) patience: u64,
 }
 
@@ -187,7 +187,6 @@ impl List {
     }
 }
 
-/// The lists of one rule.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lists {
     pub(super) connecting: List,
@@ -209,7 +208,7 @@ impl Lists {
     }
 }
 
-/// A new session, in no list yet.
+/// New session, not in a list yet.
 impl Session {
     pub(super) fn new(
         Arrival { rule, client, port, hops }: Arrival,
@@ -257,12 +256,12 @@ impl Table {
         self.slots.len()
     }
 
-    /// All slots are below this.
+    /// Upper bound of all slots.
     pub(super) fn capacity(&self) -> usize {
         self.slots.capacity()
     }
 
-    /// The session of a UDP client.
+    /// Session of a UDP client.
     #[inline]
     pub(super) fn find(&self, key: &Key) -> Option<u32> {
         self.by_client.find(hash(&self.hasher, key), |at| is_of(&self.slots, *at, key)).copied()
@@ -278,12 +277,12 @@ impl Table {
         self.slots.get_mut(at as usize)
     }
 
-    /// The slot that [`Table::insert`] will use next.
+    /// Slot of the next [`Table::insert`].
     pub(super) fn next(&self) -> u32 {
         number(self.slots.vacant_key())
     }
 
-    /// Takes a session and hangs it at the end of its list.
+    /// Inserts a session at the end of its list.
     pub(super) fn insert(&mut self, session: Session, lists: &mut Lists) -> u32 {
         let stage = session.stage;
         let key = if let Inward::Datagrams { key, .. } = &session.inward { Some(*key) } else { None };
@@ -316,7 +315,7 @@ impl Table {
         self.slots.try_remove(at as usize)
     }
 
-    /// A sign of life, except from one that has yet to connect.
+    /// Records activity, unless the session is still connecting.
     #[inline]
     pub(super) fn touch(&mut self, at: u32, now: u64, lists: &mut Lists) {
         let session = &mut self.slots[at as usize];
@@ -341,23 +340,23 @@ impl Table {
         self.append(at, lists.of(stage));
     }
 
-    /// The session that has been without a sign of life for longest.
+    /// Session that has been idle for longest.
     pub(super) fn longest_idle<'a>(&self, lists: impl Iterator<Item = &'a Lists>) -> Option<u32> {
         let heads = lists.flat_map(|lists| lists.all().map(List::head)).flatten();
         heads.min_by_key(|at| self.slots[*at as usize].stamp)
     }
 
-    /// When the head of a list has to go.
+    /// Expiry of the head of a list.
     pub(super) fn due(&self, list: &List) -> Option<u64> {
         Some(self.get(list.head()?)?.stamp.saturating_add(list.patience))
     }
 
-    /// When a session last had a sign of life.
+    /// Time of a session's last activity.
     pub(super) fn stamp(&self, at: u32) -> u64 {
         self.get(at).map_or(0, |session| session.stamp)
     }
 
-    /// All of a rule.
+    /// Slots of a rule's sessions.
     pub(super) fn of_rule(&self, rule: u32) -> Vec<u32> {
         self.slots.iter().filter(|(_, session)| session.rule == rule).map(|(at, _)| number(at)).collect()
     }
@@ -396,7 +395,7 @@ fn is_of(slots: &Slab<Session>, at: u32, key: &Key) -> bool {
     matches!(&slots[at as usize].inward, Inward::Datagrams { key: other, .. } if other == key)
 }
 
-/// In three writes; the derived one makes many more, field by field.
+/// Three writes; the derived implementation makes one per field.
 #[inline]
 fn hash(seeded: &RandomState, key: &Key) -> u64 {
     let bits = |ip| match ip {
@@ -410,10 +409,10 @@ fn hash(seeded: &RandomState, key: &Key) -> u64 {
     hasher.finish()
 }
 
-/// The side of a target, and its link where it leads to a rule of this process.
+/// Target side, and its link if it leads to a rule of this process.
 pub(super) type Reached = (Outward, Option<Box<Link>>);
 
-/// The side of a target that is reached by this socket: at `any_port` if the socket is not connected.
+/// Target side for this socket, with `any_port` if it is not connected.
 pub(super) fn addressed(socket: SocketId, any_port: Option<SocketAddr>, header: Vec<u8>) -> Outward {
     if any_port.is_none() && header.is_empty() {
         return Outward::Datagrams(socket);
@@ -421,7 +420,7 @@ pub(super) fn addressed(socket: SocketId, any_port: Option<SocketAddr>, header: 
     Outward::Addressed(Box::new(Addressed { route: Route { to: any_port, ..connected(socket) }, header }))
 }
 
-/// Where all datagrams of a connected socket go.
+/// Route of all datagrams of a connected socket.
 #[inline]
 pub(super) fn connected(socket: SocketId) -> Route {
     Route { socket, to: None, from: None, tos: 0, ttl: 0, dont_fragment: false }
@@ -443,9 +442,9 @@ mod tests {
         Session::new(arrival, Inward::Datagrams { key, reply }, outward, choice, now)
     }
 
-    /// Any order of births, signs of life and deaths leaves the list sorted by the last sign of life.
+    /// Any order of insertions, activity and removals keeps the list sorted by last activity.
     #[test]
-    fn the_head_is_always_the_longest_idle() {
+    fn list_head_is_always_the_longest_idle_session() {
         let mut lists = Lists { connecting: List::new(10), active: List::new(1000), closing: List::new(5) };
         let mut table = Table::default();
         let mut alive: Vec<(u32, u64)> = Vec::new();

@@ -1,4 +1,4 @@
-//! The TCP sides of sessions: accepting clients, connecting to targets, and what streams bring.
+//! TCP sides of sessions: accepting clients, connecting to targets, and reading streams.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -16,11 +16,11 @@ use crate::{
     rate::{DOWN, UP},
 };
 
-/// Connections accepted from one listener in one tick.
+/// Connections accepted per listener and tick.
 const ACCEPTS: usize = 64;
-/// How long a listener rests that is out of descriptors, in milliseconds.
+/// Milliseconds for which a listener pauses without descriptors.
 const REST: u64 = 100;
-/// Bytes copied from streams that may wait for a flush.
+/// Maximum number of bytes copied from streams before a flush.
 const COPIED: u64 = 1 << 20;
 
 impl Engine {
@@ -35,7 +35,7 @@ impl Engine {
                 }
                 Ok(None) => return,
                 Err(error) if is_exhaustion(&error) => {
-                    // Level-triggered: the connection that waits would wake the worker for ever.
+                    // Level-triggered, the waiting connection would wake the worker forever.
                     if tick.poller.remove(socket).is_ok() {
                         let until = tick.now + REST;
                         *paused_until = Some(until);
@@ -43,13 +43,13 @@ impl Engine {
                     }
                     return self.complain(&error);
                 }
-                // This connection is lost, and no other: a firewall refused it (accept(2)).
+                // Only this connection is lost: a firewall refused it (accept(2)).
                 Err(_) => {}
             }
         }
     }
 
-    /// Watches listeners again whose rest is over; returns when the next is.
+    /// Watches paused listeners again; returns the time of the next one.
     pub(super) fn resume_listeners(&mut self, tick: &mut Tick<'_>) -> Option<u64> {
         let mut next: Option<u64> = None;
         for (at, listener) in &mut self.listeners {
@@ -101,7 +101,7 @@ impl Engine {
         self.begin(Session::new(arrival, inward, reached, choice, tick.now), tick);
     }
 
-    /// An event of a TCP target.
+    /// Handles an event of a TCP target.
     pub(super) fn on_target_stream(&mut self, at: u32, event: &Event, tick: &mut Tick<'_>) {
         let Some(session) = self.sessions.get_mut(at) else { return };
         let Outward::Stream(stream) = &mut session.outward else { return };
@@ -159,12 +159,12 @@ impl Engine {
         }
         self.copy_done(turn.bytes);
         if turn.closed {
-            // UDP has no half-close: a target that has said all will not be asked again.
+            // UDP has no half-close, so no further data for the target is expected.
             self.end(at, EndReason::Finished, tick);
         }
     }
 
-    /// An event of a TCP client.
+    /// Handles an event of a TCP client.
     pub(super) fn on_client_stream(&mut self, at: u32, event: &Event, tick: &mut Tick<'_>) {
         let Some(session) = self.sessions.get_mut(at) else { return };
         let (Inward::Stream(stream), Outward::Datagrams(socket)) = (&mut session.inward, &session.outward)
@@ -176,7 +176,7 @@ impl Engine {
         }
         if stream.read_closed {
             stream.watch(tokens::inward_token(at), tick.poller);
-            // It hears nothing more either: only a hang-up or an error is told of what is not watched.
+            // The client also stopped reading: without watched events only a hang-up or an error is reported.
             if event.error || event.readable {
                 let reset = stream.socket().take_error().is_err();
                 let reason = if reset { EndReason::ClientReset } else { EndReason::Finished };
@@ -217,7 +217,7 @@ impl Engine {
         self.copy_done(turn.bytes);
     }
 
-    /// After a TCP target could not be connected to.
+    /// Handles a failed connect to a TCP target.
     pub(super) fn try_next_target(&mut self, at: u32, failure: Failure, tick: &mut Tick<'_>) {
         let Some(session) = self.sessions.get_mut(at) else { return };
         let Session { rule, client, port, hops, .. } = *session;
@@ -230,7 +230,7 @@ impl Engine {
         while session.attempts < ATTEMPTS {
             let Some(choice) = tick.worker.choose(state.key, client, port, &[]) else { break };
             if failed.is_some_and(|failed| failed.address == choice.address) {
-                // There is no other.
+                // There is no other target.
                 tick.worker.release(state.key, choice, false);
                 break;
             }
@@ -252,13 +252,14 @@ impl Engine {
                 (Ok(_), Outward::Datagrams(_) | Outward::Addressed(_)) => {}
             }
             session.choice = None;
-            // Its own failure, or ours: the connect that fails at once is rare, and the next check finds out.
+            // Connects rarely fail at once, so a local failure is not distinguished; the next health check
+            // corrects it.
             tick.worker.release(state.key, choice, true);
         }
         self.end(at, EndReason::ConnectFailed, tick);
     }
 
-    /// Bounds what the copies of this wake-up take.
+    /// Limits the bytes copied in this wake-up.
     fn copy_done(&mut self, bytes: u64) {
         self.copied += bytes;
         if self.copied > COPIED {
@@ -267,7 +268,7 @@ impl Engine {
     }
 }
 
-/// A TCP client that never became a session.
+/// Refuses a TCP client before it has a session.
 fn refuse(state: &mut RuleState, client: SocketAddr, reason: EndReason, tick: &mut Tick<'_>) {
     state.count_end(reason);
     if reason.is_quiet() {

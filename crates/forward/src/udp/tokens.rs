@@ -1,8 +1,8 @@
-//! Tokens by which a poller tells of the engine's sockets.
+//! Poller tokens of the engine's sockets.
 
 use super::TOKENS;
 
-/// Sides of a session, and listeners, in tokens: two bits below the slot.
+/// Sides of a session, and listeners: two bits below the slot.
 pub(super) const LISTENER: u64 = 0;
 pub(super) const OUTWARD: u64 = 1;
 pub(super) const INWARD: u64 = 2;

@@ -1,25 +1,25 @@
-//! Sessions without an answer, in the order in which they are looked at.
+//! Queue of sessions without an answer, by the time of their next check.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
 use crate::Slot;
 
-/// Sessions that may have another target and have no answer yet, by the time of the next look. Each is here once.
+/// Sessions without an answer that could use another target, each listed once.
 #[derive(Default)]
 pub(super) struct Unanswered(pub(super) BinaryHeap<Reverse<Look>>);
 
-/// The next look at one session.
+/// Next check of a session.
 pub(super) struct Look {
     pub(super) due: u64,
     pub(super) at: u32,
-    /// When the session began: its slot may have another one by now.
+    /// Start of the session; its slot may have been reused.
     pub(super) opened: u64,
-    /// When it got its present target.
+    /// Time at which it got its current target.
     pub(super) since: u64,
     pub(super) wait: u64,
-    /// Targets that did not answer it.
+    /// Targets that did not answer.
     pub(super) tried: Vec<Slot>,
-    /// It finds out whether any target of the rule answers.
+    /// The session tests whether any target of the rule answers.
     pub(super) explores: bool,
 }
 

@@ -1,4 +1,5 @@
-//! Sessions of UDP clients that go on in another process, with their sockets, in the same order of age. Connections of TCP clients stay.
+//! Handover of UDP clients' sessions to another process, with their sockets and in order of age. Connections
+//! of TCP clients stay.
 
 use std::{
     io,
@@ -24,13 +25,13 @@ use crate::{
 /// A session without its socket.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Portable {
-    /// Place of its rule among those of the process.
+    /// Index of its rule among those of the process.
     pub(crate) rule: usize,
     port: u16,
     client: SocketAddr,
     local: Option<IpAddr>,
     target: SocketAddr,
-    /// Whether it counts as one of the target's.
+    /// It counts as a session of the target.
     is_seated: bool,
     attempts: u8,
     answered: bool,
@@ -38,9 +39,9 @@ pub(crate) struct Portable {
     to_client: u64,
     lived_ms: u64,
     idle_ms: u64,
-    /// The kernel's drop counter of its socket, as last seen.
+    /// Last value of the kernel's drop counter of its socket.
     drops: u32,
-    /// Of a TCP target.
+    /// State of a TCP target's stream.
     stream: Option<bridge::Held>,
     /// As [`Arrival::hops`]; older processes do not send it.
     #[serde(default)]
@@ -48,7 +49,7 @@ pub(crate) struct Portable {
 }
 
 impl Engine {
-    /// The listeners of a rule, in the order of its range.
+    /// Listeners of a rule in the order of its range.
     pub(crate) fn listening(&self, key: RuleKey) -> Vec<BorrowedFd<'_>> {
         let mut found: Vec<&Listener> = self.listeners_of(key).map(|(_, listener)| listener).collect();
         found.sort_unstable_by_key(|listener| listener.port);
@@ -59,7 +60,7 @@ impl Engine {
         descriptors.collect()
     }
 
-    /// The drop counters of a rule's listeners as last seen, in the order of its range.
+    /// Last drop counters of a rule's listeners, in the order of its range.
     pub(crate) fn listener_drops(&self, key: RuleKey) -> Vec<u32> {
         let drops_by_port = self.listeners_of(key).filter_map(|(_, listener)| match listener.kind {
             Kind::Datagrams(id) => Some((listener.port, self.sockets.get(id)?.lend())),
@@ -70,7 +71,7 @@ impl Engine {
         drops_by_port.into_iter().map(|(_, drops)| drops).collect()
     }
 
-    /// What the other process has told of them.
+    /// Sets the drop counters received from the other process.
     pub(crate) fn expect_drops(&self, key: RuleKey, drops: &[u32]) {
         for (_, Listener { port, kind, .. }) in self.listeners_of(key) {
             if let (Kind::Datagrams(id), Some(drops)) = (kind, drops.get(usize::from(*port)))
@@ -81,7 +82,7 @@ impl Engine {
         }
     }
 
-    /// Sessions that can go, the longest idle first.
+    /// Movable sessions, the longest idle first.
     pub(crate) fn portable(&self) -> Vec<u32> {
         let rules = self.rules.iter().filter(|(_, state)| !state.removed);
         let mut all: Vec<u32> = rules.flat_map(|(slot, _)| self.sessions.of_rule(narrow(slot))).collect();
@@ -90,7 +91,8 @@ impl Engine {
         all
     }
 
-    /// What a session is, and the socket towards its target; it goes on here if nobody takes it. `rules` are those of the process.
+    /// Exports a session and its socket towards the target; the session stays usable here. `rules` are those
+    /// of the process.
     pub(crate) fn export(&self, at: u32, rules: &[RuleKey], now: u64) -> Option<(Portable, BorrowedFd<'_>)> {
         let session = self.sessions.get(at)?;
         let key = self.client_of(at)?;
@@ -122,10 +124,8 @@ impl Engine {
         Some((portable, socket))
     }
 
-    /// Goes on with a session of another process.
-    ///
-    /// # Errors
-    /// What is no session of this rule, or no socket of one; those of epoll_ctl(2).
+    /// Continues a session of another process. `InvalidData` if it does not belong to this rule or exists
+    /// already.
     pub(crate) fn resume(
         &mut self,
         session: Portable,
@@ -133,7 +133,7 @@ impl Engine {
         socket: OwnedFd,
         tick: &mut Tick<'_>,
     ) -> io::Result<()> {
-        let unknown = || io::Error::new(io::ErrorKind::InvalidData, "a session of a rule that there is not");
+        let unknown = || io::Error::new(io::ErrorKind::InvalidData, "a session of an unknown rule");
         let found = self.listeners_of(key).find(|(_, listener)| listener.port == session.port);
         let (listener, rule, shared) = match found {
             Some((at, Listener { rule, kind: Kind::Datagrams(shared), .. })) => (narrow(at), *rule, *shared),
@@ -143,10 +143,10 @@ impl Engine {
         let arrival = Arrival { rule, client, port, hops };
         let client_key = Key { listener, client, local };
         if self.sessions.find(&client_key).is_some() {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a session that there is already"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a session that already exists"));
         }
         let token = outward_token(self.sessions.next());
-        // The other process let it begin, so an error does not end it.
+        // The other process has accepted it, so an error does not end it.
         let leads_here = tick.worker.approach(key, session.target, local, tick.now).unwrap_or(false);
         let mut end = Err(io::ErrorKind::NotConnected.into());
         let outward = match session.stream {
@@ -200,7 +200,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Another process has the listeners and the sessions of UDP clients: they are forgotten, and nobody is told. TCP clients live on.
+    /// Drops listeners and sessions of UDP clients without a report, since another process has them. TCP
+    /// clients stay.
     pub(crate) fn surrender(&mut self, tick: &mut Tick<'_>) {
         self.recall(tick);
         self.send_queued();
@@ -225,7 +226,7 @@ impl Engine {
             state.left(choice, None);
             tick.worker.release(state.key, choice, false);
         }
-        // Closing a socket here would not take it from the poller while it is open there.
+        // Closing does not remove the socket from the poller while the other process has it open.
         match session.outward {
             Outward::Stream(stream) => _ = tick.poller.remove(stream.socket()),
             datagrams => {
@@ -236,7 +237,7 @@ impl Engine {
         }
     }
 
-    /// Of a session whose client shares the socket of a listener.
+    /// Key of a session whose client shares a listener's socket.
     fn client_of(&self, at: u32) -> Option<&Key> {
         match &self.sessions.get(at)?.inward {
             Inward::Datagrams { key, reply } if reply.to.is_some() => Some(key),
