@@ -1,5 +1,5 @@
-//! The reflector: the far end of every generator. Datagrams go back to where they came from; TCP connections do what
-//! their first bytes ask for (see [`crate::greeting`]).
+//! Reflector, the far end of every generator. It returns datagrams to their sender; the first bytes of a TCP connection
+//! choose its workload (see [`crate::greeting`]).
 
 mod connection;
 mod tcp;
@@ -23,47 +23,43 @@ use crate::LoadError;
 
 pub(crate) use connection::MSG_TRUNC;
 
-/// The port of a reflector that names none.
 pub(crate) const DEFAULT_PORT: u16 = 3480;
 
-/// Receive and send buffer of each UDP socket in bytes.
+/// Bytes of the receive and send buffer of each UDP socket.
 const BUFFER: usize = 8 << 20;
 
-/// Settings of a reflector, which are the flags of `turnpike reflect`. With neither UDP nor TCP addresses (the default) it listens for
-/// both on port 3480 of all addresses, IPv6 where the machine has it.
+/// Flags of `turnpike reflect`. Without addresses it listens on port 3480 of all addresses, for UDP and TCP.
 #[derive(Clone, Debug, Default, Args)]
 pub struct Config {
-    /// UDP address to reflect on; repeat for several [default, without --tcp too: port 3480 of all addresses, IPv6 where
-    /// there is any]
+    /// UDP address to reflect on; may be repeated [default without --tcp: port 3480 of all addresses, including IPv6 if
+    /// available]
     #[arg(long, value_name = "ADDR:PORT", value_parser = socket_address)]
     pub listen: Vec<SocketAddr>,
 
-    /// TCP address to serve load tcp, rr and connect on, and an echo to any other client; repeat for several [default,
-    /// without --listen too: as for UDP]
+    /// TCP address for load tcp, rr and connect, and an echo for all other clients; may be repeated [default without
+    /// --listen: as for UDP]
     #[arg(long, value_name = "ADDR:PORT", value_parser = socket_address)]
     pub tcp: Vec<SocketAddr>,
 
-    /// Threads, 1 to 1024, for UDP and as many for TCP [default: one per core]
+    /// Threads for UDP, 1 to 1024, and as many for TCP [default: one per core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub workers: Option<u16>,
 
-    /// How datagrams enter and leave: auto, basic, mmsg or gso; kernel: sent back in the kernel where they come by Ethernet, as auto elsewhere
-    /// (as for `serve`: CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON; netfilter does not see them)
+    /// Data path: auto, basic, mmsg or gso; with kernel, the kernel returns datagrams that arrive by Ethernet, and auto
+    /// applies to all others (needs CAP_NET_ADMIN, CAP_BPF and CAP_PERFMON like `serve`; bypasses netfilter)
     #[arg(long, value_name = "D", default_value = "auto")]
     pub datapath: ReflectPath,
 }
 
-/// How datagrams enter and leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReflectPath {
-    /// The kernel itself sends back what comes by Ethernet; the rest goes by the best step.
+    /// The kernel returns datagrams that arrive by Ethernet; the best socket path carries all others.
     Kernel,
-    /// By a step of the ladder.
     Step(Datapath),
 }
 
 impl ReflectPath {
-    /// The step of what does not go by the kernel.
+    /// Socket path of datagrams that the kernel does not return.
     #[must_use]
     pub fn step(self) -> Datapath {
         match self {
@@ -91,33 +87,28 @@ impl FromStr for ReflectPath {
 }
 
 impl Config {
-    /// Threads for UDP, and as many for TCP.
     #[must_use]
     pub fn workers(&self) -> usize {
         self.workers.map_or_else(|| thread::available_parallelism().map_or(1, usize::from), usize::from)
     }
 }
 
-/// What a reflector has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReflectStats {
-    /// Datagrams received.
+    /// Datagrams, including those returned by the kernel.
     pub received: u64,
-    /// Bytes of them.
     pub received_bytes: u64,
-    /// Datagrams sent back.
     pub sent: u64,
-    /// Those of them that the kernel sent back itself.
+    /// Part of `sent`.
     pub in_kernel: u64,
-    /// Datagrams that the kernel did not take.
+    /// Datagrams that a send call rejected.
     pub refused: u64,
-    /// Datagrams that the kernel dropped before they could be received.
+    /// Datagrams dropped because the receive buffer was full.
     pub kernel_drops: u64,
-    /// TCP connections taken.
+    /// Accepted TCP connections.
     pub connections: u64,
-    /// Bytes received over TCP, greetings included.
+    /// Includes greetings.
     pub tcp_received_bytes: u64,
-    /// Bytes sent over TCP.
     pub tcp_sent_bytes: u64,
 }
 
@@ -142,21 +133,21 @@ pub struct Reflector {
     workers: Workers<(), ReflectStats>,
 }
 
-/// A worker, which takes no commands.
+/// Workers take no commands except to stop.
 type ReflectFrame = Frame<(), ReflectStats>;
 
-/// One thread's work: waits, then does what there is to do.
 trait ReflectWorker: Send + 'static {
     fn frame(&mut self) -> &mut ReflectFrame;
+    /// Waits for events and handles them.
     fn wake_up(&mut self) -> io::Result<()>;
     fn stats(&self) -> ReflectStats;
 }
 
 impl Reflector {
-    /// Binds all sockets and starts the workers; on error nothing is left open.
+    /// Binds all sockets and starts the workers.
     ///
     /// # Errors
-    /// When an address cannot be listened on, or a thread not be started.
+    /// If a socket cannot be bound or a thread cannot be started; nothing stays open.
     pub fn start(config: &Config) -> Result<Self, LoadError> {
         let (step, workers) = (config.datapath.step(), config.workers());
         let everywhere = config.listen.is_empty() && config.tcp.is_empty();
@@ -192,22 +183,22 @@ impl Reflector {
         Ok(reflector)
     }
 
-    /// The UDP addresses listened on, with real ports where the configuration said 0.
+    /// UDP addresses with their actual ports.
     pub fn listeners(&self) -> &[SocketAddr] {
         &self.listeners
     }
 
-    /// The TCP addresses listened on, with real ports where the configuration said 0.
+    /// TCP addresses with their actual ports.
     pub fn tcp_listeners(&self) -> &[SocketAddr] {
         &self.tcp_listeners
     }
 
-    /// The interfaces by which the kernel itself sends datagrams back, by name.
+    /// Names of the interfaces on which the kernel returns datagrams.
     pub fn in_kernel(&self) -> &[String] {
         self.echo.as_ref().map_or(&[], Echo::interfaces)
     }
 
-    /// What all workers together have done, and the kernel.
+    /// Sum over all workers and the kernel.
     pub fn stats(&self) -> ReflectStats {
         let mut total = ReflectStats::default();
         if let Some(Echoed { datagrams, bytes }) = self.echo.as_ref().map(Echo::echoed) {
@@ -220,8 +211,7 @@ impl Reflector {
         total
     }
 
-    /// Stops and joins the workers. What they have done by then is final; before, [`Self::stats`] may
-    /// lag behind replies that have left.
+    /// Stops and joins the workers and returns the final counts; those of [`Self::stats`] may lag behind.
     pub fn stop(mut self) -> ReflectStats {
         self.workers.stop();
         self.stats()
@@ -240,14 +230,14 @@ impl Reflector {
     }
 }
 
-/// A socket per address for each worker, or for none where there is no address.
+/// One socket per address and worker; no workers without addresses.
 struct PerWorker<S> {
     addresses: Vec<SocketAddr>,
     sockets: Vec<Vec<S>>,
 }
 
-/// Binds each address once unshared (without SO_REUSEPORT, with which a second reflector would silently take half of the traffic), and
-/// then once for each worker.
+/// Binds each address first without SO_REUSEPORT, because otherwise a second reflector would silently take half of the traffic,
+/// and then once per worker.
 fn per_worker<S>(
     wanted: &[SocketAddr],
     everywhere: bool,
@@ -268,7 +258,7 @@ fn per_worker<S>(
             Err(error) => return Err(error),
         }
     }
-    // The kernel's choice, where the wish was port 0, is the workers' wish.
+    // For port 0, all workers bind the port that the kernel chose.
     let addresses: Vec<_> = probes.iter().map(address).collect();
     drop(probes);
     let workers = if addresses.is_empty() { 0 } else { workers };

@@ -1,8 +1,7 @@
-//! TCP: one listener for all workloads. A worker accepts, and drives its connections; what each does is in
-//! [`super::connection`].
+//! TCP side of the reflector: accepts connections and drives them; [`super::connection`] has the workloads.
 //!
-//! Each worker has its own `SO_REUSEPORT` listener per address, so that the kernel spreads connections and no two
-//! workers wake for one.
+//! Each worker has its own `SO_REUSEPORT` listener per address: the kernel spreads the connections, and each
+//! connection wakes only one worker.
 
 use std::{
     io,
@@ -24,16 +23,14 @@ use super::{
 };
 use crate::LoadError;
 
-/// Connections beyond this many in the kernel's queue are refused.
 const BACKLOG: i32 = 4096;
-/// Tokens from here on are listeners.
+/// First token of the listeners.
 const LISTENERS: u64 = 1 << 32;
-/// How often sinks with news write a record.
+/// Interval between the records of a sink.
 const RECORDS: Duration = Duration::from_millis(50);
-/// How long a connection is left alone whose peer sends but does not read, and a listener when descriptors ran out.
+/// Pause of a connection whose peer sends without reading, and of listeners when descriptors run out.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// A listening socket and its address.
 pub(super) struct ReflectListener {
     socket: TcpListener,
     address: SocketAddr,
@@ -52,8 +49,7 @@ impl AsFd for ReflectListener {
     }
 }
 
-/// Listens; port 0 lets the kernel choose.
-/// `shared` with the other workers.
+/// Port 0 is any. `shared` sets SO_REUSEPORT.
 pub(super) fn bind(address: SocketAddr, shared: bool) -> Result<ReflectListener, LoadError> {
     let open = || {
         let socket =
@@ -63,7 +59,7 @@ pub(super) fn bind(address: SocketAddr, shared: bool) -> Result<ReflectListener,
         }
         socket.set_reuse_address(true)?;
         socket.set_reuse_port(shared)?;
-        // Accepted sockets inherit both (tcp_create_openreq_child clones the listener's state).
+        // Accepted sockets inherit these options (tcp_create_openreq_child clones the listener's state).
         socket.set_tcp_nodelay(true)?;
         let keepalive =
             TcpKeepalive::new().with_time(Duration::from_secs(30)).with_interval(Duration::from_secs(10));
@@ -83,22 +79,21 @@ pub(super) struct TcpReflectWorker {
     connections: Slab<ReflectedConnection>,
     buffers: Buffers,
     ready: Vec<Event>,
-    /// Sinks that have news, each once.
+    /// Sinks with bytes to report, each once.
     news: Vec<usize>,
-    /// When they are told.
+    /// Time of their next records.
     tell: Option<Instant>,
-    /// Connections that are not watched for now.
+    /// Connections removed from the poller until `unpark`.
     parked: Vec<usize>,
-    /// When parked connections and paused listeners are watched again.
     unpark: Option<Instant>,
     accepted: u64,
 }
 
 impl TcpReflectWorker {
     pub(super) fn new(listeners: Vec<ReflectListener>) -> io::Result<Self> {
-        /// As many connections as a generator can have clients, several times over.
+        /// Several times the maximum number of clients of a generator.
         const FILES: u64 = 1 << 16;
-        // With fewer, accepting pauses while they are used up.
+        // With a lower limit, accepting pauses whenever descriptors run out.
         turnpike_net::rlimit::raise_open_files(FILES);
         let frame = ReflectFrame::new(0, Instant::now())?;
         for (index, listener) in listeners.iter().enumerate() {
@@ -119,7 +114,7 @@ impl TcpReflectWorker {
     }
 
     fn accept(&mut self, number: usize, now: Instant) {
-        /// Before the connections have their turn.
+        /// Maximum connections accepted before the existing ones are served.
         const MOST: usize = 64;
         let Some(listener) = self.listeners.get_mut(number) else { return };
         for _ in 0..MOST {
@@ -137,13 +132,13 @@ impl TcpReflectWorker {
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // The client has gone already.
+                // The client has already closed the connection.
                 Err(error)
                     if matches!(
                         error.kind(),
                         io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted
                     ) => {}
-                // No descriptors, no memory: the queue stays full, and the poller would not sleep.
+                // Out of descriptors or memory: the queue stays full, so the poller would never sleep.
                 Err(_) => {
                     listener.paused = self.frame.poller.remove(listener).is_ok();
                     self.unpark.get_or_insert(now + PAUSE);
@@ -169,7 +164,7 @@ impl TcpReflectWorker {
         }
         let blocks = connection.blocked();
         let watched = if blocked && blocks && event.readable {
-            // It sends more and does not read: its bytes wait in the kernel.
+            // The peer sends without reading: leave its bytes in the kernel for a while.
             self.parked.push(index);
             self.unpark.get_or_insert(now + PAUSE);
             self.frame.poller.remove(connection)
@@ -188,7 +183,7 @@ impl TcpReflectWorker {
         }
     }
 
-    /// Sinks with news write a record each.
+    /// Writes one record per sink in `news`.
     fn tell(&mut self, now: Instant) {
         self.tell = None;
         let mut news = std::mem::take(&mut self.news);
@@ -229,7 +224,6 @@ impl ReflectWorker for TcpReflectWorker {
 
     fn wake_up(&mut self) -> io::Result<()> {
         let due = [self.tell, self.unpark].into_iter().flatten().min();
-        // Whole milliseconds are enough here.
         let timeout = due.map(|due| due.saturating_duration_since(Instant::now()));
         self.ready.clear();
         self.ready.extend(self.frame.poller.wait(timeout)?);

@@ -1,7 +1,7 @@
-//! Datagrams: every one goes back to where it came from.
+//! UDP side of the reflector: returns each datagram to its sender.
 //!
-//! Each worker has its own `SO_REUSEPORT` socket per address. A received super-packet leaves as one again, because its
-//! datagrams lie next to each other in the arena.
+//! Each worker has its own `SO_REUSEPORT` socket per address. The datagrams of a received super-packet are adjacent in
+//! the arena, so they leave as one super-packet.
 
 use std::{io, net::SocketAddr, time::Instant};
 
@@ -10,14 +10,14 @@ use turnpike_net::{Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSo
 use super::{BUFFER, ReflectFrame, ReflectStats, ReflectWorker};
 use crate::LoadError;
 
-/// `shared` with the other workers.
+/// `shared` sets SO_REUSEPORT.
 pub(super) fn bind(address: SocketAddr, step: Datapath, shared: bool) -> Result<UdpSocket, LoadError> {
     let options = UdpOptions {
         reuse_port: shared,
         recv_buffer: Some(BUFFER),
         send_buffer: Some(BUFFER),
         gro: step == Datapath::Gso,
-        // A reply must leave from the address that was asked.
+        // Replies must leave from the destination address of the request.
         packet_info: address.ip().is_unspecified(),
         ..UdpOptions::default()
     };
@@ -49,11 +49,11 @@ impl UdpReflectWorker {
     }
 
     fn reflect(&mut self, id: SocketId) {
-        /// Receive calls before the other sockets have their turn.
+        /// Maximum receive calls before the other sockets are served.
         const CALLS: usize = 8;
         let Some(socket) = self.sockets.get(id) else { return };
         for _ in 0..CALLS {
-            // Errors are ICMP's answers to what was sent back; the next call receives.
+            // Errors are ICMP replies to earlier sends; the next call receives.
             let Ok(received) = self.rx.recv(socket) else { continue };
             for buffer in self.rx.buffers(received) {
                 let route = Route {
