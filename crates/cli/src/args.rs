@@ -77,7 +77,7 @@ pub(crate) enum Command {
     },
     /// Echo datagrams and serve TCP load: the peer for `load`
     #[command(after_help = REFLECT_EXAMPLES)]
-    Reflect(turnpike_load::reflect::Config),
+    Reflect(turnpike_load::reflect::ReflectConfig),
     /// Generate load and measure throughput, loss and latency
     Load {
         #[command(subcommand)]

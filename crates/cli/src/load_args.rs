@@ -10,7 +10,7 @@ use turnpike_load::{
 pub(crate) enum LoadCommand {
     /// Load a TURN server with traffic, allocations or invalid packets
     #[command(long_about = LOAD_TURN, after_help = LOAD_TURN_EXAMPLES)]
-    Turn(Box<turn::Config>),
+    Turn(Box<turn::TurnLoadConfig>),
     /// Transfer bulk data over TCP, directly or through a forwarder
     #[command(long_about = LOAD_TCP, after_help = LOAD_TCP_EXAMPLES)]
     Tcp {
@@ -37,7 +37,7 @@ pub(crate) enum LoadCommand {
     },
     /// Send datagrams to a reflector and back
     #[command(long_about = LOAD_UDP, after_help = LOAD_UDP_EXAMPLES)]
-    Udp(Box<udp::Config>),
+    Udp(Box<udp::UdpLoadConfig>),
 }
 
 const LOAD_TURN: &str = "\

@@ -34,7 +34,7 @@ use turnpike_config::{Checks, Mistakes, Sources, forward::ForwardSources, readab
 use turnpike_ctl::commands::CommandError;
 use turnpike_forwarder::ForwarderError;
 use turnpike_load::{
-    LoadError, Report, RunOutcome, StopHandle,
+    LoadError, LoadReport, RunOutcome, StopHandle,
     progress::{self, Interval},
     reflect::{self, ReflectPath, Reflector},
     stream::{self, Workload},
@@ -258,7 +258,7 @@ fn print_credentials(args: CredentialsArgs) -> ExitCode {
     }
 }
 
-fn run_reflector(config: &reflect::Config) -> ExitCode {
+fn run_reflector(config: &reflect::ReflectConfig) -> ExitCode {
     let reflector = match Reflector::start(config) {
         Ok(reflector) => reflector,
         Err(error) => return fail_load(&error),
@@ -309,7 +309,7 @@ fn generate(command: LoadCommand) -> ExitCode {
         LoadCommand::Connect { target, options } => (target, Workload::Connect(options)),
     };
     let unit = if matches!(workload, Workload::Bulk(_)) { Unit::Bytes } else { Unit::Messages };
-    let config = stream::Config::new(target, workload);
+    let config = stream::StreamLoadConfig::new(target, workload);
     let json = config.target.run.json.as_deref();
     run_load(json, unit, |stop, show| stream::run(&config, stop, show))
 }
@@ -393,7 +393,7 @@ fn unwritable(json: &Path) -> io::Result<()> {
 }
 
 /// Writes JSON if requested, and text to standard output unless the JSON goes there.
-fn show(report: &Report, unit: Unit, json: Option<&Path>) -> io::Result<()> {
+fn show(report: &LoadReport, unit: Unit, json: Option<&Path>) -> io::Result<()> {
     let Some(path) = json else {
         return writeln!(io::stdout(), "{}", Summary { report, unit }).or_else(forgive_closed_pipe);
     };

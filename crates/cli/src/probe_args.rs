@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use turnpike_client::{Login, ServerUri, TlsOptions};
 use turnpike_load::options::seconds;
-use turnpike_probe::{Config, Level};
+use turnpike_probe::{FindingLevel, ProbeConfig};
 
 #[derive(Args)]
 pub(crate) struct ProbeArgs {
@@ -52,27 +52,27 @@ pub(crate) struct ProbeArgs {
 
     /// Exit with code 3 if any finding has this level or worse: warn or bad
     #[arg(long, value_name = "LEVEL")]
-    fail_on: Option<Level>,
+    fail_on: Option<FindingLevel>,
 }
 
 /// Output options.
 pub(crate) struct Asked {
     pub(crate) json: bool,
-    pub(crate) fail_on: Option<Level>,
+    pub(crate) fail_on: Option<FindingLevel>,
     /// Prints the plan without running it.
     pub(crate) only_say: bool,
 }
 
 impl ProbeArgs {
-    pub(crate) fn into_config(self) -> (Config, Asked) {
-        let config = Config {
+    pub(crate) fn into_config(self) -> (ProbeConfig, Asked) {
+        let config = ProbeConfig {
             user: self.user,
             tls: TlsOptions { resumption: false, ..self.tls },
             timeout: self.timeout,
             count: self.count,
             attack: self.attack.then_some(self.attack_port),
             attack_user: self.attack_user,
-            ..Config::new(self.server)
+            ..ProbeConfig::new(self.server)
         };
         let only_say = self.attack && !self.i_own_this_server;
         (config, Asked { json: self.json, fail_on: self.fail_on, only_say })

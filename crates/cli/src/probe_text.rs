@@ -5,7 +5,7 @@ use std::{
     io::{self, Write as _},
 };
 
-use turnpike_probe::{Level, ProbeReport};
+use turnpike_probe::{FindingLevel, ProbeReport};
 use turnpike_wire::escape;
 
 use crate::forgive_closed_pipe;
@@ -35,8 +35,8 @@ impl fmt::Display for Text<'_> {
                 writeln!(f, "{:<19}-> {remedy}", "")?;
             }
         }
-        let count = |level: Level| report.findings.iter().filter(|line| line.level == level).count();
+        let count = |level: FindingLevel| report.findings.iter().filter(|line| line.level == level).count();
         let usable = if report.usable { "can be used" } else { "cannot be used" };
-        writeln!(f, "{usable}; {} bad, {} warnings", count(Level::Bad), count(Level::Warn))
+        writeln!(f, "{usable}; {} bad, {} warnings", count(FindingLevel::Bad), count(FindingLevel::Warn))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use turnpike_load::{Direction, Leg, Report};
+use turnpike_load::{Direction, Leg, LoadReport};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
@@ -11,7 +11,7 @@ pub(crate) enum Unit {
 }
 
 pub(crate) struct Summary<'a> {
-    pub(crate) report: &'a Report,
+    pub(crate) report: &'a LoadReport,
     pub(crate) unit: Unit,
 }
 
@@ -40,7 +40,7 @@ impl fmt::Display for Summary<'_> {
     }
 }
 
-fn messages(report: &Report, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn messages(report: &LoadReport, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     counts(report, f)?;
     latency(report, "round trip", f)?;
     write!(
@@ -51,7 +51,7 @@ fn messages(report: &Report, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 }
 
 /// Traffic of a profile: totals, then each direction, then each stream.
-fn shaped(report: &Report, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn shaped(report: &LoadReport, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let Some(profile) = &report.profile else { return Ok(()) };
     counts(report, f)?;
     latency(report, "latency (one way)", f)?;
@@ -95,7 +95,7 @@ fn line(title: &str, width: usize, leg: &Leg, f: &mut fmt::Formatter<'_>) -> fmt
     )
 }
 
-fn counts(report: &Report, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn counts(report: &LoadReport, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     writeln!(
         f,
         "sent {} ({:.0}/s), received {} ({:.0}/s), lost {} ({:.3} %), duplicated {}, reordered {}",
@@ -110,7 +110,7 @@ fn counts(report: &Report, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     )
 }
 
-fn latency(report: &Report, what: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn latency(report: &LoadReport, what: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let rtt = &report.rtt_us;
     writeln!(
         f,
@@ -119,7 +119,7 @@ fn latency(report: &Report, what: &str, f: &mut fmt::Formatter<'_>) -> fmt::Resu
     )
 }
 
-fn bytes(report: &Report, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn bytes(report: &LoadReport, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     writeln!(
         f,
         "{:.3} Gbit/s; sent {} bytes, received {}, lost {}",

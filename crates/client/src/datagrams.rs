@@ -7,7 +7,7 @@ use std::{
 
 use turnpike_net::{Buffer, Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket, poll::Poller};
 
-use crate::Errors;
+use crate::ErrorCounts;
 
 /// UDP sockets by index: one per client, or one shared by clients that differ in their local addresses.
 pub struct Datagrams {
@@ -127,7 +127,7 @@ impl Datagrams {
         self.tx.queued()
     }
 
-    pub fn flush(&mut self, errors: &mut Errors) -> u64 {
+    pub fn flush(&mut self, errors: &mut ErrorCounts) -> u64 {
         if self.tx.queued() == 0 {
             return 0;
         }
@@ -153,7 +153,7 @@ impl Datagrams {
     pub fn receive(
         &mut self,
         index: usize,
-        errors: &mut Errors,
+        errors: &mut ErrorCounts,
         mut each: impl FnMut(Option<(&[u8], SocketAddr)>),
     ) -> bool {
         self.receive_with(index, errors, |received| {
@@ -163,7 +163,7 @@ impl Datagrams {
 
     pub fn receive_shared(
         &mut self,
-        errors: &mut Errors,
+        errors: &mut ErrorCounts,
         mut each: impl FnMut(Option<(&[u8], Option<usize>)>),
     ) {
         let ends = std::mem::take(&mut self.ends);
@@ -176,7 +176,7 @@ impl Datagrams {
     fn receive_with(
         &mut self,
         index: usize,
-        errors: &mut Errors,
+        errors: &mut ErrorCounts,
         mut each: impl FnMut(Option<(&[u8], &Buffer<'_>)>),
     ) -> bool {
         /// Receive calls before other sockets and sending get their turn.

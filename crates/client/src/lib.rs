@@ -4,7 +4,7 @@
 //! ```text
 //! ServerUri ─▶ addresses      turn:HOST, turns:HOST?transport=udp …
 //! Datagrams                   plain UDP: many sockets, batches in and out
-//! Links                       TCP, TLS, DTLS: many connections, whole messages in and out, nothing blocks
+//! ServerLinks                 TCP, TLS, DTLS: many connections, whole messages in and out, nothing blocks
 //! Security, Verifier          trust for TLS and DTLS
 //! ```
 #![forbid(unsafe_code)]
@@ -23,13 +23,13 @@ use std::collections::BTreeMap;
 
 pub use certificates::{CertificateJudge, ShownCertificate, Verifier, explain};
 pub use datagrams::Datagrams;
-pub use links::{Broken, Framing, Links};
+pub use links::{Broken, Framing, ServerLinks};
 pub use login::Login;
 pub use security::{Security, TlsOptions};
-pub use transport::{Transport, UnknownName};
+pub use transport::{ClientTransport, UnknownName};
 pub use uri::ServerUri;
 
-pub type Errors = BTreeMap<&'static str, u64>;
+pub type ErrorCounts = BTreeMap<&'static str, u64>;
 
 /// Invalid setting; the text names the flag to change.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

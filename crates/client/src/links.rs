@@ -19,7 +19,7 @@ use turnpike_net::poll::{Event, Interest, Poller};
 use turnpike_wire::frame::{self, Frame, MAX_MESSAGE_LEN};
 
 use crate::{
-    Errors, InvalidSetting, Security, Transport, dtls, explain,
+    ClientTransport, ErrorCounts, InvalidSetting, Security, dtls, explain,
     sockets::{connect, connect_udp, quiet, refusal},
 };
 
@@ -51,7 +51,7 @@ pub struct Broken {
 #[derive(Clone, Copy, Debug)]
 pub struct LinkSettings<'a> {
     pub server: SocketAddr,
-    pub transport: Transport,
+    pub transport: ClientTransport,
     pub security: Option<&'a Security>,
     pub patience: Duration,
     /// Closes with a reset, which leaves no port in TIME_WAIT.
@@ -59,7 +59,7 @@ pub struct LinkSettings<'a> {
 }
 
 /// Connections by index, which is also their token in the poller.
-pub struct Links {
+pub struct ServerLinks {
     server: SocketAddr,
     /// Server and certificate name of links that were aimed elsewhere.
     elsewhere: HashMap<usize, (SocketAddr, Option<ServerName<'static>>)>,
@@ -124,12 +124,12 @@ impl AsFd for LinkChannel {
     }
 }
 
-impl Links {
+impl ServerLinks {
     /// Creates `count` unopened links.
     pub fn new(settings: &LinkSettings<'_>, count: usize) -> Result<Self, InvalidSetting> {
         let kind = match (settings.transport, settings.security) {
-            (Transport::Tls, Some(security)) => LinkKind::Tls(security.clone()),
-            (Transport::Dtls, Some(security)) => {
+            (ClientTransport::Tls, Some(security)) => LinkKind::Tls(security.clone()),
+            (ClientTransport::Dtls, Some(security)) => {
                 LinkKind::Dtls(Box::new(dtls::DtlsSettings::new(security.clone(), settings.patience)?))
             }
             _ => LinkKind::Tcp,
@@ -197,7 +197,7 @@ impl Links {
         self.queued
     }
 
-    pub fn flush(&mut self, poller: &Poller, errors: &mut Errors) -> u64 {
+    pub fn flush(&mut self, poller: &Poller, errors: &mut ErrorCounts) -> u64 {
         self.queued = 0;
         let mut dirty = std::mem::take(&mut self.dirty);
         for index in dirty.drain(..) {
@@ -244,7 +244,7 @@ impl Links {
     }
 
     /// Runs the DTLS timers and fails links that do not open in time.
-    pub fn sweep(&mut self, errors: &mut Errors) {
+    pub fn sweep(&mut self, errors: &mut ErrorCounts) {
         self.give_up(errors);
         if !matches!(self.kind, LinkKind::Dtls(_)) {
             return;
@@ -271,7 +271,7 @@ impl Links {
         &mut self,
         event: Event,
         poller: &Poller,
-        errors: &mut Errors,
+        errors: &mut ErrorCounts,
         each: &mut dyn FnMut(&[u8]) -> Option<Framing>,
     ) {
         let Some(index) = usize::try_from(event.token).ok().filter(|index| *index < self.links.len()) else {
@@ -292,7 +292,7 @@ impl Links {
         }
     }
 
-    fn give_up(&mut self, errors: &mut Errors) {
+    fn give_up(&mut self, errors: &mut ErrorCounts) {
         let now = Instant::now();
         for index in 0..self.links.len() {
             let link = &self.links[index];
@@ -458,7 +458,7 @@ impl Links {
         if read == Read::Ended { Err("closed the connection".to_owned()) } else { Ok(()) }
     }
 
-    fn fail(&mut self, index: usize, what: String, errors: &mut Errors) {
+    fn fail(&mut self, index: usize, what: String, errors: &mut ErrorCounts) {
         let link = &mut self.links[index];
         let during_setup = link.state != LinkState::Open;
         *errors.entry(if during_setup { "connect_failed" } else { "connection_lost" }).or_default() += 1;
@@ -469,7 +469,7 @@ impl Links {
 }
 
 /// Closes DTLS associations, which a server would otherwise keep until their idle timeout.
-impl Drop for Links {
+impl Drop for ServerLinks {
     fn drop(&mut self) {
         if matches!(self.kind, LinkKind::Dtls(_)) {
             self.close_from(0);

@@ -4,7 +4,7 @@ use strum::{Display, EnumString, VariantNames};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Display, EnumString, VariantNames)]
 #[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = UnknownName::of::<Self>)]
-pub enum Transport {
+pub enum ClientTransport {
     #[default]
     Udp,
     Tcp,
@@ -33,7 +33,7 @@ fn in_words(names: &[&str]) -> String {
     }
 }
 
-impl Transport {
+impl ClientTransport {
     pub const ALL: [Self; 4] = [Self::Udp, Self::Tcp, Self::Tls, Self::Dtls];
 
     /// Reliable and ordered, so requests are not retransmitted (RFC 8489 section 6.2.2).
@@ -57,10 +57,10 @@ mod tests {
 
     #[test]
     fn names_read_back() {
-        for transport in Transport::ALL {
+        for transport in ClientTransport::ALL {
             assert_eq!(transport.to_string().parse(), Ok(transport));
         }
-        let unknown = "sctp".parse::<Transport>().unwrap_err().to_string();
+        let unknown = "sctp".parse::<ClientTransport>().unwrap_err().to_string();
         assert_eq!(unknown, "unknown value \"sctp\": expected udp, tcp, tls or dtls");
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use strum::{Display, EnumString};
 use turnpike_net::split_zone;
 
-use crate::{InvalidSetting, transport::Transport};
+use crate::{InvalidSetting, transport::ClientTransport};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerUri {
@@ -33,12 +33,12 @@ pub enum Scheme {
 impl ServerUri {
     /// Transport implied by the URI: TLS over TCP is the default of `turns:`, UDP that of `turn:` (RFC 7065
     /// section 3.1 with RFC 5928); `turns:` over UDP is DTLS (RFC 7350).
-    pub fn transport(&self) -> Transport {
+    pub fn transport(&self) -> ClientTransport {
         match (self.is_secure(), self.tcp) {
-            (false, None | Some(false)) => Transport::Udp,
-            (false, Some(true)) => Transport::Tcp,
-            (true, None | Some(true)) => Transport::Tls,
-            (true, Some(false)) => Transport::Dtls,
+            (false, None | Some(false)) => ClientTransport::Udp,
+            (false, Some(true)) => ClientTransport::Tcp,
+            (true, None | Some(true)) => ClientTransport::Tls,
+            (true, Some(false)) => ClientTransport::Dtls,
         }
     }
 
@@ -50,7 +50,7 @@ impl ServerUri {
         matches!(self.scheme, Scheme::Turn | Scheme::Turns)
     }
 
-    pub fn allows(&self, transport: Transport) -> bool {
+    pub fn allows(&self, transport: ClientTransport) -> bool {
         let tcp = transport.is_stream();
         (!self.is_secure() || transport.is_secure()) && self.tcp.is_none_or(|wanted| wanted == tcp)
     }
@@ -60,12 +60,12 @@ impl ServerUri {
         (self.host.parse::<Ipv4Addr>().is_err() && !is_ipv6(&self.host)).then_some(&self.host)
     }
 
-    pub fn port_for(&self, transport: Transport) -> u16 {
+    pub fn port_for(&self, transport: ClientTransport) -> u16 {
         self.port.unwrap_or_else(|| transport.default_port())
     }
 
     /// May block on DNS. Fails if there is no address.
-    pub fn resolve(&self, transport: Transport) -> io::Result<Vec<SocketAddr>> {
+    pub fn resolve(&self, transport: ClientTransport) -> io::Result<Vec<SocketAddr>> {
         let found: Vec<_> = (self.host.as_str(), self.port_for(transport)).to_socket_addrs()?.collect();
         if found.is_empty() {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
@@ -207,23 +207,23 @@ mod tests {
     #[test]
     fn every_spelling_names_a_host_a_port_and_a_transport() {
         for (text, host, port, transport) in [
-            ("turn:example.org", "example.org", 3478, Transport::Udp),
-            ("turn:example.org:5000?transport=tcp", "example.org", 5000, Transport::Tcp),
-            ("turn:192.0.2.1?transport=udp", "192.0.2.1", 3478, Transport::Udp),
-            ("turns:example.org", "example.org", 5349, Transport::Tls),
-            ("TURNS:example.org:443?transport=TCP", "example.org", 443, Transport::Tls),
-            ("turns:example.org?transport=udp", "example.org", 5349, Transport::Dtls),
-            ("stun:example.org", "example.org", 3478, Transport::Udp),
-            ("stuns:example.org:7", "example.org", 7, Transport::Tls),
-            ("turn:[2001:db8::1]:5000", "2001:db8::1", 5000, Transport::Udp),
-            ("turn:2001:db8::1", "2001:db8::1", 3478, Transport::Udp),
-            ("[::1]", "::1", 3478, Transport::Udp),
-            ("::1", "::1", 3478, Transport::Udp),
-            ("turn:[fe80::1%eth0]:5000", "fe80::1%eth0", 5000, Transport::Udp),
-            ("turn:[fe80::1%25eth0]", "fe80::1%eth0", 3478, Transport::Udp),
-            ("fe80::1%2", "fe80::1%2", 3478, Transport::Udp),
-            ("127.0.0.1:1", "127.0.0.1", 1, Transport::Udp),
-            ("localhost", "localhost", 3478, Transport::Udp),
+            ("turn:example.org", "example.org", 3478, ClientTransport::Udp),
+            ("turn:example.org:5000?transport=tcp", "example.org", 5000, ClientTransport::Tcp),
+            ("turn:192.0.2.1?transport=udp", "192.0.2.1", 3478, ClientTransport::Udp),
+            ("turns:example.org", "example.org", 5349, ClientTransport::Tls),
+            ("TURNS:example.org:443?transport=TCP", "example.org", 443, ClientTransport::Tls),
+            ("turns:example.org?transport=udp", "example.org", 5349, ClientTransport::Dtls),
+            ("stun:example.org", "example.org", 3478, ClientTransport::Udp),
+            ("stuns:example.org:7", "example.org", 7, ClientTransport::Tls),
+            ("turn:[2001:db8::1]:5000", "2001:db8::1", 5000, ClientTransport::Udp),
+            ("turn:2001:db8::1", "2001:db8::1", 3478, ClientTransport::Udp),
+            ("[::1]", "::1", 3478, ClientTransport::Udp),
+            ("::1", "::1", 3478, ClientTransport::Udp),
+            ("turn:[fe80::1%eth0]:5000", "fe80::1%eth0", 5000, ClientTransport::Udp),
+            ("turn:[fe80::1%25eth0]", "fe80::1%eth0", 3478, ClientTransport::Udp),
+            ("fe80::1%2", "fe80::1%2", 3478, ClientTransport::Udp),
+            ("127.0.0.1:1", "127.0.0.1", 1, ClientTransport::Udp),
+            ("localhost", "localhost", 3478, ClientTransport::Udp),
         ] {
             let uri: ServerUri = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
             let found = (uri.host.as_str(), uri.port_for(uri.transport()), uri.transport());
@@ -274,18 +274,18 @@ mod tests {
     fn a_uri_rules_out_some_transports() {
         let allowed = |text: &str| {
             let uri: ServerUri = text.parse().expect("valid");
-            Transport::ALL.into_iter().filter(|transport| uri.allows(*transport)).collect::<Vec<_>>()
+            ClientTransport::ALL.into_iter().filter(|transport| uri.allows(*transport)).collect::<Vec<_>>()
         };
-        assert_eq!(allowed("turn:a"), Transport::ALL);
-        assert_eq!(allowed("turn:a?transport=tcp"), [Transport::Tcp, Transport::Tls]);
-        assert_eq!(allowed("turns:a"), [Transport::Tls, Transport::Dtls]);
-        assert_eq!(allowed("turns:a?transport=udp"), [Transport::Dtls]);
+        assert_eq!(allowed("turn:a"), ClientTransport::ALL);
+        assert_eq!(allowed("turn:a?transport=tcp"), [ClientTransport::Tcp, ClientTransport::Tls]);
+        assert_eq!(allowed("turns:a"), [ClientTransport::Tls, ClientTransport::Dtls]);
+        assert_eq!(allowed("turns:a?transport=udp"), [ClientTransport::Dtls]);
     }
 
     #[test]
     fn an_address_resolves_to_itself() {
         let uri: ServerUri = "turn:127.0.0.1:9".parse().expect("valid");
-        let found = uri.resolve(Transport::Udp).expect("no name server needed");
+        let found = uri.resolve(ClientTransport::Udp).expect("no name server needed");
         assert_eq!(found, [SocketAddr::from(([127, 0, 0, 1], 9))]);
         assert_eq!(uri.name(), None);
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::invalid_rounds::Cause;
-use crate::record::Record;
+use crate::record::RunRecord;
 use crate::stats;
 use crate::verdict::{Conclusion, MetricVerdict, VerdictReason};
 
@@ -15,7 +15,7 @@ pub(crate) struct Advice {
 }
 
 /// Advice for each cause that cost a verdict or voided all runs of a subject.
-pub(crate) fn advice(record: &Record, verdicts: &[MetricVerdict]) -> Vec<Advice> {
+pub(crate) fn advice(record: &RunRecord, verdicts: &[MetricVerdict]) -> Vec<Advice> {
     let metric = &record.experiment.metric;
     let nothing_counts = record.experiment.subjects.iter().any(|subject| {
         let mut own = record.rounds.iter().filter(|round| round.subject == subject.name).peekable();
@@ -38,7 +38,7 @@ impl fmt::Display for Advice {
     }
 }
 
-fn of_cause(record: &Record, cause: Cause) -> Option<Advice> {
+fn of_cause(record: &RunRecord, cause: Cause) -> Option<Advice> {
     let all = || record.rounds.iter().chain(&record.aa);
     let voids = all().filter_map(|round| round.voided.as_ref()?.cause());
     let values: Vec<f64> = voids.filter(|(other, _)| *other == cause).map(|(_, value)| value).collect();
@@ -101,7 +101,7 @@ fn of_cause(record: &Record, cause: Cause) -> Option<Advice> {
     Some(Advice { what, tries })
 }
 
-fn cpu_for_the_load(record: &Record) -> String {
+fn cpu_for_the_load(record: &RunRecord) -> String {
     let pinned = |cpus: &Option<String>| cpus.clone().unwrap_or_else(|| "any CPU".to_owned());
     let subjects =
         record.experiment.subjects.first().map(|subject| pinned(&subject.cpus)).unwrap_or_default();
@@ -112,7 +112,7 @@ fn cpu_for_the_load(record: &Record) -> String {
     )
 }
 
-fn idle_that_polls(record: &Record) -> String {
+fn idle_that_polls(record: &RunRecord) -> String {
     let now = match record.environment.idle.as_str() {
         "" => String::new(),
         idle => format!(" (now: {idle})"),
@@ -123,7 +123,7 @@ fn idle_that_polls(record: &Record) -> String {
     )
 }
 
-fn quieter_machine(record: &Record) -> String {
+fn quieter_machine(record: &RunRecord) -> String {
     match record.environment.notes.iter().find(|note| note.starts_with("load average")) {
         Some(note) => format!("a quieter machine ({note} at the start)"),
         None => "a quieter machine".to_owned(),
@@ -159,7 +159,7 @@ mod tests {
     use crate::record::tests::record;
     use crate::report;
 
-    fn late_record(metric: &str) -> Record {
+    fn late_record(metric: &str) -> RunRecord {
         let mut record = record(metric, &[(100.0, 100.0, 200.0); 6]);
         record.experiment.load_cpus = Some("1".to_owned());
         record.environment.notes.push("load average 3.20 2.00 1.00 2/300 4711".to_owned());

@@ -15,7 +15,7 @@ use crate::{
     experiment::Experiment,
     metric, profile,
     program::MARK,
-    record::{Record, write_whole},
+    record::{RunRecord, write_whole},
     report,
     request::{self, Overrides, RunRequest, Task, Variant},
     run::{self, rates, stage::RunStage},
@@ -254,7 +254,7 @@ fn carry_out(requests: &[RunRequest], out: &OutputOptions, stop: &StopFlag) -> R
 /// Writes the report and prints the summary. Returns 1 if there is no result.
 fn conclude(
     request: &RunRequest,
-    record: &Record,
+    record: &RunRecord,
     stage: &RunStage,
     out: &OutputOptions,
 ) -> Result<u8, LabError> {
@@ -274,7 +274,7 @@ fn conclude(
     Ok(u8::from(!all_counted))
 }
 
-fn summary(record: &Record, wanted: &[String]) -> String {
+fn summary(record: &RunRecord, wanted: &[String]) -> String {
     let deciding = &record.experiment.metric;
     let mut text = String::new();
     for subject in &record.experiment.subjects {
@@ -321,7 +321,7 @@ fn summary(record: &Record, wanted: &[String]) -> String {
     text
 }
 
-fn programs(record: &Record) -> String {
+fn programs(record: &RunRecord) -> String {
     let mut text = String::new();
     for build in &record.programs {
         text += &format!("{}\n", builds::describe(build));
@@ -333,7 +333,7 @@ fn programs(record: &Record) -> String {
 }
 
 /// Creates the log if it does not exist.
-fn append_row(record: &Record, asked: &Log) -> Result<(), LabError> {
+fn append_row(record: &RunRecord, asked: &Log) -> Result<(), LabError> {
     const HEAD: &str = "| date | commit | change | workload | predicted | measured A/B ratio (rounds) | verdict |\n\
                         | --- | --- | --- | --- | --- | --- | --- |\n";
     let Some(log) = &asked.log else { return Ok(()) };
@@ -362,7 +362,7 @@ fn show(directories: &[std::path::PathBuf], log: &Log) -> Result<u8, LabError> {
     }
     let mut records = Vec::new();
     for directory in directories {
-        records.push(Record::load(directory)?);
+        records.push(RunRecord::load(directory)?);
     }
     if let [record] = &records[..] {
         let directory = &directories[0];

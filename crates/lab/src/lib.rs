@@ -18,7 +18,7 @@
 //!   └─ for each slot: run the subject        progress::RunProgress shows round k of n, time left, the running estimate
 //!        └─ record::Round                    metric::derive() adds the per-packet figures,
 //!             └─ invalid_rounds::VoidLimits::check()   a late generator or stolen CPU voids it
-//! record::Record::save(dir) ◀───┘            after every round, so that Ctrl-C loses nothing
+//! record::RunRecord::save(dir) ◀───┘            after every round, so that Ctrl-C loses nothing
 //! verdict::judge(record, subject, metric)    faster, slower, no difference shown, or cannot tell
 //! report::save(dir, record)                  report.html;  report::row() for docs/dev/performance-log.md
 //! report::compare(records)                   runs of different days, and whether they are comparable
@@ -32,7 +32,7 @@
 //! good.
 //!
 //! **A/A.** `order::plan` gets one run more than there are subjects, and the last one is the baseline again.
-//! Its rounds go into `Record::aa` under the baseline's name. With two subjects, six rounds make whole
+//! Its rounds go into `RunRecord::aa` under the baseline's name. With two subjects, six rounds make whole
 //! blocks.
 //!
 //! **Reliability.** Simulated with 8 % noise per run and a drift of 20 % (`truth.rs`): of 1,000 experiments
@@ -80,4 +80,4 @@ mod verdict;
 pub use cli::LabArgs;
 pub use commands::{main, run};
 pub use error::LabError;
-pub use record::Record;
+pub use record::RunRecord;

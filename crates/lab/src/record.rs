@@ -25,7 +25,7 @@ const SAME_LOAD: f64 = 0.05;
 pub(crate) const FILE: &str = "record.json";
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Record {
+pub struct RunRecord {
     pub format: u32,
     /// Name, usually that of the directory.
     pub id: String,
@@ -271,7 +271,7 @@ impl From<turnpike_measure::Percentiles> for LatencySummary {
     }
 }
 
-impl Record {
+impl RunRecord {
     pub(crate) fn baseline(&self) -> Option<&str> {
         self.experiment.subjects.first().map(|subject| subject.name.as_str())
     }

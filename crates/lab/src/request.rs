@@ -15,7 +15,7 @@ use crate::{
     environment,
     error::LabError,
     experiment::{COMMAND_LINE, Experiment, fill::TURNPIKE},
-    record::{BuildFile, Record, Threshold, write_json, write_whole},
+    record::{BuildFile, RunRecord, Threshold, write_json, write_whole},
     search::RatePlan,
 };
 
@@ -151,7 +151,7 @@ impl RunRequest {
             LabError::usage(format!("{} is not a lab request: {error}", directory.join(REQUEST).display()))
         })?;
         request.text = read(EXPERIMENT)?;
-        request.repeats = Record::load(directory).ok().map(|record| record.programs);
+        request.repeats = RunRecord::load(directory).ok().map(|record| record.programs);
         Ok(request)
     }
 

@@ -5,7 +5,7 @@ use std::{cmp::Ordering, fmt};
 
 use crate::{
     metric,
-    record::{Record, Threshold},
+    record::{RunRecord, Threshold},
     stats::{self, ConfidenceInterval},
     verdict::{Grounds, VerdictReason, reasons_of_void},
 };
@@ -35,7 +35,7 @@ pub(crate) struct ThresholdResult {
     pub(crate) standing: ThresholdOutcome,
 }
 
-pub(crate) fn hold(record: &Record) -> Vec<ThresholdResult> {
+pub(crate) fn hold(record: &RunRecord) -> Vec<ThresholdResult> {
     let experiment = &record.experiment;
     let kinds = [(ThresholdKind::Must, &experiment.must), (ThresholdKind::Aim, &experiment.aim)];
     kinds
@@ -61,7 +61,7 @@ impl Threshold {
         }
     }
 
-    fn hold(&self, kind: ThresholdKind, record: &Record) -> Vec<ThresholdResult> {
+    fn hold(&self, kind: ThresholdKind, record: &RunRecord) -> Vec<ThresholdResult> {
         let names: Vec<&str> =
             record.experiment.subjects.iter().map(|subject| subject.name.as_str()).collect();
         let Some(subject) = self.subject.as_deref().or(names.last().copied()) else { return Vec::new() };
@@ -88,7 +88,7 @@ impl Threshold {
 
     fn hold_ratio(
         &self,
-        record: &Record,
+        record: &RunRecord,
         subject: &str,
         other: &str,
     ) -> (Option<(f64, ConfidenceInterval)>, ThresholdOutcome) {
@@ -114,7 +114,7 @@ impl Threshold {
 
     fn hold_value(
         &self,
-        record: &Record,
+        record: &RunRecord,
         subject: &str,
     ) -> (Option<(f64, ConfidenceInterval)>, ThresholdOutcome) {
         let values = record.values(subject, &self.metric);
@@ -205,7 +205,7 @@ impl ThresholdResult {
 }
 
 /// Selects the hardest result of a threshold against several subjects.
-pub(crate) fn hardest(record: &Record) -> Vec<ThresholdResult> {
+pub(crate) fn hardest(record: &RunRecord) -> Vec<ThresholdResult> {
     let mut all: Vec<ThresholdResult> = Vec::new();
     for held in hold(record) {
         match all.iter_mut().find(|other| (other.kind, &other.bar) == (held.kind, &held.bar)) {
@@ -267,7 +267,7 @@ mod tests {
 
     /// Record in which `new` over `old` fluctuates by `noise` around `ratio`, and the baseline by a tenth of
     /// that.
-    fn samples(ratio: f64, noise: f64) -> Record {
+    fn samples(ratio: f64, noise: f64) -> RunRecord {
         let wobble = |i: usize| noise * [0.3, -1.0, 0.7, 0.0, -0.4, 1.0, -0.8, 0.1][i % 8];
         let values: Vec<_> = (0..8)
             .map(|i| (100.0, 100.0 * (1.0 + wobble(i + 3) / 10.0), 100.0 * ratio * (1.0 + wobble(i))))
@@ -283,7 +283,7 @@ mod tests {
         Threshold { metric: METRIC.to_owned(), at_most: Some(limit), ..Threshold::default() }
     }
 
-    fn standing(record: &Record, bar: Threshold) -> ThresholdOutcome {
+    fn standing(record: &RunRecord, bar: Threshold) -> ThresholdOutcome {
         let mut record = record.clone();
         record.experiment.must = vec![bar];
         let [held] = &hold(&record)[..] else { panic!("one bar") };

@@ -8,7 +8,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::metric::PACKETS_PER_CPU_S;
 use crate::order;
-use crate::record::{FORMAT, Record, RecordedExperiment, RecordedSubject, Round};
+use crate::record::{FORMAT, RecordedExperiment, RecordedSubject, Round, RunRecord};
 use crate::verdict::{Conclusion, MetricVerdict, judge};
 
 const NOISE: f64 = 0.08;
@@ -68,13 +68,13 @@ fn fixed_order(rounds: u32) -> Vec<Slot> {
 }
 
 /// Loses 20 % of the speed meanwhile; `new` has `speed` times the speed of `old`.
-fn experiment(seed: u64, speed: f64, rounds: u32, slots: &[Slot]) -> Record {
+fn experiment(seed: u64, speed: f64, rounds: u32, slots: &[Slot]) -> RunRecord {
     experiment_on(Machine::new(seed ^ 0x5eed, 0.2, 0.0, slots.len()), seed, speed, rounds, slots)
 }
 
-fn experiment_on(mut machine: Machine, seed: u64, speed: f64, rounds: u32, slots: &[Slot]) -> Record {
+fn experiment_on(mut machine: Machine, seed: u64, speed: f64, rounds: u32, slots: &[Slot]) -> RunRecord {
     let subject = |name: &str| RecordedSubject { name: name.to_owned(), ..RecordedSubject::default() };
-    let mut record = Record {
+    let mut record = RunRecord {
         format: FORMAT,
         id: format!("simulated-{seed}"),
         started: "2026-11-20T12:00:00Z".to_owned(),
@@ -86,7 +86,7 @@ fn experiment_on(mut machine: Machine, seed: u64, speed: f64, rounds: u32, slots
             rounds,
             ..RecordedExperiment::default()
         },
-        ..Record::default()
+        ..RunRecord::default()
     };
     for slot in slots {
         let value = machine.measure(if slot.who == 1 { speed } else { 1.0 }, slot.place);

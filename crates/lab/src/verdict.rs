@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, fmt};
 
 use crate::invalid_rounds::{Cause, Void};
 use crate::metric::{self, Preference};
-use crate::record::{Record, Round, VerdictRules};
+use crate::record::{Round, RunRecord, VerdictRules};
 use crate::stats::{self, Estimate, LogRatios, NoiseFloor};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -64,7 +64,7 @@ pub(crate) struct MetricVerdict {
     pub(crate) late: usize,
 }
 
-pub(crate) fn judge(record: &Record, subject: &str, metric: &str) -> MetricVerdict {
+pub(crate) fn judge(record: &RunRecord, subject: &str, metric: &str) -> MetricVerdict {
     let rules = &record.experiment.rules;
     let baseline = record.baseline().unwrap_or_default().to_owned();
     let grounds = Grounds::of(record, &baseline, subject, metric);
@@ -109,7 +109,7 @@ pub(crate) struct Grounds {
 }
 
 impl Grounds {
-    pub(crate) fn of(record: &Record, other: &str, subject: &str, metric: &str) -> Self {
+    pub(crate) fn of(record: &RunRecord, other: &str, subject: &str, metric: &str) -> Self {
         let pairs = record.pairs(other, subject, metric);
         let ratios = stats::log_ratios(pairs.iter().copied());
         let floor = NoiseFloor::new(&stats::log_ratios(record.aa_pairs(metric)).values, record.seed);
@@ -254,12 +254,12 @@ fn outcome_of(higher: bool, better: Preference) -> Conclusion {
     }
 }
 
-fn concerned<'a>(record: &'a Record, subjects: &[&str]) -> Vec<&'a Round> {
+fn concerned<'a>(record: &'a RunRecord, subjects: &[&str]) -> Vec<&'a Round> {
     let of_either = record.rounds.iter().filter(|round| subjects.contains(&round.subject.as_str()));
     of_either.chain(&record.aa).collect()
 }
 
-fn late_rounds(record: &Record, baseline: &str, subject: &str, metric: &str) -> usize {
+fn late_rounds(record: &RunRecord, baseline: &str, subject: &str, metric: &str) -> usize {
     let counting = |name: &str| {
         let counts = |round: &&Round| {
             round.subject == name && round.metrics.contains_key(metric) && record.counts(round, metric)
@@ -275,7 +275,7 @@ fn late_rounds(record: &Record, baseline: &str, subject: &str, metric: &str) -> 
 
 /// Lists a failed subject always; other void rounds if there are many or too few remain.
 pub(crate) fn reasons_of_void(
-    record: &Record,
+    record: &RunRecord,
     subjects: &[&str],
     metric: &str,
     usable: usize,
@@ -332,7 +332,7 @@ fn distinct_rounds<'a>(rounds: impl Iterator<Item = &'a Round>) -> usize {
 }
 
 fn reasons_of_data(
-    record: &Record,
+    record: &RunRecord,
     subjects: &[&str],
     metric: &str,
     ratios: &LogRatios,

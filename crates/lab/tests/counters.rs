@@ -6,7 +6,7 @@ mod support;
 use std::{fs, path::Path};
 
 use support::{Dir, can_run, only_directory, run, said};
-use turnpike_lab::Record;
+use turnpike_lab::RunRecord;
 
 #[test]
 fn as_lab() {
@@ -14,7 +14,7 @@ fn as_lab() {
 }
 
 /// Experiment whose subject does nothing: the relay's namespace forwards from client to peer by itself.
-fn routed(directory: &Path, workload: &str) -> Record {
+fn routed(directory: &Path, workload: &str) -> RunRecord {
     let path = directory.join("routed.toml");
     let text = format!(
         r#"
@@ -46,7 +46,7 @@ namespace = "client"
     let out = directory.join("out");
     let output = run(&["run", path.to_str().unwrap(), "--out", out.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
-    Record::load(&only_directory(&out)).unwrap()
+    RunRecord::load(&only_directory(&out)).unwrap()
 }
 
 fn iperf3_result(directory: &Path) -> serde_json::Value {
@@ -123,7 +123,7 @@ namespace = "client"
     let out = directory.at("out");
     let output = run(&["run", path.to_str().unwrap(), "--out", out.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
-    let record = Record::load(&only_directory(&out)).unwrap();
+    let record = RunRecord::load(&only_directory(&out)).unwrap();
     let metrics = &record.rounds[0].metrics;
     let end = &iperf3_result(directory.path())["end"];
 
@@ -191,7 +191,7 @@ whole = true
     fs::write(&path, text).unwrap();
     let output = run(&["run", path.to_str().unwrap(), "--out", out.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
-    let record = Record::load(&only_directory(&out)).unwrap();
+    let record = RunRecord::load(&only_directory(&out)).unwrap();
     let ours = record.rounds[0].metrics["subject_cpu_s"];
     let text = fs::read_to_string(&csv).unwrap();
     let line = text.lines().find(|line| line.contains("task-clock")).unwrap_or_else(|| panic!("{text}"));

@@ -12,7 +12,7 @@ use std::{
 use support::{
     Dir, can_run, entries, eventually, lab, marked, namespaces, only_directory, run, said, signal,
 };
-use turnpike_lab::{Record, invalid_rounds::Void, record::Round};
+use turnpike_lab::{RunRecord, invalid_rounds::Void, record::Round};
 
 #[test]
 fn as_lab() {
@@ -79,7 +79,7 @@ fn run_experiment(path: &Path, out: &Path) -> Output {
 
 /// Output and record of the experiment written by `make`, which must end with this exit code; `None` if it
 /// cannot run.
-fn recorded(code: i32, make: impl FnOnce(&Path) -> PathBuf) -> Option<(String, Record)> {
+fn recorded(code: i32, make: impl FnOnce(&Path) -> PathBuf) -> Option<(String, RunRecord)> {
     if !can_run(&["python3"]) {
         return None;
     }
@@ -87,7 +87,7 @@ fn recorded(code: i32, make: impl FnOnce(&Path) -> PathBuf) -> Option<(String, R
     let out = directory.at("out");
     let output = run_experiment(&make(directory.path()), &out);
     assert_eq!(output.status.code(), Some(code), "{}", said(&output));
-    Some((said(&output), Record::load(&only_directory(&out)).unwrap()))
+    Some((said(&output), RunRecord::load(&only_directory(&out)).unwrap()))
 }
 
 fn assert_nothing_left(pid: u32) {
@@ -109,7 +109,7 @@ fn a_run_is_recorded_with_figures_from_the_source() {
     let output = run_experiment(&path, &out);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     let record_directory = only_directory(&out);
-    let record = Record::load(&record_directory).unwrap();
+    let record = RunRecord::load(&record_directory).unwrap();
     assert_eq!((record.rounds.len(), record.aa.len(), record.seed), (4, 2, 11));
     assert!(!record.interrupted);
     assert!(record_directory.join("report.html").is_file());
@@ -143,8 +143,8 @@ fn a_run_is_recorded_with_figures_from_the_source() {
     let second = directory.at("again");
     let output = run(&["rerun", record_directory.to_str().unwrap(), "--out", second.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
-    let again = Record::load(&only_directory(&second)).unwrap();
-    let order = |record: &Record| {
+    let again = RunRecord::load(&only_directory(&second)).unwrap();
+    let order = |record: &RunRecord| {
         record.rounds.iter().map(|round| (round.subject.clone(), round.order_in_round)).collect::<Vec<_>>()
     };
     assert_eq!(order(&again), order(&record));
@@ -283,7 +283,7 @@ fn a_late_generator_voids_runs_with_advice() {
         ["run", path.to_str().unwrap(), "--metric", "delivered_pps", "--out", out.to_str().unwrap()];
     let output = run(&arguments);
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    let record = Record::load(&only_directory(&out)).unwrap();
+    let record = RunRecord::load(&only_directory(&out)).unwrap();
     assert!(record.rounds.iter().all(|round| matches!(round.voided, Some(Void::GeneratorLate { .. }))));
     assert_eq!(record.rounds.len(), 4, "such rounds are not repeated for ever");
     for part in ["late in 6 of 6 runs", "1000 µs are allowed (late_p99_us)", "--load-cpus", "--max-late-us "]
@@ -297,7 +297,7 @@ fn a_late_generator_voids_runs_with_advice() {
         [&arguments[..4], &["--max-late-us", "10000000", "--out", allowed.to_str().unwrap()]].concat();
     let output = run(&arguments);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
-    let record = Record::load(&only_directory(&allowed)).unwrap();
+    let record = RunRecord::load(&only_directory(&allowed)).unwrap();
     assert_eq!(record.experiment.limits.late_p99_us, 1e7);
     assert!(record.rounds.iter().all(|round| round.voided.is_none()), "{}", said(&output));
 }
@@ -320,7 +320,7 @@ fn ab_with_only_void_rounds_prints_advice() {
     arguments.extend(workload.split(' '));
     let output = run(&arguments);
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    let record = Record::load(&only_directory(&out)).unwrap();
+    let record = RunRecord::load(&only_directory(&out)).unwrap();
     assert!(record.rounds.iter().all(|round| matches!(round.voided, Some(Void::GeneratorLate { .. }))));
     for part in [
         "of 3 runs: 1 % of its datagrams",
@@ -411,7 +411,7 @@ fn ctrl_c_keeps_finished_measurements() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1), "not every subject has run: {}", said(&output));
     assert!(said(&output).contains("interrupted: finished measurements are kept"), "{}", said(&output));
-    let record = Record::load(&only_directory(&out)).unwrap();
+    let record = RunRecord::load(&only_directory(&out)).unwrap();
     assert!(record.interrupted && record.rounds.len() + record.aa.len() >= 1);
     assert!(only_directory(&out).join("report.html").is_file());
     assert_nothing_left(pid);
@@ -490,7 +490,7 @@ fn two_commands_are_compared_without_a_file() {
         "one round is too few: {}",
         said(&output)
     );
-    let record = Record::load(&only_directory(&out)).unwrap();
+    let record = RunRecord::load(&only_directory(&out)).unwrap();
     assert!(record.rounds[0].metrics["delivered_pps"] > 50.0, "{:?}", record.rounds[0]);
 }
 
@@ -516,7 +516,7 @@ fn a_search_finds_a_rate_and_records_its_trials() {
     let options = "--min 50 --max 200 --trial 0.3 --width 50 --loss 0.5 --rounds 1";
     let output = run_words(&format!("find-max {} {options} --out {}", path.display(), out.display()));
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
-    let record = Record::load(&only_directory(&out)).unwrap();
+    let record = RunRecord::load(&only_directory(&out)).unwrap();
     assert_eq!(record.sweeps.len(), 1);
     for sweep in &record.sweeps {
         let found = &sweep.found[0];

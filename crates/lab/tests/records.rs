@@ -9,7 +9,7 @@ use std::{
 };
 
 use support::{Dir, can_run, only_directory, run, said};
-use turnpike_lab::Record;
+use turnpike_lab::RunRecord;
 
 #[test]
 fn as_lab() {
@@ -75,7 +75,7 @@ fn a_sweep_is_drawn_repeated_and_compared() {
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     let second = only_directory(&second);
     let rates = |directory: &Path| -> Vec<f64> {
-        let points = &Record::load(directory).unwrap().sweeps[0].points;
+        let points = &RunRecord::load(directory).unwrap().sweeps[0].points;
         points.iter().map(|point| (point.offered_pps / 50.0).round() * 50.0).collect()
     };
     assert_eq!(rates(&second), rates(&first));
@@ -88,7 +88,7 @@ fn a_sweep_is_drawn_repeated_and_compared() {
     let output = report(&second);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     assert!(!said(&output).contains("NOT COMPARABLE"), "{}", said(&output));
-    let mut other = Record::load(&second).unwrap();
+    let mut other = RunRecord::load(&second).unwrap();
     other.environment.kernel = "2.6.32".to_owned();
     other.save(&second).unwrap();
     let output = report(&second);
@@ -117,7 +117,7 @@ fn rerun_and_report_notice_a_replaced_build() {
     let output = run(&arguments);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     let first = only_directory(&out);
-    let record = Record::load(&first).unwrap();
+    let record = RunRecord::load(&first).unwrap();
     let measured = record.programs.iter().find(|build| build.path.ends_with("subject.py")).unwrap();
     assert_eq!((measured.name.as_str(), measured.word), ("only", 1));
     assert_eq!(measured.sha256.as_ref().unwrap().len(), 64);
@@ -137,7 +137,7 @@ fn rerun_and_report_notice_a_replaced_build() {
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     let words = "subject.py differs from the measured build: then SHA-256 ";
     assert!(said(&output).contains("warning: only: ") && said(&output).contains(words), "{}", said(&output));
-    let second = Record::load(&only_directory(&second)).unwrap();
+    let second = RunRecord::load(&only_directory(&second)).unwrap();
     assert!(
         second.environment.notes.iter().any(|note| note.contains(words)),
         "{:?}",
@@ -167,7 +167,7 @@ fn a_file_replaced_during_the_experiment_is_noted() {
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     let note = "a file changed during the experiment: the workload: ";
     assert!(said(&output).contains(&format!("warning: {note}")), "{}", said(&output));
-    let notes = Record::load(&only_directory(&out)).unwrap().environment.notes;
+    let notes = RunRecord::load(&only_directory(&out)).unwrap().environment.notes;
     assert!(
         notes
             .iter()
@@ -189,7 +189,7 @@ fn record_and_report_contain_the_syscalls() {
     let output = run(&arguments);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     let directory = only_directory(&out);
-    let record = Record::load(&directory).unwrap();
+    let record = RunRecord::load(&directory).unwrap();
     let table = &record.syscalls["only"];
     let calls =
         |name: &str| table.iter().filter(|row| row.name.starts_with(name)).map(|row| row.calls).sum::<u64>();

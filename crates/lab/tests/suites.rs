@@ -9,7 +9,7 @@ use std::{
 };
 
 use support::{Dir, can_run, eventually, lab, only_directory, run, said, signal};
-use turnpike_lab::Record;
+use turnpike_lab::RunRecord;
 
 #[test]
 fn as_lab() {
@@ -105,12 +105,16 @@ fn an_interrupted_suite_resumes() {
         rows.iter().map(|row| row["record"].as_str().map(str::to_owned)).collect::<Vec<_>>()
     };
     let [Some(first), None] = &records()[..] else { panic!("{:?}", records()) };
-    let before = Record::load(&kept.join(first)).unwrap();
+    let before = RunRecord::load(&kept.join(first)).unwrap();
     let output = run(&["suite", "--resume", kept.to_str().unwrap(), "--markdown"]);
     assert_eq!(output.status.code(), Some(3), "a bar that must be met is missed: {}", said(&output));
     let [Some(again), Some(second)] = &records()[..] else { panic!("{:?}", records()) };
-    assert_eq!((again, Record::load(&kept.join(again)).unwrap()), (first, before), "it was not made again");
-    let second = Record::load(&kept.join(second)).unwrap();
+    assert_eq!(
+        (again, RunRecord::load(&kept.join(again)).unwrap()),
+        (first, before),
+        "it was not made again"
+    );
+    let second = RunRecord::load(&kept.join(second)).unwrap();
     assert!(!second.interrupted && second.rounds.len() == 2, "{}", said(&output));
     assert!(kept.join(first).join("report.html").is_file());
 

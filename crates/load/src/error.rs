@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use turnpike_client::{InvalidSetting, Transport};
+use turnpike_client::{ClientTransport, InvalidSetting};
 use turnpike_offload::OffloadError;
 use turnpike_turn::client::{Failure, Request};
 use turnpike_wire::escape::name;
@@ -75,11 +75,17 @@ pub enum LoadError {
     #[error("tcp {server} accepted no connection for {seconds} s ({what}); check that it is still running")]
     Gone { server: SocketAddr, seconds: u64, what: &'static str },
     #[error("{transport} {server}: {what}{}", link_hint(*transport, *during_setup, what))]
-    Link { transport: Transport, server: SocketAddr, what: String, during_setup: bool },
+    Link { transport: ClientTransport, server: SocketAddr, what: String, during_setup: bool },
     #[error(
         "{transport} {server} does not answer {request} ({ready} of {clients} clients were ready); check its address, its listeners and firewalls on the path"
     )]
-    NoAnswer { transport: Transport, server: SocketAddr, request: Request, ready: usize, clients: usize },
+    NoAnswer {
+        transport: ClientTransport,
+        server: SocketAddr,
+        request: Request,
+        ready: usize,
+        clients: usize,
+    },
     #[error("{server} refused user {user:?} in realm {realm:?}: check --user and the server's credentials")]
     Credentials { server: SocketAddr, user: String, realm: String },
     #[error(
@@ -132,7 +138,7 @@ impl LoadError {
     }
 
     pub(crate) fn from_failure(
-        config: &turn::Config,
+        config: &turn::TurnLoadConfig,
         server: SocketAddr,
         client: usize,
         request: Request,
@@ -172,15 +178,19 @@ fn listen_hint(transport: &str, error: &io::Error) -> String {
     }
 }
 
-fn link_hint(transport: Transport, during_setup: bool, what: &str) -> &'static str {
+fn link_hint(transport: ClientTransport, during_setup: bool, what: &str) -> &'static str {
     let certificate = what.contains("certificate");
     match transport {
         _ if certificate => {
             "; give its authority with --ca FILE, its name with --server-name, or for a test accept any with --insecure"
         }
         _ if !during_setup => "; check that the server is still running",
-        Transport::Tls if !what.contains("refused") => "; check that this is a TLS port (5349 by default)",
-        Transport::Dtls => "; check that this is a DTLS port (5349 by default), with an ECDSA certificate",
+        ClientTransport::Tls if !what.contains("refused") => {
+            "; check that this is a TLS port (5349 by default)"
+        }
+        ClientTransport::Dtls => {
+            "; check that this is a DTLS port (5349 by default), with an ECDSA certificate"
+        }
         _ => "; check that the server is running and that this is one of its listeners",
     }
 }

@@ -24,5 +24,5 @@ pub use error::LoadError;
 pub use payload::HEADER_LEN;
 pub use profile::{Profile, Shaped};
 pub use run::{RunOutcome, StopHandle};
-pub use turnpike_client::{Login, TlsOptions, Transport};
-pub use turnpike_measure::{Direction, Leg, ProfileReport, Rate, Report, StreamReport};
+pub use turnpike_client::{ClientTransport, Login, TlsOptions};
+pub use turnpike_measure::{Direction, Leg, LoadReport, OfferedRate, ProfileReport, StreamReport};

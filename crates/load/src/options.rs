@@ -9,7 +9,7 @@ use std::{
 };
 
 use clap::{Args, Command};
-use turnpike_measure::Rate;
+use turnpike_measure::OfferedRate;
 use turnpike_net::{ZonedIp, socket_address};
 
 use crate::{reflect::DEFAULT_PORT, traffic::echo::EchoPlan};
@@ -58,9 +58,9 @@ pub struct BurstOptions {
 }
 
 impl BurstOptions {
-    pub(crate) fn plan(self, clients: usize, rate: Rate, size: usize) -> EchoPlan {
+    pub(crate) fn plan(self, clients: usize, rate: OfferedRate, size: usize) -> EchoPlan {
         const FLOOD: usize = 32;
-        let burst = self.burst.unwrap_or(if rate == Rate::Max { FLOOD } else { 1 });
+        let burst = self.burst.unwrap_or(if rate == OfferedRate::Max { FLOOD } else { 1 });
         EchoPlan { clients, rate, size, burst, window: self.window }
     }
 }

@@ -10,7 +10,7 @@ use turnpike_load::{
     StopHandle,
     options::parse,
     reflect::{self, Reflector},
-    stream::{Config, Workload, run},
+    stream::{StreamLoadConfig, Workload, run},
 };
 
 struct Server(Child);
@@ -56,7 +56,11 @@ fn throughput_on_loopback_agrees_with_iperf3() {
     if Command::new("iperf3").arg("--version").output().is_err() {
         return turnpike_testkit::alone::skip("iperf3 is not installed");
     }
-    let config = reflect::Config { tcp: vec![loopback(0)], workers: Some(1), ..reflect::Config::default() };
+    let config = reflect::ReflectConfig {
+        tcp: vec![loopback(0)],
+        workers: Some(1),
+        ..reflect::ReflectConfig::default()
+    };
     let reflector = Reflector::start(&config).unwrap();
     let (_server, address) = iperf3_server();
     for flags in [&[][..], &["--reverse"]] {
@@ -65,7 +69,7 @@ fn throughput_on_loopback_agrees_with_iperf3() {
         eventually("iperf3 and we agree", || {
             let target = format!("{} --warmup 0 --duration 1", reflector.tcp_listeners()[0]);
             let workload = Workload::Bulk(parse(&flags.concat()).unwrap());
-            let config = Config::new(parse(&target).unwrap(), workload);
+            let config = StreamLoadConfig::new(parse(&target).unwrap(), workload);
             let report = run(&config, &StopHandle::default(), |_| {}).unwrap().report;
             assert_eq!(report.sent, report.received, "{report:?}");
             ours = ours.max(report.recv_bps);

@@ -17,25 +17,25 @@ use crate::common::{
     relay_with,
 };
 use turnpike_load::{
-    HEADER_LEN, Leg, LoadError, ProfileReport, Report, StopHandle, Transport,
+    ClientTransport, HEADER_LEN, Leg, LoadError, LoadReport, ProfileReport, StopHandle,
     options::parse,
     turn::{self, DataVia},
     udp,
 };
 
-fn straight(name: &str) -> udp::Config {
+fn straight(name: &str) -> udp::UdpLoadConfig {
     let server = free_address();
     parse(&format!("{server} --profile {name} --clients 4 --warmup 0.2 --duration 1")).unwrap()
 }
 
-fn through(server: SocketAddr, flags: &str) -> turn::Config {
+fn through(server: SocketAddr, flags: &str) -> turn::TurnLoadConfig {
     let usual =
         format!("{server} --user {USER}:{PASSWORD} --profile call --clients 3 --warmup 0.2 --duration 1");
     parse(&format!("{usual} {flags}")).unwrap()
 }
 
 /// Checks that everything arrived and that totals match the parts.
-fn is_whole(report: &Report, context: &str) {
+fn is_whole(report: &LoadReport, context: &str) {
     let profile = report.profile.as_ref().unwrap();
     assert_eq!((report.lost, report.duplicated, report.reordered), (0, 0, 0), "{context}: {report:?}");
     assert!(report.errors.is_empty(), "{context}: {report:?}");
@@ -45,7 +45,7 @@ fn is_whole(report: &Report, context: &str) {
     }
 }
 
-fn adds_up(report: &Report, profile: &ProfileReport) {
+fn adds_up(report: &LoadReport, profile: &ProfileReport) {
     let legs = [&profile.to_peer, &profile.to_client];
     let sum = |of: fn(&Leg) -> u64| legs.into_iter().map(of).sum::<u64>();
     let found = (sum(|leg| leg.sent), sum(|leg| leg.received), sum(|leg| leg.lost));
@@ -55,11 +55,11 @@ fn adds_up(report: &Report, profile: &ProfileReport) {
     assert_eq!(streams(|leg| leg.received), report.received, "{report:?}");
 }
 
-fn quiet_turn(config: &turn::Config) -> Result<Report, LoadError> {
+fn quiet_turn(config: &turn::TurnLoadConfig) -> Result<LoadReport, LoadError> {
     turn::run(config, &StopHandle::default(), |_| {}).map(|outcome| outcome.report)
 }
 
-fn quiet_udp(config: &udp::Config) -> Result<Report, LoadError> {
+fn quiet_udp(config: &udp::UdpLoadConfig) -> Result<LoadReport, LoadError> {
     udp::run(config, &StopHandle::default(), |_| {}).map(|outcome| outcome.report)
 }
 
@@ -80,7 +80,7 @@ fn a_call_passes_a_server_over_every_transport() {
     let relay = relay_with(&Wishes::default(), |config| listen_to_all(config, Some(&certificate)));
     let dir = Dir::new();
     let ca = dir.file("ca.pem", &certificate.pem);
-    for transport in Transport::ALL {
+    for transport in ClientTransport::ALL {
         for via in [DataVia::Channel, DataVia::Send] {
             let trust = format!("--server-name turn.example.org --ca {}", ca.display());
             let flags = format!("--transport {transport} --via {via} --threads 2 {trust}");
@@ -226,7 +226,8 @@ fn loss_and_duplicates_are_counted_in_their_direction_only() {
 fn latency_is_one_way() {
     let peer = free_address();
     let middle = MiddleBox::start(peer, Mischief::Delay, Mischief::None);
-    let config = udp::Config { server: middle.address, peer: Some(peer), clients: 1, ..straight("audio") };
+    let config =
+        udp::UdpLoadConfig { server: middle.address, peer: Some(peer), clients: 1, ..straight("audio") };
     let profile = quiet_udp(&config).unwrap().profile.unwrap();
     let least = u64::try_from(DELAY.as_micros()).unwrap();
     assert!(profile.to_peer.latency_us.min >= least, "{profile:?}");
@@ -245,7 +246,7 @@ fn packets_that_a_server_refuses_are_lost() {
 fn an_unusable_peer_address_is_reported() {
     // Documentation address (RFC 5737).
     let nowhere: SocketAddr = "192.0.2.1:5000".parse().unwrap();
-    let config = udp::Config { peer: Some(nowhere), ..straight("audio") };
+    let config = udp::UdpLoadConfig { peer: Some(nowhere), ..straight("audio") };
     let error = quiet_udp(&config).unwrap_err().to_string();
     assert!(error.contains("192.0.2.1:5000") && error.contains("--peer"), "{error}");
 }

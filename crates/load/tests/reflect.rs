@@ -9,13 +9,13 @@ use std::{
 use crate::common::{eventually, loopback};
 use turnpike_load::{
     LoadError,
-    reflect::{Config, ReflectPath, Reflector},
+    reflect::{ReflectConfig, ReflectPath, Reflector},
 };
 use turnpike_net::Datapath;
 
 fn start(listen: Vec<SocketAddr>, datapath: Datapath, workers: u16) -> Reflector {
     let (workers, datapath) = (Some(workers), ReflectPath::Step(datapath));
-    Reflector::start(&Config { listen, workers, datapath, ..Config::default() }).unwrap()
+    Reflector::start(&ReflectConfig { listen, workers, datapath, ..ReflectConfig::default() }).unwrap()
 }
 
 fn client(to: SocketAddr) -> UdpSocket {
@@ -106,7 +106,7 @@ fn ipv6_is_reflected_too() {
 fn a_port_in_use_is_named() {
     let taken = UdpSocket::bind(loopback(0)).unwrap();
     let address = taken.local_addr().unwrap();
-    let config = Config { listen: vec![address], workers: Some(1), ..Config::default() };
+    let config = ReflectConfig { listen: vec![address], workers: Some(1), ..ReflectConfig::default() };
     match Reflector::start(&config) {
         Err(LoadError::Listen { address: named, .. }) => assert_eq!(named, address),
         Err(other) => panic!("{other}"),
@@ -118,7 +118,8 @@ fn a_port_in_use_is_named() {
 #[test]
 fn a_second_reflector_on_a_port_fails() {
     let first = start(vec![loopback(0)], Datapath::Basic, 2);
-    let config = Config { listen: first.listeners().to_vec(), workers: Some(1), ..Config::default() };
+    let config =
+        ReflectConfig { listen: first.listeners().to_vec(), workers: Some(1), ..ReflectConfig::default() };
     let error = Reflector::start(&config).err().unwrap().to_string();
     assert!(error.contains("another program uses this port"), "{error}");
 }

@@ -12,21 +12,24 @@ use turnpike_load::{
     LoadError, RunOutcome, StopHandle,
     options::parse,
     reflect::{self, Reflector},
-    stream::{Close, Config, Workload, run},
+    stream::{Close, StreamLoadConfig, Workload, run},
 };
 use turnpike_testkit::process::Thread;
 
 fn reflector(workers: u16) -> Reflector {
-    let config =
-        reflect::Config { tcp: vec![loopback(0)], workers: Some(workers), ..reflect::Config::default() };
+    let config = reflect::ReflectConfig {
+        tcp: vec![loopback(0)],
+        workers: Some(workers),
+        ..reflect::ReflectConfig::default()
+    };
     Reflector::start(&config).unwrap()
 }
 
 /// Short run, since tests share the machine; `flags` override it, with the run's own flags after a `|`.
-fn load(server: SocketAddr, (kind, flags): (Work, &str)) -> Config {
+fn load(server: SocketAddr, (kind, flags): (Work, &str)) -> StreamLoadConfig {
     let (own, run) = flags.split_once('|').unwrap_or((flags, ""));
     let target = parse(&format!("{server} --warmup 0.2 --duration 0.8 {run}")).unwrap();
-    Config::new(target, kind(own))
+    StreamLoadConfig::new(target, kind(own))
 }
 
 type Work = fn(&str) -> Workload;
@@ -35,7 +38,7 @@ const BULK: Work = |flags| Workload::Bulk(parse(flags).unwrap());
 const RR: Work = |flags| Workload::Exchange(parse(flags).unwrap());
 const CONNECT: Work = |flags| Workload::Connect(parse(flags).unwrap());
 
-fn quiet(config: &Config) -> Result<RunOutcome, LoadError> {
+fn quiet(config: &StreamLoadConfig) -> Result<RunOutcome, LoadError> {
     run(config, &StopHandle::default(), |_| {})
 }
 
@@ -215,7 +218,7 @@ fn a_harmful_proxy_is_detected() {
     let target = reflector.tcp_listeners()[0];
     let through = |harm| {
         let timeout = Duration::from_secs(1);
-        quiet(&Config { timeout, ..load(proxy(target, harm), (BULK, "--verify")) }).unwrap_err()
+        quiet(&StreamLoadConfig { timeout, ..load(proxy(target, harm), (BULK, "--verify")) }).unwrap_err()
     };
     match through(Harm::FlipByteAt(1_000_003)) {
         LoadError::Inexact { sent, received, wrong: 1, .. } => assert_eq!(sent, received),
@@ -245,8 +248,10 @@ fn a_missing_reflector_is_reported_with_its_address() {
     }
     // A silent server: the backlog accepts connections that are never served.
     let silent = TcpListener::bind(loopback(0)).unwrap();
-    let config =
-        Config { timeout: Duration::from_millis(300), ..load(silent.local_addr().unwrap(), (RR, "")) };
+    let config = StreamLoadConfig {
+        timeout: Duration::from_millis(300),
+        ..load(silent.local_addr().unwrap(), (RR, ""))
+    };
     assert!(matches!(quiet(&config), Err(LoadError::NotReflector { .. })));
 }
 

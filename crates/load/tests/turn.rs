@@ -13,16 +13,16 @@ use crate::common::{
     relay_with, wait_for_counter, wait_until_empty,
 };
 use turnpike_load::{
-    LoadError, StopHandle, Transport,
+    ClientTransport, LoadError, StopHandle,
     options::parse,
-    turn::{Config, DataVia, Mode, RunOutcome, run},
+    turn::{DataVia, Mode, RunOutcome, TurnLoadConfig, run},
 };
 use turnpike_net::Datapath;
 use turnpike_relay::CredentialStore;
 use turnpike_turn::server::{Lookup, User, Users};
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
-fn quiet(config: &Config) -> Result<RunOutcome, LoadError> {
+fn quiet(config: &TurnLoadConfig) -> Result<RunOutcome, LoadError> {
     run(config, &StopHandle::default(), |_| {})
 }
 
@@ -69,7 +69,7 @@ fn clients_are_divided_among_several_servers() {
     let nobody = UdpSocket::bind("127.0.0.1:0").unwrap();
     let silent = nobody.local_addr().unwrap();
     let waits = load(&first, &reflector, &format!("{silent} --clients 2"));
-    let waits = Config { setup_timeout: Duration::from_secs(2), ..waits };
+    let waits = TurnLoadConfig { setup_timeout: Duration::from_secs(2), ..waits };
     let error = quiet(&waits).unwrap_err().to_string();
     assert!(error.contains(&silent.to_string()), "{error}");
 }
@@ -297,11 +297,11 @@ fn a_closed_port_differs_from_a_silent_one() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     // Closed port: the kernel answers with port unreachable.
     let closed = free_address();
-    let config = Config { servers: vec![closed.into()], ..load(&relay, &reflector, "") };
+    let config = TurnLoadConfig { servers: vec![closed.into()], ..load(&relay, &reflector, "") };
     assert!(matches!(quiet(&config), Err(LoadError::Unreachable { server }) if server == closed));
 
     let silent = UdpSocket::bind(loopback(0)).unwrap();
-    let config = Config {
+    let config = TurnLoadConfig {
         servers: vec![silent.local_addr().unwrap().into()],
         setup_timeout: Duration::from_millis(300),
         ..load(&relay, &reflector, "")
@@ -315,15 +315,15 @@ fn an_unanswered_handshake_is_reported_as_such() {
     let (datagrams, connections) =
         (UdpSocket::bind(loopback(0)).unwrap(), TcpListener::bind(loopback(0)).unwrap());
     let servers = [
-        (Transport::Dtls, datagrams.local_addr().unwrap()),
+        (ClientTransport::Dtls, datagrams.local_addr().unwrap()),
         // The backlog accepts connections that are never served.
-        (Transport::Tls, connections.local_addr().unwrap()),
+        (ClientTransport::Tls, connections.local_addr().unwrap()),
     ];
     for (transport, server) in servers {
         for mode in [Mode::Packet, Mode::Allocate] {
             let config =
                 parse(&format!("{server} --transport {transport} --mode {mode} --insecure")).unwrap();
-            let config = Config { setup_timeout: Duration::from_millis(600), ..config };
+            let config = TurnLoadConfig { setup_timeout: Duration::from_millis(600), ..config };
             match quiet(&config) {
                 Err(error @ LoadError::Link { during_setup: true, .. }) => {
                     let told = error.to_string();

@@ -8,13 +8,13 @@ use crate::common::{
     relay_with, wait_for_counter, wait_until_empty,
 };
 use turnpike_load::{
-    LoadError, StopHandle, Transport,
-    turn::{Config, Mode, RunOutcome, run},
+    ClientTransport, LoadError, StopHandle,
+    turn::{Mode, RunOutcome, TurnLoadConfig, run},
 };
 use turnpike_relay::Relay;
 use turnpike_turn::server::{Alternate, AlternateWhen};
 
-fn quiet(config: &Config) -> Result<RunOutcome, LoadError> {
+fn quiet(config: &TurnLoadConfig) -> Result<RunOutcome, LoadError> {
     run(config, &StopHandle::default(), |_| {})
 }
 
@@ -46,7 +46,7 @@ fn destination(certificate: Option<&Certificate>) -> Relay {
 fn clients_follow_redirects_over_several_hops() {
     let reflector = reflector();
     let (one, other) = (destination(None), destination(None));
-    for transport in [Transport::Udp, Transport::Tcp] {
+    for transport in [ClientTransport::Udp, ClientTransport::Tcp] {
         let ends = [&one, &other].map(|relay| (listener(relay, transport), None));
         let second = signpost(&ends, None, None);
         let first = signpost(&[(listener(&second, transport), None)], None, None);
@@ -69,14 +69,14 @@ fn clients_follow_redirects_over_several_hops() {
 #[test]
 fn allocations_and_relayed_streams_follow_redirects() {
     let end = destination(None);
-    let stream_reflector = turnpike_load::reflect::Reflector::start(&turnpike_load::reflect::Config {
+    let stream_reflector = turnpike_load::reflect::Reflector::start(&turnpike_load::reflect::ReflectConfig {
         tcp: vec![loopback(0)],
         workers: Some(1),
         ..Default::default()
     })
     .unwrap();
     let reflector = reflector();
-    for transport in [Transport::Udp, Transport::Tcp] {
+    for transport in [ClientTransport::Udp, ClientTransport::Tcp] {
         let first = signpost(&[(listener(&end, transport), None)], None, None);
         let config = load(
             &first,
@@ -89,7 +89,7 @@ fn allocations_and_relayed_streams_follow_redirects() {
         assert!(report.sent > 0 && report.extra["redirects"] >= report.sent as f64, "{report:?}");
         wait_until_empty(&end);
     }
-    let first = signpost(&[(listener(&end, Transport::Tcp), None)], None, None);
+    let first = signpost(&[(listener(&end, ClientTransport::Tcp), None)], None, None);
     let config = load(
         &first,
         &reflector,
@@ -110,7 +110,7 @@ fn a_redirect_domain_is_checked_against_the_certificate() {
     let dir = Dir::new();
     let ca = dir.file("ca.pem", format!("{}{}", here.pem, there.pem));
     let end = destination(Some(&there));
-    for transport in [Transport::Tls, Transport::Dtls] {
+    for transport in [ClientTransport::Tls, ClientTransport::Dtls] {
         let to = listener(&end, transport);
         for (domain, good) in [(Some("there.example"), true), (Some("nowhere.example"), false), (None, false)]
         {
@@ -143,7 +143,7 @@ fn servers_that_redirect_in_a_circle_are_named() {
     let reflector = reflector();
     let home = free_address();
     let second = signpost(&[(home, None)], None, None);
-    let away = listener(&second, Transport::Udp);
+    let away = listener(&second, ClientTransport::Udp);
     let first = signpost(&[(away, None)], None, Some(home));
     for mode in [Mode::Packet, Mode::Allocate] {
         match quiet(&load(&first, &reflector, &format!("--mode {mode}"))) {
@@ -160,10 +160,10 @@ fn servers_that_redirect_in_a_circle_are_named() {
 fn an_unreachable_redirect_target_names_the_redirecting_server() {
     let reflector = reflector();
     let nobody = free_address();
-    for transport in [Transport::Udp, Transport::Tcp] {
+    for transport in [ClientTransport::Udp, ClientTransport::Tcp] {
         let first = signpost(&[(nobody, None)], None, None);
         let server = listener(&first, transport);
-        match quiet(&Config {
+        match quiet(&TurnLoadConfig {
             servers: vec![server.into()],
             ..load(&first, &reflector, &format!("--transport {transport}"))
         }) {

@@ -15,21 +15,21 @@ use crate::common::{
     relay_with, wait_for_counter, wait_until_empty,
 };
 use turnpike_load::{
-    LoadError, StopHandle, Transport,
+    ClientTransport, LoadError, StopHandle,
     reflect::Reflector,
-    turn::{Config, DataVia, Mode, RunOutcome, run},
+    turn::{DataVia, Mode, RunOutcome, TurnLoadConfig, run},
 };
 use turnpike_relay::Relay;
 
 const CLIENTS: u16 = 4;
 const PPS: u16 = 100;
 
-fn quiet(config: &Config) -> Result<RunOutcome, LoadError> {
+fn quiet(config: &TurnLoadConfig) -> Result<RunOutcome, LoadError> {
     run(config, &StopHandle::default(), |_| {})
 }
 
 /// Load in which every client moves five times.
-fn restless(relay: &Relay, reflector: &Reflector, flags: &str) -> Config {
+fn restless(relay: &Relay, reflector: &Reflector, flags: &str) -> TurnLoadConfig {
     let rate = CLIENTS * PPS;
     let usual = format!("--clients {CLIENTS} --threads 2 --rate {rate} --migrate 0.3 --duration 1.5");
     load(relay, reflector, &format!("{usual} {flags}"))
@@ -45,12 +45,12 @@ fn all_clients_move_and_traffic_continues() {
     let ca = dir.file("ca.pem", &certificate.pem);
     let mut moved = 0;
     for (transport, via) in [
-        (Transport::Udp, DataVia::Channel),
-        (Transport::Udp, DataVia::Send),
-        (Transport::Tcp, DataVia::Channel),
-        (Transport::Tcp, DataVia::Send),
-        (Transport::Tls, DataVia::Channel),
-        (Transport::Dtls, DataVia::Channel),
+        (ClientTransport::Udp, DataVia::Channel),
+        (ClientTransport::Udp, DataVia::Send),
+        (ClientTransport::Tcp, DataVia::Channel),
+        (ClientTransport::Tcp, DataVia::Send),
+        (ClientTransport::Tls, DataVia::Channel),
+        (ClientTransport::Dtls, DataVia::Channel),
     ] {
         let config = restless(
             &relay,
@@ -91,7 +91,7 @@ fn all_clients_move_and_traffic_continues() {
 #[test]
 fn a_flood_survives_moves() {
     let reflector = reflector();
-    for transport in [Transport::Udp, Transport::Tcp] {
+    for transport in [ClientTransport::Udp, ClientTransport::Tcp] {
         // One relay per transport, because it may count a run's last moves late.
         let relay = relay_with(&Wishes::default(), |config| listen_to_all(config, None));
         let flags = format!("--transport {transport} --rate max --window 64 --burst 16");
@@ -123,7 +123,7 @@ fn disabled_mobility_is_reported() {
         }
         other => panic!("{other:?}"),
     }
-    quiet(&Config { migrate: None, ..config }).unwrap();
+    quiet(&TurnLoadConfig { migrate: None, ..config }).unwrap();
 }
 
 #[test]
@@ -143,8 +143,11 @@ fn a_server_without_mobility_is_named() {
     let server = Scripted::start(false);
     let reflector = reflector();
     let relay = relay(&Wishes::default());
-    let config =
-        Config { servers: vec![server.address.into()], user: None, ..restless(&relay, &reflector, "") };
+    let config = TurnLoadConfig {
+        servers: vec![server.address.into()],
+        user: None,
+        ..restless(&relay, &reflector, "")
+    };
     match quiet(&config) {
         Err(error @ LoadError::NoMobility { .. }) => {
             assert!(error.to_string().contains("relay.mobility = true"), "{error}");
@@ -158,8 +161,11 @@ fn refused_tickets_are_counted_and_explained() {
     let server = Scripted::start(true);
     let reflector = reflector();
     let relay = relay(&Wishes::default());
-    let config =
-        Config { servers: vec![server.address.into()], user: None, ..restless(&relay, &reflector, "") };
+    let config = TurnLoadConfig {
+        servers: vec![server.address.into()],
+        user: None,
+        ..restless(&relay, &reflector, "")
+    };
     let report = quiet(&config).unwrap().report;
     // Each client fails once; without an allocation it cannot move again.
     assert_eq!(report.extra["migrations_failed"], f64::from(CLIENTS), "{report:?}");

@@ -7,7 +7,7 @@ use crate::common::{
     Dir, Wishes, certificate, eventually, listen_to_all, listener, load, reflector, relay_with,
 };
 use turnpike_load::{
-    StopHandle, Transport,
+    ClientTransport, StopHandle,
     turn::{DataVia, run},
 };
 use turnpike_relay::Relay;
@@ -30,11 +30,11 @@ fn clients_reconnect_to_a_restarted_server() {
     let dir = Dir::new();
     let ca = dir.file("ca.pem", &certificate.pem);
     for (transport, via) in [
-        (Transport::Udp, DataVia::Channel),
-        (Transport::Udp, DataVia::Send),
-        (Transport::Tcp, DataVia::Channel),
-        (Transport::Tls, DataVia::Channel),
-        (Transport::Dtls, DataVia::Channel),
+        (ClientTransport::Udp, DataVia::Channel),
+        (ClientTransport::Udp, DataVia::Send),
+        (ClientTransport::Tcp, DataVia::Channel),
+        (ClientTransport::Tls, DataVia::Channel),
+        (ClientTransport::Dtls, DataVia::Channel),
     ] {
         let first = relay_with(&Wishes::default(), |config| listen_to_all(config, Some(&certificate)));
         let listeners = first.listeners();
@@ -71,7 +71,7 @@ fn clients_reconnect_to_a_restarted_server() {
         assert!(report.extra["reconnect_ms_p50"] >= 300.0, "counted from the last payload: {context}");
         assert_eq!(report.extra["lost_of_others"], 0.0, "all clients had to reconnect: {context}");
         // Packets due meanwhile are lost; a broken connection accepts none.
-        assert!(report.lost > 0 || transport != Transport::Udp, "{context}");
+        assert!(report.lost > 0 || transport != ClientTransport::Udp, "{context}");
         assert_eq!(report.sent, report.received + report.lost, "{context}");
     }
 }
@@ -90,7 +90,7 @@ fn clients_with_steady_traffic_never_reconnect() {
 #[test]
 fn reconnecting_clients_start_at_the_first_server() {
     let reflector = reflector();
-    for transport in [Transport::Udp, Transport::Tcp] {
+    for transport in [ClientTransport::Udp, ClientTransport::Tcp] {
         let end = relay_with(&Wishes::default(), |config| listen_to_all(config, None));
         let listeners = end.listeners();
         let first = relay_with(&Wishes::default(), |config| {

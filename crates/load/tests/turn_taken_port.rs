@@ -13,8 +13,8 @@ use std::{
 
 use crate::common::{Wishes, listener, load, loopback, reflector, relay_with};
 use turnpike_load::{
-    StopHandle, Transport,
-    turn::{Config, run},
+    ClientTransport, StopHandle,
+    turn::{TurnLoadConfig, run},
 };
 
 const CLIENTS: usize = 4;
@@ -98,16 +98,16 @@ fn answer(way: UdpSocket, socket: UdpSocket, to: SocketAddr, ends: Arc<AtomicBoo
 fn a_client_with_a_taken_port_tries_a_few_others() {
     let relay = relay_with(&Wishes::default(), |_| {});
     let reflector = reflector();
-    let load_over = |address: SocketAddr| Config {
+    let load_over = |address: SocketAddr| TurnLoadConfig {
         servers: vec![address.into()],
         ..load(&relay, &reflector, &format!("--clients {CLIENTS} --threads 1 --rate 200"))
     };
-    let some = Forgetful::new(listener(&relay, Transport::Udp), 2 * CLIENTS);
+    let some = Forgetful::new(listener(&relay, ClientTransport::Udp), 2 * CLIENTS);
     let report = run(&load_over(some.address), &StopHandle::default(), |_| {}).unwrap().report;
     assert_eq!(some.refused.load(Ordering::Relaxed), 2 * CLIENTS);
     assert!(report.sent > 0 && report.received > 0, "{report:?}");
 
-    let all = Forgetful::new(listener(&relay, Transport::Udp), usize::MAX);
+    let all = Forgetful::new(listener(&relay, ClientTransport::Udp), usize::MAX);
     let error = run(&load_over(all.address), &StopHandle::default(), |_| {}).unwrap_err().to_string();
     assert!(error.contains("437") && error.contains("ones tried after it"), "{error}");
     let tried = all.refused.load(Ordering::Relaxed);

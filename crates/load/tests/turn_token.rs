@@ -5,9 +5,9 @@ use crate::common::{
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use turnpike_load::{
-    LoadError, Rate, StopHandle, Transport,
+    ClientTransport, LoadError, OfferedRate, StopHandle,
     reflect::Reflector,
-    turn::{self, Config, Mode, RunOutcome, run},
+    turn::{self, Mode, RunOutcome, TurnLoadConfig, run},
 };
 use turnpike_relay::Relay;
 use turnpike_turn::{
@@ -18,7 +18,7 @@ use turnpike_turn::{
 const KEY: [u8; 32] = [5; 32];
 const NAME: &str = "turn.example.org";
 
-fn quiet(config: &Config) -> Result<RunOutcome, LoadError> {
+fn quiet(config: &TurnLoadConfig) -> Result<RunOutcome, LoadError> {
     run(config, &StopHandle::default(), |_| {})
 }
 
@@ -38,7 +38,7 @@ fn token(
     name: &str,
     mac_key: [u8; 32],
     (made, lifetime): (u64, u32),
-) -> turn::AccessToken {
+) -> turn::PrintedToken {
     let token = AccessToken::new(&[9; 32], made, lifetime).unwrap();
     let sealed = token.seal(&TokenKey::from_bytes(&key).unwrap(), name, [1; 12]);
     let (mac_key, sealed) = (STANDARD.encode(mac_key), STANDARD.encode(sealed));
@@ -47,14 +47,14 @@ fn token(
         .unwrap()
 }
 
-fn with(token: turn::AccessToken, relay: &Relay, reflector: &Reflector, flags: &str) -> Config {
-    Config { access_token: Some(token), user: None, ..load(relay, reflector, flags) }
+fn with(token: turn::PrintedToken, relay: &Relay, reflector: &Reflector, flags: &str) -> TurnLoadConfig {
+    TurnLoadConfig { access_token: Some(token), user: None, ..load(relay, reflector, flags) }
 }
 
 #[test]
 fn a_valid_token_replaces_user_and_password() {
     let (relay, reflector) = (server(), reflector());
-    for transport in [Transport::Udp, Transport::Tcp] {
+    for transport in [ClientTransport::Udp, ClientTransport::Tcp] {
         let good = token("north", KEY, NAME, [9; 32], (unix(), 60));
         // Moves use the token too.
         let flags = format!("--transport {transport} --clients 4 --migrate 0.5 --rate 400");
@@ -66,7 +66,8 @@ fn a_valid_token_replaces_user_and_password() {
         assert!(report.errors.is_empty(), "{transport}: {report:?}");
         wait_until_empty(&relay);
 
-        let config = Config { mode: Mode::Allocate, migrate: None, rate: Rate::Pps(50.0), ..config };
+        let config =
+            TurnLoadConfig { mode: Mode::Allocate, migrate: None, rate: OfferedRate::Pps(50.0), ..config };
         let report = quiet(&config).unwrap().report;
         assert!(report.sent > 0 && report.lost == 0, "{transport}: {report:?}");
         wait_until_empty(&relay);

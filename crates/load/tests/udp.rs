@@ -12,10 +12,10 @@ use crate::common::{free_address, loopback, reflector};
 use turnpike_load::{
     HEADER_LEN, LoadError, StopHandle,
     options::parse,
-    udp::{Config, run},
+    udp::{UdpLoadConfig, run},
 };
 
-fn load(server: SocketAddr, flags: &str) -> Config {
+fn load(server: SocketAddr, flags: &str) -> UdpLoadConfig {
     parse(&format!("{server} --rate 2000 --warmup 0.2 --duration 1 {flags}")).unwrap()
 }
 
@@ -112,7 +112,7 @@ fn a_missing_reflector_is_reported_with_its_address() {
 
     let silent = UdpSocket::bind(loopback(0)).unwrap();
     let server = silent.local_addr().unwrap();
-    let config = Config { setup_timeout: Duration::from_millis(300), ..load(server, "") };
+    let config = UdpLoadConfig { setup_timeout: Duration::from_millis(300), ..load(server, "") };
     let error = run(&config, &StopHandle::default(), |_| {}).unwrap_err();
     assert!(matches!(error, LoadError::NoReflection { ready: 0, .. }), "{error:?}");
     assert!(error.to_string().contains(&server.to_string()), "{error}");

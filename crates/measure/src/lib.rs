@@ -15,6 +15,8 @@ pub mod units;
 
 pub use jitter::Jitter;
 pub use latency::Latency;
-pub use rate::{Rate, per_second};
-pub use report::{Direction, LATE_P99_US, Lateness, Leg, Percentiles, ProfileReport, Report, StreamReport};
+pub use rate::{OfferedRate, per_second};
+pub use report::{
+    Direction, LATE_P99_US, Lateness, Leg, LoadReport, Percentiles, ProfileReport, StreamReport,
+};
 pub use sequence::{ArrivalOrder, Sequence};

@@ -5,13 +5,13 @@ use std::{fmt, str::FromStr, time::Duration};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Rate {
+pub enum OfferedRate {
     /// Datagrams per second, open loop: replies do not throttle sending. Finite and above 0.
     Pps(f64),
     Max,
 }
 
-impl Rate {
+impl OfferedRate {
     pub const fn pps(self) -> Option<f64> {
         match self {
             Self::Pps(pps) => Some(pps),
@@ -20,7 +20,7 @@ impl Rate {
     }
 }
 
-impl fmt::Display for Rate {
+impl fmt::Display for OfferedRate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Pps(pps) => write!(f, "{pps}"),
@@ -29,7 +29,7 @@ impl fmt::Display for Rate {
     }
 }
 
-impl FromStr for Rate {
+impl FromStr for OfferedRate {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -47,7 +47,7 @@ impl FromStr for Rate {
     }
 }
 
-impl Serialize for Rate {
+impl Serialize for OfferedRate {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Pps(pps) => serializer.serialize_f64(*pps),
@@ -56,7 +56,7 @@ impl Serialize for Rate {
     }
 }
 
-impl<'de> Deserialize<'de> for Rate {
+impl<'de> Deserialize<'de> for OfferedRate {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(untagged, expecting = "a number above 0 or \"max\"")]
@@ -84,26 +84,26 @@ mod tests {
     #[test]
     fn suffixes_and_max_parse() {
         for (text, expected) in [
-            ("20000", Rate::Pps(20_000.0)),
-            ("20k", Rate::Pps(20_000.0)),
-            ("1.5M", Rate::Pps(1_500_000.0)),
-            ("0.5", Rate::Pps(0.5)),
-            ("max", Rate::Max),
-            ("MAX", Rate::Max),
+            ("20000", OfferedRate::Pps(20_000.0)),
+            ("20k", OfferedRate::Pps(20_000.0)),
+            ("1.5M", OfferedRate::Pps(1_500_000.0)),
+            ("0.5", OfferedRate::Pps(0.5)),
+            ("max", OfferedRate::Max),
+            ("MAX", OfferedRate::Max),
         ] {
             assert_eq!(text.parse(), Ok(expected), "{text}");
         }
         for text in ["", "0", "-1", "nan", "inf", "k", "1kk", "fast"] {
-            assert!(text.parse::<Rate>().is_err(), "{text}");
+            assert!(text.parse::<OfferedRate>().is_err(), "{text}");
         }
     }
 
     #[test]
     fn a_rate_is_a_number_or_max_in_json() {
-        assert_eq!(serde_json::to_string(&Rate::Pps(250.0)).unwrap(), "250.0");
-        assert_eq!(serde_json::to_string(&Rate::Max).unwrap(), "\"max\"");
-        assert_eq!(serde_json::from_str::<Rate>("250").unwrap(), Rate::Pps(250.0));
-        assert_eq!(serde_json::from_str::<Rate>("\"max\"").unwrap(), Rate::Max);
+        assert_eq!(serde_json::to_string(&OfferedRate::Pps(250.0)).unwrap(), "250.0");
+        assert_eq!(serde_json::to_string(&OfferedRate::Max).unwrap(), "\"max\"");
+        assert_eq!(serde_json::from_str::<OfferedRate>("250").unwrap(), OfferedRate::Pps(250.0));
+        assert_eq!(serde_json::from_str::<OfferedRate>("\"max\"").unwrap(), OfferedRate::Max);
     }
 
     #[test]

@@ -4,14 +4,14 @@ use std::{collections::BTreeMap, fmt};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use crate::Rate;
+use crate::OfferedRate;
 
 /// Result of a run. All counts except `errors` exclude the warm-up.
 ///
 /// A datagram counts by the time it was *due*, no matter how late it was sent or came back, so `sent =
 /// received + lost` holds exactly.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct LoadReport {
     /// Datagrams, requests or allocations that the kernel accepted.
     pub sent: u64,
     /// Datagrams that came back, duplicates excluded.
@@ -32,7 +32,7 @@ pub struct Report {
     pub clients: u64,
     /// Payload size in bytes.
     pub size: u64,
-    pub rate: Rate,
+    pub rate: OfferedRate,
     pub duration_s: f64,
     /// I/O path used for UDP; for streams, the transport.
     pub datapath: String,
@@ -53,7 +53,7 @@ pub struct Report {
     pub extra: BTreeMap<String, f64>,
 }
 
-impl Report {
+impl LoadReport {
     pub fn loss_percent(&self) -> f64 {
         percent(self.lost, self.sent)
     }
@@ -196,8 +196,8 @@ mod tests {
         }
     }
 
-    fn report() -> Report {
-        Report {
+    fn report() -> LoadReport {
+        LoadReport {
             sent: 1_000,
             received: 990,
             lost: 10,
@@ -211,7 +211,7 @@ mod tests {
             late_us: Lateness { p50: 1, p99: 2, max: 3 },
             clients: 4,
             size: 120,
-            rate: Rate::Pps(100.0),
+            rate: OfferedRate::Pps(100.0),
             duration_s: 10.0,
             datapath: "gso".to_owned(),
             transport: Some("udp".to_owned()),
@@ -268,24 +268,24 @@ mod tests {
     #[test]
     fn a_report_survives_a_json_round_trip() {
         let text = serde_json::to_string(&report()).unwrap();
-        assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report());
+        assert_eq!(serde_json::from_str::<LoadReport>(&text).unwrap(), report());
         let streams =
             vec![StreamReport { name: "audio".to_owned(), direction: Direction::ToClient, leg: leg() }];
         let profile =
             ProfileReport { name: "call".to_owned(), seed: 7, to_peer: leg(), to_client: leg(), streams };
-        let shaped = Report { profile: Some(profile), ..report() };
+        let shaped = LoadReport { profile: Some(profile), ..report() };
         let json = serde_json::to_value(&shaped).unwrap();
         assert_eq!(json["profile"]["streams"][0]["direction"], "to_client");
         assert_eq!(json["profile"]["streams"][0]["lost"], 5);
         assert_eq!(json["profile"]["to_peer"]["latency_us"]["p99"], 0);
-        assert_eq!(serde_json::from_value::<Report>(json).unwrap(), shaped);
+        assert_eq!(serde_json::from_value::<LoadReport>(json).unwrap(), shaped);
         let more = text.replacen('{', r#"{"seats":[1,2],"by_flow":{"p50":3},"#, 1);
-        assert_eq!(serde_json::from_str::<Report>(&more).unwrap(), report());
+        assert_eq!(serde_json::from_str::<LoadReport>(&more).unwrap(), report());
     }
 
     #[test]
     fn loss_is_a_percentage_of_sent_datagrams() {
         assert_eq!(report().loss_percent(), 1.0);
-        assert_eq!(Report { sent: 0, lost: 0, ..report() }.loss_percent(), 0.0);
+        assert_eq!(LoadReport { sent: 0, lost: 0, ..report() }.loss_percent(), 0.0);
     }
 }

@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use turnpike_client::{Login, Transport};
+use turnpike_client::{ClientTransport, Login};
 use turnpike_wire::stun::{Class, FAMILY_IPV6, Header, View, Writer, kind, method};
 
 pub(crate) use self::facts::{AttackEntry, AttackFacts, AttackOutcome, AttackReply, Attempt};
@@ -26,7 +26,7 @@ use self::forms::Form;
 use crate::{
     ProbeRun,
     connection::words,
-    report::Level,
+    report::FindingLevel,
     session::{ProbeSession, ServerAnswer},
 };
 
@@ -57,7 +57,7 @@ const AFTER_A_MOVE: Entries = Entries {
 const MOST_AMPLIFICATION: f64 = 4.0;
 
 #[must_use]
-pub fn plan(config: &crate::Config) -> Vec<String> {
+pub fn plan(config: &crate::ProbeConfig) -> Vec<String> {
     let forms = forms::special().count();
     let mut lines = vec![format!(
         "{}: over each available transport (UDP, TCP, TLS, DTLS), the probe would",
@@ -89,11 +89,11 @@ pub fn plan(config: &crate::Config) -> Vec<String> {
 impl ProbeRun<'_> {
     pub(crate) fn attack(&mut self, ports: &[u16]) {
         let mut facts = AttackFacts::default();
-        let reached: Vec<(Transport, SocketAddr)> =
-            Transport::ALL.iter().filter_map(|it| Some((*it, *self.servers.get(it)?))).collect();
+        let reached: Vec<(ClientTransport, SocketAddr)> =
+            ClientTransport::ALL.iter().filter_map(|it| Some((*it, *self.servers.get(it)?))).collect();
         if self.config.user.is_none() {
             self.report.line(
-                Level::Note,
+                FindingLevel::Note,
                 "attack",
                 "forbidden peers were not tested: give a credential with --user",
             );
@@ -109,7 +109,7 @@ impl ProbeRun<'_> {
                     self.note(transport, asked);
                 }
             }
-            if transport == Transport::Udp || transport == Transport::Dtls {
+            if transport == ClientTransport::Udp || transport == ClientTransport::Dtls {
                 let security = self.trust(transport).ok().flatten();
                 let asked = strangers::ask(transport, server, security, &mut facts.strangers);
                 self.note(transport, asked.map_err(words));
@@ -119,9 +119,9 @@ impl ProbeRun<'_> {
         self.report.attack = Some(facts);
     }
 
-    fn note(&mut self, transport: Transport, asked: Result<(), String>) {
+    fn note(&mut self, transport: ClientTransport, asked: Result<(), String>) {
         if let Err(what) = asked {
-            self.report.line(Level::Note, "attack", format!("{transport}: incomplete: {what}"));
+            self.report.line(FindingLevel::Note, "attack", format!("{transport}: incomplete: {what}"));
         }
     }
 
@@ -144,7 +144,7 @@ impl ProbeRun<'_> {
         asker.datagrams(AT_HOME, &mut session, &forms, &renew)?;
         session.delete();
         self.moved(asker, is_v6, &forms)?;
-        if matches!(transport, Transport::Tcp | Transport::Tls) {
+        if matches!(transport, ClientTransport::Tcp | ClientTransport::Tls) {
             self.connections(asker, is_v6, &forms)?;
         }
         Ok(())
@@ -191,7 +191,11 @@ impl ProbeRun<'_> {
         Ok(())
     }
 
-    fn mobile(&self, transport: Transport, is_v6: bool) -> Result<Option<(ProbeSession, Vec<u8>)>, String> {
+    fn mobile(
+        &self,
+        transport: ClientTransport,
+        is_v6: bool,
+    ) -> Result<Option<(ProbeSession, Vec<u8>)>, String> {
         let Some((mut session, granted)) = self.allocation(transport, is_v6, RelayedByAttack::Mobile)? else {
             return Ok(None);
         };
@@ -235,7 +239,7 @@ impl ProbeRun<'_> {
 
     fn allocation(
         &self,
-        transport: Transport,
+        transport: ClientTransport,
         is_v6: bool,
         relayed: RelayedByAttack,
     ) -> Result<Option<(ProbeSession, ServerAnswer)>, String> {
@@ -275,7 +279,7 @@ impl ProbeRun<'_> {
                 "any user can reach services that trust the server's own machine or network: make the server refuse such peers"
             };
             let what = format!("{entry} lets users reach {form} (over {})", transports.join(", "));
-            self.report.advise(Level::Bad, "attack", what, remedy);
+            self.report.advise(FindingLevel::Bad, "attack", what, remedy);
         }
         let count = |wanted: fn(AttackOutcome) -> bool| {
             facts.peers.iter().filter(|attempt| wanted(attempt.outcome)).count()
@@ -284,7 +288,7 @@ impl ProbeRun<'_> {
         let (closed, silent) =
             (count(|it| it != AttackOutcome::Open), count(|it| it == AttackOutcome::Silent));
         if asked > 0 {
-            let level = if closed == asked { Level::Ok } else { Level::Note };
+            let level = if closed == asked { FindingLevel::Ok } else { FindingLevel::Note };
             let mut what = format!("{closed} of {asked} attempts to reach forbidden peers failed");
             if silent > 0 {
                 what += &format!(
@@ -300,9 +304,9 @@ impl ProbeRun<'_> {
             );
             if *ratio > MOST_AMPLIFICATION {
                 let remedy = "an attacker with forged source addresses can amplify a flood through this server: shorten the realm, or omit SOFTWARE";
-                self.report.advise(Level::Warn, "attack", what, remedy);
+                self.report.advise(FindingLevel::Warn, "attack", what, remedy);
             } else {
-                self.report.line(Level::Ok, "attack", what);
+                self.report.line(FindingLevel::Ok, "attack", what);
             }
         }
     }
@@ -316,7 +320,7 @@ enum RelayedByAttack {
 }
 
 struct AttackSession<'a> {
-    transport: Transport,
+    transport: ClientTransport,
     ports: &'a [u16],
     found: &'a mut Vec<Attempt>,
 }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use turnpike_client::Transport;
+use turnpike_client::ClientTransport;
 use turnpike_wire::escape;
 use x509_cert::{
     Certificate,
@@ -13,7 +13,7 @@ use x509_cert::{
     ext::pkix::{SubjectAltName, name::GeneralName},
 };
 
-use crate::report::{CertificateFacts, Level, ProbeReport};
+use crate::report::{CertificateFacts, FindingLevel, ProbeReport};
 
 /// Days below which a certificate is reported: automatic renewal usually starts at 30.
 const SOON_DAYS: i64 = 14;
@@ -50,12 +50,12 @@ pub(crate) fn read(chain: &[Vec<u8>], distrust: Option<String>, now: SystemTime)
     })
 }
 
-pub(crate) fn judge(report: &mut ProbeReport, transport: Transport, facts: &CertificateFacts) {
+pub(crate) fn judge(report: &mut ProbeReport, transport: ClientTransport, facts: &CertificateFacts) {
     let area = "certificate";
     if let Some(why) = &facts.unreadable {
         let distrust = facts.distrust.iter().map(|why| format!("; {why}")).collect::<String>();
         report.advise(
-            Level::Bad,
+            FindingLevel::Bad,
             area,
             format!("{transport}: the certificate cannot be parsed ({why}){distrust}"),
             "install a valid X.509 certificate on the server",
@@ -73,12 +73,12 @@ pub(crate) fn judge(report: &mut ProbeReport, transport: Transport, facts: &Cert
         facts.days_left
     );
     match &facts.distrust {
-        None => report.line(Level::Ok, area, what),
-        Some(why) => report.advise(Level::Bad, area, format!("{what}; {why}"), remedy(why)),
+        None => report.line(FindingLevel::Ok, area, what),
+        Some(why) => report.advise(FindingLevel::Bad, area, format!("{what}; {why}"), remedy(why)),
     }
     if facts.days_left >= 0 && facts.days_left < SOON_DAYS {
         report.advise(
-            Level::Warn,
+            FindingLevel::Warn,
             area,
             format!("{transport}: expires in {} days", facts.days_left),
             "renew it now, and check why automatic renewal failed",
@@ -86,19 +86,19 @@ pub(crate) fn judge(report: &mut ProbeReport, transport: Transport, facts: &Cert
     }
     if facts.names.is_empty() {
         report.advise(
-            Level::Bad,
+            FindingLevel::Bad,
             area,
             format!("{transport}: has no subject alternative name, which is the only name clients check"),
             "reissue it with the server's host name as a DNS name",
         );
     }
-    if transport == Transport::Tls
+    if transport == ClientTransport::Tls
         && facts.distrust.is_some()
         && facts.chain == 1
         && facts.subject != facts.issuer
     {
         report.advise(
-            Level::Warn,
+            FindingLevel::Warn,
             area,
             "tls: the server sends its own certificate only, without the intermediates",
             "configure the full chain (fullchain.pem with certbot), not only the leaf certificate",
@@ -157,8 +157,8 @@ mod tests {
         assert!(facts.days_left > 1_000 && facts.verifies, "{facts:?}");
         assert_eq!(facts.chain, 1);
         let mut report = ProbeReport::default();
-        judge(&mut report, Transport::Tls, &facts);
-        assert_eq!(report.worst(), Level::Ok, "{report:?}");
+        judge(&mut report, ClientTransport::Tls, &facts);
+        assert_eq!(report.worst(), FindingLevel::Ok, "{report:?}");
     }
 
     #[test]
@@ -174,7 +174,7 @@ mod tests {
             ..CertificateFacts::default()
         };
         let mut report = ProbeReport::default();
-        judge(&mut report, Transport::Tls, &facts);
+        judge(&mut report, ClientTransport::Tls, &facts);
         assert_eq!(report.findings.len(), 4);
         assert!(report.findings.iter().all(|line| line.remedy.is_some()), "{report:?}");
     }
@@ -185,9 +185,9 @@ mod tests {
         let facts = read(&[vec![0x30, 0]], Some(why.clone()), SystemTime::now()).unwrap();
         assert_eq!((facts.verifies, facts.distrust.as_ref()), (false, Some(&why)));
         let mut report = ProbeReport::default();
-        judge(&mut report, Transport::Tls, &facts);
+        judge(&mut report, ClientTransport::Tls, &facts);
         assert_eq!(report.findings.len(), 1, "{report:?}");
-        assert!(report.worst() == Level::Bad && report.findings[0].what.contains(&why), "{report:?}");
+        assert!(report.worst() == FindingLevel::Bad && report.findings[0].what.contains(&why), "{report:?}");
         assert!(read(&[], None, SystemTime::now()).is_none());
     }
 

@@ -11,7 +11,7 @@ use std::{
 
 use rustls::{AlertDescription, ClientConnection, Error};
 use turnpike_client::{
-    CertificateJudge, InvalidSetting, Security, ShownCertificate, TlsOptions, Transport,
+    CertificateJudge, ClientTransport, InvalidSetting, Security, ShownCertificate, TlsOptions,
     certificates::{AnyCertificate, Authorities},
     dtls, explain,
 };
@@ -82,7 +82,7 @@ impl Trust {
 
 impl ProbeConnection {
     pub fn open(
-        transport: Transport,
+        transport: ClientTransport,
         server: SocketAddr,
         trust: Option<&Trust>,
         deadline: Instant,
@@ -90,11 +90,11 @@ impl ProbeConnection {
         let began = Instant::now();
         let mut opened = OpenedConnection::default();
         let channel = match (transport, trust) {
-            (Transport::Udp, _) => ProbeChannel::Udp(udp(server).map_err(words)?),
-            (Transport::Tcp, _) => ProbeChannel::Tcp(tcp(server, deadline).map_err(words)?),
-            (Transport::Tls, Some(trust)) => tls(server, trust, deadline, &mut opened)?,
-            (Transport::Dtls, Some(trust)) => dtls(server, trust, deadline, &mut opened)?,
-            (Transport::Tls | Transport::Dtls, None) => {
+            (ClientTransport::Udp, _) => ProbeChannel::Udp(udp(server).map_err(words)?),
+            (ClientTransport::Tcp, _) => ProbeChannel::Tcp(tcp(server, deadline).map_err(words)?),
+            (ClientTransport::Tls, Some(trust)) => tls(server, trust, deadline, &mut opened)?,
+            (ClientTransport::Dtls, Some(trust)) => dtls(server, trust, deadline, &mut opened)?,
+            (ClientTransport::Tls | ClientTransport::Dtls, None) => {
                 return Err("certificates cannot be verified for this server".to_owned());
             }
         };
@@ -453,7 +453,7 @@ mod tests {
             stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
         });
         let deadline = Instant::now() + Duration::from_secs(20);
-        let (mut connection, _) = ProbeConnection::open(Transport::Tcp, at, None, deadline).unwrap();
+        let (mut connection, _) = ProbeConnection::open(ClientTransport::Tcp, at, None, deadline).unwrap();
         connection.send(&[0; 20], deadline).unwrap();
         let error = connection.receive(deadline).unwrap_err();
         assert_eq!(words(error), "a web server answers (HTTP/1.1 400 Bad Request), not TURN");
@@ -478,7 +478,8 @@ mod tests {
         });
         let trust = trust(&TlsOptions { insecure: true, ..TlsOptions::default() });
         let deadline = Instant::now() + Duration::from_secs(20);
-        let failed = ProbeConnection::open(Transport::Tls, at, Some(&trust), deadline).map(drop).unwrap_err();
+        let failed =
+            ProbeConnection::open(ClientTransport::Tls, at, Some(&trust), deadline).map(drop).unwrap_err();
         assert_eq!(
             failed,
             "a web server answers, or another service that accepts neither stun.turn nor stun.nat-discovery as ALPN"
@@ -520,8 +521,9 @@ mod tests {
         });
         let trust = trust(&TlsOptions { insecure: true, ..TlsOptions::default() });
         let deadline = Instant::now() + Duration::from_secs(20);
-        let failed =
-            ProbeConnection::open(Transport::Dtls, address, Some(&trust), deadline).map(drop).unwrap_err();
+        let failed = ProbeConnection::open(ClientTransport::Dtls, address, Some(&trust), deadline)
+            .map(drop)
+            .unwrap_err();
         assert_eq!(failed, "the server does not speak DTLS on this port");
         other.join().unwrap();
     }
@@ -544,8 +546,9 @@ mod tests {
         });
         let trust = trust(&TlsOptions { insecure: true, ..TlsOptions::default() });
         let deadline = Instant::now() + patience;
-        let failed =
-            ProbeConnection::open(Transport::Dtls, address, Some(&trust), deadline).map(drop).unwrap_err();
+        let failed = ProbeConnection::open(ClientTransport::Dtls, address, Some(&trust), deadline)
+            .map(drop)
+            .unwrap_err();
         talker.join().unwrap();
         failed
     }

@@ -14,7 +14,7 @@ use turnpike_wire::{
 
 use crate::{
     connection::words,
-    report::{Level, ProbeReport},
+    report::{FindingLevel, ProbeReport},
     session::{ProbeSession, ServerAnswer},
 };
 
@@ -26,7 +26,7 @@ pub(crate) fn wanted(message: &mut Writer<'_>) {
 }
 
 pub(crate) fn is_bad(report: &ProbeReport) -> bool {
-    report.findings.iter().any(|line| line.area == AREA && line.level == Level::Bad)
+    report.findings.iter().any(|line| line.area == AREA && line.level == FindingLevel::Bad)
 }
 
 pub(crate) enum CredentialOutcome {
@@ -50,7 +50,7 @@ pub(crate) fn allocate(
     match first.code() {
         None => {
             report.advise(
-                Level::Bad,
+                FindingLevel::Bad,
                 AREA,
                 "grants allocations without a credential: an open relay",
                 "enable authentication (turnpike: --user or --secret; coturn: lt-cred-mech or use-auth-secret, no no-auth)",
@@ -79,7 +79,7 @@ pub(crate) fn allocate(
     let Some(credentials) = credentials else {
         let realm = realm.unwrap_or_default();
         report.advise(
-            Level::Note,
+            FindingLevel::Note,
             AREA,
             format!("asks for a credential in realm {realm:?}; relaying was not tested"),
             "give one with --user NAME:PASSWORD",
@@ -109,7 +109,7 @@ fn signed(
         };
         match answer.code() {
             None | Some(300) if answer.verified => {
-                report.line(Level::Ok, AREA, format!("accepts {user:?} in realm {realm:?}"));
+                report.line(FindingLevel::Ok, AREA, format!("accepts {user:?} in realm {realm:?}"));
                 return if answer.is_success() {
                     CredentialOutcome::Granted(answer)
                 } else {
@@ -118,7 +118,7 @@ fn signed(
             }
             None => {
                 report.advise(
-                    Level::Bad,
+                    FindingLevel::Bad,
                     AREA,
                     "grants an allocation, but the response is not signed with this user's key, so clients discard it",
                     "something on the path modifies messages, or another server answered",
@@ -141,9 +141,9 @@ fn signed(
             }
             Some(401) => return refused(report, credentials, &realm, answer.text(kind::REALM), now),
             Some(440) => {
-                report.line(Level::Ok, AREA, format!("accepts {user:?} in realm {realm:?}"));
+                report.line(FindingLevel::Ok, AREA, format!("accepts {user:?} in realm {realm:?}"));
                 report.advise(
-                    Level::Bad,
+                    FindingLevel::Bad,
                     "relay",
                     format!("answers {} to a request without an address family, which is what browsers send", answer.told()),
                     "relay on an IPv4 address too (turnpike: --relay-ip; coturn: relay-ip=): IPv4 is the default family",
@@ -182,7 +182,7 @@ fn refused(
 }
 
 fn bad(report: &mut ProbeReport, what: impl Into<String>, remedy: impl Into<String>) -> CredentialOutcome {
-    report.advise(Level::Bad, AREA, what, remedy);
+    report.advise(FindingLevel::Bad, AREA, what, remedy);
     CredentialOutcome::Nothing
 }
 
@@ -196,7 +196,7 @@ fn sent_on(report: &mut ProbeReport, answer: &ServerAnswer) -> CredentialOutcome
     }
     let to = alternate(answer);
     report.line(
-        Level::Note,
+        FindingLevel::Note,
         AREA,
         format!("redirects clients to {to} (300 Try Alternate): probe that server"),
     );

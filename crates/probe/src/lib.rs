@@ -32,13 +32,13 @@ use std::{
 use connection::{ProbeConnection, Trust, words};
 use credentials::CredentialOutcome;
 use report::TransportFacts;
-pub use report::{Finding, Level, ProbeReport};
+pub use report::{Finding, FindingLevel, ProbeReport};
 use session::ProbeSession;
-use turnpike_client::{InvalidSetting, Login, ServerUri, TlsOptions, Transport};
+use turnpike_client::{ClientTransport, InvalidSetting, Login, ServerUri, TlsOptions};
 use turnpike_wire::stun::{kind, method};
 
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct ProbeConfig {
     pub server: ServerUri,
     pub user: Option<Login>,
     /// [`TlsOptions::insecure`] affects the verdict "usable", not the findings about a certificate.
@@ -53,7 +53,7 @@ pub struct Config {
     pub attack_user: Option<Login>,
 }
 
-impl Config {
+impl ProbeConfig {
     #[must_use]
     pub fn new(server: ServerUri) -> Self {
         let timeout = Duration::from_secs(30);
@@ -78,8 +78,8 @@ fn invalid(what: String) -> ProbeError {
 
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Probes a server within about [`Config::timeout`]. Errors are wrong settings, not problems of the server.
-pub fn run(config: &Config) -> Result<ProbeReport, ProbeError> {
+/// Probes a server within about [`ProbeConfig::timeout`]. Errors are wrong settings, not problems of the server.
+pub fn run(config: &ProbeConfig) -> Result<ProbeReport, ProbeError> {
     if !(1..=1_000).contains(&config.count) {
         return Err(invalid(format!("--count is {}, but must be 1 to 1000", config.count)));
     }
@@ -93,7 +93,11 @@ pub fn run(config: &Config) -> Result<ProbeReport, ProbeError> {
     run_at(config, addresses, deadline)
 }
 
-fn run_at(config: &Config, addresses: Vec<IpAddr>, deadline: Instant) -> Result<ProbeReport, ProbeError> {
+fn run_at(
+    config: &ProbeConfig,
+    addresses: Vec<IpAddr>,
+    deadline: Instant,
+) -> Result<ProbeReport, ProbeError> {
     let trust = trust(config, &addresses)?;
     let servers = HashMap::new();
     let mut probe = ProbeRun { config, deadline, addresses, trust, servers, report: ProbeReport::default() };
@@ -114,12 +118,12 @@ fn run_at(config: &Config, addresses: Vec<IpAddr>, deadline: Instant) -> Result<
 }
 
 struct ProbeRun<'a> {
-    config: &'a Config,
+    config: &'a ProbeConfig,
     deadline: Instant,
     addresses: Vec<IpAddr>,
     /// Error: the reason why TLS and DTLS are unavailable.
     trust: Result<Trust, String>,
-    servers: HashMap<Transport, SocketAddr>,
+    servers: HashMap<ClientTransport, SocketAddr>,
     report: ProbeReport,
 }
 
@@ -128,7 +132,7 @@ impl ProbeRun<'_> {
         if Instant::now() >= self.deadline {
             let seconds = self.config.timeout.as_secs_f64();
             self.report.advise(
-                Level::Warn,
+                FindingLevel::Warn,
                 "probe",
                 format!("the time limit of {seconds} s ended the probe early"),
                 "raise it with --timeout",
@@ -138,7 +142,7 @@ impl ProbeRun<'_> {
     }
 
     fn nat(&mut self) {
-        let Some(server) = self.servers.get(&Transport::Udp).copied() else { return };
+        let Some(server) = self.servers.get(&ClientTransport::Udp).copied() else { return };
         match nat::discover(server, self.deadline) {
             Ok(Some(facts)) => {
                 let what = format!(
@@ -148,27 +152,29 @@ impl ProbeRun<'_> {
                 self.report.features.insert("nat_discovery".to_owned(), true);
                 if facts.mapping.ends_with("dependent") && facts.mapping != "endpoint-independent" {
                     self.report.advise(
-                        Level::Warn,
+                        FindingLevel::Warn,
                         "nat",
                         what,
                         "this NAT maps each peer to another port, so calls from here will need the relay",
                     );
                 } else {
-                    self.report.line(Level::Ok, "nat", what);
+                    self.report.line(FindingLevel::Ok, "nat", what);
                 }
                 self.report.nat = Some(facts);
             }
             Ok(None) => {
                 self.report.features.insert("nat_discovery".to_owned(), false);
                 self.report.line(
-                    Level::Note,
+                    FindingLevel::Note,
                     "nat",
                     "behaviour discovery is not supported (RFC 5780: no OTHER-ADDRESS), so the type of the local NAT is unknown",
                 );
             }
-            Err(error) => {
-                self.report.line(Level::Note, "nat", format!("behaviour discovery failed: {}", words(error)));
-            }
+            Err(error) => self.report.line(
+                FindingLevel::Note,
+                "nat",
+                format!("behaviour discovery failed: {}", words(error)),
+            ),
         }
     }
 
@@ -199,7 +205,7 @@ impl ProbeRun<'_> {
         let relayed = granted.addresses(kind::XOR_RELAYED_ADDRESS);
         if relayed.is_empty() {
             self.report.advise(
-                Level::Bad,
+                FindingLevel::Bad,
                 "relay",
                 "grants an allocation without a relayed address (XOR-RELAYED-ADDRESS)",
                 "no client can use it: see the server's log",
@@ -221,7 +227,7 @@ impl ProbeRun<'_> {
         self.features(transport, server.ip());
     }
 
-    fn features(&mut self, transport: Transport, server: IpAddr) {
+    fn features(&mut self, transport: ClientTransport, server: IpAddr) {
         let (mut yes, mut no, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
         for (name, title) in [("sha256", "SHA-256 passwords"), ("userhash", "USERHASH")] {
             match self.report.features.get(name) {
@@ -270,9 +276,9 @@ impl ProbeRun<'_> {
             }
         }
         for (level, label, list) in [
-            (Level::Ok, "supports", yes),
-            (Level::Note, "does not support", no),
-            (Level::Note, "could not be tested:", unknown),
+            (FindingLevel::Ok, "supports", yes),
+            (FindingLevel::Note, "does not support", no),
+            (FindingLevel::Note, "could not be tested:", unknown),
         ] {
             if !list.is_empty() {
                 self.report.line(level, "features", format!("{label} {}", list.join(", ")));
@@ -280,21 +286,21 @@ impl ProbeRun<'_> {
         }
     }
 
-    fn session(&self, transport: Transport) -> Option<ProbeSession> {
+    fn session(&self, transport: ClientTransport) -> Option<ProbeSession> {
         self.session_of(self.config.user.clone(), transport)
     }
 
-    fn session_of(&self, credentials: Option<Login>, transport: Transport) -> Option<ProbeSession> {
+    fn session_of(&self, credentials: Option<Login>, transport: ClientTransport) -> Option<ProbeSession> {
         let server = self.servers.get(&transport)?;
         let trust = self.trust(transport).ok()?;
         let (connection, _) = ProbeConnection::open(transport, *server, trust, self.soon()).ok()?;
         Some(ProbeSession::new(connection, credentials, PATIENCE, self.deadline))
     }
 
-    fn reached(&self) -> Option<(Transport, SocketAddr)> {
+    fn reached(&self) -> Option<(ClientTransport, SocketAddr)> {
         let wanted = self.config.server.transport();
         std::iter::once(wanted)
-            .chain(Transport::ALL)
+            .chain(ClientTransport::ALL)
             .find_map(|transport| self.servers.get(&transport).map(|server| (transport, *server)))
     }
 
@@ -309,11 +315,13 @@ impl ProbeRun<'_> {
         facts.is_some_and(|facts| facts.reachable && (!wanted.is_secure() || is_trusted(facts)))
     }
 
-    fn stream(&self) -> Option<Transport> {
-        [Transport::Tcp, Transport::Tls].into_iter().find(|transport| self.servers.contains_key(transport))
+    fn stream(&self) -> Option<ClientTransport> {
+        [ClientTransport::Tcp, ClientTransport::Tls]
+            .into_iter()
+            .find(|transport| self.servers.contains_key(transport))
     }
 
-    fn trust(&self, transport: Transport) -> Result<Option<&Trust>, String> {
+    fn trust(&self, transport: ClientTransport) -> Result<Option<&Trust>, String> {
         if !transport.is_secure() {
             return Ok(None);
         }
@@ -326,9 +334,9 @@ impl ProbeRun<'_> {
 }
 
 /// A name that no certificate can contain only disables TLS and DTLS, unless the URI requires them.
-fn trust(config: &Config, addresses: &[IpAddr]) -> Result<Result<Trust, String>, InvalidSetting> {
+fn trust(config: &ProbeConfig, addresses: &[IpAddr]) -> Result<Result<Trust, String>, InvalidSetting> {
     let (uri, tls) = (&config.server, &config.tls);
-    if !Transport::ALL.into_iter().any(|transport| transport.is_secure() && uri.allows(transport)) {
+    if !ClientTransport::ALL.into_iter().any(|transport| transport.is_secure() && uri.allows(transport)) {
         return Ok(Err("certificates cannot be verified for this server".to_owned()));
     }
     // The address only matters if the host is an address.
@@ -396,7 +404,7 @@ mod tests {
 
     fn probe(addresses: &[IpAddr], port: u16) -> ProbeReport {
         let uri: ServerUri = format!("turn:turn.example.org:{port}?transport=tcp").parse().unwrap();
-        let config = Config { timeout: Duration::from_secs(20), ..Config::new(uri) };
+        let config = ProbeConfig { timeout: Duration::from_secs(20), ..ProbeConfig::new(uri) };
         run_at(&config, addresses.to_vec(), Instant::now() + config.timeout).unwrap()
     }
 
@@ -415,7 +423,7 @@ mod tests {
             assert!(!report.other_family["tcp"].reachable, "{report:?}");
             let told = report.findings.iter().find(|line| line.what.contains("listed for this name"));
             let told = told.expect("a finding about the other address");
-            assert!(told.level == Level::Warn && told.what.contains("[::1]"), "{told:?}");
+            assert!(told.level == FindingLevel::Warn && told.what.contains("[::1]"), "{told:?}");
         }
         let report = probe(&[V4], port);
         assert!(report.other_family.is_empty(), "{report:?}");
@@ -436,18 +444,18 @@ mod tests {
 
     #[test]
     fn invalid_flags_are_errors_instead_of_findings() {
-        let config = Config::new("turn:127.0.0.1:1".parse().unwrap());
+        let config = ProbeConfig::new("turn:127.0.0.1:1".parse().unwrap());
         for (config, word) in [
-            (Config { timeout: Duration::MAX, ..config.clone() }, "--timeout"),
+            (ProbeConfig { timeout: Duration::MAX, ..config.clone() }, "--timeout"),
             (
-                Config {
+                ProbeConfig {
                     tls: TlsOptions { ca: Some("/nowhere/ca.pem".into()), ..TlsOptions::default() },
                     ..config.clone()
                 },
                 "--ca",
             ),
             (
-                Config {
+                ProbeConfig {
                     tls: TlsOptions { server_name: Some("a b".to_owned()), ..TlsOptions::default() },
                     ..config
                 },

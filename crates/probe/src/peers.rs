@@ -6,48 +6,48 @@ use std::{io, net::SocketAddr};
 use turnpike_wire::stun::{kind, method};
 
 use crate::{
-    report::{Level, PeerFacts, ProbeReport},
+    report::{FindingLevel, PeerFacts, ProbeReport},
     session::ProbeSession,
 };
 
 struct Forbidden {
     address: &'static str,
     kind: &'static str,
-    level: Level,
+    level: FindingLevel,
 }
 
-const fn forbidden(address: &'static str, kind: &'static str, level: Level) -> Forbidden {
+const fn forbidden(address: &'static str, kind: &'static str, level: FindingLevel) -> Forbidden {
     Forbidden { address, kind, level }
 }
 
 const V4: &[Forbidden] = &[
-    forbidden("127.0.0.1", "loopback", Level::Bad),
-    forbidden("127.255.255.254", "loopback", Level::Bad),
-    forbidden("0.0.0.0", "unspecified (reaches loopback on Linux)", Level::Bad),
-    forbidden("169.254.169.254", "cloud metadata", Level::Bad),
-    forbidden("169.254.1.1", "link-local", Level::Bad),
-    forbidden("10.0.0.1", "private", Level::Warn),
-    forbidden("172.16.0.1", "private", Level::Warn),
-    forbidden("192.168.0.1", "private", Level::Warn),
-    forbidden("100.64.0.1", "shared (carrier NAT)", Level::Warn),
-    forbidden("224.0.0.1", "multicast", Level::Bad),
-    forbidden("255.255.255.255", "broadcast", Level::Bad),
+    forbidden("127.0.0.1", "loopback", FindingLevel::Bad),
+    forbidden("127.255.255.254", "loopback", FindingLevel::Bad),
+    forbidden("0.0.0.0", "unspecified (reaches loopback on Linux)", FindingLevel::Bad),
+    forbidden("169.254.169.254", "cloud metadata", FindingLevel::Bad),
+    forbidden("169.254.1.1", "link-local", FindingLevel::Bad),
+    forbidden("10.0.0.1", "private", FindingLevel::Warn),
+    forbidden("172.16.0.1", "private", FindingLevel::Warn),
+    forbidden("192.168.0.1", "private", FindingLevel::Warn),
+    forbidden("100.64.0.1", "shared (carrier NAT)", FindingLevel::Warn),
+    forbidden("224.0.0.1", "multicast", FindingLevel::Bad),
+    forbidden("255.255.255.255", "broadcast", FindingLevel::Bad),
 ];
 
 /// Targets for an allocation with an IPv6 address. Those starting with `::ffff:` are tried with IPv4 too.
 const V6: &[Forbidden] = &[
-    forbidden("::1", "loopback", Level::Bad),
-    forbidden("::", "unspecified (reaches loopback on Linux)", Level::Bad),
-    forbidden("::127.0.0.1", "loopback in an IPv4-compatible address", Level::Bad),
-    forbidden("::ffff:127.0.0.1", "loopback in an IPv4-mapped address", Level::Bad),
-    forbidden("::ffff:169.254.169.254", "cloud metadata in an IPv4-mapped address", Level::Bad),
-    forbidden("64:ff9b::7f00:1", "loopback behind NAT64", Level::Bad),
-    forbidden("64:ff9b::a9fe:a9fe", "cloud metadata behind NAT64", Level::Bad),
-    forbidden("2002:7f00:1::1", "loopback in a 6to4 address", Level::Bad),
-    forbidden("fe80::1", "link-local", Level::Bad),
-    forbidden("fd00:ec2::254", "cloud metadata", Level::Bad),
-    forbidden("fc00::1", "unique local (private)", Level::Warn),
-    forbidden("ff02::1", "multicast", Level::Bad),
+    forbidden("::1", "loopback", FindingLevel::Bad),
+    forbidden("::", "unspecified (reaches loopback on Linux)", FindingLevel::Bad),
+    forbidden("::127.0.0.1", "loopback in an IPv4-compatible address", FindingLevel::Bad),
+    forbidden("::ffff:127.0.0.1", "loopback in an IPv4-mapped address", FindingLevel::Bad),
+    forbidden("::ffff:169.254.169.254", "cloud metadata in an IPv4-mapped address", FindingLevel::Bad),
+    forbidden("64:ff9b::7f00:1", "loopback behind NAT64", FindingLevel::Bad),
+    forbidden("64:ff9b::a9fe:a9fe", "cloud metadata behind NAT64", FindingLevel::Bad),
+    forbidden("2002:7f00:1::1", "loopback in a 6to4 address", FindingLevel::Bad),
+    forbidden("fe80::1", "link-local", FindingLevel::Bad),
+    forbidden("fd00:ec2::254", "cloud metadata", FindingLevel::Bad),
+    forbidden("fc00::1", "unique local (private)", FindingLevel::Warn),
+    forbidden("ff02::1", "multicast", FindingLevel::Bad),
 ];
 /// Discard (RFC 863): a server that relays by mistake reaches a port that ignores data.
 const PORT: u16 = 9;
@@ -113,17 +113,17 @@ pub(crate) fn judge(report: &mut ProbeReport, asked: PeerQuestion) {
     let PeerQuestion { is_v6, answers, ended } = asked;
     let family = if is_v6 { "IPv6" } else { "IPv4" };
     if let Some(what) = ended {
-        report.line(Level::Note, "peers", format!("the check ended early: {what}"));
+        report.line(FindingLevel::Note, "peers", format!("the check ended early: {what}"));
     }
     let of = |verdict: PeerAccess| answers.iter().filter(move |(_, it, _)| *it == verdict);
-    for level in [Level::Bad, Level::Warn] {
+    for level in [FindingLevel::Bad, FindingLevel::Warn] {
         let these = of(PeerAccess::Allowed).filter(|(target, ..)| target.level == level);
         let list: Vec<_> =
             these.map(|(target, ..)| format!("{} ({})", target.address, target.kind)).collect();
         if list.is_empty() {
             continue;
         }
-        let remedy = if level == Level::Bad {
+        let remedy = if level == FindingLevel::Bad {
             "any user can reach services that trust the server's own machine or network: refuse these peers (turnpike does so \
              unless --allow-peer allows them; coturn: denied-peer-ip, no allow-loopback-peers)"
         } else {
@@ -136,7 +136,7 @@ pub(crate) fn judge(report: &mut ProbeReport, asked: PeerQuestion) {
     if let Some((_, _, told)) = unknown.first() {
         let list: Vec<_> = unknown.iter().map(|(target, ..)| target.address).collect();
         report.advise(
-            Level::Note,
+            FindingLevel::Note,
             "peers",
             format!("no verdict on {}: the server answers {told}", list.join(", ")),
             "see the server's log: users may or may not be able to reach these peers",
@@ -145,7 +145,7 @@ pub(crate) fn judge(report: &mut ProbeReport, asked: PeerQuestion) {
     let refused = of(PeerAccess::Refused).count();
     if refused > 0 {
         report.line(
-            Level::Ok,
+            FindingLevel::Ok,
             "peers",
             format!("refuses {refused} forbidden {family} peer addresses (loopback, metadata, private …)"),
         );
@@ -236,10 +236,13 @@ mod tests {
         assert_eq!(allowed, [Some(false), None]);
         let told: Vec<_> = report.findings.iter().map(|line| (line.level, line.what.as_str())).collect();
         assert!(
-            told[0].0 == Level::Note && told[0].1.contains("10.0.0.1: the server answers 508"),
+            told[0].0 == FindingLevel::Note && told[0].1.contains("10.0.0.1: the server answers 508"),
             "{told:?}"
         );
-        assert!(told[1].0 == Level::Ok && told[1].1.starts_with("refuses 1 forbidden IPv4"), "{told:?}");
+        assert!(
+            told[1].0 == FindingLevel::Ok && told[1].1.starts_with("refuses 1 forbidden IPv4"),
+            "{told:?}"
+        );
     }
 
     #[test]
@@ -248,7 +251,7 @@ mod tests {
             for target in targets {
                 let ip: IpAddr = target.address.parse().unwrap();
                 assert_eq!(ip.is_ipv6(), is_v6, "{}", target.address);
-                assert!(target.level >= Level::Warn && !target.kind.is_empty());
+                assert!(target.level >= FindingLevel::Warn && !target.kind.is_empty());
             }
         }
     }

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use turnpike_client::{ServerUri, Transport};
+use turnpike_client::{ClientTransport, ServerUri};
 use turnpike_wire::{
     escape::name,
     stun::{kind, method},
@@ -16,7 +16,7 @@ use turnpike_wire::{
 use crate::{
     PATIENCE, ProbeRun, certificate,
     connection::{self, ProbeConnection, WEB_SERVER, words},
-    report::{Level, RoundTrip, TransportFacts},
+    report::{FindingLevel, RoundTrip, TransportFacts},
     session::{ProbeSession, ServerAnswer},
 };
 
@@ -24,7 +24,7 @@ use crate::{
 const HTTPS: u16 = 443;
 
 struct ReachAttempt {
-    transport: Transport,
+    transport: ClientTransport,
     server: SocketAddr,
     facts: TransportFacts,
     software: Option<String>,
@@ -36,7 +36,7 @@ struct ReachTried {
 }
 
 impl ReachTried {
-    fn transport(&self) -> Transport {
+    fn transport(&self) -> ClientTransport {
         self.named.transport
     }
 
@@ -58,14 +58,16 @@ impl ProbeRun<'_> {
     pub(crate) fn transports(&mut self) {
         let Some((first, others)) = self.addresses.split_first() else { return };
         let wanted = self.config.server.transport();
-        let all: Vec<_> =
-            Transport::ALL.into_iter().filter(|transport| self.config.server.allows(*transport)).collect();
+        let all: Vec<_> = ClientTransport::ALL
+            .into_iter()
+            .filter(|transport| self.config.server.allows(*transport))
+            .collect();
         let mut chosen = self.attempts(*first, &all);
         let mut other = Vec::new();
         match others.first() {
             Some(ip) if !has_route(*ip) => {
                 let what = format!("the other address of the name, {ip}, was not tried: no route to it");
-                self.report.line(Level::Note, "probe", what);
+                self.report.line(FindingLevel::Note, "probe", what);
             }
             Some(ip) if Instant::now() < self.deadline => {
                 let works = works(&chosen, wanted);
@@ -86,13 +88,13 @@ impl ProbeRun<'_> {
     }
 
     /// Parallel, because a firewall that drops packets costs a full timeout each.
-    fn attempts(&self, ip: IpAddr, transports: &[Transport]) -> Vec<ReachTried> {
+    fn attempts(&self, ip: IpAddr, transports: &[ClientTransport]) -> Vec<ReachTried> {
         thread::scope(|scope| {
-            let try_at = |transport: Transport, port| {
+            let try_at = |transport: ClientTransport, port| {
                 let server = (ip, port).into();
                 scope.spawn(move || self.try_at(transport, server))
             };
-            let try_all = |transport: &Transport| {
+            let try_all = |transport: &ClientTransport| {
                 let ports = self.ports(*transport).into_iter();
                 ports.map(|port| try_at(*transport, port)).collect::<Vec<_>>()
             };
@@ -120,13 +122,13 @@ impl ProbeRun<'_> {
     }
 
     /// A plain server may offer TLS and DTLS on its own port too, distinguished by the first byte.
-    fn ports(&self, transport: Transport) -> Vec<u16> {
+    fn ports(&self, transport: ClientTransport) -> Vec<u16> {
         let uri = &self.config.server;
         let mut ports = match (transport.is_secure(), uri.is_secure()) {
             (true, false) => vec![transport.default_port(), uri.port_for(uri.transport())],
             _ => vec![uri.port_for(transport)],
         };
-        if uri.is_turn() && transport != Transport::Dtls {
+        if uri.is_turn() && transport != ClientTransport::Dtls {
             ports.push(HTTPS);
         }
         let mut seen = HashSet::new();
@@ -134,7 +136,7 @@ impl ProbeRun<'_> {
         ports
     }
 
-    fn try_at(&self, transport: Transport, server: SocketAddr) -> ReachAttempt {
+    fn try_at(&self, transport: ClientTransport, server: SocketAddr) -> ReachAttempt {
         let mut facts = TransportFacts { address: server.to_string(), ..TransportFacts::default() };
         let tried = self.try_transport(transport, server, &mut facts);
         facts.reachable = tried.is_ok();
@@ -147,7 +149,7 @@ impl ProbeRun<'_> {
 
     fn try_transport(
         &self,
-        transport: Transport,
+        transport: ClientTransport,
         server: SocketAddr,
         facts: &mut TransportFacts,
     ) -> Result<Option<String>, String> {
@@ -201,7 +203,7 @@ impl ProbeRun<'_> {
             None => {
                 self.servers.insert(transport, server);
                 self.report.software = self.report.software.take().or(software);
-                self.report.line(Level::Ok, transport, answers(&facts));
+                self.report.line(FindingLevel::Ok, transport, answers(&facts));
             }
             Some(what) => self.report.advise(level, transport, format!("{server}: {what}"), remedy),
         }
@@ -220,15 +222,15 @@ impl ProbeRun<'_> {
             None => {
                 self.servers.entry(transport).or_insert(server);
                 self.report.software = self.report.software.take().or(software);
-                self.report.line(Level::Ok, transport, answers(&facts));
+                self.report.line(FindingLevel::Ok, transport, answers(&facts));
                 if let Some(shown) =
                     facts.certificate.as_ref().filter(|shown| Some(*shown) != named.certificate.as_ref())
                 {
                     certificate::judge(&mut self.report, transport, shown);
                 }
             }
-            Some(what) if transport == Transport::Tls && named.reachable => {
-                self.report.advise(Level::Note, transport, format!("{server}: {what}"), over_tls);
+            Some(what) if transport == ClientTransport::Tls && named.reachable => {
+                self.report.advise(FindingLevel::Note, transport, format!("{server}: {what}"), over_tls);
             }
             Some(_) => {}
         }
@@ -240,9 +242,9 @@ impl ProbeRun<'_> {
         for ReachTried { named: ReachAttempt { transport, server, facts, .. }, .. } in other {
             let at_chosen = chosen.iter().find(|tried| tried.transport() == transport);
             match &facts.failure {
-                None => self.report.line(Level::Ok, transport, answers(&facts)),
+                None => self.report.line(FindingLevel::Ok, transport, answers(&facts)),
                 Some(what) if at_chosen.is_some_and(ReachTried::works) => self.report.advise(
-                    Level::Warn,
+                    FindingLevel::Warn,
                     transport,
                     format!("{server}: {what}, although this address is listed for this name"),
                     "clients that choose this address fail: listen there and open the firewall, or remove \
@@ -258,7 +260,7 @@ impl ProbeRun<'_> {
         }
     }
 
-    fn unreachable(&self, tried: &ReachTried, over_tls: &'static str) -> (Level, String) {
+    fn unreachable(&self, tried: &ReachTried, over_tls: &'static str) -> (FindingLevel, String) {
         let uri = &self.config.server;
         let transport = tried.transport();
         let elsewhere = tried.works_on_https().map(|_| {
@@ -269,35 +271,37 @@ impl ProbeRun<'_> {
             tried.named.facts.failure.as_ref().is_some_and(|what| what.starts_with(WEB_SERVER));
         match (transport, elsewhere) {
             (_, None) if is_web_server => {
-                let level = if transport == uri.transport() { Level::Bad } else { Level::Warn };
+                let level = if transport == uri.transport() { FindingLevel::Bad } else { FindingLevel::Warn };
                 let remedy = "use the port on which TURN listens, or free this one for TURN: give the web server another port, give TURN its own \
                               address, or use a proxy that routes by SNI";
                 (level, remedy.to_owned())
             }
             (_, Some(there)) if transport == uri.transport() => {
-                (Level::Bad, format!("it works on port 443: give clients {there}, or listen here too"))
+                (FindingLevel::Bad, format!("it works on port 443: give clients {there}, or listen here too"))
             }
             (_, None) if transport == uri.transport() && transport.is_secure() => {
-                (Level::Bad, "check the address, the TLS listener and firewall".to_owned())
+                (FindingLevel::Bad, "check the address, the TLS listener and firewall".to_owned())
             }
             (_, None) if transport == uri.transport() => {
-                (Level::Bad, "check the address, listeners and firewall".to_owned())
+                (FindingLevel::Bad, "check the address, listeners and firewall".to_owned())
             }
-            (Transport::Udp | Transport::Tcp, Some(there)) => {
-                (Level::Warn, format!("give clients {there}, where it works, or listen here too"))
+            (ClientTransport::Udp | ClientTransport::Tcp, Some(there)) => {
+                (FindingLevel::Warn, format!("give clients {there}, where it works, or listen here too"))
             }
-            (Transport::Udp | Transport::Tcp, None) => (
-                Level::Warn,
+            (ClientTransport::Udp | ClientTransport::Tcp, None) => (
+                FindingLevel::Warn,
                 "clients behind firewalls that block UDP need TCP: listen on it, and open the port"
                     .to_owned(),
             ),
-            (Transport::Tls, _) => (Level::Note, over_tls.to_owned()),
-            (Transport::Dtls, _) => (Level::Note, "few clients use DTLS; browsers never do".to_owned()),
+            (ClientTransport::Tls, _) => (FindingLevel::Note, over_tls.to_owned()),
+            (ClientTransport::Dtls, _) => {
+                (FindingLevel::Note, "few clients use DTLS; browsers never do".to_owned())
+            }
         }
     }
 
     fn advice_on_https(&self, chosen: &[ReachTried]) -> &'static str {
-        let tcp = chosen.iter().find(|tried| tried.transport() == Transport::Tcp);
+        let tcp = chosen.iter().find(|tried| tried.transport() == ClientTransport::Tcp);
         let https = tcp.and_then(|tried| {
             [tried.https.as_ref(), Some(&tried.named)]
                 .into_iter()
@@ -318,12 +322,12 @@ impl ProbeRun<'_> {
     }
 }
 
-fn works(tried: &[ReachTried], transport: Transport) -> bool {
+fn works(tried: &[ReachTried], transport: ClientTransport) -> bool {
     tried.iter().any(|tried| tried.transport() == transport && tried.works())
 }
 
-fn opening_takes_packets(transport: Transport) -> bool {
-    transport != Transport::Udp
+fn opening_takes_packets(transport: ClientTransport) -> bool {
+    transport != ClientTransport::Udp
 }
 
 fn answers(facts: &TransportFacts) -> String {

@@ -8,7 +8,7 @@ use turnpike_wire::{
 };
 
 use crate::{
-    report::{Level, ProbeReport},
+    report::{FindingLevel, ProbeReport},
     session::{ProbeSession, ServerAnswer},
 };
 
@@ -21,21 +21,21 @@ pub(crate) fn judge_address(report: &mut ProbeReport, server: IpAddr, relayed: S
     report.relayed.push(relayed.to_string());
     if ip.is_unspecified() {
         report.advise(
-            Level::Bad,
+            FindingLevel::Bad,
             area,
             format!("hands out {relayed}, which is not a usable address"),
             "tell the server its address (turnpike: --relay-ip IP; coturn: relay-ip=)",
         );
     } else if ip.is_loopback() && !server.is_loopback() {
         report.advise(
-            Level::Bad,
+            FindingLevel::Bad,
             area,
             format!("hands out {relayed}, which only the server can reach"),
             "relay on an address that peers can reach (turnpike: --relay-ip; coturn: relay-ip=)",
         );
     } else if is_private(ip) && !is_private(server) {
         report.advise(
-            Level::Bad,
+            FindingLevel::Bad,
             area,
             format!("hands out the private address {relayed}: unreachable from outside its network"),
             format!(
@@ -45,17 +45,17 @@ pub(crate) fn judge_address(report: &mut ProbeReport, server: IpAddr, relayed: S
         );
     } else if ip != server && ip.is_ipv4() == server.is_ipv4() {
         report.advise(
-            Level::Note,
+            FindingLevel::Note,
             area,
             format!("relays on {relayed} instead of the server's address {server}"),
             "fine for a server with several addresses; otherwise check that peers can reach it, firewall included",
         );
     } else {
-        report.line(Level::Ok, area, format!("relays on {relayed}"));
+        report.line(FindingLevel::Ok, area, format!("relays on {relayed}"));
     }
     if !RELAY_PORTS.contains(&relayed.port()) {
         report.line(
-            Level::Note,
+            FindingLevel::Note,
             area,
             format!("port {} is outside 49152-65535 (RFC 8656 section 7.2)", relayed.port()),
         );
@@ -64,13 +64,17 @@ pub(crate) fn judge_address(report: &mut ProbeReport, server: IpAddr, relayed: S
 
 pub(crate) fn judge_mapped(report: &mut ProbeReport, local: Option<SocketAddr>, answer: &ServerAnswer) {
     let Some(mapped) = answer.address(kind::XOR_MAPPED_ADDRESS) else {
-        report.line(Level::Warn, "relay", "does not tell clients their own address (XOR-MAPPED-ADDRESS)");
+        report.line(
+            FindingLevel::Warn,
+            "relay",
+            "does not tell clients their own address (XOR-MAPPED-ADDRESS)",
+        );
         return;
     };
     match local {
         Some(local) if local == mapped => {}
         Some(local) => report.line(
-            Level::Note,
+            FindingLevel::Note,
             "nat",
             format!("this client is {local} locally and {mapped} to the server: there is a NAT in between"),
         ),
@@ -164,7 +168,7 @@ pub(crate) fn ask(session: &mut ProbeSession, feature: Feature) -> RelayFound {
 mod tests {
     use super::*;
 
-    fn level(server: &str, relayed: &str) -> Level {
+    fn level(server: &str, relayed: &str) -> FindingLevel {
         let mut report = ProbeReport::default();
         judge_address(&mut report, server.parse().unwrap(), relayed.parse().unwrap());
         report.worst()
@@ -181,18 +185,18 @@ mod tests {
         for relayed in
             ["10.0.0.5:50000", "192.168.1.1:50000", "100.100.1.1:50000", "127.0.0.1:50000", "0.0.0.0:50000"]
         {
-            assert_eq!(level("203.0.113.5", relayed), Level::Bad, "{relayed}");
+            assert_eq!(level("203.0.113.5", relayed), FindingLevel::Bad, "{relayed}");
         }
-        assert_eq!(level("10.0.0.5", "10.0.0.5:50000"), Level::Ok);
-        assert_eq!(level("127.0.0.1", "127.0.0.1:50000"), Level::Ok);
-        assert_eq!(level("10.0.0.5", "127.0.0.1:50000"), Level::Bad);
+        assert_eq!(level("10.0.0.5", "10.0.0.5:50000"), FindingLevel::Ok);
+        assert_eq!(level("127.0.0.1", "127.0.0.1:50000"), FindingLevel::Ok);
+        assert_eq!(level("10.0.0.5", "127.0.0.1:50000"), FindingLevel::Bad);
         assert!(
             remedy("203.0.113.5", "127.0.0.1:50000").starts_with("relay on an address that peers can reach")
         );
         assert!(remedy("203.0.113.5", "10.0.0.5:50000").contains("--relay-ip 10.0.0.5=PUBLIC"));
-        assert_eq!(level("203.0.113.5", "203.0.113.5:50000"), Level::Ok);
-        assert_eq!(level("203.0.113.5", "203.0.113.6:50000"), Level::Note);
-        assert_eq!(level("203.0.113.5", "[2001:db8::1]:50000"), Level::Ok);
-        assert_eq!(level("203.0.113.5", "203.0.113.5:3000"), Level::Note);
+        assert_eq!(level("203.0.113.5", "203.0.113.5:50000"), FindingLevel::Ok);
+        assert_eq!(level("203.0.113.5", "203.0.113.6:50000"), FindingLevel::Note);
+        assert_eq!(level("203.0.113.5", "[2001:db8::1]:50000"), FindingLevel::Ok);
+        assert_eq!(level("203.0.113.5", "203.0.113.5:3000"), FindingLevel::Note);
     }
 }

@@ -8,7 +8,7 @@ use crate::attack::facts::AttackFacts;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Level {
+pub enum FindingLevel {
     Ok,
     Note,
     /// Some clients will fail, or the server may be abused.
@@ -17,7 +17,7 @@ pub enum Level {
     Bad,
 }
 
-impl FromStr for Level {
+impl FromStr for FindingLevel {
     type Err = String;
 
     /// Parses a threshold: `warn` or `bad`.
@@ -30,7 +30,7 @@ impl FromStr for Level {
     }
 }
 
-impl fmt::Display for Level {
+impl fmt::Display for FindingLevel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Ok => "ok",
@@ -43,7 +43,7 @@ impl fmt::Display for Level {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    pub level: Level,
+    pub level: FindingLevel,
     /// A transport, `certificate`, `credentials`, `relay`, `features`, `nat` or `peers`.
     pub area: String,
     /// One sentence.
@@ -155,17 +155,17 @@ pub struct ProbeReport {
 
 impl ProbeReport {
     #[must_use]
-    pub fn worst(&self) -> Level {
-        self.findings.iter().map(|finding| finding.level).max().unwrap_or(Level::Ok)
+    pub fn worst(&self) -> FindingLevel {
+        self.findings.iter().map(|finding| finding.level).max().unwrap_or(FindingLevel::Ok)
     }
 
-    pub(crate) fn line(&mut self, level: Level, area: impl fmt::Display, what: impl Into<String>) {
+    pub(crate) fn line(&mut self, level: FindingLevel, area: impl fmt::Display, what: impl Into<String>) {
         self.findings.push(Finding { level, area: area.to_string(), what: what.into(), remedy: None });
     }
 
     pub(crate) fn advise(
         &mut self,
-        level: Level,
+        level: FindingLevel,
         area: impl fmt::Display,
         what: impl Into<String>,
         remedy: impl Into<String>,
@@ -184,12 +184,12 @@ mod tests {
     #[test]
     fn the_worst_finding_is_the_verdict() {
         let mut report = ProbeReport::default();
-        assert_eq!(report.worst(), Level::Ok);
-        report.line(Level::Note, "nat", "a");
-        assert!(report.worst() < Level::Warn);
-        report.advise(Level::Bad, "peers", "b", "c");
-        report.line(Level::Warn, "relay", "d");
-        assert_eq!(report.worst(), Level::Bad);
+        assert_eq!(report.worst(), FindingLevel::Ok);
+        report.line(FindingLevel::Note, "nat", "a");
+        assert!(report.worst() < FindingLevel::Warn);
+        report.advise(FindingLevel::Bad, "peers", "b", "c");
+        report.line(FindingLevel::Warn, "relay", "d");
+        assert_eq!(report.worst(), FindingLevel::Bad);
         let json = serde_json::to_value(&report).unwrap();
         assert_eq!(json["findings"][1]["remedy"], "c");
         assert_eq!(json["findings"][2]["level"], "warn");
@@ -197,8 +197,8 @@ mod tests {
 
     #[test]
     fn limits_are_warn_and_bad() {
-        assert_eq!("warn".parse(), Ok(Level::Warn));
-        assert_eq!("bad".parse(), Ok(Level::Bad));
-        assert!("ok".parse::<Level>().is_err());
+        assert_eq!("warn".parse(), Ok(FindingLevel::Warn));
+        assert_eq!("bad".parse(), Ok(FindingLevel::Bad));
+        assert!("ok".parse::<FindingLevel>().is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! Predicates on a difference, for the table of known differences.
 
-use turnpike_client::Transport;
+use turnpike_client::ClientTransport;
 use turnpike_wire::stun::{kind, method};
 
 use super::{
@@ -119,7 +119,7 @@ impl Case<'_> {
         self.earlier().any(|request| request.method == method::CREATE_PERMISSION && request.fields.len() > 1)
     }
 
-    pub(super) fn is_over(&self, transport: Transport) -> bool {
+    pub(super) fn is_over(&self, transport: ClientTransport) -> bool {
         let client = self.sequence.steps[self.at].client();
         client.is_some_and(|client| self.sequence.transports[client.0] == transport)
     }

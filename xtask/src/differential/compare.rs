@@ -156,7 +156,7 @@ impl fmt::Display for What {
 mod tests {
     use std::collections::BTreeSet;
 
-    use turnpike_client::Transport;
+    use turnpike_client::ClientTransport;
     use turnpike_wire::stun::method;
 
     use super::*;
@@ -170,7 +170,7 @@ mod tests {
     fn sequence(dialect: Dialect, auth: Auth) -> Sequence {
         let request = |method| Step::Request(A, Request::new(method, Vec::new(), auth));
         let steps = vec![request(method::ALLOCATE), request(method::REFRESH), Step::Peer(Peer::Near, A, 5)];
-        Sequence { kind: Kind::Requests, transports: vec![Transport::Udp], dialect, steps }
+        Sequence { kind: Kind::Requests, transports: vec![ClientTransport::Udp], dialect, steps }
     }
 
     fn answered(method: u16, code: u16, facts: &[&str]) -> Vec<Seen> {

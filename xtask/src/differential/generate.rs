@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rand::{Rng as _, SeedableRng as _, seq::IndexedRandom as _};
 use rand_chacha::ChaCha8Rng;
-use turnpike_client::Transport;
+use turnpike_client::ClientTransport;
 use turnpike_wire::stun::{FAMILY_IPV4, FAMILY_IPV6, kind, method};
 
 use super::{
@@ -19,7 +19,7 @@ const LIFETIMES: [u64; 3] = [60, 300, 600];
 const MARGIN: u64 = 12;
 
 /// Sequence number `number`. `transports` are available to clients.
-pub(super) fn sequence(seed: u64, number: u64, kind: Kind, transports: &[Transport]) -> Sequence {
+pub(super) fn sequence(seed: u64, number: u64, kind: Kind, transports: &[ClientTransport]) -> Sequence {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     random.set_stream(number);
     let mut generator = Generator { random, kind, believed: Vec::new() };
@@ -41,7 +41,7 @@ struct Believed {
 }
 
 impl Generator {
-    fn sequence(&mut self, transports: &[Transport]) -> Sequence {
+    fn sequence(&mut self, transports: &[ClientTransport]) -> Sequence {
         let clients = match self.kind {
             Kind::Requests => self.random.random_range(1..=2),
             Kind::Time => 1,
@@ -287,15 +287,15 @@ mod tests {
     use super::*;
 
     fn of(kind: Kind) -> Vec<Sequence> {
-        (0..300).map(|number| sequence(7, number, kind, &Transport::ALL)).collect()
+        (0..300).map(|number| sequence(7, number, kind, &ClientTransport::ALL)).collect()
     }
 
     #[test]
     fn same_seed_gives_the_same_sequences() {
         assert_eq!(of(Kind::Requests), of(Kind::Requests));
         assert_ne!(
-            sequence(7, 1, Kind::Requests, &Transport::ALL),
-            sequence(8, 1, Kind::Requests, &Transport::ALL)
+            sequence(7, 1, Kind::Requests, &ClientTransport::ALL),
+            sequence(8, 1, Kind::Requests, &ClientTransport::ALL)
         );
     }
 

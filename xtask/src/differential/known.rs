@@ -1,6 +1,6 @@
 //! Accepted differences. Any other is a fault of turnpike or needs a new row.
 
-use turnpike_client::Transport;
+use turnpike_client::ClientTransport;
 use turnpike_wire::stun::{kind, method};
 
 use super::{
@@ -332,13 +332,13 @@ pub(super) const TABLE: &[Known] = &[
         who: BOTH,
         what: "silence for a request over DTLS that has no magic cookie",
         why: "RFC 8489 section 6.2.3: 500",
-        applies: |case| case.damage() == Some(Damage::Cookie) && case.is_over(Transport::Dtls),
+        applies: |case| case.damage() == Some(Damage::Cookie) && case.is_over(ClientTransport::Dtls),
     },
     Known {
         who: &[Pion],
         what: "does not answer RFC 3489",
         why: "rfcs.md: RFC 3489",
-        applies: |case| case.damage() == Some(Damage::Cookie) && case.is_over(Transport::Udp),
+        applies: |case| case.damage() == Some(Damage::Cookie) && case.is_over(ClientTransport::Udp),
     },
     Known {
         who: &[Pion],
@@ -388,7 +388,7 @@ pub(super) const TABLE: &[Known] = &[
         applies: |case| {
             let is_cut = matches!(case.damage(), Some(Damage::Cut | Damage::Long));
             let ends = matches!(case.what, What::Other { theirs, .. } if theirs.iter().any(Seen::is_end));
-            case.is_over(Transport::Dtls) && (is_cut || ends)
+            case.is_over(ClientTransport::Dtls) && (is_cut || ends)
         },
     },
     Known {
@@ -411,7 +411,7 @@ pub(super) fn known(sequence: &Sequence, difference: &Difference) -> Option<usiz
 mod tests {
     use std::fs;
 
-    use turnpike_client::Transport;
+    use turnpike_client::ClientTransport;
 
     use super::*;
     use crate::{
@@ -437,7 +437,7 @@ mod tests {
         let request = Request::new(method::ALLOCATE, Vec::new(), Auth::Good);
         let sequence = Sequence {
             kind: Kind::Requests,
-            transports: vec![Transport::Udp],
+            transports: vec![ClientTransport::Udp],
             dialect: Dialect::Classic,
             steps: vec![Step::Request(Client(0), request)],
         };

@@ -31,7 +31,7 @@ use std::{
 };
 
 use clap::{Args, ValueEnum};
-use turnpike_client::Transport;
+use turnpike_client::ClientTransport;
 
 use self::{
     compare::{Difference, differences, from_rules},
@@ -66,7 +66,7 @@ pub(crate) struct Options {
 
     /// Transports of clients
     #[arg(long, value_delimiter = ',', default_value = "udp,tcp,tls,dtls")]
-    transport: Vec<Transport>,
+    transport: Vec<ClientTransport>,
 
     /// Kinds of sequences; `time` takes a quarter of an hour
     #[arg(long, value_delimiter = ',', default_value = "requests,overload,shared")]
@@ -124,7 +124,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         }
     }
     for kind in &options.only {
-        let transports: Vec<Vec<Transport>> = match kind {
+        let transports: Vec<Vec<ClientTransport>> = match kind {
             Kind::Requests => options.transport.iter().map(|transport| vec![*transport]).collect(),
             Kind::Time | Kind::Overload | Kind::Shared => vec![options.transport.clone()],
         };
@@ -201,7 +201,7 @@ fn installed(program: &str) -> Option<PathBuf> {
 fn campaign(
     options: &Options,
     kind: Kind,
-    transports: &[Transport],
+    transports: &[ClientTransport],
     servers: &[Server],
     report: &mut Report,
 ) -> Result<(), Failure> {

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use turnpike_client::{TlsOptions, Transport};
+use turnpike_client::{ClientTransport, TlsOptions};
 use turnpike_probe::connection::{ProbeConnection, Trust};
 
 use super::{
@@ -184,7 +184,11 @@ impl Place<'_> {
 }
 
 impl Server {
-    pub(super) fn connect(&self, transport: Transport, deadline: Instant) -> Result<ProbeConnection, String> {
+    pub(super) fn connect(
+        &self,
+        transport: ClientTransport,
+        deadline: Instant,
+    ) -> Result<ProbeConnection, String> {
         let address = SocketAddr::new(self.ip, transport.default_port());
         ProbeConnection::open(transport, address, Some(&self.trust), deadline)
             .map(|(connection, _)| connection)
@@ -193,7 +197,7 @@ impl Server {
     fn challenge(&self) -> Option<super::message::Challenge> {
         use turnpike_wire::stun::{Class, Header, View, Writer, method};
         let deadline = Instant::now() + Duration::from_secs(1);
-        let mut connection = self.connect(Transport::Udp, deadline).ok()?;
+        let mut connection = self.connect(ClientTransport::Udp, deadline).ok()?;
         let mut buffer = Vec::new();
         let header = Header { class: Class::Request, method: method::REFRESH, transaction: [1; 12] };
         Writer::begin(&mut buffer, header).finish(false);

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use turnpike_client::Transport;
+use turnpike_client::ClientTransport;
 use turnpike_probe::connection::ProbeConnection;
 use turnpike_wire::{
     integrity::{Key, Mac},
@@ -69,7 +69,7 @@ pub(super) struct Session<'a> {
 }
 
 pub(super) struct State {
-    transport: Transport,
+    transport: ClientTransport,
     pub(super) connection: Option<ProbeConnection>,
     is_gone: bool,
     pub(super) challenge: Challenge,
@@ -315,7 +315,7 @@ impl<'a> Session<'a> {
 }
 
 impl State {
-    fn new(transport: Transport) -> Self {
+    fn new(transport: ClientTransport) -> Self {
         Self {
             transport,
             connection: None,
@@ -333,7 +333,7 @@ fn is_answer(bytes: &[u8], transaction: Transaction) -> bool {
 }
 
 /// ChannelData with any channel number, padded over streams.
-fn channel_data(number: u16, length: u16, transport: Transport) -> Vec<u8> {
+fn channel_data(number: u16, length: u16, transport: ClientTransport) -> Vec<u8> {
     let mut bytes = [&number.to_be_bytes()[..], &length.to_be_bytes(), &payload(length)].concat();
     if transport.is_stream() {
         bytes.resize(bytes.len().next_multiple_of(4), 0);

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 
-use turnpike_client::Transport;
+use turnpike_client::ClientTransport;
 use turnpike_wire::stun::{kind, method};
 
 use super::Kind;
@@ -193,7 +193,7 @@ impl Step {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Sequence {
     pub(super) kind: Kind,
-    pub(super) transports: Vec<Transport>,
+    pub(super) transports: Vec<ClientTransport>,
     pub(super) dialect: Dialect,
     pub(super) steps: Vec<Step>,
 }

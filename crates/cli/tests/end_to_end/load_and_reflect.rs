@@ -2,7 +2,7 @@
 //! families; exit codes and JSON of the generator.
 
 use crate::prelude::*;
-use turnpike_load::Report;
+use turnpike_load::LoadReport;
 
 fn relays_all(family: IpAddr, via: &str, datapath: &str) {
     need!(loopback_of(family));
@@ -55,7 +55,7 @@ fn json_result_has_every_documented_key() {
     let reflect = Reflect::start(V4, &[]);
     let run = serve.load(&reflect).with("--duration 1 --rate 100").run();
     let result = run.result();
-    let _: Report = serde_json::from_value(result.clone()).expect("every key");
+    let _: LoadReport = serde_json::from_value(result.clone()).expect("every key");
     let percentiles = |key: &str, names: &[&str]| {
         let values: Vec<f64> =
             names.iter().map(|name| result[key][name].as_f64().expect("a percentile")).collect();

@@ -16,7 +16,7 @@ use crate::{
     error::LabError,
     probe::syscalls,
     program::ChildProgram,
-    record::{Record, Round, write_whole},
+    record::{Round, RunRecord, write_whole},
     request::RunRequest,
     run::{halt::Halt, session::prolong, stage::RunStage},
     tools::{self, words},
@@ -29,7 +29,7 @@ const ROWS: usize = 20;
 const STACKS: &str = "stacks.folded";
 const FLAME: &str = "flame.svg";
 
-pub(crate) fn profile(request: &RunRequest, stage: &RunStage) -> Result<Record, LabError> {
+pub(crate) fn profile(request: &RunRequest, stage: &RunStage) -> Result<RunRecord, LabError> {
     tools::require("perf", "to take a profile")?;
     let mut kept = stage.record(request)?;
     kept.experiment.rounds = 1;

@@ -3,13 +3,13 @@ use turnpike_testkit::Dir;
 use super::*;
 
 /// Record with two subjects, `old` and `new`, and one metric: `(old, old again, new)` per round.
-pub(crate) fn record(metric: &str, values: &[(f64, f64, f64)]) -> Record {
+pub(crate) fn record(metric: &str, values: &[(f64, f64, f64)]) -> RunRecord {
     let subject = |name: &str| RecordedSubject {
         name: name.to_owned(),
         command: vec![format!("./{name}"), "serve".to_owned()],
         cpus: Some("0".to_owned()),
     };
-    let mut record = Record {
+    let mut record = RunRecord {
         format: FORMAT,
         id: "2026-11-20-relay".to_owned(),
         started: "2026-11-20T10:44:21Z".to_owned(),
@@ -37,7 +37,7 @@ pub(crate) fn record(metric: &str, values: &[(f64, f64, f64)]) -> Record {
             warmup_s: 1.0,
             ..RecordedExperiment::default()
         },
-        ..Record::default()
+        ..RunRecord::default()
     };
     for (index, (old, again, new)) in (0..).zip(values) {
         let run = |name: &str, place: u32, value: f64| Round {
@@ -51,7 +51,7 @@ pub(crate) fn record(metric: &str, values: &[(f64, f64, f64)]) -> Record {
     record
 }
 
-fn full_record() -> Record {
+fn full_record() -> RunRecord {
     let mut record = record("delivered_pps", &[(100.0, 101.0, 110.0), (90.0, 91.0, 99.0)]);
     record.rounds[0].voided = Some(Void::CpuStolen { percent: 2.0, limit_percent: 1.0 });
     record.rounds[1].not_supported.insert("cycles".to_owned());
@@ -93,8 +93,8 @@ fn a_saved_record_reads_back_the_same() {
     let dir = Dir::new();
     let record = full_record();
     record.save(dir.path()).unwrap();
-    assert_eq!(Record::load(dir.path()).unwrap(), record);
-    assert_eq!(Record::load(&dir.at(FILE)).unwrap(), record);
+    assert_eq!(RunRecord::load(dir.path()).unwrap(), record);
+    assert_eq!(RunRecord::load(&dir.at(FILE)).unwrap(), record);
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left in the directory");
 }
 
@@ -118,7 +118,7 @@ fn an_infinite_metric_does_not_spoil_the_record() {
     let mut record = record("x", &[(1.0, 1.0, 1.0)]);
     record.rounds[0].metrics.insert("cpu_us_per_packet".to_owned(), f64::INFINITY);
     record.save(dir.path()).unwrap();
-    let metrics = &Record::load(dir.path()).unwrap().rounds[0].metrics;
+    let metrics = &RunRecord::load(dir.path()).unwrap().rounds[0].metrics;
     assert_eq!(metrics.keys().collect::<Vec<_>>(), ["x"]);
 }
 
@@ -126,16 +126,16 @@ fn an_infinite_metric_does_not_spoil_the_record() {
 fn a_newer_format_is_refused_whatever_else_it_holds() {
     let dir = Dir::new();
     fs::write(dir.at(FILE), r#"{"format": 99, "surprise": []}"#).unwrap();
-    let error = Record::load(dir.path()).unwrap_err();
+    let error = RunRecord::load(dir.path()).unwrap_err();
     assert!(error.to_string().contains("format 99"), "{error}");
 }
 
 #[test]
 fn missing_and_damaged_records_are_named() {
     let dir = Dir::new();
-    assert!(Record::load(dir.path()).is_err());
+    assert!(RunRecord::load(dir.path()).is_err());
     fs::write(dir.at(FILE), "{\"format\": 1").unwrap();
-    let error = Record::load(dir.path()).unwrap_err().to_string();
+    let error = RunRecord::load(dir.path()).unwrap_err().to_string();
     assert!(error.contains(FILE) && error.contains("not a record"), "{error}");
 }
 

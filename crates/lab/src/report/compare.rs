@@ -15,7 +15,7 @@ use super::plots::{self, Ratio};
 use super::tables::{TableRow, cards, class, table};
 use super::verdicts;
 use crate::metric;
-use crate::record::{BuildFile, Record, RecordedExperiment, RecordedSubject};
+use crate::record::{BuildFile, RecordedExperiment, RecordedSubject, RunRecord};
 use crate::stats;
 use crate::verdict::MetricVerdict;
 
@@ -36,8 +36,8 @@ pub(crate) struct ComparedRecord {
     metric: String,
 }
 
-pub(crate) fn compare(records: &[Record]) -> Comparison {
-    let entry = |record: &Record| {
+pub(crate) fn compare(records: &[RunRecord]) -> Comparison {
+    let entry = |record: &RunRecord| {
         let metric = record.experiment.metric.clone();
         ComparedRecord {
             id: record.id.clone(),
@@ -166,7 +166,7 @@ pub(crate) struct RecordDifference {
 /// Differences between two records, comparable if none of them [forbids](RecordDifference::forbids) it.
 ///
 /// The measured programs may differ; machine and workload may not.
-fn comparable(a: &Record, b: &Record) -> Vec<RecordDifference> {
+fn comparable(a: &RunRecord, b: &RunRecord) -> Vec<RecordDifference> {
     let mut differences = Vec::new();
     let mut compare = |what: &str, first: String, second: String, forbids: bool| {
         if first != second {
@@ -247,7 +247,7 @@ mod tests {
     use super::*;
     use crate::record::tests::record;
 
-    fn two_days() -> [Record; 2] {
+    fn two_days() -> [RunRecord; 2] {
         let first = record("packets_per_cpu_s", &[(100.0, 101.0, 150.0); 8]);
         let mut second = record("packets_per_cpu_s", &[(90.0, 91.0, 150.0); 8]);
         second.id = "next".to_owned();
@@ -289,7 +289,7 @@ mod tests {
     #[test]
     fn a_record_is_comparable_with_itself_on_another_day() {
         let a = record("x", &[(1.0, 1.0, 1.0)]);
-        let b = Record {
+        let b = RunRecord {
             id: "other".to_owned(),
             started: "2026-11-21T08:00:00Z".to_owned(),
             seed: 7,
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn differences_of_machine_or_workload_prevent_comparison() {
-        type Alter = fn(&mut Record);
+        type Alter = fn(&mut RunRecord);
         let base = record("x", &[(1.0, 1.0, 1.0)]);
         let changes: [(&str, Alter); 10] = [
             ("kernel", |r| r.environment.kernel = "6.1.0".to_owned()),

@@ -16,12 +16,12 @@ pub(crate) use row::{insert_row, row};
 
 use crate::error::LabError;
 use crate::metric::{self, Preference};
-use crate::record::{Record, write_whole};
+use crate::record::{RunRecord, write_whole};
 use crate::verdict::{MetricVerdict, judge};
 
 pub(crate) const FILE: &str = "report.html";
 
-pub(crate) fn save(dir: &Path, record: &Record) -> Result<(), LabError> {
+pub(crate) fn save(dir: &Path, record: &RunRecord) -> Result<(), LabError> {
     write_whole(&dir.join(FILE), page(record).as_bytes())
 }
 
@@ -29,12 +29,12 @@ pub(crate) fn save_comparison(file: &Path, comparison: &Comparison) -> Result<()
     write_whole(file, comparison.page().as_bytes())
 }
 
-pub(crate) fn verdicts(record: &Record) -> Vec<MetricVerdict> {
+pub(crate) fn verdicts(record: &RunRecord) -> Vec<MetricVerdict> {
     record.candidates().map(|subject| judge(record, subject, &record.experiment.metric)).collect()
 }
 
 /// Sorts metrics with a preferred direction first.
-pub(crate) fn other_verdicts(record: &Record, subject: &str) -> Vec<MetricVerdict> {
+pub(crate) fn other_verdicts(record: &RunRecord, subject: &str) -> Vec<MetricVerdict> {
     let mut names: Vec<&str> =
         record.metrics().into_iter().filter(|&name| name != record.experiment.metric).collect();
     names.sort_by_key(|name| (metric::direction(name) == Preference::Neither, *name));

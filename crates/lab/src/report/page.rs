@@ -6,7 +6,7 @@ use super::plots::{self, Curve, Ratio};
 use super::{other_verdicts, tables, verdicts};
 use crate::advice::advice;
 use crate::metric::{self, Preference};
-use crate::record::Record;
+use crate::record::RunRecord;
 use crate::verdict::MetricVerdict;
 
 const STYLE: &str = include_str!("style.css");
@@ -15,7 +15,7 @@ const RATIOS: &str = "Median of the paired ratios, as a number and a dot, with i
 the baseline from itself. ↑: higher is better, ↓: lower is better. Green is significantly better, orange significantly worse, \
 grey inconclusive. The scale is logarithmic.";
 
-pub(crate) fn page(record: &Record) -> String {
+pub(crate) fn page(record: &RunRecord) -> String {
     let experiment = &record.experiment;
     let deciding = verdicts(record);
     let body = html! {
@@ -53,7 +53,7 @@ pub(crate) fn page(record: &Record) -> String {
     document(&experiment.name, &body)
 }
 
-fn figures(record: &Record, deciding: Vec<MetricVerdict>) -> Markup {
+fn figures(record: &RunRecord, deciding: Vec<MetricVerdict>) -> Markup {
     let metric = &record.experiment.metric;
     let judged: Vec<MetricVerdict> = record
         .candidates()
@@ -123,7 +123,7 @@ fn folded(title: &str, content: &Markup) -> Markup {
     }
 }
 
-fn ratio_rows(record: &Record, judged: &[&MetricVerdict]) -> Vec<Ratio> {
+fn ratio_rows(record: &RunRecord, judged: &[&MetricVerdict]) -> Vec<Ratio> {
     let several = record.candidates().count() > 1;
     judged
         .iter()
@@ -147,7 +147,7 @@ mod tests {
     use crate::record::{CpuProfile, LatencySummary, Sweep, SweepPoint, Symbol, Syscall};
     use crate::search::{Because, FoundRate};
 
-    fn full() -> Record {
+    fn full() -> RunRecord {
         let mut record = record("packets_per_cpu_s", &[(100.0, 101.0, 152.0); 8]);
         for (i, round) in record.rounds.iter_mut().enumerate() {
             round

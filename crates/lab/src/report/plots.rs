@@ -7,7 +7,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use crate::metric;
-use crate::record::{Record, Round, Sweep};
+use crate::record::{Round, RunRecord, Sweep};
 use crate::stats;
 use crate::verdict::{Conclusion, MetricVerdict};
 
@@ -192,7 +192,7 @@ fn after(place: usize, last: usize) -> SegmentValue<usize> {
 }
 
 /// All runs as dots, void runs as rings, and the median as a line; see [`rounds_legend`].
-pub(super) fn rounds(record: &Record, metric: &str) -> String {
+pub(super) fn rounds(record: &RunRecord, metric: &str) -> String {
     let values =
         || record.rounds.iter().filter_map(|round| round.metrics.get(metric).map(|value| (round, *value)));
     let Some((low, high)) = range(values().map(|(_, value)| value)) else { return String::new() };
@@ -235,7 +235,7 @@ pub(super) fn rounds(record: &Record, metric: &str) -> String {
 }
 
 /// Legend for above the plot, where it covers no dots.
-pub(super) fn rounds_legend(record: &Record, metric: &str) -> Markup {
+pub(super) fn rounds_legend(record: &RunRecord, metric: &str) -> Markup {
     let is_void = |round: &Round| round.metrics.contains_key(metric) && !record.counts(round, metric);
     html! {
         p.legend {
@@ -249,7 +249,7 @@ pub(super) fn rounds_legend(record: &Record, metric: &str) -> Markup {
     }
 }
 
-pub(super) fn latency(record: &Record) -> String {
+pub(super) fn latency(record: &RunRecord) -> String {
     let curves = lines(record, |subject| median_percentiles(record, subject));
     let all = || curves.iter().flat_map(|line| line.points.iter().map(|(_, value)| *value));
     let Some((_, high)) = range(all()) else { return String::new() };
@@ -286,7 +286,7 @@ struct PlotLine<'a, X> {
     points: Vec<(X, f64)>,
 }
 
-fn lines<X>(record: &Record, points: impl Fn(&str) -> Vec<(X, f64)>) -> Vec<PlotLine<'_, X>> {
+fn lines<X>(record: &RunRecord, points: impl Fn(&str) -> Vec<(X, f64)>) -> Vec<PlotLine<'_, X>> {
     let subjects = record.experiment.subjects.iter().map(|subject| subject.name.as_str()).enumerate();
     subjects
         .map(|(subject, name)| PlotLine { subject, name, points: points(name) })
@@ -295,7 +295,7 @@ fn lines<X>(record: &Record, points: impl Fn(&str) -> Vec<(X, f64)>) -> Vec<Plot
 }
 
 /// Omits zeros, which a logarithmic scale cannot show.
-fn median_percentiles(record: &Record, subject: &str) -> Vec<(SegmentValue<usize>, f64)> {
+fn median_percentiles(record: &RunRecord, subject: &str) -> Vec<(SegmentValue<usize>, f64)> {
     let latencies: Vec<_> = record
         .rounds
         .iter()
@@ -321,7 +321,7 @@ pub(super) enum Curve {
 }
 
 /// Shows repeated trials at a rate by their median.
-pub(super) fn sweeps(record: &Record, curve: Curve) -> String {
+pub(super) fn sweeps(record: &RunRecord, curve: Curve) -> String {
     let curves = lines(record, |subject| sweep_points(&record.sweeps, subject, curve));
     let points = || curves.iter().flat_map(|line| &line.points);
     let (Some((low, high)), Some((left, right))) =

@@ -3,13 +3,13 @@
 
 use crate::cli::Log;
 use crate::metric;
-use crate::record::Record;
+use crate::record::RunRecord;
 use crate::verdict::{Conclusion, MetricVerdict};
 
 /// Row without a newline for the first candidate of the record; `None` if there is none.
 ///
 /// The ratio is new over old, **inverted if necessary so that above 1 is better**.
-pub(crate) fn row(record: &Record, asked: &Log) -> Option<String> {
+pub(crate) fn row(record: &RunRecord, asked: &Log) -> Option<String> {
     let verdict = super::verdicts(record).into_iter().next()?;
     let date = record.started.get(..10).unwrap_or(&record.started);
     let cells = [
@@ -78,7 +78,7 @@ mod tests {
         }
     }
 
-    fn steady(metric: &str, ratio: f64) -> Record {
+    fn steady(metric: &str, ratio: f64) -> RunRecord {
         record(metric, &[(100.0, 100.1, 100.0 * ratio); 8])
     }
 

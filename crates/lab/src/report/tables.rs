@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 
 use crate::metric::{self, Preference};
-use crate::record::{CpuProfile, Record, Round, Syscall};
+use crate::record::{CpuProfile, Round, RunRecord, Syscall};
 use crate::stats;
 use crate::thresholds::{ThresholdOutcome, hold};
 use crate::verdict::{Conclusion, MetricVerdict};
@@ -53,7 +53,7 @@ pub(super) fn cards(head: &[&str], rows: &[TableRow]) -> Markup {
 }
 
 /// Shows the verdict next to the name, so that narrow screens show it too.
-pub(super) fn metrics(record: &Record, judged: &[&MetricVerdict]) -> Markup {
+pub(super) fn metrics(record: &RunRecord, judged: &[&MetricVerdict]) -> Markup {
     let several = record.candidates().count() > 1;
     let rows: Vec<TableRow> = judged.iter().map(|verdict| metric_row(record, verdict, several)).collect();
     let baseline = record.baseline().unwrap_or("baseline");
@@ -64,7 +64,7 @@ pub(super) fn metrics(record: &Record, judged: &[&MetricVerdict]) -> Markup {
     )
 }
 
-fn metric_row(record: &Record, verdict: &MetricVerdict, several: bool) -> TableRow {
+fn metric_row(record: &RunRecord, verdict: &MetricVerdict, several: bool) -> TableRow {
     let name = &verdict.metric;
     let median = |subject: &str| {
         stats::median(&record.values(subject, name))
@@ -122,12 +122,12 @@ fn in_short(outcome: &Conclusion) -> String {
     }
 }
 
-fn absent(record: &Record, subject: &str, metric: &str) -> String {
+fn absent(record: &RunRecord, subject: &str, metric: &str) -> String {
     let unsupported = record.rounds.iter().any(|r| r.subject == subject && r.not_supported.contains(metric));
     if unsupported { "not supported".to_owned() } else { dash() }
 }
 
-pub(super) fn bars(record: &Record) -> Markup {
+pub(super) fn bars(record: &RunRecord) -> Markup {
     let rows: Vec<TableRow> = hold(record)
         .iter()
         .map(|held| {
@@ -150,7 +150,7 @@ pub(super) fn bars(record: &Record) -> Markup {
     cards(&["metric", "verdict", "figure", "bar"], &rows)
 }
 
-pub(super) fn found(record: &Record) -> Markup {
+pub(super) fn found(record: &RunRecord) -> Markup {
     let rows: Vec<Vec<String>> = record
         .sweeps
         .iter()
@@ -212,7 +212,7 @@ pub(super) fn syscalls(syscalls: &[Syscall]) -> Markup {
     }
 }
 
-pub(super) fn experiment(record: &Record) -> Markup {
+pub(super) fn experiment(record: &RunRecord) -> Markup {
     let experiment = &record.experiment;
     let line = |name: &str, value: String| vec![name.to_owned(), value];
     let mut rows = vec![
@@ -254,7 +254,7 @@ pub(super) fn experiment(record: &Record) -> Markup {
     table(&["", ""], &rows)
 }
 
-pub(super) fn environment(record: &Record) -> Markup {
+pub(super) fn environment(record: &RunRecord) -> Markup {
     let environment = &record.environment;
     let line = |name: &str, value: String| vec![name.to_owned(), value];
     let mut rows = vec![
@@ -281,7 +281,7 @@ pub(super) fn environment(record: &Record) -> Markup {
     table(&["", ""], &rows)
 }
 
-pub(super) fn rounds(record: &Record, rounds: &[Round]) -> Markup {
+pub(super) fn rounds(record: &RunRecord, rounds: &[Round]) -> Markup {
     let metrics = record.metrics();
     let row = |round: &Round| {
         let mut cells = vec![
@@ -314,7 +314,7 @@ pub(super) fn rounds(record: &Record, rounds: &[Round]) -> Markup {
     }
 }
 
-pub(super) fn programs(record: &Record) -> Markup {
+pub(super) fn programs(record: &RunRecord) -> Markup {
     let rows: Vec<TableRow> = record
         .programs
         .iter()

@@ -11,7 +11,7 @@ use crate::{
     order,
     probe::syscalls,
     progress::RunProgress,
-    record::{Record, Round},
+    record::{Round, RunRecord},
     request::RunRequest,
     stats::Estimate,
 };
@@ -22,7 +22,7 @@ const OVERHEAD: f64 = 1.5;
 const HOPELESS: usize = 2;
 
 /// Runs the experiment of `request`. The record is in its directory, even if interrupted.
-pub(super) fn compare(request: &RunRequest, stage: &RunStage) -> Result<Record, LabError> {
+pub(super) fn compare(request: &RunRequest, stage: &RunStage) -> Result<RunRecord, LabError> {
     let mut record = stage.record(request)?;
     let outcome = stage.run_rounds(&mut record);
     let is_wrong = matches!(outcome, Err(LabError::Usage(_)));
@@ -38,7 +38,7 @@ enum Prospect {
 }
 
 impl RunStage {
-    fn run_rounds(&self, record: &mut Record) -> Result<(), LabError> {
+    fn run_rounds(&self, record: &mut RunRecord) -> Result<(), LabError> {
         let experiment = &self.experiment;
         let subjects = &experiment.subject;
         // The baseline's second run is an additional entry of the round.
@@ -111,7 +111,7 @@ impl RunStage {
         round: Round,
         again: bool,
         service: &ServiceSpec,
-        record: &mut Record,
+        record: &mut RunRecord,
     ) -> Result<Prospect, LabError> {
         let (name, index) = (&service.name, round.index + 1);
         if let Some(void) = &round.voided {
@@ -142,7 +142,7 @@ impl RunStage {
         service: &ServiceSpec,
         index: u32,
         place: u32,
-        record: &Record,
+        record: &RunRecord,
     ) -> Result<Round, Halt> {
         let mut round = Round::new(index, &service.name, place);
         let measured = self.start(service).and_then(|mut session| {
@@ -170,7 +170,7 @@ impl RunStage {
         Ok(round)
     }
 
-    fn trace_all(&self, record: &mut Record) -> Result<(), LabError> {
+    fn trace_all(&self, record: &mut RunRecord) -> Result<(), LabError> {
         for service in &self.experiment.subject {
             self.console.note(&format!("syscalls of {}", service.name));
             let traced = self.start(service).and_then(|mut session| session.trace(self.window()));
@@ -203,15 +203,15 @@ impl RunStage {
     }
 }
 
-fn runs_of<'a>(record: &'a Record, subject: &'a str) -> impl Iterator<Item = &'a Round> {
+fn runs_of<'a>(record: &'a RunRecord, subject: &'a str) -> impl Iterator<Item = &'a Round> {
     record.rounds.iter().chain(&record.aa).filter(move |round| round.subject == subject)
 }
 
-fn has_run(record: &Record, subject: &str) -> bool {
+fn has_run(record: &RunRecord, subject: &str) -> bool {
     runs_of(record, subject).next().is_some()
 }
 
-fn hopeless(record: &Record, subject: &str) -> bool {
+fn hopeless(record: &RunRecord, subject: &str) -> bool {
     let failed = runs_of(record, subject)
         .filter(|round| matches!(round.voided, Some(Void::SubjectFailed { .. })))
         .count();
@@ -219,14 +219,14 @@ fn hopeless(record: &Record, subject: &str) -> bool {
 }
 
 /// Returns true if a run of this round was void for a reason that a retry may avoid.
-fn is_void(record: &Record, index: usize) -> bool {
+fn is_void(record: &RunRecord, index: usize) -> bool {
     record.rounds.iter().chain(&record.aa).any(|round| {
         round.index as usize == index
             && matches!(&round.voided, Some(void) if !matches!(void, Void::SubjectFailed { .. }))
     })
 }
 
-fn good_rounds(record: &Record, last: usize) -> usize {
+fn good_rounds(record: &RunRecord, last: usize) -> usize {
     (0..=last).filter(|index| !is_void(record, *index)).count()
 }
 
@@ -234,8 +234,8 @@ fn good_rounds(record: &Record, last: usize) -> usize {
 mod tests {
     use super::*;
 
-    fn record(rounds: Vec<Round>) -> Record {
-        Record { rounds, ..Record::default() }
+    fn record(rounds: Vec<Round>) -> RunRecord {
+        RunRecord { rounds, ..RunRecord::default() }
     }
 
     fn round(index: u32, voided: Option<Void>) -> Round {

@@ -3,15 +3,15 @@
 
 use std::collections::BTreeMap;
 
-use crate::{probe::network::DATAGRAMS_PER_PACKET, record::Record, stats};
+use crate::{probe::network::DATAGRAMS_PER_PACKET, record::RunRecord, stats};
 
-pub(crate) fn describe(record: &Record) -> Vec<String> {
+pub(crate) fn describe(record: &RunRecord) -> Vec<String> {
     let subjects = record.experiment.subjects.iter().map(|subject| &subject.name);
     subjects.filter_map(|subject| of_subject(record, subject)).collect()
 }
 
 /// `None` if no device has dedicated receivers: such links make no promises.
-fn of_subject(record: &Record, subject: &str) -> Option<String> {
+fn of_subject(record: &RunRecord, subject: &str) -> Option<String> {
     let rounds = || record.rounds.iter().filter(|round| round.subject == subject);
     let mut all: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for (name, value) in rounds().flat_map(|round| &round.metrics) {

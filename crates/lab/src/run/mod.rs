@@ -14,12 +14,12 @@ use self::{compare::compare, stage::RunStage};
 use crate::{
     error::LabError,
     profile,
-    record::Record,
+    record::RunRecord,
     request::{RunRequest, Task},
 };
 
 /// Removes the record's directory if nothing was measured.
-pub(crate) fn carry_out(request: &RunRequest, stage: &RunStage) -> Result<Record, LabError> {
+pub(crate) fn carry_out(request: &RunRequest, stage: &RunStage) -> Result<RunRecord, LabError> {
     match &request.task {
         Task::Compare => compare(request, stage),
         Task::Rates { plan, rounds } => rates::run(request, stage, plan, *rounds),

@@ -12,7 +12,7 @@ use crate::{
     experiment::ServiceSpec,
     invalid_rounds::Void,
     metric, order,
-    record::{Record, Round, Sweep, SweepPoint},
+    record::{Round, RunRecord, Sweep, SweepPoint},
     request::RunRequest,
     search::{Because, RatePlan, Search, SearchSettings, Trial},
 };
@@ -41,7 +41,7 @@ pub(super) fn run(
     stage: &RunStage,
     plan: &RatePlan,
     rounds: u32,
-) -> Result<Record, LabError> {
+) -> Result<RunRecord, LabError> {
     let variable = &stage.experiment.workload.rate;
     if stage.variables.get(variable).is_none() {
         stage.leave_nothing();
@@ -68,7 +68,7 @@ pub(super) fn run(
 }
 
 impl RunStage {
-    fn run_rates(&self, plan: &RatePlan, record: &mut Record, rounds: u32) -> Result<(), LabError> {
+    fn run_rates(&self, plan: &RatePlan, record: &mut RunRecord, rounds: u32) -> Result<(), LabError> {
         let subjects = &self.experiment.subject;
         let enough = rounds >= self.experiment.rules.min_rounds;
         let runs = subjects.len() + usize::from(enough && self.experiment.aa);
@@ -291,7 +291,7 @@ fn counts(point: &SweepPoint, trial: Trial, variable: &str) -> (u64, u64) {
     (sent, sent.saturating_sub(lost))
 }
 
-fn ended_by_the_generator(record: &Record) -> Vec<String> {
+fn ended_by_the_generator(record: &RunRecord) -> Vec<String> {
     let of_subject = |name: &str| {
         let sweeps = || record.sweeps.iter().filter(|sweep| sweep.subject == name);
         let ended = sweeps()

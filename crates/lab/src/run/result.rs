@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value;
-use turnpike_measure::Report;
+use turnpike_measure::LoadReport;
 
 use crate::{
     experiment::{ResultFormat, WorkloadSpec},
@@ -83,7 +83,7 @@ impl WorkloadResult {
 }
 
 fn turnpike(text: &str) -> Result<WorkloadResult, String> {
-    let report: Report = serde_json::from_str(text).map_err(|error| {
+    let report: LoadReport = serde_json::from_str(text).map_err(|error| {
         format!("the workload's result does not have the format of our generators: {error}")
     })?;
     let percent = |count: u64| if report.sent == 0 { 0.0 } else { count as f64 * 100.0 / report.sent as f64 };

@@ -13,7 +13,7 @@ use crate::{
     error::LabError,
     experiment::{Experiment, fill::Variables},
     probe::hardware,
-    record::{self, Record},
+    record::{self, RunRecord},
     request::RunRequest,
     stop::StopFlag,
     topology::{Topology, spec::Spec, userns},
@@ -74,7 +74,7 @@ impl RunStage {
     }
 
     /// Saves the record with final observations, or removes it if nothing was measured.
-    pub(crate) fn keep(&self, record: &mut Record, is_measured: bool) -> Result<(), LabError> {
+    pub(crate) fn keep(&self, record: &mut RunRecord, is_measured: bool) -> Result<(), LabError> {
         if is_measured {
             for told in builds::since(&record.programs) {
                 let note = format!("a file changed during the experiment: {told}");
@@ -98,7 +98,7 @@ impl RunStage {
         }
     }
 
-    pub(crate) fn record(&self, request: &RunRequest) -> Result<Record, LabError> {
+    pub(crate) fn record(&self, request: &RunRequest) -> Result<RunRecord, LabError> {
         let experiment = &self.experiment;
         let mut subjects = Vec::new();
         for service in &experiment.subject {
@@ -125,7 +125,7 @@ impl RunStage {
         }
         let id =
             self.directory.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        Ok(Record {
+        Ok(RunRecord {
             format: record::FORMAT,
             id,
             started: environment::now(),
@@ -147,7 +147,7 @@ impl RunStage {
                 aim: experiment.aim.clone(),
             },
             programs,
-            ..Record::default()
+            ..RunRecord::default()
         })
     }
 

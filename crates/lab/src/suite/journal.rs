@@ -12,7 +12,7 @@ use crate::{
     console::Console,
     environment,
     error::LabError,
-    record::{Record, write_json},
+    record::{RunRecord, write_json},
     report,
     request::RunRequest,
     run::{self, stage::RunStage},
@@ -82,8 +82,8 @@ impl SuiteJournal {
         &self.directory
     }
 
-    pub(crate) fn record(&self, entry: &JournalRow) -> Option<Record> {
-        Record::load(&self.directory.join(entry.record.as_ref()?)).ok()
+    pub(crate) fn record(&self, entry: &JournalRow) -> Option<RunRecord> {
+        RunRecord::load(&self.directory.join(entry.record.as_ref()?)).ok()
     }
 
     pub(crate) fn left(&self) -> usize {

@@ -5,7 +5,7 @@ use std::{fmt::Write as _, iter};
 use super::journal::SuiteJournal;
 use crate::{
     builds, metric,
-    record::Record,
+    record::RunRecord,
     report, stats,
     thresholds::{ThresholdKind, ThresholdOutcome, hardest},
 };
@@ -32,7 +32,8 @@ struct SuiteLine {
 
 impl SuiteTable {
     pub(crate) fn of(journal: &SuiteJournal) -> Self {
-        let records: Vec<Option<Record>> = journal.rows.iter().map(|entry| journal.record(entry)).collect();
+        let records: Vec<Option<RunRecord>> =
+            journal.rows.iter().map(|entry| journal.record(entry)).collect();
         let mut table = Self::default();
         for subject in records.iter().flatten().flat_map(|record| &record.experiment.subjects) {
             if !table.subjects.contains(&subject.name) {
@@ -47,7 +48,7 @@ impl SuiteTable {
                         || "not yet measured".to_owned(),
                         |why| shortened(&format!("not measured: {}", why.replace('\n', "; "))),
                     );
-                    table.push(&entry.title, &Record::default(), "–", (dash(), dash(), verdict));
+                    table.push(&entry.title, &RunRecord::default(), "–", (dash(), dash(), verdict));
                 }
             }
         }
@@ -55,7 +56,7 @@ impl SuiteTable {
         table
     }
 
-    fn add(&mut self, title: &str, record: &Record) {
+    fn add(&mut self, title: &str, record: &RunRecord) {
         let bars = hardest(record);
         for held in &bars {
             match (&held.standing, held.kind) {
@@ -115,7 +116,7 @@ impl SuiteTable {
     fn push(
         &mut self,
         title: &str,
-        record: &Record,
+        record: &RunRecord,
         name: &str,
         (ratio, bar, verdict): (String, String, String),
     ) {
@@ -191,7 +192,7 @@ impl SuiteLine {
     }
 }
 
-fn origin(records: &[&Record]) -> Vec<String> {
+fn origin(records: &[&RunRecord]) -> Vec<String> {
     let Some(first) = records.first() else { return Vec::new() };
     let (machine, asked) = (&first.environment, &first.experiment);
     let commit = machine.commit.as_ref().map_or_else(String::new, |commit| {

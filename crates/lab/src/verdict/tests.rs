@@ -3,7 +3,7 @@ use crate::metric::{CPU_US_PER_PACKET, PACKETS_PER_CPU_S};
 use crate::record::tests::record;
 
 /// `new` is `ratio` times `old`, with a deterministic fluctuation of plus or minus `noise`.
-fn steady(metric: &str, rounds: usize, ratio: f64, noise: f64) -> Record {
+fn steady(metric: &str, rounds: usize, ratio: f64, noise: f64) -> RunRecord {
     let wobble = |i: usize| 1.0 + noise * [0.3, -1.0, 0.7, 0.0, -0.4, 1.0, -0.8][i % 7];
     let values: Vec<_> =
         (0..rounds).map(|i| (100.0, 100.0 * wobble(i + 3), 100.0 * ratio * wobble(i))).collect();
@@ -126,11 +126,11 @@ fn a_crashed_subject_gets_no_verdict() {
 }
 
 /// Record with a late generator in the runs of `new` in the first six rounds, and `load` offered per run.
-fn late(metric: &str, load: impl Fn(&Round) -> f64) -> Record {
+fn late(metric: &str, load: impl Fn(&Round) -> f64) -> RunRecord {
     late_of("new", metric, load)
 }
 
-fn late_of(subject: &str, metric: &str, load: impl Fn(&Round) -> f64) -> Record {
+fn late_of(subject: &str, metric: &str, load: impl Fn(&Round) -> f64) -> RunRecord {
     let mut record = steady(metric, 20, 2.0, 0.01);
     for round in record.rounds.iter_mut().chain(&mut record.aa) {
         round.metrics.insert("offered_pps".to_owned(), load(round));

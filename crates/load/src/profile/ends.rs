@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use turnpike_client::{Datagrams, Errors};
+use turnpike_client::{Datagrams, ErrorCounts};
 use turnpike_measure::Direction;
 use turnpike_net::{Datapath, poll::Poller};
 
@@ -17,7 +17,7 @@ use crate::{
     run::{Finished, Heartbeat, RunShared, RunTallies, Schedule},
     traffic::{
         BATCH, Carrier, LONGEST_DRAIN_NS, LONGEST_SLEEP, PEER, QUIET_NS, SHORTEST_SLEEP, Sink, await_start,
-        flow::Flow,
+        flow::FlowCounters,
     },
     udp::PROBE,
 };
@@ -73,7 +73,7 @@ struct EndCounts<'a> {
     seed: u64,
     /// Number of clients, and the number of the first one within the run.
     share: (usize, usize),
-    flows: Vec<Flow>,
+    flows: Vec<FlowCounters>,
     tallies: Vec<RunTallies>,
     totals: Vec<Figures>,
     measure_ns: u64,
@@ -83,7 +83,7 @@ struct Peer {
     datagrams: Datagrams,
     address: SocketAddr,
     addresses: Vec<Option<SocketAddr>>,
-    errors: Errors,
+    errors: ErrorCounts,
     received: usize,
 }
 
@@ -105,7 +105,7 @@ impl<'a> ProfileEnds<'a> {
             profile,
             seed: shaped.seed,
             share,
-            flows: std::iter::repeat_with(Flow::default).take(share.0 * profile.flows()).collect(),
+            flows: std::iter::repeat_with(FlowCounters::default).take(share.0 * profile.flows()).collect(),
             tallies: std::iter::repeat_with(RunTallies::default).take(profile.streams.len()).collect(),
             totals: vec![Figures::default(); profile.streams.len()],
             measure_ns: u64::MAX,
@@ -113,7 +113,7 @@ impl<'a> ProfileEnds<'a> {
         let addresses = vec![None; share.0];
         Ok(Self {
             counts,
-            peer: Peer { datagrams, address, addresses, errors: Errors::new(), received: 0 },
+            peer: Peer { datagrams, address, addresses, errors: ErrorCounts::new(), received: 0 },
             clock,
         })
     }
@@ -289,7 +289,7 @@ impl EndCounts<'_> {
 
     /// Packets sent that have neither arrived nor been overtaken by a later packet of their flow.
     fn under_way(&self) -> u64 {
-        self.flows.iter().map(Flow::under_way).sum()
+        self.flows.iter().map(FlowCounters::under_way).sum()
     }
 
     fn sum(&mut self, all: &mut RunTallies) {

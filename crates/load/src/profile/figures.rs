@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use turnpike_measure::{Direction, Leg, ProfileReport, Report, StreamReport, per_second};
+use turnpike_measure::{Direction, Leg, LoadReport, ProfileReport, StreamReport, per_second};
 
 use super::Shaped;
 use crate::run::{RunFindings, RunTally};
@@ -50,7 +50,7 @@ pub(crate) fn gather(found: &mut RunFindings) -> Vec<Figures> {
     all
 }
 
-pub(crate) fn put(report: &mut Report, shaped: &Shaped, mut streams: Vec<Figures>, measured: Duration) {
+pub(crate) fn put(report: &mut LoadReport, shaped: &Shaped, mut streams: Vec<Figures>, measured: Duration) {
     let known = &shaped.profile.streams;
     let mut direction = |wanted: Direction| {
         let mut sum = Figures::default();

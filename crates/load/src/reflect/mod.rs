@@ -30,7 +30,7 @@ const BUFFER: usize = 8 << 20;
 
 /// Flags of `turnpike reflect`. Without addresses it listens on port 3480 of all addresses, for UDP and TCP.
 #[derive(Clone, Debug, Default, Args)]
-pub struct Config {
+pub struct ReflectConfig {
     /// UDP address to reflect on; may be repeated [default without --tcp: port 3480 of all addresses, including IPv6 if
     /// available]
     #[arg(long, value_name = "ADDR:PORT", value_parser = socket_address)]
@@ -86,7 +86,7 @@ impl FromStr for ReflectPath {
     }
 }
 
-impl Config {
+impl ReflectConfig {
     #[must_use]
     pub fn workers(&self) -> usize {
         self.workers.map_or_else(|| thread::available_parallelism().map_or(1, usize::from), usize::from)
@@ -148,7 +148,7 @@ impl Reflector {
     ///
     /// # Errors
     /// If a socket cannot be bound or a thread cannot be started; nothing stays open.
-    pub fn start(config: &Config) -> Result<Self, LoadError> {
+    pub fn start(config: &ReflectConfig) -> Result<Self, LoadError> {
         let (step, workers) = (config.datapath.step(), config.workers());
         let everywhere = config.listen.is_empty() && config.tcp.is_empty();
         let datagrams = per_worker(

@@ -18,12 +18,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use turnpike_measure::{LATE_P99_US, Rate, Report, per_second};
+use turnpike_measure::{LATE_P99_US, LoadReport, OfferedRate, per_second};
 
 pub(crate) use heartbeat::Heartbeat;
 pub(crate) use shared::{RunShared, Schedule};
 pub(crate) use tally::{Finished, RunTallies, RunTally};
-pub(crate) use turnpike_client::Errors;
+pub(crate) use turnpike_client::ErrorCounts;
 
 use crate::{
     LoadError,
@@ -34,7 +34,7 @@ use crate::{
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunOutcome {
-    pub report: Report,
+    pub report: LoadReport,
     /// Exceeded limits (`--max-loss`, `--max-p99`), one sentence each.
     pub exceeded: Vec<String>,
     pub interrupted: bool,
@@ -75,7 +75,7 @@ impl RunFrame {
 #[derive(Clone, Debug)]
 pub(crate) struct AskedLoad {
     pub(crate) size: usize,
-    pub(crate) rate: Rate,
+    pub(crate) rate: OfferedRate,
     pub(crate) datapath: String,
     pub(crate) limits: ResultLimits,
 }
@@ -89,7 +89,7 @@ impl AskedLoad {
     )]
     pub(crate) fn shaped(self, shaped: Option<&Shaped>, clients: usize) -> Self {
         let Some(Shaped { profile, .. }) = shaped else { return self };
-        let rate = Rate::Pps(profile.packets_per_second() * clients as f64);
+        let rate = OfferedRate::Pps(profile.packets_per_second() * clients as f64);
         Self { size: profile.mean_size().round() as usize, rate, ..self }
     }
 }
@@ -259,7 +259,7 @@ fn summary<C>(
 }
 
 #[expect(clippy::cast_precision_loss, reason = "figures of a report")]
-pub(crate) fn report(frame: &RunFrame, asked: &AskedLoad, found: RunFindings) -> Report {
+pub(crate) fn report(frame: &RunFrame, asked: &AskedLoad, found: RunFindings) -> LoadReport {
     let tally = found.tallies.measured;
     let mut errors = BTreeMap::new();
     let mut extra: BTreeMap<String, f64> = BTreeMap::new();
@@ -295,7 +295,7 @@ pub(crate) fn report(frame: &RunFrame, asked: &AskedLoad, found: RunFindings) ->
         CountKind::OneWay => 0,
         CountKind::Answered | CountKind::Bytes => tally.sent.saturating_sub(tally.received),
     };
-    Report {
+    LoadReport {
         sent: tally.sent,
         received: tally.received,
         lost,
@@ -321,7 +321,7 @@ pub(crate) fn report(frame: &RunFrame, asked: &AskedLoad, found: RunFindings) ->
     }
 }
 
-pub(crate) fn conclude(mut report: Report, asked: &AskedLoad, interrupted: bool) -> RunOutcome {
+pub(crate) fn conclude(mut report: LoadReport, asked: &AskedLoad, interrupted: bool) -> RunOutcome {
     if report.late_us.p99 > LATE_P99_US {
         report.notes.insert(
             0,
@@ -335,7 +335,7 @@ pub(crate) fn conclude(mut report: Report, asked: &AskedLoad, interrupted: bool)
     RunOutcome { exceeded: exceeded(asked, &report), report, interrupted }
 }
 
-fn exceeded(asked: &AskedLoad, report: &Report) -> Vec<String> {
+fn exceeded(asked: &AskedLoad, report: &LoadReport) -> Vec<String> {
     let mut exceeded = Vec::new();
     if let Some(limit) = asked.limits.max_loss
         && report.loss_percent() > limit

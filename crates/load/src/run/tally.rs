@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 
-use turnpike_client::Errors;
+use turnpike_client::ErrorCounts;
 use turnpike_measure::Latency;
 
 use crate::profile::Figures;
@@ -103,7 +103,7 @@ impl RunTallies {
 
 #[derive(Default)]
 pub(crate) struct Finished {
-    pub(crate) errors: Errors,
+    pub(crate) errors: ErrorCounts,
     /// Sum and number of the flows' jitter estimates, in microseconds.
     pub(crate) jitter: (f64, u64),
     pub(crate) streams: Vec<Figures>,

@@ -12,14 +12,14 @@ use std::{
 use socket2::SockRef;
 use turnpike_net::poll::{Event, Interest, Poller};
 
-use super::{Config, LONGEST_SLEEP_NS, StreamShared, Workload, dial, is_not_now};
+use super::{LONGEST_SLEEP_NS, StreamLoadConfig, StreamShared, Workload, dial, is_not_now};
 use crate::{
     LoadError,
     clock::nanos,
     greeting::{RECORD_LEN, StreamMode, StreamRecord},
     pattern,
     reflect::MSG_TRUNC,
-    run::{Errors, Finished, Heartbeat, RunTallies, Schedule},
+    run::{ErrorCounts, Finished, Heartbeat, RunTallies, Schedule},
 };
 
 pub(super) const TO_SERVER_BPS: &str = "to_server_bps";
@@ -43,7 +43,7 @@ pub(super) fn run(shared: &StreamShared<'_>, thread: usize) -> Result<Finished, 
 }
 
 struct Bulk<'a> {
-    config: &'a Config,
+    config: &'a StreamLoadConfig,
     schedule: Schedule,
     poller: Poller,
     streams: Vec<BulkStream>,
@@ -59,7 +59,7 @@ struct ReceiveBuffers {
 }
 
 impl<'a> Bulk<'a> {
-    fn new(config: &'a Config, schedule: Schedule, poller: Poller) -> Self {
+    fn new(config: &'a StreamLoadConfig, schedule: Schedule, poller: Poller) -> Self {
         let (verify, discard) = match config.workload {
             Workload::Bulk(bulk) => (bulk.verify, bulk.skip_rx_copy),
             Workload::Exchange(_) | Workload::Connect(_) => (false, false),
@@ -100,7 +100,7 @@ impl<'a> Bulk<'a> {
         }
         let cpu = heartbeat.cpu();
         self.tallies.publish(&shared.slots[thread], 0);
-        Ok(Finished { errors: Errors::new(), cpu, sums: self.rates(), ..Finished::default() })
+        Ok(Finished { errors: ErrorCounts::new(), cpu, sums: self.rates(), ..Finished::default() })
     }
 
     fn serve(&mut self, event: Event, now: u64) -> Result<(), LoadError> {

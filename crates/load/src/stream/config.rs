@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 use clap::Args;
 use strum::{Display, EnumString, VariantNames};
 use turnpike_client::UnknownName;
-use turnpike_measure::Rate;
+use turnpike_measure::OfferedRate;
 
 use crate::{
     LoadError,
@@ -15,7 +15,7 @@ use crate::{
 };
 
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct StreamLoadConfig {
     pub target: StreamTarget,
     pub workload: Workload,
     /// Time limit for connecting, for the greeting, and in bulk for the next byte. 5 s.
@@ -85,7 +85,7 @@ pub struct ExchangeLoad {
     /// Requests per second over all connections, open loop, such as 20000 or 20k; "max" sends the next
     /// request when the last is answered (closed loop)
     #[arg(long, value_name = "N|max", default_value = "max")]
-    pub rate: Rate,
+    pub rate: OfferedRate,
 
     #[command(flatten)]
     pub limits: ResultLimits,
@@ -114,7 +114,7 @@ pub struct ConnectLoad {
     /// Connections per second over all clients, open loop, such as 2000 or 2k; "max" opens the next
     /// connection when the last is closed (closed loop)
     #[arg(long, value_name = "N|max", default_value = "max")]
-    pub rate: Rate,
+    pub rate: OfferedRate,
 
     #[command(flatten)]
     pub limits: ResultLimits,
@@ -131,7 +131,7 @@ pub enum Close {
     Reset,
 }
 
-impl Config {
+impl StreamLoadConfig {
     /// Maximum connections per run and direction.
     pub(crate) const MAX_CLIENTS: usize = 10_000;
 
@@ -173,9 +173,9 @@ impl Config {
     }
 
     /// A due request only waits for a free client, and the wait counts. Bulk has no rate and no losses.
-    pub(crate) fn rate_and_limits(&self) -> (Rate, ResultLimits) {
+    pub(crate) fn rate_and_limits(&self) -> (OfferedRate, ResultLimits) {
         match self.workload {
-            Workload::Bulk(_) => (Rate::Max, ResultLimits::default()),
+            Workload::Bulk(_) => (OfferedRate::Max, ResultLimits::default()),
             Workload::Exchange(ExchangeLoad { rate, limits, .. })
             | Workload::Connect(ConnectLoad { rate, limits, .. }) => (rate, limits),
         }
@@ -227,7 +227,7 @@ mod tests {
         let connect = |flags: &str| options::parse(flags).map(Workload::Connect);
         let check = |run: &str, workload: Result<Workload, clap::Error>| {
             let target = options::parse(&format!("127.0.0.1 {run}")).expect(run);
-            Config::new(target, workload.map_err(|error| error.to_string())?)
+            StreamLoadConfig::new(target, workload.map_err(|error| error.to_string())?)
                 .validate()
                 .map_err(|error| error.to_string())
         };

@@ -15,7 +15,7 @@ use crate::{
     clock::nanos,
     greeting::StreamMode,
     pattern,
-    run::{Errors, Finished, Heartbeat, RunTallies},
+    run::{ErrorCounts, Finished, Heartbeat, RunTallies},
 };
 
 pub(super) const NO_LOCAL_PORT: &str = "no_local_port";
@@ -57,7 +57,7 @@ pub(super) fn run(shared: &StreamShared<'_>, thread: usize) -> Result<Finished, 
         close,
         buffer: vec![0; READ],
         tallies: RunTallies::default(),
-        errors: Errors::new(),
+        errors: ErrorCounts::new(),
         last_success: schedule.start,
     };
     let cpu = connect.run()?;
@@ -76,7 +76,7 @@ struct Connect<'a> {
     close: Close,
     buffer: Vec<u8>,
     tallies: RunTallies,
-    errors: Errors,
+    errors: ErrorCounts,
     last_success: u64,
 }
 

@@ -11,7 +11,7 @@ use turnpike_net::poll::{Event, Interest, Poller};
 use super::{StreamShared, Workload, dial, starts::Starts};
 use crate::{
     LoadError, pattern,
-    run::{Errors, Finished, Heartbeat, RunTallies},
+    run::{ErrorCounts, Finished, Heartbeat, RunTallies},
 };
 
 const READ: usize = 64 << 10;
@@ -43,7 +43,7 @@ pub(super) fn run(shared: &StreamShared<'_>, thread: usize) -> Result<Finished, 
         response: options.response(),
         buffer: vec![0; READ],
         tallies: RunTallies::default(),
-        errors: Errors::new(),
+        errors: ErrorCounts::new(),
     };
     let cpu = exchange.run()?;
     exchange.tallies.publish(&shared.slots[thread], 0);
@@ -61,7 +61,7 @@ struct Exchange<'a> {
     response: usize,
     buffer: Vec<u8>,
     tallies: RunTallies,
-    errors: Errors,
+    errors: ErrorCounts,
 }
 
 struct ExchangeClient {

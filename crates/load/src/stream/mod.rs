@@ -18,10 +18,10 @@ mod starts;
 
 use std::{io, time::Duration};
 
-use turnpike_measure::Report;
+use turnpike_measure::LoadReport;
 use turnpike_net::poll::{Event, Poller};
 
-pub use config::{BulkLoad, Close, Config, ConnectLoad, ExchangeLoad, StreamTarget, Workload};
+pub use config::{BulkLoad, Close, ConnectLoad, ExchangeLoad, StreamLoadConfig, StreamTarget, Workload};
 
 use crate::{
     LoadError, RunOutcome, StopHandle,
@@ -29,13 +29,13 @@ use crate::{
     run::{self, AskedLoad, RunFrame},
 };
 
-type StreamShared<'a> = run::RunShared<'a, Config>;
+type StreamShared<'a> = run::RunShared<'a, StreamLoadConfig>;
 
 const LONGEST_SLEEP_NS: u64 = 20_000_000;
 
 /// Calls `progress` about once a second. In bulk, counts are bytes and `recv_bps` is the receiver's rate.
 pub fn run(
-    config: &Config,
+    config: &StreamLoadConfig,
     stop: &StopHandle,
     progress: impl FnMut(&Interval),
 ) -> Result<RunOutcome, LoadError> {
@@ -72,7 +72,7 @@ fn is_not_now(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-fn complete(report: &mut Report, workload: Workload) {
+fn complete(report: &mut LoadReport, workload: Workload) {
     match workload {
         Workload::Bulk(_) => {
             let both = [bulk::TO_SERVER_BPS, bulk::TO_CLIENT_BPS].map(|name| report.extra.get(name));

@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 
-use turnpike_measure::Rate;
+use turnpike_measure::OfferedRate;
 
 use super::{LONGEST_SLEEP_NS, StreamShared};
 use crate::{
     pacer::Pacer,
-    run::{Errors, RunTallies, Schedule},
+    run::{ErrorCounts, RunTallies, Schedule},
 };
 
 /// Requests due in the measured time that found no free client before its end.
@@ -27,8 +27,8 @@ impl Starts {
     #[expect(clippy::cast_precision_loss, reason = "client counts are small")]
     pub(super) fn new(shared: &StreamShared<'_>, schedule: Schedule, clients: usize, first: usize) -> Self {
         let pacer = match shared.config.rate_and_limits().0 {
-            Rate::Max => None,
-            Rate::Pps(rate) => {
+            OfferedRate::Max => None,
+            OfferedRate::Pps(rate) => {
                 let all = shared.config.clients() as f64;
                 let share = rate * clients as f64 / all;
                 // Threads start at different phases instead of all at once.
@@ -99,7 +99,7 @@ impl Starts {
         next.min(self.schedule.end).max(*from).saturating_sub(now)
     }
 
-    pub(super) fn end(&mut self, errors: &mut Errors) {
+    pub(super) fn end(&mut self, errors: &mut ErrorCounts) {
         let Some(pacer) = &mut self.pacer else { return };
         let mut missed = 0;
         while pacer.due() < self.schedule.end {

@@ -6,10 +6,11 @@
 
 use std::time::Duration;
 
-use turnpike_measure::Rate;
+use turnpike_measure::OfferedRate;
 
 use super::{
-    BATCH, Carrier, LONGEST_DRAIN_NS, LONGEST_SLEEP, QUIET_NS, SHORTEST_SLEEP, Sink, await_start, flow::Flow,
+    BATCH, Carrier, LONGEST_DRAIN_NS, LONGEST_SLEEP, QUIET_NS, SHORTEST_SLEEP, Sink, await_start,
+    flow::FlowCounters,
 };
 use crate::{
     LoadError,
@@ -21,7 +22,7 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EchoPlan {
     pub(crate) clients: usize,
-    pub(crate) rate: Rate,
+    pub(crate) rate: OfferedRate,
     pub(crate) size: usize,
     pub(crate) burst: usize,
     pub(crate) window: Option<u64>,
@@ -42,7 +43,7 @@ pub(crate) fn run<C>(
     loop {
         let now = shared.clock.ns();
         let flows = &echo.flows;
-        let under_way = || flows.iter().map(Flow::under_way).sum();
+        let under_way = || flows.iter().map(FlowCounters::under_way).sum();
         if heartbeat.beat(now, &mut echo.tallies, &mut sender.schedule, under_way)? {
             carrier.plan(sender.schedule);
         }
@@ -61,7 +62,7 @@ pub(crate) fn run<C>(
         carrier.lost(client, flow.lost());
     }
     let cpu = heartbeat.cpu();
-    let under_way = echo.flows.iter().map(Flow::under_way).sum();
+    let under_way = echo.flows.iter().map(FlowCounters::under_way).sum();
     echo.tallies.publish(&shared.slots[thread], under_way);
     let estimates = echo.flows.iter().filter_map(|flow| flow.jitter.estimate());
     let jitter = estimates.fold((0.0, 0), |(sum, count), estimate| (sum + estimate, count + 1));
@@ -70,7 +71,7 @@ pub(crate) fn run<C>(
 
 struct EchoFlows {
     first: usize,
-    flows: Vec<Flow>,
+    flows: Vec<FlowCounters>,
     tallies: RunTallies,
     measure_ns: u64,
     garbled: u64,
@@ -80,7 +81,7 @@ impl EchoFlows {
     fn new(count: usize, first: usize) -> Self {
         Self {
             first,
-            flows: std::iter::repeat_with(Flow::default).take(count).collect(),
+            flows: std::iter::repeat_with(FlowCounters::default).take(count).collect(),
             tallies: RunTallies::default(),
             measure_ns: u64::MAX,
             garbled: 0,
@@ -153,7 +154,7 @@ impl EchoSender {
     #[expect(clippy::cast_precision_loss, reason = "client counts are small")]
     fn new(plan: EchoPlan, schedule: Schedule, flows: usize, first: usize) -> Self {
         let pace = match plan.rate {
-            Rate::Pps(pps) => {
+            OfferedRate::Pps(pps) => {
                 let bursts = pps / plan.burst as f64;
                 let share = flows as f64 / plan.clients as f64;
                 // Threads start at different phases instead of all at once.
@@ -161,7 +162,7 @@ impl EchoSender {
                 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive")]
                 EchoPace::Open(Pacer::new(schedule.start + offset as u64, bursts * share))
             }
-            Rate::Max => EchoPace::Flood { window: plan.window.unwrap_or(u64::MAX), stuck_since: 0 },
+            OfferedRate::Max => EchoPace::Flood { window: plan.window.unwrap_or(u64::MAX), stuck_since: 0 },
         };
         Self { plan, schedule, pace, flows, turn: 0 }
     }

@@ -5,7 +5,7 @@ use turnpike_measure::{ArrivalOrder, Jitter, Sequence};
 use crate::{payload::PayloadStamp, run::RunTally};
 
 #[derive(Default)]
-pub(crate) struct Flow {
+pub(crate) struct FlowCounters {
     pub(crate) next_sequence: u64,
     pub(crate) jitter: Jitter,
     /// Sequence numbers below this are no longer in flight.
@@ -15,7 +15,7 @@ pub(crate) struct Flow {
     seen: Sequence,
 }
 
-impl Flow {
+impl FlowCounters {
     #[inline]
     pub(crate) fn arrived(
         &mut self,

@@ -6,7 +6,7 @@ pub(crate) mod flow;
 
 use std::{net::SocketAddr, time::Duration};
 
-use turnpike_client::Errors;
+use turnpike_client::ErrorCounts;
 use turnpike_net::poll::Poller;
 
 use crate::{
@@ -42,7 +42,7 @@ pub(crate) trait Carrier {
         None
     }
     fn poller(&self) -> &Poller;
-    fn errors(&mut self) -> &mut Errors;
+    fn errors(&mut self) -> &mut ErrorCounts;
 
     // The following methods serve clients that change their socket during the run; due bursts wait meanwhile.
 

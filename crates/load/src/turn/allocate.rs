@@ -8,7 +8,7 @@
 
 use std::{collections::VecDeque, io, net::SocketAddr, sync::Arc, time::Duration};
 
-use turnpike_client::{Errors, Security};
+use turnpike_client::{ErrorCounts, Security};
 use turnpike_turn::client::{self, Event, Failure, Request};
 
 use super::{
@@ -289,7 +289,7 @@ impl SourcePorts {
     }
 }
 
-pub(super) fn count(errors: &mut Errors, request: Request, failure: &Failure) {
+pub(super) fn count(errors: &mut ErrorCounts, request: Request, failure: &Failure) {
     let name = match (request, failure) {
         (Request::Delete, _) => "delete_failed",
         (_, Failure::Timeout { .. }) => "timeout",

@@ -12,13 +12,13 @@ use std::{
 use clap::Args;
 use strum::{Display, EnumString, VariantNames};
 use turnpike_client::{Login, ServerUri, UnknownName};
-use turnpike_measure::Rate;
+use turnpike_measure::OfferedRate;
 use turnpike_net::Datapath;
 use turnpike_turn::{Family, client::Relayed, server::Cidr};
 
-use super::AccessToken;
+use super::PrintedToken;
 use crate::{
-    LoadError, TlsOptions, Transport,
+    ClientTransport, LoadError, TlsOptions,
     options::{self, BurstOptions, ResultLimits, RunOptions, seconds},
     payload::HEADER_LEN,
     profile::Shaped,
@@ -29,9 +29,9 @@ use crate::{
     udp,
 };
 
-/// Settings of `load turn`; see [`Config::new`] for the defaults.
+/// Settings of `load turn`; see [`TurnLoadConfig::new`] for the defaults.
 #[derive(Clone, Debug, Args)]
-pub struct Config {
+pub struct TurnLoadConfig {
     /// TURN server: turn:HOST[:PORT][?transport=udp|tcp], turns:… (TLS; with ?transport=udp DTLS), or
     /// HOST[:PORT]; default port 3478, with TLS or DTLS 5349. Over udp there may be several, which share the
     /// clients equally
@@ -40,7 +40,7 @@ pub struct Config {
 
     /// Transport to the server: udp, tcp, tls or dtls [default: as SERVER says, udp]
     #[arg(long, value_name = "T")]
-    pub transport: Option<Transport>,
+    pub transport: Option<ClientTransport>,
 
     /// Relayed transport: "udp" datagrams, or "tcp" connections to a `turnpike reflect --tcp` (RFC 6062; over
     /// tcp or tls)
@@ -95,7 +95,7 @@ pub struct Config {
         hide_env_values = true,
         conflicts_with = "user"
     )]
-    pub access_token: Option<AccessToken>,
+    pub access_token: Option<PrintedToken>,
 
     /// File with the token; "-" is standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["access_token", "user"])]
@@ -108,7 +108,7 @@ pub struct Config {
     /// Datagrams (with --mode allocate: allocations) per second over all clients, open loop, such as 20000,
     /// 20k or 1.5M; "max" for as many as possible
     #[arg(long, value_name = "PPS|max", default_value = "1000")]
-    pub rate: Rate,
+    pub rate: OfferedRate,
 
     /// Payload bytes of a datagram, 24 to 65000, over DTLS 24 to 16000; with --relay tcp, of a chunk
     #[arg(long, value_name = "B", default_value_t = 120)]
@@ -181,7 +181,7 @@ const USERS: RangeInclusive<usize> = 1..=1_000_000;
 const MIGRATE: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
 const PATIENCE: RangeInclusive<Duration> = Duration::from_millis(200)..=Duration::from_secs(3600);
 
-impl Config {
+impl TurnLoadConfig {
     /// Maximum payload over DTLS: a record's 2^14 bytes (RFC 6347 section 4.1) minus the largest header.
     pub(crate) const MAX_DTLS_SIZE: usize = 16_000;
     #[must_use]
@@ -201,8 +201,8 @@ impl Config {
         Ok(found)
     }
 
-    pub(crate) fn transport(&self) -> Transport {
-        self.transport.or_else(|| Some(self.servers.first()?.transport())).unwrap_or(Transport::Udp)
+    pub(crate) fn transport(&self) -> ClientTransport {
+        self.transport.or_else(|| Some(self.servers.first()?.transport())).unwrap_or(ClientTransport::Udp)
     }
 
     /// Certificate name of the server; `None` if it was given as an address.
@@ -247,7 +247,7 @@ impl Config {
             return Ok(());
         }
         refuse_if!(
-            transport != Transport::Udp,
+            transport != ClientTransport::Udp,
             "several servers need --transport udp, not {transport}: run one generator per server"
         );
         refuse_if!(self.mode == Mode::Invalid, "--mode invalid supports one server only");
@@ -287,7 +287,10 @@ impl Config {
     fn validate_clients(&self) -> Result<(), LoadError> {
         let Some(prefix) = self.client_prefix else { return Ok(()) };
         let transport = self.transport();
-        refuse_if!(transport != Transport::Udp, "--client-prefix needs --transport udp, not {transport}");
+        refuse_if!(
+            transport != ClientTransport::Udp,
+            "--client-prefix needs --transport udp, not {transport}"
+        );
         refuse_if!(
             !matches!(self.mode, Mode::Packet | Mode::Bind),
             "--client-prefix cannot be used with --mode {}: its clients need changing ports",
@@ -337,7 +340,11 @@ impl Config {
             self.migrate.is_some(),
             "--profile cannot be used with --migrate: its figures do not cover bursts that wait for a move"
         );
-        shaped.validate(if self.transport() == Transport::Dtls { Self::MAX_DTLS_SIZE } else { udp::MAX_SIZE })
+        shaped.validate(if self.transport() == ClientTransport::Dtls {
+            Self::MAX_DTLS_SIZE
+        } else {
+            udp::MAX_SIZE
+        })
     }
 
     /// Listen address of the peers of a thread's clients.
@@ -362,7 +369,7 @@ impl Config {
     fn validate_transport(&self) -> Result<(), LoadError> {
         let (transport, peer) = (self.transport(), self.peer());
         refuse_if!(
-            self.mode == Mode::Invalid && transport != Transport::Udp,
+            self.mode == Mode::Invalid && transport != ClientTransport::Udp,
             "--mode invalid needs --transport udp, not {transport}"
         );
         refuse_if!(
@@ -376,7 +383,7 @@ impl Config {
             if peer.is_ipv6() { 4 } else { 6 }
         );
         refuse_if!(
-            transport == Transport::Dtls && self.size > Self::MAX_DTLS_SIZE,
+            transport == ClientTransport::Dtls && self.size > Self::MAX_DTLS_SIZE,
             "--size is {}, but over DTLS it must be {HEADER_LEN} to {}",
             self.size,
             Self::MAX_DTLS_SIZE
@@ -469,7 +476,7 @@ fn within(flag: &str, time: Duration, range: RangeInclusive<Duration>) -> Result
     Ok(())
 }
 
-fn address_of(server: &ServerUri, transport: Transport) -> Result<SocketAddr, LoadError> {
+fn address_of(server: &ServerUri, transport: ClientTransport) -> Result<SocketAddr, LoadError> {
     if !server.is_turn() {
         let what = format!("{server} is a STUN server, which does not relay: give a turn: or turns: URI");
         return Err(LoadError::Config(what));
@@ -482,7 +489,7 @@ fn address_of(server: &ServerUri, transport: Transport) -> Result<SocketAddr, Lo
     addresses.first().copied().ok_or_else(|| unknown(io::ErrorKind::NotFound.into()))
 }
 
-fn read_token(path: &Path) -> Result<AccessToken, LoadError> {
+fn read_token(path: &Path) -> Result<PrintedToken, LoadError> {
     let wrong =
         |what: &dyn Display| LoadError::Config(format!("--access-token-file {}: {what}", path.display()));
     let text =
@@ -534,9 +541,9 @@ mod tests {
 
     use super::*;
 
-    fn config(flags: &str) -> Result<Config, String> {
-        let config =
-            options::parse::<Config>(&format!("127.0.0.1 {flags}")).map_err(|error| error.to_string())?;
+    fn config(flags: &str) -> Result<TurnLoadConfig, String> {
+        let config = options::parse::<TurnLoadConfig>(&format!("127.0.0.1 {flags}"))
+            .map_err(|error| error.to_string())?;
         config.looked_up().map_err(|error| error.to_string())
     }
 
@@ -638,12 +645,12 @@ mod tests {
         let of_file = |path: &str| vec!["--access-token-file".to_owned(), path.to_owned()];
         let as_user = || vec!["--user".to_owned(), "a:b".to_owned()];
         let load = |arguments: &[Vec<String>]| -> Result<String, String> {
-            let command = Config::augment_args(clap::Command::new("turn"));
+            let command = TurnLoadConfig::augment_args(clap::Command::new("turn"));
             let words = [vec!["turn".to_owned(), "127.0.0.1".to_owned()], arguments.concat()].concat();
             let matches = command.try_get_matches_from(words).map_err(|error| error.to_string())?;
             let config =
                 clap::FromArgMatches::from_arg_matches(&matches).map_err(|error| error.to_string())?;
-            let found = Config::looked_up(&config).map_err(|error| error.to_string())?;
+            let found = TurnLoadConfig::looked_up(&config).map_err(|error| error.to_string())?;
             Ok(found.access_token.expect("a token").kid)
         };
         assert_eq!(load(&[flag(&token(11))]), Ok("north".to_owned()));

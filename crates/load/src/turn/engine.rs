@@ -3,7 +3,7 @@
 
 use std::{io, mem, net::SocketAddr, sync::Arc, time::Duration};
 
-use turnpike_client::{Datagrams, Errors, Framing, Links, Security, Transport, links};
+use turnpike_client::{ClientTransport, Datagrams, ErrorCounts, Framing, Security, ServerLinks, links};
 use turnpike_net::poll::{Event as Ready, Poller};
 use turnpike_turn::{
     client::{
@@ -13,7 +13,7 @@ use turnpike_turn::{
 };
 use turnpike_wire::{channel_data::ChannelData, frame, indication};
 
-use super::{Config, DataVia, Mode, course::Course, moves::ClientMoves, returns::Returns};
+use super::{DataVia, Mode, TurnLoadConfig, course::Course, moves::ClientMoves, returns::Returns};
 use crate::{
     LoadError,
     clock::Clock,
@@ -69,7 +69,7 @@ pub(super) struct TurnEngine {
     pub(super) endpoints: Vec<TurnEndpoint>,
     pub(super) events: Vec<(usize, Event)>,
     pub(super) bound: Vec<(usize, Result<(), Failure>)>,
-    pub(super) errors: Errors,
+    pub(super) errors: ErrorCounts,
     /// Endpoint that received an ICMP port unreachable from its server's address.
     pub(super) unreachable: Option<usize>,
     pub(super) redirects: u64,
@@ -91,20 +91,20 @@ pub(super) struct TurnEngine {
 
 enum EngineSockets {
     Datagrams(Box<Datagrams>),
-    Links(Box<Links>),
+    Links(Box<ServerLinks>),
 }
 
 impl TurnEngine {
     /// Datagram sockets are opened at once, connections on first use.
     pub(super) fn new(
-        config: &Config,
+        config: &TurnLoadConfig,
         security: Option<&Security>,
         (count, first): (usize, usize),
         clock: Clock,
     ) -> Result<Self, LoadError> {
         let poller = Poller::new().map_err(LoadError::system("cannot create an epoll instance"))?;
         let relays_streams = config.relayed == Relayed::Tcp;
-        let wire = if config.transport() == Transport::Udp {
+        let wire = if config.transport() == ClientTransport::Udp {
             let mut datagrams = Datagrams::new(config.datapath, config.clients);
             for number in first..first + count {
                 let server = config.server_of(number);
@@ -127,7 +127,7 @@ impl TurnEngine {
                 abortive: matches!(config.mode, Mode::Allocate | Mode::Bind),
             };
             let links = if relays_streams { 2 * count } else { count };
-            EngineSockets::Links(Box::new(Links::new(&settings, links)?))
+            EngineSockets::Links(Box::new(ServerLinks::new(&settings, links)?))
         };
         let settings = client_settings(config);
         let endpoint = |number| {
@@ -146,7 +146,7 @@ impl TurnEngine {
             endpoints: (0..count).map(endpoint).collect(),
             events: Vec::new(),
             bound: Vec::new(),
-            errors: Errors::new(),
+            errors: ErrorCounts::new(),
             unreachable: None,
             redirects: 0,
             moves: ClientMoves::new(config, count, first),
@@ -277,7 +277,7 @@ impl TurnEngine {
         }
     }
 
-    pub(super) fn setup_failure(&self, config: &Config) -> Option<LoadError> {
+    pub(super) fn setup_failure(&self, config: &TurnLoadConfig) -> Option<LoadError> {
         let transport = config.transport();
         match &self.wire {
             EngineSockets::Datagrams(_) => self.unreachable.map(|index| {
@@ -566,7 +566,7 @@ impl Carrier for TurnEngine {
         &self.poller
     }
 
-    fn errors(&mut self) -> &mut Errors {
+    fn errors(&mut self) -> &mut ErrorCounts {
         &mut self.errors
     }
 
@@ -649,7 +649,7 @@ pub(super) fn as_user(settings: &Arc<client::Config>, users: usize, number: usiz
     Arc::new(settings)
 }
 
-pub(super) fn client_settings(config: &Config) -> Arc<client::Config> {
+pub(super) fn client_settings(config: &TurnLoadConfig) -> Arc<client::Config> {
     let (user, password) = config.user.as_ref().map_or(("", ""), |user| (&*user.name, &*user.password));
     let mut settings = client::Config::new(user, password);
     if let Some(token) = &config.access_token {

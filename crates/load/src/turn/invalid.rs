@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, time::Duration};
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 use turnpike_wire::stun::{Class, Header, Writer, kind, method};
 
-use super::{Config, TurnShared};
+use super::{TurnLoadConfig, TurnShared};
 use crate::{
     LoadError,
     pacer::Pacer,
@@ -27,7 +27,7 @@ const MARK: [u8; 2] = *b"TP";
 
 pub(super) fn run(shared: &TurnShared<'_>, thread: usize) -> Result<Finished, LoadError> {
     let (count, first) = shared.share(shared.config.clients, thread);
-    let Config { datapath, clients, .. } = *shared.config;
+    let TurnLoadConfig { datapath, clients, .. } = *shared.config;
     let sockets = UdpClients::new(shared.config.server_of(0), datapath, clients, count, shared.clock)?;
     // Seeded with the thread's first client, so every run sends the same flood.
     let mut random = SmallRng::seed_from_u64(first as u64);
@@ -115,7 +115,7 @@ impl Flood {
         shared: &'a TurnShared<'a>,
         thread: usize,
         mut schedule: Schedule,
-    ) -> Result<Heartbeat<'a, Config>, LoadError> {
+    ) -> Result<Heartbeat<'a, TurnLoadConfig>, LoadError> {
         let mut heartbeat = Heartbeat::new(shared, thread, schedule);
         loop {
             let now = shared.clock.ns();

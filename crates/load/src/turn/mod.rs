@@ -22,18 +22,18 @@ mod returns;
 mod set_up;
 mod token;
 
-pub use config::{Config, DataVia, Mode};
-pub use token::AccessToken;
+pub use config::{DataVia, Mode, TurnLoadConfig};
+pub use token::PrintedToken;
 
 pub use crate::run::{RunOutcome, StopHandle};
 use std::sync::{Mutex, PoisonError};
 
 use turnpike_client::Security;
-use turnpike_measure::Report;
+use turnpike_measure::LoadReport;
 pub use turnpike_turn::{client::Relayed, server::Cidr};
 
 use crate::{
-    LoadError, TlsOptions, Transport,
+    ClientTransport, LoadError, TlsOptions,
     profile::{self, ProfileEnds},
     progress::Interval,
     run::{self, AskedLoad, Finished},
@@ -41,11 +41,11 @@ use crate::{
 };
 use engine::TurnEngine;
 
-type TurnShared<'a> = run::RunShared<'a, Config>;
+type TurnShared<'a> = run::RunShared<'a, TurnLoadConfig>;
 
 /// Calls `progress` about once a second. Failures after the setup are counted in the report.
 pub fn run(
-    config: &Config,
+    config: &TurnLoadConfig,
     stop: &StopHandle,
     progress: impl FnMut(&Interval),
 ) -> Result<RunOutcome, LoadError> {
@@ -62,7 +62,7 @@ pub fn run(
         size: config.size,
         rate: config.rate,
         datapath: match transport {
-            Transport::Udp => config.datapath.to_string(),
+            ClientTransport::Udp => config.datapath.to_string(),
             other => other.to_string(),
         },
         limits: config.limits,
@@ -154,7 +154,7 @@ fn relay(
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of handshakes and redirections")]
-fn finished(config: &Config, engine: TurnEngine, mut rest: Finished) -> Finished {
+fn finished(config: &TurnLoadConfig, engine: TurnEngine, mut rest: Finished) -> Finished {
     if config.transport().is_secure() {
         let (full, resumed) = engine.handshakes();
         rest.sums.insert("full_handshakes", full as f64);
@@ -167,14 +167,14 @@ fn finished(config: &Config, engine: TurnEngine, mut rest: Finished) -> Finished
 }
 
 #[expect(clippy::cast_precision_loss, reason = "figures of a report")]
-fn put_bytes(report: &mut Report, sent: u64, received: u64) {
+fn put_bytes(report: &mut LoadReport, sent: u64, received: u64) {
     for (name, bytes) in [("sent_bytes", sent), ("received_bytes", received)] {
         report.extra.insert(name.to_owned(), bytes as f64);
     }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "figures of a report")]
-fn put_amplification(report: &mut Report, sent_bytes: u64, received_bytes: u64) {
+fn put_amplification(report: &mut LoadReport, sent_bytes: u64, received_bytes: u64) {
     let ratio = if sent_bytes == 0 { 0.0 } else { received_bytes as f64 / sent_bytes as f64 };
     for (name, value) in
         [("sent_bytes", sent_bytes as f64), ("reply_bytes", received_bytes as f64), ("amplification", ratio)]

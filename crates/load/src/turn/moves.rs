@@ -2,10 +2,10 @@
 
 use std::{mem, sync::Mutex};
 
-use turnpike_measure::{Latency, Report};
+use turnpike_measure::{Latency, LoadReport};
 use turnpike_turn::client::Failure;
 
-use super::Config;
+use super::TurnLoadConfig;
 use crate::{clock::nanos, run::Schedule};
 
 /// Maximum bursts held back per thread; further ones are sent, and lost if the server is not ready.
@@ -48,7 +48,7 @@ pub(super) struct MoveFigures {
 
 impl ClientMoves {
     /// No client moves before [`ClientMoves::plan`].
-    pub(super) fn new(config: &Config, count: usize, first: usize) -> Self {
+    pub(super) fn new(config: &TurnLoadConfig, count: usize, first: usize) -> Self {
         let plan = config.migrate.map(|interval| MovePlan {
             begin_ns: 0,
             end_ns: 0,
@@ -191,7 +191,7 @@ impl MovePlan {
 
 impl MoveFigures {
     #[expect(clippy::cast_precision_loss, reason = "figures of a report")]
-    pub(super) fn put(&self, report: &mut Report) {
+    pub(super) fn put(&self, report: &mut LoadReport) {
         let ms = |us: u64| us as f64 / 1_000.0;
         for (name, value) in [
             ("migrations_done", self.done as f64),

@@ -6,7 +6,7 @@ use std::{net::SocketAddr, sync::Arc};
 
 use turnpike_turn::client::{Failure, Request};
 
-use super::{Config, course::Course, engine::TurnEngine};
+use super::{TurnLoadConfig, course::Course, engine::TurnEngine};
 use crate::LoadError;
 
 const MAX_PORTS: usize = 5;
@@ -58,7 +58,7 @@ impl TurnEngine {
 
     pub(super) fn failure(
         &self,
-        config: &Config,
+        config: &TurnLoadConfig,
         index: usize,
         request: Request,
         failure: Failure,
@@ -68,7 +68,7 @@ impl TurnEngine {
         self.blame(index, LoadError::from_failure(config, server, index, request, failure, ready))
     }
 
-    pub(super) fn no_answer(&self, config: &Config, (ready, clients): (usize, usize)) -> LoadError {
+    pub(super) fn no_answer(&self, config: &TurnLoadConfig, (ready, clients): (usize, usize)) -> LoadError {
         let waits = |index: &usize| self.endpoints[*index].client.allocation().is_none();
         let was_sent_on = |index: &usize| !self.endpoints[*index].course.left.is_empty();
         let mut waiting = (0..self.endpoints.len()).filter(waits);

@@ -2,9 +2,9 @@
 
 use std::{mem, sync::Mutex, time::Duration};
 
-use turnpike_measure::{Latency, Report};
+use turnpike_measure::{Latency, LoadReport};
 
-use super::Config;
+use super::TurnLoadConfig;
 use crate::{clock::nanos, run::Schedule};
 
 const SPREAD: Duration = Duration::from_secs(1);
@@ -49,7 +49,7 @@ pub(super) struct ReturnFigures {
 }
 
 impl Returns {
-    pub(super) fn new(config: &Config, count: usize, first: usize) -> Self {
+    pub(super) fn new(config: &TurnLoadConfig, count: usize, first: usize) -> Self {
         let client = |number: usize, patience_ns: u64| {
             let spread_ns = nanos(config.spread.unwrap_or(SPREAD)).min(patience_ns);
             let share = u128::from(spread_ns) * (first + number) as u128 / config.clients as u128;
@@ -186,7 +186,7 @@ impl ReturningClient {
 
 impl ReturnFigures {
     #[expect(clippy::cast_precision_loss, reason = "figures of a report")]
-    pub(super) fn put(&self, report: &mut Report) {
+    pub(super) fn put(&self, report: &mut LoadReport) {
         let ms = |us: u64| us as f64 / 1_000.0;
         let lost_within_us = self.lost_ns.map_or(0, |(first, last)| (last - first) / 1_000);
         for (name, value) in [
@@ -254,8 +254,11 @@ mod tests {
     fn reconnects_are_spread_as_configured() {
         let patience = Duration::from_secs(3);
         let spread = |asked: Option<Duration>, patience: Duration| {
-            let config =
-                Config { patience: Some(patience), spread: asked, ..parse("127.0.0.1 --clients 4").unwrap() };
+            let config = TurnLoadConfig {
+                patience: Some(patience),
+                spread: asked,
+                ..parse("127.0.0.1 --clients 4").unwrap()
+            };
             let returns = Returns::new(&config, 4, 0);
             returns.clients.iter().map(|client| client.patience_ns - nanos(patience)).collect::<Vec<_>>()
         };

@@ -5,7 +5,7 @@ use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 use turnpike_turn::client::{Event, Failure, Relayed, Request};
 
 use super::{
-    Config, TurnShared,
+    TurnLoadConfig, TurnShared,
     course::is_taken_port,
     engine::{TurnEndpoint, TurnEngine},
 };
@@ -23,7 +23,7 @@ fn outstanding(shared: &TurnShared<'_>) -> usize {
 
 pub(super) fn set_up(engine: &mut TurnEngine, shared: &TurnShared<'_>) -> Result<(), LoadError> {
     let config = shared.config;
-    let Config { setup_timeout, .. } = *config;
+    let TurnLoadConfig { setup_timeout, .. } = *config;
     let limit = outstanding(shared);
     let total = engine.endpoints.len();
     let (mut started, mut ready) = (0, 0);

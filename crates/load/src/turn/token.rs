@@ -7,7 +7,7 @@ use turnpike_turn::client;
 
 /// Parses `username:`, `mac_key:`, `access_token:` and `expires_in:` in any order.
 #[derive(Clone)]
-pub struct AccessToken {
+pub struct PrintedToken {
     /// USERNAME: the name (kid) of the key that made the token.
     pub kid: String,
     pub(super) secret: client::AccessToken,
@@ -15,7 +15,7 @@ pub struct AccessToken {
     pub expires_in: Option<u64>,
 }
 
-impl FromStr for AccessToken {
+impl FromStr for PrintedToken {
     /// Never quotes the text, which is secret.
     type Err = String;
 
@@ -42,7 +42,7 @@ impl FromStr for AccessToken {
 }
 
 /// Omits the secrets.
-impl fmt::Debug for AccessToken {
+impl fmt::Debug for PrintedToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AccessToken")
             .field("kid", &self.kid)
@@ -61,19 +61,19 @@ mod tests {
     #[test]
     fn printed_tokens_parse_on_one_or_several_lines() {
         for text in [PRINTED.to_owned(), PRINTED.replace('\n', " "), PRINTED.replace('\n', "\r\n")] {
-            let token: AccessToken = text.parse().expect("a token");
+            let token: PrintedToken = text.parse().expect("a token");
             assert_eq!((token.kid.as_str(), token.expires_in), ("north", Some(60)));
             assert_eq!(token.secret.mac_key, (1..=16).collect::<Vec<u8>>());
             assert_eq!(token.secret.token, [0, 12, 0xDE, 0xAE, 0xFF]);
             assert!(!format!("{token:?}").contains("AQIDB"), "{token:?}");
         }
         let without = PRINTED.replace("expires_in: 60", "");
-        assert_eq!(without.parse::<AccessToken>().expect("a token").expires_in, None);
+        assert_eq!(without.parse::<PrintedToken>().expect("a token").expires_in, None);
     }
 
     #[test]
     fn token_errors_name_the_field() {
-        let refused = |text: &str| text.parse::<AccessToken>().expect_err("no token");
+        let refused = |text: &str| text.parse::<PrintedToken>().expect_err("no token");
         for name in ["username", "mac_key", "access_token"] {
             assert!(refused(&PRINTED.replace(name, "x")).starts_with(&format!("{name} is missing")));
         }

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use turnpike_client::{Datagrams, Errors};
+use turnpike_client::{Datagrams, ErrorCounts};
 use turnpike_net::{
     Datapath,
     poll::{Event, Poller},
@@ -19,7 +19,7 @@ pub(crate) struct UdpClients {
     poller: Poller,
     ready: Vec<Event>,
     clock: Clock,
-    pub(crate) errors: Errors,
+    pub(crate) errors: ErrorCounts,
     pub(super) unreachable: bool,
 }
 
@@ -37,7 +37,14 @@ impl UdpClients {
         for _ in 0..count {
             datagrams.add(server, &poller).map_err(|source| LoadError::Socket { server, source })?;
         }
-        Ok(Self { datagrams, poller, ready: Vec::new(), clock, errors: Errors::new(), unreachable: false })
+        Ok(Self {
+            datagrams,
+            poller,
+            ready: Vec::new(),
+            clock,
+            errors: ErrorCounts::new(),
+            unreachable: false,
+        })
     }
 }
 
@@ -84,7 +91,7 @@ impl Carrier for UdpClients {
         &self.poller
     }
 
-    fn errors(&mut self) -> &mut Errors {
+    fn errors(&mut self) -> &mut ErrorCounts {
         &mut self.errors
     }
 }

@@ -7,7 +7,7 @@ mod session_setup;
 use std::{net::SocketAddr, time::Duration};
 
 use clap::Args;
-use turnpike_measure::Rate;
+use turnpike_measure::OfferedRate;
 use turnpike_net::{Datapath, socket_address};
 
 pub(crate) use clients::UdpClients;
@@ -26,7 +26,7 @@ use crate::{
     },
 };
 
-type UdpShared<'a> = run::RunShared<'a, Config>;
+type UdpShared<'a> = run::RunShared<'a, UdpLoadConfig>;
 
 /// Maximum burst: the kernel's original UDP_MAX_SEGMENTS.
 pub(crate) const MAX_BURST: usize = 64;
@@ -34,9 +34,9 @@ pub(crate) const MAX_CLIENTS: usize = 10_000;
 /// Maximum payload: a UDP datagram minus the header of an IPv6 Send indication.
 pub(crate) const MAX_SIZE: usize = 65_000;
 
-/// Settings and flags of `load udp`; see [`Config::new`] for the defaults.
+/// Settings and flags of `load udp`; see [`UdpLoadConfig::new`] for the defaults.
 #[derive(Clone, Debug, Args)]
-pub struct Config {
+pub struct UdpLoadConfig {
     /// A `turnpike reflect`, or a forwarder to one: HOST[:PORT], default port 3480
     #[arg(value_name = "HOST:PORT", value_parser = options::reflector)]
     pub server: SocketAddr,
@@ -51,7 +51,7 @@ pub struct Config {
     /// Datagrams per second over all flows, open loop, such as 20000, 20k or 1.5M; "max" for as many as
     /// possible
     #[arg(long, value_name = "PPS|max", default_value = "1000")]
-    pub rate: Rate,
+    pub rate: OfferedRate,
 
     /// Payload bytes of a datagram, 24 to 65000
     #[arg(long, value_name = "B", default_value_t = 120)]
@@ -81,7 +81,7 @@ pub struct Config {
     pub setup_timeout: Duration,
 }
 
-impl Config {
+impl UdpLoadConfig {
     #[must_use]
     pub fn new(server: SocketAddr) -> Self {
         options::defaults(server)
@@ -100,7 +100,7 @@ impl Config {
 
 /// Calls `progress` about once a second. Losses after the setup are counted.
 pub fn run(
-    config: &Config,
+    config: &UdpLoadConfig,
     stop: &StopHandle,
     progress: impl FnMut(&Interval),
 ) -> Result<RunOutcome, LoadError> {

@@ -3,7 +3,7 @@
 
 use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
-use super::{Config, UdpShared, clients::UdpClients};
+use super::{UdpLoadConfig, UdpShared, clients::UdpClients};
 use crate::{
     LoadError,
     clock::nanos,
@@ -26,7 +26,7 @@ pub(super) fn set_up(
     (count, first): (usize, usize),
     peer_is_ready: impl FnMut(),
 ) -> Result<(), LoadError> {
-    let Config { server, setup_timeout, .. } = *shared.config;
+    let UdpLoadConfig { server, setup_timeout, .. } = *shared.config;
     let limit = (OUTSTANDING / shared.frame.threads).max(1);
     let mut answers = Answers { answered: vec![false; count], ready: 0, first, peer_is_ready };
     let mut probing: Vec<(usize, u64, u64)> = Vec::with_capacity(limit);

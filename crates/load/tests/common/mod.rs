@@ -7,10 +7,10 @@ use std::{
 };
 
 use turnpike_load::{
-    Transport,
+    ClientTransport,
     options::parse,
     reflect::{self, Reflector},
-    turn::Config,
+    turn::TurnLoadConfig,
 };
 use turnpike_net::Datapath;
 use turnpike_relay::{CredentialStore, DtlsContext, Identity, Relay, RelayAddress, TlsContext};
@@ -131,13 +131,13 @@ pub(crate) fn listen_to_all(config: &mut turnpike_relay::Config, certificate: Op
     }
 }
 
-pub(crate) fn listener(relay: &Relay, transport: Transport) -> SocketAddr {
+pub(crate) fn listener(relay: &Relay, transport: ClientTransport) -> SocketAddr {
     let listeners = relay.listeners();
     match transport {
-        Transport::Udp => listeners.udp[0],
-        Transport::Tcp => listeners.tcp[0],
-        Transport::Tls => listeners.tls[0],
-        Transport::Dtls => listeners.dtls[0],
+        ClientTransport::Udp => listeners.udp[0],
+        ClientTransport::Tcp => listeners.tcp[0],
+        ClientTransport::Tls => listeners.tls[0],
+        ClientTransport::Dtls => listeners.dtls[0],
     }
 }
 
@@ -168,16 +168,16 @@ pub(crate) fn reflector() -> Reflector {
 
 pub(crate) fn reflector_on(address: IpAddr) -> Reflector {
     let listen = vec![SocketAddr::new(address, 0)];
-    let config = reflect::Config { listen, workers: Some(1), ..reflect::Config::default() };
+    let config = reflect::ReflectConfig { listen, workers: Some(1), ..reflect::ReflectConfig::default() };
     Reflector::start(&config).unwrap()
 }
 
 /// Short run at a low rate, since tests share the machine; `flags` override it.
-pub(crate) fn load(relay: &Relay, reflector: &Reflector, flags: &str) -> Config {
+pub(crate) fn load(relay: &Relay, reflector: &Reflector, flags: &str) -> TurnLoadConfig {
     let (server, peer) = (relay.listeners().udp[0], reflector.listeners()[0]);
     let usual =
         format!("{server} --peer {peer} --user {USER}:{PASSWORD} --rate 2000 --warmup 0.2 --duration 1");
-    let mut config: Config = parse(&format!("{usual} {flags}")).unwrap();
+    let mut config: TurnLoadConfig = parse(&format!("{usual} {flags}")).unwrap();
     if let Some(transport) = config.transport {
         config.servers[0] = listener(relay, transport).into();
     }

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use turnpike_client::{Transport, dtls};
+use turnpike_client::{ClientTransport, dtls};
 use turnpike_wire::stun::{kind, method};
 
 use super::{AttackReply, unsigned};
@@ -19,14 +19,14 @@ const AT_ONCE: usize = 16;
 pub(super) const COUNT: usize = 70;
 
 pub(super) fn ask(
-    transport: Transport,
+    transport: ClientTransport,
     server: SocketAddr,
     trust: Option<&Trust>,
     found: &mut Vec<AttackReply>,
 ) -> io::Result<()> {
     let messages = match (transport, trust) {
-        (Transport::Dtls, Some(trust)) => hellos(trust)?,
-        (Transport::Dtls, None) => return Ok(()),
+        (ClientTransport::Dtls, Some(trust)) => hellos(trust)?,
+        (ClientTransport::Dtls, None) => return Ok(()),
         _ => datagrams(),
     };
     let mut waiting = Vec::new();

@@ -162,7 +162,7 @@ fn rounds_are_at_integers_with_one_tick_each() {
 #[test]
 fn void_runs_are_drawn_as_rings() {
     let mut record = crate::record::tests::record("delivered_pps", &[(100.0, 100.0, 120.0); 4]);
-    let rings = |record: &Record| {
+    let rings = |record: &RunRecord| {
         let svg = rounds(record, "delivered_pps");
         let circles = svg.split("<circle ").skip(1).filter_map(|rest| rest.split('>').next());
         circles.filter(|tag| tag.contains("fill=\"none\"")).count()
