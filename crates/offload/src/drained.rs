@@ -63,7 +63,7 @@ struct Place {
     ready: u64,
     /// Everything received by this time has been sent; `None` while unknown.
     touched_ns: Option<u64>,
-    /// Time since which it was never known to be empty or to keep up, and the losses by then.
+    /// Last time it was known to be empty or keeping up, and the losses by then.
     since_ns: u64,
     lost: u64,
     is_behind: bool,

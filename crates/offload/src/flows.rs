@@ -118,9 +118,8 @@ impl Flows {
         word.store((word.load(Ordering::Relaxed) & !BEHIND).max(before_ns), Ordering::Release);
     }
 
-    /// Sets that this worker cannot keep up with the socket and loses datagrams anyway. The program then
-    /// drops packets that wait for an empty socket instead of queueing more, until the next
-    /// [`Flows::drained`].
+    /// Marks an overloaded socket, which loses datagrams anyway: the program drops packets that wait for it
+    /// to be drained instead of queueing more, until the next [`Flows::drained`].
     pub fn behind(&self, socket: u32, is_behind: bool) {
         let word = &self.shared.drained[socket as usize];
         let time = word.load(Ordering::Relaxed) & !BEHIND;

@@ -181,7 +181,7 @@ impl GroControl {
 }
 
 impl Place {
-    /// True if GRO should be disabled: worthwhile are `worth.0` datagrams in `worth.1` super-packets.
+    /// True if GRO should be disabled, because super-packets have fewer than `worth.0 / worth.1` datagrams on average.
     fn begins_without(&mut self, now_ms: u64, worth: (u64, u64)) -> bool {
         let is_worth_it = self.datagrams * worth.1 >= worth.0 * self.super_packets;
         let (datagrams, in_ms) = (self.datagrams, now_ms.saturating_sub(self.since_ms));
@@ -196,8 +196,8 @@ impl Place {
         true
     }
 
-    /// Enables GRO when the time is up, or if disabling it is useless: if still half of the datagrams arrive
-    /// in user space, this machine's GRO is not the reason.
+    /// Enables GRO when the time is up, or if disabling it did not help: if at least half as many datagrams
+    /// still arrive in user space, this machine's GRO is not the cause.
     fn wait(&mut self, now_ms: u64) {
         self.state = match self.state {
             State::DoesWithout { datagrams, in_ms, .. } if self.is_useless(now_ms, datagrams, in_ms) => {

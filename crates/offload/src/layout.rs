@@ -130,9 +130,9 @@ pub const BEHIND: u64 = 1 << 63;
 
 /// Time that a flow stays in user space after bulk traffic, in nanoseconds.
 pub const CALM_NS: u64 = 5_000_000;
-/// Number of datagrams that XDP counts as bulk if exceeded...
+/// Maximum datagrams within [`BURST_NS`] that XDP does not treat as bulk.
 pub const BURST: u64 = 16;
-/// ...within this time, in nanoseconds.
+/// In nanoseconds.
 pub const BURST_NS: u64 = 250_000;
 /// Time after which XDP's packets have left, in nanoseconds: drivers send at the end of a poll.
 pub const POLL_NS: u64 = 500_000;

@@ -453,7 +453,7 @@ mod tests {
     fn loopback_has_an_address_and_is_not_ethernet() {
         let mut netlink = Netlink::new().expect("no privilege is needed");
         let interfaces = netlink.interfaces().expect("an answer");
-        let loopback = interfaces.iter().find(|interface| interface.name == "lo").expect("there always is");
+        let loopback = interfaces.iter().find(|interface| interface.name == "lo").expect("loopback exists");
         assert!(!loopback.is_ethernet && !loopback.is_port, "{loopback:?}");
         let addressed = netlink.with_addresses().expect("an answer");
         assert_eq!(addressed.contains(&loopback.number), loopback.is_up);

@@ -47,7 +47,7 @@ const RUN: usize = 2;
 const HANDED: usize = 3;
 /// Flag in SEEN: data goes to user space.
 const UP: u64 = 1 << 63;
-/// Flag in BASE: it is set.
+/// Flag in BASE: the value is valid.
 const KNOWN: u64 = 1 << 32;
 
 /// Time until slots are reused, in milliseconds: the program may still be working for the old socket.

@@ -38,7 +38,7 @@ fn called(code: &[u8]) -> Vec<i32> {
 fn programs_call_only_functions_of_linux_5_10_and_5_18() {
     let object = crate::program::object().expect("it is in the repository");
     let header = FileHeader64::<Endianness>::parse(&object[..]).expect("an ELF file");
-    let endian = header.endian().expect("it says which");
+    let endian = header.endian().expect("an endianness");
     let sections = header.sections(endian, &object[..]).expect("it has sections");
     let mut last = [0, 0];
     for section in sections

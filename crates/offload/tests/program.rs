@@ -184,7 +184,7 @@ impl Program {
         let context = &context[..if place == Place::Tc { context.len() } else { 0 }];
         let (result, bytes) = test_run(self.descriptor(place), frame.bytes, context, flags)?;
         let [up, dropped, across] = if place == Place::Tc { TC } else { XDP };
-        // Equivalent, with the interface given.
+        // XDP_REDIRECT to an interface is equivalent to XDP_TX.
         let result = if place == Place::Xdp && result == XDP_REDIRECT { across } else { result };
         let counted: Vec<Count> = counts(&self.counts);
         assert!(counted.len() <= 1, "{counted:?}");

@@ -60,8 +60,8 @@ impl Machine {
         match own_addresses::read() {
             Ok(own) => machine.own = Some(own),
             Err(error) => tracing::warn!(
-                "cannot read the addresses of this machine ({error}): peers are refused only loopback, relay addresses and \
-                 turnpike's own listeners, not other services of this machine; allow AF_NETLINK sockets"
+                "cannot read the addresses of this machine ({error}): peers are denied only loopback, relay addresses and \
+                 turnpike's own listeners, not other local services; allow AF_NETLINK sockets"
             ),
         }
         machine.detect();

@@ -218,8 +218,8 @@ async fn heard(socket: &UnixDatagram) -> io::Result<()> {
 fn subscribe() -> io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)?;
-    // RTMGRP_LINK, because a link that goes down removes its IPv4 routes without a message. RTNLGRP_IPV6_RULE
-    // has no name here.
+    // RTMGRP_LINK, because a link that goes down removes its IPv4 routes without a message. libc has no
+    // name for RTNLGRP_IPV6_RULE.
     let groups = (RTMGRP_LINK
         | RTMGRP_IPV4_IFADDR
         | RTMGRP_IPV6_IFADDR

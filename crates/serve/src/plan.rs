@@ -341,7 +341,7 @@ fn relay_addresses(
             lone(Ipv6Addr::LOCALHOST.into());
         }
         doubts.push(
-            "this machine has only loopback to relay on: relaying there until it has another address; set relay addresses with --relay-ip, \
+            "this machine has only loopback addresses to relay on: relaying there until it has another address; set relay addresses with --relay-ip, \
              and allow peers on this machine with --allow-peer"
                 .to_owned(),
         );

@@ -606,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_fleet_url_names_the_key_but_not_the_password() {
+    fn an_invalid_store_url_names_the_key_but_not_the_password() {
         let settings = |url: &str| {
             let mut settings = Settings::default();
             settings.store.url = Some(Secret::new(url));

@@ -406,8 +406,8 @@ mod tests {
             // AF_ALG, the kernel's cryptography, which has had several vulnerabilities.
             assert_eq!(socket(AddressFamily::from_raw(38)), Err(Errno::PERM));
             assert_eq!(socket(AddressFamily::VSOCK), Err(Errno::PERM));
-            TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("listeners are opened by reloads");
-            UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("so are relayed addresses");
+            TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("reloads open listeners");
+            UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("allocations open sockets");
             fs::read_to_string("/proc/self/status").expect("/proc is readable");
             enter(SeccompAction::Errno(libc::EPERM as u32));
             let started = Command::new("/bin/true").status().expect("a new program may be started");

@@ -199,7 +199,7 @@ mod tests {
     }
 
     fn said(channel: &Channel) -> Value {
-        channel.receive_value::<Value>().expect("it says something").0
+        channel.receive_value::<Value>().expect("a message").0
     }
 
     fn met(hello: &Value) -> (Channel, Result<PreviousProcess, ProcessError>) {
@@ -274,7 +274,7 @@ mod tests {
             .listen(Arc::clone(&carried), move || sender.send(()).expect("the test waits"));
         assert!(carried.lives());
         old.send_value(&FromOld::Released, &[]).expect("it listens");
-        released.recv_timeout(PATIENCE).expect("it is told");
+        released.recv_timeout(PATIENCE).expect("it is called");
         let page = |count| format!("# TYPE turnpike_x counter\nturnpike_x_total {count}\n# EOF\n");
         for count in [1, 2] {
             old.send_value(&FromOld::Metrics(page(count)), &[]).expect("it listens");

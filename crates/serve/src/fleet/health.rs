@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_alone_when_the_store_answers_but_takes_no_beats() {
+    fn a_node_is_alone_when_the_store_answers_but_rejects_heartbeats() {
         let health = Health::default();
         health.beaten(1000);
         for now in (2000..2000 + UNKNOWN_MS).step_by(1000) {

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_draining_node_serves_a_5_tuple_that_comes_back_unless_it_is_about_to_stop() {
+    fn a_draining_node_serves_returning_5_tuples_unless_it_is_stopping() {
         let node = node(FleetRedirect::Full, 10, 10);
         let draining = |port| attempt(1, port, OWN, Occasion::Draining);
         let first = draining(50_000);

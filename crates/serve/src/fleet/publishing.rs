@@ -257,7 +257,7 @@ mod tests {
     fn shown(lines: &[Line]) -> Vec<String> {
         let prefix = "turn/realm/example.org/user/alice/allocation/000000000000000042/";
         let line = |(channel, line, kept): &Line| {
-            format!("{} {line} {kept:?}", channel.strip_prefix(prefix).expect("coturn's place"))
+            format!("{} {line} {kept:?}", channel.strip_prefix(prefix).expect("coturn's channel"))
         };
         lines.iter().map(line).collect()
     }

@@ -423,7 +423,7 @@ pub(crate) fn connection_reason(reason: &'static str) -> &'static str {
 fn connection_remedy(reason: &'static str) -> &'static str {
     match reason {
         "alert" | "closed" => {
-            "Usually the client does not trust the certificate, requests a name it lacks, or misses an intermediate: turnpike probe \
+            "Usually the client does not trust the certificate, requests a name it lacks, or the chain is incomplete: turnpike probe \
              turns:NAME shows which."
         }
         "incompatible" | "version" | "key_share" => {
