@@ -52,6 +52,7 @@ pub(crate) struct DrainedSockets {
     /// Time at which a check may settle the next watched socket.
     look_ns: Option<u64>,
     lost: u64,
+    /// Number of waits so far.
     wait: u64,
 }
 
@@ -60,6 +61,7 @@ struct Place {
     slot: u32,
     is_watched: bool,
     is_bulk: bool,
+    /// Number of the last wait that reported the socket.
     ready: u64,
     /// Everything received by this time has been sent; `None` while unknown.
     touched_ns: Option<u64>,

@@ -24,6 +24,7 @@ pub(crate) struct Routes {
     words: MappedArray,
     gateways: MappedArray,
     hops: Option<MappedArray>,
+    /// A query to the kernel has failed.
     unknown: AtomicBool,
     inner: Mutex<Inner>,
 }
@@ -36,8 +37,10 @@ struct Inner {
     links: Links,
 }
 
+/// Local and remote address.
 type Ends = (IpAddr, IpAddr);
 
+/// Slot, ends and next hop.
 type HeldRoute = (u32, Ends, Option<NextHop>);
 
 struct Held {

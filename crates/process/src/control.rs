@@ -45,6 +45,7 @@ const GRACE: Duration = Duration::from_secs(1);
 /// Time limit for [`Service::leave`]: longer than those of its parts, which are running changes and the
 /// fleet.
 const GOODBYE: Duration = Duration::from_secs(6);
+
 /// Runs a service until a signal or an administrator ends it. `start` returns the service and the task that
 /// writes its log.
 pub fn run<S: Service, E: From<ProcessError>>(

@@ -553,6 +553,7 @@ fn histogram(
         .encode_histogram::<NoLabelSet>(sum, count, buckets, None)
 }
 
+/// Worker, label, value.
 type TurnSample<'a> = (&'a str, Option<(&'static str, &'static str)>, u64);
 
 fn turn_help(family: &str) -> Option<&'static str> {

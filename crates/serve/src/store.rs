@@ -120,6 +120,7 @@ fn state_dir(state: &StateDir) -> Option<PathBuf> {
     }
 }
 
+/// Generation of the applied rules, and true if the store was in use.
 type Taken = (u64, bool);
 
 pub(crate) struct OpenStore {

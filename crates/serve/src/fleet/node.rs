@@ -78,6 +78,7 @@ pub(super) struct Node {
     relay: OnceLock<Weak<Relay>>,
     /// Sessions of the previous process are being imported; they count even above the limits.
     inherits: AtomicBool,
+    /// The previous process was this node.
     goes_on: bool,
     /// A handover is in progress: no quota exchanges.
     rests: AtomicBool,

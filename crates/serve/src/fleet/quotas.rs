@@ -24,6 +24,7 @@ pub(super) struct Quotas {
     levels: RwLock<Levels>,
     /// First shard of the next exchange; rotates.
     turn: AtomicUsize,
+    /// Due to a user, a realm, the fleet's limit.
     refused: [AtomicU64; 3],
 }
 
