@@ -240,7 +240,8 @@ fn missing_or_wrong_key_is_refused() {
     let counted = |reason: &str| refused(&running, reason);
     let before = counted("wrong_key");
     let other = turnpike_config::api_keys::make("shop", [7; 32]).reveal().to_owned();
-    for wrong in ["zz", &key[..key.len() - 1], &format!("{key}x"), &key.to_uppercase(), &other, "tpk_gone.abc"]
+    for wrong in
+        ["zz", &key[..key.len() - 1], &format!("{key}x"), &key.to_uppercase(), &other, "tpk_gone.abc"]
     {
         let answer = ask(&running, wrong, &json!({}));
         assert_eq!(answer.problem(401), "wrong_key", "{wrong}");

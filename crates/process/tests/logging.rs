@@ -1,5 +1,5 @@
 //! Log lines on stderr, tested from outside: the subscriber is process-wide, and lines of the `log` crate
-//! reach it by another way than those of `tracing`.
+//! take a different path than those of `tracing`.
 #![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
 
 use std::process::Command;
