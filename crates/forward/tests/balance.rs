@@ -1,4 +1,4 @@
-//! Weights, stickiness by source, and what is counted by target, over real sockets and with several workers.
+//! Weights, stickiness by source and counters per target, with real sockets and several workers.
 
 use crate::prelude::*;
 use std::os::fd::OwnedFd;
@@ -21,7 +21,7 @@ fn workers(workers: usize) -> Settings {
     Settings { workers, ..settings() }
 }
 
-/// Client number so of a network of its own.
+/// Loopback address for client `number`.
 fn source(number: u8) -> Ipv4Addr {
     Ipv4Addr::new(127, 0, 9, number)
 }
@@ -37,7 +37,7 @@ fn heard_from(source: Ipv4Addr, to: SocketAddr) -> u8 {
     read_exactly(&mut connect_from(source, to), 1)[0]
 }
 
-/// A UDP server that answers everything with its name.
+/// UDP server that answers everything with its name.
 fn udp_greeter(name: u8) -> SocketAddr {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap();
@@ -87,7 +87,7 @@ fn least_connections_keeps_to_the_weights() {
 }
 
 #[test]
-fn a_drained_target_keeps_its_connections_and_gets_no_new_ones() {
+fn drained_target_keeps_its_connections_and_gets_no_new_ones() {
     let (a, b) = (greeter("a"), greeter("b"));
     let mut before = weighted(&[(a, 1), (b, 1)], Balance::RoundRobin);
     let port = free_address().port();
@@ -112,12 +112,12 @@ fn a_drained_target_keeps_its_connections_and_gets_no_new_ones() {
 }
 
 #[test]
-fn a_client_comes_to_the_same_target_by_every_worker_port_and_start() {
+fn client_gets_the_same_target_on_every_worker_port_and_start() {
     let targets = [(greeter("a"), 1), (greeter("b"), 1), (greeter("c"), 1)];
     let rule = weighted(&targets, Balance::Source);
     let ask = |running: &Running| -> Vec<u8> {
         let address = running.address("r");
-        // Ports differ from call to call, and with them the worker.
+        // Client ports differ per call, and therefore the workers.
         (1..40).map(|number| heard_from(source(number), address)).collect()
     };
     let running = Running::start_with(&workers(4), std::slice::from_ref(&rule));
@@ -131,7 +131,7 @@ fn a_client_comes_to_the_same_target_by_every_worker_port_and_start() {
 }
 
 #[test]
-fn udp_clients_stick_as_tcp_clients_do_and_move_alone_when_their_target_is_gone() {
+fn udp_clients_keep_their_target_until_it_is_removed() {
     let names = [b'a', b'b', b'c'];
     let targets = names.map(|name| (udp_greeter(name), 1));
     let port = free_address().port();
@@ -163,12 +163,15 @@ fn clients_behind_a_proxy_stick_by_the_address_in_its_header() {
         read_exactly(&mut proxy, 1)[0]
     };
     let first: Vec<u8> = (1..30).map(ask).collect();
-    assert!(first.contains(&b'a') && first.contains(&b'b'), "all come from one proxy: {first:?}");
+    assert!(
+        first.contains(&b'a') && first.contains(&b'b'),
+        "clients are told apart behind one proxy: {first:?}"
+    );
     assert_eq!((1..30).map(ask).collect::<Vec<_>>(), first);
 }
 
 #[test]
-fn clients_of_a_target_that_is_down_come_back_to_it_and_nobody_else_moves() {
+fn clients_return_to_a_recovered_target_and_no_others_move() {
     let down = free_address();
     let rule = weighted(&[(down, 1), (greeter("b"), 1), (greeter("c"), 1)], Balance::Source);
     let running = Running::start(&[rule]);
@@ -177,7 +180,7 @@ fn clients_of_a_target_that_is_down_come_back_to_it_and_nobody_else_moves() {
     let without = ask();
     assert!(without.contains(&b'b') && without.contains(&b'c'), "{without:?}");
     support::serve_greetings(TcpListener::bind(down).unwrap(), "a");
-    // For a second after a failure others are tried first.
+    // Other targets are preferred for a second after a failure.
     let with = eventually("the target that was down", || Some(ask()).filter(|heard| heard.contains(&b'a')));
     for (without, with) in without.iter().zip(with) {
         assert!(with == b'a' || with == *without);
@@ -185,10 +188,10 @@ fn clients_of_a_target_that_is_down_come_back_to_it_and_nobody_else_moves() {
 }
 
 #[test]
-fn what_goes_to_each_target_is_counted() {
+fn traffic_is_counted_per_target() {
     let (a, nobody) = (greeter("a"), free_address());
     let running = Running::start(&[weighted(&[(nobody, 1), (a, 1)], Balance::Failover)]);
-    // Before anybody comes, both are there.
+    // Both are up before the first client.
     assert!(target(&running, a).up && target(&running, nobody).up);
 
     let mut client = running.connect("r");
@@ -210,7 +213,7 @@ fn what_goes_to_each_target_is_counted() {
     client.shutdown(std::net::Shutdown::Both).unwrap();
     eventually("the connection to be over", || target(&running, a).counts.open == 0);
 
-    // It comes back, and one connection tells so.
+    // A single connection detects that it is back.
     support::serve_greetings(TcpListener::bind(nobody).unwrap(), "n");
     eventually("the target that was down to be up", || {
         let _ = running.connect("r").read(&mut [0]);
@@ -219,12 +222,12 @@ fn what_goes_to_each_target_is_counted() {
 }
 
 #[test]
-fn what_goes_to_each_udp_target_is_counted() {
+fn traffic_is_counted_per_udp_target() {
     let (a, nobody) = (udp_greeter(b'a'), free_address());
     let rule = Rule { protocol: Protocol::Udp, ..weighted(&[(a, 1), (nobody, 1)], Balance::Source) };
     let running = Running::start(&[rule]);
     let to = running.address("r");
-    // Some of these come to each of the two.
+    // Each of the two gets some of these.
     for number in 1..40 {
         UdpSocket::bind((source(number), 0)).unwrap().send_to(b"???", to).unwrap();
     }
@@ -244,7 +247,7 @@ fn what_goes_to_each_udp_target_is_counted() {
 }
 
 #[test]
-fn sessions_that_become_connections_are_counted_with_their_connect_time() {
+fn udp_to_tcp_sessions_count_their_connect_time() {
     let (server, address) = listener();
     let nobody = free_address();
     let protocol = Protocol::UdpToTcp { framed: false };

@@ -1,5 +1,5 @@
-//! `copy = "kernel"`: connections that chat are passed on by the kernel, come back when they do more, and lose no byte on either way, however
-//! they end. What all ways of copying have in common is in `transfers`.
+//! `copy = "kernel"`: the kernel forwards interactive connections, user space takes them back for bulk, and
+//! no byte is lost however they end. `transfers` covers behaviour common to all copy modes.
 
 use crate::prelude::*;
 
@@ -18,7 +18,7 @@ fn open(running: &Running, server: &TcpListener) -> (TcpStream, TcpStream) {
     (client, server)
 }
 
-/// A few words each way: enough to be taken for chatter, and little time for anything else.
+/// Exchanges a few short messages: enough to count as interactive, and quick.
 fn greet(client: &mut TcpStream, server: &mut TcpStream) -> u64 {
     for round in 0..20 {
         client.write_all(&pattern(round, 10, 1)).unwrap();
@@ -29,7 +29,7 @@ fn greet(client: &mut TcpStream, server: &mut TcpStream) -> u64 {
     200
 }
 
-/// `total` bytes one way, checked one by one.
+/// Transfers `total` bytes one way and checks each.
 fn transfer(mut from: TcpStream, to: &mut TcpStream, total: usize, seed: u64) {
     let writer = thread::spawn(move || {
         let mut at = 0;
@@ -55,7 +55,7 @@ fn booked(running: &Running) -> RuleSnapshot {
     running.snapshot("r")
 }
 
-/// Waits until so much is counted, to the target and to the client.
+/// Waits until these bytes are counted, to the target and to the client.
 fn counted(running: &Running, said: [u64; 2]) {
     eventually(&format!("{said:?} are counted"), || {
         [booked(running).to_target_bytes, booked(running).to_client_bytes] == said
@@ -63,14 +63,14 @@ fn counted(running: &Running, said: [u64; 2]) {
 }
 
 #[test]
-fn chatter_goes_across_and_totals_are_exact() {
+fn kernel_forwards_interactive_traffic_with_exact_totals() {
     if !kernel_passes_on() {
         return;
     }
     let (running, server) = start(1, |_| {});
     let (mut client, mut server) = open(&running, &server);
     let said = chat(&running, "r", &mut client, &mut server);
-    eventually("the beginning is counted", || booked(&running).to_client_bytes == said);
+    eventually("the first part is counted", || booked(&running).to_client_bytes == said);
     let before = booked(&running);
     for round in 0..500 {
         let len = 1 + round % 3000;
@@ -84,7 +84,7 @@ fn chatter_goes_across_and_totals_are_exact() {
     let now = booked(&running);
     assert_eq!(now.to_target_bytes, said + more);
     let across = [0, 1].map(|way| now.kernel.bytes[way] - before.kernel.bytes[way]);
-    assert_eq!(across, [more, 2 * more], "all of it across");
+    assert_eq!(across, [more, 2 * more], "all forwarded by the kernel");
     assert_eq!(now.spliced_bytes, now.kernel.bytes.iter().sum::<u64>());
     drop(client);
     assert_eq!(read_all(&mut server), b"");
@@ -95,7 +95,7 @@ fn chatter_goes_across_and_totals_are_exact() {
 }
 
 #[test]
-fn bulk_brings_it_back_and_chatter_across_again() {
+fn bulk_returns_to_user_space_and_interactive_traffic_to_the_kernel() {
     if !kernel_passes_on() {
         return;
     }
@@ -106,7 +106,7 @@ fn bulk_brings_it_back_and_chatter_across_again() {
         let chatted = chat(&running, "r", &mut client, &mut server);
         said = said.map(|side| side + chatted);
         let total = 3 << 20;
-        // Where others have the CPUs, what was written as bulk may come in pieces so late that it is chatter.
+        // On a busy machine bulk may arrive in small late pieces that look interactive.
         let is_back = (0..10).any(|_| {
             let in_kernel = || booked(&running).kernel.bytes.iter().sum::<u64>();
             counted(&running, said);
@@ -125,9 +125,9 @@ fn bulk_brings_it_back_and_chatter_across_again() {
     }
 }
 
-/// One who does not read, and does not keep quiet either: sockmap itself would take whatever comes for it.
+/// The reader sends without reading; sockmap alone would accept everything sent to it.
 #[test]
-fn what_waits_for_a_side_that_does_not_read_is_bounded_and_arrives_when_it_does() {
+fn data_for_a_stalled_reader_is_bounded_and_arrives_later() {
     if !kernel_passes_on() {
         return;
     }
@@ -146,13 +146,13 @@ fn what_waits_for_a_side_that_does_not_read_is_bounded_and_arrives_when_it_does(
             }
             Err(error) => panic!("{error}"),
         }
-        // It takes a turn, as if it had read.
+        // A turn without reading.
         if sent % (1400 * 64) == 0 || refused > 0 {
             server.write_all(b"!").unwrap();
             pings += 1;
         }
     }
-    assert!(sent < MOST, "nothing held the sender back");
+    assert!(sent < MOST, "the sender was never blocked");
     client.set_nonblocking(false).unwrap();
     assert_eq!(read_exactly(&mut client, pings as usize), vec![b'!'; pings as usize]);
     client.shutdown(Shutdown::Write).unwrap();
@@ -162,7 +162,7 @@ fn what_waits_for_a_side_that_does_not_read_is_bounded_and_arrives_when_it_does(
 }
 
 #[test]
-fn the_last_words_before_an_end_arrive_however_soon_it_comes() {
+fn data_directly_before_the_end_of_stream_arrives() {
     if !kernel_passes_on() {
         return;
     }
@@ -192,7 +192,7 @@ fn the_last_words_before_an_end_arrive_however_soon_it_comes() {
 }
 
 #[test]
-fn many_connections_that_chat_and_load_by_turns_lose_nothing() {
+fn connections_that_alternate_interactive_and_bulk_lose_nothing() {
     if !kernel_passes_on() {
         return;
     }
@@ -243,30 +243,30 @@ fn many_connections_that_chat_and_load_by_turns_lose_nothing() {
 }
 
 #[test]
-fn a_connection_that_the_kernel_passes_on_is_not_idle() {
+fn kernel_forwarded_connection_is_not_idle() {
     if !kernel_passes_on() {
         return;
     }
     let (running, server) = start(1, |rule| rule.idle_timeout = Some(Duration::from_secs(2)));
     let (mut client, mut server) = open(&running, &server);
     let said = chat(&running, "r", &mut client, &mut server);
-    eventually("the beginning is counted", || booked(&running).to_client_bytes == said);
+    eventually("the first part is counted", || booked(&running).to_client_bytes == said);
     let before = booked(&running).kernel.bytes[0];
     for _ in 0..8 {
         thread::sleep(Duration::from_millis(500));
         client.write_all(b"?").unwrap();
         assert_eq!(read_exactly(&mut server, 1), b"?");
     }
-    eventually("they went across", || booked(&running).kernel.bytes[0] == before + 8);
+    eventually("the kernel forwarded them", || booked(&running).kernel.bytes[0] == before + 8);
     assert!(running.log.all().is_empty());
-    // Now it is, and says so to both.
+    // Now it is idle, and both sides are reset.
     assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
     assert_eq!(server.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
     assert_eq!(running.log.wait(1)[0].reason, EndReason::Idle);
 }
 
 #[test]
-fn one_side_may_end_and_the_other_go_on() {
+fn one_side_may_end_while_the_other_continues() {
     if !kernel_passes_on() {
         return;
     }
@@ -286,7 +286,7 @@ fn one_side_may_end_and_the_other_go_on() {
 }
 
 #[test]
-fn a_reset_comes_through_at_once_though_the_other_side_takes_nothing() {
+fn reset_passes_at_once_to_a_stalled_side() {
     if !kernel_passes_on() {
         return;
     }
@@ -306,7 +306,7 @@ fn a_reset_comes_through_at_once_though_the_other_side_takes_nothing() {
     }
     reset(client);
     assert_eq!(running.log.wait(1)[0].reason, EndReason::ClientReset);
-    assert!(taken > 0, "full from the beginning");
+    assert!(taken > 0, "the first write failed");
     let error = loop {
         match server.read(&mut [0; 1 << 14]) {
             Ok(0) => panic!("a clean end"),
@@ -318,7 +318,7 @@ fn a_reset_comes_through_at_once_though_the_other_side_takes_nothing() {
 }
 
 #[test]
-fn a_rule_that_a_reload_adds_has_its_chatter_passed_on_and_a_stop_resets_it() {
+fn rule_added_by_a_reload_uses_the_kernel_and_a_stop_resets_it() {
     if !kernel_passes_on() {
         return;
     }

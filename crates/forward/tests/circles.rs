@@ -1,4 +1,4 @@
-//! Rules that lead to themselves or to each other.
+//! Rules that forward to themselves or to each other.
 
 use crate::prelude::*;
 use socket2::{Domain, Socket, Type};
@@ -11,9 +11,9 @@ use crate::{
 
 const HERE: [u8; 4] = [127, 0, 0, 1];
 
-/// A rule that listens at one of loopback's addresses, or at all of them, at a port that is free for streams and datagrams.
+/// Rule on one loopback address, or on all, at a port that is free for TCP and UDP.
 fn at_a_known_port(listen: [u8; 4], protocol: Protocol) -> (Rule, u16) {
-    let port = eventually("a port that both have", || {
+    let port = eventually("a port free in both", || {
         let port = free_address().port();
         UdpSocket::bind(("127.0.0.1", port)).ok().map(|_| port)
     });
@@ -25,7 +25,7 @@ fn at_a_known_port(listen: [u8; 4], protocol: Protocol) -> (Rule, u16) {
 }
 
 #[test]
-fn a_rule_does_not_connect_to_its_own_listener() {
+fn rule_does_not_connect_to_its_own_listener() {
     let (mut rule, port) = at_a_known_port([127, 0, 0, 1], Protocol::Tcp);
     let running = Running::start(&[rule.clone()]);
     for turn in 1..=3 {
@@ -36,13 +36,13 @@ fn a_rule_does_not_connect_to_its_own_listener() {
     eventually("they are counted", || failures(&running, own, Failure::Unreachable) == 3);
     assert_eq!(running.snapshot("r").accepted, 3, "one connection each");
     drop(running);
-    // Another target is tried in its place.
+    // Another target is tried instead.
     rule.targets.push(greeter("b").into());
     assert_eq!(greeting(&Running::start(&[rule])), "b");
 }
 
 #[test]
-fn a_rule_that_listens_everywhere_does_not_connect_to_itself_at_any_address() {
+fn wildcard_rule_does_not_connect_to_itself_at_any_address() {
     let (mut rule, port) = at_a_known_port([0; 4], Protocol::Tcp);
     rule.targets = [2, 3].map(|last| SocketAddr::from(([127, 0, 0, last], port)).into()).to_vec();
     let running = Running::start(&[rule]);
@@ -52,12 +52,12 @@ fn a_rule_that_listens_everywhere_does_not_connect_to_itself_at_any_address() {
     }
     eventually("all are counted", || running.snapshot("r").accepted >= 10);
     eventually("all have ended", || running.forwarder.active() == 0);
-    // Each of the two addresses has to be tried to be known as our own.
+    // Each of the two addresses is tried once before it is known to be ours.
     assert!(running.snapshot("r").accepted <= 12, "{:?}", running.snapshot("r"));
 }
 
 #[test]
-fn a_rule_for_datagrams_has_no_session_with_itself() {
+fn udp_rule_has_no_session_with_itself() {
     for (listen, target, sessions) in [([127, 0, 0, 1], [127, 0, 0, 1], 0), ([0; 4], [127, 0, 0, 2], 1)] {
         let (mut rule, port) = at_a_known_port(listen, Protocol::Udp);
         rule.targets = vec![SocketAddr::from((target, port)).into()];
@@ -78,7 +78,7 @@ fn a_rule_for_datagrams_has_no_session_with_itself() {
     }
 }
 
-/// Rules of which each leads to the next, and the last one to `target`; with the port of the first.
+/// Chain of rules, the last one to `target`; with the address of the first.
 pub(crate) fn chain(protocol: Protocol, length: usize, target: SocketAddr) -> (Vec<Rule>, SocketAddr) {
     let (mut rules, mut next): (Vec<Rule>, _) = (Vec::new(), target);
     for number in (0..length).rev() {
@@ -95,7 +95,7 @@ pub(crate) fn circles(running: &Running, id: &str) -> u64 {
     ended.iter().filter(|(reason, _)| *reason == EndReason::Circle).map(|(_, count)| count).sum()
 }
 
-/// Two rules that lead to each other.
+/// Two rules that forward to each other.
 fn pair(protocol: Protocol) -> (Vec<Rule>, SocketAddr) {
     let (mut rules, first) = chain(protocol, 2, ([127, 0, 0, 1], 9).into());
     rules[1].targets = vec![first.into()];
@@ -110,7 +110,7 @@ fn accepted(running: &Running) -> u64 {
     ["0", "1"].into_iter().map(|id| running.snapshot(id).accepted).sum()
 }
 
-/// A client whose address transparent rules can use as theirs, on the same machine.
+/// Client whose address transparent rules can use on the same machine.
 fn sharing_client() -> UdpSocket {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
     socket.set_reuse_port(true).unwrap();
@@ -119,7 +119,7 @@ fn sharing_client() -> UdpSocket {
 }
 
 #[test]
-fn rules_that_lead_to_each_other_are_bounded() {
+fn forwarding_loop_between_two_rules_is_limited() {
     for (protocol, any_port) in [(Protocol::Udp, false), (Protocol::Udp, true), (Protocol::Tcp, false)] {
         let (mut rules, first) = pair(protocol);
         rules.iter_mut().for_each(|rule| rule.any_port = any_port);
@@ -128,11 +128,11 @@ fn rules_that_lead_to_each_other_are_bounded() {
         if protocol == Protocol::Udp {
             let client = UdpSocket::bind("127.0.0.1:0").unwrap();
             client.send_to(b"?", first).unwrap();
-            eventually("the circle is found", in_circle);
+            eventually("the loop is detected", in_circle);
         } else {
             let mut client = running.connect("0");
-            assert!(!matches!(client.read(&mut [0]), Ok(1..)), "the circle ends in nothing");
-            eventually("the circle is found", in_circle);
+            assert!(!matches!(client.read(&mut [0]), Ok(1..)), "no data comes out of a loop");
+            eventually("the loop is detected", in_circle);
         }
         assert!(accepted(&running) < 100, "{protocol:?}: {}", accepted(&running));
         assert!(running.log.all().len() < 100);
@@ -140,7 +140,7 @@ fn rules_that_lead_to_each_other_are_bounded() {
 }
 
 #[test]
-fn rules_with_their_clients_addresses_that_lead_to_each_other_send_nothing() {
+fn transparent_rules_in_a_loop_send_nothing() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         let (mut rules, first) = pair(Protocol::Udp);
         rules.iter_mut().for_each(|rule| rule.transparent = true);
@@ -156,9 +156,9 @@ fn rules_with_their_clients_addresses_that_lead_to_each_other_send_nothing() {
 }
 
 #[test]
-fn a_client_that_asks_many_ports_of_a_transparent_rule_is_in_no_circle() {
+fn client_of_many_ports_of_a_transparent_rule_is_not_a_loop() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
-        // To another machine, but for the answers.
+        // Routes datagrams to 10.8.0.1 out, without answers.
         alone::run("ip", &["route", "add", "10.8.0.1", "dev", "lo"]);
         let ports = PortRange { first: 36000, last: 36011 };
         let (rule, _) = at_a_known_port(HERE, Protocol::Udp);
@@ -181,10 +181,10 @@ fn a_client_that_asks_many_ports_of_a_transparent_rule_is_in_no_circle() {
 }
 
 #[test]
-fn a_session_that_connects_again_counts_for_the_next_rule() {
+fn session_that_reconnects_counts_for_the_next_rule() {
     let (mut rules, first) = chain(Protocol::Tcp, 8, greeter("a"));
     let (across, listening) = at_a_known_port(HERE, Protocol::Udp);
-    // Nothing listens at the first target.
+    // The first target is closed.
     rules.push(Rule {
         id: RuleId("across".to_owned()),
         protocol: Protocol::UdpToTcp { framed: false },
@@ -194,11 +194,11 @@ fn a_session_that_connects_again_counts_for_the_next_rule() {
     let running = Running::start(&rules);
     let client = UdpSocket::bind("127.0.0.1:0").unwrap();
     client.send_to(b"?", (std::net::Ipv4Addr::from(HERE), listening)).unwrap();
-    eventually("the last rule refuses the ninth of a row", || circles(&running, "7") == 1);
+    eventually("the last rule refuses the ninth hop", || circles(&running, "7") == 1);
 }
 
 #[test]
-fn a_row_of_eight_rules_is_no_circle() {
+fn chain_of_eight_rules_is_not_a_loop() {
     let echo = Echo::start("127.0.0.1:0");
     let (rules, first) = chain(Protocol::Udp, 8, echo.address);
     let running = Running::start(&rules);

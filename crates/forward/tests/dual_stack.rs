@@ -1,4 +1,4 @@
-//! Listeners of [::] that are open to IPv4 clients too, and those that are not.
+//! Listeners on [::], with and without IPv4 clients.
 
 use crate::prelude::*;
 use std::net::Ipv6Addr;
@@ -8,7 +8,7 @@ fn dual_stack(target: SocketAddr) -> Rule {
 }
 
 #[test]
-fn clients_of_both_families_are_served_and_ipv4_ones_are_known_as_such() {
+fn both_families_are_served_and_ipv4_clients_appear_as_ipv4() {
     let mut rule = dual_stack(greeter("a"));
     rule.access = Access { allow: Vec::new(), deny: vec![Pattern::Wildcard("127.0.0.9".to_owned())] };
     let running = Running::start(&[rule]);
@@ -31,7 +31,7 @@ fn clients_of_both_families_are_served_and_ipv4_ones_are_known_as_such() {
 }
 
 #[test]
-fn a_listener_of_ipv6_alone_leaves_ipv4_to_others() {
+fn ipv6_only_listener_leaves_the_ipv4_port_free() {
     let rule = Rule { ipv6_only: true, ..dual_stack(greeter("a")) };
     let running = Running::start(&[rule]);
     let port = running.address("r").port();
@@ -40,7 +40,7 @@ fn a_listener_of_ipv6_alone_leaves_ipv4_to_others() {
 }
 
 #[test]
-fn a_target_is_told_the_ipv4_client_in_ipv4() {
+fn proxy_header_shows_ipv4_clients_as_ipv4() {
     let (server, target) = support::listener();
     let mut rule = dual_stack(target);
     rule.send_proxy = Some(ProxyVersion::V1);
@@ -53,7 +53,7 @@ fn a_target_is_told_the_ipv4_client_in_ipv4() {
 }
 
 #[test]
-fn udp_answers_to_both_families_leave_from_the_address_that_was_asked() {
+fn udp_answers_to_both_families_leave_from_the_asked_address() {
     let echo = UdpSocket::bind("127.0.0.1:0").unwrap();
     let target = echo.local_addr().unwrap();
     std::thread::spawn(move || {
@@ -80,7 +80,7 @@ fn udp_answers_to_both_families_leave_from_the_address_that_was_asked() {
 }
 
 #[test]
-fn an_ipv4_port_that_another_program_has_is_told_with_the_way_out() {
+fn busy_ipv4_port_is_reported_with_a_remedy() {
     let (_taken, target) = support::listener();
     for protocol in [Protocol::Tcp, Protocol::Udp] {
         let other = std::net::TcpListener::bind("0.0.0.0:0").unwrap();

@@ -1,4 +1,4 @@
-//! Thousands of idle connections cost little memory, and none of them is forgotten.
+//! Memory of thousands of idle connections.
 
 use crate::prelude::*;
 
@@ -10,7 +10,7 @@ fn five_thousand_idle_connections_cost_less_than_a_kilobyte_each() {
 }
 
 fn gather() {
-    // A client's, a server's and two of the forwarder's for each.
+    // One of a client, one of a server and two of the forwarder per connection.
     let limit = turnpike_net::rlimit::raise_open_files(4 * COUNT as u64 + 200);
     let count = COUNT.min((limit as usize - 200) / 4);
     let mut buffers = Vec::with_capacity(count);
@@ -24,7 +24,7 @@ fn gather() {
             let client = running.connect("r");
             ends.push((client, accept(&server)));
         }
-        // A first byte each way, as real ones have.
+        // A first byte each way.
         for (client, server) in &mut ends {
             client.write_all(b"a").unwrap();
             assert_eq!(read_exactly(server, 1), b"a");

@@ -11,7 +11,7 @@ fn at(mut rule: Rule, address: SocketAddr) -> Rule {
 }
 
 #[test]
-fn a_port_in_use_names_the_rule_and_nothing_is_left_open() {
+fn port_in_use_names_the_rule_and_nothing_stays_open() {
     let (_taken, address) = listener();
     let (other, free) = listener();
     drop(other);
@@ -33,7 +33,7 @@ fn two_forwarders_do_not_share_a_port_silently() {
 }
 
 #[test]
-fn with_keep_going_the_other_rules_run() {
+fn keep_going_runs_the_other_rules() {
     let (_taken, address) = listener();
     let mut settings = settings();
     settings.keep_going = true;
@@ -47,7 +47,7 @@ fn with_keep_going_the_other_rules_run() {
 }
 
 #[test]
-fn a_source_that_is_not_ours_names_the_rule_and_nothing_listens() {
+fn foreign_source_names_the_rule_and_nothing_listens() {
     let (other, free) = listener();
     drop(other);
     // RFC 5737: no machine has this address.
@@ -60,7 +60,7 @@ fn a_source_that_is_not_ours_names_the_rule_and_nothing_listens() {
 }
 
 #[test]
-fn with_keep_going_a_reload_takes_what_it_can() {
+fn keep_going_reloads_the_rules_that_can_be_bound() {
     let (taken, address) = listener();
     let mut settings = settings();
     settings.keep_going = true;
@@ -71,10 +71,10 @@ fn with_keep_going_a_reload_takes_what_it_can() {
     let rules = [&rules[..], &[rule("new", greeter("n"))]].concat();
     let failed = forwarder.reload(&settings, &rules).unwrap();
     assert!(failed[0].to_string().contains("rule bad: "), "{failed:?}");
-    let new = forwarder.listeners().into_iter().find(|(id, _)| id.0 == "new").expect("it listens").1;
+    let new = forwarder.listeners().into_iter().find(|(id, _)| id.0 == "new").expect("a listener").1;
     let new = support::socket_address(&new);
     assert_eq!(read_exactly(&mut support::client(new), 1), b"n");
-    // Where nothing would be left, the old rules stay.
+    // The old rules stay if no rule would be left.
     assert!(forwarder.reload(&settings, &[bad]).is_err());
     assert_eq!(read_exactly(&mut support::client(new), 1), b"n");
     drop(taken);
@@ -97,14 +97,14 @@ fn several_workers_share_one_port() {
 }
 
 #[test]
-fn a_reload_keeps_connections_and_changes_what_comes_after() {
+fn reload_keeps_connections_and_applies_to_new_ones() {
     let (kept, changed, gone) =
         (rule("kept", greeter("k")), rule("changed", greeter("a")), rule("gone", greeter("g")));
     let running = Running::start(&[kept.clone(), changed, gone]);
     let mut open = ["kept", "changed", "gone"].map(|id| running.connect(id));
     open.iter_mut().for_each(|client| drop(read_exactly(client, 1)));
     let (changed_at, gone_at) = (running.address("changed"), running.address("gone"));
-    // Port 0 in the file would be another port after each change.
+    // Port 0 would be another port after each change.
     let changed = at(rule("changed", greeter("b")), changed_at);
     let rules = [kept, changed, rule("new", greeter("n"))];
     let kept_at = running.address("kept");
@@ -124,7 +124,7 @@ fn a_reload_keeps_connections_and_changes_what_comes_after() {
 }
 
 #[test]
-fn a_reload_that_fails_changes_nothing() {
+fn failed_reload_changes_nothing() {
     let (_taken, taken) = listener();
     let old = rule("r", greeter("a"));
     let running = Running::start(std::slice::from_ref(&old));
@@ -149,21 +149,21 @@ fn two_rules_cannot_take_over_the_same_port() {
 }
 
 #[test]
-fn a_port_moves_from_one_address_to_the_wildcard_and_back() {
-    // Not one that the kernel gives to a client of another test on another address: the wildcard could not be bound.
+fn port_moves_from_one_address_to_the_wildcard_and_back() {
+    // A port that no other test uses as a client port on another address, which would block the wildcard.
     let address = free_address();
     let running = Running::start(&[at(rule("r", greeter("a")), address)]);
     let mut wide = at(rule("r", greeter("b")), address);
     wide.bind = [0, 0, 0, 0].into();
     running.forwarder.reload(&settings(), &[wide]).unwrap();
-    // Both listen for a moment, and who is in the queue of the one that closes is reset.
+    // Both listen for a moment, and clients queued at the one that closes are reset.
     eventually("the wildcard serves", || greeting_at(address) == Some(*b"b"));
     let narrow = [at(rule("r", greeter("c")), address)];
     running.forwarder.reload(&settings(), &narrow).unwrap();
-    eventually("the one address serves", || greeting_at(address) == Some(*b"c"));
+    eventually("the specific address serves", || greeting_at(address) == Some(*b"c"));
 }
 
-/// The first byte that a client is sent, if it is served.
+/// First byte sent to a client, if it is served.
 fn greeting_at(address: SocketAddr) -> Option<[u8; 1]> {
     let mut byte = [0];
     TcpStream::connect(address).and_then(|mut client| client.read_exact(&mut byte)).ok()?;
@@ -171,7 +171,7 @@ fn greeting_at(address: SocketAddr) -> Option<[u8; 1]> {
 }
 
 #[test]
-fn no_connection_fails_while_the_rules_are_reloaded_under_load() {
+fn no_connection_fails_during_reloads_under_load() {
     let (first, second) = (greeter("a"), greeter("a"));
     let running = Running::start(&[rule("r", first)]);
     let address = running.address("r");
@@ -206,7 +206,7 @@ fn no_connection_fails_while_the_rules_are_reloaded_under_load() {
 }
 
 #[test]
-fn a_drain_takes_nobody_new_and_keeps_who_is_there() {
+fn drain_keeps_connections_and_accepts_no_new_ones() {
     let running = Running::start(&[rule("r", greeter("a"))]);
     let address = running.address("r");
     let mut open = running.connect("r");
@@ -219,7 +219,7 @@ fn a_drain_takes_nobody_new_and_keeps_who_is_there() {
 }
 
 #[test]
-fn a_stop_resets_what_is_open_and_says_so() {
+fn stop_resets_connections_and_reports_them() {
     let running = Running::start(&[rule("r", greeter("a"))]);
     let mut open = running.connect("r");
     assert_eq!(read_exactly(&mut open, 1), b"a");

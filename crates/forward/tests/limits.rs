@@ -1,4 +1,4 @@
-//! Who is let in, how many, and how long a silent connection lives.
+//! Access lists, limits on connections, and idle timeouts.
 
 use crate::prelude::*;
 
@@ -7,7 +7,7 @@ fn denies(pattern: &str) -> Access {
 }
 
 #[test]
-fn a_denied_client_is_closed_at_once_and_counted() {
+fn denied_client_is_closed_at_once_and_counted() {
     let mut own = rule("own", greeter("a"));
     own.access = denies("127.0.0.?");
     let running = Running::start(&[own]);
@@ -17,7 +17,7 @@ fn a_denied_client_is_closed_at_once_and_counted() {
 }
 
 #[test]
-fn global_lists_hold_for_every_rule_and_change_with_a_reload() {
+fn global_lists_apply_to_every_rule_and_change_with_a_reload() {
     let rules = [rule("r", greeter("a"))];
     let mut settings = settings();
     settings.access = denies("127.*");
@@ -29,7 +29,7 @@ fn global_lists_hold_for_every_rule_and_change_with_a_reload() {
 }
 
 #[test]
-fn a_rule_takes_no_more_connections_than_it_may_and_goes_on_when_one_ends() {
+fn rule_refuses_connections_beyond_its_limit_until_one_ends() {
     let mut limited = rule("r", greeter("a"));
     limited.max_connections = 2;
     let running = Running::start(&[limited, rule("other", greeter("b"))]);
@@ -43,12 +43,12 @@ fn a_rule_takes_no_more_connections_than_it_may_and_goes_on_when_one_ends() {
     assert_eq!(read_exactly(&mut running.connect("r"), 1), b"a");
 }
 
-/// How often a rule refused a client for a reason.
+/// Number of refusals for a reason.
 fn refused(running: &Running, reason: EndReason) -> u64 {
     running.snapshot("r").ended.iter().filter(|(why, _)| *why == reason).map(|(_, count)| count).sum()
 }
 
-/// A client from this address of loopback.
+/// Client from this loopback address.
 fn client_from(ip: [u8; 4], running: &Running) -> std::net::TcpStream {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     socket.bind(&std::net::SocketAddr::from((ip, 0)).into()).unwrap();
@@ -57,7 +57,7 @@ fn client_from(ip: [u8; 4], running: &Running) -> std::net::TcpStream {
 }
 
 #[test]
-fn one_client_has_no_more_connections_than_it_may_whatever_the_worker_and_is_not_reported() {
+fn connections_per_client_are_limited_over_all_workers() {
     let mut limited = rule("r", greeter("a"));
     limited.limits = Limits { connections_per_client: Some(2), ..Limits::default() };
     let mut settings = settings();
@@ -70,7 +70,7 @@ fn one_client_has_no_more_connections_than_it_may_whatever_the_worker_and_is_not
     }
     assert_eq!(read_exactly(&mut client_from([127, 0, 0, 8], &running), 1), b"a");
     eventually("the counters", || refused(&running, EndReason::ClientLimit) == 20);
-    // Of the other client alone.
+    // Only of the other client.
     assert_eq!(running.log.wait(1).len(), 1);
     open.pop();
     running.log.wait(2);
@@ -78,13 +78,13 @@ fn one_client_has_no_more_connections_than_it_may_whatever_the_worker_and_is_not
 }
 
 #[test]
-fn one_client_begins_no_more_connections_a_second_than_it_may() {
+fn new_connections_per_client_are_limited() {
     let mut limited = rule("r", greeter("a"));
     limited.limits = Limits { new_connections_per_client: Some(1), ..Limits::default() };
     let running = Running::start(&[limited]);
     let comes = || !read_some(&mut client_from([127, 0, 0, 7], &running)).is_empty();
     assert!(comes());
-    // How many of them fit into a second is for the machine to say; what the rate is, the tests beside the code show.
+    // The machine decides how many fit into a second; unit tests cover the exact rate.
     eventually("two within a second", || !comes());
     assert_eq!(read_exactly(&mut client_from([127, 0, 0, 8], &running), 1), b"a", "another client");
     eventually("the counter", || refused(&running, EndReason::ClientRate) > 0);
@@ -98,7 +98,7 @@ fn read_some(stream: &mut std::net::TcpStream) -> Vec<u8> {
 }
 
 #[test]
-fn behind_a_proxy_the_limit_is_about_the_client_that_its_header_names() {
+fn limit_behind_a_proxy_applies_to_the_client_in_its_header() {
     let mut limited = rule("r", greeter("a"));
     limited.proxy_protocol_from = vec![Proxy::Network(Pattern::Prefix([127, 0, 0, 1].into(), 32))];
     limited.limits = Limits { connections_per_client: Some(1), ..Limits::default() };
@@ -114,12 +114,12 @@ fn behind_a_proxy_the_limit_is_about_the_client_that_its_header_names() {
     let mut nobody: Vec<_> = (0..3).map(|_| running.connect("r")).collect();
     for stream in &mut nobody {
         stream.write_all(b"PROXY UNKNOWN\r\n").unwrap();
-        assert_eq!(read_exactly(stream, 1), b"a", "a proxy that speaks for itself");
+        assert_eq!(read_exactly(stream, 1), b"a", "a header without a client");
     }
 }
 
 #[test]
-fn one_udp_client_has_no_more_sessions_than_it_may() {
+fn udp_sessions_per_client_are_limited() {
     let echo = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let mut limited = rule("r", echo.local_addr().unwrap());
     limited.protocol = turnpike_forward::Protocol::Udp;
@@ -141,7 +141,7 @@ fn one_udp_client_has_no_more_sessions_than_it_may() {
 }
 
 #[test]
-fn all_rules_together_have_a_limit_too() {
+fn connections_of_all_rules_are_limited() {
     let mut settings = settings();
     settings.max_connections = 1;
     let running = Running::start_with(&settings, &[rule("a", greeter("a")), rule("b", greeter("b"))]);
@@ -155,7 +155,7 @@ fn all_rules_together_have_a_limit_too() {
 }
 
 #[test]
-fn a_silent_connection_is_ended_and_a_speaking_one_is_not() {
+fn idle_timeout_ends_only_silent_connections() {
     let mut idle = rule("r", greeter("a"));
     idle.idle_timeout = Some(Duration::from_secs(3));
     let running = Running::start(&[idle]);
@@ -176,7 +176,7 @@ fn a_silent_connection_is_ended_and_a_speaking_one_is_not() {
 }
 
 #[test]
-fn a_peer_that_reads_nothing_is_ended_too() {
+fn idle_timeout_ends_a_connection_with_a_stalled_reader() {
     let (server, target) = listener();
     let mut idle = rule("r", target);
     idle.idle_timeout = Some(Duration::from_millis(400));
@@ -193,7 +193,7 @@ fn a_peer_that_reads_nothing_is_ended_too() {
 }
 
 #[test]
-fn an_end_that_no_event_announces_is_counted_all_the_same() {
+fn idle_end_without_an_event_is_counted() {
     for protocol in [Protocol::Tcp, Protocol::Udp] {
         let (_server, target) = listener();
         let idle_timeout = Some(Duration::from_millis(400));
@@ -202,7 +202,7 @@ fn an_end_that_no_event_announces_is_counted_all_the_same() {
         let (_stream, _datagrams) = if protocol == Protocol::Tcp {
             (Some(running.connect("r")), None)
         } else {
-            // Whom it is sent to takes it and has nothing to say.
+            // The target receives it and does not answer.
             let target = UdpSocket::bind(target).unwrap();
             UdpSocket::bind("127.0.0.1:0").unwrap().send_to(b"once", address).unwrap();
             (None, Some(target))
@@ -213,7 +213,7 @@ fn an_end_that_no_event_announces_is_counted_all_the_same() {
 }
 
 #[test]
-fn a_half_closed_connection_ends_when_its_other_side_stays_silent_and_no_other_does() {
+fn half_close_timeout_ends_only_silent_half_closed_connections() {
     let (server, target) = listener();
     let mut rule = rule("r", target);
     rule.half_close_timeout = Some(Duration::from_secs(2));
@@ -240,7 +240,7 @@ fn a_half_closed_connection_ends_when_its_other_side_stays_silent_and_no_other_d
     assert!(reports.iter().all(|report| report.reason == EndReason::HalfClosed), "{reports:?}");
     assert!(reports.iter().all(|report| clients.contains(&report.client)), "{reports:?}");
     eventually("the reset", || ended_server.write_all(b"late").err());
-    // Nobody has said all here, though nobody says anything.
+    // A silent connection without a FIN stays open.
     open_client.write_all(b"still open").unwrap();
     assert_eq!(read_exactly(&mut open_server, 10), b"still open");
     drop(talking_client);

@@ -1,5 +1,5 @@
-//! The forwarder over real sockets: one module per behaviour, in one program, which is linked once. A test that needs a
-//! process to itself starts one (`turnpike_testkit::alone`).
+//! Tests of the forwarder with real sockets, one module per behaviour in a single program, which links
+//! faster. Tests that need a process of their own start one (`turnpike_testkit::alone`).
 #![forbid(unsafe_code)]
 #![cfg(test)]
 #![allow(clippy::cast_possible_truncation, reason = "small numbers, and payload that may wrap")]

@@ -1,4 +1,4 @@
-//! A name that changes its address, end to end: getaddrinfo(3) reads a hosts file of the test's own.
+//! Names that change their address: getaddrinfo(3) reads the test's own hosts file.
 
 use crate::prelude::*;
 
@@ -6,7 +6,7 @@ use turnpike_testkit::alone;
 
 const HOSTS: &str = "/etc/hosts";
 
-/// Writes into the file that is there: a new one would not be what is mounted.
+/// Writes the existing file, because it is mounted.
 fn hosts(path: &Path, lines: &str) {
     fs::write(path, format!("127.0.0.1 localhost\n{lines}")).unwrap();
 }
@@ -47,7 +47,7 @@ fn ask_udp(address: SocketAddr) -> Option<u8> {
 }
 
 #[test]
-fn a_name_that_changes_its_address_is_followed() {
+fn changed_address_of_a_name_is_used() {
     let probe = ["mount", "--bind", HOSTS, HOSTS];
     alone::in_namespaces(turnpike_testkit::this_test!(), "m", &probe, follow);
 }
@@ -74,7 +74,7 @@ fn follow() {
         running.connect("r").read(&mut name).ok().filter(|got| *got == 1).map(|_| name[0])
     };
 
-    // No address at all: the client is let go, and served as soon as there is one.
+    // Without an address the client is reset; it is served as soon as there is one.
     let error = running.connect("r").read(&mut [0]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     hosts(&path, "127.0.0.1 moving.test\n");
@@ -96,8 +96,8 @@ fn follow() {
     old.write_all(b"still here").unwrap();
     assert_eq!(read_exactly(&mut old, 10), b"still here");
 
-    // Gone from the name service: where it was is better than nowhere. Nothing tells of lookups that fail; the other name, looked up as
-    // often, tells that there were some.
+    // If the name disappears, the old addresses stay in use. Failed lookups are invisible, but the other name
+    // is looked up as often and shows that some have happened.
     for (line, name) in
         [("127.0.0.1 other.test\n", b'a'), ("127.0.0.2 other.test\n", b'b'), ("127.0.0.1 other.test\n", b'a')]
     {
@@ -109,7 +109,7 @@ fn follow() {
     }
     assert_eq!(greeting(), Some(b'b'));
 
-    // Two addresses, one of which nobody serves: each connection tries both.
+    // One of two addresses is closed: each connection tries both.
     hosts(&path, "127.0.0.3 moving.test\n127.0.0.1 moving.test\n");
     eventually("the second address", || greeting().filter(|name| *name == b'a'));
     let down = |snapshot: &turnpike_forward::RuleSnapshot| {
@@ -117,14 +117,14 @@ fn follow() {
             snapshot.targets.iter().find(|target| target.address.ip().unwrap().to_string() == "127.0.0.3")?;
         (!nobody.up && nobody.counts.failed[0] > 0).then_some(())
     };
-    // The first connection may have had the other's turn.
+    // The first connection may use the other address.
     let tried = || greeting().and_then(|_| down(&running.snapshot("r")));
-    eventually("the address that nobody serves, in the metrics", tried);
+    eventually("the closed address, in the metrics", tried);
     for _ in 0..20 {
         assert_eq!(greeting(), Some(b'a'));
     }
 
-    // Both served: TCP and UDP alike take turns, and what was there lives on.
+    // Both are served: TCP and UDP alternate, and the old connection continues.
     hosts(&path, "127.0.0.1 moving.test\n127.0.0.2 moving.test\n");
     let both = |ask: &dyn Fn() -> Option<u8>| {
         let heard: Vec<_> = (0..10).map(|_| ask()).collect();
@@ -135,17 +135,17 @@ fn follow() {
     eventually("turns of both addresses (UDP)", || both(&|| ask_udp(running.address("datagrams"))));
     old.write_all(b"still here").unwrap();
     assert_eq!(read_exactly(&mut old, 10), b"still here");
-    // What the worker has published last may be older than the answer.
+    // The worker's last publication may be older than the answer.
     let addresses = || {
         let snapshot = running.snapshot("r");
         let shown = snapshot.targets.iter().map(|target| target.address.ip().unwrap().to_string());
         (shown.collect::<Vec<_>>() == ["127.0.0.1", "127.0.0.2"]).then_some(())
     };
-    eventually("no series of an address that the name has lost", addresses);
+    eventually("no series of a former address", addresses);
 }
 
 #[test]
-fn a_udp_session_leaves_an_address_that_its_name_has_lost() {
+fn udp_session_leaves_a_former_address_of_its_name() {
     let probe = ["mount", "--bind", HOSTS, HOSTS];
     let name = turnpike_testkit::this_test!();
     alone::in_namespaces(name, "m", &probe, leave);
@@ -211,7 +211,7 @@ fn leave() {
     });
     hosts(&path, "127.0.0.2 moving.test\n");
     eventually("new clients at the new address", || hears(&client()).filter(|name| *name == b'b'));
-    // On a slow machine an answer may come after the client has stopped waiting for it: none is of another target.
+    // On a slow machine an answer may come too late, but none comes from another target.
     let heard: Vec<_> = (0..100)
         .filter_map(|_| {
             thread::sleep(Duration::from_millis(20));
@@ -229,13 +229,13 @@ fn leave() {
 }
 
 #[test]
-fn a_name_server_that_is_silent_holds_up_neither_counters_nor_a_start_that_keeps_going() {
+fn silent_name_server_blocks_neither_counters_nor_keep_going() {
     let name = turnpike_testkit::this_test!();
     let probe = ["mount", "--bind", HOSTS, HOSTS];
     alone::in_namespaces(name, "mn", &probe, hold_up);
 }
 
-/// Less than any wait for the name server, more than a busy machine takes.
+/// Less than any wait for the name server, more than a busy machine needs.
 const SOON: Duration = Duration::from_secs(5);
 
 fn hold_up() {

@@ -1,4 +1,4 @@
-//! Names that most modules of this suite use.
+//! Common imports.
 
 pub(crate) use crate::{
     support::{

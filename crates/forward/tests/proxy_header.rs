@@ -1,4 +1,4 @@
-//! PROXY headers, in and out, both versions.
+//! PROXY headers of both versions, received and sent.
 
 use crate::prelude::*;
 
@@ -11,7 +11,7 @@ fn accepting(target: std::net::SocketAddr) -> Rule {
 }
 
 #[test]
-fn a_target_is_told_the_client_in_version_1() {
+fn target_receives_a_version_1_header() {
     let (server, target) = listener();
     let mut rule = rule("r", target);
     rule.send_proxy = Some(ProxyVersion::V1);
@@ -24,12 +24,12 @@ fn a_target_is_told_the_client_in_version_1() {
     let expected = format!("PROXY TCP4 127.0.0.1 127.0.0.1 {} {}\r\nhello", own.port(), asked.port());
     assert_eq!(String::from_utf8(heard).unwrap(), expected);
     drop(client);
-    // The header is none of the client's bytes.
+    // The header does not count as bytes of the client.
     assert_eq!(running.log.wait(1)[0].to_target, 5);
 }
 
 #[test]
-fn a_target_is_told_at_once_though_the_client_says_nothing() {
+fn header_is_sent_before_the_client_sends_data() {
     let (server, target) = listener();
     let mut rule = rule("r", target);
     rule.send_proxy = Some(ProxyVersion::V2);
@@ -42,7 +42,7 @@ fn a_target_is_told_at_once_though_the_client_says_nothing() {
 }
 
 #[test]
-fn a_header_of_either_version_is_believed_and_not_passed_on() {
+fn header_of_a_trusted_proxy_is_used_and_not_forwarded() {
     for header in [V2, b"PROXY TCP4 192.0.2.7 10.0.0.1 4660 443\r\n"] {
         let (server, target) = listener();
         let running = Running::start(&[accepting(target)]);
@@ -62,7 +62,7 @@ fn a_header_of_either_version_is_believed_and_not_passed_on() {
 }
 
 #[test]
-fn a_header_in_single_bytes_with_the_end_behind_it_is_understood() {
+fn header_in_single_bytes_followed_by_fin_is_parsed() {
     let (server, target) = listener();
     let running = Running::start(&[accepting(target)]);
     let mut client = running.connect("r");
@@ -75,7 +75,7 @@ fn a_header_in_single_bytes_with_the_end_behind_it_is_understood() {
 }
 
 #[test]
-fn a_header_is_translated_from_one_version_to_the_other() {
+fn header_is_translated_between_versions() {
     let (server, target) = listener();
     let mut rule = accepting(target);
     rule.send_proxy = Some(ProxyVersion::V1);
@@ -87,7 +87,7 @@ fn a_header_is_translated_from_one_version_to_the_other() {
 }
 
 #[test]
-fn lists_are_about_the_client_that_the_header_names() {
+fn lists_apply_to_the_client_in_the_header() {
     let mut rule = accepting(support::greeter("a"));
     rule.access = Access { allow: Vec::new(), deny: vec![Pattern::Prefix([192, 0, 2, 0].into(), 24)] };
     let running = Running::start(&[rule]);
@@ -100,7 +100,7 @@ fn lists_are_about_the_client_that_the_header_names() {
     assert_eq!(read_exactly(&mut client, 1), b"a");
 }
 
-/// A rule whose proxies are elsewhere.
+/// Rule with proxies elsewhere.
 fn accepting_from_others(target: std::net::SocketAddr) -> Rule {
     let mut rule = rule("r", target);
     rule.proxy_protocol_from = vec![Proxy::Network(Pattern::Prefix([192, 0, 2, 0].into(), 24)), Proxy::Unix];
@@ -108,7 +108,7 @@ fn accepting_from_others(target: std::net::SocketAddr) -> Rule {
 }
 
 #[test]
-fn a_header_from_somebody_else_ends_the_connection_and_no_target_sees_it() {
+fn header_from_an_untrusted_client_never_reaches_a_target() {
     for header in [V2, b"PROXY TCP4 192.0.2.7 10.0.0.1 4660 443\r\n", b"PROXY UNKNOWN\r\n"] {
         for whole in [true, false] {
             let (server, target) = listener();
@@ -119,13 +119,13 @@ fn a_header_from_somebody_else_ends_the_connection_and_no_target_sees_it() {
             if whole {
                 client.write_all(&[header, b"first"].concat()).unwrap();
             } else {
-                // It may be refused before the last one.
+                // It may be refused before the last byte.
                 let _ = header.iter().try_for_each(|byte| client.write_all(&[*byte]));
             }
             let report = running.log.wait(1).remove(0);
             assert_eq!((report.reason, report.client), (EndReason::UntrustedProxy, own));
             assert_eq!((report.to_target, report.to_client), (0, 0));
-            // A write may have taken the reset.
+            // A write may have consumed the reset.
             let end = client.read(&mut [0]).map_err(|error| error.kind());
             assert!(end == Err(ErrorKind::ConnectionReset) || end == Ok(0) && !whole, "{end:?}");
             assert_eq!(read_all(&mut accept(&server)), b"", "{header:?}");
@@ -134,7 +134,7 @@ fn a_header_from_somebody_else_ends_the_connection_and_no_target_sees_it() {
 }
 
 #[test]
-fn who_is_no_proxy_is_served_as_itself_whatever_it_says_first() {
+fn untrusted_clients_without_a_header_are_served_normally() {
     let (server, target) = listener();
     let running = Running::start(&[accepting_from_others(target)]);
     for said in [&b"PROXIMITY"[..], b"P", b"\r\n\r\nQUIT", b"\r", b"GET / HTTP/1.1", b""] {
@@ -151,13 +151,13 @@ fn who_is_no_proxy_is_served_as_itself_whatever_it_says_first() {
         assert!(reports.iter().all(|report| report.reason == EndReason::Finished), "{reports:?}");
         support::eventually("its report", || running.log.all().iter().any(|report| report.client == own));
     }
-    // A target that speaks first does not wait for the client.
+    // A target that sends first does not wait for the client.
     let running = Running::start(&[accepting_from_others(support::greeter("a"))]);
     assert_eq!(read_exactly(&mut running.connect("r"), 1), b"a");
 }
 
 #[test]
-fn a_malformed_missing_or_late_header_ends_the_connection() {
+fn malformed_missing_or_late_header_ends_the_connection() {
     let mut rule = accepting(support::greeter("a"));
     rule.connect_timeout = Duration::from_millis(300);
     let running = Running::start(&[rule]);

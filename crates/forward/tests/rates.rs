@@ -1,17 +1,17 @@
-//! Bytes a second: how much may arrive in the time that it took, of a rule and of each connection, TCP and UDP. On a busy machine it
-//! takes longer, and the bound is as much higher; that a rate is reached, too, the tests beside the code show.
+//! Upper bounds of byte rates per rule and per connection, for TCP and UDP, over the measured time. On a busy
+//! machine this takes longer and the bound rises accordingly. Unit tests cover the lower bound.
 
 use crate::prelude::*;
 
 const RATE: u64 = 400_000;
-/// A tenth of a second's worth may come at once.
+/// A tenth of a second's bytes may pass at once.
 const BURST: u64 = RATE / 10;
 
 fn limits(rule: Option<u64>, connection: Option<u64>) -> Limits {
     Limits { bytes_per_second: rule, bytes_per_second_per_connection: connection, ..Limits::default() }
 }
 
-/// Writes what the other side takes until `stop`.
+/// Writes until `stop`.
 fn flood(mut stream: TcpStream, stop: &Arc<AtomicBool>) {
     let stop = Arc::clone(stop);
     std::thread::spawn(move || {
@@ -36,7 +36,7 @@ fn now(counters: &[Arc<AtomicU64>]) -> Vec<u64> {
     counters.iter().map(|counter| counter.load(Ordering::SeqCst)).collect()
 }
 
-/// Waits until each counter has three bursts, and returns what they have, in which time since `began`.
+/// Waits until each counter has three bursts; returns the counters and the time since `began`.
 fn moved(counters: &[Arc<AtomicU64>], began: Instant) -> (Vec<u64>, Duration) {
     let all = eventually("three bursts", || {
         Some(now(counters)).filter(|all| all.iter().all(|one| *one >= 3 * BURST))
@@ -45,13 +45,13 @@ fn moved(counters: &[Arc<AtomicU64>], began: Instant) -> (Vec<u64>, Duration) {
 }
 
 fn within(gained: u64, elapsed: Duration, what: &str) {
-    // Its clock has milliseconds: one may have begun just before the connection did.
+    // The forwarder's clock has milliseconds: one may have begun just before the connection.
     let most = (RATE as f64 * (elapsed.as_secs_f64() + 0.001)) as u64 + BURST;
     assert!(gained <= most, "{what}: {gained} bytes in {elapsed:?}, at most {most}");
 }
 
 #[test]
-fn a_connection_moves_its_bytes_a_second_each_way_whatever_moves_them() {
+fn connection_rate_applies_per_direction_in_every_copy_mode() {
     for copy in [CopyMode::Auto, CopyMode::Splice, CopyMode::Buffer] {
         let (server, target) = listener();
         let running = Running::start(&[Rule { limits: limits(None, Some(RATE)), copy, ..rule("r", target) }]);
@@ -71,7 +71,7 @@ fn a_connection_moves_its_bytes_a_second_each_way_whatever_moves_them() {
 }
 
 #[test]
-fn connections_of_a_rule_share_its_rate_evenly_over_all_workers() {
+fn connections_share_the_rate_of_a_rule_evenly_over_all_workers() {
     let (server, target) = listener();
     let mut settings = support::settings();
     settings.workers = 2;
@@ -86,13 +86,13 @@ fn connections_of_a_rule_share_its_rate_evenly_over_all_workers() {
     }
     let (gained, elapsed) = moved(&counters, began);
     within(gained.iter().sum(), elapsed, "all together");
-    assert!(gained.iter().all(|one| *one <= 12 * BURST), "one has four times what another has: {gained:?}");
+    assert!(gained.iter().all(|one| *one <= 12 * BURST), "shares are uneven: {gained:?}");
     stop.store(true, Ordering::SeqCst);
 }
 
-/// All of it arrives, and the end after it, though far more than a burst.
+/// All data and the end of stream arrive, although they exceed a burst many times.
 #[test]
-fn what_a_rate_slows_down_arrives_whole_and_ends() {
+fn rate_limited_transfer_arrives_complete() {
     let (server, target) = listener();
     let running =
         Running::start(&[Rule { limits: limits(Some(2_000_000), Some(1_000_000)), ..rule("r", target) }]);
@@ -112,9 +112,9 @@ fn what_a_rate_slows_down_arrives_whole_and_ends() {
     writer.join().unwrap();
 }
 
-/// A hundred connections that come and go while they wait leave nobody waiting for ever.
+/// Connections that end while they wait must not block others.
 #[test]
-fn connections_that_are_reset_while_they_wait_do_not_hold_up_others() {
+fn reset_of_waiting_connections_does_not_block_others() {
     let (server, target) = listener();
     let running = Running::start(&[Rule { limits: limits(Some(100_000), None), ..rule("r", target) }]);
     let mut kept = Vec::new();
@@ -153,7 +153,7 @@ fn datagrams_beyond_the_rate_are_dropped_and_counted() {
         let (began, sent) = (Instant::now(), 10 * BURST / 1000);
         for number in 1..=sent {
             client.send(&[0; 1000]).unwrap();
-            // None is lost before it is counted.
+            // Wait for the counters, so that no datagram is lost before.
             eventually("each datagram is counted once", || {
                 let snapshot = running.snapshot("r");
                 number % 100 != 0 || snapshot.limited_datagrams + snapshot.to_target_datagrams == number

@@ -1,9 +1,9 @@
-//! Rules of every protocol side by side in one forwarder.
+//! Rules of every protocol in one forwarder.
 
 use crate::prelude::*;
 use turnpike_forward::RuleStanding;
 
-/// A UDP server that answers each datagram with its name and the datagram. Ends with the process.
+/// UDP server that answers each datagram with its name and the datagram. Ends with the process.
 fn udp_echo(name: &'static str) -> SocketAddr {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap();
@@ -65,7 +65,7 @@ fn tcp_and_udp_rules_share_a_port_number() {
 }
 
 #[test]
-fn each_datagram_to_a_target_may_begin_with_a_proxy_header() {
+fn datagrams_to_a_target_may_carry_a_proxy_header() {
     for datapath in [Datapath::Basic, Datapath::Gso] {
         let target = UdpSocket::bind("127.0.0.1:0").unwrap();
         target.set_read_timeout(Some(support::PATIENCE)).unwrap();
@@ -73,7 +73,8 @@ fn each_datagram_to_a_target_may_begin_with_a_proxy_header() {
         let rule = Rule { send_proxy: Some(ProxyVersion::V2), ..rule };
         let running = Running::start_with(&turnpike_forward::Settings { datapath, ..settings() }, &[rule]);
         let client = udp_client(running.address("u"));
-        // PROXY version 2 (the specification of HAProxy, section 2.2): signature, PROXY, IPv4 and DGRAM, 12 bytes of addresses.
+        // PROXY version 2 (the specification of HAProxy, section 2.2): signature, PROXY, IPv4 and DGRAM, 12
+        // bytes of addresses.
         let mut header = b"\r\n\r\n\0\r\nQUIT\n\x21\x12\0\x0c\x7f\0\0\x01\x7f\0\0\x01".to_vec();
         for address in [client.local_addr().unwrap(), running.address("u")] {
             header.extend_from_slice(&address.port().to_be_bytes());
@@ -90,7 +91,7 @@ fn each_datagram_to_a_target_may_begin_with_a_proxy_header() {
 }
 
 #[test]
-fn answers_from_another_port_reach_the_client_only_where_the_rule_takes_them() {
+fn answers_from_another_port_need_any_port() {
     for any_port in [true, false] {
         let [target, other] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
         let stranger = UdpSocket::bind("127.0.0.2:0").unwrap();
@@ -120,7 +121,7 @@ fn is_waiting(forwarder: &turnpike_forward::Forwarder) -> bool {
 }
 
 #[test]
-fn a_rule_that_could_not_be_bound_is_served_once_its_address_is_free() {
+fn unbound_rule_is_served_once_its_address_is_free() {
     for protocol in [Protocol::Tcp, Protocol::Udp] {
         let taken = free_address();
         let target = if protocol == Protocol::Tcp { greeter("a") } else { udp_echo("a") };
@@ -150,7 +151,7 @@ fn a_rule_that_could_not_be_bound_is_served_once_its_address_is_free() {
 }
 
 #[test]
-fn a_rule_may_listen_on_an_address_that_comes_later() {
+fn freebind_listens_on_an_address_that_appears_later() {
     for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::TcpToUdp { framed: false }] {
         // RFC 5737: no machine has this address.
         let mut early =
@@ -159,7 +160,7 @@ fn a_rule_may_listen_on_an_address_that_comes_later() {
             let log = std::sync::Arc::new(support::Reports::default());
             turnpike_forward::Forwarder::start(&settings(), std::slice::from_ref(rule), log)
         };
-        let told = start(&early).err().expect("there is no such address").to_string();
+        let told = start(&early).err().expect("an unknown address").to_string();
         assert!(told.contains("set keep_going or freebind if the address appears later"), "{told}");
         early.freebind = true;
         assert_eq!(start(&early).unwrap().0.listeners().len(), 1);
@@ -167,7 +168,7 @@ fn a_rule_may_listen_on_an_address_that_comes_later() {
 }
 
 #[test]
-fn datagrams_cross_to_tcp_and_back() {
+fn datagrams_are_forwarded_over_tcp_and_back() {
     let (server, target) = listener();
     let running = Running::start(&[of(Protocol::UdpToTcp { framed: true }, "x", target)]);
     let client = udp_client(running.address("x"));
@@ -183,14 +184,14 @@ fn datagrams_cross_to_tcp_and_back() {
 }
 
 #[test]
-fn a_stream_crosses_to_udp_and_back() {
+fn stream_is_forwarded_over_udp_and_back() {
     let running = Running::start(&[of(Protocol::TcpToUdp { framed: true }, "x", udp_echo("e"))]);
     let mut client = running.connect("x");
     client.write_all(b"\0\x02hi").unwrap();
     assert_eq!(read_exactly(&mut client, 5), b"\0\x03ehi");
 }
 
-/// Answers as [`udp_echo`] while the flag is set.
+/// [`udp_echo`] that answers only while the flag is set.
 fn moody_echo(name: &'static str) -> (SocketAddr, Arc<AtomicBool>) {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let (address, answers) = (socket.local_addr().unwrap(), Arc::new(AtomicBool::new(true)));
@@ -207,7 +208,7 @@ fn moody_echo(name: &'static str) -> (SocketAddr, Arc<AtomicBool>) {
 }
 
 #[test]
-fn a_udp_session_leaves_a_removed_target_or_one_of_weight_0_once_that_is_silent() {
+fn udp_session_leaves_a_removed_target_once_it_is_silent() {
     for weight in [None, Some(0)] {
         let (old, answers) = moody_echo("a");
         let new = udp_echo("b");
@@ -230,9 +231,9 @@ fn a_udp_session_leaves_a_removed_target_or_one_of_weight_0_once_that_is_silent(
         assert_eq!(ask(&udp_client(address), b"2"), b"b2");
         eventually("the session without an answer to end", || running.log.all().len() == 1);
         assert_eq!(ask(&unanswered, b"2"), b"b2");
-        // Longer than a former target may be silent.
+        // Longer than the silence allowed for a former target.
         for _ in 0..70 {
-            assert_eq!(ask(&answered, b"3"), b"a3", "a session whose target answers stays");
+            assert_eq!(ask(&answered, b"3"), b"a3", "an answered session stays");
             thread::sleep(Duration::from_millis(100));
         }
         answers.store(false, Ordering::SeqCst);
@@ -247,7 +248,7 @@ fn a_udp_session_leaves_a_removed_target_or_one_of_weight_0_once_that_is_silent(
 }
 
 #[test]
-fn a_weight_that_a_reload_changes_counts_at_once_and_ends_nothing() {
+fn changed_weight_applies_at_once_and_ends_no_session() {
     let (one, two) = (udp_echo("a"), udp_echo("b"));
     let weighted = |weight| {
         let targets = vec![Endpoint { weight, ..one.into() }, two.into()];
@@ -269,7 +270,7 @@ fn a_weight_that_a_reload_changes_counts_at_once_and_ends_nothing() {
 }
 
 #[test]
-fn a_udp_rule_that_changes_otherwise_begins_again() {
+fn changed_udp_rule_restarts_its_sessions() {
     let old = of(Protocol::Udp, "u", udp_echo("a"));
     let running = Running::start(std::slice::from_ref(&old));
     let address = running.address("u");
@@ -286,7 +287,7 @@ fn a_udp_rule_that_changes_otherwise_begins_again() {
 }
 
 #[test]
-fn a_port_changes_its_protocol_by_a_reload() {
+fn reload_changes_the_protocol_of_a_port() {
     let running = Running::start(&[rule("r", greeter("t"))]);
     let address = running.address("r");
     let mut open = running.connect("r");
@@ -303,7 +304,7 @@ fn a_port_changes_its_protocol_by_a_reload() {
 }
 
 #[test]
-fn a_refused_session_makes_the_next_one_try_another_target() {
+fn refused_session_makes_the_next_one_try_another_target() {
     let nobody = free_address();
     let mut rule = of(Protocol::Udp, "u", nobody);
     rule.balance = Balance::Failover;
@@ -319,7 +320,7 @@ fn a_refused_session_makes_the_next_one_try_another_target() {
 }
 
 #[test]
-fn a_transparent_rule_shows_the_target_the_client_s_own_address() {
+fn transparent_rule_uses_the_address_of_the_client() {
     let (server, target) = listener();
     let options = turnpike_net::ConnectOptions { transparent: true, ..Default::default() };
     if turnpike_net::TcpSocket::connect(target, &options).is_err() {

@@ -1,4 +1,4 @@
-//! Ten thousand short connections: each byte arrives, none is lost, and memory and descriptors come back.
+//! Data, memory and descriptors of ten thousand short connections.
 
 use crate::prelude::*;
 
@@ -9,7 +9,7 @@ use crate::support::{client, socket_address};
 
 const CLIENTS: usize = 4;
 
-/// Looks at each report and keeps none: that would be memory too.
+/// Checks each report and keeps none, which would use memory too.
 #[derive(Default)]
 struct Reports {
     good: AtomicUsize,
@@ -26,7 +26,7 @@ impl ConnectionLog for Reports {
     }
 }
 
-/// Answers each connection with what it sent, sixteen times over, and closes.
+/// Answers each connection with its data sixteen times over, and closes.
 fn serve(listener: &TcpListener, count: usize) {
     for _ in 0..count {
         let mut stream = accept(listener);
@@ -60,7 +60,7 @@ fn run(forwarder: &Forwarder, listener: &TcpListener, address: SocketAddr, count
 }
 
 #[test]
-fn ten_thousand_short_connections_are_whole_and_leave_nothing_behind() {
+fn ten_thousand_short_connections_lose_and_leak_nothing() {
     alone::in_own_process(turnpike_testkit::this_test!(), come_and_go);
 }
 
@@ -72,7 +72,8 @@ fn come_and_go() {
     let (forwarder, _) = Forwarder::start(&settings(), &rules, reports.clone()).unwrap();
     let addresses: Vec<SocketAddr> = forwarder.listeners().iter().map(|(_, at)| socket_address(at)).collect();
     let come = |count| addresses.iter().for_each(|address| run(&forwarder, &listener, *address, count));
-    // Pipes are pooled and tables grow: what the first ones need is no leak. Twelve times as many need no more than these did.
+    // Pools and tables grow with the first connections. Twelve times as many must not need more than the
+    // first ones.
     let of_first = grown(|| come(400));
     let descriptors_before = descriptors();
     let of_others = grown(|| come(4800));

@@ -1,4 +1,4 @@
-//! Several targets, targets that are down and come back, names, and connects that take too long.
+//! Several targets, health checks, names, and connect timeouts.
 
 use crate::prelude::*;
 use turnpike_forward::Question;
@@ -14,7 +14,7 @@ pub(crate) fn greeting(running: &Running) -> String {
     String::from_utf8(read_exactly(&mut running.connect("r"), 1)).unwrap()
 }
 
-/// An address whose connects stay unanswered: the queue of its listener is full.
+/// Address with unanswered connects: the queue of its listener is full.
 fn mute() -> (Vec<std::net::TcpStream>, TcpListener, SocketAddr) {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
@@ -35,7 +35,7 @@ fn round_robin_serves_all_targets_in_turn() {
 }
 
 #[test]
-fn a_refused_connect_goes_to_the_next_target() {
+fn refused_connect_goes_to_the_next_target() {
     let running =
         Running::start(&[between(&[free_address(), free_address(), greeter("c")], Balance::Failover)]);
     assert_eq!(greeting(&running), "c");
@@ -43,7 +43,7 @@ fn a_refused_connect_goes_to_the_next_target() {
 }
 
 #[test]
-fn a_connect_without_an_answer_goes_to_the_next_target_in_time() {
+fn unanswered_connect_goes_to_the_next_target() {
     let (_queue, _listener, mute) = mute();
     let mut rule = between(&[mute, greeter("b")], Balance::Failover);
     rule.connect_timeout = Duration::from_millis(300);
@@ -52,15 +52,15 @@ fn a_connect_without_an_answer_goes_to_the_next_target_in_time() {
     eventually("the time-out is counted", || failures(&running, mute, Failure::Timeout) == 1);
 }
 
-/// How often a target could not be reached for this reason.
+/// Number of failures of a target for this reason.
 pub(crate) fn failures(running: &Running, target: SocketAddr, why: Failure) -> u64 {
     let targets = running.snapshot("r").targets;
-    let found = targets.iter().find(|known| known.address == target.into()).expect("it is a target");
+    let found = targets.iter().find(|known| known.address == target.into()).expect("a known target");
     found.counts.failed[why as usize]
 }
 
 #[test]
-fn with_no_target_left_the_client_is_reset() {
+fn client_is_reset_if_no_target_is_left() {
     let (_queue, _listener, mute) = mute();
     let mut rule = between(&[free_address(), mute], Balance::RoundRobin);
     rule.connect_timeout = Duration::from_millis(200);
@@ -73,7 +73,7 @@ fn with_no_target_left_the_client_is_reset() {
 }
 
 #[test]
-fn a_target_that_was_down_serves_again_when_it_is_back() {
+fn recovered_target_serves_again() {
     let first = free_address();
     let running = Running::start(&[between(&[first, greeter("b")], Balance::Failover)]);
     assert_eq!(greeting(&running), "b");
@@ -82,12 +82,13 @@ fn a_target_that_was_down_serves_again_when_it_is_back() {
 }
 
 #[test]
-fn health_checks_turn_clients_away_from_a_dead_target_and_back() {
+fn health_checks_divert_clients_from_a_dead_target_and_back() {
     let (queue, dead, first) = mute();
     let mut rule = between(&[first, greeter("b")], Balance::Failover);
     rule.health_check = Some(Duration::from_millis(200));
     let running = Running::start(&[rule]);
-    // No client has been there: it is the check that finds out. From then on nobody is sent to the dead target.
+    // No client has been there, so the check must detect it. From then on no client is sent to the dead
+    // target.
     let is_up =
         || running.snapshot("r").targets.iter().any(|target| target.address == first.into() && target.up);
     eventually("the first target is known to be dead", || !is_up());
@@ -100,7 +101,7 @@ fn health_checks_turn_clients_away_from_a_dead_target_and_back() {
     eventually("the first target", || greeting(&running) == "a");
 }
 
-/// A UDP target that says its name to `ping` while it is told to live, and nothing to anything else.
+/// UDP target that answers `ping` with its name while `lives` is set, and nothing else.
 fn named(name: &'static str, lives: Arc<AtomicBool>) -> SocketAddr {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap();
@@ -115,7 +116,7 @@ fn named(name: &'static str, lives: Arc<AtomicBool>) -> SocketAddr {
     address
 }
 
-/// Who answers a new client, if anybody does soon.
+/// Name of the target that answers a new client soon, if any.
 fn who_answers(running: &Running) -> Option<String> {
     let client = UdpSocket::bind("127.0.0.1:0").unwrap();
     client.connect(running.address("r")).unwrap();
@@ -127,7 +128,7 @@ fn who_answers(running: &Running) -> Option<String> {
 }
 
 #[test]
-fn a_udp_target_that_does_not_answer_as_expected_loses_its_new_sessions_until_it_does() {
+fn udp_target_with_a_wrong_answer_gets_no_new_sessions() {
     let lives = Arc::new(AtomicBool::new(false));
     let targets = [named("a", Arc::clone(&lives)), named("b", Arc::new(AtomicBool::new(true)))];
     let mut rule = between(&targets, Balance::Failover);
@@ -140,9 +141,9 @@ fn a_udp_target_that_does_not_answer_as_expected_loses_its_new_sessions_until_it
     eventually("the first target again", || who_answers(&running).is_some_and(|name| name == "a"));
 }
 
-/// No idle timeout would ever end it, as it goes on talking.
+/// The client never pauses, so no idle timeout ends the session.
 #[test]
-fn a_udp_session_leaves_a_target_that_fails_its_checks() {
+fn udp_session_leaves_a_target_that_fails_its_checks() {
     let lives = [Arc::new(AtomicBool::new(true)), Arc::new(AtomicBool::new(true))];
     let targets = [named("a", Arc::clone(&lives[0])), named("b", Arc::clone(&lives[1]))];
     let mut rule = between(&targets, Balance::Failover);
@@ -166,9 +167,10 @@ fn a_udp_session_leaves_a_target_that_fails_its_checks() {
     assert_eq!(reasons, [EndReason::TargetDown]);
 }
 
-/// Without checks a target is tried again a second after it has failed, and each time a client's datagram is lost.
+/// Without checks a target is retried a second after each failure, which loses a datagram of a client each
+/// time.
 #[test]
-fn a_udp_port_where_nobody_listens_is_found_by_asking() {
+fn health_check_detects_a_closed_udp_port() {
     let dead = free_address();
     let mut unchecked = between(&[dead, named("b", Arc::new(AtomicBool::new(true)))], Balance::Failover);
     unchecked.protocol = Protocol::Udp;
@@ -186,7 +188,7 @@ fn a_udp_port_where_nobody_listens_is_found_by_asking() {
     assert_eq!(failed(&checked), before, "a client was sent to the dead target");
 }
 
-/// Says its greeting to each client that has asked `question`, or at once where that is empty.
+/// Sends the greeting to each client that has sent `question`, or at once if that is empty.
 fn asked(question: &'static [u8], greeting: &Arc<std::sync::Mutex<&'static [u8]>>) -> SocketAddr {
     let (listener, address) = listener();
     let greeting = Arc::clone(greeting);
@@ -203,7 +205,7 @@ fn asked(question: &'static [u8], greeting: &Arc<std::sync::Mutex<&'static [u8]>
 }
 
 #[test]
-fn a_tcp_target_is_healthy_while_it_answers_as_expected() {
+fn tcp_target_is_healthy_while_it_answers_as_expected() {
     for (question, proxy) in
         [(&b""[..], None), (b"PING\r\n", None), (b"PROXY UNKNOWN\r\nPING\r\n", Some(ProxyVersion::V1))]
     {
@@ -235,7 +237,7 @@ fn served(running: &Running) -> String {
 }
 
 #[test]
-fn a_udp_session_without_an_answer_gets_another_target() {
+fn unanswered_udp_session_gets_another_target() {
     for balance in [Balance::RoundRobin, Balance::Source, Balance::Failover] {
         let silent = || Arc::new(AtomicBool::new(false));
         let targets =
@@ -256,7 +258,7 @@ fn a_udp_session_without_an_answer_gets_another_target() {
 }
 
 #[test]
-fn udp_sessions_stay_with_their_target_where_none_ever_answers() {
+fn udp_sessions_keep_their_target_if_none_ever_answers() {
     let [first, second] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
     let mut rule = between(&[&first, &second].map(|socket| socket.local_addr().unwrap()), Balance::Failover);
     rule.protocol = Protocol::Udp;
@@ -274,11 +276,11 @@ fn udp_sessions_stay_with_their_target_where_none_ever_answers() {
             sources.insert(from);
         }
     }
-    assert!(sources.len() <= 2, "more than the sessions that find out: {sources:?}");
+    assert!(sources.len() <= 2, "more than the exploring sessions: {sources:?}");
 }
 
 #[test]
-fn a_client_that_no_target_answers_keeps_no_other_from_finding_one() {
+fn unanswered_client_does_not_block_others() {
     let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
     let choosy = UdpSocket::bind("127.0.0.1:0").unwrap();
     let targets = [&silent, &choosy].map(|socket| socket.local_addr().unwrap());
@@ -313,7 +315,7 @@ fn a_client_that_no_target_answers_keeps_no_other_from_finding_one() {
 }
 
 #[test]
-fn a_name_is_resolved_and_all_its_addresses_are_tried() {
+fn all_addresses_of_a_name_are_tried() {
     // localhost is ::1 and 127.0.0.1 on most machines, in either order; the server has only one of them.
     let mut rule = between(&[greeter("a")], Balance::RoundRobin);
     rule.targets[0].host = Host::Name("localhost".to_owned());
@@ -322,7 +324,7 @@ fn a_name_is_resolved_and_all_its_addresses_are_tried() {
 }
 
 #[test]
-fn a_name_that_nobody_knows_ends_in_the_next_target() {
+fn unknown_name_is_skipped_for_the_next_target() {
     let mut rule = between(&[greeter("a"), greeter("b")], Balance::Failover);
     rule.targets[0].host = Host::Name("no-such-host.invalid".to_owned());
     let running = Running::start(&[rule]);
@@ -353,8 +355,8 @@ fn port_ranges_map_one_to_one() {
     assert_eq!(heard, b"xyz");
 }
 
-/// Listeners at three ports in a row, below those that the kernel gives to outgoing connections: TIME_WAIT holds many of
-/// these.
+/// Listeners at three consecutive ports, below the range for outgoing connections, many of which are in
+/// TIME_WAIT.
 fn three_in_a_row() -> Vec<TcpListener> {
     let mut base = 10_000 + std::process::id() as u16 % 10_000;
     eventually("three free ports", || {
@@ -364,7 +366,7 @@ fn three_in_a_row() -> Vec<TcpListener> {
 }
 
 #[test]
-fn the_source_address_is_the_rule_s() {
+fn connections_use_the_source_address_of_the_rule() {
     let (server, target) = listener();
     let mut rule = rule("r", target);
     rule.source = Some([127, 0, 0, 9].into());

@@ -1,4 +1,4 @@
-//! Bytes arrive as they were sent, in every copy mode, however slow either side is; ends and resets arrive too.
+//! Transfers in every copy mode with slow and fast sides: every byte, FIN and RST arrives.
 
 use crate::prelude::*;
 use crate::support::copy_modes;
@@ -8,7 +8,7 @@ struct Pair {
     running: Running,
     client: TcpStream,
     server: TcpStream,
-    /// Bytes that each has said to the other before the test begins, so that the kernel passes on what follows.
+    /// Bytes sent in each direction before the test begins, so that the kernel forwards the rest.
     said: u64,
 }
 
@@ -23,7 +23,7 @@ fn pair(copy: CopyMode) -> Pair {
     Pair { running, client, server, said }
 }
 
-/// Sends `total` bytes of a pattern in pieces of changing size.
+/// Sends `total` bytes of a pattern in pieces of varying size.
 fn send(mut to: TcpStream, total: usize, seed: u64, slow: bool) {
     let mut at = 0;
     let mut piece = 1;
@@ -90,7 +90,7 @@ fn both_ways(copy: CopyMode, slow_send: bool, slow_receive: bool) {
 }
 
 #[test]
-fn every_byte_arrives_both_ways_at_once_at_full_speed() {
+fn every_byte_arrives_in_both_directions_at_full_speed() {
     copy_modes().into_iter().for_each(|mode| both_ways(mode, false, false));
 }
 
@@ -105,7 +105,7 @@ fn every_byte_arrives_from_a_slow_writer() {
 }
 
 #[test]
-fn auto_moves_bulk_to_a_pipe_and_chatter_stays_off_it() {
+fn auto_splices_bulk_and_buffers_interactive_traffic() {
     let Pair { running, mut client, mut server, .. } = pair(CopyMode::Auto);
     for round in 0..200 {
         client.write_all(&pattern(round, 32, 0)).unwrap();
@@ -115,7 +115,7 @@ fn auto_moves_bulk_to_a_pipe_and_chatter_stays_off_it() {
     }
     eventually("the counters", || running.snapshot("r").to_client_bytes == 6400);
     assert_eq!(running.snapshot("r").spliced_bytes, 0);
-    // The reader waits until all buffers between are full, so that every read of the forwarder is a large one.
+    // The reader waits until all buffers are full, so that the forwarder's reads are large.
     let total = 64 << 20;
     let writer = {
         let client = client.try_clone().unwrap();
@@ -124,18 +124,18 @@ fn auto_moves_bulk_to_a_pipe_and_chatter_stays_off_it() {
     receive(server, total, 3, false);
     writer.join().unwrap();
     eventually("the counters", || running.snapshot("r").to_target_bytes == 6400 + total as u64);
-    // How much of it is the scheduler's business: where the reader keeps up, reads are small, and those belong in the buffer.
+    // The scheduler decides how much: if the reader keeps up, reads are small and use the buffer.
     assert!(running.snapshot("r").spliced_bytes > total as u64 / 64, "{:?}", running.snapshot("r"));
 }
 
-/// The end of what comes at once is moved in a turn of which no event tells.
+/// The last part of data that arrive at once is moved in a turn without an event.
 #[test]
-fn what_was_moved_is_counted_though_nothing_comes_after_it() {
+fn last_bytes_are_counted_without_a_further_event() {
     for copy in copy_modes() {
         let Pair { running, client, mut server, said } = pair(copy);
         let total = 3 << 20;
         for round in 1..=20 {
-            // When nothing was counted for so long, what comes is counted at once, and the rest of it later.
+            // After this long without counting, the first part is counted at once and the rest later.
             thread::sleep(Duration::from_millis(110));
             let mut to = client.try_clone().unwrap();
             let sender = thread::spawn(move || to.write_all(&pattern(0, total, round)).unwrap());
@@ -149,7 +149,7 @@ fn what_was_moved_is_counted_though_nothing_comes_after_it() {
 }
 
 #[test]
-fn a_client_that_has_said_all_still_hears_the_answer() {
+fn half_closed_client_receives_the_answer() {
     for mode in copy_modes() {
         let Pair { running, mut client, mut server, .. } = pair(mode);
         client.write_all(b"question").unwrap();
@@ -163,7 +163,7 @@ fn a_client_that_has_said_all_still_hears_the_answer() {
 }
 
 #[test]
-fn a_server_that_has_said_all_still_hears_the_client() {
+fn half_closed_server_receives_further_data() {
     for mode in copy_modes() {
         let Pair { running, mut client, mut server, .. } = pair(mode);
         server.write_all(b"go on").unwrap();
@@ -178,7 +178,7 @@ fn a_server_that_has_said_all_still_hears_the_client() {
 }
 
 #[test]
-fn an_end_without_a_byte_is_passed_on() {
+fn end_of_stream_without_data_is_passed_on() {
     let Pair { running, client, mut server, .. } = pair(CopyMode::Auto);
     drop(client);
     assert_eq!(read_all(&mut server), b"");
@@ -188,7 +188,7 @@ fn an_end_without_a_byte_is_passed_on() {
 }
 
 #[test]
-fn a_reset_by_the_client_resets_the_server() {
+fn reset_by_the_client_resets_the_server() {
     for mode in copy_modes() {
         let Pair { running, mut client, mut server, .. } = pair(mode);
         client.write_all(b"x").unwrap();
@@ -200,7 +200,7 @@ fn a_reset_by_the_client_resets_the_server() {
 }
 
 #[test]
-fn a_reset_by_the_server_resets_the_client() {
+fn reset_by_the_server_resets_the_client() {
     for mode in copy_modes() {
         let Pair { running, mut client, mut server, .. } = pair(mode);
         client.write_all(b"x").unwrap();
@@ -212,7 +212,7 @@ fn a_reset_by_the_server_resets_the_client() {
 }
 
 #[test]
-fn what_a_server_says_before_it_resets_is_heard() {
+fn data_before_a_reset_by_the_server_arrives() {
     for mode in copy_modes() {
         let Pair { running, mut client, mut server, .. } = pair(mode);
         server.write_all(b"too large").unwrap();
@@ -226,11 +226,11 @@ fn what_a_server_says_before_it_resets_is_heard() {
 }
 
 #[test]
-fn a_reset_in_mid_transfer_ends_both_sides_though_buffers_are_full() {
+fn reset_ends_both_sides_while_buffers_are_full() {
     for mode in copy_modes() {
         for by_reader in [false, true] {
             let Pair { running, client, server, .. } = pair(mode);
-            // Nobody reads: everything between fills up.
+            // Without a reader all buffers fill up.
             client.set_nonblocking(true).unwrap();
             let mut writer = &client;
             let chunk = pattern(0, 1 << 16, 0);
@@ -266,8 +266,8 @@ fn a_reset_in_mid_transfer_ends_both_sides_though_buffers_are_full() {
 }
 
 #[test]
-fn a_client_that_vanishes_after_its_end_is_noticed() {
-    // FIN first, then RST: the second one comes to a side that has nothing left to read.
+fn reset_after_fin_is_detected() {
+    // FIN, then RST: the second arrives at a side with nothing left to read.
     let Pair { running, client, mut server, .. } = pair(CopyMode::Auto);
     client.shutdown(Shutdown::Write).unwrap();
     assert_eq!(read_all(&mut server), b"");
@@ -278,7 +278,7 @@ fn a_client_that_vanishes_after_its_end_is_noticed() {
 }
 
 #[test]
-fn an_urgent_byte_stays_in_the_stream() {
+fn urgent_byte_stays_in_the_stream() {
     for mode in copy_modes() {
         let Pair { running: _running, mut client, mut server, .. } = pair(mode);
         client.write_all(b"abc").unwrap();

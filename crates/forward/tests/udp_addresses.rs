@@ -1,11 +1,11 @@
-//! Answers leave from the address that was asked: the clients' sockets are connected, and hear nobody else.
+//! Source addresses of answers. The clients' sockets are connected and ignore other sources.
 
 use crate::prelude::*;
 use std::net::IpAddr;
 
 use crate::udp_common::{self, PATIENCE, eventually, rule};
 
-/// One client address and port that asks several of our addresses has a session with each.
+/// A client socket that uses several of our addresses has a session with each.
 fn ask_each(bind: &str, addresses: &[&str], from: &str, datapath: Datapath) {
     let echo = Echo::start(LOCALHOST);
     let worker = Worker::start(datapath);
@@ -25,14 +25,14 @@ fn ask_each(bind: &str, addresses: &[&str], from: &str, datapath: Datapath) {
 }
 
 #[test]
-fn answers_leave_from_the_ipv4_address_that_was_asked() {
+fn answers_leave_from_the_asked_ipv4_address() {
     for datapath in DATAPATHS {
         ask_each("0.0.0.0:0", &["127.0.0.1", "127.0.0.2", "127.1.2.3"], "127.0.0.9:0", datapath);
     }
 }
 
 #[test]
-fn answers_leave_from_the_ipv6_address_that_was_asked() {
+fn answers_leave_from_the_asked_ipv6_address() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         for ip in ["fd00::1", "fd00::2"] {
             alone::run("ip", &["address", "add", &format!("{ip}/128"), "dev", "lo", "nodad"]);
@@ -45,7 +45,7 @@ fn answers_leave_from_the_ipv6_address_that_was_asked() {
 }
 
 #[test]
-fn the_rules_source_address_is_what_targets_see() {
+fn datagrams_use_the_source_address_of_the_rule() {
     let target = UdpSocket::bind(LOCALHOST).unwrap();
     target.set_read_timeout(Some(PATIENCE)).unwrap();
     let worker = Worker::start(Datapath::Gso);
@@ -58,7 +58,7 @@ fn the_rules_source_address_is_what_targets_see() {
 }
 
 #[test]
-fn an_ipv6_client_reaches_an_ipv4_target_and_the_other_way_round() {
+fn client_and_target_may_have_different_families() {
     for (listen, target) in [("[::1]:0", LOCALHOST), (LOCALHOST, "[::1]:0")] {
         let echo = Echo::start(target);
         let worker = Worker::start(Datapath::Gso);
@@ -67,7 +67,7 @@ fn an_ipv6_client_reaches_an_ipv4_target_and_the_other_way_round() {
     }
 }
 
-/// The kernel sets routes to new addresses up in the background.
+/// The kernel sets up routes to new addresses in the background.
 fn wait_until_reachable(ip: IpAddr) {
     let socket = UdpSocket::bind((ip, 0)).unwrap();
     socket.set_nonblocking(true).unwrap();

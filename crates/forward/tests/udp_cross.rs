@@ -1,4 +1,4 @@
-//! From one protocol to the other: plain and framed, slow readers, half-close, targets that are down.
+//! Rules between UDP and TCP: plain and framed, slow readers, half-close, and closed targets.
 
 use crate::prelude::*;
 use crate::udp_common::{PATIENCE, eventually, free_address, rule};
@@ -39,7 +39,7 @@ fn connect(to: SocketAddr) -> TcpStream {
 }
 
 #[test]
-fn udp_to_tcp_writes_each_datagram_and_sends_back_what_a_read_brings() {
+fn udp_to_tcp_maps_datagrams_to_writes_and_reads_to_datagrams() {
     for datapath in DATAPATHS {
         let listener = TcpListener::bind(LOCALHOST).unwrap();
         let worker = Worker::start(datapath);
@@ -79,7 +79,7 @@ fn udp_to_tcp_framed_keeps_boundaries_both_ways() {
         for (number, len) in sizes.into_iter().enumerate() {
             assert_eq!(read_frame(&mut stream), payload(3, number, len));
         }
-        // Cut where it hurts: within the length, and within the datagram.
+        // Splits within the length field and within the datagram.
         let mut bytes = Vec::new();
         for (number, len) in sizes.into_iter().enumerate() {
             bytes.extend(frame(&payload(4, number, len)));
@@ -94,7 +94,7 @@ fn udp_to_tcp_framed_keeps_boundaries_both_ways() {
 }
 
 #[test]
-fn tcp_to_udp_makes_a_datagram_of_each_read_and_writes_each_answer() {
+fn tcp_to_udp_maps_reads_to_datagrams_and_answers_to_writes() {
     for datapath in DATAPATHS {
         let echo = Echo::start(LOCALHOST);
         let worker = Worker::start(datapath);
@@ -142,7 +142,7 @@ fn tcp_to_udp_framed_keeps_boundaries_and_forms_super_packets() {
 }
 
 #[test]
-fn several_tcp_clients_have_sessions_of_their_own() {
+fn each_tcp_client_has_its_own_session() {
     let echo = Echo::start(LOCALHOST);
     let worker = Worker::start(Datapath::Gso);
     let at = worker.add(KEY, &cross(Protocol::TcpToUdp { framed: true }, echo.address), Datapath::Gso);
@@ -163,7 +163,7 @@ fn several_tcp_clients_have_sessions_of_their_own() {
 }
 
 #[test]
-fn a_tcp_client_that_has_said_all_still_hears_the_answers() {
+fn half_closed_tcp_client_receives_answers() {
     let target = UdpSocket::bind(LOCALHOST).unwrap();
     target.set_read_timeout(Some(PATIENCE)).unwrap();
     let worker = Worker::start(Datapath::Gso);
@@ -175,7 +175,7 @@ fn a_tcp_client_that_has_said_all_still_hears_the_answers() {
     let (len, session) = target.recv_from(&mut bytes).unwrap();
     assert_eq!(&bytes[..len], b"question");
     let closing = || worker.ask(|engine, tick| engine.next_timeout().unwrap() <= tick.now + 5000);
-    eventually("it knows of the end", closing);
+    eventually("end of stream is read", closing);
     worker.advance(Duration::from_secs(4));
     target.send_to(b"answer", session).unwrap();
     assert_eq!(read(&mut stream, 6), b"answer");
@@ -187,7 +187,7 @@ fn a_tcp_client_that_has_said_all_still_hears_the_answers() {
 }
 
 #[test]
-fn a_worker_with_a_half_closed_client_sleeps() {
+fn worker_with_a_half_closed_client_sleeps() {
     let echo = Echo::start(LOCALHOST);
     let worker = Worker::start(Datapath::Gso);
     let rule = cross(Protocol::TcpToUdp { framed: false }, echo.address);
@@ -195,8 +195,9 @@ fn a_worker_with_a_half_closed_client_sleeps() {
     stream.write_all(b"x").unwrap();
     assert_eq!(read(&mut stream, 1), b"x");
     stream.shutdown(Shutdown::Write).unwrap();
-    // Level-triggered epoll would tell of the end of the stream for ever; the deadline then is that of the linger time.
-    eventually("it noticed", || worker.ask(|engine, tick| engine.next_timeout().unwrap() <= tick.now + 5000));
+    // Level-triggered epoll would report the end of stream forever; the deadline then is that of the linger
+    // time.
+    eventually("detected", || worker.ask(|engine, tick| engine.next_timeout().unwrap() <= tick.now + 5000));
     let calls = worker.ask(|engine, _| engine.rx_stats().calls);
     for _ in 0..100 {
         worker.ask(|_, _| ());
@@ -206,7 +207,7 @@ fn a_worker_with_a_half_closed_client_sleeps() {
 }
 
 #[test]
-fn a_tcp_target_that_does_not_read_costs_whole_datagrams_and_is_served_again() {
+fn stalled_tcp_target_loses_whole_datagrams_and_recovers() {
     let listener = TcpListener::bind(LOCALHOST).unwrap();
     let worker = Worker::start(Datapath::Gso);
     let target = listener.local_addr().unwrap();
@@ -220,7 +221,7 @@ fn a_tcp_target_that_does_not_read_costs_whole_datagrams_and_is_served_again() {
             client.send(&payload(9, 9, 8000)).unwrap();
             sent += 1;
         }
-        // All of them are in before the next lot: what is lost is lost in the queue only.
+        // Wait for the counters, so that datagrams are lost only in the queue.
         eventually("taken in", || {
             let counted = worker.snapshot();
             counted.to_target_datagrams + counted.dropped_datagrams == sent
@@ -237,7 +238,7 @@ fn a_tcp_target_that_does_not_read_costs_whole_datagrams_and_is_served_again() {
 }
 
 #[test]
-fn a_tcp_target_that_refuses_is_followed_by_the_next_one_with_nothing_lost() {
+fn refused_connect_tries_the_next_target_and_loses_nothing() {
     let listener = TcpListener::bind(LOCALHOST).unwrap();
     let nobody = free_address();
     let mut rule = cross(Protocol::UdpToTcp { framed: false }, nobody);
@@ -252,7 +253,7 @@ fn a_tcp_target_that_refuses_is_followed_by_the_next_one_with_nothing_lost() {
 }
 
 #[test]
-fn a_lone_tcp_target_that_is_down_ends_the_session_and_is_found_when_back() {
+fn closed_tcp_target_ends_the_session_until_it_recovers() {
     let nobody = free_address();
     let worker = Worker::start(Datapath::Gso);
     let rule = cross(Protocol::UdpToTcp { framed: false }, nobody);
@@ -266,7 +267,7 @@ fn a_lone_tcp_target_that_is_down_ends_the_session_and_is_found_when_back() {
 }
 
 #[test]
-fn a_udp_target_that_is_down_ends_the_connection() {
+fn closed_udp_target_ends_the_connection() {
     let nobody = free_address();
     let worker = Worker::start(Datapath::Gso);
     let rule = cross(Protocol::TcpToUdp { framed: false }, nobody);
@@ -277,7 +278,7 @@ fn a_udp_target_that_is_down_ends_the_connection() {
 }
 
 #[test]
-fn a_removed_rule_leaves_its_tcp_clients_to_finish() {
+fn tcp_clients_of_a_removed_rule_may_finish() {
     let echo = Echo::start(LOCALHOST);
     let worker = Worker::start(Datapath::Gso);
     let at = worker.add(KEY, &cross(Protocol::TcpToUdp { framed: true }, echo.address), Datapath::Gso);
@@ -285,7 +286,7 @@ fn a_removed_rule_leaves_its_tcp_clients_to_finish() {
     stream.write_all(&frame(b"before")).unwrap();
     assert_eq!(read_frame(&mut stream), b"before");
     drop(worker.ask(|engine, tick| engine.remove_rule(KEY, tick)));
-    assert!(TcpStream::connect(at).is_err(), "somebody still listens");
+    assert!(TcpStream::connect(at).is_err(), "the listener is closed");
     stream.write_all(&frame(b"after")).unwrap();
     assert_eq!(read_frame(&mut stream), b"after");
     worker.advance(Duration::from_secs(72));

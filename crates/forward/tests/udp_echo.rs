@@ -1,4 +1,4 @@
-//! Every byte through every data path, and super-packets where they are possible.
+//! Every byte through every data path, and super-packets where possible.
 
 use crate::prelude::*;
 
@@ -6,11 +6,11 @@ use crate::udp_common::rule;
 use turnpike_net::{Route, Rx, Sockets, Tx, UdpOptions};
 use turnpike_testkit::{alone::skip, loopback_keeps_super_packets};
 
-/// Empty, tiny, one MTU, beyond it, and the longest that UDP has.
+/// Empty, tiny, one MTU, beyond it, and the UDP maximum.
 const SIZES: [usize; 10] = [0, 1, 2, 120, 512, 1200, 1472, 1473, 9000, 65_507];
 
 #[test]
-fn mixed_sizes_of_one_client_come_back_byte_exact_on_each_datapath() {
+fn mixed_sizes_of_one_client_return_byte_exact_on_each_datapath() {
     for datapath in DATAPATHS {
         let echo = Echo::start(LOCALHOST);
         let worker = Worker::start(datapath);
@@ -31,7 +31,7 @@ fn mixed_sizes_of_one_client_come_back_byte_exact_on_each_datapath() {
 }
 
 #[test]
-fn bursts_of_200_clients_come_back_to_whom_they_belong_on_each_datapath() {
+fn bursts_of_200_clients_return_to_their_senders_on_each_datapath() {
     for datapath in DATAPATHS {
         let echo = Echo::start(LOCALHOST);
         let worker = Worker::start(datapath);
@@ -39,8 +39,8 @@ fn bursts_of_200_clients_come_back_to_whom_they_belong_on_each_datapath() {
         let clients: Vec<UdpSocket> = (0..200).map(|_| client(at)).collect();
         for round in 0..10 {
             let sent = |who: usize| payload(who, round, 20 + (who * 7 + round * 13) % 400);
-            // As many on their way as the echo's receive buffer holds for sure: 212992 bytes, of which the kernel counts
-            // 1280 for each of these.
+            // As many in flight as the echo's receive buffer holds for certain: 212,992 bytes, of which the
+            // kernel charges 1,280 per datagram.
             for (lot, clients) in clients.chunks(50).enumerate() {
                 for (who, client) in clients.iter().enumerate() {
                     client.send(&sent(lot * 50 + who)).unwrap();
@@ -56,7 +56,7 @@ fn bursts_of_200_clients_come_back_to_whom_they_belong_on_each_datapath() {
     }
 }
 
-/// Sends equal datagrams as one super-packet, and returns what the target got.
+/// Sends equal datagrams as one super-packet, and returns the received ones.
 fn burst(datapath: Datapath, sizes: &[usize]) -> (Vec<Vec<u8>>, turnpike_net::TxStats) {
     let target = UdpSocket::bind(LOCALHOST).unwrap();
     target.set_read_timeout(Some(udp_common::PATIENCE)).unwrap();
@@ -77,7 +77,7 @@ fn burst(datapath: Datapath, sizes: &[usize]) -> (Vec<Vec<u8>>, turnpike_net::Tx
 }
 
 #[test]
-fn a_super_packet_in_is_a_super_packet_out() {
+fn received_super_packet_is_sent_as_one() {
     if !loopback_keeps_super_packets() {
         return skip("loopback cuts super-packets up (before Linux 5.11)");
     }
@@ -88,7 +88,7 @@ fn a_super_packet_in_is_a_super_packet_out() {
 }
 
 #[test]
-fn the_order_of_a_burst_of_unequal_datagrams_is_kept_on_each_datapath() {
+fn order_of_a_burst_of_unequal_datagrams_is_kept() {
     let sizes: Vec<usize> = (0..40).map(|number| [800, 800, 300, 801, 0, 64][number % 6]).collect();
     for datapath in DATAPATHS {
         let (got, _) = burst(datapath, &sizes);

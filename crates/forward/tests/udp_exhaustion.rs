@@ -1,11 +1,12 @@
-//! Out of file descriptors: listeners rest and come back, datagrams are dropped, nothing ends that need not.
+//! Behaviour of the UDP engine without free descriptors: listeners pause and resume, datagrams are dropped,
+//! and sessions continue.
 
 use crate::prelude::*;
 
 use crate::udp_common::{PATIENCE, THREAD, eventually, rule};
 
 #[test]
-fn a_worker_without_descriptors_recovers_when_some_are_free_again() {
+fn worker_recovers_once_descriptors_are_free() {
     alone::with_descriptors(turnpike_testkit::this_test!(), 80, starve);
 }
 
@@ -20,15 +21,15 @@ fn starve() {
     let (old, new) = (client(datagrams), client(datagrams));
     expect_echo(&old, b"old");
 
-    // Two that are served, and one for whom the worker has no descriptor: it waits in the kernel's queue.
+    // Two that are served, and one without a descriptor, which waits in the kernel's queue.
     let mut served: Vec<TcpStream> = (0..2).map(|_| stream(streams)).collect();
     served.iter_mut().for_each(|stream| assert_eq!(echoed(stream), Some(*b"x")));
     let mut taken = take_descriptors();
     drop(taken.pop());
     let mut waiting = stream(streams);
-    // Level-triggered, a queue that cannot be emptied would wake the worker for ever.
+    // Level-triggered, a queue that cannot be emptied would wake the worker forever.
     thread.comes_to_rest();
-    // Every descriptor is taken. Who is known is served on, who is not finds no room.
+    // Without descriptors known clients are still served, and new ones are dropped.
     new.send(b"new").unwrap();
     let dropped = |worker: &Worker| -> u64 {
         worker.ask(|engine, _| engine.snapshots().map(|(_, counted)| counted.dropped_datagrams).sum())
@@ -38,13 +39,14 @@ fn starve() {
     served.iter_mut().for_each(|stream| assert_eq!(echoed(stream), Some(*b"x")));
     assert_eq!(worker.active(), 3);
 
-    // With one descriptor there is one for its connection and none for a socket of its own: it is turned away, and told so.
+    // One descriptor is enough for the connection but not for its target socket, so the client is refused and
+    // reported.
     drop(taken.pop());
     worker.advance(Duration::from_millis(200));
     assert_eq!(echoed(&mut waiting), None);
-    eventually("a report of it", || worker.reasons() == [EndReason::ConnectFailed]);
+    eventually("its report", || worker.reasons() == [EndReason::ConnectFailed]);
 
-    // Those who leave make room for those who come.
+    // Ended sessions make room for new ones.
     drop((served, waiting));
     drop(taken);
     assert_eq!(echoed(&mut stream(streams)), Some(*b"x"));
@@ -57,7 +59,7 @@ fn stream(to: SocketAddr) -> TcpStream {
     stream
 }
 
-/// What comes back for one byte; `None` at the end.
+/// Echo of one byte; `None` at the end.
 fn echoed(stream: &mut TcpStream) -> Option<[u8; 1]> {
     let mut byte = [0];
     stream.write_all(b"x").ok()?;

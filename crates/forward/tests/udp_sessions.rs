@@ -1,4 +1,4 @@
-//! The life of a session: idle, evicted, refused, denied, removed.
+//! Life of a session: idle, evicted, refused, denied, removed.
 
 use crate::prelude::*;
 
@@ -13,10 +13,10 @@ fn ended(snapshot: &RuleSnapshot, reason: EndReason) -> u64 {
 }
 
 #[test]
-fn a_session_without_a_datagram_for_the_idle_timeout_ends_and_no_sooner() {
+fn session_ends_exactly_after_its_idle_timeout() {
     let echo = Echo::start(LOCALHOST);
     let worker = Worker::start(Datapath::Gso);
-    // None is the 72 seconds of rinetd.
+    // The default is 72 seconds, as in rinetd.
     for (key, timeout) in [(1, None), (2, Some(Duration::from_secs(5)))] {
         let at =
             worker.add(RuleKey(key), &Rule { idle_timeout: timeout, ..udp(echo.address) }, Datapath::Gso);
@@ -26,7 +26,7 @@ fn a_session_without_a_datagram_for_the_idle_timeout_ends_and_no_sooner() {
         expect_echo(&busy, b"b");
         worker.advance(timeout - Duration::from_millis(1000));
         expect_echo(&busy, b"b");
-        assert_eq!(worker.active(), 2, "one went too soon");
+        assert_eq!(worker.active(), 2, "a session ended too soon");
         worker.advance(Duration::from_millis(1001));
         assert_eq!(worker.active(), 1);
         let report = worker.world.lock().unwrap().reports.pop().unwrap();
@@ -35,7 +35,7 @@ fn a_session_without_a_datagram_for_the_idle_timeout_ends_and_no_sooner() {
         assert!(report.lived >= timeout);
         worker.advance(timeout);
         assert_eq!(worker.active(), 0);
-        // Whoever comes back is served again.
+        // A returning client is served again.
         expect_echo(&quiet, b"again");
         worker.advance(timeout);
         assert_eq!(worker.active(), 0);
@@ -43,7 +43,7 @@ fn a_session_without_a_datagram_for_the_idle_timeout_ends_and_no_sooner() {
 }
 
 #[test]
-fn a_full_rule_gives_up_the_session_that_was_idle_for_longest() {
+fn full_rule_evicts_its_longest_idle_session() {
     let echo = Echo::start(LOCALHOST);
     let worker = Worker::start(Datapath::Gso);
     let at = worker.add(KEY, &udp(echo.address), Datapath::Gso);
@@ -66,14 +66,14 @@ fn a_full_rule_gives_up_the_session_that_was_idle_for_longest() {
 }
 
 #[test]
-fn the_limit_of_all_rules_evicts_across_rules() {
+fn limit_of_all_rules_evicts_across_rules() {
     let echo = Echo::start(LOCALHOST);
     let worker = Worker::start(Datapath::Gso);
     let first = worker.add(RuleKey(1), &udp(echo.address), Datapath::Gso);
     let second = worker.add(RuleKey(2), &udp(echo.address), Datapath::Gso);
     worker.world.lock().unwrap().most_in_total = Some(2);
     let [old, older, new] = [second, first, first].map(client);
-    // Which of the two rules it belongs to makes no difference.
+    // Either rule may lose its session.
     for [first, last] in [[&older, &old], [&old, &older]] {
         expect_echo(first, b"1");
         worker.advance(Duration::from_millis(10));
@@ -92,7 +92,7 @@ fn the_limit_of_all_rules_evicts_across_rules() {
 }
 
 #[test]
-fn a_flood_of_new_clients_keeps_the_limit_and_what_they_sent_leaves_from_their_own_sockets() {
+fn flood_of_new_clients_keeps_the_limit_and_separate_sockets() {
     const CLIENTS: usize = 120;
     let target = UdpSocket::bind(LOCALHOST).unwrap();
     target.set_read_timeout(Some(udp_common::PATIENCE)).unwrap();
@@ -107,7 +107,7 @@ fn a_flood_of_new_clients_keeps_the_limit_and_what_they_sent_leaves_from_their_o
     });
     let sources: HashSet<SocketAddr> =
         (0..CLIENTS).map(|_| target.recv_from(&mut [0; 8]).unwrap().1).collect();
-    // The kernel may give a port twice, once its first owner is gone, but by far not to most of them.
+    // The kernel may reuse a port once its first owner is gone, but not for most of them.
     assert!(sources.len() > CLIENTS * 3 / 4, "{} sources", sources.len());
     assert_eq!((worker.active(), worker.tx_stats().refused), (8, 0));
     assert_eq!(worker.reasons(), vec![EndReason::Evicted; CLIENTS - 8]);
@@ -116,7 +116,7 @@ fn a_flood_of_new_clients_keeps_the_limit_and_what_they_sent_leaves_from_their_o
 }
 
 #[test]
-fn a_denied_client_gets_no_session_and_is_counted() {
+fn denied_client_gets_no_session_and_is_counted() {
     let echo = Echo::start(LOCALHOST);
     let worker = Worker::start(Datapath::Gso);
     let at = worker.add(KEY, &udp(echo.address), Datapath::Gso);
@@ -130,7 +130,7 @@ fn a_denied_client_gets_no_session_and_is_counted() {
 }
 
 #[test]
-fn a_target_that_is_down_ends_the_session_and_one_that_is_back_is_found() {
+fn closed_target_ends_the_session_until_it_recovers() {
     for address in [LOCALHOST, "[::1]:0"] {
         let mut echo = Echo::start(address);
         let worker = Worker::start(Datapath::Gso);
@@ -142,12 +142,12 @@ fn a_target_that_is_down_ends_the_session_and_one_that_is_back_is_found() {
         drop(echo);
         client.send(b"down").unwrap();
         eventually("the session ended", || worker.active() == 0);
-        assert_eq!(worker.reasons(), [EndReason::TargetReset], "it had answered before");
+        assert_eq!(worker.reasons(), [EndReason::TargetReset], "an answered session");
         client.send(b"down").unwrap();
-        eventually("the second one too", || worker.reasons().len() == 2 && worker.active() == 0);
-        assert_eq!(worker.reasons()[1], EndReason::ConnectFailed, "it had never answered");
+        eventually("the second session ended", || worker.reasons().len() == 2 && worker.active() == 0);
+        assert_eq!(worker.reasons()[1], EndReason::ConnectFailed, "an unanswered session");
         assert_eq!(worker.world.lock().unwrap().failures.len(), 1);
-        assert_eq!(worker.world.lock().unwrap().reports[1].target, Some(echo_address.into()), "who it was");
+        assert_eq!(worker.world.lock().unwrap().reports[1].target, Some(echo_address.into()), "the target");
         echo = Echo::start(&address);
         expect_echo(&client, b"up again");
         assert_eq!(echo.address.to_string(), address);
@@ -155,7 +155,7 @@ fn a_target_that_is_down_ends_the_session_and_one_that_is_back_is_found() {
 }
 
 #[test]
-fn after_a_refusal_the_next_target_is_tried() {
+fn next_target_is_tried_after_a_refusal() {
     let echo = Echo::start(LOCALHOST);
     let nobody = free_address();
     let mut rule = udp(nobody);
@@ -169,7 +169,7 @@ fn after_a_refusal_the_next_target_is_tried() {
 }
 
 #[test]
-fn removing_a_rule_ends_its_sessions_and_no_others_and_its_socket_can_be_taken_over() {
+fn removed_rule_ends_only_its_sessions_and_returns_its_socket() {
     let echo = Echo::start(LOCALHOST);
     let worker = Worker::start(Datapath::Gso);
     let going = worker.add(RuleKey(1), &udp(echo.address), Datapath::Gso);
@@ -181,7 +181,7 @@ fn removing_a_rule_ends_its_sessions_and_no_others_and_its_socket_can_be_taken_o
     assert_eq!(listeners.addresses(), [going]);
     assert_eq!((worker.active(), worker.reasons()), (1, vec![EndReason::Shutdown]));
     expect_echo(&second, b"2");
-    // What comes between the two rules waits in the socket.
+    // A datagram between the two rules waits in the socket.
     first.send(b"meanwhile").unwrap();
     let changed = udp(echo.address);
     worker.world.lock().unwrap().targets.insert(RuleKey(3), vec![echo.address]);
@@ -192,7 +192,7 @@ fn removing_a_rule_ends_its_sessions_and_no_others_and_its_socket_can_be_taken_o
 }
 
 #[test]
-fn draining_serves_old_sessions_and_takes_no_new_ones() {
+fn drain_serves_old_sessions_and_accepts_no_new_ones() {
     let echo = Echo::start(LOCALHOST);
     let worker = Worker::start(Datapath::Gso);
     let at = worker.add_shared(KEY, &udp(echo.address), Datapath::Gso);
@@ -208,15 +208,16 @@ fn draining_serves_old_sessions_and_takes_no_new_ones() {
     assert_eq!((worker.active(), worker.reasons()), (1, vec![]));
 }
 
-/// Of each protocol and family, on one address and on all: whoever listens next gets the new clients, and the old one goes on.
+/// For each protocol and family, on one address and on all: the next listener gets new clients, and the old
+/// one keeps its own.
 #[test]
-fn a_drained_port_serves_its_old_client_here_and_new_ones_at_the_next_listener() {
+fn drained_port_keeps_old_clients_and_frees_the_listener() {
     for (listen, ask) in [
         (LOCALHOST, "127.0.0.1"),
         ("0.0.0.0:0", "127.0.0.2"),
         ("[::1]:0", "::1"),
         ("[::]:0", "::1"),
-        // Open to both families.
+        // Dual-stack.
         ("[::]:0", "127.0.0.3"),
     ] {
         let echo = Echo::start(if ask.contains(':') { "[::1]:0" } else { LOCALHOST });
@@ -234,7 +235,7 @@ fn a_drained_port_serves_its_old_client_here_and_new_ones_at_the_next_listener()
         worker.ask(|engine, tick| engine.drain(tick));
         assert_eq!((worker.active(), worker.reasons()), (1, vec![EndReason::Shutdown]), "{listen}");
         worker.stall(|| {
-            // It waits at the listener no more, but at the socket of its own.
+            // The datagram waits at the session's own socket instead of the listener.
             old.send(b"meanwhile").unwrap();
         });
         assert_eq!(receive(&old), b"meanwhile");
@@ -253,7 +254,7 @@ fn a_drained_port_serves_its_old_client_here_and_new_ones_at_the_next_listener()
         assert_eq!((worker.active(), next.active()), (1, 2), "{listen}");
         let counted = worker.snapshot();
         assert_eq!((counted.to_target_datagrams, counted.dropped_datagrams), (23, 0), "{listen}");
-        // Falling quiet ends it.
+        // An idle session ends.
         worker.advance(Duration::from_secs(2));
         assert_eq!((worker.active(), worker.reasons()), (0, vec![EndReason::Shutdown; 2]));
         expect_echo(&old, b"now with the other");
@@ -262,7 +263,7 @@ fn a_drained_port_serves_its_old_client_here_and_new_ones_at_the_next_listener()
 }
 
 #[test]
-fn a_session_that_crosses_to_tcp_lives_on_while_draining() {
+fn udp_to_tcp_session_continues_during_a_drain() {
     let target = std::net::TcpListener::bind(LOCALHOST).unwrap();
     let worker = Worker::start(Datapath::Gso);
     let crossing =
@@ -286,7 +287,7 @@ fn a_session_that_crosses_to_tcp_lives_on_while_draining() {
 
 #[test]
 fn port_ranges_map_one_to_one() {
-    // Three neighbouring free ports for the targets, and three for the rule.
+    // Three consecutive free ports for the targets, and three for the rule.
     let neighbours = |count: u16| {
         (0..100).find_map(|_| {
             let first = UdpSocket::bind(LOCALHOST).unwrap();

@@ -1,4 +1,4 @@
-//! Unix sockets, as listeners and as targets.
+//! Unix sockets as listeners and as targets.
 
 use crate::prelude::*;
 use std::os::unix::{
@@ -39,11 +39,11 @@ fn all(stream: &mut impl Read) -> Vec<u8> {
 
 fn start_error(rules: &[Rule]) -> String {
     let log = Arc::new(support::Reports::default());
-    Forwarder::start(&settings(), rules, log).err().expect("it does not start").to_string()
+    Forwarder::start(&settings(), rules, log).err().expect("the start fails").to_string()
 }
 
 #[test]
-fn megabytes_cross_from_unix_to_tcp_and_from_tcp_to_unix_and_half_close_passes() {
+fn megabytes_and_half_close_pass_between_unix_and_tcp() {
     for copy in [CopyMode::Auto, CopyMode::Splice, CopyMode::Buffer] {
         let directory = Dir::new();
         let (inside, outside) = (directory.at("in"), directory.at("app"));
@@ -81,7 +81,7 @@ fn megabytes_cross_from_unix_to_tcp_and_from_tcp_to_unix_and_half_close_passes()
 }
 
 #[test]
-fn several_workers_share_a_listener_and_its_file_goes_with_them() {
+fn workers_share_a_unix_listener_and_its_file_is_removed() {
     let directory = Dir::new();
     let path = directory.at("in");
     let mut settings = settings();
@@ -91,17 +91,17 @@ fn several_workers_share_a_listener_and_its_file_goes_with_them() {
     open.iter_mut().for_each(|client| assert_eq!(exactly(client, 1), b"a"));
     assert!(std::fs::metadata(&path).unwrap().file_type().is_socket());
     running.forwarder.drain();
-    assert!(!path.exists(), "a successor may listen there while connections are drained");
+    assert!(!path.exists(), "the path is free while connections are drained");
     open[0].write_all(b"x").unwrap();
     assert_eq!(exactly(&mut open[0], 1), b"x");
 }
 
 #[test]
-fn a_file_left_behind_is_replaced_and_a_listener_or_another_file_is_not() {
+fn only_a_stale_socket_file_is_replaced() {
     let directory = Dir::new();
     let path = directory.at("in");
     drop(UnixListener::bind(&path).unwrap());
-    assert!(path.exists(), "the kernel leaves it");
+    assert!(path.exists(), "the file remains");
     let running = Running::start(&[listening_at(&path, greeter("a"))]);
     assert_eq!(exactly(&mut connect(&path), 1), b"a");
     let told = start_error(&[listening_at(&path, greeter("b"))]);
@@ -110,7 +110,7 @@ fn a_file_left_behind_is_replaced_and_a_listener_or_another_file_is_not() {
         told.ends_with("another program or rule listens there: stop it, or choose another path"),
         "{told}"
     );
-    assert_eq!(exactly(&mut connect(&path), 1), b"a", "it is left alone");
+    assert_eq!(exactly(&mut connect(&path), 1), b"a", "the listener is unchanged");
     drop(running);
     assert!(!path.exists());
     std::fs::write(&path, "precious").unwrap();
@@ -122,7 +122,7 @@ fn a_file_left_behind_is_replaced_and_a_listener_or_another_file_is_not() {
 }
 
 #[test]
-fn a_file_that_took_the_place_of_ours_stays() {
+fn file_that_replaced_the_socket_is_kept() {
     let directory = Dir::new();
     let path = directory.at("in");
     let running = Running::start(&[listening_at(&path, greeter("a"))]);
@@ -133,7 +133,7 @@ fn a_file_that_took_the_place_of_ours_stays() {
 }
 
 #[test]
-fn a_reload_keeps_the_listener_and_changes_target_and_permissions() {
+fn reload_keeps_the_listener_and_changes_target_and_permissions() {
     let directory = Dir::new();
     let path = directory.at("in");
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -151,11 +151,11 @@ fn a_reload_keeps_the_listener_and_changes_target_and_permissions() {
     before.write_all(b"x").unwrap();
     assert_eq!(exactly(&mut before, 1), b"x");
     running.forwarder.reload(&settings(), &[rule("other", greeter("c"))]).unwrap();
-    assert!(!path.exists(), "gone with its rule");
+    assert!(!path.exists(), "removed with its rule");
 }
 
 #[test]
-fn an_abstract_socket_needs_no_file() {
+fn abstract_socket_needs_no_file() {
     let text = format!("@turnpike-test-{}", std::process::id());
     let name = text.parse::<UnixName>().unwrap();
     let inner = Rule { bind: Bind::Unix(name.clone()), ..rule("inner", greeter("a")) };
@@ -170,7 +170,7 @@ fn an_abstract_socket_needs_no_file() {
 }
 
 #[test]
-fn a_client_without_an_address_is_told_as_unknown_and_one_with_a_header_as_named() {
+fn proxy_header_of_a_unix_client_is_unknown_or_its_own() {
     for (version, unknown) in [
         (ProxyVersion::V1, &b"PROXY UNKNOWN\r\n"[..]),
         (ProxyVersion::V2, b"\r\n\r\n\0\r\nQUIT\n\x21\x00\x00\x00"),
@@ -201,7 +201,7 @@ fn a_client_without_an_address_is_told_as_unknown_and_one_with_a_header_as_named
 }
 
 #[test]
-fn a_target_that_is_gone_gives_way_to_the_next_and_health_checks_find_it_back() {
+fn missing_unix_target_is_skipped_until_it_is_healthy() {
     let directory = Dir::new();
     let path = directory.at("app");
     let mut rule = rule("r", greeter("b"));
@@ -219,9 +219,9 @@ fn a_target_that_is_gone_gives_way_to_the_next_and_health_checks_find_it_back() 
     eventually("the first to be chosen again", || read_exactly(&mut running.connect("r"), 1) == b"a");
 }
 
-/// Where TCP would send its SYN again, a Unix socket says at once that its queue is full.
+/// TCP would retransmit its SYN, but a Unix socket reports a full queue at once.
 #[test]
-fn a_full_queue_is_waited_for() {
+fn connect_waits_for_a_full_queue() {
     let directory = Dir::new();
     let path = directory.at("app");
     let app = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
@@ -234,7 +234,7 @@ fn a_full_queue_is_waited_for() {
     let running = Running::start(&[rule]);
     let mut client = running.connect("r");
     client.write_all(b"x").unwrap();
-    // Accepted and not connected: it waits.
+    // Accepted but not connected: the client waits.
     eventually("the connection", || running.snapshot("r").active == 1);
     drop(app.accept().unwrap());
     let (mut served, _) = app.accept().unwrap();
@@ -242,16 +242,16 @@ fn a_full_queue_is_waited_for() {
     assert_eq!(exactly(&mut served, 1), b"x");
 }
 
-/// A read of a Unix socket ends early at passed descriptors: what comes behind them must not be forgotten.
+/// Passed descriptors end a read of a Unix socket early; the data after them must not be forgotten.
 #[test]
-fn a_message_behind_passed_descriptors_arrives() {
+fn data_after_passed_descriptors_arrives() {
     let directory = Dir::new();
     let path = directory.at("in");
     let (server, target) = listener();
     let running = Running::start(&[listening_at(&path, target)]);
     let mut client = connect(&path);
     let mut server = accept(&server);
-    // One message of SCM_RIGHTS with one descriptor, as cmsg(3) lays it out.
+    // One SCM_RIGHTS message with one descriptor, laid out as in cmsg(3).
     let mut control = 20_usize.to_ne_bytes().to_vec();
     let (sol_socket, scm_rights) = (1, 1);
     for word in [sol_socket, scm_rights, std::os::fd::AsRawFd::as_raw_fd(&client), 0] {
@@ -268,7 +268,7 @@ fn a_message_behind_passed_descriptors_arrives() {
 }
 
 #[test]
-fn rules_with_datagrams_say_that_they_cannot() {
+fn udp_rules_cannot_listen_on_a_unix_socket() {
     let directory = Dir::new();
     let mut rule = listening_at(&directory.at("in"), greeter("a"));
     rule.protocol = turnpike_forward::Protocol::Udp;

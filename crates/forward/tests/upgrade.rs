@@ -1,5 +1,5 @@
-//! A forwarder that goes on in another one, as it would in another process: the sockets are the same, and so is all that passes between the
-//! two.
+//! Handover to another forwarder in the same process, with the same sockets and messages as between
+//! processes.
 
 use crate::prelude::*;
 
@@ -10,7 +10,7 @@ use crate::{
     support::client as tcp_client,
 };
 
-/// Has `old` go on in a new one. Why not, if it does not: then it goes on itself.
+/// Hands `old` over to a new forwarder. On error the old one continues.
 fn upgraded(old: &Running, settings: &Settings, rules: &[Rule]) -> Result<Running, String> {
     let (offer, descriptors, channels) = old.forwarder.offer().map_err(|error| error.to_string())?;
     let offer: ForwarderOffer = serde_json::from_str(&serde_json::to_string(&offer).unwrap()).unwrap();
@@ -45,13 +45,13 @@ fn with(workers: usize, datapath: Datapath) -> Settings {
     Settings { workers, datapath, ..settings() }
 }
 
-/// Ends when nothing is left in it, and says of no session that it has ended.
+/// Waits until nothing is left, and checks that no session was reported as ended.
 fn ended(old: Running) {
-    eventually("the old one has nothing left", || old.forwarder.active() == 0);
+    eventually("the old forwarder is empty", || old.forwarder.active() == 0);
     assert!(old.log.all().is_empty(), "{:?}", old.log.all());
 }
 
-/// A target that sends back what it gets and remembers from where that came.
+/// Target that echoes datagrams and records their sources.
 fn remembering() -> (SocketAddr, Arc<Mutex<HashSet<SocketAddr>>>) {
     let socket = UdpSocket::bind(LOCALHOST).unwrap();
     let address = socket.local_addr().unwrap();
@@ -67,11 +67,11 @@ fn remembering() -> (SocketAddr, Arc<Mutex<HashSet<SocketAddr>>>) {
     (address, seen)
 }
 
-/// Datagrams of one client that may be under way: those of all together fit into the smallest receive buffer of any kernel, so that
-/// nothing is lost however long a busy machine lets somebody sleep.
+/// Datagrams in flight per client. Together they fit into the smallest receive buffer of any kernel, so that
+/// delays of a busy machine lose none.
 const WINDOW: u64 = 16;
 
-/// A client, and one that counts its answers in order.
+/// Client that numbers its datagrams and checks that the answers arrive in order.
 struct Talk {
     stop: Arc<AtomicBool>,
     sender: thread::JoinHandle<u64>,
@@ -93,7 +93,7 @@ impl Talk {
                     return expected;
                 }
                 let number = u64::from_be_bytes(payload.try_into().unwrap());
-                assert_eq!(number, expected, "lost, or out of order");
+                assert_eq!(number, expected, "lost or reordered");
                 expected += 1;
             }
         });
@@ -123,7 +123,7 @@ impl Talk {
 }
 
 #[test]
-fn datagrams_are_neither_lost_nor_reordered_and_targets_see_no_difference() {
+fn handover_neither_loses_nor_reorders_datagrams() {
     for (workers, datapath) in [(1, Datapath::Basic), (3, Datapath::Gso)] {
         let (target, sources) = remembering();
         let rules = [udp("u", target)];
@@ -138,7 +138,7 @@ fn datagrams_are_neither_lost_nor_reordered_and_targets_see_no_difference() {
             ended(std::mem::replace(&mut running, next));
             assert_eq!(running.forwarder.active(), 8);
             let before = running.snapshot("u").to_client_datagrams;
-            eventually("it goes on", || running.snapshot("u").to_client_datagrams > before + 100);
+            eventually("traffic continues", || running.snapshot("u").to_client_datagrams > before + 100);
         }
         assert!(talks.into_iter().map(Talk::ends).sum::<u64>() > 300);
         assert_eq!(sources.lock().unwrap().len(), 8, "a session got another socket");
@@ -149,7 +149,7 @@ fn datagrams_are_neither_lost_nor_reordered_and_targets_see_no_difference() {
 }
 
 #[test]
-fn connections_stay_and_who_connects_now_comes_to_the_new_one() {
+fn connections_stay_and_new_clients_reach_the_new_process() {
     let dir = Dir::new();
     let name = dir.at("in.sock").to_str().unwrap().parse::<UnixName>().unwrap();
     let echo = Echo::start(LOCALHOST);
@@ -180,12 +180,12 @@ fn connections_stay_and_who_connects_now_comes_to_the_new_one() {
     let mut newcomer = UnixStream::connect(dir.at("in.sock")).unwrap();
     newcomer.read_exact(&mut greeting).unwrap();
     assert_eq!(&greeting, b"unix");
-    eventually("the new one has counted", || {
+    eventually("the new forwarder has counted", || {
         new.snapshot("t").accepted == 2 && new.snapshot("c").accepted == 2
     });
     assert_eq!((old.snapshot("t").accepted, old.snapshot("x").accepted), (1, 1));
 
-    // What lives in the old one is as before.
+    // The old process still serves its connections.
     connection.write_all(b"again").unwrap();
     assert_eq!(read_exactly(&mut connection, 5), b"again");
     by_path.write_all(b"path").unwrap();
@@ -194,17 +194,17 @@ fn connections_stay_and_who_connects_now_comes_to_the_new_one() {
     crossing.write_all(&frame).unwrap();
     assert_eq!(read_exactly(&mut crossing, 5), frame);
     drop((connection, by_path, crossing));
-    eventually("the old one has nothing left", || old.forwarder.active() == 0);
+    eventually("the old forwarder is empty", || old.forwarder.active() == 0);
     drop(old);
-    assert!(dir.at("in.sock").exists(), "the old one has removed the new one's socket");
+    assert!(dir.at("in.sock").exists(), "the old forwarder has removed the new one's socket");
     let mut newcomer = UnixStream::connect(dir.at("in.sock")).unwrap();
     newcomer.read_exact(&mut greeting).unwrap();
     drop(new);
-    assert!(!dir.at("in.sock").exists(), "nobody has removed the socket");
+    assert!(!dir.at("in.sock").exists(), "the socket file was not removed");
 }
 
 #[test]
-fn half_a_frame_and_what_waits_for_a_slow_target_go_along() {
+fn partial_frames_and_queued_data_are_handed_over() {
     let (server, target) = listener();
     let rules = [Rule { protocol: Protocol::UdpToTcp { framed: true }, ..rule("u", target) }];
     let old = Running::start(&rules);
@@ -212,7 +212,7 @@ fn half_a_frame_and_what_waits_for_a_slow_target_go_along() {
     asking.send(b"first").unwrap();
     let mut far = accept(&server);
     assert_eq!(read_exactly(&mut far, 7), b"\0\x05first");
-    // The target reads nothing for a while, and has said half of an answer.
+    // The target has sent half an answer and stops reading for a while.
     far.write_all(b"\0\x06ans").unwrap();
     let full = [7; 40_000];
     let mut sent = 0;
@@ -244,7 +244,7 @@ fn half_a_frame_and_what_waits_for_a_slow_target_go_along() {
 }
 
 #[test]
-fn sessions_keep_their_age_and_count_under_the_limits() {
+fn handed_over_sessions_keep_their_age_and_count_towards_limits() {
     let echo = Echo::start(LOCALHOST);
     let limits = Limits { connections_per_client: Some(3), ..Limits::default() };
     let rules = [Rule { max_connections: 3, limits, ..udp("u", echo.address) }];
@@ -255,7 +255,7 @@ fn sessions_keep_their_age_and_count_under_the_limits() {
         expect_echo(client, &[7; 10][..=number]);
         thread::sleep(Duration::from_millis(5));
     }
-    // The first is the oldest, and the second the one that has been quiet for longest.
+    // The first is the oldest, and the second has been idle for longest.
     expect_echo(&clients[0], b"more");
 
     let new = upgraded(&old, &settings(), &rules).unwrap();
@@ -283,7 +283,7 @@ fn sessions_keep_their_age_and_count_under_the_limits() {
 }
 
 #[test]
-fn a_new_one_that_cannot_take_over_leaves_all_as_it_was() {
+fn failed_handover_changes_nothing() {
     let echo = Echo::start(LOCALHOST);
     let rules = [udp("u", echo.address), rule("t", greeter("hello"))];
     let old = Running::start_with(&with(2, Datapath::Gso), &rules);
@@ -292,7 +292,7 @@ fn a_new_one_that_cannot_take_over_leaves_all_as_it_was() {
     assert!(error.contains("rule t ") && error.contains("SIGHUP"), "{error}");
     assert!(upgraded(&old, &with(3, Datapath::Gso), &rules).is_err(), "another number of workers");
 
-    // It takes part, and then is no more when the sessions come.
+    // A new process that fails when the sessions are sent.
     let (_, descriptors, channels) = old.forwarder.offer().unwrap();
     old.forwarder.pause().unwrap();
     drop(descriptors);
@@ -300,14 +300,14 @@ fn a_new_one_that_cannot_take_over_leaves_all_as_it_was() {
     old.forwarder.resume();
 
     let before = old.snapshot("u").to_client_datagrams;
-    eventually("it goes on", || old.snapshot("u").to_client_datagrams > before + 100);
+    eventually("traffic continues", || old.snapshot("u").to_client_datagrams > before + 100);
     assert_eq!(read_exactly(&mut old.connect("t"), 5), b"hello");
     talk.ends();
-    eventually("the session is left", || old.forwarder.active() == 1);
+    eventually("one session remains", || old.forwarder.active() == 1);
 }
 
 #[test]
-fn the_rules_that_a_client_has_come_through_are_still_counted() {
+fn hops_of_a_client_are_handed_over() {
     let echo = Echo::start(LOCALHOST);
     let (rules, first) = chain(Protocol::Udp, 9, echo.address);
     let old = Running::start_with(&with(1, Datapath::Gso), &rules);
@@ -322,7 +322,7 @@ fn the_rules_that_a_client_has_come_through_are_still_counted() {
 }
 
 #[test]
-fn a_session_without_an_answer_finds_another_target_in_the_new_process() {
+fn unanswered_session_finds_another_target_after_a_handover() {
     let silent = UdpSocket::bind(LOCALHOST).unwrap();
     let echo = Echo::start(LOCALHOST);
     let targets = [silent.local_addr().unwrap(), echo.address];

@@ -1,22 +1,22 @@
-//! Clients and servers that vanish without FIN or RST, as when a cable is cut: TCP's own timers or the rule's idle timeout end
-//! such a connection, and the other side is told by a reset.
+//! Clients and servers that disappear without FIN or RST, as when a cable is cut: TCP's timers or the rule's
+//! idle timeout end the connection, and the other side is reset.
 
 use crate::prelude::*;
 
 use turnpike_testkit::alone;
 
-const TEST: &str = "vanishing::who_vanishes_without_a_word_is_given_up_and_the_other_side_is_reset";
+const TEST: &str = "vanishing::vanished_peer_is_detected_and_the_other_side_is_reset";
 
-/// What is said before a connection falls silent, or a transfer begins.
+/// Messages exchanged before a connection falls silent or a transfer begins.
 const WORDS: u64 = 10;
 
-/// Addresses of this namespace that are taken away in mid-connection: packets to them then go nowhere, and no answer comes.
+/// Addresses of this namespace that are removed during a connection, so that packets to them get no answer.
 fn address(number: u8) -> String {
     format!("10.9.0.{number}")
 }
 
 #[test]
-fn who_vanishes_without_a_word_is_given_up_and_the_other_side_is_reset() {
+fn vanished_peer_is_detected_and_the_other_side_is_reset() {
     alone::in_network_namespace(TEST, vanish);
 }
 
@@ -25,7 +25,7 @@ struct Pair {
     server: TcpStream,
 }
 
-/// A connection whose client is at address `number`.
+/// Connection whose client is at address `number`.
 fn client_at(number: u8, running: &Running, id: &str, server: &TcpListener) -> Pair {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     let source: SocketAddr = format!("{}:0", address(number)).parse().unwrap();
@@ -38,7 +38,7 @@ fn server_at(running: &Running, id: &str, server: &TcpListener) -> Pair {
     greeted(Pair { client: running.connect(id), server: accept(server) })
 }
 
-/// Some words each way, so that nothing is still being set up, and it is chatter by now.
+/// Exchanges some messages, so that the connection is established and interactive.
 fn greeted(mut pair: Pair) -> Pair {
     for _ in 0..WORDS {
         pair.client.write_all(b"?").unwrap();
@@ -49,7 +49,7 @@ fn greeted(mut pair: Pair) -> Pair {
     pair
 }
 
-/// A transfer that is well under way: `to` has read a megabyte and reads no more. Ends with the writer's error.
+/// Transfer in progress: `to` has read a megabyte and stops. Returns the writer's error.
 fn transfer(mut from: TcpStream, to: &mut TcpStream) -> thread::JoinHandle<ErrorKind> {
     let writer = thread::spawn(move || {
         let piece = [7; 1 << 16];
@@ -65,11 +65,11 @@ fn transfer(mut from: TcpStream, to: &mut TcpStream) -> thread::JoinHandle<Error
 
 fn vanish() {
     for (name, value) in [
-        // An idle connection: asked after a second, given up after two more.
+        // Idle connection: probed after a second, ended after two more.
         ("tcp_keepalive_time", "1"),
         ("tcp_keepalive_intvl", "1"),
         ("tcp_keepalive_probes", "2"),
-        // One with bytes under way: given up after four tries.
+        // Data in flight: ended after four tries.
         ("tcp_retries2", "3"),
     ] {
         if let Err(error) = fs::write(format!("/proc/sys/net/ipv4/{name}"), value) {
@@ -137,5 +137,5 @@ fn vanish_from(copy: CopyMode) {
     assert_eq!(ended("upload"), [(EndReason::TargetReset, false, true)]);
     assert_eq!(ended("idle"), [(EndReason::TargetReset, false, false)]);
     assert_eq!(ended("impatient"), [(EndReason::Idle, true, false)]);
-    eventually("all places to be free", || running.forwarder.active() == 0);
+    eventually("no active connections", || running.forwarder.active() == 0);
 }

@@ -37,13 +37,13 @@ pub(crate) fn settings() -> Settings {
     }
 }
 
-/// Every way to copy, but the kernel's where nobody may have it, which is said.
+/// All copy modes; the kernel mode only if available, otherwise skipped with a message.
 pub(crate) fn copy_modes() -> Vec<CopyMode> {
     let modes = vec![CopyMode::Auto, CopyMode::Splice, CopyMode::Buffer];
     if kernel_passes_on() { [modes, vec![CopyMode::Kernel]].concat() } else { modes }
 }
 
-/// Whether the kernel can pass chatter on here.
+/// True if the kernel can forward connections here.
 pub(crate) fn kernel_passes_on() -> bool {
     static OBSTACLE: LazyLock<Option<String>> = LazyLock::new(|| match Sockmap::load(1, 1) {
         Ok(_) => None,
@@ -58,11 +58,11 @@ pub(crate) fn kernel_passes_on() -> bool {
     OBSTACLE.is_none()
 }
 
-/// Has the two ask and answer until the kernel passes it on; how many bytes each has said.
+/// Alternates messages until the kernel forwards them; returns the bytes sent in each direction.
 pub(crate) fn chat(running: &Running, id: &str, client: &mut TcpStream, server: &mut TcpStream) -> u64 {
     let before = running.snapshot(id).kernel.bytes;
     let mut said = 0;
-    eventually("the kernel passes on what they say", || {
+    eventually("the kernel forwards messages", || {
         for _ in 0..10 {
             client.write_all(&pattern(said, 32, 11)).expect("it takes bytes");
             assert_eq!(read_exactly(server, 32), pattern(said, 32, 11));
@@ -75,7 +75,7 @@ pub(crate) fn chat(running: &Running, id: &str, client: &mut TcpStream, server: 
     said
 }
 
-/// Remembers every report.
+/// Records every report.
 #[derive(Default)]
 pub(crate) struct Reports(Mutex<Vec<ConnectionReport>>);
 
@@ -90,7 +90,7 @@ impl Reports {
         self.0.lock().unwrap().clone()
     }
 
-    /// Waits until so many connections have ended.
+    /// Waits until `count` connections have ended.
     pub(crate) fn wait(&self, count: usize) -> Vec<ConnectionReport> {
         eventually("reports", || Some(self.all()).filter(|all| all.len() >= count))
     }
@@ -129,7 +129,7 @@ impl Running {
     }
 }
 
-/// The address of a listener that is no Unix socket.
+/// Address of an IP listener.
 pub(crate) fn socket_address(address: &Address) -> SocketAddr {
     match address {
         Address::Ip(address) => *address,
@@ -141,7 +141,7 @@ pub(crate) fn client(address: SocketAddr) -> TcpStream {
     patient(TcpStream::connect(address).expect("the forwarder accepts"))
 }
 
-/// A socket whose reads and writes do not hang for ever.
+/// Sets time-outs for reads and writes.
 pub(crate) fn patient(stream: TcpStream) -> TcpStream {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.set_write_timeout(Some(PATIENCE)).unwrap();
@@ -161,7 +161,7 @@ pub(crate) fn accept(listener: &TcpListener) -> TcpStream {
     patient(stream)
 }
 
-/// A server that says its name to everyone, then echoes until the end. Ends with the process.
+/// Server that sends its name to each client and echoes until the end. Ends with the process.
 pub(crate) fn greeter(name: &'static str) -> SocketAddr {
     let (listener, address) = listener();
     serve_greetings(listener, name);
@@ -189,7 +189,7 @@ pub(crate) fn serve_greetings(listener: TcpListener, name: &'static str) {
 
 pub(crate) fn read_exactly(stream: &mut TcpStream, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
-    stream.read_exact(&mut bytes).expect("so many bytes");
+    stream.read_exact(&mut bytes).expect("enough bytes");
     bytes
 }
 

@@ -1,5 +1,5 @@
-//! What the tests of the UDP engine share: a worker that runs nothing but the engine, its clock that tests can advance,
-//! targets that echo, and clients that check every byte.
+//! Helpers for tests of the UDP engine: a worker that runs only the engine, with a clock that tests can
+//! advance, echoing targets, and clients that check every byte.
 
 use std::{
     collections::HashMap,
@@ -24,17 +24,17 @@ use turnpike_net::{
 pub(crate) use turnpike_testkit::{PATIENCE, eventually, free_address};
 
 pub(crate) const DATAPATHS: [Datapath; 3] = [Datapath::Basic, Datapath::Mmsg, Datapath::Gso];
-/// The name of the thread of a [`Worker`].
+/// Thread name of a [`Worker`].
 pub(crate) const THREAD: &str = "udp-worker";
 pub(crate) const KEY: RuleKey = RuleKey(7);
 pub(crate) const LOCALHOST: &str = "127.0.0.1:0";
 
-/// A rule with one target.
+/// Rule with one target.
 pub(crate) fn rule(protocol: Protocol, listen: SocketAddr, target: SocketAddr) -> Rule {
     Rule { protocol, ..Rule::new("test", listen, target.into()) }
 }
 
-/// What the engine said and was told.
+/// Calls of the engine, and its settings.
 #[derive(Default)]
 pub(crate) struct World {
     pub(crate) targets: HashMap<RuleKey, Vec<SocketAddr>>,
@@ -43,7 +43,7 @@ pub(crate) struct World {
     pub(crate) most_in_total: Option<u64>,
     pub(crate) active: HashMap<RuleKey, u64>,
     pub(crate) reports: Vec<ConnectionReport>,
-    /// Choices not given back.
+    /// Choices not yet released.
     pub(crate) held: i64,
     pub(crate) failures: Vec<SocketAddr>,
     turn: usize,
@@ -104,7 +104,7 @@ impl WorkerContext for Shared {
 
 type Command = Box<dyn FnOnce(&mut Engine, &mut Tick<'_>) + Send>;
 
-/// A worker with nothing but an engine.
+/// Worker with only an engine.
 pub(crate) struct Worker {
     pub(crate) world: Arc<Mutex<World>>,
     commands: Sender<Option<Command>>,
@@ -147,7 +147,7 @@ impl Worker {
         Self { world, commands, ahead, thread: Some(thread.unwrap()) }
     }
 
-    /// Runs something on the worker's thread.
+    /// Runs a closure on the worker's thread.
     pub(crate) fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(&mut Engine, &mut Tick<'_>) -> T + Send + 'static,
@@ -160,7 +160,7 @@ impl Worker {
         answer.recv_timeout(PATIENCE).unwrap()
     }
 
-    /// Keeps the worker busy meanwhile, so that it finds all that was sent at once.
+    /// Blocks the worker during the closure, so that it receives all data at once.
     pub(crate) fn stall(&self, meanwhile: impl FnOnce()) {
         let (release, released) = mpsc::channel();
         let (sender, stalled) = mpsc::channel();
@@ -174,12 +174,12 @@ impl Worker {
         release.send(()).unwrap();
     }
 
-    /// Serves a rule and returns where.
+    /// Serves a rule and returns its address.
     pub(crate) fn add(&self, key: RuleKey, rule: &Rule, datapath: Datapath) -> SocketAddr {
         self.add_with(key, rule, datapath, false)
     }
 
-    /// The same on a port that others of this user may share, as forwarders bind theirs.
+    /// [`Worker::add`] on a port that other processes of this user may share, as forwarders bind theirs.
     pub(crate) fn add_shared(&self, key: RuleKey, rule: &Rule, datapath: Datapath) -> SocketAddr {
         self.add_with(key, rule, datapath, true)
     }
@@ -209,12 +209,13 @@ impl Worker {
         self.ask(|engine, _| engine.active())
     }
 
-    /// Lets time pass for the worker.
+    /// Advances the worker's clock.
     pub(crate) fn advance(&self, time: Duration) {
         let time = time.as_millis() as u64;
         let before = self.ask(|_, tick| tick.now);
         self.ahead.fetch_add(time, Ordering::SeqCst);
-        // The wake-up that answers may have read the clock before; a question is answered after its wake-up's tick.
+        // The wake-up that answers may have read the clock before; a question is answered after its wake-up's
+        // tick.
         eventually("time has passed", || self.ask(|_, tick| tick.now) >= before + time);
     }
 
@@ -230,13 +231,13 @@ impl Drop for Worker {
         if !thread::panicking() {
             ended.unwrap();
             let world = self.world.lock().unwrap();
-            assert_eq!(world.held, 0, "a target was not given back");
-            assert_eq!(world.active.values().sum::<u64>(), 0, "a place was not given back");
+            assert_eq!(world.held, 0, "a target was not released");
+            assert_eq!(world.active.values().sum::<u64>(), 0, "a slot was not released");
         }
     }
 }
 
-/// A UDP target that sends back what it gets.
+/// UDP target that echoes.
 pub(crate) struct Echo {
     pub(crate) address: SocketAddr,
     stop: Arc<AtomicBool>,
@@ -269,7 +270,7 @@ impl Drop for Echo {
     }
 }
 
-/// A client whose socket hears nobody but the address it asks.
+/// Client with a socket connected to `server`.
 pub(crate) fn client(server: SocketAddr) -> UdpSocket {
     let any: SocketAddr = if server.is_ipv6() { "[::1]:0" } else { LOCALHOST }.parse().unwrap();
     let socket = UdpSocket::bind(any).unwrap();
@@ -278,7 +279,7 @@ pub(crate) fn client(server: SocketAddr) -> UdpSocket {
     socket
 }
 
-/// Sends, and expects the same back.
+/// Sends and expects an echo.
 pub(crate) fn expect_echo(client: &UdpSocket, bytes: &[u8]) {
     client.send(bytes).unwrap();
     assert_eq!(receive(client), bytes);
@@ -291,7 +292,7 @@ pub(crate) fn receive(socket: &UdpSocket) -> Vec<u8> {
     bytes
 }
 
-/// Bytes that tell who sent them and when.
+/// Bytes that identify sender and number.
 pub(crate) fn payload(who: usize, number: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (who.wrapping_mul(31) ^ number.wrapping_mul(7) ^ at.wrapping_mul(3)) as u8).collect()
 }
