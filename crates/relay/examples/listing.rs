@@ -1,11 +1,12 @@
-//! How long it keeps a worker from its packets that all its sessions are listed, again and again:
+//! Measures how long a worker is kept from its packets while all its sessions are listed repeatedly:
 //!
 //! ```text
 //! ulimit -n 250000; cargo run --release -p turnpike-relay --example listing -- [SESSIONS [LISTINGS]]
 //! ```
 //!
-//! One worker on loopback, 100,000 sessions by default. The worker says of each slice how long it took; beside that a session relays
-//! to a peer, one datagram at a time, and its round trips are told with and without somebody who lists.
+//! One worker on loopback with 100,000 sessions by default. The worker reports the time of each slice. One
+//! session relays to a peer, one datagram at a time, and its round trips are reported with and without
+//! concurrent listing.
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a program for one figure")]
 
@@ -28,7 +29,7 @@ use turnpike_relay::{
 use turnpike_testkit::stun;
 use turnpike_turn::server::{AllocationLimits, PeerRules, ServerConfig, ServerLimits};
 
-/// Addresses of the server that one client's socket speaks to: each is a 5-tuple of its own.
+/// Server addresses per client socket: each is its own 5-tuple.
 const FAN: u32 = 1000;
 const SOON: Duration = Duration::from_secs(10);
 
@@ -37,7 +38,7 @@ fn main() {
     let sessions: u32 = arguments.next().unwrap_or(100_000);
     let listings = arguments.next().unwrap_or(20);
     let limit = turnpike_net::rlimit::raise_open_files(u64::from(sessions) + 2 * u64::from(FAN));
-    // As many sockets as sessions, or shared ones where that is more than may be open.
+    // One socket per session, or shared ones if the limit of open files is too low.
     let shared_ports = if limit > u64::from(sessions) + 500 { 0 } else { 8 };
     if shared_ports != 0 {
         println!("ulimit -n is {limit}: the sessions share {shared_ports} relay ports");
@@ -49,7 +50,7 @@ fn main() {
     println!("{sessions} sessions after {:.1} s", began.elapsed().as_secs_f64());
 
     let alone = witness(&relay, || thread::sleep(Duration::from_secs(3)));
-    println!("round trips with nobody listing   {}", told(alone));
+    println!("round trips without listing            {}", told(alone));
     let mut looked = Vec::new();
     let beside = witness(&relay, || {
         for _ in 0..listings {
@@ -58,7 +59,7 @@ fn main() {
     });
     println!("round trips while sessions are listed   {}", told(beside));
     let found: usize = looked.iter().map(|looked| looked.sessions.len()).sum();
-    println!("{listings} listings, {} slices, {found} sessions told", looked.len());
+    println!("{listings} listings, {} slices, {found} sessions returned", looked.len());
     println!("a slice kept the worker for   {}", told(looked.iter().map(|looked| looked.took).collect()));
     println!("a slice waited for it         {}", told(looked.iter().map(|looked| looked.waited).collect()));
 }
@@ -89,7 +90,7 @@ fn relay(sessions: u32, shared_ports: usize) -> Relay {
     Relay::start(&config, Arc::new(()), Arc::new(())).unwrap()
 }
 
-/// One socket with as many sessions as it is to have.
+/// Creates a socket with this many sessions.
 fn allocate(relay: &Relay, client: u32, sessions: u32) -> UdpSocket {
     let port = relay.listeners().udp[0].port();
     let socket = UdpSocket::bind((Ipv4Addr::new(127, 9, 9, 9), 0)).unwrap();
@@ -121,7 +122,7 @@ fn list(relay: &Relay, sessions: u32) -> Vec<Looked> {
     slices
 }
 
-/// What a session's round trips to its peer and back take while `meanwhile` goes on.
+/// Round trip times of one session to its peer while `meanwhile` runs.
 fn witness(relay: &Relay, meanwhile: impl FnOnce()) -> Vec<Duration> {
     let server = SocketAddr::from((Ipv4Addr::LOCALHOST, relay.listeners().udp[0].port()));
     let bound = || {

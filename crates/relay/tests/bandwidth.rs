@@ -1,10 +1,10 @@
-//! Limits of bits per second over real sockets: what gets through is held against what the time that really passed allows.
+//! Bandwidth limits over real sockets, compared with the bytes allowed in the elapsed time.
 
 use crate::prelude::*;
 
 use crate::support::*;
 
-/// Bits per second; a megabyte.
+/// Bits per second: one megabyte.
 const RATE: u64 = 8_000_000;
 const PAYLOAD: usize = 1000;
 
@@ -13,21 +13,21 @@ fn per_allocation(burst_ms: u32) -> Bandwidth {
     Bandwidth { rates, burst_ms, ..Bandwidth::default() }
 }
 
-/// Bytes that a bucket lets pass from `since` until now, and a twentieth: the server reads its clock once per batch.
+/// Bytes that a bucket passes from `since` until now, plus 5 %, because the server reads its clock once per
+/// batch.
 fn allowed(since: Instant, burst_ms: u32) -> u64 {
     let elapsed_ms = u64::try_from(since.elapsed().as_millis()).unwrap() + 1;
     let at_once = RATE / 8000 * u64::from(burst_ms);
     (at_once + RATE / 8000 * elapsed_ms) * 21 / 20 + PAYLOAD as u64
 }
 
-/// A client over UDP.
 struct Datagrams {
     socket: UdpSocket,
     server: SocketAddr,
 }
 
 impl Datagrams {
-    /// With a channel to `peer`; also its relayed transport address.
+    /// Allocates with a channel to `peer`; also returns the relayed transport address.
     fn allocated(world: &World, peer: &UdpSocket) -> (Self, SocketAddr) {
         let client = Self { socket: crate::support::peer(), server: world.udp() };
         let relayed = plain(&client.ask(&allocate()).attribute(0x0016));
@@ -43,8 +43,8 @@ impl Datagrams {
     }
 }
 
-/// Has `send` called twice as often as the rate lets datagrams pass, for a second and a half. Who falls behind catches up bit by bit, lest
-/// a socket's buffer overflow.
+/// Calls `send` at twice the limit for 1.5 s. A late caller catches up gradually, so that socket buffers do
+/// not overflow.
 fn offer(mut send: impl FnMut()) {
     let started = Instant::now();
     let per_second = 2 * RATE / 8 / PAYLOAD as u64;
@@ -59,7 +59,7 @@ fn offer(mut send: impl FnMut()) {
 }
 
 #[test]
-fn datagrams_beyond_the_rate_are_dropped_each_way() {
+fn datagrams_over_the_limit_are_dropped_in_both_directions() {
     let burst_ms = 250;
     let world = start_with(|config| config.server.bandwidth = per_allocation(burst_ms));
     let peer = peer();
@@ -77,22 +77,22 @@ fn datagrams_beyond_the_rate_are_dropped_each_way() {
             sent.unwrap();
         });
         let offered_for = u64::try_from(began.elapsed().as_millis()).unwrap();
-        // Twice the rate was offered all the time: half of the rate is little.
+        // Twice the limit was offered, so at least half of the limit must pass.
         let least = RATE / 8000 * offered_for / 2;
         let passed = eventually(&format!("{way}: {least} bytes"), || {
             let passed = world.counter("relayed_bytes", way);
             (passed >= least).then_some(passed)
         });
         let most = allowed(started, burst_ms);
-        assert!(passed <= most, "{way}: {passed} bytes, of which {most} may pass");
+        assert!(passed <= most, "{way}: {passed} bytes, allowed {most}");
         world.wait_whether("dropped_datagrams", "allocation_bandwidth", true);
     }
     assert!(world.counter("dropped_datagrams", "total_bandwidth") == 0);
 }
 
-/// The client's bytes stay where they are until they may pass; who else is served is served.
+/// The client's bytes wait until they may pass; other clients are served.
 #[test]
-fn a_client_over_a_stream_waits_and_loses_nothing() {
+fn stream_over_its_limit_waits_and_loses_nothing() {
     let burst_ms = 20;
     let world = start_with(|config| {
         config.streams.tls = Some(context(&[identity(&["turn.example.org"])]));
@@ -118,10 +118,10 @@ fn waits<S: Read + Write + Send>(world: &World, burst_ms: u32, mut client: Clien
                 payload[..2].copy_from_slice(&u16::try_from(number).unwrap().to_be_bytes());
                 client.send(&padded(channel_data(&payload)));
             }
-            // It comes behind all of them.
+            // Sent behind all datagrams.
             client.ask(&refresh(9));
         });
-        // All the time, for its buffer is small.
+        // Reads continuously, because the peer's buffer is small.
         let reading = scope.spawn(|| {
             for number in 0..DATAGRAMS {
                 let payload = heard(&peer);
@@ -129,16 +129,16 @@ fn waits<S: Read + Write + Send>(world: &World, burst_ms: u32, mut client: Clien
                 assert_eq!(usize::from(u16::from_be_bytes([payload[0], payload[1]])), number);
             }
         });
-        eventually("it waits", || pauses() > before);
+        eventually("the stream is paused", || pauses() > before);
         world.client().ask(&binding(1));
         reading.join().unwrap();
         let (passed, most) = ((DATAGRAMS * PAYLOAD) as u64, allowed(started, burst_ms));
-        assert!(passed <= most, "{passed} bytes, of which {most} may pass");
+        assert!(passed <= most, "{passed} bytes, allowed {most}");
     });
 }
 
 #[test]
-fn a_reload_brings_and_takes_the_limit() {
+fn reload_adds_and_removes_the_limit() {
     let world = start(|_| {});
     let peer = peer();
     let mut client = world.client();
@@ -149,7 +149,7 @@ fn a_reload_brings_and_takes_the_limit() {
             client.send(&padded(channel_data(&[7; PAYLOAD])));
             heard(&peer);
         }
-        // The counters are younger than the last datagram.
+        // Counters are newer than the last datagram.
         let bindings = world.counter("requests", "binding");
         client.ask(&binding(1));
         eventually("the counters", || world.counter("requests", "binding") > bindings);
@@ -161,12 +161,12 @@ fn a_reload_brings_and_takes_the_limit() {
         world.relay.reconfigure(&config, &world.relay.layout(), &store).unwrap();
     };
     assert_eq!(relays(), 0);
-    // Ping-pong on loopback is faster than this.
+    // Ping-pong on loopback is faster than the limit.
     let slow = Rates { per_allocation: Some(RATE / 4), ..Rates::default() };
     reload(Bandwidth { rates: slow, burst_ms: 10, ..Bandwidth::default() });
     let paused = eventually("a pause", || Some(relays()).filter(|pauses| *pauses > 0));
     reload(Bandwidth::default());
-    // Once all workers have it.
+    // All workers must have the new limit.
     let paused = eventually("no more pauses", || {
         let before = pauses();
         Some(relays()).filter(|pauses| *pauses == before && before >= paused)
@@ -174,9 +174,9 @@ fn a_reload_brings_and_takes_the_limit() {
     assert_eq!(relays(), paused);
 }
 
-/// Two clients, wherever the kernel puts them, of two workers that have one bucket.
+/// Two clients on two workers that share one bucket.
 #[test]
-fn what_all_have_together_is_kept_over_workers_and_shared_fairly() {
+fn total_limit_spans_workers_and_is_shared_fairly() {
     let burst_ms = 250;
     let world = start_with(|config| {
         config.workers = 2;
@@ -209,7 +209,7 @@ fn what_all_have_together_is_kept_over_workers_and_shared_fairly() {
         counting.into_iter().map(|counting| counting.join().unwrap()).collect()
     });
     let (passed, most) = (((heard[0] + heard[1]) * PAYLOAD) as u64, allowed(started, burst_ms));
-    assert!(passed <= most, "{passed} bytes, of which {most} may pass");
+    assert!(passed <= most, "{passed} bytes, allowed {most}");
     assert!(heard[0] >= heard[1] / 2 && heard[1] >= heard[0] / 2, "{heard:?}");
     world.wait_whether("dropped_datagrams", "total_bandwidth", true);
 }

@@ -1,5 +1,5 @@
-//! Pauses before the wait (`Config::coalesce`) over real sockets: all arrives in order, streams know nothing of them, and who sends little
-//! has none.
+//! Pauses before waits (`Config::coalesce`) over real sockets: everything arrives in order, and neither
+//! streams nor slow senders cause pauses.
 
 use crate::prelude::*;
 use crate::support::*;
@@ -12,7 +12,6 @@ fn pauses(world: &World) -> u64 {
     world.relay.snapshots()[0].pauses
 }
 
-/// A client over UDP with a channel to a peer.
 struct Pair {
     client: std::net::UdpSocket,
     peer: std::net::UdpSocket,
@@ -29,10 +28,10 @@ fn pair(world: &World) -> Pair {
 }
 
 #[test]
-fn many_lone_datagrams_are_gathered_and_all_arrive() {
+fn single_datagrams_are_batched_and_all_arrive() {
     let world = start_coalescing();
     let pairs: Vec<Pair> = (0..40).map(|_| pair(&world)).collect();
-    // At a pace that a busy machine may not keep at once.
+    // A busy machine may need several attempts.
     eventually("the worker pauses", || {
         for word in 0..20_u8 {
             for Pair { client, .. } in &pairs {
@@ -49,18 +48,18 @@ fn many_lone_datagrams_are_gathered_and_all_arrive() {
 }
 
 #[test]
-fn requests_on_a_stream_and_a_few_datagrams_are_served_without_a_pause() {
+fn streams_and_rare_datagrams_cause_no_pauses() {
     let world = start_coalescing();
     let mut stream = world.client();
     for id in 0..200 {
         stream.ask(&binding(id));
     }
-    // Three datagrams are too few to expect two in a millisecond.
+    // Three datagrams never suggest two per millisecond.
     let Pair { client, peer } = pair(&world);
     client.send(&channel_data(b"alone")).unwrap();
     assert_eq!(heard(&peer), b"alone");
-    // Counters are published when there was something to do: the stream is asked again until they are.
-    eventually("it is counted", || {
+    // Counters are published only after work, so the stream keeps sending requests.
+    eventually("the datagram is counted", || {
         stream.ask(&binding(1));
         world.relay.snapshots()[0].turn.to_peer_datagrams == 1
     });

@@ -1,5 +1,5 @@
-//! A relay without descriptors: listeners rest and come back, allocations and connections are refused with their reason, and who
-//! has what it needs is served on.
+//! A relay without file descriptors: listeners pause and recover, new allocations and connections are refused
+//! with a reason, and existing ones continue.
 
 use crate::prelude::*;
 use std::fs::File;
@@ -9,12 +9,12 @@ use turnpike_testkit::process::take_descriptors;
 use crate::support::*;
 
 #[test]
-fn a_worker_without_descriptors_rests_counts_and_goes_on_with_them() {
+fn worker_without_descriptors_pauses_counts_and_recovers() {
     alone::with_descriptors(turnpike_testkit::this_test!(), 100, starve);
 }
 
-/// A connection with the last descriptor, so that there is none for its other end. A listener that ends its rest just then may be
-/// quicker.
+/// Connects with the last descriptor, so that the server has none for the accepted end. Repeats if a listener
+/// just recovered and was quicker.
 fn connect_last(to: SocketAddr, taken: &mut Vec<File>) -> TcpStream {
     eventually("a connection", || {
         taken.extend(take_descriptors());
@@ -30,7 +30,7 @@ fn starve() {
     let world = start(|config| config.tls = Some(context(&[identity(&["turn.example.org"])])));
     let worker = Thread::named("relay-0");
     let witness = Witness::start(&world);
-    // Those who will want more when there is none.
+    // Clients that will need descriptors when none are left.
     let mut control = world.client();
     let relayed = plain(&control.ask(&stun(ALLOCATE, 1, &[(0x0019, &[6, 0, 0, 0])])).attribute(0x0016));
     control.ask(&permit((Ipv4Addr::LOCALHOST, 9).into()));
@@ -41,16 +41,16 @@ fn starve() {
 
     let mut taken = Vec::new();
     let mut plain_client = connect_last(world.tcp(), &mut taken);
-    world.wait_for("the TCP listener rests", |streams| streams.accept_pauses >= 1);
+    world.wait_for("the TCP listener is paused", |streams| streams.accept_pauses >= 1);
     let tls_client = connect_last(world.tls(), &mut taken);
     let mut far = connect_last(relayed, &mut taken);
-    eventually("the relayed address rests", || world.relay.snapshots()[0].peers.accept_pauses >= 1);
-    assert_eq!(take_descriptors().len(), 0, "there is none left");
+    eventually("the relayed address is paused", || world.relay.snapshots()[0].peers.accept_pauses >= 1);
+    assert_eq!(take_descriptors().len(), 0, "no descriptors are left");
 
-    // Level-triggered, a queue that cannot be emptied would wake the worker for ever.
+    // A level-triggered queue that cannot be emptied would wake the worker forever.
     worker.comes_to_rest();
 
-    // Refused, and told so.
+    // Refused with a response.
     udp.send(&allocate()).unwrap();
     assert_eq!(Message(heard(&udp)).error(), Some(508));
     eventually("counted", || world.relay.snapshots()[0].files_exhausted == 1);
@@ -58,7 +58,7 @@ fn starve() {
     assert_eq!(control.receive().unwrap().error(), Some(508));
     witness.goes_on();
 
-    // Those who wait are served as soon as there are descriptors again.
+    // Waiting clients are served once descriptors are available.
     drop(taken);
     plain_client.write_all(&binding(1)).unwrap();
     assert_eq!(Client::new(plain_client).receive().unwrap().kind(), BINDING | 0x0100);

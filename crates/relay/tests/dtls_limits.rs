@@ -1,4 +1,4 @@
-//! What DTLS costs the server while nobody has shown a credential: nothing for who is not there, bounded for all others.
+//! Cost of DTLS clients before authentication: none for spoofed addresses, bounded for all others.
 
 use crate::prelude::*;
 use crate::support::*;
@@ -9,7 +9,7 @@ fn dropped(stats: &DtlsStats) -> u64 {
 }
 
 #[test]
-fn a_cookie_is_worth_nothing_from_another_port_or_with_another_hello() {
+fn cookie_is_invalid_for_another_port_or_hello() {
     let world = world();
     for kind in [Kind::V12, Kind::V13] {
         let before = world.dtls_stats().dropped(DtlsDrop::BadCookie);
@@ -27,14 +27,14 @@ fn a_cookie_is_worth_nothing_from_another_port_or_with_another_hello() {
 }
 
 #[test]
-fn lost_flights_are_repeated() {
+fn lost_flights_are_retransmitted() {
     let world = world();
     for kind in [Kind::V12, Kind::V13] {
-        // The cookie is lost: the client asks again.
+        // The cookie is lost, so the client retransmits.
         let (mut client, first, _) = hellos(&world, kind);
         client.socket.send(&first).unwrap();
         client.socket.recv(&mut [0; 4096]).unwrap();
-        // The server's flight is lost: it says it again, of its own accord or because the client does.
+        // The server's flight is lost, so one side retransmits.
         let (mut lossy, _, second) = hellos(&world, kind);
         lossy.socket.send(&second).unwrap();
         lossy.socket.set_read_timeout(Some(SOON)).unwrap();
@@ -47,7 +47,7 @@ fn lost_flights_are_repeated() {
 }
 
 #[test]
-fn a_handshake_that_does_not_go_on_ends_in_time() {
+fn stalled_handshake_times_out() {
     let world = world_with(|config| config.limits.first_message = Duration::from_millis(300));
     for (number, kind) in [(1, Kind::V12), (2, Kind::V13)] {
         let (client, _, second) = hellos(&world, kind);
@@ -59,8 +59,8 @@ fn a_handshake_that_does_not_go_on_ends_in_time() {
 }
 
 #[test]
-fn an_association_without_an_allocation_ends_when_it_is_silent() {
-    // Long beside what a handshake and a request take on a machine with much to do.
+fn silent_association_without_an_allocation_ends() {
+    // Long compared with a handshake and a request on a busy machine.
     let world = world_with(|config| config.limits.idle = Duration::from_millis(3000));
     let kinds = [Kind::V12, Kind::V13];
     let mut allocated = kinds.map(|kind| {
@@ -73,7 +73,7 @@ fn an_association_without_an_allocation_ends_when_it_is_silent() {
     world.wait_for_dtls("idle", |stats| stats.ended(DtlsEnd::Idle) == 2 && stats.open == 2);
     for client in &mut allocated {
         client.ask(&refresh(1));
-        // Without its allocation it is like any other.
+        // Without its allocation the association is idle like any other.
         client.ask(&stun(REFRESH, 2, &[(0x000D, &0_u32.to_be_bytes())]));
     }
     allocated.iter_mut().for_each(DtlsClient::hears_farewell);
@@ -82,12 +82,12 @@ fn an_association_without_an_allocation_ends_when_it_is_silent() {
 }
 
 #[test]
-fn associations_without_an_allocation_give_way_and_those_with_one_do_not() {
+fn only_associations_without_an_allocation_are_evicted() {
     let world = world_with(|config| config.limits.idle_connections = 3);
     let mut allocated = DtlsClient::connect(world.dtls(), Kind::V12);
     allocated.ask(&allocate());
     let mut idle: Vec<DtlsClient> = (0..5).map(|_| DtlsClient::connect(world.dtls(), Kind::V13)).collect();
-    world.wait_for_dtls("two gave way", |stats| stats.ended(DtlsEnd::Evicted) == 2);
+    world.wait_for_dtls("two are evicted", |stats| stats.ended(DtlsEnd::Evicted) == 2);
     for (place, client) in idle.iter_mut().enumerate() {
         if place < 2 {
             client.hears_farewell();
@@ -98,30 +98,31 @@ fn associations_without_an_allocation_give_way_and_those_with_one_do_not() {
     allocated.ask(&refresh(1));
 }
 
-/// If many come at once, those under way finish and the others wait: each would push out the one before it otherwise.
+/// If many arrive at once, started handshakes finish and the others wait. Otherwise each would evict the one
+/// before.
 #[test]
-fn handshake_under_way_is_not_pushed_out_by_newcomers() {
+fn new_clients_do_not_evict_recent_handshakes() {
     let world = world_with(|config| config.limits.half_open_per_network = 2);
     let mut slow = [hellos(&world, Kind::V12), hellos(&world, Kind::V13)];
     for (client, _, second) in &slow {
         client.socket.send(second).unwrap();
     }
-    world.wait_for_dtls("two are under way", |stats| stats.half_open == 2);
+    world.wait_for_dtls("two are in progress", |stats| stats.half_open == 2);
     let (mut third, _, second) = hellos(&world, Kind::V12);
     third.socket.send(&second).unwrap();
     for (client, _, _) in &mut slow {
         client.finish().unwrap();
         client.ask(&binding(1));
     }
-    // It repeats itself.
+    // Retransmits.
     third.finish().unwrap();
     third.ask(&binding(2));
     assert_eq!(world.dtls_stats().failed.iter().sum::<u64>(), 0, "{:?}", world.dtls_stats());
 }
 
-/// Every prefix of a ClientHello, every first byte, and noise: none of it gets a state, or an answer longer than itself.
+/// Prefixes of a ClientHello, all first bytes, and noise: nothing creates state or gets a longer reply.
 #[test]
-fn garbage_is_counted_and_forgotten() {
+fn garbage_is_counted_and_leaves_no_state() {
     let world = world();
     let witness = Witness::start(&world);
     let socket = UdpSocket::bind((world.dtls().ip(), 0)).unwrap();
@@ -154,7 +155,7 @@ fn garbage_is_counted_and_forgotten() {
 }
 
 #[test]
-fn garbage_in_the_middle_of_an_association_harms_nobody() {
+fn garbage_does_not_end_associations() {
     let world = world();
     let witness = Witness::start(&world);
     let mut sent = 0;
@@ -175,15 +176,15 @@ fn garbage_in_the_middle_of_an_association_harms_nobody() {
         peer.send_to(b"so am I", relayed).unwrap();
         assert_eq!(client.receive().payload(), b"so am I");
     }
-    world.wait_for_dtls("both live, and the noise is counted", |stats| {
+    world.wait_for_dtls("both are alive and the noise is counted", |stats| {
         stats.open == 2 && stats.dropped(DtlsDrop::NoEffect) + stats.dropped(DtlsDrop::Malformed) == sent
     });
     witness.lost_nothing();
 }
 
-/// RFC 6347 section 4.1.2.7: what is no good is discarded, and the handshake goes on.
+/// RFC 6347 section 4.1.2.7: invalid records are discarded, and the handshake continues.
 #[test]
-fn garbage_in_the_middle_of_a_handshake_ends_no_other() {
+fn garbage_does_not_end_other_handshakes() {
     let world = world();
     let witness = Witness::start(&world);
     for kind in [Kind::V12, Kind::V13] {
@@ -204,7 +205,7 @@ fn garbage_in_the_middle_of_a_handshake_ends_no_other() {
     witness.lost_nothing();
 }
 
-/// Alerts as anybody can write them who knows a client's address and port, one a datagram.
+/// Plaintext alerts that an attacker who knows a client's address and port can send, one per datagram.
 fn forged_alerts() -> Vec<Vec<u8>> {
     let mut forged = Vec::new();
     for (level, description) in [(2, 40), (2, 0), (1, 0), (2, 10), (2, 90), (1, 100)] {
@@ -215,7 +216,7 @@ fn forged_alerts() -> Vec<Vec<u8>> {
     forged
 }
 
-/// Records with headers in the clear are told apart; what is encrypted as in DTLS 1.3 stays together.
+/// Splits records with plaintext headers; encrypted DTLS 1.3 records stay together.
 fn split(mut datagram: &[u8]) -> Vec<&[u8]> {
     let mut records = Vec::new();
     while let [20..=26, ..] = datagram {
@@ -228,14 +229,15 @@ fn split(mut datagram: &[u8]) -> Vec<&[u8]> {
     records
 }
 
-/// RFC 6347 section 4.1.2.7: an alert that nobody has signed need not be believed.
+/// RFC 6347 section 4.1.2.7: unauthenticated alerts need not be trusted.
 #[test]
-fn forged_alerts_at_each_step_end_no_handshake() {
+fn forged_alerts_never_end_a_handshake() {
     let world = world();
     let witness = Witness::start(&world);
     for kind in [Kind::V12, Kind::V13] {
         let mut client = DtlsClient::new(world.dtls(), kind);
-        // The attacker's datagrams come from the client's address and port, and what it says itself has them in front and behind.
+        // Datagrams of the attacker come from the client's address and port, and the client's own datagrams
+        // get extra alerts in front and behind.
         let socket = client.socket.try_clone().unwrap();
         let forge = || forged_alerts().iter().for_each(|alert| _ = socket.send(alert).unwrap());
         let alert = forged_alerts().remove(0);
@@ -245,7 +247,7 @@ fn forged_alerts_at_each_step_end_no_handshake() {
             assert!(Instant::now() < deadline, "{kind:?}: {:?}", world.dtls_stats());
             for said in client.says() {
                 for record in split(&said) {
-                    // A ClientHello alone has a cookie made of it, and must stand first in its datagram.
+                    // A cookie covers the ClientHello, which must come first in its datagram.
                     let disturbed = match record {
                         [22, _, _, 0, 0, .., _] if record[13] == 1 => [record, &alert].concat(),
                         _ => [&alert, record, &alert].concat(),
@@ -272,18 +274,18 @@ fn forged_alerts_at_each_step_end_no_handshake() {
 }
 
 #[test]
-fn a_client_that_gives_up_in_the_clear_is_counted_as_that_when_its_time_is_over() {
+fn plaintext_alert_counts_after_the_handshake_timeout() {
     let world = world_with(|config| config.limits.first_message = Duration::from_millis(200));
     let (client, _, second) = hellos(&world, Kind::V12);
     client.socket.send(&second).unwrap();
     // RFC 5246 section 7.2: fatal, bad_certificate.
     client.socket.send(&[21, 0xFE, 0xFD, 0, 0, 0, 0, 0, 0, 0, 2, 0, 2, 2, 42]).unwrap();
-    world.wait_for_dtls("it gave up", |stats| stats.failed(DtlsFailure::Closed) == 1);
+    world.wait_for_dtls("the client gave up", |stats| stats.failed(DtlsFailure::Closed) == 1);
     assert_eq!(world.dtls_stats().failed(DtlsFailure::Timeout), 0);
 }
 
 #[test]
-fn what_is_longer_than_a_record_is_dropped_and_counted() {
+fn messages_longer_than_a_record_are_dropped_and_counted() {
     let world = world();
     let mut client = DtlsClient::connect(world.dtls(), Kind::V12);
     let peer = peer();
@@ -294,9 +296,9 @@ fn what_is_longer_than_a_record_is_dropped_and_counted() {
     world.wait_for_dtls("counted", |stats| stats.dropped(DtlsDrop::RecordTooLong) == 1);
 }
 
-/// A ClientHello of DTLS 1.2 with these suites and signature schemes, as OpenSSL 3.0 writes it.
+/// ClientHello of DTLS 1.2 with these suites and signature schemes, as written by OpenSSL 3.0.
 fn openssl_hello(suites: &[u16], schemes: &[u16]) -> Vec<u8> {
-    // No session, no cookie.
+    // Neither session nor cookie.
     let body = hello_body([0xFE, 0xFD], &[0, 0], suites, schemes);
     let [.., high, low] = u32::try_from(body.len()).unwrap().to_be_bytes();
     let length = [0, high, low];
@@ -305,7 +307,7 @@ fn openssl_hello(suites: &[u16], schemes: &[u16]) -> Vec<u8> {
 }
 
 #[test]
-fn hello_without_common_suite_or_signature_gets_handshake_failure_and_counts_as_incompatible() {
+fn hello_without_common_algorithms_gets_handshake_failure() {
     const ANY: &[u16] = &[0x0403, 0x0503, 0x0804, 0x0401];
     let world = world();
     let socket = UdpSocket::bind((world.dtls().ip(), 0)).unwrap();
@@ -331,13 +333,13 @@ fn hello_without_common_suite_or_signature_gets_handshake_failure_and_counts_as_
     world.wait_for_dtls("counted", |stats| stats.failed(DtlsFailure::Incompatible) == refused.len() as u64);
     assert_eq!(dropped(&world.dtls_stats()), 0);
     for good in [openssl_hello(&[0xC02F, 0xC02B], ANY), openssl_hello(&[0xCCA9], &[0x0401, 0x0403])] {
-        // A HelloVerifyRequest.
+        // HelloVerifyRequest.
         assert_eq!(answer(&good)[13], 3);
     }
 }
 
 #[test]
-fn no_version_in_common_is_said_by_an_alert_and_a_counter() {
+fn unsupported_version_gets_an_alert_and_is_counted() {
     let world = world();
     let (_, mut first, _) = hellos(&world, Kind::V12);
     // RFC 6347 section 4.2.1: client_version, here DTLS 1.0.

@@ -1,12 +1,12 @@
-//! Memory under floods of handshakes: what the first ones need, many more of them need no more.
+//! Memory under floods of handshakes: further handshakes need no more than the first ones.
 
 use crate::prelude::*;
 use crate::support::*;
 
-/// Nobody knows an address by a ClientHello: it might be anybody's. Loopback has no spoofed addresses, but to the server each
-/// source port is another client, and none of these ever answers.
+/// A first ClientHello may have a spoofed address. Loopback has none, but each source port is another client
+/// to the server, and these clients never reply.
 #[test]
-fn a_flood_of_first_hellos_leaves_nothing_behind() {
+fn flood_of_first_hellos_leaves_no_state() {
     alone::in_own_process(turnpike_testkit::this_test!(), flood);
 }
 
@@ -31,13 +31,13 @@ fn flood() {
     assert!(of_others <= of_first, "{of_others} bytes after {of_first}");
     let stats = world.dtls_stats();
     assert_eq!((stats.half_open, stats.open, stats.failed.iter().sum::<u64>()), (0, 0, 0), "{stats:?}");
-    // A genuine client still connects.
+    // A genuine client can still connect.
     DtlsClient::connect(world.dtls(), Kind::V13).allocated(&peer());
     witness.lost_nothing();
 }
 
 #[test]
-fn two_thousand_half_open_handshakes_take_the_memory_of_the_bound() {
+fn half_open_handshakes_use_bounded_memory() {
     alone::in_own_process(turnpike_testkit::this_test!(), half_open);
 }
 
@@ -54,7 +54,7 @@ fn half_open() {
             let kind = if number % 2 == 0 { Kind::V12 } else { Kind::V13 };
             let (client, _, second) = hellos(&world, kind);
             client.socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
-            // A network whose places are all taken waits until the oldest of them can give way.
+            // If all places of a network are taken, retry until the oldest can be evicted.
             let mut answered = || {
                 client.socket.send(&second).unwrap();
                 client.socket.recv(&mut [0; 4096]).is_ok().then_some(())
@@ -64,8 +64,8 @@ fn half_open() {
     };
     let (of_first, of_others) = (grown(|| attack(400)), grown(|| attack(1600)));
     assert!(of_others <= of_first, "{of_others} bytes after {of_first}");
-    // Those that did not give way took the same port again and replaced themselves.
-    world.wait_for_dtls("all but the youngest are gone", |stats| {
+    // Handshakes that were not evicted were replaced when their port was reused.
+    world.wait_for_dtls("all but the most recent are gone", |stats| {
         stats.half_open <= 150 && stats.ended(DtlsEnd::Handshake) >= 1_850
     });
     let evicted = world.dtls_stats().failed(DtlsFailure::Evicted);

@@ -1,4 +1,4 @@
-//! DTLS clients of both versions: handshakes, messages, ends, certificates.
+//! DTLS 1.2 and 1.3 clients: handshakes, messages, ends, certificates.
 
 use crate::prelude::*;
 use std::process::{Child, Command, Stdio};
@@ -34,7 +34,7 @@ fn both_versions_allocate_and_relay_by_channel_in_both_directions() {
 }
 
 #[test]
-fn a_farewell_ends_the_allocation_at_once_in_both_versions() {
+fn close_notify_ends_the_allocation_in_both_versions() {
     let world = world();
     for kind in [Kind::V12, Kind::V13] {
         let mut client = DtlsClient::connect(world.dtls(), kind);
@@ -47,7 +47,7 @@ fn a_farewell_ends_the_allocation_at_once_in_both_versions() {
 }
 
 #[test]
-fn who_begins_anew_from_the_same_port_replaces_what_it_had() {
+fn new_handshake_from_the_same_port_replaces_the_association() {
     let world = world();
     for (number, kinds) in
         [(1, [Kind::V12, Kind::V12]), (2, [Kind::V13, Kind::V12]), (3, [Kind::V12, Kind::V13])]
@@ -63,7 +63,7 @@ fn who_begins_anew_from_the_same_port_replaces_what_it_had() {
 }
 
 #[test]
-fn plain_stun_on_a_port_for_dtls_only_is_counted_and_dropped() {
+fn plain_stun_on_a_dtls_port_is_dropped_and_counted() {
     let world = world();
     let socket = UdpSocket::bind((world.dtls().ip(), 0)).unwrap();
     socket.send_to(&binding(1), world.dtls()).unwrap();
@@ -89,7 +89,7 @@ fn one_port_serves_plain_udp_and_dtls() {
         assert_eq!(Message(heard(&plain)).kind(), BINDING | 0x0100);
         client.ask(&binding(round));
     }
-    // Both at a time from one port, too.
+    // One client port may use both at once.
     let mut both = DtlsClient::on(plain.try_clone().unwrap(), Kind::V12);
     both.finish().unwrap();
     both.ask(&binding(7));
@@ -105,7 +105,7 @@ fn one_port_serves_plain_udp_and_dtls() {
     assert_eq!(Message(buffer[..len].to_vec()).kind(), ALLOCATE | 0x0100);
     both.ask(&allocate());
     eventually("two allocations", || world.allocations() == 2);
-    // ChannelData beside records.
+    // ChannelData next to DTLS records.
     let (other, far) = (self::peer(), self::peer());
     other.connect(udp).unwrap();
     for request in [allocate(), bind(far.local_addr().unwrap())] {
@@ -119,7 +119,7 @@ fn one_port_serves_plain_udp_and_dtls() {
 }
 
 #[test]
-fn new_certificates_are_shown_to_new_clients_and_old_associations_live_on() {
+fn new_certificates_apply_to_new_clients_only() {
     let (old, new) = (identity(&["old.example"]), identity(&["new.example"]));
     let context = context(&[old]);
     let world = start_with(|config| config.dtls.context = Some(Arc::clone(&context)));
@@ -136,7 +136,7 @@ fn new_certificates_are_shown_to_new_clients_and_old_associations_live_on() {
 }
 
 #[test]
-fn p384_will_do_and_other_keys_are_refused_by_name() {
+fn p384_works_and_unsupported_keys_are_named() {
     let of = |algorithm| {
         let key = KeyPair::generate_for(algorithm).unwrap();
         identity_of(&Certificate::of_key(&key, &["a.example"], |_| ()))
@@ -145,7 +145,7 @@ fn p384_will_do_and_other_keys_are_refused_by_name() {
     assert!(p384.can_dtls() && !ed25519.can_dtls());
     let refused = turnpike_relay::DtlsContext::new(std::slice::from_ref(&ed25519), SOON);
     assert!(matches!(refused, Err(DtlsError::NoCertificate)));
-    // The one that cannot is passed over.
+    // The unusable certificate is skipped.
     let context = context(&[ed25519.clone(), p384]);
     assert!(matches!(context.replace(&[ed25519]), Err(DtlsError::NoCertificate)));
     let world = start_with(|config| config.dtls.context = Some(context));
@@ -155,7 +155,7 @@ fn p384_will_do_and_other_keys_are_refused_by_name() {
 }
 
 #[test]
-fn the_server_says_farewell_when_it_stops() {
+fn stop_sends_close_notify() {
     let world = world();
     let mut clients = [Kind::V12, Kind::V13].map(|kind| DtlsClient::connect(world.dtls(), kind));
     world.relay.stop();
@@ -164,7 +164,7 @@ fn the_server_says_farewell_when_it_stops() {
     }
 }
 
-/// A program that ends with the test, however that ends.
+/// Child process that is killed at the end of the test.
 struct Program(Child);
 
 impl Drop for Program {
@@ -174,7 +174,7 @@ impl Drop for Program {
     }
 }
 
-/// The datagrams of a ClientHello in fragments with so many bytes of it each; RFC 6347 section 4.2.3.
+/// Splits a ClientHello into fragments of `size` bytes, one per datagram (RFC 6347 section 4.2.3).
 fn fragments(hello: &[u8], size: usize) -> Vec<Vec<u8>> {
     let (header, body) = (&hello[..25], &hello[25..]);
     let bytes = |number: usize| u32::try_from(number).unwrap().to_be_bytes();
@@ -187,11 +187,11 @@ fn fragments(hello: &[u8], size: usize) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn hello_in_fragments_is_joined_once_it_has_shown_its_cookie() {
+fn fragmented_hello_is_joined_after_its_cookie_is_verified() {
     let world = world();
     for size in [70, 80, 100] {
         let (mut client, first, second) = hellos(&world, Kind::V12);
-        // The first fragment without a cookie gets a cookie, and so does each repetition of it.
+        // A first fragment without a cookie gets one, and so does each retransmission.
         let probe = UdpSocket::bind((world.dtls().ip(), 0)).unwrap();
         probe.set_read_timeout(Some(SOON)).unwrap();
         for _ in 0..2 {
@@ -201,7 +201,7 @@ fn hello_in_fragments_is_joined_once_it_has_shown_its_cookie() {
         }
         let pieces = fragments(&second, size);
         assert!(pieces.len() > 1);
-        // A repetition of the first, and a later one too early, change nothing.
+        // A repeated or premature fragment changes nothing.
         for piece in [&pieces[..1], &pieces[pieces.len() - 1..], &pieces[..]].concat() {
             client.socket.send(&piece).unwrap();
         }
@@ -210,7 +210,7 @@ fn hello_in_fragments_is_joined_once_it_has_shown_its_cookie() {
     }
     world.wait_for_dtls("three handshakes", |stats| (stats.handshakes_1_2, stats.half_open) == (3, 0));
 
-    // Without a good cookie nothing is kept.
+    // Without a valid cookie nothing is stored.
     let (client, _, second) = hellos(&world, Kind::V12);
     let forger = UdpSocket::bind((world.dtls().ip(), 0)).unwrap();
     for piece in fragments(&second, 100) {
@@ -220,7 +220,8 @@ fn hello_in_fragments_is_joined_once_it_has_shown_its_cookie() {
     drop(client);
 }
 
-/// OpenSSL sends the ClientHello with the cookie in fragments where the MTU is small. Some versions take 228 for the least, others 256.
+/// OpenSSL fragments the ClientHello with the cookie if the MTU is small. Its minimum is 228 or 256,
+/// depending on the version.
 #[test]
 fn openssl_connects_with_any_mtu() {
     for mtu in ["256", "300", "1500"] {
@@ -236,7 +237,7 @@ fn openssl_connects_with_any_mtu() {
             return turnpike_testkit::alone::skip("openssl is not installed");
         };
         child.0.stdin.as_mut().unwrap().write_all(&binding(5)).unwrap();
-        // A pipe has no deadline, so that a thread waits at it.
+        // Pipes have no timeout, hence a thread.
         let mut stdout = child.0.stdout.take().unwrap();
         let (heard, hears) = mpsc::channel();
         thread::spawn(move || {

@@ -1,5 +1,5 @@
-//! Two clients of one relay behind a NAT have each other as peers by the addresses that they are told. There is no NAT here that could
-//! send anything back: nobody has the public address, and nothing that went there would arrive.
+//! Two clients of a relay behind a NAT reach each other by their external addresses. No NAT exists here: the
+//! public address is unassigned, so datagrams that really went there would be lost.
 
 use crate::prelude::*;
 use turnpike_turn::server::PeerRules;
@@ -8,13 +8,12 @@ use crate::support::*;
 
 const PUBLIC: IpAddr = IpAddr::V4(Ipv4Addr::new(198, 41, 0, 9));
 
-/// Behind a NAT, and by the peer rules of a server to which nothing is allowed: what is bound is no peer under its own address.
+/// Relay behind a NAT with default peer rules: the bound address is not a permitted peer.
 pub(crate) fn behind_nat(config: &mut Config) {
     config.relay = vec![RelayAddress { bind: Ipv4Addr::LOCALHOST.into(), external: Some(PUBLIC) }];
     config.server.peers = PeerRules::default();
 }
 
-/// A client over UDP.
 pub(crate) struct Caller {
     socket: UdpSocket,
     pub(crate) relayed: SocketAddr,
@@ -36,13 +35,13 @@ impl Caller {
         assert_eq!(Message(heard(&self.socket)).kind(), kind | 0x0100);
     }
 
-    /// A channel between the two, each way.
+    /// Binds a channel in each direction.
     pub(crate) fn call(&self, other: &Self) {
         self.ask(&bind(other.relayed));
         other.ask(&bind(self.relayed));
     }
 
-    /// A burst, which arrives whole and in order.
+    /// Sends a burst and checks that it arrives complete and in order.
     pub(crate) fn speaks_to(&self, other: &Self) {
         for number in 0..40 {
             self.socket.send(&channel_data(&[number; 100])).unwrap();
@@ -52,7 +51,7 @@ impl Caller {
         }
     }
 
-    /// One datagram without a channel.
+    /// Sends a datagram without a channel.
     fn sends_to(&self, other: &Self) {
         let attributes = [(XOR_PEER_ADDRESS, &xored(other.relayed)[..]), (PAYLOAD, b"alone")];
         self.socket.send(&stun(SEND, 7, &attributes)).unwrap();
@@ -87,17 +86,17 @@ fn clients_reach_each_other_by_channels_and_indications_on_every_data_path() {
 }
 
 #[test]
-fn clients_on_relay_sockets_that_others_have_too_reach_each_other() {
+fn clients_on_shared_relay_sockets_reach_each_other() {
     let world = start_with(|config| {
         behind_nat(config);
-        // One for each of them, since all are the same peer.
+        // One socket per client, because all are the same peer.
         config.shared_ports = 4;
     });
     converse(&world);
 }
 
 #[test]
-fn a_reload_that_tells_of_the_nat_or_of_another_address_leaves_calls_up() {
+fn reload_with_a_new_external_address_keeps_calls() {
     let world = start_with(behind_nat);
     let [alice, bob] = [(); 2].map(|()| Caller::new(&world));
     alice.call(&bob);
@@ -110,7 +109,7 @@ fn a_reload_that_tells_of_the_nat_or_of_another_address_leaves_calls_up() {
         layout.follow(&config.listen, &config.dtls.listen, &config.streams);
         let nobody: Arc<dyn turnpike_relay::CredentialStore> = Arc::new(());
         world.relay.reconfigure(&config, &layout, &nobody).unwrap();
-        eventually("newcomers are told the new one", || {
+        eventually("new clients get the new address", || {
             let socket = peer();
             socket.connect(world.udp()).unwrap();
             socket.send(&allocate()).unwrap();
@@ -119,7 +118,7 @@ fn a_reload_that_tells_of_the_nat_or_of_another_address_leaves_calls_up() {
         });
         alice.speaks_to(&bob);
         bob.speaks_to(&alice);
-        // A call can still be made by the address of before.
+        // Calls to the previous address still work.
         alice.call(&bob);
     }
 }

@@ -1,4 +1,4 @@
-//! IP header fields of what is relayed (RFC 8656 sections 14 to 16), and that an answer leaves from the address that was asked.
+//! IP header fields of relayed datagrams (RFC 8656 sections 14 to 16), and the source address of replies.
 
 use crate::prelude::*;
 use std::os::fd::AsFd as _;
@@ -7,7 +7,7 @@ use turnpike_net::{Rx, UdpOptions, UdpSocket as Reading};
 
 use crate::support::*;
 
-/// ECT(1), ECT(0), CE, expedited forwarding with ECT(0), and none.
+/// ECT(1), ECT(0), CE, expedited forwarding with ECT(0), and zero.
 const TOS: [u8; 5] = [1, 2, 3, 0xBA, 0];
 
 fn socket() -> Reading {
@@ -15,12 +15,12 @@ fn socket() -> Reading {
     Reading::bind((Ipv4Addr::LOCALHOST, 0).into(), &options).unwrap()
 }
 
-/// TOS and payload of the next datagram.
+/// Receives a datagram; returns its TOS and payload.
 fn next(socket: &Reading) -> (u8, Vec<u8>) {
     let mut rx = Rx::new(Datapath::Basic);
     let until = Instant::now() + SOON;
     loop {
-        assert!(Instant::now() < until, "nothing came in time");
+        assert!(Instant::now() < until, "no datagram in time");
         let Ok(received) = rx.recv(socket) else { continue };
         if let Some(buffer) = rx.buffers(received).next() {
             return (buffer.tos, buffer.bytes.to_vec());
@@ -46,7 +46,7 @@ fn dscp_and_ecn_are_copied_between_datagrams_in_both_directions() {
         client.send(&channel_data(b"there")).unwrap();
         assert_eq!(next(&peer), (tos, b"there".to_vec()));
     }
-    // The other way: the client reads what the peer's datagrams carried.
+    // Opposite direction: the client reads the TOS of the peer's datagrams.
     let (client, peer) = (socket(), self::peer());
     let asks = UdpSocket::from(client.as_fd().try_clone_to_owned().unwrap());
     asks.send_to(&allocate(), world.udp()).unwrap();
@@ -60,9 +60,9 @@ fn dscp_and_ecn_are_copied_between_datagrams_in_both_directions() {
     }
 }
 
-/// Sections 15 and 16.
+/// RFC 8656 sections 15 and 16.
 #[test]
-fn datagrams_of_a_client_over_tcp_are_best_effort_and_not_ect() {
+fn datagrams_of_tcp_clients_are_best_effort_and_not_ect() {
     let world = start_with(|_| {});
     let peer = socket();
     let mut client = Client::new(connect(world.tcp()));
@@ -70,7 +70,7 @@ fn datagrams_of_a_client_over_tcp_are_best_effort_and_not_ect() {
     client.ask(&bind(peer.local_addr()));
     let says = UdpSocket::from(peer.as_fd().try_clone_to_owned().unwrap());
     for tos in TOS {
-        // DSCP and ECN of the peer's datagrams end here.
+        // DSCP and ECN of the peer's datagrams are not forwarded.
         with_tos(&says, tos);
         says.send_to(b"back", relayed).unwrap();
         assert_eq!(client.receive().unwrap().payload(), b"back");
@@ -79,9 +79,9 @@ fn datagrams_of_a_client_over_tcp_are_best_effort_and_not_ect() {
     }
 }
 
-/// Section 14, over a loopback with the MTU of an Ethernet.
+/// RFC 8656 section 14, over a loopback with the MTU of Ethernet.
 #[test]
-fn a_send_with_dont_fragment_leaves_whole_or_not_at_all() {
+fn send_with_dont_fragment_is_never_fragmented() {
     in_network_namespace(turnpike_testkit::this_test!(), || {
         run("ip", &["link", "set", "lo", "mtu", "1500"]);
         let world = start_with(|_| {});
@@ -106,7 +106,7 @@ fn a_send_with_dont_fragment_leaves_whole_or_not_at_all() {
 
 /// RFC 8489 section 6.3.1.2.
 #[test]
-fn a_wildcard_listener_answers_from_the_address_that_was_asked() {
+fn wildcard_listener_replies_from_the_destination_address() {
     let world = start_with(|config| config.listen = vec![(Ipv4Addr::UNSPECIFIED, 0).into()]);
     let port = world.udp().port();
     for last in 1..5 {
@@ -121,7 +121,7 @@ fn a_wildcard_listener_answers_from_the_address_that_was_asked() {
 
 /// RFC 8656 section 7.2.
 #[test]
-fn relay_ports_are_those_of_the_dynamic_range_by_default() {
+fn default_relay_ports_are_the_dynamic_range() {
     let world = start_with(|config| config.ports = turnpike_relay::Config::default().ports);
     for _ in 0..50 {
         let client = self::peer();

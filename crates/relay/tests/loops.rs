@@ -1,11 +1,12 @@
-//! Allocations within allocations: whoever comes from one of our own relayed transport addresses gets none and moves none, though the
-//! peer rules let him reach us. In a namespace of its own, where an address leads to the listeners that no interface has.
+//! Nested allocations: clients that come from one of our relayed transport addresses get no allocation and
+//! cannot move one, even if the peer rules let them reach us. Runs in a network namespace in which a route
+//! leads an address to the listeners without an interface.
 
 use crate::prelude::*;
 use crate::support::{in_network_namespace, run, start_with};
 
 const RELAY: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 1);
-/// Of a range that a `local` route makes this machine's: the peer rules know nothing of it.
+/// Address in the range of a `local` route, which the peer rules do not cover.
 const DOOR: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
 
 fn allocate_of(transport: u8, more: &[(u16, &[u8])]) -> Vec<u8> {
@@ -16,7 +17,7 @@ fn present(ticket: &[u8]) -> Vec<u8> {
     stun(support::REFRESH, 5, &[(MOBILITY_TICKET, ticket)])
 }
 
-/// Two workers, listening everywhere.
+/// Two workers on wildcard addresses.
 fn world() -> World {
     run("ip", &["address", "add", &format!("{RELAY}/32"), "dev", "lo"]);
     run("ip", &["route", "add", "local", "10.99.0.0/16", "dev", "lo"]);
@@ -35,7 +36,6 @@ fn refused(world: &World) -> u64 {
     world.relay.snapshots().iter().map(|snapshot| snapshot.turn.loop_refusals).sum()
 }
 
-/// A client over UDP.
 struct Outer(UdpSocket);
 
 impl Outer {
@@ -59,14 +59,14 @@ impl Outer {
         answer
     }
 
-    /// The same from the relayed transport address.
+    /// Sends a request through the relayed transport address.
     fn exchange_through(&self, request: &[u8]) -> Message {
         Message(self.exchange(&channel_data(request)).payload().to_vec())
     }
 }
 
 #[test]
-fn a_client_behind_a_relayed_address_gets_and_moves_no_allocation_and_nothing_circulates() {
+fn client_behind_a_relayed_address_gets_no_allocation_and_no_loop() {
     in_network_namespace(turnpike_testkit::this_test!(), || {
         let world = world();
         let door = SocketAddr::from((DOOR, world.udp().port()));
@@ -74,13 +74,13 @@ fn a_client_behind_a_relayed_address_gets_and_moves_no_allocation_and_nothing_ci
         let relayed = plain(&outer.ask(&allocate()).attribute(0x0016));
         assert_eq!(relayed.ip(), RELAY);
         outer.ask(&bind(door));
-        // The way is there, and where it comes out is known.
+        // The path works and the mapped address is the relayed one.
         assert_eq!(plain(&outer.exchange_through(&binding(9)).attribute(0x0020)), relayed);
 
         for request in [allocate(), allocate_of(17, &[(MOBILITY_TICKET, &[])])] {
             assert_eq!(outer.exchange_through(&request).error(), Some(403));
         }
-        // One that was made without a detour does not go there by its ticket, and elsewhere it does.
+        // A ticket from a direct allocation cannot be used on this path, but elsewhere.
         let mobile = Outer::new(&world);
         let ticket = mobile.ask(&allocate_of(17, &[(MOBILITY_TICKET, &[])])).attribute(MOBILITY_TICKET);
         assert_eq!(outer.exchange_through(&present(&ticket)).error(), Some(403));
@@ -95,14 +95,14 @@ fn a_client_behind_a_relayed_address_gets_and_moves_no_allocation_and_nothing_ci
             for _ in 0..50 {
                 outer.0.send(&channel_data(&channel_data(b"round and round"))).unwrap();
             }
-            eventually("each came out once", || passed() == 50 * round);
+            eventually("each arrived once", || passed() == 50 * round);
         }
-        eventually("each went in once", || relayed() == before + 300);
+        eventually("each was relayed once", || relayed() == before + 300);
     });
 }
 
 #[test]
-fn a_client_behind_a_relayed_tcp_address_gets_none_either() {
+fn client_behind_a_relayed_tcp_address_gets_no_allocation() {
     in_network_namespace(turnpike_testkit::this_test!(), || {
         let world = world();
         let server = SocketAddr::from((Ipv4Addr::LOCALHOST, world.tcp().port()));
@@ -124,7 +124,7 @@ fn a_client_behind_a_relayed_tcp_address_gets_none_either() {
             assert_eq!(inner.receive().unwrap().error(), Some(403));
         }
         eventually("three refusals are counted", || refused(&world) == 3);
-        // A client by UDP may have the same number by chance: here it takes it.
+        // A UDP client with the same port number as the TCP one.
         let namesake = UdpSocket::bind(relayed).unwrap();
         namesake.connect(server).unwrap();
         assert_eq!(Outer(namesake).ask(&allocate()).kind(), 0x0103);

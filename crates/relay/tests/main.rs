@@ -1,5 +1,5 @@
-//! The relay over real sockets: one module per behaviour, in one program, which is linked once. A test that needs a
-//! process to itself starts one (`turnpike_testkit::alone`).
+//! Tests of the relay over real sockets: one module per behaviour, linked into one program. A test that needs
+//! its own process starts one (`turnpike_testkit::alone`).
 #![forbid(unsafe_code)]
 #![cfg(test)]
 #![allow(clippy::cast_possible_truncation, reason = "small numbers, and payload that may wrap")]

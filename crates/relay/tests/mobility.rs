@@ -1,10 +1,10 @@
-//! Mobility (RFC 8016) over real sockets: a client that changes its port keeps its allocation, over UDP and TCP, whichever worker
-//! its new 5-tuple reaches.
+//! Mobility (RFC 8016) over real sockets: a client that changes its port keeps its allocation over UDP and
+//! TCP, regardless of the worker of its new 5-tuple.
 
 use crate::prelude::*;
 use crate::support::CHANNEL;
 
-/// Enough that with two workers some lead from one to the other: all but one of 4096 runs.
+/// Enough that at least one leads to the other of two workers in all but one of 4096 runs.
 const MOVES: u8 = 12;
 
 fn allocate_mobile() -> Vec<u8> {
@@ -15,7 +15,7 @@ fn present(ticket: &[u8], id: u8) -> Vec<u8> {
     stun(support::REFRESH, id, &[(MOBILITY_TICKET, ticket)])
 }
 
-/// A client over UDP that repeats itself, as clients do.
+/// A UDP client that retransmits.
 struct Mobile {
     server: SocketAddr,
     socket: UdpSocket,
@@ -38,7 +38,7 @@ impl Mobile {
         answer
     }
 
-    /// The error code that is the answer.
+    /// Returns the error code of the response.
     fn refused(&self, request: &[u8]) -> u16 {
         let answer = self.exchange(request);
         assert_eq!(answer.kind(), u16::from_be_bytes([request[0], request[1]]) | 0x0110);
@@ -56,11 +56,11 @@ impl Mobile {
                     return message;
                 }
             }
-            assert!(Instant::now() < deadline, "no answer");
+            assert!(Instant::now() < deadline, "no response");
         }
     }
 
-    /// Says something to the peer until it is heard, and hears it back. The first words of a move may be lost on the way.
+    /// Exchanges a datagram with the peer and retransmits, because the first ones of a move may be lost.
     fn converse(&self, peer: &UdpSocket, word: &[u8]) -> SocketAddr {
         peer.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
         let deadline = Instant::now() + SOON;
@@ -84,7 +84,7 @@ impl Mobile {
 }
 
 #[test]
-fn a_client_that_changes_its_port_keeps_traffic_flowing() {
+fn traffic_continues_after_a_change_of_port() {
     for workers in [1, 2] {
         let world = support::start_workers(workers);
         let peer = peer();
@@ -104,12 +104,12 @@ fn a_client_that_changes_its_port_keeps_traffic_flowing() {
         }
         world.wait_for_counter("mobility", "arrived", MOVES.into());
         world.wait_whether("mobility", "exported", workers == 2);
-        support::eventually("what was exported was imported, and is there once", || {
+        support::eventually("each exported allocation is imported and exists once", || {
             let allocations: u64 = world.relay.snapshots().iter().map(|snapshot| snapshot.allocations).sum();
             let all = world.counter("mobility", "exported") == world.counter("mobility", "imported");
             all && allocations == 1
         });
-        // Its quota and port are given back by whichever worker has it.
+        // The current worker releases its quota and port.
         client.ask(&stun(support::REFRESH, 90, &[(0x000D, &[0; 4])]));
         support::eventually("the allocation is gone", || {
             world.relay.snapshots().iter().all(|snapshot| snapshot.allocations == 0)
@@ -119,9 +119,9 @@ fn a_client_that_changes_its_port_keeps_traffic_flowing() {
     }
 }
 
-/// Nor is a request that comes first: its answer does not wait for the client to repeat it.
+/// A first request is not lost either: its response needs no retransmission.
 #[test]
-fn the_first_data_from_a_new_port_is_not_lost_whichever_worker_it_reaches() {
+fn first_data_from_a_new_port_reaches_any_worker() {
     for workers in [1, 2] {
         let world = support::start_workers(workers);
         let peer = peer();
@@ -140,7 +140,7 @@ fn the_first_data_from_a_new_port_is_not_lost_whichever_worker_it_reaches() {
                 client.socket.set_read_timeout(Some(SOON)).unwrap();
                 client.socket.send_to(&support::refresh(200 + step), client.server).unwrap();
                 assert_eq!(Message(heard(&client.socket)).kind(), support::REFRESH | 0x0100);
-                // A request is no data: the old port is still good.
+                // Requests are not data, so the old port remains valid.
                 client.converse(&peer, word.as_bytes());
             }
             drop(old);
@@ -150,7 +150,7 @@ fn the_first_data_from_a_new_port_is_not_lost_whichever_worker_it_reaches() {
     }
 }
 
-/// A client on this worker: the kernel chooses by the 5-tuple, so ports are tried until it does.
+/// Creates a client on this worker: tries ports until the kernel chooses it.
 fn on_worker(world: &World, worker: usize) -> Mobile {
     let requests = || {
         let snapshots = world.relay.snapshots();
@@ -169,9 +169,9 @@ fn on_worker(world: &World, worker: usize) -> Mobile {
     }
 }
 
-/// RFC 8016 section 3.2.2, with the client at home on one worker and away on another.
+/// RFC 8016 section 3.2.2, with old and new address on different workers.
 #[test]
-fn the_number_of_workers_changes_no_answer() {
+fn responses_are_independent_of_the_number_of_workers() {
     for (workers, home, away) in [(1, 0, 0), (2, 0, 0), (2, 0, 1), (4, 3, 0), (4, 1, 2), (4, 2, 2)] {
         let world = support::start_workers(workers);
         let peer = peer();
@@ -182,7 +182,7 @@ fn the_number_of_workers_changes_no_answer() {
         old.ask(&bind);
         old.converse(&peer, b"at home");
         let next = new.ask(&present(&ticket, 50)).attribute(MOBILITY_TICKET);
-        // Requests end nothing, whichever they are.
+        // Requests never end the use of the old address.
         for request in [&bind, &refresh(51), &stun(support::REFRESH, 52, &[(0x000D, &[0, 0, 2, 88])])] {
             new.ask(request);
             old.converse(&peer, b"still here");
@@ -202,7 +202,7 @@ fn the_number_of_workers_changes_no_answer() {
 }
 
 #[test]
-fn over_tcp_a_mobile_allocation_outlives_its_connection() {
+fn mobile_allocation_outlives_its_tcp_connection() {
     for workers in [1, 2] {
         let world = support::start_workers(workers);
         let peer = peer();
@@ -230,7 +230,7 @@ fn over_tcp_a_mobile_allocation_outlives_its_connection() {
     }
 }
 
-/// A client whose connection a proxy says to come from this port.
+/// Client whose PROXY header names this source port.
 fn from_port(world: &World, port: u16) -> Client<std::net::TcpStream> {
     let source = SocketAddr::new(Ipv4Addr::new(192, 0, 2, 7).into(), port);
     let mut client = world.client();
@@ -239,12 +239,12 @@ fn from_port(world: &World, port: u16) -> Client<std::net::TcpStream> {
 }
 
 #[test]
-fn who_gets_the_address_of_a_client_that_is_away_keeps_its_connection() {
+fn client_at_an_absent_clients_address_keeps_its_connection() {
     let world = support::start(|config| {
         config.limits.idle = Duration::from_millis(700);
         config.proxies = vec!["127.0.0.0/8".parse().unwrap()];
     });
-    // One comes back elsewhere, the other's session ends.
+    // One returns from elsewhere; the session of the other ends.
     let end: [fn(&Mobile, &[u8]); 2] = [
         |elsewhere, ticket| _ = elsewhere.ask(&present(ticket, 50)),
         |elsewhere, ticket| {
@@ -262,7 +262,7 @@ fn who_gets_the_address_of_a_client_that_is_away_keeps_its_connection() {
         end(&Mobile::new(&world), &ticket);
         others.push(other);
     }
-    // One who has no allocation at all is closed after all that.
+    // A client that never had an allocation is closed afterwards.
     let mut idle = from_port(&world, 5000);
     idle.ask(&binding(1));
     idle.ends();
@@ -273,7 +273,7 @@ fn who_gets_the_address_of_a_client_that_is_away_keeps_its_connection() {
 }
 
 #[test]
-fn a_connection_that_an_allocation_has_left_for_another_worker_is_idle() {
+fn connection_is_idle_after_its_allocation_moved_away() {
     let world = support::start_with(|config| {
         config.workers = 2;
         config.streams.limits.idle = Duration::from_millis(700);
@@ -296,7 +296,7 @@ fn a_connection_that_an_allocation_has_left_for_another_worker_is_idle() {
 }
 
 #[test]
-fn who_gets_the_address_of_a_dtls_client_that_is_away_keeps_its_association() {
+fn client_at_an_absent_clients_address_keeps_its_association() {
     let world = support::dtls::world_with(|config| config.limits.idle = Duration::from_millis(500));
     let mut gone = DtlsClient::connect(world.dtls(), Kind::V13);
     let ticket = gone.ask(&allocate_mobile()).attribute(MOBILITY_TICKET);
@@ -306,7 +306,7 @@ fn who_gets_the_address_of_a_dtls_client_that_is_away_keeps_its_association() {
     other.finish().unwrap();
     other.ask(&allocate());
     Mobile::new(&world).ask(&present(&ticket, 50));
-    // One who has no allocation is told to go after that.
+    // A client that never had an allocation gets a farewell afterwards.
     let mut idle = DtlsClient::connect(world.dtls(), Kind::V13);
     idle.hears_farewell();
     world.wait_for_dtls("one is idle", |stats| stats.ended(DtlsEnd::Idle) == 1);

@@ -1,4 +1,5 @@
-//! Mobility (RFC 8016) with the client of this workspace, `turn::client`, which moves between real sockets before a running relay.
+//! Mobility (RFC 8016) of the client in this workspace, `turn::client`, which moves between real sockets of a
+//! running relay.
 
 use crate::prelude::*;
 use turnpike_turn::client::{Client, Config, Incoming, Timing};
@@ -7,11 +8,11 @@ use turnpike_wire::{
     indication::MAX_HEADER_LEN,
 };
 
-/// Enough that with two workers some lead from one to the other.
+/// Enough that some lead from one of two workers to the other.
 const MOVES: usize = 8;
 const SHORT: Duration = Duration::from_millis(20);
 
-/// What the client sends through at present.
+/// Current connection of the client.
 enum Way {
     Udp(UdpSocket),
     Tcp(TcpStream, Framer),
@@ -37,7 +38,7 @@ impl Way {
         }
     }
 
-    /// What comes within a short time.
+    /// Receives for a short time.
     fn receive(&mut self) -> Vec<Vec<u8>> {
         let mut buffer = [0; 4096];
         let (read, mut messages) = match self {
@@ -87,7 +88,6 @@ impl Traveller {
         u64::try_from(self.started.elapsed().as_millis()).unwrap()
     }
 
-    /// Sends and receives once.
     fn step(&mut self) {
         while let Some(message) = self.client.poll_transmit() {
             self.way.send(message);
@@ -104,7 +104,7 @@ impl Traveller {
         }
     }
 
-    /// Goes on until this has happened.
+    /// Steps until an event matches.
     fn until<T>(&mut self, wanted: impl Fn(&Event) -> Option<T>) -> T {
         let deadline = Instant::now() + SOON;
         loop {
@@ -115,11 +115,12 @@ impl Traveller {
                     return found;
                 }
             }
-            assert!(Instant::now() < deadline, "it does not happen");
+            assert!(Instant::now() < deadline, "no such event");
         }
     }
 
-    /// Says a word, whose length needs no padding on a stream, until the peer has heard it and it has come back; where the peer heard it from.
+    /// Exchanges a word that needs no padding with the peer, with retransmissions; returns the address seen
+    /// by the peer.
     fn converse(&mut self, peer: &UdpSocket, word: &[u8]) -> SocketAddr {
         peer.set_read_timeout(Some(SHORT)).unwrap();
         let deadline = Instant::now() + SOON;
@@ -163,7 +164,7 @@ fn travels(over_tcp: bool, workers: usize) {
     assert_eq!(relayed, allocation.relayed);
     for stop in 0..MOVES {
         let old = std::mem::replace(&mut traveller.way, Way::new(&world, over_tcp));
-        // Over TCP every other time the old connection is gone before, as when a network is lost.
+        // Over TCP every second connection is lost before the move.
         let old = (stop % 2 == 0).then_some(old);
         let now = traveller.now();
         traveller.client.migrate(now).unwrap();
@@ -172,7 +173,7 @@ fn travels(over_tcp: bool, workers: usize) {
             _ => None,
         });
         assert!(lifetime > 0);
-        // By the channel that was bound at home.
+        // Uses the channel that was bound before the move.
         assert!(traveller.client.channel(to).is_some());
         assert_eq!(traveller.converse(&peer, format!("stop{stop:04}").as_bytes()), relayed);
         drop(old);
@@ -188,21 +189,21 @@ fn travels(over_tcp: bool, workers: usize) {
 }
 
 #[test]
-fn our_client_takes_its_allocation_along_over_udp() {
+fn our_client_keeps_its_allocation_over_udp() {
     travels(false, 1);
 }
 
 #[test]
-fn our_client_takes_its_allocation_along_over_udp_between_workers() {
+fn our_client_keeps_its_allocation_over_udp_between_workers() {
     travels(false, 2);
 }
 
 #[test]
-fn our_client_takes_its_allocation_along_over_tcp() {
+fn our_client_keeps_its_allocation_over_tcp() {
     travels(true, 1);
 }
 
 #[test]
-fn our_client_takes_its_allocation_along_over_tcp_between_workers() {
+fn our_client_keeps_its_allocation_over_tcp_between_workers() {
     travels(true, 2);
 }

@@ -1,11 +1,10 @@
-//! What may be seen of a relay from outside: its counts at once, how many clients each listener has, and who was turned
-//! away.
+//! Observation of a relay: current counters, clients per listener, refused clients.
 
 use crate::prelude::*;
 use crate::support::*;
 use turnpike_relay::TurnedAway;
 
-/// Has a worker publish what it has counted.
+/// Makes a worker publish its counters.
 fn probe(relay: &Relay, worker: usize) -> Duration {
     let (sender, answer) = mpsc::channel();
     relay.probe(worker, move |waited| sender.send(waited).unwrap());
@@ -21,10 +20,10 @@ fn allocated(world: &World) -> UdpSocket {
 }
 
 #[test]
-fn counts_are_of_the_moment_in_which_somebody_asks() {
+fn probed_counters_are_current() {
     let world = support::start_workers(1);
     let mut clients = Vec::new();
-    // Faster than workers publish by themselves.
+    // Faster than workers publish on their own.
     for count in 1..=20 {
         clients.push(allocated(&world));
         probe(&world.relay, 0);
@@ -32,11 +31,11 @@ fn counts_are_of_the_moment_in_which_somebody_asks() {
     }
     let (sender, answer) = mpsc::channel::<Duration>();
     world.relay.probe(1, move |waited| sender.send(waited).unwrap());
-    assert!(answer.recv_timeout(SOON).is_err(), "there is no such worker");
+    assert!(answer.recv_timeout(SOON).is_err(), "no such worker");
 }
 
 #[test]
-fn each_listener_has_its_clients() {
+fn clients_are_counted_by_listener() {
     let world = support::start_workers(2);
     let _udp = [allocated(&world), allocated(&world)];
     let mut tcp = world.client();
@@ -68,7 +67,7 @@ impl SessionLog for Door {
 }
 
 #[test]
-fn who_is_turned_away_is_told_with_the_reason() {
+fn refused_clients_are_reported_with_a_reason() {
     let door = Door::default();
     let world = support::start_heard_by(Arc::new(door.clone()), Arc::new(()), |config| {
         config.streams.tls = Some(context(&[identity(&["turn.example.org"])]));
@@ -87,7 +86,7 @@ fn who_is_turned_away_is_told_with_the_reason() {
     let mut strange = connect(world.tcp());
     strange.write_all(&[0x80; 20]).unwrap();
     assert_eq!(told("connection", "not_stun").client, strange.local_addr().unwrap());
-    // A record of TLS with nonsense in it.
+    // TLS record with garbage.
     let mut garbage = connect(world.tls());
     garbage.write_all(&[0x16, 3, 1, 0, 5, 1, 2, 3, 4, 5]).unwrap();
     let of_tls = eventually("a handshake that failed", || {
@@ -95,7 +94,7 @@ fn who_is_turned_away_is_told_with_the_reason() {
         told.iter().find(|it| it.stage == "tls_handshake").cloned()
     });
     assert_eq!((of_tls.client, of_tls.transport), (garbage.local_addr().unwrap(), Transport::Tls));
-    // The user of an allocation is named.
+    // The log names the user of an allocation.
     let stream = tls_connect(world.tls(), "turn.example.org", &tls_config(&[])).unwrap();
     let mut known = Client::new(stream);
     known.ask(&allocate());
@@ -107,12 +106,12 @@ fn who_is_turned_away_is_told_with_the_reason() {
     });
     assert_eq!(named.transport, Transport::Tls);
     assert_eq!(&*named.user.unwrap().0, "turnpike", "the realm");
-    // Who goes as he came is not.
+    // A client that closes normally is not logged.
     let count = door.0.lock().unwrap().len();
     let mut client = world.client();
     client.ask(&allocate());
     drop(client);
-    eventually("it has ended", || world.relay.snapshots()[0].allocations == 0);
+    eventually("the allocation has ended", || world.relay.snapshots()[0].allocations == 0);
     probe(&world.relay, 0);
     assert_eq!(door.0.lock().unwrap().len(), count);
 }

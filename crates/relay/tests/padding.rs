@@ -1,12 +1,12 @@
-//! What fills a message up to four bytes is zero on every transport: neither another client's bytes nor old ones.
+//! Padding bytes are zero on every transport and never contain other data.
 
 use crate::prelude::*;
 use crate::support::*;
 
-/// Long ones first, so that what is used again holds something else than zeros.
+/// Long ones first, so that reused buffers contain other bytes.
 const LENGTHS: [usize; 10] = [1399, 1398, 1397, 0, 1, 2, 3, 4, 5, 7];
 
-/// Peers of one allocation: one with a channel, one with a permission.
+/// Peers of one allocation, reached by channel and by permission.
 struct Peers {
     relayed: SocketAddr,
     channel: UdpSocket,
@@ -22,7 +22,7 @@ impl Peers {
         Self { relayed, channel, permitted }
     }
 
-    /// Has each length come by each way; `receive` gets the next message, padding included.
+    /// Sends each length both ways; `receive` returns the next message with padding.
     fn send_all(&self, mut receive: impl FnMut() -> Vec<u8>, pads_channel_data: bool) {
         for length in LENGTHS {
             let payload = vec![0xEE; length];
@@ -62,11 +62,11 @@ fn over_udp() {
         client.send(request).unwrap();
         Message(heard(&client))
     };
-    // RFC 8656 section 12.5 asks for padding of ChannelData over streams only.
+    // RFC 8656 section 12.5 requires padding of ChannelData only over streams.
     Peers::of(ask).send_all(|| heard(&client), false);
 }
 
-/// A message as it comes, with its padding.
+/// Reads a message with its padding.
 fn read(stream: &mut impl Read) -> Vec<u8> {
     let mut message = vec![0; 4];
     stream.read_exact(&mut message).unwrap();

@@ -1,4 +1,4 @@
-//! A credential store that has to ask somebody else: its client waits, and nobody else does.
+//! A credential store that answers asynchronously: its client waits, and no other client does.
 
 use crate::prelude::*;
 use crate::support::*;
@@ -10,7 +10,7 @@ use turnpike_turn::{
 };
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
-/// Hands each question to the test.
+/// Passes each query to the test.
 struct Remote(Mutex<mpsc::Sender<(CredentialQuery, PendingLookup)>>);
 
 impl Users for Remote {
@@ -52,7 +52,6 @@ impl Asking {
         u64::try_from(self.started.elapsed().as_millis()).unwrap()
     }
 
-    /// Sends and receives once.
     fn step(&mut self) {
         while let Some(message) = self.client.poll_transmit().map(<[u8]>::to_vec) {
             self.socket.send(&message).unwrap();
@@ -75,7 +74,7 @@ impl Asking {
             if let Some(found) = done(&mut self.client) {
                 return found;
             }
-            assert!(Instant::now() < deadline, "it does not happen");
+            assert!(Instant::now() < deadline, "no such event");
         }
     }
 }
@@ -88,7 +87,7 @@ fn found(query: &CredentialQuery) -> Credentials {
 }
 
 #[test]
-fn a_client_waits_for_the_store_and_its_worker_for_nobody() {
+fn pending_lookup_delays_only_its_client() {
     let (questions, asked) = mpsc::channel();
     let world = start_with_store(Arc::new(Remote(Mutex::new(questions))), |config| {
         config.server.authenticate = true;
@@ -96,11 +95,11 @@ fn a_client_waits_for_the_store_and_its_worker_for_nobody() {
     });
     let mut alice = Asking::new(world.udp());
     alice.client.allocate(0).unwrap();
-    // The store does not know, and says so by dropping the question: the client asks again.
+    // The store drops the query, so the client retransmits.
     drop(alice.until(|_| asked.try_recv().ok()));
     world.wait_for_counter("dropped_datagrams", "lookup_over", 1);
     let (query, answer) = alice.until(|_| asked.try_recv().ok());
-    // Meanwhile the one worker answers others, and the client has no allocation.
+    // Meanwhile the only worker serves other clients, and the client has no allocation.
     let other = UdpSocket::bind("127.0.0.1:0").unwrap();
     other.set_read_timeout(Some(SOON)).unwrap();
     other.send_to(&[&[0, 1, 0, 0, 0x21, 0x12, 0xA4, 0x42][..], &[7; 12]].concat(), world.udp()).unwrap();
@@ -119,7 +118,7 @@ fn a_client_waits_for_the_store_and_its_worker_for_nobody() {
 }
 
 #[test]
-fn a_client_is_told_that_the_store_cannot_tell() {
+fn unavailable_store_is_reported_to_the_client() {
     let (questions, asked) = mpsc::channel();
     let world = start_with_store(Arc::new(Remote(Mutex::new(questions))), |config| {
         config.server.authenticate = true;

@@ -1,4 +1,4 @@
-//! Names that most modules of this suite use.
+//! Names used by most modules of this suite.
 
 pub(crate) use crate::support::{
     self, Client, MOBILITY_TICKET, Message, SOON, World, allocate, bind, binding, channel_data, connect,

@@ -1,4 +1,4 @@
-//! A reload changes where is listened and relayed, while those who are there go on.
+//! Reloads change listeners and relay addresses while existing sessions continue.
 
 use crate::prelude::*;
 use turnpike_relay::{Relistened, Waiting};
@@ -16,7 +16,7 @@ fn reload(world: &World, change: impl FnOnce(&mut Config)) -> Result<Relistened,
     world.relay.reconfigure(&config, &layout, &nobody)
 }
 
-/// The answer to a request by UDP, from this socket.
+/// Sends a UDP request from this socket; returns the response.
 fn asked(socket: &UdpSocket, server: SocketAddr, request: &[u8]) -> Message {
     socket.send_to(request, server).unwrap();
     Message(heard(socket))
@@ -26,12 +26,11 @@ fn is_success(answer: &Message) -> bool {
     answer.kind() & 0x0110 == 0x0100
 }
 
-/// Whether the server gives an allocation at this address to somebody new.
+/// Returns whether the server grants a new client an allocation at this address.
 fn allocates(server: SocketAddr) -> bool {
     is_success(&asked(&peer(), server, &allocate()))
 }
 
-/// An allocation over UDP with a channel to a peer.
 struct Flow {
     client: UdpSocket,
     server: SocketAddr,
@@ -62,7 +61,7 @@ impl Flow {
 }
 
 #[test]
-fn a_udp_listener_that_is_taken_away_keeps_its_clients_until_the_last_and_takes_no_new_ones() {
+fn removed_udp_listener_serves_only_existing_clients() {
     for workers in [1, 2] {
         let world = start_with(|config| config.workers = workers);
         let old = world.udp();
@@ -72,18 +71,18 @@ fn a_udp_listener_that_is_taken_away_keeps_its_clients_until_the_last_and_takes_
         let new = world.udp();
         assert_eq!((changed.opened, changed.closed), (vec![("udp", new)], vec![("udp", old)]));
         assert_eq!((new.ip(), world.relay.listeners().udp.len()), (ANOTHER, 1));
-        eventually("it serves", || allocates(new));
-        eventually("the old one takes nobody", || !allocates(old));
-        assert!(is_success(&asked(&peer(), old, &binding(1))), "but answers");
+        eventually("the new listener serves", || allocates(new));
+        eventually("the old listener refuses new clients", || !allocates(old));
+        assert!(is_success(&asked(&peer(), old, &binding(1))), "but it still replies");
         flow.goes_on();
 
-        // It comes back as the same one.
+        // The listener returns with the same identity.
         let changed = reload(&world, |config| config.listen.push(SocketAddr::new(ANOTHER, 0))).unwrap();
         assert_eq!((changed.opened, changed.closed), (vec![("udp", old)], vec![]));
-        eventually("it takes clients again", || allocates(old));
+        eventually("the listener accepts clients again", || allocates(old));
         flow.goes_on();
 
-        // Others have come, who stay for as long as they like: one listener without them.
+        // Listeners that are never reopened close.
         let world = start_with(|config| config.workers = workers);
         let old = world.udp();
         let flow = Flow::new(old);
@@ -92,19 +91,19 @@ fn a_udp_listener_that_is_taken_away_keeps_its_clients_until_the_last_and_takes_
         assert!(UdpSocket::bind(old).is_err());
         flow.ends();
         eventually("it is closed on all workers", || UdpSocket::bind(old).ok());
-        eventually("the new one serves", || allocates(world.udp()));
+        eventually("the new listener serves", || allocates(world.udp()));
     }
 }
 
 #[test]
-fn a_stream_listener_that_is_taken_away_closes_at_once_and_its_connections_stay() {
+fn removed_stream_listener_closes_at_once_and_keeps_connections() {
     let world = start_workers(2);
     let (tcp, peer) = (world.tcp(), peer());
     let mut client = world.client();
     client.allocated(&peer);
     let changed = reload(&world, |config| config.streams.listen.clear()).unwrap();
     assert!(changed.closed.contains(&("tcp", tcp)), "{changed:?}");
-    eventually("nobody listens", || TcpStream::connect(tcp).err());
+    eventually("the listener is closed", || TcpStream::connect(tcp).err());
     client.send(&padded(channel_data(b"still here")));
     assert_eq!(heard(&peer), b"still here");
     client.ask(&refresh(3));
@@ -112,12 +111,12 @@ fn a_stream_listener_that_is_taken_away_closes_at_once_and_its_connections_stay(
     let changed = reload(&world, |_| {}).unwrap();
     let back = world.tcp();
     assert!(changed.opened.contains(&("tcp", back)), "{changed:?}");
-    eventually("it is back", || TcpStream::connect(back).ok());
+    eventually("the listener is back", || TcpStream::connect(back).ok());
     world.client().ask(&binding(1));
 }
 
 #[test]
-fn what_cannot_be_bound_changes_nothing() {
+fn failed_bind_changes_nothing() {
     let world = start(|_| {});
     let before = world.relay.listeners();
     let (busy, also_busy) = (peer(), std::net::TcpListener::bind("127.0.0.1:0").unwrap());
@@ -141,7 +140,7 @@ fn what_cannot_be_bound_changes_nothing() {
 }
 
 #[test]
-fn nothing_is_granted_or_listened_on_at_an_absent_address_until_it_is_there() {
+fn absent_address_is_unused_until_it_appears() {
     let world = start_with(|config| config.workers = 2);
     let at = SocketAddr::new(ANOTHER, free_port(ANOTHER));
     let named = |absent: &[IpAddr]| {
@@ -156,25 +155,25 @@ fn nothing_is_granted_or_listened_on_at_an_absent_address_until_it_is_there() {
         let answer = asked(&peer(), world.udp(), &allocate());
         answer.error()
     };
-    // It can be bound, as with ip_nonlocal_bind.
+    // The address can be bound, as with ip_nonlocal_bind.
     let changed = reload(&world, named(&[ANOTHER])).unwrap();
     assert!(!changed.opened.iter().any(|(_, opened)| *opened == at), "{changed:?}");
     assert_eq!(world.relay.waiting(), [Waiting { protocol: "udp", address: at, error: None }]);
     eventually("508", || code() == Some(508));
-    // Another program has the port when the address comes: all else is in force.
+    // Another program has the port when the address appears; everything else takes effect.
     let other = UdpSocket::bind(at).unwrap();
     reload(&world, named(&[])).unwrap();
     let waiting = world.relay.waiting();
     assert!(waiting[0].error.as_ref().is_some_and(|error| error.contains("another program")), "{waiting:?}");
-    eventually("it is granted", || code().is_none());
+    eventually("an allocation is granted", || code().is_none());
     drop(other);
     let changed = reload(&world, named(&[])).unwrap();
     assert_eq!((changed.opened, world.relay.waiting()), (vec![("udp", at)], vec![]));
-    eventually("it is listened on", || allocates(at));
+    eventually("the listener serves", || allocates(at));
 }
 
 #[test]
-fn sessions_on_a_lost_address_end_with_that_reason_and_others_go_on() {
+fn lost_address_ends_only_its_own_sessions() {
     for shared_ports in [0, 1] {
         let world = start_with(|config| {
             config.shared_ports = shared_ports;
@@ -189,18 +188,18 @@ fn sessions_on_a_lost_address_end_with_that_reason_and_others_go_on() {
         world.relay.end_at(&[flow.relayed.ip()]);
         world.wait_for_counter("allocations_closed", "address_gone", 2);
         assert!(!is_success(&asked(&flow.client, flow.server, &refresh(5))));
-        eventually("none is left", || world.allocations() == 0);
+        eventually("no allocation is left", || world.allocations() == 0);
     }
 }
 
-/// Of two clients that are each other's peer through their relayed addresses, as WebRTC has them where both are behind NATs.
+/// Two clients are each other's peer by their relayed addresses, as in WebRTC with NATs on both sides.
 #[test]
-fn new_allocations_are_where_the_reload_says_and_old_ones_stay_where_they_are() {
+fn reload_changes_relay_addresses_of_new_allocations_only() {
     let world = start(|_| {});
     let flow = Flow::new(world.udp());
     let relayed = |flow: &Flow| (flow.relayed.ip(), (30_000..=30_099).contains(&flow.relayed.port()));
     assert_eq!(relayed(&flow), (Ipv4Addr::LOCALHOST.into(), false));
-    // To the first one by its relayed address.
+    // Sends to the relayed address of the first one.
     let other = peer();
     let at_other = plain(&asked(&other, world.udp(), &allocate()).attribute(0x0016));
     assert!(is_success(&asked(&other, world.udp(), &bind(flow.relayed))));
@@ -219,7 +218,7 @@ fn new_allocations_are_where_the_reload_says_and_old_ones_stay_where_they_are() 
 }
 
 #[test]
-fn a_first_certificate_opens_tls_and_dtls() {
+fn first_certificate_opens_tls_and_dtls() {
     for workers in [1, 2] {
         let world = start_with(|config| config.workers = workers);
         let flow = Flow::new(world.udp());
@@ -227,7 +226,7 @@ fn a_first_certificate_opens_tls_and_dtls() {
             let identity = identity(&["turn.example.org"]);
             config.streams.tls = Some(context(std::slice::from_ref(&identity)));
             config.dtls.context = Some(dtls::context(&[identity]));
-            // Of the same socket.
+            // On the same socket.
             config.dtls.listen = config.listen.clone();
         };
         let changed = reload(&world, secure).unwrap();
@@ -239,13 +238,13 @@ fn a_first_certificate_opens_tls_and_dtls() {
             Client::new(stream).ask(&binding(1));
             Some(())
         });
-        // A worker that has not seen the reload yet costs the client a retransmission.
+        // A worker that reloads later costs the client a retransmission.
         let mut client = DtlsClient::connect(dtls, Kind::V12);
         let peer = peer();
         client.allocated(&peer);
         flow.goes_on();
 
-        // Without it, who is there stays.
+        // Existing clients continue without it.
         let changed = reload(&world, |_| {}).unwrap();
         assert_eq!((changed.opened.len(), changed.closed), (0, vec![("dtls", dtls), ("tls", tls)]));
         client.send(&channel_data(b"still here"));

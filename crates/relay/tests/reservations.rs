@@ -1,5 +1,5 @@
-//! A reserved port (EVEN-PORT with R = 1, RFC 8656 section 7.2) is for whoever reserved it. Where nobody authenticates, users are
-//! told apart by their addresses.
+//! Reserved ports (EVEN-PORT with R = 1, RFC 8656 section 7.2) belong to the user who reserved them. Without
+//! authentication, addresses stand for users.
 
 use crate::prelude::*;
 use crate::support::*;
@@ -7,7 +7,7 @@ use crate::support::*;
 const ALICE: Ipv4Addr = Ipv4Addr::LOCALHOST;
 const BOB: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
-/// The answer to an Allocate from a port of its own.
+/// Sends an Allocate from a new port; returns the response.
 fn asks(world: &World, from: Ipv4Addr, attribute: (u16, &[u8])) -> Message {
     let socket = UdpSocket::bind((from, 0)).unwrap();
     socket.set_read_timeout(Some(SOON)).unwrap();
@@ -26,7 +26,7 @@ fn code(answer: &Message) -> u16 {
 }
 
 #[test]
-fn a_token_is_worth_nothing_to_another_user() {
+fn token_is_invalid_for_another_user() {
     let world = start(|_| {});
     let first = reserves(&world, ALICE);
     let token = first.attribute(RESERVATION_TOKEN);
@@ -34,5 +34,5 @@ fn a_token_is_worth_nothing_to_another_user() {
     let second = asks(&world, ALICE, (RESERVATION_TOKEN, &token));
     let port = |answer: &Message| plain(&answer.attribute(XOR_RELAYED_ADDRESS)).port();
     assert_eq!(port(&second), port(&first) + 1);
-    assert_eq!(code(&asks(&world, ALICE, (RESERVATION_TOKEN, &token))), 508, "it is good once");
+    assert_eq!(code(&asks(&world, ALICE, (RESERVATION_TOKEN, &token))), 508, "a token is valid once");
 }

@@ -1,4 +1,4 @@
-//! Sessions are listed, looked at and ended from outside while their workers go on relaying.
+//! Listing, querying and ending sessions while workers relay.
 
 use crate::prelude::*;
 use std::sync::mpsc::{self, Receiver};
@@ -13,7 +13,7 @@ fn look(world: &World, worker: usize, look: Look) -> Looked {
     answer.recv_timeout(SOON).expect("an answer")
 }
 
-/// All sessions that the filter admits, `most` at a time, by worker.
+/// Lists all sessions that match the filter by worker, `most` per query.
 fn list(world: &World, workers: usize, most: usize, filter: SessionFilter) -> Vec<Session> {
     let filter = Arc::new(filter);
     let mut found = Vec::new();
@@ -23,7 +23,7 @@ fn list(world: &World, workers: usize, most: usize, filter: SessionFilter) -> Ve
             let asked = Look { from: slot, most, filter: Arc::clone(&filter), details: false };
             let looked = look(world, worker, asked);
             assert!(looked.sessions.len() <= most);
-            assert!(looked.next.is_none_or(|next| next > slot), "it goes on");
+            assert!(looked.next.is_none_or(|next| next > slot), "the slots ascend");
             found.extend(looked.sessions);
             from = looked.next;
         }
@@ -35,7 +35,7 @@ fn all(world: &World, workers: usize) -> Vec<Session> {
     list(world, workers, SLICE_SESSIONS, SessionFilter::default())
 }
 
-/// A client over UDP, with its relayed transport address.
+/// Allocates over UDP; returns the socket and the relayed transport address.
 fn allocated(world: &World) -> (UdpSocket, SocketAddr) {
     let client = peer();
     client.connect(world.udp()).unwrap();
@@ -54,7 +54,7 @@ fn end(world: &World, session: &Session) -> bool {
 }
 
 #[test]
-fn traffic_is_told_of_the_listener_that_its_clients_came_by() {
+fn traffic_is_counted_by_listener() {
     let world = support::start_workers(1);
     let (client, relayed) = allocated(&world);
     let peer = peer();
@@ -79,12 +79,12 @@ fn traffic_is_told_of_the_listener_that_its_clients_came_by() {
 }
 
 #[test]
-fn an_ended_session_is_gone_for_its_client_and_another_in_its_slot_is_not_ended_for_it() {
+fn ending_a_session_spares_the_next_one_in_its_slot() {
     let world = support::start_workers(1);
     let (client, relayed) = allocated(&world);
     let session = all(&world, 1).remove(0);
     assert!(end(&world, &session));
-    assert!(!end(&world, &session), "it is gone");
+    assert!(!end(&world, &session), "the session is gone");
     client.send(&refresh(9)).unwrap();
     assert_eq!(Message(heard(&client)).kind(), REFRESH | 0x0110, "437");
     world.wait_for_counter("allocations_closed", "administrator", 1);
@@ -100,17 +100,17 @@ fn an_ended_session_is_gone_for_its_client_and_another_in_its_slot_is_not_ended_
 }
 
 #[test]
-fn the_end_of_a_session_over_tcp_leaves_its_connection_open() {
+fn ending_a_tcp_session_keeps_its_connection_open() {
     let world = support::start_workers(1);
     let mut client: Client<_> = world.client();
     client.allocated(&peer());
     assert!(end(&world, &all(&world, 1)[0]));
     client.send(&refresh(9));
-    assert_eq!(client.receive().expect("it is open").kind(), REFRESH | 0x0110);
+    assert_eq!(client.receive().expect("the connection is open").kind(), REFRESH | 0x0110);
 }
 
 #[test]
-fn who_asks_a_worker_that_is_not_there_gets_no_answer() {
+fn query_to_a_missing_worker_is_dropped() {
     let world = support::start_workers(1);
     let (sender, answer): (_, Receiver<Looked>) = mpsc::channel();
     let asked = Look { from: 0, most: 1, filter: Arc::default(), details: false };
@@ -119,7 +119,7 @@ fn who_asks_a_worker_that_is_not_there_gets_no_answer() {
     assert_eq!(look(&world, 0, Look { from: u32::MAX, ..asked }).next, None);
 }
 
-/// What happened on the worker, in its order.
+/// Events on the worker in order.
 #[derive(Clone, Default)]
 struct Order(Arc<Mutex<Vec<&'static str>>>);
 
@@ -138,12 +138,12 @@ impl SessionLog for Order {
 }
 
 #[test]
-fn packets_come_between_two_slices() {
+fn packets_are_served_between_two_slices() {
     const QUESTIONS: usize = 1000;
     let order = Order::default();
     let world = support::start_heard_by(Arc::new(order.clone()), Arc::new(()), |_| {});
     let asked = Look { from: 0, most: SLICE_SESSIONS, filter: Arc::default(), details: false };
-    // The first question holds the worker until there is a datagram beside all the others.
+    // The first query blocks the worker until all other queries and a datagram are waiting.
     let (go, wait) = mpsc::channel::<()>();
     world.relay.look(0, asked.clone(), move |_| wait.recv_timeout(SOON).unwrap());
     for _ in 0..QUESTIONS {
@@ -155,6 +155,6 @@ fn packets_come_between_two_slices() {
     go.send(()).unwrap();
     eventually("all are answered", || order.0.lock().unwrap().len() > QUESTIONS);
     let order = order.0.lock().unwrap();
-    let at = order.iter().position(|what| *what == "opened").expect("it has its allocation");
+    let at = order.iter().position(|what| *what == "opened").expect("the allocation exists");
     assert!(at <= 2, "{at} slices came before the packet");
 }

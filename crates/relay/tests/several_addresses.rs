@@ -1,4 +1,4 @@
-//! Several relay addresses of a family: a client gets the one that it came to.
+//! Several relay addresses of a family: a client gets the one that it sent to.
 
 use crate::prelude::*;
 use crate::support::*;
@@ -14,7 +14,7 @@ fn with_both(change: impl FnOnce(&mut Config)) -> World {
     })
 }
 
-/// Relay addresses of clients that come to this address one after the other; each stays.
+/// Relay addresses of successive clients that send to this address; all stay connected.
 fn relayed(world: &World, at: Ipv4Addr) -> Vec<IpAddr> {
     let server = SocketAddr::new(at.into(), world.udp().port());
     let mut clients = Vec::new();
@@ -31,7 +31,7 @@ fn relayed(world: &World, at: Ipv4Addr) -> Vec<IpAddr> {
 }
 
 #[test]
-fn a_client_gets_the_relay_address_that_it_came_to() {
+fn client_gets_the_relay_address_that_it_sent_to() {
     for shared_ports in [0, 2] {
         let world = with_both(|config| config.shared_ports = shared_ports);
         for at in ADDRESSES {
@@ -41,7 +41,7 @@ fn a_client_gets_the_relay_address_that_it_came_to() {
 }
 
 #[test]
-fn relay_addresses_are_given_in_turn_where_the_configuration_wants_that() {
+fn relay_addresses_are_used_in_turn_if_configured() {
     let world = with_both(|config| config.relay_in_turn = true);
     let relayed = relayed(&world, ADDRESSES[1]);
     let on = |at: Ipv4Addr| relayed.iter().filter(|ip| **ip == at).count();

@@ -1,5 +1,5 @@
-//! One relay socket for many allocations (`Config::shared_ports`) over real sockets: each client hears its own peers, nothing is opened
-//! for it, and one call to the kernel serves several.
+//! Relay sockets shared by many allocations (`Config::shared_ports`): each client receives from its own
+//! peers, no socket is opened for it, and one system call serves several.
 
 use crate::prelude::*;
 use std::collections::BTreeSet;
@@ -10,12 +10,10 @@ use crate::support::*;
 
 const REQUESTED_TRANSPORT: (u16, &[u8]) = (0x0019, &[17, 0, 0, 0]);
 
-/// A relay with so many shared ports for each worker.
 fn start_shared(shared_ports: usize, workers: usize) -> World {
     start_with(|config| (config.shared_ports, config.workers) = (shared_ports, workers))
 }
 
-/// A client over UDP.
 struct Sharer {
     socket: UdpSocket,
     relayed: SocketAddr,
@@ -26,7 +24,7 @@ impl Sharer {
         Self::with(world, &[])
     }
 
-    /// Its Allocate has these attributes too.
+    /// Adds these attributes to the Allocate.
     fn with(world: &World, attributes: &[(u16, &[u8])]) -> Self {
         let socket = peer();
         socket.connect(world.udp()).unwrap();
@@ -43,13 +41,13 @@ impl Sharer {
         Message(heard(&self.socket))
     }
 
-    /// The code of a refusal, 0 for a success.
+    /// Returns the error code, or 0 for success.
     fn code(&self, request: &[u8]) -> u16 {
         let answer = self.ask(request);
         answer.error().unwrap_or(0)
     }
 
-    /// A datagram each way, on the channel to this peer.
+    /// Exchanges a datagram on the channel to this peer in each direction.
     fn converses(&self, peer: &UdpSocket, word: &[u8]) {
         self.socket.send(&channel_data(word)).unwrap();
         let mut buffer = [0; 100];
@@ -60,14 +58,14 @@ impl Sharer {
     }
 }
 
-/// A peer with an address of its own.
+/// Peer with its own address.
 pub(crate) fn peer_at(number: u8) -> UdpSocket {
     let socket = UdpSocket::bind((Ipv4Addr::new(127, 0, 1, number), 0)).unwrap();
     socket.set_read_timeout(Some(SOON)).unwrap();
     socket
 }
 
-/// Clients on one relayed address, each with a channel to a peer of its own.
+/// Clients on one relayed address, each with a channel to its own peer.
 fn pairs(world: &World, count: u8) -> Vec<(Sharer, UdpSocket)> {
     let pair = |number| {
         let (client, peer) = (Sharer::new(world), peer_at(number));
@@ -78,7 +76,7 @@ fn pairs(world: &World, count: u8) -> Vec<(Sharer, UdpSocket)> {
 }
 
 #[test]
-fn each_client_hears_its_own_peers_on_one_relayed_address() {
+fn clients_on_one_relayed_address_receive_from_their_own_peers() {
     let world = start_shared(1, 1);
     let pairs = pairs(&world, 20);
     let relayed = pairs[0].0.relayed;
@@ -86,7 +84,7 @@ fn each_client_hears_its_own_peers_on_one_relayed_address() {
         assert_eq!(client.relayed, relayed);
         client.converses(peer, &[number; 9]);
     }
-    // By a permission alone: what comes from any port of that address.
+    // A permission admits all ports of the address.
     let (client, _) = &pairs[7];
     let stranger = peer_at(8);
     stranger.send_to(b"strange", relayed).unwrap();
@@ -94,13 +92,13 @@ fn each_client_hears_its_own_peers_on_one_relayed_address() {
     assert_eq!(indication.kind(), DATA);
     assert_eq!(indication.attribute(0x0013), b"strange");
     assert_eq!(indication.address(XOR_PEER_ADDRESS), stranger.local_addr().unwrap());
-    // From nowhere.
+    // Without a permission.
     peer_at(200).send_to(b"lost", relayed).unwrap();
     world.wait_for_counter("dropped_datagrams", "no_permission", 1);
 }
 
 #[test]
-fn the_socket_is_closed_with_the_last_of_its_allocations() {
+fn shared_socket_closes_with_its_last_allocation() {
     let world = start_shared(1, 1);
     let mut pairs = pairs(&world, 3);
     let relayed = pairs[0].0.relayed;
@@ -109,18 +107,18 @@ fn the_socket_is_closed_with_the_last_of_its_allocations() {
         for (other, peer) in &pairs {
             other.converses(peer, b"open");
         }
-        assert!(UdpSocket::bind(relayed).is_err(), "it is still the relay's");
+        assert!(UdpSocket::bind(relayed).is_err(), "still bound by the relay");
         assert_eq!(client.code(&end), 0);
     }
     eventually("the port is free", || UdpSocket::bind(relayed).ok());
-    // The next one gets another.
+    // The next one gets another port.
     let (client, peer) = (Sharer::new(&world), peer_at(1));
     assert_eq!(client.code(&bind(peer.local_addr().unwrap())), 0);
     client.converses(&peer, b"anew");
 }
 
 #[test]
-fn an_icmp_error_is_told_to_whoever_sent_there() {
+fn icmp_error_is_reported_to_the_sender() {
     let world = start_shared(1, 1);
     let pairs = pairs(&world, 4);
     let gone = peer_at(9);
@@ -134,16 +132,16 @@ fn an_icmp_error_is_told_to_whoever_sent_there() {
     assert_eq!((indication.kind(), indication.address(XOR_PEER_ADDRESS)), (DATA, at));
     // Port unreachable.
     assert_eq!(indication.attribute(0x8004)[2..4], [3, 3]);
-    // Nobody else hears of it, and nobody's datagrams suffer.
+    // Other clients get no indication, and their datagrams are unaffected.
     for (other, peer) in &pairs {
         other.converses(peer, b"well");
     }
 }
 
 #[test]
-fn each_worker_has_shared_ports_of_its_own() {
+fn each_worker_has_its_own_shared_ports() {
     let world = start_shared(1, 2);
-    // Enough that both workers have some: all but one of 2^31 runs.
+    // Both workers have some in all but one of 2^31 runs.
     let pairs = pairs(&world, 32);
     let ports: BTreeSet<_> = pairs.iter().map(|(client, _)| client.relayed).collect();
     assert_eq!(ports.len(), 2);
@@ -152,20 +150,20 @@ fn each_worker_has_shared_ports_of_its_own() {
     }
 }
 
-/// What a worker counted.
+/// Counters of the worker.
 fn counted(world: &World) -> (RxStats, TxStats) {
     let snapshot = &world.relay.snapshots()[0];
     (snapshot.rx, snapshot.tx)
 }
 
-/// With a socket for each allocation, each of these datagrams would take a call of its own.
+/// Separate sockets would take a system call per datagram.
 #[test]
 fn one_call_receives_from_many_peers() {
     let world = start_shared(1, 1);
     let pairs = pairs(&world, 60);
     let relayed = pairs[0].0.relayed;
     let several = || counted(&world).0.batch[2..].iter().sum::<u64>();
-    // The worker may be too quick for a batch now and then.
+    // The worker may be too quick for a batch at times.
     eventually("a call that brings four datagrams or more", || {
         for (_, peer) in &pairs {
             peer.send_to(b"in", relayed).unwrap();

@@ -1,5 +1,5 @@
-//! Clients over TCP and TLS that mean harm: each kind is counted with its reason, and while it lasts a client that behaves relays
-//! on the same worker and loses nothing.
+//! Malicious TCP and TLS clients: each kind is counted by reason, and a well-behaved client on the same
+//! worker loses nothing meanwhile.
 
 use crate::prelude::*;
 use crate::support::*;
@@ -19,12 +19,12 @@ fn tls_world(change: impl FnOnce(&mut StreamConfig)) -> World {
     })
 }
 
-/// A TLS record (RFC 8446 section 5.1).
+/// TLS record (RFC 8446 section 5.1).
 fn record(kind: u8, body: &[u8]) -> Vec<u8> {
     [&[kind, 3, 3], &u16::try_from(body.len()).unwrap().to_be_bytes()[..], body].concat()
 }
 
-/// A client's own, as good as any.
+/// Valid ClientHello.
 fn hello() -> Vec<u8> {
     let name = ServerName::try_from(NAME).unwrap();
     let mut client = ClientConnection::new(tls_config(&[]), name).unwrap();
@@ -33,7 +33,7 @@ fn hello() -> Vec<u8> {
     bytes
 }
 
-/// The records of a ClientHello of 60,000 bytes that are `len` bytes of it.
+/// Records with the first `len` bytes of a ClientHello of 60,000 bytes.
 fn endless_hello(len: usize) -> Vec<u8> {
     let mut body = vec![0; len];
     body[..4].copy_from_slice(&[1, 0, 0xEA, 0x60]);
@@ -53,7 +53,7 @@ fn closed(world: &World) -> u64 {
     world.streams().closed.iter().sum()
 }
 
-/// Sends one byte to each in turn until the server has closed them all.
+/// Sends one byte to each in turn until the server has closed all.
 fn drip(streams: Vec<TcpStream>, byte: impl Fn(usize) -> u8) {
     let deadline = Instant::now() + SOON;
     let mut streams = streams;
@@ -62,14 +62,14 @@ fn drip(streams: Vec<TcpStream>, byte: impl Fn(usize) -> u8) {
         if streams.is_empty() {
             return;
         }
-        assert!(Instant::now() < deadline, "{} are still open", streams.len());
-        // Slowly: that is the attack.
+        assert!(Instant::now() < deadline, "{} still open", streams.len());
+        // Slow sending is the attack.
         thread::sleep(Duration::from_millis(20));
     }
 }
 
 #[test]
-fn tls_where_there_is_no_certificate() {
+fn tls_without_a_certificate_is_refused_and_counted() {
     let world = start(|_| {});
     let witness = Witness::start(&world);
     for round in 0..40 {
@@ -82,7 +82,7 @@ fn tls_where_there_is_no_certificate() {
 }
 
 #[test]
-fn whatever_comes_first_each_connection_ends_with_a_reason() {
+fn every_first_byte_ends_with_a_counted_reason() {
     let plain = start(|_| {});
     let mixed = tls_world(|_| {});
     let strict = tls_world(|config| config.tls_only = true);
@@ -91,7 +91,7 @@ fn whatever_comes_first_each_connection_ends_with_a_reason() {
         for first in 0..=255 {
             let mut client = Client::new(connect(port));
             client.send(&noise(first, 64));
-            // Fails where it is closed already.
+            // Fails if already closed.
             let _ = client.stream.shutdown(Shutdown::Write);
             client.ends();
         }
@@ -101,7 +101,7 @@ fn whatever_comes_first_each_connection_ends_with_a_reason() {
         if port == strict.tls() {
             assert_eq!((of(CloseReason::PlainRefused), of(CloseReason::Handshake)), (255, 1), "{streams:?}");
         } else {
-            // ChannelData of a length that a request could have is waited for, until the client ends.
+            // ChannelData with a length that a request could have is awaited until the client closes.
             let all = [CloseReason::NotStun, CloseReason::Length, CloseReason::TooLong, CloseReason::Client];
             let not_tls: u64 = all.map(of).iter().sum();
             assert_eq!(not_tls, 255, "{streams:?}");
@@ -116,7 +116,7 @@ fn whatever_comes_first_each_connection_ends_with_a_reason() {
 }
 
 #[test]
-fn plain_requests_on_a_port_for_tls_only() {
+fn plain_requests_on_a_tls_only_port_are_refused() {
     let world = tls_world(|config| config.tls_only = true);
     let witness = Witness::start(&world);
     for _ in 0..40 {
@@ -129,7 +129,7 @@ fn plain_requests_on_a_port_for_tls_only() {
 }
 
 #[test]
-fn hellos_that_never_end_slow_ones_and_fast_ones() {
+fn endless_hellos_are_cut_off_slow_or_fast() {
     let world = tls_world(|config| config.limits.first_message = Duration::from_millis(3000));
     let witness = Witness::start(&world);
     let slow: Vec<TcpStream> = (0..200)
@@ -141,14 +141,14 @@ fn hellos_that_never_end_slow_ones_and_fast_ones() {
         .collect();
     for _ in 0..100 {
         let mut stream = connect(world.tls());
-        // Fails where the server has closed it before.
+        // Fails if the server has closed it.
         let _ = stream.write_all(&endless_hello(59_000));
         Client::new(stream).ends();
     }
     world.wait_for_failed(HandshakeFailure::TooLong, 100);
     world.wait_for_closed(CloseReason::Handshake, 100);
     witness.goes_on();
-    // Nor do they keep others from coming.
+    // They do not block new clients either.
     let dripping = thread::spawn(move || drip(slow, |_| 0));
     let mut newcomers = 0;
     while newcomers == 0 || !dripping.is_finished() {
@@ -164,7 +164,7 @@ fn hellos_that_never_end_slow_ones_and_fast_ones() {
 }
 
 #[test]
-fn wrong_records_behind_the_handshake() {
+fn invalid_records_after_the_handshake_close_the_connection() {
     let world = tls_world(|_| {});
     let witness = Witness::start(&world);
     let config = tls_config(&[]);
@@ -172,12 +172,12 @@ fn wrong_records_behind_the_handshake() {
         record(0x17, &[0xEE; 32]),
         record(0x17, &[0xEE; 1 << 14]),
         record(0x17, &[]),
-        // Handshake, in the clear.
+        // Plaintext handshake.
         hello(),
         record(0x99, &[0; 20]),
-        // Longer than any.
+        // Exceeds the maximum record.
         [0x17, 3, 3, 0xFF, 0xFF].to_vec(),
-        // A fatal alert, in the clear.
+        // Plaintext fatal alert.
         record(0x15, &[2, 40]),
         b"GET / HTTP/1.1\r\n\r\n".to_vec(),
     ];
@@ -188,25 +188,25 @@ fn wrong_records_behind_the_handshake() {
             client.stream.sock.write_all(bytes).unwrap();
             client.stream.sock.shutdown(Shutdown::Write).unwrap();
             let mut rest = Vec::new();
-            // An alert perhaps, and the end, which is a reset if something was left unread.
+            // Perhaps an alert, then the end; a reset if data was unread.
             let _ = client.stream.sock.read_to_end(&mut rest);
         }
         world.wait_for_closed(CloseReason::Tls, 2 * count);
     }
     eventually("their allocations are gone", || world.allocations() == 2);
-    // Half a record and then the end is no more than an end.
+    // A partial record followed by the end counts as a normal end.
     let mut client = Client::new(tls_connect(world.tls(), NAME, &config).unwrap());
     client.ask(&allocate());
     client.stream.sock.write_all(&record(0x17, &[0xEE; 32])[..20]).unwrap();
     drop(client);
     world.wait_for_closed(CloseReason::Client, 1);
-    eventually("that one too", || world.allocations() == 2);
+    eventually("that allocation ended too", || world.allocations() == 2);
     witness.lost_nothing();
 }
 
-/// Each key update costs the server more than the client, and brings nobody anything.
+/// A key update costs the server more than the client.
 #[test]
-fn key_updates_without_end() {
+fn endless_key_updates_do_not_starve_others() {
     let world = tls_world(|_| {});
     let witness = Witness::start(&world);
     let mut client = Client::new(tls_connect(world.tls(), NAME, &tls_config(&[])).unwrap());
@@ -214,14 +214,14 @@ fn key_updates_without_end() {
     let deadline = Instant::now() + SOON;
     while world.streams().closed(CloseReason::Tls) == 0 {
         assert!(Instant::now() < deadline, "{:?}", world.streams());
-        // Fails at the end, which is what is waited for.
+        // Fails when the server closes the connection, which the test waits for.
         let _ = client.stream.conn.refresh_traffic_keys();
         let _ = client.stream.flush();
     }
     witness.lost_nothing();
 }
 
-/// What no TLS client of good will can be brought to say: records of its own making, under the keys of a session.
+/// Sends records that no TLS library would produce, under the keys of a session.
 struct Forger {
     sock: TcpStream,
     key: Aes128Gcm,
@@ -241,7 +241,7 @@ impl Forger {
         Self { sock: stream.sock, key, iv: iv.as_ref().try_into().unwrap(), sequence }
     }
 
-    /// RFC 8446 section 5.2: the content type stands behind the content.
+    /// RFC 8446 section 5.2: the content type follows the content.
     fn send(&mut self, kind: u8, content: &[u8]) -> std::io::Result<()> {
         let mut inner = [content, &[kind]].concat();
         let header = record(0x17, &vec![0; inner.len() + 16])[..5].to_vec();
@@ -256,31 +256,31 @@ impl Forger {
     }
 }
 
-/// rustls gathers 64 KiB of a message of the handshake behind the handshake too.
+/// rustls also buffers 64 KiB of handshake messages after the handshake.
 #[test]
-fn handshake_messages_without_end_behind_the_handshake() {
+fn endless_handshake_messages_after_the_handshake_are_cut_off() {
     let world = tls_world(|_| {});
     let witness = Witness::start(&world);
     let mut fence = world.client();
     let mut forgers = [(); 20].map(|()| Forger::new(&world));
     for forger in &mut forgers {
-        // Of a NewSessionTicket of 60,000 bytes, which is as far as it goes correct.
+        // Start of a NewSessionTicket of 60,000 bytes, correct so far.
         forger.send(0x16, &[4, 0, 0xEA, 0x60]).unwrap();
         for _ in 0..15 {
             forger.send(0x16, &[0; 1000]).unwrap();
         }
     }
     fence.ask(&binding(1));
-    world.wait_for("all of it is read", |streams| streams.read_bytes > 20 * 15_000);
+    world.wait_for("everything is read", |streams| streams.read_bytes > 20 * 15_000);
     assert_eq!(world.streams().closed(CloseReason::Tls), 0);
     for forger in &mut forgers {
         for _ in 0..15 {
-            // Fails where the server has closed it before.
+            // Fails if the server has closed it.
             let _ = forger.send(0x16, &[0; 1000]);
         }
     }
     world.wait_for_closed(CloseReason::Tls, 20);
-    // One that is used for what it is for may go on for ever.
+    // A connection used as intended may last forever.
     let mut honest = Client::new(tls_connect(world.tls(), NAME, &tls_config(&[])).unwrap());
     for round in 0..200 {
         honest.ask(&stun(BINDING, round, &[(0x8022, &[b'x'; 3000])]));
@@ -289,18 +289,19 @@ fn handshake_messages_without_end_behind_the_handshake() {
 }
 
 #[test]
-fn a_flood_of_connections() {
+fn flood_of_connections_does_not_starve_others() {
     let world = tls_world(|config| {
         config.limits.idle_connections = 120;
         config.limits.idle_connections_per_address = 50;
     });
     let witness = Witness::start(&world);
-    // Each address as many as it may have, and ten more, for which its oldest give way. The third and the fourth take the places of the oldest.
+    // Each address opens its maximum plus ten, which evicts its oldest. The third and fourth address evict
+    // the oldest of all.
     let mut held = Vec::new();
     for last in 10..14 {
         for _ in 0..60 {
             let stream = connect_from(Ipv4Addr::new(127, 0, 0, last), world.tcp());
-            // So that the kernel tells of it at once; where it was refused already, this fails.
+            // Makes the kernel report the connection at once; fails if it was refused.
             let _ = stream.write(&[0]);
             held.push(stream);
         }
@@ -311,9 +312,9 @@ fn a_flood_of_connections() {
     assert_eq!(streams.closed(CloseReason::LimitAddress), 4 * 10, "{streams:?}");
     assert_eq!(streams.closed(CloseReason::Evicted), 4 * 50 - 120, "{streams:?}");
     assert_eq!(streams.open, 1 + 120);
-    // Whoever comes now is served.
+    // New clients are served.
     assert_eq!(world.client().ask(&binding(1)).kind(), BINDING | 0x0100);
-    // Those who connect and go.
+    // Clients that connect and leave.
     for round in 1..=10 {
         for _ in 0..100 {
             // The reset may come first.
@@ -323,20 +324,20 @@ fn a_flood_of_connections() {
         assert!(world.streams().open <= 1 + 120);
     }
     drop(held);
-    world.wait_for("they are gone", |streams| streams.open == 1);
+    world.wait_for("all are closed", |streams| streams.open == 1);
     assert_eq!(world.client().ask(&binding(1)).kind(), BINDING | 0x0100);
     witness.lost_nothing();
 }
 
-/// Begins a connection from an address of this machine's own.
+/// Starts a connection from a loopback address.
 fn connect_from(from: Ipv4Addr, to: SocketAddr) -> TcpSocket {
     let options = ConnectOptions { source: Some(from.into()), ..ConnectOptions::default() };
     TcpSocket::connect(to, &options).unwrap()
 }
 
-/// Clients that take nothing of what their peers send them, over TCP and TLS.
+/// TCP and TLS clients that never read relayed data.
 #[test]
-fn clients_that_never_read_what_is_relayed_to_them() {
+fn clients_that_never_read_relayed_data_lose_datagrams_only() {
     let world = tls_world(|config| config.limits.stream_queue = 70_000);
     let witness = Witness::start(&world);
     let far = peer();
@@ -361,13 +362,13 @@ fn clients_that_never_read_what_is_relayed_to_them() {
         }
         witness.goes_on();
     }
-    assert_eq!(world.streams().open, 1 + 4, "who does not read loses datagrams, not its connection");
+    assert_eq!(world.streams().open, 1 + 4, "slow readers lose datagrams, not their connection");
     witness.lost_nothing();
 }
 
-/// And those that take no answers, though they ask.
+/// Clients that never read responses to their requests.
 #[test]
-fn clients_that_never_read_their_answers() {
+fn clients_that_never_read_responses_are_closed() {
     let world = tls_world(|_| {});
     let witness = Witness::start(&world);
     let requests: Vec<u8> = (0..=255).flat_map(binding).collect();
@@ -383,13 +384,13 @@ fn clients_that_never_read_their_answers() {
 fn ask_on(stream: &mut impl Write, requests: &[u8], is_over: impl Fn() -> bool) {
     let deadline = Instant::now() + SOON;
     while !is_over() {
-        assert!(Instant::now() < deadline, "it is served on");
+        assert!(Instant::now() < deadline, "the connection is still served");
         match stream.write(requests) {
             Ok(_) => {}
-            // The server reads no more than it can answer.
+            // The server reads no more than it can reply to.
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
             Err(_) => break,
         }
     }
-    eventually("it is counted", is_over);
+    eventually("the close is counted", is_over);
 }

@@ -1,4 +1,4 @@
-//! What a connection may cost: time, memory, and what becomes of those that want more.
+//! Limits of a connection in time and memory, and their enforcement.
 
 use crate::prelude::*;
 use crate::support::*;
@@ -6,9 +6,9 @@ use crate::support::*;
 fn slow_reader<S: std::io::Read + Write>(world: &World, client: &mut Client<S>) {
     let peer = peer();
     let relayed = client.allocated(&peer);
-    // Bursts that UDP does not lose, until the client's connection has lost some.
+    // Sends bursts that UDP does not lose until the client's connection has dropped some.
     let mut number = 0_u32;
-    eventually("some are lost", || {
+    eventually("some are dropped", || {
         for _ in 0..64 {
             let mut payload = vec![0; 1200];
             payload[..4].copy_from_slice(&number.to_be_bytes());
@@ -17,34 +17,34 @@ fn slow_reader<S: std::io::Read + Write>(world: &World, client: &mut Client<S>) 
         }
         world.streams().queue_drops >= 1000
     });
-    // What is read now: the oldest, which the kernels held; then a gap; then the newest, and a reply among them.
+    // Reads the oldest from the kernel's buffers, then a gap, then the newest with a reply among them.
     client.send(&refresh(9));
     let (mut numbers, mut replied) = (Vec::new(), false);
     while !replied || numbers.last() != Some(&(number - 1)) {
-        let message = client.receive().expect("the connection lives on");
+        let message = client.receive().expect("the connection is open");
         if message.kind() == REFRESH | 0x0100 {
             replied = true;
             continue;
         }
-        assert_eq!(message.payload().len(), 1200, "a message that was begun is finished");
+        assert_eq!(message.payload().len(), 1200, "a message in progress is completed");
         numbers.push(u32::from_be_bytes(message.payload()[..4].try_into().unwrap()));
     }
-    assert!(numbers.is_sorted(), "what is left keeps its order");
-    assert!(numbers.len() < number as usize, "and some are gone");
-    assert_eq!(numbers[0], 0, "the oldest were on their way already");
-    // The kernel may have dropped some more, before they came to us.
+    assert!(numbers.is_sorted(), "the rest stays in order");
+    assert!(numbers.len() < number as usize, "some are dropped");
+    assert_eq!(numbers[0], 0, "the oldest had already been sent");
+    // The kernel may have dropped more before they reached the server.
     assert!(world.streams().queue_drops <= u64::from(number) - numbers.len() as u64);
     client.ask(&binding(3));
 }
 
 #[test]
-fn a_slow_reader_loses_the_oldest_datagrams_and_still_gets_its_replies() {
+fn slow_reader_loses_oldest_datagrams_but_gets_replies() {
     let world = start(|config| config.limits.stream_queue = 70_000);
     slow_reader(&world, &mut world.client());
 }
 
 #[test]
-fn a_slow_reader_over_tls_loses_the_oldest_datagrams_and_still_gets_its_replies() {
+fn slow_reader_over_tls_loses_oldest_datagrams_but_gets_replies() {
     let world = start(|config| {
         config.limits.stream_queue = 70_000;
         config.tls = Some(context(&[identity(&["turn.example.org"])]));
@@ -54,26 +54,26 @@ fn a_slow_reader_over_tls_loses_the_oldest_datagrams_and_still_gets_its_replies(
 }
 
 #[test]
-fn icmp_errors_are_datagrams_that_give_way_and_not_replies_that_end_the_connection() {
+fn queued_icmp_errors_are_dropped_like_datagrams() {
     let world = start(|config| config.limits.stream_queue = 70_000);
     let mut client = world.client();
     let peer = peer();
     client.allocated(&peer);
-    // From now on the kernel answers in its place.
+    // The kernel now replies with ICMP errors.
     drop(peer);
-    // Each longer than the one before, so that no two leave, and come back, as one super-packet.
+    // Growing lengths, so that no two are sent or returned as one super-packet.
     let burst: Vec<u8> = (1..=64).flat_map(|words| channel_data(&vec![0; words * 4])).collect();
-    eventually("some are lost", || {
+    eventually("some are dropped", || {
         client.send(&burst);
         world.streams().queue_drops >= 1000
     });
     assert_eq!(world.streams().closed(CloseReason::RepliesUnread), 0);
     client.send(&refresh(9));
-    while client.receive().expect("the connection lives on").kind() != REFRESH | 0x0100 {}
+    while client.receive().expect("the connection is open").kind() != REFRESH | 0x0100 {}
 }
 
 #[test]
-fn what_is_no_stun_ends_the_connection_with_its_reason() {
+fn non_stun_data_closes_the_connection_with_a_reason() {
     let world = start(|_| {});
     let cases: [(&[u8], CloseReason); 6] = [
         (&[0x80; 20], CloseReason::NotStun),
@@ -81,7 +81,7 @@ fn what_is_no_stun_ends_the_connection_with_its_reason() {
         (&[0, 1, 0, 3, 0x21, 0x12, 0xA4, 0x42], CloseReason::Length),
         // HTTP looks like ChannelData of 21 kB.
         (b"GET / HTTP/1.1\r\n\r\n", CloseReason::TooLong),
-        // A record of TLS, where nobody has a certificate.
+        // TLS record without a configured certificate.
         (&[0x16, 3, 1, 0, 5], CloseReason::NoCertificate),
         (&[0x16; 600], CloseReason::NoCertificate),
     ];
@@ -97,12 +97,12 @@ fn what_is_no_stun_ends_the_connection_with_its_reason() {
     let mut client = world.client();
     client.ask(&binding(1));
     client.send(&[&binding(2)[..], b"\xFFgarbage behind a message"].concat());
-    assert_eq!(client.receive().unwrap().kind(), BINDING | 0x0100, "which is answered all the same");
+    assert_eq!(client.receive().unwrap().kind(), BINDING | 0x0100, "it still gets a reply");
     client.ends();
 }
 
 #[test]
-fn only_an_allocation_opens_the_way_for_long_messages() {
+fn long_messages_require_an_allocation() {
     let world = start(|_| {});
     let mut stranger = world.client();
     stranger.send(&channel_data(&[1; 4096])[..4]);
@@ -116,19 +116,19 @@ fn only_an_allocation_opens_the_way_for_long_messages() {
 }
 
 #[test]
-fn who_sends_no_message_in_time_is_closed_however_busy_it_looks() {
+fn client_without_a_complete_message_in_time_is_closed() {
     let world = start(|config| {
         config.tls = Some(context(&[identity(&["turn.example.org"])]));
         config.limits.first_message = Duration::from_millis(700);
     });
     let mut silent = world.client();
-    // One byte of a request at a time, and the first half of a ClientHello that never ends.
+    // One byte of a request at a time, and the first half of an endless ClientHello.
     let mut dripping = connect(world.tcp());
     let mut hello = connect(world.tls());
     hello.write_all(&[0x16, 3, 1, 2, 0, 1, 0, 1, 0xFC, 3, 3]).unwrap();
     let drip = thread::spawn(move || {
         for byte in binding(1).iter().take(19) {
-            // Closed before the end, which is what is tested.
+            // The server closes the connection early, as intended.
             if dripping.write_all(&[*byte]).and_then(|()| hello.write_all(&[0])).is_err() {
                 break;
             }
@@ -144,14 +144,14 @@ fn who_sends_no_message_in_time_is_closed_however_busy_it_looks() {
 }
 
 #[test]
-fn who_has_no_allocation_is_closed_after_some_silence_and_who_has_one_is_not() {
+fn only_idle_clients_without_an_allocation_are_closed() {
     let world = start(|config| config.limits.idle = Duration::from_millis(2000));
     let mut allocated = world.client();
     allocated.ask(&allocate());
     let mut idle = world.client();
     let mut busy = world.client();
     idle.ask(&binding(1));
-    eventually("the idle one is closed", || {
+    eventually("the idle connection is closed", || {
         busy.ask(&binding(1));
         world.streams().closed(CloseReason::Idle) > 0
     });
@@ -165,7 +165,7 @@ fn who_has_no_allocation_is_closed_after_some_silence_and_who_has_one_is_not() {
 }
 
 #[test]
-fn connections_without_an_allocation_are_few_and_those_with_one_do_not_count() {
+fn only_connections_without_an_allocation_are_limited() {
     let world = start(|config| config.limits.idle_connections_per_address = 3);
     let mut clients: Vec<Client<TcpStream>> = Vec::new();
     for _ in 0..5 {
@@ -175,7 +175,7 @@ fn connections_without_an_allocation_are_few_and_those_with_one_do_not_count() {
     }
     let mut waiting: Vec<_> = (0..3).map(|_| world.client()).collect();
     waiting.iter_mut().for_each(|client| drop(client.ask(&binding(1))));
-    // A newcomer is served, and the oldest of its address gives way.
+    // A new client is served, and the oldest of its address is evicted.
     let mut newcomer = world.client();
     newcomer.ask(&allocate());
     waiting[0].ends();
@@ -187,9 +187,9 @@ fn connections_without_an_allocation_are_few_and_those_with_one_do_not_count() {
     assert_eq!(world.streams().closed(CloseReason::LimitAddress), 1);
 }
 
-/// Each client needs longer than the interval in which others as many as the limit arrive.
+/// Each client takes longer than the limit's worth of others needs to arrive.
 #[test]
-fn slow_newcomers_do_not_push_out_one_another() {
+fn slow_new_clients_do_not_evict_each_other() {
     for (max_idle, max_idle_per_address) in [(6, 512), (512, 6)] {
         let world = start(|config| {
             config.tls = Some(context(&[identity(&["turn.example.org"])]));
@@ -215,7 +215,7 @@ fn slow_newcomers_do_not_push_out_one_another() {
     }
 }
 
-/// Shakes hands with a pause before each flight.
+/// Performs a handshake with a pause before each flight.
 fn tls_connect_slowly(at: std::net::SocketAddr, pause: Duration) -> TlsStream {
     let name = "turn.example.org".try_into().unwrap();
     let connection = rustls::ClientConnection::new(tls_config(&[]), name).unwrap();
@@ -233,22 +233,22 @@ fn tls_connect_slowly(at: std::net::SocketAddr, pause: Duration) -> TlsStream {
     stream
 }
 
-/// Newcomers beyond the limit of their address wait unread, as many as that limit.
+/// New clients beyond the limit of their address wait unread, up to that limit again.
 #[test]
-fn waiting_newcomers_are_bounded_and_served_once_others_are_old() {
+fn waiting_clients_are_bounded_and_eventually_served() {
     let world =
         start(|config| (config.limits.idle_connections, config.limits.idle_connections_per_address) = (6, 2));
     let mut clients: Vec<_> = (0..5).map(|_| world.client()).collect();
     clients.iter_mut().for_each(|client| client.send(&binding(1)));
-    // Two have places, two wait until they can take these, and one is in vain.
+    // Two are admitted, two wait until they can evict those, and one is refused.
     let served = clients.iter_mut().filter_map(Client::receive).count();
     assert_eq!(served, 4);
     world.wait_for_closed(CloseReason::LimitAddress, 3);
 }
 
-/// As many idle connections as there may be, wherever the kernel puts them, keep no newcomer of any worker out.
+/// Idle connections at the limit, distributed by the kernel, never block new clients of any worker.
 #[test]
-fn a_newcomer_is_served_by_any_worker_while_all_places_are_taken() {
+fn new_client_is_served_by_any_worker_at_the_limit() {
     for (max_idle, max_idle_per_address) in [(8, 512), (512, 8)] {
         let world = start_with(|config| {
             config.workers = 4;
@@ -269,7 +269,7 @@ fn a_newcomer_is_served_by_any_worker_while_all_places_are_taken() {
 }
 
 #[test]
-fn who_comes_to_a_full_house_takes_the_place_of_the_oldest_that_has_no_allocation() {
+fn oldest_connection_without_an_allocation_is_evicted() {
     let world = start(|config| config.limits.idle_connections = 2);
     let mut allocated = world.client();
     allocated.ask(&allocate());
@@ -277,7 +277,7 @@ fn who_comes_to_a_full_house_takes_the_place_of_the_oldest_that_has_no_allocatio
     oldest.ask(&binding(1));
     let mut second = world.client();
     second.ask(&binding(1));
-    // However busy it looks: whoever keeps a place by what costs nothing would keep it for ever.
+    // Activity without cost does not protect a connection.
     oldest.ask(&binding(2));
     let mut newcomer = world.client();
     newcomer.ask(&binding(1));
@@ -285,7 +285,7 @@ fn who_comes_to_a_full_house_takes_the_place_of_the_oldest_that_has_no_allocatio
     world.wait_for_closed(CloseReason::Evicted, 1);
     second.ask(&binding(2));
     allocated.ask(&refresh(1));
-    // Places that are given up in the ordinary way are free again.
+    // Connections that close normally free their places.
     drop(second);
     world.wait_for_closed(CloseReason::Client, 1);
     world.client().ask(&binding(1));
@@ -294,7 +294,7 @@ fn who_comes_to_a_full_house_takes_the_place_of_the_oldest_that_has_no_allocatio
 }
 
 #[test]
-fn a_stranger_is_read_in_small_portions() {
+fn unauthenticated_clients_are_read_in_small_portions() {
     let world = start(|_| {});
     let mut client = world.client();
     let requests: Vec<u8> = (0..=255).cycle().take(4000).flat_map(binding).collect();
@@ -302,13 +302,13 @@ fn a_stranger_is_read_in_small_portions() {
     for _ in 0..4000 {
         assert_eq!(client.receive().expect("a reply").kind(), BINDING | 0x0100);
     }
-    world.wait_for("all is read", |streams| streams.read_bytes == requests.len() as u64);
+    world.wait_for("everything is read", |streams| streams.read_bytes == requests.len() as u64);
     let reads = world.streams().reads;
     assert!(reads >= requests.len() as u64 / 4096, "{reads} reads of {} bytes", requests.len());
 }
 
 #[test]
-fn a_stop_closes_every_connection() {
+fn stop_closes_every_connection() {
     let world = start(|config| config.tls = Some(context(&[identity(&["turn.example.org"])])));
     let mut plain = world.client();
     plain.ask(&allocate());
@@ -316,5 +316,5 @@ fn a_stop_closes_every_connection() {
     tls.ask(&allocate());
     world.relay.stop();
     plain.ends();
-    assert_eq!(tls.receive(), None, "told so by close_notify");
+    assert_eq!(tls.receive(), None, "close_notify");
 }

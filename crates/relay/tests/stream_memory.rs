@@ -1,11 +1,11 @@
-//! Memory under clients over TCP and TLS that begin what they do not finish, and that do not read.
+//! Memory under TCP and TLS clients that never finish handshakes or never read.
 
 use crate::prelude::*;
 use crate::support::*;
 use turnpike_testkit::process::memory;
 
 const NAME: &str = "turn.example.org";
-/// Both ends of each are in this process, which may have no more than 1024 descriptors.
+/// Both ends are in this process, which may have at most 1024 descriptors.
 const CROWD: u64 = 400;
 
 fn world() -> World {
@@ -15,7 +15,7 @@ fn world() -> World {
     })
 }
 
-/// The first `len` bytes of a ClientHello of 60,000, in records of 2 KiB.
+/// Records of 2 KiB with the first `len` bytes of a ClientHello of 60,000.
 fn part_of_hello(len: usize) -> Vec<u8> {
     let mut body = vec![0; len];
     body[..4].copy_from_slice(&[1, 0, 0xEA, 0x60]);
@@ -34,26 +34,26 @@ fn crowd(world: &World, bytes: &[u8]) -> Vec<TcpStream> {
         })
         .collect();
     let total = before + CROWD * bytes.len() as u64;
-    world.wait_for("all of it is read", |streams| streams.read_bytes >= total);
+    world.wait_for("everything is read", |streams| streams.read_bytes >= total);
     crowd
 }
 
 #[test]
-fn half_done_handshakes_cost_a_record_each_and_those_who_want_more_are_closed() {
+fn unfinished_handshakes_buffer_at_most_a_record() {
     alone::in_own_process(turnpike_testkit::this_test!(), begin_handshakes);
 }
 
 fn begin_handshakes() {
     let world = world();
     let witness = Witness::start(&world);
-    // What every first time costs.
+    // Pays one-time costs first.
     drop(tls_connect(world.tls(), NAME, &tls_config(&[])).unwrap());
-    // By FIN, or by RST for the ticket that nobody read.
-    world.wait_for("it is gone", |streams| streams.accepted == 2 && streams.open == 1);
+    // Closed by FIN, or by RST because of the unread ticket.
+    world.wait_for("the connection is closed", |streams| streams.accepted == 2 && streams.open == 1);
     let start = memory();
     drop(crowd(&world, &part_of_hello(100)));
-    world.wait_for("they are gone", |streams| streams.open == 1);
-    // Just within the limit, byte for byte what TLS holds.
+    world.wait_for("all are closed", |streams| streams.open == 1);
+    // Just within the limit; TLS buffers every byte.
     let within = part_of_hello(18_300);
     let held = crowd(&world, &within);
     let (sent, of_held) = (CROWD * within.len() as u64, memory().saturating_sub(start));
@@ -61,27 +61,27 @@ fn begin_handshakes() {
     assert_eq!(world.streams().open, 1 + CROWD);
     assert!(of_held < 2 * sent, "{of_held} bytes for {sent}");
     for mut stream in held {
-        // Fails where the server has closed it before.
+        // Fails if the server has closed it.
         let _ = stream.write_all(&part_of_hello(30_000));
         Client::new(stream).ends();
     }
     world.wait_for_failed(HandshakeFailure::TooLong, CROWD);
     world.wait_for_closed(CloseReason::Handshake, CROWD);
-    // Again and again: nothing of it stays.
+    // Repeated floods leave nothing behind.
     let of_others = grown(|| {
         for _ in 0..3 {
             drop(crowd(&world, &within));
-            world.wait_for("they are gone", |streams| streams.open == 1);
+            world.wait_for("all are closed", |streams| streams.open == 1);
         }
     });
     assert!(of_others < of_held, "{of_others} bytes after {of_held} with the first");
     witness.lost_nothing();
 }
 
-/// Data connections of RFC 6062 whose client reads nothing, while its peer has without end: the kernel holds what is between them,
-/// the server nothing that grows, and nothing of it is lost.
+/// Data connections (RFC 6062) whose client reads nothing while the peer sends without end: the kernel
+/// buffers the difference, the server's memory does not grow, and nothing is lost.
 #[test]
-fn data_connections_that_are_never_read_stand_still_and_cost_no_memory() {
+fn unread_data_connections_stall_and_use_no_memory() {
     alone::in_own_process(turnpike_testkit::this_test!(), read_no_data);
 }
 
@@ -117,13 +117,13 @@ fn read_no_data() {
             *total = fill(&mut control, far);
         }
     });
-    println!("{sent:?} bytes are between six clients and their peers, {grown} of them here");
+    println!("{sent:?} bytes in flight between six clients and their peers, {grown} of them in the server");
     assert!(grown < sent.iter().sum::<u64>() / 4, "{grown} bytes of {sent:?}");
     world.wait_for_stalls(6);
-    // What stands still costs no time either.
+    // Stalled connections take no time either.
     Thread::named("relay-0").comes_to_rest();
     witness.lost_nothing();
-    // Read at last, all of it is there.
+    // Finally read, everything arrives.
     for (total, (mut client, far)) in sent.into_iter().zip(pairs) {
         drop(far);
         let mut read = 0;
@@ -146,7 +146,7 @@ trait ReadWrite: Read + Write {}
 
 impl<S: Read + Write> ReadWrite for S {}
 
-/// Writes until nobody takes any more, which is so when the worker has had its turn a hundred times in between.
+/// Writes until the peer accepts no more, even after the worker has had a hundred turns.
 fn fill(control: &mut Client<TcpStream>, far: &mut TcpStream) -> u64 {
     let (mut total, mut quiet) = (0, 0);
     while quiet < 100 {
@@ -167,7 +167,7 @@ fn fill(control: &mut Client<TcpStream>, far: &mut TcpStream) -> u64 {
 }
 
 #[test]
-fn a_client_that_never_reads_its_replies_is_closed_and_costs_no_memory() {
+fn client_that_never_reads_replies_is_closed_without_growth() {
     alone::in_own_process(turnpike_testkit::this_test!(), read_no_replies);
 }
 
@@ -181,7 +181,7 @@ fn read_no_replies() {
             let closed = world.streams().closed(CloseReason::RepliesUnread);
             let mut client = world.client();
             client.stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
-            eventually("it is closed", || {
+            eventually("the connection is closed", || {
                 match client.stream.write(&requests) {
                     Ok(_) => {}
                     Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
@@ -196,7 +196,7 @@ fn read_no_replies() {
     let (of_first, of_others) = (grown(|| attack(1)), grown(|| attack(4)));
     let asked = world.streams().read_bytes;
     println!("{of_first} bytes for one client and {of_others} for four more; requests: {asked} bytes");
-    // 64 KiB of replies in a buffer that grows by doubling, its smaller predecessors, and one read.
+    // 64 KiB of replies in a buffer that grows by doubling, its predecessors, and one read.
     assert!(of_first < 384 << 10, "{of_first} bytes for the first client");
     assert!(of_others <= of_first, "{of_others} bytes after {of_first}");
     others.ask(&refresh(1));

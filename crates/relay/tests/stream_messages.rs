@@ -1,4 +1,5 @@
-//! Messages over TCP and TLS: cut anywhere, several in one segment, padded both ways, and the end of the connection.
+//! Messages over TCP and TLS: split anywhere, several per segment, padded in both directions, and the end of
+//! the connection.
 
 use crate::prelude::*;
 use crate::support::*;
@@ -7,7 +8,7 @@ use turnpike_turn::server::DropReason;
 fn relays_both_ways<S: Read + Write>(client: &mut Client<S>) {
     let peer = peer();
     let relayed = client.allocated(&peer);
-    // Many in one write, of every length modulo 4, some longer than a TLS record.
+    // Many in one write, with all lengths modulo 4, some longer than a TLS record.
     let lengths = [0, 1, 2, 3, 4, 5, 119, 1200, 1201, 20_000];
     let payload = |len: usize| vec![u8::try_from(len % 251).unwrap(); len];
     let all: Vec<u8> = lengths.iter().flat_map(|len| padded(channel_data(&payload(*len)))).collect();
@@ -21,7 +22,7 @@ fn relays_both_ways<S: Read + Write>(client: &mut Client<S>) {
     for len in lengths {
         assert_eq!(client.receive().unwrap().payload(), payload(len), "to the client, {len}");
     }
-    // Indications: a peer without a channel, at an address with a permission.
+    // Indications: a peer with a permission but no channel.
     let other = support::peer();
     let at = other.local_addr().unwrap();
     client.ask(&permit(at));
@@ -50,7 +51,7 @@ fn datagrams_of_every_length_pass_over_tls() {
 }
 
 #[test]
-fn a_tls_port_takes_plain_clients_too_unless_told_otherwise() {
+fn tls_port_accepts_plain_clients_unless_tls_only() {
     let world = start(|config| config.tls = Some(context(&[identity(&["turn.example.org"])])));
     relays_both_ways(&mut Client::new(connect(world.tls())));
     let strict = start(|config| {
@@ -65,7 +66,7 @@ fn a_tls_port_takes_plain_clients_too_unless_told_otherwise() {
 }
 
 #[test]
-fn the_end_of_the_connection_is_the_end_of_the_allocation() {
+fn closed_connection_ends_its_allocation() {
     let world = start(|config| config.tls = Some(context(&[identity(&["turn.example.org"])])));
     let mut plain = world.client();
     plain.ask(&allocate());
@@ -79,7 +80,7 @@ fn the_end_of_the_connection_is_the_end_of_the_allocation() {
     tls.stream.conn.send_close_notify();
     tls.stream.flush().unwrap();
     eventually("one is left", || world.allocations() == 1);
-    // What was asked before the end is answered.
+    // Requests before the end get a reply.
     half.send(&[binding(4), refresh(5)].concat());
     half.stream.shutdown(Shutdown::Write).unwrap();
     assert_eq!(half.receive().unwrap().kind(), BINDING | 0x0100);
@@ -100,14 +101,14 @@ fn the_end_of_the_connection_is_the_end_of_the_allocation() {
 }
 
 #[test]
-fn an_allocation_that_ends_leaves_its_connection_and_the_other_way_round_nothing() {
+fn ended_allocation_keeps_its_connection_open() {
     let world = start(|_| {});
     let mut client = world.client();
     let peer = peer();
     let relayed = client.allocated(&peer);
     client.ask(&stun(REFRESH, 9, &[(0x000D, &[0; 4])]));
     client.ask(&binding(1));
-    // Nobody hears of it any more.
+    // No client receives this datagram.
     peer.send_to(b"late", relayed).unwrap();
     client.send(&channel_data(&[1; 4]));
     eventually("the datagram without an allocation", || {

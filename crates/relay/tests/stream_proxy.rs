@@ -1,4 +1,4 @@
-//! PROXY headers: believed from whom they are expected, and from nobody else.
+//! PROXY headers are accepted only from configured proxies.
 
 use crate::prelude::*;
 use crate::support::*;
@@ -16,13 +16,13 @@ fn address(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
-/// XOR-MAPPED-ADDRESS of a Binding: whom the server takes this client for.
+/// XOR-MAPPED-ADDRESS of a Binding: the client's address as seen by the server.
 fn mapped<S: std::io::Read + std::io::Write>(client: &mut Client<S>) -> Vec<u8> {
     client.ask(&binding(1)).attribute(0x0020)
 }
 
 #[test]
-fn the_header_of_a_listed_proxy_names_the_client_over_tcp() {
+fn header_of_a_trusted_proxy_names_the_tcp_client() {
     let world = behind_a_proxy();
     let source = address("192.0.2.7:4000");
     for (version, port) in [(ProxyVersion::V1, 1), (ProxyVersion::V2, 2)] {
@@ -30,7 +30,7 @@ fn the_header_of_a_listed_proxy_names_the_client_over_tcp() {
         let mut client = world.client();
         client.send(&header);
         assert_eq!(mapped(&mut client), xored(source));
-        // In one segment with the first message, and cut at every place.
+        // Header and first message in one segment, split at every byte.
         let mut client = world.client();
         client.send(
             &[&encode(version, address("192.0.2.8:1"), address("198.51.100.1:9"))[..], &binding(1)].concat(),
@@ -47,7 +47,7 @@ fn the_header_of_a_listed_proxy_names_the_client_over_tcp() {
 }
 
 #[test]
-fn the_header_stands_in_front_of_tls_too() {
+fn header_may_precede_tls() {
     let world = behind_a_proxy();
     let source = address("192.0.2.7:4000");
     let config = tls_config(&[]);
@@ -59,17 +59,17 @@ fn the_header_stands_in_front_of_tls_too() {
 }
 
 #[test]
-fn a_health_check_speaks_for_the_proxy_itself() {
+fn local_header_stands_for_the_proxy_itself() {
     let world = behind_a_proxy();
     let mut client = world.client();
-    // LOCAL of version 2.
+    // LOCAL command of version 2.
     client.send(b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0");
     let own = client.stream.local_addr().unwrap();
     assert_eq!(mapped(&mut client), xored(own));
 }
 
 #[test]
-fn a_listed_proxy_without_a_whole_header_is_closed() {
+fn trusted_proxy_without_a_complete_header_is_closed() {
     let world = behind_a_proxy();
     for (count, bytes) in (1..).zip([&binding(1)[..], b"GET / HTTP/1.1\r\n", b"PROXY TCP4 nonsense\r\n"]) {
         let mut client = world.client();
@@ -84,19 +84,20 @@ fn a_listed_proxy_without_a_whole_header_is_closed() {
 }
 
 #[test]
-fn a_header_from_a_sender_that_is_not_listed_is_named() {
+fn header_from_an_untrusted_address_has_its_own_reason() {
     let world = start(|config| config.proxies = vec!["10.0.0.0/8".parse().unwrap()]);
     for version in [ProxyVersion::V1, ProxyVersion::V2] {
         let mut client = world.client();
         client.send(&encode(version, address("192.0.2.7:4000"), address("198.51.100.1:1")));
         client.ends();
     }
-    // Else the text would look like ChannelData of 20 kB, and the signature like STUN of a length that cannot be.
+    // Otherwise the text would look like ChannelData of 20 kB, and the signature like STUN with an invalid
+    // length.
     world.wait_for_closed(CloseReason::UntrustedProxy, 2);
 }
 
 #[test]
-fn limits_hold_for_the_clients_of_a_proxy_and_not_for_itself() {
+fn limits_apply_to_the_clients_of_a_proxy() {
     let world = behind_a_proxy();
     let from = |world: &World, source: &str| {
         let mut client = world.client();
@@ -105,7 +106,7 @@ fn limits_hold_for_the_clients_of_a_proxy_and_not_for_itself() {
     };
     let mut open: Vec<_> = (1..=2).map(|port| from(&world, &format!("192.0.2.7:{port}"))).collect();
     open.iter_mut().for_each(|client| drop(client.ask(&binding(1))));
-    // A third client of the address is served as soon as the oldest is no newcomer any more, which then gives way.
+    // A third client of the address is served once the oldest is no longer protected and can be evicted.
     let mut ports = 3..;
     eventually("a third is served", || {
         let mut third = from(&world, &format!("192.0.2.7:{}", ports.next()?));
@@ -114,7 +115,7 @@ fn limits_hold_for_the_clients_of_a_proxy_and_not_for_itself() {
     });
     open.remove(0).ends();
     from(&world, "192.0.2.8:1").ask(&binding(1));
-    // The same 5-tuple again is a lie or a leftover; the one that exists wins.
+    // A second connection with the same 5-tuple is fake or stale; the existing one wins.
     open[0].ask(&allocate());
     let mut second = from(&world, "192.0.2.7:2");
     second.send(&binding(1));

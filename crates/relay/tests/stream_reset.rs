@@ -1,4 +1,4 @@
-//! Clients that reset their connection and connect again from the same port at once.
+//! Clients that reset their connection and reconnect from the same port at once.
 
 use crate::prelude::*;
 use socket2::{Domain, Socket, Type};
@@ -8,7 +8,7 @@ use crate::support::*;
 const NAME: &str = "turn.example.org";
 const ROUNDS: usize = 100;
 
-/// Connects from this port. The end of the connection is a reset.
+/// Connects from this port; closing the connection sends a reset.
 fn connect_from(local: SocketAddr, to: SocketAddr) -> TcpStream {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.set_reuse_address(true).unwrap();
@@ -22,7 +22,7 @@ fn connect_from(local: SocketAddr, to: SocketAddr) -> TcpStream {
 }
 
 #[test]
-fn each_connection_of_a_client_that_resets_and_reconnects_gets_its_allocation() {
+fn each_reconnect_after_a_reset_gets_its_allocation() {
     let world = start(|config| config.tls = Some(context(&[identity(&[NAME])])));
     let mut local: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
     for _ in 0..ROUNDS {

@@ -1,5 +1,5 @@
-//! Each kind of message cut at each of its bytes, over TCP and TLS: in two halves it means what it means as a whole, and its first
-//! half alone means nothing.
+//! Every kind of message split at each byte, over TCP and TLS: split messages have the same effect, and
+//! truncated ones have none.
 
 use crate::prelude::*;
 use crate::support::*;
@@ -14,7 +14,7 @@ fn tls(world: &World, config: &Arc<ClientConfig>) -> TlsStream {
     tls_connect(world.tls(), NAME, config).unwrap()
 }
 
-/// Has the worker read what was sent to it so far: it reads in the order in which that came.
+/// Waits until the worker has read everything sent so far; it reads in order of arrival.
 struct Fence(Client<TcpStream>);
 
 impl Fence {
@@ -27,11 +27,11 @@ impl Fence {
     }
 }
 
-/// What writes the two halves, one after the other has been read.
+/// Writes two parts; the first has been read before the second is sent.
 trait Cut: Read + Write {
     fn write_halves(&mut self, bytes: &[u8], at: usize, fence: &mut Fence);
 
-    /// Bytes that are written beyond those that are to be.
+    /// Additional bytes written per message.
     const MORE: usize = 0;
 }
 
@@ -43,7 +43,7 @@ impl Cut for TcpStream {
     }
 }
 
-/// Two records.
+/// Writes two records.
 impl Cut for TlsStream {
     fn write_halves(&mut self, bytes: &[u8], at: usize, fence: &mut Fence) {
         self.write_all(&bytes[..at]).unwrap();
@@ -54,7 +54,7 @@ impl Cut for TlsStream {
     }
 }
 
-/// One record, which is cut itself: `at` counts from its beginning.
+/// Writes one record split at byte `at` of the record.
 struct CutRecord(TlsStream);
 
 impl Read for CutRecord {
@@ -74,7 +74,7 @@ impl Write for CutRecord {
 }
 
 impl Cut for CutRecord {
-    /// A header, a content type and a tag (RFC 8446 section 5.2).
+    /// Header, content type and tag (RFC 8446 section 5.2).
     const MORE: usize = 5 + 1 + 16;
 
     fn write_halves(&mut self, bytes: &[u8], at: usize, fence: &mut Fence) {
@@ -88,7 +88,7 @@ impl Cut for CutRecord {
     }
 }
 
-/// Sends every kind of message in one piece that is cut at each byte, and looks for what each of them does.
+/// Sends every kind of message split at each byte and checks its effect.
 fn every_cut_is_none<S: Cut>(stream: S, fence: &mut Fence) {
     let mut client = Client::new(stream);
     let (bound, permitted) = (peer(), peer());
@@ -124,24 +124,24 @@ fn every_cut_is_none<S: Cut>(stream: S, fence: &mut Fence) {
 }
 
 #[test]
-fn every_cut_of_every_message_is_none_over_tcp() {
+fn split_messages_work_over_tcp() {
     let world = world();
     every_cut_is_none(connect(world.tcp()), &mut Fence::new(&world));
 }
 
 #[test]
-fn every_cut_of_every_message_is_none_over_tls_between_records() {
+fn split_messages_work_over_tls_between_records() {
     let world = world();
     every_cut_is_none(tls(&world, &tls_config(&[])), &mut Fence::new(&world));
 }
 
 #[test]
-fn every_cut_of_every_message_is_none_over_tls_within_a_record() {
+fn split_messages_work_over_tls_within_a_record() {
     let world = world();
     every_cut_is_none(CutRecord(tls(&world, &tls_config(&[]))), &mut Fence::new(&world));
 }
 
-/// The end comes behind each byte of each message but its last.
+/// Closes the connection after each proper prefix of each message.
 fn every_truncation_is_nothing<S: Read + Write>(
     world: &World,
     connect: impl Fn() -> S,
@@ -185,14 +185,14 @@ fn allocated<S: Read + Write>(client: &mut Client<S>, bound: &UdpSocket, permitt
 }
 
 #[test]
-fn every_truncation_of_every_message_is_nothing_over_tcp() {
+fn truncated_messages_have_no_effect_over_tcp() {
     let world = world();
     let end = |stream: &mut TcpStream| stream.shutdown(Shutdown::Write).unwrap();
     every_truncation_is_nothing(&world, || connect(world.tcp()), end);
 }
 
 #[test]
-fn every_truncation_of_every_message_is_nothing_over_tls() {
+fn truncated_messages_have_no_effect_over_tls() {
     let world = world();
     let config = tls_config(&[]);
     let end = |stream: &mut TlsStream| {
@@ -202,7 +202,7 @@ fn every_truncation_of_every_message_is_nothing_over_tls() {
     every_truncation_is_nothing(&world, || tls(&world, &config), end);
 }
 
-/// RFC 6062 section 5.4: what follows a ConnectionBind is the peer's, byte for byte, though it looks like a message.
+/// RFC 6062 section 5.4: bytes behind a ConnectionBind belong to the peer, even if they look like a message.
 fn data_follows_every_cut<S: Cut>(world: &World, connect: impl Fn() -> S) {
     let mut fence = Fence::new(world);
     let mut control = world.client();
@@ -239,13 +239,13 @@ fn data_follows_every_cut<S: Cut>(world: &World, connect: impl Fn() -> S) {
 }
 
 #[test]
-fn every_cut_of_a_connection_bind_and_its_data_is_none_over_tcp() {
+fn split_connection_bind_and_data_work_over_tcp() {
     let world = world();
     data_follows_every_cut(&world, || connect(world.tcp()));
 }
 
 #[test]
-fn every_cut_of_a_connection_bind_and_its_data_is_none_over_tls() {
+fn split_connection_bind_and_data_work_over_tls() {
     let world = world();
     let config = tls_config(&[]);
     data_follows_every_cut(&world, || tls(&world, &config));

@@ -1,4 +1,4 @@
-//! TLS: which certificate is shown, which protocols are spoken, what becomes of those who speak none of it.
+//! TLS: certificates, protocols, and clients that do not speak it.
 
 use crate::prelude::*;
 
@@ -11,7 +11,7 @@ fn world(names: &[&[&str]]) -> World {
     start(|config| config.tls = Some(context(&identities)))
 }
 
-/// The DNS names of the certificate that a client of this name is shown.
+/// DNS names of the certificate shown to a client with this server name.
 fn shown(server: SocketAddr, name: &str) -> Vec<String> {
     let stream = tls_connect(server, name, &tls_config(&[])).unwrap();
     names_of(&stream.conn.peer_certificates().unwrap()[0])
@@ -23,7 +23,7 @@ fn names_of(certificate: &CertificateDer<'_>) -> Vec<String> {
 }
 
 #[test]
-fn the_server_name_chooses_the_certificate_exact_before_wildcard_before_default() {
+fn server_name_selects_exact_then_wildcard_then_default() {
     let world = world(&[&["default.example"], &["*.example.org"], &["turn.example.org", "turn.example.net"]]);
     for (name, expected) in [
         ("turn.example.org", "turn.example.org"),
@@ -32,7 +32,7 @@ fn the_server_name_chooses_the_certificate_exact_before_wildcard_before_default(
         ("two.labels.example.org", "default.example"),
         ("example.org", "default.example"),
         ("unknown.example", "default.example"),
-        // No server name at all: RFC 6066 section 3 knows no addresses.
+        // No server name: RFC 6066 section 3 excludes addresses.
         ("127.0.0.1", "default.example"),
     ] {
         assert_eq!(shown(world.tls(), name)[0], expected, "{name}");
@@ -40,14 +40,18 @@ fn the_server_name_chooses_the_certificate_exact_before_wildcard_before_default(
 }
 
 #[test]
-fn of_two_certificates_with_one_name_the_client_gets_the_one_that_it_can_check() {
+fn client_gets_the_certificate_that_it_can_verify() {
     let world = {
         let key = KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
         let ed25519 = identity_of(&Certificate::of_key(&key, &["both.example"], |_| ()));
         start(|config| config.tls = Some(context(&[ed25519, identity(&["both.example", "second"])])))
     };
-    assert_eq!(shown(world.tls(), "both.example"), ["both.example"], "the first, which both can");
-    // OpenSSL and not rustls, for whom it is harder not to know an algorithm than to know it.
+    assert_eq!(
+        shown(world.tls(), "both.example"),
+        ["both.example"],
+        "the first, which all clients can verify"
+    );
+    // Uses OpenSSL, because rustls cannot easily disable algorithms.
     let Ok(output) = std::process::Command::new("openssl")
         .args(["s_client", "-connect", &world.tls().to_string(), "-servername", "both.example", "-showcerts"])
         .args(["-sigalgs", "ECDSA+SHA256"])
@@ -61,7 +65,7 @@ fn of_two_certificates_with_one_name_the_client_gets_the_one_that_it_can_check()
 }
 
 #[test]
-fn new_certificates_are_shown_to_new_clients_and_old_sessions_live_on() {
+fn new_certificates_apply_to_new_tls_clients_only() {
     let tls = context(&[identity(&["old.example"])]);
     let world = start(|config| config.tls = Some(Arc::clone(&tls)));
     let stream = tls_connect(world.tls(), "any.example", &tls_config(&[])).unwrap();
@@ -78,7 +82,7 @@ fn negotiated(world: &World, protocols: &[&str]) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn alpn_knows_turn_and_discovery_and_refuses_who_offers_only_others() {
+fn alpn_accepts_turn_and_discovery_and_refuses_others() {
     let world = world(&[&["a.example"]]);
     assert_eq!(negotiated(&world, &[]), None);
     assert_eq!(negotiated(&world, &["stun.nat-discovery"]).unwrap(), b"stun.nat-discovery");
@@ -90,13 +94,13 @@ fn alpn_knows_turn_and_discovery_and_refuses_who_offers_only_others() {
 
 fn kind(world: &World, config: &Arc<ClientConfig>) -> HandshakeKind {
     let mut client = Client::new(tls_connect(world.tls(), "a.example", config).unwrap());
-    // The tickets come behind the handshake.
+    // Tickets follow the handshake.
     client.ask(&binding(1));
     client.stream.conn.handshake_kind().unwrap()
 }
 
 #[test]
-fn sessions_are_resumed_whichever_version() {
+fn sessions_are_resumed_in_both_versions() {
     let world = world(&[&["a.example"]]);
     for version in [&rustls::version::TLS13, &rustls::version::TLS12] {
         let config = tls_config_of(version);
@@ -112,7 +116,7 @@ fn sessions_are_resumed_whichever_version() {
 }
 
 #[test]
-fn tickets_and_the_reply_to_a_request_behind_the_handshake_leave_together() {
+fn tickets_and_the_first_reply_are_sent_together() {
     let world = world(&[&["a.example"]]);
     let mut sock = connect(world.tls());
     let name = ServerName::try_from("a.example").unwrap();
@@ -124,7 +128,7 @@ fn tickets_and_the_reply_to_a_request_behind_the_handshake_leave_together() {
         tls.read_tls(&mut sock).unwrap();
         tls.process_new_packets().unwrap();
     }
-    // Finished has not left so far.
+    // Finished has not been sent yet.
     tls.writer().write_all(&binding(1)).unwrap();
     let mut both = Vec::new();
     while tls.wants_write() {
@@ -133,16 +137,16 @@ fn tickets_and_the_reply_to_a_request_behind_the_handshake_leave_together() {
     sock.write_all(&both).unwrap();
     let mut client = Client::new(StreamOwned::new(tls, sock));
     assert_eq!(client.receive().unwrap().kind(), BINDING | 0x0100);
-    world.wait_for("the reply has left", |streams| streams.writes >= 2);
-    assert_eq!(world.streams().writes, 2, "one for the handshake, one for all that follows");
+    world.wait_for("the reply is sent", |streams| streams.writes >= 2);
+    assert_eq!(world.streams().writes, 2, "one for the handshake, one for everything after it");
 }
 
 #[test]
-fn nothing_more_is_written_to_a_client_that_is_gone() {
+fn closed_connection_gets_no_further_writes() {
     let world = world(&[&["a.example"]]);
     let mut client = Client::new(tls_connect(world.tls(), "a.example", &tls_config(&[])).unwrap());
     client.ask(&binding(1));
-    world.wait_for("the reply has left", |streams| streams.sent == 1);
+    world.wait_for("the reply is sent", |streams| streams.sent == 1);
     let before = world.streams().writes;
     TcpSocket::from(OwnedFd::from(client.stream.sock)).reset();
     world.wait_for_closed(CloseReason::Broken, 1);
@@ -150,7 +154,7 @@ fn nothing_more_is_written_to_a_client_that_is_gone() {
 }
 
 #[test]
-fn garbage_in_place_of_a_handshake_is_counted_and_hurts_nobody() {
+fn garbage_instead_of_a_handshake_is_counted() {
     let world = world(&[&["a.example"]]);
     let mut other = Client::new(tls_connect(world.tls(), "a.example", &tls_config(&[])).unwrap());
     other.ask(&allocate());
@@ -170,7 +174,7 @@ fn garbage_in_place_of_a_handshake_is_counted_and_hurts_nobody() {
         }
         world.wait_for_closed(CloseReason::Handshake, 2 * count);
     }
-    // An application record in place of a handshake begins with a byte that is neither TLS's first nor STUN.
+    // A plaintext application record starts with a byte of neither TLS handshake nor STUN.
     let mut stream = connect(world.tls());
     stream.write_all(&record(0x17, &[0; 40])).unwrap();
     Client::new(stream).ends();
@@ -179,7 +183,7 @@ fn garbage_in_place_of_a_handshake_is_counted_and_hurts_nobody() {
 }
 
 #[test]
-fn garbage_behind_a_handshake_is_counted() {
+fn garbage_after_a_handshake_is_counted() {
     let world = world(&[&["a.example"]]);
     let mut client = Client::new(tls_connect(world.tls(), "a.example", &tls_config(&[])).unwrap());
     client.ask(&binding(1));
@@ -193,10 +197,10 @@ fn garbage_behind_a_handshake_is_counted() {
 }
 
 #[test]
-fn a_hello_that_grows_without_end_is_cut_off() {
+fn endless_hello_is_cut_off() {
     let world = world(&[&["a.example"]]);
     let mut stream = connect(world.tls());
-    // A handshake message of 16 MiB, in records of 16 KiB.
+    // A handshake message of 16 MiB in records of 16 KiB.
     let mut record = vec![0x16, 3, 1, 0x40, 0];
     record.extend([1, 0xFF, 0xFF, 0xFF]);
     record.resize(5 + 0x4000, 0);
@@ -213,7 +217,7 @@ fn a_hello_that_grows_without_end_is_cut_off() {
 }
 
 #[test]
-fn certificates_that_cannot_be_used_are_refused_with_the_reason() {
+fn unusable_certificates_are_refused_with_a_reason() {
     let [Certificate { pem: cert, key }, other] = [(); 2].map(|()| Certificate::new(&["a.example"]));
     let other = other.key;
     let read = |cert: &str, key: &str, at: u64| {
@@ -233,7 +237,7 @@ fn certificates_that_cannot_be_used_are_refused_with_the_reason() {
     let header = format!("{begin}\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-256-CBC,00\n\n");
     let old_style = key.replace(&format!("{begin}\n"), &header).replace(&format!("{begin}\r\n"), &header);
     assert_eq!(read(&cert, &old_style, now()), Some(CertificateError::EncryptedKey));
-    // In words for people: no Debug output, no lists of bytes.
+    // Readable messages: no Debug output, no lists of bytes.
     let relabelled = key.replace("PRIVATE KEY", "CERTIFICATE");
     for (cert, key, words) in [
         (&cert[..cert.len() / 2], &key[..], "END CERTIFICATE----- is missing"),
@@ -252,14 +256,14 @@ fn certificates_that_cannot_be_used_are_refused_with_the_reason() {
     assert!(matches!(read(&old.pem, &old.key, now()), Some(CertificateError::Expired(_))));
     let year_2019 = 1_560_000_000;
     assert!(matches!(read(&old.pem, &old.key, year_2019), Some(CertificateError::NotYetValid(_))));
-    assert_eq!(read(&old.pem, &old.key, 1_600_000_000), None, "in its time it was good");
+    assert_eq!(read(&old.pem, &old.key, 1_600_000_000), None, "valid at that time");
     let then = Identity::from_pem(old.pem.as_bytes(), old.key.as_bytes()).unwrap();
-    // The first of January of 2020 and of 2021.
+    // 1 January 2020 and 2021.
     assert_eq!((then.not_before(), then.not_after()), (1_577_836_800, 1_609_459_200));
 }
 
 #[test]
-fn of_what_both_know_aes_128_is_taken_whichever_version() {
+fn aes_128_is_preferred_in_both_versions() {
     let world = world(&[&["a.example"]]);
     for (version, suite) in [
         (&rustls::version::TLS13, CipherSuite::TLS13_AES_128_GCM_SHA256),
@@ -272,8 +276,8 @@ fn of_what_both_know_aes_128_is_taken_whichever_version() {
 
 /// RFC 8489 section 6.2.3.
 #[test]
-fn with_an_rsa_certificate_tls_1_2_is_by_ecdhe_rsa() {
-    // Ours cannot make RSA keys.
+fn tls_1_2_uses_ecdhe_rsa_with_an_rsa_certificate() {
+    // rcgen cannot create RSA keys.
     let made = std::process::Command::new("openssl")
         .args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=a.example"])
         .args(["-addext", "subjectAltName=DNS:a.example", "-keyout", "-"])
@@ -302,7 +306,7 @@ fn suites_with_known_weaknesses_are_refused() {
         stream.read_exact(&mut answer).unwrap();
         answer
     };
-    // DES, triple DES, RC4, no encryption, CBC; each with ECDHE and ECDSA where there is such a suite.
+    // DES, triple DES, RC4, no encryption, CBC; each with ECDHE and ECDSA if such a suite exists.
     for suites in
         [&[0x0009, 0x000A, 0xC008][..], &[0x0004, 0x0005, 0xC007], &[0x0001, 0xC006], &[0xC009, 0xC023]]
     {

@@ -1,5 +1,5 @@
-//! TCP relaying (RFC 6062) over real sockets: clients over TCP and TLS, peers that are connected to and peers that connect, one
-//! worker and two.
+//! TCP relaying (RFC 6062) over real sockets: TCP and TLS clients, outgoing and incoming peer connections,
+//! one and two workers.
 
 use crate::prelude::*;
 
@@ -36,7 +36,7 @@ fn read(stream: &mut impl Read, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Reads to the end; what is closed with bytes unread ends with a reset.
+/// Reads to the end; closing with unread bytes causes a reset.
 fn is_over(stream: &mut impl Read) -> bool {
     match stream.read(&mut [0; 64]) {
         Ok(len) => len == 0,
@@ -44,19 +44,19 @@ fn is_over(stream: &mut impl Read) -> bool {
     }
 }
 
-/// A control connection and the relayed transport address of its allocation.
+/// Control connection and the relayed transport address of its allocation.
 fn control(world: &World) -> (Client<TcpStream>, SocketAddr) {
     let mut client = world.client();
     let relayed = plain(&client.ask(&allocate_tcp()).attribute(0x0016));
     (client, relayed)
 }
 
-/// The answer to a Connect, which may come in any order with indications.
+/// Response to a Connect; indications may come in between.
 fn connection_to(client: &mut Client<TcpStream>, peer: SocketAddr, id: u8) -> Vec<u8> {
     client.ask(&connect_to(peer, id)).attribute(CONNECTION_ID)
 }
 
-/// A data connection, bound.
+/// Bound data connection.
 fn data(world: &World, connection: &[u8]) -> TcpStream {
     bound(connect(world.tcp()), connection)
 }
@@ -64,14 +64,14 @@ fn data(world: &World, connection: &[u8]) -> TcpStream {
 fn bound<S: Read + Write>(mut stream: S, connection: &[u8]) -> S {
     stream.write_all(&bind_to(connection)).unwrap();
     stream.flush().unwrap();
-    // Not one byte more than the answer: data follows.
+    // Reads only the response, because data follows.
     let header = read(&mut stream, 20);
     assert_eq!(header[..2], [0x01, 0x0B], "{header:?}");
     read(&mut stream, usize::from(u16::from_be_bytes([header[2], header[3]])));
     stream
 }
 
-/// Says something in both directions; the peer closes.
+/// Exchanges data in both directions; then the peer closes.
 fn converse(mut client: impl Read + Write, mut peer: TcpStream) {
     client.write_all(b"ping").unwrap();
     client.flush().unwrap();
@@ -83,7 +83,7 @@ fn converse(mut client: impl Read + Write, mut peer: TcpStream) {
 }
 
 #[test]
-fn a_client_connects_to_peers_whichever_worker_its_data_connections_reach() {
+fn data_connections_work_on_any_worker() {
     for workers in [1, 2] {
         let world = support::start_workers(workers);
         let (mut client, relayed) = control(&world);
@@ -91,8 +91,8 @@ fn a_client_connects_to_peers_whichever_worker_its_data_connections_reach() {
             let listener = listener();
             let connection = connection_to(&mut client, listener.local_addr().unwrap(), 10 + round);
             let (mut peer, from) = accepted(&listener);
-            assert_eq!(from, relayed, "from the relayed transport address itself");
-            // A peer may send before the connection is bound.
+            assert_eq!(from, relayed, "from the relayed transport address");
+            // A peer may send before the bind.
             peer.write_all(b"early").unwrap();
             let mut stream = data(&world, &connection);
             assert_eq!(read(&mut stream, 5), b"early");
@@ -124,7 +124,7 @@ fn data_connections_may_be_tls() {
 }
 
 #[test]
-fn peers_connect_and_what_they_sent_before_is_not_lost() {
+fn data_sent_by_peers_before_the_bind_is_not_lost() {
     for workers in [1, 2] {
         let world = support::start_workers(workers);
         let (mut client, relayed) = control(&world);
@@ -143,9 +143,9 @@ fn peers_connect_and_what_they_sent_before_is_not_lost() {
     }
 }
 
-/// TCP's out-of-band data, sent before the client has bound the connection or afterwards, with the end right behind it.
+/// Out-of-band data of TCP, sent before or after the client's bind, with the end right behind it.
 #[test]
-fn an_urgent_byte_of_a_peer_stays_in_the_stream() {
+fn urgent_byte_of_a_peer_stays_in_the_stream() {
     let world = support::start_workers(1);
     let (mut client, relayed) = control(&world);
     client.ask(&permit((Ipv4Addr::LOCALHOST, 9).into()));
@@ -161,7 +161,7 @@ fn an_urgent_byte_of_a_peer_stays_in_the_stream() {
         let is_early = round % 2 == 0;
         if is_early {
             say();
-            // By its answer the worker has heard of it.
+            // Its response proves that the worker has handled the event.
             client.ask(&support::refresh(20 + round));
         }
         let mut stream = data(&world, &attempt.attribute(CONNECTION_ID));
@@ -174,7 +174,7 @@ fn an_urgent_byte_of_a_peer_stays_in_the_stream() {
     }
 }
 
-/// Each is the other's peer by the address that it is told, which nobody here has.
+/// Each is the other's peer by its external address, which is unassigned here.
 #[test]
 fn two_clients_of_a_relay_behind_a_nat_are_connected() {
     for workers in [1, 2] {
@@ -199,7 +199,7 @@ fn two_clients_of_a_relay_behind_a_nat_are_connected() {
 }
 
 #[test]
-fn a_peer_without_permission_is_closed_at_once() {
+fn peer_without_permission_is_closed_at_once() {
     let world = support::start_workers(1);
     let (mut client, relayed) = control(&world);
     assert!(is_over(&mut connect(relayed)));
@@ -208,7 +208,7 @@ fn a_peer_without_permission_is_closed_at_once() {
 }
 
 #[test]
-fn what_comes_behind_a_connection_bind_is_data() {
+fn bytes_after_a_connection_bind_are_data() {
     for workers in [1, 2] {
         let world = support::start_workers(workers);
         let (mut client, _) = control(&world);
@@ -217,7 +217,7 @@ fn what_comes_behind_a_connection_bind_is_data() {
             let connection = connection_to(&mut client, listener.local_addr().unwrap(), 10 + round);
             let (mut peer, _) = accepted(&listener);
             let mut data = Client::new(connect(world.tcp()));
-            // Which STUN would take for a message of its own.
+            // Bytes that STUN would parse as a message.
             let behind = support::binding(9);
             let length = data.ask(&[bind_to(&connection), behind.clone()].concat()).0.len();
             assert!(length > 0);
@@ -227,7 +227,7 @@ fn what_comes_behind_a_connection_bind_is_data() {
 }
 
 #[test]
-fn a_peer_that_refuses_is_447_and_the_same_peer_twice_446() {
+fn refusing_peer_is_447_and_duplicate_peer_is_446() {
     let world = support::start_workers(1);
     let (mut client, _) = control(&world);
     let gone = listener().local_addr().unwrap();
@@ -241,7 +241,7 @@ fn a_peer_that_refuses_is_447_and_the_same_peer_twice_446() {
 }
 
 #[test]
-fn all_ends_with_the_allocation() {
+fn connections_and_listener_end_with_the_allocation() {
     for workers in [1, 2] {
         let world = support::start_workers(workers);
         let (mut client, relayed) = control(&world);
@@ -260,9 +260,10 @@ fn all_ends_with_the_allocation() {
     }
 }
 
-/// Megabytes in both directions at once, through both kinds of client, with a reader that waits until everything is full.
+/// Megabytes in both directions at once for both kinds of client, with a reader that waits until all buffers
+/// are full.
 #[test]
-fn bulk_arrives_as_it_was_sent() {
+fn bulk_data_arrives_unchanged() {
     const LEN: usize = 12 << 20;
     let bytes = |seed: usize| -> Vec<u8> {
         (0..LEN).map(|at| (at * 31 + at / 251 + seed).to_le_bytes()[0]).collect()
@@ -284,7 +285,7 @@ fn bulk_arrives_as_it_was_sent() {
             if tls {
                 let stream = tls_connect(world.tls(), "turn.example.org", &tls_config(&[])).unwrap();
                 let mut stream = bound(stream, &connection);
-                // One thread has the TLS client: it reads all, then writes.
+                // One thread handles the TLS client: it reads everything, then writes.
                 let mut heard = Vec::new();
                 stream.read_to_end(&mut heard).unwrap();
                 assert!(&heard == down, "{} bytes", heard.len());
@@ -308,11 +309,11 @@ fn bulk_arrives_as_it_was_sent() {
     }
 }
 
-/// Bytes that may not pass yet stay where they are, each way, for both kinds of client.
+/// Bytes over the limit wait, in both directions and for both kinds of client.
 #[test]
-fn a_limit_slows_connections_down_and_loses_nothing() {
+fn limit_slows_connections_and_loses_nothing() {
     const LEN: usize = 3 << 20;
-    /// Bytes a millisecond, and at once.
+    /// Bytes per millisecond, and burst.
     const RATE: u128 = 8_000;
     const BURST: u128 = 80_000;
     for workers in [1, 2] {
@@ -335,9 +336,9 @@ fn a_limit_slows_connections_down_and_loses_nothing() {
             } else {
                 passes(data(&world, &connection), &mut peer, &bytes);
             }
-            // Each way has it all.
+            // Each direction has the full rate.
             let most = (BURST + RATE * (started.elapsed().as_millis() + 1)) * 21 / 20 + (1 << 16);
-            assert!(LEN as u128 <= most, "{LEN} bytes, of which {most} may pass");
+            assert!(LEN as u128 <= most, "{LEN} bytes, allowed {most}");
         }
         world.wait_whether("bandwidth_pauses", "allocation", true);
         world.wait_for_counter("connection_bytes", "to_peer", 2 * LEN as u64);
@@ -362,7 +363,7 @@ fn passes(mut client: impl Read + Write + Send, peer: &mut TcpStream, bytes: &[u
 }
 
 #[test]
-fn a_flood_of_connects_stays_within_the_limit_of_the_allocation() {
+fn flood_of_connects_stays_within_the_allocation_limit() {
     let world = support::start_workers(1);
     let (mut client, relayed) = control(&world);
     client.ask(&permit((Ipv4Addr::LOCALHOST, 9).into()));
@@ -380,33 +381,34 @@ fn reset(stream: TcpStream) {
 }
 
 #[test]
-fn peers_that_come_and_go_cannot_end_the_control_connection_of_a_client_that_stalls() {
+fn flood_of_peers_cannot_close_a_stalled_control_connection() {
     let world = support::start(|config| config.limits.stream_queue = 4096);
     let (mut client, relayed) = control(&world);
     client.ask(&permit((Ipv4Addr::LOCALHOST, 9).into()));
-    eventually("its queue has lost some", || {
+    eventually("its queue has dropped some", || {
         assert_eq!(world.streams().closed(CloseReason::RepliesUnread), 0);
         for _ in 0..16 {
-            // Not waited for: where the listener's queue is full the kernel would try again in a second.
+            // Does not wait: with a full backlog the kernel would retry after a second.
             TcpSocket::connect(relayed, &ConnectOptions::default()).unwrap().reset();
         }
         world.streams().queue_drops >= 300
     });
     client.send(&support::refresh(9));
-    while client.receive().expect("the connection lives on").kind() != support::REFRESH | 0x0100 {}
+    while client.receive().expect("the connection is open").kind() != support::REFRESH | 0x0100 {}
 }
 
-/// Writes to a socket that does not block until it takes nothing any more: a full receive buffer still gives way now and then.
+/// Writes to a non-blocking socket until it accepts no more; a full receive buffer may still accept some at
+/// times.
 fn fill(mut write: impl FnMut(&[u8]) -> std::io::Result<usize>) {
     let mut refused = 0;
-    eventually("it is full", || {
+    eventually("the buffer is full", || {
         refused = if write(&[7; 1 << 16]).is_ok() { 0 } else { refused + 1 };
         refused == 100
     });
 }
 
 #[test]
-fn a_reset_ends_a_tls_data_connection_though_nothing_can_be_moved() {
+fn reset_ends_a_stalled_tls_data_connection() {
     let world = support::start_workers(1);
     let (mut client, _) = control(&world);
     let mut bound_pair = |id: u8| {
@@ -431,7 +433,7 @@ fn a_reset_ends_a_tls_data_connection_though_nothing_can_be_moved() {
     open(0);
     drop(peer);
 
-    // The client has said all, and the peer goes on to say nothing.
+    // The client has ended its direction, and the peer stays silent.
     let (mut data, mut peer) = bound_pair(3);
     data.conn.send_close_notify();
     data.flush().unwrap();
@@ -448,9 +450,9 @@ fn a_reset_ends_a_tls_data_connection_though_nothing_can_be_moved() {
     drop(data);
 }
 
-/// RFC 6062 section 5.5, after a time in which the other side may still answer.
+/// RFC 6062 section 5.5, after a period in which the other side may still reply.
 #[test]
-fn a_connection_that_one_side_has_closed_ends_when_the_other_is_silent() {
+fn half_closed_connection_ends_when_silent() {
     let world = support::start_with(|config| {
         config.half_closed = Duration::from_millis(600);
         config.streams.tls = Some(support::context(&[support::identity(&["turn.example.org"])]));
@@ -469,7 +471,7 @@ fn a_connection_that_one_side_has_closed_ends_when_the_other_is_silent() {
             (Some(data(&world, &connection)), None)
         };
         if round % 2 == 0 {
-            // The peer closes one direction, and hears what the client still says.
+            // The peer closes one direction and still receives from the client.
             peer.shutdown(Shutdown::Write).unwrap();
             for _ in 0..4 {
                 std::thread::sleep(Duration::from_millis(300));
@@ -482,7 +484,7 @@ fn a_connection_that_one_side_has_closed_ends_when_the_other_is_silent() {
                 assert_eq!(read(&mut peer, 1), b"x");
             }
         } else {
-            // The client's program is gone. Its end stays open for the kernel, and the peer keeps its own.
+            // The client's program has ended. The kernel keeps its end open, and the peer keeps its own.
             match (plain.take(), tls.take()) {
                 (Some(plain), _) => plain.shutdown(Shutdown::Write).unwrap(),
                 (_, Some(mut tls)) => {
@@ -495,7 +497,7 @@ fn a_connection_that_one_side_has_closed_ends_when_the_other_is_silent() {
         }
         assert!(is_over(&mut peer), "round {round}");
         world.wait_for_counter("peer_connections", "ended", u64::from(round) + 1);
-        // Its place is free: RFC 6062 section 5.2 has 446 for a peer that is connected already.
+        // Its place is free: RFC 6062 section 5.2 requires 446 for a connected peer.
         connection_to(&mut client, address, 40 + round);
         accepted(&listener);
     }

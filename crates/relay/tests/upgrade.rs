@@ -1,4 +1,5 @@
-//! A relay that goes on in another one, as it would in another process: the sockets are the same, and so is all that passes between the two.
+//! Handover of a relay to another one in the same process, with the same sockets and messages as between
+//! processes.
 
 use crate::prelude::*;
 use std::sync::atomic::AtomicU64;
@@ -11,7 +12,7 @@ use crate::{
     support::{configured, context, dtls, identity},
 };
 
-/// Has `old` go on in a new one of this configuration. Why not, if it does not: then it goes on itself.
+/// Upgrades `old` to a new relay with this configuration; on failure it resumes and the reason is returned.
 fn upgraded(old: &World, config: &Config) -> Result<World, String> {
     let (offer, descriptors, channels) = old.relay.offer().map_err(|error| error.to_string())?;
     let offer: RelayOffer = serde_json::from_str(&serde_json::to_string(&offer).unwrap()).unwrap();
@@ -24,7 +25,7 @@ fn upgraded(old: &World, config: &Config) -> Result<World, String> {
     let new = Relay::start_from_handover(None, &config, &layout, Arc::new(()), Arc::new(()), handover);
     let new = new.map_err(|error| error.to_string())?;
     let exported = old.relay.pause(false).and_then(|()| old.relay.export(channels, SOON));
-    // Who does not take it closes the way that the old one writes to, and knows better why.
+    // A new process that fails closes the channel, and its error is more precise.
     let done = match (exported, new.received()) {
         (Ok(exported), Ok(taken)) => {
             assert_eq!(exported, taken);
@@ -44,15 +45,15 @@ fn upgraded(old: &World, config: &Config) -> Result<World, String> {
 }
 
 fn ended(old: World) {
-    eventually("the old one has nothing left", || old.relay.left() == (0, 0));
+    eventually("the old relay has no sessions left", || old.relay.left() == (0, 0));
     drop(old);
 }
 
-/// Datagrams of one client that may be under way: those of all together fit into the smallest receive buffer of any kernel, so that
-/// nothing is lost however long a busy machine lets somebody sleep.
+/// Datagrams in flight per client. All clients together fit into the smallest default receive buffer, so a
+/// slow machine loses nothing.
 const WINDOW: u64 = 16;
 
-/// A client over UDP with a channel to a peer that sends everything back.
+/// UDP client with a channel to an echo peer.
 struct Talk {
     stop: Arc<AtomicBool>,
     sent: Arc<AtomicU64>,
@@ -75,7 +76,7 @@ impl Talk {
         let echo = thread::spawn(move || {
             let mut buffer = [0; 64];
             let mut count = 0;
-            // The last one has no number.
+            // The last datagram is empty.
             while let Ok((len, from)) = far.recv_from(&mut buffer) {
                 far.send_to(&buffer[..len], from).unwrap();
                 if len == 0 {
@@ -123,10 +124,10 @@ impl Talk {
 
     fn goes_on(&self) {
         let wanted = self.sent.load(Ordering::Relaxed) + 20;
-        eventually("it talks on", || self.sent.load(Ordering::Relaxed) >= wanted);
+        eventually("it continues", || self.sent.load(Ordering::Relaxed) >= wanted);
     }
 
-    /// All of it has come back, in its order.
+    /// Checks that everything came back in order.
     fn lost_nothing(self) {
         self.stop.store(true, Ordering::Relaxed);
         let counts: Vec<u64> = self.threads.into_iter().map(|thread| thread.join().unwrap()).collect();
@@ -143,7 +144,7 @@ fn start(config: &Config) -> World {
 }
 
 #[test]
-fn nothing_of_clients_over_udp_is_lost_or_reordered_however_often() {
+fn repeated_upgrades_lose_and_reorder_no_udp_datagrams() {
     for count in [1, 3] {
         let config = workers(count);
         let mut world = start(&config);
@@ -151,20 +152,20 @@ fn nothing_of_clients_over_udp_is_lost_or_reordered_however_often() {
         for _ in 0..3 {
             talks.iter().for_each(Talk::goes_on);
             let next = upgraded(&world, &config).unwrap();
-            assert_eq!(world.relay.left(), (0, 0), "and not a moment later");
+            assert_eq!(world.relay.left(), (0, 0), "immediately");
             drop(std::mem::replace(&mut world, next));
         }
         talks.iter().for_each(Talk::goes_on);
         let allocations: u64 = world.relay.snapshots().iter().map(|snapshot| snapshot.allocations).sum();
         assert_eq!(allocations, 24);
         let drops: u64 = world.relay.snapshots().iter().map(|snapshot| snapshot.rx.kernel_drops).sum();
-        assert_eq!(drops, 0, "nobody read for too long");
+        assert_eq!(drops, 0, "a socket was not read for too long");
         talks.into_iter().for_each(Talk::lost_nothing);
     }
 }
 
 #[test]
-fn two_clients_behind_a_nat_reach_each_other_in_the_new_one_too() {
+fn clients_behind_a_nat_reach_each_other_after_an_upgrade() {
     let config = configured(behind_nat);
     let old = start(&config);
     let [alice, bob] = [(); 2].map(|()| Caller::new(&old));
@@ -179,7 +180,7 @@ fn two_clients_behind_a_nat_reach_each_other_in_the_new_one_too() {
 }
 
 #[test]
-fn sessions_keep_their_time_and_end_as_they_would_have() {
+fn sessions_keep_their_expiry_across_an_upgrade() {
     let config = workers(2);
     let old = start(&config);
     let client = peer();
@@ -188,7 +189,7 @@ fn sessions_keep_their_time_and_end_as_they_would_have() {
     let relayed = Message(heard(&client)).attribute(0x0016);
     let new = upgraded(&old, &config).unwrap();
     ended(old);
-    // The very request again is answered as before.
+    // A retransmission gets the same response.
     client.send(&allocate()).unwrap();
     assert_eq!(Message(heard(&client)).attribute(0x0016), relayed);
     client.send(&refresh(2)).unwrap();
@@ -196,12 +197,12 @@ fn sessions_keep_their_time_and_end_as_they_would_have() {
     client.send(&crate::support::stun(crate::support::REFRESH, 3, &[(0x000D, &[0; 4])])).unwrap();
     assert_eq!(Message(heard(&client)).kind(), 0x0104);
     new.wait_for_counter("allocations_closed", "deleted", 1);
-    // Its port is free for everybody.
-    eventually("nobody has it", || UdpSocket::bind(plain(&relayed)).is_ok());
+    // Its port is free.
+    eventually("the port is free", || UdpSocket::bind(plain(&relayed)).is_ok());
 }
 
 #[test]
-fn clients_over_streams_live_on_in_the_old_one_and_new_ones_come_to_the_new() {
+fn upgrade_keeps_stream_clients_in_the_old_process() {
     let tls = context(&[identity(&["turn.example.org"])]);
     let config = configured(|config| {
         config.workers = 2;
@@ -216,7 +217,7 @@ fn clients_over_streams_live_on_in_the_old_one_and_new_ones_come_to_the_new() {
     let stream = tls_connect(tls_address, "turn.example.org", &client_config).unwrap();
     let mut secure_client = Client::new(stream);
     secure_client.allocated(&far);
-    // This one has said nothing yet, and waits in the kernel.
+    // This one has sent nothing and waits in the kernel.
     let mut silent = Client::new(connect(tcp));
 
     let mut next = config;
@@ -228,17 +229,17 @@ fn clients_over_streams_live_on_in_the_old_one_and_new_ones_come_to_the_new() {
     let mut late = Client::new(connect(tcp));
     late.allocated(&far);
     let accepted = || new.relay.snapshots().iter().map(|snapshot| snapshot.streams.accepted).sum::<u64>();
-    eventually("both are the new one's", || accepted() == 2);
+    eventually("both belong to the new relay", || accepted() == 2);
     plain_client.send(&padded(channel_data(b"still here")));
     assert_eq!(heard(&far), b"still here");
     far.send_to(b"and back", relayed).unwrap();
     assert_eq!(plain_client.receive().unwrap().payload(), b"and back");
     secure_client.send(&padded(channel_data(b"me too")));
     assert_eq!(heard(&far), b"me too");
-    // Who has shaken hands with the old one need not do so again in full.
+    // A session of the old relay can be resumed.
     let again = tls_connect(tls_address, "turn.example.org", &client_config).unwrap();
     assert_eq!(again.conn.handshake_kind(), Some(HandshakeKind::Resumed));
-    // An allocation may begin there too: nobody has been told to go away.
+    // New allocations are possible there too.
     eventually("both are counted", || old.relay.left().0 == 2);
     drop((plain_client, secure_client));
     ended(old);
@@ -246,7 +247,7 @@ fn clients_over_streams_live_on_in_the_old_one_and_new_ones_come_to_the_new() {
 }
 
 #[test]
-fn clients_over_udp_take_the_ports_that_they_share_along_and_others_keep_theirs() {
+fn udp_clients_take_their_shared_ports_along() {
     let config = configured(|config| (config.workers, config.shared_ports) = (2, 1));
     let mut world = start(&config);
     let far = peer_at(100);
@@ -258,7 +259,7 @@ fn clients_over_udp_take_the_ports_that_they_share_along_and_others_keep_theirs(
         talks.iter().for_each(Talk::goes_on);
         let next = upgraded(&world, &config).unwrap();
         let (allocations, _) = world.relay.left();
-        assert_eq!(allocations, u64::from(round == 0), "the one over TCP");
+        assert_eq!(allocations, u64::from(round == 0), "the TCP allocation");
         left.push(std::mem::replace(&mut world, next));
         stream.send(&padded(channel_data(b"still here")));
         assert_eq!(heard(&far), b"still here");
@@ -266,7 +267,7 @@ fn clients_over_udp_take_the_ports_that_they_share_along_and_others_keep_theirs(
         assert_eq!(stream.receive().unwrap().payload(), b"and back");
     }
     talks.iter().for_each(Talk::goes_on);
-    // Whoever comes now shares a port too, and not with the one over TCP.
+    // New clients share a port too, but not with the TCP client.
     let (late, its_peer) = (peer(), peer_at(99));
     late.connect(world.udp()).unwrap();
     late.send(&allocate()).unwrap();
@@ -282,7 +283,7 @@ fn clients_over_udp_take_the_ports_that_they_share_along_and_others_keep_theirs(
 }
 
 #[test]
-fn clients_over_dtls_live_on_in_the_old_one_and_new_ones_come_to_the_new() {
+fn upgrade_keeps_dtls_clients_in_the_old_process() {
     for (shared, kind) in [(false, Kind::V12), (true, Kind::V13)] {
         let config = configured(|config| {
             config.dtls.context = Some(dtls::context(&[identity(&["dtls.example"])]));
@@ -295,7 +296,7 @@ fn clients_over_dtls_live_on_in_the_old_one_and_new_ones_come_to_the_new() {
         let mut client = DtlsClient::connect(old.dtls(), kind);
         let relayed = client.allocated(&far);
         let talk = Talk::start(old.udp());
-        // Half a handshake: its second half comes to the new one.
+        // Half a handshake, whose second half reaches the new relay.
         let mut begun = DtlsClient::new(old.dtls(), kind);
         let hello = begun.says().remove(0);
         begun.socket.send(&hello).unwrap();
@@ -304,7 +305,7 @@ fn clients_over_dtls_live_on_in_the_old_one_and_new_ones_come_to_the_new() {
         let mut chain = vec![upgraded(&old, &config).unwrap()];
         begun.finish().unwrap();
         begun.allocated(&far);
-        // And once more, with clients of two processes.
+        // A second upgrade, with clients of two processes.
         let last = upgraded(&chain[0], &config).unwrap();
         chain.push(last);
         let mut late = DtlsClient::connect(old.dtls(), kind);
@@ -320,13 +321,13 @@ fn clients_over_dtls_live_on_in_the_old_one_and_new_ones_come_to_the_new() {
             eventually("one association each", || process.dtls_stats().open == 1);
             assert_eq!(process.dtls_stats().half_open, 0, "process {number}");
         }
-        // Whoever ends there begins anew with the newest.
+        // Clients whose association ends start over with the newest relay.
         client.close();
-        eventually("the first has nothing left", || old.relay.left() == (0, 0));
+        eventually("the first relay has no sessions left", || old.relay.left() == (0, 0));
         let again = client.socket.try_clone().unwrap();
         let mut again = DtlsClient::on(again, kind);
         again.finish().unwrap();
-        eventually("it is the newest's", || chain[1].dtls_stats().open == 2);
+        eventually("the newest relay serves it", || chain[1].dtls_stats().open == 2);
         drop(old);
         begun.send(&channel_data(b"of the second"));
         assert_eq!(heard(&far), b"of the second");
@@ -335,7 +336,7 @@ fn clients_over_dtls_live_on_in_the_old_one_and_new_ones_come_to_the_new() {
 }
 
 #[test]
-fn what_the_new_one_cannot_take_stays_where_it_is() {
+fn failed_upgrade_keeps_all_sessions_in_the_old_process() {
     let config = workers(2);
     let old = start(&config);
     let talks: Vec<Talk> = (0..6).map(|_| Talk::start(old.udp())).collect();
@@ -343,16 +344,16 @@ fn what_the_new_one_cannot_take_stays_where_it_is() {
         limits: AllocationLimits { allocations: 3, ..AllocationLimits::default() },
         ..config.clone()
     };
-    let why = upgraded(&old, &few).err().expect("there is no room");
+    let why = upgraded(&old, &few).err().expect("no room");
     assert!(why.contains("limits.allocations"), "{why}");
     let gone = Config { listen: vec!["127.0.0.3:0".parse().unwrap()], ..config.clone() };
-    let why = upgraded(&old, &gone).err().expect("a listener is gone");
+    let why = upgraded(&old, &gone).err().expect("a missing listener");
     assert!(why.contains(&format!("udp {}", old.udp())), "{why}");
     let why = upgraded(&old, &workers(3)).err().expect("another number of workers");
     assert!(why.contains("worker"), "{why}");
     talks.iter().for_each(Talk::goes_on);
-    eventually("all are counted", || old.relay.left().0 == 6);
-    // And then it goes all the same.
+    eventually("all sessions are counted", || old.relay.left().0 == 6);
+    // Afterwards the upgrade succeeds.
     let new = upgraded(&old, &config).unwrap();
     ended(old);
     talks.into_iter().for_each(Talk::lost_nothing);
@@ -360,15 +361,15 @@ fn what_the_new_one_cannot_take_stays_where_it_is() {
 }
 
 #[test]
-fn a_new_one_that_never_reads_does_not_hold_the_old_one_up() {
+fn unresponsive_new_process_does_not_block_the_old_one() {
     let config = workers(2);
     let old = start(&config);
     let talks: Vec<Talk> = (0..4).map(|_| Talk::start(old.udp())).collect();
-    // Ten megabytes would wait for somebody to read them; here the other ends are gone.
+    // Ten megabytes would wait for a reader; here the other ends are closed.
     let (_, descriptors, channels) = old.relay.offer().unwrap();
     drop(descriptors);
     old.relay.pause(false).unwrap();
-    let error = old.relay.export(channels, SOON).expect_err("nobody is there").to_string();
+    let error = old.relay.export(channels, SOON).expect_err("the channels are closed").to_string();
     assert!(!error.is_empty());
     old.relay.resume();
     talks.iter().for_each(Talk::goes_on);
@@ -376,7 +377,7 @@ fn a_new_one_that_never_reads_does_not_hold_the_old_one_up() {
 }
 
 #[test]
-fn an_offer_of_a_later_version_may_say_more() {
+fn offer_of_a_later_version_may_have_more_fields() {
     let old = start(&workers(1));
     let (offer, ..) = old.relay.offer().unwrap();
     let mut value = serde_json::to_value(&offer).unwrap();

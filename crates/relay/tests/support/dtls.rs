@@ -1,4 +1,4 @@
-//! A DTLS client: dimpl on a UDP socket of its own.
+//! DTLS client: dimpl on its own UDP socket.
 
 use std::{
     net::{SocketAddr, UdpSocket},
@@ -16,7 +16,7 @@ use super::{Message, SOON, World, allocate, bind, eventually, identity, plain, s
 pub(crate) enum Kind {
     V12,
     V13,
-    /// Offers both.
+    /// Offers both versions.
     Auto,
 }
 
@@ -24,12 +24,12 @@ pub(crate) fn context(identities: &[Identity]) -> Arc<DtlsContext> {
     Arc::new(DtlsContext::new(identities, Duration::from_secs(10)).unwrap())
 }
 
-/// A relay with one ECDSA certificate.
+/// Relay with one ECDSA certificate.
 pub(crate) fn world() -> World {
     start_with(|config| config.dtls.context = Some(context(&[identity(&["dtls.example"])])))
 }
 
-/// The same with other limits.
+/// Like [`world`] with other limits.
 pub(crate) fn world_with(change: impl FnOnce(&mut DtlsConfig)) -> World {
     start_with(|config| {
         config.dtls.context = Some(context(&[identity(&["dtls.example"])]));
@@ -61,7 +61,7 @@ pub(crate) struct DtlsClient {
     room: Vec<u8>,
 }
 
-/// Made once: keys take their time.
+/// Created once, because key generation is slow.
 fn own_certificate() -> DtlsCertificate {
     static OWN: std::sync::OnceLock<DtlsCertificate> = std::sync::OnceLock::new();
     OWN.get_or_init(|| {
@@ -79,7 +79,7 @@ fn settings() -> Arc<Config> {
 }
 
 impl DtlsClient {
-    /// One that has not said anything yet.
+    /// Creates a client that has not sent anything.
     pub(crate) fn new(server: SocketAddr, kind: Kind) -> Self {
         let socket = UdpSocket::bind((server.ip(), 0)).unwrap();
         socket.connect(server).unwrap();
@@ -113,7 +113,7 @@ impl DtlsClient {
         client
     }
 
-    /// What it has to say, as datagrams.
+    /// Pending output as datagrams.
     pub(crate) fn says(&mut self) -> Vec<Vec<u8>> {
         let mut said = Vec::new();
         loop {
@@ -129,7 +129,7 @@ impl DtlsClient {
         }
     }
 
-    /// Says it, and hears what comes within 50 ms.
+    /// Sends pending output and receives for up to 50 ms.
     pub(crate) fn step(&mut self) -> Result<(), Error> {
         for packet in self.says() {
             self.socket.send(&packet).unwrap();
@@ -175,7 +175,7 @@ impl DtlsClient {
         self.messages.remove(0)
     }
 
-    /// Asks, and returns what a success says.
+    /// Sends a request; returns its success response.
     pub(crate) fn ask(&mut self, request: &[u8]) -> Message {
         self.send(request);
         let answer = self.receive();
@@ -183,7 +183,7 @@ impl DtlsClient {
         answer
     }
 
-    /// An allocation with a channel to `peer`; the relayed transport address.
+    /// Allocates with a channel to `peer`; returns the relayed transport address.
     pub(crate) fn allocated(&mut self, peer: &UdpSocket) -> SocketAddr {
         let relayed = plain(&self.ask(&allocate()).attribute(0x0016));
         self.ask(&bind(peer.local_addr().unwrap()));
@@ -206,7 +206,7 @@ impl DtlsClient {
     }
 }
 
-/// The first datagram of a client, and the second: with the cookie.
+/// First and second datagram of a client; the second contains the cookie.
 pub(crate) fn hellos(world: &World, kind: Kind) -> (DtlsClient, Vec<u8>, Vec<u8>) {
     let mut client = DtlsClient::new(world.dtls(), kind);
     let first = client.says().remove(0);
@@ -215,7 +215,7 @@ pub(crate) fn hellos(world: &World, kind: Kind) -> (DtlsClient, Vec<u8>, Vec<u8>
     (client, first, second)
 }
 
-/// What a client says to the datagram that comes next.
+/// Reply of the client to the next datagram.
 fn answer(client: &mut DtlsClient) -> Vec<u8> {
     let mut buffer = [0; 4096];
     client.socket.set_read_timeout(Some(SOON)).unwrap();
@@ -226,7 +226,6 @@ fn answer(client: &mut DtlsClient) -> Vec<u8> {
     client.says().remove(0)
 }
 
-/// Waits until every allocation is gone.
 pub(crate) fn wait_for_no_allocation(world: &World) {
     eventually("no allocation", || world.allocations() == 0);
 }

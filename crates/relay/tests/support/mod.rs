@@ -1,4 +1,4 @@
-//! A relay in this process, and clients that write their bytes by hand.
+//! A relay in this process, and clients that assemble their own bytes.
 
 pub(crate) mod dtls;
 pub(crate) mod witness;
@@ -41,7 +41,6 @@ pub(crate) fn start(change: impl FnOnce(&mut StreamConfig)) -> World {
     start_with(|config| change(&mut config.streams))
 }
 
-/// The same with so many workers.
 pub(crate) fn start_workers(workers: usize) -> World {
     start_with(|config| {
         config.workers = workers;
@@ -49,17 +48,17 @@ pub(crate) fn start_workers(workers: usize) -> World {
     })
 }
 
-/// The same; DTLS on a port of its own if there is a context and nothing else is said.
+/// Like [`start`]; DTLS gets its own port if there is a context, unless configured otherwise.
 pub(crate) fn start_with(change: impl FnOnce(&mut Config)) -> World {
     start_with_store(Arc::new(()), change)
 }
 
-/// The same with these users.
+/// Like [`start_with`] with these users.
 pub(crate) fn start_with_store(store: Arc<dyn CredentialStore>, change: impl FnOnce(&mut Config)) -> World {
     start_heard_by(Arc::new(()), store, change)
 }
 
-/// The same, and this one hears of sessions.
+/// Like [`start_with_store`]; `log` receives the session events.
 pub(crate) fn start_heard_by(
     log: Arc<dyn SessionLog>,
     store: Arc<dyn CredentialStore>,
@@ -68,7 +67,7 @@ pub(crate) fn start_heard_by(
     World { relay: Relay::start(&configured(change), store, log).unwrap() }
 }
 
-/// What [`start_with`] starts.
+/// Configuration of [`start_with`].
 pub(crate) fn configured(change: impl FnOnce(&mut Config)) -> Config {
     let any: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
     let mut config = Config {
@@ -78,7 +77,7 @@ pub(crate) fn configured(change: impl FnOnce(&mut Config)) -> Config {
         ports: 20_000..=29_999,
         relay_buffer: 8 << 20,
         server: ServerConfig {
-            // Nobody is asked for credentials here.
+            // Tests without credentials.
             authenticate: false,
             relay_v6: false,
             peers: PeerRules { allow: vec!["127.0.0.0/8".parse().unwrap()], ..PeerRules::default() },
@@ -105,7 +104,7 @@ impl World {
         self.relay.listeners().udp[0]
     }
 
-    /// A counter of the state machine, over all workers.
+    /// Counter of the state machine, summed over all workers.
     pub(crate) fn counter(&self, family: &str, label: &str) -> u64 {
         let snapshots = self.relay.snapshots();
         let of = |snapshot: &WorkerSnapshot| -> u64 {
@@ -117,12 +116,11 @@ impl World {
         snapshots.iter().map(of).sum()
     }
 
-    /// Waits until such a counter has counted something, if it should; else it must not have by now.
+    /// Waits until the counter is positive, or checks that it is zero.
     pub(crate) fn wait_whether(&self, family: &str, label: &str, should: bool) {
         eventually(&format!("{family} {label}: {should}"), || (self.counter(family, label) > 0) == should);
     }
 
-    /// Waits until such a counter has this value.
     pub(crate) fn wait_for_counter(&self, family: &str, label: &str, value: u64) {
         eventually(&format!("{family} {label} is {value}"), || self.counter(family, label) == value);
     }
@@ -147,9 +145,9 @@ impl World {
         eventually(what, || reached(&self.streams()));
     }
 
-    /// Waits until moving bytes between clients and peers has stood still so often.
+    /// Waits until transfers between clients and peers have stalled `count` times.
     pub(crate) fn wait_for_stalls(&self, count: u64) {
-        eventually("bytes stand still", || self.relay.snapshots()[0].peers.stalls >= count);
+        eventually("transfers stall", || self.relay.snapshots()[0].peers.stalls >= count);
     }
 
     pub(crate) fn wait_for_closed(&self, reason: CloseReason, count: u64) {
@@ -161,12 +159,13 @@ impl World {
     }
 }
 
-/// Bytes behind their length in 16 bits.
+/// Bytes preceded by their 16-bit length.
 pub(crate) fn vector(bytes: &[u8]) -> Vec<u8> {
     [&u16::try_from(bytes.len()).unwrap().to_be_bytes()[..], bytes].concat()
 }
 
-/// The body of a ClientHello with these suites and signature schemes, as OpenSSL 3.0 writes it; `session` stands between random and suites.
+/// Body of a ClientHello with these suites and signature schemes, as written by OpenSSL 3.0; `session` is
+/// between random and suites.
 pub(crate) fn hello_body(version: [u8; 2], session: &[u8], suites: &[u16], schemes: &[u16]) -> Vec<u8> {
     let list = |items: &[u16]| -> Vec<u8> { items.iter().flat_map(|item| item.to_be_bytes()).collect() };
     let extension = |kind: u16, value: &[u8]| [&kind.to_be_bytes()[..], &vector(value)].concat();
@@ -202,13 +201,13 @@ pub(crate) fn refresh(id: u8) -> Vec<u8> {
     stun(REFRESH, id, &[(0x000D, &600_u32.to_be_bytes())])
 }
 
-/// XOR-PEER-ADDRESS of an IPv4 address, for which the transaction ID does not matter.
+/// XOR-PEER-ADDRESS of an IPv4 address, which is independent of the transaction ID.
 pub(crate) fn xored(address: SocketAddr) -> Vec<u8> {
     assert!(address.is_ipv4());
     stun::xor_address(address, 0)
 }
 
-/// The opposite of [`xored`].
+/// Inverse of [`xored`].
 pub(crate) fn plain(value: &[u8]) -> SocketAddr {
     stun::address(value, 0)
 }
@@ -222,7 +221,6 @@ pub(crate) fn bind(peer: SocketAddr) -> Vec<u8> {
     stun(CHANNEL_BIND, 2, &[(0x000C, &number), (0x0012, &xored(peer))])
 }
 
-/// Without padding.
 pub(crate) fn channel_data(payload: &[u8]) -> Vec<u8> {
     let length = u16::try_from(payload.len()).unwrap().to_be_bytes();
     [&CHANNEL.to_be_bytes(), &length[..], payload].concat()
@@ -233,7 +231,7 @@ pub(crate) fn padded(mut message: Vec<u8>) -> Vec<u8> {
     message
 }
 
-/// A client over whatever moves bytes.
+/// Client over any byte stream.
 pub(crate) struct Client<S> {
     pub(crate) stream: S,
     framer: Framer,
@@ -250,7 +248,7 @@ impl<S: Read + Write> Client<S> {
         self.stream.flush().unwrap();
     }
 
-    /// The next message, without padding; `None` at the end of the stream.
+    /// Next message without padding; `None` at the end of the stream.
     pub(crate) fn receive(&mut self) -> Option<Message> {
         while self.messages.is_empty() {
             let mut buffer = [0; 4096];
@@ -274,7 +272,7 @@ impl<S: Read + Write> Client<S> {
         Some(self.messages.remove(0))
     }
 
-    /// Asks, and returns what a success says.
+    /// Sends a request; returns its success response.
     pub(crate) fn ask(&mut self, request: &[u8]) -> Message {
         self.send(request);
         let answer = self.receive().expect("an answer");
@@ -282,14 +280,13 @@ impl<S: Read + Write> Client<S> {
         answer
     }
 
-    /// An allocation with a channel to `peer`; the relayed transport address.
+    /// Allocates with a channel to `peer`; returns the relayed transport address.
     pub(crate) fn allocated(&mut self, peer: &UdpSocket) -> SocketAddr {
         let relayed = plain(&self.ask(&allocate()).attribute(0x0016));
         self.ask(&bind(peer.local_addr().unwrap()));
         relayed
     }
 
-    /// Reads until the server closes.
     pub(crate) fn ends(&mut self) {
         while self.receive().is_some() {}
     }
@@ -308,7 +305,7 @@ pub(crate) fn heard(peer: &UdpSocket) -> Vec<u8> {
     buffer
 }
 
-/// A self-signed certificate for these names.
+/// Self-signed certificate for these names.
 pub(crate) fn identity(names: &[&str]) -> Identity {
     identity_of(&Certificate::new(names))
 }
@@ -325,7 +322,7 @@ pub(crate) fn context(identities: &[Identity]) -> Arc<TlsContext> {
     Arc::new(TlsContext::new(identities).unwrap())
 }
 
-/// A client that speaks one version only.
+/// Client that supports only this version.
 pub(crate) fn tls_config_of(version: &'static SupportedProtocolVersion) -> Arc<ClientConfig> {
     Arc::new(believing_client(&[version]))
 }
@@ -338,12 +335,12 @@ pub(crate) fn tls_config(protocols: &[&str]) -> Arc<ClientConfig> {
 
 pub(crate) type TlsStream = StreamOwned<ClientConnection, TcpStream>;
 
-/// Shakes hands, as a client of this server name.
+/// Performs a TLS handshake with this server name.
 pub(crate) fn tls_connect(to: SocketAddr, name: &str, config: &Arc<ClientConfig>) -> io::Result<TlsStream> {
     tls_connect_behind(to, &[], name, config)
 }
 
-/// The same behind other bytes.
+/// Like [`tls_connect`], after sending `lead`.
 pub(crate) fn tls_connect_behind(
     to: SocketAddr,
     lead: &[u8],

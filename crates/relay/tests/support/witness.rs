@@ -1,5 +1,5 @@
-//! A client that behaves, on the worker that a test attacks: it says one thing at a time, over UDP and over TCP, and notices each
-//! datagram that does not reach its peer or does not come back.
+//! Well-behaved client on the worker under attack. It exchanges one datagram at a time over UDP and TCP and
+//! detects every loss.
 
 use std::{
     net::UdpSocket,
@@ -15,7 +15,7 @@ use super::{
     CHANNEL_BIND, Message, SOON, World, allocate, bind, channel_data, eventually, heard, padded, peer, plain,
 };
 
-/// Between two rounds: some hundred a second are a client, more are a load.
+/// Pause between two rounds: a few hundred per second resemble a client, more would be load.
 const PACE: Duration = Duration::from_millis(2);
 
 pub(crate) struct Witness {
@@ -25,7 +25,7 @@ pub(crate) struct Witness {
 }
 
 impl Witness {
-    /// At work from now on, with an allocation by UDP and one by TCP.
+    /// Starts with an allocation over UDP and one over TCP.
     pub(crate) fn start(world: &World) -> Self {
         let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (over, counted) = (Arc::clone(&stop), Arc::clone(&rounds));
@@ -51,7 +51,7 @@ impl Witness {
                 tcp.send(&padded(channel_data(there.as_bytes())));
                 assert_eq!(arrives(&far, "from TCP"), there.as_bytes());
                 far.send_to(back.as_bytes(), tcp_relayed).unwrap();
-                assert_eq!(tcp.receive().expect("it lives").payload(), back.as_bytes());
+                assert_eq!(tcp.receive().expect("the connection is open").payload(), back.as_bytes());
                 slowest = slowest.max(began.elapsed());
                 counted.store(round + 1, Ordering::Relaxed);
                 thread::sleep(PACE);
@@ -63,22 +63,21 @@ impl Witness {
         witness
     }
 
-    /// How often it has been through so far.
+    /// Rounds completed so far.
     pub(crate) fn rounds(&self) -> u64 {
         self.rounds.load(Ordering::Relaxed)
     }
 
-    /// Waits for some more rounds.
     pub(crate) fn goes_on(&self) {
         let wanted = self.rounds() + 5;
         eventually("the witness goes on", || self.rounds() >= wanted || self.thread.is_finished());
     }
 
-    /// Ends after some more rounds: nothing it sent was lost, and nothing that was sent to it.
+    /// Stops after some more rounds and checks that nothing was lost in either direction.
     pub(crate) fn lost_nothing(self) {
         self.goes_on();
         self.stop.store(true, Ordering::Relaxed);
-        let slowest = self.thread.join().expect("the witness has lost something");
+        let slowest = self.thread.join().expect("the witness lost a message");
         println!("{} rounds of two clients, the slowest {slowest:?}", self.rounds.load(Ordering::Relaxed));
     }
 }
