@@ -3,11 +3,9 @@
 
 use std::net::IpAddr;
 
-/// Input of a selection.
 pub(crate) trait Weighed {
     /// 1 or more.
     fn weight(&self) -> u64;
-    /// Current connections and sessions.
     fn active(&self) -> u64;
     /// Number derived from its address alone ([`key`]).
     fn key(&self) -> u64;
@@ -71,13 +69,11 @@ pub(crate) fn by_source<'a, T: Weighed + 'a>(
     each.map(|one| (wait(one), one)).min_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, one)| one)
 }
 
-/// Number of an address for [`by_source`].
 pub(crate) fn key(ip: IpAddr, port: u16) -> u64 {
     let (high, low) = address_bits(ip);
     absorb(absorb(u64::from(port), high), low)
 }
 
-/// Number of a Unix socket.
 pub(crate) fn key_of_name(name: &str) -> u64 {
     name.bytes().fold(0, |state, byte| absorb(state, byte.into()))
 }

@@ -15,7 +15,6 @@ const ALERT_MS: u64 = 10;
 const RUN: u32 = 8;
 const GAP_MS: u64 = 2;
 
-/// Work of one wake-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WakeUp {
     /// Splices that moved little.
@@ -34,7 +33,6 @@ pub(crate) struct Batching {
 }
 
 impl Batching {
-    /// True if the worker should pause after this wake-up.
     pub(crate) fn should_sleep(&mut self, now: u64, wake_up: WakeUp) -> bool {
         if wake_up.other > 0 {
             self.other = now;

@@ -33,7 +33,6 @@ pub(crate) struct Rules {
     pub(crate) waiting: Vec<Waiting>,
     /// Last known addresses of named listeners.
     pub(crate) names: HashMap<String, ZonedIp>,
-    /// The listeners are closed.
     pub(crate) drained: bool,
 }
 
@@ -47,7 +46,6 @@ pub(crate) struct Active {
 pub(crate) struct Waiting {
     /// As configured.
     pub(crate) rule: Rule,
-    /// Reason of the last failure.
     pub(crate) error: String,
     /// Name in `listen`, resolved while the rule waits.
     name: Option<Arc<Name>>,
@@ -59,7 +57,6 @@ impl Waiting {
         Self { rule, error: error.to_string(), name }
     }
 
-    /// Rule with the current address of its name.
     fn resolved(&self) -> Rule {
         let address = self.name.as_ref().and_then(|name| name.addresses().first().copied());
         with_address(&self.rule, address)
@@ -113,18 +110,15 @@ pub(crate) struct NewRules {
     pub(crate) active: Vec<Active>,
     /// Share of each worker.
     pub(crate) of_workers: Vec<Vec<(Arc<RuleState>, Bound)>>,
-    /// Errors of the rules that could not be bound.
     pub(crate) failed: Vec<StartError>,
     pub(crate) waiting: Vec<Waiting>,
 }
 
-/// Binds the listeners of added rules.
 pub(crate) struct Binder<'a> {
     pub(crate) settings: &'a Settings,
     pub(crate) datapath: Datapath,
     pub(crate) resolver: &'a Resolver,
     pub(crate) workers: usize,
-    /// Key of the next rule.
     pub(crate) key: u32,
     pub(crate) held: Held,
     /// Listeners of another process.

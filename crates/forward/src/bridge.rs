@@ -42,7 +42,6 @@ pub(crate) struct Stream {
     framed: bool,
     /// Start of the connect; finer than the milliseconds of a tick.
     pub(crate) begun: Instant,
-    /// connect(2) is in progress.
     pub(crate) connecting: bool,
     /// The peer has sent FIN.
     pub(crate) read_closed: bool,
@@ -56,13 +55,11 @@ pub(crate) struct Stream {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Held {
     connecting: bool,
-    /// Incomplete frame.
     partial: Vec<u8>,
     /// Data not yet accepted by a slow reader.
     queue: Vec<u8>,
 }
 
-/// Result of [`Stream::send`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sent {
     /// Sent or queued.
@@ -73,16 +70,13 @@ pub(crate) struct Sent {
     pub(crate) dropped: u64,
 }
 
-/// Result of [`Stream::receive`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Turn {
     /// Payload without length fields.
     pub(crate) bytes: u64,
-    /// Datagrams passed on.
     pub(crate) datagrams: u64,
     /// Frames dropped because they exceed a datagram.
     pub(crate) too_long: u64,
-    /// End of stream.
     pub(crate) closed: bool,
 }
 
@@ -109,7 +103,6 @@ impl Stream {
         }
     }
 
-    /// Continues a stream of another process.
     pub(crate) fn resume(socket: TcpSocket, framed: bool, held: Held) -> Self {
         let mut this = Self::new(socket, framed, held.connecting);
         this.deframer.partial = held.partial;
@@ -117,7 +110,6 @@ impl Stream {
         this
     }
 
-    /// State to hand over with the socket.
     pub(crate) fn held(&self) -> Held {
         Held {
             connecting: self.connecting,
@@ -143,7 +135,6 @@ impl Stream {
         (!self.read_closed, self.connecting || !self.queue.is_empty())
     }
 
-    /// Updates the poller if the events to watch have changed.
     pub(crate) fn watch(&mut self, token: u64, poller: &Poller) {
         let wanted = self.wanted();
         let interest = Interest::Level { read: wanted.0, write: wanted.1 };

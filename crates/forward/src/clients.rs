@@ -18,7 +18,6 @@ const SHARDS: usize = 16;
 const QUIET: usize = 4096;
 const SECOND_US: u64 = 1_000_000;
 
-/// Clients of a rule with such a limit.
 pub(crate) struct Clients {
     most: u32,
     /// Microseconds between new connections at the limit; 0 without a limit.
@@ -110,7 +109,6 @@ impl Clients {
         }
     }
 
-    /// Removes a connection.
     pub(crate) fn leave(&self, client: IpAddr) {
         let key = network(client);
         let mut shard = self.shard(key);

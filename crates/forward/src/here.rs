@@ -26,7 +26,6 @@ const MOST: usize = 64;
 #[derive(Default)]
 pub(crate) struct Listening(HashMap<(Transport, u16), Vec<Listener>>);
 
-/// Listener of a rule at a port.
 #[derive(Clone, Copy)]
 struct Listener {
     /// [`RuleState::key`].
@@ -191,7 +190,6 @@ mod tests {
         SocketAddr::new(ip.into(), port)
     }
 
-    /// Rules and their listeners.
     fn in_force(rules: impl IntoIterator<Item = Rule>) -> (Vec<RuleState>, Listening) {
         let mut listening = Listening::default();
         let states = (0..).zip(rules).map(|(key, rule)| {

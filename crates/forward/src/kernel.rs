@@ -22,7 +22,6 @@ pub(crate) struct Loaded {
 /// Programs attached by the process being replaced.
 pub(crate) type Before = Option<(PassedKernel, Vec<OwnedFd>)>;
 
-/// Share of one worker.
 #[derive(Default)]
 pub(crate) struct Parts {
     pub(crate) flows: Option<Flows>,

@@ -23,7 +23,6 @@ pub(crate) enum Bound {
     Udp(Listeners),
 }
 
-/// Source of a listener.
 pub(crate) enum Tcp {
     Fresh(Acceptor),
     /// The worker takes it from a removed rule by the same command, so no waiting client is lost.
@@ -108,7 +107,6 @@ pub(crate) struct Held(pub(crate) Vec<(Kind, Address)>);
 /// Transport of a port, and the engine that listens on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// TCP engine.
     Tcp,
     /// TCP listener of the UDP engine.
     Crossing,
@@ -134,7 +132,6 @@ impl Kind {
 }
 
 impl Held {
-    /// Removes an address from the list, if present.
     fn claim(&mut self, kind: Kind, address: &Address) -> bool {
         let found = self.0.iter().position(|(held, at)| *held == kind && at == address);
         found.map(|at| self.0.swap_remove(at)).is_some()
@@ -273,7 +270,6 @@ fn bind_error(rule: &Rule, passed: &PassedSockets, address: SocketAddr, source: 
     }
 }
 
-/// Error with advice about a listener.
 fn listen_error(rule: &Rule, address: Address, source: io::Error) -> StartError {
     let remedy = match (&address, source.kind()) {
         (Address::Unix(_), kind) => unix_remedy(kind),

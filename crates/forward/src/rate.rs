@@ -24,7 +24,6 @@ const BYTE: i64 = 1000;
 /// Minimum bytes per turn in the queue, so that hundreds of connections do not move a byte each.
 const LEAST_SHARE: u64 = 512;
 
-/// Bucket of one direction.
 #[derive(Debug)]
 pub(crate) struct Bucket {
     /// Bytes per second.
@@ -80,7 +79,6 @@ impl Bucket {
     }
 }
 
-/// Limits of one rule.
 #[derive(Debug)]
 pub(crate) struct Rates {
     rule: Option<[Bucket; 2]>,
@@ -90,7 +88,6 @@ pub(crate) struct Rates {
 }
 
 impl Rates {
-    /// `None` without limits.
     pub(crate) fn new(limits: &Limits) -> Option<Arc<Self>> {
         let Limits { bytes_per_second, bytes_per_second_per_connection, .. } = limits;
         if bytes_per_second.is_none() && bytes_per_second_per_connection.is_none() {
@@ -114,7 +111,6 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// `None` if the rule has no limits.
     pub(crate) fn of(rates: Option<&Arc<Rates>>) -> Option<Box<Self>> {
         rates.map(|rates| {
             let own = rates.per_connection.map(|rate| [Bucket::new(rate), Bucket::new(rate)]);
@@ -168,7 +164,6 @@ impl Pace {
         self.ticket[way] != 0
     }
 
-    /// True if this is its current ticket.
     pub(crate) fn holds(&self, way: usize, ticket: u64) -> bool {
         self.ticket[way] == ticket
     }

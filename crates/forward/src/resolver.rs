@@ -28,7 +28,6 @@ const SHORTEST: Duration = Duration::from_millis(10);
 /// metric series.
 pub(crate) const MOST_ADDRESSES: usize = 16;
 
-/// A name used by some rule.
 pub(crate) struct Name {
     host: String,
     any_route: bool,
@@ -60,7 +59,6 @@ impl Name {
         self.read().addresses.clone()
     }
 
-    /// Error of the last lookup, if it failed.
     pub(crate) fn error(&self) -> Option<String> {
         self.read().error.clone()
     }
@@ -225,7 +223,6 @@ impl Resolver {
 }
 
 impl Resolver {
-    /// Looks up all names now, and then at this interval.
     pub(crate) fn refresh(&self, every: Duration) {
         let _ = self.inbox.send(Message::Refresh(every.max(SHORTEST)));
     }

@@ -33,7 +33,7 @@ pub struct Settings {
     /// Threads; at least 1.
     pub workers: usize,
     pub datapath: Datapath,
-    /// Default of [`Rule::kernel`]: the kernel forwards lone datagrams; `datapath` applies to the others.
+    /// Default of [`Rule::kernel`]: the kernel forwards lone datagrams.
     pub kernel: bool,
     /// Maximum number of kernel flows, two per session; further sessions stay in user space.
     pub max_kernel_flows: u32,
@@ -42,7 +42,6 @@ pub struct Settings {
     pub busy_poll: Duration,
     /// Checked before each rule's own lists.
     pub access: Access,
-    /// Maximum number of connections and sessions of all rules.
     pub max_connections: usize,
     /// Interval between lookups of a name.
     pub resolve_every: Duration,
@@ -54,7 +53,6 @@ pub struct Settings {
     pub passed: Arc<PassedSockets>,
 }
 
-/// Reason of a failed start or a rejected reload.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
@@ -78,21 +76,18 @@ pub enum StartError {
     Datapath(#[source] OffloadError),
     #[error("--copy kernel: {0}")]
     Copy(#[source] OffloadError),
-    /// Thread or epoll failure.
     #[error(
         "cannot start a worker: {0}; raise the limit of open files (ulimit -n) or of threads (ulimit -u)"
     )]
     Worker(#[from] io::Error),
 }
 
-/// Reason why a connection or session ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum EndReason {
     /// Both sides sent FIN.
     Finished,
-    /// RST from the client.
     ClientReset,
     /// RST from the target, or an ICMP port unreachable.
     TargetReset,
@@ -100,9 +95,7 @@ pub enum EndReason {
     TargetDown,
     /// The target of a UDP session was removed: its name lost the address, or its weight is 0.
     TargetGone,
-    /// No data for the idle timeout.
     Idle,
-    /// No target was reachable.
     ConnectFailed,
     /// Refused by allow and deny lists.
     Denied,
@@ -186,9 +179,7 @@ pub enum RuleStanding {
 #[derive(Clone, Debug, Default)]
 pub struct RuleSnapshot {
     pub standing: RuleStanding,
-    /// Open connections and sessions.
     pub active: u64,
-    /// Since the start.
     pub accepted: u64,
     pub ended: Vec<(EndReason, u64)>,
     pub to_target_bytes: u64,
@@ -213,7 +204,6 @@ pub struct RuleSnapshot {
 }
 
 impl RuleSnapshot {
-    /// Adds the counts of another worker.
     pub(crate) fn add(&mut self, other: &Self) {
         self.active += other.active;
         self.accepted += other.accepted;
@@ -236,14 +226,12 @@ impl RuleSnapshot {
     }
 }
 
-/// Time-out of a command to a worker.
 const CHANGE: Duration = Duration::from_secs(10);
 
 /// Running forwarder. Dropping it stops the workers.
 pub struct Forwarder {
     pub(crate) workers: Workers<Command, Snapshots>,
     pub(crate) datapath: Datapath,
-    /// Start of the workers' clock.
     pub(crate) began: Instant,
     total: Arc<Gauge>,
     log: Arc<dyn ConnectionLog>,
@@ -253,8 +241,8 @@ pub struct Forwarder {
 }
 
 impl Forwarder {
-    /// Binds the listeners of all rules and starts the workers. On error nothing stays open; with
-    /// [`Settings::keep_going`] the failed rules are returned instead.
+    /// Binds all listeners and starts the workers. On error nothing stays open; with [`Settings::keep_going`]
+    /// the failed rules are returned instead.
     pub fn start(
         settings: &Settings,
         rules: &[Rule],
@@ -263,8 +251,8 @@ impl Forwarder {
         Self::begin(settings, rules, log, None)
     }
 
-    /// [`Forwarder::start`] in place of another process: takes over its sockets and sessions and serves when
-    /// [`crate::upgrade`] completes. Uses the same data path and number of workers. On error the other
+    /// [`Forwarder::start`] in place of another process: takes over its sockets and sessions, and serves when
+    /// [`crate::upgrade`] completes. Requires the same data path and number of workers. On error the other
     /// process continues.
     pub fn start_from_handover(
         settings: &Settings,
@@ -439,7 +427,6 @@ impl Forwarder {
         ids
     }
 
-    /// Replaces the rules that are not kept by new ones.
     fn put_in_force(
         &self,
         in_force: &mut Rules,
@@ -518,7 +505,6 @@ impl Forwarder {
         }
     }
 
-    /// Open connections and sessions.
     pub fn active(&self) -> u64 {
         self.total.now()
     }
@@ -528,18 +514,16 @@ impl Forwarder {
         self.workers.have_failed()
     }
 
-    /// True if every worker has taken commands since the last call; false if one hangs.
+    /// False if a worker has taken no commands since the last call that returned true.
     #[must_use]
     pub fn makes_progress(&self) -> bool {
         self.workers.make_progress()
     }
 
-    /// Ends everything and joins the workers.
     pub fn stop(self) {
         drop(self);
     }
 
-    /// Binder for this many workers, without held or inherited listeners.
     fn binder<'a>(&'a self, settings: &'a Settings, workers: usize) -> Binder<'a> {
         let Self { datapath, resolver, .. } = self;
         let (held, matched) = (Held::default(), Matched::default());

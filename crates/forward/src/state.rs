@@ -29,11 +29,8 @@ pub(crate) struct RuleState {
     pub(crate) targets: Targets,
     /// Options of outgoing sockets; [`Rule::transparent`] sets the source per client.
     pub(crate) connect: ConnectOptions,
-    /// Connections and sessions, and their limit.
     pub(crate) active: Gauge,
-    /// Limits per client, if any.
     pub(crate) clients: Option<Clients>,
-    /// Byte rates, if any.
     pub(crate) rates: Option<Arc<Rates>>,
     /// The kernel forwards its datagrams where possible.
     pub(crate) goes_across: bool,
@@ -41,7 +38,6 @@ pub(crate) struct RuleState {
     unreachable: AtomicBool,
     /// Number of health changes of targets.
     turns: AtomicU64,
-    /// A target has answered some session.
     answers: AtomicBool,
     /// Earliest time of the next test for answers, and the interval after it; milliseconds.
     explore_at: AtomicU64,
@@ -51,7 +47,6 @@ pub(crate) struct RuleState {
 }
 
 impl RuleState {
-    /// `kernel`: see [`crate::Settings::kernel`].
     pub(crate) fn new(key: u32, rule: Rule, targets: Targets, kernel: bool) -> Self {
         let connect = rule.connect_options();
         Self {
@@ -77,17 +72,14 @@ impl RuleState {
         self.rule.id == rule.id && self.rule == without_targets(rule.clone())
     }
 
-    /// Counts a health change.
     pub(crate) fn health_turned(&self) {
         self.turns.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Number of [`RuleState::health_turned`] calls.
     pub(crate) fn health_turns(&self) -> u64 {
         self.turns.load(Ordering::Relaxed)
     }
 
-    /// Records that a target has answered a session.
     pub(crate) fn has_answered(&self) {
         // Read first: all workers call this for each session.
         if !self.answers() {
@@ -129,7 +121,6 @@ impl RuleState {
         hops
     }
 
-    /// Transport of the targets.
     pub(crate) fn targets_speak(&self) -> Transport {
         if self.rule.targets_speak_udp() { Transport::Udp } else { Transport::Tcp }
     }
@@ -158,7 +149,6 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// `None` if a limit is reached.
     pub(crate) fn take(rule: &Arc<RuleState>, total: &Arc<Gauge>) -> Option<Self> {
         if !total.enter() {
             return None;

@@ -10,9 +10,7 @@ use crate::{Address, Endpoint};
 /// not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slot {
-    /// Index in tables.
     pub at: u32,
-    /// Identifies the address.
     pub serial: u32,
 }
 
@@ -38,7 +36,6 @@ pub const CONNECT_BOUNDS: [Duration; 15] = {
     ]
 };
 
-/// Reason why a target was not reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
@@ -49,7 +46,6 @@ pub enum Failure {
     Timeout,
     /// No route, locally or by ICMP.
     Unreachable,
-    /// Any other error of the kernel.
     Other,
 }
 
@@ -91,7 +87,6 @@ impl TargetSnapshot {
         self
     }
 
-    /// Adds the counts of another worker to the same target in `all`.
     pub(crate) fn merge_into(self, all: &mut Vec<Self>) {
         let same =
             |other: &&mut Self| other.address == self.address && other.target.is_same_place(&self.target);
@@ -143,7 +138,6 @@ impl Tally {
     }
 }
 
-/// Counters of one worker for the targets of one rule.
 #[derive(Default)]
 pub(crate) struct Tallies(Vec<Tally>);
 
@@ -162,7 +156,6 @@ impl Tallies {
         tally
     }
 
-    /// Counts bytes of a connection that holds the target.
     #[inline]
     pub(crate) fn moved(&mut self, slot: Slot, to_target: u64, to_client: u64) {
         if let Some(tally) = self.0.get_mut(slot.at as usize) {

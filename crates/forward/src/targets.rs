@@ -60,7 +60,6 @@ struct Members {
     next_serial: u32,
 }
 
-/// An address of a target.
 pub(crate) struct Member {
     pub(crate) slot: Slot,
     place: Place,
@@ -131,7 +130,6 @@ impl Targets {
         members.rebuild(self.source);
     }
 
-    /// True if targets and balance equal those of `rule`.
     pub(crate) fn are_of(&self, rule: &Rule) -> bool {
         let members = self.read();
         members.balance == rule.balance
@@ -237,7 +235,6 @@ impl Targets {
         member.is_none_or(|member| members.is_former(member))
     }
 
-    /// All members that may be chosen.
     pub(crate) fn current(&self) -> Vec<Arc<Member>> {
         self.up_to_date().current.clone()
     }
@@ -345,7 +342,6 @@ impl Members {
 }
 
 impl Configured {
-    /// True if the members reflect the latest answer.
     fn is_up_to_date(&self) -> bool {
         let seen = self.seen.load(Ordering::Acquire);
         self.name.as_ref().is_none_or(|name| name.version() == seen)
@@ -415,7 +411,6 @@ impl Member {
         self.healthy.swap(healthy, Ordering::Relaxed) != healthy
     }
 
-    /// Snapshot without counters.
     pub(crate) fn describe(&self) -> TargetSnapshot {
         let weight = u16::try_from(self.weight()).unwrap_or(u16::MAX);
         let target = Endpoint { weight, ..self.endpoint.clone() };

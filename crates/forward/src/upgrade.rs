@@ -58,14 +58,12 @@ pub struct ForwarderHandover {
     descriptors: Vec<OwnedFd>,
 }
 
-/// Handover matched with the rules of the new process.
 #[derive(Default)]
 pub(crate) struct Matched {
     /// Index of our rule, per offered rule.
     places: Vec<usize>,
     /// Listeners per offered rule and worker, until taken.
     listeners: Vec<Vec<Vec<OwnedFd>>>,
-    /// One per worker.
     channels: Vec<Channel>,
     kernel: Before,
 }
@@ -77,7 +75,6 @@ impl ForwarderOffer {
         self.datapath.parse().ok()
     }
 
-    /// Start of the old process's clock.
     pub(crate) fn began(&self) -> Instant {
         let now = Instant::now();
         now.checked_sub(Duration::from_millis(self.age_ms)).unwrap_or(now)
@@ -153,7 +150,6 @@ impl Matched {
         self.places.iter().map(|place| keys.get(*place).copied().flatten()).collect()
     }
 
-    /// Programs attached by the old process.
     pub(crate) fn take_kernel(&mut self) -> Before {
         self.kernel.take()
     }

@@ -35,7 +35,6 @@ const LEAVE_MS: u64 = 1000;
 /// [`udp::TOKENS`]; no other token has all these bits.
 const RAISED: u64 = u64::MAX - 2;
 
-/// Commands of the control thread.
 pub(crate) enum Command {
     Change(Box<Change>),
     /// A name was resolved, or a rule has other targets.
@@ -56,18 +55,14 @@ impl From<Step> for Command {
     }
 }
 
-/// Rules to remove and add, in one step.
 pub(crate) struct Change {
     pub(crate) common: Arc<Common>,
-    /// For the added rules.
     pub(crate) parts: Parts,
     pub(crate) leave: Vec<Arc<RuleState>>,
     pub(crate) come: Vec<(Arc<RuleState>, Bound)>,
-    /// Notified on completion.
     pub(crate) done: mpsc::Sender<()>,
 }
 
-/// Counters per rule.
 pub(crate) type Snapshots = Vec<(RuleId, RuleSnapshot)>;
 
 pub(crate) struct Worker {
@@ -162,7 +157,6 @@ impl Worker {
         }
     }
 
-    /// Serves until stopped.
     pub(crate) fn run(&mut self) {
         let mut events: Vec<Event> = Vec::new();
         let mut now = self.frame.now_ms();

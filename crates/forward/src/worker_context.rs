@@ -27,7 +27,6 @@ pub(crate) struct WorkerRules {
 
 struct Entry {
     state: Arc<RuleState>,
-    /// Sessions of this worker.
     sessions: u64,
     removed: bool,
     /// Last seen value of [`RuleState::health_turns`].

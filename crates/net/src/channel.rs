@@ -56,7 +56,6 @@ pub struct Message {
 }
 
 impl Channel {
-    /// Creates both ends.
     pub fn pair() -> io::Result<(Self, Self)> {
         let (one, other) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None)?;
         Ok((Self { fd: one.into() }, Self { fd: other.into() }))

@@ -57,7 +57,6 @@ pub enum CopyMode {
     Auto,
     /// splice(2) as long as the pool has a pipe.
     Splice,
-    /// Shared buffer only.
     Buffer,
     /// `Auto`, and the owner lets the kernel forward interactive traffic with a sockmap.
     Kernel,
@@ -110,7 +109,6 @@ enum Held {
     Pipe(Pipe),
 }
 
-/// Result of [`Mover::pump`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a flow that is not pumped again stands still"]
 pub enum Pumped {
@@ -129,7 +127,6 @@ pub enum Pumped {
 }
 
 impl Flow {
-    /// `nodelay_due`: see [`Flow::nodelay_due`].
     pub fn new(nodelay_due: bool) -> Self {
         Self { nodelay_due, ..Self::default() }
     }
@@ -189,7 +186,6 @@ impl Flow {
         self.thorough = true;
     }
 
-    /// Limits `room` to the budget.
     #[inline]
     pub fn within_budget(&self, room: usize) -> usize {
         match self.budget {
@@ -233,7 +229,6 @@ pub struct Mover {
 /// Work done by a [`Mover`], for counters and for pacing of wake-ups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CopyCounts {
-    /// Bytes moved by splice(2).
     pub spliced: u64,
     /// Splices of less than 256 KiB.
     pub lean: u32,
@@ -434,7 +429,6 @@ impl Mover {
         Ok(Ok(()))
     }
 
-    /// Ensures that the flow has a pipe; false if none is available.
     fn lend(&mut self, flow: &mut Flow) -> bool {
         if let Held::Pipe(_) = flow.held {
             return true;

@@ -20,7 +20,6 @@ pub struct IcmpError {
     pub code: u8,
     /// Next-hop MTU for "packet too big" and "fragmentation needed", else 0.
     pub info: u32,
-    /// True for ICMPv6.
     pub v6: bool,
 }
 

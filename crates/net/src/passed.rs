@@ -46,7 +46,6 @@ pub enum PassedError {
     /// LISTEN_FDS and its companions are inconsistent, or a descriptor is missing.
     #[error("cannot take the sockets passed by the service manager (LISTEN_FDS): {0}")]
     Announced(#[source] io::Error),
-    /// A descriptor of the wrong kind.
     #[error(
         "the service manager passed a descriptor named {name:?} that {problem}; in the .socket unit, use ListenDatagram= for UDP, \
          and ListenStream= with Accept=no for TCP"
@@ -68,7 +67,6 @@ impl PassedSockets {
         Self::new(passed.map(|(number, name)| (unsafe { OwnedFd::from_raw_fd(number) }, name)))
     }
 
-    /// Takes descriptors with their names.
     pub fn new(passed: impl IntoIterator<Item = (OwnedFd, String)>) -> Result<Self, PassedError> {
         let look = |(descriptor, name)| match look_at(&descriptor) {
             Ok((transport, address)) => Ok(PassedSocket { name, transport, address, descriptor }),
@@ -86,7 +84,6 @@ impl PassedSockets {
         self.0.iter().map(|one| Ok((one.descriptor.try_clone()?, one.name.clone()))).collect()
     }
 
-    /// Number of sockets bound to this address.
     #[must_use]
     pub fn count(&self, transport: Transport, address: SocketAddr) -> usize {
         self.at(transport, address).count()
@@ -108,7 +105,6 @@ impl PassedSockets {
         }
     }
 
-    /// TCP counterpart of [`PassedSockets::udp`].
     pub fn tcp(
         &self,
         worker: usize,

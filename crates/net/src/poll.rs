@@ -92,7 +92,6 @@ pub struct Poller {
     /// once. A wake-up adds microseconds of latency (interrupt, leaving the idle state); polling costs the
     /// core this much time after each batch.
     pub busy_poll: Duration,
-    /// The last wait returned events.
     lively: bool,
 }
 
@@ -281,7 +280,6 @@ impl AsFd for Poller {
 pub(crate) struct Waker(Arc<OwnedFd>);
 
 impl Waker {
-    /// Watches an eventfd in `poller` under `token`.
     pub(crate) fn new(poller: &Poller, token: u64) -> io::Result<Self> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         poller.add(&fd, token)?;

@@ -30,7 +30,6 @@ pub struct TxStats {
     pub super_packets: u64,
     /// Datagrams accepted by the kernel.
     pub datagrams: u64,
-    /// Bytes of accepted datagrams.
     pub bytes: u64,
     /// Datagrams dropped because of a full send buffer or device queue (EAGAIN, ENOBUFS).
     pub would_block: u64,
@@ -42,7 +41,6 @@ pub struct TxStats {
     pub step_downs: u64,
 }
 
-/// Location of a datagram's payload.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Payload {
     Arena(Span),
@@ -57,7 +55,6 @@ pub(crate) struct Queued {
     pub(crate) header_len: u16,
     pub(crate) padding: u8,
     pub(crate) payload: Payload,
-    /// Length of the whole datagram.
     pub(crate) len: u32,
     /// Number of contiguous datagrams of this length from `payload` on.
     pub(crate) run: u32,

@@ -26,7 +26,6 @@ use crate::{
 const SLOT: usize = 1 << 16;
 /// Bytes per tick, beyond any cache. The batch size limits a flood, not this.
 const ARENA: usize = 4 << 20;
-/// Alignment of datagrams.
 const ALIGN: usize = 64;
 
 /// Bytes in the arena, valid until [`Rx::reset`].
@@ -71,7 +70,6 @@ impl<'a> Buffer<'a> {
         })
     }
 
-    /// Number of datagrams.
     pub fn count(&self) -> usize {
         self.bytes.len().div_ceil(self.segment_size.max(1)).max(1)
     }
@@ -121,7 +119,6 @@ struct Meta {
     span: Span,
 }
 
-/// Receiving half of a worker.
 pub struct Rx {
     arena: Box<[u8]>,
     used: usize,
@@ -265,7 +262,6 @@ impl Rx {
         })
     }
 
-    /// Buffers of one [`Rx::recv`].
     #[inline]
     pub fn buffers(&self, received: Received) -> impl Iterator<Item = Buffer<'_>> {
         let range = received.first..received.first + received.count;
@@ -464,7 +460,6 @@ mod tests {
         assert!(rx.has_room());
     }
 
-    /// Socket with this many queued one-byte datagrams.
     fn socket_with(datagrams: usize) -> UdpSocket {
         let socket = UdpSocket::bind(SocketAddr::from(([127, 0, 0, 1], 0)), &crate::UdpOptions::default());
         let socket = socket.unwrap();

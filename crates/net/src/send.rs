@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// UDP_MAX_SEGMENTS of include/linux/udp.h: 64 since UDP_SEGMENT exists (4.18), 128 since Linux 6.9. Stable
-/// kernels backported it, so the version does not tell.
+/// kernels backported it, so the version is no guide.
 const FEWEST_SEGMENTS: usize = 64;
 const MOST_SEGMENTS: usize = 128;
 /// Maximum UDP payload over IPv4: 65535 - 20 - 8.
@@ -92,7 +92,6 @@ struct Message {
 pub(crate) struct Bytes<'a> {
     /// Headers, and payloads that did not come from a socket.
     pub(crate) own: &'a [u8],
-    /// Received payloads.
     pub(crate) rx: &'a Rx,
 }
 
@@ -169,7 +168,6 @@ pub(crate) struct Sender<'a, K> {
 }
 
 impl<K: SendCalls> Sender<'_, K> {
-    /// Sets the route of the following datagrams.
     pub(crate) fn route(&mut self, route: &Route) {
         if route.dont_fragment != self.dont_fragment {
             self.send();

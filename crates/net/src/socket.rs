@@ -55,7 +55,6 @@ pub struct UdpSocket {
     appetite: Cell<u8>,
     /// Consecutive one-buffer calls that were full since two were last tried.
     singles: Cell<u8>,
-    /// Last value of the kernel's drop counter.
     drops_seen: Cell<u32>,
     ttl: Cell<TtlHabit>,
 }
@@ -332,7 +331,6 @@ impl UdpSocket {
         Ok(())
     }
 
-    /// Sets or clears DF for the next datagrams.
     pub(crate) fn set_dont_fragment(&self, on: bool) -> io::Result<()> {
         let (level, name, value) = match (self.is_v6(), on) {
             (false, true) => (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, DONT_FRAGMENT_V4),

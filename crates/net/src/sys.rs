@@ -101,7 +101,6 @@ pub(crate) fn local_address(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     address(getsockname(fd)?, true)
 }
 
-/// Converts a C return value.
 pub(crate) fn check(value: c_int) -> io::Result<c_int> {
     if value < 0 { Err(io::Error::last_os_error()) } else { Ok(value) }
 }
@@ -141,7 +140,6 @@ pub(crate) fn set_option(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c
     .map(|_| ())
 }
 
-/// getsockopt(2) of an integer.
 pub(crate) fn get_option(fd: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<c_int> {
     let mut value = [0; mem::size_of::<c_int>()];
     get_option_bytes(fd, level, name, &mut value)?;
@@ -176,7 +174,6 @@ pub(crate) struct ControlBuffer<const N: usize>(pub(crate) [u8; N]);
 const WORD: usize = mem::size_of::<usize>();
 const HEAD: usize = WORD + 8;
 
-/// Writes control messages into a [`ControlBuffer`].
 pub(crate) struct ControlWriter<'a> {
     buffer: &'a mut [u8],
     used: usize,

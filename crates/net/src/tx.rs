@@ -40,7 +40,6 @@ struct Chain {
 
 const EMPTY: Chain = Chain { first: NONE, last: NONE, count: 0 };
 
-/// Sending half of a worker.
 pub struct Tx {
     datapath: Datapath,
     own: Vec<u8>,
@@ -106,7 +105,6 @@ impl Tx {
         );
     }
 
-    /// Queues a copy of `bytes`.
     pub fn push_bytes(&mut self, route: &Route, bytes: &[u8]) {
         self.push_run(route, 1, bytes.len(), |out| out.copy_from_slice(bytes));
     }
@@ -195,7 +193,6 @@ impl Tx {
         }
     }
 
-    /// Number of datagrams queued for a socket.
     #[cold]
     fn count(&self, chain: Chain) -> u64 {
         let mut count = 0;

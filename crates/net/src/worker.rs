@@ -75,7 +75,6 @@ impl<S> Shared<S> {
 
 /// Worker's side: poller, clock, inbox of commands `C` and published counters `S`.
 pub struct Frame<C, S> {
-    /// Index of the worker.
     pub number: usize,
     pub poller: Poller,
     /// The worker's own inbox, for replies.
@@ -230,12 +229,10 @@ impl<C, S> Workers<C, S> {
         self.running.iter().map(|worker| &worker.sender)
     }
 
-    /// Sends a command to each worker.
     pub fn tell(&self, command: impl Fn() -> C) {
         self.senders().for_each(|sender| sender.tell(command()));
     }
 
-    /// Latest counters of each worker.
     pub fn snapshots(&self) -> Vec<S>
     where
         S: Clone,
@@ -312,14 +309,12 @@ mod tests {
     enum Told {
         Add(u32),
         Wait(mpsc::Receiver<()>),
-        /// Replies with the sum.
         Ask(mpsc::Sender<u32>),
         Panic,
     }
 
     type Sum = Workers<Told, (u32, bool)>;
 
-    /// Adds up numbers until it is stopped.
     fn spawn(workers: &mut Sum) {
         let frame = Frame::<Told, (u32, bool)>::new(workers.count(), Instant::now()).unwrap();
         let run = |mut frame: Frame<Told, (u32, bool)>| {

@@ -4,7 +4,6 @@ use std::{io, net::SocketAddr, time::Instant};
 
 use crate::{Address, Rule, tally::Slot};
 
-/// Attempt to reach a target for a connection.
 pub(super) struct Opening {
     pub(super) connection: usize,
     pub(super) stage: Stage,
@@ -15,7 +14,6 @@ pub(super) struct Opening {
     pub(super) offset: u16,
     /// Number of rules of this process that the client has passed.
     pub(super) hops: u8,
-    /// Targets that failed.
     pub(super) tried: Vec<Slot>,
     /// Target with a full queue.
     pub(super) queued: Option<Slot>,

@@ -10,7 +10,6 @@ use turnpike_net::{
 use super::stream_check::StreamCheck;
 use crate::{Address, datagram_check::DatagramCheck, state::RuleState, targets::Member};
 
-/// Monitored address of a target.
 pub(super) struct Check {
     pub(super) state: Arc<RuleState>,
     pub(super) member: Arc<Member>,
@@ -28,7 +27,6 @@ pub(super) enum Asked {
 }
 
 impl Asked {
-    /// Starts the check; an event reports the answer.
     pub(super) fn begin(check: &Check, address: &Address, token: u64, poller: &Poller) -> io::Result<Self> {
         if check.state.rule.targets_speak_udp() {
             let Address::Ip(address) = address else { return Err(io::ErrorKind::Unsupported.into()) };

@@ -34,9 +34,7 @@ pub(super) struct Connection {
     pub(super) unvouched: bool,
     pub(super) keepalive_due: bool,
     pub(super) place: Place,
-    /// Byte rates, if the rule has any.
     pub(super) pace: Option<Box<Pace>>,
-    /// Detection of interactive traffic, and state of the sockmap.
     pub(super) talk: Talk,
     pub(super) across: Option<Box<Across>>,
 }
@@ -47,7 +45,6 @@ impl Connection {
         self.up.is_done() || self.down.is_done()
     }
 
-    /// Flow from `side`.
     pub(super) fn flow(&mut self, side: Side) -> &mut Flow {
         match side {
             Side::Client => &mut self.up,

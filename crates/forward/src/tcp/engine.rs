@@ -71,18 +71,15 @@ struct Listener {
 }
 
 impl LocalRule {
-    /// Counts a seat at a target as taken.
     pub(super) fn sit(&mut self, seat: Seat) -> Option<Seat> {
         self.tallies.of(seat.slot()).open += 1;
         Some(seat)
     }
 
-    /// Releases a seat.
     pub(super) fn stand_up(&mut self, seat: Seat) {
         self.tallies.of(seat.slot()).open -= 1;
     }
 
-    /// Counts bytes moved from `side` to the other.
     #[inline]
     pub(super) fn moved(&mut self, seat: Option<&Seat>, side: Side, bytes: u64) {
         let (to_target, to_client) = if side == Side::Client { (bytes, 0) } else { (0, bytes) };
@@ -118,7 +115,6 @@ pub(crate) struct Engine {
     pub(super) checks: Slab<Check>,
     /// Only one worker checks the health of targets.
     pub(super) checks_health: bool,
-    /// Rules with health checks of this worker.
     pub(super) watched: Vec<Arc<RuleState>>,
     pub(super) mover: Mover,
     pub(super) here: Here,
@@ -126,9 +122,7 @@ pub(crate) struct Engine {
     pub(super) again: Vec<(usize, Side)>,
     /// Spare memory for [`Engine::again`].
     resumed: Vec<(usize, Side)>,
-    /// Flows waiting for a byte rate.
     pub(super) pacing: Pacing,
-    /// Set if rules let the kernel forward interactive traffic.
     pub(super) sockmap: Option<Sockmap>,
     /// Connections by pair number, and number of pairs.
     pub(super) joined: Vec<Option<usize>>,
@@ -149,7 +143,6 @@ pub(crate) struct Engine {
     complained: bool,
     /// Something was counted since the last tick; events do not cover everything.
     pub(super) any_counted: bool,
-    /// Work of this wake-up so far.
     pub(super) wake_up: WakeUp,
 }
 
@@ -229,7 +222,6 @@ impl Engine {
         sockets
     }
 
-    /// Applies new lists and limits.
     pub(crate) fn set_common(&mut self, common: &Arc<Common>) {
         self.common = Arc::clone(common);
     }
@@ -282,7 +274,6 @@ impl Engine {
         event.token & 3 == LISTENER
     }
 
-    /// Work since the last call.
     pub(crate) fn take_wake_up(&mut self) -> WakeUp {
         std::mem::take(&mut self.wake_up)
     }
@@ -358,7 +349,6 @@ impl Engine {
         due.into_iter().chain(health).chain(self.pacing.due()).chain(self.joined_due()).min()
     }
 
-    /// Handles changed addresses of names.
     pub(crate) fn on_resolved(&mut self, tick: Tick<'_>) {
         self.update_checks(tick.now);
         let waiting: Vec<usize> = self
@@ -372,7 +362,6 @@ impl Engine {
         }
     }
 
-    /// Reports this worker's counters.
     pub(crate) fn snapshots(&self, mut each: impl FnMut(&RuleId, RuleSnapshot)) {
         for (_, rule) in &self.rules {
             let mut snapshot = RuleSnapshot { active: rule.connections as u64, ..RuleSnapshot::default() };

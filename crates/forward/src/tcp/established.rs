@@ -16,7 +16,6 @@ use super::{
 use crate::EndReason;
 
 impl Engine {
-    /// Handles readability, writability or an error of one end.
     pub(super) fn on_traffic(&mut self, key: usize, side: Side, event: &Event, tick: Tick<'_>) {
         let Some(connection) = self.connections.get_mut(key) else { return };
         let is_joined = connection.across.is_some();
@@ -59,7 +58,6 @@ impl Engine {
         }
     }
 
-    /// Runs a turn of the flow from `side`.
     pub(super) fn resume(&mut self, key: usize, side: Side, tick: Tick<'_>) {
         self.resume_with(key, side, None, tick);
     }

@@ -117,7 +117,6 @@ impl Engine {
         self.end(key, failure, tick);
     }
 
-    /// Handles the result of connect(2).
     pub(super) fn on_connected(&mut self, key: usize, event: &Event, tick: Tick<'_>) {
         let Some(connection) = self.connections.get_mut(key) else { return };
         let Some(target) = &connection.target else { return };

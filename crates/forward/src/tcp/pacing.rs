@@ -25,7 +25,6 @@ impl Connection {
         self.flow(side).budget = Some(granted);
     }
 
-    /// Gives unused bytes back.
     #[cold]
     pub(super) fn settle(&mut self, side: Side) {
         let unused = self.flow(side).budget.replace(0).unwrap_or(0);

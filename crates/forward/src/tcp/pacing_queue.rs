@@ -9,7 +9,6 @@ pub(super) struct Pacing {
     pub(super) queue: VecDeque<(u64, usize, Side)>,
     /// Last ticket; 0 means none.
     pub(super) tickets: u64,
-    /// Times of the last and next run.
     pub(super) last: u64,
     pub(super) due: u64,
 }

@@ -10,7 +10,6 @@ pub(super) const CLIENT: u64 = 1;
 pub(super) const TARGET: u64 = 2;
 pub(super) const HEALTH: u64 = 3;
 
-/// Context of a wake-up.
 #[derive(Clone, Copy)]
 pub(crate) struct Tick<'a> {
     /// Milliseconds of a monotonic clock.

@@ -39,7 +39,6 @@ const LATER_MS: u64 = 64;
 const LAST_WORDS_MS: u64 = 100;
 
 impl Connection {
-    /// Records the bytes of a turn.
     pub(super) fn heard(&mut self, side: Side, bytes: u64) {
         self.talk.heard(side, bytes);
         if let Some(across) = &mut self.across {
@@ -57,7 +56,6 @@ impl Connection {
 }
 
 impl Engine {
-    /// Lets the kernel forward connections of rules that ask for it.
     pub(crate) fn use_sockmap(&mut self, sockmap: Sockmap) {
         self.sockmap = Some(sockmap);
     }
@@ -245,7 +243,6 @@ impl Engine {
         }
     }
 
-    /// Time of the next [`Engine::look_at_joined`] work.
     pub(super) fn joined_due(&self) -> Option<u64> {
         let sweep = (self.pairs > 0).then_some(self.swept + SWEEP_MS);
         self.waiting.iter().map(|(due, ..)| *due).chain(sweep).min()

@@ -24,7 +24,6 @@ impl Default for Talk {
 }
 
 impl Talk {
-    /// Records bytes from this side.
     pub(super) fn heard(&mut self, side: Side, bytes: u64) {
         if bytes >= LOUD {
             (self.last, self.turns) = (None, 0);
@@ -53,7 +52,6 @@ pub(super) struct Across {
     pub(super) ways: [Way; 2],
 }
 
-/// One direction.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Way {
     /// Bytes read or known to be forwarded since joining.
@@ -77,17 +75,14 @@ pub(super) struct Settling {
 }
 
 impl Across {
-    /// True if the kernel forwards new data.
     pub(super) fn passes(&self) -> bool {
         self.passes
     }
 
-    /// Records bytes read here.
     pub(super) fn took(&mut self, side: Side, bytes: u64) {
         self.ways[side.index()].taken += bytes;
     }
 
-    /// The source is broken: limits the wait for data held by the kernel.
     pub(super) fn hurry(&mut self, side: Side) {
         self.ways[side.index()].is_broken = true;
     }

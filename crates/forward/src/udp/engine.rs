@@ -58,11 +58,9 @@ pub struct Engine {
     pub(super) listeners: Slab<Listener>,
     pub(super) rules: Slab<RuleState>,
     pub(super) sessions: Table,
-    /// Buffer for streams.
     pub(super) scratch: Box<[u8]>,
     /// Bytes copied into `tx` since the last flush.
     pub(super) copied: u64,
-    /// Set if the kernel forwards sessions.
     pub(super) offload: Option<Offload>,
     /// Sockets left by sessions, closed after their queued datagrams are sent.
     pub(super) leaving: Vec<SocketId>,
@@ -183,7 +181,6 @@ impl Engine {
         [self.due, offload].into_iter().flatten().min()
     }
 
-    /// Number of sessions.
     pub fn active(&self) -> usize {
         self.sessions.len()
     }
@@ -521,7 +518,6 @@ impl Engine {
         proxy_protocol::encode_for_datagrams(canonical(client), canonical(asked))
     }
 
-    /// Inserts an admitted session with its sockets.
     pub(super) fn begin(&mut self, mut session: Session, tick: &mut Tick<'_>) -> u32 {
         let state = &mut self.rules[session.rule as usize];
         if let Some(choice) = session.choice {
@@ -537,7 +533,6 @@ impl Engine {
         at
     }
 
-    /// Ends a session and reports it.
     pub(super) fn end(&mut self, at: u32, reason: EndReason, tick: &mut Tick<'_>) {
         let Some(rule) = self.sessions.get(at).map(|session| session.rule) else { return };
         let state = &mut self.rules[rule as usize];
@@ -605,7 +600,6 @@ impl Engine {
         }
     }
 
-    /// Logs the first failure to open a socket; the counters continue.
     pub(super) fn complain(&mut self, error: &io::Error) {
         if self.complained {
             return;

@@ -8,18 +8,15 @@ use std::{
 use turnpike_net::{Buffer, Rx, SocketId, rx::Received};
 use turnpike_offload::{Counted, Flows, Installed, Kind, NewFlow, State, WorkerClock, WorkerSockets};
 
-/// Part of the kernel path of one worker.
 pub(super) struct Offload {
     pub(super) flows: Flows,
     pub(super) sockets: WorkerSockets,
     pub(super) clock: WorkerClock,
     /// Sessions get flows.
     pub(super) is_active: bool,
-    /// Number of sessions with flows.
     pub(super) open: usize,
 }
 
-/// Kernel flows of a session.
 pub(super) struct Across {
     pub(super) to_target: (Installed, State),
     pub(super) to_client: (Installed, State),
@@ -34,12 +31,10 @@ impl Offload {
         Self { flows, sockets, clock: WorkerClock::at(Duration::from_millis(now)), is_active, open: 0 }
     }
 
-    /// Time of the next counter read.
     pub(super) fn due(&self) -> Option<u64> {
         (self.open > 0).then(|| self.sockets.sweep_due())
     }
 
-    /// [`WorkerSockets::received`].
     pub(super) fn received(&mut self, socket: SocketId, received: Received, is_empty: bool, rx: &Rx) {
         self.sockets.received(socket, received, is_empty, rx, Some(|_: &Buffer<'_>| true));
     }

@@ -55,7 +55,6 @@ impl Listeners {
         Self::bind_all(rule, self.addresses().into_iter(), datapath, true, passed)
     }
 
-    /// Takes over a rule's ports from another process, in the order of its range.
     pub(crate) fn take_over(rule: &Rule, sockets: Vec<OwnedFd>) -> io::Result<Self> {
         let take = |socket| match rule.protocol {
             Protocol::Udp | Protocol::UdpToTcp { .. } => {

@@ -45,16 +45,12 @@ pub const TOKENS: u64 = 1 << 62;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RuleKey(pub u32);
 
-/// Target selected for a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// Slot of the target in its rule.
     pub target: Slot,
-    /// With port.
     pub address: SocketAddr,
 }
 
-/// Result of [`WorkerContext::enter`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
     Entered,
@@ -76,13 +72,11 @@ pub trait WorkerContext {
         let _ = (rule, client, now);
         Ok(())
     }
-    /// Removes a connection or session of a client.
     fn dismiss_client(&mut self, rule: RuleKey, client: IpAddr) {
         let _ = (rule, client);
     }
     /// Counts a connection or session of a rule, unless a limit is reached.
     fn enter(&mut self, rule: RuleKey) -> Admission;
-    /// Removes a connection or session of a rule.
     fn leave(&mut self, rule: RuleKey);
     /// Counts a handed-over session regardless of limits. Returns its target if it still exists.
     fn resume(
@@ -131,7 +125,6 @@ pub trait WorkerContext {
         let _ = (rule, target, asked, now);
         Ok(false)
     }
-    /// Connections and sessions to rules of this process.
     fn circles(&mut self) -> Arc<Circles> {
         Arc::default()
     }
@@ -140,11 +133,9 @@ pub trait WorkerContext {
     /// Releases the target of an ended or failed session; `failed` if it refused without ever having
     /// answered. Otherwise its health is unknown.
     fn release(&mut self, rule: RuleKey, choice: Choice, failed: bool);
-    /// Reports an ended session.
     fn ended(&mut self, report: ConnectionReport);
 }
 
-/// Context of a wake-up.
 pub struct Tick<'a> {
     /// Milliseconds of any monotonic clock.
     pub now: u64,

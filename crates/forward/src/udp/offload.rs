@@ -30,7 +30,6 @@ impl Engine {
         self.release_all(tick);
     }
 
-    /// Resumes kernel forwarding.
     pub(crate) fn resume_across(&mut self, now: u64) {
         let Some(offload) = &mut self.offload else { return };
         offload.is_active = true;
@@ -39,7 +38,6 @@ impl Engine {
         }
     }
 
-    /// True if the kernel forwards sessions.
     pub(crate) fn goes_across(&self) -> bool {
         self.offload.is_some()
     }
@@ -153,7 +151,6 @@ impl Engine {
 }
 
 impl RuleState {
-    /// Counts data of a session forwarded by the kernel.
     pub(super) fn forwarded_across(&mut self, session: &mut Session, [to_target, to_client]: [Counted; 2]) {
         session.to_target += to_target.bytes;
         session.to_client += to_client.bytes;

@@ -64,7 +64,6 @@ pub(super) fn source_of(socket: &UdpSocket, rule: &Rule, target: SocketAddr) -> 
     Ok(SocketAddr::new(route.ip(), source.port()))
 }
 
-/// TCP socket that is connecting.
 pub(super) fn stream(rule: &Rule, client: SocketAddr, target: SocketAddr) -> io::Result<TcpSocket> {
     let mut options = rule.connect_options();
     if rule.transparent {

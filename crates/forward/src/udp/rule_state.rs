@@ -58,13 +58,11 @@ impl RuleState {
         }
     }
 
-    /// Removes a session from its target.
     pub(super) fn left(&mut self, choice: Choice, failure: Option<Failure>) {
         self.tallies.of(choice.target).open -= 1;
         self.failed(choice, failure);
     }
 
-    /// Counts a target that was not reached.
     pub(super) fn failed(&mut self, choice: Choice, failure: Option<Failure>) {
         if let Some(failure) = failure {
             self.tallies.of(choice.target).failed(failure);

@@ -54,7 +54,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Sets the byte rates of a rule that was just added.
     pub(crate) fn limit_rates(&mut self, key: RuleKey, rates: Option<&Arc<Rates>>) {
         for (_, state) in self.rules.iter_mut().filter(|(_, state)| state.key == key) {
             state.rates = rates.cloned();
@@ -82,7 +81,6 @@ impl Engine {
         listeners
     }
 
-    /// Ends sessions of a rule with unhealthy targets.
     pub fn leave_targets(&mut self, key: RuleKey, is_down: impl Fn(Choice) -> bool, tick: &mut Tick<'_>) {
         let Some((slot, _)) = self.rules.iter().find(|(_, state)| state.key == key) else { return };
         for at in self.sessions.of_rule(narrow(slot)) {
@@ -93,7 +91,6 @@ impl Engine {
         self.send_queued();
     }
 
-    /// Ends all sessions and closes all listeners.
     pub fn stop(&mut self, tick: &mut Tick<'_>) {
         let slots: Vec<u32> = self.rules.iter().map(|(slot, _)| narrow(slot)).collect();
         for slot in slots {
@@ -111,7 +108,6 @@ impl Engine {
         self.rules.iter().map(|(_, state)| (&state.rule.id, &state.counters))
     }
 
-    /// Counters per target of each rule.
     pub(crate) fn tallies(&self) -> impl Iterator<Item = (RuleKey, &RuleId, &Tallies)> {
         self.rules.iter().map(|(_, state)| (state.key, &state.rule.id, &state.tallies))
     }

@@ -54,7 +54,6 @@ pub(super) struct Heard {
 }
 
 pub(super) struct Session {
-    /// Slot of its rule.
     pub(super) rule: u32,
     pub(super) client: SocketAddr,
     /// Offset of the client's port in the rule's range.
@@ -66,17 +65,13 @@ pub(super) struct Session {
     /// Address of the last target tried.
     pub(super) tried: SocketAddr,
     pub(super) attempts: u8,
-    /// The target has sent something.
     pub(super) answered: bool,
     pub(super) to_target: u64,
     pub(super) to_client: u64,
     pub(super) opened: u64,
-    /// Byte rates, if the rule has any.
     pub(super) pace: Option<Box<Pace>>,
-    /// Kernel flows, if any.
     pub(super) across: Option<Box<Across>>,
     pub(super) stage: Stage,
-    /// As [`Arrival::hops`].
     pub(super) hops: u8,
     /// Set if it leads to another rule of this process.
     pub(super) link: Option<Box<Link>>,
@@ -116,12 +111,10 @@ pub(super) enum Outward {
 /// ([`crate::Rule::any_port`]).
 pub(super) struct Addressed {
     pub(super) route: Route,
-    /// Header of each datagram.
     pub(super) header: Vec<u8>,
 }
 
 impl Outward {
-    /// Datagram socket, if any.
     pub(super) fn socket(&self) -> Option<SocketId> {
         match self {
             Self::Datagrams(socket) => Some(*socket),
@@ -158,7 +151,6 @@ impl<'a> Gate<'a> {
     }
 }
 
-/// List that a session is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// A TCP target has not accepted yet.
@@ -261,7 +253,6 @@ impl Table {
         self.slots.capacity()
     }
 
-    /// Session of a UDP client.
     #[inline]
     pub(super) fn find(&self, key: &Key) -> Option<u32> {
         self.by_client.find(hash(&self.hasher, key), |at| is_of(&self.slots, *at, key)).copied()
@@ -282,7 +273,6 @@ impl Table {
         number(self.slots.vacant_key())
     }
 
-    /// Inserts a session at the end of its list.
     pub(super) fn insert(&mut self, session: Session, lists: &mut Lists) -> u32 {
         let stage = session.stage;
         let key = if let Inward::Datagrams { key, .. } = &session.inward { Some(*key) } else { None };
@@ -340,23 +330,19 @@ impl Table {
         self.append(at, lists.of(stage));
     }
 
-    /// Session that has been idle for longest.
     pub(super) fn longest_idle<'a>(&self, lists: impl Iterator<Item = &'a Lists>) -> Option<u32> {
         let heads = lists.flat_map(|lists| lists.all().map(List::head)).flatten();
         heads.min_by_key(|at| self.slots[*at as usize].stamp)
     }
 
-    /// Expiry of the head of a list.
     pub(super) fn due(&self, list: &List) -> Option<u64> {
         Some(self.get(list.head()?)?.stamp.saturating_add(list.patience))
     }
 
-    /// Time of a session's last activity.
     pub(super) fn stamp(&self, at: u32) -> u64 {
         self.get(at).map_or(0, |session| session.stamp)
     }
 
-    /// Slots of a rule's sessions.
     pub(super) fn of_rule(&self, rule: u32) -> Vec<u32> {
         self.slots.iter().filter(|(_, session)| session.rule == rule).map(|(at, _)| number(at)).collect()
     }

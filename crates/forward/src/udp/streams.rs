@@ -101,7 +101,6 @@ impl Engine {
         self.begin(Session::new(arrival, inward, reached, choice, tick.now), tick);
     }
 
-    /// Handles an event of a TCP target.
     pub(super) fn on_target_stream(&mut self, at: u32, event: &Event, tick: &mut Tick<'_>) {
         let Some(session) = self.sessions.get_mut(at) else { return };
         let Outward::Stream(stream) = &mut session.outward else { return };
@@ -164,7 +163,6 @@ impl Engine {
         }
     }
 
-    /// Handles an event of a TCP client.
     pub(super) fn on_client_stream(&mut self, at: u32, event: &Event, tick: &mut Tick<'_>) {
         let Some(session) = self.sessions.get_mut(at) else { return };
         let (Inward::Stream(stream), Outward::Datagrams(socket)) = (&mut session.inward, &session.outward)
@@ -259,7 +257,6 @@ impl Engine {
         self.end(at, EndReason::ConnectFailed, tick);
     }
 
-    /// Limits the bytes copied in this wake-up.
     fn copy_done(&mut self, bytes: u64) {
         self.copied += bytes;
         if self.copied > COPIED {

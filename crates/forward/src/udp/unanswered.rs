@@ -8,7 +8,6 @@ use crate::Slot;
 #[derive(Default)]
 pub(super) struct Unanswered(pub(super) BinaryHeap<Reverse<Look>>);
 
-/// Next check of a session.
 pub(super) struct Look {
     pub(super) due: u64,
     pub(super) at: u32,
@@ -17,7 +16,6 @@ pub(super) struct Look {
     /// Time at which it got its current target.
     pub(super) since: u64,
     pub(super) wait: u64,
-    /// Targets that did not answer.
     pub(super) tried: Vec<Slot>,
     /// The session tests whether any target of the rule answers.
     pub(super) explores: bool,

@@ -41,7 +41,6 @@ pub(crate) struct Portable {
     idle_ms: u64,
     /// Last value of the kernel's drop counter of its socket.
     drops: u32,
-    /// State of a TCP target's stream.
     stream: Option<bridge::Held>,
     /// As [`Arrival::hops`]; older processes do not send it.
     #[serde(default)]
@@ -71,7 +70,6 @@ impl Engine {
         drops_by_port.into_iter().map(|(_, drops)| drops).collect()
     }
 
-    /// Sets the drop counters received from the other process.
     pub(crate) fn expect_drops(&self, key: RuleKey, drops: &[u32]) {
         for (_, Listener { port, kind, .. }) in self.listeners_of(key) {
             if let (Kind::Datagrams(id), Some(drops)) = (kind, drops.get(usize::from(*port)))

@@ -20,7 +20,6 @@ struct Head {
 }
 
 impl Worker {
-    /// Runs a step on a serving worker.
     pub(super) fn upgrade(&mut self, step: Step) {
         match step {
             Step::Pause(done) => {
