@@ -27,7 +27,6 @@ pub(crate) struct Bounded {
 #[derive(Clone, Copy)]
 struct Member {
     slot: usize,
-    /// `None` if unknown.
     network: Option<IpAddr>,
     since_ms: u64,
 }
@@ -39,7 +38,6 @@ impl Member {
 }
 
 impl Bounded {
-    /// Bounds below 1 count as 1.
     pub(crate) fn new(most: usize, most_per_network: usize) -> Self {
         Self {
             most: most.max(1),
@@ -50,7 +48,6 @@ impl Bounded {
         }
     }
 
-    /// Changes the bounds and keeps all members.
     pub(crate) fn limit(&mut self, most: usize, most_per_network: usize) {
         (self.most, self.most_per_network) = (most.max(1), most_per_network.max(1));
     }
@@ -67,12 +64,10 @@ impl Bounded {
         self.most
     }
 
-    /// Returns whether a member belongs to this network.
     pub(crate) fn has(&self, network: IpAddr) -> bool {
         self.networks.contains_key(&network)
     }
 
-    /// Slot of the most recent member.
     pub(crate) fn newest(&self) -> Option<usize> {
         self.members.values().next_back().map(|member| member.slot)
     }
@@ -87,12 +82,10 @@ impl Bounded {
         self.in_the_way_of(network).or_else(|| self.in_the_way_of_all())
     }
 
-    /// Slot to evict for the bound of the network.
     pub(crate) fn in_the_way_of(&self, network: IpAddr) -> Option<usize> {
         self.oldest_of(network).map(|member| member.slot)
     }
 
-    /// Slot to evict for the total bound.
     pub(crate) fn in_the_way_of_all(&self) -> Option<usize> {
         self.oldest().map(|member| member.slot)
     }
@@ -103,12 +96,10 @@ impl Bounded {
         oldest.is_some_and(|member| member.is_young(now_ms))
     }
 
-    /// Considers only the bound of the network.
     pub(crate) fn is_crowded_by(&self, network: IpAddr, now_ms: u64) -> bool {
         self.oldest_of(network).is_some_and(|member| member.is_young(now_ms))
     }
 
-    /// Considers only the total bound.
     pub(crate) fn is_crowded_by_all(&self, now_ms: u64) -> bool {
         self.oldest().is_some_and(|member| member.is_young(now_ms))
     }
@@ -133,7 +124,6 @@ impl Bounded {
         number
     }
 
-    /// Assigns a member without a network to one.
     pub(crate) fn set_network(&mut self, number: u64, network: IpAddr) {
         let Some(member) = self.members.get_mut(&number) else { return };
         member.network = Some(network);
@@ -215,7 +205,6 @@ mod tests {
         assert_eq!(bounded.in_the_way(a), Some(10));
     }
 
-    /// Number of clients equals the limit; workers are random.
     #[test]
     fn random_distribution_stays_within_the_share_of_a_worker() {
         for (limit, workers) in [(512, 64), (256, 64), (512, 2), (4096, 8), (3, 4), (512, 1)] {

@@ -11,9 +11,7 @@ use crate::{CertificateError, ChainFault, Identity};
 
 #[derive(Clone, Debug)]
 pub struct Certificate {
-    /// Path as configured.
     pub file: PathBuf,
-    /// Content of `file` and of the key file.
     pub identity: Identity,
 }
 
@@ -21,7 +19,6 @@ pub fn identities(certificates: &[Certificate]) -> Vec<Identity> {
     certificates.iter().map(|certificate| certificate.identity.clone()).collect()
 }
 
-/// Current time in Unix seconds.
 pub fn now_unix() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
@@ -50,7 +47,6 @@ pub fn can_dtls(cert: &Path, key: &Path) -> Option<bool> {
     read(cert, key).ok().map(|identity| identity.can_dtls())
 }
 
-/// Log messages for certificates that are not valid now.
 pub fn time_faults(certificates: &[Certificate]) -> impl Iterator<Item = String> {
     certificates.iter().filter_map(|Certificate { file, identity }| {
         let fault = identity.check_time(now_unix()).err()?;
@@ -61,7 +57,6 @@ pub fn time_faults(certificates: &[Certificate]) -> impl Iterator<Item = String>
     })
 }
 
-/// Name of this process's user, or its number if it has no name.
 pub fn own_name() -> String {
     let number = rustix::process::geteuid().as_raw().to_string();
     let users = fs::read_to_string("/etc/passwd").unwrap_or_default();

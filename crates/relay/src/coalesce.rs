@@ -31,12 +31,9 @@ const SHORTEST: Duration = Duration::from_micros(10);
 pub(crate) struct Coalescer {
     /// Target interval between wake-ups.
     time: Duration,
-    /// Last wake-up.
     woke: Instant,
-    /// Datagrams received by the end of the last tick.
     seen: u64,
     window: Window,
-    /// Result of the last window.
     is_worth_it: bool,
     /// Windows until pauses are tried again.
     rest: u32,
@@ -46,9 +43,7 @@ pub(crate) struct Coalescer {
 #[derive(Debug)]
 struct Window {
     began: Instant,
-    /// Datagrams received before the window.
     seen: u64,
-    /// Pauses in the window.
     pauses: u64,
 }
 
@@ -63,7 +58,6 @@ impl Coalescer {
         Self { time, woke: now, seen: 0, window, is_worth_it: false, rest: 0, pauses: 0 }
     }
 
-    /// Records that a wait has returned.
     #[inline]
     pub(crate) fn woke(&mut self) {
         self.woke = Instant::now();
@@ -77,7 +71,6 @@ impl Coalescer {
         }
     }
 
-    /// Number of pauses taken.
     pub(crate) fn pauses(&self) -> u64 {
         self.pauses
     }
@@ -102,7 +95,6 @@ impl Coalescer {
         Some(left)
     }
 
-    /// Evaluates a window.
     fn judge(&mut self, elapsed: Duration, datagrams: u64) {
         let count = datagrams.wrapping_sub(self.window.seen);
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
@@ -123,14 +115,12 @@ mod tests {
     /// Processing time of one datagram.
     const WORK: Duration = Duration::from_micros(6);
 
-    /// Worker with a simulated clock.
     struct Simulated {
         coalescer: Coalescer,
         start: Instant,
         now: Instant,
         received: u64,
         wakeups: u64,
-        /// Longest wait of a datagram.
         worst: Duration,
     }
 

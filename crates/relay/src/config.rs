@@ -13,17 +13,14 @@ use turnpike_turn::server::{AllocationLimits, RealmLimits, RelayAddress, ServerC
 
 use crate::{DtlsConfig, Layout, StreamConfig};
 
-/// A relay address and its current state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RelayState {
     pub address: RelayAddress,
     /// Machine has the address; allocations are granted only if it does.
     pub is_up: bool,
-    /// Time of the last change of `is_up`.
     pub since: SystemTime,
 }
 
-/// Settings of the runtime, already validated.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// UDP listeners. Wildcard addresses reply from the address that the client sent to.
@@ -74,7 +71,6 @@ pub struct Config {
     pub server: ServerConfig,
 }
 
-/// No listeners, no relay addresses, one worker.
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -110,7 +106,6 @@ impl Config {
     /// a connection to a live peer.
     pub const HALF_CLOSED: Duration = Duration::from_secs(60);
 
-    /// Numbers its listeners.
     pub fn layout(&self) -> Layout {
         Layout::new(&self.listen, &self.dtls.listen, &self.streams)
     }

@@ -42,7 +42,6 @@ const KINDS: [&[Transport]; 3] = [&[Transport::Udp], &[Transport::Dtls], &[Trans
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
     pub transport: Transport,
-    /// Address as configured.
     pub address: SocketAddr,
     /// Server name in the ClientHello, if it selects its own realms.
     pub server_name: Option<&'a str>,
@@ -107,7 +106,6 @@ impl Layout {
         })
     }
 
-    /// Numbers of a listener, including those for server names.
     pub(crate) fn numbers(
         &self,
         transport: Transport,
@@ -119,7 +117,6 @@ impl Layout {
             .map(|(number, _)| ListenerId(number))
     }
 
-    /// Numbers server names that have no number yet.
     pub fn add_server_names<'a>(&mut self, names: impl IntoIterator<Item = &'a str>) {
         for name in names {
             let name = name.to_ascii_lowercase();
@@ -138,7 +135,6 @@ impl Layout {
         }
     }
 
-    /// All numbers, starting at 0.
     pub fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
         self.0.iter().map(|entry| Entry {
             transport: entry.transport,
@@ -168,7 +164,6 @@ impl Layout {
         (entry.transport == Transport::Dtls).then_some(entry.place)
     }
 
-    /// Number of a listener for clients that requested this server name.
     pub(crate) fn number(&self, transport: Transport, place: usize, server_name: Option<&str>) -> ListenerId {
         let find = |name: Option<&str>| {
             self.0.iter().position(|entry| {

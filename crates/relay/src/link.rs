@@ -2,7 +2,6 @@
 
 use turnpike_turn::server::Link;
 
-/// Path to a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     Datagrams,

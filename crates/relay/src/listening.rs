@@ -40,7 +40,6 @@ pub struct Listeners {
     pub dtls: Vec<SocketAddr>,
 }
 
-/// New sockets of one worker with their places.
 #[derive(Default)]
 pub(crate) struct Sockets {
     pub(crate) udp: Vec<(usize, Source)>,
@@ -61,7 +60,6 @@ impl Sockets {
     }
 }
 
-/// Socket of a listener.
 pub(crate) enum Source {
     Own(UdpSocket),
     /// Socket of the UDP or DTLS listener at this place. If that one is closing, its clients are released
@@ -69,7 +67,6 @@ pub(crate) enum Source {
     Shared(usize, Option<Arc<Clients>>),
 }
 
-/// A listener that is closing.
 #[derive(Clone)]
 pub(crate) struct Closing {
     pub(crate) transport: Transport,
@@ -89,12 +86,10 @@ impl Clients {
         Arc::new(Self(AtomicUsize::new(workers)))
     }
 
-    /// Called when a worker has no more clients.
     pub(crate) fn leave(&self) {
         self.release(1);
     }
 
-    /// Returns whether the listener is closed on all workers.
     pub(crate) fn are_gone(&self) -> bool {
         self.0.load(Ordering::Relaxed) == 0
     }
@@ -123,7 +118,6 @@ impl Held {
         held
     }
 
-    /// Commits the change.
     pub(crate) fn keep(mut self) {
         self.0.clear();
     }
@@ -135,7 +129,6 @@ impl Drop for Held {
     }
 }
 
-/// Listeners with sockets, by place.
 #[derive(Clone, Default)]
 pub(crate) struct Places {
     udp: Vec<Option<Place>>,
@@ -152,7 +145,6 @@ struct Place {
     closing: Option<Arc<Clients>>,
 }
 
-/// [`Places`] passed to another process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct OfferedPlaces {
     udp: Vec<Option<OfferedPlace>>,
@@ -244,7 +236,6 @@ impl OfferedPlaces {
     }
 }
 
-/// Bound addresses of new listeners by kind.
 #[derive(Default)]
 struct Probed {
     udp: Vec<Found>,
@@ -265,23 +256,18 @@ impl Found {
     }
 }
 
-/// A listener without a socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting {
     /// `udp`, `tcp`, `tls` or `dtls`.
     pub protocol: &'static str,
-    /// Configured address.
     pub address: SocketAddr,
     /// Bind error; `None` while the machine lacks the address.
     pub error: Option<String>,
 }
 
-/// Result of a change whose sockets are all bound.
 pub(crate) struct Change {
     pub(crate) places: Places,
-    /// Per worker.
     pub(crate) sockets: Vec<Sockets>,
-    /// Protocols and addresses.
     pub(crate) opened: Vec<(&'static str, SocketAddr)>,
     pub(crate) closing: Vec<(&'static str, SocketAddr)>,
     pub(crate) held: Held,
@@ -327,7 +313,6 @@ impl Places {
         Ok(change)
     }
 
-    /// All listeners for another process.
     pub(crate) fn offered(&self) -> OfferedPlaces {
         let offered = |place: &Place| {
             let is_closed = place.closing.as_ref().is_some_and(|clients| clients.are_gone());
@@ -362,12 +347,10 @@ impl Places {
         &self.waiting
     }
 
-    /// Bound address of a listener; `None` if it is closed.
     pub(crate) fn bound_to(&self, transport: Transport, place: usize) -> Option<SocketAddr> {
         Some(self.of(transport).get(place)?.as_ref()?.bound)
     }
 
-    /// Forgets UDP and DTLS listeners without clients.
     fn forget_closed(&mut self) {
         for place in self.udp.iter_mut().chain(&mut self.dtls) {
             let clients = place.as_ref().and_then(|place| place.closing.as_ref());
@@ -388,7 +371,6 @@ impl Places {
         self.udp.iter().flatten().map(|place| place.bound)
     }
 
-    /// Places and addresses of open UDP listeners.
     pub(crate) fn udp(&self) -> (Vec<usize>, Vec<SocketAddr>) {
         let numbered = self.udp.iter().enumerate();
         let open = numbered.filter_map(|(number, place)| Some((number, place.as_ref()?)));
@@ -687,7 +669,6 @@ fn probe_tcp(config: &Config, address: SocketAddr) -> io::Result<SocketAddr> {
     TcpListener::probe(address, &ListenOptions::default())
 }
 
-/// Flag that configures listeners of a protocol.
 fn setting(protocol: &str) -> &'static str {
     match protocol {
         "tls" => "--tls-listen",
@@ -709,7 +690,6 @@ fn udp_setting(config: &Config, address: SocketAddr) -> &'static str {
     }
 }
 
-/// Adds a remedy to a failed bind; the socket may have been passed.
 fn bind_error(config: &Config, protocol: &'static str, address: SocketAddr, source: io::Error) -> StartError {
     let by_udp = matches!(protocol, "udp" | "dtls");
     let transport = if by_udp { passed::Transport::Udp } else { passed::Transport::Tcp };

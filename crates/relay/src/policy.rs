@@ -34,7 +34,6 @@ impl WorkerPolicy {
 }
 
 impl WorkerPolicy {
-    /// Queries the store asynchronously.
     pub(crate) fn look_up(&self, query: CredentialQuery, answer: PendingLookup) {
         let store = Arc::clone(&self.store.read().unwrap_or_else(PoisonError::into_inner));
         store.look_up(query, answer);
@@ -108,7 +107,6 @@ mod tests {
     const REALM: &str = "here";
     const HOME: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 
-    /// Shares a limit of two, and bans the user `mallory`.
     #[derive(Default)]
     struct Shared(Mutex<Vec<String>>);
 

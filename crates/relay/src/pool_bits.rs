@@ -55,7 +55,6 @@ impl PoolBits {
         !self.taken.has(port) && self.taken.set(port)
     }
 
-    /// Ports in the range that are not taken, in order.
     pub(crate) fn not_taken(&self, range: RangeInclusive<u16>) -> impl Iterator<Item = u16> {
         self.taken.clear_in(range)
     }
@@ -70,7 +69,6 @@ impl PoolBits {
         });
     }
 
-    /// Records that we have a socket on the port.
     pub(crate) fn opened(&self, port: u16, transport: RelayTransport) {
         self.open[transport as usize].set(port);
     }
@@ -79,7 +77,6 @@ impl PoolBits {
         self.open[transport as usize].has(port)
     }
 
-    /// Returns whether we have a socket on any port of the range.
     pub(crate) fn has_open(&self, range: &RangeInclusive<u16>) -> bool {
         self.open.iter().any(|bits| range.clone().any(|port| bits.has(port)))
     }
@@ -91,7 +88,6 @@ impl PoolBits {
         }
     }
 
-    /// Closes a port and quarantines it.
     pub(crate) fn quarantine(&self, Quarantined { port, until_ms }: Quarantined) {
         self.open.iter().for_each(|bits| bits.clear(port));
         self.with_quarantine(|queue| queue.push_back(Quarantined { port, until_ms }));
@@ -104,7 +100,6 @@ impl PoolBits {
         }
     }
 
-    /// Frees the ports whose quarantine has ended.
     pub(crate) fn end_quarantine(&self, now_ms: u64) {
         self.with_quarantine(|queue| {
             while let Some(first) = queue.pop_front_if(|first| first.until_ms <= now_ms) {
@@ -148,7 +143,6 @@ impl PoolBits {
     }
 }
 
-/// One bit per port.
 pub(crate) struct Bits(Vec<AtomicU64>);
 
 impl Bits {

@@ -45,14 +45,12 @@ pub(crate) struct Opened {
     pub(crate) relayed: SocketAddr,
 }
 
-/// Reason why no port was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     Family,
     /// The machine lacks all addresses of this family.
     Absent,
     Port,
-    /// Other programs use the ports.
     PortsHeld,
     Reservation,
     File,
@@ -72,7 +70,6 @@ impl Refusal {
 pub(crate) struct Ports {
     plan: RwLock<Arc<Plan>>,
     options: UdpOptions,
-    /// Options of sockets shared by several allocations.
     shared_options: UdpOptions,
     /// Next address by family. A single counter would give every dual-stack allocation the same two
     /// addresses.
@@ -80,7 +77,6 @@ pub(crate) struct Ports {
     reservations: Mutex<Reservations>,
 }
 
-/// Addresses and ports in use; replaced by a reload.
 struct Plan {
     pools: Vec<Pool>,
     range: RangeInclusive<u16>,
@@ -105,14 +101,12 @@ struct Reservation {
     expires_ms: u64,
 }
 
-/// Relay addresses and port ranges, passed to another process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Known {
     pub(crate) addresses: Vec<RelayAddress>,
     pub(crate) ranges: Vec<RangeInclusive<u16>>,
 }
 
-/// A reservation passed to another process along with its socket.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Reserved {
     token: [u8; 8],
@@ -131,14 +125,12 @@ struct Pool {
     bits: Arc<PoolBits>,
 }
 
-/// A port in quarantine, passed to another process.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct LateUse {
     bound: SocketAddr,
     left_ms: u64,
 }
 
-/// Ports to draw from.
 #[derive(Clone, Copy)]
 enum Stock {
     Free,
@@ -159,7 +151,6 @@ impl Span<'_> {
 }
 
 impl Plan {
-    /// Replaces a plan that had these pools and ranges.
     fn new(config: &Config, before: &[Pool], ranges: Vec<RangeInclusive<u16>>) -> Self {
         let known = |address: &RelayAddress| before.iter().find(|pool| pool.address.bind == address.bind);
         let bits =
@@ -217,7 +208,6 @@ impl Plan {
         self.pools.iter().find(|pool| pool.address.bind == bound.ip())
     }
 
-    /// Ports of realms without their own range.
     fn common(&self) -> Span<'_> {
         Span { range: &self.range, but: Some(&self.owned) }
     }
@@ -249,7 +239,6 @@ impl Ports {
         *plan = Arc::new(Plan::new(config, &plan.pools, ranges));
     }
 
-    /// Ranges from before a reload that still had open ports at that time.
     pub(crate) fn former_ranges(&self) -> Vec<RangeInclusive<u16>> {
         self.plan().former.clone()
     }
@@ -335,7 +324,6 @@ impl Ports {
         })
     }
 
-    /// Returns whether the realm has its own port range.
     pub(crate) fn has_own(&self, realm: &str) -> bool {
         self.plan().realms.contains_key(realm)
     }
@@ -360,7 +348,6 @@ impl Ports {
         }
     }
 
-    /// Ports in quarantine, for [`Ports::adopt_quarantined`] in another process.
     pub(crate) fn quarantined(&self, now_ms: u64) -> Vec<LateUse> {
         let of_pool = |pool: &Pool| {
             let bind = pool.address.bind;
@@ -372,7 +359,6 @@ impl Ports {
         self.plan().pools.iter().flat_map(of_pool).collect()
     }
 
-    /// Quarantines the ports that another process had in quarantine.
     pub(crate) fn adopt_quarantined(&self, now_ms: u64, late: &[LateUse]) {
         let plan = self.plan();
         for LateUse { bound, left_ms } in late {
@@ -383,7 +369,6 @@ impl Ports {
         }
     }
 
-    /// Addresses and ranges that may have open ports, for [`Ports::take_over`] in another process.
     pub(crate) fn known(&self) -> Known {
         let plan = self.plan();
         let addresses = plan.pools.iter().map(|pool| pool.address).collect();
@@ -412,7 +397,6 @@ impl Ports {
         }
     }
 
-    /// Records a UDP relay socket bound by another process.
     pub(crate) fn adopt(&self, bound: SocketAddr) {
         if let Some(pool) = self.plan().pool(bound) {
             pool.bits.take(bound.port());
@@ -437,7 +421,6 @@ impl Ports {
         reservations.iter().map(lend).collect()
     }
 
-    /// Takes over a reservation of another process; fails if [`UdpSocket::take_over`] does.
     pub(crate) fn adopt_reserved(&self, now_ms: u64, reserved: Reserved, socket: OwnedFd) -> io::Result<()> {
         let Reserved { token, owner, left_ms, relayed, drops } = reserved;
         let socket = UdpSocket::take_over(socket, drops)?;
@@ -448,14 +431,12 @@ impl Ports {
         Ok(())
     }
 
-    /// Drops all reservations after the handover.
     pub(crate) fn surrender_reserved(&self, now_ms: u64) {
         for (_, reservation) in self.reservations().drain() {
             self.close(reservation.opened.socket, now_ms);
         }
     }
 
-    /// Closes expired reservations.
     pub(crate) fn expire(&self, now_ms: u64) {
         for (_, reservation) in self.reservations().extract_if(|_, held| held.expires_ms <= now_ms) {
             self.close(reservation.opened.socket, now_ms);

@@ -40,7 +40,6 @@ struct Realms {
     held: Counts,
 }
 
-/// Limits for one new allocation.
 struct Most {
     in_total: usize,
     in_realm: usize,
@@ -72,7 +71,6 @@ impl Quotas {
         realms.limits = limits;
     }
 
-    /// Limits of a realm: in total, and per user.
     pub(crate) fn limits_of(&self, realm: &str) -> (Option<usize>, usize) {
         let realms = self.realms();
         let limits = realms.limits.get(realm);
@@ -85,7 +83,6 @@ impl Quotas {
         self.realms().held.iter().map(|(realm, count)| (realm.clone(), *count)).collect()
     }
 
-    /// Number of users with allocations.
     pub(crate) fn users(&self) -> usize {
         self.users.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
     }
@@ -165,7 +162,6 @@ impl Quotas {
     }
 }
 
-/// Increments a count unless it is at its limit.
 fn take<K: Hash + Eq + Borrow<Q>, Q: Hash + Eq + ?Sized>(
     counts: &mut Counts<K>,
     key: &Q,

@@ -69,7 +69,6 @@ impl Drop for PendingLookup {
     }
 }
 
-/// A store without users.
 impl CredentialStore for () {}
 
 /// Receives sessions and refusals on the workers' threads; must not block.
@@ -79,7 +78,6 @@ pub trait SessionLog: Send + Sync {
     fn turned_away(&self, _worker: usize, _turned: &TurnedAway) {}
 }
 
-/// Discards everything.
 impl SessionLog for () {
     fn effect(&self, _: usize, _: &Effect) {}
 }
@@ -93,26 +91,22 @@ pub trait Fleet: Redirects + Send + Sync {
     fn is_banned(&self, unix: u64, user: UserRef<'_>, username: &str, client: IpAddr) -> bool;
 }
 
-/// An allocation to count against several limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedQuota<'a> {
     pub user: UserRef<'a>,
     /// Maximum allocations of the realm, if limited.
     pub of_realm: Option<usize>,
-    /// Maximum allocations of the user.
     pub of_user: usize,
 }
 
 /// Counters of one worker, at most 100 ms old.
 #[derive(Clone, Debug, Default)]
 pub struct WorkerSnapshot {
-    /// Current number of allocations.
     pub allocations: u64,
     pub turn: Stats,
     pub rx: RxStats,
     pub tx: TxStats,
     pub wakeups: u64,
-    /// Pauses taken to batch datagrams.
     pub pauses: u64,
     /// Allocations refused because all ports of the range were taken.
     pub ports_exhausted: u64,
@@ -136,7 +130,6 @@ pub struct WorkerSnapshot {
     pub listeners: Vec<u32>,
 }
 
-/// Number of allocations whose clients use a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenerCount {
     pub transport: Transport,
@@ -187,7 +180,6 @@ impl InForce {
     }
 }
 
-/// Listeners changed by a reload, with their protocols.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Relistened {
     pub opened: Vec<(&'static str, SocketAddr)>,
@@ -219,7 +211,6 @@ impl Relay {
     /// Takes over from another process with its sockets ([`crate::upgrade`]): the workers import its sessions
     /// and serve when asked to. Number of workers and data path must match the offer; `layout` is the offered
     /// one after [`Layout::follow`] with the new listeners. On error the other process continues.
-    /// [`StartError`]; the other process goes on.
     pub fn start_from_handover(
         fleet: Option<Arc<dyn Fleet>>,
         config: &Config,
@@ -324,7 +315,6 @@ impl Relay {
         self.in_force().places.listeners()
     }
 
-    /// Listeners that have no socket yet.
     pub fn waiting(&self) -> Vec<Waiting> {
         self.in_force().places.waiting().to_vec()
     }
@@ -358,7 +348,6 @@ impl Relay {
         {
             let allocations = counted(number);
             if is_open || allocations > 0 {
-                // Bound address with its real port.
                 let bound = in_force.places.bound_to(entry.transport, place);
                 counts.push(ListenerCount {
                     transport: entry.transport,
@@ -381,7 +370,6 @@ impl Relay {
         self.quotas.held()
     }
 
-    /// Number of users with allocations over all realms.
     #[must_use]
     pub fn users(&self) -> usize {
         self.quotas.users()
@@ -462,7 +450,6 @@ impl Relay {
         self.ports.addresses()
     }
 
-    /// Ends the relays on these addresses, which the machine has lost.
     pub fn end_at(&self, gone: &[IpAddr]) {
         let gone: Arc<[IpAddr]> = gone.into();
         self.workers.tell(|| Command::EndAt(Arc::clone(&gone)));
@@ -478,7 +465,6 @@ impl Relay {
         self.in_force.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends the state to each worker, together with its new sockets.
     fn put_into_force(&self, in_force: &InForce, sockets: Vec<Sockets>) {
         let (command, mut sockets) = (in_force.commands(), sockets.into_iter());
         for worker in self.workers.senders() {
@@ -486,7 +472,6 @@ impl Relay {
         }
     }
 
-    /// Refuses new allocations, or accepts them again.
     pub fn set_draining(&self, draining: bool) {
         self.workers.tell(|| Command::SetDraining(draining));
     }
@@ -543,7 +528,6 @@ fn probe_relay_addresses(config: &Config, known: &[RelayAddress]) -> Result<(), 
     Ok(())
 }
 
-/// Fills in the numbers and profiles of the listeners once they are bound.
 fn settle(config: &mut Config, layout: &Layout, places: &Places) -> Result<(), StartError> {
     let (numbers, udp) = places.udp();
     let number = |at: usize| {

@@ -58,7 +58,6 @@ fn is_user(user: &str, username: &str, identity: &str) -> bool {
     user == username || user == identity || Some(user) == identity.strip_prefix(':')
 }
 
-/// An address with port, or a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressFilter {
     Exactly(SocketAddr),
@@ -87,14 +86,11 @@ impl FromStr for AddressFilter {
     }
 }
 
-/// Snapshot of a session.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Session {
     /// Stays the same for the session's lifetime.
     pub id: SessionId,
-    /// Current worker.
     pub worker: usize,
-    /// Current slot in the worker.
     pub slot: u32,
     pub realm: Arc<str>,
     pub username: Box<str>,
@@ -113,7 +109,6 @@ pub struct Session {
     pub is_mobile: bool,
     /// The mobile client has left its address and may return.
     pub is_away: bool,
-    /// Milliseconds since the session began.
     pub age_ms: u64,
     /// Payload datagrams and bytes to peers.
     pub to_peer: (u64, u64),
@@ -155,7 +150,6 @@ impl Session {
     }
 }
 
-/// Query to one worker.
 #[derive(Clone, Debug)]
 pub struct Look {
     /// First slot: 0, and then [`Looked::next`].
@@ -163,11 +157,9 @@ pub struct Look {
     /// Maximum number of sessions, at most [`SLICE_SESSIONS`].
     pub most: usize,
     pub filter: Arc<SessionFilter>,
-    /// Includes permissions and channels.
     pub details: bool,
 }
 
-/// Reply to a [`Look`].
 #[derive(Clone, Debug)]
 pub struct Looked {
     /// Ordered by slot.
@@ -180,11 +172,9 @@ pub struct Looked {
     pub took: Duration,
 }
 
-/// Payload relayed by one session so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionTraffic {
     pub id: SessionId,
-    /// Current slot.
     pub slot: u32,
     /// Payload datagrams and bytes to peers.
     pub to_peer: (u64, u64),
@@ -229,7 +219,6 @@ impl ListenerTraffic {
     }
 }
 
-/// Sums over one slice of a worker's sessions.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     /// Indexed by listener number.
@@ -369,7 +358,6 @@ fn slice(
     (sessions, (slot < end).then_some(slot))
 }
 
-/// `numbers` is the number of listener numbers.
 fn tally(server: &mut Server<WorkerPolicy>, now: Now, from: u32, numbers: usize) -> Tally {
     let mut listeners = vec![ListenerTraffic::default(); numbers];
     let next = walk(server, now, from, |_, view| {
@@ -436,7 +424,6 @@ mod tests {
         }
     }
 
-    /// Server without sockets that has this many sessions.
     fn server(sessions: u32) -> Server<WorkerPolicy> {
         let server = ServerConfig { authenticate: false, ..ServerConfig::default() };
         let config = Config {

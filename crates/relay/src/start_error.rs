@@ -7,7 +7,6 @@ use std::{
 
 use turnpike_offload::OffloadError;
 
-/// Error that prevents a start; each message names the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {

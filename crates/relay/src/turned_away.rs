@@ -42,7 +42,6 @@ impl Noted {
         self.note_within(MOST, (client, transport), user, (stage, reason));
     }
 
-    /// Records a client whose address may be forged.
     pub(crate) fn note_unproved(
         &mut self,
         client: SocketAddr,

@@ -41,9 +41,7 @@ const ROUNDS: usize = 32;
 /// Data that the new process needs to decide whether it can take over. Contains keys.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RelayOffer {
-    /// Number of workers, equal in both processes.
     pub workers: usize,
-    /// Uses the kernel fast path.
     pub kernel: bool,
     /// Kernel state whose descriptors come last.
     #[serde(default, rename = "lent")]
@@ -57,7 +55,6 @@ pub struct RelayOffer {
     layout: Layout,
     /// Each has a listening socket per worker.
     places: OfferedPlaces,
-    /// Current relay addresses.
     relay: Vec<RelayAddress>,
     known: Known,
 }
@@ -94,7 +91,6 @@ impl RelayOffer {
         self.datapath.parse().ok()
     }
 
-    /// See [`turnpike_turn::server::ServerConfig::own_key`].
     #[must_use]
     pub fn own_key(&self) -> NonceKey {
         self.own_key
@@ -222,7 +218,6 @@ impl RelayHandover {
         &self.offer
     }
 
-    /// Distributes the descriptors among the workers.
     pub(crate) fn open(self, workers: usize) -> Result<ReceivedRelay, StartError> {
         let Self { offer: RelayOffer { workers: offered, passed, places, known, .. }, descriptors } = self;
         if offered != workers {

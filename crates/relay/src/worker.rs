@@ -63,13 +63,11 @@ use tunnel::Tunnels;
 /// Maximum datagrams per tick from one listener or shared relay socket, for fairness.
 const SHARE: usize = 512;
 
-/// Measures the time that commands wait.
 pub(crate) struct Probe {
     pub(crate) asked: Instant,
     pub(crate) answer: ToldWait,
 }
 
-/// Receives the time that a probe waited for the worker.
 type ToldWait = Box<dyn FnOnce(Duration) + Send>;
 
 /// Query of another thread, run between two ticks.
@@ -99,15 +97,11 @@ impl From<Step> for Command {
     }
 }
 
-/// Use of a socket, indexed by its id.
 #[derive(Clone, Copy)]
 enum Role {
     Free,
-    /// Index of the plain UDP listener.
     Listener(usize),
-    /// Index of the DTLS listener.
     Dtls(usize),
-    /// Indices of the plain UDP and DTLS listeners.
     Both(usize, usize),
     Relay(Holder),
 }
@@ -164,11 +158,9 @@ pub(crate) struct Worker {
     shared: SharedPorts,
     mailboxes: Arc<[Mailbox]>,
     log: Arc<dyn SessionLog>,
-    /// `None` without the kernel fast path.
     offload: Option<Offload>,
     /// Notified when the kernel relays nothing any more.
     suspended: Option<mpsc::Sender<()>>,
-    /// Tunnels for DTLS clients between the old and the new process.
     tunnels: Tunnels,
     /// Exported to another process, to be dropped on `forget`.
     handed_over: Vec<AllocationId>,
@@ -180,7 +172,6 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Creates a worker with its sockets; it does not serve yet.
     pub(crate) fn new(
         number: usize,
         common: &Common,
@@ -245,7 +236,6 @@ impl Worker {
         Ok(worker)
     }
 
-    /// Serves until stopped.
     pub(crate) fn run(&mut self) {
         let mut events: Vec<Event> = Vec::new();
         let mut now = self.now();
@@ -394,7 +384,6 @@ impl Worker {
         }
     }
 
-    /// Adds a socket to the table and the poller.
     fn adopt(&mut self, socket: UdpSocket, role: Role) -> io::Result<SocketId> {
         let id = self.sockets.insert(socket);
         let index = id.0 as usize;
@@ -531,7 +520,6 @@ impl Worker {
         Now { ms: self.frame.now_ms(), unix }
     }
 
-    /// Time of the next timer.
     fn due(&self) -> Option<u64> {
         let timer = self.server.poll_timeout();
         let (streams, dtls) = (self.out.streams.poll_timeout(), self.out.dtls.poll_timeout());

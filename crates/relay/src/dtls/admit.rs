@@ -137,7 +137,6 @@ impl Associations {
         tx.push_bytes(&self.route(self.place(&client), &client), &self.answer);
     }
 
-    /// Refuses a client whose address is not verified yet.
     fn refuse_hello(&mut self, client: &Client, datagram: &[u8], why: DtlsFailure, tx: &mut Tx) {
         self.noted.note_unproved(client.address, Transport::Dtls, "dtls_hello", why.into());
         self.refuse(client, datagram, why, tx);

@@ -21,7 +21,6 @@ pub(super) struct Association {
     pub(super) dtls: Dtls,
     /// Addresses at the socket; the listener number is the one for clients without a server name.
     pub(super) client: Client,
-    /// Place of its listener.
     pub(super) place: usize,
     /// Distinguishes it from earlier users of the slot.
     pub(super) generation: u32,
@@ -40,16 +39,11 @@ pub(super) struct Association {
     pub(super) armed_ms: u64,
 }
 
-/// Result of draining an association.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Drained {
-    /// Handshake finished.
     pub(super) connected: bool,
-    /// Received close_notify.
     pub(super) closed: bool,
-    /// Sent something.
     pub(super) said: bool,
-    /// Next call of dimpl's timer.
     pub(super) timer: Option<Instant>,
 }
 
@@ -59,7 +53,6 @@ impl Association {
         Client { listener: self.listener, ..self.client }
     }
 
-    /// Client and link for the state machine.
     pub(super) fn source(&self, slot: usize) -> Source {
         let place = Place { slot, generation: self.generation };
         Source { client: self.known_as(), link: Way::Dtls(place).link() }

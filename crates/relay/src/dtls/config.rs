@@ -13,6 +13,5 @@ pub struct DtlsConfig {
     /// the first byte of a datagram selects the protocol.
     pub listen: Vec<SocketAddr>,
     pub context: Option<Arc<DtlsContext>>,
-    /// Limits of associations, which count as connections.
     pub limits: ConnectionLimits,
 }

@@ -25,11 +25,9 @@ const RETRANSMIT: Duration = Duration::from_millis(500);
 /// Records kept out of order. Handshakes need fewer, and nothing waits afterwards.
 const QUEUE: usize = 16;
 
-/// Error of the DTLS setup; the message names the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DtlsError {
-    /// All certificates are RSA or Ed25519.
     #[error("DTLS needs an ECDSA certificate with P-256 or P-384: add one, or remove the DTLS listeners")]
     NoCertificate,
     #[error("cannot set up DTLS: {0}")]

@@ -60,7 +60,6 @@ impl CookieKeys {
         self.verify(made, cookie, client, covered(hello, first)).then_some(*cookie)
     }
 
-    /// Returns whether the cookie in the first fragment of a DTLS 1.2 ClientHello is valid for this client.
     pub(super) fn check_fragment(
         &self,
         unix: u64,
@@ -118,7 +117,6 @@ fn prefix(unix: u64, padding: u16) -> [u8; PREFIX] {
     [a, b, c, d, e, f]
 }
 
-/// A cookie of valid length and age, and its time of creation.
 fn read(unix: u64, cookie: &[u8]) -> Option<(&Cookie, u64)> {
     let cookie: &Cookie = cookie.try_into().ok()?;
     let age = low(unix).wrapping_sub(u32::from_be_bytes([cookie[0], cookie[1], cookie[2], cookie[3]]));

@@ -10,7 +10,6 @@ use turnpike_turn::server::{Client, PrefixLengths};
 use super::hello::{Fragment, MAX_HELLO};
 use crate::bounded::Bounded;
 
-/// Partially received ClientHellos.
 pub(super) struct Fragments {
     parts: Slab<Part>,
     by_client: HashMap<Client, usize, RandomState>,
@@ -21,7 +20,6 @@ struct Part {
     client: Client,
     number: u64,
     message: u16,
-    /// Length of the complete body.
     length: usize,
     bytes: Vec<u8>,
     deadline_ms: u64,
@@ -36,7 +34,6 @@ impl Fragments {
         }
     }
 
-    /// Changes the bounds and keeps all parts.
     pub(super) fn limit(&mut self, most: usize, most_per_network: usize) {
         self.bounded.limit(most, most_per_network);
     }
@@ -89,7 +86,6 @@ impl Fragments {
         true
     }
 
-    /// Takes the body of a complete ClientHello.
     pub(super) fn take_whole(&mut self, client: &Client) -> Option<Vec<u8>> {
         let slot = *self.by_client.get(client)?;
         let part = self.parts.get(slot)?;

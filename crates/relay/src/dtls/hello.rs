@@ -16,7 +16,6 @@ pub(super) const MAX_HELLO: usize = 4096;
 const MESSAGE_HEADER: usize = 12;
 const HANDSHAKE: u8 = 22;
 const CLIENT_HELLO: u8 = 1;
-/// Versions on the wire.
 const DTLS_1_2: u16 = 0xFEFD;
 const DTLS_1_3: u16 = 0xFEFC;
 /// X25519, P-256 and P-384: the groups supported by dimpl.
@@ -43,10 +42,8 @@ pub(super) enum Version {
 pub(super) enum HelloError {
     /// Reassembled by [`super::fragments`].
     Fragmented,
-    /// Exceeds [`MAX_HELLO`].
     TooLong,
     Malformed,
-    /// No common version.
     Version,
     /// DTLS 1.3 only, without a key share of a supported group. Requesting another share would require state.
     KeyShare,
@@ -60,15 +57,12 @@ pub(super) fn is_hello(datagram: &[u8]) -> bool {
         && datagram[RECORD_HEADER] == CLIENT_HELLO
 }
 
-/// A complete ClientHello, borrowed from its datagram.
 #[derive(Debug)]
 pub(super) struct Hello<'a> {
-    /// Sequence number of the record.
     pub(super) sequence: u64,
     body: &'a [u8],
     pub(super) version: Version,
     pub(super) random: [u8; 32],
-    /// Cookie of either version.
     pub(super) cookie: Option<&'a [u8]>,
     /// Range of the DTLS 1.2 cookie in `body`, without its length byte.
     legacy_cookie: Range<usize>,
@@ -233,7 +227,6 @@ impl<'a> Hello<'a> {
 /// A fragment of a ClientHello, or all of it (RFC 6347 section 4.2.3).
 #[derive(Debug)]
 pub(super) struct Fragment<'a> {
-    /// Sequence number of the record.
     pub(super) sequence: u64,
     pub(super) message: u16,
     /// Length of the complete body.
@@ -294,7 +287,6 @@ const VERIFY_REQUEST: [u8; 28] = [
     0xFE, 0xFF, 32,
 ];
 
-/// Writes a HelloVerifyRequest in reply to a record with this sequence number.
 pub(super) fn write_verify_request(sequence: u64, cookie: &Cookie, out: &mut Vec<u8>) {
     out.clear();
     out.extend_from_slice(&VERIFY_REQUEST);

@@ -63,7 +63,6 @@ const TIMER_MS: u64 = 10;
 pub(crate) struct Associations {
     layout: Arc<Layout>,
     config: Arc<DtlsConfig>,
-    /// Number of workers that share the limits.
     workers: usize,
     /// Origin of the milliseconds.
     started: Instant,
@@ -86,19 +85,13 @@ pub(crate) struct Associations {
     gone: Vec<Client>,
     /// Clients of ended associations for the new process, if it has the sockets.
     ended: Option<Vec<Client>>,
-    /// Messages of the last datagram.
     arrived: Vec<Span>,
-    /// Plaintext to encrypt.
     plain: Vec<u8>,
-    /// Encrypted records.
     scratch: Vec<u8>,
     /// First ClientHello: its body, and the complete packet.
     hello: [Vec<u8>; 2],
-    /// Reply to a ClientHello.
     answer: Vec<u8>,
-    /// Datagram without alerts.
     sifted: Vec<u8>,
-    /// Last clock reading.
     now_ms: u64,
     stats: DtlsStats,
     noted: Noted,
@@ -159,7 +152,6 @@ impl Associations {
         }
     }
 
-    /// Serves a listener on this socket.
     pub(crate) fn listen(&mut self, place: usize, socket: SocketId, bound: SocketAddr) {
         let number = self.layout.number(Transport::Dtls, place, None);
         if self.listeners.len() <= place {
@@ -180,7 +172,6 @@ impl Associations {
         }
     }
 
-    /// Replaces listeners, server names, limits and cookie keys.
     pub(crate) fn reconfigure(&mut self, layout: Arc<Layout>, config: Arc<DtlsConfig>, keys: NonceKeys) {
         let share = |limit| share(limit, self.workers);
         self.half_open.limit(share(config.limits.half_open), share(config.limits.half_open_per_network));
@@ -190,12 +181,10 @@ impl Associations {
         (self.layout, self.config, self.cookies) = (layout, config, CookieKeys::new(keys));
     }
 
-    /// Number of listeners, including closed ones.
     pub(crate) fn places(&self) -> usize {
         self.listeners.len()
     }
 
-    /// Socket and address of an open listener.
     pub(crate) fn listening(&self, place: usize) -> Option<(SocketId, SocketAddr)> {
         let listener = self.listeners.get(place).filter(|it| it.socket != Listener::NONE.socket);
         listener.map(|listener| (listener.socket, listener.bound))
@@ -208,7 +197,6 @@ impl Associations {
         Client { listener: number, address: from, local: canonical(local) }
     }
 
-    /// Refused clients since the last call.
     pub(crate) fn turned_away(&mut self) -> impl Iterator<Item = TurnedAway> + '_ {
         self.noted.drain()
     }
@@ -253,12 +241,10 @@ impl Associations {
         Some(source)
     }
 
-    /// Messages of the last datagram.
     pub(crate) fn arrived(&self, index: usize) -> Option<Span> {
         self.arrived.get(index).copied()
     }
 
-    /// Encrypts and queues a relayed message, unless the association has ended.
     pub(crate) fn relay(
         &mut self,
         to: Place,
@@ -293,17 +279,14 @@ impl Associations {
         self.relay(to, [bytes, &[]], 0, (0, 0), tx);
     }
 
-    /// Resets the budget of handshakes after a flush.
     pub(crate) fn flushed(&mut self) {
         self.admissions_left = ADMISSIONS;
     }
 
-    /// Milliseconds of the next [`Associations::handle_timeout`].
     pub(crate) fn poll_timeout(&self) -> Option<u64> {
         self.timers.first().map(|(due, _)| *due)
     }
 
-    /// Retransmits flights and ends overdue associations.
     pub(crate) fn handle_timeout(&mut self, now_ms: u64, tx: &mut Tx) {
         self.now_ms = now_ms;
         // Messages of the last datagram must not be mistaken for new ones.
@@ -337,7 +320,6 @@ impl Associations {
         }
     }
 
-    /// Next client of an ended association, for the state machine.
     pub(crate) fn next_gone(&mut self) -> Option<Client> {
         self.gone.pop()
     }
@@ -353,12 +335,10 @@ impl Associations {
         self.ended = Some(Vec::new());
     }
 
-    /// Next client of an ended association, for the new process.
     pub(crate) fn next_ended(&mut self) -> Option<Client> {
         self.ended.as_mut()?.pop()
     }
 
-    /// Keeps associations in step with allocations.
     pub(crate) fn effect(&mut self, now_ms: u64, effect: &Effect, tx: &mut Tx) {
         match effect {
             Effect::Opened { client, .. } => self.allocated(client),
@@ -377,7 +357,6 @@ impl Associations {
         }
     }
 
-    /// Returns whether the association still exists.
     pub(crate) fn serves(&self, place: Place) -> bool {
         self.slot_at(place).is_some()
     }
@@ -401,7 +380,6 @@ impl Associations {
         }
     }
 
-    /// Sends close_notify to all clients.
     pub(crate) fn shutdown(&mut self, tx: &mut Tx) {
         let slots: Vec<usize> = self.table.iter().map(|(slot, _)| slot).collect();
         self.end(&slots, tx);
@@ -451,7 +429,6 @@ impl Associations {
         Some(slot)
     }
 
-    /// Handles the output of an association.
     fn drain(&mut self, now_ms: u64, slot: usize, tx: &mut Tx, rx: Option<&mut Rx>) -> Drained {
         let route = self.route_to(slot);
         let association = &mut self.table[slot];
@@ -481,7 +458,6 @@ impl Associations {
         drained
     }
 
-    /// Makes an association idle: open without an allocation.
     fn become_idle(&mut self, now_ms: u64, slot: usize, tx: &mut Tx) {
         let network = PrefixLengths::SITE.of(self.table[slot].client.address.ip());
         if let Some(other) = self.idle.in_the_way(network) {
@@ -494,7 +470,6 @@ impl Associations {
         self.arm(slot);
     }
 
-    /// Sends close_notify and removes an open association.
     fn close(&mut self, slot: usize, end: DtlsEnd, tx: &mut Tx) {
         let route = self.route_to(slot);
         let association = &mut self.table[slot];
@@ -542,7 +517,6 @@ impl Associations {
         }
     }
 
-    /// Counts a datagram lost on its way to the old process.
     pub(crate) fn count_lost(&mut self) {
         self.count_drop(DtlsDrop::OldProcess);
     }
@@ -551,7 +525,6 @@ impl Associations {
         self.stats.dropped[why as usize] += 1;
     }
 
-    /// Records dimpl's next timer.
     fn note(&mut self, slot: usize, timer: Option<Instant>) {
         let Some(timer) = timer else { return };
         let since = timer.saturating_duration_since(self.started).as_millis();
@@ -572,7 +545,6 @@ impl Associations {
         }
     }
 
-    /// Slot of a link's open association, if it still exists.
     fn slot_at(&self, Place { slot, generation }: Place) -> Option<usize> {
         let association = self.table.get(slot)?;
         (association.generation == generation && association.is_open()).then_some(slot)
@@ -593,7 +565,6 @@ impl Associations {
         (unnamed == *client || self.table[slot].listener == client.listener).then_some(slot)
     }
 
-    /// Place of a client's listener.
     fn place(&self, client: &Client) -> usize {
         self.layout.dtls_place(client.listener).unwrap_or_default()
     }
@@ -615,7 +586,6 @@ impl Associations {
         }
     }
 
-    /// Unix seconds for cookies.
     fn unix(&self, now_ms: u64) -> u64 {
         self.began + now_ms / 1000
     }

@@ -30,7 +30,6 @@ thread_local! {
     static LENT: RefCell<Option<Lent>> = const { RefCell::new(None) };
 }
 
-/// Runs `work` with these values in place.
 pub(super) fn lend<T>(lent: Lent, work: impl FnOnce() -> T) -> T {
     struct TakeBack;
     impl Drop for TakeBack {
@@ -43,7 +42,6 @@ pub(super) fn lend<T>(lent: Lent, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// RustCrypto with both parts replaced.
 pub(super) fn provider() -> CryptoProvider {
     CryptoProvider { hmac_provider: &CookieOrHmac, key_provider: &LentKey, ..rust_crypto::default_provider() }
 }

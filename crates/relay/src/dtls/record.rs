@@ -5,10 +5,8 @@ pub(super) const HEADER: usize = 13;
 /// RFC 6347 section 4.3.1, RFC 5246 section 7.2.
 pub(super) const ALERT: u8 = 21;
 
-/// A datagram without its plaintext alerts.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Sifted<'a> {
-    /// There were no such alerts.
     Whole(&'a [u8]),
     /// The remaining records, possibly none.
     Rest(&'a [u8]),

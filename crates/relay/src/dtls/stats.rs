@@ -2,7 +2,6 @@
 
 use strum::{IntoStaticStr, VariantArray};
 
-/// Reason for the end of an association.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 #[repr(u8)]
@@ -11,7 +10,6 @@ pub enum DtlsEnd {
     Client,
     /// The client started over from the same address and port.
     Replaced,
-    /// The handshake failed; see [`DtlsFailure`].
     Handshake,
     /// Protocol error of the client after the handshake.
     Protocol,
@@ -22,15 +20,12 @@ pub enum DtlsEnd {
     Shutdown,
 }
 
-/// Reason for a failed handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 #[repr(u8)]
 pub enum DtlsFailure {
     Timeout,
-    /// Another handshake needed its place.
     Evicted,
-    /// No common protocol version.
     Version,
     /// DTLS 1.3 only, without a key share of X25519, P-256 or P-384.
     KeyShare,
@@ -39,13 +34,11 @@ pub enum DtlsFailure {
     /// The client gave up, for example because it does not trust the certificate. A plaintext alert, as DTLS
     /// 1.2 clients send it, may be forged, so it counts only after the handshake timeout.
     Closed,
-    /// Protocol error of the client.
     Misbehaved,
     /// Server shutdown, or the client started over.
     Other,
 }
 
-/// Reason for dropping a datagram on a DTLS listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 #[repr(u8)]
@@ -54,9 +47,7 @@ pub enum DtlsDrop {
     NotDtls,
     /// A fragment of a ClientHello that cannot be reassembled.
     Fragmented,
-    /// Malformed ClientHello or handshake message.
     Malformed,
-    /// Too long for a handshake.
     TooLong,
     /// A ClientHello with a cookie that is forged, of another client, or expired.
     BadCookie,
@@ -65,7 +56,6 @@ pub enum DtlsDrop {
     /// Too many handshakes at once, or all places are taken by recent clients. The client's retransmission is
     /// served later.
     Busy,
-    /// A record without an association.
     NoAssociation,
     /// No effect: a forged, broken or repeated record, or an acknowledgement.
     NoEffect,
@@ -85,7 +75,6 @@ pub enum DtlsDrop {
 pub struct DtlsStats {
     /// Handshakes in progress.
     pub half_open: u64,
-    /// Open associations.
     pub open: u64,
     pub cookies: u64,
     pub handshakes_1_2: u64,

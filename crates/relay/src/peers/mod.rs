@@ -58,7 +58,6 @@ enum Token {
     Connection(Side, usize, u32),
 }
 
-/// First token of this module.
 pub(crate) const FIRST_TOKEN: u64 = END_OF_TOKENS;
 const KIND: u64 = 1 << 60;
 const GENERATIONS: u32 = 1 << 28;
@@ -96,7 +95,6 @@ pub(crate) struct Purse<'a> {
     pub(crate) server: &'a mut Server<WorkerPolicy>,
 }
 
-/// Event for the state machine.
 #[derive(Debug)]
 pub(crate) enum PeerEvent {
     /// For `Server::connected`.
@@ -110,7 +108,6 @@ pub(crate) enum PeerEvent {
 pub struct PeerStats {
     /// Current connections, including those being established.
     pub open: u64,
-    /// Bytes moved by splice(2).
     pub spliced_bytes: u64,
     /// Turns that ended because one side accepted no more.
     pub stalls: u64,
@@ -135,9 +132,7 @@ struct Connection {
     to_client: Flow,
     /// Bytes already reported to the state machine.
     reported: (u64, u64),
-    /// Listed in [`Peers::again`].
     queued: bool,
-    /// Listed in [`Peers::half_closed`].
     half_closed: bool,
     /// End of the bandwidth pause to the peer and to the client.
     held_until_ms: [u64; 2],
@@ -163,7 +158,6 @@ enum ClientEnd {
     Tls(Box<TlsEnd>),
 }
 
-/// Sockets of an allocation.
 #[derive(Default)]
 struct Owned {
     listeners: [Option<usize>; 2],
@@ -214,7 +208,6 @@ impl Peers {
         }
     }
 
-    /// Starts to accept for a relayed transport address.
     pub(crate) fn listen(&mut self, relay: RelayId, socket: TcpListener, poller: &Poller) -> io::Result<()> {
         let entry = self.listeners.vacant_entry();
         let slot = entry.key();
@@ -224,7 +217,6 @@ impl Peers {
         Ok(())
     }
 
-    /// Address of a listening socket.
     pub(crate) fn bound(&self, relay: RelayId) -> Option<SocketAddr> {
         let slot = self.owners.get(&relay.allocation)?.listeners[relay.family as usize]?;
         Some(self.listeners.get(slot)?.socket.local_addr())
@@ -238,7 +230,6 @@ impl Peers {
         Some(self.listeners.remove(slot).socket.local_addr())
     }
 
-    /// Closes all connections of an ended allocation.
     pub(crate) fn close_connections(&mut self, allocation: AllocationId) {
         let Some(owned) = self.owners.get(&allocation) else { return };
         for slot in owned.connections.clone() {
@@ -257,7 +248,6 @@ impl Peers {
             .map_err(|error| reason(&error))
     }
 
-    /// Accepts one waiting connection.
     pub(crate) fn accept(
         &mut self,
         place: usize,
@@ -381,7 +371,6 @@ impl Peers {
         [self.resume_ms, paused, half_closed].into_iter().flatten().min()
     }
 
-    /// Resumes listeners and ends idle half-closed connections.
     pub(crate) fn handle_timeout(&mut self, now_ms: u64, poller: &Poller) {
         self.end_half_closed(now_ms);
         if self.resume_ms.is_none_or(|due| due > now_ms) {
@@ -451,7 +440,6 @@ impl Peers {
         Ok(())
     }
 
-    /// Completes a connection attempt.
     fn connected(&mut self, slot: usize, event: &Event) {
         let connection = &mut self.connections[slot];
         let (allocation, id) = (connection.allocation, connection.id);
@@ -496,7 +484,6 @@ impl Peers {
 }
 
 impl Connection {
-    /// Sum of both directions.
     fn bytes(&self) -> u64 {
         self.to_peer.bytes + self.to_client.bytes
     }
@@ -508,7 +495,6 @@ impl Connection {
     }
 }
 
-/// Applies an event to the flow of its source.
 fn note(flow: &mut Flow, source: &TcpSocket, event: &Event) {
     flow.readable |= event.readable;
     flow.fin |= event.closed;

@@ -30,7 +30,6 @@ pub(super) struct TlsEnd {
     client_told: bool,
 }
 
-/// Result of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turned {
     Idle,
@@ -56,7 +55,6 @@ impl TlsEnd {
         }
     }
 
-    /// Returns whether one side has ended its direction.
     pub(super) fn is_half_closed(&self) -> bool {
         self.client_ended || self.peer_ended
     }

@@ -8,7 +8,6 @@ use super::{ClientEnd, Connection, HalfClosed, Peers, Purse, Side, Stage, note, 
 /// Bytes requested at once from a bandwidth limit; a worker never holds more of a pool.
 const PORTION: u64 = 64 << 10;
 
-/// Result of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Idle,
@@ -19,7 +18,6 @@ enum Outcome {
 }
 
 impl Peers {
-    /// Handles an end that is readable, writable or broken.
     pub(super) fn on_traffic(&mut self, slot: usize, side: Side, event: &Event, purse: &mut Purse<'_>) {
         let connection = &mut self.connections[slot];
         let source = match side {
@@ -45,7 +43,6 @@ impl Peers {
         self.turn(slot, purse);
     }
 
-    /// Moves as much as possible in both directions.
     pub(super) fn turn(&mut self, slot: usize, purse: &mut Purse<'_>) {
         let mover = self.mover.get_or_insert_with(Mover::default);
         let Some(connection) = self.connections.get_mut(slot) else { return };

@@ -34,7 +34,6 @@ impl Ports {
     }
 }
 
-/// Opens ports until refused.
 fn all(ports: &Ports, open: &mut Vec<Opened>) -> Refusal {
     loop {
         match ports.get(PortRequest::Any, 0) {
@@ -63,7 +62,6 @@ fn reservation_keeps_its_expiry_in_another_process() {
     assert_eq!(here.open(&reserved, ALICE, None, 11_000).err(), Some(Refusal::Reservation));
     there.expire(20_499);
     assert_eq!(there.open(&reserved, ALICE, None, 20_499).unwrap().relayed.port(), next);
-    // Both ports are taken there.
     let others: Vec<_> = (0..6).map(|_| there.get(PortRequest::Any, 0).unwrap()).collect();
     assert_eq!(others.len(), 6);
     assert_eq!(there.get(PortRequest::Any, 0).err(), Some(Refusal::Port));

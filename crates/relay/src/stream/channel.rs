@@ -24,7 +24,6 @@ pub(crate) enum Channel {
     Tls(Box<ServerConnection>),
 }
 
-/// Result of feeding a TLS connection.
 #[derive(Default)]
 pub(crate) struct Fed {
     pub(crate) plain: usize,
@@ -54,7 +53,6 @@ impl Channel {
         }
     }
 
-    /// Returns whether encrypted data still waits for the kernel.
     pub(crate) fn is_waiting(&self) -> bool {
         match self {
             Self::Plain => false,
@@ -75,7 +73,6 @@ pub(crate) fn write(
     none_for_now(socket.write_vectored(slices, more))
 }
 
-/// Data encrypted since the last write.
 #[derive(Default)]
 pub(crate) struct Batch {
     bytes: usize,
@@ -147,7 +144,6 @@ pub(crate) fn feed(tls: &mut ServerConnection, mut input: &[u8], room: &mut [u8]
     fed
 }
 
-/// Returns whether the finished handshake resumed a session.
 pub(crate) fn was_resumed(tls: &ServerConnection) -> bool {
     tls.handshake_kind() == Some(HandshakeKind::Resumed)
 }

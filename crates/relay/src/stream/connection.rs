@@ -16,14 +16,12 @@ use crate::link::{Place, Way};
 /// Marks the end of a chain of pieces.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// Progress of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Expects a PROXY header.
     Proxied,
     /// The first byte decides between plain and TLS.
     Unknown,
-    /// TLS handshake.
     Handshake,
     Open,
 }
@@ -36,7 +34,6 @@ pub(super) struct Connection {
     pub(super) stage: Stage,
     /// The listener is final after the first byte, and a proxied address after the header.
     pub(super) client: Client,
-    /// Addresses come from a PROXY header.
     pub(super) proxied: bool,
     /// A newer connection has the same 5-tuple.
     pub(super) superseded: bool,
@@ -45,7 +42,6 @@ pub(super) struct Connection {
     /// First and last piece of this tick.
     pub(super) first: u32,
     pub(super) last: u32,
-    /// Listed in [`super::Streams::touched`].
     pub(super) touched: bool,
     pub(super) watches_readable: bool,
     pub(super) watches_writable: bool,
@@ -57,7 +53,6 @@ pub(super) struct Connection {
     pub(super) barren: usize,
     /// The client has sent close_notify.
     pub(super) ended: bool,
-    /// Has received a complete message.
     pub(super) spoke: bool,
     pub(super) allocated: bool,
     /// Has had an allocation: long messages require credentials.
@@ -69,14 +64,12 @@ pub(super) struct Connection {
     pub(super) failure: Option<HandshakeFailure>,
     /// Closes at the end of the tick.
     pub(super) closing: Option<CloseReason>,
-    /// Index of its listener.
     pub(super) listener: usize,
 }
 
 /// Maximum message of a client without an allocation: the limit of a request.
 const MAX_REQUEST_LEN: usize = turnpike_turn::server::MAX_REQUEST_LEN;
 
-/// Bytes per read.
 pub(super) const PORTION: usize = 32 << 10;
 /// Bytes per read without an allocation: more than a request, and enough for a ClientHello.
 const FIRST_PORTION: usize = 4 << 10;
@@ -97,7 +90,6 @@ impl Connection {
         self.client.address
     }
 
-    /// Transport as far as known.
     pub(super) fn transport(&self) -> Transport {
         match self.channel {
             Channel::Plain => Transport::Tcp,
@@ -105,7 +97,6 @@ impl Connection {
         }
     }
 
-    /// Client and link for the state machine.
     pub(super) fn source(&self, slot: usize) -> Source {
         let place = Place { slot, generation: self.generation };
         Source { client: self.client, link: Way::Stream(place).link() }
@@ -119,7 +110,6 @@ impl Connection {
         }
     }
 
-    /// Reason to close it after the deadline.
     pub(super) fn overdue(&self) -> CloseReason {
         match self.stage {
             Stage::Proxied => CloseReason::ProxyHeader,

@@ -32,7 +32,6 @@ pub(super) struct Listener {
     pub(super) paused: bool,
 }
 
-/// Options of a worker's listening socket next to those of other workers.
 pub(crate) fn listen_options() -> ListenOptions {
     ListenOptions {
         reuse_port: true,
@@ -45,7 +44,6 @@ pub(crate) fn listen_options() -> ListenOptions {
 }
 
 impl Streams {
-    /// Accepts from this socket as the listener at this place.
     pub(crate) fn listen(&mut self, place: usize, socket: TcpListener, poller: &Poller) -> io::Result<()> {
         poller.add(&socket, Token::Listener(place).get())?;
         if self.listeners.len() <= place {
@@ -69,7 +67,6 @@ impl Streams {
         listener.paused = false;
     }
 
-    /// Applies layout and configuration.
     pub(super) fn set_tls_only(&mut self) {
         for placed in self.layout.placed(Transport::Tcp) {
             if let Some(listener) = self.listeners.get_mut(placed.place) {
@@ -189,7 +186,6 @@ impl Streams {
         self.accepted.push_back(slot);
     }
 
-    /// Closes a connection that exceeds a limit.
     fn turn_away(&mut self, peer: SocketAddr) {
         let reason = CloseReason::LimitAddress;
         self.stats.closed[reason as usize] += 1;

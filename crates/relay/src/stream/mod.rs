@@ -59,7 +59,6 @@ use send::Pieces;
 /// First token of streams: listeners, then connections. UDP sockets use lower ones.
 const FIRST_TOKEN: u64 = 1 << 32;
 const FIRST_CONNECTION: u64 = 2 << 32;
-/// First token after those of streams.
 pub(crate) const END_OF_TOKENS: u64 = 1 << 62;
 /// Handshake steps per tick: each takes up to a millisecond, during which datagrams wait.
 const HANDSHAKES: u32 = 4;
@@ -106,7 +105,6 @@ pub(crate) struct Gone {
 pub(crate) struct Streams {
     layout: Arc<Layout>,
     config: Arc<StreamConfig>,
-    /// Number of workers that share the limits.
     workers: usize,
     listeners: Vec<Listener>,
     connections: Slab<Connection>,
@@ -119,16 +117,11 @@ pub(crate) struct Streams {
     by_client: HashMap<Client, usize, RandomState>,
     generations: Generations,
     pieces: Pieces,
-    /// Connections to handle at the end of the tick.
     touched: Vec<usize>,
-    /// Ended connections for the state machine.
     gone: Vec<Gone>,
-    /// Input of TLS.
     scratch: Vec<u8>,
     handshakes_left: u32,
-    /// Rest of this tick's [`SHARE`].
     share_left: usize,
-    /// First connection deferred by this tick.
     first_put_off: Option<usize>,
     next_sweep_ms: Option<u64>,
     /// Time to poll paused listeners again and to admit waiting connections.
@@ -140,7 +133,6 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    /// `workers` share the limits.
     pub(crate) fn new(layout: Arc<Layout>, config: Arc<StreamConfig>, workers: usize) -> Self {
         let share = |limit| share(limit, workers);
         Self {
@@ -175,7 +167,6 @@ impl Streams {
         }
     }
 
-    /// Replaces listeners, server names and limits; existing connections keep theirs.
     pub(crate) fn reconfigure(&mut self, layout: Arc<Layout>, config: Arc<StreamConfig>) {
         let share = |limit| share(limit, self.workers);
         for bounded in [&mut self.idle, &mut self.waiting] {
@@ -192,7 +183,6 @@ impl Streams {
         StreamStats { open: self.connections.len() as u64, ..self.stats }
     }
 
-    /// Refused clients since the last call.
     pub(crate) fn turned_away(&mut self) -> impl Iterator<Item = TurnedAway> + '_ {
         self.noted.drain()
     }
@@ -206,13 +196,11 @@ impl Streams {
         events.iter().position(|event| event.token == token).unwrap_or(0)
     }
 
-    /// Milliseconds of the next [`Streams::handle_timeout`] or [`Streams::next_resumed`].
     pub(crate) fn poll_timeout(&self) -> Option<u64> {
         let paused = self.paused.first().map(|(until_ms, ..)| *until_ms);
         [self.next_sweep_ms, self.resume_ms, paused].into_iter().flatten().min()
     }
 
-    /// Closes overdue connections and resumes paused listeners.
     pub(crate) fn handle_timeout(&mut self, now_ms: u64, poller: &Poller) {
         if self.resume_ms.is_some_and(|due| due <= now_ms) {
             self.resume_ms = None;
@@ -239,7 +227,6 @@ impl Streams {
         }
     }
 
-    /// Next client whose connection has ended.
     pub(crate) fn next_gone(&mut self) -> Option<Gone> {
         self.gone.pop()
     }
@@ -254,7 +241,6 @@ impl Streams {
         self.noted.note(client.address, transport, user, ("connection", reason.into()));
     }
 
-    /// Keeps connections in step with allocations.
     pub(crate) fn effect(&mut self, now_ms: u64, effect: &Effect) {
         match effect {
             Effect::Opened { client, .. } => self.allocated(client),
@@ -273,7 +259,6 @@ impl Streams {
         }
     }
 
-    /// Returns whether the connection still exists.
     pub(crate) fn serves(&self, place: Place) -> bool {
         self.slot_at(place).is_some()
     }
@@ -305,7 +290,6 @@ impl Streams {
         self.next_sweep_ms.get_or_insert(now_ms + SWEEP_MS);
     }
 
-    /// Removes a connection from the idle limits.
     fn uncount(&mut self, slot: usize) {
         let connection = &mut self.connections[slot];
         if let Some(number) = connection.place.take() {
@@ -314,7 +298,6 @@ impl Streams {
         }
     }
 
-    /// Slot of a link's connection, if it still exists.
     #[inline]
     fn slot_at(&self, Place { slot, generation }: Place) -> Option<usize> {
         let connection = self.connections.get(slot)?;
@@ -342,7 +325,6 @@ impl Streams {
         self.close(older, CloseReason::Broken);
     }
 
-    /// Queues a connection for the end of the tick.
     #[inline]
     fn touch(&mut self, slot: usize) {
         let connection = &mut self.connections[slot];

@@ -7,7 +7,6 @@ use std::{collections::VecDeque, io::IoSlice};
 const CONTROL_LIMIT: usize = 64 << 10;
 /// Capacity kept by an empty buffer.
 const KEEP: usize = 4096;
-/// Maximum slices filled by [`Outbox::slices`].
 pub(super) const SLICES: usize = 5;
 
 /// Treatment of a message if the queue is full.
@@ -19,7 +18,6 @@ pub(super) enum Class {
     Datagram,
 }
 
-/// Too many replies are waiting.
 #[derive(Debug)]
 pub(super) struct Overflow;
 
@@ -99,7 +97,6 @@ impl Outbox {
         (count, total)
     }
 
-    /// Copies the complete content in sending order.
     pub(super) fn rest(&self) -> Vec<u8> {
         let mut slices = [IoSlice::new(&[]); SLICES];
         let (count, _) = self.slices(&mut slices);
@@ -131,7 +128,6 @@ impl Outbox {
     }
 }
 
-/// Whole messages in order.
 #[derive(Debug, Default)]
 struct Messages {
     bytes: VecDeque<u8>,

@@ -61,7 +61,6 @@ impl Streams {
         self.pause_until(slot, until_ms, poller);
     }
 
-    /// Bytes of a client held until more arrives.
     pub(crate) fn held(&self, client: &Client) -> &[u8] {
         self.slot_of(client).map_or(&[], |slot| self.connections[slot].framer.held())
     }
@@ -97,7 +96,6 @@ impl Streams {
         Some(Incoming { slot, source: connection.source(slot), rest })
     }
 
-    /// Resumes reading, unless the connection was paused again.
     pub(crate) fn read_on(&mut self, slot: usize, poller: &Poller) {
         if self.connections.get(slot).is_some_and(|connection| !connection.paused) {
             self.watch(slot, true, poller);

@@ -20,11 +20,9 @@ use super::{
 /// would mean an unassigned method (RFC 7983 section 7).
 const TLS_HANDSHAKE: u8 = 0x16;
 
-/// Received bytes of a connection, to be split into messages.
 pub(crate) struct Incoming {
     pub(crate) slot: usize,
     pub(crate) source: Source,
-    /// Unhandled rest.
     pub(crate) rest: Span,
 }
 
@@ -59,7 +57,6 @@ impl Streams {
         }
     }
 
-    /// Next complete message, without its padding.
     #[inline]
     pub(crate) fn next(&mut self, incoming: &mut Incoming, now_ms: u64, rx: &Rx) -> Option<Span> {
         let connection = self.connections.get_mut(incoming.slot)?;
@@ -107,7 +104,6 @@ impl Streams {
         Ok(connection.together(span, rx))
     }
 
-    /// Reads the first bytes, until they reveal the protocol.
     fn read_first(&mut self, slot: usize, now_ms: u64, rx: &mut Rx) -> Result<Option<Span>, CloseReason> {
         let connection = &mut self.connections[slot];
         // A ClientHello may follow, perhaps behind a PROXY header.
@@ -166,7 +162,6 @@ impl Streams {
         }
     }
 
-    /// Returns the bytes behind a complete PROXY header.
     fn read_proxy_header(
         &mut self,
         slot: usize,
@@ -217,7 +212,6 @@ impl Streams {
         self.decrypt(slot, read, rx)
     }
 
-    /// Feeds the first `len` bytes of the scratch buffer to TLS.
     fn decrypt(&mut self, slot: usize, len: usize, rx: &mut Rx) -> Result<Option<Span>, CloseReason> {
         let connection = &mut self.connections[slot];
         let Channel::Tls(tls) = &mut connection.channel else { return Ok(None) };
@@ -402,7 +396,6 @@ mod tests {
     }
 
     impl Bench {
-        /// Connects clients that send these bytes; returns them with the slots of their connections.
         fn clients(&mut self, count: usize, words: &[u8]) -> (Vec<TcpStream>, Vec<usize>) {
             let clients: Vec<TcpStream> = (0..count)
                 .map(|_| {
@@ -421,7 +414,6 @@ mod tests {
             (clients, slots)
         }
 
-        /// Number of messages read by one event.
         fn read(&mut self, slot: usize) -> usize {
             self.rx.reset();
             let Some(mut incoming) = self.streams.receive(slot, 0, &mut self.rx) else { return 0 };

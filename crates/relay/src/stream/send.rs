@@ -22,7 +22,6 @@ const SLICES: usize = 64;
 const ZEROS: [u8; 3] = [0; 3];
 const NOWHERE: Span = Span { offset: 0, len: 0 };
 
-/// Messages of a tick, chained by connection.
 #[derive(Default)]
 pub(super) struct Pieces {
     list: Vec<Piece>,
@@ -97,7 +96,6 @@ impl Pieces {
 }
 
 impl Streams {
-    /// Queues a relayed message, unless the connection is gone.
     #[inline]
     pub(crate) fn relay(&mut self, to: Place, header: &[u8], payload: Span, padding: u8) {
         self.append(to, header, payload, padding, Class::Datagram);
@@ -159,7 +157,6 @@ impl Streams {
         self.pieces.clear();
     }
 
-    /// Continues to send when the socket is writable.
     pub(crate) fn resume(&mut self, slot: usize, poller: &Poller) {
         let Some(connection) = self.connections.get_mut(slot) else { return };
         // Messages of this tick come first.
@@ -170,7 +167,6 @@ impl Streams {
         self.finish(slot, sent, poller);
     }
 
-    /// Closes all connections; replies of the last tick have been sent.
     pub(crate) fn shutdown(&mut self, poller: &Poller) {
         let slots: Vec<usize> = self.connections.iter().map(|(slot, _)| slot).collect();
         for slot in slots {
@@ -302,7 +298,6 @@ impl Streams {
         Ok(())
     }
 
-    /// Polls for writability while data waits, and closes the connection if requested.
     fn finish(&mut self, slot: usize, sent: Result<(), CloseReason>, poller: &Poller) {
         let connection = &mut self.connections[slot];
         if let Some(reason) = sent.err().or(connection.closing) {

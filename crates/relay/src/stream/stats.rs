@@ -2,7 +2,6 @@
 
 use strum::{IntoStaticStr, VariantArray};
 
-/// Reason for the end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 #[repr(u8)]
@@ -12,7 +11,6 @@ pub enum CloseReason {
     Broken,
     /// Bytes that are neither STUN nor ChannelData at the start of a message.
     NotStun,
-    /// A STUN message with an invalid length.
     Length,
     /// A message over the limit: that of a request, or that of ChannelData once the client has had an
     /// allocation.
@@ -21,7 +19,6 @@ pub enum CloseReason {
     NoMessage,
     /// Had no allocation for too long.
     Idle,
-    /// The TLS handshake failed; see [`HandshakeFailure`].
     Handshake,
     /// TLS error after the handshake.
     Tls,
@@ -66,13 +63,11 @@ impl CloseReason {
     }
 }
 
-/// Reason for a failed TLS handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 #[repr(u8)]
 pub enum HandshakeFailure {
     Timeout,
-    /// Evicted for a new client.
     Evicted,
     /// The client closed the connection, or it broke.
     Closed,
@@ -86,7 +81,6 @@ pub enum HandshakeFailure {
     Alert,
     /// Exceeds the size of any valid client handshake.
     TooLong,
-    /// Protocol error of the client.
     Misbehaved,
     Other,
 }
@@ -94,7 +88,6 @@ pub enum HandshakeFailure {
 /// Counters that are never reset, except the gauge `open`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamStats {
-    /// Current connections in any stage.
     pub open: u64,
     pub accepted: u64,
     /// Connections taken over from another worker.

@@ -38,7 +38,6 @@ impl fmt::Debug for TicketKeys {
     }
 }
 
-/// Encrypts and decrypts tickets.
 pub(super) struct Tickets(RwLock<Keys>);
 
 #[derive(ZeroizeOnDrop)]
@@ -121,7 +120,6 @@ impl Keys {
         now.saturating_duration_since(self.since)
     }
 
-    /// Keys whose tickets are still accepted.
     fn good(&self, now: Instant) -> impl Iterator<Item = &Key> {
         let age = self.age(now);
         let current = (age < 2 * TERM).then_some(&self.current);

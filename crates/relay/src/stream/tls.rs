@@ -26,7 +26,6 @@ use super::tickets::{TicketKeys, Tickets};
 /// RFC 7443, TURN first: a client that offers both wants more than Binding.
 const PROTOCOLS: [&[u8]; 2] = [b"stun.turn", b"stun.nat-discovery"];
 
-/// Reason why a certificate or its key is unusable; each message names the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CertificateError {
@@ -52,7 +51,6 @@ pub enum CertificateError {
     EncryptedKey,
     #[error("invalid PEM: {0}")]
     KeyPem(String),
-    /// Unsupported or malformed key.
     #[error("unusable private key: {0}; use RSA with at least 2048 bits, ECDSA P-256 or P-384, or Ed25519")]
     UnusableKey(String),
     #[error("the private key does not belong to the certificate")]
@@ -60,7 +58,6 @@ pub enum CertificateError {
 }
 
 impl CertificateError {
-    /// Returns whether the fault is in the key file rather than the certificate file.
     pub fn is_about_key(&self) -> bool {
         matches!(
             self,
@@ -77,11 +74,9 @@ pub enum ChainFault {
     LeafOnly,
     /// This certificate did not issue the one before it.
     NotIssuer(usize),
-    /// This certificate cannot be parsed.
     Unreadable(usize),
 }
 
-/// A checked certificate chain with its key and names.
 #[derive(Clone)]
 pub struct Identity {
     key: Arc<CertifiedKey>,
@@ -147,7 +142,6 @@ impl Identity {
         &self.names
     }
 
-    /// Key and chain for rustls.
     #[must_use]
     pub fn certified_key(&self) -> Arc<CertifiedKey> {
         Arc::clone(&self.key)
@@ -196,7 +190,6 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// Shared settings of TLS connections.
 pub struct TlsContext {
     config: Arc<ServerConfig>,
     shown: Arc<Shown>,
@@ -224,7 +217,6 @@ impl TlsContext {
         Ok(Self { config: Arc::new(config), shown, tickets })
     }
 
-    /// Replaces the certificates.
     pub fn replace(&self, identities: &[Identity]) {
         let new = Arc::new(Directory::new(identities));
         *self.shown.directory.write().unwrap_or_else(PoisonError::into_inner) = new;
@@ -234,7 +226,6 @@ impl TlsContext {
         self.tickets.keys()
     }
 
-    /// Uses the ticket keys of another process.
     pub fn take_over(&self, keys: &TicketKeys) {
         self.tickets.take_over(keys);
     }
@@ -271,7 +262,6 @@ impl ResolvesServerCert for Shown {
     }
 }
 
-/// Certificates by name.
 pub(crate) struct Directory {
     all: Vec<Arc<CertifiedKey>>,
     /// Indices in `all`: an RSA and an ECDSA certificate may have the same name.

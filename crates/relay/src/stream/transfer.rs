@@ -15,7 +15,6 @@ use super::{
 use crate::link::Place;
 use std::io::IoSlice;
 
-/// A client's connection in transfer.
 pub(crate) struct Detached {
     pub(crate) client: Client,
     pub(crate) socket: TcpSocket,
@@ -30,7 +29,6 @@ pub(crate) struct Detached {
 }
 
 impl Streams {
-    /// Maximum bytes per call of [`Streams::feed`].
     pub(crate) const FEED: usize = 32 << 10;
 
     /// Detaches a connection with its unsent data. `None` if it is broken or gone.

@@ -31,7 +31,6 @@ const AGAIN_MS: u64 = 10;
 /// the queue.
 const CARRIED: usize = 2048;
 
-/// Queue of handoffs to one worker.
 #[derive(Clone)]
 pub(crate) struct Mailbox {
     pub(crate) worker: Sender<Command>,
@@ -63,7 +62,6 @@ pub(crate) enum Handoff {
     Returned { moved: Moved, sockets: Sockets },
 }
 
-/// Relay sockets of an allocation.
 pub(crate) type Sockets = Vec<(Family, UdpSocket)>;
 
 impl Handoff {
@@ -106,7 +104,6 @@ impl Mailbox {
 }
 
 impl Worker {
-    /// Sets the mailboxes of all workers, including this one.
     pub(crate) fn set_mailboxes(&mut self, mailboxes: Arc<[Mailbox]>) {
         self.mailboxes = mailboxes;
     }

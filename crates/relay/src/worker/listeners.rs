@@ -17,7 +17,6 @@ use crate::{
 /// Milliseconds between checks for clients of closing listeners.
 const LOOK_MS: u64 = 1000;
 
-/// New settings and sockets of one worker.
 pub(crate) struct Reconfigure {
     pub(crate) server: Arc<ServerConfig>,
     pub(crate) layout: Arc<Layout>,
@@ -142,7 +141,6 @@ impl Worker {
         }
     }
 
-    /// Socket and address of an open UDP or DTLS listener.
     pub(super) fn listening(&self, transport: Transport, place: usize) -> Option<(SocketId, SocketAddr)> {
         if transport == Transport::Dtls {
             return self.out.dtls.listening(place);

@@ -28,7 +28,6 @@ const WALK: usize = 256;
 /// datagrams wait.
 const BEGIN: usize = 32;
 
-/// Traffic relayed by the kernel.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Across {
     pub(crate) to_peer: Counted,
@@ -47,7 +46,6 @@ impl Across {
         }
     }
 
-    /// Datagrams and bytes of both directions.
     pub(super) fn pairs(&self) -> [(u64, u64); 2] {
         [self.to_peer, self.to_client].map(|counted| (counted.datagrams, counted.bytes))
     }
@@ -60,27 +58,22 @@ pub(super) enum Side {
     Peers,
 }
 
-/// Kernel fast path of one worker.
 pub(super) struct Offload {
     flows: Flows,
-    /// Clock of the state machine.
     clock: WorkerClock,
     /// Indexed by allocation.
     sessions: Vec<Option<Box<Session>>>,
-    /// Number of sessions.
     open: usize,
     relays: Vec<[Option<RelaySocket>; 2]>,
     pub(super) sockets: WorkerSockets,
     across: Across,
     /// Channels in use whose flows are not installed yet.
     begun: VecDeque<(AllocationId, ChannelNumber)>,
-    /// Valid channel numbers.
     range: ChannelRange,
     /// Channels kept out of the kernel because their allocation has a bandwidth limit.
     limited: u64,
     /// Installs flows. Sessions are tracked even when inactive.
     is_active: bool,
-    /// Next session to update after a change of `is_active`.
     walk: Option<usize>,
 }
 
@@ -99,7 +92,6 @@ struct RelaySocket {
     bound: SocketAddr,
 }
 
-/// An allocation as known from effects, and its flows.
 struct Session {
     allocation: AllocationId,
     /// `None` unless it uses plain UDP.
@@ -178,17 +170,14 @@ impl Offload {
         self.walk.is_none()
     }
 
-    /// Total traffic relayed by the kernel for this worker.
     pub(super) fn across(&self) -> Across {
         self.across
     }
 
-    /// Total channels kept in user space because of a bandwidth limit.
     pub(super) fn limited(&self) -> u64 {
         self.limited
     }
 
-    /// Records the relay socket of an allocation: new, shared, or from another worker.
     pub(super) fn relay_opened(&mut self, relay: RelayId, id: SocketId, bound: SocketAddr) {
         let index = relay.allocation.index as usize;
         if self.relays.len() <= index {
@@ -207,7 +196,6 @@ impl Offload {
         }
     }
 
-    /// Forgets a socket that is about to be closed.
     pub(super) fn socket_closed(&mut self, id: SocketId) {
         self.sockets.forget(id, &self.flows);
     }
@@ -288,7 +276,6 @@ impl Offload {
         }
     }
 
-    /// Installs the flows of an allocation whose relay sockets have arrived.
     pub(super) fn attached(&mut self, allocation: AllocationId, listeners: &[Option<(SocketId, bool)>]) {
         self.renew(allocation, listeners, |_| true);
     }
@@ -401,7 +388,6 @@ impl Offload {
         }
     }
 
-    /// Maximum wait for events.
     pub(super) fn before_wait(&mut self) -> Option<Duration> {
         self.sockets.before_wait()
     }
@@ -671,7 +657,6 @@ impl Across {
 }
 
 impl Session {
-    /// Socket that reaches the client.
     fn listener(&self, listeners: &[Option<(SocketId, bool)>]) -> Option<(SocketId, bool)> {
         listeners.get(usize::from(self.client?.listener.0)).copied().flatten()
     }
@@ -694,14 +679,12 @@ impl Session {
         self.clear(flows)
     }
 
-    /// Ends the permission of a peer address.
     fn refuse(&mut self, flows: &mut Flows, peer: IpAddr) -> Across {
         self.permissions.retain(|(ip, _)| *ip != peer);
         let channels = self.channels.iter_mut().filter(|channel| channel.named == peer);
         channels.fold(Across::default(), |sum, channel| sum.and(channel.refuse_peer(flows)))
     }
 
-    /// Ends the relayed transport address of a family.
     fn lose(&mut self, flows: &mut Flows, family: Family) -> Across {
         self.permissions.retain(|(ip, _)| family_of(*ip) != family);
         self.unbind(flows, |channel| family_of(channel.peer.ip()) == family)
@@ -748,7 +731,6 @@ impl Channel {
         self.refuse_peer(flows)
     }
 
-    /// Ends the peer's permission.
     fn refuse_peer(&mut self, flows: &mut Flows) -> Across {
         let Some((flow, state)) = self.to_client.take() else { return Across::default() };
         flows.remove(flow);
@@ -756,7 +738,6 @@ impl Channel {
     }
 }
 
-/// Returns the client if it uses plain UDP.
 fn by_datagrams(client: &Client, link: Link) -> Option<Client> {
     (Way::of(link) == Way::Datagrams).then_some(*client)
 }

@@ -62,7 +62,6 @@ impl Out {
         }
     }
 
-    /// Sends the reply of a verdict that relays nothing.
     pub(super) fn reply(&mut self, verdict: Verdict<'_>) {
         if let Verdict::Reply { client, link, bytes } = verdict {
             self.reply_to(&client, link, bytes);
@@ -89,7 +88,6 @@ impl Out {
         }
     }
 
-    /// Route to a client over plain UDP.
     #[inline]
     fn route_to(&self, client: &Client) -> Option<Route> {
         let (socket, wildcard) = (*self.listeners.get(usize::from(client.listener.0))?)?;

@@ -45,7 +45,6 @@ impl Worker {
         }
     }
 
-    /// Gives up a connection attempt that takes too long.
     pub(super) fn give_up(&mut self, now: Now, allocation: AllocationId, connection: ConnectionId) {
         self.peers.drop_connection(connection);
         let verdict = self.server.connected(now, allocation, connection, Err(ConnectError::TimedOut));
@@ -77,7 +76,6 @@ impl Worker {
         self.report(now);
     }
 
-    /// Handles an event of a TCP relay.
     pub(super) fn serve_peers(&mut self, now: Now, event: &Event) {
         let purse = &mut Purse { now, server: &mut self.server };
         if let Some(place) = self.peers.on_event(event, purse) {
@@ -86,7 +84,6 @@ impl Worker {
         self.report(now);
     }
 
-    /// Handles due timers.
     pub(super) fn resume_peers(&mut self, now: Now) {
         self.peers.handle_timeout(now.ms, &self.frame.poller);
         self.peers.resume(&mut Purse { now, server: &mut self.server });

@@ -21,7 +21,6 @@ use crate::{
 /// ICMP errors read per socket and tick.
 const ERRORS: usize = 16;
 
-/// Owner of a relay socket.
 #[derive(Clone, Copy)]
 pub(super) enum Holder {
     One(RelayId),
@@ -29,7 +28,6 @@ pub(super) enum Holder {
 }
 
 impl Worker {
-    /// Opens the relay sockets of a new allocation and replies to its client.
     pub(super) fn open(&mut self, now: Now, request: &OpenRequest) {
         let first = self.open_one(now, request.allocation, &request.first);
         let second = request.second.map(|wish| self.open_one(now, request.allocation, &wish));
@@ -118,7 +116,6 @@ impl Worker {
         Ok(port)
     }
 
-    /// Assigns a socket to a relayed transport address.
     pub(super) fn set_relay(&mut self, relay: RelayId, socket: SocketId, bound: SocketAddr) {
         self.out.set_relay(relay, socket);
         if let Some(offload) = &mut self.offload {
@@ -152,7 +149,6 @@ impl Worker {
         refusal.result()
     }
 
-    /// Ends all relays on these addresses.
     pub(super) fn end_relays_at(&mut self, now: Now, gone: &[IpAddr]) {
         for relay in self.server.relays() {
             let socket = self.out.relay_socket(relay).and_then(|id| self.sockets.get(id));
@@ -210,7 +206,6 @@ impl Worker {
         }
     }
 
-    /// Processes ICMP errors caused by datagrams to peers.
     fn pass_errors_on(&mut self, now: Now, holder: Holder, socket: SocketId) {
         let Some(socket) = self.sockets.get(socket) else { return };
         let mut errors = [None; ERRORS];

@@ -17,7 +17,6 @@ use crate::Config;
 pub(super) struct SharedPorts {
     /// Maximum sockets for UDP clients and again for others: IPv4, IPv6.
     most: [usize; 2],
-    /// Maximum per relay address.
     most_of_address: usize,
     /// Addresses and ports available to new allocations.
     drawn: (Vec<IpAddr>, RangeInclusive<u16>),
@@ -27,7 +26,6 @@ pub(super) struct SharedPorts {
 pub(super) struct Place {
     pub(super) socket: SocketId,
     pub(super) bound: SocketAddr,
-    /// Address reported to clients.
     pub(super) relayed: SocketAddr,
     /// Used by UDP clients.
     pub(super) by_datagrams: bool,
@@ -63,7 +61,6 @@ impl SharedPorts {
         open().count() < self.most[side(family)] && at.is_none_or(|ip| on(ip) < self.most_of_address)
     }
 
-    /// Adds a socket without allocations; returns its number.
     pub(super) fn open(
         &mut self,
         socket: SocketId,
@@ -77,7 +74,6 @@ impl SharedPorts {
         port
     }
 
-    /// Adds a socket under a given number.
     pub(super) fn adopt(
         &mut self,
         SharedPort(port): SharedPort,
@@ -93,7 +89,6 @@ impl SharedPorts {
         self.places[at] = Some(Place { socket, bound, relayed, by_datagrams, allocations: 0 });
     }
 
-    /// Sockets of UDP clients.
     pub(super) fn portable(&self) -> impl Iterator<Item = (SharedPort, Place)> {
         let places = self.places.iter().enumerate();
         let places = places.filter_map(|(at, place)| Some((number(at), (*place)?)));
@@ -117,7 +112,6 @@ impl SharedPorts {
         *self.places.get(usize::from(port))?
     }
 
-    /// Adds a reference to a socket.
     pub(super) fn join(&mut self, SharedPort(port): SharedPort) {
         if let Some(Some(place)) = self.places.get_mut(usize::from(port)) {
             place.allocations += 1;

@@ -7,7 +7,6 @@ use super::{NO_TRAILING, TrailingBytes, UNMARKED, Worker};
 use crate::stream::{Gone, Incoming, Streams, Token};
 
 impl Worker {
-    /// Handles an event of a TCP listener or a client's connection.
     pub(super) fn serve_stream(&mut self, now: Now, event: &Event) {
         match Token::of(event.token) {
             Some(Token::Listener(place)) => {

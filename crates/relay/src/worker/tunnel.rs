@@ -42,7 +42,6 @@ pub(super) struct Tunnels {
     elsewhere: HashSet<Client, RandomState>,
 }
 
-/// Header of a datagram.
 struct Head {
     client: Client,
     tos: u8,
@@ -79,18 +78,15 @@ impl Tunnels {
         Ok(())
     }
 
-    /// Clients of the old process.
     pub(super) fn clients(&self) -> impl Iterator<Item = Client> {
         self.elsewhere.iter().copied()
     }
 
-    /// Returns whether the client belongs to the old process.
     #[inline]
     pub(super) fn leads_away(&self, client: &Client) -> bool {
         !self.elsewhere.is_empty() && self.elsewhere.contains(client)
     }
 
-    /// Returns whether the old process has clients of this listener.
     pub(super) fn lead_from(&self, listener: ListenerId) -> bool {
         self.elsewhere.iter().any(|client| client.listener == listener)
     }
@@ -116,7 +112,6 @@ impl Tunnels {
 }
 
 impl Worker {
-    /// Receives notifications of ended associations from the old process.
     pub(super) fn hear_of_old(&mut self) {
         let mut head = [0; HEAD];
         while let Some(old) = &self.tunnels.old {
@@ -140,7 +135,6 @@ impl Worker {
         }
     }
 
-    /// Receives datagrams of our clients from the new process.
     pub(super) fn receive_from_new(&mut self, now: Now) {
         for _ in 0..SHARE {
             if self.rx.room() < crate::dtls::Associations::ROOM {
@@ -172,7 +166,6 @@ impl Worker {
         }
     }
 
-    /// Notifies the new process of ended associations.
     pub(super) fn tell_ended_associations(&mut self) {
         while let Some(client) = self.out.dtls.next_ended() {
             self.tunnels.tell_ended(client);

@@ -43,7 +43,6 @@ struct Head {
     /// Relay ports in quarantine, sent by the first worker.
     #[serde(default)]
     quarantined: Vec<LateUse>,
-    /// Relay sockets shared by several allocations.
     #[serde(default)]
     shared: Vec<PassedShared>,
     #[serde(rename = "has_granted")]
@@ -81,7 +80,6 @@ fn by_datagrams(link: Link) -> bool {
 }
 
 impl Worker {
-    /// Handles an upgrade step while the worker serves.
     pub(super) fn upgrade(&mut self, now: Now, step: Step) {
         match step {
             Step::Pause(done) => {
@@ -98,7 +96,6 @@ impl Worker {
         }
     }
 
-    /// Stops relaying in the kernel.
     pub(super) fn suspend_offload(&mut self, done: mpsc::Sender<()>) {
         match &mut self.offload {
             Some(offload) => {

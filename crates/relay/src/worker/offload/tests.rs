@@ -68,7 +68,6 @@ struct Bench {
     now: Now,
     random: StdRng,
     told: Arc<Mutex<Told>>,
-    /// Number of successful binds.
     binds: u64,
     /// Transaction id of the next request.
     id: u8,
@@ -141,7 +140,6 @@ impl Bench {
         Some(Self { worker, kernel, flows, now, random, told, binds: 0, id: 0 })
     }
 
-    /// Sends a request; returns whether it succeeded.
     fn ask(&mut self, client: Client, kind: u16, attributes: &[(u16, &[u8])]) -> bool {
         let request = message(kind, self.id, attributes);
         let verdict = self.worker.server.from_client(self.now, &Source::from(client), &request);
@@ -162,13 +160,11 @@ impl Bench {
         self.told().clients.values().any(|its| *its == client)
     }
 
-    /// Returns whether the allocation's lifetime was set.
     fn refresh(&mut self, client: Client, seconds: u32) -> bool {
         self.id = self.id.wrapping_add(1);
         self.ask(client, 0x0004, &[(0x000D, &seconds.to_be_bytes())])
     }
 
-    /// Returns whether the channel was bound.
     fn channel(&mut self, client: Client, number: u16, peer: SocketAddr) -> bool {
         self.id = self.id.wrapping_add(1);
         let [high, low] = number.to_be_bytes();
