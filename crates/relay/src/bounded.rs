@@ -72,7 +72,6 @@ impl Bounded {
         self.members.values().next_back().map(|member| member.slot)
     }
 
-    /// Slots of all members, oldest first.
     pub(crate) fn slots(&self) -> impl Iterator<Item = usize> {
         self.members.values().map(|member| member.slot)
     }
@@ -113,7 +112,6 @@ impl Bounded {
         self.members.values().next().filter(|_| self.members.len() >= self.most)
     }
 
-    /// Adds a member; returns the number to leave with.
     pub(crate) fn enter(&mut self, slot: usize, network: Option<IpAddr>, now_ms: u64) -> u64 {
         let number = self.next;
         self.next += 1;

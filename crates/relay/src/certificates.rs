@@ -42,7 +42,6 @@ pub fn read(cert_file: &Path, key_file: &Path) -> Result<Identity, (PathBuf, Str
     })
 }
 
-/// Returns whether DTLS can use the certificate and its key; `None` if they cannot be read.
 pub fn can_dtls(cert: &Path, key: &Path) -> Option<bool> {
     read(cert, key).ok().map(|identity| identity.can_dtls())
 }

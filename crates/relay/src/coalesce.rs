@@ -29,13 +29,11 @@ const SHORTEST: Duration = Duration::from_micros(10);
 
 #[derive(Debug)]
 pub(crate) struct Coalescer {
-    /// Target interval between wake-ups.
     time: Duration,
     woke: Instant,
     seen: u64,
     window: Window,
     is_worth_it: bool,
-    /// Windows until pauses are tried again.
     rest: u32,
     pauses: u64,
 }
@@ -48,7 +46,6 @@ struct Window {
 }
 
 impl Coalescer {
-    /// Delays datagrams by at most `time`, and only if a pause gathers several.
     pub(crate) fn new(time: Duration) -> Self {
         Self::starting(time, Instant::now())
     }
@@ -112,7 +109,6 @@ mod tests {
     use super::*;
 
     const TIME: Duration = Duration::from_micros(100);
-    /// Processing time of one datagram.
     const WORK: Duration = Duration::from_micros(6);
 
     struct Simulated {
@@ -131,7 +127,6 @@ mod tests {
             Self { coalescer, start, now: start, received: 0, wakeups: 0, worst: Duration::ZERO }
         }
 
-        /// Handles arrivals at these times after the start (ascending), each as early as possible.
         fn run(&mut self, arrivals: &[Duration]) {
             let mut rest = arrivals;
             while let [first, ..] = rest {
@@ -142,7 +137,6 @@ mod tests {
             }
         }
 
-        /// Handles one batch whose first datagram arrived at `came`; returns the pause that follows.
         fn tick(&mut self, came: Instant, datagrams: u64) -> Option<Duration> {
             self.wakeups += 1;
             self.worst = self.worst.max(self.now - came);

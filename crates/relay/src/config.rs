@@ -46,7 +46,6 @@ pub struct Config {
     /// Relay addresses. If a family has several, a client gets the one it sent to, or else the source address
     /// of the route to the client.
     pub relay: Vec<RelayAddress>,
-    /// Uses the relay addresses of a family in turn, regardless of the address the client sent to.
     pub relay_in_turn: bool,
     pub ports: RangeInclusive<u16>,
     /// Shared relay sockets per relay address and worker: this many for UDP clients and as many for all
@@ -57,7 +56,6 @@ pub struct Config {
     /// Addresses of this machine. Peers reach only the relay's ports on them
     /// ([`turnpike_turn::server::PeerRules`]).
     pub addresses: Vec<IpAddr>,
-    /// Other listeners of this process, which peers cannot reach either.
     pub listeners_beside: Vec<SocketAddr>,
     /// Size in bytes of the receive and send buffers of each listener and shared relay socket.
     pub listener_buffer: usize,

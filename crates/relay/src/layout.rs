@@ -18,7 +18,6 @@ pub struct Layout(Vec<Numbered>);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Numbered {
     transport: Transport,
-    /// Index among the UDP, DTLS or stream listeners.
     place: usize,
     address: SocketAddr,
     server_name: Option<String>,
@@ -29,7 +28,6 @@ struct Numbered {
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Placed {
-    /// Index among the listeners of its kind.
     pub(crate) place: usize,
     pub(crate) address: SocketAddr,
     pub(crate) open: bool,
@@ -266,7 +264,6 @@ mod tests {
             server_names: vec!["c.example".to_owned()],
             ..StreamConfig::default()
         };
-        // UDP moves to another address; the stream listener on 5349 becomes plain.
         now.follow(&[at("10.0.0.9:3478")], &[at("10.0.0.1:443")], &streams(&["10.0.0.1:5349"], &[]));
         let (old, new): (Vec<_>, Vec<_>) = (before.entries().collect(), now.entries().collect());
         assert_eq!(new[..old.len()], old);
@@ -299,7 +296,6 @@ mod tests {
             now.profiles(&[])[0].closing
                 && !now.profiles(&[])[usize::from(now.number(Transport::Udp, 1, None).0)].closing
         );
-        // The first configuration again.
         let mut again = now.clone();
         let first = layout();
         let tls = streams(&["10.0.0.1:3478"], &["10.0.0.1:5349"]);

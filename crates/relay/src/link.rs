@@ -16,7 +16,6 @@ pub(crate) struct Place {
     pub(crate) generation: u32,
 }
 
-/// Counter that numbers the entries of a table's slots.
 #[derive(Default)]
 pub(crate) struct Generations(u32);
 

@@ -45,7 +45,6 @@ pub(crate) struct Sockets {
     pub(crate) udp: Vec<(usize, Source)>,
     pub(crate) dtls: Vec<(usize, Source)>,
     pub(crate) streams: Vec<(usize, TcpListener)>,
-    /// Listeners to close for new clients.
     pub(crate) closing: Vec<Closing>,
 }
 
@@ -71,7 +70,6 @@ pub(crate) enum Source {
 pub(crate) struct Closing {
     pub(crate) transport: Transport,
     pub(crate) place: usize,
-    /// Count that reaches zero when UDP and DTLS listeners can close.
     pub(crate) clients: Arc<Clients>,
 }
 
@@ -154,7 +152,6 @@ pub(crate) struct OfferedPlaces {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct OfferedPlace {
-    /// Configured address; port 0 is possible.
     configured: SocketAddr,
     bound: SocketAddr,
     secure: bool,
@@ -246,7 +243,6 @@ struct Probed {
 #[derive(Clone, Copy)]
 struct Found {
     address: SocketAddr,
-    /// Place of the listener of the other kind whose socket it shares.
     shared: Option<usize>,
 }
 
@@ -329,7 +325,6 @@ impl Places {
         OfferedPlaces { udp: all(&self.udp), dtls: all(&self.dtls), streams: all(&self.streams) }
     }
 
-    /// Listeners that accept new clients.
     pub(crate) fn listeners(&self) -> Listeners {
         let open = |places: &[Option<Place>], secure: bool| {
             let open = places.iter().flatten().filter(|it| it.closing.is_none() && it.secure == secure);
@@ -360,7 +355,6 @@ impl Places {
         }
     }
 
-    /// All bound addresses, including closing listeners.
     pub(crate) fn bound(&self) -> impl Iterator<Item = SocketAddr> + '_ {
         let all = [&self.udp, &self.dtls, &self.streams].into_iter().flatten().flatten();
         all.map(|place| place.bound)
@@ -501,7 +495,6 @@ impl Places {
         waiting(Some(listen_error(protocol, address, error).to_string()))
     }
 
-    /// Returns whether one of our listeners would block a bind without SO_REUSEPORT.
     fn overlaps(&self, transports: &[Transport], wanted: SocketAddr) -> bool {
         let all = transports.iter().flat_map(|transport| self.of(*transport)).flatten();
         wanted.port() != 0

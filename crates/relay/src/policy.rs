@@ -13,7 +13,6 @@ use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 use crate::{CredentialStore, Fleet, PendingLookup, SharedQuota, ports::Ports, quotas::Quotas};
 
-/// Current store; a reload replaces it.
 pub(crate) type SharedStore = Arc<RwLock<Arc<dyn CredentialStore>>>;
 pub(crate) struct WorkerPolicy {
     store: SharedStore,

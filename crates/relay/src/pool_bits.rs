@@ -33,7 +33,6 @@ pub(crate) struct Quarantined {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Drawn {
     pub(crate) port: u16,
-    /// End of the quarantine that the draw cut short.
     pub(crate) until_ms: Option<u64>,
 }
 
@@ -49,7 +48,6 @@ impl PoolBits {
         self.taken.has(port)
     }
 
-    /// Takes a port; returns false if it is already taken.
     pub(crate) fn take(&self, port: u16) -> bool {
         // The load avoids a write, which would invalidate the cache line of the other workers.
         !self.taken.has(port) && self.taken.set(port)
@@ -59,7 +57,6 @@ impl PoolBits {
         self.taken.clear_in(range)
     }
 
-    /// Returns a drawn port on which nothing was opened.
     pub(crate) fn give_back(&self, Drawn { port, until_ms }: Drawn) {
         let Some(until_ms) = until_ms else { return self.free(port) };
         self.open.iter().for_each(|bits| bits.clear(port));

@@ -30,7 +30,6 @@ const RESERVATION_MS: u64 = 30_000;
 /// Concurrent reservations per user, and at most a quarter of all. Clients use the second port of a pair
 /// within a round trip, so this allows four calls that start at once.
 const MOST_PER_USER: usize = 4;
-/// Random draws before the range is searched port by port.
 const DRAWS: usize = 32;
 /// Ports of other programs that a search skips before it gives up.
 const BIND_ATTEMPTS: usize = 256;
@@ -91,7 +90,6 @@ struct Plan {
     absent: Vec<IpAddr>,
 }
 
-/// Keyed by token.
 type Reservations = HashMap<[u8; 8], Reservation, RandomState>;
 
 struct Reservation {
@@ -140,7 +138,6 @@ enum Stock {
 
 struct Span<'a> {
     range: &'a RangeInclusive<u16>,
-    /// Ports of other realms.
     but: Option<&'a Bits>,
 }
 
@@ -199,7 +196,6 @@ impl Plan {
         self.pools.iter().filter(is_of)
     }
 
-    /// Pools of a family whose address the machine has.
     fn drawn(&self, family: Family) -> impl Iterator<Item = &Pool> + Clone {
         self.configured(family).filter(|pool| !self.absent.contains(&pool.address.bind))
     }
@@ -243,7 +239,6 @@ impl Ports {
         self.plan().former.clone()
     }
 
-    /// All addresses, including removed ones with open ports.
     pub(crate) fn addresses(&self) -> Vec<RelayAddress> {
         self.plan().pools.iter().map(|pool| pool.address).collect()
     }
@@ -328,7 +323,6 @@ impl Ports {
         self.plan().realms.contains_key(realm)
     }
 
-    /// Returns whether this is an open relayed transport address, bound or external.
     pub(crate) fn are_relayed(&self, address: SocketAddr, transport: RelayTransport) -> bool {
         let is_of =
             |pool: &&Pool| pool.address.bind == address.ip() || pool.address.external == Some(address.ip());

@@ -176,7 +176,6 @@ fn take<K: Hash + Eq + Borrow<Q>, Q: Hash + Eq + ?Sized>(
     true
 }
 
-/// Decrements a count and removes zeros; returns false if there was no count.
 fn give_back<K: Hash + Eq + Borrow<Q>, Q: Hash + Eq + ?Sized>(counts: &mut Counts<K>, key: &Q) -> bool {
     let Some(count) = counts.get_mut(key) else { return false };
     *count -= 1;

@@ -4,7 +4,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use crate::RelayAddress;
 
-/// Source addresses of the default routes, at most one per family.
 #[must_use]
 pub fn route_addresses() -> Vec<IpAddr> {
     DESTINATIONS.iter().copied().filter_map(source_of_route).filter(|ip| !ip.is_loopback()).collect()

@@ -32,7 +32,6 @@ use crate::{
     worker::{Command, Mailbox, Reconfigure, Worker},
 };
 
-/// Users and their keys, shared by all workers; only requests use it.
 pub trait CredentialStore: Users + Send + Sync {
     /// Continues a [`Users::check`] that returned [`Lookup::Later`]. Must not block; `answer` may be called
     /// from any thread within 10 s. A store that always answers at once never gets this call.
@@ -74,7 +73,6 @@ impl CredentialStore for () {}
 /// Receives sessions and refusals on the workers' threads; must not block.
 pub trait SessionLog: Send + Sync {
     fn effect(&self, worker: usize, effect: &Effect);
-    /// Called for clients whose connection or DTLS handshake failed.
     fn turned_away(&self, _worker: usize, _turned: &TurnedAway) {}
 }
 
@@ -94,7 +92,6 @@ pub trait Fleet: Redirects + Send + Sync {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedQuota<'a> {
     pub user: UserRef<'a>,
-    /// Maximum allocations of the realm, if limited.
     pub of_realm: Option<usize>,
     pub of_user: usize,
 }
@@ -115,7 +112,6 @@ pub struct WorkerSnapshot {
     /// Datagrams dropped because their TTL or hop limit expired here (RFC 8656 section 15.1).
     pub ttl_expired: u64,
     pub streams: StreamStats,
-    /// Connections to peers (RFC 6062).
     pub peers: PeerStats,
     /// Messages between workers that were lost because the receiver was too slow; clients retransmit what
     /// matters.
@@ -139,7 +135,6 @@ pub struct ListenerCount {
     pub allocations: u64,
 }
 
-/// A running relay. Dropping it stops the workers.
 pub struct Relay {
     pub(crate) workers: Workers<Command, WorkerSnapshot>,
     store: SharedStore,
@@ -162,7 +157,6 @@ pub(crate) struct InForce {
 }
 
 impl InForce {
-    /// Returns a constructor for each worker's command with its new sockets.
     fn commands(&self) -> impl Fn(Sockets) -> Command + use<> {
         let (server, layout) = (Arc::new(self.config.server.clone()), Arc::new(self.layout.clone()));
         let (streams, dtls) = (Arc::clone(&self.streams), Arc::clone(&self.dtls));
@@ -375,7 +369,6 @@ impl Relay {
         self.quotas.users()
     }
 
-    /// Numbers of all listeners, past ones included.
     pub fn layout(&self) -> Layout {
         self.in_force().layout.clone()
     }
@@ -444,7 +437,6 @@ impl Relay {
         self.put_into_force(&in_force, Vec::new());
     }
 
-    /// Relay addresses in use, including those removed by a reload.
     #[must_use]
     pub fn relay_addresses(&self) -> Vec<RelayAddress> {
         self.ports.addresses()
@@ -455,7 +447,6 @@ impl Relay {
         self.workers.tell(|| Command::EndAt(Arc::clone(&gone)));
     }
 
-    /// Includes addresses and ports still open from before a reload.
     fn own_endpoints(&self, config: &Config, places: &Places) -> OwnEndpoints {
         own_endpoints(config, places, &self.ports.addresses(), self.ports.former_ranges())
     }

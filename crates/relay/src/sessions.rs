@@ -19,7 +19,6 @@ use crate::{
     worker::{Command, Probe},
 };
 
-/// Slots that a worker visits per query.
 pub const SLICE: u32 = 1024;
 /// Sessions returned per query: copying one costs as much as visiting several slots.
 pub const SLICE_SESSIONS: usize = 128;
@@ -33,7 +32,6 @@ pub struct SessionFilter {
     pub client: Option<AddressFilter>,
     /// Transport between client and server.
     pub transport: Option<Transport>,
-    /// Matches any relayed transport address of the session.
     pub relayed: Option<AddressFilter>,
     pub id: Option<SessionId>,
 }
@@ -61,7 +59,6 @@ fn is_user(user: &str, username: &str, identity: &str) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressFilter {
     Exactly(SocketAddr),
-    /// Any port on an address of the prefix.
     Within(Cidr),
 }
 
@@ -88,7 +85,6 @@ impl FromStr for AddressFilter {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Session {
-    /// Stays the same for the session's lifetime.
     pub id: SessionId,
     pub worker: usize,
     pub slot: u32,
@@ -118,7 +114,6 @@ pub struct Session {
     pub permissions: Vec<(IpAddr, u64)>,
     /// Channel numbers and peers with the milliseconds until each expires; only with [`Look::details`].
     pub channels: Vec<(u16, SocketAddr, u64)>,
-    /// Connections to peers (RFC 6062).
     pub connections: usize,
 }
 
@@ -166,9 +161,7 @@ pub struct Looked {
     pub sessions: Vec<Session>,
     /// First slot of the next query; `None` after the last session.
     pub next: Option<u32>,
-    /// Time that the query waited for the worker; a datagram currently waits as long.
     pub waited: Duration,
-    /// Time that the query kept the worker from its packets.
     pub took: Duration,
 }
 
@@ -182,7 +175,6 @@ pub struct SessionTraffic {
     pub to_client: (u64, u64),
 }
 
-/// Payload relayed by the current sessions of one listener.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ListenerTraffic {
     pub sessions: u64,
@@ -236,7 +228,6 @@ impl Tally {
 }
 
 impl Relay {
-    /// Number of workers, which are numbered from 0.
     #[must_use]
     pub fn workers(&self) -> usize {
         self.senders().count()
@@ -381,7 +372,6 @@ fn traffic(server: &mut Server<WorkerPolicy>, now: Now, from: u32) -> (Vec<Sessi
     (sessions, next)
 }
 
-/// Visits each session of a slice; returns the first slot of the next slice.
 fn walk(
     server: &mut Server<WorkerPolicy>,
     now: Now,

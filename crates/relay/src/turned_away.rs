@@ -8,16 +8,13 @@ use turnpike_turn::server::Transport;
 
 /// Entries per worker between two publications; the rest are only counted.
 const MOST: usize = 64;
-/// Entries that unproved addresses may use.
 const MOST_UNPROVED: usize = 8;
 
-/// Clients with one address that were refused for one reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TurnedAway {
     /// The most recent one, with its port.
     pub client: SocketAddr,
     pub transport: Transport,
-    /// Realm and username of the connection's allocation.
     pub user: Option<(Arc<str>, Box<str>)>,
     /// Stage of the refusal: `connection`, `tls_handshake`, `dtls_handshake` or `dtls_hello` (address may be
     /// forged).

@@ -31,7 +31,6 @@ use crate::{
     worker::Command,
 };
 
-/// Timeout of steps within one worker.
 const STEP: Duration = Duration::from_secs(2);
 /// Timeout for returning all flows to user space. Ample, because workers keep serving meanwhile.
 const SUSPEND: Duration = Duration::from_secs(30);
@@ -51,7 +50,6 @@ pub struct RelayOffer {
     /// Field name known to other versions.
     #[serde(rename = "nonce_key")]
     own_key: NonceKey,
-    /// Listener numbers, which stay valid for clients.
     layout: Layout,
     /// Each has a listening socket per worker.
     places: OfferedPlaces,
@@ -85,7 +83,6 @@ pub enum Unfit {
 }
 
 impl RelayOffer {
-    /// `None` if this version lacks the data path.
     #[must_use]
     pub fn datapath(&self) -> Option<Datapath> {
         self.datapath.parse().ok()
@@ -157,7 +154,6 @@ impl Relay {
         self.workers.export(channels, patience)
     }
 
-    /// Cancels the upgrade: resumes normal service.
     pub fn resume(&self) {
         self.workers.tell(|| Step::Resume.into());
     }
@@ -191,7 +187,6 @@ impl Relay {
         self.workers.received()
     }
 
-    /// New process: starts to read from the sockets.
     pub fn serve(&self) {
         self.workers.tell(|| Step::Serve.into());
     }
@@ -237,13 +232,10 @@ impl RelayHandover {
     }
 }
 
-/// A complete handover; empty if there is none.
 #[derive(Default)]
 pub(crate) struct ReceivedRelay {
     pub(crate) places: Places,
-    /// Per worker.
     pub(crate) sockets: Vec<Sockets>,
-    /// Per worker.
     pub(crate) channels: Vec<Channel>,
     pub(crate) known: Known,
     pub(crate) kernel: Option<(PassedKernel, Vec<OwnedFd>)>,
@@ -271,7 +263,6 @@ mod tests {
         }
     }
 
-    /// Offer of a relay with one worker and these listeners.
     fn offer(layout: &Layout, places: &Places) -> RelayOffer {
         let offer = RelayOffer {
             workers: 1,

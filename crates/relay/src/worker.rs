@@ -77,10 +77,8 @@ pub(crate) enum Command {
     Reconfigure(Box<Reconfigure>),
     Handoff(Box<Handoff>),
     Credentials(LookupId, Credentials),
-    /// Ends the relays on these addresses, which the machine has lost.
     EndAt(Arc<[IpAddr]>),
     Answer(Question),
-    /// Publishes the counters at the end of this tick, then answers.
     Publish(Probe),
     /// Sends duplicates of the sockets of these listeners.
     ExportSockets(Arc<[Named]>, mpsc::Sender<io::Result<Vec<OwnedFd>>>),
@@ -106,11 +104,9 @@ enum Role {
     Relay(Holder),
 }
 
-/// Bytes that followed a message in its stream.
 #[derive(Clone, Copy)]
 enum TrailingBytes<'a> {
     Received(Span),
-    /// Received from another worker together with the stream.
     HandedOver(&'a [u8]),
 }
 
@@ -149,7 +145,6 @@ pub(crate) struct Worker {
     out: Out,
     sockets: Sockets,
     layout: Arc<Layout>,
-    /// Indexed by place.
     listeners: Vec<Listener>,
     lingering: Lingering,
     roles: Vec<Role>,
@@ -166,7 +161,6 @@ pub(crate) struct Worker {
     handed_over: Vec<AllocationId>,
     replays: ReplayGuard,
     counted: WorkerSnapshot,
-    /// Probes to answer at the next publication, with the time each waited.
     asked: Vec<(Duration, ToldWait)>,
     complained: bool,
 }
@@ -461,7 +455,6 @@ impl Worker {
         self.server.policy_mut().look_up(query, answer);
     }
 
-    /// Resumes the request that waited for these credentials.
     fn take_credentials(&mut self, now: Now, lookup: LookupId, credentials: Credentials) {
         let verdict = self.server.credentials(now, lookup, credentials);
         self.out.reply(verdict);

@@ -19,7 +19,6 @@ const HANDSHAKE_FAILURE: u8 = 40;
 const PROTOCOL_VERSION: u8 = 70;
 
 impl Associations {
-    /// Handles a ClientHello; returns the slot of the association to drain, if any.
     pub(super) fn take_hello(
         &mut self,
         now_ms: u64,
@@ -103,7 +102,6 @@ impl Associations {
         None
     }
 
-    /// Sends a HelloVerifyRequest in reply to a datagram of `asked` bytes.
     fn send_cookie(&mut self, client: &Client, sequence: u64, cookie: &Cookie, asked: usize, tx: &mut Tx) {
         hello::write_verify_request(sequence, cookie, &mut self.answer);
         if self.answer.len() > asked {

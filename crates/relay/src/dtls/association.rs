@@ -22,7 +22,6 @@ pub(super) struct Association {
     /// Addresses at the socket; the listener number is the one for clients without a server name.
     pub(super) client: Client,
     pub(super) place: usize,
-    /// Distinguishes it from earlier users of the slot.
     pub(super) generation: u32,
     /// Number known to the state machine, which depends on the server name.
     pub(super) listener: ListenerId,
@@ -31,11 +30,9 @@ pub(super) struct Association {
     pub(super) stage: Stage,
     /// Received an unauthenticated plaintext alert during the handshake.
     pub(super) alerted: bool,
-    /// Milliseconds until it ends without activity, on the worker's clock.
     pub(super) deadline_ms: u64,
     /// Next call of dimpl's timer in milliseconds.
     pub(super) timer_ms: u64,
-    /// Time in the timer queue in milliseconds.
     pub(super) armed_ms: u64,
 }
 
@@ -48,7 +45,6 @@ pub(super) struct Drained {
 }
 
 impl Association {
-    /// Client as known to the state machine.
     pub(super) fn known_as(&self) -> Client {
         Client { listener: self.listener, ..self.client }
     }
@@ -66,7 +62,6 @@ impl Association {
         self.dtls.protocol_version() == Some(ProtocolVersion::DTLS1_3)
     }
 
-    /// Sends pending output and puts decrypted messages into the arena.
     pub(super) fn drain(
         &mut self,
         route: &Route,
@@ -79,7 +74,6 @@ impl Association {
         loop {
             let mut next = None;
             match &mut arena {
-                // Only a call after new input can yield messages.
                 Some((rx, spans)) => {
                     let filled = rx.fill(0, |room| {
                         let (poll, plain) = poll(&mut self.dtls, room, route, tx);
@@ -99,7 +93,6 @@ impl Association {
                 Some(Poll::Message | Poll::Nothing) => {}
                 Some(Poll::Sent) => drained.said = true,
                 Some(Poll::TooSmall(needed)) => {
-                    // The arena is full, or the scratch buffer is still small.
                     if arena.take().is_some() {
                         stats.dropped[DtlsDrop::NoRoom as usize] += 1;
                     }

@@ -157,7 +157,6 @@ impl fmt::Debug for DtlsContext {
 }
 
 impl Identity {
-    /// Returns whether DTLS can use this certificate: dimpl supports only ECDSA with P-256 and P-384.
     pub fn can_dtls(&self) -> bool {
         provider::scheme(&*self.certified().key).is_some()
     }

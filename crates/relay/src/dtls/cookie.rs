@@ -28,7 +28,6 @@ impl CookieKeys {
         Self(keys)
     }
 
-    /// Creates a cookie at `unix` seconds for a first ClientHello, whose body is written to `first`.
     pub(super) fn make(&self, unix: u64, client: &Client, hello: &Hello<'_>, first: &mut Vec<u8>) -> Cookie {
         let padding = hello.padding();
         hello.write_first(padding, first);
@@ -36,7 +35,6 @@ impl CookieKeys {
         self.finish(unix, prefix(unix, padding), client, covered(hello, first))
     }
 
-    /// Creates a cookie at `unix` seconds for the first fragment of a DTLS 1.2 ClientHello.
     pub(super) fn make_for_fragment(&self, unix: u64, client: &Client, before_cookie: &[u8]) -> Cookie {
         self.finish(unix, prefix(unix, NO_PADDING), client, (Version::V12, before_cookie))
     }
@@ -104,7 +102,6 @@ impl CookieKeys {
     }
 }
 
-/// Part of the first ClientHello covered by the cookie; `first` is its body.
 fn covered<'a>(hello: &Hello<'a>, first: &'a [u8]) -> (Version, &'a [u8]) {
     match hello.version {
         Version::V12 => (Version::V12, hello.before_cookie()),

@@ -40,7 +40,6 @@ pub(super) enum Version {
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HelloError {
-    /// Reassembled by [`super::fragments`].
     Fragmented,
     TooLong,
     Malformed,
@@ -49,7 +48,6 @@ pub(super) enum HelloError {
     KeyShare,
 }
 
-/// Returns whether a datagram starts with a plaintext ClientHello.
 pub(super) fn is_hello(datagram: &[u8]) -> bool {
     datagram.len() > RECORD_HEADER
         && datagram[0] == HANDSHAKE
@@ -64,26 +62,20 @@ pub(super) struct Hello<'a> {
     pub(super) version: Version,
     pub(super) random: [u8; 32],
     pub(super) cookie: Option<&'a [u8]>,
-    /// Range of the DTLS 1.2 cookie in `body`, without its length byte.
     legacy_cookie: Range<usize>,
-    /// Offset of the first extension in `body`.
     extensions: usize,
-    /// Ranges of complete extensions in `body`.
     cookie_extension: Option<Range<usize>>,
     padding_extension: Option<Range<usize>>,
     pub(super) server_name: Option<&'a str>,
     /// Two bytes each.
     signature_algorithms: &'a [u8],
-    /// Two bytes each.
     cipher_suites: &'a [u8],
     compression_methods: &'a [u8],
-    /// Two bytes each.
     groups: Option<&'a [u8]>,
     extended_master_secret: bool,
 }
 
 impl<'a> Hello<'a> {
-    /// Parses a datagram for which [`is_hello`] holds.
     pub(super) fn parse(datagram: &'a [u8]) -> Result<Self, HelloError> {
         if datagram.len() > MAX_HELLO {
             return Err(HelloError::TooLong);
@@ -194,7 +186,6 @@ impl<'a> Hello<'a> {
         self.padding_extension.as_ref().map(|whole| whole.len() - 4)
     }
 
-    /// Writes the body of the first ClientHello, without a cookie and with this padding.
     pub(super) fn write_first(&self, padding: Option<usize>, out: &mut Vec<u8>) {
         out.clear();
         out.extend_from_slice(&self.body[..self.legacy_cookie.start - 1]);
@@ -229,14 +220,12 @@ impl<'a> Hello<'a> {
 pub(super) struct Fragment<'a> {
     pub(super) sequence: u64,
     pub(super) message: u16,
-    /// Length of the complete body.
     pub(super) length: usize,
     pub(super) offset: usize,
     pub(super) bytes: &'a [u8],
 }
 
 impl<'a> Fragment<'a> {
-    /// Parses the first record of a datagram for which [`is_hello`] holds.
     pub(super) fn parse(datagram: &'a [u8]) -> Result<Self, HelloError> {
         let mut reader = Reader { bytes: datagram, at: 0 };
         let header = reader.take(RECORD_HEADER)?;
@@ -261,7 +250,6 @@ impl<'a> Fragment<'a> {
     }
 }
 
-/// Fields of a ClientHello up to the DTLS 1.2 cookie, and the cookie's range.
 struct Beginning {
     version: u16,
     random: [u8; 32],
@@ -294,7 +282,6 @@ pub(super) fn write_verify_request(sequence: u64, cookie: &Cookie, out: &mut Vec
     out.extend_from_slice(cookie);
 }
 
-/// Writes a record with an unfragmented ClientHello; the first message of a client has number 0.
 pub(super) fn write_packet(sequence: u64, message: u16, body: &[u8], out: &mut Vec<u8>) {
     let length = u32::try_from(body.len()).unwrap_or(u32::MAX).to_be_bytes();
     let record = u16::try_from(body.len() + MESSAGE_HEADER).unwrap_or(u16::MAX).to_be_bytes();

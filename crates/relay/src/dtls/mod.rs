@@ -64,7 +64,6 @@ pub(crate) struct Associations {
     layout: Arc<Layout>,
     config: Arc<DtlsConfig>,
     workers: usize,
-    /// Origin of the milliseconds.
     started: Instant,
     listeners: Vec<Listener>,
     cookies: CookieKeys,
@@ -78,7 +77,6 @@ pub(crate) struct Associations {
     half_open: Bounded,
     fragments: Fragments,
     idle: Bounded,
-    /// Due times of associations, at most one each.
     timers: BTreeSet<(u64, usize)>,
     admissions_left: u32,
     /// Clients of ended associations for the state machine.
@@ -103,7 +101,6 @@ impl Associations {
     /// and lose some datagrams: 32 datagrams of 64 KiB, or tiny records whose alignment triples their size.
     pub(crate) const ROOM: usize = 3 << 20;
 
-    /// Milliseconds count from `started`; `workers` share the limits.
     pub(crate) fn new(
         layout: Arc<Layout>,
         config: Arc<DtlsConfig>,
@@ -190,7 +187,6 @@ impl Associations {
         listener.map(|listener| (listener.socket, listener.bound))
     }
 
-    /// Sender of a datagram as known at the socket.
     pub(crate) fn client(&self, place: usize, from: SocketAddr, local: Option<IpAddr>) -> Client {
         let Listener { bound, number, .. } = self.listeners[place];
         let local = SocketAddr::new(local.unwrap_or(bound.ip()), bound.port());
@@ -490,7 +486,6 @@ impl Associations {
 
     fn fail(&mut self, slot: usize, why: DtlsFailure) {
         self.stats.failed[why as usize] += 1;
-        // Usually a client that started over, or a server shutdown.
         if why != DtlsFailure::Other {
             let address = self.table[slot].client.address;
             self.noted.note(address, Transport::Dtls, None, ("dtls_handshake", why.into()));
@@ -534,7 +529,6 @@ impl Associations {
         self.arm(slot);
     }
 
-    /// Queues the association's timer, unless it is queued for an earlier time.
     fn arm(&mut self, slot: usize) {
         let association = &mut self.table[slot];
         let due = association.deadline_ms.min(association.timer_ms);

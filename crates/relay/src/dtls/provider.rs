@@ -46,7 +46,6 @@ pub(super) fn provider() -> CryptoProvider {
     CryptoProvider { hmac_provider: &CookieOrHmac, key_provider: &LentKey, ..rust_crypto::default_provider() }
 }
 
-/// Scheme supported by dimpl and this key: ECDSA with P-256 or P-384.
 pub(super) fn scheme(key: &dyn sign::SigningKey) -> Option<SignatureScheme> {
     [SignatureScheme::ECDSA_NISTP256_SHA256, SignatureScheme::ECDSA_NISTP384_SHA384]
         .into_iter()

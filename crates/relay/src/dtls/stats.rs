@@ -6,12 +6,9 @@ use strum::{IntoStaticStr, VariantArray};
 #[strum(serialize_all = "snake_case")]
 #[repr(u8)]
 pub enum DtlsEnd {
-    /// The client sent close_notify.
     Client,
-    /// The client started over from the same address and port.
     Replaced,
     Handshake,
-    /// Protocol error of the client after the handshake.
     Protocol,
     /// Had no allocation for too long.
     Idle,
@@ -73,17 +70,13 @@ pub enum DtlsDrop {
 /// Counters that are never reset, except the gauges `half_open` and `open`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DtlsStats {
-    /// Handshakes in progress.
     pub half_open: u64,
     pub open: u64,
     pub cookies: u64,
     pub handshakes_1_2: u64,
     pub handshakes_1_3: u64,
-    /// Ordered as [`DtlsFailure::VARIANTS`].
     pub failed: [u64; DtlsFailure::VARIANTS.len()],
-    /// Ordered as [`DtlsEnd::VARIANTS`].
     pub ended: [u64; DtlsEnd::VARIANTS.len()],
-    /// Ordered as [`DtlsDrop::VARIANTS`].
     pub dropped: [u64; DtlsDrop::VARIANTS.len()],
     pub datagrams: u64,
     pub received: u64,

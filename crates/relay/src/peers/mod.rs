@@ -73,7 +73,6 @@ impl Token {
             0 => Some(Self::Listener(slot)),
             1 => Some(Self::Connection(Side::Peer, slot, generation)),
             2 => Some(Self::Connection(Side::Client, slot, generation)),
-            // Tokens of the worker's waker and the poller's timer.
             _ => None,
         }
     }
@@ -130,7 +129,6 @@ struct Connection {
     /// Both directions. For TLS clients the flows only count.
     to_peer: Flow,
     to_client: Flow,
-    /// Bytes already reported to the state machine.
     reported: (u64, u64),
     queued: bool,
     half_closed: bool,
@@ -143,7 +141,6 @@ struct HalfClosed {
     until_ms: u64,
     slot: usize,
     generation: u32,
-    /// Bytes moved at that time.
     bytes: u64,
 }
 
@@ -175,7 +172,6 @@ pub(crate) struct Peers {
     mover: Option<Mover>,
     /// Connections with more to move than one turn allows.
     again: Vec<usize>,
-    /// Spare memory for `again`.
     resumed: Vec<usize>,
     /// Connections paused by their bandwidth limit: end of the pause, slot, generation.
     paused: BTreeSet<(u64, usize, u32)>,
@@ -222,7 +218,6 @@ impl Peers {
         Some(self.listeners.get(slot)?.socket.local_addr())
     }
 
-    /// Closes a listening socket and returns its address; its connections continue.
     pub(crate) fn close_listener(&mut self, relay: RelayId) -> Option<SocketAddr> {
         let owned = self.owners.get_mut(&relay.allocation)?;
         let slot = owned.listeners[relay.family as usize].take()?;
@@ -269,7 +264,6 @@ impl Peers {
         }
     }
 
-    /// Keeps an accepted connection until it is bound.
     pub(crate) fn hold(
         &mut self,
         allocation: AllocationId,
@@ -308,7 +302,6 @@ impl Peers {
         self.turn(slot, purse);
     }
 
-    /// Closes a connection that the state machine has already dropped.
     pub(crate) fn drop_connection(&mut self, connection: ConnectionId) {
         if let Some(&slot) = self.by_id.get(&connection) {
             self.remove(slot);
@@ -385,7 +378,6 @@ impl Peers {
         }
     }
 
-    /// Unreported bytes to peers and to clients by connection.
     pub(crate) fn carried(&mut self) -> impl Iterator<Item = (ConnectionId, u64, u64)> {
         self.connections.iter_mut().filter_map(|(_, connection)| {
             let (to_peer, to_client) = connection.unreported();
@@ -453,7 +445,6 @@ impl Peers {
         self.events.push_back(PeerEvent::Connected(allocation, id, result));
     }
 
-    /// Closes a connection and notifies the state machine.
     fn end(&mut self, slot: usize) {
         if let Some(mut connection) = self.remove(slot) {
             let (to_peer, to_client) = connection.unreported();

@@ -12,7 +12,6 @@ use crate::stream::channel::{self, Fed};
 /// Bytes per read. It may complete a record that began earlier (up to 16 KiB).
 const READ: usize = 16 << 10;
 const DECRYPTED: usize = READ + (32 << 10);
-/// Reads of each side per turn, for fairness.
 const TURN: usize = 8;
 
 pub(super) struct TlsEnd {
@@ -33,7 +32,6 @@ pub(super) struct TlsEnd {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turned {
     Idle,
-    /// One side accepts no more at the moment.
     Blocked,
     Again,
     Over,
@@ -94,7 +92,6 @@ impl TlsEnd {
         Turned::Again
     }
 
-    /// Returns whether it read anything.
     fn towards_peer(&mut self, peer: &TcpSocket, flow: &mut Flow, scratch: &mut [u8]) -> io::Result<bool> {
         while self.at < self.waiting.len() {
             match some(peer.write(&self.waiting[self.at..]))? {
@@ -133,7 +130,6 @@ impl TlsEnd {
         let Fed { plain: decrypted, ended, error, .. } =
             channel::feed(&mut self.tls, &encrypted[..len], plain);
         if let Some(error) = error {
-            // Sends the alert if the kernel accepts it.
             let _ = channel::flush(&mut self.tls, &self.socket, &mut 0);
             return Err(io::Error::other(error));
         }
@@ -145,7 +141,6 @@ impl TlsEnd {
         Ok(true)
     }
 
-    /// Returns whether it read anything.
     fn towards_client(&mut self, peer: &TcpSocket, flow: &mut Flow, scratch: &mut [u8]) -> io::Result<bool> {
         channel::flush(&mut self.tls, &self.socket, &mut 0)?;
         if self.tls.wants_write() {
@@ -186,7 +181,6 @@ impl TlsEnd {
     }
 }
 
-/// Maps a write that would block to 0 bytes.
 fn some(written: io::Result<usize>) -> io::Result<usize> {
     match written {
         Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(0),

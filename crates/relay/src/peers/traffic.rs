@@ -11,7 +11,6 @@ const PORTION: u64 = 64 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Idle,
-    /// One side accepts no more at the moment.
     Blocked,
     Again,
     Over,
@@ -108,7 +107,6 @@ impl Connection {
         is_limited.then_some(granted)
     }
 
-    /// Returns unused grants. True if a flow used its grant and has more data.
     fn settle(&mut self, granted: [u64; 2], purse: &mut Purse<'_>) -> bool {
         let flows = [(Way::ToPeer, &self.to_peer), (Way::ToClient, &self.to_client)];
         let mut is_spent = false;

@@ -97,7 +97,6 @@ fn relay_ports_are_random() {
     randomness::judge(&drawn.collect::<Vec<_>>(), &[0x3F, 0xFF]).unwrap();
 }
 
-/// Opens and closes a port per millisecond; returns the ports in order.
 fn one_after_the_other(ports: &Ports, wish: &OpenRelay, times: Range<u64>) -> Vec<u16> {
     let turn = |now_ms| {
         let opened = ports.open(wish, ALICE, None, now_ms).unwrap();
@@ -187,7 +186,6 @@ fn only_port_left_by_other_programs_is_found() {
         assert_eq!(opened.relayed.port(), 24_121);
         ports.release(opened.socket.local_addr(), now_ms);
     }
-    // The search leaves no port taken.
     drop(others);
     assert!(drawn(&ports, ALICE).len() >= 32);
 }
@@ -252,7 +250,6 @@ fn pair_of_ports_leaves_quarantine_together() {
     );
     ports.release(second.socket.local_addr(), 3);
     drop((first, second));
-    // One of the two is free, the other quarantined.
     let open = pair(3, 2 + QUARANTINE_MS);
     open.iter().for_each(|opened| ports.release(opened.socket.local_addr(), 2 + QUARANTINE_MS));
     drop(open);
@@ -385,7 +382,6 @@ fn dual_stack_allocations_use_all_ports_of_each_address() {
     let mut open = kept;
     let refusal = all(&ports, &mut open);
     assert_eq!(refusal, Refusal::Port);
-    // Other programs may hold a few.
     assert!(on(&open, &addresses[0]) >= 28 && on(&open, &addresses[1]) >= 28);
 }
 
@@ -411,7 +407,6 @@ fn reservations_are_limited_per_user_and_in_total() {
     let reserve = |owner: UserRef<'_>, token: u64| {
         let opened =
             ports.open(&wish(PortRequest::EvenAndReserveNext(token.to_be_bytes())), owner, None, 0)?;
-        // Deletes the allocation; the reserved neighbour port remains.
         ports.release(opened.socket.local_addr(), 0);
         Ok(())
     };
@@ -456,7 +451,6 @@ fn reservations_cannot_take_all_ports() {
         let wish = wish(PortRequest::EvenAndReserveNext(n.to_be_bytes()));
         let Ok(opened) = ports.open(&wish, UserRef::new("here", &user), None, 0) else { break };
         given += 1;
-        // Deletes the allocation; the reserved neighbour port remains.
         ports.release(opened.socket.local_addr(), 0);
     }
     assert_eq!(given, 4, "a sixteenth of the ports");
@@ -495,7 +489,6 @@ fn ports_of_a_realm_belong_to_it_alone() {
     let ports = Ports::new(&config);
     for (of, range) in [("blue", 23_510..=23_519), ("red", 23_520..=23_529), ("also red", 23_520..=23_529)] {
         let drawn = drawn(&ports, UserRef::new(of, "alice"));
-        // Other programs may hold a few.
         assert!(drawn.len() >= 8 && drawn.iter().all(|port| range.contains(port)), "{of}: {drawn:?}");
     }
     let others = drawn(&ports, ALICE);
@@ -519,7 +512,6 @@ fn reload_draws_from_new_ports_and_keeps_open_ones() {
     let ports = Ports::new(&config(vec![at("127.0.0.1", external("192.0.2.1"))], 23_600..=23_619));
     let opened = ports.get(PortRequest::Any, 0).unwrap();
     let bound = opened.socket.local_addr();
-    // The address has a new external address, and a second address is added.
     let next = vec![at("127.0.0.1", external("192.0.2.9")), at("127.0.0.2", None)];
     ports.reconfigure(&config(next, 23_700..=23_719));
     assert!(ports.are_relayed(opened.relayed, RelayTransport::Udp), "with the old external address");

@@ -29,13 +29,11 @@ pub(crate) struct Fed {
     pub(crate) plain: usize,
     /// Input bytes since the last plaintext.
     pub(crate) barren: usize,
-    /// The client has sent close_notify.
     pub(crate) ended: bool,
     pub(crate) error: Option<rustls::Error>,
 }
 
 impl Channel {
-    /// Sends TLS output such as handshake messages, tickets and alerts.
     pub(crate) fn flush(&mut self, socket: &TcpSocket, writes: &mut u64) -> io::Result<()> {
         match self {
             Self::Plain => Ok(()),
@@ -80,7 +78,6 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// Encrypts a message, which can no longer be dropped.
     pub(crate) fn encrypt(&mut self, tls: &mut ServerConnection, parts: &[IoSlice<'_>]) -> io::Result<()> {
         self.bytes += tls.writer().write_vectored(parts)?;
         self.records += 1;

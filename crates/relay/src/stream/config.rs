@@ -14,7 +14,6 @@ pub struct StreamConfig {
     pub listen: Vec<SocketAddr>,
     /// Further listeners; ignored without `tls`.
     pub tls_listen: Vec<SocketAddr>,
-    /// `tls_listen` refuses clients without TLS.
     pub tls_only: bool,
     pub tls: Option<Arc<TlsContext>>,
     /// Server names (SNI) of TLS and DTLS clients that select their own realms and hence have their own
@@ -30,7 +29,6 @@ impl StreamConfig {
     /// exceed the limits by this many descriptors.
     pub const ACCEPTS: usize = 32;
 
-    /// Maximum connections without an allocation over this many workers.
     pub fn most_idle(&self, workers: usize) -> usize {
         workers * share(self.limits.idle_connections, workers)
     }

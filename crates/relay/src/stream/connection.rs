@@ -13,12 +13,10 @@ use super::{
 };
 use crate::link::{Place, Way};
 
-/// Marks the end of a chain of pieces.
 pub(super) const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Expects a PROXY header.
     Proxied,
     /// The first byte decides between plain and TLS.
     Unknown,
@@ -29,7 +27,6 @@ pub(super) enum Stage {
 pub(super) struct Connection {
     pub(super) socket: TcpSocket,
     pub(super) channel: Channel,
-    /// Distinguishes it from earlier users of the slot.
     pub(super) generation: u32,
     pub(super) stage: Stage,
     /// The listener is final after the first byte, and a proxied address after the header.
@@ -39,7 +36,6 @@ pub(super) struct Connection {
     pub(super) superseded: bool,
     pub(super) framer: Framer,
     pub(super) outbox: Outbox,
-    /// First and last piece of this tick.
     pub(super) first: u32,
     pub(super) last: u32,
     pub(super) touched: bool,
@@ -47,11 +43,9 @@ pub(super) struct Connection {
     pub(super) watches_writable: bool,
     /// Not read: its next message has to wait ([`super::pause`]).
     pub(super) paused: bool,
-    /// Milliseconds until it closes without activity, on the worker's clock.
     pub(super) deadline_ms: u64,
     /// TLS bytes since the last plaintext, or since the start of the handshake.
     pub(super) barren: usize,
-    /// The client has sent close_notify.
     pub(super) ended: bool,
     pub(super) spoke: bool,
     pub(super) allocated: bool,
@@ -62,7 +56,6 @@ pub(super) struct Connection {
     /// Not polled: its address has too many recent connections without an allocation.
     pub(super) waiting: bool,
     pub(super) failure: Option<HandshakeFailure>,
-    /// Closes at the end of the tick.
     pub(super) closing: Option<CloseReason>,
     pub(super) listener: usize,
 }
@@ -85,7 +78,6 @@ impl Connection {
         if self.trusted { MAX_MESSAGE_LEN } else { MAX_REQUEST_LEN }
     }
 
-    /// Client address that limits count.
     pub(super) fn address(&self) -> SocketAddr {
         self.client.address
     }

@@ -55,7 +55,6 @@ impl Streams {
         Ok(())
     }
 
-    /// Closes a listener after accepting the connections in its backlog.
     pub(crate) fn close_listener(&mut self, place: usize, now_ms: u64, poller: &Poller) {
         self.accept(place, now_ms, poller);
         let Some(listener) = self.listeners.get_mut(place) else { return };
@@ -75,7 +74,6 @@ impl Streams {
         }
     }
 
-    /// Accepts waiting connections, which [`Streams::next_accepted`] returns.
     pub(crate) fn accept(&mut self, place: usize, now_ms: u64, poller: &Poller) {
         for _ in 0..StreamConfig::ACCEPTS {
             let Some(Listener { socket: Some(listening), .. }) = self.listeners.get(place) else { return };
@@ -192,7 +190,6 @@ impl Streams {
         self.noted.note(peer, Transport::Tcp, None, ("connection", reason.into()));
     }
 
-    /// Admits waiting connections, oldest first, as places become free.
     pub(super) fn admit(&mut self, now_ms: u64, poller: &Poller) {
         let waiting: Vec<usize> = self.waiting.slots().collect();
         for slot in waiting {
@@ -232,7 +229,6 @@ impl Streams {
         }
     }
 
-    /// Next connection accepted in this tick, whose first message has usually arrived.
     pub(crate) fn next_accepted(&mut self) -> Option<usize> {
         self.accepted.pop_front()
     }

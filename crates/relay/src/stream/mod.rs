@@ -67,7 +67,6 @@ const HANDSHAKES: u32 = 4;
 const SHARE: usize = 2048;
 /// Bytes of TLS overhead that cost as much as a message. A KeyUpdate, which is nothing but overhead, has 27.
 const OVERHEAD: usize = 32;
-/// Milliseconds between checks of deadlines.
 const SWEEP_MS: u64 = 250;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +76,6 @@ pub(crate) enum Token {
 }
 
 impl Token {
-    /// `None` for tokens of other modules.
     pub(crate) fn of(token: u64) -> Option<Self> {
         let place = |first: u64| usize::try_from(token - first).ok();
         match token {
@@ -98,7 +96,6 @@ impl Token {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Gone {
     pub(crate) client: Client,
-    /// Transport and reason, if the server closed the connection.
     pub(crate) closed: Option<(Transport, CloseReason)>,
 }
 
@@ -108,11 +105,9 @@ pub(crate) struct Streams {
     workers: usize,
     listeners: Vec<Listener>,
     connections: Slab<Connection>,
-    /// Connections without an allocation.
     idle: Bounded,
     /// Accepted, but not read until their address has a free place.
     waiting: Bounded,
-    /// Accepted in this tick and not read yet.
     accepted: VecDeque<usize>,
     by_client: HashMap<Client, usize, RandomState>,
     generations: Generations,
@@ -124,7 +119,6 @@ pub(crate) struct Streams {
     share_left: usize,
     first_put_off: Option<usize>,
     next_sweep_ms: Option<u64>,
-    /// Time to poll paused listeners again and to admit waiting connections.
     resume_ms: Option<u64>,
     /// Paused connections by end of the pause, with their generations.
     paused: BTreeSet<(u64, usize, u32)>,
@@ -231,7 +225,6 @@ impl Streams {
         self.gone.pop()
     }
 
-    /// Records why the server closed the connection of this user, if it has an allocation.
     pub(crate) fn note_closed(
         &mut self,
         client: &Client,
@@ -308,7 +301,6 @@ impl Streams {
         self.by_client.get(client).copied()
     }
 
-    /// Closes a connection at the end of the tick, after its pending replies.
     fn close(&mut self, slot: usize, reason: CloseReason) {
         let Some(connection) = self.connections.get_mut(slot) else { return };
         connection.closing.get_or_insert(reason);

@@ -5,11 +5,9 @@ use std::{collections::VecDeque, io::IoSlice};
 
 /// Maximum bytes of waiting replies. Clients that send requests without reading replies are disconnected.
 const CONTROL_LIMIT: usize = 64 << 10;
-/// Capacity kept by an empty buffer.
 const KEEP: usize = 4096;
 pub(super) const SLICES: usize = 5;
 
-/// Treatment of a message if the queue is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
     /// A reply: never dropped, but too many close the connection.
@@ -34,7 +32,6 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
-    /// `limit` bounds the bytes of datagrams.
     pub(super) fn new(limit: usize) -> Self {
         Self {
             begun: Vec::new(),
@@ -84,7 +81,6 @@ impl Outbox {
         }
     }
 
-    /// Fills slices with the complete content in sending order; returns their number and total length.
     pub(super) fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>; SLICES]) -> (usize, usize) {
         let (control, datagrams) = (self.control.bytes.as_slices(), self.datagrams.bytes.as_slices());
         let all = [&self.begun[self.begun_at..], control.0, control.1, datagrams.0, datagrams.1];
@@ -103,12 +99,10 @@ impl Outbox {
         slices[..count].iter().flat_map(|slice| slice.iter().copied()).collect()
     }
 
-    /// Next message in up to two parts, for senders of whole messages.
     pub(super) fn next(&self) -> Option<[&[u8]; 2]> {
         self.control.front().or_else(|| self.datagrams.front())
     }
 
-    /// Removes the first `sent` bytes of [`Outbox::slices`].
     pub(super) fn consume(&mut self, mut sent: usize) {
         let of_begun = sent.min(self.begun.len() - self.begun_at);
         self.begun_at += of_begun;
@@ -156,7 +150,6 @@ impl Messages {
         Some([&head[..of_head], &tail[..len - of_head]])
     }
 
-    /// Drops the oldest message; returns its length.
     fn pop(&mut self) -> usize {
         let len = self.lengths.pop_front().unwrap_or(0) as usize;
         self.bytes.drain(..len);

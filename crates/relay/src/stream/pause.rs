@@ -11,7 +11,6 @@ use turnpike_turn::server::Client;
 use super::{CloseReason, Streams, Token, receive::Incoming};
 
 impl Streams {
-    /// Holds `message` and everything behind it until then.
     pub(crate) fn pause(
         &mut self,
         incoming: &Incoming,
@@ -33,7 +32,6 @@ impl Streams {
         self.pause_until(slot, until_ms, poller);
     }
 
-    /// Holds this request of a client and the bytes behind it until then.
     pub(crate) fn put_back(
         &mut self,
         client: &Client,
@@ -72,7 +70,6 @@ impl Streams {
         self.watch(slot, false, poller);
     }
 
-    /// Next connection to resume with [`Streams::go_on`].
     pub(crate) fn next_resumed(&mut self, now_ms: u64) -> Option<usize> {
         while let Some(&(until_ms, slot, generation)) = self.paused.first()
             && until_ms <= now_ms
@@ -106,7 +103,6 @@ impl Streams {
         self.connections.get(slot).is_some_and(|connection| connection.paused)
     }
 
-    /// Closes a connection whose client is gone; held data is lost.
     pub(crate) fn abandon(&mut self, slot: usize) {
         self.close(slot, CloseReason::Broken);
     }

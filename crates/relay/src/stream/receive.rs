@@ -307,7 +307,6 @@ impl Streams {
         self.paused.insert((0, slot, connection.generation));
     }
 
-    /// Closes a connection after its last message if the client has ended it.
     pub(crate) fn close_if_ended(&mut self, slot: usize) {
         if self.connections.get(slot).is_some_and(|connection| connection.ended) {
             self.close(slot, CloseReason::Client);
@@ -469,7 +468,6 @@ mod tests {
         assert_eq!(bench.streams.stats.sent, 0);
     }
 
-    /// A client that resets its connection on close.
     fn client_from(local: SocketAddr, to: SocketAddr) -> TcpStream {
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
         socket.set_reuse_address(true).unwrap();
@@ -479,7 +477,6 @@ mod tests {
         socket.into()
     }
 
-    /// Accepts a connection whose client has sent these bytes.
     fn accepted(bench: &mut Bench, local: SocketAddr, words: &[u8]) -> (TcpStream, usize) {
         let mut client = client_from(local, bench.at);
         client.write_all(words).unwrap();
@@ -496,7 +493,6 @@ mod tests {
         let (older, slot) = accepted(&mut bench, (Ipv4Addr::LOCALHOST, 0).into(), &BINDING);
         assert_eq!(bench.read(slot), 1);
         let local = older.local_addr().unwrap();
-        // The client returns before the server knows of the reset.
         drop(older);
         let (_newer, newer_slot) = accepted(&mut bench, local, &BINDING);
         assert_eq!(bench.read(newer_slot), 0, "the state machine must handle the end first");
@@ -510,7 +506,6 @@ mod tests {
         bench.rx.reset();
         let mut incoming = bench.streams.go_on(newer_slot, &mut bench.rx).unwrap();
         assert!(bench.streams.next(&mut incoming, 0, &bench.rx).is_some());
-        // The end of the older connection does not affect the newer one.
         bench.streams.remove(slot, CloseReason::Broken);
         assert_eq!(bench.streams.next_gone(), None);
         assert_eq!(bench.streams.slot_of(&client), Some(newer_slot));

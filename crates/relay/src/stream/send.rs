@@ -17,7 +17,6 @@ use super::{
 };
 use crate::link::Place;
 
-/// Slices per write: up to 21 messages. The array is on the stack.
 const SLICES: usize = 64;
 const ZEROS: [u8; 3] = [0; 3];
 const NOWHERE: Span = Span { offset: 0, len: 0 };
@@ -25,13 +24,10 @@ const NOWHERE: Span = Span { offset: 0, len: 0 };
 #[derive(Default)]
 pub(super) struct Pieces {
     list: Vec<Piece>,
-    /// Headers and replies.
     own: Vec<u8>,
-    /// Consecutive ticks that used little of the memory.
     quiet: u32,
 }
 
-/// A message: bytes in `own`, a span of the arena, and zeros.
 #[derive(Clone, Copy)]
 struct Piece {
     own: u32,
@@ -72,7 +68,6 @@ impl Pieces {
         ]
     }
 
-    /// Fills slices with the pieces from `at` on; returns the number of slices and bytes, and the next piece.
     fn gather<'a>(
         &'a self,
         mut at: u32,
@@ -268,7 +263,6 @@ impl Streams {
         at
     }
 
-    /// Sends the outbox until it is empty or the kernel accepts no more.
     fn empty(connection: &mut Connection, writes: &mut u64) -> io::Result<()> {
         let Connection { socket, channel, outbox, .. } = connection;
         match channel {

@@ -9,7 +9,6 @@ pub enum CloseReason {
     Client,
     /// Reset by the client, or timed out in the kernel.
     Broken,
-    /// Bytes that are neither STUN nor ChannelData at the start of a message.
     NotStun,
     Length,
     /// A message over the limit: that of a request, or that of ChannelData once the client has had an
@@ -17,12 +16,9 @@ pub enum CloseReason {
     TooLong,
     /// No complete message or finished handshake in time.
     NoMessage,
-    /// Had no allocation for too long.
     Idle,
     Handshake,
-    /// TLS error after the handshake.
     Tls,
-    /// A TLS client without a configured certificate.
     NoCertificate,
     /// A client without TLS on a TLS-only listener.
     PlainRefused,
@@ -30,7 +26,6 @@ pub enum CloseReason {
     PlainStun,
     /// A trusted proxy sent no PROXY header, or a malformed one.
     ProxyHeader,
-    /// A PROXY header from an untrusted address.
     UntrustedProxy,
     /// A PROXY header with the 5-tuple of a live connection.
     Duplicate,
@@ -40,7 +35,6 @@ pub enum CloseReason {
     Evicted,
     /// Evicted or refused at the limit of its address.
     LimitAddress,
-    /// Became a data connection (RFC 6062).
     DataConnection,
     /// Moved to the worker that has the requested state.
     HandedOver,
@@ -69,9 +63,7 @@ impl CloseReason {
 pub enum HandshakeFailure {
     Timeout,
     Evicted,
-    /// The client closed the connection, or it broke.
     Closed,
-    /// Not TLS.
     Garbage,
     /// No common protocol version, cipher suite or signature scheme.
     Incompatible,
@@ -90,21 +82,14 @@ pub enum HandshakeFailure {
 pub struct StreamStats {
     pub open: u64,
     pub accepted: u64,
-    /// Connections taken over from another worker.
     pub adopted: u64,
-    /// Connections without TLS.
     pub plain: u64,
-    /// TLS handshakes without resumption.
     pub handshakes_full: u64,
-    /// TLS handshakes that resumed a session.
     pub handshakes_resumed: u64,
-    /// Ordered as [`HandshakeFailure::VARIANTS`].
     pub handshakes_failed: [u64; HandshakeFailure::VARIANTS.len()],
-    /// Ordered as [`CloseReason::VARIANTS`].
     pub closed: [u64; CloseReason::VARIANTS.len()],
     /// Pauses of accepting for lack of file descriptors or memory.
     pub accept_pauses: u64,
-    /// Datagrams dropped because the client reads too slowly.
     pub queue_drops: u64,
     /// Bytes of dropped datagrams, headers included.
     pub queue_dropped_bytes: u64,

@@ -89,7 +89,6 @@ impl Tickets {
         })
     }
 
-    /// Key for new tickets; rotates it if necessary.
     fn current(&self, now: Instant) -> Zeroizing<Key> {
         let keys = self.read();
         if keys.age(now) < TERM {
@@ -97,7 +96,6 @@ impl Tickets {
         }
         drop(keys);
         let mut keys = self.write();
-        // Another thread may have rotated it.
         let age = keys.age(now);
         if age >= TERM {
             let previous = (age < 2 * TERM).then_some(keys.current);

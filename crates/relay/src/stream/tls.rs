@@ -72,7 +72,6 @@ impl CertificateError {
 pub enum ChainFault {
     /// Only the server's certificate, although another authority issued it.
     LeafOnly,
-    /// This certificate did not issue the one before it.
     NotIssuer(usize),
     Unreadable(usize),
 }
@@ -177,7 +176,6 @@ impl Identity {
     }
 }
 
-/// Compares the certificates shown to clients.
 impl PartialEq for Identity {
     fn eq(&self, other: &Self) -> bool {
         self.key.cert == other.key.cert
@@ -244,7 +242,6 @@ impl fmt::Debug for TlsContext {
     }
 }
 
-/// Current certificates, used once per handshake.
 struct Shown {
     directory: RwLock<Arc<Directory>>,
 }
@@ -334,7 +331,6 @@ fn not_after(certificate: &EndEntityCert<'_>) -> u64 {
     }
 }
 
-/// Label of a certificate section that parsers skip.
 fn foreign_label(pem: &[u8]) -> Option<&'static str> {
     ["X509 CERTIFICATE", "TRUSTED CERTIFICATE"]
         .into_iter()

@@ -21,7 +21,6 @@ pub(crate) struct Detached {
     pub(crate) tls: Option<Box<ServerConnection>>,
     /// Queued bytes to send first; with TLS they are inside `tls`.
     pub(crate) unsent: Vec<u8>,
-    /// The client has sent close_notify.
     pub(crate) ended: bool,
     trusted: bool,
     proxied: bool,
@@ -31,7 +30,6 @@ pub(crate) struct Detached {
 impl Streams {
     pub(crate) const FEED: usize = 32 << 10;
 
-    /// Detaches a connection with its unsent data. `None` if it is broken or gone.
     pub(crate) fn detach(
         &mut self,
         client: &Client,

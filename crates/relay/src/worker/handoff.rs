@@ -24,7 +24,6 @@ use crate::{
 /// Maximum handoffs waiting for one worker. Beyond that, requests are dropped (clients retransmit them) and
 /// streams wait where they are.
 const BACKLOG: usize = 1024;
-/// Milliseconds until a waiting stream tries again.
 const AGAIN_MS: u64 = 10;
 
 /// Maximum bytes of client data sent along with a request for its allocation; about one datagram, to bound
@@ -86,7 +85,6 @@ impl Mailbox {
         self.backlog.load(Ordering::Relaxed) >= BACKLOG
     }
 
-    /// Returns the handoff if it cannot be delivered.
     fn send(&self, handoff: Box<Handoff>) -> Result<(), Box<Handoff>> {
         if handoff.may_be_lost() && self.is_full() {
             return Err(handoff);
@@ -132,7 +130,6 @@ impl Worker {
         }
     }
 
-    /// Bytes received behind a request on a stream that moves.
     pub(super) fn all_behind(&self, client: &Client, behind: TrailingBytes<'_>) -> Vec<u8> {
         let mut all = behind.to_vec(&self.rx);
         if matches!(behind, TrailingBytes::HandedOver(_)) {
@@ -142,7 +139,6 @@ impl Worker {
         all
     }
 
-    /// Requests a client's allocation from the worker that has it.
     pub(super) fn fetch(&mut self, request: MoveRequest, mut data: Box<[u8]>) {
         if data.len() > CARRIED {
             data = Box::default();
@@ -152,7 +148,6 @@ impl Worker {
         }
     }
 
-    /// Sends an allocation to its client's new worker if the move is still valid.
     pub(super) fn export(&mut self, now: Now, request: &MoveRequest, data: Box<[u8]>) {
         let Some(mut moved) = self.server.export(now, request) else {
             self.send(request.to, Handoff::NotMoved(request.client));
@@ -182,7 +177,6 @@ impl Worker {
             Handoff::Request { via, occupied, source, request } => {
                 self.server.from_elsewhere(now, via, occupied, &source, &request);
             }
-            // The client may have closed its connection meanwhile.
             Handoff::Declined { owner, source, request } if self.is_here(&source) => {
                 let verdict = self.server.declined(now, owner, &source, &request);
                 self.out.reply(verdict);
@@ -249,7 +243,6 @@ impl Worker {
         false
     }
 
-    /// Serves a stream accepted by another worker.
     fn take_over(&mut self, now: Now, taken: Detached, request: &[u8], behind: &[u8]) {
         let adopted = self.out.streams.adopt(taken, now.ms, &self.frame.poller);
         // An older connection with the same 5-tuple may have been evicted.
@@ -307,7 +300,6 @@ impl Worker {
         detached
     }
 
-    /// Marks the client as disconnected if it closed its connection during the handoff.
     fn disconnect_if_gone(&mut self, now: Now, source: &Source) {
         if !self.is_here(source) {
             self.server.disconnected(now, &source.client);

@@ -14,7 +14,6 @@ use crate::{
     listening::{Clients, Closing, Sockets, Source},
 };
 
-/// Milliseconds between checks for clients of closing listeners.
 const LOOK_MS: u64 = 1000;
 
 pub(crate) struct Reconfigure {
@@ -27,7 +26,6 @@ pub(crate) struct Reconfigure {
     pub(crate) sockets: Sockets,
 }
 
-/// Closing listeners, and whether this worker still counts as one with clients.
 #[derive(Default)]
 pub(super) struct Lingering {
     list: Vec<(Closing, bool)>,

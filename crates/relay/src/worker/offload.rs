@@ -51,7 +51,6 @@ impl Across {
     }
 }
 
-/// Senders of a socket's datagrams.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     Clients,
@@ -61,7 +60,6 @@ pub(super) enum Side {
 pub(super) struct Offload {
     flows: Flows,
     clock: WorkerClock,
-    /// Indexed by allocation.
     sessions: Vec<Option<Box<Session>>>,
     open: usize,
     relays: Vec<[Option<RelaySocket>; 2]>,
@@ -72,7 +70,6 @@ pub(super) struct Offload {
     range: ChannelRange,
     /// Channels kept out of the kernel because their allocation has a bandwidth limit.
     limited: u64,
-    /// Installs flows. Sessions are tracked even when inactive.
     is_active: bool,
     walk: Option<usize>,
 }
@@ -82,7 +79,6 @@ pub(super) struct Offload {
 #[derive(Serialize, Deserialize)]
 pub(super) struct PassedFlows {
     own: Counted,
-    /// Flows from peers by channel number.
     to_client: Vec<(u16, Counted)>,
 }
 
@@ -94,7 +90,6 @@ struct RelaySocket {
 
 struct Session {
     allocation: AllocationId,
-    /// `None` unless it uses plain UDP.
     client: Option<Client>,
     /// Has a bandwidth limit, which user space enforces: no flows.
     limited: bool,
@@ -148,7 +143,6 @@ impl Offload {
         }
     }
 
-    /// Updates some more sessions; returns true when finished.
     pub(super) fn walk<P: Policy>(
         &mut self,
         server: &mut Server<P>,
@@ -311,7 +305,6 @@ impl Offload {
         Some(PassedFlows { own: own.seen(), to_client: to_client.collect() })
     }
 
-    /// Takes over the flows of a session from another process; the kernel state stays as it is.
     pub(super) fn adopt(
         &mut self,
         allocation: AllocationId,
@@ -400,7 +393,6 @@ impl Offload {
         self.sockets.after_wait(ready, are_all, lost, sockets, &self.flows);
     }
 
-    /// See [`WorkerSockets::received`]; `side` is the sender of the socket's datagrams.
     pub(super) fn received(
         &mut self,
         (socket, side): (SocketId, Side),
@@ -427,7 +419,6 @@ impl Offload {
         }
     }
 
-    /// Reads the counters of some sessions and adjusts GRO. Returns true if there was traffic.
     pub(super) fn sweep<P: Policy>(
         &mut self,
         now_ms: u64,
@@ -456,7 +447,6 @@ impl Offload {
         any
     }
 
-    /// Time in milliseconds of the next sweep or pending work.
     pub(super) fn due(&self) -> Option<u64> {
         let sweep = (self.open > 0).then(|| self.sockets.sweep_due());
         let at_once = (self.walk.is_some() || !self.begun.is_empty()).then_some(0);
@@ -564,12 +554,10 @@ struct Installer<'o> {
     client: Client,
     /// Receives the client's datagrams.
     listener: SocketId,
-    /// Number of `listener` in the kernel program.
     socket: u32,
 }
 
 impl Installer<'_> {
-    /// Installs the client's flow and the state shared by its flows to peers.
     fn install_own(&mut self) -> Option<(Installed, State)> {
         let Client { address, local, .. } = self.client;
         let state = self.flows.state().ok()?;
@@ -588,7 +576,6 @@ impl Installer<'_> {
         self.with_state(installed, state)
     }
 
-    /// Installs the flow for the client's ChannelData.
     fn install_to_peer(
         &mut self,
         channel: &Channel,
@@ -612,7 +599,6 @@ impl Installer<'_> {
         self.flows.install(&flow).ok()
     }
 
-    /// Installs the flow for the peer's datagrams.
     fn install_to_client(
         &mut self,
         channel: &Channel,
@@ -637,7 +623,6 @@ impl Installer<'_> {
         self.with_state(installed, state)
     }
 
-    /// Pairs a flow with its own state, or returns the state if there is no flow.
     fn with_state(&mut self, installed: Option<Installed>, state: State) -> Option<(Installed, State)> {
         match installed {
             Some(flow) => Some((flow, state)),
@@ -661,7 +646,6 @@ impl Session {
         listeners.get(usize::from(self.client?.listener.0)).copied().flatten()
     }
 
-    /// Traffic since the last call.
     fn counted(&mut self, flows: &Flows) -> Across {
         let mut sum = Across::default();
         if let Some((_, state)) = &mut self.own {
@@ -673,7 +657,6 @@ impl Session {
         sum
     }
 
-    /// Moves the client to another address, or marks it as unreachable.
     fn follow(&mut self, flows: &mut Flows, client: Option<Client>) -> Across {
         self.client = client;
         self.clear(flows)
@@ -705,7 +688,6 @@ impl Session {
         sum
     }
 
-    /// Removes all flows but keeps channels and permissions.
     fn clear(&mut self, flows: &mut Flows) -> Across {
         let mut sum = Across::default();
         for channel in &mut self.channels {

@@ -56,7 +56,6 @@ impl Out {
                 self.reply_to(&client, link, bytes);
                 true
             }
-            // Streams handle this before.
             Verdict::Wait { .. } => false,
             Verdict::Drop(_) => true,
         }

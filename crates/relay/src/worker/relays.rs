@@ -18,7 +18,6 @@ use crate::{
     ports::{Opened, Refusal},
 };
 
-/// ICMP errors read per socket and tick.
 const ERRORS: usize = 16;
 
 #[derive(Clone, Copy)]
@@ -67,7 +66,6 @@ impl Worker {
         }
     }
 
-    /// Relay address preferred for an allocation's client.
     pub(super) fn address_for(&mut self, allocation: AllocationId, family: Family) -> Option<IpAddr> {
         let (client, _) = self.server.reached(allocation)?;
         self.ports.address_for(family, &client)

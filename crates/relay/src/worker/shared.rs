@@ -27,7 +27,6 @@ pub(super) struct Place {
     pub(super) socket: SocketId,
     pub(super) bound: SocketAddr,
     pub(super) relayed: SocketAddr,
-    /// Used by UDP clients.
     pub(super) by_datagrams: bool,
     allocations: usize,
 }
@@ -54,7 +53,6 @@ impl SharedPorts {
         self.most[side(family)] > 0
     }
 
-    /// Returns whether another socket may be opened for such clients, on address `at` if given.
     pub(super) fn may_open(&self, family: Family, by_datagrams: bool, at: Option<IpAddr>) -> bool {
         let open = || self.of(family, by_datagrams);
         let on = |ip: IpAddr| open().filter(move |(_, place)| place.bound.ip() == ip).count();
@@ -130,7 +128,6 @@ impl SharedPorts {
         is_last
     }
 
-    /// Sockets available to new allocations of such clients.
     fn of(&self, family: Family, by_datagrams: bool) -> impl Iterator<Item = (SharedPort, &Place)> {
         let places = self.places.iter().enumerate();
         let places = places.filter_map(|(at, place)| Some((number(at), place.as_ref()?)));

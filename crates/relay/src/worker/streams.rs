@@ -29,7 +29,6 @@ impl Worker {
         }
     }
 
-    /// Receives from clients accepted in this tick, after older clients have used their share.
     pub(super) fn serve_accepted(&mut self, now: Now) {
         while let Some(slot) = self.out.streams.next_accepted() {
             self.receive_from_stream(now, slot);
@@ -45,7 +44,6 @@ impl Worker {
         }
     }
 
-    /// Notifies the state machine of clients whose connections have ended.
     pub(super) fn tell_gone(&mut self, now: Now) {
         while let Some(Gone { client, closed }) = self.out.streams.next_gone() {
             if let Some(closed) = closed {
@@ -77,7 +75,6 @@ impl Worker {
         }
     }
 
-    /// Routes the complete messages of a stream, up to one that moves the stream elsewhere.
     pub(super) fn route_stream(&mut self, now: Now, mut incoming: Incoming) {
         let source = incoming.source;
         while let Some(message) = self.out.streams.next(&mut incoming, now.ms, &self.rx) {

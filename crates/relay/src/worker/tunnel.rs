@@ -27,13 +27,10 @@ use super::Worker;
 pub(super) const TO_OLD: u64 = u64::MAX - 2;
 pub(super) const TO_NEW: u64 = u64::MAX - 3;
 
-/// Buffer size in bytes.
 const BUFFER: usize = 4 << 20;
 const HEAD: usize = 40;
-/// Datagrams per tick.
 const SHARE: usize = 256;
 
-/// Tunnels of one worker to its predecessor and its successor.
 #[derive(Default)]
 pub(super) struct Tunnels {
     old: Option<TcpSocket>,
@@ -49,7 +46,6 @@ struct Head {
 }
 
 impl Tunnels {
-    /// Opens the tunnel to a new process; returns the end to export.
     pub(super) fn open(&mut self) -> io::Result<TcpSocket> {
         let (near, far) = unix::messages(BUFFER)?;
         self.new = Some(near);
@@ -60,12 +56,10 @@ impl Tunnels {
         self.new = None;
     }
 
-    /// Starts to read from the new process.
     pub(super) fn watch(&self, poller: &Poller) -> io::Result<()> {
         self.new.as_ref().map_or(Ok(()), |new| poller.add(new, TO_NEW))
     }
 
-    /// Connects to the old process, which keeps these clients.
     pub(super) fn join(
         &mut self,
         old: TcpSocket,
@@ -103,7 +97,6 @@ impl Tunnels {
         old.write_vectored(&[io::IoSlice::new(&head), io::IoSlice::new(datagram)], false).is_ok()
     }
 
-    /// Notifies the new process that an association has ended, so that it serves the client from now on.
     pub(super) fn tell_ended(&self, client: Client) {
         let Some(new) = &self.new else { return };
         // If this is lost, the client's datagrams come here until we exit.

@@ -55,7 +55,6 @@ struct Session {
     moved: Moved,
     #[serde(rename = "lent")]
     sockets: Vec<PassedRelaySocket>,
-    /// Present if the flows stay in the kernel.
     flows: Option<PassedFlows>,
 }
 
@@ -106,7 +105,6 @@ impl Worker {
         }
     }
 
-    /// Continues to activate or deactivate sessions of the kernel fast path.
     pub(super) fn walk_offload(&mut self) {
         let Some(offload) = &mut self.offload else { return };
         if offload.walk(&mut self.server, &self.out.listeners)
@@ -193,7 +191,6 @@ impl Worker {
         self.resume_offload();
     }
 
-    /// Sends all sessions that can move, and keeps them for now.
     fn export_sessions(&mut self, now: Now, channel: &Channel) -> io::Result<usize> {
         let portable = self.server.portable(by_datagrams);
         let listened_on = self.sockets_listened_on();
@@ -311,7 +308,6 @@ impl Worker {
         self.publish_now(now.ms);
     }
 
-    /// Takes over from a worker of the old process, then serves unless the takeover failed.
     pub(crate) fn run_from_handover(&mut self) {
         self.rest(false);
         // If stopped, the old process still has the sessions.
@@ -320,7 +316,6 @@ impl Worker {
         }
     }
 
-    /// Imports the sessions of the worker with the same number; returns their count.
     fn import_sessions(&mut self, channel: &Channel) -> Result<usize, Unfit> {
         let (head, descriptors) = channel.receive_value::<Head>()?;
         let mut descriptors = descriptors.into_iter();

@@ -95,7 +95,6 @@ fn exchange(key: &CookieKeys, datagram: &[u8]) {
     assert_eq!(key.check(NOW - 11, &client(1), &second, &mut again), None, "too early");
 }
 
-/// Second ClientHello of a client with this cookie.
 fn with_cookie(hello: &Hello<'_>, cookie: &[u8; COOKIE_LEN]) -> Vec<u8> {
     let (body, at) = (hello.body, hello.legacy_cookie.start);
     if hello.version == Version::V12 {
@@ -108,7 +107,6 @@ fn with_cookie(hello: &Hello<'_>, cookie: &[u8; COOKIE_LEN]) -> Vec<u8> {
     body
 }
 
-/// A ClientHello with known extensions in any order and number.
 fn built(how: u8, input: &mut Input<'_>) -> Vec<u8> {
     let mut extensions = Vec::new();
     while !input.is_empty() && extensions.len() < 2000 {

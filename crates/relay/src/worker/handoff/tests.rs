@@ -52,7 +52,6 @@ fn client(port: u16) -> Client {
     Client { listener: ListenerId(0), address: at(port), local: at(3478) }
 }
 
-/// Creates a mobile allocation on the first worker; returns the Refresh that moves it.
 fn mobile(owner: &mut Worker) -> Vec<u8> {
     let allocate = message(0x0003, 7, &[(0x0019, &[17, 0, 0, 0]), (TICKET, &[])]);
     let Verdict::Drop(None) = owner.server.from_client(NOW, &client(1).into(), &allocate) else { panic!() };
@@ -64,7 +63,6 @@ fn mobile(owner: &mut Worker) -> Vec<u8> {
     message(0x0004, 7, &[(TICKET, &bytes[at..at + 32])])
 }
 
-/// Handles waiting handoffs; returns their number.
 fn take(worker: &mut Worker) -> usize {
     let mut taken = 0;
     while let Some(Command::Handoff(handoff)) = worker.frame.command() {
@@ -74,14 +72,12 @@ fn take(worker: &mut Worker) -> usize {
     taken
 }
 
-/// Sends a Refresh to the second worker.
 fn present(here: &mut Worker, from: Source, refresh: &[u8]) {
     here.server.from_client(NOW, &from, refresh);
     assert!(here.server.has_effects(), "not forwarded");
     here.carry_out_effects(NOW, NO_TRAILING);
 }
 
-/// Sends data that triggers a request for the allocation.
 fn asks(here: &mut Worker, from: Source) -> Result<(), DropReason> {
     match here.server.from_client(NOW, &from, &[0x40, 0, 0, 0]) {
         Verdict::Drop(None) => {}
@@ -92,7 +88,6 @@ fn asks(here: &mut Worker, from: Source) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// Connects a TCP client to this worker and sends these bytes.
 fn connected(worker: &mut Worker, words: &[u8]) -> TcpStream {
     let at = worker.out.streams.listening(0).unwrap().local_addr();
     // The kernel chooses the worker, so retry.
@@ -212,7 +207,6 @@ fn late_handover_includes_a_partial_message() {
 fn allocation_arriving_after_its_client_left_is_kept() {
     let [mut owner, mut here] = workers();
     let refresh = mobile(&mut owner);
-    // Closed stream.
     let link = Way::Stream(Place { slot: 0, generation: 1 }).link();
     let gone = Source { client: client(2), link };
     present(&mut here, gone, &refresh);

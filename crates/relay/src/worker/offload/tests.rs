@@ -29,14 +29,12 @@ use crate::{
 };
 
 const CLIENTS: u16 = 200;
-/// Channels per client.
 const NUMBERS: u16 = 64;
 /// Binds between two comparisons: one second's worth.
 const EACH: u64 = 10_000;
 /// Milliseconds between two binds: about a minute until all channels of all clients are bound.
 const STEP_MS: u64 = 60;
 
-/// Clients and used channels according to the effects.
 #[derive(Default)]
 struct Told {
     clients: HashMap<AllocationId, Client>,
@@ -69,7 +67,6 @@ struct Bench {
     random: StdRng,
     told: Arc<Mutex<Told>>,
     binds: u64,
-    /// Transaction id of the next request.
     id: u8,
 }
 
@@ -153,7 +150,6 @@ impl Bench {
         self.told.lock().unwrap()
     }
 
-    /// Returns whether the client has an allocation now. The relay socket opens before the reply.
     fn allocate(&mut self, client: Client) -> bool {
         self.id = self.id.wrapping_add(1);
         self.ask(client, 0x0003, &[(0x0019, &[17, 0, 0, 0])]);
@@ -172,7 +168,6 @@ impl Bench {
         self.ask(client, 0x0009, &[(0x000C, &[high, low, 0, 0]), (0x0012, &peer)])
     }
 
-    /// Sends a datagram of the client on a channel; returns the relay and peer that it went to.
     fn client_sends(&mut self, client: Client, number: u16) -> Option<(RelayId, SocketAddr)> {
         let [high, low] = number.to_be_bytes();
         let data = [high, low, 0, 0];
@@ -185,7 +180,6 @@ impl Bench {
         to
     }
 
-    /// Sends a datagram of a peer; returns whether it was relayed on a channel.
     fn peer_sends(&mut self, relay: RelayId, peer: SocketAddr) -> bool {
         let back = self.worker.server.data.from_peer(self.now, relay, peer, b"");
         let is_relayed = matches!(back, Verdict::ToClient { header, .. } if header.as_slice().len() == 4);
@@ -198,7 +192,6 @@ impl Bench {
         self.worker.flush();
     }
 
-    /// Flows in the table, and flows refused for lack of room.
     fn counts(&self) -> (u64, u64) {
         let snapshot = self.kernel.snapshot();
         (snapshot.flows, snapshot.refused)
@@ -219,7 +212,6 @@ impl Bench {
             2000 + self.random.random_range(0..8_u16) / 7,
         ));
         if !self.channel(client(of), 0x4000 + number, peer) {
-            // The client may lack an allocation, or the channel may have another peer.
             self.allocate(client(of));
             return;
         }
@@ -292,7 +284,6 @@ fn channel_has_flows_after_its_first_datagram() {
         }
         bench.end_tick();
         assert_eq!((bench.flows.keys().len(), bench.flows.routes()), (0, 0));
-        // Either side may send first.
         let (relay, to) = bench.client_sends(client(0), 0x4001).unwrap();
         assert_eq!((to, bench.counts(), bench.flows.keys().len()), (peer(1), (2, 0), 3));
         assert!(bench.peer_sends(relay, peer(2)));
@@ -419,7 +410,6 @@ fn full_table_is_not_retried_on_every_datagram() {
             assert!(bench.peer_sends(relay, to));
         }
         assert_eq!(bench.counts(), (2, refused));
-        // An ended session makes room; others use it when they renew.
         assert!(bench.refresh(client(0), 0));
         assert!(bench.client_sends(client(1), 0x4000).is_some());
         assert_eq!(bench.counts(), (0, refused));
@@ -492,12 +482,10 @@ fn come_and_go(bench: &mut Bench) {
     }
     let took = started.elapsed();
     println!("{} binds in {took:?}, {most} flows at most", bench.binds);
-    // Channels were lost by expiry and with their allocations.
     assert!(most > 1000);
     bench.pass(3_600_000);
     assert!(bench.flows.keys().is_empty() && bench.expected().is_empty());
     assert_eq!((bench.kernel.snapshot().flows, bench.flows.routes()), (0, 0));
-    // Remaining clients when the server stops.
     (0..1000).for_each(|_| bench.bind());
     bench.compare();
     assert!(bench.kernel.snapshot().flows > 0);
