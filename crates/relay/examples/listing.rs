@@ -90,7 +90,6 @@ fn relay(sessions: u32, shared_ports: usize) -> Relay {
     Relay::start(&config, Arc::new(()), Arc::new(())).unwrap()
 }
 
-/// Creates a socket with this many sessions.
 fn allocate(relay: &Relay, client: u32, sessions: u32) -> UdpSocket {
     let port = relay.listeners().udp[0].port();
     let socket = UdpSocket::bind((Ipv4Addr::new(127, 9, 9, 9), 0)).unwrap();

@@ -27,7 +27,6 @@ struct Datagrams {
 }
 
 impl Datagrams {
-    /// Allocates with a channel to `peer`; also returns the relayed transport address.
     fn allocated(world: &World, peer: &UdpSocket) -> (Self, SocketAddr) {
         let client = Self { socket: crate::support::peer(), server: world.udp() };
         let relayed = plain(&client.ask(&allocate()).attribute(0x0016));
@@ -118,7 +117,6 @@ fn waits<S: Read + Write + Send>(world: &World, burst_ms: u32, mut client: Clien
                 payload[..2].copy_from_slice(&u16::try_from(number).unwrap().to_be_bytes());
                 client.send(&padded(channel_data(&payload)));
             }
-            // Sent behind all datagrams.
             client.ask(&refresh(9));
         });
         // Reads continuously, because the peer's buffer is small.
@@ -149,7 +147,6 @@ fn reload_adds_and_removes_the_limit() {
             client.send(&padded(channel_data(&[7; PAYLOAD])));
             heard(&peer);
         }
-        // Counters are newer than the last datagram.
         let bindings = world.counter("requests", "binding");
         client.ask(&binding(1));
         eventually("the counters", || world.counter("requests", "binding") > bindings);
@@ -166,7 +163,6 @@ fn reload_adds_and_removes_the_limit() {
     reload(Bandwidth { rates: slow, burst_ms: 10, ..Bandwidth::default() });
     let paused = eventually("a pause", || Some(relays()).filter(|pauses| *pauses > 0));
     reload(Bandwidth::default());
-    // All workers must have the new limit.
     let paused = eventually("no more pauses", || {
         let before = pauses();
         Some(relays()).filter(|pauses| *pauses == before && before >= paused)

@@ -31,7 +31,6 @@ fn pair(world: &World) -> Pair {
 fn single_datagrams_are_batched_and_all_arrive() {
     let world = start_coalescing();
     let pairs: Vec<Pair> = (0..40).map(|_| pair(&world)).collect();
-    // A busy machine may need several attempts.
     eventually("the worker pauses", || {
         for word in 0..20_u8 {
             for Pair { client, .. } in &pairs {

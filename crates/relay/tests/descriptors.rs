@@ -50,7 +50,6 @@ fn starve() {
     // A level-triggered queue that cannot be emptied would wake the worker forever.
     worker.comes_to_rest();
 
-    // Refused with a response.
     udp.send(&allocate()).unwrap();
     assert_eq!(Message(heard(&udp)).error(), Some(508));
     eventually("counted", || world.relay.snapshots()[0].files_exhausted == 1);
@@ -58,7 +57,6 @@ fn starve() {
     assert_eq!(control.receive().unwrap().error(), Some(508));
     witness.goes_on();
 
-    // Waiting clients are served once descriptors are available.
     drop(taken);
     plain_client.write_all(&binding(1)).unwrap();
     assert_eq!(Client::new(plain_client).receive().unwrap().kind(), BINDING | 0x0100);

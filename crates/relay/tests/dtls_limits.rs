@@ -73,7 +73,6 @@ fn silent_association_without_an_allocation_ends() {
     world.wait_for_dtls("idle", |stats| stats.ended(DtlsEnd::Idle) == 2 && stats.open == 2);
     for client in &mut allocated {
         client.ask(&refresh(1));
-        // Without its allocation the association is idle like any other.
         client.ask(&stun(REFRESH, 2, &[(0x000D, &0_u32.to_be_bytes())]));
     }
     allocated.iter_mut().for_each(DtlsClient::hears_farewell);
@@ -114,7 +113,6 @@ fn new_clients_do_not_evict_recent_handshakes() {
         client.finish().unwrap();
         client.ask(&binding(1));
     }
-    // Retransmits.
     third.finish().unwrap();
     third.ask(&binding(2));
     assert_eq!(world.dtls_stats().failed.iter().sum::<u64>(), 0, "{:?}", world.dtls_stats());
@@ -216,7 +214,6 @@ fn forged_alerts() -> Vec<Vec<u8>> {
     forged
 }
 
-/// Splits records with plaintext headers; encrypted DTLS 1.3 records stay together.
 fn split(mut datagram: &[u8]) -> Vec<&[u8]> {
     let mut records = Vec::new();
     while let [20..=26, ..] = datagram {
@@ -298,7 +295,6 @@ fn messages_longer_than_a_record_are_dropped_and_counted() {
 
 /// ClientHello of DTLS 1.2 with these suites and signature schemes, as written by OpenSSL 3.0.
 fn openssl_hello(suites: &[u16], schemes: &[u16]) -> Vec<u8> {
-    // Neither session nor cookie.
     let body = hello_body([0xFE, 0xFD], &[0, 0], suites, schemes);
     let [.., high, low] = u32::try_from(body.len()).unwrap().to_be_bytes();
     let length = [0, high, low];
@@ -333,7 +329,6 @@ fn hello_without_common_algorithms_gets_handshake_failure() {
     world.wait_for_dtls("counted", |stats| stats.failed(DtlsFailure::Incompatible) == refused.len() as u64);
     assert_eq!(dropped(&world.dtls_stats()), 0);
     for good in [openssl_hello(&[0xC02F, 0xC02B], ANY), openssl_hello(&[0xCCA9], &[0x0401, 0x0403])] {
-        // HelloVerifyRequest.
         assert_eq!(answer(&good)[13], 3);
     }
 }

@@ -31,7 +31,6 @@ fn flood() {
     assert!(of_others <= of_first, "{of_others} bytes after {of_first}");
     let stats = world.dtls_stats();
     assert_eq!((stats.half_open, stats.open, stats.failed.iter().sum::<u64>()), (0, 0, 0), "{stats:?}");
-    // A genuine client can still connect.
     DtlsClient::connect(world.dtls(), Kind::V13).allocated(&peer());
     witness.lost_nothing();
 }

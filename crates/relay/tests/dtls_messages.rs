@@ -89,7 +89,6 @@ fn one_port_serves_plain_udp_and_dtls() {
         assert_eq!(Message(heard(&plain)).kind(), BINDING | 0x0100);
         client.ask(&binding(round));
     }
-    // One client port may use both at once.
     let mut both = DtlsClient::on(plain.try_clone().unwrap(), Kind::V12);
     both.finish().unwrap();
     both.ask(&binding(7));
@@ -105,7 +104,6 @@ fn one_port_serves_plain_udp_and_dtls() {
     assert_eq!(Message(buffer[..len].to_vec()).kind(), ALLOCATE | 0x0100);
     both.ask(&allocate());
     eventually("two allocations", || world.allocations() == 2);
-    // ChannelData next to DTLS records.
     let (other, far) = (self::peer(), self::peer());
     other.connect(udp).unwrap();
     for request in [allocate(), bind(far.local_addr().unwrap())] {
@@ -145,7 +143,6 @@ fn p384_works_and_unsupported_keys_are_named() {
     assert!(p384.can_dtls() && !ed25519.can_dtls());
     let refused = turnpike_relay::DtlsContext::new(std::slice::from_ref(&ed25519), SOON);
     assert!(matches!(refused, Err(DtlsError::NoCertificate)));
-    // The unusable certificate is skipped.
     let context = context(&[ed25519.clone(), p384]);
     assert!(matches!(context.replace(&[ed25519]), Err(DtlsError::NoCertificate)));
     let world = start_with(|config| config.dtls.context = Some(context));
@@ -164,7 +161,6 @@ fn stop_sends_close_notify() {
     }
 }
 
-/// Child process that is killed at the end of the test.
 struct Program(Child);
 
 impl Drop for Program {

@@ -35,7 +35,6 @@ impl Caller {
         assert_eq!(Message(heard(&self.socket)).kind(), kind | 0x0100);
     }
 
-    /// Binds a channel in each direction.
     pub(crate) fn call(&self, other: &Self) {
         self.ask(&bind(other.relayed));
         other.ask(&bind(self.relayed));
@@ -51,7 +50,6 @@ impl Caller {
         }
     }
 
-    /// Sends a datagram without a channel.
     fn sends_to(&self, other: &Self) {
         let attributes = [(XOR_PEER_ADDRESS, &xored(other.relayed)[..]), (PAYLOAD, b"alone")];
         self.socket.send(&stun(SEND, 7, &attributes)).unwrap();
@@ -118,7 +116,6 @@ fn reload_with_a_new_external_address_keeps_calls() {
         });
         alice.speaks_to(&bob);
         bob.speaks_to(&alice);
-        // Calls to the previous address still work.
         alice.call(&bob);
     }
 }

@@ -15,7 +15,6 @@ fn socket() -> Reading {
     Reading::bind((Ipv4Addr::LOCALHOST, 0).into(), &options).unwrap()
 }
 
-/// Receives a datagram; returns its TOS and payload.
 fn next(socket: &Reading) -> (u8, Vec<u8>) {
     let mut rx = Rx::new(Datapath::Basic);
     let until = Instant::now() + SOON;
@@ -46,7 +45,6 @@ fn dscp_and_ecn_are_copied_between_datagrams_in_both_directions() {
         client.send(&channel_data(b"there")).unwrap();
         assert_eq!(next(&peer), (tos, b"there".to_vec()));
     }
-    // Opposite direction: the client reads the TOS of the peer's datagrams.
     let (client, peer) = (socket(), self::peer());
     let asks = UdpSocket::from(client.as_fd().try_clone_to_owned().unwrap());
     asks.send_to(&allocate(), world.udp()).unwrap();

@@ -17,7 +17,6 @@ fn present(ticket: &[u8]) -> Vec<u8> {
     stun(support::REFRESH, 5, &[(MOBILITY_TICKET, ticket)])
 }
 
-/// Two workers on wildcard addresses.
 fn world() -> World {
     run("ip", &["address", "add", &format!("{RELAY}/32"), "dev", "lo"]);
     run("ip", &["route", "add", "local", "10.99.0.0/16", "dev", "lo"]);
@@ -59,7 +58,6 @@ impl Outer {
         answer
     }
 
-    /// Sends a request through the relayed transport address.
     fn exchange_through(&self, request: &[u8]) -> Message {
         Message(self.exchange(&channel_data(request)).payload().to_vec())
     }
@@ -87,7 +85,6 @@ fn client_behind_a_relayed_address_gets_no_allocation_and_no_loop() {
         Outer::new(&world).ask(&present(&ticket));
         eventually("three refusals are counted", || refused(&world) == 3);
 
-        // Each datagram passes once.
         let relayed = || world.relay.snapshots().iter().map(|s| s.turn.to_peer_datagrams).sum::<u64>();
         let passed = || world.counter("dropped_datagrams", "no_allocation");
         let (before, _) = (eventually("the first four", || (relayed() == 4).then(&relayed)), passed());
@@ -124,7 +121,6 @@ fn client_behind_a_relayed_tcp_address_gets_no_allocation() {
             assert_eq!(inner.receive().unwrap().error(), Some(403));
         }
         eventually("three refusals are counted", || refused(&world) == 3);
-        // A UDP client with the same port number as the TCP one.
         let namesake = UdpSocket::bind(relayed).unwrap();
         namesake.connect(server).unwrap();
         assert_eq!(Outer(namesake).ask(&allocate()).kind(), 0x0103);

@@ -38,7 +38,6 @@ impl Mobile {
         answer
     }
 
-    /// Returns the error code of the response.
     fn refused(&self, request: &[u8]) -> u16 {
         let answer = self.exchange(request);
         assert_eq!(answer.kind(), u16::from_be_bytes([request[0], request[1]]) | 0x0110);
@@ -109,7 +108,6 @@ fn traffic_continues_after_a_change_of_port() {
             let all = world.counter("mobility", "exported") == world.counter("mobility", "imported");
             all && allocations == 1
         });
-        // The current worker releases its quota and port.
         client.ask(&stun(support::REFRESH, 90, &[(0x000D, &[0; 4])]));
         support::eventually("the allocation is gone", || {
             world.relay.snapshots().iter().all(|snapshot| snapshot.allocations == 0)
@@ -191,7 +189,6 @@ fn responses_are_independent_of_the_number_of_workers() {
         assert_eq!(new.refused(&stun(support::ALLOCATE, 54, &[(0x0019, &[17, 0, 0, 0])])), 437);
         assert_eq!(old.refused(&present(&next, 55)), 400, "{case}");
         old.converse(&peer, b"still here");
-        // Data does.
         new.converse(&peer, b"there now");
         assert_eq!(old.refused(&refresh(56)), 437, "{case}");
         assert_eq!(new.refused(&present(&next, 57)), 400, "{case}");
@@ -230,7 +227,6 @@ fn mobile_allocation_outlives_its_tcp_connection() {
     }
 }
 
-/// Client whose PROXY header names this source port.
 fn from_port(world: &World, port: u16) -> Client<std::net::TcpStream> {
     let source = SocketAddr::new(Ipv4Addr::new(192, 0, 2, 7).into(), port);
     let mut client = world.client();
@@ -244,7 +240,6 @@ fn client_at_an_absent_clients_address_keeps_its_connection() {
         config.limits.idle = Duration::from_millis(700);
         config.proxies = vec!["127.0.0.0/8".parse().unwrap()];
     });
-    // One returns from elsewhere; the session of the other ends.
     let end: [fn(&Mobile, &[u8]); 2] = [
         |elsewhere, ticket| _ = elsewhere.ask(&present(ticket, 50)),
         |elsewhere, ticket| {

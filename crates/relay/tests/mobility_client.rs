@@ -12,7 +12,6 @@ use turnpike_wire::{
 const MOVES: usize = 8;
 const SHORT: Duration = Duration::from_millis(20);
 
-/// Current connection of the client.
 enum Way {
     Udp(UdpSocket),
     Tcp(TcpStream, Framer),
@@ -38,7 +37,6 @@ impl Way {
         }
     }
 
-    /// Receives for a short time.
     fn receive(&mut self) -> Vec<Vec<u8>> {
         let mut buffer = [0; 4096];
         let (read, mut messages) = match self {
@@ -104,7 +102,6 @@ impl Traveller {
         }
     }
 
-    /// Steps until an event matches.
     fn until<T>(&mut self, wanted: impl Fn(&Event) -> Option<T>) -> T {
         let deadline = Instant::now() + SOON;
         loop {
@@ -173,7 +170,6 @@ fn travels(over_tcp: bool, workers: usize) {
             _ => None,
         });
         assert!(lifetime > 0);
-        // Uses the channel that was bound before the move.
         assert!(traveller.client.channel(to).is_some());
         assert_eq!(traveller.converse(&peer, format!("stop{stop:04}").as_bytes()), relayed);
         drop(old);

@@ -4,7 +4,6 @@ use crate::prelude::*;
 use crate::support::*;
 use turnpike_relay::TurnedAway;
 
-/// Makes a worker publish its counters.
 fn probe(relay: &Relay, worker: usize) -> Duration {
     let (sender, answer) = mpsc::channel();
     relay.probe(worker, move |waited| sender.send(waited).unwrap());
@@ -23,7 +22,6 @@ fn allocated(world: &World) -> UdpSocket {
 fn probed_counters_are_current() {
     let world = support::start_workers(1);
     let mut clients = Vec::new();
-    // Faster than workers publish on their own.
     for count in 1..=20 {
         clients.push(allocated(&world));
         probe(&world.relay, 0);
@@ -86,7 +84,6 @@ fn refused_clients_are_reported_with_a_reason() {
     let mut strange = connect(world.tcp());
     strange.write_all(&[0x80; 20]).unwrap();
     assert_eq!(told("connection", "not_stun").client, strange.local_addr().unwrap());
-    // TLS record with garbage.
     let mut garbage = connect(world.tls());
     garbage.write_all(&[0x16, 3, 1, 0, 5, 1, 2, 3, 4, 5]).unwrap();
     let of_tls = eventually("a handshake that failed", || {

@@ -6,7 +6,6 @@ use crate::support::*;
 /// Long ones first, so that reused buffers contain other bytes.
 const LENGTHS: [usize; 10] = [1399, 1398, 1397, 0, 1, 2, 3, 4, 5, 7];
 
-/// Peers of one allocation, reached by channel and by permission.
 struct Peers {
     relayed: SocketAddr,
     channel: UdpSocket,
@@ -66,7 +65,6 @@ fn over_udp() {
     Peers::of(ask).send_all(|| heard(&client), false);
 }
 
-/// Reads a message with its padding.
 fn read(stream: &mut impl Read) -> Vec<u8> {
     let mut message = vec![0; 4];
     stream.read_exact(&mut message).unwrap();

@@ -10,7 +10,6 @@ use turnpike_turn::{
 };
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
-/// Passes each query to the test.
 struct Remote(Mutex<mpsc::Sender<(CredentialQuery, PendingLookup)>>);
 
 impl Users for Remote {

@@ -16,7 +16,6 @@ fn reload(world: &World, change: impl FnOnce(&mut Config)) -> Result<Relistened,
     world.relay.reconfigure(&config, &layout, &nobody)
 }
 
-/// Sends a UDP request from this socket; returns the response.
 fn asked(socket: &UdpSocket, server: SocketAddr, request: &[u8]) -> Message {
     socket.send_to(request, server).unwrap();
     Message(heard(socket))
@@ -26,7 +25,6 @@ fn is_success(answer: &Message) -> bool {
     answer.kind() & 0x0110 == 0x0100
 }
 
-/// Returns whether the server grants a new client an allocation at this address.
 fn allocates(server: SocketAddr) -> bool {
     is_success(&asked(&peer(), server, &allocate()))
 }
@@ -82,7 +80,7 @@ fn removed_udp_listener_serves_only_existing_clients() {
         eventually("the listener accepts clients again", || allocates(old));
         flow.goes_on();
 
-        // Listeners that are never reopened close.
+        // A fresh world, because new clients keep the reopened listener alive.
         let world = start_with(|config| config.workers = workers);
         let old = world.udp();
         let flow = Flow::new(old);
@@ -199,7 +197,6 @@ fn reload_changes_relay_addresses_of_new_allocations_only() {
     let flow = Flow::new(world.udp());
     let relayed = |flow: &Flow| (flow.relayed.ip(), (30_000..=30_099).contains(&flow.relayed.port()));
     assert_eq!(relayed(&flow), (Ipv4Addr::LOCALHOST.into(), false));
-    // Sends to the relayed address of the first one.
     let other = peer();
     let at_other = plain(&asked(&other, world.udp(), &allocate()).attribute(0x0016));
     assert!(is_success(&asked(&other, world.udp(), &bind(flow.relayed))));
@@ -226,7 +223,6 @@ fn first_certificate_opens_tls_and_dtls() {
             let identity = identity(&["turn.example.org"]);
             config.streams.tls = Some(context(std::slice::from_ref(&identity)));
             config.dtls.context = Some(dtls::context(&[identity]));
-            // On the same socket.
             config.dtls.listen = config.listen.clone();
         };
         let changed = reload(&world, secure).unwrap();

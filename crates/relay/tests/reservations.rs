@@ -7,7 +7,6 @@ use crate::support::*;
 const ALICE: Ipv4Addr = Ipv4Addr::LOCALHOST;
 const BOB: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
-/// Sends an Allocate from a new port; returns the response.
 fn asks(world: &World, from: Ipv4Addr, attribute: (u16, &[u8])) -> Message {
     let socket = UdpSocket::bind((from, 0)).unwrap();
     socket.set_read_timeout(Some(SOON)).unwrap();

@@ -35,7 +35,6 @@ fn all(world: &World, workers: usize) -> Vec<Session> {
     list(world, workers, SLICE_SESSIONS, SessionFilter::default())
 }
 
-/// Allocates over UDP; returns the socket and the relayed transport address.
 fn allocated(world: &World) -> (UdpSocket, SocketAddr) {
     let client = peer();
     client.connect(world.udp()).unwrap();
@@ -119,7 +118,6 @@ fn query_to_a_missing_worker_is_dropped() {
     assert_eq!(look(&world, 0, Look { from: u32::MAX, ..asked }).next, None);
 }
 
-/// Events on the worker in order.
 #[derive(Clone, Default)]
 struct Order(Arc<Mutex<Vec<&'static str>>>);
 

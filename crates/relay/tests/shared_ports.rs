@@ -24,7 +24,6 @@ impl Sharer {
         Self::with(world, &[])
     }
 
-    /// Adds these attributes to the Allocate.
     fn with(world: &World, attributes: &[(u16, &[u8])]) -> Self {
         let socket = peer();
         socket.connect(world.udp()).unwrap();
@@ -41,13 +40,11 @@ impl Sharer {
         Message(heard(&self.socket))
     }
 
-    /// Returns the error code, or 0 for success.
     fn code(&self, request: &[u8]) -> u16 {
         let answer = self.ask(request);
         answer.error().unwrap_or(0)
     }
 
-    /// Exchanges a datagram on the channel to this peer in each direction.
     fn converses(&self, peer: &UdpSocket, word: &[u8]) {
         self.socket.send(&channel_data(word)).unwrap();
         let mut buffer = [0; 100];
@@ -58,7 +55,6 @@ impl Sharer {
     }
 }
 
-/// Peer with its own address.
 pub(crate) fn peer_at(number: u8) -> UdpSocket {
     let socket = UdpSocket::bind((Ipv4Addr::new(127, 0, 1, number), 0)).unwrap();
     socket.set_read_timeout(Some(SOON)).unwrap();
@@ -92,7 +88,6 @@ fn clients_on_one_relayed_address_receive_from_their_own_peers() {
     assert_eq!(indication.kind(), DATA);
     assert_eq!(indication.attribute(0x0013), b"strange");
     assert_eq!(indication.address(XOR_PEER_ADDRESS), stranger.local_addr().unwrap());
-    // Without a permission.
     peer_at(200).send_to(b"lost", relayed).unwrap();
     world.wait_for_counter("dropped_datagrams", "no_permission", 1);
 }
@@ -111,7 +106,6 @@ fn shared_socket_closes_with_its_last_allocation() {
         assert_eq!(client.code(&end), 0);
     }
     eventually("the port is free", || UdpSocket::bind(relayed).ok());
-    // The next one gets another port.
     let (client, peer) = (Sharer::new(&world), peer_at(1));
     assert_eq!(client.code(&bind(peer.local_addr().unwrap())), 0);
     client.converses(&peer, b"anew");
@@ -150,7 +144,6 @@ fn each_worker_has_its_own_shared_ports() {
     }
 }
 
-/// Counters of the worker.
 fn counted(world: &World) -> (RxStats, TxStats) {
     let snapshot = &world.relay.snapshots()[0];
     (snapshot.rx, snapshot.tx)

@@ -24,7 +24,6 @@ fn record(kind: u8, body: &[u8]) -> Vec<u8> {
     [&[kind, 3, 3], &u16::try_from(body.len()).unwrap().to_be_bytes()[..], body].concat()
 }
 
-/// Valid ClientHello.
 fn hello() -> Vec<u8> {
     let name = ServerName::try_from(NAME).unwrap();
     let mut client = ClientConnection::new(tls_config(&[]), name).unwrap();
@@ -53,7 +52,6 @@ fn closed(world: &World) -> u64 {
     world.streams().closed.iter().sum()
 }
 
-/// Sends one byte to each in turn until the server has closed all.
 fn drip(streams: Vec<TcpStream>, byte: impl Fn(usize) -> u8) {
     let deadline = Instant::now() + SOON;
     let mut streams = streams;
@@ -63,7 +61,6 @@ fn drip(streams: Vec<TcpStream>, byte: impl Fn(usize) -> u8) {
             return;
         }
         assert!(Instant::now() < deadline, "{} still open", streams.len());
-        // Slow sending is the attack.
         thread::sleep(Duration::from_millis(20));
     }
 }
@@ -91,7 +88,6 @@ fn every_first_byte_ends_with_a_counted_reason() {
         for first in 0..=255 {
             let mut client = Client::new(connect(port));
             client.send(&noise(first, 64));
-            // Fails if already closed.
             let _ = client.stream.shutdown(Shutdown::Write);
             client.ends();
         }
@@ -312,9 +308,7 @@ fn flood_of_connections_does_not_starve_others() {
     assert_eq!(streams.closed(CloseReason::LimitAddress), 4 * 10, "{streams:?}");
     assert_eq!(streams.closed(CloseReason::Evicted), 4 * 50 - 120, "{streams:?}");
     assert_eq!(streams.open, 1 + 120);
-    // New clients are served.
     assert_eq!(world.client().ask(&binding(1)).kind(), BINDING | 0x0100);
-    // Clients that connect and leave.
     for round in 1..=10 {
         for _ in 0..100 {
             // The reset may come first.
@@ -329,13 +323,11 @@ fn flood_of_connections_does_not_starve_others() {
     witness.lost_nothing();
 }
 
-/// Starts a connection from a loopback address.
 fn connect_from(from: Ipv4Addr, to: SocketAddr) -> TcpSocket {
     let options = ConnectOptions { source: Some(from.into()), ..ConnectOptions::default() };
     TcpSocket::connect(to, &options).unwrap()
 }
 
-/// TCP and TLS clients that never read relayed data.
 #[test]
 fn clients_that_never_read_relayed_data_lose_datagrams_only() {
     let world = tls_world(|config| config.limits.stream_queue = 70_000);
@@ -366,7 +358,6 @@ fn clients_that_never_read_relayed_data_lose_datagrams_only() {
     witness.lost_nothing();
 }
 
-/// Clients that never read responses to their requests.
 #[test]
 fn clients_that_never_read_responses_are_closed() {
     let world = tls_world(|_| {});

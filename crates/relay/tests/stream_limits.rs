@@ -81,7 +81,6 @@ fn non_stun_data_closes_the_connection_with_a_reason() {
         (&[0, 1, 0, 3, 0x21, 0x12, 0xA4, 0x42], CloseReason::Length),
         // HTTP looks like ChannelData of 21 kB.
         (b"GET / HTTP/1.1\r\n\r\n", CloseReason::TooLong),
-        // TLS record without a configured certificate.
         (&[0x16, 3, 1, 0, 5], CloseReason::NoCertificate),
         (&[0x16; 600], CloseReason::NoCertificate),
     ];
@@ -175,7 +174,6 @@ fn only_connections_without_an_allocation_are_limited() {
     }
     let mut waiting: Vec<_> = (0..3).map(|_| world.client()).collect();
     waiting.iter_mut().for_each(|client| drop(client.ask(&binding(1))));
-    // A new client is served, and the oldest of its address is evicted.
     let mut newcomer = world.client();
     newcomer.ask(&allocate());
     waiting[0].ends();
@@ -215,7 +213,6 @@ fn slow_new_clients_do_not_evict_each_other() {
     }
 }
 
-/// Performs a handshake with a pause before each flight.
 fn tls_connect_slowly(at: std::net::SocketAddr, pause: Duration) -> TlsStream {
     let name = "turn.example.org".try_into().unwrap();
     let connection = rustls::ClientConnection::new(tls_config(&[]), name).unwrap();

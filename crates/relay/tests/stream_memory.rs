@@ -67,7 +67,6 @@ fn begin_handshakes() {
     }
     world.wait_for_failed(HandshakeFailure::TooLong, CROWD);
     world.wait_for_closed(CloseReason::Handshake, CROWD);
-    // Repeated floods leave nothing behind.
     let of_others = grown(|| {
         for _ in 0..3 {
             drop(crowd(&world, &within));
@@ -123,7 +122,6 @@ fn read_no_data() {
     // Stalled connections take no time either.
     Thread::named("relay-0").comes_to_rest();
     witness.lost_nothing();
-    // Finally read, everything arrives.
     for (total, (mut client, far)) in sent.into_iter().zip(pairs) {
         drop(far);
         let mut read = 0;

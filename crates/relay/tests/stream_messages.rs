@@ -80,7 +80,6 @@ fn closed_connection_ends_its_allocation() {
     tls.stream.conn.send_close_notify();
     tls.stream.flush().unwrap();
     eventually("one is left", || world.allocations() == 1);
-    // Requests before the end get a reply.
     half.send(&[binding(4), refresh(5)].concat());
     half.stream.shutdown(Shutdown::Write).unwrap();
     assert_eq!(half.receive().unwrap().kind(), BINDING | 0x0100);

@@ -8,7 +8,6 @@ use crate::support::*;
 const NAME: &str = "turn.example.org";
 const ROUNDS: usize = 100;
 
-/// Connects from this port; closing the connection sends a reset.
 fn connect_from(local: SocketAddr, to: SocketAddr) -> TcpStream {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.set_reuse_address(true).unwrap();

@@ -27,11 +27,9 @@ impl Fence {
     }
 }
 
-/// Writes two parts; the first has been read before the second is sent.
 trait Cut: Read + Write {
     fn write_halves(&mut self, bytes: &[u8], at: usize, fence: &mut Fence);
 
-    /// Additional bytes written per message.
     const MORE: usize = 0;
 }
 
@@ -43,7 +41,6 @@ impl Cut for TcpStream {
     }
 }
 
-/// Writes two records.
 impl Cut for TlsStream {
     fn write_halves(&mut self, bytes: &[u8], at: usize, fence: &mut Fence) {
         self.write_all(&bytes[..at]).unwrap();
@@ -88,7 +85,6 @@ impl Cut for CutRecord {
     }
 }
 
-/// Sends every kind of message split at each byte and checks its effect.
 fn every_cut_is_none<S: Cut>(stream: S, fence: &mut Fence) {
     let mut client = Client::new(stream);
     let (bound, permitted) = (peer(), peer());
@@ -141,7 +137,6 @@ fn split_messages_work_over_tls_within_a_record() {
     every_cut_is_none(CutRecord(tls(&world, &tls_config(&[]))), &mut Fence::new(&world));
 }
 
-/// Closes the connection after each proper prefix of each message.
 fn every_truncation_is_nothing<S: Read + Write>(
     world: &World,
     connect: impl Fn() -> S,

@@ -11,7 +11,6 @@ fn world(names: &[&[&str]]) -> World {
     start(|config| config.tls = Some(context(&identities)))
 }
 
-/// DNS names of the certificate shown to a client with this server name.
 fn shown(server: SocketAddr, name: &str) -> Vec<String> {
     let stream = tls_connect(server, name, &tls_config(&[])).unwrap();
     names_of(&stream.conn.peer_certificates().unwrap()[0])
@@ -258,7 +257,6 @@ fn unusable_certificates_are_refused_with_a_reason() {
     assert!(matches!(read(&old.pem, &old.key, year_2019), Some(CertificateError::NotYetValid(_))));
     assert_eq!(read(&old.pem, &old.key, 1_600_000_000), None, "valid at that time");
     let then = Identity::from_pem(old.pem.as_bytes(), old.key.as_bytes()).unwrap();
-    // 1 January 2020 and 2021.
     assert_eq!((then.not_before(), then.not_after()), (1_577_836_800, 1_609_459_200));
 }
 

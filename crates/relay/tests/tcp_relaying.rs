@@ -44,19 +44,16 @@ fn is_over(stream: &mut impl Read) -> bool {
     }
 }
 
-/// Control connection and the relayed transport address of its allocation.
 fn control(world: &World) -> (Client<TcpStream>, SocketAddr) {
     let mut client = world.client();
     let relayed = plain(&client.ask(&allocate_tcp()).attribute(0x0016));
     (client, relayed)
 }
 
-/// Response to a Connect; indications may come in between.
 fn connection_to(client: &mut Client<TcpStream>, peer: SocketAddr, id: u8) -> Vec<u8> {
     client.ask(&connect_to(peer, id)).attribute(CONNECTION_ID)
 }
 
-/// Bound data connection.
 fn data(world: &World, connection: &[u8]) -> TcpStream {
     bound(connect(world.tcp()), connection)
 }
@@ -71,7 +68,6 @@ fn bound<S: Read + Write>(mut stream: S, connection: &[u8]) -> S {
     stream
 }
 
-/// Exchanges data in both directions; then the peer closes.
 fn converse(mut client: impl Read + Write, mut peer: TcpStream) {
     client.write_all(b"ping").unwrap();
     client.flush().unwrap();
@@ -92,7 +88,6 @@ fn data_connections_work_on_any_worker() {
             let connection = connection_to(&mut client, listener.local_addr().unwrap(), 10 + round);
             let (mut peer, from) = accepted(&listener);
             assert_eq!(from, relayed, "from the relayed transport address");
-            // A peer may send before the bind.
             peer.write_all(b"early").unwrap();
             let mut stream = data(&world, &connection);
             assert_eq!(read(&mut stream, 5), b"early");
@@ -217,7 +212,6 @@ fn bytes_after_a_connection_bind_are_data() {
             let connection = connection_to(&mut client, listener.local_addr().unwrap(), 10 + round);
             let (mut peer, _) = accepted(&listener);
             let mut data = Client::new(connect(world.tcp()));
-            // Bytes that STUN would parse as a message.
             let behind = support::binding(9);
             let length = data.ask(&[bind_to(&connection), behind.clone()].concat()).0.len();
             assert!(length > 0);
@@ -336,7 +330,6 @@ fn limit_slows_connections_and_loses_nothing() {
             } else {
                 passes(data(&world, &connection), &mut peer, &bytes);
             }
-            // Each direction has the full rate.
             let most = (BURST + RATE * (started.elapsed().as_millis() + 1)) * 21 / 20 + (1 << 16);
             assert!(LEN as u128 <= most, "{LEN} bytes, allowed {most}");
         }
@@ -471,7 +464,6 @@ fn half_closed_connection_ends_when_silent() {
             (Some(data(&world, &connection)), None)
         };
         if round % 2 == 0 {
-            // The peer closes one direction and still receives from the client.
             peer.shutdown(Shutdown::Write).unwrap();
             for _ in 0..4 {
                 std::thread::sleep(Duration::from_millis(300));

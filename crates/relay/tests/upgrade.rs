@@ -53,7 +53,6 @@ fn ended(old: World) {
 /// slow machine loses nothing.
 const WINDOW: u64 = 16;
 
-/// UDP client with a channel to an echo peer.
 struct Talk {
     stop: Arc<AtomicBool>,
     sent: Arc<AtomicU64>,
@@ -76,7 +75,6 @@ impl Talk {
         let echo = thread::spawn(move || {
             let mut buffer = [0; 64];
             let mut count = 0;
-            // The last datagram is empty.
             while let Ok((len, from)) = far.recv_from(&mut buffer) {
                 far.send_to(&buffer[..len], from).unwrap();
                 if len == 0 {
@@ -127,7 +125,6 @@ impl Talk {
         eventually("it continues", || self.sent.load(Ordering::Relaxed) >= wanted);
     }
 
-    /// Checks that everything came back in order.
     fn lost_nothing(self) {
         self.stop.store(true, Ordering::Relaxed);
         let counts: Vec<u64> = self.threads.into_iter().map(|thread| thread.join().unwrap()).collect();
@@ -197,7 +194,6 @@ fn sessions_keep_their_expiry_across_an_upgrade() {
     client.send(&crate::support::stun(crate::support::REFRESH, 3, &[(0x000D, &[0; 4])])).unwrap();
     assert_eq!(Message(heard(&client)).kind(), 0x0104);
     new.wait_for_counter("allocations_closed", "deleted", 1);
-    // Its port is free.
     eventually("the port is free", || UdpSocket::bind(plain(&relayed)).is_ok());
 }
 
@@ -236,10 +232,8 @@ fn upgrade_keeps_stream_clients_in_the_old_process() {
     assert_eq!(plain_client.receive().unwrap().payload(), b"and back");
     secure_client.send(&padded(channel_data(b"me too")));
     assert_eq!(heard(&far), b"me too");
-    // A session of the old relay can be resumed.
     let again = tls_connect(tls_address, "turn.example.org", &client_config).unwrap();
     assert_eq!(again.conn.handshake_kind(), Some(HandshakeKind::Resumed));
-    // New allocations are possible there too.
     eventually("both are counted", || old.relay.left().0 == 2);
     drop((plain_client, secure_client));
     ended(old);
@@ -353,7 +347,6 @@ fn failed_upgrade_keeps_all_sessions_in_the_old_process() {
     assert!(why.contains("worker"), "{why}");
     talks.iter().for_each(Talk::goes_on);
     eventually("all sessions are counted", || old.relay.left().0 == 6);
-    // Afterwards the upgrade succeeds.
     let new = upgraded(&old, &config).unwrap();
     ended(old);
     talks.into_iter().for_each(Talk::lost_nothing);

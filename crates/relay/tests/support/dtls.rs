@@ -16,7 +16,6 @@ use super::{Message, SOON, World, allocate, bind, eventually, identity, plain, s
 pub(crate) enum Kind {
     V12,
     V13,
-    /// Offers both versions.
     Auto,
 }
 
@@ -24,12 +23,10 @@ pub(crate) fn context(identities: &[Identity]) -> Arc<DtlsContext> {
     Arc::new(DtlsContext::new(identities, Duration::from_secs(10)).unwrap())
 }
 
-/// Relay with one ECDSA certificate.
 pub(crate) fn world() -> World {
     start_with(|config| config.dtls.context = Some(context(&[identity(&["dtls.example"])])))
 }
 
-/// Like [`world`] with other limits.
 pub(crate) fn world_with(change: impl FnOnce(&mut DtlsConfig)) -> World {
     start_with(|config| {
         config.dtls.context = Some(context(&[identity(&["dtls.example"])]));
@@ -79,7 +76,6 @@ fn settings() -> Arc<Config> {
 }
 
 impl DtlsClient {
-    /// Creates a client that has not sent anything.
     pub(crate) fn new(server: SocketAddr, kind: Kind) -> Self {
         let socket = UdpSocket::bind((server.ip(), 0)).unwrap();
         socket.connect(server).unwrap();
@@ -113,7 +109,6 @@ impl DtlsClient {
         client
     }
 
-    /// Pending output as datagrams.
     pub(crate) fn says(&mut self) -> Vec<Vec<u8>> {
         let mut said = Vec::new();
         loop {
@@ -175,7 +170,6 @@ impl DtlsClient {
         self.messages.remove(0)
     }
 
-    /// Sends a request; returns its success response.
     pub(crate) fn ask(&mut self, request: &[u8]) -> Message {
         self.send(request);
         let answer = self.receive();
@@ -215,7 +209,6 @@ pub(crate) fn hellos(world: &World, kind: Kind) -> (DtlsClient, Vec<u8>, Vec<u8>
     (client, first, second)
 }
 
-/// Reply of the client to the next datagram.
 fn answer(client: &mut DtlsClient) -> Vec<u8> {
     let mut buffer = [0; 4096];
     client.socket.set_read_timeout(Some(SOON)).unwrap();

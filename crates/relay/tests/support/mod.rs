@@ -53,12 +53,10 @@ pub(crate) fn start_with(change: impl FnOnce(&mut Config)) -> World {
     start_with_store(Arc::new(()), change)
 }
 
-/// Like [`start_with`] with these users.
 pub(crate) fn start_with_store(store: Arc<dyn CredentialStore>, change: impl FnOnce(&mut Config)) -> World {
     start_heard_by(Arc::new(()), store, change)
 }
 
-/// Like [`start_with_store`]; `log` receives the session events.
 pub(crate) fn start_heard_by(
     log: Arc<dyn SessionLog>,
     store: Arc<dyn CredentialStore>,
@@ -67,7 +65,6 @@ pub(crate) fn start_heard_by(
     World { relay: Relay::start(&configured(change), store, log).unwrap() }
 }
 
-/// Configuration of [`start_with`].
 pub(crate) fn configured(change: impl FnOnce(&mut Config)) -> Config {
     let any: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
     let mut config = Config {
@@ -104,7 +101,6 @@ impl World {
         self.relay.listeners().udp[0]
     }
 
-    /// Counter of the state machine, summed over all workers.
     pub(crate) fn counter(&self, family: &str, label: &str) -> u64 {
         let snapshots = self.relay.snapshots();
         let of = |snapshot: &WorkerSnapshot| -> u64 {
@@ -159,7 +155,6 @@ impl World {
     }
 }
 
-/// Bytes preceded by their 16-bit length.
 pub(crate) fn vector(bytes: &[u8]) -> Vec<u8> {
     [&u16::try_from(bytes.len()).unwrap().to_be_bytes()[..], bytes].concat()
 }
@@ -207,7 +202,6 @@ pub(crate) fn xored(address: SocketAddr) -> Vec<u8> {
     stun::xor_address(address, 0)
 }
 
-/// Inverse of [`xored`].
 pub(crate) fn plain(value: &[u8]) -> SocketAddr {
     stun::address(value, 0)
 }
@@ -231,7 +225,6 @@ pub(crate) fn padded(mut message: Vec<u8>) -> Vec<u8> {
     message
 }
 
-/// Client over any byte stream.
 pub(crate) struct Client<S> {
     pub(crate) stream: S,
     framer: Framer,
@@ -272,7 +265,6 @@ impl<S: Read + Write> Client<S> {
         Some(self.messages.remove(0))
     }
 
-    /// Sends a request; returns its success response.
     pub(crate) fn ask(&mut self, request: &[u8]) -> Message {
         self.send(request);
         let answer = self.receive().expect("an answer");
@@ -305,7 +297,6 @@ pub(crate) fn heard(peer: &UdpSocket) -> Vec<u8> {
     buffer
 }
 
-/// Self-signed certificate for these names.
 pub(crate) fn identity(names: &[&str]) -> Identity {
     identity_of(&Certificate::new(names))
 }
@@ -322,7 +313,6 @@ pub(crate) fn context(identities: &[Identity]) -> Arc<TlsContext> {
     Arc::new(TlsContext::new(identities).unwrap())
 }
 
-/// Client that supports only this version.
 pub(crate) fn tls_config_of(version: &'static SupportedProtocolVersion) -> Arc<ClientConfig> {
     Arc::new(believing_client(&[version]))
 }
@@ -335,12 +325,10 @@ pub(crate) fn tls_config(protocols: &[&str]) -> Arc<ClientConfig> {
 
 pub(crate) type TlsStream = StreamOwned<ClientConnection, TcpStream>;
 
-/// Performs a TLS handshake with this server name.
 pub(crate) fn tls_connect(to: SocketAddr, name: &str, config: &Arc<ClientConfig>) -> io::Result<TlsStream> {
     tls_connect_behind(to, &[], name, config)
 }
 
-/// Like [`tls_connect`], after sending `lead`.
 pub(crate) fn tls_connect_behind(
     to: SocketAddr,
     lead: &[u8],

@@ -25,7 +25,6 @@ pub(crate) struct Witness {
 }
 
 impl Witness {
-    /// Starts with an allocation over UDP and one over TCP.
     pub(crate) fn start(world: &World) -> Self {
         let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (over, counted) = (Arc::clone(&stop), Arc::clone(&rounds));
@@ -63,7 +62,6 @@ impl Witness {
         witness
     }
 
-    /// Rounds completed so far.
     pub(crate) fn rounds(&self) -> u64 {
         self.rounds.load(Ordering::Relaxed)
     }
