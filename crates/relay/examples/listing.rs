@@ -50,7 +50,7 @@ fn main() {
     println!("{sessions} sessions after {:.1} s", began.elapsed().as_secs_f64());
 
     let alone = witness(&relay, || thread::sleep(Duration::from_secs(3)));
-    println!("round trips without listing            {}", told(alone));
+    println!("round trips without listing             {}", told(alone));
     let mut looked = Vec::new();
     let beside = witness(&relay, || {
         for _ in 0..listings {

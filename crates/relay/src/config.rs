@@ -49,7 +49,7 @@ pub struct Config {
     pub relay_in_turn: bool,
     pub ports: RangeInclusive<u16>,
     /// Shared relay sockets per relay address and worker: this many for UDP clients and as many for all
-    /// others. Peers' addresses tell the allocations apart. 0 gives each allocation its own socket.
+    /// others. Peer addresses distinguish the allocations. 0 gives each allocation its own socket.
     pub shared_ports: usize,
     /// Configured addresses that this machine lacks: their listeners wait, and no allocation uses them.
     pub absent: Vec<IpAddr>,

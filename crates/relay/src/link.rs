@@ -36,7 +36,7 @@ const GENERATIONS: u32 = 1 << (KIND - GENERATION);
 impl Way {
     #[inline]
     pub(crate) fn of(Link(bits): Link) -> Self {
-        #[expect(clippy::cast_possible_truncation, reason = "as many bits as there are")]
+        #[expect(clippy::cast_possible_truncation, reason = "the slot is in the lower 32 bits")]
         let place =
             Place { slot: bits as u32 as usize, generation: (bits >> GENERATION) as u32 % GENERATIONS };
         match bits >> KIND {

@@ -12,7 +12,7 @@ use turnpike_offload::OffloadError;
 pub enum StartError {
     #[error("cannot listen on {protocol} {address}: {source}; {remedy}")]
     Listen { protocol: &'static str, address: SocketAddr, source: io::Error, remedy: String },
-    #[error("relay address {address} cannot be bound: {source}; {remedy}")]
+    #[error("cannot bind relay address {address}: {source}; {remedy}")]
     RelayAddress { address: IpAddr, source: io::Error, remedy: String },
     #[error("NAT discovery needs a UDP listener on {address}, or on its port and all addresses")]
     NatDiscovery { address: SocketAddr },

@@ -126,7 +126,7 @@ fn hmac(key: &[u8]) -> Hmac<Sha256> {
     Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length")
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "the difference of two times is what counts")]
+#[expect(clippy::cast_possible_truncation, reason = "only differences matter")]
 const fn low(unix: u64) -> u32 {
     unix as u32
 }

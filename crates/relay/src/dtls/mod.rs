@@ -404,7 +404,7 @@ impl Associations {
                 self.count_drop(DtlsDrop::TooLong);
                 return None;
             }
-            // Plaintext alerts are unauthenticated, so everyone who knows the address and port could end the
+            // Plaintext alerts are unauthenticated, so an attacker who knows the address and port could end the
             // handshake (RFC 6347 section 4.1.2.7 advises against that). dimpl acts on them until it has
             // keys.
             if let Sifted::Rest(rest) = record::without_plain_alerts(datagram, &mut self.sifted) {

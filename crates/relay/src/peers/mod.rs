@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  connect ──▶ Connecting ──▶ PeerEvent::Connected ┐
-//!  accept, hold ──────────────────────────────┴▶ Waiting ── bind ──▶ Bound: moves bytes ──▶ PeerEvent::Ended
+//!  accept, hold ───────────────────────────────────┴▶ Waiting ── bind ──▶ Bound: moves bytes ──▶ PeerEvent::Ended
 //! ```
 //!
 //! Connections are polled edge-triggered from the start. Data that a peer sends before the bind stays in the

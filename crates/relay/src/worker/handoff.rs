@@ -36,8 +36,8 @@ pub(crate) struct Mailbox {
     pub(crate) backlog: Arc<AtomicUsize>,
 }
 
-/// Message to another worker. Allocations and streams are never lost: accepted requests and streams already
-/// bound their number.
+/// Message to another worker. Allocations and streams are never dropped, because the limits on requests and
+/// accepted streams already cap their number.
 pub(crate) enum Handoff {
     /// A client's stream, the request on it, and the bytes behind that request.
     Stream(Box<Detached>, Box<[u8]>, Vec<u8>),
@@ -45,7 +45,7 @@ pub(crate) enum Handoff {
     Request { via: u16, occupied: bool, source: Source, request: Box<[u8]> },
     /// Returns a request: its client does not move to `owner`.
     Declined { owner: u16, source: Source, request: Box<[u8]> },
-    /// Worker `from` no longer expects this client.
+    /// Worker `from` cancels this pending move.
     MoveOver { from: u16, pending_move: PendingMove },
     /// A deletion by a forwarded request, remembered for retransmissions.
     Deleted((u64, u64)),

@@ -125,7 +125,7 @@ fn built(how: u8, input: &mut Input<'_>) -> Vec<u8> {
         extensions.extend_from_slice(&vector(&value));
     }
     let legacy_cookie = vec![7; if how & 1 == 0 { 0 } else { usize::from(how >> 2) }];
-    let length = u8::try_from(legacy_cookie.len()).expect("of six bits");
+    let length = u8::try_from(legacy_cookie.len()).expect("at most 63");
     let mut body =
         [&[0xFE, if how & 2 == 0 { 0xFD } else { 0xFF }][..], &[7; 32], &[1, 9, length], &legacy_cookie]
             .concat();
