@@ -71,7 +71,7 @@ fn converse(world: &World) {
 }
 
 #[test]
-fn clients_reach_each_other_by_channels_and_indications_on_every_data_path() {
+fn clients_reach_each_other_on_every_data_path() {
     for datapath in [Datapath::Basic, Datapath::Mmsg, Datapath::Gso] {
         for workers in [1, 2] {
             let world = start_with(|config| {

@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn hello_without_a_common_suite_group_compression_or_extension_is_incompatible() {
+    fn hello_without_common_parameters_is_incompatible() {
         let groups = |groups: &[u16]| {
             let list: Vec<u8> = groups.iter().flat_map(|group| group.to_be_bytes()).collect();
             extension(
