@@ -51,9 +51,9 @@ fn every_coturn_option_is_known_tested_and_documented() {
     assert_eq!(missing, [""; 0]);
     let used: BTreeSet<&str> = settings(CONF).map(|(_, name, _)| name).collect();
     assert_eq!(used, known);
-    // Rows of tables start with their options, each in backquotes.
-    let rows = DOCUMENT.lines().filter_map(|line| line.strip_prefix("| `")?.split('|').next());
-    let names = rows.flat_map(|cell| cell.split('`').step_by(2).collect::<Vec<_>>());
+    // Entries of lists start with their options, each in backquotes.
+    let entries = DOCUMENT.lines().filter_map(|line| line.strip_prefix("- `")?.split("`: ").next());
+    let names = entries.flat_map(|options| options.split('`').step_by(2).collect::<Vec<_>>());
     let documented: BTreeSet<&str> = names.filter(|name| known.contains(name)).collect();
     assert_eq!(documented, known);
 }
