@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_moves_a_stream_and_knows_what_it_holds() {
+    fn pipe_moves_a_stream_and_counts_its_content() {
         let (mut client, from) = pair();
         let (mut sink, to) = pair();
         let mut pipe = Pipe::new().unwrap();
@@ -98,7 +98,7 @@ mod tests {
             sink.read_to_end(&mut heard).map(|_| heard)
         });
         let mut moved = 0;
-        eventually("it comes", || {
+        eventually("the stream is moved to its end", || {
             match pipe.fill(&from, usize::MAX) {
                 Ok(0) => return Some(()),
                 Ok(n) => {

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_read_as_it_was_written_but_for_other_spellings() {
+    fn raw_addresses_are_read_in_their_canonical_form() {
         for (written, shown) in [
             ("192.0.2.1:3478", "192.0.2.1:3478"),
             ("[2001:db8::1]:65535", "[2001:db8::1]:65535"),

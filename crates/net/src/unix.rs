@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_a_path_or_abstract_and_fits_into_the_address() {
+    fn names_are_limited_paths_or_abstract_names() {
         for good in
             ["/run/app.sock", "@app", &format!("/{}", "x".repeat(106)), &format!("@{}", "x".repeat(107))]
         {

@@ -327,7 +327,7 @@ mod tests {
                         Told::Add(number) => sum += number,
                         Told::Wait(until) => _ = until.recv(),
                         Told::Ask(answer) => _ = answer.send(sum),
-                        Told::Panic => panic!("as told"),
+                        Told::Panic => panic!("requested panic"),
                     }
                 }
                 let state = (sum, frame.is_stopped);

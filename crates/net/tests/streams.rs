@@ -12,7 +12,7 @@ fn loopback() -> SocketAddr {
 fn pair(options: &ListenOptions) -> (TcpStream, TcpSocket) {
     let listener = TcpListener::bind(loopback(), options).unwrap();
     let client = TcpStream::connect(listener.local_addr()).unwrap();
-    let (server, peer) = eventually("it comes", || listener.accept().unwrap());
+    let (server, peer) = eventually("a connection", || listener.accept().unwrap());
     assert_eq!(peer, client.local_addr().unwrap());
     assert_eq!(server.peer_addr().unwrap(), peer);
     assert_eq!(server.local_addr().unwrap(), listener.local_addr());
@@ -47,7 +47,7 @@ fn accepted_and_connected_sockets_have_the_configured_timers() {
         listener.set_timers(timers).unwrap();
         let connected = TcpSocket::connect(listener.local_addr(), &ConnectOptions::default()).unwrap();
         connected.set_timers(timers).unwrap();
-        let (accepted, _) = eventually("it comes", || listener.accept().unwrap());
+        let (accepted, _) = eventually("a connection", || listener.accept().unwrap());
         [accepted, connected]
     };
     let timers_of = |socket: &TcpSocket| {
@@ -78,10 +78,10 @@ fn deferred_accept_waits_for_data_or_its_timeout() {
     let mut client = TcpStream::connect(listener.local_addr()).unwrap();
     assert!(listener.accept().unwrap().is_none());
     client.write_all(b"abc").unwrap();
-    let (server, _) = eventually("it comes", || listener.accept().unwrap());
+    let (server, _) = eventually("a connection", || listener.accept().unwrap());
     assert_eq!(server.read(&mut [0; 8]).unwrap(), 3, "with its first bytes");
     let silent = TcpStream::connect(listener.local_addr()).unwrap();
-    let (_, peer) = eventually("it comes", || listener.accept().unwrap());
+    let (_, peer) = eventually("a connection", || listener.accept().unwrap());
     assert_eq!(peer, silent.local_addr().unwrap());
 }
 
@@ -122,7 +122,7 @@ fn connect_reports_its_result_as_an_event() {
         let socket =
             TcpSocket::connect(address, &ConnectOptions { source, ..ConnectOptions::default() }).unwrap();
         poller.add_with(&socket, 7, Interest::Edge).unwrap();
-        let event = eventually("it comes", || {
+        let event = eventually("an event of the connect", || {
             poller.wait(Some(Duration::from_millis(100))).unwrap().first().copied()
         });
         assert_eq!((event.token, event.error), (7, expected.is_some()));
@@ -155,7 +155,7 @@ fn vectored_write_beyond_the_kernel_limit_is_short() {
     assert_eq!(heard, bytes);
     // The error is returned, not raised as SIGPIPE.
     drop(client);
-    eventually("it comes", || server.write_vectored(&pieces[..1], false).err());
+    eventually("an error of the write", || server.write_vectored(&pieces[..1], false).err());
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn edge_events_report_data_urgent_bytes_and_the_end() {
     let mut poller = Poller::new().unwrap();
     poller.add_with(&server, 1, Interest::EdgeRead).unwrap();
     let mut next =
-        || eventually("it comes", || poller.wait(Some(Duration::from_millis(100))).unwrap().first().copied());
+        || eventually("an event", || poller.wait(Some(Duration::from_millis(100))).unwrap().first().copied());
     client.write_all(b"abc").unwrap();
     let event = next();
     assert!(event.readable && !event.closed && !event.priority && !event.writable, "{event:?}");
@@ -177,7 +177,7 @@ fn edge_events_report_data_urgent_bytes_and_the_end() {
     assert_eq!(server.read(&mut buffer).unwrap(), 1);
     assert_eq!(buffer[0], b'!');
     drop(client);
-    let event = eventually("it comes", || Some(next()).filter(|event| event.closed));
+    let event = eventually("a closed event", || Some(next()).filter(|event| event.closed));
     assert!(event.readable, "{event:?}");
     assert_eq!(server.read(&mut buffer).unwrap(), 0);
 }
@@ -229,7 +229,7 @@ fn full_socket_reports_when_it_is_writable_again() {
     poller.set(&server, 1, Interest::Edge).unwrap();
     assert!(poller.wait(Some(Duration::ZERO)).unwrap().iter().all(|event| !event.writable));
     client.read_exact(&mut vec![0; sent]).unwrap();
-    eventually("it comes", || {
+    eventually("a writable event", || {
         poller.wait(Some(Duration::from_millis(100))).unwrap().first().filter(|event| event.writable).copied()
     });
     assert!(server.write(&chunk).unwrap() > 0);
@@ -248,5 +248,5 @@ fn half_closed_socket_still_reads() {
     server.shutdown_write().unwrap();
     assert_eq!(client.read(&mut [0]).unwrap(), 0);
     client.write_all(b"x").unwrap();
-    eventually("it comes", || server.read(&mut [0]).ok());
+    eventually("the byte of the client", || server.read(&mut [0]).ok());
 }

@@ -302,7 +302,7 @@ fn plain_flow_is_copied_even_if_it_is_bulk() {
 }
 
 #[test]
-fn an_urgent_byte_keeps_a_flow_off_pipes() {
+fn urgent_byte_prevents_the_use_of_pipes() {
     let (mut mover, mut flow, mut ends) = (Mover::default(), Flow::default(), Ends::new());
     assert_eq!(message(&mut mover, &mut flow, &mut ends, CopyMode::Splice, 100), 100);
     flow.on_urgent(&ends.from);

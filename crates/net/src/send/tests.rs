@@ -459,7 +459,7 @@ fn a_message_is_no_longer_than_a_udp_payload() {
 }
 
 #[test]
-fn adjacent_datagrams_share_an_iovec_and_come_apart_again() {
+fn adjacent_datagrams_share_an_iovec_until_a_step_down() {
     let mut b = bench(Datapath::Gso);
     let mut kernel = ruled(|m| m.segment.map(|_| libc::EIO));
     let route = b.route(peer(0));
@@ -480,7 +480,7 @@ fn adjacent_datagrams_share_an_iovec_and_come_apart_again() {
 }
 
 #[test]
-fn empty_datagrams_leave_alone_and_in_order() {
+fn empty_datagrams_are_sent_alone_and_in_order() {
     for datapath in [Datapath::Basic, Datapath::Mmsg, Datapath::Gso] {
         let mut b = bench(datapath);
         let mut kernel = ruled(|_| None);
