@@ -84,7 +84,7 @@ fn address_bits(ip: IpAddr) -> (u64, u64) {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
         IpAddr::V6(ip) => ip.to_bits(),
     };
-    #[expect(clippy::cast_possible_truncation, reason = "the halves are what is wanted")]
+    #[expect(clippy::cast_possible_truncation, reason = "splits the number into its halves")]
     ((bits >> 64) as u64, bits as u64)
 }
 

@@ -139,8 +139,8 @@ impl Clients {
 }
 
 impl Shard {
-    /// Removes clients whose second is over, and all without connections if thousands came within it. A table
-    /// that any number of sources can fill must not lock out others.
+    /// Removes clients whose second is over and, if thousands remain, all without connections: forged sources
+    /// can fill the table, and must not lock out others.
     fn forget(&mut self, now: u64) {
         self.clients.retain(|_, client| client.open > 0 || client.rested > now);
         self.quiet = self.clients.values().filter(|client| client.open == 0).count();

@@ -32,8 +32,8 @@ impl DatagramCheck {
         Ok(check)
     }
 
-    /// Handles silence for one of [`TRIES`] shares of the time: returns the result, or `None` after another
-    /// try.
+    /// Handles a try without an answer: sends the next one and returns `None`, or returns the result after
+    /// [`TRIES`].
     pub(crate) fn go_on(&mut self, rule: &Rule) -> Option<bool> {
         if self.tries == TRIES {
             return Some(rule.health_question.is_none());

@@ -181,7 +181,7 @@ fn clients_return_to_a_recovered_target_and_no_others_move() {
     assert!(without.contains(&b'b') && without.contains(&b'c'), "{without:?}");
     support::serve_greetings(TcpListener::bind(down).unwrap(), "a");
     // Other targets are preferred for a second after a failure.
-    let with = eventually("the target that was down", || Some(ask()).filter(|heard| heard.contains(&b'a')));
+    let with = eventually("the recovered target", || Some(ask()).filter(|heard| heard.contains(&b'a')));
     for (without, with) in without.iter().zip(with) {
         assert!(with == b'a' || with == *without);
     }
@@ -211,11 +211,11 @@ fn traffic_is_counted_per_target() {
     assert_eq!((of_nobody.counts.open, of_nobody.counts.connected), (0, 0));
 
     client.shutdown(std::net::Shutdown::Both).unwrap();
-    eventually("the connection to be over", || target(&running, a).counts.open == 0);
+    eventually("the end of the connection", || target(&running, a).counts.open == 0);
 
     // A single connection detects that it is back.
     support::serve_greetings(TcpListener::bind(nobody).unwrap(), "n");
-    eventually("the target that was down to be up", || {
+    eventually("the recovered target is up", || {
         let _ = running.connect("r").read(&mut [0]);
         target(&running, nobody).up
     });

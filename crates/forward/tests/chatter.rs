@@ -329,7 +329,7 @@ fn rule_added_by_a_reload_uses_the_kernel_and_a_stop_resets_it() {
     let mut of_old = accept(&server);
     greet(&mut old, &mut of_old);
     let new = Rule { copy: CopyMode::Kernel, ..rule("r", target) };
-    running.forwarder.reload(&settings(), &[plain, new]).expect("the kernel can");
+    running.forwarder.reload(&settings(), &[plain, new]).expect("the kernel supports it");
     let (mut client, mut server) = open(&running, &server);
     chat(&running, "r", &mut client, &mut server);
     greet(&mut old, &mut of_old);

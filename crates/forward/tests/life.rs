@@ -120,7 +120,7 @@ fn reload_keeps_connections_and_applies_to_new_ones() {
     assert_eq!(TcpStream::connect(gone_at).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     assert_eq!(running.snapshot("gone").active, 1);
     drop(open);
-    eventually("the rule to go", || !running.forwarder.snapshots().iter().any(|(id, _)| id.0 == "gone"));
+    eventually("the removal", || !running.forwarder.snapshots().iter().any(|(id, _)| id.0 == "gone"));
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn drain_keeps_connections_and_accepts_no_new_ones() {
     let mut open = running.connect("r");
     assert_eq!(read_exactly(&mut open, 1), b"a");
     running.forwarder.drain();
-    eventually("the listener to close", || TcpStream::connect(address).is_err());
+    eventually("the listener is closed", || TcpStream::connect(address).is_err());
     open.write_all(b"x").unwrap();
     assert_eq!(read_exactly(&mut open, 1), b"x");
     assert_eq!(running.forwarder.active(), 1);

@@ -88,7 +88,7 @@ fn new_connections_per_client_are_limited() {
     eventually("two within a second", || !comes());
     assert_eq!(read_exactly(&mut client_from([127, 0, 0, 8], &running), 1), b"a", "another client");
     eventually("the counter", || refused(&running, EndReason::ClientRate) > 0);
-    eventually("another chance", comes);
+    eventually("the next token", comes);
 }
 
 fn read_some(stream: &mut std::net::TcpStream) -> Vec<u8> {
@@ -232,7 +232,7 @@ fn half_close_timeout_ends_only_silent_half_closed_connections() {
     let (mut ended_client, quiet_server) = pair();
     quiet_server.shutdown(Shutdown::Write).unwrap();
     assert_eq!(read_all(&mut ended_client), b"");
-    let reports = eventually("both to end", || {
+    let reports = eventually("both timeouts", || {
         talking_server.write_all(b"x").unwrap();
         (running.log.all().len() >= 2).then(|| running.log.all())
     });

@@ -149,7 +149,7 @@ fn untrusted_clients_without_a_header_are_served_normally() {
         assert_eq!(read_all(&mut client), b"answer");
         let reports = running.log.all();
         assert!(reports.iter().all(|report| report.reason == EndReason::Finished), "{reports:?}");
-        support::eventually("its report", || running.log.all().iter().any(|report| report.client == own));
+        support::eventually("a report", || running.log.all().iter().any(|report| report.client == own));
     }
     // A target that sends first does not wait for the client.
     let running = Running::start(&[accepting_from_others(support::greeter("a"))]);

@@ -124,7 +124,7 @@ fn reset_of_waiting_connections_does_not_block_others() {
         let _ = client.write(&[1; 60_000]);
         kept.push((client, accept(&server)));
     }
-    eventually("connections that wait", || running.snapshot("r").pauses >= 10);
+    eventually("ten pauses", || running.snapshot("r").pauses >= 10);
     for (client, _server) in kept {
         support::reset(client);
     }
@@ -161,7 +161,7 @@ fn datagrams_beyond_the_rate_are_dropped_and_counted() {
         }
         let elapsed = began.elapsed();
         assert!(running.snapshot("r").limited_datagrams > 0);
-        eventually("what was let through", || {
+        eventually("the admitted datagrams", || {
             arrived.load(Ordering::SeqCst) == running.snapshot("r").to_target_datagrams * 1000
         });
         within(arrived.load(Ordering::SeqCst), elapsed, "datagrams");

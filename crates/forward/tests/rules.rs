@@ -229,7 +229,7 @@ fn udp_session_leaves_a_removed_target_once_it_is_silent() {
         running.forwarder.reload(&settings(), &rules).unwrap();
         assert_eq!(running.address("u"), address, "the listener stays");
         assert_eq!(ask(&udp_client(address), b"2"), b"b2");
-        eventually("the session without an answer to end", || running.log.all().len() == 1);
+        eventually("the end of the unanswered session", || running.log.all().len() == 1);
         assert_eq!(ask(&unanswered, b"2"), b"b2");
         // Longer than the silence allowed for a former target.
         for _ in 0..70 {

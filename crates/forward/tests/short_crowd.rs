@@ -56,7 +56,7 @@ fn run(forwarder: &Forwarder, listener: &TcpListener, address: SocketAddr, count
             });
         }
     });
-    eventually("the last connection to end", || forwarder.active() == 0);
+    eventually("the end of the last connection", || forwarder.active() == 0);
 }
 
 #[test]

@@ -91,7 +91,7 @@ fn health_checks_divert_clients_from_a_dead_target_and_back() {
     // target.
     let is_up =
         || running.snapshot("r").targets.iter().any(|target| target.address == first.into() && target.up);
-    eventually("the first target is known to be dead", || !is_up());
+    eventually("the first target is unhealthy", || !is_up());
     for _ in 0..10 {
         assert_eq!(greeting(&running), "b");
     }
@@ -217,7 +217,7 @@ fn tcp_target_is_healthy_while_it_answers_as_expected() {
         rule.health_question = Some(Question { send, expect: b"220".to_vec() });
         let running = Running::start(&[rule]);
         let is_up = |at: usize| running.snapshot("r").targets.get(at).is_some_and(|target| target.up);
-        eventually("it answers otherwise", || !is_up(0));
+        eventually("the check fails for another answer", || !is_up(0));
         *greeting.lock().unwrap() = b"220 welcome";
         eventually("it answers as expected", || is_up(0));
     }
@@ -303,7 +303,7 @@ fn unanswered_client_does_not_block_others() {
         client
     };
     let junk = client();
-    eventually("the first session finds out", || {
+    eventually("the first session detects it", || {
         junk.send(b"junk").unwrap();
         failures(&running, targets[0], Failure::Timeout) > 0
     });

@@ -197,7 +197,7 @@ fn worker_with_a_half_closed_client_sleeps() {
     stream.shutdown(Shutdown::Write).unwrap();
     // Level-triggered epoll would report the end of stream forever; the deadline then is that of the linger
     // time.
-    eventually("detected", || worker.ask(|engine, tick| engine.next_timeout().unwrap() <= tick.now + 5000));
+    eventually("the FIN", || worker.ask(|engine, tick| engine.next_timeout().unwrap() <= tick.now + 5000));
     let calls = worker.ask(|engine, _| engine.rx_stats().calls);
     for _ in 0..100 {
         worker.ask(|_, _| ());
@@ -222,7 +222,7 @@ fn stalled_tcp_target_loses_whole_datagrams_and_recovers() {
             sent += 1;
         }
         // Wait for the counters, so that datagrams are lost only in the queue.
-        eventually("taken in", || {
+        eventually("the datagrams are counted", || {
             let counted = worker.snapshot();
             counted.to_target_datagrams + counted.dropped_datagrams == sent
         });
@@ -259,7 +259,7 @@ fn closed_tcp_target_ends_the_session_until_it_recovers() {
     let rule = cross(Protocol::UdpToTcp { framed: false }, nobody);
     let client = client(worker.add(KEY, &rule, Datapath::Gso));
     client.send(b"anybody?").unwrap();
-    eventually("given up", || worker.reasons() == [EndReason::ConnectFailed]);
+    eventually("the failed connect", || worker.reasons() == [EndReason::ConnectFailed]);
     assert_eq!(worker.active(), 0);
     let listener = TcpListener::bind(nobody).unwrap();
     client.send(b"now").unwrap();

@@ -93,7 +93,7 @@ fn order_of_a_burst_of_unequal_datagrams_is_kept() {
     for datapath in DATAPATHS {
         let (got, _) = burst(datapath, &sizes);
         for (number, (bytes, size)) in got.iter().zip(&sizes).enumerate() {
-            assert_eq!(bytes, &payload(5, number, *size), "number {number} on {datapath}");
+            assert_eq!(bytes, &payload(5, number, *size), "datagram {number} on {datapath}");
         }
     }
 }

@@ -44,7 +44,7 @@ fn starve() {
     drop(taken.pop());
     worker.advance(Duration::from_millis(200));
     assert_eq!(echoed(&mut waiting), None);
-    eventually("its report", || worker.reasons() == [EndReason::ConnectFailed]);
+    eventually("the report of the client", || worker.reasons() == [EndReason::ConnectFailed]);
 
     // Ended sessions make room for new ones.
     drop((served, waiting));

@@ -216,7 +216,7 @@ fn missing_unix_target_is_skipped_until_it_is_healthy() {
             let _ = stream.write_all(b"a");
         }
     });
-    eventually("the first to be chosen again", || read_exactly(&mut running.connect("r"), 1) == b"a");
+    eventually("the first target again", || read_exactly(&mut running.connect("r"), 1) == b"a");
 }
 
 /// TCP would retransmit its SYN, but a Unix socket reports a full queue at once.

@@ -17,7 +17,7 @@
 //! Pumped::Again          Mover::pump, after the other sockets      error (Event::error)                Flow::on_error, pump
 //! ```
 //!
-//! A short read means that the socket is empty, so a message costs one read and one write; later data raise
+//! A short read means that the socket is empty, so a message costs one read and one write; later data raises
 //! another event. (Only an urgent byte also ends a read early, see [`Flow::on_urgent`].) A spliced flow gets
 //! one call per turn, so that data can accumulate.
 
@@ -306,7 +306,7 @@ impl Mover {
                 CopyMode::Auto | CopyMode::Kernel => flow.bulk,
             };
             let moved = if by_pipe && !flow.plain && self.lend(flow) {
-                // Data that arrived meanwhile are few; let them accumulate while others have their turn.
+                // Little data has arrived meanwhile; let it accumulate while others have their turn.
                 turn = TURN;
                 self.splice(flow, from)
             } else {

@@ -49,7 +49,7 @@ pub enum Interest {
     Edge,
     /// `Edge` without writability.
     EdgeRead,
-    /// End of stream and errors only, edge-triggered; data cause no wake-up.
+    /// End of stream and errors only, edge-triggered; data causes no wake-up.
     EdgeEnd,
 }
 
@@ -74,7 +74,7 @@ impl Interest {
 /// Events per wait. A thousand thin flows need few calls, and the arena holds all their datagrams.
 const BATCH: usize = 256;
 
-/// Waits from here on use the timer instead of the time-out of epoll_pwait2(2).
+/// Waits of at least this length use the timer instead of the time-out of epoll_pwait2(2).
 const COARSE: Duration = Duration::from_millis(1);
 
 /// Token of the poller's own timer; callers must not use it.
@@ -96,7 +96,7 @@ pub struct Poller {
 }
 
 impl Poller {
-    /// With this many events, more may be ready; one further may have been the poller's own timer.
+    /// More events may be ready after a wait that returns this many. The poller's own timer may use one place.
     pub const FULL: usize = BATCH - 1;
 
     pub fn new() -> io::Result<Self> {

@@ -30,8 +30,8 @@ pub fn raise_open_files(needed: u64) -> u64 {
 
 /// Makes the kernel allocate a descriptor table for `most` descriptors (limited by RLIMIT_NOFILE), 8 bytes
 /// each. Otherwise the table doubles when full, and in a multi-threaded process each doubling waits for an
-/// RCU grace period (`expand_fdtable`): 16 ms on an idle machine without descriptors for any thread. EMFILE
-/// if no descriptor is free for a moment, or ENOMEM.
+/// RCU grace period (`expand_fdtable`), 16 ms on an idle machine, in which no thread can open a descriptor.
+/// EMFILE if no descriptor is free at this moment, or ENOMEM.
 pub fn make_room(most: u64) -> io::Result<()> {
     let limit = raise_open_files(0);
     let last = RawFd::try_from(most.min(limit).saturating_sub(1)).unwrap_or(RawFd::MAX);

@@ -2,8 +2,7 @@
 //!
 //! ```text
 //! arena  │ buffer 0 │ buffer 1 │▒ slot ▒▒▒▒▒▒▒▒▒│▒ slot ▒▒▒▒▒▒▒▒▒│ …
-//!                              ^ used: the next call offers slots from here, but only received bytes are
-//!                              kept
+//!                              ^ used: the next call offers slots from here and keeps only received bytes
 //! ```
 //!
 //! A slot holds the longest super-packet, but a small datagram uses only its own length, so a tick of a
@@ -200,7 +199,7 @@ impl Rx {
     /// Copies `lead` directly before a span, into the gap left by [`Rx::fill`], and returns both as one span.
     ///
     /// # Panics
-    /// If the gap would begin before the arena. Other data there are overwritten.
+    /// If the gap would begin before the arena. Other data there is overwritten.
     pub fn join(&mut self, lead: &[u8], span: Span) -> Span {
         let end = span.offset as usize;
         self.arena[end - lead.len()..end].copy_from_slice(lead);
@@ -243,7 +242,7 @@ impl Rx {
             }
             Err(error) => return Err(error),
         };
-        #[expect(clippy::cast_possible_truncation, reason = "none is more than `most`, which is at most 32")]
+        #[expect(clippy::cast_possible_truncation, reason = "all are at most `most`, which is at most 32")]
         socket.digest(ask as u8, got as u8, self.most as u8);
         let start = self.used;
         let mut datagrams = 0;

@@ -3,8 +3,7 @@
 //! ```text
 //! push ─▶ datagrams, chained by route ─▶ flush: per socket, per route, runs of equal size
 //!                                         header │ payload in the arena │ padding   ⎫ iovecs of one message,
-//!                                         header │ payload in the arena │ padding   ⎭ UDP_SEGMENT = their
-//!                                         size
+//!                                         header │ payload in the arena │ padding   ⎭ UDP_SEGMENT = size
 //! ```
 //!
 //! Adjacent pieces share an iovec, so a reflected super-packet, or a run of generated datagrams, costs one.

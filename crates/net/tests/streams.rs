@@ -189,7 +189,7 @@ fn edge_end_ignores_data_until_reading_is_watched_again() {
     poller.add_with(&server, 7, Interest::Edge).unwrap();
     poller.set(&server, 7, Interest::EdgeEnd).unwrap();
     client.write_all(b"abc").unwrap();
-    eventually("they are there", || server.peek(&mut [0; 8]).is_ok_and(|seen| seen == 3));
+    eventually("three bytes", || server.peek(&mut [0; 8]).is_ok_and(|seen| seen == 3));
     assert!(poller.wait(Some(Duration::ZERO)).unwrap().is_empty());
     poller.set(&server, 7, Interest::Edge).unwrap();
     let event = poller.wait(Some(Duration::ZERO)).unwrap()[0];

@@ -130,7 +130,7 @@ fn client_keeps_its_target_while_others_change() {
 #[test]
 fn port_ranges_map_one_to_one() {
     let targets = targets(&["10.0.0.1"], Balance::RoundRobin);
-    let Pick::At(_, address) = targets.pick(Some(client(1)), 2, &[], true) else { panic!("there is one") };
+    let Pick::At(_, address) = targets.pick(Some(client(1)), 2, &[], true) else { panic!("no target") };
     assert_eq!(address.to_string(), "10.0.0.1:82");
 }
 

@@ -23,7 +23,7 @@ fn token(side: u64, slot: u32) -> u64 {
     TOKENS | u64::from(slot) << 2 | side
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "as `token` made it")]
+#[expect(clippy::cast_possible_truncation, reason = "`token` made it from a u32")]
 pub(super) fn slot_of(token: u64) -> u32 {
     (token >> 2) as u32
 }

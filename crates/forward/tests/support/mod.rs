@@ -64,9 +64,9 @@ pub(crate) fn chat(running: &Running, id: &str, client: &mut TcpStream, server: 
     let mut said = 0;
     eventually("the kernel forwards messages", || {
         for _ in 0..10 {
-            client.write_all(&pattern(said, 32, 11)).expect("it takes bytes");
+            client.write_all(&pattern(said, 32, 11)).expect("a write succeeds");
             assert_eq!(read_exactly(server, 32), pattern(said, 32, 11));
-            server.write_all(&pattern(said, 32, 12)).expect("it takes bytes");
+            server.write_all(&pattern(said, 32, 12)).expect("a write succeeds");
             assert_eq!(read_exactly(client, 32), pattern(said, 32, 12));
             said += 32;
         }

@@ -266,7 +266,7 @@ fn a_large_segment_steps_down_only_for_its_size() {
         }
         b.assert_all_in_order(&kernel.taken);
         assert_eq!(b.tx.stats().step_downs, 1);
-        assert_eq!(kernel.super_packets, 2, "1200 still leaves in super-packets");
+        assert_eq!(kernel.super_packets, 2, "segments of 1200 still form super-packets");
 
         // A refused smaller size steps down again.
         for _ in 0..10 {

@@ -18,7 +18,7 @@ const STEP: Duration = Duration::from_secs(2);
 /// Steps of a handover. The old process pauses, exports and forgets; the new one imports and serves.
 #[derive(Debug)]
 pub enum Step {
-    /// Pause: arriving data wait in the sockets.
+    /// Pause: arriving data waits in the sockets.
     Pause(mpsc::Sender<()>),
     /// Send all movable sessions; replies with their number.
     Export(Channel, mpsc::Sender<io::Result<usize>>),
