@@ -382,10 +382,10 @@ fn transport_of(rule: &Rule) -> Transport {
 }
 
 fn log_source(file: Option<&Path>, format: Option<Format>, included: &[PathBuf], rules: usize) {
-    included.iter().for_each(|path| tracing::info!("included {}", path.display()));
+    included.iter().for_each(|path| tracing::info!("{} is included", path.display()));
     match (file, format) {
         (Some(path), Some(format)) => {
-            tracing::info!("read {} as {format}; rules: {rules}", path.display());
+            tracing::info!("{} is read as {format}; rules: {rules}", path.display());
         }
         _ => tracing::info!("rules on the command line: {rules}"),
     }

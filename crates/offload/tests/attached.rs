@@ -161,7 +161,7 @@ fn xdp_falls_back_to_tc_per_interface() {
         [("bridge".to_owned(), at_tc()), ("one".to_owned(), Hook::Xdp)],
         "{told:?}"
     );
-    assert!(told[0].why.as_ref().is_some_and(|why| why.contains("software (bridge)")), "{told:?}");
+    assert!(told[0].why.as_ref().is_some_and(|why| why.contains("virtual interface (bridge)")), "{told:?}");
     assert_eq!((in_drivers("one"), ["one", "bridge", "lo"].map(programs)), ([true, false], [0, 1, 1]));
     ip("link set one down");
     eventually("it lets go", || is_attached_to(&kernel, &["bridge"]));

@@ -195,7 +195,7 @@ turnpike_ended_total{worker=\"1\",reason=\"gone\"} 7
 # HELP turnpike_process_cpu_seconds CPU time.
 # TYPE turnpike_process_cpu_seconds counter
 turnpike_process_cpu_seconds_total 99.5
-# HELP turnpike_forgotten What the new version does not count.
+# HELP turnpike_forgotten Not counted by the new version.
 # TYPE turnpike_forgotten counter
 turnpike_forgotten_total 3
 # HELP turnpike_time Times.
@@ -203,7 +203,7 @@ turnpike_forgotten_total 3
 turnpike_time_sum 1.25
 turnpike_time_count 2
 turnpike_time_bucket{le=\"+Inf\"} 2
-# HELP turnpike_build This program.
+# HELP turnpike_build Version of this program.
 # TYPE turnpike_build info
 turnpike_build_info{version=\"1\"} 1
 # EOF
@@ -227,7 +227,7 @@ turnpike_process_cpu_seconds_total 0.5
 turnpike_time_sum 0.5
 turnpike_time_count 1
 turnpike_time_bucket{le=\"+Inf\"} 1
-# HELP turnpike_build This program.
+# HELP turnpike_build Version of this program.
 # TYPE turnpike_build info
 turnpike_build_info{version=\"2\"} 1
 # EOF

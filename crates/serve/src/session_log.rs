@@ -472,7 +472,7 @@ mod tests {
         assert_eq!(
             line(true, 486, RequestRefusal::UserQuota).trim(),
             "DEBUG turnpike::session: request refused realm=\"example.org\" user=\"alice\" client=192.0.2.9:50000 \
-             request=\"allocate\" code=486 reason=\"the user has as many allocations as each may have\" \
+             request=\"allocate\" code=486 reason=\"the user has reached the limit of allocations\" \
              keys=\"limits.allocations_per_user\" suppressed=0 worker=0"
         );
     }
@@ -507,7 +507,7 @@ mod tests {
         assert_eq!(
             closed(Some("alice"), "not_stun").trim(),
             "WARN turnpike::session: connection closed by the server realm=\"example.org\" user=\"alice\" \
-             client=192.0.2.9:50000 transport=\"tls\" reason=\"what came was neither STUN nor ChannelData\" count=1 suppressed=0"
+             client=192.0.2.9:50000 transport=\"tls\" reason=\"received data is neither STUN nor ChannelData\" count=1 suppressed=0"
         );
         assert!(
             closed(None, "not_stun")

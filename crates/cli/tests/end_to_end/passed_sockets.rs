@@ -131,8 +131,7 @@ fn unused_passed_socket_fails_the_start_with_its_name() {
     let unit = Unit::new();
     let rule = format!("udp://{}={}", unit.at, udp_echo());
     let ended = unit.start(&["forward", "--admin", "off", &rule]).wait(SOON).ended(1);
-    let named =
-        format!("tcp {} (\"turnpike.socket\"), and nothing in the configuration listens there", unit.at);
+    let named = format!("tcp {} (\"turnpike.socket\"), but no listener is configured there", unit.at);
     assert!(ended.stderr.contains(&named), "{}", ended.stderr);
 }
 

@@ -65,7 +65,7 @@ fn new_and_removed_interfaces_are_followed() {
         links.inside(&["ip", "link", "set", "late", "up"]);
         server.program.line_with("attached to late");
         links.inside(&["ip", "link", "del", "late"]);
-        server.program.line_with("late is down, or has no address any more");
+        server.program.line_with("late is down or has lost its address");
         let mut pair = Pair::new(0, 0);
         pair.settle(&server);
         links.inside(&["ip", "link", "set", "p", "down"]);

@@ -55,7 +55,7 @@ fn start_without_driver_support_fails_with_the_reason() {
         let serve = turnpike(&flags);
         command.arg(serve.get_program()).args(serve.get_args());
         let ended = Program::start(&mut command).wait(SOON).ended(1);
-        for said in ["--datapath kernel", "c: it is made by software (bridge)", "xdp-generic"] {
+        for said in ["--datapath kernel", "c: a virtual interface (bridge)", "xdp-generic"] {
             assert!(ended.stderr.contains(said), "{said}: {}", ended.output());
         }
     });
@@ -70,7 +70,7 @@ fn veth_that_drops_redirects_is_named_with_the_remedy() {
         let mut server = links.serve(&["--datapath", "xdp"]);
         let line = server.program.line_with("data path kernel: attached");
         assert!(line.contains("c (xdp)") && line.contains("p (tcx"), "{line}");
-        let line = server.program.line_with("not in the driver of p");
+        let line = server.program.line_with("data path kernel: on p at ");
         assert!(line.contains("gro on"), "{line}");
     });
 }
