@@ -215,7 +215,7 @@ mod tests {
             (hello(PROTOCOL + 1, "serve"), "turnpike 9.8.7 uses upgrade protocol 2"),
             (hello(PROTOCOL, "forward"), "turnpike forward process cannot continue as turnpike serve"),
             (json!("commit"), "unexpected message"),
-            (json!({ "greetings": 1 }), "cannot be read"),
+            (json!({ "greetings": 1 }), "cannot parse"),
         ] {
             let (old, previous) = met(&greeting);
             let error = previous.err().expect("it is refused").to_string();
