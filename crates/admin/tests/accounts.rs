@@ -257,7 +257,7 @@ fn commands_give_the_same_output_with_and_without_a_server() {
         let made_up = || GeneratedSecret { what: "secret", text: "one" };
         let text = shown(|out| backend.rotate_secret(rotate("one"), Some(made_up()), false, out));
         let first = format!(
-            "secret {one} makes new credentials in realm blue ({place})\nthere was no other secret\nsecret: one\n"
+            "secret {one} signs new credentials in realm blue ({place})\nthere was no other secret\nsecret: one\n"
         );
         assert_eq!(text, first);
         let text = shown(|out| backend.rotate_secret(rotate("two"), None, true, out));

@@ -36,7 +36,7 @@ impl fmt::Display for Text<'_> {
             }
         }
         let count = |level: FindingLevel| report.findings.iter().filter(|line| line.level == level).count();
-        let usable = if report.usable { "can be used" } else { "cannot be used" };
+        let usable = if report.usable { "usable" } else { "not usable" };
         writeln!(f, "{usable}; {} bad, {} warnings", count(FindingLevel::Bad), count(FindingLevel::Warn))
     }
 }

@@ -105,7 +105,7 @@ function server() {
   const refused = tile("Refused", "Requests, connections and handshakes that were refused.");
   const load = tile("Busiest worker", "CPU use of the busiest worker as a share of its core.");
   const loop = tile("Event loop", "Time that a datagram currently waits for the slowest worker.");
-  const opening = tile("Allocation takes", "Time from the request to the open relay socket: 99th percentile of the last minute.");
+  const opening = tile("Allocation time", "Time from the request to the open relay socket: 99th percentile of the last minute.");
 
   const workers = table("Workers", [
     { title: "Worker", heads: true, cell: (row) => String(row.number) },

@@ -23,7 +23,7 @@ fn transfer(stream: TcpStream) -> thread::JoinHandle<usize> {
         let mut sent = 0;
         while sent < TRANSFER {
             let piece: Vec<u8> = (sent..sent + (64 << 10)).map(byte_at).collect();
-            writer.write_all(&piece).expect("the connection lives on");
+            writer.write_all(&piece).expect("the connection stays open");
             sent += piece.len();
         }
         writer.shutdown(Shutdown::Write).expect("half-close");
@@ -33,7 +33,7 @@ fn transfer(stream: TcpStream) -> thread::JoinHandle<usize> {
         let mut buffer = vec![0; 64 << 10];
         let mut received = 0;
         loop {
-            let len = stream.read(&mut buffer).expect("the connection lives on");
+            let len = stream.read(&mut buffer).expect("the connection stays open");
             if len == 0 {
                 return received;
             }

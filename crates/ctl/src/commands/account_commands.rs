@@ -153,7 +153,7 @@ impl AccountBackend {
         let Rotated { realm, fingerprint, store, until, note } = &rotated;
         writeln!(
             out,
-            "secret {fingerprint} makes new credentials in realm {} ({store})",
+            "secret {fingerprint} signs new credentials in realm {} ({store})",
             escape::name(realm)
         )?;
         match until {

@@ -216,7 +216,7 @@ impl Screen {
                 ("end", per_second(server.closed)),
                 ("requests", per_second(server.requests)),
                 ("refused", per_second(refused)),
-                ("allocation takes", opening(server.opening.as_ref())),
+                ("allocation time", opening(server.opening.as_ref())),
             ],
             vec![
                 (

@@ -45,9 +45,9 @@ pub(super) fn workers(workers: &[LiveWorker]) -> Grid {
         ("EVENT LOOP", 6),
         ("SESSIONS", 3),
         ("RECEIVED", 4),
-        ("A CALL", 8),
+        ("PER CALL", 8),
         ("SENT", 5),
-        ("A CALL", 9),
+        ("PER CALL", 9),
         ("LOST", 2),
     ];
     Grid { head: HEAD, rows: workers.iter().map(row).collect() }

@@ -128,7 +128,7 @@ fn screen_shows_figures_curves_workers_and_the_first_table() {
         &[
             "sessions 1234",
             "refused 3/s",
-            "allocation takes p50 1.0 ms, p99 over 2 s",
+            "allocation time p50 1.0 ms, p99 over 2 s",
             "to peers 1.00 Mbit/s 1.00 k/s",
             "lost 0.50/s",
             "data path gso: the highest that works",
