@@ -42,11 +42,7 @@ fn default_server_is_usable_and_blocks_internal_peers() {
 
     let text = as_user(serve.address(V4), &user, &[]).ended(0);
     assert!(text.stdout.contains("ok    credentials"), "{}", text.stdout);
-    assert!(
-        text.stdout.lines().last().is_some_and(|last| last.starts_with("usable; ")),
-        "{}",
-        text.stdout
-    );
+    assert!(text.stdout.lines().last().is_some_and(|last| last.starts_with("usable; ")), "{}", text.stdout);
     assert!(!text.output().contains(PASSWORD), "{}", text.output());
 }
 

@@ -26,7 +26,7 @@ fn serve_relays_on_the_address_of_the_metadata_service() {
     let run = Program::run(&mut inside(&script));
     let lines: Vec<&str> = run.stdout.lines().collect();
     assert!(lines.starts_with(&["status 1", "10.9.8.7=203.0.113.9", "ok"]), "{}", run.output());
-    assert!(run.stderr.contains("169.254.169.254:80 does not answer"), "{}", run.output());
+    assert!(run.stderr.contains("no answer from 169.254.169.254:80"), "{}", run.output());
     for setting in ["addresses = [\"10.9.8.7=203.0.113.9\"]", "zone = \"europe-west1-b\""] {
         assert!(lines.iter().any(|line| line.starts_with(setting)), "{setting}: {}", run.output());
     }
@@ -43,5 +43,5 @@ fn missing_pod_or_network_is_reported() {
         need!(namespace("ip addr add 10.9.8.7/32 dev lo && ip route add default dev lo src 10.9.8.7"));
     Program::run(&mut inside(&format!("unset NODE_NAME; {binary} public-address --from node")))
         .ended(1)
-        .says("no NODE_NAME");
+        .says("NODE_NAME is not set");
 }
