@@ -34,7 +34,6 @@ pub struct Echo {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Echoed {
-    /// Includes those of super-packets.
     pub datagrams: u64,
     pub bytes: u64,
 }

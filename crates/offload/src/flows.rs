@@ -30,13 +30,10 @@ pub struct Flows {
 pub struct NewFlow<'a> {
     pub kind: Kind,
     pub remote: SocketAddr,
-    /// Local address they arrive on.
     pub local: SocketAddr,
     /// Channel they arrive on, or leave on towards a client.
     pub channel: Option<ChannelNumber>,
-    /// Local address they leave from.
     pub from: SocketAddr,
-    /// Address they are sent to.
     pub to: SocketAddr,
     /// Shared by flows whose datagrams keep their order among each other.
     pub state: &'a State,
@@ -58,7 +55,6 @@ pub struct State {
     seen: Counted,
 }
 
-/// Datagrams relayed by the kernel, and their payload bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counted {
     pub datagrams: u64,
@@ -279,7 +275,6 @@ impl Flows {
         self.map.keys().filter_map(Result::ok).collect()
     }
 
-    /// Number of routes, including other workers'. For tests.
     #[must_use]
     pub fn routes(&self) -> usize {
         self.shared.routes.len()

@@ -17,7 +17,6 @@ const MOST_MS: u64 = 8_000;
 const USELESS_MS: u64 = 60_000;
 /// Datagrams per second and direction of one session above which GRO may pay off again.
 const HEAVY: u64 = 20_000;
-/// Sockets checked for emptiness at the end of a tick.
 const STOPS: usize = 16;
 
 #[derive(Default)]
@@ -27,10 +26,9 @@ pub(crate) struct GroControl {
     seen: Vec<u32>,
     /// Sockets without GRO, or with forced GRO, until a time; may include closed ones.
     waiting: Vec<u32>,
-    /// Sockets to switch off as soon as they are empty.
     stopping: Vec<u32>,
     now_ms: u64,
-    /// Super-packets since then, those of this tick, and the number of ticks with any.
+    /// Super-packets since the last judgement, those of this tick, and the number of ticks with any.
     super_packets: u64,
     of_tick: u64,
     ticks: u64,
@@ -309,7 +307,6 @@ mod tests {
     fn gro_returns_if_disabling_it_did_not_help() {
         let mut gathering = GroControl::default();
         assert_eq!(look(&mut gathering, 5_000), []);
-        // Lone datagrams do not count.
         bring(&mut gathering, 100, 1);
         bring(&mut gathering, ENOUGH, 4);
         assert_eq!(look(&mut gathering, 5_100), [(SOCKET, false)]);

@@ -24,7 +24,6 @@ pub struct PassedKernel {
     maps: Vec<String>,
     pub(crate) flows: u32,
     pub(crate) sockets: u32,
-    /// True if the programs see packets before GRO.
     pub(crate) by_xdp: bool,
     pub(crate) links: Vec<PassedLink>,
 }

@@ -27,7 +27,6 @@ use crate::{
     watcher::Watcher,
 };
 
-/// A loaded and usually attached program; detached on drop.
 pub struct Kernel {
     shared: Arc<Shared>,
     stage: Mutex<Stage>,
@@ -175,7 +174,7 @@ impl Kernel {
         self.detach();
     }
 
-    /// Detaches the program from all interfaces for good. Counters stay available.
+    /// Detaches the program from all interfaces permanently. Counters stay available.
     pub fn detach(&self) {
         let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
         let Stage::Attached(watcher) = std::mem::replace(&mut *stage, Stage::Detached) else { return };
@@ -193,7 +192,6 @@ impl Kernel {
         }
     }
 
-    /// A worker's access to the flows.
     pub fn flows(&self) -> Result<Flows, OffloadError> {
         Flows::new(Arc::clone(&self.shared))
     }

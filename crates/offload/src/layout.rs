@@ -24,7 +24,6 @@ const fn sum_of(bytes: &[u8]) -> u64 {
 #[repr(C, align(8))]
 pub struct FlowKey {
     pub remote: [u8; 16],
-    /// Destination address, one of ours.
     pub local: [u8; 16],
     pub remote_port: [u8; 2],
     pub local_port: [u8; 2],
@@ -55,9 +54,7 @@ impl FlowKey {
 pub enum Kind {
     /// None: marks a client that has flows, so that its other packets are not overtaken.
     Client = 0,
-    /// ChannelData of a client: strips the header.
     ToPeer = 1,
-    /// Datagram of a peer: becomes ChannelData.
     ToClient = 2,
     /// Datagram of a forwarder's session, in either direction: only addresses change.
     Forward = 3,
@@ -77,9 +74,7 @@ pub struct Flow {
     pub channel: [u8; 2],
     pub kind: u8,
     pub unused: u8,
-    /// Number of the route to `to`.
     pub route: u32,
-    /// Number of the route back to the sender.
     pub back: u32,
     pub state: u32,
     /// Number of the socket for packets passed to user space.
@@ -132,7 +127,6 @@ pub const BEHIND: u64 = 1 << 63;
 pub const CALM_NS: u64 = 5_000_000;
 /// Maximum datagrams within [`BURST_NS`] that XDP does not treat as bulk.
 pub const BURST: u64 = 16;
-/// In nanoseconds.
 pub const BURST_NS: u64 = 250_000;
 /// Time after which XDP's packets have left, in nanoseconds: drivers send at the end of a poll.
 pub const POLL_NS: u64 = 500_000;
@@ -140,7 +134,7 @@ pub const POLL_NS: u64 = 500_000;
 /// Maximum time until a packet seen at TC ingress is in its socket's queue, in nanoseconds: both happen in
 /// one softirq run, which passes on eight packets at a time.
 pub const TC_GAP_NS: u64 = 50_000;
-/// Same after XDP, which runs before GRO: GRO may hold the packet until the next clock tick.
+/// Like [`TC_GAP_NS`], but for XDP, which runs before GRO: GRO may hold the packet until the next clock tick.
 pub const XDP_GAP_NS: u64 = 2_000_000;
 
 /// Flag in a route: packets from there must arrive on this interface.
@@ -151,7 +145,6 @@ pub const BY_REDIRECTION: u64 = 1 << 33;
 /// First bit of the interface's MTU in a route.
 const MTU_SHIFT: u32 = 40;
 
-/// Route over an interface; `mtu` in bytes.
 #[must_use]
 pub fn route_by(interface: u32, mtu: u32) -> u64 {
     u64::from(interface) | u64::from(mtu) << MTU_SHIFT
@@ -190,11 +183,8 @@ pub enum Count {
     NotChannelData,
     /// Channel not bound, or not installed in the kernel.
     UnknownChannel,
-    /// Sender without a channel.
     UnknownPeer,
-    /// Expired channel or permission.
     Expired,
-    /// ChannelData length differs from the datagram's.
     Padded,
     Fragment,
     IpOptions,
@@ -208,7 +198,6 @@ pub enum Count {
     /// Source is our own, unreachable, or on another interface (strict reverse path).
     Source,
     Checksum,
-    /// Missing checksum, which IPv6 requires.
     NoChecksum,
     /// Inconsistent lengths, or a bad IPv4 header checksum.
     Malformed,
@@ -231,7 +220,6 @@ pub fn mapped(ip: IpAddr) -> [u8; 16] {
     }
 }
 
-/// Words of the map of port classes.
 #[must_use]
 pub fn classes(listeners: &[u16], relays: std::ops::RangeInclusive<u16>) -> Vec<u64> {
     let mut words = vec![0; 2048];

@@ -21,7 +21,6 @@ use crate::{
     netlink::Interface,
 };
 
-/// First kernel with links for TC.
 const REACH_TC: KernelVersion = KernelVersion::new(6, 6, 0);
 
 /// Commands of bpf(2).
@@ -72,7 +71,6 @@ pub(crate) fn reach_tc() -> bool {
     KernelVersion::current().is_ok_and(|it| it >= REACH_TC)
 }
 
-/// Attaches the program of this `name` to an interface's TC ingress, by a link or as a filter.
 pub(crate) fn attach_to_tc(
     program: &mut SchedClassifier,
     name: &str,
@@ -120,7 +118,6 @@ fn bpf(command: c_long, words: [u32; 8]) -> io::Result<RawFd> {
 }
 
 fn number(descriptor: BorrowedFd<'_>) -> u32 {
-    // An open descriptor is not negative.
     descriptor.as_raw_fd().cast_unsigned()
 }
 

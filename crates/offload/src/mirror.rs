@@ -32,7 +32,6 @@ pub enum Place {
     Xdp,
 }
 
-/// Frame with the kernel's metadata.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame<'a> {
     /// Starts at the Ethernet header.
@@ -86,7 +85,6 @@ pub struct State {
     pub across: u64,
 }
 
-/// Values obtained from the kernel during a decision.
 #[derive(Clone, Copy)]
 pub struct Moment {
     pub now: u64,
@@ -107,7 +105,6 @@ pub enum Action {
     /// Sent on an interface (at TC without Ethernet addresses yet).
     Across {
         interface: u32,
-        /// Starts at the Ethernet header.
         bytes: Vec<u8>,
         count: Count,
         payload: usize,
@@ -128,7 +125,6 @@ impl Packet<'_> {
         be16(self.udp, 6)
     }
 
-    /// Number and length, if it may be ChannelData.
     fn channel_data(&self) -> [u16; 2] {
         if self.udp.len() < UDP + CHANNEL_DATA {
             [0; 2]
@@ -535,7 +531,6 @@ enum Field {
     PseudoHeader,
 }
 
-/// `None` for a wrong checksum.
 fn checksum(summed: Summed, packet: &Packet<'_>, pseudo_header: u64) -> Option<Field> {
     if packet.check() == 0 {
         return Some(Field::Nothing);

@@ -108,7 +108,6 @@ impl Netlink {
         Ok(Self { socket: socket(None, 0)?, sequence: 0, buffer: vec![0; 64 << 10] })
     }
 
-    /// Test constructor with a fake kernel.
     #[cfg(test)]
     pub(crate) fn of(socket: OwnedFd) -> Self {
         Self { socket, sequence: 0, buffer: vec![0; 64 << 10] }
@@ -398,7 +397,6 @@ fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// Value of the attribute of this kind, if it has this length.
 fn attribute<const LEN: usize>(attributes_of: Option<&[u8]>, kind: u16) -> Option<[u8; LEN]> {
     attributes(attributes_of?).find(|(it, _)| *it == kind)?.1.try_into().ok()
 }

@@ -60,7 +60,6 @@ struct Links {
 }
 
 impl Links {
-    /// `xdp`: interfaces on which XDP may send.
     fn read(netlink: &mut Netlink, xdp: &BTreeSet<u32>) -> io::Result<Self> {
         let interfaces = netlink.interfaces()?;
         let ethernet = interfaces.iter().filter(|interface| interface.is_ethernet && !interface.is_port);
@@ -83,7 +82,6 @@ impl Links {
         route_by(next.interface, *mtu) | only | how
     }
 
-    /// Link addresses that XDP writes into a frame.
     fn hop(&self, netlink: &mut Netlink, next: Option<NextHop>) -> io::Result<[u64; HOP_WORDS]> {
         let own = next.and_then(|next| Some((next, *self.own.get(&next.interface)?)));
         let Some((next, own)) = own else { return Ok([0; HOP_WORDS]) };
@@ -180,7 +178,6 @@ impl Routes {
         self.ask_all(netlink, &links, self.held(|_, _| true))
     }
 
-    /// Looks up all of them even after errors; returns the first error.
     fn ask_all(&self, netlink: &mut Netlink, links: &Links, routes: Vec<HeldRoute>) -> io::Result<()> {
         let mut first = Ok(());
         for (slot, ends, _) in routes {
@@ -222,7 +219,6 @@ impl Routes {
         Ok(())
     }
 
-    /// Looks up the link addresses of these neighbours again, or of all.
     pub(crate) fn refresh_neighbours(
         &self,
         netlink: &mut Netlink,

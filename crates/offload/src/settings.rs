@@ -8,10 +8,8 @@ use serde::{Deserialize, Serialize};
 pub struct Settings {
     /// Addresses that clients of a server send to; empty for a forwarder.
     pub listeners: Vec<SocketAddr>,
-    /// Ports of relayed transport addresses; may be empty.
     pub relay_ports: RangeInclusive<u16>,
     pub flows: u32,
-    /// Maximum number of sockets for packets passed to user space.
     pub sockets: u32,
     pub hook: Hook,
 }

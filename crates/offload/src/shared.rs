@@ -29,7 +29,6 @@ use crate::{
 };
 
 pub(crate) struct Shared {
-    /// Descriptor of the flow map, to be cloned.
     pub(crate) flows: MapData,
     pub(crate) states: MappedArray,
     pub(crate) drained: MappedArray,

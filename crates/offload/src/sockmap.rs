@@ -59,7 +59,6 @@ pub struct Sockmap {
     sides: MappedArray,
     raised: RingBuf<MapData>,
     free: Slots,
-    /// Keeps the program attached.
     _object: Ebpf,
 }
 
@@ -83,7 +82,6 @@ impl Joined {
 }
 
 impl Sockmap {
-    /// One for each worker, with room for `pairs` each.
     pub fn load(workers: usize, pairs: u32) -> Result<Vec<Self>, OffloadError> {
         if KernelVersion::current().is_ok_and(|it| it < SOUND) {
             return Err(OffloadError::Unsound);
@@ -160,19 +158,16 @@ impl Sockmap {
     /// Must be called before closing the sockets, which removes them from the map.
     pub fn part(&mut self, now: u64, joined: Joined) {
         for cookie in joined.cookies {
-            // Fails if it was never added.
             let _ = self.places.remove(&cookie);
         }
         self.free.give_back(now, joined.pair);
     }
 
-    /// Bytes received from this side since the join.
     #[must_use]
     pub fn seen(&self, joined: &Joined, side: usize) -> u64 {
         self.word(joined.place(side), SEEN).load(Ordering::Acquire) & !UP
     }
 
-    /// True if data from this side goes to user space.
     #[must_use]
     pub fn is_up(&self, joined: &Joined, side: usize) -> bool {
         self.word(joined.place(side), SEEN).load(Ordering::Acquire) & UP != 0

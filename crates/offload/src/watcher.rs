@@ -26,10 +26,8 @@ use crate::{
 /// Interval of use notices about XDP's neighbours: shorter than the kernel's own confirmation interval.
 const NEIGHBOURS_EVERY: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_secs(1);
-/// Pause of the watcher after lost neighbours.
 const AFTER_LOST: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
-/// Thread that follows interfaces, routes and neighbours.
 pub(crate) struct Watcher {
     pub(crate) shared: Arc<Shared>,
     pub(crate) object: Ebpf,

@@ -49,7 +49,6 @@ impl WorkerSockets {
         self.drained.touch(socket.0);
     }
 
-    /// Removes a socket that is about to be closed and has no flows.
     pub fn forget(&mut self, socket: SocketId, flows: &Flows) {
         if let Some(gro) = &mut self.gro {
             gro.forget(socket.0);
@@ -118,14 +117,12 @@ impl WorkerSockets {
         }
     }
 
-    /// Enables super-packets on all sockets, because the kernel no longer relays.
     pub fn end(&mut self, sockets: &Sockets) {
         if let Some(gro) = &mut self.gro {
             gro.end(|socket| _ = sockets.set_gro(SocketId(socket), true));
         }
     }
 
-    /// Time of the next [`Self::begin_sweep`], in milliseconds of the worker's clock.
     #[must_use]
     pub fn sweep_due(&self) -> u64 {
         self.swept_ms + SWEEP_MS
@@ -148,7 +145,6 @@ impl WorkerSockets {
         }
     }
 
-    /// Called after a sweep: enables super-packets where they pay off.
     pub fn end_sweep(&mut self, now_ms: u64, sockets: &Sockets) {
         if let Some(gro) = &mut self.gro {
             gro.judge(now_ms, |socket| _ = sockets.set_gro(SocketId(socket), true));

@@ -31,7 +31,6 @@ pub(crate) fn check_kernel() -> Result<(), OffloadError> {
     Ok(())
 }
 
-/// Attaches the program to an interface by a link that ends on drop, or returns the reason of the failure.
 pub(crate) fn attach(program: BorrowedFd<'_>, interface: &Interface, hook: Hook) -> Result<OwnedFd, String> {
     let is_generic = hook == Hook::XdpGeneric;
     if !is_generic && let Some(why) = unfit(interface.kind.as_deref(), driver(&interface.name).as_deref()) {

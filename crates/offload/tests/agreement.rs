@@ -116,7 +116,6 @@ enum Check {
     PseudoHeader,
 }
 
-/// Rare properties of a packet.
 #[derive(Clone, Debug)]
 enum Oddity {
     None,
@@ -125,7 +124,6 @@ enum Oddity {
     Protocol(u16),
     Options(u8),
     Fragment(u16),
-    /// Next header of IPv6.
     Next(u8),
     Version(u8),
     HeaderChecksum,
@@ -144,7 +142,6 @@ struct PacketRecipe {
     ttl: u8,
     payload: Vec<u8>,
     check: Check,
-    /// Bytes after the datagram, like Ethernet padding.
     trailer: usize,
     segments: (u32, u32),
     complete: bool,
@@ -324,7 +321,6 @@ impl PacketRecipe {
     }
 }
 
-/// A client whose peer is another client's relayed address.
 fn turned_back() -> impl Strategy<Value = Vec<FlowRecipe>> {
     let clients = [address(&OTHERS), address(&OTHERS)];
     let places = [0..4_u32, 0..4_u32, 0..4_u32, 0..4_u32];
@@ -516,7 +512,6 @@ fn the_program_in_the_driver_and_its_mirror_agree() {
     they_agree(Place::Xdp, &[Count::Failed, Count::SuperPacket]);
 }
 
-/// `never`: counters that no case can reach.
 fn they_agree(place: Place, never: &[Count]) {
     with_program(|program| {
         let seen = RefCell::new(BTreeMap::new());

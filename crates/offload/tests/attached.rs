@@ -16,7 +16,6 @@ use turnpike_testkit::eventually;
 
 use crate::program::has_xdp;
 
-/// Set in the child process that gets killed.
 const HOLDER: &str = "TURNPIKE_OFFLOAD_HOLDER";
 
 pub(crate) fn settings(hook: Hook) -> Settings {
@@ -63,12 +62,10 @@ fn is_offered(hook: Hook) -> bool {
     }
 }
 
-/// Default way to attach at TC on this kernel.
 fn at_tc() -> Hook {
     if is_offered(Hook::Tcx) { Hook::Tcx } else { Hook::Clsact }
 }
 
-/// `None` after a skip notice if the permission or kernel support is missing.
 pub(crate) fn start(hook: Hook) -> Option<Kernel> {
     if !is_offered(hook) {
         skip(&format!("this kernel has no {}", hook.name()));

@@ -73,7 +73,6 @@ fn a_full_table_refuses_and_has_room_again() {
     let local: SocketAddr = "10.78.0.1:3478".parse().expect("an address");
     let state = flows.state().expect("there is room");
     let install = |flows: &mut turnpike_offload::Flows, number: u32| {
-        // 8,192 ports of each address.
         let [_, _, _, subnet] = (number / 0x2000).to_be_bytes();
         let port = 1024 + u16::try_from(number % 0x2000).expect("less than the divisor");
         let remote = SocketAddr::from(([10, 78, subnet, 1], port));

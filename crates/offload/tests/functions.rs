@@ -17,7 +17,6 @@ const LAST_OF_5_18: i32 = 189;
 /// Section of the XDP program; all others are for TC.
 const XDP: &str = "xdp";
 
-/// IDs of the kernel functions called by a section's programs.
 fn called(code: &[u8]) -> Vec<i32> {
     /// BPF_LD | BPF_IMM | BPF_DW, which takes two instructions.
     const LOAD_64: u8 = 0x18;

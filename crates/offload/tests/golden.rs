@@ -123,7 +123,6 @@ fn bytes(hex: &str) -> Vec<u8> {
     pairs.map(|pair| u8::from_str_radix(pair, 16).expect("digits")).collect()
 }
 
-/// Clears the varying fields: ID and checksum of an IPv4 header, after verifying the checksum.
 fn masked(mut frame: Vec<u8>) -> Vec<u8> {
     if frame[12..14] == [8, 0] {
         let words = frame[14..34].chunks(2).map(|pair| u64::from(pair[0]) << 8 | u64::from(pair[1]));

@@ -27,7 +27,6 @@ pub(crate) fn has_xdp() -> bool {
     KernelVersion::current().expect("a version") >= KernelVersion::new(5, 18, 0)
 }
 
-/// Object with the programs: the committed one, or another one under test.
 pub(crate) fn object() -> io::Result<Vec<u8>> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/bpf/relay.o");
     fs::read(std::env::var("TURNPIKE_BPF_OBJECT").unwrap_or_else(|_| path.to_owned()))
