@@ -1,4 +1,4 @@
-//! Access control: rights by connection and token, and rejection of requests that no honest client sends.
+//! Access control: rights by connection and token, and refusal of requests forged by other web pages.
 //!
 //! ```text
 //!  Unix socket, mode 0600          everything
@@ -105,12 +105,12 @@ impl Via {
 impl fmt::Display for Via {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unix(Some(uid)) => write!(f, "user {uid} of this machine"),
-            Self::Unix(None) => f.write_str("a user of this machine"),
+            Self::Unix(Some(uid)) => write!(f, "local user {uid}"),
+            Self::Unix(None) => f.write_str("a local user"),
             Self::Loopback(address) => write!(f, "{address}"),
-            Self::Tls(address, None) => write!(f, "{address} by TLS"),
+            Self::Tls(address, None) => write!(f, "{address} over TLS"),
             Self::Tls(address, Some(certificate)) => {
-                write!(f, "{address} by TLS with the client certificate {}", certificate.name)
+                write!(f, "{address} over TLS with the client certificate {}", certificate.name)
             }
             Self::Node(_, by) => f.write_str(by),
         }
@@ -128,7 +128,7 @@ pub(crate) struct ClientCertificate {
 pub(crate) struct Grant {
     via: Via,
     token: Option<Secret>,
-    /// Place of the token in the configuration at the time of use, such as `token 2 of admin.tokens`.
+    /// Position of the token in the configuration at the time of use, such as `token 2 of admin.tokens`.
     token_name: Option<Arc<str>>,
 }
 
@@ -231,7 +231,7 @@ impl Guard {
         let change = async move {
             let response = next.run(request).await;
             unfinished.finish(&response);
-            // The connection's place becomes free when the change is done.
+            // Keeps the connection's slot until the change is done.
             drop(progress);
             response
         };
@@ -386,7 +386,7 @@ fn judge(settings: &AdminSettings, via: &Via, request: &Request) -> Result<Grant
         AdminAccess::Full => {
             let what = private.unwrap_or("changes");
             format!(
-                "{what} need a token of admin.tokens, a client certificate of admin.client_ca, or the Unix socket"
+                "{what} need a token from admin.tokens, a client certificate from admin.client_ca, or the Unix socket"
             )
         }
         _ => "this request needs a token, a client certificate, or the Unix socket".to_owned(),
@@ -400,7 +400,7 @@ fn judge(settings: &AdminSettings, via: &Via, request: &Request) -> Result<Grant
     Err(problem.into())
 }
 
-/// Rejects requests by pages of other origins (CSRF): a browser of this machine reaches us on loopback.
+/// Rejects requests by pages of other origins (CSRF): a browser on this machine reaches us on loopback.
 fn check_origin(headers: &HeaderMap) -> Result<(), Problem> {
     if !is_of_another_page(headers) {
         return Ok(());
@@ -438,7 +438,7 @@ pub(crate) fn token(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     let token = value.to_str().ok().and_then(|value| value.split_once(' '));
     match token {
         Some((scheme, token)) if scheme.eq_ignore_ascii_case("bearer") => Ok(Some(token.trim())),
-        _ => Err(Problem::bad_request("the Authorization header is expected to be: Bearer TOKEN")),
+        _ => Err(Problem::bad_request("the Authorization header must be: Bearer TOKEN")),
     }
 }
 
@@ -487,7 +487,7 @@ mod tests {
     fn interrupted_change_has_one_audit_line() {
         let change = |path: &str| {
             let what = What { request: format!("POST {path}"), path_bytes: None };
-            Unfinished(Some(("user 0 of this machine".to_owned(), what)))
+            Unfinished(Some(("local user 0".to_owned(), what)))
         };
         let log = tracing_subscriber::fmt().with_writer(|| Kept).with_ansi(false).finish();
         tracing::subscriber::with_default(log, || {

@@ -99,11 +99,11 @@ impl Accounts {
         limit: Option<usize>,
         cursor: Option<&str>,
     ) -> Result<UserPage, Problem> {
-        let wrong = || Problem::bad_request("cursor is expected to be `next` of another page");
+        let wrong = || Problem::bad_request("cursor must be `next` of another page");
         let from = cursor.map(|cursor| UserCursor::from_text(cursor).ok_or_else(wrong)).transpose()?;
         let limit = match limit.unwrap_or(USERS) {
             limit @ 1..=PAGE => limit,
-            _ => return Err(Problem::bad_request(format!("limit is expected to be 1 to {PAGE}"))),
+            _ => return Err(Problem::bad_request(format!("limit must be 1 to {PAGE}"))),
         };
         realm.map_or(Ok(()), check_realm)?;
         let mut users = Vec::new();
@@ -137,11 +137,11 @@ impl Accounts {
         let NewUser { name, realm, password, only_new } = new;
         let password = Zeroizing::new(password);
         if !is_username(&name) {
-            let why = "name is expected to have 1 to 508 bytes, no control characters and no colon";
+            let why = "name must have 1 to 508 bytes, no control characters and no colon";
             return Err(Problem::bad_request(why));
         }
         if !(1..=LONGEST_PASSWORD).contains(&password.chars().count()) {
-            let why = format!("password is expected to have 1 to {LONGEST_PASSWORD} characters");
+            let why = format!("password must have 1 to {LONGEST_PASSWORD} characters");
             return Err(Problem::bad_request(why));
         }
         // Clients use this form in USERNAME (RFC 8489 section 14.3).
@@ -222,7 +222,7 @@ impl Accounts {
         // A server that has not read the change yet continues with the previous secret.
         let lag = SKEW.max(self.settings.store.refresh.saturating_mul(2));
         if overlap_s.is_some_and(|overlap| overlap > YEAR) {
-            return Err(Problem::bad_request(format!("overlap_s is expected to be 0 to {YEAR}")));
+            return Err(Problem::bad_request(format!("overlap_s must be 0 to {YEAR}")));
         }
         let overlap = overlap_s.unwrap_or_else(|| self.settings.credentials.max_ttl.saturating_add(lag));
         self.read().await?;
@@ -256,19 +256,19 @@ impl Accounts {
     pub async fn put_key(&self, new: NewKey) -> Result<Change, Problem> {
         let NewKey { name, sha256, realm, max_ttl, rate } = new;
         if !api_keys::is_name(&name) {
-            let why = "name is expected to have 1 to 64 small letters, digits, - and _";
+            let why = "name must have 1 to 64 small letters, digits, - and _";
             return Err(Problem::bad_request(why));
         }
         let hash = hex::decode(&sha256).ok().and_then(|bytes| api_keys::KeyHash::try_from(bytes).ok());
-        let hash = hash.ok_or_else(|| Problem::bad_request("sha256 is expected to have 64 hex digits"))?;
+        let hash = hash.ok_or_else(|| Problem::bad_request("sha256 must have 64 hex digits"))?;
         let realm = realm.map(|realm| self.realm(Some(&realm))).transpose()?;
         let is_within =
             |number: Option<u32>, most: u32| number.is_none_or(|number| (1..=most).contains(&number));
         if !is_within(max_ttl, YEAR) {
-            return Err(Problem::bad_request(format!("max_ttl is expected to be 1 to {YEAR}")));
+            return Err(Problem::bad_request(format!("max_ttl must be 1 to {YEAR}")));
         }
         if !is_within(rate, 1_000_000) {
-            return Err(Problem::bad_request("rate is expected to be 1 to 1000000"));
+            return Err(Problem::bad_request("rate must be 1 to 1000000"));
         }
         let key = ApiKey { name: name.clone(), hash, realm: realm.clone(), max_ttl, rate };
         self.put(Edit::PutApiKey(key), KEY, Existing::Keep, name, realm.unwrap_or_default()).await
@@ -310,7 +310,7 @@ impl Accounts {
         let name = self.realm(Some(&name))?;
         if rate.is_some_and(|rate| !Bandwidth::RATES.contains(&rate)) {
             let (least, most) = Bandwidth::RATES.into_inner();
-            let detail = format!("bits_per_second_per_session is expected to be {least} to {most}");
+            let detail = format!("bits_per_second_per_session must be {least} to {most}");
             return Err(Problem::bad_request(detail));
         }
         for (what, limit) in
@@ -318,8 +318,7 @@ impl Accounts {
         {
             if limit.is_some_and(|limit| !SESSIONS.contains(&limit)) {
                 let (least, most) = SESSIONS.into_inner();
-                let detail =
-                    format!("{what} is expected to be {least} to {most}; without it there is no limit");
+                let detail = format!("{what} must be {least} to {most}; without it there is no limit");
                 return Err(Problem::bad_request(detail));
             }
         }
@@ -543,13 +542,13 @@ pub(crate) fn check_realm(realm: &str) -> Result<(), Problem> {
     if is_realm(realm) && has_no_blanks_around(realm) {
         return Ok(());
     }
-    let why = "realm is expected to have 1 to 127 characters, no leading or trailing blanks, no control characters, no \" and no \\";
+    let why = "realm must have 1 to 127 characters, no leading or trailing blanks, no control characters, no \" and no \\";
     Err(Problem::bad_request(why))
 }
 
 fn check_secret(secret: &Secret) -> Result<(), Problem> {
     if !(1..=LONGEST_SECRET).contains(&secret.reveal().chars().count()) {
-        let why = format!("secret is expected to have 1 to {LONGEST_SECRET} characters");
+        let why = format!("secret must have 1 to {LONGEST_SECRET} characters");
         return Err(Problem::bad_request(why));
     }
     if !has_no_blanks_around(secret.reveal()) {

@@ -161,7 +161,7 @@ pub(crate) fn issue(
     if let Some(user) = &user
         && (user.is_empty() || user.len() > LONGEST_USER || user.contains(char::is_control))
     {
-        let why = format!("user is expected to have 1 to {LONGEST_USER} bytes and no control characters");
+        let why = format!("user must have 1 to {LONGEST_USER} bytes and no control characters");
         return Err(Refusal::bad_request(why));
     }
     // A random name, so that each anonymous owner has its own quota.
@@ -262,7 +262,7 @@ fn ttl_of(
     let most = limits.into_iter().flatten().fold(settings.credentials.max_ttl, u32::min);
     match wanted.unwrap_or_else(|| settings.credentials.ttl.min(most)) {
         ttl if !(1..=most).contains(&ttl) => {
-            Err(Refusal::bad_request(format!("ttl is expected to be 1 to {most}, not {ttl}")))
+            Err(Refusal::bad_request(format!("ttl must be 1 to {most}, not {ttl}")))
         }
         ttl => Ok(ttl),
     }

@@ -57,7 +57,7 @@ pub enum ListenError {
     Draining { address: String },
     #[error("cannot listen for applications on {address}: {source}; choose another in credentials.listen")]
     Applications { address: SocketAddr, source: io::Error },
-    #[error("cannot serve applications by TLS: {0}")]
+    #[error("cannot serve applications over TLS: {0}")]
     ApplicationsTls(TlsError),
     /// The directory for the socket cannot be used.
     #[error(
@@ -67,7 +67,7 @@ pub enum ListenError {
     )]
     NoPlace { directory: PathBuf, source: io::Error },
     /// A certificate or a CA.
-    #[error("cannot serve the admin interface by TLS: {0}")]
+    #[error("cannot serve the admin interface over TLS: {0}")]
     Tls(#[from] TlsError),
 }
 
@@ -258,7 +258,7 @@ impl Interface {
             let for_whom = match (listener, self.loopback) {
                 (Listener::Unix(_), _) => "for this user and root",
                 (Listener::Tcp(_, Some(_)), _) => "with a token or a client certificate",
-                (Listener::Tcp(_, None), AdminAccess::Full) => "for all users of this machine",
+                (Listener::Tcp(_, None), AdminAccess::Full) => "for all local users",
                 (Listener::Tcp(_, None), AdminAccess::Read) => "read-only; changes need a token",
                 (Listener::Tcp(_, None), AdminAccess::None) => "with a token",
             };

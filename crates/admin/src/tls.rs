@@ -130,7 +130,7 @@ fn authorities(file: &Path) -> Result<RootCertStore, TlsError> {
             .map_err(|error| TlsError::new(file, format!("not a CA certificate: {error}")))?;
     }
     if store.is_empty() {
-        return Err(TlsError::new(file, "no certificate in it: PEM with BEGIN CERTIFICATE is expected"));
+        return Err(TlsError::new(file, "no certificate in it: expected PEM with BEGIN CERTIFICATE"));
     }
     Ok(store)
 }

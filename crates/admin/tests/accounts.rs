@@ -83,7 +83,7 @@ fn read_access_covers_users_and_realms_but_no_secrets() {
     }
     let refused = ask("GET", "/v1/secrets", &read);
     assert_eq!(refused.problem(403), "read_only");
-    assert!(refused.body.contains("secrets need a token of admin.tokens"), "{}", refused.body);
+    assert!(refused.body.contains("secrets need a token from admin.tokens"), "{}", refused.body);
     assert_eq!(running.ask_tcp("GET", "/v1/secrets", &[]).problem(401), "no_token");
     assert_eq!(ask("GET", "/v1/secrets", &full).status, 200);
     for path in ["/v1/users/alice", "/v1/secrets/0011", "/v1/realms/a"] {

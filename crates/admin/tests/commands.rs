@@ -72,7 +72,7 @@ fn session_is_shown_and_ended_by_its_id() {
     let list = shown(|out| commands::list_sessions(&client, Sessions::default(), Format::Json, out));
     let id = serde_json::from_str::<Value>(&list).unwrap()[0]["id"].as_str().unwrap().to_owned();
     let text = shown(|out| commands::show_session(&client, &id, Format::Text(None), out));
-    for part in [&id, &relayed.to_string(), &socket.local_addr().unwrap().to_string(), "by udp to"] {
+    for part in [&id, &relayed.to_string(), &socket.local_addr().unwrap().to_string(), "over udp to"] {
         assert!(text.contains(part), "{part} in {text}");
     }
     let json: Value =

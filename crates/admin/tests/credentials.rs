@@ -120,11 +120,11 @@ fn rest_api_draft_works_with_get_and_post() {
     let told = running.apply("GET", &more, &[], None).ok();
     assert_eq!((parts(told["username"].as_str().unwrap()).1, &told["ttl"]), ("b c", &json!(60)));
     for (path, told) in [
-        (format!("/?service=stun&key={key}"), "service is expected to be turn"),
-        (format!("/?key={key}"), "service is expected to be turn"),
+        (format!("/?service=stun&key={key}"), "service must be turn"),
+        (format!("/?key={key}"), "service must be turn"),
         (format!("/?service=turn&key={key}&usrname=a"), "usrname"),
         (format!("/?service=turn&key={key}&ttl=soon"), "ttl"),
-        (format!("/?service=turn&key={key}&ttl=0"), "ttl is expected"),
+        (format!("/?service=turn&key={key}&ttl=0"), "ttl must be"),
         (format!("/?service=turn&key={key}&api=other"), "two different values"),
     ] {
         let answer = running.apply("GET", &path, &[], None);

@@ -72,7 +72,7 @@ fn wrong_members_are_named_without_rust_types() {
             "the member \"name\" appears twice",
         ),
         ("/v1/users", "{\"name\":\"a\"}", "password is missing"),
-        ("/v1/users", "[\"a\",null,\"b\"]", "an object is expected"),
+        ("/v1/users", "[\"a\",null,\"b\"]", "expected an object"),
         ("/v1/users", "{\"name\":\"a\",\"password\":\"b\",\"colour\":1}", "unknown field `colour`"),
         (
             "/v1/secrets/rotation",
@@ -85,7 +85,7 @@ fn wrong_members_are_named_without_rust_types() {
             "overlap_s: expected a whole number from 0 to 4294967295, found an integer",
         ),
         ("/v1/bans", "{\"user\":\"a\",\"seconds\":1.5}", "seconds: expected a whole number"),
-        ("/v1/realms", "{\"name\":\"a\",\"max_sessions\":0}", "max_sessions is expected to be 1 to 1000000"),
+        ("/v1/realms", "{\"name\":\"a\",\"max_sessions\":0}", "max_sessions must be 1 to 1000000"),
         ("/v1/drain", "{\"deadline_s\":{}}", "deadline_s: expected a whole number"),
     ] {
         let detail = detail(&running, "POST", path, Some(body));

@@ -116,7 +116,7 @@ impl Judge<'_> {
         if settings.is_explicit("admin.listen") {
             self.refuse(
                 "admin.listen",
-                format!("{admin} is taken: {key} has {listener}, by TCP too"),
+                format!("{admin} is taken: {key} has {listener}, also over TCP"),
                 "an address that neither server.listen nor tls.listen takes, or \"off\"",
             );
         } else {
@@ -137,7 +137,7 @@ impl Judge<'_> {
         let others = || stream_listeners(settings).chain(settings.admin.tcp().map(|at| ("admin.listen", at)));
         let taken = |own: &SocketAddr| others().find(|(_, at)| collide(*own, *at)).map(|found| (*own, found));
         if let Some((own, (key, other))) = listen.iter().find_map(taken) {
-            let problem = format!("{own} is taken: {key} has {other}, by TCP too");
+            let problem = format!("{own} is taken: {key} has {other}, also over TCP");
             self.refuse("credentials.listen", problem, "an address that no other listener takes");
         }
     }

@@ -69,10 +69,10 @@ impl Firewall {
             }
         }
         for at in &settings.tls_listen {
-            all.open(Transport::Tcp, at.ip(), at.port()..=at.port(), "clients by TLS");
+            all.open(Transport::Tcp, at.ip(), at.port()..=at.port(), "clients over TLS");
         }
         for at in &settings.dtls_listen {
-            all.open(Transport::Udp, at.ip(), at.port()..=at.port(), "clients by DTLS");
+            all.open(Transport::Udp, at.ip(), at.port()..=at.port(), "clients over DTLS");
         }
         for at in &settings.credentials.listen {
             all.open(Transport::Tcp, at.ip(), at.port()..=at.port(), "applications, for credentials");

@@ -293,7 +293,7 @@ fn write_session(out: &mut dyn Write, session: &Session, format: Format) -> io::
     let traffic = |Traffic { datagrams, bytes: count }| format!("{datagrams} datagrams, {}", bytes(count));
     let mut rows = vec![("id", id), ("realm", realm), ("user", user)];
     rows.extend(session.identity.clone().map(|name| ("counted as", name)));
-    rows.push(("client", format!("{client}, by {} to {}", session.transport, session.server)));
+    rows.push(("client", format!("{client}, over {} to {}", session.transport, session.server)));
     for relayed in &session.relayed {
         let text = format!(
             "{} ({}), {} left",

@@ -222,7 +222,7 @@ mod tests {
             method: "GET".to_owned(),
             path: "/v1/sessions?user=alice".to_owned(),
             rights: Rights::Read,
-            by: "user 0 of this machine".to_owned(),
+            by: "local user 0".to_owned(),
         };
         let subject: Subject = "user alice@here".parse().unwrap();
         for notice in [

@@ -90,8 +90,8 @@ fn cpu_model(cpuinfo: &str) -> String {
     model.map_or_else(|| "unknown".to_owned(), |(_, model)| model.to_owned())
 }
 
-/// Describes the idle behaviour of the CPUs. Hosts deschedule a virtual CPU that halts at once, and wake it
-/// slowly; one that polls first keeps running.
+/// Describes the idle behaviour of the CPUs. A virtual CPU that halts as soon as it is idle is descheduled by
+/// its host and wakes up slowly; one that polls before halting keeps running.
 fn idle(sys: &Path, latency: &Path) -> String {
     let value = |path: &str| Some(fs::read_to_string(sys.join(path)).ok()?.trim().to_owned());
     let cpuidle = |name: &str| value(&format!("devices/system/cpu/cpuidle/{name}"));
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_idle_behaviour_is_described() {
+    fn idle_behaviour_is_described() {
         let sys = Dir::new();
         let latency = sys.file("cpu_dma_latency", UNLIMITED_US.to_ne_bytes());
         let idle = |sys: &Path| idle(sys, &latency);
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn the_machine_is_described() {
+    fn cpu_model_and_time_are_readable() {
         assert_eq!(cpu_model("processor\t: 0\nmodel name\t: Some CPU: v2\n"), "Some CPU: v2");
         let now = now();
         assert!(now.len() == 20 && now.ends_with('Z') && now.contains('T'), "{now}");

@@ -80,7 +80,8 @@ impl SessionLog for () {
     fn effect(&self, _: usize, _: &Effect) {}
 }
 
-/// Other servers of the same service, shared by all workers; only requests use it. Methods must not block.
+/// Other servers of the same service, shared by all workers. Consulted for requests, not for relayed data.
+/// Methods must not block.
 pub trait Fleet: Redirects + Send + Sync {
     /// Counts an allocation against the limits shared by all servers, or returns the exceeded limit.
     fn acquire(&self, asked: SharedQuota<'_>) -> Result<(), QuotaRefusal>;
@@ -258,7 +259,7 @@ impl Relay {
             streams: Arc::clone(&common.streams),
             dtls: Arc::clone(&common.dtls),
         };
-        // Ends sessions that this configuration refuses or limits further before any client is served.
+        // Before any client is served, applies this configuration's rules and limits to the imported sessions.
         let first = takes_over.then(|| in_force.commands());
         let mut relay = Self {
             workers: Workers::default(),
@@ -472,7 +473,7 @@ impl Relay {
         self.workers.have_failed()
     }
 
-    /// Returns whether all workers have taken commands since the last call; one that hangs has not.
+    /// Returns whether all workers have taken commands since the last call; a hung worker has not.
     #[must_use]
     pub fn makes_progress(&self) -> bool {
         self.workers.make_progress()

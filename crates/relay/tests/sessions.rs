@@ -154,5 +154,5 @@ fn packets_are_served_between_two_slices() {
     eventually("all are answered", || order.0.lock().unwrap().len() > QUESTIONS);
     let order = order.0.lock().unwrap();
     let at = order.iter().position(|what| *what == "opened").expect("the allocation exists");
-    assert!(at <= 2, "{at} slices came before the packet");
+    assert!(at <= 2, "the packet was served after {at} slices");
 }

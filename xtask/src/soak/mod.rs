@@ -72,7 +72,7 @@ struct Slice {
     datagrams: u64,
     lost: u64,
     across: u64,
-    /// Allocations in its server's life until then.
+    /// Allocations since the server started.
     life_allocations: u64,
     memory: u64,
     descriptors: u64,
@@ -141,7 +141,7 @@ fn soak(
         let had = |name: &str| done.iter().filter(|slice| slice.datapath == name).count();
         let next = DATAPATHS.iter().filter(|name| !skipped.contains(*name)).min_by_key(|name| had(name));
         let Some(datapath) = next.filter(|_| time > 0 && left != (0, 0)) else { return Ok(()) };
-        // An equal share of the time; only some twenty minutes are enough for a trend.
+        // An equal share of the time. A trend needs about twenty minutes.
         let seconds = (options.minutes * 60 / DATAPATHS.len() as u64).clamp(60, 3_600).min(time.max(30));
         eprintln!("{datapath}: {seconds} s; {} allocations and {} datagrams remain", left.0, left.1);
         let piece = json!({
@@ -219,7 +219,7 @@ fn report(slices: &[Slice]) -> (String, bool) {
                 continue;
             };
             let Trend { first, second, slope, interval, .. } = trend;
-            // Between the middles of the two halves.
+            // `first` and `second` are half a run apart, so half of the reserve can differ between them.
             let slack = if what.contains("pages") { slack(slices) / 2.0 } else { 0.0 };
             let leaks = trend.grows(TOLERATED, figures) && second - first > slack;
             grows |= leaks;
@@ -276,7 +276,7 @@ fn done(slices: &[Slice], by_path: &BTreeMap<&str, Vec<&Slice>>) -> String {
 mod tests {
     use super::*;
 
-    /// A life of slices of ten seconds and 10,000 allocations each, with memory as a function of seconds.
+    /// Slices of one server: ten seconds and 10,000 allocations each, with memory as a function of time.
     fn life(seconds: u64, memory: impl Fn(u64) -> u64) -> Vec<Slice> {
         let slice = |at: u64| Slice {
             datapath: "gso".to_owned(),
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn too_short_lives_are_reported() {
+    fn runs_too_short_for_a_trend_are_reported() {
         let (text, grows) = report(&life(600, |seconds| (10 << 20) + seconds * 4096));
         assert!(!grows && text.contains("unknown for gso"), "{text}");
     }

@@ -90,12 +90,11 @@ pub(super) async fn put_ban(
     let new: NewBan = body(request).await?.ok_or_else(|| Problem::bad_request(example))?;
     let NewBan { user, realm, client, seconds, reason } = new;
     if reason.chars().count() > LONGEST_REASON || reason.contains(char::is_control) {
-        let detail =
-            format!("reason is expected to have {LONGEST_REASON} characters at most, and no line breaks");
+        let detail = format!("reason must have at most {LONGEST_REASON} characters and no line breaks");
         return Err(Problem::bad_request(detail));
     }
     if !(1..=fleet::LONGEST_BAN_S).contains(&seconds) {
-        let detail = format!("seconds is expected to be 1 to {}", fleet::LONGEST_BAN_S);
+        let detail = format!("seconds must be 1 to {}", fleet::LONGEST_BAN_S);
         return Err(Problem::bad_request(detail));
     }
     let subject = app.subject(BanQuery { user, realm, client })?;
@@ -193,9 +192,7 @@ impl App {
         let subject = match (user, client) {
             (Some(name), None) => {
                 if !(1..=LONGEST_USER).contains(&name.len()) || name.contains(char::is_control) {
-                    let why = format!(
-                        "user is expected to have 1 to {LONGEST_USER} bytes and no control characters"
-                    );
+                    let why = format!("user must have 1 to {LONGEST_USER} bytes and no control characters");
                     return Err(Problem::bad_request(why));
                 }
                 let realm = match realm {
@@ -210,7 +207,7 @@ impl App {
                 Subject::Client(prefix)
             }
             _ => {
-                return Err(Problem::bad_request("a user, optionally with a realm, or a client is expected"));
+                return Err(Problem::bad_request("expected a user, optionally with a realm, or a client"));
             }
         };
         // Rejects subjects that other nodes cannot parse.

@@ -152,8 +152,7 @@ impl RestQuery {
             return Ok(in_uri);
         }
         if !is_form(&headers) {
-            let detail =
-                "a body is expected to be a form, with Content-Type: application/x-www-form-urlencoded";
+            let detail = "a body must be a form, with Content-Type: application/x-www-form-urlencoded";
             return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "no_form", detail));
         }
         let in_body: Self = form(&bytes)?;
@@ -200,7 +199,7 @@ impl CredentialService {
         let shown = one_of("the key", in_header, in_query)?;
         let key = self.judge(via, shown).await?;
         if service.as_deref() != Some("turn") {
-            let detail = "service is expected to be turn: /?service=turn&username=NAME";
+            let detail = "service must be turn: /?service=turn&username=NAME";
             return Err(Problem::bad_request(detail).into());
         }
         let wanted = CredentialsRequest { user: username, ttl, realm, kid: None };

@@ -167,7 +167,7 @@ pub(super) async fn fleet_sessions(
     let (from, mut within) = match cursor.as_deref().map(|cursor| cursor.split_once(CURSOR)) {
         None => (String::new(), None),
         Some(Some((node, within))) => (node.to_owned(), Some(within.to_owned()).filter(|at| !at.is_empty())),
-        Some(None) => return Err(Problem::bad_request("cursor is expected to be `next` of another page")),
+        Some(None) => return Err(Problem::bad_request("cursor must be `next` of another page")),
     };
     let mut page = FleetSessions::default();
     let FleetStatus { node: own, nodes, .. } = app.fleet_status()?;

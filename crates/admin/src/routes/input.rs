@@ -104,7 +104,7 @@ fn check_type(headers: &HeaderMap) -> Result<(), Problem> {
     if essence.eq_ignore_ascii_case("application/json") {
         return Ok(());
     }
-    let detail = "the body is expected to be JSON, with Content-Type: application/json";
+    let detail = "the body must be JSON, with Content-Type: application/json";
     Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", detail))
 }
 
@@ -120,7 +120,7 @@ fn read<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, Problem> {
                 path => format!("{path}: {why}"),
             })
         }),
-        _ => Err(wrong("an object is expected, such as {\"name\": \"…\"}".to_owned())),
+        _ => Err(wrong("expected an object, such as {\"name\": \"…\"}".to_owned())),
     }
 }
 

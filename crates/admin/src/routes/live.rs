@@ -96,7 +96,7 @@ pub(super) async fn events(
 ) -> Result<Response, Problem> {
     let EventQuery { count } = query(&uri)?;
     if count.is_some_and(|count| count > MOST_EVENTS) {
-        return Err(Problem::bad_request(format!("count is expected to be 0 to {MOST_EVENTS}")));
+        return Err(Problem::bad_request(format!("count must be 0 to {MOST_EVENTS}")));
     }
     let Some(Extension(progress)) = progress else {
         let detail = "events are not forwarded between nodes: connect to this node itself, or use live and live/history";

@@ -44,7 +44,7 @@ pub(super) async fn refusals(State(app): State<App>, uri: Uri) -> Result<Json<Re
     let RefusalQuery { client, user, limit } = query(&uri)?;
     let limit = limit.unwrap_or(USUAL);
     if !(1..=MOST).contains(&limit) {
-        return Err(Problem::bad_request(format!("limit is expected to be 1 to {MOST}")));
+        return Err(Problem::bad_request(format!("limit must be 1 to {MOST}")));
     }
     let client = client.map(|text| prefix(text.trim()));
     let wanted = RefusalFilter { client: client.transpose()?, user };

@@ -91,9 +91,7 @@ pub(super) async fn set_log_level(State(app): State<App>, request: Request) -> R
         .await?
         .ok_or_else(|| Problem::bad_request("a body is missing, such as {\"level\": \"debug\"}"))?;
     if !(1..=LONGEST_FILTER).contains(&wanted.level.len()) {
-        return Err(Problem::bad_request(format!(
-            "level is expected to have 1 to {LONGEST_FILTER} characters"
-        )));
+        return Err(Problem::bad_request(format!("level must have 1 to {LONGEST_FILTER} characters")));
     }
     let before = app.program.process().log_level();
     app.program
@@ -152,7 +150,7 @@ pub(super) async fn reload(State(app): State<App>) -> Result<Response, Problem> 
 pub(super) async fn drain(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let Drain { deadline_s } = body(request).await?.unwrap_or_default();
     if deadline_s.is_some_and(|seconds| seconds > LONGEST) {
-        return Err(Problem::bad_request(format!("deadline_s is expected to be 0 to {LONGEST}")));
+        return Err(Problem::bad_request(format!("deadline_s must be 0 to {LONGEST}")));
     }
     let patience = deadline_s.map(|seconds| Duration::from_secs(seconds.into()));
     let draining = app.program.process().drain(patience).await.ok_or_else(Problem::stopping)?;

@@ -63,8 +63,7 @@ fn filter(query: &SessionQuery) -> Result<SessionFilter, Problem> {
         user: query.user.clone(),
         realm: query.realm.clone(),
         client: address("client", &query.client)?,
-        transport: transport
-            .map_err(|_| Problem::bad_request("transport is expected to be udp, tcp, tls or dtls"))?,
+        transport: transport.map_err(|_| Problem::bad_request("transport must be udp, tcp, tls or dtls"))?,
         relayed: address("relayed", &query.relayed)?,
         id: None,
     })
@@ -73,7 +72,7 @@ fn filter(query: &SessionQuery) -> Result<SessionFilter, Problem> {
 pub(super) fn limit(query: &SessionQuery) -> Result<usize, Problem> {
     match query.limit.unwrap_or(PAGE) {
         limit @ 1..=LONGEST_PAGE => Ok(limit),
-        _ => Err(Problem::bad_request(format!("limit is expected to be 1 to {LONGEST_PAGE}"))),
+        _ => Err(Problem::bad_request(format!("limit must be 1 to {LONGEST_PAGE}"))),
     }
 }
 
@@ -86,7 +85,7 @@ fn place(query: &SessionQuery) -> Result<Place, Problem> {
             Some(Place::Here { worker: worker.parse().ok()?, slot: slot.parse().ok()? })
         }),
     };
-    place.ok_or_else(|| Problem::bad_request("cursor is expected to be `next` of another page"))
+    place.ok_or_else(|| Problem::bad_request("cursor must be `next` of another page"))
 }
 
 /// Lists sessions in pages. A session that exists throughout and stays on its worker is on exactly one page.

@@ -204,7 +204,7 @@ impl RunStage {
                     let counts = |name: &str| void.is_none() || late && metric::survives_lateness(name);
                     round.metrics.extend(one.metrics.into_iter().filter(|(name, _)| counts(name)));
                 }
-                // A generator that cannot make twice the rate reveals nothing about the subject.
+                // Meaningful only if the generator reached twice the rate.
                 OVERLOAD if void.is_none() => {
                     let share = delivered_pps.map(|whole| point.delivered_pps / whole);
                     round.metrics.extend(share.map(|share| (metric::OVERLOAD_SHARE.to_owned(), share)));

@@ -71,7 +71,7 @@ pub mod kind {
         /// draft-ietf-tram-stun-origin (expired); coturn selects realms by it.
         ORIGIN = 0x802F;
         MOBILITY_TICKET = 0x8030;
-        /// Number of ADDITIONAL-ADDRESS-FAMILY in the drafts of RFC 8656, used by coturn's client.
+        /// Code point of ADDITIONAL-ADDRESS-FAMILY in the drafts of RFC 8656, used by coturn's client.
         DRAFT_ADDITIONAL_ADDRESS_FAMILY = 0x8032;
     }
 

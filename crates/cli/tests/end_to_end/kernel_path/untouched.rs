@@ -25,7 +25,7 @@ fn packets_unsupported_by_the_kernel_use_user_space() {
         }
         assert!(server.passes("fragment") > 0);
 
-        // Fits in, but with four bytes more, or on a smaller MTU, does not fit out.
+        // Arrives within the MTU, but exceeds the MTU on the way out: by the four-byte header, or on a smaller link.
         pair.exchange(1472);
         links.inside(&["ip", "link", "set", "p", "mtu", "1300"]);
         let long = vec![9; 1300];
@@ -56,7 +56,7 @@ fn packets_unsupported_by_the_kernel_use_user_space() {
         assert!(server.passes("unknown_channel") + server.passes("not_channel_data") > 0);
         let stranger = bound(PEER[0]);
         stranger.send_to(b"a stranger", pair.client.relayed).expect("the send succeeds");
-        eventually("it was counted", || server.passes("unknown_peer") > 0);
+        eventually("the pass is counted", || server.passes("unknown_peer") > 0);
         pair.client.receive_message().expect("a Data indication: the permission is for its address");
 
         pair.settle(&server);
@@ -78,7 +78,7 @@ fn flows_beyond_a_full_table_use_user_space() {
         assert_eq!(metrics.sum("turnpike_kernel_flows", ""), 4);
         assert_eq!(metrics.sum("turnpike_kernel_flows_limit", ""), 4);
         assert!(metrics.sum("turnpike_kernel_flows_refused_total", "") >= 2);
-        // An ended allocation makes room for others, which enter when they renew.
+        // An ended allocation makes room for a flow of another, which is added when its channel is refreshed.
         pairs.remove(0).client.refresh(0);
         let peer = pairs[2].peer.local_addr().expect("bound");
         pairs[2].client.bind(CHANNEL, peer);
@@ -98,13 +98,13 @@ fn rate_limited_clients_stay_in_user_space_until_a_reload() {
             pair.exchange(20);
         }
         assert_eq!(server.across(), 0);
-        eventually("the channel that stays is counted", || {
+        eventually("the channel kept in user space is counted", || {
             server.metrics().sum("turnpike_kernel_channels_limited_total", "") == 1
         });
         assert!(server.passes("unknown_channel") + server.passes("unknown_peer") > 0);
         let dropped =
             || server.metrics().sum("turnpike_dropped_datagrams_total", "reason=\"allocation_bandwidth\"");
-        eventually("something is dropped", || {
+        eventually("a datagram is dropped", || {
             (0..100).for_each(|_| pair.client.send(CHANNEL, &[7; 1000]));
             dropped() > 0
         });
