@@ -101,8 +101,7 @@ fn as_words(next: NextHop) -> [u64; GATEWAY_WORDS] {
     [first, second]
 }
 
-/// True if packets must arrive on the interface that leads back to their source (net.ipv4.conf.*.rp_filter =
-/// 1).
+/// True if packets must arrive on the interface that leads back to their source (`rp_filter` = 1).
 fn filters_strictly(name: &str) -> bool {
     fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{name}/rp_filter"))
         .is_ok_and(|text| text.trim() == "1")

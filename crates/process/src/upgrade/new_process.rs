@@ -64,7 +64,7 @@ impl PreviousProcess {
         let text = std::mem::take(&mut self.text);
         let offer = serde_json::from_slice::<T>(&text).map_err(|error| {
             ProcessError::Upgrade(format!(
-                "cannot read the old process's offer ({error}): its version is too different, restart instead"
+                "cannot read the old process's offer ({error}): its version is incompatible, restart instead"
             ))
         })?;
         Ok((offer, std::mem::take(&mut self.descriptors)))
