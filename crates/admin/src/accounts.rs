@@ -256,7 +256,7 @@ impl Accounts {
     pub async fn put_key(&self, new: NewKey) -> Result<Change, Problem> {
         let NewKey { name, sha256, realm, max_ttl, rate } = new;
         if !api_keys::is_name(&name) {
-            let why = "name must have 1 to 64 small letters, digits, - and _";
+            let why = "name must have 1 to 64 lowercase letters, digits, - and _";
             return Err(Problem::bad_request(why));
         }
         let hash = hex::decode(&sha256).ok().and_then(|bytes| api_keys::KeyHash::try_from(bytes).ok());

@@ -43,7 +43,7 @@ use wire::Wire;
 
 /// Maximum connections of all listeners of the admin interface.
 const MOST_ADMIN: usize = 32;
-/// Maximum connections of all listeners for applications. A wrong key holds its place for a second.
+/// Maximum connections of all listeners for applications. A wrong key holds its slot for a second.
 const MOST_OF_APPLICATIONS: usize = 128;
 
 /// Descriptors for the admin interface: one per open or closing connection, and some for files.
@@ -190,7 +190,7 @@ pub(crate) async fn serve(
 }
 
 async fn busy() -> Response {
-    let detail = "all connections of this listener are busy: ask again";
+    let detail = "all connections of this listener are busy: try again";
     let mut response = Problem::new(StatusCode::SERVICE_UNAVAILABLE, "busy", detail).into_response();
     keep_from_being_kept(response.headers_mut());
     response

@@ -255,7 +255,7 @@ mod tests {
         let feed = Feed::start(Arc::new(Nobody::default()));
         let watch = |feed: &Arc<Feed>| {
             let (mut sender, body) = Channel::<Bytes>::new(1);
-            let watcher = feed.watcher().expect("a place");
+            let watcher = feed.watcher().expect("a free slot");
             (tokio::spawn(async move { watcher.send(&mut sender, None, || true).await }), body)
         };
         let ((_one, mut first), (_other, mut second), (deaf, unread)) =
@@ -287,7 +287,7 @@ mod tests {
     async fn watcher_without_permission_gets_no_more_events() {
         let feed = Feed::start(Arc::new(Nobody::default()));
         let (mut sender, mut body) = Channel::<Bytes>::new(1);
-        let watcher = feed.watcher().expect("a place");
+        let watcher = feed.watcher().expect("a free slot");
         let sending = tokio::spawn(async move { watcher.send(&mut sender, None, || false).await });
         assert!(heard(&mut body).await.starts_with(b"event: history\n"));
         assert!(body.frame().await.is_none());

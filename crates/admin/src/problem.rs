@@ -93,7 +93,7 @@ pub(crate) const CODES: [Code; 56] = [
     Code { name: "no_store", statuses: &[409, 503], meaning: "No store is configured." },
     Code { name: "no_such_ban", statuses: &[404], meaning: "The user or client is not banned." },
     Code { name: "no_such_key", statuses: &[404], meaning: "The store has no key of this name." },
-    Code { name: "no_such_method", statuses: &[405], meaning: "The path does not have this method." },
+    Code { name: "no_such_method", statuses: &[405], meaning: "The path does not support this method." },
     Code { name: "no_such_node", statuses: &[404], meaning: "The fleet has no node of this name." },
     Code { name: "no_such_path", statuses: &[404], meaning: "The path does not exist." },
     Code { name: "no_such_realm", statuses: &[404], meaning: "The store has no realm of this name." },

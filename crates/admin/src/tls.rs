@@ -174,7 +174,7 @@ impl Shown {
         let identity = read(&files)?;
         if let Err(fault) = identity.check_time(certificates::now_unix()) {
             tracing::error!(
-                "the certificate of {whose}: {fault}, by the clock of this machine ({}): clients refuse it",
+                "the certificate of {whose}: {fault} according to this machine's clock ({}): clients reject it",
                 jiff::Timestamp::now()
             );
         }

@@ -223,7 +223,7 @@ fn connection_errors_list_the_tried_addresses_and_remedy() {
         }
         stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi").unwrap();
     });
-    assert!(asked(dir.path("strange.sock")).contains("unexpected answer of"));
+    assert!(asked(dir.path("strange.sock")).contains("unexpected response from"));
     answering.join().unwrap();
 }
 

@@ -181,7 +181,7 @@ fn watchers_are_limited_and_their_places_are_reused() {
         assert_eq!(events.next().unwrap().0, "live");
     }
     watching.truncate(7);
-    eventually("a place is free", || Events::open(&running, "", &[]).status() == "200");
+    eventually("a slot is free", || Events::open(&running, "", &[]).status() == "200");
 }
 
 #[test]

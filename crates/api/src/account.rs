@@ -155,7 +155,7 @@ pub struct Keys {
     pub keys: Vec<Key>,
 }
 
-/// A key with which an application requests credentials. The key itself is not included.
+/// A key that an application uses to request credentials. The key itself is not included.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Key {
     /// Its name.

@@ -64,7 +64,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: RealmCommand,
     },
-    /// Add, list and remove API keys with which applications request credentials
+    /// Add, list and remove API keys for applications that request credentials
     #[command(long_about = KEY, after_help = KEY_EXAMPLES)]
     Key {
         #[command(subcommand)]
@@ -291,7 +291,7 @@ Examples:
   turnpike secret remove 5f2c19e0a4d1b3c7";
 
 const KEY: &str = "\
-Add, list and remove API keys with which applications request credentials from a server (docs/credentials.md).
+Add, list and remove API keys for applications that request credentials from a server (docs/credentials.md).
 
 A key is printed once, when it is created; the store keeps only its hash. The key is valid on the listeners of credentials.listen, for all \
 realms or for --realm. The server that handles the command accepts it at once, other servers with the same store within store.refresh \

@@ -7,7 +7,7 @@ use turnpike_process::upgrade::Which;
 
 #[derive(Args)]
 pub(crate) struct UpgradeArgs {
-    /// Process to upgrade [default: the only running one of this user]
+    /// Process to upgrade [default: this user's only running process]
     #[arg(long, value_name = "PID", conflicts_with = "socket")]
     pid: Option<u32>,
 

@@ -179,7 +179,7 @@ impl Judge<'_> {
         if repeated(families).is_some() {
             self.refuse(
                 "relay.addresses",
-                "one address of each family can be detected, and two entries ask for it",
+                "only one address of each family can be detected, but two entries ask for it",
                 "auto=PUBLIC once for IPv4 and once for IPv6, auto once",
             );
         }
@@ -569,7 +569,7 @@ fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems:
     if let Some(taken) =
         realm.server_names.iter().find(|name| others().any(|other| other.server_names.contains(name)))
     {
-        refuse("realm.server_names", format!("{taken} leads to another realm already"), "each name once");
+        refuse("realm.server_names", format!("{taken} already selects another realm"), "each name once");
     }
     realm_rates(settings, realm, &mut refuse);
     if let Some(range) = &realm.relay_ports {
@@ -641,7 +641,7 @@ fn realm_rates(settings: &Settings, realm: &RealmSettings, refuse: &mut impl FnM
         let Some(Some(rate)) = said else { continue };
         let above = rates[index + 1..].iter().find(|(_, all)| all.is_some_and(|all| rate > all));
         if let Some((of_all, Some(all))) = above {
-            let problem = format!("{rate} is above {of_all} {all}, which holds in this realm");
+            let problem = format!("{rate} is above {of_all} {all}, which applies in this realm");
             refuse(&format!("realm.{}", rates[index].0), problem, &format!("at most {of_all}"));
         }
     }

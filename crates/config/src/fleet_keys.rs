@@ -84,7 +84,7 @@ pub(super) const URL: Kind<Option<Secret>> = Kind::one(
 .secret();
 
 pub(super) const SECRET: Kind<Option<Secret>> = Kind::one(
-    "32 characters or more, the same on all nodes, such as those of `openssl rand -hex 32`; \"\" without a fleet",
+    "32 characters or more, the same on all nodes, such as from `openssl rand -hex 32`; \"\" without a fleet",
     |reader, node| {
         let secret = match &node.value {
             Value::List(lines) if lines.len() == 1 => reader.secret(&lines[0])?,

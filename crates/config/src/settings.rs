@@ -171,7 +171,7 @@ settings! {
             start "fleet.url" .url fleet_keys::URL,
             start "fleet.secret" .secret fleet_keys::SECRET,
             start "fleet.name" .name fleet_keys::NAME,
-            start "fleet.node" .node fleet_keys::NAME_OR_NONE => "a name of 1 to 64 letters, digits, points, hyphens and underscores, \"\" for that of the machine",
+            start "fleet.node" .node fleet_keys::NAME_OR_NONE => "a name of 1 to 64 letters, digits, points, hyphens and underscores, \"\" for the machine's name",
             start "fleet.zone" .zone fleet_keys::NAME_OR_NONE,
             start "fleet.addresses" .addresses fleet_keys::ADDRESSES,
             start "fleet.balancer_ports" .balancer_ports fleet_keys::PORTS,

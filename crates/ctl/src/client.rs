@@ -102,7 +102,7 @@ pub enum ClientError {
     #[error("{}{}", .0.detail, listed(&.0.errors))]
     Refused(Problem),
     /// Not a turnpike, or another version.
-    #[error("unexpected answer of {target} ({status}): {why}")]
+    #[error("unexpected response from {target} ({status}): {why}")]
     Strange { target: Target, status: u16, why: String },
     #[error("cannot read the token in {}: {source}", path.display())]
     Token { path: PathBuf, source: io::Error },

@@ -96,7 +96,7 @@ pub(crate) fn since(builds: &[BuildFile]) -> Vec<String> {
             if build.is_same_as(&now) {
                 continue;
             }
-            format!("{}: {} is a different build now: {}", build.name, build.path, both(build, &now))
+            format!("{}: {} is now a different build: {}", build.name, build.path, both(build, &now))
         } else {
             format!("{}: {} no longer exists", build.name, build.path)
         };
@@ -252,7 +252,7 @@ mod tests {
         fs::write(&second, "sleep 3\n").unwrap();
         let [told] = &since(&then)[..] else { panic!("one file has changed") };
         assert!(
-            told.starts_with("b: /") && told.contains("/second is a different build now: then SHA-256 "),
+            told.starts_with("b: /") && told.contains("/second is now a different build: then SHA-256 "),
             "{told}"
         );
         let [told] = &differences(&then, &look_at(directory.path()))[..] else { panic!("one has changed") };

@@ -88,7 +88,7 @@ pub(crate) const METRICS: &[Metric] = &[
     higher("find_max_0.5_clients", "", "highest number of clients with at most 0.5 % loss"),
     higher(OVERLOAD_SHARE, "", "share of the highest rate delivered when twice that rate is offered"),
     lower(MEMORY_PER_CLIENT_BYTES, "B", "memory of the subject per client (allocation or connection)"),
-    lower(MEMORY_BYTES, "B", "memory of the subject, with shared pages divided by their users"),
+    lower(MEMORY_BYTES, "B", "memory of the subject (proportional set size)"),
     lower("rss_bytes", "B", "peak resident memory of the subject"),
     lower("context_switches", "", "context switches of the subject"),
     lower("migrations", "", "moves of the subject between CPUs"),

@@ -131,7 +131,7 @@ fn rerun_and_report_notice_a_replaced_build() {
     let mut changed = fs::read_to_string(&subject).unwrap();
     changed.push_str("# another build\n");
     fs::write(&subject, changed).unwrap();
-    assert!(report().contains("subject.py is a different build now: then SHA-256 "), "{}", report());
+    assert!(report().contains("subject.py is now a different build: then SHA-256 "), "{}", report());
     let second = directory.at("second");
     let output = run(&["rerun", first.to_str().unwrap(), "--out", second.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
@@ -171,7 +171,7 @@ fn a_file_replaced_during_the_experiment_is_noted() {
     assert!(
         notes
             .iter()
-            .any(|text| text.starts_with(note) && text.contains("/settings is a different build now")),
+            .any(|text| text.starts_with(note) && text.contains("/settings is now a different build")),
         "{notes:?}"
     );
 }

@@ -28,7 +28,7 @@ pub struct Config {
     /// TCP and TLS. A listener with the address of one in `listen` and port 0 gets that listener's port.
     pub streams: StreamConfig,
     pub dtls: DtlsConfig,
-    /// Listening sockets bound by the parent process, used for addresses that are configured as well.
+    /// Listening sockets bound by the parent process, used for configured addresses.
     pub passed: Arc<PassedSockets>,
     /// Number of threads; at least 1.
     pub workers: usize,

@@ -18,7 +18,7 @@ enum Stage {
     Answered,
 }
 
-/// Progress of a connection, and its place in the limit. A change that outlives it keeps the place.
+/// Progress of a connection, and its slot in the limit. A change that outlives the connection keeps the slot.
 #[derive(Clone)]
 pub(crate) struct Progress {
     stage: Arc<watch::Sender<Stage>>,

@@ -10,9 +10,9 @@ use tokio::{
 
 use super::{CloseReasons, Closed, Progress};
 
-/// Minimum time that an idle connection keeps its place: an honest client sends its request within it.
+/// Minimum time that an idle connection keeps its slot: honest clients send their requests sooner.
 const GRACE: Duration = Duration::from_millis(100);
-/// Time that a new connection waits for a place before it gets 503. Later ones wait in the listen backlog.
+/// Time that a new connection waits for a slot before it gets 503. Later ones wait in the listen backlog.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Maximum concurrent 503 responses; further connections are closed without one.
 const REFUSED: usize = 8;
@@ -49,7 +49,7 @@ impl Room {
         self.open.push_back(Open { task, progress, since: Instant::now() });
     }
 
-    /// A place for a new connection, if necessary that of an idle one. `None` if it cannot even be refused.
+    /// Slot for a new connection, taken from an idle one if necessary. `None` if it cannot even be refused.
     pub(super) async fn place(&mut self) -> Option<Place> {
         let deadline = Instant::now() + PATIENCE;
         self.open.retain(|open| !open.task.is_finished());

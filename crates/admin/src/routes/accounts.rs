@@ -163,7 +163,7 @@ pub(super) async fn rotate_secret(State(app): State<App>, request: Request) -> R
     let others =
         until.as_ref().map_or_else(String::new, |until| format!(", the others stay valid until {until}"));
     let audit =
-        Audit(format!("secret {fingerprint} makes credentials in realm {realm:?} now{others} ({store})"));
+        Audit(format!("secret {fingerprint} now signs credentials in realm {realm:?}{others} ({store})"));
     Ok((Extension(audit), Json(rotated)).into_response())
 }
 

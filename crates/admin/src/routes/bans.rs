@@ -167,7 +167,7 @@ const fn later(announced: bool) -> &'static str {
 
 /// Response if the previous process fails to execute an order.
 fn predecessor_disobeys(why: String) -> Problem {
-    predecessor_silent(format!("{why}; only this process has executed the order: repeat it"))
+    predecessor_silent(format!("{why}; only this process has carried it out: try again"))
 }
 
 impl App {

@@ -64,7 +64,7 @@ pub(super) async fn fleet(State(app): State<App>) -> Result<Json<FleetStatus>, P
     tag = "fleet",
     params(("node" = String, Path, description = "Its name.")),
     responses(
-        (status = 202, description = "The order is sent.", body = NodeOrder),
+        (status = 202, description = "The command was sent.", body = NodeOrder),
     ),
 )]
 pub(super) async fn drain_node(State(app): State<App>, node: PathPart) -> Result<Response, Problem> {
@@ -78,7 +78,7 @@ pub(super) async fn drain_node(State(app): State<App>, node: PathPart) -> Result
     tag = "fleet",
     params(("node" = String, Path, description = "Its name.")),
     responses(
-        (status = 202, description = "The order is sent.", body = NodeOrder),
+        (status = 202, description = "The command was sent.", body = NodeOrder),
     ),
 )]
 pub(super) async fn uncordon_node(State(app): State<App>, node: PathPart) -> Result<Response, Problem> {

@@ -98,7 +98,7 @@ pub(super) async fn set_log_level(State(app): State<App>, request: Request) -> R
         .process()
         .set_log_level(&wanted.level)
         .map_err(|why| Problem::bad_request(format!("level: {why}")))?;
-    let audit = Audit(format!("log level {before:?} is {:?} now", wanted.level));
+    let audit = Audit(format!("log level changed from {before:?} to {:?}", wanted.level));
     Ok((Extension(audit), Json(wanted)).into_response())
 }
 

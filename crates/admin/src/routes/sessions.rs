@@ -161,7 +161,7 @@ fn ended(session: Session) -> Response {
     let process = process.map_or_else(String::new, |pid| format!(" in process {pid}"));
     let node = node.as_ref().map_or_else(String::new, |node| format!(" at node {node:?}"));
     // Usernames are untrusted input and must not forge log lines.
-    let audit = Audit(format!("session {id} of {user:?} in realm {realm:?}{process}{node} is ended"));
+    let audit = Audit(format!("session {id} of {user:?} in realm {realm:?}{process}{node} was ended"));
     (Extension(audit), Json(session)).into_response()
 }
 

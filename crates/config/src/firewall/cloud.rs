@@ -13,7 +13,8 @@ struct Ports {
 }
 
 pub(super) fn aws(firewall: &Firewall) -> String {
-    let mut text = String::from("# Lets in what turnpike listens on, in the security group GROUP_ID.\n");
+    let mut text =
+        String::from("# Opens the ports that turnpike listens on, in the security group GROUP_ID.\n");
     text += &host::notes(firewall);
     let all = ports(firewall);
     if all.is_empty() {
@@ -45,8 +46,9 @@ fn permission(of: &Ports) -> String {
 
 /// One gcloud rule per family, because a rule cannot mix source families.
 pub(super) fn gcp(firewall: &Firewall) -> String {
-    let mut text =
-        String::from("# Lets in what turnpike listens on, on machines with the network tag turnpike.\n");
+    let mut text = String::from(
+        "# Opens the ports that turnpike listens on, for machines with the network tag turnpike.\n",
+    );
     text += &host::notes(firewall);
     let all = ports(firewall);
     for (name, everybody, has) in

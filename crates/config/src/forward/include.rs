@@ -133,10 +133,8 @@ impl Included {
         let entries = if is_toml { parse_file(path, text, &mut self.problems) } else { Vec::new() };
         if !is_toml || is_oxidinetd(&entries) {
             let origin = Origin::file(path);
-            let expected = format!(
-                "TOML with [[rule]]; turnpike check-config --forward {} prints it so",
-                path.display()
-            );
+            let expected =
+                format!("TOML with [[rule]]; turnpike check-config --forward {} converts it", path.display());
             return self.refuse(&origin, "only turnpike's own rules can be included".to_owned(), &expected);
         }
         let broken = self.problems.len() > before;

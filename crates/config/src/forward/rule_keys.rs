@@ -181,14 +181,14 @@ const HALF_CLOSE: Kind<Option<Duration>> = seconds::<LONGEST>(
 );
 const LONGEST: u64 = 31_536_000;
 const KEEPALIVE_IDLE: Kind<Option<Duration>> = seconds::<32_767>(
-    "seconds of silence before the first keepalive probe, 1 to 32767, or 0 for the machine's",
+    "seconds of silence before the first keepalive probe, 1 to 32767, or 0 for the system default",
 );
 const KEEPALIVE_INTERVAL: Kind<Option<Duration>> =
-    seconds::<32_767>("seconds between two keepalive probes, 1 to 32767, or 0 for the machine's");
+    seconds::<32_767>("seconds between two keepalive probes, 1 to 32767, or 0 for the system default");
 const USER_TIMEOUT: Kind<Option<Duration>> =
-    seconds::<86_400>("seconds without an acknowledgement, 1 to 86400, or 0 for the machine's");
+    seconds::<86_400>("seconds without an acknowledgement, 1 to 86400, or 0 for the system default");
 const KEEPALIVE_COUNT: Kind<Option<u32>> = Kind::one(
-    "keepalive probes without an answer, 1 to 127, or 0 for the machine's",
+    "keepalive probes without an answer, 1 to 127, or 0 for the system default",
     |reader, node| reader.integer(node, &(0..=127)).map(|count: u32| (count > 0).then_some(count)),
     |count| count.unwrap_or(0).to_string(),
 );
@@ -267,7 +267,7 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     field!(reload "rule.freebind", freebind, kind::SWITCH),
     scalar!(
         "rule.socket_mode",
-        "permissions in octal, such as \"660\", or \"\" for those of the umask",
+        "permissions in octal, such as \"660\", or \"\" for the umask's",
         |reader, node, rule| {
             rule.socket_mode = reader.parsed(node, |text| {
                 let octal =

@@ -505,7 +505,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
         "tcp://0.0.0.0:1=a:1?proxy_protocol_from=10.*",
         "column 41: rule.proxy_protocol_from: found \"10.*\": \"10.*\" is not an address prefix: expected for example 10.0.0.0/8, \
          2001:db8::/32 or 192.0.2.1; expected addresses or prefixes such as \"10.0.0.2\" or \"10.0.0.0/8\", one or a list of \
-         them; \"unix:\" for all who come by a Unix socket",
+         them; \"unix:\" for all clients of the Unix socket",
     ),
     (
         "udp://0.0.0.0:1=a:1?half_close_timeout=5",

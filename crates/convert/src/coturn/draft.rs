@@ -365,12 +365,12 @@ impl Draft {
             None if has_nobody && wants_some => match DEFAULT_DATABASES.iter().find(|path| is_file(path)) {
                 Some(path) => {
                     file.key("store", "url", quoted(&format!("sqlite://{path}")));
-                    note("userdb", format!("it is not named, so users are those of coturn's own database: {path}"));
+                    note("userdb", format!("it is not set, so users come from coturn's default database: {path}"));
                 }
                 None => note(
                     "userdb",
                     format!(
-                        "it is not named, and coturn's own database is not on this machine: if its users are on the server, add \
+                        "it is not set, and coturn's default database is not on this machine: if it is on the server, add \
                          store.url = \"sqlite://{}\"; otherwise make users with turnpike user add",
                         DEFAULT_DATABASES[0]
                     ),
@@ -378,7 +378,7 @@ impl Draft {
             },
             None if has_nobody => note(
                 "no-auth",
-                "it is what coturn does without users and lt-cred-mech; turnpike makes up a user instead: for an open relay write \
+                "coturn implies it without users and lt-cred-mech; turnpike generates a user instead: for an open relay write \
                  auth.required = false"
                     .to_owned(),
             ),

@@ -238,7 +238,7 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("rfc5766-channel-numbers", Switch(|draft, on| draft.old_channels = Some(on))),
     ("rfc3489-compatibility", Instead("clients of RFC 3489 learn their address by Binding over UDP")),
     ("response-origin-only-with-rfc5780", Needless("RESPONSE-ORIGIN is sent if NAT discovery is on")),
-    ("respond-http-unsupported", Needless("other protocols than TLS and STUN close the connection")),
+    ("respond-http-unsupported", Needless("protocols other than TLS and STUN close the connection")),
     ("drop-invalid-packets", Needless("malformed packets are dropped and counted")),
     (
         "drop-invalid-packets-log",

@@ -123,7 +123,7 @@ fn private_peers(draft: &Draft, note: &mut impl FnMut(&str, String)) {
     if draft.allowed.is_empty() && !difference(&ranges(&PRIVATE), &refused).is_empty() {
         note(
             "allowed-peer-ip",
-            "private, link-local and other special peers, which coturn relays to, are refused here: name those that you need in \
+            "private, link-local and other special peers, which coturn relays to, are refused here: list the ones you need in \
              peers.allow, such as [\"10.1.0.0/16\"]"
                 .to_owned(),
         );

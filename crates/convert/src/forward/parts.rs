@@ -26,7 +26,7 @@ pub const PATTERN_FORM: &str =
 
 /// Completes "expected ..." for [`proxy`].
 pub const PROXY_FORM: &str = "addresses or prefixes such as \"10.0.0.2\" or \"10.0.0.0/8\", one or a list of them; \
-                                     \"unix:\" for all who come by a Unix socket";
+                                     \"unix:\" for all clients of the Unix socket";
 /// Completes "expected ..." for [`payload`].
 pub const PAYLOAD_FORM: &str =
     "at most 1024 bytes, as text, or as 0x and two hexadecimal digits a byte such as \"0x00010000\"";

@@ -50,7 +50,7 @@ pub(crate) fn enter_if_needed() -> Result<(), LabError> {
 fn can_make_namespaces() -> Result<(), LabError> {
     tools::output(["unshare", "-n", "true"]).map(drop).map_err(|_| {
         LabError::usage(
-            "no permission for network namespaces although root: give the container CAP_SYS_ADMIN and CAP_NET_ADMIN \
+            "no permission for network namespaces, even as root: give the container CAP_SYS_ADMIN and CAP_NET_ADMIN \
              (docker run --privileged)",
         )
     })

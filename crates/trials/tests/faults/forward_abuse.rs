@@ -72,7 +72,7 @@ fn slow_clients_of_a_forwarder() {
         within(SOON, "all are connected", || forwarder.kept().sessions == all);
         let held = forwarder.kept();
         for _ in 0..100 {
-            assert_eq!(talks::newcomer(forwarder.tcp), Fate::Refused, "the rule has its most");
+            assert_eq!(talks::newcomer(forwarder.tcp), Fate::Refused, "the rule is at its limit");
         }
         let open = forwarder.metrics().sum("turnpike_forward_connections", "rule=\"t\"");
         assert!(open <= most, "{open} are open");

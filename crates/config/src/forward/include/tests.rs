@@ -167,7 +167,7 @@ fn included_files_may_only_hold_rules() {
     );
     assert!(found[1].starts_with("a.toml:6:3: rules: unknown section"), "{found:?}");
     assert!(found[2].starts_with("b.conf: include: only turnpike's own rules can be included"), "{found:?}");
-    assert!(found[2].ends_with("turnpike check-config --forward b.conf prints it so"), "{found:?}");
+    assert!(found[2].ends_with("turnpike check-config --forward b.conf converts it"), "{found:?}");
     assert!(found[3].starts_with("c.toml: include: only turnpike's own rules"), "{found:?}");
 }
 

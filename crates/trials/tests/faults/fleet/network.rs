@@ -59,7 +59,7 @@ impl Network {
         run("ip", &["addr", "add", &format!("{STORES}/32"), "dev", "lo"]);
         fs::write("/proc/sys/net/ipv4/ip_forward", "1").expect("a namespace of our own");
         let clients = linked("c", "c", 0);
-        // The router keeps leading a port to its dead node for some minutes. With many ports hardly a client draws one of those.
+        // The router keeps mapping a port to its dead node for some minutes. With many ports, few clients draw one of these.
         clients.inside(&["sh", "-c", "echo 1024 65535 >/proc/sys/net/ipv4/ip_local_port_range"]);
         as_many(&clients);
         let nodes = std::array::from_fn(|node| linked(&device(node), "n", number(node)));

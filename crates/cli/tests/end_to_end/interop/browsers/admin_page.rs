@@ -331,7 +331,7 @@ fn fits_a_phone<D: Driver>() {
                  .filter((it) => it.getBoundingClientRect().width > 0 && it.textContent !== '')\
                  .filter((it) => it.getBoundingClientRect().right > width || it.scrollWidth > it.clientWidth + 1).map((it) => it.textContent)",
             );
-            assert_eq!(outside, json!([]), "{} {place}: each cell is to be seen", D::NAME);
+            assert_eq!(outside, json!([]), "{} {place}: each cell is visible", D::NAME);
             let broken = page.run(
                 "return [...document.querySelectorAll('.together')].filter((it) => it.getClientRects().length > 1).map((it) => it.textContent)",
             );
