@@ -10,7 +10,6 @@
 
 use std::{
     fmt,
-    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -33,10 +32,13 @@ use crate::{
     changes::Changes,
     connections::Progress,
     hosts,
+    peer_requests::path_at_node,
     problem::{self, Problem, Reason},
     program::Owner,
     refusal_log::RefusalLog,
-    routes::{path_at_node, whole},
+    request_body::collect_body,
+    response_headers::set_security_headers,
+    via::Via,
     web,
 };
 
@@ -65,63 +67,6 @@ fn private(uri: &Uri) -> Option<&'static str> {
         "/v1/secrets" => Some("secrets"),
         _ => asks_for_credential(uri).then_some("credentials"),
     }
-}
-
-#[derive(Clone, Debug)]
-pub(crate) enum Via {
-    /// Unix socket; with the client's user ID, if the kernel reports it.
-    Unix(Option<u32>),
-    Loopback(SocketAddr),
-    /// TLS, with the client certificate, if any.
-    Tls(SocketAddr, Option<ClientCertificate>),
-    /// Another node, with the rights and the name of the client there.
-    Node(AdminAccess, String),
-}
-
-impl Via {
-    pub(crate) fn address(&self) -> Option<SocketAddr> {
-        match self {
-            Self::Unix(_) | Self::Node(..) => None,
-            Self::Loopback(address) | Self::Tls(address, _) => Some(*address),
-        }
-    }
-
-    fn access(&self, settings: &AdminSettings) -> AdminAccess {
-        match self {
-            Self::Unix(_) => AdminAccess::Full,
-            Self::Loopback(_) => settings.loopback,
-            Self::Tls(_, certificate) => {
-                certificate.as_ref().map_or(AdminAccess::None, |certificate| certificate.access)
-            }
-            Self::Node(access, _) => *access,
-        }
-    }
-
-    pub(crate) fn is_node(&self) -> bool {
-        matches!(self, Self::Node(..))
-    }
-}
-
-impl fmt::Display for Via {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unix(Some(uid)) => write!(f, "local user {uid}"),
-            Self::Unix(None) => f.write_str("a local user"),
-            Self::Loopback(address) => write!(f, "{address}"),
-            Self::Tls(address, None) => write!(f, "{address} over TLS"),
-            Self::Tls(address, Some(certificate)) => {
-                write!(f, "{address} over TLS with the client certificate {}", certificate.name)
-            }
-            Self::Node(_, by) => f.write_str(by),
-        }
-    }
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct ClientCertificate {
-    pub(crate) access: AdminAccess,
-    /// Subject, serial number and issuer, for the audit log.
-    pub(crate) name: Arc<str>,
 }
 
 #[derive(Clone)]
@@ -218,7 +163,7 @@ impl Guard {
             return response;
         }
         // The body arrives at the client's pace; the change starts after it.
-        let request = match whole(request).await {
+        let request = match collect_body(request).await {
             Ok(request) => request,
             Err(problem) => {
                 let response = problem.into_response();
@@ -304,7 +249,7 @@ pub(crate) async fn admit(
         // Responses of health checks and of other nodes may lack the header.
         response.headers_mut().entry(header::RETRY_AFTER).or_insert(problem::RETRY_AFTER);
     }
-    keep_from_being_kept(response.headers_mut());
+    set_security_headers(response.headers_mut());
     response
 }
 
@@ -322,15 +267,6 @@ impl What {
             path_bytes: (end < path.len()).then_some(path.len()),
         }
     }
-}
-
-pub(crate) fn keep_from_being_kept(headers: &mut HeaderMap) {
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
-    // A response that is opened as a page must be inert. The real page has its own policy.
-    let nothing = HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'");
-    headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(nothing);
 }
 
 fn log(by: &str, What { request, path_bytes }: &What, response: &Response) {

@@ -29,7 +29,7 @@ use turnpike_wire::{
 };
 use zeroize::Zeroizing;
 
-use crate::{credential_issuer::signing_secret, problem::Problem};
+use crate::problem::Problem;
 
 pub type Store = Directory<Database>;
 
@@ -44,6 +44,15 @@ const LONGEST_PASSWORD: usize = 1024;
 const LONGEST_SECRET: usize = 256;
 /// Allowance for clock differences in seconds.
 const SKEW: u32 = 60;
+
+/// Secret that signs a realm's credentials: the store's, otherwise the first of the configuration.
+pub(crate) fn signing_secret(settings: &Settings, store: Option<&Store>, realm: &str) -> Option<Secret> {
+    let stored = store.and_then(|store| store.signing_secret(realm));
+    stored.map(|secret| Secret::new(secret.as_str())).or_else(|| {
+        let all = realms::all(settings);
+        all.iter().find(|view| view.name == realm)?.secrets.first().cloned()
+    })
+}
 
 #[derive(Clone)]
 pub struct Accounts {

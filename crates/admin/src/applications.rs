@@ -1,30 +1,16 @@
-//! Listeners for applications that request credentials, and their access control (API keys, CORS).
+//! Listeners for applications that request credentials.
 
 use std::{io, net::SocketAddr, sync::Arc};
 
-use axum::{
-    Extension,
-    body::HttpBody as _,
-    extract::{Request, State},
-    http::{HeaderMap, HeaderValue, Method, StatusCode, header},
-    middleware::Next,
-    response::{IntoResponse, Response},
-};
-use tokio::time::sleep;
-use turnpike_config::{Secret, Settings, api_keys};
-use turnpike_stores::ApiKey;
+use turnpike_config::Settings;
 
 use crate::{
-    access::{Audit, Via, WRONG_TOKEN, What, is_of_another_page, keep_from_being_kept},
+    application_access::ApplicationGate,
     changes::Changes,
     connections::{self, Limits},
-    credential_issuer::{Reason, Refusal},
-    hosts,
-    key_rates::KeyRates,
-    listen::{Bound, Lent, ListenError, Listener, Serving, take_lent},
-    problem::Problem,
-    program::{Owner, ServerView},
-    refusal_log::RefusalLog,
+    http_listener::HttpListener,
+    listen::{Bound, Lent, ListenError, Serving, take_lent},
+    program::Owner,
     routes,
     tls::Tls,
 };
@@ -59,7 +45,7 @@ impl Applications {
     /// Logs the addresses.
     pub fn say_where(&self) {
         for Bound { listener, shown, .. } in &self.bound {
-            let how = if matches!(listener, Listener::Tcp(_, Some(_))) { "" } else { ", in the clear" };
+            let how = if matches!(listener, HttpListener::Tcp(_, Some(_))) { "" } else { ", in the clear" };
             tracing::info!("credentials for applications on {shown}, with a key{how}");
         }
     }
@@ -68,176 +54,7 @@ impl Applications {
     #[must_use = "another process gets its sockets from it"]
     pub fn serve(self, program: Arc<dyn Owner>) -> Serving {
         let limits = Limits::of_one_for_applications(self.bound.len());
-        let router = routes::for_applications(Arc::clone(&program), Gate::new(program, self.tls));
+        let router = routes::for_applications(Arc::clone(&program), ApplicationGate::new(program, self.tls));
         Serving::new(self.bound, &router, limits, &connections::APPLICATIONS, Changes::default(), None)
-    }
-}
-
-/// Checks the requested host name and the origin of web pages.
-#[derive(Clone)]
-pub(crate) struct Gate {
-    program: Arc<dyn Owner>,
-    tls: Option<Arc<Tls>>,
-}
-
-/// Handles a permitted request, adds CORS headers, and logs issued credentials.
-pub(crate) async fn admit(
-    State(gate): State<Gate>,
-    Extension(via): Extension<Via>,
-    request: Request,
-    next: Next,
-) -> Response {
-    let page = page(request.headers()).map(str::to_owned);
-    let (verdict, may_read) = gate.judge(&request, page.as_deref());
-    let mut response = match verdict {
-        Ok(Passes::Preflight) => preflight(),
-        Ok(Passes::Request) => {
-            let what = What::of(&request);
-            let response = next.run(request).await;
-            write_line(&via, &what, &response);
-            response
-        }
-        Err(refusal) => refusal.answer(),
-    };
-    let headers = response.headers_mut();
-    keep_from_being_kept(headers);
-    headers.append(header::VARY, HeaderValue::from_static("Origin"));
-    if let Some(origin) = page.filter(|_| may_read).and_then(|page| HeaderValue::from_str(&page).ok()) {
-        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("retry-after"));
-    }
-    response
-}
-
-/// Origin of the web page.
-fn page(headers: &HeaderMap) -> Option<&str> {
-    headers.get(header::ORIGIN)?.to_str().ok()
-}
-
-fn preflight() -> Response {
-    let mut response = StatusCode::NO_CONTENT.into_response();
-    let headers = response.headers_mut();
-    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
-    let allowed = HeaderValue::from_static("authorization, content-type");
-    headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, allowed);
-    // Seconds that a browser may cache this.
-    headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
-    response
-}
-
-fn write_line(via: &Via, What { request, path_bytes }: &What, response: &Response) {
-    let Some(Audit(result)) = response.extensions().get::<Audit>() else { return };
-    tracing::info!(
-        target: "turnpike::credentials",
-        by = via.to_string(), request, path_bytes, status = response.status().as_u16(), result,
-        "credential issued"
-    );
-}
-
-enum Passes {
-    Request,
-    /// A CORS preflight.
-    Preflight,
-}
-
-impl Gate {
-    pub(crate) fn new(program: Arc<dyn Owner>, tls: Option<Arc<Tls>>) -> Self {
-        Self { program, tls }
-    }
-
-    /// Returns the result, and true if the web page may read the response.
-    fn judge(&self, request: &Request, page: Option<&str>) -> (Result<Passes, Refusal>, bool) {
-        let Some(server) = self.program.server() else { return (Err(Problem::stopping().into()), false) };
-        let settings = &server.settings.credentials;
-        let headers = request.headers();
-        let of_tls = self.tls.iter().flat_map(|tls| tls.names());
-        let names: Vec<String> =
-            settings.hosts.iter().chain(&settings.names).cloned().chain(of_tls).collect();
-        let section = ("credentials", "hosts");
-        if let Err(problem) = hosts::check(&names, section, request.version(), request.uri(), headers) {
-            let reason = if problem.status == 421 { Reason::Host } else { Reason::BadRequest };
-            return (Err(Refusal::of(reason, problem)), false);
-        }
-        let is_listed =
-            page.is_some_and(|page| settings.origins.iter().any(|own| own.eq_ignore_ascii_case(page)));
-        if !is_listed && is_of_another_page(headers) {
-            let detail = "the origin of the web page is not in credentials.origins";
-            let refusal = Refusal::new(Reason::Origin, StatusCode::FORBIDDEN, "foreign_origin", detail);
-            return (Err(refusal), false);
-        }
-        if *request.method() == Method::OPTIONS && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
-        {
-            return (Ok(Passes::Preflight), is_listed);
-        }
-        if *request.method() != Method::POST && !request.body().is_end_stream() {
-            let problem = Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body", "this request has no body");
-            return (Err(problem.into()), is_listed);
-        }
-        (Ok(Passes::Request), is_listed)
-    }
-}
-
-/// Rates of keys, and the log of wrong ones.
-#[derive(Default)]
-pub(crate) struct Keys {
-    rates: KeyRates,
-    refusals: RefusalLog,
-}
-
-impl Keys {
-    /// Checks the key and its rate. A response to a wrong key is delayed.
-    pub(crate) async fn judge(
-        &self,
-        server: Result<ServerView, Problem>,
-        via: &Via,
-        shown: Option<Secret>,
-    ) -> Result<ApiKey, Refusal> {
-        let Some(shown) = shown else {
-            let detail = "this request needs a key: Authorization: Bearer KEY, or key=KEY in the form of the TURN REST API draft";
-            return Err(Refusal::new(Reason::NoKey, StatusCode::UNAUTHORIZED, "no_key", detail));
-        };
-        match self.find(server?, &shown) {
-            Ok((key, rate)) => match self.rates.spend(&key.name, rate) {
-                Ok(()) => Ok(key),
-                Err(pause) => {
-                    let detail = format!("this key is limited to {rate} requests a second");
-                    let status = StatusCode::TOO_MANY_REQUESTS;
-                    Err(Refusal::new(Reason::Rate, status, "rate_exceeded", detail).after(pause))
-                }
-            },
-            Err(refusal) => {
-                if refusal.reason == Reason::WrongKey {
-                    if self.refusals.admits(via) {
-                        tracing::warn!(target: "turnpike::credentials", by = via.to_string(), "wrong key");
-                    }
-                    sleep(WRONG_TOKEN).await;
-                }
-                Err(refusal)
-            }
-        }
-    }
-
-    /// The key and its rate in requests per second.
-    fn find(&self, server: ServerView, shown: &Secret) -> Result<(ApiKey, u32), Refusal> {
-        let Some(store) = &server.store else {
-            let detail = "there is no store for keys: set store.url, or a directory in store.state";
-            return Err(Refusal::unavailable("no_store", detail));
-        };
-        if store.rules().is_none() {
-            let detail = "the store with the keys has not answered yet";
-            return Err(Refusal::unavailable("store_unavailable", detail));
-        }
-        let key = api_keys::name_of(shown).and_then(|name| store.api_key(name));
-        let is_it = api_keys::is_key_of(shown, key.as_ref().map(|key| &key.hash));
-        match key.filter(|_| is_it) {
-            Some(key) => {
-                let rate = key.rate.unwrap_or(server.settings.credentials.rate);
-                Ok((key, rate))
-            }
-            None => {
-                let detail = "this key does not exist: see turnpike key list";
-                Err(Refusal::new(Reason::WrongKey, StatusCode::UNAUTHORIZED, "wrong_key", detail))
-            }
-        }
     }
 }

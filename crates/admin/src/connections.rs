@@ -33,9 +33,10 @@ use tokio::{
 };
 
 use crate::{
-    access::{Via, keep_from_being_kept},
-    listen::{Listener, Stream},
+    http_listener::{HttpListener, HttpStream},
     problem::Problem,
+    response_headers::set_security_headers,
+    via::Via,
 };
 pub(crate) use progress::Progress;
 use room::{Place, Room};
@@ -137,7 +138,7 @@ impl CloseReasons {
 
 /// Accepts and serves connections until `left` is notified.
 pub(crate) async fn serve(
-    listener: Listener,
+    listener: HttpListener,
     router: Router,
     limits: Limits,
     close_reasons: &'static CloseReasons,
@@ -192,7 +193,7 @@ pub(crate) async fn serve(
 async fn busy() -> Response {
     let detail = "all connections of this listener are busy: try again";
     let mut response = Problem::new(StatusCode::SERVICE_UNAVAILABLE, "busy", detail).into_response();
-    keep_from_being_kept(response.headers_mut());
+    set_security_headers(response.headers_mut());
     response
 }
 
@@ -210,28 +211,38 @@ fn http(limits: Limits) -> http1::Builder {
 
 async fn answer(
     http: Arc<http1::Builder>,
-    stream: Stream,
+    stream: HttpStream,
     router: Router,
     limits: Limits,
     progress: Progress,
     close_reasons: &'static CloseReasons,
 ) {
     let closed = match stream {
-        Stream::Unix(stream) => {
+        HttpStream::Unix(stream) => {
             let via = Via::Unix(stream.peer_cred().ok().map(|peer| peer.uid()));
             return speak(&http, stream, router, via, limits, progress, close_reasons).await;
         }
-        Stream::Tcp(stream, from, None) => {
+        HttpStream::Tcp(stream, from, None) => {
             return speak(&http, stream, router, Via::Loopback(from), limits, progress, close_reasons).await;
         }
-        Stream::Tcp(stream, from, Some(tls)) => match time::timeout(limits.head, tls.accept(stream)).await {
-            Ok(Ok((stream, client))) => {
-                return speak(&http, stream, router, Via::Tls(from, client), limits, progress, close_reasons)
+        HttpStream::Tcp(stream, from, Some(tls)) => {
+            match time::timeout(limits.head, tls.accept(stream)).await {
+                Ok(Ok((stream, client))) => {
+                    return speak(
+                        &http,
+                        stream,
+                        router,
+                        Via::Tls(from, client),
+                        limits,
+                        progress,
+                        close_reasons,
+                    )
                     .await;
+                }
+                Ok(Err(_)) => Closed::Tls,
+                Err(_) => Closed::NoRequest,
             }
-            Ok(Err(_)) => Closed::Tls,
-            Err(_) => Closed::NoRequest,
-        },
+        }
     };
     close_reasons.count(closed);
 }

@@ -17,7 +17,13 @@ use turnpike_config::{
 };
 use turnpike_stores::ApiKey;
 
-use crate::{access::Audit, accounts::Store, client_uris::ClientUris, problem::Problem, program::ServerView};
+use crate::{
+    access::Audit,
+    accounts::{Store, signing_secret},
+    client_uris::ClientUris,
+    problem::Problem,
+    program::ServerView,
+};
 
 /// USERNAME also holds the time and a colon, in 508 bytes (RFC 8489 section 14.3).
 const LONGEST_USER: usize = 256;
@@ -205,15 +211,6 @@ pub(crate) fn issue(
     };
     COUNTS.issued[kind].fetch_add(1, Ordering::Relaxed);
     Ok(Issued { realm, ttl, expiry, uris, grant, user })
-}
-
-/// Secret that signs a realm's credentials: the store's, otherwise the first of the configuration.
-pub(crate) fn signing_secret(settings: &Settings, store: Option<&Store>, realm: &str) -> Option<Secret> {
-    let stored = store.and_then(|store| store.signing_secret(realm));
-    stored.map(|secret| Secret::new(secret.as_str())).or_else(|| {
-        let all = realms::all(settings);
-        all.iter().find(|view| view.name == realm)?.secrets.first().cloned()
-    })
 }
 
 /// The requested realm, which must be allowed for the key and served.

@@ -15,12 +15,14 @@
 
 mod access;
 mod accounts;
+mod application_access;
 mod applications;
 mod changes;
 mod client_uris;
 mod connections;
 mod credential_issuer;
 mod hosts;
+mod http_listener;
 mod key_rates;
 mod listen;
 mod live;
@@ -31,9 +33,12 @@ mod predecessor;
 mod problem;
 mod program;
 mod refusal_log;
+mod request_body;
+mod response_headers;
 mod routes;
 mod threads;
 mod tls;
+mod via;
 mod web;
 
 pub use accounts::{Accounts, Store};

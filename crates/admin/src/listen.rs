@@ -12,9 +12,8 @@ use std::{
 };
 
 use axum::Router;
-use socket2::SockRef;
 use tokio::{
-    net::{TcpListener, TcpStream, UnixListener, UnixStream},
+    net::{TcpListener, UnixListener},
     sync::Notify,
 };
 use turnpike_api::{FleetAdmin, Job};
@@ -27,16 +26,13 @@ use turnpike_net::{ListenOptions, SocketFile, UnixName};
 use crate::{
     changes::Changes,
     connections::{self, CloseReasons, Limits},
+    http_listener::{HttpListener, UNSENT},
     occupant, peer_requests,
     predecessor::{self, Predecessor, Successor},
     program::Owner,
     routes,
     tls::{Tls, TlsError},
 };
-
-/// Send buffer for a client that does not read. The kernel's own limit is megabytes, which would hide that
-/// the client has stopped.
-const UNSENT: u32 = 4096;
 
 /// This user and root.
 const MODE: u32 = 0o600;
@@ -96,7 +92,7 @@ pub struct Interface {
 }
 
 pub(crate) struct Bound {
-    pub(crate) listener: Listener,
+    pub(crate) listener: HttpListener,
     configured: String,
     pub(crate) shown: String,
     socket: OwnedFd,
@@ -110,11 +106,6 @@ enum File {
     Own(SocketFile),
     /// Owned by another process until this one answers.
     Another(UnixName),
-}
-
-pub(crate) enum Listener {
-    Unix(UnixListener),
-    Tcp(TcpListener, Option<Arc<Tls>>),
 }
 
 pub struct Serving {
@@ -197,28 +188,6 @@ impl Serving {
     }
 }
 
-/// An accepted connection.
-pub(crate) enum Stream {
-    Unix(UnixStream),
-    Tcp(TcpStream, SocketAddr, Option<Arc<Tls>>),
-}
-
-impl Listener {
-    pub(crate) async fn accept(&self) -> io::Result<Stream> {
-        match self {
-            Self::Unix(listener) => {
-                let (stream, _) = listener.accept().await?;
-                SockRef::from(&stream).set_send_buffer_size(UNSENT as usize)?;
-                Ok(Stream::Unix(stream))
-            }
-            Self::Tcp(listener, tls) => {
-                let (stream, from) = listener.accept().await?;
-                Ok(Stream::Tcp(stream, from, tls.clone()))
-            }
-        }
-    }
-}
-
 impl Interface {
     pub fn listen(
         job: Job,
@@ -256,11 +225,11 @@ impl Interface {
         }
         for Bound { listener, shown, .. } in &self.bound {
             let for_whom = match (listener, self.loopback) {
-                (Listener::Unix(_), _) => "for this user and root",
-                (Listener::Tcp(_, Some(_)), _) => "with a token or a client certificate",
-                (Listener::Tcp(_, None), AdminAccess::Full) => "for all local users",
-                (Listener::Tcp(_, None), AdminAccess::Read) => "read-only; changes need a token",
-                (Listener::Tcp(_, None), AdminAccess::None) => "with a token",
+                (HttpListener::Unix(_), _) => "for this user and root",
+                (HttpListener::Tcp(_, Some(_)), _) => "with a token or a client certificate",
+                (HttpListener::Tcp(_, None), AdminAccess::Full) => "for all local users",
+                (HttpListener::Tcp(_, None), AdminAccess::Read) => "read-only; changes need a token",
+                (HttpListener::Tcp(_, None), AdminAccess::None) => "with a token",
             };
             tracing::info!("admin interface on {shown} ({for_whom})");
         }
@@ -295,8 +264,8 @@ pub(crate) fn take_lent(lent: &mut Vec<Lent>, configured: &impl ToString) -> Opt
 impl Bound {
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         match &self.listener {
-            Listener::Tcp(listener, _) => listener.local_addr().ok(),
-            Listener::Unix(_) => None,
+            HttpListener::Tcp(listener, _) => listener.local_addr().ok(),
+            HttpListener::Unix(_) => None,
         }
     }
 
@@ -353,7 +322,7 @@ impl Bound {
         let listener = StdUnixListener::from(listener.as_fd().try_clone_to_owned()?);
         listener.set_nonblocking(true)?;
         Ok(Self {
-            listener: Listener::Unix(UnixListener::from_std(listener)?),
+            listener: HttpListener::Unix(UnixListener::from_std(listener)?),
             configured,
             shown,
             socket,
@@ -377,7 +346,7 @@ impl Bound {
         let socket = listener.as_fd().try_clone_to_owned()?;
         let scheme = if tls.is_some() { "https" } else { "http" };
         let shown = format!("{scheme}://{}/", listener.local_addr()?);
-        let listener = Listener::Tcp(TcpListener::from_std(listener)?, tls);
+        let listener = HttpListener::Tcp(TcpListener::from_std(listener)?, tls);
         Ok(Self { listener, configured: address.to_string(), shown, socket, file: File::None })
     }
 }

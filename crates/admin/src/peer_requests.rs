@@ -17,8 +17,8 @@ use turnpike_fleet::{Answer, Question, Rights};
 use turnpike_wire::escape;
 
 use crate::{
-    access::Via,
     problem::{PROBLEM_JSON, Problem},
+    via::Via,
 };
 
 /// Maximum concurrent requests.
@@ -29,6 +29,13 @@ const LONGEST: usize = 2 << 20;
 pub(crate) const HEADERS: [HeaderName; 3] = [header::ALLOW, header::RETRY_AFTER, header::WWW_AUTHENTICATE];
 /// Timeout; the other node does not wait longer.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Path of a request to another node, as that node sees it.
+pub(crate) fn path_at_node(path: &str) -> Option<&str> {
+    let rest = path.strip_prefix("/v1/fleet/nodes/")?;
+    let inner = &rest[rest.find('/')?..];
+    inner.starts_with("/v1/").then_some(inner)
+}
 
 /// Answers requests until the fleet ends.
 pub(crate) async fn answer(fleet: Arc<dyn FleetAdmin>, router: Router) {

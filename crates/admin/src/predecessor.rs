@@ -25,7 +25,7 @@ use turnpike_config::AdminAccess;
 use turnpike_fleet::Answer;
 use turnpike_net::Channel;
 
-use crate::{access::Via, peer_requests};
+use crate::{peer_requests, via::Via};
 
 /// Name of the socket among those passed to a new process.
 pub(crate) const NAME: &str = "predecessor";

@@ -8,7 +8,7 @@ use std::{
 
 use turnpike_rates::{Rate, Rates};
 
-use crate::access::Via;
+use crate::via::Via;
 
 pub(crate) struct RefusalLog {
     began: Instant,

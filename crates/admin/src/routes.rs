@@ -13,6 +13,7 @@ mod parameters;
 mod refusals;
 mod running;
 mod server;
+mod session_query;
 mod sessions;
 
 use std::sync::Arc;
@@ -34,7 +35,7 @@ use utoipa::{
 
 use crate::{
     access,
-    applications::{self, Gate},
+    application_access::{self, ApplicationGate},
     changes::Changes,
     live::Feed,
     predecessor::Predecessor,
@@ -46,8 +47,6 @@ use crate::{
 use credentials::CredentialService;
 use errors::Errors;
 use examples::Examples;
-pub(crate) use fleet::path_at_node;
-pub(crate) use input::whole;
 use input::{PathPart, body, bytes, form, path_part, query};
 use parameters::Parameters;
 
@@ -60,7 +59,7 @@ pub(crate) struct App {
     predecessor: Option<Arc<Predecessor>>,
 }
 
-pub(crate) fn for_applications(program: Arc<dyn Owner>, gate: Gate) -> Router {
+pub(crate) fn for_applications(program: Arc<dyn Owner>, gate: ApplicationGate) -> Router {
     Router::new()
         .route("/", get(credentials::rest).post(credentials::rest))
         .route("/v1/credentials", post(credentials::make))
@@ -69,7 +68,7 @@ pub(crate) fn for_applications(program: Arc<dyn Owner>, gate: Gate) -> Router {
         .fallback(nothing_for_applications)
         .method_not_allowed_fallback(nothing_for_applications)
         .with_state(CredentialService::for_applications(program))
-        .layer(middleware::from_fn_with_state(gate, applications::admit))
+        .layer(middleware::from_fn_with_state(gate, application_access::admit))
 }
 
 pub(crate) fn router(program: Arc<dyn Owner>, changes: Changes, predecessor: Option<Predecessor>) -> Router {

@@ -22,7 +22,7 @@ use turnpike_relay::{Identity, certificates};
 use turnpike_wire::pem::with_markers_on_lines;
 use x509_cert::der::Decode as _;
 
-use crate::access::ClientCertificate;
+use crate::via::ClientCertificate;
 
 /// An unusable certificate or CA; the message includes the file.
 #[derive(Debug, thiserror::Error)]

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use turnpike_config::{Flags, forward::ForwardSources};
 
-use crate::{CHECKS, log_args::LogArgs};
+use crate::{config_checks::CHECKS, log_args::LogArgs};
 
 #[derive(Args)]
 pub(crate) struct ForwardArgs {

@@ -3,6 +3,7 @@
 
 mod admin_args;
 mod args;
+mod config_checks;
 mod credentials_args;
 mod firewall_args;
 mod forward_args;
@@ -27,10 +28,10 @@ use std::{
     process::ExitCode,
 };
 
-use clap::Parser;
+use clap::{CommandFactory as _, Parser};
 use serde_json::{Map, Value};
 use turnpike_admin::Problem;
-use turnpike_config::{Checks, Mistakes, Sources, forward::ForwardSources, readable_by_all};
+use turnpike_config::{Mistakes, Sources, forward::ForwardSources, readable_by_all};
 use turnpike_ctl::commands::CommandError;
 use turnpike_forwarder::ForwarderError;
 use turnpike_load::{
@@ -99,8 +100,10 @@ fn main() -> ExitCode {
             Ok(Some(lines)) => print(format_args!("{lines}")),
             Err(error) => fail(FAILED, &error),
         },
-        Command::Completions(args) => written("the completions", args.write(&mut io::stdout())),
-        Command::Man(args) => written("the manual pages", args.write(&mut io::stdout())),
+        Command::Completions(args) => {
+            written("the completions", args.write(Cli::command(), &mut io::stdout()))
+        }
+        Command::Man(args) => written("the manual pages", args.write(Cli::command(), &mut io::stdout())),
         #[cfg(feature = "tools")]
         Command::Lab(args) => ExitCode::from(turnpike_lab::run(*args)),
         #[cfg(not(feature = "tools"))]
@@ -182,10 +185,6 @@ fn upgrade(args: &UpgradeArgs) -> ExitCode {
         Err(error) => fail(FAILED, &error),
     }
 }
-
-/// Checks that need crates above `config`.
-const CHECKS: Checks =
-    Checks { log_filter: turnpike_process::check_filter, turn_uri: turnpike_client::uri::turn_uri };
 
 fn check_config(args: CheckConfigArgs) -> ExitCode {
     if let Some(file) = args.forward {

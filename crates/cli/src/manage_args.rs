@@ -19,7 +19,7 @@ use turnpike_ctl::{
 };
 use turnpike_serve::ServeError;
 
-use crate::CHECKS;
+use crate::config_checks::CHECKS;
 
 /// Store to change: a running server's, or one named with the flags of `serve`.
 #[derive(Args)]

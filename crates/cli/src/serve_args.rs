@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use turnpike_config::{Flags, Sources};
 
-use crate::{CHECKS, log_args::LogArgs};
+use crate::{config_checks::CHECKS, log_args::LogArgs};
 
 const LISTENERS: &str = "Listeners";
 const CREDENTIALS: &str = "Credentials";

@@ -7,10 +7,8 @@ use std::{
     path::PathBuf,
 };
 
-use clap::{Args, CommandFactory};
+use clap::{Args, Command};
 use clap_complete::{Generator, Shell};
-
-use crate::args::Cli;
 
 #[derive(Args)]
 pub(crate) struct CompletionsArgs {
@@ -27,8 +25,7 @@ pub(crate) struct ManArgs {
 }
 
 impl CompletionsArgs {
-    pub(crate) fn write(self, out: &mut dyn Write) -> io::Result<()> {
-        let mut command = Cli::command();
+    pub(crate) fn write(self, mut command: Command, out: &mut dyn Write) -> io::Result<()> {
         command.set_bin_name("turnpike");
         command.build();
         self.shell.try_generate(&command, out)
@@ -37,10 +34,10 @@ impl CompletionsArgs {
 
 impl ManArgs {
     /// Writes turnpike(1) to `out`, or every page to the directory.
-    pub(crate) fn write(self, out: &mut dyn Write) -> io::Result<()> {
+    pub(crate) fn write(self, command: Command, out: &mut dyn Write) -> io::Result<()> {
         match self.directory {
-            Some(directory) => manual::write_all(Cli::command(), &directory),
-            None => manual::write(Cli::command(), out),
+            Some(directory) => manual::write_all(command, &directory),
+            None => manual::write(command, out),
         }
     }
 }

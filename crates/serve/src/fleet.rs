@@ -11,6 +11,7 @@
 
 mod admin_ops;
 mod advertised_addresses;
+mod announcements;
 mod banned;
 mod counts;
 mod handover;
@@ -20,11 +21,14 @@ mod keys;
 mod listening;
 mod load;
 mod node;
+mod offer;
 mod placement;
 mod publishing;
+mod questions;
 mod quota_exchange;
 mod quotas;
 mod recovering;
+mod tallies;
 mod watching;
 
 use std::{
@@ -45,8 +49,9 @@ pub(crate) use admin_ops::FleetOrders;
 pub(crate) use counts::FleetCounts;
 #[cfg(test)]
 pub(crate) use counts::NodeCounts;
-pub(crate) use handover::{FleetHandover, FleetOffer};
+pub(crate) use handover::FleetHandover;
 pub(crate) use keys::NodeKeys;
+pub(crate) use offer::FleetOffer;
 pub(crate) use publishing::{StatusLines, StatusWriter};
 
 use crate::{ServeError, store::SharedStore};
@@ -65,7 +70,7 @@ pub(crate) struct Fleet {
 /// Started by [`Fleet::begin`] once the relay runs.
 pub(crate) struct Begun {
     beater: Beater,
-    questions: admin_ops::Questions,
+    questions: questions::Questions,
 }
 
 impl Fleet {
@@ -76,9 +81,9 @@ impl Fleet {
         own: NonceKey,
         before: Option<&FleetOffer>,
     ) -> Result<(Arc<Self>, Begun), ServeError> {
-        let (questions, received) = admin_ops::questions();
+        let (sender, received) = questions::channel();
         let node = match address(settings)? {
-            Some(address) => Some(Arc::new(Node::new(settings, &address, own, before, questions)?)),
+            Some(address) => Some(Arc::new(Node::new(settings, &address, own, before, sender)?)),
             None => None,
         };
         let beater = match &node {

@@ -5,10 +5,7 @@ use std::{
     fs,
     io::{self, Read as _, Write as _},
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
-    os::unix::{
-        fs::{MetadataExt as _, PermissionsExt as _},
-        process::CommandExt as _,
-    },
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{
@@ -19,9 +16,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use self::template::Template;
+use self::{
+    files::{command_in, file_in, make_dir, run},
+    template::Template,
+};
 use crate::{PATIENCE, certificates::Certificate, eventually, free_address};
 
+mod files;
 mod template;
 
 pub const USER: &str = "turn";
@@ -29,8 +30,6 @@ pub const USER: &str = "turn";
 pub const PASSWORD: &str = "good%horse";
 /// Database name; Redis uses a number.
 pub const DATABASE: &str = "coturn";
-
-const NOBODY: u32 = 65_534;
 
 /// The default is 96 MB per directory.
 const MARIADB_LOG: &str = "--innodb-log-file-size=4M";
@@ -497,35 +496,6 @@ fn mariadb_data(install: &Path) -> Template {
     })
 }
 
-fn make_dir(dir: &Path) {
-    fs::create_dir(dir).expect("the directory for temporary files can be written");
-    fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("the file is ours");
-    give(dir);
-}
-
-fn file_in(dir: &Path, name: &str, content: &str) -> PathBuf {
-    let path = dir.join(name);
-    fs::write(&path, content).expect("a fresh directory can be written");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("the file is ours");
-    give(&path);
-    path
-}
-
-fn command_in(dir: &Path, program: &Path) -> Command {
-    let mut command = Command::new(program);
-    command
-        .current_dir(dir)
-        .env_clear()
-        .env("LC_ALL", "C")
-        // MariaDB removes all temporary tables there at start, including those of other servers.
-        .env("TMPDIR", dir)
-        .env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin");
-    if is_root() {
-        command.uid(NOBODY).gid(NOBODY);
-    }
-    command
-}
-
 /// Finds a program on the PATH or in the sbin directories, which are not on the PATH of ordinary users.
 pub fn installed(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
@@ -544,19 +514,4 @@ fn postgres_programs() -> Option<PathBuf> {
 
 fn redis_program() -> Option<PathBuf> {
     installed("redis-server").or_else(|| installed("valkey-server"))
-}
-
-fn is_root() -> bool {
-    fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
-}
-
-fn give(path: &Path) {
-    if is_root() {
-        std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).expect("root may change the owner");
-    }
-}
-
-fn run(command: &mut Command) {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    assert!(output.status.success(), "{command:?}: {output:?}");
 }

@@ -29,7 +29,7 @@ use turnpike_testkit::{
 use super::*;
 use crate::{
     accounts::Store,
-    applications::Gate,
+    application_access::ApplicationGate,
     changes::Changes,
     problem::Problem,
     program::{Owner, ServerView},
@@ -317,7 +317,7 @@ impl Bench {
         });
         let routers = runtime.block_on(async {
             let program = Arc::clone(&program) as Arc<dyn Owner>;
-            let gate = Gate::new(Arc::clone(&program), None);
+            let gate = ApplicationGate::new(Arc::clone(&program), None);
             [
                 routes::router(Arc::clone(&program), Changes::default(), None),
                 routes::for_applications(program, gate),

@@ -111,7 +111,7 @@ async fn start(program: Nobody, limits: Limits) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
     let address = listener.local_addr().expect("bound");
     let router = routes::router(Arc::new(program), Changes::default(), None);
-    tokio::spawn(serve(Listener::Tcp(listener, None), router, limits, &ADMIN, Arc::default()));
+    tokio::spawn(serve(HttpListener::Tcp(listener, None), router, limits, &ADMIN, Arc::default()));
     address
 }
 
@@ -531,7 +531,7 @@ async fn stalled_watcher_is_closed_after_ten_seconds() {
 }
 
 /// Seconds until a client that does not read is disconnected.
-async fn patience_with(stream: Stream) -> u64 {
+async fn patience_with(stream: HttpStream) -> u64 {
     let limits = Limits::of_one(1);
     let router = routes::router(Arc::new(Nobody::default()), Changes::default(), None);
     let place = Arc::new(Semaphore::new(1)).try_acquire_owned().expect("the only one");
@@ -560,7 +560,7 @@ async fn stalled_tcp_watcher_is_closed_after_ten_seconds() {
 async fn stalled_unix_watcher_is_closed_after_ten_seconds() {
     let dir = turnpike_testkit::Dir::new();
     let path = dir.at("s");
-    let listener = Listener::Unix(UnixListener::bind(&path).expect("a short path"));
+    let listener = HttpListener::Unix(UnixListener::bind(&path).expect("a short path"));
     let mut client = UnixStream::connect(&path).await.expect("listening");
     client.write_all(WATCH).await.expect("open");
     let seconds = patience_with(listener.accept().await.expect("a client")).await;

@@ -18,7 +18,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{access::keep_from_being_kept, problem::Problem};
+use crate::{problem::Problem, response_headers::set_security_headers};
 use axum::{
     http::StatusCode,
     response::{IntoResponse as _, Response},
@@ -81,7 +81,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
     pub(super) async fn refuse(&self, problem: Problem) -> io::Result<()> {
         self.take_request();
         let mut response = problem.into_response();
-        keep_from_being_kept(response.headers_mut());
+        set_security_headers(response.headers_mut());
         let bytes = written(response).await;
         let mut left = &bytes[..];
         while !left.is_empty() {

@@ -20,20 +20,21 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::{App, Json, body, bytes, form, health, query, server_of};
 use crate::{
-    access::{Via, asks_for_credential, token},
-    applications::Keys,
+    access::{asks_for_credential, token},
+    application_access::ApplicationKeys,
     credential_issuer::{Grant, Issued, Refusal, issue},
     problem::Problem,
     program::{Owner, seconds},
+    via::Via,
     web,
 };
 
 #[derive(Clone)]
 pub(crate) struct CredentialService {
     program: Arc<dyn Owner>,
-    /// Keys for the separate listeners. `None` on the admin interface, where only clients with full access
+    /// ApplicationKeys for the separate listeners. `None` on the admin interface, where only clients with full access
     /// get here.
-    keys: Option<Arc<Keys>>,
+    keys: Option<Arc<ApplicationKeys>>,
 }
 
 impl CredentialService {

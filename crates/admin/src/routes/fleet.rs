@@ -18,11 +18,11 @@ use turnpike_fleet::{Answer, Rights};
 
 use super::{
     App, Json, PathPart, path_part, query,
-    sessions::{check, limit},
+    session_query::{filter, limit},
 };
 use crate::{
     access::{Audit, Grant},
-    peer_requests::HEADERS,
+    peer_requests::{HEADERS, path_at_node},
     problem::{PROBLEM_JSON, Problem},
 };
 
@@ -161,7 +161,7 @@ pub(super) async fn fleet_sessions(
         return Err(Problem::bad_request("a request from another node cannot be forwarded again"));
     }
     let mut wanted: SessionQuery = query(&uri)?;
-    check(&wanted)?;
+    filter(&wanted)?;
     let most = limit(&wanted)?;
     let cursor = wanted.cursor.take();
     let (from, mut within) = match cursor.as_deref().map(|cursor| cursor.split_once(CURSOR)) {
@@ -198,12 +198,6 @@ pub(super) async fn fleet_sessions(
         }
     }
     Ok(Json(page))
-}
-
-pub(crate) fn path_at_node(path: &str) -> Option<&str> {
-    let rest = path.strip_prefix("/v1/fleet/nodes/")?;
-    let inner = &rest[rest.find('/')?..];
-    inner.starts_with("/v1/").then_some(inner)
 }
 
 /// A client and its rights.

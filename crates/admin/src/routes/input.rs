@@ -3,11 +3,11 @@
 use std::{borrow::Cow, collections::HashSet, fmt};
 
 use axum::{
-    body::{Body, Bytes, HttpBody as _},
+    body::Bytes,
     extract::{Path, Request, rejection::PathRejection},
     http::{HeaderMap, StatusCode, Uri, header},
 };
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use http_body_util::BodyExt as _;
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeOwned, Error as _, MapAccess, SeqAccess, Visitor},
@@ -15,10 +15,7 @@ use serde::{
 use serde_json::{Map, Number, Value};
 use url::form_urlencoded;
 
-use crate::problem::Problem;
-
-/// Maximum bytes of a body; above the longest valid one.
-const MOST_BODY: usize = 4096;
+use crate::{problem::Problem, request_body::collect_body};
 
 /// A segment of a path, or its error.
 pub(super) type PathPart<T = String> = Result<Path<T>, PathRejection>;
@@ -70,28 +67,8 @@ pub(super) async fn body<T: DeserializeOwned>(request: Request) -> Result<Option
     read(&bytes).map(Some)
 }
 
-pub(crate) async fn whole(request: Request) -> Result<Request, Problem> {
-    let (head, body) = request.into_parts();
-    let too_long = || {
-        let detail = format!("the body has more than {MOST_BODY} bytes");
-        Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body", detail)
-    };
-    // Content-Length, if present.
-    if body.size_hint().lower() > MOST_BODY as u64 {
-        return Err(too_long());
-    }
-    let bytes = Limited::new(body, MOST_BODY).collect().await.map_err(|error| {
-        if error.is::<LengthLimitError>() {
-            return too_long();
-        }
-        let detail = "the body is incomplete, or has broken chunks";
-        Problem::new(StatusCode::BAD_REQUEST, "incomplete_body", detail)
-    })?;
-    Ok(Request::from_parts(head, Body::from(bytes.to_bytes())))
-}
-
 pub(super) async fn bytes(request: Request) -> Result<(HeaderMap, Bytes), Problem> {
-    let (head, body) = whole(request).await?.into_parts();
+    let (head, body) = collect_body(request).await?.into_parts();
     // The body is already in memory.
     let bytes = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     Ok((head.headers, bytes))

@@ -10,13 +10,14 @@ use axum::{
 };
 use tokio::sync::oneshot;
 use turnpike_api::{Channel, Permission, Relayed, Session, SessionPage, SessionQuery, Traffic};
-use turnpike_relay::sessions::{AddressFilter, Look, Looked, Session as Found, SessionFilter, Tally};
-use turnpike_turn::server::{ClosedReason, SessionId, Transport};
+use turnpike_relay::sessions::{Look, Looked, Session as Found, SessionFilter, Tally};
+use turnpike_turn::server::{ClosedReason, SessionId};
 
 use super::{
     App, Json, PathPart,
     fleet::{self, Asker},
     path_part, query, server_of,
+    session_query::{filter, limit},
 };
 use crate::{
     access::{Audit, Grant},
@@ -24,8 +25,6 @@ use crate::{
     program::ServerView,
 };
 
-const PAGE: usize = 100;
-const LONGEST_PAGE: usize = 1000;
 /// Prefix of a cursor of the previous process.
 const PREVIOUS: &str = "previous";
 /// A session that moves to another worker during a search can be missed; repeated searches make that
@@ -46,33 +45,6 @@ enum Place {
 impl Default for Place {
     fn default() -> Self {
         Self::Here { worker: 0, slot: 0 }
-    }
-}
-
-pub(super) fn check(query: &SessionQuery) -> Result<(), Problem> {
-    filter(query).map(drop)
-}
-
-fn filter(query: &SessionQuery) -> Result<SessionFilter, Problem> {
-    let address = |name: &str, text: &Option<String>| {
-        let parsed = text.as_ref().map(|text| text.parse::<AddressFilter>()).transpose();
-        parsed.map_err(|why| Problem::bad_request(format!("{name}: {why}, or ADDR:PORT")))
-    };
-    let transport = query.transport.as_ref().map(|text| text.parse::<Transport>()).transpose();
-    Ok(SessionFilter {
-        user: query.user.clone(),
-        realm: query.realm.clone(),
-        client: address("client", &query.client)?,
-        transport: transport.map_err(|_| Problem::bad_request("transport must be udp, tcp, tls or dtls"))?,
-        relayed: address("relayed", &query.relayed)?,
-        id: None,
-    })
-}
-
-pub(super) fn limit(query: &SessionQuery) -> Result<usize, Problem> {
-    match query.limit.unwrap_or(PAGE) {
-        limit @ 1..=LONGEST_PAGE => Ok(limit),
-        _ => Err(Problem::bad_request(format!("limit must be 1 to {LONGEST_PAGE}"))),
     }
 }
 

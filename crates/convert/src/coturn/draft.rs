@@ -8,9 +8,12 @@ use std::{
     path::Path,
 };
 
-use turnpike_turn::{ip_range::IpRange, server::AllocationLimits};
+use turnpike_turn::server::AllocationLimits;
 
-use super::{Machine, peers};
+use super::{
+    Machine,
+    peers::{OwnAddresses, PeerLists, PeerRules},
+};
 use crate::{
     toml_text::{quoted, strings},
     translation::Note,
@@ -57,9 +60,7 @@ pub(super) struct Draft {
     pub(super) max_lifetime: Option<u32>,
     pub(super) idle: Option<u32>,
     pub(super) nonce_lifetime: Option<u32>,
-    pub(super) allowed: Vec<IpRange>,
-    pub(super) denied: Vec<IpRange>,
-    pub(super) allow_loopback: bool,
+    pub(super) peers: PeerLists,
     pub(super) no_tcp_relay: bool,
     pub(super) mobility: Option<bool>,
     pub(super) old_channels: Option<bool>,
@@ -407,7 +408,13 @@ impl Draft {
     }
 
     fn peers(&self, file: &mut Writer, machine: &Machine, note: &mut impl FnMut(&str, String)) {
-        let peers::Peers { allow, deny } = peers::rules(self, &self.ports(), machine, note);
+        let names = |ip| self.names(ip) || (machine.is_own)(ip);
+        let own = OwnAddresses {
+            includes: &names,
+            are_local_named: self.names_local_addresses(),
+            ports: self.ports(),
+        };
+        let PeerRules { allow, deny } = self.peers.rules(&own, note);
         for (key, list) in [("allow", allow), ("deny", deny)] {
             if !list.is_empty() {
                 file.key("peers", key, strings(&list));

@@ -186,9 +186,9 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
         Instead("a drain ends with the last session, or after shutdown.deadline seconds"),
     ),
     ("no-multicast-peers", Needless("multicast peers are always refused")),
-    ("allow-loopback-peers", Switch(|draft, on| draft.allow_loopback = on)),
-    ("allowed-peer-ip", Value(|draft, value| peer(&mut draft.allowed, value))),
-    ("denied-peer-ip", Value(|draft, value| peer(&mut draft.denied, value))),
+    ("allow-loopback-peers", Switch(|draft, on| draft.peers.allow_loopback = on)),
+    ("allowed-peer-ip", Value(|draft, value| peer(&mut draft.peers.allowed, value))),
+    ("denied-peer-ip", Value(|draft, value| peer(&mut draft.peers.denied, value))),
     ("cipher-list", Needless("the secure ciphers of TLS 1.2 and 1.3 are always used")),
     ("pidfile", Needless("a service manager tracks the process")),
     (

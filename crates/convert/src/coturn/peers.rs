@@ -9,39 +9,50 @@ use turnpike_turn::{
     server::{Cidr, SPECIAL},
 };
 
-use super::{Machine, draft::Draft};
+/// The options as given.
+#[derive(Default)]
+pub(super) struct PeerLists {
+    pub(super) allowed: Vec<IpRange>,
+    pub(super) denied: Vec<IpRange>,
+    pub(super) allow_loopback: bool,
+}
+
+/// Addresses of the server that the file is for.
+pub(super) struct OwnAddresses<'a> {
+    /// An address that the file names, or one of this machine.
+    pub(super) includes: &'a dyn Fn(IpAddr) -> bool,
+    pub(super) are_local_named: bool,
+    /// Relay ports.
+    pub(super) ports: RangeInclusive<u16>,
+}
 
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Peers {
+pub(super) struct PeerRules {
     pub(super) allow: Vec<String>,
     pub(super) deny: Vec<String>,
 }
 
-/// Translates the ranges. `ports` are the relay ports.
-pub(super) fn rules(
-    draft: &Draft,
-    ports: &RangeInclusive<u16>,
-    machine: &Machine,
-    note: &mut impl FnMut(&str, String),
-) -> Peers {
-    let mapped = ranges(&["::ffff:0:0/96"]);
-    // coturn refuses loopback before it evaluates its lists.
-    let closed = [mapped, if draft.allow_loopback { Vec::new() } else { ranges(&LOOPBACK) }].concat();
-    let mut allowed = difference(&union(&draft.allowed), &closed);
-    let denied = difference(&union(&draft.denied), &allowed);
-    if draft.allow_loopback {
-        let opened = difference(&ranges(&LOOPBACK), &denied);
-        if !opened.is_empty() {
-            note("allow-loopback-peers", LOOPBACK_IS_OPEN.to_owned());
+impl PeerLists {
+    pub(super) fn rules(&self, own: &OwnAddresses<'_>, note: &mut impl FnMut(&str, String)) -> PeerRules {
+        let mapped = ranges(&["::ffff:0:0/96"]);
+        // coturn refuses loopback before it evaluates its lists.
+        let closed = [mapped, if self.allow_loopback { Vec::new() } else { ranges(&LOOPBACK) }].concat();
+        let mut allowed = difference(&union(&self.allowed), &closed);
+        let denied = difference(&union(&self.denied), &allowed);
+        if self.allow_loopback {
+            let opened = difference(&ranges(&LOOPBACK), &denied);
+            if !opened.is_empty() {
+                note("allow-loopback-peers", LOOPBACK_IS_OPEN.to_owned());
+            }
+            allowed = union(&[allowed, opened].concat());
         }
-        allowed = union(&[allowed, opened].concat());
+        private_peers(self, note);
+        let allow = prefixes(&allowed).iter().map(|prefix| allow(prefix, own, note)).collect();
+        doubtful(&allowed, own, note);
+        let special = [closed, ranges(&SPECIAL)].concat();
+        let deny = prefixes(&difference(&denied, &special)).iter().map(ToString::to_string).collect();
+        PeerRules { allow, deny }
     }
-    private_peers(draft, note);
-    let allow = prefixes(&allowed).iter().map(|prefix| allow(prefix, draft, ports, machine, note)).collect();
-    doubtful(&allowed, draft, machine, note);
-    let special = [closed, ranges(&SPECIAL)].concat();
-    let deny = prefixes(&difference(&denied, &special)).iter().map(ToString::to_string).collect();
-    Peers { allow, deny }
 }
 
 const LOOPBACK: [&str; 2] = ["127.0.0.0/8", "::1"];
@@ -64,16 +75,10 @@ fn alone(prefix: &Cidr) -> Option<IpAddr> {
 }
 
 /// A rule with an address of the server would open all services there, so it is limited to the relay ports.
-fn allow(
-    prefix: &Cidr,
-    draft: &Draft,
-    ports: &RangeInclusive<u16>,
-    machine: &Machine,
-    note: &mut impl FnMut(&str, String),
-) -> String {
-    match alone(prefix).filter(|ip| !ip.is_loopback() && (draft.names(*ip) || (machine.is_own)(*ip))) {
+fn allow(prefix: &Cidr, own: &OwnAddresses<'_>, note: &mut impl FnMut(&str, String)) -> String {
+    match alone(prefix).filter(|ip| !ip.is_loopback() && (own.includes)(*ip)) {
         Some(ip) => {
-            let rule = relay_ports(ip, ports);
+            let rule = relay_ports(ip, &own.ports);
             note(
                 "allowed-peer-ip",
                 format!(
@@ -97,10 +102,10 @@ fn with_ports(ip: IpAddr, ports: &str) -> String {
 }
 
 /// Adds a note if an allowed address may be the server's own on another machine.
-fn doubtful(allowed: &[IpRange], draft: &Draft, machine: &Machine, note: &mut impl FnMut(&str, String)) {
+fn doubtful(allowed: &[IpRange], own: &OwnAddresses<'_>, note: &mut impl FnMut(&str, String)) {
     let alone: Vec<IpAddr> = prefixes(allowed).iter().filter_map(alone).collect();
-    let is_known = |ip: &IpAddr| ip.is_loopback() || draft.names(*ip) || (machine.is_own)(*ip);
-    if draft.names_local_addresses() || alone.iter().any(|ip| !ip.is_loopback() && is_known(ip)) {
+    let is_known = |ip: &IpAddr| ip.is_loopback() || (own.includes)(*ip);
+    if own.are_local_named || alone.iter().any(|ip| !ip.is_loopback() && is_known(ip)) {
         return;
     }
     let unknown: Vec<String> =
@@ -118,9 +123,9 @@ fn doubtful(allowed: &[IpRange], draft: &Draft, machine: &Machine, note: &mut im
 }
 
 /// coturn relays to private peers unless its file denies them.
-fn private_peers(draft: &Draft, note: &mut impl FnMut(&str, String)) {
-    let refused = [&draft.denied[..], &draft.allowed].concat();
-    if draft.allowed.is_empty() && !difference(&ranges(&PRIVATE), &refused).is_empty() {
+fn private_peers(lists: &PeerLists, note: &mut impl FnMut(&str, String)) {
+    let refused = [&lists.denied[..], &lists.allowed].concat();
+    if lists.allowed.is_empty() && !difference(&ranges(&PRIVATE), &refused).is_empty() {
         note(
             "allowed-peer-ip",
             "private, link-local and other special peers, which coturn relays to, are refused here: list the ones you need in \

@@ -6,7 +6,7 @@ use std::{
 };
 
 use tokio::{
-    sync::{Mutex, Notify, mpsc, oneshot},
+    sync::{Mutex, mpsc, oneshot},
     time::{sleep, timeout},
 };
 use turnpike_api::{
@@ -17,24 +17,19 @@ use turnpike_fleet::{
 };
 use turnpike_stores::StoreError;
 
-use super::{Fleet, node::BAN, node::Node, unix};
+use super::{
+    Fleet,
+    node::{BAN, Node},
+    questions::Questions,
+    unix,
+};
 
-const QUESTIONS: usize = 64;
 /// Time limit for another node's answer, and the polling interval, which grows.
 const PATIENCE: Duration = Duration::from_secs(5);
 const FIRST_LOOK: Duration = Duration::from_millis(10);
 const LAST_LOOK: Duration = Duration::from_millis(200);
 /// Minimum delay before missing bans are written back to the store.
 const GIVE_BACK: Duration = Duration::from_secs(2);
-
-pub(super) type QuestionSender = mpsc::Sender<(Question, Reply)>;
-
-pub(super) struct Questions(mpsc::Receiver<(Question, Reply)>);
-
-pub(super) fn questions() -> (QuestionSender, Questions) {
-    let (sender, receiver) = mpsc::channel(QUESTIONS);
-    (sender, Questions(receiver))
-}
 
 pub(crate) struct FleetOrders {
     fleet: Arc<Fleet>,
@@ -235,14 +230,6 @@ fn status_of(name: &NodeName, member: &Member) -> FleetNode {
     }
 }
 
-#[derive(Default)]
-pub(super) struct Announcements {
-    /// Held while one ban is published, so that other nodes see two orders about one subject in the order
-    /// they were given.
-    turn: Mutex<()>,
-    pub(super) wake: Notify,
-}
-
 /// Publishes orders given during a store outage, until the node leaves. Separate from the heartbeat, which
 /// must not wait for it.
 pub(super) async fn keep_announcing(node: Arc<Node>) {
@@ -378,12 +365,12 @@ mod tests {
     use turnpike_turn::server::NonceKey;
 
     use super::*;
-    use crate::fleet::{NodeKeys, banned::Banned};
+    use crate::fleet::{NodeKeys, banned::Banned, questions};
 
     fn orders() -> FleetOrders {
         let alone = NodeKeys::alone(NonceKey([7; 32]));
         let fleet = Fleet { banned: Arc::<Banned>::default(), node: None, alone };
-        FleetOrders::new(Arc::new(fleet), questions().1)
+        FleetOrders::new(Arc::new(fleet), questions::channel().1)
     }
 
     fn ban(subject: &str, seconds: u64) -> Ban {

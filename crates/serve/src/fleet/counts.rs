@@ -2,49 +2,13 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{banned::Banned, node::Node, quotas::QuotaCounts, unix};
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sent {
-    Load,
-    Full,
-    Draining,
-    /// The client used an address that is not this node's alone.
-    OwnAddress,
-    Owner,
-}
-
-const REASONS: [&str; 5] = ["load", "full", "draining", "own_address", "owner"];
-const RESULTS: [&str; 2] = ["done", "failed"];
-const HEARD: [&str; 4] = ["message", "level", "unreadable", "repeated"];
-
-#[derive(Default)]
-pub(super) struct Tallies {
-    sent: [AtomicU64; REASONS.len()],
-    exchanges: [AtomicU64; RESULTS.len()],
-    exchange_us: AtomicU64,
-    heard: [AtomicU64; HEARD.len()],
-    pub(super) lines_lost: AtomicU64,
-    /// Clients served after they returned from a redirect.
-    pub(super) returned: AtomicU64,
-}
-
-impl Tallies {
-    pub(super) fn sent(&self, reason: Sent) {
-        self.sent[reason as usize].fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn exchanged(&self, microseconds: u128, done: bool) {
-        self.exchanges[usize::from(!done)].fetch_add(1, Ordering::Relaxed);
-        self.exchange_us.fetch_add(u64::try_from(microseconds).unwrap_or_default(), Ordering::Relaxed);
-    }
-
-    pub(super) fn heard(&self, counts: [usize; HEARD.len()]) {
-        for (tally, count) in self.heard.iter().zip(counts) {
-            tally.fetch_add(count as u64, Ordering::Relaxed);
-        }
-    }
-}
+use super::{
+    banned::Banned,
+    node::Node,
+    quotas::QuotaCounts,
+    tallies::{HEARD, REASONS, RESULTS, Tallies},
+    unix,
+};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FleetCounts {
@@ -103,26 +67,5 @@ impl NodeCounts {
             lines_lost: get(lines_lost),
             returned: get(returned),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_reason_is_counted_under_its_name() {
-        let tallies = Tallies::default();
-        for (reason, name) in [
-            (Sent::Load, "load"),
-            (Sent::Full, "full"),
-            (Sent::Draining, "draining"),
-            (Sent::OwnAddress, "own_address"),
-            (Sent::Owner, "owner"),
-        ] {
-            tallies.sent(reason);
-            assert_eq!(REASONS[reason as usize], name);
-        }
-        assert!(tallies.sent.iter().all(|count| count.load(Ordering::Relaxed) == 1));
     }
 }

@@ -12,7 +12,7 @@ use turnpike_stores::{Beaten, Beating, Fault, StoreError};
 
 use super::{
     load::Gauge,
-    node::{CARD, KeyError, Node},
+    node::{CARD, Node, ring::KeyError},
     watching,
 };
 use crate::ServeError;

@@ -1,8 +1,11 @@
 //! Keys for nonces, tickets and cookies: the fleet's key ring once it is known, a key of this node until
 //! then.
 
-use turnpike_fleet::KeyRing;
+use turnpike_fleet::{KeyRing, Sealer};
 use turnpike_turn::server::{NonceKey, NonceKeys};
+
+/// Purpose of a sealed key ring: text sealed for another purpose cannot be opened as one.
+const RING: &str = "ring";
 
 #[derive(Clone, Debug)]
 pub(crate) struct NodeKeys {
@@ -85,6 +88,14 @@ impl Custody {
         let own = self.own_is_used.then_some((u64::MAX, self.own));
         NonceKeys::new(oldest, all.chain(own))
     }
+}
+
+pub(super) fn open_ring(sealer: &Sealer, sealed: &[u8]) -> Option<KeyRing> {
+    KeyRing::from_bytes(&sealer.open(RING, sealed)?)
+}
+
+pub(super) fn seal_ring(sealer: &Sealer, ring: &KeyRing) -> Vec<u8> {
+    sealer.seal(RING, &ring.to_bytes(), rand::random())
 }
 
 #[cfg(test)]

@@ -1,5 +1,9 @@
 //! One node of a fleet: its identity, its view of the other nodes, and its counters.
 
+mod lifecycle;
+mod limits;
+pub(super) mod ring;
+
 use std::{
     collections::hash_map::RandomState,
     net::SocketAddr,
@@ -10,38 +14,33 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::time::timeout_at;
 use turnpike_config::{FleetSettings, Mistake, Mistakes, Settings};
 use turnpike_fleet::{
-    Card, Charges, FleetView, KeyRing, MOST_NODES, Members, Message, NodeName, Notice, Opened, OrphanedQuota,
-    RecentRedirects, Sealer, Terms,
+    Card, Charges, FleetView, MOST_NODES, Members, Message, NodeName, Notice, Opened, OrphanedQuota,
+    RecentRedirects, Sealer,
 };
-use turnpike_relay::{Relay, SharedQuota};
+use turnpike_relay::Relay;
 use turnpike_stores::{FleetAddress, FleetStore, StoreError};
-use turnpike_turn::server::{NonceKey, QuotaRefusal, UserRef};
+use turnpike_turn::server::NonceKey;
 
 use super::{
-    admin_ops::{Announcements, QuestionSender},
     advertised_addresses::Entrances,
+    announcements::Announcements,
     banned::Banned,
-    counts::Tallies,
-    handover::{FleetOffer, Identity, NodeOffer},
     health::Health,
-    keys::{Custody, NodeKeys, Step},
+    keys::{Custody, open_ring},
     load::Room,
-    quotas::{Buckets, Quotas},
+    offer::{FleetOffer, Identity},
+    questions::QuestionSender,
+    quotas::Quotas,
     recovering::Recovering,
+    tallies::Tallies,
     unix,
 };
 use crate::ServeError;
 
 const PATIENCE: Duration = Duration::from_secs(2);
-const LAST_WORDS: Duration = Duration::from_secs(3);
-/// Maximum delay before a node registers again with a store that has lost data, and its increase per node.
-const REJOIN_MS: u64 = 2000;
-const REJOIN_MS_A_NODE: u64 = 10;
 /// Purposes of sealed data: text sealed for one cannot be opened as another.
-const RING: &str = "ring";
 pub(super) const CARD: &str = "card";
 pub(super) const BAN: &str = "ban";
 
@@ -178,19 +177,6 @@ impl Node {
             left: AtomicBool::new(false),
             handed_over: AtomicBool::new(false),
         })
-    }
-
-    pub(super) fn begin(&self, relay: &Arc<Relay>) {
-        let _ = self.relay.set(Arc::downgrade(relay));
-        self.inherits.store(false, Ordering::Relaxed);
-        self.put_keys();
-        if self.is_draining() {
-            relay.set_draining(true);
-        }
-    }
-
-    pub(super) fn goes_on(&self) -> bool {
-        self.goes_on
     }
 
     pub(super) fn set_reach(&self, Entrances { all, own }: Entrances, room: Room) {
@@ -332,95 +318,6 @@ impl Node {
         self.relay.get()?.upgrade()
     }
 
-    pub(super) fn is_over(&self) -> bool {
-        self.left.load(Ordering::Relaxed) || self.is_relay_gone()
-    }
-
-    /// True if messages from other nodes no longer matter.
-    pub(super) fn is_deaf(&self) -> bool {
-        self.is_over() && (!self.is_handed_over() || self.is_relay_gone())
-    }
-
-    pub(super) fn is_handed_over(&self) -> bool {
-        self.handed_over.load(Ordering::Relaxed)
-    }
-
-    fn is_relay_gone(&self) -> bool {
-        self.relay.get().is_some_and(|relay| relay.strong_count() == 0)
-    }
-
-    pub(super) fn is_cordoned(&self) -> bool {
-        self.cordoned.load(Ordering::Relaxed)
-    }
-
-    /// True if no new clients are accepted, for any reason.
-    pub(super) fn is_draining(&self) -> bool {
-        self.is_cordoned() || self.stops.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn set_cordoned(&self, cordoned: bool) {
-        if self.cordoned.swap(cordoned, Ordering::Relaxed) == cordoned {
-            return;
-        }
-        if cordoned {
-            tracing::info!("drained: new clients are redirected to other nodes; serve keeps running");
-        } else {
-            tracing::info!("uncordoned: accepting new clients again");
-        }
-        if let Some(relay) = self.relay() {
-            relay.set_draining(self.is_draining());
-        }
-    }
-
-    /// True if the node drains but is not about to stop.
-    pub(super) fn only_drains(&self) -> bool {
-        self.is_cordoned() && !self.stops.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn stop_taking(&self) {
-        self.stops.store(true, Ordering::Relaxed);
-    }
-
-    /// Registers everything with the store again after a random delay, because all nodes do so at once.
-    pub(super) fn tell_all_anew(&self) {
-        let within = (u64::from(self.nodes()) * REJOIN_MS_A_NODE).clamp(1, REJOIN_MS);
-        self.quiet_until.store(self.now_ms() + rand::random::<u64>() % within, Ordering::Relaxed);
-        self.rereads.store(true, Ordering::Relaxed);
-        self.quotas.tell_all(self.terms());
-        if self.quotas.lost() == 0 {
-            self.recovery.speak_soon();
-        }
-    }
-
-    pub(super) fn is_quiet(&self) -> bool {
-        self.now_ms() < self.quiet_until.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn terms(&self) -> Terms {
-        Terms {
-            nodes: self.nodes(),
-            enforced: !self.is_alone() && !self.inherits.load(Ordering::Relaxed),
-            books: self.recovery.books(),
-        }
-    }
-
-    pub(super) fn acquire(&self, asked: SharedQuota<'_>) -> Result<(), QuotaRefusal> {
-        let total = match self.setting(|settings| settings.allocations) {
-            0 => u32::MAX,
-            limit => limit,
-        };
-        self.quotas.acquire(&self.buckets(asked.user), &asked, total, self.terms())
-    }
-
-    pub(super) fn release(&self, user: UserRef<'_>) {
-        self.quotas.release(&self.buckets(user));
-    }
-
-    fn buckets(&self, UserRef { realm, identity }: UserRef<'_>) -> Buckets {
-        let sealer = &self.sealer;
-        Buckets { total: sealer.total(), realm: sealer.realm(realm), user: sealer.user(realm, identity) }
-    }
-
     pub(super) fn seal(&self, purpose: &str, text: &[u8]) -> Vec<u8> {
         self.sealer.seal(purpose, text, rand::random())
     }
@@ -429,137 +326,6 @@ impl Node {
         let message = Message { from: self.name.clone(), at: unix(), notice };
         self.store.say(&message.seal(&self.sealer, rand::random())).await
     }
-
-    pub(super) fn keys(&self) -> NodeKeys {
-        let mut custody = self.custody();
-        NodeKeys { own: custody.own().0, keys: custody.keys(), node: Some(self.number()) }
-    }
-
-    pub(super) fn ring_version(&self) -> u64 {
-        self.custody().version()
-    }
-
-    /// Number of allocations, including those imported from the previous process.
-    pub(super) fn allocations(&self) -> u32 {
-        self.quotas.used(&self.sealer.total())
-    }
-
-    pub(super) async fn check_secret(&self) -> Result<(), KeyError> {
-        match self.store.ring().await? {
-            Some(sealed) => open_ring(&self.sealer, &sealed).map(drop).ok_or(KeyError::Sealed),
-            None => Ok(()),
-        }
-    }
-
-    /// Reads, creates or restores the key ring; `stored` is its version in the store.
-    pub(super) async fn look_after_keys(&self, stored: u64) -> Result<(), KeyError> {
-        let rotation = self.setting(|settings| u64::from(settings.key_rotation));
-        let step = self.custody().step(stored, unix(), rotation, rand::random());
-        match step {
-            Step::Nothing => {}
-            Step::Read => {
-                let Some(sealed) = self.store.ring().await? else { return Ok(()) };
-                self.custody().take(open_ring(&self.sealer, &sealed).ok_or(KeyError::Sealed)?);
-                self.put_keys();
-            }
-            Step::Put { before, ring } => {
-                let sealed = self.seal(RING, &ring.to_bytes());
-                // If another node was faster, the next heartbeat reports its version.
-                if self.store.put_ring(before, ring.version, &sealed).await? {
-                    self.custody().take(ring);
-                    self.put_keys();
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn put_keys(&self) {
-        if let Some(relay) = self.relay() {
-            let NodeKeys { keys, node, .. } = self.keys();
-            relay.set_keys(keys, node);
-        }
-    }
-
-    fn custody(&self) -> MutexGuard<'_, Custody> {
-        self.custody.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Exports the state for the new process. Blocks until a running exchange ends.
-    pub(super) fn offer(&self) -> NodeOffer {
-        self.rests.store(true, Ordering::Relaxed);
-        drop(self.exchanging.blocking_lock());
-        let custody = self.custody();
-        NodeOffer {
-            identity: Identity {
-                store: self.store.name().to_owned(),
-                fleet: self.setting(|settings| settings.name.clone()),
-                node: self.name.clone(),
-            },
-            incarnation: self.incarnation,
-            number: self.number(),
-            is_cordoned: self.is_cordoned(),
-            ring: custody.ring().map(|ring| self.seal(RING, &ring.to_bytes())),
-            own_is_used: custody.own().1,
-            told: self.quotas.told(),
-            era: self.recovery.offer(),
-            opened: self.opened().clone(),
-        }
-    }
-
-    pub(super) fn resume_exchanges(&self) {
-        self.rests.store(false, Ordering::Relaxed);
-    }
-
-    pub(super) fn rests(&self) -> bool {
-        self.rests.load(Ordering::Relaxed)
-    }
-
-    /// Stops publishing: the new process is this node. This one only listens for bans.
-    pub(super) fn hand_over(&self) {
-        self.handed_over.store(true, Ordering::Relaxed);
-        self.left.store(true, Ordering::Relaxed);
-    }
-
-    /// Announces the departure and releases what the node holds, so that the others need not wait for a
-    /// timeout.
-    pub(super) async fn leave(&self) {
-        if self.left.swap(true, Ordering::Relaxed) || self.number() == 0 {
-            return;
-        }
-        let goodbye = async {
-            self.say(Notice::Left { incarnation: self.incarnation }).await?;
-            while self.store.reap(&self.name, self.number(), true).await? {}
-            Ok::<_, StoreError>(())
-        };
-        let end = tokio::time::Instant::now() + LAST_WORDS;
-        match timeout_at(end, goodbye).await {
-            Ok(Ok(())) => tracing::info!("this node has left the fleet"),
-            Ok(Err(error)) => tracing::warn!("{error}; other nodes notice by timeout that this one left"),
-            Err(_) => {
-                tracing::warn!(
-                    "fleet store slow; the other nodes will notice by timeout that this node has left"
-                );
-            }
-        }
-        // After the departure notice, which must not wait for it.
-        if !matches!(timeout_at(end, self.announce_orders()).await, Ok(Ok(()))) {
-            let orders = self.banned.unannounced().len();
-            tracing::warn!(orders, "left the fleet before all bans and unbans reached the other nodes");
-        }
-    }
-}
-
-fn open_ring(sealer: &Sealer, sealed: &[u8]) -> Option<KeyRing> {
-    KeyRing::from_bytes(&sealer.open(RING, sealed)?)
-}
-
-#[derive(Debug, thiserror::Error)]
-pub(super) enum KeyError {
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    #[error("the fleet's keys were sealed with another fleet.secret")]
-    Sealed,
 }
 
 fn name_of_machine(settings: &Settings) -> Result<NodeName, Mistakes> {
@@ -579,10 +345,13 @@ fn name_of_machine(settings: &Settings) -> Result<NodeName, Mistakes> {
 #[cfg(test)]
 mod tests {
     use turnpike_config::Secret;
-    use turnpike_fleet::{Books, EpochState, Grant, Level, StoreEpoch};
+    use turnpike_fleet::{Books, EpochState, Grant, KeyRing, Level, StoreEpoch};
+
+    use turnpike_relay::SharedQuota;
+    use turnpike_turn::server::{QuotaRefusal, UserRef};
 
     use super::*;
-    use crate::fleet::admin_ops;
+    use crate::fleet::questions;
 
     const OWN: NonceKey = NonceKey([9; 32]);
 
@@ -595,7 +364,7 @@ mod tests {
         settings.fleet.node = Some(name.parse().expect("a name"));
         settings.fleet.secret = Some(Secret::new("a secret that is long enough for it"));
         let address = "redis://127.0.0.1:1".parse().expect("an address");
-        Node::new(&settings, &address, OWN, before, admin_ops::questions().0).expect("nothing wrong")
+        Node::new(&settings, &address, OWN, before, questions::channel().0).expect("nothing wrong")
     }
 
     #[test]
@@ -760,7 +529,7 @@ mod tests {
         settings.fleet.node = "a".parse().ok();
         settings.fleet.secret = Some(Secret::new("another secret that is long enough for it"));
         let address = "redis://127.0.0.1:1".parse().expect("an address");
-        let refused = Node::new(&settings, &address, OWN, Some(&offer), admin_ops::questions().0);
+        let refused = Node::new(&settings, &address, OWN, Some(&offer), questions::channel().0);
         assert!(matches!(refused, Err(ServeError::OtherSecret { .. })));
     }
 

@@ -11,7 +11,7 @@ use turnpike_config::FleetRedirect;
 use turnpike_fleet::{Card, Need, RecentRedirects, RedirectTarget, look_period_ms};
 use turnpike_turn::server::{AllocateAttempt, Destination, Occasion, Transport};
 
-use super::{counts::Sent, node::Node};
+use super::{node::Node, tallies::Sent};
 
 /// Missed looks after which load no longer causes redirects.
 const LOOKS: u64 = 3;
@@ -154,7 +154,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::fleet::{admin_ops, advertised_addresses::Entrances, load::Room, node::Sight};
+    use crate::fleet::{advertised_addresses::Entrances, load::Room, node::Sight, questions};
 
     const UDP: &str = "udp://203.0.113.1:3478";
 
@@ -174,7 +174,7 @@ mod tests {
         settings.fleet.node = "one".parse().ok();
         settings.fleet.redirect = redirect;
         let address = "redis://127.0.0.1:1".parse().expect("an address");
-        let (key, questions) = (NonceKey([9; 32]), admin_ops::questions().0);
+        let (key, questions) = (NonceKey([9; 32]), questions::channel().0);
         let node = Node::new(&settings, &address, key, None, questions).expect("nothing wrong");
         let all = vec![UDP.parse().expect("an entrance")];
         let entrances = Entrances { own: vec!["203.0.113.1:3478".parse().expect("one")], all };

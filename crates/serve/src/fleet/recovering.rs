@@ -12,8 +12,6 @@ use std::{
 use tokio::{sync::Notify, time::timeout};
 use turnpike_fleet::{Books, EpochState, Recovery, Report, StoreEpoch, Turn};
 
-use super::node::Node;
-
 pub(super) struct Recovering {
     recovery: Mutex<Recovery>,
     /// Copy of the recovery's state for lock-free reads.
@@ -79,47 +77,6 @@ impl Recovering {
 
     fn lock(&self) -> MutexGuard<'_, Recovery> {
         self.recovery.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Node {
-    pub(super) fn hear_era(&self, era: EpochState) {
-        match self.recovery.hear(era) {
-            Turn::Nothing => {}
-            Turn::Begins => {
-                let number = era.era.number;
-                match self.recovery.books() {
-                    Books::Whole => {
-                        tracing::info!(
-                            era = number,
-                            "the fleet store has lost this node's data; sending it again"
-                        );
-                    }
-                    Books::Recovering => tracing::warn!(
-                        era = number,
-                        "the fleet store was emptied or replaced; each node grants its equal share of quotas until all have registered again"
-                    ),
-                    Books::Unknown => tracing::info!(
-                        era = number,
-                        "the fleet store is empty; each node grants its equal share of quotas until all have had time to register"
-                    ),
-                }
-                self.recovery.speak_soon();
-            }
-            Turn::Ends => {
-                tracing::info!(
-                    era = era.era.number,
-                    "the fleet store knows all nodes' quotas and grants them again"
-                );
-                self.quotas.settle();
-                self.rereads.store(true, Ordering::Relaxed);
-            }
-        }
-    }
-
-    /// True if the store answers but does not yet know what all nodes hold.
-    pub(super) fn is_recovering(&self) -> bool {
-        !self.is_alone() && self.recovery.books() != Books::Whole
     }
 }
 

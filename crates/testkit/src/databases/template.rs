@@ -5,7 +5,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use super::{command_in, make_dir, run};
+use super::files::{command_in, make_dir, run};
 
 pub(super) struct Template {
     dir: PathBuf,

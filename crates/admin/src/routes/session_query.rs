@@ -1,0 +1,33 @@
+//! Filter and page length of a list of sessions.
+
+use turnpike_api::SessionQuery;
+use turnpike_relay::sessions::{AddressFilter, SessionFilter};
+use turnpike_turn::server::Transport;
+
+use crate::problem::Problem;
+
+const PAGE: usize = 100;
+const LONGEST_PAGE: usize = 1000;
+
+pub(super) fn filter(query: &SessionQuery) -> Result<SessionFilter, Problem> {
+    let address = |name: &str, text: &Option<String>| {
+        let parsed = text.as_ref().map(|text| text.parse::<AddressFilter>()).transpose();
+        parsed.map_err(|why| Problem::bad_request(format!("{name}: {why}, or ADDR:PORT")))
+    };
+    let transport = query.transport.as_ref().map(|text| text.parse::<Transport>()).transpose();
+    Ok(SessionFilter {
+        user: query.user.clone(),
+        realm: query.realm.clone(),
+        client: address("client", &query.client)?,
+        transport: transport.map_err(|_| Problem::bad_request("transport must be udp, tcp, tls or dtls"))?,
+        relayed: address("relayed", &query.relayed)?,
+        id: None,
+    })
+}
+
+pub(super) fn limit(query: &SessionQuery) -> Result<usize, Problem> {
+    match query.limit.unwrap_or(PAGE) {
+        limit @ 1..=LONGEST_PAGE => Ok(limit),
+        _ => Err(Problem::bad_request(format!("limit must be 1 to {LONGEST_PAGE}"))),
+    }
+}

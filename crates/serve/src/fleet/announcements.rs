@@ -1,0 +1,11 @@
+//! Order in which bans reach the other nodes.
+
+use tokio::sync::{Mutex, Notify};
+
+#[derive(Default)]
+pub(super) struct Announcements {
+    /// Held while one ban is published, so that other nodes see two orders about one subject in the order
+    /// they were given.
+    pub(super) turn: Mutex<()>,
+    pub(super) wake: Notify,
+}
