@@ -49,7 +49,7 @@ enum Chore {
     Instructions(instructions::Options),
     /// Fuzz, and record new inputs (fuzz/) and cost (fuzz/ledger.toml)
     Fuzz(fuzz::Options),
-    /// Break one thing at a time under clients on calls, and tabulate the effects
+    /// Inject one fault at a time while clients are on calls, and tabulate the effects
     Faults(faults::Options),
     /// Serve for hours, and check if anything grows
     Soak(soak::Options),

@@ -78,7 +78,7 @@ mod tests {
         }
         let dir = turnpike_testkit::Dir::new();
         let path = dir.at("admin.sock");
-        let listener = UnixListener::bind(&path).expect("our own directory");
+        let listener = UnixListener::bind(&path).expect("the test's own directory");
         let server = thread::spawn(move || answer(listener.accept().expect("a client").0, DRAINING));
         assert!(drains_at_unix(&path.to_str().expect("UTF-8").parse::<UnixName>().expect("a path")));
         server.join().expect("no panic");

@@ -1,4 +1,4 @@
-//! Read access, full access, and requests that no honest client sends.
+//! Read access, full access, and refusal of requests that only an attacker would send.
 
 use crate::prelude::*;
 

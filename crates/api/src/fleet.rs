@@ -59,7 +59,7 @@ pub enum FleetHealth {
     Cordoned,
 }
 
-/// Reason why an order failed; each message includes what to do.
+/// Reason why a command failed; each message includes what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FleetError {
     #[error("this server is not in a fleet: set fleet.url to the fleet's store")]

@@ -1,4 +1,4 @@
-//! A program as a whole: its state, and the orders it takes.
+//! A program as a whole: its state, and the commands that it accepts.
 
 use std::{sync::Arc, time::Duration};
 

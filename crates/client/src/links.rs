@@ -1,4 +1,4 @@
-//! The connections of one thread: TCP, TLS or DTLS, opened when there is something to say.
+//! The connections of one thread: TCP, TLS or DTLS, opened when there is data to send.
 //!
 //! ```text
 //! push_with ─▶ out ──flush──▶ [TLS records | DTLS records] ──▶ kernel      what the kernel does not take waits, bounded

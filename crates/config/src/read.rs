@@ -1,4 +1,4 @@
-//! Typed readers for one value. They report the place and the expected form, and continue.
+//! Typed readers for one value. They report the position and the expected form, and continue.
 
 use std::{fmt::Display, ops::RangeInclusive, str::FromStr};
 

@@ -111,7 +111,7 @@ mod tests {
         prepare(&made).expect("created");
         assert_eq!(fs::metadata(&made).expect("it exists").mode() & 0o777, 0o700);
         prepare(&made).expect("it exists");
-        fs::set_permissions(&made, fs::Permissions::from_mode(0o777)).expect("our own file");
+        fs::set_permissions(&made, fs::Permissions::from_mode(0o777)).expect("the test's own file");
         assert!(prepare(&made).is_err());
         assert!(prepare(&dir.at("not/made")).is_err());
     }

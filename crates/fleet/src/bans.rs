@@ -161,7 +161,7 @@ impl Bans {
         self.lift(unix, subject)
     }
 
-    /// Applies a ban of another node; returns false if an order at this node overrides it.
+    /// Applies a ban of another node; returns false if a newer ban or lift at this node overrides it.
     pub fn hear(&mut self, ban: Ban) -> bool {
         let takes = !self.is_unannounced(&ban.subject);
         if takes {
@@ -170,7 +170,7 @@ impl Bans {
         takes
     }
 
-    /// Applies a lift of another node, unless an order at this node overrides it.
+    /// Applies a lift of another node, unless a newer ban or lift at this node overrides it.
     pub fn hear_lift(&mut self, unix: u64, subject: &Subject) {
         if !self.is_unannounced(subject) {
             self.lift(unix, subject);

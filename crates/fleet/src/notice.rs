@@ -1,5 +1,5 @@
 //! Messages between nodes through the store: broadcasts, and questions to one node. They are sealed, so that
-//! only nodes with the fleet's secret can give orders; dated, so that old orders are not repeated; and each
+//! only nodes with the fleet's secret can give commands; dated, so that old commands are not repeated; and each
 //! is executed only once, even if it is replayed.
 
 use std::collections::{BTreeMap, HashSet};

@@ -74,7 +74,7 @@ fn order_away(bans: &mut Bans, unix: u64, order: &Order, id: u64) {
     }
 }
 
-/// A node announces its pending order to the store; returns the message to the others.
+/// A node announces its pending command to the store; returns the message to the others.
 fn announce(bans: &mut Bans, unix: u64, kept: &mut Kept) -> (Order, Ban) {
     let ban = bans.to_announce(unix, &alice(), &kept.all());
     ban.iter().for_each(|ban| kept.put(ban.clone()));
@@ -151,8 +151,8 @@ proptest! {
     #![proptest_config(crate::cases(4000))]
 
     /// Nodes are disconnected for minutes while a ban is set and lifted, and the store may be emptied
-    /// meanwhile. After all have reconnected, all agree on the last order. (Exception: if the store is
-    /// emptied in the seconds in which a node that missed more than one order reconnects, it may get back an
+    /// meanwhile. After all have reconnected, all agree on the last command. (Exception: if the store is
+    /// emptied in the seconds in which a node that missed more than one command reconnects, it may get back an
     /// older ban.)
     #[test]
     fn disconnected_node_does_not_restore_a_lifted_ban(
@@ -163,7 +163,7 @@ proptest! {
         anywhere: bool,
         seed: u64,
     ) {
-        // Orders are also given at disconnected nodes. They are announced on reconnect and take effect then.
+        // Commands are also given at disconnected nodes. They are announced on reconnect and take effect then.
         let anywhere = anywhere && emptied.is_none();
         // Most interesting at the moment a node reconnects.
         let emptied = emptied.map(|at| if at == u64::MAX { away[1].0 + away[1].1 + seed % 3 } else { at });
@@ -182,7 +182,7 @@ proptest! {
             due.push((second + pause, *order));
             second + pause
         });
-        // The last order: its end by the issuer's clock if it was a ban.
+        // The last command: its end by the issuer's clock if it was a ban.
         let mut last = None;
         for second in 0..2500 {
             let mut new = Vec::new();

@@ -291,7 +291,7 @@ fn a_late_generator_voids_runs_with_advice() {
         assert!(said(&output).contains(part), "{part} is missing: {}", said(&output));
     }
 
-    // The flag that it names does it.
+    // The suggested flag makes the rounds count.
     let allowed = directory.at("allowed");
     let arguments =
         [&arguments[..4], &["--max-late-us", "10000000", "--out", allowed.to_str().unwrap()]].concat();

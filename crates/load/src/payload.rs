@@ -1,4 +1,4 @@
-//! What a generator writes at the start of each payload, and reads when it is back.
+//! Header that a generator writes at the start of each payload, and reads when the payload returns.
 //!
 //! ```text
 //!  0        4        8                16               24

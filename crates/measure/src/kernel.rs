@@ -147,7 +147,12 @@ IpExt: 0 794000 6500 1 20 300
 
     #[test]
     fn a_missing_process_is_named_in_the_error() {
-        assert!(NetCounters::read(std::process::id()).expect("our own").0.contains_key("Ip:InReceives"));
+        assert!(
+            NetCounters::read(std::process::id())
+                .expect("counters of this process")
+                .0
+                .contains_key("Ip:InReceives")
+        );
         let error = NetCounters::read(u32::MAX).expect_err("no such process");
         assert!(error.to_string().contains("/proc/4294967295/net/snmp"), "{error}");
     }

@@ -88,7 +88,7 @@ impl Quotas {
     }
 
     /// Counts a new allocation, or changes nothing. Checks the limits of the user and the prefix first, so
-    /// that a refused client never takes a place in the realm or the total, not even briefly.
+    /// that a refused client never counts towards the realm or the total, not even briefly.
     pub(crate) fn acquire(&self, user: UserRef<'_>, prefix: IpAddr) -> Result<(), QuotaRefusal> {
         let (key, most) = (user.key(), self.most(user.realm));
         let key = key.as_str();

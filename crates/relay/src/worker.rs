@@ -289,7 +289,7 @@ impl Worker {
             self.carry_out_effects(now, NO_TRAILING);
             self.flush();
             self.tell_gone(now);
-            // Flush again for the farewells to evicted DTLS clients.
+            // Flush again for the closing alerts to evicted DTLS clients.
             if self.out.tx.queued() > 0 {
                 self.flush();
             }

@@ -53,7 +53,7 @@ fn half_open() {
             let kind = if number % 2 == 0 { Kind::V12 } else { Kind::V13 };
             let (client, _, second) = hellos(&world, kind);
             client.socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
-            // If all places of a network are taken, retry until the oldest can be evicted.
+            // If all slots of a network are taken, retry until the oldest can be evicted.
             let mut answered = || {
                 client.socket.send(&second).unwrap();
                 client.socket.recv(&mut [0; 4096]).is_ok().then_some(())

@@ -78,7 +78,7 @@ fn client_behind_a_relayed_address_gets_no_allocation_and_no_loop() {
         for request in [allocate(), allocate_of(17, &[(MOBILITY_TICKET, &[])])] {
             assert_eq!(outer.exchange_through(&request).error(), Some(403));
         }
-        // A ticket from a direct allocation cannot be used on this path, but elsewhere.
+        // A ticket from a direct allocation is refused on this path and valid elsewhere.
         let mobile = Outer::new(&world);
         let ticket = mobile.ask(&allocate_of(17, &[(MOBILITY_TICKET, &[])])).attribute(MOBILITY_TICKET);
         assert_eq!(outer.exchange_through(&present(&ticket)).error(), Some(403));

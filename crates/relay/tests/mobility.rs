@@ -301,7 +301,7 @@ fn client_at_an_absent_clients_address_keeps_its_association() {
     other.finish().unwrap();
     other.ask(&allocate());
     Mobile::new(&world).ask(&present(&ticket, 50));
-    // A client that never had an allocation gets a farewell afterwards.
+    // A client that never had an allocation gets a closing alert afterwards.
     let mut idle = DtlsClient::connect(world.dtls(), Kind::V13);
     idle.hears_farewell();
     world.wait_for_dtls("one is idle", |stats| stats.ended(DtlsEnd::Idle) == 1);

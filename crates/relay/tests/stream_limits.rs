@@ -282,7 +282,7 @@ fn oldest_connection_without_an_allocation_is_evicted() {
     world.wait_for_closed(CloseReason::Evicted, 1);
     second.ask(&binding(2));
     allocated.ask(&refresh(1));
-    // Connections that close normally free their places.
+    // Connections that close normally free their slots.
     drop(second);
     world.wait_for_closed(CloseReason::Client, 1);
     world.client().ask(&binding(1));

@@ -83,7 +83,7 @@ impl Forward {
     }
 
     pub fn write(&self, name: &str, text: &str) {
-        fs::write(self.path(name), text).expect("our own directory can be written");
+        fs::write(self.path(name), text).expect("the test's own directory can be written");
     }
 
     pub fn reload(&mut self, answer: &str) {

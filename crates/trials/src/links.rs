@@ -167,7 +167,7 @@ impl Links {
 /// user.
 fn admin_socket() -> (Dir, String) {
     let dir = Dir::new();
-    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).expect("our own directory");
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).expect("the test's own directory");
     let admin = format!("unix:{}", dir.at("a.sock").display());
     (dir, admin)
 }

@@ -87,7 +87,7 @@ impl Program {
     }
 
     pub fn has_ended(&mut self) -> bool {
-        self.child.try_wait().expect("our own child can be waited for").is_some()
+        self.child.try_wait().expect("the test's own child can be waited for").is_some()
     }
 
     pub fn signal(&self, name: &str) {
@@ -104,7 +104,7 @@ impl Program {
     pub fn wait(mut self, deadline: Duration) -> Finished {
         let until = Instant::now() + deadline;
         let status = loop {
-            if let Some(status) = self.child.try_wait().expect("our own child can be waited for") {
+            if let Some(status) = self.child.try_wait().expect("the test's own child can be waited for") {
                 break status;
             }
             assert!(Instant::now() < until, "{} still runs after {deadline:?}", self.name);

@@ -61,7 +61,7 @@ impl Certificate {
     pub fn of_authority(names: &[&str]) -> Self {
         let certificate = Self { dir: Dir::new() };
         let (made, authority) = certificates::Certificate::of_authority(names);
-        fs::write(certificate.authority(), authority).expect("our own directory");
+        fs::write(certificate.authority(), authority).expect("the test's own directory");
         certificate.write(&made);
         certificate
     }
@@ -73,8 +73,8 @@ impl Certificate {
     }
 
     fn write(&self, made: &certificates::Certificate) {
-        fs::write(self.cert(), &made.pem).expect("our own directory");
-        fs::write(self.key(), &made.key).expect("our own directory");
+        fs::write(self.cert(), &made.pem).expect("the test's own directory");
+        fs::write(self.key(), &made.key).expect("the test's own directory");
     }
 
     pub fn cert(&self) -> PathBuf {
@@ -91,8 +91,8 @@ impl Certificate {
 
     /// Base64 of SHA-256 of the public key (SPKI), the form of Chromium and HPKP (RFC 7469).
     pub fn spki_hash(&self) -> String {
-        let pem = fs::read_to_string(self.key()).expect("our own file");
-        let key = KeyPair::from_pem(&pem).expect("our own key");
+        let pem = fs::read_to_string(self.key()).expect("the test's own file");
+        let key = KeyPair::from_pem(&pem).expect("the test's own key");
         STANDARD.encode(Sha256::digest(key.subject_public_key_info()))
     }
 

@@ -80,7 +80,7 @@ impl<'l> Soak<'l> {
         let certificate = Certificate::of_authority(&["turn.soak.test"]);
         let reflect = Reflect::start(PEER[0], &["--workers", "1"]);
         let configuration = certificate.authority().with_file_name("turnpike.toml");
-        fs::write(&configuration, settings(0)).expect("our own directory");
+        fs::write(&configuration, settings(0)).expect("the test's own directory");
         let address = SERVER[0].to_string();
         let mut flags = certificate.flags().to_vec();
         let (tls, dtls) = (format!("{address}:5349"), format!("{address}:5349"));
@@ -151,7 +151,7 @@ impl<'l> Soak<'l> {
         let mut old = None;
         for turn in 0..SECONDS / 2 {
             thread::sleep(Duration::from_secs(2));
-            fs::write(&self.configuration, settings(turn)).expect("our own directory");
+            fs::write(&self.configuration, settings(turn)).expect("the test's own directory");
             if upgrade && turn == 2 {
                 old = Some(self.server.upgraded.upgrade());
             } else if turn < SECONDS / 2 - 1 {

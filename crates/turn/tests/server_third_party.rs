@@ -532,7 +532,7 @@ fn upgraded(mut from: World) -> World {
     to
 }
 
-/// Nonces outlive every play.
+/// Nonces outlive every scenario.
 fn lasting() -> ServerConfig {
     ServerConfig { nonce_lifetime: 1_000_000, ..third_party() }
 }

@@ -1,4 +1,4 @@
-//! Cases of an in-place upgrade that the plays of `model` do not cover.
+//! Cases of an in-place upgrade that the scenarios of `model` do not cover.
 
 use crate::common::*;
 

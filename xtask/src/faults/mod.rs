@@ -1,4 +1,4 @@
-//! `cargo xtask faults`: breaks one thing at a time under clients on calls and tabulates the effects. The rows are tests of the binary
+//! `cargo xtask faults`: injects one fault at a time while clients are on calls, and tabulates the effects. The rows are tests of the binary
 //! (crates/trials/tests/faults), run in sequence with the release build. Those of a fleet have their own table.
 
 mod fleet;

@@ -19,7 +19,7 @@ use serde_json::json;
 use self::slope::{Series, Trend};
 use crate::{Failure, LIMIT_EXCEEDED, document::with_table, program, why_skipped};
 
-/// Used in turns, so that all get a similar share.
+/// Used in turn, so that all get a similar share.
 const DATAPATHS: [&str; 5] = ["basic", "mmsg", "gso", "kernel", "xdp"];
 const TEST: &str = "soak::soak_piece";
 /// Seconds until a server has allocated its long-lived state; the longest is the admin interface's history of ten minutes.

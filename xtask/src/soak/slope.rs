@@ -1,6 +1,6 @@
 //! Growth of a figure: a linear trend and its confidence.
 
-/// One figure over the lives of several servers, each with its own level.
+/// One figure of several servers, each with its own level.
 #[derive(Default)]
 pub(super) struct Series(Vec<Point>);
 
@@ -11,7 +11,7 @@ struct Point {
 }
 
 pub(super) struct Trend {
-    /// Means of the first and second half of each life.
+    /// Means of the first and second half of each server's run.
     pub(super) first: f64,
     pub(super) second: f64,
     /// Growth of y per unit of x.
@@ -28,7 +28,7 @@ impl Series {
         self.0.push(Point { life, x, y });
     }
 
-    /// Least squares with a level per life; `None` with too few points.
+    /// Least squares with a level per server; `None` with too few points.
     #[expect(clippy::cast_precision_loss, reason = "counts of points")]
     pub(super) fn trend(&self) -> Option<Trend> {
         let mut lives: Vec<u64> = self.0.iter().map(|point| point.life).collect();
@@ -102,7 +102,7 @@ fn normal(chance: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Points of a life: a level, a slope and noise.
+    /// Points of one server: a level, a slope and noise.
     fn points(series: &mut Series, life: u64, level: f64, slope: f64) {
         for step in 0..20_u32 {
             let x = f64::from(step) / 10.0;

@@ -165,13 +165,13 @@ const fn later(announced: bool) -> &'static str {
     if announced { "" } else { "; the other nodes are informed when the fleet's store answers again" }
 }
 
-/// Response if the previous process fails to execute an order.
+/// Response if the previous process fails to execute a command.
 fn predecessor_disobeys(why: String) -> Problem {
     predecessor_silent(format!("{why}; only this process has carried it out: try again"))
 }
 
 impl App {
-    /// Forwards an order to the previous process, if it still exists. In a fleet that process receives bans
+    /// Forwards a command to the previous process, if it still exists. In a fleet that process receives bans
     /// like a node.
     async fn order_predecessor(
         &self,

@@ -246,13 +246,13 @@ fn sessions_are_listed_shown_and_ended_over_the_default_socket() {
 fn reload_reports_changes_and_every_mistake() {
     let Some(login) = login() else { return };
     let file = login.0.file("t.toml", "[auth]\nusers = [\"alice:one\"]\n");
-    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).expect("our own file");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).expect("the test's own file");
     let mut server = login.serve(&["-c", "t.toml"]);
     server.line_with("listening on udp ");
     let reload = || login.run(&["reload"]);
     assert_eq!(reload().stdout, "reloaded; no changes that a reload applies");
     let text = "[auth]\nusers = [\"alice:two\", \"bob:x\"]\n[[realm]]\nname = \"b.example\"\nusers = [\"carol:x\"]\n[relay]\nports = \"50000-50999\"\nbuffer = 65536\n";
-    fs::write(&file, text).expect("our own file");
+    fs::write(&file, text).expect("the test's own file");
     let changed = reload();
     assert_eq!(
         changed.stdout.lines().collect::<Vec<_>>(),
@@ -265,7 +265,7 @@ fn reload_reports_changes_and_every_mistake() {
         "{}",
         changed.output()
     );
-    fs::write(&file, "[auth]\nusrs = []\n[server]\nlisten = 5\n").expect("our own file");
+    fs::write(&file, "[auth]\nusrs = []\n[server]\nlisten = 5\n").expect("the test's own file");
     let refused = reload();
     assert_eq!(refused.code, Some(1));
     for part in ["the old one stays in force", "auth.usrs: unknown key", "server.listen: found the integer 5"]
@@ -371,7 +371,7 @@ fn forwarder_is_reloaded_and_drained_by_address() {
     let mut forward =
         Program::start(&mut login.command(&["forward", "-c", "rules.toml", "--admin", &address]));
     forward.line_with("admin interface on unix:");
-    fs::write(&file, rule(10)).expect("our own file");
+    fs::write(&file, rule(10)).expect("the test's own file");
     let changed = login.run(&["reload", "--admin", &address]);
     assert_eq!(changed.stdout, "rule web: changed", "{}", changed.output());
     let sessions = login.run(&["sessions", "--admin", &address]);
@@ -388,7 +388,7 @@ fn loopback_is_read_only_without_a_token() {
     let token = "0123456789abcdef0123456789abcdef";
     let file = dir.file("t.toml", format!("[admin]\ntokens = [\"{token}\"]\n"));
     let token_file = dir.file("token", format!("{token}\n"));
-    let path = |path: &Path| path.to_str().expect("our own path is UTF-8").to_owned();
+    let path = |path: &Path| path.to_str().expect("the test's path is UTF-8").to_owned();
     let admin = SocketAddr::new(V4, free_port(V4)).to_string();
     let arguments = ["serve", "--listen", "127.0.0.1:0", "--relay-ip", "127.0.0.1", "--user", "a:b"];
     let more = ["--admin", &admin, "-c", &path(&file), "-q"];
@@ -399,7 +399,7 @@ fn loopback_is_read_only_without_a_token() {
     assert_eq!(refused.code, Some(1));
     assert!(refused.stderr.contains("changes need a token from admin.tokens"), "{}", refused.stderr);
     for (mode, is_told) in [(0o644, true), (0o600, false)] {
-        fs::set_permissions(&token_file, fs::Permissions::from_mode(mode)).expect("our own file");
+        fs::set_permissions(&token_file, fs::Permissions::from_mode(mode)).expect("the test's own file");
         let done = run(&["reload", "--token-file", &path(&token_file)]).ended(0);
         let told = "every user of this machine can read the token in it (mode 644); chmod o= ";
         assert_eq!(done.stderr.contains(told), is_told, "{}", done.stderr);

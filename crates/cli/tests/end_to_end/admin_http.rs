@@ -45,7 +45,7 @@ fn clients_cannot_take_the_descriptors_of_the_admin_interface() {
         let dir = Dir::new();
         let text = "[limits]\nidle_connections_per_address = 4096\nfirst_message = 600\n";
         let file = dir.file("turnpike.toml", text);
-        let serve = Serve::start(&["--workers", "1", "-c", file.to_str().expect("our own path is UTF-8")]);
+        let serve = Serve::start(&["--workers", "1", "-c", file.to_str().expect("the test's path is UTF-8")]);
         assert_eq!(max_descriptors(&serve), 1024);
         // The first byte of a STUN message: the server accepts the connection and waits for more. This process may open
         // 1,024 as well.
@@ -63,7 +63,7 @@ fn clients_cannot_take_the_descriptors_of_the_admin_interface() {
 fn unknown_host_names_are_refused_and_configured_ones_served() {
     let dir = Dir::new();
     let file = dir.file("turnpike.toml", "[admin]\nhosts = [\"turn1.example.org\"]\n");
-    let serve = Serve::start(&["-c", file.to_str().expect("our own path is UTF-8")]);
+    let serve = Serve::start(&["-c", file.to_str().expect("the test's path is UTF-8")]);
     let status = |host: &str| get_as(serve.admin(), "/metrics", host).expect("an answer").0;
     assert_eq!(status("rebound.example"), 421);
     assert_eq!(status("turn1.example.org:9641"), 200);

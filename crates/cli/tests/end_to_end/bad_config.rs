@@ -5,7 +5,7 @@ use crate::prelude::*;
 fn run(file: &str) -> Finished {
     let dir = Dir::new();
     let path = dir.file("turnpike.toml", file);
-    let path = path.to_str().expect("our own path is UTF-8");
+    let path = path.to_str().expect("the test's path is UTF-8");
     Program::start(&mut turnpike(&["serve", "-c", path])).wait(SOON)
 }
 
@@ -62,7 +62,7 @@ fn check_finds_everything_that_serve_fails_on() {
         "turnpike.toml",
         "[admin]\nlisten = [\"127.0.0.1:0\"]\ntls_cert = \"/nowhere/admin.pem\"\ntls_key = \"/nowhere/admin.key\"\n",
     );
-    let file = file.to_str().expect("our own path is UTF-8");
+    let file = file.to_str().expect("the test's path is UTF-8");
     for command in [&["check-config"][..], &["serve", "--check"]] {
         let check = |more: &[&str]| {
             Program::start(&mut turnpike(&[command, &["--listen", &taken, "--user", "a:b"], more].concat()))
@@ -92,7 +92,7 @@ fn taken_port_error_names_the_setting() {
         free_port(V4)
     );
     let discovery = dir.file("turnpike.toml", &text);
-    let discovery = discovery.to_str().expect("our own path is UTF-8");
+    let discovery = discovery.to_str().expect("the test's path is UTF-8");
     for (more, protocol, setting) in [
         (["--listen", &taken], "udp", "--listen"),
         (["--tls-listen", &taken], "tls", "--tls-listen"),
@@ -124,10 +124,10 @@ fn world_readable_secrets_cause_a_warning() {
     let dir = Dir::new();
     let secrets = dir.file("secrets", "north\n");
     let file = dir.file("turnpike.toml", "[auth]\nusers = [\"ned:one\"]\n");
-    let path = file.to_str().expect("our own path is UTF-8");
+    let path = file.to_str().expect("the test's path is UTF-8");
     let check = |modes: [u32; 2]| {
         for (file, mode) in [&secrets, &file].into_iter().zip(modes) {
-            fs::set_permissions(file, fs::Permissions::from_mode(mode)).expect("our own file");
+            fs::set_permissions(file, fs::Permissions::from_mode(mode)).expect("the test's own file");
         }
         let mut command = turnpike(&["check-config", "-c", path]);
         Program::run(command.env("TURNPIKE_AUTH_SECRETS_FILE", &secrets))

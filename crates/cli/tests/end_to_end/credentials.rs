@@ -96,7 +96,7 @@ impl Server {
 }
 
 fn text(path: &Path) -> &str {
-    path.to_str().expect("our own path is UTF-8")
+    path.to_str().expect("the test's path is UTF-8")
 }
 
 #[track_caller]

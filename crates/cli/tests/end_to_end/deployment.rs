@@ -58,10 +58,10 @@ fn units_have_low_exposure_with_every_drop_in() {
         assert!(level < MOST_EXPOSED, "{unit}: {level}");
         for drop_in in drop_ins() {
             let dir = Dir::new();
-            fs::copy(units().join(unit), dir.path().join(unit)).expect("our own directory");
+            fs::copy(units().join(unit), dir.path().join(unit)).expect("the test's own directory");
             let beside = dir.path().join(format!("{unit}.d"));
-            fs::create_dir(&beside).expect("our own directory");
-            fs::copy(&drop_in, beside.join("x.conf")).expect("our own directory");
+            fs::create_dir(&beside).expect("the test's own directory");
+            fs::copy(&drop_in, beside.join("x.conf")).expect("the test's own directory");
             let level = exposure(dir.path(), unit);
             assert!(level < MOST_EXPOSED, "{unit} with {}: {level}", drop_in.display());
         }

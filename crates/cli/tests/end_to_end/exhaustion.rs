@@ -37,7 +37,7 @@ fn open_files_warning_appears_once_per_cause() {
             ("[limits]\npermissions = 8\n", "limits.permissions: 7 -> 8", 1),
             ("[limits]\npermissions = 8\n[relay]\nports = \"50000-50999\"\n", "relay.ports", 2),
         ] {
-            fs::write(&file, text).expect("our own file");
+            fs::write(&file, text).expect("the test's own file");
             serve.program.signal("HUP");
             serve.program.line_with(change);
             let lines = serve.program.lines();

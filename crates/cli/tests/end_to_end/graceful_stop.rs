@@ -26,7 +26,7 @@ fn drain(serve: &Serve) {
 fn with_deadline(seconds: u32) -> Serve {
     let dir = Dir::new();
     let file = dir.file("turnpike.toml", format!("[shutdown]\ndeadline = {seconds}\n"));
-    Serve::start(&["-c", file.to_str().expect("our own path is UTF-8")])
+    Serve::start(&["-c", file.to_str().expect("the test's path is UTF-8")])
 }
 
 #[test]
@@ -97,6 +97,6 @@ fn server_survives_a_closed_log_pipe() {
         let sent = Command::new("kill").args([signal, &server.id().to_string()]).status();
         assert!(sent.is_ok_and(|status| status.success()), "it ended by itself");
     }
-    let code = eventually("the server stops", || server.try_wait().expect("our own child"));
+    let code = eventually("the server stops", || server.try_wait().expect("the test's own child"));
     assert!(started && code.success(), "{code}");
 }

@@ -97,7 +97,7 @@ fn of<'a>(lines: &'a [Line], message: &str) -> &'a Line {
 fn every_log_line_of_serve_matches_the_schema() {
     let dir = Dir::new();
     let file = dir.file("t.toml", "[auth]\nusers = [\"alice:secret\", \"bob:x\"]\n");
-    let path = file.to_str().expect("our own path is UTF-8");
+    let path = file.to_str().expect("the test's path is UTF-8");
     let mut serve = Serve::start_bare(&[
         "-c",
         path,
@@ -127,10 +127,11 @@ fn every_log_line_of_serve_matches_the_schema() {
     stun.forge("mal\"lory\\", &challenge.realm, &challenge.nonce);
     Load::new(serve.address(V4)).with("--mode allocate --clients 20 --rate max --duration 2").run().ended(0);
     serve.program.line_with("more sessions ended");
-    fs::write(&file, "[auth]\nusers = [\"alice:secret\"]\n[relay]\nbuffer = 65536\n").expect("our own");
+    fs::write(&file, "[auth]\nusers = [\"alice:secret\"]\n[relay]\nbuffer = 65536\n")
+        .expect("the test's own file");
     serve.program.signal("HUP");
     serve.program.line_with("configuration reloaded");
-    fs::write(&file, "[auth]\nusrs = []\n").expect("our own");
+    fs::write(&file, "[auth]\nusrs = []\n").expect("the test's own file");
     serve.program.signal("HUP");
     serve.program.line_with("the old one stays in use");
     serve.program.signal("TERM");

@@ -6,12 +6,12 @@ const PLAIN: [&str; 4] = ["--relay-ip", "127.0.0.1", "--user", "a:one"];
 
 fn serve(dir: &Dir, text: &str) -> (Serve, PathBuf) {
     let file = dir.file("turnpike.toml", text);
-    let path = file.to_str().expect("our own path is UTF-8");
+    let path = file.to_str().expect("the test's path is UTF-8");
     (Serve::start_bare(&[&PLAIN[..], &["-c", path]].concat()), file)
 }
 
 fn reload(serve: &mut Serve, file: &Path, text: &str) {
-    fs::write(file, text).expect("our own file");
+    fs::write(file, text).expect("the test's own file");
     serve.program.signal("HUP");
     serve.program.line_with("configuration reloaded");
 }
@@ -109,7 +109,7 @@ fn realms_can_have_their_own_ports() {
              relay_ports = \"50000-50009\"\n"
         ),
     );
-    let path = file.to_str().expect("our own path is UTF-8");
+    let path = file.to_str().expect("the test's path is UTF-8");
     let mut serve = Serve::start_bare(&[&PLAIN[..], &["-c", path, "--listen", &blue]].concat());
     let blue = blue.parse().expect("an address");
     for (server, user, realm, ports) in [
@@ -128,7 +128,7 @@ fn invalid_limit_is_refused_with_its_location() {
     let dir = Dir::new();
     let check = |text: &str| {
         let file = dir.file("turnpike.toml", text);
-        let path = file.to_str().expect("our own path is UTF-8");
+        let path = file.to_str().expect("the test's path is UTF-8");
         Program::run(&mut turnpike(&["check-config", "-c", path]))
     };
     let realm = "[[realm]]\nname = \"b\"\nusers = [\"b:two\"]\n";

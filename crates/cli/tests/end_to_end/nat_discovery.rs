@@ -23,7 +23,7 @@ fn endpoints() -> ([u16; 2], [SocketAddr; 4]) {
 fn file(dir: &Dir, ports: [u16; 2], more: &str) -> String {
     let text =
         format!("[nat_discovery]\naddresses = [\"127.0.0.1\", \"127.0.0.2\"]\nports = {ports:?}\n{more}");
-    dir.file("turnpike.toml", &text).to_str().expect("our own path is UTF-8").to_owned()
+    dir.file("turnpike.toml", &text).to_str().expect("the test's path is UTF-8").to_owned()
 }
 
 fn answers_come_from_where_flags_say(all: &[SocketAddr; 4]) {

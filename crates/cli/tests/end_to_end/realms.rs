@@ -21,7 +21,7 @@ fn each_listener_serves_its_realm_also_after_a_reload() {
         )
     };
     let file = dir.file("turnpike.toml", text("\"ned:one\""));
-    let path = file.to_str().expect("our own path is UTF-8");
+    let path = file.to_str().expect("the test's path is UTF-8");
     let more = ["--relay-ip", "127.0.0.1", "--allow-peer", "127.0.0.0/8", "--admin", "off"];
     let mut serve = Program::start(&mut turnpike(&[&["serve", "-c", path], &more[..]].concat()));
     serve.line_with("data path");
@@ -36,7 +36,7 @@ fn each_listener_serves_its_realm_also_after_a_reload() {
     expect(&[(north, "ned:one", 0), (south, "sue:two", 0), (north, "sue:two", 1), (south, "ned:one", 1)]);
     assert!(serve.line_with("session ended").contains("realm=\"north.example\" user=\"ned\""));
 
-    fs::write(&file, text("\"nina:three\"")).expect("our own file");
+    fs::write(&file, text("\"nina:three\"")).expect("the test's own file");
     serve.signal("HUP");
     serve.line_with("configuration reloaded");
     expect(&[

@@ -118,7 +118,7 @@ fn server_accepts_output_of_the_credentials_command() {
 fn user_and_time_limited_id_of_one_name_have_separate_quotas() {
     let dir = Dir::new();
     let file = dir.file("turnpike.toml", "[limits]\nallocations_per_user = 1\n");
-    let path = file.to_str().expect("our own path is UTF-8");
+    let path = file.to_str().expect("the test's path is UTF-8");
     let serve = Serve::start(&["-c", path, "--user", "a:one", "--secret", "north-star"]);
     let made = Program::run(&mut turnpike(&["credentials", "--secret", "north-star", "--user", "a"]));
     let value =

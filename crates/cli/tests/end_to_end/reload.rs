@@ -10,7 +10,7 @@ fn allocate(serve: &Serve, user: &str) -> Finished {
 fn reload_applies_valid_users_and_ignores_a_broken_file() {
     let dir = Dir::new();
     let file = dir.file("turnpike.toml", "[auth]\nusers = [\"a:one\"]\n");
-    let path = file.to_str().expect("our own path is UTF-8");
+    let path = file.to_str().expect("the test's path is UTF-8");
     let mut serve =
         Serve::start_bare(&["-c", path, "--relay-ip", "127.0.0.1", "--allow-peer", "127.0.0.0/8"]);
     let reflect = Reflect::start(V4, &[]);
@@ -18,14 +18,14 @@ fn reload_applies_valid_users_and_ignores_a_broken_file() {
         Load::as_user(serve.address(V4), "a:one").to(reflect.address).with("--rate 100 --duration 8").start();
     serve.wait_for_allocations(1);
 
-    fs::write(&file, "[auth]\nusrs = []\n").expect("our own file");
+    fs::write(&file, "[auth]\nusrs = []\n").expect("the test's own file");
     serve.program.signal("HUP");
     serve.program.line_with("auth.usrs");
     serve.program.line_with("the old one stays in use");
     assert_eq!(allocate(&serve, "a:one").code, Some(0));
 
     fs::write(&file, "[auth]\nusers = [\"a:two\", \"b:x\"]\n[relay]\nbuffer = 100000\n")
-        .expect("our own file");
+        .expect("the test's own file");
     serve.program.signal("HUP");
     serve.program.line_with("relay.buffer has changed, but takes effect only after a restart");
     let line = serve.program.line_with("configuration reloaded");
@@ -55,7 +55,7 @@ fn reload_changes_listeners_ports_and_log_level_atomically() {
         format!("[server]\nlisten = [{}]\n[auth]\nusers = [\"a:one\"]\n{more}", listen.join(", "))
     };
     let file = dir.file("turnpike.toml", text(&[first], ""));
-    let path = file.to_str().expect("our own path is UTF-8");
+    let path = file.to_str().expect("the test's path is UTF-8");
     let plain = ["serve", "-c", path, "--relay-ip", "127.0.0.1", "--admin", &admin];
     let mut serve = Program::start(&mut turnpike(&plain));
     serve.line_with("data path");
@@ -66,7 +66,7 @@ fn reload_changes_listeners_ports_and_log_level_atomically() {
             .ended(0);
     };
     let reload = |serve: &Program, text: String| {
-        fs::write(&file, text).expect("our own file");
+        fs::write(&file, text).expect("the test's own file");
         serve.signal("HUP");
     };
 

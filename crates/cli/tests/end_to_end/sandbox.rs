@@ -83,16 +83,16 @@ fn file_outside_the_sandbox_needs_a_restart_or_configuration() {
         format!("[auth]\nusers = [\"a:one\"]\n[tls]\ncert = \"{cert}\"\nkey = \"{key}\"\n{more}")
     };
     let file = dir.file("turnpike.toml", text(&own, ""));
-    let path = file.to_str().expect("our own path is UTF-8");
+    let path = file.to_str().expect("the test's path is UTF-8");
     let mut serve = Serve::start_bare(&["-c", path, "--relay-ip", "127.0.0.1"]);
     if status(&serve)["sandbox"]["read"].is_null() {
         return skip("this kernel has no Landlock");
     }
-    fs::write(&file, text(&elsewhere, "")).expect("our own file");
+    fs::write(&file, text(&elsewhere, "")).expect("the test's own file");
     serve.program.signal("HUP");
     serve.program.line_with("add directories to sandbox.read");
     own.renew(&["c.example.org"]);
-    fs::write(&file, text(&own, "[log]\nlevel = \"debug\"\n")).expect("our own file");
+    fs::write(&file, text(&own, "[log]\nlevel = \"debug\"\n")).expect("the test's own file");
     serve.program.signal("HUP");
     serve.program.line_with("configuration reloaded");
     drop(serve);
@@ -100,9 +100,9 @@ fn file_outside_the_sandbox_needs_a_restart_or_configuration() {
     let [_, cert, ..] = elsewhere.flags();
     let directory = Path::new(cert).parent().expect("the path has a parent").display();
     let more = format!("[sandbox]\nread = [\"{directory}\"]\n");
-    fs::write(&file, text(&own, &more)).expect("our own file");
+    fs::write(&file, text(&own, &more)).expect("the test's own file");
     let mut serve = Serve::start_bare(&["-c", path, "--relay-ip", "127.0.0.1"]);
-    fs::write(&file, text(&elsewhere, &more)).expect("our own file");
+    fs::write(&file, text(&elsewhere, &more)).expect("the test's own file");
     serve.program.signal("HUP");
     serve.program.line_with("configuration reloaded");
     assert!(!serve.program.lines().iter().any(|line| line.contains("Permission denied")));
@@ -113,13 +113,13 @@ fn store_outside_the_sandbox_needs_a_restart() {
     let (dir, elsewhere) = (Dir::new(), Dir::new());
     let store = elsewhere.file("turndb", "");
     let file = dir.file("turnpike.toml", "[auth]\nusers = [\"a:one\"]\n");
-    let path = file.to_str().expect("our own path is UTF-8");
+    let path = file.to_str().expect("the test's path is UTF-8");
     let mut serve = Serve::start_bare(&["-c", path, "--relay-ip", "127.0.0.1"]);
     if status(&serve)["sandbox"]["read"].is_null() {
         return skip("this kernel has no Landlock");
     }
     let store = format!("[store]\nurl = \"sqlite://{}\"\n[auth]\nusers = [\"a:one\"]\n", store.display());
-    fs::write(&file, store).expect("our own file");
+    fs::write(&file, store).expect("the test's own file");
     serve.program.signal("HUP");
     serve.program.line_with("unable to open database file");
     serve.program.line_with("add directories to sandbox.read and sandbox.write");
@@ -132,7 +132,7 @@ fn store_outside_the_sandbox_needs_a_restart() {
         let _ = fs::remove_file(state.join(log));
     }
     let url = format!("[store]\nurl = \"sqlite://{}/turnpike.sqlite\"\n", state.display());
-    fs::write(&file, url).expect("our own file");
+    fs::write(&file, url).expect("the test's own file");
     serve.program.signal("HUP");
     serve.program.line_with("attempt to write a readonly database");
     eventually("the refusal is logged again", || {

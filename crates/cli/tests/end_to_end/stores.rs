@@ -37,7 +37,7 @@ fn json(arguments: &[&str]) -> Value {
 }
 
 fn path(dir: &Path) -> &str {
-    dir.to_str().expect("our own path is UTF-8")
+    dir.to_str().expect("the test's path is UTF-8")
 }
 
 #[test]
@@ -378,7 +378,7 @@ fn world_readable_store_causes_a_warning() {
     let state = dir.path().join("state");
     said(&["user", "add", "one", "--password", "pw", "--state", path(&state)]);
     let file = state.join("turnpike.sqlite");
-    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).expect("our own file");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).expect("the test's own file");
     let mut serve = Serve::start_bare(&["--state", path(&state), "--relay-ip", "127.0.0.1"]);
     let told = serve.program.line_with("can read the keys and secrets in it");
     assert!(told.contains("WARN") && told.contains(path(&file)) && told.contains("chmod o= "), "{told}");
@@ -398,10 +398,10 @@ fn reload_switches_stores_and_refuses_an_unusable_one() {
     let file = dir.file("turnpike.toml", configuration(&one));
     let mut serve = Serve::start_bare(&["-c", path(&file), "--relay-ip", "127.0.0.1"]);
     assert_eq!([allocate(&serve, "one", "pw"), allocate(&serve, "two", "pw")], [None, Some(401)]);
-    fs::write(&file, configuration("sqlite:///nowhere/turndb")).expect("our own file");
+    fs::write(&file, configuration("sqlite:///nowhere/turndb")).expect("the test's own file");
     serve.program.signal("HUP");
     serve.program.line_with("/nowhere/turndb");
-    fs::write(&file, configuration(&two)).expect("our own file");
+    fs::write(&file, configuration(&two)).expect("the test's own file");
     serve.program.signal("HUP");
     let line = serve.program.line_with("configuration reloaded");
     assert!(line.contains("store.url"), "{line}");

@@ -23,10 +23,10 @@ impl Tenants {
     fn start(more: &[&str]) -> Self {
         let dir = Dir::new();
         let certificates = [&["other.example", "127.0.0.1"][..], &[A], &[B]].map(Certificate::new);
-        let pem = certificates.iter().map(|own| fs::read_to_string(own.cert()).expect("our own file"));
+        let pem = certificates.iter().map(|own| fs::read_to_string(own.cert()).expect("the test's own file"));
         let trust = dir.file("trust.pem", pem.collect::<String>()).display().to_string();
         let config = dir.file("turnpike.toml", Self::text(&certificates, "ann"));
-        let path = config.to_str().expect("our own path is UTF-8");
+        let path = config.to_str().expect("the test's path is UTF-8");
         let arguments = ["serve", "-c", path, "--listen", "127.0.0.1:0", "--dtls-listen", "127.0.0.1:0"];
         let relay = ["--relay-ip", "127.0.0.1", "--allow-peer", "127.0.0.0/8", "--admin", "off"];
         let mut program = Program::start(&mut turnpike(&[&arguments[..], &relay, more].concat()));
@@ -106,7 +106,7 @@ fn server_name_selects_certificate_realm_and_users() {
     assert_eq!(plain.challenge().2.realm, b"other");
 
     // A reload changes the users of a realm; names and numbers of listeners stay.
-    fs::write(&tenants.config, Tenants::text(&tenants.certificates, "alma")).expect("our own file");
+    fs::write(&tenants.config, Tenants::text(&tenants.certificates, "alma")).expect("the test's own file");
     tenants.program.signal("HUP");
     tenants.program.line_with("configuration reloaded");
     eventually("the new user is known", || tenants.probe(A, "alma:x").0 == Some(0));
@@ -141,7 +141,7 @@ fn dtls_server_name_selects_certificate_and_realm() {
 
     let text = Tenants::text(&tenants.certificates, "ann");
     let more = "[[realm]]\nname = \"realm-c\"\nserver_names = [\"other.example\"]\nusers = [\"cat:x\"]\n";
-    fs::write(&tenants.config, text + more).expect("our own file");
+    fs::write(&tenants.config, text + more).expect("the test's own file");
     tenants.program.signal("HUP");
     tenants.program.line_with("configuration reloaded");
     let own = tenants.certificates[0].cert();
@@ -197,7 +197,7 @@ impl Openssl {
     /// Closes standard input, after which openssl sends its close_notify.
     fn end(mut self) {
         drop(self.child.stdin.take());
-        eventually("openssl ends", || self.child.try_wait().expect("our own child"));
+        eventually("openssl ends", || self.child.try_wait().expect("the test's own child"));
     }
 }
 

@@ -103,8 +103,8 @@ fn changed_certificate_is_used_and_an_unusable_one_ignored() {
     assert_eq!(shown_by(server, NAME), second);
 
     // Another certificate's key: the log names the file and the reason.
-    let key = fs::read(certificate.key()).expect("our own file");
-    fs::copy(Certificate::new(&[NAME]).key(), certificate.key()).expect("our own file");
+    let key = fs::read(certificate.key()).expect("the test's own file");
+    fs::copy(Certificate::new(&[NAME]).key(), certificate.key()).expect("the test's own file");
     serve.program.line_with("does not belong to the certificate");
     serve.program.line_with("certificates not reloaded: the old ones stay in use");
     assert_eq!(shown_by(server, NAME), second);
@@ -118,7 +118,7 @@ fn changed_certificate_is_used_and_an_unusable_one_ignored() {
     reloads("certificate", "loaded", 1);
     reloads("certificate", "failed", 1);
     // SIGHUP ignores a broken certificate too, but applies everything else.
-    fs::write(certificate.cert(), "").expect("our own file");
+    fs::write(certificate.cert(), "").expect("the test's own file");
     serve.program.signal("HUP");
     reloads("config", "loaded", 1);
     reloads("certificate", "failed", 2);
@@ -127,7 +127,7 @@ fn changed_certificate_is_used_and_an_unusable_one_ignored() {
     });
     assert_eq!(shown_by(server, NAME), second);
 
-    fs::write(certificate.key(), key).expect("our own file");
+    fs::write(certificate.key(), key).expect("the test's own file");
     certificate.renew(&[NAME]);
     serve.program.signal("HUP");
     reloads("config", "loaded", 2);
@@ -149,7 +149,7 @@ fn reload_with_a_bad_certificate_still_revokes_users() {
         )
     };
     let file = dir.file("turnpike.toml", text(r#""a:one", "b:two", "c:three""#));
-    let path = file.to_str().expect("our own path is UTF-8");
+    let path = file.to_str().expect("the test's path is UTF-8");
     let serve = Serve::start_bare(&["-c", path, "--relay-ip", "127.0.0.1"]);
     let server = serve.address(V4);
     let first = certificate.der();
@@ -158,7 +158,7 @@ fn reload_with_a_bad_certificate_still_revokes_users() {
         load.run().code
     };
     let reload = |users: &str, count: u64| {
-        fs::write(&file, text(users)).expect("our own file");
+        fs::write(&file, text(users)).expect("the test's own file");
         serve.program.signal("HUP");
         eventually("the reload is counted", || {
             serve.metrics().sum("turnpike_config_reloads_total", "result=\"loaded\"") == count
@@ -167,13 +167,13 @@ fn reload_with_a_bad_certificate_still_revokes_users() {
     let has_said = |words: &str| serve.program.lines().iter().any(|line| line.contains(words));
     assert_eq!(enters("a:one"), Some(0));
 
-    fs::copy(expired.cert(), certificate.cert()).expect("our own file");
-    fs::copy(expired.key(), certificate.key()).expect("our own file");
+    fs::copy(expired.cert(), certificate.cert()).expect("the test's own file");
+    fs::copy(expired.key(), certificate.key()).expect("the test's own file");
     reload(r#""b:two", "c:three""#, 1);
     assert_eq!((enters("a:one"), enters("b:two")), (Some(1), Some(0)));
     assert!(has_said("the certificate expired") && has_said("certificates not reloaded"));
 
-    fs::remove_file(certificate.cert()).expect("our own file");
+    fs::remove_file(certificate.cert()).expect("the test's own file");
     reload(r#""c:three""#, 2);
     assert_eq!((enters("b:two"), enters("c:three")), (Some(1), Some(0)));
     assert!(has_said("cert.pem: cannot be read"));
@@ -222,17 +222,18 @@ fn upcoming_expiry_is_a_warning_and_a_metric() {
 fn world_readable_key_is_a_warning_and_encrypted_key_an_error() {
     let certificate = Certificate::new(&[NAME]);
     let mode = |mode| {
-        fs::set_permissions(certificate.key(), fs::Permissions::from_mode(mode)).expect("our own file");
+        fs::set_permissions(certificate.key(), fs::Permissions::from_mode(mode))
+            .expect("the test's own file");
         run("check-config", &certificate.flags())
     };
     let open = mode(0o644).ended(0);
     assert!(open.stderr.contains("key.pem") && open.stderr.contains("chmod o="), "{}", open.stderr);
     assert!(!mode(0o640).stderr.contains("key.pem"));
 
-    let key = fs::read_to_string(certificate.key()).expect("our own file");
+    let key = fs::read_to_string(certificate.key()).expect("the test's own file");
     let (begin, rest) = key.split_once('\n').expect("PEM has lines");
     let header = "Proc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,00\n\n";
-    fs::write(certificate.key(), format!("{begin}\n{header}{rest}")).expect("our own file");
+    fs::write(certificate.key(), format!("{begin}\n{header}{rest}")).expect("the test's own file");
     let encrypted = run("check-config", &certificate.flags());
     assert_eq!(encrypted.code, Some(2));
     assert!(encrypted.stderr.contains("the private key is encrypted"), "{}", encrypted.stderr);
@@ -254,9 +255,9 @@ fn dtls_uses_a_changed_certificate() {
         let report = Program::run(&mut turnpike(&probe)).result();
         report["transports"]["dtls"]["certificate"]["verifies"] == true
     };
-    let old = fs::read(certificate.cert()).expect("our own file");
+    let old = fs::read(certificate.cert()).expect("the test's own file");
     assert!(trusts(&old));
     certificate.renew(&[NAME]);
     serve.program.line_with("certificates loaded");
-    assert!(trusts(&fs::read(certificate.cert()).expect("our own file")) && !trusts(&old));
+    assert!(trusts(&fs::read(certificate.cert()).expect("the test's own file")) && !trusts(&old));
 }

@@ -166,7 +166,7 @@ fn listed(run: &impl Fn(&[&str]) -> Finished) -> Vec<(String, Option<u64>, Strin
 fn sessions_of_previous_processes_are_listed_and_can_be_ended() {
     let dir = Dir::new();
     let config = dir.file("turnpike.toml", "[admin]\nloopback = \"full\"\n");
-    let serve = Serve::start(&["--workers", "2", "-c", config.to_str().expect("our own path is UTF-8")]);
+    let serve = Serve::start(&["--workers", "2", "-c", config.to_str().expect("the test's path is UTF-8")]);
     let admin = serve.admin().to_string();
     let run = |arguments: &[&str]| Program::run(&mut turnpike(&[arguments, &["--admin", &admin]].concat()));
     let open = || {
@@ -245,7 +245,7 @@ fn ban_ends_sessions_of_previous_processes() {
     const TOKEN: &str = "0123456789abcdef";
     let dir = Dir::new();
     let config = dir.file("turnpike.toml", format!("[admin]\ntokens = [\"{TOKEN}\"]\n"));
-    let serve = Serve::start(&["-c", config.to_str().expect("our own path is UTF-8")]);
+    let serve = Serve::start(&["-c", config.to_str().expect("the test's path is UTF-8")]);
     let reflect = Reflect::start(V4, &[]);
     let mut upgraded = Upgraded::new(&serve.program);
     let load = |clients: &str| {
@@ -274,7 +274,7 @@ fn ban_ends_sessions_of_previous_processes() {
 
 fn other_program(dir: &Dir, script: &str) -> String {
     let path = dir.file("other", script);
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("our own file");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("the test's own file");
     path.display().to_string()
 }
 
@@ -283,7 +283,7 @@ fn program_that_does_not_take_over_changes_nothing() {
     let dir = Dir::new();
     // The sandbox allows execution only in readable directories.
     let config = dir.file("turnpike.toml", "");
-    let serve = Serve::start(&["-c", config.to_str().expect("our own path is UTF-8")]);
+    let serve = Serve::start(&["-c", config.to_str().expect("the test's path is UTF-8")]);
     let reflect = Reflect::start(V4, &[]);
     let mut upgraded = Upgraded::new(&serve.program);
     let load = talking(&serve, &reflect, 4);
@@ -306,7 +306,7 @@ fn program_that_does_not_take_over_changes_nothing() {
 fn incompatible_configuration_fails_the_upgrade_without_effect() {
     let dir = Dir::new();
     let path = config(&dir, "");
-    let path = path.to_str().expect("our own path is UTF-8");
+    let path = path.to_str().expect("the test's path is UTF-8");
     let mut program = Program::start(&mut upgradable(&[
         "serve",
         "-c",
@@ -337,12 +337,12 @@ fn incompatible_configuration_fails_the_upgrade_without_effect() {
         (text.replace("\"alice:secret\"", ""), "no client could authenticate"),
         (format!("{text}[limits]\nallocations = 1\n"), "limits.allocations"),
     ] {
-        fs::write(path, changed).expect("our own file");
+        fs::write(path, changed).expect("the test's own file");
         let asked = upgraded.ask(&[]).ended(1);
         assert!(asked.stderr.contains(why), "{why} in {}", asked.output());
     }
     // A running server cannot change its number of workers; the upgrade ignores it.
-    fs::write(path, text.replace("workers = 2", "workers = 3")).expect("our own file");
+    fs::write(path, text.replace("workers = 2", "workers = 3")).expect("the test's own file");
     upgraded.upgrade();
     program.line_with("server.workers has changed, but takes effect only after a restart");
     eventually("the server continues", || {

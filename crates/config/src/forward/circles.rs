@@ -1,4 +1,4 @@
-//! Detects rules that lead to each other: a datagram would circulate forever, and connections would be opened
+//! Detects rules that forward to each other: a datagram would circulate forever, and connections would be opened
 //! until the descriptors run out. Only literal addresses and `localhost` are checked here; the forwarder
 //! detects circles through other names at run time.
 
@@ -31,13 +31,13 @@ pub(crate) fn check(drafts: &[Draft], problems: &mut Vec<Mistake>) {
         others.dedup();
         let by: Vec<String> = others.iter().map(|rule| drafts[*rule].origin.to_string()).collect();
         let problem = match (&by[..], port_of(&draft.rule, first.1)) {
-            ([], listener) => format!("the rule leads to its own listener {listener}"),
+            ([], listener) => format!("the rule forwards to its own listener {listener}"),
             ([one], listener) => {
-                format!("the rule leads back to its own listener {listener}, by the rule at {one}")
+                format!("the rule forwards back to its own listener {listener} through the rule at {one}")
             }
             (several, listener) => {
                 format!(
-                    "the rule leads back to its own listener {listener}, by the rules at {}",
+                    "the rule forwards back to its own listener {listener} through the rules at {}",
                     several.join(" and at ")
                 )
             }
@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(told.len(), 1, "{told:?}");
         assert!(
             told[0].contains(
-                "rule.target: the rule leads back to its own listener 127.0.0.1:35663, by the rule at "
+                "rule.target: the rule forwards back to its own listener 127.0.0.1:35663 through the rule at "
             ),
             "{told:?}"
         );

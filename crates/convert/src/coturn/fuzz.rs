@@ -98,7 +98,7 @@ fn before(ip: IpAddr) -> Option<IpAddr> {
     }
 }
 
-/// Notes go to the screen.
+/// Notes are printed.
 fn no_note_has_a_secret(settings: &Settings, notes: &[Note], text: &str) {
     let passwords = settings.users.iter().filter_map(|user| match &user.secret {
         UserSecret::Password(password) => Some(password),

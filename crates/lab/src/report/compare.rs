@@ -1,4 +1,4 @@
-//! Comparison of several records, and whether it is valid.
+//! Comparison of several records, and its validity.
 //!
 //! Ratios to a baseline measured in the same run are comparable across days. Absolute figures require the
 //! same machine, kernel and question. So obstacles to the comparison come first, followed by the ratios.

@@ -25,7 +25,7 @@ impl<'a, C> Heartbeat<'a, C> {
         now >= self.next
     }
 
-    /// Publishes if it is time, and returns whether it was. Updates `schedule`.
+    /// Publishes if due, and returns true if it did. Updates `schedule`.
     #[inline]
     pub(crate) fn beat(
         &mut self,

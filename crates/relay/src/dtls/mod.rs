@@ -157,8 +157,8 @@ impl Associations {
         self.listeners[place] = Listener { socket, bound, number };
     }
 
-    /// Ends the remaining associations of a closed listener. Their farewells leave through its socket, which
-    /// is not read any more.
+    /// Ends the remaining associations of a closed listener. Their closing alerts leave through its
+    /// socket, which is no longer read.
     pub(crate) fn close_listener(&mut self, place: usize, tx: &mut Tx) {
         let theirs =
             |(slot, association): (usize, &Association)| (association.place == place).then_some(slot);

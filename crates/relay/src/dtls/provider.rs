@@ -1,4 +1,4 @@
-//! dimpl's cryptography with two of its parts in our hands.
+//! dimpl's cryptography with two parts replaced.
 //!
 //! - **Cookies.** dimpl creates cookies with a secret per instance, so that checking one requires the
 //! instance. Ours are checked without one ([`super::cookie`]). The instance created afterwards processes the

@@ -12,7 +12,7 @@ pub enum DtlsEnd {
     Protocol,
     /// Had no allocation for too long.
     Idle,
-    /// Had no allocation, and another client needed its place.
+    /// Had no allocation, and another client needed its slot.
     Evicted,
     Shutdown,
 }
@@ -50,7 +50,7 @@ pub enum DtlsDrop {
     BadCookie,
     /// The reply would be longer than the request.
     Amplification,
-    /// Too many handshakes at once, or all places are taken by recent clients. The client's retransmission is
+    /// Too many handshakes at once, or all slots are taken by recent clients. The client's retransmission is
     /// served later.
     Busy,
     NoAssociation,

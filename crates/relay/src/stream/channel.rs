@@ -46,7 +46,7 @@ impl Channel {
     pub(crate) fn say_goodbye(&mut self, socket: &TcpSocket, writes: &mut u64) {
         if let Self::Tls(tls) = self {
             tls.send_close_notify();
-            // A broken connection needs no farewell.
+            // A broken connection needs no close_notify.
             let _ = flush(tls, socket, writes);
         }
     }

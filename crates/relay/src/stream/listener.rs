@@ -28,7 +28,7 @@ pub(super) struct Listener {
     /// `None` if closed or passed to another process; its connections continue.
     pub(super) socket: Option<TcpListener>,
     pub(super) tls_only: bool,
-    /// Not polled for lack of descriptors or places.
+    /// Not polled for lack of descriptors or slots.
     pub(super) paused: bool,
 }
 

@@ -106,7 +106,7 @@ pub(crate) struct Streams {
     listeners: Vec<Listener>,
     connections: Slab<Connection>,
     idle: Bounded,
-    /// Accepted, but not read until their address has a free place.
+    /// Accepted, but not read until their address has a free slot.
     waiting: Bounded,
     accepted: VecDeque<usize>,
     by_client: HashMap<Client, usize, RandomState>,

@@ -42,8 +42,7 @@ pub enum CloseReason {
 }
 
 impl CloseReason {
-    /// Returns whether a client was refused or disconnected against its will, which operators may want to
-    /// know.
+    /// Returns true if the server refused or disconnected a client, which operators may want to see.
     pub(super) fn turns_away(self) -> bool {
         !matches!(
             self,

@@ -129,7 +129,7 @@ fn trust(profile: &Path, authority: &Path) {
         assert_eq!(ended.code, Some(0), "certutil {arguments:?}: {}", ended.output());
     };
     certutil(&["-N", "--empty-password"]);
-    certutil(&["-A", "-n", "ours", "-t", "C,,", "-i", authority.to_str().expect("our own path is UTF-8")]);
+    certutil(&["-A", "-n", "ours", "-t", "C,,", "-i", authority.to_str().expect("the test's path is UTF-8")]);
 }
 
 /// Sets an empty home directory, so that the user's own profile is neither read nor changed.

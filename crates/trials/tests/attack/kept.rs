@@ -45,7 +45,7 @@ fn secured() -> (Certificate, Serve) {
 fn limited(limits: &str) -> (Certificate, Serve) {
     let dir = Dir::new();
     let file = dir.file("turnpike.toml", format!("[limits]\n{limits}\n"));
-    let path = file.to_str().expect("our own path is UTF-8");
+    let path = file.to_str().expect("the test's path is UTF-8");
     let certificate = Certificate::new(&["turn.example.org"]);
     let serve = Serve::start_secured(&certificate, &["--workers", "1", "-c", path]);
     (certificate, serve)

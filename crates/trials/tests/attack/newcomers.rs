@@ -103,7 +103,7 @@ fn pion_gets_its_relay_while_newcomers_arrive() {
     let program = need!(interop_program("interop-pion", "pion-arrivals"));
     let certificate = Certificate::of_authority(&["127.0.0.1"]);
     let authority = certificate.authority();
-    let authority = authority.to_str().expect("our own path is UTF-8");
+    let authority = authority.to_str().expect("the test's path is UTF-8");
     get_their_relays("pion", &TRANSPORTS.map(|name| (name, name)), &certificate, |serve, transport| {
         arrivals(&program, serve, transport, authority)
     });

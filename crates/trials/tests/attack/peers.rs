@@ -184,12 +184,13 @@ impl Place {
     }
 
     fn path(&self) -> &str {
-        self.file.to_str().expect("our own path is UTF-8")
+        self.file.to_str().expect("the test's path is UTF-8")
     }
 
     fn refuse(&self, peers: &[&Peer]) {
         let denied: Vec<String> = peers.iter().map(|peer| format!("\"{}\"", peer.ip)).collect();
-        fs::write(&self.file, format!("[peers]\ndeny = [{}]\n", denied.join(", "))).expect("our own file");
+        fs::write(&self.file, format!("[peers]\ndeny = [{}]\n", denied.join(", ")))
+            .expect("the test's own file");
     }
 
     fn serve(&self, certificate: &Certificate, datapath: &str) -> Serve {

@@ -9,7 +9,7 @@ use std::{
 use super::{Row, Server, or_thorough};
 use turnpike_trials::Load;
 
-/// Maximum p99 in milliseconds without a fault. Two-core machines with a crowd on calls need a third of it.
+/// Maximum p99 in milliseconds without a fault. Two-core machines under load need a third of it.
 const MOST_WITHOUT: f64 = 10.0;
 /// Maximum ratio of the p99 under a fault to the p99 without.
 const MOST_UNDER: f64 = 2.0;

@@ -36,14 +36,14 @@ impl Clock {
         let mut cc = Command::new("cc");
         Program::run(cc.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(&source)).ended(0);
         let file = dir.file("offset", 0_i64.to_ne_bytes());
-        let offset = File::options().write(true).open(&file).expect("our own file");
+        let offset = File::options().write(true).open(&file).expect("the test's own file");
         wanted.environment.push(("LD_PRELOAD", library.display().to_string()));
         wanted.environment.push(("FAULTS_CLOCK", file.display().to_string()));
         Ok(Self { offset, _dir: dir })
     }
 
     fn jump(&self, seconds: i64) {
-        self.offset.write_all_at(&seconds.to_ne_bytes(), 0).expect("our own file");
+        self.offset.write_all_at(&seconds.to_ne_bytes(), 0).expect("the test's own file");
         thread::sleep(Duration::from_secs(1));
     }
 }

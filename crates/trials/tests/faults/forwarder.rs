@@ -48,7 +48,7 @@ impl Forwarder {
 
     fn new(listen: IpAddr, target: Target, host: Option<&str>, wanted: Wanted) -> Self {
         let dir = Dir::new();
-        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).expect("our own directory");
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).expect("the test's own directory");
         let ports = match host {
             Some(_) => [target.tcp.port(), target.udp.port()],
             None if listen == V4 => [free_port(V4), free_port(V4)],

@@ -16,7 +16,7 @@ fn newcomers(server: &Server, clients: &str) -> Finished {
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
 fn no_relay_port_is_left() {
-    // Twice the crowd's need, because a freed port rests for a while.
+    // Twice as many as the clients need, because freed ports are quarantined for a while.
     let wanted =
         Wanted::flags(&["--workers", "2", "--relay-ports", or_thorough("47000-47019", "47000-47063")]);
     let mut server = Server::start(wanted);

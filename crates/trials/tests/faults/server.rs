@@ -85,7 +85,7 @@ impl Server {
 
     pub(crate) fn on(address: SocketAddr, relay: IpAddr, wanted: Wanted) -> Self {
         let dir = Dir::new();
-        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).expect("our own directory");
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).expect("the test's own directory");
         let program = launch(address, relay, &wanted, &dir);
         let upgraded = Upgraded::new(&program);
         let server = Self { program, address, relay, wanted, dir, said: Vec::new(), upgraded };

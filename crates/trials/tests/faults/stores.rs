@@ -57,7 +57,7 @@ impl World {
     }
 }
 
-/// Makes the store fail in turns, and compares the allocation latency of `known` with and without the fault.
+/// Makes the store fail repeatedly, and compares the allocation latency of `known` with and without the fault.
 fn outage(name: &'static str, what: &'static str, fault: impl Fn(&World, bool)) {
     let world = need!(World::new(&["known", "stranger"]));
     let mut server = Server::start(Wanted::flags(&["--workers", "2", "--store", &world.url()]));

@@ -158,7 +158,7 @@ impl<P: Policy> Server<P> {
             (Lookup::WrongKey { username } | Lookup::Accepted { username, .. }, _) => {
                 Err((Some(username), CredentialRefusal::WrongKey))
             }
-            // A request without a valid nonce gets one instead of a place in the lookup table.
+            // A request without a valid nonce gets one instead of a slot in the lookup table.
             (Lookup::Later, _) if *standing == Standing::Foreign => {
                 return Err(self.foreign_nonce(context, realm));
             }

@@ -1,10 +1,10 @@
 //! Model test of the server: `reference.rs` and its siblings specify its behaviour with sets and deadlines.
-//! Random plays of requests, data, time, reloads, moves between workers and upgrades run against both, over a
+//! Random scenarios of requests, data, time, reloads, moves between workers and upgrades run against both, over a
 //! network that loses, repeats and reorders (`network.rs`). After each step the test compares everything:
 //! delivered bytes, permissions, counters, quotas, relay sockets and connections; at the end nothing may be
 //! left.
 //!
-//! `cargo test` plays a fixed set. For longer runs with other seeds:
+//! `cargo test` runs a fixed set. For longer runs with other seeds:
 //!
 //! ```text
 //! TURNPIKE_MODEL_MINUTES=60 cargo test --release --workspace --test turn model:: -- --nocapture
@@ -14,7 +14,7 @@
 //! Not covered, since they have separate tests and leave no state behind: NAT discovery, redirects (300), the
 //! choice of a challenge's realm by web origin, the errors of malformed messages, and log effects.
 //!
-//! Not covered although they last as long as an allocation: tokens (RFC 7635), which end it, and bandwidth
+//! Not covered, even though they last as long as an allocation: tokens (RFC 7635), which end it, and bandwidth
 //! limits, which delay data. Clients here have passwords and no such limit. Each has its own model: tokens
 //! with their deadlines and upgrades in `server_third_party.rs`
 //! (`an_allocation_lasts_as_long_as_its_tokens`), and rates, bursts and fair shares in
@@ -80,7 +80,7 @@ fn run(mix: Mix) {
             let named = |label: Option<(&str, &'static str)>| label.map_or("", |(_, value)| value);
             let count = |(name, of, value)| (name == *family && named(of) == *label).then_some(value);
             let count = counted.counters().find_map(count);
-            assert!(count.is_some_and(|count| count > 0), "no play reached {family} {label}");
+            assert!(count.is_some_and(|count| count > 0), "no scenario reached {family} {label}");
         }
         let Reached { upgraded, arriving, refused, denied, denied_on_the_way } = reached;
         assert!(upgraded > 0 && refused > 0 && denied > 0, "{reached:?}");

@@ -1,4 +1,4 @@
-//! Steps of a play and their probabilities. A play is a list of steps; proptest shrinks failing ones.
+//! Steps of a scenario and their probabilities. A scenario is a list of steps; proptest shrinks failing ones.
 
 use proptest::{collection::vec, prelude::*};
 
@@ -191,7 +191,7 @@ pub(super) enum Mix {
     Connections,
 }
 
-/// Strategy for plays of this kind.
+/// Strategy for scenarios of this kind.
 pub(super) fn plays(mix: Mix) -> impl Strategy<Value = (Setup, Vec<Step>)> {
     let workers = if mix == Mix::Data { 1..=2_usize } else { 2..=3 };
     let per_prefix = prop_oneof![2 => Just(0_usize), 1 => 1..=4_usize];
@@ -319,7 +319,7 @@ fn asked(mix: Mix) -> impl Strategy<Value = Asked> {
         || prop_oneof![8 => Just(None), 2 => Just(Some(1_u8)), 2 => Just(Some(2_u8)), 1 => Just(Some(9_u8))];
     let additional = prop_oneof![6 => Just(None), 4 => Just(Some(2_u8)), 1 => Just(Some(1_u8))];
     let mobile = if mix == Mix::Moves { 1..20_u8 } else { 0..20_u8 };
-    // Even numbers are mobile: in plays of moves, most are.
+    // Even numbers are mobile: in scenarios of moves, most are.
     let mobile = mobile.prop_map(move |mobile| if mix == Mix::Moves && mobile > 3 { 2 } else { mobile });
     let allocate = (transport, lifetime(), port, family(), additional, mobile).prop_map(
         |(transport, lifetime, port, family, additional, mobile)| {

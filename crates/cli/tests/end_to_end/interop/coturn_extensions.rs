@@ -12,7 +12,7 @@ const COTURN_KEYS: &str = "[oauth]\nserver_name = \"blackdow.carleon.gov\"\n\
 fn serve_with(dir: &Dir, text: &str) -> Serve {
     let file = dir.file("turnpike.toml", text);
     let user = format!("{USER}:{PASSWORD}");
-    let path = file.to_str().expect("our own path is UTF-8");
+    let path = file.to_str().expect("the test's path is UTF-8");
     let arguments = ["-c", path, "--realm", REALM, "--user", &user, "--relay-ip", "127.0.0.1"];
     Serve::start_bare(&[&arguments[..], &["--allow-peer", "127.0.0.0/8"]].concat())
 }

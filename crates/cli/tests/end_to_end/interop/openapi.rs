@@ -40,7 +40,7 @@ fn curl_works_over_the_socket_and_loopback() {
     let socket = need!(socket(&dir));
     let admin = format!("unix:{}", socket.display());
     let serve = Serve::start(&["--admin", &admin]);
-    let path = socket.to_str().expect("our own path is UTF-8");
+    let path = socket.to_str().expect("the test's path is UTF-8");
     let ended = need!(curl(&["--unix-socket", path, "http://localhost/v1/status"]));
     let status: serde_json::Value = serde_json::from_str(&ended.stdout).expect("JSON");
     assert_eq!((&status["job"], &status["pid"]), (&"serve".into(), &serve.program.pid().into()));
@@ -78,13 +78,13 @@ fn curl_works_over_tls_with_a_token() {
         "--user",
         "a:b",
         "-c",
-        file.to_str().expect("our own path is UTF-8"),
+        file.to_str().expect("the test's path is UTF-8"),
     ]));
     let line = serve.line_with("admin interface on https://");
     assert!(line.contains("with a token or a client certificate"), "{line}");
     let port = turnpike_trials::address_after(&line, "https://").port();
     let authority = certificate.authority();
-    let authority = authority.to_str().expect("our own path is UTF-8");
+    let authority = authority.to_str().expect("the test's path is UTF-8");
     let resolve = format!("admin.example.org:{port}:127.0.0.1");
     let code = |path: &str, more: &[&str]| {
         let url = format!("https://admin.example.org:{port}{path}");

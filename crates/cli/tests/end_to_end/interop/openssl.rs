@@ -22,7 +22,7 @@ fn pem(text: &str) -> String {
 }
 
 fn pem_of(file: &Path) -> String {
-    pem(&fs::read_to_string(file).expect("our own file"))
+    pem(&fs::read_to_string(file).expect("the test's own file"))
 }
 
 #[test]
@@ -30,7 +30,7 @@ fn turn_is_preferred_among_the_protocols_of_rfc_7443() {
     need!(installed("openssl"));
     let certificate = Certificate::of_authority(&[NAME, "127.0.0.1"]);
     let authority = certificate.authority();
-    let authority = authority.to_str().expect("our own path is UTF-8");
+    let authority = authority.to_str().expect("the test's path is UTF-8");
     let serve = Serve::start(&certificate.flags());
     for version in ["-tls1_2", "-tls1_3"] {
         for (offered, chosen) in [
@@ -100,7 +100,7 @@ fn server_name_selects_the_certificate() {
     let [default, other, wild] =
         [&[NAME][..], &["turn.example.net"], &["*.example.com"]].map(Certificate::new);
     let dir = Dir::new();
-    let path = |path: &Path| path.to_str().expect("our own path is UTF-8").to_owned();
+    let path = |path: &Path| path.to_str().expect("the test's path is UTF-8").to_owned();
     let more = [&other, &wild]
         .map(|more| format!("{{ cert = {:?}, key = {:?} }}", path(&more.cert()), path(&more.key())))
         .join(", ");

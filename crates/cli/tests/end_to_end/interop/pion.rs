@@ -16,7 +16,7 @@ fn relays_an_echo(over: &str) {
     let certificate = Certificate::of_authority(&["127.0.0.1"]);
     let serve = Serve::start(&certificate.flags());
     let authority = certificate.authority();
-    let ca = authority.to_str().expect("our own path is UTF-8");
+    let ca = authority.to_str().expect("the test's path is UTF-8");
     let ended = need!(echo(&serve, PASSWORD, &["-transport", over, "-ca", ca])).ended(0);
     let report = super::report(&ended);
     assert_eq!(report["echoed"], COUNT, "{report}");

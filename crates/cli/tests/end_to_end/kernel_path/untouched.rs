@@ -109,12 +109,12 @@ fn rate_limited_clients_stay_in_user_space_until_a_reload() {
             dropped() > 0
         });
 
-        std::fs::write(&file, "").expect("our own file");
+        std::fs::write(&file, "").expect("the test's own file");
         server.program.signal("HUP");
         server.program.line_with("configuration reloaded");
         let mut pair = Pair::new(0, 0);
         pair.settle(&server);
-        std::fs::write(&file, limits).expect("our own file");
+        std::fs::write(&file, limits).expect("the test's own file");
         server.program.signal("HUP");
         eventually("user space relays again", || {
             let before = server.across();

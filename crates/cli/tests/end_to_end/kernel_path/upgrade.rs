@@ -32,7 +32,7 @@ fn in_user_space(dir: &Dir) -> String {
 fn started_by(dir: &Dir, name: &str, exec: &str) -> String {
     let program = turnpike(&[]).get_program().to_string_lossy().into_owned();
     let path = dir.file(name, format!("#!/bin/sh\n{exec} {program} \"$@\"\n"));
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("our own file");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("the test's own file");
     path.display().to_string()
 }
 
@@ -111,7 +111,7 @@ fn failed_upgrade_keeps_flows_and_another_table_size_recreates_them() {
         let dir = Dir::new();
         // The sandbox allows execution only in readable directories.
         let config = dir.file("turnpike.toml", "");
-        let config = config.to_str().expect("our own path is UTF-8");
+        let config = config.to_str().expect("the test's path is UTF-8");
         let mut server = links.serve(&["-c", config, "--workers", "2"]);
         let mut upgraded = Upgraded::new(&server.program);
         let mut pair = Pair::new(0, 0);
@@ -172,7 +172,7 @@ fn limits_and_drain_apply_after_an_upgrade() {
             run("kill", &["-s", name, &upgraded.pid().to_string()]);
         };
         let limits = "[limits]\nbits_per_second_per_allocation = \"8M\"\nburst = 20\n";
-        fs::write(&file, limits).expect("our own file");
+        fs::write(&file, limits).expect("the test's own file");
         signal("HUP", &upgraded);
         eventually("user space relays it", || flows(&server) == 0);
         let before = server.across();
@@ -182,7 +182,7 @@ fn limits_and_drain_apply_after_an_upgrade() {
         ends(upgraded.upgrade());
         (0..20).for_each(|_| pair.exchange(20));
         assert_eq!(flows(&server), 0);
-        fs::write(&file, "").expect("our own file");
+        fs::write(&file, "").expect("the test's own file");
         signal("HUP", &upgraded);
         pair.settle(&server);
         assert_eq!(flows(&server), 2);
@@ -200,7 +200,7 @@ fn upgraded_server_keeps_its_data_path() {
         // The sandbox allows execution only in readable directories.
         let dir = Dir::new();
         let config = dir.file("turnpike.toml", "");
-        let mut server = links.serve(&["-c", config.to_str().expect("our own path is UTF-8")]);
+        let mut server = links.serve(&["-c", config.to_str().expect("the test's path is UTF-8")]);
         let mut upgraded = Upgraded::new(&server.program);
         let mut pair = Pair::new(0, 0);
         pair.settle(&server);
@@ -221,7 +221,7 @@ fn upgraded_forwarder_may_switch_to_user_space() {
         let (at, to) = (format!("{}:5000", SERVER[0]), reflect.address);
         let rule = format!("[[rule]]\nprotocol = \"udp\"\nlisten = \"{at}\"\ntarget = \"{to}\"\n");
         let config = dir.file("forward.toml", rule);
-        let forward = links.forward(&["-c", config.to_str().expect("our own path is UTF-8")]);
+        let forward = links.forward(&["-c", config.to_str().expect("the test's path is UTF-8")]);
         let mut upgraded = Upgraded::new(&forward.program);
         let rate = ["--clients", "4", "--rate", "4000", "--burst", "4", "--duration", "600", "--json", "-"];
         let load = Program::start(&mut turnpike(&[&["load", "udp", &at][..], &rate].concat()));

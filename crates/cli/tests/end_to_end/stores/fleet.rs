@@ -484,9 +484,9 @@ fn duplicate_name_and_other_secret_are_refused() {
     arguments.remove(2);
     start(&arguments).ended(1).says("another running node of the fleet is named a");
     let file = world.dir.path().join("a.toml");
-    let text = fs::read_to_string(&file).expect("our own file");
+    let text = fs::read_to_string(&file).expect("the test's own file");
     let other = text.replace(SECRET, &"x".repeat(32)).replace("node = \"a\"", "node = \"b\"");
-    fs::write(&file, other).expect("our own file");
+    fs::write(&file, other).expect("the test's own file");
     let ended = start(&arguments).ended(1).says("use another fleet.secret");
     for secret in [SECRET, "xxxxxxxx"] {
         assert!(!ended.output().contains(secret), "{}", ended.output());

@@ -1,4 +1,4 @@
-//! Refuses copies of granted requests: a copied Allocate would take another place of the user's quota, and a
+//! Refuses copies of granted requests: a copied Allocate would count against the user's quota again, and a
 //! copied Refresh with a mobility ticket (RFC 8016) would move the allocation to the attacker. Each such
 //! request is granted once, over all workers.
 //!
@@ -144,7 +144,7 @@ impl ReplayGuard {
         }
         *oldest = Place { tag, time: after };
         if counts(before) {
-            // Newer than anything dropped before, because only newer entries get a place.
+            // Newer than anything dropped before, because only newer entries are stored.
             bucket.forgotten = before;
         }
         Some(Recorded { bucket: index, tag, before: 0, after })

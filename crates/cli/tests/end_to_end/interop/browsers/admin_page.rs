@@ -25,7 +25,7 @@ impl World {
         let dir = Dir::new();
         let limits = "[limits]\nallocations_per_user = 16384\n";
         let config = dir.file("turnpike.toml", format!("[admin]\ntokens = [\"{TOKEN}\"]\n{limits}"));
-        let serve = Serve::start(&["-c", config.to_str().expect("our own path is UTF-8")]);
+        let serve = Serve::start(&["-c", config.to_str().expect("the test's path is UTF-8")]);
         let reflect = Reflect::start(V4, &[]);
         let clients = sessions.to_string();
         let load =

@@ -116,7 +116,7 @@ fn gets_its_credentials<B: Browser>() {
     let api = format!("127.0.0.1:{}", free_port(V4));
     let text = format!("[credentials]\nlisten = [\"{api}\"]\norigins = [\"{origin}\"]\n");
     let file = dir.file("turnpike.toml", &text);
-    let arguments = ["--state", &state, "-c", file.to_str().expect("our own path is UTF-8")];
+    let arguments = ["--state", &state, "-c", file.to_str().expect("the test's path is UTF-8")];
     let serve = Serve::start_secured(&certificate, &arguments);
     let settings = json!({ "api": format!("http://{api}"), "key": key, "user": "carol" });
     let page = Page::serve_at(listener, settings);

@@ -9,7 +9,7 @@ use crate::credentials::{Credential, Server, Store, rotate};
 use client::{CLIENTS, Call, GSTREAMER, Outcome, longest_gap};
 
 const SECONDS: &str = "TURNPIKE_TEST_CALL_SECONDS";
-/// Silence after which a call counts as ended. Samples are 250 ms apart, and some twenty calls share the machine.
+/// Silence after which a call counts as ended. Samples are 250 ms apart, and about twenty calls share the machine.
 const GAP: Duration = Duration::from_secs(5);
 const LIFETIME: Duration = Duration::from_secs(600);
 

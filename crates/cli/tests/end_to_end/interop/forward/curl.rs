@@ -22,14 +22,14 @@ fn curl_gets_files_of_all_sizes() {
         for size in [0, 1, 70_000, 8 << 20] {
             let content: Vec<u8> =
                 (0..size).map(|at: u32| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-            fs::write(dir.path().join("file"), &content).expect("our own directory");
+            fs::write(dir.path().join("file"), &content).expect("the test's own directory");
             let got = dir.path().join("got");
             Program::start(Command::new(&curl).args([
                 "--silent",
                 "--show-error",
                 "--fail",
                 "--output",
-                got.to_str().expect("our own path is UTF-8"),
+                got.to_str().expect("the test's path is UTF-8"),
                 &format!("http://{address}/file"),
             ]))
             .wait(SOON)

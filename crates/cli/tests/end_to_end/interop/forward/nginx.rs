@@ -28,7 +28,7 @@ impl Nginx {
         let workshop = Workshop::new();
         let certificate = Certificate::new(&workshop);
         let [http, https, behind_proxy] = [free_address(), free_address(), free_address()];
-        fs::create_dir(workshop.path("www")).expect("our own directory");
+        fs::create_dir(workshop.path("www")).expect("the test's own directory");
         workshop.give(&workshop.path("www"));
         workshop.file("www/large", noise(BODY));
         workshop.file("www/small", "small\n");
@@ -75,7 +75,7 @@ impl Nginx {
         self.fetches_the_large_file(&dir, curl().arg(format!("http://{through}/large")));
 
         let sent = dir.path().join("sent");
-        fs::write(&sent, noise(BODY / 2)).expect("our own directory");
+        fs::write(&sent, noise(BODY / 2)).expect("the test's own directory");
         run(curl().arg("--upload-file").arg(&sent).arg(format!("http://{through}/stored")));
         let stored = fs::read(self.workshop.path("www/stored")).expect("nginx has stored it");
         assert!(stored == noise(BODY / 2), "{} bytes were stored, not the ones sent", stored.len());

@@ -45,7 +45,8 @@ impl Sshd {
                  KbdInteractiveAuthentication no\nPrintMotd no\nSubsystem sftp internal-sftp\n"
             ),
         );
-        fs::set_permissions(dir.path().join("host"), fs::Permissions::from_mode(0o600)).expect("our own");
+        fs::set_permissions(dir.path().join("host"), fs::Permissions::from_mode(0o600))
+            .expect("the test's own file");
         let mut program = Program::start(Command::new(sshd).args(["-D", "-e", "-f"]).arg(conf));
         program.line_with("Server listening on ");
         let server = Self { address, user, dir, program };
@@ -65,7 +66,7 @@ impl Sshd {
         assert!(ended.stderr.contains("err"), "{}", ended.stderr);
 
         let sent = self.dir.path().join("sent");
-        fs::write(&sent, noise(FILE)).expect("our own directory");
+        fs::write(&sent, noise(FILE)).expect("the test's own directory");
         let sum = run(Command::new("sha256sum").arg(&sent)).stdout[..64].to_owned();
         let ssh = [&["ssh".to_owned()], &self.options(through)[..], &["the-host".to_owned()]].concat();
         for (pipe, remote) in [
