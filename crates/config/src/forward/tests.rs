@@ -499,7 +499,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
         "tcp://0.0.0.0:1=a:1?accept_proxy",
         "column 21: rule.accept_proxy: it would trust every client that connects; expected proxy_protocol_from, the addresses of the \
          proxies: addresses or prefixes such as \"10.0.0.2\" or \"10.0.0.0/8\", one or a list of them; \"unix:\" for all \
-         who come by a Unix socket",
+         clients of the Unix socket",
     ),
     (
         "tcp://0.0.0.0:1=a:1?proxy_protocol_from=10.*",
