@@ -292,7 +292,7 @@ mod tests {
         let refused = ["@@ refused xdp error: this kernel is older than Linux 5.18"];
         assert_eq!(machine("5.10.0-32-cloud-amd64", &refused).faults(), [""; 0]);
         let faults = machine("6.1.0-50-cloud-amd64", &refused).faults();
-        assert!(faults.len() == 1 && faults[0].starts_with("xdp: refused: error: the kernel"), "{faults:?}");
+        assert!(faults.len() == 1 && faults[0].starts_with("xdp: refused: error: this kernel"), "{faults:?}");
     }
 
     #[test]

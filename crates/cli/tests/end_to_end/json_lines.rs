@@ -188,7 +188,7 @@ fn every_log_line_of_forward_matches_the_schema() {
         drop(TcpStream::connect(address));
     }
     forward.program.line_with("connection ended");
-    forward.program.line_with("does not answer");
+    forward.program.line_with("fails its health check");
     eventually("two refusals", || {
         let lines = forward.program.lines();
         lines.iter().filter(|line| line.contains("connection refused")).count() == 2
