@@ -48,7 +48,7 @@ fn comes_back(socket: &UdpSocket, payload: &[u8]) -> bool {
 fn kernel_returns_datagrams_from_links() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let mut program = reflect(links, &["--listen", "10.77.1.1:9001", "--listen", "[fd77:1::1]:9001"]);
-        let line = program.line_with("in the kernel");
+        let line = program.line_with("in-kernel reflection on");
         assert!(line.ends_with("in-kernel reflection on c, p"), "{line}");
         let (mut lone, mut fragmented) = (0, 0);
         // Also with checksums computed by the sender, as on a wire.
@@ -79,7 +79,7 @@ fn gro_merged_datagrams_all_return() {
     on_links(turnpike_testkit::this_test!(), |links| {
         links.inside(&["ethtool", "-K", "c", "gro", "on"]);
         let mut program = reflect(links, &["--listen", "10.77.1.1:9001"]);
-        program.line_with("in the kernel");
+        program.line_with("in-kernel reflection on");
         for burst in ["1", "16"] {
             let load =
                 ["load", "udp", "10.77.1.1:9001", "--clients", "4", "--rate", "4000", "--duration", "1"];
@@ -103,7 +103,7 @@ fn mismatched_lengths_are_left_to_user_space() {
     on_links(turnpike_testkit::this_test!(), |links| {
         let to: SocketAddr = "10.77.1.1:9001".parse().unwrap();
         let mut program = reflect(links, &["--listen", "10.77.1.1:9001"]);
-        program.line_with("in the kernel");
+        program.line_with("in-kernel reflection on");
         let socket = client(CLIENT[0], to);
         let raw = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(255))).unwrap();
         let says = |length: u16| {
@@ -144,7 +144,7 @@ fn forwarded_packets_are_not_reflected() {
         run("ip", &["route", "add", "10.78.0.0/16", "via", "10.77.1.1"]);
         run("ip", &["route", "add", "10.99.0.0/16", "via", "10.77.1.1"]);
         let mut program = reflect(links, &["--listen", "0.0.0.0:9001"]);
-        program.line_with("in the kernel");
+        program.line_with("in-kernel reflection on");
         for own in ["10.77.1.1", "10.77.2.1", "10.78.0.1"] {
             let socket = client(CLIENT[0], SocketAddr::new(own.parse().unwrap(), 9001));
             assert!(comes_back(&socket, b"mine"), "{own}");
