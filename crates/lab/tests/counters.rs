@@ -5,7 +5,7 @@ mod support;
 
 use std::{fs, path::Path};
 
-use support::{Dir, can_run, only_directory, run, said};
+use support::{Dir, needs, only_directory, ran, record_in};
 use turnpike_lab::RunRecord;
 
 #[test]
@@ -44,9 +44,8 @@ namespace = "client"
     );
     fs::write(&path, text).unwrap();
     let out = directory.join("out");
-    let output = run(&["run", path.to_str().unwrap(), "--out", out.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
-    RunRecord::load(&only_directory(&out)).unwrap()
+    ran(0, &["run", path.to_str().unwrap(), "--out", out.to_str().unwrap()]);
+    record_in(&out)
 }
 
 fn iperf3_result(directory: &Path) -> serde_json::Value {
@@ -56,9 +55,7 @@ fn iperf3_result(directory: &Path) -> serde_json::Value {
 
 #[test]
 fn datagrams_agree_with_iperf3_within_one_percent() {
-    if !can_run(&["iperf3"]) {
-        return;
-    }
+    needs!("iperf3");
     let directory = Dir::new();
     // The whole run counts, so that both measure the same time.
     let record = routed(
@@ -90,9 +87,7 @@ fn datagrams_agree_with_iperf3_within_one_percent() {
 
 #[test]
 fn cpu_and_bytes_of_a_stream_agree_with_iperf3_within_five_percent() {
-    if !can_run(&["iperf3"]) {
-        return;
-    }
+    needs!("iperf3");
     let directory = Dir::new();
     let path = directory.at("stream.toml");
     // The server is the subject, idle except for the test; the whole run counts, so that both measure the
@@ -121,9 +116,8 @@ namespace = "client"
 "#;
     fs::write(&path, text).unwrap();
     let out = directory.at("out");
-    let output = run(&["run", path.to_str().unwrap(), "--out", out.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
-    let record = RunRecord::load(&only_directory(&out)).unwrap();
+    ran(0, &["run", path.to_str().unwrap(), "--out", out.to_str().unwrap()]);
+    let record = record_in(&out);
     let metrics = &record.rounds[0].metrics;
     let end = &iperf3_result(directory.path())["end"];
 
@@ -143,9 +137,7 @@ namespace = "client"
 
 #[test]
 fn cpu_of_the_subject_agrees_with_perf_stat() {
-    if !can_run(&["perf", "python3"]) {
-        return;
-    }
+    needs!("perf", "python3");
     let directory = Dir::new();
     let out = directory.at("out");
     let csv = directory.at("perf.csv");
@@ -189,9 +181,8 @@ whole = true
         done = directory.at("done").display()
     );
     fs::write(&path, text).unwrap();
-    let output = run(&["run", path.to_str().unwrap(), "--out", out.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
-    let record = RunRecord::load(&only_directory(&out)).unwrap();
+    ran(0, &["run", path.to_str().unwrap(), "--out", out.to_str().unwrap()]);
+    let record = record_in(&out);
     let ours = record.rounds[0].metrics["subject_cpu_s"];
     let text = fs::read_to_string(&csv).unwrap();
     let line = text.lines().find(|line| line.contains("task-clock")).unwrap_or_else(|| panic!("{text}"));

@@ -6,21 +6,18 @@ mod support;
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Output,
+    process::Command,
 };
 
 use support::{
-    Dir, can_run, entries, eventually, lab, marked, namespaces, only_directory, run, said, signal,
+    Dir, can_run, ended, entries, eventually, has_all, lab, marked, namespaces, needs, only_directory, ran,
+    record_in, run, said, script, signal,
 };
 use turnpike_lab::{RunRecord, invalid_rounds::Void, record::Round};
 
 #[test]
 fn as_lab() {
     support::as_lab();
-}
-
-fn script(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support").join(name)
 }
 
 /// Experiment with two UDP echoes; `changes` are replacements in its text.
@@ -56,9 +53,7 @@ result = "stdout"
 namespace = "client"
 delivered_at = ["client"]
 patience = 20
-"#,
-        echo = echo.display(),
-        load = load.display()
+"#
     );
     for (from, to) in changes {
         assert!(text.contains(from), "{from}");
@@ -69,12 +64,38 @@ patience = 20
     path
 }
 
-fn run_words(words: &str) -> Output {
-    run(&words.split_whitespace().collect::<Vec<_>>())
+/// Experiment file and the directory of its records.
+struct Case {
+    directory: Dir,
+    path: PathBuf,
+    out: PathBuf,
 }
 
-fn run_experiment(path: &Path, out: &Path) -> Output {
-    run_words(&format!("run {} --out {}", path.display(), out.display()))
+impl Case {
+    fn new(changes: &[(&str, &str)]) -> Self {
+        Self::made(|directory| experiment(directory, changes))
+    }
+
+    fn made(make: impl FnOnce(&Path) -> PathBuf) -> Self {
+        let directory = Dir::new();
+        Self { path: make(directory.path()), out: directory.at("out"), directory }
+    }
+
+    fn command(&self) -> Command {
+        lab(&["run", self.path.to_str().unwrap(), "--out", self.out.to_str().unwrap()])
+    }
+
+    fn run(&self, code: i32) -> String {
+        ended(code, &self.command().output().unwrap())
+    }
+
+    fn record(&self) -> RunRecord {
+        record_in(&self.out)
+    }
+}
+
+fn is_late(round: &Round) -> bool {
+    matches!(round.voided, Some(Void::GeneratorLate { .. }))
 }
 
 /// Output and record of the experiment written by `make`, which must end with this exit code; `None` if it
@@ -83,11 +104,8 @@ fn recorded(code: i32, make: impl FnOnce(&Path) -> PathBuf) -> Option<(String, R
     if !can_run(&["python3"]) {
         return None;
     }
-    let directory = Dir::new();
-    let out = directory.at("out");
-    let output = run_experiment(&make(directory.path()), &out);
-    assert_eq!(output.status.code(), Some(code), "{}", said(&output));
-    Some((said(&output), RunRecord::load(&only_directory(&out)).unwrap()))
+    let case = Case::made(make);
+    Some((case.run(code), case.record()))
 }
 
 fn assert_nothing_left(pid: u32) {
@@ -99,16 +117,11 @@ fn assert_nothing_left(pid: u32) {
 
 #[test]
 fn a_run_is_recorded_with_figures_from_the_source() {
-    if !can_run(&["python3"]) {
-        return;
-    }
-    let directory = Dir::new();
-    let out = directory.at("out");
+    needs!("python3");
     // The whole run counts, so that both counts cover the same time.
-    let path = experiment(directory.path(), &[("patience = 20", "patience = 20\nwhole = true")]);
-    let output = run_experiment(&path, &out);
-    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
-    let record_directory = only_directory(&out);
+    let case = Case::new(&[("patience = 20", "patience = 20\nwhole = true")]);
+    case.run(0);
+    let record_directory = only_directory(&case.out);
     let record = RunRecord::load(&record_directory).unwrap();
     assert_eq!((record.rounds.len(), record.aa.len(), record.seed), (4, 2, 11));
     assert!(!record.interrupted);
@@ -139,11 +152,10 @@ fn a_run_is_recorded_with_figures_from_the_source() {
     }
 
     // Repeats the run from the record alone.
-    fs::remove_file(directory.at("echoes.toml")).unwrap();
-    let second = directory.at("again");
-    let output = run(&["rerun", record_directory.to_str().unwrap(), "--out", second.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
-    let again = RunRecord::load(&only_directory(&second)).unwrap();
+    fs::remove_file(case.directory.at("echoes.toml")).unwrap();
+    let second = case.directory.at("again");
+    ran(0, &["rerun", record_directory.to_str().unwrap(), "--out", second.to_str().unwrap()]);
+    let again = record_in(&second);
     let order = |record: &RunRecord| {
         record.rounds.iter().map(|round| (round.subject.clone(), round.order_in_round)).collect::<Vec<_>>()
     };
@@ -263,8 +275,9 @@ rest = 0.7
         times = times.display()
     );
     fs::write(&path, text).unwrap();
-    let output = run_experiment(&path, &directory.at("out"));
-    assert_eq!(entries(&directory.at("out")), 1, "{}", said(&output));
+    let out = directory.at("out");
+    let output = run(&["run", path.to_str().unwrap(), "--out", out.to_str().unwrap()]);
+    assert_eq!(entries(&out), 1, "{}", said(&output));
     let times = fs::read_to_string(times).unwrap();
     let times: Vec<u64> = times.lines().map(|line| line.parse().unwrap()).collect();
     let [_, first_ended, second_began, _] = times[..] else { panic!("{times:?}") };
@@ -273,63 +286,61 @@ rest = 0.7
 
 #[test]
 fn a_late_generator_voids_runs_with_advice() {
-    if !can_run(&["python3"]) {
-        return;
-    }
-    let directory = Dir::new();
-    let out = directory.at("out");
-    let path = experiment(directory.path(), &[("500 {total}\"", "500 {total} 30\"")]);
-    let arguments =
-        ["run", path.to_str().unwrap(), "--metric", "delivered_pps", "--out", out.to_str().unwrap()];
-    let output = run(&arguments);
-    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    let record = RunRecord::load(&only_directory(&out)).unwrap();
-    assert!(record.rounds.iter().all(|round| matches!(round.voided, Some(Void::GeneratorLate { .. }))));
+    needs!("python3");
+    let case = Case::new(&[("500 {total}\"", "500 {total} 30\"")]);
+    let arguments = [
+        "run",
+        case.path.to_str().unwrap(),
+        "--metric",
+        "delivered_pps",
+        "--out",
+        case.out.to_str().unwrap(),
+    ];
+    let output = ran(1, &arguments);
+    let record = case.record();
+    assert!(record.rounds.iter().all(is_late));
     assert_eq!(record.rounds.len(), 4, "such rounds are not repeated for ever");
-    for part in ["late in 6 of 6 runs", "1000 µs are allowed (late_p99_us)", "--load-cpus", "--max-late-us "]
-    {
-        assert!(said(&output).contains(part), "{part} is missing: {}", said(&output));
-    }
+    has_all(
+        &output,
+        &["late in 6 of 6 runs", "1000 µs are allowed (late_p99_us)", "--load-cpus", "--max-late-us "],
+    );
 
     // The suggested flag makes the rounds count.
-    let allowed = directory.at("allowed");
+    let allowed = case.directory.at("allowed");
     let arguments =
         [&arguments[..4], &["--max-late-us", "10000000", "--out", allowed.to_str().unwrap()]].concat();
-    let output = run(&arguments);
-    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
-    let record = RunRecord::load(&only_directory(&allowed)).unwrap();
+    let output = ran(0, &arguments);
+    let record = record_in(&allowed);
     assert_eq!(record.experiment.limits.late_p99_us, 1e7);
-    assert!(record.rounds.iter().all(|round| round.voided.is_none()), "{}", said(&output));
+    assert!(record.rounds.iter().all(|round| round.voided.is_none()), "{output}");
 }
 
 #[test]
 fn ab_with_only_void_rounds_prints_advice() {
-    if !can_run(&["python3"]) {
-        return;
-    }
+    needs!("python3");
     let directory = Dir::new();
     let out = directory.at("out");
     let (echo, load) = (script("echo.py"), script("load.py"));
-    let subject = format!("python3 {} {{relay}} 4000", echo.display());
-    let workload = format!("python3 {} {{relay}} 4000 500 {{total}} 30", load.display());
+    let subject = format!("python3 {echo} {{relay}} 4000");
+    let workload = format!("python3 {load} {{relay}} 4000 500 {{total}} 30");
     let mut arguments =
         vec!["ab", "--a", &subject, "--b", &subject, "--ready-udp-port", "4000", "--format", "turnpike"];
     arguments.extend(["--delivered-at", "client", "--metric", "delivered_pps", "--max-steal", "100"]);
     arguments.extend(["--rounds", "1", "--duration", "0.5", "--warmup", "0.1", "--discard", "0"]);
     arguments.extend(["--out", out.to_str().unwrap(), "--"]);
     arguments.extend(workload.split(' '));
-    let output = run(&arguments);
-    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    let record = RunRecord::load(&only_directory(&out)).unwrap();
-    assert!(record.rounds.iter().all(|round| matches!(round.voided, Some(Void::GeneratorLate { .. }))));
-    for part in [
-        "of 3 runs: 1 % of its datagrams",
-        "1000 µs are allowed (late_p99_us)",
-        "a lower rate",
-        "--max-late-us ",
-    ] {
-        assert!(said(&output).contains(part), "{part} is missing: {}", said(&output));
-    }
+    let output = ran(1, &arguments);
+    let record = record_in(&out);
+    assert!(record.rounds.iter().all(is_late));
+    has_all(
+        &output,
+        &[
+            "of 3 runs: 1 % of its datagrams",
+            "1000 µs are allowed (late_p99_us)",
+            "a lower rate",
+            "--max-late-us ",
+        ],
+    );
 }
 
 #[test]
@@ -338,7 +349,7 @@ fn cost_per_datagram_counts_despite_a_late_generator() {
     let changes = [("500 {total}\"", "200 {total} 30\"")];
     let Some((said, record)) = recorded(0, |directory| experiment(directory, &changes)) else { return };
     assert!(said.contains("with a late generator"), "{said}");
-    assert!(record.rounds.iter().all(|round| matches!(round.voided, Some(Void::GeneratorLate { .. }))));
+    assert!(record.rounds.iter().all(is_late));
     let counting = |metric: &str| record.rounds.iter().filter(|round| record.counts(round, metric)).count();
     assert!(counting("cpu_us_per_packet") >= 2, "{said}");
     assert_eq!(counting("latency_p99_us"), 0);
@@ -346,86 +357,65 @@ fn cost_per_datagram_counts_despite_a_late_generator() {
 
 #[test]
 fn all_mistakes_of_a_file_are_reported_before_the_start() {
-    let directory = Dir::new();
-    let out = directory.at("out");
-    let path = experiment(
-        directory.path(),
+    let case = Case::new(&[
+        ("rounds = 2", "rouds = 2"),
+        ("\"cpu_us_per_packet\"", "\"cpu\""),
+        ("patience = 20", "patience = true"),
+    ]);
+    let output = case.run(2);
+    let file = case.path.display();
+    has_all(
+        &output,
         &[
-            ("rounds = 2", "rouds = 2"),
-            ("\"cpu_us_per_packet\"", "\"cpu\""),
-            ("patience = 20", "patience = true"),
+            format!("{file}:3:10: no metric \"cpu\" (expected one of delivered_pps, "),
+            format!("{file}:4:1: unknown key \"rouds\"; did you mean \"rounds\"?"),
+            format!("{file}:29:12: patience: found boolean true; expected a number"),
         ],
     );
-    let output = run_experiment(&path, &out);
-    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
-    let file = path.display();
-    for part in [
-        format!("{file}:3:10: no metric \"cpu\" (expected one of delivered_pps, "),
-        format!("{file}:4:1: unknown key \"rouds\"; did you mean \"rounds\"?"),
-        format!("{file}:29:12: patience: found boolean true; expected a number"),
-    ] {
-        assert!(said(&output).contains(&part), "{part} is missing: {}", said(&output));
-    }
-    assert_eq!(entries(&out), 0);
+    assert_eq!(entries(&case.out), 0);
 }
 
 #[test]
 fn a_subject_that_is_never_ready_leaves_nothing() {
-    if !can_run(&["python3"]) {
-        return;
-    }
-    let directory = Dir::new();
-    let out = directory.at("out");
-    let path = experiment(
-        directory.path(),
-        &[("udp_port = \"4000\", within = 10", "stun = \"{relay}:4000\", within = 1")],
-    );
+    needs!("python3");
+    let case = Case::new(&[("udp_port = \"4000\", within = 10", "stun = \"{relay}:4000\", within = 1")]);
     // A UDP echo returns the request, which is not a response.
-    let child = lab(&["run", path.to_str().unwrap(), "--out", out.to_str().unwrap()]).spawn().unwrap();
+    let child = case.command().spawn().unwrap();
     let pid = child.id();
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    let output = ended(2, &child.wait_with_output().unwrap());
     assert!(
-        said(&output).contains("second is not ready after 1 s (no answer to STUN from 10.77.1.1:4000)"),
-        "{}",
-        said(&output)
+        output.contains("second is not ready after 1 s (no answer to STUN from 10.77.1.1:4000)"),
+        "{output}"
     );
-    assert_eq!(entries(&out), 0);
+    assert_eq!(entries(&case.out), 0);
     assert_nothing_left(pid);
 }
 
 #[test]
 fn ctrl_c_keeps_finished_measurements() {
-    if !can_run(&["python3"]) {
-        return;
-    }
-    let directory = Dir::new();
-    let out = directory.at("out");
-    let path = experiment(directory.path(), &[("rounds = 2", "rounds = 100")]);
-    let child = lab(&["run", path.to_str().unwrap(), "--out", out.to_str().unwrap()]).spawn().unwrap();
+    needs!("python3");
+    let case = Case::new(&[("rounds = 2", "rounds = 100")]);
+    let child = case.command().spawn().unwrap();
     let pid = child.id();
     eventually("the first run is recorded", || {
-        entries(&out) == 1 && only_directory(&out).join("record.json").exists()
+        entries(&case.out) == 1 && only_directory(&case.out).join("record.json").exists()
     });
     signal(&child, "INT");
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1), "not every subject has run: {}", said(&output));
     assert!(said(&output).contains("interrupted: finished measurements are kept"), "{}", said(&output));
-    let record = RunRecord::load(&only_directory(&out)).unwrap();
+    let record = case.record();
     assert!(record.interrupted && record.rounds.len() + record.aa.len() >= 1);
-    assert!(only_directory(&out).join("report.html").is_file());
+    assert!(only_directory(&case.out).join("report.html").is_file());
     assert_nothing_left(pid);
 }
 
 #[test]
 fn not_even_sigkill_leaves_anything_behind() {
-    if !can_run(&["python3"]) {
-        return;
-    }
-    let directory = Dir::new();
-    let out = directory.at("out");
-    let path = experiment(directory.path(), &[("discard = 0.3", "discard = 60")]);
-    let mut child = lab(&["run", path.to_str().unwrap(), "--out", out.to_str().unwrap()])
+    needs!("python3");
+    let case = Case::new(&[("discard = 0.3", "discard = 60")]);
+    let mut child = case
+        .command()
         .stdout(std::process::Stdio::null())
         .stderr(std::process::Stdio::null())
         .spawn()
@@ -443,8 +433,6 @@ fn not_even_sigkill_leaves_anything_behind() {
 
 #[test]
 fn missing_tools_and_mistyped_keys_exit_with_code_2() {
-    let directory = Dir::new();
-    let out = directory.at("out");
     let cases = [
         (("python3 ", "no-such-program "), "`no-such-program` is missing"),
         (
@@ -458,69 +446,60 @@ fn missing_tools_and_mistyped_keys_exit_with_code_2() {
         if expected.contains("missing") && !can_run(&[]) {
             continue;
         }
-        let output = run_experiment(&experiment(directory.path(), &[change]), &out);
-        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
-        assert!(said(&output).contains(expected), "{}", said(&output));
-        assert_eq!(entries(&out), 0);
+        let case = Case::new(&[change]);
+        let output = case.run(2);
+        assert!(output.contains(expected), "{output}");
+        assert_eq!(entries(&case.out), 0);
     }
 }
 
 #[test]
 fn two_commands_are_compared_without_a_file() {
-    if !can_run(&["python3"]) {
-        return;
-    }
+    needs!("python3");
     let directory = Dir::new();
     let out = directory.at("out");
     let (echo, load) = (script("echo.py"), script("load.py"));
     let port = 20_000 + std::process::id() % 20_000;
-    let subject = format!("python3 {} 127.0.0.1 {port}", echo.display());
+    let subject = format!("python3 {echo} 127.0.0.1 {port}");
     // Stolen CPU time and lateness are not under test.
     let limits = "--max-steal 100 --max-late-us 10000000";
     let options =
         format!("--ready-udp-port {port} --format turnpike --rounds 1 --duration 0.3 --warmup 0.1 {limits}");
     let words = format!("ab {options} --discard 0 --out {}", out.display());
     let mut words: Vec<&str> = words.split(' ').chain(["--a", &subject, "--b", &subject, "--"]).collect();
-    let load = format!("python3 {} 127.0.0.1 {port} 300 {{total}}", load.display());
+    let load = format!("python3 {load} 127.0.0.1 {port} 300 {{total}}");
     words.extend(load.split(' '));
-    let output = run(&words);
-    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let output = ran(0, &words);
     assert!(
-        said(&output).contains("\npackets_per_cpu_s: b against a: cannot tell"),
-        "one round is too few: {}",
-        said(&output)
+        output.contains("\npackets_per_cpu_s: b against a: cannot tell"),
+        "one round is too few: {output}"
     );
-    let record = RunRecord::load(&only_directory(&out)).unwrap();
+    let record = record_in(&out);
     assert!(record.rounds[0].metrics["delivered_pps"] > 50.0, "{:?}", record.rounds[0]);
 }
 
 #[test]
 fn a_search_finds_a_rate_and_records_its_trials() {
-    if !can_run(&["python3"]) {
-        return;
-    }
-    let directory = Dir::new();
-    let out = directory.at("out");
-    let path = experiment(
-        directory.path(),
-        &[
-            ("4000 500 {total}", "4000 {rate} {total}"),
-            ("[[subject]]\nname = \"first\"", "[vars]\nrate = 200\n\n[[subject]]\nname = \"first\""),
-        ],
-    );
-    let text = fs::read_to_string(&path).unwrap();
+    needs!("python3");
+    let case = Case::new(&[
+        ("4000 500 {total}", "4000 {rate} {total}"),
+        ("[[subject]]\nname = \"first\"", "[vars]\nrate = 200\n\n[[subject]]\nname = \"first\""),
+    ]);
+    let text = fs::read_to_string(&case.path).unwrap();
     let (first, rest) = text.split_once("[[subject]]\nname = \"second\"").unwrap();
     let (_, workload) = rest.split_once("[workload]").unwrap();
-    fs::write(&path, format!("{first}[workload]{workload}")).unwrap();
+    fs::write(&case.path, format!("{first}[workload]{workload}")).unwrap();
     // The top of such a low range is sustainable, so the search is short.
     let options = "--min 50 --max 200 --trial 0.3 --width 50 --loss 0.5 --rounds 1";
-    let output = run_words(&format!("find-max {} {options} --out {}", path.display(), out.display()));
-    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
-    let record = RunRecord::load(&only_directory(&out)).unwrap();
+    let output = {
+        let words = format!("find-max {} {options} --out {}", case.path.display(), case.out.display());
+        ran(0, &words.split(' ').collect::<Vec<_>>())
+    };
+    let record = case.record();
     assert_eq!(record.sweeps.len(), 1);
     for sweep in &record.sweeps {
         let found = &sweep.found[0];
-        assert!(found.lower_pps.is_some(), "{}", said(&output));
+        assert!(found.lower_pps.is_some(), "{output}");
         // Trials, and the latencies at 30, 60 and 80 %.
         assert!(sweep.points.len() >= 4);
         let lowest = &sweep.points[sweep.points.len() - 3];

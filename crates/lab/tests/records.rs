@@ -8,16 +8,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use support::{Dir, can_run, only_directory, run, said};
+use support::{Dir, ended, needs, only_directory, ran, record_in, run, said, script};
 use turnpike_lab::RunRecord;
 
 #[test]
 fn as_lab() {
     support::as_lab();
-}
-
-fn script(name: &str) -> String {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support").join(name).display().to_string()
 }
 
 fn experiment(directory: &Path) -> PathBuf {
@@ -52,16 +48,13 @@ delivered_at = ["client"]
 
 #[test]
 fn a_sweep_is_drawn_repeated_and_compared() {
-    if !can_run(&["python3"]) {
-        return;
-    }
+    needs!("python3");
     let directory = Dir::new();
     let path = experiment(directory.path());
     let (first, second) = (directory.at("first"), directory.at("second"));
     let out = |base: &Path| base.to_str().unwrap().to_owned();
-    let output = run(&["sweep", path.to_str().unwrap(), "--rates", "100,300", "--out", &out(&first)]);
-    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
-    assert_eq!(said(&output).matches("/s offered").count(), 2, "{}", said(&output));
+    let output = ran(0, &["sweep", path.to_str().unwrap(), "--rates", "100,300", "--out", &out(&first)]);
+    assert_eq!(output.matches("/s offered").count(), 2, "{output}");
     let first = only_directory(&first);
     let html = fs::read_to_string(first.join("report.html")).unwrap();
     for title in ["Delivered over offered", "Loss over offered", "Latency p99 over offered"] {
@@ -71,8 +64,7 @@ fn a_sweep_is_drawn_repeated_and_compared() {
 
     // The rerun is a sweep again, not a comparison.
     fs::remove_file(path).unwrap();
-    let output = run(&["rerun", first.to_str().unwrap(), "--out", &out(&second)]);
-    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    ran(0, &["rerun", first.to_str().unwrap(), "--out", &out(&second)]);
     let second = only_directory(&second);
     let rates = |directory: &Path| -> Vec<f64> {
         let points = &RunRecord::load(directory).unwrap().sweeps[0].points;
@@ -85,9 +77,8 @@ fn a_sweep_is_drawn_repeated_and_compared() {
         let mut command = support::lab(&["report", first.to_str().unwrap(), other.to_str().unwrap()]);
         command.current_dir(directory.path()).output().unwrap()
     };
-    let output = report(&second);
-    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
-    assert!(!said(&output).contains("NOT COMPARABLE"), "{}", said(&output));
+    let output = ended(0, &report(&second));
+    assert!(!output.contains("NOT COMPARABLE"), "{output}");
     let mut other = RunRecord::load(&second).unwrap();
     other.environment.kernel = "2.6.32".to_owned();
     other.save(&second).unwrap();
@@ -103,9 +94,7 @@ fn a_sweep_is_drawn_repeated_and_compared() {
 
 #[test]
 fn rerun_and_report_notice_a_replaced_build() {
-    if !can_run(&["python3"]) {
-        return;
-    }
+    needs!("python3");
     let directory = Dir::new();
     let path = experiment(directory.path());
     let subject = directory.at("subject.py");
@@ -114,8 +103,7 @@ fn rerun_and_report_notice_a_replaced_build() {
     fs::write(&path, text.replace(&script("echo.py"), subject.to_str().unwrap())).unwrap();
     let out = directory.at("out");
     let arguments = ["run", path.to_str().unwrap(), "--rounds", "1", "--out", out.to_str().unwrap()];
-    let output = run(&arguments);
-    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    ran(0, &arguments);
     let first = only_directory(&out);
     let record = RunRecord::load(&first).unwrap();
     let measured = record.programs.iter().find(|build| build.path.ends_with("subject.py")).unwrap();
@@ -133,11 +121,10 @@ fn rerun_and_report_notice_a_replaced_build() {
     fs::write(&subject, changed).unwrap();
     assert!(report().contains("subject.py is now a different build: then SHA-256 "), "{}", report());
     let second = directory.at("second");
-    let output = run(&["rerun", first.to_str().unwrap(), "--out", second.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let output = ran(0, &["rerun", first.to_str().unwrap(), "--out", second.to_str().unwrap()]);
     let words = "subject.py differs from the measured build: then SHA-256 ";
-    assert!(said(&output).contains("warning: only: ") && said(&output).contains(words), "{}", said(&output));
-    let second = RunRecord::load(&only_directory(&second)).unwrap();
+    assert!(output.contains("warning: only: ") && output.contains(words), "{output}");
+    let second = record_in(&second);
     assert!(
         second.environment.notes.iter().any(|note| note.contains(words)),
         "{:?}",
@@ -148,9 +135,7 @@ fn rerun_and_report_notice_a_replaced_build() {
 
 #[test]
 fn a_file_replaced_during_the_experiment_is_noted() {
-    if !can_run(&["python3"]) {
-        return;
-    }
+    needs!("python3");
     let directory = Dir::new();
     let path = experiment(directory.path());
     let settings = directory.at("settings");
@@ -163,11 +148,10 @@ fn a_file_replaced_during_the_experiment_is_noted() {
     );
     fs::write(&path, text).unwrap();
     let out = directory.at("out");
-    let output = run(&["run", path.to_str().unwrap(), "--rounds", "1", "--out", out.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let output = ran(0, &["run", path.to_str().unwrap(), "--rounds", "1", "--out", out.to_str().unwrap()]);
     let note = "a file changed during the experiment: the workload: ";
-    assert!(said(&output).contains(&format!("warning: {note}")), "{}", said(&output));
-    let notes = RunRecord::load(&only_directory(&out)).unwrap().environment.notes;
+    assert!(output.contains(&format!("warning: {note}")), "{output}");
+    let notes = record_in(&out).environment.notes;
     assert!(
         notes
             .iter()
@@ -178,16 +162,13 @@ fn a_file_replaced_during_the_experiment_is_noted() {
 
 #[test]
 fn record_and_report_contain_the_syscalls() {
-    if !can_run(&["python3", "strace"]) {
-        return;
-    }
+    needs!("python3", "strace");
     let directory = Dir::new();
     let path = experiment(directory.path());
     let out = directory.at("out");
     let arguments =
         ["run", path.to_str().unwrap(), "--rounds", "1", "--syscalls", "--out", out.to_str().unwrap()];
-    let output = run(&arguments);
-    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    ran(0, &arguments);
     let directory = only_directory(&out);
     let record = RunRecord::load(&directory).unwrap();
     let table = &record.syscalls["only"];

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use support::{Dir, can_run, eventually, lab, only_directory, run, said, signal};
+use support::{Dir, ended, eventually, has_all, lab, needs, only_directory, ran, run, said, script, signal};
 use turnpike_lab::RunRecord;
 
 #[test]
@@ -18,9 +18,6 @@ fn as_lab() {
 
 /// Suite with two rows: an echo at two rates, the second with an unreachable threshold and a trivial one.
 fn suite(directory: &Path) -> PathBuf {
-    let script = |name: &str| {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support").join(name).display().to_string()
-    };
     let (echo, load) = (script("echo.py"), script("load.py"));
     let experiment = format!(
         r#"
@@ -75,9 +72,7 @@ must = [
 
 #[test]
 fn an_interrupted_suite_resumes() {
-    if !can_run(&["python3"]) {
-        return;
-    }
+    needs!("python3");
     let directory = Dir::new();
     let out = directory.at("out");
     let suite = suite(directory.path());
@@ -87,15 +82,14 @@ fn an_interrupted_suite_resumes() {
         support::entries(&out) > 0 && journal().contains("\"record\"")
     });
     signal(&child, "INT");
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let output = ended(1, &child.wait_with_output().unwrap());
     let kept = only_directory(&out);
     let told = format!(
         "interrupted with 1 of 2 rows left: continue with `turnpike lab suite --resume {}`",
         kept.display()
     );
-    assert!(said(&output).contains(&told), "{}", said(&output));
-    assert!(said(&output).contains("not yet measured"), "{}", said(&output));
+    assert!(output.contains(&told), "{output}");
+    assert!(output.contains("not yet measured"), "{output}");
 
     // The directory is self-contained, so the suite's file may be gone.
     fs::remove_file(suite).unwrap();
@@ -128,9 +122,8 @@ fn an_interrupted_suite_resumes() {
     }
     assert!(table.contains("missing is skipped: `no-such-echo` is missing"), "{table}");
 
-    let output = run(&["report", kept.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(3), "{}", said(&output));
-    assert!(said(&output).contains("1 bars met, 1 missed, 0 undecided"), "{}", said(&output));
+    let output = ran(3, &["report", kept.to_str().unwrap()]);
+    assert!(output.contains("1 bars met, 1 missed, 0 undecided"), "{output}");
 }
 
 #[test]
@@ -140,28 +133,21 @@ fn a_mistake_in_any_row_is_reported_before_the_start() {
     let text = fs::read_to_string(&suite).unwrap();
     fs::write(&suite, text.replace("rate = 200", "rat = 200").replace("rate = 100", "")).unwrap();
     let out = directory.at("out");
-    let output = run(&["suite", suite.to_str().unwrap(), "--out", out.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
-    for part in [
-        "row \"slow\": echo sweeps 2 points: set its swept variables",
-        "row \"fast\": --set rat=200: no variable \"rat\"; did you mean \"rate\"?",
-    ] {
-        assert!(said(&output).contains(part), "{part} is missing: {}", said(&output));
-    }
+    let output = ran(2, &["suite", suite.to_str().unwrap(), "--out", out.to_str().unwrap()]);
+    has_all(
+        &output,
+        &[
+            "row \"slow\": echo sweeps 2 points: set its swept variables",
+            "row \"fast\": --set rat=200: no variable \"rat\"; did you mean \"rate\"?",
+        ],
+    );
     assert!(!out.exists());
 }
 
 #[test]
 fn built_ins_are_listed_and_found_by_name() {
     let listed = said(&run(&["list"]));
-    for part in ["  relay-thin ", "  forward-udp ", "  relay ", "  forward ", "  forward-kernel "] {
-        assert!(listed.contains(part), "{part} is missing: {listed}");
-    }
-    let output = run(&["run", "relay-thick"]);
-    assert_eq!(output.status.code(), Some(2));
-    assert!(
-        said(&output).contains("no experiment relay-thick; did you mean \"relay-thin\"?"),
-        "{}",
-        said(&output)
-    );
+    has_all(&listed, &["  relay-thin ", "  forward-udp ", "  relay ", "  forward ", "  forward-kernel "]);
+    let output = ran(2, &["run", "relay-thick"]);
+    assert!(output.contains("no experiment relay-thick; did you mean \"relay-thin\"?"), "{output}");
 }

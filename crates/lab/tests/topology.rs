@@ -9,7 +9,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use support::{Dir, can_run, marked, namespaces, run, said};
+use support::{Dir, can_run, ended, marked, namespaces, needs, ran, run, said};
 
 #[test]
 fn as_lab() {
@@ -49,14 +49,11 @@ fn id(letter: char) -> Id {
 
 #[test]
 fn up_exec_down_twice() {
-    if !can_run(&["python3"]) {
-        return;
-    }
+    needs!("python3");
     let id = id('a');
-    let up = run(&["up", "--id", &id]);
-    assert_eq!(up.status.code(), Some(0), "{}", said(&up));
-    assert!(said(&up).contains("10.77.1.2/24"), "{}", said(&up));
-    assert!(said(&up).contains("relay/r-p: "), "the offloads are printed: {}", said(&up));
+    let up = ran(0, &["up", "--id", &id]);
+    assert!(up.contains("10.77.1.2/24"), "{up}");
+    assert!(up.contains("relay/r-p: "), "the offloads are printed: {}", up);
     assert_eq!(namespaces(&format!("tplab-{id}-")).len(), 3);
 
     // Packets from client to peer are forwarded by the relay, in both families.
@@ -80,15 +77,13 @@ for _ in range(200):
         assert!(server.wait().unwrap().success());
     }
 
-    let again = run(&["up", "--id", &id]);
-    assert_eq!(again.status.code(), Some(2), "{}", said(&again));
-    assert!(said(&again).contains("is already up: remove it with `turnpike lab down`"));
+    let again = ran(2, &["up", "--id", &id]);
+    assert!(again.contains("is already up: remove it with `turnpike lab down`"));
 
     for expected in ["1 topology removed", "no topology was up"] {
-        let down = run(&["down", "--id", &id]);
-        assert_eq!(down.status.code(), Some(0), "{}", said(&down));
+        let down = ran(0, &["down", "--id", &id]);
         // Tests run in parallel, and their topologies may be stale at the moment.
-        assert!(said(&down).contains("removed") || said(&down).contains(expected), "{}", said(&down));
+        assert!(down.contains("removed") || down.contains(expected), "{down}");
     }
     assert!(namespaces(&format!("tplab-{id}-")).is_empty());
     assert_eq!(marked(&id), 0);
@@ -96,30 +91,23 @@ for _ in range(200):
 
 #[test]
 fn a_mistyped_namespace_and_a_missing_topology_are_named() {
-    if !can_run(&[]) {
-        return;
-    }
+    needs!();
     let id = id('b');
-    let none = run(&["exec", "--id", &id, "client", "--", "true"]);
-    assert_eq!(none.status.code(), Some(2));
-    assert!(said(&none).contains("is not up: create it with `turnpike lab up`"), "{}", said(&none));
+    let none = ran(2, &["exec", "--id", &id, "client", "--", "true"]);
+    assert!(none.contains("is not up: create it with `turnpike lab up`"), "{none}");
 
-    let up = run(&["up", "--id", &id]);
-    assert_eq!(up.status.code(), Some(0), "{}", said(&up));
-    let wrong = run(&["exec", "--id", &id, "cleint", "--", "true"]);
-    assert_eq!(wrong.status.code(), Some(2));
-    assert!(said(&wrong).contains("did you mean \"client\"?"), "{}", said(&wrong));
-    assert_eq!(run(&["down", "--id", &id]).status.code(), Some(0));
+    ran(0, &["up", "--id", &id]);
+    let wrong = ran(2, &["exec", "--id", &id, "cleint", "--", "true"]);
+    assert!(wrong.contains("did you mean \"client\"?"), "{wrong}");
+    ran(0, &["down", "--id", &id]);
     assert!(namespaces(&format!("tplab-{id}-")).is_empty());
 }
 
 #[test]
 fn down_kills_everything_inside_even_daemons() {
-    if !can_run(&["setsid"]) {
-        return;
-    }
+    needs!("setsid");
     let id = id('c');
-    assert_eq!(run(&["up", "--id", &id]).status.code(), Some(0));
+    ran(0, &["up", "--id", &id]);
     // A daemon with an empty environment has no mark but still lives in the namespace.
     let script = "setsid env -i sleep 3600 >/dev/null 2>&1 & setsid sleep 3600 >/dev/null 2>&1 & exit 0";
     assert!(run(&["exec", "--id", &id, "relay", "--", "sh", "-c", script]).status.success());
@@ -130,7 +118,7 @@ fn down_kills_everything_inside_even_daemons() {
     };
     support::eventually("both daemons and the anchor run", || inside().len() == 3);
     let pids = inside();
-    assert_eq!(run(&["down", "--id", &id]).status.code(), Some(0));
+    ran(0, &["down", "--id", &id]);
     support::eventually("they are gone", || {
         pids.iter().all(|pid| {
             !fs::exists(format!("/proc/{pid}/ns/net")).unwrap_or(false)
@@ -142,20 +130,13 @@ fn down_kills_everything_inside_even_daemons() {
 
 #[test]
 fn a_topology_file_with_a_mistake_makes_nothing() {
-    if !can_run(&[]) {
-        return;
-    }
+    needs!();
     let directory = Dir::new();
     let file = directory.at("t.toml");
     fs::write(&file, "[[namespace]]\nname = 'a'\nforwards = true\n").unwrap();
     let id = id('d');
-    let up = run(&["up", file.to_str().unwrap(), "--id", &id]);
-    assert_eq!(up.status.code(), Some(2));
-    assert!(
-        said(&up).contains("t.toml:3:1: unknown key \"forwards\"; did you mean \"forward\"?"),
-        "{}",
-        said(&up)
-    );
+    let up = ran(2, &["up", file.to_str().unwrap(), "--id", &id]);
+    assert!(up.contains("t.toml:3:1: unknown key \"forwards\"; did you mean \"forward\"?"), "{up}");
     assert!(namespaces(&format!("tplab-{id}-")).is_empty());
 
     // A failure halfway is undone: this offload does not exist.
@@ -167,9 +148,8 @@ fn a_topology_file_with_a_mistake_makes_nothing() {
     )
     .unwrap();
     if can_run(&["ethtool"]) {
-        let up = run(&["up", file.to_str().unwrap(), "--id", &id]);
-        assert_eq!(up.status.code(), Some(2), "{}", said(&up));
-        assert!(said(&up).contains("no-such-offload"), "{}", said(&up));
+        let up = ran(2, &["up", file.to_str().unwrap(), "--id", &id]);
+        assert!(up.contains("no-such-offload"), "{up}");
     }
     assert!(namespaces(&format!("tplab-{id}-")).is_empty());
     assert_eq!(marked(&id), 0);
@@ -210,8 +190,7 @@ fn topologies_work_in_a_user_namespace_without_root() {
             .envs(template.get_envs().filter_map(|(name, value)| Some((name, value?))));
         as_nobody(&mut command).output().unwrap()
     };
-    let up = lab(&["up", "--id", &id]);
-    assert_eq!(up.status.code(), Some(0), "{}", said(&up));
+    ended(0, &lab(&["up", "--id", &id]));
     let inside = lab(&["exec", "--id", &id, "relay", "--", "ip", "-o", "addr"]);
     assert!(
         said(&inside).contains("10.77.1.1/24") && said(&inside).contains("10.77.2.1/24"),
@@ -228,18 +207,16 @@ fn topologies_work_in_a_user_namespace_without_root() {
 
 #[test]
 fn the_host_is_not_touched() {
-    if !can_run(&[]) {
-        return;
-    }
+    needs!();
     let links = || fs::read_to_string("/proc/net/dev").unwrap().lines().count();
     let forwarding = || fs::read_to_string("/proc/sys/net/ipv4/ip_forward").unwrap();
     let before = (links(), forwarding());
     let id = id('e');
-    assert_eq!(run(&["up", "--id", &id]).status.code(), Some(0));
+    ran(0, &["up", "--id", &id]);
     assert_eq!((links(), forwarding()), before);
     // The topology's addresses do not exist on the host.
     assert!(UdpSocket::bind("10.77.1.1:0").is_err());
-    assert_eq!(run(&["down", "--id", &id]).status.code(), Some(0));
+    ran(0, &["down", "--id", &id]);
 }
 
 /// Root of the machine, who may pin kernel threads.
@@ -250,9 +227,7 @@ fn is_root_of_the_machine() -> bool {
 
 #[test]
 fn a_wire_splits_super_packets_and_receives_in_pinned_threads() {
-    if !can_run(&["python3", "ethtool", "chrt", "taskset"]) {
-        return;
-    }
+    needs!("python3", "ethtool", "chrt", "taskset");
     if !is_root_of_the_machine() || std::thread::available_parallelism().unwrap().get() < 2 {
         eprintln!("SKIPPED: pinning kernel threads needs two CPUs and root of the machine");
         return;
@@ -266,18 +241,16 @@ s.setsockopt(socket.SOL_UDP if hasattr(socket,'SOL_UDP') else 17,103,100)
 try: s.send(b'x'*2000)
 except ConnectionRefusedError: s.send(b'x'*2000)";
     for (topology, least, most) in [("wire", 20, 60), ("wire-mitigated", 20, 60), ("veth", 1, 15)] {
-        let up = run(&["up", topology, "--id", &id]);
-        assert_eq!(up.status.code(), Some(0), "{}", said(&up));
+        ran(0, &["up", topology, "--id", &id]);
         let received = || -> u64 {
             let devices = said(&run(&["exec", "--id", &id, "relay", "--", "cat", "/proc/net/dev"]));
             let line = devices.lines().find_map(|line| line.trim().strip_prefix("r-c:")).expect("the device");
             line.split_whitespace().nth(1).unwrap().parse().unwrap()
         };
         let before = received();
-        let sent = run(&["exec", "--id", &id, "client", "--", "python3", "-c", send]);
-        assert_eq!(sent.status.code(), Some(0), "{}", said(&sent));
+        ran(0, &["exec", "--id", &id, "client", "--", "python3", "-c", send]);
         let grown = received() - before;
         assert!((least..=most).contains(&grown), "{topology}: {grown} packets");
-        assert_eq!(run(&["down", "--id", &id]).status.code(), Some(0));
+        ran(0, &["down", "--id", &id]);
     }
 }

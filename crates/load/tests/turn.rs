@@ -9,22 +9,18 @@ use std::{
 };
 
 use crate::common::{
-    PASSWORD, Wishes, counter, free_address, load, loopback, reflector, reflector_on, relay, relay_of,
-    relay_with, wait_for_counter, wait_until_empty,
+    PASSWORD, Wishes, counter, free_address, load, loopback, measured, quiet, reflector, reflector_on, relay,
+    relay_of, relay_with, wait_for_counter, wait_until_empty,
 };
 use turnpike_load::{
     ClientTransport, LoadError, StopHandle,
     options::parse,
-    turn::{DataVia, Mode, RunOutcome, TurnLoadConfig, run},
+    turn::{DataVia, Mode, TurnLoadConfig, run},
 };
 use turnpike_net::Datapath;
 use turnpike_relay::CredentialStore;
 use turnpike_turn::server::{Lookup, User, Users};
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
-
-fn quiet(config: &TurnLoadConfig) -> Result<RunOutcome, LoadError> {
-    run(config, &StopHandle::default(), |_| {})
-}
 
 #[test]
 fn traffic_over_channels_and_send_indications_comes_back_complete() {
@@ -32,12 +28,11 @@ fn traffic_over_channels_and_send_indications_comes_back_complete() {
     for (via, clients, burst) in [(DataVia::Channel, 1, 1), (DataVia::Channel, 20, 4), (DataVia::Send, 20, 2)]
     {
         for size in [24, 121] {
-            let config = load(
+            let report = measured(
                 &relay,
                 &reflector,
                 &format!("--via {via} --clients {clients} --burst {burst} --size {size}"),
             );
-            let report = quiet(&config).unwrap().report;
             let context = format!("{via} {clients} clients of {size} bytes: {report:?}");
             // Due in one second at 2,000/s, give or take a burst per client.
             assert!((1..=2_100).contains(&report.sent), "{context}");
@@ -83,8 +78,7 @@ fn ipv6_works_from_end_to_end() {
     let six = std::net::Ipv6Addr::LOCALHOST.into();
     let (relay, reflector) = (relay(&Wishes { address: six, ..Wishes::default() }), reflector_on(six));
     for via in [DataVia::Channel, DataVia::Send] {
-        let config = load(&relay, &reflector, &format!("--via {via} --clients 4"));
-        let report = quiet(&config).unwrap().report;
+        let report = measured(&relay, &reflector, &format!("--via {via} --clients 4"));
         assert_eq!((report.lost, report.received), (0, report.sent), "{via}: {report:?}");
     }
 }
@@ -95,12 +89,11 @@ fn distinct_peers_share_one_relay_port() {
     let reflector = reflector_on(std::net::Ipv4Addr::UNSPECIFIED.into());
     let port = reflector.listeners()[0].port();
     for via in [DataVia::Channel, DataVia::Send] {
-        let config = load(
+        let report = measured(
             &relay,
             &reflector,
             &format!("--via {via} --clients 40 --peer {} --peer-prefix 127.9.0.0/16", loopback(port)),
         );
-        let report = quiet(&config).unwrap().report;
         assert_eq!((report.lost, report.received), (0, report.sent), "{via}: {report:?}");
     }
     // With a single peer, all clients except one are refused.
@@ -113,14 +106,13 @@ fn distinct_peers_share_one_relay_port() {
 fn clients_on_a_shared_socket_have_their_own_addresses() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     for (via, burst, threads) in [(DataVia::Channel, 1, 1), (DataVia::Send, 8, 2), (DataVia::Channel, 8, 2)] {
-        let config = load(
+        let report = measured(
             &relay,
             &reflector,
             &format!(
                 "--via {via} --burst {burst} --threads {threads} --clients 40 --client-prefix 127.8.0.0/16"
             ),
         );
-        let report = quiet(&config).unwrap().report;
         assert_eq!((report.lost, report.received), (0, report.sent), "{via}: {report:?}");
         assert_eq!((report.reordered, report.errors.len()), (0, 0), "{via}: {report:?}");
         assert!(report.sent > 100, "{via}: {report:?}");
@@ -135,8 +127,7 @@ fn clients_on_a_shared_socket_have_their_own_addresses() {
 fn every_data_path_works() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     for datapath in [Datapath::Basic, Datapath::Mmsg, Datapath::best().0] {
-        let config = load(&relay, &reflector, &format!("--datapath {datapath} --burst 8"));
-        let report = quiet(&config).unwrap().report;
+        let report = measured(&relay, &reflector, &format!("--datapath {datapath} --burst 8"));
         assert_eq!(report.lost, 0, "{report:?}");
         assert_eq!(report.datapath, datapath.to_string());
     }
@@ -145,8 +136,7 @@ fn every_data_path_works() {
 #[test]
 fn a_window_bounds_a_flood() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
-    let config = load(&relay, &reflector, "--rate max --window 64 --burst 16 --clients 2");
-    let report = quiet(&config).unwrap().report;
+    let report = measured(&relay, &reflector, "--rate max --window 64 --burst 16 --clients 2");
     assert!(report.received > 1_000, "{report:?}");
     // Both windows bound the packets in flight at the end of the run.
     assert!(report.lost <= 128, "{report:?}");
@@ -155,8 +145,7 @@ fn a_window_bounds_a_flood() {
 #[test]
 fn allocations_are_made_and_deleted() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
-    let config = load(&relay, &reflector, "--mode allocate --clients 8 --rate 200");
-    let report = quiet(&config).unwrap().report;
+    let report = measured(&relay, &reflector, "--mode allocate --clients 8 --rate 200");
     assert_eq!((report.lost, report.received), (0, report.sent), "{report:?}");
     // At most the number due; a busy machine starts fewer.
     assert!((1..=201).contains(&report.sent), "{report:?}");
@@ -168,8 +157,7 @@ fn allocations_are_made_and_deleted() {
 #[test]
 fn a_server_that_falls_behind_is_still_measured() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
-    let config = load(&relay, &reflector, "--mode allocate --rate 1M");
-    let report = quiet(&config).unwrap().report;
+    let report = measured(&relay, &reflector, "--mode allocate --rate 1M");
     assert!(report.sent > 0, "{report:?}");
     assert_eq!((report.lost, report.received), (0, report.sent), "{report:?}");
     wait_until_empty(&relay);
@@ -221,8 +209,7 @@ fn users_take_turns() {
 #[test]
 fn channels_are_bound_one_after_the_other() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
-    let config = load(&relay, &reflector, "--mode bind --clients 4 --rate max");
-    let report = quiet(&config).unwrap().report;
+    let report = measured(&relay, &reflector, "--mode bind --clients 4 --rate max");
     assert_eq!((report.lost, report.received), (0, report.sent), "{report:?}");
     // More than one allocation can have, so some clients have started over.
     assert!(report.received > 4 * 60, "{report:?}");
@@ -233,8 +220,7 @@ fn channels_are_bound_one_after_the_other() {
 #[test]
 fn invalid_messages_leave_no_state_and_get_small_replies() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
-    let config = load(&relay, &reflector, "--mode invalid --clients 4");
-    let report = quiet(&config).unwrap().report;
+    let report = measured(&relay, &reflector, "--mode invalid --clients 4");
     // Valid requests do get a response.
     assert!(report.received > 0 && report.received < report.sent, "{report:?}");
     assert!(report.extra["amplification"] < 1.0, "{report:?}");
@@ -357,8 +343,7 @@ fn quotas_and_forbidden_peers_are_named() {
 #[test]
 fn the_report_is_one_json_object() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
-    let config = load(&relay, &reflector, "--duration 0.3");
-    let report = quiet(&config).unwrap().report;
+    let report = measured(&relay, &reflector, "--duration 0.3");
     let json: serde_json::Value = serde_json::to_value(&report).unwrap();
     assert_eq!(json["clients"], 1);
     assert_eq!(json["rate"], 2_000.0);

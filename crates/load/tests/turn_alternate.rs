@@ -4,19 +4,15 @@
 use std::net::SocketAddr;
 
 use crate::common::{
-    Certificate, Dir, Wishes, certificate, free_address, listen_to_all, listener, load, loopback, reflector,
-    relay_with, wait_for_counter, wait_until_empty,
+    Certificate, Dir, Wishes, certificate, free_address, listen_to_all, listener, load, loopback, measured,
+    quiet, reflector, relay_with, wait_for_counter, wait_until_empty,
 };
 use turnpike_load::{
-    ClientTransport, LoadError, StopHandle,
-    turn::{Mode, RunOutcome, TurnLoadConfig, run},
+    ClientTransport, LoadError,
+    turn::{Mode, TurnLoadConfig},
 };
 use turnpike_relay::Relay;
 use turnpike_turn::server::{Alternate, AlternateWhen};
-
-fn quiet(config: &TurnLoadConfig) -> Result<RunOutcome, LoadError> {
-    run(config, &StopHandle::default(), |_| {})
-}
 
 fn signpost(
     to: &[(SocketAddr, Option<&str>)],
@@ -78,19 +74,18 @@ fn allocations_and_relayed_streams_follow_redirects() {
     let reflector = reflector();
     for transport in [ClientTransport::Udp, ClientTransport::Tcp] {
         let first = signpost(&[(listener(&end, transport), None)], None, None);
-        let config = load(
+        let report = measured(
             &first,
             &reflector,
             &format!("--transport {transport} --mode allocate --clients 4 --rate 50"),
         );
-        let report = quiet(&config).unwrap().report;
         assert_eq!((report.lost, report.received), (0, report.sent), "{transport}: {report:?}");
         // Every run starts at the first server again, and so does every allocation of its warm-up.
         assert!(report.sent > 0 && report.extra["redirects"] >= report.sent as f64, "{report:?}");
         wait_until_empty(&end);
     }
     let first = signpost(&[(listener(&end, ClientTransport::Tcp), None)], None, None);
-    let config = load(
+    let report = measured(
         &first,
         &reflector,
         &format!(
@@ -98,7 +93,6 @@ fn allocations_and_relayed_streams_follow_redirects() {
             stream_reflector.tcp_listeners()[0]
         ),
     );
-    let report = quiet(&config).unwrap().report;
     assert_eq!((report.lost, report.extra["redirects"]), (0, 2.0), "{report:?}");
     assert!(report.sent > 0 && report.errors.is_empty(), "{report:?}");
 }

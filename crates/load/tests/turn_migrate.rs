@@ -11,22 +11,18 @@ use std::{
 };
 
 use crate::common::{
-    Dir, Wishes, certificate, counter, eventually, listen_to_all, load, loopback, reflector, relay,
+    Dir, Wishes, certificate, counter, eventually, listen_to_all, load, loopback, quiet, reflector, relay,
     relay_with, wait_for_counter, wait_until_empty,
 };
 use turnpike_load::{
-    ClientTransport, LoadError, StopHandle,
+    ClientTransport, LoadError,
     reflect::Reflector,
-    turn::{DataVia, Mode, RunOutcome, TurnLoadConfig, run},
+    turn::{DataVia, Mode, TurnLoadConfig},
 };
 use turnpike_relay::Relay;
 
 const CLIENTS: u16 = 4;
 const PPS: u16 = 100;
-
-fn quiet(config: &TurnLoadConfig) -> Result<RunOutcome, LoadError> {
-    run(config, &StopHandle::default(), |_| {})
-}
 
 /// Load in which every client moves five times.
 fn restless(relay: &Relay, reflector: &Reflector, flags: &str) -> TurnLoadConfig {

@@ -4,11 +4,11 @@
 use std::thread;
 
 use crate::common::{
-    Dir, Wishes, certificate, eventually, listen_to_all, listener, load, reflector, relay_with,
+    Dir, Wishes, certificate, eventually, listen_to_all, listener, load, measured, reflector, relay_with,
 };
 use turnpike_load::{
-    ClientTransport, StopHandle,
-    turn::{DataVia, run},
+    ClientTransport, LoadReport, StopHandle,
+    turn::{DataVia, TurnLoadConfig, run},
 };
 use turnpike_relay::Relay;
 use turnpike_turn::server::{Alternate, AlternateWhen};
@@ -21,6 +21,31 @@ fn allocations(relay: &Relay) -> u64 {
 
 fn relayed(relay: &Relay) -> u64 {
     relay.snapshots().iter().map(|worker| worker.turn.to_client_datagrams).sum()
+}
+
+/// Runs until all clients use a relay that takes the place of the first one, with its addresses.
+fn outlives(
+    config: &TurnLoadConfig,
+    relay: Relay,
+    replace: impl FnOnce(&mut turnpike_relay::Config),
+) -> LoadReport {
+    let (listeners, stop) = (relay.listeners(), StopHandle::default());
+    let outcome = thread::scope(|scope| {
+        let running = scope.spawn(|| run(config, &stop, |_| {}));
+        eventually("all are relayed", || allocations(&relay) == CLIENTS as u64 && relayed(&relay) > 100);
+        relay.stop();
+        let second = relay_with(&Wishes::default(), |config| {
+            replace(config);
+            config.listen = listeners.udp.clone();
+            config.streams.listen = listeners.tcp.clone();
+            config.streams.tls_listen = listeners.tls.clone();
+            config.dtls.listen = listeners.dtls.clone();
+        });
+        eventually("all are back", || allocations(&second) >= CLIENTS as u64 && relayed(&second) > 200);
+        stop.stop();
+        running.join().expect("it does not panic")
+    });
+    outcome.unwrap().report
 }
 
 #[test]
@@ -37,7 +62,6 @@ fn clients_reconnect_to_a_restarted_server() {
         (ClientTransport::Dtls, DataVia::Channel),
     ] {
         let first = relay_with(&Wishes::default(), |config| listen_to_all(config, Some(&certificate)));
-        let listeners = first.listeners();
         let config = load(
             &first,
             &reflector,
@@ -46,23 +70,7 @@ fn clients_reconnect_to_a_restarted_server() {
                 ca.display()
             ),
         );
-        let stop = StopHandle::default();
-        let outcome = thread::scope(|scope| {
-            let running = scope.spawn(|| run(&config, &stop, |_| {}));
-            eventually("all are relayed", || allocations(&first) == CLIENTS as u64 && relayed(&first) > 100);
-            first.stop();
-            let second = relay_with(&Wishes::default(), |config| {
-                listen_to_all(config, Some(&certificate));
-                config.listen = listeners.udp.clone();
-                config.streams.listen = listeners.tcp.clone();
-                config.streams.tls_listen = listeners.tls.clone();
-                config.dtls.listen = listeners.dtls.clone();
-            });
-            eventually("all are back", || allocations(&second) >= CLIENTS as u64 && relayed(&second) > 200);
-            stop.stop();
-            running.join().expect("it does not panic")
-        });
-        let report = outcome.unwrap().report;
+        let report = outlives(&config, first, |config| listen_to_all(config, Some(&certificate)));
         let context = format!("{transport} {via}: {report:?}");
         assert!(report.extra["returns_done"] >= CLIENTS as f64, "{context}");
         assert_eq!(report.extra["clients_silent"], 0.0, "{context}");
@@ -80,8 +88,7 @@ fn clients_reconnect_to_a_restarted_server() {
 fn clients_with_steady_traffic_never_reconnect() {
     let relay = relay_with(&Wishes::default(), |_| {});
     let reflector = reflector();
-    let config = load(&relay, &reflector, &format!("--clients {CLIENTS} --rate 400 --reconnect 30"));
-    let report = run(&config, &StopHandle::default(), |_| {}).unwrap().report;
+    let report = measured(&relay, &reflector, &format!("--clients {CLIENTS} --rate 400 --reconnect 30"));
     assert_eq!((report.extra["returns_done"], report.extra["clients_silent"]), (0.0, 0.0), "{report:?}");
     assert!(report.extra["pause_ms_p50"] > 0.0, "{report:?}");
     assert_eq!((report.extra["sessions_lost"], report.extra["reconnect_ms_max"]), (0.0, 0.0), "{report:?}");
@@ -92,7 +99,6 @@ fn reconnecting_clients_start_at_the_first_server() {
     let reflector = reflector();
     for transport in [ClientTransport::Udp, ClientTransport::Tcp] {
         let end = relay_with(&Wishes::default(), |config| listen_to_all(config, None));
-        let listeners = end.listeners();
         let first = relay_with(&Wishes::default(), |config| {
             listen_to_all(config, None);
             config.server.alternates = vec![Alternate {
@@ -109,21 +115,7 @@ fn reconnecting_clients_start_at_the_first_server() {
                 "--transport {transport} --clients {CLIENTS} --threads 2 --rate 400 --reconnect 0.3 --warmup 0.1 --duration 600"
             ),
         );
-        let stop = StopHandle::default();
-        let outcome = thread::scope(|scope| {
-            let running = scope.spawn(|| run(&config, &stop, |_| {}));
-            eventually("all are relayed", || allocations(&end) == CLIENTS as u64 && relayed(&end) > 100);
-            end.stop();
-            let again = relay_with(&Wishes::default(), |config| {
-                listen_to_all(config, None);
-                config.listen = listeners.udp.clone();
-                config.streams.listen = listeners.tcp.clone();
-            });
-            eventually("all are back", || allocations(&again) >= CLIENTS as u64 && relayed(&again) > 200);
-            stop.stop();
-            running.join().expect("it does not panic")
-        });
-        let report = outcome.unwrap().report;
+        let report = outlives(&config, end, |config| listen_to_all(config, None));
         let context = format!("{transport}: {report:?}");
         assert!(report.extra["returns_done"] >= CLIENTS as f64, "{context}");
         assert!(report.extra["redirects"] >= 2.0 * CLIENTS as f64, "{context}");

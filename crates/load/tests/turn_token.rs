@@ -1,13 +1,13 @@
 //! Access tokens instead of passwords (RFC 7635): valid ones are accepted, refusals are explained.
 
 use crate::common::{
-    Wishes, counter, eventually, listen_to_all, load, reflector, relay_with, unix, wait_until_empty,
+    Wishes, counter, eventually, listen_to_all, load, quiet, reflector, relay_with, unix, wait_until_empty,
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use turnpike_load::{
-    ClientTransport, LoadError, OfferedRate, StopHandle,
+    ClientTransport, LoadError, OfferedRate,
     reflect::Reflector,
-    turn::{self, Mode, RunOutcome, TurnLoadConfig, run},
+    turn::{self, Mode, TurnLoadConfig},
 };
 use turnpike_relay::Relay;
 use turnpike_turn::{
@@ -17,10 +17,6 @@ use turnpike_turn::{
 
 const KEY: [u8; 32] = [5; 32];
 const NAME: &str = "turn.example.org";
-
-fn quiet(config: &TurnLoadConfig) -> Result<RunOutcome, LoadError> {
-    run(config, &StopHandle::default(), |_| {})
-}
 
 fn server() -> Relay {
     relay_with(&Wishes::default(), |config| {

@@ -92,11 +92,7 @@ impl ProbeRun<'_> {
         let reached: Vec<(ClientTransport, SocketAddr)> =
             ClientTransport::ALL.iter().filter_map(|it| Some((*it, *self.servers.get(it)?))).collect();
         if self.config.user.is_none() {
-            self.report.line(
-                FindingLevel::Note,
-                "attack",
-                "forbidden peers were not tested: give a credential with --user",
-            );
+            self.report.note("attack", "forbidden peers were not tested: give a credential with --user");
         }
         for (transport, server) in reached {
             let own = [server.port()];
@@ -121,7 +117,7 @@ impl ProbeRun<'_> {
 
     fn note(&mut self, transport: ClientTransport, asked: Result<(), String>) {
         if let Err(what) = asked {
-            self.report.line(FindingLevel::Note, "attack", format!("{transport}: incomplete: {what}"));
+            self.report.note("attack", format!("{transport}: incomplete: {what}"));
         }
     }
 
@@ -279,7 +275,7 @@ impl ProbeRun<'_> {
                 "any user can reach services that trust the server's own machine or network: make the server refuse such peers"
             };
             let what = format!("{entry} lets users reach {form} (over {})", transports.join(", "));
-            self.report.advise(FindingLevel::Bad, "attack", what, remedy);
+            self.report.bad("attack", what, remedy);
         }
         let count = |wanted: fn(AttackOutcome) -> bool| {
             facts.peers.iter().filter(|attempt| wanted(attempt.outcome)).count()
@@ -304,9 +300,9 @@ impl ProbeRun<'_> {
             );
             if *ratio > MOST_AMPLIFICATION {
                 let remedy = "an attacker with forged source addresses can amplify a flood through this server: shorten the realm, or omit SOFTWARE";
-                self.report.advise(FindingLevel::Warn, "attack", what, remedy);
+                self.report.warn("attack", what, remedy);
             } else {
-                self.report.line(FindingLevel::Ok, "attack", what);
+                self.report.ok("attack", what);
             }
         }
     }

@@ -54,8 +54,7 @@ pub(crate) fn judge(report: &mut ProbeReport, transport: ClientTransport, facts:
     let area = "certificate";
     if let Some(why) = &facts.unreadable {
         let distrust = facts.distrust.iter().map(|why| format!("; {why}")).collect::<String>();
-        report.advise(
-            FindingLevel::Bad,
+        report.bad(
             area,
             format!("{transport}: the certificate cannot be parsed ({why}){distrust}"),
             "install a valid X.509 certificate on the server",
@@ -73,20 +72,18 @@ pub(crate) fn judge(report: &mut ProbeReport, transport: ClientTransport, facts:
         facts.days_left
     );
     match &facts.distrust {
-        None => report.line(FindingLevel::Ok, area, what),
-        Some(why) => report.advise(FindingLevel::Bad, area, format!("{what}; {why}"), remedy(why)),
+        None => report.ok(area, what),
+        Some(why) => report.bad(area, format!("{what}; {why}"), remedy(why)),
     }
     if facts.days_left >= 0 && facts.days_left < SOON_DAYS {
-        report.advise(
-            FindingLevel::Warn,
+        report.warn(
             area,
             format!("{transport}: expires in {} days", facts.days_left),
             "renew it now, and check why automatic renewal failed",
         );
     }
     if facts.names.is_empty() {
-        report.advise(
-            FindingLevel::Bad,
+        report.bad(
             area,
             format!("{transport}: has no subject alternative name, which is the only name clients check"),
             "reissue it with the server's host name as a DNS name",
@@ -97,8 +94,7 @@ pub(crate) fn judge(report: &mut ProbeReport, transport: ClientTransport, facts:
         && facts.chain == 1
         && facts.subject != facts.issuer
     {
-        report.advise(
-            FindingLevel::Warn,
+        report.warn(
             area,
             "tls: the server sends its own certificate only, without the intermediates",
             "configure the full chain (fullchain.pem with certbot), not only the leaf certificate",

@@ -49,9 +49,7 @@ pub(crate) fn allocate(
     };
     match first.code() {
         None => {
-            report.advise(
-                FindingLevel::Bad,
-                AREA,
+            report.bad(AREA,
                 "grants allocations without a credential: an open relay",
                 "enable authentication (turnpike: --user or --secret; coturn: lt-cred-mech or use-auth-secret, no no-auth)",
             );
@@ -109,7 +107,7 @@ fn signed(
         };
         match answer.code() {
             None | Some(300) if answer.verified => {
-                report.line(FindingLevel::Ok, AREA, format!("accepts {user:?} in realm {realm:?}"));
+                report.ok(AREA, format!("accepts {user:?} in realm {realm:?}"));
                 return if answer.is_success() {
                     CredentialOutcome::Granted(answer)
                 } else {
@@ -117,9 +115,7 @@ fn signed(
                 };
             }
             None => {
-                report.advise(
-                    FindingLevel::Bad,
-                    AREA,
+                report.bad(AREA,
                     "grants an allocation, but the response is not signed with this user's key, so clients discard it",
                     "something on the path modifies messages, or another server answered",
                 );
@@ -141,10 +137,8 @@ fn signed(
             }
             Some(401) => return refused(report, credentials, &realm, answer.text(kind::REALM), now),
             Some(440) => {
-                report.line(FindingLevel::Ok, AREA, format!("accepts {user:?} in realm {realm:?}"));
-                report.advise(
-                    FindingLevel::Bad,
-                    "relay",
+                report.ok(AREA, format!("accepts {user:?} in realm {realm:?}"));
+                report.bad("relay",
                     format!("answers {} to a request without an address family, which is what browsers send", answer.told()),
                     "relay on an IPv4 address too (turnpike: --relay-ip; coturn: relay-ip=): IPv4 is the default family",
                 );
@@ -182,7 +176,7 @@ fn refused(
 }
 
 fn bad(report: &mut ProbeReport, what: impl Into<String>, remedy: impl Into<String>) -> CredentialOutcome {
-    report.advise(FindingLevel::Bad, AREA, what, remedy);
+    report.bad(AREA, what, remedy);
     CredentialOutcome::Nothing
 }
 
@@ -195,11 +189,7 @@ fn sent_on(report: &mut ProbeReport, answer: &ServerAnswer) -> CredentialOutcome
         );
     }
     let to = alternate(answer);
-    report.line(
-        FindingLevel::Note,
-        AREA,
-        format!("redirects clients to {to} (300 Try Alternate): probe that server"),
-    );
+    report.note(AREA, format!("redirects clients to {to} (300 Try Alternate): probe that server"));
     CredentialOutcome::SentOn
 }
 

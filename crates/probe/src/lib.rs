@@ -131,8 +131,7 @@ impl ProbeRun<'_> {
     fn ended(mut self) -> ProbeReport {
         if Instant::now() >= self.deadline {
             let seconds = self.config.timeout.as_secs_f64();
-            self.report.advise(
-                FindingLevel::Warn,
+            self.report.warn(
                 "probe",
                 format!("the time limit of {seconds} s ended the probe early"),
                 "raise it with --timeout",
@@ -151,30 +150,23 @@ impl ProbeRun<'_> {
                 );
                 self.report.features.insert("nat_discovery".to_owned(), true);
                 if facts.mapping.ends_with("dependent") && facts.mapping != "endpoint-independent" {
-                    self.report.advise(
-                        FindingLevel::Warn,
+                    self.report.warn(
                         "nat",
                         what,
                         "this NAT maps each peer to another port, so calls from here will need the relay",
                     );
                 } else {
-                    self.report.line(FindingLevel::Ok, "nat", what);
+                    self.report.ok("nat", what);
                 }
                 self.report.nat = Some(facts);
             }
             Ok(None) => {
                 self.report.features.insert("nat_discovery".to_owned(), false);
-                self.report.line(
-                    FindingLevel::Note,
-                    "nat",
+                self.report.note("nat",
                     "behaviour discovery is not supported (RFC 5780: no OTHER-ADDRESS), so the type of the local NAT is unknown",
                 );
             }
-            Err(error) => self.report.line(
-                FindingLevel::Note,
-                "nat",
-                format!("behaviour discovery failed: {}", words(error)),
-            ),
+            Err(error) => self.report.note("nat", format!("behaviour discovery failed: {}", words(error))),
         }
     }
 
@@ -204,8 +196,7 @@ impl ProbeRun<'_> {
         relay::judge_mapped(&mut self.report, session.local_addr(), &granted);
         let relayed = granted.addresses(kind::XOR_RELAYED_ADDRESS);
         if relayed.is_empty() {
-            self.report.advise(
-                FindingLevel::Bad,
+            self.report.bad(
                 "relay",
                 "grants an allocation without a relayed address (XOR-RELAYED-ADDRESS)",
                 "no client can use it: see the server's log",

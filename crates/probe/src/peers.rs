@@ -113,7 +113,7 @@ pub(crate) fn judge(report: &mut ProbeReport, asked: PeerQuestion) {
     let PeerQuestion { is_v6, answers, ended } = asked;
     let family = if is_v6 { "IPv6" } else { "IPv4" };
     if let Some(what) = ended {
-        report.line(FindingLevel::Note, "peers", format!("the check ended early: {what}"));
+        report.note("peers", format!("the check ended early: {what}"));
     }
     let of = |verdict: PeerAccess| answers.iter().filter(move |(_, it, _)| *it == verdict);
     for level in [FindingLevel::Bad, FindingLevel::Warn] {
@@ -144,8 +144,7 @@ pub(crate) fn judge(report: &mut ProbeReport, asked: PeerQuestion) {
     }
     let refused = of(PeerAccess::Refused).count();
     if refused > 0 {
-        report.line(
-            FindingLevel::Ok,
+        report.ok(
             "peers",
             format!("refuses {refused} forbidden {family} peer addresses (loopback, metadata, private …)"),
         );

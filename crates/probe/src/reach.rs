@@ -67,7 +67,7 @@ impl ProbeRun<'_> {
         match others.first() {
             Some(ip) if !has_route(*ip) => {
                 let what = format!("the other address of the name, {ip}, was not tried: no route to it");
-                self.report.line(FindingLevel::Note, "probe", what);
+                self.report.note("probe", what);
             }
             Some(ip) if Instant::now() < self.deadline => {
                 let works = works(&chosen, wanted);
@@ -203,7 +203,7 @@ impl ProbeRun<'_> {
             None => {
                 self.servers.insert(transport, server);
                 self.report.software = self.report.software.take().or(software);
-                self.report.line(FindingLevel::Ok, transport, answers(&facts));
+                self.report.ok(transport, answers(&facts));
             }
             Some(what) => self.report.advise(level, transport, format!("{server}: {what}"), remedy),
         }
@@ -222,7 +222,7 @@ impl ProbeRun<'_> {
             None => {
                 self.servers.entry(transport).or_insert(server);
                 self.report.software = self.report.software.take().or(software);
-                self.report.line(FindingLevel::Ok, transport, answers(&facts));
+                self.report.ok(transport, answers(&facts));
                 if let Some(shown) =
                     facts.certificate.as_ref().filter(|shown| Some(*shown) != named.certificate.as_ref())
                 {
@@ -242,9 +242,8 @@ impl ProbeRun<'_> {
         for ReachTried { named: ReachAttempt { transport, server, facts, .. }, .. } in other {
             let at_chosen = chosen.iter().find(|tried| tried.transport() == transport);
             match &facts.failure {
-                None => self.report.line(FindingLevel::Ok, transport, answers(&facts)),
-                Some(what) if at_chosen.is_some_and(ReachTried::works) => self.report.advise(
-                    FindingLevel::Warn,
+                None => self.report.ok(transport, answers(&facts)),
+                Some(what) if at_chosen.is_some_and(ReachTried::works) => self.report.warn(
                     transport,
                     format!("{server}: {what}, although this address is listed for this name"),
                     "clients that choose this address fail: listen there and open the firewall, or remove \

@@ -20,23 +20,19 @@ pub(crate) fn judge_address(report: &mut ProbeReport, server: IpAddr, relayed: S
     let ip = relayed.ip();
     report.relayed.push(relayed.to_string());
     if ip.is_unspecified() {
-        report.advise(
-            FindingLevel::Bad,
+        report.bad(
             area,
             format!("hands out {relayed}, which is not a usable address"),
             "tell the server its address (turnpike: --relay-ip IP; coturn: relay-ip=)",
         );
     } else if ip.is_loopback() && !server.is_loopback() {
-        report.advise(
-            FindingLevel::Bad,
+        report.bad(
             area,
             format!("hands out {relayed}, which only the server can reach"),
             "relay on an address that peers can reach (turnpike: --relay-ip; coturn: relay-ip=)",
         );
     } else if is_private(ip) && !is_private(server) {
-        report.advise(
-            FindingLevel::Bad,
-            area,
+        report.bad(area,
             format!("hands out the private address {relayed}: unreachable from outside its network"),
             format!(
                 "the server is behind NAT: configure its public address (turnpike: --relay-ip {ip}=PUBLIC; coturn: \
@@ -51,14 +47,10 @@ pub(crate) fn judge_address(report: &mut ProbeReport, server: IpAddr, relayed: S
             "fine for a server with several addresses; otherwise check that peers can reach it, firewall included",
         );
     } else {
-        report.line(FindingLevel::Ok, area, format!("relays on {relayed}"));
+        report.ok(area, format!("relays on {relayed}"));
     }
     if !RELAY_PORTS.contains(&relayed.port()) {
-        report.line(
-            FindingLevel::Note,
-            area,
-            format!("port {} is outside 49152-65535 (RFC 8656 section 7.2)", relayed.port()),
-        );
+        report.note(area, format!("port {} is outside 49152-65535 (RFC 8656 section 7.2)", relayed.port()));
     }
 }
 
@@ -73,8 +65,7 @@ pub(crate) fn judge_mapped(report: &mut ProbeReport, local: Option<SocketAddr>, 
     };
     match local {
         Some(local) if local == mapped => {}
-        Some(local) => report.line(
-            FindingLevel::Note,
+        Some(local) => report.note(
             "nat",
             format!("this client is {local} locally and {mapped} to the server: there is a NAT in between"),
         ),

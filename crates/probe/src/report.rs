@@ -163,6 +163,32 @@ impl ProbeReport {
         self.findings.push(Finding { level, area: area.to_string(), what: what.into(), remedy: None });
     }
 
+    pub(crate) fn ok(&mut self, area: impl fmt::Display, what: impl Into<String>) {
+        self.line(FindingLevel::Ok, area, what);
+    }
+
+    pub(crate) fn note(&mut self, area: impl fmt::Display, what: impl Into<String>) {
+        self.line(FindingLevel::Note, area, what);
+    }
+
+    pub(crate) fn warn(
+        &mut self,
+        area: impl fmt::Display,
+        what: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        self.advise(FindingLevel::Warn, area, what, remedy);
+    }
+
+    pub(crate) fn bad(
+        &mut self,
+        area: impl fmt::Display,
+        what: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        self.advise(FindingLevel::Bad, area, what, remedy);
+    }
+
     pub(crate) fn advise(
         &mut self,
         level: FindingLevel,
@@ -185,9 +211,9 @@ mod tests {
     fn the_worst_finding_is_the_verdict() {
         let mut report = ProbeReport::default();
         assert_eq!(report.worst(), FindingLevel::Ok);
-        report.line(FindingLevel::Note, "nat", "a");
+        report.note("nat", "a");
         assert!(report.worst() < FindingLevel::Warn);
-        report.advise(FindingLevel::Bad, "peers", "b", "c");
+        report.bad("peers", "b", "c");
         report.line(FindingLevel::Warn, "relay", "d");
         assert_eq!(report.worst(), FindingLevel::Bad);
         let json = serde_json::to_value(&report).unwrap();

@@ -277,36 +277,24 @@ impl Experiment {
     }
 }
 
-fn veth() -> String {
-    "veth".to_owned()
+/// Functions for `#[serde(default = …)]`.
+macro_rules! defaults {
+    ($($name:ident: $kind:ty = $value:expr;)*) => {
+        $(fn $name() -> $kind {
+            $value
+        })*
+    };
 }
 
-fn result_file() -> String {
-    "{result}".to_owned()
-}
-
-fn rate() -> String {
-    "rate".to_owned()
-}
-
-fn yes() -> bool {
-    true
-}
-
-fn one() -> f64 {
-    1.0
-}
-
-fn five() -> f64 {
-    5.0
-}
-
-fn thirty() -> f64 {
-    30.0
-}
-
-fn eight() -> u32 {
-    8
+defaults! {
+    veth: String = "veth".to_owned();
+    result_file: String = "{result}".to_owned();
+    rate: String = "rate".to_owned();
+    yes: bool = true;
+    one: f64 = 1.0;
+    five: f64 = 5.0;
+    thirty: f64 = 30.0;
+    eight: u32 = 8;
 }
 
 #[cfg(test)]

@@ -270,17 +270,7 @@ mod tests {
 
     /// Window of ten seconds on two CPUs; the subject is pinned to the first, which idles for `idle` seconds.
     fn window(idle: f64, subject: f64, network_threads: f64, others: f64) -> Round {
-        let scope = CounterScope {
-            spaces: Vec::new(),
-            subject: Vec::new(),
-            subject_spaces: Vec::new(),
-            subject_cpus: vec![0],
-            named: Vec::new(),
-            network_threads: Vec::new(),
-            receivers: BTreeMap::new(),
-            metrics: Vec::new(),
-            delivered_at: Vec::new(),
-        };
+        let scope = CounterScope { subject_cpus: vec![0], ..CounterScope::default() };
         let reading = |taken, idle, subject, network_threads, others| CounterReading {
             taken,
             spaces: BTreeMap::new(),

@@ -119,20 +119,8 @@ fn record(pids: &[u32], mark: &str, data: &Path, directory: &Path) -> Result<Chi
     let hardware = crate::probe::hardware::supported();
     // Samples by the kernel's timer miss code that runs with interrupts off.
     let event = if hardware { "cycles" } else { "cpu-clock" };
-    let mut command = words([
-        "perf",
-        "record",
-        "-q",
-        "-F",
-        &FREQUENCY.to_string(),
-        "-e",
-        event,
-        "--call-graph",
-        "fp",
-        "-p",
-        &pids.join(","),
-        "-o",
-    ]);
+    let fixed = format!("perf record -q -F {FREQUENCY} -e {event} --call-graph fp -p {} -o", pids.join(","));
+    let mut command = words(fixed.split(' '));
     command.push(data.display().to_string());
     let mut perf = ChildProgram::attach("perf record", command, mark, directory.join("perf-record.log"))?;
     perf.await_counters(syscalls::ATTACH);

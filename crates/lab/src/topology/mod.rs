@@ -168,27 +168,12 @@ impl Topology {
         for link in &spec.link {
             let [a, b] = &link.ends;
             // Created inside one end's namespace, because without root this process has no rights in its own.
-            let mtu = link.mtu.to_string();
-            output_in(
-                &self.entry(Some(&a.namespace))?,
-                &[
-                    "ip",
-                    "link",
-                    "add",
-                    &a.device,
-                    "mtu",
-                    &mtu,
-                    "type",
-                    "veth",
-                    "peer",
-                    "name",
-                    &b.device,
-                    "mtu",
-                    &mtu,
-                    "netns",
-                    &self.anchor(&b.namespace)?.to_string(),
-                ],
-            )?;
+            let (mtu, pid) = (link.mtu, self.anchor(&b.namespace)?);
+            let add = format!(
+                "ip link add {} mtu {mtu} type veth peer name {} mtu {mtu} netns {pid}",
+                a.device, b.device
+            );
+            output_in(&self.entry(Some(&a.namespace))?, &add.split(' ').collect::<Vec<_>>())?;
         }
         for end in spec.ends() {
             let entry = self.entry(Some(&end.namespace))?;

@@ -10,6 +10,7 @@ use std::{
     thread,
 };
 
+use turnpike_lab::RunRecord;
 pub(crate) use turnpike_testkit::{Dir, eventually};
 
 const ARGUMENTS: &str = "TURNPIKE_LAB_TEST_ARGUMENTS";
@@ -20,6 +21,10 @@ pub(crate) fn as_lab() {
         let arguments = std::iter::once("turnpike lab").chain(arguments.split('\x1f'));
         std::process::exit(i32::from(turnpike_lab::main(arguments)));
     }
+}
+
+pub(crate) fn script(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support").join(name).display().to_string()
 }
 
 pub(crate) fn lab(arguments: &[&str]) -> Command {
@@ -36,6 +41,43 @@ pub(crate) fn lab(arguments: &[&str]) -> Command {
 pub(crate) fn run(arguments: &[&str]) -> Output {
     lab(arguments).output().unwrap()
 }
+
+/// Output of a run that must end with this exit code.
+#[track_caller]
+pub(crate) fn ran(code: i32, arguments: &[&str]) -> String {
+    ended(code, &run(arguments))
+}
+
+#[track_caller]
+pub(crate) fn ended(code: i32, output: &Output) -> String {
+    let told = said(output);
+    assert_eq!(output.status.code(), Some(code), "{told}");
+    told
+}
+
+#[track_caller]
+pub(crate) fn has_all(text: &str, parts: &[impl AsRef<str>]) {
+    let parts = parts.iter().map(AsRef::as_ref);
+    for part in parts {
+        assert!(text.contains(part), "{part} is missing: {text}");
+    }
+}
+
+/// Record of the only run below `out`.
+#[track_caller]
+pub(crate) fn record_in(out: &Path) -> RunRecord {
+    RunRecord::load(&only_directory(out)).unwrap()
+}
+
+/// Ends the test unless namespaces and these programs are available.
+macro_rules! needs {
+    ($($program:literal),*) => {
+        if !support::can_run(&[$($program),*]) {
+            return;
+        }
+    };
+}
+pub(crate) use needs;
 
 pub(crate) fn said(output: &Output) -> String {
     format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))

@@ -7,10 +7,10 @@ use std::{
 };
 
 use turnpike_load::{
-    ClientTransport,
+    ClientTransport, LoadError, LoadReport, StopHandle,
     options::parse,
     reflect::{self, Reflector},
-    turn::TurnLoadConfig,
+    turn::{RunOutcome, TurnLoadConfig, run},
 };
 use turnpike_net::Datapath;
 use turnpike_relay::{CredentialStore, DtlsContext, Identity, Relay, RelayAddress, TlsContext};
@@ -182,6 +182,15 @@ pub(crate) fn load(relay: &Relay, reflector: &Reflector, flags: &str) -> TurnLoa
         config.servers[0] = listener(relay, transport).into();
     }
     config
+}
+
+pub(crate) fn quiet(config: &TurnLoadConfig) -> Result<RunOutcome, LoadError> {
+    run(config, &StopHandle::default(), |_| {})
+}
+
+/// Report of a run that must succeed.
+pub(crate) fn measured(relay: &Relay, reflector: &Reflector, flags: &str) -> LoadReport {
+    quiet(&load(relay, reflector, flags)).unwrap().report
 }
 
 pub(crate) fn loopback(port: u16) -> SocketAddr {
