@@ -365,7 +365,6 @@ impl RunRecord {
     }
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
 fn is_false(value: &bool) -> bool {
     !value
 }

@@ -515,7 +515,7 @@ fn narrow(lower: u64, upper: u64, width: f64) -> bool {
     between <= 1 || between as f64 <= width * upper as f64
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturation is intended")]
+#[expect(clippy::cast_possible_truncation, reason = "saturation is intended")]
 fn pps(rate: f64) -> u64 {
     rate as u64
 }

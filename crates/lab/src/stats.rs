@@ -236,7 +236,7 @@ fn cut_off(n: usize) -> usize {
     whole((tail * RESAMPLES as f64).floor()) as usize
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturation is intended")]
+#[expect(clippy::cast_possible_truncation, reason = "saturation is intended")]
 fn whole(x: f64) -> u32 {
     x as u32
 }

@@ -398,7 +398,7 @@ fn rounds_that_help(
 /// Adds at least one round to the present number.
 fn scaled(rounds: usize, factor: f64) -> u32 {
     let wanted = (rounds as f64 * factor * factor).ceil().max(rounds as f64 + 1.0);
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturation is intended")]
+    #[expect(clippy::cast_possible_truncation, reason = "saturation is intended")]
     let wanted = wanted as u32;
     wanted
 }

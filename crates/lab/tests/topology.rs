@@ -53,7 +53,7 @@ fn up_exec_down_twice() {
     let id = id('a');
     let up = ran(0, &["up", "--id", &id]);
     assert!(up.contains("10.77.1.2/24"), "{up}");
-    assert!(up.contains("relay/r-p: "), "the offloads are printed: {}", up);
+    assert!(up.contains("relay/r-p: "), "the offloads are printed: {up}");
     assert_eq!(namespaces(&format!("tplab-{id}-")).len(), 3);
 
     // Packets from client to peer are forwarded by the relay, in both families.

@@ -14,12 +14,7 @@ impl Pacer {
     }
 
     #[inline]
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        clippy::cast_precision_loss,
-        reason = "exact up to 2^53 ns, 104 days"
-    )]
+    #[expect(clippy::cast_possible_truncation, reason = "exact up to 2^53 ns, 104 days")]
     pub(crate) fn due(&self) -> u64 {
         self.start_ns.saturating_add((self.index as f64 * self.interval_ns) as u64)
     }
@@ -30,12 +25,7 @@ impl Pacer {
     }
 
     /// Drops everything due before `ns`.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        clippy::cast_precision_loss,
-        reason = "exact up to 2^53 ns, 104 days"
-    )]
+    #[expect(clippy::cast_possible_truncation, reason = "exact up to 2^53 ns, 104 days")]
     pub(crate) fn skip_to(&mut self, ns: u64) {
         if self.due() < ns {
             self.index = ((ns - self.start_ns) as f64 / self.interval_ns).ceil() as u64;

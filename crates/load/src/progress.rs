@@ -45,14 +45,12 @@ pub struct Interval {
 
 impl Interval {
     /// In percent of the packets sent in this interval, at most 100.
-    #[expect(clippy::cast_precision_loss, reason = "for display")]
     pub fn loss_percent(&self) -> f64 {
         if self.sent == 0 { 0.0 } else { (self.lost as f64 * 100.0 / self.sent as f64).min(100.0) }
     }
 }
 
 impl fmt::Display for Interval {
-    #[expect(clippy::cast_precision_loss, reason = "for display")]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:6.1} s  ", self.elapsed.as_secs_f64())?;
         let label = match self.phase {

@@ -17,7 +17,6 @@ impl Latency {
     const MAX_US: u64 = 60_000_000;
 
     pub fn new() -> Self {
-        #[expect(clippy::expect_used, reason = "constant arguments within the crate's documented bounds")]
         let histogram = Histogram::new_with_bounds(1, Self::MAX_US, 3)
             .expect("1 to 60,000,000 at 3 digits is a valid range");
         Self { histogram, min_us: u64::MAX, max_us: 0 }
@@ -62,7 +61,6 @@ impl Latency {
         if other.count() == 0 {
             return;
         }
-        #[expect(clippy::expect_used, reason = "both have the bounds of `new`")]
         self.histogram.add(&other.histogram).expect("histograms of equal bounds add");
         self.min_us = self.min_us.min(other.min_us);
         self.max_us = self.max_us.max(other.max_us);

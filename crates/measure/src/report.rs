@@ -57,6 +57,11 @@ impl LoadReport {
     pub fn loss_percent(&self) -> f64 {
         percent(self.lost, self.sent)
     }
+
+    /// Adds mode-specific figures.
+    pub fn add_figures<const N: usize>(&mut self, figures: [(&str, f64); N]) {
+        self.extra.extend(figures.map(|(name, value)| (name.to_owned(), value)));
+    }
 }
 
 fn write_figures<S: Serializer>(figures: &BTreeMap<String, f64>, serializer: S) -> Result<S::Ok, S::Error> {

@@ -14,26 +14,21 @@ fn prefixed(value: f64, unit: &str) -> String {
 }
 
 /// Formats a byte count: `1.50 MB`.
-#[must_use]
-#[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
 pub fn bytes(count: u64) -> String {
     prefixed(count as f64, "B")
 }
 
 /// Formats a bit rate: `10.0 kbit/s`.
-#[must_use]
 pub fn bits_per_second(bits: f64) -> String {
     prefixed(bits, "bit/s")
 }
 
 /// Formats an event rate: `1.50 k/s`.
-#[must_use]
 pub fn per_second(rate: f64) -> String {
     format!("{}/s", prefixed(rate, ""))
 }
 
 /// Formats a duration: `3 h 12 min`, `26 days`, `3 years`.
-#[must_use]
 pub fn span(seconds: u64) -> String {
     const MINUTE: u64 = 60;
     const HOUR: u64 = 60 * MINUTE;

@@ -56,7 +56,6 @@ const AFTER_A_MOVE: Entries = Entries {
 /// Acceptable response bytes per request byte for clients without credentials.
 const MOST_AMPLIFICATION: f64 = 4.0;
 
-#[must_use]
 pub fn plan(config: &crate::ProbeConfig) -> Vec<String> {
     let forms = forms::special().count();
     let mut lines = vec![format!(

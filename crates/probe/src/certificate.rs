@@ -13,7 +13,7 @@ use x509_cert::{
     ext::pkix::{SubjectAltName, name::GeneralName},
 };
 
-use crate::report::{CertificateFacts, FindingLevel, ProbeReport};
+use crate::report::{CertificateFacts, ProbeReport};
 
 /// Days below which a certificate is reported: automatic renewal usually starts at 30.
 const SOON_DAYS: i64 = 14;
@@ -143,6 +143,7 @@ fn days_between(now: SystemTime, until: Duration) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::FindingLevel;
 
     #[test]
     fn names_and_expiry_are_read_from_a_certificate() {

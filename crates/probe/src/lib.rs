@@ -54,7 +54,6 @@ pub struct ProbeConfig {
 }
 
 impl ProbeConfig {
-    #[must_use]
     pub fn new(server: ServerUri) -> Self {
         let timeout = Duration::from_secs(30);
         let tls = TlsOptions::default();

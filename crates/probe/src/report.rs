@@ -154,7 +154,6 @@ pub struct ProbeReport {
 }
 
 impl ProbeReport {
-    #[must_use]
     pub fn worst(&self) -> FindingLevel {
         self.findings.iter().map(|finding| finding.level).max().unwrap_or(FindingLevel::Ok)
     }

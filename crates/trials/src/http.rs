@@ -87,11 +87,7 @@ impl Metrics {
             }
         }
         assert!(found, "no series {name}{{{label}}} in\n{}", self.0);
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "counters, far below 2^53"
-        )]
+        #[expect(clippy::cast_possible_truncation, reason = "counters, far below 2^53")]
         {
             sum as u64
         }

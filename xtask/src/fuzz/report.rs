@@ -108,7 +108,6 @@ fn millions(executions: u64) -> f64 {
     as_float(executions) / 1e6
 }
 
-#[expect(clippy::cast_precision_loss, reason = "for people, with one or two digits behind the point")]
 fn as_float(number: u64) -> f64 {
     number as f64
 }

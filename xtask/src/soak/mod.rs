@@ -209,7 +209,6 @@ fn report(slices: &[Slice]) -> (String, bool) {
             let mut series = Series::default();
             for slice in slices.iter().filter(|slice| slice.seconds >= WARM_UP && !slice.upgraded) {
                 if let Some(value) = figure(slice) {
-                    #[expect(clippy::cast_precision_loss, reason = "figures of a report")]
                     series.add(slice.life, slice.life_allocations as f64 / 1e6, value as f64 / unit);
                 }
             }
@@ -239,7 +238,6 @@ fn report(slices: &[Slice]) -> (String, bool) {
     (text, grows)
 }
 
-#[expect(clippy::cast_precision_loss, reason = "figures of a report")]
 fn slack(slices: &[&Slice]) -> f64 {
     slices.iter().map(|slice| slice.slack_pages.unwrap_or(SLACK_PAGES)).max().unwrap_or(SLACK_PAGES) as f64
 }

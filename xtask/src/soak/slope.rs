@@ -29,7 +29,6 @@ impl Series {
     }
 
     /// Least squares with a level per server; `None` with too few points.
-    #[expect(clippy::cast_precision_loss, reason = "counts of points")]
     pub(super) fn trend(&self) -> Option<Trend> {
         let mut lives: Vec<u64> = self.0.iter().map(|point| point.life).collect();
         lives.sort_unstable();
@@ -70,7 +69,6 @@ impl Trend {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "counts of points")]
 fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     let count = values.len();
     if count == 0 { 0.0 } else { values.sum::<f64>() / count as f64 }
@@ -78,7 +76,6 @@ fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
 
 /// Quantile of Student's t that is exceeded with a total chance of 2.5 % in `draws` draws. With fewer than six degrees of freedom only a
 /// single draw is possible.
-#[expect(clippy::cast_precision_loss, reason = "counts of points")]
 fn student(freedom: usize, draws: usize) -> f64 {
     const FEW: [f64; 5] = [12.706, 4.303, 3.182, 2.776, 2.571];
     if let Some(value) = FEW.get(freedom - 1) {

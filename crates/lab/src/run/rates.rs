@@ -278,11 +278,7 @@ fn point(outcome: &WorkloadResult, trial: Trial) -> Option<SweepPoint> {
 }
 
 /// Scaled to the trial's length, because the workload ran a little longer; a loss never rounds to zero.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "rates times seconds: positive, far below 2^53"
-)]
+#[expect(clippy::cast_possible_truncation, reason = "rates times seconds: positive, far below 2^53")]
 fn counts(point: &SweepPoint, trial: Trial, variable: &str) -> (u64, u64) {
     // A few clients send many datagrams, so one lost datagram must not count like a client.
     let rate = if variable == CLIENTS { trial.rate_pps as f64 * 1e6 } else { point.offered_pps };

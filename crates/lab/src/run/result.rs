@@ -166,11 +166,7 @@ fn at(value: &Value, path: &str) -> Option<f64> {
         .as_f64()
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a count of datagrams, checked to be one"
-)]
+#[expect(clippy::cast_possible_truncation, reason = "a count of datagrams, checked to be one")]
 fn count(value: Option<f64>) -> Option<u64> {
     value.filter(|value| (0.0..9e15).contains(value)).map(|value| value as u64)
 }

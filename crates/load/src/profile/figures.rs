@@ -21,7 +21,6 @@ impl Figures {
         self.jitter.1 += other.jitter.1;
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "figures of a report")]
     fn leg(&self, measured: Duration) -> Leg {
         let Self { tally, jitter } = self;
         Leg {

@@ -35,12 +35,7 @@ struct BurstPlace {
 }
 
 impl BurstPlace {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        clippy::cast_precision_loss,
-        reason = "below the interval, which is at most 10 s"
-    )]
+    #[expect(clippy::cast_possible_truncation, reason = "below the interval, which is at most 10 s")]
     fn draw(seed: u64, flow: u32, interval_ns: f64) -> u64 {
         const WHOLE: u64 = 1 << 32;
         let part = Draw::new(seed, flow, u64::MAX).below(WHOLE) as f64 / WHOLE as f64;
@@ -99,12 +94,7 @@ impl FlowRotation {
             self.next = 0;
             self.round += 1;
         }
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            clippy::cast_precision_loss,
-            reason = "exact up to 2^53 ns, 104 days"
-        )]
+        #[expect(clippy::cast_possible_truncation, reason = "exact up to 2^53 ns, 104 days")]
         let round_ns = (self.round as f64 * self.interval_ns) as u64;
         self.due_ns = (self.start_ns + self.places[self.next].offset_ns).saturating_add(round_ns);
     }

@@ -60,7 +60,6 @@ pub enum ReflectPath {
 
 impl ReflectPath {
     /// Socket path of datagrams that the kernel does not return.
-    #[must_use]
     pub fn step(self) -> Datapath {
         match self {
             Self::Kernel => Datapath::best().0,
@@ -87,7 +86,6 @@ impl FromStr for ReflectPath {
 }
 
 impl ReflectConfig {
-    #[must_use]
     pub fn workers(&self) -> usize {
         self.workers.map_or_else(|| thread::available_parallelism().map_or(1, usize::from), usize::from)
     }

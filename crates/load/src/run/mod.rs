@@ -81,12 +81,7 @@ pub(crate) struct AskedLoad {
 }
 
 impl AskedLoad {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        clippy::cast_precision_loss,
-        reason = "positive, and small"
-    )]
+    #[expect(clippy::cast_possible_truncation, reason = "positive, and small")]
     pub(crate) fn shaped(self, shaped: Option<&Shaped>, clients: usize) -> Self {
         let Some(Shaped { profile, .. }) = shaped else { return self };
         let rate = OfferedRate::Pps(profile.packets_per_second() * clients as f64);
@@ -258,7 +253,6 @@ fn summary<C>(
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "figures of a report")]
 pub(crate) fn report(frame: &RunFrame, asked: &AskedLoad, found: RunFindings) -> LoadReport {
     let tally = found.tallies.measured;
     let mut errors = BTreeMap::new();

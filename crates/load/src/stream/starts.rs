@@ -24,7 +24,6 @@ pub(super) struct Starts {
 }
 
 impl Starts {
-    #[expect(clippy::cast_precision_loss, reason = "client counts are small")]
     pub(super) fn new(shared: &StreamShared<'_>, schedule: Schedule, clients: usize, first: usize) -> Self {
         let pacer = match shared.config.rate_and_limits().0 {
             OfferedRate::Max => None,
@@ -32,7 +31,7 @@ impl Starts {
                 let all = shared.config.clients() as f64;
                 let share = rate * clients as f64 / all;
                 // Threads start at different phases instead of all at once.
-                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive")]
+                #[expect(clippy::cast_possible_truncation, reason = "positive")]
                 let offset = (first as f64 / all * 1e9 / share) as u64;
                 Some(Pacer::new(schedule.start + offset, share))
             }

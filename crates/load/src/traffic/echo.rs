@@ -151,7 +151,6 @@ enum EchoPace {
 }
 
 impl EchoSender {
-    #[expect(clippy::cast_precision_loss, reason = "client counts are small")]
     fn new(plan: EchoPlan, schedule: Schedule, flows: usize, first: usize) -> Self {
         let pace = match plan.rate {
             OfferedRate::Pps(pps) => {
@@ -159,7 +158,7 @@ impl EchoSender {
                 let share = flows as f64 / plan.clients as f64;
                 // Threads start at different phases instead of all at once.
                 let offset = (first as f64 / plan.clients as f64) * 1e9 / (bursts * share);
-                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive")]
+                #[expect(clippy::cast_possible_truncation, reason = "positive")]
                 EchoPace::Open(Pacer::new(schedule.start + offset as u64, bursts * share))
             }
             OfferedRate::Max => EchoPace::Flood { window: plan.window.unwrap_or(u64::MAX), stuck_since: 0 },

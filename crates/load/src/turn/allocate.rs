@@ -77,7 +77,6 @@ struct Churn<'a> {
 }
 
 impl Churn<'_> {
-    #[expect(clippy::cast_precision_loss, reason = "client counts are small")]
     fn go(mut self, thread: usize) -> Result<Finished, LoadError> {
         let config = self.shared.config;
         let mut pacer = config

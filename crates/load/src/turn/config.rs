@@ -184,7 +184,6 @@ const PATIENCE: RangeInclusive<Duration> = Duration::from_millis(200)..=Duration
 impl TurnLoadConfig {
     /// Maximum payload over DTLS: a record's 2^14 bytes (RFC 6347 section 4.1) minus the largest header.
     pub(crate) const MAX_DTLS_SIZE: usize = 16_000;
-    #[must_use]
     pub fn new(server: SocketAddr) -> Self {
         options::defaults(server)
     }

@@ -35,7 +35,6 @@ pub(super) fn run(shared: &TurnShared<'_>, thread: usize) -> Result<Finished, Lo
     shared.ready_clients.fetch_add(count, std::sync::atomic::Ordering::Relaxed);
     shared.thread_is_ready();
     let schedule = shared.wait_for_start()?;
-    #[expect(clippy::cast_precision_loss, reason = "client counts are small")]
     let pacer =
         shared.config.rate.pps().map(|pps| Pacer::new(schedule.start, pps * count as f64 / clients as f64));
     let mut flood = Flood {
@@ -63,7 +62,6 @@ pub(super) fn run(shared: &TurnShared<'_>, thread: usize) -> Result<Finished, Lo
     Ok(Finished {
         errors: clients.errors,
         cpu,
-        #[expect(clippy::cast_precision_loss, reason = "a datagram's length")]
         extra: BTreeMap::from([
             ("longest_reply_bytes", replies.longest as f64),
             ("worst_amplification", replies.worst),
@@ -92,7 +90,6 @@ impl Sink for Replies {
         tally.received_bytes += datagram.len() as u64;
         self.longest = self.longest.max(datagram.len());
         if let Some((len, due)) = own {
-            #[expect(clippy::cast_precision_loss, reason = "a datagram's length")]
             let ratio = datagram.len() as f64 / f64::from(len.max(1));
             self.worst = self.worst.max(ratio);
             tally.record_rtt(now_ns.saturating_sub(due) / 1_000);

@@ -29,14 +29,13 @@ pub use crate::run::{RunOutcome, StopHandle};
 use std::sync::{Mutex, PoisonError};
 
 use turnpike_client::Security;
-use turnpike_measure::LoadReport;
 pub use turnpike_turn::{client::Relayed, server::Cidr};
 
 use crate::{
     ClientTransport, LoadError, TlsOptions,
     profile::{self, ProfileEnds},
     progress::Interval,
-    run::{self, AskedLoad, Finished},
+    run::{self, AskedLoad, Finished, RunTally},
     traffic::{Carrier as _, echo},
 };
 use engine::TurnEngine;
@@ -72,18 +71,23 @@ pub fn run(
     let asked = asked.shaped(config.profile.as_ref(), config.clients);
     let mut found = run::run(config, frame, stop, thread, progress)?;
     let (interrupted, measured, streams) = (found.interrupted, found.measured, profile::gather(&mut found));
-    let (sent_bytes, received_bytes) =
-        (found.tallies.measured.sent_bytes, found.tallies.measured.received_bytes);
+    let RunTally { sent_bytes, received_bytes, .. } = found.tallies.measured;
+    let (sent, received) = (sent_bytes as f64, received_bytes as f64);
     let mut report = run::report(&frame, &asked, found);
     let relayed = if config.relayed == Relayed::Tcp { "tcp" } else { "udp" };
     report.transport = Some(transport.to_string());
     report.relay = (config.mode != Mode::Invalid).then(|| relayed.to_owned());
     if config.mode == Mode::Invalid {
-        put_amplification(&mut report, sent_bytes, received_bytes);
+        let amplification = if sent == 0.0 { 0.0 } else { received / sent };
+        report.add_figures([
+            ("sent_bytes", sent),
+            ("reply_bytes", received),
+            ("amplification", amplification),
+        ]);
         return Ok(run::conclude(report, &asked, interrupted));
     }
     if config.mode == Mode::Packet && config.relayed == Relayed::Tcp {
-        put_bytes(&mut report, sent_bytes, received_bytes);
+        report.add_figures([("sent_bytes", sent), ("received_bytes", received)]);
     }
     if config.migrate.is_some() {
         told.moved.into_inner().unwrap_or_else(PoisonError::into_inner).put(&mut report);
@@ -153,7 +157,6 @@ fn relay(
     Ok(finished(shared.config, engine, relayed))
 }
 
-#[expect(clippy::cast_precision_loss, reason = "counts of handshakes and redirections")]
 fn finished(config: &TurnLoadConfig, engine: TurnEngine, mut rest: Finished) -> Finished {
     if config.transport().is_secure() {
         let (full, resumed) = engine.handshakes();
@@ -164,21 +167,4 @@ fn finished(config: &TurnLoadConfig, engine: TurnEngine, mut rest: Finished) -> 
         rest.sums.insert("redirects", engine.redirects as f64);
     }
     Finished { errors: engine.errors, ..rest }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "figures of a report")]
-fn put_bytes(report: &mut LoadReport, sent: u64, received: u64) {
-    for (name, bytes) in [("sent_bytes", sent), ("received_bytes", received)] {
-        report.extra.insert(name.to_owned(), bytes as f64);
-    }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "figures of a report")]
-fn put_amplification(report: &mut LoadReport, sent_bytes: u64, received_bytes: u64) {
-    let ratio = if sent_bytes == 0 { 0.0 } else { received_bytes as f64 / sent_bytes as f64 };
-    for (name, value) in
-        [("sent_bytes", sent_bytes as f64), ("reply_bytes", received_bytes as f64), ("amplification", ratio)]
-    {
-        report.extra.insert(name.to_owned(), value);
-    }
 }

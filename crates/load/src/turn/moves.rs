@@ -190,18 +190,15 @@ impl MovePlan {
 }
 
 impl MoveFigures {
-    #[expect(clippy::cast_precision_loss, reason = "figures of a report")]
     pub(super) fn put(&self, report: &mut LoadReport) {
         let ms = |us: u64| us as f64 / 1_000.0;
-        for (name, value) in [
+        report.add_figures([
             ("migrations_done", self.done as f64),
             ("migrations_failed", self.failed as f64),
             ("migration_ms_p50", ms(self.took.quantile(0.50))),
             ("migration_ms_p99", ms(self.took.quantile(0.99))),
             ("migration_ms_max", ms(self.took.max())),
-        ] {
-            report.extra.insert(name.to_owned(), value);
-        }
+        ]);
         if let Some(why) = &self.why {
             report.notes.push(format!(
                 "{} of {} moves to another socket failed; the first: {why}",

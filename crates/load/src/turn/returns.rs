@@ -185,11 +185,10 @@ impl ReturningClient {
 }
 
 impl ReturnFigures {
-    #[expect(clippy::cast_precision_loss, reason = "figures of a report")]
     pub(super) fn put(&self, report: &mut LoadReport) {
         let ms = |us: u64| us as f64 / 1_000.0;
         let lost_within_us = self.lost_ns.map_or(0, |(first, last)| (last - first) / 1_000);
-        for (name, value) in [
+        report.add_figures([
             ("sessions_lost", self.lost as f64),
             ("lost_within_ms", ms(lost_within_us)),
             ("lost_of_others", self.lost_of_others as f64),
@@ -203,9 +202,7 @@ impl ReturnFigures {
             ("pause_ms_p50", ms(self.pauses.quantile(0.50))),
             ("pause_ms_p99", ms(self.pauses.quantile(0.99))),
             ("pause_ms_max", ms(self.pauses.max())),
-        ] {
-            report.extra.insert(name.to_owned(), value);
-        }
+        ]);
         if let Some(why) = &self.why {
             report.notes.push(format!("{} reconnects failed; the first: {why}", self.failed));
         }

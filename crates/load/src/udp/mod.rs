@@ -82,7 +82,6 @@ pub struct UdpLoadConfig {
 }
 
 impl UdpLoadConfig {
-    #[must_use]
     pub fn new(server: SocketAddr) -> Self {
         options::defaults(server)
     }

@@ -44,7 +44,7 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count")]
+    #[expect(clippy::cast_possible_truncation, reason = "a count")]
     pub(super) fn count(&self, name: &str) -> u64 {
         self.result[name].as_f64().map_or(0, |value| value as u64)
     }
