@@ -36,7 +36,7 @@ use turnpike_ctl::commands::CommandError;
 use turnpike_forwarder::ForwarderError;
 use turnpike_load::{
     LoadError, LoadReport, RunOutcome, StopHandle,
-    progress::{self, Interval},
+    progress::{self, ProgressInterval},
     reflect::{self, ReflectPath, Reflector},
     stream::{self, Workload},
     turn, udp,
@@ -338,7 +338,7 @@ fn probe(args: ProbeArgs) -> ExitCode {
 fn run_load(
     json: Option<&Path>,
     unit: Unit,
-    run: impl FnOnce(&StopHandle, &mut dyn FnMut(&Interval)) -> Result<RunOutcome, LoadError>,
+    run: impl FnOnce(&StopHandle, &mut dyn FnMut(&ProgressInterval)) -> Result<RunOutcome, LoadError>,
 ) -> ExitCode {
     if let Some(error) = json.and_then(|path| unwritable(path).err()) {
         return fail(
@@ -350,7 +350,7 @@ fn run_load(
     if let Err(error) = stop_on_signals(stop.clone()) {
         return fail(FAILED, &format_args!("cannot wait for signals: {error}"));
     }
-    let display = progress::Display::new(io::stderr().is_terminal());
+    let display = progress::ProgressDisplay::new(io::stderr().is_terminal());
     let result = run(&stop, &mut |interval| display.show(interval));
     display.finish();
     let outcome = match result {

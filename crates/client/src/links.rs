@@ -153,14 +153,19 @@ impl ServerLinks {
     }
 
     /// Sets server and certificate name for the next time this link is opened.
-    pub fn aim(&mut self, index: usize, server: SocketAddr, name: Option<&str>) -> Result<(), InvalidDomain> {
+    pub fn redirect(
+        &mut self,
+        index: usize,
+        server: SocketAddr,
+        name: Option<&str>,
+    ) -> Result<(), InvalidDomain> {
         let secure = !matches!(self.kind, LinkKind::Tcp);
         let name = name.filter(|_| secure).map(|name| ServerName::try_from(name.to_owned())).transpose();
         self.elsewhere.insert(index, (server, name.map_err(|_| InvalidDomain)?));
         Ok(())
     }
 
-    pub fn aim_home(&mut self, index: usize) {
+    pub fn restore_server(&mut self, index: usize) {
         self.elsewhere.remove(&index);
     }
 

@@ -12,7 +12,7 @@ use crate::{
     builtin_experiments::BuiltinText,
     error::LabError,
     experiment::{COMMAND_LINE, CommandLine, Experiment, Ready},
-    request::{Overrides, RunRequest, Variant},
+    request::{Overrides, RowSettings, RunRequest},
 };
 
 const ECHO: u16 = 3480;
@@ -107,8 +107,12 @@ pub(crate) fn request(
     let commands: Vec<&str> = subjects.iter().map(|(_, command)| *command).collect();
     let adhoc = Adhoc::new(setting, workload, &commands)?;
     let text = document(name, subjects, &adhoc, changes)?;
-    let requests =
-        RunRequest::of(BuiltinText { path: COMMAND_LINE.into(), text }, changes, &Variant::default(), &[])?;
+    let requests = RunRequest::of(
+        BuiltinText { path: COMMAND_LINE.into(), text },
+        changes,
+        &RowSettings::default(),
+        &[],
+    )?;
     requests.into_iter().next().ok_or_else(|| LabError::failed("the experiment has no points"))
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::invalid_rounds::Cause;
+use crate::invalid_rounds::VoidCause;
 use crate::record::RunRecord;
 use crate::stats;
 use crate::verdict::{Conclusion, MetricVerdict, VerdictReason};
@@ -21,13 +21,13 @@ pub(crate) fn advice(record: &RunRecord, verdicts: &[MetricVerdict]) -> Vec<Advi
         let mut own = record.rounds.iter().filter(|round| round.subject == subject.name).peekable();
         own.peek().is_some() && own.all(|round| !record.counts(round, metric))
     });
-    let cost = |cause: &Cause| {
+    let cost = |cause: &VoidCause| {
         let names_it = |reason: &VerdictReason| matches!(reason, VerdictReason::Void { cause: named, .. } if named == cause);
         verdicts.iter().any(|verdict| {
             matches!(&verdict.outcome, Conclusion::CannotTell { reasons, .. } if reasons.iter().any(names_it))
         })
     };
-    let causes = Cause::ALL.into_iter().filter(|cause| nothing_counts || cost(cause));
+    let causes = VoidCause::ALL.into_iter().filter(|cause| nothing_counts || cost(cause));
     causes.filter_map(|cause| of_cause(record, cause)).collect()
 }
 
@@ -38,7 +38,7 @@ impl fmt::Display for Advice {
     }
 }
 
-fn of_cause(record: &RunRecord, cause: Cause) -> Option<Advice> {
+fn of_cause(record: &RunRecord, cause: VoidCause) -> Option<Advice> {
     let all = || record.rounds.iter().chain(&record.aa);
     let voids = all().filter_map(|round| round.voided.as_ref()?.cause());
     let values: Vec<f64> = voids.filter(|(other, _)| *other == cause).map(|(_, value)| value).collect();
@@ -46,7 +46,7 @@ fn of_cause(record: &RunRecord, cause: Cause) -> Option<Advice> {
     let runs = format!("{} of {}", values.len(), plural(all().count(), "run"));
     let limits = &record.experiment.limits;
     let (what, mut tries, enough, flag, key) = match cause {
-        Cause::GeneratorLate => (
+        VoidCause::GeneratorLate => (
             format!(
                 "The generator was late in {runs}: 1 % of its datagrams left {} µs or more after they were due; {:.0} µs are \
                  allowed (late_p99_us). Rates, losses and latencies of such a run do not count; CPU per datagram does. Try:",
@@ -62,7 +62,7 @@ fn of_cause(record: &RunRecord, cause: Cause) -> Option<Advice> {
             "--max-late-us",
             "late_p99_us",
         ),
-        Cause::CpuStolen => (
+        VoidCause::CpuStolen => (
             format!(
                 "The hypervisor stole CPU time in {runs}: {} % of the machine's; {} % are allowed (steal_percent). This \
                  affects every figure, so no metric of such a run counts. Try:",
@@ -79,7 +79,7 @@ fn of_cause(record: &RunRecord, cause: Cause) -> Option<Advice> {
             "--max-steal",
             "steal_percent",
         ),
-        Cause::CoresShared => (
+        VoidCause::CoresShared => (
             format!(
                 "Other processes used the subject's cores in {runs}: {} % of the time; {} % are allowed (foreign_percent). A subject \
                  that waits for its core then processes larger batches, so no metric of such a run counts. Try:",
@@ -155,7 +155,7 @@ fn round_up(value: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::invalid_rounds::Void;
+    use crate::invalid_rounds::VoidReason;
     use crate::record::tests::record;
     use crate::report;
 
@@ -165,7 +165,7 @@ mod tests {
         record.environment.notes.push("load average 3.20 2.00 1.00 2/300 4711".to_owned());
         for (i, round) in record.rounds.iter_mut().chain(&mut record.aa).enumerate() {
             round.voided =
-                Some(Void::GeneratorLate { p99_us: 2_000.0 + 1_000.0 * i as f64, limit_us: 1_000.0 });
+                Some(VoidReason::GeneratorLate { p99_us: 2_000.0 + 1_000.0 * i as f64, limit_us: 1_000.0 });
         }
         record
     }
@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(advice(&sound, &report::verdicts(&sound)), []);
         // One void round of twenty does not cost a verdict.
         let mut one = record("delivered_pps", &[(100.0, 100.0, 200.0); 20]);
-        one.rounds[0].voided = Some(Void::GeneratorLate { p99_us: 2_000.0, limit_us: 1_000.0 });
+        one.rounds[0].voided = Some(VoidReason::GeneratorLate { p99_us: 2_000.0, limit_us: 1_000.0 });
         assert_eq!(advice(&one, &report::verdicts(&one)), []);
     }
 
@@ -211,11 +211,11 @@ mod tests {
     fn stolen_time_and_shared_cores_have_their_own_limits() {
         for (void, parts) in [
             (
-                Void::CpuStolen { percent: 3.26, limit_percent: 1.0 },
+                VoidReason::CpuStolen { percent: 3.26, limit_percent: 1.0 },
                 ["3.3 to 3.3 (median 3.3) %", "1 % are allowed", "--max-steal 5,", "steal_percent = 5 under"],
             ),
             (
-                Void::CoresShared { percent: 12.0, limit_percent: 3.0 },
+                VoidReason::CoresShared { percent: 12.0, limit_percent: 3.0 },
                 ["12.0 to 12.0 (median 12.0) %", "3 % are allowed", "load average 3.20", "--max-foreign 20,"],
             ),
         ] {

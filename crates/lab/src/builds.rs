@@ -32,7 +32,7 @@ const SHORT: usize = 12;
 pub(crate) const WORKLOAD: &str = "the workload";
 
 /// `versions` holds the output of the version commands.
-pub(crate) fn look(
+pub(crate) fn identify(
     experiment: &Experiment,
     variables: &Variables,
     versions: &BTreeMap<String, String>,
@@ -87,7 +87,7 @@ pub(crate) fn differences(then: &[BuildFile], now: &[BuildFile]) -> Vec<String> 
         .collect()
 }
 
-pub(crate) fn since(builds: &[BuildFile]) -> Vec<String> {
+pub(crate) fn changes_since(builds: &[BuildFile]) -> Vec<String> {
     let mut told = Vec::new();
     for build in builds {
         let path = Path::new(&build.path);
@@ -210,7 +210,7 @@ mod tests {
         );
         let experiment = Experiment::parse(Path::new("x.toml"), &text).unwrap();
         let variables = experiment.variables(&BTreeMap::new(), &experiment.points()[0], Path::new("."));
-        look(&experiment, &variables, &[("b".to_owned(), "2.0".to_owned())].into())
+        identify(&experiment, &variables, &[("b".to_owned(), "2.0".to_owned())].into())
     }
 
     #[test]
@@ -246,11 +246,11 @@ mod tests {
     fn replaced_builds_are_noticed_and_copies_are_not() {
         let directory = Dir::new();
         let then = experiment(directory.path());
-        assert_eq!((since(&then), differences(&then, &look_at(directory.path()))), (vec![], vec![]));
+        assert_eq!((changes_since(&then), differences(&then, &look_at(directory.path()))), (vec![], vec![]));
 
         let second = directory.at("second");
         fs::write(&second, "sleep 3\n").unwrap();
-        let [told] = &since(&then)[..] else { panic!("one file has changed") };
+        let [told] = &changes_since(&then)[..] else { panic!("one file has changed") };
         assert!(
             told.starts_with("b: /") && told.contains("/second is now a different build: then SHA-256 "),
             "{told}"
@@ -262,7 +262,7 @@ mod tests {
         assert_eq!(differences(&then, &experiment(elsewhere.path())), Vec::<String>::new());
 
         fs::remove_file(&second).unwrap();
-        assert!(since(&then)[0].ends_with("/second no longer exists"));
+        assert!(changes_since(&then)[0].ends_with("/second no longer exists"));
         assert!(differences(&then, &look_at(directory.path()))[0].ends_with("no longer exists"));
     }
 

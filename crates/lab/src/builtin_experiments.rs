@@ -14,13 +14,13 @@ macro_rules! texts {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shelf {
+pub(crate) struct BuiltinTexts {
     kind: &'static str,
     folder: &'static str,
     texts: &'static [(&'static str, &'static str)],
 }
 
-pub(crate) const EXPERIMENTS: Shelf = Shelf {
+pub(crate) const EXPERIMENTS: BuiltinTexts = BuiltinTexts {
     kind: "experiment",
     folder: "",
     texts: texts!["":
@@ -31,13 +31,13 @@ pub(crate) const EXPERIMENTS: Shelf = Shelf {
     ],
 };
 
-pub(crate) const PARTS: Shelf = Shelf {
+pub(crate) const PARTS: BuiltinTexts = BuiltinTexts {
     kind: "part",
     folder: "parts",
     texts: texts!["parts/": "relays" "datapaths" "forwarders" "datagram-forwarders" "nodes"],
 };
 
-pub(crate) const SUITES: Shelf = Shelf {
+pub(crate) const SUITES: BuiltinTexts = BuiltinTexts {
     kind: "suite",
     folder: "suites",
     texts: texts!["suites/": "relay" "relay-thin-user-space" "builds" "kernel" "forward" "forward-kernel" "fleet" "net"],
@@ -49,7 +49,7 @@ pub(crate) struct BuiltinText {
     pub(crate) text: String,
 }
 
-impl Shelf {
+impl BuiltinTexts {
     /// Looks for a file, then in `experiments/`, then among the built-ins.
     pub(crate) fn find(&self, wanted: &Path, experiments: &Path) -> Result<BuiltinText, LabError> {
         let named = experiments.join(self.folder).join(wanted).with_extension("toml");

@@ -17,12 +17,12 @@ use crate::{
     program::MARK,
     record::{RunRecord, write_whole},
     report,
-    request::{self, Overrides, RunRequest, Task, Variant},
+    request::{self, Overrides, RowSettings, RunRequest, Task},
     run::{self, rates, stage::RunStage},
     search::RatePlan,
     stats,
     stop::StopFlag,
-    suite::{Suite, SuiteJournal, SuiteTable, carry_on},
+    suite::{Suite, SuiteJournal, SuiteTable, run_remaining_rows},
     thresholds,
     topology::{
         self, Topology, offload,
@@ -62,7 +62,7 @@ fn dispatch(command: LabCommand, stop: &StopFlag) -> Result<u8, LabError> {
         LabCommand::Up { topology, id } => up(&topology, &id.id),
         LabCommand::Exec { id, name, command } => Err(exec(&id.id, &name, &command)),
         LabCommand::Down { id } => down(&id.id),
-        LabCommand::Run { file, out } => carry_out(&requests_of(&file)?, &out, stop),
+        LabCommand::Run { file, out } => execute(&requests_of(&file)?, &out, stop),
         LabCommand::List => list(),
         LabCommand::Suite { suite, resume, markdown, only, set, place, changes, out } => {
             let mut journal = match (resume, suite) {
@@ -84,13 +84,13 @@ fn dispatch(command: LabCommand, stop: &StopFlag) -> Result<u8, LabError> {
                     SuiteJournal::begin(&suite.name, &suite.about, &rows, &out)?
                 }
             };
-            carry_on(&mut journal, stop)?;
+            run_remaining_rows(&mut journal, stop)?;
             conclude_suite(&journal, markdown, stop)
         }
         LabCommand::Ab { a, b, setting, changes, out, workload } => {
             let request = adhoc::request("ab", &[("a", &a), ("b", &b)], &workload, &setting, &changes)?;
             Console::new().note(&adhoc::describe(&request.experiment()?));
-            carry_out(&[request], &out, stop)
+            execute(&[request], &out, stop)
         }
         LabCommand::Sweep { file, rates, out } => {
             if rates.contains(&0) {
@@ -114,10 +114,10 @@ fn dispatch(command: LabCommand, stop: &StopFlag) -> Result<u8, LabError> {
                 adhoc::request("profile", &[("subject", &subject)], &workload, &setting, &changes)?;
             request.task = Task::Profile;
             Console::new().note(&adhoc::describe(&request.experiment()?));
-            carry_out(&[request], &out, stop)
+            execute(&[request], &out, stop)
         }
         LabCommand::Report { directories, log } => show(&directories, &log),
-        LabCommand::Rerun { directory, out } => carry_out(&[RunRequest::load(&directory)?], &out, stop),
+        LabCommand::Rerun { directory, out } => execute(&[RunRequest::load(&directory)?], &out, stop),
     }
 }
 
@@ -187,11 +187,11 @@ fn rates_of_file(
     for request in &mut requests {
         request.task = Task::Rates { plan: plan.clone(), rounds };
     }
-    carry_out(&requests, out, stop)
+    execute(&requests, out, stop)
 }
 
 fn requests_of(file: &ExperimentFile) -> Result<Vec<RunRequest>, LabError> {
-    let variant = Variant { topology: file.place.topology.clone(), ..Variant::default() };
+    let variant = RowSettings { topology: file.place.topology.clone(), ..RowSettings::default() };
     RunRequest::of(Experiment::find(&file.experiment)?, &file.changes, &variant, &file.set)
 }
 
@@ -233,11 +233,11 @@ fn conclude_suite(journal: &SuiteJournal, markdown: bool, stop: &StopFlag) -> Re
     })
 }
 
-fn carry_out(requests: &[RunRequest], out: &OutputOptions, stop: &StopFlag) -> Result<u8, LabError> {
+fn execute(requests: &[RunRequest], out: &OutputOptions, stop: &StopFlag) -> Result<u8, LabError> {
     let mut code = 0;
     for request in requests {
         let stage = RunStage::set(request, &out.out, stop)?;
-        let record = run::carry_out(request, &stage)?;
+        let record = run::execute(request, &stage)?;
         for sweep in &record.sweeps {
             console::result(&rates::describe(sweep));
         }
@@ -312,7 +312,7 @@ fn summary(record: &RunRecord, wanted: &[String]) -> String {
     for verdict in &verdicts {
         text += &format!("{verdict}\n");
     }
-    for held in thresholds::hold(record) {
+    for held in thresholds::evaluate(record) {
         text += &format!("{held}\n");
     }
     for advice in advice(record, &verdicts) {
@@ -326,7 +326,7 @@ fn programs(record: &RunRecord) -> String {
     for build in &record.programs {
         text += &format!("{}\n", builds::describe(build));
     }
-    for told in builds::since(&record.programs) {
+    for told in builds::changes_since(&record.programs) {
         text += &format!("warning: {told}\n");
     }
     text

@@ -8,7 +8,7 @@ use crate::metric;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Void {
+pub enum VoidReason {
     /// Changes the offered load. Some metrics survive this.
     #[error("the generator was late (p99 {p99_us:.0} µs, allowed {limit_us:.0} µs)")]
     GeneratorLate { p99_us: f64, limit_us: f64 },
@@ -25,17 +25,17 @@ pub enum Void {
 
 /// Causes that are not attributable to a subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cause {
+pub(crate) enum VoidCause {
     GeneratorLate,
     CpuStolen,
     CoresShared,
 }
 
-impl Cause {
+impl VoidCause {
     pub(crate) const ALL: [Self; 3] = [Self::GeneratorLate, Self::CpuStolen, Self::CoresShared];
 }
 
-impl fmt::Display for Cause {
+impl fmt::Display for VoidCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::GeneratorLate => "the generator was late",
@@ -45,12 +45,12 @@ impl fmt::Display for Cause {
     }
 }
 
-impl Void {
-    pub(crate) fn cause(&self) -> Option<(Cause, f64)> {
+impl VoidReason {
+    pub(crate) fn cause(&self) -> Option<(VoidCause, f64)> {
         match self {
-            Self::GeneratorLate { p99_us, .. } => Some((Cause::GeneratorLate, *p99_us)),
-            Self::CpuStolen { percent, .. } => Some((Cause::CpuStolen, *percent)),
-            Self::CoresShared { percent, .. } => Some((Cause::CoresShared, *percent)),
+            Self::GeneratorLate { p99_us, .. } => Some((VoidCause::GeneratorLate, *p99_us)),
+            Self::CpuStolen { percent, .. } => Some((VoidCause::CpuStolen, *percent)),
+            Self::CoresShared { percent, .. } => Some((VoidCause::CoresShared, *percent)),
             Self::SubjectFailed { .. } | Self::Other { .. } => None,
         }
     }
@@ -88,27 +88,27 @@ impl Default for VoidLimits {
 
 impl VoidLimits {
     /// Ignores limits of metrics that were not recorded.
-    pub(crate) fn check(&self, metrics: &BTreeMap<String, f64>) -> Option<Void> {
+    pub(crate) fn check(&self, metrics: &BTreeMap<String, f64>) -> Option<VoidReason> {
         let above = |name: &str, limit: f64| metrics.get(name).copied().filter(|value| *value > limit);
         // Lateness is checked last because it does not affect every metric.
         if let Some(percent) = above(metric::STEAL_PERCENT, self.steal_percent) {
-            return Some(Void::CpuStolen { percent, limit_percent: self.steal_percent });
+            return Some(VoidReason::CpuStolen { percent, limit_percent: self.steal_percent });
         }
         if let Some(percent) = above(metric::FOREIGN_PERCENT, self.foreign_percent) {
-            return Some(Void::CoresShared { percent, limit_percent: self.foreign_percent });
+            return Some(VoidReason::CoresShared { percent, limit_percent: self.foreign_percent });
         }
         for (name, limit, what) in [
             (metric::LOSS_PERCENT, self.loss_percent, "were lost"),
             (metric::BROKEN_PERCENT, self.broken_percent, "of the connections broke"),
         ] {
             if let Some((percent, limit)) = limit.and_then(|limit| Some((above(name, limit)?, limit))) {
-                return Some(Void::Other {
+                return Some(VoidReason::Other {
                     what: format!("{percent:.2} % {what}, {limit} % are allowed ({name})"),
                 });
             }
         }
         let p99_us = above(metric::LATE_P99_US, self.late_p99_us)?;
-        Some(Void::GeneratorLate { p99_us, limit_us: self.late_p99_us })
+        Some(VoidReason::GeneratorLate { p99_us, limit_us: self.late_p99_us })
     }
 }
 
@@ -116,7 +116,7 @@ impl VoidLimits {
 mod tests {
     use super::*;
 
-    fn check(limits: VoidLimits, metrics: &[(&str, f64)]) -> Option<Void> {
+    fn check(limits: VoidLimits, metrics: &[(&str, f64)]) -> Option<VoidReason> {
         limits.check(&metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect())
     }
 
@@ -160,7 +160,7 @@ mod tests {
     fn stolen_time_takes_precedence_over_lateness() {
         let late = (metric::LATE_P99_US, 9_000.0);
         for (other, cause) in
-            [(metric::STEAL_PERCENT, Cause::CpuStolen), (metric::FOREIGN_PERCENT, Cause::CoresShared)]
+            [(metric::STEAL_PERCENT, VoidCause::CpuStolen), (metric::FOREIGN_PERCENT, VoidCause::CoresShared)]
         {
             let void = check(VoidLimits::default(), &[late, (other, 9.0)]).unwrap();
             assert_eq!(void.cause(), Some((cause, 9.0)));

@@ -178,7 +178,7 @@ impl ChildProgram {
         }
     }
 
-    pub(crate) fn obituary(&mut self) -> String {
+    pub(crate) fn exit_report(&mut self) -> String {
         let how = match self.ended() {
             None => "is running".to_owned(),
             Some(status) => match (status.code(), status.signal()) {
@@ -251,7 +251,7 @@ pub(crate) fn group(leader: u32) -> Vec<u32> {
 }
 
 /// Start time in clock ticks since boot, which identifies a process together with its ID.
-pub(crate) fn birth(pid: u32) -> Option<u64> {
+pub(crate) fn start_time(pid: u32) -> Option<u64> {
     // A zombie counts as gone.
     stat(pid).filter(|stat| stat.state != 'Z').map(|stat| stat.starttime)
 }
@@ -316,7 +316,7 @@ mod tests {
             thread::sleep(LOOK);
         }
         program.stop();
-        assert!(program.obituary().contains("signal 9"), "{}", program.obituary());
+        assert!(program.exit_report().contains("signal 9"), "{}", program.exit_report());
         let deadline = Instant::now() + Duration::from_secs(10);
         while !marked(&mark).is_empty() {
             assert!(Instant::now() < deadline, "children were left");
@@ -342,7 +342,7 @@ mod tests {
         let mut program =
             ChildProgram::start(&launch(directory.path(), "echo no such port; exit 3", "x")).unwrap();
         program.wait(Instant::now() + Duration::from_secs(10), || false).expect("it ends");
-        assert_eq!(program.obituary(), "probe exited with code 3; output: no such port");
+        assert_eq!(program.exit_report(), "probe exited with code 3; output: no such port");
     }
 
     #[test]
@@ -352,7 +352,7 @@ mod tests {
         let mut program = ChildProgram::start(&launch(directory.path(), script, "x")).unwrap();
         program.wait(Instant::now() + Duration::from_secs(10), || false).expect("it ends");
         assert_eq!(
-            program.obituary(),
+            program.exit_report(),
             "probe exited with code 3; output: ERROR no such port / … / stopping 7 / stopping 8 / stopping 9"
         );
     }
@@ -364,7 +364,7 @@ mod tests {
         let mut program =
             ChildProgram::start(&launch(directory.path(), "echo no route; exit 3", "x")).unwrap();
         program.wait(Instant::now() + Duration::from_secs(10), || false).expect("it ends");
-        assert_eq!(program.obituary(), "probe exited with code 3; output: no route");
+        assert_eq!(program.exit_report(), "probe exited with code 3; output: no route");
     }
 
     #[test]
@@ -384,7 +384,7 @@ mod tests {
 
     #[test]
     fn birth_is_none_for_a_missing_process() {
-        assert!(birth(std::process::id()).is_some());
-        assert_eq!(birth(u32::MAX), None);
+        assert!(start_time(std::process::id()).is_some());
+        assert_eq!(start_time(u32::MAX), None);
     }
 }

@@ -48,7 +48,7 @@ impl RunProgress {
         self.running = None;
     }
 
-    pub(crate) fn run_falls_out(&mut self) {
+    pub(crate) fn skip_run(&mut self) {
         self.fallen_out += 1;
     }
 
@@ -146,7 +146,7 @@ mod tests {
         let mut progress = RunProgress::new(2, 2, s(10));
         progress.run_begins("a", s(0));
         progress.run_ends(s(10));
-        progress.run_falls_out();
+        progress.skip_run();
         assert_eq!(progress.line(s(10)), "round 2 of 2, run 1 of 2, 20 s left");
     }
 

@@ -10,7 +10,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::error::LabError;
-use crate::invalid_rounds::{Void, VoidLimits};
+use crate::invalid_rounds::{VoidLimits, VoidReason};
 use crate::metric;
 use crate::search::FoundRate;
 use crate::stats;
@@ -189,7 +189,7 @@ pub struct Round {
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub not_supported: BTreeSet<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub voided: Option<Void>,
+    pub voided: Option<VoidReason>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency: Option<LatencySummary>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -291,7 +291,7 @@ impl RunRecord {
     pub fn counts(&self, round: &Round, metric: &str) -> bool {
         match &round.voided {
             None => true,
-            Some(Void::GeneratorLate { .. }) => {
+            Some(VoidReason::GeneratorLate { .. }) => {
                 metric::survives_lateness(metric) && self.had_the_usual_load(round)
             }
             Some(_) => false,

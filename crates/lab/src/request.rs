@@ -33,7 +33,7 @@ pub(crate) struct RunRequest {
     pub(crate) task: Task,
     /// Replaces settings of the file; from a suite row or the command line.
     #[serde(default)]
-    pub(crate) variant: Variant,
+    pub(crate) variant: RowSettings,
     pub(crate) command: Vec<String>,
     #[serde(default)]
     parts: BTreeMap<String, String>,
@@ -46,7 +46,7 @@ pub(crate) struct RunRequest {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Variant {
+pub(crate) struct RowSettings {
     pub(crate) topology: Option<String>,
     #[serde(default)]
     pub(crate) must: Vec<Threshold>,
@@ -107,7 +107,7 @@ impl RunRequest {
     pub(crate) fn of(
         BuiltinText { path, text }: BuiltinText,
         changes: &Overrides,
-        variant: &Variant,
+        variant: &RowSettings,
         set: &[String],
     ) -> Result<Vec<Self>, LabError> {
         let mut experiment = Experiment::parse(&path, &text)?;
@@ -200,7 +200,7 @@ impl RunRequest {
 }
 
 impl Overrides {
-    fn apply(&self, variant: &Variant, experiment: &mut Experiment) -> Result<(), LabError> {
+    fn apply(&self, variant: &RowSettings, experiment: &mut Experiment) -> Result<(), LabError> {
         if let Some(topology) = &variant.topology {
             topology.clone_into(&mut experiment.topology);
         }
@@ -276,7 +276,7 @@ command = 'true {clients}'
 
     fn requests(set: &[&str]) -> Result<Vec<RunRequest>, LabError> {
         let set: Vec<String> = set.iter().map(|text| (*text).to_owned()).collect();
-        RunRequest::of(text(), &Overrides::default(), &Variant::default(), &set)
+        RunRequest::of(text(), &Overrides::default(), &RowSettings::default(), &set)
     }
 
     fn text() -> BuiltinText {
@@ -306,7 +306,7 @@ command = 'true {clients}'
         let discards = |text: &str| {
             let changes = Overrides { discard: Some(3.0), ..Overrides::default() };
             let text = BuiltinText { path: "x.toml".into(), text: text.to_owned() };
-            let requests = RunRequest::of(text, &changes, &Variant::default(), &[]).unwrap();
+            let requests = RunRequest::of(text, &changes, &RowSettings::default(), &[]).unwrap();
             requests[0].experiment().unwrap().discard
         };
         assert_eq!(discards(TEXT), 3.0);
@@ -317,9 +317,9 @@ command = 'true {clients}'
     fn a_request_survives_a_round_trip() {
         let directory = Dir::new();
         let changes = Overrides { rounds: Some(7), ..Overrides::default() };
-        let bar =
+        let threshold =
             Threshold { metric: "delivered_pps".to_owned(), at_least: Some(2.0), ..Threshold::default() };
-        let variant = Variant { must: vec![bar], ..Variant::default() };
+        let variant = RowSettings { must: vec![threshold], ..RowSettings::default() };
         let mut requests = RunRequest::of(text(), &changes, &variant, &[]).unwrap();
         let request = &mut requests[1];
         request.task = Task::Rates { plan: RatePlan::FindMax(SearchSettings::default()), rounds: 3 };

@@ -84,12 +84,12 @@ pub struct FoundRate {
     pub upper_pps: Option<u64>,
     /// Median of the trials at `lower_pps` that met the goal.
     pub delivered_pps: Option<f64>,
-    pub because: Because,
+    pub because: SearchEnd,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Because {
+pub enum SearchEnd {
     Narrow,
     /// The highest rate meets the goal: the true maximum is higher.
     Highest,
@@ -173,7 +173,7 @@ impl SearchSettings {
     }
 }
 
-impl fmt::Display for Because {
+impl fmt::Display for SearchEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Narrow => "narrow enough",
@@ -325,13 +325,13 @@ impl Search {
         });
         let ceiling = self.ceilings[goal].map(|(rate, _)| rate);
         let because = match (lower, upper) {
-            _ if !decided => Because::Ended,
-            (Some(lower), Some(upper)) if narrow(lower, upper, self.phases[phase].width) => Because::Narrow,
+            _ if !decided => SearchEnd::Ended,
+            (Some(lower), Some(upper)) if narrow(lower, upper, self.phases[phase].width) => SearchEnd::Narrow,
             _ if ceiling.is_some_and(|ceiling| upper.is_none_or(|upper| ceiling < upper)) => {
-                Because::Generator
+                SearchEnd::Generator
             }
-            (_, None) => Because::Highest,
-            (_, Some(_)) => Because::Lowest,
+            (_, None) => SearchEnd::Highest,
+            (_, Some(_)) => SearchEnd::Lowest,
         };
         FoundRate { max_loss, lower_pps: lower, upper_pps: upper, delivered_pps, because }
     }

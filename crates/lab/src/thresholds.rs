@@ -7,7 +7,7 @@ use crate::{
     metric,
     record::{RunRecord, Threshold},
     stats::{self, ConfidenceInterval},
-    verdict::{Grounds, VerdictReason, reasons_of_void},
+    verdict::{Evidence, VerdictReason, reasons_of_void},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,21 +26,23 @@ pub(crate) enum ThresholdOutcome {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ThresholdResult {
-    pub(crate) bar: Threshold,
+    pub(crate) threshold: Threshold,
     pub(crate) kind: ThresholdKind,
     pub(crate) subject: String,
     /// `None` for a plain value.
     pub(crate) against: Option<String>,
     pub(crate) figure: Option<(f64, ConfidenceInterval)>,
-    pub(crate) standing: ThresholdOutcome,
+    pub(crate) outcome: ThresholdOutcome,
 }
 
-pub(crate) fn hold(record: &RunRecord) -> Vec<ThresholdResult> {
+pub(crate) fn evaluate(record: &RunRecord) -> Vec<ThresholdResult> {
     let experiment = &record.experiment;
     let kinds = [(ThresholdKind::Must, &experiment.must), (ThresholdKind::Aim, &experiment.aim)];
     kinds
         .into_iter()
-        .flat_map(|(kind, bars)| bars.iter().flat_map(move |bar| bar.hold(kind, record)))
+        .flat_map(|(kind, thresholds)| {
+            thresholds.iter().flat_map(move |threshold| threshold.evaluate(kind, record))
+        })
         .collect()
 }
 
@@ -61,20 +63,20 @@ impl Threshold {
         }
     }
 
-    fn hold(&self, kind: ThresholdKind, record: &RunRecord) -> Vec<ThresholdResult> {
+    fn evaluate(&self, kind: ThresholdKind, record: &RunRecord) -> Vec<ThresholdResult> {
         let names: Vec<&str> =
             record.experiment.subjects.iter().map(|subject| subject.name.as_str()).collect();
         let Some(subject) = self.subject.as_deref().or(names.last().copied()) else { return Vec::new() };
-        let held = |against: Option<&str>, (figure, standing)| ThresholdResult {
-            bar: self.clone(),
+        let held = |against: Option<&str>, (figure, outcome)| ThresholdResult {
+            threshold: self.clone(),
             kind,
             subject: subject.to_owned(),
             against: against.map(str::to_owned),
             figure,
-            standing,
+            outcome,
         };
         if self.own {
-            return vec![held(None, self.hold_value(record, subject))];
+            return vec![held(None, self.evaluate_value(record, subject))];
         }
         let others: Vec<&str> = match &self.against {
             Some(name) => vec![name],
@@ -83,10 +85,13 @@ impl Threshold {
         if others.is_empty() {
             return vec![held(None, (None, undecided("no other subject was measured")))];
         }
-        others.into_iter().map(|other| held(Some(other), self.hold_ratio(record, subject, other))).collect()
+        others
+            .into_iter()
+            .map(|other| held(Some(other), self.evaluate_ratio(record, subject, other)))
+            .collect()
     }
 
-    fn hold_ratio(
+    fn evaluate_ratio(
         &self,
         record: &RunRecord,
         subject: &str,
@@ -96,9 +101,9 @@ impl Threshold {
         if let Some(name) = [subject, other].into_iter().find(|name| missing(name)) {
             return (None, undecided(&format!("{name} was not measured")));
         }
-        let Grounds { estimate, floor, reasons, .. } = Grounds::of(record, other, subject, &self.metric);
+        let Evidence { estimate, floor, reasons, .. } = Evidence::of(record, other, subject, &self.metric);
         let figure = estimate.map(|estimate| (estimate.ratio(), estimate.interval()));
-        let standing = match estimate {
+        let outcome = match estimate {
             _ if !reasons.is_empty() => ThresholdOutcome::Undecided(in_words(&reasons)),
             None => undecided("no ratio"),
             // Logarithmic, so that the floor is symmetric.
@@ -109,10 +114,10 @@ impl Threshold {
                 floor.map_or(0.0, |floor| floor.level),
             ),
         };
-        (figure, standing)
+        (figure, outcome)
     }
 
-    fn hold_value(
+    fn evaluate_value(
         &self,
         record: &RunRecord,
         subject: &str,
@@ -124,12 +129,12 @@ impl Threshold {
         if have < need as usize {
             reasons.push(VerdictReason::TooFewRounds { have, need });
         }
-        let standing = match figure {
+        let outcome = match figure {
             _ if !reasons.is_empty() => ThresholdOutcome::Undecided(in_words(&reasons)),
             None => undecided("not measured"),
             Some((median, interval)) => self.weigh(median, interval, |limit| limit, 0.0),
         };
-        (figure, standing)
+        (figure, outcome)
     }
 
     /// Leaves the outcome undecided within `floor` of the limit. `scale` converts the limit.
@@ -178,7 +183,11 @@ impl fmt::Display for Threshold {
 impl ThresholdResult {
     pub(crate) fn figure_in_words(&self) -> Option<String> {
         let show = |figure: f64| {
-            if self.bar.own { metric::show(&self.bar.metric, figure) } else { format!("{figure:.3}") }
+            if self.threshold.own {
+                metric::show(&self.threshold.metric, figure)
+            } else {
+                format!("{figure:.3}")
+            }
         };
         let (median, interval) = self.figure?;
         Some(format!("{} ({} to {})", show(median), show(interval.low), show(interval.high)))
@@ -186,18 +195,18 @@ impl ThresholdResult {
 
     /// Larger means harder to meet.
     fn excess(&self) -> f64 {
-        let limit = self.bar.at_least.or(self.bar.at_most).unwrap_or_default();
+        let limit = self.threshold.at_least.or(self.threshold.at_most).unwrap_or_default();
         let above = self.figure.map_or(f64::INFINITY, |(median, _)| median - limit);
-        if self.bar.at_least.is_some() { -above } else { above }
+        if self.threshold.at_least.is_some() { -above } else { above }
     }
 
     fn is_harder_than(&self, other: &Self) -> bool {
-        let rank = |standing: &ThresholdOutcome| match standing {
+        let rank = |outcome: &ThresholdOutcome| match outcome {
             ThresholdOutcome::Missed => 2,
             ThresholdOutcome::Undecided(_) => 1,
             ThresholdOutcome::Met => 0,
         };
-        match rank(&self.standing).cmp(&rank(&other.standing)) {
+        match rank(&self.outcome).cmp(&rank(&other.outcome)) {
             Ordering::Equal => self.excess() > other.excess(),
             order => order == Ordering::Greater,
         }
@@ -205,10 +214,10 @@ impl ThresholdResult {
 }
 
 /// Selects the hardest result of a threshold against several subjects.
-pub(crate) fn hardest(record: &RunRecord) -> Vec<ThresholdResult> {
+pub(crate) fn hardest_results(record: &RunRecord) -> Vec<ThresholdResult> {
     let mut all: Vec<ThresholdResult> = Vec::new();
-    for held in hold(record) {
-        match all.iter_mut().find(|other| (other.kind, &other.bar) == (held.kind, &held.bar)) {
+    for held in evaluate(record) {
+        match all.iter_mut().find(|other| (other.kind, &other.threshold) == (held.kind, &held.threshold)) {
             Some(other) if held.is_harder_than(other) => *other = held,
             Some(_) => {}
             None => all.push(held),
@@ -240,8 +249,8 @@ impl fmt::Display for ThresholdResult {
     /// `must, packets_per_busy_s of turnpike ≥ 1.1 × coturn: met; 1.310 (1.280 to 1.350)`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whom = self.against.as_ref().map_or_else(String::new, |against| format!(" {against}"));
-        let Self { bar, kind, subject, standing, .. } = self;
-        write!(f, "{kind}, {} of {subject} {bar}{whom}: {standing}", bar.metric)?;
+        let Self { threshold, kind, subject, outcome, .. } = self;
+        write!(f, "{kind}, {} of {subject} {threshold}{whom}: {outcome}", threshold.metric)?;
         self.figure_in_words().map_or(Ok(()), |figure| write!(f, "; {figure}"))
     }
 }
@@ -261,7 +270,7 @@ fn in_words(reasons: &[VerdictReason]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{invalid_rounds::Void, record::tests::record};
+    use crate::{invalid_rounds::VoidReason, record::tests::record};
 
     const METRIC: &str = "packets_per_busy_s";
 
@@ -283,17 +292,17 @@ mod tests {
         Threshold { metric: METRIC.to_owned(), at_most: Some(limit), ..Threshold::default() }
     }
 
-    fn standing(record: &RunRecord, bar: Threshold) -> ThresholdOutcome {
+    fn outcome(record: &RunRecord, threshold: Threshold) -> ThresholdOutcome {
         let mut record = record.clone();
-        record.experiment.must = vec![bar];
-        let [held] = &hold(&record)[..] else { panic!("one bar") };
-        held.standing.clone()
+        record.experiment.must = vec![threshold];
+        let [held] = &evaluate(&record)[..] else { panic!("one bar") };
+        held.outcome.clone()
     }
 
     #[test]
     fn ratios_across_the_threshold_are_undecided() {
         let record = samples(1.5, 0.02);
-        for (bar, expected) in [
+        for (threshold, expected) in [
             (at_least(1.2), ThresholdOutcome::Met),
             (at_least(1.8), ThresholdOutcome::Missed),
             (at_most(1.8), ThresholdOutcome::Met),
@@ -301,43 +310,43 @@ mod tests {
             (at_least(1.5), undecided("the interval contains the bar")),
             (at_most(1.5), undecided("the interval contains the bar")),
         ] {
-            assert_eq!(standing(&record, bar.clone()), expected, "{bar}");
+            assert_eq!(outcome(&record, threshold.clone()), expected, "{threshold}");
         }
     }
 
     #[test]
     fn a_median_above_the_threshold_is_not_enough() {
         let record = samples(1.1, 0.3);
-        let ratio = Grounds::of(&record, "old", "new", METRIC).estimate.unwrap().ratio();
+        let ratio = Evidence::of(&record, "old", "new", METRIC).estimate.unwrap().ratio();
         assert!(ratio > 1.05, "{ratio}");
-        assert_eq!(standing(&record, at_least(1.05)), undecided("the interval contains the bar"));
+        assert_eq!(outcome(&record, at_least(1.05)), undecided("the interval contains the bar"));
     }
 
     #[test]
     fn figures_within_the_noise_floor_are_undecided() {
         let mut record = samples(1.1, 0.001);
-        assert_eq!(standing(&record, at_least(1.0)), ThresholdOutcome::Met);
+        assert_eq!(outcome(&record, at_least(1.0)), ThresholdOutcome::Met);
         for (i, round) in record.aa.iter_mut().enumerate() {
             round.metrics.insert(METRIC.to_owned(), if i % 2 == 0 { 80.0 } else { 120.0 });
         }
-        let ThresholdOutcome::Undecided(why) = standing(&record, at_least(1.0)) else { panic!("decided") };
+        let ThresholdOutcome::Undecided(why) = outcome(&record, at_least(1.0)) else { panic!("decided") };
         assert!(why.starts_with("closer to the bar than the noise floor of "), "{why}");
-        assert_eq!(standing(&record, at_least(3.0)), ThresholdOutcome::Missed);
+        assert_eq!(outcome(&record, at_least(3.0)), ThresholdOutcome::Missed);
     }
 
     #[test]
     fn few_rounds_failures_and_missing_figures_are_undecided() {
         let mut few = samples(2.0, 0.01);
         few.rounds.retain(|round| round.index < 5);
-        assert_eq!(standing(&few, at_least(1.0)), undecided("5 valid rounds, at least 6 are needed"));
+        assert_eq!(outcome(&few, at_least(1.0)), undecided("5 valid rounds, at least 6 are needed"));
         let mut failed = samples(2.0, 0.01);
-        failed.rounds[3].voided = Some(Void::SubjectFailed { how: "code 1".to_owned() });
-        assert_eq!(standing(&failed, at_least(1.0)), undecided("new failed in 1 run (code 1)"));
+        failed.rounds[3].voided = Some(VoidReason::SubjectFailed { how: "code 1".to_owned() });
+        assert_eq!(outcome(&failed, at_least(1.0)), undecided("new failed in 1 run (code 1)"));
         let absent = Threshold { against: Some("pion".to_owned()), ..at_least(1.0) };
-        assert_eq!(standing(&samples(2.0, 0.01), absent), undecided("pion was not measured"));
+        assert_eq!(outcome(&samples(2.0, 0.01), absent), undecided("pion was not measured"));
         let mut alone = samples(2.0, 0.01);
         alone.experiment.subjects.truncate(1);
-        assert_eq!(standing(&alone, at_least(1.0)), undecided("no other subject was measured"));
+        assert_eq!(outcome(&alone, at_least(1.0)), undecided("no other subject was measured"));
     }
 
     #[test]
@@ -349,14 +358,14 @@ mod tests {
             ..Threshold::default()
         };
         let lossless = record("loss_percent", &[(0.0, 0.0, 0.0); 6]);
-        assert_eq!(standing(&lossless, own(0.1)), ThresholdOutcome::Met);
-        assert_eq!(standing(&lossless, own(0.0)), ThresholdOutcome::Met, "exactly at the bar counts as met");
+        assert_eq!(outcome(&lossless, own(0.1)), ThresholdOutcome::Met);
+        assert_eq!(outcome(&lossless, own(0.0)), ThresholdOutcome::Met, "exactly at the bar counts as met");
         let lossy = record("loss_percent", &[(0.0, 0.0, 3.0); 6]);
-        assert_eq!(standing(&lossy, own(0.1)), ThresholdOutcome::Missed);
+        assert_eq!(outcome(&lossy, own(0.1)), ThresholdOutcome::Missed);
         let mixed = record("loss_percent", &[(0.0, 0.0, 0.0), (0.0, 0.0, 3.0)].repeat(3));
-        assert_eq!(standing(&mixed, own(0.1)), undecided("the interval contains the bar"));
+        assert_eq!(outcome(&mixed, own(0.1)), undecided("the interval contains the bar"));
         assert_eq!(
-            standing(&record("x", &[(1.0, 1.0, 1.0); 6]), own(0.1)),
+            outcome(&record("x", &[(1.0, 1.0, 1.0); 6]), own(0.1)),
             undecided("0 valid rounds, at least 6 are needed")
         );
     }
@@ -374,13 +383,14 @@ mod tests {
             record.rounds.push(round);
         }
         record.experiment.aim = vec![at_least(1.0)];
-        let held = hold(&record);
-        let told: Vec<_> = held.iter().map(|held| (held.against.as_deref(), &held.standing)).collect();
+        let held = evaluate(&record);
+        let told: Vec<_> = held.iter().map(|held| (held.against.as_deref(), &held.outcome)).collect();
         assert_eq!(told, [(Some("old"), &ThresholdOutcome::Met), (Some("third"), &ThresholdOutcome::Missed)]);
-        let [hardest] = &hardest(&record)[..] else { panic!("one bar") };
+        let [hardest] = &hardest_results(&record)[..] else { panic!("one bar") };
         assert_eq!(hardest, &held[1]);
         record.experiment.aim = vec![at_least(0.1), at_most(9.0)];
-        let against: Vec<_> = super::hardest(&record).into_iter().filter_map(|held| held.against).collect();
+        let against: Vec<_> =
+            super::hardest_results(&record).into_iter().filter_map(|held| held.against).collect();
         assert_eq!(against, ["third", "old"], "the closest to the bar if both are met");
         record.experiment.aim = vec![at_least(1.0)];
         assert!(

@@ -15,7 +15,7 @@ const NOISE: f64 = 0.08;
 /// Reduces 8 % noise to about plus or minus 2.8 %, rarely more than the 5 % resolution.
 const ROUNDS: u32 = 96;
 
-struct Machine {
+struct SimulatedMachine {
     rng: ChaCha8Rng,
     /// Relative slowdown from the first to the last run.
     drift: f64,
@@ -25,7 +25,7 @@ struct Machine {
     run: f64,
 }
 
-impl Machine {
+impl SimulatedMachine {
     fn new(seed: u64, drift: f64, cold: f64, runs: usize) -> Self {
         Self { rng: ChaCha8Rng::seed_from_u64(seed), drift, cold, runs: runs as f64, run: 0.0 }
     }
@@ -39,40 +39,46 @@ impl Machine {
     }
 }
 
-struct Slot {
+struct RunSlot {
     round: u32,
     place: u32,
     who: usize,
 }
 
-fn lab_order(seed: u64, rounds: u32) -> Vec<Slot> {
-    let in_round = |(round, whos): (u32, Vec<usize>)| -> Vec<Slot> {
-        (0..).zip(whos).map(|(place, who)| Slot { round, place, who }).collect()
+fn lab_order(seed: u64, rounds: u32) -> Vec<RunSlot> {
+    let in_round = |(round, whos): (u32, Vec<usize>)| -> Vec<RunSlot> {
+        (0..).zip(whos).map(|(place, who)| RunSlot { round, place, who }).collect()
     };
     (0..).zip(order::plan(seed, 3, rounds)).flat_map(in_round).collect()
 }
 
 /// Order by hand: all runs of the baseline, each twice in a row, then all runs of the other.
-fn sequential_order(rounds: u32) -> Vec<Slot> {
-    let old =
-        (0..rounds).flat_map(|round| [Slot { round, place: 0, who: 0 }, Slot { round, place: 1, who: 2 }]);
-    let new = (0..rounds).map(|round| Slot { round, place: 0, who: 1 });
+fn sequential_order(rounds: u32) -> Vec<RunSlot> {
+    let old = (0..rounds)
+        .flat_map(|round| [RunSlot { round, place: 0, who: 0 }, RunSlot { round, place: 1, who: 2 }]);
+    let new = (0..rounds).map(|round| RunSlot { round, place: 0, who: 1 });
     old.chain(new).collect()
 }
 
 /// The same order in each round: `old`, `new`, `old` again.
-fn fixed_order(rounds: u32) -> Vec<Slot> {
+fn fixed_order(rounds: u32) -> Vec<RunSlot> {
     (0..rounds)
-        .flat_map(|round| [(0, 0), (1, 1), (2, 2)].map(|(place, who)| Slot { round, place, who }))
+        .flat_map(|round| [(0, 0), (1, 1), (2, 2)].map(|(place, who)| RunSlot { round, place, who }))
         .collect()
 }
 
 /// Loses 20 % of the speed meanwhile; `new` has `speed` times the speed of `old`.
-fn experiment(seed: u64, speed: f64, rounds: u32, slots: &[Slot]) -> RunRecord {
-    experiment_on(Machine::new(seed ^ 0x5eed, 0.2, 0.0, slots.len()), seed, speed, rounds, slots)
+fn experiment(seed: u64, speed: f64, rounds: u32, slots: &[RunSlot]) -> RunRecord {
+    experiment_on(SimulatedMachine::new(seed ^ 0x5eed, 0.2, 0.0, slots.len()), seed, speed, rounds, slots)
 }
 
-fn experiment_on(mut machine: Machine, seed: u64, speed: f64, rounds: u32, slots: &[Slot]) -> RunRecord {
+fn experiment_on(
+    mut machine: SimulatedMachine,
+    seed: u64,
+    speed: f64,
+    rounds: u32,
+    slots: &[RunSlot],
+) -> RunRecord {
     let subject = |name: &str| RecordedSubject { name: name.to_owned(), ..RecordedSubject::default() };
     let mut record = RunRecord {
         format: FORMAT,
@@ -181,10 +187,10 @@ fn sequential_runs_give_wrong_verdicts() {
 }
 
 /// Equal subjects, with a first run of each round that is 10 % slower.
-fn cold_verdicts(slots: impl Fn(u64) -> Vec<Slot>) -> Vec<MetricVerdict> {
+fn cold_verdicts(slots: impl Fn(u64) -> Vec<RunSlot>) -> Vec<MetricVerdict> {
     let verdict = |seed| {
         let slots = slots(seed);
-        let machine = Machine::new(seed ^ 0x5eed, 0.0, 0.1, slots.len());
+        let machine = SimulatedMachine::new(seed ^ 0x5eed, 0.0, 0.1, slots.len());
         judge(&experiment_on(machine, seed, 1.0, ROUNDS, &slots), "new", PACKETS_PER_CPU_S)
     };
     (0..20).map(verdict).collect()

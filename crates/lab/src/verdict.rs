@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeSet, fmt};
 
-use crate::invalid_rounds::{Cause, Void};
+use crate::invalid_rounds::{VoidCause, VoidReason};
 use crate::metric::{self, Preference};
 use crate::record::{Round, RunRecord, VerdictRules};
 use crate::stats::{self, Estimate, LogRatios, NoiseFloor};
@@ -30,7 +30,7 @@ pub(crate) enum VerdictReason {
     #[error("{subject} failed in {runs} {} ({how})", if *runs == 1 { "run" } else { "runs" })]
     SubjectFailed { subject: String, runs: usize, how: String },
     #[error("{cause} in {rounds} of {of} rounds")]
-    Void { cause: Cause, rounds: usize, of: usize },
+    Void { cause: VoidCause, rounds: usize, of: usize },
     #[error("{rounds} of {of} rounds are void ({what})")]
     Voided { rounds: usize, of: usize, what: String },
     #[error("{}", if *not_supported { "not supported here" } else { "not measured for both" })]
@@ -67,7 +67,7 @@ pub(crate) struct MetricVerdict {
 pub(crate) fn judge(record: &RunRecord, subject: &str, metric: &str) -> MetricVerdict {
     let rules = &record.experiment.rules;
     let baseline = record.baseline().unwrap_or_default().to_owned();
-    let grounds = Grounds::of(record, &baseline, subject, metric);
+    let grounds = Evidence::of(record, &baseline, subject, metric);
     let medians = if grounds.has_ratios() { None } else { medians(&grounds.pairs) };
     // Zeros have no ratio; instead a sign test over unanimous rounds decides.
     let zeros = match grounds.reasons[..] {
@@ -76,14 +76,14 @@ pub(crate) fn judge(record: &RunRecord, subject: &str, metric: &str) -> MetricVe
         }
         _ => None,
     };
-    let Grounds { estimate, floor, reasons, .. } = grounds;
+    let Evidence { estimate, floor, reasons, .. } = grounds;
     let outcome = match estimate {
         _ if let Some(outcome) = zeros => outcome,
         Some(estimate) if reasons.is_empty() => {
             weigh(&estimate, floor.as_ref(), rules, metric::direction(metric))
         }
         _ => {
-            let rounds = rounds_that_help(&reasons, estimate.as_ref(), None, rules);
+            let rounds = estimate_rounds(&reasons, estimate.as_ref(), None, rules);
             Conclusion::CannotTell { reasons, rounds }
         }
     };
@@ -100,7 +100,7 @@ pub(crate) fn judge(record: &RunRecord, subject: &str, metric: &str) -> MetricVe
     }
 }
 
-pub(crate) struct Grounds {
+pub(crate) struct Evidence {
     /// Valid rounds, `(other, subject)`.
     pairs: Vec<(f64, f64)>,
     pub(crate) estimate: Option<Estimate>,
@@ -108,7 +108,7 @@ pub(crate) struct Grounds {
     pub(crate) reasons: Vec<VerdictReason>,
 }
 
-impl Grounds {
+impl Evidence {
     pub(crate) fn of(record: &RunRecord, other: &str, subject: &str, metric: &str) -> Self {
         let pairs = record.pairs(other, subject, metric);
         let ratios = stats::log_ratios(pairs.iter().copied());
@@ -217,7 +217,7 @@ fn weigh(
         },
     };
     let reasons = vec![reason];
-    let rounds = rounds_that_help(&reasons, Some(estimate), floor, rules);
+    let rounds = estimate_rounds(&reasons, Some(estimate), floor, rules);
     Conclusion::CannotTell { reasons, rounds }
 }
 
@@ -287,7 +287,7 @@ pub(crate) fn reasons_of_void(
     for name in subjects {
         let mut failures =
             concerned.iter().filter(|round| round.subject == *name).filter_map(|r| match &r.voided {
-                Some(Void::SubjectFailed { how }) => Some(how),
+                Some(VoidReason::SubjectFailed { how }) => Some(how),
                 _ => None,
             });
         if let Some(how) = failures.next() {
@@ -301,27 +301,27 @@ pub(crate) fn reasons_of_void(
     }
 
     let of = distinct_rounds(concerned.iter().copied());
-    let rounds_with = |is: &dyn Fn(&Void) -> bool| {
+    let rounds_with = |is: &dyn Fn(&VoidReason) -> bool| {
         let is_void = |round: &&Round| !record.counts(round, metric) && round.voided.as_ref().is_some_and(is);
         distinct_rounds(concerned.iter().copied().filter(is_void))
     };
-    let void = rounds_with(&|void| !matches!(void, Void::SubjectFailed { .. }));
+    let void = rounds_with(&|void| !matches!(void, VoidReason::SubjectFailed { .. }));
     let too_many = void as f64 > rules.max_voided * of as f64;
     let least = rules.min_rounds as usize;
     let would_have_sufficed = usable < least && usable + void >= least;
     if void == 0 || !(too_many || would_have_sufficed) {
         return reasons;
     }
-    reasons.extend(Cause::ALL.into_iter().filter_map(|cause| {
+    reasons.extend(VoidCause::ALL.into_iter().filter_map(|cause| {
         let rounds = rounds_with(&|void| void.cause().is_some_and(|(other, _)| other == cause));
         (rounds > 0).then_some(VerdictReason::Void { cause, rounds, of })
     }));
     let what = concerned.iter().find_map(|round| match &round.voided {
-        Some(Void::Other { what }) => Some(what.clone()),
+        Some(VoidReason::Other { what }) => Some(what.clone()),
         _ => None,
     });
     if let Some(what) = what {
-        let rounds = rounds_with(&|void| matches!(void, Void::Other { .. }));
+        let rounds = rounds_with(&|void| matches!(void, VoidReason::Other { .. }));
         reasons.push(VerdictReason::Voided { rounds, of, what });
     }
     reasons
@@ -368,7 +368,7 @@ fn reasons_of_data(
 }
 
 /// Total rounds after which a verdict can be expected, if more rounds resolve all the reasons.
-fn rounds_that_help(
+fn estimate_rounds(
     reasons: &[VerdictReason],
     estimate: Option<&Estimate>,
     floor: Option<&NoiseFloor>,

@@ -13,7 +13,7 @@ use support::{
     Dir, can_run, ended, entries, eventually, has_all, lab, marked, namespaces, needs, only_directory, ran,
     record_in, run, said, script, signal,
 };
-use turnpike_lab::{RunRecord, invalid_rounds::Void, record::Round};
+use turnpike_lab::{RunRecord, invalid_rounds::VoidReason, record::Round};
 
 #[test]
 fn as_lab() {
@@ -95,7 +95,7 @@ impl Case {
 }
 
 fn is_late(round: &Round) -> bool {
-    matches!(round.voided, Some(Void::GeneratorLate { .. }))
+    matches!(round.voided, Some(VoidReason::GeneratorLate { .. }))
 }
 
 /// Output and record of the experiment written by `make`, which must end with this exit code; `None` if it
@@ -214,7 +214,7 @@ fn several_processes_form_one_subject() {
 fn a_node_that_crashes_fails_its_subject_and_is_named() {
     let Some((said, record)) = recorded(1, |directory| fleet(directory, "150")) else { return };
     assert!(said.contains("under load, second-two exited with code 7"), "{said}");
-    let failed = |round: &Round| matches!(round.voided, Some(Void::SubjectFailed { .. }));
+    let failed = |round: &Round| matches!(round.voided, Some(VoidReason::SubjectFailed { .. }));
     assert!(record.rounds.iter().all(|round| failed(round) == (round.subject == "second")), "{record:?}");
 }
 
@@ -229,7 +229,7 @@ fn a_crashed_subject_is_reported() {
     assert_eq!(failed.len(), 2, "given up after two failures");
     for round in failed {
         assert!(
-            matches!(&round.voided, Some(Void::SubjectFailed { how }) if how.contains("code 7;")),
+            matches!(&round.voided, Some(VoidReason::SubjectFailed { how }) if how.contains("code 7;")),
             "{round:?}"
         );
         assert!(round.metrics.is_empty());

@@ -22,7 +22,7 @@ pub mod udp;
 
 pub use error::LoadError;
 pub use payload::HEADER_LEN;
-pub use profile::{Profile, Shaped};
+pub use profile::{Profile, ProfileOptions};
 pub use run::{RunOutcome, StopHandle};
 pub use turnpike_client::{ClientTransport, Login, TlsOptions};
 pub use turnpike_measure::{Direction, Leg, LoadReport, OfferedRate, ProfileReport, StreamReport};

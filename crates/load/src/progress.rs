@@ -26,7 +26,7 @@ pub enum CountKind {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Interval {
+pub struct ProgressInterval {
     pub phase: RunPhase,
     pub elapsed: Duration,
     pub length: Duration,
@@ -43,14 +43,14 @@ pub struct Interval {
     pub p99_us: u64,
 }
 
-impl Interval {
+impl ProgressInterval {
     /// In percent of the packets sent in this interval, at most 100.
     pub fn loss_percent(&self) -> f64 {
         if self.sent == 0 { 0.0 } else { (self.lost as f64 * 100.0 / self.sent as f64).min(100.0) }
     }
 }
 
-impl fmt::Display for Interval {
+impl fmt::Display for ProgressInterval {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:6.1} s  ", self.elapsed.as_secs_f64())?;
         let label = match self.phase {
@@ -93,11 +93,11 @@ impl fmt::Display for Thousands {
 }
 
 /// Prints intervals to stderr: one live line on a terminal, otherwise one line each.
-pub struct Display {
+pub struct ProgressDisplay {
     bar: Option<ProgressBar>,
 }
 
-impl Display {
+impl ProgressDisplay {
     pub fn new(terminal: bool) -> Self {
         let bar = terminal.then(|| {
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
@@ -107,7 +107,7 @@ impl Display {
         Self { bar }
     }
 
-    pub fn show(&self, interval: &Interval) {
+    pub fn show(&self, interval: &ProgressInterval) {
         match &self.bar {
             Some(bar) => {
                 bar.set_message(interval.to_string());
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_progress_line_has_rates_loss_outstanding_and_percentiles() {
-        let mut interval = Interval {
+        let mut interval = ProgressInterval {
             phase: RunPhase::Warmup,
             elapsed: Duration::from_millis(3_100),
             length: Duration::from_millis(500),
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(interval.to_string(), "   3.1 s  sent 0.016 Gbit/s  received 0.016 Gbit/s  (warm-up)");
         interval.phase = RunPhase::Setup { ready: 12, clients: 1_000 };
         assert_eq!(interval.to_string(), "   3.1 s  12 of 1000 clients ready");
-        assert_eq!(Interval { sent: 0, ..interval }.loss_percent(), 0.0);
+        assert_eq!(ProgressInterval { sent: 0, ..interval }.loss_percent(), 0.0);
     }
 
     #[test]

@@ -13,7 +13,7 @@ mod stream;
 mod turn;
 mod turn_alternate;
 mod turn_migrate;
-mod turn_return;
+mod turn_reconnect;
 mod turn_taken_port;
 mod turn_token;
 mod udp;

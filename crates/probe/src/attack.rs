@@ -25,7 +25,7 @@ pub(crate) use self::facts::{AttackEntry, AttackFacts, AttackOutcome, AttackRepl
 use self::forms::Form;
 use crate::{
     ProbeRun,
-    connection::words,
+    connection::describe_error,
     report::FindingLevel,
     session::{ProbeSession, ServerAnswer},
 };
@@ -107,7 +107,7 @@ impl ProbeRun<'_> {
             if transport == ClientTransport::Udp || transport == ClientTransport::Dtls {
                 let security = self.trust(transport).ok().flatten();
                 let asked = strangers::ask(transport, server, security, &mut facts.strangers);
-                self.note(transport, asked.map_err(words));
+                self.note(transport, asked.map_err(describe_error));
             }
         }
         self.judge_attack(&facts);
@@ -156,11 +156,11 @@ impl ProbeRun<'_> {
         }
         let zeros = vec![0; ticket.len()];
         for (form, made_up) in [("a changed ticket", &broken), ("a ticket of zeros", &zeros)] {
-            let answer = shows(&mut session, made_up).map_err(words)?;
+            let answer = shows(&mut session, made_up).map_err(describe_error)?;
             asker.note_id(AttackEntry::Mobility, form, &answer);
         }
         self.stolen(asker, &ticket)?;
-        let answer = shows(&mut session, &ticket).map_err(words)?;
+        let answer = shows(&mut session, &ticket).map_err(describe_error)?;
         if answer.is_success() {
             let renew = || {
                 let (_old, ticket) = self.mobile(transport, is_v6).ok().flatten()?;
@@ -177,12 +177,12 @@ impl ProbeRun<'_> {
     fn stolen(&self, asker: &mut AttackSession<'_>, ticket: &[u8]) -> Result<(), String> {
         let Some(thief) = self.config.attack_user.clone() else { return Ok(()) };
         let Some(mut session) = self.session_of(Some(thief), asker.transport) else { return Ok(()) };
-        let answer = shows(&mut session, ticket).map_err(words)?;
+        let answer = shows(&mut session, ticket).map_err(describe_error)?;
         asker.note_theft("another user's ticket", &answer);
         let answer = session.request(method::REFRESH, &|message| {
             message.attribute(kind::MOBILITY_TICKET, ticket).number(kind::LIFETIME, 0);
         });
-        asker.note_theft("another user's ticket, to end it", &answer.map_err(words)?);
+        asker.note_theft("another user's ticket, to end it", &answer.map_err(describe_error)?);
         Ok(())
     }
 
@@ -215,7 +215,7 @@ impl ProbeRun<'_> {
                     .request(method::CONNECT, &|message| {
                         message.xor_address(kind::XOR_PEER_ADDRESS, peer);
                     })
-                    .map_err(words)?;
+                    .map_err(describe_error)?;
                 asker.note(AttackEntry::Connect, form, *port, &answer);
             }
         }
@@ -249,12 +249,12 @@ impl ProbeRun<'_> {
                 message.attribute(kind::MOBILITY_TICKET, &[]);
             }
         });
-        let granted = granted.map_err(words)?;
+        let granted = granted.map_err(describe_error)?;
         match granted.code() {
             None => Ok(Some((session, granted))),
             // Address family, transport or mobility not supported.
             Some(400 | 405 | 420 | 440 | 442) => Ok(None),
-            Some(_) => Err(format!("no allocation: {}", granted.told())),
+            Some(_) => Err(format!("no allocation: {}", granted.describe())),
         }
     }
 
@@ -332,7 +332,7 @@ impl AttackSession<'_> {
         for form in forms {
             for &port in self.ports {
                 let peer = SocketAddr::new(form.ip, port);
-                let mut permitted = permission(session, peer).map_err(words)?;
+                let mut permitted = permission(session, peer).map_err(describe_error)?;
                 if permitted.code() == Some(508) {
                     // The allocation is out of permissions or channels; earlier grants used them up.
                     session.delete();
@@ -340,7 +340,7 @@ impl AttackSession<'_> {
                         return Err("the server granted no further allocation".to_owned());
                     };
                     *session = next;
-                    permitted = permission(session, peer).map_err(words)?;
+                    permitted = permission(session, peer).map_err(describe_error)?;
                 }
                 self.note(entries.permission, form, port, &permitted);
                 let [high, low] = number.to_be_bytes();
@@ -348,7 +348,7 @@ impl AttackSession<'_> {
                     let channel = message.attribute(kind::CHANNEL_NUMBER, &[high, low, 0, 0]);
                     channel.xor_address(kind::XOR_PEER_ADDRESS, peer);
                 });
-                let bound = bound.map_err(words)?;
+                let bound = bound.map_err(describe_error)?;
                 number += u16::from(bound.is_success());
                 self.note(entries.channel, form, port, &bound);
                 self.send(entries.send, session, form, port)?;
@@ -369,7 +369,7 @@ impl AttackSession<'_> {
         let sent = session.indicate(method::SEND, &|message| {
             message.xor_address(kind::XOR_PEER_ADDRESS, peer).attribute(kind::DATA, &payload);
         });
-        sent.map_err(words)?;
+        sent.map_err(describe_error)?;
         self.add(entry, &form.name, Some(peer), AttackOutcome::Silent, "no reply".to_owned());
         Ok(())
     }
@@ -377,7 +377,7 @@ impl AttackSession<'_> {
     fn returned(&mut self, session: &mut ProbeSession) -> Result<(), String> {
         let until = Instant::now() + RETURN;
         loop {
-            match session.hear(until) {
+            match session.receive_unsolicited(until) {
                 Ok(message) => {
                     if let Some(place) = place_in(&message)
                         && let Some(attempt) = self.found.get_mut(place)
@@ -387,7 +387,7 @@ impl AttackSession<'_> {
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => return Ok(()),
-                Err(error) => return Err(words(error)),
+                Err(error) => return Err(describe_error(error)),
             }
         }
     }
@@ -404,7 +404,7 @@ impl AttackSession<'_> {
             Some(_) => AttackOutcome::Unknown,
         };
         let peer = SocketAddr::new(form.ip, port);
-        self.add(entry, &form.name, Some(peer), outcome, answer.told());
+        self.add(entry, &form.name, Some(peer), outcome, answer.describe());
     }
 
     fn note_id(&mut self, entry: AttackEntry, form: &str, answer: &ServerAnswer) {
@@ -414,7 +414,7 @@ impl AttackSession<'_> {
             Some(401 | 438) => AttackOutcome::Unknown,
             Some(_) => AttackOutcome::Refused,
         };
-        self.add(entry, form, None, outcome, answer.told());
+        self.add(entry, form, None, outcome, answer.describe());
     }
 
     /// Only 441 (RFC 8656 section 19) is a refusal because of the other user.
@@ -424,7 +424,7 @@ impl AttackSession<'_> {
             Some(441) => AttackOutcome::Refused,
             Some(_) => AttackOutcome::Unknown,
         };
-        self.add(AttackEntry::Mobility, form, None, outcome, answer.told());
+        self.add(AttackEntry::Mobility, form, None, outcome, answer.describe());
     }
 
     fn add(

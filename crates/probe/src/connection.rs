@@ -90,8 +90,8 @@ impl ProbeConnection {
         let began = Instant::now();
         let mut opened = OpenedConnection::default();
         let channel = match (transport, trust) {
-            (ClientTransport::Udp, _) => ProbeChannel::Udp(udp(server).map_err(words)?),
-            (ClientTransport::Tcp, _) => ProbeChannel::Tcp(tcp(server, deadline).map_err(words)?),
+            (ClientTransport::Udp, _) => ProbeChannel::Udp(udp(server).map_err(describe_error)?),
+            (ClientTransport::Tcp, _) => ProbeChannel::Tcp(tcp(server, deadline).map_err(describe_error)?),
             (ClientTransport::Tls, Some(trust)) => tls(server, trust, deadline, &mut opened)?,
             (ClientTransport::Dtls, Some(trust)) => dtls(server, trust, deadline, &mut opened)?,
             (ClientTransport::Tls | ClientTransport::Dtls, None) => {
@@ -260,7 +260,7 @@ pub(crate) fn any(server: SocketAddr) -> SocketAddr {
     }
 }
 
-pub(crate) fn words(error: io::Error) -> String {
+pub(crate) fn describe_error(error: io::Error) -> String {
     match error.kind() {
         io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => "no answer in time".to_owned(),
         io::ErrorKind::ConnectionRefused => "nothing listens there (connection refused)".to_owned(),
@@ -285,21 +285,21 @@ fn tls(
     deadline: Instant,
     opened: &mut OpenedConnection,
 ) -> Result<ProbeChannel, String> {
-    let mut stream = tcp(server, deadline).map_err(words)?;
+    let mut stream = tcp(server, deadline).map_err(describe_error)?;
     let Security { config, name, .. } = &trust.security;
     let mut tls =
         ClientConnection::new(Arc::clone(config), name.clone()).map_err(|error| error.to_string())?;
     while tls.is_handshaking() {
-        let left = left(deadline).map_err(words)?;
+        let left = left(deadline).map_err(describe_error)?;
         let bounded = stream.set_read_timeout(Some(left)).and_then(|()| stream.set_write_timeout(Some(left)));
-        bounded.map_err(words)?;
+        bounded.map_err(describe_error)?;
         while tls.wants_write() {
-            tls.write_tls(&mut stream).map_err(words)?;
+            tls.write_tls(&mut stream).map_err(describe_error)?;
         }
         if !tls.is_handshaking() {
             break;
         }
-        if timed_out(tls.read_tls(&mut stream)).map_err(words)? == 0 {
+        if timed_out(tls.read_tls(&mut stream)).map_err(describe_error)? == 0 {
             return Err("the server closed the connection during the TLS handshake".to_owned());
         }
         if let Err(error) = tls.process_new_packets() {
@@ -331,7 +331,7 @@ fn dtls(
     deadline: Instant,
     opened: &mut OpenedConnection,
 ) -> Result<ProbeChannel, String> {
-    let socket = udp(server).map_err(words)?;
+    let socket = udp(server).map_err(describe_error)?;
     let bound = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     let settings =
         dtls::DtlsSettings::new(trust.security.clone(), bound).map_err(|error| error.to_string())?;
@@ -354,7 +354,7 @@ fn dtls(
         }
         let until = association.timeout().map_or(deadline, |at| at.min(deadline));
         let wait = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        socket.set_read_timeout(Some(wait)).map_err(words)?;
+        socket.set_read_timeout(Some(wait)).map_err(describe_error)?;
         match socket.recv(&mut buffer) {
             Ok(read) => {
                 // RFC 7983 section 7: first byte of a DTLS record.
@@ -371,7 +371,7 @@ fn dtls(
                     association.handle_timeout(now).map_err(|what| failed(any_answer, what))?;
                 }
             }
-            Err(error) => return Err(words(error)),
+            Err(error) => return Err(describe_error(error)),
         }
     }
     opened.version = association.version();
@@ -456,7 +456,7 @@ mod tests {
         let (mut connection, _) = ProbeConnection::open(ClientTransport::Tcp, at, None, deadline).unwrap();
         connection.send(&[0; 20], deadline).unwrap();
         let error = connection.receive(deadline).unwrap_err();
-        assert_eq!(words(error), "a web server answers (HTTP/1.1 400 Bad Request), not TURN");
+        assert_eq!(describe_error(error), "a web server answers (HTTP/1.1 400 Bad Request), not TURN");
         server.join().unwrap();
     }
 

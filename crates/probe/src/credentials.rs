@@ -13,7 +13,7 @@ use turnpike_wire::{
 };
 
 use crate::{
-    connection::words,
+    connection::describe_error,
     report::{FindingLevel, ProbeReport},
     session::{ProbeSession, ServerAnswer},
 };
@@ -31,7 +31,7 @@ pub(crate) fn is_bad(report: &ProbeReport) -> bool {
 
 pub(crate) enum CredentialOutcome {
     Granted(ServerAnswer),
-    SentOn,
+    Redirected,
     /// The credential is valid, but the server relays no IPv4, the default family of an Allocate request.
     NoIpv4,
     Nothing,
@@ -56,11 +56,11 @@ pub(crate) fn allocate(
             return CredentialOutcome::Granted(first);
         }
         Some(401) => {}
-        Some(300) => return sent_on(report, &first),
+        Some(300) => return redirected(report, &first),
         Some(_) => {
             return bad(
                 report,
-                format!("refuses Allocate before asking for a credential: {}", first.told()),
+                format!("refuses Allocate before asking for a credential: {}", first.describe()),
                 "if this is a STUN server, write stun:HOST; otherwise see the server's log",
             );
         }
@@ -111,7 +111,7 @@ fn signed(
                 return if answer.is_success() {
                     CredentialOutcome::Granted(answer)
                 } else {
-                    sent_on(report, &answer)
+                    redirected(report, &answer)
                 };
             }
             None => {
@@ -139,13 +139,13 @@ fn signed(
             Some(440) => {
                 report.ok(AREA, format!("accepts {user:?} in realm {realm:?}"));
                 report.bad("relay",
-                    format!("answers {} to a request without an address family, which is what browsers send", answer.told()),
+                    format!("answers {} to a request without an address family, which is what browsers send", answer.describe()),
                     "relay on an IPv4 address too (turnpike: --relay-ip; coturn: relay-ip=): IPv4 is the default family",
                 );
                 return CredentialOutcome::NoIpv4;
             }
             Some(code) => {
-                return bad(report, format!("knows {user:?} but answers {}", answer.told()), hint(code));
+                return bad(report, format!("knows {user:?} but answers {}", answer.describe()), hint(code));
             }
         }
     }
@@ -180,7 +180,7 @@ fn bad(report: &mut ProbeReport, what: impl Into<String>, remedy: impl Into<Stri
     CredentialOutcome::Nothing
 }
 
-fn sent_on(report: &mut ProbeReport, answer: &ServerAnswer) -> CredentialOutcome {
+fn redirected(report: &mut ProbeReport, answer: &ServerAnswer) -> CredentialOutcome {
     if answer.address(kind::ALTERNATE_SERVER).is_none() {
         return bad(
             report,
@@ -190,7 +190,7 @@ fn sent_on(report: &mut ProbeReport, answer: &ServerAnswer) -> CredentialOutcome
     }
     let to = alternate(answer);
     report.note(AREA, format!("redirects clients to {to} (300 Try Alternate): probe that server"));
-    CredentialOutcome::SentOn
+    CredentialOutcome::Redirected
 }
 
 fn alternate(answer: &ServerAnswer) -> String {
@@ -254,7 +254,7 @@ fn hint(code: u16) -> &'static str {
 fn silent(report: &mut ProbeReport, error: io::Error) -> CredentialOutcome {
     bad(
         report,
-        format!("answers Binding but not Allocate: {}", words(error)),
+        format!("answers Binding but not Allocate: {}", describe_error(error)),
         "a STUN server without TURN, or a firewall that only passes small packets",
     )
 }

@@ -29,7 +29,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use connection::{ProbeConnection, Trust, words};
+use connection::{ProbeConnection, Trust, describe_error};
 use credentials::CredentialOutcome;
 use report::TransportFacts;
 pub use report::{Finding, FindingLevel, ProbeReport};
@@ -104,14 +104,14 @@ fn run_at(
     probe.transports();
     if let Some(ports) = &config.attack {
         probe.attack(ports);
-        probe.report.usable = probe.wanted_works();
+        probe.report.usable = probe.requested_transport_works();
         return Ok(probe.ended());
     }
     probe.nat();
     if config.server.is_turn() {
         probe.turn();
     } else {
-        probe.report.usable = probe.wanted_works();
+        probe.report.usable = probe.requested_transport_works();
     }
     Ok(probe.ended())
 }
@@ -165,7 +165,9 @@ impl ProbeRun<'_> {
                     "behaviour discovery is not supported (RFC 5780: no OTHER-ADDRESS), so the type of the local NAT is unknown",
                 );
             }
-            Err(error) => self.report.note("nat", format!("behaviour discovery failed: {}", words(error))),
+            Err(error) => {
+                self.report.note("nat", format!("behaviour discovery failed: {}", describe_error(error)))
+            }
         }
     }
 
@@ -181,16 +183,16 @@ impl ProbeRun<'_> {
         }
         // Without a credential, the server passes if it asks for one.
         let asks = credentials.is_none() && self.report.realm.is_some() && !credentials::is_bad(&self.report);
-        self.report.usable = self.wanted_works()
+        self.report.usable = self.requested_transport_works()
             && match outcome {
-                CredentialOutcome::Granted(_) | CredentialOutcome::SentOn => true,
+                CredentialOutcome::Granted(_) | CredentialOutcome::Redirected => true,
                 CredentialOutcome::Nothing => asks,
                 CredentialOutcome::NoIpv4 => false,
             };
         let granted = match outcome {
             CredentialOutcome::Granted(granted) => granted,
             CredentialOutcome::NoIpv4 => return self.features(transport, server.ip()),
-            CredentialOutcome::SentOn | CredentialOutcome::Nothing => return,
+            CredentialOutcome::Redirected | CredentialOutcome::Nothing => return,
         };
         relay::judge_mapped(&mut self.report, session.local_addr(), &granted);
         let relayed = granted.addresses(kind::XOR_RELAYED_ADDRESS);
@@ -283,7 +285,7 @@ impl ProbeRun<'_> {
     fn session_of(&self, credentials: Option<Login>, transport: ClientTransport) -> Option<ProbeSession> {
         let server = self.servers.get(&transport)?;
         let trust = self.trust(transport).ok()?;
-        let (connection, _) = ProbeConnection::open(transport, *server, trust, self.soon()).ok()?;
+        let (connection, _) = ProbeConnection::open(transport, *server, trust, self.short_deadline()).ok()?;
         Some(ProbeSession::new(connection, credentials, PATIENCE, self.deadline))
     }
 
@@ -296,7 +298,7 @@ impl ProbeRun<'_> {
 
     /// Browsers refuse a certificate that does not verify; `--insecure` stands for clients that skip the
     /// check.
-    fn wanted_works(&self) -> bool {
+    fn requested_transport_works(&self) -> bool {
         let wanted = self.config.server.transport();
         let facts = self.report.transports.get(&wanted.to_string());
         let is_trusted = |facts: &TransportFacts| {
@@ -318,7 +320,7 @@ impl ProbeRun<'_> {
         self.trust.as_ref().map(Some).map_err(Clone::clone)
     }
 
-    fn soon(&self) -> Instant {
+    fn short_deadline(&self) -> Instant {
         self.deadline.min(Instant::now() + PATIENCE)
     }
 }

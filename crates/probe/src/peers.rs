@@ -101,7 +101,8 @@ pub(crate) fn ask(
                 asked.answers.push((target, verdict, told));
             }
             Err(error) => {
-                asked.ended = Some(format!("{}: {}", target.address, crate::connection::words(error)));
+                asked.ended =
+                    Some(format!("{}: {}", target.address, crate::connection::describe_error(error)));
                 break;
             }
         }
@@ -179,8 +180,8 @@ fn ask_for(
         (true, true) => "by permission and by channel".to_owned(),
         (true, false) => "by permission".to_owned(),
         (false, true) => "by channel".to_owned(),
-        (false, false) if is_refusal(permission.code()) => bound.told(),
-        (false, false) => permission.told(),
+        (false, false) if is_refusal(permission.code()) => bound.describe(),
+        (false, false) => permission.describe(),
     };
     Ok((access(permission.code(), bound.code()), told))
 }

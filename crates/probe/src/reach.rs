@@ -15,7 +15,7 @@ use turnpike_wire::{
 
 use crate::{
     PATIENCE, ProbeRun, certificate,
-    connection::{self, ProbeConnection, WEB_SERVER, words},
+    connection::{self, ProbeConnection, WEB_SERVER, describe_error},
     report::{FindingLevel, RoundTrip, TransportFacts},
     session::{ProbeSession, ServerAnswer},
 };
@@ -154,7 +154,7 @@ impl ProbeRun<'_> {
         facts: &mut TransportFacts,
     ) -> Result<Option<String>, String> {
         let trust = self.trust(transport)?;
-        let (connection, opened) = ProbeConnection::open(transport, server, trust, self.soon())?;
+        let (connection, opened) = ProbeConnection::open(transport, server, trust, self.short_deadline())?;
         if opening_takes_packets(transport) {
             facts.open_ms = Some(opened.took.as_secs_f64() * 1_000.0);
         }
@@ -174,13 +174,13 @@ impl ProbeRun<'_> {
                     }
                     last = Some(answer);
                 }
-                Err(error) if last.is_none() => return Err(words(error)),
+                Err(error) if last.is_none() => return Err(describe_error(error)),
                 Err(_) => break,
             }
         }
         let Some(answer) = last else { return Err("no answer in time".to_owned()) };
         if !answer.is_success() {
-            return Err(format!("answers a Binding request with {}", answer.told()));
+            return Err(format!("answers a Binding request with {}", answer.describe()));
         }
         times.sort_unstable();
         facts.rtt_us = times.first().map(|min| RoundTrip {

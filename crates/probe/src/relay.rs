@@ -148,10 +148,10 @@ pub(crate) fn ask(session: &mut ProbeSession, feature: Feature) -> RelayFound {
         Ok(answer) => match answer.code() {
             None if feature.is_in(&answer) => RelayFound::Yes(answer.addresses(kind::XOR_RELAYED_ADDRESS)),
             None => RelayFound::Less(answer.family_refused().unwrap_or_else(|| "ignored".to_owned())),
-            Some(401 | 437 | 438 | 486 | 508) => RelayFound::Unknown(answer.told()),
-            Some(_) => RelayFound::No(answer.told()),
+            Some(401 | 437 | 438 | 486 | 508) => RelayFound::Unknown(answer.describe()),
+            Some(_) => RelayFound::No(answer.describe()),
         },
-        Err(error) => RelayFound::Unknown(crate::connection::words(error)),
+        Err(error) => RelayFound::Unknown(crate::connection::describe_error(error)),
     }
 }
 

@@ -67,19 +67,19 @@ impl ServerAnswer {
     }
 
     /// Answer as text, such as "403 Forbidden".
-    pub(crate) fn told(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         match &self.error {
             None => "success".to_owned(),
             // pion sends such errors.
             Some((0, _)) => "an error without a code (no ERROR-CODE)".to_owned(),
-            Some((code, reason)) => told(*code, reason),
+            Some((code, reason)) => describe_code(*code, reason),
         }
     }
 
     /// ADDRESS-ERROR-CODE (RFC 8656 section 18.12) is an ERROR-CODE preceded by a family.
     pub(crate) fn family_refused(&self) -> Option<String> {
         let error = self.value(kind::ADDRESS_ERROR_CODE).and_then(ErrorCode::of)?;
-        Some(told(error.code, &error.text()))
+        Some(describe_code(error.code, &error.text()))
     }
 
     pub(crate) fn value(&self, kind: u16) -> Option<&[u8]> {
@@ -202,7 +202,7 @@ impl ProbeSession {
     }
 
     /// Next unsolicited message; `TimedOut` if none arrives.
-    pub(crate) fn hear(&mut self, until: Instant) -> io::Result<Vec<u8>> {
+    pub(crate) fn receive_unsolicited(&mut self, until: Instant) -> io::Result<Vec<u8>> {
         match self.unasked.pop_front() {
             Some(message) => Ok(message),
             None => self.connection.receive(until.min(self.deadline)),
@@ -345,7 +345,7 @@ pub(crate) fn read(
     Some(ServerAnswer { bytes, error, verified, took, sent })
 }
 
-fn told(code: u16, reason: &str) -> String {
+fn describe_code(code: u16, reason: &str) -> String {
     format!("{code} {}", name(reason).cut(127)).trim_end().to_owned()
 }
 
@@ -386,9 +386,9 @@ mod tests {
         assert!(read(&success, method::BINDING, [8; 12]).is_none());
         assert!(read(&success, method::ALLOCATE, id).is_none());
         let refused = answer(Class::Error, id, &|message| _ = message.error(403, "No\x07!"));
-        assert_eq!(read(&refused, method::BINDING, id).unwrap().told(), "403 No\\u{7}!");
+        assert_eq!(read(&refused, method::BINDING, id).unwrap().describe(), "403 No\\u{7}!");
         let bare = read(&answer(Class::Error, id, &|_| ()), method::BINDING, id).unwrap();
-        assert_eq!((bare.is_success(), bare.told().contains("without a code")), (false, true));
+        assert_eq!((bare.is_success(), bare.describe().contains("without a code")), (false, true));
         for length in 0..success.len() {
             assert!(read(&success[..length], method::BINDING, id).is_none());
         }

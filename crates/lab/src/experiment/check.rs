@@ -21,7 +21,7 @@ use crate::{
 impl Experiment {
     pub(crate) fn check(&self, document: &mut Document) {
         self.check_figures(document);
-        self.check_bars(document);
+        self.check_thresholds(document);
         let spec = match self.topology() {
             Ok(spec) => spec,
             Err(error) => {
@@ -149,8 +149,9 @@ impl Experiment {
             .map(|process| metric::of_process(&process))
             .collect();
         let asked = self.metrics.iter().enumerate().map(|(index, name)| (format!("metrics[{index}]"), name));
-        let bars = self.placed_bars().map(|(path, bar)| (format!("{path}.metric"), &bar.metric));
-        for (path, name) in asked.chain([("metric".to_owned(), &self.metric)]).chain(bars) {
+        let thresholds =
+            self.placed_thresholds().map(|(path, threshold)| (format!("{path}.metric"), &threshold.metric));
+        for (path, name) in asked.chain([("metric".to_owned(), &self.metric)]).chain(thresholds) {
             // Fields of the result and processes are metrics too.
             let fields = &self.workload.fields;
             let is_known = match metric::is_of_process(name) {
@@ -172,19 +173,19 @@ impl Experiment {
         }
     }
 
-    fn placed_bars(&self) -> impl Iterator<Item = (String, &Threshold)> {
-        let placed = |list: &'static str| move |(index, bar)| (format!("{list}[{index}]"), bar);
+    fn placed_thresholds(&self) -> impl Iterator<Item = (String, &Threshold)> {
+        let placed = |list: &'static str| move |(index, threshold)| (format!("{list}[{index}]"), threshold);
         let must = self.must.iter().enumerate().map(placed("must"));
         must.chain(self.aim.iter().enumerate().map(placed("aim")))
     }
 
-    fn check_bars(&self, document: &mut Document) {
+    fn check_thresholds(&self, document: &mut Document) {
         let names = || self.subject.iter().map(|service| service.name.as_str());
-        for (path, bar) in self.placed_bars() {
-            if let Some(mistake) = bar.mistake() {
+        for (path, threshold) in self.placed_thresholds() {
+            if let Some(mistake) = threshold.mistake() {
                 document.problem(&path, mistake);
             }
-            for (key, name) in [("subject", &bar.subject), ("against", &bar.against)] {
+            for (key, name) in [("subject", &threshold.subject), ("against", &threshold.against)] {
                 let Some(name) = name.as_deref().filter(|name| names().all(|known| known != *name)) else {
                     continue;
                 };

@@ -124,7 +124,7 @@ impl Variables {
         Ok(filled)
     }
 
-    pub(crate) fn lenient(&self, text: &str) -> String {
+    pub(crate) fn replace_known(&self, text: &str) -> String {
         self.0.iter().fold(text.to_owned(), |text, (name, value)| text.replace(&format!("{{{name}}}"), value))
     }
 
@@ -209,6 +209,6 @@ mod tests {
 
     #[test]
     fn configuration_files_keep_their_own_braces() {
-        assert_eq!(variables().lenient("server { listen {relay}; }"), "server { listen 10.77.1.1; }");
+        assert_eq!(variables().replace_known("server { listen {relay}; }"), "server { listen 10.77.1.1; }");
     }
 }

@@ -163,7 +163,7 @@ impl Experiment {
         }
         path.clone_into(&mut experiment.path);
         if let Some(name) = experiment.include.clone()
-            && let Err(error) = experiment.take_part(&name, parts)
+            && let Err(error) = experiment.include_part(&name, parts)
         {
             document.problem("include", error.to_string());
         }
@@ -172,7 +172,7 @@ impl Experiment {
         Ok(experiment)
     }
 
-    fn take_part(&mut self, name: &str, known: &BTreeMap<String, String>) -> Result<(), LabError> {
+    fn include_part(&mut self, name: &str, known: &BTreeMap<String, String>) -> Result<(), LabError> {
         let BuiltinText { path, text } = match known.get(name) {
             Some(text) => BuiltinText { path: name.into(), text: text.clone() },
             None => PARTS.find(Path::new(name), self.path.parent().unwrap_or(Path::new(".")))?,
@@ -193,7 +193,7 @@ impl Experiment {
     }
 
     /// Returns a sentence for each removed subject.
-    pub(crate) fn leave_out(&mut self, variables: &Variables) -> Vec<String> {
+    pub(crate) fn drop_missing_subjects(&mut self, variables: &Variables) -> Vec<String> {
         let base = env::current_dir().unwrap_or_default();
         let mut told = Vec::new();
         self.subject.retain(|service| {

@@ -82,8 +82,9 @@ impl ServiceSpec {
             *text = variables.text(text)?;
         }
         // Only known names are replaced, because configuration languages use braces themselves.
-        let file =
-            |(name, content): (&String, &String)| (variables.lenient(name), variables.lenient(content));
+        let file = |(name, content): (&String, &String)| {
+            (variables.replace_known(name), variables.replace_known(content))
+        };
         filled.files = self.files.iter().map(file).collect();
         Ok(filled)
     }

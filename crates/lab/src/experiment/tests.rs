@@ -202,7 +202,7 @@ fn missing_optional_subjects_are_skipped_with_a_note() {
     );
     let mut experiment = parse(&text).unwrap();
     let variables = experiment.variables(&BTreeMap::new(), &experiment.points()[0], Path::new("."));
-    let told = experiment.leave_out(&variables);
+    let told = experiment.drop_missing_subjects(&variables);
     assert_eq!(
         told,
         ["b is skipped: `no-such-relay` is missing, needed for b: install it, or correct its name"]

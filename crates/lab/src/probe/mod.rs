@@ -316,7 +316,7 @@ mod tests {
         let disturbed = window(4.0, 4.0, 1.5, 3.0);
         assert!(matches!(
             limits.check(&disturbed.metrics),
-            Some(crate::invalid_rounds::Void::CoresShared { .. })
+            Some(crate::invalid_rounds::VoidReason::CoresShared { .. })
         ));
         assert_eq!(limits.check(&window(4.0, 4.0, 1.5, 0.2).metrics), None);
     }

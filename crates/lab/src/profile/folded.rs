@@ -7,11 +7,11 @@ use crate::record::{CpuProfile, Symbol};
 const KERNEL: &str = "_[k]";
 
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Folded {
+pub(crate) struct FoldedStacks {
     leaves: BTreeMap<String, u64>,
 }
 
-impl Folded {
+impl FoldedStacks {
     /// Parses lines of `frame;frame;frame count`.
     pub(crate) fn parse(text: &str) -> Self {
         let mut leaves = BTreeMap::new();
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn samples_are_counted_by_leaf_and_side() {
-        let folded = Folded::parse(
+        let folded = FoldedStacks::parse(
             "a;main;route 60\na;main;send_[k];ip_output_[k] 30\na;x;ip_output_[k] 10\nbroken\n",
         );
         assert_eq!(folded.samples(), 100);
@@ -118,8 +118,8 @@ mod tests {
 
     #[test]
     fn the_largest_change_of_share_comes_first() {
-        let before = Folded::parse("a;x 50\na;y 50\n");
-        let after = Folded::parse("a;x 150\na;y 50\n");
+        let before = FoldedStacks::parse("a;x 50\na;y 50\n");
+        let after = FoldedStacks::parse("a;x 150\na;y 50\n");
         let text = before.compare(&after, 1);
         assert!(text.contains("50.00 %  75.00 % +25.00 %  user    x"), "{text}");
     }

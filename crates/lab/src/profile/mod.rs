@@ -10,7 +10,7 @@ use inferno::{
     differential, flamegraph,
 };
 
-pub(crate) use self::folded::Folded;
+pub(crate) use self::folded::FoldedStacks;
 use crate::{
     console,
     error::LabError,
@@ -18,7 +18,7 @@ use crate::{
     program::ChildProgram,
     record::{Round, RunRecord, write_whole},
     request::RunRequest,
-    run::{halt::Halt, session::prolong, stage::RunStage},
+    run::{run_failure::RunFailure, session::prolong, stage::RunStage},
     tools::{self, words},
 };
 
@@ -52,9 +52,9 @@ pub(crate) fn profile(request: &RunRequest, stage: &RunStage) -> Result<RunRecor
             ChildProgram::detach,
         )
     });
-    recorded.map_err(Halt::into_error)?;
+    recorded.map_err(RunFailure::into_error)?;
     let folded = fold(&data)?;
-    let stacks = Folded::parse(&folded);
+    let stacks = FoldedStacks::parse(&folded);
     if stacks.samples() == 0 {
         return Err(LabError::failed(
             "perf took no samples: check that the subject is under load and that kernel.perf_event_paranoid is at most 2",
@@ -109,7 +109,7 @@ pub(crate) fn diff(before: &Path, after: &Path, out: &Path) -> Result<(), LabErr
     let stacks = String::from_utf8_lossy(&stacks);
     let title = format!("{} to {}", before.display(), after.display());
     write_whole(out, flame(&stacks, &title)?.as_bytes())?;
-    let table = Folded::parse(&old).compare(&Folded::parse(&new), ROWS);
+    let table = FoldedStacks::parse(&old).compare(&FoldedStacks::parse(&new), ROWS);
     console::result(&format!("{table}\nflame graph of the difference: {}", out.display()));
     Ok(())
 }

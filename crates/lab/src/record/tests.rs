@@ -53,7 +53,7 @@ pub(crate) fn record(metric: &str, values: &[(f64, f64, f64)]) -> RunRecord {
 
 fn full_record() -> RunRecord {
     let mut record = record("delivered_pps", &[(100.0, 101.0, 110.0), (90.0, 91.0, 99.0)]);
-    record.rounds[0].voided = Some(Void::CpuStolen { percent: 2.0, limit_percent: 1.0 });
+    record.rounds[0].voided = Some(VoidReason::CpuStolen { percent: 2.0, limit_percent: 1.0 });
     record.rounds[1].not_supported.insert("cycles".to_owned());
     record.rounds[1].latency = Some(LatencySummary { p50: 40.0, p99: 90.0, ..LatencySummary::default() });
     record.rounds[1].notes.push("GSO was refused".to_owned());
@@ -141,7 +141,7 @@ fn missing_and_damaged_records_are_named() {
 
 #[test]
 fn with_a_late_generator_only_cost_per_datagram_counts() {
-    let late = || Some(Void::GeneratorLate { p99_us: 5_000.0, limit_us: 1_000.0 });
+    let late = || Some(VoidReason::GeneratorLate { p99_us: 5_000.0, limit_us: 1_000.0 });
     let mut record = record(metric::CPU_US_PER_PACKET, &[(3.0, 3.0, 2.0); 6]);
     for round in record.rounds.iter_mut().chain(&mut record.aa) {
         round.metrics.insert(metric::OFFERED_PPS.to_owned(), 1000.0);
@@ -161,15 +161,15 @@ fn with_a_late_generator_only_cost_per_datagram_counts() {
     record.rounds[3].metrics.remove(metric::OFFERED_PPS);
     assert_eq!(record.pairs("old", "new", metric::CPU_US_PER_PACKET).len(), 4);
     // So does another reason for being void.
-    record.rounds[5].voided = Some(Void::CpuStolen { percent: 2.0, limit_percent: 1.0 });
+    record.rounds[5].voided = Some(VoidReason::CpuStolen { percent: 2.0, limit_percent: 1.0 });
     assert_eq!(record.pairs("old", "new", metric::CPU_US_PER_PACKET).len(), 3);
 }
 
 #[test]
 fn pairs_skip_void_runs_and_match_rounds() {
     let mut record = record("x", &[(1.0, 1.5, 2.0), (3.0, 3.5, 4.0), (5.0, 5.5, 6.0), (7.0, 7.5, 8.0)]);
-    record.rounds[2].voided = Some(Void::SubjectFailed { how: "crashed".to_owned() });
-    record.aa[3].voided = Some(Void::Other { what: "no".to_owned() });
+    record.rounds[2].voided = Some(VoidReason::SubjectFailed { how: "crashed".to_owned() });
+    record.aa[3].voided = Some(VoidReason::Other { what: "no".to_owned() });
     record.rounds.reverse();
     assert_eq!(record.pairs("old", "new", "x"), [(1.0, 2.0), (5.0, 6.0), (7.0, 8.0)]);
     assert_eq!(record.aa_pairs("x"), [(1.0, 1.5), (5.0, 5.5)]);

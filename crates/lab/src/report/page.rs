@@ -36,7 +36,7 @@ pub(crate) fn page(record: &RunRecord) -> String {
         @if deciding.is_empty() && record.sweeps.is_empty() {
             p.verdict { "Only one subject: nothing to compare." }
         }
-        (section("Bars", &tables::bars(record)))
+        (section("Bars", &tables::thresholds(record)))
         (figures(record, deciding))
         @for (subject, profile) in &record.profiles {
             (section(&format!("Hottest symbols of {subject}"), &tables::symbols(profile)))
@@ -142,10 +142,10 @@ fn ratio_rows(record: &RunRecord, judged: &[&MetricVerdict]) -> Vec<Ratio> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::invalid_rounds::Void;
+    use crate::invalid_rounds::VoidReason;
     use crate::record::tests::record;
     use crate::record::{CpuProfile, LatencySummary, Sweep, SweepPoint, Symbol, Syscall};
-    use crate::search::{Because, FoundRate};
+    use crate::search::{FoundRate, SearchEnd};
 
     fn full() -> RunRecord {
         let mut record = record("packets_per_cpu_s", &[(100.0, 101.0, 152.0); 8]);
@@ -172,7 +172,7 @@ mod tests {
             lower_pps: Some(241_700),
             upper_pps: Some(243_000),
             delivered_pps: Some(241_000.0),
-            because: Because::Narrow,
+            because: SearchEnd::Narrow,
         };
         for subject in ["old", "new"] {
             record.sweeps.push(Sweep {
@@ -258,7 +258,7 @@ mod tests {
     #[test]
     fn void_and_unsupported_runs_are_shown_as_such() {
         let mut record = full();
-        record.rounds[1].voided = Some(Void::SubjectFailed { how: "ended by signal 11".to_owned() });
+        record.rounds[1].voided = Some(VoidReason::SubjectFailed { how: "ended by signal 11".to_owned() });
         record.rounds[3].metrics.remove("loss_percent");
         record.rounds[3].not_supported.insert("loss_percent".to_owned());
         record.interrupted = true;
@@ -313,7 +313,7 @@ mod tests {
     fn hollow_dots_are_explained_in_the_legend() {
         let mut record = full();
         assert!(!page(&record).contains("○"));
-        record.rounds[1].voided = Some(Void::CpuStolen { percent: 3.0, limit_percent: 1.0 });
+        record.rounds[1].voided = Some(VoidReason::CpuStolen { percent: 3.0, limit_percent: 1.0 });
         let html = page(&record);
         assert!(html.contains("○</i> void, not counted"), "a legend");
         assert!(html.contains("</i> old</span>") && html.contains("</i> new</span>"));
@@ -324,7 +324,7 @@ mod tests {
         let mut record = full();
         assert!(!page(&record).contains("class=\"advice\""));
         for round in &mut record.rounds {
-            round.voided = Some(Void::GeneratorLate { p99_us: 4_000.0, limit_us: 1_000.0 });
+            round.voided = Some(VoidReason::GeneratorLate { p99_us: 4_000.0, limit_us: 1_000.0 });
         }
         let html = page(&record);
         assert!(html.contains("class=\"advice\"") && html.contains("--max-late-us 5000"), "{html}");
@@ -334,12 +334,12 @@ mod tests {
     fn the_page_has_thresholds_with_their_outcome() {
         let mut record = full();
         assert!(!page(&record).contains("<h2>Bars</h2>"));
-        let bar = |limit| crate::record::Threshold {
+        let threshold = |limit| crate::record::Threshold {
             metric: "packets_per_cpu_s".to_owned(),
             at_least: Some(limit),
             ..crate::record::Threshold::default()
         };
-        (record.experiment.must, record.experiment.aim) = (vec![bar(1.2)], vec![bar(2.0)]);
+        (record.experiment.must, record.experiment.aim) = (vec![threshold(1.2)], vec![threshold(2.0)]);
         let html = page(&record);
         for text in [">met<", ">missed<", "must ≥ 1.2 × old", "aim ≥ 2 × old"] {
             assert!(html.contains(text), "{text} is missing");

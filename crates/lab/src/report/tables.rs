@@ -5,7 +5,7 @@ use maud::{Markup, html};
 use crate::metric::{self, Preference};
 use crate::record::{CpuProfile, Round, RunRecord, Syscall};
 use crate::stats;
-use crate::thresholds::{ThresholdOutcome, hold};
+use crate::thresholds::{ThresholdOutcome, evaluate};
 use crate::verdict::{Conclusion, MetricVerdict};
 
 pub(super) struct TableRow {
@@ -127,11 +127,11 @@ fn absent(record: &RunRecord, subject: &str, metric: &str) -> String {
     if unsupported { "not supported".to_owned() } else { dash() }
 }
 
-pub(super) fn bars(record: &RunRecord) -> Markup {
-    let rows: Vec<TableRow> = hold(record)
+pub(super) fn thresholds(record: &RunRecord) -> Markup {
+    let rows: Vec<TableRow> = evaluate(record)
         .iter()
         .map(|held| {
-            let class = match held.standing {
+            let class = match held.outcome {
                 ThresholdOutcome::Met => "faster",
                 ThresholdOutcome::Missed => "slower",
                 ThresholdOutcome::Undecided(_) => "",
@@ -139,10 +139,10 @@ pub(super) fn bars(record: &RunRecord) -> Markup {
             let figure = held.figure_in_words().unwrap_or_else(dash);
             let whom = held.against.clone().unwrap_or_else(|| format!("of {}", held.subject));
             let texts = [
-                held.bar.metric.clone(),
-                held.standing.to_string(),
+                held.threshold.metric.clone(),
+                held.outcome.to_string(),
                 figure,
-                format!("{} {} {whom}", held.kind, held.bar),
+                format!("{} {} {whom}", held.kind, held.threshold),
             ];
             TableRow::of(class, &texts)
         })

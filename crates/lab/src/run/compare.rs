@@ -3,11 +3,11 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use super::{halt::Halt, stage::RunStage};
+use super::{run_failure::RunFailure, stage::RunStage};
 use crate::{
     error::LabError,
     experiment::ServiceSpec,
-    invalid_rounds::Void,
+    invalid_rounds::VoidReason,
     order,
     probe::syscalls,
     progress::RunProgress,
@@ -64,7 +64,7 @@ impl RunStage {
                 let again = run == subjects.len();
                 let service = &subjects[if again { 0 } else { run }];
                 if given_up.contains(&service.name) {
-                    progress.run_falls_out();
+                    progress.skip_run();
                     continue;
                 }
                 let name = if again { format!("{} (again)", service.name) } else { service.name.clone() };
@@ -72,7 +72,7 @@ impl RunStage {
                 self.console.progress(&progress);
                 let round = match self.run_once(service, count(index), count(place), record) {
                     Ok(round) => round,
-                    Err(Halt::Interrupted) => {
+                    Err(RunFailure::Interrupted) => {
                         record.interrupted = true;
                         self.console.note("interrupted: finished measurements are kept");
                         return Ok(());
@@ -125,7 +125,7 @@ impl RunStage {
             record.rounds.push(round);
         }
         record.save(&self.directory)?;
-        if !hopeless(record, name) {
+        if !always_fails(record, name) {
             return Ok(Prospect::Good);
         }
         let (prospect, rest) = match service.optional {
@@ -143,7 +143,7 @@ impl RunStage {
         index: u32,
         place: u32,
         record: &RunRecord,
-    ) -> Result<Round, Halt> {
+    ) -> Result<Round, RunFailure> {
         let mut round = Round::new(index, &service.name, place);
         let measured = self.start(service).and_then(|mut session| {
             session.discard_first()?;
@@ -152,7 +152,7 @@ impl RunStage {
         match measured {
             Ok(_) => round.voided = record.experiment.limits.check(&round.metrics),
             // A failure of the very first start reveals a mistake of the experiment, so it ends here.
-            Err(halt @ (Halt::NotReady(_) | Halt::HelperNotReady(_)))
+            Err(halt @ (RunFailure::NotReady(_) | RunFailure::HelperNotReady(_)))
                 if !has_run(record, &service.name) && !service.optional =>
             {
                 return Err(halt);
@@ -181,11 +181,11 @@ impl RunStage {
                     record.environment.notes.push(missing.to_owned());
                     return Ok(());
                 }
-                Err(Halt::Interrupted) => {
+                Err(RunFailure::Interrupted) => {
                     record.interrupted = true;
                     return Ok(());
                 }
-                Err(halt @ Halt::Fatal(_)) => return Err(halt.into_error()),
+                Err(halt @ RunFailure::Fatal(_)) => return Err(halt.into_error()),
                 Err(halt) => {
                     let note = format!("syscalls of {}: {}", service.name, halt.into_error());
                     record.environment.notes.push(note);
@@ -211,9 +211,9 @@ fn has_run(record: &RunRecord, subject: &str) -> bool {
     runs_of(record, subject).next().is_some()
 }
 
-fn hopeless(record: &RunRecord, subject: &str) -> bool {
+fn always_fails(record: &RunRecord, subject: &str) -> bool {
     let failed = runs_of(record, subject)
-        .filter(|round| matches!(round.voided, Some(Void::SubjectFailed { .. })))
+        .filter(|round| matches!(round.voided, Some(VoidReason::SubjectFailed { .. })))
         .count();
     failed >= HOPELESS && failed == runs_of(record, subject).count()
 }
@@ -222,7 +222,7 @@ fn hopeless(record: &RunRecord, subject: &str) -> bool {
 fn is_void(record: &RunRecord, index: usize) -> bool {
     record.rounds.iter().chain(&record.aa).any(|round| {
         round.index as usize == index
-            && matches!(&round.voided, Some(void) if !matches!(void, Void::SubjectFailed { .. }))
+            && matches!(&round.voided, Some(void) if !matches!(void, VoidReason::SubjectFailed { .. }))
     })
 }
 
@@ -238,22 +238,22 @@ mod tests {
         RunRecord { rounds, ..RunRecord::default() }
     }
 
-    fn round(index: u32, voided: Option<Void>) -> Round {
+    fn round(index: u32, voided: Option<VoidReason>) -> Round {
         Round { voided, ..Round::new(index, "a", 0) }
     }
 
     #[test]
     fn only_subjects_that_never_worked_are_given_up() {
-        let failed = || Some(Void::SubjectFailed { how: String::new() });
-        assert!(hopeless(&record(vec![round(0, failed()), round(1, failed())]), "a"));
-        assert!(!hopeless(&record(vec![round(0, failed())]), "a"));
-        assert!(!hopeless(&record(vec![round(0, None), round(1, failed()), round(2, failed())]), "a"));
+        let failed = || Some(VoidReason::SubjectFailed { how: String::new() });
+        assert!(always_fails(&record(vec![round(0, failed()), round(1, failed())]), "a"));
+        assert!(!always_fails(&record(vec![round(0, failed())]), "a"));
+        assert!(!always_fails(&record(vec![round(0, None), round(1, failed()), round(2, failed())]), "a"));
     }
 
     #[test]
     fn only_rounds_void_for_external_reasons_are_repeated() {
-        let stolen = Some(Void::CpuStolen { percent: 3.0, limit_percent: 1.0 });
-        let failed = Some(Void::SubjectFailed { how: String::new() });
+        let stolen = Some(VoidReason::CpuStolen { percent: 3.0, limit_percent: 1.0 });
+        let failed = Some(VoidReason::SubjectFailed { how: String::new() });
         let record = record(vec![round(0, None), round(1, stolen), round(2, failed)]);
         assert!(!is_void(&record, 0) && is_void(&record, 1) && !is_void(&record, 2));
         assert_eq!(good_rounds(&record, 2), 2);

@@ -2,11 +2,11 @@
 //! failures.
 
 mod compare;
-pub(crate) mod halt;
 mod links;
 pub(crate) mod rates;
 mod ready;
 mod result;
+pub(crate) mod run_failure;
 pub(crate) mod session;
 pub(crate) mod stage;
 
@@ -19,10 +19,10 @@ use crate::{
 };
 
 /// Removes the record's directory if nothing was measured.
-pub(crate) fn carry_out(request: &RunRequest, stage: &RunStage) -> Result<RunRecord, LabError> {
+pub(crate) fn execute(request: &RunRequest, stage: &RunStage) -> Result<RunRecord, LabError> {
     match &request.task {
         Task::Compare => compare(request, stage),
         Task::Rates { plan, rounds } => rates::run(request, stage, plan, *rounds),
-        Task::Profile => profile::profile(request, stage).inspect_err(|_| stage.leave_nothing()),
+        Task::Profile => profile::profile(request, stage).inspect_err(|_| stage.remove_directory()),
     }
 }

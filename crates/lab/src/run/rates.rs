@@ -2,19 +2,19 @@
 //! sustainable one. One start of the subject serves all trials of a round, after a discarded first run.
 
 use super::{
-    halt::Halt,
     result::WorkloadResult,
+    run_failure::RunFailure,
     session::SubjectSession,
     stage::{MeasuredWindow, RunStage},
 };
 use crate::{
     error::LabError,
     experiment::ServiceSpec,
-    invalid_rounds::Void,
+    invalid_rounds::VoidReason,
     metric, order,
     record::{Round, RunRecord, Sweep, SweepPoint},
     request::RunRequest,
-    search::{Because, RatePlan, Search, SearchSettings, Trial},
+    search::{RatePlan, Search, SearchEnd, SearchSettings, Trial},
 };
 
 /// Rate variable that is a number of clients, each with the traffic of its profile.
@@ -44,7 +44,7 @@ pub(super) fn run(
 ) -> Result<RunRecord, LabError> {
     let variable = &stage.experiment.workload.rate;
     if stage.variables.get(variable).is_none() {
-        stage.leave_nothing();
+        stage.remove_directory();
         return Err(LabError::usage(format!(
             "the workload has no rate variable {{{variable}}}: define it under [vars], or set workload.rate, as in experiments/relay-rate.toml"
         )));
@@ -87,14 +87,14 @@ impl RunStage {
                     round.metrics.extend(rate);
                 }
                 let halted = done.err();
-                round.voided = halted.as_ref().and_then(Halt::void);
+                round.voided = halted.as_ref().and_then(RunFailure::void);
                 if !sweep.points.is_empty() {
                     record.sweeps.push(sweep);
                 }
                 match halted {
-                    None | Some(Halt::Subject(_) | Halt::Other(_)) => {}
-                    Some(Halt::NotReady(_)) if service.optional => {}
-                    Some(Halt::Interrupted) => {
+                    None | Some(RunFailure::Subject(_) | RunFailure::Other(_)) => {}
+                    Some(RunFailure::NotReady(_)) if service.optional => {}
+                    Some(RunFailure::Interrupted) => {
                         record.interrupted = true;
                         self.console.note("interrupted: finished measurements are kept");
                         return Ok(());
@@ -121,7 +121,7 @@ impl RunStage {
         service: &ServiceSpec,
         sweep: &mut Sweep,
         round: &mut Round,
-    ) -> Result<(), Halt> {
+    ) -> Result<(), RunFailure> {
         let mut session = self.start(service)?;
         session.discard_first()?;
         match plan {
@@ -151,7 +151,7 @@ impl RunStage {
         settings: &SearchSettings,
         search: &mut Search,
         sweep: &mut Sweep,
-    ) -> Result<(), Halt> {
+    ) -> Result<(), RunFailure> {
         let mut voids = 0;
         while let Some(trial) = search.next() {
             let (point, void) = self.trial(session, service, trial)?;
@@ -159,7 +159,7 @@ impl RunStage {
             let p99 = point.latency.as_ref().map_or(0.0, |latency| latency.p99);
             // Late datagrams are useless to a call and count as lost.
             let received = if settings.max_p99_us.is_some_and(|most| p99 > most) { 0 } else { received };
-            let late = matches!(void, Some(Void::GeneratorLate { .. }));
+            let late = matches!(void, Some(VoidReason::GeneratorLate { .. }));
             // High lateness without loss is a valid result.
             let lost = sent.saturating_sub(received) as f64 > settings.loosest() * sent as f64;
             voids = if void.is_some() && (lost || !late) { voids + 1 } else { 0 };
@@ -168,7 +168,7 @@ impl RunStage {
                 sweep.points.push(point);
             } else if void.is_some() {
                 if voids >= HOPELESS {
-                    return Err(Halt::Other(format!(
+                    return Err(RunFailure::Other(format!(
                         "{voids} consecutive trials at different rates are void ({}): reduce other load on the machine, pin the programs \
                          to separate CPUs, or raise the limits (--max-late-us, --max-steal, or [limits] in the file)",
                         void.map_or_else(String::new, |void| void.to_string())
@@ -189,7 +189,7 @@ impl RunStage {
         service: &ServiceSpec,
         sweep: &mut Sweep,
         round: &mut Round,
-    ) -> Result<(), Halt> {
+    ) -> Result<(), RunFailure> {
         let Some(highest) = sweep.found.iter().find_map(|found| found.lower_pps) else { return Ok(()) };
         let mut delivered_pps = None;
         for percent in SHARES {
@@ -199,7 +199,7 @@ impl RunStage {
             let (point, void) = self.trial_into(session, service, trial, &mut one)?;
             match percent {
                 WHOLE => {
-                    let late = matches!(void, Some(Void::GeneratorLate { .. }));
+                    let late = matches!(void, Some(VoidReason::GeneratorLate { .. }));
                     delivered_pps = void.is_none().then_some(point.delivered_pps);
                     let counts = |name: &str| void.is_none() || late && metric::survives_lateness(name);
                     round.metrics.extend(one.metrics.into_iter().filter(|(name, _)| counts(name)));
@@ -230,7 +230,7 @@ impl RunStage {
         session: &mut SubjectSession<'_>,
         service: &ServiceSpec,
         trial: Trial,
-    ) -> Result<(SweepPoint, Option<Void>), Halt> {
+    ) -> Result<(SweepPoint, Option<VoidReason>), RunFailure> {
         self.trial_into(session, service, trial, &mut Round::new(0, &service.name, 0))
     }
 
@@ -240,14 +240,14 @@ impl RunStage {
         service: &ServiceSpec,
         trial: Trial,
         round: &mut Round,
-    ) -> Result<(SweepPoint, Option<Void>), Halt> {
+    ) -> Result<(SweepPoint, Option<VoidReason>), RunFailure> {
         let experiment = &self.experiment;
         let window = MeasuredWindow { warmup: experiment.warmup, duration: trial.duration_s };
         let rate = trial.rate_pps.to_string();
         let outcome =
             session.measure(window, |variables| variables.set(&experiment.workload.rate, &rate), round)?;
         let point = point(&outcome, trial).ok_or_else(|| {
-            Halt::Fatal(LabError::usage(
+            RunFailure::Fatal(LabError::usage(
                 "the workload does not report what it sent and received: searches and sweeps need format = \"turnpike\" or \
                  \"iperf3\" over UDP",
             ))
@@ -291,7 +291,7 @@ fn ended_by_the_generator(record: &RunRecord) -> Vec<String> {
     let of_subject = |name: &str| {
         let sweeps = || record.sweeps.iter().filter(|sweep| sweep.subject == name);
         let ended = sweeps()
-            .filter(|sweep| sweep.found.iter().any(|found| found.because == Because::Generator))
+            .filter(|sweep| sweep.found.iter().any(|found| found.because == SearchEnd::Generator))
             .count();
         (ended > 0).then(|| {
             format!(
@@ -371,7 +371,7 @@ mod tests {
             lower_pps: Some(1000),
             upper_pps: None,
             delivered_pps: None,
-            because: crate::search::Because::Highest,
+            because: crate::search::SearchEnd::Highest,
         };
         let trials = vec![point(1000), point(1000), point(900)];
         let mut sweep = Sweep { points: trials, found: vec![found], ..Sweep::default() };

@@ -10,7 +10,7 @@ use std::{
 
 use turnpike_measure::kernel;
 
-use super::halt::Halt;
+use super::run_failure::RunFailure;
 use crate::{
     error::LabError,
     experiment::{Ready, ServiceSpec},
@@ -32,34 +32,34 @@ pub(crate) fn wait(
     topology: &Topology,
     log: &Path,
     stop: &StopFlag,
-) -> Result<(), Halt> {
+) -> Result<(), RunFailure> {
     program.settle(SETTLE);
     let Some(ready) = &service.ready else {
         program.wait(Instant::now() + BREATH, || stop.requested());
         return match program.ended() {
-            Some(_) => Err(Halt::NotReady(program.obituary())),
+            Some(_) => Err(RunFailure::NotReady(program.exit_report())),
             None => Ok(()),
         };
     };
     let deadline = Instant::now() + Duration::from_secs_f64(ready.within);
     loop {
         if program.ended().is_some() {
-            return Err(Halt::NotReady(program.obituary()));
+            return Err(RunFailure::NotReady(program.exit_report()));
         }
         if stop.requested() {
-            return Err(Halt::Interrupted);
+            return Err(RunFailure::Interrupted);
         }
         let asked = Instant::now();
         if is_ready(service, topology, log)? {
             return Ok(());
         }
         if Instant::now() > deadline {
-            return Err(Halt::NotReady(format!(
+            return Err(RunFailure::NotReady(format!(
                 "{} is not ready after {} s ({}); {}",
                 service.name,
                 ready.within,
                 missing(ready),
-                program.obituary()
+                program.exit_report()
             )));
         }
         thread::sleep(INTERVAL.saturating_sub(asked.elapsed()));

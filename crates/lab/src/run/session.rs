@@ -13,9 +13,9 @@ use std::{
 };
 
 use super::{
-    halt::Halt,
     ready,
     result::{self, WorkloadResult},
+    run_failure::RunFailure,
     stage::{MeasuredWindow, RunStage},
 };
 use crate::{
@@ -47,7 +47,7 @@ pub(crate) struct SubjectSession<'a> {
 }
 
 impl RunStage {
-    pub(crate) fn start(&self, subject: &ServiceSpec) -> Result<SubjectSession<'_>, Halt> {
+    pub(crate) fn start(&self, subject: &ServiceSpec) -> Result<SubjectSession<'_>, RunFailure> {
         let mut scope = CounterScope::new(&self.topology)?;
         scope.delivered_at.clone_from(&self.experiment.workload.delivered_at);
         let mut helpers = Vec::new();
@@ -55,7 +55,7 @@ impl RunStage {
             for process in helper.processes(&self.variables)? {
                 // A helper's failure is not the subject's fault.
                 let launched = self.launch(&process).map_err(|halt| match halt {
-                    Halt::NotReady(how) => Halt::HelperNotReady(how),
+                    RunFailure::NotReady(how) => RunFailure::HelperNotReady(how),
                     other => other,
                 })?;
                 scope.add_helper(&process.name, launched.pid());
@@ -82,7 +82,7 @@ impl RunStage {
         Ok(session)
     }
 
-    fn launch(&self, service: &ServiceSpec) -> Result<ChildProgram, Halt> {
+    fn launch(&self, service: &ServiceSpec) -> Result<ChildProgram, RunFailure> {
         for (name, content) in &service.files {
             let path = self.scratch.join(name);
             fs::write(&path, content).map_err(LabError::io(format!("cannot write {}", path.display())))?;
@@ -112,7 +112,7 @@ impl RunStage {
 
 impl SubjectSession<'_> {
     /// Discards the first load after a start: caches fill, memory is faulted in, neighbours are resolved.
-    pub(crate) fn discard_first(&mut self) -> Result<(), Halt> {
+    pub(crate) fn discard_first(&mut self) -> Result<(), RunFailure> {
         let seconds = self.stage.experiment.discard;
         if seconds == 0.0 {
             return Ok(());
@@ -139,11 +139,11 @@ impl SubjectSession<'_> {
         window: MeasuredWindow,
         adjust: impl FnOnce(&mut Variables),
         round: &mut Round,
-    ) -> Result<WorkloadResult, Halt> {
+    ) -> Result<WorkloadResult, RunFailure> {
         self.measure_with(window, adjust, round, |_| Ok(()), |()| {})
     }
 
-    pub(crate) fn trace(&mut self, window: MeasuredWindow) -> Result<Option<Vec<Syscall>>, Halt> {
+    pub(crate) fn trace(&mut self, window: MeasuredWindow) -> Result<Option<Vec<Syscall>>, RunFailure> {
         let mark = self.stage.topology.id().to_owned();
         let directory = self.stage.scratch.clone();
         let mut table = None;
@@ -163,9 +163,9 @@ impl SubjectSession<'_> {
         window: MeasuredWindow,
         adjust: impl FnOnce(&mut Variables),
         round: &mut Round,
-        attach: impl FnOnce(&[u32]) -> Result<T, Halt>,
+        attach: impl FnOnce(&[u32]) -> Result<T, RunFailure>,
         detach: impl FnOnce(T),
-    ) -> Result<WorkloadResult, Halt> {
+    ) -> Result<WorkloadResult, RunFailure> {
         let stage = self.stage;
         let mut variables = self.variables.clone();
         variables.set_window(window.warmup, window.duration);
@@ -213,7 +213,7 @@ impl SubjectSession<'_> {
         }
         self.check_alive()?;
         let elapsed = round.metrics.get("elapsed_s").copied().unwrap_or(window.duration);
-        let outcome = read_result(&stage.experiment, &result).map_err(Halt::Other)?;
+        let outcome = read_result(&stage.experiment, &result).map_err(RunFailure::Other)?;
         outcome.clone().complete(elapsed, round);
         round.metrics.insert(metric::MEMORY_BYTES.to_owned(), memory as f64);
         // After a discarded first run, the memory that it allocated is still in use.
@@ -235,11 +235,11 @@ impl SubjectSession<'_> {
         self.nodes.iter().map(|node| cpu::memory(node.pid())).sum()
     }
 
-    fn rest(&mut self) -> Result<(), Halt> {
+    fn rest(&mut self) -> Result<(), RunFailure> {
         let until = Instant::now() + Duration::from_secs_f64(self.stage.experiment.workload.rest);
         while self.has_worked && Instant::now() < until {
             if self.stage.stop.requested() {
-                return Err(Halt::Interrupted);
+                return Err(RunFailure::Interrupted);
             }
             self.check_alive()?;
             thread::sleep(LOOK);
@@ -248,7 +248,7 @@ impl SubjectSession<'_> {
         Ok(())
     }
 
-    fn start_workload(&self, variables: &Variables) -> Result<(ChildProgram, PathBuf), Halt> {
+    fn start_workload(&self, variables: &Variables) -> Result<(ChildProgram, PathBuf), RunFailure> {
         let stage = self.stage;
         let workload = &stage.experiment.workload;
         let on_stdout = workload.result == "stdout";
@@ -279,7 +279,7 @@ impl SubjectSession<'_> {
     }
 
     /// Returns at once on the host, which has other traffic.
-    fn await_flow(&mut self, workload: &mut ChildProgram) -> Result<(), Halt> {
+    fn await_flow(&mut self, workload: &mut ChildProgram) -> Result<(), RunFailure> {
         let patience = self.stage.experiment.workload.patience;
         let deadline = Instant::now() + Duration::from_secs_f64(patience);
         let Some(start) = self.scope.arrived()? else { return Ok(()) };
@@ -291,13 +291,13 @@ impl SubjectSession<'_> {
             }
             self.look(workload)?;
             if Instant::now() > deadline {
-                return Err(Halt::Other(format!("no traffic arrived within {patience} s")));
+                return Err(RunFailure::Other(format!("no traffic arrived within {patience} s")));
             }
             thread::sleep(LOOK);
         }
     }
 
-    fn pass(&mut self, time: Duration, workload: &mut ChildProgram) -> Result<(), Halt> {
+    fn pass(&mut self, time: Duration, workload: &mut ChildProgram) -> Result<(), RunFailure> {
         let until = Instant::now() + time;
         loop {
             self.look(workload)?;
@@ -309,9 +309,9 @@ impl SubjectSession<'_> {
         }
     }
 
-    fn look(&mut self, workload: &mut ChildProgram) -> Result<(), Halt> {
+    fn look(&mut self, workload: &mut ChildProgram) -> Result<(), RunFailure> {
         if self.stage.stop.requested() {
-            return Err(Halt::Interrupted);
+            return Err(RunFailure::Interrupted);
         }
         self.check_alive()?;
         match workload.ended() {
@@ -319,33 +319,36 @@ impl SubjectSession<'_> {
             Some(_) => {
                 thread::sleep(LOOK);
                 self.check_alive()?;
-                Err(Halt::Other(format!("{} before the end of the measured time", workload.obituary())))
+                Err(RunFailure::Other(format!(
+                    "{} before the end of the measured time",
+                    workload.exit_report()
+                )))
             }
             None => Ok(()),
         }
     }
 
-    fn check_alive(&mut self) -> Result<(), Halt> {
-        let obituary = |programs: &mut [ChildProgram]| {
-            programs.iter_mut().find_map(|program| program.ended().is_some().then(|| program.obituary()))
+    fn check_alive(&mut self) -> Result<(), RunFailure> {
+        let exit_report = |programs: &mut [ChildProgram]| {
+            programs.iter_mut().find_map(|program| program.ended().is_some().then(|| program.exit_report()))
         };
-        if let Some(obituary) = obituary(&mut self.nodes) {
-            return Err(Halt::Subject(format!("under load, {obituary}")));
+        if let Some(exit_report) = exit_report(&mut self.nodes) {
+            return Err(RunFailure::Subject(format!("under load, {exit_report}")));
         }
-        match obituary(&mut self.helpers) {
-            Some(obituary) => Err(Halt::Other(format!("helper {obituary}"))),
+        match exit_report(&mut self.helpers) {
+            Some(exit_report) => Err(RunFailure::Other(format!("helper {exit_report}"))),
             None => Ok(()),
         }
     }
 
-    fn await_end(&mut self, workload: &mut ChildProgram, expected: f64) -> Result<(), Halt> {
+    fn await_end(&mut self, workload: &mut ChildProgram, expected: f64) -> Result<(), RunFailure> {
         let stop = self.stage.stop.clone();
         let patience = self.stage.experiment.workload.patience;
         let deadline = Instant::now() + Duration::from_secs_f64(expected + patience);
         let ended = loop {
             let ended = workload.wait(Instant::now() + 10 * LOOK, || stop.requested());
             if stop.requested() {
-                return Err(Halt::Interrupted);
+                return Err(RunFailure::Interrupted);
             }
             self.check_alive()?;
             if ended.is_some() || Instant::now() > deadline {
@@ -354,8 +357,10 @@ impl SubjectSession<'_> {
         };
         match ended {
             Some(status) if status.success() => Ok(()),
-            Some(_) => Err(Halt::Other(workload.obituary())),
-            None => Err(Halt::Other(format!("the workload was still running {patience} s after its time"))),
+            Some(_) => Err(RunFailure::Other(workload.exit_report())),
+            None => {
+                Err(RunFailure::Other(format!("the workload was still running {patience} s after its time")))
+            }
         }
     }
 }

@@ -47,7 +47,7 @@ impl RunStage {
         }
         let addresses = spec.as_ref().map(Spec::addresses).unwrap_or_default();
         let nowhere = experiment.variables(&addresses, &request.point, Path::new("."));
-        let left_out = experiment.leave_out(&nowhere);
+        let left_out = experiment.drop_missing_subjects(&nowhere);
         if experiment.subject.is_empty() {
             return Err(LabError::usage(left_out.join("\n")));
         }
@@ -76,7 +76,7 @@ impl RunStage {
     /// Saves the record with final observations, or removes it if nothing was measured.
     pub(crate) fn keep(&self, record: &mut RunRecord, is_measured: bool) -> Result<(), LabError> {
         if is_measured {
-            for told in builds::since(&record.programs) {
+            for told in builds::changes_since(&record.programs) {
                 let note = format!("a file changed during the experiment: {told}");
                 self.console.note(&format!("warning: {note}"));
                 record.environment.notes.push(note);
@@ -84,13 +84,13 @@ impl RunStage {
             record.environment.notes.extend(links::describe(record));
             record.save(&self.directory)?;
         } else {
-            self.leave_nothing();
+            self.remove_directory();
         }
         self.console.done();
         Ok(())
     }
 
-    pub(crate) fn leave_nothing(&self) {
+    pub(crate) fn remove_directory(&self) {
         // Best effort: the user sees what is left and knows why there is no record.
         let _ = fs::remove_dir_all(&self.directory);
         if let Some(base) = self.directory.parent() {
@@ -112,7 +112,7 @@ impl RunStage {
             self.console.note(note);
             environment.notes.push(note.clone());
         }
-        let programs = builds::look(experiment, &self.variables, &environment.tools);
+        let programs = builds::identify(experiment, &self.variables, &environment.tools);
         if let Some(then) = &request.repeats {
             let notes = match &then[..] {
                 [] => vec!["the original record does not list the measured builds".to_owned()],

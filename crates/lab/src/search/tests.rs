@@ -53,7 +53,7 @@ fn a_steady_device_is_found_within_the_width() {
     for capacity in [1_500.0, 33_333.0, 241_700.0, 1_900_000.0] {
         let search = Device::steady(capacity).search(SearchSettings::default());
         for found in search.found() {
-            assert_eq!(found.because, Because::Narrow, "{found:?}");
+            assert_eq!(found.because, SearchEnd::Narrow, "{found:?}");
             let (lower, upper) = (found.lower_pps.unwrap() as f64, found.upper_pps.unwrap() as f64);
             let truth = truth(capacity, found.max_loss);
             assert!(lower <= truth * 1.001 && truth * 0.999 <= upper, "{capacity}: {found:?}");
@@ -74,7 +74,7 @@ fn noise_and_hiccups_hardly_affect_the_result() {
         good += usize::from(found.iter().all(|found| {
             let truth = truth(200_000.0, found.max_loss);
             let lower = found.lower_pps.unwrap() as f64;
-            found.because == Because::Narrow && (lower / truth - 1.0).abs() < 0.025
+            found.because == SearchEnd::Narrow && (lower / truth - 1.0).abs() < 0.025
         }));
     }
     assert!(good >= 19, "{good} of 20 searches within 2.5 %");
@@ -113,7 +113,7 @@ fn a_device_above_the_highest_rate_is_reported() {
     for found in Device::steady(1e7).search(SearchSettings::default()).found() {
         assert_eq!(
             (found.because, found.lower_pps, found.upper_pps),
-            (Because::Highest, Some(2_000_000), None)
+            (SearchEnd::Highest, Some(2_000_000), None)
         );
     }
 }
@@ -123,7 +123,7 @@ fn a_device_below_the_lowest_rate_is_reported() {
     let mut device = Device { hiccup_share: 1.0, hiccup_loss: 0.5, ..Device::steady(1e7) };
     let search = device.search(SearchSettings::default());
     for found in search.found() {
-        assert_eq!((found.because, found.lower_pps, found.upper_pps), (Because::Lowest, None, Some(1_000)));
+        assert_eq!((found.because, found.lower_pps, found.upper_pps), (SearchEnd::Lowest, None, Some(1_000)));
         assert_eq!(found.delivered_pps, None);
     }
     assert!(search.trials < 60, "{} trials", search.trials);
@@ -139,7 +139,7 @@ fn a_device_that_collapses_under_overload_is_still_found() {
     }
     for found in search.found() {
         let lower = found.lower_pps.unwrap();
-        assert!(found.because == Because::Narrow && (118_800..=120_000).contains(&lower), "{found:?}");
+        assert!(found.because == SearchEnd::Narrow && (118_800..=120_000).contains(&lower), "{found:?}");
     }
 }
 
@@ -153,7 +153,7 @@ fn a_saturated_generator_limits_the_search_and_is_reported() {
     }
     assert!(search.trials < 60, "{} trials", search.trials);
     for found in search.found() {
-        assert_eq!(found.because, Because::Generator, "{found:?}");
+        assert_eq!(found.because, SearchEnd::Generator, "{found:?}");
         let lower = found.lower_pps.unwrap();
         assert!((280_000..=306_200).contains(&lower), "{found:?}");
     }
@@ -172,7 +172,7 @@ fn a_late_generator_limits_the_search_too() {
     }
     for found in search.found() {
         let lower = found.lower_pps.unwrap();
-        assert!(found.because == Because::Generator && (297_000..=300_000).contains(&lower), "{found:?}");
+        assert!(found.because == SearchEnd::Generator && (297_000..=300_000).contains(&lower), "{found:?}");
     }
     assert!(search.trials < 90, "{} trials", search.trials);
 }
@@ -193,7 +193,7 @@ fn an_exhausted_search_reports_its_interim_result() {
         Device::steady(100_000.0).search(SearchSettings { max_trials: 8, ..SearchSettings::default() });
     assert_eq!(search.trials, 8);
     for found in search.found() {
-        assert_eq!(found.because, Because::Ended);
+        assert_eq!(found.because, SearchEnd::Ended);
         assert!(found.lower_pps.unwrap() <= 100_600, "{found:?}");
     }
 }
@@ -261,6 +261,6 @@ fn late_trials_count_if_lossless_and_are_ignored_if_lossy() {
         let lower = found.lower_pps.expect("a sustainable rate");
         assert!(lower <= borne && lower as f64 > 0.9 * borne as f64, "{found:?}");
         assert_eq!(found.upper_pps, None, "nothing rules out a higher rate: {found:?}");
-        assert_eq!(found.because, Because::Generator);
+        assert_eq!(found.because, SearchEnd::Generator);
     }
 }

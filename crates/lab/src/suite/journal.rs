@@ -100,7 +100,7 @@ impl SuiteJournal {
 }
 
 /// Includes failed rows.
-pub(crate) fn carry_on(journal: &mut SuiteJournal, stop: &StopFlag) -> Result<(), LabError> {
+pub(crate) fn run_remaining_rows(journal: &mut SuiteJournal, stop: &StopFlag) -> Result<(), LabError> {
     let (screen, of) = (Console::new(), journal.rows.len());
     for index in 0..of {
         if journal.rows[index].record.is_some() || stop.requested() {
@@ -127,7 +127,7 @@ pub(crate) fn carry_on(journal: &mut SuiteJournal, stop: &StopFlag) -> Result<()
 
 fn make(request: &RunRequest, base: &Path, stop: &StopFlag) -> Result<Option<String>, LabError> {
     let stage = RunStage::set(request, base, stop)?;
-    let record = run::carry_out(request, &stage)?;
+    let record = run::execute(request, &stage)?;
     if record.interrupted {
         return Ok(None);
     }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use turnpike_strict::Document;
 
 pub(crate) use self::{
-    journal::{SuiteJournal, carry_on},
+    journal::{SuiteJournal, run_remaining_rows},
     table::SuiteTable,
 };
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
     error::LabError,
     experiment::plain,
     record::Threshold,
-    request::{Overrides, RunRequest, Task, Variant},
+    request::{Overrides, RowSettings, RunRequest, Task},
     search::{RatePlan, SearchOptions},
     topology::spec::{PLAIN, is_plain},
 };
@@ -100,7 +100,7 @@ impl Suite {
         let text = EXPERIMENTS.find(Path::new(&row.experiment), &self.experiments)?;
         let values = row.set.iter().map(|(name, value)| format!("{name}={}", plain(value)));
         let values: Vec<String> = values.chain(set.iter().cloned()).collect();
-        let variant = Variant {
+        let variant = RowSettings {
             topology: topology.or(row.topology.as_deref()).map(str::to_owned),
             must: row.must.clone(),
             aim: row.aim.clone(),

@@ -7,7 +7,7 @@ use crate::{
     builds, metric,
     record::RunRecord,
     report, stats,
-    thresholds::{ThresholdKind, ThresholdOutcome, hardest},
+    thresholds::{ThresholdKind, ThresholdOutcome, hardest_results},
 };
 
 #[derive(Default)]
@@ -26,7 +26,7 @@ struct SuiteLine {
     figure: String,
     medians: Vec<String>,
     ratio: String,
-    bar: String,
+    threshold: String,
     verdict: String,
 }
 
@@ -57,45 +57,45 @@ impl SuiteTable {
     }
 
     fn add(&mut self, title: &str, record: &RunRecord) {
-        let bars = hardest(record);
-        for held in &bars {
-            match (&held.standing, held.kind) {
+        let thresholds = hardest_results(record);
+        for held in &thresholds {
+            match (&held.outcome, held.kind) {
                 (ThresholdOutcome::Met, _) => self.met += 1,
                 (ThresholdOutcome::Missed, ThresholdKind::Must) => self.missed += 1,
                 (ThresholdOutcome::Missed, ThresholdKind::Aim) => self.missed_aims += 1,
                 (ThresholdOutcome::Undecided(_), _) => self.undecided += 1,
             }
-            let whom = match (&held.against, &held.bar.against) {
+            let whom = match (&held.against, &held.threshold.against) {
                 (None, _) => format!(" of {}", held.subject),
                 (Some(against), None) if record.experiment.subjects.len() > 2 => {
                     format!(" every other, here {against}")
                 }
                 (Some(against), _) => format!(" {against}"),
             };
-            let told = match &held.standing {
+            let told = match &held.outcome {
                 ThresholdOutcome::Missed => "**missed**".to_owned(),
                 other => shortened(&other.to_string()),
             };
             let figure = held.figure_in_words().unwrap_or_else(dash);
-            let bar = format!("{} {}{whom}", held.kind, held.bar);
+            let threshold = format!("{} {}{whom}", held.kind, held.threshold);
             // Thresholds for the same figure share a line.
             let same = |line: &&mut SuiteLine| {
-                line.title == title && line.figure == held.bar.metric && line.ratio == figure
+                line.title == title && line.figure == held.threshold.metric && line.ratio == figure
             };
             match self.lines.iter_mut().find(same) {
                 Some(line) => {
-                    line.bar += &format!("; {bar}");
+                    line.threshold += &format!("; {threshold}");
                     // The reason for an undecided threshold is given once.
                     if line.verdict != told
-                        || matches!(held.standing, ThresholdOutcome::Met | ThresholdOutcome::Missed)
+                        || matches!(held.outcome, ThresholdOutcome::Met | ThresholdOutcome::Missed)
                     {
                         line.verdict += &format!("; {told}");
                     }
                 }
-                None => self.push(title, record, &held.bar.metric, (figure, bar, told)),
+                None => self.push(title, record, &held.threshold.metric, (figure, threshold, told)),
             }
         }
-        if !bars.is_empty() {
+        if !thresholds.is_empty() {
             return;
         }
         match report::verdicts(record).last() {
@@ -118,7 +118,7 @@ impl SuiteTable {
         title: &str,
         record: &RunRecord,
         name: &str,
-        (ratio, bar, verdict): (String, String, String),
+        (ratio, threshold, verdict): (String, String, String),
     ) {
         let median = |subject: &String| {
             stats::median(&record.values(subject, name)).map_or_else(dash, |value| metric::show(name, value))
@@ -128,7 +128,7 @@ impl SuiteTable {
             figure: name.to_owned(),
             medians: self.subjects.iter().map(median).collect(),
             ratio,
-            bar,
+            threshold,
             verdict,
         });
     }
@@ -187,7 +187,7 @@ impl SuiteTable {
 impl SuiteLine {
     fn cells(&self) -> Vec<String> {
         let first = [self.title.clone(), self.figure.clone()].into_iter();
-        let last = [self.ratio.clone(), self.bar.clone(), self.verdict.clone()];
+        let last = [self.ratio.clone(), self.threshold.clone(), self.verdict.clone()];
         first.chain(self.medians.iter().cloned()).chain(last).collect()
     }
 }
@@ -259,13 +259,13 @@ mod tests {
             ..SuiteTable::default()
         };
         let mut judged = record("packets_per_busy_s", &[(100.0, 100.1, 150.0); 8]);
-        let bar = |limit| Threshold {
+        let threshold = |limit| Threshold {
             metric: "packets_per_busy_s".to_owned(),
             at_least: Some(limit),
             ..Threshold::default()
         };
-        judged.experiment.must = vec![bar(1.2), bar(2.0)];
-        judged.experiment.aim = vec![bar(3.0)];
+        judged.experiment.must = vec![threshold(1.2), threshold(2.0)];
+        judged.experiment.aim = vec![threshold(3.0)];
         table.add("many | thin", &judged);
         table.add("few", &record("packets_per_busy_s", &[(100.0, 100.1, 150.0); 8]));
         table

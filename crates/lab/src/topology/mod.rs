@@ -242,7 +242,7 @@ impl Topology {
         self.state.save()?;
         let deadline = Instant::now() + PATIENCE;
         while fs::read_to_string(format!("/proc/{anchor}/comm")).unwrap_or_default().trim() != "sleep" {
-            if Instant::now() > deadline || !identity.lives() {
+            if Instant::now() > deadline || !identity.is_alive() {
                 return Err(LabError::failed(format!("`{}` does not start", holder.join(" "))));
             }
             thread::sleep(Duration::from_millis(2));

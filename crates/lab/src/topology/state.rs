@@ -9,7 +9,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::userns::directory;
-use crate::{error::LabError, program::birth, record::write_json};
+use crate::{error::LabError, program::start_time, record::write_json};
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct TopologyState {
@@ -33,16 +33,16 @@ pub(crate) struct SpaceState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ProcessIdentity {
     pub(crate) pid: u32,
-    pub(crate) birth: u64,
+    pub(crate) start_time: u64,
 }
 
 impl ProcessIdentity {
     pub(crate) fn of(pid: u32) -> Option<Self> {
-        birth(pid).map(|birth| Self { pid, birth })
+        start_time(pid).map(|start_time| Self { pid, start_time })
     }
 
-    pub(crate) fn lives(self) -> bool {
-        birth(self.pid) == Some(self.birth)
+    pub(crate) fn is_alive(self) -> bool {
+        start_time(self.pid) == Some(self.start_time)
     }
 }
 
@@ -63,13 +63,13 @@ impl TopologyState {
     /// Returns true if its owner has died or, without an owner, one of its anchors.
     pub(crate) fn is_stale(&self) -> bool {
         match self.owner {
-            Some(owner) => !owner.lives(),
+            Some(owner) => !owner.is_alive(),
             None => !self.is_whole(),
         }
     }
 
     pub(crate) fn is_whole(&self) -> bool {
-        !self.spaces.is_empty() && self.spaces.iter().all(|space| space.anchor.lives())
+        !self.spaces.is_empty() && self.spaces.iter().all(|space| space.anchor.is_alive())
     }
 }
 
@@ -104,7 +104,7 @@ mod tests {
         let alive = TopologyState { owner: Some(me), ..TopologyState::default() };
         assert!(!alive.is_stale());
         let reused = TopologyState {
-            owner: Some(ProcessIdentity { birth: me.birth + 1, ..me }),
+            owner: Some(ProcessIdentity { start_time: me.start_time + 1, ..me }),
             ..TopologyState::default()
         };
         assert!(reused.is_stale(), "the process ID belongs to another process");
@@ -116,7 +116,7 @@ mod tests {
         let space = SpaceState { name: "a".to_owned(), anchor: me, netns: None };
         let mut state = TopologyState { spaces: vec![space.clone()], ..TopologyState::default() };
         assert!(!state.is_stale());
-        state.spaces.push(SpaceState { anchor: ProcessIdentity { pid: u32::MAX, birth: 1 }, ..space });
+        state.spaces.push(SpaceState { anchor: ProcessIdentity { pid: u32::MAX, start_time: 1 }, ..space });
         assert!(state.is_stale());
         assert!(TopologyState::default().is_stale(), "it was interrupted before the first namespace");
     }

@@ -118,7 +118,8 @@ fn a_verdict_needs_aa_runs_unless_the_rules_waive_them() {
 #[test]
 fn a_crashed_subject_gets_no_verdict() {
     let mut record = steady(PACKETS_PER_CPU_S, 20, 2.0, 0.01);
-    record.rounds[7].voided = Some(Void::SubjectFailed { how: "ended by signal 11 after 3.2 s".to_owned() });
+    record.rounds[7].voided =
+        Some(VoidReason::SubjectFailed { how: "ended by signal 11 after 3.2 s".to_owned() });
     let verdict = judge(&record, "new", PACKETS_PER_CPU_S);
     let expected = "new failed in 1 run (ended by signal 11 after 3.2 s)";
     assert!(verdict.to_string().contains(expected), "{verdict}");
@@ -135,7 +136,7 @@ fn late_of(subject: &str, metric: &str, load: impl Fn(&Round) -> f64) -> RunReco
     for round in record.rounds.iter_mut().chain(&mut record.aa) {
         round.metrics.insert("offered_pps".to_owned(), load(round));
         if round.index < 6 && round.subject == subject {
-            round.voided = Some(Void::GeneratorLate { p99_us: 5_000.0, limit_us: 1_000.0 });
+            round.voided = Some(VoidReason::GeneratorLate { p99_us: 5_000.0, limit_us: 1_000.0 });
         }
     }
     record
@@ -147,7 +148,7 @@ fn a_generator_late_in_many_rounds_prevents_the_verdict() {
         let verdict = judge(&late(metric, |_| 1000.0), "new", metric);
         assert_eq!(
             reasons(&verdict),
-            [VerdictReason::Void { cause: Cause::GeneratorLate, rounds: 6, of: 20 }],
+            [VerdictReason::Void { cause: VoidCause::GeneratorLate, rounds: 6, of: 20 }],
             "{metric}"
         );
         assert_eq!(rounds_needed(&verdict), None);
@@ -165,7 +166,7 @@ fn cost_per_datagram_is_judged_despite_a_late_generator() {
         assert!(verdict.to_string().ends_with(", generator late in 6 of them)"), "{verdict}");
         // Void rounds are not counted.
         let mut robbed = late(metric, |_| 1000.0);
-        robbed.rounds[0].voided = Some(Void::CpuStolen { percent: 2.0, limit_percent: 1.0 });
+        robbed.rounds[0].voided = Some(VoidReason::CpuStolen { percent: 2.0, limit_percent: 1.0 });
         let verdict = judge(&robbed, "new", metric);
         assert_eq!((verdict.estimate.unwrap().rounds, verdict.late), (19, 5));
     }
@@ -178,7 +179,7 @@ fn a_late_generator_with_unequal_loads_prevents_the_verdict() {
         let verdict = judge(&late_of(subject, PACKETS_PER_CPU_S, slowed), "new", PACKETS_PER_CPU_S);
         assert_eq!(
             reasons(&verdict),
-            [VerdictReason::Void { cause: Cause::GeneratorLate, rounds: 6, of: 20 }],
+            [VerdictReason::Void { cause: VoidCause::GeneratorLate, rounds: 6, of: 20 }],
             "{subject}"
         );
     }
@@ -189,12 +190,12 @@ fn shared_cores_prevent_the_verdict_for_every_metric() {
     for metric in ["packets_per_busy_s", CPU_US_PER_PACKET, "delivered_pps"] {
         let mut record = late(metric, |_| 1000.0);
         for round in record.rounds.iter_mut().filter(|round| round.index < 6) {
-            round.voided = Some(Void::CoresShared { percent: 40.0, limit_percent: 3.0 });
+            round.voided = Some(VoidReason::CoresShared { percent: 40.0, limit_percent: 3.0 });
         }
         let verdict = judge(&record, "new", metric);
         assert_eq!(
             reasons(&verdict),
-            [VerdictReason::Void { cause: Cause::CoresShared, rounds: 6, of: 20 }],
+            [VerdictReason::Void { cause: VoidCause::CoresShared, rounds: 6, of: 20 }],
             "{metric}"
         );
     }
@@ -214,18 +215,18 @@ fn a_verdict_starts_with_its_metric() {
 #[test]
 fn too_few_rounds_after_stolen_time_prevent_the_verdict() {
     let mut record = steady(PACKETS_PER_CPU_S, 6, 2.0, 0.01);
-    record.aa[0].voided = Some(Void::CpuStolen { percent: 9.0, limit_percent: 1.0 });
+    record.aa[0].voided = Some(VoidReason::CpuStolen { percent: 9.0, limit_percent: 1.0 });
     assert_eq!(
         judge(&record, "new", PACKETS_PER_CPU_S).outcome,
         Conclusion::Faster,
         "one A/A run may be missing"
     );
-    record.rounds[0].voided = Some(Void::CpuStolen { percent: 9.0, limit_percent: 1.0 });
+    record.rounds[0].voided = Some(VoidReason::CpuStolen { percent: 9.0, limit_percent: 1.0 });
     let verdict = judge(&record, "new", PACKETS_PER_CPU_S);
     assert_eq!(
         reasons(&verdict),
         [
-            VerdictReason::Void { cause: Cause::CpuStolen, rounds: 1, of: 6 },
+            VerdictReason::Void { cause: VoidCause::CpuStolen, rounds: 1, of: 6 },
             VerdictReason::TooFewRounds { have: 5, need: 6 }
         ]
     );
@@ -234,7 +235,7 @@ fn too_few_rounds_after_stolen_time_prevent_the_verdict() {
 #[test]
 fn a_void_round_among_many_is_skipped() {
     let mut record = steady(PACKETS_PER_CPU_S, 20, 2.0, 0.01);
-    record.rounds[0].voided = Some(Void::Other { what: "iperf3 ended with 1".to_owned() });
+    record.rounds[0].voided = Some(VoidReason::Other { what: "iperf3 ended with 1".to_owned() });
     let verdict = judge(&record, "new", PACKETS_PER_CPU_S);
     assert_eq!((verdict.outcome, verdict.estimate.unwrap().rounds), (Conclusion::Faster, 19));
 }

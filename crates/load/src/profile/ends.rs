@@ -7,14 +7,14 @@ use turnpike_measure::Direction;
 use turnpike_net::{Datapath, poll::Poller};
 
 use super::{
-    Draw, Figures, Profile, Shaped,
+    Draw, Profile, ProfileOptions, StreamFigures,
     schedule::{Burst, Bursts},
 };
 use crate::{
     LoadError,
     clock::Clock,
     payload::{HEADER_LEN, PayloadStamp},
-    run::{Finished, Heartbeat, RunShared, RunTallies, Schedule},
+    run::{Heartbeat, RunShared, RunTallies, Schedule, ThreadResult},
     traffic::{
         BATCH, Carrier, LONGEST_DRAIN_NS, LONGEST_SLEEP, PEER, QUIET_NS, SHORTEST_SLEEP, Sink, await_start,
         flow::FlowCounters,
@@ -27,7 +27,7 @@ pub(crate) fn run<C>(
     mut ends: ProfileEnds<'_>,
     shared: &RunShared<'_, C>,
     thread: usize,
-) -> Result<Finished, LoadError> {
+) -> Result<ThreadResult, LoadError> {
     for (client, address) in ends.peer.addresses.iter_mut().enumerate() {
         *address = carrier.seen_as(client).or(*address);
     }
@@ -59,12 +59,12 @@ pub(crate) fn run<C>(
         *carrier.errors().entry(name).or_default() += count;
     }
     let (streams, jitter) = ends.counts.figures();
-    Ok(Finished { cpu, streams, jitter, ..Finished::default() })
+    Ok(ThreadResult { cpu, streams, jitter, ..ThreadResult::default() })
 }
 
 pub(crate) struct ProfileEnds<'a> {
     counts: EndCounts<'a>,
-    peer: Peer,
+    peer: ProfilePeer,
     clock: Clock,
 }
 
@@ -75,11 +75,11 @@ struct EndCounts<'a> {
     share: (usize, usize),
     flows: Vec<FlowCounters>,
     tallies: Vec<RunTallies>,
-    totals: Vec<Figures>,
+    totals: Vec<StreamFigures>,
     measure_ns: u64,
 }
 
-struct Peer {
+struct ProfilePeer {
     datagrams: Datagrams,
     address: SocketAddr,
     addresses: Vec<Option<SocketAddr>>,
@@ -89,7 +89,7 @@ struct Peer {
 
 impl<'a> ProfileEnds<'a> {
     pub(crate) fn new(
-        shaped: &'a Shaped,
+        shaped: &'a ProfileOptions,
         share: (usize, usize),
         listen: SocketAddr,
         datapath: Datapath,
@@ -107,13 +107,13 @@ impl<'a> ProfileEnds<'a> {
             share,
             flows: std::iter::repeat_with(FlowCounters::default).take(share.0 * profile.flows()).collect(),
             tallies: std::iter::repeat_with(RunTallies::default).take(profile.streams.len()).collect(),
-            totals: vec![Figures::default(); profile.streams.len()],
+            totals: vec![StreamFigures::default(); profile.streams.len()],
             measure_ns: u64::MAX,
         };
         let addresses = vec![None; share.0];
         Ok(Self {
             counts,
-            peer: Peer { datagrams, address, addresses, errors: ErrorCounts::new(), received: 0 },
+            peer: ProfilePeer { datagrams, address, addresses, errors: ErrorCounts::new(), received: 0 },
             clock,
         })
     }
@@ -188,7 +188,7 @@ impl<'a> ProfileEnds<'a> {
 
     pub(crate) fn receive_at_peer(&mut self) {
         let Self { counts, peer, clock } = self;
-        let Peer { datagrams, addresses, errors, received, .. } = peer;
+        let ProfilePeer { datagrams, addresses, errors, received, .. } = peer;
         let (mut now_ns, mut unexpected, mut greetings) = (0, 0, Vec::new());
         datagrams.receive(0, errors, |datagram| {
             let Some((payload, from)) = datagram else {
@@ -304,7 +304,7 @@ impl EndCounts<'_> {
         }
     }
 
-    fn figures(mut self) -> (Vec<Figures>, (f64, u64)) {
+    fn figures(mut self) -> (Vec<StreamFigures>, (f64, u64)) {
         let mut all = (0.0, 0);
         let flows = self.profile.flows();
         for (index, flow) in self.flows.iter().enumerate() {

@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use turnpike_measure::{Direction, Leg, LoadReport, ProfileReport, StreamReport, per_second};
 
-use super::Shaped;
-use crate::run::{RunFindings, RunTally};
+use super::ProfileOptions;
+use crate::run::{RunResults, RunTally};
 
 #[derive(Clone, Default)]
-pub(crate) struct Figures {
+pub(crate) struct StreamFigures {
     pub(crate) tally: RunTally,
     /// Sum and number of the flows' jitter estimates, in microseconds.
     pub(crate) jitter: (f64, u64),
 }
 
-impl Figures {
+impl StreamFigures {
     fn merge(&mut self, other: &mut Self) {
         self.tally.merge(&mut other.tally);
         self.jitter.0 += other.jitter.0;
@@ -38,10 +38,10 @@ impl Figures {
     }
 }
 
-pub(crate) fn gather(found: &mut RunFindings) -> Vec<Figures> {
-    let mut all: Vec<Figures> = Vec::new();
+pub(crate) fn gather(found: &mut RunResults) -> Vec<StreamFigures> {
+    let mut all: Vec<StreamFigures> = Vec::new();
     for finished in &mut found.finished {
-        all.resize_with(all.len().max(finished.streams.len()), Figures::default);
+        all.resize_with(all.len().max(finished.streams.len()), StreamFigures::default);
         for (sum, own) in all.iter_mut().zip(&mut finished.streams) {
             sum.merge(own);
         }
@@ -49,10 +49,15 @@ pub(crate) fn gather(found: &mut RunFindings) -> Vec<Figures> {
     all
 }
 
-pub(crate) fn put(report: &mut LoadReport, shaped: &Shaped, mut streams: Vec<Figures>, measured: Duration) {
+pub(crate) fn put(
+    report: &mut LoadReport,
+    shaped: &ProfileOptions,
+    mut streams: Vec<StreamFigures>,
+    measured: Duration,
+) {
     let known = &shaped.profile.streams;
     let mut direction = |wanted: Direction| {
-        let mut sum = Figures::default();
+        let mut sum = StreamFigures::default();
         let own = known.iter().zip(&mut streams).filter(|(stream, _)| stream.direction == wanted);
         own.for_each(|(_, figures)| sum.merge(figures));
         sum.leg(measured)

@@ -17,7 +17,7 @@ use std::{fmt, path::Path, str::FromStr};
 use clap::Args;
 use draw::{Draw, Range};
 pub(crate) use ends::{ProfileEnds, run};
-pub(crate) use figures::{Figures, gather, put};
+pub(crate) use figures::{StreamFigures, gather, put};
 use turnpike_measure::Direction;
 use turnpike_strict::{Mistake, Mistakes, Origin};
 
@@ -214,7 +214,7 @@ fn draw_size(sizes: &[Sizes], draw: &mut Draw) -> usize {
 
 /// Profile and seed of the command line.
 #[derive(Clone, Debug, PartialEq, Args)]
-pub struct Shaped {
+pub struct ProfileOptions {
     /// Instead of --rate, --size, --burst and --window: give each client the streams of audio, call, sfu,
     /// screen, vpn, or of a TOML file, in both directions, with peers inside the generator; docs/load.md
     /// describes the file
@@ -227,7 +227,7 @@ pub struct Shaped {
     pub seed: u64,
 }
 
-impl Shaped {
+impl ProfileOptions {
     pub(crate) fn validate(&self, most: usize) -> Result<(), LoadError> {
         let longest = self.profile.longest();
         if longest > most {

@@ -35,7 +35,7 @@ impl Buffers {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum NextStep {
     Wait,
     /// Call [`ReflectedConnection::tell`]; reported once.
     News,
@@ -143,9 +143,9 @@ impl ReflectedConnection {
         readable: bool,
         buffers: &mut Buffers,
         now: Instant,
-    ) -> io::Result<Next> {
-        if self.write(buffers)? == Next::Close {
-            return Ok(Next::Close);
+    ) -> io::Result<NextStep> {
+        if self.write(buffers)? == NextStep::Close {
+            return Ok(NextStep::Close);
         }
         let mut budget = if readable { BUDGET } else { 0 };
         while budget > 0 && !self.blocked() {
@@ -156,12 +156,12 @@ impl ReflectedConnection {
                 Err(error) => return Err(error),
             };
             if len == 0 {
-                return Ok(Next::Close);
+                return Ok(NextStep::Close);
             }
             buffers.received += len as u64;
             budget = budget.saturating_sub(len);
-            if self.take(len, buffers, now)? == Next::Close || self.write(buffers)? == Next::Close {
-                return Ok(Next::Close);
+            if self.take(len, buffers, now)? == NextStep::Close || self.write(buffers)? == NextStep::Close {
+                return Ok(NextStep::Close);
             }
             // A short read has emptied the socket; the poller reports new data.
             if len < asked {
@@ -171,9 +171,9 @@ impl ReflectedConnection {
         match &mut self.role {
             ReflectRole::Sink(sink) if !sink.news && sink.record.total != sink.told => {
                 sink.news = true;
-                Ok(Next::News)
+                Ok(NextStep::News)
             }
-            _ => Ok(Next::Wait),
+            _ => Ok(NextStep::Wait),
         }
     }
 
@@ -201,7 +201,7 @@ impl ReflectedConnection {
         Ok((self.stream.read(&mut buffers.bytes[..room])?, room))
     }
 
-    fn take(&mut self, len: usize, buffers: &mut Buffers, now: Instant) -> io::Result<Next> {
+    fn take(&mut self, len: usize, buffers: &mut Buffers, now: Instant) -> io::Result<NextStep> {
         let data = &buffers.bytes[..len];
         match &mut self.role {
             ReflectRole::Greeting { .. } => return self.choose_role(len, buffers, now),
@@ -220,32 +220,32 @@ impl ReflectedConnection {
             ReflectRole::Exchange(exchange) => exchange.take(len),
             ReflectRole::Lingering => {}
         }
-        Ok(Next::Wait)
+        Ok(NextStep::Wait)
     }
 
-    fn choose_role(&mut self, len: usize, buffers: &mut Buffers, now: Instant) -> io::Result<Next> {
-        let ReflectRole::Greeting { bytes, len: had } = &mut self.role else { return Ok(Next::Wait) };
+    fn choose_role(&mut self, len: usize, buffers: &mut Buffers, now: Instant) -> io::Result<NextStep> {
+        let ReflectRole::Greeting { bytes, len: had } = &mut self.role else { return Ok(NextStep::Wait) };
         let part = len.min(GREETING_LEN - *had);
         bytes[*had..*had + part].copy_from_slice(&buffers.bytes[..part]);
         *had += part;
         match GreetingBytes::read(&bytes[..*had]) {
-            GreetingBytes::Incomplete => return Ok(Next::Wait),
+            GreetingBytes::Incomplete => return Ok(NextStep::Wait),
             GreetingBytes::Unknown => {
                 let _ = write(&mut self.stream, &greeting::ack(false), buffers);
-                return Ok(Next::Close);
+                return Ok(NextStep::Close);
             }
             GreetingBytes::Foreign => {
                 let mut pending = bytes[..*had].to_vec();
                 pending.extend_from_slice(&buffers.bytes[part..len]);
                 self.role = ReflectRole::Echo { pending, written: 0 };
-                return Ok(Next::Wait);
+                return Ok(NextStep::Wait);
             }
             GreetingBytes::Greeting(mode) => {
                 // An empty send buffer accepts a few bytes at once.
                 if !matches!(mode, StreamMode::Connect { .. }) {
                     let ack = greeting::ack(true);
                     if write(&mut self.stream, &ack, buffers)? < ack.len() {
-                        return Ok(Next::Close);
+                        return Ok(NextStep::Close);
                     }
                 }
                 self.role = ReflectRole::of(mode, now);
@@ -255,15 +255,15 @@ impl ReflectedConnection {
             buffers.bytes.copy_within(part..len, 0);
             return self.take(len - part, buffers, now);
         }
-        Ok(Next::Wait)
+        Ok(NextStep::Wait)
     }
 
-    fn write(&mut self, buffers: &mut Buffers) -> io::Result<Next> {
+    fn write(&mut self, buffers: &mut Buffers) -> io::Result<NextStep> {
         match &mut self.role {
             ReflectRole::Echo { pending, written } => {
                 while *written < pending.len() {
                     match write(&mut self.stream, &pending[*written..], buffers)? {
-                        0 => return Ok(Next::Wait),
+                        0 => return Ok(NextStep::Wait),
                         len => *written += len,
                     }
                 }
@@ -279,27 +279,27 @@ impl ReflectedConnection {
             ReflectRole::Exchange(_) => return self.answer(buffers),
             ReflectRole::Greeting { .. } | ReflectRole::Sink(_) | ReflectRole::Lingering => {}
         }
-        Ok(Next::Wait)
+        Ok(NextStep::Wait)
     }
 
-    fn answer(&mut self, buffers: &mut Buffers) -> io::Result<Next> {
-        let ReflectRole::Exchange(exchange) = &mut self.role else { return Ok(Next::Wait) };
+    fn answer(&mut self, buffers: &mut Buffers) -> io::Result<NextStep> {
+        let ReflectRole::Exchange(exchange) = &mut self.role else { return Ok(NextStep::Wait) };
         if exchange.owed == 0 {
-            return Ok(Next::Wait);
+            return Ok(NextStep::Wait);
         }
         while exchange.owed > 0 {
             let len = usize::try_from(exchange.owed).unwrap_or(MAX_SIZE).min(MAX_SIZE);
             match write(&mut self.stream, pattern::at(0, len), buffers)? {
-                0 => return Ok(Next::Wait),
+                0 => return Ok(NextStep::Wait),
                 len => exchange.owed -= len as u64,
             }
         }
         match exchange.once {
-            None => Ok(Next::Wait),
-            Some(ConnectState::Server) => Ok(Next::Close),
+            None => Ok(NextStep::Wait),
+            Some(ConnectState::Server) => Ok(NextStep::Close),
             Some(ConnectState::Client) => {
                 self.role = ReflectRole::Lingering;
-                Ok(Next::Wait)
+                Ok(NextStep::Wait)
             }
         }
     }

@@ -19,7 +19,7 @@ use turnpike_net::{
 
 use super::{
     ReflectFrame, ReflectStats, ReflectWorker,
-    connection::{Buffers, Next, ReflectedConnection},
+    connection::{Buffers, NextStep, ReflectedConnection},
 };
 use crate::LoadError;
 
@@ -152,12 +152,12 @@ impl TcpReflectWorker {
         let Some(connection) = self.connections.get_mut(index) else { return };
         let blocked = connection.blocked();
         match connection.advance(event.readable || event.error, &mut self.buffers, now) {
-            Ok(Next::Close) | Err(_) => {
+            Ok(NextStep::Close) | Err(_) => {
                 self.connections.remove(index);
                 return;
             }
-            Ok(Next::Wait) => {}
-            Ok(Next::News) => {
+            Ok(NextStep::Wait) => {}
+            Ok(NextStep::News) => {
                 self.news.push(index);
                 self.tell.get_or_insert(now + RECORDS);
             }

@@ -22,14 +22,14 @@ use turnpike_measure::{LATE_P99_US, LoadReport, OfferedRate, per_second};
 
 pub(crate) use heartbeat::Heartbeat;
 pub(crate) use shared::{RunShared, Schedule};
-pub(crate) use tally::{Finished, RunTallies, RunTally};
+pub(crate) use tally::{RunTallies, RunTally, ThreadResult};
 pub(crate) use turnpike_client::ErrorCounts;
 
 use crate::{
     LoadError,
     options::{ResultLimits, RunOptions},
-    profile::Shaped,
-    progress::{CountKind, Interval, RunPhase},
+    profile::ProfileOptions,
+    progress::{CountKind, ProgressInterval, RunPhase},
 };
 
 #[derive(Clone, Debug, PartialEq)]
@@ -73,25 +73,25 @@ impl RunFrame {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct AskedLoad {
+pub(crate) struct RequestedLoad {
     pub(crate) size: usize,
     pub(crate) rate: OfferedRate,
     pub(crate) datapath: String,
     pub(crate) limits: ResultLimits,
 }
 
-impl AskedLoad {
+impl RequestedLoad {
     #[expect(clippy::cast_possible_truncation, reason = "positive, and small")]
-    pub(crate) fn shaped(self, shaped: Option<&Shaped>, clients: usize) -> Self {
-        let Some(Shaped { profile, .. }) = shaped else { return self };
+    pub(crate) fn with_profile(self, shaped: Option<&ProfileOptions>, clients: usize) -> Self {
+        let Some(ProfileOptions { profile, .. }) = shaped else { return self };
         let rate = OfferedRate::Pps(profile.packets_per_second() * clients as f64);
         Self { size: profile.mean_size().round() as usize, rate, ..self }
     }
 }
 
-pub(crate) struct RunFindings {
+pub(crate) struct RunResults {
     pub(crate) tallies: RunTallies,
-    pub(crate) finished: Vec<Finished>,
+    pub(crate) finished: Vec<ThreadResult>,
     pub(crate) measured: Duration,
     pub(crate) interrupted: bool,
 }
@@ -100,9 +100,9 @@ pub(crate) fn run<C: Sync>(
     config: &C,
     frame: RunFrame,
     stop: &StopHandle,
-    body: impl Fn(&RunShared<'_, C>, usize) -> Result<Finished, LoadError> + Sync,
-    mut progress: impl FnMut(&Interval),
-) -> Result<RunFindings, LoadError> {
+    body: impl Fn(&RunShared<'_, C>, usize) -> Result<ThreadResult, LoadError> + Sync,
+    mut progress: impl FnMut(&ProgressInterval),
+) -> Result<RunResults, LoadError> {
     let shared = RunShared::new(config, frame);
     let mut tallies = RunTallies::default();
     let finished = thread::scope(|scope| {
@@ -124,7 +124,7 @@ pub(crate) fn run<C: Sync>(
         watch(&shared, stop, &receiver, &mut tallies, &mut progress)
     });
     let (measured, interrupted) = shared.measured();
-    shared.take_failure().map_or(Ok(RunFindings { tallies, finished, measured, interrupted }), Err)
+    shared.take_failure().map_or(Ok(RunResults { tallies, finished, measured, interrupted }), Err)
 }
 
 pub(crate) fn check(
@@ -158,10 +158,10 @@ pub(crate) fn check_files(clients: usize) -> Result<(), LoadError> {
 fn watch<C>(
     shared: &RunShared<'_, C>,
     stop: &StopHandle,
-    threads: &mpsc::Receiver<Option<Finished>>,
+    threads: &mpsc::Receiver<Option<ThreadResult>>,
     total: &mut RunTallies,
-    progress: &mut impl FnMut(&Interval),
-) -> Vec<Finished> {
+    progress: &mut impl FnMut(&ProgressInterval),
+) -> Vec<ThreadResult> {
     const INTERVAL: Duration = Duration::from_secs(1);
     const LOOK: Duration = Duration::from_millis(100);
     let begin = Instant::now();
@@ -181,7 +181,7 @@ fn watch<C>(
                 let mut interval = RunTallies::default();
                 collect(shared, &mut interval);
                 let newly = losses.note(&interval);
-                progress(&Interval {
+                progress(&ProgressInterval {
                     lost: newly,
                     outstanding: losses.outstanding(),
                     ..summary(shared, &mut interval, now - begin, now - last)
@@ -230,7 +230,7 @@ fn summary<C>(
     interval: &mut RunTallies,
     elapsed: Duration,
     length: Duration,
-) -> Interval {
+) -> ProgressInterval {
     let mut both = RunTally::default();
     both.merge(&mut interval.warmup);
     both.merge(&mut interval.measured);
@@ -239,7 +239,7 @@ fn summary<C>(
         Some(schedule) if shared.clock.ns() < schedule.measure => RunPhase::Warmup,
         Some(_) => RunPhase::Measuring,
     };
-    Interval {
+    ProgressInterval {
         phase,
         elapsed,
         length,
@@ -253,7 +253,7 @@ fn summary<C>(
     }
 }
 
-pub(crate) fn report(frame: &RunFrame, asked: &AskedLoad, found: RunFindings) -> LoadReport {
+pub(crate) fn report(frame: &RunFrame, asked: &RequestedLoad, found: RunResults) -> LoadReport {
     let tally = found.tallies.measured;
     let mut errors = BTreeMap::new();
     let mut extra: BTreeMap<String, f64> = BTreeMap::new();
@@ -315,7 +315,7 @@ pub(crate) fn report(frame: &RunFrame, asked: &AskedLoad, found: RunFindings) ->
     }
 }
 
-pub(crate) fn conclude(mut report: LoadReport, asked: &AskedLoad, interrupted: bool) -> RunOutcome {
+pub(crate) fn conclude(mut report: LoadReport, asked: &RequestedLoad, interrupted: bool) -> RunOutcome {
     if report.late_us.p99 > LATE_P99_US {
         report.notes.insert(
             0,
@@ -329,7 +329,7 @@ pub(crate) fn conclude(mut report: LoadReport, asked: &AskedLoad, interrupted: b
     RunOutcome { exceeded: exceeded(asked, &report), report, interrupted }
 }
 
-fn exceeded(asked: &AskedLoad, report: &LoadReport) -> Vec<String> {
+fn exceeded(asked: &RequestedLoad, report: &LoadReport) -> Vec<String> {
     let mut exceeded = Vec::new();
     if let Some(limit) = asked.limits.max_loss
         && report.loss_percent() > limit

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 use turnpike_client::ErrorCounts;
 use turnpike_measure::Latency;
 
-use crate::profile::Figures;
+use crate::profile::StreamFigures;
 
 #[derive(Clone, Default)]
 pub(crate) struct RunTally {
@@ -102,11 +102,11 @@ impl RunTallies {
 }
 
 #[derive(Default)]
-pub(crate) struct Finished {
+pub(crate) struct ThreadResult {
     pub(crate) errors: ErrorCounts,
     /// Sum and number of the flows' jitter estimates, in microseconds.
     pub(crate) jitter: (f64, u64),
-    pub(crate) streams: Vec<Figures>,
+    pub(crate) streams: Vec<StreamFigures>,
     pub(crate) garbled: u64,
     /// CPU time of the measured part, including the wait for the last replies.
     pub(crate) cpu: Option<Duration>,

@@ -19,7 +19,7 @@ use crate::{
     greeting::{RECORD_LEN, StreamMode, StreamRecord},
     pattern,
     reflect::MSG_TRUNC,
-    run::{ErrorCounts, Finished, Heartbeat, RunTallies, Schedule},
+    run::{ErrorCounts, Heartbeat, RunTallies, Schedule, ThreadResult},
 };
 
 pub(super) const TO_SERVER_BPS: &str = "to_server_bps";
@@ -28,7 +28,7 @@ pub(super) const TO_CLIENT_BPS: &str = "to_client_bps";
 const READ: usize = 256 << 10;
 const BUDGET: usize = 1 << 20;
 
-pub(super) fn run(shared: &StreamShared<'_>, thread: usize) -> Result<Finished, LoadError> {
+pub(super) fn run(shared: &StreamShared<'_>, thread: usize) -> Result<ThreadResult, LoadError> {
     let (count, first) = shared.share(shared.config.connections(), thread);
     let modes: Vec<StreamMode> = (first..first + count).map(|number| shared.config.mode(number)).collect();
     let mut poller = Poller::new().map_err(LoadError::system("cannot create an epoll instance"))?;
@@ -69,7 +69,7 @@ impl<'a> Bulk<'a> {
         Self { config, schedule, poller, streams: Vec::new(), buffers, tallies: RunTallies::default() }
     }
 
-    fn run(&mut self, shared: &StreamShared<'_>, thread: usize) -> Result<Finished, LoadError> {
+    fn run(&mut self, shared: &StreamShared<'_>, thread: usize) -> Result<ThreadResult, LoadError> {
         let server = self.config.target.server;
         let now = shared.clock.ns();
         std::thread::sleep(Duration::from_nanos(self.schedule.start.saturating_sub(now)));
@@ -100,7 +100,7 @@ impl<'a> Bulk<'a> {
         }
         let cpu = heartbeat.cpu();
         self.tallies.publish(&shared.slots[thread], 0);
-        Ok(Finished { errors: ErrorCounts::new(), cpu, sums: self.rates(), ..Finished::default() })
+        Ok(ThreadResult { errors: ErrorCounts::new(), cpu, sums: self.rates(), ..ThreadResult::default() })
     }
 
     fn serve(&mut self, event: Event, now: u64) -> Result<(), LoadError> {

@@ -15,7 +15,7 @@ use crate::{
     clock::nanos,
     greeting::StreamMode,
     pattern,
-    run::{ErrorCounts, Finished, Heartbeat, RunTallies},
+    run::{ErrorCounts, Heartbeat, RunTallies, ThreadResult},
 };
 
 pub(super) const NO_LOCAL_PORT: &str = "no_local_port";
@@ -25,9 +25,9 @@ const REST_NS: u64 = 10_000_000;
 const GONE_NS: u64 = 1_500_000_000;
 const READ: usize = 64 << 10;
 
-pub(super) fn run(shared: &StreamShared<'_>, thread: usize) -> Result<Finished, LoadError> {
+pub(super) fn run(shared: &StreamShared<'_>, thread: usize) -> Result<ThreadResult, LoadError> {
     let Workload::Connect(options) = shared.config.workload else {
-        return Ok(Finished::default());
+        return Ok(ThreadResult::default());
     };
     let ConnectLoad { size: request, response, close, .. } = options;
     let (count, first) = shared.share(options.clients, thread);
@@ -62,7 +62,7 @@ pub(super) fn run(shared: &StreamShared<'_>, thread: usize) -> Result<Finished, 
     };
     let cpu = connect.run()?;
     connect.tallies.publish(&shared.slots[thread], 0);
-    Ok(Finished { errors: connect.errors, cpu, ..Finished::default() })
+    Ok(ThreadResult { errors: connect.errors, cpu, ..ThreadResult::default() })
 }
 
 struct Connect<'a> {

@@ -11,14 +11,14 @@ use turnpike_net::poll::{Event, Interest, Poller};
 use super::{StreamShared, Workload, dial, starts::Starts};
 use crate::{
     LoadError, pattern,
-    run::{ErrorCounts, Finished, Heartbeat, RunTallies},
+    run::{ErrorCounts, Heartbeat, RunTallies, ThreadResult},
 };
 
 const READ: usize = 64 << 10;
 
-pub(super) fn run(shared: &StreamShared<'_>, thread: usize) -> Result<Finished, LoadError> {
+pub(super) fn run(shared: &StreamShared<'_>, thread: usize) -> Result<ThreadResult, LoadError> {
     let Workload::Exchange(options) = shared.config.workload else {
-        return Ok(Finished::default());
+        return Ok(ThreadResult::default());
     };
     let (count, first) = shared.share(options.clients, thread);
     let mut poller = Poller::new().map_err(LoadError::system("cannot create an epoll instance"))?;
@@ -47,7 +47,7 @@ pub(super) fn run(shared: &StreamShared<'_>, thread: usize) -> Result<Finished, 
     };
     let cpu = exchange.run()?;
     exchange.tallies.publish(&shared.slots[thread], 0);
-    Ok(Finished { errors: exchange.errors, cpu, ..Finished::default() })
+    Ok(ThreadResult { errors: exchange.errors, cpu, ..ThreadResult::default() })
 }
 
 struct Exchange<'a> {

@@ -25,8 +25,8 @@ pub use config::{BulkLoad, Close, ConnectLoad, ExchangeLoad, StreamLoadConfig, S
 
 use crate::{
     LoadError, RunOutcome, StopHandle,
-    progress::{CountKind, Interval},
-    run::{self, AskedLoad, RunFrame},
+    progress::{CountKind, ProgressInterval},
+    run::{self, RequestedLoad, RunFrame},
 };
 
 type StreamShared<'a> = run::RunShared<'a, StreamLoadConfig>;
@@ -37,7 +37,7 @@ const LONGEST_SLEEP_NS: u64 = 20_000_000;
 pub fn run(
     config: &StreamLoadConfig,
     stop: &StopHandle,
-    progress: impl FnMut(&Interval),
+    progress: impl FnMut(&ProgressInterval),
 ) -> Result<RunOutcome, LoadError> {
     config.validate()?;
     run::check_files(config.connections())?;
@@ -45,7 +45,7 @@ pub fn run(
     let kind = if bulk { CountKind::Bytes } else { CountKind::Answered };
     let frame = RunFrame::new(&config.target.run, config.connections(), kind);
     let (rate, limits) = config.rate_and_limits();
-    let asked = AskedLoad { size: config.size(), rate, datapath: "tcp".to_owned(), limits };
+    let asked = RequestedLoad { size: config.size(), rate, datapath: "tcp".to_owned(), limits };
     let found = run::run(config, frame, stop, run_thread, progress)?;
     let interrupted = found.interrupted;
     let mut report = run::report(&frame, &asked, found);
@@ -53,7 +53,7 @@ pub fn run(
     Ok(run::conclude(report, &asked, interrupted))
 }
 
-fn run_thread(shared: &StreamShared<'_>, number: usize) -> Result<run::Finished, LoadError> {
+fn run_thread(shared: &StreamShared<'_>, number: usize) -> Result<run::ThreadResult, LoadError> {
     match shared.config.workload {
         Workload::Bulk(_) => bulk::run(shared, number),
         Workload::Exchange(_) => exchange::run(shared, number),

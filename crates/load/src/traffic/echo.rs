@@ -16,7 +16,7 @@ use crate::{
     LoadError,
     pacer::Pacer,
     payload::PayloadStamp,
-    run::{Finished, Heartbeat, RunShared, RunTallies, Schedule},
+    run::{Heartbeat, RunShared, RunTallies, Schedule, ThreadResult},
 };
 
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +33,7 @@ pub(crate) fn run<C>(
     plan: &EchoPlan,
     shared: &RunShared<'_, C>,
     thread: usize,
-) -> Result<Finished, LoadError> {
+) -> Result<ThreadResult, LoadError> {
     let (count, first) = shared.share(plan.clients, thread);
     let mut echo = EchoFlows::new(count, first);
     let schedule = await_start(carrier, &mut echo, shared)?;
@@ -66,7 +66,7 @@ pub(crate) fn run<C>(
     echo.tallies.publish(&shared.slots[thread], under_way);
     let estimates = echo.flows.iter().filter_map(|flow| flow.jitter.estimate());
     let jitter = estimates.fold((0.0, 0), |(sum, count), estimate| (sum + estimate, count + 1));
-    Ok(Finished { jitter, cpu, garbled: echo.garbled, ..Finished::default() })
+    Ok(ThreadResult { jitter, cpu, garbled: echo.garbled, ..ThreadResult::default() })
 }
 
 struct EchoFlows {

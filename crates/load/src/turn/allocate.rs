@@ -20,7 +20,7 @@ use crate::{
     LoadError,
     clock::nanos,
     pacer::Pacer,
-    run::{Finished, Heartbeat, RunTallies, Schedule},
+    run::{Heartbeat, RunTallies, Schedule, ThreadResult},
     traffic::{Carrier as _, LONGEST_DRAIN_NS, LONGEST_SLEEP, NoData},
 };
 
@@ -34,7 +34,7 @@ pub(super) fn run(
     shared: &TurnShared<'_>,
     security: Option<&Security>,
     thread: usize,
-) -> Result<Finished, LoadError> {
+) -> Result<ThreadResult, LoadError> {
     let (limit, first) = shared.share(shared.config.clients, thread);
     let engine = TurnEngine::new(shared.config, security, (limit, first), shared.clock)?;
     shared.ready_clients.fetch_add(limit, std::sync::atomic::Ordering::Relaxed);
@@ -77,7 +77,7 @@ struct Churn<'a> {
 }
 
 impl Churn<'_> {
-    fn go(mut self, thread: usize) -> Result<Finished, LoadError> {
+    fn go(mut self, thread: usize) -> Result<ThreadResult, LoadError> {
         let config = self.shared.config;
         let mut pacer = config
             .rate
@@ -102,7 +102,7 @@ impl Churn<'_> {
         }
         self.tallies.publish(&self.shared.slots[thread], 0);
         let cpu = heartbeat.cpu();
-        Ok(finished(config, self.engine, Finished { cpu, ..Finished::default() }))
+        Ok(finished(config, self.engine, ThreadResult { cpu, ..ThreadResult::default() }))
     }
 
     fn start_due(&mut self, now: u64, mut pacer: Option<&mut Pacer>) -> Duration {
@@ -131,7 +131,7 @@ impl Churn<'_> {
             }
             self.due[index] = due;
             self.under_way += 1;
-            self.engine.allocate_anew(index, self.users.next());
+            self.engine.allocate_again(index, self.users.next());
         }
         LONGEST_SLEEP
     }
@@ -225,7 +225,7 @@ impl Churn<'_> {
                 }
             }
         }
-        Err(LoadError::Socket { server: self.engine.endpoints[index].course.server, source })
+        Err(LoadError::Socket { server: self.engine.endpoints[index].history.server, source })
     }
 
     /// Fails if the server has granted nothing for a while.

@@ -21,7 +21,7 @@ use crate::{
     ClientTransport, LoadError, TlsOptions,
     options::{self, BurstOptions, ResultLimits, RunOptions, seconds},
     payload::HEADER_LEN,
-    profile::Shaped,
+    profile::ProfileOptions,
     progress::CountKind,
     reflect::DEFAULT_PORT,
     run::RunFrame,
@@ -74,7 +74,7 @@ pub struct TurnLoadConfig {
     /// local CIDR dev lo`), and let each thread use one socket for all its clients instead of one per client,
     /// which costs the generator far less CPU time. Over UDP, for --mode packet and bind; the server needs a
     /// route for the prefix to this machine
-    #[arg(long, value_name = "CIDR", conflicts_with_all = ["migrate", "patience"])]
+    #[arg(long, value_name = "CIDR", conflicts_with_all = ["migrate", "reconnect"])]
     pub client_prefix: Option<Cidr>,
 
     /// Long-term credential; omit it for a server without authentication
@@ -119,7 +119,7 @@ pub struct TurnLoadConfig {
 
     /// Profile, with peers inside the generator that listen at `peer` (thread n at the n-th port from there).
     #[command(flatten)]
-    pub profile: Option<Shaped>,
+    pub profile: Option<ProfileOptions>,
 
     /// Encapsulation of data to the server: "channel" (ChannelData) or "send" (Send and Data indications)
     #[arg(long, value_name = "HOW", default_value_t = DataVia::Channel)]
@@ -140,12 +140,12 @@ pub struct TurnLoadConfig {
     /// different per client), drop its allocation, open another socket and allocate again at SERVER, as calls
     /// do after a fault; the result has the number of reconnects and their duration. For --mode packet with
     /// --relay udp
-    #[arg(long = "reconnect", alias = "return", value_name = "SECONDS", value_parser = seconds)]
-    pub patience: Option<Duration>,
+    #[arg(long, alias = "return", value_name = "SECONDS", value_parser = seconds)]
+    pub reconnect: Option<Duration>,
 
     /// With --reconnect: clients that notice a fault at the same time reconnect one after the other within
     /// SECONDS, 0 (all at once) up to --reconnect [default: 1, or --reconnect if that is less]
-    #[arg(long = "reconnect-spread", value_name = "SECONDS", value_parser = seconds, requires = "patience")]
+    #[arg(long = "reconnect-spread", value_name = "SECONDS", value_parser = seconds, requires = "reconnect")]
     pub spread: Option<Duration>,
 
     /// Data path over udp: auto, basic, mmsg or gso
@@ -188,7 +188,7 @@ impl TurnLoadConfig {
         options::defaults(server)
     }
 
-    pub(super) fn looked_up(&self) -> Result<Self, LoadError> {
+    pub(super) fn resolved(&self) -> Result<Self, LoadError> {
         let mut found = self.clone();
         let transport = self.transport();
         found.addresses =
@@ -228,7 +228,7 @@ impl TurnLoadConfig {
         self.validate_transport()?;
         self.validate_servers()?;
         self.validate_migration()?;
-        self.validate_return()?;
+        self.validate_reconnect()?;
         self.validate_peers()?;
         self.validate_clients()?;
         self.validate_profile()?;
@@ -296,7 +296,7 @@ impl TurnLoadConfig {
             self.mode
         );
         for (flag, is_given) in
-            [("--migrate", self.migrate.is_some()), ("--reconnect", self.patience.is_some())]
+            [("--migrate", self.migrate.is_some()), ("--reconnect", self.reconnect.is_some())]
         {
             refuse_if!(
                 is_given,
@@ -412,8 +412,8 @@ impl TurnLoadConfig {
         Ok(())
     }
 
-    fn validate_return(&self) -> Result<(), LoadError> {
-        let Some(patience) = self.patience else { return Ok(()) };
+    fn validate_reconnect(&self) -> Result<(), LoadError> {
+        let Some(patience) = self.reconnect else { return Ok(()) };
         refuse_if!(self.mode != Mode::Packet, "--reconnect needs --mode packet, not {}", self.mode);
         refuse_if!(
             self.relayed == Relayed::Tcp,
@@ -543,7 +543,7 @@ mod tests {
     fn config(flags: &str) -> Result<TurnLoadConfig, String> {
         let config = options::parse::<TurnLoadConfig>(&format!("127.0.0.1 {flags}"))
             .map_err(|error| error.to_string())?;
-        config.looked_up().map_err(|error| error.to_string())
+        config.resolved().map_err(|error| error.to_string())
     }
 
     #[test]
@@ -649,7 +649,7 @@ mod tests {
             let matches = command.try_get_matches_from(words).map_err(|error| error.to_string())?;
             let config =
                 clap::FromArgMatches::from_arg_matches(&matches).map_err(|error| error.to_string())?;
-            let found = TurnLoadConfig::looked_up(&config).map_err(|error| error.to_string())?;
+            let found = TurnLoadConfig::resolved(&config).map_err(|error| error.to_string())?;
             Ok(found.access_token.expect("a token").kid)
         };
         assert_eq!(load(&[flag(&token(11))]), Ok("north".to_owned()));

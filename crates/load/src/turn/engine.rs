@@ -13,7 +13,10 @@ use turnpike_turn::{
 };
 use turnpike_wire::{channel_data::ChannelData, frame, indication};
 
-use super::{DataVia, Mode, TurnLoadConfig, course::Course, moves::ClientMoves, returns::Returns};
+use super::{
+    DataVia, Mode, TurnLoadConfig, moves::ClientMoves, reconnects::Reconnects,
+    redirect_history::RedirectHistory,
+};
 use crate::{
     LoadError,
     clock::Clock,
@@ -26,7 +29,7 @@ const SWEEP_NS: u64 = 20_000_000;
 pub(super) struct TurnEndpoint {
     pub(super) client: Client,
     pub(super) settings: Arc<client::Config>,
-    pub(super) course: Course,
+    pub(super) history: RedirectHistory,
     timeout: u64,
     binding: Option<DataConnection>,
     pub(super) peer: SocketAddr,
@@ -74,7 +77,7 @@ pub(super) struct TurnEngine {
     pub(super) unreachable: Option<usize>,
     pub(super) redirects: u64,
     pub(super) moves: ClientMoves,
-    pub(super) returns: Returns,
+    pub(super) reconnects: Reconnects,
     /// Clients bind a channel to their peer instead of installing only a permission.
     pub(super) binds: bool,
     clock: Clock,
@@ -135,7 +138,7 @@ impl TurnEngine {
             TurnEndpoint {
                 client: Client::new(Arc::clone(&settings), Seed(rand::random())),
                 settings,
-                course: Course::new(config.server_of(first + number)),
+                history: RedirectHistory::new(config.server_of(first + number)),
                 timeout: u64::MAX,
                 binding: None,
                 peer: config.peer_of_client(first + number),
@@ -150,7 +153,7 @@ impl TurnEngine {
             unreachable: None,
             redirects: 0,
             moves: ClientMoves::new(config, count, first),
-            returns: Returns::new(config, count, first),
+            reconnects: Reconnects::new(config, count, first),
             binds: config.via == DataVia::Channel && !relays_streams,
             clock,
             poller,
@@ -168,7 +171,7 @@ impl TurnEngine {
     pub(super) fn reopen(&mut self, index: usize, port: u16) -> io::Result<()> {
         match &mut self.wire {
             EngineSockets::Datagrams(datagrams) => {
-                datagrams.reopen(index, self.endpoints[index].course.server, &self.poller, port)
+                datagrams.reopen(index, self.endpoints[index].history.server, &self.poller, port)
             }
             EngineSockets::Links(links) => {
                 links.close(index);
@@ -192,24 +195,24 @@ impl TurnEngine {
         self.clock.ns() / 1_000_000
     }
 
-    pub(super) fn aim(
+    pub(super) fn redirect(
         &mut self,
         index: usize,
         server: SocketAddr,
         name: Option<&str>,
     ) -> Result<(), links::InvalidDomain> {
         let EngineSockets::Links(links) = &mut self.wire else { return Ok(()) };
-        links.aim(index, server, name)?;
+        links.redirect(index, server, name)?;
         if self.relays_streams {
-            links.aim(self.endpoints.len() + index, server, name)?;
+            links.redirect(self.endpoints.len() + index, server, name)?;
         }
         Ok(())
     }
 
-    pub(super) fn aim_home(&mut self, index: usize) {
+    pub(super) fn restore_server(&mut self, index: usize) {
         let EngineSockets::Links(links) = &mut self.wire else { return };
-        links.aim_home(index);
-        links.aim_home(self.endpoints.len() + index);
+        links.restore_server(index);
+        links.restore_server(self.endpoints.len() + index);
     }
 
     pub(super) fn is_broken(&self, index: usize) -> bool {
@@ -235,7 +238,7 @@ impl TurnEngine {
         self.push_with(self.endpoints.len() + index, len, fill);
     }
 
-    pub(super) fn allocate_anew(&mut self, index: usize, settings: Arc<client::Config>) {
+    pub(super) fn allocate_again(&mut self, index: usize, settings: Arc<client::Config>) {
         let now = self.now_ms();
         let endpoint = &mut self.endpoints[index];
         endpoint.client = Client::new(Arc::clone(&settings), Seed(rand::random()));
@@ -281,13 +284,13 @@ impl TurnEngine {
         let transport = config.transport();
         match &self.wire {
             EngineSockets::Datagrams(_) => self.unreachable.map(|index| {
-                let server = self.endpoints[index].course.server;
+                let server = self.endpoints[index].history.server;
                 self.blame(index, LoadError::Unreachable { server })
             }),
             EngineSockets::Links(links) => links.broken.as_ref().map(|broken| {
                 let (what, during_setup) = (broken.what.clone(), broken.during_setup);
                 let index = broken.link % self.endpoints.len();
-                let server = self.endpoints[index].course.server;
+                let server = self.endpoints[index].history.server;
                 self.blame(index, LoadError::Link { transport, server, what, during_setup })
             }),
         }
@@ -307,7 +310,7 @@ impl TurnEngine {
         }
         self.next_sweep_ns = now_ns + SWEEP_NS;
         let now = now_ns / 1_000_000;
-        self.come_back(now_ns);
+        self.reconnect_silent_clients(now_ns);
         if let EngineSockets::Links(links) = &mut self.wire {
             links.sweep(&mut self.errors);
         }
@@ -367,7 +370,7 @@ impl TurnEngine {
         });
         self.unreachable = self.unreachable.or(unreachable.then_some(index));
         if data {
-            self.returns.heard(index, now_ns);
+            self.reconnects.heard(index, now_ns);
         }
         self.delivered(index, control, unexpected);
         messages
@@ -418,7 +421,7 @@ impl TurnEngine {
             None
         });
         if data {
-            self.returns.heard(index, now_ns);
+            self.reconnects.heard(index, now_ns);
         }
         self.delivered(index, control, unexpected);
         messages
@@ -464,7 +467,7 @@ impl TurnEngine {
             *self.errors.entry("unexpected_datagram").or_default() += unexpected;
         }
         if control {
-            self.returns.answered(index, self.clock.ns());
+            self.reconnects.answered(index, self.clock.ns());
             self.pump(index);
         }
     }
@@ -476,8 +479,8 @@ impl Carrier for TurnEngine {
         if self.relays_streams {
             return (0..count).for_each(|_| self.push_to_peer(client, len, &mut fill));
         }
-        let Self { endpoints, wire, pads, returns, errors, .. } = self;
-        if returns.is_away(client) {
+        let Self { endpoints, wire, pads, reconnects, errors, .. } = self;
+        if reconnects.is_away(client) {
             *errors.entry("no_allocation").or_default() += count as u64;
             return;
         }
@@ -572,7 +575,7 @@ impl Carrier for TurnEngine {
 
     fn plan(&mut self, schedule: Schedule) {
         self.moves.plan(schedule);
-        self.returns.plan(schedule);
+        self.reconnects.plan(schedule);
     }
 
     #[inline]
@@ -607,7 +610,7 @@ impl Carrier for TurnEngine {
     }
 
     fn lost(&mut self, client: usize, count: u64) {
-        self.returns.lost(client, count);
+        self.reconnects.lost(client, count);
     }
 }
 

@@ -12,7 +12,7 @@ use super::{TurnLoadConfig, TurnShared};
 use crate::{
     LoadError,
     pacer::Pacer,
-    run::{Finished, Heartbeat, RunTallies, Schedule},
+    run::{Heartbeat, RunTallies, Schedule, ThreadResult},
     traffic::{BATCH, Carrier as _, LONGEST_SLEEP, Sink},
     udp::UdpClients,
 };
@@ -25,7 +25,7 @@ const PREPARED: usize = 10 * 32;
 const TRANSACTION: std::ops::Range<usize> = 8..20;
 const MARK: [u8; 2] = *b"TP";
 
-pub(super) fn run(shared: &TurnShared<'_>, thread: usize) -> Result<Finished, LoadError> {
+pub(super) fn run(shared: &TurnShared<'_>, thread: usize) -> Result<ThreadResult, LoadError> {
     let (count, first) = shared.share(shared.config.clients, thread);
     let TurnLoadConfig { datapath, clients, .. } = *shared.config;
     let sockets = UdpClients::new(shared.config.server_of(0), datapath, clients, count, shared.clock)?;
@@ -59,14 +59,14 @@ pub(super) fn run(shared: &TurnShared<'_>, thread: usize) -> Result<Finished, Lo
     }
     replies.tallies.publish(&shared.slots[thread], 0);
     let cpu = heartbeat.cpu();
-    Ok(Finished {
+    Ok(ThreadResult {
         errors: clients.errors,
         cpu,
         extra: BTreeMap::from([
             ("longest_reply_bytes", replies.longest as f64),
             ("worst_amplification", replies.worst),
         ]),
-        ..Finished::default()
+        ..ThreadResult::default()
     })
 }
 

@@ -11,14 +11,14 @@
 
 mod allocate;
 mod config;
-mod course;
 mod engine;
 mod invalid;
 mod migrate;
 mod moves;
 mod reconnect;
+mod reconnects;
 mod redirect;
-mod returns;
+mod redirect_history;
 mod set_up;
 mod token;
 
@@ -34,8 +34,8 @@ pub use turnpike_turn::{client::Relayed, server::Cidr};
 use crate::{
     ClientTransport, LoadError, TlsOptions,
     profile::{self, ProfileEnds},
-    progress::Interval,
-    run::{self, AskedLoad, Finished, RunTally},
+    progress::ProgressInterval,
+    run::{self, RequestedLoad, RunTally, ThreadResult},
     traffic::{Carrier as _, echo},
 };
 use engine::TurnEngine;
@@ -46,9 +46,9 @@ type TurnShared<'a> = run::RunShared<'a, TurnLoadConfig>;
 pub fn run(
     config: &TurnLoadConfig,
     stop: &StopHandle,
-    progress: impl FnMut(&Interval),
+    progress: impl FnMut(&ProgressInterval),
 ) -> Result<RunOutcome, LoadError> {
-    let config = &config.looked_up()?;
+    let config = &config.resolved()?;
     let transport = config.transport();
     run::check_files(config.clients * config.files_per_client())?;
     let tls = TlsOptions { resumption: !config.no_resumption, ..config.tls.clone() };
@@ -57,7 +57,7 @@ pub fn run(
         false => None,
     };
     let frame = config.frame();
-    let asked = AskedLoad {
+    let asked = RequestedLoad {
         size: config.size,
         rate: config.rate,
         datapath: match transport {
@@ -68,7 +68,7 @@ pub fn run(
     };
     let told = ClientFigures::default();
     let thread = |shared: &TurnShared<'_>, number| run_thread(shared, security.as_ref(), number, &told);
-    let asked = asked.shaped(config.profile.as_ref(), config.clients);
+    let asked = asked.with_profile(config.profile.as_ref(), config.clients);
     let mut found = run::run(config, frame, stop, thread, progress)?;
     let (interrupted, measured, streams) = (found.interrupted, found.measured, profile::gather(&mut found));
     let RunTally { sent_bytes, received_bytes, .. } = found.tallies.measured;
@@ -92,7 +92,7 @@ pub fn run(
     if config.migrate.is_some() {
         told.moved.into_inner().unwrap_or_else(PoisonError::into_inner).put(&mut report);
     }
-    if config.patience.is_some() {
+    if config.reconnect.is_some() {
         told.returned.into_inner().unwrap_or_else(PoisonError::into_inner).put(&mut report);
     }
     if let Some(shaped) = &config.profile {
@@ -109,7 +109,7 @@ pub fn run(
 #[derive(Default)]
 struct ClientFigures {
     moved: Mutex<moves::MoveFigures>,
-    returned: Mutex<returns::ReturnFigures>,
+    returned: Mutex<reconnects::ReconnectFigures>,
 }
 
 fn run_thread(
@@ -117,7 +117,7 @@ fn run_thread(
     security: Option<&Security>,
     number: usize,
     told: &ClientFigures,
-) -> Result<Finished, LoadError> {
+) -> Result<ThreadResult, LoadError> {
     match shared.config.mode {
         Mode::Packet => relay(shared, security, number, told),
         Mode::Allocate | Mode::Bind => allocate::run(shared, security, number),
@@ -130,7 +130,7 @@ fn relay(
     security: Option<&Security>,
     thread: usize,
     told: &ClientFigures,
-) -> Result<Finished, LoadError> {
+) -> Result<ThreadResult, LoadError> {
     let (count, first) = shared.share(shared.config.clients, thread);
     let mut engine = TurnEngine::new(shared.config, security, (count, first), shared.clock)?;
     let relayed = match &shared.config.profile {
@@ -145,7 +145,7 @@ fn relay(
         }
     };
     engine.moves.finish(&told.moved);
-    engine.returns.finish(&told.returned);
+    engine.reconnects.finish(&told.returned);
     // Also after a failure, for the clients that got an allocation.
     let taken_down = set_up::take_down(&mut engine, shared);
     let relayed = relayed?;
@@ -157,7 +157,7 @@ fn relay(
     Ok(finished(shared.config, engine, relayed))
 }
 
-fn finished(config: &TurnLoadConfig, engine: TurnEngine, mut rest: Finished) -> Finished {
+fn finished(config: &TurnLoadConfig, engine: TurnEngine, mut rest: ThreadResult) -> ThreadResult {
     if config.transport().is_secure() {
         let (full, resumed) = engine.handshakes();
         rest.sums.insert("full_handshakes", full as f64);
@@ -166,5 +166,5 @@ fn finished(config: &TurnLoadConfig, engine: TurnEngine, mut rest: Finished) -> 
     if engine.redirects > 0 {
         rest.sums.insert("redirects", engine.redirects as f64);
     }
-    Finished { errors: engine.errors, ..rest }
+    ThreadResult { errors: engine.errors, ..rest }
 }

@@ -10,52 +10,52 @@ use std::sync::Arc;
 
 use turnpike_turn::client::{Event, Failure, Request};
 
-use super::{allocate, course::is_taken_port, engine::TurnEngine, set_up};
+use super::{allocate, engine::TurnEngine, redirect_history::is_taken_port, set_up};
 use crate::traffic::Carrier as _;
 
 impl TurnEngine {
-    pub(super) fn come_back(&mut self, now_ns: u64) {
-        self.returns.look(now_ns);
+    pub(super) fn reconnect_silent_clients(&mut self, now_ns: u64) {
+        self.reconnects.look(now_ns);
         let mut from = 0;
-        while let Some(index) = self.returns.next_due(from, now_ns) {
+        while let Some(index) = self.reconnects.next_due(from, now_ns) {
             from = index + 1;
             // Nothing may be queued for a closed socket.
             if self.queued() > 0 {
                 self.flush();
             }
-            self.returns.leave(index, now_ns);
+            self.reconnects.leave(index, now_ns);
             self.return_home(index);
             if let Err(error) = self.reopen(index, 0) {
-                self.returns.failed(|| format!("no new socket: {error}"));
+                self.reconnects.failed(|| format!("no new socket: {error}"));
                 continue;
             }
-            self.allocate_anew(index, Arc::clone(&self.endpoints[index].settings));
+            self.allocate_again(index, Arc::clone(&self.endpoints[index].settings));
         }
     }
 
     pub(super) fn returning(&mut self, index: usize, event: &Event) -> bool {
-        if !self.returns.is_away(index) {
+        if !self.reconnects.is_away(index) {
             return false;
         }
         match event {
             Event::Allocated(_) => set_up::begin(self, index),
             Event::Bound(..) | Event::Permitted(_) => {
                 self.endpoints[index].forget_header();
-                self.returns.has_come_back(index, self.now_ns());
+                self.reconnects.has_reconnected(index, self.now_ns());
             }
             Event::Failed {
                 request: Request::Allocate,
                 failure: Failure::TryAlternate { server, domain },
             } => {
                 if let Err(error) = self.follow(index, *server, domain.as_deref()) {
-                    self.returns.failed(|| error.to_string());
+                    self.reconnects.failed(|| error.to_string());
                 }
             }
             Event::Failed { request, failure } if is_taken_port(*request, failure) => {
                 match self.take_another_port(index) {
                     Ok(true) => {}
                     Ok(false) => self.stay_away(*request, failure),
-                    Err(error) => self.returns.failed(|| error.to_string()),
+                    Err(error) => self.reconnects.failed(|| error.to_string()),
                 }
             }
             Event::Failed { request, failure } => self.stay_away(*request, failure),
@@ -67,6 +67,6 @@ impl TurnEngine {
     /// The client tries again after its timeout.
     fn stay_away(&mut self, request: Request, failure: &Failure) {
         allocate::count(&mut self.errors, request, failure);
-        self.returns.failed(|| failure.to_string());
+        self.reconnects.failed(|| failure.to_string());
     }
 }

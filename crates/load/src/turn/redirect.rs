@@ -6,7 +6,7 @@ use std::{net::SocketAddr, sync::Arc};
 
 use turnpike_turn::client::{Failure, Request};
 
-use super::{TurnLoadConfig, course::Course, engine::TurnEngine};
+use super::{TurnLoadConfig, engine::TurnEngine, redirect_history::RedirectHistory};
 use crate::LoadError;
 
 const MAX_PORTS: usize = 5;
@@ -19,41 +19,41 @@ impl TurnEngine {
         to: SocketAddr,
         domain: Option<&str>,
     ) -> Result<(), LoadError> {
-        let from = self.endpoints[index].course.server;
-        self.endpoints[index].course.advance(to)?;
+        let from = self.endpoints[index].history.server;
+        self.endpoints[index].history.advance(to)?;
         self.redirects += 1;
         let why = "with a domain that no certificate can match";
         let moved = self
-            .aim(index, to, domain)
+            .redirect(index, to, domain)
             .map_err(|_| LoadError::Redirected { from, to, why })
             .and_then(|()| self.reopen(index, 0).map_err(|source| LoadError::Socket { server: to, source }));
         moved.map_err(|error| self.blame(index, error))?;
-        self.allocate_anew(index, Arc::clone(&self.endpoints[index].settings));
+        self.allocate_again(index, Arc::clone(&self.endpoints[index].settings));
         Ok(())
     }
 
     /// The server may still have an allocation for this port. Returns false if the limit is reached.
     pub(super) fn take_another_port(&mut self, index: usize) -> Result<bool, LoadError> {
-        let course = &mut self.endpoints[index].course;
-        let server = course.server;
-        if course.taken_ports == MAX_PORTS {
+        let history = &mut self.endpoints[index].history;
+        let server = history.server;
+        if history.taken_ports == MAX_PORTS {
             return Ok(false);
         }
-        course.taken_ports += 1;
+        history.taken_ports += 1;
         self.reopen(index, 0).map_err(|source| self.blame(index, LoadError::Socket { server, source }))?;
-        self.allocate_anew(index, Arc::clone(&self.endpoints[index].settings));
+        self.allocate_again(index, Arc::clone(&self.endpoints[index].settings));
         Ok(true)
     }
 
     pub(super) fn has_a_port(&mut self, index: usize) {
-        self.endpoints[index].course.taken_ports = 0;
+        self.endpoints[index].history.taken_ports = 0;
     }
 
     pub(super) fn return_home(&mut self, index: usize) {
-        let course = &mut self.endpoints[index].course;
-        let Some(home) = course.left.first() else { return };
-        *course = Course::new(*home);
-        self.aim_home(index);
+        let history = &mut self.endpoints[index].history;
+        let Some(home) = history.left.first() else { return };
+        *history = RedirectHistory::new(*home);
+        self.restore_server(index);
     }
 
     pub(super) fn failure(
@@ -64,16 +64,16 @@ impl TurnEngine {
         failure: Failure,
         ready: (usize, usize),
     ) -> LoadError {
-        let server = self.endpoints[index].course.server;
+        let server = self.endpoints[index].history.server;
         self.blame(index, LoadError::from_failure(config, server, index, request, failure, ready))
     }
 
     pub(super) fn no_answer(&self, config: &TurnLoadConfig, (ready, clients): (usize, usize)) -> LoadError {
         let waits = |index: &usize| self.endpoints[*index].client.allocation().is_none();
-        let was_sent_on = |index: &usize| !self.endpoints[*index].course.left.is_empty();
+        let was_sent_on = |index: &usize| !self.endpoints[*index].history.left.is_empty();
         let mut waiting = (0..self.endpoints.len()).filter(waits);
         let index = waiting.clone().find(was_sent_on).or_else(|| waiting.next());
-        let server = index.map_or(config.server_of(0), |index| self.endpoints[index].course.server);
+        let server = index.map_or(config.server_of(0), |index| self.endpoints[index].history.server);
         let transport = config.transport();
         let error = LoadError::NoAnswer { transport, server, request: Request::Allocate, ready, clients };
         match index {
@@ -83,7 +83,7 @@ impl TurnEngine {
     }
 
     pub(super) fn blame(&self, index: usize, error: LoadError) -> LoadError {
-        match self.endpoints[index].course.left.last() {
+        match self.endpoints[index].history.left.last() {
             Some(from) => LoadError::Alternate { from: *from, source: Box::new(error) },
             None => error,
         }

@@ -6,8 +6,8 @@ use turnpike_turn::client::{Event, Failure, Relayed, Request};
 
 use super::{
     TurnLoadConfig, TurnShared,
-    course::is_taken_port,
     engine::{TurnEndpoint, TurnEngine},
+    redirect_history::is_taken_port,
 };
 use crate::{
     LoadError,
@@ -50,7 +50,7 @@ pub(super) fn set_up(engine: &mut TurnEngine, shared: &TurnShared<'_>) -> Result
             match event {
                 Event::Allocated(_) => {
                     if config.migrate.is_some() && !engine.endpoints[index].client.can_migrate() {
-                        let server = engine.endpoints[index].course.server;
+                        let server = engine.endpoints[index].history.server;
                         return Err(engine.blame(index, LoadError::NoMobility { server }));
                     }
                     begin(engine, index);

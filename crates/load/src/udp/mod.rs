@@ -17,9 +17,9 @@ use crate::{
     LoadError,
     options::{self, BurstOptions, ResultLimits, RunOptions},
     payload::HEADER_LEN,
-    profile::{self, ProfileEnds, Shaped},
-    progress::{CountKind, Interval},
-    run::{self, AskedLoad, Finished, RunFrame, RunOutcome, StopHandle},
+    profile::{self, ProfileEnds, ProfileOptions},
+    progress::{CountKind, ProgressInterval},
+    run::{self, RequestedLoad, RunFrame, RunOutcome, StopHandle, ThreadResult},
     traffic::{
         Carrier as _,
         echo::{self, EchoPlan},
@@ -62,7 +62,7 @@ pub struct UdpLoadConfig {
 
     /// Profile of each flow's client; limits the run to one thread.
     #[command(flatten)]
-    pub profile: Option<Shaped>,
+    pub profile: Option<ProfileOptions>,
 
     /// With --profile: listen address of the peers inside the generator, an address of this machine that the
     /// forwarder targets [default: SERVER itself, without a forwarder]
@@ -101,7 +101,7 @@ impl UdpLoadConfig {
 pub fn run(
     config: &UdpLoadConfig,
     stop: &StopHandle,
-    progress: impl FnMut(&Interval),
+    progress: impl FnMut(&ProgressInterval),
 ) -> Result<RunOutcome, LoadError> {
     let frame = config.frame();
     check(&config.plan(), &frame, config.run.threads)?;
@@ -109,13 +109,13 @@ pub fn run(
         shaped.validate(MAX_SIZE)?;
     }
     run::check_files(config.clients)?;
-    let asked = AskedLoad {
+    let asked = RequestedLoad {
         size: config.size,
         rate: config.rate,
         datapath: config.datapath.to_string(),
         limits: config.limits,
     };
-    let asked = asked.shaped(config.profile.as_ref(), config.clients);
+    let asked = asked.with_profile(config.profile.as_ref(), config.clients);
     let mut found = run::run(config, frame, stop, run_thread, progress)?;
     let (interrupted, measured, streams) = (found.interrupted, found.measured, profile::gather(&mut found));
     let mut report = run::report(&frame, &asked, found);
@@ -130,7 +130,7 @@ pub fn run(
     Ok(run::conclude(report, &asked, interrupted))
 }
 
-fn run_thread(shared: &UdpShared<'_>, thread: usize) -> Result<Finished, LoadError> {
+fn run_thread(shared: &UdpShared<'_>, thread: usize) -> Result<ThreadResult, LoadError> {
     let config = shared.config;
     let share = shared.share(config.clients, thread);
     let mut clients = UdpClients::new(config.server, config.datapath, config.clients, share.0, shared.clock)?;
@@ -147,7 +147,7 @@ fn run_thread(shared: &UdpShared<'_>, thread: usize) -> Result<Finished, LoadErr
             profile::run(&mut clients, ends, shared, thread)?
         }
     };
-    Ok(Finished { errors: clients.errors, ..finished })
+    Ok(ThreadResult { errors: clients.errors, ..finished })
 }
 
 pub(crate) fn check(plan: &EchoPlan, frame: &RunFrame, threads: Option<usize>) -> Result<(), LoadError> {

@@ -169,7 +169,7 @@ fn void_runs_are_drawn_as_rings() {
     };
     assert_eq!(rings(&record), 0);
     record.rounds[3].voided =
-        Some(crate::invalid_rounds::Void::CpuStolen { percent: 3.0, limit_percent: 1.0 });
+        Some(crate::invalid_rounds::VoidReason::CpuStolen { percent: 3.0, limit_percent: 1.0 });
     assert_eq!(rings(&record), 1);
 }
 

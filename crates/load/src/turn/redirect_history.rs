@@ -13,13 +13,13 @@ pub(super) fn is_taken_port(request: Request, failure: &Failure) -> bool {
     request == Request::Allocate && matches!(failure, Failure::Refused { code: 437, .. })
 }
 
-pub(super) struct Course {
+pub(super) struct RedirectHistory {
     pub(super) server: SocketAddr,
     pub(super) left: Vec<SocketAddr>,
     pub(super) taken_ports: usize,
 }
 
-impl Course {
+impl RedirectHistory {
     pub(super) fn new(server: SocketAddr) -> Self {
         Self { server, left: Vec::new(), taken_ports: 0 }
     }
@@ -53,26 +53,26 @@ mod tests {
 
     #[test]
     fn a_client_follows_five_redirects_and_visits_no_server_twice() {
-        let mut course = Course::new(address(1));
+        let mut history = RedirectHistory::new(address(1));
         for next in 2..=6 {
-            course.advance(address(next)).expect("another server");
-            assert_eq!(course.server, address(next));
+            history.advance(address(next)).expect("another server");
+            assert_eq!(history.server, address(next));
             for been in 1..=next {
-                let circle = course.advance(address(been)).expect_err("a circle").to_string();
+                let circle = history.advance(address(been)).expect_err("a circle").to_string();
                 assert!(circle.contains("circle"), "{circle}");
             }
         }
-        let far = course.advance(address(7)).expect_err("too far").to_string();
+        let far = history.advance(address(7)).expect_err("too far").to_string();
         assert!(far.contains("too many"), "{far}");
-        assert_eq!(course.server, address(6));
+        assert_eq!(history.server, address(6));
     }
 
     #[test]
     fn redirects_to_impossible_addresses_are_rejected() {
-        let mut course = Course::new(address(1));
+        let mut history = RedirectHistory::new(address(1));
         for nowhere in ["0.0.0.0:3478", "[::]:3478", "224.0.0.1:3478", "192.0.2.9:0"] {
             let to = nowhere.parse().expect("an address");
-            assert!(course.advance(to).is_err_and(|error| error.to_string().contains(nowhere)));
+            assert!(history.advance(to).is_err_and(|error| error.to_string().contains(nowhere)));
         }
     }
 }

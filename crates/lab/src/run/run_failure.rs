@@ -1,9 +1,9 @@
 //! Reasons why a run has no figures.
 
-use crate::{error::LabError, invalid_rounds::Void};
+use crate::{error::LabError, invalid_rounds::VoidReason};
 
 #[derive(Debug)]
-pub(crate) enum Halt {
+pub(crate) enum RunFailure {
     Interrupted,
     NotReady(String),
     HelperNotReady(String),
@@ -12,18 +12,18 @@ pub(crate) enum Halt {
     Fatal(LabError),
 }
 
-impl From<LabError> for Halt {
+impl From<LabError> for RunFailure {
     fn from(error: LabError) -> Self {
         Self::Fatal(error)
     }
 }
 
-impl Halt {
+impl RunFailure {
     /// Returns `None` if the whole experiment ends.
-    pub(crate) fn void(&self) -> Option<Void> {
+    pub(crate) fn void(&self) -> Option<VoidReason> {
         match self {
-            Self::NotReady(how) | Self::Subject(how) => Some(Void::SubjectFailed { how: how.clone() }),
-            Self::Other(what) | Self::HelperNotReady(what) => Some(Void::Other { what: what.clone() }),
+            Self::NotReady(how) | Self::Subject(how) => Some(VoidReason::SubjectFailed { how: how.clone() }),
+            Self::Other(what) | Self::HelperNotReady(what) => Some(VoidReason::Other { what: what.clone() }),
             Self::Interrupted | Self::Fatal(_) => None,
         }
     }

@@ -9,19 +9,19 @@ use crate::{clock::nanos, run::Schedule};
 
 const SPREAD: Duration = Duration::from_secs(1);
 
-pub(super) struct Returns {
-    clients: Vec<ReturningClient>,
+pub(super) struct Reconnects {
+    clients: Vec<ReconnectingClient>,
     patience_ns: u64,
     /// Silences only count within this time.
     measured: Option<Schedule>,
     looked_ns: u64,
     /// Silence before this time proves nothing: the thread itself was stalled.
     awake_ns: u64,
-    found: ReturnFigures,
+    found: ReconnectFigures,
 }
 
 #[derive(Clone, Copy)]
-struct ReturningClient {
+struct ReconnectingClient {
     /// Differs per client, so that they do not all reconnect at once.
     patience_ns: u64,
     heard_ns: u64,
@@ -34,7 +34,7 @@ struct ReturningClient {
 }
 
 #[derive(Default)]
-pub(super) struct ReturnFigures {
+pub(super) struct ReconnectFigures {
     lost: u64,
     lost_ns: Option<(u64, u64)>,
     done: u64,
@@ -48,13 +48,13 @@ pub(super) struct ReturnFigures {
     why: Option<String>,
 }
 
-impl Returns {
+impl Reconnects {
     pub(super) fn new(config: &TurnLoadConfig, count: usize, first: usize) -> Self {
         let client = |number: usize, patience_ns: u64| {
             let spread_ns = nanos(config.spread.unwrap_or(SPREAD)).min(patience_ns);
             let share = u128::from(spread_ns) * (first + number) as u128 / config.clients as u128;
             let patience_ns = patience_ns + u64::try_from(share).unwrap_or_default();
-            ReturningClient {
+            ReconnectingClient {
                 patience_ns,
                 heard_ns: 0,
                 asked_ns: 0,
@@ -64,7 +64,7 @@ impl Returns {
                 has_lost: false,
             }
         };
-        let patience = config.patience.map(nanos);
+        let patience = config.reconnect.map(nanos);
         let clients = patience.map(|patience| (0..count).map(|number| client(number, patience)).collect());
         Self {
             clients: clients.unwrap_or_default(),
@@ -72,7 +72,7 @@ impl Returns {
             measured: None,
             looked_ns: u64::MAX,
             awake_ns: 0,
-            found: ReturnFigures::default(),
+            found: ReconnectFigures::default(),
         }
     }
 
@@ -111,7 +111,7 @@ impl Returns {
     /// Next client, starting with `from`, that has received nothing for too long. `None` outside the run.
     pub(super) fn next_due(&self, from: usize, now_ns: u64) -> Option<usize> {
         let measured = self.measured.filter(|measured| (measured.start..measured.end).contains(&now_ns))?;
-        let is_due = |client: &ReturningClient| {
+        let is_due = |client: &ReconnectingClient| {
             let since = client.heard_ns.max(client.asked_ns).max(self.awake_ns).max(measured.start);
             let patience_ns = if client.away { self.patience_ns } else { client.patience_ns };
             now_ns.saturating_sub(since) > patience_ns
@@ -133,7 +133,7 @@ impl Returns {
         self.found.lost_ns = hull(self.found.lost_ns, Some((now_ns, now_ns)));
     }
 
-    pub(super) fn has_come_back(&mut self, index: usize, now_ns: u64) {
+    pub(super) fn has_reconnected(&mut self, index: usize, now_ns: u64) {
         let client = &mut self.clients[index];
         client.away = false;
         self.found.done += 1;
@@ -151,7 +151,7 @@ impl Returns {
         self.found.why.get_or_insert_with(why);
     }
 
-    pub(super) fn finish(&mut self, all: &Mutex<ReturnFigures>) {
+    pub(super) fn finish(&mut self, all: &Mutex<ReconnectFigures>) {
         let mut found = mem::take(&mut self.found);
         for client in &self.clients {
             let end = self.measured.map_or(0, |measured| measured.end);
@@ -178,13 +178,13 @@ fn hull(one: Option<(u64, u64)>, other: Option<(u64, u64)>) -> Option<(u64, u64)
     Some((one_from.min(from), one_to.max(to)))
 }
 
-impl ReturningClient {
+impl ReconnectingClient {
     fn since(&self, measured: Option<Schedule>) -> u64 {
         self.heard_ns.max(measured.map_or(0, |measured| measured.measure))
     }
 }
 
-impl ReturnFigures {
+impl ReconnectFigures {
     pub(super) fn put(&self, report: &mut LoadReport) {
         let ms = |us: u64| us as f64 / 1_000.0;
         let lost_within_us = self.lost_ns.map_or(0, |(first, last)| (last - first) / 1_000);
@@ -221,30 +221,30 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    fn returns(clients: usize) -> Returns {
+    fn reconnects(clients: usize) -> Reconnects {
         let config = parse(&format!("127.0.0.1 --clients {clients} --reconnect 1")).unwrap();
-        let mut returns = Returns::new(&config, clients, 0);
-        returns.plan(Schedule { start: SECOND, measure: 2 * SECOND, end: 60 * SECOND });
-        returns
+        let mut reconnects = Reconnects::new(&config, clients, 0);
+        reconnects.plan(Schedule { start: SECOND, measure: 2 * SECOND, end: 60 * SECOND });
+        reconnects
     }
 
     #[test]
     fn silent_clients_are_due_one_after_the_other() {
-        let mut returns = returns(4);
-        (0..4).for_each(|index| returns.heard(index, 10 * SECOND));
-        let due = |returns: &Returns, now: u64| {
+        let mut reconnects = reconnects(4);
+        (0..4).for_each(|index| reconnects.heard(index, 10 * SECOND));
+        let due = |reconnects: &Reconnects, now: u64| {
             let mut found = Vec::new();
-            while let Some(index) = returns.next_due(found.last().map_or(0, |last| last + 1), now) {
+            while let Some(index) = reconnects.next_due(found.last().map_or(0, |last| last + 1), now) {
                 found.push(index);
             }
             found
         };
-        assert_eq!(due(&returns, 11 * SECOND), [0; 0]);
-        assert_eq!(due(&returns, 11 * SECOND + 1), [0]);
-        assert_eq!(due(&returns, 11 * SECOND + SECOND / 2 + 1), [0, 1, 2]);
-        returns.answered(1, 11 * SECOND);
-        assert_eq!(due(&returns, 12 * SECOND), [0, 2, 3]);
-        assert_eq!(due(&returns, 60 * SECOND), [0; 0], "the run is over");
+        assert_eq!(due(&reconnects, 11 * SECOND), [0; 0]);
+        assert_eq!(due(&reconnects, 11 * SECOND + 1), [0]);
+        assert_eq!(due(&reconnects, 11 * SECOND + SECOND / 2 + 1), [0, 1, 2]);
+        reconnects.answered(1, 11 * SECOND);
+        assert_eq!(due(&reconnects, 12 * SECOND), [0, 2, 3]);
+        assert_eq!(due(&reconnects, 60 * SECOND), [0; 0], "the run is over");
     }
 
     #[test]
@@ -252,12 +252,12 @@ mod tests {
         let patience = Duration::from_secs(3);
         let spread = |asked: Option<Duration>, patience: Duration| {
             let config = TurnLoadConfig {
-                patience: Some(patience),
+                reconnect: Some(patience),
                 spread: asked,
                 ..parse("127.0.0.1 --clients 4").unwrap()
             };
-            let returns = Returns::new(&config, 4, 0);
-            returns.clients.iter().map(|client| client.patience_ns - nanos(patience)).collect::<Vec<_>>()
+            let reconnects = Reconnects::new(&config, 4, 0);
+            reconnects.clients.iter().map(|client| client.patience_ns - nanos(patience)).collect::<Vec<_>>()
         };
         assert_eq!(spread(Some(Duration::ZERO), patience), [0; 4]);
         assert_eq!(
@@ -271,15 +271,15 @@ mod tests {
 
     #[test]
     fn first_and_last_drop_cover_all_threads() {
-        let (mut one, mut other) = (returns(2), returns(2));
+        let (mut one, mut other) = (reconnects(2), reconnects(2));
         one.leave(0, 12 * SECOND);
         one.leave(0, 20 * SECOND);
         other.leave(1, 11 * SECOND);
         other.leave(0, 13 * SECOND);
-        let all = Mutex::new(ReturnFigures::default());
+        let all = Mutex::new(ReconnectFigures::default());
         one.finish(&all);
         other.finish(&all);
-        returns(2).finish(&all);
+        reconnects(2).finish(&all);
         assert_eq!(
             all.into_inner().expect("the lock is not poisoned").lost_ns,
             Some((11 * SECOND, 13 * SECOND))
@@ -288,47 +288,47 @@ mod tests {
 
     #[test]
     fn the_longest_silence_includes_clients_that_stay_silent() {
-        let mut returns = returns(2);
+        let mut reconnects = reconnects(2);
         for seconds in [0, 1, 3, 10, 11] {
-            returns.heard(0, seconds * SECOND);
+            reconnects.heard(0, seconds * SECOND);
         }
-        returns.heard(1, 5 * SECOND);
-        (12..60).for_each(|seconds| returns.heard(0, seconds * SECOND));
+        reconnects.heard(1, 5 * SECOND);
+        (12..60).for_each(|seconds| reconnects.heard(0, seconds * SECOND));
         assert_eq!(
-            returns.clients.iter().map(|client| client.longest_ns).collect::<Vec<_>>(),
+            reconnects.clients.iter().map(|client| client.longest_ns).collect::<Vec<_>>(),
             [7, 3].map(|s| s * SECOND)
         );
-        let all = Mutex::new(ReturnFigures::default());
-        returns.finish(&all);
+        let all = Mutex::new(ReconnectFigures::default());
+        reconnects.finish(&all);
         let found = all.into_inner().expect("the lock is not poisoned");
         assert_eq!((found.silent, found.pauses.max() / 100_000), (1, 550));
     }
 
     #[test]
     fn a_stalled_thread_does_not_count_as_silence() {
-        let mut returns = returns(1);
-        returns.look(9 * SECOND);
-        returns.heard(0, 10 * SECOND);
-        returns.look(10 * SECOND);
-        assert_eq!(returns.awake_ns, 10 * SECOND, "no check for a second");
+        let mut reconnects = reconnects(1);
+        reconnects.look(9 * SECOND);
+        reconnects.heard(0, 10 * SECOND);
+        reconnects.look(10 * SECOND);
+        assert_eq!(reconnects.awake_ns, 10 * SECOND, "no check for a second");
         for tenths in 101..=200 {
-            returns.look(tenths * SECOND / 10);
+            reconnects.look(tenths * SECOND / 10);
         }
-        assert_eq!((returns.awake_ns, returns.next_due(0, 20 * SECOND)), (10 * SECOND, Some(0)));
-        returns.look(40 * SECOND);
-        assert_eq!(returns.next_due(0, 41 * SECOND), None);
-        assert_eq!(returns.next_due(0, 41 * SECOND + 1), Some(0));
+        assert_eq!((reconnects.awake_ns, reconnects.next_due(0, 20 * SECOND)), (10 * SECOND, Some(0)));
+        reconnects.look(40 * SECOND);
+        assert_eq!(reconnects.next_due(0, 41 * SECOND), None);
+        assert_eq!(reconnects.next_due(0, 41 * SECOND + 1), Some(0));
     }
 
     #[test]
     fn a_loss_counts_once_with_the_time_to_the_next_allocation() {
-        let mut returns = returns(2);
-        (0..2).for_each(|index| returns.heard(index, 10 * SECOND));
-        returns.leave(0, 12 * SECOND);
-        returns.leave(0, 13 * SECOND);
-        returns.has_come_back(0, 14 * SECOND);
-        (0..2).for_each(|index| returns.lost(index, 7));
-        let ReturnFigures { lost, failed, done, times, lost_of_others, .. } = &returns.found;
+        let mut reconnects = reconnects(2);
+        (0..2).for_each(|index| reconnects.heard(index, 10 * SECOND));
+        reconnects.leave(0, 12 * SECOND);
+        reconnects.leave(0, 13 * SECOND);
+        reconnects.has_reconnected(0, 14 * SECOND);
+        (0..2).for_each(|index| reconnects.lost(index, 7));
+        let ReconnectFigures { lost, failed, done, times, lost_of_others, .. } = &reconnects.found;
         assert_eq!((*lost, *failed, *done, *lost_of_others), (1, 1, 1, 7));
         assert_eq!(times.max() / 100_000, 40);
     }
