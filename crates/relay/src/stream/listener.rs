@@ -14,8 +14,8 @@ use super::{
     connection::NONE, outbox::Outbox,
 };
 
-/// Seconds for which the kernel holds back a silent connection (TCP_DEFER_ACCEPT). TURN clients speak at
-/// once, so that accept and first message cost one wake-up.
+/// Seconds for which the kernel holds back a silent connection (TCP_DEFER_ACCEPT). TURN clients send
+/// at once, so that accept and first message cost one wake-up.
 const SILENT_SECONDS: u32 = 1;
 /// Pause of accepting in milliseconds after running out of descriptors or memory.
 pub(super) const PAUSE_MS: u64 = 1000;
