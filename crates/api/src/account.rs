@@ -137,7 +137,7 @@ pub struct Rotation {
 pub struct Rotated {
     /// The realm.
     pub realm: String,
-    /// The first 16 hex digits of the SHA-256 of the secret that makes new credentials.
+    /// The first 16 hex digits of the SHA-256 of the secret that signs new credentials.
     pub fingerprint: String,
     /// The store, without its password.
     pub store: String,
