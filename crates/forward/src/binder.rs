@@ -44,7 +44,7 @@ pub(crate) struct Active {
 }
 
 pub(crate) struct Waiting {
-    /// As configured.
+    /// Rule from the configuration.
     pub(crate) rule: Rule,
     pub(crate) error: String,
     /// Name in `listen`, resolved while the rule waits.

@@ -117,7 +117,7 @@ impl Node {
         self.left.store(true, Ordering::Relaxed);
     }
 
-    /// Announces the departure and releases what the node holds, so that the others need not wait for a
+    /// Announces the departure and deletes the node's records, so that other nodes need not wait for a
     /// timeout.
     pub(in crate::fleet) async fn leave(&self) {
         if self.left.swap(true, Ordering::Relaxed) || self.number() == 0 {
