@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use turnpike_client::{ServerUri, uri::Scheme};
-use turnpike_config::{Settings, realms};
+use turnpike_config::{AuthSettings, Settings, realms};
 use turnpike_relay::{Listeners, RelayAddress, certificates::Certificate};
 use turnpike_turn::server::Transport;
 
@@ -50,7 +50,7 @@ impl ClientUris<'_> {
         let with = |transport: Transport, addresses: &[SocketAddr]| {
             addresses.iter().map(|address| (transport, *address)).collect::<Vec<_>>()
         };
-        let plain: &[SocketAddr] = if self.settings.tls_only { &[] } else { tls };
+        let plain: &[SocketAddr] = if self.settings.tls.only { &[] } else { tls };
         let mut all =
             [with(Transport::Udp, udp), with(Transport::Tcp, tcp), with(Transport::Tcp, plain)].concat();
         if !self.certificates.is_empty() {
@@ -100,8 +100,8 @@ impl ClientUris<'_> {
         let settings = self.settings;
         let configured = match transport {
             Transport::Udp => settings.listen.clone(),
-            Transport::Tcp | Transport::Tls => [&settings.listen[..], &settings.tls_listen].concat(),
-            Transport::Dtls => settings.dtls_listen.clone(),
+            Transport::Tcp | Transport::Tls => [&settings.listen[..], &settings.tls.listen].concat(),
+            Transport::Dtls => settings.dtls.listen.clone(),
         };
         let any_port = SocketAddr::new(address.ip(), 0);
         if !configured.contains(&address) && configured.contains(&any_port) { any_port } else { address }
@@ -148,7 +148,10 @@ mod tests {
     }
 
     fn settings() -> Settings {
-        Settings { secrets: vec![Secret::new("north")], ..Settings::default() }
+        Settings {
+            auth: AuthSettings { secrets: vec![Secret::new("north")], ..AuthSettings::default() },
+            ..Settings::default()
+        }
     }
 
     #[test]
@@ -175,7 +178,7 @@ mod tests {
         let tls =
             ["turns:turn.example.org:3478?transport=tcp", "turns:turn.example.org:5349?transport=tcp", dtls];
         assert_eq!(told(&settings, &certificates), [plain, tls].concat());
-        settings.tls_only = true;
+        settings.tls.only = true;
         assert_eq!(told(&settings, &certificates), [&plain[..2], &tls].concat());
         // Configured URIs are used unchanged.
         settings.credentials.uris = vec!["turns:lb.example.org:443?transport=tcp".to_owned()];

@@ -11,7 +11,7 @@ use axum::{
 };
 use turnpike_api::CredentialsRequest;
 use turnpike_config::{
-    Secret, Settings, TokenKeySettings,
+    AuthSettings, Secret, Settings, TokenKeySettings,
     access_tokens::{self, MadeToken},
     realms, restapi_credentials,
 };
@@ -287,7 +287,10 @@ mod tests {
             ..RealmSettings::default()
         };
         Settings {
-            secrets: vec![Secret::new("first"), Secret::new("second")],
+            auth: AuthSettings {
+                secrets: vec![Secret::new("first"), Secret::new("second")],
+                ..AuthSettings::default()
+            },
             realms: vec![realm],
             ..Settings::default()
         }

@@ -32,7 +32,7 @@ pub struct ServerView {
 
 impl ServerView {
     pub(crate) fn relay_ranges(&self) -> Vec<RelayRange> {
-        let ports = &self.settings.ports;
+        let ports = &self.settings.relay.ports;
         let range = |state: &RelayState| RelayRange {
             address: state.address.bind.to_string(),
             external: state.address.external.map(|external| external.to_string()),

@@ -48,7 +48,7 @@ fn user_changes_take_effect_immediately() {
 fn users_are_paged_with_configured_ones_first() {
     let running = Running::server(1);
     let user = |name: &str| User { name: name.to_owned(), secret: UserSecret::Password(Secret::new("pw")) };
-    running.program.settings().users = vec![user("zoe"), user("alice")];
+    running.program.settings().auth.users = vec![user("zoe"), user("alice")];
     for name in ["bob", "carol", "dora"] {
         assert_eq!(add_user(&running, name, "pw"), 201);
     }
@@ -122,8 +122,8 @@ fn configured_items_cannot_be_changed_in_the_store() {
     let running = Running::server(1);
     let alice = User { name: "alice".to_owned(), secret: UserSecret::Password(Secret::new("pw")) };
     let secret = Secret::new("north");
-    running.program.settings().users = vec![alice];
-    running.program.settings().secrets = vec![secret.clone()];
+    running.program.settings().auth.users = vec![alice];
+    running.program.settings().auth.secrets = vec![secret.clone()];
     let user =
         || NewUser { name: "alice".to_owned(), realm: None, password: "another".to_owned(), only_new: false };
     let mark = fingerprint(&secret);
@@ -323,7 +323,7 @@ fn unserved_realm_and_overridden_limits_are_conflicts() {
     let own = RealmSettings {
         name: "own".to_owned(),
         server_names: vec!["own.example".to_owned()],
-        max_allocations: Some(7),
+        allocations: Some(7),
         ..RealmSettings::default()
     };
     running.program.settings().realms = vec![own];
@@ -355,7 +355,10 @@ fn users_command_lists_more_than_one_page() {
         name: format!("u{number:04}"),
         secret: UserSecret::Password(Secret::new("pw")),
     };
-    let settings = Settings { users: (0..1500).map(user).collect(), ..Settings::default() };
+    let settings = Settings {
+        auth: turnpike_config::AuthSettings { users: (0..1500).map(user).collect(), ..Default::default() },
+        ..Settings::default()
+    };
     let accounts = || Accounts::of_store(Arc::new(settings), store(&dir.path(STATE)));
     let backend = AccountBackend::here(|| Ok::<_, io::Error>(accounts())).unwrap();
     let new = NewUser { name: "last".to_owned(), realm: None, password: "pw".to_owned(), only_new: false };

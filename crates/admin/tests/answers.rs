@@ -52,22 +52,22 @@ fn configured(running: &Running) {
         name: name.to_owned(),
         secret: UserSecret::Password(Secret::new("hunter2hunter2")),
     };
-    settings.users = vec![user("alice"), user("bob")];
-    settings.secrets = vec![Secret::new("hunter3hunter3")];
+    settings.auth.users = vec![user("alice"), user("bob")];
+    settings.auth.secrets = vec![Secret::new("hunter3hunter3")];
     settings.oauth.keys = vec![TokenKeySettings {
         kid: "east".to_owned(),
         key: TokenKey::A256Gcm([7; 32]),
         max_lifetime: 300,
         realm: None,
     }];
-    settings.rate_per_allocation = Some(1_000_000);
+    settings.rates.bits_per_second_per_allocation = Some(1_000_000);
     settings.session_length = Some(86_400);
     settings.realms = vec![RealmSettings {
         name: "tenant.example".to_owned(),
         users: vec![user("carol")],
         server_names: vec!["turn.tenant.example".to_owned()],
-        max_allocations: Some(5),
-        rate: Some(Some(3_000_000)),
+        allocations: Some(5),
+        bits_per_second: Some(Some(3_000_000)),
         session_length: Some(None),
         relay_ports: Some(50_000..=50_999),
         ..RealmSettings::default()

@@ -11,7 +11,7 @@ const SECRET: &str = "north";
 fn running() -> Running {
     let running = Running::server(1);
     let mut settings = running.program.settings();
-    settings.secrets = vec![Secret::new(SECRET)];
+    settings.auth.secrets = vec![Secret::new(SECRET)];
     settings.realms = vec![RealmSettings {
         name: "tenant.example".to_owned(),
         secrets: vec![Secret::new("south")],
@@ -393,7 +393,7 @@ fn non_loopback_applications_use_tls_and_certificate_names() {
         settings.credentials.listen = vec![(Ipv4Addr::UNSPECIFIED, 0).into()];
         settings.credentials.tls_cert = Some(dir.file("api.pem", &own.pem));
         settings.credentials.tls_key = Some(dir.file("api.key", &own.key));
-        settings.secrets = vec![Secret::new(SECRET)];
+        settings.auth.secrets = vec![Secret::new(SECRET)];
     });
     let key = running.key("shop", json!({}));
     let at = (Ipv4Addr::LOCALHOST, running.applications[0].port()).into();

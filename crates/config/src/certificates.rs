@@ -24,8 +24,8 @@ pub fn files(settings: &Settings) -> impl Iterator<Item = PathBuf> {
 }
 
 pub fn named(settings: &Settings) -> Vec<(&'static str, CertificateFiles)> {
-    let default = settings.tls_cert.clone().zip(settings.tls_key.clone());
+    let default = settings.tls.cert.clone().zip(settings.tls.key.clone());
     let default = default.map(|(cert, key)| ("tls.cert", CertificateFiles { cert, key }));
-    let more = settings.tls_certificates.iter().map(|files| ("tls.certificates", files.clone()));
+    let more = settings.tls.certificates.iter().map(|files| ("tls.certificates", files.clone()));
     default.into_iter().chain(more).collect()
 }

@@ -20,8 +20,8 @@ pub(crate) fn capped_defaults(settings: &Settings) -> Vec<&'static str> {
     let AllocationLimits { allocations, allocations_per_user, .. } = allocation_limits;
     [
         ("credentials.ttl", credentials.ttl > credentials.max_ttl),
-        ("nat_discovery.requests_per_source", discovery.per_source > discovery.total),
-        ("limits.allocations", *allocations > relay_ports(settings) && settings.shared_ports == 0),
+        ("nat_discovery.requests_per_source", discovery.requests_per_source > discovery.requests),
+        ("limits.allocations", *allocations > relay_ports(settings) && settings.relay.shared_ports == 0),
         ("limits.allocations_per_user", allocations_per_user > allocations),
     ]
     .into_iter()
@@ -65,14 +65,14 @@ impl Judge<'_> {
         if settings.listen.is_empty() {
             self.refuse("server.listen", "the list is empty", "at least one address to listen on");
         }
-        let others = settings.tls_listen.len() + settings.dtls_listen.len();
+        let others = settings.tls.listen.len() + settings.dtls.listen.len();
         if !settings.udp && !settings.tcp && others == 0 {
             let key = if settings.is_explicit("server.udp") { "server.udp" } else { "server.tcp" };
             let problem =
                 "server.udp and server.tcp are false, and there is neither tls.listen nor dtls.listen";
             self.refuse(key, problem, "at least one of them");
         }
-        let lists = [&settings.listen, &settings.tls_listen, &settings.dtls_listen];
+        let lists = [&settings.listen, &settings.tls.listen, &settings.dtls.listen];
         for (key, list) in ["server.listen", "tls.listen", "dtls.listen"].into_iter().zip(lists) {
             if let Some(address) = repeated(list.iter().filter(|address| address.port() != 0)) {
                 self.refuse(key, format!("{address} is listed twice"), "each address once");
@@ -80,14 +80,14 @@ impl Judge<'_> {
         }
         let by_tcp =
             |address: &&SocketAddr| settings.tcp && address.port() != 0 && settings.listen.contains(address);
-        if let Some(address) = settings.tls_listen.iter().find(by_tcp) {
+        if let Some(address) = settings.tls.listen.iter().find(by_tcp) {
             self.refuse(
                 "tls.listen",
                 format!("{address} is in server.listen too"),
                 "addresses that are not in server.listen: with a certificate, those accept TLS clients as well",
             );
         }
-        if settings.tls_only && settings.tls_listen.is_empty() {
+        if settings.tls.only && settings.tls.listen.is_empty() {
             self.refuse(
                 "tls.only",
                 "there is no tls.listen, and the key only affects those listeners",
@@ -144,19 +144,19 @@ impl Judge<'_> {
 
     fn certificates(&mut self) {
         let settings = self.settings;
-        let none = settings.tls_certificates.is_empty();
+        let none = settings.tls.certificates.is_empty();
         let both = "both tls.cert and tls.key, or neither";
-        match (&settings.tls_cert, &settings.tls_key) {
+        match (&settings.tls.cert, &settings.tls.key) {
             (Some(_), None) => self.refuse("tls.cert", "there is no tls.key for it", both),
             (None, Some(_)) => self.refuse("tls.key", "there is no tls.cert for it", both),
-            (None, None) if none && !settings.tls_listen.is_empty() => self.refuse(
+            (None, None) if none && !settings.tls.listen.is_empty() => self.refuse(
                 "tls.listen",
                 "there is no certificate",
                 "tls.cert and tls.key (--tls-cert FILE --tls-key FILE) with it",
             ),
             _ => {}
         }
-        if settings.tls_cert.is_none() && none && !settings.dtls_listen.is_empty() {
+        if settings.tls.cert.is_none() && none && !settings.dtls.listen.is_empty() {
             self.refuse(
                 "dtls.listen",
                 "there is no certificate",
@@ -167,7 +167,7 @@ impl Judge<'_> {
 
     fn addresses(&mut self) {
         let settings = self.settings;
-        let places = &settings.relay_addresses;
+        let places = &settings.relay.addresses;
         if let Some(address) = repeated(places.iter().filter_map(|place| Some(place.fixed()?.bind))) {
             self.refuse("relay.addresses", format!("{address} is listed twice"), "each address once");
         }
@@ -211,7 +211,7 @@ impl Judge<'_> {
         }
         // Skipped for `workers = "auto"`: the number of cores differs between machines.
         let (shared, workers, room) =
-            (settings.shared_ports, settings.workers.unwrap_or(1), settings.ports.len());
+            (settings.relay.shared_ports, settings.workers.unwrap_or(1), settings.relay.ports.len());
         if 2 * shared * workers > room {
             self.refuse(
                 "relay.shared_ports",
@@ -229,8 +229,8 @@ impl Judge<'_> {
         for (key, one, all, of_all) in [
             (
                 "nat_discovery.requests_per_source",
-                settings.discovery.per_source as usize,
-                settings.discovery.total as usize,
+                settings.discovery.requests_per_source as usize,
+                settings.discovery.requests as usize,
                 "nat_discovery.requests",
             ),
             (
@@ -254,7 +254,7 @@ impl Judge<'_> {
             );
         }
         let (most, room) = (settings.allocation_limits.allocations, relay_ports(settings));
-        if settings.is_explicit("limits.allocations") && most > room && settings.shared_ports == 0 {
+        if settings.is_explicit("limits.allocations") && most > room && settings.relay.shared_ports == 0 {
             self.refuse(
                 "limits.allocations",
                 format!("{most} allocations do not fit into the {room} ports of relay.ports"),
@@ -270,10 +270,10 @@ impl Judge<'_> {
     fn rates(&mut self) {
         let settings = self.settings;
         let rates = [
-            ("limits.bits_per_second_per_allocation", settings.rate_per_allocation),
-            ("limits.bits_per_second_per_user", settings.rate_per_user),
-            ("limits.bits_per_second_per_realm", settings.rate_per_realm),
-            ("limits.bits_per_second", settings.rate),
+            ("limits.bits_per_second_per_allocation", settings.rates.bits_per_second_per_allocation),
+            ("limits.bits_per_second_per_user", settings.rates.bits_per_second_per_user),
+            ("limits.bits_per_second_per_realm", settings.rates.bits_per_second_per_realm),
+            ("limits.bits_per_second", settings.rates.bits_per_second),
         ];
         for (index, (key, rate)) in rates.into_iter().enumerate() {
             let Some(rate) = rate else { continue };
@@ -309,22 +309,22 @@ impl Judge<'_> {
 
     fn users(&mut self) {
         let settings = self.settings;
-        if let Some(name) = repeated(settings.users.iter().map(|user| user.name.as_str())) {
+        if let Some(name) = repeated(settings.auth.users.iter().map(|user| user.name.as_str())) {
             self.refuse("auth.users", format!("user {name:?} is listed twice"), "each user once");
         }
-        if realms::has_anybody(settings) && !settings.auth_required {
+        if realms::has_anybody(settings) && !settings.auth.required {
             self.refuse(
                 "auth.required",
                 "it is false, but users, secrets or token keys are configured",
                 "true, or neither auth.users nor auth.secrets nor oauth.key nor store.url",
             );
         }
-        if !settings.realms.is_empty() && !settings.auth_required {
+        if !settings.realms.is_empty() && !settings.auth.required {
             let problem = "it is false, but realms with users are configured";
             self.refuse("auth.required", problem, "true, or no [[realm]]");
         }
-        if !settings.allow_md5
-            && let Some(user) = settings.users.iter().find(|user| user.secret.is_md5_only())
+        if !settings.auth.allow_md5
+            && let Some(user) = settings.auth.users.iter().find(|user| user.secret.is_md5_only())
         {
             self.refuse(
                 "auth.allow_md5",
@@ -394,14 +394,14 @@ impl Judge<'_> {
                 "the same secret on all nodes, for example from `openssl rand -hex 32`, in the file or in TURNPIKE_FLEET_SECRET_FILE",
             );
         }
-        if !settings.auth_required {
+        if !settings.auth.required {
             self.refuse(
                 "fleet.url",
                 "auth.required is false, and only authenticated clients may be redirected",
                 "auth.required = true, or no fleet (RFC 8489 section 10)",
             );
         }
-        let of_realms = settings.realms.iter().filter_map(|realm| realm.max_allocations).max();
+        let of_realms = settings.realms.iter().filter_map(|realm| realm.allocations).max();
         let limit = settings.fleet.allocations as usize;
         if limit > 0 && of_realms.is_some_and(|most| most > limit) {
             let problem = format!("a [[realm]] may have more than {limit}");
@@ -419,16 +419,16 @@ pub(crate) fn doubts(settings: &Settings) -> Vec<String> {
     let mut doubts = Vec::new();
     let mut doubt = |key: &str, what: String| doubts.push(format!("{}: {key}: {what}", settings.origin(key)));
     // Detected addresses are checked once they are known.
-    let fixed: Option<Vec<_>> = settings.relay_addresses.iter().map(RelayPlace::fixed).collect();
+    let fixed: Option<Vec<_>> = settings.relay.addresses.iter().map(RelayPlace::fixed).collect();
     relay_doubts(settings, &fixed.unwrap_or_default())
         .into_iter()
         .for_each(|what| doubt("relay.addresses", what));
-    let certificate = match (&settings.tls_cert, &settings.tls_certificates[..]) {
+    let certificate = match (&settings.tls.cert, &settings.tls.certificates[..]) {
         (Some(_), _) => Some("tls.cert"),
         (None, [_, ..]) => Some("tls.certificates"),
         (None, []) => None,
     };
-    let unused = !settings.tcp && settings.tls_listen.is_empty() && settings.dtls_listen.is_empty();
+    let unused = !settings.tcp && settings.tls.listen.is_empty() && settings.dtls.listen.is_empty();
     if let Some(key) = certificate.filter(|_| unused) {
         doubt(
             key,
@@ -465,8 +465,8 @@ pub(crate) fn doubts(settings: &Settings) -> Vec<String> {
             ),
         );
     }
-    let has_rates =
-        limit_keys::bandwidth(settings) != Bandwidth { burst_ms: settings.burst_ms, ..Bandwidth::default() };
+    let has_rates = limit_keys::bandwidth(settings)
+        != Bandwidth { burst_ms: settings.rates.burst, ..Bandwidth::default() };
     if settings.datapath == DatapathChoice::Kernel && has_rates {
         doubt(
             "server.datapath",
@@ -478,7 +478,7 @@ pub(crate) fn doubts(settings: &Settings) -> Vec<String> {
 
 fn stream_listeners(settings: &Settings) -> impl Iterator<Item = (&'static str, SocketAddr)> + '_ {
     let tcp = settings.listen.iter().filter(|_| settings.tcp).map(|at| ("server.listen", *at));
-    tcp.chain(settings.tls_listen.iter().map(|at| ("tls.listen", *at)))
+    tcp.chain(settings.tls.listen.iter().map(|at| ("tls.listen", *at)))
 }
 
 /// Returns true if both need the same port. Only the admin interface's IPv6 wildcard can include IPv4.
@@ -495,7 +495,8 @@ fn is_ours(settings: &Settings, Alternate { address, transports, .. }: &Alternat
     let ip = address.ip();
     let discovery = settings.discovery.addresses.iter().copied().map(RelayPlace::At);
     let mut named = settings
-        .relay_addresses
+        .relay
+        .addresses
         .iter()
         .copied()
         .chain(discovery)
@@ -509,13 +510,13 @@ fn is_ours(settings: &Settings, Alternate { address, transports, .. }: &Alternat
 }
 
 fn listeners(settings: &Settings) -> impl Iterator<Item = (Transport, SocketAddr)> + '_ {
-    let has_certificate = settings.tls_cert.is_some() || !settings.tls_certificates.is_empty();
+    let has_certificate = settings.tls.cert.is_some() || !settings.tls.certificates.is_empty();
     let lists = [
         (Transport::Udp, settings.udp, &settings.listen),
         (Transport::Tcp, settings.tcp, &settings.listen),
         (Transport::Tls, settings.tcp && has_certificate, &settings.listen),
-        (Transport::Tls, true, &settings.tls_listen),
-        (Transport::Dtls, true, &settings.dtls_listen),
+        (Transport::Tls, true, &settings.tls.listen),
+        (Transport::Dtls, true, &settings.dtls.listen),
     ];
     let served = lists.into_iter().filter(|(_, is_served, _)| *is_served);
     served.flat_map(|(transport, _, list)| list.iter().map(move |address| (transport, *address)))
@@ -533,7 +534,7 @@ fn alternates(settings: &Settings, problems: &mut Vec<Mistake>) {
                 "another server",
             );
         }
-        if !settings.auth_required {
+        if !settings.auth.required {
             refuse(
                 "auth.required is false, and only authenticated clients may be redirected".to_owned(),
                 "auth.required = true, or no [[alternate]] (RFC 8489 section 10)",
@@ -573,7 +574,7 @@ fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems:
     }
     realm_rates(settings, realm, &mut refuse);
     if let Some(range) = &realm.relay_ports {
-        let ports = &settings.ports;
+        let ports = &settings.relay.ports;
         if !(ports.contains(range.start()) && ports.contains(range.end())) {
             refuse(
                 "realm.relay_ports",
@@ -590,7 +591,7 @@ fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems:
     }
     // A realm's limit covers all nodes of a fleet together.
     let alone = settings.fleet.url.is_none();
-    if alone && realm.max_allocations.is_some_and(|most| most > settings.allocation_limits.allocations) {
+    if alone && realm.allocations.is_some_and(|most| most > settings.allocation_limits.allocations) {
         refuse(
             "realm.allocations",
             format!("it is above limits.allocations {}", settings.allocation_limits.allocations),
@@ -614,7 +615,7 @@ fn realm_users(settings: &Settings, realm: &RealmSettings, refuse: &mut impl FnM
     if let Some(user) = repeated(realm.users.iter().map(|user| user.name.as_str())) {
         refuse("realm.users", format!("user {user:?} is listed twice"), "each user once");
     }
-    if !settings.allow_md5
+    if !settings.auth.allow_md5
         && let Some(user) = realm.users.iter().find(|user| user.secret.is_md5_only())
     {
         refuse(
@@ -634,9 +635,9 @@ fn realm_rates(settings: &Settings, realm: &RealmSettings, refuse: &mut impl FnM
         ("bits_per_second_per_allocation", per_allocation),
         ("bits_per_second_per_user", per_user),
         ("bits_per_second", per_realm),
-        ("limits.bits_per_second", settings.rate),
+        ("limits.bits_per_second", settings.rates.bits_per_second),
     ];
-    let said = [realm.rate_per_allocation, realm.rate_per_user, realm.rate];
+    let said = [realm.bits_per_second_per_allocation, realm.bits_per_second_per_user, realm.bits_per_second];
     for (index, said) in said.into_iter().enumerate() {
         let Some(Some(rate)) = said else { continue };
         let above = rates[index + 1..].iter().find(|(_, all)| all.is_some_and(|all| rate > all));
@@ -649,8 +650,8 @@ fn realm_rates(settings: &Settings, realm: &RealmSettings, refuse: &mut impl FnM
 
 /// Maximum relayed transport addresses. Without configured addresses, detection finds at most one per family.
 fn relay_ports(settings: &Settings) -> usize {
-    let ports = usize::from(settings.ports.end() - settings.ports.start()) + 1;
-    let places = &settings.relay_addresses;
+    let ports = usize::from(settings.relay.ports.end() - settings.relay.ports.start()) + 1;
+    let places = &settings.relay.addresses;
     let addresses = if places.is_empty() || **places == [RelayPlace::Detected] { 2 } else { places.len() };
     ports * addresses
 }

@@ -114,8 +114,8 @@ impl Settings {
         };
         let CredentialsSettings { tls_cert, tls_key, .. } = &self.credentials;
         pair(tls_cert, tls_key)
-            .or_else(|| pair(&self.tls_cert, &self.tls_key))
-            .or_else(|| self.tls_certificates.first().cloned())
+            .or_else(|| pair(&self.tls.cert, &self.tls.key))
+            .or_else(|| self.tls.certificates.first().cloned())
     }
 }
 
@@ -242,7 +242,7 @@ mod tests {
         };
         let of_clients = |settings: &mut Settings| {
             listen(settings, "0.0.0.0:8443");
-            (settings.tls_cert, settings.tls_key) = pair();
+            (settings.tls.cert, settings.tls.key) = pair();
         };
         assert!(problems(own).is_empty() && problems(of_clients).is_empty());
     }

@@ -12,14 +12,14 @@ pub struct DiscoverySettings {
     /// Ports on each address.
     pub ports: [u16; 2],
     /// Requests per second from one address prefix.
-    pub per_source: u32,
+    pub requests_per_source: u32,
     /// Requests per second in total.
-    pub total: u32,
+    pub requests: u32,
 }
 
 impl Default for DiscoverySettings {
     fn default() -> Self {
-        Self { addresses: Vec::new(), ports: [3478, 3479], per_source: 10, total: 1000 }
+        Self { addresses: Vec::new(), ports: [3478, 3479], requests_per_source: 10, requests: 1000 }
     }
 }
 

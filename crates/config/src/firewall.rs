@@ -68,10 +68,10 @@ impl Firewall {
                 all.open(Transport::Tcp, at.ip(), at.port()..=at.port(), CLIENTS);
             }
         }
-        for at in &settings.tls_listen {
+        for at in &settings.tls.listen {
             all.open(Transport::Tcp, at.ip(), at.port()..=at.port(), "clients over TLS");
         }
-        for at in &settings.dtls_listen {
+        for at in &settings.dtls.listen {
             all.open(Transport::Udp, at.ip(), at.port()..=at.port(), "clients over DTLS");
         }
         for at in &settings.credentials.listen {
@@ -82,7 +82,7 @@ impl Firewall {
                 all.open(Transport::Udp, address.bind, port..=port, "discovery of NAT behaviour");
             }
         }
-        let relay: Vec<Place> = match &settings.relay_addresses[..] {
+        let relay: Vec<Place> = match &settings.relay.addresses[..] {
             [] => vec![Place::All],
             places => places
                 .iter()
@@ -95,10 +95,10 @@ impl Firewall {
                 .collect(),
         };
         let transports =
-            if settings.relay_tcp { &[Transport::Udp, Transport::Tcp][..] } else { &[Transport::Udp] };
+            if settings.relay.tcp { &[Transport::Udp, Transport::Tcp][..] } else { &[Transport::Udp] };
         for transport in transports {
             for place in &relay {
-                all.add(*transport, *place, settings.ports.clone(), PEERS);
+                all.add(*transport, *place, settings.relay.ports.clone(), PEERS);
             }
         }
         all.leave_admin_closed(&settings.admin);

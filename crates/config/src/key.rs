@@ -204,7 +204,7 @@ macro_rules! field {
     };
     (@ $reload:literal, $path:literal, $($field:ident).+, $kind:expr => $expected:expr) => {
         $crate::key::KeySpec {
-            path: $path,
+            path: const { $crate::key::named_like($path, stringify!($($field).+)) },
             expected: $expected,
             list: ($kind).list,
             secret: ($kind).secret,
@@ -220,6 +220,21 @@ macro_rules! field {
     };
 }
 pub(crate) use field;
+
+/// Returns `path`. Its last segment must be the name of the field, which may have the plural of a repeated key: `[[oauth.key]]`.
+pub(crate) const fn named_like(path: &'static str, field: &str) -> &'static str {
+    let (path_bytes, field_bytes) = (path.as_bytes(), field.as_bytes());
+    let (mut in_path, mut in_field) = (path_bytes.len(), field_bytes.len());
+    if field_bytes[in_field - 1] == b's' && path_bytes[in_path - 1] != b's' {
+        in_field -= 1;
+    }
+    while in_field > 0 && !matches!(field_bytes[in_field - 1], b'.' | b' ') {
+        assert!(field_bytes[in_field - 1] == path_bytes[in_path - 1], "key and field have different names");
+        (in_path, in_field) = (in_path - 1, in_field - 1);
+    }
+    assert!(path_bytes[in_path - 1] == b'.', "key and field have different names");
+    path
+}
 
 /// Settings and the table of their keys, as [`field!`]s. A field without a key is set by other means.
 macro_rules! settings {

@@ -33,6 +33,7 @@ pub mod runtime_directory;
 mod sandbox_keys;
 mod secret;
 pub mod secret_file;
+mod sections;
 mod settings;
 mod source;
 mod sources;
@@ -54,7 +55,11 @@ pub use relay_doubts::relay_doubts;
 pub use relay_keys::RelayPlace;
 pub use sandbox_keys::{SandboxMode, SandboxSettings};
 pub use secret::Secret;
-pub use settings::{CertificateFiles, DatapathChoice, LogFormat, Settings, StoredKey, User, UserSecret};
+pub use sections::{
+    AuthSettings, CertificateFiles, DtlsSettings, LogFormat, LogSettings, RateSettings, RelaySettings,
+    ShutdownSettings, StoredKey, TlsSettings, User, UserSecret,
+};
+pub use settings::{DatapathChoice, Settings};
 pub use source::Flags;
 pub use sources::{
     Loaded, Sources, UPGRADE_SANDBOX_VARIABLE, UPGRADE_VARIABLE, known_variables, settings_of,

@@ -65,17 +65,19 @@ fn show_rate(rate: &Option<u64>) -> String {
 
 pub(super) fn rates_of(settings: &Settings, realm: &RealmSettings) -> Rates {
     Rates {
-        per_allocation: realm.rate_per_allocation.unwrap_or(settings.rate_per_allocation),
-        per_user: realm.rate_per_user.unwrap_or(settings.rate_per_user),
-        per_realm: realm.rate.unwrap_or(settings.rate_per_realm),
+        per_allocation: realm
+            .bits_per_second_per_allocation
+            .unwrap_or(settings.rates.bits_per_second_per_allocation),
+        per_user: realm.bits_per_second_per_user.unwrap_or(settings.rates.bits_per_second_per_user),
+        per_realm: realm.bits_per_second.unwrap_or(settings.rates.bits_per_second_per_realm),
     }
 }
 
 pub fn rates(settings: &Settings, realm: &str) -> Rates {
     let everywhere = Rates {
-        per_allocation: settings.rate_per_allocation,
-        per_user: settings.rate_per_user,
-        per_realm: settings.rate_per_realm,
+        per_allocation: settings.rates.bits_per_second_per_allocation,
+        per_user: settings.rates.bits_per_second_per_user,
+        per_realm: settings.rates.bits_per_second_per_realm,
     };
     if realm == settings.realm {
         let per_allocation = settings.stored.rate_per_allocation.or(everywhere.per_allocation);
@@ -87,15 +89,15 @@ pub fn rates(settings: &Settings, realm: &str) -> Rates {
 
 pub fn bandwidth(settings: &Settings) -> Bandwidth {
     let rates = Rates {
-        per_allocation: settings.rate_per_allocation,
-        per_user: settings.rate_per_user,
-        per_realm: settings.rate_per_realm,
+        per_allocation: settings.rates.bits_per_second_per_allocation,
+        per_user: settings.rates.bits_per_second_per_user,
+        per_realm: settings.rates.bits_per_second_per_realm,
     };
     let tenants = settings.realms.iter().map(|realm| (realm.name.as_str(), rates_of(settings, realm)));
     let main = (settings.realm.as_str(), self::rates(settings, &settings.realm));
     let own = tenants.chain([main]).filter(|(_, own)| *own != rates);
     let realms = own.map(|(realm, own)| (realm.into(), own)).collect();
-    Bandwidth { rates, total: settings.rate, burst_ms: settings.burst_ms, realms }
+    Bandwidth { rates, total: settings.rates.bits_per_second, burst_ms: settings.rates.burst, realms }
 }
 
 pub fn max_session_duration(settings: &Settings) -> MaxSessionDuration {
@@ -120,7 +122,7 @@ pub(super) fn without_ports(settings: &Settings) -> Option<&str> {
     for range in settings.realms.iter().filter_map(|realm| realm.relay_ports.as_ref()) {
         owned[usize::from(*range.start())..=usize::from(*range.end())].fill(true);
     }
-    if !settings.ports.clone().all(|port| owned[usize::from(port)]) {
+    if !settings.relay.ports.clone().all(|port| owned[usize::from(port)]) {
         return None;
     }
     let tenant = settings.realms.iter().find(|realm| realm.relay_ports.is_none());
@@ -131,6 +133,7 @@ pub(super) fn without_ports(settings: &Settings) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::RateSettings;
 
     #[test]
     fn rates_may_have_a_unit() {
@@ -154,7 +157,10 @@ mod tests {
             assert_eq!(Bandwidth::from_bytes(bytes), bits);
         }
         let mut settings = Settings {
-            rate_per_allocation: Some(1_000_000),
+            rates: RateSettings {
+                bits_per_second_per_allocation: Some(1_000_000),
+                ..RateSettings::default()
+            },
             realms: vec![RealmSettings { name: "red".to_owned(), ..RealmSettings::default() }],
             ..Settings::default()
         };
@@ -171,14 +177,17 @@ mod tests {
     fn realm_inherits_limits_it_does_not_set() {
         let realm = |name: &str| RealmSettings { name: name.to_owned(), ..RealmSettings::default() };
         let settings = Settings {
-            rate: Some(9_000_000),
-            rate_per_user: Some(2_000_000),
-            rate_per_allocation: Some(1_000_000),
+            rates: RateSettings {
+                bits_per_second: Some(9_000_000),
+                bits_per_second_per_user: Some(2_000_000),
+                bits_per_second_per_allocation: Some(1_000_000),
+                ..RateSettings::default()
+            },
             session_length: Some(3600),
             realms: vec![
                 RealmSettings {
-                    rate: Some(Some(5_000_000)),
-                    rate_per_allocation: Some(None),
+                    bits_per_second: Some(Some(5_000_000)),
+                    bits_per_second_per_allocation: Some(None),
                     session_length: Some(None),
                     ..realm("blue")
                 },

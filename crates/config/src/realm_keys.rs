@@ -24,14 +24,14 @@ settings! {
         /// Server names (SNI) of TLS and DTLS clients that select this realm, in lower case.
         server_names: Vec<String> = Vec::new(), reload "realm.server_names" SERVER_NAMES;
         /// For all users together.
-        max_allocations: Option<usize> = None, reload "realm.allocations" LIMIT;
-        max_allocations_per_user: Option<usize> = None, reload "realm.allocations_per_user" LIMIT;
+        allocations: Option<usize> = None, reload "realm.allocations" LIMIT;
+        allocations_per_user: Option<usize> = None, reload "realm.allocations_per_user" LIMIT;
         /// Bits per second of the whole realm, in each direction.
-        rate: Option<Option<u64>> = None, reload "realm.bits_per_second" REALM_RATE;
+        bits_per_second: Option<Option<u64>> = None, reload "realm.bits_per_second" REALM_RATE;
         /// Bits per second of each user.
-        rate_per_user: Option<Option<u64>> = None, reload "realm.bits_per_second_per_user" REALM_RATE;
+        bits_per_second_per_user: Option<Option<u64>> = None, reload "realm.bits_per_second_per_user" REALM_RATE;
         /// Bits per second of each allocation.
-        rate_per_allocation: Option<Option<u64>> = None,
+        bits_per_second_per_allocation: Option<Option<u64>> = None,
             reload "realm.bits_per_second_per_allocation" REALM_RATE;
         /// Seconds.
         session_length: Option<Option<u32>> = None, reload "realm.session_length" REALM_SESSION_LENGTH;
@@ -43,9 +43,9 @@ settings! {
 impl RealmSettings {
     pub fn limits(&self) -> impl Iterator<Item = (&'static str, bool)> + use<> {
         let set = [
-            ("realm.allocations", self.max_allocations.is_some()),
-            ("realm.allocations_per_user", self.max_allocations_per_user.is_some()),
-            ("realm.bits_per_second_per_allocation", self.rate_per_allocation.is_some()),
+            ("realm.allocations", self.allocations.is_some()),
+            ("realm.allocations_per_user", self.allocations_per_user.is_some()),
+            ("realm.bits_per_second_per_allocation", self.bits_per_second_per_allocation.is_some()),
         ];
         set.into_iter()
     }

@@ -33,8 +33,8 @@ pub struct RealmView<'a> {
 pub fn all(settings: &Settings) -> Vec<RealmView<'_>> {
     let main = RealmView {
         name: &settings.realm,
-        users: &settings.users,
-        secrets: &settings.secrets,
+        users: &settings.auth.users,
+        secrets: &settings.auth.secrets,
         listen: &[],
         server_names: &[],
         max_allocations: settings.stored.allocations,
@@ -50,8 +50,8 @@ pub fn all(settings: &Settings) -> Vec<RealmView<'_>> {
         secrets: &realm.secrets,
         listen: &realm.listen,
         server_names: &realm.server_names,
-        max_allocations: realm.max_allocations,
-        max_allocations_per_user: realm.max_allocations_per_user,
+        max_allocations: realm.allocations,
+        max_allocations_per_user: realm.allocations_per_user,
         relay_ports: realm.relay_ports.as_ref(),
         tokens: has_tokens(settings, &realm.name),
         has_store: has_store(settings),
@@ -66,8 +66,8 @@ pub(crate) fn serves_main(settings: &Settings) -> bool {
 
 /// Returns true if `server.realm` has a user, a secret, a token key or a store.
 pub fn has_anybody(settings: &Settings) -> bool {
-    !settings.users.is_empty()
-        || !settings.secrets.is_empty()
+    !settings.auth.users.is_empty()
+        || !settings.auth.secrets.is_empty()
         || has_tokens(settings, &settings.realm)
         || has_store(settings)
 }
@@ -177,7 +177,7 @@ fn has_sha256(user: &User) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::RealmSettings;
+    use crate::{AuthSettings, RealmSettings};
 
     fn realm(name: &str, listen: &[&str], server_names: &[&str]) -> RealmSettings {
         RealmSettings {
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn listener_serves_realms_that_name_it_or_no_listener() {
         let settings = Settings {
-            secrets: vec![Secret::new("s")],
+            auth: AuthSettings { secrets: vec![Secret::new("s")], ..AuthSettings::default() },
             realms: vec![
                 realm("anywhere", &[], &[]),
                 realm("there", &["10.0.0.1:3478"], &[]),
@@ -218,14 +218,14 @@ mod tests {
     fn main_realm_without_users_is_left_out() {
         let mut settings = Settings { realms: vec![realm("a", &[], &[])], ..Settings::default() };
         assert_eq!(served(&settings, "0.0.0.0:3478", None), ["a"]);
-        settings.secrets.push(Secret::new("s"));
+        settings.auth.secrets.push(Secret::new("s"));
         assert_eq!(served(&settings, "0.0.0.0:3478", None), ["turnpike", "a"]);
         assert_eq!(served(&Settings::default(), "0.0.0.0:3478", None), ["turnpike"]);
     }
 
     #[test]
     fn only_realms_with_limits_are_listed() {
-        let limited = RealmSettings { max_allocations: Some(3), ..realm("b", &[], &[]) };
+        let limited = RealmSettings { allocations: Some(3), ..realm("b", &[], &[]) };
         let settings = Settings { realms: vec![realm("a", &[], &[]), limited], ..Settings::default() };
         let limit = RealmLimits { realm: "b".to_owned(), allocations: Some(3), ..RealmLimits::default() };
         assert_eq!(limits(&settings), [limit]);

@@ -44,7 +44,7 @@ fn unreachable(settings: &Settings, address: &RelayAddress) -> Option<String> {
 }
 
 fn listens_on_loopback_alone(settings: &Settings) -> bool {
-    let mut listeners = settings.listen.iter().chain(&settings.tls_listen).chain(&settings.dtls_listen);
+    let mut listeners = settings.listen.iter().chain(&settings.tls.listen).chain(&settings.dtls.listen);
     listeners.all(|at| at.ip().is_loopback())
 }
 

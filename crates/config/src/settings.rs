@@ -3,16 +3,15 @@
 use std::{
     collections::BTreeMap,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
-    ops::RangeInclusive,
-    path::PathBuf,
 };
 
 use turnpike_net::Datapath;
 use turnpike_turn::server::{AllocationLimits, AllowRule, Cidr, ConnectionLimits, ServerLimits};
 
 use crate::{
-    AdminSettings, AlternateSettings, CredentialsSettings, DiscoverySettings, FleetSettings, OauthSettings,
-    Origin, RealmSettings, RelayPlace, SandboxSettings, Secret, StoreSettings, Stored, admin_keys,
+    AdminSettings, AlternateSettings, AuthSettings, CredentialsSettings, DiscoverySettings, DtlsSettings,
+    FleetSettings, LogSettings, OauthSettings, Origin, RateSettings, RealmSettings, RelaySettings,
+    SandboxSettings, ShutdownSettings, StoreSettings, Stored, TlsSettings, admin_keys,
     alternate_keys::ALTERNATE_KEYS,
     check, credentials_keys, discovery_keys, fleet_keys,
     key::{self, Change, kind, number, number_or_none, seconds, settings},
@@ -57,39 +56,31 @@ settings! {
         busy_poll_us: u32 = 0, start "server.busy_poll_us" number!(u32, "microseconds", 0..=1000);
         /// Microseconds that a worker may delay a datagram to handle more per wake-up.
         coalesce_us: u32 = 0, start "server.coalesce_us" number!(u32, "microseconds", 0..=1000);
-        tls_listen: Vec<SocketAddr> = Vec::new(),
-            reload "tls.listen" keys::ADDRESSES => keys::SECURE_ADDRESSES;
-        tls_only: bool = false, reload "tls.only" kind::SWITCH;
-        tls_cert: Option<PathBuf> = None,
-            reload "tls.cert" kind::FILE => "the path of a PEM file with the certificate chain, \"\" for none";
-        tls_key: Option<PathBuf> = None,
-            reload "tls.key" kind::FILE => "the path of a PEM file with the private key, \"\" for none";
-        tls_certificates: Vec<CertificateFiles> = Vec::new(), reload "tls.certificates" keys::CERTIFICATES;
-        dtls_listen: Vec<SocketAddr> = Vec::new(),
-            reload "dtls.listen" keys::ADDRESSES => keys::SECURE_ADDRESSES;
-        relay_addresses: Vec<RelayPlace> = Vec::new(), reload "relay.addresses" relay_keys::ADDRESSES;
-        /// Rotates clients through the relay addresses of a family.
-        addresses_in_turn: bool = false, reload "relay.addresses_in_turn" kind::SWITCH;
-        ports: RangeInclusive<u16> = 49_152..=65_535, reload "relay.ports" keys::PORTS;
-        /// Relay sockets that a worker's allocations share, per relay address.
-        shared_ports: usize = 0, start "relay.shared_ports" number!(usize, "a number", 0..=1024);
-        /// Bytes.
-        listener_buffer: usize = 4 << 20,
-            start "relay.listener_buffer" number!(usize, "bytes", 4096..=1_073_741_824);
-        /// Bytes.
-        relay_buffer: usize = 512 << 10, start "relay.buffer" number!(usize, "bytes", 4096..=1_073_741_824);
-        /// Accepts channel numbers above 0x4FFF.
-        rfc5766_channels: bool = true, reload "relay.rfc5766_channels" kind::SWITCH;
-        /// A live channel keeps the permission of its peer.
-        channels_permit: bool = true, reload "relay.channels_permit" kind::SWITCH;
-        relay_tcp: bool = true, reload "relay.tcp" kind::SWITCH;
-        mobility: bool = true, reload "relay.mobility" kind::SWITCH;
-        auth_required: bool = true, reload "auth.required" kind::SWITCH;
-        users: Vec<User> = Vec::new(), reload "auth.users" keys::USERS;
-        secrets: Vec<Secret> = Vec::new(), reload "auth.secrets" keys::SECRETS;
-        /// Seconds.
-        nonce_lifetime: u32 = 3600, reload "auth.nonce_lifetime" number!(u32, "seconds", 60..=86_400);
-        allow_md5: bool = true, reload "auth.allow_md5" kind::SWITCH;
+        tls: TlsSettings = TlsSettings::default(),
+            reload "tls.listen" .listen keys::ADDRESSES => keys::SECURE_ADDRESSES,
+            reload "tls.only" .only kind::SWITCH,
+            reload "tls.cert" .cert kind::FILE => "the path of a PEM file with the certificate chain, \"\" for none",
+            reload "tls.key" .key kind::FILE => "the path of a PEM file with the private key, \"\" for none",
+            reload "tls.certificates" .certificates keys::CERTIFICATES;
+        dtls: DtlsSettings = DtlsSettings::default(),
+            reload "dtls.listen" .listen keys::ADDRESSES => keys::SECURE_ADDRESSES;
+        relay: RelaySettings = RelaySettings::default(),
+            reload "relay.addresses" .addresses relay_keys::ADDRESSES,
+            reload "relay.addresses_in_turn" .addresses_in_turn kind::SWITCH,
+            reload "relay.ports" .ports keys::PORTS,
+            start "relay.shared_ports" .shared_ports number!(usize, "a number", 0..=1024),
+            start "relay.listener_buffer" .listener_buffer number!(usize, "bytes", 4096..=1_073_741_824),
+            start "relay.buffer" .buffer number!(usize, "bytes", 4096..=1_073_741_824),
+            reload "relay.rfc5766_channels" .rfc5766_channels kind::SWITCH,
+            reload "relay.channels_permit" .channels_permit kind::SWITCH,
+            reload "relay.tcp" .tcp kind::SWITCH,
+            reload "relay.mobility" .mobility kind::SWITCH;
+        auth: AuthSettings = AuthSettings::default(),
+            reload "auth.required" .required kind::SWITCH,
+            reload "auth.users" .users keys::USERS,
+            reload "auth.secrets" .secrets keys::SECRETS,
+            reload "auth.nonce_lifetime" .nonce_lifetime number!(u32, "seconds", 60..=86_400),
+            reload "auth.allow_md5" .allow_md5 kind::SWITCH;
         oauth: OauthSettings = OauthSettings::default(),
             reload "oauth.server_name" .server_name oauth_keys::SERVER_NAME,
             reload "oauth.skew" .skew number!(u32, "seconds", 0..=300),
@@ -119,16 +110,12 @@ settings! {
         /// Error responses per second over UDP to one address prefix.
         refusals_per_prefix: Option<u32> = None,
             reload "limits.refusals_per_prefix" number_or_none!(u32, "a number a second", 1..=1_000_000);
-        /// Bits per second of all allocations, in each direction.
-        rate: Option<u64> = None, reload "limits.bits_per_second" RATE;
-        /// Bits per second of each realm.
-        rate_per_realm: Option<u64> = None, reload "limits.bits_per_second_per_realm" RATE;
-        /// Bits per second of each user.
-        rate_per_user: Option<u64> = None, reload "limits.bits_per_second_per_user" RATE;
-        /// Bits per second of each allocation.
-        rate_per_allocation: Option<u64> = None, reload "limits.bits_per_second_per_allocation" RATE;
-        /// Burst size as milliseconds of these rates.
-        burst_ms: u32 = 250, reload "limits.burst" number!(u32, "milliseconds", 10..=10_000);
+        rates: RateSettings = RateSettings::default(),
+            reload "limits.bits_per_second" .bits_per_second RATE,
+            reload "limits.bits_per_second_per_realm" .bits_per_second_per_realm RATE,
+            reload "limits.bits_per_second_per_user" .bits_per_second_per_user RATE,
+            reload "limits.bits_per_second_per_allocation" .bits_per_second_per_allocation RATE,
+            reload "limits.burst" .burst number!(u32, "milliseconds", 10..=10_000);
         limits: ServerLimits = ServerLimits::default(),
             reload "limits.permissions" .permissions number!(usize, "a number per allocation", 1..=65_535),
             reload "limits.channels" .channels
@@ -164,9 +151,9 @@ settings! {
             start "nat_discovery.addresses" .addresses keys::EXTERNAL_ADDRESSES
                 => "[], or two addresses of this machine for each family, \"IP\" or \"IP=EXTERNAL\", unicast",
             start "nat_discovery.ports" .ports discovery_keys::PORTS,
-            reload "nat_discovery.requests_per_source" .per_source
+            reload "nat_discovery.requests_per_source" .requests_per_source
                 number!(u32, "requests a second", 1..=1_000_000),
-            reload "nat_discovery.requests" .total number!(u32, "requests a second", 1..=1_000_000);
+            reload "nat_discovery.requests" .requests number!(u32, "requests a second", 1..=1_000_000);
         fleet: FleetSettings = FleetSettings::default(),
             start "fleet.url" .url fleet_keys::URL,
             start "fleet.secret" .secret fleet_keys::SECRET,
@@ -204,17 +191,16 @@ settings! {
             reload "credentials.ttl" .ttl number!(u32, "seconds", 1..=31_536_000),
             reload "credentials.max_ttl" .max_ttl number!(u32, "seconds", 1..=31_536_000),
             reload "credentials.rate" .rate number!(u32, "requests a second", 1..=1_000_000);
-        log_level: String = "info".to_owned(), reload "log.level" kind::LOG_LEVEL;
-        log_format: LogFormat = LogFormat::Text, start "log.format" kind::LOG_FORMAT;
+        log: LogSettings = LogSettings::default(),
+            reload "log.level" .level kind::LOG_LEVEL,
+            start "log.format" .format kind::LOG_FORMAT;
         sandbox: SandboxSettings = SandboxSettings::default(),
             start "sandbox.mode" .mode sandbox_keys::MODE,
             start "sandbox.read" .read sandbox_keys::DIRECTORIES,
             start "sandbox.write" .write sandbox_keys::DIRECTORIES;
-        /// Seconds that sessions may continue after SIGTERM.
-        shutdown_deadline: u32 = 30, reload "shutdown.deadline" number!(u32, "seconds", 0..=86_400);
-        /// Seconds that sessions of the old process may continue after an upgrade.
-        upgrade_deadline: u32 = 3600,
-            reload "shutdown.upgrade_deadline" number!(u32, "seconds", 0..=604_800);
+        shutdown: ShutdownSettings = ShutdownSettings::default(),
+            reload "shutdown.deadline" .deadline number!(u32, "seconds", 0..=86_400),
+            reload "shutdown.upgrade_deadline" .upgrade_deadline number!(u32, "seconds", 0..=604_800);
         realms: Vec<RealmSettings> = Vec::new();
         alternates: Vec<AlternateSettings> = Vec::new();
         origins: BTreeMap<&'static str, Origin> = BTreeMap::new();
@@ -256,65 +242,4 @@ impl Settings {
     pub fn changed(&self, new: &Self) -> Vec<Change> {
         key::changes(KEYS, self, new)
     }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CertificateFiles {
-    /// The server certificate first, then intermediate ones.
-    pub cert: PathBuf,
-    /// Not encrypted.
-    pub key: PathBuf,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct User {
-    pub name: String,
-    pub secret: UserSecret,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum UserSecret {
-    Password(Secret),
-    /// Keys derived from the password, valid for one realm.
-    Keys(Vec<StoredKey>),
-}
-
-impl UserSecret {
-    pub(crate) fn is_md5_only(&self) -> bool {
-        match self {
-            Self::Password(_) => false,
-            Self::Keys(keys) => keys.iter().all(|key| matches!(key, StoredKey::Md5(_))),
-        }
-    }
-}
-
-/// A long-term key in hex digits.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StoredKey {
-    /// 16 bytes.
-    Md5(Secret),
-    /// 32 bytes.
-    Sha256(Secret),
-}
-
-impl StoredKey {
-    /// Detects the algorithm by the length: 32 or 64 hex digits.
-    pub fn from_hex(text: &str) -> Option<Self> {
-        if !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return None;
-        }
-        match text.len() {
-            32 => Some(Self::Md5(Secret::new(text))),
-            64 => Some(Self::Sha256(Secret::new(text))),
-            _ => None,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LogFormat {
-    Text,
-    Json,
-    /// For systemd's journal: with priority, without time.
-    Journald,
 }

@@ -44,12 +44,12 @@ struct Client {
 impl Clients {
     /// `None` if the rule has no limit per client.
     pub(crate) fn new(limits: &Limits) -> Option<Self> {
-        if limits.connections_per_client.is_none() && limits.new_connections_per_client.is_none() {
+        if limits.max_connections_per_client.is_none() && limits.new_connections_per_client.is_none() {
             return None;
         }
         let rate = limits.new_connections_per_client.map(u64::from);
         Some(Self {
-            most: limits.connections_per_client.unwrap_or(u32::MAX),
+            most: limits.max_connections_per_client.unwrap_or(u32::MAX),
             interval: rate.map_or(0, |rate| (SECOND_US / rate.max(1)).max(1)),
             hasher: RandomState::default(),
             shards: std::array::from_fn(|_| Mutex::default()),
@@ -165,8 +165,11 @@ mod tests {
     use super::*;
 
     fn clients(most: Option<u32>, rate: Option<u32>) -> Clients {
-        let limits =
-            Limits { connections_per_client: most, new_connections_per_client: rate, ..Limits::default() };
+        let limits = Limits {
+            max_connections_per_client: most,
+            new_connections_per_client: rate,
+            ..Limits::default()
+        };
         Clients::new(&limits).unwrap()
     }
 

@@ -89,13 +89,13 @@ pub(crate) struct Rates {
 
 impl Rates {
     pub(crate) fn new(limits: &Limits) -> Option<Arc<Self>> {
-        let Limits { bytes_per_second, bytes_per_second_per_connection, .. } = limits;
-        if bytes_per_second.is_none() && bytes_per_second_per_connection.is_none() {
+        let Limits { max_bytes_per_second, max_bytes_per_second_per_connection, .. } = limits;
+        if max_bytes_per_second.is_none() && max_bytes_per_second_per_connection.is_none() {
             return None;
         }
         Some(Arc::new(Self {
-            rule: bytes_per_second.map(|rate| [Bucket::new(rate), Bucket::new(rate)]),
-            per_connection: *bytes_per_second_per_connection,
+            rule: max_bytes_per_second.map(|rate| [Bucket::new(rate), Bucket::new(rate)]),
+            per_connection: *max_bytes_per_second_per_connection,
             waiting: Default::default(),
         }))
     }
@@ -201,8 +201,11 @@ mod tests {
     use super::*;
 
     fn pace(rule: Option<u64>, own: Option<u64>) -> (Arc<Rates>, Box<Pace>) {
-        let limits =
-            Limits { bytes_per_second: rule, bytes_per_second_per_connection: own, ..Limits::default() };
+        let limits = Limits {
+            max_bytes_per_second: rule,
+            max_bytes_per_second_per_connection: own,
+            ..Limits::default()
+        };
         let rates = Rates::new(&limits).unwrap();
         let pace = Pace::of(Some(&rates)).unwrap();
         (rates, pace)

@@ -247,7 +247,7 @@ fn kernel_forwarded_connection_is_not_idle() {
     if !kernel_passes_on() {
         return;
     }
-    let (running, server) = start(1, |rule| rule.idle_timeout = Some(Duration::from_secs(2)));
+    let (running, server) = start(1, |rule| rule.idle = Some(Duration::from_secs(2)));
     let (mut client, mut server) = open(&running, &server);
     let said = chat(&running, "r", &mut client, &mut server);
     eventually("the first part is counted", || booked(&running).to_client_bytes == said);

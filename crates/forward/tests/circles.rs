@@ -19,7 +19,7 @@ fn at_a_known_port(listen: [u8; 4], protocol: Protocol) -> (Rule, u16) {
     });
     let mut rule = Rule::new("r", (listen, port).into(), SocketAddr::from((listen, port)).into());
     rule.protocol = protocol;
-    rule.idle_timeout = (protocol == Protocol::Udp).then_some(Duration::from_secs(60));
+    rule.idle = (protocol == Protocol::Udp).then_some(Duration::from_secs(60));
     rule.balance = Balance::Failover;
     (rule, port)
 }

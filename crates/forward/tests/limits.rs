@@ -59,7 +59,7 @@ fn client_from(ip: [u8; 4], running: &Running) -> std::net::TcpStream {
 #[test]
 fn connections_per_client_are_limited_over_all_workers() {
     let mut limited = rule("r", greeter("a"));
-    limited.limits = Limits { connections_per_client: Some(2), ..Limits::default() };
+    limited.limits = Limits { max_connections_per_client: Some(2), ..Limits::default() };
     let mut settings = settings();
     settings.workers = 3;
     let running = Running::start_with(&settings, &[limited]);
@@ -101,7 +101,7 @@ fn read_some(stream: &mut std::net::TcpStream) -> Vec<u8> {
 fn limit_behind_a_proxy_applies_to_the_client_in_its_header() {
     let mut limited = rule("r", greeter("a"));
     limited.proxy_protocol_from = vec![Proxy::Network(Pattern::Prefix([127, 0, 0, 1].into(), 32))];
-    limited.limits = Limits { connections_per_client: Some(1), ..Limits::default() };
+    limited.limits = Limits { max_connections_per_client: Some(1), ..Limits::default() };
     let running = Running::start(&[limited]);
     let from = |client: &str| {
         let mut stream = running.connect("r");
@@ -123,7 +123,7 @@ fn udp_sessions_per_client_are_limited() {
     let echo = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let mut limited = rule("r", echo.local_addr().unwrap());
     limited.protocol = turnpike_forward::Protocol::Udp;
-    limited.limits = Limits { connections_per_client: Some(2), ..Limits::default() };
+    limited.limits = Limits { max_connections_per_client: Some(2), ..Limits::default() };
     let running = Running::start(&[limited]);
     echo.set_read_timeout(Some(support::PATIENCE)).unwrap();
     let send = |ip: [u8; 4]| {
@@ -157,7 +157,7 @@ fn connections_of_all_rules_are_limited() {
 #[test]
 fn idle_timeout_ends_only_silent_connections() {
     let mut idle = rule("r", greeter("a"));
-    idle.idle_timeout = Some(Duration::from_secs(3));
+    idle.idle = Some(Duration::from_secs(3));
     let running = Running::start(&[idle]);
     let (mut silent, mut speaking) = (running.connect("r"), running.connect("r"));
     assert_eq!(read_exactly(&mut silent, 1), b"a");
@@ -179,7 +179,7 @@ fn idle_timeout_ends_only_silent_connections() {
 fn idle_timeout_ends_a_connection_with_a_stalled_reader() {
     let (server, target) = listener();
     let mut idle = rule("r", target);
-    idle.idle_timeout = Some(Duration::from_millis(400));
+    idle.idle = Some(Duration::from_millis(400));
     let running = Running::start(&[idle]);
     let mut client = running.connect("r");
     let _server = support::accept(&server);
@@ -196,8 +196,8 @@ fn idle_timeout_ends_a_connection_with_a_stalled_reader() {
 fn idle_end_without_an_event_is_counted() {
     for protocol in [Protocol::Tcp, Protocol::Udp] {
         let (_server, target) = listener();
-        let idle_timeout = Some(Duration::from_millis(400));
-        let running = Running::start(&[Rule { protocol, idle_timeout, ..rule("r", target) }]);
+        let idle = Some(Duration::from_millis(400));
+        let running = Running::start(&[Rule { protocol, idle, ..rule("r", target) }]);
         let address = running.address("r");
         let (_stream, _datagrams) = if protocol == Protocol::Tcp {
             (Some(running.connect("r")), None)

@@ -66,7 +66,7 @@ fn follow() {
     settings.resolve_every = Duration::from_millis(50);
     let moving = |id| named(id, "moving.test", port);
     let datagrams = Rule { protocol: Protocol::Udp, ..moving("datagrams") };
-    let datagrams = Rule { idle_timeout: Some(Duration::from_secs(60)), ..datagrams };
+    let datagrams = Rule { idle: Some(Duration::from_secs(60)), ..datagrams };
     let running =
         Running::start_with(&settings, &[moving("r"), datagrams, named("other", "other.test", port)]);
     let greeting = || {
@@ -178,7 +178,7 @@ fn leave() {
         (udp_greeter("127.0.0.2", port, b"b") && moody("127.0.0.1", port, &answers)).then_some(port)
     });
     let rule = Rule { protocol: Protocol::Udp, ..named("r", "moving.test", port) };
-    let rule = Rule { idle_timeout: Some(Duration::from_secs(600)), ..rule };
+    let rule = Rule { idle: Some(Duration::from_secs(600)), ..rule };
     let mut settings = settings();
     settings.resolve_every = Duration::from_millis(50);
     let running = Running::start_with(&settings, &[rule]);

@@ -8,7 +8,11 @@ const RATE: u64 = 400_000;
 const BURST: u64 = RATE / 10;
 
 fn limits(rule: Option<u64>, connection: Option<u64>) -> Limits {
-    Limits { bytes_per_second: rule, bytes_per_second_per_connection: connection, ..Limits::default() }
+    Limits {
+        max_bytes_per_second: rule,
+        max_bytes_per_second_per_connection: connection,
+        ..Limits::default()
+    }
 }
 
 /// Writes until `stop`.

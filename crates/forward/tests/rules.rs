@@ -212,7 +212,7 @@ fn udp_session_leaves_a_removed_target_once_it_is_silent() {
     for weight in [None, Some(0)] {
         let (old, answers) = moody_echo("a");
         let new = udp_echo("b");
-        let before = Rule { idle_timeout: Some(Duration::from_secs(600)), ..of(Protocol::Udp, "u", old) };
+        let before = Rule { idle: Some(Duration::from_secs(600)), ..of(Protocol::Udp, "u", old) };
         let running = Running::start(&[before.clone(), of(Protocol::Udp, "other", udp_echo("o"))]);
         let address = running.address("u");
         let (answered, unanswered) = (udp_client(address), udp_client(address));

@@ -85,7 +85,7 @@ fn recovered_target_serves_again() {
 fn health_checks_divert_clients_from_a_dead_target_and_back() {
     let (queue, dead, first) = mute();
     let mut rule = between(&[first, greeter("b")], Balance::Failover);
-    rule.health_check = Some(Duration::from_millis(200));
+    rule.health = Some(Duration::from_millis(200));
     let running = Running::start(&[rule]);
     // No client has been there, so the check must detect it. From then on no client is sent to the dead
     // target.
@@ -133,7 +133,7 @@ fn udp_target_with_a_wrong_answer_gets_no_new_sessions() {
     let targets = [named("a", Arc::clone(&lives)), named("b", Arc::new(AtomicBool::new(true)))];
     let mut rule = between(&targets, Balance::Failover);
     rule.protocol = Protocol::Udp;
-    rule.health_check = Some(Duration::from_secs(1));
+    rule.health = Some(Duration::from_secs(1));
     rule.health_question = Some(Question { send: b"ping".to_vec(), expect: Vec::new() });
     let running = Running::start(&[rule]);
     eventually("the second target", || who_answers(&running).is_some_and(|name| name == "b"));
@@ -148,7 +148,7 @@ fn udp_session_leaves_a_target_that_fails_its_checks() {
     let targets = [named("a", Arc::clone(&lives[0])), named("b", Arc::clone(&lives[1]))];
     let mut rule = between(&targets, Balance::Failover);
     rule.protocol = Protocol::Udp;
-    rule.health_check = Some(Duration::from_secs(1));
+    rule.health = Some(Duration::from_secs(1));
     rule.health_question = Some(Question { send: b"ping".to_vec(), expect: Vec::new() });
     let running = Running::start(&[rule]);
     let client = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -175,7 +175,7 @@ fn health_check_detects_a_closed_udp_port() {
     let mut unchecked = between(&[dead, named("b", Arc::new(AtomicBool::new(true)))], Balance::Failover);
     unchecked.protocol = Protocol::Udp;
     let mut checked = unchecked.clone();
-    checked.health_check = Some(Duration::from_secs(1));
+    checked.health = Some(Duration::from_secs(1));
     let [checked, unchecked] = [checked, unchecked].map(|rule| Running::start(&[rule]));
     eventually("the second target", || who_answers(&checked).is_some_and(|name| name == "b"));
     let failed = |running: &Running| failures(running, dead, Failure::Refused);
@@ -211,7 +211,7 @@ fn tcp_target_is_healthy_while_it_answers_as_expected() {
     {
         let greeting = Arc::new(std::sync::Mutex::new(&b"500 no"[..]));
         let mut rule = between(&[asked(question, &greeting), greeter("b")], Balance::Failover);
-        rule.health_check = Some(Duration::from_secs(1));
+        rule.health = Some(Duration::from_secs(1));
         rule.send_proxy = proxy;
         let send = question.strip_prefix(b"PROXY UNKNOWN\r\n").unwrap_or(question).to_vec();
         rule.health_question = Some(Question { send, expect: b"220".to_vec() });
@@ -244,7 +244,7 @@ fn unanswered_udp_session_gets_another_target() {
             [named("b", silent()), named("c", silent()), named("a", Arc::new(AtomicBool::new(true)))];
         let mut rule = between(&targets, balance);
         rule.protocol = Protocol::Udp;
-        rule.idle_timeout = Some(Duration::from_secs(60));
+        rule.idle = Some(Duration::from_secs(60));
         let running = Running::start(&[rule]);
         for _ in 0..4 {
             assert_eq!(served(&running), "a");
@@ -262,7 +262,7 @@ fn udp_sessions_keep_their_target_if_none_ever_answers() {
     let [first, second] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
     let mut rule = between(&[&first, &second].map(|socket| socket.local_addr().unwrap()), Balance::Failover);
     rule.protocol = Protocol::Udp;
-    rule.idle_timeout = Some(Duration::from_secs(60));
+    rule.idle = Some(Duration::from_secs(60));
     let running = Running::start(&[rule]);
     let clients: Vec<UdpSocket> = (0..5).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
     second.set_nonblocking(true).unwrap();
@@ -294,7 +294,7 @@ fn unanswered_client_does_not_block_others() {
     });
     let mut rule = between(&targets, Balance::Failover);
     rule.protocol = Protocol::Udp;
-    rule.idle_timeout = Some(Duration::from_secs(60));
+    rule.idle = Some(Duration::from_secs(60));
     let running = Running::start(&[rule]);
     let client = || {
         let client = UdpSocket::bind("127.0.0.1:0").unwrap();

@@ -18,8 +18,7 @@ fn session_ends_exactly_after_its_idle_timeout() {
     let worker = Worker::start(Datapath::Gso);
     // The default is 72 seconds, as in rinetd.
     for (key, timeout) in [(1, None), (2, Some(Duration::from_secs(5)))] {
-        let at =
-            worker.add(RuleKey(key), &Rule { idle_timeout: timeout, ..udp(echo.address) }, Datapath::Gso);
+        let at = worker.add(RuleKey(key), &Rule { idle: timeout, ..udp(echo.address) }, Datapath::Gso);
         let timeout = timeout.unwrap_or(Duration::from_secs(72));
         let (quiet, busy) = (client(at), client(at));
         expect_echo(&quiet, b"q");

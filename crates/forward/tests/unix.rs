@@ -207,7 +207,7 @@ fn missing_unix_target_is_skipped_until_it_is_healthy() {
     let mut rule = rule("r", greeter("b"));
     rule.targets.insert(0, unix_endpoint(name(&path)));
     rule.balance = Balance::Failover;
-    rule.health_check = Some(Duration::from_millis(100));
+    rule.health = Some(Duration::from_millis(100));
     let running = Running::start(&[rule]);
     assert_eq!(read_exactly(&mut running.connect("r"), 1), b"b");
     let app = UnixListener::bind(&path).unwrap();

@@ -246,7 +246,7 @@ fn partial_frames_and_queued_data_are_handed_over() {
 #[test]
 fn handed_over_sessions_keep_their_age_and_count_towards_limits() {
     let echo = Echo::start(LOCALHOST);
-    let limits = Limits { connections_per_client: Some(3), ..Limits::default() };
+    let limits = Limits { max_connections_per_client: Some(3), ..Limits::default() };
     let rules = [Rule { max_connections: 3, limits, ..udp("u", echo.address) }];
     let old = Running::start(&rules);
     let at = old.address("u");
@@ -329,7 +329,7 @@ fn unanswered_session_finds_another_target_after_a_handover() {
     let rule = Rule {
         balance: Balance::Failover,
         targets: targets.map(Into::into).to_vec(),
-        idle_timeout: Some(Duration::from_secs(60)),
+        idle: Some(Duration::from_secs(60)),
         ..udp("u", echo.address)
     };
     let rules = [rule];

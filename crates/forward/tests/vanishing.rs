@@ -89,7 +89,7 @@ fn vanish_from(copy: CopyMode) {
     let rule = |id: &str, target| Rule { copy, ..rule(id, target) };
     let (here, target) = listener();
     let [upload_to, idle_at] = [2, 4].map(|number| TcpListener::bind((address(number), 0)).unwrap());
-    let impatient = Rule { idle_timeout: Some(Duration::from_secs(1)), ..rule("impatient", target) };
+    let impatient = Rule { idle: Some(Duration::from_secs(1)), ..rule("impatient", target) };
     let running = Running::start(&[
         rule("here", target),
         rule("upload", upload_to.local_addr().unwrap()),

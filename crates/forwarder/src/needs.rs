@@ -18,7 +18,7 @@ pub(crate) fn forwarder_needs(sources: &ForwardSources, loaded: &ForwardLoaded) 
     let ForwardLoaded { settings, included, .. } = loaded;
     let mut needs = Needs::new(&settings.sandbox, &settings.admin, sources.file());
     needs.files.extend(included.iter().cloned());
-    let written = settings.pid_file.iter().chain(&settings.connection_file).map(PathBuf::as_path);
+    let written = settings.pid_file.iter().chain(&settings.connections).map(PathBuf::as_path);
     let sockets = settings.rules.iter().filter_map(|rule| match &rule.bind {
         Bind::Unix(name) => name.path(),
         Bind::Ip(_) | Bind::Name(_) => None,

@@ -48,7 +48,7 @@ pub fn forward(sources: &ForwardSources) -> Result<(), ForwarderError> {
             passed.map_or_else(PassedSockets::from_service_manager, Ok).map_err(ProcessError::from)?;
         let sources = sources.clone().with_fallback(passed::settings(&passed));
         let loaded = sources.load()?;
-        let (level, format) = (loaded.settings.log_level.clone(), loaded.settings.log_format);
+        let (level, format) = (loaded.settings.log.level.clone(), loaded.settings.log.format);
         sandbox::enter(&loaded.settings.sandbox, || forwarder_needs(&sources, &loaded));
         let found = Found { sources, loaded, passed: Arc::new(passed), before };
         turnpike_process::run((&level, format), async |control| {
@@ -239,7 +239,7 @@ impl Service for PortForwarder {
     }
 
     fn drain_deadline(&self) -> Duration {
-        Duration::from_secs(self.settings.shutdown_deadline.into())
+        Duration::from_secs(self.settings.shutdown.deadline.into())
     }
 
     fn drain(&mut self, deadline: Duration) {
@@ -275,7 +275,7 @@ impl Service for PortForwarder {
     }
 
     fn upgrade_deadline(&self) -> Duration {
-        Duration::from_secs(self.settings.upgrade_deadline.into())
+        Duration::from_secs(self.settings.shutdown.upgrade_deadline.into())
     }
 
     fn handed_over(&mut self, deadline: Duration) {
@@ -447,10 +447,10 @@ fn raise_open_files(settings: &ForwardSettings, workers: usize) {
 
 fn open_records(settings: &ForwardSettings) -> Result<Records, ForwarderError> {
     let lists = Lists::new(settings);
-    let Some(path) = &settings.connection_file else {
+    let Some(path) = &settings.connections else {
         return Ok(Records { lists, file: None });
     };
-    let file = ConnectionFile::open(path, settings.connection_format, &settings.rules)
+    let file = ConnectionFile::open(path, settings.connections_format, &settings.rules)
         .map_err(ProcessError::file("the connection log file", path))?;
     Ok(Records { lists, file: Some(file) })
 }

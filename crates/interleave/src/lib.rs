@@ -166,7 +166,7 @@ pub fn reused_port_is_open_only_for_its_new_owner() {
 
 pub fn bucket_grants_each_byte_once() {
     loom::model(|| {
-        let limits = Limits { bytes_per_second: Some(1_000_000), ..Limits::default() };
+        let limits = Limits { max_bytes_per_second: Some(1_000_000), ..Limits::default() };
         let rates = rate::Rates::new(&limits).unwrap_or_else(|| panic!("a limit is set"));
         let pace = || rate::Pace::of(Some(&rates)).unwrap_or_else(|| panic!("a limit is set"));
         let (one, another) = (pace(), pace());

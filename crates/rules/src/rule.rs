@@ -166,13 +166,13 @@ pub enum Proxy {
 pub struct Limits {
     /// Maximum concurrent connections or sessions per client. A client is an IPv4 address or an IPv6 /64; clients of a Unix socket are not
     /// limited.
-    pub connections_per_client: Option<u32>,
+    pub max_connections_per_client: Option<u32>,
     /// New connections or sessions per second and client, with a burst of the same number.
     pub new_connections_per_client: Option<u32>,
     /// Bytes per second in each direction for all connections together. TCP is slowed down, datagrams beyond the limit are dropped.
-    pub bytes_per_second: Option<u64>,
+    pub max_bytes_per_second: Option<u64>,
     /// Bytes per second in each direction for each connection or session.
-    pub bytes_per_second_per_connection: Option<u64>,
+    pub max_bytes_per_second_per_connection: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -191,7 +191,7 @@ pub struct Rule {
     pub targets: Vec<Endpoint>,
     pub balance: Balance,
     /// Interval of health checks, by TCP connect or by datagram for UDP targets; `None` for none.
-    pub health_check: Option<Duration>,
+    pub health: Option<Duration>,
     /// Without it, a TCP target is healthy if it accepts; a UDP target gets an empty datagram and is healthy unless ICMP reports a closed
     /// port.
     pub health_question: Option<Question>,
@@ -209,7 +209,7 @@ pub struct Rule {
     /// Applies in addition to the global lists.
     pub access: Access,
     /// Ends a connection or session without data for this long. TCP default: none. UDP default 72 s (as rinetd).
-    pub idle_timeout: Option<Duration>,
+    pub idle: Option<Duration>,
     /// Ends a TCP connection after one side has closed and the other has sent nothing for this long. Default: none.
     pub half_close_timeout: Option<Duration>,
     /// Timeout of a TCP connect, after which the next address or target is tried. Default 10 s.
@@ -245,7 +245,7 @@ impl Default for Rule {
             ports: PortRange { first: 0, last: 0 },
             targets: Vec::new(),
             balance: Balance::default(),
-            health_check: None,
+            health: None,
             health_question: None,
             source: None,
             device: None,
@@ -254,7 +254,7 @@ impl Default for Rule {
             proxy_protocol_from: Vec::new(),
             send_proxy: None,
             access: Access::default(),
-            idle_timeout: None,
+            idle: None,
             half_close_timeout: None,
             connect_timeout: Duration::from_secs(10),
             keepalive: true,
@@ -285,11 +285,11 @@ impl Rule {
     }
 
     pub fn kernel_obstacle(&self) -> Option<&'static str> {
-        let Limits { bytes_per_second, bytes_per_second_per_connection, .. } = self.limits;
+        let Limits { max_bytes_per_second, max_bytes_per_second_per_connection, .. } = self.limits;
         let obstacles = [
             (self.protocol != Protocol::Udp, "only rules from UDP to UDP can be forwarded in the kernel"),
             (
-                bytes_per_second.or(bytes_per_second_per_connection).is_some(),
+                max_bytes_per_second.or(max_bytes_per_second_per_connection).is_some(),
                 "a rate limit needs user-space forwarding",
             ),
             (self.transparent, "packets with the client's address need their own route"),

@@ -8,7 +8,7 @@ use std::{
 };
 
 use turnpike_config::{
-    CertificateFiles, Loaded, Mistake, Mistakes, Settings, Sources,
+    CertificateFiles, Loaded, Mistake, Mistakes, Settings, Sources, TlsSettings,
     certificates::{ReadCertificates, named},
     readable_by_all,
 };
@@ -68,7 +68,7 @@ fn read_by(
         }
     }
     // dimpl does not support RSA. Detected at the start, because DTLS clients would get no answer.
-    let dtls = settings.dtls_listen.is_empty() || certificates.iter().any(|one| one.identity.can_dtls());
+    let dtls = settings.dtls.listen.is_empty() || certificates.iter().any(|one| one.identity.can_dtls());
     if let Some((key, files)) = named(settings).into_iter().next()
         && !dtls
         && problems.is_empty()
@@ -108,7 +108,10 @@ mod tests {
             problems.remove(0).to_string()
         };
         let settings = Settings {
-            tls_certificates: vec![CertificateFiles { cert: cert.clone(), key: key.clone() }],
+            tls: TlsSettings {
+                certificates: vec![CertificateFiles { cert: cert.clone(), key: key.clone() }],
+                ..TlsSettings::default()
+            },
             ..Settings::default()
         };
         assert!(problem(&settings).contains("cert.pem: cannot be read"));
@@ -130,8 +133,10 @@ mod tests {
     fn loaded(pem: &str, key: &str) -> ReadCertificates<Certificate> {
         let dir = turnpike_testkit::Dir::new();
         let (cert, key) = (dir.file("cert.pem", pem), dir.file("key.pem", key));
-        let settings =
-            Settings { tls_certificates: vec![CertificateFiles { cert, key }], ..Settings::default() };
+        let settings = Settings {
+            tls: TlsSettings { certificates: vec![CertificateFiles { cert, key }], ..TlsSettings::default() },
+            ..Settings::default()
+        };
         read(&settings)
     }
 

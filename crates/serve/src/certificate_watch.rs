@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use turnpike_config::{Settings, certificates};
+use turnpike_config::{Settings, TlsSettings, certificates};
 
 #[derive(Debug, Default)]
 pub(crate) struct CertificateWatch {
@@ -52,8 +52,10 @@ mod tests {
     fn a_change_is_reported_once_after_the_files_are_stable() {
         let dir = turnpike_testkit::Dir::new();
         let (cert, key) = (dir.file("cert.pem", "one"), dir.at("key.pem"));
-        let settings =
-            Settings { tls_cert: Some(cert.clone()), tls_key: Some(key.clone()), ..Settings::default() };
+        let settings = Settings {
+            tls: TlsSettings { cert: Some(cert.clone()), key: Some(key.clone()), ..TlsSettings::default() },
+            ..Settings::default()
+        };
         let mut watch = CertificateWatch::new(&settings);
         assert!(!watch.has_changed());
         fs::write(&cert, "longer than one").unwrap();

@@ -88,7 +88,7 @@ impl Certificates {
         };
         let dtls = match &self.dtls {
             Some(dtls) => Some(Arc::clone(dtls)),
-            None if settings.dtls_listen.is_empty() => None,
+            None if settings.dtls.listen.is_empty() => None,
             None => {
                 let handshake = settings.connection_limits.first_message;
                 Some(Arc::new(DtlsContext::new(&identities, handshake)?))

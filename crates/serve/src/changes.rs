@@ -1,6 +1,6 @@
 //! Changes made by a reload: one line per key and realm, but only counts of users and secrets.
 
-use turnpike_config::{Secret, Settings, UserSecret, realms};
+use turnpike_config::{AuthSettings, Secret, Settings, UserSecret, realms};
 use turnpike_process::changes::{Difference, counted, line, log_each, names};
 use turnpike_relay::{Identity, certificates::Certificate};
 
@@ -105,7 +105,7 @@ fn realm_lines(realms: &Difference<&str>, old: &Settings, new: &Settings) -> Vec
 }
 
 fn users(settings: &Settings) -> Vec<((&str, &str), &UserSecret)> {
-    let main = (settings.realm.as_str(), settings.users.as_slice());
+    let main = (settings.realm.as_str(), settings.auth.users.as_slice());
     let tenants = settings.realms.iter().map(|realm| (realm.name.as_str(), realm.users.as_slice()));
     let all = std::iter::once(main).chain(tenants);
     all.flat_map(|(realm, users)| users.iter().map(move |user| ((realm, user.name.as_str()), &user.secret)))
@@ -113,7 +113,7 @@ fn users(settings: &Settings) -> Vec<((&str, &str), &UserSecret)> {
 }
 
 fn secrets(settings: &Settings) -> Vec<(&str, &Secret)> {
-    let main = (settings.realm.as_str(), settings.secrets.as_slice());
+    let main = (settings.realm.as_str(), settings.auth.secrets.as_slice());
     let tenants = settings.realms.iter().map(|realm| (realm.name.as_str(), realm.secrets.as_slice()));
     let all = std::iter::once(main).chain(tenants);
     all.flat_map(|(realm, secrets)| secrets.iter().map(move |secret| (realm, secret))).collect()
@@ -167,8 +167,11 @@ mod tests {
     #[test]
     fn users_and_secrets_are_counted_and_a_new_password_is_a_change() {
         let old = Settings {
-            users: vec![user("alice", "one"), user("bob", "x")],
-            secrets: vec![Secret::new("old"), Secret::new("kept")],
+            auth: AuthSettings {
+                users: vec![user("alice", "one"), user("bob", "x")],
+                secrets: vec![Secret::new("old"), Secret::new("kept")],
+                ..AuthSettings::default()
+            },
             realms: vec![RealmSettings {
                 name: "a".to_owned(),
                 users: vec![user("carol", "x")],
@@ -177,8 +180,8 @@ mod tests {
             ..Settings::default()
         };
         let mut new = old.clone();
-        new.users = vec![user("alice", "two"), user("dave", "x"), user("eve", "x")];
-        new.secrets = vec![Secret::new("kept"), Secret::new("new")];
+        new.auth.users = vec![user("alice", "two"), user("dave", "x"), user("eve", "x")];
+        new.auth.secrets = vec![Secret::new("kept"), Secret::new("new")];
         new.realms[0].users.clear();
         new.realms.push(RealmSettings { name: "b".to_owned(), ..RealmSettings::default() });
         let changes = ServeChanges::new(&old, &new);

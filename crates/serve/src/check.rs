@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use turnpike_config::{Mistake, RelayPlace, Settings};
+use turnpike_config::{Mistake, RelayPlace, RelaySettings, Settings};
 use turnpike_relay::RelayAddress;
 use turnpike_stores::{SqliteUse, StoreAddress};
 
@@ -69,13 +69,13 @@ fn foreign_addresses(settings: &Settings) -> Vec<Foreign> {
     let Ok(own) = own_addresses::read() else { return Vec::new() };
     let listeners = [
         ("server.listen", &settings.listen),
-        ("tls.listen", &settings.tls_listen),
-        ("dtls.listen", &settings.dtls_listen),
+        ("tls.listen", &settings.tls.listen),
+        ("dtls.listen", &settings.dtls.listen),
         ("credentials.listen", &settings.credentials.listen),
     ];
     let listeners = listeners.into_iter().flat_map(|(key, all)| all.iter().map(move |at| (key, at.ip())));
     let admin = settings.admin.tcp().map(|at| ("admin.listen", at.ip()));
-    let fixed: Vec<RelayAddress> = settings.relay_addresses.iter().filter_map(RelayPlace::fixed).collect();
+    let fixed: Vec<RelayAddress> = settings.relay.addresses.iter().filter_map(RelayPlace::fixed).collect();
     let relays = fixed.iter().map(|relay| ("relay.addresses", relay.bind));
     let discovery =
         settings.discovery.addresses.iter().map(|address| ("nat_discovery.addresses", address.bind));
@@ -103,13 +103,16 @@ mod tests {
                 ([0, 0, 0, 0], 3479).into(),
                 ([127, 0, 0, 9], 1).into(),
             ],
-            relay_addresses: vec![
-                RelayPlace::At(RelayAddress {
-                    bind: [203, 0, 113, 5].into(),
-                    external: Some([127, 0, 0, 1].into()),
-                }),
-                RelayPlace::At(RelayAddress { bind: [203, 0, 113, 6].into(), external: None }),
-            ],
+            relay: RelaySettings {
+                addresses: vec![
+                    RelayPlace::At(RelayAddress {
+                        bind: [203, 0, 113, 5].into(),
+                        external: Some([127, 0, 0, 1].into()),
+                    }),
+                    RelayPlace::At(RelayAddress { bind: [203, 0, 113, 6].into(), external: None }),
+                ],
+                ..RelaySettings::default()
+            },
             ..Settings::default()
         };
         settings.store.url = Some(Secret::new("sqlite:///nowhere/turn.sqlite"));

@@ -8,7 +8,7 @@ use std::{
 };
 
 use turnpike_config::{
-    Secret, Settings, StoredKey, User, UserSecret,
+    AuthSettings, Secret, Settings, StoredKey, User, UserSecret,
     realms::{self, RealmView},
     restapi_credentials,
 };
@@ -355,11 +355,14 @@ mod tests {
         let (md5, _) = restapi_credentials::stored_keys("stored", "turnpike", &Secret::new("pw"));
         let user = |name: &str, secret| User { name: name.to_owned(), secret };
         Settings {
-            users: vec![
-                user("alice", UserSecret::Password(Secret::new("pw"))),
-                user("stored", UserSecret::Keys(StoredKey::from_hex(&md5).into_iter().collect())),
-            ],
-            secrets: vec![Secret::new("old"), Secret::new("new")],
+            auth: AuthSettings {
+                users: vec![
+                    user("alice", UserSecret::Password(Secret::new("pw"))),
+                    user("stored", UserSecret::Keys(StoredKey::from_hex(&md5).into_iter().collect())),
+                ],
+                secrets: vec![Secret::new("old"), Secret::new("new")],
+                ..AuthSettings::default()
+            },
             ..Settings::default()
         }
     }
@@ -371,7 +374,10 @@ mod tests {
         let (written, prepared) = ("Ame\u{301}lie", "Am\u{e9}lie");
         let secret = UserSecret::Password(Secret::new("pa\u{a0}ss"));
         let users = vec![User { name: written.to_owned(), secret }];
-        let credentials = Credentials::new(&Settings { users, ..Settings::default() }, None);
+        let credentials = Credentials::new(
+            &Settings { auth: AuthSettings { users, ..AuthSettings::default() }, ..Settings::default() },
+            None,
+        );
         let ask = |user: Named<'_>, name: &str, password: &str| {
             let key = Key::unprepared(KeyAlgorithm::Md5, name, "turnpike", password.as_bytes());
             credentials.check(user, "turnpike", KeyAlgorithm::Md5, NOW, &mut |it| *it == key)

@@ -25,7 +25,7 @@ pub(crate) fn server_needs(sources: &Sources, settings: &Settings) -> Needs {
     if matches!(settings.datapath, Path::Kernel | Path::Xdp | Path::XdpGeneric) {
         needs.privileges |= Needs::KERNEL;
     }
-    needs.add_buffers(settings.listener_buffer.max(settings.relay_buffer).max(BUFFER));
+    needs.add_buffers(settings.relay.listener_buffer.max(settings.relay.buffer).max(BUFFER));
     needs.with_directories()
 }
 

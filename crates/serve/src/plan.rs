@@ -7,7 +7,9 @@ use std::{
     thread,
 };
 
-use turnpike_config::{DatapathChoice, Settings, limit_keys, realms, relay_doubts, relay_keys};
+use turnpike_config::{
+    AuthSettings, DatapathChoice, RelaySettings, Settings, limit_keys, realms, relay_doubts, relay_keys,
+};
 use turnpike_net::{Datapath, passed};
 use turnpike_relay::{Config, DtlsConfig, DtlsContext, Hook, Layout, RelayAddress, StreamConfig, TlsContext};
 use turnpike_turn::server::{DiscoveryLimits, ListenerId, ListenerProfile, NatDiscovery, ServerConfig};
@@ -95,15 +97,15 @@ impl Plan {
             listen,
             streams,
             relay,
-            relay_in_turn: settings.addresses_in_turn,
+            relay_in_turn: settings.relay.addresses_in_turn,
             passed: Arc::default(),
-            ports: settings.ports.clone(),
-            shared_ports: settings.shared_ports,
+            ports: settings.relay.ports.clone(),
+            shared_ports: settings.relay.shared_ports,
             absent,
             addresses: machine.all(),
             listeners_beside: Vec::new(),
-            listener_buffer: settings.listener_buffer,
-            relay_buffer: settings.relay_buffer,
+            listener_buffer: settings.relay.listener_buffer,
+            relay_buffer: settings.relay.buffer,
             limits: settings.allocation_limits.clone(),
             realm_limits: realms::limits(settings),
             half_closed: Config::HALF_CLOSED,
@@ -181,8 +183,8 @@ fn kernel_path_caveats(datapath: DatapathChoice) -> impl Iterator<Item = &'stati
 fn stream_config(settings: &Settings, listen: &[SocketAddr], tls: Option<Arc<TlsContext>>) -> StreamConfig {
     StreamConfig {
         listen: if settings.tcp { listen.to_vec() } else { Vec::new() },
-        tls_listen: settings.tls_listen.clone(),
-        tls_only: settings.tls_only,
+        tls_listen: settings.tls.listen.clone(),
+        tls_only: settings.tls.only,
         tls,
         server_names: realms::server_names(settings).map(str::to_owned).collect(),
         proxies: settings.proxy_protocol_from.clone(),
@@ -192,7 +194,7 @@ fn stream_config(settings: &Settings, listen: &[SocketAddr], tls: Option<Arc<Tls
 
 fn dtls_config(settings: &Settings, context: Option<Arc<DtlsContext>>) -> DtlsConfig {
     DtlsConfig {
-        listen: if context.is_some() { settings.dtls_listen.clone() } else { Vec::new() },
+        listen: if context.is_some() { settings.dtls.listen.clone() } else { Vec::new() },
         context,
         limits: settings.connection_limits.clone(),
     }
@@ -216,24 +218,24 @@ pub(crate) fn server_config(
     });
     ServerConfig {
         realm: realms[0].name.to_owned(),
-        tenants: realms[1..].iter().map(|realm| realm.for_server(settings.allow_md5)).collect(),
+        tenants: realms[1..].iter().map(|realm| realm.for_server(settings.auth.allow_md5)).collect(),
         listeners: profiles.collect(),
         third_party: realms::third_party(settings),
         alternates: settings.alternates.iter().map(|named| named.alternate.clone()).collect(),
         nat_discovery: settings.discovery.families().filter_map(|of| nat_discovery(settings, &of)).collect(),
         discovery_limits: DiscoveryLimits {
-            per_source: settings.discovery.per_source,
-            total: (settings.discovery.total / u32::try_from(workers(settings)).unwrap_or(1)).max(1),
+            per_source: settings.discovery.requests_per_source,
+            total: (settings.discovery.requests / u32::try_from(workers(settings)).unwrap_or(1)).max(1),
         },
         software: (!settings.software.is_empty()).then(|| settings.software.clone()),
-        authenticate: settings.auth_required,
+        authenticate: settings.auth.required,
         own_key: own,
         nonce_keys: keys,
         node,
-        nonce_lifetime: settings.nonce_lifetime,
+        nonce_lifetime: settings.auth.nonce_lifetime,
         limits: settings.limits.clone(),
         max_session_duration: limit_keys::max_session_duration(settings),
-        channels_permit: settings.channels_permit,
+        channels_permit: settings.relay.channels_permit,
         bandwidth: limit_keys::bandwidth(settings),
         prefixes: limit_keys::prefixes(settings),
         refusals: limit_keys::refusals(settings, workers(settings)),
@@ -243,12 +245,12 @@ pub(crate) fn server_config(
         realm_peers,
         origins: merged.origins(),
         store_failure: store::failure(&settings.store),
-        allow_md5: settings.allow_md5,
-        allow_sha256: realms[0].allows_sha256(settings.allow_md5),
-        channels: if settings.rfc5766_channels { ChannelRange::Rfc5766 } else { ChannelRange::Rfc8656 },
+        allow_md5: settings.auth.allow_md5,
+        allow_sha256: realms[0].allows_sha256(settings.auth.allow_md5),
+        channels: if settings.relay.rfc5766_channels { ChannelRange::Rfc5766 } else { ChannelRange::Rfc8656 },
         username_anonymity: realms[0].has_anonymity(),
-        tcp_relay: settings.relay_tcp,
-        mobility: settings.mobility,
+        tcp_relay: settings.relay.tcp,
+        mobility: settings.relay.mobility,
         ..ServerConfig::default()
     }
 }
@@ -283,7 +285,7 @@ fn discovery_listeners(settings: &Settings, listen: &[SocketAddr]) -> Vec<Socket
 }
 
 pub(crate) fn has_no_users(settings: &Settings) -> bool {
-    settings.auth_required && !realms::has_anybody(settings) && settings.realms.is_empty()
+    settings.auth.required && !realms::has_anybody(settings) && settings.realms.is_empty()
 }
 
 /// The default includes IPv6, which is skipped on machines without it; configured addresses must work.
@@ -303,7 +305,7 @@ fn listeners(settings: &Settings, notes: &mut Vec<String>) -> Vec<SocketAddr> {
 /// check rejects the obvious cases.
 pub(crate) fn self_alternates(settings: &Settings) -> impl Iterator<Item = String> + '_ {
     let everywhere = |at: &SocketAddr| {
-        let mut listeners = settings.listen.iter().chain(&settings.tls_listen).chain(&settings.dtls_listen);
+        let mut listeners = settings.listen.iter().chain(&settings.tls.listen).chain(&settings.dtls.listen);
         listeners.any(|listener| {
             listener.ip().is_unspecified()
                 && listener.is_ipv4() == at.is_ipv4()
@@ -325,7 +327,7 @@ fn relay_addresses(
     found: &[IpAddr],
     had_route: bool,
 ) -> (Vec<RelayAddress>, Vec<String>) {
-    let places = &settings.relay_addresses;
+    let places = &settings.relay.addresses;
     let (mut addresses, missing) = relay_keys::resolve(places, found);
     let missing = missing.iter().map(|place| {
         format!(
@@ -372,8 +374,14 @@ mod tests {
     #[test]
     fn a_credential_is_generated_only_without_any_users() {
         assert!(has_no_users(&Settings::default()));
-        let open = Settings { auth_required: false, ..Settings::default() };
-        let with_secret = Settings { secrets: vec![Secret::new("s")], ..Settings::default() };
+        let open = Settings {
+            auth: AuthSettings { required: false, ..AuthSettings::default() },
+            ..Settings::default()
+        };
+        let with_secret = Settings {
+            auth: AuthSettings { secrets: vec![Secret::new("s")], ..AuthSettings::default() },
+            ..Settings::default()
+        };
         let mut with_store = Settings::default();
         with_store.stored.in_use = true;
         for settings in [open, with_secret, with_store] {
@@ -399,12 +407,15 @@ mod tests {
         let needed = |ports, shared_ports| {
             let at = |bind| RelayPlace::At(RelayAddress { bind, external: None });
             let settings = Settings {
-                ports,
-                shared_ports,
-                relay_tcp: false,
+                relay: RelaySettings {
+                    ports,
+                    shared_ports,
+                    tcp: false,
+                    addresses: vec![at(Ipv4Addr::LOCALHOST.into())],
+                    ..RelaySettings::default()
+                },
                 connection_limits: ConnectionLimits { idle_connections: 100, ..ConnectionLimits::default() },
                 workers: Some(1),
-                relay_addresses: vec![at(Ipv4Addr::LOCALHOST.into())],
                 ..Settings::default()
             };
             let plan = Plan::new(&Merged::of(&settings), alone(), None, None, None, &Machine::find(&[]));
@@ -436,9 +447,12 @@ mod tests {
             (vec![keys(&[32, 64]), keys(&[32])], true, false),
             (vec![keys(&[32])], false, true),
         ] {
-            let settings = Settings { users, allow_md5, ..Settings::default() };
+            let settings = Settings {
+                auth: AuthSettings { users, allow_md5, ..AuthSettings::default() },
+                ..Settings::default()
+            };
             let server = server_config(&Merged::of(&settings), &Layout::default(), &[], alone());
-            assert_eq!(server.allow_sha256, offered, "{:?}", settings.users);
+            assert_eq!(server.allow_sha256, offered, "{:?}", settings.auth.users);
         }
     }
 
@@ -448,7 +462,7 @@ mod tests {
         let settings = Settings {
             discovery: DiscoverySettings {
                 addresses: vec![address("127.0.0.1"), address("127.0.0.2")],
-                total: 100,
+                requests: 100,
                 ..DiscoverySettings::default()
             },
             workers: Some(3),
@@ -471,8 +485,11 @@ mod tests {
         let [udp, dtls] = ["10.0.0.1:3478", "10.0.0.1:5349"].map(|at| at.parse().expect("an address"));
         let tenant =
             RealmSettings { name: "tenant".to_owned(), listen: vec![dtls], ..RealmSettings::default() };
-        let settings =
-            Settings { secrets: vec![Secret::new("s")], realms: vec![tenant], ..Settings::default() };
+        let settings = Settings {
+            auth: AuthSettings { secrets: vec![Secret::new("s")], ..AuthSettings::default() },
+            realms: vec![tenant],
+            ..Settings::default()
+        };
         let layout = Layout::new(&[udp], &[dtls], &StreamConfig::default());
         let profiles = server_config(&Merged::of(&settings), &layout, &[], alone()).listeners;
         assert_eq!((profiles[0].transport, &profiles[0].realms[..]), (Transport::Udp, &[RealmId(0)][..]));
@@ -485,7 +502,10 @@ mod tests {
         let config = server_config(&Merged::of(&Settings::default()), &Layout::default(), &relay, alone());
         assert!(!config.relay_v4 && config.relay_v6);
         assert!(config.username_anonymity);
-        let timed = Settings { secrets: vec![Secret::new("s")], ..Settings::default() };
+        let timed = Settings {
+            auth: AuthSettings { secrets: vec![Secret::new("s")], ..AuthSettings::default() },
+            ..Settings::default()
+        };
         assert!(!server_config(&Merged::of(&timed), &Layout::default(), &relay, alone()).username_anonymity);
         assert_eq!((config.realm.as_str(), config.software.as_deref()), ("turnpike", Some("turnpike")));
     }

@@ -60,7 +60,7 @@ pub fn serve(sources: &Sources, out: &mut dyn Write) -> Result<(), ServeError> {
         let sources = sources.clone().with_fallback(passed_listeners(&passed));
         let loaded = certificate_files::load(&sources)?;
         check_store(&loaded.settings)?;
-        let (level, format) = (loaded.settings.log_level.clone(), loaded.settings.log_format);
+        let (level, format) = (loaded.settings.log.level.clone(), loaded.settings.log.format);
         let datapath = loaded.settings.datapath;
         let datapath = before.as_ref().map_or(datapath, |before| before.kept_datapath(datapath).0);
         let needs = || server_needs(&sources, &Settings { datapath, ..loaded.settings.clone() });
@@ -218,7 +218,7 @@ impl TurnServer {
             if self.generated.is_none() {
                 return Err(refused(&"it has neither users nor secrets, so no client could authenticate"));
             }
-            new.users.extend(self.generated.clone());
+            new.auth.users.extend(self.generated.clone());
         }
         let contexts = self.certificates.contexts(&new, &certificates, &problems);
         let contexts = contexts.map_err(|error| refused(&error))?;
@@ -234,10 +234,10 @@ impl TurnServer {
         self.certificates.reload(&self.settings, certificates, &problems, &mut reloaded);
         changes.log(&self.settings);
         // Last, so that the changes are still logged at the old level.
-        if old.log_level != self.settings.log_level
-            && let Err(error) = logging::set_level(&self.settings.log_level)
+        if old.log.level != self.settings.log.level
+            && let Err(error) = logging::set_level(&self.settings.log.level)
         {
-            warn(&mut reloaded, format!("log.level unchanged ({}): {error}", old.log_level));
+            warn(&mut reloaded, format!("log.level unchanged ({}): {error}", old.log.level));
         }
         Ok(reloaded)
     }
@@ -434,7 +434,7 @@ fn keep_credential(
         return Ok(None);
     }
     if let Some(user) = before.generated() {
-        settings.users.push(user.clone());
+        settings.auth.users.push(user.clone());
         return Ok(Some(Generated::ForThisRun(user)));
     }
     if store.is_some_and(OpenStore::is_in_use) {
@@ -460,7 +460,7 @@ async fn generate_credential(settings: &mut Settings, store: Option<&OpenStore>)
         }
     }
     let user = random_user();
-    settings.users.push(user.clone());
+    settings.auth.users.push(user.clone());
     Some(Generated::ForThisRun(user))
 }
 
@@ -522,7 +522,7 @@ impl Service for TurnServer {
     }
 
     fn drain_deadline(&self) -> Duration {
-        Duration::from_secs(self.settings.shutdown_deadline.into())
+        Duration::from_secs(self.settings.shutdown.deadline.into())
     }
 
     fn drain(&mut self, deadline: Duration) {
@@ -577,7 +577,7 @@ impl Service for TurnServer {
     }
 
     fn upgrade_deadline(&self) -> Duration {
-        Duration::from_secs(self.settings.upgrade_deadline.into())
+        Duration::from_secs(self.settings.shutdown.upgrade_deadline.into())
     }
 
     fn handed_over(&mut self, deadline: Duration) {

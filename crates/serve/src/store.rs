@@ -143,8 +143,8 @@ impl OpenStore {
             (StoreAddress::Sqlite(path), SqliteUse::Own) => Some(path.clone()),
             _ => None,
         };
-        let has_users = !settings.users.is_empty()
-            || !settings.secrets.is_empty()
+        let has_users = !settings.auth.users.is_empty()
+            || !settings.auth.secrets.is_empty()
             || settings.realms.iter().any(|realm| !realm.users.is_empty() || !realm.secrets.is_empty());
         let may_wait = |error: &StoreError| error.may_pass() || has_users && !error.is_misconfigured();
         match directory.read().await {
@@ -316,17 +316,17 @@ impl Merged {
                 let added =
                     own.limits().filter(|(_, is_set)| !is_set).map(|(key, _)| (own.name.clone(), key));
                 settings.stored.realm_limits.extend(added);
-                own.max_allocations = own.max_allocations.or(realm.total_quota);
-                own.max_allocations_per_user = own.max_allocations_per_user.or(realm.user_quota);
-                own.rate_per_allocation = own.rate_per_allocation.or(rate.map(Some));
+                own.allocations = own.allocations.or(realm.total_quota);
+                own.allocations_per_user = own.allocations_per_user.or(realm.user_quota);
+                own.bits_per_second_per_allocation = own.bits_per_second_per_allocation.or(rate.map(Some));
             } else if realm.named && settings.realms.len() >= realms::MOST_REALMS {
                 left_out += 1;
             } else if realm.named {
                 settings.realms.push(RealmSettings {
                     name: name.to_string(),
-                    max_allocations: realm.total_quota,
-                    max_allocations_per_user: realm.user_quota,
-                    rate_per_allocation: rate.map(Some),
+                    allocations: realm.total_quota,
+                    allocations_per_user: realm.user_quota,
+                    bits_per_second_per_allocation: rate.map(Some),
                     ..RealmSettings::default()
                 });
             }
@@ -454,8 +454,8 @@ mod tests {
     fn limits_of_the_configuration_override_those_of_the_store() {
         let own = RealmSettings {
             name: "own".to_owned(),
-            max_allocations: Some(7),
-            rate_per_allocation: Some(None),
+            allocations: Some(7),
+            bits_per_second_per_allocation: Some(None),
             ..RealmSettings::default()
         };
         let settings = Settings { realms: vec![own], ..Settings::default() };

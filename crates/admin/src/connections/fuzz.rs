@@ -16,7 +16,7 @@ use tokio::{
 };
 use turnpike_api::{Draining, Job, Later, NotReloaded, Process, Program, Refusal, RefusalFilter, Reloaded};
 use turnpike_config::{
-    AdminAccess, AdminSettings, RealmSettings, Secret, Settings, User, UserSecret, api_keys,
+    AdminAccess, AdminSettings, AuthSettings, RealmSettings, Secret, Settings, User, UserSecret, api_keys,
 };
 use turnpike_net::Datapath;
 use turnpike_relay::{Config, Relay, RelayAddress, RelayState, certificates::Certificate};
@@ -394,8 +394,11 @@ fn settings() -> Settings {
         |name: &str| User { name: name.to_owned(), secret: UserSecret::Password(Secret::new(PASSWORD)) };
     let mut settings = Settings {
         realm: "example.org".to_owned(),
-        users: vec![user("alice")],
-        secrets: vec![Secret::new(SECRET)],
+        auth: AuthSettings {
+            users: vec![user("alice")],
+            secrets: vec![Secret::new(SECRET)],
+            ..AuthSettings::default()
+        },
         realms: vec![RealmSettings {
             name: "tenant.example".to_owned(),
             users: vec![user("carol")],

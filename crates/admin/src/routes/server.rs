@@ -32,7 +32,7 @@ pub(super) async fn limits(State(app): State<App>) -> Result<Json<Limits>, Probl
         ("limits.allocations_per_user", of.allocation_limits.allocations_per_user as u64, None),
         ("limits.prefix_v4", of.prefix_v4.into(), None),
         ("limits.prefix_v6", of.prefix_v6.into(), None),
-        ("limits.burst", of.burst_ms.into(), None),
+        ("limits.burst", of.rates.burst.into(), None),
         ("limits.permissions", of.limits.permissions as u64, None),
         ("limits.channels", of.limits.channels as u64, None),
         ("limits.kernel_flows", of.kernel_flows.into(), None),
@@ -59,10 +59,10 @@ pub(super) async fn limits(State(app): State<App>) -> Result<Json<Limits>, Probl
             of.allocation_limits.allocations_per_prefix.map(|most| most as u64),
         ),
         ("limits.refusals_per_prefix", of.refusals_per_prefix.map(u64::from)),
-        ("limits.bits_per_second", of.rate),
-        ("limits.bits_per_second_per_realm", of.rate_per_realm),
-        ("limits.bits_per_second_per_user", of.rate_per_user),
-        ("limits.bits_per_second_per_allocation", of.rate_per_allocation),
+        ("limits.bits_per_second", of.rates.bits_per_second),
+        ("limits.bits_per_second_per_realm", of.rates.bits_per_second_per_realm),
+        ("limits.bits_per_second_per_user", of.rates.bits_per_second_per_user),
+        ("limits.bits_per_second_per_allocation", of.rates.bits_per_second_per_allocation),
         ("limits.session_length", of.session_length.map(u64::from)),
     ];
     let at_most = at_most.into_iter().map(|(key, most, used)| (key, Some(most), used));

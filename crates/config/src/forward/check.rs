@@ -27,11 +27,11 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
     let begins = "a PROXY header begins a TCP connection";
     let announces_datagrams = protocol == Protocol::Udp && rule.send_proxy == Some(ProxyVersion::V2);
     let only_tcp = "a rule from TCP to TCP";
-    let limit = rule.limits.bytes_per_second.or(rule.limits.bytes_per_second_per_connection);
+    let limit = rule.limits.max_bytes_per_second.or(rule.limits.max_bytes_per_second_per_connection);
     // A key that has no effect for a protocol is rejected instead of ignored.
     let everywhere = [
         (
-            asks && rule.health_check.is_none(),
+            asks && rule.health.is_none(),
             if draft.has("rule.health_send") { "rule.health_send" } else { "rule.health_expect" },
             "there are no health checks: the rule has no health",
             "health as well, the seconds between two checks",
@@ -98,7 +98,7 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
             "no such key in this rule",
         ),
         (
-            rule.idle_timeout.is_none(),
+            rule.idle.is_none(),
             "rule.idle",
             "a UDP session ends only by timeout",
             "1 or more seconds where one side is UDP",
@@ -256,7 +256,7 @@ fn unix(draft: &Draft, refuse: &mut impl FnMut(&'static str, String, &str)) {
             ("rule.transparent", rule.transparent),
             ("rule.allow", !rule.access.allow.is_empty()),
             ("rule.deny", !rule.access.deny.is_empty()),
-            ("rule.max_connections_per_client", rule.limits.connections_per_client.is_some()),
+            ("rule.max_connections_per_client", rule.limits.max_connections_per_client.is_some()),
             ("rule.new_connections_per_client", rule.limits.new_connections_per_client.is_some()),
         ] {
             if set {

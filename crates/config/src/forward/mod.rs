@@ -196,7 +196,7 @@ impl Content {
         if let Some(file) = connection_file {
             explicit("log.connections");
             explicit("log.connections_format");
-            (settings.connection_file, settings.connection_format) = (Some(file.path), file.format);
+            (settings.connections, settings.connections_format) = (Some(file.path), file.format);
         }
         if pid_file.is_some() {
             explicit("forward.pid_file");

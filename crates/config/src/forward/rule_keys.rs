@@ -284,7 +284,7 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     ),
     field!(reload "rule.target", targets, TARGETS),
     field!(reload "rule.balance", balance, BALANCE),
-    field!(reload "rule.health", health_check, HEALTH),
+    field!(reload "rule.health", health, HEALTH),
     scalar!(
         "rule.health_send",
         parts::PAYLOAD_FORM,
@@ -387,7 +387,7 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     ),
     field!(reload "rule.allow", access.allow, PATTERNS),
     field!(reload "rule.deny", access.deny, PATTERNS),
-    field!(reload "rule.idle", idle_timeout, IDLE),
+    field!(reload "rule.idle", idle, IDLE),
     field!(reload "rule.half_close_timeout", half_close_timeout, HALF_CLOSE),
     scalar!(
         "rule.connect_timeout",
@@ -405,10 +405,10 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     field!(reload "rule.user_timeout", timers.user_timeout, USER_TIMEOUT),
     field!(reload "rule.nodelay", nodelay, kind::SWITCH),
     field!(reload "rule.max_connections", max_connections, number!(usize, "a number", 1..=1_000_000)),
-    field!(reload "rule.max_connections_per_client", limits.connections_per_client, PER_CLIENT),
+    field!(reload "rule.max_connections_per_client", limits.max_connections_per_client, PER_CLIENT),
     field!(reload "rule.new_connections_per_client", limits.new_connections_per_client, PER_CLIENT),
-    field!(reload "rule.max_bytes_per_second", limits.bytes_per_second, BYTES),
-    field!(reload "rule.max_bytes_per_second_per_connection", limits.bytes_per_second_per_connection, BYTES),
+    field!(reload "rule.max_bytes_per_second", limits.max_bytes_per_second, BYTES),
+    field!(reload "rule.max_bytes_per_second_per_connection", limits.max_bytes_per_second_per_connection, BYTES),
     field!(reload "rule.any_port", any_port, kind::SWITCH),
     field!(reload "rule.copy", copy, COPY),
     scalar!(

@@ -7,7 +7,8 @@ use turnpike_rules::{Access, CopyMode, Rule};
 
 use super::rule_keys::{COPY, PATTERNS};
 use crate::{
-    AdminSettings, Change, DatapathChoice, LogFormat, Origin, SandboxSettings, admin_keys,
+    AdminSettings, Change, DatapathChoice, LogSettings, Origin, SandboxSettings, ShutdownSettings,
+    admin_keys,
     key::{self, Kind, kind, named, number, settings},
     keys, sandbox_keys,
 };
@@ -43,19 +44,18 @@ settings! {
             start "admin.tls_key" .tls_key kind::FILE,
             start "admin.client_ca" .client_ca kind::FILE,
             start "admin.read_client_ca" .read_client_ca kind::FILE;
-        log_level: String = "info".to_owned(), start "log.level" kind::LOG_LEVEL;
-        log_format: LogFormat = LogFormat::Text, start "log.format" kind::LOG_FORMAT;
-        connection_file: Option<PathBuf> = None, reload "log.connections" kind::FILE;
-        connection_format: LineFormat = LineFormat::Rinetd, reload "log.connections_format" LINE_FORMAT;
+        log: LogSettings = LogSettings::default(),
+            start "log.level" .level kind::LOG_LEVEL,
+            start "log.format" .format kind::LOG_FORMAT;
+        connections: Option<PathBuf> = None, reload "log.connections" kind::FILE;
+        connections_format: LineFormat = LineFormat::Rinetd, reload "log.connections_format" LINE_FORMAT;
         sandbox: SandboxSettings = SandboxSettings::default(),
             start "sandbox.mode" .mode sandbox_keys::MODE,
             start "sandbox.read" .read sandbox_keys::DIRECTORIES,
             start "sandbox.write" .write sandbox_keys::DIRECTORIES;
-        /// Seconds that connections may continue after SIGTERM.
-        shutdown_deadline: u32 = 30, reload "shutdown.deadline" number!(u32, "seconds", 0..=86_400);
-        /// Seconds that connections of the old process may continue after an upgrade.
-        upgrade_deadline: u32 = 3600,
-            reload "shutdown.upgrade_deadline" number!(u32, "seconds", 0..=604_800);
+        shutdown: ShutdownSettings = ShutdownSettings::default(),
+            reload "shutdown.deadline" .deadline number!(u32, "seconds", 0..=86_400),
+            reload "shutdown.upgrade_deadline" .upgrade_deadline number!(u32, "seconds", 0..=604_800);
         rules: Vec<Rule> = Vec::new();
         origins: BTreeMap<&'static str, Origin> = BTreeMap::new();
     }

@@ -159,15 +159,11 @@ fn minimal_rule_has_the_documented_defaults() {
     assert_eq!(rule.id.0, "tcp://0.0.0.0:9000");
     assert_eq!((rule.protocol, rule.ports), (Protocol::Tcp, ports(9000, 9000)));
     assert_eq!(rule.targets, [ip("10.0.0.2", 9001)]);
-    assert_eq!((rule.idle_timeout, rule.connect_timeout), (None, Duration::from_secs(10)));
+    assert_eq!((rule.idle, rule.connect_timeout), (None, Duration::from_secs(10)));
     assert!(rule.keepalive && rule.nodelay && !rule.transparent);
     assert!(rule.proxy_protocol_from.is_empty() && rule.half_close_timeout.is_none());
     assert_eq!((rule.max_connections, rule.copy, rule.send_proxy), (16_384, CopyMode::Auto, None));
-    assert_eq!(
-        argument("udp://[::]:53=10.0.0.2:53").idle_timeout,
-        Some(Duration::from_secs(72)),
-        "as rinetd"
-    );
+    assert_eq!(argument("udp://[::]:53=10.0.0.2:53").idle, Some(Duration::from_secs(72)), "as rinetd");
 }
 
 #[test]
@@ -187,8 +183,8 @@ fn ranges_targets_names_and_options_are_parsed() {
         ]
     );
     assert_eq!((rule.send_proxy, rule.copy), (Some(ProxyVersion::V2), CopyMode::Splice));
-    assert_eq!((rule.balance, rule.health_check), (Balance::Failover, Some(Duration::from_secs(5))));
-    assert_eq!(rule.idle_timeout, Some(Duration::from_secs(60)));
+    assert_eq!((rule.balance, rule.health), (Balance::Failover, Some(Duration::from_secs(5))));
+    assert_eq!(rule.idle, Some(Duration::from_secs(60)));
     assert_eq!((rule.device.as_deref(), rule.mark), (Some("eth0"), Some(16)));
     assert_eq!(rule.access.allow[0], Pattern::Wildcard("10.*".to_owned()));
     assert_eq!(rule.access.allow[1], Pattern::Prefix("192.168.0.0".parse().expect("an address"), 16));
@@ -281,10 +277,10 @@ fn limits_unix_sockets_and_ipv6_only_are_parsed() {
     );
     assert!(!rule.ipv6_only);
     let limits = turnpike_rules::Limits {
-        connections_per_client: Some(20),
+        max_connections_per_client: Some(20),
         new_connections_per_client: Some(5),
-        bytes_per_second: Some(1_000_000),
-        bytes_per_second_per_connection: Some(1000),
+        max_bytes_per_second: Some(1_000_000),
+        max_bytes_per_second_per_connection: Some(1000),
     };
     assert_eq!(rule.limits, limits);
     let plain = argument("tcp://[::]:80=10.0.0.2:80?max_bytes_per_second=0&max_connections_per_client=0");
@@ -749,7 +745,7 @@ fn flags_win_over_environment_over_file_over_defaults() {
 fn the_environment_wins_over_rinetd_conf_too() {
     let file = "logfile /var/log/a\n0.0.0.0 1 10.0.0.1 2\n";
     let loaded = load(Some(file), &[], &[("TURNPIKE_LOG_CONNECTIONS", "/b")], Flags::new()).expect("valid");
-    assert_eq!(loaded.settings.connection_file, Some(PathBuf::from("/b")));
+    assert_eq!(loaded.settings.connections, Some(PathBuf::from("/b")));
 }
 
 #[test]

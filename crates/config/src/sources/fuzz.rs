@@ -55,12 +55,12 @@ pub(crate) fn are_bounded(mistakes: &Mistakes, text: &str) {
 
 fn secrets(settings: &Settings) -> Vec<&Secret> {
     let realms = settings.realms.iter();
-    let users = settings.users.iter().chain(realms.clone().flat_map(|realm| &realm.users));
+    let users = settings.auth.users.iter().chain(realms.clone().flat_map(|realm| &realm.users));
     let passwords = users.filter_map(|user| match &user.secret {
         UserSecret::Password(password) => Some(password),
         UserSecret::Keys(_) => None,
     });
-    passwords.chain(&settings.secrets).chain(realms.flat_map(|realm| &realm.secrets)).collect()
+    passwords.chain(&settings.auth.secrets).chain(realms.flat_map(|realm| &realm.secrets)).collect()
 }
 
 fn is_shown_as_it_is(mut first: Settings, shown: &str) {
@@ -68,7 +68,7 @@ fn is_shown_as_it_is(mut first: Settings, shown: &str) {
     if !secrets(&first).is_empty()
         || !admin.tokens.is_empty()
         || !admin.read_tokens.is_empty()
-        || !first.users.is_empty()
+        || !first.auth.users.is_empty()
         || !first.oauth.keys.is_empty()
         || !first.realms.is_empty()
     {

@@ -144,10 +144,13 @@ fn commented_examples_are_valid() {
         .map(|line| line.strip_prefix('#').unwrap_or(line))
         .collect();
     let settings = settings(&uncommented.join("\n"));
-    assert_eq!((settings.users.len(), settings.secrets.len(), settings.relay_addresses.len()), (2, 2, 2));
+    assert_eq!(
+        (settings.auth.users.len(), settings.auth.secrets.len(), settings.relay.addresses.len()),
+        (2, 2, 2)
+    );
     assert_eq!((settings.allow.len(), settings.deny.len()), (4, 1));
     assert_eq!((settings.realms.len(), settings.alternates.len(), settings.oauth.keys.len()), (1, 1, 1));
-    assert_eq!(settings.tls_certificates.len(), 1);
+    assert_eq!(settings.tls.certificates.len(), 1);
 }
 
 /// Files with one mistake each, followed by a line with its place, its key, and a part of the expected form.
@@ -184,7 +187,7 @@ fn each_mistake_names_line_column_key_and_expected_form() {
 fn shared_ports_allow_more_allocations_than_ports() {
     let text = "[relay]\nports = \"5000-5009\"\nshared_ports = 2\n[limits]\nallocations = 1000";
     let settings = settings(text);
-    assert_eq!((settings.shared_ports, settings.allocation_limits.allocations), (2, 1000));
+    assert_eq!((settings.relay.shared_ports, settings.allocation_limits.allocations), (2, 1000));
 }
 
 #[test]
@@ -260,7 +263,7 @@ fn flags_win_over_environment_over_file_over_defaults() {
     );
     assert_eq!(settings.workers, Some(3));
     assert_eq!(settings.software, "file");
-    assert_eq!(settings.shutdown_deadline, 30);
+    assert_eq!(settings.shutdown.deadline, 30);
     assert!(settings.is_explicit("server.workers") && !settings.is_explicit("shutdown.deadline"));
 }
 
@@ -321,7 +324,7 @@ fn environment_variables_can_name_secret_files() {
     let settings = load("", &[variable], Flags::new()).expect("valid").settings;
     let both = load("", &[variable, ("TURNPIKE_AUTH_SECRETS", "x")], Flags::new());
     drop(dir);
-    let secrets: Vec<&str> = settings.secrets.iter().map(Secret::reveal).collect();
+    let secrets: Vec<&str> = settings.auth.secrets.iter().map(Secret::reveal).collect();
     assert_eq!(secrets, ["new one", "old, one"]);
     assert!(both.expect_err("ambiguous").to_string().contains("both set"));
     let gone = load("", &[variable], Flags::new()).expect_err("the file is gone").to_string();
@@ -348,7 +351,7 @@ fn bad_secret_lines_and_empty_secret_files_are_refused() {
     let path = dir.file("secrets", "\u{feff}north\n");
     let variable = ("TURNPIKE_AUTH_SECRETS_FILE", path.to_str().expect("UTF-8"));
     let settings = load("", &[variable], Flags::new()).expect("a byte order mark is no mistake").settings;
-    assert_eq!(settings.secrets.iter().map(Secret::reveal).collect::<Vec<_>>(), ["north"]);
+    assert_eq!(settings.auth.secrets.iter().map(Secret::reveal).collect::<Vec<_>>(), ["north"]);
 }
 
 #[test]
@@ -453,7 +456,7 @@ fn users_are_read_in_all_three_forms() {
     let text = format!(
         "[auth]\nusers = [{{ name = \"a\", password = \"p:w\" }}, {{ name = \"b\", key = \"{md5}\" }}, \"c:p:w\"]"
     );
-    let users = settings(&text).users;
+    let users = settings(&text).auth.users;
     let names: Vec<&str> = users.iter().map(|user| user.name.as_str()).collect();
     assert_eq!(names, ["a", "b", "c"]);
     assert_eq!(users[0].secret, UserSecret::Password(Secret::new("p:w")));
@@ -462,7 +465,7 @@ fn users_are_read_in_all_three_forms() {
     let tables = settings(
         "[[auth.users]]\nname = \"a\"\npassword = \"x\"\n[[auth.users]]\nname = \"b\"\npassword = \"y\"",
     );
-    assert_eq!(tables.users.len(), 2);
+    assert_eq!(tables.auth.users.len(), 2);
 }
 
 const DIGITS: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
@@ -532,14 +535,14 @@ fn realms_are_read_shown_and_kept_secret() {
                 server_names = [\"TURN.example.org\"]\nallocations_per_user = 3";
     let read = settings(text);
     let [a, b] = &read.realms[..] else { panic!("two realms: {:?}", read.realms) };
-    assert_eq!((a.name.as_str(), a.users.len(), a.max_allocations), ("a", 1, Some(7)));
-    assert_eq!((b.name.as_str(), b.secrets.len(), b.max_allocations_per_user), ("b", 1, Some(3)));
+    assert_eq!((a.name.as_str(), a.users.len(), a.allocations), ("a", 1, Some(7)));
+    assert_eq!((b.name.as_str(), b.secrets.len(), b.allocations_per_user), ("b", 1, Some(3)));
     assert_eq!((b.listen.len(), b.server_names[0].as_str()), (1, "turn.example.org"));
     let shown = read.to_toml();
     assert!(!shown.contains("hunter2") && shown.contains("[[realm]] # t.toml:"), "{shown}");
     let again = settings(&shown);
     assert_eq!(again.realms.len(), 2);
-    assert_eq!((again.realms[0].max_allocations, &again.realms[1].listen), (Some(7), &b.listen));
+    assert_eq!((again.realms[0].allocations, &again.realms[1].listen), (Some(7), &b.listen));
     let mistake =
         load_text("[[realm]]\nname = \"a\"\nsecrets = \"hunter2\"").expect_err("no list").to_string();
     assert!(!mistake.contains("hunter2"), "{mistake}");
@@ -636,7 +639,10 @@ fn limits_accept_units_and_are_shown_unchanged() {
                 [[realm]]\nname = \"a\"\nsecrets = [\"s\"]\nbits_per_second = \"500M\"\n\
                 bits_per_second_per_allocation = \"none\"\nsession_length = \"none\"\nrelay_ports = \"50000-50099\"";
     let read = settings(text);
-    assert_eq!((read.rate, read.rate_per_user, read.burst_ms), (Some(10_000_000_000), None, 100));
+    assert_eq!(
+        (read.rates.bits_per_second, read.rates.bits_per_second_per_user, read.rates.burst),
+        (Some(10_000_000_000), None, 100)
+    );
     assert_eq!(
         (read.allocation_limits.allocations_per_prefix, read.prefix_v4, read.prefix_v6),
         (Some(5), 32, 56)
@@ -647,7 +653,7 @@ fn limits_accept_units_and_are_shown_unchanged() {
     );
     let realm = &read.realms[0];
     assert_eq!(
-        (realm.rate, realm.rate_per_user, realm.rate_per_allocation),
+        (realm.bits_per_second, realm.bits_per_second_per_user, realm.bits_per_second_per_allocation),
         (Some(Some(500_000_000)), None, Some(None))
     );
     assert_eq!((realm.session_length, realm.relay_ports.clone()), (Some(None), Some(50_000..=50_099)));
@@ -657,7 +663,10 @@ fn limits_accept_units_and_are_shown_unchanged() {
     let environment = [("TURNPIKE_LIMITS_BITS_PER_SECOND", "64k"), ("TURNPIKE_LIMITS_SESSION_LENGTH", "60")];
     let read = load("", &environment, flag("peers.allow_only", "--allow-peers-only", &["false"]));
     let read = read.expect("valid").settings;
-    assert_eq!((read.rate, read.session_length, read.allow_only), (Some(64_000), Some(60), false));
+    assert_eq!(
+        (read.rates.bits_per_second, read.session_length, read.allow_only),
+        (Some(64_000), Some(60), false)
+    );
 }
 
 #[test]

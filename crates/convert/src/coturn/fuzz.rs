@@ -100,11 +100,11 @@ fn before(ip: IpAddr) -> Option<IpAddr> {
 
 /// Notes are printed.
 fn no_note_has_a_secret(settings: &Settings, notes: &[Note], text: &str) {
-    let passwords = settings.users.iter().filter_map(|user| match &user.secret {
+    let passwords = settings.auth.users.iter().filter_map(|user| match &user.secret {
         UserSecret::Password(password) => Some(password),
         UserSecret::Keys(_) => None,
     });
-    for secret in passwords.chain(&settings.secrets).map(Secret::reveal) {
+    for secret in passwords.chain(&settings.auth.secrets).map(Secret::reveal) {
         // A secret that also appears elsewhere in the text may be quoted from there, and short ones are part
         // of many words.
         if secret.len() >= 8 && text.matches(secret).count() == 1 {

@@ -171,7 +171,8 @@ fn nat_addresses_are_translated_with_their_public_ones() {
     let relays = |text: &str| {
         let (settings, notes) = translated(text);
         let shown = settings
-            .relay_addresses
+            .relay
+            .addresses
             .iter()
             .filter_map(turnpike_config::RelayPlace::fixed)
             .map(|address| (address.bind.to_string(), address.external.map(|ip| ip.to_string())));
@@ -207,7 +208,7 @@ fn nat_addresses_are_translated_with_their_public_ones() {
 fn authentication_is_the_same_as_in_coturn() {
     let (settings, notes) = translated("use-auth-secret\nstatic-auth-secret=north\nrealm=example.org");
     assert_eq!(
-        (settings.secrets.len(), settings.realm.as_str(), settings.store.url),
+        (settings.auth.secrets.len(), settings.realm.as_str(), settings.store.url),
         (1, "example.org", None)
     );
     assert!(!told(&notes, "userdb"), "{notes:?}");
@@ -220,9 +221,12 @@ fn authentication_is_the_same_as_in_coturn() {
     assert!(told(&notes, "coturn's own database"), "{notes:?}");
     // An open relay must be requested explicitly.
     let (settings, notes) = translated("listening-port=3478");
-    assert!(settings.auth_required && told(&notes, "auth.required = false"), "{notes:?}");
+    assert!(settings.auth.required && told(&notes, "auth.required = false"), "{notes:?}");
     let (settings, notes) = translated("no-auth\nuser=a:b");
-    assert!(!settings.auth_required && settings.users.is_empty() && told(&notes, "left out"), "{notes:?}");
+    assert!(
+        !settings.auth.required && settings.auth.users.is_empty() && told(&notes, "left out"),
+        "{notes:?}"
+    );
     let (_, notes) = translated("user=alice\nuser=:b\nuser=a:0x12");
     assert_eq!(notes.iter().filter(|note| note.contains("user: ")).count(), 3, "{notes:?}");
 }
@@ -248,14 +252,14 @@ fn listeners_are_the_same_as_in_coturn() {
     let (settings, _) = translated("listening-port=443\ncert=/c.pem\npkey=/k.pem\nuser=a:b");
     let shown = |list: &[std::net::SocketAddr]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
     assert_eq!(shown(&settings.listen), ["0.0.0.0:443", "[::]:443"]);
-    assert_eq!(shown(&settings.tls_listen), ["0.0.0.0:5349", "[::]:5349"]);
-    assert!(settings.dtls_listen.is_empty(), "off by default");
+    assert_eq!(shown(&settings.tls.listen), ["0.0.0.0:5349", "[::]:5349"]);
+    assert!(settings.dtls.listen.is_empty(), "off by default");
     let (settings, _) =
         translated("listening-ip=10.0.0.5\nlistening-ip=10.0.0.5\naux-server=10.0.0.5:3478\nuser=a:b");
     assert_eq!(shown(&settings.listen), ["10.0.0.5:3478"], "each once");
     let (settings, _) = translated("listening-ip=10.0.0.5\ncert=/c.pem\npkey=/k.pem\nno-tls\nuser=a:b");
     assert_eq!(
-        (shown(&settings.listen), settings.tls_listen.len(), settings.tls_cert),
+        (shown(&settings.listen), settings.tls.listen.len(), settings.tls.cert),
         (vec!["10.0.0.5:3478".to_owned()], 0, None)
     );
     let (settings, notes) = translated(
@@ -287,7 +291,7 @@ fn dtls_is_on_as_in_coturn_if_the_certificate_allows_it() {
     let listen = |text: &str, can_dtls: fn(&Path, &Path) -> Option<bool>| {
         let machine = Machine { can_dtls, ..ELSEWHERE };
         let imported = translate("t.conf", settings(text), Vec::new(), &machine);
-        let listen: Vec<String> = read(&imported.toml).dtls_listen.iter().map(ToString::to_string).collect();
+        let listen: Vec<String> = read(&imported.toml).dtls.listen.iter().map(ToString::to_string).collect();
         (listen, imported.notes.iter().any(|note| note.text.contains("dtls.listen")))
     };
     let with = |more: &str| format!("listening-ip=10.0.0.5\ncert=/c.pem\npkey=/k.pem\nuser=a:b\n{more}");
@@ -335,7 +339,7 @@ fn transports_and_shared_ports_match_coturn() {
     assert!(!settings.udp && settings.tcp && !told(&notes, "no-udp"), "{notes:?}");
     let (settings, notes) =
         translated("multiplex-peer\nmultiplex-peer-port=3480\ntotal-quota=100000\nuser=a:b");
-    assert_eq!((settings.shared_ports, settings.allocation_limits.allocations), (1, 100_000));
+    assert_eq!((settings.relay.shared_ports, settings.allocation_limits.allocations), (1, 100_000));
     assert!(told(&notes, "line 1, multiplex-peer: a shared port") && told(&notes, "line 2, "), "{notes:?}");
 }
 
@@ -415,7 +419,7 @@ fn peer_on_the_server_itself_gets_only_the_relay_ports() {
 fn external_ip_without_local_uses_the_detected_address() {
     let addresses = |text: &str| {
         let (settings, notes) = translated(text);
-        (settings.relay_addresses.iter().map(ToString::to_string).collect::<Vec<_>>(), notes)
+        (settings.relay.addresses.iter().map(ToString::to_string).collect::<Vec<_>>(), notes)
     };
     let (found, notes) = addresses("user=a:b\nexternal-ip=203.0.114.5 # our public address");
     assert_eq!(found, ["auto=203.0.114.5", "auto"]);
@@ -467,7 +471,10 @@ fn numbers_use_leading_digits_and_flags_are_always_on() {
     );
     assert!(!told(&notes, "quota"), "{notes:?}");
     let (settings, notes) = translated("user-quota=12 streams\nmin-port=50000;\ntotal-quota=many\nuser=a:b");
-    assert_eq!((settings.allocation_limits.allocations_per_user, *settings.ports.start()), (12, 50_000));
+    assert_eq!(
+        (settings.allocation_limits.allocations_per_user, *settings.relay.ports.start()),
+        (12, 50_000)
+    );
     assert!(told(&notes, "line 1, user-quota: coturn reads 12 and ignores \"streams\""), "{notes:?}");
     assert!(told(&notes, "line 3, total-quota: \"many\" is not a number"), "{notes:?}");
     let (settings, notes) = translated("prometheus=off\nuser=a:b");
@@ -475,7 +482,7 @@ fn numbers_use_leading_digits_and_flags_are_always_on() {
     let (settings, _) = translated("realm=\"example.org\"\nuser=a:b");
     assert_eq!(settings.realm, "example.org");
     let (settings, notes) = translated("static-auth-secret=\"se#cret\" # ours");
-    assert_eq!(settings.secrets[0].reveal(), "se#cret\" # ours", "as in coturn");
+    assert_eq!(settings.auth.secrets[0].reveal(), "se#cret\" # ours", "as in coturn");
     assert!(told(&notes, "line 1, static-auth-secret: coturn has no comments"), "{notes:?}");
     let (settings, notes) = translated("realm=example.org # ours\nuser=a:b");
     assert_eq!(settings.realm, "example.org # ours", "as in coturn");
@@ -559,7 +566,7 @@ fn command_line_without_a_file_is_translated() {
     let imported = import_here(None, &words).expect("a translation");
     let settings = read(&imported.toml);
     assert_eq!(
-        (settings.users.len(), settings.realm.as_str(), *settings.ports.start()),
+        (settings.auth.users.len(), settings.realm.as_str(), *settings.relay.ports.start()),
         (1, "example.org", 50_000)
     );
     assert!(imported.toml.starts_with("# From a command line, "), "{}", imported.toml);
@@ -568,7 +575,7 @@ fn command_line_without_a_file_is_translated() {
     std::fs::write(&file, "realm=old.example.org\nuser=bob:builder\n").expect("a file");
     let imported = import_here(Some(&file), &["--realm=new.example.org".to_owned()]).expect("a translation");
     let settings = read(&imported.toml);
-    assert_eq!((settings.realm.as_str(), settings.users.len()), ("new.example.org", 1));
+    assert_eq!((settings.realm.as_str(), settings.auth.users.len()), ("new.example.org", 1));
     let imported = import_here(Some(&file), &["-n".to_owned()]).expect("a translation");
     assert_eq!(read(&imported.toml).realm, "old.example.org", "an explicit file is read");
     let is_told = |note: &Note| note.option == "-n" && note.text.starts_with("coturn would not read a file");

@@ -31,7 +31,7 @@ impl Draft {
     /// Fills in the name and the defaults that depend on the protocol.
     pub fn with_defaults(mut self) -> Self {
         if !self.has("rule.idle") {
-            self.rule.idle_timeout = defaults(self.rule.protocol).idle_timeout;
+            self.rule.idle = defaults(self.rule.protocol).idle;
         }
         if !self.has("rule.name") {
             self.rule.id = default_id(&self.rule);
@@ -42,8 +42,8 @@ impl Draft {
 
 pub fn defaults(protocol: Protocol) -> Rule {
     // Default of rinetd and oxidinetd. A UDP session ends only by timeout.
-    let idle_timeout = (protocol != Protocol::Tcp).then_some(Duration::from_secs(72));
-    Rule { protocol, idle_timeout, ..Rule::default() }
+    let idle = (protocol != Protocol::Tcp).then_some(Duration::from_secs(72));
+    Rule { protocol, idle, ..Rule::default() }
 }
 
 /// `tcp://0.0.0.0:9000`: each listener has one rule, so this name stays when the target changes. With port 0

@@ -130,7 +130,7 @@ impl Reader<'_> {
             return self.refuse("timeout", node, "seconds, 1 to 31536000");
         };
         if matches!(draft.rule.protocol, Protocol::Udp | Protocol::UdpToTcp { .. }) {
-            draft.rule.idle_timeout = Some(std::time::Duration::from_secs(seconds));
+            draft.rule.idle = Some(std::time::Duration::from_secs(seconds));
             draft.origins.insert("rule.idle", node.origin.clone());
         } else {
             self.warnings.push(format!("{}: timeout has no effect on TCP, as in oxidinetd", node.origin));

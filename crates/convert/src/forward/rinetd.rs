@@ -315,7 +315,7 @@ impl Line<'_> {
                     warnings.push(format!("{}: timeout has no effect on TCP, as in rinetd", self.origin(at)));
                     return Ok(());
                 }
-                draft.rule.idle_timeout = Some(std::time::Duration::from_secs(seconds.into()));
+                draft.rule.idle = Some(std::time::Duration::from_secs(seconds.into()));
             }
             "src" => {
                 let source = parts::host(parts::or_zero(value)).map_err(|why| bad(&why))?;

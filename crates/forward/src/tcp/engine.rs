@@ -618,12 +618,12 @@ impl Engine {
                     self.scan_found = true;
                 }
             }
-            self.scan_found |= rule.idle_timeout.is_some() || rule.half_close_timeout.is_some();
+            self.scan_found |= rule.idle.is_some() || rule.half_close_timeout.is_some();
             let silent = Duration::from_millis(tick.now.saturating_sub(connection.active));
             let over = |limit: Option<Duration>| limit.is_some_and(|limit| silent >= limit);
             if connection.half_done() && over(rule.half_close_timeout) {
                 idle.push((key, EndReason::HalfClosed));
-            } else if over(rule.idle_timeout) {
+            } else if over(rule.idle) {
                 idle.push((key, EndReason::Idle));
             }
         }

@@ -15,7 +15,7 @@ use crate::{datagram_check, state::RuleState, targets::Member};
 impl Engine {
     /// Starts checking a rule's targets, if configured and done by this worker.
     pub(crate) fn watch_health(&mut self, state: &Arc<RuleState>, now: u64) {
-        if self.checks_health && state.rule.health_check.is_some() {
+        if self.checks_health && state.rule.health.is_some() {
             self.watched.push(Arc::clone(state));
             self.watch_members(state, now);
         }
@@ -37,7 +37,7 @@ impl Engine {
     }
 
     fn watch_members(&mut self, state: &Arc<RuleState>, now: u64) {
-        let Some(interval) = state.rule.health_check else { return };
+        let Some(interval) = state.rule.health else { return };
         let ms = |time: std::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX / 4).max(1);
         for member in state.targets.current() {
             if self.checks.iter().any(|(_, check)| Arc::ptr_eq(&check.member, &member)) {

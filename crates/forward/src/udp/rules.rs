@@ -28,7 +28,7 @@ impl Engine {
         poller: &Poller,
     ) -> io::Result<()> {
         let patience = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1);
-        let idle = rule.idle_timeout.unwrap_or(DEFAULT_IDLE);
+        let idle = rule.idle.unwrap_or(DEFAULT_IDLE);
         let lists = Lists {
             connecting: List::new(patience(rule.connect_timeout)),
             active: List::new(patience(idle)),

@@ -80,11 +80,11 @@ fn unchanged_oxidinetd_file_is_accepted() {
             "tcptoudp://127.0.0.1:8082=127.0.0.1:9091",
         ]
     );
-    assert_eq!(file.drafts[0].rule.idle_timeout, None);
+    assert_eq!(file.drafts[0].rule.idle, None);
     assert_eq!(file.drafts[2].rule.protocol, Protocol::UdpToTcp { framed: false });
-    assert_eq!(file.drafts[2].rule.idle_timeout, Some(Duration::from_secs(72)), "its default");
+    assert_eq!(file.drafts[2].rule.idle, Some(Duration::from_secs(72)), "its default");
     let udp = &file.drafts[1].rule;
-    assert_eq!(udp.idle_timeout, Some(Duration::from_secs(1200)));
+    assert_eq!(udp.idle, Some(Duration::from_secs(1200)));
     assert_eq!(udp.source, Some("192.168.1.1".parse().expect("an address")));
     assert_eq!(parts::show_pattern(&udp.access.allow[0]), "192.168.1.0/24");
     assert_eq!(parts::show_pattern(&udp.access.deny[0]), "192.168.1.9");

@@ -64,19 +64,19 @@ fn options_are_parsed_with_and_without_blanks() {
         "0.0.0.0 1/udp 10.0.0.1 2/udp [ src = 10.0.0.9 , keepalive = off , timeout = 1200 ] # note",
     ] {
         let rule = rule(line);
-        assert_eq!(rule.idle_timeout, Some(Duration::from_secs(1200)), "{line}");
+        assert_eq!(rule.idle, Some(Duration::from_secs(1200)), "{line}");
         assert_eq!(rule.source, Some("10.0.0.9".parse().expect("an address")), "{line}");
         assert!(!rule.keepalive, "{line}");
     }
-    assert_eq!(rule("0.0.0.0 1/udp 10.0.0.1 2/udp").idle_timeout, Some(Duration::from_secs(72)));
-    assert_eq!(rule("0.0.0.0 1/udp 10.0.0.1 2/udp [timeout=0]").idle_timeout, Some(Duration::from_secs(72)));
+    assert_eq!(rule("0.0.0.0 1/udp 10.0.0.1 2/udp").idle, Some(Duration::from_secs(72)));
+    assert_eq!(rule("0.0.0.0 1/udp 10.0.0.1 2/udp [timeout=0]").idle, Some(Duration::from_secs(72)));
     assert_eq!(rule("0.0.0.0 1 10.0.0.1 2 [src=0]").source, None);
 }
 
 #[test]
 fn timeout_of_a_tcp_rule_is_ignored_with_a_warning() {
     let conf = conf("0.0.0.0 1 10.0.0.1 2 [timeout=5]");
-    assert_eq!(conf.drafts[0].rule.idle_timeout, None);
+    assert_eq!(conf.drafts[0].rule.idle, None);
     assert_eq!(conf.warnings, ["r.conf:1:23: timeout has no effect on TCP, as in rinetd"]);
 }
 
@@ -272,7 +272,7 @@ fn unchanged_rinetd_sample_is_accepted() {
     assert_eq!(conf.drafts.len(), 6);
     assert_eq!(patterns(&conf.access.allow), ["192.168.*", "127.0.0.1", "fe80:*"]);
     assert_eq!(patterns(&conf.drafts[3].rule.access.deny), ["192.168.7.66"]);
-    assert_eq!(conf.drafts[2].rule.idle_timeout, Some(Duration::from_secs(1200)));
+    assert_eq!(conf.drafts[2].rule.idle, Some(Duration::from_secs(1200)));
     assert!(conf.warnings.is_empty());
 }
 
