@@ -48,7 +48,7 @@ impl UpgradeRequest {
         match &progress {
             UpgradeProgress::Step(text) | UpgradeProgress::Done(text) => tracing::info!("upgrade: {text}"),
             UpgradeProgress::Failed(why) => {
-                tracing::error!("upgrade failed, this process keeps serving: {why}")
+                tracing::error!("upgrade failed, this process keeps serving: {why}");
             }
         }
         if let Some(sender) = &self.progress {

@@ -1,9 +1,9 @@
 //! dimpl's cryptography with two parts replaced.
 //!
 //! - **Cookies.** dimpl creates cookies with a secret per instance, so that checking one requires the
-//! instance. Ours are checked without one ([`super::cookie`]). The instance created afterwards processes the
-//! first ClientHello again and must arrive at the same cookie. dimpl calls `hmac_sha256` only for cookies;
-//! key derivation uses `hmac`.
+//!   instance. Ours are checked without one ([`super::cookie`]). The instance created afterwards processes the
+//!   first ClientHello again and must arrive at the same cookie. dimpl calls `hmac_sha256` only for cookies;
+//!   key derivation uses `hmac`.
 //! - **Keys.** dimpl parses the private key per instance. Ours are parsed once by rustls and sign with ring.
 //!
 //! The interface cannot pass either to a single instance, so both are stored in a thread-local during a call.
