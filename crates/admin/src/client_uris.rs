@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use turnpike_client::{ServerUri, uri::Scheme};
-use turnpike_config::{AuthSettings, Settings, realms};
+use turnpike_config::{Settings, realms};
 use turnpike_relay::{Listeners, RelayAddress, certificates::Certificate};
 use turnpike_turn::server::Transport;
 
@@ -121,7 +121,7 @@ fn uri(transport: Transport, host: String, port: u16) -> String {
 
 #[cfg(test)]
 mod tests {
-    use turnpike_config::{RealmSettings, Secret};
+    use turnpike_config::{AuthSettings, RealmSettings, Secret};
     use turnpike_testkit::{Dir, certificates::Certificate as Made};
 
     use super::*;

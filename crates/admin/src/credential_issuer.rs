@@ -11,7 +11,7 @@ use axum::{
 };
 use turnpike_api::CredentialsRequest;
 use turnpike_config::{
-    AuthSettings, Secret, Settings, TokenKeySettings,
+    Secret, Settings, TokenKeySettings,
     access_tokens::{self, MadeToken},
     realms, restapi_credentials,
 };
@@ -276,7 +276,7 @@ fn no_secret(realm: &str, store: Option<&Store>) -> Refusal {
 
 #[cfg(test)]
 mod tests {
-    use turnpike_config::RealmSettings;
+    use turnpike_config::{AuthSettings, RealmSettings};
 
     use super::*;
 

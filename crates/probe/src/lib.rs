@@ -166,7 +166,7 @@ impl ProbeRun<'_> {
                 );
             }
             Err(error) => {
-                self.report.note("nat", format!("behaviour discovery failed: {}", describe_error(error)))
+                self.report.note("nat", format!("behaviour discovery failed: {}", describe_error(error)));
             }
         }
     }
