@@ -8,7 +8,7 @@ use std::{
 };
 
 use turnpike_config::{
-    CertificateFiles, Loaded, Mistake, Mistakes, Settings, Sources, TlsSettings,
+    CertificateFiles, Loaded, Mistake, Mistakes, Settings, Sources,
     certificates::{ReadCertificates, named},
     readable_by_all,
 };
@@ -93,7 +93,7 @@ fn readable_by(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
-    use turnpike_config::Flags;
+    use turnpike_config::{Flags, TlsSettings};
     use turnpike_testkit::certificates::Certificate as Made;
 
     use super::*;

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use turnpike_config::{Settings, TlsSettings, certificates};
+use turnpike_config::{Settings, certificates};
 
 #[derive(Debug, Default)]
 pub(crate) struct CertificateWatch {
@@ -46,6 +46,8 @@ fn stamp(path: &Path) -> io::Result<Stamp> {
 
 #[cfg(test)]
 mod tests {
+    use turnpike_config::TlsSettings;
+
     use super::*;
 
     #[test]

@@ -1,6 +1,6 @@
 //! Changes made by a reload: one line per key and realm, but only counts of users and secrets.
 
-use turnpike_config::{AuthSettings, Secret, Settings, UserSecret, realms};
+use turnpike_config::{Secret, Settings, UserSecret, realms};
 use turnpike_process::changes::{Difference, counted, line, log_each, names};
 use turnpike_relay::{Identity, certificates::Certificate};
 
@@ -156,7 +156,7 @@ impl CertificateChanges {
 
 #[cfg(test)]
 mod tests {
-    use turnpike_config::{RealmSettings, User};
+    use turnpike_config::{AuthSettings, RealmSettings, User};
 
     use super::*;
 

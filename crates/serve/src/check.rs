@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use turnpike_config::{Mistake, RelayPlace, RelaySettings, Settings};
+use turnpike_config::{Mistake, RelayPlace, Settings};
 use turnpike_relay::RelayAddress;
 use turnpike_stores::{SqliteUse, StoreAddress};
 
@@ -91,7 +91,7 @@ fn foreign_addresses(settings: &Settings) -> Vec<Foreign> {
 
 #[cfg(test)]
 mod tests {
-    use turnpike_config::{AdminAddress, Secret};
+    use turnpike_config::{AdminAddress, RelaySettings, Secret};
 
     use super::*;
 

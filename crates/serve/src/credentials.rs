@@ -8,7 +8,7 @@ use std::{
 };
 
 use turnpike_config::{
-    AuthSettings, Secret, Settings, StoredKey, User, UserSecret,
+    Secret, Settings, StoredKey, User, UserSecret,
     realms::{self, RealmView},
     restapi_credentials,
 };
@@ -347,7 +347,7 @@ impl UserKeys {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use turnpike_config::RealmSettings;
+    use turnpike_config::{AuthSettings, RealmSettings};
 
     const NOW: u64 = 1_700_000_000;
 

@@ -7,9 +7,7 @@ use std::{
     thread,
 };
 
-use turnpike_config::{
-    AuthSettings, DatapathChoice, RelaySettings, Settings, limit_keys, realms, relay_doubts, relay_keys,
-};
+use turnpike_config::{DatapathChoice, Settings, limit_keys, realms, relay_doubts, relay_keys};
 use turnpike_net::{Datapath, passed};
 use turnpike_relay::{Config, DtlsConfig, DtlsContext, Hook, Layout, RelayAddress, StreamConfig, TlsContext};
 use turnpike_turn::server::{DiscoveryLimits, ListenerId, ListenerProfile, NatDiscovery, ServerConfig};
@@ -363,7 +361,8 @@ fn relay_addresses(
 mod tests {
     use super::*;
     use turnpike_config::{
-        AlternateSettings, DiscoverySettings, RealmSettings, RelayPlace, Secret, StoredKey, User, UserSecret,
+        AlternateSettings, AuthSettings, DiscoverySettings, RealmSettings, RelayPlace, RelaySettings, Secret,
+        StoredKey, User, UserSecret,
     };
     use turnpike_turn::server::{ConnectionLimits, NonceKey, RealmId, Transport};
 
