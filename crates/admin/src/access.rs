@@ -33,9 +33,9 @@ use crate::{
     connections::Progress,
     hosts,
     peer_requests::path_at_node,
-    problem::{self, Problem, Reason},
+    problem::{self, Problem, ProblemReason},
     program::Owner,
-    refusal_log::RefusalLog,
+    refusal_log::RefusalLogLimit,
     request_body::collect_body,
     response_headers::set_security_headers,
     via::Via,
@@ -101,16 +101,16 @@ impl fmt::Display for Grant {
 pub(crate) struct Audit(pub(crate) String);
 
 /// Counters since the start.
-pub(crate) struct Counts {
+pub(crate) struct RequestCounts {
     /// Requests done, refused (4xx) and failed (5xx).
     requests: [AtomicU64; 3],
     wrong_tokens: AtomicU64,
 }
 
-pub(crate) static COUNTS: Counts =
-    Counts { requests: [const { AtomicU64::new(0) }; 3], wrong_tokens: AtomicU64::new(0) };
+pub(crate) static COUNTS: RequestCounts =
+    RequestCounts { requests: [const { AtomicU64::new(0) }; 3], wrong_tokens: AtomicU64::new(0) };
 
-impl Counts {
+impl RequestCounts {
     fn count(&self, status: StatusCode) {
         let class = match status.as_u16() {
             400..500 => 1,
@@ -137,7 +137,7 @@ impl Counts {
 pub(crate) struct Guard {
     program: Arc<dyn Owner>,
     changes: Changes,
-    refusals: Arc<RefusalLog>,
+    refusals: Arc<RefusalLogLimit>,
 }
 
 impl Guard {
@@ -183,13 +183,13 @@ impl Guard {
         self.changes.run(change).await
     }
 
-    async fn refuse(&self, via: &Via, request: Request, refused: Refused) -> Response {
+    async fn refuse(&self, via: &Via, request: Request, refused: AdmitError) -> Response {
         let what = What::of(&request);
         let asks_for_more = changes_something(request.method()) || private(request.uri()).is_some();
-        let is_logged = asks_for_more || matches!(refused, Refused::WrongToken);
+        let is_logged = asks_for_more || matches!(refused, AdmitError::WrongToken);
         let problem = match refused {
-            Refused::For(problem) => problem,
-            Refused::WrongToken => {
+            AdmitError::For(problem) => problem,
+            AdmitError::WrongToken => {
                 COUNTS.wrong_tokens.fetch_add(1, Ordering::Relaxed);
                 let detail = "no such token: see admin.tokens and admin.read_tokens; keys of applications (tpk_...) are accepted on credentials.listen";
                 Problem::new(StatusCode::UNAUTHORIZED, "wrong_token", detail)
@@ -271,7 +271,7 @@ impl What {
 
 fn log(by: &str, What { request, path_bytes }: &What, response: &Response) {
     let result = response.extensions().get::<Audit>().map(|Audit(text)| text.as_str());
-    let reason = response.extensions().get::<Reason>().map(|Reason(text)| text.as_str());
+    let reason = response.extensions().get::<ProblemReason>().map(|ProblemReason(text)| text.as_str());
     tracing::info!(
         target: "turnpike::audit",
         by, request, path_bytes, status = response.status().as_u16(), result, reason,
@@ -283,18 +283,18 @@ fn changes_something(method: &Method) -> bool {
     matches!(*method, Method::POST | Method::PUT | Method::DELETE | Method::PATCH)
 }
 
-enum Refused {
+enum AdmitError {
     For(Problem),
     WrongToken,
 }
 
-impl From<Problem> for Refused {
+impl From<Problem> for AdmitError {
     fn from(problem: Problem) -> Self {
         Self::For(problem)
     }
 }
 
-fn judge(settings: &AdminSettings, via: &Via, request: &Request) -> Result<Grant, Refused> {
+fn judge(settings: &AdminSettings, via: &Via, request: &Request) -> Result<Grant, AdmitError> {
     let headers = request.headers();
     if !matches!(via, Via::Unix(_) | Via::Node(..)) {
         hosts::check(&settings.hosts, ("admin", "hosts"), request.version(), request.uri(), headers)?;
@@ -310,7 +310,8 @@ fn judge(settings: &AdminSettings, via: &Via, request: &Request) -> Result<Grant
         return Ok(Grant { via: via.clone(), token: None, token_name: None });
     }
     let token = token(headers)?.map(Secret::new);
-    let found = token.as_ref().map(|token| find(settings, token).ok_or(Refused::WrongToken)).transpose()?;
+    let found =
+        token.as_ref().map(|token| find(settings, token).ok_or(AdmitError::WrongToken)).transpose()?;
     let grant = Grant { via: via.clone(), token, token_name: found.map(|found| found.name.into()) };
     let private = private(request.uri());
     let is_full = changes_something(request.method()) || private.is_some();
@@ -378,19 +379,20 @@ pub(crate) fn token(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     }
 }
 
-struct Found {
+struct KnownToken {
     access: AdminAccess,
     name: String,
 }
 
 /// Compares with all tokens, each in constant time.
-fn find(settings: &AdminSettings, token: &Secret) -> Option<Found> {
+fn find(settings: &AdminSettings, token: &Secret) -> Option<KnownToken> {
     let at = |all: &[Secret]| {
         let numbered = all.iter().enumerate();
         numbered.fold(None, |found, (index, one)| if one == token { Some(index + 1) } else { found })
     };
     let (full, read) = (at(&settings.tokens), at(&settings.read_tokens));
-    let named = |access, number: usize, key: &str| Found { access, name: format!("token {number} of {key}") };
+    let named =
+        |access, number: usize, key: &str| KnownToken { access, name: format!("token {number} of {key}") };
     full.map(|number| named(AdminAccess::Full, number, "admin.tokens"))
         .or(read.map(|number| named(AdminAccess::Read, number, "admin.read_tokens")))
 }

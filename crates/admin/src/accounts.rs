@@ -9,8 +9,8 @@ use std::{
 use axum::http::StatusCode;
 use jiff::Timestamp;
 use turnpike_api::{
-    Change, Key, Keys, NewKey, NewRealm, NewSecret, NewUser, Origin, Rotated, Rotation, Secrets,
-    SharedSecret, StoredRealm, User, UserPage,
+    AccountOrigin, Change, Key, KeyList, NewKey, NewRealm, NewSecret, NewUser, Rotated, Rotation, SecretList,
+    SharedSecret, StoredRealm, UserInfo, UserPage,
 };
 use turnpike_config::{
     Secret, Settings, StoredKey, UserSecret, api_keys,
@@ -136,8 +136,12 @@ impl Accounts {
         rows.truncate(wanted);
         let last = rows.last().filter(|_| has_more);
         let next = last.map(|last| UserCursor::Stored(last.realm.clone(), last.name.clone()).to_text());
-        let stored =
-            |UserRow { realm, name, keys }| User { name, realm, keys: keys.to_owned(), from: Origin::Store };
+        let stored = |UserRow { realm, name, keys }| UserInfo {
+            name,
+            realm,
+            keys: keys.to_owned(),
+            from: AccountOrigin::Store,
+        };
         users.extend(rows.into_iter().map(stored));
         Ok(UserPage { users, next })
     }
@@ -170,7 +174,7 @@ impl Accounts {
     }
 
     /// Secrets of one realm or of all, sorted by realm and fingerprint.
-    pub async fn secrets(&self, realm: Option<&str>) -> Result<Secrets, Problem> {
+    pub async fn secrets(&self, realm: Option<&str>) -> Result<SecretList, Problem> {
         realm.map_or(Ok(()), check_realm)?;
         self.read().await?;
         let is_wanted = |of: &str| realm.is_none_or(|realm| realm == of);
@@ -186,16 +190,16 @@ impl Accounts {
         };
         let mut secrets = Vec::new();
         for RealmView { name, secrets: all, .. } in realms::all(&self.settings) {
-            secrets.extend(all.iter().map(|secret| shared(name, secret, Origin::Configuration, None)));
+            secrets.extend(all.iter().map(|secret| shared(name, secret, AccountOrigin::Configuration, None)));
         }
         // A secret that was cut off is not accepted and will be removed soon.
         for (realm, secret) in self.stored_secrets().into_iter().filter(|(_, secret)| !secret.was_cut_off()) {
             let text = Secret::new(secret.value.as_str());
-            secrets.push(shared(&realm, &text, Origin::Store, secret.until));
+            secrets.push(shared(&realm, &text, AccountOrigin::Store, secret.until));
         }
         secrets.retain(|secret| is_wanted(&secret.realm));
         secrets.sort_unstable();
-        Ok(Secrets { secrets })
+        Ok(SecretList { secrets })
     }
 
     pub async fn put_secret(&self, new: NewSecret) -> Result<Change, Problem> {
@@ -252,14 +256,14 @@ impl Accounts {
         Ok(Rotated { realm, fingerprint, store, until, note: note.or(of_configuration) })
     }
 
-    pub async fn keys(&self) -> Result<Keys, Problem> {
+    pub async fn keys(&self) -> Result<KeyList, Problem> {
         self.read().await?;
-        let Some(store) = &self.store else { return Ok(Keys::default()) };
+        let Some(store) = &self.store else { return Ok(KeyList::default()) };
         let shown = |key: &ApiKey| {
             let ApiKey { name, realm, max_ttl, rate, .. } = key.clone();
             Key { name, realm, max_ttl, rate }
         };
-        Ok(Keys { keys: store.api_keys().values().map(shown).collect() })
+        Ok(KeyList { keys: store.api_keys().values().map(shown).collect() })
     }
 
     pub async fn put_key(&self, new: NewKey) -> Result<Change, Problem> {
@@ -575,14 +579,14 @@ fn missing(store: &Store, kind: Kind, name: &str, realm: &str) -> Problem {
 }
 
 /// Users of the configuration, realm by realm.
-fn configured<'a>(settings: &'a Settings, realm: Option<&'a str>) -> impl Iterator<Item = User> {
+fn configured<'a>(settings: &'a Settings, realm: Option<&'a str>) -> impl Iterator<Item = UserInfo> {
     let of = realms::all(settings).into_iter().filter(move |of| realm.is_none_or(|realm| realm == of.name));
     of.flat_map(|of| {
-        of.users.iter().map(move |user| User {
+        of.users.iter().map(move |user| UserInfo {
             name: user.name.clone(),
             realm: of.name.to_owned(),
             keys: kinds(&user.secret).to_owned(),
-            from: Origin::Configuration,
+            from: AccountOrigin::Configuration,
         })
     })
 }

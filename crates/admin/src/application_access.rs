@@ -16,14 +16,14 @@ use turnpike_stores::ApiKey;
 
 use crate::{
     access::{Audit, WRONG_TOKEN, What, is_of_another_page},
-    credential_issuer::{Reason, Refusal},
+    credential_issuer::{CredentialRefusal, RefusalReason},
     hosts,
     key_rates::KeyRates,
     problem::Problem,
     program::{Owner, ServerView},
-    refusal_log::RefusalLog,
+    refusal_log::RefusalLogLimit,
     response_headers::set_security_headers,
-    tls::Tls,
+    tls::ListenerTls,
     via::Via,
 };
 
@@ -31,7 +31,7 @@ use crate::{
 #[derive(Clone)]
 pub(crate) struct ApplicationGate {
     program: Arc<dyn Owner>,
-    tls: Option<Arc<Tls>>,
+    tls: Option<Arc<ListenerTls>>,
 }
 
 /// Handles a permitted request, adds CORS headers, and logs issued credentials.
@@ -95,12 +95,12 @@ enum Passes {
 }
 
 impl ApplicationGate {
-    pub(crate) fn new(program: Arc<dyn Owner>, tls: Option<Arc<Tls>>) -> Self {
+    pub(crate) fn new(program: Arc<dyn Owner>, tls: Option<Arc<ListenerTls>>) -> Self {
         Self { program, tls }
     }
 
     /// Returns the result, and true if the web page may read the response.
-    fn judge(&self, request: &Request, page: Option<&str>) -> (Result<Passes, Refusal>, bool) {
+    fn judge(&self, request: &Request, page: Option<&str>) -> (Result<Passes, CredentialRefusal>, bool) {
         let Some(server) = self.program.server() else { return (Err(Problem::stopping().into()), false) };
         let settings = &server.settings.credentials;
         let headers = request.headers();
@@ -109,14 +109,19 @@ impl ApplicationGate {
             settings.hosts.iter().chain(&settings.names).cloned().chain(of_tls).collect();
         let section = ("credentials", "hosts");
         if let Err(problem) = hosts::check(&names, section, request.version(), request.uri(), headers) {
-            let reason = if problem.status == 421 { Reason::Host } else { Reason::BadRequest };
-            return (Err(Refusal::of(reason, problem)), false);
+            let reason = if problem.status == 421 { RefusalReason::Host } else { RefusalReason::BadRequest };
+            return (Err(CredentialRefusal::of(reason, problem)), false);
         }
         let is_listed =
             page.is_some_and(|page| settings.origins.iter().any(|own| own.eq_ignore_ascii_case(page)));
         if !is_listed && is_of_another_page(headers) {
             let detail = "the origin of the web page is not in credentials.origins";
-            let refusal = Refusal::new(Reason::Origin, StatusCode::FORBIDDEN, "foreign_origin", detail);
+            let refusal = CredentialRefusal::new(
+                RefusalReason::Origin,
+                StatusCode::FORBIDDEN,
+                "foreign_origin",
+                detail,
+            );
             return (Err(refusal), false);
         }
         if *request.method() == Method::OPTIONS && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
@@ -135,7 +140,7 @@ impl ApplicationGate {
 #[derive(Default)]
 pub(crate) struct ApplicationKeys {
     rates: KeyRates,
-    refusals: RefusalLog,
+    refusals: RefusalLogLimit,
 }
 
 impl ApplicationKeys {
@@ -145,10 +150,15 @@ impl ApplicationKeys {
         server: Result<ServerView, Problem>,
         via: &Via,
         shown: Option<Secret>,
-    ) -> Result<ApiKey, Refusal> {
+    ) -> Result<ApiKey, CredentialRefusal> {
         let Some(shown) = shown else {
             let detail = "this request needs a key: Authorization: Bearer KEY, or key=KEY in the form of the TURN REST API draft";
-            return Err(Refusal::new(Reason::NoKey, StatusCode::UNAUTHORIZED, "no_key", detail));
+            return Err(CredentialRefusal::new(
+                RefusalReason::NoKey,
+                StatusCode::UNAUTHORIZED,
+                "no_key",
+                detail,
+            ));
         };
         match self.find(server?, &shown) {
             Ok((key, rate)) => match self.rates.spend(&key.name, rate) {
@@ -156,11 +166,12 @@ impl ApplicationKeys {
                 Err(pause) => {
                     let detail = format!("this key is limited to {rate} requests a second");
                     let status = StatusCode::TOO_MANY_REQUESTS;
-                    Err(Refusal::new(Reason::Rate, status, "rate_exceeded", detail).after(pause))
+                    Err(CredentialRefusal::new(RefusalReason::Rate, status, "rate_exceeded", detail)
+                        .after(pause))
                 }
             },
             Err(refusal) => {
-                if refusal.reason == Reason::WrongKey {
+                if refusal.reason == RefusalReason::WrongKey {
                     if self.refusals.admits(via) {
                         tracing::warn!(target: "turnpike::credentials", by = via.to_string(), "wrong key");
                     }
@@ -172,14 +183,14 @@ impl ApplicationKeys {
     }
 
     /// The key and its rate in requests per second.
-    fn find(&self, server: ServerView, shown: &Secret) -> Result<(ApiKey, u32), Refusal> {
+    fn find(&self, server: ServerView, shown: &Secret) -> Result<(ApiKey, u32), CredentialRefusal> {
         let Some(store) = &server.store else {
             let detail = "there is no store for keys: set store.url, or a directory in store.state";
-            return Err(Refusal::unavailable("no_store", detail));
+            return Err(CredentialRefusal::unavailable("no_store", detail));
         };
         if store.rules().is_none() {
             let detail = "the store with the keys has not answered yet";
-            return Err(Refusal::unavailable("store_unavailable", detail));
+            return Err(CredentialRefusal::unavailable("store_unavailable", detail));
         }
         let key = api_keys::name_of(shown).and_then(|name| store.api_key(name));
         let is_it = api_keys::is_key_of(shown, key.as_ref().map(|key| &key.hash));
@@ -190,7 +201,12 @@ impl ApplicationKeys {
             }
             None => {
                 let detail = "this key does not exist: see turnpike key list";
-                Err(Refusal::new(Reason::WrongKey, StatusCode::UNAUTHORIZED, "wrong_key", detail))
+                Err(CredentialRefusal::new(
+                    RefusalReason::WrongKey,
+                    StatusCode::UNAUTHORIZED,
+                    "wrong_key",
+                    detail,
+                ))
             }
         }
     }

@@ -7,26 +7,29 @@ use turnpike_config::Settings;
 use crate::{
     application_access::ApplicationGate,
     changes::Changes,
-    connections::{self, Limits},
+    connections::{self, ConnectionLimits},
     http_listener::HttpListener,
-    listen::{Bound, Lent, ListenError, Serving, take_lent},
+    listen::{Bound, LentSocket, ListenError, Serving, take_lent},
     program::Owner,
     routes,
-    tls::Tls,
+    tls::ListenerTls,
 };
 
 /// Bound listeners that do not answer yet.
 pub struct Applications {
     bound: Vec<Bound>,
-    tls: Option<Arc<Tls>>,
+    tls: Option<Arc<ListenerTls>>,
 }
 
 impl Applications {
     /// Listens, within a runtime; nowhere if not configured. Sockets in `lent` come from another process.
-    pub fn listen(settings: &Settings, mut lent: Vec<Lent>) -> Result<Self, ListenError> {
+    pub fn listen(settings: &Settings, mut lent: Vec<LentSocket>) -> Result<Self, ListenError> {
         let addresses = &settings.credentials.listen;
         let certificate = settings.credentials_certificate().filter(|_| !addresses.is_empty());
-        let tls = certificate.map(Tls::for_applications).transpose().map_err(ListenError::ApplicationsTls)?;
+        let tls = certificate
+            .map(ListenerTls::for_applications)
+            .transpose()
+            .map_err(ListenError::ApplicationsTls)?;
         let tls = tls.map(Arc::new);
         let bind = |address: &SocketAddr| {
             let failed = |source: io::Error| ListenError::Applications { address: *address, source };
@@ -53,7 +56,7 @@ impl Applications {
     /// Starts answering.
     #[must_use = "another process gets its sockets from it"]
     pub fn serve(self, program: Arc<dyn Owner>) -> Serving {
-        let limits = Limits::of_one_for_applications(self.bound.len());
+        let limits = ConnectionLimits::of_one_for_applications(self.bound.len());
         let router = routes::for_applications(Arc::clone(&program), ApplicationGate::new(program, self.tls));
         Serving::new(self.bound, &router, limits, &connections::APPLICATIONS, Changes::default(), None)
     }

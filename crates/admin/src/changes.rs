@@ -36,15 +36,15 @@ impl Changes {
         }
     }
 
-    fn begin(&self) -> Running {
+    fn begin(&self) -> RunningChange {
         self.0.send_modify(|count| *count += 1);
-        Running(self.clone())
+        RunningChange(self.clone())
     }
 }
 
-struct Running(Changes);
+struct RunningChange(Changes);
 
-impl Drop for Running {
+impl Drop for RunningChange {
     fn drop(&mut self) {
         self.0.0.send_modify(|count| *count -= 1);
     }

@@ -39,7 +39,7 @@ use crate::{
     via::Via,
 };
 pub(crate) use progress::Progress;
-use room::{Place, Room};
+use room::{ConnectionRoom, Place};
 use wire::Wire;
 
 /// Maximum connections of all listeners of the admin interface.
@@ -60,7 +60,7 @@ const LAST_WORD: Duration = Duration::from_secs(1);
 const REFUSAL: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct ConnectionLimits {
     /// Per listener. Another connection replaces the oldest idle one; if all are busy, it gets 503.
     pub(crate) connections: usize,
     /// For the head of the request.
@@ -71,7 +71,7 @@ pub(crate) struct Limits {
     pub(crate) head_bytes: usize,
 }
 
-impl Limits {
+impl ConnectionLimits {
     /// Each listener has its own share, so that a flood on one does not affect the others.
     pub(crate) fn of_one(listeners: usize) -> Self {
         Self::share(MOST_ADMIN, listeners)
@@ -140,13 +140,13 @@ impl CloseReasons {
 pub(crate) async fn serve(
     listener: HttpListener,
     router: Router,
-    limits: Limits,
+    limits: ConnectionLimits,
     close_reasons: &'static CloseReasons,
     left: Arc<Notify>,
 ) {
     let http = Arc::new(http(limits));
     let refusing = Router::new().fallback(busy);
-    let mut room = Room::new(limits.connections, close_reasons);
+    let mut room = ConnectionRoom::new(limits.connections, close_reasons);
     loop {
         let accepted = tokio::select! {
             biased;
@@ -172,7 +172,7 @@ pub(crate) async fn serve(
             }
             Some(Place::Busy(place)) => {
                 close_reasons.count(Closed::Busy);
-                let limits = Limits { head: REFUSAL, whole: REFUSAL, ..limits };
+                let limits = ConnectionLimits { head: REFUSAL, whole: REFUSAL, ..limits };
                 let progress = Progress::new(place);
                 tokio::spawn(answer(
                     Arc::clone(&http),
@@ -198,7 +198,7 @@ async fn busy() -> Response {
 }
 
 /// One request per connection. A client that closes its side after the request still gets the response.
-fn http(limits: Limits) -> http1::Builder {
+fn http(limits: ConnectionLimits) -> http1::Builder {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
         .header_read_timeout(limits.head)
@@ -213,7 +213,7 @@ async fn answer(
     http: Arc<http1::Builder>,
     stream: HttpStream,
     router: Router,
-    limits: Limits,
+    limits: ConnectionLimits,
     progress: Progress,
     close_reasons: &'static CloseReasons,
 ) {
@@ -252,7 +252,7 @@ async fn speak<S>(
     stream: S,
     router: Router,
     via: Via,
-    limits: Limits,
+    limits: ConnectionLimits,
     progress: Progress,
     close_reasons: &'static CloseReasons,
 ) where
@@ -312,7 +312,7 @@ async fn speak<S>(
 }
 
 /// Returns when the response has timed out, including an endless one after its end.
-async fn overdue(limits: Limits, progress: &Progress) -> Closed {
+async fn overdue(limits: ConnectionLimits, progress: &Progress) -> Closed {
     let in_time = async {
         time::sleep(limits.whole).await;
         if progress.streams() {

@@ -60,7 +60,7 @@ impl Issued {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reason {
+pub(crate) enum RefusalReason {
     NoKey,
     WrongKey,
     Rate,
@@ -72,29 +72,29 @@ pub(crate) enum Reason {
     Unavailable,
 }
 
-const REASONS: [(&str, Reason); 9] = [
-    ("no_key", Reason::NoKey),
-    ("wrong_key", Reason::WrongKey),
-    ("rate", Reason::Rate),
-    ("origin", Reason::Origin),
-    ("host", Reason::Host),
-    ("realm", Reason::Realm),
-    ("bad_request", Reason::BadRequest),
-    ("no_secret", Reason::NoSecret),
-    ("unavailable", Reason::Unavailable),
+const REASONS: [(&str, RefusalReason); 9] = [
+    ("no_key", RefusalReason::NoKey),
+    ("wrong_key", RefusalReason::WrongKey),
+    ("rate", RefusalReason::Rate),
+    ("origin", RefusalReason::Origin),
+    ("host", RefusalReason::Host),
+    ("realm", RefusalReason::Realm),
+    ("bad_request", RefusalReason::BadRequest),
+    ("no_secret", RefusalReason::NoSecret),
+    ("unavailable", RefusalReason::Unavailable),
 ];
 
-pub(crate) struct Counts {
+pub(crate) struct IssuedCounts {
     issued: [AtomicU64; 2],
     refused: [AtomicU64; REASONS.len()],
 }
 
-pub(crate) static COUNTS: Counts = Counts {
+pub(crate) static COUNTS: IssuedCounts = IssuedCounts {
     issued: [const { AtomicU64::new(0) }; 2],
     refused: [const { AtomicU64::new(0) }; REASONS.len()],
 };
 
-impl Counts {
+impl IssuedCounts {
     pub(crate) fn issued(&self) -> [(&'static str, u64); 2] {
         [("password", 0), ("token", 1)]
             .map(|(kind, index)| (kind, self.issued[index].load(Ordering::Relaxed)))
@@ -105,27 +105,32 @@ impl Counts {
     }
 }
 
-pub(crate) struct Refusal {
-    pub(crate) reason: Reason,
+pub(crate) struct CredentialRefusal {
+    pub(crate) reason: RefusalReason,
     problem: Box<Problem>,
     retry_after: Option<Duration>,
 }
 
-impl Refusal {
-    pub(crate) fn new(reason: Reason, status: StatusCode, code: &str, detail: impl Into<String>) -> Self {
+impl CredentialRefusal {
+    pub(crate) fn new(
+        reason: RefusalReason,
+        status: StatusCode,
+        code: &str,
+        detail: impl Into<String>,
+    ) -> Self {
         Self::of(reason, Problem::new(status, code, detail))
     }
 
-    pub(crate) fn of(reason: Reason, problem: Problem) -> Self {
+    pub(crate) fn of(reason: RefusalReason, problem: Problem) -> Self {
         Self { reason, problem: Box::new(problem), retry_after: None }
     }
 
     fn bad_request(detail: impl Into<String>) -> Self {
-        Self::of(Reason::BadRequest, Problem::bad_request(detail))
+        Self::of(RefusalReason::BadRequest, Problem::bad_request(detail))
     }
 
     pub(crate) fn unavailable(code: &str, detail: impl Into<String>) -> Self {
-        let refusal = Self::new(Reason::Unavailable, StatusCode::SERVICE_UNAVAILABLE, code, detail);
+        let refusal = Self::new(RefusalReason::Unavailable, StatusCode::SERVICE_UNAVAILABLE, code, detail);
         refusal.after(Duration::from_secs(5))
     }
 
@@ -147,9 +152,10 @@ impl Refusal {
     }
 }
 
-impl From<Problem> for Refusal {
+impl From<Problem> for CredentialRefusal {
     fn from(problem: Problem) -> Self {
-        let reason = if problem.status >= 500 { Reason::Unavailable } else { Reason::BadRequest };
+        let reason =
+            if problem.status >= 500 { RefusalReason::Unavailable } else { RefusalReason::BadRequest };
         Self::of(reason, problem)
     }
 }
@@ -160,7 +166,7 @@ pub(crate) fn issue(
     key: Option<&ApiKey>,
     wanted: CredentialsRequest,
     unix: u64,
-) -> Result<Issued, Refusal> {
+) -> Result<Issued, CredentialRefusal> {
     let CredentialsRequest { user, ttl, realm, kid } = wanted;
     let settings = &*server.settings;
     let realm = realm_of(settings, key, realm)?;
@@ -168,7 +174,7 @@ pub(crate) fn issue(
         && (user.is_empty() || user.len() > LONGEST_USER || user.contains(char::is_control))
     {
         let why = format!("user must have 1 to {LONGEST_USER} bytes and no control characters");
-        return Err(Refusal::bad_request(why));
+        return Err(CredentialRefusal::bad_request(why));
     }
     // A random name, so that each anonymous owner has its own quota.
     let user =
@@ -186,7 +192,7 @@ pub(crate) fn issue(
     .to(&realm);
     if uris.is_empty() {
         let why = format!("no listener serves realm {realm:?}, and credentials.uris is empty");
-        return Err(Refusal::new(Reason::Realm, StatusCode::CONFLICT, "no_listener", why));
+        return Err(CredentialRefusal::new(RefusalReason::Realm, StatusCode::CONFLICT, "no_listener", why));
     }
     let expiry = unix.saturating_add(ttl.into());
     let (grant, kind) = match token_key {
@@ -214,14 +220,23 @@ pub(crate) fn issue(
 }
 
 /// The requested realm, which must be allowed for the key and served.
-fn realm_of(settings: &Settings, key: Option<&ApiKey>, wanted: Option<String>) -> Result<String, Refusal> {
+fn realm_of(
+    settings: &Settings,
+    key: Option<&ApiKey>,
+    wanted: Option<String>,
+) -> Result<String, CredentialRefusal> {
     let all = realms::all(settings);
     let only = key.and_then(|key| key.realm.clone());
     let realm = match (only, wanted) {
         (Some(only), Some(wanted)) if only != wanted => {
             // A restricted key must not reveal other realms.
             let why = format!("this key is only valid for realm {only:?}");
-            return Err(Refusal::new(Reason::Realm, StatusCode::FORBIDDEN, "other_realm", why));
+            return Err(CredentialRefusal::new(
+                RefusalReason::Realm,
+                StatusCode::FORBIDDEN,
+                "other_realm",
+                why,
+            ));
         }
         (Some(only), _) => only,
         (None, Some(wanted)) => wanted,
@@ -231,20 +246,20 @@ fn realm_of(settings: &Settings, key: Option<&ApiKey>, wanted: Option<String>) -
         return Ok(realm);
     }
     let why = format!("realm {realm:?} is not served here");
-    Err(Refusal::new(Reason::Realm, StatusCode::BAD_REQUEST, "unknown_realm", why))
+    Err(CredentialRefusal::new(RefusalReason::Realm, StatusCode::BAD_REQUEST, "unknown_realm", why))
 }
 
 fn token_key<'a>(
     settings: &'a Settings,
     realm: &str,
     wanted: String,
-) -> Result<&'a TokenKeySettings, Refusal> {
+) -> Result<&'a TokenKeySettings, CredentialRefusal> {
     let is_it = |key: &&TokenKeySettings| {
         key.kid == wanted && key.realm.as_deref().unwrap_or(&settings.realm) == realm
     };
     settings.oauth.keys.iter().find(is_it).ok_or_else(|| {
         let why = format!("there is no token key {wanted:?} in realm {realm:?}");
-        Refusal::new(Reason::BadRequest, StatusCode::BAD_REQUEST, "unknown_kid", why)
+        CredentialRefusal::new(RefusalReason::BadRequest, StatusCode::BAD_REQUEST, "unknown_kid", why)
     })
 }
 
@@ -254,24 +269,27 @@ fn ttl_of(
     key: Option<&ApiKey>,
     of_token: Option<u32>,
     wanted: Option<u32>,
-) -> Result<u32, Refusal> {
+) -> Result<u32, CredentialRefusal> {
     let limits = [key.and_then(|key| key.max_ttl), of_token];
     let most = limits.into_iter().flatten().fold(settings.credentials.max_ttl, u32::min);
     match wanted.unwrap_or_else(|| settings.credentials.ttl.min(most)) {
         ttl if !(1..=most).contains(&ttl) => {
-            Err(Refusal::bad_request(format!("ttl must be 1 to {most}, not {ttl}")))
+            Err(CredentialRefusal::bad_request(format!("ttl must be 1 to {most}, not {ttl}")))
         }
         ttl => Ok(ttl),
     }
 }
 
-fn no_secret(realm: &str, store: Option<&Store>) -> Refusal {
+fn no_secret(realm: &str, store: Option<&Store>) -> CredentialRefusal {
     if store.is_some_and(|store| store.rules().is_none()) {
-        return Refusal::unavailable("store_unavailable", "the store with the secrets has not answered yet");
+        return CredentialRefusal::unavailable(
+            "store_unavailable",
+            "the store with the secrets has not answered yet",
+        );
     }
     let why =
         format!("realm {realm:?} has no secret to make credentials with: run turnpike secret rotate {realm}");
-    Refusal::new(Reason::NoSecret, StatusCode::CONFLICT, "no_secret", why)
+    CredentialRefusal::new(RefusalReason::NoSecret, StatusCode::CONFLICT, "no_secret", why)
 }
 
 #[cfg(test)]
@@ -360,8 +378,12 @@ mod tests {
         for (pause, told) in
             [(Duration::ZERO, "1"), (Duration::from_millis(1001), "2"), (Duration::from_secs(5), "5")]
         {
-            let refusal =
-                Refusal::new(Reason::Rate, StatusCode::TOO_MANY_REQUESTS, "rate_exceeded", "too often");
+            let refusal = CredentialRefusal::new(
+                RefusalReason::Rate,
+                StatusCode::TOO_MANY_REQUESTS,
+                "rate_exceeded",
+                "too often",
+            );
             let response = refusal.after(pause).answer();
             assert_eq!(response.headers()[header::RETRY_AFTER], told);
         }

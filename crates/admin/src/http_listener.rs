@@ -5,7 +5,7 @@ use std::{io, net::SocketAddr, sync::Arc};
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
-use crate::tls::Tls;
+use crate::tls::ListenerTls;
 
 /// Send buffer for a client that does not read. The kernel's own limit is megabytes, which would hide that
 /// the client has stopped.
@@ -13,13 +13,13 @@ pub(crate) const UNSENT: u32 = 4096;
 
 pub(crate) enum HttpListener {
     Unix(UnixListener),
-    Tcp(TcpListener, Option<Arc<Tls>>),
+    Tcp(TcpListener, Option<Arc<ListenerTls>>),
 }
 
 /// An accepted connection.
 pub(crate) enum HttpStream {
     Unix(UnixStream),
-    Tcp(TcpStream, SocketAddr, Option<Arc<Tls>>),
+    Tcp(TcpStream, SocketAddr, Option<Arc<ListenerTls>>),
 }
 
 impl HttpListener {

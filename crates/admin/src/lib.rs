@@ -44,7 +44,7 @@ mod web;
 pub use accounts::{Accounts, Store};
 pub use applications::Applications;
 pub use connections::{CREDENTIALS_DESCRIPTORS, DESCRIPTORS};
-pub use listen::{Interface, Lent, ListenError, Serving, candidates, check};
+pub use listen::{AdminInterface, LentSocket, ListenError, Serving, candidates, check};
 pub use problem::Problem;
 pub use program::{Owner, ServerView};
 pub use tls::TlsError;

@@ -25,13 +25,13 @@ use turnpike_net::{ListenOptions, SocketFile, UnixName};
 
 use crate::{
     changes::Changes,
-    connections::{self, CloseReasons, Limits},
+    connections::{self, CloseReasons, ConnectionLimits},
     http_listener::{HttpListener, UNSENT},
     occupant, peer_requests,
-    predecessor::{self, Predecessor, Successor},
+    predecessor::{self, Predecessor, SuccessorLink},
     program::Owner,
     routes,
-    tls::{Tls, TlsError},
+    tls::{ListenerTls, TlsError},
 };
 
 /// This user and root.
@@ -71,8 +71,11 @@ pub enum ListenError {
 pub fn check(settings: &Settings) -> Vec<Mistake> {
     let applications = settings.credentials_certificate().filter(|_| !settings.credentials.listen.is_empty());
     let found = [
-        ("admin.tls_cert", Tls::new(&settings.admin).map(drop)),
-        ("credentials.tls_cert", applications.map_or(Ok(()), |files| Tls::for_applications(files).map(drop))),
+        ("admin.tls_cert", ListenerTls::new(&settings.admin).map(drop)),
+        (
+            "credentials.tls_cert",
+            applications.map_or(Ok(()), |files| ListenerTls::for_applications(files).map(drop)),
+        ),
     ];
     let mistake = |(key, read): (&str, Result<(), TlsError>)| {
         let error = read.err()?;
@@ -82,10 +85,10 @@ pub fn check(settings: &Settings) -> Vec<Mistake> {
 }
 
 /// A listening socket for another process, with its configured address.
-pub type Lent = (String, OwnedFd);
+pub type LentSocket = (String, OwnedFd);
 
 /// A bound interface that does not answer yet.
-pub struct Interface {
+pub struct AdminInterface {
     bound: Vec<Bound>,
     loopback: AdminAccess,
     predecessor: Option<Predecessor>,
@@ -96,11 +99,11 @@ pub(crate) struct Bound {
     configured: String,
     pub(crate) shown: String,
     socket: OwnedFd,
-    file: File,
+    file: SocketOwner,
 }
 
 /// File of a Unix socket.
-enum File {
+enum SocketOwner {
     None,
     /// Removed on drop.
     Own(SocketFile),
@@ -111,7 +114,7 @@ enum File {
 pub struct Serving {
     kept: Vec<Kept>,
     changes: Changes,
-    successor: Option<Successor>,
+    successor: Option<SuccessorLink>,
 }
 
 struct Kept {
@@ -127,10 +130,10 @@ impl Serving {
     pub(crate) fn new(
         bound: Vec<Bound>,
         router: &Router,
-        limits: Limits,
+        limits: ConnectionLimits,
         close_reasons: &'static CloseReasons,
         changes: Changes,
-        successor: Option<Successor>,
+        successor: Option<SuccessorLink>,
     ) -> Self {
         let serve = |Bound { listener, configured, socket, file, .. }: Bound| {
             let left = Arc::new(Notify::new());
@@ -142,19 +145,19 @@ impl Serving {
                 Arc::clone(&left),
             ));
             let file = match file {
-                File::None => None,
-                File::Own(file) => Some(file),
+                SocketOwner::None => None,
+                SocketOwner::Own(file) => Some(file),
                 // A missing file does not have to be removed.
-                File::Another(name) => SocketFile::take_over(&name).ok(),
+                SocketOwner::Another(name) => SocketFile::take_over(&name).ok(),
             };
             Kept { configured, left, socket: Mutex::new(Some((socket, file))) }
         };
         Self { kept: bound.into_iter().map(serve).collect(), changes, successor }
     }
 
-    /// Duplicates the sockets for [`Interface::listen`] or [`crate::Applications::listen`] of another
+    /// Duplicates the sockets for [`AdminInterface::listen`] or [`crate::Applications::listen`] of another
     /// process.
-    pub fn lend(&self) -> io::Result<Vec<Lent>> {
+    pub fn lend(&self) -> io::Result<Vec<LentSocket>> {
         let lend = |kept: &Kept| {
             let held = kept.socket.lock().unwrap_or_else(PoisonError::into_inner);
             let socket = held.as_ref().map(|(socket, _)| socket.try_clone()).transpose();
@@ -178,7 +181,7 @@ impl Serving {
     /// Hands over to another process that has the sockets; earlier requests and those of that process are
     /// still answered. Must be called within a runtime.
     pub fn leave(&self) {
-        self.successor.iter().for_each(Successor::answer);
+        self.successor.iter().for_each(SuccessorLink::answer);
         for Kept { left, socket, .. } in &self.kept {
             left.notify_one();
             if let Some((_, Some(file))) = socket.lock().unwrap_or_else(PoisonError::into_inner).take() {
@@ -188,14 +191,14 @@ impl Serving {
     }
 }
 
-impl Interface {
+impl AdminInterface {
     pub fn listen(
         job: Job,
         settings: &AdminSettings,
         explicit: bool,
-        mut lent: Vec<Lent>,
+        mut lent: Vec<LentSocket>,
     ) -> Result<Self, ListenError> {
-        let tls = Tls::new(settings)?.map(Arc::new);
+        let tls = ListenerTls::new(settings)?.map(Arc::new);
         let mut bound = Vec::new();
         for address in &settings.listen {
             let lent = take_lent(&mut lent, address);
@@ -243,11 +246,11 @@ impl Interface {
         if self.bound.is_empty() && others.is_none() {
             return Serving { kept: Vec::new(), changes: Changes::default(), successor: None };
         }
-        let limits = Limits::of_one(self.bound.len());
+        let limits = ConnectionLimits::of_one(self.bound.len());
         let changes = Changes::default();
         let is_server = program.job() == Job::Serve;
         let router = routes::router(program, changes.clone(), self.predecessor);
-        let successor = is_server.then(|| Successor::new(router.clone()));
+        let successor = is_server.then(|| SuccessorLink::new(router.clone()));
         if let Some(fleet) = others {
             tokio::spawn(peer_requests::answer(fleet, router.clone()));
         }
@@ -255,7 +258,7 @@ impl Interface {
     }
 }
 
-pub(crate) fn take_lent(lent: &mut Vec<Lent>, configured: &impl ToString) -> Option<OwnedFd> {
+pub(crate) fn take_lent(lent: &mut Vec<LentSocket>, configured: &impl ToString) -> Option<OwnedFd> {
     let configured = configured.to_string();
     let at = lent.iter().position(|(name, _)| *name == configured)?;
     Some(lent.swap_remove(at).1)
@@ -272,7 +275,7 @@ impl Bound {
     fn new(
         job: Job,
         address: &AdminAddress,
-        tls: Option<&Arc<Tls>>,
+        tls: Option<&Arc<ListenerTls>>,
         lent: Option<OwnedFd>,
     ) -> Result<Self, ListenError> {
         let configured = address.to_string();
@@ -312,10 +315,12 @@ impl Bound {
         lent: Option<OwnedFd>,
     ) -> io::Result<Self> {
         let (listener, file) = match lent {
-            Some(lent) => (turnpike_net::UnixListener::take_over(lent, name)?, File::Another(name.clone())),
+            Some(lent) => {
+                (turnpike_net::UnixListener::take_over(lent, name)?, SocketOwner::Another(name.clone()))
+            }
             None => {
                 let (listener, file) = turnpike_net::UnixListener::bind(name, Some(MODE))?;
-                (listener, File::Own(file))
+                (listener, SocketOwner::Own(file))
             }
         };
         let socket = listener.as_fd().try_clone_to_owned()?;
@@ -333,7 +338,7 @@ impl Bound {
     /// Plain HTTP on loopback, so that curl works without trusting a certificate.
     pub(crate) fn tcp(
         address: SocketAddr,
-        tls: Option<&Arc<Tls>>,
+        tls: Option<&Arc<ListenerTls>>,
         lent: Option<OwnedFd>,
     ) -> io::Result<Self> {
         let tls = tls.filter(|_| !AdminAddress::Tcp(address).is_local()).cloned();
@@ -347,7 +352,7 @@ impl Bound {
         let scheme = if tls.is_some() { "https" } else { "http" };
         let shown = format!("{scheme}://{}/", listener.local_addr()?);
         let listener = HttpListener::Tcp(TcpListener::from_std(listener)?, tls);
-        Ok(Self { listener, configured: address.to_string(), shown, socket, file: File::None })
+        Ok(Self { listener, configured: address.to_string(), shown, socket, file: SocketOwner::None })
     }
 }
 

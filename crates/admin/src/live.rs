@@ -52,7 +52,7 @@ const SLOW: Duration = Duration::from_secs(10);
 const WATCHED_MS: u64 = 15_000;
 const MINUTE: usize = 60;
 
-type Buckets = [u64; ALLOCATION_MS.len() + 1];
+type AllocationTimes = [u64; ALLOCATION_MS.len() + 1];
 
 pub(crate) struct Feed {
     program: Arc<dyn Owner>,
@@ -115,9 +115,9 @@ impl Feed {
         self.minutes.lock().unwrap_or_else(PoisonError::into_inner).history()
     }
 
-    pub(crate) fn watcher(self: &Arc<Self>) -> Option<Watcher> {
+    pub(crate) fn watcher(self: &Arc<Self>) -> Option<LiveWatcher> {
         let place = Arc::clone(&self.watchers).try_acquire_owned().ok()?;
-        Some(Watcher { feed: Arc::clone(self), _place: place })
+        Some(LiveWatcher { feed: Arc::clone(self), _place: place })
     }
 
     fn mark(&self) {
@@ -147,7 +147,7 @@ impl Feed {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut before: Option<Reading> = None;
-        let mut times: VecDeque<Buckets> = VecDeque::with_capacity(MINUTE);
+        let mut times: VecDeque<AllocationTimes> = VecDeque::with_capacity(MINUTE);
         loop {
             ticks.tick().await;
             let shares = threads.shares().await;
@@ -201,12 +201,12 @@ pub(crate) enum Watched {
     Stalled,
 }
 
-pub(crate) struct Watcher {
+pub(crate) struct LiveWatcher {
     feed: Arc<Feed>,
     _place: OwnedSemaphorePermit,
 }
 
-impl Watcher {
+impl LiveWatcher {
     /// Sends the last minutes and then at most `most` readings, while `may_watch` returns true.
     pub(crate) async fn send(
         self,

@@ -13,7 +13,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::{sync::Semaphore, time::Instant};
 use turnpike_api::FleetAdmin;
 use turnpike_config::AdminAccess;
-use turnpike_fleet::{Answer, Question, Rights};
+use turnpike_fleet::{PeerAnswer, Question, Rights};
 use turnpike_wire::escape;
 
 use crate::{
@@ -61,7 +61,7 @@ pub(crate) async fn answer(fleet: Arc<dyn FleetAdmin>, router: Router) {
 }
 
 /// Handles a request that did not arrive over a connection. The body is JSON or empty.
-pub(crate) async fn ask(router: Router, via: Via, method: &str, path: String, body: String) -> Answer {
+pub(crate) async fn ask(router: Router, via: Via, method: &str, path: String, body: String) -> PeerAnswer {
     let mut request = Request::builder().method(method).uri(path);
     if !body.is_empty() {
         request = request.header(header::CONTENT_TYPE, "application/json");
@@ -83,7 +83,7 @@ pub(crate) async fn ask(router: Router, via: Via, method: &str, path: String, bo
     let headers = HEADERS.iter().filter_map(header).collect();
     let body = to_bytes(response.into_body(), LONGEST).await;
     match body.ok().and_then(|bytes| String::from_utf8(bytes.into()).ok()) {
-        Some(body) => Answer { status, media_type, body, headers },
+        Some(body) => PeerAnswer { status, media_type, body, headers },
         None => {
             let detail = "the response is too long for another node; request fewer items at a time";
             problem(&Problem::new(StatusCode::INSUFFICIENT_STORAGE, "too_long", detail))
@@ -91,7 +91,7 @@ pub(crate) async fn ask(router: Router, via: Via, method: &str, path: String, bo
     }
 }
 
-fn problem(problem: &Problem) -> Answer {
+fn problem(problem: &Problem) -> PeerAnswer {
     let body = escape::json(&serde_json::to_string(problem).unwrap_or_default()).into_owned();
-    Answer { status: problem.status, media_type: PROBLEM_JSON.to_owned(), body, headers: Vec::new() }
+    PeerAnswer { status: problem.status, media_type: PROBLEM_JSON.to_owned(), body, headers: Vec::new() }
 }

@@ -22,7 +22,7 @@ use axum::{Router, http::Method};
 use serde::{Deserialize, Serialize};
 use tokio::{runtime::Handle, sync::OwnedMutexGuard, task, time::timeout};
 use turnpike_config::AdminAccess;
-use turnpike_fleet::Answer;
+use turnpike_fleet::PeerAnswer;
 use turnpike_net::Channel;
 
 use crate::{peer_requests, via::Via};
@@ -47,16 +47,16 @@ struct PredecessorRequest {
 struct PredecessorAnswer {
     id: u64,
     pid: u32,
-    answer: Answer,
+    answer: PeerAnswer,
 }
 
 /// Connection to the process that may replace this one.
-pub(crate) struct Successor {
+pub(crate) struct SuccessorLink {
     router: Router,
     channel: Mutex<Option<Channel>>,
 }
 
-impl Successor {
+impl SuccessorLink {
     pub(crate) fn new(router: Router) -> Self {
         Self { router, channel: Mutex::default() }
     }
@@ -115,7 +115,7 @@ impl Predecessor {
         path: String,
         body: String,
         by: String,
-    ) -> Result<Option<(u32, Answer)>, String> {
+    ) -> Result<Option<(u32, PeerAnswer)>, String> {
         let silent = || "the previous process does not answer".to_owned();
         let link = timeout(PATIENCE, Arc::clone(&self.0).lock_owned()).await.map_err(|_| silent())?;
         // Runs to completion even if the client leaves, so that the next request does not read this answer.
@@ -131,7 +131,7 @@ impl Predecessor {
 fn exchange(
     mut link: OwnedMutexGuard<Option<Link>>,
     question: PredecessorRequest,
-) -> io::Result<Option<(u32, Answer)>> {
+) -> io::Result<Option<(u32, PeerAnswer)>> {
     let Some(Link { channel, asked }) = &mut *link else { return Ok(None) };
     *asked += 1;
     let (id, until) = (*asked, Instant::now() + PATIENCE);

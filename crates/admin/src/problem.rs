@@ -226,14 +226,14 @@ impl Problem {
 }
 
 #[derive(Clone)]
-pub(crate) struct Reason(pub(crate) String);
+pub(crate) struct ProblemReason(pub(crate) String);
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let body = escape::json(&serde_json::to_string(&self).unwrap_or_default()).into_owned();
         let mut response = (status, [(header::CONTENT_TYPE, PROBLEM_JSON)], body).into_response();
-        response.extensions_mut().insert(Reason(self.reason()));
+        response.extensions_mut().insert(ProblemReason(self.reason()));
         if status == StatusCode::SERVICE_UNAVAILABLE {
             response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
         }

@@ -49,7 +49,7 @@ pub(crate) fn status_of(program: &dyn Owner, at: Timestamp, uptime: Duration) ->
     let datapath = program.server().map(|server| {
         let kernel = server.relay.kernel().map(|_| "kernel".to_owned());
         let step = kernel.unwrap_or_else(|| server.datapath.to_string());
-        turnpike_api::Datapath { step, why: server.datapath_reason.to_string() }
+        turnpike_api::DatapathStatus { step, why: server.datapath_reason.to_string() }
     });
     Status {
         job: program.job(),

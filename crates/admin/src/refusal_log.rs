@@ -10,12 +10,12 @@ use turnpike_rates::{Rate, Rates};
 
 use crate::via::Via;
 
-pub(crate) struct RefusalLog {
+pub(crate) struct RefusalLogLimit {
     began: Instant,
     rates: Mutex<Rates>,
 }
 
-impl Default for RefusalLog {
+impl Default for RefusalLogLimit {
     fn default() -> Self {
         // A readable amount: a burst of five lines per address, then one per second.
         let rates = Rates::new(Rate::new(5, 1000), Rate::new(50, 100), 1024);
@@ -23,7 +23,7 @@ impl Default for RefusalLog {
     }
 }
 
-impl RefusalLog {
+impl RefusalLogLimit {
     pub(crate) fn admits(&self, via: &Via) -> bool {
         let now = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
         let local = IpAddr::from(Ipv4Addr::UNSPECIFIED);

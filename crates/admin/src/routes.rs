@@ -45,7 +45,7 @@ use crate::{
     web,
 };
 use credentials::CredentialService;
-use errors::Errors;
+use errors::ErrorResponses;
 use examples::Examples;
 use input::{PathPart, body, bytes, form, path_part, query};
 use parameters::Parameters;
@@ -186,10 +186,10 @@ pub(crate) fn router(program: Arc<dyn Owner>, changes: Changes, predecessor: Opt
         bans::remove_ban,
     ),
     components(schemas(Problem)),
-    modifiers(&Token, &Errors, &Examples),
+    modifiers(&Token, &ErrorResponses, &Examples),
     security((), ("token" = [])),
 )]
-pub(crate) struct Document;
+pub(crate) struct ApiDocument;
 
 /// Security scheme for tokens.
 struct Token;

@@ -15,7 +15,7 @@ const SHORTEST: Duration = Duration::from_millis(200);
 const LONGEST: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
-pub(crate) struct Threads(Mutex<Option<Sample>>);
+pub(crate) struct Threads(Mutex<Option<ThreadSample>>);
 
 /// Recent CPU use of a thread, as shares of the interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,17 +27,17 @@ pub(crate) struct Share {
 
 impl Threads {
     pub(crate) async fn shares(&self) -> HashMap<String, Share> {
-        let usable = |sample: &Sample| (SHORTEST..LONGEST).contains(&sample.at.elapsed());
+        let usable = |sample: &ThreadSample| (SHORTEST..LONGEST).contains(&sample.at.elapsed());
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).take().filter(usable);
         let before = match kept {
             Some(sample) => sample,
             None => {
-                let sample = Sample::take();
+                let sample = ThreadSample::take();
                 sleep(SHORTEST).await;
                 sample
             }
         };
-        let now = Sample::take();
+        let now = ThreadSample::take();
         let shares = now.since(&before);
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
         shares
@@ -45,13 +45,13 @@ impl Threads {
 }
 
 #[derive(Debug)]
-struct Sample {
+struct ThreadSample {
     at: Instant,
     /// Nanoseconds running and waiting for a core, by name.
     threads: HashMap<String, (u64, u64)>,
 }
 
-impl Sample {
+impl ThreadSample {
     /// Empty without /proc.
     fn take() -> Self {
         let tasks = Process::myself().and_then(|process| process.tasks()).into_iter().flatten().flatten();
@@ -81,14 +81,14 @@ mod tests {
     #[test]
     fn cpu_share_is_of_the_interval_and_at_most_one() {
         let at = Instant::now();
-        let sample = |seconds, ran, waited| Sample {
+        let sample = |seconds, ran, waited| ThreadSample {
             at: at + Duration::from_secs(seconds),
             threads: [("relay-0".to_owned(), (ran, waited))].into(),
         };
         let shares = sample(2, 3_500_000_000, 1_000_000_000).since(&sample(0, 2_500_000_000, 500_000_000));
         assert_eq!(shares["relay-0"], Share { ran: 0.5, waited: 0.25 });
         assert_eq!(sample(1, 9_000_000_000, 0).since(&sample(0, 0, 0))["relay-0"].ran, 1.0);
-        assert!(sample(1, 1, 1).since(&Sample { at, threads: HashMap::new() }).is_empty());
+        assert!(sample(1, 1, 1).since(&ThreadSample { at, threads: HashMap::new() }).is_empty());
     }
 
     #[tokio::test]

@@ -39,14 +39,14 @@ impl TlsError {
 }
 
 /// Shared by all listeners of a kind.
-pub(crate) struct Tls {
+pub(crate) struct ListenerTls {
     acceptor: TlsAcceptor,
-    shown: Arc<Shown>,
+    shown: Arc<ServedCertificate>,
     /// Verifier for full access; other verified clients have read access.
     full: Option<Arc<dyn ClientCertVerifier>>,
 }
 
-impl Tls {
+impl ListenerTls {
     /// For the admin interface; `None` without a certificate.
     pub(crate) fn new(settings: &AdminSettings) -> Result<Option<Self>, TlsError> {
         let (Some(cert), Some(key)) = (&settings.tls_cert, &settings.tls_key) else { return Ok(None) };
@@ -69,7 +69,7 @@ impl Tls {
         read: Option<RootCertStore>,
     ) -> Result<Self, TlsError> {
         let cert = &files.cert.clone();
-        let shown = Arc::new(Shown::new(files, whose)?);
+        let shown = Arc::new(ServedCertificate::new(files, whose)?);
         let provider = Arc::new(ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
@@ -147,15 +147,15 @@ fn verifier(
 }
 
 #[derive(Debug)]
-struct Shown {
+struct ServedCertificate {
     files: CertificateFiles,
     whose: &'static str,
-    now: RwLock<Now>,
+    now: RwLock<LoadedCertificate>,
 }
 
 #[derive(Debug)]
-struct Now {
-    stamp: Stamp,
+struct LoadedCertificate {
+    stamp: PairStamp,
     key: Arc<CertifiedKey>,
     names: Vec<String>,
     /// Time of the last attempt to read an unusable pair: it may become valid without a change of the files.
@@ -166,9 +166,9 @@ struct Now {
 const RETRY: Duration = Duration::from_secs(60);
 
 /// Length, ctime and inode of both files; ctime covers content, owner and mode.
-type Stamp = [Option<(u64, i64, i64, u64)>; 2];
+type PairStamp = [Option<(u64, i64, i64, u64)>; 2];
 
-impl Shown {
+impl ServedCertificate {
     fn new(files: CertificateFiles, whose: &'static str) -> Result<Self, TlsError> {
         let stamp = stamp(&files);
         let identity = read(&files)?;
@@ -180,7 +180,7 @@ impl Shown {
         }
         warn_of_chain(&files, &identity);
         let (key, names) = (identity.certified_key(), identity.names().to_vec());
-        Ok(Self { files, whose, now: RwLock::new(Now { stamp, key, names, refused: None }) })
+        Ok(Self { files, whose, now: RwLock::new(LoadedCertificate { stamp, key, names, refused: None }) })
     }
 
     /// Reloads changed files. If the pair is unusable, the old one stays in use, with one log line.
@@ -212,13 +212,13 @@ impl Shown {
     }
 }
 
-impl ResolvesServerCert for Shown {
+impl ResolvesServerCert for ServedCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(Arc::clone(&self.now.read().unwrap_or_else(PoisonError::into_inner).key))
     }
 }
 
-fn stamp(files: &CertificateFiles) -> Stamp {
+fn stamp(files: &CertificateFiles) -> PairStamp {
     [&files.cert, &files.key].map(|file| {
         let file = fs::metadata(file).ok()?;
         Some((file.len(), file.ctime(), file.ctime_nsec(), file.ino()))
@@ -249,7 +249,7 @@ mod tests {
         let own = Certificate::new(&["admin.example.org"]);
         let files =
             CertificateFiles { cert: dir.file("own.pem", &own.pem), key: dir.file("own.key", &own.key) };
-        let shown = Shown::new(files, "a test").unwrap();
+        let shown = ServedCertificate::new(files, "a test").unwrap();
         let key = || Arc::clone(&shown.now.read().unwrap().key);
         let before = key();
         let begins = std::time::SystemTime::now() + Duration::from_secs(3);

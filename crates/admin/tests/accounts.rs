@@ -32,22 +32,25 @@ fn user_changes_take_effect_immediately() {
         store.look_up("turnpike", name, move |found| sender.send(found).unwrap());
         receiver.recv_timeout(crate::support::SOON).expect("an answer")
     };
-    let turnpike_stores::Found::User(keys) = looked_up("dora") else { panic!("the user exists") };
+    let turnpike_stores::LookupResult::User(keys) = looked_up("dora") else { panic!("the user exists") };
     let key = |password: &str| Key::long_term(KeyAlgorithm::Md5, "dora", "turnpike", password.as_bytes());
     assert_eq!(keys.get(KeyAlgorithm::Md5), Some(&key("pw")));
     assert!(matches!(known("dora"), Known::User(_)));
     assert_eq!(add_user(&running, "dora", "another"), 200);
-    let turnpike_stores::Found::User(keys) = looked_up("dora") else { panic!("the user exists") };
+    let turnpike_stores::LookupResult::User(keys) = looked_up("dora") else { panic!("the user exists") };
     assert_eq!(keys.get(KeyAlgorithm::Md5), Some(&key("another")));
     assert_eq!(running.ask("DELETE", "/v1/users/dora", None).ok()["existed"], true);
-    assert!(matches!(looked_up("dora"), turnpike_stores::Found::Nobody));
+    assert!(matches!(looked_up("dora"), turnpike_stores::LookupResult::Nobody));
     assert_eq!(running.ask("DELETE", "/v1/users/dora", None).problem(404), "no_such_user");
 }
 
 #[test]
 fn users_are_paged_with_configured_ones_first() {
     let running = Running::server(1);
-    let user = |name: &str| User { name: name.to_owned(), secret: UserSecret::Password(Secret::new("pw")) };
+    let user = |name: &str| ConfiguredUser {
+        name: name.to_owned(),
+        secret: UserSecret::Password(Secret::new("pw")),
+    };
     running.program.settings().auth.users = vec![user("zoe"), user("alice")];
     for name in ["bob", "carol", "dora"] {
         assert_eq!(add_user(&running, name, "pw"), 201);
@@ -120,7 +123,7 @@ fn invalid_names_are_refused_without_a_change() {
 #[test]
 fn configured_items_cannot_be_changed_in_the_store() {
     let running = Running::server(1);
-    let alice = User { name: "alice".to_owned(), secret: UserSecret::Password(Secret::new("pw")) };
+    let alice = ConfiguredUser { name: "alice".to_owned(), secret: UserSecret::Password(Secret::new("pw")) };
     let secret = Secret::new("north");
     running.program.settings().auth.users = vec![alice];
     running.program.settings().auth.secrets = vec![secret.clone()];
@@ -198,7 +201,7 @@ fn commands_give_the_same_output_with_and_without_a_server() {
             only_new: false,
         };
         let list = |json| shown(|out| backend.list_users(None, json, out));
-        assert_eq!([list(Format::Text(None)), list(Format::Json)], ["no users\n", "[]\n"]);
+        assert_eq!([list(OutputFormat::Text(None)), list(OutputFormat::Json)], ["no users\n", "[]\n"]);
         let made_up = || GeneratedSecret { what: "password", text: "0123" };
         let text = shown(|out| backend.add_user(user(None, "0123"), Some(made_up()), false, out));
         assert_eq!(text, format!("added user alice in realm turnpike ({place})\npassword: 0123\n"));
@@ -219,7 +222,7 @@ fn commands_give_the_same_output_with_and_without_a_server() {
         assert_eq!((&told["password"], &told["existed"]), (&json!("0123"), &json!(false)));
         let text = shown(|out| backend.add_user(user(None, "pw"), None, false, out));
         assert_eq!(text, format!("changed user alice in realm turnpike ({place})\n"));
-        let table = list(Format::Text(None));
+        let table = list(OutputFormat::Text(None));
         let lines: Vec<&str> = table.lines().collect();
         assert_eq!(
             lines,
@@ -230,7 +233,7 @@ fn commands_give_the_same_output_with_and_without_a_server() {
             ]
         );
         let of_blue: Value = serde_json::from_str(&shown(|out| {
-            backend.list_users(Some("blue".to_owned()), Format::Json, out)
+            backend.list_users(Some("blue".to_owned()), OutputFormat::Json, out)
         }))
         .unwrap();
         assert_eq!(
@@ -241,7 +244,7 @@ fn commands_give_the_same_output_with_and_without_a_server() {
         let secret = NewSecret { secret: "north".to_owned(), realm: None, only_new: false };
         let text = shown(|out| backend.add_secret(secret, None, false, out));
         assert_eq!(text, format!("added secret dc365e79d41cfae1 in realm turnpike ({place})\n"));
-        let text = shown(|out| backend.list_secrets(None, Format::Text(None), out));
+        let text = shown(|out| backend.list_secrets(None, OutputFormat::Text(None), out));
         assert!(text.contains("dc365e79d41cfae1") && !text.contains("north"), "{text}");
         let text = shown(|out| backend.remove_secret("DC365e79d41cfae1", None, false, out));
         assert!(text.starts_with("removed secret"), "{text}");
@@ -263,7 +266,7 @@ fn commands_give_the_same_output_with_and_without_a_server() {
         let text = shown(|out| backend.rotate_secret(rotate("two"), None, true, out));
         let told: Value = serde_json::from_str(&text).unwrap();
         assert_eq!((&told["fingerprint"], told.get("secret")), (&json!(two), None));
-        let text = shown(|out| backend.list_secrets(Some("blue".to_owned()), Format::Json, out));
+        let text = shown(|out| backend.list_secrets(Some("blue".to_owned()), OutputFormat::Json, out));
         let listed: Value = serde_json::from_str(&text).unwrap();
         for secret in listed.as_array().unwrap() {
             let (signs, until) = if secret["fingerprint"] == json!(two) {
@@ -289,15 +292,15 @@ fn commands_give_the_same_output_with_and_without_a_server() {
         assert_eq!(text, format!("added key shop ({place})\nkey: tpk_shop.x\n"));
         let error = backend.add_key(key(), None, false, &mut Vec::new()).expect_err("in use");
         assert!(error.to_string().contains("choose another name") && !error.is_usage(), "{error}");
-        let text = shown(|out| backend.list_keys(Format::Text(None), out));
+        let text = shown(|out| backend.list_keys(OutputFormat::Text(None), out));
         assert_eq!(text, "NAME  REALM  MAX TTL  RATE\nshop  all    600      -\n");
         let text = shown(|out| backend.remove_key("shop", false, out));
         assert_eq!(text, format!("removed key shop ({place})\n"));
-        assert_eq!(shown(|out| backend.list_keys(Format::Text(None), out)), "no keys\n");
+        assert_eq!(shown(|out| backend.list_keys(OutputFormat::Text(None), out)), "no keys\n");
         let error = backend.remove_key("shop", false, &mut Vec::new()).expect_err("already removed");
         assert!(error.to_string().starts_with("there is no key \"shop\" in"), "{error}");
 
-        let text = shown(|out| backend.list_realms(Format::Text(None), out));
+        let text = shown(|out| backend.list_realms(OutputFormat::Text(None), out));
         assert_eq!(text, "NAME  SESSIONS  PER USER  BITS/S EACH  ORIGINS\nblue  5         -         64000\n");
         let slow = backend.add_realm(blue(None, Some(999)), false, &mut Vec::new());
         assert!(slow.expect_err("no rate").is_usage());
@@ -351,7 +354,7 @@ fn unserved_realm_and_overridden_limits_are_conflicts() {
 #[test]
 fn users_command_lists_more_than_one_page() {
     let dir = Dir::new();
-    let user = |number: usize| User {
+    let user = |number: usize| ConfiguredUser {
         name: format!("u{number:04}"),
         secret: UserSecret::Password(Secret::new("pw")),
     };
@@ -363,7 +366,7 @@ fn users_command_lists_more_than_one_page() {
     let backend = AccountBackend::here(|| Ok::<_, io::Error>(accounts())).unwrap();
     let new = NewUser { name: "last".to_owned(), realm: None, password: "pw".to_owned(), only_new: false };
     backend.add_user(new, None, false, &mut Vec::new()).unwrap();
-    let text = shown(|out| backend.list_users(None, Format::Json, out));
+    let text = shown(|out| backend.list_users(None, OutputFormat::Json, out));
     let users: Value = serde_json::from_str(&text).unwrap();
     let names: Vec<&str> =
         users.as_array().unwrap().iter().map(|user| user["name"].as_str().unwrap()).collect();

@@ -48,7 +48,7 @@ impl Document {
 
 fn configured(running: &Running) {
     let mut settings = running.program.settings();
-    let user = |name: &str| User {
+    let user = |name: &str| ConfiguredUser {
         name: name.to_owned(),
         secret: UserSecret::Password(Secret::new("hunter2hunter2")),
     };

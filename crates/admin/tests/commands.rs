@@ -19,11 +19,13 @@ fn shown(run: impl FnOnce(&mut Vec<u8>) -> Result<(), CommandError>) -> String {
 fn sessions_are_shown_as_a_table_or_json_array() {
     let running = Running::server(2);
     let client = client(&running);
-    let list = |wanted: Sessions, format| shown(|out| commands::list_sessions(&client, wanted, format, out));
-    assert_eq!(list(Sessions::default(), Format::Text(None)), "no sessions\n");
-    assert_eq!(list(Sessions::default(), Format::Json), "[]\n");
+    let list = |wanted: SessionListFilter, format| {
+        shown(|out| commands::list_sessions(&client, wanted, format, out))
+    };
+    assert_eq!(list(SessionListFilter::default(), OutputFormat::Text(None)), "no sessions\n");
+    assert_eq!(list(SessionListFilter::default(), OutputFormat::Json), "[]\n");
     let clients: Vec<_> = (0..3).map(|_| running.allocated()).collect();
-    let text = list(Sessions::default(), Format::Text(None));
+    let text = list(SessionListFilter::default(), OutputFormat::Text(None));
     let mut lines = text.lines();
     assert!(lines.next().unwrap().starts_with("ID "), "{text}");
     for (client, relayed) in &clients {
@@ -32,21 +34,23 @@ fn sessions_are_shown_as_a_table_or_json_array() {
         assert!(line.contains(&relayed.to_string()) && line.contains(" udp "), "{line}");
     }
     assert_eq!(lines.count(), 3);
-    let json: Value = serde_json::from_str(&list(Sessions::default(), Format::Json)).unwrap();
+    let json: Value = serde_json::from_str(&list(SessionListFilter::default(), OutputFormat::Json)).unwrap();
     assert_eq!(json.as_array().unwrap().len(), 3);
     let only = clients[1].0.local_addr().unwrap().to_string();
-    let wanted = Sessions { client: Some(only.clone()), ..Sessions::default() };
-    let one: Value = serde_json::from_str(&list(wanted, Format::Json)).unwrap();
+    let wanted = SessionListFilter { client: Some(only.clone()), ..SessionListFilter::default() };
+    let one: Value = serde_json::from_str(&list(wanted, OutputFormat::Json)).unwrap();
     assert_eq!(one[0]["client"], only);
     assert_eq!(one.as_array().unwrap().len(), 1);
     assert_eq!(
-        list(Sessions { limit: Some(2), ..Sessions::default() }, Format::Text(None)).lines().count(),
+        list(SessionListFilter { limit: Some(2), ..SessionListFilter::default() }, OutputFormat::Text(None))
+            .lines()
+            .count(),
         3
     );
     let error = commands::list_sessions(
         &client,
-        Sessions { client: Some("alice & co?".to_owned()), ..Sessions::default() },
-        Format::Text(None),
+        SessionListFilter { client: Some("alice & co?".to_owned()), ..SessionListFilter::default() },
+        OutputFormat::Text(None),
         &mut Vec::new(),
     );
     assert!(error.expect_err("no address").to_string().contains("\"alice & co?\""), "quoted as typed");
@@ -58,8 +62,9 @@ fn sessions_command_requests_all_pages() {
     assert!(limit >= 4096, "two descriptors per session are needed, but ulimit -n is {limit}");
     let running = Running::server(1);
     let _clients: Vec<_> = (0..1005).map(|_| running.allocated()).collect();
-    let text =
-        shown(|out| commands::list_sessions(&client(&running), Sessions::default(), Format::Json, out));
+    let text = shown(|out| {
+        commands::list_sessions(&client(&running), SessionListFilter::default(), OutputFormat::Json, out)
+    });
     let json: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(json.as_array().unwrap().len(), 1005);
 }
@@ -69,20 +74,22 @@ fn session_is_shown_and_ended_by_its_id() {
     let running = Running::server(1);
     let client = client(&running);
     let (socket, relayed) = running.allocated();
-    let list = shown(|out| commands::list_sessions(&client, Sessions::default(), Format::Json, out));
+    let list =
+        shown(|out| commands::list_sessions(&client, SessionListFilter::default(), OutputFormat::Json, out));
     let id = serde_json::from_str::<Value>(&list).unwrap()[0]["id"].as_str().unwrap().to_owned();
-    let text = shown(|out| commands::show_session(&client, &id, Format::Text(None), out));
+    let text = shown(|out| commands::show_session(&client, &id, OutputFormat::Text(None), out));
     for part in [&id, &relayed.to_string(), &socket.local_addr().unwrap().to_string(), "over udp to"] {
         assert!(text.contains(part), "{part} in {text}");
     }
     let json: Value =
-        serde_json::from_str(&shown(|out| commands::show_session(&client, &id, Format::Json, out))).unwrap();
+        serde_json::from_str(&shown(|out| commands::show_session(&client, &id, OutputFormat::Json, out)))
+            .unwrap();
     assert!(json["permissions"].is_array());
-    let text = shown(|out| commands::end_session(&client, &id, Format::Text(None), out));
+    let text = shown(|out| commands::end_session(&client, &id, OutputFormat::Text(None), out));
     assert!(text.starts_with(&format!("ended session {id} of ")), "{text}");
     for unknown in [id.as_str(), "../../metrics", "", "x"] {
-        let error =
-            commands::end_session(&client, unknown, Format::Text(None), &mut Vec::new()).expect_err(unknown);
+        let error = commands::end_session(&client, unknown, OutputFormat::Text(None), &mut Vec::new())
+            .expect_err(unknown);
         let error = error.to_string();
         assert!(error.contains("session") && error.lines().count() == 1, "{error}");
     }
@@ -235,9 +242,9 @@ fn narrow_terminals_do_not_break_addresses() {
     let addresses = [socket.local_addr().unwrap().to_string(), relayed.to_string()];
     let id = running.get("/v1/sessions").ok()["sessions"][0]["id"].as_str().unwrap().to_owned();
     for columns in [34, 40, 60, 80, 100] {
-        let format = Format::Text(Some(columns));
+        let format = OutputFormat::Text(Some(columns));
         let texts = [
-            shown(|out| commands::list_sessions(&client, Sessions::default(), format, out)),
+            shown(|out| commands::list_sessions(&client, SessionListFilter::default(), format, out)),
             shown(|out| commands::show_session(&client, &id, format, out)),
         ];
         for text in texts {
@@ -247,6 +254,6 @@ fn narrow_terminals_do_not_break_addresses() {
             }
         }
     }
-    let ended = shown(|out| commands::end_session(&client, &id, Format::Text(Some(40)), out));
+    let ended = shown(|out| commands::end_session(&client, &id, OutputFormat::Text(Some(40)), out));
     assert!(ended.lines().all(|line| line.len() <= 40) && ended.contains(&addresses[0]), "{ended}");
 }

@@ -235,7 +235,7 @@ fn fleet_commands_show_and_control_nodes() {
     let _client = nodes[1].allocated();
     let client = Client::new(Some(Target::Unix(nodes[0].dir.path("a.sock"))), None).unwrap();
     let mut out = Vec::new();
-    commands::show_fleet(&client, Format::Text(None), &mut out).unwrap();
+    commands::show_fleet(&client, OutputFormat::Text(None), &mut out).unwrap();
     commands::order_node(&client, Some("b"), true, false, &mut out).unwrap();
     commands::order_node(&client, Some("b"), false, false, &mut out).unwrap();
     let text = String::from_utf8(std::mem::take(&mut out)).unwrap();
@@ -250,16 +250,18 @@ fn fleet_commands_show_and_control_nodes() {
     commands::order_node(&client, None, false, false, &mut out).unwrap();
     assert_eq!(String::from_utf8(std::mem::take(&mut out)).unwrap(), "node a takes clients again\n");
     *nodes[0].member().health.lock().unwrap() = FleetHealth::Recovering;
-    commands::show_fleet(&client, Format::Text(None), &mut out).unwrap();
+    commands::show_fleet(&client, OutputFormat::Text(None), &mut out).unwrap();
     let text = String::from_utf8(std::mem::take(&mut out)).unwrap();
     assert!(text.contains("\nthe store does not know the use of all nodes yet; "), "{text}");
     together.silence("c");
-    commands::list_fleet_sessions(&client, Sessions::default(), Format::Text(None), &mut out).unwrap();
+    commands::list_fleet_sessions(&client, SessionListFilter::default(), OutputFormat::Text(None), &mut out)
+        .unwrap();
     let text = String::from_utf8(std::mem::take(&mut out)).unwrap();
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[0].starts_with("NODE ") && lines[1].starts_with("b "), "{text}");
     assert!(lines[2].starts_with("missing: c: "), "{text}");
-    commands::list_fleet_sessions(&client, Sessions::default(), Format::Json, &mut out).unwrap();
+    commands::list_fleet_sessions(&client, SessionListFilter::default(), OutputFormat::Json, &mut out)
+        .unwrap();
     let array: Value = serde_json::from_slice(&out).unwrap();
     assert_eq!((array.as_array().unwrap().len(), &array[0]["node"]), (1, &json!("b")));
     assert!(commands::order_node(&client, Some("x/y"), true, false, &mut out).is_err());

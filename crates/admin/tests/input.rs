@@ -102,7 +102,7 @@ fn wrong_members_are_named_without_rust_types() {
 fn configured_user_cannot_be_added_to_the_store() {
     let running = Running::server(1);
     let secret = UserSecret::Password(Secret::new("pw"));
-    running.program.settings().auth.users = vec![User { name: "alice".to_owned(), secret }];
+    running.program.settings().auth.users = vec![ConfiguredUser { name: "alice".to_owned(), secret }];
     let put = |name: &str| {
         let body = json!({ "name": name, "password": "other" }).to_string();
         running.ask("POST", "/v1/users", Some(&body))

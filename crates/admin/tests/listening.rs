@@ -9,14 +9,15 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
     sign::{CertifiedKey, SingleCertAndKey},
 };
-use turnpike_admin::{Interface, ListenError};
+use turnpike_admin::{AdminInterface, ListenError};
 use turnpike_api::Job;
 use turnpike_config::AdminSettings;
 
 fn listen(settings: &AdminSettings, explicit: bool) -> Result<usize, ListenError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _guard = runtime.enter();
-    Interface::listen(Job::Serve, settings, explicit, Vec::new()).map(|interface| interface.addresses().len())
+    AdminInterface::listen(Job::Serve, settings, explicit, Vec::new())
+        .map(|interface| interface.addresses().len())
 }
 
 fn on(listen: Vec<AdminAddress>) -> AdminSettings {

@@ -3,12 +3,12 @@
 use crate::prelude::*;
 use std::io::{BufRead, BufReader, Read, Write};
 
-use turnpike_api::{Refusal, Rule, RuleState};
+use turnpike_api::{ClientRefusals, RuleState, RuleStatus};
 
 use crate::support::{SOON, relay_state};
 
-pub(crate) fn refusal(client: &str, user: &str) -> Refusal {
-    Refusal {
+pub(crate) fn refusal(client: &str, user: &str) -> ClientRefusals {
+    ClientRefusals {
         first_at: "2026-01-02T02:46:40Z".to_owned(),
         last_at: "2026-01-02T03:00:00.123Z".to_owned(),
         count: 3,
@@ -274,11 +274,11 @@ fn missing_relay_addresses_affect_readiness() {
 #[test]
 fn forwarder_live_data_lists_its_rules() {
     let running = Running::start(None, |_, _| {});
-    *running.program.rules.lock().unwrap() = vec![Rule {
+    *running.program.rules.lock().unwrap() = vec![RuleStatus {
         name: "web".to_owned(),
         open: 3,
         ends: vec![("denied", 2), ("idle", 0)],
-        ..Rule::default()
+        ..RuleStatus::default()
     }];
     let live = eventually("it is read", || {
         let live = running.get("/v1/live").ok();
@@ -286,7 +286,7 @@ fn forwarder_live_data_lists_its_rules() {
     });
     assert!(live.get("server").is_none(), "{live}");
     let readiness = |states: &[RuleState]| {
-        let rule = |state: &RuleState| Rule { state: *state, ..Rule::default() };
+        let rule = |state: &RuleState| RuleStatus { state: *state, ..RuleStatus::default() };
         *running.program.rules.lock().unwrap() = states.iter().map(rule).collect();
         let answer = running.get("/readyz");
         (answer.status, answer.body.trim().to_owned())

@@ -12,11 +12,11 @@ pub(crate) use std::{
 };
 pub(crate) use turnpike_api::{NotReloaded, Reloaded};
 pub(crate) use turnpike_config::{
-    AdminAccess, AdminAddress, RealmSettings, Secret, Settings, TokenKeySettings, User, UserSecret,
+    AdminAccess, AdminAddress, ConfiguredUser, RealmSettings, Secret, Settings, TokenKeySettings, UserSecret,
 };
 pub(crate) use turnpike_ctl::{
     client::{Client, Target},
-    commands::{self, CommandError, Format, Sessions},
+    commands::{self, CommandError, OutputFormat, SessionListFilter},
 };
 pub(crate) use turnpike_testkit::{
     certificates::{Certificate, believing_client},

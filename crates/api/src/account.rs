@@ -5,7 +5,8 @@ use utoipa::{IntoParams, ToSchema};
 
 /// Users, with counts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Users {
+#[schema(as = Users)]
+pub struct UserList {
     /// Users that have a session.
     pub with_sessions: u64,
     /// Users of the configuration, over all realms.
@@ -16,23 +17,24 @@ pub struct Users {
     pub token_keys: u64,
     /// One page: users of the configuration first, then those of the store by realm and name.
     #[schema(max_items = 1000)]
-    pub users: Vec<User>,
+    pub users: Vec<UserInfo>,
     /// The `cursor` of the next page; null on the last one.
     pub next: Option<String>,
 }
 
-/// The part of [`Users`] without counts.
+/// The part of [`UserList`] without counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct UserPage {
     /// Users of the configuration first, then those of the store by realm and name.
-    pub users: Vec<User>,
+    pub users: Vec<UserInfo>,
     /// The cursor of the next page.
     pub next: Option<String>,
 }
 
 /// A user.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct User {
+#[schema(as = User)]
+pub struct UserInfo {
     /// The username.
     pub name: String,
     /// The realm.
@@ -40,13 +42,14 @@ pub struct User {
     /// The algorithms of its keys, such as `MD5, SHA-256`.
     pub keys: String,
     /// Its origin.
-    pub from: Origin,
+    pub from: AccountOrigin,
 }
 
 /// Origin of a user or a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[schema(as = Origin)]
 #[serde(rename_all = "lowercase")]
-pub enum Origin {
+pub enum AccountOrigin {
     /// The configuration file, which is the only place to change it.
     Configuration,
     /// The store.
@@ -75,7 +78,8 @@ pub struct NewUser {
 
 /// Secrets of time-limited credentials.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Secrets {
+#[schema(as = Secrets)]
+pub struct SecretList {
     /// All secrets.
     pub secrets: Vec<SharedSecret>,
 }
@@ -89,7 +93,7 @@ pub struct SharedSecret {
     #[schema(min_length = 16, max_length = 16, pattern = "^[0-9a-f]{16}$")]
     pub fingerprint: String,
     /// Its origin.
-    pub from: Origin,
+    pub from: AccountOrigin,
     /// Makes new credentials.
     pub signs: bool,
     /// The last second in which it is accepted, after a rotation (RFC 3339).
@@ -150,7 +154,8 @@ pub struct Rotated {
 
 /// Keys of applications.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Keys {
+#[schema(as = Keys)]
+pub struct KeyList {
     /// All keys, by name.
     pub keys: Vec<Key>,
 }
@@ -211,16 +216,18 @@ pub struct Change {
 
 /// All realms.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Realms {
+#[schema(as = Realms)]
+pub struct RealmList {
     /// Realms that clients are served in.
-    pub realms: Vec<Realm>,
+    pub realms: Vec<RealmInfo>,
     /// Realms of the store.
     pub stored: Vec<StoredRealm>,
 }
 
 /// A realm.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Realm {
+#[schema(as = Realm)]
+pub struct RealmInfo {
     /// REALM.
     pub name: String,
     /// Its sessions.

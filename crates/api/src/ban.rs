@@ -5,14 +5,16 @@ use utoipa::ToSchema;
 
 /// Bans in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Bans {
+#[schema(as = Bans)]
+pub struct BanList {
     /// Sorted by their end.
-    pub bans: Vec<Ban>,
+    pub bans: Vec<BanEntry>,
 }
 
 /// A ban of a user, or of clients by their addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Ban {
+#[schema(as = Ban)]
+pub struct BanEntry {
     /// The username, or the id of a time-limited one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
@@ -56,9 +58,10 @@ pub struct NewBan {
 
 /// A ban that is in force now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Banned {
+#[schema(as = Banned)]
+pub struct BanResult {
     /// The ban.
-    pub ban: Ban,
+    pub ban: BanEntry,
     /// Sessions that it ended on the queried node, including its previous process.
     pub ended: u64,
     /// True if the other nodes of the fleet know. Otherwise they are informed when the store answers again.
@@ -67,9 +70,10 @@ pub struct Banned {
 
 /// A ban that was ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Unbanned {
+#[schema(as = Unbanned)]
+pub struct UnbanResult {
     /// Remaining bans, sorted by their end.
-    pub bans: Vec<Ban>,
+    pub bans: Vec<BanEntry>,
     /// True if the other nodes of the fleet know. Otherwise they are informed when the store answers again.
     pub announced: bool,
 }

@@ -28,7 +28,8 @@ pub struct CredentialsRequest {
 
 /// Configuration for a browser: an `RTCConfiguration` for `new RTCPeerConnection`.
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
-pub struct Credentials {
+#[schema(as = Credentials)]
+pub struct IssuedCredential {
     /// This server.
     #[serde(rename = "iceServers")]
     pub ice_servers: Vec<IceServer>,

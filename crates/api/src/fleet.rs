@@ -1,7 +1,9 @@
 //! Administration of a fleet, and its state as JSON.
 
 use serde::{Deserialize, Serialize};
-use turnpike_fleet::{Answer, Ban, LONGEST_BAN_S, NodeName, Ordered, Question, Rights, Subject, Unbanned};
+use turnpike_fleet::{
+    Ban, LONGEST_BAN_S, NodeName, Ordered, PeerAnswer, Question, Rights, Subject, Unbanned,
+};
 use utoipa::ToSchema;
 
 use crate::Later;
@@ -15,7 +17,7 @@ pub trait FleetAdmin: Send + Sync + 'static {
     fn health(&self) -> FleetHealth;
     /// Redirects new clients of a node to others, or lets it take clients again. Its sessions continue.
     fn set_draining<'a>(&'a self, node: &'a str, drains: bool) -> Later<'a, Result<(), FleetError>>;
-    fn ask(&self, request: PeerRequest) -> Later<'_, Result<Answer, FleetError>>;
+    fn ask(&self, request: PeerRequest) -> Later<'_, Result<PeerAnswer, FleetError>>;
     /// Next request of another node; `None` when the server ends.
     fn next_question(&self) -> Later<'_, Option<(Question, Reply)>>;
     /// Bans in force, sorted by their end.
@@ -44,7 +46,7 @@ pub struct PeerRequest {
 }
 
 /// Sends the answer to the asking node.
-pub type Reply = Box<dyn FnOnce(Answer) + Send>;
+pub type Reply = Box<dyn FnOnce(PeerAnswer) + Send>;
 
 /// State of a node with respect to its fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

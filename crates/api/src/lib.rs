@@ -17,27 +17,33 @@ use std::pin::Pin;
 use utoipa::openapi::{Object, ObjectBuilder, Type};
 
 pub use account::{
-    Change, Key, Keys, NewKey, NewRealm, NewSecret, NewUser, Origin, Realm, RealmQuery, Realms, Rotated,
-    Rotation, Secrets, SharedSecret, StoredRealm, User, UserPage, UserQuery, Users,
+    AccountOrigin, Change, Key, KeyList, NewKey, NewRealm, NewSecret, NewUser, RealmInfo, RealmList,
+    RealmQuery, Rotated, Rotation, SecretList, SharedSecret, StoredRealm, UserInfo, UserList, UserPage,
+    UserQuery,
 };
-pub use ban::{Ban, Banned, Bans, NewBan, Unbanned};
-pub use credential::{Credentials, CredentialsRequest, IceCredential, IceServer, IceToken, RestCredentials};
+pub use ban::{BanEntry, BanList, BanResult, NewBan, UnbanResult};
+pub use credential::{
+    CredentialsRequest, IceCredential, IceServer, IceToken, IssuedCredential, RestCredentials,
+};
 pub use fleet::{
     FleetAdmin, FleetError, FleetHealth, FleetNode, FleetStatus, NodeOrder, NodeState, PeerRequest, Reply,
 };
 pub use live::{
     Batch, History, Live, LiveEvent, LiveListener, LiveRealm, LiveRule, LiveServer, LiveWorker, Quantiles,
-    Rate, Reason, RuleState, Talker, Talkers, refused, total,
+    Rate, ReasonCount, RuleState, Talker, Talkers, refused, total,
 };
 pub use program::{
-    Access, Build, Datapath, Drain, Draining, Job, LogLevel, NotReloaded, Process, Program, Reloaded, Rule,
-    Sandbox, Status,
+    Build, ClientRights, DatapathStatus, Drain, Draining, Job, LogLevel, NotReloaded, Process, Program,
+    Reloaded, RuleStatus, Sandbox, Status,
 };
-pub use refusal::{Refusal, RefusalFilter, Refusals};
+pub use refusal::{ClientRefusals, RefusalFilter, RefusalList};
 pub use server::{
-    Certificate, Certificates, Limit, Limits, Listener, Listeners, RelayRange, Worker, Workers,
+    CertificateInfo, CertificateList, LimitInfo, LimitList, Listener, Listeners, RelayRange, Worker,
+    WorkerList,
 };
-pub use session::{Channel, FleetSessions, Permission, Relayed, Session, SessionPage, SessionQuery, Traffic};
+pub use session::{
+    Channel, FleetSessions, Permission, RelayedAddress, Session, SessionPage, SessionQuery, Traffic,
+};
 
 pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 

@@ -56,9 +56,9 @@ pub struct LiveServer {
     /// Duration of allocations in the last minute; null without any.
     pub opening: Option<Quantiles>,
     /// Losses and drops since the start, by reason; reasons that have not happened are left out.
-    pub drops: Vec<Reason>,
+    pub drops: Vec<ReasonCount>,
     /// Refusals since the start, by reason; reasons that have not happened are left out.
-    pub refusals: Vec<Reason>,
+    pub refusals: Vec<ReasonCount>,
     /// Workers by number.
     pub workers: Vec<LiveWorker>,
     /// Histogram of datagrams per receive call.
@@ -93,7 +93,8 @@ pub struct Quantiles {
 
 /// Count of one reason.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Reason {
+#[schema(as = Reason)]
+pub struct ReasonCount {
     /// Kind, such as `packet` or `limit`.
     pub kind: String,
     /// Reason, as in `/metrics`.
@@ -219,7 +220,7 @@ pub struct LiveRule {
     /// Traffic to clients per second; datagrams only for UDP.
     pub to_client: Rate,
     /// Ended connections and sessions and dropped datagrams since the start, by reason.
-    pub ends: Vec<Reason>,
+    pub ends: Vec<ReasonCount>,
 }
 
 /// State of a forwarding rule.
@@ -284,7 +285,7 @@ pub struct History {
 
 /// Refusals per second, each counted once: refusals by a limit, a peer rule or a drain are among the answers.
 #[must_use]
-pub fn refused(refusals: &[Reason]) -> f64 {
+pub fn refused(refusals: &[ReasonCount]) -> f64 {
     let counts_once = |kind: &str| matches!(kind, "answer" | "credentials" | "connection" | "tls" | "dtls");
     total(refusals.iter().filter(|reason| counts_once(&reason.kind)).map(|reason| reason.rate))
 }

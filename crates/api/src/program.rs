@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 use utoipa::{ToSchema, openapi::Object};
 
-use crate::{FleetAdmin, Later, Refusal, RefusalFilter, RelayRange, RuleState, one_of};
+use crate::{ClientRefusals, FleetAdmin, Later, RefusalFilter, RelayRange, RuleState, one_of};
 
 /// Control loop, log and sandbox of a running program.
 pub trait Process: Send + Sync {
@@ -37,7 +37,7 @@ pub trait Program: Send + Sync + 'static {
     /// OpenMetrics text.
     fn metrics(&self) -> String;
     /// Recent refusals of the TURN server, the latest first; `None` without a server.
-    fn refusals(&self, _wanted: &RefusalFilter, _most: usize) -> Option<Vec<Refusal>> {
+    fn refusals(&self, _wanted: &RefusalFilter, _most: usize) -> Option<Vec<ClientRefusals>> {
         None
     }
     /// Configuration keys that control this kind and reason of refusal; possibly none.
@@ -45,7 +45,7 @@ pub trait Program: Send + Sync + 'static {
         &[]
     }
     /// Empty for a server.
-    fn rules(&self) -> Vec<Rule> {
+    fn rules(&self) -> Vec<RuleStatus> {
         Vec::new()
     }
     /// Bans and the fleet; `None` for a forwarder.
@@ -66,7 +66,7 @@ pub enum NotReloaded {
 
 /// Counters of a forwarding rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rule {
+pub struct RuleStatus {
     /// Its name.
     pub name: String,
     /// Its state.
@@ -114,7 +114,7 @@ pub struct Status {
     pub open: u64,
     /// I/O path for datagrams, of a server.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub datapath: Option<Datapath>,
+    pub datapath: Option<DatapathStatus>,
     /// Relay addresses of a server.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub relays: Vec<RelayRange>,
@@ -143,7 +143,8 @@ pub struct Sandbox {
 
 /// I/O path for datagrams.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Datapath {
+#[schema(as = Datapath)]
+pub struct DatapathStatus {
     /// The method, such as `gso`.
     pub step: String,
     /// Reason for the choice.
@@ -166,7 +167,8 @@ pub struct Build {
 
 /// Rights of the requesting client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Access {
+#[schema(as = Access)]
+pub struct ClientRights {
     /// Changes are allowed: ending sessions, reload, drain, log level.
     pub may_change: bool,
 }

@@ -15,15 +15,17 @@ pub struct RefusalFilter {
 
 /// Recent refusals.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Refusals {
+#[schema(as = Refusals)]
+pub struct RefusalList {
     /// The latest first.
     #[schema(max_items = 1000)]
-    pub refusals: Vec<Refusal>,
+    pub refusals: Vec<ClientRefusals>,
 }
 
 /// Refusals of one client for one reason.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Refusal {
+#[schema(as = Refusal)]
+pub struct ClientRefusals {
     /// The first one (RFC 3339).
     pub first_at: String,
     /// The last one.

@@ -7,14 +7,16 @@ use crate::{Traffic, transport};
 
 /// All numeric limits.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Limits {
+#[schema(as = Limits)]
+pub struct LimitList {
     /// One for each key of the configuration.
-    pub limits: Vec<Limit>,
+    pub limits: Vec<LimitInfo>,
 }
 
 /// A limit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Limit {
+#[schema(as = Limit)]
+pub struct LimitInfo {
     /// Its key, such as `limits.allocations`.
     pub key: String,
     /// The limit; null for none. Times are in seconds (`limits.burst` in milliseconds), rates in bits per second (refusals in refusals per
@@ -72,14 +74,16 @@ pub struct RelayRange {
 
 /// Certificates of the server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Certificates {
+#[schema(as = Certificates)]
+pub struct CertificateList {
     /// The default certificate first.
-    pub certificates: Vec<Certificate>,
+    pub certificates: Vec<CertificateInfo>,
 }
 
 /// A certificate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Certificate {
+#[schema(as = Certificate)]
+pub struct CertificateInfo {
     /// Its file, as in the configuration.
     pub file: String,
     /// Its DNS names.
@@ -94,7 +98,8 @@ pub struct Certificate {
 
 /// All workers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Workers {
+#[schema(as = Workers)]
+pub struct WorkerList {
     /// Workers by number.
     pub workers: Vec<Worker>,
 }

@@ -51,7 +51,7 @@ pub struct Session {
     #[schema(schema_with = transport)]
     pub transport: String,
     /// Relayed transport addresses: one, or one of each family.
-    pub relayed: Vec<Relayed>,
+    pub relayed: Vec<RelayedAddress>,
     /// Between the server and peers.
     #[schema(schema_with = relayed_transport)]
     pub relayed_transport: String,
@@ -99,7 +99,8 @@ impl Session {
 
 /// A relayed transport address.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Relayed {
+#[schema(as = Relayed)]
+pub struct RelayedAddress {
     /// Address and port, as the client sees them.
     pub address: String,
     /// Seconds until it ends, unless the client renews it.

@@ -12,7 +12,7 @@ use std::{
 use clap::{Args, Subcommand};
 use turnpike_ctl::{
     client::{Client, Target},
-    commands::{self, CommandError, Format, Sessions},
+    commands::{self, CommandError, OutputFormat, SessionListFilter},
     top,
 };
 use turnpike_process::wait_for_stop;
@@ -189,13 +189,13 @@ impl AdminArgs {
 impl SessionsArgs {
     pub(crate) fn run(self, out: &mut dyn Write) -> Result<(), CommandError> {
         let (wanted, admin) = self.taken_apart();
-        commands::list_sessions(&admin.client()?, wanted, Format::of_stdout(admin.json), out)
+        commands::list_sessions(&admin.client()?, wanted, OutputFormat::of_stdout(admin.json), out)
     }
 
-    fn taken_apart(self) -> (Sessions, AdminArgs) {
+    fn taken_apart(self) -> (SessionListFilter, AdminArgs) {
         let Self { user, realm, client, transport, relayed, limit, admin } = self;
         let limit = limit.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
-        (Sessions { user, realm, client, transport, relayed, limit }, admin)
+        (SessionListFilter { user, realm, client, transport, relayed, limit }, admin)
     }
 }
 
@@ -206,13 +206,18 @@ impl FleetCommand {
         };
         match self {
             Self::Status(FleetStatusArgs { admin }) => {
-                commands::show_fleet(&admin.client()?, Format::of_stdout(admin.json), out)
+                commands::show_fleet(&admin.client()?, OutputFormat::of_stdout(admin.json), out)
             }
             Self::Drain(NodeArgs { node, admin }) => order(&admin, Some(&node), true, out),
             Self::Uncordon(UncordonArgs { node, admin }) => order(&admin, node.as_deref(), false, out),
             Self::Sessions(args) => {
                 let (wanted, admin) = args.taken_apart();
-                commands::list_fleet_sessions(&admin.client()?, wanted, Format::of_stdout(admin.json), out)
+                commands::list_fleet_sessions(
+                    &admin.client()?,
+                    wanted,
+                    OutputFormat::of_stdout(admin.json),
+                    out,
+                )
             }
         }
     }
@@ -222,10 +227,10 @@ impl SessionCommand {
     pub(crate) fn run(self, out: &mut dyn Write) -> Result<(), CommandError> {
         match self {
             Self::Show(SessionArgs { id, admin }) => {
-                commands::show_session(&admin.client()?, &id, Format::of_stdout(admin.json), out)
+                commands::show_session(&admin.client()?, &id, OutputFormat::of_stdout(admin.json), out)
             }
             Self::End(SessionArgs { id, admin }) => {
-                commands::end_session(&admin.client()?, &id, Format::of_stdout(admin.json), out)
+                commands::end_session(&admin.client()?, &id, OutputFormat::of_stdout(admin.json), out)
             }
         }
     }

@@ -15,7 +15,7 @@ use turnpike_config::{
 };
 use turnpike_ctl::{
     client::{Client, Target},
-    commands::{AccountBackend, CommandError, Format, GeneratedSecret},
+    commands::{AccountBackend, CommandError, GeneratedSecret, OutputFormat},
 };
 use turnpike_serve::ServeError;
 
@@ -212,7 +212,7 @@ impl UserCommand {
             }
             Self::List { store } => {
                 let (realm, json) = (store.realm.clone(), store.json);
-                Ok(store.backend()?.list_users(realm, Format::of_stdout(json), out)?)
+                Ok(store.backend()?.list_users(realm, OutputFormat::of_stdout(json), out)?)
             }
             Self::Remove { name, store } => {
                 let (realm, json) = (store.realm.clone(), store.json);
@@ -236,7 +236,7 @@ impl SecretCommand {
             }
             Self::List { store } => {
                 let (realm, json) = (store.realm.clone(), store.json);
-                Ok(store.backend()?.list_secrets(realm, Format::of_stdout(json), out)?)
+                Ok(store.backend()?.list_secrets(realm, OutputFormat::of_stdout(json), out)?)
             }
             Self::Rotate { name, overlap, secret_file, store } => {
                 let given = first_line(None, secret_file)?;
@@ -282,7 +282,7 @@ impl RealmCommand {
             }
             Self::List { store } => {
                 let json = store.json;
-                Ok(store.backend()?.list_realms(Format::of_stdout(json), out)?)
+                Ok(store.backend()?.list_realms(OutputFormat::of_stdout(json), out)?)
             }
             Self::Remove { name, store } => {
                 let json = store.json;
@@ -306,7 +306,7 @@ impl KeyCommand {
             }
             Self::List { store } => {
                 let json = store.json;
-                Ok(store.backend()?.list_keys(Format::of_stdout(json), out)?)
+                Ok(store.backend()?.list_keys(OutputFormat::of_stdout(json), out)?)
             }
             Self::Remove { name, store } => {
                 let json = store.json;

@@ -25,12 +25,12 @@ pub enum FirewallFormat {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Firewall {
-    openings: Vec<Opening>,
+    openings: Vec<FirewallOpening>,
     notes: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Opening {
+struct FirewallOpening {
     transport: Transport,
     place: Place,
     ports: RangeInclusive<u16>,
@@ -152,7 +152,7 @@ impl Firewall {
 
     fn open(&mut self, transport: Transport, ip: IpAddr, ports: RangeInclusive<u16>, what: &str) {
         if ip.is_loopback() {
-            let opening = Opening { transport, place: Place::of(ip), ports, what: what.to_owned() };
+            let opening = FirewallOpening { transport, place: Place::of(ip), ports, what: what.to_owned() };
             self.notes.push(format!("{opening} is on loopback and needs no opening"));
         } else {
             self.add(transport, Place::of(ip), ports, what);
@@ -171,7 +171,7 @@ impl Firewall {
                     known.what = format!("{}, {what}", known.what);
                 }
             }
-            None => self.openings.push(Opening { transport, place, ports, what: what.to_owned() }),
+            None => self.openings.push(FirewallOpening { transport, place, ports, what: what.to_owned() }),
         }
     }
 
@@ -225,7 +225,7 @@ impl Place {
     }
 }
 
-impl Opening {
+impl FirewallOpening {
     fn ports(&self, between: &str) -> String {
         match (self.ports.start(), self.ports.end()) {
             (first, last) if first == last => first.to_string(),
@@ -234,7 +234,7 @@ impl Opening {
     }
 }
 
-impl fmt::Display for Opening {
+impl fmt::Display for FirewallOpening {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let transport: &str = self.transport.into();
         let ports = self.ports("-");

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt::Write as _};
 
 use turnpike_strict::{Node, Value};
 
-use super::{Checks, Mistake, Origin, read::Reader};
+use super::{Checks, Mistake, Origin, read::ValueReader};
 
 pub(crate) struct KeySpec<S> {
     pub(crate) path: &'static str,
@@ -15,7 +15,7 @@ pub(crate) struct KeySpec<S> {
     pub(crate) secret: bool,
     pub(crate) reload: bool,
     /// Reads a value into the settings; `None` on a mistake.
-    pub(crate) apply: fn(&mut Reader<'_>, &Node, &mut S) -> Option<()>,
+    pub(crate) apply: fn(&mut ValueReader<'_>, &Node, &mut S) -> Option<()>,
     /// Effective value as TOML, secrets masked.
     pub(crate) show: fn(&S) -> String,
     /// Compares values, including secrets, which are all shown alike.
@@ -34,7 +34,7 @@ impl<S> KeySpec<S> {
         problems: &mut Vec<Mistake>,
     ) -> Option<()> {
         (self.apply)(
-            &mut Reader::new((self.path, self.expected, self.secret), checks, problems),
+            &mut ValueReader::new((self.path, self.expected, self.secret), checks, problems),
             node,
             settings,
         )
@@ -63,7 +63,7 @@ pub(crate) struct Kind<T> {
     pub(crate) expected: &'static str,
     pub(crate) list: bool,
     pub(crate) secret: bool,
-    pub(crate) read: fn(&mut Reader<'_>, &Node) -> Option<T>,
+    pub(crate) read: fn(&mut ValueReader<'_>, &Node) -> Option<T>,
     /// Inverse of `read`: formats a value as TOML.
     pub(crate) show: fn(&T) -> String,
 }
@@ -71,7 +71,7 @@ pub(crate) struct Kind<T> {
 impl<T> Kind<T> {
     pub(crate) const fn one(
         expected: &'static str,
-        read: fn(&mut Reader<'_>, &Node) -> Option<T>,
+        read: fn(&mut ValueReader<'_>, &Node) -> Option<T>,
         show: fn(&T) -> String,
     ) -> Self {
         Self { expected, list: false, secret: false, read, show }
@@ -79,7 +79,7 @@ impl<T> Kind<T> {
 
     pub(crate) const fn list(
         expected: &'static str,
-        read: fn(&mut Reader<'_>, &Node) -> Option<T>,
+        read: fn(&mut ValueReader<'_>, &Node) -> Option<T>,
         show: fn(&T) -> String,
     ) -> Self {
         Self { expected, list: true, secret: false, read, show }

@@ -10,9 +10,9 @@ use turnpike_turn::server::{AllowRule, Cidr, RelayAddress};
 use turnpike_wire::names::{is_realm, is_username};
 
 use super::{
-    CertificateFiles, DatapathChoice, StoredKey, User, UserSecret,
+    CertificateFiles, ConfiguredUser, DatapathChoice, StoredKey, UserSecret,
     key::{Kind, kind, list_of, text},
-    read::Reader,
+    read::ValueReader,
 };
 use crate::{RelayPlace, Secret, relay_keys, secret::MASK};
 
@@ -89,7 +89,7 @@ pub(super) const PORTS: Kind<RangeInclusive<u16>> = Kind::one(
     |ports| quoted(&format!("{}-{}", ports.start(), ports.end())),
 );
 
-pub(super) const USERS: Kind<Vec<User>> = Kind::list(
+pub(super) const USERS: Kind<Vec<ConfiguredUser>> = Kind::list(
     "a list of { name = \"...\", password = \"...\" }, of { name = \"...\", key = \"32 or 64 hex digits\" } or of \
      \"NAME:PASSWORD\"",
     |reader, node| reader.list(node, user),
@@ -133,7 +133,7 @@ pub(super) const ALLOW_RULES: Kind<Vec<AllowRule>> = list_of!(
     |text| without_zone(text.trim())?.parse::<AllowRule>()
 );
 
-fn certificate_files(reader: &mut Reader<'_>, node: &Node) -> Option<CertificateFiles> {
+fn certificate_files(reader: &mut ValueReader<'_>, node: &Node) -> Option<CertificateFiles> {
     let entries = reader.table(node, &["cert", "key"])?;
     let mut find = |wanted: &str| match find(entries, wanted) {
         Some(node) => match (kind::FILE.read)(reader, node)? {
@@ -159,7 +159,7 @@ fn port_range(text: &str) -> Result<RangeInclusive<u16>, &'static str> {
     Ok(first..=last)
 }
 
-fn user(reader: &mut Reader<'_>, node: &Node) -> Option<User> {
+fn user(reader: &mut ValueReader<'_>, node: &Node) -> Option<ConfiguredUser> {
     if let Value::Text(text) = &node.value {
         let why = match text.split_once(':') {
             None => "the colon and the password are missing".to_owned(),
@@ -167,7 +167,7 @@ fn user(reader: &mut Reader<'_>, node: &Node) -> Option<User> {
             Some((name, _)) if !is_username(name) => BAD_NAME.to_owned(),
             Some((name, "")) => format!("the password of {name:?}, after the colon, is empty"),
             Some((name, password)) => {
-                return Some(User {
+                return Some(ConfiguredUser {
                     name: name.to_owned(),
                     secret: UserSecret::Password(Secret::new(password)),
                 });
@@ -204,10 +204,10 @@ fn user(reader: &mut Reader<'_>, node: &Node) -> Option<User> {
         }
         _ => return reader.refuse(node, Some("it needs either a password or a key".to_owned())),
     };
-    Some(User { name: name_text, secret })
+    Some(ConfiguredUser { name: name_text, secret })
 }
 
-fn stored_key(reader: &mut Reader<'_>, node: &Node) -> Option<StoredKey> {
+fn stored_key(reader: &mut ValueReader<'_>, node: &Node) -> Option<StoredKey> {
     let text = reader.secret(node)?;
     match StoredKey::from_hex(text.reveal()) {
         Some(key) => Some(key),

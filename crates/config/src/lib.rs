@@ -56,13 +56,13 @@ pub use relay_keys::RelayPlace;
 pub use sandbox_keys::{SandboxMode, SandboxSettings};
 pub use secret::Secret;
 pub use sections::{
-    AuthSettings, CertificateFiles, DtlsSettings, LogFormat, LogSettings, RateSettings, RelaySettings,
-    ShutdownSettings, StoredKey, TlsSettings, User, UserSecret,
+    AuthSettings, CertificateFiles, ConfiguredUser, DtlsSettings, LogFormat, LogSettings, RateSettings,
+    RelaySettings, ShutdownSettings, StoredKey, TlsSettings, UserSecret,
 };
 pub use settings::{DatapathChoice, Settings};
 pub use source::Flags;
 pub use sources::{
-    Loaded, Sources, UPGRADE_SANDBOX_VARIABLE, UPGRADE_VARIABLE, known_variables, settings_of,
+    LoadedConfig, Sources, UPGRADE_SANDBOX_VARIABLE, UPGRADE_VARIABLE, known_variables, settings_of,
 };
 pub use store_keys::{StateDir, StoreSettings, Stored, WhenUnavailable};
 pub use tables::Place;

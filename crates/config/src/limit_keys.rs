@@ -8,7 +8,7 @@ use turnpike_turn::server::{Bandwidth, MaxSessionDuration, PrefixLengths, Rates,
 
 use super::{
     key::{Kind, number_or_none},
-    read::Reader,
+    read::ValueReader,
 };
 use crate::{RealmSettings, Settings, realms};
 
@@ -36,7 +36,7 @@ pub(super) const REALM_SESSION_LENGTH: Kind<Option<Option<u32>>> = Kind::one(
     |length| length.as_ref().map_or_else(String::new, SESSION_LENGTH.show),
 );
 
-fn read_rate(reader: &mut Reader<'_>, node: &Node) -> Option<Option<u64>> {
+fn read_rate(reader: &mut ValueReader<'_>, node: &Node) -> Option<Option<u64>> {
     match &node.value {
         Value::Text(_) => reader.parsed(node, rate),
         _ => reader.integer(node, &Bandwidth::RATES).map(Some),

@@ -9,7 +9,7 @@ use turnpike_wire::names::is_username;
 
 use super::{
     key::{Kind, text},
-    read::Reader,
+    read::ValueReader,
 };
 use crate::{Secret, access_tokens::token_key, secret::MASK};
 
@@ -63,7 +63,7 @@ pub(super) const KEYS: Kind<Vec<TokenKeySettings>> = Kind::list(
 )
 .secret();
 
-fn issuer_key(reader: &mut Reader<'_>, node: &Node) -> Option<TokenKeySettings> {
+fn issuer_key(reader: &mut ValueReader<'_>, node: &Node) -> Option<TokenKeySettings> {
     let entries = reader.table(node, &["kid", "key", "key_file", "algorithm", "lifetime", "realm"])?;
     let find = |wanted| find(entries, wanted);
     let Some(kid_node) = find("kid") else {

@@ -20,7 +20,7 @@ impl Checks {
 }
 
 /// Reads the value of one key. Every refusal becomes a [`Mistake`] and `None`.
-pub(crate) struct Reader<'a> {
+pub(crate) struct ValueReader<'a> {
     path: &'static str,
     expected: &'static str,
     secret: bool,
@@ -28,7 +28,7 @@ pub(crate) struct Reader<'a> {
     problems: &'a mut Vec<Mistake>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> ValueReader<'a> {
     /// Messages complete "expected" with `expected`, and show no value if it is `secret`.
     pub(crate) fn new(
         (path, expected, secret): (&'static str, &'static str, bool),

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, ops::RangeInclusive};
 use turnpike_wire::names::server_name;
 
 use super::{
-    User,
+    ConfiguredUser,
     key::{self, Change, Kind, list_of, settings},
     keys,
     limit_keys::{REALM_RATE, REALM_SESSION_LENGTH},
@@ -16,7 +16,7 @@ use crate::{Origin, Secret};
 settings! {
     RealmSettings by REALM_KEYS {
         name: String = String::new(), reload "realm.name" keys::REALM;
-        users: Vec<User> = Vec::new(), reload "realm.users" keys::USERS;
+        users: Vec<ConfiguredUser> = Vec::new(), reload "realm.users" keys::USERS;
         secrets: Vec<Secret> = Vec::new(), reload "realm.secrets" keys::SECRETS;
         /// Listeners that serve only the realms that name them. Empty for all listeners that no realm names.
         listen: Vec<SocketAddr> = Vec::new(), reload "realm.listen" keys::ADDRESSES

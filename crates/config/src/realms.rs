@@ -4,7 +4,9 @@ use std::{net::SocketAddr, ops::RangeInclusive};
 
 use turnpike_turn::server::{IssuerKey, Realm, RealmId, RealmLimits, ThirdParty};
 
-use crate::{OauthSettings, Secret, Settings, StateDir, StoredKey, TokenKeySettings, User, UserSecret};
+use crate::{
+    ConfiguredUser, OauthSettings, Secret, Settings, StateDir, StoredKey, TokenKeySettings, UserSecret,
+};
 
 /// Maximum realms beside `server.realm`, including those of the store: [`RealmId`] has 16 bits.
 pub const MOST_REALMS: usize = 65_534;
@@ -12,7 +14,7 @@ pub const MOST_REALMS: usize = 65_534;
 #[derive(Clone, Copy)]
 pub struct RealmView<'a> {
     pub name: &'a str,
-    pub users: &'a [User],
+    pub users: &'a [ConfiguredUser],
     pub secrets: &'a [Secret],
     listen: &'a [SocketAddr],
     server_names: &'a [String],
@@ -167,7 +169,7 @@ pub fn limits(settings: &Settings) -> Vec<RealmLimits> {
 }
 
 /// Returns true if the user's SHA-256 key is known or can be computed.
-fn has_sha256(user: &User) -> bool {
+fn has_sha256(user: &ConfiguredUser) -> bool {
     match &user.secret {
         UserSecret::Password(_) => true,
         UserSecret::Keys(keys) => keys.iter().any(|key| matches!(key, StoredKey::Sha256(_))),

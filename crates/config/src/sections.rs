@@ -58,7 +58,7 @@ impl Default for RelaySettings {
 #[derive(Clone, Debug, PartialEq)]
 pub struct AuthSettings {
     pub required: bool,
-    pub users: Vec<User>,
+    pub users: Vec<ConfiguredUser>,
     pub secrets: Vec<Secret>,
     /// Seconds.
     pub nonce_lifetime: u32,
@@ -130,7 +130,7 @@ pub struct CertificateFiles {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct User {
+pub struct ConfiguredUser {
     pub name: String,
     pub secret: UserSecret,
 }

@@ -17,7 +17,7 @@ use crate::{
 };
 
 #[derive(Clone, Debug)]
-pub struct Loaded<C> {
+pub struct LoadedConfig<C> {
     pub settings: Settings,
     pub certificates: Vec<C>,
     pub certificate_problems: Vec<Mistake>,
@@ -62,7 +62,7 @@ impl Sources {
     pub fn load<C>(
         &self,
         certificates: impl FnOnce(&Settings) -> ReadCertificates<C>,
-    ) -> Result<Loaded<C>, Mistakes> {
+    ) -> Result<LoadedConfig<C>, Mistakes> {
         let mut problems = Vec::new();
         let entries = match &self.file {
             Some(path) => file_entries(path, &mut problems)?,
@@ -80,7 +80,7 @@ impl Sources {
         file: &[Entry],
         mut problems: Vec<Mistake>,
         certificates: impl FnOnce(&Settings) -> ReadCertificates<C>,
-    ) -> Result<Loaded<C>, Mistakes> {
+    ) -> Result<LoadedConfig<C>, Mistakes> {
         let mut settings = Settings::default();
         settings.origins = self.apply(KEYS, TABLES, file, &mut settings, &mut problems);
         let unread: Vec<String> = problems.iter().map(|mistake| mistake.key.clone()).collect();
@@ -108,7 +108,7 @@ impl Sources {
         warnings.extend(self.exposed(file));
         warnings.extend_from_slice(&found.warnings);
         let ReadCertificates { certificates, problems: certificate_problems, .. } = found;
-        Ok(Loaded { settings, certificates, certificate_problems, warnings })
+        Ok(LoadedConfig { settings, certificates, certificate_problems, warnings })
     }
 
     /// Reads every key of a table. `tables` names entries that other code reads.
@@ -172,12 +172,12 @@ fn file_entries(path: &Path, problems: &mut Vec<Mistake>) -> Result<Vec<Entry>, 
 }
 
 fn entries_of(path: &Path, text: &str, problems: &mut Vec<Mistake>) -> Result<Vec<Entry>, Mistakes> {
-    if let Some(problem) = wrong_format::of_another_program(path, text, wrong_format::Reader::Serve) {
+    if let Some(problem) = wrong_format::of_another_program(path, text, wrong_format::FormatReader::Serve) {
         return Err(Mistakes(vec![problem]));
     }
     let entries = parse_file(path, text, problems);
     let sections = (&own_sections()[..], &crate::forward::own_sections()[..]);
-    match wrong_format::of_the_other_command(path, &entries, sections, wrong_format::Reader::Serve) {
+    match wrong_format::of_the_other_command(path, &entries, sections, wrong_format::FormatReader::Serve) {
         Some(problem) => Err(Mistakes(vec![problem])),
         None => Ok(entries),
     }

@@ -20,15 +20,15 @@ use turnpike_strict::{Mistake, Mistakes, file_text, nearest};
 
 use crate::{
     translation::{Imported, Note},
-    wrong_format::{self, Reader},
+    wrong_format::{self, FormatReader},
 };
-use draft::Draft;
+use draft::CoturnDraft;
 pub use options::is_option;
 use options::{Handling, OPTIONS};
 use read::{Setting, is_on, settings, whole, without_comment};
 
 /// Facts about the machine that runs the translation, which is often the server.
-struct Machine {
+struct CoturnHost {
     is_own: fn(IpAddr) -> bool,
     is_file: fn(&Path) -> bool,
     /// Returns true if DTLS can use a certificate and its key; `None` if the files cannot be read here.
@@ -60,7 +60,8 @@ pub fn import(
         Some(path) => {
             let text = file_text(path, &mut problems);
             problems.extend(
-                text.as_ref().and_then(|text| wrong_format::of_another_program(path, text, Reader::Coturn)),
+                text.as_ref()
+                    .and_then(|text| wrong_format::of_another_program(path, text, FormatReader::Coturn)),
             );
             text.filter(|_| problems.is_empty()).ok_or(Mistakes(problems))?
         }
@@ -75,7 +76,7 @@ pub fn import(
         let text = "coturn also reads its turnserver.conf: pass that file too if it exists";
         notes.push(Note { line: 0, option: "-n".to_owned(), text: text.to_owned(), is_harmless: true });
     }
-    let here = Machine { is_own, is_file: Path::is_file, can_dtls, mistakes };
+    let here = CoturnHost { is_own, is_file: Path::is_file, can_dtls, mistakes };
     let all = settings(&text).chain(given.settings);
     Ok(translate(&name, all, notes, &here))
 }
@@ -95,10 +96,10 @@ fn translate<'a>(
     name: &str,
     all: impl Iterator<Item = Setting<'a>>,
     mut notes: Vec<Note>,
-    machine: &Machine,
+    machine: &CoturnHost,
 ) -> Imported {
     let all: Vec<Setting<'a>> = all.collect();
-    let mut draft = Draft::default();
+    let mut draft = CoturnDraft::default();
     for (line, option, value) in &all {
         let mut note = |text: String, is_harmless| {
             notes.push(Note { line: *line, option: (*option).to_owned(), text, is_harmless });
@@ -128,7 +129,7 @@ fn translate<'a>(
     Imported { toml, notes }
 }
 
-fn apply(draft: &mut Draft, handling: &Handling, raw: &str, note: &mut impl FnMut(String, bool)) {
+fn apply(draft: &mut CoturnDraft, handling: &Handling, raw: &str, note: &mut impl FnMut(String, bool)) {
     let (value, has_comment) = without_comment(raw);
     match handling {
         Handling::Number(translate) => {

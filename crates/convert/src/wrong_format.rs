@@ -7,63 +7,63 @@ use turnpike_strict::{Entry, Mistake, Origin};
 use crate::coturn::options::is_option;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reader {
+pub enum FormatReader {
     Serve,
     Forward,
     Coturn,
 }
 
 /// Returns a mistake if the text is a file of another program that `reader` does not accept.
-pub fn of_another_program(path: &Path, text: &str, reader: Reader) -> Option<Mistake> {
+pub fn of_another_program(path: &Path, text: &str, reader: FormatReader) -> Option<Mistake> {
     let found = lines(text).find_map(|line| recognise(&line, text)).or_else(|| yaml(text))?;
     let expected = expected(found.format, reader, path)?;
     let name = match found.format {
-        Format::Coturn => "coturn's turnserver.conf",
-        Format::Eturnal => "eturnal.yml",
-        Format::Haproxy => "haproxy.cfg",
-        Format::Nginx => "nginx.conf",
-        Format::Rinetd => "rinetd.conf",
-        Format::Yaml => "YAML",
+        ForeignFormat::Coturn => "coturn's turnserver.conf",
+        ForeignFormat::Eturnal => "eturnal.yml",
+        ForeignFormat::Haproxy => "haproxy.cfg",
+        ForeignFormat::Nginx => "nginx.conf",
+        ForeignFormat::Rinetd => "rinetd.conf",
+        ForeignFormat::Yaml => "YAML",
     };
     let origin = Origin::File { path: path.to_owned(), line: found.line, column: found.column };
     Some(Mistake::new(&origin, "", format!("this looks like {name}"), expected))
 }
 
 /// Description of the right file for this reader; `None` if it accepts this one.
-fn expected(format: Format, reader: Reader, path: &Path) -> Option<String> {
+fn expected(format: ForeignFormat, reader: FormatReader, path: &Path) -> Option<String> {
     let path = path.display();
     Some(match (format, reader) {
-        (Format::Coturn, Reader::Coturn) | (Format::Rinetd, Reader::Forward) => return None,
-        (_, Reader::Coturn) => "a turnserver.conf of coturn".to_owned(),
-        (Format::Coturn, Reader::Serve) => {
+        (ForeignFormat::Coturn, FormatReader::Coturn) | (ForeignFormat::Rinetd, FormatReader::Forward) => return None,
+        (_, FormatReader::Coturn) => "a turnserver.conf of coturn".to_owned(),
+        (ForeignFormat::Coturn, FormatReader::Serve) => {
             format!("turnpike's TOML; to translate it: turnpike import coturn {path} -o turnpike.toml")
         }
-        (Format::Coturn, Reader::Forward) => {
+        (ForeignFormat::Coturn, FormatReader::Forward) => {
             "rules to forward ports; a TURN server is `turnpike serve`, with a file as examples/turnpike.toml".to_owned()
         }
-        (Format::Eturnal, Reader::Serve) => {
+        (ForeignFormat::Eturnal, FormatReader::Serve) => {
             "turnpike's TOML (examples/turnpike.toml); eturnal's secret is auth.secrets here, relay_min_port and relay_max_port are \
              relay.ports, relay_ipv4_addr is relay.addresses"
                 .to_owned()
         }
-        (Format::Eturnal, Reader::Forward) => {
+        (ForeignFormat::Eturnal, FormatReader::Forward) => {
             "rules to forward ports; a TURN server is `turnpike serve`, with a file as examples/turnpike.toml".to_owned()
         }
-        (Format::Yaml, Reader::Forward) => "TOML (examples/forward.toml) or a rinetd.conf".to_owned(),
-        (Format::Haproxy | Format::Nginx | Format::Yaml, Reader::Serve) => {
+        (ForeignFormat::Yaml, FormatReader::Forward) => "TOML (examples/forward.toml) or a rinetd.conf".to_owned(),
+        (ForeignFormat::Haproxy | ForeignFormat::Nginx | ForeignFormat::Yaml, FormatReader::Serve) => {
             "turnpike's TOML (examples/turnpike.toml)".to_owned()
         }
-        (Format::Haproxy, Reader::Forward) => {
+        (ForeignFormat::Haproxy, FormatReader::Forward) => {
             "rules: a listen or frontend with its backend is tcp://ADDR:PORT=TARGET[,TARGET...] on the command line, or a [[rule]] \
              (examples/forward.toml)"
                 .to_owned()
         }
-        (Format::Nginx, Reader::Forward) => {
+        (ForeignFormat::Nginx, FormatReader::Forward) => {
             "rules: a server block of stream with its upstream is tcp://ADDR:PORT=TARGET[,TARGET...] or udp://... on the command \
              line, or a [[rule]] (examples/forward.toml)"
                 .to_owned()
         }
-        (Format::Rinetd, Reader::Serve) => {
+        (ForeignFormat::Rinetd, FormatReader::Serve) => {
             format!("turnpike's TOML (examples/turnpike.toml); for this file: turnpike forward -c {path}")
         }
     })
@@ -74,7 +74,7 @@ pub fn of_the_other_command(
     path: &Path,
     entries: &[Entry],
     (ours, theirs): (&[&str], &[&str]),
-    reader: Reader,
+    reader: FormatReader,
 ) -> Option<Mistake> {
     let is_of = |sections: &[&str], entry: &&Entry| sections.contains(&entry.key.as_str());
     if entries.iter().any(|entry| is_of(ours, &entry)) {
@@ -82,8 +82,8 @@ pub fn of_the_other_command(
     }
     let entry = entries.iter().find(|entry| is_of(theirs, entry))?;
     let (theirs, ours) = match reader {
-        Reader::Forward => ("serve", "forward"),
-        Reader::Serve | Reader::Coturn => ("forward", "serve"),
+        FormatReader::Forward => ("serve", "forward"),
+        FormatReader::Serve | FormatReader::Coturn => ("forward", "serve"),
     };
     Some(Mistake::new(
         &entry.origin,
@@ -94,7 +94,7 @@ pub fn of_the_other_command(
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Format {
+enum ForeignFormat {
     Coturn,
     Eturnal,
     Haproxy,
@@ -103,21 +103,21 @@ enum Format {
     Yaml,
 }
 
-struct Found {
-    format: Format,
+struct FormatMatch {
+    format: ForeignFormat,
     line: usize,
     column: usize,
 }
 
-struct Line<'a> {
+struct NumberedLine<'a> {
     number: usize,
     column: usize,
     text: &'a str,
 }
 
-fn lines(text: &str) -> impl Iterator<Item = Line<'_>> {
-    let says = |line: &Line<'_>| !line.text.is_empty() && !line.text.starts_with('#');
-    let lines = (1..).zip(text.lines()).map(|(number, text)| Line {
+fn lines(text: &str) -> impl Iterator<Item = NumberedLine<'_>> {
+    let says = |line: &NumberedLine<'_>| !line.text.is_empty() && !line.text.starts_with('#');
+    let lines = (1..).zip(text.lines()).map(|(number, text)| NumberedLine {
         number,
         column: text.len() - text.trim_start().len() + 1,
         text: text.trim(),
@@ -126,35 +126,35 @@ fn lines(text: &str) -> impl Iterator<Item = Line<'_>> {
 }
 
 /// Recognizes YAML by its first line: `---`, or a name followed by a colon.
-fn yaml(text: &str) -> Option<Found> {
+fn yaml(text: &str) -> Option<FormatMatch> {
     let line = lines(text).next()?;
     let (name, rest) = line.text.split_once(':').unwrap_or_default();
     let is_name =
         !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'));
     let is_yaml = line.text == "---" || is_name && (rest.is_empty() || rest.starts_with([' ', '\t']));
-    is_yaml.then_some(Found { format: Format::Yaml, line: line.number, column: line.column })
+    is_yaml.then_some(FormatMatch { format: ForeignFormat::Yaml, line: line.number, column: line.column })
 }
 
 /// Recognizes a format by one unambiguous line; `text` is the whole file for a second check.
-fn recognise(line: &Line<'_>, text: &str) -> Option<Found> {
-    let found = |format| Some(Found { format, line: line.number, column: line.column });
+fn recognise(line: &NumberedLine<'_>, text: &str) -> Option<FormatMatch> {
+    let found = |format| Some(FormatMatch { format, line: line.number, column: line.column });
     let words: Vec<&str> = line.text.split('#').next().unwrap_or_default().split_whitespace().collect();
     let first = *words.first()?;
     if is_coturn(line.text) {
-        return found(Format::Coturn);
+        return found(ForeignFormat::Coturn);
     }
     if first == "eturnal:" {
-        return found(Format::Eturnal);
+        return found(ForeignFormat::Eturnal);
     }
     // A HAProxy section stands alone or has a name; a rinetd rule has four words.
     if HAPROXY.contains(&first) && words.len() < 4 && !line.text.contains(['=', ';', '{']) {
-        return found(Format::Haproxy);
+        return found(ForeignFormat::Haproxy);
     }
     let ends = line.text.split('#').next().unwrap_or_default().trim_end();
     if ends.ends_with([';', '{']) && has_word(NGINX, first) && text.contains(['{', ';']) {
-        return found(Format::Nginx);
+        return found(ForeignFormat::Nginx);
     }
-    is_rinetd(&words).then(|| found(Format::Rinetd)).flatten()
+    is_rinetd(&words).then(|| found(ForeignFormat::Rinetd)).flatten()
 }
 
 const HAPROXY: [&str; 9] =
@@ -199,7 +199,7 @@ fn is_rinetd(words: &[&str]) -> bool {
 mod tests {
     use super::*;
 
-    fn told(text: &str, reader: Reader) -> Option<String> {
+    fn told(text: &str, reader: FormatReader) -> Option<String> {
         of_another_program(Path::new("f"), text, reader).map(|error| error.to_string())
     }
 
@@ -221,7 +221,7 @@ mod tests {
             ("server:\n  realm: example.org\n", "f:1:1: this looks like YAML; expected "),
             ("---\nrules: []\n", "f:1:1: this looks like YAML; expected "),
         ] {
-            for reader in [Reader::Serve, Reader::Forward] {
+            for reader in [FormatReader::Serve, FormatReader::Forward] {
                 let found = told(text, reader).unwrap_or_default();
                 assert!(found.starts_with(beginning), "{text}: {found}");
             }
@@ -230,9 +230,9 @@ mod tests {
 
     #[test]
     fn import_accepts_only_coturn_files() {
-        assert_eq!(told("realm=example.org\nuse-auth-secret\n", Reader::Coturn), None);
+        assert_eq!(told("realm=example.org\nuse-auth-secret\n", FormatReader::Coturn), None);
         for text in ["eturnal:\n  secret: x\n", "stream {\n", "0.0.0.0 80 10.0.0.1 80\n"] {
-            let found = told(text, Reader::Coturn).unwrap_or_default();
+            let found = told(text, FormatReader::Coturn).unwrap_or_default();
             assert!(found.ends_with("expected a turnserver.conf of coturn"), "{found}");
         }
     }
@@ -245,7 +245,7 @@ mod tests {
             "user-quota=12\n",
             "stale-nonce=600\n",
         ] {
-            let found = told(text, Reader::Serve).unwrap_or_default();
+            let found = told(text, FormatReader::Serve).unwrap_or_default();
             assert!(found.contains("turnpike import coturn"), "{text}: {found}");
         }
     }
@@ -254,10 +254,10 @@ mod tests {
     fn rinetd_conf_is_foreign_only_to_serve() {
         for text in ["0.0.0.0 80 10.0.0.1 80\n", "allow 10.*\n", "logcommon\n", "[::1] 53/udp a domain/udp"] {
             assert!(
-                told(text, Reader::Serve).is_some_and(|told| told.contains("turnpike forward -c f")),
+                told(text, FormatReader::Serve).is_some_and(|told| told.contains("turnpike forward -c f")),
                 "{text}"
             );
-            assert_eq!(told(text, Reader::Forward), None, "{text}");
+            assert_eq!(told(text, FormatReader::Forward), None, "{text}");
         }
     }
 
@@ -271,9 +271,9 @@ mod tests {
             "a sentence of four words\n",
             "listen",
         ] {
-            let found = told(text, Reader::Forward);
+            let found = told(text, FormatReader::Forward);
             assert!(found.is_none() || text == "listen", "{found:?}");
         }
-        assert_eq!(told(include_str!("../../../examples/rinetd.conf"), Reader::Forward), None);
+        assert_eq!(told(include_str!("../../../examples/rinetd.conf"), FormatReader::Forward), None);
     }
 }

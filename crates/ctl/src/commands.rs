@@ -16,7 +16,7 @@ use turnpike_wire::escape;
 
 use turnpike_measure::units::{bytes, span};
 
-pub use crate::table::Format;
+pub use crate::table::OutputFormat;
 pub use account_commands::{AccountBackend, GeneratedSecret};
 pub use fleet::{list_fleet_sessions, order_node, show_fleet};
 pub use health::{health, wait_for_end};
@@ -67,7 +67,7 @@ impl CommandError {
 
 /// Filter of sessions; all conditions must match. The server validates the values.
 #[derive(Clone, Debug, Default)]
-pub struct Sessions {
+pub struct SessionListFilter {
     pub user: Option<String>,
     pub realm: Option<String>,
     /// Address with port, address, or prefix.
@@ -79,7 +79,7 @@ pub struct Sessions {
     pub limit: Option<usize>,
 }
 
-impl Sessions {
+impl SessionListFilter {
     fn query(self) -> SessionQuery {
         let Self { user, realm, client, transport, relayed, .. } = self;
         SessionQuery { user, realm, client, transport, relayed, limit: None, cursor: None }
@@ -88,12 +88,12 @@ impl Sessions {
 
 pub fn list_sessions(
     client: &Client,
-    wanted: Sessions,
-    format: Format,
+    wanted: SessionListFilter,
+    format: OutputFormat,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
     let head = ["ID", "REALM", "USER", "CLIENT", "VIA", "RELAYED", "AGE", "TO PEERS", "TO CLIENT"];
-    let mut list = List::new(format, head);
+    let mut list = ListOutput::new(format, head);
     let mut silent = Vec::new();
     each_page(client, "/v1/sessions", wanted, |page: SessionPage| {
         list.show(out, &page.sessions, row)?;
@@ -106,7 +106,7 @@ pub fn list_sessions(
 pub fn show_session(
     client: &Client,
     id: &str,
-    format: Format,
+    format: OutputFormat,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
     let session: Session = client.get(&path_of(id))?;
@@ -118,7 +118,7 @@ pub fn show_session(
 pub fn end_session(
     client: &Client,
     id: &str,
-    format: Format,
+    format: OutputFormat,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
     let session: Session = client.delete(&path_of(id))?;
@@ -178,7 +178,7 @@ pub fn reload(client: &Client, json: bool, out: &mut dyn Write) -> Result<(), Co
 fn each_page<P: DeserializeOwned>(
     client: &Client,
     path: &str,
-    wanted: Sessions,
+    wanted: SessionListFilter,
     mut show: impl FnMut(P) -> Result<(usize, Option<String>), CommandError>,
 ) -> Result<(), CommandError> {
     let mut left = wanted.limit.unwrap_or(usize::MAX);
@@ -216,14 +216,14 @@ fn write_json(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
     writeln!(out, "{}", escape::json(&serde_json::to_string_pretty(value)?))
 }
 
-enum List<const N: usize> {
+enum ListOutput<const N: usize> {
     /// The last field is the number of rows.
-    Table(Table<N>, Format, usize),
+    Table(Table<N>, OutputFormat, usize),
     Json(bool),
 }
 
-impl<const N: usize> List<N> {
-    fn new(format: Format, head: [&'static str; N]) -> Self {
+impl<const N: usize> ListOutput<N> {
+    fn new(format: OutputFormat, head: [&'static str; N]) -> Self {
         if format.is_json() { Self::Json(false) } else { Self::Table(Table::new(head, format), format, 0) }
     }
 
@@ -288,7 +288,7 @@ fn row(session: &Session) -> [String; 9] {
     ]
 }
 
-fn write_session(out: &mut dyn Write, session: &Session, format: Format) -> io::Result<()> {
+fn write_session(out: &mut dyn Write, session: &Session, format: OutputFormat) -> io::Result<()> {
     let [id, realm, user, client, _, _, age, ..] = row(session);
     let traffic = |Traffic { datagrams, bytes: count }| format!("{datagrams} datagrams, {}", bytes(count));
     let mut rows = vec![("id", id), ("realm", realm), ("user", user)];

@@ -12,13 +12,13 @@ use turnpike_wire::escape;
 const GAP: usize = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum OutputFormat {
     Json,
     /// Text with lines of at most this width; `None` for any length.
     Text(Option<usize>),
 }
 
-impl Format {
+impl OutputFormat {
     #[must_use]
     pub fn of_stdout(json: bool) -> Self {
         if json {
@@ -48,16 +48,16 @@ impl Format {
 pub(crate) struct Table<const N: usize> {
     head: [&'static str; N],
     columns: usize,
-    layout: Option<Layout<N>>,
+    layout: Option<TableLayout<N>>,
 }
 
-enum Layout<const N: usize> {
+enum TableLayout<const N: usize> {
     Table([usize; N]),
     Records,
 }
 
 impl<const N: usize> Table<N> {
-    pub(crate) fn new(head: [&'static str; N], format: Format) -> Self {
+    pub(crate) fn new(head: [&'static str; N], format: OutputFormat) -> Self {
         Self { head, columns: format.columns(), layout: None }
     }
 
@@ -71,8 +71,8 @@ impl<const N: usize> Table<N> {
         let head = self.head.map(str::to_owned);
         let is_first = self.layout.is_none();
         let widths = match self.layout {
-            Some(Layout::Records) => None,
-            Some(Layout::Table(widths)) => Some(widths),
+            Some(TableLayout::Records) => None,
+            Some(TableLayout::Table(widths)) => Some(widths),
             None => Some(std::array::from_fn(|column| {
                 let cells = rows.iter().map(|row| width(&row[column]));
                 cells.chain([width(self.head[column])]).max().unwrap_or_default()
@@ -85,11 +85,11 @@ impl<const N: usize> Table<N> {
         let lines = widths.as_ref().map(lines);
         match (widths, lines) {
             (Some(widths), Some(lines)) if lines.iter().all(|line| width(line) <= self.columns) => {
-                self.layout = Some(Layout::Table(widths));
+                self.layout = Some(TableLayout::Table(widths));
                 lines.iter().try_for_each(|line| writeln!(out, "{line}"))
             }
             _ => {
-                self.layout = Some(Layout::Records);
+                self.layout = Some(TableLayout::Records);
                 for (number, row) in rows.iter().enumerate() {
                     if number > 0 || !is_first {
                         writeln!(out)?;
@@ -107,7 +107,7 @@ impl<const N: usize> Table<N> {
 pub(crate) fn write_members(
     out: &mut dyn Write,
     members: &[(&str, String)],
-    format: Format,
+    format: OutputFormat,
 ) -> io::Result<()> {
     let members: Vec<_> =
         members.iter().map(|(title, value)| (*title, escape::name(value).to_string())).collect();
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     fn written(parts: &[&[[&str; 2]]], columns: Option<usize>) -> String {
-        let mut table = Table::new(["A", "LONG"], Format::Text(columns));
+        let mut table = Table::new(["A", "LONG"], OutputFormat::Text(columns));
         let mut out = Vec::new();
         for rows in parts {
             let rows: Vec<[String; 2]> = rows.iter().map(|row| row.map(str::to_owned)).collect();

@@ -18,7 +18,7 @@ use ratatui::{
     layout::Rect,
     widgets::Widget as _,
 };
-use turnpike_api::{Certificate, Certificates, FleetStatus, History, Live};
+use turnpike_api::{CertificateInfo, CertificateList, FleetStatus, History, Live};
 use turnpike_wire::escape;
 
 use crate::{
@@ -49,10 +49,10 @@ pub struct Options {
     pub columns: Option<u16>,
 }
 
-enum Told {
+enum TopUpdate {
     Live(Box<Live>),
     History(Box<History>),
-    Certificates(Vec<Certificate>),
+    Certificates(Vec<CertificateInfo>),
     Fleet(Box<FleetStatus>),
     Problem(String),
 }
@@ -87,25 +87,25 @@ pub fn run(
     Ok(result?)
 }
 
-fn tell(client: &Client, interval: Duration, to: &mpsc::Sender<Told>) {
-    let problem = |error: ClientError| Told::Problem(error.to_string());
+fn tell(client: &Client, interval: Duration, to: &mpsc::Sender<TopUpdate>) {
+    let problem = |error: ClientError| TopUpdate::Problem(error.to_string());
     let (mut seldom, mut fleet): (Option<Instant>, Option<Instant>) = (None, None);
     loop {
         if seldom.is_none_or(|last| last.elapsed() >= SELDOM) {
             let history = client.get("/v1/live/history").map(Box::new);
-            let _ = history.map(|history| to.send(Told::History(history)));
+            let _ = history.map(|history| to.send(TopUpdate::History(history)));
             // A forwarder has no certificates.
-            let told = client.get("/v1/certificates").map(|told: Certificates| told.certificates);
-            let _ = told.map(|told| to.send(Told::Certificates(told)));
+            let told = client.get("/v1/certificates").map(|told: CertificateList| told.certificates);
+            let _ = told.map(|told| to.send(TopUpdate::Certificates(told)));
             seldom = Some(Instant::now());
         }
         thread::sleep(interval);
-        let told = client.get("/v1/live").map_or_else(problem, |live| Told::Live(Box::new(live)));
-        if matches!(told, Told::Problem(_)) {
+        let told = client.get("/v1/live").map_or_else(problem, |live| TopUpdate::Live(Box::new(live)));
+        if matches!(told, TopUpdate::Problem(_)) {
             seldom = None;
         }
         if is_node(&told) && fleet.is_none_or(|last| last.elapsed() >= FLEET) {
-            let _ = client.get("/v1/fleet").map(|found| to.send(Told::Fleet(Box::new(found))));
+            let _ = client.get("/v1/fleet").map(|found| to.send(TopUpdate::Fleet(Box::new(found))));
             fleet = Some(Instant::now());
         }
         if to.send(told).is_err() {
@@ -114,8 +114,8 @@ fn tell(client: &Client, interval: Duration, to: &mpsc::Sender<Told>) {
     }
 }
 
-fn is_node(told: &Told) -> bool {
-    matches!(told, Told::Live(live) if live.status.node.is_some())
+fn is_node(told: &TopUpdate) -> bool {
+    matches!(told, TopUpdate::Live(live) if live.status.node.is_some())
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,7 +152,7 @@ fn key(patience: Duration) -> io::Result<Option<Key>> {
 
 fn interact(
     screen: &mut Screen,
-    told: &Receiver<Told>,
+    told: &Receiver<TopUpdate>,
     mut draw: impl FnMut(&Screen) -> io::Result<()>,
     mut key: impl FnMut(Duration) -> io::Result<Option<Key>>,
     stopped: impl Fn() -> bool,
@@ -162,11 +162,11 @@ fn interact(
         let mut changed = false;
         loop {
             match told.recv_timeout(Duration::ZERO) {
-                Ok(Told::Live(live)) => screen.hear(*live),
-                Ok(Told::History(history)) => screen.remember(*history),
-                Ok(Told::Certificates(told)) => screen.certify(told),
-                Ok(Told::Fleet(fleet)) => screen.join(*fleet),
-                Ok(Told::Problem(why)) => screen.lose(why),
+                Ok(TopUpdate::Live(live)) => screen.hear(*live),
+                Ok(TopUpdate::History(history)) => screen.remember(*history),
+                Ok(TopUpdate::Certificates(told)) => screen.certify(told),
+                Ok(TopUpdate::Fleet(fleet)) => screen.join(*fleet),
+                Ok(TopUpdate::Problem(why)) => screen.lose(why),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
             }
             changed = true;
@@ -222,7 +222,7 @@ fn once(client: &Client, options: &Options, out: &mut dyn Write) -> Result<(), C
         screen.join(fleet);
     }
     screen.hear(live);
-    if let Ok(Certificates { certificates }) = client.get("/v1/certificates") {
+    if let Ok(CertificateList { certificates }) = client.get("/v1/certificates") {
         screen.certify(certificates);
     }
     for line in text(&screen.whole(), options.columns.unwrap_or(COLUMNS), LINES) {

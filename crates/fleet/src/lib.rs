@@ -25,15 +25,15 @@ mod store_epoch;
 pub use bans::{Ban, Bans, LONGEST_BAN_S, Ordered, Subject, Unbanned};
 pub use keyring::{Key, KeyRing};
 pub use lease::{Ask, Books, Bucket, Denial, Grant, Ledger, Level, Levels, Terms, Told, grant, reclaim};
-pub use members::{BEAT_MS, Change, Claim, GONE_MS, Member, Members, Record, Verdict};
+pub use members::{BEAT_MS, Change, Claim, FleetMembers, GONE_MS, Member, NameVerdict, Record};
 pub use node::{Beat, Card, Entrance, Load, MOST_NODES, NodeName};
-pub use notice::{Answer, Message, Notice, Opened, Question, Refused, Rights};
+pub use notice::{Message, Notice, Opened, PeerAnswer, Question, Refused, Rights};
 pub use orphaned_quota::OrphanedQuota;
 pub use placement::{Charges, FleetView, Need, RedirectTarget};
 pub use poll_interval::{Backoff, exchange_period_ms, look_period_ms};
 pub use recent_redirects::RecentRedirects;
 pub use seal::Sealer;
 pub use store_epoch::{
-    Chronicle, EpochState, LONGEST_MS, Progress, Recovery, Report, SETTLE_MS, SHORTEST_MS, StoreEpoch,
-    TELLING_MS, Turn,
+    Chronicle, EpochChange, EpochState, LONGEST_MS, NodeReport, Progress, Recovery, SETTLE_MS, SHORTEST_MS,
+    StoreEpoch, TELLING_MS,
 };

@@ -50,12 +50,12 @@ pub enum Change {
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Members {
+pub struct FleetMembers {
     nodes: BTreeMap<NodeName, Member>,
     looked_ms: Option<u64>,
 }
 
-impl Members {
+impl FleetMembers {
     /// Applies the store's records, read at `now_ms` of our clock and `store_ms` of its own. The store has
     /// answered every request for `steady_ms`.
     pub fn look(&mut self, now_ms: u64, store_ms: u64, steady_ms: u64, records: Vec<Record>) -> Vec<Change> {
@@ -187,7 +187,7 @@ pub struct Claim {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum NameVerdict {
     Wait,
     /// The record has not changed for long enough: take over the name with it.
     TakeOver(String),
@@ -197,19 +197,19 @@ pub enum Verdict {
 
 impl Claim {
     /// The store refused the name at `now_ms` because of this record.
-    pub fn refused(&mut self, now_ms: u64, record: &str) -> Verdict {
+    pub fn refused(&mut self, now_ms: u64, record: &str) -> NameVerdict {
         match &self.seen {
             Some((seen, _)) if seen != record => {
                 self.seen = Some((record.to_owned(), now_ms));
-                Verdict::Taken
+                NameVerdict::Taken
             }
             Some((_, since)) if now_ms.saturating_sub(*since) >= DOUBTFUL_MS => {
-                Verdict::TakeOver(record.to_owned())
+                NameVerdict::TakeOver(record.to_owned())
             }
-            Some(_) => Verdict::Wait,
+            Some(_) => NameVerdict::Wait,
             None => {
                 self.seen = Some((record.to_owned(), now_ms));
-                Verdict::Wait
+                NameVerdict::Wait
             }
         }
     }
@@ -245,12 +245,12 @@ mod tests {
     }
 
     /// Our clock, and that of a store one hour ahead. All cards are read.
-    fn look(members: &mut Members, now_ms: u64, records: Vec<Record>) -> Vec<Change> {
+    fn look(members: &mut FleetMembers, now_ms: u64, records: Vec<Record>) -> Vec<Change> {
         look_at(members, (now_ms, now_ms + 3_600_000, u64::MAX), records)
     }
 
     fn look_at(
-        members: &mut Members,
+        members: &mut FleetMembers,
         (now_ms, store_ms, steady_ms): (u64, u64, u64),
         records: Vec<Record>,
     ) -> Vec<Change> {
@@ -264,7 +264,7 @@ mod tests {
     /// Its secret is wrong, or it was refused.
     #[test]
     fn node_without_a_card_is_not_a_member() {
-        let mut members = Members::default();
+        let mut members = FleetMembers::default();
         let mut changes = Vec::new();
         for now in (0..30_000).step_by(1000) {
             let beats = if now < 15_000 { now } else { 15_000 };
@@ -274,7 +274,7 @@ mod tests {
             );
         }
         assert_eq!(changes, []);
-        let mut members = Members::default();
+        let mut members = FleetMembers::default();
         members.look(0, 0, u64::MAX, vec![record("a", 0, 1)]);
         assert_eq!(members.left(&name("a"), 1), None);
         members.look(1000, 1000, u64::MAX, vec![record("a", 1000, 1)]);
@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn node_is_a_member_while_its_record_changes() {
-        let mut members = Members::default();
+        let mut members = FleetMembers::default();
         let at = |ms: u64| 3_600_000 + ms;
         assert_eq!(look(&mut members, 0, vec![record("a", at(0), 1)]), [joined("a")]);
         for beat in 1..10 {
@@ -312,7 +312,7 @@ mod tests {
             (18_000, false, None),
             (19_000, false, Some(gone("a"))),
         ] {
-            let heard_now = |members: &Members| members.get(&name("a")).is_some_and(|it| it.is_heard());
+            let heard_now = |members: &FleetMembers| members.get(&name("a")).is_some_and(|it| it.is_heard());
             assert_eq!(look(&mut members, now, vec![last.clone()]), Vec::from_iter(change), "{now}");
             assert_eq!(heard_now(&members), heard, "{now}");
         }
@@ -321,7 +321,7 @@ mod tests {
 
     #[test]
     fn node_is_late_after_a_missed_heartbeat() {
-        let mut members = Members::default();
+        let mut members = FleetMembers::default();
         for (now, stamp, on_time) in
             [(0, 0, true), (900, 0, true), (1900, 1000, true), (2900, 1000, false), (3000, 3000, true)]
         {
@@ -334,7 +334,7 @@ mod tests {
     /// A fleet of a thousand nodes reads every five seconds.
     #[test]
     fn old_record_at_first_sight_is_doubted_by_all() {
-        let (mut one, mut other) = (Members::default(), Members::default());
+        let (mut one, mut other) = (FleetMembers::default(), FleetMembers::default());
         let at = |ms: u64| 3_600_000 + ms;
         for members in [&mut one, &mut other] {
             look(members, 0, vec![record("a", at(0), 1)]);
@@ -344,7 +344,7 @@ mod tests {
         assert_eq!(look(&mut one, 5000, vec![record("a", at(1000), 1)]), [silent("a")]);
         assert!(look(&mut one, 5100, vec![record("a", at(1000), 1)]).is_empty(), "no news");
         assert!(!one.get(&name("a")).unwrap().is_heard(), "its record is four seconds old");
-        let heard = |members: &Members| members.get(&name("a")).unwrap().is_heard();
+        let heard = |members: &FleetMembers| members.get(&name("a")).unwrap().is_heard();
         assert!(heard(&other) && other.doubt(&name("a"), 1) && !heard(&other));
         assert!(!other.doubt(&name("a"), 1), "no news");
         assert!(look(&mut other, 5500, vec![record("a", at(5400), 1)]).is_empty());
@@ -353,7 +353,7 @@ mod tests {
 
     #[test]
     fn outage_or_data_loss_removes_no_node() {
-        let mut members = Members::default();
+        let mut members = FleetMembers::default();
         let at = |ms: u64| 3_600_000 + ms;
         let both = |ms| vec![record("a", at(ms), 1), record("b", at(ms), 2)];
         look(&mut members, 0, both(0));
@@ -372,8 +372,8 @@ mod tests {
 
     #[test]
     fn new_process_of_a_name_needs_its_own_card() {
-        let mut members = Members::default();
-        let look = |members: &mut Members, ms, incarnation| {
+        let mut members = FleetMembers::default();
+        let look = |members: &mut FleetMembers, ms, incarnation| {
             members.look(ms, ms, u64::MAX, vec![record("a", ms, incarnation)])
         };
         assert_eq!((look(&mut members, 0, 1), members.without_card()), (vec![], vec![name("a")]));
@@ -390,13 +390,13 @@ mod tests {
 
     #[test]
     fn old_card_is_used_until_the_new_one_is_read() {
-        let mut members = Members::default();
+        let mut members = FleetMembers::default();
         look(&mut members, 0, vec![record("a", 3_600_000, 1)]);
         members.has_new_card(&name("b"));
         assert!(members.without_card().is_empty(), "no node has that name");
         members.has_new_card(&name("a"));
         let version =
-            |members: &Members| members.get(&name("a")).unwrap().card.as_ref().unwrap().version.clone();
+            |members: &FleetMembers| members.get(&name("a")).unwrap().card.as_ref().unwrap().version.clone();
         assert_eq!((members.without_card(), version(&members)), (vec![name("a")], "1".to_owned()));
         members.put_card(card("a", 1, "2"));
         assert_eq!((members.without_card(), version(&members)), (vec![], "2".to_owned()));
@@ -406,17 +406,17 @@ mod tests {
     fn name_is_refused_while_renewed_and_taken_from_the_dead() {
         let mut claim = Claim::default();
         for now in [0, 1000, 2000] {
-            assert_eq!(claim.refused(now, "1 7 a"), Verdict::Wait);
+            assert_eq!(claim.refused(now, "1 7 a"), NameVerdict::Wait);
         }
-        assert_eq!(claim.refused(2500, "1 7 a"), Verdict::TakeOver("1 7 a".to_owned()));
+        assert_eq!(claim.refused(2500, "1 7 a"), NameVerdict::TakeOver("1 7 a".to_owned()));
         let mut claim = Claim::default();
-        assert_eq!(claim.refused(0, "1 7 a"), Verdict::Wait);
-        assert_eq!(claim.refused(1000, "2 7 a"), Verdict::Taken);
-        assert_eq!(claim.refused(2000, "3 7 a"), Verdict::Taken);
+        assert_eq!(claim.refused(0, "1 7 a"), NameVerdict::Wait);
+        assert_eq!(claim.refused(1000, "2 7 a"), NameVerdict::Taken);
+        assert_eq!(claim.refused(2000, "3 7 a"), NameVerdict::Taken);
         // The other process has stopped: its last record no longer changes.
-        assert_eq!(claim.refused(3000, "3 7 a"), Verdict::Wait);
-        assert_eq!(claim.refused(4500, "3 7 a"), Verdict::TakeOver("3 7 a".to_owned()));
+        assert_eq!(claim.refused(3000, "3 7 a"), NameVerdict::Wait);
+        assert_eq!(claim.refused(4500, "3 7 a"), NameVerdict::TakeOver("3 7 a".to_owned()));
         claim.granted();
-        assert_eq!(claim.refused(9000, "3 7 a"), Verdict::Wait);
+        assert_eq!(claim.refused(9000, "3 7 a"), NameVerdict::Wait);
     }
 }

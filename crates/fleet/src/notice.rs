@@ -79,7 +79,7 @@ pub enum Rights {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answer {
+pub struct PeerAnswer {
     pub status: u16,
     /// Media type of the body; empty from nodes of an older version.
     #[serde(default)]
@@ -190,7 +190,7 @@ impl Opened {
     }
 }
 
-impl Answer {
+impl PeerAnswer {
     /// Seals the answer for this question.
     #[must_use]
     pub fn seal(&self, sealer: &Sealer, question: u64, nonce: [u8; 12]) -> Vec<u8> {
@@ -314,16 +314,16 @@ mod tests {
     #[test]
     fn answer_opens_only_for_its_question() {
         let sealer = Sealer::new("secret");
-        let answer = Answer {
+        let answer = PeerAnswer {
             status: 405,
             media_type: "application/json".to_owned(),
             body: "{}".to_owned(),
             headers: vec![("allow".to_owned(), "GET".to_owned())],
         };
         let sealed = answer.seal(&sealer, 7, [1; 12]);
-        assert_eq!(Answer::open(&sealer, 7, &sealed), Some(answer));
-        assert_eq!(Answer::open(&sealer, 8, &sealed), None);
+        assert_eq!(PeerAnswer::open(&sealer, 7, &sealed), Some(answer));
+        assert_eq!(PeerAnswer::open(&sealer, 8, &sealed), None);
         let message = Message { from: name("a"), at: 1, notice: Notice::RulesChanged };
-        assert_eq!(Answer::open(&sealer, 7, &message.seal(&sealer, [1; 12])), None);
+        assert_eq!(PeerAnswer::open(&sealer, 7, &message.seal(&sealer, [1; 12])), None);
     }
 }

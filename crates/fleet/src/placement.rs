@@ -27,7 +27,7 @@ use hashbrown::HashMap;
 use turnpike_turn::server::Transport;
 
 use crate::{
-    members::{Member, Members},
+    members::{FleetMembers, Member},
     node::Card,
 };
 
@@ -106,7 +106,7 @@ pub struct Charges(Vec<AtomicU32>);
 impl FleetView {
     /// Snapshot of the members from this zone.
     #[must_use]
-    pub fn new(zone: &str, members: &Members) -> Self {
+    pub fn new(zone: &str, members: &FleetMembers) -> Self {
         let mut view = Self::default();
         for (_, member) in members.iter() {
             let Some(seen) = Seen::new(member) else { continue };
@@ -377,7 +377,7 @@ mod tests {
 
     /// [`view`] after node `late` has missed two heartbeats.
     fn view_without(zone: &str, nodes: &[Node], late: &str) -> FleetView {
-        let mut members = Members::default();
+        let mut members = FleetMembers::default();
         let record = |node: &Node, stamp_ms| {
             let load = Load { allocations: node.allocations, most_allocations: 1000, ..Load::default() };
             let beat = Beat { number: number(node.name), incarnation: 1, draining: node.draining, load };

@@ -57,7 +57,7 @@ pub enum Progress {
 
 /// A node's report with each heartbeat.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct NodeReport {
     /// Epoch that the node knows.
     pub era: StoreEpoch,
     /// Nodes that it knew before the loss, including itself; 0 for a node that started since.
@@ -92,8 +92,8 @@ impl Chronicle {
     }
 
     /// Handles a node's report after [`Self::look`].
-    pub fn report(&mut self, now_ms: u64, name: &str, report: Report) -> EpochState {
-        let Report { era, members, progress } = report;
+    pub fn report(&mut self, now_ms: u64, name: &str, report: NodeReport) -> EpochState {
+        let NodeReport { era, members, progress } = report;
         if self.is_whole || era != self.era || progress == Progress::None {
             return self.state();
         }
@@ -118,7 +118,7 @@ impl Chronicle {
 
 /// Action for a node after a change of the epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum EpochChange {
     Nothing,
     /// The store has lost data: remove the remaining records of this node and report everything again.
     Begins,
@@ -147,7 +147,7 @@ impl Recovery {
     }
 
     /// Applies the store's state.
-    pub fn hear(&mut self, EpochState { era, is_whole }: EpochState) -> Turn {
+    pub fn hear(&mut self, EpochState { era, is_whole }: EpochState) -> EpochChange {
         let before = std::mem::replace(&mut self.era, era);
         let books = match (is_whole, self.members) {
             (true, _) => Books::Whole,
@@ -157,12 +157,12 @@ impl Recovery {
         let was = std::mem::replace(&mut self.books, books);
         if before != era && (before.number > 0 || !is_whole) {
             self.is_to_clear = true;
-            Turn::Begins
+            EpochChange::Begins
         } else if was != books {
             self.members = self.members.max(self.seen);
-            Turn::Ends
+            EpochChange::Ends
         } else {
-            Turn::Nothing
+            EpochChange::Nothing
         }
     }
 
@@ -187,13 +187,13 @@ impl Recovery {
 
     /// Report for the next heartbeat; `lost` buckets remain to be reported.
     #[must_use]
-    pub fn report(&self, lost: usize) -> Report {
+    pub fn report(&self, lost: usize) -> NodeReport {
         let progress = match (self.is_to_clear, lost) {
             (true, _) => Progress::None,
             (false, 0) => Progress::Done,
             (false, _) => Progress::Telling,
         };
-        Report { era: self.era, members: self.members, progress }
+        NodeReport { era: self.era, members: self.members, progress }
     }
 
     /// Last known epoch.
@@ -220,8 +220,8 @@ mod tests {
 
     use super::*;
 
-    fn done(era: StoreEpoch, members: u32) -> Report {
-        Report { era, members, progress: Progress::Done }
+    fn done(era: StoreEpoch, members: u32) -> NodeReport {
+        NodeReport { era, members, progress: Progress::Done }
     }
 
     #[test]
@@ -272,7 +272,7 @@ mod tests {
         store.report(1000, "one", done(era, 3));
         assert!(!store.look(SETTLE_MS - 1, "a", 1).is_whole);
         assert!(store.clone().look(SETTLE_MS, "a", 1).is_whole);
-        let telling = Report { era, members: 3, progress: Progress::Telling };
+        let telling = NodeReport { era, members: 3, progress: Progress::Telling };
         store.report(SETTLE_MS - 1, "two", telling);
         assert!(!store.clone().look(SETTLE_MS - 1 + TELLING_MS - 1, "a", 1).is_whole);
         assert!(store.clone().look(SETTLE_MS - 1 + TELLING_MS, "a", 1).is_whole);
@@ -295,21 +295,24 @@ mod tests {
     fn node_keeps_its_quota_until_the_store_is_complete() {
         let said = |number, is_whole| EpochState { era: StoreEpoch { number, since_ms: 0 }, is_whole };
         let mut node = Recovery::default();
-        assert_eq!((node.books(), node.hear(said(1, true))), (Books::Unknown, Turn::Ends));
+        assert_eq!((node.books(), node.hear(said(1, true))), (Books::Unknown, EpochChange::Ends));
         node.looked(3);
-        assert_eq!(node.hear(said(1, true)), Turn::Nothing);
-        assert_eq!(node.hear(said(2, false)), Turn::Begins);
+        assert_eq!(node.hear(said(1, true)), EpochChange::Nothing);
+        assert_eq!(node.hear(said(2, false)), EpochChange::Begins);
         assert_eq!(node.books(), Books::Recovering);
         node.looked(1);
-        assert_eq!(node.report(7), Report { era: said(2, false).era, members: 3, progress: Progress::None });
+        assert_eq!(
+            node.report(7),
+            NodeReport { era: said(2, false).era, members: 3, progress: Progress::None }
+        );
         node.cleared(said(1, true).era);
         assert!(node.is_to_clear(), "that was another epoch");
         node.cleared(said(2, true).era);
         assert_eq!((node.report(7).progress, node.report(0).progress), (Progress::Telling, Progress::Done));
-        assert_eq!((node.hear(said(2, true)), node.books()), (Turn::Ends, Books::Whole));
+        assert_eq!((node.hear(said(2, true)), node.books()), (EpochChange::Ends, Books::Whole));
         assert_eq!(
             (node.hear(said(3, true)), node.books()),
-            (Turn::Begins, Books::Whole),
+            (EpochChange::Begins, Books::Whole),
             "the state arrives late"
         );
     }
@@ -318,14 +321,14 @@ mod tests {
     fn node_started_during_recovery_knows_nothing_until_its_end() {
         let said = |number, is_whole| EpochState { era: StoreEpoch { number, since_ms: 0 }, is_whole };
         let mut node = Recovery::default();
-        assert_eq!((node.hear(said(1, false)), node.books()), (Turn::Begins, Books::Unknown));
+        assert_eq!((node.hear(said(1, false)), node.books()), (EpochChange::Begins, Books::Unknown));
         node.looked(3);
         node.cleared(said(1, false).era);
         assert_eq!(node.report(0).members, 0);
-        assert_eq!((node.hear(said(2, false)), node.books()), (Turn::Begins, Books::Unknown));
-        assert_eq!((node.hear(said(2, true)), node.books()), (Turn::Ends, Books::Whole));
+        assert_eq!((node.hear(said(2, false)), node.books()), (EpochChange::Begins, Books::Unknown));
+        assert_eq!((node.hear(said(2, true)), node.books()), (EpochChange::Ends, Books::Whole));
         assert_eq!(node.report(0).members, 3, "it knows as much as the others");
-        assert_eq!((node.hear(said(3, false)), node.books()), (Turn::Begins, Books::Recovering));
+        assert_eq!((node.hear(said(3, false)), node.books()), (EpochChange::Begins, Books::Recovering));
     }
 
     proptest! {
@@ -349,7 +352,7 @@ mod tests {
                 }
                 prop_assert!(now - begun < LONGEST_MS + TELLING_MS || state.is_whole);
                 let progress = [Progress::None, Progress::Telling, Progress::Done][usize::from(progress)];
-                let after = store.report(now, &node.to_string(), Report { era: state.era, members, progress });
+                let after = store.report(now, &node.to_string(), NodeReport { era: state.era, members, progress });
                 if progress != Progress::None {
                     expected = expected.max(members);
                 }

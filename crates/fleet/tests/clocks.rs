@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use turnpike_fleet::{
-    Ban, Bans, Beat, Card, Change, GONE_MS, KeyRing, Load, Members, Message, NodeName, Notice, OrphanedQuota,
-    Record, Sealer, Subject,
+    Ban, Bans, Beat, Card, Change, FleetMembers, GONE_MS, KeyRing, Load, Message, NodeName, Notice,
+    OrphanedQuota, Record, Sealer, Subject,
 };
 
 use crate::chance::Chance;
@@ -292,7 +292,7 @@ proptest! {
         dies in 100_u64..250,
         phases in prop::collection::vec(0_u64..1000, 3),
     ) {
-        let (mut members, mut abandoned) = (Members::default(), OrphanedQuota::default());
+        let (mut members, mut abandoned) = (FleetMembers::default(), OrphanedQuota::default());
         let mut set_ms: i64 = 0;
         let mut stamps = [0_u64; 3];
         let (mut gone, mut given_back) = (None, None);

@@ -2,7 +2,8 @@
 //! times the clients of the idlest. Time and the store are simulated.
 
 use turnpike_fleet::{
-    BEAT_MS, Beat, Card, Change, Charges, Entrance, FleetView, Load, Members, Need, Record, look_period_ms,
+    BEAT_MS, Beat, Card, Change, Charges, Entrance, FleetMembers, FleetView, Load, Need, Record,
+    look_period_ms,
 };
 use turnpike_turn::server::Transport;
 
@@ -31,9 +32,9 @@ struct World {
     nodes: Vec<Node>,
     records: Vec<Record>,
     /// Current view of the store.
-    members: Members,
+    members: FleetMembers,
     /// Views by the second of the period in which a node reads, and for each zone.
-    known: Vec<Members>,
+    known: Vec<FleetMembers>,
     views: Vec<Vec<FleetView>>,
     chance: Chance,
     second: u64,
@@ -63,7 +64,7 @@ impl World {
         let mut world = Self {
             nodes,
             records: Vec::new(),
-            members: Members::default(),
+            members: FleetMembers::default(),
             known: Vec::new(),
             views: Vec::new(),
             chance,
@@ -204,7 +205,7 @@ impl World {
     }
 }
 
-fn seen(members: &Members) -> Vec<FleetView> {
+fn seen(members: &FleetMembers) -> Vec<FleetView> {
     ZONES.iter().map(|zone| FleetView::new(zone, members)).collect()
 }
 

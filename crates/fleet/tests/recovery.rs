@@ -8,8 +8,8 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 use turnpike_fleet::{
-    Ask, Books, Bucket, Chronicle, EpochState, GONE_MS, Grant, Ledger, Level, Levels, Recovery, SETTLE_MS,
-    Terms, Turn, grant, reclaim,
+    Ask, Books, Bucket, Chronicle, EpochChange, EpochState, GONE_MS, Grant, Ledger, Level, Levels, Recovery,
+    SETTLE_MS, Terms, grant, reclaim,
 };
 
 use crate::chance::Chance;
@@ -103,9 +103,9 @@ impl Node {
 
     fn hear(&mut self, era: EpochState) {
         match self.recovery.hear(era) {
-            Turn::Nothing => {}
-            Turn::Begins => self.speaks_soon = true,
-            Turn::Ends => {
+            EpochChange::Nothing => {}
+            EpochChange::Begins => self.speaks_soon = true,
+            EpochChange::Ends => {
                 self.ledger.settle();
                 self.rereads = true;
             }

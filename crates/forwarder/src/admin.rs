@@ -4,12 +4,12 @@ use std::sync::{Arc, Weak};
 
 use tokio::sync::watch;
 use turnpike_admin::{Owner, ServerView};
-use turnpike_api::{Job, Process, Program, Rule, RuleState};
+use turnpike_api::{Job, Process, Program, RuleState, RuleStatus};
 use turnpike_config::{AdminSettings, forward::ForwardSettings};
 use turnpike_forward::{Forwarder, RuleId, RuleSnapshot, RuleStanding};
 use turnpike_process::{Control, MetricsPage};
 
-pub(crate) struct AdminView {
+pub(crate) struct ForwarderAdmin {
     pub(crate) control: Control,
     pub(crate) metrics: MetricsPage,
     /// Weak, so that its owner can stop the forwarder while requests run.
@@ -17,7 +17,7 @@ pub(crate) struct AdminView {
     pub(crate) shown: watch::Receiver<Arc<ForwardSettings>>,
 }
 
-impl Owner for AdminView {
+impl Owner for ForwarderAdmin {
     fn settings(&self) -> AdminSettings {
         self.shown.borrow().admin.clone()
     }
@@ -27,7 +27,7 @@ impl Owner for AdminView {
     }
 }
 
-impl Program for AdminView {
+impl Program for ForwarderAdmin {
     fn process(&self) -> &dyn Process {
         &self.control
     }
@@ -48,13 +48,13 @@ impl Program for AdminView {
         (self.metrics)()
     }
 
-    fn rules(&self) -> Vec<Rule> {
+    fn rules(&self) -> Vec<RuleStatus> {
         let snapshots = self.forwarder.upgrade().map_or_else(Vec::new, |forwarder| forwarder.snapshots());
         snapshots.into_iter().map(rule).collect()
     }
 }
 
-fn rule((RuleId(name), counted): (RuleId, RuleSnapshot)) -> Rule {
+fn rule((RuleId(name), counted): (RuleId, RuleSnapshot)) -> RuleStatus {
     let ends = counted.ended.iter().map(|(reason, count)| (<&'static str>::from(*reason), *count));
     let dropped =
         [("datagrams_dropped", counted.dropped_datagrams), ("datagrams_limited", counted.limited_datagrams)];
@@ -63,7 +63,7 @@ fn rule((RuleId(name), counted): (RuleId, RuleSnapshot)) -> Rule {
         RuleStanding::Waiting(why) => (RuleState::Waiting, Some(why)),
         RuleStanding::Closed => (RuleState::Closed, None),
     };
-    Rule {
+    RuleStatus {
         name,
         state,
         waits_for,

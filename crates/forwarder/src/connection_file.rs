@@ -22,7 +22,7 @@ use jiff::Zoned;
 use turnpike_config::forward::LineFormat;
 use turnpike_forward::{Address, Bind, ConnectionReport, EndReason, Rule};
 
-use crate::denial::{Denial, Lists};
+use crate::denial::{AccessDenial, AccessLists};
 
 pub(crate) struct ConnectionFile {
     file: File,
@@ -47,7 +47,7 @@ impl ConnectionFile {
 
     /// Appends one line per report in a single write; `lists` decide the reason of refusals. Returns the
     /// number of lines not written.
-    pub(crate) fn write(&mut self, reports: &[ConnectionReport], lists: &Lists) -> u64 {
+    pub(crate) fn write(&mut self, reports: &[ConnectionReport], lists: &AccessLists) -> u64 {
         let mut text = String::new();
         let now = Zoned::now();
         for report in reports {
@@ -63,7 +63,7 @@ impl ConnectionFile {
         unwritten
     }
 
-    fn line(&self, text: &mut String, report: &ConnectionReport, lists: &Lists, now: &Zoned) {
+    fn line(&self, text: &mut String, report: &ConnectionReport, lists: &AccessLists, now: &Zoned) {
         let rule = self.rules.get(&report.rule.0);
         let unknown = || ("?".to_owned(), 0);
         let (from_host, from_port) = rule.map_or_else(unknown, |rule| (host_of(rule), rule.ports.first));
@@ -122,12 +122,12 @@ fn append(file: &mut impl io::Write, lines: &[u8], is_cut: &mut bool) -> (u64, O
 
 /// rinetd's words: "local" is the target's side, "remote" the client's. If both sides closed in order, the
 /// first is unknown; usually it was the client.
-fn result(report: &ConnectionReport, lists: &Lists) -> &'static str {
+fn result(report: &ConnectionReport, lists: &AccessLists) -> &'static str {
     match report.reason {
         EndReason::TargetReset | EndReason::TargetDown | EndReason::TargetGone => "done-local-closed",
         EndReason::ConnectFailed => "local-connect-failed -",
         EndReason::Denied => match lists.denial(&report.rule.0, report.client.ip()) {
-            Some(Denial::NotAllowed) => "not-allowed",
+            Some(AccessDenial::NotAllowed) => "not-allowed",
             _ => "denied",
         },
         EndReason::Limit | EndReason::BadProxyHeader | EndReason::UntrustedProxy => "accept-failed -",
@@ -166,7 +166,7 @@ mod tests {
         let settings = ForwardSettings { rules: vec![rule], access, ..ForwardSettings::default() };
         let file = ConnectionFile::open(&dir.at("log"), format, &settings.rules).expect("a temporary file");
         let mut text = String::new();
-        file.line(&mut text, report, &Lists::new(&settings), &WHEN.parse().expect("a time"));
+        file.line(&mut text, report, &AccessLists::new(&settings), &WHEN.parse().expect("a time"));
         text
     }
 

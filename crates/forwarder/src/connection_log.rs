@@ -9,7 +9,7 @@ use std::{
 
 use turnpike_forward::{Address, ConnectionLog, ConnectionReport, EndReason, RuleId};
 use turnpike_process::{
-    log_limit::{EndLimit, RefusalLimit, Sum, Summary},
+    log_limit::{EndLimit, LineSummary, RefusalLineLimit, Sum},
     log_queue::{BACKLOG, LogCounts, LogReceiver, LogSender, log_queue},
     logging::seconds,
 };
@@ -17,7 +17,7 @@ use turnpike_rates::{Rate, Rates, host};
 
 use crate::{
     connection_file::ConnectionFile,
-    denial::{Denial, Lists},
+    denial::{AccessDenial, AccessLists},
 };
 
 pub(crate) struct ConnectionLogger(LogSender<ConnectionReport>);
@@ -28,7 +28,7 @@ pub(crate) struct ConnectionLogWriter {
 }
 
 pub(crate) struct Records {
-    pub(crate) lists: Lists,
+    pub(crate) lists: AccessLists,
     /// File in rinetd's format.
     pub(crate) file: Option<ConnectionFile>,
 }
@@ -56,9 +56,9 @@ impl ConnectionLog for ConnectionLogger {
 /// one.
 const BY_UNIX_SOCKET: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
-struct Limits {
-    refusals: RefusalLimit,
-    evictions: RefusalLimit,
+struct ConnectionLogLimits {
+    refusals: RefusalLineLimit,
+    evictions: RefusalLineLimit,
     unreachable: HashMap<(RuleId, Address), Repetition>,
     ends: EndLimit<IpAddr>,
 }
@@ -69,7 +69,7 @@ struct Repetition {
     suppressed: u64,
 }
 
-impl Limits {
+impl ConnectionLogLimits {
     /// Ends of one client's connections: enough for a busy client, but not for a flood.
     const EACH: Rate = Rate::new(2000, 10);
     /// All ends: the burst equals the queue's capacity.
@@ -83,8 +83,8 @@ impl Limits {
     fn new(counts: &Arc<LogCounts>) -> Self {
         let rates = Rates::new(Self::EACH, Self::TOTAL, Self::MOST);
         Self {
-            refusals: RefusalLimit::new(Arc::clone(counts)),
-            evictions: RefusalLimit::new(Arc::clone(counts)),
+            refusals: RefusalLineLimit::new(Arc::clone(counts)),
+            evictions: RefusalLineLimit::new(Arc::clone(counts)),
             unreachable: HashMap::new(),
             ends: EndLimit::new(rates, Arc::clone(counts)),
         }
@@ -132,7 +132,7 @@ impl ConnectionLogWriter {
     pub(crate) async fn run(self) {
         let start = Instant::now();
         let counts = self.receiver.counts();
-        let mut limits = Limits::new(&counts);
+        let mut limits = ConnectionLogLimits::new(&counts);
         self.receiver
             .run(|batch, lost| {
                 let Records { lists, file } =
@@ -184,7 +184,7 @@ impl Noise {
     }
 }
 
-fn write(report: &ConnectionReport, suppressed: u64, lists: &Lists) {
+fn write(report: &ConnectionReport, suppressed: u64, lists: &AccessLists) {
     let ConnectionReport { rule, client, reason, .. } = report;
     let to = report.target.as_ref().map(tracing::field::display);
     match Noise::of(report) {
@@ -193,7 +193,7 @@ fn write(report: &ConnectionReport, suppressed: u64, lists: &Lists) {
             let denial = denied.then(|| lists.denial(&rule.0, client.ip())).flatten();
             tracing::warn!(
                 target: "turnpike::forward",
-                rule = %rule.0, %client, reason = why(*reason), by = denial.map(Denial::text), suppressed,
+                rule = %rule.0, %client, reason = why(*reason), by = denial.map(AccessDenial::text), suppressed,
                 "connection refused"
             );
         }
@@ -219,7 +219,7 @@ fn write(report: &ConnectionReport, suppressed: u64, lists: &Lists) {
     }
 }
 
-fn write_sums(summary: &Summary<IpAddr>) {
+fn write_sums(summary: &LineSummary<IpAddr>) {
     let each = summary.of.iter().map(|(client, sum)| (Some(shown(*client)), sum));
     for (client, sum) in each.chain(summary.others.iter().map(|sum| (None, sum))) {
         tracing::info!(
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn ends_above_a_clients_rate_are_summed_up_and_others_logged_singly() {
-        let mut limits = Limits::new(&Arc::default());
+        let mut limits = ConnectionLogLimits::new(&Arc::default());
         let mut told = |client: &str, reason, count: usize| {
             let report = report(client, reason);
             (0..count).filter(|_| limits.admit(Duration::from_secs(1), &report).is_some()).count()
@@ -301,7 +301,7 @@ mod tests {
         let file = ConnectionFile::open(&path, LineFormat::Rinetd, &[]);
         let file = Some(file.expect("a temporary file"));
         let (logger, writer) =
-            connection_log(Arc::new(Mutex::new(Records { lists: Lists::default(), file })));
+            connection_log(Arc::new(Mutex::new(Records { lists: AccessLists::default(), file })));
         let begun = Instant::now();
         for _ in 0..3000 {
             logger.ended(report("192.0.2.1:5", EndReason::Finished));
@@ -321,7 +321,7 @@ mod tests {
 
     #[test]
     fn refusals_of_one_client_leave_room_for_those_of_others() {
-        let mut limits = Limits::new(&Arc::default());
+        let mut limits = ConnectionLogLimits::new(&Arc::default());
         let mut told = |client: &str, count: usize| {
             let report = report(client, EndReason::Denied);
             (0..count).filter_map(|_| limits.admit(Duration::from_secs(1), &report)).collect::<Vec<_>>()
@@ -335,7 +335,12 @@ mod tests {
         ConnectionReport { target, ..report("192.0.2.1:5", EndReason::ConnectFailed) }
     }
 
-    fn lines(limits: &mut Limits, report: &ConnectionReport, second: u64, count: usize) -> (usize, u64) {
+    fn lines(
+        limits: &mut ConnectionLogLimits,
+        report: &ConnectionReport,
+        second: u64,
+        count: usize,
+    ) -> (usize, u64) {
         let now = Duration::from_secs(second);
         let admitted: Vec<u64> = (0..count).filter_map(|_| limits.admit(now, report)).collect();
         (admitted.len(), admitted.last().copied().unwrap_or(0))
@@ -343,7 +348,7 @@ mod tests {
 
     #[test]
     fn an_unreachable_target_is_logged_at_once_and_then_every_minute() {
-        let mut limits = Limits::new(&Arc::default());
+        let mut limits = ConnectionLogLimits::new(&Arc::default());
         let (one, two) = (dead("10.0.0.1:53"), dead("10.0.0.2:53"));
         assert_eq!(lines(&mut limits, &one, 1, 500), (1, 0));
         assert_eq!(lines(&mut limits, &two, 1, 10), (1, 0));
@@ -355,18 +360,21 @@ mod tests {
 
     #[test]
     fn the_number_of_tracked_targets_is_bounded() {
-        let mut limits = Limits::new(&Arc::default());
-        let told = |limits: &mut Limits, port: usize, second| {
+        let mut limits = ConnectionLogLimits::new(&Arc::default());
+        let told = |limits: &mut ConnectionLogLimits, port: usize, second| {
             lines(limits, &dead(&format!("10.0.0.1:{port}")), second, 1).0
         };
-        assert_eq!((1..=5000).map(|port| told(&mut limits, port, 1)).sum::<usize>(), Limits::TARGETS);
+        assert_eq!(
+            (1..=5000).map(|port| told(&mut limits, port, 1)).sum::<usize>(),
+            ConnectionLogLimits::TARGETS
+        );
         assert_eq!(told(&mut limits, 5000, 100), 1);
         assert_eq!(limits.unreachable.len(), 1, "expired entries are dropped");
     }
 
     #[test]
     fn evictions_and_refusals_have_separate_limits() {
-        let mut limits = Limits::new(&Arc::default());
+        let mut limits = ConnectionLogLimits::new(&Arc::default());
         for reason in [EndReason::Evicted, EndReason::UntrustedProxy] {
             assert_eq!(lines(&mut limits, &report("192.0.2.1:5", reason), 1, 100).0, 20);
         }

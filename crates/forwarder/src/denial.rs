@@ -6,20 +6,20 @@ use turnpike_config::forward::{ForwardSettings, show_pattern};
 use turnpike_forward::{Access, Pattern};
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Lists {
+pub(crate) struct AccessLists {
     /// Checked first.
     global: Access,
     rules: HashMap<String, Access>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Denial<'a> {
+pub(crate) enum AccessDenial<'a> {
     /// An allow list exists, but no pattern matches.
     NotAllowed,
     Denied(&'a Pattern),
 }
 
-impl Lists {
+impl AccessLists {
     pub(crate) fn new(settings: &ForwardSettings) -> Self {
         let rules = settings.rules.iter().map(|rule| (rule.id.0.clone(), rule.access.clone())).collect();
         Self { global: settings.access.clone(), rules }
@@ -27,23 +27,23 @@ impl Lists {
 
     /// First denial in the forwarder's order. `None` if these lists allow the client: they may be newer than
     /// the denial.
-    pub(crate) fn denial(&self, rule: &str, client: Option<IpAddr>) -> Option<Denial<'_>> {
+    pub(crate) fn denial(&self, rule: &str, client: Option<IpAddr>) -> Option<AccessDenial<'_>> {
         let Some(client) = client else {
             // A client without an address skips the global lists, and no pattern matches it.
             let access = self.rules.get(rule)?;
-            return (!access.allow.is_empty()).then_some(Denial::NotAllowed);
+            return (!access.allow.is_empty()).then_some(AccessDenial::NotAllowed);
         };
         [Some(&self.global), self.rules.get(rule)].into_iter().flatten().find_map(|access| {
             let matches = |pattern: &&Pattern| pattern.matches(client);
             if !access.allow.is_empty() && !access.allow.iter().any(|pattern| matches(&pattern)) {
-                return Some(Denial::NotAllowed);
+                return Some(AccessDenial::NotAllowed);
             }
-            access.deny.iter().find(matches).map(Denial::Denied)
+            access.deny.iter().find(matches).map(AccessDenial::Denied)
         })
     }
 }
 
-impl Denial<'_> {
+impl AccessDenial<'_> {
     pub(crate) fn text(self) -> String {
         match self {
             Self::NotAllowed => "default: no allow pattern matches".to_owned(),
@@ -69,7 +69,7 @@ mod tests {
         let rule = super::rule(rule);
         let global = Access { allow: Vec::new(), deny: vec![Pattern::Wildcard("203.0.113.*".to_owned())] };
         let settings = ForwardSettings { rules: vec![rule], access: global, ..ForwardSettings::default() };
-        let lists = Lists::new(&settings);
+        let lists = AccessLists::new(&settings);
         for (rule, client, text) in [
             ("web", "192.0.2.9", Some("deny 192.0.2.9")),
             ("web", "192.0.2.17", Some("deny 192.0.2.16/28")),
@@ -79,7 +79,7 @@ mod tests {
             ("another", "198.51.100.1", None),
         ] {
             let denial = lists.denial(rule, client.parse().ok());
-            assert_eq!(denial.map(Denial::text).as_deref(), text, "{rule} {client}");
+            assert_eq!(denial.map(AccessDenial::text).as_deref(), text, "{rule} {client}");
         }
     }
 }

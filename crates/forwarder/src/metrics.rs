@@ -12,8 +12,8 @@ use turnpike_forward::{
     CONNECT_BOUNDS, EndReason, Failure, KernelSnapshot, RuleId, RuleSnapshot, RuleStanding, TargetSnapshot,
 };
 use turnpike_process::{
-    MetricsPage, Status,
-    exposition::{self, Common, Families, by_name, count, counter},
+    ControlStatus, MetricsPage,
+    exposition::{self, Common, MetricFamilies, by_name, count, counter},
     kernel_path,
     log_queue::LogCounts,
 };
@@ -21,13 +21,13 @@ use turnpike_process::{
 pub(crate) fn page(
     rules: impl Fn() -> Vec<(RuleId, RuleSnapshot)> + Send + Sync + 'static,
     kernel: impl Fn() -> Option<KernelSnapshot> + Send + Sync + 'static,
-    status: Arc<Status>,
+    status: Arc<ControlStatus>,
     log: Arc<LogCounts>,
 ) -> MetricsPage {
     exposition::page(
         move |common| {
             let rules = rules().into_iter().map(|(id, snapshot)| (id.0, snapshot)).collect();
-            Scrape { rules, kernel: kernel(), common }
+            ForwarderScrape { rules, kernel: kernel(), common }
         },
         status,
         log,
@@ -35,15 +35,15 @@ pub(crate) fn page(
 }
 
 #[derive(Debug)]
-struct Scrape {
+struct ForwarderScrape {
     rules: Vec<(String, RuleSnapshot)>,
     kernel: Option<KernelSnapshot>,
     common: Common,
 }
 
-impl Collector for Scrape {
+impl Collector for ForwarderScrape {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let mut page = Families { encoder, label: "rule", snapshots: &self.rules };
+        let mut page = MetricFamilies { encoder, label: "rule", snapshots: &self.rules };
         page.gauge("forward_listening", "1 while the rule listens; 0 while it cannot be bound.", |rule| {
             u64::from(rule.standing == RuleStanding::Listening)
         })?;
@@ -98,7 +98,7 @@ impl Collector for Scrape {
 
 type Write<'w> = dyn FnMut(&[(&str, &str)], &TargetSnapshot) -> fmt::Result + 'w;
 
-impl Scrape {
+impl ForwarderScrape {
     fn targets(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let mut gauge = |name, help, value: fn(&TargetSnapshot) -> u64| {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;

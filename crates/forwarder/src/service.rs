@@ -10,7 +10,7 @@ use std::{
 };
 
 use tokio::{sync::watch, task::JoinHandle};
-use turnpike_admin::{Interface, Serving};
+use turnpike_admin::{AdminInterface, Serving};
 use turnpike_api::{Job, Reloaded};
 use turnpike_config::{
     DatapathChoice,
@@ -27,11 +27,11 @@ use turnpike_process::{
 };
 
 use crate::{
-    admin::AdminView,
+    admin::ForwarderAdmin,
     changes::ForwardChanges,
     connection_file::ConnectionFile,
     connection_log::{Records, SharedRecords, connection_log},
-    denial::Lists,
+    denial::AccessLists,
     error::ForwarderError,
     handover::{ForwardHandover, PreviousForwarder},
     metrics,
@@ -50,14 +50,14 @@ pub fn forward(sources: &ForwardSources) -> Result<(), ForwarderError> {
         let loaded = sources.load()?;
         let (level, format) = (loaded.settings.log.level.clone(), loaded.settings.log.format);
         sandbox::enter(&loaded.settings.sandbox, || forwarder_needs(&sources, &loaded));
-        let found = Found { sources, loaded, passed: Arc::new(passed), before };
+        let found = StartState { sources, loaded, passed: Arc::new(passed), before };
         turnpike_process::run((&level, format), async |control| {
             PortForwarder::start(found, control, previous)
         })
     })
 }
 
-struct Found {
+struct StartState {
     sources: ForwardSources,
     loaded: ForwardLoaded,
     passed: Arc<PassedSockets>,
@@ -87,11 +87,11 @@ struct PortForwarder {
 
 impl PortForwarder {
     fn start(
-        found: Found,
+        found: StartState,
         control: &Control,
         previous: &mut Option<PreviousProcess>,
     ) -> Result<(Self, JoinHandle<()>), ForwarderError> {
-        let Found { sources, loaded, passed, mut before } = found;
+        let StartState { sources, loaded, passed, mut before } = found;
         let ForwardLoaded { settings, format, included, warnings } = loaded;
         log_source(sources.file(), format, &included, settings.rules.len());
         log_warnings(&warnings);
@@ -103,7 +103,7 @@ impl PortForwarder {
         let records = SharedRecords::new(Mutex::new(open_records(&settings)?));
         let sockets = before.as_mut().map(PreviousForwarder::page).unwrap_or_default();
         let is_explicit = settings.is_explicit("admin.listen");
-        let page = Interface::listen(Job::Forward, &settings.admin, is_explicit, sockets)?;
+        let page = AdminInterface::listen(Job::Forward, &settings.admin, is_explicit, sockets)?;
         let (logger, writer) = connection_log(Arc::clone(&records));
         let log_counts = logger.counts();
         let log: Arc<dyn ConnectionLog> = Arc::new(logger);
@@ -140,7 +140,7 @@ impl PortForwarder {
 
         let shown = watch::Sender::new(Arc::new(settings.clone()));
         let metrics = metrics_page(&forwarder, control, log_counts);
-        let page = Arc::new(page.serve(Arc::new(AdminView {
+        let page = Arc::new(page.serve(Arc::new(ForwarderAdmin {
             control: control.clone(),
             metrics: Arc::clone(&metrics),
             forwarder: Arc::downgrade(&forwarder),
@@ -446,7 +446,7 @@ fn raise_open_files(settings: &ForwardSettings, workers: usize) {
 }
 
 fn open_records(settings: &ForwardSettings) -> Result<Records, ForwarderError> {
-    let lists = Lists::new(settings);
+    let lists = AccessLists::new(settings);
     let Some(path) = &settings.connections else {
         return Ok(Records { lists, file: None });
     };

@@ -24,12 +24,12 @@ use turnpike_config::LogFormat;
 use crate::{
     error::ProcessError,
     logging,
-    request::{Control, Request, Status, UpgradeProgress, UpgradeRequest},
+    request::{Control, ControlStatus, Request, UpgradeProgress, UpgradeRequest},
     sandbox,
     service::Service,
     service_manager::ServiceManager,
     signals,
-    upgrade::{self, Patience, Program, Successor, UpgradeSocket},
+    upgrade::{self, Patience, ProgramFile, Successor, UpgradeSocket},
 };
 
 /// Interval of [`Service::tick`] and of checks for failed workers. A failed worker leaves its share of
@@ -143,7 +143,7 @@ impl Upgrading {
         let (of_thread, stop) = (Arc::clone(&request), Arc::clone(&cancelled));
         let (state, metrics) = (service.handover_state(), Arc::clone(service.metrics()));
         let ended = task::spawn_blocking(move || {
-            let program = Program::find(of_thread.program.as_deref())?;
+            let program = ProgramFile::find(of_thread.program.as_deref())?;
             let step = |text: String| of_thread.report(UpgradeProgress::Step(text));
             let handed_over = (S::NAME, &*state, &metrics);
             upgrade::hand_over(handed_over, &program, Patience::default(), &stop, &step)
@@ -157,7 +157,7 @@ impl Upgrading {
         Self { drain: Some(drain), ..self }
     }
 
-    fn conclude(&self, ended: Upgraded, service: &mut impl Service, status: &Status) -> Stage {
+    fn conclude(&self, ended: Upgraded, service: &mut impl Service, status: &ControlStatus) -> Stage {
         status.count_upgrade(ended.is_ok());
         match ended {
             Ok((successor, how)) => {
@@ -185,7 +185,7 @@ impl Stage {
     }
 
     /// Time until the next call; `None` at the end.
-    fn pause(&mut self, service: &impl Service, status: &Status) -> Option<Duration> {
+    fn pause(&mut self, service: &impl Service, status: &ControlStatus) -> Option<Duration> {
         match self {
             Self::Serving | Self::Upgrading(_) => Some(TICK),
             Self::Draining(until) => {
@@ -240,7 +240,7 @@ impl Stage {
 /// process can be upgraded.
 async fn until_ended<S: Service>(
     service: &mut S,
-    status: &Status,
+    status: &ControlStatus,
     manager: &mut ServiceManager,
     requests: &mut mpsc::Receiver<Request>,
     mut socket: Option<UpgradeSocket>,
@@ -306,7 +306,7 @@ async fn carry_out(
     request: Request,
     stage: Stage,
     service: &mut impl Service,
-    status: &Status,
+    status: &ControlStatus,
     manager: &mut ServiceManager,
 ) -> ControlFlow<Stage, Stage> {
     let next = match (request, stage) {
@@ -355,7 +355,7 @@ async fn carry_out(
 
 async fn reload(
     service: &mut impl Service,
-    status: &Status,
+    status: &ControlStatus,
     manager: &mut ServiceManager,
 ) -> Result<Reloaded, NotReloaded> {
     manager.notify_reloading();
@@ -373,7 +373,7 @@ async fn reload(
 
 fn drain(
     service: &mut impl Service,
-    status: &Status,
+    status: &ControlStatus,
     manager: &ServiceManager,
     patience: Option<Duration>,
 ) -> Until {
@@ -388,7 +388,7 @@ fn drain(
 /// upgrade is cancelled first.
 fn drain_within(
     service: &mut impl Service,
-    status: &Status,
+    status: &ControlStatus,
     manager: &ServiceManager,
     wanted: Option<Duration>,
     stage: Stage,
@@ -567,7 +567,7 @@ mod tests {
     async fn calls_of(
         mut service: Recorder,
         requests: impl IntoIterator<Item = Request>,
-    ) -> (bool, Vec<String>, Arc<Status>) {
+    ) -> (bool, Vec<String>, Arc<ControlStatus>) {
         let (control, mut receiver) = Control::new(&[]);
         for request in requests {
             control.requests().send(request).await.expect("there is room");

@@ -14,14 +14,14 @@ use prometheus_client::{
 };
 use strum::VariantArray;
 
-use crate::{log_queue::LogCounts, logging, request::Status, usage::ProcessUsage};
+use crate::{log_queue::LogCounts, logging, request::ControlStatus, usage::ProcessUsage};
 
 /// Renders `/metrics` in the OpenMetrics format at each scrape.
 pub type MetricsPage = Arc<dyn Fn() -> String + Send + Sync>;
 
 pub fn page<C: Collector>(
     scrape: impl Fn(Common) -> C + Send + Sync + 'static,
-    status: Arc<Status>,
+    status: Arc<ControlStatus>,
     log: Arc<LogCounts>,
 ) -> MetricsPage {
     Arc::new(move || {
@@ -47,13 +47,13 @@ pub fn encode(collector: impl Collector) -> Result<String, fmt::Error> {
     Ok(output)
 }
 
-pub struct Families<'e, 's, S> {
+pub struct MetricFamilies<'e, 's, S> {
     pub encoder: DescriptorEncoder<'e>,
     pub label: &'static str,
     pub snapshots: &'s [(String, S)],
 }
 
-impl<S> Families<'_, '_, S> {
+impl<S> MetricFamilies<'_, '_, S> {
     pub fn gauge(&mut self, name: &str, help: &str, value: impl Fn(&S) -> u64) -> fmt::Result {
         let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (of, snapshot) in self.snapshots {

@@ -38,6 +38,6 @@ pub use error::ProcessError;
 pub use exposition::MetricsPage;
 pub use log_filter::check_filter;
 pub use pid_file::PidFile;
-pub use request::{Control, Status, Stop};
+pub use request::{Control, ControlStatus, Stop};
 pub use service::Service;
 pub use signals::wait_for_stop;

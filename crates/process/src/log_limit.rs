@@ -16,13 +16,13 @@ use turnpike_rates::{Rate, Rates};
 use crate::log_queue::LogCounts;
 
 /// Limits refusal lines over all workers. Metrics count every refusal.
-pub struct RefusalLimit {
+pub struct RefusalLineLimit {
     rates: Rates,
     suppressed: u64,
     counts: Arc<LogCounts>,
 }
 
-impl RefusalLimit {
+impl RefusalLineLimit {
     /// Per address: 20 at once, then one per second.
     const EACH: Rate = Rate::new(20, 1000);
     /// In total: ten per second, at most a gigabyte per week.
@@ -82,7 +82,7 @@ pub struct EndLimit<K> {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub struct Summary<K> {
+pub struct LineSummary<K> {
     pub of: Vec<(K, Sum)>,
     pub others: Option<Sum>,
 }
@@ -121,15 +121,15 @@ impl<K: Hash + Eq> EndLimit<K> {
         false
     }
 
-    pub fn due(&mut self, now: Duration) -> Option<Summary<K>> {
+    pub fn due(&mut self, now: Duration) -> Option<LineSummary<K>> {
         if self.due.is_some_and(|due| due <= now) { self.take() } else { None }
     }
 
     /// Takes the sums before they are due, at the end of the log.
-    pub fn take(&mut self) -> Option<Summary<K>> {
+    pub fn take(&mut self) -> Option<LineSummary<K>> {
         self.due.take()?;
         let others = std::mem::take(&mut self.others);
-        Some(Summary { of: self.sums.drain().collect(), others: (others.count > 0).then_some(others) })
+        Some(LineSummary { of: self.sums.drain().collect(), others: (others.count > 0).then_some(others) })
     }
 }
 
@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn refusals_are_limited_per_address_and_counted() {
         let counts = Arc::new(LogCounts::default());
-        let mut limit = RefusalLimit::new(Arc::clone(&counts));
+        let mut limit = RefusalLineLimit::new(Arc::clone(&counts));
         let mut admitted = |seconds: u32, source: &str, tries: usize| {
             let source = source.parse().expect("an address");
             (0..tries)
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(limit.due(SECOND * 2), None, "sums wait");
         assert_eq!(ends(&mut limit, SECOND * 2, "many", 10), 1);
         let sum = Sum { count: 499, out_bytes: 49_900, in_bytes: 7 * 499 };
-        let summary = Summary { of: vec![("many".to_owned(), sum)], others: None };
+        let summary = LineSummary { of: vec![("many".to_owned(), sum)], others: None };
         assert_eq!(limit.due(SECOND * 6), Some(summary));
         assert_eq!(limit.due(SECOND * 100), None, "reported once");
         assert_eq!(limit.take(), None);

@@ -41,9 +41,9 @@ const SILENCED: [&str; 3] = ["dimpl", "aya", "aya_obj"];
 /// Target of the audit log, which the filter does not affect.
 const AUDIT: &str = "turnpike::audit";
 
-static IN_FORCE: OnceLock<InForce> = OnceLock::new();
+static IN_FORCE: OnceLock<CurrentFilter> = OnceLock::new();
 
-struct InForce {
+struct CurrentFilter {
     level: Mutex<String>,
     handle: reload::Handle<EnvFilter, Registry>,
 }
@@ -69,7 +69,7 @@ pub fn init(level: &str, format: LogFormat) {
     let audit = filter_fn(|metadata| metadata.target() == AUDIT);
     let layer = layer.with_filter(filter.or(audit).and(quiet));
     if tracing_subscriber::registry().with(layer).try_init().is_ok() {
-        let _ = IN_FORCE.set(InForce { level: Mutex::new(level.to_owned()), handle });
+        let _ = IN_FORCE.set(CurrentFilter { level: Mutex::new(level.to_owned()), handle });
     }
 }
 

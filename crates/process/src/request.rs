@@ -89,7 +89,7 @@ impl Stop {
 }
 
 #[derive(Debug, Default)]
-pub struct Status {
+pub struct ControlStatus {
     stop: Arc<Stop>,
     draining: AtomicBool,
     reloaded: AtomicU64,
@@ -99,7 +99,7 @@ pub struct Status {
     carried: Arc<CarriedMetrics>,
 }
 
-impl Status {
+impl ControlStatus {
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
@@ -143,14 +143,14 @@ impl Status {
 #[derive(Clone, Debug)]
 pub struct Control {
     requests: mpsc::Sender<Request>,
-    status: Arc<Status>,
+    status: Arc<ControlStatus>,
 }
 
 impl Control {
     pub(crate) fn new(gauges: &'static [&'static str]) -> (Self, mpsc::Receiver<Request>) {
         let (requests, received) = mpsc::channel(BACKLOG);
         let carried = Arc::new(CarriedMetrics::new(gauges));
-        (Self { requests, status: Arc::new(Status { carried, ..Status::default() }) }, received)
+        (Self { requests, status: Arc::new(ControlStatus { carried, ..ControlStatus::default() }) }, received)
     }
 
     /// Notifies the service of possible address or route changes; returns false once the program has ended.
@@ -159,7 +159,7 @@ impl Control {
     }
 
     #[must_use]
-    pub fn status(&self) -> &Arc<Status> {
+    pub fn status(&self) -> &Arc<ControlStatus> {
         &self.status
     }
 

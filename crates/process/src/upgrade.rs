@@ -29,6 +29,6 @@ pub use self::{
 };
 pub(crate) use self::{
     old_process::{Patience, Successor, hand_over},
-    program::Program,
+    program::ProgramFile,
     socket::UpgradeSocket,
 };

@@ -4,35 +4,35 @@ use std::sync::{Arc, Weak};
 
 use tokio::sync::watch;
 use turnpike_admin::{Owner, ServerView};
-use turnpike_api::{FleetAdmin, Job, Process, Program, Refusal, RefusalFilter};
+use turnpike_api::{ClientRefusals, FleetAdmin, Job, Process, Program, RefusalFilter};
 use turnpike_config::AdminSettings;
 use turnpike_net::Datapath;
 use turnpike_process::{Control, MetricsPage};
 use turnpike_relay::Relay;
 
 use crate::{
-    certificates::Told,
+    certificates::CertificateState,
     effective_settings::EffectiveSettings,
     fleet::FleetOrders,
     refusals::{Refusals, keys_of_count},
-    store::{SharedStore, shared},
+    store::{StoreInUse, shared},
 };
 
-pub(crate) struct AdminView {
+pub(crate) struct ServerAdmin {
     pub(crate) control: Control,
     pub(crate) metrics: MetricsPage,
     /// Weak, so that its owner can stop the relay while requests run.
     pub(crate) relay: Weak<Relay>,
     pub(crate) shown: watch::Receiver<EffectiveSettings>,
-    pub(crate) store: SharedStore,
-    pub(crate) certificates: Arc<Told>,
+    pub(crate) store: StoreInUse,
+    pub(crate) certificates: Arc<CertificateState>,
     pub(crate) datapath: Datapath,
     pub(crate) datapath_reason: Arc<str>,
     pub(crate) fleet: Arc<FleetOrders>,
     pub(crate) refusals: Arc<Refusals>,
 }
 
-impl Owner for AdminView {
+impl Owner for ServerAdmin {
     fn settings(&self) -> AdminSettings {
         self.shown.borrow().configured.admin.clone()
     }
@@ -51,7 +51,7 @@ impl Owner for AdminView {
     }
 }
 
-impl Program for AdminView {
+impl Program for ServerAdmin {
     fn process(&self) -> &dyn Process {
         &self.control
     }
@@ -73,8 +73,8 @@ impl Program for AdminView {
         (self.metrics)()
     }
 
-    fn refusals(&self, wanted: &RefusalFilter, most: usize) -> Option<Vec<Refusal>> {
-        Some(self.refusals.find(wanted, most).into_iter().map(Refusal::from).collect())
+    fn refusals(&self, wanted: &RefusalFilter, most: usize) -> Option<Vec<ClientRefusals>> {
+        Some(self.refusals.find(wanted, most).into_iter().map(ClientRefusals::from).collect())
     }
 
     fn keys_of(&self, kind: &str, reason: &str) -> &'static [&'static str] {

@@ -19,10 +19,10 @@ const DAY: i64 = 86_400;
 const NAMES: usize = 8;
 
 #[derive(Debug, Default)]
-pub(crate) struct CertificateExpiry(Mutex<Vec<Shown>>);
+pub(crate) struct CertificateExpiry(Mutex<Vec<CertificateLifetime>>);
 
 #[derive(Debug)]
-struct Shown {
+struct CertificateLifetime {
     file: String,
     /// First and last Unix second of validity.
     valid: (u64, u64),
@@ -57,11 +57,11 @@ impl CertificateExpiry {
     }
 
     pub(crate) fn put(&self, certificates: impl IntoIterator<Item = (String, (u64, u64))>) {
-        let mut new: Vec<Shown> = Vec::new();
+        let mut new: Vec<CertificateLifetime> = Vec::new();
         for (file, valid) in certificates {
             // A file named twice appears once, because metrics must be unique.
             if new.iter().all(|other| other.file != file) {
-                new.push(Shown { file, valid, told: Nearness::Far });
+                new.push(CertificateLifetime { file, valid, told: Nearness::Far });
             }
         }
         *self.lock() = new;
@@ -79,7 +79,7 @@ impl CertificateExpiry {
     fn due(&self, unix: i64) -> Vec<(Nearness, String)> {
         let mut due = Vec::new();
         let clock = date(unix.unsigned_abs());
-        for Shown { file, valid: (first, last), told } in &mut *self.lock() {
+        for CertificateLifetime { file, valid: (first, last), told } in &mut *self.lock() {
             let signed = |unix: u64| i64::try_from(unix).unwrap_or(i64::MAX);
             let left = signed(*last).saturating_sub(unix);
             let nearness = match left {
@@ -119,7 +119,7 @@ impl CertificateExpiry {
         self.lock().iter().map(|shown| (shown.file.clone(), shown.valid.1)).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Shown>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<CertificateLifetime>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use turnpike_config::{
-    CertificateFiles, Loaded, Mistake, Mistakes, Settings, Sources,
+    CertificateFiles, LoadedConfig, Mistake, Mistakes, Settings, Sources,
     certificates::{ReadCertificates, named},
     readable_by_all,
 };
@@ -19,7 +19,7 @@ use turnpike_relay::{
 
 /// Loads the configuration for a start. Accepts certificates outside their validity period: a machine without
 /// a battery starts with a wrong clock, and clients over UDP need no certificate.
-pub fn load(sources: &Sources) -> Result<Loaded<Certificate>, Mistakes> {
+pub fn load(sources: &Sources) -> Result<LoadedConfig<Certificate>, Mistakes> {
     let loaded =
         sources.load(|settings| read_by(settings, |files| certificates::read(&files.cert, &files.key)))?;
     if loaded.certificate_problems.is_empty() {
@@ -31,7 +31,7 @@ pub fn load(sources: &Sources) -> Result<Loaded<Certificate>, Mistakes> {
 
 /// Loads the configuration for a reload. Returns certificate problems separately, because the old
 /// certificates can stay in use: a removed user must lose access even if a certificate has expired.
-pub(crate) fn load_for_reload(sources: &Sources) -> Result<Loaded<Certificate>, Mistakes> {
+pub(crate) fn load_for_reload(sources: &Sources) -> Result<LoadedConfig<Certificate>, Mistakes> {
     sources.load(read)
 }
 

@@ -29,21 +29,21 @@ pub(crate) struct Certificates {
     watch: CertificateWatch,
     /// Time of the last failed attempt. An unchanged file can become valid or readable later.
     refused: Option<Instant>,
-    told: Arc<Told>,
+    told: Arc<CertificateState>,
 }
 
 /// Pause between attempts to read unusable certificates.
 const RETRY: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct CertificateState {
     pub(crate) expiry: CertificateExpiry,
     in_use: Mutex<Arc<[Certificate]>>,
     loaded: AtomicU64,
     failed: AtomicU64,
 }
 
-impl Told {
+impl CertificateState {
     pub(crate) fn in_use(&self) -> Arc<[Certificate]> {
         Arc::clone(&self.in_use.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -61,7 +61,8 @@ impl Told {
 
 impl Certificates {
     pub(crate) fn new(settings: &Settings, loaded: Vec<Certificate>) -> Result<Self, ServeError> {
-        let told = Arc::new(Told { in_use: Mutex::new(loaded.into()), ..Told::default() });
+        let told =
+            Arc::new(CertificateState { in_use: Mutex::new(loaded.into()), ..CertificateState::default() });
         let mut new =
             Self { tls: None, dtls: None, watch: CertificateWatch::new(settings), refused: None, told };
         (new.tls, new.dtls) = new.contexts(settings, &new.told.in_use(), &[])?;
@@ -101,7 +102,7 @@ impl Certificates {
         self.told.expiry.show(&self.told.in_use());
     }
 
-    pub(crate) fn told(&self) -> Arc<Told> {
+    pub(crate) fn told(&self) -> Arc<CertificateState> {
         Arc::clone(&self.told)
     }
 

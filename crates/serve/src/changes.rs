@@ -156,12 +156,12 @@ impl CertificateChanges {
 
 #[cfg(test)]
 mod tests {
-    use turnpike_config::{AuthSettings, RealmSettings, User};
+    use turnpike_config::{AuthSettings, ConfiguredUser, RealmSettings};
 
     use super::*;
 
-    fn user(name: &str, password: &str) -> User {
-        User { name: name.to_owned(), secret: UserSecret::Password(Secret::new(password)) }
+    fn user(name: &str, password: &str) -> ConfiguredUser {
+        ConfiguredUser { name: name.to_owned(), secret: UserSecret::Password(Secret::new(password)) }
     }
 
     #[test]

@@ -8,12 +8,12 @@ use std::{
 };
 
 use turnpike_config::{
-    Secret, Settings, StoredKey, User, UserSecret,
+    ConfiguredUser, Secret, Settings, StoredKey, UserSecret,
     realms::{self, RealmView},
     restapi_credentials,
 };
 use turnpike_relay::{CredentialStore, PendingLookup};
-use turnpike_stores::{Found, Known, Secrets, StoredSecret};
+use turnpike_stores::{Known, LookupResult, Secrets, StoredSecret};
 use turnpike_turn::server::{Asked, CredentialQuery, Credentials as Answer, Lookup, User as Named, Users};
 use turnpike_wire::{
     integrity::{Key, KeyAlgorithm, userhash},
@@ -28,7 +28,7 @@ use crate::store::Store;
 /// Unknown names are verified against a random key, so that response times do not reveal which names exist.
 /// The verifier compares keys in constant time. The maps use the standard library's keyed hash, because
 /// clients choose the keys.
-pub(crate) struct Credentials {
+pub(crate) struct CredentialTable {
     realms: HashMap<Box<str>, Arc<RealmCredentials>>,
     store: Option<Store>,
     decoy: Key,
@@ -46,16 +46,16 @@ struct StaticUser {
     /// After OpaqueString.
     name: Box<str>,
     /// Any of these may match: clients may or may not apply OpaqueString to the password.
-    keys: Vec<UserKeys>,
+    keys: Vec<StaticKeys>,
 }
 
 #[derive(PartialEq)]
-struct UserKeys {
+struct StaticKeys {
     md5: Option<Key>,
     sha256: Option<Key>,
 }
 
-impl Credentials {
+impl CredentialTable {
     /// Computes the keys of the static users. `store` is queried for all others.
     pub(crate) fn new(settings: &Settings, store: Option<Store>) -> Self {
         let all = realms::all(settings);
@@ -107,7 +107,7 @@ impl Credentials {
     }
 }
 
-impl Users for Credentials {
+impl Users for CredentialTable {
     fn check(
         &self,
         user: Named<'_>,
@@ -134,7 +134,7 @@ impl Users for Credentials {
     }
 }
 
-impl CredentialStore for Credentials {
+impl CredentialStore for CredentialTable {
     fn look_up(&self, query: CredentialQuery, answer: PendingLookup) {
         let CredentialQuery { user, realm, algorithm, .. } = query;
         let (Some(store), Some(known), Asked::Name(name)) = (&self.store, self.realms.get(&*realm), user)
@@ -156,14 +156,14 @@ impl CredentialStore for Credentials {
             return by_secrets(answer);
         }
         store.look_up(&realm, &name.clone(), move |found| match found {
-            Found::User(keys) => answer.answer(Answer::Keys {
+            LookupResult::User(keys) => answer.answer(Answer::Keys {
                 username: name.clone(),
                 identity: name,
                 keys: keys.get(algorithm).into_iter().map(|key| (key.clone(), None)).collect(),
             }),
-            Found::Nobody if restapi_credentials::parse(&name).is_some() => by_secrets(answer),
-            Found::Nobody => answer.answer(Answer::NoSuchUser),
-            Found::Unavailable => answer.answer(Answer::Unavailable),
+            LookupResult::Nobody if restapi_credentials::parse(&name).is_some() => by_secrets(answer),
+            LookupResult::Nobody => answer.answer(Answer::NoSuchUser),
+            LookupResult::Unavailable => answer.answer(Answer::Unavailable),
         });
     }
 }
@@ -183,7 +183,7 @@ impl RealmCredentials {
             let name = opaque_string(&user.name);
             by_hash.insert(userhash(&name, realm.name), (&*name).into());
             for sent in [user.name.as_str(), &name] {
-                let keys = UserKeys::all(user, sent, realm.name);
+                let keys = StaticKeys::all(user, sent, realm.name);
                 users.insert(sent.into(), StaticUser { name: (&*name).into(), keys });
             }
         }
@@ -315,8 +315,8 @@ fn identity(name: &str, id: &str) -> Box<str> {
     [":", counted].concat().into_boxed_str()
 }
 
-impl UserKeys {
-    fn all(user: &User, name: &str, realm: &str) -> Vec<Self> {
+impl StaticKeys {
+    fn all(user: &ConfiguredUser, name: &str, realm: &str) -> Vec<Self> {
         match &user.secret {
             UserSecret::Password(password) => {
                 let password = password.reveal().as_bytes();
@@ -353,7 +353,7 @@ mod tests {
 
     fn settings() -> Settings {
         let (md5, _) = restapi_credentials::stored_keys("stored", "turnpike", &Secret::new("pw"));
-        let user = |name: &str, secret| User { name: name.to_owned(), secret };
+        let user = |name: &str, secret| ConfiguredUser { name: name.to_owned(), secret };
         Settings {
             auth: AuthSettings {
                 users: vec![
@@ -373,8 +373,8 @@ mod tests {
     fn users_and_passwords_match_with_and_without_opaque_string() {
         let (written, prepared) = ("Ame\u{301}lie", "Am\u{e9}lie");
         let secret = UserSecret::Password(Secret::new("pa\u{a0}ss"));
-        let users = vec![User { name: written.to_owned(), secret }];
-        let credentials = Credentials::new(
+        let users = vec![ConfiguredUser { name: written.to_owned(), secret }];
+        let credentials = CredentialTable::new(
             &Settings { auth: AuthSettings { users, ..AuthSettings::default() }, ..Settings::default() },
             None,
         );
@@ -399,7 +399,7 @@ mod tests {
 
     fn ask(user: Named<'_>, key_name: &str, algorithm: KeyAlgorithm, password: &str) -> Lookup {
         let key = Key::long_term(algorithm, key_name, "turnpike", password.as_bytes());
-        Credentials::new(&settings(), None)
+        CredentialTable::new(&settings(), None)
             .check(user, "turnpike", algorithm, NOW, &mut |candidate| *candidate == key)
     }
 
@@ -557,7 +557,7 @@ mod tests {
     #[test]
     fn an_unknown_name_takes_one_verification_like_a_known_one() {
         let mut calls = 0;
-        let lookup = Credentials::new(&settings(), None).check(
+        let lookup = CredentialTable::new(&settings(), None).check(
             Named::Name("bob"),
             "turnpike",
             KeyAlgorithm::Md5,
@@ -572,7 +572,7 @@ mod tests {
 
     #[test]
     fn keys_of_another_realm_are_refused() {
-        let lookup = Credentials::new(&settings(), None).check(
+        let lookup = CredentialTable::new(&settings(), None).check(
             Named::Name("alice"),
             "elsewhere",
             KeyAlgorithm::Md5,
@@ -586,13 +586,16 @@ mod tests {
     fn each_realm_knows_its_own_users_and_secrets_only() {
         let realm = |name: &str, user: &str, secret: &str| RealmSettings {
             name: name.to_owned(),
-            users: vec![User { name: user.to_owned(), secret: UserSecret::Password(Secret::new("pw")) }],
+            users: vec![ConfiguredUser {
+                name: user.to_owned(),
+                secret: UserSecret::Password(Secret::new("pw")),
+            }],
             secrets: vec![Secret::new(secret)],
             ..RealmSettings::default()
         };
         let settings =
             Settings { realms: vec![realm("a", "ann", "sa"), realm("b", "bob", "sb")], ..settings() };
-        let store = Credentials::new(&settings, None);
+        let store = CredentialTable::new(&settings, None);
         let timed = restapi_credentials::username(NOW + 60, "carol");
         let timed_password = restapi_credentials::password(&Secret::new("sb"), &timed);
         for (asked, name, password, good) in [
@@ -623,7 +626,7 @@ mod tests {
     async fn a_user_of_a_store_may_have_a_colon_in_its_name() {
         let dir = turnpike_testkit::Dir::new();
         let address = turnpike_stores::StoreAddress::Sqlite(dir.at("users.sqlite"));
-        let limits = turnpike_stores::Limits::default();
+        let limits = turnpike_stores::DirectoryLimits::default();
         let file = turnpike_stores::SqliteUse::Own;
         let database = turnpike_stores::Database::new(&address, 1, file, &limits);
         let store = Store::new(database, "a store".to_owned(), limits);
@@ -633,7 +636,7 @@ mod tests {
                 turnpike_stores::Edit::PutUser { realm: "turnpike".to_owned(), name: name.to_owned(), keys };
             store.edit(&put).await.expect("it can be written");
             // `settings` also has a secret for time-limited credentials.
-            let credentials = Credentials::new(&settings(), Some(store.clone()));
+            let credentials = CredentialTable::new(&settings(), Some(store.clone()));
             let key = Key::long_term(KeyAlgorithm::Sha256, name, "turnpike", b"pw");
             let check = || {
                 let mut verify = |candidate: &Key| *candidate == key;
@@ -642,7 +645,7 @@ mod tests {
             assert_eq!(check(), Lookup::Later, "{name}");
             let (sender, found) = tokio::sync::oneshot::channel();
             store.look_up("turnpike", name, move |found| assert!(sender.send(found).is_ok()));
-            assert!(matches!(found.await, Ok(Found::User(_))));
+            assert!(matches!(found.await, Ok(LookupResult::User(_))));
             let of_user = Lookup::Accepted { username: name.into(), identity: name.into(), until_unix: None };
             assert_eq!(check(), of_user);
         }

@@ -54,26 +54,26 @@ pub(crate) use keys::NodeKeys;
 pub(crate) use offer::FleetOffer;
 pub(crate) use publishing::{StatusLines, StatusWriter};
 
-use crate::{ServeError, store::SharedStore};
+use crate::{ServeError, store::StoreInUse};
 use banned::Banned;
 use heartbeat::Beater;
 use load::Room;
 use node::Node;
 
 /// Fleet as workers see it; also exists without one.
-pub(crate) struct Fleet {
+pub(crate) struct FleetMembership {
     banned: Arc<Banned>,
     node: Option<Arc<Node>>,
     alone: NodeKeys,
 }
 
-/// Started by [`Fleet::begin`] once the relay runs.
+/// Started by [`FleetMembership::begin`] once the relay runs.
 pub(crate) struct Begun {
     beater: Beater,
     questions: questions::Questions,
 }
 
-impl Fleet {
+impl FleetMembership {
     /// Joins the configured fleet, if any. An unreachable store does not prevent the start: the node joins
     /// later.
     pub(crate) async fn join(
@@ -105,14 +105,14 @@ impl Fleet {
         begun: Begun,
         relay: &Arc<Relay>,
         config: &Config,
-        users: SharedStore,
+        users: StoreInUse,
     ) -> Arc<FleetOrders> {
         let Begun { beater, questions } = begun;
         self.banned.set_relay(Arc::downgrade(relay));
         self.listens(relay, config);
         if let Some(node) = &self.node {
             node.begin(relay);
-            tokio::spawn(heartbeat::keep_beating(Arc::clone(node), beater, load::Gauge::new(config)));
+            tokio::spawn(heartbeat::keep_beating(Arc::clone(node), beater, load::LoadGauge::new(config)));
             tokio::spawn(admin_ops::keep_announcing(Arc::clone(node)));
             tokio::spawn(watching::keep_watching(Arc::clone(node)));
             tokio::spawn(quota_exchange::keep_exchanging(Arc::clone(node)));
@@ -165,7 +165,7 @@ impl Fleet {
     }
 }
 
-impl turnpike_relay::Fleet for Fleet {
+impl turnpike_relay::Fleet for FleetMembership {
     fn acquire(&self, asked: SharedQuota<'_>) -> Result<(), QuotaRefusal> {
         self.node.as_ref().map_or(Ok(()), |node| node.acquire(asked))
     }
@@ -181,7 +181,7 @@ impl turnpike_relay::Fleet for Fleet {
     }
 }
 
-impl Redirects for Fleet {
+impl Redirects for FleetMembership {
     fn comes_back(&self, attempt: &AllocateAttempt<'_>) -> bool {
         self.node.as_ref().is_some_and(|node| node.comes_back(attempt))
     }

@@ -1,11 +1,11 @@
 //! The user generated for a server without users.
 
-use turnpike_config::{Secret, User, UserSecret};
+use turnpike_config::{ConfiguredUser, Secret, UserSecret};
 
 const NAME: &str = "turnpike";
 
-pub(crate) fn random_user() -> User {
-    User { name: NAME.to_owned(), secret: UserSecret::Password(random_password()) }
+pub(crate) fn random_user() -> ConfiguredUser {
+    ConfiguredUser { name: NAME.to_owned(), secret: UserSecret::Password(random_password()) }
 }
 
 /// 128 random bits as hex digits.

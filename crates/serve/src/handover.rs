@@ -5,7 +5,7 @@ use std::{collections::HashMap, io, os::fd::OwnedFd, sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 use turnpike_admin::Serving;
 use turnpike_api::Reloaded;
-use turnpike_config::{DatapathChoice, Secret, Settings, User, UserSecret};
+use turnpike_config::{ConfiguredUser, DatapathChoice, Secret, Settings, UserSecret};
 use turnpike_net::{Channel, Datapath, PassedSockets};
 use turnpike_process::{
     ProcessError, need_restart,
@@ -58,7 +58,7 @@ struct OfferedSecret {
 pub(crate) struct ServeHandover {
     pub(crate) relay: Arc<Relay>,
     pub(crate) fleet: FleetHandover,
-    pub(crate) generated: Option<User>,
+    pub(crate) generated: Option<ConfiguredUser>,
     pub(crate) tickets: Option<TicketKeys>,
     pub(crate) store: Option<Store>,
     /// Sockets of the credential service and the admin interface.
@@ -195,10 +195,10 @@ impl PreviousServer {
         store.remember_ended_secrets(ended.into_iter().map(|(realm, secrets)| (realm, secrets.into())));
     }
 
-    pub(crate) fn generated(&self) -> Option<User> {
+    pub(crate) fn generated(&self) -> Option<ConfiguredUser> {
         let user = self.offer.generated.as_ref()?;
         let secret = UserSecret::Password(Secret::new(&*user.password));
-        Some(User { name: user.name.clone(), secret })
+        Some(ConfiguredUser { name: user.name.clone(), secret })
     }
 
     pub(crate) fn page(&mut self) -> Vec<NamedSocket> {

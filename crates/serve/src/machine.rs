@@ -29,13 +29,13 @@ pub(crate) struct Machine {
     stale: bool,
     /// The last reading is not in force yet.
     is_retried: bool,
-    gone: BTreeMap<IpAddr, Gone>,
+    gone: BTreeMap<IpAddr, MissingAddress>,
     were_up: BTreeSet<IpAddr>,
     states: Vec<RelayState>,
     complaint: Option<String>,
 }
 
-enum Gone {
+enum MissingAddress {
     Since(Instant),
     Ended,
 }
@@ -207,11 +207,11 @@ impl Machine {
         self.gone.retain(|ip, _| missing.contains(ip));
         let mut lost = Vec::new();
         for ip in missing {
-            let gone = self.gone.entry(ip).or_insert(Gone::Since(now));
-            if let Gone::Since(since) = gone
+            let gone = self.gone.entry(ip).or_insert(MissingAddress::Since(now));
+            if let MissingAddress::Since(since) = gone
                 && now.duration_since(*since) >= GRACE
             {
-                *gone = Gone::Ended;
+                *gone = MissingAddress::Ended;
                 if self.were_up.contains(&ip) {
                     tracing::warn!(
                         "relay address {ip} has been gone for {} s: ending its sessions",
@@ -249,7 +249,7 @@ pub(crate) fn absent(address: &RelayAddress) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::own_addresses::Standing;
+    use crate::own_addresses::AddressRank;
 
     const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 1));
     const GONE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 2));
@@ -259,7 +259,7 @@ mod tests {
     }
 
     fn own(ip: IpAddr) -> OwnAddress {
-        OwnAddress { ip, interface: "eth0".to_owned(), prefix: 24, standing: Standing::Stable }
+        OwnAddress { ip, interface: "eth0".to_owned(), prefix: 24, standing: AddressRank::Stable }
     }
 
     fn machine(own: Option<Vec<OwnAddress>>) -> Machine {

@@ -10,8 +10,8 @@ use prometheus_client::{
     metrics::MetricType,
 };
 use turnpike_process::{
-    MetricsPage, Status,
-    exposition::{self, Common, Families, by_name, count, counter, counts, gauge},
+    ControlStatus, MetricsPage,
+    exposition::{self, Common, MetricFamilies, by_name, count, counter, counts, gauge},
     kernel_path,
     log_queue::LogCounts,
 };
@@ -22,17 +22,17 @@ use turnpike_relay::{
 use turnpike_turn::server::{Stats, stats::ALLOCATION_MS};
 
 use crate::{
-    certificates::Told,
+    certificates::CertificateState,
     fleet::FleetCounts,
     session_totals::{LENGTHS, SessionTotals, Totals},
-    store::{self, SharedStore},
+    store::{self, StoreInUse},
 };
 
 pub(crate) fn page(
     snapshots: impl Fn() -> Snapshots + Send + Sync + 'static,
-    (certificates, store, sessions): (Arc<Told>, SharedStore, Arc<SessionTotals>),
+    (certificates, store, sessions): (Arc<CertificateState>, StoreInUse, Arc<SessionTotals>),
     fleet: impl Fn() -> FleetCounts + Send + Sync + 'static,
-    status: Arc<Status>,
+    status: Arc<ControlStatus>,
     log: Arc<LogCounts>,
 ) -> MetricsPage {
     exposition::page(
@@ -78,7 +78,7 @@ struct Scrape {
     relays: Arc<[RelayState]>,
     sessions: Totals,
     kernel: Option<KernelSnapshot>,
-    certificates: Arc<Told>,
+    certificates: Arc<CertificateState>,
     /// `None` without a store.
     store: Option<turnpike_stores::Counts>,
     fleet: FleetCounts,
@@ -87,7 +87,7 @@ struct Scrape {
 
 impl Collector for Scrape {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let families = Families { encoder, label: "worker", snapshots: &self.workers };
+        let families = MetricFamilies { encoder, label: "worker", snapshots: &self.workers };
         let mut page = ServerFamilies(families);
         page.0.gauge("allocations", "Current allocations.", |snapshot| snapshot.allocations)?;
         page.realms(&self.realms)?;
@@ -121,7 +121,7 @@ macro_rules! each {
     };
 }
 
-struct ServerFamilies<'e, 's>(Families<'e, 's, WorkerSnapshot>);
+struct ServerFamilies<'e, 's>(MetricFamilies<'e, 's, WorkerSnapshot>);
 
 impl ServerFamilies<'_, '_> {
     fn realms(&mut self, realms: &[(Box<str>, usize)]) -> fmt::Result {
@@ -220,7 +220,7 @@ impl ServerFamilies<'_, '_> {
         clippy::cast_precision_loss,
         reason = "gauges are floats by format, and no certificate outlives 2^53 s"
     )]
-    fn certificates(&mut self, told: &Told) -> fmt::Result {
+    fn certificates(&mut self, told: &CertificateState) -> fmt::Result {
         let mut metric = self.0.encoder.encode_descriptor(
             "certificate_not_after_seconds",
             "Expiry of the certificates in use in Unix seconds, by file.",

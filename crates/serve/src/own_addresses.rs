@@ -36,7 +36,7 @@ const TENTATIVE: u8 = 0x40;
 
 /// Preference as a source address; earlier is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Standing {
+pub(crate) enum AddressRank {
     Stable,
     /// Privacy extensions (RFC 8981): it expires.
     Temporary,
@@ -46,7 +46,7 @@ pub(crate) enum Standing {
     Unusable,
 }
 
-impl Standing {
+impl AddressRank {
     fn of(flags: u8) -> Self {
         match flags {
             _ if flags & (DAD_FAILED | TENTATIVE) != 0 => Self::Unusable,
@@ -62,7 +62,7 @@ pub(crate) struct OwnAddress {
     pub(crate) ip: IpAddr,
     pub(crate) interface: String,
     pub(crate) prefix: u32,
-    pub(crate) standing: Standing,
+    pub(crate) standing: AddressRank,
 }
 
 impl OwnAddress {
@@ -77,7 +77,7 @@ impl OwnAddress {
             IpAddr::V4(_) => None,
             IpAddr::V6(ip) => flags.get(&(ip, interface.clone())).copied(),
         };
-        Some(Self { ip, interface, prefix, standing: Standing::of(flags.unwrap_or(0)) })
+        Some(Self { ip, interface, prefix, standing: AddressRank::of(flags.unwrap_or(0)) })
     }
 
     fn is_usable(&self) -> bool {
@@ -85,7 +85,7 @@ impl OwnAddress {
             IpAddr::V4(ip) => ip.is_loopback() || ip.is_link_local(),
             IpAddr::V6(ip) => ip.is_loopback() || ip.is_unicast_link_local(),
         };
-        !is_local && self.standing != Standing::Unusable
+        !is_local && self.standing != AddressRank::Unusable
     }
 
     fn is_beside(&self, other: &Self) -> bool {
@@ -128,7 +128,7 @@ pub(crate) fn has(own: &[OwnAddress], ip: IpAddr) -> bool {
         return true;
     }
     match own.iter().filter(|address| address.ip == ip).map(|address| address.standing).min() {
-        Some(standing) => standing != Standing::Unusable,
+        Some(standing) => standing != AddressRank::Unusable,
         // A whole prefix may be local (`ip route add local PREFIX dev lo`).
         None => source_of_route((ip, 9).into()) == Some(ip) || !binds_any(ip) && can_bind(ip),
     }
@@ -175,9 +175,9 @@ fn ip_of(address: &SockaddrStorage) -> Option<IpAddr> {
 }
 
 /// Notifications of possible changes. tokio treats the netlink socket as a datagram socket.
-pub(crate) struct News(Option<UnixDatagram>);
+pub(crate) struct AddressNotifications(Option<UnixDatagram>);
 
-impl News {
+impl AddressNotifications {
     /// Subscribes. If netlink is forbidden (seccomp, RestrictAddressFamilies of systemd), reports a possible
     /// change every second.
     pub(crate) fn subscribe() -> Self {
@@ -244,7 +244,7 @@ mod tests {
             ip: ip.parse().expect("an address"),
             interface: interface.to_owned(),
             prefix: prefix.parse().expect("a number"),
-            standing: Standing::of(u8::from_str_radix(flags, 16).expect("hexadecimal")),
+            standing: AddressRank::of(u8::from_str_radix(flags, 16).expect("hexadecimal")),
         }
     }
 
@@ -326,6 +326,6 @@ mod tests {
         }
         let all = read().expect("getifaddrs works here");
         let loopback = all.iter().find(|address| address.ip == IpAddr::from([127, 0, 0, 1]));
-        assert_eq!(loopback.map(|it| (it.prefix, it.standing)), Some((8, Standing::Stable)));
+        assert_eq!(loopback.map(|it| (it.prefix, it.standing)), Some((8, AddressRank::Stable)));
     }
 }

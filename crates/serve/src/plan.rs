@@ -23,7 +23,7 @@ use crate::{
 const PIPES: usize = 256;
 
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct RelayPlan {
     pub(crate) config: Config,
     pub(crate) layout: Layout,
     pub(crate) datapath_reason: String,
@@ -31,7 +31,7 @@ pub(crate) struct Plan {
     pub(crate) notes: Vec<String>,
 }
 
-impl Plan {
+impl RelayPlan {
     /// Fills in missing values from the machine. `before` has the listener numbers before a reload.
     pub(crate) fn new(
         merged: &Merged,
@@ -361,8 +361,8 @@ fn relay_addresses(
 mod tests {
     use super::*;
     use turnpike_config::{
-        AlternateSettings, AuthSettings, DiscoverySettings, RealmSettings, RelayPlace, RelaySettings, Secret,
-        StoredKey, User, UserSecret,
+        AlternateSettings, AuthSettings, ConfiguredUser, DiscoverySettings, RealmSettings, RelayPlace,
+        RelaySettings, Secret, StoredKey, UserSecret,
     };
     use turnpike_turn::server::{ConnectionLimits, NonceKey, RealmId, Transport};
 
@@ -417,7 +417,7 @@ mod tests {
                 workers: Some(1),
                 ..Settings::default()
             };
-            let plan = Plan::new(&Merged::of(&settings), alone(), None, None, None, &Machine::find(&[]));
+            let plan = RelayPlan::new(&Merged::of(&settings), alone(), None, None, None, &Machine::find(&[]));
             (plan.most_allocations(), plan.open_files())
         };
         let (allocations, files) = needed(50_000..=50_099, 0);
@@ -438,7 +438,7 @@ mod tests {
     fn sha256_is_not_offered_if_a_user_has_only_an_md5_key() {
         let keys = |digits: &[usize]| {
             let keys = digits.iter().filter_map(|n| StoredKey::from_hex(&"a".repeat(*n))).collect();
-            User { name: "stored".to_owned(), secret: UserSecret::Keys(keys) }
+            ConfiguredUser { name: "stored".to_owned(), secret: UserSecret::Keys(keys) }
         };
         for (users, allow_md5, offered) in [
             (vec![], true, true),

@@ -63,7 +63,7 @@ pub struct PublicAddress {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Told {
+struct SourceAnswer {
     addresses: Vec<IpAddr>,
     zone: Option<String>,
 }
@@ -80,7 +80,7 @@ impl PublicAddress {
             AddressSource::Annotation(key) => kubernetes::ask(Some(key)),
         };
         let unknown = |why| PublicAddressError::Unknown { asked: source.clone(), why };
-        let Told { addresses, zone } = told.map_err(|trouble| unknown(trouble.to_string()))?;
+        let SourceAnswer { addresses, zone } = told.map_err(|trouble| unknown(trouble.to_string()))?;
         if addresses.is_empty() {
             return Err(unknown("no address in the answer".to_owned()));
         }

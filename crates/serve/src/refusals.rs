@@ -173,7 +173,7 @@ impl RefusalGroup {
     }
 }
 
-impl From<RefusalGroup> for turnpike_api::Refusal {
+impl From<RefusalGroup> for turnpike_api::ClientRefusals {
     fn from(RefusalGroup { last, others, other_users, other_peers }: RefusalGroup) -> Self {
         let named = other_users.into_iter().filter(|user| !user.is_empty());
         Self {
@@ -403,7 +403,7 @@ mod tests {
         assert_eq!((probe.last.first_ms, probe.last.last_ms), (1, 30));
         let names: Vec<String> = (14..30).rev().map(|last| format!("10.0.1.{last}:9")).collect();
         assert_eq!(
-            turnpike_api::Refusal::from(probe.clone()).other_peers,
+            turnpike_api::ClientRefusals::from(probe.clone()).other_peers,
             names,
             "the most recent ones except the last"
         );
@@ -423,7 +423,7 @@ mod tests {
         assert_eq!(found.len(), 2, "{found:?}");
         assert_eq!((&*found[1].last.user, found[1].last.count, found[1].others), ("bob", 3, 2));
         assert_eq!(
-            turnpike_api::Refusal::from(found[1].clone()).other_users,
+            turnpike_api::ClientRefusals::from(found[1].clone()).other_users,
             ["alice"],
             "one entry has no name"
         );

@@ -8,9 +8,9 @@ use std::{
 };
 
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
-use turnpike_admin::{Applications, Interface, Serving};
+use turnpike_admin::{AdminInterface, Applications, Serving};
 use turnpike_api::{Job, Reloaded};
-use turnpike_config::{Loaded, Mistakes, Settings, Sources, User, UserSecret};
+use turnpike_config::{ConfiguredUser, LoadedConfig, Mistakes, Settings, Sources, UserSecret};
 use turnpike_net::{Datapath, PassedSockets};
 use turnpike_process::{
     Control, MetricsPage, ProcessError, Service, kernel_path,
@@ -26,26 +26,26 @@ use turnpike_relay::{
 use turnpike_turn::server::{Effect, NonceKey};
 
 use crate::{
-    admin::AdminView,
+    admin::ServerAdmin,
     certificate_files,
     certificates::{Certificates, Contexts},
     changes::ServeChanges,
-    credentials::Credentials,
+    credentials::CredentialTable,
     effective_settings::EffectiveSettings,
     error::ServeError,
-    fleet::{self, Begun, Fleet, FleetHandover, NodeKeys, StatusLines, StatusWriter},
+    fleet::{self, Begun, FleetHandover, FleetMembership, NodeKeys, StatusLines, StatusWriter},
     generated_user::random_user,
     handover::{PreviousServer, ServeHandover},
     machine::Machine,
     metrics::{self, Snapshots},
     needs::server_needs,
-    own_addresses::News,
+    own_addresses::AddressNotifications,
     passed_listeners::passed_listeners,
-    plan::{self, Plan},
+    plan::{self, RelayPlan},
     refusals::Refusals,
     session_log::{SessionLogWriter, SessionLogger, session_log},
     session_totals::SessionTotals,
-    store::{self, MadeUp, Merged, OpenError, OpenStore, SharedStore},
+    store::{self, MadeUp, Merged, OpenError, OpenStore, StoreInUse},
 };
 
 /// Runs a TURN server until a signal or an administrator ends it. Prints a generated credential to `out`
@@ -65,7 +65,7 @@ pub fn serve(sources: &Sources, out: &mut dyn Write) -> Result<(), ServeError> {
         let datapath = before.as_ref().map_or(datapath, |before| before.kept_datapath(datapath).0);
         let needs = || server_needs(&sources, &Settings { datapath, ..loaded.settings.clone() });
         sandbox::enter(&loaded.settings.sandbox, needs);
-        let found = Found { sources, loaded, passed: Arc::new(passed), before };
+        let found = StartState { sources, loaded, passed: Arc::new(passed), before };
         turnpike_process::run((&level, format), async |control| {
             TurnServer::start(found, control, out, previous).await
         })
@@ -77,9 +77,9 @@ fn check_store(settings: &Settings) -> Result<(), Mistakes> {
     fleet::address(settings).map(drop)
 }
 
-struct Found {
+struct StartState {
     sources: Sources,
-    loaded: Loaded<Certificate>,
+    loaded: LoadedConfig<Certificate>,
     passed: Arc<PassedSockets>,
     before: Option<PreviousServer>,
 }
@@ -91,10 +91,10 @@ struct TurnServer {
     settings: Settings,
     shown: watch::Sender<EffectiveSettings>,
     /// The generated user, if no store keeps it.
-    generated: Option<User>,
+    generated: Option<ConfiguredUser>,
     store: Option<OpenStore>,
-    shared_store: SharedStore,
-    fleet: Arc<Fleet>,
+    shared_store: StoreInUse,
+    fleet: Arc<FleetMembership>,
     relay: Arc<Relay>,
     passed: Arc<PassedSockets>,
     machine: Machine,
@@ -108,13 +108,13 @@ struct TurnServer {
 
 impl TurnServer {
     async fn start(
-        found: Found,
+        found: StartState,
         control: &Control,
         out: &mut dyn Write,
         previous: &mut Option<PreviousProcess>,
     ) -> Result<(Self, JoinHandle<()>), ServeError> {
-        let Found { sources, loaded, passed, mut before } = found;
-        let Loaded { mut settings, certificates, warnings, .. } = loaded;
+        let StartState { sources, loaded, passed, mut before } = found;
+        let LoadedConfig { mut settings, certificates, warnings, .. } = loaded;
         log_warnings(&warnings);
         let started = settings.clone();
         if let Some(before) = &before {
@@ -125,7 +125,7 @@ impl TurnServer {
         let certificates = Certificates::new(&settings, certificates)?;
         let (fleet, begun) = join_fleet(&settings, before.as_ref()).await?;
         let mut machine = Machine::find(before.as_ref().map_or(&[], PreviousServer::relay_addresses));
-        let news = News::subscribe();
+        let news = AddressNotifications::subscribe();
         // Catches changes before the subscription.
         machine.may_have_changed();
         let as_before = (before.as_ref(), &machine);
@@ -154,7 +154,7 @@ impl TurnServer {
             generated.print(&settings.realm, out);
         }
         store::note_realm(&settings);
-        let shared_store = SharedStore::default();
+        let shared_store = StoreInUse::default();
         store::share(&shared_store, store.as_ref());
         let orders = fleet.begin(begun, &relay, &plan.config, Arc::clone(&shared_store));
 
@@ -164,7 +164,7 @@ impl TurnServer {
         log_waiting(&waiting);
         let shown = watch::Sender::new(EffectiveSettings::new(&settings, &merged, &machine));
         let metrics = metrics_page(&relay, &shown, (&certificates, &shared_store), &fleet, &logs, control);
-        let program = Arc::new(AdminView {
+        let program = Arc::new(ServerAdmin {
             control: control.clone(),
             metrics: Arc::clone(&metrics),
             relay: Arc::downgrade(&relay),
@@ -177,7 +177,7 @@ impl TurnServer {
             refusals: Arc::clone(&logs.refusals),
         });
         let pages =
-            [applications.serve(Arc::<AdminView>::clone(&program)), page.serve(program)].map(Arc::new);
+            [applications.serve(Arc::<ServerAdmin>::clone(&program)), page.serve(program)].map(Arc::new);
         let server = Self {
             sources,
             started,
@@ -200,8 +200,9 @@ impl TurnServer {
     }
 
     /// Applies new settings. On error nothing has changed.
-    async fn take(&mut self, loaded: Loaded<Certificate>) -> Result<Reloaded, Vec<String>> {
-        let Loaded { settings: mut new, certificates, certificate_problems: problems, warnings } = loaded;
+    async fn take(&mut self, loaded: LoadedConfig<Certificate>) -> Result<Reloaded, Vec<String>> {
+        let LoadedConfig { settings: mut new, certificates, certificate_problems: problems, warnings } =
+            loaded;
         let unchangeable = self.started.unchangeable(&new);
         new.keep_unchangeable(&self.settings);
         let refused = |error: &dyn Display| log_refused(error, NOT_RELOADED);
@@ -257,8 +258,14 @@ impl TurnServer {
         let in_force = store.as_ref().and_then(OpenStore::taken);
         let layout = self.relay.layout();
         let merged = merge(settings, store.as_mut());
-        let plan =
-            Plan::new(&merged, self.fleet.keys(), tls.clone(), dtls.clone(), Some(&layout), &self.machine);
+        let plan = RelayPlan::new(
+            &merged,
+            self.fleet.keys(),
+            tls.clone(),
+            dtls.clone(),
+            Some(&layout),
+            &self.machine,
+        );
         let is_served = |transport, at| plan.listens(transport, at);
         let is_passed_served = passed::check(&self.passed, plan.config.workers, is_served);
         let relistened = is_passed_served.map_err(ServeError::from).and_then(|()| {
@@ -325,9 +332,9 @@ async fn open_store(
 async fn join_fleet(
     settings: &Settings,
     before: Option<&PreviousServer>,
-) -> Result<(Arc<Fleet>, Begun), ServeError> {
+) -> Result<(Arc<FleetMembership>, Begun), ServeError> {
     let own_key = before.map_or_else(|| NonceKey(rand::random()), PreviousServer::own_key);
-    Fleet::join(settings, own_key, before.map(PreviousServer::fleet)).await
+    FleetMembership::join(settings, own_key, before.map(PreviousServer::fleet)).await
 }
 
 fn plan_start(
@@ -336,9 +343,9 @@ fn plan_start(
     certificates: &Certificates,
     passed: &Arc<PassedSockets>,
     (before, machine): (Option<&PreviousServer>, &Machine),
-) -> Result<Plan, ServeError> {
+) -> Result<RelayPlan, ServeError> {
     let (tls, dtls) = (certificates.tls.clone(), certificates.dtls.clone());
-    let mut plan = Plan::new(merged, keys, tls, dtls, before.map(PreviousServer::layout), machine);
+    let mut plan = RelayPlan::new(merged, keys, tls, dtls, before.map(PreviousServer::layout), machine);
     passed::check(passed, plan.config.workers, |transport, at| plan.listens(transport, at))?;
     passed::log_few_workers(passed, merged.settings.origin("server.workers"), plan.config.workers);
     plan.config.passed = Arc::clone(passed);
@@ -355,23 +362,23 @@ fn plan_start(
 fn listen_for_pages(
     settings: &Settings,
     before: Option<&mut PreviousServer>,
-) -> Result<(Interface, Applications), ServeError> {
+) -> Result<(AdminInterface, Applications), ServeError> {
     let sockets = before.map(PreviousServer::page).unwrap_or_default();
     let for_applications = |name: &str| settings.credentials.listen.iter().any(|at| at.to_string() == name);
     let (of_applications, sockets) = sockets.into_iter().partition(|(name, _)| for_applications(name));
     let is_explicit = settings.is_explicit("admin.listen");
-    let page = Interface::listen(Job::Serve, &settings.admin, is_explicit, sockets)?;
+    let page = AdminInterface::listen(Job::Serve, &settings.admin, is_explicit, sockets)?;
     Ok((page, Applications::listen(settings, of_applications)?))
 }
 
 fn start_relay(
-    plan: &Plan,
-    fleet: &Arc<Fleet>,
+    plan: &RelayPlan,
+    fleet: &Arc<FleetMembership>,
     credentials: Arc<dyn CredentialStore>,
     log: Arc<dyn SessionLog>,
     before: Option<PreviousServer>,
 ) -> Result<Arc<Relay>, ServeError> {
-    let fleet: Option<Arc<dyn turnpike_relay::Fleet>> = Some(Arc::<Fleet>::clone(fleet));
+    let fleet: Option<Arc<dyn turnpike_relay::Fleet>> = Some(Arc::<FleetMembership>::clone(fleet));
     Ok(Arc::new(match before.map(PreviousServer::into_relay) {
         None => Relay::start_in(fleet, &plan.config, credentials, log)?,
         Some(from) => Relay::start_from_handover(fleet, &plan.config, &plan.layout, credentials, log, from)?,
@@ -381,8 +388,8 @@ fn start_relay(
 fn metrics_page(
     relay: &Arc<Relay>,
     shown: &watch::Sender<EffectiveSettings>,
-    (certificates, store): (&Certificates, &SharedStore),
-    fleet: &Arc<Fleet>,
+    (certificates, store): (&Certificates, &StoreInUse),
+    fleet: &Arc<FleetMembership>,
     logs: &SessionLogs,
     control: &Control,
 ) -> MetricsPage {
@@ -417,11 +424,11 @@ fn merge(settings: &Settings, store: Option<&mut OpenStore>) -> Merged {
 
 fn credentials(merged: &Merged, store: Option<&OpenStore>) -> Arc<dyn CredentialStore> {
     let in_use = store.filter(|store| store.is_in_use()).map(|store| store.directory.clone());
-    Arc::new(Credentials::new(&merged.settings, in_use))
+    Arc::new(CredentialTable::new(&merged.settings, in_use))
 }
 
 enum Generated {
-    ForThisRun(User),
+    ForThisRun(ConfiguredUser),
     Kept(MadeUp),
 }
 
@@ -606,7 +613,7 @@ struct SessionLogs {
     refusals: Arc<Refusals>,
 }
 
-fn session_logs(fleet: &Fleet) -> (Arc<dyn SessionLog>, SessionLogs) {
+fn session_logs(fleet: &FleetMembership) -> (Arc<dyn SessionLog>, SessionLogs) {
     let refusals = Arc::<Refusals>::default();
     let (logger, writer) = session_log(Arc::clone(&refusals));
     let (counts, totals) = (logger.counts(), logger.totals());
@@ -647,7 +654,7 @@ fn take_over(
     previous: &mut Option<PreviousProcess>,
     control: &Control,
     relay: &Arc<Relay>,
-    plan: &Plan,
+    plan: &RelayPlan,
 ) -> Result<(), ProcessError> {
     let receive = || relay.received().map_err(|unfit| unfit.to_string());
     let (weak, room, datapath) = (Arc::downgrade(relay), plan.config.kernel_flows, plan.config.datapath);
@@ -662,7 +669,7 @@ fn take_over(
     upgrade::take_over(previous, carried, relay.keeps_flows(), receive, || relay.serve(), released)
 }
 
-async fn report_news(control: Control, mut news: News) {
+async fn report_news(control: Control, mut news: AddressNotifications) {
     while control.machine_changed().await {
         news.next().await;
     }
@@ -694,7 +701,7 @@ fn log_relistened(relistened: &Relistened) {
     }
 }
 
-fn raise_open_files(plan: &Plan, settings: &Settings) {
+fn raise_open_files(plan: &RelayPlan, settings: &Settings) {
     let subject = format!("{} allocations", plan.most_allocations());
     let for_applications =
         if settings.credentials.listen.is_empty() { 0 } else { turnpike_admin::CREDENTIALS_DESCRIPTORS };
@@ -702,7 +709,7 @@ fn raise_open_files(plan: &Plan, settings: &Settings) {
     rlimit::raise_open_files(plan.open_files(), apart, &subject, "limits.allocations");
 }
 
-fn log_started(plan: &Plan, relay: &Relay) {
+fn log_started(plan: &RelayPlan, relay: &Relay) {
     let config = &plan.config;
     let listeners = relay.listeners();
     let turnpike_relay::Listeners { udp, tcp, tls, dtls } = listeners;
@@ -739,7 +746,7 @@ fn log_attached(relay: &Relay, room: u32, datapath: Datapath) {
     }
 }
 
-fn log_notes(plan: &Plan) {
+fn log_notes(plan: &RelayPlan) {
     for note in &plan.notes {
         tracing::warn!("{note}");
     }
@@ -749,7 +756,7 @@ fn log_notes(plan: &Plan) {
 }
 
 impl Generated {
-    fn not_kept(self) -> Option<User> {
+    fn not_kept(self) -> Option<ConfiguredUser> {
         match self {
             Self::ForThisRun(user) => Some(user),
             Self::Kept(_) => None,

@@ -7,7 +7,7 @@ use std::{
 };
 
 use turnpike_process::{
-    log_limit::{EndLimit, RefusalLimit, Sum, Summary},
+    log_limit::{EndLimit, LineSummary, RefusalLineLimit, Sum},
     log_queue::{BACKLOG, LogCounts, LogReceiver, LogSender, log_queue},
     logging::seconds,
 };
@@ -83,18 +83,18 @@ fn is_debugged() -> bool {
 }
 
 /// Realm, and the name that quotas count.
-type User = (Arc<str>, Box<str>);
+type QuotaUser = (Arc<str>, Box<str>);
 
-struct Limits {
+struct SessionLogLimits {
     /// Limits over all workers; each worker also limits its own refusals.
-    credentials: RefusalLimit,
-    peers: RefusalLimit,
-    requests: RefusalLimit,
-    connections: RefusalLimit,
-    sessions: EndLimit<User>,
+    credentials: RefusalLineLimit,
+    peers: RefusalLineLimit,
+    requests: RefusalLineLimit,
+    connections: RefusalLineLimit,
+    sessions: EndLimit<QuotaUser>,
 }
 
-impl Limits {
+impl SessionLogLimits {
     /// Ends of one user's sessions: enough for a few clients with one name, but not for a flood.
     const EACH: Rate = Rate::new(200, 100);
     /// All ends: the burst equals the default session limit, so that a failed link is logged completely.
@@ -104,10 +104,10 @@ impl Limits {
     fn new(counts: &Arc<LogCounts>) -> Self {
         let rates = Rates::new(Self::EACH, Self::TOTAL, Self::MOST);
         Self {
-            credentials: RefusalLimit::new(Arc::clone(counts)),
-            peers: RefusalLimit::new(Arc::clone(counts)),
-            requests: RefusalLimit::new(Arc::clone(counts)),
-            connections: RefusalLimit::new(Arc::clone(counts)),
+            credentials: RefusalLineLimit::new(Arc::clone(counts)),
+            peers: RefusalLineLimit::new(Arc::clone(counts)),
+            requests: RefusalLineLimit::new(Arc::clone(counts)),
+            connections: RefusalLineLimit::new(Arc::clone(counts)),
             sessions: EndLimit::new(rates, Arc::clone(counts)),
         }
     }
@@ -138,7 +138,7 @@ impl Limits {
     }
 }
 
-impl Limits {
+impl SessionLogLimits {
     /// Number of lines suppressed before this one, or `None` to drop it. Connections without a user appear
     /// only with `-v`, except for operator mistakes.
     fn admit_closed(&mut self, now: Duration, turned: &TurnedAway) -> Option<u64> {
@@ -154,7 +154,7 @@ impl SessionLogWriter {
     pub(crate) async fn run(self) {
         let start = Instant::now();
         let Self { entries, refusals } = self;
-        let mut limits = Limits::new(&entries.counts());
+        let mut limits = SessionLogLimits::new(&entries.counts());
         entries
             .run(|batch, lost| {
                 let unix_ms = unix_ms();
@@ -189,7 +189,7 @@ fn unix_ms() -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn write_sums(summary: &Summary<User>) {
+fn write_sums(summary: &LineSummary<QuotaUser>) {
     let each = summary.of.iter().map(|((realm, user), sum)| (Some(&**realm), Some(&**user), sum));
     for (realm, user, sum) in each.chain(summary.others.iter().map(|sum| (None, None, sum))) {
         tracing::info!(
@@ -413,7 +413,7 @@ mod tests {
 
     #[test]
     fn session_ends_above_a_users_rate_are_summed_up_except_at_shutdown() {
-        let mut limits = Limits::new(&Arc::default());
+        let mut limits = SessionLogLimits::new(&Arc::default());
         let mut told = |user: &str, reason, count: usize| {
             (0..count).filter(|_| limits.admit(Duration::from_secs(1), &mut ended(user, reason))).count()
         };

@@ -9,12 +9,12 @@ use std::{
 };
 
 use turnpike_config::{
-    Mistake, Mistakes, RealmSettings, Settings, Sources, StateDir, StoreSettings, TokenKeySettings, User,
-    UserSecret, WhenUnavailable, readable_by_all, realms,
+    ConfiguredUser, Mistake, Mistakes, RealmSettings, Settings, Sources, StateDir, StoreSettings,
+    TokenKeySettings, UserSecret, WhenUnavailable, readable_by_all, realms,
 };
 use turnpike_stores::{
-    Database, Directory, Edit, Existing, Limits, PeerRanges, Rules, SqliteUse, StoreAddress, StoreError,
-    UserKeys,
+    Database, Directory, DirectoryLimits, Edit, Existing, PeerRanges, Rules, SqliteUse, StoreAddress,
+    StoreError, UserKeys,
 };
 use turnpike_turn::{
     ip_range,
@@ -232,7 +232,7 @@ impl OpenStore {
 }
 
 pub(crate) struct MadeUp {
-    pub(crate) user: User,
+    pub(crate) user: ConfiguredUser,
     pub(crate) dir: PathBuf,
 }
 
@@ -245,19 +245,19 @@ pub(crate) enum OpenError {
 }
 
 /// Store in use, shared with other tasks; a reload replaces it.
-pub(crate) type SharedStore = Arc<RwLock<Option<Store>>>;
+pub(crate) type StoreInUse = Arc<RwLock<Option<Store>>>;
 
-pub(crate) fn share(shared: &SharedStore, store: Option<&OpenStore>) {
+pub(crate) fn share(shared: &StoreInUse, store: Option<&OpenStore>) {
     *shared.write().unwrap_or_else(PoisonError::into_inner) = store.map(|store| store.directory.clone());
 }
 
-pub(crate) fn shared(shared: &SharedStore) -> Option<Store> {
+pub(crate) fn shared(shared: &StoreInUse) -> Option<Store> {
     shared.read().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-fn limits(settings: &StoreSettings) -> Limits {
+fn limits(settings: &StoreSettings) -> DirectoryLimits {
     let seconds = |seconds: u32| Duration::from_secs(seconds.into());
-    Limits {
+    DirectoryLimits {
         users: settings.cache_users,
         lifetime: seconds(settings.cache_lifetime),
         negative: seconds(settings.cache_negative),

@@ -41,21 +41,21 @@ pub(crate) struct Lifetimes {
 }
 
 pub(crate) struct Cache<W> {
-    shards: [Mutex<Shard<W>>; SHARDS],
+    shards: [Mutex<CacheShard<W>>; SHARDS],
     lifetimes: Lifetimes,
     hasher: RandomState,
     /// Incremented when entries are forgotten. A lookup from an earlier epoch is not stored.
     epoch: AtomicU64,
 }
 
-struct Shard<W> {
-    users: LruCache<Box<str>, User, RandomState>,
+struct CacheShard<W> {
+    users: LruCache<Box<str>, CachedUser, RandomState>,
     nobody: LruCache<Box<str>, Instant, RandomState>,
     /// Waiters for each user being looked up.
     flights: HashMap<Box<str>, Vec<W>>,
 }
 
-struct User {
+struct CachedUser {
     keys: Arc<UserKeys>,
     looked_up: Instant,
     fresh_until: Instant,
@@ -70,7 +70,7 @@ impl<W> Cache<W> {
     pub(crate) fn new(users: usize, lifetimes: Lifetimes) -> Self {
         let room = users.div_ceil(SHARDS).max(1);
         // hashlink allocates on insertion, unlike std's table.
-        let shard = || Shard {
+        let shard = || CacheShard {
             users: LruCache::with_hasher(room, RandomState::default()),
             nobody: LruCache::with_hasher((room / NOBODY_SHARE).max(1), RandomState::default()),
             flights: HashMap::new(),
@@ -115,7 +115,7 @@ impl<W> Cache<W> {
         match found {
             Some(keys) => {
                 shard.nobody.remove(key);
-                let user = User { keys, looked_up: now, fresh_until: now + self.lifetimes.user };
+                let user = CachedUser { keys, looked_up: now, fresh_until: now + self.lifetimes.user };
                 shard.users.insert(key.into(), user);
             }
             None => {
@@ -173,11 +173,12 @@ impl<W> Cache<W> {
     }
 
     pub(crate) fn users(&self) -> usize {
-        let held = |shard: &Mutex<Shard<W>>| shard.lock().unwrap_or_else(PoisonError::into_inner).users.len();
+        let held =
+            |shard: &Mutex<CacheShard<W>>| shard.lock().unwrap_or_else(PoisonError::into_inner).users.len();
         self.shards.iter().map(held).sum()
     }
 
-    fn shard(&self, key: &str) -> MutexGuard<'_, Shard<W>> {
+    fn shard(&self, key: &str) -> MutexGuard<'_, CacheShard<W>> {
         #[expect(clippy::cast_possible_truncation, reason = "reduced to the number of shards")]
         let index = self.hasher.hash_one(key) as usize % SHARDS;
         self.shards[index].lock().unwrap_or_else(PoisonError::into_inner)

@@ -2,19 +2,19 @@
 
 use crate::{
     Backend, Edit, Existing, Rules, SqliteUse, StoreAddress, StoreError, StoredSecret, UserKeys, UserRow,
-    directory::Limits,
+    directory::DirectoryLimits,
     redis::Redis,
     sql::{Mysql, Postgres},
     sqlite::Sqlite,
-    tables::Tables,
+    tables::CoturnTables,
 };
 
 pub struct Database(Kind);
 
 enum Kind {
-    Sqlite(Tables<Sqlite>),
-    Postgres(Tables<Postgres>),
-    Mysql(Tables<Mysql>),
+    Sqlite(CoturnTables<Sqlite>),
+    Postgres(CoturnTables<Postgres>),
+    Mysql(CoturnTables<Mysql>),
     Redis(Box<Redis>),
 }
 
@@ -22,14 +22,21 @@ impl Database {
     /// `connections` applies to PostgreSQL and MySQL, `file` to SQLite. Must be called on the runtime that
     /// does the work.
     #[must_use]
-    pub fn new(address: &StoreAddress, connections: usize, file: SqliteUse, limits: &Limits) -> Self {
+    pub fn new(
+        address: &StoreAddress,
+        connections: usize,
+        file: SqliteUse,
+        limits: &DirectoryLimits,
+    ) -> Self {
         let name = address.to_string();
         Self(match address {
-            StoreAddress::Sqlite(path) => Kind::Sqlite(Tables::new(Sqlite::new(path, file, name))),
+            StoreAddress::Sqlite(path) => Kind::Sqlite(CoturnTables::new(Sqlite::new(path, file, name))),
             StoreAddress::Postgres(server) => {
-                Kind::Postgres(Tables::new(Postgres::new(server, connections, name)))
+                Kind::Postgres(CoturnTables::new(Postgres::new(server, connections, name)))
             }
-            StoreAddress::Mysql(server) => Kind::Mysql(Tables::new(Mysql::new(server, connections, name))),
+            StoreAddress::Mysql(server) => {
+                Kind::Mysql(CoturnTables::new(Mysql::new(server, connections, name)))
+            }
             StoreAddress::Redis(server) => {
                 Kind::Redis(Box::new(Redis::new(server, limits.deadline.mul_f32(0.75), name)))
             }

@@ -18,7 +18,7 @@ use turnpike_measure::units::span;
 use zeroize::Zeroizing;
 
 use crate::{
-    ApiKey, ApiKeys, Backend, Edit, Existing, Fault, Rules, Secrets, StoreError, StoredSecret, UserKeys,
+    ApiKey, ApiKeys, Backend, Edit, Existing, Rules, Secrets, StoreError, StoreFault, StoredSecret, UserKeys,
     UserRow,
     breaker::{self, Breaker},
     cache::{self, Cache, Cached, Lifetimes},
@@ -44,7 +44,7 @@ const RULES_SHARE: u32 = 20;
 const REMOVAL_PAUSE: Duration = Duration::from_secs(3600);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct DirectoryLimits {
     pub users: usize,
     pub lifetime: Duration,
     pub negative: Duration,
@@ -54,7 +54,7 @@ pub struct Limits {
     pub refresh: Duration,
 }
 
-impl Default for Limits {
+impl Default for DirectoryLimits {
     fn default() -> Self {
         Self {
             users: 100_000,
@@ -78,7 +78,7 @@ pub enum Known {
 
 /// Result of a lookup.
 #[derive(Clone, Debug)]
-pub enum Found {
+pub enum LookupResult {
     User(Arc<UserKeys>),
     /// The user does not exist.
     Nobody,
@@ -86,7 +86,7 @@ pub enum Found {
 }
 
 /// Called once, on a runtime thread or the caller's.
-type Answer = Box<dyn FnOnce(Found) + Send>;
+type OnLookup = Box<dyn FnOnce(LookupResult) + Send>;
 
 /// A store behind a cache. Clones share their state.
 pub struct Directory<B>(Arc<Inner<B>>);
@@ -94,9 +94,9 @@ pub struct Directory<B>(Arc<Inner<B>>);
 struct Inner<B> {
     backend: B,
     name: String,
-    limits: Limits,
+    limits: DirectoryLimits,
     runtime: Handle,
-    cache: Cache<Answer>,
+    cache: Cache<OnLookup>,
     breaker: Mutex<Breaker>,
     rules: RwLock<Option<Arc<Rules>>>,
     /// Never older than `rules`.
@@ -117,7 +117,7 @@ struct Inner<B> {
     read_at: Mutex<ReadAt>,
     version: AtomicU64,
     trouble: Mutex<Option<String>>,
-    counts: Tallies,
+    counts: DirectoryCounters,
 }
 
 #[derive(Default)]
@@ -136,7 +136,7 @@ impl<B> Clone for Directory<B> {
 impl<B: Backend> Directory<B> {
     /// Sends no query yet. Must be called on the runtime that does the work.
     #[must_use]
-    pub fn new(backend: B, name: String, limits: Limits) -> Self {
+    pub fn new(backend: B, name: String, limits: DirectoryLimits) -> Self {
         let lifetimes = Lifetimes { user: limits.lifetime, nobody: limits.negative, old: limits.stale };
         let inner = Arc::new(Inner {
             backend,
@@ -158,7 +158,7 @@ impl<B: Backend> Directory<B> {
             read_at: Mutex::default(),
             version: AtomicU64::new(u64::MAX),
             trouble: Mutex::default(),
-            counts: Tallies::default(),
+            counts: DirectoryCounters::default(),
         });
         inner.runtime.spawn(keep_current(Arc::downgrade(&inner)));
         Self(inner)
@@ -197,7 +197,7 @@ impl<B: Backend> Directory<B> {
     }
 
     /// Looks up a user and calls `answer` within the deadline. Never waits; callable on any thread.
-    pub fn look_up(&self, realm: &str, name: &str, answer: impl FnOnce(Found) + Send + 'static) {
+    pub fn look_up(&self, realm: &str, name: &str, answer: impl FnOnce(LookupResult) + Send + 'static) {
         let inner = &self.0;
         let key = cache::key(realm, name);
         if inner.is_away() {
@@ -383,18 +383,18 @@ impl<B: Backend> Inner<B> {
         lock(&self.breaker).is_open()
     }
 
-    fn without_store(&self, key: &str) -> Found {
+    fn without_store(&self, key: &str) -> LookupResult {
         let (found, counter) = match self.cache.get(key) {
-            Cached::Fresh(keys) | Cached::Old(keys) => (Found::User(keys), &self.counts.old),
-            Cached::Nobody => (Found::Nobody, &self.counts.nobody),
-            Cached::Unknown => (Found::Unavailable, &self.counts.unavailable),
+            Cached::Fresh(keys) | Cached::Old(keys) => (LookupResult::User(keys), &self.counts.old),
+            Cached::Nobody => (LookupResult::Nobody, &self.counts.nobody),
+            Cached::Unknown => (LookupResult::Unavailable, &self.counts.unavailable),
         };
         counter.fetch_add(1, Ordering::Relaxed);
         found
     }
 
     fn slow(&self, deadline: Duration) -> StoreError {
-        StoreError::new(&self.name, Fault::Slow, format_args!("not within {} s", deadline.as_secs_f32()))
+        StoreError::new(&self.name, StoreFault::Slow, format_args!("not within {} s", deadline.as_secs_f32()))
     }
 
     async fn ask(&self, realm: &str, name: &str) -> Result<Option<UserKeys>, StoreError> {
@@ -414,7 +414,8 @@ impl<B: Backend> Inner<B> {
     }
 
     fn fail(self: &Arc<Self>, error: &StoreError) {
-        let counter = if error.fault == Fault::Slow { &self.counts.timed_out } else { &self.counts.failed };
+        let counter =
+            if error.fault == StoreFault::Slow { &self.counts.timed_out } else { &self.counts.failed };
         counter.fetch_add(1, Ordering::Relaxed);
         if lock(&self.breaker).fail() {
             self.probe(error);
@@ -605,7 +606,7 @@ impl<B: Backend> Flight<B> {
                     inner.cache.prolong(key, BENEFIT_OF_DOUBT);
                     for answer in inner.cache.waiting(key) {
                         inner.counts.old.fetch_add(1, Ordering::Relaxed);
-                        answer(Found::User(Arc::clone(&keys)));
+                        answer(LookupResult::User(Arc::clone(&keys)));
                     }
                     query.await
                 }
@@ -619,7 +620,7 @@ impl<B: Backend> Flight<B> {
                 counter.fetch_add(1, Ordering::Relaxed);
                 let user = user.map(Arc::new);
                 inner.cache.put(epoch, key, user.clone());
-                user.map_or(Found::Nobody, Found::User)
+                user.map_or(LookupResult::Nobody, LookupResult::User)
             }
             Err(error) => {
                 inner.fail(&error);
@@ -662,7 +663,7 @@ async fn keep_current<B: Backend>(weak: Weak<Inner<B>>) {
 }
 
 /// Logs each new kind of fault; `fault` was logged already.
-async fn probe_until_it_answers<B: Backend>(weak: Weak<Inner<B>>, mut fault: Fault) {
+async fn probe_until_it_answers<B: Backend>(weak: Weak<Inner<B>>, mut fault: StoreFault) {
     let since = Instant::now();
     for pause in breaker::pauses() {
         sleep(pause).await;
@@ -700,7 +701,7 @@ pub struct Counts {
 const QUERY_TIMES: [f64; 11] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0];
 
 #[derive(Debug, Default)]
-struct Tallies {
+struct DirectoryCounters {
     cached: AtomicU64,
     nobody: AtomicU64,
     old: AtomicU64,
@@ -714,7 +715,7 @@ struct Tallies {
     microseconds: AtomicU64,
 }
 
-impl Tallies {
+impl DirectoryCounters {
     fn took(&self, time: Duration) {
         let bucket = QUERY_TIMES.iter().position(|bound| time.as_secs_f64() <= *bound);
         self.times[bucket.unwrap_or(QUERY_TIMES.len())].fetch_add(1, Ordering::Relaxed);

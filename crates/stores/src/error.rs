@@ -8,13 +8,13 @@ pub struct StoreError {
     pub store: String,
     /// Configuration key of the address.
     pub setting: &'static str,
-    pub fault: Fault,
+    pub fault: StoreFault,
     /// Text of the database or the kernel.
     pub detail: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum StoreFault {
     Unreachable,
     Slow,
     Login,
@@ -30,7 +30,7 @@ pub enum Fault {
 }
 
 impl StoreError {
-    pub(crate) fn new(store: &str, fault: Fault, detail: impl fmt::Display) -> Self {
+    pub(crate) fn new(store: &str, fault: StoreFault, detail: impl fmt::Display) -> Self {
         Self { store: store.to_string(), setting: "store.url", fault, detail: detail.to_string() }
     }
 
@@ -42,13 +42,13 @@ impl StoreError {
     /// Returns true if the address or the login is wrong, so that waiting cannot help.
     #[must_use]
     pub fn is_misconfigured(&self) -> bool {
-        matches!(self.fault, Fault::Login | Fault::Permission | Fault::NoDatabase)
+        matches!(self.fault, StoreFault::Login | StoreFault::Permission | StoreFault::NoDatabase)
     }
 
     /// Returns true for errors that can resolve themselves; all others need a change by an operator.
     #[must_use]
     pub fn may_pass(&self) -> bool {
-        matches!(self.fault, Fault::Unreachable | Fault::Slow | Fault::Other)
+        matches!(self.fault, StoreFault::Unreachable | StoreFault::Slow | StoreFault::Other)
     }
 }
 
@@ -56,37 +56,37 @@ impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { store, setting, fault, detail } = self;
         match fault {
-            Fault::Unreachable => {
+            StoreFault::Unreachable => {
                 write!(
                     f,
                     "{store} cannot be reached: {detail}; start it, or correct host and port in {setting}"
                 )
             }
-            Fault::Slow => write!(f, "{store} does not answer in time: {detail}"),
-            Fault::Login => {
+            StoreFault::Slow => write!(f, "{store} does not answer in time: {detail}"),
+            StoreFault::Login => {
                 write!(f, "{store} refuses user or password: {detail}; correct them in {setting}")
             }
-            Fault::Permission => {
+            StoreFault::Permission => {
                 write!(f, "{store} does not allow it: {detail}; grant the user this permission")
             }
-            Fault::NoDatabase => {
+            StoreFault::NoDatabase => {
                 write!(
                     f,
                     "{store} does not exist: {detail}; correct the database name in {setting}, or create it"
                 )
             }
-            Fault::Schema => write!(f, "{store} {detail}; docs/stores.md has the tables"),
-            Fault::Row => write!(f, "{store} has invalid data: {detail}; correct it there"),
-            Fault::Tls => {
+            StoreFault::Schema => write!(f, "{store} {detail}; docs/stores.md has the tables"),
+            StoreFault::Row => write!(f, "{store} has invalid data: {detail}; correct it there"),
+            StoreFault::Tls => {
                 write!(f, "TLS to {store} failed: {detail}; set its CA in {setting} (docs/stores.md)")
             }
-            Fault::Text => {
+            StoreFault::Text => {
                 write!(
                     f,
                     "{store} cannot hold this text: {detail}; convert the table to a character set such as utf8mb4"
                 )
             }
-            Fault::Other => write!(f, "{store} refuses: {detail}"),
+            StoreFault::Other => write!(f, "{store} refuses: {detail}"),
         }
     }
 }

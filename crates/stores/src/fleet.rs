@@ -19,11 +19,12 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 use turnpike_fleet::{
-    Ask, Beat, Bucket, EpochState, GONE_MS, Grant, Level, Load, NodeName, Record, Report, StoreEpoch, Subject,
+    Ask, Beat, Bucket, EpochState, GONE_MS, Grant, Level, Load, NodeName, NodeReport, Record, StoreEpoch,
+    Subject,
 };
 
 pub use address::FleetAddress;
-pub use news::{Heard, News};
+pub use news::{FleetNews, NewsBatch};
 
 use crate::StoreError;
 use link::Link;
@@ -38,13 +39,13 @@ const LINES: usize = 200;
 
 pub struct FleetStore {
     link: Link,
-    keys: Keys,
+    keys: KeyNames,
 }
 
 #[derive(Clone, Debug)]
-struct Keys(String);
+struct KeyNames(String);
 
-impl Keys {
+impl KeyNames {
     fn of(&self, what: &str) -> String {
         format!("{}{what}", self.0)
     }
@@ -91,7 +92,7 @@ pub struct Beating<'a> {
     /// Record of another process of that name, to be overwritten.
     pub take_over: Option<&'a str>,
     /// Progress of reporting the node's quotas.
-    pub report: Report,
+    pub report: NodeReport,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,7 +106,7 @@ impl FleetStore {
     /// Connects on first use. `name` is the fleet's name, `patience` the deadline for answers.
     #[must_use]
     pub fn new(address: &FleetAddress, name: &str, patience: Duration) -> Self {
-        Self { link: Link::new(address.clone(), patience), keys: Keys(format!("turnpike:{{{name}}}:")) }
+        Self { link: Link::new(address.clone(), patience), keys: KeyNames(format!("turnpike:{{{name}}}:")) }
     }
 
     #[must_use]
@@ -266,8 +267,8 @@ impl FleetStore {
 
     /// Subscribes to messages from now on; the effect of earlier ones is in the store.
     #[must_use]
-    pub fn news(&self) -> News {
-        News::new(self.link.address().clone(), self.keys.of("events"))
+    pub fn news(&self) -> FleetNews {
+        FleetNews::new(self.link.address().clone(), self.keys.of("events"))
     }
 
     /// Returns part of the quotas of a dead node; true if there is more. `force` for a node that leaves by

@@ -7,7 +7,7 @@ use turnpike_testkit::fuzz::Input;
 use zeroize::Zeroizing;
 
 use crate::{
-    ApiKey, Backend, Edit, Fault, RealmOptions, Rules, StoreError, StoredSecret, UserKeys,
+    ApiKey, Backend, Edit, RealmOptions, Rules, StoreError, StoreFault, StoredSecret, UserKeys,
     secrets::latest_kept_end, signing,
 };
 
@@ -90,7 +90,7 @@ pub(crate) fn runtime() -> AssertUnwindSafe<Runtime> {
 }
 
 /// Checks that an error is expected and shows nothing private.
-pub(crate) fn is_told(error: &StoreError, faults: &[Fault], texts: &[(Word, String)]) {
+pub(crate) fn is_told(error: &StoreError, faults: &[StoreFault], texts: &[(Word, String)]) {
     assert!(faults.contains(&error.fault), "{error}");
     says_nothing_private(&error.to_string(), texts);
 }
@@ -114,7 +114,7 @@ pub(crate) async fn edits<B: Backend>(backend: &B, input: &mut Input<'_>, exact:
         let edit = draw(input);
         // A row that cannot be read prevents some changes.
         if let Err(error) = change(backend, &edit, exact).await {
-            assert!(matches!(error.fault, Fault::Row | Fault::Schema), "{error} after {edit:?}");
+            assert!(matches!(error.fault, StoreFault::Row | StoreFault::Schema), "{error} after {edit:?}");
         }
     }
 }
@@ -248,7 +248,7 @@ fn has(secrets: &[StoredSecret], wanted: &str) -> bool {
 async fn rules<B: Backend>(backend: &B) -> Result<Option<Rules>, StoreError> {
     match backend.rules().await {
         Ok(rules) => Ok(Some(rules)),
-        Err(error) if matches!(error.fault, Fault::Row | Fault::Schema) => Ok(None),
+        Err(error) if matches!(error.fault, StoreFault::Row | StoreFault::Schema) => Ok(None),
         Err(error) => Err(error),
     }
 }

@@ -12,7 +12,7 @@ use url::form_urlencoded;
 use zeroize::Zeroizing;
 
 use crate::{
-    ApiKey, Backend, Edit, Existing, Fault, Rules, ServerAddress, StoreError, StoredSecret, TlsMode,
+    ApiKey, Backend, Edit, Existing, Rules, ServerAddress, StoreError, StoreFault, StoredSecret, TlsMode,
     UserKeys, UserRow,
     api_keys::ApiKeyRow,
     backend::PAGE,
@@ -82,7 +82,7 @@ impl Redis {
         };
         StoreError::new(
             &self.name,
-            Fault::Schema,
+            StoreFault::Schema,
             format_args!("does not match coturn's schema:  the value of {key}: {error}"),
         )
     }
@@ -361,23 +361,23 @@ pub(crate) fn told(name: &str, error: &RedisError) -> StoreError {
     // The client wraps the answer to its first SELECT without the code, so only the text is left.
     let says = |words: &str| error.to_string().contains(words);
     let fault = match error.kind() {
-        ErrorKind::AuthenticationFailed => Fault::Login,
-        _ if matches!(code, "WRONGPASS" | "NOAUTH") || says("Authentication required") => Fault::Login,
-        _ if says("DB index is out of range") => Fault::NoDatabase,
-        _ if code == "NOPERM" => Fault::Permission,
-        _ if code == "WRONGTYPE" => Fault::Schema,
-        _ if matches!(code, "LOADING" | "MASTERDOWN" | "CLUSTERDOWN") => Fault::Unreachable,
-        ErrorKind::InvalidClientConfig => Fault::Tls,
-        _ if error.is_timeout() => Fault::Slow,
-        _ if says("certificate") => Fault::Tls,
+        ErrorKind::AuthenticationFailed => StoreFault::Login,
+        _ if matches!(code, "WRONGPASS" | "NOAUTH") || says("Authentication required") => StoreFault::Login,
+        _ if says("DB index is out of range") => StoreFault::NoDatabase,
+        _ if code == "NOPERM" => StoreFault::Permission,
+        _ if code == "WRONGTYPE" => StoreFault::Schema,
+        _ if matches!(code, "LOADING" | "MASTERDOWN" | "CLUSTERDOWN") => StoreFault::Unreachable,
+        ErrorKind::InvalidClientConfig => StoreFault::Tls,
+        _ if error.is_timeout() => StoreFault::Slow,
+        _ if says("certificate") => StoreFault::Tls,
         _ if error.is_io_error() || error.is_connection_refusal() || error.is_connection_dropped() => {
-            Fault::Unreachable
+            StoreFault::Unreachable
         }
-        ErrorKind::UnexpectedReturnType => Fault::Schema,
-        _ => Fault::Other,
+        ErrorKind::UnexpectedReturnType => StoreFault::Schema,
+        _ => StoreFault::Other,
     };
     match fault {
-        Fault::Schema => {
+        StoreFault::Schema => {
             StoreError::new(name, fault, format_args!("does not match coturn's schema:  {error}"))
         }
         _ => StoreError::new(name, fault, error),
@@ -427,7 +427,7 @@ fn literal(text: &str) -> String {
     pattern
 }
 
-pub(crate) fn client(address: &ServerAddress) -> Result<Client, (Fault, String)> {
+pub(crate) fn client(address: &ServerAddress) -> Result<Client, (StoreFault, String)> {
     let port = address.port.unwrap_or(6379);
     let with_tls = address.tls.mode != TlsMode::Off;
     let place = match &address.socket {
@@ -441,7 +441,7 @@ pub(crate) fn client(address: &ServerAddress) -> Result<Client, (Fault, String)>
     if let Some(number) = &address.database {
         let number = number
             .parse()
-            .map_err(|_| (Fault::NoDatabase, format!("{number:?} is not a database number")))?;
+            .map_err(|_| (StoreFault::NoDatabase, format!("{number:?} is not a database number")))?;
         settings = settings.set_db(number);
     }
     if let Some(user) = &address.user {
@@ -450,13 +450,13 @@ pub(crate) fn client(address: &ServerAddress) -> Result<Client, (Fault, String)>
     if let Some(password) = &address.password {
         settings = settings.set_password(password.as_str());
     }
-    let tls = |error: RedisError| (Fault::Tls, error.to_string());
+    let tls = |error: RedisError| (StoreFault::Tls, error.to_string());
     let info = place.into_connection_info().map_err(tls)?.set_redis_settings(settings);
     if !with_tls || address.socket.is_some() {
         return Client::open(info).map_err(tls);
     }
     let read = |path: &std::path::Path| {
-        fs::read(path).map_err(|error| (Fault::Tls, format!("{}: {error}", path.display())))
+        fs::read(path).map_err(|error| (StoreFault::Tls, format!("{}: {error}", path.display())))
     };
     let root_cert = address.tls.authority.as_deref().map(read).transpose()?;
     let client_tls = match &address.tls.identity {

@@ -11,7 +11,7 @@ use turnpike_turn::{access_token::TokenKey, ip_range::IpRange, server::canonical
 use zeroize::Zeroizing;
 
 use crate::{
-    Fault, StoreError,
+    StoreError, StoreFault,
     api_keys::{ApiKey, ApiKeyRow, ApiKeys},
     secrets::{Secrets, StoredSecret, unix},
 };
@@ -73,7 +73,7 @@ pub(crate) struct RulesReader<'a> {
 }
 
 /// A nullable column; null counts as empty.
-pub(crate) type Field<'a> = Option<&'a str>;
+pub(crate) type NullableText<'a> = Option<&'a str>;
 
 impl<'a> RulesReader<'a> {
     pub(crate) fn new(store: &'a str) -> Self {
@@ -85,12 +85,12 @@ impl<'a> RulesReader<'a> {
         &mut self,
         denied: bool,
         table: &str,
-        realm: Field<'_>,
-        range: Field<'_>,
+        realm: NullableText<'_>,
+        range: NullableText<'_>,
     ) -> Result<(), StoreError> {
         let range = text(range)
             .parse::<IpRange>()
-            .map_err(|why| StoreError::new(self.store, Fault::Row, format_args!("in {table}, {why}")))?;
+            .map_err(|why| StoreError::new(self.store, StoreFault::Row, format_args!("in {table}, {why}")))?;
         let peers = match text(realm) {
             "" => &mut self.rules.peers,
             realm => &mut self.realm(realm).peers,
@@ -106,14 +106,14 @@ impl<'a> RulesReader<'a> {
     /// Adds a limit of a realm; 0 means none. The lower one of duplicates wins.
     pub(crate) fn option(
         &mut self,
-        realm: Field<'_>,
+        realm: NullableText<'_>,
         option: &str,
-        value: Field<'_>,
+        value: NullableText<'_>,
     ) -> Result<(), StoreError> {
         let number = text(value).parse::<u64>().map_err(|_| {
             let said = format_args!("{option} of realm {:?} is {:?}, not a number", text(realm), text(value))
                 .to_string();
-            StoreError::new(self.store, Fault::Row, said)
+            StoreError::new(self.store, StoreFault::Row, said)
         })?;
         let count = usize::try_from(number).unwrap_or(usize::MAX);
         let rules = self.realm(text(realm));
@@ -128,7 +128,7 @@ impl<'a> RulesReader<'a> {
     }
 
     /// Adds an origin. If two spellings have different realms, the first realm by name wins.
-    pub(crate) fn origin(&mut self, origin: Field<'_>, realm: Field<'_>) {
+    pub(crate) fn origin(&mut self, origin: NullableText<'_>, realm: NullableText<'_>) {
         let (origin, realm) = (canonical_origin(text(origin)), text(realm));
         if !realm.is_empty() {
             self.realm(realm).named = true;
@@ -139,7 +139,7 @@ impl<'a> RulesReader<'a> {
         }
     }
 
-    pub(crate) fn secret(&mut self, realm: Field<'_>, secret: Field<'_>) {
+    pub(crate) fn secret(&mut self, realm: NullableText<'_>, secret: NullableText<'_>) {
         let secret = text(secret);
         if !secret.is_empty() {
             let held = self.secrets.entry(text(realm).into()).or_default();
@@ -149,10 +149,10 @@ impl<'a> RulesReader<'a> {
 
     pub(crate) fn mark(
         &mut self,
-        realm: Field<'_>,
-        secret: Field<'_>,
-        since: Field<'_>,
-        until: Field<'_>,
+        realm: NullableText<'_>,
+        secret: NullableText<'_>,
+        since: NullableText<'_>,
+        until: NullableText<'_>,
     ) -> Result<(), StoreError> {
         let (since, until) = read_mark(self.store, text(realm), since, until)?;
         let held = self.secrets.get_mut(text(realm)).into_iter().flatten();
@@ -177,9 +177,10 @@ impl<'a> RulesReader<'a> {
             self.ignore("an oauth_key has no kid".to_owned());
             return Ok(());
         }
-        let bad =
-            |why: String| StoreError::new(self.store, Fault::Row, format_args!("oauth_key {kid:?} {why}"));
-        let number = |what: &str, field: Field<'_>| match text(field) {
+        let bad = |why: String| {
+            StoreError::new(self.store, StoreFault::Row, format_args!("oauth_key {kid:?} {why}"))
+        };
+        let number = |what: &str, field: NullableText<'_>| match text(field) {
             "" => Ok(0),
             digits => {
                 digits.parse::<u64>().map_err(|_| bad(format!("has the {what} {digits:?}, not a number")))
@@ -241,26 +242,26 @@ impl<'a> RulesReader<'a> {
 
 pub(crate) struct TokenKeyRow<'a> {
     pub(crate) kid: &'a str,
-    pub(crate) key: Field<'a>,
-    pub(crate) timestamp: Field<'a>,
-    pub(crate) lifetime: Field<'a>,
-    pub(crate) algorithm: Field<'a>,
-    pub(crate) realm: Field<'a>,
+    pub(crate) key: NullableText<'a>,
+    pub(crate) timestamp: NullableText<'a>,
+    pub(crate) lifetime: NullableText<'a>,
+    pub(crate) algorithm: NullableText<'a>,
+    pub(crate) realm: NullableText<'a>,
 }
 
 /// Parses the times since a secret signs and until it is accepted: digits, or empty.
 pub(crate) fn read_mark(
     store: &str,
     realm: &str,
-    since: Field<'_>,
-    until: Field<'_>,
+    since: NullableText<'_>,
+    until: NullableText<'_>,
 ) -> Result<(u64, Option<u64>), StoreError> {
-    let number = |field: Field<'_>| match text(field) {
+    let number = |field: NullableText<'_>| match text(field) {
         "" => Ok(None),
         digits => digits.parse::<u64>().map(Some).map_err(|_| {
             let said = format_args!("the time {digits:?} of a secret of realm {realm:?} is not a number")
                 .to_string();
-            StoreError::new(store, Fault::Row, said)
+            StoreError::new(store, StoreFault::Row, said)
         }),
     };
     Ok((number(since)?.unwrap_or_default(), number(until)?))
@@ -279,7 +280,7 @@ fn lower<N: Ord + Default>(limit: &mut Option<N>, other: N) {
     }
 }
 
-fn text(field: Field<'_>) -> &str {
+fn text(field: NullableText<'_>) -> &str {
     field.unwrap_or_default().trim()
 }
 

@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use crate::{
-    Fault, ServerAddress, StoreError, TlsMode,
+    ServerAddress, StoreError, StoreFault, TlsMode,
     tables::{Change, OwnedChange, Row, Sql, is_query},
 };
 
@@ -25,16 +25,16 @@ const QUEUE: usize = 65_536;
 /// Retries after conflicts with transactions of other programs.
 const MOST_COLLISIONS: usize = 5;
 
-pub(crate) struct Server<D> {
-    jobs: mpsc::Sender<Job>,
+pub(crate) struct SqlServer<D> {
+    jobs: mpsc::Sender<SqlJob>,
     name: String,
     driver: PhantomData<fn() -> D>,
 }
 
-pub(crate) type Postgres = Server<PgConnection>;
-pub(crate) type Mysql = Server<MySqlConnection>;
+pub(crate) type Postgres = SqlServer<PgConnection>;
+pub(crate) type Mysql = SqlServer<MySqlConnection>;
 
-struct Job {
+struct SqlJob {
     work: Work,
     answer: oneshot::Sender<Result<Output, StoreError>>,
 }
@@ -66,7 +66,7 @@ pub(crate) trait Driver: Send + Sized + 'static {
     fn run(&mut self, work: &Work, commits: &mut bool) -> impl Future<Output = sqlx::Result<Output>> + Send;
 }
 
-impl<D: Driver> Server<D> {
+impl<D: Driver> SqlServer<D> {
     /// Connects on first use, at most `connections` times. `name` is for errors. Must be called on a runtime.
     pub(crate) fn new(address: &ServerAddress, connections: usize, name: String) -> Self {
         let (jobs, queue) = mpsc::channel(QUEUE);
@@ -79,13 +79,13 @@ impl<D: Driver> Server<D> {
 
     async fn run(&self, work: Work) -> Result<Output, StoreError> {
         let (answer, result) = oneshot::channel();
-        let slow = |why| StoreError::new(&self.name, Fault::Slow, why);
-        self.jobs.try_send(Job { work, answer }).map_err(|_| slow("too many queries are waiting"))?;
+        let slow = |why| StoreError::new(&self.name, StoreFault::Slow, why);
+        self.jobs.try_send(SqlJob { work, answer }).map_err(|_| slow("too many queries are waiting"))?;
         result.await.map_err(|_| slow("the connection was closed"))?
     }
 }
 
-impl<D: Driver> Sql for Server<D> {
+impl<D: Driver> Sql for SqlServer<D> {
     async fn rows(&self, statement: &'static str, values: &[&str]) -> Result<Vec<Row>, StoreError> {
         let values = values.iter().map(|value| (*value).to_owned()).collect();
         Ok(self.run(Work::Read(statement, values)).await?.rows)
@@ -104,11 +104,11 @@ impl<D: Driver> Sql for Server<D> {
     }
 }
 
-async fn serve<D: Driver>(queue: Arc<Mutex<mpsc::Receiver<Job>>>, options: Arc<D::Options>, name: String) {
+async fn serve<D: Driver>(queue: Arc<Mutex<mpsc::Receiver<SqlJob>>>, options: Arc<D::Options>, name: String) {
     let mut held: Option<(D, Instant)> = None;
     loop {
         let job = queue.lock().await.recv().await;
-        let Some(Job { work, mut answer }) = job else { return };
+        let Some(SqlJob { work, mut answer }) = job else { return };
         let kept = held.take().filter(|(_, used)| used.elapsed() < IDLE).map(|(connection, _)| connection);
         // The caller gave up, so the connection in the middle of an answer is dropped.
         let done = tokio::select! {
@@ -344,28 +344,28 @@ fn told(name: &str, error: &sqlx::Error) -> StoreError {
         sqlx::Error::Database(error) => {
             let number = error.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number);
             match (number, error.code().as_deref()) {
-                (Some(1045 | 1698), _) | (None, Some("28P01" | "28000")) => Fault::Login,
-                (Some(1049), _) | (None, Some("3D000")) => Fault::NoDatabase,
-                (Some(1044 | 1142 | 1143), _) | (None, Some("42501")) => Fault::Permission,
+                (Some(1045 | 1698), _) | (None, Some("28P01" | "28000")) => StoreFault::Login,
+                (Some(1049), _) | (None, Some("3D000")) => StoreFault::NoDatabase,
+                (Some(1044 | 1142 | 1143), _) | (None, Some("42501")) => StoreFault::Permission,
                 // Illegal mix of collations, no such character; untranslatable_character,
                 // character_not_in_repertoire.
-                (Some(1267 | 1366 | 3854 | 3988), _) | (None, Some("22P05" | "22021")) => Fault::Text,
-                (Some(1054 | 1146), _) | (None, Some("42P01" | "42703")) => Fault::Schema,
+                (Some(1267 | 1366 | 3854 | 3988), _) | (None, Some("22P05" | "22021")) => StoreFault::Text,
+                (Some(1054 | 1146), _) | (None, Some("42P01" | "42703")) => StoreFault::Schema,
                 // Too many connections, or the server starts or stops.
                 (Some(1040 | 1053), _) | (None, Some("53300" | "57P01" | "57P02" | "57P03")) => {
-                    Fault::Unreachable
+                    StoreFault::Unreachable
                 }
-                _ => Fault::Other,
+                _ => StoreFault::Other,
             }
         }
         // rustls reports certificate errors as InvalidData while reading.
-        sqlx::Error::Io(error) if error.kind() == io::ErrorKind::InvalidData => Fault::Tls,
-        sqlx::Error::Io(_) => Fault::Unreachable,
-        sqlx::Error::Tls(_) => Fault::Tls,
-        _ => Fault::Other,
+        sqlx::Error::Io(error) if error.kind() == io::ErrorKind::InvalidData => StoreFault::Tls,
+        sqlx::Error::Io(_) => StoreFault::Unreachable,
+        sqlx::Error::Tls(_) => StoreFault::Tls,
+        _ => StoreFault::Other,
     };
     match error {
-        sqlx::Error::Database(error) if fault == Fault::Schema => {
+        sqlx::Error::Database(error) if fault == StoreFault::Schema => {
             StoreError::new(name, fault, format_args!("does not match coturn's schema: {}", error.message()))
         }
         sqlx::Error::Database(error) => StoreError::new(name, fault, error.message()),

@@ -18,7 +18,7 @@ use rusqlite::{
 use tokio::sync::oneshot;
 
 use crate::{
-    Fault, StoreError,
+    StoreError, StoreFault,
     tables::{Change, OwnedChange, Row, Sql, is_query},
 };
 
@@ -36,16 +36,16 @@ pub enum SqliteUse {
 }
 
 pub(crate) struct Sqlite {
-    jobs: mpsc::Sender<Job>,
+    jobs: mpsc::Sender<SqliteJob>,
     name: String,
     kind: SqliteUse,
 }
 
-type Job = Box<dyn FnOnce(&mut File) + Send>;
+type SqliteJob = Box<dyn FnOnce(&mut File) + Send>;
 
 impl Sqlite {
     pub(crate) fn new(path: &Path, kind: SqliteUse, name: String) -> Self {
-        let (jobs, queue) = mpsc::channel::<Job>();
+        let (jobs, queue) = mpsc::channel::<SqliteJob>();
         let mut file = File { path: path.to_owned(), kind, name: name.clone(), open: None };
         // The thread ends with the last sender.
         let started = thread::Builder::new().name("sqlite".to_owned()).spawn(move || {
@@ -64,8 +64,8 @@ impl Sqlite {
         job: impl FnOnce(&mut File) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let (sender, receiver) = oneshot::channel();
-        let job: Job = Box::new(move |file| drop(sender.send(job(file))));
-        let gone = |_| StoreError::new(&self.name, Fault::Other, "its thread has ended");
+        let job: SqliteJob = Box::new(move |file| drop(sender.send(job(file))));
+        let gone = |_| StoreError::new(&self.name, StoreFault::Other, "its thread has ended");
         self.jobs.send(job).map_err(|_| gone(()))?;
         receiver.await.map_err(|_| gone(()))?
     }
@@ -169,7 +169,7 @@ impl File {
 
     /// Creates the file readable only by the server's user.
     fn open_own(&self) -> Result<Open, StoreError> {
-        let unusable = |why: io::Error| StoreError::new(&self.name, Fault::Permission, why);
+        let unusable = |why: io::Error| StoreError::new(&self.name, StoreFault::Permission, why);
         if let Some(dir) = self.path.parent() {
             fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(unusable)?;
         }
@@ -199,7 +199,7 @@ impl File {
                 let why = format!(
                     "was written by a newer turnpike (schema version {later}, this one supports {OUR_VERSION})"
                 );
-                Err(StoreError::new(&self.name, Fault::Schema, why))
+                Err(StoreError::new(&self.name, StoreFault::Schema, why))
             }
             Err(error) => Err(self.error(&error)),
         }
@@ -208,7 +208,7 @@ impl File {
     fn open_foreign(&self) -> Result<Open, StoreError> {
         let unusable = |error: io::Error| {
             let is_missing = error.kind() == io::ErrorKind::NotFound;
-            let fault = if is_missing { Fault::NoDatabase } else { Fault::Permission };
+            let fault = if is_missing { StoreFault::NoDatabase } else { StoreFault::Permission };
             StoreError::new(&self.name, fault, error)
         };
         let inode = fs::metadata(&self.path).map_err(unusable)?.ino();
@@ -228,15 +228,15 @@ impl File {
 
     fn error(&self, error: &rusqlite::Error) -> StoreError {
         let fault = match error.sqlite_error_code() {
-            Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => Fault::Schema,
+            Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => StoreFault::Schema,
             Some(ErrorCode::CannotOpen | ErrorCode::PermissionDenied | ErrorCode::ReadOnly) => {
-                Fault::Permission
+                StoreFault::Permission
             }
-            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Fault::Slow,
-            _ => Fault::Other,
+            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => StoreFault::Slow,
+            _ => StoreFault::Other,
         };
         match fault {
-            Fault::Schema => {
+            StoreFault::Schema => {
                 StoreError::new(&self.name, fault, format_args!("is not a SQLite database ({error})"))
             }
             _ => StoreError::new(&self.name, fault, error),
@@ -323,7 +323,7 @@ mod tests {
     use turnpike_testkit::Dir;
 
     use super::*;
-    use crate::{Backend as _, UserRow, tables::Tables};
+    use crate::{Backend as _, UserRow, tables::CoturnTables};
 
     #[test]
     fn embedded_file_is_locked_while_open() {
@@ -349,7 +349,7 @@ mod tests {
              (cast(x'72fc' as text), 'a', ''), ('s', 'a', '')",
         )
         .expect("users");
-        let tables = Tables::new(Sqlite::new(&path, SqliteUse::Foreign, "a file".to_owned()));
+        let tables = CoturnTables::new(Sqlite::new(&path, SqliteUse::Foreign, "a file".to_owned()));
         for (realm, expected) in [(None, vec!["r a", "r b", "s a"]), (Some("r"), vec!["r a", "r b"])] {
             let (mut found, mut last): (Vec<String>, Option<UserRow>) = (Vec::new(), None);
             // Pages of one user.

@@ -8,7 +8,8 @@ use std::{
 use zeroize::Zeroizing;
 
 use crate::{
-    ApiKey, Backend, Edit, Existing, Fault, RealmOptions, Rules, StoreError, StoredSecret, UserKeys, UserRow,
+    ApiKey, Backend, Edit, Existing, RealmOptions, Rules, StoreError, StoreFault, StoredSecret, UserKeys,
+    UserRow,
     api_keys::ApiKeyRow,
     backend::PAGE,
     rules::{RulesReader, TokenKeyRow},
@@ -83,7 +84,7 @@ pub(crate) trait Sql: Send + Sync + 'static {
     fn name(&self) -> &str;
 }
 
-pub(crate) struct Tables<S> {
+pub(crate) struct CoturnTables<S> {
     sql: S,
     /// Existence of our own tables, as of the last check.
     own: AtomicU8,
@@ -166,12 +167,12 @@ const REMOVE_ORIGINS: &str = "delete from turn_origin_to_realm where realm = ?";
 const REMOVE_ALLOWED: &str = "delete from allowed_peer_ip where realm = ?";
 const REMOVE_DENIED: &str = "delete from denied_peer_ip where realm = ?";
 
-impl<S: Sql> Backend for Tables<S> {
+impl<S: Sql> Backend for CoturnTables<S> {
     async fn user(&self, realm: &str, name: &str) -> Result<Option<UserKeys>, StoreError> {
         let rows = match self.sql.rows(USER, &[realm, name]).await {
             // The column's character set lacks the name, so no row can have it. Clients choose these names
             // and must not make the store look broken.
-            Err(error) if error.fault == Fault::Text => return Ok(None),
+            Err(error) if error.fault == StoreFault::Text => return Ok(None),
             rows => rows?,
         };
         // MySQL compares case-insensitively; "ALICE" is another user for quotas.
@@ -283,7 +284,7 @@ impl<S: Sql> Backend for Tables<S> {
             }
             Edit::RemoveUser { realm, name } => {
                 match self.sql.change(vec![(REMOVE_USER, vec![realm.as_str(), name])].into()).await {
-                    Err(error) if error.fault == Fault::Text => return Ok(false),
+                    Err(error) if error.fault == StoreFault::Text => return Ok(false),
                     removed => removed?,
                 }
             }
@@ -318,7 +319,7 @@ impl<S: Sql> Backend for Tables<S> {
     }
 }
 
-impl<S: Sql> Tables<S> {
+impl<S: Sql> CoturnTables<S> {
     pub(crate) fn new(sql: S) -> Self {
         Self { sql, own: AtomicU8::new(NOT_LOOKED) }
     }
@@ -410,7 +411,7 @@ impl<S: Sql> Tables<S> {
         self.own.store(if has_own(&found) { THERE } else { NOT_THERE }, Ordering::Relaxed);
         match missing(&found) {
             None => Ok(found),
-            Some(what) => Err(StoreError::new(self.sql.name(), Fault::Schema, what)),
+            Some(what) => Err(StoreError::new(self.sql.name(), StoreFault::Schema, what)),
         }
     }
 

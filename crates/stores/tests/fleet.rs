@@ -4,10 +4,10 @@ use std::{collections::BTreeMap, time::Duration};
 
 use tokio::{runtime::Runtime, time::sleep};
 use turnpike_fleet::{
-    Ask, Bucket, EpochState, Grant, Level, Load, NodeName, Progress, Report, SETTLE_MS, SHORTEST_MS,
+    Ask, Bucket, EpochState, Grant, Level, Load, NodeName, NodeReport, Progress, SETTLE_MS, SHORTEST_MS,
     StoreEpoch, TELLING_MS, grant, reclaim,
 };
-use turnpike_stores::{Beaten, Beating, Fault, FleetAddress, FleetStore, Heard, News};
+use turnpike_stores::{Beaten, Beating, FleetAddress, FleetNews, FleetStore, NewsBatch, StoreFault};
 use turnpike_testkit::{
     PATIENCE,
     alone::skip,
@@ -77,7 +77,7 @@ async fn beat(
     number: u16,
     take_over: Option<&str>,
 ) -> Beaten {
-    let report = Report::default();
+    let report = NodeReport::default();
     let name = &name(of);
     let beating = Beating { name, incarnation, number, draining: false, load: &LOAD, take_over, report };
     match store.beat(beating).await.unwrap() {
@@ -99,7 +99,7 @@ async fn exchange(store: &FleetStore, number: u16, nodes: u32, asks: &[Ask]) -> 
 }
 
 /// Epoch that a node gets after reporting its quotas.
-async fn report(store: &FleetStore, of: &str, report: Report) -> EpochState {
+async fn report(store: &FleetStore, of: &str, report: NodeReport) -> EpochState {
     let (name, incarnation) = (&name(of), u64::from(of.as_bytes()[0]));
     let number = u16::from(of.as_bytes()[0]);
     let beating =
@@ -240,11 +240,11 @@ fn bucket(byte: u8) -> Bucket {
     Bucket([byte, 0, b'\r', b'\n', b' ', b'*', 255, b'"', 1, 2, 3, 4, 5, 6, 7, 8])
 }
 
-async fn hear(news: &mut News) -> Heard {
+async fn hear(news: &mut FleetNews) -> NewsBatch {
     let deadline = std::time::Instant::now() + PATIENCE;
     loop {
         let heard = news.next().await.unwrap();
-        if heard != Heard::default() {
+        if heard != NewsBatch::default() {
             return heard;
         }
         assert!(std::time::Instant::now() < deadline, "no message arrived");
@@ -314,7 +314,8 @@ fn store_grants_again_after_all_nodes_reported_or_a_timeout() {
     let Some(world) = World::new() else { return };
     let store = world.store();
     let look = |known| world.wait(store.era(StoreEpoch { number: known, since_ms: 0 })).unwrap();
-    let tell = |of, era, members, progress| world.wait(report(&store, of, Report { era, members, progress }));
+    let tell =
+        |of, era, members, progress| world.wait(report(&store, of, NodeReport { era, members, progress }));
     let another_server = |number: u64| {
         world.put_into_era("run", number);
         look(0)
@@ -432,7 +433,7 @@ fn invalid_stored_numbers_count_as_zero() {
         world.server.say("DEL turnpike:{f}:nodes");
         world.server.say("SET turnpike:{f}:nodes x");
         let error = store.look().await.unwrap_err();
-        assert_eq!((error.fault, error.may_pass()), (Fault::Row, false));
+        assert_eq!((error.fault, error.may_pass()), (StoreFault::Row, false));
         assert!(error.to_string().ends_with("; correct it there"), "{error}");
     });
 }
@@ -519,7 +520,7 @@ fn messages_reach_all_subscribers_in_order() {
         store.say(b"before anybody listens").await.unwrap();
         let mut listeners = [store.news(), store.news()];
         for news in &mut listeners {
-            assert_eq!(news.next().await.unwrap(), Heard { anew: true, ..Heard::default() });
+            assert_eq!(news.next().await.unwrap(), NewsBatch { anew: true, ..NewsBatch::default() });
         }
         for number in 0..50 {
             store.say(&[number, 0, 255]).await.unwrap();
@@ -534,7 +535,7 @@ fn messages_reach_all_subscribers_in_order() {
     });
 }
 
-async fn fails(store: &FleetStore) -> Fault {
+async fn fails(store: &FleetStore) -> StoreFault {
     let deadline = std::time::Instant::now() + PATIENCE;
     loop {
         if let Err(error) = store.look().await {
@@ -568,13 +569,13 @@ fn lost_slow_or_emptied_store_is_detected_and_recovers() {
         beat(&store, "a", 1, 5, None).await;
         let known = store.era(StoreEpoch::default()).await.unwrap();
         proxy.refuse(true);
-        assert_eq!(fails(&store).await, Fault::Unreachable);
+        assert_eq!(fails(&store).await, StoreFault::Unreachable);
         assert!(news.next().await.is_err());
         proxy.refuse(false);
         heals(&store).await;
         assert_eq!(beat(&store, "a", 1, 5, None).await, written(5, true));
         proxy.hold(true);
-        assert_eq!(fails(&store).await, Fault::Slow);
+        assert_eq!(fails(&store).await, StoreFault::Slow);
         proxy.hold(false);
         heals(&store).await;
         assert_eq!(store.era(known.era).await.unwrap(), known, "nothing was lost");

@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::sync::oneshot;
 use turnpike_stores::{
-    ApiKey, Backend as _, CUT_OFF, Directory, Edit, Found, Known, Limits, RealmOptions, Rules, StoredSecret,
-    UserKeys, signing,
+    ApiKey, Backend as _, CUT_OFF, Directory, DirectoryLimits, Edit, Known, LookupResult, RealmOptions,
+    Rules, StoredSecret, UserKeys, signing,
 };
 use turnpike_wire::integrity::KeyAlgorithm;
 use zeroize::Zeroizing;
@@ -319,7 +319,7 @@ fn users_are_listed_in_pages_in_order() {
     });
 }
 
-fn ask(directory: &Directory<turnpike_stores::Database>, name: &str) -> oneshot::Receiver<Found> {
+fn ask(directory: &Directory<turnpike_stores::Database>, name: &str) -> oneshot::Receiver<LookupResult> {
     let (sender, receiver) = oneshot::channel();
     directory.look_up(REALM, name, move |found| drop(sender.send(found)));
     receiver
@@ -343,8 +343,8 @@ fn ten_thousand_users_take_one_query_each_and_are_cached() {
         } else {
             world.sql(rows.trim_start_matches(";\n"));
         }
-        let directory =
-            world.directory_at(&world.url, Limits { deadline: Duration::from_secs(8), ..impatient() });
+        let directory = world
+            .directory_at(&world.url, DirectoryLimits { deadline: Duration::from_secs(8), ..impatient() });
         world.wait(async {
             directory.read().await.expect("an answer");
             // One worker allows this many to wait.
@@ -353,7 +353,7 @@ fn ten_thousand_users_take_one_query_each_and_are_cached() {
                     (first..first + 1000).map(|number| ask(&directory, &format!("u{number}"))).collect();
                 for (number, found) in (first..).zip(asking) {
                     match found.await.expect("an answer") {
-                        Found::User(keys) => {
+                        LookupResult::User(keys) => {
                             assert_eq!(keys.to_hex().as_str(), hex(number), "another's keys");
                         }
                         other => panic!("u{number}: {other:?}"),
@@ -377,8 +377,8 @@ fn changes_of_a_file_by_others_are_noticed() {
         let directory = world.directory_at(&world.url, impatient());
         world.wait(async {
             directory.read().await.expect("it exists");
-            let Found::User(_) = ask(&directory, "gorst").await.expect("an answer") else { panic!() };
-            let Found::Nobody = ask(&directory, "whirrun").await.expect("an answer") else { panic!() };
+            let LookupResult::User(_) = ask(&directory, "gorst").await.expect("an answer") else { panic!() };
+            let LookupResult::Nobody = ask(&directory, "whirrun").await.expect("an answer") else { panic!() };
         });
         let generation = directory.generation();
         // The file sees this as another process.
@@ -396,8 +396,10 @@ fn changes_of_a_file_by_others_are_noticed() {
             {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
-            let Found::User(_) = ask(&directory, "whirrun").await.expect("an answer") else { panic!() };
-            let Found::Nobody = ask(&directory, "gorst").await.expect("an answer") else { panic!() };
+            let LookupResult::User(_) = ask(&directory, "whirrun").await.expect("an answer") else {
+                panic!()
+            };
+            let LookupResult::Nobody = ask(&directory, "gorst").await.expect("an answer") else { panic!() };
         });
         let rules = directory.rules().expect("secrets were read");
         assert!(rules.realms.contains_key("new.example"));

@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use turnpike_stores::{
-    ApiKey, Backend as _, Database, Edit, Existing, Limits, RealmOptions, SqliteUse, StoreAddress, UserKeys,
-    signing,
+    ApiKey, Backend as _, Database, DirectoryLimits, Edit, Existing, RealmOptions, SqliteUse, StoreAddress,
+    UserKeys, signing,
 };
 use zeroize::Zeroizing;
 
@@ -21,7 +21,7 @@ fn rounds() -> usize {
 fn writers(world: &World) -> Vec<Arc<Database>> {
     let _inside = world.runtime.enter();
     let address: StoreAddress = world.url.parse().expect("an address");
-    let writer = |_| Arc::new(Database::new(&address, 1, SqliteUse::Foreign, &Limits::default()));
+    let writer = |_| Arc::new(Database::new(&address, 1, SqliteUse::Foreign, &DirectoryLimits::default()));
     (0..WRITERS).map(writer).collect()
 }
 

@@ -1,6 +1,6 @@
 //! Errors of a store: wrong address, login, database, tables or certificate.
 
-use turnpike_stores::{Backend as _, Fault, Limits, StoreError};
+use turnpike_stores::{Backend as _, DirectoryLimits, StoreError, StoreFault};
 use turnpike_testkit::databases::{DATABASE, PASSWORD};
 
 use crate::support::*;
@@ -21,7 +21,7 @@ fn wrong_password_is_reported() {
             let url = world.url.replace(&PASSWORD.replace('%', "%25"), "wrong%20horse");
             assert_ne!(url, world.url);
             let error = error(world, &url);
-            assert_eq!(error.fault, Fault::Login, "{error}");
+            assert_eq!(error.fault, StoreFault::Login, "{error}");
             assert!(!error.may_pass() && error.to_string().contains("correct them in store.url"), "{error}");
         });
     }
@@ -34,7 +34,7 @@ fn missing_password_is_reported_as_wrong() {
         for url in [&without, &without.replace("/0", "/2")] {
             assert_ne!(*url, world.url);
             let error = error(world, url);
-            assert_eq!(error.fault, Fault::Login, "{error}");
+            assert_eq!(error.fault, StoreFault::Login, "{error}");
         }
     });
 }
@@ -45,9 +45,9 @@ fn absent_server_is_a_temporary_error() {
         on(kind, |world| {
             world.server.as_mut().expect("a server").stop();
             let error = error(world, &world.url);
-            assert_eq!(error.fault, Fault::Unreachable, "{error}");
+            assert_eq!(error.fault, StoreFault::Unreachable, "{error}");
             assert!(error.may_pass());
-            let directory = world.directory_at(&world.url, Limits::default());
+            let directory = world.directory_at(&world.url, DirectoryLimits::default());
             let told = world.wait(directory.read()).expect_err("missing");
             assert!(told.may_pass() && directory.counts().is_up);
             directory.wait_for_it(&told);
@@ -62,13 +62,13 @@ fn missing_database_is_named() {
         on(kind, |world| {
             let error = error(world, &world.url.replace(&format!("/{DATABASE}"), "/elsewhere"));
             // MariaDB reveals only to authorized users if a database exists.
-            assert!(matches!(error.fault, Fault::NoDatabase | Fault::Permission), "{error}");
+            assert!(matches!(error.fault, StoreFault::NoDatabase | StoreFault::Permission), "{error}");
             assert!(error.to_string().contains("elsewhere") && !error.may_pass(), "{error}");
         });
     }
     on(Kind::Redis, |world| {
         let error = error(world, &world.url.replace("/0", "/4711"));
-        assert_eq!(error.fault, Fault::NoDatabase, "{error}");
+        assert_eq!(error.fault, StoreFault::NoDatabase, "{error}");
         assert!(!error.may_pass(), "{error}");
     });
 }
@@ -79,7 +79,7 @@ fn wrong_tables_are_reported_with_the_missing_part() {
         on(kind, |world| {
             world.sql("alter table oauth_key drop column realm");
             let told = error(world, &world.url);
-            assert_eq!(told.fault, Fault::Schema);
+            assert_eq!(told.fault, StoreFault::Schema);
             assert!(told.to_string().contains("a table oauth_key without the column realm"), "{told}");
             world.sql("drop table turn_secret");
             let told = error(world, &world.url);
@@ -98,7 +98,7 @@ fn wrong_tables_are_reported_with_the_missing_part() {
     on(Kind::Redis, |world| {
         world.redis("set turn/realm/a/secret north");
         let told = error(world, &world.url);
-        assert_eq!(told.fault, Fault::Schema, "{told}");
+        assert_eq!(told.fault, StoreFault::Schema, "{told}");
     });
 }
 
@@ -110,7 +110,7 @@ fn invalid_row_rejects_all_rules() {
             _ => world.sql("insert into denied_peer_ip (realm, ip_range) values ('a', '10.0.0.0-9.0.0.0')"),
         }
         let error = error(world, &world.url);
-        assert_eq!(error.fault, Fault::Row, "{error}");
+        assert_eq!(error.fault, StoreFault::Row, "{error}");
         assert!(error.to_string().contains("10.0.0.0-9.0.0.0"), "{error}");
     });
 }
@@ -129,7 +129,7 @@ fn missing_or_invalid_file_is_named() {
         .unwrap();
         let told = error(world, &format!("sqlite://{}", missing.display()));
         std::fs::remove_file(&missing).unwrap();
-        assert_eq!(told.fault, Fault::Schema, "{told}");
+        assert_eq!(told.fault, StoreFault::Schema, "{told}");
     });
 }
 
@@ -164,7 +164,7 @@ fn tls_requires_a_trusted_certificate() {
             assert!(world.wait(world.database_at(&good).rules()).is_ok(), "{kind:?}: {good}");
             for url in [unknown, other_name] {
                 let told = error(world, &url);
-                assert_eq!(told.fault, Fault::Tls, "{told}");
+                assert_eq!(told.fault, StoreFault::Tls, "{told}");
                 assert!(!told.may_pass());
             }
         });

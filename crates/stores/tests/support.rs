@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use sqlx::{Connection as _, MySqlConnection, PgConnection};
 use tokio::runtime::Runtime;
-use turnpike_stores::{Backend as _, Database, Directory, Edit, Limits, SqliteUse, StoreAddress};
+use turnpike_stores::{Backend as _, Database, Directory, DirectoryLimits, Edit, SqliteUse, StoreAddress};
 use turnpike_testkit::{alone::skip, databases::Server};
 
 /// The schema in our documentation.
@@ -72,10 +72,10 @@ impl World {
     pub(crate) fn database_at(&self, url: &str) -> Database {
         let _inside = self.runtime.enter();
         let address: StoreAddress = url.parse().expect("an address");
-        Database::new(&address, 8, SqliteUse::Foreign, &Limits::default())
+        Database::new(&address, 8, SqliteUse::Foreign, &DirectoryLimits::default())
     }
 
-    pub(crate) fn directory_at(&self, url: &str, limits: Limits) -> Directory<Database> {
+    pub(crate) fn directory_at(&self, url: &str, limits: DirectoryLimits) -> Directory<Database> {
         let _inside = self.runtime.enter();
         Directory::new(self.database_at(url), "the store of a test".to_owned(), limits)
     }
@@ -153,6 +153,6 @@ pub(crate) fn file_of_a_test() -> PathBuf {
     dir.join(format!("store-{}-{number}.sqlite", std::process::id()))
 }
 
-pub(crate) fn impatient() -> Limits {
-    Limits { deadline: std::time::Duration::from_secs(2), ..Limits::default() }
+pub(crate) fn impatient() -> DirectoryLimits {
+    DirectoryLimits { deadline: std::time::Duration::from_secs(2), ..DirectoryLimits::default() }
 }

@@ -14,13 +14,18 @@ use tokio::{
     runtime::{Builder, Runtime},
     sync::Semaphore,
 };
-use turnpike_api::{Draining, Job, Later, NotReloaded, Process, Program, Refusal, RefusalFilter, Reloaded};
+use turnpike_api::{
+    ClientRefusals, Draining, Job, Later, NotReloaded, Process, Program, RefusalFilter, Reloaded,
+};
 use turnpike_config::{
-    AdminAccess, AdminSettings, AuthSettings, RealmSettings, Secret, Settings, User, UserSecret, api_keys,
+    AdminAccess, AdminSettings, AuthSettings, ConfiguredUser, RealmSettings, Secret, Settings, UserSecret,
+    api_keys,
 };
 use turnpike_net::Datapath;
 use turnpike_relay::{Config, Relay, RelayAddress, RelayState, certificates::Certificate};
-use turnpike_stores::{ApiKey, Database, Directory, Edit, Limits as StoreLimits, SqliteUse, StoreAddress};
+use turnpike_stores::{
+    ApiKey, Database, Directory, DirectoryLimits as StoreLimits, Edit, SqliteUse, StoreAddress,
+};
 use turnpike_testkit::{
     Dir,
     fuzz::{self, Input},
@@ -251,7 +256,7 @@ impl Program for Double {
     fn metrics(&self) -> String {
         "# TYPE turnpike_draining gauge\nturnpike_draining 0.0\n# EOF\n".to_owned()
     }
-    fn refusals(&self, _: &RefusalFilter, _: usize) -> Option<Vec<Refusal>> {
+    fn refusals(&self, _: &RefusalFilter, _: usize) -> Option<Vec<ClientRefusals>> {
         Some(Vec::new())
     }
 }
@@ -357,7 +362,7 @@ impl Bench {
         };
         // No timeouts, because the machine may be busy.
         let day = Duration::from_secs(86_400);
-        let limits = Limits { head: day, whole: day, ..Limits::of_one(1) };
+        let limits = ConnectionLimits { head: day, whole: day, ..ConnectionLimits::of_one(1) };
         let http = http(limits);
         let place = Arc::new(Semaphore::new(1)).try_acquire_owned().expect("the only one");
         let router = router.clone();
@@ -390,8 +395,10 @@ impl Bench {
 }
 
 fn settings() -> Settings {
-    let user =
-        |name: &str| User { name: name.to_owned(), secret: UserSecret::Password(Secret::new(PASSWORD)) };
+    let user = |name: &str| ConfiguredUser {
+        name: name.to_owned(),
+        secret: UserSecret::Password(Secret::new(PASSWORD)),
+    };
     let mut settings = Settings {
         realm: "example.org".to_owned(),
         auth: AuthSettings {

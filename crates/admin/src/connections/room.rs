@@ -19,15 +19,15 @@ const REFUSED: usize = 8;
 /// Interval of log lines about a full listener.
 const LOG_PAUSE: Duration = Duration::from_secs(10);
 
-pub(super) struct Room {
+pub(super) struct ConnectionRoom {
     places: Arc<Semaphore>,
     refused: Arc<Semaphore>,
-    open: VecDeque<Open>,
+    open: VecDeque<OpenConnection>,
     close_reasons: &'static CloseReasons,
     logged: Option<Instant>,
 }
 
-struct Open {
+struct OpenConnection {
     task: AbortHandle,
     progress: Progress,
     since: Instant,
@@ -39,14 +39,14 @@ pub(super) enum Place {
     Busy(OwnedSemaphorePermit),
 }
 
-impl Room {
+impl ConnectionRoom {
     pub(super) fn new(places: usize, close_reasons: &'static CloseReasons) -> Self {
         let (places, refused) = (Arc::new(Semaphore::new(places)), Arc::new(Semaphore::new(REFUSED)));
         Self { places, refused, open: VecDeque::new(), close_reasons, logged: None }
     }
 
     pub(super) fn enter(&mut self, task: AbortHandle, progress: Progress) {
-        self.open.push_back(Open { task, progress, since: Instant::now() });
+        self.open.push_back(OpenConnection { task, progress, since: Instant::now() });
     }
 
     /// Slot for a new connection, taken from an idle one if necessary. `None` if it cannot even be refused.
@@ -78,14 +78,14 @@ impl Room {
     /// Closes a connection that has its response, otherwise the oldest idle one.
     fn close_idle(&mut self) -> bool {
         if let Some(index) = self.open.iter().position(|open| open.progress.is_answered())
-            && let Some(Open { task, .. }) = self.open.remove(index)
+            && let Some(OpenConnection { task, .. }) = self.open.remove(index)
         {
             task.abort();
             return true;
         }
-        let idle = |open: &Open| open.progress.waits() && open.since.elapsed() >= GRACE;
+        let idle = |open: &OpenConnection| open.progress.waits() && open.since.elapsed() >= GRACE;
         let oldest = self.open.iter().position(idle).and_then(|index| self.open.remove(index));
-        let Some(Open { task, .. }) = oldest else { return false };
+        let Some(OpenConnection { task, .. }) = oldest else { return false };
         task.abort();
         self.close_reasons.count(Closed::Crowded);
         true

@@ -29,8 +29,12 @@ use crate::{
 const SOON: Duration = Duration::from_secs(60);
 
 /// Short timeouts. The tests wait for events rather than for time.
-const QUICK: Limits =
-    Limits { connections: 4, head: Duration::from_secs(1), whole: Duration::from_secs(3), head_bytes: 8192 };
+const QUICK: ConnectionLimits = ConnectionLimits {
+    connections: 4,
+    head: Duration::from_secs(1),
+    whole: Duration::from_secs(3),
+    head_bytes: 8192,
+};
 
 pub(crate) struct Nobody {
     metrics: String,
@@ -107,7 +111,7 @@ impl Owner for Nobody {
     }
 }
 
-async fn start(program: Nobody, limits: Limits) -> SocketAddr {
+async fn start(program: Nobody, limits: ConnectionLimits) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
     let address = listener.local_addr().expect("bound");
     let router = routes::router(Arc::new(program), Changes::default(), None);
@@ -151,7 +155,7 @@ fn closed_for(wanted: &str) -> u64 {
 async fn health_turns_from_ok_to_draining() {
     let draining = Arc::new(AtomicBool::new(false));
     let program = Nobody { draining: Arc::clone(&draining), ..Nobody::default() };
-    let page = start(program, Limits::of_one(1)).await;
+    let page = start(program, ConnectionLimits::of_one(1)).await;
     let answer = get_page(page, "/healthz").await;
     assert!(is_ok(&answer), "{answer}");
     draining.store(true, Ordering::Relaxed);
@@ -162,7 +166,7 @@ async fn health_turns_from_ok_to_draining() {
 
 #[tokio::test]
 async fn front_page_lists_the_other_paths() {
-    let answer = get_page(start(Nobody::default(), Limits::of_one(1)).await, "/").await;
+    let answer = get_page(start(Nobody::default(), ConnectionLimits::of_one(1)).await, "/").await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     assert!(answer.contains("/metrics ") && answer.contains("/healthz "), "{answer}");
 }
@@ -226,7 +230,7 @@ async fn unread_response_is_closed_and_counted() {
 
 #[tokio::test]
 async fn excess_connection_replaces_the_oldest_idle_one() {
-    let patient = Limits { head: SOON, whole: SOON, ..QUICK };
+    let patient = ConnectionLimits { head: SOON, whole: SOON, ..QUICK };
     let page = start(Nobody::default(), patient).await;
     let before = closed_for("crowded");
     let mut idle = Vec::new();
@@ -263,7 +267,7 @@ fn reloading() -> (Nobody, watch::Sender<bool>, Arc<AtomicUsize>) {
 #[tokio::test]
 async fn new_connection_gets_503_while_all_are_busy() {
     let (program, may_reload, reloaded) = reloading();
-    let patient = Limits { head: SOON, whole: SOON, ..QUICK };
+    let patient = ConnectionLimits { head: SOON, whole: SOON, ..QUICK };
     let page = start(program, patient).await;
     let mut working = Vec::new();
     for _ in 0..patient.connections {
@@ -288,7 +292,7 @@ async fn new_connection_gets_503_while_all_are_busy() {
 #[tokio::test]
 async fn change_outlives_its_timeout_and_keeps_its_place() {
     let (program, may_reload, reloaded) = reloading();
-    let page = start(program, Limits { connections: 1, ..QUICK }).await;
+    let page = start(program, ConnectionLimits { connections: 1, ..QUICK }).await;
     assert_eq!(answer_to(page, RELOAD).await, "", "timed out");
     let answer = get_page(page, "/healthz").await;
     assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
@@ -302,7 +306,7 @@ async fn change_outlives_its_timeout_and_keeps_its_place() {
 #[tokio::test]
 async fn half_closed_client_gets_its_response() {
     let (program, may_reload, _) = reloading();
-    let page = start(program, Limits::of_one(1)).await;
+    let page = start(program, ConnectionLimits::of_one(1)).await;
     let mut stream = TcpStream::connect(page).await.expect("listening");
     stream.write_all(RELOAD).await.expect("open");
     stream.shutdown().await.expect("open");
@@ -337,7 +341,7 @@ async fn http_errors_are_problem_details() {
 #[tokio::test]
 async fn oversized_body_is_refused_by_its_length_header() {
     let program = Nobody { loopback: AdminAccess::Full, ..Nobody::default() };
-    let page = start(program, Limits { head: SOON, whole: SOON, ..QUICK }).await;
+    let page = start(program, ConnectionLimits { head: SOON, whole: SOON, ..QUICK }).await;
     let head = b"POST /v1/reload HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n";
     let answer = answer_to(page, head).await;
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
@@ -368,7 +372,7 @@ async fn hear_until(stream: &mut TcpStream, wanted: &str) {
 
 #[tokio::test]
 async fn place_of_a_departed_watcher_is_free_immediately() {
-    let page = start(Nobody::default(), Limits { connections: 9, ..QUICK }).await;
+    let page = start(Nobody::default(), ConnectionLimits { connections: 9, ..QUICK }).await;
     // The maximum number of watchers, repeatedly, without reading in between.
     for _ in 0..5 {
         let mut all = Vec::new();
@@ -400,7 +404,7 @@ async fn watcher_outlives_the_timeout_and_is_not_evicted() {
 
 #[tokio::test]
 async fn unknown_host_name_is_refused_with_the_remedy() {
-    let page = start(Nobody::default(), Limits::of_one(1)).await;
+    let page = start(Nobody::default(), ConnectionLimits::of_one(1)).await;
     let ask = |host: &str| format!("GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n").into_bytes();
     let refused = answer_to(page, &ask("evil.example:9641")).await;
     assert!(refused.starts_with("HTTP/1.1 421"), "{refused}");
@@ -513,7 +517,7 @@ async fn only_the_first_of_pipelined_requests_is_answered() {
 /// tokio's time is paused, and advances when all tasks are idle.
 #[tokio::test(start_paused = true)]
 async fn stalled_watcher_is_closed_after_ten_seconds() {
-    let limits = Limits::of_one(1);
+    let limits = ConnectionLimits::of_one(1);
     let router = routes::router(Arc::new(Nobody::default()), Changes::default(), None);
     let place = Arc::new(Semaphore::new(1)).try_acquire_owned().expect("the only one");
     let (mut client, server) = duplex(1024);
@@ -532,7 +536,7 @@ async fn stalled_watcher_is_closed_after_ten_seconds() {
 
 /// Seconds until a client that does not read is disconnected.
 async fn patience_with(stream: HttpStream) -> u64 {
-    let limits = Limits::of_one(1);
+    let limits = ConnectionLimits::of_one(1);
     let router = routes::router(Arc::new(Nobody::default()), Changes::default(), None);
     let place = Arc::new(Semaphore::new(1)).try_acquire_owned().expect("the only one");
     let begun = tokio::time::Instant::now();

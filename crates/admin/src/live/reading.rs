@@ -8,31 +8,31 @@ use std::{
 use jiff::Timestamp;
 use strum::VariantArray;
 use turnpike_api::{
-    Batch, Live, LiveListener, LiveRealm, LiveRule, LiveServer, LiveWorker, Quantiles, Rate, Reason, Rule,
-    Status, Talkers,
+    Batch, Live, LiveListener, LiveRealm, LiveRule, LiveServer, LiveWorker, Quantiles, Rate, ReasonCount,
+    RuleStatus, Status, Talkers,
 };
 use turnpike_relay::{
     CloseReason, DtlsDrop, DtlsFailure, HandshakeFailure, KernelCount, ListenerCount, WorkerSnapshot,
 };
 use turnpike_turn::server::{DropReason, Stats, stats::ALLOCATION_MS};
 
-use super::Buckets;
+use super::AllocationTimes;
 use crate::{program::Owner, threads::Share};
 
 /// Counters by kind and reason, always in the same order.
-type Counted = Vec<(&'static str, &'static str, u64)>;
+type ReasonCounters = Vec<(&'static str, &'static str, u64)>;
 
 pub(super) struct Reading {
     at: Instant,
     server: Option<ServerReading>,
-    rules: Vec<Rule>,
+    rules: Vec<RuleStatus>,
 }
 
 struct ServerReading {
     workers: Vec<WorkerSnapshot>,
     turn: Stats,
-    drops: Counted,
-    refusals: Counted,
+    drops: ReasonCounters,
+    refusals: ReasonCounters,
     listeners: Vec<ListenerCount>,
     realms: Vec<(Box<str>, usize)>,
 }
@@ -64,7 +64,7 @@ impl Reading {
         self.at
     }
 
-    pub(super) fn allocation_times(&self) -> Option<&Buckets> {
+    pub(super) fn allocation_times(&self) -> Option<&AllocationTimes> {
         self.server.as_ref().map(|server| &server.turn.allocation_times)
     }
 
@@ -82,7 +82,7 @@ impl Reading {
         let server = self.server.as_ref().zip(before.server.as_ref());
         let server = server.map(|(now, before)| now.since(before, seconds, shares, waits, talkers, program));
         let rules = self.rules.iter().map(|rule| {
-            let none = Rule::default();
+            let none = RuleStatus::default();
             let before = before.rules.iter().find(|before| before.name == rule.name).unwrap_or(&none);
             live_rule(before, rule, seconds)
         });
@@ -218,12 +218,18 @@ fn live_realm((name, sessions): &(Box<str>, usize)) -> LiveRealm {
     LiveRealm { name: name.to_string(), sessions: *sessions as u64 }
 }
 
-fn live_rule(before: &Rule, now: &Rule, seconds: f64) -> LiveRule {
+fn live_rule(before: &RuleStatus, now: &RuleStatus, seconds: f64) -> LiveRule {
     let ends = now.ends.iter().map(|(reason, total)| {
         let then = before.ends.iter().find(|(known, _)| known == reason).map_or(0, |(_, count)| *count);
         let kind = if reason.starts_with("datagrams_") { "datagram" } else { "end" };
         let rate = per(total.saturating_sub(then), seconds);
-        Reason { kind: kind.to_owned(), reason: (*reason).to_owned(), total: *total, rate, keys: Vec::new() }
+        ReasonCount {
+            kind: kind.to_owned(),
+            reason: (*reason).to_owned(),
+            total: *total,
+            rate,
+            keys: Vec::new(),
+        }
     });
     LiveRule {
         name: now.name.clone(),
@@ -238,7 +244,7 @@ fn live_rule(before: &Rule, now: &Rule, seconds: f64) -> LiveRule {
 }
 
 /// Lost and dropped packets. A keepalive needs no reply and is not a loss.
-fn drops(workers: &[WorkerSnapshot], turn: &Stats, by_kernel: impl Fn(KernelCount) -> u64) -> Counted {
+fn drops(workers: &[WorkerSnapshot], turn: &Stats, by_kernel: impl Fn(KernelCount) -> u64) -> ReasonCounters {
     let sum = |of: fn(&WorkerSnapshot) -> u64| workers.iter().map(of).sum::<u64>();
     let keepalive = <&str>::from(DropReason::Keepalive);
     let mut counted = family(turn, "dropped_datagrams", "packet");
@@ -261,7 +267,7 @@ fn drops(workers: &[WorkerSnapshot], turn: &Stats, by_kernel: impl Fn(KernelCoun
 }
 
 /// Refused requests. 401 and 438 are part of every client's start, and 300 is a redirect.
-fn refusals(workers: &[WorkerSnapshot], turn: &Stats) -> Counted {
+fn refusals(workers: &[WorkerSnapshot], turn: &Stats) -> ReasonCounters {
     let mut counted = family(turn, "error_responses", "answer");
     counted.retain(|(_, code, _)| !["300", "401", "438"].contains(code));
     counted.extend(family(turn, "credentials_refused", "credentials"));
@@ -291,12 +297,12 @@ fn refusals(workers: &[WorkerSnapshot], turn: &Stats) -> Counted {
 const HARMLESS: [&str; 7] =
     ["client", "broken", "idle", "data_connection", "handed_over", "shutdown", "handshake"];
 
-fn family(turn: &Stats, wanted: &str, kind: &'static str) -> Counted {
+fn family(turn: &Stats, wanted: &str, kind: &'static str) -> ReasonCounters {
     let found = turn.counters().filter(|(family, ..)| *family == wanted);
     found.filter_map(|(_, label, value)| Some((kind, label?.1, value))).collect()
 }
 
-fn by_reason<T>(kind: &'static str, all: &'static [T], count: impl Fn(T) -> u64) -> Counted
+fn by_reason<T>(kind: &'static str, all: &'static [T], count: impl Fn(T) -> u64) -> ReasonCounters
 where
     T: Copy + Into<&'static str>,
 {
@@ -304,22 +310,27 @@ where
 }
 
 /// Nonzero reasons, the most frequent first.
-fn reasons(before: &Counted, now: &Counted, seconds: f64, program: &dyn Owner) -> Vec<Reason> {
+fn reasons(
+    before: &ReasonCounters,
+    now: &ReasonCounters,
+    seconds: f64,
+    program: &dyn Owner,
+) -> Vec<ReasonCount> {
     let both = now.iter().zip(before);
     let counted =
-        both.filter(|((.., total), _)| *total > 0).map(|((kind, reason, total), (.., then))| Reason {
+        both.filter(|((.., total), _)| *total > 0).map(|((kind, reason, total), (.., then))| ReasonCount {
             kind: (*kind).to_owned(),
             reason: (*reason).to_owned(),
             total: *total,
             rate: per(total.saturating_sub(*then), seconds),
             keys: program.keys_of(kind, reason).iter().map(|key| (*key).to_owned()).collect(),
         });
-    let mut reasons: Vec<Reason> = counted.collect();
+    let mut reasons: Vec<ReasonCount> = counted.collect();
     reasons.sort_by(|one, other| other.rate.total_cmp(&one.rate).then(other.total.cmp(&one.total)));
     reasons
 }
 
-pub(super) fn quantiles(before: &Buckets, now: &Buckets) -> Option<Quantiles> {
+pub(super) fn quantiles(before: &AllocationTimes, now: &AllocationTimes) -> Option<Quantiles> {
     let mut counts = *now;
     counts.iter_mut().zip(before).for_each(|(count, then)| *count = count.saturating_sub(*then));
     let count: u64 = counts.iter().sum();
@@ -455,7 +466,7 @@ mod tests {
             let line = |line: &str| Some(line.trim().strip_prefix('"')?.split_once("\":")?.0.to_owned());
             table.lines().filter_map(line).collect()
         };
-        let counted = |all: Counted| -> BTreeSet<String> {
+        let counted = |all: ReasonCounters| -> BTreeSet<String> {
             all.iter().map(|(kind, reason, _)| format!("{kind} {reason}")).collect()
         };
         assert_eq!(told(drops), counted(super::drops(&[], &Stats::default(), |_| 0)));
@@ -486,10 +497,10 @@ mod tests {
 
     #[test]
     fn quantile_is_the_upper_bound_of_its_bucket() {
-        let mut now = Buckets::default();
+        let mut now = AllocationTimes::default();
         assert_eq!(quantiles(&now, &now), None);
         (now[0], now[3]) = (98, 2);
-        let found = quantiles(&Buckets::default(), &now).unwrap();
+        let found = quantiles(&AllocationTimes::default(), &now).unwrap();
         assert_eq!((found.count, found.p50_s, found.p99_s), (100, Some(0.001), Some(0.02)));
         let before = now;
         now[ALLOCATION_MS.len()] = 1;
@@ -499,13 +510,13 @@ mod tests {
 
     #[test]
     fn new_rule_starts_at_zero() {
-        let rule = |bytes, denied| Rule {
+        let rule = |bytes, denied| RuleStatus {
             name: "web".to_owned(),
             open: 2,
             accepted: 10,
             to_target: (0, bytes),
             ends: vec![("denied", denied), ("datagrams_dropped", 0)],
-            ..Rule::default()
+            ..RuleStatus::default()
         };
         let live = live_rule(&rule(100, 1), &rule(400, 5), 1.5);
         assert_eq!((live.open, live.accepted, live.to_target.bytes), (2, 0.0, 200.0));

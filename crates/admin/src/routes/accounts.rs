@@ -8,8 +8,8 @@ use axum::{
 };
 use serde::de::DeserializeOwned;
 use turnpike_api::{
-    Change, Keys, NewKey, NewRealm, NewSecret, NewUser, Realm, RealmQuery, Realms, Rotated, Rotation,
-    Secrets, UserPage, UserQuery, Users,
+    Change, KeyList, NewKey, NewRealm, NewSecret, NewUser, RealmInfo, RealmList, RealmQuery, Rotated,
+    Rotation, SecretList, UserList, UserPage, UserQuery,
 };
 use turnpike_config::{limit_keys, realms};
 
@@ -23,15 +23,15 @@ use crate::{access::Audit, accounts::Accounts, problem::Problem};
     tag = "accounts",
     params(UserQuery),
     responses(
-        (status = 200, description = "Counts over all realms, and a page of users. `next` is null on the last one.", body = Users),
+        (status = 200, description = "Counts over all realms, and a page of users. `next` is null on the last one.", body = UserList),
     ),
 )]
-pub(super) async fn users(State(app): State<App>, uri: Uri) -> Result<Json<Users>, Problem> {
+pub(super) async fn users(State(app): State<App>, uri: Uri) -> Result<Json<UserList>, Problem> {
     let UserQuery { realm, limit, cursor } = query(&uri)?;
     let (counts, accounts) = {
         let server = app.server()?;
         let realms = realms::all(&server.settings);
-        let counts = Users {
+        let counts = UserList {
             with_sessions: server.relay.users() as u64,
             configured: realms.iter().map(|realm| realm.users.len() as u64).sum(),
             secrets: realms.iter().map(|realm| realm.secrets.len() as u64).sum(),
@@ -42,7 +42,7 @@ pub(super) async fn users(State(app): State<App>, uri: Uri) -> Result<Json<Users
         (counts, app.accounts()?)
     };
     let UserPage { users, next } = accounts.users(realm.as_deref(), limit, cursor.as_deref()).await?;
-    Ok(Json(Users { users, next, ..counts }))
+    Ok(Json(UserList { users, next, ..counts }))
 }
 
 /// Adds a user to the store, or changes the password of one.
@@ -93,10 +93,10 @@ pub(super) async fn remove_user(
     tag = "accounts",
     params(RealmQuery),
     responses(
-        (status = 200, description = "Secrets of the configuration and of the store.", body = Secrets),
+        (status = 200, description = "Secrets of the configuration and of the store.", body = SecretList),
     ),
 )]
-pub(super) async fn secrets(State(app): State<App>, uri: Uri) -> Result<Json<Secrets>, Problem> {
+pub(super) async fn secrets(State(app): State<App>, uri: Uri) -> Result<Json<SecretList>, Problem> {
     let RealmQuery { realm } = query(&uri)?;
     Ok(Json(app.accounts()?.secrets(realm.as_deref()).await?))
 }
@@ -173,10 +173,10 @@ pub(super) async fn rotate_secret(State(app): State<App>, request: Request) -> R
     path = "/v1/keys",
     tag = "accounts",
     responses(
-        (status = 200, description = "All keys.", body = Keys),
+        (status = 200, description = "All keys.", body = KeyList),
     ),
 )]
-pub(super) async fn keys(State(app): State<App>) -> Result<Json<Keys>, Problem> {
+pub(super) async fn keys(State(app): State<App>) -> Result<Json<KeyList>, Problem> {
     Ok(Json(app.accounts()?.keys().await?))
 }
 
@@ -222,10 +222,10 @@ pub(super) async fn remove_key(State(app): State<App>, name: PathPart) -> Result
     path = "/v1/realms",
     tag = "accounts",
     responses(
-        (status = 200, description = "All realms.", body = Realms),
+        (status = 200, description = "All realms.", body = RealmList),
     ),
 )]
-pub(super) async fn realms(State(app): State<App>) -> Result<Json<Realms>, Problem> {
+pub(super) async fn realms(State(app): State<App>) -> Result<Json<RealmList>, Problem> {
     let stored = app.accounts()?.realms().await?;
     let server = app.server()?;
     let (settings, held, limits) =
@@ -235,7 +235,7 @@ pub(super) async fn realms(State(app): State<App>) -> Result<Json<Realms>, Probl
         let limit = limits.iter().find(|limit| limit.realm == realm.name);
         let rates = limit_keys::rates(settings, realm.name);
         let sessions = held.iter().find(|(name, _)| **name == *realm.name).map_or(0, |(_, count)| *count);
-        Realm {
+        RealmInfo {
             name: realm.name.to_owned(),
             sessions: sessions as u64,
             max_sessions: limit.and_then(|limit| limit.allocations).map(|most| most as u64),
@@ -256,7 +256,7 @@ pub(super) async fn realms(State(app): State<App>) -> Result<Json<Realms>, Probl
             server_names: named.iter().flat_map(|named| &named.server_names).cloned().collect(),
         }
     });
-    Ok(Json(Realms { realms: realms.collect(), stored }))
+    Ok(Json(RealmList { realms: realms.collect(), stored }))
 }
 
 /// Adds a realm to the store, in addition to those of the configuration, or changes its limits.

@@ -8,8 +8,8 @@ use axum::{
 };
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use turnpike_api::{Ban, Banned, Bans, NewBan, Unbanned};
-use turnpike_fleet::{self as fleet, Answer, Ordered, Subject};
+use turnpike_api::{BanEntry, BanList, BanResult, NewBan, UnbanResult};
+use turnpike_fleet::{self as fleet, Ordered, PeerAnswer, Subject};
 use turnpike_measure::units::span;
 use utoipa::IntoParams;
 
@@ -61,12 +61,12 @@ impl BanQuery {
     path = "/v1/bans",
     tag = "bans",
     responses(
-        (status = 200, description = "All bans.", body = Bans),
+        (status = 200, description = "All bans.", body = BanList),
     ),
 )]
-pub(super) async fn bans(State(app): State<App>) -> Result<Json<Bans>, Problem> {
+pub(super) async fn bans(State(app): State<App>) -> Result<Json<BanList>, Problem> {
     let bans = app.fleet()?.bans().iter().map(shown).collect();
-    Ok(Json(Bans { bans }))
+    Ok(Json(BanList { bans }))
 }
 
 /// Bans a user or clients by their addresses, on all nodes of a fleet within a second: their sessions end, and until the ban ends their requests
@@ -77,8 +77,8 @@ pub(super) async fn bans(State(app): State<App>) -> Result<Json<Bans>, Problem> 
     tag = "bans",
     request_body = NewBan,
     responses(
-        (status = 201, description = "The ban is in force on all nodes.", body = Banned),
-        (status = 202, description = "The ban is in force on the queried node. The others are informed when the fleet's store answers again.", body = Banned),
+        (status = 201, description = "The ban is in force on all nodes.", body = BanResult),
+        (status = 202, description = "The ban is in force on the queried node. The others are informed when the fleet's store answers again.", body = BanResult),
     ),
 )]
 pub(super) async fn put_ban(
@@ -105,7 +105,7 @@ pub(super) async fn put_ban(
     let order = NewBan { user, realm, client, seconds, reason: ban.reason.clone() };
     let order = serde_json::to_string(&order).unwrap_or_default();
     if let Some(there) = app.order_predecessor(&grant, &Method::POST, "/v1/bans".to_owned(), order).await? {
-        ended += read::<Banned>(&there).map_err(predecessor_disobeys)?.ended;
+        ended += read::<BanResult>(&there).map_err(predecessor_disobeys)?.ended;
     }
     let audit = Audit(format!(
         "{:?} is banned for {}; sessions ended here: {ended}{}",
@@ -114,7 +114,7 @@ pub(super) async fn put_ban(
         later(announced)
     ));
     let status = if announced { StatusCode::CREATED } else { StatusCode::ACCEPTED };
-    Ok((status, Extension(audit), Json(Banned { ban: shown(&ban), ended, announced })).into_response())
+    Ok((status, Extension(audit), Json(BanResult { ban: shown(&ban), ended, announced })).into_response())
 }
 
 /// Lifts a ban before its end.
@@ -124,8 +124,8 @@ pub(super) async fn put_ban(
     tag = "bans",
     params(BanQuery),
     responses(
-        (status = 200, description = "The ban is lifted on all nodes.", body = Unbanned),
-        (status = 202, description = "The ban is lifted on the queried node. The others are informed when the fleet's store answers again.", body = Unbanned),
+        (status = 200, description = "The ban is lifted on all nodes.", body = UnbanResult),
+        (status = 202, description = "The ban is lifted on the queried node. The others are informed when the fleet's store answers again.", body = UnbanResult),
     ),
 )]
 pub(super) async fn remove_ban(
@@ -141,7 +141,7 @@ pub(super) async fn remove_ban(
     if let Some(there) = app.order_predecessor(&grant, &Method::DELETE, path, String::new()).await?
         && there.status != 404
     {
-        read::<Unbanned>(&there).map_err(predecessor_disobeys)?;
+        read::<UnbanResult>(&there).map_err(predecessor_disobeys)?;
         if unbanned == fleet::Unbanned::NotBanned {
             unbanned = fleet::Unbanned::Everywhere;
         }
@@ -157,7 +157,7 @@ pub(super) async fn remove_ban(
     let audit = Audit(format!("{:?} is no longer banned{}", subject.to_string(), later(announced)));
     let bans = fleet.bans().iter().map(shown).collect();
     let status = if announced { StatusCode::OK } else { StatusCode::ACCEPTED };
-    Ok((status, Extension(audit), Json(Unbanned { bans, announced })).into_response())
+    Ok((status, Extension(audit), Json(UnbanResult { bans, announced })).into_response())
 }
 
 /// Suffix of the audit line if the other nodes do not know yet.
@@ -179,7 +179,7 @@ impl App {
         method: &Method,
         path: String,
         body: String,
-    ) -> Result<Option<Answer>, Problem> {
+    ) -> Result<Option<PeerAnswer>, Problem> {
         let Some(predecessor) = &self.predecessor else { return Ok(None) };
         if self.fleet()?.node().is_some() {
             return Ok(None);
@@ -220,9 +220,9 @@ impl App {
     }
 }
 
-fn shown(ban: &fleet::Ban) -> Ban {
+fn shown(ban: &fleet::Ban) -> BanEntry {
     let fleet::Ban { subject, until, reason, .. } = ban;
     let BanQuery { user, realm, client } = BanQuery::of(subject);
     let until = i64::try_from(*until).ok().and_then(|until| Timestamp::from_second(until).ok());
-    Ban { user, realm, client, until: until.map_or_else(String::new, seconds), reason: reason.clone() }
+    BanEntry { user, realm, client, until: until.map_or_else(String::new, seconds), reason: reason.clone() }
 }

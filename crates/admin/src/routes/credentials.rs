@@ -13,7 +13,9 @@ use axum::{
 };
 use jiff::Timestamp;
 use serde::Deserialize;
-use turnpike_api::{Credentials, CredentialsRequest, IceCredential, IceServer, IceToken, RestCredentials};
+use turnpike_api::{
+    CredentialsRequest, IceCredential, IceServer, IceToken, IssuedCredential, RestCredentials,
+};
 use turnpike_config::{Secret, access_tokens::MadeToken};
 use turnpike_stores::ApiKey;
 use utoipa::{IntoParams, ToSchema};
@@ -22,7 +24,7 @@ use super::{App, Json, body, bytes, form, health, query, server_of};
 use crate::{
     access::{asks_for_credential, token},
     application_access::ApplicationKeys,
-    credential_issuer::{Grant, Issued, Refusal, issue},
+    credential_issuer::{CredentialRefusal, Grant, Issued, issue},
     problem::Problem,
     program::{Owner, seconds},
     via::Via,
@@ -84,7 +86,7 @@ pub(crate) struct RestQuery {
     tag = "credentials",
     request_body(content = Option<CredentialsRequest>),
     responses(
-        (status = 200, description = "The credential and all URIs of this server.", body = Credentials),
+        (status = 200, description = "The credential and all URIs of this server.", body = IssuedCredential),
     ),
 )]
 pub(crate) async fn make(
@@ -92,7 +94,7 @@ pub(crate) async fn make(
     Extension(via): Extension<Via>,
     request: Request,
 ) -> Response {
-    service.make(&via, request).await.unwrap_or_else(Refusal::answer)
+    service.make(&via, request).await.unwrap_or_else(CredentialRefusal::answer)
 }
 
 /// Shows the page to browsers, and a list of paths to other clients. With a query, such as `/?service=turn&username=alice`, makes a credential
@@ -137,7 +139,7 @@ pub(crate) async fn rest(
     Extension(via): Extension<Via>,
     request: Request,
 ) -> Response {
-    service.make_as_in_the_draft(&via, request).await.unwrap_or_else(Refusal::answer)
+    service.make_as_in_the_draft(&via, request).await.unwrap_or_else(CredentialRefusal::answer)
 }
 
 impl RestQuery {
@@ -184,7 +186,7 @@ fn is_form(headers: &HeaderMap) -> bool {
 }
 
 impl CredentialService {
-    async fn make(&self, via: &Via, request: Request) -> Result<Response, Refusal> {
+    async fn make(&self, via: &Via, request: Request) -> Result<Response, CredentialRefusal> {
         let shown = self.shown(request.headers())?;
         let key = self.judge(via, shown).await?;
         let wanted = body::<CredentialsRequest>(request).await?.unwrap_or_default();
@@ -193,7 +195,7 @@ impl CredentialService {
         Ok((Extension(audit), Json(for_browsers(issued))).into_response())
     }
 
-    async fn make_as_in_the_draft(&self, via: &Via, request: Request) -> Result<Response, Refusal> {
+    async fn make_as_in_the_draft(&self, via: &Via, request: Request) -> Result<Response, CredentialRefusal> {
         let in_header = self.shown(request.headers())?;
         let RestQuery { service, username, key, api, ttl, realm } = RestQuery::of(request).await?;
         let in_query = one_of("key", key, api)?.map(Secret::new);
@@ -219,24 +221,24 @@ impl CredentialService {
     }
 
     /// The application's key; `None` for an administrator.
-    async fn judge(&self, via: &Via, shown: Option<Secret>) -> Result<Option<ApiKey>, Refusal> {
+    async fn judge(&self, via: &Via, shown: Option<Secret>) -> Result<Option<ApiKey>, CredentialRefusal> {
         match &self.keys {
             Some(keys) => keys.judge(server_of(&*self.program), via, shown).await.map(Some),
             None => Ok(None),
         }
     }
 
-    fn issue(&self, key: Option<&ApiKey>, wanted: CredentialsRequest) -> Result<Issued, Refusal> {
+    fn issue(&self, key: Option<&ApiKey>, wanted: CredentialsRequest) -> Result<Issued, CredentialRefusal> {
         if self.program.process().is_draining() {
             let detail = "this server takes no new clients: use another one";
-            return Err(Refusal::unavailable("draining", detail));
+            return Err(CredentialRefusal::unavailable("draining", detail));
         }
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         issue(&server_of(&*self.program)?, key, wanted, unix)
     }
 }
 
-fn for_browsers(issued: Issued) -> Credentials {
+fn for_browsers(issued: Issued) -> IssuedCredential {
     let Issued { realm, ttl, expiry, uris, grant, .. } = issued;
     let (username, credential, credential_type) = match grant {
         Grant::Password { username, password } => {
@@ -249,7 +251,7 @@ fn for_browsers(issued: Issued) -> Credentials {
     };
     let end = Timestamp::from_second(i64::try_from(expiry).unwrap_or(i64::MAX)).unwrap_or(Timestamp::MAX);
     let ice_servers = vec![IceServer { urls: uris, username, credential, credential_type }];
-    Credentials { ice_servers, realm, ttl, expires_at: seconds(end) }
+    IssuedCredential { ice_servers, realm, ttl, expires_at: seconds(end) }
 }
 
 fn as_in_the_draft(issued: Issued) -> RestCredentials {

@@ -105,9 +105,9 @@ fn own(operation: &str) -> Vec<&'static [&'static str]> {
 
 const FLEET: &[&str] = &["no_fleet", "no_server"];
 
-pub(super) struct Errors;
+pub(super) struct ErrorResponses;
 
-impl Modify for Errors {
+impl Modify for ErrorResponses {
     fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
         let components = document.components.get_or_insert_default();
         if let Some(RefOr::T(Schema::Object(problem))) = components.schemas.get_mut("Problem")

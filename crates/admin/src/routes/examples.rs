@@ -9,9 +9,9 @@ use utoipa::{
 };
 
 /// Bodies by operation, status and media type.
-type Recorded = BTreeMap<String, BTreeMap<String, BTreeMap<String, Value>>>;
+type RecordedBodies = BTreeMap<String, BTreeMap<String, BTreeMap<String, Value>>>;
 
-/// See [`Recorded`]. `TURNPIKE_TEST_GOLDEN=write cargo test -p turnpike-admin --test admin
+/// See [`RecordedBodies`]. `TURNPIKE_TEST_GOLDEN=write cargo test -p turnpike-admin --test admin
 /// every_path_answers` records missing ones.
 const RECORDED: &str = include_str!("examples.json");
 
@@ -19,7 +19,7 @@ pub(super) struct Examples;
 
 impl Modify for Examples {
     fn modify(&self, document: &mut OpenApi) {
-        let mut recorded: Recorded = serde_json::from_str(RECORDED).unwrap_or_default();
+        let mut recorded: RecordedBodies = serde_json::from_str(RECORDED).unwrap_or_default();
         let live = recorded.get("newest").and_then(|bodies| bodies.get("200")?.get("application/json"));
         let event = json!({ "event": "live", "data": live });
         let events = BTreeMap::from([("text/event-stream".to_owned(), event)]);

@@ -14,7 +14,7 @@ use turnpike_api::{
     FleetAdmin, FleetError, FleetSessions, FleetStatus, NodeOrder, PeerRequest, SessionPage, SessionQuery,
 };
 use turnpike_config::AdminAccess;
-use turnpike_fleet::{Answer, Rights};
+use turnpike_fleet::{PeerAnswer, Rights};
 
 use super::{
     App, Json, PathPart, path_part, query,
@@ -234,7 +234,7 @@ impl App {
         node: String,
         method: &Method,
         path: String,
-    ) -> Result<Answer, Problem> {
+    ) -> Result<PeerAnswer, Problem> {
         let fleet = self.fleet()?;
         let own = fleet.node().unwrap_or_default();
         let by = format!("{} at node {own}", asker.grant);
@@ -261,7 +261,7 @@ impl App {
         asker: Asker<'_>,
         method: &Method,
         path: &str,
-    ) -> (Option<(String, Answer)>, usize) {
+    ) -> (Option<(String, PeerAnswer)>, usize) {
         let Ok(status) = self.fleet_status() else { return (None, 0) };
         if asker.grant.via().is_node() {
             return (None, 0);
@@ -293,7 +293,7 @@ impl App {
     }
 }
 
-pub(super) fn read<T: DeserializeOwned>(answer: &Answer) -> Result<T, String> {
+pub(super) fn read<T: DeserializeOwned>(answer: &PeerAnswer) -> Result<T, String> {
     if (200..300).contains(&answer.status) {
         return serde_json::from_str(&answer.body).map_err(|error| error.to_string());
     }
@@ -301,7 +301,7 @@ pub(super) fn read<T: DeserializeOwned>(answer: &Answer) -> Result<T, String> {
     Err(problem.map_or_else(|_| format!("status {}", answer.status), |problem| problem.detail))
 }
 
-fn passed_on(Answer { status, media_type, body, headers }: Answer) -> Response {
+fn passed_on(PeerAnswer { status, media_type, body, headers }: PeerAnswer) -> Response {
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
     let usual = if status.is_success() { "application/json" } else { PROBLEM_JSON };
     let media_type = HeaderValue::from_str(&media_type).ok().filter(|media_type| !media_type.is_empty());

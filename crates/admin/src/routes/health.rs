@@ -7,10 +7,10 @@ use axum::{
     http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
     response::{IntoResponse, Response},
 };
-use turnpike_api::{FleetHealth, Job, RelayRange, Rule, RuleState};
+use turnpike_api::{FleetHealth, Job, RelayRange, RuleState, RuleStatus};
 use utoipa::OpenApi as _;
 
-use super::{App, Document};
+use super::{ApiDocument, App};
 use crate::{access::COUNTS, connections, credential_issuer, plain_text::plain_text, problem::Problem};
 
 /// Media type of OpenMetrics, and its name in an Accept header.
@@ -60,7 +60,7 @@ pub(super) async fn ready(State(app): State<App>, uri: Uri) -> (StatusCode, Stri
 
 fn readiness(app: &App, relays: &[RelayRange]) -> (StatusCode, &'static str) {
     let rules = app.program.rules();
-    let is = |state: RuleState| move |rule: &Rule| rule.state == state;
+    let is = |state: RuleState| move |rule: &RuleStatus| rule.state == state;
     if rules.iter().any(is(RuleState::Waiting)) && !app.program.process().is_draining() {
         let serves = rules.iter().any(is(RuleState::Listening));
         return (if serves { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, "waiting");
@@ -182,5 +182,5 @@ fn with_own(mut text: String, is_server: bool) -> Result<String, std::fmt::Error
     ),
 )]
 pub(super) async fn openapi() -> super::Json<utoipa::openapi::OpenApi> {
-    super::Json(Document::openapi())
+    super::Json(ApiDocument::openapi())
 }

@@ -12,7 +12,7 @@ use axum::{
 use http_body_util::channel::Channel;
 use hyper::body::Bytes;
 use serde::Deserialize;
-use turnpike_api::{Access, History, Live, LiveEvent};
+use turnpike_api::{ClientRights, History, Live, LiveEvent};
 use turnpike_config::AdminAccess;
 use utoipa::IntoParams;
 
@@ -43,12 +43,12 @@ pub(super) struct EventQuery {
     path = "/v1/access",
     tag = "program",
     responses(
-        (status = 200, description = "The rights.", body = Access),
+        (status = 200, description = "The rights.", body = ClientRights),
     ),
 )]
-pub(super) async fn access(State(app): State<App>, Extension(grant): Extension<Grant>) -> Json<Access> {
+pub(super) async fn access(State(app): State<App>, Extension(grant): Extension<Grant>) -> Json<ClientRights> {
     let may_change = grant.access(&app.program.settings()) >= AdminAccess::Full;
-    Json(Access { may_change })
+    Json(ClientRights { may_change })
 }
 
 /// Shows the current activity of the program.

@@ -15,7 +15,7 @@ use utoipa::{
     openapi::path::{Operation, ParameterIn},
 };
 
-use super::{Document, input};
+use super::{ApiDocument, input};
 use crate::problem::Problem;
 
 /// Health checks may have arbitrary parameters, which monitoring programs add against caches.
@@ -38,7 +38,7 @@ struct Takes {
 impl Parameters {
     pub(super) fn of_document() -> Self {
         let mut all = HashMap::from([((Method::GET, FILES.to_owned()), Takes::default())]);
-        for (path, item) in Document::openapi().paths.paths {
+        for (path, item) in ApiDocument::openapi().paths.paths {
             let operations = [
                 (Method::GET, item.get),
                 (Method::POST, item.post),

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use axum::{extract::State, http::Uri};
 use serde::Deserialize;
-use turnpike_api::{RefusalFilter, Refusals};
+use turnpike_api::{RefusalFilter, RefusalList};
 use turnpike_turn::server::Cidr;
 use utoipa::IntoParams;
 
@@ -37,10 +37,10 @@ pub(super) struct RefusalQuery {
     tag = "sessions",
     params(RefusalQuery),
     responses(
-        (status = 200, description = "Matching refusals.", body = Refusals),
+        (status = 200, description = "Matching refusals.", body = RefusalList),
     ),
 )]
-pub(super) async fn refusals(State(app): State<App>, uri: Uri) -> Result<Json<Refusals>, Problem> {
+pub(super) async fn refusals(State(app): State<App>, uri: Uri) -> Result<Json<RefusalList>, Problem> {
     let RefusalQuery { client, user, limit } = query(&uri)?;
     let limit = limit.unwrap_or(USUAL);
     if !(1..=MOST).contains(&limit) {
@@ -49,7 +49,7 @@ pub(super) async fn refusals(State(app): State<App>, uri: Uri) -> Result<Json<Re
     let client = client.map(|text| prefix(text.trim()));
     let wanted = RefusalFilter { client: client.transpose()?, user };
     let refusals = app.program.refusals(&wanted, limit).ok_or_else(Problem::no_server)?;
-    Ok(Json(Refusals { refusals }))
+    Ok(Json(RefusalList { refusals }))
 }
 
 /// The port is ignored: a client uses another one for each attempt.

@@ -5,7 +5,9 @@ use std::time::Duration;
 use axum::extract::State;
 use jiff::Timestamp;
 use tokio::time::timeout;
-use turnpike_api::{Certificate, Certificates, Limit, Limits, Listener, Listeners, Traffic, Worker, Workers};
+use turnpike_api::{
+    CertificateInfo, CertificateList, LimitInfo, LimitList, Listener, Listeners, Traffic, Worker, WorkerList,
+};
 use turnpike_relay::{WorkerSnapshot, sessions::Look};
 
 use super::{App, Json};
@@ -20,10 +22,10 @@ const PATIENCE: Duration = Duration::from_secs(1);
     path = "/v1/limits",
     tag = "server",
     responses(
-        (status = 200, description = "All numeric limits.", body = Limits),
+        (status = 200, description = "All numeric limits.", body = LimitList),
     ),
 )]
-pub(super) async fn limits(State(app): State<App>) -> Result<Json<Limits>, Problem> {
+pub(super) async fn limits(State(app): State<App>) -> Result<Json<LimitList>, Problem> {
     let server = app.server()?;
     let (of, workers) = (&server.settings, server.relay.snapshots());
     let sum = |count: fn(&WorkerSnapshot) -> u64| Some(workers.iter().map(count).sum());
@@ -67,8 +69,8 @@ pub(super) async fn limits(State(app): State<App>) -> Result<Json<Limits>, Probl
     ];
     let at_most = at_most.into_iter().map(|(key, most, used)| (key, Some(most), used));
     let where_wanted = where_wanted.into_iter().map(|(key, most)| (key, most, None));
-    let limit = |(key, most, used): (&str, _, _)| Limit { key: key.to_owned(), most, used };
-    Ok(Json(Limits { limits: at_most.chain(where_wanted).map(limit).collect() }))
+    let limit = |(key, most, used): (&str, _, _)| LimitInfo { key: key.to_owned(), most, used };
+    Ok(Json(LimitList { limits: at_most.chain(where_wanted).map(limit).collect() }))
 }
 
 /// Lists listeners with their sessions and traffic, and relay addresses.
@@ -101,15 +103,15 @@ pub(super) async fn listeners(State(app): State<App>) -> Result<Json<Listeners>,
     path = "/v1/certificates",
     tag = "server",
     responses(
-        (status = 200, description = "All certificates.", body = Certificates),
+        (status = 200, description = "All certificates.", body = CertificateList),
     ),
 )]
-pub(super) async fn certificates(State(app): State<App>) -> Result<Json<Certificates>, Problem> {
+pub(super) async fn certificates(State(app): State<App>) -> Result<Json<CertificateList>, Problem> {
     let now = Timestamp::now().as_second();
     let certificates = app.server()?.certificates;
     let certificates = certificates.iter().map(|certificate| {
         let end = i64::try_from(certificate.identity.not_after()).unwrap_or(i64::MAX);
-        Certificate {
+        CertificateInfo {
             file: certificate.file.display().to_string(),
             names: certificate.identity.names().to_vec(),
             not_after: seconds(Timestamp::from_second(end).unwrap_or(Timestamp::MAX)),
@@ -117,7 +119,7 @@ pub(super) async fn certificates(State(app): State<App>) -> Result<Json<Certific
             dtls: certificate.identity.can_dtls(),
         }
     });
-    Ok(Json(Certificates { certificates: certificates.collect() }))
+    Ok(Json(CertificateList { certificates: certificates.collect() }))
 }
 
 /// Lists workers with their counts and their load.
@@ -126,10 +128,10 @@ pub(super) async fn certificates(State(app): State<App>) -> Result<Json<Certific
     path = "/v1/workers",
     tag = "server",
     responses(
-        (status = 200, description = "All workers.", body = Workers),
+        (status = 200, description = "All workers.", body = WorkerList),
     ),
 )]
-pub(super) async fn workers(State(app): State<App>) -> Result<Json<Workers>, Problem> {
+pub(super) async fn workers(State(app): State<App>) -> Result<Json<WorkerList>, Problem> {
     let shares = app.threads.shares().await;
     let snapshots = app.server()?.relay.snapshots();
     let mut workers = Vec::with_capacity(snapshots.len());
@@ -157,7 +159,7 @@ pub(super) async fn workers(State(app): State<App>) -> Result<Json<Workers>, Pro
             dropped: turn.drops.iter().sum(),
         });
     }
-    Ok(Json(Workers { workers }))
+    Ok(Json(WorkerList { workers }))
 }
 
 fn rounded(share: f64) -> f64 {

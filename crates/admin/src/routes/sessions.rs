@@ -9,7 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use tokio::sync::oneshot;
-use turnpike_api::{Channel, Permission, Relayed, Session, SessionPage, SessionQuery, Traffic};
+use turnpike_api::{Channel, Permission, RelayedAddress, Session, SessionPage, SessionQuery, Traffic};
 use turnpike_relay::sessions::{Look, Looked, Session as Found, SessionFilter, Tally};
 use turnpike_turn::server::{ClosedReason, SessionId};
 
@@ -295,7 +295,10 @@ fn session(found: Found) -> Session {
         relayed: found
             .relayed
             .iter()
-            .map(|(address, left_ms)| Relayed { address: address.to_string(), expires_in_s: left_ms / 1000 })
+            .map(|(address, left_ms)| RelayedAddress {
+                address: address.to_string(),
+                expires_in_s: left_ms / 1000,
+            })
             .collect(),
         relayed_transport: <&str>::from(found.relay_transport).to_owned(),
         mobile: found.is_mobile,

@@ -24,9 +24,10 @@ use rustls::{ClientConfig, ClientConnection, StreamOwned, pki_types::ServerName}
 use serde_json::Value;
 use tokio::sync::oneshot;
 use tracing_subscriber::filter::LevelFilter;
-use turnpike_admin::{Applications, Interface, Owner, ServerView, Serving, Store};
+use turnpike_admin::{AdminInterface, Applications, Owner, ServerView, Serving, Store};
 use turnpike_api::{
-    Draining, FleetAdmin, Job, Later, NotReloaded, Process, Program, Refusal, RefusalFilter, Reloaded, Rule,
+    ClientRefusals, Draining, FleetAdmin, Job, Later, NotReloaded, Process, Program, RefusalFilter, Reloaded,
+    RuleStatus,
 };
 use turnpike_config::{AdminAccess, AdminAddress, AdminSettings, Secret, Settings, api_keys};
 use turnpike_net::{Datapath, UnixName};
@@ -34,7 +35,7 @@ use turnpike_relay::{
     Config, Relay, RelayAddress, RelayState,
     certificates::{self, Certificate},
 };
-use turnpike_stores::{Database, Directory, Limits, SqliteUse, StoreAddress};
+use turnpike_stores::{Database, Directory, DirectoryLimits, SqliteUse, StoreAddress};
 pub(crate) use turnpike_testkit::PATIENCE as SOON;
 use turnpike_testkit::stun;
 use turnpike_turn::server::{AllocationLimits, PeerRules, ServerConfig};
@@ -94,8 +95,8 @@ pub(crate) struct Double {
     pub(crate) relays: Mutex<Vec<RelayState>>,
     pub(crate) level: Mutex<String>,
     pub(crate) ended: AtomicBool,
-    pub(crate) refusals: Mutex<Vec<Refusal>>,
-    pub(crate) rules: Mutex<Vec<Rule>>,
+    pub(crate) refusals: Mutex<Vec<ClientRefusals>>,
+    pub(crate) rules: Mutex<Vec<RuleStatus>>,
     /// Only for a server.
     fleet: Option<Arc<Member>>,
 }
@@ -159,17 +160,17 @@ impl Program for Double {
     fn metrics(&self) -> String {
         "# TYPE turnpike_draining gauge\nturnpike_draining 0.0\n# EOF\n".to_owned()
     }
-    fn refusals(&self, wanted: &RefusalFilter, most: usize) -> Option<Vec<Refusal>> {
+    fn refusals(&self, wanted: &RefusalFilter, most: usize) -> Option<Vec<ClientRefusals>> {
         self.relay.as_ref()?;
         let refusals = self.refusals.lock().unwrap();
-        let fits = |refusal: &&Refusal| {
+        let fits = |refusal: &&ClientRefusals| {
             let client: SocketAddr = refusal.client.parse().unwrap();
             wanted.client.as_ref().is_none_or(|prefix| prefix.contains(client.ip()))
                 && wanted.user.as_ref().is_none_or(|user| refusal.user.iter().any(|own| own.contains(user)))
         };
         Some(refusals.iter().filter(fits).take(most).cloned().collect())
     }
-    fn rules(&self) -> Vec<Rule> {
+    fn rules(&self) -> Vec<RuleStatus> {
         self.rules.lock().unwrap().clone()
     }
     fn fleet(&self) -> Option<Arc<dyn FleetAdmin>> {
@@ -265,7 +266,7 @@ impl Running {
                 let opened = store(&state);
                 opened.read().await.unwrap();
                 *served.store.lock().unwrap() = Some(opened);
-                let interface = Interface::listen(served.job(), &began.admin, true, Vec::new()).unwrap();
+                let interface = AdminInterface::listen(served.job(), &began.admin, true, Vec::new()).unwrap();
                 let applications = Applications::listen(&began, Vec::new()).unwrap();
                 found.send((interface.addresses(), applications.addresses())).unwrap();
                 let serving =
@@ -367,7 +368,7 @@ pub(crate) const STATE: &str = "state/turnpike.sqlite";
 
 /// Must be called on a runtime.
 pub(crate) fn store(file: &Path) -> Store {
-    let (address, limits) = (StoreAddress::Sqlite(file.to_owned()), Limits::default());
+    let (address, limits) = (StoreAddress::Sqlite(file.to_owned()), DirectoryLimits::default());
     let database = Database::new(&address, 1, SqliteUse::Own, &limits);
     Directory::new(database, address.to_string(), limits)
 }

@@ -12,7 +12,7 @@ use tokio::sync::{
 use turnpike_api::{
     FleetAdmin, FleetError, FleetHealth, FleetNode, FleetStatus, Later, NodeState, PeerRequest, Reply,
 };
-use turnpike_fleet::{Answer, Ban, NodeName, Ordered, Question, Subject, Unbanned};
+use turnpike_fleet::{Ban, NodeName, Ordered, PeerAnswer, Question, Subject, Unbanned};
 
 type Questions = UnboundedSender<(Question, Reply)>;
 
@@ -118,7 +118,7 @@ impl FleetAdmin for Member {
         }
     }
 
-    fn ask(&self, asked: PeerRequest) -> Later<'_, Result<Answer, FleetError>> {
+    fn ask(&self, asked: PeerRequest) -> Later<'_, Result<PeerAnswer, FleetError>> {
         let way = self.way_to(&asked.node);
         Box::pin(async move {
             let way = way?;

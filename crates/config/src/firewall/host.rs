@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, net::IpAddr};
 
-use super::{Firewall, Opening, Place, plain};
+use super::{Firewall, FirewallOpening, Place, plain};
 
 /// A chain of our own in the table `inet filter`. The file flushes it first, so it can be loaded repeatedly.
 pub(super) fn nftables(firewall: &Firewall) -> String {
@@ -86,6 +86,6 @@ pub(super) fn notes(firewall: &Firewall) -> String {
     lines.map(|note| format!("# {}\n", plain(&note))).collect()
 }
 
-fn parts(opening: &Opening, between: &str) -> (&'static str, String, String) {
+fn parts(opening: &FirewallOpening, between: &str) -> (&'static str, String, String) {
     (opening.transport.into(), opening.ports(between), plain(&opening.what))
 }

@@ -103,7 +103,8 @@ fn duplicate_openings_are_merged() {
         ("server.listen", &["0.0.0.0:3478", "[::]:3478", "10.0.0.1:3478"]),
         ("relay.addresses", &["10.0.0.5"]),
     ]);
-    let clients: Vec<&Opening> = firewall.openings.iter().filter(|opening| opening.what == CLIENTS).collect();
+    let clients: Vec<&FirewallOpening> =
+        firewall.openings.iter().filter(|opening| opening.what == CLIENTS).collect();
     assert_eq!(clients.len(), 2, "UDP and TCP: {clients:?}");
     assert!(clients.iter().all(|opening| opening.place == Place::All));
 }

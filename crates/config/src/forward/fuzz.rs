@@ -24,7 +24,7 @@ fn oxidinetd_toml() {
 /// Calls the reader directly, with services that do not depend on the machine.
 #[test]
 fn rinetd_conf() {
-    let machine = Machine { services: Services::parse(SERVICES), ..tests::machine() };
+    let machine = ForwardHost { services: Services::parse(SERVICES), ..tests::machine() };
     fuzz::target("rinetd_conf", rinetd_seeds, |bytes| {
         let Ok(text) = str::from_utf8(bytes) else { return };
         let mut problems = Vec::new();

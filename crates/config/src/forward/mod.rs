@@ -26,7 +26,7 @@ use self::{
     settings::FORWARD_KEYS,
 };
 use turnpike_convert::{
-    forward::{ForeignRules, Machine, draft::Draft, oxidinetd, rinetd},
+    forward::{ForeignRules, ForwardHost, draft::Draft, oxidinetd, rinetd},
     wrong_format,
 };
 use turnpike_rules::Rule;
@@ -137,7 +137,9 @@ struct Content {
 
 impl Content {
     fn read(path: &Path, text: &str, problems: &mut Vec<Mistake>) -> Self {
-        if let Some(problem) = wrong_format::of_another_program(path, text, wrong_format::Reader::Forward) {
+        if let Some(problem) =
+            wrong_format::of_another_program(path, text, wrong_format::FormatReader::Forward)
+        {
             problems.push(problem);
             return Self::default();
         }
@@ -156,7 +158,7 @@ impl Content {
         }
         let sections = (&own_sections()[..], &crate::sources::own_sections()[..]);
         if let Some(problem) =
-            wrong_format::of_the_other_command(path, &entries, sections, wrong_format::Reader::Forward)
+            wrong_format::of_the_other_command(path, &entries, sections, wrong_format::FormatReader::Forward)
         {
             // A wrong format makes all other mistakes irrelevant.
             problems.truncate(before);
@@ -206,11 +208,11 @@ impl Content {
     }
 }
 
-fn machine() -> Machine {
+fn machine() -> ForwardHost {
     #[cfg(test)]
     return tests::machine();
     #[cfg(not(test))]
-    Machine::this()
+    ForwardHost::this()
 }
 
 fn of_realm(entry: &Entry) -> Mistake {

@@ -18,7 +18,7 @@ use crate::{
     Checks, Mistake, Origin,
     key::{KeySpec, Kind, field, kind, named, number, scalar},
     keys,
-    read::Reader,
+    read::ValueReader,
 };
 
 /// Reads a rule; mistakes go to `problems`. Returns `None` if a mandatory key is missing or a value is wrong.
@@ -455,7 +455,7 @@ pub(crate) const PATTERNS: Kind<Vec<Pattern>> = Kind::list(
 );
 
 /// Rejects patterns that match no address: a deny list would silently let those clients in.
-fn pattern(reader: &mut Reader<'_>, node: &Node) -> Option<Pattern> {
+fn pattern(reader: &mut ValueReader<'_>, node: &Node) -> Option<Pattern> {
     let pattern = reader.parsed(node, parts::pattern)?;
     if pattern.fits_some_address() {
         return Some(pattern);
@@ -486,7 +486,7 @@ const TARGETS: Kind<Vec<Endpoint>> = Kind::list(
 );
 
 /// Reads text, or a table with a separate weight.
-fn target(reader: &mut Reader<'_>, node: &Node) -> Option<Endpoint> {
+fn target(reader: &mut ValueReader<'_>, node: &Node) -> Option<Endpoint> {
     if !matches!(node.value, Value::Table(_)) {
         return reader.parsed(node, parts::endpoint);
     }
@@ -539,9 +539,9 @@ const BALANCE: Kind<Balance> = Kind::one(
 );
 
 fn one_or_several<T>(
-    reader: &mut Reader<'_>,
+    reader: &mut ValueReader<'_>,
     node: &Node,
-    mut item: impl FnMut(&mut Reader<'_>, &Node) -> Option<T>,
+    mut item: impl FnMut(&mut ValueReader<'_>, &Node) -> Option<T>,
 ) -> Option<Vec<T>> {
     match &node.value {
         Value::Text(text) if node.origin.is_textual() => {

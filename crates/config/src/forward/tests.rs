@@ -14,13 +14,13 @@ mod docs;
 const EXAMPLE: &str = include_str!("../../../../examples/forward.toml");
 const RINETD: &str = include_str!("../../../../examples/rinetd.conf");
 
-pub(super) fn machine() -> Machine {
+pub(super) fn machine() -> ForwardHost {
     let resolve = |name: &str| match name {
         "localhost" => Ok(Some(std::net::Ipv4Addr::LOCALHOST.into())),
         "nowhere" => Ok(None),
         _ => Err(std::io::Error::other("tests know no such name")),
     };
-    Machine { services: Services::of_this_machine(), resolve }
+    ForwardHost { services: Services::of_this_machine(), resolve }
 }
 
 fn load(

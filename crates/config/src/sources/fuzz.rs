@@ -33,7 +33,7 @@ fn config() {
     });
 }
 
-fn load(text: &str) -> Result<Loaded<()>, Mistakes> {
+fn load(text: &str) -> Result<LoadedConfig<()>, Mistakes> {
     let mut problems = Vec::new();
     let entries = entries_of(Path::new("t.toml"), text, &mut problems)?;
     let sources = Sources::new(None, Vec::new(), Flags::new());

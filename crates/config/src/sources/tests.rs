@@ -13,7 +13,7 @@ use crate::{Change, FleetRedirect, Secret, StoredKey, UserSecret};
 
 const EXAMPLE: &str = include_str!("../../../../examples/turnpike.toml");
 
-fn load_text(text: &str) -> Result<Loaded<()>, Mistakes> {
+fn load_text(text: &str) -> Result<LoadedConfig<()>, Mistakes> {
     load(text, &[], Flags::new())
 }
 
@@ -30,7 +30,7 @@ const CHECKS: Checks = Checks {
     },
 };
 
-fn load(text: &str, environment: &[(&str, &str)], flags: Flags) -> Result<Loaded<()>, Mistakes> {
+fn load(text: &str, environment: &[(&str, &str)], flags: Flags) -> Result<LoadedConfig<()>, Mistakes> {
     let environment =
         environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
     let mut problems = Vec::new();

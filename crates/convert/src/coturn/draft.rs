@@ -11,7 +11,7 @@ use std::{
 use turnpike_turn::server::AllocationLimits;
 
 use super::{
-    Machine,
+    CoturnHost,
     peers::{OwnAddresses, PeerLists, PeerRules},
 };
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
 };
 
 #[derive(Default)]
-pub(super) struct Draft {
+pub(super) struct CoturnDraft {
     pub(super) listening_ips: Vec<IpAddr>,
     pub(super) listening_port: Option<u16>,
     pub(super) tls_listening_port: Option<u16>,
@@ -66,7 +66,7 @@ pub(super) struct Draft {
     pub(super) old_channels: Option<bool>,
     pub(super) software: Option<bool>,
     pub(super) rfc5780: bool,
-    pub(super) alternates: Vec<(SocketAddr, Alternate)>,
+    pub(super) alternates: Vec<(SocketAddr, AlternateClients)>,
     pub(super) prometheus: bool,
     pub(super) prometheus_port: Option<u16>,
     pub(super) prometheus_address: Option<IpAddr>,
@@ -75,7 +75,7 @@ pub(super) struct Draft {
 
 /// Clients that an alternate server is for.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Alternate {
+pub(super) enum AlternateClients {
     /// UDP and TCP clients without an alternate server of their own.
     Plain,
     Udp,
@@ -86,12 +86,12 @@ pub(super) enum Alternate {
 /// Default paths of coturn's database.
 const DEFAULT_DATABASES: [&str; 3] = ["/var/lib/turn/turndb", "/var/db/turndb", "/usr/local/var/db/turndb"];
 
-struct Writer {
+struct TomlWriter {
     text: String,
     section: &'static str,
 }
 
-impl Writer {
+impl TomlWriter {
     fn key(&mut self, section: &'static str, key: &str, value: impl std::fmt::Display) {
         if self.section != section {
             let gap = if self.text.is_empty() { "" } else { "\n" };
@@ -108,9 +108,9 @@ impl Writer {
     }
 }
 
-impl Draft {
-    pub(super) fn finish(mut self, machine: &Machine, notes: &mut Vec<Note>) -> String {
-        let mut file = Writer { text: String::new(), section: "" };
+impl CoturnDraft {
+    pub(super) fn finish(mut self, machine: &CoturnHost, notes: &mut Vec<Note>) -> String {
+        let mut file = TomlWriter { text: String::new(), section: "" };
         let mut note = |option: &str, text: String| {
             notes.push(Note { line: 0, option: option.to_owned(), text, is_harmless: false });
         };
@@ -155,7 +155,7 @@ impl Draft {
         once(ips.iter().map(|ip| SocketAddr::new(*ip, port)).collect())
     }
 
-    fn server(&self, file: &mut Writer) {
+    fn server(&self, file: &mut TomlWriter) {
         let named =
             !self.listening_ips.is_empty() || self.listening_port.is_some() || !self.aux_servers.is_empty();
         if named {
@@ -177,7 +177,7 @@ impl Draft {
         file.some("server", "workers", self.relay_threads.or(self.cpus).map(|threads| threads.max(1)));
     }
 
-    fn tls(&self, file: &mut Writer, machine: &Machine, note: &mut impl FnMut(&str, String)) {
+    fn tls(&self, file: &mut TomlWriter, machine: &CoturnHost, note: &mut impl FnMut(&str, String)) {
         let dtls = self.dtls == Some(true);
         let (cert, key) = match (&self.cert, &self.pkey) {
             (Some(cert), Some(key)) => (cert, key),
@@ -235,7 +235,7 @@ impl Draft {
         }
     }
 
-    fn relay(&mut self, file: &mut Writer, note: &mut impl FnMut(&str, String)) -> usize {
+    fn relay(&mut self, file: &mut TomlWriter, note: &mut impl FnMut(&str, String)) -> usize {
         let addresses = self.relay_addresses(note);
         if !addresses.is_empty() {
             file.key("relay", "addresses", strings(&addresses));
@@ -317,7 +317,7 @@ impl Draft {
         shown
     }
 
-    fn auth(&mut self, file: &mut Writer, machine: &Machine, note: &mut impl FnMut(&str, String)) {
+    fn auth(&mut self, file: &mut TomlWriter, machine: &CoturnHost, note: &mut impl FnMut(&str, String)) {
         if self.no_auth {
             file.key("auth", "required", false);
             let has_some = !self.users.is_empty() || !self.secrets.is_empty() || self.store.is_some();
@@ -348,7 +348,7 @@ impl Draft {
         self.database(file, machine, note);
     }
 
-    fn database(&self, file: &mut Writer, machine: &Machine, note: &mut impl FnMut(&str, String)) {
+    fn database(&self, file: &mut TomlWriter, machine: &CoturnHost, note: &mut impl FnMut(&str, String)) {
         let has_nobody = self.users.is_empty() && self.secrets.is_empty();
         let wants_some = self.lt_cred_mech || self.use_auth_secret || self.oauth;
         let is_file = |path: &str| (machine.is_file)(Path::new(path));
@@ -387,12 +387,12 @@ impl Draft {
         }
     }
 
-    fn nonces(&self, file: &mut Writer) {
+    fn nonces(&self, file: &mut TomlWriter) {
         file.some("auth", "nonce_lifetime", self.nonce_lifetime);
     }
 
     /// Caps quotas at the number of relay ports unless allocations share them, because turnpike rejects more.
-    fn limits(&self, file: &mut Writer, ports: usize) {
+    fn limits(&self, file: &mut TomlWriter, ports: usize) {
         let no_zero = |limit: Option<usize>| limit.filter(|limit| *limit > 0);
         let ports = if self.multiplex_peer { usize::MAX } else { ports };
         let total = no_zero(self.total_quota).map(|total| total.min(ports));
@@ -407,7 +407,7 @@ impl Draft {
         file.some("limits", "default_lifetime", self.max_lifetime.filter(|most| *most < 600));
     }
 
-    fn peers(&self, file: &mut Writer, machine: &Machine, note: &mut impl FnMut(&str, String)) {
+    fn peers(&self, file: &mut TomlWriter, machine: &CoturnHost, note: &mut impl FnMut(&str, String)) {
         let names = |ip| self.names(ip) || (machine.is_own)(ip);
         let own = OwnAddresses {
             includes: &names,
@@ -422,7 +422,7 @@ impl Draft {
         }
     }
 
-    fn metrics(&self, file: &mut Writer, note: &mut impl FnMut(&str, String)) {
+    fn metrics(&self, file: &mut TomlWriter, note: &mut impl FnMut(&str, String)) {
         if !self.prometheus {
             return;
         }
@@ -437,7 +437,7 @@ impl Draft {
         }
     }
 
-    fn discovery(&self, file: &mut Writer, note: &mut impl FnMut(&str, String)) {
+    fn discovery(&self, file: &mut TomlWriter, note: &mut impl FnMut(&str, String)) {
         if !self.rfc5780 {
             return;
         }
@@ -471,19 +471,19 @@ impl Draft {
         file.key("nat_discovery", "ports", format!("[{}, {alternate}]", self.port()));
     }
 
-    fn others(&self, file: &mut Writer) {
-        let has = |wanted: Alternate| self.alternates.iter().any(|(_, of)| *of == wanted);
+    fn others(&self, file: &mut TomlWriter) {
+        let has = |wanted: AlternateClients| self.alternates.iter().any(|(_, of)| *of == wanted);
         for (address, of) in &self.alternates {
             let transports: Vec<&str> = match of {
                 // Transports with an alternate server of their own use only that one.
-                Alternate::Plain => [("udp", Alternate::Udp), ("tcp", Alternate::Tcp)]
+                AlternateClients::Plain => [("udp", AlternateClients::Udp), ("tcp", AlternateClients::Tcp)]
                     .into_iter()
                     .filter(|(_, own)| !has(*own))
                     .map(|(name, _)| name)
                     .collect(),
-                Alternate::Udp => vec!["udp"],
-                Alternate::Tcp => vec!["tcp"],
-                Alternate::Secure => vec!["tls", "dtls"],
+                AlternateClients::Udp => vec!["udp"],
+                AlternateClients::Tcp => vec!["tcp"],
+                AlternateClients::Secure => vec!["tls", "dtls"],
             };
             if !transports.is_empty() {
                 let gap = if file.text.is_empty() { "" } else { "\n" };

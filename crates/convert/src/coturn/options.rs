@@ -5,20 +5,20 @@ use std::{net::IpAddr, str::FromStr};
 use turnpike_turn::{ip_range::IpRange, server::Bandwidth};
 use turnpike_wire::{address::is_swapped, names::is_username};
 
-use super::draft::{Alternate, Draft};
+use super::draft::{AlternateClients, CoturnDraft};
 use crate::toml_text::{quoted, strings};
 
 /// Handling of an option. An error becomes a note for the operator; the draft may hold a value anyway.
 pub(super) enum Handling {
     /// A number. coturn reads leading digits (atoi(3)).
-    Number(fn(&mut Draft, &str) -> Result<(), String>),
+    Number(fn(&mut CoturnDraft, &str) -> Result<(), String>),
     /// A word, an address or a path, without a trailing comment.
-    Value(fn(&mut Draft, &str) -> Result<(), String>),
+    Value(fn(&mut CoturnDraft, &str) -> Result<(), String>),
     /// Free text up to the end of the line.
-    Text(fn(&mut Draft, &str) -> Result<(), String>),
-    Switch(fn(&mut Draft, bool)),
+    Text(fn(&mut CoturnDraft, &str) -> Result<(), String>),
+    Switch(fn(&mut CoturnDraft, bool)),
     /// On, regardless of its value.
-    Flag(fn(&mut Draft)),
+    Flag(fn(&mut CoturnDraft)),
     /// Needs nothing, with the reason.
     Needless(&'static str),
     /// No translation, with what to do instead.
@@ -175,10 +175,10 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
         }),
     ),
     ("udp-self-balance", Needless("the kernel distributes clients over the workers")),
-    ("alternate-server", Value(|draft, value| alternate(draft, value, Alternate::Plain))),
-    ("tls-alternate-server", Value(|draft, value| alternate(draft, value, Alternate::Secure))),
-    ("tcp-alternate-server", Value(|draft, value| alternate(draft, value, Alternate::Tcp))),
-    ("udp-alternate-server", Value(|draft, value| alternate(draft, value, Alternate::Udp))),
+    ("alternate-server", Value(|draft, value| alternate(draft, value, AlternateClients::Plain))),
+    ("tls-alternate-server", Value(|draft, value| alternate(draft, value, AlternateClients::Secure))),
+    ("tcp-alternate-server", Value(|draft, value| alternate(draft, value, AlternateClients::Tcp))),
+    ("udp-alternate-server", Value(|draft, value| alternate(draft, value, AlternateClients::Udp))),
     ("rest-api-separator", Value(separator)),
     ("max-allocate-timeout", Number(|draft, value| within(&mut draft.idle, value, 1, 86_400))),
     (
@@ -326,7 +326,7 @@ fn rate(place: &mut Option<u64>, value: &str) -> Result<(), String> {
 }
 
 /// `PUBLIC` or `PUBLIC/LOCAL`.
-fn external_ip(draft: &mut Draft, value: &str) -> Result<(), String> {
+fn external_ip(draft: &mut CoturnDraft, value: &str) -> Result<(), String> {
     if value.contains(['$', '`']) {
         return Err(format!(
             "{value:?} is a command of a shell: turnpike public-address finds the address (docs/nat.md)"
@@ -352,7 +352,7 @@ fn external_ip(draft: &mut Draft, value: &str) -> Result<(), String> {
 }
 
 /// `NAME:PASSWORD`, or `NAME:0x` and a key.
-fn user(draft: &mut Draft, value: &str) -> Result<(), String> {
+fn user(draft: &mut CoturnDraft, value: &str) -> Result<(), String> {
     let (name, secret) = value.split_once(':').ok_or("the colon and the password are missing")?;
     if !is_username(name) || secret.is_empty() {
         return Err("the name or the password is missing".to_owned());
@@ -368,7 +368,7 @@ fn user(draft: &mut Draft, value: &str) -> Result<(), String> {
     Ok(())
 }
 
-fn userdb(draft: &mut Draft, value: &str) -> Result<(), String> {
+fn userdb(draft: &mut CoturnDraft, value: &str) -> Result<(), String> {
     if !value.starts_with('/') {
         return Err(format!("{value:?} is not an absolute path: write store.url = \"sqlite:///PATH\""));
     }
@@ -377,19 +377,19 @@ fn userdb(draft: &mut Draft, value: &str) -> Result<(), String> {
 }
 
 /// Keeps coturn's form, which the store understands.
-fn store(draft: &mut Draft, option: &str, value: &str) -> Result<(), String> {
+fn store(draft: &mut CoturnDraft, option: &str, value: &str) -> Result<(), String> {
     let again = draft.store.is_some();
     draft.store = Some(format!("{option}={value}"));
     if again { Err("only one store is used; this is the last one".to_owned()) } else { Ok(()) }
 }
 
-fn prometheus_address(draft: &mut Draft, value: &str) -> Result<(), String> {
+fn prometheus_address(draft: &mut CoturnDraft, value: &str) -> Result<(), String> {
     let value = if value == "any" { "0.0.0.0" } else { value };
     set(&mut draft.prometheus_address, value, IP)
 }
 
 /// 600 s without a value; 0 means forever.
-fn stale_nonce(draft: &mut Draft, value: &str) -> Result<(), String> {
+fn stale_nonce(draft: &mut CoturnDraft, value: &str) -> Result<(), String> {
     match value {
         "" => within(&mut draft.nonce_lifetime, "600", 60, 86_400),
         "0" => within(&mut draft.nonce_lifetime, "86400", 60, 86_400),
@@ -398,11 +398,11 @@ fn stale_nonce(draft: &mut Draft, value: &str) -> Result<(), String> {
 }
 
 /// One hour without a value.
-fn max_allocate_lifetime(draft: &mut Draft, value: &str) -> Result<(), String> {
+fn max_allocate_lifetime(draft: &mut CoturnDraft, value: &str) -> Result<(), String> {
     within(&mut draft.max_lifetime, if value.is_empty() { "3600" } else { value }, 60, 86_400)
 }
 
-fn log_min_level(draft: &mut Draft, value: &str) -> Result<(), String> {
+fn log_min_level(draft: &mut CoturnDraft, value: &str) -> Result<(), String> {
     draft.log_level = Some(match value.to_ascii_lowercase().as_str() {
         "debug" => "debug",
         "info" | "control" => "info",
@@ -414,8 +414,8 @@ fn log_min_level(draft: &mut Draft, value: &str) -> Result<(), String> {
 }
 
 /// `IP` or `IP:PORT`, with the default port of the transport.
-fn alternate(draft: &mut Draft, value: &str, of: Alternate) -> Result<(), String> {
-    let port = if of == Alternate::Secure { 5349 } else { 3478 };
+fn alternate(draft: &mut CoturnDraft, value: &str, of: AlternateClients) -> Result<(), String> {
+    let port = if of == AlternateClients::Secure { 5349 } else { 3478 };
     let address = match value
         .parse()
         .or_else(|_| value.trim_matches(['[', ']']).parse().map(|ip: IpAddr| (ip, port).into()))
@@ -429,7 +429,7 @@ fn alternate(draft: &mut Draft, value: &str, of: Alternate) -> Result<(), String
     Ok(())
 }
 
-fn separator(_: &mut Draft, value: &str) -> Result<(), String> {
+fn separator(_: &mut CoturnDraft, value: &str) -> Result<(), String> {
     match value {
         ":" => Ok(()),
         _ => Err("time-limited names have a colon between time and id: change it in the program that makes credentials"
@@ -437,7 +437,7 @@ fn separator(_: &mut Draft, value: &str) -> Result<(), String> {
     }
 }
 
-fn default_family(_: &mut Draft, value: &str) -> Result<(), String> {
+fn default_family(_: &mut CoturnDraft, value: &str) -> Result<(), String> {
     match value {
         "ipv4" => Ok(()),
         _ => Err("an Allocate without REQUESTED-ADDRESS-FAMILY gets IPv4 (RFC 8656)".to_owned()),

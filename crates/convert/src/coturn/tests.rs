@@ -32,8 +32,8 @@ fn translated(text: &str) -> (Settings, Vec<String>) {
 }
 
 /// A machine without the addresses and certificates of the file, but with all its databases.
-pub(super) const ELSEWHERE: Machine =
-    Machine { is_own: |_| false, is_file: |_| true, can_dtls: |_, _| None, mistakes };
+pub(super) const ELSEWHERE: CoturnHost =
+    CoturnHost { is_own: |_| false, is_file: |_| true, can_dtls: |_, _| None, mistakes };
 
 pub(super) fn text_of(text: &str) -> Imported {
     translate("t.conf", settings(text), Vec::new(), &ELSEWHERE)
@@ -289,7 +289,7 @@ fn listeners_are_the_same_as_in_coturn() {
 #[test]
 fn dtls_is_on_as_in_coturn_if_the_certificate_allows_it() {
     let listen = |text: &str, can_dtls: fn(&Path, &Path) -> Option<bool>| {
-        let machine = Machine { can_dtls, ..ELSEWHERE };
+        let machine = CoturnHost { can_dtls, ..ELSEWHERE };
         let imported = translate("t.conf", settings(text), Vec::new(), &machine);
         let listen: Vec<String> = read(&imported.toml).dtls.listen.iter().map(ToString::to_string).collect();
         (listen, imported.notes.iter().any(|note| note.text.contains("dtls.listen")))
@@ -318,7 +318,7 @@ fn dtls_is_on_as_in_coturn_if_the_certificate_allows_it() {
 
 #[test]
 fn missing_database_is_left_out_with_a_note() {
-    let machine = Machine { is_file: |path| path == Path::new("/var/db/turndb"), ..ELSEWHERE };
+    let machine = CoturnHost { is_file: |path| path == Path::new("/var/db/turndb"), ..ELSEWHERE };
     let store = |text: &str| {
         let imported = translate("t.conf", settings(text), Vec::new(), &machine);
         let notes: Vec<String> = imported.notes.iter().map(ToString::to_string).collect();
@@ -399,7 +399,7 @@ fn peer_on_the_server_itself_gets_only_the_relay_ports() {
         assert!(told(&notes, "is this server's own address"), "{text}: {notes:?}");
     }
     // The machine may know its address if the file does not.
-    let machine = Machine { is_own: |ip| ip == IpAddr::from([10, 0, 0, 1]), ..ELSEWHERE };
+    let machine = CoturnHost { is_own: |ip| ip == IpAddr::from([10, 0, 0, 1]), ..ELSEWHERE };
     let text = "user=a:b\nallowed-peer-ip=10.0.0.1\nallowed-peer-ip=10.0.0.9";
     let imported = translate("t.conf", settings(text), Vec::new(), &machine);
     let shown: Vec<_> = read(&imported.toml).allow.iter().map(ToString::to_string).collect();

@@ -42,12 +42,12 @@ pub struct LogFile {
 }
 
 #[derive(Clone, Debug)]
-pub struct Machine {
+pub struct ForwardHost {
     pub services: Services,
     pub resolve: parts::Resolve,
 }
 
-impl Machine {
+impl ForwardHost {
     pub fn this() -> Self {
         let resolve = |name: &str| -> std::io::Result<Option<IpAddr>> {
             Ok((name, 0).to_socket_addrs()?.next().map(|address| address.ip()))
@@ -60,12 +60,12 @@ impl Machine {
 mod tests {
     use super::*;
 
-    pub(super) fn machine(services: &str) -> Machine {
+    pub(super) fn machine(services: &str) -> ForwardHost {
         let resolve = |name: &str| match name {
             "localhost" => Ok(Some(std::net::Ipv4Addr::LOCALHOST.into())),
             "nowhere" => Ok(None),
             _ => Err(std::io::Error::other("tests know no such name")),
         };
-        Machine { services: Services::parse(services), resolve }
+        ForwardHost { services: Services::parse(services), resolve }
     }
 }

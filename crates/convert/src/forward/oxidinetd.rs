@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use turnpike_rules::{Access, Endpoint, PortRange, Protocol};
 use turnpike_strict::{Entry, Mistake, Node, Origin, Value, find, nearest};
 
-use super::{ForeignRules, LineFormat, LogFile, Machine, draft::Draft, parts};
+use super::{ForeignRules, ForwardHost, LineFormat, LogFile, draft::Draft, parts};
 
 pub const TOP: [&str; 5] = ["global_rules", "forwarding_rules", "log_file", "pid_file", "log_format"];
 const RULE: [&str; 8] = [
@@ -26,9 +26,9 @@ const ACCESS: [&str; 2] = ["type", "pattern"];
 const PORT_FORM: &str = "a port, 1 to 65535";
 const PATH_FORM: &str = "the path of a file";
 
-pub fn read(entries: &[Entry], machine: &Machine, problems: &mut Vec<Mistake>) -> ForeignRules {
+pub fn read(entries: &[Entry], machine: &ForwardHost, problems: &mut Vec<Mistake>) -> ForeignRules {
     let mut file = ForeignRules::default();
-    let mut reader = Reader { problems, warnings: Vec::new(), resolve: machine.resolve };
+    let mut reader = OxidinetdReader { problems, warnings: Vec::new(), resolve: machine.resolve };
     reader.warn_unknown("", entries, &TOP);
     if let Some(node) = find(entries, "global_rules") {
         file.access = reader.access("global_rules", node);
@@ -40,7 +40,7 @@ pub fn read(entries: &[Entry], machine: &Machine, problems: &mut Vec<Mistake>) -
             file.drafts.push(draft);
         }
     }
-    let path = |reader: &mut Reader<'_>, key: &str| {
+    let path = |reader: &mut OxidinetdReader<'_>, key: &str| {
         let node = find(entries, key)?;
         reader.text(key, node, PATH_FORM).map(PathBuf::from)
     };
@@ -55,13 +55,13 @@ pub fn read(entries: &[Entry], machine: &Machine, problems: &mut Vec<Mistake>) -
     file
 }
 
-struct Reader<'a> {
+struct OxidinetdReader<'a> {
     problems: &'a mut Vec<Mistake>,
     warnings: Vec<String>,
     resolve: parts::Resolve,
 }
 
-impl Reader<'_> {
+impl OxidinetdReader<'_> {
     fn rule(&mut self, table: &[Entry], origin: &Origin) -> Option<Draft> {
         self.warn_unknown("forwarding_rules.", table, &RULE);
         let before = self.problems.len();

@@ -14,7 +14,7 @@ use std::{
 use turnpike_rules::{Access, Endpoint, Host, Pattern, PortRange, Protocol, Rule};
 use turnpike_strict::{Mistake, Origin, nearest};
 
-use super::{ForeignRules, LineFormat, LogFile, Machine, draft::Draft, parts, services::Transport};
+use super::{ForeignRules, ForwardHost, LineFormat, LogFile, draft::Draft, parts, services::Transport};
 
 const RULE_FORM: &str =
     "bindaddress bindport connectaddress connectport [options], such as 0.0.0.0 80 10.0.0.2 8080";
@@ -30,14 +30,14 @@ const FEW: usize = 3;
 
 /// Reads a file. Names are resolved only if all lines are valid: a name server can be slow, and every line of
 /// another program's file would have a "name".
-pub fn read(path: &Path, text: &str, machine: &Machine, problems: &mut Vec<Mistake>) -> ForeignRules {
+pub fn read(path: &Path, text: &str, machine: &ForwardHost, problems: &mut Vec<Mistake>) -> ForeignRules {
     let mut conf = ForeignRules::default();
     let mut log_file = None;
     let mut common = false;
     let mut names = Vec::new();
     let mut wrong = Vec::new();
     for (index, line) in text.lines().enumerate() {
-        let mut line = Line {
+        let mut line = RinetdLine {
             path,
             number: index + 1,
             text: line,
@@ -114,7 +114,7 @@ fn set_source(rule: &mut Rule, source: IpAddr) {
     rule.source = (!source.is_unspecified()).then_some(source.into());
 }
 
-struct Line<'a> {
+struct RinetdLine<'a> {
     path: &'a Path,
     number: usize,
     text: &'a str,
@@ -125,7 +125,7 @@ struct Line<'a> {
 
 type Result<T> = std::result::Result<T, Box<Mistake>>;
 
-impl Line<'_> {
+impl RinetdLine<'_> {
     fn read(
         &mut self,
         conf: &mut ForeignRules,

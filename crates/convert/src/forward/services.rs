@@ -3,10 +3,10 @@
 use std::{fs, path::Path};
 
 #[derive(Clone, Debug, Default)]
-pub struct Services(Vec<Service>);
+pub struct Services(Vec<NamedService>);
 
 #[derive(Clone, Debug)]
-struct Service {
+struct NamedService {
     name: String,
     port: u16,
     transport: String,
@@ -45,7 +45,7 @@ impl Services {
             let (Some(name), Some(port)) = (words.next(), words.next()) else { continue };
             let Some((port, transport)) = port.split_once('/') else { continue };
             let Ok(port) = port.parse() else { continue };
-            services.extend([name].into_iter().chain(words).map(|name| Service {
+            services.extend([name].into_iter().chain(words).map(|name| NamedService {
                 name: name.to_owned(),
                 port,
                 transport: transport.to_owned(),
@@ -55,7 +55,7 @@ impl Services {
     }
 
     pub fn port(&self, name: &str, transport: Transport) -> Option<u16> {
-        let fits = |service: &&Service| service.name == name && service.transport == transport.name();
+        let fits = |service: &&NamedService| service.name == name && service.transport == transport.name();
         self.0.iter().find(fits).map(|service| service.port)
     }
 

@@ -6,12 +6,12 @@ use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
 use turnpike_admin::Accounts;
 use turnpike_api::{
-    Change, Key, Keys, NewKey, NewRealm, NewSecret, NewUser, Origin, RealmQuery, Realms, Rotated, Rotation,
-    Secrets, SharedSecret, StoredRealm, User, UserPage, UserQuery,
+    AccountOrigin, Change, Key, KeyList, NewKey, NewRealm, NewSecret, NewUser, RealmList, RealmQuery,
+    Rotated, Rotation, SecretList, SharedSecret, StoredRealm, UserInfo, UserPage, UserQuery,
 };
 use turnpike_wire::escape;
 
-use super::{CommandError, Format, List, encoded, write_json};
+use super::{CommandError, ListOutput, OutputFormat, encoded, write_json};
 use crate::client::Client;
 
 const PAGE: usize = 1000;
@@ -42,10 +42,10 @@ impl AccountBackend {
     pub fn list_users(
         &self,
         realm: Option<String>,
-        format: Format,
+        format: OutputFormat,
         out: &mut dyn Write,
     ) -> Result<(), CommandError> {
-        let mut list = List::new(format, ["NAME", "REALM", "KEYS", "FROM"]);
+        let mut list = ListOutput::new(format, ["NAME", "REALM", "KEYS", "FROM"]);
         let mut cursor = None;
         loop {
             let UserPage { users, next } = self.users(realm.clone(), cursor)?;
@@ -93,14 +93,14 @@ impl AccountBackend {
     pub fn list_secrets(
         &self,
         realm: Option<String>,
-        format: Format,
+        format: OutputFormat,
         out: &mut dyn Write,
     ) -> Result<(), CommandError> {
-        let Secrets { secrets } = match self {
+        let SecretList { secrets } = match self {
             Self::Running(client) => client.get(&with_query("/v1/secrets", &RealmQuery { realm }))?,
             Self::Here(runtime, accounts) => runtime.block_on(accounts.secrets(realm.as_deref()))?,
         };
-        let mut list = List::new(format, ["FINGERPRINT", "REALM", "FROM", "SIGNS", "UNTIL"]);
+        let mut list = ListOutput::new(format, ["FINGERPRINT", "REALM", "FROM", "SIGNS", "UNTIL"]);
         list.show(out, &secrets, row_of_secret)?;
         Ok(list.end(out, "no secrets")?)
     }
@@ -165,12 +165,12 @@ impl AccountBackend {
         Ok(())
     }
 
-    pub fn list_keys(&self, format: Format, out: &mut dyn Write) -> Result<(), CommandError> {
-        let Keys { keys } = match self {
+    pub fn list_keys(&self, format: OutputFormat, out: &mut dyn Write) -> Result<(), CommandError> {
+        let KeyList { keys } = match self {
             Self::Running(client) => client.get("/v1/keys")?,
             Self::Here(runtime, accounts) => runtime.block_on(accounts.keys())?,
         };
-        let mut list = List::new(format, ["NAME", "REALM", "MAX TTL", "RATE"]);
+        let mut list = ListOutput::new(format, ["NAME", "REALM", "MAX TTL", "RATE"]);
         list.show(out, &keys, row_of_key)?;
         Ok(list.end(out, "no keys")?)
     }
@@ -197,12 +197,12 @@ impl AccountBackend {
         Ok(show_change("key", &change, Some("removed"), None, json, out)?)
     }
 
-    pub fn list_realms(&self, format: Format, out: &mut dyn Write) -> Result<(), CommandError> {
+    pub fn list_realms(&self, format: OutputFormat, out: &mut dyn Write) -> Result<(), CommandError> {
         let realms = match self {
-            Self::Running(client) => client.get::<Realms>("/v1/realms")?.stored,
+            Self::Running(client) => client.get::<RealmList>("/v1/realms")?.stored,
             Self::Here(runtime, accounts) => runtime.block_on(accounts.realms())?,
         };
-        let mut list = List::new(format, ["NAME", "SESSIONS", "PER USER", "BITS/S EACH", "ORIGINS"]);
+        let mut list = ListOutput::new(format, ["NAME", "SESSIONS", "PER USER", "BITS/S EACH", "ORIGINS"]);
         list.show(out, &realms, row_of_realm)?;
         Ok(list.end(out, "no realms in the store")?)
     }
@@ -248,7 +248,7 @@ fn path(collection: &str, name: &str, realm: Option<String>) -> String {
     with_query(&format!("{collection}/{}", encoded(name)), &RealmQuery { realm })
 }
 
-fn row_of_user(user: &User) -> [String; 4] {
+fn row_of_user(user: &UserInfo) -> [String; 4] {
     [user.name.clone(), user.realm.clone(), user.keys.clone(), place(user.from).to_owned()]
 }
 
@@ -275,10 +275,10 @@ fn row_of_realm(realm: &StoredRealm) -> [String; 5] {
     ]
 }
 
-fn place(from: Origin) -> &'static str {
+fn place(from: AccountOrigin) -> &'static str {
     match from {
-        Origin::Configuration => "configuration",
-        Origin::Store => "store",
+        AccountOrigin::Configuration => "configuration",
+        AccountOrigin::Store => "store",
     }
 }
 

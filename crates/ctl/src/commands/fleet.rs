@@ -6,13 +6,13 @@ use turnpike_api::{FleetNode, FleetSessions, FleetStatus, NodeOrder, NodeState, 
 use turnpike_measure::units::{bits_per_second, span};
 use turnpike_wire::escape;
 
-use super::{CommandError, Format, List, Sessions, each_page, encoded, row, write_json};
+use super::{CommandError, ListOutput, OutputFormat, SessionListFilter, each_page, encoded, row, write_json};
 use crate::{client::Client, table::Table};
 
 /// Same text as on the admin page.
 const RECOVERING: &str = "the store does not know the use of all nodes yet; until then, each node serves its equal share of quotas";
 
-pub fn show_fleet(client: &Client, format: Format, out: &mut dyn Write) -> Result<(), CommandError> {
+pub fn show_fleet(client: &Client, format: OutputFormat, out: &mut dyn Write) -> Result<(), CommandError> {
     let fleet: FleetStatus = client.get("/v1/fleet")?;
     if format.is_json() {
         return Ok(write_json(out, &fleet)?);
@@ -64,12 +64,12 @@ pub fn order_node(
 /// Lists sessions of all nodes, page by page. JSON output is one array.
 pub fn list_fleet_sessions(
     client: &Client,
-    wanted: Sessions,
-    format: Format,
+    wanted: SessionListFilter,
+    format: OutputFormat,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
     let head = ["NODE", "ID", "REALM", "USER", "CLIENT", "VIA", "RELAYED", "AGE", "TO PEERS", "TO CLIENT"];
-    let mut list = List::new(format, head);
+    let mut list = ListOutput::new(format, head);
     let mut silent = Vec::new();
     each_page(client, "/v1/fleet/sessions", wanted, |page: FleetSessions| {
         list.show(out, &page.sessions, row_with_node)?;

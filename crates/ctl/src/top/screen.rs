@@ -10,7 +10,7 @@ use ratatui::{
     widgets::{Cell, Paragraph, Row, Sparkline, Table, Widget},
 };
 use turnpike_api::{
-    Certificate, FleetStatus, History, Job, Live, LiveServer, Quantiles, Reason, refused, total,
+    CertificateInfo, FleetStatus, History, Job, Live, LiveServer, Quantiles, ReasonCount, refused, total,
 };
 use turnpike_measure::units::{per_second, span};
 use turnpike_wire::escape;
@@ -59,7 +59,7 @@ pub(super) struct Screen {
     live: Option<Live>,
     /// Bits per second to peers and to clients, the newest last.
     curves: [VecDeque<u64>; 2],
-    certificates: Vec<Certificate>,
+    certificates: Vec<CertificateInfo>,
     fleet: Option<FleetStatus>,
     problem: Option<String>,
     paused: bool,
@@ -111,7 +111,7 @@ impl Screen {
         }
     }
 
-    pub(super) fn certify(&mut self, certificates: Vec<Certificate>) {
+    pub(super) fn certify(&mut self, certificates: Vec<CertificateInfo>) {
         self.certificates = certificates;
     }
 
@@ -206,7 +206,7 @@ impl Screen {
                 ],
             ];
         };
-        let sum = |reasons: &[Reason]| total(reasons.iter().map(|reason| reason.rate));
+        let sum = |reasons: &[ReasonCount]| total(reasons.iter().map(|reason| reason.rate));
         let refused = refused(&server.refusals);
         let (step, why) = live.status.datapath.as_ref().map_or((NONE, ""), |path| (&*path.step, &*path.why));
         vec![

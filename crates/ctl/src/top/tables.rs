@@ -2,7 +2,7 @@
 
 use ratatui::style::Color;
 use turnpike_api::{
-    Certificate, FleetNode, FleetStatus, Live, LiveServer, LiveWorker, NodeState, Reason, Talkers,
+    CertificateInfo, FleetNode, FleetStatus, Live, LiveServer, LiveWorker, NodeState, ReasonCount, Talkers,
 };
 use turnpike_measure::units::{bits_per_second, per_second, span};
 
@@ -81,7 +81,7 @@ pub(super) fn talkers(talkers: Option<&Talkers>) -> Grid {
     )
 }
 
-pub(super) fn reasons(reasons: &[Reason]) -> Grid {
+pub(super) fn reasons(reasons: &[ReasonCount]) -> Grid {
     let rows = reasons.iter().map(|reason| {
         vec![
             reason.kind.clone(),
@@ -106,8 +106,8 @@ pub(super) fn listeners(server: &LiveServer) -> Grid {
     Grid::new(&[("", 2), ("WHICH", 0), ("SERVER NAME", 3), ("SESSIONS", 1)], listeners.chain(realms))
 }
 
-pub(super) fn certificates(certificates: &[Certificate]) -> Grid {
-    let row = |certificate: &Certificate| {
+pub(super) fn certificates(certificates: &[CertificateInfo]) -> Grid {
+    let row = |certificate: &CertificateInfo| {
         let left = certificate.expires_in_s;
         let text = span(left.unsigned_abs());
         let left_text = if left < 0 { format!("expired {text} ago") } else { text };

@@ -4,15 +4,15 @@ use std::collections::VecDeque;
 
 use ratatui::{Terminal, backend::TestBackend};
 use turnpike_api::{
-    Batch, Datapath, FleetNode, FleetStatus, Job, LiveListener, LiveRealm, LiveRule, LiveServer, LiveWorker,
-    NodeState, Quantiles, Rate, Reason, RuleState, Status, Talker, Talkers,
+    Batch, DatapathStatus, FleetNode, FleetStatus, Job, LiveListener, LiveRealm, LiveRule, LiveServer,
+    LiveWorker, NodeState, Quantiles, Rate, ReasonCount, RuleState, Status, Talker, Talkers,
 };
 
 use super::{screen::CURVES_FROM, *};
 
 fn live() -> Live {
     let rate = |datagrams: f64, bytes: f64| Rate { datagrams, bytes };
-    let reason = |kind: &str, reason: &str, total, rate| Reason {
+    let reason = |kind: &str, reason: &str, total, rate| ReasonCount {
         kind: kind.to_owned(),
         reason: reason.to_owned(),
         total,
@@ -43,7 +43,10 @@ fn live() -> Live {
             uptime_s: 3700,
             draining: false,
             open: 1234,
-            datapath: Some(Datapath { step: "gso".to_owned(), why: "the highest that works".to_owned() }),
+            datapath: Some(DatapathStatus {
+                step: "gso".to_owned(),
+                why: "the highest that works".to_owned(),
+            }),
             relays: Vec::new(),
             node: None,
             sandbox: None,
@@ -88,8 +91,8 @@ fn live() -> Live {
     }
 }
 
-fn certificate(left_s: i64) -> Certificate {
-    Certificate {
+fn certificate(left_s: i64) -> CertificateInfo {
+    CertificateInfo {
         file: "turn.pem".to_owned(),
         names: vec!["turn.example.org".to_owned()],
         not_after: "2026-03-01T00:00:00Z".to_owned(),
@@ -299,7 +302,7 @@ fn forwarder_screen_shows_its_rules() {
         accepted: 1.0,
         to_target: Rate { datagrams: 0.0, bytes: 1000.0 },
         to_client: Rate { datagrams: 0.0, bytes: 2000.0 },
-        ends: vec![Reason {
+        ends: vec![ReasonCount {
             kind: "end".to_owned(),
             reason: "target_reset".to_owned(),
             total: 4,
@@ -323,7 +326,7 @@ fn forwarder_screen_shows_its_rules() {
     );
 }
 
-fn pressed(keys: &[Key], told: Vec<Told>) -> Vec<String> {
+fn pressed(keys: &[Key], told: Vec<TopUpdate>) -> Vec<String> {
     let (teller, heard) = mpsc::channel();
     told.into_iter().for_each(|told| teller.send(told).unwrap());
     let mut screen = Screen::new(false, String::new());
@@ -351,10 +354,10 @@ fn keys_switch_tables_and_quit() {
 fn pause_freezes_the_screen_and_lost_program_is_shown() {
     let mut other = live();
     other.status.open = 4321;
-    let seen = pressed(&[Key::Pause], vec![Told::Problem("connection refused".to_owned())]);
+    let seen = pressed(&[Key::Pause], vec![TopUpdate::Problem("connection refused".to_owned())]);
     let last = seen.last().unwrap();
     assert!(last.contains("NO ANSWER") && last.contains("connection refused"), "{last}");
-    let seen = pressed(&[Key::Other], vec![Told::Live(Box::new(other.clone()))]);
+    let seen = pressed(&[Key::Other], vec![TopUpdate::Live(Box::new(other.clone()))]);
     assert!(seen.last().unwrap().contains("sessions 4321"));
 
     let mut screen = Screen::new(false, String::new());

@@ -13,7 +13,7 @@ use turnpike_net::Channel;
 
 use super::{
     handover::{HandoverOffer, HandoverState},
-    program::Program,
+    program::ProgramFile,
     protocol::{FromNew, FromOld, PROTOCOL},
 };
 use crate::{exposition::MetricsPage, service_manager};
@@ -50,7 +50,7 @@ pub(crate) struct Successor {
 /// each step. After an error this process serves as before.
 pub(crate) fn hand_over(
     (service, state, metrics): (&str, &dyn HandoverState, &MetricsPage),
-    program: &Program,
+    program: &ProgramFile,
     patience: Patience,
     cancelled: &AtomicBool,
     step: &dyn Fn(String),
@@ -89,7 +89,7 @@ pub(crate) fn hand_over(
 }
 
 impl Successor {
-    fn start(program: &Program) -> Result<Self, String> {
+    fn start(program: &ProgramFile) -> Result<Self, String> {
         let (channel, there) =
             Channel::pair().map_err(|error| format!("cannot make a pair of sockets: {error}"))?;
         let child = program.start(there)?;
@@ -264,12 +264,12 @@ mod tests {
 
     /// One test at a time: another test's child process would hold the new file open for writing, and it
     /// could not be run.
-    fn program(dir: &Dir, script: &str) -> (Program, MutexGuard<'static, ()>) {
+    fn program(dir: &Dir, script: &str) -> (ProgramFile, MutexGuard<'static, ()>) {
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let path = dir.file("program", script);
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("it is ours");
-        (Program::find(Some(&path)).expect("it is good"), alone)
+        (ProgramFile::find(Some(&path)).expect("it is good"), alone)
     }
 
     fn page() -> MetricsPage {

@@ -16,9 +16,9 @@ use crate::{sandbox, service_manager::WATCHDOG_PID};
 const REPLACED: &str = " (deleted)";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Program(PathBuf);
+pub(crate) struct ProgramFile(PathBuf);
 
-impl Program {
+impl ProgramFile {
     /// The requested program, or the file that now has this program's name.
     pub(crate) fn find(requested: Option<&Path>) -> Result<Self, String> {
         if std::process::id() == 1 {
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn the_default_program_is_the_running_one() {
-        let program = Program::find(None).expect("the tests run");
+        let program = ProgramFile::find(None).expect("the tests run");
         assert_eq!(program.path(), env::current_exe().expect("the tests run"));
     }
 
@@ -110,24 +110,24 @@ mod tests {
         let mode = |mode| fs::set_permissions(&file, fs::Permissions::from_mode(mode)).expect("it is ours");
         for strangers in [0o775, 0o757] {
             mode(strangers);
-            let error = Program::find(Some(&file)).expect_err("others write to it");
+            let error = ProgramFile::find(Some(&file)).expect_err("others write to it");
             assert!(error.contains("can write to it"), "{error}");
         }
         mode(0o755);
         assert_eq!(
-            Program::find(Some(&file)).map(|program| program.0),
+            ProgramFile::find(Some(&file)).map(|program| program.0),
             Ok(file.canonicalize().expect("it exists"))
         );
         // The link target is both checked and run.
         symlink(&file, dir.at("link")).expect("the directory is ours");
-        let linked = Program::find(Some(&dir.at("link"))).expect("the file is good");
+        let linked = ProgramFile::find(Some(&dir.at("link"))).expect("the file is good");
         assert_eq!(linked.path().file_name(), file.file_name());
         for (path, why) in [
             (dir.at("none"), "No such file"),
             (dir.path().to_owned(), "not a file"),
             (PathBuf::from("turnpike"), "absolute"),
         ] {
-            let error = Program::find(Some(&path)).expect_err("no program");
+            let error = ProgramFile::find(Some(&path)).expect_err("no program");
             assert!(error.contains(why), "{error}");
         }
     }

@@ -13,12 +13,12 @@ use turnpike_api::{
     FleetAdmin, FleetError, FleetHealth, FleetNode, FleetStatus, Later, NodeState, PeerRequest, Reply,
 };
 use turnpike_fleet::{
-    Answer, BEAT_MS, Ban, LONGEST_BAN_S, Member, NodeName, Notice, Ordered, Question, Subject, Unbanned,
+    BEAT_MS, Ban, LONGEST_BAN_S, Member, NodeName, Notice, Ordered, PeerAnswer, Question, Subject, Unbanned,
 };
 use turnpike_stores::StoreError;
 
 use super::{
-    Fleet,
+    FleetMembership,
     node::{BAN, Node},
     questions::Questions,
     unix,
@@ -32,12 +32,12 @@ const LAST_LOOK: Duration = Duration::from_millis(200);
 const GIVE_BACK: Duration = Duration::from_secs(2);
 
 pub(crate) struct FleetOrders {
-    fleet: Arc<Fleet>,
+    fleet: Arc<FleetMembership>,
     questions: Mutex<mpsc::Receiver<(Question, Reply)>>,
 }
 
 impl FleetOrders {
-    pub(super) fn new(fleet: Arc<Fleet>, Questions(questions): Questions) -> Self {
+    pub(super) fn new(fleet: Arc<FleetMembership>, Questions(questions): Questions) -> Self {
         Self { fleet, questions: Mutex::new(questions) }
     }
 
@@ -106,7 +106,7 @@ impl FleetAdmin for FleetOrders {
         })
     }
 
-    fn ask(&self, request: PeerRequest) -> Later<'_, Result<Answer, FleetError>> {
+    fn ask(&self, request: PeerRequest) -> Later<'_, Result<PeerAnswer, FleetError>> {
         Box::pin(async move {
             let PeerRequest { node: name, method, path, rights, by } = request;
             let node = self.own_node()?;
@@ -118,7 +118,7 @@ impl FleetAdmin for FleetOrders {
             while waited < PATIENCE {
                 sleep(pause).await;
                 if let Some(sealed) = node.store.answered(id).await.map_err(unavailable)? {
-                    return Answer::open(&node.sealer, id, &sealed).ok_or(FleetError::Silent(to));
+                    return PeerAnswer::open(&node.sealer, id, &sealed).ok_or(FleetError::Silent(to));
                 }
                 waited += pause;
                 pause = (pause * 3 / 2).min(LAST_LOOK);
@@ -361,7 +361,7 @@ impl Node {
 
 #[cfg(test)]
 mod tests {
-    use turnpike_fleet::{Beat, Card, Load, Members, Record};
+    use turnpike_fleet::{Beat, Card, FleetMembers, Load, Record};
     use turnpike_turn::server::NonceKey;
 
     use super::*;
@@ -369,7 +369,7 @@ mod tests {
 
     fn orders() -> FleetOrders {
         let alone = NodeKeys::alone(NonceKey([7; 32]));
-        let fleet = Fleet { banned: Arc::<Banned>::default(), node: None, alone };
+        let fleet = FleetMembership { banned: Arc::<Banned>::default(), node: None, alone };
         FleetOrders::new(Arc::new(fleet), questions::channel().1)
     }
 
@@ -401,8 +401,8 @@ mod tests {
     #[test]
     fn status_shows_the_last_heartbeat_of_a_node() {
         let load = Load { allocations: 5, most_allocations: 10, ..Load::default() };
-        let mut members = Members::default();
-        let state = |beat: Beat, members: &mut Members| {
+        let mut members = FleetMembers::default();
+        let state = |beat: Beat, members: &mut FleetMembers| {
             let name: NodeName = format!("n{}", beat.number).parse().expect("a name");
             let record = Record { name: name.clone(), stamp_ms: 0, beat };
             members.look(0, 0, 0, vec![record]);

@@ -6,7 +6,7 @@ use super::{
     banned::Banned,
     node::Node,
     quotas::QuotaCounts,
-    tallies::{HEARD, REASONS, RESULTS, Tallies},
+    tallies::{FleetCounters, HEARD, REASONS, RESULTS},
     unix,
 };
 
@@ -43,7 +43,7 @@ impl FleetCounts {
 
 impl NodeCounts {
     fn of(node: &Node) -> Self {
-        let Tallies { sent, exchanges, exchange_us, heard, lines_lost, returned } = &node.tallies;
+        let FleetCounters { sent, exchanges, exchange_us, heard, lines_lost, returned } = &node.tallies;
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let mut nodes = [("serving", 0), ("draining", 0), ("silent", 0)];
         for (_, member) in node.members().iter() {

@@ -6,23 +6,23 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use super::{Fleet, node::Node, offer::FleetOffer};
+use super::{FleetMembership, node::Node, offer::FleetOffer};
 
 /// The fleet's part of an upgrade. Dropped without [`FleetHandover::forget`], it resumes normal service.
 pub(crate) struct FleetHandover {
-    fleet: Arc<Fleet>,
+    fleet: Arc<FleetMembership>,
     is_forgotten: AtomicBool,
 }
 
 impl FleetHandover {
-    pub(crate) fn new(fleet: Arc<Fleet>) -> Self {
+    pub(crate) fn new(fleet: Arc<FleetMembership>) -> Self {
         Self { fleet, is_forgotten: AtomicBool::new(false) }
     }
 
     /// Exports the state. Blocks until running exchanges end, so it must not be called on the runtime's
     /// thread.
     pub(crate) fn offer(&self) -> FleetOffer {
-        let Fleet { banned, node, .. } = &*self.fleet;
+        let FleetMembership { banned, node, .. } = &*self.fleet;
         FleetOffer {
             bans: banned.list(),
             unannounced: banned.unannounced(),

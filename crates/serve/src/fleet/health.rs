@@ -120,7 +120,7 @@ impl Health {
 
 #[cfg(test)]
 mod tests {
-    use turnpike_stores::Fault;
+    use turnpike_stores::StoreFault;
 
     use super::*;
 
@@ -128,7 +128,7 @@ mod tests {
         StoreError {
             store: "redis://h".to_owned(),
             setting: "fleet.url",
-            fault: Fault::Slow,
+            fault: StoreFault::Slow,
             detail: "2 s".to_owned(),
         }
     }

@@ -7,11 +7,11 @@ use std::{
 };
 
 use tokio::time::sleep;
-use turnpike_fleet::{BEAT_MS, Backoff, Claim, Load, Notice, Verdict};
-use turnpike_stores::{Beaten, Beating, Fault, StoreError};
+use turnpike_fleet::{BEAT_MS, Backoff, Claim, Load, NameVerdict, Notice};
+use turnpike_stores::{Beaten, Beating, StoreError, StoreFault};
 
 use super::{
-    load::Gauge,
+    load::LoadGauge,
     node::{CARD, Node, ring::KeyError},
     watching,
 };
@@ -33,7 +33,7 @@ pub(super) struct Beater {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Heard {
+enum BeatAnswer {
     In,
     /// Pending: the name may still be in use.
     Waits,
@@ -77,13 +77,13 @@ pub(super) async fn join(node: &Node) -> Result<Beater, ServeError> {
             Err(error) => Err(error),
         };
         match heard {
-            Ok(Heard::In) => {
+            Ok(BeatAnswer::In) => {
                 learn(node).await.unwrap_or_else(|error| node.failed(&error));
                 return Ok(beater);
             }
-            Ok(Heard::Waits) => sleep(CLAIM).await,
-            Ok(Heard::Taken) => return Err(ServeError::NameTaken { name: name() }),
-            Ok(Heard::Full) => return Err(ServeError::FleetFull),
+            Ok(BeatAnswer::Waits) => sleep(CLAIM).await,
+            Ok(BeatAnswer::Taken) => return Err(ServeError::NameTaken { name: name() }),
+            Ok(BeatAnswer::Full) => return Err(ServeError::FleetFull),
             Err(KeyError::Sealed) => {
                 beater.withdraw(node).await;
                 let store = node.store.name().to_owned();
@@ -105,7 +105,7 @@ async fn learn(node: &Node) -> Result<(), StoreError> {
     Ok(())
 }
 
-pub(super) async fn keep_beating(node: Arc<Node>, mut beater: Beater, mut gauge: Gauge) {
+pub(super) async fn keep_beating(node: Arc<Node>, mut beater: Beater, mut gauge: LoadGauge) {
     let mut pauses = Backoff::default();
     let mut was_seen = false;
     while !node.is_over() {
@@ -120,7 +120,7 @@ pub(super) async fn keep_beating(node: Arc<Node>, mut beater: Beater, mut gauge:
                 beater.say(&node, heard);
                 node.announcements.wake.notify_one();
                 // Makes the fleet status current from the first heartbeat on.
-                if heard == Heard::In && !std::mem::replace(&mut was_seen, true) {
+                if heard == BeatAnswer::In && !std::mem::replace(&mut was_seen, true) {
                     watching::look(&node).await.unwrap_or_else(|error| node.failed(&error));
                 }
                 BEAT_MS
@@ -133,7 +133,7 @@ pub(super) async fn keep_beating(node: Arc<Node>, mut beater: Beater, mut gauge:
                 node.unbeaten(&StoreError {
                     store: node.store.name().to_owned(),
                     setting: "fleet.secret",
-                    fault: Fault::Other,
+                    fault: StoreFault::Other,
                     detail: error.to_string(),
                 });
                 BEAT_MS
@@ -144,7 +144,7 @@ pub(super) async fn keep_beating(node: Arc<Node>, mut beater: Beater, mut gauge:
 }
 
 impl Beater {
-    async fn beat(&mut self, node: &Node, load: &Load) -> Result<Heard, KeyError> {
+    async fn beat(&mut self, node: &Node, load: &Load) -> Result<BeatAnswer, KeyError> {
         let (mut number, known, mut ring) = match self.ask(node, load).await? {
             Beaten::Written { number, known, ring, era } => {
                 node.hear_era(era);
@@ -154,21 +154,21 @@ impl Beater {
             Beaten::Full => {
                 node.beaten();
                 node.lose_number();
-                return Ok(Heard::Full);
+                return Ok(BeatAnswer::Full);
             }
             Beaten::Taken(record) => {
                 node.beaten();
                 return Ok(match self.claim.refused(node.now_ms(), &record) {
-                    Verdict::Wait => Heard::Waits,
-                    Verdict::TakeOver(record) => {
+                    NameVerdict::Wait => BeatAnswer::Waits,
+                    NameVerdict::TakeOver(record) => {
                         self.take_over = Some(record);
-                        Heard::Waits
+                        BeatAnswer::Waits
                     }
-                    Verdict::Taken => {
+                    NameVerdict::Taken => {
                         // The node that took the name also has the number, and receives the clients
                         // redirected to it.
                         node.lose_number();
-                        Heard::Taken
+                        BeatAnswer::Taken
                     }
                 });
             }
@@ -201,7 +201,7 @@ impl Beater {
             }
             node.tell_all_anew();
         }
-        Ok(Heard::In)
+        Ok(BeatAnswer::In)
     }
 
     async fn withdraw(&self, node: &Node) {
@@ -224,14 +224,14 @@ impl Beater {
         node.store.beat(beating).await
     }
 
-    fn say(&mut self, node: &Node, heard: Heard) {
+    fn say(&mut self, node: &Node, heard: BeatAnswer) {
         let why = match heard {
-            Heard::In | Heard::Waits => {
+            BeatAnswer::In | BeatAnswer::Waits => {
                 self.refused = 0;
                 return;
             }
-            Heard::Taken => ServeError::NameTaken { name: node.name.to_string() },
-            Heard::Full => ServeError::FleetFull,
+            BeatAnswer::Taken => ServeError::NameTaken { name: node.name.to_string() },
+            BeatAnswer::Full => ServeError::FleetFull,
         };
         if self.refused.is_multiple_of(TELL) {
             tracing::error!("{why}; this node serves alone until then");

@@ -7,16 +7,16 @@ use std::{
 
 use tokio::time::sleep;
 use turnpike_fleet::{Backoff, Message, Notice, Refused, Subject};
-use turnpike_stores::{Heard, StoreError};
+use turnpike_stores::{NewsBatch, StoreError};
 
 use super::{node::Node, unix, watching};
-use crate::store::{SharedStore, shared};
+use crate::store::{StoreInUse, shared};
 
 /// Spread of the reloads of user rules over the fleet, in milliseconds.
 const RULES_MS: u64 = 500;
 
 /// Listens until the node has left, or until the last session that stayed here in an upgrade ends.
-pub(super) async fn keep_listening(node: Arc<Node>, users: SharedStore) {
+pub(super) async fn keep_listening(node: Arc<Node>, users: StoreInUse) {
     let mut news = node.store.news();
     let mut backoff = Backoff::default();
     while !node.is_deaf() {
@@ -40,8 +40,8 @@ pub(super) async fn keep_listening(node: Arc<Node>, users: SharedStore) {
     }
 }
 
-async fn take(node: &Arc<Node>, users: &SharedStore, heard: Heard) -> Result<(), StoreError> {
-    let Heard { anew, messages, levels } = heard;
+async fn take(node: &Arc<Node>, users: &StoreInUse, heard: NewsBatch) -> Result<(), StoreError> {
+    let NewsBatch { anew, messages, levels } = heard;
     if node.is_to_reread() || anew {
         let all = node.store.levels().await?;
         // The era decides if these levels are complete.
@@ -82,7 +82,7 @@ fn concerns_sessions(notice: &Notice) -> bool {
     )
 }
 
-fn carry_out(node: &Arc<Node>, users: &SharedStore, Message { from, notice, .. }: Message) {
+fn carry_out(node: &Arc<Node>, users: &StoreInUse, Message { from, notice, .. }: Message) {
     match notice {
         Notice::Left { incarnation } => {
             let left = node.members().left(&from, incarnation);

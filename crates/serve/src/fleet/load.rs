@@ -41,7 +41,7 @@ impl Room {
     }
 }
 
-pub(super) struct Gauge {
+pub(super) struct LoadGauge {
     /// Busy polling uses the whole core, so CPU time shows nothing.
     polls: bool,
     before: Option<Sample>,
@@ -57,7 +57,7 @@ struct Sample {
     cpu_ns: HashMap<String, u64>,
 }
 
-impl Gauge {
+impl LoadGauge {
     pub(super) fn new(config: &Config) -> Self {
         Self { polls: !config.busy_poll.is_zero(), before: None, bits_per_second: 0.0, cpu: HashMap::new() }
     }
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn load_is_an_average_over_time_of_the_busiest_worker() {
-        let mut gauge = Gauge::new(&Config::default());
+        let mut gauge = LoadGauge::new(&Config::default());
         (0..60).for_each(|second| {
             gauge.take(sample(second * 1000, second * 1000, [second * 500, second * 100]));
         });
@@ -175,7 +175,7 @@ mod tests {
             shared_ports: 4,
             ..Config::default()
         };
-        let load = Gauge::new(&config).load(99, Room::of(&config), 0);
+        let load = LoadGauge::new(&config).load(99, Room::of(&config), 0);
         assert_eq!((load.ports, load.is_full()), (0, false), "{load:?}");
         assert!((load.busy() - 0.99).abs() < 1e-9);
     }

@@ -16,7 +16,7 @@ use std::{
 
 use turnpike_config::{FleetSettings, Mistake, Mistakes, Settings};
 use turnpike_fleet::{
-    Card, Charges, FleetView, MOST_NODES, Members, Message, NodeName, Notice, Opened, OrphanedQuota,
+    Card, Charges, FleetMembers, FleetView, MOST_NODES, Message, NodeName, Notice, Opened, OrphanedQuota,
     RecentRedirects, Sealer,
 };
 use turnpike_relay::Relay;
@@ -30,11 +30,11 @@ use super::{
     health::Health,
     keys::{Custody, open_ring},
     load::Room,
-    offer::{FleetOffer, Identity},
+    offer::{FleetOffer, NodeIdentity},
     questions::QuestionSender,
     quotas::Quotas,
     recovering::Recovering,
-    tallies::Tallies,
+    tallies::FleetCounters,
     unix,
 };
 use crate::ServeError;
@@ -55,14 +55,14 @@ pub(super) struct Node {
     pub(super) health: Health,
     pub(super) quotas: Quotas,
     pub(super) recovery: Recovering,
-    pub(super) members: Mutex<Members>,
+    pub(super) members: Mutex<FleetMembers>,
     orphaned_quota: Mutex<OrphanedQuota>,
     opened: Mutex<Opened>,
     pub(super) sight: RwLock<Arc<Sight>>,
     pub(super) sent: Mutex<RecentRedirects>,
     /// Hashes the keys of [`RecentRedirects`].
     pub(super) hasher: RandomState,
-    pub(super) tallies: Tallies,
+    pub(super) tallies: FleetCounters,
     pub(super) questions: QuestionSender,
     /// Levels and bans must be read again, because the store has lost some.
     pub(super) rereads: AtomicBool,
@@ -127,7 +127,7 @@ impl Node {
         let secret = fleet.secret.as_ref().map_or("", |secret| secret.reveal());
         let (sealer, store) = (Sealer::new(secret), FleetStore::new(address, fleet.name.as_str(), PATIENCE));
         let identity =
-            Identity { store: store.name().to_owned(), fleet: fleet.name.clone(), node: name.clone() };
+            NodeIdentity { store: store.name().to_owned(), fleet: fleet.name.clone(), node: name.clone() };
         let offered = before.and_then(|before| before.node.as_ref());
         let own_is_used = before.is_some() && offered.is_none_or(|offered| offered.own_is_used);
         let mut custody = Custody::new(own, own_is_used);
@@ -156,7 +156,7 @@ impl Node {
             sight: RwLock::default(),
             sent: Mutex::default(),
             hasher: RandomState::new(),
-            tallies: Tallies::default(),
+            tallies: FleetCounters::default(),
             questions,
             rereads: AtomicBool::new(false),
             settings: RwLock::new(fleet.clone()),
@@ -301,7 +301,7 @@ impl Node {
         *self.sight.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(sight);
     }
 
-    pub(super) fn members(&self) -> MutexGuard<'_, Members> {
+    pub(super) fn members(&self) -> MutexGuard<'_, FleetMembers> {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

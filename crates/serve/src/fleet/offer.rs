@@ -16,7 +16,7 @@ pub(crate) struct FleetOffer {
 
 #[derive(Serialize, Deserialize)]
 pub(super) struct NodeOffer {
-    pub(super) identity: Identity,
+    pub(super) identity: NodeIdentity,
     pub(super) incarnation: u64,
     pub(super) number: u16,
     pub(super) is_cordoned: bool,
@@ -33,7 +33,7 @@ pub(super) struct NodeOffer {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Identity {
+pub(super) struct NodeIdentity {
     pub(super) store: String,
     pub(super) fleet: NodeName,
     pub(super) node: NodeName,

@@ -11,7 +11,7 @@ use turnpike_config::FleetRedirect;
 use turnpike_fleet::{Card, Need, RecentRedirects, RedirectTarget, look_period_ms};
 use turnpike_turn::server::{AllocateAttempt, Destination, Occasion, Transport};
 
-use super::{node::Node, tallies::Sent};
+use super::{node::Node, tallies::RedirectReason};
 
 /// Missed looks after which load no longer causes redirects.
 const LOOKS: u64 = 3;
@@ -32,11 +32,11 @@ impl Node {
                 if self.is_back(attempt) {
                     return None;
                 }
-                (self.with_room(attempt, Need::Reserve, way)?, Sent::Full)
+                (self.with_room(attempt, Need::Reserve, way)?, RedirectReason::Full)
             }
             Occasion::None => self.better_served(attempt, way)?,
-            Occasion::Full => (self.with_room(attempt, Need::Room, way)?, Sent::Full),
-            Occasion::Draining => (self.with_room(attempt, Need::Room, way)?, Sent::Draining),
+            Occasion::Full => (self.with_room(attempt, Need::Room, way)?, RedirectReason::Full),
+            Occasion::Draining => (self.with_room(attempt, Need::Room, way)?, RedirectReason::Draining),
         };
         self.tallies.sent(reason);
         Some(destination)
@@ -79,7 +79,7 @@ impl Node {
         &self,
         attempt: &AllocateAttempt<'_>,
         way: (Transport, bool),
-    ) -> Option<(Destination, Sent)> {
+    ) -> Option<(Destination, RedirectReason)> {
         let redirect = self.setting(|settings| settings.redirect);
         if redirect == FleetRedirect::Full {
             return None;
@@ -92,11 +92,11 @@ impl Node {
             self.tallies.returned.fetch_add(1, Ordering::Relaxed);
             return None;
         }
-        let found = self.less_busy(way).map(|target| (destination(target), Sent::Load));
+        let found = self.less_busy(way).map(|target| (destination(target), RedirectReason::Load));
         let found = found.or_else(|| {
             let comes_here = self.is_own(attempt.client.local);
             let own = (redirect == FleetRedirect::Always && !comes_here).then(|| self.card())??;
-            Some((at_own_address(&own, way)?, Sent::OwnAddress))
+            Some((at_own_address(&own, way)?, RedirectReason::OwnAddress))
         });
         if found.is_some() {
             self.recent_redirects().note(unix, who, request);
@@ -116,7 +116,7 @@ impl Node {
     pub(super) fn send_to(&self, number: u16, transport: Transport, v4: bool) -> Option<Destination> {
         let sight = self.sight();
         let target = sight.view.node(number, transport, v4).filter(|_| number != sight.own)?;
-        self.tallies.sent(Sent::Owner);
+        self.tallies.sent(RedirectReason::Owner);
         Some(destination(target))
     }
 
@@ -146,7 +146,7 @@ fn domain(card: &Card) -> Option<Arc<str>> {
 #[cfg(test)]
 mod tests {
     use turnpike_config::Settings;
-    use turnpike_fleet::{Beat, FleetView, Load, Members, Record};
+    use turnpike_fleet::{Beat, FleetMembers, FleetView, Load, Record};
     use turnpike_relay::SharedQuota;
     use turnpike_turn::{
         server::{Client, ListenerId, NonceKey, UserRef},
@@ -181,7 +181,7 @@ mod tests {
         node.set_reach(entrances, Room::new(100, 0));
         node.set_number(1);
         node.answered();
-        let mut members = Members::default();
+        let mut members = FleetMembers::default();
         let record = |(number, name, allocations): (u16, &str, u32)| {
             let load = Load { allocations, most_allocations: 100, ..Load::default() };
             let beat = Beat { number, incarnation: 1, draining: false, load };

@@ -32,17 +32,17 @@ const LINES: usize = 500;
 const RENEWED_MS: u64 = 5000;
 
 /// Channel, line, and seconds to keep it as a key: `None` publishes only, 0 deletes the key.
-type Line = (String, String, Option<u64>);
+type PublishedLine = (String, String, Option<u64>);
 
 pub(crate) struct StatusLines {
-    sender: mpsc::Sender<Line>,
+    sender: mpsc::Sender<PublishedLine>,
     node: Arc<Node>,
     /// Approximate start of the workers' clock.
     began: Instant,
 }
 
 pub(crate) struct StatusWriter {
-    receiver: mpsc::Receiver<Line>,
+    receiver: mpsc::Receiver<PublishedLine>,
     node: Arc<Node>,
 }
 
@@ -63,7 +63,7 @@ impl SessionLog for StatusLines {
     }
 }
 
-fn lines_of(effect: &Effect, now_ms: u64) -> Vec<Line> {
+fn lines_of(effect: &Effect, now_ms: u64) -> Vec<PublishedLine> {
     match effect {
         Effect::Opened { session, realm, username, expires_ms, .. } => {
             let lifetime = expires_ms.saturating_sub(now_ms).div_ceil(1000).max(1);
@@ -101,7 +101,7 @@ fn traffic(
     what: &str,
     to_peer: (u64, u64),
     to_client: (u64, u64),
-) -> Vec<Line> {
+) -> Vec<PublishedLine> {
     let line = |(received, received_bytes): (u64, u64), (sent, sent_bytes): (u64, u64)| {
         format!("rcvp={received}, rcvb={received_bytes}, sentp={sent}, sentb={sent_bytes}")
     };
@@ -110,7 +110,7 @@ fn traffic(
     vec![(own, line(to_peer, to_client), None), (twin, line(to_client, to_peer), None)]
 }
 
-struct Told {
+struct PublishedState {
     expires: Instant,
     to_peer: (u64, u64),
     to_client: (u64, u64),
@@ -120,15 +120,15 @@ struct Told {
 #[derive(Default)]
 struct Rounds {
     round: u64,
-    sessions: HashMap<SessionId, Told>,
+    sessions: HashMap<SessionId, PublishedState>,
 }
 
 impl Rounds {
-    fn see(&mut self, session: &Session, now: Instant) -> Vec<Line> {
+    fn see(&mut self, session: &Session, now: Instant) -> Vec<PublishedLine> {
         let Session { id, realm, username, relayed, to_peer, to_client, .. } = session;
         let left_ms = relayed.iter().map(|(_, left_ms)| *left_ms).max().unwrap_or_default();
         let expires = now + Duration::from_millis(left_ms);
-        let fresh = Told { expires, to_peer: *to_peer, to_client: *to_client, round: self.round };
+        let fresh = PublishedState { expires, to_peer: *to_peer, to_client: *to_client, round: self.round };
         let before = self.sessions.insert(*id, fresh);
         let mut lines = Vec::new();
         if let Some(before) = &before
@@ -191,7 +191,7 @@ impl StatusWriter {
                 }
                 let Ok(looked) = answer.await else { return };
                 let now = Instant::now();
-                let lines: Vec<Line> =
+                let lines: Vec<PublishedLine> =
                     looked.sessions.iter().flat_map(|session| rounds.see(session, now)).collect();
                 self.publish(&lines).await;
                 from = looked.next;
@@ -201,7 +201,7 @@ impl StatusWriter {
     }
 
     /// Drops lines that cannot be published: they would be outdated later.
-    async fn publish(&self, lines: &[Line]) {
+    async fn publish(&self, lines: &[PublishedLine]) {
         if lines.is_empty() {
             return;
         }
@@ -254,9 +254,9 @@ mod tests {
         }
     }
 
-    fn shown(lines: &[Line]) -> Vec<String> {
+    fn shown(lines: &[PublishedLine]) -> Vec<String> {
         let prefix = "turn/realm/example.org/user/alice/allocation/000000000000000042/";
-        let line = |(channel, line, kept): &Line| {
+        let line = |(channel, line, kept): &PublishedLine| {
             format!("{} {line} {kept:?}", channel.strip_prefix(prefix).expect("coturn's channel"))
         };
         lines.iter().map(line).collect()

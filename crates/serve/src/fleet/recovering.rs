@@ -10,7 +10,7 @@ use std::{
 };
 
 use tokio::{sync::Notify, time::timeout};
-use turnpike_fleet::{Books, EpochState, Recovery, Report, StoreEpoch, Turn};
+use turnpike_fleet::{Books, EpochChange, EpochState, NodeReport, Recovery, StoreEpoch};
 
 pub(super) struct Recovering {
     recovery: Mutex<Recovery>,
@@ -28,7 +28,7 @@ impl Recovering {
         Self { recovery: Mutex::new(recovery), books, soon: Notify::new() }
     }
 
-    pub(super) fn hear(&self, era: EpochState) -> Turn {
+    pub(super) fn hear(&self, era: EpochState) -> EpochChange {
         let mut recovery = self.lock();
         let turn = recovery.hear(era);
         self.books.store(recovery.books() as u8, Ordering::Relaxed);
@@ -57,7 +57,7 @@ impl Recovering {
         self.lock().is_to_clear()
     }
 
-    pub(super) fn report(&self, lost: usize) -> Report {
+    pub(super) fn report(&self, lost: usize) -> NodeReport {
         self.lock().report(lost)
     }
 
@@ -97,7 +97,7 @@ mod tests {
         let heir = Recovering::new(Some((said(2, true).era, 2)));
         assert_eq!(
             (heir.books(), heir.hear(said(3, false)), heir.books()),
-            (Books::Whole, Turn::Begins, Books::Recovering)
+            (Books::Whole, EpochChange::Begins, Books::Recovering)
         );
     }
 }

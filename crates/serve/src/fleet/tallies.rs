@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sent {
+pub(super) enum RedirectReason {
     Load,
     Full,
     Draining,
@@ -17,7 +17,7 @@ pub(super) const RESULTS: [&str; 2] = ["done", "failed"];
 pub(super) const HEARD: [&str; 4] = ["message", "level", "unreadable", "repeated"];
 
 #[derive(Default)]
-pub(super) struct Tallies {
+pub(super) struct FleetCounters {
     pub(super) sent: [AtomicU64; REASONS.len()],
     pub(super) exchanges: [AtomicU64; RESULTS.len()],
     pub(super) exchange_us: AtomicU64,
@@ -27,8 +27,8 @@ pub(super) struct Tallies {
     pub(super) returned: AtomicU64,
 }
 
-impl Tallies {
-    pub(super) fn sent(&self, reason: Sent) {
+impl FleetCounters {
+    pub(super) fn sent(&self, reason: RedirectReason) {
         self.sent[reason as usize].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -50,13 +50,13 @@ mod tests {
 
     #[test]
     fn each_reason_is_counted_under_its_name() {
-        let tallies = Tallies::default();
+        let tallies = FleetCounters::default();
         for (reason, name) in [
-            (Sent::Load, "load"),
-            (Sent::Full, "full"),
-            (Sent::Draining, "draining"),
-            (Sent::OwnAddress, "own_address"),
-            (Sent::Owner, "owner"),
+            (RedirectReason::Load, "load"),
+            (RedirectReason::Full, "full"),
+            (RedirectReason::Draining, "draining"),
+            (RedirectReason::OwnAddress, "own_address"),
+            (RedirectReason::Owner, "owner"),
         ] {
             tallies.sent(reason);
             assert_eq!(REASONS[reason as usize], name);

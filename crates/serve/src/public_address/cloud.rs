@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use serde_json::Value;
 
 use super::{
-    Told,
-    http::{Question, Trouble, ask as ask_over, connect},
+    SourceAnswer,
+    http::{Question, RequestError, ask as ask_over, connect},
     zone,
 };
 
@@ -62,37 +62,38 @@ const AWS_TOKEN: &str = "/latest/api/token";
 const AWS_ADDRESS: &str = "/latest/meta-data/public-ipv4";
 const AWS_ZONE: &str = "/latest/meta-data/placement/availability-zone";
 
-pub(super) fn ask() -> Result<Told, Trouble> {
+pub(super) fn ask() -> Result<SourceAnswer, RequestError> {
     ask_at(SERVER)
 }
 
-fn ask_at(server: SocketAddr) -> Result<Told, Trouble> {
+fn ask_at(server: SocketAddr) -> Result<SourceAnswer, RequestError> {
     let get = |method, path: &str, headers: &[(&str, &str)]| {
         let host = server.ip().to_string();
         ask_over(connect(server)?, &Question { method, host: &host, path, headers })
     };
     let mut tried = Vec::new();
-    let mut found =
-        |name: &str, answer: Result<String, Trouble>, zone_at: &dyn Fn() -> Result<String, Trouble>| {
-            match answer {
-                // No service at this address, so the other paths fail as well.
-                Err(trouble @ Trouble::Silent(..)) => Some(Err(trouble)),
-                Err(trouble) => {
-                    tried.push(format!("{name}: {trouble}"));
+    let mut found = |name: &str,
+                     answer: Result<String, RequestError>,
+                     zone_at: &dyn Fn() -> Result<String, RequestError>| {
+        match answer {
+            // No service at this address, so the other paths fail as well.
+            Err(trouble @ RequestError::Silent(..)) => Some(Err(trouble)),
+            Err(trouble) => {
+                tried.push(format!("{name}: {trouble}"));
+                None
+            }
+            Ok(text) => match address_in(&text) {
+                Some(address) => {
+                    let zone = zone_at().ok().and_then(|text| zone(&text));
+                    Some(Ok(SourceAnswer { addresses: vec![address], zone }))
+                }
+                None => {
+                    tried.push(format!("{name}: no public address in the answer"));
                     None
                 }
-                Ok(text) => match address_in(&text) {
-                    Some(address) => {
-                        let zone = zone_at().ok().and_then(|text| zone(&text));
-                        Some(Ok(Told { addresses: vec![address], zone }))
-                    }
-                    None => {
-                        tried.push(format!("{name}: no public address in the answer"));
-                        None
-                    }
-                },
-            }
-        };
+            },
+        }
+    };
     for Cloud { name, header, address, zone } in &CLOUDS {
         let headers: Vec<_> = header.iter().copied().collect();
         if let Some(told) = found(name, get("GET", address, &headers), &|| get("GET", zone, &headers)) {
@@ -103,7 +104,7 @@ fn ask_at(server: SocketAddr) -> Result<Told, Trouble> {
     let token = [("X-aws-ec2-metadata-token", token.trim())];
     let headers = if token[0].1.is_empty() { &[][..] } else { &token[..] };
     let told = found("AWS", get("GET", AWS_ADDRESS, headers), &|| get("GET", AWS_ZONE, headers));
-    told.unwrap_or_else(|| Err(Trouble::Missing(tried.join("; "))))
+    told.unwrap_or_else(|| Err(RequestError::Missing(tried.join("; "))))
 }
 
 fn address_in(text: &str) -> Option<IpAddr> {
@@ -149,8 +150,8 @@ mod tests {
         address
     }
 
-    fn told(address: &str, zone: Option<&str>) -> Told {
-        Told { addresses: vec![address.parse().expect("one")], zone: zone.map(str::to_owned) }
+    fn told(address: &str, zone: Option<&str>) -> SourceAnswer {
+        SourceAnswer { addresses: vec![address.parse().expect("one")], zone: zone.map(str::to_owned) }
     }
 
     #[test]
@@ -209,6 +210,6 @@ mod tests {
         assert!(why.contains("AWS: no public address in the answer") && why.contains("Hetzner: "), "{why}");
         let nobody =
             TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("one");
-        assert!(matches!(ask_at(nobody), Err(Trouble::Silent(..))));
+        assert!(matches!(ask_at(nobody), Err(RequestError::Silent(..))));
     }
 }

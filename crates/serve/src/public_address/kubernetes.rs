@@ -12,8 +12,8 @@ use serde_json::Value;
 use turnpike_client::{Security, TlsOptions};
 
 use super::{
-    Told,
-    http::{Question, Trouble, ask as ask_over, connect},
+    SourceAnswer,
+    http::{Question, RequestError, ask as ask_over, connect},
     zone,
 };
 
@@ -21,10 +21,10 @@ use super::{
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const ZONE: &str = "topology.kubernetes.io/zone";
 
-pub(super) fn ask(annotation: Option<&str>) -> Result<Told, Trouble> {
+pub(super) fn ask(annotation: Option<&str>) -> Result<SourceAnswer, RequestError> {
     let variable = |name: &str| {
         let missing = |_| {
-            Trouble::Missing(format!(
+            RequestError::Missing(format!(
                 "{name} is not set in the environment: this works only in a Kubernetes pod"
             ))
         };
@@ -35,8 +35,8 @@ pub(super) fn ask(annotation: Option<&str>) -> Result<Told, Trouble> {
     read(&describe(&node, (&host, &port), Path::new(ACCOUNT))?, annotation)
 }
 
-fn describe(node: &str, (host, port): (&str, &str), account: &Path) -> Result<Value, Trouble> {
-    let wrong = |why: String| Trouble::Missing(why);
+fn describe(node: &str, (host, port): (&str, &str), account: &Path) -> Result<Value, RequestError> {
+    let wrong = |why: String| RequestError::Missing(why);
     let ip: IpAddr =
         host.parse().map_err(|_| wrong(format!("KUBERNETES_SERVICE_HOST is not an address: {host:?}")))?;
     let port: u16 =
@@ -57,7 +57,7 @@ fn describe(node: &str, (host, port): (&str, &str), account: &Path) -> Result<Va
     let path = format!("/api/v1/nodes/{node}");
     let headers = [("Authorization", authorization.as_str()), ("Accept", "application/json")];
     let body = ask_over(stream, &Question { method: "GET", host, path: &path, headers: &headers })?;
-    serde_json::from_str(&body).map_err(|error| Trouble::Strange(host.to_owned(), error.to_string()))
+    serde_json::from_str(&body).map_err(|error| RequestError::Strange(host.to_owned(), error.to_string()))
 }
 
 /// Removes the TURN protocols from ALPN.
@@ -67,7 +67,7 @@ fn for_http(config: &ClientConfig) -> ClientConfig {
     config
 }
 
-fn read(node: &Value, annotation: Option<&str>) -> Result<Told, Trouble> {
+fn read(node: &Value, annotation: Option<&str>) -> Result<SourceAnswer, RequestError> {
     let addresses = match annotation {
         None => {
             let all = node["status"]["addresses"].as_array().map_or(&[][..], Vec::as_slice);
@@ -76,19 +76,20 @@ fn read(node: &Value, annotation: Option<&str>) -> Result<Told, Trouble> {
         }
         Some(key) => {
             let text = node["metadata"]["annotations"][key].as_str();
-            let text = text.ok_or_else(|| Trouble::Missing(format!("the node has no annotation {key}")))?;
+            let text =
+                text.ok_or_else(|| RequestError::Missing(format!("the node has no annotation {key}")))?;
             let parts = text.split(',').map(str::trim).map(str::parse);
             let wrong =
-                |_| Trouble::Missing(format!("annotation {key} is not a list of addresses: {text:?}"));
+                |_| RequestError::Missing(format!("annotation {key} is not a list of addresses: {text:?}"));
             parts.collect::<Result<Vec<IpAddr>, _>>().map_err(wrong)?
         }
     };
     if addresses.is_empty() {
-        return Err(Trouble::Missing(
+        return Err(RequestError::Missing(
             "the node has no ExternalIP: set one in Kubernetes, or use an annotation".to_owned(),
         ));
     }
-    Ok(Told { addresses, zone: node["metadata"]["labels"][ZONE].as_str().and_then(zone) })
+    Ok(SourceAnswer { addresses, zone: node["metadata"]["labels"][ZONE].as_str().and_then(zone) })
 }
 
 #[cfg(test)]
@@ -129,7 +130,7 @@ mod tests {
 
     #[test]
     fn external_addresses_annotation_and_zone_are_read() {
-        let told = |addresses: &[&str]| Told {
+        let told = |addresses: &[&str]| SourceAnswer {
             addresses: addresses.iter().map(|address| address.parse().expect("one")).collect(),
             zone: Some("eu-west-1a".to_owned()),
         };

@@ -55,7 +55,7 @@ impl Fake {
                 self.released.notified().await;
                 Ok(value())
             }
-            State::Refuses => Err(StoreError::new("fake", Fault::Unreachable, "connection refused")),
+            State::Refuses => Err(StoreError::new("fake", StoreFault::Unreachable, "connection refused")),
         }
     }
 }
@@ -91,7 +91,7 @@ impl Backend for Arc<Fake> {
     async fn apply(&self, edit: &Edit, _: Existing) -> Result<bool, StoreError> {
         if *lock(&self.state) == State::TakesNothing {
             self.removals.fetch_add(1, Ordering::Relaxed);
-            return Err(StoreError::new("fake", Fault::Permission, "read only"));
+            return Err(StoreError::new("fake", StoreFault::Permission, "read only"));
         }
         let answer = self.answer(|| match edit {
             Edit::PutUser { name, keys, .. } => {
@@ -130,10 +130,10 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        Self::with(Limits::default())
+        Self::with(DirectoryLimits::default())
     }
 
-    fn with(limits: Limits) -> Self {
+    fn with(limits: DirectoryLimits) -> Self {
         let fake = Arc::new(Fake::default());
         lock(&fake.users).insert("alice".to_owned(), keys());
         let directory = Directory::new(Arc::clone(&fake), "fake".to_owned(), limits);
@@ -144,7 +144,7 @@ impl World {
         *lock(&self.fake.state) = state;
     }
 
-    fn ask(&self, name: &str) -> oneshot::Receiver<Found> {
+    fn ask(&self, name: &str) -> oneshot::Receiver<LookupResult> {
         let (sender, receiver) = oneshot::channel();
         self.directory.look_up(REALM, name, move |found| drop(sender.send(found)));
         receiver
@@ -175,11 +175,11 @@ impl World {
     }
 }
 
-fn said(found: &Found) -> &'static str {
+fn said(found: &LookupResult) -> &'static str {
     match found {
-        Found::User(_) => "user",
-        Found::Nobody => "nobody",
-        Found::Unavailable => "unavailable",
+        LookupResult::User(_) => "user",
+        LookupResult::Nobody => "nobody",
+        LookupResult::Unavailable => "unavailable",
     }
 }
 
@@ -514,7 +514,8 @@ async fn latest_secret_signs_and_expired_ones_are_removed() {
 
 #[tokio::test(start_paused = true)]
 async fn change_with_a_lost_answer_takes_effect() {
-    let world = World::with(Limits { refresh: Duration::from_secs(3600), ..Limits::default() });
+    let world =
+        World::with(DirectoryLimits { refresh: Duration::from_secs(3600), ..DirectoryLimits::default() });
     world.directory.read().await.expect("an answer");
     tokio::time::sleep(Duration::from_secs(5)).await;
     world.set(State::LosesAnswers);

@@ -13,7 +13,7 @@ use super::{
     reply::{list, text},
 };
 use crate::{
-    Fault, ServerAddress, StoreError,
+    ServerAddress, StoreError, StoreFault,
     redis::{client, told},
 };
 
@@ -111,7 +111,7 @@ impl Finder {
                 Err(_) => self.known.lock().unwrap_or_else(PoisonError::into_inner).1 = None,
             }
         }
-        let mut trouble = StoreError::new(&self.name, Fault::Unreachable, "no address");
+        let mut trouble = StoreError::new(&self.name, StoreFault::Unreachable, "no address");
         let count = self.address.servers.len();
         for at in (0..count).map(|step| (first + step) % count) {
             let server = &self.address.servers[at];
@@ -164,7 +164,7 @@ impl Finder {
         let told = told(&self.name, error).of_fleet();
         match told.fault {
             // coturn's schema is irrelevant for a fleet's store.
-            Fault::Schema => StoreError { fault: Fault::Row, detail: error.to_string(), ..told },
+            StoreFault::Schema => StoreError { fault: StoreFault::Row, detail: error.to_string(), ..told },
             _ => told,
         }
     }
@@ -199,8 +199,9 @@ impl Finder {
             .first()
             .and_then(text)
             .zip(answer.get(1).and_then(text).and_then(|port| port.parse().ok()));
-        let unknown =
-            || StoreError::new(&self.name, Fault::Unreachable, format_args!("no sentinel knows {master:?}"));
+        let unknown = || {
+            StoreError::new(&self.name, StoreFault::Unreachable, format_args!("no sentinel knows {master:?}"))
+        };
         found.ok_or_else(unknown)
     }
 
@@ -219,7 +220,7 @@ impl Finder {
             role => {
                 let role = role.unwrap_or("nothing");
                 let why = format!("{} is {role}, not master", server.host);
-                Err(StoreError::new(&self.name, Fault::Unreachable, why))
+                Err(StoreError::new(&self.name, StoreFault::Unreachable, why))
             }
         }
     }

@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Maximum events per answer.
 const MOST: usize = 1000;
 
-pub struct News {
+pub struct FleetNews {
     finder: Finder,
     key: String,
     connection: Option<MultiplexedConnection>,
@@ -30,7 +30,7 @@ pub struct News {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Heard {
+pub struct NewsBatch {
     /// True for a new connection: stored state may have changed without an event.
     pub anew: bool,
     pub messages: Vec<Vec<u8>>,
@@ -54,16 +54,16 @@ impl EventId {
     }
 }
 
-impl News {
+impl FleetNews {
     pub(super) fn new(address: FleetAddress, key: String) -> Self {
         Self { finder: Finder::new(address), key, connection: None, last: None }
     }
 
-    pub async fn next(&mut self) -> Result<Heard, StoreError> {
+    pub async fn next(&mut self) -> Result<NewsBatch, StoreError> {
         let Some(mut connection) = self.connection.take() else {
             self.connection = Some(self.connect().await?);
             // The caller reads the stored state first; events from now on are kept in the stream.
-            return Ok(Heard { anew: true, ..Heard::default() });
+            return Ok(NewsBatch { anew: true, ..NewsBatch::default() });
         };
         let mut command = redis::cmd("XREAD");
         command.arg("COUNT").arg(MOST).arg("BLOCK").arg(BLOCK.as_millis().to_string()).arg("STREAMS");
@@ -105,8 +105,8 @@ impl News {
     }
 
     /// Parses an answer: `[[key, [[id, [field, value, ...]], ...]]]`, or the same as a map.
-    fn take(&mut self, answer: Value) -> Heard {
-        let mut heard = Heard::default();
+    fn take(&mut self, answer: Value) -> NewsBatch {
+        let mut heard = NewsBatch::default();
         let mut streams = list(answer);
         if matches!(streams.first(), Some(Value::Array(_))) {
             streams = streams.into_iter().flat_map(list).collect();
@@ -146,8 +146,8 @@ mod tests {
         Value::BulkString(text.as_bytes().to_vec())
     }
 
-    fn news() -> News {
-        News::new("redis://127.0.0.1:1".parse().expect("an address"), "events".to_owned())
+    fn news() -> FleetNews {
+        FleetNews::new("redis://127.0.0.1:1".parse().expect("an address"), "events".to_owned())
     }
 
     #[test]
@@ -175,7 +175,7 @@ mod tests {
             assert_eq!(heard.levels, [(Bucket([7; 16]), Level::Full), (Bucket([8; 16]), Level::Calm)]);
             assert_eq!((news.last, heard.anew), (Some(EventId(7, 0)), false));
         }
-        assert_eq!(news().take(Value::Nil), Heard::default());
+        assert_eq!(news().take(Value::Nil), NewsBatch::default());
     }
 
     #[test]

@@ -67,7 +67,7 @@ fn binary_value_is_reported_and_keeps_the_connection() {
         keyspace.lock().insert(key.clone().into_bytes(), Held::Text(vec![0xe0]));
         let redis = connected(&keyspace).await;
         let error = redis.rules().await.expect_err("an unreadable value");
-        assert!(matches!(error.fault, Fault::Schema) && error.to_string().contains(&key), "{error}");
+        assert!(matches!(error.fault, StoreFault::Schema) && error.to_string().contains(&key), "{error}");
         assert_eq!(redis.user("a", "b").await.expect("the connection still works"), None);
     });
 }
@@ -88,7 +88,7 @@ async fn check(bytes: &[u8]) -> bool {
     let turned = connected(&Keyspace { turned: true, ..keyspace.clone() }).await;
     match (&read, turned.rules().await) {
         (Ok(rules), Ok(other)) => assert!(!exact || *rules == other, "{rules:?}, {other:?}"),
-        (Err(error), Err(_)) => is_told(error, &[Fault::Row, Fault::Schema], &texts),
+        (Err(error), Err(_)) => is_told(error, &[StoreFault::Row, StoreFault::Schema], &texts),
         (_, other) => panic!("{read:?}, {other:?}"),
     }
     if let Ok(rules) = &read {
@@ -112,7 +112,7 @@ async fn connected(keyspace: &Keyspace) -> Redis {
     let (connection, driver) = made.expect("an answer");
     tokio::spawn(driver);
     Redis {
-        client: Err(StoreError::new("memory", Fault::Other, "there is one connection")),
+        client: Err(StoreError::new("memory", StoreFault::Other, "there is one connection")),
         patience: Duration::MAX,
         connection: Mutex::new(Some(connection)),
         name: "memory".to_owned(),

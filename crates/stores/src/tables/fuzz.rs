@@ -91,7 +91,7 @@ impl Sql for Memory {
 }
 
 fn told(error: rusqlite::Error) -> StoreError {
-    StoreError::new("memory", Fault::Other, error)
+    StoreError::new("memory", StoreFault::Other, error)
 }
 
 type Stored = (usize, Row);
@@ -125,7 +125,7 @@ async fn check(bytes: &[u8]) -> bool {
     let (turned, _) = filled(has_own, rows.iter().rev().cloned());
     match (&read, turned.rules().await) {
         (Ok(rules), Ok(other)) => assert!(!exact || *rules == other, "{rules:?}, {other:?}"),
-        (Err(error), Err(_)) => is_told(error, &[Fault::Row], &texts),
+        (Err(error), Err(_)) => is_told(error, &[StoreFault::Row], &texts),
         (_, other) => panic!("{read:?}, {other:?}"),
     }
     if let Ok(rules) = &read {
@@ -147,7 +147,7 @@ fn row(input: &mut Input<'_>, has_own: bool, well: bool) -> Stored {
 }
 
 /// A database with these rows, and the rows it kept: of two with the same key, the first.
-fn filled(has_own: bool, rows: impl IntoIterator<Item = Stored>) -> (Tables<Memory>, Vec<Stored>) {
+fn filled(has_own: bool, rows: impl IntoIterator<Item = Stored>) -> (CoturnTables<Memory>, Vec<Stored>) {
     let connection = Connection::open_in_memory().expect("memory");
     connection.execute_batch(sqlite::TABLES).expect("coturn's tables");
     for (_, create) in OWN_TABLES.iter().filter(|_| has_own) {
@@ -161,7 +161,7 @@ fn filled(has_own: bool, rows: impl IntoIterator<Item = Stored>) -> (Tables<Memo
         connection.execute(&insert, params_from_iter(row)).expect("text fits every column") == 1
     };
     let kept = rows.into_iter().filter(is_kept).collect();
-    (Tables::new(Memory(Mutex::new(connection))), kept)
+    (CoturnTables::new(Memory(Mutex::new(connection))), kept)
 }
 
 fn texts((table, row): &Stored) -> impl Iterator<Item = (Word, String)> {
@@ -191,7 +191,7 @@ fn has_all(rules: &Rules, rows: &[Stored]) {
     }
 }
 
-async fn secrets_are_those_of_their_realms(tables: &Tables<Memory>, rules: &Rules, rows: &[Stored]) {
+async fn secrets_are_those_of_their_realms(tables: &CoturnTables<Memory>, rules: &Rules, rows: &[Stored]) {
     for realm in of(rows, "turn_secret").filter_map(|row| field(row, 0)) {
         // Secrets of null and empty realms are merged under an empty name.
         let is_both = realm.is_empty() && of(rows, "turn_secret").any(|row| field(row, 0).is_none());
@@ -201,7 +201,7 @@ async fn secrets_are_those_of_their_realms(tables: &Tables<Memory>, rules: &Rule
     }
 }
 
-async fn users_are_found(tables: &Tables<Memory>, rows: &[Stored]) {
+async fn users_are_found(tables: &CoturnTables<Memory>, rows: &[Stored]) {
     let mut expected = BTreeSet::new();
     for row in of(rows, "turnusers_lt") {
         let (Some(realm), Some(name)) = (field(row, 0), field(row, 1)) else { continue };

@@ -13,7 +13,7 @@ use turnpike_stores::StoreError;
 use super::Node;
 use crate::fleet::{
     keys::seal_ring,
-    offer::{Identity, NodeOffer},
+    offer::{NodeIdentity, NodeOffer},
 };
 
 const LAST_WORDS: Duration = Duration::from_secs(3);
@@ -87,7 +87,7 @@ impl Node {
         drop(self.exchanging.blocking_lock());
         let custody = self.custody();
         NodeOffer {
-            identity: Identity {
+            identity: NodeIdentity {
                 store: self.store.name().to_owned(),
                 fleet: self.setting(|settings| settings.name.clone()),
                 node: self.name.clone(),

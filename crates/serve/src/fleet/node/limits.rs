@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use turnpike_fleet::{Books, EpochState, Terms, Turn};
+use turnpike_fleet::{Books, EpochChange, EpochState, Terms};
 use turnpike_relay::SharedQuota;
 use turnpike_turn::server::{QuotaRefusal, UserRef};
 
@@ -61,8 +61,8 @@ impl Node {
 
     pub(in crate::fleet) fn hear_era(&self, era: EpochState) {
         match self.recovery.hear(era) {
-            Turn::Nothing => {}
-            Turn::Begins => {
+            EpochChange::Nothing => {}
+            EpochChange::Begins => {
                 let number = era.era.number;
                 match self.recovery.books() {
                     Books::Whole => {
@@ -82,7 +82,7 @@ impl Node {
                 }
                 self.recovery.speak_soon();
             }
-            Turn::Ends => {
+            EpochChange::Ends => {
                 tracing::info!(
                     era = era.era.number,
                     "the fleet store knows all nodes' quotas and grants them again"
