@@ -143,11 +143,11 @@ fn event_stream_starts_with_the_history() {
     let (name, history) = events.next().unwrap();
     assert_eq!(name, "history");
     assert!(history["open"].is_array());
-    let mut before = String::new();
+    let mut before = jiff::Timestamp::UNIX_EPOCH;
     for _ in 0..3 {
         let (name, live) = events.next().unwrap();
         assert_eq!((name.as_str(), &live["status"]["open"]), ("live", &json!(7)));
-        let at = live["at"].as_str().unwrap().to_owned();
+        let at = live["at"].as_str().unwrap().parse().unwrap();
         assert!(at > before, "{at} after {before}");
         before = at;
     }

@@ -218,7 +218,7 @@ fn authentication_is_the_same_as_in_coturn() {
     // Without users of its own, coturn uses its default database.
     let (settings, notes) = translated("lt-cred-mech\nrealm=example.org");
     assert!(settings.store.url.is_some_and(|url| url.reveal().starts_with("sqlite:///")));
-    assert!(told(&notes, "coturn's own database"), "{notes:?}");
+    assert!(told(&notes, "coturn's default database"), "{notes:?}");
     // An open relay must be requested explicitly.
     let (settings, notes) = translated("listening-port=3478");
     assert!(settings.auth.required && told(&notes, "auth.required = false"), "{notes:?}");
