@@ -27,8 +27,9 @@ fn flood() {
             world.wait_for_dtls("each gets a cookie", |stats| stats.cookies >= before + 200);
         }
     };
-    let (of_first, of_others) = (grown(|| flood(10)), grown(|| flood(40)));
-    assert!(of_others <= of_first, "{of_others} bytes after {of_first}");
+    // Buffers grow until they hold the datagrams that wait at once: more on a slow machine.
+    let growth: Vec<u64> = (0..10).map(|_| grown(|| flood(10))).take_while(|bytes| *bytes > 0).collect();
+    assert!(growth.len() < 10, "each 2,000 more ClientHellos took memory: {growth:?} bytes");
     let stats = world.dtls_stats();
     assert_eq!((stats.half_open, stats.open, stats.failed.iter().sum::<u64>()), (0, 0, 0), "{stats:?}");
     DtlsClient::connect(world.dtls(), Kind::V13).allocated(&peer());
