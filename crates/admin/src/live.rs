@@ -242,7 +242,7 @@ mod tests {
     use http_body_util::{BodyExt as _, channel::Channel};
 
     use super::*;
-    use crate::connections::tests::Nobody;
+    use crate::connections::tests::IdleProgram;
 
     async fn heard(body: &mut Channel<Bytes>) -> Bytes {
         let frame = body.frame().await.expect("more events").expect("no error");
@@ -252,7 +252,7 @@ mod tests {
     /// tokio's time is paused, and advances when all tasks are idle.
     #[tokio::test(start_paused = true)]
     async fn watchers_get_the_same_events_and_stalled_ones_are_dropped() {
-        let feed = Feed::start(Arc::new(Nobody::default()));
+        let feed = Feed::start(Arc::new(IdleProgram::default()));
         let watch = |feed: &Arc<Feed>| {
             let (mut sender, body) = Channel::<Bytes>::new(1);
             let watcher = feed.watcher().expect("a free slot");
@@ -285,7 +285,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn watcher_without_permission_gets_no_more_events() {
-        let feed = Feed::start(Arc::new(Nobody::default()));
+        let feed = Feed::start(Arc::new(IdleProgram::default()));
         let (mut sender, mut body) = Channel::<Bytes>::new(1);
         let watcher = feed.watcher().expect("a free slot");
         let sending = tokio::spawn(async move { watcher.send(&mut sender, None, || false).await });
@@ -296,7 +296,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn watchers_and_recent_requests_count_as_watching() {
-        let feed = Feed::start(Arc::new(Nobody::default()));
+        let feed = Feed::start(Arc::new(IdleProgram::default()));
         assert!(!feed.is_watched());
         let watcher = feed.watcher();
         assert!(feed.is_watched());

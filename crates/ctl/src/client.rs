@@ -94,7 +94,7 @@ fn bracketed(host: &str, port: u16) -> String {
 #[non_exhaustive]
 pub enum ClientError {
     #[error("no running turnpike serve was found, at {}; for another address, use --admin unix:/PATH", .tried.join(" or "))]
-    Nobody { tried: Vec<String> },
+    NoProgram { tried: Vec<String> },
     #[error("{target} belongs to another user: run this command as that user, or as root")]
     Forbidden { target: Target },
     #[error("{target} does not answer: {source}")]
@@ -192,7 +192,7 @@ impl Client {
     pub fn finds_somebody(&self) -> Result<bool, ClientError> {
         match self.get::<Status>("/v1/status") {
             Ok(_) => Ok(true),
-            Err(ClientError::Nobody { .. }) => Ok(false),
+            Err(ClientError::NoProgram { .. }) => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -251,7 +251,7 @@ impl Client {
                 Err(source) => return Err(ClientError::Broken { target: target.clone(), source }),
             }
         }
-        Err(ClientError::Nobody { tried })
+        Err(ClientError::NoProgram { tried })
     }
 
     async fn exchange(

@@ -92,7 +92,7 @@ pub(crate) struct Seat {
 pub(crate) enum Pick {
     At(Seat, Address),
     /// No member is left to try.
-    Nobody,
+    NoTarget,
     /// An unresolved name may affect the choice.
     Pending,
 }
@@ -159,7 +159,7 @@ impl Targets {
             return Pick::Pending;
         }
         let member = chosen.and_then(|chosen| members.slots.get(chosen.slot.at as usize));
-        member.map_or(Pick::Nobody, |member| Pick::At(Seat::take(member), member.address(offset)))
+        member.map_or(Pick::NoTarget, |member| Pick::At(Seat::take(member), member.address(offset)))
     }
 
     /// If none is healthy, all count as healthy: a failing check must not turn clients away that a target

@@ -150,7 +150,7 @@ impl WorkerContext for WorkerRules {
         match self.targets(rule)?.pick(Some(client.ip()), port, tried, false) {
             Pick::At(seat, Address::Ip(address)) => Some(Choice { target: seat.keep(), address }),
             // Datagrams cannot be sent to a stream.
-            Pick::At(_, Address::Unix(_)) | Pick::Nobody | Pick::Pending => None,
+            Pick::At(_, Address::Unix(_)) | Pick::NoTarget | Pick::Pending => None,
         }
     }
 

@@ -36,7 +36,7 @@ const QUICK: ConnectionLimits = ConnectionLimits {
     head_bytes: 8192,
 };
 
-pub(crate) struct Nobody {
+pub(crate) struct IdleProgram {
     metrics: String,
     draining: Arc<AtomicBool>,
     loopback: AdminAccess,
@@ -44,7 +44,7 @@ pub(crate) struct Nobody {
     reloaded: Arc<AtomicUsize>,
 }
 
-impl Default for Nobody {
+impl Default for IdleProgram {
     fn default() -> Self {
         let metrics = "turnpike_allocations{worker=\"0\"} 5\n# EOF\n".to_owned();
         Self {
@@ -57,7 +57,7 @@ impl Default for Nobody {
     }
 }
 
-impl Process for Nobody {
+impl Process for IdleProgram {
     fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }
@@ -80,7 +80,7 @@ impl Process for Nobody {
     }
 }
 
-impl Program for Nobody {
+impl Program for IdleProgram {
     fn process(&self) -> &dyn Process {
         self
     }
@@ -98,7 +98,7 @@ impl Program for Nobody {
     }
 }
 
-impl Owner for Nobody {
+impl Owner for IdleProgram {
     fn settings(&self) -> AdminSettings {
         AdminSettings {
             hosts: vec!["turn.example.org".to_owned()],
@@ -111,7 +111,7 @@ impl Owner for Nobody {
     }
 }
 
-async fn start(program: Nobody, limits: ConnectionLimits) -> SocketAddr {
+async fn start(program: IdleProgram, limits: ConnectionLimits) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
     let address = listener.local_addr().expect("bound");
     let router = routes::router(Arc::new(program), Changes::default(), None);
@@ -154,7 +154,7 @@ fn closed_for(wanted: &str) -> u64 {
 #[tokio::test]
 async fn health_turns_from_ok_to_draining() {
     let draining = Arc::new(AtomicBool::new(false));
-    let program = Nobody { draining: Arc::clone(&draining), ..Nobody::default() };
+    let program = IdleProgram { draining: Arc::clone(&draining), ..IdleProgram::default() };
     let page = start(program, ConnectionLimits::of_one(1)).await;
     let answer = get_page(page, "/healthz").await;
     assert!(is_ok(&answer), "{answer}");
@@ -166,14 +166,14 @@ async fn health_turns_from_ok_to_draining() {
 
 #[tokio::test]
 async fn front_page_lists_the_other_paths() {
-    let answer = get_page(start(Nobody::default(), ConnectionLimits::of_one(1)).await, "/").await;
+    let answer = get_page(start(IdleProgram::default(), ConnectionLimits::of_one(1)).await, "/").await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     assert!(answer.contains("/metrics ") && answer.contains("/healthz "), "{answer}");
 }
 
 #[tokio::test]
 async fn slow_request_is_closed_and_counted() {
-    let page = start(Nobody::default(), QUICK).await;
+    let page = start(IdleProgram::default(), QUICK).await;
     let before = closed_for("no_request");
     let unfinished =
         ["", "G", "GET /metrics HTTP/1.1\r\n", "GET /metrics HTTP/1.1\r\nHost: localhost\r\nX: y\r\n"];
@@ -187,7 +187,7 @@ async fn slow_request_is_closed_and_counted() {
 
 #[tokio::test]
 async fn trickling_head_is_cut_off() {
-    let page = start(Nobody::default(), QUICK).await;
+    let page = start(IdleProgram::default(), QUICK).await;
     let (mut hears, mut says) = TcpStream::connect(page).await.expect("listening").into_split();
     let trickle = tokio::spawn(async move {
         says.write_all(b"GET / HTTP/1.1\r\nX: ").await.expect("open");
@@ -203,7 +203,7 @@ async fn trickling_head_is_cut_off() {
 
 #[tokio::test]
 async fn late_body_gets_408() {
-    let page = start(Nobody { loopback: AdminAccess::Full, ..Nobody::default() }, QUICK).await;
+    let page = start(IdleProgram { loopback: AdminAccess::Full, ..IdleProgram::default() }, QUICK).await;
     let before = closed_for("no_request");
     let head = "POST /v1/drain HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 20\r\n\r\n{";
     let answer = answer_to(page, head.as_bytes()).await;
@@ -215,7 +215,7 @@ async fn late_body_gets_408() {
 
 #[tokio::test]
 async fn unread_response_is_closed_and_counted() {
-    let long = Nobody { metrics: "x".repeat(64 << 20), ..Nobody::default() };
+    let long = IdleProgram { metrics: "x".repeat(64 << 20), ..IdleProgram::default() };
     let page = start(long, QUICK).await;
     let before = closed_for("slow");
     let mut stream = TcpStream::connect(page).await.expect("listening");
@@ -231,7 +231,7 @@ async fn unread_response_is_closed_and_counted() {
 #[tokio::test]
 async fn excess_connection_replaces_the_oldest_idle_one() {
     let patient = ConnectionLimits { head: SOON, whole: SOON, ..QUICK };
-    let page = start(Nobody::default(), patient).await;
+    let page = start(IdleProgram::default(), patient).await;
     let before = closed_for("crowded");
     let mut idle = Vec::new();
     for _ in 0..3 * patient.connections {
@@ -257,9 +257,12 @@ async fn excess_connection_replaces_the_oldest_idle_one() {
 const RELOAD: &[u8] = b"POST /v1/reload HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n";
 
 /// A program whose reloads wait for the returned sender, and the number of completed ones.
-fn reloading() -> (Nobody, watch::Sender<bool>, Arc<AtomicUsize>) {
-    let program =
-        Nobody { loopback: AdminAccess::Full, may_reload: watch::Sender::new(false), ..Nobody::default() };
+fn reloading() -> (IdleProgram, watch::Sender<bool>, Arc<AtomicUsize>) {
+    let program = IdleProgram {
+        loopback: AdminAccess::Full,
+        may_reload: watch::Sender::new(false),
+        ..IdleProgram::default()
+    };
     let (may_reload, reloaded) = (program.may_reload.clone(), Arc::clone(&program.reloaded));
     (program, may_reload, reloaded)
 }
@@ -319,7 +322,7 @@ async fn half_closed_client_gets_its_response() {
 
 #[tokio::test]
 async fn http_errors_are_problem_details() {
-    let page = start(Nobody::default(), QUICK).await;
+    let page = start(IdleProgram::default(), QUICK).await;
     let long = format!("GET / HTTP/1.1\r\nHost: localhost\r\nX: {}\r\n\r\n", "x".repeat(100_000));
     for (said, status) in [
         (&b"GET / HTTP/1.1\r\nHost: localhost\r\nnonsense\r\n\r\n"[..], "400"),
@@ -340,7 +343,7 @@ async fn http_errors_are_problem_details() {
 
 #[tokio::test]
 async fn oversized_body_is_refused_by_its_length_header() {
-    let program = Nobody { loopback: AdminAccess::Full, ..Nobody::default() };
+    let program = IdleProgram { loopback: AdminAccess::Full, ..IdleProgram::default() };
     let page = start(program, ConnectionLimits { head: SOON, whole: SOON, ..QUICK }).await;
     let head = b"POST /v1/reload HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n";
     let answer = answer_to(page, head).await;
@@ -372,7 +375,7 @@ async fn hear_until(stream: &mut TcpStream, wanted: &str) {
 
 #[tokio::test]
 async fn place_of_a_departed_watcher_is_free_immediately() {
-    let page = start(Nobody::default(), ConnectionLimits { connections: 9, ..QUICK }).await;
+    let page = start(IdleProgram::default(), ConnectionLimits { connections: 9, ..QUICK }).await;
     // The maximum number of watchers, repeatedly, without reading in between.
     for _ in 0..5 {
         let mut all = Vec::new();
@@ -389,7 +392,7 @@ async fn place_of_a_departed_watcher_is_free_immediately() {
 
 #[tokio::test]
 async fn watcher_outlives_the_timeout_and_is_not_evicted() {
-    let page = start(Nobody::default(), QUICK).await;
+    let page = start(IdleProgram::default(), QUICK).await;
     let mut watching = watching(page).await;
     let mut idle = Vec::new();
     for _ in 0..3 * QUICK.connections {
@@ -404,7 +407,7 @@ async fn watcher_outlives_the_timeout_and_is_not_evicted() {
 
 #[tokio::test]
 async fn unknown_host_name_is_refused_with_the_remedy() {
-    let page = start(Nobody::default(), ConnectionLimits::of_one(1)).await;
+    let page = start(IdleProgram::default(), ConnectionLimits::of_one(1)).await;
     let ask = |host: &str| format!("GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n").into_bytes();
     let refused = answer_to(page, &ask("evil.example:9641")).await;
     assert!(refused.starts_with("HTTP/1.1 421"), "{refused}");
@@ -425,7 +428,7 @@ async fn unknown_host_name_is_refused_with_the_remedy() {
 /// Each gets an error or a closed connection, and the page stays available.
 #[tokio::test]
 async fn malformed_requests_get_an_error_and_the_page_stays_up() {
-    let page = start(Nobody::default(), QUICK).await;
+    let page = start(IdleProgram::default(), QUICK).await;
     let head = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n";
     let many: String = (0..200).map(|n| format!("X-{n}: y\r\n")).collect();
     let cases: Vec<(&str, Vec<u8>, Option<&str>)> = vec![
@@ -506,7 +509,7 @@ async fn malformed_requests_get_an_error_and_the_page_stays_up() {
 /// One request per connection: anything after it is ignored.
 #[tokio::test]
 async fn only_the_first_of_pipelined_requests_is_answered() {
-    let page = start(Nobody::default(), QUICK).await;
+    let page = start(IdleProgram::default(), QUICK).await;
     let one = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
     let answer = answer_to(page, one.repeat(50).as_bytes()).await;
     assert!(answer.matches("HTTP/1.1 ").count() <= 1, "{answer}");
@@ -518,7 +521,7 @@ async fn only_the_first_of_pipelined_requests_is_answered() {
 #[tokio::test(start_paused = true)]
 async fn stalled_watcher_is_closed_after_ten_seconds() {
     let limits = ConnectionLimits::of_one(1);
-    let router = routes::router(Arc::new(Nobody::default()), Changes::default(), None);
+    let router = routes::router(Arc::new(IdleProgram::default()), Changes::default(), None);
     let place = Arc::new(Semaphore::new(1)).try_acquire_owned().expect("the only one");
     let (mut client, server) = duplex(1024);
     let said = b"GET /v1/live/events HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -537,7 +540,7 @@ async fn stalled_watcher_is_closed_after_ten_seconds() {
 /// Seconds until a client that does not read is disconnected.
 async fn patience_with(stream: HttpStream) -> u64 {
     let limits = ConnectionLimits::of_one(1);
-    let router = routes::router(Arc::new(Nobody::default()), Changes::default(), None);
+    let router = routes::router(Arc::new(IdleProgram::default()), Changes::default(), None);
     let place = Arc::new(Semaphore::new(1)).try_acquire_owned().expect("the only one");
     let begun = tokio::time::Instant::now();
     let before = closed_for("slow");

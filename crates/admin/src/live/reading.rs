@@ -403,7 +403,7 @@ mod tests {
             &HashMap::new(),
             &[Some(Duration::from_micros(70)), None],
             None,
-            &crate::connections::tests::Nobody::default(),
+            &crate::connections::tests::IdleProgram::default(),
         )
     }
 

@@ -1,5 +1,5 @@
-//! Addresses and routes of the server's machine change while it serves. Each test has a network namespace with the interface `e0`,
-//! whose far end is `e1`.
+//! Addresses and routes of the server's machine change while it serves. Each test has a network namespace with the
+//! pair of interfaces `e0` and `e1`.
 
 use crate::prelude::*;
 use turnpike_testkit::stun::{self, attribute::*, kind::*};

@@ -1,6 +1,6 @@
-//! Parsers for the parts of forwarding rules: hosts, ports, targets, client patterns. Shared by all formats,
-//! so that all accept the same. Errors are half sentences; the caller adds the place and makes
-//! [`Mistake`](turnpike_strict::Mistake)s of them.
+//! Parsers for the parts of forwarding rules: hosts, ports, targets, client patterns. All formats share
+//! them and accept the same text. They return the reason alone; the caller adds the position to form a
+//! [`Mistake`](turnpike_strict::Mistake).
 
 use std::{
     fmt::Write as _,

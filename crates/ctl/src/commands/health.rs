@@ -34,7 +34,7 @@ pub fn wait_for_end(client: &Client) -> Result<(), CommandError> {
                     return Ok(());
                 }
             }
-            Err(ClientError::Nobody { .. }) => return Ok(()),
+            Err(ClientError::NoProgram { .. }) => return Ok(()),
             // The program may end during an answer; the next request will find none.
             Err(ClientError::Broken { .. }) => {}
             Err(error) => return Err(error.into()),

@@ -34,7 +34,7 @@ fn client(last: u8) -> IpAddr {
 fn seat(pick: Pick) -> Option<(Seat, String)> {
     match pick {
         Pick::At(seat, address) => Some((seat, ip_of(&address))),
-        Pick::Nobody | Pick::Pending => None,
+        Pick::NoTarget | Pick::Pending => None,
     }
 }
 

@@ -34,7 +34,7 @@ impl Engine {
             let wait = !opening.without_names;
             let (seat, address) = match state.targets.pick(client, opening.offset, &opening.tried, wait) {
                 Pick::At(seat, address) => (seat, address),
-                Pick::Nobody => {
+                Pick::NoTarget => {
                     tell_unreachable(&state, opening.obstacle.take());
                     break EndReason::ConnectFailed;
                 }

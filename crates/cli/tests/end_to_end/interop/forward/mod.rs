@@ -20,8 +20,8 @@ use turnpike_testkit::certificates;
 
 const NOBODY: u32 = 65_534;
 
-/// Files and user of a server: nobody if the tests run as root (initdb(1) refuses root), else the current user. Not below
-/// `target`, which another user may be unable to read.
+/// Files and user of a server. The user is `nobody` if the tests run as root, because initdb(1) refuses root. The
+/// files are outside `target`, which that user may be unable to read.
 struct Workshop {
     path: PathBuf,
     owner: Option<u32>,
