@@ -136,7 +136,7 @@ fn summary(sandbox: &Sandbox) -> String {
     let files = match (&sandbox.read, &sandbox.written) {
         (Some(read), Some(written)) => {
             let places = read.len() + written.len();
-            format!("{places} readable places, {} of them writable", written.len())
+            format!("{places} readable paths, {} of them writable", written.len())
         }
         _ => "all files".to_owned(),
     };
@@ -159,7 +159,7 @@ mod tests {
         let said = summary(&all);
         assert!(said.starts_with("7 system calls, "), "{said}");
         assert!(
-            said.ends_with("; 2 readable places, 1 of them writable; capabilities NET_BIND_SERVICE"),
+            said.ends_with("; 2 readable paths, 1 of them writable; capabilities NET_BIND_SERVICE"),
             "{said}"
         );
         assert!(all.missing.is_empty());
