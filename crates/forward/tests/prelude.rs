@@ -29,5 +29,5 @@ pub(crate) use turnpike_net::Datapath;
 pub(crate) use turnpike_testkit::{
     Dir,
     alone::{self, run},
-    process::{Thread, grown, take_descriptors},
+    process::{Thread, grown, settles, take_descriptors},
 };

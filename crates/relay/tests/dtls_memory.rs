@@ -27,9 +27,7 @@ fn flood() {
             world.wait_for_dtls("each gets a cookie", |stats| stats.cookies >= before + 200);
         }
     };
-    // Buffers grow until they hold the datagrams that wait at once: more on a slow machine.
-    let growth: Vec<u64> = (0..10).map(|_| grown(|| flood(10))).take_while(|bytes| *bytes > 0).collect();
-    assert!(growth.len() < 10, "each 2,000 more ClientHellos took memory: {growth:?} bytes");
+    settles(|| flood(10));
     let stats = world.dtls_stats();
     assert_eq!((stats.half_open, stats.open, stats.failed.iter().sum::<u64>()), (0, 0, 0), "{stats:?}");
     DtlsClient::connect(world.dtls(), Kind::V13).allocated(&peer());
@@ -45,6 +43,8 @@ fn half_open() {
     let world = world_with(|config| {
         config.limits.half_open = 200;
         config.limits.half_open_per_network = 150;
+        // On a slow machine handshakes would time out before they are evicted.
+        config.limits.first_message = Duration::from_secs(600);
     });
     let witness = Witness::start(&world);
     let mut honest = DtlsClient::connect(world.dtls(), Kind::V13);
@@ -62,15 +62,18 @@ fn half_open() {
             eventually("an answer", &mut answered);
         }
     };
-    let (of_first, of_others) = (grown(|| attack(400)), grown(|| attack(1600)));
-    assert!(of_others <= of_first, "{of_others} bytes after {of_first}");
+    let mut begun = 1600;
+    attack(begun);
+    settles(|| {
+        attack(200);
+        begun += 200;
+    });
     // Handshakes that were not evicted were replaced when their port was reused.
     world.wait_for_dtls("all but the most recent are gone", |stats| {
-        stats.half_open <= 150 && stats.ended(DtlsEnd::Handshake) >= 1_850
+        stats.half_open <= 150 && stats.ended(DtlsEnd::Handshake) >= begun - 150
     });
     let evicted = world.dtls_stats().failed(DtlsFailure::Evicted);
-    // On a slow machine more of them time out first.
-    assert!(evicted > 1_000, "{evicted} evicted");
+    assert!(evicted > begun * 3 / 4, "{evicted} of {begun} evicted");
     honest.ask(&refresh(1));
     witness.lost_nothing();
 }

@@ -29,7 +29,7 @@ pub(crate) use turnpike_relay::{
 pub(crate) use turnpike_testkit::{
     alone,
     certificates::Certificate,
-    process::{Thread, grown},
+    process::{Thread, grown, settles},
 };
 pub(crate) use turnpike_turn::{
     client::Event,

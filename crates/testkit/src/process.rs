@@ -22,6 +22,14 @@ pub fn grown(work: impl FnOnce()) -> u64 {
     memory().saturating_sub(before)
 }
 
+/// Repeats `work` until it adds no memory. Buffers, the allocator and huge pages (2 MiB at once) grow with the first runs; a leak
+/// grows with each.
+pub fn settles(mut work: impl FnMut()) {
+    const RUNS: usize = 10;
+    let growth: Vec<u64> = (0..RUNS).map(|_| grown(&mut work)).take_while(|bytes| *bytes > 0).collect();
+    assert!(growth.len() < RUNS, "memory grew with each of {RUNS} runs: {growth:?} bytes");
+}
+
 pub fn descriptors() -> usize {
     fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
 }

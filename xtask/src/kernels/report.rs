@@ -334,10 +334,7 @@ mod tests {
     fn sandbox_without_landlock_leaves_all_files_open() {
         let line = "@@ sandbox 90 system calls, others end the program; all files; no capabilities";
         assert!(report(&[line]).row("5.10").contains("| seccomp |"));
-        assert_eq!(
-            confined_by("90 system calls; 3 readable paths, 1 of them writable"),
-            "seccomp, Landlock"
-        );
+        assert_eq!(confined_by("90 system calls; 3 readable paths, 1 of them writable"), "seccomp, Landlock");
     }
 
     #[test]
