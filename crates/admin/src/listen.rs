@@ -21,7 +21,8 @@ use turnpike_config::{
     AdminAccess, AdminAddress, AdminSettings, Mistake, Settings,
     runtime_directory::{self, Origin, RuntimeDirectory},
 };
-use turnpike_net::{ListenOptions, SocketFile, UnixName};
+use turnpike_net::{ListenOptions, SocketFile};
+use turnpike_wire::address::UnixName;
 
 use crate::{
     changes::Changes,
@@ -148,7 +149,7 @@ impl Serving {
                 SocketOwner::None => None,
                 SocketOwner::Own(file) => Some(file),
                 // A missing file does not have to be removed.
-                SocketOwner::Another(name) => SocketFile::take_over(&name).ok(),
+                SocketOwner::Another(name) => name.address().and_then(|at| SocketFile::take_over(&at)).ok(),
             };
             Kept { configured, left, socket: Mutex::new(Some((socket, file))) }
         };
@@ -315,11 +316,9 @@ impl Bound {
         lent: Option<OwnedFd>,
     ) -> io::Result<Self> {
         let (listener, file) = match lent {
-            Some(lent) => {
-                (turnpike_net::UnixListener::take_over(lent, name)?, SocketOwner::Another(name.clone()))
-            }
+            Some(lent) => (turnpike_net::UnixListener::take_over(lent)?, SocketOwner::Another(name.clone())),
             None => {
-                let (listener, file) = turnpike_net::UnixListener::bind(name, Some(MODE))?;
+                let (listener, file) = turnpike_net::UnixListener::bind(&name.address()?, Some(MODE))?;
                 (listener, SocketOwner::Own(file))
             }
         };

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use turnpike_net::UnixName;
+use turnpike_wire::address::UnixName;
 
 /// Timeout of the local answer.
 const PATIENCE: Duration = Duration::from_millis(500);

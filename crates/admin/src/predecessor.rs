@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use tokio::{runtime::Handle, sync::OwnedMutexGuard, task, time::timeout};
 use turnpike_config::AdminAccess;
 use turnpike_fleet::PeerAnswer;
-use turnpike_net::Channel;
+use turnpike_worker::Channel;
 
 use crate::{peer_requests, via::Via};
 

@@ -18,6 +18,8 @@ const FLOORS: &[(&str, u8)] = &[
     ("turnpike-client", 1),
     ("turnpike-offload", 1),
     ("turnpike-rules", 1),
+    ("turnpike-copy", 1),
+    ("turnpike-worker", 1),
     ("turnpike-convert", 2),
     ("turnpike-fleet", 2),
     ("turnpike-relay", 2),

@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
-use turnpike_net::{Buffer, Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket, poll::Poller};
+use turnpike_net::{Buffer, Datapath, Poller, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket};
 
 use crate::ErrorCounts;
 

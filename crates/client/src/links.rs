@@ -15,7 +15,7 @@ use std::{
 
 use rustls::{ClientConnection, HandshakeKind, pki_types::ServerName};
 use socket2::Socket;
-use turnpike_net::poll::{Event, Interest, Poller};
+use turnpike_net::{Event, Interest, Poller};
 use turnpike_wire::frame::{self, Frame, MAX_MESSAGE_LEN};
 
 use crate::{

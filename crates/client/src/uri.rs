@@ -7,7 +7,7 @@ use std::{
 };
 
 use strum::{Display, EnumString};
-use turnpike_net::split_zone;
+use turnpike_wire::address::split_zone;
 
 use crate::{InvalidSetting, transport::ClientTransport};
 

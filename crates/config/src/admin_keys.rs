@@ -8,8 +8,8 @@ use std::{
 };
 
 use turnpike_convert::toml_text::{list, quoted, strings};
-use turnpike_net::UnixName;
 use turnpike_strict::Value;
+use turnpike_wire::address::UnixName;
 
 use crate::{
     Mistake, Origin, Secret,

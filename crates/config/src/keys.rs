@@ -4,9 +4,9 @@ use std::{net::SocketAddr, ops::RangeInclusive, path::Path};
 
 use turnpike_convert::forward::parts::without_zone;
 use turnpike_convert::toml_text::{list, quoted};
-use turnpike_net::{AddressError, socket_address};
 use turnpike_strict::{Node, Value, find};
 use turnpike_turn::server::{AllowRule, Cidr, RelayAddress};
+use turnpike_wire::address::{AddressError, socket_address};
 use turnpike_wire::names::{is_realm, is_username};
 
 use super::{

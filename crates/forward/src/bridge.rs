@@ -15,10 +15,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use turnpike_net::{
-    TcpSocket,
-    poll::{Interest, Poller},
-};
+use turnpike_net::{Interest, Poller, TcpSocket};
 
 /// Maximum UDP payload over IPv4: 65535 - 20 - 8.
 pub(crate) const MAX_DATAGRAM: usize = 65_507;

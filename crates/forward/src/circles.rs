@@ -12,7 +12,7 @@ use std::{
 };
 
 use hashbrown::{HashMap, hash_map::Entry};
-use turnpike_net::{TcpSocket, passed::Transport};
+use turnpike_net::{TcpSocket, Transport};
 use turnpike_wire::address::canonical;
 
 use crate::{

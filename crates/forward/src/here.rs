@@ -7,7 +7,7 @@ use std::{
 };
 
 use hashbrown::HashMap;
-use turnpike_net::passed::Transport;
+use turnpike_net::Transport;
 use turnpike_wire::address::canonical_ip;
 
 use turnpike_rules::{hears, reached};
@@ -170,7 +170,7 @@ fn reaches_itself(target: SocketAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use turnpike_net::UnixName;
+    use turnpike_wire::address::UnixName;
 
     use std::net::Ipv4Addr;
 

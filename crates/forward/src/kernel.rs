@@ -3,8 +3,8 @@
 
 use std::{ops::RangeInclusive, os::fd::OwnedFd, sync::Arc};
 
-use turnpike_net::CopyMode;
 use turnpike_offload::{Flows, Kernel, PassedKernel, Sockmap};
+use turnpike_rules::CopyMode;
 
 use crate::{Protocol, Settings, StartError, state::RuleState};
 

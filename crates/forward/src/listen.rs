@@ -6,10 +6,8 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
-use turnpike_net::{
-    Datapath, PassedSockets, SocketFile, TcpListener, TcpSocket, UdpOptions, UdpSocket, UnixListener,
-    UnixName, passed::Transport,
-};
+use turnpike_net::{Datapath, PassedSockets, SocketFile, TcpListener, TcpSocket, Transport, UnixListener};
+use turnpike_wire::address::UnixName;
 
 use crate::{
     Address, Bind, Protocol, Rule, StartError, handover,
@@ -32,14 +30,16 @@ pub(crate) enum Tcp {
 #[derive(Debug)]
 pub(crate) enum Acceptor {
     Tcp(TcpListener),
-    Unix(UnixListener),
+    Unix(UnixListener, UnixName),
 }
 
 impl Acceptor {
     fn take_over(socket: OwnedFd, rule: &Rule) -> io::Result<Self> {
         match &rule.bind {
             Bind::Ip(_) | Bind::Name(_) => TcpListener::take_over(socket).map(Self::Tcp),
-            Bind::Unix(name) => UnixListener::take_over(socket, name).map(Self::Unix),
+            Bind::Unix(name) => {
+                UnixListener::take_over(socket).map(|listener| Self::Unix(listener, name.clone()))
+            }
         }
     }
 
@@ -49,14 +49,14 @@ impl Acceptor {
             Self::Tcp(listener) => {
                 Ok(listener.accept()?.map(|(socket, client)| (socket, Address::Ip(client))))
             }
-            Self::Unix(listener) => Ok(listener.accept()?.map(|socket| (socket, self.address()))),
+            Self::Unix(listener, _) => Ok(listener.accept()?.map(|socket| (socket, self.address()))),
         }
     }
 
     pub(crate) fn address(&self) -> Address {
         match self {
             Self::Tcp(listener) => Address::Ip(listener.local_addr()),
-            Self::Unix(listener) => Address::Unix(listener.name().clone()),
+            Self::Unix(_, name) => Address::Unix(name.clone()),
         }
     }
 
@@ -64,8 +64,7 @@ impl Acceptor {
     pub(crate) fn set_inherited(&self, rule: &Rule) {
         if let Self::Tcp(listener) = self {
             // If this fails, accepted sockets keep the options of the old rule.
-            let _ = listener.set_inherited(rule.nodelay, rule.keepalive);
-            let _ = listener.set_timers(&rule.timers.or_defaults());
+            let _ = listener.set_inherited(&tcp_options(rule, true));
         }
     }
 }
@@ -74,7 +73,7 @@ impl AsFd for Acceptor {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Tcp(listener) => listener.as_fd(),
-            Self::Unix(listener) => listener.as_fd(),
+            Self::Unix(listener, _) => listener.as_fd(),
         }
     }
 }
@@ -172,8 +171,9 @@ pub(crate) fn bind(
         return Ok((addresses, None, bound));
     }
     for address in wanted {
-        if !held.occupies(kind, address.port()) && passed.count(kind.speaks(), address) == 0 {
-            probe(kind, rule, address).map_err(|source| listen_error(rule, address.into(), source))?;
+        if !held.occupies(kind, address.port()) {
+            probe(kind, rule, passed, address)
+                .map_err(|source| listen_error(rule, address.into(), source))?;
         }
     }
     let named = |(address, source): (SocketAddr, _)| bind_error(rule, passed, address, source);
@@ -196,8 +196,9 @@ fn bind_unix(rule: &Rule, name: &UnixName, workers: usize, held: &mut Held) -> R
         return Ok((vec![address], None, bound));
     }
     let named = |source| listen_error(rule, address.clone(), source);
-    let (first, file) = UnixListener::bind(name, rule.socket_mode).map_err(named)?;
-    let one = |listener| Bound::Tcp(vec![(0, Tcp::Fresh(Acceptor::Unix(listener)))]);
+    let bound = name.address().and_then(|at| UnixListener::bind(&at, rule.socket_mode));
+    let (first, file) = bound.map_err(named)?;
+    let one = |listener| Bound::Tcp(vec![(0, Tcp::Fresh(Acceptor::Unix(listener, name.clone())))]);
     let mut bound = Vec::with_capacity(workers);
     for _ in 1..workers {
         bound.push(one(first.try_clone().map_err(named)?));
@@ -224,40 +225,33 @@ fn bind_tcp(
             continue;
         }
         let named = |source| bind_error(rule, passed, address, source);
-        let real = if held.occupies(Kind::Tcp, address.port()) || passed.count(Transport::Tcp, address) > 0 {
+        let real = if held.occupies(Kind::Tcp, address.port()) {
             address
         } else {
-            probe_tcp(rule, address).map_err(named)?
+            probe(Kind::Tcp, rule, passed, address).map_err(named)?
         };
         addresses.push(real.into());
         for (worker, all) in sockets.iter_mut().enumerate() {
             let listener = passed.tcp(worker, real, &options).map_err(named)?;
-            listener.set_timers(&rule.timers).map_err(named)?;
             all.push((offset, Tcp::Fresh(Acceptor::Tcp(listener))));
         }
     }
     Ok((addresses, sockets.into_iter().map(Bound::Tcp).collect()))
 }
 
-/// Without SO_REUSEPORT, so that a port in use is an error instead of being shared silently.
-fn probe(kind: Kind, rule: &Rule, address: SocketAddr) -> io::Result<()> {
-    if kind.is_udp() {
-        let (dual_stack, freebind) = (!rule.ipv6_only, rule.freebind);
-        let options = UdpOptions { dual_stack, freebind, ..UdpOptions::default() };
-        match UdpSocket::bind(address, &options) {
-            // The previous process is draining. SO_REUSEPORT fails if it belongs to another user.
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse && handover::is_left(address.port()) => {
-                Ok(())
-            }
-            bound => bound.map(drop),
+/// Checks that the port is free, and returns the address (port 0 is resolved).
+fn probe(kind: Kind, rule: &Rule, passed: &PassedSockets, address: SocketAddr) -> io::Result<SocketAddr> {
+    match passed.probe(kind.speaks(), address, &tcp_options(rule, false)) {
+        // The previous process is draining. SO_REUSEPORT fails if it belongs to another user.
+        Err(error)
+            if kind.is_udp()
+                && error.kind() == io::ErrorKind::AddrInUse
+                && handover::is_left(address.port()) =>
+        {
+            Ok(address)
         }
-    } else {
-        probe_tcp(rule, address).map(drop)
+        probed => probed,
     }
-}
-
-fn probe_tcp(rule: &Rule, address: SocketAddr) -> io::Result<SocketAddr> {
-    TcpListener::probe(address, &tcp_options(rule, false))
 }
 
 /// Error with advice about the service manager's sockets, if any have this address.
@@ -290,7 +284,7 @@ fn listen_error(rule: &Rule, address: Address, source: io::Error) -> StartError 
                 "choose an address of this machine (ip address) or [::] for all, or set keep_going or freebind if the address appears later"
             }
         },
-        _ if turnpike_net::tcp::is_exhaustion(&source) => "raise the limit of open files (ulimit -n)",
+        _ if turnpike_net::is_exhaustion(&source) => "raise the limit of open files (ulimit -n)",
         _ => "choose another address",
     };
     StartError::Listen { rule: rule.id.0.clone(), address, source, remedy }

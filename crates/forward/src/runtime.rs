@@ -8,8 +8,9 @@ use std::{
 
 use hashbrown::HashMap;
 use strum::{IntoStaticStr, VariantArray};
-use turnpike_net::{Datapath, PassedSockets, worker::Workers};
+use turnpike_net::{Datapath, PassedSockets};
 use turnpike_offload::{Hook, Kernel, OffloadError};
+use turnpike_worker::Workers;
 
 use crate::{
     Access, Address, Rule, RuleId, ZonedIp,

@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use turnpike_net::{ConnectOptions, passed::Transport};
+use turnpike_net::{ConnectOptions, Transport};
 
 use crate::{
     Balance, EndReason, Rule, RuleSnapshot, circles::Circles, clients::Clients, gauge::Gauge, listen::Kind,

@@ -21,8 +21,9 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use turnpike_net::{Channel, Datapath, SocketFile, worker::Step};
+use turnpike_net::{Datapath, SocketFile};
 use turnpike_offload::{OffloadError, PassedKernel};
+use turnpike_worker::{Channel, Step};
 
 use crate::{Bind, Forwarder, Protocol, Rule, StartError, kernel::Before, worker::Command};
 
@@ -235,7 +236,7 @@ impl Forwarder {
     pub fn serve(&self) {
         for active in self.rules().active.iter_mut().filter(|active| active.file.is_none()) {
             let Bind::Unix(name) = &active.state.rule.bind else { continue };
-            match SocketFile::take_over(name) {
+            match name.address().and_then(|at| SocketFile::take_over(&at)) {
                 Ok(file) => active.file = Some(file),
                 Err(error) => tracing::warn!(rule = active.state.rule.id.0, %error, "socket file is missing"),
             }

@@ -12,11 +12,8 @@ use std::{
 };
 
 use hashbrown::HashMap;
-use turnpike_net::{
-    Datapath,
-    poll::{Event, Poller},
-    worker::{Frame, INBOX, Step},
-};
+use turnpike_net::{Datapath, Event, Poller};
+use turnpike_worker::{Frame, INBOX, Step};
 
 use crate::{
     Address, RuleId, RuleSnapshot,

@@ -8,11 +8,12 @@ use turnpike_forward::{
     Forwarder,
     upgrade::{ForwarderHandover, ForwarderOffer},
 };
-use turnpike_net::{Channel, Datapath, PassedSockets};
+use turnpike_net::{Datapath, PassedSockets};
 use turnpike_process::{
     ProcessError,
     upgrade::{DescriptorNames, HandoverOffer, HandoverState, NamedSocket, PreviousProcess},
 };
+use turnpike_worker::Channel;
 
 #[derive(Serialize, Deserialize)]
 struct ForwardOffer {

@@ -7,8 +7,8 @@ use turnpike_config::{
     DatapathChoice,
     forward::{ForwardLoaded, ForwardSettings, ForwardSources},
 };
+use turnpike_forward::CopyMode;
 use turnpike_forward::{Bind, Protocol, Rule};
-use turnpike_net::CopyMode;
 use turnpike_process::sandbox::{Needs, directory_of};
 
 /// Socket buffer of listeners, in bytes.

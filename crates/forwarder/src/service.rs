@@ -17,7 +17,7 @@ use turnpike_config::{
     forward::{Format, ForwardLoaded, ForwardSettings, ForwardSources},
 };
 use turnpike_forward::{Bind, ConnectionLog, Forwarder, Hook, Protocol, Rule, RuleId, Settings, StartError};
-use turnpike_net::{Datapath, PassedSockets, passed::Transport};
+use turnpike_net::{Datapath, PassedSockets, Transport};
 use turnpike_process::{
     Control, MetricsPage, PidFile, ProcessError, Service, Stop, kernel_path,
     log_queue::LogCounts,

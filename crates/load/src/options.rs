@@ -10,7 +10,7 @@ use std::{
 
 use clap::{Args, Command};
 use turnpike_measure::OfferedRate;
-use turnpike_net::{ZonedIp, socket_address};
+use turnpike_wire::address::{ZonedIp, socket_address};
 
 use crate::{reflect::DEFAULT_PORT, traffic::echo::EchoPlan};
 

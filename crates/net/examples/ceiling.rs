@@ -20,7 +20,7 @@ use std::{
 };
 
 use libc::{c_int, iovec, mmsghdr};
-use turnpike_net::poll::Poller;
+use turnpike_net::Poller;
 
 /// Bytes per datagram.
 const SIZE: usize = 120;

@@ -25,7 +25,7 @@ use std::{
 
 use bare::Run;
 use program::Lookup;
-use turnpike_net::{Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket, poll::Poller};
+use turnpike_net::{Datapath, Poller, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket};
 
 /// Token of the socket that receives for all ports.
 const ALL: u64 = 1 << 40;

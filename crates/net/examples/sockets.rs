@@ -22,10 +22,7 @@ use std::{
 };
 
 use bare::Run;
-use turnpike_net::{
-    Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket,
-    poll::{Event, Poller},
-};
+use turnpike_net::{Datapath, Event, Poller, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket};
 
 /// From asm-generic/socket.h, and from linux/eventpoll.h: `_IOW(0x8A, 0x01, struct epoll_params)`.
 const SO_BUSY_POLL: libc::c_int = 46;
@@ -88,16 +85,13 @@ impl Relay {
         let (recv_buffer, send_buffer) = (Some(buffer), Some(buffer));
         let options = UdpOptions { gro: true, recv_buffer, send_buffer, ..UdpOptions::default() };
         let busy = self.busy;
-        let prefer = |fd: BorrowedFd<'_>| {
-            let set = |name, value| set_option(fd, name, value);
-            if busy == 0 {
-                return Ok(());
-            }
-            set(SO_PREFER_BUSY_POLL, 1)?;
-            set(SO_BUSY_POLL_BUDGET, 64)?;
-            set(SO_BUSY_POLL, busy.cast_signed())
-        };
-        let socket = UdpSocket::bind_prepared(address, &options, prefer).unwrap();
+        let socket = UdpSocket::bind(address, &options).unwrap();
+        if busy > 0 {
+            let set = |name, value| set_option(socket.as_fd(), name, value).unwrap();
+            set(SO_PREFER_BUSY_POLL, 1);
+            set(SO_BUSY_POLL_BUDGET, 64);
+            set(SO_BUSY_POLL, busy.cast_signed());
+        }
         let id = self.sockets.insert(socket);
         self.poller.add(self.sockets.get(id).unwrap(), id.0.into()).unwrap();
         id

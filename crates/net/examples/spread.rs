@@ -20,7 +20,7 @@ use std::{
 };
 
 use bare::Run;
-use turnpike_net::poll::{Interest, Poller};
+use turnpike_net::{Interest, Poller};
 
 /// Maximum datagram length.
 const SLOT: usize = 2048;

@@ -22,7 +22,7 @@ use std::{
 
 use bare::Run;
 use ring::{ACCEPT, Completion, RECV, Request, Ring, SEND};
-use turnpike_net::poll::Poller;
+use turnpike_net::Poller;
 
 /// Maximum message length.
 const SLOT: usize = 16 << 10;

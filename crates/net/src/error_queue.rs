@@ -23,9 +23,7 @@ pub struct IcmpError {
     pub v6: bool,
 }
 
-/// Reads up to `limit` queued errors, skipping locally generated ones, and returns how many were read. An
-/// empty queue is not an error.
-pub fn read(socket: &UdpSocket, limit: usize, mut each: impl FnMut(IcmpError)) -> io::Result<usize> {
+pub(crate) fn read(socket: &UdpSocket, limit: usize, mut each: impl FnMut(IcmpError)) -> io::Result<usize> {
     for count in 0..limit {
         let mut name = RawAddress::empty();
         let mut control = ControlBuffer([0; 256]);

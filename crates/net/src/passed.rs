@@ -89,11 +89,27 @@ impl PassedSockets {
         self.at(transport, address).count()
     }
 
-    /// Smallest number of sockets per address, `None` without passed sockets. That many workers need no
-    /// further sockets.
-    #[must_use]
-    pub fn fewest(&self) -> Option<usize> {
-        self.0.iter().map(|one| self.count(one.transport, one.address)).min()
+    /// Checks that a listener could bind, and returns its address (port 0 is resolved). Probes without
+    /// SO_REUSEPORT, so that a port in use is an error instead of being shared silently, unless a socket was
+    /// passed for it. Only the families and `freebind` of the options matter.
+    pub fn probe(
+        &self,
+        transport: Transport,
+        address: SocketAddr,
+        options: &ListenOptions,
+    ) -> io::Result<SocketAddr> {
+        let &ListenOptions { dual_stack, freebind, .. } = options;
+        match transport {
+            _ if self.count(transport, address) > 0 => Ok(address),
+            Transport::Udp => {
+                let alone = UdpOptions { dual_stack, freebind, ..UdpOptions::default() };
+                UdpSocket::bind(address, &alone).map(|socket| socket.local_addr())
+            }
+            Transport::Tcp => TcpListener::probe(
+                address,
+                &ListenOptions { dual_stack, freebind, ..ListenOptions::default() },
+            ),
+        }
     }
 
     /// Socket of worker `worker` at this address: a passed one, or a newly bound one if too few were passed.
@@ -222,7 +238,6 @@ mod tests {
         let cookies = [own(&first), own(&second)];
         let passed = passed([first, second]);
         assert_eq!((passed.count(Transport::Udp, at), passed.count(Transport::Tcp, at)), (2, 0));
-        assert_eq!(passed.fewest(), Some(2));
         let sockets: Vec<UdpSocket> =
             (0..3).map(|worker| passed.udp(worker, at, &shared()).unwrap()).collect();
         let found: Vec<u64> = sockets.iter().map(|socket| SockRef::from(socket).cookie().unwrap()).collect();

@@ -1,19 +1,16 @@
-//! epoll(7), level-triggered for datagrams and listeners, edge-triggered for streams, and an eventfd for
-//! wake-ups from other threads.
+//! epoll(7), level-triggered for datagrams and listeners, edge-triggered for streams.
 
 use std::{
     fmt, io,
     mem::MaybeUninit,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
-    sync::Arc,
     time::{Duration, Instant},
 };
 
 use rustix::{
     event::{
-        EventfdFlags, Timespec,
+        Timespec,
         epoll::{self, EventData, EventFlags},
-        eventfd,
     },
     io::Errno,
     time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime},
@@ -273,28 +270,5 @@ impl fmt::Debug for Poller {
 impl AsFd for Poller {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
-    }
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct Waker(Arc<OwnedFd>);
-
-impl Waker {
-    pub(crate) fn new(poller: &Poller, token: u64) -> io::Result<Self> {
-        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        poller.add(&fd, token)?;
-        Ok(Self(Arc::new(fd)))
-    }
-
-    /// Wakes the poller; calls coalesce.
-    pub(crate) fn wake(&self) {
-        // A full counter (EAGAIN) wakes as well.
-        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
-    }
-
-    /// Resets the event. Call it before looking for work.
-    pub(crate) fn acknowledge(&self) {
-        // EAGAIN: already reset.
-        let _ = rustix::io::read(&self.0, &mut [0_u8; 8]);
     }
 }

@@ -55,8 +55,8 @@ pub fn set_apart(wanted: u64) -> u64 {
     apart
 }
 
-/// Closes a reserved descriptor and returns EMFILE.
-pub(crate) fn ours<T: AsFd>(descriptor: T) -> io::Result<T> {
+/// Closes a reserved descriptor and returns EMFILE. Every socket and pipe of a client passes here.
+pub fn unreserved<T: AsFd>(descriptor: T) -> io::Result<T> {
     let full = descriptor.as_fd().as_raw_fd() >= FIRST_SET_APART.load(Ordering::Relaxed);
     if full || FULL.load(Ordering::Relaxed) {
         FULL.store(full, Ordering::Relaxed);
@@ -68,7 +68,7 @@ pub(crate) fn ours<T: AsFd>(descriptor: T) -> io::Result<T> {
 /// while descriptors have run out.
 pub(crate) fn room_for_one(any: impl AsFd) -> io::Result<()> {
     if FULL.load(Ordering::Relaxed) {
-        ours(any.as_fd().try_clone_to_owned()?)?;
+        unreserved(any.as_fd().try_clone_to_owned()?)?;
     }
     Ok(())
 }

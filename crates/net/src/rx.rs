@@ -477,7 +477,7 @@ mod tests {
     }
 
     fn wait(socket: &UdpSocket) {
-        let mut poller = crate::poll::Poller::new().unwrap();
+        let mut poller = crate::Poller::new().unwrap();
         poller.add(socket, 0).unwrap();
         assert_eq!(poller.wait(Some(std::time::Duration::from_secs(10))).unwrap().len(), 1);
     }

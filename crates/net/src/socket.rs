@@ -9,7 +9,7 @@ use std::{
 
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-use crate::{passed, rlimit, sys, tcp};
+use crate::{IcmpError, error_queue, passed, rlimit, sys, tcp};
 
 /// Socket options; all off by default.
 #[derive(Clone, Debug, Default)]
@@ -26,12 +26,18 @@ pub struct UdpOptions {
     pub packet_info: bool,
     /// Report TOS and TTL (traffic class and hop limit) of each datagram.
     pub ip_header: bool,
-    /// IP_RECVERR: queue ICMP errors for [`crate::error_queue::read`].
+    /// IP_RECVERR: queue ICMP errors for [`UdpSocket::read_errors`].
     pub errors: bool,
     /// IPV6_V6ONLY off: an IPv6 socket also receives IPv4 and reports IPv4 addresses (ipv6(7)).
     pub dual_stack: bool,
     /// IP_FREEBIND: the address may be configured later.
     pub freebind: bool,
+    /// SO_BINDTODEVICE.
+    pub device: Option<String>,
+    /// SO_MARK; needs CAP_NET_ADMIN.
+    pub mark: Option<u32>,
+    /// IP_TRANSPARENT: the address may be a foreign one; needs CAP_NET_ADMIN.
+    pub transparent: bool,
 }
 
 /// IP_PMTUDISC_OMIT (ip(7), Linux 3.15): no DF; the kernel fragments by the MTU of the interface and leaves
@@ -96,19 +102,9 @@ struct TtlHabit {
 impl UdpSocket {
     /// Binds; port 0 lets the kernel choose.
     pub fn bind(address: SocketAddr, options: &UdpOptions) -> io::Result<Self> {
-        Self::bind_prepared(address, options, |_| Ok(()))
-    }
-
-    /// [`UdpSocket::bind`] with a hook that sets options before bind(2): SO_MARK, SO_BINDTODEVICE,
-    /// IP_TRANSPARENT.
-    pub fn bind_prepared(
-        address: SocketAddr,
-        options: &UdpOptions,
-        prepare: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>,
-    ) -> io::Result<Self> {
         let socket =
             Socket::new(Domain::for_address(address), Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
-        let socket = rlimit::ours(socket)?;
+        let socket = rlimit::unreserved(socket)?;
         if options.reuse_port {
             socket.set_reuse_port(true)?;
         }
@@ -119,7 +115,7 @@ impl UdpSocket {
             tcp::set_freebind(&socket, address)?;
         }
         set_options(socket.as_fd(), address.is_ipv6(), options)?;
-        prepare(socket.as_fd())?;
+        tcp::set_outgoing(&socket, address, options.device.as_deref(), options.mark, options.transparent)?;
         socket.bind(&address.into())?;
         Self::of(socket.into(), 0)
     }
@@ -225,6 +221,12 @@ impl UdpSocket {
     /// `None`.
     pub fn connect(&self, peer: SocketAddr) -> io::Result<()> {
         Ok(rustix::net::connect(&self.fd, &peer)?)
+    }
+
+    /// Reads up to `limit` queued ICMP errors, skipping locally generated ones, and returns how many were read.
+    /// An empty queue is not an error.
+    pub fn read_errors(&self, limit: usize, each: impl FnMut(IcmpError)) -> io::Result<usize> {
+        error_queue::read(self, limit, each)
     }
 
     pub(crate) fn is_v6(&self) -> bool {
@@ -342,6 +344,12 @@ impl UdpSocket {
     }
 }
 
+impl From<UdpSocket> for OwnedFd {
+    fn from(socket: UdpSocket) -> Self {
+        socket.fd
+    }
+}
+
 impl AsFd for UdpSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -424,10 +432,5 @@ impl Sockets {
 
     pub fn get(&self, id: SocketId) -> Option<&UdpSocket> {
         self.slots.get(id.index())
-    }
-
-    /// [`UdpSocket::set_gro`]; false if it has to be repeated. A missing socket or a refusal counts as done.
-    pub fn set_gro(&self, id: SocketId, on: bool) -> bool {
-        self.get(id).is_none_or(|socket| socket.set_gro(on).unwrap_or(true))
     }
 }

@@ -18,7 +18,7 @@ use rustix::{
 };
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-use crate::{ZonedIp, passed, rlimit, sys};
+use crate::{passed, rlimit, sys};
 
 /// Maximum number of buffers per sendmsg(2) (UIO_MAXIOV).
 const MOST_PIECES: usize = 1024;
@@ -47,6 +47,8 @@ pub struct ListenOptions {
     pub dual_stack: bool,
     /// IP_FREEBIND: the address may be configured later.
     pub freebind: bool,
+    /// Timers of accepted sockets.
+    pub timers: TcpTimers,
 }
 
 /// Keepalive and retransmission timeouts; `None` keeps the system's setting.
@@ -64,8 +66,7 @@ pub struct TcpTimers {
 
 impl TcpTimers {
     /// Fills in Linux's defaults (tcp(7)), to reset a socket that had other timers.
-    #[must_use]
-    pub fn or_defaults(&self) -> Self {
+    fn or_defaults(&self) -> Self {
         Self {
             keepalive_idle: self.keepalive_idle.or(Some(Duration::from_secs(7200))),
             keepalive_interval: self.keepalive_interval.or(Some(Duration::from_secs(75))),
@@ -121,7 +122,8 @@ impl TcpListener {
     fn listen(fd: OwnedFd, options: &ListenOptions) -> io::Result<Self> {
         let backlog = if options.backlog == 0 { i32::MAX } else { options.backlog.cast_signed().max(1) };
         let this = Self { local: sys::local_address(fd.as_fd())?, fd };
-        this.set_inherited(options.nodelay, options.keepalive)?;
+        this.set_options(options)?;
+        options.timers.set(this.as_fd())?;
         if let Some(limit) = options.unsent_limit {
             let limit = i32::try_from(limit).unwrap_or(i32::MAX);
             sys::set_option(this.fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, limit)?;
@@ -145,23 +147,21 @@ impl TcpListener {
         Ok(Self { local: sys::local_address(fd.as_fd())?, fd })
     }
 
-    /// Checks that a listener with these options could bind, and returns its address (port 0 is resolved). It
-    /// probes without SO_REUSEPORT, so that a port in use is an error instead of being shared silently. With
-    /// [`ListenOptions::dual_stack`] the IPv4 port must be free too.
-    pub fn probe(address: SocketAddr, options: &ListenOptions) -> io::Result<SocketAddr> {
-        let alone = ListenOptions { reuse_port: false, ..options.clone() };
-        sys::local_address(bound(address, &alone)?.as_fd())
+    /// Binds without listening, and returns the address.
+    pub(crate) fn probe(address: SocketAddr, options: &ListenOptions) -> io::Result<SocketAddr> {
+        sys::local_address(bound(address, options)?.as_fd())
     }
 
-    /// Sets TCP_NODELAY and SO_KEEPALIVE for sockets accepted from now on.
-    pub fn set_inherited(&self, nodelay: bool, keepalive: bool) -> io::Result<()> {
-        set_tcp_nodelay(&self.fd, nodelay)?;
-        Ok(set_socket_keepalive(&self.fd, keepalive)?)
+    /// Sets TCP_NODELAY, SO_KEEPALIVE and timers for sockets accepted from now on. Timers without a value get
+    /// Linux's default, because the listener may have had others.
+    pub fn set_inherited(&self, options: &ListenOptions) -> io::Result<()> {
+        self.set_options(options)?;
+        options.timers.or_defaults().set(self.as_fd())
     }
 
-    /// Sets timers for sockets accepted from now on.
-    pub fn set_timers(&self, timers: &TcpTimers) -> io::Result<()> {
-        timers.set(self.fd.as_fd())
+    fn set_options(&self, options: &ListenOptions) -> io::Result<()> {
+        set_tcp_nodelay(&self.fd, options.nodelay)?;
+        Ok(set_socket_keepalive(&self.fd, options.keepalive)?)
     }
 
     /// Accepts a connection; `None` if none is waiting or it was reset meanwhile. After EMFILE, ENFILE,
@@ -187,7 +187,7 @@ impl AsFd for TcpListener {
 pub(crate) fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<(OwnedFd, Option<SocketAddrAny>)>> {
     rlimit::room_for_one(listener)?;
     match acceptfrom_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
-        Ok((fd, peer)) => rlimit::ours(fd).map(|fd| Some((fd, peer))),
+        Ok((fd, peer)) => rlimit::unreserved(fd).map(|fd| Some((fd, peer))),
         // accept(2): pending network errors of the new connection are to be treated like EAGAIN.
         Err(
             Errno::AGAIN
@@ -208,7 +208,7 @@ pub(crate) fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<(OwnedFd, Op
 
 fn bound(address: SocketAddr, options: &ListenOptions) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
-    let socket = rlimit::ours(socket)?;
+    let socket = rlimit::unreserved(socket)?;
     socket.set_reuse_address(true)?;
     if options.reuse_port {
         socket.set_reuse_port(true)?;
@@ -227,6 +227,27 @@ pub(crate) fn set_freebind(socket: &Socket, address: SocketAddr) -> io::Result<(
     if address.is_ipv6() { socket.set_freebind_v6(true) } else { socket.set_freebind_v4(true) }
 }
 
+/// Sets the options of outgoing sockets that decide about the route.
+pub(crate) fn set_outgoing(
+    socket: &Socket,
+    address: SocketAddr,
+    device: Option<&str>,
+    mark: Option<u32>,
+    transparent: bool,
+) -> io::Result<()> {
+    if let Some(device) = device {
+        socket.bind_device(Some(device.as_bytes()))?;
+    }
+    if let Some(mark) = mark {
+        socket.set_mark(mark)?;
+    }
+    match (transparent, address.is_ipv6()) {
+        (true, false) => socket.set_ip_transparent_v4(true),
+        (true, true) => socket.set_ip_transparent_v6(true),
+        (false, _) => Ok(()),
+    }
+}
+
 fn begin(socket: Socket, address: SocketAddr) -> io::Result<TcpSocket> {
     match rustix::net::connect(&socket, &address) {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(TcpSocket { fd: socket.into() }),
@@ -237,9 +258,9 @@ fn begin(socket: Socket, address: SocketAddr) -> io::Result<TcpSocket> {
 /// Options of outgoing sockets; all off by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConnectOptions {
-    /// Source address. The kernel chooses the port at connect time (IP_BIND_ADDRESS_NO_PORT), so ports are
-    /// limited per destination and not per source address.
-    pub source: Option<ZonedIp>,
+    /// Source address, with port 0: the kernel chooses one at connect time (IP_BIND_ADDRESS_NO_PORT), so ports
+    /// are limited per destination and not per source address.
+    pub source: Option<SocketAddr>,
     /// SO_BINDTODEVICE.
     pub device: Option<String>,
     /// SO_MARK; needs CAP_NET_ADMIN.
@@ -248,7 +269,7 @@ pub struct ConnectOptions {
     pub transparent: bool,
 }
 
-/// Connected or connecting, non-blocking socket of TCP or [`crate::unix`]. On Unix sockets, TCP features
+/// Connected or connecting, non-blocking socket of TCP or a Unix stream. On Unix sockets, TCP features
 /// (TCP_NODELAY, reset, addresses) fail or do nothing. Dropping closes it.
 #[derive(Debug)]
 pub struct TcpSocket {
@@ -259,7 +280,7 @@ impl TcpSocket {
     /// Starts connecting. Writability means success, an error event failure: see [`TcpSocket::take_error`].
     /// `AddrNotAvailable` if the source has the other address family.
     pub fn connect(address: SocketAddr, options: &ConnectOptions) -> io::Result<Self> {
-        if options.source.is_some_and(|source| source.ip().is_ipv6() != address.is_ipv6()) {
+        if options.source.is_some_and(|source| source.is_ipv6() != address.is_ipv6()) {
             return Err(io::Error::new(
                 io::ErrorKind::AddrNotAvailable,
                 "the source address and the target have different address families",
@@ -267,24 +288,11 @@ impl TcpSocket {
         }
         let socket =
             Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
-        let socket = rlimit::ours(socket)?;
-        if let Some(device) = &options.device {
-            socket.bind_device(Some(device.as_bytes()))?;
-        }
-        if let Some(mark) = options.mark {
-            socket.set_mark(mark)?;
-        }
-        if options.transparent {
-            let (level, name) = if address.is_ipv6() {
-                (libc::IPPROTO_IPV6, libc::IPV6_TRANSPARENT)
-            } else {
-                (libc::IPPROTO_IP, libc::IP_TRANSPARENT)
-            };
-            sys::set_option(socket.as_fd(), level, name, 1)?;
-        }
+        let socket = rlimit::unreserved(socket)?;
+        set_outgoing(&socket, address, options.device.as_deref(), options.mark, options.transparent)?;
         if let Some(source) = options.source {
             sys::set_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)?;
-            socket.bind(&source.at(0).into())?;
+            socket.bind(&source.into())?;
         }
         begin(socket, address)
     }
@@ -344,7 +352,7 @@ impl TcpSocket {
     }
 
     /// SIOCATMARK (tcp(7)): true if the next byte is an urgent one.
-    pub(crate) fn is_at_urgent_byte(&self) -> bool {
+    pub fn is_at_urgent_byte(&self) -> bool {
         ioctl_int(self.fd.as_fd(), SIOCATMARK).is_ok_and(|is_there| is_there != 0)
     }
 

@@ -3,7 +3,7 @@
 use crate::common::wait_for_error;
 use crate::prelude::*;
 use socket2::{Domain, Protocol, Type};
-use turnpike_net::error_queue::{self, IcmpError};
+use turnpike_net::{self, IcmpError};
 use turnpike_testkit::free_port;
 
 /// Address without a listener.
@@ -27,10 +27,10 @@ fn port_unreachable_is_read_from_the_error_queue() {
             sender.flush();
             wait_for_error(sender.socket());
             let mut errors = Vec::new();
-            assert_eq!(error_queue::read(sender.socket(), 16, |e| errors.push(e)).unwrap(), 1);
+            assert_eq!(sender.socket().read_errors(16, |e| errors.push(e)).unwrap(), 1);
             let expected = IcmpError { to: closed, icmp_type, code, info: 0, v6: ip == V6 };
             assert_eq!(errors, [expected]);
-            assert_eq!(error_queue::read(sender.socket(), 16, |_| panic!("read twice")).unwrap(), 0);
+            assert_eq!(sender.socket().read_errors(16, |_| panic!("read twice")).unwrap(), 0);
         }
     }
 }
@@ -56,7 +56,7 @@ fn icmp_error_of_a_router_names_the_peer_of_the_datagram() {
         router.send_to(&message, &SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
         wait_for_error(sender.socket());
         let mut errors = Vec::new();
-        error_queue::read(sender.socket(), 16, |error| errors.push(error)).unwrap();
+        sender.socket().read_errors(16, |error| errors.push(error)).unwrap();
         assert_eq!(errors, [IcmpError { to: peer, icmp_type: 11, code: 0, info: 0, v6: false }]);
     });
 }
@@ -72,9 +72,9 @@ fn reading_stops_at_the_limit() {
     }
     wait_for_error(sender.socket());
     let mut seen = 0;
-    assert_eq!(error_queue::read(sender.socket(), 2, |_| seen += 1).unwrap(), 2);
+    assert_eq!(sender.socket().read_errors(2, |_| seen += 1).unwrap(), 2);
     assert_eq!(seen, 2);
-    assert!(error_queue::read(sender.socket(), 100, |_| {}).unwrap() <= 3);
+    assert!(sender.socket().read_errors(100, |_| {}).unwrap() <= 3);
 }
 
 /// If the queue is not read, the next send fails with the error instead of sending.

@@ -8,7 +8,6 @@ mod common;
 mod prelude;
 
 mod addresses;
-mod channel;
 mod dont_fragment;
 mod full_buffers;
 mod icmp_errors;

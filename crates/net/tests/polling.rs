@@ -4,7 +4,9 @@ use crate::prelude::*;
 use std::time::Instant;
 
 use crate::common::PATIENCE;
-use turnpike_net::worker::{Frame, INBOX};
+
+/// Token of [`Bell`].
+const BELL: u64 = 3;
 
 const LONG: Option<Duration> = Some(PATIENCE);
 const NOW: Option<Duration> = Some(Duration::ZERO);
@@ -61,26 +63,28 @@ fn wait_lasts_at_least_its_timeout() {
     }
 }
 
-#[test]
-fn waker_wakes_from_another_thread_until_acknowledged() {
-    let mut frame = Frame::<(), ()>::new(0, Instant::now()).unwrap();
-    assert!(frame.poller.wait(NOW).unwrap().is_empty());
-    let remote = frame.sender.clone();
-    let thread = std::thread::spawn(move || {
-        for _ in 0..1000 {
-            remote.tell(());
-        }
-    });
-    let events = frame.poller.wait(LONG).unwrap();
-    assert_eq!((events.len(), events[0].token, events[0].readable), (1, INBOX, true));
-    thread.join().unwrap();
-    assert_eq!(frame.poller.wait(LONG).unwrap().len(), 1, "level-triggered");
-    while frame.command().is_some() {}
-    assert!(frame.poller.wait(NOW).unwrap().is_empty());
-    // An empty inbox must not block.
-    assert_eq!(frame.command(), None);
-    frame.sender.tell(());
-    assert_eq!(frame.poller.wait(LONG).unwrap().len(), 1);
+/// A poller and a socket that wakes it.
+struct Bell {
+    poller: Poller,
+    near: UnixStream,
+    far: UnixStream,
+}
+
+impl Bell {
+    fn new() -> Self {
+        let (near, far) = UnixStream::pair().unwrap();
+        let poller = Poller::new().unwrap();
+        poller.add(&far, BELL).unwrap();
+        Self { poller, near, far }
+    }
+
+    fn ring(&mut self) {
+        self.near.write_all(b"!").unwrap();
+    }
+
+    fn silence(&mut self) {
+        self.far.read_exact(&mut [0]).unwrap();
+    }
 }
 
 /// Milliseconds since `started`, as on a worker's clock.
@@ -104,40 +108,40 @@ fn wait_like_a_worker(poller: &mut Poller, started: Instant, due: u64) -> usize 
 #[test]
 fn moving_deadlines_are_met() {
     let started = Instant::now();
-    let mut frame = Frame::<(), ()>::new(0, started).unwrap();
+    let mut bell = Bell::new();
     // A near deadline after a far one.
     let far = since(started) + 60_000;
-    frame.sender.tell(());
-    assert_eq!(frame.poller.wait_until(since(started), Some(far), None).unwrap()[0].token, INBOX);
-    while frame.command().is_some() {}
+    bell.ring();
+    assert_eq!(bell.poller.wait_until(since(started), Some(far), None).unwrap()[0].token, BELL);
+    bell.silence();
     for _ in 0..3 {
         let due = since(started) + 20;
-        let wake_ups = wait_like_a_worker(&mut frame.poller, started, due);
+        let wake_ups = wait_like_a_worker(&mut bell.poller, started, due);
         assert!(wake_ups <= 3, "woke up {wake_ups} times for one deadline");
         assert!(since(started) >= due);
     }
     // A past deadline does not wait, and a later one survives an earlier one.
-    assert!(frame.poller.wait_until(since(started), Some(0), None).unwrap().is_empty());
+    assert!(bell.poller.wait_until(since(started), Some(0), None).unwrap().is_empty());
     let (near, later) = (since(started) + 10, since(started) + 30);
-    wait_like_a_worker(&mut frame.poller, started, near);
-    wait_like_a_worker(&mut frame.poller, started, later);
+    wait_like_a_worker(&mut bell.poller, started, near);
+    wait_like_a_worker(&mut bell.poller, started, later);
 }
 
 #[test]
 fn submillisecond_wait_ends_and_keeps_the_deadline() {
     let started = Instant::now();
-    let mut frame = Frame::<(), ()>::new(0, started).unwrap();
+    let mut bell = Bell::new();
     let due = since(started) + 60_000;
     for at_most in [Duration::ZERO, Duration::from_micros(70)] {
-        assert!(frame.poller.wait_until(since(started), Some(due), Some(at_most)).unwrap().is_empty());
+        assert!(bell.poller.wait_until(since(started), Some(due), Some(at_most)).unwrap().is_empty());
     }
     // An event ends the wait, and a nearer deadline is met.
-    frame.sender.tell(());
-    assert_eq!(frame.poller.wait_until(since(started), Some(due), LONG).unwrap()[0].token, INBOX);
-    while frame.command().is_some() {}
+    bell.ring();
+    assert_eq!(bell.poller.wait_until(since(started), Some(due), LONG).unwrap()[0].token, BELL);
+    bell.silence();
     let due = since(started) + 20;
     while since(started) < due {
-        assert!(frame.poller.wait_until(since(started), Some(due), LONG).unwrap().is_empty());
+        assert!(bell.poller.wait_until(since(started), Some(due), LONG).unwrap().is_empty());
     }
     assert!(started.elapsed() < PATIENCE, "the deadline has been missed");
 }
@@ -145,21 +149,21 @@ fn submillisecond_wait_ends_and_keeps_the_deadline() {
 #[test]
 fn wait_of_some_milliseconds_ends_by_the_timer() {
     let started = Instant::now();
-    let mut frame = Frame::<(), ()>::new(0, started).unwrap();
+    let mut bell = Bell::new();
     let due = since(started) + 60_000;
     let at_most = Duration::from_millis(5);
     for round in 0..3 {
         let (began, mut wake_ups) = (Instant::now(), 0);
         while began.elapsed() < at_most {
-            assert!(frame.poller.wait_until(since(started), Some(due), Some(at_most)).unwrap().is_empty());
+            assert!(bell.poller.wait_until(since(started), Some(due), Some(at_most)).unwrap().is_empty());
             wake_ups += 1;
         }
         assert!(began.elapsed() < PATIENCE, "round {round} lasted until the deadline");
         assert!(wake_ups <= 3, "round {round}: woke up {wake_ups} times");
     }
     // An event ends the wait early.
-    frame.sender.tell(());
-    assert_eq!(frame.poller.wait_until(since(started), Some(due), LONG).unwrap()[0].token, INBOX);
+    bell.ring();
+    assert_eq!(bell.poller.wait_until(since(started), Some(due), LONG).unwrap()[0].token, BELL);
 }
 
 #[test]

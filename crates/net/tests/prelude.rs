@@ -12,9 +12,7 @@ pub(crate) use std::{
     time::Duration,
 };
 pub(crate) use turnpike_net::{
-    ConnectOptions, Datapath, ListenOptions, Route, Rx, Sockets, Span, TcpListener, TcpSocket, Tx,
-    UdpOptions, UdpSocket,
-    poll::{Interest, Poller},
-    rlimit,
+    ConnectOptions, Datapath, Interest, ListenOptions, Poller, Route, Rx, Sockets, Span, TcpListener,
+    TcpSocket, Tx, UdpOptions, UdpSocket, rlimit,
 };
 pub(crate) use turnpike_testkit::{eventually, loopback_keeps_super_packets};

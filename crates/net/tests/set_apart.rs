@@ -2,7 +2,7 @@
 
 use crate::prelude::*;
 
-use turnpike_net::tcp::is_exhaustion;
+use turnpike_net::is_exhaustion;
 use turnpike_testkit::{alone, process::take_descriptors};
 
 fn anywhere() -> SocketAddr {

@@ -3,7 +3,7 @@
 use crate::prelude::*;
 use std::io::{self, IoSlice};
 
-use turnpike_net::TcpTimers;
+use turnpike_net::{PassedSockets, TcpTimers, Transport};
 
 fn loopback() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 0))
@@ -44,7 +44,7 @@ fn accepted_and_connected_sockets_have_the_configured_timers() {
     };
     let listener = TcpListener::bind(loopback(), &ListenOptions::default()).unwrap();
     let accepted = |timers: &TcpTimers| {
-        listener.set_timers(timers).unwrap();
+        listener.set_inherited(&ListenOptions { timers: *timers, ..ListenOptions::default() }).unwrap();
         let connected = TcpSocket::connect(listener.local_addr(), &ConnectOptions::default()).unwrap();
         connected.set_timers(timers).unwrap();
         let (accepted, _) = eventually("a connection", || listener.accept().unwrap());
@@ -61,8 +61,14 @@ fn accepted_and_connected_sockets_have_the_configured_timers() {
     };
     assert_eq!(accepted(&timers).map(|socket| timers_of(&socket)), [timers; 2]);
     // A rule without timers takes over the listener.
-    let defaults = TcpTimers::default().or_defaults();
-    assert_eq!(accepted(&defaults).map(|socket| timers_of(&socket)), [defaults; 2]);
+    let [accepted, _] = accepted(&TcpTimers::default());
+    let defaults = TcpTimers {
+        keepalive_idle: Some(Duration::from_secs(7200)),
+        keepalive_interval: Some(Duration::from_secs(75)),
+        keepalive_count: Some(9),
+        user_timeout: Some(Duration::ZERO),
+    };
+    assert_eq!(timers_of(&accepted), defaults);
 }
 
 #[test]
@@ -107,9 +113,9 @@ fn probe_detects_a_listener_with_reuse_port() {
     let shared = ListenOptions { reuse_port: true, ..ListenOptions::default() };
     let listener = TcpListener::bind(loopback(), &shared).unwrap();
     assert!(TcpListener::bind(listener.local_addr(), &shared).is_ok());
-    let error = TcpListener::probe(listener.local_addr(), &shared).unwrap_err();
+    let error = PassedSockets::default().probe(Transport::Tcp, listener.local_addr(), &shared).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AddrInUse);
-    assert_ne!(TcpListener::probe(loopback(), &shared).unwrap().port(), 0);
+    assert_ne!(PassedSockets::default().probe(Transport::Tcp, loopback(), &shared).unwrap().port(), 0);
 }
 
 #[test]
@@ -118,7 +124,7 @@ fn connect_reports_its_result_as_an_event() {
     let nobody = turnpike_testkit::free_address();
     let mut poller = Poller::new().unwrap();
     for (address, expected) in [(listener.local_addr(), None), (nobody, Some(ErrorKind::ConnectionRefused))] {
-        let source = Some([127, 0, 0, 5].into());
+        let source = Some(([127, 0, 0, 5], 0).into());
         let socket =
             TcpSocket::connect(address, &ConnectOptions { source, ..ConnectOptions::default() }).unwrap();
         poller.add_with(&socket, 7, Interest::Edge).unwrap();
@@ -136,7 +142,7 @@ fn connect_reports_its_result_as_an_event() {
 #[test]
 fn source_of_the_other_family_is_refused() {
     let listener = TcpListener::bind(loopback(), &ListenOptions::default()).unwrap();
-    let options = ConnectOptions { source: Some("::1".parse().unwrap()), ..ConnectOptions::default() };
+    let options = ConnectOptions { source: Some("[::1]:0".parse().unwrap()), ..ConnectOptions::default() };
     let error = TcpSocket::connect(listener.local_addr(), &options).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AddrNotAvailable);
     assert!(error.to_string().contains("families"), "{error}");

@@ -3,7 +3,7 @@
 
 use std::{iter::StepBy, ops::Range, time::Duration};
 
-use turnpike_net::{Buffer, Rx, SocketId, Sockets, UdpSocket, rx::Received};
+use turnpike_net::{Buffer, Received, Rx, SocketId, Sockets, UdpSocket};
 
 use crate::{clock::now_ns, drained::DrainedSockets, flows::Flows, gro_control::GroControl};
 
@@ -113,13 +113,13 @@ impl WorkerSockets {
     pub fn flushed(&mut self, sockets: &Sockets, flows: &Flows) {
         self.drained.flushed(flows);
         if let Some(gro) = &mut self.gro {
-            gro.end_tick(|socket| sockets.set_gro(SocketId(socket), false));
+            gro.end_tick(|socket| set_gro(sockets, SocketId(socket), false));
         }
     }
 
     pub fn end(&mut self, sockets: &Sockets) {
         if let Some(gro) = &mut self.gro {
-            gro.end(|socket| _ = sockets.set_gro(SocketId(socket), true));
+            gro.end(|socket| _ = set_gro(sockets, SocketId(socket), true));
         }
     }
 
@@ -147,7 +147,12 @@ impl WorkerSockets {
 
     pub fn end_sweep(&mut self, now_ms: u64, sockets: &Sockets) {
         if let Some(gro) = &mut self.gro {
-            gro.judge(now_ms, |socket| _ = sockets.set_gro(SocketId(socket), true));
+            gro.judge(now_ms, |socket| _ = set_gro(sockets, SocketId(socket), true));
         }
     }
+}
+
+/// Switches UDP_GRO; false if it has to be repeated. A missing socket or a refusal counts as done.
+fn set_gro(sockets: &Sockets, id: SocketId, on: bool) -> bool {
+    sockets.get(id).is_none_or(|socket| socket.set_gro(on).unwrap_or(true))
 }

@@ -463,7 +463,7 @@ mod tests {
 
     use tokio::sync::oneshot;
     use turnpike_api::Process as _;
-    use turnpike_net::Channel;
+    use turnpike_worker::Channel;
 
     use super::*;
     use crate::{

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, thread};
 
 use turnpike_config::{Flags, Origin};
-use turnpike_net::{PassedSocket, PassedSockets, passed::Transport};
+use turnpike_net::{PassedSocket, PassedSockets, Transport};
 
 use crate::error::ProcessError;
 
@@ -14,11 +14,17 @@ pub const VARIABLE: &str = "LISTEN_FDS";
 #[must_use]
 pub fn settings(passed: &PassedSockets) -> Flags {
     let mut flags = Flags::new();
-    let workers = passed.fewest().map(|sockets| sockets.to_string());
+    let workers = fewest(passed).map(|sockets| sockets.to_string());
     for key in ["server.workers", "forward.workers"] {
         flags.set(key, VARIABLE, workers.clone());
     }
     flags
+}
+
+/// Smallest number of sockets per address, `None` without passed sockets. That many workers need no further
+/// sockets.
+fn fewest(passed: &PassedSockets) -> Option<usize> {
+    passed.iter().map(|one| passed.count(one.transport, one.address)).min()
 }
 
 /// Logs that cores stay idle because a unit passes too few sockets of each address.
@@ -30,7 +36,7 @@ pub fn log_few_workers(passed: &PassedSockets, origin: &Origin, workers: usize) 
 }
 
 fn few_workers(passed: &PassedSockets, origin: &Origin, (workers, cores): (usize, usize)) -> Option<String> {
-    let sockets = passed.fewest()?;
+    let sockets = fewest(passed)?;
     let is_derived = matches!(origin, Origin::Environment(name) if name == VARIABLE);
     (is_derived && workers < cores).then(|| {
         format!(
@@ -84,6 +90,7 @@ mod tests {
         let line = |origin, cores| few_workers(&passed, &origin, (1, cores));
         let derived = || Origin::Environment(VARIABLE.to_owned());
         assert!(line(derived(), 4).is_some_and(|line| line.starts_with("1 of 4 cores relay")));
+        assert_eq!(fewest(&passed), Some(1));
         assert_eq!(line(derived(), 1), None);
         assert_eq!(line(Origin::Flag("--workers"), 4), None, "as configured");
     }

@@ -1,5 +1,5 @@
 //! Delays wake-ups: if datagrams arrive one by one, the worker sleeps for a fixed time and then handles
-//! several at once. The opposite of busy polling ([`turnpike_net::poll::Poller::set_busy_poll`]).
+//! several at once. The opposite of busy polling ([`turnpike_net::Poller::set_busy_poll`]).
 //!
 //! ```text
 //!  wait ─▶ tick ─▶ sleep until `time` has passed since the wake-up ─▶ wait, returns at once ─▶ tick …

@@ -20,7 +20,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use turnpike_net::{Datapath, ListenOptions, TcpListener, UdpOptions, UdpSocket, passed};
+use turnpike_net::{Datapath, TcpListener, UdpOptions, UdpSocket};
 use turnpike_turn::server::{NatDiscovery, Transport};
 
 use crate::{Config, Layout, StartError, layout::Placed, stream::listen_options};
@@ -454,7 +454,8 @@ impl Places {
                 }
                 None if before.overlaps(&[Transport::Udp, Transport::Dtls], wanted) => Found::own(wanted),
                 None => Found::own(
-                    probe_udp(config, wanted).map_err(|source| listen_error("dtls", wanted, source))?,
+                    probe(config, turnpike_net::Transport::Udp, wanted)
+                        .map_err(|source| listen_error("dtls", wanted, source))?,
                 ),
             });
         }
@@ -467,7 +468,8 @@ impl Places {
                 None => {
                     let takes_that_of_udp = wanted.port() == 0 && !placed.secure;
                     let wanted = if takes_that_of_udp { of_udp().unwrap_or(wanted) } else { wanted };
-                    probe_tcp(config, wanted).map_err(|source| listen_error(protocol, wanted, source))?
+                    probe(config, turnpike_net::Transport::Tcp, wanted)
+                        .map_err(|source| listen_error(protocol, wanted, source))?
                 }
             });
         }
@@ -480,7 +482,7 @@ impl Places {
         let (address, protocol) = (placed.address, protocol(transport, placed.secure));
         let waiting = |error| Some(Waiting { protocol, address, error });
         let by_udp = matches!(transport, Transport::Udp | Transport::Dtls);
-        let passed = if by_udp { passed::Transport::Udp } else { passed::Transport::Tcp };
+        let passed = net_transport(by_udp);
         if config.absent.contains(&address.ip()) && config.passed.count(passed, address) == 0 {
             return waiting(None);
         }
@@ -490,8 +492,7 @@ impl Places {
         if !has_waited || self.overlaps(beside, address) {
             return None;
         }
-        let probed = if by_udp { probe_udp(config, address) } else { probe_tcp(config, address) };
-        let error = probed.err()?;
+        let error = probe(config, passed, address).err()?;
         waiting(Some(listen_error(protocol, address, error).to_string()))
     }
 
@@ -633,14 +634,14 @@ fn probe_pair(
     let named_by = udp_setting(config, address);
     let mut attempts = 0;
     loop {
-        let udp = match probe_udp(config, address) {
+        let udp = match probe(config, turnpike_net::Transport::Udp, address) {
             Ok(udp) => udp,
             Err(source) => return Err(cannot_listen("udp", named_by, address, source)),
         };
         if !also_tcp {
             return Ok((udp, None));
         }
-        match probe_tcp(config, udp) {
+        match probe(config, turnpike_net::Transport::Tcp, udp) {
             Ok(tcp) => return Ok((udp, Some(tcp))),
             Err(_) if address.port() == 0 && attempts < PORT_ATTEMPTS => attempts += 1,
             Err(source) => return Err(cannot_listen("tcp", named_by, udp, source)),
@@ -648,18 +649,12 @@ fn probe_pair(
     }
 }
 
-fn probe_udp(config: &Config, address: SocketAddr) -> io::Result<SocketAddr> {
-    if config.passed.count(passed::Transport::Udp, address) > 0 {
-        return Ok(address);
-    }
-    UdpSocket::bind(address, &UdpOptions::default()).map(|socket| socket.local_addr())
+fn net_transport(by_udp: bool) -> turnpike_net::Transport {
+    if by_udp { turnpike_net::Transport::Udp } else { turnpike_net::Transport::Tcp }
 }
 
-fn probe_tcp(config: &Config, address: SocketAddr) -> io::Result<SocketAddr> {
-    if config.passed.count(passed::Transport::Tcp, address) > 0 {
-        return Ok(address);
-    }
-    TcpListener::probe(address, &ListenOptions::default())
+fn probe(config: &Config, transport: turnpike_net::Transport, address: SocketAddr) -> io::Result<SocketAddr> {
+    config.passed.probe(transport, address, &listen_options())
 }
 
 fn setting(protocol: &str) -> &'static str {
@@ -685,8 +680,7 @@ fn udp_setting(config: &Config, address: SocketAddr) -> &'static str {
 
 fn bind_error(config: &Config, protocol: &'static str, address: SocketAddr, source: io::Error) -> StartError {
     let by_udp = matches!(protocol, "udp" | "dtls");
-    let transport = if by_udp { passed::Transport::Udp } else { passed::Transport::Tcp };
-    match config.passed.remedy(transport, address, source.kind()) {
+    match config.passed.remedy(net_transport(by_udp), address, source.kind()) {
         Some(remedy) => StartError::Listen { protocol, address, source, remedy: remedy.to_owned() },
         None => listen_error(protocol, address, source),
     }

@@ -16,7 +16,7 @@ use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use rand::Rng;
 use serde::{Deserialize, Serialize};
-use turnpike_net::{Datapath, ListenOptions, TcpListener, UdpOptions, UdpSocket};
+use turnpike_net::{Datapath, ListenOptions, PassedSockets, TcpListener, Transport, UdpOptions, UdpSocket};
 use turnpike_turn::server::{Client, Family, OpenRelay, OpenResult, PortRequest, RelayTransport, UserRef};
 
 use crate::{
@@ -594,8 +594,8 @@ impl Ports {
     /// Connections to peers leave from the same port, hence SO_REUSEPORT. It would also let other programs of
     /// this user share the port, so a bind without it first checks that the port is free.
     fn listen(&self, pool: &Pool, port: u16) -> io::Result<(TcpListener, SocketAddr)> {
-        let address =
-            TcpListener::probe(SocketAddr::new(pool.address.bind, port), &ListenOptions::default())?;
+        let address = SocketAddr::new(pool.address.bind, port);
+        let address = PassedSockets::default().probe(Transport::Tcp, address, &ListenOptions::default())?;
         let options = ListenOptions {
             reuse_port: true,
             backlog: BACKLOG,

@@ -7,15 +7,13 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use turnpike_net::{
-    RxStats, TxStats, UdpOptions, UdpSocket,
-    worker::{Sender, Workers},
-};
+use turnpike_net::{RxStats, TxStats, UdpOptions, UdpSocket};
 use turnpike_offload::{Hook, Kernel, OffloadError, PassedKernel};
 use turnpike_turn::server::{
     CredentialQuery, Credentials, Effect, ListenerId, LookupId, NonceKeys, OwnEndpoints, QuotaRefusal,
     Redirects, Stats, Transport, UserRef, Users,
 };
+use turnpike_worker::{Sender, Workers};
 
 use crate::{
     Config, DtlsConfig, DtlsStats, Layout, RelayAddress, StartError, StreamConfig, TurnedAway,

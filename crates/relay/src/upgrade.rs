@@ -20,9 +20,10 @@
 use std::{io, os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
-use turnpike_net::{Channel, Datapath, worker::Step};
+use turnpike_net::Datapath;
 use turnpike_offload::{OffloadError, PassedKernel};
 use turnpike_turn::server::NonceKey;
+use turnpike_worker::{Channel, Step};
 
 use crate::{
     Layout, Relay, RelayAddress, StartError,

@@ -21,12 +21,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use turnpike_net::{
-    Buffer, CopyMode, Rx, SocketId, Sockets, Span, Tx, UdpSocket,
-    poll::{Event, Poller},
-    rlimit,
-    worker::{Frame, INBOX, Step},
-};
+use turnpike_net::{Buffer, Event, Poller, Rx, SocketId, Sockets, Span, Tx, UdpSocket, rlimit};
 use turnpike_offload::WorkerClock;
 use turnpike_turn::{
     random::Seed,
@@ -37,6 +32,7 @@ use turnpike_turn::{
     time::Now,
 };
 use turnpike_wire::address::canonical;
+use turnpike_worker::{Frame, INBOX, Step};
 
 use crate::{
     Config, Layout, PendingLookup, SessionLog, StartError, WorkerSnapshot,
@@ -209,7 +205,7 @@ impl Worker {
             listeners: Vec::new(),
             lingering: Lingering::default(),
             roles: Vec::new(),
-            peers: Peers::new(CopyMode::Auto, config.half_closed),
+            peers: Peers::new(config.half_closed),
             ports: Arc::clone(ports),
             shared: SharedPorts::new(config),
             mailboxes: Arc::new([]),

@@ -324,7 +324,7 @@ fn flood_of_connections_does_not_starve_others() {
 }
 
 fn connect_from(from: Ipv4Addr, to: SocketAddr) -> TcpSocket {
-    let options = ConnectOptions { source: Some(from.into()), ..ConnectOptions::default() };
+    let options = ConnectOptions { source: Some((from, 0).into()), ..ConnectOptions::default() };
     TcpSocket::connect(to, &options).unwrap()
 }
 

@@ -5,8 +5,8 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
-use turnpike_net::{ConnectOptions, TcpSocket, UnixName, ZonedIp, unix};
-use turnpike_wire::address::canonical_ip;
+use turnpike_net::{ConnectOptions, TcpSocket};
+use turnpike_wire::address::{UnixName, ZonedIp, canonical_ip};
 
 use crate::Host;
 
@@ -42,7 +42,7 @@ impl Address {
     pub fn connect(&self, options: &ConnectOptions) -> io::Result<TcpSocket> {
         match self {
             Self::Ip(address) => TcpSocket::connect(*address, options),
-            Self::Unix(name) => unix::connect(name),
+            Self::Unix(name) => TcpSocket::connect_unix(&name.address()?),
         }
     }
 }

@@ -10,7 +10,11 @@ mod rule;
 pub use access::{Access, Pattern};
 pub use address::{Address, Bind, hears, reached};
 pub use rule::{
-    Balance, Endpoint, Host, Limits, MOST_WEIGHT, PortRange, Protocol, Proxy, Question, Rule, RuleId,
+    Balance, CopyMode, Endpoint, Host, Limits, MOST_WEIGHT, PortRange, Protocol, Proxy, Question, Rule,
+    RuleId,
 };
-pub use turnpike_net::{CopyMode, TcpTimers, UnixName, ZonedIp};
-pub use turnpike_wire::proxy_protocol::ProxyVersion;
+pub use turnpike_net::TcpTimers;
+pub use turnpike_wire::{
+    address::{UnixName, ZonedIp},
+    proxy_protocol::ProxyVersion,
+};

@@ -7,8 +7,11 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use turnpike_net::{ConnectOptions, CopyMode, TcpTimers, UnixName, ZonedIp};
-use turnpike_wire::proxy_protocol::ProxyVersion;
+use turnpike_net::{ConnectOptions, TcpTimers};
+use turnpike_wire::{
+    address::{UnixName, ZonedIp},
+    proxy_protocol::ProxyVersion,
+};
 
 use crate::{Access, Address, Bind, Pattern};
 
@@ -232,6 +235,31 @@ pub struct Rule {
     pub kernel: Option<bool>,
 }
 
+/// How the bytes of a TCP connection are copied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CopyMode {
+    /// Through a buffer first, through a pipe once a connection proves to be bulk, and back.
+    #[default]
+    Auto,
+    /// splice(2) as long as there are pipes.
+    Splice,
+    Buffer,
+    /// `Auto`, and the kernel forwards interactive traffic with a sockmap.
+    Kernel,
+}
+
+impl CopyMode {
+    /// True for splice(2), false for a buffer, `None` if it depends on the traffic.
+    #[must_use]
+    pub fn splices(self) -> Option<bool> {
+        match self {
+            Self::Splice => Some(true),
+            Self::Buffer => Some(false),
+            Self::Auto | Self::Kernel => None,
+        }
+    }
+}
+
 /// Forwards any TCP port of this machine to no target.
 impl Default for Rule {
     fn default() -> Self {
@@ -308,7 +336,7 @@ impl Rule {
     /// Options of outgoing TCP sockets. A [`Rule::transparent`] rule also sets the client's address as source.
     pub fn connect_options(&self) -> ConnectOptions {
         ConnectOptions {
-            source: self.source,
+            source: self.source.map(|ip| ip.at(0)),
             device: self.device.clone(),
             mark: self.mark,
             transparent: self.transparent,

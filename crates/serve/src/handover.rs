@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use turnpike_admin::Serving;
 use turnpike_api::Reloaded;
 use turnpike_config::{ConfiguredUser, DatapathChoice, Secret, Settings, UserSecret};
-use turnpike_net::{Channel, Datapath, PassedSockets};
+use turnpike_net::{Datapath, PassedSockets};
 use turnpike_process::{
     ProcessError, need_restart,
     upgrade::{DescriptorNames, HandoverOffer, HandoverState, NamedSocket, PreviousProcess},
@@ -17,6 +17,7 @@ use turnpike_relay::{
 };
 use turnpike_stores::StoredSecret;
 use turnpike_turn::server::NonceKey;
+use turnpike_worker::Channel;
 use zeroize::{ZeroizeOnDrop, Zeroizing};
 
 use crate::{

@@ -8,7 +8,7 @@ use std::{
 };
 
 use turnpike_config::{DatapathChoice, Settings, limit_keys, realms, relay_doubts, relay_keys};
-use turnpike_net::{Datapath, passed};
+use turnpike_net::Datapath;
 use turnpike_relay::{Config, DtlsConfig, DtlsContext, Hook, Layout, RelayAddress, StreamConfig, TlsContext};
 use turnpike_turn::server::{DiscoveryLimits, ListenerId, ListenerProfile, NatDiscovery, ServerConfig};
 use turnpike_wire::channel_data::ChannelRange;
@@ -19,7 +19,7 @@ use crate::{
     store::{self, Merged},
 };
 
-/// Pipes of one worker's [`turnpike_net::Mover`].
+/// Pipes of one worker's `turnpike_copy::Mover`.
 const PIPES: usize = 256;
 
 #[derive(Clone, Debug)]
@@ -111,11 +111,11 @@ impl RelayPlan {
         Self { config, layout, datapath_reason, notes }
     }
 
-    pub(crate) fn listens(&self, transport: passed::Transport, address: SocketAddr) -> bool {
+    pub(crate) fn listens(&self, transport: turnpike_net::Transport, address: SocketAddr) -> bool {
         let config = &self.config;
         let (one, other) = match transport {
-            passed::Transport::Udp => (&config.listen, &config.dtls.listen),
-            passed::Transport::Tcp => (&config.streams.listen, &config.streams.tls_listen),
+            turnpike_net::Transport::Udp => (&config.listen, &config.dtls.listen),
+            turnpike_net::Transport::Tcp => (&config.streams.listen, &config.streams.tls_listen),
         };
         one.contains(&address) || other.contains(&address)
     }

@@ -1,6 +1,13 @@
-//! Canonical form of transport addresses, so that another spelling of an address cannot bypass a check.
+//! Transport addresses: their canonical form, so that another spelling of an address cannot bypass a check, and
+//! addresses in text.
+
+mod unix_name;
+mod zoned_ip;
 
 use std::net::{IpAddr, SocketAddr};
+
+pub use unix_name::UnixName;
+pub use zoned_ip::{AddressError, ZonedIp, socket_address, split_zone};
 
 /// Converts IPv4-mapped addresses to IPv4 and drops flow label and scope. Each address passes here once.
 #[must_use]

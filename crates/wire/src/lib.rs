@@ -1,5 +1,5 @@
-//! Wire formats between TURN clients, servers and peers; the tests compare them with `stun-types` and
-//! `turn-types`.
+//! Wire formats between TURN clients, servers and peers, and addresses in text. The tests compare the formats
+//! with `stun-types` and `turn-types`.
 #![forbid(unsafe_code)]
 
 pub mod address;

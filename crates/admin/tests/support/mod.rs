@@ -30,7 +30,7 @@ use turnpike_api::{
     RuleStatus,
 };
 use turnpike_config::{AdminAccess, AdminAddress, AdminSettings, Secret, Settings, api_keys};
-use turnpike_net::{Datapath, UnixName};
+use turnpike_net::Datapath;
 use turnpike_relay::{
     Config, Relay, RelayAddress, RelayState,
     certificates::{self, Certificate},
@@ -39,6 +39,7 @@ use turnpike_stores::{Database, Directory, DirectoryLimits, SqliteUse, StoreAddr
 pub(crate) use turnpike_testkit::PATIENCE as SOON;
 use turnpike_testkit::stun;
 use turnpike_turn::server::{AllocationLimits, PeerRules, ServerConfig};
+use turnpike_wire::address::UnixName;
 
 pub(crate) use together::{Member, Together};
 

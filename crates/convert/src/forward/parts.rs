@@ -8,9 +8,9 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-use turnpike_net::split_zone;
 use turnpike_rules::{Bind, Endpoint, Host, MOST_WEIGHT, Pattern, PortRange, Proxy, UnixName};
 use turnpike_turn::server::Cidr;
+use turnpike_wire::address::split_zone;
 
 use crate::toml_text::quoted;
 

@@ -2,10 +2,7 @@
 
 use std::{io, sync::Arc};
 
-use turnpike_net::{
-    TcpSocket,
-    poll::{Interest, Poller},
-};
+use turnpike_net::{Interest, Poller, TcpSocket};
 
 use super::stream_check::StreamCheck;
 use crate::{Address, datagram_check::DatagramCheck, state::RuleState, targets::Member};

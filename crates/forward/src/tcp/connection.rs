@@ -1,6 +1,7 @@
 //! Connection: its two sockets and the flow in each direction.
 
-use turnpike_net::{Flow, TcpSocket};
+use turnpike_copy::Flow;
+use turnpike_net::TcpSocket;
 
 use super::{
     side::Side,

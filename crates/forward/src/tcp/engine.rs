@@ -9,11 +9,8 @@ use std::{
 
 use slab::Slab;
 use socket2::SockRef;
-use turnpike_net::{
-    Flow, Mover, TcpSocket,
-    poll::{Event, Interest, Poller},
-    tcp::is_exhaustion,
-};
+use turnpike_copy::{Flow, Mover};
+use turnpike_net::{Event, Interest, Poller, TcpSocket, is_exhaustion};
 use turnpike_offload::Sockmap;
 
 use super::{
@@ -651,6 +648,6 @@ impl Engine {
 fn watch(socket: &Acceptor, key: usize, poller: &Poller) -> io::Result<()> {
     match socket {
         Acceptor::Tcp(_) => poller.add(socket, token(LISTENER, key)),
-        Acceptor::Unix(_) => poller.add_with(socket, token(LISTENER, key), Interest::Exclusive),
+        Acceptor::Unix(..) => poller.add_with(socket, token(LISTENER, key), Interest::Exclusive),
     }
 }

@@ -2,10 +2,9 @@
 
 use std::io;
 
-use turnpike_net::{
-    CopyMode, Pumped,
-    poll::{Event, Interest},
-};
+use turnpike_copy::Pumped;
+use turnpike_net::{Event, Interest};
+use turnpike_rules::CopyMode;
 use turnpike_wire::proxy_protocol::{ENOUGH_TO_TELL, is_begun};
 
 use super::{
@@ -87,7 +86,7 @@ impl Engine {
             Side::Target => (&mut connection.down, target, &connection.client),
         };
         let before = flow.bytes;
-        let pumped = self.mover.pump(flow, from, to, copy, last);
+        let pumped = self.mover.pump(flow, from, to, copy.splices(), last);
         let (taken, end_read) = (flow.bytes - before, std::mem::take(&mut flow.end_read));
         local.moved(connection.seat.as_ref(), side, taken);
         self.any_counted |= taken > 0;
@@ -171,7 +170,7 @@ impl Engine {
         flow.budget = None;
         let before = flow.bytes;
         // The connection ends in any case.
-        let _ = self.mover.pump(flow, from, to, copy, false);
+        let _ = self.mover.pump(flow, from, to, copy.splices(), false);
         local.moved(connection.seat.as_ref(), side, flow.bytes - before);
         let moved = self.mover.take_moved();
         self.wake_up.lean += moved.lean;

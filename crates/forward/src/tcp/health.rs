@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use turnpike_net::poll::Event;
+use turnpike_net::Event;
 
 use super::{
     check::{Asked, Check},
@@ -85,7 +85,7 @@ impl Engine {
                     check.asked = Some(asked);
                 }
                 // Our own shortage says nothing about the target.
-                Err(error) if turnpike_net::tcp::is_exhaustion(&error) => {
+                Err(error) if turnpike_net::is_exhaustion(&error) => {
                     check.due = tick.now + check.interval;
                 }
                 Err(_) => conclude(check, false, tick.now),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! listener ─ accept4 ─▶ limits, lists ─▶ [PROXY header] ─▶ connect, address by address ─▶ two flows ─▶ log
-//!                                        opening.rs                                       established.rs, net::copy; sockmap.rs
+//!                                        opening.rs                                       established.rs, copy; sockmap.rs
 //! ```
 
 mod attempt;

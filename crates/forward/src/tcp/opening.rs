@@ -1,13 +1,9 @@
 //! Opening of a connection: PROXY header, name lookup, and connect attempts per address.
 
-use std::{io, sync::Arc, time::Instant};
+use std::{io, net::SocketAddr, sync::Arc, time::Instant};
 
 use socket2::SockRef;
-use turnpike_net::{
-    ConnectOptions, TcpTimers,
-    poll::{Event, Interest},
-    tcp::is_exhaustion,
-};
+use turnpike_net::{ConnectOptions, Event, Interest, TcpTimers, is_exhaustion};
 use turnpike_wire::proxy_protocol::{self, MAX_HEADER, Parsed};
 
 use super::{
@@ -49,7 +45,7 @@ impl Engine {
             let transparent;
             let options = if state.rule.transparent {
                 // A client without an address uses ours.
-                let source = connection.client_address.ip().map(Into::into);
+                let source = connection.client_address.ip().map(|ip| SocketAddr::new(ip, 0));
                 transparent =
                     ConnectOptions { source, transparent: source.is_some(), ..state.connect.clone() };
                 &transparent

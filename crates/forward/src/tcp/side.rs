@@ -1,6 +1,6 @@
 //! Ends of a connection, and poller tokens.
 
-use turnpike_net::poll::Poller;
+use turnpike_net::Poller;
 
 use crate::rate::{DOWN, UP};
 

@@ -19,7 +19,7 @@
 use std::{io, os::fd::AsFd as _};
 
 use socket2::SockRef;
-use turnpike_net::poll::Interest;
+use turnpike_net::Interest;
 use turnpike_offload::Sockmap;
 
 use super::{

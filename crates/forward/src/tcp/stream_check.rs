@@ -5,7 +5,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
 };
 
-use turnpike_net::{TcpSocket, poll::Event};
+use turnpike_net::{Event, TcpSocket};
 use turnpike_wire::proxy_protocol;
 
 use crate::{Question, Rule};

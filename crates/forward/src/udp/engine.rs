@@ -9,11 +9,7 @@ use std::{
 
 use slab::Slab;
 use turnpike_net::{
-    Datapath, Route, Rx, RxStats, SocketId, Sockets, Tx, TxStats,
-    error_queue::{self, IcmpError},
-    passed::Transport,
-    poll::Event,
-    tcp::is_exhaustion,
+    Datapath, Event, IcmpError, Route, Rx, RxStats, SocketId, Sockets, Transport, Tx, TxStats, is_exhaustion,
 };
 use turnpike_wire::{address::canonical, proxy_protocol};
 
@@ -357,7 +353,7 @@ impl Engine {
     fn is_refused(&self, socket: SocketId) -> bool {
         let Some(socket) = self.sockets.get(socket) else { return false };
         let mut refused = false;
-        let _ = error_queue::read(socket, ERRORS, |IcmpError { icmp_type, code, v6, .. }| {
+        let _ = socket.read_errors(ERRORS, |IcmpError { icmp_type, code, v6, .. }| {
             refused |= if v6 { (icmp_type, code) == (1, 4) } else { (icmp_type, code) == (3, 3) };
         });
         refused

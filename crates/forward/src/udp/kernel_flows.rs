@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use turnpike_net::{Buffer, Rx, SocketId, rx::Received};
+use turnpike_net::{Buffer, Received, Rx, SocketId};
 use turnpike_offload::{Counted, Flows, Installed, Kind, NewFlow, State, WorkerClock, WorkerSockets};
 
 pub(super) struct Offload {

@@ -82,9 +82,7 @@ impl Listeners {
                 passed.udp(worker, address, &options).map(Bound::Datagrams)
             }
             Protocol::Tcp | Protocol::TcpToUdp { .. } => {
-                let listener = passed.tcp(worker, address, &tcp_options(rule, reuse_port))?;
-                listener.set_timers(&rule.timers)?;
-                Ok(Bound::Streams(listener))
+                passed.tcp(worker, address, &tcp_options(rule, reuse_port)).map(Bound::Streams)
             }
         };
         let bound = addresses.map(|address| bind(address).map_err(|error| (address, error)));
@@ -129,6 +127,7 @@ pub(crate) fn tcp_options(rule: &Rule, reuse_port: bool) -> ListenOptions {
         keepalive: rule.keepalive,
         dual_stack: !rule.ipv6_only,
         freebind: rule.freebind,
+        timers: rule.timers,
         ..ListenOptions::default()
     }
 }

@@ -29,7 +29,7 @@ use std::{
     sync::Arc,
 };
 
-use turnpike_net::poll::Poller;
+use turnpike_net::Poller;
 
 pub use engine::Engine;
 pub use listeners::Listeners;

@@ -3,7 +3,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use turnpike_net::poll::Event;
+use turnpike_net::Event;
 use turnpike_offload::{Counted, Flows};
 use turnpike_wire::address::canonical;
 

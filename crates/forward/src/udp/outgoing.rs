@@ -3,10 +3,11 @@
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::OwnedFd,
 };
 
-use socket2::{Domain, SockRef, Socket, Type};
-use turnpike_net::{Datapath, TcpSocket, UdpOptions, UdpSocket, poll::Interest};
+use socket2::SockRef;
+use turnpike_net::{Datapath, Interest, TcpSocket, UdpOptions, UdpSocket};
 
 use super::{Tick, rule_state::RuleState, sessions::Arrival};
 use crate::{Rule, circles::Link};
@@ -30,11 +31,9 @@ pub(super) fn datagrams(
         gro: datapath == Datapath::Gso,
         // Otherwise an ICMP error between two sends is lost.
         errors: true,
-        ..UdpOptions::default()
+        ..route_options(rule)
     };
-    let socket = UdpSocket::bind_prepared(source(rule, client, target)?, &options, |fd| {
-        prepare(rule, target, &SockRef::from(&fd))
-    })?;
+    let socket = UdpSocket::bind(source(rule, client, target)?, &options)?;
     if !rule.any_port {
         socket.connect(target)?;
     }
@@ -45,12 +44,10 @@ pub(super) fn datagrams(
 /// address.
 pub(crate) fn to_check(rule: &Rule, target: SocketAddr) -> io::Result<std::net::UdpSocket> {
     let rule = Rule { transparent: false, ..rule.clone() };
-    let socket = Socket::new(Domain::for_address(target), Type::DGRAM.nonblocking(), None)?;
-    prepare(&rule, target, &SockRef::from(&socket))?;
     // Only a transparent rule uses the client.
-    socket.bind(&source(&rule, target, target)?.into())?;
-    socket.connect(&target.into())?;
-    Ok(socket.into())
+    let socket = UdpSocket::bind(source(&rule, target, target)?, &route_options(&rule))?;
+    socket.connect(target)?;
+    Ok(OwnedFd::from(socket).into())
 }
 
 /// Source address of such a socket's datagrams.
@@ -67,7 +64,7 @@ pub(super) fn source_of(socket: &UdpSocket, rule: &Rule, target: SocketAddr) -> 
 pub(super) fn stream(rule: &Rule, client: SocketAddr, target: SocketAddr) -> io::Result<TcpSocket> {
     let mut options = rule.connect_options();
     if rule.transparent {
-        options.source = Some(client.ip().into());
+        options.source = Some(SocketAddr::new(client.ip(), 0));
     }
     let socket = TcpSocket::connect(target, &options)?;
     let options = SockRef::from(&socket);
@@ -104,17 +101,13 @@ pub(super) fn is_unreachable(error: &io::Error) -> bool {
     matches!(error.kind(), AddrNotAvailable | ConnectionRefused | HostUnreachable | NetworkUnreachable)
 }
 
-fn prepare(rule: &Rule, target: SocketAddr, socket: &SockRef<'_>) -> io::Result<()> {
-    if let Some(mark) = rule.mark {
-        socket.set_mark(mark)?;
-    }
-    if let Some(device) = &rule.device {
-        socket.bind_device(Some(device.as_bytes()))?;
-    }
-    match (rule.transparent, target.is_ipv6()) {
-        (true, false) => socket.set_ip_transparent_v4(true),
-        (true, true) => socket.set_ip_transparent_v6(true),
-        (false, _) => Ok(()),
+/// Options that decide about the route.
+fn route_options(rule: &Rule) -> UdpOptions {
+    UdpOptions {
+        device: rule.device.clone(),
+        mark: rule.mark,
+        transparent: rule.transparent,
+        ..UdpOptions::default()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
-use turnpike_net::poll::Poller;
+use turnpike_net::Poller;
 
 use super::{
     Choice, Engine, Listeners, RuleKey, Tick,

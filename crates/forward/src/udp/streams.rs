@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use turnpike_net::{TcpSocket, poll::Event, tcp::is_exhaustion};
+use turnpike_net::{Event, TcpSocket, is_exhaustion};
 
 use super::{
     Admission, Engine, Tick, outgoing,

@@ -8,7 +8,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use turnpike_net::{TcpSocket, UdpSocket, passed::Transport, poll::Interest};
+use turnpike_net::{Interest, TcpSocket, Transport, UdpSocket};
 
 use super::{
     Choice, Engine, RuleKey, Tick, outgoing,

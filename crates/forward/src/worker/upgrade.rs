@@ -4,10 +4,7 @@
 use std::{io, os::fd::OwnedFd};
 
 use serde::{Deserialize, Serialize};
-use turnpike_net::{
-    Channel,
-    worker::{Batch, Step},
-};
+use turnpike_worker::{Batch, Channel, Step};
 
 use super::{Command, Worker};
 use crate::{tcp, udp};

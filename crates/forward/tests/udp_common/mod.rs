@@ -17,11 +17,9 @@ use turnpike_forward::{
     ConnectionReport, EndReason, Host, Protocol, Rule, RuleSnapshot, Slot,
     udp::{Admission, Choice, Engine, Listeners, RuleKey, TOKENS, Tick, WorkerContext},
 };
-use turnpike_net::{
-    Datapath, PassedSockets, TxStats,
-    worker::{Frame, INBOX, Sender},
-};
+use turnpike_net::{Datapath, PassedSockets, TxStats};
 pub(crate) use turnpike_testkit::{PATIENCE, eventually, free_address};
+use turnpike_worker::{Frame, INBOX, Sender};
 
 pub(crate) const DATAPATHS: [Datapath; 3] = [Datapath::Basic, Datapath::Mmsg, Datapath::Gso];
 /// Thread name of a [`Worker`].

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use turnpike_client::{Datagrams, ErrorCounts};
 use turnpike_measure::Direction;
-use turnpike_net::{Datapath, poll::Poller};
+use turnpike_net::{Datapath, Poller};
 
 use super::{
     Draw, Profile, ProfileOptions, StreamFigures,

@@ -13,11 +13,10 @@ use std::{
 };
 
 use clap::Args;
-use turnpike_net::{
-    Datapath, socket_address,
-    worker::{Frame, Workers},
-};
+use turnpike_net::Datapath;
 use turnpike_offload::{Echo, Echoed};
+use turnpike_wire::address::socket_address;
+use turnpike_worker::{Frame, Workers};
 
 use crate::LoadError;
 

@@ -12,10 +12,8 @@ use std::{
 
 use slab::Slab;
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
-use turnpike_net::{
-    poll::{Event, Interest},
-    worker::INBOX,
-};
+use turnpike_net::{Event, Interest};
+use turnpike_worker::INBOX;
 
 use super::{
     ReflectFrame, ReflectStats, ReflectWorker,

@@ -5,7 +5,8 @@
 
 use std::{io, net::SocketAddr, time::Instant};
 
-use turnpike_net::{Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket, worker::INBOX};
+use turnpike_net::{Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket};
+use turnpike_worker::INBOX;
 
 use super::{BUFFER, ReflectFrame, ReflectStats, ReflectWorker};
 use crate::LoadError;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use socket2::SockRef;
-use turnpike_net::poll::{Event, Interest, Poller};
+use turnpike_net::{Event, Interest, Poller};
 
 use super::{LONGEST_SLEEP_NS, StreamLoadConfig, StreamShared, Workload, dial, is_not_now};
 use crate::{

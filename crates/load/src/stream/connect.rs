@@ -7,7 +7,7 @@ use std::{
 };
 
 use socket2::SockRef;
-use turnpike_net::poll::{Event, Interest, Poller};
+use turnpike_net::{Event, Interest, Poller};
 
 use super::{Close, ConnectLoad, StreamShared, Workload, dial, is_not_now, starts::Starts};
 use crate::{

@@ -8,7 +8,7 @@ use std::{
 };
 
 pub(super) use turnpike_client::sockets::connect as start;
-use turnpike_net::poll::{Event, Interest, Poller};
+use turnpike_net::{Event, Interest, Poller};
 
 use super::StreamShared;
 use crate::{

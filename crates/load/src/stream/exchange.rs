@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use turnpike_net::poll::{Event, Interest, Poller};
+use turnpike_net::{Event, Interest, Poller};
 
 use super::{StreamShared, Workload, dial, starts::Starts};
 use crate::{

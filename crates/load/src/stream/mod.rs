@@ -19,7 +19,7 @@ mod starts;
 use std::{io, time::Duration};
 
 use turnpike_measure::LoadReport;
-use turnpike_net::poll::{Event, Poller};
+use turnpike_net::{Event, Poller};
 
 pub use config::{BulkLoad, Close, ConnectLoad, ExchangeLoad, StreamLoadConfig, StreamTarget, Workload};
 

@@ -7,7 +7,7 @@ pub(crate) mod flow;
 use std::{net::SocketAddr, time::Duration};
 
 use turnpike_client::ErrorCounts;
-use turnpike_net::poll::Poller;
+use turnpike_net::Poller;
 
 use crate::{
     LoadError,

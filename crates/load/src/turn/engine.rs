@@ -4,7 +4,7 @@
 use std::{io, mem, net::SocketAddr, sync::Arc, time::Duration};
 
 use turnpike_client::{ClientTransport, Datagrams, ErrorCounts, Framing, Security, ServerLinks, links};
-use turnpike_net::poll::{Event as Ready, Poller};
+use turnpike_net::{Event as Ready, Poller};
 use turnpike_turn::{
     client::{
         self, Client, ConnectionId, DataConnection, Event, Failure, Incoming, Progress, Relayed, Request,

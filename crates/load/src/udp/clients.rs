@@ -3,10 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use turnpike_client::{Datagrams, ErrorCounts};
-use turnpike_net::{
-    Datapath,
-    poll::{Event, Poller},
-};
+use turnpike_net::{Datapath, Event, Poller};
 
 use crate::{
     LoadError,

@@ -8,7 +8,8 @@ use std::{net::SocketAddr, time::Duration};
 
 use clap::Args;
 use turnpike_measure::OfferedRate;
-use turnpike_net::{Datapath, socket_address};
+use turnpike_net::Datapath;
+use turnpike_wire::address::socket_address;
 
 pub(crate) use clients::UdpClients;
 pub(crate) use session_setup::PROBE;

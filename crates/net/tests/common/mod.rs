@@ -5,7 +5,7 @@ use std::{
     time::Instant,
 };
 
-use turnpike_net::{Datapath, Route, Rx, SocketId, Sockets, Span, Tx, UdpOptions, UdpSocket, poll::Poller};
+use turnpike_net::{Datapath, Poller, Route, Rx, SocketId, Sockets, Span, Tx, UdpOptions, UdpSocket};
 pub(crate) use turnpike_testkit::{PATIENCE, alone, eventually};
 
 pub(crate) const DATAPATHS: [Datapath; 3] = [Datapath::Basic, Datapath::Mmsg, Datapath::Gso];

@@ -11,8 +11,8 @@ use seccompiler::{
     SeccompFilter, SeccompRule, TargetArch,
 };
 use turnpike_net::{
+    SIOCATMARK,
     system_calls::{self, Instruction},
-    tcp::SIOCATMARK,
 };
 
 use super::Layers;

@@ -3,7 +3,8 @@
 use std::{io, os::fd::OwnedFd, time::Duration};
 
 use serde::{Deserialize, Serialize};
-use turnpike_net::{Channel, PassedSockets};
+use turnpike_net::PassedSockets;
+use turnpike_worker::Channel;
 use zeroize::Zeroizing;
 
 use crate::error::ProcessError;

@@ -4,7 +4,7 @@ use std::{env, fmt::Display, io, os::fd::OwnedFd, sync::Arc, thread, time::Durat
 
 use serde::de::DeserializeOwned;
 use turnpike_config::UPGRADE_VARIABLE;
-use turnpike_net::{Channel, Message};
+use turnpike_worker::{Channel, Message};
 use zeroize::Zeroizing;
 
 use super::protocol::{FromNew, FromOld, PROTOCOL};

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use turnpike_net::Channel;
+use turnpike_worker::Channel;
 
 use super::{
     handover::{HandoverOffer, HandoverState},

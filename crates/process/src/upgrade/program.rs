@@ -8,7 +8,7 @@ use std::{
 };
 
 use turnpike_config::{UPGRADE_SANDBOX_VARIABLE, UPGRADE_VARIABLE};
-use turnpike_net::Channel;
+use turnpike_worker::Channel;
 
 use crate::{sandbox, service_manager::WATCHDOG_PID};
 

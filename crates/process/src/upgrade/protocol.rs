@@ -1,4 +1,4 @@
-//! Messages between the two processes of an upgrade, as JSON on a [`Channel`](turnpike_net::Channel).
+//! Messages between the two processes of an upgrade, as JSON on a [`Channel`](turnpike_worker::Channel).
 
 use serde::{Deserialize, Serialize};
 

@@ -29,7 +29,8 @@ use tokio::{
     time::timeout,
 };
 use turnpike_config::runtime_directory;
-use turnpike_net::{SocketFile, UnixName};
+use turnpike_net::SocketFile;
+use turnpike_wire::address::UnixName;
 
 use crate::request::{Request, UpgradeProgress, UpgradeRequest};
 
@@ -68,7 +69,7 @@ impl UpgradeSocket {
         let name = path.to_str().ok_or(io::ErrorKind::InvalidInput)?;
         let name =
             name.parse::<UnixName>().map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
-        let (listener, file) = turnpike_net::UnixListener::bind(&name, Some(0o600))?;
+        let (listener, file) = turnpike_net::UnixListener::bind(&name.address()?, Some(0o600))?;
         let listener = StdListener::from(listener.as_fd().try_clone_to_owned()?);
         listener.set_nonblocking(true)?;
         let listener = UnixListener::from_std(listener)?;

@@ -22,11 +22,8 @@ use std::{
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use slab::Slab;
-use turnpike_net::{
-    CopyMode, Flow, Mover, TcpListener, TcpSocket,
-    poll::{Event, Interest, Poller},
-    tcp::is_exhaustion,
-};
+use turnpike_copy::{Flow, Mover};
+use turnpike_net::{Event, Interest, Poller, TcpListener, TcpSocket, is_exhaustion};
 use turnpike_turn::{
     server::{AllocationId, ConnectError, ConnectRequest, ConnectionId, RelayId, Server},
     time::Now,
@@ -162,7 +159,6 @@ struct Owned {
 }
 
 pub(crate) struct Peers {
-    copy: CopyMode,
     listeners: Slab<Listener>,
     connections: Slab<Connection>,
     by_id: HashMap<ConnectionId, usize, RandomState>,
@@ -184,9 +180,8 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    pub(crate) fn new(copy: CopyMode, half_closed: Duration) -> Self {
+    pub(crate) fn new(half_closed: Duration) -> Self {
         Self {
-            copy,
             listeners: Slab::new(),
             connections: Slab::new(),
             by_id: HashMap::default(),
@@ -520,7 +515,7 @@ mod tests {
     fn only_new_bytes_are_reported() {
         let poller = Poller::new().unwrap();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut peers = Peers::new(CopyMode::Auto, Duration::ZERO);
+        let mut peers = Peers::new(Duration::ZERO);
         let allocation = AllocationId { index: 1, generation: 1 };
         let socket = TcpSocket::connect(listener.local_addr().unwrap(), &Default::default()).unwrap();
         peers.hold(allocation, ConnectionId(5), socket, &poller).unwrap();

@@ -4,7 +4,8 @@
 use std::io::{self, ErrorKind, Write as _};
 
 use rustls::ServerConnection;
-use turnpike_net::{Flow, TcpSocket};
+use turnpike_copy::Flow;
+use turnpike_net::TcpSocket;
 
 use super::Side;
 use crate::stream::channel::{self, Fed};

@@ -1,6 +1,7 @@
 //! Traffic of a bound peer connection: events become turns in both directions.
 
-use turnpike_net::{CopyMode, Flow, Mover, Pumped, TcpSocket, poll::Event};
+use turnpike_copy::{Flow, Mover, Pumped};
+use turnpike_net::{Event, TcpSocket};
 use turnpike_turn::server::Way;
 
 use super::{ClientEnd, Connection, HalfClosed, Peers, Purse, Side, Stage, note, tls_end::Turned};
@@ -46,7 +47,7 @@ impl Peers {
         let mover = self.mover.get_or_insert_with(Mover::default);
         let Some(connection) = self.connections.get_mut(slot) else { return };
         let granted = connection.grant(purse);
-        let mut outcome = connection.turn(mover, self.copy);
+        let mut outcome = connection.turn(mover);
         self.stats.spliced_bytes += mover.take_moved().spliced;
         if let Some(granted) = granted {
             let is_spent = connection.settle(granted, purse);
@@ -118,7 +119,7 @@ impl Connection {
         is_spent
     }
 
-    fn turn(&mut self, mover: &mut Mover, copy: CopyMode) -> Outcome {
+    fn turn(&mut self, mover: &mut Mover) -> Outcome {
         let Self { peer, stage, to_peer, to_client, .. } = self;
         let client = match stage {
             Stage::Bound(ClientEnd::Plain(client)) => client,
@@ -132,8 +133,8 @@ impl Connection {
             }
             Stage::Connecting | Stage::Waiting => return Outcome::Idle,
         };
-        let first = one_way(mover, to_peer, client, peer, copy, to_client.is_done());
-        let second = one_way(mover, to_client, peer, client, copy, to_peer.is_done());
+        let first = one_way(mover, to_peer, client, peer, to_client.is_done());
+        let second = one_way(mover, to_client, peer, client, to_peer.is_done());
         if first == Outcome::Over || second == Outcome::Over || (to_peer.is_done() && to_client.is_done()) {
             Outcome::Over
         } else if first == Outcome::Again || second == Outcome::Again {
@@ -146,18 +147,11 @@ impl Connection {
     }
 }
 
-fn one_way(
-    mover: &mut Mover,
-    flow: &mut Flow,
-    from: &TcpSocket,
-    to: &TcpSocket,
-    copy: CopyMode,
-    last: bool,
-) -> Outcome {
+fn one_way(mover: &mut Mover, flow: &mut Flow, from: &TcpSocket, to: &TcpSocket, last: bool) -> Outcome {
     if flow.is_done() {
         return Outcome::Idle;
     }
-    match mover.pump(flow, from, to, copy, last) {
+    match mover.pump(flow, from, to, None, last) {
         // A spent budget ends with the pause set by its owner.
         Pumped::Idle | Pumped::Spent | Pumped::Done => Outcome::Idle,
         Pumped::Blocked => Outcome::Blocked,

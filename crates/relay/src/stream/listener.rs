@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use turnpike_net::{ListenOptions, TcpListener, TcpSocket, poll::Poller, tcp::is_exhaustion};
+use turnpike_net::{ListenOptions, Poller, TcpListener, TcpSocket, is_exhaustion};
 use turnpike_turn::server::{Client, PrefixLengths, Transport};
 use turnpike_wire::{address::canonical, frame::Framer};
 

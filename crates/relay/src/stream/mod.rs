@@ -34,7 +34,7 @@ use std::{
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use slab::Slab;
-use turnpike_net::poll::{Event, Poller};
+use turnpike_net::{Event, Poller};
 use turnpike_turn::server::{Client, ClosedReason, Effect, PrefixLengths, Transport};
 
 use crate::{

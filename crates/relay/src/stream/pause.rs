@@ -2,10 +2,7 @@
 //! worker has no room. Reading stops, so that TCP slows the client down. Nothing is dropped, and at most one
 //! read's data waits.
 
-use turnpike_net::{
-    Rx, Span,
-    poll::{Interest, Poller},
-};
+use turnpike_net::{Interest, Poller, Rx, Span};
 use turnpike_turn::server::Client;
 
 use super::{CloseReason, Streams, Token, receive::Incoming};

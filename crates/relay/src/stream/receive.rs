@@ -356,10 +356,7 @@ mod tests {
     };
 
     use hashbrown::HashMap;
-    use turnpike_net::{
-        Datapath, TcpListener,
-        poll::{Event, Poller},
-    };
+    use turnpike_net::{Datapath, Event, Poller, TcpListener};
 
     use super::*;
     use crate::{

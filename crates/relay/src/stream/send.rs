@@ -3,10 +3,7 @@
 use std::io::{self, IoSlice};
 
 use rustls::ServerConnection;
-use turnpike_net::{
-    Rx, Span, TcpSocket,
-    poll::{Interest, Poller},
-};
+use turnpike_net::{Interest, Poller, Rx, Span, TcpSocket};
 use turnpike_wire::indication;
 
 use super::{

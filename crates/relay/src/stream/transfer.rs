@@ -1,7 +1,7 @@
 //! Connections that leave a worker: as data connections (RFC 6062), or to another worker that adopts them.
 
 use rustls::ServerConnection;
-use turnpike_net::{Rx, TcpSocket, poll::Poller};
+use turnpike_net::{Poller, Rx, TcpSocket};
 use turnpike_turn::server::{Client, PrefixLengths, Source};
 use turnpike_wire::frame::Framer;
 

@@ -7,13 +7,14 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use turnpike_net::{UdpSocket, worker::Sender};
+use turnpike_net::UdpSocket;
 use turnpike_turn::{
     server::{
         AllocationId, Client, ClosedReason, Family, MoveRequest, Moved, PendingMove, RelayId, Source, Verdict,
     },
     time::Now,
 };
+use turnpike_worker::Sender;
 
 use super::{Command, Holder, NO_TRAILING, Role, TrailingBytes, UNMARKED, Worker, out::side};
 use crate::{

@@ -9,7 +9,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use turnpike_net::{Buffer, Rx, SocketId, Sockets, poll::Event, rx::Received};
+use turnpike_net::{Buffer, Event, Received, Rx, SocketId, Sockets};
 use turnpike_offload::{
     Counted, Flows, Installed, Kind, NewFlow, State, WorkerClock, WorkerSockets, layout::FlowKey,
 };

@@ -1,6 +1,6 @@
 //! TCP relaying (RFC 6062): connects the state machine with the sockets of [`crate::peers`].
 
-use turnpike_net::poll::Event;
+use turnpike_net::Event;
 use turnpike_turn::{
     server::{
         AllocationId, Client, ConnectError, ConnectRequest, ConnectionId, Family, OpenRelay, OpenResult,

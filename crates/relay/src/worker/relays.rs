@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use turnpike_net::{SocketId, UdpSocket, error_queue, poll::Event};
+use turnpike_net::{Event, SocketId, UdpSocket};
 use turnpike_turn::{
     server::{
         AllocationId, ClosedReason, Family, IcmpError, OpenRelay, OpenRequest, OpenResult, PortRequest,
@@ -208,11 +208,11 @@ impl Worker {
         let Some(socket) = self.sockets.get(socket) else { return };
         let mut errors = [None; ERRORS];
         let mut count = 0;
-        let _ = error_queue::read(socket, ERRORS, |error| {
+        let _ = socket.read_errors(ERRORS, |error| {
             errors[count] = Some(error);
             count += 1;
         });
-        for error_queue::IcmpError { to, icmp_type, code, info, .. } in errors.into_iter().flatten() {
+        for turnpike_net::IcmpError { to, icmp_type, code, info, .. } in errors.into_iter().flatten() {
             let relay = match holder {
                 Holder::One(relay) => Some(relay),
                 Holder::Many(port) => self.server.data.claimant(port, to.ip(), 1),

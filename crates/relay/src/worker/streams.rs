@@ -1,6 +1,6 @@
 //! TCP and TLS clients of a worker.
 
-use turnpike_net::poll::Event;
+use turnpike_net::Event;
 use turnpike_turn::{server::Verdict, time::Now};
 
 use super::{NO_TRAILING, TrailingBytes, UNMARKED, Worker};

@@ -14,7 +14,8 @@ use std::{
 
 use foldhash::fast::RandomState;
 use hashbrown::HashSet;
-use turnpike_net::{Span, TcpSocket, poll::Poller, unix};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
+use turnpike_net::{Poller, Span, TcpSocket};
 use turnpike_turn::{
     server::{Client, ListenerId},
     time::Now,
@@ -47,7 +48,7 @@ struct Head {
 
 impl Tunnels {
     pub(super) fn open(&mut self) -> io::Result<TcpSocket> {
-        let (near, far) = unix::messages(BUFFER)?;
+        let (near, far) = messages()?;
         self.new = Some(near);
         Ok(far)
     }
@@ -192,6 +193,17 @@ impl Head {
         let listener = ListenerId(u16::from_be_bytes([*l0, *l1]));
         Self { client: Client { listener, address, local }, tos: *tos, ttl: *ttl }
     }
+}
+
+/// Two ends that keep the boundaries of messages and buffer up to [`BUFFER`] bytes, as far as the kernel allows.
+fn messages() -> io::Result<(TcpSocket, TcpSocket)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (near, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    for end in [&near, &far] {
+        sockopt::set_socket_send_buffer_size_force(end, BUFFER)
+            .or_else(|_| sockopt::set_socket_send_buffer_size(end, BUFFER))?;
+    }
+    Ok((near.into(), far.into()))
 }
 
 #[cfg(test)]

@@ -10,16 +10,14 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use turnpike_net::{
-    Channel, SocketId, TcpSocket, UdpSocket,
-    worker::{Batch, Step},
-};
+use turnpike_net::{SocketId, TcpSocket, UdpSocket};
 use turnpike_turn::{
     server::{
         AllocationId, Client, Family, Link, Moved, PendingMove, RelayId, SharedPort, Transport, UserRef,
     },
     time::Now,
 };
+use turnpike_worker::{Batch, Channel, Step};
 
 use super::{Command, Holder, Lingering, NO_TRAILING, Role, Worker, handoff, offload::PassedFlows};
 use crate::{

@@ -9,8 +9,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::Workers;
-use crate::Channel;
+use crate::{Channel, Workers};
 
 /// Time-out of a step without the other process.
 const STEP: Duration = Duration::from_secs(2);

@@ -1,7 +1,10 @@
-//! Worker threads shared by relay, forwarder and reflector: a [`Frame`] is the worker's side, [`Workers`]
-//! that of the control thread.
+//! Worker threads of relay, forwarder and reflector: a [`Frame`] is the worker's side, [`Workers`] that of the
+//! control thread. A [`Channel`] carries sessions and open sockets to another process.
+#![forbid(unsafe_code)]
 
+mod channel;
 mod handover;
+mod waker;
 
 use std::{
     collections::VecDeque,
@@ -15,7 +18,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::poll::{Event, Poller, Waker};
+use turnpike_net::{Event, Poller};
+
+use crate::waker::Waker;
+pub use channel::{Channel, Message};
 pub use handover::{Batch, Step};
 
 /// Token of a worker's inbox in its poller; callers must not use it.

@@ -9,13 +9,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::*;
-use crate::{
-    poll::{Interest, Poller},
-    rlimit,
-};
+use turnpike_net::{Interest, Poller, rlimit};
 
-const MODES: [CopyMode; 3] = [CopyMode::Auto, CopyMode::Splice, CopyMode::Buffer];
+use super::*;
+
+const BY_TRAFFIC: Option<bool> = None;
+const SPLICED: Option<bool> = Some(true);
+const BUFFERED: Option<bool> = Some(false);
+const MODES: [Option<bool>; 3] = [BY_TRAFFIC, SPLICED, BUFFERED];
 
 /// Near end for the mover, and far end.
 fn pair() -> (TcpSocket, TcpStream) {
@@ -79,7 +80,7 @@ fn is_pattern(heard: &[u8], at: usize) -> bool {
 }
 
 /// Moves one message of `len` bytes and returns the number of spliced bytes.
-fn message(mover: &mut Mover, flow: &mut Flow, ends: &mut Ends, copy: CopyMode, len: usize) -> u64 {
+fn message(mover: &mut Mover, flow: &mut Flow, ends: &mut Ends, copy: Option<bool>, len: usize) -> u64 {
     let bytes = pattern(flow.bytes as usize, len);
     ends.source.write_all(bytes).unwrap();
     arrive(&ends.from, len);
@@ -92,7 +93,7 @@ fn message(mover: &mut Mover, flow: &mut Flow, ends: &mut Ends, copy: CopyMode, 
 }
 
 /// Pumps until there is nothing more to move.
-fn to_the_end(mover: &mut Mover, flow: &mut Flow, ends: &mut Ends, copy: CopyMode) -> Pumped {
+fn to_the_end(mover: &mut Mover, flow: &mut Flow, ends: &mut Ends, copy: Option<bool>) -> Pumped {
     loop {
         match mover.pump(flow, &ends.from, &ends.to, copy, false) {
             Pumped::Again => {}
@@ -118,7 +119,7 @@ impl Ends {
 
 /// Moves `total` bytes in pieces of varying size to a sink that reads only while the flow is blocked, up to
 /// `appetite` bytes at a time.
-fn transfer(copy: CopyMode, total: usize, appetite: usize) {
+fn transfer(copy: Option<bool>, total: usize, appetite: usize) {
     let Ends { mut source, from, to, mut sink } = Ends::new();
     let writer = std::thread::spawn(move || {
         let (mut at, mut piece) = (0, 1);
@@ -157,9 +158,9 @@ fn transfer(copy: CopyMode, total: usize, appetite: usize) {
     assert_eq!((heard + rest.len(), flow.bytes), (total, total as u64), "{copy:?}");
     assert!(blocked > 0, "the sink was never full");
     match copy {
-        CopyMode::Auto | CopyMode::Kernel => {}
-        CopyMode::Splice => assert_eq!(mover.take_moved().spliced, total as u64),
-        CopyMode::Buffer => assert_eq!(mover.take_moved().spliced, 0),
+        BY_TRAFFIC => {}
+        SPLICED => assert_eq!(mover.take_moved().spliced, total as u64),
+        BUFFERED => assert_eq!(mover.take_moved().spliced, 0),
     }
     drop(writer.join().unwrap());
     assert_eq!(mover.pipes, mover.idle.len(), "an ended flow holds no pipe");
@@ -201,7 +202,7 @@ fn last_end_of_stream_is_left_to_close() {
     ends.source.shutdown(Shutdown::Write).unwrap();
     until(|| {
         flow.readable = true;
-        (mover.pump(&mut flow, &ends.from, &ends.to, CopyMode::Auto, true) == Pumped::Done).then_some(())
+        (mover.pump(&mut flow, &ends.from, &ends.to, BY_TRAFFIC, true) == Pumped::Done).then_some(())
     });
     ends.sink.set_nonblocking(true).unwrap();
     assert_eq!((&ends.sink).read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
@@ -216,7 +217,7 @@ fn known_end_of_stream_needs_no_extra_read() {
     ends.source.shutdown(Shutdown::Write).unwrap();
     arrive(&ends.from, 4);
     (flow.readable, flow.fin) = (true, true);
-    assert_eq!(mover.pump(&mut flow, &ends.from, &ends.to, CopyMode::Auto, false), Pumped::Done);
+    assert_eq!(mover.pump(&mut flow, &ends.from, &ends.to, BY_TRAFFIC, false), Pumped::Done);
     let mut heard = Vec::new();
     ends.sink.read_to_end(&mut heard).unwrap();
     assert_eq!(heard, b"last");
@@ -230,7 +231,7 @@ fn doubted_end_of_stream_is_passed_on_once_confirmed() {
     flow.doubts_end = true;
     until(|| {
         flow.readable = true;
-        assert_eq!(mover.pump(&mut flow, &ends.from, &ends.to, CopyMode::Kernel, false), Pumped::Idle);
+        assert_eq!(mover.pump(&mut flow, &ends.from, &ends.to, BY_TRAFFIC, false), Pumped::Idle);
         std::mem::take(&mut flow.end_read).then_some(())
     });
     assert_eq!((flow.bytes, flow.has_ended(), flow.readable), (4, false, false));
@@ -239,7 +240,7 @@ fn doubted_end_of_stream_is_passed_on_once_confirmed() {
     ends.sink.set_nonblocking(true).unwrap();
     assert_eq!((&ends.sink).read(&mut heard).unwrap_err().kind(), ErrorKind::WouldBlock, "no end yet");
     flow.believe_end();
-    assert_eq!(mover.pump(&mut flow, &ends.from, &ends.to, CopyMode::Kernel, false), Pumped::Done);
+    assert_eq!(mover.pump(&mut flow, &ends.from, &ends.to, BY_TRAFFIC, false), Pumped::Done);
     assert_eq!(until(|| (&ends.sink).read(&mut heard).ok()), 0);
 }
 
@@ -263,8 +264,7 @@ fn leading_bytes_are_sent_first() {
 fn bulk_moves_to_a_pipe_and_interactive_traffic_back() {
     const LARGE: usize = BULK + 1000;
     let (mut mover, mut flow, mut ends) = (Mover::default(), Flow::default(), Ends::new());
-    let mut spliced =
-        |flow: &mut Flow, len| message(&mut mover, flow, &mut ends, CopyMode::Auto, len) as usize;
+    let mut spliced = |flow: &mut Flow, len| message(&mut mover, flow, &mut ends, BY_TRAFFIC, len) as usize;
     for _ in 0..100 {
         assert_eq!(spliced(&mut flow, 32), 0);
     }
@@ -294,7 +294,7 @@ fn plain_flow_is_copied_even_if_it_is_bulk() {
     let (mut mover, mut flow, mut ends) = (Mover::default(), Flow::default(), Ends::new());
     flow.plain = true;
     for _ in 0..2 * BULK_READS {
-        assert_eq!(message(&mut mover, &mut flow, &mut ends, CopyMode::Kernel, BULK + 1000), 0);
+        assert_eq!(message(&mut mover, &mut flow, &mut ends, BY_TRAFFIC, BULK + 1000), 0);
     }
     assert!(!flow.thorough);
     flow.on_urgent(&ends.from);
@@ -304,9 +304,9 @@ fn plain_flow_is_copied_even_if_it_is_bulk() {
 #[test]
 fn urgent_byte_prevents_the_use_of_pipes() {
     let (mut mover, mut flow, mut ends) = (Mover::default(), Flow::default(), Ends::new());
-    assert_eq!(message(&mut mover, &mut flow, &mut ends, CopyMode::Splice, 100), 100);
+    assert_eq!(message(&mut mover, &mut flow, &mut ends, SPLICED, 100), 100);
     flow.on_urgent(&ends.from);
-    assert_eq!(message(&mut mover, &mut flow, &mut ends, CopyMode::Splice, 100), 0);
+    assert_eq!(message(&mut mover, &mut flow, &mut ends, SPLICED, 100), 0);
 }
 
 /// A turn after an urgent byte and FIN, but before their event.
@@ -350,7 +350,7 @@ fn mover_limits_open_and_idle_pipes() {
                 ends.source.write_all(pattern(32 * number, 32)).unwrap();
                 arrive(&ends.from, 32);
                 flow.readable = true;
-                match mover.pump(&mut flow, &ends.from, &ends.to, CopyMode::Splice, false) {
+                match mover.pump(&mut flow, &ends.from, &ends.to, SPLICED, false) {
                     Pumped::Blocked => Some(()),
                     // A window probe has made room.
                     _ => {
@@ -370,10 +370,7 @@ fn mover_limits_open_and_idle_pipes() {
     assert_eq!((mover.pipes, mover.idle.len()), (PIPES - 1, 0));
     ends.sink.read_exact(&mut vec![0; waiting]).unwrap();
     for (number, mut flow) in (1..).zip(flows) {
-        until(|| {
-            (mover.pump(&mut flow, &ends.from, &ends.to, CopyMode::Splice, false) == Pumped::Idle)
-                .then_some(())
-        });
+        until(|| (mover.pump(&mut flow, &ends.from, &ends.to, SPLICED, false) == Pumped::Idle).then_some(()));
         let mut heard = [0; 32];
         ends.sink.read_exact(&mut heard).unwrap();
         assert!(heard[..] == *pattern(32 * number, 32), "flow {number}");
@@ -388,7 +385,7 @@ fn nodelay_is_set_before_nagle_could_delay() {
         let nodelay = |ends: &Ends| socket2::SockRef::from(&ends.to).tcp_nodelay().unwrap();
         message(&mut mover, &mut flow, &mut ends, copy, ONE_SEGMENT);
         // One short message needs no call; the pipe always sets it.
-        assert_eq!(nodelay(&ends), copy == CopyMode::Splice);
+        assert_eq!(nodelay(&ends), copy == SPLICED);
         message(&mut mover, &mut flow, &mut ends, copy, 1);
         assert!(nodelay(&ends), "{copy:?}");
     }

@@ -1,14 +1,19 @@
 //! Messages and descriptors between processes.
 
-use crate::prelude::*;
 use std::{
+    collections::BTreeMap,
+    io::{ErrorKind, Read as _, Write as _},
     net::UdpSocket,
-    os::{fd::BorrowedFd, unix::net::UnixDatagram},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::net::{UnixDatagram, UnixStream},
+    },
     thread,
+    time::Duration,
 };
 
-use turnpike_net::Channel;
 use turnpike_testkit::{PATIENCE, alone::in_own_process};
+use turnpike_worker::Channel;
 
 fn pair() -> (Channel, Channel) {
     let (one, other) = Channel::pair().unwrap();

@@ -9,7 +9,7 @@
 //! Each worker has one [`Mover`]; each connection has two [`Flow`]s, one per direction. A flow reads only
 //! after its sink has accepted all held bytes, so it holds at most one buffer or one full pipe.
 //!
-//! Sockets are watched edge-triggered ([`crate::poll::Interest::Edge`]). The owner maps events to calls:
+//! Sockets are watched edge-triggered ([`turnpike_net::Interest::Edge`]). The owner maps events to calls:
 //!
 //! ```text
 //! source readable        flow.readable = true, Mover::pump         source sent FIN (Event::closed)     flow.fin = true, pump
@@ -20,12 +20,16 @@
 //! A short read means that the socket is empty, so a message costs one read and one write; later data raises
 //! another event. (Only an urgent byte also ends a read early, see [`Flow::on_urgent`].) A spliced flow gets
 //! one call per turn, so that data can accumulate.
+#![forbid(unsafe_code)]
+
+mod splice;
 
 use std::{io, mem};
 
 use rustix::net::sockopt::{set_socket_oobinline, set_tcp_nodelay};
+use turnpike_net::TcpSocket;
 
-use crate::{TcpSocket, splice::Pipe};
+use crate::splice::Pipe;
 
 /// Read buffer. Larger sizes gain nothing (a receive queue holds 256 KiB at full speed) and exceed the cache.
 const BUFFER: usize = 256 << 10;
@@ -49,18 +53,6 @@ const IDLE_PIPES: usize = 64;
 const SPARE: usize = 16;
 /// Bytes of a first write that fit in one segment on any path, which Nagle's algorithm never delays.
 const ONE_SEGMENT: usize = 500;
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CopyMode {
-    /// Buffer first, pipe once a connection proves to be bulk, and back.
-    #[default]
-    Auto,
-    /// splice(2) as long as the pool has a pipe.
-    Splice,
-    Buffer,
-    /// `Auto`, and the owner lets the kernel forward interactive traffic with a sockmap.
-    Kernel,
-}
 
 /// One direction of a connection.
 #[derive(Debug, Default)]
@@ -202,7 +194,7 @@ impl Flow {
         }
     }
 
-    /// Counts the bytes of one read and updates the `Auto` decision.
+    /// Counts the bytes of one read and decides whether the flow is bulk.
     #[inline]
     fn took(&mut self, n: usize, spliced: bool) {
         self.bytes += n as u64;
@@ -260,14 +252,15 @@ impl Mover {
         mem::take(&mut self.moved)
     }
 
-    /// Moves available data, a few reads at most. With `last` the other flow is done: both sockets are about
+    /// Moves available data, a few reads at most. `splice` asks for a pipe, as long as the pool has one, or for
+    /// the buffer; `None` uses the buffer first, a pipe once the flow proves to be bulk, and back. With `last` the other flow is done: both sockets are about
     /// to be closed, so the end of stream is not passed on.
     pub fn pump(
         &mut self,
         flow: &mut Flow,
         from: &TcpSocket,
         to: &TcpSocket,
-        copy: CopyMode,
+        splice: Option<bool>,
         last: bool,
     ) -> Pumped {
         let mut turn = 0;
@@ -300,12 +293,7 @@ impl Mover {
                 return self.stop(flow, Pumped::Again);
             }
             turn += 1;
-            let by_pipe = match copy {
-                CopyMode::Buffer => false,
-                CopyMode::Splice => true,
-                CopyMode::Auto | CopyMode::Kernel => flow.bulk,
-            };
-            let moved = if by_pipe && !flow.plain && self.lend(flow) {
+            let moved = if splice.unwrap_or(flow.bulk) && !flow.plain && self.lend(flow) {
                 // Little data has arrived meanwhile; let it accumulate while others have their turn.
                 turn = TURN;
                 self.splice(flow, from)

@@ -7,7 +7,7 @@ use std::{
 
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with};
 
-use crate::rlimit;
+use turnpike_net::rlimit;
 
 /// Requested bytes per pipe. 1 MiB is the default maximum without privileges (/proc/sys/fs/pipe-max-size); an
 /// empty pipe takes only 10 KiB of bookkeeping.
@@ -26,7 +26,7 @@ impl Pipe {
     /// Opens a pipe of 1 MiB; less beyond /proc/sys/fs/pipe-user-pages-soft.
     pub(crate) fn new() -> io::Result<Self> {
         let (read, write) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC)?;
-        let (read, write) = (rlimit::ours(read)?, rlimit::ours(write)?);
+        let (read, write) = (rlimit::unreserved(read)?, rlimit::unreserved(write)?);
         // EPERM leaves the pipe as it is.
         let _ = fcntl_setpipe_size(&write, SIZE);
         let capacity = fcntl_getpipe_size(&write)?;
@@ -43,7 +43,7 @@ impl Pipe {
     }
 
     /// Moves the pipe's bytes to `to` as far as they fit; `WouldBlock` if nothing fits. Unlike
-    /// [`crate::TcpSocket::write`], a broken socket raises SIGPIPE, which Rust's runtime ignores by default.
+    /// [`turnpike_net::TcpSocket::write`], a broken socket raises SIGPIPE, which Rust's runtime ignores by default.
     pub(crate) fn drain(&mut self, to: &impl AsFd) -> io::Result<usize> {
         if self.held == 0 {
             return Ok(0);
