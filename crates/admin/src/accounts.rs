@@ -36,8 +36,8 @@ pub type Store = Directory<Database>;
 /// Default page size.
 const USERS: usize = 100;
 const YEAR: u32 = 31_536_000;
-/// Valid session limits of a realm or a user, as in the configuration.
-const SESSIONS: RangeInclusive<u64> = 1..=1_000_000;
+/// Valid allocation limits of a realm or a user, as in the configuration.
+const ALLOCATIONS: RangeInclusive<u64> = 1..=1_000_000;
 /// Characters of a password.
 const LONGEST_PASSWORD: usize = 1024;
 /// Characters of a secret; the width of the column in coturn's tables.
@@ -303,9 +303,9 @@ impl Accounts {
         let named = rules.realms.iter().filter(|(_, realm)| realm.named);
         let row = named.map(|(name, realm)| StoredRealm {
             name: name.to_string(),
-            max_sessions: limit(realm.total_quota),
-            max_sessions_per_user: limit(realm.user_quota),
-            bits_per_second_per_session: realm.max_bps.map(Bandwidth::from_bytes),
+            max_allocations: limit(realm.total_quota),
+            max_allocations_per_user: limit(realm.user_quota),
+            bits_per_second_per_allocation: realm.max_bps.map(Bandwidth::from_bytes),
             origins: origins(name),
         });
         Ok(row.collect())
@@ -315,22 +315,22 @@ impl Accounts {
     pub async fn put_realm(&self, new: NewRealm) -> Result<Change, Problem> {
         let NewRealm {
             name,
-            max_sessions,
-            max_sessions_per_user,
-            bits_per_second_per_session: rate,
+            max_allocations,
+            max_allocations_per_user,
+            bits_per_second_per_allocation: rate,
             only_new,
         } = new;
         let name = self.realm(Some(&name))?;
         if rate.is_some_and(|rate| !Bandwidth::RATES.contains(&rate)) {
             let (least, most) = Bandwidth::RATES.into_inner();
-            let detail = format!("bits_per_second_per_session must be {least} to {most}");
+            let detail = format!("bits_per_second_per_allocation must be {least} to {most}");
             return Err(Problem::bad_request(detail));
         }
         for (what, limit) in
-            [("max_sessions", max_sessions), ("max_sessions_per_user", max_sessions_per_user)]
+            [("max_allocations", max_allocations), ("max_allocations_per_user", max_allocations_per_user)]
         {
-            if limit.is_some_and(|limit| !SESSIONS.contains(&limit)) {
-                let (least, most) = SESSIONS.into_inner();
+            if limit.is_some_and(|limit| !ALLOCATIONS.contains(&limit)) {
+                let (least, most) = ALLOCATIONS.into_inner();
                 let detail = format!("{what} must be {least} to {most}; without it there is no limit");
                 return Err(Problem::bad_request(detail));
             }
@@ -343,11 +343,11 @@ impl Accounts {
         }
         let limit = |limit: Option<u64>| limit.unwrap_or_default();
         let options = RealmOptions {
-            total_quota: limit(max_sessions),
-            user_quota: limit(max_sessions_per_user),
+            total_quota: limit(max_allocations),
+            user_quota: limit(max_allocations_per_user),
             max_bps: limit(rate) / 8,
         };
-        let wanted = [max_sessions.is_some(), max_sessions_per_user.is_some(), rate.is_some()];
+        let wanted = [max_allocations.is_some(), max_allocations_per_user.is_some(), rate.is_some()];
         self.check_limits(&name, wanted)?;
         let edit = Edit::PutRealm { realm: name.clone(), options };
         self.put(edit, REALM, existing(only_new), name.clone(), name).await

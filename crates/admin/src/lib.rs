@@ -4,7 +4,7 @@
 //! ```text
 //!  listen ─▶ connections: few, short, one request each ─▶ access: Host, Origin, token, role, audit line ─▶ routes ─▶ api::Program
 //!    Unix socket, loopback, TLS                                                                                 │
-//!                                                          relay::sessions: workers, queried slice by slice ◀───┤
+//!                                                          relay::allocations: workers, queried slice by slice ◀───┤
 //!                                                               accounts: users, secrets, realms of a store ◀─────┘
 //!  other nodes of a fleet ─▶ peer_requests ─▶ (access, as any request)
 //!  a new process ─▶ predecessor ─▶ peer_requests

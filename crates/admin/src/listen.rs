@@ -211,7 +211,7 @@ impl AdminInterface {
         }
         let predecessor = take_lent(&mut lent, &predecessor::NAME).map(Predecessor::new).transpose();
         let predecessor = predecessor.unwrap_or_else(|error| {
-            tracing::warn!("sessions of the previous process cannot be listed: {error}");
+            tracing::warn!("allocations of the previous process cannot be listed: {error}");
             None
         });
         Ok(Self { bound, loopback: settings.loopback, predecessor })

@@ -18,15 +18,17 @@ use turnpike_wire::escape;
 
 use crate::{
     problem::{PROBLEM_JSON, Problem},
+    response_headers::DEPRECATION,
     via::Via,
 };
 
 /// Maximum concurrent requests.
 const MOST: usize = 8;
-/// Maximum bytes of a response. A page of sessions has a few hundred thousand.
+/// Maximum bytes of a response. A page of allocations has a few hundred thousand.
 const LONGEST: usize = 2 << 20;
 /// Headers that are forwarded with the status of a response.
-pub(crate) const HEADERS: [HeaderName; 3] = [header::ALLOW, header::RETRY_AFTER, header::WWW_AUTHENTICATE];
+pub(crate) const HEADERS: [HeaderName; 4] =
+    [header::ALLOW, header::RETRY_AFTER, header::WWW_AUTHENTICATE, DEPRECATION];
 /// Timeout; the other node does not wait longer.
 const PATIENCE: Duration = Duration::from_secs(5);
 

@@ -1,5 +1,5 @@
 //! The previous process: after an upgrade in place it still serves its clients over streams and DTLS, and
-//! answers requests about their sessions from here.
+//! answers requests about their allocations from here.
 //!
 //! ```text
 //!   previous process                            this process
@@ -89,7 +89,7 @@ impl SuccessorLink {
             }
         };
         if let Err(error) = thread::Builder::new().name("successor".to_owned()).spawn(answer) {
-            tracing::warn!("the new process cannot list the sessions that stay here: {error}");
+            tracing::warn!("the new process cannot list the allocations that stay here: {error}");
         }
     }
 }

@@ -24,7 +24,7 @@ pub struct Problem {
     /// Description of the problem, and the remedy.
     pub detail: String,
     /// Kind of problem, for programs.
-    #[schema(value_type = String, example = "no_such_session")]
+    #[schema(value_type = String, example = "no_such_allocation")]
     pub code: Box<str>,
     /// One line for each mistake, if there may be several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -103,9 +103,9 @@ pub(crate) const CODES: [Code; 56] = [
         meaning: "The store has no secret with this fingerprint.",
     },
     Code {
-        name: "no_such_session",
+        name: "no_such_allocation",
         statuses: &[404],
-        meaning: "The session does not exist; it may have ended.",
+        meaning: "The allocation does not exist; it may have ended.",
     },
     Code { name: "no_such_user", statuses: &[404], meaning: "The store has no user of this name." },
     Code {
@@ -210,7 +210,7 @@ impl Problem {
         Self::new(
             StatusCode::NOT_FOUND,
             "no_server",
-            "this program forwards, and has no sessions of a TURN server",
+            "this program forwards, and has no allocations of a TURN server",
         )
     }
 

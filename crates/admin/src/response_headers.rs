@@ -1,6 +1,9 @@
 //! Headers of every response.
 
-use axum::http::{HeaderMap, HeaderValue, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+
+/// RFC 9745.
+pub(crate) const DEPRECATION: HeaderName = HeaderName::from_static("deprecation");
 
 pub(crate) fn set_security_headers(headers: &mut HeaderMap) {
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));

@@ -1,8 +1,11 @@
 //! Routes of the API, with their descriptions for the OpenAPI document.
 
 mod accounts;
+mod allocation_query;
+mod allocations;
 mod bans;
 mod credentials;
+mod deprecated;
 mod errors;
 mod examples;
 mod fleet;
@@ -13,10 +16,8 @@ mod parameters;
 mod refusals;
 mod running;
 mod server;
-mod session_query;
-mod sessions;
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use axum::{
     Router,
@@ -26,7 +27,7 @@ use axum::{
     routing::{delete, get, post},
 };
 use serde::Serialize;
-use turnpike_api::Job;
+use turnpike_api::{Job, with_old_fields};
 use turnpike_wire::escape;
 use utoipa::{
     Modify, OpenApi,
@@ -98,8 +99,9 @@ pub(crate) fn router(program: Arc<dyn Owner>, changes: Changes, predecessor: Opt
         .route("/v1/log", get(running::log_level).put(running::set_log_level))
         .route("/v1/reload", post(running::reload))
         .route("/v1/drain", post(running::drain))
-        .route("/v1/sessions", get(sessions::list))
-        .route("/v1/sessions/{id}", get(sessions::one).delete(sessions::end))
+        .route("/v1/allocations", get(allocations::list))
+        .route("/v1/allocations/{id}", get(allocations::one).delete(allocations::end))
+        .merge(old_paths())
         .route("/v1/users", get(accounts::users).post(accounts::put_user))
         .route("/v1/users/{name}", delete(accounts::remove_user))
         .route("/v1/secrets", get(accounts::secrets).post(accounts::put_secret))
@@ -114,7 +116,7 @@ pub(crate) fn router(program: Arc<dyn Owner>, changes: Changes, predecessor: Opt
         .route("/v1/certificates", get(server::certificates))
         .route("/v1/workers", get(server::workers))
         .route("/v1/fleet", get(fleet::fleet))
-        .route("/v1/fleet/sessions", get(fleet::fleet_sessions))
+        .route("/v1/fleet/allocations", get(fleet::fleet_allocations))
         .route("/v1/fleet/nodes/{node}/drain", post(fleet::drain_node))
         .route("/v1/fleet/nodes/{node}/uncordon", post(fleet::uncordon_node))
         .route("/v1/fleet/nodes/{node}/v1/{*path}", get(fleet::of_node).delete(fleet::of_node))
@@ -124,6 +126,14 @@ pub(crate) fn router(program: Arc<dyn Owner>, changes: Changes, predecessor: Opt
         .method_not_allowed_fallback(not_so)
         .with_state(app)
         .layer(middleware::from_fn_with_state(access::Guard::new(program, changes), access::admit))
+}
+
+fn old_paths() -> Router<App> {
+    Router::new()
+        .route("/v1/sessions", get(allocations::list))
+        .route("/v1/sessions/{id}", get(allocations::one).delete(allocations::end))
+        .route("/v1/fleet/sessions", get(fleet::fleet_allocations))
+        .route_layer(middleware::from_fn(deprecated::answer))
 }
 
 #[derive(OpenApi)]
@@ -155,9 +165,9 @@ pub(crate) fn router(program: Arc<dyn Owner>, changes: Changes, predecessor: Opt
         running::set_log_level,
         running::reload,
         running::drain,
-        sessions::list,
-        sessions::one,
-        sessions::end,
+        allocations::list,
+        allocations::one,
+        allocations::end,
         accounts::users,
         accounts::put_user,
         accounts::remove_user,
@@ -176,7 +186,7 @@ pub(crate) fn router(program: Arc<dyn Owner>, changes: Changes, predecessor: Opt
         server::certificates,
         server::workers,
         fleet::fleet,
-        fleet::fleet_sessions,
+        fleet::fleet_allocations,
         fleet::drain_node,
         fleet::uncordon_node,
         fleet::of_node,
@@ -231,17 +241,24 @@ async fn not_so(method: Method, uri: Uri) -> Problem {
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "no_such_method", detail)
 }
 
+/// A JSON answer, with the fields of the previous version.
 struct Json<T>(T);
 
 impl<T: Serialize> IntoResponse for Json<T> {
     fn into_response(self) -> Response {
-        match serde_json::to_string(&self.0) {
-            Ok(text) => ([(header::CONTENT_TYPE, "application/json")], escape::json(&text).into_owned())
-                .into_response(),
-            Err(error) => {
-                let code = "not_written";
-                Problem::new(StatusCode::INTERNAL_SERVER_ERROR, code, error.to_string()).into_response()
-            }
+        json(&self.0, with_old_fields)
+    }
+}
+
+fn json(value: &impl Serialize, finish: impl FnOnce(&str) -> Cow<'_, str>) -> Response {
+    match serde_json::to_string(value) {
+        Ok(text) => {
+            let text = escape::json(&finish(&text)).into_owned();
+            ([(header::CONTENT_TYPE, "application/json")], text).into_response()
+        }
+        Err(error) => {
+            let code = "not_written";
+            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, code, error.to_string()).into_response()
         }
     }
 }

@@ -30,7 +30,7 @@ static FILES: [(&str, &str, &str); 12] = [
     ("chart.js", SCRIPT, include_str!("web/chart.js")),
     ("words.js", SCRIPT, include_str!("web/words.js")),
     ("overview.js", SCRIPT, include_str!("web/overview.js")),
-    ("sessions.js", SCRIPT, include_str!("web/sessions.js")),
+    ("allocations.js", SCRIPT, include_str!("web/allocations.js")),
     ("refusals.js", SCRIPT, include_str!("web/refusals.js")),
     ("configuration.js", SCRIPT, include_str!("web/configuration.js")),
 ];

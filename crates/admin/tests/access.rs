@@ -140,7 +140,8 @@ fn long_or_non_json_body_is_refused() {
     for bad in ["{", "{\"level\":", "\u{0}", "null", &"[".repeat(4000)] {
         assert_eq!(ask("application/json", bad).problem(400), "bad_request", "{bad}");
     }
-    for (method, path) in [("GET", "/v1/status"), ("DELETE", "/v1/sessions/00000000000000000000000000000000")]
+    for (method, path) in
+        [("GET", "/v1/status"), ("DELETE", "/v1/allocations/00000000000000000000000000000000")]
     {
         assert_eq!(running.ask(method, path, Some("{}")).problem(413), "body", "{method}");
     }
@@ -149,11 +150,11 @@ fn long_or_non_json_body_is_refused() {
 #[test]
 fn unknown_paths_and_methods_are_problem_details() {
     let running = Running::server(1);
-    for path in ["/v1", "/v2/sessions", "/v1/sessions/", "/v1/sessions/a/b", "/metrics/x"] {
+    for path in ["/v1", "/v2/allocations", "/v1/allocations/", "/v1/allocations/a/b", "/metrics/x"] {
         assert_eq!(running.get(path).problem(404), "no_such_path", "{path}");
     }
     for (method, path) in
-        [("POST", "/v1/sessions"), ("DELETE", "/metrics"), ("PUT", "/v1/reload"), ("GET", "/v1/reload")]
+        [("POST", "/v1/allocations"), ("DELETE", "/metrics"), ("PUT", "/v1/reload"), ("GET", "/v1/reload")]
     {
         let answer = running.ask(method, path, None);
         assert_eq!(answer.problem(405), "no_such_method", "{method} {path}");
@@ -165,7 +166,7 @@ fn unknown_paths_and_methods_are_problem_details() {
 #[test]
 fn responses_are_not_cacheable() {
     let running = Running::server(1);
-    for path in ["/v1/sessions", "/livez", "/metrics", "/nowhere"] {
+    for path in ["/v1/allocations", "/livez", "/metrics", "/nowhere"] {
         let answer = running.get(path);
         assert_eq!(answer.header("cache-control"), "no-store", "{path}");
         assert_eq!(answer.header("x-content-type-options"), "nosniff", "{path}");

@@ -7,7 +7,7 @@ use turnpike_admin::Accounts;
 use turnpike_api::{NewKey, NewRealm, NewSecret, NewUser, Rotation};
 use turnpike_config::restapi_credentials::fingerprint;
 use turnpike_ctl::commands::{AccountBackend, GeneratedSecret};
-use turnpike_stores::Known;
+use turnpike_stores::CachedUser;
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 use crate::support::{STATE, store};
@@ -22,25 +22,25 @@ fn user_changes_take_effect_immediately() {
     let running = Running::server(1);
     let known = |name: &str| {
         let store = running.program.store.lock().unwrap().clone().expect("a store");
-        store.known("turnpike", name)
+        store.cached("turnpike", name)
     };
     assert_eq!(add_user(&running, "dora", "pw"), 201);
-    assert!(matches!(known("dora"), Known::Ask));
+    assert!(matches!(known("dora"), CachedUser::Unknown));
     let looked_up = |name: &str| {
         let (sender, receiver) = std::sync::mpsc::channel();
         let store = running.program.store.lock().unwrap().clone().expect("a store");
         store.look_up("turnpike", name, move |found| sender.send(found).unwrap());
         receiver.recv_timeout(crate::support::SOON).expect("an answer")
     };
-    let turnpike_stores::LookupResult::User(keys) = looked_up("dora") else { panic!("the user exists") };
+    let turnpike_stores::UserLookup::User(keys) = looked_up("dora") else { panic!("the user exists") };
     let key = |password: &str| Key::long_term(KeyAlgorithm::Md5, "dora", "turnpike", password.as_bytes());
     assert_eq!(keys.get(KeyAlgorithm::Md5), Some(&key("pw")));
-    assert!(matches!(known("dora"), Known::User(_)));
+    assert!(matches!(known("dora"), CachedUser::User(_)));
     assert_eq!(add_user(&running, "dora", "another"), 200);
-    let turnpike_stores::LookupResult::User(keys) = looked_up("dora") else { panic!("the user exists") };
+    let turnpike_stores::UserLookup::User(keys) = looked_up("dora") else { panic!("the user exists") };
     assert_eq!(keys.get(KeyAlgorithm::Md5), Some(&key("another")));
     assert_eq!(running.ask("DELETE", "/v1/users/dora", None).ok()["existed"], true);
-    assert!(matches!(looked_up("dora"), turnpike_stores::LookupResult::Nobody));
+    assert!(matches!(looked_up("dora"), turnpike_stores::UserLookup::Absent));
     assert_eq!(running.ask("DELETE", "/v1/users/dora", None).problem(404), "no_such_user");
 }
 
@@ -208,11 +208,11 @@ fn commands_give_the_same_output_with_and_without_a_server() {
         let error = backend.add_user(user(Some("blue"), "pw"), None, false, &mut Vec::new());
         let told = error.expect_err("not served").to_string();
         assert!(told.contains("not served") && told.contains("turnpike realm add blue"), "{told}");
-        let blue = |max_sessions, rate| NewRealm {
+        let blue = |max_allocations, rate| NewRealm {
             name: "blue".to_owned(),
-            max_sessions,
-            max_sessions_per_user: None,
-            bits_per_second_per_session: rate,
+            max_allocations,
+            max_allocations_per_user: None,
+            bits_per_second_per_allocation: rate,
             only_new: false,
         };
         let text = shown(|out| backend.add_realm(blue(Some(5), Some(64_000)), false, out));
@@ -301,7 +301,10 @@ fn commands_give_the_same_output_with_and_without_a_server() {
         assert!(error.to_string().starts_with("there is no key \"shop\" in"), "{error}");
 
         let text = shown(|out| backend.list_realms(OutputFormat::Text(None), out));
-        assert_eq!(text, "NAME  SESSIONS  PER USER  BITS/S EACH  ORIGINS\nblue  5         -         64000\n");
+        assert_eq!(
+            text,
+            "NAME  ALLOCATIONS  PER USER  BITS/S EACH  ORIGINS\nblue  5            -         64000\n"
+        );
         let slow = backend.add_realm(blue(None, Some(999)), false, &mut Vec::new());
         assert!(slow.expect_err("no rate").is_usage());
         let text = shown(|out| backend.remove_realm("blue", false, out));
@@ -344,11 +347,11 @@ fn unserved_realm_and_overridden_limits_are_conflicts() {
     assert_eq!(post("/v1/users", json!({ "name": "a", "password": "pw", "realm": "own" })).status, 201);
 
     let limit = |key: &str| post("/v1/realms", json!({ "name": "own", key: 5_000 }));
-    let refused = limit("max_sessions");
+    let refused = limit("max_allocations");
     assert_eq!(refused.problem(409), "realm_configured");
     assert!(refused.body.contains("realm.allocations"), "{refused:?}");
-    assert_eq!(limit("max_sessions_per_user").status, 201);
-    assert_eq!(limit("bits_per_second_per_session").status, 200);
+    assert_eq!(limit("max_allocations_per_user").status, 201);
+    assert_eq!(limit("bits_per_second_per_allocation").status, 200);
 }
 
 #[test]

@@ -61,14 +61,14 @@ fn configured(running: &Running) {
         realm: None,
     }];
     settings.rates.bits_per_second_per_allocation = Some(1_000_000);
-    settings.session_length = Some(86_400);
+    settings.max_allocation_duration = Some(86_400);
     settings.realms = vec![RealmSettings {
         name: "tenant.example".to_owned(),
         users: vec![user("carol")],
         server_names: vec!["turn.tenant.example".to_owned()],
         allocations: Some(5),
         bits_per_second: Some(Some(3_000_000)),
-        session_length: Some(None),
+        max_allocation_duration: Some(None),
         relay_ports: Some(50_000..=50_999),
         ..RealmSettings::default()
     }];
@@ -80,7 +80,7 @@ fn every_path_answers_as_described() {
     let running = Running::node(&together, "one", 2);
     let other = Running::node(&together, "two", 1);
     let _far = other.allocated();
-    let of_other = other.get("/v1/sessions").ok()["sessions"][0]["id"].as_str().unwrap().to_owned();
+    let of_other = other.get("/v1/allocations").ok()["allocations"][0]["id"].as_str().unwrap().to_owned();
     configured(&running);
     let certificate = Certificate::new(&["turn.example.org"]);
     let (cert, key) =
@@ -89,7 +89,7 @@ fn every_path_answers_as_described() {
     let _client = running.allocated();
     running.program.refusals.lock().unwrap().push(crate::live::refusal("192.0.2.9:50000", "carol"));
     let document = Document::of(&running);
-    let id = running.get("/v1/sessions").ok()["sessions"][0]["id"].as_str().unwrap().to_owned();
+    let id = running.get("/v1/allocations").ok()["allocations"][0]["id"].as_str().unwrap().to_owned();
     let mut asked = BTreeSet::new();
     let mut examples = Examples::read();
     let mut compared = BTreeSet::new();
@@ -103,7 +103,7 @@ fn every_path_answers_as_described() {
             .replace("{node}", "two")
             .replace(
                 "{path}",
-                &if method == "GET" { "status".to_owned() } else { format!("sessions/{of_other}") },
+                &if method == "GET" { "status".to_owned() } else { format!("allocations/{of_other}") },
             );
         let real = if query.is_empty() { real } else { format!("{real}?{query}") };
         let answer = running.ask(method, &real, body);
@@ -129,8 +129,8 @@ fn every_path_answers_as_described() {
         "/v1/build",
         "/v1/config",
         "/v1/log",
-        "/v1/sessions",
-        "/v1/sessions/{id}",
+        "/v1/allocations",
+        "/v1/allocations/{id}",
         "/v1/limits",
         "/v1/listeners",
         "/v1/certificates",
@@ -140,7 +140,7 @@ fn every_path_answers_as_described() {
         "/v1/live/history",
         "/v1/refusals",
         "/v1/fleet",
-        "/v1/fleet/sessions",
+        "/v1/fleet/allocations",
         "/v1/fleet/nodes/{node}/v1/{path}",
         "/v1/bans",
     ] {
@@ -162,7 +162,7 @@ fn every_path_answers_as_described() {
         (
             "/v1/realms",
             "/v1/realms/{name}",
-            "{\"name\":\"blue.example\",\"max_sessions\":7,\"bits_per_second_per_session\":64000}",
+            "{\"name\":\"blue.example\",\"max_allocations\":7,\"bits_per_second_per_allocation\":64000}",
         ),
     ] {
         ask("POST", path, Some(body), 201);
@@ -193,9 +193,9 @@ fn every_path_answers_as_described() {
     ask("PUT", "/v1/log", Some("{\"level\":\"debug\"}"), 200);
     ask("PUT", "/v1/log", Some("{\"level\":\"deb\"}"), 400);
     ask("POST", "/v1/reload", None, 200);
-    ask("DELETE", "/v1/sessions/{id}", None, 200);
-    ask("DELETE", "/v1/sessions/{id}", None, 404);
-    ask("GET", "/v1/sessions/{id}", None, 404);
+    ask("DELETE", "/v1/allocations/{id}", None, 200);
+    ask("DELETE", "/v1/allocations/{id}", None, 404);
+    ask("GET", "/v1/allocations/{id}", None, 404);
     *running.program.reload.lock().unwrap() = Err(NotReloaded::Refused(vec!["line 1".to_owned()]));
     ask("POST", "/v1/reload", None, 422);
     ask("POST", "/v1/drain", None, 202);
@@ -226,20 +226,20 @@ fn responses_match_the_real_state() {
 
     let users = running.get("/v1/users").ok();
     assert_eq!(users["users"][0]["name"], "alice");
-    let counts = ["with_sessions", "configured", "secrets", "token_keys"].map(|key| users[key].as_u64());
+    let counts = ["with_allocations", "configured", "secrets", "token_keys"].map(|key| users[key].as_u64());
     assert_eq!(counts, [1, 3, 1, 1].map(Some));
     let realms = running.get("/v1/realms").ok();
     assert_eq!(realms["realms"][0]["name"], "turnpike");
     assert_eq!(
-        (&realms["realms"][0]["users"], &realms["realms"][0]["max_sessions"]),
+        (&realms["realms"][0]["users"], &realms["realms"][0]["max_allocations"]),
         (&json!(2), &json!(null))
     );
     assert_eq!(
-        realms["realms"][1],
+        without_old_fields(realms["realms"][1].clone()),
         json!({
-            "name": "tenant.example", "sessions": 0, "max_sessions": 5, "max_sessions_per_user": 1024,
-            "bits_per_second": 3_000_000, "bits_per_second_per_user": null, "bits_per_second_per_session": 1_000_000,
-            "session_length": null, "relay_ports": "50000-50999",
+            "name": "tenant.example", "allocations": 0, "max_allocations": 5, "max_allocations_per_user": 1024,
+            "bits_per_second": 3_000_000, "bits_per_second_per_user": null, "bits_per_second_per_allocation": 1_000_000,
+            "max_allocation_duration": null, "relay_ports": "50000-50999",
             "users": 1, "secrets": 0, "listen": [], "server_names": ["turn.tenant.example"],
         })
     );
@@ -271,12 +271,12 @@ fn responses_match_the_real_state() {
     let udp = running.relay().listeners().udp[0].to_string();
     let nothing = json!({ "datagrams": 0, "bytes": 0 });
     assert_eq!(
-        listeners["listeners"],
+        without_old_fields(listeners["listeners"].clone()),
         json!([{
             "transport": "udp",
             "address": udp,
             "closing": false,
-            "sessions": 6,
+            "allocations": 6,
             "to_peer": nothing,
             "to_client": nothing,
         }])
@@ -298,7 +298,7 @@ fn responses_match_the_real_state() {
         let sum = |key: &str| {
             workers.as_array().unwrap().iter().map(|worker| worker[key].as_u64().unwrap()).sum::<u64>()
         };
-        (sum("sessions") == 6 && sum("received") >= 6 && sum("sent") >= 6).then_some(workers)
+        (sum("allocations") == 6 && sum("received") >= 6 && sum("sent") >= 6).then_some(workers)
     });
     for (number, worker) in workers.as_array().unwrap().iter().enumerate() {
         assert_eq!(worker["number"], number);
@@ -446,11 +446,11 @@ fn metrics_include_the_interface_counters() {
 }
 
 #[test]
-fn forwarder_has_everything_except_sessions() {
+fn forwarder_has_everything_except_allocations() {
     let running = Running::start(None, |_, _| {});
     for path in [
-        "sessions",
-        "sessions/00000000000000000000000000000000",
+        "allocations",
+        "allocations/00000000000000000000000000000000",
         "users",
         "realms",
         "limits",
@@ -472,7 +472,7 @@ fn forwarder_has_everything_except_sessions() {
 fn stopped_server_is_reported() {
     let running = Running::server(1);
     running.program.ended.store(true, std::sync::atomic::Ordering::Relaxed);
-    for path in ["sessions", "sessions/00000000000000000000000000000000", "users", "workers"] {
+    for path in ["allocations", "allocations/00000000000000000000000000000000", "users", "workers"] {
         assert_eq!(running.get(&format!("/v1/{path}")).problem(503), "stopping", "{path}");
     }
     assert_eq!(running.get("/livez").status, 200);

@@ -32,7 +32,7 @@ impl Case<'_> {
     #[track_caller]
     fn takes(&self, value: &Value) {
         let answer = self.ask(value);
-        // The user, realm or session need not exist.
+        // The user, realm or allocation need not exist.
         let is_taken = answer.status < 300 || [404, 409].contains(&answer.status);
         assert!(is_taken, "{} {} with {} = {value}: {answer:?}", self.method, self.path, self.name);
     }

@@ -142,7 +142,7 @@ fn exactly_one_of_concurrent_clients_adds_a_name() {
         assert_eq!(race(&running, "/v1/users", user), (1, 7), "{name}");
         let secret = |_| json!({ "secret": name, "only_new": true });
         assert_eq!(race(&running, "/v1/secrets", secret), (1, 7), "{name}");
-        let realm = |number: usize| json!({ "name": name, "max_sessions": number + 1, "only_new": true });
+        let realm = |number: usize| json!({ "name": name, "max_allocations": number + 1, "only_new": true });
         assert_eq!(race(&running, "/v1/realms", realm), (1, 7), "{name}");
     }
 }

@@ -16,16 +16,16 @@ fn shown(run: impl FnOnce(&mut Vec<u8>) -> Result<(), CommandError>) -> String {
 }
 
 #[test]
-fn sessions_are_shown_as_a_table_or_json_array() {
+fn allocations_are_shown_as_a_table_or_json_array() {
     let running = Running::server(2);
     let client = client(&running);
-    let list = |wanted: SessionListFilter, format| {
-        shown(|out| commands::list_sessions(&client, wanted, format, out))
+    let list = |wanted: AllocationListFilter, format| {
+        shown(|out| commands::list_allocations(&client, wanted, format, out))
     };
-    assert_eq!(list(SessionListFilter::default(), OutputFormat::Text(None)), "no sessions\n");
-    assert_eq!(list(SessionListFilter::default(), OutputFormat::Json), "[]\n");
+    assert_eq!(list(AllocationListFilter::default(), OutputFormat::Text(None)), "no allocations\n");
+    assert_eq!(list(AllocationListFilter::default(), OutputFormat::Json), "[]\n");
     let clients: Vec<_> = (0..3).map(|_| running.allocated()).collect();
-    let text = list(SessionListFilter::default(), OutputFormat::Text(None));
+    let text = list(AllocationListFilter::default(), OutputFormat::Text(None));
     let mut lines = text.lines();
     assert!(lines.next().unwrap().starts_with("ID "), "{text}");
     for (client, relayed) in &clients {
@@ -34,22 +34,26 @@ fn sessions_are_shown_as_a_table_or_json_array() {
         assert!(line.contains(&relayed.to_string()) && line.contains(" udp "), "{line}");
     }
     assert_eq!(lines.count(), 3);
-    let json: Value = serde_json::from_str(&list(SessionListFilter::default(), OutputFormat::Json)).unwrap();
+    let json: Value =
+        serde_json::from_str(&list(AllocationListFilter::default(), OutputFormat::Json)).unwrap();
     assert_eq!(json.as_array().unwrap().len(), 3);
     let only = clients[1].0.local_addr().unwrap().to_string();
-    let wanted = SessionListFilter { client: Some(only.clone()), ..SessionListFilter::default() };
+    let wanted = AllocationListFilter { client: Some(only.clone()), ..AllocationListFilter::default() };
     let one: Value = serde_json::from_str(&list(wanted, OutputFormat::Json)).unwrap();
     assert_eq!(one[0]["client"], only);
     assert_eq!(one.as_array().unwrap().len(), 1);
     assert_eq!(
-        list(SessionListFilter { limit: Some(2), ..SessionListFilter::default() }, OutputFormat::Text(None))
-            .lines()
-            .count(),
+        list(
+            AllocationListFilter { limit: Some(2), ..AllocationListFilter::default() },
+            OutputFormat::Text(None)
+        )
+        .lines()
+        .count(),
         3
     );
-    let error = commands::list_sessions(
+    let error = commands::list_allocations(
         &client,
-        SessionListFilter { client: Some("alice & co?".to_owned()), ..SessionListFilter::default() },
+        AllocationListFilter { client: Some("alice & co?".to_owned()), ..AllocationListFilter::default() },
         OutputFormat::Text(None),
         &mut Vec::new(),
     );
@@ -57,41 +61,47 @@ fn sessions_are_shown_as_a_table_or_json_array() {
 }
 
 #[test]
-fn sessions_command_requests_all_pages() {
+fn allocations_command_requests_all_pages() {
     let limit = turnpike_net::rlimit::raise_open_files(8192);
-    assert!(limit >= 4096, "two descriptors per session are needed, but ulimit -n is {limit}");
+    assert!(limit >= 4096, "two descriptors per allocation are needed, but ulimit -n is {limit}");
     let running = Running::server(1);
     let _clients: Vec<_> = (0..1005).map(|_| running.allocated()).collect();
     let text = shown(|out| {
-        commands::list_sessions(&client(&running), SessionListFilter::default(), OutputFormat::Json, out)
+        commands::list_allocations(
+            &client(&running),
+            AllocationListFilter::default(),
+            OutputFormat::Json,
+            out,
+        )
     });
     let json: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(json.as_array().unwrap().len(), 1005);
 }
 
 #[test]
-fn session_is_shown_and_ended_by_its_id() {
+fn allocation_is_shown_and_ended_by_its_id() {
     let running = Running::server(1);
     let client = client(&running);
     let (socket, relayed) = running.allocated();
-    let list =
-        shown(|out| commands::list_sessions(&client, SessionListFilter::default(), OutputFormat::Json, out));
+    let list = shown(|out| {
+        commands::list_allocations(&client, AllocationListFilter::default(), OutputFormat::Json, out)
+    });
     let id = serde_json::from_str::<Value>(&list).unwrap()[0]["id"].as_str().unwrap().to_owned();
-    let text = shown(|out| commands::show_session(&client, &id, OutputFormat::Text(None), out));
+    let text = shown(|out| commands::show_allocation(&client, &id, OutputFormat::Text(None), out));
     for part in [&id, &relayed.to_string(), &socket.local_addr().unwrap().to_string(), "over udp to"] {
         assert!(text.contains(part), "{part} in {text}");
     }
     let json: Value =
-        serde_json::from_str(&shown(|out| commands::show_session(&client, &id, OutputFormat::Json, out)))
+        serde_json::from_str(&shown(|out| commands::show_allocation(&client, &id, OutputFormat::Json, out)))
             .unwrap();
     assert!(json["permissions"].is_array());
-    let text = shown(|out| commands::end_session(&client, &id, OutputFormat::Text(None), out));
-    assert!(text.starts_with(&format!("ended session {id} of ")), "{text}");
+    let text = shown(|out| commands::end_allocation(&client, &id, OutputFormat::Text(None), out));
+    assert!(text.starts_with(&format!("ended allocation {id} of ")), "{text}");
     for unknown in [id.as_str(), "../../metrics", "", "x"] {
-        let error = commands::end_session(&client, unknown, OutputFormat::Text(None), &mut Vec::new())
+        let error = commands::end_allocation(&client, unknown, OutputFormat::Text(None), &mut Vec::new())
             .expect_err(unknown);
         let error = error.to_string();
-        assert!(error.contains("session") && error.lines().count() == 1, "{error}");
+        assert!(error.contains("allocation") && error.lines().count() == 1, "{error}");
     }
 }
 
@@ -119,7 +129,7 @@ fn reload_prints_one_line_per_change_or_mistake() {
 }
 
 #[test]
-fn drain_prints_the_remaining_sessions() {
+fn drain_prints_the_remaining_allocations() {
     let running = Running::server(1);
     let client = client(&running);
     let text = shown(|out| commands::drain(&client, Some(9), false, out));
@@ -184,7 +194,8 @@ fn top_prints_json_lines_or_one_screen() {
         columns: Some(120),
     };
     let text = shown(|out| top::run(client(&running), &options(true, false), out, || false));
-    for part in ["turnpike serve", "sessions 7", "WORKER", "Top talkers", "Certificates", "nothing so far"] {
+    for part in ["turnpike serve", "allocations 7", "WORKER", "Top talkers", "Certificates", "nothing so far"]
+    {
         assert!(text.contains(part), "{part} in {text}");
     }
     let line = shown(|out| top::run(client(&running), &options(true, true), out, || false));
@@ -240,12 +251,12 @@ fn narrow_terminals_do_not_break_addresses() {
     let client = client(&running);
     let (socket, relayed) = running.allocated();
     let addresses = [socket.local_addr().unwrap().to_string(), relayed.to_string()];
-    let id = running.get("/v1/sessions").ok()["sessions"][0]["id"].as_str().unwrap().to_owned();
+    let id = running.get("/v1/allocations").ok()["allocations"][0]["id"].as_str().unwrap().to_owned();
     for columns in [34, 40, 60, 80, 100] {
         let format = OutputFormat::Text(Some(columns));
         let texts = [
-            shown(|out| commands::list_sessions(&client, SessionListFilter::default(), format, out)),
-            shown(|out| commands::show_session(&client, &id, format, out)),
+            shown(|out| commands::list_allocations(&client, AllocationListFilter::default(), format, out)),
+            shown(|out| commands::show_allocation(&client, &id, format, out)),
         ];
         for text in texts {
             assert!(text.lines().all(|line| line.chars().count() <= columns), "{columns}:\n{text}");
@@ -254,6 +265,6 @@ fn narrow_terminals_do_not_break_addresses() {
             }
         }
     }
-    let ended = shown(|out| commands::end_session(&client, &id, OutputFormat::Text(Some(40)), out));
+    let ended = shown(|out| commands::end_allocation(&client, &id, OutputFormat::Text(Some(40)), out));
     assert!(ended.lines().all(|line| line.len() <= 40) && ended.contains(&addresses[0]), "{ended}");
 }

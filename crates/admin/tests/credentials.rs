@@ -207,7 +207,7 @@ fn wrong_credential_request_is_explained() {
     assert_eq!(running.apply("POST", "/v1/credentials", &plain, Some("{}")).problem(415), "not_json");
     for (method, path) in [
         ("GET", "/v1/credentials"),
-        ("GET", "/v1/sessions"),
+        ("GET", "/v1/allocations"),
         ("GET", "/metrics"),
         ("PUT", "/"),
         ("GET", "/v1"),

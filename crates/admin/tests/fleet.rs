@@ -11,7 +11,7 @@ fn three() -> (Together, [Running; 3]) {
 }
 
 #[test]
-fn sessions_of_all_nodes_are_listed_exactly_once() {
+fn allocations_of_all_nodes_are_listed_exactly_once() {
     let (_, nodes) = three();
     let mut clients = Vec::new();
     let mut wanted = BTreeMap::new();
@@ -26,13 +26,13 @@ fn sessions_of_all_nodes_are_listed_exactly_once() {
         let mut found = BTreeMap::new();
         let mut cursor = String::new();
         loop {
-            let page = asked.get(&format!("/v1/fleet/sessions?limit={limit}{cursor}")).ok();
-            let sessions = page["sessions"].as_array().unwrap();
-            assert!(sessions.len() <= limit && page.get("silent").is_none(), "{page}");
-            for session in sessions {
-                let relayed = session["relayed"][0]["address"].as_str().unwrap().to_owned();
-                let node = session["node"].as_str().unwrap().to_owned();
-                assert_eq!(found.insert(relayed, node), None, "{session} twice");
+            let page = asked.get(&format!("/v1/fleet/allocations?limit={limit}{cursor}")).ok();
+            let allocations = page["allocations"].as_array().unwrap();
+            assert!(allocations.len() <= limit && page.get("silent").is_none(), "{page}");
+            for allocation in allocations {
+                let relayed = allocation["relayed"][0]["address"].as_str().unwrap().to_owned();
+                let node = allocation["node"].as_str().unwrap().to_owned();
+                assert_eq!(found.insert(relayed, node), None, "{allocation} twice");
             }
             match page["next"].as_str() {
                 Some(next) => cursor = format!("&cursor={next}"),
@@ -41,8 +41,8 @@ fn sessions_of_all_nodes_are_listed_exactly_once() {
         }
         assert_eq!(found, wanted, "limit {limit}");
     }
-    let of_one = nodes[0].get("/v1/fleet/sessions?client=10.0.0.0/8").ok();
-    assert_eq!(of_one["sessions"], json!([]));
+    let of_one = nodes[0].get("/v1/fleet/allocations?client=10.0.0.0/8").ok();
+    assert_eq!(of_one["allocations"], json!([]));
 }
 
 #[test]
@@ -50,12 +50,12 @@ fn silent_node_is_named_and_the_others_are_listed() {
     let (together, nodes) = three();
     let _client = nodes[2].allocated();
     together.silence("b");
-    let page = nodes[0].get("/v1/fleet/sessions").ok();
-    assert_eq!(page["sessions"].as_array().unwrap().len(), 1);
+    let page = nodes[0].get("/v1/fleet/allocations").ok();
+    assert_eq!(page["allocations"].as_array().unwrap().len(), 1);
     let silent = page["silent"][0].as_str().unwrap();
     assert!(silent.starts_with("b: "), "{silent}");
-    let nobody = nodes[0].get(&format!("/v1/sessions/{}", "0".repeat(32)));
-    assert_eq!(nobody.problem(404), "no_such_session");
+    let nobody = nodes[0].get(&format!("/v1/allocations/{}", "0".repeat(32)));
+    assert_eq!(nobody.problem(404), "no_such_allocation");
     assert!(nobody.body.contains("nodes without an answer: 1"), "{nobody:?}");
     assert_eq!(nodes[0].get("/v1/fleet/nodes/b/v1/status").problem(504), "node_silent");
     assert_eq!(nodes[0].get("/v1/fleet/nodes/x/v1/status").problem(404), "no_such_node");
@@ -67,8 +67,8 @@ fn forwarded_response_equals_the_nodes_own() {
     let config = nodes[0].get("/v1/fleet/nodes/b/v1/config");
     assert_eq!((config.status, config.header("content-type")), (200, "application/toml"));
     assert_eq!(config.body, nodes[1].get("/v1/config").body);
-    let problem = nodes[0].get("/v1/fleet/nodes/b/v1/sessions?limit=0").problem(400);
-    assert_eq!(problem, nodes[1].get("/v1/sessions?limit=0").problem(400));
+    let problem = nodes[0].get("/v1/fleet/nodes/b/v1/allocations?limit=0").problem(400);
+    assert_eq!(problem, nodes[1].get("/v1/allocations?limit=0").problem(400));
     // A stream is endless, but responses of another node are not.
     assert_eq!(nodes[0].get("/v1/fleet/nodes/b/v1/live/events").problem(404), "no_events");
 }
@@ -82,7 +82,7 @@ fn a_relayed_refusal_keeps_the_headers_of_its_status() {
 }
 
 #[test]
-fn only_sessions_can_be_deleted_through_another_node() {
+fn only_allocations_can_be_deleted_through_another_node() {
     let (_, nodes) = three();
     let user = "{\"name\":\"alice\",\"password\":\"pw\"}";
     assert_eq!(nodes[1].ask("POST", "/v1/users", Some(user)).status, 201);
@@ -93,28 +93,28 @@ fn only_sessions_can_be_deleted_through_another_node() {
     assert_eq!(nodes[1].get("/v1/users").ok()["users"][0]["name"], "alice");
 }
 
-fn session_of(node: &Running) -> String {
-    node.get("/v1/sessions").ok()["sessions"][0]["id"].as_str().unwrap().to_owned()
+fn allocation_of(node: &Running) -> String {
+    node.get("/v1/allocations").ok()["allocations"][0]["id"].as_str().unwrap().to_owned()
 }
 
 #[test]
-fn session_is_found_and_ended_on_any_node() {
+fn allocation_is_found_and_ended_on_any_node() {
     let (_, nodes) = three();
     let _client = nodes[2].allocated();
-    let path = format!("/v1/sessions/{}", session_of(&nodes[2]));
+    let path = format!("/v1/allocations/{}", allocation_of(&nodes[2]));
     let seen = nodes[0].get(&path).ok();
     assert_eq!((&seen["node"], seen["permissions"].is_array()), (&json!("c"), true), "{seen}");
-    assert_eq!(nodes[2].get(&path).ok().get("node"), None, "the node's own session");
+    assert_eq!(nodes[2].get(&path).ok().get("node"), None, "the node's own allocation");
     assert_eq!(nodes[1].ask("DELETE", &path, None).ok()["node"], "c");
-    assert_eq!(nodes[2].get("/v1/sessions").ok()["sessions"], json!([]));
-    assert_eq!(nodes[1].ask("DELETE", &path, None).problem(404), "no_such_session");
+    assert_eq!(nodes[2].get("/v1/allocations").ok()["allocations"], json!([]));
+    assert_eq!(nodes[1].ask("DELETE", &path, None).problem(404), "no_such_allocation");
 }
 
 #[test]
 fn forwarded_requests_keep_the_clients_access() {
     let (_, nodes) = three();
     let _client = nodes[1].allocated();
-    let path = format!("/v1/fleet/nodes/b/v1/sessions/{}", session_of(&nodes[1]));
+    let path = format!("/v1/fleet/nodes/b/v1/allocations/{}", allocation_of(&nodes[1]));
     let bearer = |token: &str| format!("Bearer {token}");
     let ask = |method: &str, path: &str, token: &str| {
         nodes[0].ask_tcp(method, path, &[("Authorization", &bearer(token))])
@@ -128,11 +128,11 @@ fn forwarded_requests_keep_the_clients_access() {
     assert_eq!(ask("GET", secrets, FULL).status, 200);
     log::keep();
     assert_eq!(ask("DELETE", &path, FULL).status, 200);
-    let of_session = path.strip_prefix("/v1/fleet/nodes/b").unwrap();
-    let by = format!("with token 1 of admin.tokens at node a\" request=\"DELETE {of_session}\"");
+    let of_allocation = path.strip_prefix("/v1/fleet/nodes/b").unwrap();
+    let by = format!("with token 1 of admin.tokens at node a\" request=\"DELETE {of_allocation}\"");
     assert_eq!(log::lines_with(&["turnpike::audit", &by]).len(), 1, "{by}");
     // A request from another node is not forwarded again.
-    for path in ["/v1/fleet/nodes/b/v1/fleet/sessions", "/v1/fleet/nodes/b/v1/fleet/nodes/c/v1/status"] {
+    for path in ["/v1/fleet/nodes/b/v1/fleet/allocations", "/v1/fleet/nodes/b/v1/fleet/nodes/c/v1/status"] {
         assert_eq!(ask("GET", path, FULL).problem(400), "bad_request", "{path}");
     }
 }
@@ -254,13 +254,18 @@ fn fleet_commands_show_and_control_nodes() {
     let text = String::from_utf8(std::mem::take(&mut out)).unwrap();
     assert!(text.contains("\nthe store does not know the use of all nodes yet; "), "{text}");
     together.silence("c");
-    commands::list_fleet_sessions(&client, SessionListFilter::default(), OutputFormat::Text(None), &mut out)
-        .unwrap();
+    commands::list_fleet_allocations(
+        &client,
+        AllocationListFilter::default(),
+        OutputFormat::Text(None),
+        &mut out,
+    )
+    .unwrap();
     let text = String::from_utf8(std::mem::take(&mut out)).unwrap();
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[0].starts_with("NODE ") && lines[1].starts_with("b "), "{text}");
     assert!(lines[2].starts_with("missing: c: "), "{text}");
-    commands::list_fleet_sessions(&client, SessionListFilter::default(), OutputFormat::Json, &mut out)
+    commands::list_fleet_allocations(&client, AllocationListFilter::default(), OutputFormat::Json, &mut out)
         .unwrap();
     let array: Value = serde_json::from_slice(&out).unwrap();
     assert_eq!((array.as_array().unwrap().len(), &array[0]["node"]), (1, &json!("b")));

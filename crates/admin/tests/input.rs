@@ -44,11 +44,11 @@ fn realm_in_the_query_of_a_rotation_is_refused() {
 fn repeated_and_non_utf8_parameters_are_refused() {
     let running = Running::server(1);
     for (query, told) in [
-        ("/v1/sessions?user=alice&user=bob", "\"user\" appears twice"),
-        ("/v1/sessions?user=%ff", "\"user\" is not UTF-8"),
+        ("/v1/allocations?user=alice&user=bob", "\"user\" appears twice"),
+        ("/v1/allocations?user=%ff", "\"user\" is not UTF-8"),
         ("/?service=turn&username=%ff", "\"username\" is not UTF-8"),
-        ("/v1/sessions?limit=ten", "limit: expected a whole number"),
-        ("/v1/sessions?limit=99999999999999999999999", "limit: the number is too large"),
+        ("/v1/allocations?limit=ten", "limit: expected a whole number"),
+        ("/v1/allocations?limit=99999999999999999999999", "limit: the number is too large"),
     ] {
         let detail = detail(&running, "GET", query, None);
         assert!(detail.contains(told), "{query}: {detail}");
@@ -85,7 +85,7 @@ fn wrong_members_are_named_without_rust_types() {
             "overlap_s: expected a whole number from 0 to 4294967295, found an integer",
         ),
         ("/v1/bans", "{\"user\":\"a\",\"seconds\":1.5}", "seconds: expected a whole number"),
-        ("/v1/realms", "{\"name\":\"a\",\"max_sessions\":0}", "max_sessions must be 1 to 1000000"),
+        ("/v1/realms", "{\"name\":\"a\",\"max_allocations\":0}", "max_allocations must be 1 to 1000000"),
         ("/v1/drain", "{\"deadline_s\":{}}", "deadline_s: expected a whole number"),
     ] {
         let detail = detail(&running, "POST", path, Some(body));
@@ -151,7 +151,7 @@ fn page_files_refuse_parameters_and_odd_paths_get_problems() {
     assert_eq!(running.get("/web/main.js?x=1").problem(400), "bad_request");
     assert_eq!(running.get("/web/%ff").problem(404), "no_such_path");
     for (method, path) in
-        [("GET", "/v1/sessions/%ff"), ("DELETE", "/v1/users/%ff"), ("POST", "/v1/fleet/nodes/%ff/drain")]
+        [("GET", "/v1/allocations/%ff"), ("DELETE", "/v1/users/%ff"), ("POST", "/v1/fleet/nodes/%ff/drain")]
     {
         assert!(detail(&running, method, path, None).contains("the path is not UTF-8"), "{method} {path}");
     }

@@ -72,10 +72,10 @@ impl Events {
 fn live_data_describes_the_activity() {
     let running = Running::server(2);
     let clients: Vec<_> = (0..5).map(|_| running.allocated()).collect();
-    let live = eventually("the sessions are read", || {
+    let live = eventually("the allocations are read", || {
         let live = running.get("/v1/live").ok();
         let sum: u64 =
-            live["server"]["workers"].as_array()?.iter().filter_map(|it| it["sessions"].as_u64()).sum();
+            live["server"]["workers"].as_array()?.iter().filter_map(|it| it["allocations"].as_u64()).sum();
         (sum == 5).then_some(live)
     });
     assert_eq!((&live["status"]["job"], &live["status"]["open"]), (&json!("serve"), &json!(7)));
@@ -83,8 +83,8 @@ fn live_data_describes_the_activity() {
     let udp = running.relay().listeners().udp[0].to_string();
     let listeners = live["server"]["listeners"].as_array().unwrap();
     let of_udp = listeners.iter().find(|it| it["address"] == udp && it["transport"] == "udp").unwrap();
-    assert_eq!(of_udp["sessions"], 5);
-    assert_eq!(live["server"]["realms"][0]["sessions"], 5);
+    assert_eq!(of_udp["allocations"], 5);
+    assert_eq!(live["server"]["realms"][0]["allocations"], 5);
     for worker in live["server"]["workers"].as_array().unwrap() {
         assert!(worker["event_loop_us"].as_u64().is_some(), "{worker}");
     }
@@ -107,7 +107,7 @@ fn history_lists_have_equal_length() {
 }
 
 #[test]
-fn relaying_session_is_a_talker_while_watched() {
+fn relaying_allocation_is_a_talker_while_watched() {
     let running = Running::server(2);
     let _others: Vec<_> = (0..3).map(|_| running.allocated()).collect();
     let (client, relayed) = running.allocated();
@@ -126,8 +126,8 @@ fn relaying_session_is_a_talker_while_watched() {
     assert!(talkers["active"].as_u64().is_some_and(|active| active >= 1), "{talkers}");
     assert!(talkers["talkers"][0]["to_peer"]["bytes"].as_f64().is_some_and(|bytes| bytes > 0.0), "{talkers}");
     let id = talkers["talkers"][0]["id"].as_str().unwrap();
-    let session = running.get(&format!("/v1/sessions/{id}")).ok();
-    assert_eq!(session["relayed"][0]["address"], relayed.to_string());
+    let allocation = running.get(&format!("/v1/allocations/{id}")).ok();
+    assert_eq!(allocation["relayed"][0]["address"], relayed.to_string());
 }
 
 #[test]

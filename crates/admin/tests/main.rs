@@ -7,6 +7,7 @@ mod support;
 
 mod access;
 mod accounts;
+mod allocations;
 mod answers;
 mod bounds;
 mod changes;
@@ -17,5 +18,5 @@ mod fleet;
 mod input;
 mod listening;
 mod live;
+mod old_names;
 mod page;
-mod sessions;

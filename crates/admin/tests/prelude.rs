@@ -1,6 +1,8 @@
 //! Common imports of the test modules.
 
-pub(crate) use crate::support::{Answer, Dir, FULL, READ, Running, Together, exchange_tls, log, request};
+pub(crate) use crate::support::{
+    Answer, Dir, FULL, READ, Running, Together, exchange_tls, log, request, without_old_fields,
+};
 pub(crate) use serde_json::{Value, json};
 pub(crate) use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +18,7 @@ pub(crate) use turnpike_config::{
 };
 pub(crate) use turnpike_ctl::{
     client::{Client, Target},
-    commands::{self, CommandError, OutputFormat, SessionListFilter},
+    commands::{self, AllocationListFilter, CommandError, OutputFormat},
 };
 pub(crate) use turnpike_testkit::{
     certificates::{Certificate, believing_client},

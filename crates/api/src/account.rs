@@ -7,8 +7,8 @@ use utoipa::{IntoParams, ToSchema};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Users)]
 pub struct UserList {
-    /// Users that have a session.
-    pub with_sessions: u64,
+    /// Users that have an allocation.
+    pub with_allocations: u64,
     /// Users of the configuration, over all realms.
     pub configured: u64,
     /// Secrets of time-limited credentials in the configuration, over all realms.
@@ -230,20 +230,20 @@ pub struct RealmList {
 pub struct RealmInfo {
     /// REALM.
     pub name: String,
-    /// Its sessions.
-    pub sessions: u64,
-    /// Limit of its sessions; null if only `limits.allocations` applies.
-    pub max_sessions: Option<u64>,
+    /// Its allocations.
+    pub allocations: u64,
+    /// Limit of its allocations; null if only `limits.allocations` applies.
+    pub max_allocations: Option<u64>,
     /// Limit of each of its users.
-    pub max_sessions_per_user: u64,
-    /// Bits per second of all its sessions together, in each direction.
+    pub max_allocations_per_user: u64,
+    /// Bits per second of all its allocations together, in each direction.
     pub bits_per_second: Option<u64>,
     /// Bits per second of each of its users.
     pub bits_per_second_per_user: Option<u64>,
-    /// Bits per second of each session.
-    pub bits_per_second_per_session: Option<u64>,
-    /// Maximum duration of a session in seconds, regardless of refreshes.
-    pub session_length: Option<u32>,
+    /// Bits per second of each allocation.
+    pub bits_per_second_per_allocation: Option<u64>,
+    /// Maximum duration of an allocation in seconds, regardless of refreshes.
+    pub max_allocation_duration: Option<u32>,
     /// The ports of its relayed transport addresses, such as `50000-50999`, if it has ports of its own.
     pub relay_ports: Option<String>,
     /// Users of the configuration.
@@ -261,12 +261,12 @@ pub struct RealmInfo {
 pub struct StoredRealm {
     /// REALM.
     pub name: String,
-    /// Limit of its sessions.
-    pub max_sessions: Option<u64>,
+    /// Limit of its allocations.
+    pub max_allocations: Option<u64>,
     /// Limit of each of its users.
-    pub max_sessions_per_user: Option<u64>,
-    /// Bits per second of each of its sessions, in each direction.
-    pub bits_per_second_per_session: Option<u64>,
+    pub max_allocations_per_user: Option<u64>,
+    /// Bits per second of each of its allocations, in each direction.
+    pub bits_per_second_per_allocation: Option<u64>,
     /// Origins of web pages whose clients use this realm.
     pub origins: Vec<String>,
 }
@@ -274,23 +274,23 @@ pub struct StoredRealm {
 /// A realm to be served in addition to those of the configuration, or new limits for one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(example = json!({ "name": "blue.example", "max_sessions": 100 }))]
+#[schema(example = json!({ "name": "blue.example", "max_allocations": 100 }))]
 pub struct NewRealm {
     /// REALM, without control characters, `"`, `\`, and leading or trailing blanks.
     #[schema(min_length = 1, max_length = 127)]
     pub name: String,
-    /// Limit of its sessions; default none of its own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Limit of its allocations; default none of its own.
+    #[serde(alias = "max_sessions", default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 1000000)]
-    pub max_sessions: Option<u64>,
+    pub max_allocations: Option<u64>,
     /// Limit of each of its users; default none of its own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(alias = "max_sessions_per_user", default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 1000000)]
-    pub max_sessions_per_user: Option<u64>,
-    /// Bits per second of each of its sessions, in each direction; stored as whole bytes per second.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_allocations_per_user: Option<u64>,
+    /// Bits per second of each of its allocations, in each direction; stored as whole bytes per second.
+    #[serde(alias = "bits_per_second_per_session", default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1000, maximum = 1000000000000u64)]
-    pub bits_per_second_per_session: Option<u64>,
+    pub bits_per_second_per_allocation: Option<u64>,
     /// Answers 409 if the store has this realm.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub only_new: bool,

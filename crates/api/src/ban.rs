@@ -62,7 +62,7 @@ pub struct NewBan {
 pub struct BanResult {
     /// The ban.
     pub ban: BanEntry,
-    /// Sessions that it ended on the queried node, including its previous process.
+    /// Allocations that it ended on the queried node, including its previous process.
     pub ended: u64,
     /// True if the other nodes of the fleet know. Otherwise they are informed when the store answers again.
     pub announced: bool,

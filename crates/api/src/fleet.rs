@@ -15,14 +15,14 @@ pub trait FleetAdmin: Send + Sync + 'static {
     /// The fleet as seen by this node; `None` without one.
     fn status(&self) -> Option<FleetStatus>;
     fn health(&self) -> FleetHealth;
-    /// Redirects new clients of a node to others, or lets it take clients again. Its sessions continue.
+    /// Redirects new clients of a node to others, or lets it take clients again. Its allocations continue.
     fn set_draining<'a>(&'a self, node: &'a str, drains: bool) -> Later<'a, Result<(), FleetError>>;
     fn ask(&self, request: PeerRequest) -> Later<'_, Result<PeerAnswer, FleetError>>;
     /// Next request of another node; `None` when the server ends.
     fn next_question(&self) -> Later<'_, Option<(Question, Reply)>>;
     /// Bans in force, sorted by their end.
     fn bans(&self) -> Vec<Ban>;
-    /// Bans a subject on all nodes, and ends its sessions here. Without a fleet the ban lasts as long as this process.
+    /// Bans a subject on all nodes, and ends its allocations here. Without a fleet the ban lasts as long as this process.
     fn ban(&self, ban: Ban) -> Later<'_, Result<Ordered, FleetError>>;
     /// Lifts a ban that this node or the store knows.
     fn unban(&self, subject: Subject) -> Later<'_, Result<Unbanned, FleetError>>;
@@ -117,10 +117,10 @@ pub struct FleetNode {
     pub version: Option<String>,
     /// The largest of its loads: 0 is idle, 1 is full.
     pub busy: f64,
-    /// Its current sessions.
-    pub sessions: u64,
-    /// Limit of its sessions.
-    pub max_sessions: u64,
+    /// Its current allocations.
+    pub allocations: u64,
+    /// Limit of its allocations.
+    pub max_allocations: u64,
     /// Relayed payload in bits per second, both directions together.
     pub bits_per_second: u64,
     /// Configured capacity in bits per second.

@@ -3,14 +3,15 @@
 #![forbid(unsafe_code)]
 
 mod account;
+mod allocation;
 mod ban;
 mod credential;
 mod fleet;
 mod live;
 mod program;
 mod refusal;
+mod renamed;
 mod server;
-mod session;
 
 use std::pin::Pin;
 
@@ -20,6 +21,10 @@ pub use account::{
     AccountOrigin, Change, Key, KeyList, NewKey, NewRealm, NewSecret, NewUser, RealmInfo, RealmList,
     RealmQuery, Rotated, Rotation, SecretList, SharedSecret, StoredRealm, UserInfo, UserList, UserPage,
     UserQuery,
+};
+pub use allocation::{
+    Allocation, AllocationPage, AllocationQuery, Channel, FleetAllocations, Permission, RelayedAddress,
+    Traffic,
 };
 pub use ban::{BanEntry, BanList, BanResult, NewBan, UnbanResult};
 pub use credential::{
@@ -37,12 +42,10 @@ pub use program::{
     Reloaded, RuleStatus, Sandbox, Status,
 };
 pub use refusal::{ClientRefusals, RefusalFilter, RefusalList};
+pub use renamed::{with_new_fields, with_old_fields, with_old_list};
 pub use server::{
     CertificateInfo, CertificateList, LimitInfo, LimitList, Listener, Listeners, RelayRange, Worker,
     WorkerList,
-};
-pub use session::{
-    Channel, FleetSessions, Permission, RelayedAddress, Session, SessionPage, SessionQuery, Traffic,
 };
 
 pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;

@@ -49,9 +49,9 @@ pub struct LiveServer {
     pub sent: f64,
     /// Well-formed requests per second.
     pub requests: f64,
-    /// New sessions per second.
+    /// New allocations per second.
     pub opened: f64,
-    /// Ended sessions per second.
+    /// Ended allocations per second.
     pub closed: f64,
     /// Duration of allocations in the last minute; null without any.
     pub opening: Option<Quantiles>,
@@ -63,11 +63,11 @@ pub struct LiveServer {
     pub workers: Vec<LiveWorker>,
     /// Histogram of datagrams per receive call.
     pub batches: Vec<Batch>,
-    /// Sessions by listener.
+    /// Allocations by listener.
     pub listeners: Vec<LiveListener>,
-    /// Sessions by realm; realms without any are left out.
+    /// Allocations by realm; realms without any are left out.
     pub realms: Vec<LiveRealm>,
-    /// Sessions that relay the most; null for some seconds after the first request, until they have been compared.
+    /// Allocations that relay the most; null for some seconds after the first request, until they have been compared.
     pub talkers: Option<Talkers>,
 }
 
@@ -113,8 +113,8 @@ pub struct ReasonCount {
 pub struct LiveWorker {
     /// Its number, from 0.
     pub number: u64,
-    /// Its current sessions.
-    pub sessions: u64,
+    /// Its current allocations.
+    pub allocations: u64,
     /// CPU use as a share of a core, 0 to 1.
     pub load: Option<f64>,
     /// Share of time in which it was ready to run but another thread had its core.
@@ -146,7 +146,7 @@ pub struct Batch {
     pub rate: f64,
 }
 
-/// Sessions of a listener.
+/// Allocations of a listener.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LiveListener {
     /// Transport.
@@ -156,32 +156,32 @@ pub struct LiveListener {
     pub address: String,
     /// The TLS server name that the clients requested, if it selects realms.
     pub server_name: Option<String>,
-    /// Sessions.
-    pub sessions: u64,
+    /// Allocations.
+    pub allocations: u64,
 }
 
-/// Sessions of a realm.
+/// Allocations of a realm.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LiveRealm {
     /// REALM.
     pub name: String,
-    /// Sessions.
-    pub sessions: u64,
+    /// Allocations.
+    pub allocations: u64,
 }
 
-/// Sessions that relay the most.
+/// Allocations that relay the most.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Talkers {
     /// Seconds over which their rates are measured.
     pub interval_s: f64,
-    /// Sessions that relayed anything in that time.
+    /// Allocations that relayed anything in that time.
     pub active: u64,
     /// Sorted by bytes, the largest first.
     #[schema(max_items = 20)]
     pub talkers: Vec<Talker>,
 }
 
-/// One of the sessions that relay the most.
+/// One of the allocations that relay the most.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Talker {
     /// Its name.
@@ -211,15 +211,15 @@ pub struct LiveRule {
     /// Reason for waiting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
-    /// Open connections and sessions.
+    /// Open connections and UDP sessions.
     pub open: u64,
-    /// New connections and sessions per second.
+    /// New connections and UDP sessions per second.
     pub accepted: f64,
     /// Traffic to targets per second; datagrams only for UDP.
     pub to_target: Rate,
     /// Traffic to clients per second; datagrams only for UDP.
     pub to_client: Rate,
-    /// Ended connections and sessions and dropped datagrams since the start, by reason.
+    /// Ended connections and UDP sessions and dropped datagrams since the start, by reason.
     pub ends: Vec<ReasonCount>,
 }
 
@@ -254,7 +254,7 @@ pub struct History {
     pub ends_at: Option<String>,
     /// Seconds between two points.
     pub step_s: f64,
-    /// Sessions or connections.
+    /// Allocations or connections.
     #[schema(max_items = 600)]
     pub open: Vec<Option<f64>>,
     /// Payload bits to peers or targets, per second.

@@ -32,7 +32,7 @@ pub trait Program: Send + Sync + 'static {
     fn job(&self) -> Job;
     /// The effective configuration as TOML, secrets masked.
     fn to_toml(&self) -> String;
-    /// Sessions or connections now.
+    /// Allocations or connections now.
     fn open(&self) -> u64;
     /// OpenMetrics text.
     fn metrics(&self) -> String;
@@ -73,15 +73,15 @@ pub struct RuleStatus {
     pub state: RuleState,
     /// Reason for waiting.
     pub waits_for: Option<String>,
-    /// Open connections and sessions.
+    /// Open connections and UDP sessions.
     pub open: u64,
-    /// Accepted connections and sessions.
+    /// Accepted connections and UDP sessions.
     pub accepted: u64,
     /// Datagrams and bytes to targets.
     pub to_target: (u64, u64),
     /// Datagrams and bytes to clients.
     pub to_client: (u64, u64),
-    /// Ended connections and sessions and dropped datagrams, by reason.
+    /// Ended connections and UDP sessions and dropped datagrams, by reason.
     pub ends: Vec<(&'static str, u64)>,
 }
 
@@ -108,9 +108,9 @@ pub struct Status {
     pub started_at: String,
     /// Seconds since then.
     pub uptime_s: u64,
-    /// It takes no new clients and ends with the last session or connection.
+    /// It takes no new clients and ends with the last allocation or connection.
     pub draining: bool,
-    /// Sessions of a server or connections of a forwarder, including those of a previous process. At most 1 s old.
+    /// Allocations of a server or connections of a forwarder, including those of a previous process. At most 1 s old.
     pub open: u64,
     /// I/O path for datagrams, of a server.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -169,7 +169,7 @@ pub struct Build {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Access)]
 pub struct ClientRights {
-    /// Changes are allowed: ending sessions, reload, drain, log level.
+    /// Changes are allowed: ending allocations, reload, drain, log level.
     pub may_change: bool,
 }
 
@@ -188,7 +188,7 @@ pub struct LogLevel {
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "deadline_s": 300 }))]
 pub struct Drain {
-    /// Seconds that sessions may continue, at most a day; default `shutdown.deadline`. 0 ends them immediately.
+    /// Seconds that allocations or connections may continue, at most a day; default `shutdown.deadline`. 0 ends them immediately.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 86400)]
     pub deadline_s: Option<u32>,
@@ -197,7 +197,7 @@ pub struct Drain {
 /// A drain in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Draining {
-    /// Remaining sessions or connections.
+    /// Remaining allocations or connections.
     pub open: u64,
     /// Seconds that they may continue.
     pub deadline_s: f64,

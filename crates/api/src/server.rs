@@ -43,13 +43,13 @@ pub struct Listener {
     pub transport: String,
     /// Address and port.
     pub address: String,
-    /// A reload has removed it: it takes no new clients and is listed while it has sessions.
+    /// A reload has removed it: it takes no new clients and is listed while it has allocations.
     pub closing: bool,
-    /// Current sessions of clients that connected here.
-    pub sessions: u64,
-    /// Traffic of these sessions to peers.
+    /// Current allocations of clients that connected here.
+    pub allocations: u64,
+    /// Traffic of these allocations to peers.
     pub to_peer: Traffic,
-    /// Traffic of these sessions to clients.
+    /// Traffic of these allocations to clients.
     pub to_client: Traffic,
 }
 
@@ -109,8 +109,8 @@ pub struct WorkerList {
 pub struct Worker {
     /// Its number, from 0.
     pub number: u64,
-    /// Its current sessions.
-    pub sessions: u64,
+    /// Its current allocations.
+    pub allocations: u64,
     /// Recent CPU use as a share of a core, 0 to 1.
     pub load: Option<f64>,
     /// Recent share of time in which it was ready to run but another thread had its core.

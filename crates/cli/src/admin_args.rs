@@ -1,4 +1,4 @@
-//! Commands that talk to a running program: `sessions`, `session`, `drain`, `reload`, `health`, `top`, `fleet`.
+//! Commands that talk to a running program: `allocations`, `allocation`, `drain`, `reload`, `health`, `top`, `fleet`.
 
 use std::{
     env,
@@ -12,7 +12,7 @@ use std::{
 use clap::{Args, Subcommand};
 use turnpike_ctl::{
     client::{Client, Target},
-    commands::{self, CommandError, OutputFormat, SessionListFilter},
+    commands::{self, AllocationListFilter, CommandError, OutputFormat},
     top,
 };
 use turnpike_process::wait_for_stop;
@@ -41,28 +41,28 @@ pub(crate) struct AdminArgs {
 }
 
 #[derive(Args)]
-pub(crate) struct SessionsArgs {
-    /// Only sessions of this user: the username, or the name that quotas count
+pub(crate) struct AllocationsArgs {
+    /// Only allocations of this user: the username, or the name that quotas count
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
 
-    /// Only sessions of users in this realm
+    /// Only allocations of users in this realm
     #[arg(long, value_name = "R")]
     realm: Option<String>,
 
-    /// Only sessions of this client: ADDR:PORT, ADDR, or a prefix such as 192.0.2.0/24
+    /// Only allocations of this client: ADDR:PORT, ADDR, or a prefix such as 192.0.2.0/24
     #[arg(long, value_name = "ADDR|CIDR")]
     client: Option<String>,
 
-    /// Only sessions whose client uses udp, tcp, tls or dtls
+    /// Only allocations whose client uses udp, tcp, tls or dtls
     #[arg(long, value_name = "T")]
     transport: Option<String>,
 
-    /// Only sessions with this relayed address: ADDR:PORT, ADDR, or a prefix
+    /// Only allocations with this relayed address: ADDR:PORT, ADDR, or a prefix
     #[arg(long, value_name = "ADDR|CIDR")]
     relayed: Option<String>,
 
-    /// Show at most this many sessions, 1 or more [default: all]
+    /// Show at most this many allocations, 1 or more [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
 
@@ -71,16 +71,16 @@ pub(crate) struct SessionsArgs {
 }
 
 #[derive(Subcommand)]
-pub(crate) enum SessionCommand {
-    /// Show a session with its permissions and channels
-    Show(SessionArgs),
-    /// End a session; the client may start a new one
-    End(SessionArgs),
+pub(crate) enum AllocationCommand {
+    /// Show an allocation with its permissions and channels
+    Show(AllocationArgs),
+    /// End an allocation; the client may start a new one
+    End(AllocationArgs),
 }
 
 #[derive(Args)]
-pub(crate) struct SessionArgs {
-    /// Session ID, 32 hex digits, from `turnpike sessions` or the log
+pub(crate) struct AllocationArgs {
+    /// Allocation ID, 32 hex digits, from `turnpike allocations` or the log
     id: String,
 
     #[command(flatten)]
@@ -89,7 +89,7 @@ pub(crate) struct SessionArgs {
 
 #[derive(Args)]
 pub(crate) struct DrainArgs {
-    /// Seconds until remaining sessions are ended, 0 to 86400 [default: the program's shutdown.deadline]
+    /// Seconds until remaining allocations are ended, 0 to 86400 [default: the program's shutdown.deadline]
     #[arg(long, value_name = "S")]
     deadline: Option<u32>,
 
@@ -125,8 +125,8 @@ pub(crate) enum FleetCommand {
     Drain(NodeArgs),
     /// Let a node accept new clients again
     Uncordon(UncordonArgs),
-    /// List the sessions of all nodes
-    Sessions(Box<SessionsArgs>),
+    /// List the allocations of all nodes
+    Allocations(Box<AllocationsArgs>),
 }
 
 #[derive(Args)]
@@ -186,16 +186,16 @@ impl AdminArgs {
     }
 }
 
-impl SessionsArgs {
+impl AllocationsArgs {
     pub(crate) fn run(self, out: &mut dyn Write) -> Result<(), CommandError> {
         let (wanted, admin) = self.taken_apart();
-        commands::list_sessions(&admin.client()?, wanted, OutputFormat::of_stdout(admin.json), out)
+        commands::list_allocations(&admin.client()?, wanted, OutputFormat::of_stdout(admin.json), out)
     }
 
-    fn taken_apart(self) -> (SessionListFilter, AdminArgs) {
+    fn taken_apart(self) -> (AllocationListFilter, AdminArgs) {
         let Self { user, realm, client, transport, relayed, limit, admin } = self;
         let limit = limit.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
-        (SessionListFilter { user, realm, client, transport, relayed, limit }, admin)
+        (AllocationListFilter { user, realm, client, transport, relayed, limit }, admin)
     }
 }
 
@@ -210,9 +210,9 @@ impl FleetCommand {
             }
             Self::Drain(NodeArgs { node, admin }) => order(&admin, Some(&node), true, out),
             Self::Uncordon(UncordonArgs { node, admin }) => order(&admin, node.as_deref(), false, out),
-            Self::Sessions(args) => {
+            Self::Allocations(args) => {
                 let (wanted, admin) = args.taken_apart();
-                commands::list_fleet_sessions(
+                commands::list_fleet_allocations(
                     &admin.client()?,
                     wanted,
                     OutputFormat::of_stdout(admin.json),
@@ -223,14 +223,14 @@ impl FleetCommand {
     }
 }
 
-impl SessionCommand {
+impl AllocationCommand {
     pub(crate) fn run(self, out: &mut dyn Write) -> Result<(), CommandError> {
         match self {
-            Self::Show(SessionArgs { id, admin }) => {
-                commands::show_session(&admin.client()?, &id, OutputFormat::of_stdout(admin.json), out)
+            Self::Show(AllocationArgs { id, admin }) => {
+                commands::show_allocation(&admin.client()?, &id, OutputFormat::of_stdout(admin.json), out)
             }
-            Self::End(SessionArgs { id, admin }) => {
-                commands::end_session(&admin.client()?, &id, OutputFormat::of_stdout(admin.json), out)
+            Self::End(AllocationArgs { id, admin }) => {
+                commands::end_allocation(&admin.client()?, &id, OutputFormat::of_stdout(admin.json), out)
             }
         }
     }
@@ -292,22 +292,22 @@ Examples:
 
 Keys: tab next table, up and down scroll, p pause, q quit. Without colours: NO_COLOR=1 turnpike top";
 
-pub(crate) const SESSIONS_EXAMPLES: &str = "\
+pub(crate) const ALLOCATIONS_EXAMPLES: &str = "\
 Examples:
-  turnpike sessions
-  turnpike sessions --user alice --transport tls
-  turnpike sessions --client 192.0.2.0/24 --json";
+  turnpike allocations
+  turnpike allocations --user alice --transport tls
+  turnpike allocations --client 192.0.2.0/24 --json";
 
-pub(crate) const SESSION_EXAMPLES: &str = "\
+pub(crate) const ALLOCATION_EXAMPLES: &str = "\
 Examples:
-  turnpike session show 5f2c9a7be01d4c3f8a6b1e2d3c4f5a69
-  turnpike session end 5f2c9a7be01d4c3f8a6b1e2d3c4f5a69";
+  turnpike allocation show 5f2c9a7be01d4c3f8a6b1e2d3c4f5a69
+  turnpike allocation end 5f2c9a7be01d4c3f8a6b1e2d3c4f5a69";
 
 pub(crate) const DRAIN_EXAMPLES: &str = "\
 Examples:
   turnpike drain
-  turnpike drain --deadline 3600        (existing sessions get an hour; repeating the command restarts the hour)
-  turnpike drain --deadline 0           (ends all sessions at once)
+  turnpike drain --deadline 3600        (existing allocations get an hour; repeating the command restarts the hour)
+  turnpike drain --deadline 0           (ends all allocations at once)
   turnpike drain --deadline 300 --wait  (a Kubernetes preStop hook)";
 
 pub(crate) const HEALTH_EXAMPLES: &str = "\
@@ -318,9 +318,9 @@ Examples:
 pub(crate) const FLEET_EXAMPLES: &str = "\
 Examples:
   turnpike fleet status
-  turnpike fleet drain turn-3            (before an upgrade; `status` shows the remaining sessions)
+  turnpike fleet drain turn-3            (before an upgrade; `status` shows the remaining allocations)
   turnpike fleet uncordon turn-3
-  turnpike fleet sessions --user alice   (on all nodes; `turnpike session end ID` ends one on any node)";
+  turnpike fleet allocations --user alice   (on all nodes; `turnpike allocation end ID` ends one on any node)";
 
 pub(crate) const RELOAD_EXAMPLES: &str = "\
 Examples:

@@ -4,8 +4,8 @@ use clap::{Parser, Subcommand};
 
 use crate::{
     admin_args::{
-        DRAIN_EXAMPLES, DrainArgs, FLEET_EXAMPLES, FleetCommand, HEALTH_EXAMPLES, HealthArgs,
-        RELOAD_EXAMPLES, ReloadArgs, SESSION_EXAMPLES, SESSIONS_EXAMPLES, SessionCommand, SessionsArgs,
+        ALLOCATION_EXAMPLES, ALLOCATIONS_EXAMPLES, AllocationCommand, AllocationsArgs, DRAIN_EXAMPLES,
+        DrainArgs, FLEET_EXAMPLES, FleetCommand, HEALTH_EXAMPLES, HealthArgs, RELOAD_EXAMPLES, ReloadArgs,
         TOP_EXAMPLES, TopArgs,
     },
     credentials_args::CredentialsArgs,
@@ -86,16 +86,16 @@ pub(crate) enum Command {
     /// Check the features of a STUN or TURN server and report problems
     #[command(long_about = PROBE, after_help = PROBE_EXAMPLES)]
     Probe(ProbeArgs),
-    /// List the sessions of a running server
-    #[command(after_help = SESSIONS_EXAMPLES)]
-    Sessions(Box<SessionsArgs>),
-    /// Show or end one session of a running server
-    #[command(after_help = SESSION_EXAMPLES)]
-    Session {
+    /// List the allocations of a running server
+    #[command(after_help = ALLOCATIONS_EXAMPLES)]
+    Allocations(Box<AllocationsArgs>),
+    /// Show or end one allocation of a running server
+    #[command(after_help = ALLOCATION_EXAMPLES)]
+    Allocation {
         #[command(subcommand)]
-        command: SessionCommand,
+        command: AllocationCommand,
     },
-    /// Stop accepting clients and exit after the last session
+    /// Stop accepting clients and exit after the last allocation or connection
     #[command(after_help = DRAIN_EXAMPLES)]
     Drain(DrainArgs),
     /// Report readiness or liveness through the exit code
@@ -156,11 +156,11 @@ a file), configuration file, defaults. A repeatable flag replaces the whole list
 Fleet: with --fleet URL, several servers form one service. The fleet redirects clients to servers with free capacity and enforces quotas and bans \
 across all of them (docs/fleet.md).
 
-Administration: `turnpike sessions`, `session`, `user`, `secret`, `realm`, `key`, `fleet`, `drain`, `reload` and other programs use the \
+Administration: `turnpike allocations`, `allocation`, `user`, `secret`, `realm`, `key`, `fleet`, `drain`, `reload` and other programs use the \
 admin interface, a Unix socket and HTTP on loopback (docs/admin.md). Applications request credentials with a key, over HTTP on separate \
 listeners ([credentials], docs/credentials.md).
 
-Signals: SIGTERM and SIGINT stop new allocations and wait for the sessions to end, at most shutdown.deadline seconds (30); a second \
+Signals: SIGTERM and SIGINT stop new allocations and wait for the existing ones to end, at most shutdown.deadline seconds (30); a second \
 signal, or Ctrl-C on a terminal, exits at once. SIGHUP reloads the configuration and the certificates; a certificate is also reloaded when \
 its file changes. If a file has a mistake, nothing changes; if a certificate is unusable, the old one stays in use; the log has the reason. \
 SIGUSR2 upgrades to a new process, like `turnpike upgrade`.
@@ -392,8 +392,8 @@ mod tests {
             &["load", "connect"],
             &["load", "udp"],
             &["probe"],
-            &["sessions"],
-            &["session"],
+            &["allocations"],
+            &["allocation"],
             &["drain"],
             &["health"],
             &["fleet"],

@@ -66,7 +66,7 @@ migration_ms_p50, _p99 and _max, measured from opening the socket, handshakes in
 
 --reconnect: a client without replies for the given time requests a new allocation from a new socket at the first server, and retries until \
 it succeeds, like ICE after a restart of the server or a change of path. Datagrams due in the meantime count as sent and lost, and as error \
-no_allocation. The result includes sessions_lost (allocations given up), returns_done, returns_failed, reconnect_ms_p50, _p90, _p99 and _max \
+no_allocation. The result includes allocations_lost (allocations given up), returns_done, returns_failed, reconnect_ms_p50, _p90, _p99 and _max \
 (from the last reply to the new allocation), lost_within_ms (from the first given-up allocation to the last), lost_of_others (lost datagrams \
 of clients that never reconnected), clients_silent (clients without replies at the end), and pause_ms_p50, _p99 and _max (longest silence of \
 each client in the measured time, not counting stalls of the generator itself).

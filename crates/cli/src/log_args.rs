@@ -9,8 +9,8 @@ const LOG: &str = "Logging";
 pub(crate) struct LogArgs {
     /// Log level, or directives [default: info]
     ///
-    /// off, error, warn, info, debug, trace, or directives such as "info,turnpike::session=off,turnpike::forward=off" (no lines for
-    /// sessions and connections)
+    /// off, error, warn, info, debug, trace, or directives such as "info,turnpike::allocation=off,turnpike::forward=off" (no lines for
+    /// allocations and connections)
     #[arg(long, value_name = "LEVEL", help_heading = LOG)]
     log: Option<String>,
 

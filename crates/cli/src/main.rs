@@ -14,6 +14,7 @@ mod manage_args;
 mod probe_args;
 mod probe_text;
 mod public_address_args;
+mod renamed;
 mod serve_args;
 mod shell_args;
 mod summary;
@@ -21,6 +22,7 @@ mod upgrade_args;
 mod usage;
 
 use std::{
+    env,
     fmt::{self, Display},
     fs,
     io::{self, IsTerminal, Write},
@@ -66,7 +68,11 @@ const BAD_USAGE: u8 = 2;
 const LIMIT_EXCEEDED: u8 = 3;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let (arguments, notices) = renamed::rename(env::args_os().collect());
+    for notice in notices {
+        tell(format_args!("turnpike: {notice}"));
+    }
+    let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
         Err(error) => return usage::show(error),
     };
@@ -79,8 +85,8 @@ fn main() -> ExitCode {
         Command::Reflect(config) => run_reflector(&config),
         Command::Load { command } => generate(command),
         Command::Probe(args) => probe(args),
-        Command::Sessions(args) => told(|out| args.run(out)),
-        Command::Session { command } => told(|out| command.run(out)),
+        Command::Allocations(args) => told(|out| args.run(out)),
+        Command::Allocation { command } => told(|out| command.run(out)),
         Command::Drain(args) => told(|out| args.run(out)),
         Command::Health(args) => told(|out| args.run(out)),
         Command::Fleet { command } => told(|out| command.run(out)),

@@ -79,7 +79,7 @@ pub(crate) enum UserCommand {
         #[command(flatten)]
         store: StoreArgs,
     },
-    /// Remove a user; existing sessions expire and cannot be refreshed
+    /// Remove a user; existing allocations expire and cannot be refreshed
     Remove {
         /// Name
         name: String,
@@ -152,7 +152,7 @@ pub(crate) enum RealmCommand {
         #[command(flatten)]
         store: StoreArgs,
     },
-    /// Stop serving a realm and end its sessions; its users and secrets stay in the store
+    /// Stop serving a realm and end its allocations; its users and secrets stay in the store
     Remove {
         /// Realm
         name: String,
@@ -272,9 +272,9 @@ impl RealmCommand {
                 let limit = |limit: u64| Some(limit).filter(|limit| *limit > 0);
                 let new = NewRealm {
                     name,
-                    max_sessions: limit(allocations),
-                    max_sessions_per_user: limit(allocations_per_user),
-                    bits_per_second_per_session: rate,
+                    max_allocations: limit(allocations),
+                    max_allocations_per_user: limit(allocations_per_user),
+                    bits_per_second_per_allocation: rate,
                     only_new: false,
                 };
                 let json = store.json;

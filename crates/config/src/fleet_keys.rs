@@ -36,7 +36,7 @@ pub struct FleetSettings {
     pub bits_per_second: u64,
     /// Seconds.
     pub key_rotation: u32,
-    /// Publishes sessions in coturn's format.
+    /// Publishes allocations in coturn's format.
     pub coturn_status: bool,
 }
 

@@ -49,7 +49,7 @@ impl<S> KeySpec<S> {
     }
 
     pub(crate) fn variable(&self) -> String {
-        format!("TURNPIKE_{}", self.path.replace('.', "_").to_uppercase())
+        variable(self.path)
     }
 
     pub(crate) fn variables(&self) -> [String; 2] {
@@ -57,6 +57,11 @@ impl<S> KeySpec<S> {
         let file = format!("{name}_FILE");
         [name, file]
     }
+}
+
+/// Environment variable of a key.
+pub(crate) fn variable(path: &str) -> String {
+    format!("TURNPIKE_{}", path.replace('.', "_").to_uppercase())
 }
 
 pub(crate) struct Kind<T> {

@@ -28,6 +28,7 @@ mod realm_keys;
 pub mod realms;
 mod relay_doubts;
 pub mod relay_keys;
+mod renamed;
 pub mod restapi_credentials;
 pub mod runtime_directory;
 mod sandbox_keys;
@@ -53,6 +54,7 @@ pub use read::Checks;
 pub use realm_keys::RealmSettings;
 pub use relay_doubts::relay_doubts;
 pub use relay_keys::RelayPlace;
+pub use renamed::rename_log_targets;
 pub use sandbox_keys::{SandboxMode, SandboxSettings};
 pub use secret::Secret;
 pub use sections::{

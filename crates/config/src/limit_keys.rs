@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use turnpike_convert::toml_text::quoted;
 use turnpike_strict::{Node, Value};
-use turnpike_turn::server::{Bandwidth, MaxSessionDuration, PrefixLengths, Rates, RefusalLimit};
+use turnpike_turn::server::{Bandwidth, MaxAllocationDuration, PrefixLengths, Rates, RefusalLimit};
 
 use super::{
     key::{Kind, number_or_none},
@@ -26,14 +26,15 @@ pub(super) const REALM_RATE: Kind<Option<Option<u64>>> = Kind::one(
     |rate| rate.as_ref().map_or_else(String::new, show_rate),
 );
 
-/// Maximum duration of a session in seconds; `None` for no limit.
-pub(super) const SESSION_LENGTH: Kind<Option<u32>> = number_or_none!(u32, "seconds", 60..=31_536_000);
+/// Maximum duration of an allocation in seconds; `None` for no limit.
+pub(super) const MAX_ALLOCATION_DURATION: Kind<Option<u32>> =
+    number_or_none!(u32, "seconds", 60..=31_536_000);
 
-/// [`SESSION_LENGTH`] of one realm; `None` inherits the setting for all realms.
-pub(super) const REALM_SESSION_LENGTH: Kind<Option<Option<u32>>> = Kind::one(
-    SESSION_LENGTH.expected,
-    |reader, node| (SESSION_LENGTH.read)(reader, node).map(Some),
-    |length| length.as_ref().map_or_else(String::new, SESSION_LENGTH.show),
+/// [`MAX_ALLOCATION_DURATION`] of one realm; `None` inherits the setting for all realms.
+pub(super) const REALM_MAX_ALLOCATION_DURATION: Kind<Option<Option<u32>>> = Kind::one(
+    MAX_ALLOCATION_DURATION.expected,
+    |reader, node| (MAX_ALLOCATION_DURATION.read)(reader, node).map(Some),
+    |length| length.as_ref().map_or_else(String::new, MAX_ALLOCATION_DURATION.show),
 );
 
 fn read_rate(reader: &mut ValueReader<'_>, node: &Node) -> Option<Option<u64>> {
@@ -100,10 +101,15 @@ pub fn bandwidth(settings: &Settings) -> Bandwidth {
     Bandwidth { rates, total: settings.rates.bits_per_second, burst_ms: settings.rates.burst, realms }
 }
 
-pub fn max_session_duration(settings: &Settings) -> MaxSessionDuration {
-    let own =
-        settings.realms.iter().filter_map(|realm| Some((realm.name.as_str().into(), realm.session_length?)));
-    MaxSessionDuration { seconds: settings.session_length, realms: own.collect::<HashMap<_, _>>() }
+pub fn max_allocation_duration(settings: &Settings) -> MaxAllocationDuration {
+    let own = settings
+        .realms
+        .iter()
+        .filter_map(|realm| Some((realm.name.as_str().into(), realm.max_allocation_duration?)));
+    MaxAllocationDuration {
+        seconds: settings.max_allocation_duration,
+        realms: own.collect::<HashMap<_, _>>(),
+    }
 }
 
 pub fn prefixes(settings: &Settings) -> PrefixLengths {
@@ -183,12 +189,12 @@ mod tests {
                 bits_per_second_per_allocation: Some(1_000_000),
                 ..RateSettings::default()
             },
-            session_length: Some(3600),
+            max_allocation_duration: Some(3600),
             realms: vec![
                 RealmSettings {
                     bits_per_second: Some(Some(5_000_000)),
                     bits_per_second_per_allocation: Some(None),
-                    session_length: Some(None),
+                    max_allocation_duration: Some(None),
                     ..realm("blue")
                 },
                 realm("red"),
@@ -200,9 +206,9 @@ mod tests {
         let blue = Rates { per_allocation: None, per_user: Some(2_000_000), per_realm: Some(5_000_000) };
         assert_eq!((realms.len(), realms.get("blue")), (1, Some(&blue)));
         assert_eq!(super::rates(&settings, "blue"), blue);
-        let max_session_duration = max_session_duration(&settings);
-        assert_eq!((max_session_duration.seconds, max_session_duration.realms.len()), (Some(3600), 1));
-        assert_eq!(max_session_duration.realms.get("blue"), Some(&None));
+        let max_allocation_duration = max_allocation_duration(&settings);
+        assert_eq!((max_allocation_duration.seconds, max_allocation_duration.realms.len()), (Some(3600), 1));
+        assert_eq!(max_allocation_duration.realms.get("blue"), Some(&None));
         assert_eq!(
             refusals(&Settings { refusals_per_prefix: Some(100), ..settings }, 3).unwrap().per_second,
             34

@@ -8,7 +8,7 @@ use super::{
     ConfiguredUser,
     key::{self, Change, Kind, list_of, settings},
     keys,
-    limit_keys::{REALM_RATE, REALM_SESSION_LENGTH},
+    limit_keys::{REALM_MAX_ALLOCATION_DURATION, REALM_RATE},
     tables::Place,
 };
 use crate::{Origin, Secret};
@@ -34,7 +34,7 @@ settings! {
         bits_per_second_per_allocation: Option<Option<u64>> = None,
             reload "realm.bits_per_second_per_allocation" REALM_RATE;
         /// Seconds.
-        session_length: Option<Option<u32>> = None, reload "realm.session_length" REALM_SESSION_LENGTH;
+        max_allocation_duration: Option<Option<u32>> = None, reload "realm.max_allocation_duration" REALM_MAX_ALLOCATION_DURATION;
         relay_ports: Option<RangeInclusive<u16>> = None, reload "realm.relay_ports" RELAY_PORTS;
         place: Place = Place::default();
     }

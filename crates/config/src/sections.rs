@@ -106,7 +106,7 @@ impl Default for LogSettings {
     }
 }
 
-/// Seconds that sessions may continue in a process that ends.
+/// Seconds that allocations and connections may continue in a process that ends.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShutdownSettings {
     /// After SIGTERM.

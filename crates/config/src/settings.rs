@@ -16,7 +16,7 @@ use crate::{
     check, credentials_keys, discovery_keys, fleet_keys,
     key::{self, Change, kind, number, number_or_none, seconds, settings},
     keys,
-    limit_keys::{RATE, SESSION_LENGTH},
+    limit_keys::{MAX_ALLOCATION_DURATION, RATE},
     oauth_keys,
     realm_keys::REALM_KEYS,
     relay_keys, sandbox_keys, store_keys, tables,
@@ -141,7 +141,7 @@ settings! {
             reload "limits.stream_queue" .stream_queue number!(usize, "bytes", 65_540..=1_073_741_824);
         /// Entries in the kernel flow table, each for one direction.
         kernel_flows: u32 = 65_536, start "limits.kernel_flows" number!(u32, "a number", 2..=4_194_304);
-        session_length: Option<u32> = None, reload "limits.session_length" SESSION_LENGTH;
+        max_allocation_duration: Option<u32> = None, reload "limits.max_allocation_duration" MAX_ALLOCATION_DURATION;
         /// Allowed peers that are otherwise refused: special or local addresses.
         allow: Vec<AllowRule> = Vec::new(), reload "peers.allow" keys::ALLOW_RULES;
         deny: Vec<Cidr> = Vec::new(), reload "peers.deny" keys::CIDRS;

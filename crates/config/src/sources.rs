@@ -12,8 +12,14 @@ use turnpike_strict::{Entry, Node, Value, file_text, nearest, parse_file};
 
 use crate::{
     AlternateSettings, Checks, Flags, Mistake, Mistakes, Origin, RealmSettings, Settings,
-    alternate_keys::ALTERNATE_KEYS, certificates::ReadCertificates, check, key::KeySpec,
-    realm_keys::REALM_KEYS, settings::KEYS, source, tables, world_readable,
+    alternate_keys::ALTERNATE_KEYS,
+    certificates::ReadCertificates,
+    check,
+    key::KeySpec,
+    realm_keys::REALM_KEYS,
+    renamed::{RENAMED, RenamedUses, rename_entries, rename_log_level, rename_variables},
+    settings::KEYS,
+    source, tables, world_readable,
 };
 
 #[derive(Clone, Debug)]
@@ -32,6 +38,7 @@ pub struct Sources {
     /// Lowest precedence.
     fallback: Flags,
     checks: Checks,
+    renamed_variables: RenamedUses,
 }
 
 impl Sources {
@@ -44,8 +51,11 @@ impl Sources {
         Self { checks, ..Self::new(file, environment, flags) }
     }
 
-    pub fn new(file: Option<PathBuf>, environment: Vec<(String, String)>, flags: Flags) -> Self {
-        Self { file, flags, environment, fallback: Flags::new(), checks: Checks::NONE }
+    pub fn new(file: Option<PathBuf>, mut environment: Vec<(String, String)>, flags: Flags) -> Self {
+        let known = known_variables();
+        let is_known = |name: &str| known.iter().any(|known| known == name);
+        let renamed_variables = rename_variables(&mut environment, RENAMED, is_known);
+        Self { file, flags, environment, fallback: Flags::new(), checks: Checks::NONE, renamed_variables }
     }
 
     /// Adds lower defaults, from sockets that a service manager passed, shown as an environment variable.
@@ -68,7 +78,7 @@ impl Sources {
             Some(path) => file_entries(path, &mut problems)?,
             None => Vec::new(),
         };
-        self.merge(&entries, problems, certificates)
+        self.merge(entries, problems, certificates)
     }
 
     pub fn settings(&self) -> Result<Settings, Mistakes> {
@@ -77,10 +87,13 @@ impl Sources {
 
     pub(crate) fn merge<C>(
         &self,
-        file: &[Entry],
+        mut entries: Vec<Entry>,
         mut problems: Vec<Mistake>,
         certificates: impl FnOnce(&Settings) -> ReadCertificates<C>,
     ) -> Result<LoadedConfig<C>, Mistakes> {
+        let renamed = rename_entries(&mut entries, RENAMED);
+        problems.extend(renamed.conflicts);
+        let file = &entries[..];
         let mut settings = Settings::default();
         settings.origins = self.apply(KEYS, TABLES, file, &mut settings, &mut problems);
         let unread: Vec<String> = problems.iter().map(|mistake| mistake.key.clone()).collect();
@@ -103,7 +116,10 @@ impl Sources {
             problems.extend(found.problems);
             return Err(Mistakes::sorted(problems));
         }
-        let mut warnings = self.unknown_variables();
+        let mut warnings = renamed.notices;
+        warnings.extend(self.variable_warnings());
+        let origin = settings.origin("log.level").clone();
+        warnings.extend(rename_log_level(&mut settings.log.level, &origin));
         warnings.extend(check::doubts(&settings));
         warnings.extend(self.exposed(file));
         warnings.extend_from_slice(&found.warnings);
@@ -120,6 +136,7 @@ impl Sources {
         settings: &mut S,
         problems: &mut Vec<Mistake>,
     ) -> BTreeMap<&'static str, Origin> {
+        problems.extend_from_slice(&self.renamed_variables.conflicts);
         let mut origins = BTreeMap::new();
         let from_file = sort_out(keys, tables, file, problems);
         for spec in keys {
@@ -146,8 +163,11 @@ impl Sources {
             .collect()
     }
 
-    pub(crate) fn unknown_variables(&self) -> Vec<String> {
-        source::unknown_variables(&self.environment, &known_variables())
+    /// Environment variables with an old name, and unknown ones.
+    pub(crate) fn variable_warnings(&self) -> Vec<String> {
+        let mut warnings = self.renamed_variables.notices.clone();
+        warnings.extend(source::unknown_variables(&self.environment, &known_variables()));
+        warnings
     }
 }
 
@@ -156,7 +176,7 @@ pub fn settings_of(text: &str) -> Result<Settings, Mistakes> {
     let mut problems = Vec::new();
     let entries = parse_file(Path::new("result"), text, &mut problems);
     let sources = Sources::new(None, Vec::new(), Flags::new());
-    Ok(sources.merge(&entries, problems, |_| ReadCertificates::<()>::default())?.settings)
+    Ok(sources.merge(entries, problems, |_| ReadCertificates::<()>::default())?.settings)
 }
 
 /// Environment variables of all subcommands, because several subcommands can share one environment.
@@ -269,6 +289,11 @@ fn unknown_key<S>(
         Some(elsewhere) if problem.suggestion.is_none() => problem.suggesting_instead(Some(elsewhere.path)),
         _ => problem,
     }
+}
+
+#[cfg(test)]
+pub(crate) fn key_paths() -> impl Iterator<Item = &'static str> {
+    KEYS.iter().map(|spec| spec.path)
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 use turnpike_admin::{Problem, candidates};
-use turnpike_api::{Job, Status};
+use turnpike_api::{Job, Status, with_new_fields};
 use turnpike_client::{TlsOptions, Verifier, certificates::Authorities, explain};
 use turnpike_config::{Secret, Settings, forward::ForwardSettings, secret_file};
 
@@ -222,7 +222,13 @@ impl Client {
 
     fn ask<T: DeserializeOwned>(&self, method: Method, path: &str, body: Bytes) -> Result<T, ClientError> {
         let (target, status, bytes) = self.answer(&method, path, &body)?;
-        understand(target, status, &bytes)
+        match (understand(target, status, &bytes), old_path(path)) {
+            (Err(ClientError::Refused(problem)), Some(old)) if *problem.code == *"no_such_path" => {
+                let (target, status, bytes) = self.answer(&method, &old, &body)?;
+                understand(target, status, &bytes)
+            }
+            (understood, _) => understood,
+        }
     }
 
     fn answer(
@@ -304,6 +310,12 @@ where
     Ok((status, body.to_bytes()))
 }
 
+/// Name of a path in the previous version, which the running program may still be.
+fn old_path(path: &str) -> Option<String> {
+    let is_renamed = ["/v1/allocations", "/v1/fleet/allocations"].iter().any(|new| path.starts_with(new));
+    is_renamed.then(|| path.replacen("/allocations", "/sessions", 1))
+}
+
 fn understand<T: DeserializeOwned>(
     target: &Target,
     status: StatusCode,
@@ -315,7 +327,11 @@ fn understand<T: DeserializeOwned>(
         why: error.to_string(),
     };
     if status.is_success() {
-        return serde_json::from_slice(bytes).map_err(strange);
+        // The running program may be older than this command.
+        return match std::str::from_utf8(bytes) {
+            Ok(text) => serde_json::from_str(&with_new_fields(text)).map_err(strange),
+            Err(_) => serde_json::from_slice(bytes).map_err(strange),
+        };
     }
     let problem: Problem = serde_json::from_slice(bytes).map_err(strange)?;
     Err(ClientError::Refused(problem))

@@ -1,4 +1,4 @@
-//! Requests and output of `turnpike sessions`, `session`, `drain` and `reload`.
+//! Requests and output of `turnpike allocations`, `allocation`, `drain` and `reload`.
 
 mod account_commands;
 mod fleet;
@@ -11,14 +11,16 @@ use std::{
 
 use serde::{Serialize, de::DeserializeOwned};
 use turnpike_admin::Problem;
-use turnpike_api::{Drain, Draining, Reloaded, Session, SessionPage, SessionQuery, Traffic};
+use turnpike_api::{
+    Allocation, AllocationPage, AllocationQuery, Drain, Draining, Reloaded, Traffic, with_old_fields,
+};
 use turnpike_wire::escape;
 
 use turnpike_measure::units::{bytes, span};
 
 pub use crate::table::OutputFormat;
 pub use account_commands::{AccountBackend, GeneratedSecret};
-pub use fleet::{list_fleet_sessions, order_node, show_fleet};
+pub use fleet::{list_fleet_allocations, order_node, show_fleet};
 pub use health::{health, wait_for_end};
 
 use crate::{
@@ -65,9 +67,9 @@ impl CommandError {
     }
 }
 
-/// Filter of sessions; all conditions must match. The server validates the values.
+/// Filter of allocations; all conditions must match. The server validates the values.
 #[derive(Clone, Debug, Default)]
-pub struct SessionListFilter {
+pub struct AllocationListFilter {
     pub user: Option<String>,
     pub realm: Option<String>,
     /// Address with port, address, or prefix.
@@ -79,63 +81,66 @@ pub struct SessionListFilter {
     pub limit: Option<usize>,
 }
 
-impl SessionListFilter {
-    fn query(self) -> SessionQuery {
+impl AllocationListFilter {
+    fn query(self) -> AllocationQuery {
         let Self { user, realm, client, transport, relayed, .. } = self;
-        SessionQuery { user, realm, client, transport, relayed, limit: None, cursor: None }
+        AllocationQuery { user, realm, client, transport, relayed, limit: None, cursor: None }
     }
 }
 
-pub fn list_sessions(
+pub fn list_allocations(
     client: &Client,
-    wanted: SessionListFilter,
+    wanted: AllocationListFilter,
     format: OutputFormat,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
     let head = ["ID", "REALM", "USER", "CLIENT", "VIA", "RELAYED", "AGE", "TO PEERS", "TO CLIENT"];
     let mut list = ListOutput::new(format, head);
     let mut silent = Vec::new();
-    each_page(client, "/v1/sessions", wanted, |page: SessionPage| {
-        list.show(out, &page.sessions, row)?;
+    each_page(client, "/v1/allocations", wanted, |page: AllocationPage| {
+        list.show(out, &page.allocations, row)?;
         silent.extend(page.silent);
-        Ok((page.sessions.len(), page.next))
+        Ok((page.allocations.len(), page.next))
     })?;
-    Ok(list.end_without(out, "no sessions", &silent)?)
+    Ok(list.end_without(out, "no allocations", &silent)?)
 }
 
-pub fn show_session(
+pub fn show_allocation(
     client: &Client,
     id: &str,
     format: OutputFormat,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
-    let session: Session = client.get(&path_of(id))?;
-    let shown =
-        if format.is_json() { write_json(out, &session) } else { write_session(out, &session, format) };
+    let allocation: Allocation = client.get(&path_of(id))?;
+    let shown = if format.is_json() {
+        write_json(out, &allocation)
+    } else {
+        write_allocation(out, &allocation, format)
+    };
     Ok(shown?)
 }
 
-pub fn end_session(
+pub fn end_allocation(
     client: &Client,
     id: &str,
     format: OutputFormat,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
-    let session: Session = client.delete(&path_of(id))?;
+    let allocation: Allocation = client.delete(&path_of(id))?;
     if format.is_json() {
-        write_json(out, &session)?;
+        write_json(out, &allocation)?;
     } else {
-        let Session { id, user, client, node, process, .. } = &session;
+        let Allocation { id, user, client, node, process, .. } = &allocation;
         let process = process.map_or_else(String::new, |pid| format!(", in process {pid}"));
         let node = node.as_ref().map_or_else(String::new, |node| format!(", at node {}", escape::name(node)));
         let user = escape::name(user);
-        let text = format!("ended session {id} of {user:#}, client {client}{process}{node}");
+        let text = format!("ended allocation {id} of {user:#}, client {client}{process}{node}");
         writeln!(out, "{}", format.sentence(&text))?;
     }
     Ok(())
 }
 
-/// Drains the program; it ends with its last session, after `deadline_s` seconds at the latest.
+/// Drains the program; it ends with its last allocation, after `deadline_s` seconds at the latest.
 pub fn drain(
     client: &Client,
     deadline_s: Option<u32>,
@@ -178,7 +183,7 @@ pub fn reload(client: &Client, json: bool, out: &mut dyn Write) -> Result<(), Co
 fn each_page<P: DeserializeOwned>(
     client: &Client,
     path: &str,
-    wanted: SessionListFilter,
+    wanted: AllocationListFilter,
     mut show: impl FnMut(P) -> Result<(usize, Option<String>), CommandError>,
 ) -> Result<(), CommandError> {
     let mut left = wanted.limit.unwrap_or(usize::MAX);
@@ -197,7 +202,7 @@ fn each_page<P: DeserializeOwned>(
 
 fn path_of(id: &str) -> String {
     let plain = id.chars().filter(char::is_ascii_alphanumeric).collect::<String>();
-    format!("/v1/sessions/{}", if plain.is_empty() { "-" } else { &plain })
+    format!("/v1/allocations/{}", if plain.is_empty() { "-" } else { &plain })
 }
 
 /// Percent-encodes a name for a path.
@@ -213,7 +218,7 @@ fn encoded(name: &str) -> String {
 }
 
 fn write_json(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
-    writeln!(out, "{}", escape::json(&serde_json::to_string_pretty(value)?))
+    writeln!(out, "{}", escape::json(&with_old_fields(&serde_json::to_string_pretty(value)?)))
 }
 
 enum ListOutput<const N: usize> {
@@ -241,7 +246,7 @@ impl<const N: usize> ListOutput<N> {
             Self::Json(begun) => {
                 for item in items {
                     let lead = if std::mem::replace(begun, true) { ",\n" } else { "[\n" };
-                    write!(out, "{lead}{}", escape::json(&serde_json::to_string(item)?))?;
+                    write!(out, "{lead}{}", escape::json(&with_old_fields(&serde_json::to_string(item)?)))?;
                 }
                 Ok(())
             }
@@ -270,60 +275,60 @@ impl<const N: usize> ListOutput<N> {
     }
 }
 
-fn row(session: &Session) -> [String; 9] {
+fn row(allocation: &Allocation) -> [String; 9] {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "seconds since it began")]
-    let age = span(session.age_s as u64);
-    let process = session.process.map_or_else(String::new, |pid| format!(" (process {pid})"));
-    let relayed: Vec<&str> = session.relayed.iter().map(|relayed| relayed.address.as_str()).collect();
+    let age = span(allocation.age_s as u64);
+    let process = allocation.process.map_or_else(String::new, |pid| format!(" (process {pid})"));
+    let relayed: Vec<&str> = allocation.relayed.iter().map(|relayed| relayed.address.as_str()).collect();
     [
-        session.id.clone(),
-        session.realm.clone(),
-        session.user.clone(),
-        session.client.clone(),
-        format!("{}{process}", session.transport),
+        allocation.id.clone(),
+        allocation.realm.clone(),
+        allocation.user.clone(),
+        allocation.client.clone(),
+        format!("{}{process}", allocation.transport),
         relayed.join(", "),
         age,
-        bytes(session.to_peer.bytes),
-        bytes(session.to_client.bytes),
+        bytes(allocation.to_peer.bytes),
+        bytes(allocation.to_client.bytes),
     ]
 }
 
-fn write_session(out: &mut dyn Write, session: &Session, format: OutputFormat) -> io::Result<()> {
-    let [id, realm, user, client, _, _, age, ..] = row(session);
+fn write_allocation(out: &mut dyn Write, allocation: &Allocation, format: OutputFormat) -> io::Result<()> {
+    let [id, realm, user, client, _, _, age, ..] = row(allocation);
     let traffic = |Traffic { datagrams, bytes: count }| format!("{datagrams} datagrams, {}", bytes(count));
     let mut rows = vec![("id", id), ("realm", realm), ("user", user)];
-    rows.extend(session.identity.clone().map(|name| ("counted as", name)));
-    rows.push(("client", format!("{client}, over {} to {}", session.transport, session.server)));
-    for relayed in &session.relayed {
+    rows.extend(allocation.identity.clone().map(|name| ("counted as", name)));
+    rows.push(("client", format!("{client}, over {} to {}", allocation.transport, allocation.server)));
+    for relayed in &allocation.relayed {
         let text = format!(
             "{} ({}), {} left",
             relayed.address,
-            session.relayed_transport,
+            allocation.relayed_transport,
             span(relayed.expires_in_s)
         );
         rows.push(("relayed", text));
     }
     rows.push(("age", age));
-    rows.push(("to peers", traffic(session.to_peer)));
-    rows.push(("to client", traffic(session.to_client)));
-    for permission in session.permissions.iter().flatten() {
+    rows.push(("to peers", traffic(allocation.to_peer)));
+    rows.push(("to client", traffic(allocation.to_client)));
+    for permission in allocation.permissions.iter().flatten() {
         let text = format!("{}, {} left", permission.peer, span(permission.expires_in_s));
         rows.push(("permission", text));
     }
-    for channel in session.channels.iter().flatten() {
+    for channel in allocation.channels.iter().flatten() {
         let text =
             format!("{:#06x} to {}, {} left", channel.number, channel.peer, span(channel.expires_in_s));
         rows.push(("channel", text));
     }
-    if session.peer_connections > 0 {
-        rows.push(("connections", session.peer_connections.to_string()));
+    if allocation.peer_connections > 0 {
+        rows.push(("connections", allocation.peer_connections.to_string()));
     }
-    let marks = [(session.mobile, "mobile"), (session.away, "away")];
+    let marks = [(allocation.mobile, "mobile"), (allocation.away, "away")];
     for (_, mark) in marks.iter().filter(|(is_so, _)| *is_so) {
         rows.push(("is", (*mark).to_owned()));
     }
-    rows.push(("worker", session.worker.to_string()));
-    rows.extend(session.process.map(|pid| ("process", format!("{pid}, the previous one"))));
-    rows.extend(session.node.clone().map(|node| ("node", node)));
+    rows.push(("worker", allocation.worker.to_string()));
+    rows.extend(allocation.process.map(|pid| ("process", format!("{pid}, the previous one"))));
+    rows.extend(allocation.node.clone().map(|node| ("node", node)));
     write_members(out, &rows, format)
 }

@@ -408,7 +408,7 @@ impl Ledger {
         })
     }
 
-    /// Takes over the quota of the previous process. Its use is counted by [`Self::acquire`] as sessions
+    /// Takes over the quota of the previous process. Its use is counted by [`Self::acquire`] as allocations
     /// arrive; the rest is returned with the next report.
     pub fn take_over(&mut self, Told { bucket, limit, told, held }: Told) {
         let share = Share { held, told, limit, asked: true, wanted: held, ..Share::default() };
@@ -836,7 +836,7 @@ mod tests {
         let told: Vec<Told> = world.nodes[0].told().collect();
         world.nodes[0] = Ledger::default();
         told.iter().for_each(|told| world.nodes[0].take_over(*told));
-        // 70 of 100 sessions arrive, regardless of the limit.
+        // 70 of 100 allocations arrive, regardless of the limit.
         let terms = Terms { enforced: false, ..world.terms };
         for _ in 0..70 {
             assert!(world.nodes[0].acquire(B, 100, world.levels.get(&B), terms).is_ok());

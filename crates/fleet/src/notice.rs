@@ -42,7 +42,7 @@ pub enum Notice {
         node: NodeName,
         drains: bool,
     },
-    /// Bans a subject; its sessions end.
+    /// Bans a subject; its allocations end.
     Ban {
         ban: Ban,
     },

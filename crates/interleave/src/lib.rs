@@ -309,8 +309,8 @@ pub fn forgotten_user_does_not_return_from_an_older_answer() {
         loom::model(move || {
             let lifetimes = cache::Lifetimes {
                 user: Duration::from_secs(60),
-                nobody: Duration::from_secs(60),
-                old: Duration::from_secs(60),
+                absent: Duration::from_secs(60),
+                stale: Duration::from_secs(60),
             };
             let shared = Arc::new((AtomicU32::new(1), cache::Cache::new(1, lifetimes)));
             let change = move |(database, cache): &(AtomicU32, cache::Cache<()>)| {
@@ -344,8 +344,8 @@ pub fn forgotten_user_does_not_return_from_an_older_answer() {
 /// True if the cache has no entry or the newer password.
 fn is_new(cache: &cache::Cache<()>) -> bool {
     match cache.get("user") {
-        cache::Cached::Fresh(keys) | cache::Cached::Old(keys) => *keys == UserKeys(2),
-        cache::Cached::Nobody | cache::Cached::Unknown => true,
+        cache::Cached::Fresh(keys) | cache::Cached::Stale(keys) => *keys == UserKeys(2),
+        cache::Cached::Absent | cache::Cached::Unknown => true,
     }
 }
 

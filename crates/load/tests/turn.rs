@@ -19,7 +19,7 @@ use turnpike_load::{
 };
 use turnpike_net::Datapath;
 use turnpike_relay::CredentialStore;
-use turnpike_turn::server::{Lookup, User, Users};
+use turnpike_turn::server::{CredentialCheck, User, Users};
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 #[test]
@@ -177,13 +177,13 @@ impl Users for Everybody {
         algorithm: KeyAlgorithm,
         _unix: u64,
         verify: &mut dyn FnMut(&Key) -> bool,
-    ) -> Lookup {
-        let User::Name(name) = user else { return Lookup::NoSuchUser };
+    ) -> CredentialCheck {
+        let User::Name(name) = user else { return CredentialCheck::NoSuchUser };
         if !verify(&Key::long_term(algorithm, name, realm, PASSWORD.as_bytes())) {
-            return Lookup::WrongKey { username: name.into() };
+            return CredentialCheck::WrongKey { username: name.into() };
         }
         self.0.lock().unwrap().push(name.to_owned());
-        Lookup::Accepted { username: name.into(), identity: name.into(), until_unix: None }
+        CredentialCheck::Accepted { username: name.into(), identity: name.into(), until_unix: None }
     }
 }
 

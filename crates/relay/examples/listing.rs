@@ -1,11 +1,11 @@
-//! Measures how long a worker is kept from its packets while all its sessions are listed repeatedly:
+//! Measures how long a worker is kept from its packets while all its allocations are listed repeatedly:
 //!
 //! ```text
-//! ulimit -n 250000; cargo run --release -p turnpike-relay --example listing -- [SESSIONS [LISTINGS]]
+//! ulimit -n 250000; cargo run --release -p turnpike-relay --example listing -- [ALLOCATIONS [LISTINGS]]
 //! ```
 //!
-//! One worker on loopback with 100,000 sessions by default. The worker reports the time of each slice. One
-//! session relays to a peer, one datagram at a time, and its round trips are reported with and without
+//! One worker on loopback with 100,000 allocations by default. The worker reports the time of each slice. One
+//! allocation relays to a peer, one datagram at a time, and its round trips are reported with and without
 //! concurrent listing.
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a program for one figure")]
@@ -24,7 +24,7 @@ use std::{
 
 use turnpike_relay::{
     Config, Relay, RelayAddress,
-    sessions::{Look, Looked, SLICE_SESSIONS},
+    allocations::{Look, Looked, SLICE_ALLOCATIONS},
 };
 use turnpike_testkit::stun;
 use turnpike_turn::server::{AllocationLimits, PeerRules, ServerConfig, ServerLimits};
@@ -35,37 +35,37 @@ const SOON: Duration = Duration::from_secs(10);
 
 fn main() {
     let mut arguments = env::args().skip(1).map(|argument| argument.parse().unwrap());
-    let sessions: u32 = arguments.next().unwrap_or(100_000);
+    let allocations: u32 = arguments.next().unwrap_or(100_000);
     let listings = arguments.next().unwrap_or(20);
-    let limit = turnpike_net::rlimit::raise_open_files(u64::from(sessions) + 2 * u64::from(FAN));
-    // One socket per session, or shared ones if the limit of open files is too low.
-    let shared_ports = if limit > u64::from(sessions) + 500 { 0 } else { 8 };
+    let limit = turnpike_net::rlimit::raise_open_files(u64::from(allocations) + 2 * u64::from(FAN));
+    // One socket per allocation, or shared ones if the limit of open files is too low.
+    let shared_ports = if limit > u64::from(allocations) + 500 { 0 } else { 8 };
     if shared_ports != 0 {
-        println!("ulimit -n is {limit}: the sessions share {shared_ports} relay ports");
+        println!("ulimit -n is {limit}: the allocations share {shared_ports} relay ports");
     }
-    let relay = relay(sessions, shared_ports);
+    let relay = relay(allocations, shared_ports);
     let began = Instant::now();
     let _clients: Vec<UdpSocket> =
-        (0..sessions.div_ceil(FAN)).map(|client| allocate(&relay, client, sessions)).collect();
-    println!("{sessions} sessions after {:.1} s", began.elapsed().as_secs_f64());
+        (0..allocations.div_ceil(FAN)).map(|client| allocate(&relay, client, allocations)).collect();
+    println!("{allocations} allocations after {:.1} s", began.elapsed().as_secs_f64());
 
     let alone = witness(&relay, || thread::sleep(Duration::from_secs(3)));
     println!("round trips without listing             {}", told(alone));
     let mut looked = Vec::new();
     let beside = witness(&relay, || {
         for _ in 0..listings {
-            looked.extend(list(&relay, sessions));
+            looked.extend(list(&relay, allocations));
         }
     });
-    println!("round trips while sessions are listed   {}", told(beside));
-    let found: usize = looked.iter().map(|looked| looked.sessions.len()).sum();
-    println!("{listings} listings, {} slices, {found} sessions returned", looked.len());
+    println!("round trips while allocations are listed   {}", told(beside));
+    let found: usize = looked.iter().map(|looked| looked.allocations.len()).sum();
+    println!("{listings} listings, {} slices, {found} allocations returned", looked.len());
     println!("a slice kept the worker for   {}", told(looked.iter().map(|looked| looked.took).collect()));
     println!("a slice waited for it         {}", told(looked.iter().map(|looked| looked.waited).collect()));
 }
 
-fn relay(sessions: u32, shared_ports: usize) -> Relay {
-    let most = sessions as usize + 10;
+fn relay(allocations: u32, shared_ports: usize) -> Relay {
+    let most = allocations as usize + 10;
     let address = |last| RelayAddress { bind: Ipv4Addr::new(127, 7, 7, last).into(), external: None };
     let config = Config {
         listen: vec![(Ipv4Addr::UNSPECIFIED, 0).into()],
@@ -90,12 +90,12 @@ fn relay(sessions: u32, shared_ports: usize) -> Relay {
     Relay::start(&config, Arc::new(()), Arc::new(())).unwrap()
 }
 
-fn allocate(relay: &Relay, client: u32, sessions: u32) -> UdpSocket {
+fn allocate(relay: &Relay, client: u32, allocations: u32) -> UdpSocket {
     let port = relay.listeners().udp[0].port();
     let socket = UdpSocket::bind((Ipv4Addr::new(127, 9, 9, 9), 0)).unwrap();
     socket.set_read_timeout(Some(SOON)).unwrap();
     let request = stun::message(0x0003, 1, &[(0x0019, &[17, 0, 0, 0])]);
-    for number in 0..FAN.min(sessions - client * FAN) {
+    for number in 0..FAN.min(allocations - client * FAN) {
         let to = Ipv4Addr::from_bits(Ipv4Addr::new(127, 8, 0, 1).to_bits() + number);
         socket.send_to(&request, (to, port)).unwrap();
         let mut answer = [0; 1500];
@@ -105,23 +105,23 @@ fn allocate(relay: &Relay, client: u32, sessions: u32) -> UdpSocket {
     socket
 }
 
-fn list(relay: &Relay, sessions: u32) -> Vec<Looked> {
+fn list(relay: &Relay, allocations: u32) -> Vec<Looked> {
     let mut slices = Vec::new();
     let mut from = Some(0);
     while let Some(slot) = from {
         let (sender, answer) = mpsc::channel();
-        let look = Look { from: slot, most: SLICE_SESSIONS, filter: Arc::default(), details: false };
+        let look = Look { from: slot, most: SLICE_ALLOCATIONS, filter: Arc::default(), details: false };
         relay.look(0, look, move |looked| sender.send(looked).unwrap());
         let looked = answer.recv_timeout(SOON).unwrap();
         from = looked.next;
         slices.push(looked);
     }
-    let found: usize = slices.iter().map(|looked| looked.sessions.len()).sum();
-    assert_eq!(found, sessions as usize + 1, "all of them, and the witness");
+    let found: usize = slices.iter().map(|looked| looked.allocations.len()).sum();
+    assert_eq!(found, allocations as usize + 1, "all of them, and the witness");
     slices
 }
 
-/// Round trip times of one session to its peer while `meanwhile` runs.
+/// Round trip times of one allocation to its peer while `meanwhile` runs.
 fn witness(relay: &Relay, meanwhile: impl FnOnce()) -> Vec<Duration> {
     let server = SocketAddr::from((Ipv4Addr::LOCALHOST, relay.listeners().udp[0].port()));
     let bound = || {

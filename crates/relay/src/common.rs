@@ -8,7 +8,7 @@ use std::{
 use turnpike_offload::Kernel;
 
 use crate::{
-    Config, CredentialStore, DtlsConfig, Fleet, Layout, SessionLog, StreamConfig, policy::SharedStore,
+    AllocationLog, Config, CredentialStore, DtlsConfig, Fleet, Layout, StreamConfig, policy::SharedStore,
     ports::Ports, quotas::Quotas,
 };
 pub(crate) struct Common {
@@ -21,10 +21,10 @@ pub(crate) struct Common {
     pub(crate) ports: Arc<Ports>,
     pub(crate) streams: Arc<StreamConfig>,
     pub(crate) dtls: Arc<DtlsConfig>,
-    pub(crate) log: Arc<dyn SessionLog>,
+    pub(crate) log: Arc<dyn AllocationLog>,
     pub(crate) fleet: Option<Arc<dyn Fleet>>,
     pub(crate) kernel: Option<Arc<Kernel>>,
-    /// Sessions are taken over from another process, which serves until the handover.
+    /// Allocations are taken over from another process, which serves until the handover.
     pub(crate) takes_over: bool,
 }
 
@@ -33,7 +33,7 @@ impl Common {
         config: Config,
         layout: Layout,
         credentials: Arc<dyn CredentialStore>,
-        log: Arc<dyn SessionLog>,
+        log: Arc<dyn AllocationLog>,
         kernel: Option<Arc<Kernel>>,
         takes_over: bool,
     ) -> Self {

@@ -3,9 +3,10 @@
 //! A worker is one thread with its own `SO_REUSEPORT` client sockets, [`turnpike_turn::server::Server`],
 //! relay sockets and timers. Global state (quotas, reservations) lives in sharded tables that only requests
 //! touch. This crate reads no files and prints nothing; `serve` configures it through [`Config`],
-//! [`CredentialStore`], [`Fleet`] and [`SessionLog`].
+//! [`CredentialStore`], [`Fleet`] and [`AllocationLog`].
 #![forbid(unsafe_code)]
 
+pub mod allocations;
 mod bounded;
 pub mod certificates;
 mod coalesce;
@@ -23,7 +24,6 @@ mod ports;
 mod quotas;
 mod routes;
 pub mod runtime;
-pub mod sessions;
 mod start_error;
 pub mod stream;
 mod turned_away;
@@ -41,7 +41,7 @@ pub use listening::{Listeners, Waiting};
 pub use peers::PeerStats;
 pub use routes::{interface_of_route, relay_address_remedy, route_addresses, source_of_route};
 pub use runtime::{
-    CredentialStore, Fleet, ListenerCount, PendingLookup, Relay, Relistened, SessionLog, SharedQuota,
+    AllocationLog, CredentialStore, Fleet, ListenerCount, PendingLookup, Relay, Relistened, SharedQuota,
     WorkerSnapshot,
 };
 pub use start_error::StartError;

@@ -6,7 +6,7 @@ use std::{
 };
 
 use turnpike_turn::server::{
-    AllocateAttempt, CredentialQuery, Destination, Lookup, QuotaRefusal, Redirects, RelayTransport,
+    AllocateAttempt, CredentialCheck, CredentialQuery, Destination, QuotaRefusal, Redirects, RelayTransport,
     Restrictions, Transport, User, UserRef, Users,
 };
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
@@ -47,7 +47,7 @@ impl Users for WorkerPolicy {
         algorithm: KeyAlgorithm,
         unix: u64,
         verify: &mut dyn FnMut(&Key) -> bool,
-    ) -> Lookup {
+    ) -> CredentialCheck {
         let store = Arc::clone(&self.store.read().unwrap_or_else(PoisonError::into_inner));
         store.check(user, realm, algorithm, unix, verify)
     }

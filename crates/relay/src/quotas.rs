@@ -24,7 +24,7 @@ type Counts<K = Box<str>> = HashMap<K, usize, RandomState>;
 pub(crate) struct Quotas {
     total: AtomicUsize,
     /// Reloadable limits and counts per realm: few entries, touched twice per allocation.
-    realms: Mutex<Realms>,
+    realms: Mutex<RealmQuotas>,
     hasher: RandomState,
     /// Keyed by [`UserRef::key`].
     users: [Mutex<Counts>; SHARDS],
@@ -32,7 +32,7 @@ pub(crate) struct Quotas {
 }
 
 #[derive(Default)]
-struct Realms {
+struct RealmQuotas {
     most: usize,
     most_per_prefix: usize,
     most_per_user: usize,
@@ -151,7 +151,7 @@ impl Quotas {
         give_back(&mut self.realms().held, realm);
     }
 
-    fn realms(&self) -> MutexGuard<'_, Realms> {
+    fn realms(&self) -> MutexGuard<'_, RealmQuotas> {
         self.realms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -10,7 +10,7 @@ use std::{
 use turnpike_net::{RxStats, TxStats, UdpOptions, UdpSocket};
 use turnpike_offload::{Hook, Kernel, OffloadError, PassedKernel};
 use turnpike_turn::server::{
-    CredentialQuery, Credentials, Effect, ListenerId, LookupId, NonceKeys, OwnEndpoints, QuotaRefusal,
+    CredentialQuery, Effect, ListenerId, LookupId, LookupResult, NonceKeys, OwnEndpoints, QuotaRefusal,
     Redirects, Stats, Transport, UserRef, Users,
 };
 use turnpike_worker::{Sender, Workers};
@@ -31,50 +31,50 @@ use crate::{
 };
 
 pub trait CredentialStore: Users + Send + Sync {
-    /// Continues a [`Users::check`] that returned [`Lookup::Later`]. Must not block; `answer` may be called
-    /// from any thread within 10 s. A store that always answers at once never gets this call.
-    fn look_up(&self, _query: CredentialQuery, _answer: PendingLookup) {}
+    /// Continues a [`Users::check`] that returned [`CredentialCheck::NeedsLookup`]. Must not block; `lookup` may be finished
+    /// on any thread within 10 s. A store that always answers at once never gets this call.
+    fn look_up(&self, _query: CredentialQuery, _lookup: PendingLookup) {}
 }
 
-/// A pending credential query of one worker. Answered once, from any thread; dropping it answers
-/// [`Credentials::Unavailable`].
+/// A pending look-up of one worker. Finished once, from any thread; dropping it means
+/// [`LookupResult::Unavailable`].
 pub struct PendingLookup {
-    lookup: LookupId,
-    answered: bool,
+    id: LookupId,
+    finished: bool,
     worker: Sender<Command>,
 }
 
 impl PendingLookup {
-    pub(crate) fn new(lookup: LookupId, worker: Sender<Command>) -> Self {
-        Self { lookup, answered: false, worker }
+    pub(crate) fn new(id: LookupId, worker: Sender<Command>) -> Self {
+        Self { id, finished: false, worker }
     }
 
-    pub fn answer(mut self, credentials: Credentials) {
-        self.send(credentials);
+    pub fn finish(mut self, result: LookupResult) {
+        self.send(result);
     }
 
-    fn send(&mut self, credentials: Credentials) {
-        if !std::mem::replace(&mut self.answered, true) {
-            self.worker.tell(Command::Credentials(self.lookup, credentials));
+    fn send(&mut self, result: LookupResult) {
+        if !std::mem::replace(&mut self.finished, true) {
+            self.worker.tell(Command::FinishLookup(self.id, result));
         }
     }
 }
 
 impl Drop for PendingLookup {
     fn drop(&mut self) {
-        self.send(Credentials::Unavailable);
+        self.send(LookupResult::Unavailable);
     }
 }
 
 impl CredentialStore for () {}
 
-/// Receives sessions and refusals on the workers' threads; must not block.
-pub trait SessionLog: Send + Sync {
+/// Receives allocations and refusals on the workers' threads; must not block.
+pub trait AllocationLog: Send + Sync {
     fn effect(&self, worker: usize, effect: &Effect);
     fn turned_away(&self, _worker: usize, _turned: &TurnedAway) {}
 }
 
-impl SessionLog for () {
+impl AllocationLog for () {
     fn effect(&self, _: usize, _: &Effect) {}
 }
 
@@ -186,7 +186,7 @@ impl Relay {
     pub fn start(
         config: &Config,
         credentials: Arc<dyn CredentialStore>,
-        log: Arc<dyn SessionLog>,
+        log: Arc<dyn AllocationLog>,
     ) -> Result<Self, StartError> {
         Self::start_in(None, config, credentials, log)
     }
@@ -196,12 +196,12 @@ impl Relay {
         fleet: Option<Arc<dyn Fleet>>,
         config: &Config,
         credentials: Arc<dyn CredentialStore>,
-        log: Arc<dyn SessionLog>,
+        log: Arc<dyn AllocationLog>,
     ) -> Result<Self, StartError> {
         Self::begin(fleet, config, &config.layout(), credentials, log, None)
     }
 
-    /// Takes over from another process with its sockets ([`crate::upgrade`]): the workers import its sessions
+    /// Takes over from another process with its sockets ([`crate::upgrade`]): the workers import its allocations
     /// and serve when asked to. Number of workers and data path must match the offer; `layout` is the offered
     /// one after [`Layout::follow`] with the new listeners. On error the other process continues.
     pub fn start_from_handover(
@@ -209,7 +209,7 @@ impl Relay {
         config: &Config,
         layout: &Layout,
         credentials: Arc<dyn CredentialStore>,
-        log: Arc<dyn SessionLog>,
+        log: Arc<dyn AllocationLog>,
         handover: RelayHandover,
     ) -> Result<Self, StartError> {
         Self::begin(fleet, config, layout, credentials, log, Some(handover))
@@ -220,7 +220,7 @@ impl Relay {
         config: &Config,
         layout: &Layout,
         credentials: Arc<dyn CredentialStore>,
-        log: Arc<dyn SessionLog>,
+        log: Arc<dyn AllocationLog>,
         handover: Option<RelayHandover>,
     ) -> Result<Self, StartError> {
         probe_relay_addresses(config, &[])?;
@@ -257,7 +257,7 @@ impl Relay {
             streams: Arc::clone(&common.streams),
             dtls: Arc::clone(&common.dtls),
         };
-        // Before any client is served, applies this configuration's rules and limits to the imported sessions.
+        // Before any client is served, applies this configuration's rules and limits to the imported allocations.
         let first = takes_over.then(|| in_force.commands());
         let mut relay = Self {
             workers: Workers::default(),
@@ -426,7 +426,7 @@ impl Relay {
         self.put_into_force(&in_force, Vec::new());
     }
 
-    /// Replaces the addresses of this machine. Sessions that the peer rules then refuse end, as after a
+    /// Replaces the addresses of this machine. Allocations that the peer rules then refuse end, as after a
     /// reload.
     pub fn set_addresses(&self, addresses: Vec<IpAddr>) {
         let mut in_force = self.in_force();

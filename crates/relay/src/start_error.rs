@@ -18,7 +18,7 @@ pub enum StartError {
     NatDiscovery { address: SocketAddr },
     #[error(
         "the running process listens on {protocol} {address}, which is no longer configured: add it again, or restart, which ends the \
-         sessions"
+         allocations"
     )]
     ListenerGone { protocol: &'static str, address: SocketAddr },
     #[error("--datapath kernel (or xdp): {0}")]

@@ -5,9 +5,9 @@
 //!        old process                                          new process
 //!  offer ─────────── listeners, keys, sockets ───────────────▶ start_from_handover   checks, creates its workers
 //!  pause             datagrams wait in sockets; the kernel keeps relaying
-//!  export ────────── worker n: sessions and their sockets ───▶ worker n              imports all or none
+//!  export ────────── worker n: allocations and their sockets ───▶ worker n              imports all or none
 //!                                                              received, serve       reads from the same sockets
-//!  forget            exported sessions are dropped, the kernel's flows too
+//!  forget            exported allocations are dropped, the kernel's flows too
 //!                                                              attach_kernel         its program replaces the old one
 //! ```
 //!
@@ -70,15 +70,15 @@ pub struct RelayHandover {
 pub enum Unfit {
     #[error("the old process sent incomplete data: its version differs too much, restart instead")]
     Incomplete,
-    #[error("cannot take over the sessions: {0}")]
+    #[error("cannot take over the allocations: {0}")]
     Failed(#[from] io::Error),
     #[error(
-        "realm {realm} has sessions but is no longer configured; reload the old process first (SIGHUP), which ends them"
+        "realm {realm} has allocations but is no longer configured; reload the old process first (SIGHUP), which ends them"
     )]
     Realm { realm: String },
     #[error(
         "limits.allocations, limits.allocations_per_user, limits.allocations_per_prefix or a limit of a realm is too low for the \
-         existing sessions, for example of {user:?} in realm {realm}; restore the previous limits"
+         existing allocations, for example of {user:?} in realm {realm}; restore the previous limits"
     )]
     Quota { realm: String, user: String },
 }
@@ -149,7 +149,7 @@ impl Relay {
         ))
     }
 
-    /// Sends the sessions of paused workers through these channels, each within `patience`; returns their
+    /// Sends the allocations of paused workers through these channels, each within `patience`; returns their
     /// number. Fails if a worker hangs or has ended, or if the other process rejects them.
     pub fn export(&self, channels: Vec<Channel>, patience: Duration) -> io::Result<usize> {
         self.workers.export(channels, patience)
@@ -159,7 +159,7 @@ impl Relay {
         self.workers.tell(|| Step::Resume.into());
     }
 
-    /// Completes the upgrade in the old process: drops exported sessions; the rest live on ([`Relay::left`]).
+    /// Completes the upgrade in the old process: drops exported allocations; the rest live on ([`Relay::left`]).
     pub fn forget(&self) {
         if let Err(error) = self.workers.forget() {
             tracing::warn!("{error}");
@@ -183,7 +183,7 @@ impl Relay {
         })
     }
 
-    /// New process: waits for the sessions of all workers and returns their number, or fails with [`Unfit`].
+    /// New process: waits for the allocations of all workers and returns their number, or fails with [`Unfit`].
     pub fn received(&self) -> io::Result<usize> {
         self.workers.received()
     }

@@ -26,8 +26,8 @@ use turnpike_offload::WorkerClock;
 use turnpike_turn::{
     random::Seed,
     server::{
-        AllocationId, Client, ClosedReason, CredentialQuery, Credentials, Effect, Family, LookupId, RelayId,
-        ReplayGuard, Server, Source, WorkerId,
+        AllocationSlot, Client, ClosedReason, CredentialQuery, Effect, Family, LookupId, LookupResult,
+        RelayId, ReplayGuard, Server, Source, WorkerId,
     },
     time::Now,
 };
@@ -35,7 +35,7 @@ use turnpike_wire::address::canonical;
 use turnpike_worker::{Frame, INBOX, Step};
 
 use crate::{
-    Config, Layout, PendingLookup, SessionLog, StartError, WorkerSnapshot,
+    AllocationLog, Config, Layout, PendingLookup, StartError, WorkerSnapshot,
     coalesce::Coalescer,
     common::Common,
     dtls::Associations,
@@ -72,7 +72,7 @@ pub(crate) enum Command {
     SetDraining(bool),
     Reconfigure(Box<Reconfigure>),
     Handoff(Box<Handoff>),
-    Credentials(LookupId, Credentials),
+    FinishLookup(LookupId, LookupResult),
     EndAt(Arc<[IpAddr]>),
     Answer(Question),
     Publish(Probe),
@@ -148,13 +148,13 @@ pub(crate) struct Worker {
     ports: Arc<Ports>,
     shared: SharedPorts,
     mailboxes: Arc<[Mailbox]>,
-    log: Arc<dyn SessionLog>,
+    log: Arc<dyn AllocationLog>,
     offload: Option<Offload>,
     /// Notified when the kernel relays nothing any more.
     suspended: Option<mpsc::Sender<()>>,
     tunnels: Tunnels,
     /// Exported to another process, to be dropped on `forget`.
-    handed_over: Vec<AllocationId>,
+    handed_over: Vec<AllocationSlot>,
     replays: ReplayGuard,
     counted: WorkerSnapshot,
     asked: Vec<(Duration, ToldWait)>,
@@ -307,8 +307,8 @@ impl Worker {
         }
         if self.server.poll_timeout().is_some_and(|due| due <= now.ms) {
             self.server.handle_timeout(now);
-            while let Some((lookup, credentials)) = self.server.next_answered(now) {
-                self.take_credentials(now, lookup, credentials);
+            while let Some((lookup, result)) = self.server.next_finished_lookup(now) {
+                self.finish_lookup(now, lookup, result);
             }
             self.frame.dirty = true;
         }
@@ -451,8 +451,8 @@ impl Worker {
         self.server.policy_mut().look_up(query, answer);
     }
 
-    fn take_credentials(&mut self, now: Now, lookup: LookupId, credentials: Credentials) {
-        let verdict = self.server.credentials(now, lookup, credentials);
+    fn finish_lookup(&mut self, now: Now, lookup: LookupId, result: LookupResult) {
+        let verdict = self.server.finish_lookup(now, lookup, result);
         self.out.reply(verdict);
         self.carry_out_effects(now, NO_TRAILING);
         self.frame.dirty = true;
@@ -479,7 +479,7 @@ impl Worker {
             Command::SetDraining(draining) => self.server.set_draining(draining),
             Command::Reconfigure(new) => self.reconfigure(now, *new),
             Command::Handoff(handoff) => self.take_handoff(now, *handoff),
-            Command::Credentials(lookup, credentials) => self.take_credentials(now, lookup, credentials),
+            Command::FinishLookup(lookup, result) => self.finish_lookup(now, lookup, result),
             Command::EndAt(gone) => self.end_relays_at(now, &gone),
             Command::Answer(question) => {
                 question(&mut self.server, now);

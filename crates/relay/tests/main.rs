@@ -7,6 +7,7 @@
 mod prelude;
 mod support;
 
+mod allocations;
 mod bandwidth;
 mod coalescing;
 mod descriptors;
@@ -23,7 +24,6 @@ mod padding;
 mod pending_credentials;
 mod reload;
 mod reservations;
-mod sessions;
 mod several_addresses;
 mod shared_ports;
 mod stream_attacks;

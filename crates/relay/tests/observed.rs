@@ -57,7 +57,7 @@ fn clients_are_counted_by_listener() {
 #[derive(Clone, Default)]
 struct Door(Arc<Mutex<Vec<TurnedAway>>>);
 
-impl SessionLog for Door {
+impl AllocationLog for Door {
     fn effect(&self, _: usize, _: &Effect) {}
     fn turned_away(&self, _: usize, turned: &TurnedAway) {
         self.0.lock().unwrap().push(turned.clone());

@@ -6,7 +6,7 @@ use turnpike_relay::PendingLookup;
 use turnpike_turn::{
     client::{Client, Config},
     random::Seed,
-    server::{Asked, CredentialQuery, Credentials, Lookup, StoreFailure, User, Users},
+    server::{CredentialCheck, CredentialQuery, LookupResult, OwnedUser, StoreFailure, User, Users},
 };
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
@@ -20,14 +20,14 @@ impl Users for Remote {
         _: KeyAlgorithm,
         _: u64,
         _: &mut dyn FnMut(&Key) -> bool,
-    ) -> Lookup {
-        Lookup::Later
+    ) -> CredentialCheck {
+        CredentialCheck::NeedsLookup
     }
 }
 
 impl CredentialStore for Remote {
-    fn look_up(&self, query: CredentialQuery, answer: PendingLookup) {
-        self.0.lock().unwrap().send((query, answer)).unwrap();
+    fn look_up(&self, query: CredentialQuery, lookup: PendingLookup) {
+        self.0.lock().unwrap().send((query, lookup)).unwrap();
     }
 }
 
@@ -78,11 +78,11 @@ impl Asking {
     }
 }
 
-fn found(query: &CredentialQuery) -> Credentials {
+fn found(query: &CredentialQuery) -> LookupResult {
     let hash = turnpike_wire::integrity::userhash("alice", &query.realm);
-    assert!([Asked::Name("alice".into()), Asked::Hash(hash)].contains(&query.user));
+    assert!([OwnedUser::Name("alice".into()), OwnedUser::Hash(hash)].contains(&query.user));
     let key = Key::long_term(query.algorithm, "alice", &query.realm, b"wonderland");
-    Credentials::Keys { username: "alice".into(), identity: "alice".into(), keys: vec![(key, None)] }
+    LookupResult::Keys { username: "alice".into(), identity: "alice".into(), keys: vec![(key, None)] }
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn pending_lookup_delays_only_its_client() {
     // The store drops the query, so the client retransmits.
     drop(alice.until(|_| asked.try_recv().ok()));
     world.wait_for_counter("dropped_datagrams", "lookup_over", 1);
-    let (query, answer) = alice.until(|_| asked.try_recv().ok());
+    let (query, lookup) = alice.until(|_| asked.try_recv().ok());
     // Meanwhile the only worker serves other clients, and the client has no allocation.
     let other = UdpSocket::bind("127.0.0.1:0").unwrap();
     other.set_read_timeout(Some(SOON)).unwrap();
@@ -106,7 +106,7 @@ fn pending_lookup_delays_only_its_client() {
     let len = other.recv(&mut reply).unwrap();
     assert_eq!((len, &reply[..2]), (32, &[1, 1][..]));
     assert_eq!(world.allocations(), 0);
-    std::thread::spawn(move || answer.answer(found(&query))).join().unwrap();
+    std::thread::spawn(move || lookup.finish(found(&query))).join().unwrap();
     alice.until(|client| {
         let event = client.poll_event()?;
         assert!(!matches!(event, Event::Failed { .. }), "{event:?}");

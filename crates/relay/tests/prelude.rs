@@ -23,8 +23,8 @@ pub(crate) use std::{
 };
 pub(crate) use turnpike_net::{ConnectOptions, Datapath, TcpSocket};
 pub(crate) use turnpike_relay::{
-    CloseReason, Config, CredentialStore, DtlsDrop, DtlsEnd, DtlsFailure, HandshakeFailure, Relay,
-    RelayAddress, SessionLog, StartError,
+    AllocationLog, CloseReason, Config, CredentialStore, DtlsDrop, DtlsEnd, DtlsFailure, HandshakeFailure,
+    Relay, RelayAddress, StartError,
 };
 pub(crate) use turnpike_testkit::{
     alone,

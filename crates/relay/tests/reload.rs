@@ -1,4 +1,4 @@
-//! Reloads change listeners and relay addresses while existing sessions continue.
+//! Reloads change listeners and relay addresses while existing allocations continue.
 
 use crate::prelude::*;
 use turnpike_relay::{Relistened, Waiting};
@@ -171,7 +171,7 @@ fn absent_address_is_unused_until_it_appears() {
 }
 
 #[test]
-fn lost_address_ends_only_its_own_sessions() {
+fn lost_address_ends_only_its_own_allocations() {
     for shared_ports in [0, 1] {
         let world = start_with(|config| {
             config.shared_ports = shared_ports;

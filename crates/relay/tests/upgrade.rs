@@ -45,7 +45,7 @@ fn upgraded(old: &World, config: &Config) -> Result<World, String> {
 }
 
 fn ended(old: World) {
-    eventually("the old relay has no sessions left", || old.relay.left() == (0, 0));
+    eventually("the old relay has no allocations left", || old.relay.left() == (0, 0));
     drop(old);
 }
 
@@ -177,7 +177,7 @@ fn clients_behind_a_nat_reach_each_other_after_an_upgrade() {
 }
 
 #[test]
-fn sessions_keep_their_expiry_across_an_upgrade() {
+fn allocations_keep_their_expiry_across_an_upgrade() {
     let config = workers(2);
     let old = start(&config);
     let client = peer();
@@ -317,7 +317,7 @@ fn upgrade_keeps_dtls_clients_in_the_old_process() {
         }
         // Clients whose association ends start over with the newest relay.
         client.close();
-        eventually("the first relay has no sessions left", || old.relay.left() == (0, 0));
+        eventually("the first relay has no allocations left", || old.relay.left() == (0, 0));
         let again = client.socket.try_clone().unwrap();
         let mut again = DtlsClient::on(again, kind);
         again.finish().unwrap();
@@ -330,7 +330,7 @@ fn upgrade_keeps_dtls_clients_in_the_old_process() {
 }
 
 #[test]
-fn failed_upgrade_keeps_all_sessions_in_the_old_process() {
+fn failed_upgrade_keeps_all_allocations_in_the_old_process() {
     let config = workers(2);
     let old = start(&config);
     let talks: Vec<Talk> = (0..6).map(|_| Talk::start(old.udp())).collect();
@@ -346,7 +346,7 @@ fn failed_upgrade_keeps_all_sessions_in_the_old_process() {
     let why = upgraded(&old, &workers(3)).err().expect("another number of workers");
     assert!(why.contains("worker"), "{why}");
     talks.iter().for_each(Talk::goes_on);
-    eventually("all sessions are counted", || old.relay.left().0 == 6);
+    eventually("all allocations are counted", || old.relay.left().0 == 6);
     let new = upgraded(&old, &config).unwrap();
     ended(old);
     talks.into_iter().for_each(Talk::lost_nothing);

@@ -13,8 +13,10 @@ use turnpike_config::{
     restapi_credentials,
 };
 use turnpike_relay::{CredentialStore, PendingLookup};
-use turnpike_stores::{Known, LookupResult, Secrets, StoredSecret};
-use turnpike_turn::server::{Asked, CredentialQuery, Credentials as Answer, Lookup, User as Named, Users};
+use turnpike_stores::{CachedUser, Secrets, StoredSecret, UserLookup};
+use turnpike_turn::server::{
+    CredentialCheck, CredentialQuery, LookupResult, OwnedUser, User as Named, Users,
+};
 use turnpike_wire::{
     integrity::{Key, KeyAlgorithm, userhash},
     precis::opaque_string,
@@ -65,9 +67,9 @@ impl CredentialTable {
     }
 
     /// Constant-time: verifies against a decoy key.
-    fn nobody(&self, verify: &mut dyn FnMut(&Key) -> bool) -> Lookup {
+    fn nobody(&self, verify: &mut dyn FnMut(&Key) -> bool) -> CredentialCheck {
         verify(&self.decoy);
-        Lookup::NoSuchUser
+        CredentialCheck::NoSuchUser
     }
 
     /// Checks a name that no static user has in the store; `timed` is the result for it as a time-limited
@@ -77,30 +79,34 @@ impl CredentialTable {
         store: &Store,
         (name, realm): (&str, &str),
         algorithm: KeyAlgorithm,
-        timed: Option<Lookup>,
+        timed: Option<CredentialCheck>,
         verify: &mut dyn FnMut(&Key) -> bool,
-    ) -> Lookup {
-        let known = if is_only_time_limited(name) { Known::Nobody } else { store.known(realm, name) };
+    ) -> CredentialCheck {
+        let known = if is_only_time_limited(name) { CachedUser::Absent } else { store.cached(realm, name) };
         // A key that matches no known secret may come from a new one.
         let may_be_new = || {
             restapi_credentials::parse(name).is_some()
                 && (store.secrets(realm).is_none() || store.may_have_new_secrets())
         };
         match known {
-            Known::Ask => Lookup::Later,
-            Known::Nobody => match timed {
-                Some(untimely @ Lookup::TooFarAhead { .. }) => untimely,
-                _ if may_be_new() => Lookup::Later,
+            CachedUser::Unknown => CredentialCheck::NeedsLookup,
+            CachedUser::Absent => match timed {
+                Some(untimely @ CredentialCheck::TooFarAhead { .. }) => untimely,
+                _ if may_be_new() => CredentialCheck::NeedsLookup,
                 Some(refused) => refused,
                 None => self.nobody(verify),
             },
-            Known::User(keys) => {
+            CachedUser::User(keys) => {
                 let key = keys.get(algorithm);
                 let accepted = verify(key.unwrap_or(&self.decoy)) && key.is_some();
                 if accepted {
-                    Lookup::Accepted { username: name.into(), identity: name.into(), until_unix: None }
+                    CredentialCheck::Accepted {
+                        username: name.into(),
+                        identity: name.into(),
+                        until_unix: None,
+                    }
                 } else {
-                    Lookup::WrongKey { username: name.into() }
+                    CredentialCheck::WrongKey { username: name.into() }
                 }
             }
         }
@@ -115,7 +121,7 @@ impl Users for CredentialTable {
         algorithm: KeyAlgorithm,
         unix: u64,
         verify: &mut dyn FnMut(&Key) -> bool,
-    ) -> Lookup {
+    ) -> CredentialCheck {
         // During a reload a worker may still ask for a removed realm.
         let known = self.realms.get(realm);
         let Some((known, name)) = known.and_then(|known| Some((known, known.name_of(user)?))) else {
@@ -127,7 +133,7 @@ impl Users for CredentialTable {
         let stored = self.store.as_ref().map(|store| StoredSecrets::of(store, realm)).unwrap_or_default();
         let timed = known.check_time_limited(name, algorithm, unix, &stored, verify);
         match (&self.store, timed) {
-            (_, Some(accepted @ Lookup::Accepted { .. })) => accepted,
+            (_, Some(accepted @ CredentialCheck::Accepted { .. })) => accepted,
             (Some(store), timed) => self.check_stored(store, (name, realm), algorithm, timed, verify),
             (None, timed) => timed.unwrap_or_else(|| self.nobody(verify)),
         }
@@ -135,35 +141,35 @@ impl Users for CredentialTable {
 }
 
 impl CredentialStore for CredentialTable {
-    fn look_up(&self, query: CredentialQuery, answer: PendingLookup) {
+    fn look_up(&self, query: CredentialQuery, lookup: PendingLookup) {
         let CredentialQuery { user, realm, algorithm, .. } = query;
-        let (Some(store), Some(known), Asked::Name(name)) = (&self.store, self.realms.get(&*realm), user)
+        let (Some(store), Some(known), OwnedUser::Name(name)) = (&self.store, self.realms.get(&*realm), user)
         else {
-            return answer.answer(Answer::NoSuchUser);
+            return lookup.finish(LookupResult::NoSuchUser);
         };
         let known = Arc::clone(known);
         let (of_realm, of_name, again) = (realm.clone(), name.clone(), store.clone());
-        let by_secrets = move |answer: PendingLookup| {
+        let by_secrets = move |lookup: PendingLookup| {
             let then = again.clone();
             again.refresh_secrets(&of_realm.clone(), move |secrets| {
-                answer.answer(match secrets {
+                lookup.finish(match secrets {
                     Some(_) => known.time_limited(&of_name, algorithm, &StoredSecrets::of(&then, &of_realm)),
-                    None => Answer::Unavailable,
+                    None => LookupResult::Unavailable,
                 });
             });
         };
         if is_only_time_limited(&name) {
-            return by_secrets(answer);
+            return by_secrets(lookup);
         }
         store.look_up(&realm, &name.clone(), move |found| match found {
-            LookupResult::User(keys) => answer.answer(Answer::Keys {
+            UserLookup::User(keys) => lookup.finish(LookupResult::Keys {
                 username: name.clone(),
                 identity: name,
                 keys: keys.get(algorithm).into_iter().map(|key| (key.clone(), None)).collect(),
             }),
-            LookupResult::Nobody if restapi_credentials::parse(&name).is_some() => by_secrets(answer),
-            LookupResult::Nobody => answer.answer(Answer::NoSuchUser),
-            LookupResult::Unavailable => answer.answer(Answer::Unavailable),
+            UserLookup::Absent if restapi_credentials::parse(&name).is_some() => by_secrets(lookup),
+            UserLookup::Absent => lookup.finish(LookupResult::NoSuchUser),
+            UserLookup::Unavailable => lookup.finish(LookupResult::Unavailable),
         });
     }
 }
@@ -204,7 +210,7 @@ impl RealmCredentials {
         algorithm: KeyAlgorithm,
         decoy: &Key,
         verify: &mut dyn FnMut(&Key) -> bool,
-    ) -> Option<Lookup> {
+    ) -> Option<CredentialCheck> {
         let StaticUser { name, keys } = self.users.get(name)?;
         let accepted = keys.iter().any(|keys| {
             let key = match algorithm {
@@ -214,9 +220,9 @@ impl RealmCredentials {
             verify(key.unwrap_or(decoy)) && key.is_some()
         });
         Some(if accepted {
-            Lookup::Accepted { username: name.clone(), identity: name.clone(), until_unix: None }
+            CredentialCheck::Accepted { username: name.clone(), identity: name.clone(), until_unix: None }
         } else {
-            Lookup::WrongKey { username: name.clone() }
+            CredentialCheck::WrongKey { username: name.clone() }
         })
     }
 
@@ -227,42 +233,42 @@ impl RealmCredentials {
         unix: u64,
         stored: &StoredSecrets,
         verify: &mut dyn FnMut(&Key) -> bool,
-    ) -> Option<Lookup> {
+    ) -> Option<CredentialCheck> {
         if self.secrets.is_empty() && stored.is_empty() {
             return None;
         }
         let (expiry, id) = restapi_credentials::parse(name)?;
         if let Some(ahead) = too_far_ahead(expiry, unix) {
-            return Some(Lookup::TooFarAhead { ahead });
+            return Some(CredentialCheck::TooFarAhead { ahead });
         }
         let mut keys = self.keys_by_secret(name, algorithm, unix, expiry, stored);
         let accepted = keys.find(|(key, _)| verify(key));
         Some(match (accepted, unix.checked_sub(expiry)) {
             (Some((_, until_unix)), _) => {
                 let (username, identity) = (name.into(), identity(name, id));
-                Lookup::Accepted { username, identity, until_unix }
+                CredentialCheck::Accepted { username, identity, until_unix }
             }
-            (None, Some(ago @ 1..)) => Lookup::Expired { ago },
-            (None, _) => Lookup::WrongKey { username: name.into() },
+            (None, Some(ago @ 1..)) => CredentialCheck::Expired { ago },
+            (None, _) => CredentialCheck::WrongKey { username: name.into() },
         })
     }
 
     /// All keys that may have signed a request that waited for the store.
-    fn time_limited(&self, name: &str, algorithm: KeyAlgorithm, stored: &StoredSecrets) -> Answer {
-        let Some((expiry, id)) = restapi_credentials::parse(name) else { return Answer::NoSuchUser };
+    fn time_limited(&self, name: &str, algorithm: KeyAlgorithm, stored: &StoredSecrets) -> LookupResult {
+        let Some((expiry, id)) = restapi_credentials::parse(name) else { return LookupResult::NoSuchUser };
         if self.secrets.is_empty() && stored.is_empty() {
-            return Answer::NoSuchUser;
+            return LookupResult::NoSuchUser;
         }
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         if let Some(ahead) = too_far_ahead(expiry, unix) {
-            return Answer::TooFarAhead { ahead };
+            return LookupResult::TooFarAhead { ahead };
         }
         let keys = self.keys_by_secret(name, algorithm, unix, expiry, stored).collect();
-        Answer::Keys { username: name.into(), identity: identity(name, id), keys }
+        LookupResult::Keys { username: name.into(), identity: identity(name, id), keys }
     }
 
     /// One key per secret of the configuration and the store, with the last Unix second of the credential. A
-    /// secret removed from the store invalidates its credentials, but not running sessions.
+    /// secret removed from the store invalidates its credentials, but not running allocations.
     fn keys_by_secret<'a>(
         &'a self,
         name: &'a str,
@@ -382,7 +388,7 @@ mod tests {
             let key = Key::unprepared(KeyAlgorithm::Md5, name, "turnpike", password.as_bytes());
             credentials.check(user, "turnpike", KeyAlgorithm::Md5, NOW, &mut |it| *it == key)
         };
-        let accepted = |identity: &str| Lookup::Accepted {
+        let accepted = |identity: &str| CredentialCheck::Accepted {
             username: identity.into(),
             identity: identity.into(),
             until_unix: None,
@@ -391,29 +397,32 @@ mod tests {
             for password in ["pa ss", "pa\u{a0}ss"] {
                 assert_eq!(ask(Named::Name(name), name, password), accepted(prepared), "{name} {password}");
             }
-            assert_eq!(ask(Named::Name(name), name, "pass"), Lookup::WrongKey { username: prepared.into() });
+            assert_eq!(
+                ask(Named::Name(name), name, "pass"),
+                CredentialCheck::WrongKey { username: prepared.into() }
+            );
             let hash = userhash(name, "turnpike");
             assert_eq!(ask(Named::Hash(&hash), prepared, "pa ss"), accepted(prepared));
         }
     }
 
-    fn ask(user: Named<'_>, key_name: &str, algorithm: KeyAlgorithm, password: &str) -> Lookup {
+    fn ask(user: Named<'_>, key_name: &str, algorithm: KeyAlgorithm, password: &str) -> CredentialCheck {
         let key = Key::long_term(algorithm, key_name, "turnpike", password.as_bytes());
         CredentialTable::new(&settings(), None)
             .check(user, "turnpike", algorithm, NOW, &mut |candidate| *candidate == key)
     }
 
-    fn ask_name(name: &str, password: &str) -> Lookup {
+    fn ask_name(name: &str, password: &str) -> CredentialCheck {
         ask(Named::Name(name), name, KeyAlgorithm::Md5, password)
     }
 
-    fn accepted(username: &str, identity: &str) -> Lookup {
+    fn accepted(username: &str, identity: &str) -> CredentialCheck {
         let until_unix = restapi_credentials::parse(username).map(|(expiry, _)| expiry);
-        Lookup::Accepted { username: username.into(), identity: identity.into(), until_unix }
+        CredentialCheck::Accepted { username: username.into(), identity: identity.into(), until_unix }
     }
 
-    fn wrong_key(username: &str) -> Lookup {
-        Lookup::WrongKey { username: username.into() }
+    fn wrong_key(username: &str) -> CredentialCheck {
+        CredentialCheck::WrongKey { username: username.into() }
     }
 
     #[test]
@@ -422,7 +431,7 @@ mod tests {
         let sha256 = ask(Named::Name("alice"), "alice", KeyAlgorithm::Sha256, "pw");
         assert_eq!(sha256, accepted("alice", "alice"));
         assert_eq!(ask_name("alice", "wrong"), wrong_key("alice"));
-        assert_eq!(ask_name("bob", "pw"), Lookup::NoSuchUser);
+        assert_eq!(ask_name("bob", "pw"), CredentialCheck::NoSuchUser);
     }
 
     #[test]
@@ -438,7 +447,10 @@ mod tests {
         assert_eq!(ask(Named::Hash(&hash), "alice", KeyAlgorithm::Sha256, "pw"), accepted("alice", "alice"));
         assert_eq!(ask(Named::Hash(&hash), "alice", KeyAlgorithm::Sha256, "wrong"), wrong_key("alice"));
         let stranger = userhash("bob", "turnpike");
-        assert_eq!(ask(Named::Hash(&stranger), "bob", KeyAlgorithm::Sha256, "pw"), Lookup::NoSuchUser);
+        assert_eq!(
+            ask(Named::Hash(&stranger), "bob", KeyAlgorithm::Sha256, "pw"),
+            CredentialCheck::NoSuchUser
+        );
     }
 
     #[test]
@@ -473,8 +485,8 @@ mod tests {
             let key = Key::long_term(KeyAlgorithm::Md5, &name, "turnpike", password.reveal().as_bytes());
             let mut verify = |candidate: &Key| *candidate == key;
             match realm.check_time_limited(&name, KeyAlgorithm::Md5, unix, &stored, &mut verify) {
-                Some(Lookup::Accepted { until_unix, .. }) => until_unix,
-                Some(Lookup::WrongKey { .. }) => None,
+                Some(CredentialCheck::Accepted { until_unix, .. }) => until_unix,
+                Some(CredentialCheck::WrongKey { .. }) => None,
                 other => panic!("{other:?}"),
             }
         };
@@ -495,11 +507,11 @@ mod tests {
             ask_name(&name, password.unwrap_or(made.reveal()))
         };
         let until = |lookup| match lookup {
-            Lookup::Accepted { until_unix, .. } => until_unix,
+            CredentialCheck::Accepted { until_unix, .. } => until_unix,
             other => panic!("{other:?}"),
         };
         assert_eq!(until(ask(NOW - 42, None)), Some(NOW - 42));
-        assert_eq!(ask(NOW - 42, Some("guess")), Lookup::Expired { ago: 42 });
+        assert_eq!(ask(NOW - 42, Some("guess")), CredentialCheck::Expired { ago: 42 });
         assert_eq!(until(ask(NOW, None)), Some(NOW));
     }
 
@@ -511,10 +523,10 @@ mod tests {
             ask_name(&name, password.reveal())
         };
         let most = restapi_credentials::MAX_AHEAD;
-        assert!(matches!(ask(NOW + most), Lookup::Accepted { .. }));
-        assert_eq!(ask(NOW + most + 1), Lookup::TooFarAhead { ahead: most + 1 });
-        assert_eq!(ask(NOW * 1000), Lookup::TooFarAhead { ahead: NOW * 999 });
-        assert_eq!(ask(u64::MAX), Lookup::TooFarAhead { ahead: u64::MAX - NOW });
+        assert!(matches!(ask(NOW + most), CredentialCheck::Accepted { .. }));
+        assert_eq!(ask(NOW + most + 1), CredentialCheck::TooFarAhead { ahead: most + 1 });
+        assert_eq!(ask(NOW * 1000), CredentialCheck::TooFarAhead { ahead: NOW * 999 });
+        assert_eq!(ask(u64::MAX), CredentialCheck::TooFarAhead { ahead: u64::MAX - NOW });
     }
 
     #[test]
@@ -529,7 +541,7 @@ mod tests {
         accepts(format!(":{expiry}"), &format!("::{expiry}"));
         accepts(format!(":{expiry}:carol"), ":carol");
         accepts(format!("{expiry}"), &format!(":{expiry}"));
-        assert_eq!(ask_name(&format!("carol:{}", NOW - 9), "x"), Lookup::Expired { ago: 9 });
+        assert_eq!(ask_name(&format!("carol:{}", NOW - 9), "x"), CredentialCheck::Expired { ago: 9 });
     }
 
     /// Clients of the credential service choose the id.
@@ -538,11 +550,11 @@ mod tests {
         let timed = |id: &str| {
             let name = restapi_credentials::username(NOW + 60, id);
             match ask_name(&name, restapi_credentials::password(&Secret::new("new"), &name).reveal()) {
-                Lookup::Accepted { identity, .. } => identity,
+                CredentialCheck::Accepted { identity, .. } => identity,
                 other => panic!("{other:?}"),
             }
         };
-        let Lookup::Accepted { identity: user, .. } = ask_name("alice", "pw") else { panic!() };
+        let CredentialCheck::Accepted { identity: user, .. } = ask_name("alice", "pw") else { panic!() };
         assert_ne!(timed("alice"), user);
         assert_ne!(*timed("kid/0123456789abcdef"), *"kid/0123456789abcdef");
         // All timestamps of an id share a quota.
@@ -567,7 +579,7 @@ mod tests {
                 true
             },
         );
-        assert_eq!((lookup, calls), (Lookup::NoSuchUser, 1));
+        assert_eq!((lookup, calls), (CredentialCheck::NoSuchUser, 1));
     }
 
     #[test]
@@ -579,7 +591,7 @@ mod tests {
             NOW,
             &mut |_| true,
         );
-        assert_eq!(lookup, Lookup::NoSuchUser);
+        assert_eq!(lookup, CredentialCheck::NoSuchUser);
     }
 
     #[test]
@@ -614,11 +626,15 @@ mod tests {
             let key = Key::long_term(KeyAlgorithm::Sha256, name, asked, password.as_bytes());
             let mut verify = |candidate: &Key| *candidate == key;
             let lookup = store.check(Named::Name(name), asked, KeyAlgorithm::Sha256, NOW, &mut verify);
-            assert_eq!(matches!(lookup, Lookup::Accepted { .. }), good, "{name} in {asked}: {lookup:?}");
+            assert_eq!(
+                matches!(lookup, CredentialCheck::Accepted { .. }),
+                good,
+                "{name} in {asked}: {lookup:?}"
+            );
         }
         let hash = userhash("ann", "a");
         let lookup = store.check(Named::Hash(&hash), "b", KeyAlgorithm::Sha256, NOW, &mut |_| true);
-        assert_eq!(lookup, Lookup::NoSuchUser);
+        assert_eq!(lookup, CredentialCheck::NoSuchUser);
     }
 
     /// Matrix servers use such usernames, and coturn accepts them.
@@ -642,11 +658,12 @@ mod tests {
                 let mut verify = |candidate: &Key| *candidate == key;
                 credentials.check(Named::Name(name), "turnpike", KeyAlgorithm::Sha256, NOW, &mut verify)
             };
-            assert_eq!(check(), Lookup::Later, "{name}");
+            assert_eq!(check(), CredentialCheck::NeedsLookup, "{name}");
             let (sender, found) = tokio::sync::oneshot::channel();
             store.look_up("turnpike", name, move |found| assert!(sender.send(found).is_ok()));
-            assert!(matches!(found.await, Ok(LookupResult::User(_))));
-            let of_user = Lookup::Accepted { username: name.into(), identity: name.into(), until_unix: None };
+            assert!(matches!(found.await, Ok(UserLookup::User(_))));
+            let of_user =
+                CredentialCheck::Accepted { username: name.into(), identity: name.into(), until_unix: None };
             assert_eq!(check(), of_user);
         }
     }

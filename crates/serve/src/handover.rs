@@ -32,7 +32,7 @@ struct ServeOffer {
     /// Generated user, if neither users nor a store were configured.
     generated: Option<OfferedUser>,
     tickets: Option<TicketKeys>,
-    /// Secrets removed from the store, on which running sessions still depend.
+    /// Secrets removed from the store, on which running allocations still depend.
     #[serde(default)]
     ended_secrets: Vec<OfferedSecret>,
     #[serde(default)]
@@ -109,7 +109,7 @@ impl HandoverState for ServeHandover {
     }
 
     fn forget(&self) {
-        // The fleet first, so that moved sessions are not published as ended.
+        // The fleet first, so that moved allocations are not published as ended.
         self.fleet.forget();
         self.relay.forget();
     }

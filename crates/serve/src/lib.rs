@@ -1,14 +1,15 @@
-//! The TURN server as a service of [`turnpike_process`]: plan, stores, credentials, certificates, fleet, refusals, session log, metrics.
+//! The TURN server as a service of [`turnpike_process`]: plan, stores, credentials, certificates, fleet, refusals, allocation log, metrics.
 //!
 //! ```text
 //!   control loop (turnpike_process) ─▶ TurnServer (service.rs) ─▶ workers: a thread each
 //!   admin interface (turnpike_admin) ─▶ ServerHandle: Control, snapshots │
-//!                     log lines ◀── log_queue ◀── SessionLog ◀───────────┘
+//!                     log lines ◀── log_queue ◀── AllocationLog ◀───────────┘
 //!                    fleet: heartbeats, news, quotas ◀──▶ a store shared with other servers
 //! ```
 #![forbid(unsafe_code)]
 
 mod admin;
+mod allocation_log;
 mod certificate_expiry;
 mod certificate_files;
 mod certificate_watch;
@@ -17,6 +18,7 @@ mod changes;
 mod check;
 mod credentials;
 mod effective_settings;
+mod ended_allocations;
 mod error;
 mod fleet;
 mod generated_user;
@@ -30,8 +32,6 @@ mod plan;
 mod public_address;
 mod refusals;
 mod service;
-mod session_log;
-mod session_totals;
 mod store;
 
 pub use certificate_files::load;

@@ -1,5 +1,5 @@
 //! Addresses of this machine: detected relay addresses, configured ones that are absent, and lost ones whose
-//! sessions end.
+//! allocations end.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +14,7 @@ use turnpike_relay::{
 
 use crate::own_addresses::{self, OwnAddress, can_bind};
 
-/// Time that sessions wait for a lost address to return: long enough for a DHCP lease or a VRRP election,
+/// Time that allocations wait for a lost address to return: long enough for a DHCP lease or a VRRP election,
 /// shorter than clients wait.
 const GRACE: Duration = Duration::from_secs(60);
 
@@ -168,7 +168,7 @@ impl Machine {
             match (known.map(|state| state.is_up), is_up) {
                 (None | Some(false), true) => tracing::info!("relaying on {ip}"),
                 (Some(true), false) => tracing::warn!(
-                    "relay address {ip} is gone from this machine: new allocations there get 508, and its sessions end in {} s unless it returns",
+                    "relay address {ip} is gone from this machine: new allocations there get 508, and its allocations end in {} s unless it returns",
                     GRACE.as_secs()
                 ),
                 (None, false) => tracing::warn!("{}", absent(address)),
@@ -178,7 +178,7 @@ impl Machine {
         for RelayState { address, .. } in before {
             if !config.relay.contains(&address) {
                 tracing::info!(
-                    "no longer relaying on {}: its sessions continue while the machine has the address",
+                    "no longer relaying on {}: its allocations continue while the machine has the address",
                     address.bind
                 );
             }
@@ -199,7 +199,7 @@ impl Machine {
         &self.states
     }
 
-    /// Relay addresses whose sessions must end: missing for a minute, or no longer routed through their
+    /// Relay addresses whose allocations must end: missing for a minute, or no longer routed through their
     /// interface for as long.
     pub(crate) fn lost(&mut self, relayed: &[RelayAddress], now: Instant) -> Vec<IpAddr> {
         let missing: BTreeSet<IpAddr> =
@@ -214,7 +214,7 @@ impl Machine {
                 *gone = MissingAddress::Ended;
                 if self.were_up.contains(&ip) {
                     tracing::warn!(
-                        "relay address {ip} has been gone for {} s: ending its sessions",
+                        "relay address {ip} has been gone for {} s: ending its allocations",
                         GRACE.as_secs()
                     );
                 }
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_end_after_a_minute_without_their_address_and_once() {
+    fn allocations_end_after_a_minute_without_their_address_and_once() {
         let relayed = [relay(HERE, None), relay(GONE, None)];
         let mut machine = machine(Some(vec![own(HERE)]));
         let begun = Instant::now();
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_returns_within_a_minute_keeps_its_sessions() {
+    fn an_address_that_returns_within_a_minute_keeps_its_allocations() {
         let relayed = [relay(GONE, None)];
         let mut machine = machine(Some(vec![own(HERE)]));
         let begun = Instant::now();

@@ -23,14 +23,14 @@ use turnpike_turn::server::{Stats, stats::ALLOCATION_MS};
 
 use crate::{
     certificates::CertificateState,
+    ended_allocations::{EndedAllocations, LENGTHS, Totals},
     fleet::FleetCounts,
-    session_totals::{LENGTHS, SessionTotals, Totals},
     store::{self, StoreInUse},
 };
 
 pub(crate) fn page(
     snapshots: impl Fn() -> Snapshots + Send + Sync + 'static,
-    (certificates, store, sessions): (Arc<CertificateState>, StoreInUse, Arc<SessionTotals>),
+    (certificates, store, ended): (Arc<CertificateState>, StoreInUse, Arc<EndedAllocations>),
     fleet: impl Fn() -> FleetCounts + Send + Sync + 'static,
     status: Arc<ControlStatus>,
     log: Arc<LogCounts>,
@@ -40,19 +40,8 @@ pub(crate) fn page(
             let Snapshots { workers, realms, listeners, relays, kernel } = snapshots();
             let (workers, certificates) = (numbered(workers), Arc::clone(&certificates));
             let store = store::shared(&store).map(|store| store.counts());
-            let (sessions, fleet) = (sessions.get(), fleet());
-            Scrape {
-                workers,
-                realms,
-                listeners,
-                relays,
-                sessions,
-                kernel,
-                certificates,
-                store,
-                fleet,
-                common,
-            }
+            let (ended, fleet) = (ended.get(), fleet());
+            Scrape { workers, realms, listeners, relays, ended, kernel, certificates, store, fleet, common }
         },
         status,
         log,
@@ -76,7 +65,7 @@ struct Scrape {
     realms: Vec<(Box<str>, usize)>,
     listeners: Vec<ListenerCount>,
     relays: Arc<[RelayState]>,
-    sessions: Totals,
+    ended: Totals,
     kernel: Option<KernelSnapshot>,
     certificates: Arc<CertificateState>,
     /// `None` without a store.
@@ -93,7 +82,7 @@ impl Collector for Scrape {
         page.realms(&self.realms)?;
         page.listeners(&self.listeners)?;
         page.relays(&self.relays)?;
-        page.sessions(&self.sessions)?;
+        page.ended_allocations(&self.ended)?;
         page.turn()?;
         page.allocation_times()?;
         page.refused()?;
@@ -173,25 +162,41 @@ impl ServerFamilies<'_, '_> {
         Ok(())
     }
 
+    fn ended_allocations(&mut self, totals: &Totals) -> fmt::Result {
+        let metrics = [
+            ("ended_allocations", "Ended allocations by realm and listener."),
+            ("ended_allocation_bytes", "Payload bytes of ended allocations by realm."),
+            ("ended_allocation_seconds", "Duration of ended allocations."),
+        ];
+        self.ended_as(metrics, totals)?;
+        // Names of the previous version.
+        let metrics = [
+            ("sessions_ended", "Old name of turnpike_ended_allocations; the next version drops it."),
+            ("session_bytes", "Old name of turnpike_ended_allocation_bytes; the next version drops it."),
+            ("session_seconds", "Old name of turnpike_ended_allocation_seconds; the next version drops it."),
+        ];
+        self.ended_as(metrics, totals)
+    }
+
     #[expect(clippy::cast_precision_loss, reason = "a histogram's sum is a float by format")]
-    fn sessions(&mut self, sessions: &Totals) -> fmt::Result {
-        let help = "Ended sessions by realm and listener.";
-        let mut metric = counter(&mut self.0.encoder, "sessions_ended", help)?;
-        for ((realm, transport, port), value) in &sessions.ended {
+    fn ended_as(&mut self, metrics: [(&str, &str); 3], totals: &Totals) -> fmt::Result {
+        let [(name, help), in_bytes, in_seconds] = metrics;
+        let mut metric = counter(&mut self.0.encoder, name, help)?;
+        for ((realm, transport, port), value) in &totals.ended {
             let port = port.to_string();
             count(&mut metric, &[("realm", &**realm), ("transport", *transport), ("port", &*port)], *value)?;
         }
-        let help = "Payload bytes of ended sessions by realm.";
-        let mut metric = counter(&mut self.0.encoder, "session_bytes", help)?;
-        for (realm, bytes) in &sessions.bytes {
+        let (name, help) = in_bytes;
+        let mut metric = counter(&mut self.0.encoder, name, help)?;
+        for (realm, bytes) in &totals.bytes {
             for (direction, value) in ["to_peer", "to_client"].into_iter().zip(bytes) {
                 count(&mut metric, &[("realm", &**realm), ("direction", direction)], *value)?;
             }
         }
         let bounds = LENGTHS.into_iter().map(f64::from).chain([f64::INFINITY]);
-        let buckets: Vec<(f64, u64)> = bounds.zip(sessions.lengths).collect();
-        let help = "Duration of ended sessions.";
-        histogram(&mut self.0.encoder, "session_seconds", help, sessions.lived_ms as f64 / 1000.0, &buckets)
+        let buckets: Vec<(f64, u64)> = bounds.zip(totals.lengths).collect();
+        let (name, help) = in_seconds;
+        histogram(&mut self.0.encoder, name, help, totals.lived_ms as f64 / 1000.0, &buckets)
     }
 
     fn kernel(&mut self, kernel: &KernelSnapshot) -> fmt::Result {
@@ -328,7 +333,7 @@ impl ServerFamilies<'_, '_> {
             .encode_counter::<NoLabelSet, _, f64>(&node.exchange_seconds, None)?;
         let help = "Messages and quota levels from other nodes by kind; unreadable ones come from a node with another fleet.secret or clock, repeated ones are ignored.";
         counts(&mut self.0.encoder, "fleet_heard", help, "kind", node.heard)?;
-        let help = "Session status lines lost because the store was unreachable or slow.";
+        let help = "Allocation status lines lost because the store was unreachable or slow.";
         counter(&mut self.0.encoder, "fleet_status_lines_lost", help)?
             .encode_counter::<NoLabelSet, _, f64>(&node.lines_lost, None)
     }
@@ -636,7 +641,7 @@ mod tests {
                 is_up: true,
                 since: UNIX_EPOCH + Duration::from_secs(1_000),
             }]),
-            sessions: Totals {
+            ended: Totals {
                 ended: [(("example.org".into(), "udp", 3478), 4)].into(),
                 bytes: [("example.org".into(), [500, 600])].into(),
                 lengths: [1, 0, 2, 0, 0, 0, 0, 0, 1],
@@ -749,12 +754,12 @@ mod tests {
             ("turnpike_relayed_bytes_total{worker=\"0\",direction=\"to_client\"}", 900.0),
             ("turnpike_tx_dropped_total{worker=\"0\",reason=\"too_big\"}", 5.0),
             ("turnpike_log_lines_lost_total", 2.0),
-            ("turnpike_sessions_ended_total{realm=\"example.org\",transport=\"udp\",port=\"3478\"}", 4.0),
-            ("turnpike_session_bytes_total{realm=\"example.org\",direction=\"to_client\"}", 600.0),
-            ("turnpike_session_seconds_bucket{le=\"60.0\"}", 3.0),
-            ("turnpike_session_seconds_sum", 90_000.5),
+            ("turnpike_ended_allocations_total{realm=\"example.org\",transport=\"udp\",port=\"3478\"}", 4.0),
+            ("turnpike_ended_allocation_bytes_total{realm=\"example.org\",direction=\"to_client\"}", 600.0),
+            ("turnpike_ended_allocation_seconds_bucket{le=\"60.0\"}", 3.0),
+            ("turnpike_ended_allocation_seconds_sum", 90_000.5),
             ("turnpike_allocation_seconds_bucket{le=\"0.005\"}", 2.0),
-            ("turnpike_session_seconds_count", 4.0),
+            ("turnpike_ended_allocation_seconds_count", 4.0),
             ("turnpike_store_up", 1.0),
             ("turnpike_store_cached_users", 5.0),
             ("turnpike_draining", 0.0),

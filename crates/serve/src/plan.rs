@@ -232,7 +232,7 @@ pub(crate) fn server_config(
         node,
         nonce_lifetime: settings.auth.nonce_lifetime,
         limits: settings.limits.clone(),
-        max_session_duration: limit_keys::max_session_duration(settings),
+        max_allocation_duration: limit_keys::max_allocation_duration(settings),
         channels_permit: settings.relay.channels_permit,
         bandwidth: limit_keys::bandwidth(settings),
         prefixes: limit_keys::prefixes(settings),

@@ -116,7 +116,7 @@ impl Refusals {
         kept.push_back(refusal);
     }
 
-    /// Groups refusals by client and reason: most recent first, and those of normal sessions last.
+    /// Groups refusals by client and reason: most recent first, and those of normal allocations last.
     pub(crate) fn find(&self, wanted: &RefusalFilter, most: usize) -> Vec<RefusalGroup> {
         let kinds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = kinds.iter().flat_map(|kept| kept.iter().rev());

@@ -20,18 +20,20 @@ use turnpike_process::{
     warn,
 };
 use turnpike_relay::{
-    CredentialStore, Kernel, Relay, RelayState, Relistened, SessionLog, TurnedAway, Waiting,
+    AllocationLog, CredentialStore, Kernel, Relay, RelayState, Relistened, TurnedAway, Waiting,
     certificates::Certificate,
 };
 use turnpike_turn::server::{Effect, NonceKey};
 
 use crate::{
     admin::ServerAdmin,
+    allocation_log::{AllocationLogWriter, AllocationLogger, allocation_log},
     certificate_files,
     certificates::{Certificates, Contexts},
     changes::ServeChanges,
     credentials::CredentialTable,
     effective_settings::EffectiveSettings,
+    ended_allocations::EndedAllocations,
     error::ServeError,
     fleet::{self, Begun, FleetHandover, FleetMembership, NodeKeys, StatusLines, StatusWriter},
     generated_user::random_user,
@@ -43,8 +45,6 @@ use crate::{
     passed_listeners::passed_listeners,
     plan::{self, RelayPlan},
     refusals::Refusals,
-    session_log::{SessionLogWriter, SessionLogger, session_log},
-    session_totals::SessionTotals,
     store::{self, MadeUp, Merged, OpenError, OpenStore, StoreInUse},
 };
 
@@ -135,7 +135,7 @@ impl TurnServer {
         let (page, applications) = listen_for_pages(&settings, before.as_mut())?;
         // These listeners trust loopback, and relayed TCP would come from the server's own address.
         plan.config.listeners_beside = [page.addresses(), applications.addresses()].concat();
-        let (log, logs) = session_logs(&fleet);
+        let (log, logs) = allocation_logs(&fleet);
         let is_first = before.is_none();
         let credentials = credentials(&merged, store.as_ref());
         let relay = start_relay(&plan, &fleet, credentials, log, before)?;
@@ -375,7 +375,7 @@ fn start_relay(
     plan: &RelayPlan,
     fleet: &Arc<FleetMembership>,
     credentials: Arc<dyn CredentialStore>,
-    log: Arc<dyn SessionLog>,
+    log: Arc<dyn AllocationLog>,
     before: Option<PreviousServer>,
 ) -> Result<Arc<Relay>, ServeError> {
     let fleet: Option<Arc<dyn turnpike_relay::Fleet>> = Some(Arc::<FleetMembership>::clone(fleet));
@@ -390,7 +390,7 @@ fn metrics_page(
     shown: &watch::Sender<EffectiveSettings>,
     (certificates, store): (&Certificates, &StoreInUse),
     fleet: &Arc<FleetMembership>,
-    logs: &SessionLogs,
+    logs: &AllocationLogs,
     control: &Control,
 ) -> MetricsPage {
     let (relay, shown) = (Arc::downgrade(relay), shown.subscribe());
@@ -548,7 +548,7 @@ impl Service for TurnServer {
     }
 
     fn log_left(&self, open: u64) {
-        tracing::warn!(allocations = open, "ending the sessions still open");
+        tracing::warn!(allocations = open, "ending the allocations still open");
     }
 
     async fn leave(&mut self) {
@@ -595,7 +595,7 @@ impl Service for TurnServer {
             allocations,
             connections,
             deadline_s,
-            "handed over to the new process; sessions over TCP, TLS and DTLS stay here until they end"
+            "handed over to the new process; allocations over TCP, TLS and DTLS stay here until they end"
         );
     }
 
@@ -605,23 +605,23 @@ impl Service for TurnServer {
     }
 }
 
-struct SessionLogs {
-    writer: SessionLogWriter,
+struct AllocationLogs {
+    writer: AllocationLogWriter,
     publisher: Option<StatusWriter>,
     counts: Arc<LogCounts>,
-    totals: Arc<SessionTotals>,
+    totals: Arc<EndedAllocations>,
     refusals: Arc<Refusals>,
 }
 
-fn session_logs(fleet: &FleetMembership) -> (Arc<dyn SessionLog>, SessionLogs) {
+fn allocation_logs(fleet: &FleetMembership) -> (Arc<dyn AllocationLog>, AllocationLogs) {
     let refusals = Arc::<Refusals>::default();
-    let (logger, writer) = session_log(Arc::clone(&refusals));
+    let (logger, writer) = allocation_log(Arc::clone(&refusals));
     let (counts, totals) = (logger.counts(), logger.totals());
     let (lines, publisher) = fleet.status_lines().unzip();
-    (Arc::new(Logs { logger, lines }), SessionLogs { writer, publisher, counts, totals, refusals })
+    (Arc::new(Logs { logger, lines }), AllocationLogs { writer, publisher, counts, totals, refusals })
 }
 
-impl SessionLogs {
+impl AllocationLogs {
     async fn write(self) {
         match self.publisher {
             Some(publisher) => _ = tokio::join!(self.writer.run(), publisher.run()),
@@ -631,11 +631,11 @@ impl SessionLogs {
 }
 
 struct Logs {
-    logger: SessionLogger,
+    logger: AllocationLogger,
     lines: Option<StatusLines>,
 }
 
-impl SessionLog for Logs {
+impl AllocationLog for Logs {
     fn effect(&self, worker: usize, effect: &Effect) {
         if let Some(lines) = &self.lines {
             lines.effect(worker, effect);

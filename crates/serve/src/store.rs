@@ -164,7 +164,7 @@ impl OpenStore {
     }
 
     /// Replaces a store with other settings. If it is the same one, secrets that have ended stay valid for
-    /// running sessions.
+    /// running allocations.
     pub(crate) fn replace(&self, before: &Self) {
         if self.directory.name() == before.directory.name() {
             self.directory.take_ended_secrets(&before.directory);

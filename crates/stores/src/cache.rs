@@ -20,24 +20,24 @@ use crate::{
 };
 
 /// Absent names get this fraction of the capacity, in addition to it, so that made-up names evict no users.
-const NOBODY_SHARE: usize = 4;
+const ABSENT_SHARE: usize = 4;
 
 pub(crate) enum Cached {
     /// A user whose lifetime is not over.
     Fresh(Arc<UserKeys>),
     /// A user whose lifetime is over; valid while the store is unavailable.
-    Old(Arc<UserKeys>),
+    Stale(Arc<UserKeys>),
     /// A name that was absent recently.
-    Nobody,
+    Absent,
     Unknown,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lifetimes {
     pub(crate) user: Duration,
-    pub(crate) nobody: Duration,
+    pub(crate) absent: Duration,
     /// For users, counted from the lookup, while the store is unavailable.
-    pub(crate) old: Duration,
+    pub(crate) stale: Duration,
 }
 
 pub(crate) struct Cache<W> {
@@ -49,13 +49,13 @@ pub(crate) struct Cache<W> {
 }
 
 struct CacheShard<W> {
-    users: LruCache<Box<str>, CachedUser, RandomState>,
-    nobody: LruCache<Box<str>, Instant, RandomState>,
+    users: LruCache<Box<str>, UserEntry, RandomState>,
+    absent: LruCache<Box<str>, Instant, RandomState>,
     /// Waiters for each user being looked up.
-    flights: HashMap<Box<str>, Vec<W>>,
+    queries: HashMap<Box<str>, Vec<W>>,
 }
 
-struct CachedUser {
+struct UserEntry {
     keys: Arc<UserKeys>,
     looked_up: Instant,
     fresh_until: Instant,
@@ -72,8 +72,8 @@ impl<W> Cache<W> {
         // hashlink allocates on insertion, unlike std's table.
         let shard = || CacheShard {
             users: LruCache::with_hasher(room, RandomState::default()),
-            nobody: LruCache::with_hasher((room / NOBODY_SHARE).max(1), RandomState::default()),
-            flights: HashMap::new(),
+            absent: LruCache::with_hasher((room / ABSENT_SHARE).max(1), RandomState::default()),
+            queries: HashMap::new(),
         };
         Self {
             shards: std::array::from_fn(|_| Mutex::new(shard())),
@@ -90,15 +90,15 @@ impl<W> Cache<W> {
             if now < user.fresh_until {
                 return Cached::Fresh(Arc::clone(&user.keys));
             }
-            if now < user.looked_up + self.lifetimes.old {
-                return Cached::Old(Arc::clone(&user.keys));
+            if now < user.looked_up + self.lifetimes.stale {
+                return Cached::Stale(Arc::clone(&user.keys));
             }
             shard.users.remove(key);
         }
-        match shard.nobody.get(key) {
-            Some(looked_up) if now < *looked_up + self.lifetimes.nobody => Cached::Nobody,
+        match shard.absent.get(key) {
+            Some(looked_up) if now < *looked_up + self.lifetimes.absent => Cached::Absent,
             Some(_) => {
-                shard.nobody.remove(key);
+                shard.absent.remove(key);
                 Cached::Unknown
             }
             None => Cached::Unknown,
@@ -114,13 +114,13 @@ impl<W> Cache<W> {
         }
         match found {
             Some(keys) => {
-                shard.nobody.remove(key);
-                let user = CachedUser { keys, looked_up: now, fresh_until: now + self.lifetimes.user };
+                shard.absent.remove(key);
+                let user = UserEntry { keys, looked_up: now, fresh_until: now + self.lifetimes.user };
                 shard.users.insert(key.into(), user);
             }
             None => {
                 shard.users.remove(key);
-                shard.nobody.insert(key.into(), now);
+                shard.absent.insert(key.into(), now);
             }
         }
     }
@@ -134,21 +134,21 @@ impl<W> Cache<W> {
     /// Joins the lookup of this user. The first caller (true) must do it and then call [`Cache::leave`].
     pub(crate) fn join(&self, key: &str, who: W) -> bool {
         let shard = &mut *self.shard(key);
-        if let Some(waiting) = shard.flights.get_mut(key) {
+        if let Some(waiting) = shard.queries.get_mut(key) {
             waiting.push(who);
             return false;
         }
-        shard.flights.insert(key.into(), vec![who]);
+        shard.queries.insert(key.into(), vec![who]);
         true
     }
 
     pub(crate) fn waiting(&self, key: &str) -> Vec<W> {
-        self.shard(key).flights.get_mut(key).map(std::mem::take).unwrap_or_default()
+        self.shard(key).queries.get_mut(key).map(std::mem::take).unwrap_or_default()
     }
 
     /// Takes all waiters and ends the lookup.
     pub(crate) fn leave(&self, key: &str) -> Vec<W> {
-        self.shard(key).flights.remove(key).unwrap_or_default()
+        self.shard(key).queries.remove(key).unwrap_or_default()
     }
 
     pub(crate) fn epoch(&self) -> u64 {
@@ -160,7 +160,7 @@ impl<W> Cache<W> {
         self.epoch.fetch_add(1, Ordering::AcqRel);
         let shard = &mut *self.shard(key);
         shard.users.remove(key);
-        shard.nobody.remove(key);
+        shard.absent.remove(key);
     }
 
     pub(crate) fn clear(&self) {
@@ -168,7 +168,7 @@ impl<W> Cache<W> {
         for shard in &self.shards {
             let shard = &mut *shard.lock().unwrap_or_else(PoisonError::into_inner);
             shard.users.clear();
-            shard.nobody.clear();
+            shard.absent.clear();
         }
     }
 
@@ -193,8 +193,8 @@ mod tests {
 
     const LIFETIMES: Lifetimes = Lifetimes {
         user: Duration::from_secs(60),
-        nobody: Duration::from_secs(10),
-        old: Duration::from_secs(3600),
+        absent: Duration::from_secs(10),
+        stale: Duration::from_secs(3600),
     };
 
     fn cache(users: usize) -> Cache<()> {
@@ -208,26 +208,26 @@ mod tests {
     fn told(cache: &Cache<()>, key: &str) -> &'static str {
         match cache.get(key) {
             Cached::Fresh(_) => "fresh",
-            Cached::Old(_) => "old",
-            Cached::Nobody => "nobody",
+            Cached::Stale(_) => "stale",
+            Cached::Absent => "absent",
             Cached::Unknown => "unknown",
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn cached_user_is_fresh_then_old_then_forgotten() {
+    async fn cached_user_is_fresh_then_stale_then_forgotten() {
         let cache = cache(100);
         cache.put(0, "a", keys());
         cache.put(0, "n", None);
-        assert_eq!([told(&cache, "a"), told(&cache, "n"), told(&cache, "x")], ["fresh", "nobody", "unknown"]);
+        assert_eq!([told(&cache, "a"), told(&cache, "n"), told(&cache, "x")], ["fresh", "absent", "unknown"]);
         advance(Duration::from_secs(10)).await;
         assert_eq!([told(&cache, "a"), told(&cache, "n")], ["fresh", "unknown"]);
         advance(Duration::from_secs(50)).await;
-        assert_eq!(told(&cache, "a"), "old");
+        assert_eq!(told(&cache, "a"), "stale");
         cache.prolong("a", Duration::from_secs(5));
         assert_eq!(told(&cache, "a"), "fresh");
         advance(Duration::from_secs(5)).await;
-        assert_eq!(told(&cache, "a"), "old", "its age counts from the look-up");
+        assert_eq!(told(&cache, "a"), "stale", "its age counts from the look-up");
         advance(Duration::from_secs(3600)).await;
         assert_eq!((told(&cache, "a"), cache.users()), ("unknown", 0));
     }
@@ -239,10 +239,10 @@ mod tests {
             cache.put(0, &format!("user{number}"), keys());
         }
         for number in 0..100_000 {
-            cache.put(0, &format!("nobody{number}"), None);
+            cache.put(0, &format!("absent{number}"), None);
         }
         assert_eq!(cache.users(), 100);
-        let held: usize = cache.shards.iter().map(|shard| shard.lock().unwrap().nobody.len()).sum();
+        let held: usize = cache.shards.iter().map(|shard| shard.lock().unwrap().absent.len()).sum();
         assert_eq!(held, 400);
         for number in 0..100_000 {
             cache.put(0, &format!("user{number}"), keys());
@@ -258,7 +258,7 @@ mod tests {
         cache.put(0, "a", keys());
         assert_eq!(told(&cache, "a"), "fresh");
         cache.put(0, "a", None);
-        assert_eq!((told(&cache, "a"), cache.users()), ("nobody", 0));
+        assert_eq!((told(&cache, "a"), cache.users()), ("absent", 0));
     }
 
     #[test]

@@ -67,26 +67,26 @@ impl Default for DirectoryLimits {
     }
 }
 
-/// Immediate answer about a user.
+/// A user as far as the cache knows.
 #[derive(Clone, Debug)]
-pub enum Known {
+pub enum CachedUser {
     User(Arc<UserKeys>),
     /// The user does not exist.
-    Nobody,
-    Ask,
+    Absent,
+    Unknown,
 }
 
-/// Result of a lookup.
+/// Result of looking up a user in the store.
 #[derive(Clone, Debug)]
-pub enum LookupResult {
+pub enum UserLookup {
     User(Arc<UserKeys>),
     /// The user does not exist.
-    Nobody,
+    Absent,
     Unavailable,
 }
 
 /// Called once, on a runtime thread or the caller's.
-type OnLookup = Box<dyn FnOnce(LookupResult) + Send>;
+type OnLookup = Box<dyn FnOnce(UserLookup) + Send>;
 
 /// A store behind a cache. Clones share their state.
 pub struct Directory<B>(Arc<Inner<B>>);
@@ -101,7 +101,7 @@ struct Inner<B> {
     rules: RwLock<Option<Arc<Rules>>>,
     /// Never older than `rules`.
     secrets: RwLock<HashMap<Box<str>, Secrets>>,
-    /// Expired secrets that are gone from the store; sessions that began with their credentials continue.
+    /// Expired secrets that are gone from the store; allocations that began with their credentials continue.
     ended_secrets: RwLock<HashMap<Box<str>, Secrets>>,
     api_keys: RwLock<Arc<ApiKeys>>,
     removes_after: Mutex<Option<Instant>>,
@@ -137,7 +137,7 @@ impl<B: Backend> Directory<B> {
     /// Sends no query yet. Must be called on the runtime that does the work.
     #[must_use]
     pub fn new(backend: B, name: String, limits: DirectoryLimits) -> Self {
-        let lifetimes = Lifetimes { user: limits.lifetime, nobody: limits.negative, old: limits.stale };
+        let lifetimes = Lifetimes { user: limits.lifetime, absent: limits.negative, stale: limits.stale };
         let inner = Arc::new(Inner {
             backend,
             name,
@@ -184,29 +184,29 @@ impl<B: Backend> Directory<B> {
     }
 
     #[must_use]
-    pub fn known(&self, realm: &str, name: &str) -> Known {
+    pub fn cached(&self, realm: &str, name: &str) -> CachedUser {
         let Inner { cache, counts, .. } = &*self.0;
-        let (known, counter) = match cache.get(&cache::key(realm, name)) {
-            Cached::Fresh(keys) => (Known::User(keys), &counts.cached),
-            Cached::Old(keys) if self.0.is_away() => (Known::User(keys), &counts.old),
-            Cached::Nobody => (Known::Nobody, &counts.nobody),
-            Cached::Old(_) | Cached::Unknown => return Known::Ask,
+        let (user, counter) = match cache.get(&cache::key(realm, name)) {
+            Cached::Fresh(keys) => (CachedUser::User(keys), &counts.cached),
+            Cached::Stale(keys) if self.0.is_away() => (CachedUser::User(keys), &counts.stale),
+            Cached::Absent => (CachedUser::Absent, &counts.absent),
+            Cached::Stale(_) | Cached::Unknown => return CachedUser::Unknown,
         };
         counter.fetch_add(1, Ordering::Relaxed);
-        known
+        user
     }
 
     /// Looks up a user and calls `answer` within the deadline. Never waits; callable on any thread.
-    pub fn look_up(&self, realm: &str, name: &str, answer: impl FnOnce(LookupResult) + Send + 'static) {
+    pub fn look_up(&self, realm: &str, name: &str, answer: impl FnOnce(UserLookup) + Send + 'static) {
         let inner = &self.0;
         let key = cache::key(realm, name);
         if inner.is_away() {
             return answer(inner.without_store(&key));
         }
         if inner.cache.join(&key, Box::new(answer)) {
-            let flight = Flight { inner: Arc::clone(inner), key, landed: false };
+            let query = PendingQuery { inner: Arc::clone(inner), key, is_answered: false };
             let (realm, name) = (realm.to_owned(), name.to_owned());
-            inner.runtime.spawn(async move { flight.fly(&realm, &name).await });
+            inner.runtime.spawn(async move { query.run(&realm, &name).await });
         } else {
             inner.counts.joined.fetch_add(1, Ordering::Relaxed);
         }
@@ -359,8 +359,8 @@ impl<B: Backend> Directory<B> {
             users: cache.users() as u64,
             answers: [
                 ("cache", get(&counts.cached)),
-                ("negative", get(&counts.nobody)),
-                ("stale", get(&counts.old)),
+                ("negative", get(&counts.absent)),
+                ("stale", get(&counts.stale)),
                 ("joined", get(&counts.joined)),
                 ("unavailable", get(&counts.unavailable)),
             ],
@@ -383,11 +383,11 @@ impl<B: Backend> Inner<B> {
         lock(&self.breaker).is_open()
     }
 
-    fn without_store(&self, key: &str) -> LookupResult {
+    fn without_store(&self, key: &str) -> UserLookup {
         let (found, counter) = match self.cache.get(key) {
-            Cached::Fresh(keys) | Cached::Old(keys) => (LookupResult::User(keys), &self.counts.old),
-            Cached::Nobody => (LookupResult::Nobody, &self.counts.nobody),
-            Cached::Unknown => (LookupResult::Unavailable, &self.counts.unavailable),
+            Cached::Fresh(keys) | Cached::Stale(keys) => (UserLookup::User(keys), &self.counts.stale),
+            Cached::Absent => (UserLookup::Absent, &self.counts.absent),
+            Cached::Unknown => (UserLookup::Unavailable, &self.counts.unavailable),
         };
         counter.fetch_add(1, Ordering::Relaxed);
         found
@@ -582,21 +582,21 @@ impl<B: Backend> Inner<B> {
     }
 }
 
-struct Flight<B: Backend> {
+struct PendingQuery<B: Backend> {
     inner: Arc<Inner<B>>,
     key: Box<str>,
-    landed: bool,
+    is_answered: bool,
 }
 
-impl<B: Backend> Flight<B> {
-    async fn fly(mut self, realm: &str, name: &str) {
+impl<B: Backend> PendingQuery<B> {
+    async fn run(mut self, realm: &str, name: &str) {
         let (inner, key) = (&self.inner, &self.key);
         let (epoch, begun) = (inner.cache.epoch(), Instant::now());
         let query = inner.ask(realm, name);
         tokio::pin!(query);
         let known = match inner.cache.get(key) {
-            Cached::Fresh(keys) | Cached::Old(keys) => Some(keys),
-            Cached::Nobody | Cached::Unknown => None,
+            Cached::Fresh(keys) | Cached::Stale(keys) => Some(keys),
+            Cached::Absent | Cached::Unknown => None,
         };
         let result = match known {
             None => query.await,
@@ -605,8 +605,8 @@ impl<B: Backend> Flight<B> {
                 Err(_) => {
                     inner.cache.prolong(key, BENEFIT_OF_DOUBT);
                     for answer in inner.cache.waiting(key) {
-                        inner.counts.old.fetch_add(1, Ordering::Relaxed);
-                        answer(LookupResult::User(Arc::clone(&keys)));
+                        inner.counts.stale.fetch_add(1, Ordering::Relaxed);
+                        answer(UserLookup::User(Arc::clone(&keys)));
                     }
                     query.await
                 }
@@ -620,7 +620,7 @@ impl<B: Backend> Flight<B> {
                 counter.fetch_add(1, Ordering::Relaxed);
                 let user = user.map(Arc::new);
                 inner.cache.put(epoch, key, user.clone());
-                user.map_or(LookupResult::Nobody, LookupResult::User)
+                user.map_or(UserLookup::Absent, UserLookup::User)
             }
             Err(error) => {
                 inner.fail(&error);
@@ -628,17 +628,17 @@ impl<B: Backend> Flight<B> {
             }
         };
         let waiting = inner.cache.leave(key);
-        self.landed = true;
+        self.is_answered = true;
         for answer in waiting {
             answer(found.clone());
         }
     }
 }
 
-/// Dropped waiters answer for themselves; see [`turnpike_turn::server::Credentials::Unavailable`].
-impl<B: Backend> Drop for Flight<B> {
+/// Dropped waiters answer for themselves; see [`turnpike_turn::server::LookupResult::Unavailable`].
+impl<B: Backend> Drop for PendingQuery<B> {
     fn drop(&mut self) {
-        if !self.landed {
+        if !self.is_answered {
             drop(self.inner.cache.leave(&self.key));
         }
     }
@@ -703,8 +703,8 @@ const QUERY_TIMES: [f64; 11] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2,
 #[derive(Debug, Default)]
 struct DirectoryCounters {
     cached: AtomicU64,
-    nobody: AtomicU64,
-    old: AtomicU64,
+    absent: AtomicU64,
+    stale: AtomicU64,
     joined: AtomicU64,
     unavailable: AtomicU64,
     found: AtomicU64,

@@ -43,7 +43,7 @@ pub use address::{ServerAddress, StoreAddress, TlsMode};
 pub use api_keys::{ApiKey, ApiKeys};
 pub use backend::{Backend, Existing, PAGE, UserRow};
 pub use database::Database;
-pub use directory::{Counts, Directory, DirectoryLimits, Known, LookupResult};
+pub use directory::{CachedUser, Counts, Directory, DirectoryLimits, UserLookup};
 pub use edit::{Edit, RealmOptions};
 pub use error::{StoreError, StoreFault};
 pub use fleet::{Beaten, Beating, Exchanged, FleetAddress, FleetNews, FleetStore, Look, NewsBatch};

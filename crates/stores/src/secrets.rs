@@ -21,7 +21,7 @@ pub struct StoredSecret {
     pub until: Option<u64>,
 }
 
-/// [`StoredSecret::until`] of a leaked secret that was rotated without an overlap. Sessions that began with
+/// [`StoredSecret::until`] of a leaked secret that was rotated without an overlap. Allocations that began with
 /// its credentials end too.
 pub const CUT_OFF: u64 = 0;
 
@@ -60,7 +60,7 @@ pub(crate) fn latest_kept_end(since: u64, until: u64) -> u64 {
     if until == CUT_OFF { since.saturating_sub(1) } else { until }
 }
 
-/// Expired secrets of `held` that are no longer in the store (`read`): sessions with their credentials
+/// Expired secrets of `held` that are no longer in the store (`read`): allocations with their credentials
 /// continue.
 pub(crate) fn ended(held: &[StoredSecret], read: &[StoredSecret], unix: u64) -> Vec<StoredSecret> {
     let is_left = |secret: &&StoredSecret| read.iter().any(|other| other.value == secret.value);

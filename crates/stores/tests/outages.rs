@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
-use turnpike_stores::{Database, Directory, DirectoryLimits, Edit, Known, LookupResult, UserKeys};
+use turnpike_stores::{CachedUser, Database, Directory, DirectoryLimits, Edit, UserKeys, UserLookup};
 use turnpike_testkit::databases::Proxy;
 
 use crate::support::*;
@@ -25,21 +25,21 @@ fn behind_a_proxy(world: &World) -> (Proxy, Directory<Database>) {
     };
     let directory = world.directory_at(&server.url(proxy.address, ""), limits);
     world.wait(async { directory.read().await.expect("an answer") });
-    assert!(matches!(found(world, &directory, "alice"), LookupResult::User(_)));
+    assert!(matches!(found(world, &directory, "alice"), UserLookup::User(_)));
     (proxy, directory)
 }
 
-fn found(world: &World, directory: &Directory<Database>, name: &str) -> LookupResult {
+fn found(world: &World, directory: &Directory<Database>, name: &str) -> UserLookup {
     let (sender, receiver) = oneshot::channel();
     directory.look_up(REALM, name, move |found| drop(sender.send(found)));
     world.wait(async { receiver.await.expect("an answer") })
 }
 
 fn gets_in(world: &World, directory: &Directory<Database>, name: &str) -> bool {
-    match directory.known(REALM, name) {
-        Known::User(_) => true,
-        Known::Nobody => false,
-        Known::Ask => matches!(found(world, directory, name), LookupResult::User(_)),
+    match directory.cached(REALM, name) {
+        CachedUser::User(_) => true,
+        CachedUser::Absent => false,
+        CachedUser::Unknown => matches!(found(world, directory, name), UserLookup::User(_)),
     }
 }
 
@@ -49,8 +49,8 @@ fn comes_back(world: &World, directory: &Directory<Database>) {
         assert!(Instant::now() < deadline, "no recovery");
         world.wait(async { tokio::time::sleep(Duration::from_millis(20)).await });
     }
-    assert!(matches!(found(world, directory, "bob"), LookupResult::User(_)), "{:?}", world.kind);
-    assert!(matches!(found(world, directory, "nobody"), LookupResult::Nobody));
+    assert!(matches!(found(world, directory, "bob"), UserLookup::User(_)), "{:?}", world.kind);
+    assert!(matches!(found(world, directory, "nobody"), UserLookup::Absent));
 }
 
 /// Unknown users are refused while the store is away; alice is accepted all the time.
@@ -58,7 +58,7 @@ fn is_away(world: &World, directory: &Directory<Database>) {
     for number in 0..6 {
         assert!(gets_in(world, directory, "alice"), "{:?}: alice is known", world.kind);
         let stranger = found(world, directory, &format!("stranger{number}"));
-        assert!(matches!(stranger, LookupResult::Unavailable), "{:?}: {stranger:?}", world.kind);
+        assert!(matches!(stranger, UserLookup::Unavailable), "{:?}: {stranger:?}", world.kind);
     }
     assert!(!directory.counts().is_up);
     for _ in 0..100 {
@@ -101,9 +101,9 @@ fn slow_server_within_the_deadline_works() {
             let (proxy, directory) = behind_a_proxy(world);
             proxy.delay(Duration::from_millis(30));
             for name in ["bob", "alice"] {
-                assert!(matches!(found(world, &directory, name), LookupResult::User(_)), "{kind:?}");
+                assert!(matches!(found(world, &directory, name), UserLookup::User(_)), "{kind:?}");
             }
-            assert!(matches!(found(world, &directory, "nobody"), LookupResult::Nobody));
+            assert!(matches!(found(world, &directory, "nobody"), UserLookup::Absent));
             assert!(directory.counts().is_up);
         });
     }
@@ -132,7 +132,7 @@ fn closed_idle_connections_are_reopened() {
                 proxy.refuse(true);
                 proxy.refuse(false);
                 let stranger = found(world, &directory, &format!("new{number}"));
-                assert!(matches!(stranger, LookupResult::Nobody), "{kind:?}: {stranger:?}");
+                assert!(matches!(stranger, UserLookup::Absent), "{kind:?}: {stranger:?}");
                 assert!(proxy.accepted() > before);
             }
             assert!(directory.counts().is_up);

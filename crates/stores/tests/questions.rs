@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::sync::oneshot;
 use turnpike_stores::{
-    ApiKey, Backend as _, CUT_OFF, Directory, DirectoryLimits, Edit, Known, LookupResult, RealmOptions,
-    Rules, StoredSecret, UserKeys, signing,
+    ApiKey, Backend as _, CUT_OFF, CachedUser, Directory, DirectoryLimits, Edit, RealmOptions, Rules,
+    StoredSecret, UserKeys, UserLookup, signing,
 };
 use turnpike_wire::integrity::KeyAlgorithm;
 use zeroize::Zeroizing;
@@ -319,7 +319,7 @@ fn users_are_listed_in_pages_in_order() {
     });
 }
 
-fn ask(directory: &Directory<turnpike_stores::Database>, name: &str) -> oneshot::Receiver<LookupResult> {
+fn ask(directory: &Directory<turnpike_stores::Database>, name: &str) -> oneshot::Receiver<UserLookup> {
     let (sender, receiver) = oneshot::channel();
     directory.look_up(REALM, name, move |found| drop(sender.send(found)));
     receiver
@@ -353,7 +353,7 @@ fn ten_thousand_users_take_one_query_each_and_are_cached() {
                     (first..first + 1000).map(|number| ask(&directory, &format!("u{number}"))).collect();
                 for (number, found) in (first..).zip(asking) {
                     match found.await.expect("an answer") {
-                        LookupResult::User(keys) => {
+                        UserLookup::User(keys) => {
                             assert_eq!(keys.to_hex().as_str(), hex(number), "another's keys");
                         }
                         other => panic!("u{number}: {other:?}"),
@@ -365,7 +365,7 @@ fn ten_thousand_users_take_one_query_each_and_are_cached() {
         assert_eq!(counts.users, USERS as u64);
         assert!(counts.queries.contains(&("found", USERS as u64)), "{:?}: {:?}", world.kind, counts.queries);
         for number in 0..USERS {
-            assert!(matches!(directory.known(REALM, &format!("u{number}")), Known::User(_)));
+            assert!(matches!(directory.cached(REALM, &format!("u{number}")), CachedUser::User(_)));
         }
     });
 }
@@ -377,8 +377,8 @@ fn changes_of_a_file_by_others_are_noticed() {
         let directory = world.directory_at(&world.url, impatient());
         world.wait(async {
             directory.read().await.expect("it exists");
-            let LookupResult::User(_) = ask(&directory, "gorst").await.expect("an answer") else { panic!() };
-            let LookupResult::Nobody = ask(&directory, "whirrun").await.expect("an answer") else { panic!() };
+            let UserLookup::User(_) = ask(&directory, "gorst").await.expect("an answer") else { panic!() };
+            let UserLookup::Absent = ask(&directory, "whirrun").await.expect("an answer") else { panic!() };
         });
         let generation = directory.generation();
         // The file sees this as another process.
@@ -391,15 +391,13 @@ fn changes_of_a_file_by_others_are_noticed() {
         world.edit(&Edit::PutRealm { realm: "new.example".to_owned(), options: RealmOptions::default() });
         let directory = Arc::new(directory);
         world.wait(async {
-            while !matches!(directory.known(REALM, "gorst"), Known::Ask)
+            while !matches!(directory.cached(REALM, "gorst"), CachedUser::Unknown)
                 || directory.generation() == generation
             {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
-            let LookupResult::User(_) = ask(&directory, "whirrun").await.expect("an answer") else {
-                panic!()
-            };
-            let LookupResult::Nobody = ask(&directory, "gorst").await.expect("an answer") else { panic!() };
+            let UserLookup::User(_) = ask(&directory, "whirrun").await.expect("an answer") else { panic!() };
+            let UserLookup::Absent = ask(&directory, "gorst").await.expect("an answer") else { panic!() };
         });
         let rules = directory.rules().expect("secrets were read");
         assert!(rules.realms.contains_key("new.example"));

@@ -9,9 +9,9 @@ use turnpike_turn::{
     client::{self, Event, Incoming},
     random::Seed,
     server::{
-        AllocationId, Client as ServerClient, Effect, Family, ListenerId, Lookup, OpenRequest, OpenResult,
-        PeerRules, QuotaRefusal, Quotas, Redirects, RelayId, Restrictions, Server, ServerConfig, User,
-        UserRef, Users, Verdict,
+        AllocationSlot, Client as ServerClient, CredentialCheck, Effect, Family, ListenerId, OpenRequest,
+        OpenResult, PeerRules, QuotaRefusal, Quotas, Redirects, RelayId, Restrictions, Server, ServerConfig,
+        User, UserRef, Users, Verdict,
     },
     time::Now,
 };
@@ -34,17 +34,17 @@ impl Users for OneUser {
         algorithm: KeyAlgorithm,
         _unix: u64,
         verify: &mut dyn FnMut(&Key) -> bool,
-    ) -> Lookup {
+    ) -> CredentialCheck {
         let known = match user {
             User::Name(name) => name == USER,
             User::Hash(hash) => *hash == userhash(USER, realm),
         };
         match known {
-            false => Lookup::NoSuchUser,
+            false => CredentialCheck::NoSuchUser,
             true if verify(&Key::long_term(algorithm, USER, realm, PASSWORD.as_bytes())) => {
-                Lookup::Accepted { username: USER.into(), identity: USER.into(), until_unix: None }
+                CredentialCheck::Accepted { username: USER.into(), identity: USER.into(), until_unix: None }
             }
-            true => Lookup::WrongKey { username: USER.into() },
+            true => CredentialCheck::WrongKey { username: USER.into() },
         }
     }
 }
@@ -72,7 +72,7 @@ struct Bench {
     client: client::Client,
     server: Server<OneUser>,
     now: u64,
-    allocation: Option<AllocationId>,
+    allocation: Option<AllocationSlot>,
     at_peer: Vec<Vec<u8>>,
 }
 

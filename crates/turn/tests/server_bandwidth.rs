@@ -151,7 +151,7 @@ fn connections_use_the_same_buckets_and_return_unused_bytes() {
     assert!(held_up.level == Level::Allocation && held_up.until_ms > now.ms);
     assert_eq!(server.take_bytes(now, id, Way::ToClient, 10), Ok(10));
     assert_eq!(server.stats().bandwidth_pauses, [1, 0, 0, 0]);
-    let stranger = AllocationId { index: 77, generation: 0 };
+    let stranger = AllocationSlot { index: 77, generation: 0 };
     assert_eq!(
         server.take_bytes(now, stranger, Way::ToPeer, 5),
         Ok(5),

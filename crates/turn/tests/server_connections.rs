@@ -275,7 +275,7 @@ fn peer_without_permission_is_closed_at_once() {
     world.sleep(300);
     assert_eq!(world.peer_connects(relay, PEER), FromPeer::Refused(ConnectionRefusal::NoPermission));
     assert_eq!(refused(&world, ConnectionRefusal::NoPermission), 3);
-    let stale = RelayId { allocation: AllocationId { generation: 9, ..relay.allocation }, ..relay };
+    let stale = RelayId { allocation: AllocationSlot { generation: 9, ..relay.allocation }, ..relay };
     assert_eq!(world.peer_connects(stale, PEER), FromPeer::Refused(ConnectionRefusal::Stale));
     let v6 = RelayId { family: Family::V6, ..relay };
     assert_eq!(world.peer_connects(v6, PEER_V6), FromPeer::Refused(ConnectionRefusal::Stale));

@@ -1,4 +1,4 @@
-//! Effects for each new, refreshed and ended session, permission and channel, in order.
+//! Effects for each new, refreshed and ended allocation, permission and channel, in order.
 
 use crate::common::*;
 use turnpike_turn::wire::channel_data::ChannelNumber;

@@ -1,7 +1,7 @@
-//! Time-limited credentials that expire during an allocation, and the limit on refusals to one session.
+//! Time-limited credentials that expire during an allocation, and the limit on refusals to one allocation.
 
 use crate::{common::*, server_mobility_workers::Workers};
-use turnpike_turn::server::Credentials as Found;
+use turnpike_turn::server::LookupResult;
 
 fn world(config: ServerConfig) -> World {
     let mut world = World::with(config);
@@ -79,7 +79,7 @@ fn an_asynchronous_store_gives_the_same_answers() {
         let Outcome::LookUp(asked) = world.feed(&ask.bytes()) else { panic!() };
         let key = Key::long_term(KeyAlgorithm::Md5, "timed", REALM, password("timed").as_bytes());
         let (username, identity) = ("timed".into(), "timed".into());
-        world.found(asked.lookup, Found::Keys { username, identity, keys: vec![(key, Some(until))] })
+        world.found(asked.lookup, LookupResult::Keys { username, identity, keys: vec![(key, Some(until))] })
     };
     let request = answer(&mut world, &Ask::allocate().signed(&timed)).opens();
     world.open(&request).success();
@@ -158,7 +158,7 @@ fn an_allocation_ends_with_its_credential_if_configured() {
 }
 
 #[test]
-fn a_reload_ends_sessions_at_the_expiry_of_their_credential() {
+fn a_reload_ends_allocations_at_the_expiry_of_their_credential() {
     // A timer notices a past deadline in the next second.
     for (slept, lived) in [(20, 60_000), (100, 101_000)] {
         let mut world = world(config());
@@ -204,7 +204,7 @@ fn a_forged_address_does_not_use_up_a_clients_refusals() {
 
 /// libnice answers a refused ChannelBind immediately with the next one.
 #[test]
-fn repeated_refusals_are_bounded_per_session_and_cause() {
+fn repeated_refusals_are_bounded_per_allocation_and_cause() {
     let mut world = World::new();
     let (alice, _) = world.allocated();
     let denied = Ask::bind(0x4000, "10.0.0.1:7000").signed(&alice).bytes();
@@ -231,7 +231,7 @@ fn repeated_refusals_are_bounded_per_session_and_cause() {
     world.client = client(40_000);
     world.sleep(1);
     assert_eq!(answered(&mut world), 10);
-    // The client keeps asking after its session has ended.
+    // The client keeps asking after its allocation has ended.
     world.ask(&Ask::refresh(0).signed(&alice)).success();
     assert_eq!(answered(&mut world), 100, "437 is a different refusal");
 }

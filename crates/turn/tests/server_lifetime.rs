@@ -154,7 +154,7 @@ fn an_administrator_ends_one_allocation_and_a_shutdown_all() {
 }
 
 #[test]
-fn a_closed_session_reports_its_relayed_address_and_transports() {
+fn a_closed_allocation_reports_its_relayed_address_and_transports() {
     for (listener, transport) in
         [Transport::Udp, Transport::Tcp, Transport::Tls, Transport::Dtls].into_iter().enumerate()
     {
@@ -185,7 +185,7 @@ fn a_closed_session_reports_its_relayed_address_and_transports() {
 }
 
 #[test]
-fn a_closed_session_reports_its_traffic() {
+fn a_closed_allocation_reports_its_traffic() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();

@@ -1,10 +1,10 @@
 //! Asynchronous credential lookups: the store's answer resumes the request.
 
 use crate::common::*;
-use turnpike_turn::server::{Asked, CredentialQuery, StoreFailure};
+use turnpike_turn::server::{CredentialQuery, OwnedUser, StoreFailure};
 use turnpike_turn::wire::integrity::userhash;
 
-type Found = turnpike_turn::server::Credentials;
+use turnpike_turn::server::LookupResult;
 
 fn world() -> World {
     later(streams())
@@ -21,17 +21,17 @@ fn query(outcome: Outcome) -> CredentialQuery {
     query
 }
 
-fn found(query: &CredentialQuery) -> Found {
+fn found(query: &CredentialQuery) -> LookupResult {
     let name = match &query.user {
-        Asked::Name(name) => name.clone(),
-        Asked::Hash(hash) => {
+        OwnedUser::Name(name) => name.clone(),
+        OwnedUser::Hash(hash) => {
             assert_eq!(*hash, userhash("alice", &query.realm));
             "alice".into()
         }
     };
     let key = Key::long_term(query.algorithm, &name, &query.realm, password(&name).as_bytes());
     let wrong = Key::from_bytes(b"of last year");
-    Found::Keys { username: name.clone(), identity: name, keys: vec![(wrong, None), (key, None)] }
+    LookupResult::Keys { username: name.clone(), identity: name, keys: vec![(wrong, None), (key, None)] }
 }
 
 #[track_caller]
@@ -67,14 +67,14 @@ fn a_request_is_answered_after_the_stores_answer() {
 
 #[test]
 fn refusals_by_the_store_get_the_usual_response() {
-    let another = |until_unix| Found::Keys {
+    let another = |until_unix| LookupResult::Keys {
         username: "alice".into(),
         identity: "alice".into(),
         keys: vec![(Key::from_bytes(b"another"), until_unix)],
     };
     let (expired, wrong) = (another(Some(world().now.unix - 7)), another(None));
     for (credentials, refusal) in [
-        (Found::NoSuchUser, CredentialRefusal::NoSuchUser),
+        (LookupResult::NoSuchUser, CredentialRefusal::NoSuchUser),
         (expired, CredentialRefusal::Expired { ago: 7 }),
         (wrong, CredentialRefusal::WrongKey),
     ] {
@@ -115,7 +115,7 @@ fn an_allocate_over_a_stream_waits_for_store_and_fleet() {
     let again = |world: &mut World| {
         assert_eq!(world.server.poll_timeout(), Some(world.now.ms + 100));
         world.now.ms += 100;
-        let (lookup, credentials) = world.server.next_answered(world.now).expect("a due answer");
+        let (lookup, credentials) = world.server.next_finished_lookup(world.now).expect("a due answer");
         world.found(lookup, credentials)
     };
     let begun = |client: Client| {
@@ -139,14 +139,14 @@ fn an_allocate_over_a_stream_waits_for_store_and_fleet() {
             other => panic!("{other:?}"),
         }
         assert_eq!(world.server.stats().requests, requests);
-        assert!(world.server.next_answered(world.now).is_none());
+        assert!(world.server.next_finished_lookup(world.now).is_none());
     }
     let (mut world, _) = begun(stream(3));
     for _ in 0..99 {
         assert_eq!(again(&mut world), Outcome::Later);
     }
     world.sleep(1);
-    assert!(world.server.next_answered(world.now).is_none() && world.server.poll_timeout().is_none());
+    assert!(world.server.next_finished_lookup(world.now).is_none() && world.server.poll_timeout().is_none());
     assert_eq!(world.dropped(DropReason::LookupOver), 1);
     // Over UDP the client retransmits.
     assert_eq!(begun(client(3)).1, Outcome::Drop(DropReason::QuotaPending));
@@ -189,7 +189,7 @@ fn a_failed_lookup_is_a_500_or_silence() {
         world.client = transport;
         let bob = world.credentials("bob", Scheme::Md5);
         let asked = query(world.feed(&Ask::allocate().signed(&bob).bytes()));
-        match (store_failure, world.found(asked.lookup, Found::Unavailable)) {
+        match (store_failure, world.found(asked.lookup, LookupResult::Unavailable)) {
             (StoreFailure::Answer, Outcome::Reply(bytes)) => {
                 let reply = Reply(bytes);
                 assert_eq!(reply.code(), Some(500));
@@ -298,7 +298,7 @@ fn lookups_are_limited_per_address_and_in_total() {
     assert_eq!(waiting.len(), 1024);
     assert_eq!(ask(&mut world, &mut waiting, "198.18.1.1".to_owned(), 1), 1);
     let lookup = waiting[0];
-    world.found(lookup, Found::NoSuchUser);
+    world.found(lookup, LookupResult::NoSuchUser);
     world.client.address = address("198.18.1.1:9");
     query(world.feed_as("alice", Ask::allocate()));
     world.sleep(10);

@@ -174,7 +174,7 @@ fn an_allocation_follows_its_client_to_another_worker() {
     assert_eq!(workers.allocations(), [0, 0, 1]);
     assert_eq!(workers.held(), 1);
     assert_eq!(reaches(&mut workers.0[2], moved), new);
-    assert_eq!(workers.0[0].effects(), [], "the session has not ended");
+    assert_eq!(workers.0[0].effects(), [], "the allocation has not ended");
     let effect = Effect::Moved {
         allocation: moved.allocation,
         was: Some(old),

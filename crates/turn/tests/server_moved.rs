@@ -15,7 +15,7 @@ fn written(moved: &Moved) -> String {
     serde_json::to_string(moved).unwrap()
 }
 
-fn carried(from: &mut World, allocation: AllocationId, to: &mut World) -> AllocationId {
+fn carried(from: &mut World, allocation: AllocationSlot, to: &mut World) -> AllocationSlot {
     let moved = from.server.snapshot(from.now, allocation).expect("an open allocation");
     let text = written(&moved);
     let read: Moved = serde_json::from_str(&text).unwrap();
@@ -42,7 +42,7 @@ fn channels_permissions_and_counters_move_along() {
     let allocation = carried(&mut here, relay.allocation, &mut there);
     let told = there.all_effects();
     assert!(matches!(&told[0], Effect::Opened { username, link: Link(7), .. } if &**username == "alice"));
-    assert!(matches!(told[0], Effect::Opened { session, .. } if session == name));
+    assert!(matches!(told[0], Effect::Opened { id, .. } if id == name));
     let (permitted, bound): (Vec<_>, Vec<_>) =
         told[1..].iter().partition(|effect| matches!(effect, Effect::Permitted { .. }));
     assert_eq!((permitted.len(), bound.len()), (2, 20));
@@ -66,10 +66,10 @@ fn channels_permissions_and_counters_move_along() {
     assert_eq!(there.peer_sends(relay, "198.41.0.4:7019", b"x"), refused);
     there.ask_as("alice", Ask::refresh(0)).success();
     let effects = there.effects();
-    let [Effect::Closed { session, lived_ms, to_peer, to_client, .. }] = &effects[..] else {
+    let [Effect::Closed { id, lived_ms, to_peer, to_client, .. }] = &effects[..] else {
         panic!("{effects:?}")
     };
-    assert_eq!((*session, *lived_ms, *to_peer, to_client.0), (name, 600_000, (2, 5), 3));
+    assert_eq!((*id, *lived_ms, *to_peer, to_client.0), (name, 600_000, (2, 5), 3));
     assert_eq!(there.server.policy_mut().held(), 0);
 }
 

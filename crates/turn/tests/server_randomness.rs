@@ -38,9 +38,9 @@ fn reservation_tokens_look_random() {
     judge(&tokens.collect::<Vec<_>>(), &[255, 255, 255, 255, 255, 255, 255, 0xFE]).unwrap();
 }
 
-/// A typing error must not end another session: no two IDs are similar.
+/// A typing error must not end another allocation: no two IDs are similar.
 #[test]
-fn session_ids_look_random() {
+fn allocation_ids_look_random() {
     let mut world = World::with(ServerConfig { authenticate: false, ..config() });
     world.server.policy_mut().total = SAMPLES;
     let names = (0..).zip(clients()).map(|(slot, client)| {

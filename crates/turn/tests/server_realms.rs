@@ -140,7 +140,7 @@ fn each_realm_offers_its_own_algorithms() {
 }
 
 #[test]
-fn a_reload_that_removes_a_realm_ends_only_its_sessions() {
+fn a_reload_that_removes_a_realm_ends_only_its_allocations() {
     let mut world = World::with(tenants());
     let tenant = alice_in(&mut world, 1, TENANT);
     world.ask(&Ask::allocate().signed(&tenant)).success();
@@ -166,7 +166,7 @@ fn a_reload_that_removes_a_realm_ends_only_its_sessions() {
 }
 
 #[test]
-fn a_namesake_gets_no_session_of_a_removed_realm() {
+fn a_namesake_gets_no_allocation_of_a_removed_realm() {
     let mut world = World::with(tenants());
     let tenant = alice_in(&mut world, 1, TENANT);
     world.ask(&Ask::allocate().signed(&tenant)).success();

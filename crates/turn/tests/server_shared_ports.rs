@@ -167,7 +167,7 @@ fn a_mobile_allocation_requests_unshared_ports() {
     assert_eq!(wishes, (PortRequest::Own, Some(PortRequest::Own)));
 }
 
-/// A session that ended while its socket was opening returns a shared socket too.
+/// An allocation that ended while its socket was opening returns a shared socket too.
 #[test]
 fn a_shared_port_of_an_ended_allocation_is_returned() {
     let mut world = World::new();

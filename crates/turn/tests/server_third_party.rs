@@ -1,4 +1,4 @@
-//! Third-party authorization (RFC 7635), from the challenge to the end of the session.
+//! Third-party authorization (RFC 7635), from the challenge to the end of the allocation.
 
 use crate::common::*;
 use proptest::prelude::*;
@@ -242,7 +242,7 @@ fn a_key_limits_the_lifetime_of_its_tokens() {
 }
 
 #[test]
-fn a_session_ends_with_its_token_unless_renewed() {
+fn an_allocation_ends_with_its_token_unless_renewed() {
     let mut world = World::with(third_party());
     let mut holder = Holder::new(&mut world, 0, 100);
     assert_eq!(holder.ask(&mut world, Ask::allocate()).success().lifetime(), 100);
@@ -459,7 +459,7 @@ fn quotas_apply_per_token() {
 }
 
 #[test]
-fn removing_a_token_key_keeps_sessions_and_refuses_new_ones() {
+fn removing_a_token_key_keeps_allocations_and_refuses_new_ones() {
     let mut world = World::with(third_party());
     let holder = Holder::new(&mut world, 0, 600);
     holder.ask(&mut world, Ask::allocate()).success();

@@ -113,20 +113,20 @@ fn the_old_process_drops_requests_waiting_for_credentials() {
     assert!(here.server.poll_timeout().is_some(), "a waiting lookup");
     here.server.forget_lookups(|link| link == Link(0));
     assert!(here.server.poll_timeout().is_none());
-    let found = here.found(query.lookup, turnpike_turn::server::Credentials::NoSuchUser);
+    let found = here.found(query.lookup, turnpike_turn::server::LookupResult::NoSuchUser);
     assert!(matches!(found, Outcome::Drop(_) | Outcome::Later), "{found:?}");
 }
 
 /// The previous version wrote two worker numbers, and a time for the pending move.
 #[test]
-fn a_mobile_session_of_the_previous_version_continues() {
+fn a_mobile_allocation_of_the_previous_version_continues() {
     let mut here = World::with(config());
     let alice = here.credentials("alice", Scheme::Md5);
     let reply = here.ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success();
     let relay = here.last_opened();
     let moved = here.server.snapshot(here.now, relay.allocation).expect("an open allocation");
     let mut written = serde_json::to_value(&moved).unwrap();
-    let mobility = written["1"]["mobility"].as_object_mut().expect("a mobile session");
+    let mobility = written["1"]["mobility"].as_object_mut().expect("a mobile allocation");
     mobility.extend([("via".to_owned(), 1.into()), ("owner".to_owned(), 0.into())]);
     let moved: Moved = serde_json::from_value(written).unwrap();
     let mut there = World::with(config());

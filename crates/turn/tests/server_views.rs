@@ -1,4 +1,4 @@
-//! Administrator's view of an allocation, and its session ID.
+//! Administrator's view of an allocation, and its allocation ID.
 
 use crate::common::*;
 
@@ -47,26 +47,25 @@ fn an_allocation_is_visible_from_open_sockets_to_its_end() {
 }
 
 #[test]
-fn the_session_id_is_in_the_first_and_last_effect() {
+fn the_allocation_id_is_in_the_first_and_last_effect() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     world.ask(&Ask::allocate().signed(&alice)).success();
     let seen = world.server.view(world.now, 0).expect("an open allocation").id();
     world.ask(&Ask::refresh(0).signed(&alice)).success();
     let effects = world.effects();
-    let [Effect::Opened { session: opened, .. }, Effect::Closed { session: closed, .. }] = &effects[..]
-    else {
+    let [Effect::Opened { id: opened, .. }, Effect::Closed { id: closed, .. }] = &effects[..] else {
         panic!("{effects:?}")
     };
     assert_eq!([*opened, *closed], [seen; 2]);
     let (_, next) = world.allocated();
     let next = world.server.view(world.now, next.allocation.index).expect("an open allocation").id();
-    assert_ne!(next, seen, "a new session in the same slot");
+    assert_ne!(next, seen, "a new allocation in the same slot");
 }
 
 /// To another worker of this process; `server_moved` tests other processes.
 #[test]
-fn the_session_id_moves_to_another_worker() {
+fn the_allocation_id_moves_to_another_worker() {
     let mut workers = World::workers(&streams(), 2);
     let (from, to) = workers.split_at_mut(1);
     let (here, there) = (&mut from[0], &mut to[0]);

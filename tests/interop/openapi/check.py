@@ -2,7 +2,7 @@
 
     check.py SOCKET
 
-Judges the document itself, then asks each path that needs no parameter but the name of a session, and judges each answer. Prints one
+Judges the document itself, then asks each path that needs no parameter but the name of an allocation, and judges each answer. Prints one
 JSON object: the version of OpenAPI, how many operations were tried, and what is wrong.
 """
 
@@ -40,8 +40,8 @@ def main():
     _, _, text = ask(path, "GET", "/openapi.json")
     document = json.loads(text)
     wrong = [str(error.message) for error in OpenAPIV31SpecValidator(document).iter_errors()]
-    _, _, text = ask(path, "GET", "/v1/sessions")
-    sessions = json.loads(text)["sessions"]
+    _, _, text = ask(path, "GET", "/v1/allocations")
+    allocations = json.loads(text)["allocations"]
     tried = 0
 
     def judge(method, target, described):
@@ -65,8 +65,8 @@ def main():
             # The error of an unsupported GET is documented too.
             continue
         if "{id}" in described:
-            for session in sessions:
-                judge("GET", described.replace("{id}", session["id"]), described)
+            for allocation in allocations:
+                judge("GET", described.replace("{id}", allocation["id"]), described)
             judge("GET", described.replace("{id}", "0" * 32), described)
             judge("GET", described.replace("{id}", "nonsense"), described)
         elif described == "/v1/live/events":
@@ -74,9 +74,9 @@ def main():
             judge("GET", f"{described}?count=1", described)
         else:
             judge("GET", described, described)
-    judge("GET", "/v1/sessions?limit=nonsense", "/v1/sessions")
+    judge("GET", "/v1/allocations?limit=nonsense", "/v1/allocations")
     judge("POST", "/v1/reload", "/v1/reload")
-    print(json.dumps({"openapi": document["openapi"], "sessions": len(sessions), "tried": tried, "wrong": wrong}))
+    print(json.dumps({"openapi": document["openapi"], "allocations": len(allocations), "tried": tried, "wrong": wrong}))
 
 
 main()

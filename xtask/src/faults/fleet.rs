@@ -7,15 +7,15 @@ use serde::Deserialize;
 pub(super) const DOCUMENT: &str = "docs/dev/fleet-faults.md";
 
 pub(super) const HEAD: &str = "\
-| `cargo xtask faults` | fault | sessions lost | datagrams lost by others; longest gap | new allocation after: p50, p99 | most allocations of one user | \
+| `cargo xtask faults` | fault | allocations lost | datagrams lost by others; longest gap | new allocation after: p50, p99 | most allocations of one user | \
 peak grants per second on one node; load shares; newcomers | notes, limits, recovery |\n\
 | --- | --- | --- | --- | --- | --- | --- | --- |\n";
 
 #[derive(Deserialize)]
 pub(super) struct Figures {
-    sessions_lost: u64,
-    /// Sessions of the faulty node, if they may be lost.
-    sessions_of_the_broken: Option<u64>,
+    allocations_lost: u64,
+    /// Allocations of the faulty node, if they may be lost.
+    allocations_of_the_broken: Option<u64>,
     sent: u64,
     lost_of_others: u64,
     /// Seconds.
@@ -53,9 +53,9 @@ impl Figures {
     }
 
     pub(super) fn lines(&self, clients: u64) -> Vec<(&'static str, String)> {
-        let lost = match self.sessions_of_the_broken {
-            Some(most) => format!("{} of the node's {most}; {clients} clients", self.sessions_lost),
-            None => format!("{} of {clients}", self.sessions_lost),
+        let lost = match self.allocations_of_the_broken {
+            Some(most) => format!("{} of the node's {most}; {clients} clients", self.allocations_lost),
+            None => format!("{} of {clients}", self.allocations_lost),
         };
         let others = format!("{} of {}; {:.2} s", self.lost_of_others, self.sent, self.longest_silence);
         let mut times = String::new();
@@ -90,7 +90,7 @@ mod tests {
 
     fn figures(were_alone: bool) -> Figures {
         let figures = json!({
-            "sessions_lost": 300, "sessions_of_the_broken": 310, "sent": 5000, "lost": 900, "lost_of_others": 0,
+            "allocations_lost": 300, "allocations_of_the_broken": 310, "sent": 5000, "lost": 900, "lost_of_others": 0,
             "longest_silence": 2.25, "reconnect": [
                 { "transport": "udp", "lost": 280, "p50": 1.5, "p99": 2.125, "max": 2.2 },
                 { "transport": "tcp", "lost": 20, "p50": 1.6, "p99": 2.0, "max": 2.0 },

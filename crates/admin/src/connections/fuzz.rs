@@ -49,7 +49,7 @@ const SECRET: &str = "a secret of the realm";
 /// Never part of a response.
 const PRIVATE: [&str; 5] = [FULL, READ, KEY, PASSWORD, SECRET];
 
-/// Maximum bytes of a response; above a page of sessions or users.
+/// Maximum bytes of a response; above a page of allocations or users.
 const LONGEST: u64 = 1 << 20;
 
 const METHODS: [&str; 8] = ["GET", "POST", "DELETE", "PUT", "HEAD", "OPTIONS", "PATCH", "FETCH"];
@@ -70,8 +70,8 @@ const PATHS: [&str; 34] = [
     "/v1/log",
     "/v1/reload",
     "/v1/drain",
-    "/v1/sessions",
-    "/v1/sessions/00000000000000000000000000000000",
+    "/v1/allocations",
+    "/v1/allocations/00000000000000000000000000000000",
     "/v1/users",
     "/v1/users/alice",
     "/v1/users/%F0%9F%A6%80",
@@ -86,7 +86,7 @@ const PATHS: [&str; 34] = [
     "/v1/listeners",
     "/v1/certificates",
     "/v1/credentials",
-    "/v1/sessions/",
+    "/v1/allocations/",
     "//livez",
     "http://localhost/v1/status",
 ];
@@ -133,9 +133,9 @@ const MEMBERS: [&str; 17] = [
     "sha256",
     "max_ttl",
     "rate",
-    "max_sessions",
-    "max_sessions_per_user",
-    "bits_per_second_per_session",
+    "max_allocations",
+    "max_allocations_per_user",
+    "bits_per_second_per_allocation",
     "level",
     "deadline_s",
     "user",
@@ -602,7 +602,7 @@ fn seeds() -> Vec<Vec<u8>> {
         ("/v1/secrets/rotation", "{\"overlap_s\":60}"),
         (
             "/v1/realms",
-            "{\"name\":\"blue.example\",\"max_sessions\":7,\"bits_per_second_per_session\":64000}",
+            "{\"name\":\"blue.example\",\"max_allocations\":7,\"bits_per_second_per_allocation\":64000}",
         ),
         (
             "/v1/keys",
@@ -627,7 +627,7 @@ fn seeds() -> Vec<Vec<u8>> {
     }
     for path in [
         "/v1/users?realm=example.org&limit=2&cursor=1",
-        "/v1/sessions?user=a&client=192.0.2.0/24&transport=udp&limit=5",
+        "/v1/allocations?user=a&client=192.0.2.0/24&transport=udp&limit=5",
         "/v1/refusals?client=2001:db8::/32&limit=9",
         "/?service=turn&username=alice&ttl=60",
     ] {

@@ -180,7 +180,7 @@ fn live_worker(
     let calls = more(|worker| worker.rx.calls).saturating_sub(more(|worker| worker.rx.would_block));
     LiveWorker {
         number: number as u64,
-        sessions: now.allocations,
+        allocations: now.allocations,
         load: share.map(|share| rounded(share.ran)),
         waiting: share.map(|share| rounded(share.waited)),
         event_loop_us: waited.and_then(|waited| u64::try_from(waited.as_micros()).ok()),
@@ -210,12 +210,12 @@ fn live_listener(count: &ListenerCount) -> LiveListener {
         transport: <&str>::from(*transport).to_owned(),
         address: address.to_string(),
         server_name: server_name.clone(),
-        sessions: *allocations,
+        allocations: *allocations,
     }
 }
 
-fn live_realm((name, sessions): &(Box<str>, usize)) -> LiveRealm {
-    LiveRealm { name: name.to_string(), sessions: *sessions as u64 }
+fn live_realm((name, allocations): &(Box<str>, usize)) -> LiveRealm {
+    LiveRealm { name: name.to_string(), allocations: *allocations as u64 }
 }
 
 fn live_rule(before: &RuleStatus, now: &RuleStatus, seconds: f64) -> LiveRule {
@@ -423,9 +423,9 @@ mod tests {
         assert_eq!(live.batches[1], Batch { from: 2, to: Some(3), rate: 50.0 });
         assert_eq!((live.batches.len(), live.batches[11].from, live.batches[11].to), (12, 2048, None));
         let [first, second] = &live.workers[..] else { panic!("{live:?}") };
-        assert_eq!((first.sessions, first.receive_batch, first.event_loop_us), (7, Some(3.0), Some(70)));
+        assert_eq!((first.allocations, first.receive_batch, first.event_loop_us), (7, Some(3.0), Some(70)));
         assert_eq!((second.number, second.receive_batch, second.event_loop_us), (1, None, None));
-        assert_eq!(live.realms, [LiveRealm { name: "a".to_owned(), sessions: 3 }]);
+        assert_eq!(live.realms, [LiveRealm { name: "a".to_owned(), allocations: 3 }]);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Sessions that relay the most: compares two passes over all sessions, slice by slice. Runs only while
-//! watched, because each worker spends some microseconds per thousand sessions.
+//! Allocations that relay the most: compares two passes over all allocations, slice by slice. Runs only while
+//! watched, because each worker spends some microseconds per thousand allocations.
 
 use std::{
     cmp::Reverse,
@@ -10,8 +10,8 @@ use std::{
 
 use tokio::{sync::oneshot, time::sleep};
 use turnpike_api::{Talker, Talkers};
-use turnpike_relay::sessions::{Look, Looked, Session, SessionFilter, SessionTraffic};
-use turnpike_turn::server::SessionId;
+use turnpike_relay::allocations::{AllocationFilter, AllocationSnapshot, AllocationTraffic, Look, Looked};
+use turnpike_turn::server::AllocationId;
 
 use super::{Feed, reading::rate};
 
@@ -22,8 +22,8 @@ const MOST: usize = 20;
 
 struct Pass {
     at: Instant,
-    /// Includes the worker of each session.
-    traffic: HashMap<SessionId, (usize, SessionTraffic)>,
+    /// Includes the worker of each allocation.
+    traffic: HashMap<AllocationId, (usize, AllocationTraffic)>,
 }
 
 /// Compares while the runtime lives.
@@ -56,8 +56,8 @@ async fn pass(feed: &Feed) -> Option<Pass> {
             let (sender, answer) = oneshot::channel();
             let told = move |traffic, next| _ = sender.send((traffic, next));
             feed.program.server()?.relay.traffic(worker, slot, told);
-            let (found, next): (Vec<SessionTraffic>, _) = answer.await.ok()?;
-            traffic.extend(found.into_iter().map(|session| (session.id, (worker, session))));
+            let (found, next): (Vec<AllocationTraffic>, _) = answer.await.ok()?;
+            traffic.extend(found.into_iter().map(|allocation| (allocation.id, (worker, allocation))));
             from = next;
         }
     }
@@ -65,23 +65,26 @@ async fn pass(feed: &Feed) -> Option<Pass> {
 }
 
 /// Bytes relayed in between, both directions.
-fn relayed(before: &Pass, session: &SessionTraffic) -> u64 {
-    let (to_peer, to_client) = since(before, session);
+fn relayed(before: &Pass, allocation: &AllocationTraffic) -> u64 {
+    let (to_peer, to_client) = since(before, allocation);
     to_peer.1 + to_client.1
 }
 
-fn since(before: &Pass, session: &SessionTraffic) -> ((u64, u64), (u64, u64)) {
+fn since(before: &Pass, allocation: &AllocationTraffic) -> ((u64, u64), (u64, u64)) {
     let less =
         |now: (u64, u64), then: (u64, u64)| (now.0.saturating_sub(then.0), now.1.saturating_sub(then.1));
-    match before.traffic.get(&session.id) {
-        Some((_, then)) => (less(session.to_peer, then.to_peer), less(session.to_client, then.to_client)),
-        None => (session.to_peer, session.to_client),
+    match before.traffic.get(&allocation.id) {
+        Some((_, then)) => {
+            (less(allocation.to_peer, then.to_peer), less(allocation.to_client, then.to_client))
+        }
+        None => (allocation.to_peer, allocation.to_client),
     }
 }
 
 async fn rank(feed: &Feed, before: &Pass, now: &Pass) -> Talkers {
-    let active = now.traffic.values().map(|(worker, session)| (relayed(before, session), *worker, *session));
-    let mut active: Vec<(u64, usize, SessionTraffic)> = active.filter(|(bytes, ..)| *bytes > 0).collect();
+    let active =
+        now.traffic.values().map(|(worker, allocation)| (relayed(before, allocation), *worker, *allocation));
+    let mut active: Vec<(u64, usize, AllocationTraffic)> = active.filter(|(bytes, ..)| *bytes > 0).collect();
     let count = active.len() as u64;
     if active.len() > MOST {
         active.select_nth_unstable_by_key(MOST, |(bytes, ..)| Reverse(*bytes));
@@ -91,15 +94,15 @@ async fn rank(feed: &Feed, before: &Pass, now: &Pass) -> Talkers {
     let interval_s = (now.at - before.at).as_secs_f64();
     let mut talkers = Vec::with_capacity(active.len());
     for (_, worker, traffic) in active {
-        // A session that has ended or moved is left out.
-        let Some(session) = find(feed, worker, &traffic).await else { continue };
+        // An allocation that has ended or moved is left out.
+        let Some(allocation) = find(feed, worker, &traffic).await else { continue };
         let (to_peer, to_client) = since(before, &traffic);
         talkers.push(Talker {
-            id: session.id.to_string(),
-            realm: session.realm.to_string(),
-            user: session.username.into_string(),
-            client: session.client.to_string(),
-            transport: <&str>::from(session.transport).to_owned(),
+            id: allocation.id.to_string(),
+            realm: allocation.realm.to_string(),
+            user: allocation.username.into_string(),
+            client: allocation.client.to_string(),
+            transport: <&str>::from(allocation.transport).to_owned(),
             to_peer: rate(to_peer, interval_s),
             to_client: rate(to_client, interval_s),
         });
@@ -107,12 +110,12 @@ async fn rank(feed: &Feed, before: &Pass, now: &Pass) -> Talkers {
     Talkers { interval_s, active: count, talkers }
 }
 
-async fn find(feed: &Feed, worker: usize, traffic: &SessionTraffic) -> Option<Session> {
-    let filter = Arc::new(SessionFilter { id: Some(traffic.id), ..SessionFilter::default() });
+async fn find(feed: &Feed, worker: usize, traffic: &AllocationTraffic) -> Option<AllocationSnapshot> {
+    let filter = Arc::new(AllocationFilter { id: Some(traffic.id), ..AllocationFilter::default() });
     let (sender, answer) = oneshot::channel();
     let look = Look { from: traffic.slot, most: 1, filter, details: false };
     feed.program.server()?.relay.look(worker, look, move |looked: Looked| _ = sender.send(looked));
-    answer.await.ok()?.sessions.pop()
+    answer.await.ok()?.allocations.pop()
 }
 
 #[cfg(test)]
@@ -120,11 +123,11 @@ mod tests {
     use super::*;
 
     fn pass_of(traffic: &[(&str, u64, u64)]) -> Pass {
-        let session = |(id, to_peer, to_client): &(&str, u64, u64)| {
-            let id: SessionId = id.repeat(32).parse().unwrap();
-            (id, (0, SessionTraffic { id, slot: 0, to_peer: (1, *to_peer), to_client: (2, *to_client) }))
+        let allocation = |(id, to_peer, to_client): &(&str, u64, u64)| {
+            let id: AllocationId = id.repeat(32).parse().unwrap();
+            (id, (0, AllocationTraffic { id, slot: 0, to_peer: (1, *to_peer), to_client: (2, *to_client) }))
         };
-        Pass { at: Instant::now(), traffic: traffic.iter().map(session).collect() }
+        Pass { at: Instant::now(), traffic: traffic.iter().map(allocation).collect() }
     }
 
     #[test]
@@ -132,7 +135,7 @@ mod tests {
         let before = pass_of(&[("1", 100, 1000), ("2", 5, 5)]);
         let now = pass_of(&[("1", 150, 1300), ("2", 5, 5), ("3", 7, 8)]);
         let of = |id: &str| {
-            let id: SessionId = id.repeat(32).parse().unwrap();
+            let id: AllocationId = id.repeat(32).parse().unwrap();
             relayed(&before, &now.traffic[&id].1)
         };
         assert_eq!([of("1"), of("2"), of("3")], [350, 0, 15]);

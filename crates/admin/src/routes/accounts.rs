@@ -32,7 +32,7 @@ pub(super) async fn users(State(app): State<App>, uri: Uri) -> Result<Json<UserL
         let server = app.server()?;
         let realms = realms::all(&server.settings);
         let counts = UserList {
-            with_sessions: server.relay.users() as u64,
+            with_allocations: server.relay.users() as u64,
             configured: realms.iter().map(|realm| realm.users.len() as u64).sum(),
             secrets: realms.iter().map(|realm| realm.secrets.len() as u64).sum(),
             token_keys: server.settings.oauth.keys.len() as u64,
@@ -64,7 +64,7 @@ pub(super) async fn put_user(State(app): State<App>, request: Request) -> Result
     change.map(|change| put("user", change))
 }
 
-/// Removes a user from the store. Its sessions can no longer be refreshed and expire.
+/// Removes a user from the store. Its allocations can no longer be refreshed and expire.
 #[utoipa::path(
     delete,
     path = "/v1/users/{name}",
@@ -234,19 +234,21 @@ pub(super) async fn realms(State(app): State<App>) -> Result<Json<RealmList>, Pr
         let named = settings.realms.iter().find(|named| named.name == realm.name);
         let limit = limits.iter().find(|limit| limit.realm == realm.name);
         let rates = limit_keys::rates(settings, realm.name);
-        let sessions = held.iter().find(|(name, _)| **name == *realm.name).map_or(0, |(_, count)| *count);
+        let allocations = held.iter().find(|(name, _)| **name == *realm.name).map_or(0, |(_, count)| *count);
         RealmInfo {
             name: realm.name.to_owned(),
-            sessions: sessions as u64,
-            max_sessions: limit.and_then(|limit| limit.allocations).map(|most| most as u64),
-            max_sessions_per_user: limit
+            allocations: allocations as u64,
+            max_allocations: limit.and_then(|limit| limit.allocations).map(|most| most as u64),
+            max_allocations_per_user: limit
                 .and_then(|limit| limit.allocations_per_user)
                 .unwrap_or(settings.allocation_limits.allocations_per_user)
                 as u64,
             bits_per_second: rates.per_realm,
             bits_per_second_per_user: rates.per_user,
-            bits_per_second_per_session: rates.per_allocation,
-            session_length: named.and_then(|named| named.session_length).unwrap_or(settings.session_length),
+            bits_per_second_per_allocation: rates.per_allocation,
+            max_allocation_duration: named
+                .and_then(|named| named.max_allocation_duration)
+                .unwrap_or(settings.max_allocation_duration),
             relay_ports: named
                 .and_then(|named| named.relay_ports.as_ref())
                 .map(|ports| format!("{}-{}", ports.start(), ports.end())),
@@ -271,14 +273,14 @@ pub(super) async fn realms(State(app): State<App>) -> Result<Json<RealmList>, Pr
     ),
 )]
 pub(super) async fn put_realm(State(app): State<App>, request: Request) -> Result<Response, Problem> {
-    let new = needed(request, "{\"name\": \"blue.example\", \"max_sessions\": 1000}").await?;
+    let new = needed(request, "{\"name\": \"blue.example\", \"max_allocations\": 1000}").await?;
     let change = app.accounts()?.put_realm(new).await;
     app.tell_of_rules(&change).await;
     let change = change?;
     Ok(put("realm", change))
 }
 
-/// Removes a realm from the store; its sessions end. Its users and secrets stay in the store.
+/// Removes a realm from the store; its allocations end. Its users and secrets stay in the store.
 #[utoipa::path(
     delete,
     path = "/v1/realms/{name}",

@@ -13,7 +13,7 @@ use turnpike_fleet::{self as fleet, Ordered, PeerAnswer, Subject};
 use turnpike_measure::units::span;
 use utoipa::IntoParams;
 
-use super::{App, Json, body, fleet::read, query, sessions::predecessor_silent};
+use super::{App, Json, allocations::predecessor_silent, body, fleet::read, query};
 use crate::{
     access::{Audit, Grant},
     accounts::check_realm,
@@ -69,7 +69,7 @@ pub(super) async fn bans(State(app): State<App>) -> Result<Json<BanList>, Proble
     Ok(Json(BanList { bans }))
 }
 
-/// Bans a user or clients by their addresses, on all nodes of a fleet within a second: their sessions end, and until the ban ends their requests
+/// Bans a user or clients by their addresses, on all nodes of a fleet within a second: their allocations end, and until the ban ends their requests
 /// get 403. A fleet keeps bans in its store; a single server keeps them while it runs, through upgrades in place.
 #[utoipa::path(
     post,
@@ -108,7 +108,7 @@ pub(super) async fn put_ban(
         ended += read::<BanResult>(&there).map_err(predecessor_disobeys)?.ended;
     }
     let audit = Audit(format!(
-        "{:?} is banned for {}; sessions ended here: {ended}{}",
+        "{:?} is banned for {}; allocations ended here: {ended}{}",
         ban.subject.to_string(),
         span(seconds),
         later(announced)

@@ -66,7 +66,9 @@ fn own(operation: &str) -> Vec<&'static [&'static str]> {
         "events" => vec![&["no_events", "too_many_watchers"]],
         "reload" => vec![&["draining", "upgrade", "wrong_configuration"]],
         "refusals" | "limits" | "listeners" | "certificates" | "workers" | "list" => vec![&["no_server"]],
-        "one" | "end" => vec![&["no_server", "no_such_session", "node_not_understood", "predecessor_silent"]],
+        "one" | "end" => {
+            vec![&["no_server", "no_such_allocation", "node_not_understood", "predecessor_silent"]]
+        }
         "users" | "secrets" | "keys" | "realms" => vec![READS],
         "put_user" => vec![CHANGES, &["realm_not_served", "user_configured", "user_exists"]],
         "put_secret" => vec![CHANGES, &["realm_not_served", "secret_exists"]],
@@ -77,7 +79,7 @@ fn own(operation: &str) -> Vec<&'static [&'static str]> {
         "remove_secret" => vec![CHANGES, &["no_such_secret"]],
         "remove_key" => vec![CHANGES, &["no_such_key"]],
         "remove_realm" => vec![CHANGES, &["no_such_realm"]],
-        "fleet" | "fleet_sessions" => vec![FLEET],
+        "fleet" | "fleet_allocations" => vec![FLEET],
         "drain_node" | "uncordon_node" => vec![FLEET, &["fleet_store_unavailable", "no_such_node"]],
         // The node's own errors are forwarded unchanged.
         "of_node" | "end_of_node" => vec![
@@ -88,7 +90,7 @@ fn own(operation: &str) -> Vec<&'static [&'static str]> {
                 "no_such_method",
                 "no_such_node",
                 "no_such_path",
-                "no_such_session",
+                "no_such_allocation",
                 "node_silent",
                 "too_long",
             ],

@@ -11,14 +11,16 @@ use axum::{
 use serde::de::DeserializeOwned;
 use tokio::task::JoinSet;
 use turnpike_api::{
-    FleetAdmin, FleetError, FleetSessions, FleetStatus, NodeOrder, PeerRequest, SessionPage, SessionQuery,
+    AllocationPage, AllocationQuery, FleetAdmin, FleetAllocations, FleetError, FleetStatus, NodeOrder,
+    PeerRequest, with_new_fields,
 };
 use turnpike_config::AdminAccess;
 use turnpike_fleet::{PeerAnswer, Rights};
 
 use super::{
-    App, Json, PathPart, path_part, query,
-    session_query::{filter, limit},
+    App, Json, PathPart,
+    allocation_query::{filter, limit},
+    deprecated, path_part, query,
 };
 use crate::{
     access::{Audit, Grant},
@@ -92,7 +94,7 @@ pub(super) async fn uncordon_node(State(app): State<App>, node: PathPart) -> Res
     tag = "fleet",
     params(
         ("node" = String, Path, description = "Its name."),
-        ("path" = String, Path, description = "Such as `sessions`, `workers` or `status`."),
+        ("path" = String, Path, description = "Such as `allocations`, `workers` or `status`."),
     ),
     responses(
         (status = 200, description = "The response of that node.", body = Object),
@@ -112,9 +114,13 @@ pub(super) async fn of_node(
     }
     // Percent-encoding is kept as received.
     let path = path_at_node(uri.path()).unwrap_or_default();
-    if method == Method::DELETE && !path.starts_with("/v1/sessions/") {
-        let detail =
-            format!("through another node only sessions can be deleted: send DELETE {path} to {node} itself");
+    let ends_one = [deprecated::ALLOCATIONS, "/v1/allocations"]
+        .iter()
+        .any(|list| path.strip_prefix(list).is_some_and(|id| id.starts_with('/')));
+    if method == Method::DELETE && !ends_one {
+        let detail = format!(
+            "through another node only allocations can be deleted: send DELETE {path} to {node} itself"
+        );
         let problem = Problem::new(StatusCode::METHOD_NOT_ALLOWED, "no_such_method", detail);
         return Ok(([(header::ALLOW, "GET")], problem).into_response());
     }
@@ -125,14 +131,14 @@ pub(super) async fn of_node(
     Ok((Extension(audit), passed_on(answer)).into_response())
 }
 
-/// Ends a session of a node. No other path supports DELETE through another node.
+/// Ends an allocation of a node. No other path supports DELETE through another node.
 #[utoipa::path(
     delete,
     path = "/v1/fleet/nodes/{node}/v1/{path}",
     tag = "fleet",
     params(
         ("node" = String, Path, description = "Its name."),
-        ("path" = String, Path, description = "Such as `sessions/5f2c9a7be01d4c3f8a6b1e2d3c4f5a69`."),
+        ("path" = String, Path, description = "Such as `allocations/5f2c9a7be01d4c3f8a6b1e2d3c4f5a69`."),
     ),
     responses(
         (status = 200, description = "The response of that node.", body = Object),
@@ -141,26 +147,26 @@ pub(super) async fn of_node(
 #[expect(dead_code, reason = "describes a method that another handler answers")]
 pub(super) fn end_of_node() {}
 
-/// Lists sessions of all nodes in pages, node by node in the order of their names.
+/// Lists allocations of all nodes in pages, node by node in the order of their names.
 #[utoipa::path(
     get,
-    path = "/v1/fleet/sessions",
+    path = "/v1/fleet/allocations",
     tag = "fleet",
-    params(SessionQuery),
+    params(AllocationQuery),
     responses(
-        (status = 200, description = "A page. `next` is null on the last one.", body = FleetSessions),
+        (status = 200, description = "A page. `next` is null on the last one.", body = FleetAllocations),
     ),
 )]
-pub(super) async fn fleet_sessions(
+pub(super) async fn fleet_allocations(
     State(app): State<App>,
     Extension(grant): Extension<Grant>,
     uri: Uri,
-) -> Result<Json<FleetSessions>, Problem> {
+) -> Result<Json<FleetAllocations>, Problem> {
     let asker = app.asker(&grant);
     if asker.grant.via().is_node() {
         return Err(Problem::bad_request("a request from another node cannot be forwarded again"));
     }
-    let mut wanted: SessionQuery = query(&uri)?;
+    let mut wanted: AllocationQuery = query(&uri)?;
     filter(&wanted)?;
     let most = limit(&wanted)?;
     let cursor = wanted.cursor.take();
@@ -169,26 +175,26 @@ pub(super) async fn fleet_sessions(
         Some(Some((node, within))) => (node.to_owned(), Some(within.to_owned()).filter(|at| !at.is_empty())),
         Some(None) => return Err(Problem::bad_request("cursor must be `next` of another page")),
     };
-    let mut page = FleetSessions::default();
+    let mut page = FleetAllocations::default();
     let FleetStatus { node: own, nodes, .. } = app.fleet_status()?;
     for node in nodes.into_iter().map(|node| node.name).filter(|name| *name >= from) {
-        let left = most - page.sessions.len();
+        let left = most - page.allocations.len();
         if left == 0 {
             page.next = Some(format!("{node}{CURSOR}"));
             return Ok(Json(page));
         }
         // If the node has left since, the next one follows.
         let cursor = within.take().filter(|_| node == from);
-        let asked = SessionQuery { limit: Some(left), cursor, ..wanted.clone() };
+        let asked = AllocationQuery { limit: Some(left), cursor, ..wanted.clone() };
         let found = if node == own {
             app.page(asker.grant, &asked).await.map_err(|problem| problem.detail)
         } else {
             app.page_of(asker, &node, &asked).await
         };
         match found {
-            Ok(SessionPage { sessions, next, silent }) => {
+            Ok(AllocationPage { allocations, next, silent }) => {
                 page.silent.extend(silent.into_iter().map(|why| format!("{node}: {why}")));
-                page.sessions.extend(sessions.into_iter().map(|session| session.of_node(&node)));
+                page.allocations.extend(allocations.into_iter().map(|allocation| allocation.of_node(&node)));
                 if let Some(next) = next {
                     page.next = Some(format!("{node}{CURSOR}{next}"));
                     return Ok(Json(page));
@@ -246,10 +252,10 @@ impl App {
         &self,
         asker: Asker<'_>,
         node: &str,
-        asked: &SessionQuery,
-    ) -> Result<SessionPage, String> {
+        asked: &AllocationQuery,
+    ) -> Result<AllocationPage, String> {
         let words = serde_urlencoded::to_string(asked).unwrap_or_default();
-        let path = format!("/v1/sessions?{words}");
+        let path = format!("{}?{words}", deprecated::ALLOCATIONS);
         let answer = self.ask(asker, node.to_owned(), &Method::GET, path).await;
         answer.map_err(|problem| problem.detail).and_then(|answer| read(&answer))
     }
@@ -295,7 +301,7 @@ impl App {
 
 pub(super) fn read<T: DeserializeOwned>(answer: &PeerAnswer) -> Result<T, String> {
     if (200..300).contains(&answer.status) {
-        return serde_json::from_str(&answer.body).map_err(|error| error.to_string());
+        return serde_json::from_str(&with_new_fields(&answer.body)).map_err(|error| error.to_string());
     }
     let problem = serde_json::from_str::<Problem>(&answer.body);
     Err(problem.map_or_else(|_| format!("status {}", answer.status), |problem| problem.detail))

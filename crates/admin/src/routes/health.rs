@@ -1,6 +1,6 @@
 //! Health checks, metrics, and the list of paths.
 
-use std::fmt::Write as _;
+use std::{borrow::Cow, fmt::Write as _};
 
 use axum::{
     extract::State,
@@ -26,7 +26,7 @@ const END: &str = "# EOF\n";
 pub(super) const PATHS: &str = "/metrics       metrics for Prometheus\n\
      /livez         ok while the program runs\n\
      /readyz        ok, alone, recovering, waiting, or draining; /healthz is the same\n\
-     /openapi.json  description of the API: sessions, workers, listeners, reload, drain and so on\n\
+     /openapi.json  description of the API: allocations, workers, listeners, reload, drain and so on\n\
      /              in a browser, a page with an overview\n";
 
 /// Answers while the program runs.
@@ -181,6 +181,6 @@ fn with_own(mut text: String, is_server: bool) -> Result<String, std::fmt::Error
         (status = 200, description = "OpenAPI 3.1.", body = Object),
     ),
 )]
-pub(super) async fn openapi() -> super::Json<utoipa::openapi::OpenApi> {
-    super::Json(ApiDocument::openapi())
+pub(super) async fn openapi() -> Response {
+    super::json(&ApiDocument::openapi(), |text| Cow::Borrowed(text))
 }

@@ -15,7 +15,7 @@ use utoipa::{
     openapi::path::{Operation, ParameterIn},
 };
 
-use super::{ApiDocument, input};
+use super::{ApiDocument, deprecated, input};
 use crate::problem::Problem;
 
 /// Health checks may have arbitrary parameters, which monitoring programs add against caches.
@@ -55,7 +55,7 @@ impl Parameters {
     }
 
     fn check(&self, path: &str, request: &Request) -> Result<(), Problem> {
-        let path = path.replace("{*", "{");
+        let path = deprecated::current(path).replace("{*", "{");
         if HEALTH.contains(&&*path) || path == OF_NODE {
             return Ok(());
         }

@@ -34,7 +34,7 @@ pub(super) struct RefusalQuery {
 #[utoipa::path(
     get,
     path = "/v1/refusals",
-    tag = "sessions",
+    tag = "allocations",
     params(RefusalQuery),
     responses(
         (status = 200, description = "Matching refusals.", body = RefusalList),

@@ -9,6 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use turnpike_api::{Build, Drain, Draining, LogLevel, NotReloaded, Reloaded, Status};
+use turnpike_config::rename_log_targets;
 use turnpike_measure::units::span;
 
 use super::{App, Json, body};
@@ -87,11 +88,14 @@ pub(super) async fn log_level(State(app): State<App>) -> Json<LogLevel> {
     ),
 )]
 pub(super) async fn set_log_level(State(app): State<App>, request: Request) -> Result<Response, Problem> {
-    let wanted: LogLevel = body(request)
+    let mut wanted: LogLevel = body(request)
         .await?
         .ok_or_else(|| Problem::bad_request("a body is missing, such as {\"level\": \"debug\"}"))?;
     if !(1..=LONGEST_FILTER).contains(&wanted.level.len()) {
         return Err(Problem::bad_request(format!("level must have 1 to {LONGEST_FILTER} characters")));
+    }
+    if let Some(level) = rename_log_targets(&wanted.level) {
+        wanted.level = level;
     }
     let before = app.program.process().log_level();
     app.program
@@ -136,7 +140,7 @@ pub(super) async fn reload(State(app): State<App>) -> Result<Response, Problem> 
     }
 }
 
-/// Drains the program: it takes no new clients and ends with its last session or connection. A further request with a deadline replaces the
+/// Drains the program: it takes no new clients and ends with its last allocation or connection. A further request with a deadline replaces the
 /// earlier one.
 #[utoipa::path(
     post,

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use turnpike_api::{
     CertificateInfo, CertificateList, LimitInfo, LimitList, Listener, Listeners, Traffic, Worker, WorkerList,
 };
-use turnpike_relay::{WorkerSnapshot, sessions::Look};
+use turnpike_relay::{WorkerSnapshot, allocations::Look};
 
 use super::{App, Json};
 use crate::{problem::Problem, program::seconds};
@@ -65,7 +65,7 @@ pub(super) async fn limits(State(app): State<App>) -> Result<Json<LimitList>, Pr
         ("limits.bits_per_second_per_realm", of.rates.bits_per_second_per_realm),
         ("limits.bits_per_second_per_user", of.rates.bits_per_second_per_user),
         ("limits.bits_per_second_per_allocation", of.rates.bits_per_second_per_allocation),
-        ("limits.session_length", of.session_length.map(u64::from)),
+        ("limits.max_allocation_duration", of.max_allocation_duration.map(u64::from)),
     ];
     let at_most = at_most.into_iter().map(|(key, most, used)| (key, Some(most), used));
     let where_wanted = where_wanted.into_iter().map(|(key, most)| (key, most, None));
@@ -73,7 +73,7 @@ pub(super) async fn limits(State(app): State<App>) -> Result<Json<LimitList>, Pr
     Ok(Json(LimitList { limits: at_most.chain(where_wanted).map(limit).collect() }))
 }
 
-/// Lists listeners with their sessions and traffic, and relay addresses.
+/// Lists listeners with their allocations and traffic, and relay addresses.
 #[utoipa::path(
     get,
     path = "/v1/listeners",
@@ -90,7 +90,7 @@ pub(super) async fn listeners(State(app): State<App>) -> Result<Json<Listeners>,
         transport: <&str>::from(it.transport).to_owned(),
         address: it.address.to_string(),
         closing: it.closing,
-        sessions: it.traffic.sessions,
+        allocations: it.traffic.allocations,
         to_peer: traffic(it.traffic.to_peer),
         to_client: traffic(it.traffic.to_client),
     });
@@ -144,7 +144,7 @@ pub(super) async fn workers(State(app): State<App>) -> Result<Json<WorkerList>, 
         let WorkerSnapshot { turn, rx, tx, .. } = snapshot;
         workers.push(Worker {
             number: number as u64,
-            sessions: snapshot.allocations,
+            allocations: snapshot.allocations,
             load: share.map(|share| rounded(share.ran)),
             waiting: share.map(|share| rounded(share.waited)),
             event_loop_us: waited.and_then(|waited| u64::try_from(waited.as_micros()).ok()),

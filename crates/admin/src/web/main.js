@@ -6,7 +6,7 @@ import { span } from "./format.js";
 import { configuration } from "./configuration.js";
 import { overview } from "./overview.js";
 import { refusals } from "./refusals.js";
-import { session, sessions } from "./sessions.js";
+import { allocation, allocations } from "./allocations.js";
 
 const POINTS = 600;
 const part = (id) => document.getElementById(id);
@@ -20,9 +20,9 @@ let job = null;
 // ------------------------------------------------------------------------------------------------------------- pages
 
 function page(path, words) {
-  if (path.startsWith("/sessions/")) return session(path.slice("/sessions/".length), () => mayChange);
+  if (path.startsWith("/allocations/")) return allocation(path.slice("/allocations/".length), () => mayChange);
   switch (path) {
-    case "/sessions": return sessions(words);
+    case "/allocations": return allocations(words);
     case "/refusals": return refusals(words);
     case "/configuration": return configuration(words);
     default: return overview(job ?? "serve");
@@ -30,7 +30,8 @@ function page(path, words) {
 }
 
 function show(first) {
-  const [path, query = ""] = location.hash.replace(/^#/, "").split("?");
+  // Bookmarks of version 0.1 name sessions.
+  const [path, query = ""] = location.hash.replace(/^#/, "").replace(/^\/sessions\b/, "/allocations").split("?");
   shown?.close?.();
   shown = page(path, new URLSearchParams(query));
   part("main").replaceChildren(shown.element);

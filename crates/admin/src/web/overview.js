@@ -53,7 +53,7 @@ function timeCursor(changed) {
 const SERVER_CHARTS = [
   { title: "Relayed", series: [{ name: "to peers", key: "to_peer_bps" }, { name: "to clients", key: "to_client_bps" }], format: bits, least: 1000 },
   { title: "Datagrams", series: [{ name: "to peers", key: "to_peer_pps" }, { name: "to clients", key: "to_client_pps" }], format: perSecond, least: 10 },
-  { title: "Sessions", series: [{ name: "Sessions", key: "open" }], format: count, least: 10 },
+  { title: "Allocations", series: [{ name: "Allocations", key: "open" }], format: count, least: 10 },
   { title: "Lost and refused", series: [{ name: "lost or dropped", key: "dropped" }, { name: "refused", key: "refused" }], format: perSecond, least: 10 },
   { title: "Busiest worker", series: [{ name: "Busiest worker", key: "load" }], format: percent, least: 1 },
   { title: "Event loop", series: [{ name: "Event loop", key: "event_loop_us" }], format: micros, least: 100 },
@@ -98,7 +98,7 @@ const reasonColumns = (words) => [
 const byTotal = (reasons) => [...reasons].sort((one, other) => other.total - one.total);
 
 function server() {
-  const sessions = tile("Sessions", "Current allocations.");
+  const allocations = tile("Allocations", "Current allocations.");
   const toPeers = tile("To peers", "Payload relayed from clients to peers.");
   const toClients = tile("To clients", "Payload relayed from peers to clients.");
   const lost = tile("Lost or dropped", "Datagrams that were not relayed, for any reason.");
@@ -112,7 +112,7 @@ function server() {
     { title: "Load", number: true, cell: (row) => ({ text: percent(row.load), share: row.load ?? 0 }) },
     { title: "Waits for its core", number: true, cell: (row) => percent(row.waiting) },
     { title: "Event loop", number: true, cell: (row) => micros(row.event_loop_us) },
-    { title: "Sessions", number: true, cell: (row) => count(row.sessions) },
+    { title: "Allocations", number: true, cell: (row) => count(row.allocations) },
     { title: "Received", number: true, cell: (row) => perSecond(row.received) },
     { title: "Per call", number: true, cell: (row) => decimal(row.receive_batch) },
     { title: "Sent", number: true, cell: (row) => perSecond(row.sent) },
@@ -128,33 +128,33 @@ function server() {
   ], "No receive calls in the last second.");
   const drops = table("Lost and dropped datagrams by reason", reasonColumns(dropWords), "Nothing lost or dropped so far.");
   const refusals = table("Refusals by reason", reasonColumns(refusalWords), "Nothing refused so far.");
-  const talkers = table("Sessions that relay the most", [
-    { title: "User", heads: true, cell: (row) => ({ text: user(row.user), href: `#/sessions/${row.id}`, note: named(row.realm) }) },
+  const talkers = table("Allocations that relay the most", [
+    { title: "User", heads: true, cell: (row) => ({ text: user(row.user), href: `#/allocations/${row.id}`, note: named(row.realm) }) },
     { title: "Client", cell: (row) => ({ text: row.client, note: row.transport }) },
     { title: "To peers", number: true, cell: (row) => bits(row.to_peer.bytes * 8) },
     { title: "To client", number: true, cell: (row) => bits(row.to_client.bytes * 8) },
     { title: "Datagrams", number: true, cell: (row) => perSecond(row.to_peer.datagrams + row.to_client.datagrams) },
-  ], "No session is relaying.");
+  ], "No allocation is relaying.");
   const talking = h("p", { class: "note" });
-  const transports = table("Sessions by transport", [
+  const transports = table("Allocations by transport", [
     { title: "Transport", heads: true, cell: (row) => row.transport.toUpperCase() },
-    { title: "Sessions", number: true, cell: (row) => count(row.sessions) },
+    { title: "Allocations", number: true, cell: (row) => count(row.allocations) },
     { title: "Share", number: true, cell: (row) => ({ text: percent(row.part), share: row.part }) },
   ]);
-  const listeners = table("Sessions by listener", [
+  const listeners = table("Allocations by listener", [
     { title: "Listener", heads: true, cell: (row) => (row.server_name ? { text: row.address, note: row.server_name } : row.address) },
     { title: "Transport", cell: (row) => row.transport.toUpperCase() },
-    { title: "Sessions", number: true, cell: (row) => count(row.sessions) },
+    { title: "Allocations", number: true, cell: (row) => count(row.allocations) },
   ]);
   const relays = table("Relay addresses", [
     { title: "Relay address", heads: true, cell: (row) => (row.external ? { text: row.address, note: row.external } : row.address) },
     { title: "State", cell: (row) => (row.up ? "up" : "absent") },
     { title: "Since", cell: (row) => dateTime(row.since) },
   ]);
-  const realms = table("Sessions by realm", [
+  const realms = table("Allocations by realm", [
     { title: "Realm", heads: true, cell: (row) => named(row.name) },
-    { title: "Sessions", number: true, cell: (row) => count(row.sessions) },
-  ], "No realm has sessions.");
+    { title: "Allocations", number: true, cell: (row) => count(row.allocations) },
+  ], "No realm has allocations.");
   const certificates = table("Certificates", [
     { title: "Names", heads: true, cell: (row) => ({ text: row.names.map(named).join(", ") || NONE, note: named(row.file) }) },
     { title: "Expires", cell: (row) => dateTime(row.not_after) },
@@ -171,7 +171,7 @@ function server() {
     { title: "Node", heads: true, cell: (row) => ({ text: named(row.name), note: [row.zone, row.version].filter(Boolean).join(", ") }) },
     { title: "State", cell: (row) => (row.state === "silent" ? `silent for ${span(row.silent_s)}` : row.state) },
     { title: "Busy", number: true, cell: (row) => ({ text: percent(row.busy), share: row.busy }) },
-    { title: "Sessions", number: true, cell: (row) => `${count(row.sessions)} of ${count(row.max_sessions)}` },
+    { title: "Allocations", number: true, cell: (row) => `${count(row.allocations)} of ${count(row.max_allocations)}` },
     { title: "Traffic", number: true, cell: (row) => bits(row.bits_per_second) },
     { title: "Busiest worker", number: true, cell: (row) => percent(row.cpu) },
   ], "No known nodes.");
@@ -203,7 +203,7 @@ function server() {
     const refusedNow = sum(now.refusals.filter((reason) => once.has(reason.kind)), (reason) => reason.rate);
     const busiest = most(now.workers, (worker) => worker.load);
     const slowest = most(now.workers, (worker) => worker.event_loop_us);
-    sessions.show(count(live.status.open), `${perSecond(now.opened)} begin, ${perSecond(now.closed)} end`);
+    allocations.show(count(live.status.open), `${perSecond(now.opened)} begin, ${perSecond(now.closed)} end`);
     toPeers.show(bits(now.to_peer.bytes * 8), `${perSecond(now.to_peer.datagrams)} datagrams`);
     toClients.show(bits(now.to_client.bytes * 8), `${perSecond(now.to_client.datagrams)} datagrams`);
     const handled = now.received + now.across.datagrams;
@@ -227,15 +227,15 @@ function server() {
     refusals.update(byTotal(now.refusals));
     talkers.update(now.talkers?.talkers ?? []);
     setText(talking, now.talkers
-      ? `${many(now.talkers.active, "session")} relayed data in the last ${span(now.talkers.interval_s)}.`
-      : "Sessions are being compared.");
+      ? `${many(now.talkers.active, "allocation")} relayed data in the last ${span(now.talkers.interval_s)}.`
+      : "Allocations are being compared.");
     const byTransport = ["udp", "tcp", "tls", "dtls"].map((transport) => ({
-      transport, sessions: sum(now.listeners.filter((one) => one.transport === transport), (one) => one.sessions),
+      transport, allocations: sum(now.listeners.filter((one) => one.transport === transport), (one) => one.allocations),
     }));
-    const all = sum(byTransport, (one) => one.sessions);
-    transports.update(byTransport.map((one) => ({ ...one, part: all > 0 ? one.sessions / all : 0 })));
+    const all = sum(byTransport, (one) => one.allocations);
+    transports.update(byTransport.map((one) => ({ ...one, part: all > 0 ? one.allocations / all : 0 })));
     relays.update(live.status.relays ?? []);
-    listeners.update([...now.listeners].sort((one, other) => other.sessions - one.sessions).filter((one, at) => one.sessions > 0 || at < 8));
+    listeners.update([...now.listeners].sort((one, other) => other.allocations - one.allocations).filter((one, at) => one.allocations > 0 || at < 8));
     realms.update(now.realms);
   }
 
@@ -254,7 +254,7 @@ function server() {
   }
 
   return {
-    tiles: [sessions, toPeers, toClients, lost, refused, load, loop, opening].map((one) => one.element),
+    tiles: [allocations, toPeers, toClients, lost, refused, load, loop, opening].map((one) => one.element),
     panels: [
       fleet,
       wide(panel("Workers", null, workers.element)),

@@ -1,4 +1,4 @@
-//! `turnpike sessions`, `session`, `drain` and `reload` against a running program, through its default socket.
+//! `turnpike allocations`, `allocation`, `drain` and `reload` against a running program, through its default socket.
 
 use crate::prelude::*;
 
@@ -55,8 +55,8 @@ fn errors_are_json_with_the_json_flag() {
         (ended.code, told)
     };
     for usage in [
-        &["sessions", "--limit", "0"][..],
-        &["sessions", "--colour", "red"],
+        &["allocations", "--limit", "0"][..],
+        &["allocations", "--colour", "red"],
         &["user", "add"],
         &["secret", "rotate", "r", "--overlap", "-1"],
         &["probe"],
@@ -69,8 +69,8 @@ fn errors_are_json_with_the_json_flag() {
         assert!(!detail.is_empty() && !detail.starts_with("error: "), "{usage:?}: {told}");
     }
     for unheard in [
-        &["sessions"][..],
-        &["session", "show", "x"],
+        &["allocations"][..],
+        &["allocation", "show", "x"],
         &["drain"],
         &["reload"],
         &["health"],
@@ -82,8 +82,8 @@ fn errors_are_json_with_the_json_flag() {
     }
     let _serve = login.serve(&["--state", &login.state()]);
     for (refused, exit, status, code) in [
-        (&["session", "show", "00000000000000000000000000000000"][..], 1, 404, "no_such_session"),
-        (&["sessions", "--client", "x"], 2, 400, "bad_request"),
+        (&["allocation", "show", "00000000000000000000000000000000"][..], 1, 404, "no_such_allocation"),
+        (&["allocations", "--client", "x"], 2, 400, "bad_request"),
         (&["fleet", "status"], 1, 404, "no_fleet"),
         (&["user", "remove", "nobody"], 1, 404, "no_such_user"),
         (&["user", "add", "a:b"], 2, 400, "bad_request"),
@@ -124,15 +124,16 @@ fn json_output_matches_the_documented_schemas() {
     let mut serve = login.serve(&["--user", "alice:secret", "--realm", "example.org", "--state", &state]);
     let reflect = Reflect::start(V4, &[]);
     let at = listening(&mut serve);
-    let _session = Load::new(at).to(reflect.address).with("--rate 30 --duration 600").start();
-    let id = eventually("a session", || login.json(&["sessions"])[0]["id"].as_str().map(str::to_owned));
+    let _allocation = Load::new(at).to(reflect.address).with("--rate 30 --duration 600").start();
+    let id =
+        eventually("an allocation", || login.json(&["allocations"])[0]["id"].as_str().map(str::to_owned));
     for (arguments, schema, more) in [
         (&["user", "add", "bob"][..], "Change", "password"),
         (&["secret", "add"], "Change", "secret"),
         (&["secret", "rotate", "example.org"], "Rotated", "secret"),
         (&["key", "add", "shop"], "Change", "key"),
         (&["realm", "add", "blue"], "Change", ""),
-        (&["session", "show", &id], "Session", ""),
+        (&["allocation", "show", &id], "Allocation", ""),
         (&["user", "remove", "bob"], "Change", ""),
         (&["top", "--once"], "Live", ""),
         (&["reload"], "Reloaded", ""),
@@ -140,7 +141,7 @@ fn json_output_matches_the_documented_schemas() {
         is_of(&login.json(arguments), schema, more, &arguments.join(" "));
     }
     for (arguments, schema) in [
-        (&["sessions"][..], "Session"),
+        (&["allocations"][..], "Allocation"),
         (&["user", "list"], "User"),
         (&["secret", "list"], "SharedSecret"),
         (&["key", "list"], "Key"),
@@ -154,7 +155,7 @@ fn json_output_matches_the_documented_schemas() {
     let health = login.json(&["health"]);
     assert_eq!((&health["well"], &health["state"]), (&true.into(), &"ok".into()), "{health}");
     assert!(health["relays"][0].as_str().is_some_and(|line| line.contains(" up since ")), "{health}");
-    is_of(&login.json(&["session", "end", &id]), "Session", "", "session end");
+    is_of(&login.json(&["allocation", "end", &id]), "Allocation", "", "allocation end");
     is_of(&login.json(&["drain", "--deadline", "0"]), "Draining", "", "drain");
 }
 
@@ -201,45 +202,45 @@ fn listening(program: &mut Program) -> std::net::SocketAddr {
 }
 
 #[test]
-fn sessions_are_listed_shown_and_ended_over_the_default_socket() {
+fn allocations_are_listed_shown_and_ended_over_the_default_socket() {
     let Some(login) = login() else { return };
     let mut server =
         login.serve(&["--user", "alice:secret", "--user", "bob:secret", "--realm", "example.org"]);
     let at = listening(&mut server);
-    assert_eq!(login.json(&["sessions"]).as_array().map(Vec::len), Some(0));
+    assert_eq!(login.json(&["allocations"]).as_array().map(Vec::len), Some(0));
     let reflect = Reflect::start(V4, &[]);
     let load = |user: &str| {
         let more = ["--clients", "3", "--rate", "30", "--duration", "600"];
         Load::as_user(at, &format!("{user}:secret")).to(reflect.address).with_words(&more).start()
     };
     let (_alices, _bobs) = (load("alice"), load("bob"));
-    let all = eventually("six sessions", || {
-        let all = login.json(&["sessions"]);
+    let all = eventually("six allocations", || {
+        let all = login.json(&["allocations"]);
         (all.as_array()?.len() == 6).then_some(all)
     });
-    for session in all.as_array().expect("a list") {
-        assert_eq!((&session["realm"], &session["transport"]), (&"example.org".into(), &"udp".into()));
+    for allocation in all.as_array().expect("a list") {
+        assert_eq!((&allocation["realm"], &allocation["transport"]), (&"example.org".into(), &"udp".into()));
     }
-    let alices = login.json(&["sessions", "--user", USER]);
+    let alices = login.json(&["allocations", "--user", USER]);
     let alices = alices.as_array().expect("a list");
-    assert!(alices.len() == 3 && alices.iter().all(|session| session["user"] == USER), "{alices:?}");
-    let table = login.run(&["sessions", "--user", "bob", "--realm", "example.org"]);
+    assert!(alices.len() == 3 && alices.iter().all(|allocation| allocation["user"] == USER), "{alices:?}");
+    let table = login.run(&["allocations", "--user", "bob", "--realm", "example.org"]);
     assert_eq!((table.code, table.stdout.lines().count()), (Some(0), 4), "{}", table.output());
-    assert_eq!(login.run(&["sessions", "--realm", "elsewhere"]).stdout, "no sessions");
+    assert_eq!(login.run(&["allocations", "--realm", "elsewhere"]).stdout, "no allocations");
 
     let id = alices[1]["id"].as_str().expect("a name");
-    let shown = login.json(&["session", "show", id]);
+    let shown = login.json(&["allocation", "show", id]);
     assert_eq!((&shown["id"], &shown["client"]), (&alices[1]["id"], &alices[1]["client"]));
     assert!(!shown["channels"].as_array().expect("channels").is_empty(), "{shown}");
-    login.run(&["session", "end", id]).ended(0);
+    login.run(&["allocation", "end", id]).ended(0);
     let line = server.line_with("ended by an administrator");
-    assert!(line.contains(&format!("session={id}")) && line.contains("user=\"alice\""), "{line}");
+    assert!(line.contains(&format!("allocation={id}")) && line.contains("user=\"alice\""), "{line}");
     let audit = server.line_with("turnpike::audit");
     assert!(audit.contains(id) && audit.contains("status=200") && audit.contains("local user"), "{audit}");
-    let again = login.run(&["session", "end", id]);
+    let again = login.run(&["allocation", "end", id]);
     assert_eq!(again.code, Some(1));
-    assert!(again.stderr.contains("no session"), "{}", again.stderr);
-    assert_eq!(login.json(&["sessions"]).as_array().map(Vec::len), Some(5));
+    assert!(again.stderr.contains("no allocation"), "{}", again.stderr);
+    assert_eq!(login.json(&["allocations"]).as_array().map(Vec::len), Some(5));
 }
 
 #[test]
@@ -280,19 +281,19 @@ fn reload_reports_changes_and_every_mistake() {
         };
         server.lines().iter().any(is_it)
     });
-    let realms = |login: &Login| login.run(&["sessions", "--json"]).code;
+    let realms = |login: &Login| login.run(&["allocations", "--json"]).code;
     assert_eq!(realms(&login), Some(0), "the server continues");
 }
 
 #[test]
-fn drain_exits_after_the_last_session_or_at_the_deadline() {
+fn drain_exits_after_the_last_allocation_or_at_the_deadline() {
     let Some(login) = login() else { return };
     let mut server = login.serve(&["--user", "alice:secret"]);
     let at = listening(&mut server);
     let reflect = Reflect::start(V4, &[]);
-    let session = Load::new(at).to(reflect.address).with("--rate 30 --duration 600").start();
+    let allocation = Load::new(at).to(reflect.address).with("--rate 30 --duration 600").start();
     // Counters are updated ten times a second.
-    eventually("a session", || {
+    eventually("an allocation", || {
         get_unix(&login.socket(), "/v1/status").is_ok_and(|(_, status)| status.contains("\"open\":1"))
     });
     let said = login.run(&["drain", "--deadline", "86400"]);
@@ -302,8 +303,8 @@ fn drain_exits_after_the_last_session_or_at_the_deadline() {
     assert!(refused.stderr.contains("draining"), "{}", refused.stderr);
     let said = login.json(&["drain", "--deadline", "0"]);
     assert_eq!(said["open"], 1);
-    server.wait(SOON).ended(0).says("ending the sessions still open");
-    drop(session);
+    server.wait(SOON).ended(0).says("ending the allocations still open");
+    drop(allocation);
     assert!(!login.socket().exists(), "the socket is removed");
     // The next default, loopback, may belong to another test's server.
     let socket = format!("unix:{}", login.socket().display());
@@ -324,8 +325,8 @@ fn health_sets_the_exit_code_and_drain_can_wait() {
     assert!(well.code == Some(0) && well.stdout.starts_with("ok\nrelay address "), "{}", well.output());
     assert_eq!(login.json(&["health", "--live"])["well"], true);
     let reflect = Reflect::start(V4, &[]);
-    let session = Load::new(at).to(reflect.address).with("--rate 30 --duration 600").start();
-    eventually("a session", || {
+    let allocation = Load::new(at).to(reflect.address).with("--rate 30 --duration 600").start();
+    eventually("an allocation", || {
         get_unix(&login.socket(), "/v1/status").is_ok_and(|(_, status)| status.contains("\"open\":1"))
     });
     let mut waiting = Program::start(&mut login.command(&["drain", "--deadline", "86400", "--wait"]));
@@ -333,14 +334,14 @@ fn health_sets_the_exit_code_and_drain_can_wait() {
     let drains = login.run(&["health"]);
     assert!(drains.stderr.contains("draining"), "{}", drains.output());
     assert_eq!(login.run(&["health", "--live"]).code, Some(0), "it runs");
-    assert!(!waiting.has_ended(), "a session exists");
+    assert!(!waiting.has_ended(), "an allocation exists");
     login.json(&["drain", "--deadline", "0"]);
     assert_eq!(server.wait(SOON).code, Some(0));
     // `drain --wait` does not wait for a successor at the same address.
     let _next = login.serve(&["--user", "alice:secret"]);
     let waited = waiting.wait(SOON).ended(0);
     assert!(waited.stdout.starts_with("draining: 1 open, for at most 1 day"), "{}", waited.output());
-    drop(session);
+    drop(allocation);
 }
 
 #[test]
@@ -356,7 +357,7 @@ fn second_server_runs_without_the_default_socket() {
     let line = third.line_with("cannot serve the admin interface on unix:");
     assert!(line.contains("choose another"), "{line}");
     assert_eq!(third.wait(SOON).code, Some(1));
-    assert_eq!(login.run(&["sessions"]).code, Some(0), "the first server is asked");
+    assert_eq!(login.run(&["allocations"]).code, Some(0), "the first server is asked");
 }
 
 #[test]
@@ -374,9 +375,9 @@ fn forwarder_is_reloaded_and_drained_by_address() {
     fs::write(&file, rule(10)).expect("the test's own file");
     let changed = login.run(&["reload", "--admin", &address]);
     assert_eq!(changed.stdout, "rule web: changed", "{}", changed.output());
-    let sessions = login.run(&["sessions", "--admin", &address]);
-    assert_eq!(sessions.code, Some(1));
-    assert!(sessions.stderr.contains("this program forwards"), "{}", sessions.stderr);
+    let allocations = login.run(&["allocations", "--admin", &address]);
+    assert_eq!(allocations.code, Some(1));
+    assert!(allocations.stderr.contains("this program forwards"), "{}", allocations.stderr);
     assert_eq!(login.run(&["drain", "--admin", &address]).code, Some(0));
     assert_eq!(forward.wait(SOON).code, Some(0));
     assert!(!socket.exists());
@@ -394,7 +395,7 @@ fn loopback_is_read_only_without_a_token() {
     let more = ["--admin", &admin, "-c", &path(&file), "-q"];
     let mut program = Program::start(&mut turnpike(&[&arguments[..], &more].concat()));
     let run = |arguments: &[&str]| Program::run(&mut turnpike(&[arguments, &["--admin", &admin]].concat()));
-    eventually("it responds", || run(&["sessions"]).code == Some(0));
+    eventually("it responds", || run(&["allocations"]).code == Some(0));
     let refused = run(&["reload"]);
     assert_eq!(refused.code, Some(1));
     assert!(refused.stderr.contains("changes need a token from admin.tokens"), "{}", refused.stderr);
@@ -415,10 +416,10 @@ fn loopback_is_read_only_without_a_token() {
 #[test]
 fn usage_errors_appear_before_any_request() {
     for (arguments, told) in [
-        (&["sessions", "--admin", "192.0.2.1:9641"][..], "not on loopback"),
+        (&["allocations", "--admin", "192.0.2.1:9641"][..], "not on loopback"),
         (&["reload", "--admin", "https://me@127.0.0.1:1"], "expected unix:/PATH"),
-        (&["session", "end"], "<ID>"),
-        (&["session"], "Usage"),
+        (&["allocation", "end"], "<ID>"),
+        (&["allocation"], "Usage"),
         (&["drain", "--deadline", "soon"], "--deadline"),
     ] {
         let ended = Program::run(&mut turnpike(arguments));

@@ -49,7 +49,7 @@ fn documented_haproxy_passes_client_addresses() {
             .with(&format!("--ca {ca} --server-name {NAME} --mode allocate --rate 5 --duration 1"))
             .run()
             .ended(0);
-        let line = serve.program.line_with("session ended");
+        let line = serve.program.line_with("allocation ended");
         assert!(line.contains("client=127.0.0.1:"), "{line}");
     });
 }

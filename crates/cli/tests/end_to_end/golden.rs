@@ -103,7 +103,7 @@ fn json_results_match_the_golden_files() {
     let user = format!("{USER}:{PASSWORD}");
     let probe = Program::start(&mut turnpike(&["probe", &server, "--user", &user, "--json"])).wait(SOON * 2);
     is_as_in("probe.txt", &keys(&probe.result()));
-    eventually("all sessions have ended", || serve.allocations() == 0);
+    eventually("all allocations have ended", || serve.allocations() == 0);
 }
 
 const VARIABLE: [&str; 2] = [".errors", ".port_443"];

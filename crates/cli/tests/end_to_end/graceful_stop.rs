@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 
 const CLIENTS: &str = "4";
 
-fn session(serve: &Serve, reflect: &Reflect, seconds: &str) -> Program {
+fn allocation(serve: &Serve, reflect: &Reflect, seconds: &str) -> Program {
     let load =
         serve.load(reflect).with(&format!("--clients {CLIENTS} --rate 200 --duration {seconds}")).start();
     serve.wait_for_allocations(CLIENTS.parse().expect("a number"));
@@ -30,16 +30,16 @@ fn with_deadline(seconds: u32) -> Serve {
 }
 
 #[test]
-fn existing_sessions_continue_and_new_ones_are_refused() {
+fn existing_allocations_continue_and_new_ones_are_refused() {
     let serve = Serve::start(&[]);
     let reflect = Reflect::start(V4, &[]);
-    let existing = session(&serve, &reflect, "6");
+    let existing = allocation(&serve, &reflect, "6");
     drain(&serve);
 
     let before = relayed(&serve);
     let late = serve.load(&reflect).with("--rate 10 --duration 1").run().ended(1);
     assert!(late.output().contains("508"), "{}", late.output());
-    eventually("the existing session is still relayed", || relayed(&serve) > before);
+    eventually("the existing allocation is still relayed", || relayed(&serve) > before);
 
     let existing = existing.wait(SOON).ended(0);
     assert_eq!(existing.result()["lost"], 0);
@@ -47,13 +47,14 @@ fn existing_sessions_continue_and_new_ones_are_refused() {
     let Serve { program, .. } = serve;
     let ended = program.wait(SOON).ended(0);
     let clients: usize = CLIENTS.parse().expect("a number");
-    let sessions = ended.stderr.lines().filter(|line| line.contains("session ended") && line.contains(USER));
-    let deleted = sessions.filter(|line| line.contains("deleted by the client")).count();
+    let allocations =
+        ended.stderr.lines().filter(|line| line.contains("allocation ended") && line.contains(USER));
+    let deleted = allocations.filter(|line| line.contains("deleted by the client")).count();
     assert_eq!(deleted, clients, "{}", ended.stderr);
 }
 
 #[test]
-fn server_without_sessions_exits_at_once() {
+fn server_without_allocations_exits_at_once() {
     let serve = Serve::start(&[]);
     serve.program.signal("TERM");
     serve.program.wait(SOON).ended(0);
@@ -67,22 +68,22 @@ fn interrupt_drains_like_termination() {
 }
 
 #[test]
-fn second_signal_ends_the_sessions() {
+fn second_signal_ends_the_allocations() {
     let serve = with_deadline(86_400);
     let reflect = Reflect::start(V4, &[]);
-    let _session = session(&serve, &reflect, "600");
+    let _allocation = allocation(&serve, &reflect, "600");
     drain(&serve);
     serve.program.signal("TERM");
     serve.program.wait(SOON).ended(0).says("server stopped");
 }
 
 #[test]
-fn deadline_ends_the_sessions() {
+fn deadline_ends_the_allocations() {
     let serve = with_deadline(1);
     let reflect = Reflect::start(V4, &[]);
-    let _session = session(&serve, &reflect, "600");
+    let _allocation = allocation(&serve, &reflect, "600");
     serve.program.signal("TERM");
-    serve.program.wait(SOON).ended(0).says("ending the sessions still open").says("server stopped");
+    serve.program.wait(SOON).ended(0).says("ending the allocations still open").says("server stopped");
 }
 
 #[test]

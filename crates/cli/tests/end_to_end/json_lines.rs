@@ -126,7 +126,7 @@ fn every_log_line_of_serve_matches_the_schema() {
     let (_, _, challenge) = stun.challenge();
     stun.forge("mal\"lory\\", &challenge.realm, &challenge.nonce);
     Load::new(serve.address(V4)).with("--mode allocate --clients 20 --rate max --duration 2").run().ended(0);
-    serve.program.line_with("more sessions ended");
+    serve.program.line_with("more allocations ended");
     fs::write(&file, "[auth]\nusers = [\"alice:secret\"]\n[relay]\nbuffer = 65536\n")
         .expect("the test's own file");
     serve.program.signal("HUP");
@@ -140,13 +140,13 @@ fn every_log_line_of_serve_matches_the_schema() {
     let all: Vec<String> = ended.stderr.lines().map(str::to_owned).collect();
     let lines = check(&all);
 
-    let session = of(&lines, "session ended");
-    assert!(session.get("seconds").is_f64(), "{:?}", session.0);
-    assert!(session.get("to_peer_bytes").as_u64().is_some_and(|bytes| bytes > 0), "{:?}", session.0);
-    assert_eq!((session.get("realm"), session.get("user")), (&REALM.into(), &USER.into()));
-    assert_eq!(session.get("relayed2"), &Value::Null, "absent, not null");
-    assert!(!session.0.iter().any(|(name, _)| name == "relayed2"));
-    assert_eq!(of(&lines, "session opened").get("level"), "DEBUG");
+    let allocation = of(&lines, "allocation ended");
+    assert!(allocation.get("seconds").is_f64(), "{:?}", allocation.0);
+    assert!(allocation.get("to_peer_bytes").as_u64().is_some_and(|bytes| bytes > 0), "{:?}", allocation.0);
+    assert_eq!((allocation.get("realm"), allocation.get("user")), (&REALM.into(), &USER.into()));
+    assert_eq!(allocation.get("relayed2"), &Value::Null, "absent, not null");
+    assert!(!allocation.0.iter().any(|(name, _)| name == "relayed2"));
+    assert_eq!(of(&lines, "allocation opened").get("level"), "DEBUG");
     let refused = of(&lines, "credential refused");
     assert_eq!(refused.get("user"), "mal\"lory\\");
     assert_eq!(refused.get("suppressed"), 0);
@@ -154,7 +154,7 @@ fn every_log_line_of_serve_matches_the_schema() {
         lines.iter().any(|line| line.get("by").as_str().is_some_and(|by| by.starts_with(wanted)))
     };
     assert!(by("peers.deny 127.6.6.0/24") && by("default: "), "peers are refused by rule and by default");
-    assert!(of(&lines, "more sessions ended").get("sessions").is_u64());
+    assert!(of(&lines, "more allocations ended").get("allocations").is_u64());
     let reloaded = of(&lines, "configuration reloaded");
     assert_eq!(reloaded.get("changed"), "auth.users");
     assert_eq!(reloaded.get("users_removed"), 1);

@@ -117,7 +117,7 @@ fn realms_can_have_their_own_ports() {
         (serve.address(V4), "a:one", "main.example", 50_010..=50_099),
     ] {
         Load::as_user(server, user).with("--mode allocate --rate 20 --duration 1").run().ended(0);
-        let line = serve.program.line_with(&format!("session ended realm=\"{realm}\""));
+        let line = serve.program.line_with(&format!("allocation ended realm=\"{realm}\""));
         let port = address_after(&line, " relayed=").port();
         assert!(ports.contains(&port), "{line}");
     }
@@ -135,7 +135,7 @@ fn invalid_limit_is_refused_with_its_location() {
     for (text, words) in [
         ("[limits]\nbits_per_second = \"fast\"\n".to_owned(), ["turnpike.toml:2:", "bits_per_second"]),
         ("[limits]\nburst = 5\n".to_owned(), ["turnpike.toml:2:", "limits.burst"]),
-        ("[limits]\nsession_length = 10\n".to_owned(), ["turnpike.toml:2:", "60"]),
+        ("[limits]\nmax_allocation_duration = 10\n".to_owned(), ["turnpike.toml:2:", "60"]),
         ("[peers]\nallow_only = true\n".to_owned(), ["peers.allow_only", "peers.allow"]),
         (format!("{realm}relay_ports = \"1000-2000\"\n"), ["relay_ports", "relay.ports"]),
     ] {

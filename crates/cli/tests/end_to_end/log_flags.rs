@@ -6,7 +6,7 @@ use crate::prelude::*;
 fn v_logs_more_and_q_logs_less() {
     let mut serve = Serve::start(&["-v"]);
     Load::new(serve.address(V4)).with("--mode allocate --rate 5 --duration 1").run().ended(0);
-    serve.program.line_with("session opened");
+    serve.program.line_with("allocation opened");
 
     let target = tcp_echo();
     let rule = format!("tcp://127.0.0.1:19201={target}?name=a&deny=127.0.0.2");

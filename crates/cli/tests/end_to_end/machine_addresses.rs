@@ -148,7 +148,7 @@ fn new_lease_serves_new_calls_within_two_seconds_under_200_calls() {
 }
 
 #[test]
-fn sessions_continue_when_their_address_returns() {
+fn allocations_continue_when_their_address_returns() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         link("e0", "e1");
         lease(OLD, "e0", 100);
@@ -215,7 +215,7 @@ fn ipv6_relays_on_stable_addresses_and_never_on_loopback() {
 }
 
 #[test]
-fn ipv6_leaves_a_deprecated_address_and_its_sessions_wait() {
+fn ipv6_leaves_a_deprecated_address_and_its_allocations_wait() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         link("e0", "e1");
         lease(OLD, "e0", 100);
@@ -299,7 +299,7 @@ fn pages_on_absent_addresses_appear_with_the_address() {
 /// Waits for the real minute of grace.
 #[test]
 #[ignore = "waits for two minutes"]
-fn sessions_wait_60_seconds_for_their_address() {
+fn allocations_wait_60_seconds_for_their_address() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         link("e0", "e1");
         lease(OLD, "e0", 100);
@@ -314,10 +314,10 @@ fn sessions_wait_60_seconds_for_their_address() {
         eventually("no address is left", || serve.health() == Some(503));
         let left = || serve.allocations();
         thread::sleep(Duration::from_secs(57));
-        assert!(left() > 0, "sessions have a minute");
+        assert!(left() > 0, "allocations have a minute");
         thread::sleep(Duration::from_secs(5));
         assert_eq!(left(), 0);
-        let line = serve.program.line_with("session ended");
+        let line = serve.program.line_with("allocation ended");
         assert!(line.contains("the machine lost its relay address"), "{line}");
         lease(OLD, "e0", 100);
         eventually_at(&serve, OLD);

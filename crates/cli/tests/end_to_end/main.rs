@@ -6,6 +6,7 @@
 
 mod admin_commands;
 mod admin_http;
+mod allocation_lines;
 mod bad_config;
 mod credentials;
 mod deployment;
@@ -48,7 +49,6 @@ mod reload;
 mod sandbox;
 mod serve_default;
 mod service_manager;
-mod session_lines;
 mod stores;
 mod tenants;
 mod tls_certificates;

@@ -1,9 +1,9 @@
-//! Counters change during a session, not only at its end.
+//! Counters change during an allocation, not only at its end.
 
 use crate::prelude::*;
 
 #[test]
-fn counters_change_during_a_session() {
+fn counters_change_during_an_allocation() {
     let serve = Serve::start(&[]);
     let reflect = Reflect::start(V4, &[]);
     let load = serve.load(&reflect).with("--clients 10 --rate 500 --duration 4").start();
@@ -18,7 +18,7 @@ fn counters_change_during_a_session() {
     ] {
         let before = serve.metrics().sum(family, label);
         eventually(&format!("{family}{{{label}}} moves"), || serve.metrics().sum(family, label) > before);
-        assert_eq!(serve.allocations(), 10, "the session is still alive");
+        assert_eq!(serve.allocations(), 10, "the allocation is still alive");
     }
     assert_eq!(serve.metrics().sum("turnpike_allocations_closed_total", ""), 0);
 

@@ -19,7 +19,7 @@ fn scraped() -> [String; 2] {
     let brief = ["--mode", "allocate", "--rate", "5", "--duration", "1"];
     assert_eq!(Load::new(serve.address(V4)).with_words(&brief).run().code, Some(0));
     let reflect = Reflect::start(V4, &[]);
-    let _session = serve.load(&reflect).with("--rate 10 --duration 60").start();
+    let _allocation = serve.load(&reflect).with("--rate 10 --duration 60").start();
     serve.wait_for_allocations(1);
     let mut forward = Forward::start(&[&format!("tcp://127.0.0.1:0={}?name=a", tcp_echo())]);
     let address = forward.address("rule a");

@@ -48,7 +48,7 @@ fn non_text_username_is_refused_and_named_by_its_attribute() {
 }
 
 #[test]
-fn session_names_are_escaped_in_tables_and_kept_in_json() {
+fn allocation_names_are_escaped_in_tables_and_kept_in_json() {
     let serve = Serve::start(&["--secret", "north-star"]);
     let mut wanted = BTreeSet::new();
     for (number, (name, _)) in CORPUS.iter().enumerate().filter(|(_, (name, _))| name.len() < 400) {
@@ -63,7 +63,8 @@ fn session_names_are_escaped_in_tables_and_kept_in_json() {
     }
     let admin = serve.admin().to_string();
     let run = |more: &[&str]| {
-        let ended = Program::run(&mut turnpike(&[&["sessions", "--admin", &admin], more].concat())).ended(0);
+        let ended =
+            Program::run(&mut turnpike(&[&["allocations", "--admin", &admin], more].concat())).ended(0);
         assert!(is_shown_safely(&ended.stdout), "{}", ended.stdout);
         ended.stdout
     };
@@ -73,9 +74,9 @@ fn session_names_are_escaped_in_tables_and_kept_in_json() {
         assert!(table.contains(&cell), "{user:?}: {table}");
     }
     assert_eq!(users(&run(&["--json"]), ""), wanted);
-    let (_, body) = fetch(serve.admin(), "/v1/sessions?limit=100").expect("it responds");
+    let (_, body) = fetch(serve.admin(), "/v1/allocations?limit=100").expect("it responds");
     assert!(is_shown_safely(&body), "{body}");
-    assert_eq!(users(&body, "sessions"), wanted);
+    assert_eq!(users(&body, "allocations"), wanted);
 }
 
 fn unix() -> u64 {

@@ -34,7 +34,7 @@ fn each_listener_serves_its_realm_also_after_a_reload() {
     };
     let [north, south] = ports;
     expect(&[(north, "ned:one", 0), (south, "sue:two", 0), (north, "sue:two", 1), (south, "ned:one", 1)]);
-    assert!(serve.line_with("session ended").contains("realm=\"north.example\" user=\"ned\""));
+    assert!(serve.line_with("allocation ended").contains("realm=\"north.example\" user=\"ned\""));
 
     fs::write(&file, text("\"nina:three\"")).expect("the test's own file");
     serve.signal("HUP");

@@ -1,4 +1,4 @@
-//! SIGHUP reloads the configuration: a valid one applies while sessions continue, a broken one changes nothing.
+//! SIGHUP reloads the configuration: a valid one applies while allocations continue, a broken one changes nothing.
 
 use crate::prelude::*;
 
@@ -14,7 +14,7 @@ fn reload_applies_valid_users_and_ignores_a_broken_file() {
     let mut serve =
         Serve::start_bare(&["-c", path, "--relay-ip", "127.0.0.1", "--allow-peer", "127.0.0.0/8"]);
     let reflect = Reflect::start(V4, &[]);
-    let session =
+    let allocation =
         Load::as_user(serve.address(V4), "a:one").to(reflect.address).with("--rate 100 --duration 8").start();
     serve.wait_for_allocations(1);
 
@@ -41,8 +41,8 @@ fn reload_applies_valid_users_and_ignores_a_broken_file() {
         assert_eq!(ended.code, Some(code), "{user}: {}", ended.output());
     }
 
-    let session = session.wait(SOON).ended(0);
-    assert_eq!(session.result()["lost"], 0);
+    let allocation = allocation.wait(SOON).ended(0);
+    assert_eq!(allocation.result()["lost"], 0);
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn reload_changes_listeners_ports_and_log_level_atomically() {
     serve.line_with(&format!("cannot listen on udp 127.0.0.1:{second}"));
     serve.line_with("configuration not reloaded: the old one stays in use");
     allocates(first);
-    for wrong in ["session opened", "in the store have changed"] {
+    for wrong in ["allocation opened", "in the store have changed"] {
         assert!(!serve.lines().iter().any(|line| line.contains(wrong)), "{wrong}");
     }
     drop(busy);
@@ -91,7 +91,7 @@ fn reload_changes_listeners_ports_and_log_level_atomically() {
         assert!(line.contains(" -> ") && line.contains(value), "{line}");
     }
     allocates(second);
-    let line = serve.line_with("session opened");
+    let line = serve.line_with("allocation opened");
     assert!(line.contains("relayed=127.0.0.1:500"), "{line}");
 
     reload(&serve, text(&[second], ""));

@@ -168,7 +168,7 @@ fn running_server_sees_changes_of_the_commands() {
     });
     assert_eq!(allocate_in(&serve, "blue.example", "dora", "pw"), Some(486));
     with(&["realm", "remove", "blue.example"], &[]);
-    let line = serve.program.line_with("session ended");
+    let line = serve.program.line_with("allocation ended");
     assert!(line.contains("blue.example") && line.contains("ended by an administrator"), "{line}");
 }
 
@@ -291,7 +291,7 @@ fn database_outage_only_affects_unknown_users() {
     world.add("stranger", "pw");
     assert_eq!(allocate(&world.serve, "known", "pw"), None);
     let reflect = Reflect::start(V4, &[]);
-    let session = Load::as_user(world.serve.address(V4), "known:pw")
+    let allocation = Load::as_user(world.serve.address(V4), "known:pw")
         .to(reflect.address)
         .with("--rate 200 --duration 8")
         .start();
@@ -311,7 +311,7 @@ fn database_outage_only_affects_unknown_users() {
     assert_eq!(allocate(&world.serve, "stranger", "pw"), None);
     assert_eq!(allocate(&world.serve, "known", "pw"), None);
 
-    let result = session.wait(SOON * 2).result();
+    let result = allocation.wait(SOON * 2).result();
     assert_eq!(result["lost"], 0, "relayed traffic is not disturbed: {result}");
 }
 

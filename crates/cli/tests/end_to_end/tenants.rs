@@ -100,7 +100,7 @@ fn server_name_selects_certificate_realm_and_users() {
     }
     let run = tenants.load(A, "ann:x").ended(0);
     assert!(run.result()["received"].as_u64() > Some(0), "{}", run.output());
-    assert!(tenants.program.line_with("session ended").contains("realm=\"realm-"));
+    assert!(tenants.program.line_with("allocation ended").contains("realm=\"realm-"));
     tenants.load(B, "ann:x").ended(1).says("refused user");
     let plain = stun::Client::new(tenants.address);
     assert_eq!(plain.challenge().2.realm, b"other");
@@ -136,7 +136,7 @@ fn dtls_server_name_selects_certificate_and_realm() {
         assert_eq!(granted.error(), None, "{user} at {name}");
         // The close_notify ends the allocation, which is found under the number of the name.
         openssl.end();
-        tenants.program.line_with(&format!("session ended realm=\"{realm}\" user=\"{user}\""));
+        tenants.program.line_with(&format!("allocation ended realm=\"{realm}\" user=\"{user}\""));
     }
 
     let text = Tenants::text(&tenants.certificates, "ann");

@@ -22,7 +22,7 @@ fn top_shows_the_relayed_traffic() {
         (relayed > 100.0 && talkers == 5).then_some(())
     });
     let ended = top(&serve, &["--once"]).ended(0);
-    for part in ["sessions 5 ", "WORKER", "Top talkers", "alice", REALM] {
+    for part in ["allocations 5 ", "WORKER", "Top talkers", "alice", REALM] {
         assert!(ended.stdout.contains(part), "{part} in {}", ended.stdout);
     }
     assert!(!ended.stdout.contains('\u{1b}'), "no escape sequences without a terminal");

@@ -70,7 +70,7 @@ fn upgrade_does_not_disturb_udp_clients_or_counters() {
     let received = heard_all(load)["received"].as_u64().unwrap_or_default();
     serve.wait_for_allocations(0);
     assert!(relayed(&serve) >= received);
-    let lines = eventually("each session has a log line", || {
+    let lines = eventually("each allocation has a log line", || {
         let lines = serve.program.lines();
         let deleted = lines.iter().filter(|line| line.contains("deleted by the client")).count();
         (deleted >= 16).then_some(lines)
@@ -151,19 +151,21 @@ fn upgrade_keeps_streams_in_the_old_process() {
 }
 
 fn listed(run: &impl Fn(&[&str]) -> Finished) -> Vec<(String, Option<u64>, String)> {
-    let asked = run(&["sessions", "--json"]).ended(0);
-    let sessions: Vec<Value> = serde_json::from_str(&asked.stdout).expect("an array");
-    let text = |session: &Value, key: &str| session[key].as_str().expect("a text").to_owned();
-    let mut listed: Vec<_> = sessions
+    let asked = run(&["allocations", "--json"]).ended(0);
+    let allocations: Vec<Value> = serde_json::from_str(&asked.stdout).expect("an array");
+    let text = |allocation: &Value, key: &str| allocation[key].as_str().expect("a text").to_owned();
+    let mut listed: Vec<_> = allocations
         .iter()
-        .map(|session| (text(session, "transport"), session["process"].as_u64(), text(session, "id")))
+        .map(|allocation| {
+            (text(allocation, "transport"), allocation["process"].as_u64(), text(allocation, "id"))
+        })
         .collect();
     listed.sort();
     listed
 }
 
 #[test]
-fn sessions_of_previous_processes_are_listed_and_can_be_ended() {
+fn allocations_of_previous_processes_are_listed_and_can_be_ended() {
     let dir = Dir::new();
     let config = dir.file("turnpike.toml", "[admin]\nloopback = \"full\"\n");
     let serve = Serve::start(&["--workers", "2", "-c", config.to_str().expect("the test's path is UTF-8")]);
@@ -194,16 +196,17 @@ fn sessions_of_previous_processes_are_listed_and_can_be_ended() {
     assert_eq!(of(&listed(&run)), expected);
     for limit in 1..=3 {
         let limit = limit.to_string();
-        let asked = run(&["sessions", "--limit", &limit, "--json"]);
-        let sessions: Vec<Value> = serde_json::from_str(&asked.stdout).expect("an array");
-        assert_eq!(sessions.len().to_string(), limit, "{}", asked.output());
+        let asked = run(&["allocations", "--limit", &limit, "--json"]);
+        let allocations: Vec<Value> = serde_json::from_str(&asked.stdout).expect("an array");
+        assert_eq!(allocations.len().to_string(), limit, "{}", asked.output());
     }
     let mut ids = Vec::new();
     let mut cursor = String::new();
     loop {
-        let (_, text) = fetch(serve.admin(), &format!("/v1/sessions?limit=1{cursor}")).expect("it responds");
+        let (_, text) =
+            fetch(serve.admin(), &format!("/v1/allocations?limit=1{cursor}")).expect("it responds");
         let page: Value = serde_json::from_str(&text).expect("JSON");
-        ids.extend(page["sessions"].as_array().expect("a list").iter().map(|it| it["id"].to_string()));
+        ids.extend(page["allocations"].as_array().expect("a list").iter().map(|it| it["id"].to_string()));
         let Some(next) = page["next"].as_str() else { break };
         cursor = format!("&cursor={next}");
     }
@@ -221,27 +224,27 @@ fn sessions_of_previous_processes_are_listed_and_can_be_ended() {
     expected.sort();
     assert_eq!(of(&both), expected);
     eventually("all are counted once", || open() == Some(4));
-    let table = run(&["sessions"]).stdout;
+    let table = run(&["allocations"]).stdout;
     assert!(table.contains(&format!("tcp (process {first})")), "{table}");
 
     for (_, process, id) in both.iter().filter(|(_, process, _)| process.is_some()) {
-        let pid = process.expect("the session is in another process");
-        let shown = run(&["session", "show", id]);
+        let pid = process.expect("the allocation is in another process");
+        let shown = run(&["allocation", "show", id]);
         assert!(shown.stdout.contains(&format!("{pid}, the previous one")), "{}", shown.output());
-        let ended = run(&["session", "end", id]);
+        let ended = run(&["allocation", "end", id]);
         assert!(ended.stdout.contains(&format!("in process {pid}")), "{}", ended.output());
-        assert_eq!(run(&["session", "show", id]).code, Some(1));
+        assert_eq!(run(&["allocation", "show", id]).code, Some(1));
     }
     drop((old, middle));
     ends(first);
     ends(second);
     assert_eq!(of(&listed(&run)), [here("udp")]);
-    eventually("the remaining session is counted", || open() == Some(1));
+    eventually("the remaining allocation is counted", || open() == Some(1));
     drop(udp);
 }
 
 #[test]
-fn ban_ends_sessions_of_previous_processes() {
+fn ban_ends_allocations_of_previous_processes() {
     const TOKEN: &str = "0123456789abcdef";
     let dir = Dir::new();
     let config = dir.file("turnpike.toml", format!("[admin]\ntokens = [\"{TOKEN}\"]\n"));
@@ -263,8 +266,8 @@ fn ban_ends_sessions_of_previous_processes() {
     let ban = serde_json::json!({ "client": "127.0.0.0/8", "seconds": 600 });
     let (status, banned) = post(serve.admin(), "/v1/bans", TOKEN, &ban).expect("it responds");
     assert_eq!((status, &banned["ended"]), (201, &3.into()), "{banned}");
-    let (_, left) = fetch(serve.admin(), "/v1/sessions").expect("it responds");
-    assert!(left.contains("\"sessions\":[]"), "{left}");
+    let (_, left) = fetch(serve.admin(), "/v1/allocations").expect("it responds");
+    assert!(left.contains("\"allocations\":[]"), "{left}");
     let lift = || delete(serve.admin(), "/v1/bans?client=127.0.0.0/8", TOKEN).expect("it responds").0;
     assert_eq!([lift(), lift()], [200, 404]);
     drop((oldest, middle));
@@ -329,7 +332,7 @@ fn incompatible_configuration_fails_the_upgrade_without_effect() {
         let (_, text) = fetch(admin, "/metrics").expect("the admin page answers");
         Metrics::new(text).sum(name, label)
     };
-    eventually("all sessions", || count("turnpike_allocations", "") == 4);
+    eventually("all allocations", || count("turnpike_allocations", "") == 4);
     let text = fs::read_to_string(path).expect("the file was written");
     for (changed, why) in [
         (text.replace("workers = 2", "workers = 0"), "server.workers"),

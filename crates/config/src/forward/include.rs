@@ -9,7 +9,10 @@ use turnpike_strict::{Entry, Value, parse_file};
 use turnpike_convert::forward::draft::Draft;
 
 use super::file_format::{INCLUDE, is_mistyped_rule, is_oxidinetd, looks_like_toml, no_section, read_tables};
-use crate::{Mistake, Origin};
+use crate::{
+    Mistake, Origin,
+    renamed::{RENAMED, rename_entries},
+};
 
 /// Maximum files of all patterns together. A pattern that matches a whole disk is a mistake.
 const MOST_FILES: usize = 1000;
@@ -130,13 +133,16 @@ impl Included {
     fn content(&mut self, path: &Path, text: &str) {
         let before = self.problems.len();
         let is_toml = looks_like_toml(text);
-        let entries = if is_toml { parse_file(path, text, &mut self.problems) } else { Vec::new() };
+        let mut entries = if is_toml { parse_file(path, text, &mut self.problems) } else { Vec::new() };
         if !is_toml || is_oxidinetd(&entries) {
             let origin = Origin::file(path);
             let expected =
                 format!("TOML with [[rule]]; turnpike check-config --forward {} converts it", path.display());
             return self.refuse(&origin, "only turnpike's own rules can be included".to_owned(), &expected);
         }
+        let renamed = rename_entries(&mut entries, RENAMED);
+        self.problems.extend(renamed.conflicts);
+        self.warnings.extend(renamed.notices);
         let broken = self.problems.len() > before;
         let mut includes = Vec::new();
         for entry in &entries {

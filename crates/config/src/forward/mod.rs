@@ -32,7 +32,11 @@ use turnpike_convert::{
 use turnpike_rules::Rule;
 
 pub use self::{file_format::Format, settings::ForwardSettings};
-use crate::{Checks, Flags, Mistake, Mistakes, Origin, Sources, key::KeySpec};
+use crate::{
+    Checks, Flags, Mistake, Mistakes, Origin, Sources,
+    key::KeySpec,
+    renamed::{RENAMED, rename_entries, rename_log_level},
+};
 pub use turnpike_convert::forward::{LineFormat, parts::show_pattern};
 use turnpike_strict::{Entry, file_text, parse_file};
 
@@ -109,7 +113,9 @@ impl ForwardSources {
         doubts.extend(check::doubts_about_all(&settings));
         settings.rules = rules(drafts, &settings);
         warnings.extend(doubts);
-        warnings.extend(self.sources.unknown_variables());
+        let origin = settings.origin("log.level").clone();
+        warnings.extend(rename_log_level(&mut settings.log.level, &origin));
+        warnings.extend(self.sources.variable_warnings());
         Ok(ForwardLoaded { settings, format, included: files, warnings })
     }
 }
@@ -147,7 +153,7 @@ impl Content {
             return Self::foreign(path, Format::Rinetd, rinetd::read(path, text, &machine(), problems));
         }
         let before = problems.len();
-        let entries = parse_file(path, text, problems);
+        let mut entries = parse_file(path, text, problems);
         if is_oxidinetd(&entries) {
             return Self::foreign(path, Format::Oxidinetd, oxidinetd::read(&entries, &machine(), problems));
         }
@@ -165,6 +171,8 @@ impl Content {
             problems.push(problem);
             return Self::default();
         }
+        let renamed = rename_entries(&mut entries, RENAMED);
+        problems.extend(renamed.conflicts);
         let (rules, entries): (Vec<Entry>, Vec<Entry>) =
             entries.into_iter().partition(|entry| entry.key == "rule");
         let (mistyped, entries): (Vec<Entry>, Vec<Entry>) =
@@ -177,7 +185,8 @@ impl Content {
             rules.iter().flat_map(|entry| read_tables(entry, broken, problems)).collect();
         let mut included = Included::read(path, &includes);
         drafts.append(&mut included.drafts);
-        let warnings = std::mem::take(&mut included.warnings);
+        let mut warnings = renamed.notices;
+        warnings.append(&mut included.warnings);
         Self { format: Some(Format::Turnpike), drafts, entries, warnings, included, ..Self::default() }
     }
 
@@ -250,6 +259,12 @@ pub(crate) fn own_sections() -> Vec<&'static str> {
 pub(crate) fn variables() -> Vec<String> {
     let keys = FORWARD_KEYS.iter().flat_map(KeySpec::variables);
     keys.chain(["TURNPIKE_FORWARD_CONFIG".to_owned()]).collect()
+}
+
+#[cfg(test)]
+pub(crate) fn key_paths() -> impl Iterator<Item = &'static str> {
+    let rule = rule_keys::RULE_KEYS.iter().map(|spec| spec.path);
+    FORWARD_KEYS.iter().map(|spec| spec.path).chain(rule)
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ fn load(text: &str) -> Result<LoadedConfig<()>, Mistakes> {
     let mut problems = Vec::new();
     let entries = entries_of(Path::new("t.toml"), text, &mut problems)?;
     let sources = Sources::new(None, Vec::new(), Flags::new());
-    sources.merge(&entries, problems, |_| ReadCertificates::default())
+    sources.merge(entries, problems, |_| ReadCertificates::default())
 }
 
 pub(crate) fn are_bounded(mistakes: &Mistakes, text: &str) {

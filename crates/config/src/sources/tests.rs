@@ -36,7 +36,7 @@ fn load(text: &str, environment: &[(&str, &str)], flags: Flags) -> Result<Loaded
     let mut problems = Vec::new();
     let entries = parse_file(Path::new("t.toml"), text, &mut problems);
     let sources = Sources { checks: CHECKS, ..Sources::new(None, environment, flags) };
-    sources.merge(&entries, problems, |_| ReadCertificates::default())
+    sources.merge(entries, problems, |_| ReadCertificates::default())
 }
 
 fn settings(text: &str) -> Settings {
@@ -634,10 +634,10 @@ fn keys_that_need_a_restart_are_named() {
 #[test]
 fn limits_accept_units_and_are_shown_unchanged() {
     let text = "[limits]\nbits_per_second = \"10G\"\nbits_per_second_per_user = \"none\"\nburst = 100\n\
-                allocations_per_prefix = 5\nprefix_v6 = 56\nrefusals_per_prefix = 100\nsession_length = 86400\n\
+                allocations_per_prefix = 5\nprefix_v6 = 56\nrefusals_per_prefix = 100\nmax_allocation_duration = 86400\n\
                 [peers]\nallow = [\"192.0.2.0/24\"]\nallow_only = true\n\
                 [[realm]]\nname = \"a\"\nsecrets = [\"s\"]\nbits_per_second = \"500M\"\n\
-                bits_per_second_per_allocation = \"none\"\nsession_length = \"none\"\nrelay_ports = \"50000-50099\"";
+                bits_per_second_per_allocation = \"none\"\nmax_allocation_duration = \"none\"\nrelay_ports = \"50000-50099\"";
     let read = settings(text);
     assert_eq!(
         (read.rates.bits_per_second, read.rates.bits_per_second_per_user, read.rates.burst),
@@ -648,7 +648,7 @@ fn limits_accept_units_and_are_shown_unchanged() {
         (Some(5), 32, 56)
     );
     assert_eq!(
-        (read.refusals_per_prefix, read.session_length, read.allow_only),
+        (read.refusals_per_prefix, read.max_allocation_duration, read.allow_only),
         (Some(100), Some(86_400), true)
     );
     let realm = &read.realms[0];
@@ -656,15 +656,19 @@ fn limits_accept_units_and_are_shown_unchanged() {
         (realm.bits_per_second, realm.bits_per_second_per_user, realm.bits_per_second_per_allocation),
         (Some(Some(500_000_000)), None, Some(None))
     );
-    assert_eq!((realm.session_length, realm.relay_ports.clone()), (Some(None), Some(50_000..=50_099)));
+    assert_eq!(
+        (realm.max_allocation_duration, realm.relay_ports.clone()),
+        (Some(None), Some(50_000..=50_099))
+    );
     let mut shown = settings(&read.to_toml());
     shown.realms[0].secrets.clone_from(&realm.secrets);
     assert_eq!(values_of(shown), values_of(read));
-    let environment = [("TURNPIKE_LIMITS_BITS_PER_SECOND", "64k"), ("TURNPIKE_LIMITS_SESSION_LENGTH", "60")];
+    let environment =
+        [("TURNPIKE_LIMITS_BITS_PER_SECOND", "64k"), ("TURNPIKE_LIMITS_MAX_ALLOCATION_DURATION", "60")];
     let read = load("", &environment, flag("peers.allow_only", "--allow-peers-only", &["false"]));
     let read = read.expect("valid").settings;
     assert_eq!(
-        (read.rates.bits_per_second, read.session_length, read.allow_only),
+        (read.rates.bits_per_second, read.max_allocation_duration, read.allow_only),
         (Some(64_000), Some(60), false)
     );
 }
@@ -715,7 +719,7 @@ fn passed_sockets_have_the_lowest_precedence() {
         let mut problems = Vec::new();
         let entries = parse_file(Path::new("t.toml"), text, &mut problems);
         let sources = Sources::new(None, Vec::new(), flags).with_fallback(passed());
-        let merged = sources.merge(&entries, problems, |_| ReadCertificates::<()>::default());
+        let merged = sources.merge(entries, problems, |_| ReadCertificates::<()>::default());
         merged.expect("a valid configuration").settings
     };
     let settings = load("", Flags::new());

@@ -93,14 +93,17 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     (
         "redis-statsdb",
         Instead(
-            "fleet.url with fleet.coturn_status = true publishes the same (docs/fleet.md); or read /metrics (admin.listen), and the log line of each session (log.format = \"json\")",
+            "fleet.url with fleet.coturn_status = true publishes the same (docs/fleet.md); or read /metrics (admin.listen), and the log line of each allocation (log.format = \"json\")",
         ),
     ),
     ("prometheus", Flag(|draft| draft.prometheus = true)),
     ("prometheus-port", Number(|draft, value| set(&mut draft.prometheus_port, value, PORT))),
     ("prometheus-address", Value(prometheus_address)),
     ("prometheus-path", Instead("the path is /metrics: change it in the configuration of Prometheus")),
-    ("prometheus-username-labels", Instead("no metric has a user name; the log line of each session has it")),
+    (
+        "prometheus-username-labels",
+        Instead("no metric has a user name; the log line of each allocation has it"),
+    ),
     ("prometheus-tls", Instead(METRICS_BY_TLS)),
     ("prometheus-cert", Instead(METRICS_BY_TLS)),
     ("prometheus-key", Instead(METRICS_BY_TLS)),
@@ -183,7 +186,7 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("max-allocate-timeout", Number(|draft, value| within(&mut draft.idle, value, 1, 86_400))),
     (
         "drain-min-allocations",
-        Instead("a drain ends with the last session, or after shutdown.deadline seconds"),
+        Instead("a drain ends with the last allocation, or after shutdown.deadline seconds"),
     ),
     ("no-multicast-peers", Needless("multicast peers are always refused")),
     ("allow-loopback-peers", Switch(|draft, on| draft.peers.allow_loopback = on)),
@@ -203,7 +206,7 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("proc-group", Instead("Group= of the systemd unit")),
     ("mobility", Switch(|draft, on| draft.mobility = Some(on))),
     ("no-cli", Needless("there is no telnet console")),
-    ("cli", Instead("there is no telnet console: use turnpike top, sessions and session end")),
+    ("cli", Instead("there is no telnet console: use turnpike top, allocations and allocation end")),
     ("cli-ip", Needless("there is no telnet console")),
     ("cli-port", Needless("there is no telnet console")),
     ("cli-password", Needless("there is no telnet console")),

@@ -202,7 +202,7 @@ impl AccountBackend {
             Self::Running(client) => client.get::<RealmList>("/v1/realms")?.stored,
             Self::Here(runtime, accounts) => runtime.block_on(accounts.realms())?,
         };
-        let mut list = ListOutput::new(format, ["NAME", "SESSIONS", "PER USER", "BITS/S EACH", "ORIGINS"]);
+        let mut list = ListOutput::new(format, ["NAME", "ALLOCATIONS", "PER USER", "BITS/S EACH", "ORIGINS"]);
         list.show(out, &realms, row_of_realm)?;
         Ok(list.end(out, "no realms in the store")?)
     }
@@ -268,9 +268,9 @@ fn row_of_realm(realm: &StoredRealm) -> [String; 5] {
     let limit = |limit: Option<u64>| limit.map_or_else(|| "-".to_owned(), |limit| limit.to_string());
     [
         realm.name.clone(),
-        limit(realm.max_sessions),
-        limit(realm.max_sessions_per_user),
-        limit(realm.bits_per_second_per_session),
+        limit(realm.max_allocations),
+        limit(realm.max_allocations_per_user),
+        limit(realm.bits_per_second_per_allocation),
         realm.origins.join(" "),
     ]
 }

@@ -1,12 +1,14 @@
-//! `turnpike fleet`: status, draining, and the sessions of all nodes.
+//! `turnpike fleet`: status, draining, and the allocations of all nodes.
 
 use std::io::Write;
 
-use turnpike_api::{FleetNode, FleetSessions, FleetStatus, NodeOrder, NodeState, Session};
+use turnpike_api::{Allocation, FleetAllocations, FleetNode, FleetStatus, NodeOrder, NodeState};
 use turnpike_measure::units::{bits_per_second, span};
 use turnpike_wire::escape;
 
-use super::{CommandError, ListOutput, OutputFormat, SessionListFilter, each_page, encoded, row, write_json};
+use super::{
+    AllocationListFilter, CommandError, ListOutput, OutputFormat, each_page, encoded, row, write_json,
+};
 use crate::{client::Client, table::Table};
 
 /// Same text as on the admin page.
@@ -29,7 +31,7 @@ pub fn show_fleet(client: &Client, format: OutputFormat, out: &mut dyn Write) ->
     if *recovering {
         say(RECOVERING)?;
     }
-    let head = ["NODE", "STATE", "ZONE", "BUSY", "SESSIONS", "TRAFFIC", "CPU", "PORTS LEFT", "VERSION"];
+    let head = ["NODE", "STATE", "ZONE", "BUSY", "ALLOCATIONS", "TRAFFIC", "CPU", "PORTS LEFT", "VERSION"];
     let rows: Vec<[String; 9]> = nodes.iter().map(row_of_node).collect();
     Ok(Table::new(head, format).write(out, &rows)?)
 }
@@ -54,39 +56,39 @@ pub fn order_node(
     }
     let NodeOrder { node, drains } = &order;
     let told = if *drains {
-        "takes no new clients; its sessions continue, and `turnpike fleet status` shows their number"
+        "takes no new clients; its allocations continue, and `turnpike fleet status` shows their number"
     } else {
         "takes clients again"
     };
     Ok(writeln!(out, "node {} {told}", escape::name(node))?)
 }
 
-/// Lists sessions of all nodes, page by page. JSON output is one array.
-pub fn list_fleet_sessions(
+/// Lists allocations of all nodes, page by page. JSON output is one array.
+pub fn list_fleet_allocations(
     client: &Client,
-    wanted: SessionListFilter,
+    wanted: AllocationListFilter,
     format: OutputFormat,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
     let head = ["NODE", "ID", "REALM", "USER", "CLIENT", "VIA", "RELAYED", "AGE", "TO PEERS", "TO CLIENT"];
     let mut list = ListOutput::new(format, head);
     let mut silent = Vec::new();
-    each_page(client, "/v1/fleet/sessions", wanted, |page: FleetSessions| {
-        list.show(out, &page.sessions, row_with_node)?;
+    each_page(client, "/v1/fleet/allocations", wanted, |page: FleetAllocations| {
+        list.show(out, &page.allocations, row_with_node)?;
         silent.extend(page.silent);
-        Ok((page.sessions.len(), page.next))
+        Ok((page.allocations.len(), page.next))
     })?;
-    Ok(list.end_without(out, "no sessions", &silent)?)
+    Ok(list.end_without(out, "no allocations", &silent)?)
 }
 
-fn row_with_node(session: &Session) -> [String; 10] {
-    let [id, realm, user, client, via, relayed, age, to_peers, to_client] = row(session);
-    let node = session.node.clone().unwrap_or_default();
+fn row_with_node(allocation: &Allocation) -> [String; 10] {
+    let [id, realm, user, client, via, relayed, age, to_peers, to_client] = row(allocation);
+    let node = allocation.node.clone().unwrap_or_default();
     [node, id, realm, user, client, via, relayed, age, to_peers, to_client]
 }
 
 fn row_of_node(node: &FleetNode) -> [String; 9] {
-    let FleetNode { name, state, silent_s, zone, version, busy, sessions, max_sessions, .. } = node;
+    let FleetNode { name, state, silent_s, zone, version, busy, allocations, max_allocations, .. } = node;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "seconds since it was heard")]
     let state = match state {
         NodeState::Serving => "serving".to_owned(),
@@ -103,7 +105,7 @@ fn row_of_node(node: &FleetNode) -> [String; 9] {
         state,
         or_none(zone),
         percent(*busy),
-        format!("{sessions} of {max_sessions}"),
+        format!("{allocations} of {max_allocations}"),
         traffic,
         percent(node.cpu),
         if node.relay_ports == 0 { "-".to_owned() } else { node.relay_ports_left.to_string() },

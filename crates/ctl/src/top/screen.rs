@@ -211,7 +211,7 @@ impl Screen {
         let (step, why) = live.status.datapath.as_ref().map_or((NONE, ""), |path| (&*path.step, &*path.why));
         vec![
             vec![
-                ("sessions", open.to_string()),
+                ("allocations", open.to_string()),
                 ("begin", per_second(server.opened)),
                 ("end", per_second(server.closed)),
                 ("requests", per_second(server.requests)),

@@ -24,7 +24,7 @@ pub(super) fn workers(workers: &[LiveWorker]) -> Grid {
             percent(worker.load),
             percent(worker.waiting),
             micros(worker.event_loop_us),
-            worker.sessions.to_string(),
+            worker.allocations.to_string(),
             per_second(worker.received),
             mean(worker.receive_batch),
             per_second(worker.sent),
@@ -43,7 +43,7 @@ pub(super) fn workers(workers: &[LiveWorker]) -> Grid {
         ("LOAD", 1),
         ("WAITS", 7),
         ("EVENT LOOP", 6),
-        ("SESSIONS", 3),
+        ("ALLOCATIONS", 3),
         ("RECEIVED", 4),
         ("PER CALL", 8),
         ("SENT", 5),
@@ -75,7 +75,7 @@ pub(super) fn talkers(talkers: Option<&Talkers>) -> Grid {
             ("TO PEERS", 1),
             ("TO CLIENT", 2),
             ("DATAGRAMS", 4),
-            ("SESSION", 7),
+            ("ALLOCATION", 7),
         ],
         rows,
     )
@@ -97,13 +97,12 @@ pub(super) fn listeners(server: &LiveServer) -> Grid {
     let listeners = server.listeners.iter().map(|listener| {
         let name = listener.server_name.clone().unwrap_or_default();
         let at = format!("{} {}", listener.transport, listener.address);
-        vec!["listener".to_owned(), at, name, listener.sessions.to_string()]
+        vec!["listener".to_owned(), at, name, listener.allocations.to_string()]
     });
-    let realms = server
-        .realms
-        .iter()
-        .map(|realm| vec!["realm".to_owned(), realm.name.clone(), String::new(), realm.sessions.to_string()]);
-    Grid::new(&[("", 2), ("WHICH", 0), ("SERVER NAME", 3), ("SESSIONS", 1)], listeners.chain(realms))
+    let realms = server.realms.iter().map(|realm| {
+        vec!["realm".to_owned(), realm.name.clone(), String::new(), realm.allocations.to_string()]
+    });
+    Grid::new(&[("", 2), ("WHICH", 0), ("SERVER NAME", 3), ("ALLOCATIONS", 1)], listeners.chain(realms))
 }
 
 pub(super) fn certificates(certificates: &[CertificateInfo]) -> Grid {
@@ -146,7 +145,7 @@ pub(super) fn nodes(fleet: Option<&FleetStatus>) -> Grid {
             state.to_owned(),
             node.zone.clone(),
             percent(Some(node.busy)),
-            format!("{} of {}", node.sessions, node.max_sessions),
+            format!("{} of {}", node.allocations, node.max_allocations),
             traffic,
             percent(Some(node.cpu)),
             node.version.clone().unwrap_or_default(),
@@ -158,7 +157,7 @@ pub(super) fn nodes(fleet: Option<&FleetStatus>) -> Grid {
         ("STATE", 1),
         ("ZONE", 6),
         ("BUSY", 2),
-        ("SESSIONS", 3),
+        ("ALLOCATIONS", 3),
         ("TRAFFIC", 4),
         ("CPU", 5),
         ("VERSION", 7),

@@ -21,7 +21,7 @@ fn live() -> Live {
     };
     let worker = |number, load| LiveWorker {
         number,
-        sessions: 5,
+        allocations: 5,
         load: Some(load),
         waiting: Some(0.01),
         event_loop_us: Some(70),
@@ -70,9 +70,9 @@ fn live() -> Live {
                 transport: "tls".to_owned(),
                 address: "192.0.2.1:5349".to_owned(),
                 server_name: None,
-                sessions: 4,
+                allocations: 4,
             }],
-            realms: vec![LiveRealm { name: "example.org".to_owned(), sessions: 10 }],
+            realms: vec![LiveRealm { name: "example.org".to_owned(), allocations: 10 }],
             talkers: Some(Talkers {
                 interval_s: 5.0,
                 active: 1,
@@ -129,7 +129,7 @@ fn screen_shows_figures_curves_workers_and_the_first_table() {
     holds(
         &lines,
         &[
-            "sessions 1234",
+            "allocations 1234",
             "refused 3/s",
             "allocation time p50 1.0 ms, p99 over 2 s",
             "to peers 1.00 Mbit/s 1.00 k/s",
@@ -158,8 +158,8 @@ fn fleet() -> FleetStatus {
         zone: "west".to_owned(),
         version: Some("1.2.3".to_owned()),
         busy,
-        sessions: 7,
-        max_sessions: 100,
+        allocations: 7,
+        max_allocations: 100,
         bits_per_second: 8_000_000,
         max_bits_per_second: None,
         cpu: 0.25,
@@ -190,7 +190,7 @@ fn only_a_fleet_node_has_the_fleet_table() {
     screen.turn(-1);
     let lines = drawn(&screen, 120, 40);
     assert!(lines[0].starts_with("turnpike serve 1.2.3  node one  "), "{}", lines[0]);
-    holds(&lines, &["NODE  STATE", "one   serving   west  25 %  7 of 100  8.00 Mbit/s", "two   draining"]);
+    holds(&lines, &["NODE  STATE", "one   serving   west  25 %  7 of 100     8.00 Mbit/s", "two   draining"]);
     screen.turn(1);
     holds(&drawn(&screen, 120, 40), &["192.0.2.9:50000"]);
 }
@@ -216,7 +216,7 @@ fn narrow_terminal_loses_only_whole_columns() {
         for columns in [40, 60, 80, 120] {
             let lines = drawn(&screen, columns, 60);
             let page = lines.join("\n");
-            assert!(lines[0].ends_with("LIVE") && page.contains("sessions 1234"), "{page}");
+            assert!(lines[0].ends_with("LIVE") && page.contains("allocations 1234"), "{page}");
             for title in pieces(&lines).iter().filter(|piece| piece.contains("at most")) {
                 assert!(title.ends_with("bit/s"), "{page}");
             }
@@ -358,14 +358,14 @@ fn pause_freezes_the_screen_and_lost_program_is_shown() {
     let last = seen.last().unwrap();
     assert!(last.contains("NO ANSWER") && last.contains("connection refused"), "{last}");
     let seen = pressed(&[Key::Other], vec![TopUpdate::Live(Box::new(other.clone()))]);
-    assert!(seen.last().unwrap().contains("sessions 4321"));
+    assert!(seen.last().unwrap().contains("allocations 4321"));
 
     let mut screen = Screen::new(false, String::new());
     screen.hear(live());
     screen.pause();
     screen.hear(other);
     let shown = drawn(&screen, 120, 40).join("\n");
-    assert!(shown.contains("sessions 1234") && shown.contains("PAUSED"), "{shown}");
+    assert!(shown.contains("allocations 1234") && shown.contains("PAUSED"), "{shown}");
 }
 
 #[test]

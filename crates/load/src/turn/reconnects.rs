@@ -189,6 +189,8 @@ impl ReconnectFigures {
         let ms = |us: u64| us as f64 / 1_000.0;
         let lost_within_us = self.lost_ns.map_or(0, |(first, last)| (last - first) / 1_000);
         report.add_figures([
+            ("allocations_lost", self.lost as f64),
+            // Its name in the previous version.
             ("sessions_lost", self.lost as f64),
             ("lost_within_ms", ms(lost_within_us)),
             ("lost_of_others", self.lost_of_others as f64),

@@ -16,7 +16,7 @@ use turnpike_net::Datapath;
 use turnpike_relay::{CredentialStore, DtlsContext, Identity, Relay, RelayAddress, TlsContext};
 use turnpike_testkit::certificates;
 pub(crate) use turnpike_testkit::{Dir, eventually, free_address};
-use turnpike_turn::server::{AllocationLimits, Lookup, PeerRules, ServerConfig, User, Users};
+use turnpike_turn::server::{AllocationLimits, CredentialCheck, PeerRules, ServerConfig, User, Users};
 use turnpike_wire::integrity::{Key, KeyAlgorithm, userhash};
 
 pub(crate) const USER: &str = "alice";
@@ -34,18 +34,22 @@ impl Users for OneUser {
         algorithm: KeyAlgorithm,
         _unix: u64,
         verify: &mut dyn FnMut(&Key) -> bool,
-    ) -> Lookup {
+    ) -> CredentialCheck {
         let known = match user {
             User::Name(name) => name == USER,
             User::Hash(hash) => *hash == userhash(USER, realm),
         };
         if !known {
-            return Lookup::NoSuchUser;
+            return CredentialCheck::NoSuchUser;
         }
         if verify(&Key::long_term(algorithm, USER, realm, PASSWORD.as_bytes())) {
-            return Lookup::Accepted { username: USER.into(), identity: USER.into(), until_unix: None };
+            return CredentialCheck::Accepted {
+                username: USER.into(),
+                identity: USER.into(),
+                until_unix: None,
+            };
         }
-        Lookup::WrongKey { username: USER.into() }
+        CredentialCheck::WrongKey { username: USER.into() }
     }
 }
 

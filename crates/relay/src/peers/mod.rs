@@ -25,7 +25,7 @@ use slab::Slab;
 use turnpike_copy::{Flow, Mover};
 use turnpike_net::{Event, Interest, Poller, TcpListener, TcpSocket, is_exhaustion};
 use turnpike_turn::{
-    server::{AllocationId, ConnectError, ConnectRequest, ConnectionId, RelayId, Server},
+    server::{AllocationSlot, ConnectError, ConnectRequest, ConnectionId, RelayId, Server},
     time::Now,
 };
 
@@ -94,7 +94,7 @@ pub(crate) struct Purse<'a> {
 #[derive(Debug)]
 pub(crate) enum PeerEvent {
     /// For `Server::connected`.
-    Connected(AllocationId, ConnectionId, Result<(), ConnectError>),
+    Connected(AllocationSlot, ConnectionId, Result<(), ConnectError>),
     /// For `Server::connection_ended`: unreported bytes to the peer and to the client.
     Ended(ConnectionId, u64, u64),
 }
@@ -119,7 +119,7 @@ struct Listener {
 
 struct Connection {
     id: ConnectionId,
-    allocation: AllocationId,
+    allocation: AllocationSlot,
     generation: u32,
     peer: TcpSocket,
     stage: Stage,
@@ -162,7 +162,7 @@ pub(crate) struct Peers {
     listeners: Slab<Listener>,
     connections: Slab<Connection>,
     by_id: HashMap<ConnectionId, usize, RandomState>,
-    owners: HashMap<AllocationId, Owned, RandomState>,
+    owners: HashMap<AllocationSlot, Owned, RandomState>,
     generation: u32,
     /// Created on the first bind: most servers relay no TCP, and its buffer has 256 KiB.
     mover: Option<Mover>,
@@ -220,7 +220,7 @@ impl Peers {
         Some(self.listeners.remove(slot).socket.local_addr())
     }
 
-    pub(crate) fn close_connections(&mut self, allocation: AllocationId) {
+    pub(crate) fn close_connections(&mut self, allocation: AllocationSlot) {
         let Some(owned) = self.owners.get(&allocation) else { return };
         for slot in owned.connections.clone() {
             self.remove(slot);
@@ -261,7 +261,7 @@ impl Peers {
 
     pub(crate) fn hold(
         &mut self,
-        allocation: AllocationId,
+        allocation: AllocationSlot,
         connection: ConnectionId,
         socket: TcpSocket,
         poller: &Poller,
@@ -399,7 +399,7 @@ impl Peers {
 
     fn insert(
         &mut self,
-        allocation: AllocationId,
+        allocation: AllocationSlot,
         id: ConnectionId,
         peer: TcpSocket,
         stage: Stage,
@@ -461,7 +461,7 @@ impl Peers {
         Some(connection)
     }
 
-    fn forget_owner_if_empty(&mut self, allocation: AllocationId) {
+    fn forget_owner_if_empty(&mut self, allocation: AllocationSlot) {
         let is_empty = |owned: &Owned| owned.listeners == [None; 2] && owned.connections.is_empty();
         if self.owners.get(&allocation).is_some_and(is_empty) {
             self.owners.remove(&allocation);
@@ -516,7 +516,7 @@ mod tests {
         let poller = Poller::new().unwrap();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let mut peers = Peers::new(Duration::ZERO);
-        let allocation = AllocationId { index: 1, generation: 1 };
+        let allocation = AllocationSlot { index: 1, generation: 1 };
         let socket = TcpSocket::connect(listener.local_addr().unwrap(), &Default::default()).unwrap();
         peers.hold(allocation, ConnectionId(5), socket, &poller).unwrap();
         peers.connections[0].to_peer.bytes = 7;

@@ -10,7 +10,8 @@ use std::sync::{
 use turnpike_net::UdpSocket;
 use turnpike_turn::{
     server::{
-        AllocationId, Client, ClosedReason, Family, MoveRequest, Moved, PendingMove, RelayId, Source, Verdict,
+        AllocationSlot, Client, ClosedReason, Family, MoveRequest, Moved, PendingMove, RelayId, Source,
+        Verdict,
     },
     time::Now,
 };
@@ -155,7 +156,7 @@ impl Worker {
             return;
         };
         if let Some(offload) = &mut self.offload {
-            // The kernel traffic is counted here and logged where the session ends.
+            // The kernel traffic is counted here and logged where the allocation ends.
             let [to_peer, to_client] = offload.release(moved.from(), &mut self.server).pairs();
             moved.count_across(to_peer, to_client);
         }
@@ -273,7 +274,7 @@ impl Worker {
 
     /// Takes the relay sockets, except shared ones, from an allocation that moves. Allocations that move
     /// between workers never share (`PortRequest::Own`).
-    pub(super) fn detach_sockets(&mut self, allocation: AllocationId) -> Sockets {
+    pub(super) fn detach_sockets(&mut self, allocation: AllocationSlot) -> Sockets {
         // Queued datagrams must leave before their socket does. The arena keeps datagrams that are not routed
         // yet.
         self.out.tx.flush(&mut self.sockets, &self.rx);
@@ -336,8 +337,8 @@ impl Worker {
         }
     }
 
-    pub(super) fn attach_sockets(&mut self, now: Now, allocation: AllocationId, sockets: Sockets) {
-        // An ended session with the same index may have pending effects.
+    pub(super) fn attach_sockets(&mut self, now: Now, allocation: AllocationSlot, sockets: Sockets) {
+        // An ended allocation with the same index may have pending effects.
         self.carry_out_effects(now, NO_TRAILING);
         for (family, socket) in sockets {
             let bound = socket.local_addr();
@@ -348,7 +349,7 @@ impl Worker {
                 Ok(id) => self.set_relay(relay, id, bound),
                 Err(_) => {
                     self.ports.release(bound, now.ms);
-                    // A session without its socket could not relay anything.
+                    // An allocation without its socket could not relay anything.
                     self.server.close_one(now, allocation, ClosedReason::Administrator);
                 }
             }

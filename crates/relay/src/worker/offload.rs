@@ -13,7 +13,7 @@ use turnpike_net::{Buffer, Event, Received, Rx, SocketId, Sockets};
 use turnpike_offload::{
     Counted, Flows, Installed, Kind, NewFlow, State, WorkerClock, WorkerSockets, layout::FlowKey,
 };
-use turnpike_turn::server::{AllocationId, Client, Effect, Family, Link, Policy, RelayId, Server};
+use turnpike_turn::server::{AllocationSlot, Client, Effect, Family, Link, Policy, RelayId, Server};
 use turnpike_wire::{
     channel_data::{ChannelNumber, ChannelRange},
     demux,
@@ -22,7 +22,7 @@ use turnpike_wire::{
 use super::out::side;
 use crate::link::Way;
 
-/// Sessions activated or deactivated between two ticks.
+/// Allocations activated or deactivated between two ticks.
 const WALK: usize = 256;
 /// Channels whose flows are installed between two ticks. Each takes several system calls, during which
 /// datagrams wait.
@@ -60,13 +60,13 @@ pub(super) enum Side {
 pub(super) struct Offload {
     flows: Flows,
     clock: WorkerClock,
-    sessions: Vec<Option<Box<Session>>>,
+    allocations: Vec<Option<Box<OffloadedAllocation>>>,
     open: usize,
     relays: Vec<[Option<RelaySocket>; 2]>,
     pub(super) sockets: WorkerSockets,
     across: Across,
     /// Channels in use whose flows are not installed yet.
-    begun: VecDeque<(AllocationId, ChannelNumber)>,
+    begun: VecDeque<(AllocationSlot, ChannelNumber)>,
     range: ChannelRange,
     /// Channels kept out of the kernel because their allocation has a bandwidth limit.
     limited: u64,
@@ -74,8 +74,8 @@ pub(super) struct Offload {
     walk: Option<usize>,
 }
 
-/// Counter values read so far for a session's flows. Another process finds the flows themselves by the
-/// session's addresses.
+/// Counter values read so far for an allocation's flows. Another process finds the flows themselves by the
+/// allocation's addresses.
 #[derive(Serialize, Deserialize)]
 pub(super) struct PassedFlows {
     own: Counted,
@@ -88,8 +88,8 @@ struct RelaySocket {
     bound: SocketAddr,
 }
 
-struct Session {
-    allocation: AllocationId,
+struct OffloadedAllocation {
+    allocation: AllocationSlot,
     client: Option<Client>,
     /// Has a bandwidth limit, which user space enforces: no flows.
     limited: bool,
@@ -97,7 +97,7 @@ struct Session {
     own: Option<(Installed, State)>,
     permissions: Vec<(IpAddr, u64)>,
     channels: Vec<Channel>,
-    /// Traffic counted after the state machine dropped the session.
+    /// Traffic counted after the state machine dropped the allocation.
     late: Across,
 }
 
@@ -121,7 +121,7 @@ impl Offload {
         Self {
             flows,
             clock,
-            sessions: Vec::new(),
+            allocations: Vec::new(),
             open: 0,
             relays: Vec::new(),
             sockets,
@@ -134,7 +134,7 @@ impl Offload {
         }
     }
 
-    /// Starts or stops relaying in the kernel; [`Offload::walk`] updates the sessions.
+    /// Starts or stops relaying in the kernel; [`Offload::walk`] updates the allocations.
     pub(super) fn set_active(&mut self, is_active: bool, sockets: &Sockets) {
         self.is_active = is_active;
         self.walk = Some(0);
@@ -149,18 +149,19 @@ impl Offload {
         listeners: &[Option<(SocketId, bool)>],
     ) -> bool {
         let Some(start) = self.walk else { return true };
-        let end = (start + WALK).min(self.sessions.len());
+        let end = (start + WALK).min(self.allocations.len());
         for index in start..end {
-            let Some(allocation) = self.sessions[index].as_ref().map(|session| session.allocation) else {
+            let Some(allocation) = self.allocations[index].as_ref().map(|offloaded| offloaded.allocation)
+            else {
                 continue;
             };
             if self.is_active {
                 self.renew(allocation, listeners, |_| true);
             } else {
-                self.with(allocation, server, |session, flows| session.clear(flows));
+                self.with(allocation, server, |offloaded, flows| offloaded.clear(flows));
             }
         }
-        self.walk = (end < self.sessions.len()).then_some(end);
+        self.walk = (end < self.allocations.len()).then_some(end);
         self.walk.is_none()
     }
 
@@ -195,7 +196,7 @@ impl Offload {
     }
 
     /// Handles each effect first, so that ended flows have left the kernel before any reply. Adds the
-    /// kernel's counts to the totals of an ended session.
+    /// kernel's counts to the totals of an ended allocation.
     pub(super) fn hear<P: Policy>(
         &mut self,
         effect: &mut Effect,
@@ -208,52 +209,52 @@ impl Offload {
             }
             Effect::Permitted { allocation, peer, expires_ms, .. } => {
                 let peer = *peer;
-                let Some(session) = self.session(*allocation) else { return };
-                session.permissions.retain(|(ip, _)| *ip != peer);
-                session.permissions.push((peer, *expires_ms));
+                let Some(offloaded) = self.offloaded(*allocation) else { return };
+                offloaded.permissions.retain(|(ip, _)| *ip != peer);
+                offloaded.permissions.push((peer, *expires_ms));
                 self.renew(*allocation, listeners, |channel| channel.named == peer);
             }
             Effect::Bound { allocation, number, peer, at, expires_ms, .. } => {
                 let (number, expires_ms) = (*number, *expires_ms);
-                let Some(session) = self.session(*allocation) else { return };
-                match session.channels.iter_mut().find(|channel| channel.number == number) {
+                let Some(offloaded) = self.offloaded(*allocation) else { return };
+                match offloaded.channels.iter_mut().find(|channel| channel.number == number) {
                     Some(channel) => channel.expires_ms = expires_ms,
                     None => {
-                        session.channels.push(Channel::new(number, *at, peer.ip(), expires_ms));
-                        let limited = session.limited;
+                        offloaded.channels.push(Channel::new(number, *at, peer.ip(), expires_ms));
+                        let limited = offloaded.limited;
                         self.limited += u64::from(limited);
                     }
                 }
                 self.renew(*allocation, listeners, |channel| channel.number == number);
             }
             Effect::Used { allocation, number } => {
-                let Some(session) = self.session(*allocation) else { return };
-                let channel = session.channels.iter_mut().find(|channel| channel.number == *number);
+                let Some(offloaded) = self.offloaded(*allocation) else { return };
+                let channel = offloaded.channels.iter_mut().find(|channel| channel.number == *number);
                 let Some(channel) = channel else { return };
                 channel.used = true;
                 // Installed later, because the datagram that made it used is sent first.
                 self.begun.push_back((*allocation, *number));
             }
             Effect::PermissionEnded { allocation, peer } => {
-                self.with(*allocation, server, |session, flows| session.refuse(flows, *peer));
+                self.with(*allocation, server, |offloaded, flows| offloaded.refuse(flows, *peer));
             }
             Effect::Unbound { allocation, number, .. } => {
-                self.with(*allocation, server, |session, flows| {
-                    session.unbind(flows, |channel| channel.number == *number)
+                self.with(*allocation, server, |offloaded, flows| {
+                    offloaded.unbind(flows, |channel| channel.number == *number)
                 });
             }
             Effect::RelayClosed { relay } => {
-                self.with(relay.allocation, server, |session, flows| session.lose(flows, relay.family));
+                self.with(relay.allocation, server, |offloaded, flows| offloaded.lose(flows, relay.family));
             }
             Effect::Away { allocation } => {
-                self.with(*allocation, server, |session, flows| session.follow(flows, None));
+                self.with(*allocation, server, |offloaded, flows| offloaded.follow(flows, None));
             }
             Effect::Moved { allocation, client, link, .. } => {
-                if self.session(*allocation).is_none() {
+                if self.offloaded(*allocation).is_none() {
                     self.open(*allocation, client, *link, server.is_limited(*allocation));
                 }
                 let client = by_datagrams(client, *link);
-                self.with(*allocation, server, |session, flows| session.follow(flows, client));
+                self.with(*allocation, server, |offloaded, flows| offloaded.follow(flows, client));
                 self.renew(*allocation, listeners, |_| true);
             }
             // The client is unreachable until it has moved.
@@ -270,35 +271,39 @@ impl Offload {
         }
     }
 
-    pub(super) fn attached(&mut self, allocation: AllocationId, listeners: &[Option<(SocketId, bool)>]) {
+    pub(super) fn attached(&mut self, allocation: AllocationSlot, listeners: &[Option<(SocketId, bool)>]) {
         self.renew(allocation, listeners, |_| true);
     }
 
-    /// Removes all flows of a session that has ended or left. Adds their new counts to the worker's total,
-    /// and returns the counts still missing in the session's own total.
-    pub(super) fn release<P: Policy>(&mut self, allocation: AllocationId, server: &mut Server<P>) -> Across {
-        let slot = self.sessions.get_mut(allocation.index as usize);
-        let is_it = |session: &mut Box<Session>| session.allocation == allocation;
-        let Some(mut session) = slot.and_then(|slot| slot.take_if(is_it)) else { return Across::default() };
+    /// Removes all flows of an allocation that has ended or left. Adds their new counts to the worker's total,
+    /// and returns the counts still missing in the allocation's own total.
+    pub(super) fn release<P: Policy>(
+        &mut self,
+        allocation: AllocationSlot,
+        server: &mut Server<P>,
+    ) -> Across {
+        let slot = self.allocations.get_mut(allocation.index as usize);
+        let is_it = |offloaded: &mut Box<OffloadedAllocation>| offloaded.allocation == allocation;
+        let Some(mut offloaded) = slot.and_then(|slot| slot.take_if(is_it)) else { return Across::default() };
         self.open -= 1;
-        let counted = session.clear(&mut self.flows);
+        let counted = offloaded.clear(&mut self.flows);
         self.across.add(&counted);
         let [to_peer, to_client] = counted.pairs();
         server.count_across(allocation, to_peer, to_client);
-        counted.and(session.late)
+        counted.and(offloaded.late)
     }
 
-    /// Exports the counter positions of a session's flows to another process, after adding the current counts
+    /// Exports the counter positions of an allocation's flows to another process, after adding the current counts
     /// here.
     pub(super) fn export<P: Policy>(
         &mut self,
-        allocation: AllocationId,
+        allocation: AllocationSlot,
         server: &mut Server<P>,
     ) -> Option<PassedFlows> {
-        self.with(allocation, server, |session, flows| session.counted(flows));
-        let session = self.session(allocation)?;
-        let (_, own) = session.own.as_ref()?;
-        let to_client = session.channels.iter().filter_map(|channel| {
+        self.with(allocation, server, |offloaded, flows| offloaded.counted(flows));
+        let offloaded = self.offloaded(allocation)?;
+        let (_, own) = offloaded.own.as_ref()?;
+        let to_client = offloaded.channels.iter().filter_map(|channel| {
             let (_, state) = channel.to_client.as_ref()?;
             Some((channel.number.get(), state.seen()))
         });
@@ -307,13 +312,13 @@ impl Offload {
 
     pub(super) fn adopt(
         &mut self,
-        allocation: AllocationId,
+        allocation: AllocationSlot,
         passed: &PassedFlows,
         listeners: &[Option<(SocketId, bool)>],
     ) {
         let index = allocation.index as usize;
-        let Some(Some(session)) = self.sessions.get_mut(index) else { return };
-        let Some(client) = session.client.filter(|_| session.allocation == allocation) else { return };
+        let Some(Some(offloaded)) = self.allocations.get_mut(index) else { return };
+        let Some(client) = offloaded.client.filter(|_| offloaded.allocation == allocation) else { return };
         let listener = listeners.get(usize::from(client.listener.0)).copied().flatten();
         let Some((listener, _)) = listener else { return };
         let (flows, sockets) = (&mut self.flows, &mut self.sockets);
@@ -321,9 +326,9 @@ impl Offload {
         let Some(own) = flows.adopt(&key(None), client.address) else { return };
         sockets.adopt(listener, || flows.adopt_socket(&own));
         let state = flows.adopt_state(&own, passed.own);
-        session.own = Some((own, state));
+        offloaded.own = Some((own, state));
         let relays = self.relays.get(index).copied().unwrap_or_default();
-        for channel in &mut session.channels {
+        for channel in &mut offloaded.channels {
             // The current configuration may map the peer to another address.
             channel.to_peer = flows.adopt(&key(Some(channel.number)), channel.peer);
             channel.used = channel.to_peer.is_some();
@@ -343,7 +348,7 @@ impl Offload {
     pub(super) fn leave(&mut self) {
         self.is_active = false;
         self.walk = None;
-        self.sessions.clear();
+        self.allocations.clear();
         self.open = 0;
         self.relays.clear();
         self.begun.clear();
@@ -360,20 +365,21 @@ impl Offload {
     ) {
         self.range = range;
         let is_out = |channel: &Channel| ChannelNumber::within(range, channel.number.get()).is_none();
-        for index in 0..self.sessions.len() {
-            let Some(allocation) = self.sessions[index].as_ref().map(|session| session.allocation) else {
+        for index in 0..self.allocations.len() {
+            let Some(allocation) = self.allocations[index].as_ref().map(|offloaded| offloaded.allocation)
+            else {
                 continue;
             };
             let limited = server.is_limited(allocation);
             let mut was_limited = false;
-            self.with(allocation, server, |session, flows| {
-                was_limited = std::mem::replace(&mut session.limited, limited);
-                for channel in session.channels.iter_mut().filter(|channel| is_out(channel)) {
+            self.with(allocation, server, |offloaded, flows| {
+                was_limited = std::mem::replace(&mut offloaded.limited, limited);
+                for channel in offloaded.channels.iter_mut().filter(|channel| is_out(channel)) {
                     if let Some(flow) = channel.to_peer.take() {
                         flows.remove(flow);
                     }
                 }
-                if limited { session.clear(flows) } else { Across::default() }
+                if limited { offloaded.clear(flows) } else { Across::default() }
             });
             if was_limited && !limited {
                 self.renew(allocation, listeners, |_| true);
@@ -413,8 +419,8 @@ impl Offload {
         while left > 0
             && let Some((allocation, begun)) = self.begun.pop_front()
         {
-            // Ended sessions cost nothing.
-            left -= usize::from(self.session(allocation).is_some());
+            // Ended allocations cost nothing.
+            left -= usize::from(self.offloaded(allocation).is_some());
             self.renew(allocation, listeners, |channel| channel.number == begun);
         }
     }
@@ -425,12 +431,12 @@ impl Offload {
         server: &mut Server<P>,
         (sockets, listeners): (&Sockets, &[Option<(SocketId, bool)>]),
     ) -> bool {
-        let Some(some) = self.sockets.begin_sweep(now_ms, self.sessions.len()) else { return false };
+        let Some(some) = self.sockets.begin_sweep(now_ms, self.allocations.len()) else { return false };
         let mut any = false;
         for index in some {
-            let Some(session) = &mut self.sessions[index] else { continue };
-            let (allocation, counted) = (session.allocation, session.counted(&self.flows));
-            if let Some((listener, _)) = session.listener(listeners) {
+            let Some(offloaded) = &mut self.allocations[index] else { continue };
+            let (allocation, counted) = (offloaded.allocation, offloaded.counted(&self.flows));
+            if let Some((listener, _)) = offloaded.listener(listeners) {
                 self.sockets.went_across(listener, counted.to_peer.datagrams);
             }
             for relay in self.relays.get(index).into_iter().flatten().flatten() {
@@ -453,14 +459,14 @@ impl Offload {
         [sweep, at_once].into_iter().flatten().min()
     }
 
-    fn open(&mut self, allocation: AllocationId, client: &Client, link: Link, limited: bool) {
+    fn open(&mut self, allocation: AllocationSlot, client: &Client, link: Link, limited: bool) {
         let index = allocation.index as usize;
-        if self.sessions.len() <= index {
-            self.sessions.resize_with(index + 1, || None);
+        if self.allocations.len() <= index {
+            self.allocations.resize_with(index + 1, || None);
         }
-        // Ended sessions have already left their slots.
+        // Ended allocations have already left their slots.
         self.open += 1;
-        self.sessions[index] = Some(Box::new(Session {
+        self.allocations[index] = Some(Box::new(OffloadedAllocation {
             allocation,
             client: by_datagrams(client, link),
             limited,
@@ -471,35 +477,35 @@ impl Offload {
         }));
     }
 
-    fn session(&mut self, allocation: AllocationId) -> Option<&mut Session> {
-        let session = self.sessions.get_mut(allocation.index as usize)?.as_deref_mut()?;
-        (session.allocation == allocation).then_some(session)
+    fn offloaded(&mut self, allocation: AllocationSlot) -> Option<&mut OffloadedAllocation> {
+        let offloaded = self.allocations.get_mut(allocation.index as usize)?.as_deref_mut()?;
+        (offloaded.allocation == allocation).then_some(offloaded)
     }
 
-    /// Changes a session and accounts for the counts of the flows that this removed.
+    /// Changes an allocation and accounts for the counts of the flows that this removed.
     fn with<P: Policy>(
         &mut self,
-        allocation: AllocationId,
+        allocation: AllocationSlot,
         server: &mut Server<P>,
-        change: impl FnOnce(&mut Session, &mut Flows) -> Across,
+        change: impl FnOnce(&mut OffloadedAllocation, &mut Flows) -> Across,
     ) {
-        let Some(Some(session)) = self.sessions.get_mut(allocation.index as usize) else { return };
-        if session.allocation != allocation {
+        let Some(Some(offloaded)) = self.allocations.get_mut(allocation.index as usize) else { return };
+        if offloaded.allocation != allocation {
             return;
         }
-        let counted = change(session, &mut self.flows);
+        let counted = change(offloaded, &mut self.flows);
         self.across.add(&counted);
         let [to_peer, to_client] = counted.pairs();
-        // The totals of an ended session are in an effect that is still queued.
+        // The totals of an ended allocation are in an effect that is still queued.
         if !server.count_across(allocation, to_peer, to_client) {
-            session.late.add(&counted);
+            offloaded.late.add(&counted);
         }
     }
 
     /// Installs the flows of the selected channels in use, or extends their expiry.
     fn renew(
         &mut self,
-        allocation: AllocationId,
+        allocation: AllocationSlot,
         listeners: &[Option<(SocketId, bool)>],
         which: impl Fn(&Channel) -> bool,
     ) {
@@ -507,23 +513,23 @@ impl Offload {
             return;
         }
         let index = allocation.index as usize;
-        let Some(Some(session)) = self.sessions.get_mut(index) else { return };
-        let is_it = session.allocation == allocation && !session.limited;
-        let Some(client) = session.client.filter(|_| is_it) else { return };
+        let Some(Some(offloaded)) = self.allocations.get_mut(index) else { return };
+        let is_it = offloaded.allocation == allocation && !offloaded.limited;
+        let Some(client) = offloaded.client.filter(|_| is_it) else { return };
         let which = |channel: &Channel| channel.used && which(channel);
-        if !session.channels.iter().any(which) || is_link_local(client.address) {
+        if !offloaded.channels.iter().any(which) || is_link_local(client.address) {
             return;
         }
-        let Some((listener, _)) = session.listener(listeners) else { return };
+        let Some((listener, _)) = offloaded.listener(listeners) else { return };
         let (flows, sockets) = (&mut self.flows, &mut self.sockets);
         let Some(socket) = sockets.slot(listener, flows) else { return };
         let mut installer = Installer { flows, sockets, client, listener, socket };
-        if session.own.is_none() {
-            session.own = installer.install_own();
+        if offloaded.own.is_none() {
+            offloaded.own = installer.install_own();
         }
-        let Some((_, own)) = &session.own else { return };
+        let Some((_, own)) = &offloaded.own else { return };
         let relays = self.relays.get(index).copied().unwrap_or_default();
-        for channel in session.channels.iter_mut().filter(|channel| which(channel)) {
+        for channel in offloaded.channels.iter_mut().filter(|channel| which(channel)) {
             let Some(relay) = relays[side(family_of(channel.peer.ip()))] else { continue };
             if is_link_local(channel.peer) {
                 continue;
@@ -536,7 +542,7 @@ impl Offload {
                 None => channel.to_peer = installer.install_to_peer(channel, relay, own, expires_ns),
             }
             // RFC 8656 section 9: a channel binding does not replace the permission.
-            let permitted = session.permissions.iter().find(|(ip, _)| *ip == channel.named);
+            let permitted = offloaded.permissions.iter().find(|(ip, _)| *ip == channel.named);
             let Some((_, permitted_ms)) = permitted else { continue };
             let expires_ns = self.clock.ns(channel.expires_ms.min(*permitted_ms));
             match &mut channel.to_client {
@@ -641,7 +647,7 @@ impl Across {
     }
 }
 
-impl Session {
+impl OffloadedAllocation {
     fn listener(&self, listeners: &[Option<(SocketId, bool)>]) -> Option<(SocketId, bool)> {
         listeners.get(usize::from(self.client?.listener.0)).copied().flatten()
     }

@@ -3,7 +3,7 @@
 use turnpike_net::Event;
 use turnpike_turn::{
     server::{
-        AllocationId, Client, ConnectError, ConnectRequest, ConnectionId, Family, OpenRelay, OpenResult,
+        AllocationSlot, Client, ConnectError, ConnectRequest, ConnectionId, Family, OpenRelay, OpenResult,
         PeerConnection, RelayId,
     },
     time::Now,
@@ -21,7 +21,7 @@ use crate::{
 const ACCEPTS: usize = 32;
 
 impl Worker {
-    pub(super) fn open_tcp(&mut self, now: Now, allocation: AllocationId, wish: &OpenRelay) -> OpenResult {
+    pub(super) fn open_tcp(&mut self, now: Now, allocation: AllocationSlot, wish: &OpenRelay) -> OpenResult {
         let first = self.address_for(allocation, wish.family);
         let realm = self.server.owner(allocation).unwrap_or_default().realm;
         let (socket, relayed) = match self.ports.open_tcp(wish.family, realm, first, now.ms) {
@@ -45,7 +45,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn give_up(&mut self, now: Now, allocation: AllocationId, connection: ConnectionId) {
+    pub(super) fn give_up(&mut self, now: Now, allocation: AllocationSlot, connection: ConnectionId) {
         self.peers.drop_connection(connection);
         let verdict = self.server.connected(now, allocation, connection, Err(ConnectError::TimedOut));
         self.out.reply(verdict);
@@ -129,7 +129,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn close_all_tcp(&mut self, now: Now, allocation: AllocationId) {
+    pub(super) fn close_all_tcp(&mut self, now: Now, allocation: AllocationSlot) {
         self.peers.close_connections(allocation);
         for family in [Family::V4, Family::V6] {
             self.close_tcp(now, RelayId { allocation, family });

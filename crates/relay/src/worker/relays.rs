@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use turnpike_net::{Event, SocketId, UdpSocket};
 use turnpike_turn::{
     server::{
-        AllocationId, ClosedReason, Family, IcmpError, OpenRelay, OpenRequest, OpenResult, PortRequest,
+        AllocationSlot, ClosedReason, Family, IcmpError, OpenRelay, OpenRequest, OpenResult, PortRequest,
         RelayId, RelayTransport, SharedPort,
     },
     time::Now,
@@ -34,7 +34,7 @@ impl Worker {
         self.out.reply(verdict);
     }
 
-    fn open_one(&mut self, now: Now, allocation: AllocationId, wish: &OpenRelay) -> OpenResult {
+    fn open_one(&mut self, now: Now, allocation: AllocationSlot, wish: &OpenRelay) -> OpenResult {
         if wish.transport == RelayTransport::Tcp {
             return self.open_tcp(now, allocation, wish);
         }
@@ -66,7 +66,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn address_for(&mut self, allocation: AllocationId, family: Family) -> Option<IpAddr> {
+    pub(super) fn address_for(&mut self, allocation: AllocationSlot, family: Family) -> Option<IpAddr> {
         let (client, _) = self.server.reached(allocation)?;
         self.ports.address_for(family, &client)
     }
@@ -75,7 +75,7 @@ impl Worker {
     fn open_shared(
         &mut self,
         now: Now,
-        allocation: AllocationId,
+        allocation: AllocationSlot,
         family: Family,
         first: Option<IpAddr>,
     ) -> OpenResult {

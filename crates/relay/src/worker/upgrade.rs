@@ -1,4 +1,4 @@
-//! Upgrade of a worker ([`crate::upgrade`]). It pauses, exports its sessions to the worker of the same number
+//! Upgrade of a worker ([`crate::upgrade`]). It pauses, exports its allocations to the worker of the same number
 //! in the new process, and then forgets them or resumes normal service. The new worker imports them before it
 //! serves any client.
 
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use turnpike_net::{SocketId, TcpSocket, UdpSocket};
 use turnpike_turn::{
     server::{
-        AllocationId, Client, Family, Link, Moved, PendingMove, RelayId, SharedPort, Transport, UserRef,
+        AllocationSlot, Client, Family, Link, Moved, PendingMove, RelayId, SharedPort, Transport, UserRef,
     },
     time::Now,
 };
@@ -27,7 +27,7 @@ use crate::{
     upgrade::Unfit,
 };
 
-/// Precedes the sessions.
+/// Precedes the allocations.
 #[derive(Serialize, Deserialize)]
 struct Head {
     /// Last seen kernel drop counters of UDP and DTLS listeners with their own socket.
@@ -49,7 +49,7 @@ struct Head {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Session {
+struct ExportedAllocation {
     moved: Moved,
     #[serde(rename = "lent")]
     sockets: Vec<PassedRelaySocket>,
@@ -161,10 +161,10 @@ impl Worker {
                 }
                 Command::Settle(answer) => _ = answer.send(mem::take(&mut taken)),
                 Command::Upgrade(Step::Export(channel, answer)) => {
-                    _ = answer.send(self.export_sessions(self.now(), &channel));
+                    _ = answer.send(self.export_allocations(self.now(), &channel));
                 }
                 Command::Upgrade(Step::Import(channel, answer)) => {
-                    let imported = self.import_sessions(&channel).map_err(io::Error::other);
+                    let imported = self.import_allocations(&channel).map_err(io::Error::other);
                     self.frame.is_stopped = imported.is_err();
                     let _ = answer.send(imported);
                     if self.frame.is_stopped {
@@ -189,7 +189,7 @@ impl Worker {
         self.resume_offload();
     }
 
-    fn export_sessions(&mut self, now: Now, channel: &Channel) -> io::Result<usize> {
+    fn export_allocations(&mut self, now: Now, channel: &Channel) -> io::Result<usize> {
         let portable = self.server.portable(by_datagrams);
         let listened_on = self.sockets_listened_on();
         let drops =
@@ -228,20 +228,25 @@ impl Worker {
         if is_first {
             channel.send(&self.replays.to_bytes(), &[])?;
         }
-        for sessions in portable.chunks(Batch::<Session>::MOST) {
-            self.export_batch(now, channel, sessions)?;
+        for allocations in portable.chunks(Batch::<ExportedAllocation>::MOST) {
+            self.export_batch(now, channel, allocations)?;
         }
-        channel.send_value(&Batch::<Session> { sessions: Vec::new(), is_last: true }, &[])?;
+        channel.send_value(&Batch::<ExportedAllocation> { sessions: Vec::new(), is_last: true }, &[])?;
         let count = portable.len();
         self.handed_over = portable;
         Ok(count)
     }
 
-    fn export_batch(&mut self, now: Now, channel: &Channel, allocations: &[AllocationId]) -> io::Result<()> {
+    fn export_batch(
+        &mut self,
+        now: Now,
+        channel: &Channel,
+        allocations: &[AllocationSlot],
+    ) -> io::Result<()> {
         let mut batch = Batch { sessions: Vec::with_capacity(allocations.len()), is_last: false };
         let mut descriptors = Vec::with_capacity(2 * allocations.len());
         for allocation in allocations {
-            // Exported first, because it updates the session's counters.
+            // Exported first, because it updates the allocation's counters.
             let offload = self.offload.as_mut();
             let flows = offload.and_then(|offload| offload.export(*allocation, &mut self.server));
             let Some(mut moved) = self.server.snapshot(now, *allocation) else { continue };
@@ -256,7 +261,7 @@ impl Worker {
                 passed.push(PassedRelaySocket { family, drops: socket.lend() });
                 descriptors.push(socket.as_fd());
             }
-            batch.sessions.push(Session { moved, sockets: passed, flows });
+            batch.sessions.push(ExportedAllocation { moved, sockets: passed, flows });
         }
         channel.send_value(&batch, &descriptors)
     }
@@ -299,7 +304,7 @@ impl Worker {
         }
         self.out.dtls.left_behind();
         if let Err(error) = self.tunnels.watch(&self.frame.poller) {
-            tracing::error!(worker = self.frame.number, %error, "cannot receive from the new process: DTLS clients lose their sessions");
+            tracing::error!(worker = self.frame.number, %error, "cannot receive from the new process: DTLS clients lose their allocations");
         }
         self.carry_out_effects(now, NO_TRAILING);
         self.flush();
@@ -308,13 +313,13 @@ impl Worker {
 
     pub(crate) fn run_from_handover(&mut self) {
         self.rest(false);
-        // If stopped, the old process still has the sessions.
+        // If stopped, the old process still has the allocations.
         if !self.frame.is_stopped && !self.handle_commands(self.now()) {
             self.run();
         }
     }
 
-    fn import_sessions(&mut self, channel: &Channel) -> Result<usize, Unfit> {
+    fn import_allocations(&mut self, channel: &Channel) -> Result<usize, Unfit> {
         let (head, descriptors) = channel.receive_value::<Head>()?;
         let mut descriptors = descriptors.into_iter();
         let now = self.now();
@@ -350,11 +355,11 @@ impl Worker {
         }
         let mut count = 0;
         loop {
-            let (batch, descriptors) = channel.receive_value::<Batch<Session>>()?;
+            let (batch, descriptors) = channel.receive_value::<Batch<ExportedAllocation>>()?;
             let mut descriptors = descriptors.into_iter();
             count += batch.sessions.len();
-            for session in batch.sessions {
-                self.take_in(now, session, &mut descriptors)?;
+            for exported in batch.sessions {
+                self.take_in(now, exported, &mut descriptors)?;
             }
             if batch.is_last {
                 return Ok(count);
@@ -365,10 +370,10 @@ impl Worker {
     fn take_in(
         &mut self,
         now: Now,
-        session: Session,
+        exported: ExportedAllocation,
         descriptors: &mut impl Iterator<Item = OwnedFd>,
     ) -> Result<(), Unfit> {
-        let Session { moved, sockets: passed, flows } = session;
+        let ExportedAllocation { moved, sockets: passed, flows } = exported;
         let mut sockets = handoff::Sockets::with_capacity(passed.len());
         for PassedRelaySocket { family, drops } in &passed {
             let socket = UdpSocket::take_over(descriptors.next().ok_or(Unfit::Incomplete)?, *drops)?;

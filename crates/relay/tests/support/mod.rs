@@ -14,7 +14,7 @@ use rustls::{
     pki_types::{ServerName, UnixTime},
 };
 use turnpike_relay::{
-    CloseReason, Config, CredentialStore, HandshakeFailure, Identity, Relay, RelayAddress, SessionLog,
+    AllocationLog, CloseReason, Config, CredentialStore, HandshakeFailure, Identity, Relay, RelayAddress,
     StreamConfig, StreamStats, TlsContext, WorkerSnapshot,
 };
 pub(crate) use turnpike_testkit::{
@@ -58,7 +58,7 @@ pub(crate) fn start_with_store(store: Arc<dyn CredentialStore>, change: impl FnO
 }
 
 pub(crate) fn start_heard_by(
-    log: Arc<dyn SessionLog>,
+    log: Arc<dyn AllocationLog>,
     store: Arc<dyn CredentialStore>,
     change: impl FnOnce(&mut Config),
 ) -> World {

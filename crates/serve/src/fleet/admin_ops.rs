@@ -151,10 +151,11 @@ impl FleetAdmin for FleetOrders {
             let subject = ban.subject.clone();
             let Some(node) = &self.fleet.node else {
                 banned.put(ban);
-                return Ok(Ordered { here: banned.end_sessions(&subject).await, is_announced: true });
+                return Ok(Ordered { here: banned.end_allocations(&subject).await, is_announced: true });
             };
             banned.order(ban);
-            let (announced, here) = tokio::join!(node.announce_now(&subject), banned.end_sessions(&subject));
+            let (announced, here) =
+                tokio::join!(node.announce_now(&subject), banned.end_allocations(&subject));
             Ok(Ordered { here, is_announced: announced.map_err(unavailable)?.is_some() })
         })
     }
@@ -217,8 +218,8 @@ fn status_of(name: &NodeName, member: &Member) -> FleetNode {
         zone: card.as_ref().map_or_else(String::new, |card| card.zone.clone()),
         version: card.as_ref().map(|card| card.version.clone()),
         busy: load.busy(),
-        sessions: load.allocations.into(),
-        max_sessions: load.most_allocations.into(),
+        allocations: load.allocations.into(),
+        max_allocations: load.most_allocations.into(),
         bits_per_second: load.bits_per_second,
         max_bits_per_second: Some(load.most_bits_per_second).filter(|most| *most > 0),
         cpu: f64::from(load.cpu) / 1000.0,

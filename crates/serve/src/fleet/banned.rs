@@ -1,4 +1,4 @@
-//! Bans in force: read by workers, changed by administrators and other nodes. Ends the sessions of banned
+//! Bans in force: read by workers, changed by administrators and other nodes. Ends the allocations of banned
 //! users and addresses.
 
 use std::{
@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use turnpike_fleet::{Ban, Bans, Subject};
 use turnpike_relay::{
     Relay,
-    sessions::{AddressFilter, Look, SLICE_SESSIONS, Session, SessionFilter},
+    allocations::{AddressFilter, AllocationFilter, AllocationSnapshot, Look, SLICE_ALLOCATIONS},
 };
 use turnpike_turn::server::ClosedReason;
 
@@ -106,7 +106,7 @@ impl Banned {
         bans.iter().filter(|ban| ban.is_in_force(unix)).count()
     }
 
-    pub(super) async fn end_sessions(&self, subject: &Subject) -> u64 {
+    pub(super) async fn end_allocations(&self, subject: &Subject) -> u64 {
         let mut ended = 0;
         for filter in filters(subject) {
             ended += self.end_those(Arc::new(filter)).await.unwrap_or_default();
@@ -114,17 +114,18 @@ impl Banned {
         ended
     }
 
-    async fn end_those(&self, filter: Arc<SessionFilter>) -> Option<u64> {
+    async fn end_those(&self, filter: Arc<AllocationFilter>) -> Option<u64> {
         let mut ended = 0;
         for worker in 0..self.relay()?.workers() {
             let mut next = Some(0);
             while let Some(from) = next {
-                let look = Look { from, most: SLICE_SESSIONS, filter: Arc::clone(&filter), details: false };
+                let look =
+                    Look { from, most: SLICE_ALLOCATIONS, filter: Arc::clone(&filter), details: false };
                 let (sender, answer) = oneshot::channel();
                 self.relay()?.look(worker, look, move |looked| _ = sender.send(looked));
                 let looked = answer.await.ok()?;
                 next = looked.next;
-                for Session { worker, slot, id, .. } in looked.sessions {
+                for AllocationSnapshot { worker, slot, id, .. } in looked.allocations {
                     let (sender, answer) = oneshot::channel();
                     let told = move |was_there| _ = sender.send(was_there);
                     self.relay()?.end((worker, slot), id, ClosedReason::Banned, told);
@@ -145,20 +146,20 @@ impl Banned {
     }
 }
 
-/// Filters for the sessions of a subject. Quotas count time-limited usernames by the id after the colon.
-fn filters(subject: &Subject) -> Vec<SessionFilter> {
+/// Filters for the allocations of a subject. Quotas count time-limited usernames by the id after the colon.
+fn filters(subject: &Subject) -> Vec<AllocationFilter> {
     match subject {
         Subject::User { realm, name } => {
-            let of = |user: String| SessionFilter {
+            let of = |user: String| AllocationFilter {
                 user: Some(user),
                 realm: Some(realm.clone()),
-                ..SessionFilter::default()
+                ..AllocationFilter::default()
             };
             vec![of(name.clone()), of(format!(":{name}"))]
         }
         Subject::Client(prefix) => {
             let client = Some(AddressFilter::Within(*prefix));
-            vec![SessionFilter { client, ..SessionFilter::default() }]
+            vec![AllocationFilter { client, ..AllocationFilter::default() }]
         }
     }
 }
@@ -168,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_banned_users_sessions_match_by_name_and_by_id() {
+    fn a_banned_users_allocations_match_by_name_and_by_id() {
         let users = |subject: &str| -> Vec<_> {
             filters(&subject.parse().expect("a subject")).into_iter().map(|filter| filter.user).collect()
         };

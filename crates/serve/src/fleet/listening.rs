@@ -15,7 +15,7 @@ use crate::store::{StoreInUse, shared};
 /// Spread of the reloads of user rules over the fleet, in milliseconds.
 const RULES_MS: u64 = 500;
 
-/// Listens until the node has left, or until the last session that stayed here in an upgrade ends.
+/// Listens until the node has left, or until the last allocation that stayed here in an upgrade ends.
 pub(super) async fn keep_listening(node: Arc<Node>, users: StoreInUse) {
     let mut news = node.store.news();
     let mut backoff = Backoff::default();
@@ -67,15 +67,15 @@ async fn take(node: &Arc<Node>, users: &StoreInUse, heard: NewsBatch) -> Result<
     }
     node.tallies.heard([new.len(), levels.len(), unreadable, repeated]);
     for message in new {
-        if !node.is_handed_over() || concerns_sessions(&message.notice) {
+        if !node.is_handed_over() || concerns_allocations(&message.notice) {
             carry_out(node, users, message);
         }
     }
     Ok(())
 }
 
-/// Messages that matter to a process that only has sessions left after an upgrade.
-fn concerns_sessions(notice: &Notice) -> bool {
+/// Messages that matter to a process that only has allocations left after an upgrade.
+fn concerns_allocations(notice: &Notice) -> bool {
     matches!(
         notice,
         Notice::Ban { .. } | Notice::Unban { .. } | Notice::Revoked { .. } | Notice::RulesChanged
@@ -108,7 +108,7 @@ fn carry_out(node: &Arc<Node>, users: &StoreInUse, Message { from, notice, .. }:
                 return;
             }
             tokio::spawn(async move {
-                let ended = node.banned.end_sessions(&subject).await;
+                let ended = node.banned.end_allocations(&subject).await;
                 say_banned(&from.to_string(), &subject, ended);
             });
         }
@@ -139,5 +139,5 @@ fn carry_out(node: &Arc<Node>, users: &StoreInUse, Message { from, notice, .. }:
 /// Names come from clients, so they are escaped.
 fn say_banned(from: &str, subject: &Subject, ended: u64) {
     let subject = subject.to_string();
-    tracing::info!(node = from, ?subject, ended, "ban applied; sessions ended");
+    tracing::info!(node = from, ?subject, ended, "ban applied; allocations ended");
 }

@@ -75,7 +75,7 @@ pub(super) struct Node {
     reach: RwLock<Reach>,
     pub(super) card_is_put: AtomicBool,
     relay: OnceLock<Weak<Relay>>,
-    /// Sessions of the previous process are being imported; they count even above the limits.
+    /// Allocations of the previous process are being imported; they count even above the limits.
     inherits: AtomicBool,
     /// The previous process was this node.
     goes_on: bool,
@@ -89,7 +89,7 @@ pub(super) struct Node {
     stops: AtomicBool,
     /// This node has left the fleet and sends nothing more.
     left: AtomicBool,
-    /// Another process is this node. This one only listens for bans, for the sessions that stayed.
+    /// Another process is this node. This one only listens for bans, for the allocations that stayed.
     handed_over: AtomicBool,
 }
 
@@ -487,7 +487,7 @@ mod tests {
         after.answered();
         assert!(
             after.acquire(asked(1)).is_ok() && after.acquire(asked(1)).is_ok(),
-            "imported sessions count above the limit"
+            "imported allocations count above the limit"
         );
         after.inherits.store(false, Ordering::Relaxed);
         assert_eq!(after.acquire(asked(1)), Err(QuotaRefusal::User));
@@ -501,7 +501,7 @@ mod tests {
         before.resume_exchanges();
         assert!(!before.rests());
         before.hand_over();
-        assert!(before.is_over() && !before.is_deaf(), "sessions may remain");
+        assert!(before.is_over() && !before.is_deaf(), "allocations may remain");
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! Publishes sessions in Redis the way coturn does, on the channels `turn/realm/REALM/user/NAME/allocation/ID/` followed by
+//! Publishes allocations in Redis the way coturn does, on the channels `turn/realm/REALM/user/NAME/allocation/ID/` followed by
 //! `status`, `traffic`, `traffic/peer`, `total_traffic` or `total_traffic/peer`.
 //!
 //! ```text
-//!  workers: begin and end of sessions ──────┐
-//!  control thread: all sessions, every 10 s ┴─▶ lines ──▶ PUBLISH; a status is also a key until it expires
+//!  workers: begin and end of allocations ──────┐
+//!  control thread: all allocations, every 10 s ┴─▶ lines ──▶ PUBLISH; a status is also a key until it expires
 //! ```
 
 use std::{
@@ -17,10 +17,10 @@ use tokio::{
     time::{sleep_until, timeout_at},
 };
 use turnpike_relay::{
-    SessionLog,
-    sessions::{Look, SLICE_SESSIONS, Session, SessionFilter},
+    AllocationLog,
+    allocations::{AllocationFilter, AllocationSnapshot, Look, SLICE_ALLOCATIONS},
 };
-use turnpike_turn::server::{Effect, SessionId};
+use turnpike_turn::server::{AllocationId, Effect};
 
 use super::node::Node;
 use turnpike_process::log_queue::BACKLOG;
@@ -52,7 +52,7 @@ pub(super) fn status_lines(node: Arc<Node>) -> (StatusLines, StatusWriter) {
     (lines, StatusWriter { receiver, node })
 }
 
-impl SessionLog for StatusLines {
+impl AllocationLog for StatusLines {
     fn effect(&self, _: usize, effect: &Effect) {
         let now_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
         for line in lines_of(effect, now_ms) {
@@ -65,21 +65,17 @@ impl SessionLog for StatusLines {
 
 fn lines_of(effect: &Effect, now_ms: u64) -> Vec<PublishedLine> {
     match effect {
-        Effect::Opened { session, realm, username, expires_ms, .. } => {
+        Effect::Opened { id, realm, username, expires_ms, .. } => {
             let lifetime = expires_ms.saturating_sub(now_ms).div_ceil(1000).max(1);
-            vec![(
-                place(realm, username, *session, "status"),
-                format!("new lifetime={lifetime}"),
-                Some(lifetime),
-            )]
+            vec![(place(realm, username, *id, "status"), format!("new lifetime={lifetime}"), Some(lifetime))]
         }
-        Effect::Closed { session, realm, username, to_peer, to_client, relayed, .. } => {
-            // A session without a relayed address was never published.
+        Effect::Closed { id, realm, username, to_peer, to_client, relayed, .. } => {
+            // An allocation without a relayed address was never published.
             if relayed.iter().flatten().next().is_none() {
                 return Vec::new();
             }
-            let mut lines = traffic(realm, username, *session, "total_traffic", *to_peer, *to_client);
-            lines.push((place(realm, username, *session, "status"), "deleted".to_owned(), Some(0)));
+            let mut lines = traffic(realm, username, *id, "total_traffic", *to_peer, *to_client);
+            lines.push((place(realm, username, *id, "status"), "deleted".to_owned(), Some(0)));
             lines
         }
         _ => Vec::new(),
@@ -87,9 +83,8 @@ fn lines_of(effect: &Effect, now_ms: u64) -> Vec<PublishedLine> {
 }
 
 /// coturn's channel: unescaped realm and user, and a number of 18 digits.
-fn place(realm: &str, user: &str, session: SessionId, what: &str) -> String {
-    let digits =
-        u128::from_str_radix(&session.to_string(), 16).unwrap_or_default() % 1_000_000_000_000_000_000;
+fn place(realm: &str, user: &str, id: AllocationId, what: &str) -> String {
+    let digits = u128::from_str_radix(&id.to_string(), 16).unwrap_or_default() % 1_000_000_000_000_000_000;
     format!("turn/realm/{realm}/user/{user}/allocation/{digits:018}/{what}")
 }
 
@@ -97,7 +92,7 @@ fn place(realm: &str, user: &str, session: SessionId, what: &str) -> String {
 fn traffic(
     realm: &str,
     user: &str,
-    session: SessionId,
+    id: AllocationId,
     what: &str,
     to_peer: (u64, u64),
     to_client: (u64, u64),
@@ -105,7 +100,7 @@ fn traffic(
     let line = |(received, received_bytes): (u64, u64), (sent, sent_bytes): (u64, u64)| {
         format!("rcvp={received}, rcvb={received_bytes}, sentp={sent}, sentb={sent_bytes}")
     };
-    let own = place(realm, user, session, what);
+    let own = place(realm, user, id, what);
     let twin = format!("{own}/peer");
     vec![(own, line(to_peer, to_client), None), (twin, line(to_client, to_peer), None)]
 }
@@ -120,16 +115,16 @@ struct PublishedState {
 #[derive(Default)]
 struct Rounds {
     round: u64,
-    sessions: HashMap<SessionId, PublishedState>,
+    allocations: HashMap<AllocationId, PublishedState>,
 }
 
 impl Rounds {
-    fn see(&mut self, session: &Session, now: Instant) -> Vec<PublishedLine> {
-        let Session { id, realm, username, relayed, to_peer, to_client, .. } = session;
+    fn see(&mut self, allocation: &AllocationSnapshot, now: Instant) -> Vec<PublishedLine> {
+        let AllocationSnapshot { id, realm, username, relayed, to_peer, to_client, .. } = allocation;
         let left_ms = relayed.iter().map(|(_, left_ms)| *left_ms).max().unwrap_or_default();
         let expires = now + Duration::from_millis(left_ms);
         let fresh = PublishedState { expires, to_peer: *to_peer, to_client: *to_client, round: self.round };
-        let before = self.sessions.insert(*id, fresh);
+        let before = self.allocations.insert(*id, fresh);
         let mut lines = Vec::new();
         if let Some(before) = &before
             && expires > before.expires + Duration::from_millis(RENEWED_MS)
@@ -151,7 +146,7 @@ impl Rounds {
 
     fn end(&mut self) {
         let round = self.round;
-        self.sessions.retain(|_, told| told.round == round);
+        self.allocations.retain(|_, told| told.round == round);
         self.round += 1;
     }
 }
@@ -178,12 +173,12 @@ impl StatusWriter {
 
     async fn look_through(&self, rounds: &mut Rounds) {
         let Some(workers) = self.node.relay().map(|relay| relay.workers()) else { return };
-        let filter = Arc::<SessionFilter>::default();
+        let filter = Arc::<AllocationFilter>::default();
         for worker in 0..workers {
             let mut from = Some(0);
             while let Some(slot) = from {
                 let look =
-                    Look { from: slot, most: SLICE_SESSIONS, filter: Arc::clone(&filter), details: false };
+                    Look { from: slot, most: SLICE_ALLOCATIONS, filter: Arc::clone(&filter), details: false };
                 let (sender, answer) = oneshot::channel();
                 match self.node.relay() {
                     Some(relay) => relay.look(worker, look, move |looked| _ = sender.send(looked)),
@@ -192,7 +187,7 @@ impl StatusWriter {
                 let Ok(looked) = answer.await else { return };
                 let now = Instant::now();
                 let lines: Vec<PublishedLine> =
-                    looked.sessions.iter().flat_map(|session| rounds.see(session, now)).collect();
+                    looked.allocations.iter().flat_map(|allocation| rounds.see(allocation, now)).collect();
                 self.publish(&lines).await;
                 from = looked.next;
             }
@@ -215,7 +210,7 @@ impl StatusWriter {
 #[cfg(test)]
 mod tests {
     use turnpike_turn::server::{
-        AllocationId, Client, ClosedReason, Link, ListenerId, RelayTransport, Transport,
+        AllocationSlot, Client, ClosedReason, Link, ListenerId, RelayTransport, Transport,
     };
 
     use super::*;
@@ -230,8 +225,8 @@ mod tests {
         }
     }
 
-    fn session(left_ms: u64, to_peer: (u64, u64), to_client: (u64, u64)) -> Session {
-        Session {
+    fn allocation(left_ms: u64, to_peer: (u64, u64), to_client: (u64, u64)) -> AllocationSnapshot {
+        AllocationSnapshot {
             id: ID.parse().expect("a name"),
             worker: 0,
             slot: 0,
@@ -263,12 +258,12 @@ mod tests {
     }
 
     #[test]
-    fn a_session_is_published_when_it_begins_and_ends() {
-        let allocation = AllocationId { index: 1, generation: 2 };
+    fn an_allocation_is_published_when_it_begins_and_ends() {
+        let allocation = AllocationSlot { index: 1, generation: 2 };
         let relayed = [198, 41, 0, 4];
         let opened = Effect::Opened {
             allocation,
-            session: ID.parse().expect("a name"),
+            id: ID.parse().expect("a name"),
             client: client(),
             link: Link::default(),
             expires_ms: 605_000,
@@ -279,7 +274,7 @@ mod tests {
         assert_eq!(shown(&lines_of(&opened, 5_000)), ["status new lifetime=600 Some(600)"]);
         let closed = |relayed| Effect::Closed {
             allocation,
-            session: ID.parse().expect("a name"),
+            id: ID.parse().expect("a name"),
             client: client(),
             realm: "example.org".into(),
             username: "alice".into(),
@@ -307,26 +302,26 @@ mod tests {
     #[test]
     fn traffic_counts_since_the_last_round_and_renewals_appear_once() {
         let (mut rounds, begun) = (Rounds::default(), Instant::now());
-        let mut round = |seconds: u64, session: &Session| {
-            let lines = rounds.see(session, begun + Duration::from_secs(seconds));
+        let mut round = |seconds: u64, allocation: &AllocationSnapshot| {
+            let lines = rounds.see(allocation, begun + Duration::from_secs(seconds));
             rounds.end();
             shown(&lines)
         };
-        assert_eq!(round(0, &session(600_000, (0, 0), (0, 0))), Vec::<String>::new());
+        assert_eq!(round(0, &allocation(600_000, (0, 0), (0, 0))), Vec::<String>::new());
         assert_eq!(
-            round(10, &session(590_000, (5, 500), (2, 200))),
+            round(10, &allocation(590_000, (5, 500), (2, 200))),
             [
                 "traffic rcvp=5, rcvb=500, sentp=2, sentb=200 None",
                 "traffic/peer rcvp=2, rcvb=200, sentp=5, sentb=500 None",
             ]
         );
-        assert_eq!(round(20, &session(580_000, (5, 500), (2, 200))), Vec::<String>::new());
+        assert_eq!(round(20, &allocation(580_000, (5, 500), (2, 200))), Vec::<String>::new());
         assert_eq!(
-            round(30, &session(600_000, (5, 500), (2, 200))),
+            round(30, &allocation(600_000, (5, 500), (2, 200))),
             ["status refreshed lifetime=600 Some(600)"]
         );
-        assert_eq!(round(40, &session(590_000, (6, 600), (2, 200))).len(), 2);
+        assert_eq!(round(40, &allocation(590_000, (6, 600), (2, 200))).len(), 2);
         rounds.end();
-        assert!(rounds.sessions.is_empty(), "a session not seen is forgotten");
+        assert!(rounds.allocations.is_empty(), "an allocation not seen is forgotten");
     }
 }

@@ -144,7 +144,7 @@ impl World {
         *lock(&self.fake.state) = state;
     }
 
-    fn ask(&self, name: &str) -> oneshot::Receiver<LookupResult> {
+    fn ask(&self, name: &str) -> oneshot::Receiver<UserLookup> {
         let (sender, receiver) = oneshot::channel();
         self.directory.look_up(REALM, name, move |found| drop(sender.send(found)));
         receiver
@@ -154,11 +154,11 @@ impl World {
         said(&self.ask(name).await.expect("an answer"))
     }
 
-    fn known(&self, name: &str) -> &'static str {
-        match self.directory.known(REALM, name) {
-            Known::User(_) => "user",
-            Known::Nobody => "nobody",
-            Known::Ask => "ask",
+    fn cached(&self, name: &str) -> &'static str {
+        match self.directory.cached(REALM, name) {
+            CachedUser::User(_) => "user",
+            CachedUser::Absent => "absent",
+            CachedUser::Unknown => "unknown",
         }
     }
 
@@ -175,11 +175,11 @@ impl World {
     }
 }
 
-fn said(found: &LookupResult) -> &'static str {
+fn said(found: &UserLookup) -> &'static str {
     match found {
-        LookupResult::User(_) => "user",
-        LookupResult::Nobody => "nobody",
-        LookupResult::Unavailable => "unavailable",
+        UserLookup::User(_) => "user",
+        UserLookup::Absent => "absent",
+        UserLookup::Unavailable => "unavailable",
     }
 }
 
@@ -194,15 +194,15 @@ fn count(counts: &[(&'static str, u64)], name: &str) -> u64 {
 #[tokio::test(start_paused = true)]
 async fn user_or_absence_is_queried_once_per_lifetime() {
     let world = World::new();
-    assert_eq!([world.known("alice"), world.known("bob")], ["ask", "ask"]);
-    assert_eq!((world.found("alice").await, world.found("bob").await), ("user", "nobody"));
-    assert_eq!([world.known("alice"), world.known("bob")], ["user", "nobody"]);
+    assert_eq!([world.cached("alice"), world.cached("bob")], ["unknown", "unknown"]);
+    assert_eq!((world.found("alice").await, world.found("bob").await), ("user", "absent"));
+    assert_eq!([world.cached("alice"), world.cached("bob")], ["user", "absent"]);
     advance(Duration::from_secs(10)).await;
-    assert_eq!([world.known("alice"), world.known("bob")], ["user", "ask"], "bob may exist by now");
+    assert_eq!([world.cached("alice"), world.cached("bob")], ["user", "unknown"], "bob may exist by now");
     advance(Duration::from_secs(50)).await;
-    assert_eq!(world.known("alice"), "ask");
+    assert_eq!(world.cached("alice"), "unknown");
     lock(&world.fake.users).clear();
-    assert_eq!((world.found("alice").await, world.known("alice")), ("nobody", "nobody"), "removed");
+    assert_eq!((world.found("alice").await, world.cached("alice")), ("absent", "absent"), "removed");
     assert_eq!(world.asked(), 3);
 }
 
@@ -218,7 +218,7 @@ async fn hundred_lookups_of_one_user_are_one_query() {
     for one in asking {
         assert_eq!(said(&one.await.expect("an answer")), "user");
     }
-    assert_eq!(said(&other.await.expect("an answer")), "nobody");
+    assert_eq!(said(&other.await.expect("an answer")), "absent");
     let counts = world.directory.counts();
     assert_eq!((count(&counts.answers, "joined"), count(&counts.queries, "found")), (99, 1));
     world.set(State::Good);
@@ -252,19 +252,19 @@ async fn cached_user_keeps_working_during_an_outage() {
         world.take_away(state).await;
         for hours in [0, 1, 20] {
             advance(Duration::from_secs(3600 * hours)).await;
-            assert_eq!(world.known("alice"), "user", "after {hours} h");
-            assert_eq!(world.known("bob"), "ask");
+            assert_eq!(world.cached("alice"), "user", "after {hours} h");
+            assert_eq!(world.cached("bob"), "unknown");
             assert_eq!(world.found("bob").await, "unavailable");
         }
         world.set(State::Good);
         tokio::time::sleep(Duration::from_secs(20)).await;
         assert!(world.directory.counts().is_up);
-        assert_eq!((world.found("alice").await, world.found("bob").await), ("user", "nobody"));
+        assert_eq!((world.found("alice").await, world.found("bob").await), ("user", "absent"));
         advance(Duration::from_secs(11)).await;
     }
     world.take_away(State::Hangs).await;
     advance(Duration::from_secs(86_400)).await;
-    assert_eq!(world.known("alice"), "ask", "forgotten after a day");
+    assert_eq!(world.cached("alice"), "unknown", "forgotten after a day");
     assert_eq!(world.found("alice").await, "unavailable");
 }
 
@@ -275,11 +275,11 @@ async fn cached_user_does_not_wait_for_a_slow_store() {
     advance(Duration::from_secs(60)).await;
     world.set(State::Hangs);
     let begun = Instant::now();
-    assert_eq!((world.known("alice"), world.found("alice").await), ("ask", "user"));
+    assert_eq!((world.cached("alice"), world.found("alice").await), ("unknown", "user"));
     assert_eq!(begun.elapsed(), KNOWN_PATIENCE);
-    assert_eq!((world.known("alice"), world.asked()), ("user", 2), "no immediate second query");
+    assert_eq!((world.cached("alice"), world.asked()), ("user", 2), "no immediate second query");
     advance(BENEFIT_OF_DOUBT).await;
-    assert_eq!(world.known("alice"), "ask");
+    assert_eq!(world.cached("alice"), "unknown");
 }
 
 #[tokio::test(start_paused = true)]
@@ -308,7 +308,7 @@ async fn single_failure_does_not_affect_others() {
         world.set(State::Refuses);
         assert_eq!(world.found(&format!("a{number}")).await, "unavailable");
         world.set(State::Good);
-        assert_eq!(world.found(&format!("b{number}")).await, "nobody");
+        assert_eq!(world.found(&format!("b{number}")).await, "absent");
     }
     assert!(world.directory.counts().is_up);
 }
@@ -350,15 +350,15 @@ async fn versioned_store_is_read_after_changes_and_clears_the_cache() {
     world.found("alice").await;
     let read = world.fake.rules_asked.load(Ordering::Relaxed);
     tokio::time::sleep(Duration::from_secs(3)).await;
-    assert_eq!(world.known("alice"), "user", "the first refresh sees no change");
+    assert_eq!(world.cached("alice"), "user", "the first refresh sees no change");
     world.found("bob").await;
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert_eq!(world.fake.rules_asked.load(Ordering::Relaxed), read);
-    assert_eq!(world.known("alice"), "user");
+    assert_eq!(world.cached("alice"), "user");
     lock(&world.fake.users).insert("bob".to_owned(), keys());
     world.fake.version.fetch_add(1, Ordering::Relaxed);
     tokio::time::sleep(Duration::from_secs(2)).await;
-    assert_eq!([world.known("alice"), world.known("bob")], ["ask", "ask"]);
+    assert_eq!([world.cached("alice"), world.cached("bob")], ["unknown", "unknown"]);
     assert_eq!(world.found("bob").await, "user");
 }
 
@@ -439,11 +439,11 @@ async fn own_changes_take_effect_immediately() {
     world.directory.read().await.expect("an answer");
     let put = |name: &str| Edit::PutUser { realm: REALM.to_owned(), name: name.to_owned(), keys: keys() };
     let remove = |name: &str| Edit::RemoveUser { realm: REALM.to_owned(), name: name.to_owned() };
-    assert_eq!([world.found("alice").await, world.found("bob").await], ["user", "nobody"]);
+    assert_eq!([world.found("alice").await, world.found("bob").await], ["user", "absent"]);
     let edit = async |change: Edit| world.directory.edit(&change).await.expect("an answer");
     assert_eq!([edit(put("bob")).await, edit(remove("alice")).await], [false, true]);
-    assert_eq!([world.known("alice"), world.known("bob")], ["ask", "ask"]);
-    assert_eq!([world.found("alice").await, world.found("bob").await], ["nobody", "user"]);
+    assert_eq!([world.cached("alice"), world.cached("bob")], ["unknown", "unknown"]);
+    assert_eq!([world.found("alice").await, world.found("bob").await], ["absent", "user"]);
     assert_eq!(world.fake.rules_asked.load(Ordering::Relaxed), 1, "users are not part of the rules");
 
     let secret = Zeroizing::new("north".to_owned());
@@ -458,7 +458,7 @@ async fn own_changes_take_effect_immediately() {
     edit(put("carol")).await;
     lock(&world.fake.users).remove("carol");
     world.fake.released.notify_one();
-    assert_eq!((said(&late.await.expect("an answer")), world.known("carol")), ("nobody", "ask"));
+    assert_eq!((said(&late.await.expect("an answer")), world.cached("carol")), ("absent", "unknown"));
 
     world.set(State::Hangs);
     let error = world.directory.edit(&put("dora")).await.expect_err("no answer").to_string();
@@ -481,7 +481,7 @@ async fn latest_secret_signs_and_expired_ones_are_removed() {
     tokio::time::sleep(Duration::from_secs(25)).await;
     assert_eq!((held(), lock(&world.fake.secrets).len()), (2, 2));
     assert_eq!(world.fake.removals.load(Ordering::Relaxed), 1);
-    // Sessions that began with its credentials continue, in another process too.
+    // Allocations that began with its credentials continue, in another process too.
     let ended = |directory: &Directory<Arc<Fake>>| {
         let ended = directory.ended_secrets(REALM);
         ended.iter().map(|secret| secret.value.to_string()).collect::<BTreeSet<_>>()

@@ -5,11 +5,11 @@
 pub(crate) mod claim;
 pub(crate) mod keyed_hash;
 pub(crate) mod lookups;
+pub(crate) mod masked;
 pub(crate) mod nonce;
 pub(crate) mod nonce_binding;
 pub(crate) mod realm;
 pub(crate) mod replay;
-pub(crate) mod secret;
 pub(crate) mod third_party;
 
 use std::sync::Arc;
@@ -21,8 +21,8 @@ use turnpike_wire::{
 };
 
 use super::{
-    Client, CredentialQuery, CredentialRefusal, Credentials, Disposition, DropReason, Effect, Lookup, Policy,
-    RequestRefusal, Server, StoreFailure, Transport, User,
+    Client, CredentialCheck, CredentialQuery, CredentialRefusal, Disposition, DropReason, Effect,
+    LookupResult, Policy, RequestRefusal, Server, StoreFailure, Transport, User,
     auth::{
         claim::{Checked, Claim, Proof, Who, claimed, user_of},
         nonce::Standing,
@@ -142,30 +142,32 @@ impl<P: Policy> Server<P> {
             }
             verified
         };
-        let lookup = match context.credentials.take() {
-            Some(Credentials::Unavailable) => return Err(self.store_failed(context, *user, realm)),
-            Some(credentials) => credentials.verify(context.now.unix, &mut verify),
+        let check = match context.lookup_result.take() {
+            Some(LookupResult::Unavailable) => return Err(self.store_failed(context, *user, realm)),
+            Some(result) => result.verify(context.now.unix, &mut verify),
             None => self.policy.check(*user, &realm.name, algorithm, context.now.unix, &mut verify),
         };
         // The MAC decides, in case a policy accepts without a key that verified.
-        Ok(match (lookup, key) {
-            (Lookup::Accepted { username, identity, until_unix }, Some(key)) => {
+        Ok(match (check, key) {
+            (CredentialCheck::Accepted { username, identity, until_unix }, Some(key)) => {
                 Ok(Proof { key, username, identity, grant: None, until_unix })
             }
-            (Lookup::NoSuchUser, _) => Err((None, CredentialRefusal::NoSuchUser)),
-            (Lookup::Expired { ago }, _) => Err((None, CredentialRefusal::Expired { ago })),
-            (Lookup::TooFarAhead { ahead }, _) => Err((None, CredentialRefusal::TooFarAhead { ahead })),
-            (Lookup::WrongKey { username } | Lookup::Accepted { username, .. }, _) => {
+            (CredentialCheck::NoSuchUser, _) => Err((None, CredentialRefusal::NoSuchUser)),
+            (CredentialCheck::Expired { ago }, _) => Err((None, CredentialRefusal::Expired { ago })),
+            (CredentialCheck::TooFarAhead { ahead }, _) => {
+                Err((None, CredentialRefusal::TooFarAhead { ahead }))
+            }
+            (CredentialCheck::WrongKey { username } | CredentialCheck::Accepted { username, .. }, _) => {
                 Err((Some(username), CredentialRefusal::WrongKey))
             }
             // A request without a valid nonce gets one instead of a slot in the lookup table.
-            (Lookup::Later, _) if *standing == Standing::Foreign => {
+            (CredentialCheck::NeedsLookup, _) if *standing == Standing::Foreign => {
                 return Err(self.foreign_nonce(context, realm));
             }
-            (Lookup::Later, _) if *standing != Standing::Fresh => {
+            (CredentialCheck::NeedsLookup, _) if *standing != Standing::Fresh => {
                 return Err(self.challenge(context, realm, 438));
             }
-            (Lookup::Later, _) => return Err(self.look_up(context, *user, realm, algorithm)),
+            (CredentialCheck::NeedsLookup, _) => return Err(self.look_up(context, *user, realm, algorithm)),
         })
     }
 
@@ -326,20 +328,20 @@ impl<P: Policy> Server<P> {
     }
 }
 
-impl Credentials {
-    fn verify(self, unix: u64, verify: &mut dyn FnMut(&Key) -> bool) -> Lookup {
+impl LookupResult {
+    fn verify(self, unix: u64, verify: &mut dyn FnMut(&Key) -> bool) -> CredentialCheck {
         let (username, identity, keys) = match self {
             Self::Keys { username, identity, keys } => (username, identity, keys),
-            Self::TooFarAhead { ahead } => return Lookup::TooFarAhead { ahead },
-            Self::NoSuchUser | Self::Unavailable => return Lookup::NoSuchUser,
+            Self::TooFarAhead { ahead } => return CredentialCheck::TooFarAhead { ahead },
+            Self::NoSuchUser | Self::Unavailable => return CredentialCheck::NoSuchUser,
         };
         if let Some((_, until_unix)) = keys.iter().find(|(key, _)| verify(key)) {
-            return Lookup::Accepted { username, identity, until_unix: *until_unix };
+            return CredentialCheck::Accepted { username, identity, until_unix: *until_unix };
         }
         let latest = keys.iter().map(|(_, until_unix)| until_unix.unwrap_or(u64::MAX)).max();
         match latest.and_then(|until_unix| unix.checked_sub(until_unix)) {
-            Some(ago @ 1..) => Lookup::Expired { ago },
-            _ => Lookup::WrongKey { username },
+            Some(ago @ 1..) => CredentialCheck::Expired { ago },
+            _ => CredentialCheck::WrongKey { username },
         }
     }
 }

@@ -6,9 +6,9 @@ use strum::{EnumString, IntoStaticStr};
 use turnpike_wire::channel_data::ChannelRange;
 
 use super::{
-    Alternate, Bandwidth, ConnectionCounts, DiscoveryLimits, MaxSessionDuration, MobileOwners, NatDiscovery,
-    OwnEndpoints, PeerRules, Pools, PrefixLengths, RealmId, RefusalLimit, ReplayGuard, ServerLimits,
-    ThirdParty, auth::realm::Realm,
+    Alternate, Bandwidth, ConnectionCounts, DiscoveryLimits, MaxAllocationDuration, MobileOwners,
+    NatDiscovery, OwnEndpoints, PeerRules, Pools, PrefixLengths, RealmId, RefusalLimit, ReplayGuard,
+    ServerLimits, ThirdParty, auth::realm::Realm,
 };
 
 /// Settings of the state machine; [`ServerConfig::default`] holds the documented defaults.
@@ -35,7 +35,7 @@ pub struct ServerConfig {
     pub limits: ServerLimits,
     /// Seconds that a nonce stays valid. Default 3600.
     pub nonce_lifetime: u32,
-    pub max_session_duration: MaxSessionDuration,
+    pub max_allocation_duration: MaxAllocationDuration,
     pub bandwidth: Bandwidth,
     /// Shared by all workers. Reloads keep it.
     pub pools: Pools,
@@ -189,7 +189,7 @@ impl Default for ServerConfig {
             connection_counts: ConnectionCounts::default(),
             limits: ServerLimits::default(),
             nonce_lifetime: 3600,
-            max_session_duration: MaxSessionDuration::default(),
+            max_allocation_duration: MaxAllocationDuration::default(),
             bandwidth: Bandwidth::default(),
             pools: Pools::default(),
             prefixes: PrefixLengths::default(),

@@ -12,14 +12,14 @@ use strum::IntoStaticStr;
 use turnpike_wire::channel_data::ChannelNumber;
 
 use super::{
-    AllocationId, BadRequest, Client, ConnectRequest, ConnectionId, CredentialQuery, DropReason, Family,
-    Link, MoveRequest, PeerDenial, PendingMove, RelayId, SessionId, SharedPort, Source, Transport,
+    AllocationId, AllocationSlot, BadRequest, Client, ConnectRequest, ConnectionId, CredentialQuery,
+    DropReason, Family, Link, MoveRequest, PeerDenial, PendingMove, RelayId, SharedPort, Source, Transport,
     request::Method,
 };
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenRequest {
-    pub allocation: AllocationId,
+    pub allocation: AllocationSlot,
     pub first: OpenRelay,
     /// Try it even if the first failed: one socket is enough.
     pub second: Option<OpenRelay>,
@@ -153,9 +153,9 @@ pub enum Effect {
     /// Report through [`super::Server::credentials`] within 10 s.
     LookUp(CredentialQuery),
     Opened {
-        allocation: AllocationId,
+        allocation: AllocationSlot,
         /// Stays the same when the allocation moves.
-        session: SessionId,
+        id: AllocationId,
         client: Client,
         link: Link,
         expires_ms: u64,
@@ -165,25 +165,25 @@ pub enum Effect {
         relayed: (SocketAddr, Option<SocketAddr>),
     },
     Renewed {
-        allocation: AllocationId,
+        allocation: AllocationSlot,
         family: Option<Family>,
         expires_ms: u64,
     },
-    /// A permission ends with its session or the relayed address of its family, without another effect.
+    /// A permission ends with its allocation or the relayed address of its family, without another effect.
     Permitted {
-        allocation: AllocationId,
+        allocation: AllocationSlot,
         peer: IpAddr,
         expires_ms: u64,
         renewed: bool,
     },
     /// The permission expired, or new peer rules refuse it.
     PermissionEnded {
-        allocation: AllocationId,
+        allocation: AllocationSlot,
         peer: IpAddr,
     },
     /// A channel ends like a permission.
     Bound {
-        allocation: AllocationId,
+        allocation: AllocationSlot,
         number: ChannelNumber,
         /// Address that the client used.
         peer: SocketAddr,
@@ -192,22 +192,22 @@ pub enum Effect {
         expires_ms: u64,
         renewed: bool,
     },
-    /// First datagram on a channel since it was bound or its session moved here. Emitted only after
+    /// First datagram on a channel since it was bound or its allocation moved here. Emitted only after
     /// [`super::Server::tell_first_use`].
     Used {
-        allocation: AllocationId,
+        allocation: AllocationSlot,
         number: ChannelNumber,
     },
     /// The channel expired, new peer rules refuse it, or its peer moved ([`Effect::Bound`] follows).
     Unbound {
-        allocation: AllocationId,
+        allocation: AllocationSlot,
         number: ChannelNumber,
         peer: SocketAddr,
     },
     /// Close all its relay sockets and connections.
     Closed {
-        allocation: AllocationId,
-        session: SessionId,
+        allocation: AllocationSlot,
+        id: AllocationId,
         client: Client,
         realm: Arc<str>,
         username: Box<str>,
@@ -226,16 +226,16 @@ pub enum Effect {
     },
     /// Close the connections to this peer and to its client; abort an attempt.
     ConnectionClosed {
-        allocation: AllocationId,
+        allocation: AllocationSlot,
         connection: ConnectionId,
     },
     /// Stop connecting, and call [`super::Server::connected`] with [`super::ConnectError::TimedOut`].
     ConnectTimedOut {
-        allocation: AllocationId,
+        allocation: AllocationSlot,
         connection: ConnectionId,
     },
     Moved {
-        allocation: AllocationId,
+        allocation: AllocationSlot,
         /// A stream still open there has no allocation now. `None` if the client had disconnected.
         was: Option<Client>,
         client: Client,
@@ -243,19 +243,19 @@ pub enum Effect {
         /// True for a stream (RFC 8656 section 12.5).
         padded: bool,
         /// ID of the allocation on the worker it came from.
-        from: Option<AllocationId>,
+        from: Option<AllocationSlot>,
     },
-    /// The session left, see [`super::Server::export`].
+    /// The allocation left, see [`super::Server::export`].
     Exported {
-        allocation: AllocationId,
+        allocation: AllocationSlot,
     },
-    /// The session stays after all, see [`super::Server::take_back`].
+    /// The allocation stays after all, see [`super::Server::take_back`].
     Returned {
-        allocation: AllocationId,
+        allocation: AllocationSlot,
     },
     /// The client of a mobile allocation disconnected; the allocation waits for its return.
     Away {
-        allocation: AllocationId,
+        allocation: AllocationSlot,
     },
     /// Close this relay socket; the other family of the allocation lives on.
     RelayClosed {

@@ -19,7 +19,7 @@ use turnpike_wire::{demux::Kind, stun::kind};
 use super::{
     Client, ClosedReason, Disposition, DropReason, Effect, Fault, MoveRequest, Policy, RequestRefusal,
     Server, Source, Verdict,
-    auth::secret::Secret,
+    auth::masked::Masked,
     mobility::{handoff::PendingMove, pending_moves::Expected, ticket::Ticket},
     request::{Delivery, Request, bad_request::Denied, context::Context},
     stats::MobilityEvent,
@@ -31,7 +31,7 @@ const REMEMBERED_MS: u64 = 40_000;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Mobility {
-    pub(crate) key: Secret<u64>,
+    pub(crate) key: Masked<u64>,
     counter: u32,
     spent: Option<Spent>,
     /// New 5-tuple that has not sent data yet, and its worker.
@@ -114,8 +114,8 @@ impl<P: Policy> Server<P> {
         }
         let Some(index) = self.data.forwarding.find(client) else { return false };
         let own = self.worker_id.number();
-        let Some((id, _, session)) = self.allocation(index) else { return false };
-        let Some(mobility) = &session.mobility else {
+        let Some((id, _, state)) = self.allocation(index) else { return false };
+        let Some(mobility) = &state.mobility else {
             self.close(now, index, ClosedReason::Disconnected);
             return true;
         };
@@ -151,8 +151,8 @@ impl<P: Policy> Server<P> {
             return true;
         }
         let index = self.pending_moves.owned.get(&key).copied();
-        if let Some(session) = index.and_then(|index| self.sessions.get(index))
-            && let Some(mobility) = &mut session.mobility
+        if let Some(state) = index.and_then(|index| self.states.get(index))
+            && let Some(mobility) = &mut state.mobility
         {
             mobility.arriving = None;
         }
@@ -171,15 +171,15 @@ impl<P: Policy> Server<P> {
 
     pub(crate) fn make_mobile(&mut self, index: u32) {
         let worker = self.worker_id.number();
-        let Some(session) = self.sessions.get(index) else { return };
+        let Some(state) = self.states.get(index) else { return };
         let mut draw = || self.random.u64() >> (64 - ticket::KEY_BITS);
         let mut key = draw();
         while !self.owners.add(key, worker) {
             key = draw();
         }
         self.pending_moves.owned.insert(key, index);
-        session.mobility = Some(Box::new(Mobility {
-            key: Secret(key),
+        state.mobility = Some(Box::new(Mobility {
+            key: Masked(key),
             counter: 0,
             spent: None,
             arriving: None,
@@ -188,7 +188,7 @@ impl<P: Policy> Server<P> {
     }
 
     pub(crate) fn ticket(&mut self, now: Now, index: u32) -> Option<[u8; ticket::LEN]> {
-        let mobility = self.sessions.get(index)?.mobility.as_ref()?;
+        let mobility = self.states.get(index)?.mobility.as_ref()?;
         Some(mobility.ticket(self.worker_id.node()).seal(&self.config.nonce_keys.at(now.unix).0))
     }
 
@@ -213,12 +213,12 @@ impl<P: Policy> Server<P> {
         let Some(index) = self.pending_moves.owned.get(&ticket.key).copied() else {
             return Err(self.ask_owner(context, ticket));
         };
-        let Some((_, entry, session)) = self.allocation(index) else { return Err(self.fail(context, 437)) };
+        let Some((_, entry, state)) = self.allocation(index) else { return Err(self.fail(context, 437)) };
         // A ticket proves nothing alone: the sender must be the allocation's user.
-        if !session.is_of(&context.who) {
+        if !state.is_of(&context.who) {
             return Err(self.wrong_user(context));
         }
-        let Some(mobility) = &session.mobility else { return Err(self.fail(context, 437)) };
+        let Some(mobility) = &state.mobility else { return Err(self.fail(context, 437)) };
         // Retransmission after a lost answer.
         if mobility.is_repeated(context)
             && let Some(LastArrival { granted, .. }) = mobility.last
@@ -237,7 +237,7 @@ impl<P: Policy> Server<P> {
         let client = context.client();
         let arrives = mobility.arriving.is_some_and(|(source, _)| source.client == *client);
         let at_home = entry.client == *client && !entry.away;
-        let over_tcp = session.tcp.is_some();
+        let over_tcp = state.tcp.is_some();
         if at_home || (arrives && ticket.counter == mobility.counter) {
             // The client's worker may have dropped the pending move.
             self.announce(context, index);
@@ -260,9 +260,9 @@ impl<P: Policy> Server<P> {
         let own = self.worker_id.number();
         let worker = if let Delivery::Forwarded { via, .. } = context.delivery { via } else { own };
         let (now, source) = (context.now, context.source);
-        let Some((_, entry, session)) = self.allocation(index) else { return };
+        let Some((_, entry, state)) = self.allocation(index) else { return };
         let away = entry.away;
-        let Some(mobility) = &mut session.mobility else { return };
+        let Some(mobility) = &mut state.mobility else { return };
         let key = mobility.key.0;
         mobility.counter = mobility.counter.wrapping_add(1);
         mobility.spent = Some(Spent { counter: presented, sent: None });
@@ -349,9 +349,9 @@ impl<P: Policy> Server<P> {
         let Source { client, link } = source;
         self.pending_moves.remove(&client);
         let padded = self.is_stream(&client);
-        let Some((allocation, entry, session)) = self.allocation(index) else { return };
+        let Some((allocation, entry, state)) = self.allocation(index) else { return };
         let was = (!entry.away).then_some(entry.client);
-        if let Some(mobility) = &mut session.mobility {
+        if let Some(mobility) = &mut state.mobility {
             mobility.arriving = None;
             mobility.moved((!spoke).then_some(entry.to_peer.0));
         }

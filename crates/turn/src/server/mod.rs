@@ -14,6 +14,7 @@
 //! pending lookups and tombstones by number and time, effects by draining. An unauthenticated datagram leaves
 //! no state behind.
 
+mod allocation_state;
 mod auth;
 pub mod config;
 mod data;
@@ -23,7 +24,6 @@ mod mobility;
 mod policy;
 mod relay_address;
 mod request;
-mod session;
 pub mod stats;
 mod view;
 
@@ -40,9 +40,11 @@ use crate::{
     random::{Random, Seed},
     time::Now,
 };
+pub use allocation_state::{AllocationId, InvalidAllocationId};
+use allocation_state::{AllocationState, AllocationStates};
 use auth::{lookups::Lookups, realm::Realms};
 pub use auth::{
-    lookups::{Asked, CredentialQuery, Credentials, LookupId},
+    lookups::{CredentialQuery, LookupId, LookupResult, OwnedUser},
     realm::{Realm, RealmId, canonical_origin},
     replay::ReplayGuard,
     third_party::{IssuerKey, ThirdParty},
@@ -54,7 +56,7 @@ pub use data::{
     data_path::IcmpError,
     drop_reason::DropReason,
     forwarding::relayed_ttl,
-    verdict::{AllocationId, Client, Header, Link, ListenerId, RelayId, SharedPort, Source, Verdict},
+    verdict::{AllocationSlot, Client, Header, Link, ListenerId, RelayId, SharedPort, Source, Verdict},
 };
 use data::{
     bandwidth::Leases,
@@ -75,14 +77,14 @@ pub use mobility::{
 use mobility::{pending_moves::PendingMoves, tombstones::Tombstones};
 use policy::amplification::AmplificationGuard;
 pub use policy::{
-    AllocateAttempt, Destination, Lookup, Policy, QuotaRefusal, Quotas, Redirects, Restrictions, User,
-    UserRef, Users,
+    AllocateAttempt, CredentialCheck, Destination, Policy, QuotaRefusal, Quotas, Redirects, Restrictions,
+    User, UserRef, Users,
     alternate::{Alternate, AlternateWhen, Occasion},
     amplification::RefusalLimit,
+    duration_limit::MaxAllocationDuration,
     own_endpoints::OwnEndpoints,
     peer_rules::{AllowRule, Cidr, PeerDenial, PeerRules, SPECIAL},
     prefix::PrefixLengths,
-    session_limit::MaxSessionDuration,
 };
 pub use relay_address::RelayAddress;
 use request::{
@@ -96,17 +98,15 @@ pub use request::{
     connections::{ConnectError, ConnectRequest, PeerConnection},
     nat_discovery::{DiscoveryLimits, MAX_PADDING, MIN_RESPONSE_PORT, NatDiscovery},
 };
-pub use session::{NoSessionId, SessionId};
-use session::{Session, Sessions};
 pub use stats::{ConnectionRefusal, Stats};
-pub use view::SessionView;
+pub use view::AllocationView;
 
 pub struct Server<P> {
     pub data: DataPlane,
     config: Arc<ServerConfig>,
     realms: Realms,
     policy: P,
-    sessions: Sessions,
+    states: AllocationStates,
     tombstones: Tombstones,
     refusals: RefusalLog,
     peer_refusals: RefusalLog,
@@ -151,7 +151,7 @@ impl<P: Policy> Server<P> {
             data: DataPlane::new(Arc::clone(&config), random.bytes()),
             realms: Realms::new(&config),
             policy,
-            sessions: Sessions::default(),
+            states: AllocationStates::default(),
             tombstones: Tombstones::new(&config.own_key.0),
             refusals: RefusalLog::default(),
             peer_refusals: RefusalLog::default(),
@@ -208,7 +208,7 @@ impl<P: Policy> Server<P> {
     pub fn opened(
         &mut self,
         now: Now,
-        allocation: AllocationId,
+        allocation: AllocationSlot,
         first: OpenResult,
         second: Option<OpenResult>,
     ) -> Verdict<'_> {
@@ -277,8 +277,8 @@ impl<P: Policy> Server<P> {
             self.permit_by_channels(now, index);
         }
         for index in self.data.forwarding.indices() {
-            let Some(session) = self.sessions.get(index) else { continue };
-            let (has_realm, is_open) = (self.realms.has(&session.realm), session.pending.is_none());
+            let Some(state) = self.states.get(index) else { continue };
+            let (has_realm, is_open) = (self.realms.has(&state.realm), state.pending.is_none());
             if !has_realm {
                 self.close(now, index, ClosedReason::Administrator);
             } else if is_open {
@@ -295,9 +295,9 @@ impl<P: Policy> Server<P> {
     }
 
     fn end_refused(&mut self, now: Now, index: u32) {
-        let Some(session) = self.sessions.get(index) else { return };
+        let Some(state) = self.states.get(index) else { return };
         let config = Arc::clone(&self.config);
-        let peers = config.peers_in(&session.realm);
+        let peers = config.peers_in(&state.realm);
         self.end_bindings(now, index, |binding| match binding {
             Binding::Permission(ip, _) => !peers.permits(*ip),
             Binding::Channel(channel) => !peers.permits_endpoint(channel.name()),
@@ -314,9 +314,9 @@ impl<P: Policy> Server<P> {
     }
 
     /// False for an allocation from a worker that has not reloaded yet.
-    pub fn has_realm_of(&mut self, allocation: AllocationId) -> bool {
-        let Some(session) = self.session(allocation) else { return false };
-        let realm = Arc::clone(&session.realm);
+    pub fn has_realm_of(&mut self, allocation: AllocationSlot) -> bool {
+        let Some(state) = self.state(allocation) else { return false };
+        let realm = Arc::clone(&state.realm);
         self.realms.has(&realm)
     }
 
@@ -325,22 +325,22 @@ impl<P: Policy> Server<P> {
         self.realms.has(name)
     }
 
-    pub fn owner(&mut self, allocation: AllocationId) -> Option<UserRef<'_>> {
-        self.session(allocation).map(Session::user)
+    pub fn owner(&mut self, allocation: AllocationSlot) -> Option<UserRef<'_>> {
+        self.state(allocation).map(AllocationState::user)
     }
 
     pub fn user_at(&mut self, client: &Client) -> Option<(Arc<str>, Box<str>)> {
         let index = self.data.forwarding.find(client)?;
-        let session = self.sessions.get(index)?;
-        Some((Arc::clone(&session.realm), (&*session.username).into()))
+        let state = self.states.get(index)?;
+        Some((Arc::clone(&state.realm), (&*state.username).into()))
     }
 
-    pub fn link(&mut self, allocation: AllocationId) -> Option<Link> {
+    pub fn link(&mut self, allocation: AllocationSlot) -> Option<Link> {
         self.data.forwarding.get(allocation).map(|entry| entry.link)
     }
 
     /// `None` if the allocation has ended or its client is away.
-    pub fn reached(&mut self, allocation: AllocationId) -> Option<(Client, Link)> {
+    pub fn reached(&mut self, allocation: AllocationSlot) -> Option<(Client, Link)> {
         let entry = self.data.forwarding.get(allocation).filter(|entry| !entry.away)?;
         Some((entry.client, entry.link))
     }
@@ -351,7 +351,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    pub fn close_one(&mut self, now: Now, allocation: AllocationId, reason: ClosedReason) -> bool {
+    pub fn close_one(&mut self, now: Now, allocation: AllocationSlot, reason: ClosedReason) -> bool {
         let exists = self.data.forwarding.get(allocation).is_some();
         if exists {
             self.close(now, allocation.index, reason);
@@ -398,7 +398,7 @@ impl<P: Policy> Server<P> {
     /// Adds offloaded traffic. Returns false if the allocation has ended; the totals still count it.
     pub fn count_across(
         &mut self,
-        allocation: AllocationId,
+        allocation: AllocationSlot,
         to_peer: (u64, u64),
         to_client: (u64, u64),
     ) -> bool {
@@ -417,14 +417,14 @@ impl<P: Policy> Server<P> {
         &mut self.policy
     }
 
-    fn allocation(&mut self, index: u32) -> Option<(AllocationId, &mut Entry, &mut Session)> {
+    fn allocation(&mut self, index: u32) -> Option<(AllocationSlot, &mut Entry, &mut AllocationState)> {
         let (id, entry) = self.data.forwarding.at(index)?;
-        Some((id, entry, self.sessions.get(index)?))
+        Some((id, entry, self.states.get(index)?))
     }
 
-    fn session(&mut self, id: AllocationId) -> Option<&Session> {
+    fn state(&mut self, id: AllocationSlot) -> Option<&AllocationState> {
         self.data.forwarding.get(id)?;
-        self.sessions.get(id.index).map(|session| &*session)
+        self.states.get(id.index).map(|state| &*state)
     }
 
     fn is_stream(&self, client: &Client) -> bool {
@@ -479,7 +479,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    fn tell_bindings(&mut self, allocation: AllocationId) {
+    fn tell_bindings(&mut self, allocation: AllocationSlot) {
         let Some(entry) = self.data.forwarding.get(allocation) else { return };
         self.data.effects.extend(entry.bindings().map(|binding| match binding {
             Binding::Permission(peer, expires_ms) => {
@@ -494,51 +494,51 @@ impl<P: Policy> Server<P> {
 
     fn close_relay(&mut self, now: Now, relay: RelayId) {
         let index = relay.allocation.index;
-        if let Some((_, entry, session)) = self.allocation(index) {
-            session.former = entry.relays[relay.family as usize].map(|relay| Box::new(relay.address));
+        if let Some((_, entry, state)) = self.allocation(index) {
+            state.former = entry.relays[relay.family as usize].map(|relay| Box::new(relay.address));
         }
         self.data.emit(now, Effect::RelayClosed { relay });
         self.close_connections(index, |peer| Family::of(peer.ip()) == relay.family);
     }
 
     fn close(&mut self, now: Now, index: u32, reason: ClosedReason) {
-        let Some(session) = self.sessions.remove(index) else { return };
+        let Some(state) = self.states.remove(index) else { return };
         let Some((id, entry)) = self.data.forwarding.at(index) else { return };
         let closed = Effect::Closed {
             allocation: id,
-            session: session.id,
+            id: state.id,
             client: entry.client,
-            relayed: session.relayed(entry),
+            relayed: state.relayed(entry),
             transport: self.config.listener(entry.client.listener).transport,
             relay_transport: if entry.relays_tcp { RelayTransport::Tcp } else { RelayTransport::Udp },
-            realm: Arc::clone(&session.realm),
-            username: session.username.clone(),
-            identity: session.identity.clone(),
+            realm: Arc::clone(&state.realm),
+            username: state.username.clone(),
+            identity: state.identity.clone(),
             reason,
             away: entry.away,
-            lived_ms: now.ms.wrapping_sub(session.opened_ms),
+            lived_ms: now.ms.wrapping_sub(state.opened_ms),
             to_peer: entry.to_peer,
             to_client: entry.to_client,
         };
         self.data.emit(now, closed);
         self.connection_timers.cancel(index);
-        self.connections.forget(&session);
-        self.forget_arrival(&session);
-        if let Some(mobility) = &session.mobility {
+        self.connections.forget(&state);
+        self.forget_arrival(&state);
+        if let Some(mobility) = &state.mobility {
             self.owners.remove(mobility.key.0);
             if let Some((source, worker)) = mobility.arriving {
                 self.arrives_no_more(worker, source.client, mobility.key.0);
             }
         }
-        self.policy.release(session.user(), session.prefix);
+        self.policy.release(state.user(), state.prefix);
         // An allocation still waiting for its sockets was never counted as opened.
-        if session.pending.is_none() {
+        if state.pending.is_none() {
             self.data.stats.closed(reason);
         }
     }
 
-    fn forget_arrival(&mut self, session: &Session) {
-        if let Some(mobility) = &session.mobility {
+    fn forget_arrival(&mut self, state: &AllocationState) {
+        if let Some(mobility) = &state.mobility {
             let arriving = mobility.arriving.as_ref().map(|(source, _)| &source.client);
             self.pending_moves.forget(mobility.key.0, arriving);
         }

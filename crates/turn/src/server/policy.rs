@@ -4,10 +4,10 @@
 
 pub(crate) mod alternate;
 pub(crate) mod amplification;
+pub(crate) mod duration_limit;
 pub(crate) mod own_endpoints;
 pub(crate) mod peer_rules;
 pub(crate) mod prefix;
-pub(crate) mod session_limit;
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -32,7 +32,7 @@ pub trait Users {
         algorithm: KeyAlgorithm,
         unix: u64,
         verify: &mut dyn FnMut(&Key) -> bool,
-    ) -> Lookup;
+    ) -> CredentialCheck;
 }
 
 impl Users for () {
@@ -43,8 +43,8 @@ impl Users for () {
         _: KeyAlgorithm,
         _: u64,
         _: &mut dyn FnMut(&Key) -> bool,
-    ) -> Lookup {
-        Lookup::NoSuchUser
+    ) -> CredentialCheck {
+        CredentialCheck::NoSuchUser
     }
 }
 
@@ -112,7 +112,7 @@ pub enum User<'a> {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Lookup {
+pub enum CredentialCheck {
     Accepted {
         username: Box<str>,
         /// Identity that quotas count: the ID of an `expiry:id` credential, otherwise the username.
@@ -134,8 +134,8 @@ pub enum Lookup {
         /// For the log, where a USERHASH would not help.
         username: Box<str>,
     },
-    /// Emits [`crate::server::Effect::LookUp`], answered by [`crate::server::Server::credentials`].
-    Later,
+    /// Emits [`crate::server::Effect::LookUp`], answered by [`crate::server::Server::finish_lookup`].
+    NeedsLookup,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

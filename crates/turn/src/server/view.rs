@@ -1,4 +1,4 @@
-//! Administrators' read-only access to the sessions, one slot at a time.
+//! Administrators' read-only access to the allocations, one slot at a time.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -6,15 +6,15 @@ use std::{
 };
 
 use super::{
-    AllocationId, Client, Policy, RelayTransport, Server, SessionId, Transport, data::forwarding::Entry,
-    session::Session,
+    AllocationId, AllocationSlot, Client, Policy, RelayTransport, Server, Transport,
+    allocation_state::AllocationState, data::forwarding::Entry,
 };
 use crate::time::Now;
 
-pub struct SessionView<'s> {
-    allocation: AllocationId,
+pub struct AllocationView<'s> {
+    allocation: AllocationSlot,
     entry: &'s Entry,
-    session: &'s Session,
+    state: &'s AllocationState,
     transport: Transport,
     now_ms: u64,
 }
@@ -28,47 +28,47 @@ impl<P: Policy> Server<P> {
 
     /// Allocation in a slot; `None` if the slot is free or its relay sockets are still opening.
     #[must_use]
-    pub fn view(&mut self, now: Now, slot: u32) -> Option<SessionView<'_>> {
+    pub fn view(&mut self, now: Now, slot: u32) -> Option<AllocationView<'_>> {
         let (_, entry) = self.data.forwarding.at(slot)?;
         let listener = entry.client.listener;
         let transport = self.config.listener(listener).transport;
-        let (allocation, entry, session) = self.allocation(slot)?;
-        session.pending.is_none().then_some(SessionView {
+        let (allocation, entry, state) = self.allocation(slot)?;
+        state.pending.is_none().then_some(AllocationView {
             allocation,
             entry,
-            session,
+            state,
             transport,
             now_ms: now.ms,
         })
     }
 }
 
-impl<'s> SessionView<'s> {
+impl<'s> AllocationView<'s> {
     /// ID on this worker.
     #[must_use]
-    pub fn allocation(&self) -> AllocationId {
+    pub fn allocation(&self) -> AllocationSlot {
         self.allocation
     }
 
     #[must_use]
-    pub fn id(&self) -> SessionId {
-        self.session.id
+    pub fn id(&self) -> AllocationId {
+        self.state.id
     }
 
     #[must_use]
     pub fn realm(&self) -> &'s Arc<str> {
-        &self.session.realm
+        &self.state.realm
     }
 
     #[must_use]
     pub fn username(&self) -> &'s str {
-        &self.session.username
+        &self.state.username
     }
 
     /// Differs from the username for time-limited credentials and tokens.
     #[must_use]
     pub fn identity(&self) -> &'s str {
-        self.session.identity()
+        self.state.identity()
     }
 
     #[must_use]
@@ -88,7 +88,7 @@ impl<'s> SessionView<'s> {
 
     #[must_use]
     pub fn is_mobile(&self) -> bool {
-        self.session.mobility.is_some()
+        self.state.mobility.is_some()
     }
 
     #[must_use]
@@ -98,7 +98,7 @@ impl<'s> SessionView<'s> {
 
     #[must_use]
     pub fn age_ms(&self) -> u64 {
-        self.now_ms.wrapping_sub(self.session.opened_ms)
+        self.now_ms.wrapping_sub(self.state.opened_ms)
     }
 
     /// IPv4 first, with milliseconds until expiry.
@@ -123,7 +123,7 @@ impl<'s> SessionView<'s> {
 
     #[must_use]
     pub fn connections(&self) -> usize {
-        self.session.tcp.as_ref().map_or(0, |tcp| tcp.connections())
+        self.state.tcp.as_ref().map_or(0, |tcp| tcp.connections())
     }
 
     /// Payload datagrams and bytes.

@@ -27,9 +27,10 @@ use turnpike_turn::wire::channel_data::ChannelRange;
 use turnpike_turn::{
     random::Seed,
     server::{
-        AllocateAttempt, ConnectRequest, ConnectionId, CredentialQuery, Destination, Lookup, LookupId,
-        MoveRequest, NatDiscovery, Occasion, OpenRequest, PeerConnection, PendingMove, QuotaRefusal, Quotas,
-        Realm as TenantRealm, Redirects, Restrictions, Server, Source, User, UserRef, Users, WorkerId,
+        AllocateAttempt, ConnectRequest, ConnectionId, CredentialCheck, CredentialQuery, Destination,
+        LookupId, MoveRequest, NatDiscovery, Occasion, OpenRequest, PeerConnection, PendingMove,
+        QuotaRefusal, Quotas, Realm as TenantRealm, Redirects, Restrictions, Server, Source, User, UserRef,
+        Users, WorkerId,
     },
     time::Now,
     wire::{
@@ -57,7 +58,7 @@ pub(crate) use turn_types::{
 pub(crate) use turnpike_turn::{
     access_token::{AccessToken, TokenKey},
     server::{
-        AllocationId, Alternate, AlternateWhen, Bandwidth, Client, ClosedReason, ConnectError,
+        AllocationSlot, Alternate, AlternateWhen, Bandwidth, Client, ClosedReason, ConnectError,
         ConnectionRefusal, CredentialRefusal, DiscoveryLimits, DropReason, Effect, Family, IcmpError,
         IssuerKey, Link, ListenerId, ListenerProfile, Moved, OpenResult, OwnEndpoints, PeerRules,
         PortRequest, PrefixLengths, Rates, RelayId, RelayTransport, RequestRefusal, ServerConfig,
@@ -89,7 +90,7 @@ pub(crate) struct TestPolicy {
     pub(crate) held: Rc<RefCell<HashMap<String, usize>>>,
     pub(crate) prefixes: Rc<RefCell<HashMap<IpAddr, usize>>>,
     pub(crate) lookups: Cell<usize>,
-    /// Always answers [`Lookup::Later`].
+    /// Always answers [`CredentialCheck::NeedsLookup`].
     pub(crate) later: bool,
     /// For [`Restrictions::is_relayed`].
     pub(crate) relayed: Vec<(SocketAddr, RelayTransport)>,
@@ -121,24 +122,24 @@ impl Users for TestPolicy {
         algorithm: KeyAlgorithm,
         _unix: u64,
         verify: &mut dyn FnMut(&Key) -> bool,
-    ) -> Lookup {
+    ) -> CredentialCheck {
         self.lookups.set(self.lookups.get() + 1);
         if self.later {
-            return Lookup::Later;
+            return CredentialCheck::NeedsLookup;
         }
         let known = ["alice", "bob", "old", "timed"].into_iter().find(|name| match user {
             User::Name(wanted) => *name == wanted,
             User::Hash(wanted) => userhash(name, realm) == *wanted,
         });
-        let Some(name) = known else { return Lookup::NoSuchUser };
+        let Some(name) = known else { return CredentialCheck::NoSuchUser };
         if name == "old" {
-            return Lookup::Expired { ago: 42 };
+            return CredentialCheck::Expired { ago: 42 };
         }
         if !verify(&Key::long_term(algorithm, name, realm, password(name).as_bytes())) {
-            return Lookup::WrongKey { username: name.into() };
+            return CredentialCheck::WrongKey { username: name.into() };
         }
         let until_unix = (name == "timed").then_some(self.timed_until);
-        Lookup::Accepted { username: name.into(), identity: name.into(), until_unix }
+        CredentialCheck::Accepted { username: name.into(), identity: name.into(), until_unix }
     }
 }
 
@@ -696,9 +697,9 @@ impl World {
     pub(crate) fn found(
         &mut self,
         lookup: LookupId,
-        credentials: turnpike_turn::server::Credentials,
+        credentials: turnpike_turn::server::LookupResult,
     ) -> Outcome {
-        let verdict = self.server.credentials(self.now, lookup, credentials).into();
+        let verdict = self.server.finish_lookup(self.now, lookup, credentials).into();
         self.outcome(verdict)
     }
 
@@ -782,7 +783,7 @@ impl World {
     #[track_caller]
     pub(crate) fn opened(
         &mut self,
-        id: AllocationId,
+        id: AllocationSlot,
         first: OpenResult,
         second: Option<OpenResult>,
     ) -> Reply {

@@ -14,8 +14,8 @@ use stun_types::message::Message;
 use turnpike_testkit::fuzz::{self, Input};
 use turnpike_turn::{
     server::{
-        AllocationId, Asked, Client, ClosedReason, ConnectError, ConnectRequest, ConnectionId,
-        CredentialQuery, Credentials, Effect, Family, IcmpError, Link, Moved, OpenRequest, OpenResult,
+        AllocationSlot, Client, ClosedReason, ConnectError, ConnectRequest, ConnectionId, CredentialQuery,
+        Effect, Family, IcmpError, Link, LookupResult, Moved, OpenRequest, OpenResult, OwnedUser,
         PeerConnection, PeerRules, RelayId, RelayTransport, Server, ServerConfig, ServerLimits, Source,
         Transport, Verdict, WorkerId,
     },
@@ -27,7 +27,7 @@ use turnpike_turn::{
 };
 
 use self::{
-    mirror::{Mirror, Session},
+    mirror::{Mirror, MirroredAllocation},
     requests::{RELAYED, client_numbered, peer, send},
     script::seeds,
 };
@@ -72,7 +72,7 @@ struct Run {
     /// Relay sockets to open; false if the allocation has ended meanwhile.
     opening: Vec<(OpenRequest, bool)>,
     connecting: Vec<ConnectRequest>,
-    timed_out: Vec<(AllocationId, ConnectionId)>,
+    timed_out: Vec<(AllocationSlot, ConnectionId)>,
     lookups: Vec<CredentialQuery>,
     connections: Vec<ConnectionId>,
     tickets: Vec<Vec<u8>>,
@@ -198,15 +198,15 @@ impl Run {
     }
 
     fn may_be_sent(&self, relay: RelayId, peer: SocketAddr, datagram: &[u8]) {
-        let session = self.session(relay.allocation);
-        assert_eq!(session.client, self.client);
+        let mirrored = self.mirrored(relay.allocation);
+        assert_eq!(mirrored.client, self.client);
         assert!(self.config.peers.permits_endpoint(peer), "{peer} is refused by the peer rules");
         // RFC 8656 section 12: a channel outlives its permission and suffices for data to the peer.
         if datagram[0] & 0xC0 == 0x40 {
             let number = u16::from_be_bytes([datagram[0], datagram[1]]);
-            assert_eq!(session.channels.get(&number).map(|(peer, _)| *peer), Some(peer));
+            assert_eq!(mirrored.channels.get(&number).map(|(peer, _)| *peer), Some(peer));
         } else {
-            assert!(session.permissions.contains_key(&peer.ip()), "{peer} has no permission");
+            assert!(mirrored.permissions.contains_key(&peer.ip()), "{peer} has no permission");
         }
     }
 
@@ -251,10 +251,10 @@ impl Run {
     fn peer_sends(&mut self, input: &mut Input<'_>) {
         let (Some(allocation), from) = (self.some_allocation(input), peer(input.byte())) else { return };
         let relay = RelayId { allocation, family: family(from) };
-        let session = self.table.get(allocation).expect("an allocation in the table");
-        let passes = session.permissions.contains_key(&from.ip()) && !session.is_away;
+        let mirrored = self.table.get(allocation).expect("an allocation in the table");
+        let passes = mirrored.permissions.contains_key(&from.ip()) && !mirrored.is_away;
         match self.server.data.from_peer(self.now, relay, from, input.bytes()) {
-            Verdict::ToClient { client, .. } => assert_eq!((client, passes), (session.client, true)),
+            Verdict::ToClient { client, .. } => assert_eq!((client, passes), (mirrored.client, true)),
             Verdict::Drop(Some(_)) => assert!(!passes, "{from} has a permission"),
             _ => panic!("neither relayed nor dropped"),
         }
@@ -265,8 +265,8 @@ impl Run {
         let relay = RelayId { allocation, family: family(to) };
         let error = IcmpError { icmp_type: input.below(13), code: input.byte(), info: input.u32() };
         if let Verdict::Reply { client, .. } = self.server.data.from_icmp(self.now, relay, to, error) {
-            let session = self.session(allocation);
-            assert!(client == session.client && session.permissions.contains_key(&to.ip()));
+            let mirrored = self.mirrored(allocation);
+            assert!(client == mirrored.client && mirrored.permissions.contains_key(&to.ip()));
         }
     }
 
@@ -287,11 +287,11 @@ impl Run {
     fn peer_connects(&mut self, input: &mut Input<'_>) {
         let (Some(allocation), from) = (self.some_allocation(input), peer(input.byte())) else { return };
         let relay = RelayId { allocation, family: family(from) };
-        let session = self.table.get(allocation).expect("an allocation in the table");
+        let mirrored = self.table.get(allocation).expect("an allocation in the table");
         if let PeerConnection::Accept { connection, client, bytes, .. } =
             self.server.peer_connected(self.now, relay, from)
         {
-            assert!(client == session.client && session.permissions.contains_key(&from.ip()));
+            assert!(client == mirrored.client && mirrored.permissions.contains_key(&from.ip()));
             assert!(View::new_checked(bytes).is_ok());
             self.connections.push(connection);
         }
@@ -317,17 +317,17 @@ impl Run {
         }
         let query = self.lookups.remove(usize::from(input.byte()) % self.lookups.len());
         let name: Box<str> = match query.user {
-            Asked::Name(name) => name,
-            Asked::Hash(_) => "alice".into(),
+            OwnedUser::Name(name) => name,
+            OwnedUser::Hash(_) => "alice".into(),
         };
         let key = Key::long_term(query.algorithm, &name, &query.realm, password(&name).as_bytes());
         let found = match input.below(5) {
-            0 | 1 => Credentials::Keys { username: name.clone(), identity: name, keys: vec![(key, None)] },
-            2 => Credentials::NoSuchUser,
-            3 => Credentials::Keys { username: name.clone(), identity: name, keys: vec![(key, Some(1))] },
-            _ => Credentials::Unavailable,
+            0 | 1 => LookupResult::Keys { username: name.clone(), identity: name, keys: vec![(key, None)] },
+            2 => LookupResult::NoSuchUser,
+            3 => LookupResult::Keys { username: name.clone(), identity: name, keys: vec![(key, Some(1))] },
+            _ => LookupResult::Unavailable,
         };
-        let reply = late(self.server.credentials(self.now, query.lookup, found));
+        let reply = late(self.server.finish_lookup(self.now, query.lookup, found));
         self.learn_late(reply);
     }
 
@@ -354,10 +354,10 @@ impl Run {
     }
 
     fn upgrade(&mut self) {
-        let written = self.table.iter().map(|(id, session)| {
+        let written = self.table.iter().map(|(id, mirrored)| {
             let mut moved = self.server.snapshot(self.now, id).expect("an open allocation");
             moved.keep_arrival(|_| false);
-            (session.client, session.is_away, serde_json::to_string(&moved).expect("plain data"))
+            (mirrored.client, mirrored.is_away, serde_json::to_string(&moved).expect("plain data"))
         });
         let written: Vec<_> = written.collect();
         self.server.close_all(self.now, ClosedReason::Shutdown);
@@ -372,19 +372,19 @@ impl Run {
             let restored = self.server.restore(self.now, moved, Link(9));
             let restored = restored.unwrap_or_else(|_| panic!("below all limits"));
             self.hear();
-            assert_eq!(self.session(restored).client, *client);
+            assert_eq!(self.mirrored(restored).client, *client);
             self.table.get_mut(restored).expect("it is there").is_away = *is_away;
         }
         assert_eq!(self.table.len(), written.len());
     }
 
-    fn some_allocation(&self, input: &mut Input<'_>) -> Option<AllocationId> {
+    fn some_allocation(&self, input: &mut Input<'_>) -> Option<AllocationSlot> {
         let number = usize::from(input.byte());
         let (allocation, _) = self.table.iter().nth(number.checked_rem(self.table.len())?)?;
         Some(allocation)
     }
 
-    fn session(&self, allocation: AllocationId) -> &Session {
+    fn mirrored(&self, allocation: AllocationSlot) -> &MirroredAllocation {
         self.table.get(allocation).expect("an allocation in the table")
     }
 
@@ -448,8 +448,8 @@ impl Run {
         assert!(self.server.connections() <= MOST_CONNECTIONS * allocations);
         // Allocations waiting for sockets have no timer.
         assert!(self.table.len() == 0 || self.server.poll_timeout().is_some());
-        for (_, session) in self.table.iter() {
-            assert!(session.permissions.len() <= MOST_BINDINGS && session.channels.len() <= MOST_BINDINGS);
+        for (_, mirrored) in self.table.iter() {
+            assert!(mirrored.permissions.len() <= MOST_BINDINGS && mirrored.channels.len() <= MOST_BINDINGS);
         }
     }
 

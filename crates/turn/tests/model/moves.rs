@@ -299,7 +299,13 @@ impl Model {
         true
     }
 
-    pub(super) fn import(&mut self, at: usize, number: usize, to: Source, id: Option<AllocationId>) -> bool {
+    pub(super) fn import(
+        &mut self,
+        at: usize,
+        number: usize,
+        to: Source,
+        id: Option<AllocationSlot>,
+    ) -> bool {
         let (client, link) = (to.client, to.link);
         let Some(id) = id else { return self.home(at, &client).is_none() };
         let it = &mut self.allocations[number];
@@ -318,7 +324,7 @@ impl Model {
     }
 
     /// Takes back an allocation that another worker refused. It ends if its 5-tuple is taken by now.
-    pub(super) fn take_back(&mut self, at: usize, number: usize, id: AllocationId) {
+    pub(super) fn take_back(&mut self, at: usize, number: usize, id: AllocationSlot) {
         let it = &self.allocations[number];
         let is_taken = !it.away && self.home(at, &it.client).is_some();
         self.settles_at(at, number, id);
@@ -332,7 +338,7 @@ impl Model {
         }
     }
 
-    pub(super) fn settles_at(&mut self, at: usize, number: usize, id: AllocationId) {
+    pub(super) fn settles_at(&mut self, at: usize, number: usize, id: AllocationSlot) {
         let now = self.ms;
         let it = &mut self.allocations[number];
         it.unpack(now);

@@ -554,7 +554,7 @@ impl Network {
             let (view, it) = (server.view(now, slot), open.remove(&slot));
             assert_eq!(view.is_some(), it.is_some(), "slot {slot} of worker {at}");
             let (Some(view), Some(it)) = (view, it) else { continue };
-            assert_eq!((view.allocation(), view.id()), (it.id(), it.session));
+            assert_eq!((view.allocation(), view.id()), (it.id(), it.name));
             assert_eq!((&**view.realm(), view.username(), view.identity()), (it.realm, it.user, it.user));
             assert_eq!((view.client(), view.transport()), (it.client, cast::transport(it.client.listener)));
             assert_eq!((view.relay_transport(), view.connections()), (it.transport, it.connections.len()));

@@ -7,7 +7,7 @@ pub(crate) use std::{
     sync::Arc,
 };
 pub(crate) use turnpike_turn::server::{
-    AllocationId, Client, ClosedReason, ConnectError, ConnectionId, ConnectionRefusal, DropReason, Effect,
+    AllocationSlot, Client, ClosedReason, ConnectError, ConnectionId, ConnectionRefusal, DropReason, Effect,
     Family, Link, LookupId, OpenResult, PortRequest, RelayId, RelayTransport, Server, ServerConfig, Source,
     Stats,
     stats::{ConnectionEvent, MobilityEvent},

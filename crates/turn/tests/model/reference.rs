@@ -7,7 +7,7 @@
 
 use super::prelude::*;
 use turnpike_turn::{
-    server::{OpenRelay, SessionId, stats::ERROR_CODES},
+    server::{AllocationId, OpenRelay, stats::ERROR_CODES},
     wire::channel_data::ChannelNumber,
 };
 
@@ -192,16 +192,16 @@ pub(super) struct Waiting {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    At(usize, AllocationId),
+    At(usize, AllocationSlot),
     /// Moves between two workers, with its former ID. Its times are relative.
-    Travels(AllocationId),
+    Travels(AllocationSlot),
     Gone,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct Allocation {
     pub(super) place: Place,
-    pub(super) session: SessionId,
+    pub(super) name: AllocationId,
     pub(super) client: Client,
     pub(super) link: Link,
     pub(super) away: bool,
@@ -276,10 +276,10 @@ impl Allocation {
         matches!(self.place, Place::At(at, _) if at == worker)
     }
 
-    pub(super) fn id(&self) -> AllocationId {
+    pub(super) fn id(&self) -> AllocationSlot {
         match self.place {
             Place::At(_, id) | Place::Travels(id) => id,
-            Place::Gone => AllocationId { index: u32::MAX, generation: u32::MAX },
+            Place::Gone => AllocationSlot { index: u32::MAX, generation: u32::MAX },
         }
     }
 
@@ -383,7 +383,7 @@ impl Model {
         self.allocations.iter().position(|it| it.is_at(at) && !it.away && it.client == *client)
     }
 
-    pub(super) fn named(&self, at: usize, id: AllocationId) -> Option<usize> {
+    pub(super) fn named(&self, at: usize, id: AllocationSlot) -> Option<usize> {
         self.allocations.iter().position(|it| it.place == Place::At(at, id))
     }
 
@@ -629,7 +629,7 @@ impl Model {
         let relayed = [0, 1].map(|side| it.relays[side].map(|(address, _)| address).or(it.former[side]));
         Effect::Closed {
             allocation: it.id(),
-            session: it.session,
+            id: it.name,
             client: it.client,
             realm: Arc::from(it.realm),
             username: it.user.into(),
@@ -697,7 +697,7 @@ impl Model {
         }
     }
 
-    pub(super) fn tell_connection_closed(&mut self, allocation: AllocationId, id: u32) {
+    pub(super) fn tell_connection_closed(&mut self, allocation: AllocationSlot, id: u32) {
         let connection = turnpike_turn::server::ConnectionId(id);
         self.told.push_back(Effect::ConnectionClosed { allocation, connection });
     }
@@ -789,21 +789,19 @@ impl Model {
         }
     }
 
-    /// Learns a session ID from the first effect that contains it.
-    pub(super) fn name_session(&mut self, at: usize, effect: &Effect) {
-        let (Effect::Opened { allocation, session, .. } | Effect::Closed { allocation, session, .. }) =
-            effect
-        else {
+    /// Learns an allocation ID from the first effect that contains it.
+    pub(super) fn learn_id(&mut self, at: usize, effect: &Effect) {
+        let (Effect::Opened { allocation, id, .. } | Effect::Closed { allocation, id, .. }) = effect else {
             return;
         };
-        if let Some(Effect::Opened { session: expected, .. } | Effect::Closed { session: expected, .. }) =
+        if let Some(Effect::Opened { id: expected, .. } | Effect::Closed { id: expected, .. }) =
             self.told.front_mut()
             && *expected == nameless()
         {
-            assert!(self.allocations.iter().all(|it| it.session != *session), "a session ID was reused");
-            *expected = *session;
+            assert!(self.allocations.iter().all(|it| it.name != *id), "an allocation ID was reused");
+            *expected = *id;
             if let Some(number) = self.named(at, *allocation) {
-                self.allocations[number].session = *session;
+                self.allocations[number].name = *id;
             }
         }
     }
@@ -973,7 +971,7 @@ impl Model {
         let (first, until) = *relays.next().expect("a relayed address");
         self.told.push_back(Effect::Opened {
             allocation: it.id(),
-            session: it.session,
+            id: it.name,
             client: it.client,
             link: it.link,
             expires_ms: Self::clock(at, until),
@@ -1087,7 +1085,7 @@ impl Model {
     }
 }
 
-pub(super) fn nameless() -> SessionId {
+pub(super) fn nameless() -> AllocationId {
     "0".repeat(32).parse().expect("32 digits")
 }
 

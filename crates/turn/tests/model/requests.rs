@@ -361,7 +361,7 @@ impl Model {
         let number = self.allocations.len();
         self.allocations.push(Allocation {
             place: Place::Gone,
-            session: nameless(),
+            name: nameless(),
             client,
             link: asking.source.link,
             away: false,
@@ -443,7 +443,7 @@ impl Model {
     pub(super) fn opened(
         &mut self,
         at: usize,
-        id: AllocationId,
+        id: AllocationSlot,
         families: [Family; 2],
         first: OpenResult,
         second: Option<OpenResult>,
@@ -494,7 +494,7 @@ impl Model {
                 last: None,
             });
         }
-        let session = it.session;
+        let name = it.name;
         let after = now - pending.asked;
         let stats = self.stats(at);
         stats.allocations_opened += 1;
@@ -503,7 +503,7 @@ impl Model {
         stats.successes[1] += 1;
         self.told.push_back(Effect::Opened {
             allocation: id,
-            session,
+            id: name,
             client: to.client,
             link: to.link,
             expires_ms: Self::clock(at, until),
@@ -755,7 +755,7 @@ impl Model {
     pub(super) fn connected(
         &mut self,
         at: usize,
-        allocation: AllocationId,
+        allocation: AllocationSlot,
         id: u32,
         result: Result<(), ConnectError>,
     ) -> Expected {

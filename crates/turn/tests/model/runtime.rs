@@ -2,7 +2,7 @@
 
 use super::prelude::*;
 use turnpike_turn::{
-    server::{Asked, Credentials, MoveRequest, Moved, OpenRequest, PendingMove, UserRef},
+    server::{LookupResult, MoveRequest, Moved, OpenRequest, OwnedUser, PendingMove, UserRef},
     wire::integrity::{Key, KeyAlgorithm, userhash},
 };
 
@@ -17,7 +17,7 @@ use super::{
 
 pub(super) enum Job {
     Open(OpenRequest),
-    Connect { allocation: AllocationId, id: u32, late: bool },
+    Connect { allocation: AllocationSlot, id: u32, late: bool },
 }
 
 pub(super) enum Mail {
@@ -150,7 +150,7 @@ impl Network {
     }
 
     fn state_effect(&mut self, at: usize, effect: &Effect) {
-        self.model.name_session(at, effect);
+        self.model.learn_id(at, effect);
         if let Some(place) = self.model.over.iter().position(|over| over == effect) {
             self.model.over.swap_remove(place);
         } else if self.model.told.front() == Some(effect) {
@@ -282,8 +282,8 @@ impl Network {
             (Goes::LookUp { user, realm }, Effect::LookUp(query)) => {
                 assert_eq!(&*query.realm, realm);
                 assert!(match &query.user {
-                    Asked::Name(name) => **name == *user,
-                    Asked::Hash(hash) => *hash == userhash(user, realm),
+                    OwnedUser::Name(name) => **name == *user,
+                    OwnedUser::Hash(hash) => *hash == userhash(user, realm),
                 });
                 let waiting = self.model.workers[at].waiting.last_mut().expect("a waiting request");
                 assert_eq!(waiting.lookup.replace(query.lookup), None);
@@ -350,7 +350,7 @@ impl Network {
     fn socket(
         &mut self,
         at: usize,
-        allocation: AllocationId,
+        allocation: AllocationSlot,
         family: Family,
         port: PortRequest,
     ) -> OpenResult {
@@ -376,7 +376,13 @@ impl Network {
         OpenResult::Opened { relayed }
     }
 
-    fn connected(&mut self, at: usize, allocation: AllocationId, id: u32, result: Result<(), ConnectError>) {
+    fn connected(
+        &mut self,
+        at: usize,
+        allocation: AllocationSlot,
+        id: u32,
+        result: Result<(), ConnectError>,
+    ) {
         if result.is_err() {
             self.connections.remove(&(at, id));
         }
@@ -628,7 +634,7 @@ impl Network {
         }
     }
 
-    fn attach(&mut self, at: usize, number: usize, allocation: AllocationId, sockets: Sockets) {
+    fn attach(&mut self, at: usize, number: usize, allocation: AllocationSlot, sockets: Sockets) {
         for (address, family) in sockets {
             self.sockets.insert(address, (at, RelayId { allocation, family }));
         }
@@ -656,20 +662,20 @@ impl Network {
         let Some(request) = waited.as_ref().map(|waited| waited.request.clone()) else {
             let now = self.now(at);
             let expected = self.model.looked_up(at, None, Verdict::Unavailable);
-            let done = self.workers[at].server.credentials(now, lookup, Credentials::Unavailable).into();
+            let done = self.workers[at].server.finish_lookup(now, lookup, LookupResult::Unavailable).into();
             self.judge(at, expected, &done, &Datagram::Noise);
             return true;
         };
         let claim = request.claim.as_ref().expect("a signed request");
         let (credentials, found) = match (says, truth(&request)) {
-            (Says::Nothing, _) => (Credentials::Unavailable, Verdict::Unavailable),
+            (Says::Nothing, _) => (LookupResult::Unavailable, Verdict::Unavailable),
             (Says::Truth, verdict @ (Verdict::NoSuchUser | Verdict::Later)) => {
-                (Credentials::NoSuchUser, verdict)
+                (LookupResult::NoSuchUser, verdict)
             }
             (Says::Truth, Verdict::Expired) => {
                 let (username, identity) = (claim.user.into(), claim.user.into());
                 let keys = vec![(Key::from_bytes(b"another"), Some(self.model.unix - 42))];
-                (Credentials::Keys { username, identity, keys }, Verdict::Expired)
+                (LookupResult::Keys { username, identity, keys }, Verdict::Expired)
             }
             (Says::Truth, verdict) => {
                 let algorithm = match claim.scheme {
@@ -682,13 +688,13 @@ impl Network {
                 let until = cast::until(claim.user);
                 let keys = ["an older one".to_owned(), password(claim.user)].map(|it| (of(it), until)).into();
                 let (username, identity) = (claim.user.into(), claim.user.into());
-                (Credentials::Keys { username, identity, keys }, verdict)
+                (LookupResult::Keys { username, identity, keys }, verdict)
             }
         };
         let source = waited.as_ref().map(|waited| waited.source);
         let expected = self.model.looked_up(at, waited, found);
         let now = self.now(at);
-        let done: Done = self.workers[at].server.credentials(now, lookup, credentials).into();
+        let done: Done = self.workers[at].server.finish_lookup(now, lookup, credentials).into();
         let learned = self.judge(at, expected, &done, &Datagram::Request(request));
         if let (Some((learned, answer)), Some(source)) = (learned, source) {
             self.learn(cast::number_of(&source.client), &learned, &answer);
@@ -813,7 +819,7 @@ impl Network {
         let Some(which) = pick(which, self.model.allocations.len()) else { return };
         let (at, id) = match self.model.allocations[which].place {
             Place::At(at, id) => (at, id),
-            Place::Travels(_) | Place::Gone => (0, AllocationId { index: 0, generation: u32::MAX }),
+            Place::Travels(_) | Place::Gone => (0, AllocationSlot { index: 0, generation: u32::MAX }),
         };
         let is_there = self.model.owns(at, which);
         let (to_peer, to_client) = ((u64::from(datagrams), 100), (1, u64::from(datagrams)));
@@ -871,7 +877,7 @@ impl Network {
         self.model.workers.iter().for_each(|desk| self.counted.merge(&desk.stats));
         self.model.restarted(remembers);
         for (at, (mut heir, rules, names)) in heirs.into_iter().enumerate() {
-            let given: Vec<AllocationId> = names.iter().map(|(old, ..)| *old).collect();
+            let given: Vec<AllocationSlot> = names.iter().map(|(old, ..)| *old).collect();
             self.leave(at, &given);
             heir.policy_mut().later = !self.model.prompt;
             let worker = &mut self.workers[at];
@@ -919,7 +925,7 @@ impl Network {
         limits: &Setup,
         remembers: bool,
         taken: &mut Vec<usize>,
-    ) -> Option<Vec<(AllocationId, AllocationId, usize)>> {
+    ) -> Option<Vec<(AllocationSlot, AllocationSlot, usize)>> {
         let now = self.now(at);
         heir.reconfigure(now, rules.config());
         if remembers {
@@ -934,7 +940,8 @@ impl Network {
             it.transport == RelayTransport::Udp && it.pending.is_none() && (it.away || it.link == DATAGRAMS)
         };
         let portable = numbers.iter().map(|number| &self.model.allocations[*number]);
-        let portable: Vec<AllocationId> = portable.filter(|it| is_portable(it)).map(Allocation::id).collect();
+        let portable: Vec<AllocationSlot> =
+            portable.filter(|it| is_portable(it)).map(Allocation::id).collect();
         assert_eq!(self.workers[at].server.portable(|link| link == DATAGRAMS), portable);
         let mut names = Vec::new();
         for number in numbers {
@@ -961,7 +968,7 @@ impl Network {
     }
 
     /// A worker drops everything that another process took over, after which it must be empty.
-    fn leave(&mut self, at: usize, given: &[AllocationId]) {
+    fn leave(&mut self, at: usize, given: &[AllocationSlot]) {
         let now = self.now(at);
         let Worker { server, .. } = &mut self.workers[at];
         given.iter().for_each(|allocation| server.surrender(now, *allocation));

@@ -154,7 +154,7 @@ fn dual_stack_allocations() {
         let ended = uclient(serve.address(V4), reflect.address, clients, &[&ALICE[..], &["-Z"]].concat());
         returns_all(&ended, clients);
         let opened: Vec<String> =
-            serve.program.lines().into_iter().filter(|line| line.contains("session opened")).collect();
+            serve.program.lines().into_iter().filter(|line| line.contains("allocation opened")).collect();
         assert!(!opened.is_empty());
         for line in opened {
             assert!(line.contains("relayed=127.0.0.1:") && line.contains("relayed2=[::1]:"), "{line}");

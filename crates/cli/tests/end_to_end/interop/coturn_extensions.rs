@@ -126,10 +126,10 @@ fn uclient_follows_try_alternate_and_redirects_of_a_drain() {
         let address = other.address(V4);
         let text = format!("[[alternate]]\naddress = \"{address}\"\nwhen = \"{when}\"\n");
         let mut serve = serve_with(&dir, &text);
-        let mut session = None;
+        let mut allocation = None;
         if when == "drain" {
-            // A session keeps the drain from finishing at once.
-            session = Some(serve.load(&reflect).with("--rate 20 --duration 20").start());
+            // An allocation keeps the drain from finishing at once.
+            allocation = Some(serve.load(&reflect).with("--rate 20 --duration 20").start());
             serve.wait_for_allocations(1);
             serve.program.signal("TERM");
             serve.program.line_with("draining");
@@ -140,7 +140,7 @@ fn uclient_follows_try_alternate_and_redirects_of_a_drain() {
             let redirects = metrics.sum("turnpike_redirects_total", "");
             redirects >= 1 && metrics.sum("turnpike_drain_refusals_total", "") == 0
         });
-        assert_eq!(serve.allocations(), u64::from(session.is_some()));
-        drop(session);
+        assert_eq!(serve.allocations(), u64::from(allocation.is_some()));
+        drop(allocation);
     }
 }

@@ -30,7 +30,7 @@ fn openapi_validator_accepts_the_document_and_every_answer() {
     let ended = Program::run(Command::new(python).arg(script).arg(&socket)).ended(0);
     let report = super::report(&ended);
     assert_eq!(report["wrong"], serde_json::json!([]), "{report}");
-    assert_eq!((&report["openapi"], &report["sessions"]), (&"3.1.0".into(), &3.into()), "{report}");
+    assert_eq!((&report["openapi"], &report["allocations"]), (&"3.1.0".into(), &3.into()), "{report}");
     assert!(report["tried"].as_u64() > Some(20), "{report}");
 }
 
@@ -114,5 +114,5 @@ fn curl_works_over_tls_with_a_token() {
         ask("/v1/status", &["--header", "Authorization: Bearer 0123456789abcdef0123456789abcdee"]),
         "401"
     );
-    eventually("the session continues", || !serve.has_ended());
+    eventually("the allocation continues", || !serve.has_ended());
 }

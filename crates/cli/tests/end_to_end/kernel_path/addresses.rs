@@ -19,7 +19,7 @@ fn end_lease(links: &Links, address: &str) {
     links.inside(&["ip", "addr", "del", &format!("{address}/24"), "dev", "p"]);
 }
 
-fn sessions_wait_for_their_address(links: &Links, datapath: &str) {
+fn allocations_wait_for_their_address(links: &Links, datapath: &str) {
     links.inside(&["ip", "route", "replace", "default", "via", "10.77.2.2", "dev", "p"]);
     let server = links.serve(&["--datapath", datapath, "--relay-ip", "auto"]);
     let mut old = Pair::new(0, 0);
@@ -53,6 +53,6 @@ fn sessions_wait_for_their_address(links: &Links, datapath: &str) {
 }
 
 #[test]
-fn existing_sessions_wait_for_their_address_and_new_ones_use_another() {
-    by_each(turnpike_testkit::this_test!(), sessions_wait_for_their_address);
+fn existing_allocations_wait_for_their_address_and_new_ones_use_another() {
+    by_each(turnpike_testkit::this_test!(), allocations_wait_for_their_address);
 }

@@ -104,7 +104,7 @@ fn checksums_are_correct_with_xdp() {
             server.passes("checksum") > 20
         });
         pair.client.refresh(0);
-        eventually("the session has ended", || server.metrics().sum("turnpike_allocations", "") == 0);
+        eventually("the allocation has ended", || server.metrics().sum("turnpike_allocations", "") == 0);
         assert_eq!(server.across(), 0);
         links.behave_as_cards();
         sums_are_right(&server, "by XDP");

@@ -21,7 +21,7 @@ fn thousands_of_short_lived_channels_leave_no_flow() {
             client.refresh(0);
             assert_eq!(flows(), 0);
         }
-        eventually("all sessions have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
+        eventually("all allocations have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
         assert_eq!(server.metrics().sum("turnpike_kernel_flows_refused_total", ""), 0);
     });
 }

@@ -84,7 +84,9 @@ fn moved_allocation_keeps_its_kernel_flows() {
             let number = |name: &str| result[name].as_u64().expect("a number");
             assert!(number("received") * 10 > number("sent") * 9, "{result}");
             assert!(server.across() > number("received"), "{} of {result}", server.across());
-            eventually("all sessions have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
+            eventually("all allocations have ended", || {
+                server.metrics().sum("turnpike_allocations", "") == 0
+            });
             assert_eq!(server.metrics().sum("turnpike_kernel_flows", ""), 0);
         }
     });

@@ -45,7 +45,9 @@ fn short_bursts_use_the_kernel_unless_they_arrive_merged() {
             let server = links.serve(&[]);
             let reflect = Reflect::start(PEER[0], &[]);
             let run = load("--clients 4 --rate 4000 --burst 4 --duration 3").to(reflect.address).run();
-            eventually("all sessions have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
+            eventually("all allocations have ended", || {
+                server.metrics().sum("turnpike_allocations", "") == 0
+            });
             short_bursts_went(&run.result(), &server, come_whole);
             if come_whole {
                 let metrics = server.metrics();
@@ -87,7 +89,7 @@ fn short_bursts_went(result: &Value, server: &Server<'_>, come_whole: bool) {
 }
 
 fn across_of_all(server: &Server<'_>) -> u64 {
-    eventually("all sessions have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
+    eventually("all allocations have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
     server.across()
 }
 

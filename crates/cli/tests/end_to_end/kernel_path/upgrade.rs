@@ -72,7 +72,7 @@ fn upgrade_keeps_kernel_relaying_without_loss_or_reordering() {
         let result = load.wait(SOON).result();
         let nothing = ["lost", "reordered"].map(|key| result[key].as_u64());
         assert_eq!(nothing, [Some(0), Some(0)], "{result}");
-        eventually("all sessions have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
+        eventually("all allocations have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
         assert_eq!(flows(&server), 0);
         // The reflector has returned everything, and each process has counted its part in both directions.
         let [to_peer, to_client] = ["to_peer", "to_client"].map(|direction| {

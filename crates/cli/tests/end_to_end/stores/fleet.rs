@@ -222,14 +222,14 @@ fn quota_of_a_killed_node_is_returned_by_another() {
 }
 
 #[test]
-fn ban_is_fleet_wide_and_ends_sessions() {
+fn ban_is_fleet_wide_and_ends_allocations() {
     let world = need!(World::new());
     let (a, mut b) = (world.node("a", ""), world.node("b", ""));
     a.waits_for(&BOTH);
     assert_eq!(b.allocate(USER, PASSWORD), None);
     let (status, body) = a.ask("POST", "/v1/bans", &format!("{{\"user\":\"{USER}\",\"seconds\":600}}"));
     assert_eq!(status, 201, "{body}");
-    let line = b.serve.program.line_with("session ended");
+    let line = b.serve.program.line_with("allocation ended");
     assert!(line.contains("reason=\"banned\""), "{line}");
     eventually("that name is refused", || b.allocate(USER, PASSWORD) == Some(403));
     assert_eq!(a.allocate(USER, PASSWORD), Some(403));
@@ -241,22 +241,26 @@ fn ban_is_fleet_wide_and_ends_sessions() {
 }
 
 #[test]
-fn any_node_lists_and_ends_sessions_of_the_fleet() {
+fn any_node_lists_and_ends_allocations_of_the_fleet() {
     let world = need!(World::new());
     let (a, b) = (world.node("a", ""), world.node("b", ""));
     a.waits_for(&BOTH);
     b.waits_for(&BOTH);
     assert_eq!([a.allocate(USER, PASSWORD), b.allocate(USER, PASSWORD)], [None, None]);
-    let sessions = a.json(&["fleet", "sessions", "--user", USER]);
-    let nodes: Vec<&str> =
-        sessions.as_array().expect("a list").iter().filter_map(|session| session["node"].as_str()).collect();
-    assert_eq!(nodes, ["a", "b"], "{sessions}");
-    let id = sessions[1]["id"].as_str().expect("a name");
-    assert_eq!(a.json(&["session", "show", id])["node"], "b");
-    let ended = a.told(&["session", "end", id]);
+    let allocations = a.json(&["fleet", "allocations", "--user", USER]);
+    let nodes: Vec<&str> = allocations
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(|allocation| allocation["node"].as_str())
+        .collect();
+    assert_eq!(nodes, ["a", "b"], "{allocations}");
+    let id = allocations[1]["id"].as_str().expect("a name");
+    assert_eq!(a.json(&["allocation", "show", id])["node"], "b");
+    let ended = a.told(&["allocation", "end", id]);
     assert!(ended.stdout.contains("at node b"), "{}", ended.output());
     b.serve.wait_for_allocations(0);
-    assert_eq!(a.told(&["session", "show", id]).code, Some(1));
+    assert_eq!(a.told(&["allocation", "show", id]).code, Some(1));
 }
 
 #[test]
@@ -284,7 +288,7 @@ fn store_outage_does_not_affect_clients() {
     let b = world.node_at("b", proxy.address, "");
     a.waits_for(&BOTH);
     let reflect = Reflect::start(V4, &[]);
-    let session = Load::new(a.address()).to(reflect.address).with("--rate 200 --duration 15").start();
+    let allocation = Load::new(a.address()).to(reflect.address).with("--rate 200 --duration 15").start();
     eventually("data is relayed", || a.serve.allocations() > 0);
 
     let (status, body) = b.ask("POST", "/v1/bans", "{\"user\":\"eve\",\"seconds\":600}");
@@ -316,7 +320,7 @@ fn store_outage_does_not_affect_clients() {
         let bans = b.ask("GET", "/v1/bans", "").1;
         bans.matches("mallory").count() == 501 && !bans.contains("eve")
     });
-    let result = session.wait(SOON * 2).result();
+    let result = allocation.wait(SOON * 2).result();
     assert_eq!(result["lost"], 0, "relayed traffic is not disturbed: {result}");
 }
 
@@ -365,8 +369,9 @@ fn emptied_store_is_filled_again() {
 }
 
 fn ids(node: &Node) -> BTreeSet<String> {
-    let sessions = node.json(&["sessions"]);
-    let ids = sessions.as_array().expect("a list").iter().filter_map(|session| session["id"].as_str());
+    let allocations = node.json(&["allocations"]);
+    let ids =
+        allocations.as_array().expect("a list").iter().filter_map(|allocation| allocation["id"].as_str());
     ids.map(str::to_owned).collect()
 }
 
@@ -392,7 +397,7 @@ fn upgraded_node_keeps_its_identity() {
     assert!((4..=5).contains(&taken), "at most one more: {taken}");
     let (status, body) = a.ask("POST", "/v1/bans", "{\"user\":\"mallory\",\"seconds\":600}");
     assert_eq!(status, 201, "{body}");
-    let sessions = ids(&a);
+    let allocations = ids(&a);
     let of_a = |status: &Value| (status["nodes"][0]["number"].clone(), status["keys"].clone());
     let before = of_a(&b.json(&["fleet", "status"]));
     let number = before.0.as_u64().expect("a number");
@@ -410,7 +415,7 @@ fn upgraded_node_keeps_its_identity() {
         }
         let old = upgraded.upgrade();
         ends(old);
-        assert_eq!(ids(&a), sessions, "the sessions keep their IDs");
+        assert_eq!(ids(&a), allocations, "the allocations keep their IDs");
         a.waits_for(&[("a", if drains { "draining" } else { "serving" }), ("b", "serving")]);
         assert_eq!(of_a(&b.json(&["fleet", "status"])), before, "its number, and the keys of all");
         for node in [&a, &b] {
@@ -448,7 +453,7 @@ fn upgraded_node_keeps_its_identity() {
 }
 
 #[test]
-fn ban_ends_sessions_in_previous_processes_of_a_node() {
+fn ban_ends_allocations_in_previous_processes_of_a_node() {
     let world = need!(World::new());
     let (mut a, b) = (world.node("a", ""), world.node("b", ""));
     b.waits_for(&BOTH);
@@ -461,7 +466,7 @@ fn ban_ends_sessions_in_previous_processes_of_a_node() {
     assert!(lives(old), "a client is connected");
     let (status, body) = b.ask("POST", "/v1/bans", &format!("{{\"user\":\"{USER}\",\"seconds\":600}}"));
     assert_eq!(status, 201, "{body}");
-    let line = a.serve.program.line_with("session ended");
+    let line = a.serve.program.line_with("allocation ended");
     assert!(line.contains("reason=\"banned\""), "{line}");
     load.signal("INT");
     load.wait(SOON);
@@ -526,28 +531,29 @@ fn restarted_node_is_seen_with_its_new_state_at_once() {
     eventually("the node is back", || {
         let nodes = b.json(&["fleet", "status"])["nodes"].clone();
         for node in nodes.as_array().expect("a list") {
-            let is_wrong = node["state"] == "full" || node["state"] == "silent" || node["max_sessions"] == 0;
+            let is_wrong =
+                node["state"] == "full" || node["state"] == "silent" || node["max_allocations"] == 0;
             assert!(!is_wrong, "{node}");
         }
         nodes.as_array().map(Vec::len) == Some(2)
     });
     assert_eq!(again.allocate(USER, PASSWORD), None);
-    eventually("the session is listed", || {
+    eventually("the allocation is listed", || {
         thread::sleep(Duration::from_millis(100));
-        b.json(&["fleet", "status"])["nodes"][0]["sessions"] == 1
+        b.json(&["fleet", "status"])["nodes"][0]["allocations"] == 1
     });
     let mut upgraded = Upgraded::new(&again.serve.program);
     let old = upgraded.upgrade();
     ends(old);
     for _ in 0..30 {
         let node = b.json(&["fleet", "status"])["nodes"][0].clone();
-        assert!(node["state"] == "serving" && node["sessions"] == 1, "{node}");
+        assert!(node["state"] == "serving" && node["allocations"] == 1, "{node}");
         thread::sleep(Duration::from_millis(100));
     }
 }
 
 #[test]
-fn sessions_are_published_in_coturns_format() {
+fn allocations_are_published_in_coturns_format() {
     let world = need!(World::new());
     let a = world.node("a", "coturn_status = true");
     a.waits_for(&[("a", "serving")]);
@@ -559,8 +565,8 @@ fn sessions_are_published_in_coturns_format() {
     });
     let key = keys.lines().find(|line| line.ends_with("/status")).expect("a key");
     assert!(world.server.say(&format!("GET {key}")).contains("new lifetime=600"), "{key}");
-    let sessions = a.json(&["sessions"]);
-    let id = sessions[0]["id"].as_str().expect("a name");
-    assert_eq!(a.told(&["session", "end", id]).code, Some(0));
-    eventually("the session is gone", || world.server.say(&format!("EXISTS {key}")).starts_with(":0"));
+    let allocations = a.json(&["allocations"]);
+    let id = allocations[0]["id"].as_str().expect("a name");
+    assert_eq!(a.told(&["allocation", "end", id]).code, Some(0));
+    eventually("the allocation is gone", || world.server.say(&format!("EXISTS {key}")).starts_with(":0"));
 }

@@ -22,7 +22,7 @@ use turnpike_turn::{
 
 use super::*;
 use crate::{
-    Config, RelayAddress, SessionLog,
+    AllocationLog, Config, RelayAddress,
     common::Common,
     listening::Places,
     worker::{NO_TRAILING, Worker},
@@ -37,11 +37,11 @@ const STEP_MS: u64 = 60;
 
 #[derive(Default)]
 struct Told {
-    clients: HashMap<AllocationId, Client>,
-    used: HashSet<(AllocationId, ChannelNumber)>,
+    clients: HashMap<AllocationSlot, Client>,
+    used: HashSet<(AllocationSlot, ChannelNumber)>,
 }
 
-impl SessionLog for Mutex<Told> {
+impl AllocationLog for Mutex<Told> {
     fn effect(&self, _: usize, effect: &Effect) {
         let told = &mut *self.lock().unwrap();
         match effect {
@@ -219,7 +219,7 @@ impl Bench {
         match self.random.random_range(0..3) {
             0 => assert!(self.client_sends(client(of), 0x4000 + number).is_some()),
             1 => {
-                let is_it = |(_, its): &(&AllocationId, &Client)| **its == client(of);
+                let is_it = |(_, its): &(&AllocationSlot, &Client)| **its == client(of);
                 let (allocation, family) = (*self.told().clients.iter().find(is_it).unwrap().0, Family::V4);
                 assert!(self.peer_sends(RelayId { allocation, family }, peer));
             }
@@ -371,7 +371,7 @@ fn gro_is_restored_when_the_kernel_path_stops() {
     });
 }
 
-/// The other worker rejected the session.
+/// The other worker rejected the allocation.
 #[test]
 fn returned_allocation_gets_its_flows_back() {
     in_network_namespace(turnpike_testkit::this_test!(), || {
@@ -429,7 +429,7 @@ fn many_new_channels_are_installed_in_batches() {
                 assert!(bench.channel(client(of), 0x4000 + number, peer(1 + number)));
             }
         }
-        // All in one tick; then one session ends before its turn.
+        // All in one tick; then one allocation ends before its turn.
         for of in 0..3 {
             for number in 0..each {
                 let [high, low] = (0x4000 + number).to_be_bytes();

@@ -41,7 +41,7 @@ const ONE: [bool; NODES] = {
 enum Notice {
     Nothing,
     Loss,
-    /// All sessions on [`BROKEN`] end; other clients lose nothing.
+    /// All allocations on [`BROKEN`] end; other clients lose nothing.
     End,
 }
 
@@ -129,8 +129,8 @@ impl Outcome {
         let now_alone = world.times_alone();
         let alone = array::from_fn(|node| now_alone[node] > times_alone[node]);
         // Allocations abandoned while their node was unreachable expire later.
-        let kept: u64 = seen.iter().map(|seen| seen.count("sessions_lost")).sum();
-        within(SOON, "no session is left", || {
+        let kept: u64 = seen.iter().map(|seen| seen.count("allocations_lost")).sum();
+        within(SOON, "no allocation is left", || {
             world.all_allocations().iter().sum::<u64>() <= kept + NODES as u64
         });
         let all: u64 = after.iter().sum();
@@ -150,7 +150,7 @@ impl Outcome {
     fn judge(mut self, Expected { notice, alone }: Expected) {
         let most = f64::from(quota());
         let beyond = ((self.most_of_one_user as f64 / most - 1.0) * 100.0).max(0.0);
-        let (lost, of_others) = (self.sum("sessions_lost"), self.sum("lost_of_others"));
+        let (lost, of_others) = (self.sum("allocations_lost"), self.sum("lost_of_others"));
         if notice == Notice::End {
             let p99 = self.longest("reconnect_ms_p99");
             self.row.limit("p99 until a new allocation, s", p99, 3.0);
@@ -161,7 +161,7 @@ impl Outcome {
         }
         let of_transport = |seen: &Seen| {
             json!({
-                "transport": seen.transport, "lost": seen.count("sessions_lost"),
+                "transport": seen.transport, "lost": seen.count("allocations_lost"),
                 "p50": seen.seconds("reconnect_ms_p50"), "p99": seen.seconds("reconnect_ms_p99"),
                 "max": seen.seconds("reconnect_ms_max"),
             })
@@ -169,7 +169,7 @@ impl Outcome {
         let transports: Vec<Value> = self.seen.iter().map(of_transport).collect();
         let broken = self.before[BROKEN];
         let fleet = json!({
-            "sessions_lost": lost, "sessions_of_the_broken": (notice == Notice::End).then_some(broken),
+            "allocations_lost": lost, "allocations_of_the_broken": (notice == Notice::End).then_some(broken),
             "sent": self.sum("sent"), "lost": self.sum("lost"), "lost_of_others": of_others,
             "longest_silence": self.longest("pause_ms_max"), "reconnect": transports,
             "quota": quota(), "most_of_one_user": self.most_of_one_user, "beyond": beyond, "were_alone": were_alone,
@@ -181,11 +181,14 @@ impl Outcome {
         // An allocation of the quota user may have been counted as another client's.
         let may_be_lost =
             if notice == Notice::End { broken.saturating_sub(1).max(1)..=broken } else { 0..=0 };
-        assert!(may_be_lost.contains(&lost), "{lost} sessions were lost, and {may_be_lost:?} may have been");
+        assert!(
+            may_be_lost.contains(&lost),
+            "{lost} allocations were lost, and {may_be_lost:?} may have been"
+        );
         match notice {
             Notice::Loss => assert!(of_others > 0, "no datagram was lost, though its way was broken"),
             Notice::Nothing | Notice::End => {
-                assert_eq!(of_others, 0, "datagrams of clients with a kept session were lost");
+                assert_eq!(of_others, 0, "datagrams of clients with a kept allocation were lost");
             }
         }
         // On a busy machine other clients may be delayed as well.

@@ -9,7 +9,7 @@ use turnpike_wire::{
 use crate::{
     server::{
         CredentialRefusal, User, UserRef,
-        auth::{nonce::Standing, realm::Terms, secret},
+        auth::{masked, nonce::Standing, realm::Terms},
         request::Request,
     },
     time::Now,
@@ -66,7 +66,7 @@ pub(crate) type Checked = Result<Proof, (Option<Box<str>>, CredentialRefusal)>;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Grant {
-    #[serde(with = "secret::key")]
+    #[serde(with = "masked::key")]
     pub(crate) key: Key,
     /// Expiry in Unix seconds, without the allowed clock skew.
     pub(crate) until_unix: u64,

@@ -1,5 +1,5 @@
 //! Requests waiting for the credential store while the worker continues;
-//! [`crate::server::Server::credentials`] resumes them. Only requests with a valid nonce for their address
+//! [`crate::server::Server::finish_lookup`] resumes them. Only requests with a valid nonce for their address
 //! are kept, so forged addresses cannot fill the table. A request over a stream may also wait for the fleet's
 //! quota.
 
@@ -25,19 +25,19 @@ pub struct LookupId(u64);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CredentialQuery {
     pub lookup: LookupId,
-    pub user: Asked,
+    pub user: OwnedUser,
     pub realm: Arc<str>,
     pub algorithm: KeyAlgorithm,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum OwnedUser {
     Name(Box<str>),
     Hash([u8; 32]),
 }
 
 #[derive(Clone, Debug)]
-pub enum Credentials {
+pub enum LookupResult {
     Keys {
         username: Box<str>,
         identity: Box<str>,
@@ -54,7 +54,7 @@ pub enum Credentials {
     Unavailable,
 }
 
-impl Asked {
+impl OwnedUser {
     #[must_use]
     pub fn user(&self) -> User<'_> {
         match self {
@@ -64,7 +64,7 @@ impl Asked {
     }
 }
 
-impl From<User<'_>> for Asked {
+impl From<User<'_>> for OwnedUser {
     fn from(user: User<'_>) -> Self {
         match user {
             User::Name(name) => Self::Name(name.into()),
@@ -95,7 +95,7 @@ pub(crate) struct Lookups {
     /// Lookups by hash of client and transaction ID.
     requests: HashMap<u64, u64, RandomState>,
     networks: HashMap<IpAddr, usize, RandomState>,
-    answered: BTreeMap<(u64, u64), Credentials>,
+    answered: BTreeMap<(u64, u64), LookupResult>,
     last: u64,
     hasher: RandomState,
 }
@@ -146,7 +146,7 @@ impl Lookups {
         &mut self,
         LookupId(id): LookupId,
         waiting: Waiting,
-        (until_ms, answer): (u64, Credentials),
+        (until_ms, answer): (u64, LookupResult),
     ) {
         *self.networks.entry(host(&waiting.source.client)).or_default() += 1;
         self.requests.insert(waiting.hash, id);
@@ -155,7 +155,7 @@ impl Lookups {
     }
 
     /// Next store answer whose request is due for another try.
-    pub(crate) fn next_answered(&mut self, now_ms: u64) -> Option<(LookupId, Credentials)> {
+    pub(crate) fn next_finished(&mut self, now_ms: u64) -> Option<(LookupId, LookupResult)> {
         loop {
             let due = self.answered.first_entry().filter(|entry| entry.key().0 <= now_ms)?;
             let ((_, id), answer) = due.remove_entry();

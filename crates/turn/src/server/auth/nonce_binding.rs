@@ -81,9 +81,9 @@ impl<P: Policy> Server<P> {
         let Some(index) = self.pending_moves.owned.get(&ticket.key).copied() else {
             return BoundTo::OwnerKnows;
         };
-        let Some((_, entry, session)) = self.allocation(index) else { return BoundTo::Nothing };
+        let Some((_, entry, state)) = self.allocation(index) else { return BoundTo::Nothing };
         let at = entry.client.address.ip();
-        match &session.mobility {
+        match &state.mobility {
             Some(mobility) if mobility.is_good(&ticket) || mobility.is_repeated(context) => {
                 // The nonce may come from an address that the client left before sending data.
                 BoundTo::Addresses([

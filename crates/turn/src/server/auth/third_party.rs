@@ -81,14 +81,14 @@ impl<P: Policy> Server<P> {
         // Key names are public, so only a valid nonce may cause a request to another worker.
         let by_token = *standing != Standing::ForOwner && settings.issuer(kid, realm).is_some();
         let index = self.holder(context, by_token)?;
-        let found = index.and_then(|index| self.sessions.get(index));
-        let Some((session, grant)) = found.and_then(|it| Some((&*it, it.grant.as_ref()?))) else {
+        let found = index.and_then(|index| self.states.get(index));
+        let Some((state, grant)) = found.and_then(|it| Some((&*it, it.grant.as_ref()?))) else {
             return Ok(None);
         };
-        if *session.username != *kid || !session.is_in(&realm.name) {
+        if *state.username != *kid || !state.is_in(&realm.name) {
             return Ok(None);
         }
-        let (grant, identity) = (grant.clone(), session.identity().into());
+        let (grant, identity) = (grant.clone(), state.identity().into());
         let over = now.unix.saturating_sub(grant.until_unix);
         Ok(Some(if over >= u64::from(config.third_party.skew).max(1) {
             Err((None, CredentialRefusal::Expired { ago: over }))
@@ -101,8 +101,8 @@ impl<P: Policy> Server<P> {
     }
 
     fn has_grant(&mut self, client: &Client, kid: &str) -> bool {
-        let session = self.data.forwarding.find(client).and_then(|index| self.sessions.get(index));
-        session.is_some_and(|session| session.grant.is_some() && *session.username == *kid)
+        let state = self.data.forwarding.find(client).and_then(|index| self.states.get(index));
+        state.is_some_and(|state| state.grant.is_some() && *state.username == *kid)
     }
 
     /// If another worker has the allocation, the request or the client's stream goes there.

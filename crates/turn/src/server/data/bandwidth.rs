@@ -20,7 +20,7 @@ mod pool;
 use std::{collections::HashMap, ops::RangeInclusive};
 
 use crate::{
-    server::{AllocationId, DropReason, Policy, Server},
+    server::{AllocationSlot, DropReason, Policy, Server},
     time::Now,
 };
 use limit::{BYTE, Limit, gained, needed_ms};
@@ -230,7 +230,7 @@ impl Limited {
 
 impl<P: Policy> Server<P> {
     #[must_use]
-    pub fn is_limited(&mut self, allocation: AllocationId) -> bool {
+    pub fn is_limited(&mut self, allocation: AllocationSlot) -> bool {
         self.data.forwarding.get(allocation).is_some_and(|entry| entry.limits.is_some())
     }
 
@@ -240,7 +240,7 @@ impl<P: Policy> Server<P> {
     pub fn take_bytes(
         &mut self,
         now: Now,
-        allocation: AllocationId,
+        allocation: AllocationSlot,
         way: Way,
         want: u64,
     ) -> Result<u64, HeldUp> {
@@ -253,7 +253,7 @@ impl<P: Policy> Server<P> {
         taken
     }
 
-    pub fn give_back_bytes(&mut self, allocation: AllocationId, way: Way, bytes: u64) {
+    pub fn give_back_bytes(&mut self, allocation: AllocationSlot, way: Way, bytes: u64) {
         let limits = self.data.forwarding.get(allocation).and_then(|entry| entry.limits.as_deref_mut());
         if let Some(limits) = limits {
             limits.give_back(way, bytes);
@@ -273,8 +273,8 @@ impl<P: Policy> Server<P> {
         if bandwidth.is_unlimited() {
             return;
         }
-        let Some(session) = self.sessions.get(index) else { return };
-        let Rates { per_allocation, per_user, per_realm } = bandwidth.of(&session.realm);
+        let Some(state) = self.states.get(index) else { return };
+        let Rates { per_allocation, per_user, per_realm } = bandwidth.of(&state.realm);
         let own = per_allocation.map(|rate| {
             let limit = Limit::new(rate, bandwidth.burst_ms, LEAST_BURST);
             let had = before.as_ref().and_then(|limits| limits.own);
@@ -289,8 +289,8 @@ impl<P: Policy> Server<P> {
         };
         // A user's key contains a control character; realm names cannot.
         let members = [
-            member(per_user, &session.user().key()),
-            member(per_realm, &session.realm),
+            member(per_user, &state.user().key()),
+            member(per_realm, &state.realm),
             member(bandwidth.total, ""),
         ];
         if own.is_some() || members.iter().any(Option::is_some) {

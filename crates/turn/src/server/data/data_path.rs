@@ -16,8 +16,8 @@ use turnpike_wire::{
 
 use crate::{
     server::{
-        AllocationId, DataPlane, DropReason, Effect, Family, Header, HeldUp, PeerRules, RelayId, SharedPort,
-        Verdict, Way,
+        AllocationSlot, DataPlane, DropReason, Effect, Family, Header, HeldUp, PeerRules, RelayId,
+        SharedPort, Verdict, Way,
         data::forwarding::{Channels, Permissions},
     },
     time::Now,
@@ -304,7 +304,7 @@ pub(crate) fn known_as(
 #[cold]
 #[inline(never)]
 fn first_use(
-    allocation: AllocationId,
+    allocation: AllocationSlot,
     number: ChannelNumber,
     channels: &mut Channels,
     (is_told, effects): (bool, &mut VecDeque<Effect>),

@@ -27,7 +27,7 @@ use smallvec::SmallVec;
 use turnpike_wire::channel_data::ChannelNumber;
 
 use crate::server::{
-    AllocationId, Client, Effect, Family, Link, ListenerId, RelayId, SharedPort,
+    AllocationSlot, Client, Effect, Family, Link, ListenerId, RelayId, SharedPort,
     data::{bandwidth::Limited, timers::Timers},
 };
 pub(crate) use channels::{BindError, Channel, Channels};
@@ -256,14 +256,14 @@ impl Forwarding {
     }
 
     #[inline]
-    pub(crate) fn at(&mut self, index: u32) -> Option<(AllocationId, &mut Entry)> {
+    pub(crate) fn at(&mut self, index: u32) -> Option<(AllocationSlot, &mut Entry)> {
         let slot = self.slots.get_mut(index as usize)?;
         let entry = slot.entry.as_deref_mut()?;
-        Some((AllocationId { index, generation: slot.generation }, entry))
+        Some((AllocationSlot { index, generation: slot.generation }, entry))
     }
 
     #[inline]
-    pub(crate) fn get(&mut self, id: AllocationId) -> Option<&mut Entry> {
+    pub(crate) fn get(&mut self, id: AllocationSlot) -> Option<&mut Entry> {
         let slot = self.slots.get_mut(id.index as usize)?;
         if slot.generation != id.generation {
             return None;
@@ -283,7 +283,7 @@ impl Forwarding {
     }
 
     /// The 5-tuple must be free.
-    pub(crate) fn install(&mut self, now_ms: u64, entry: Entry) -> AllocationId {
+    pub(crate) fn install(&mut self, now_ms: u64, entry: Entry) -> AllocationSlot {
         let (client, away) = (entry.client, entry.away);
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot { generation: 0, entry: None });
@@ -303,16 +303,16 @@ impl Forwarding {
             self.enter(index, &client);
         }
         self.arm(now_ms, index);
-        AllocationId { index, generation }
+        AllocationSlot { index, generation }
     }
 
-    pub(crate) fn remove(&mut self, index: u32) -> Option<(AllocationId, Box<Entry>)> {
+    pub(crate) fn remove(&mut self, index: u32) -> Option<(AllocationSlot, Box<Entry>)> {
         self.detach(index);
         self.timers.cancel(index);
         let slot = self.slots.get_mut(index as usize)?;
         let entry = slot.entry.take()?;
         self.len -= 1;
-        let id = AllocationId { index, generation: slot.generation };
+        let id = AllocationSlot { index, generation: slot.generation };
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(index);
         *self.listener(entry.client.listener) -= 1;
@@ -419,7 +419,7 @@ impl Forwarding {
         }
     }
 
-    fn rekey(&mut self, id: AllocationId, client: Client, link: Link, padded: bool) {
+    fn rekey(&mut self, id: AllocationSlot, client: Client, link: Link, padded: bool) {
         let Some(was) = self.get(id).map(|entry| entry.client.listener) else { return };
         *self.listener(was) -= 1;
         *self.listener(client.listener) += 1;

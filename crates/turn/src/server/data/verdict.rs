@@ -37,7 +37,7 @@ impl From<Client> for Source {
 
 /// Allocation of this worker: a slot index with a generation, so that stale IDs find nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct AllocationId {
+pub struct AllocationSlot {
     /// Dense and reused; the runtime may index arrays by it.
     pub index: u32,
     pub generation: u32,
@@ -45,7 +45,7 @@ pub struct AllocationId {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RelayId {
-    pub allocation: AllocationId,
+    pub allocation: AllocationSlot,
     pub family: Family,
 }
 

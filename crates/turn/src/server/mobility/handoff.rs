@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     server::{
-        AllocationId, Client, ClosedReason, Disposition, DropReason, Effect, Link, Moved, Policy, Server,
+        AllocationSlot, Client, ClosedReason, Disposition, DropReason, Effect, Link, Moved, Policy, Server,
         Source, Verdict,
         mobility::{pending_moves::Expected, ticket::Ticket},
         request::{Delivery, context::Context},
@@ -99,8 +99,8 @@ impl<P: Policy> Server<P> {
             return;
         }
         let Some(index) = self.pending_moves.owned.get(key).copied() else { return };
-        let session = self.sessions.get(index);
-        if let Some(mobility) = session.and_then(|session| session.mobility.as_deref_mut())
+        let state = self.states.get(index);
+        if let Some(mobility) = state.and_then(|state| state.mobility.as_deref_mut())
             && mobility.arriving.is_some_and(|(source, worker)| (source.client, worker) == (*client, from))
         {
             mobility.arriving = None;
@@ -112,19 +112,19 @@ impl<P: Policy> Server<P> {
     #[must_use = "an allocation that is dropped is never released"]
     pub fn export(&mut self, now: Now, request: &MoveRequest) -> Option<Moved> {
         let index = *self.pending_moves.owned.get(&request.key)?;
-        let (allocation, entry, session) = self.allocation(index)?;
+        let (allocation, entry, state) = self.allocation(index)?;
         let (away, sent) = (entry.away, entry.to_peer.0);
-        let mobility = session.mobility.as_mut()?;
+        let mobility = state.mobility.as_mut()?;
         let expected = mobility.arriving.map(|(source, worker)| (source.client, worker));
-        if expected != Some((request.client, request.to)) || session.tcp.is_some() {
+        if expected != Some((request.client, request.to)) || state.tcp.is_some() {
             return None;
         }
         mobility.moved(away.then_some(sent));
         let to = Source { client: request.client, link: request.link };
-        let moved = Moved::new(now, allocation, to, entry, session);
-        let session = self.sessions.remove(index)?;
+        let moved = Moved::new(now, allocation, to, entry, state);
+        let state = self.states.remove(index)?;
         self.data.emit(now, Effect::Exported { allocation });
-        self.forget_arrival(&session);
+        self.forget_arrival(&state);
         self.owners.set(request.key, request.to);
         self.data.stats.mobility(MobilityEvent::Exported);
         Some(moved)
@@ -132,7 +132,7 @@ impl<P: Policy> Server<P> {
 
     /// Returns the new ID, which now owns the relay sockets, or the allocation for [`Server::take_back`] if
     /// the client has made another one meanwhile.
-    pub fn import(&mut self, now: Now, moved: Moved) -> Result<AllocationId, Moved> {
+    pub fn import(&mut self, now: Now, moved: Moved) -> Result<AllocationSlot, Moved> {
         let client = moved.client();
         if self.data.forwarding.find(&client).is_some() {
             return Err(moved);
@@ -149,7 +149,7 @@ impl<P: Policy> Server<P> {
     }
 
     /// Restores the old 5-tuple. `None`, with [`Effect::Closed`], if that has another allocation by now.
-    pub fn take_back(&mut self, now: Now, moved: Moved) -> Option<AllocationId> {
+    pub fn take_back(&mut self, now: Now, moved: Moved) -> Option<AllocationSlot> {
         let is_taken = moved.was().is_some_and(|was| self.data.forwarding.find(&was.client).is_some());
         // The old ID may have been reused, so the allocation gets a new one.
         let allocation = self.own(now, moved, false);
@@ -181,8 +181,8 @@ impl<P: Policy> Server<P> {
     /// The worker that forwarded the request must expect its client.
     pub(crate) fn announce(&mut self, context: &Context<'_>, index: u32) {
         let owner = self.worker_id.number();
-        let Some(session) = self.sessions.get(index) else { return };
-        if let Some(mobility) = &session.mobility
+        let Some(state) = self.states.get(index) else { return };
+        if let Some(mobility) = &state.mobility
             && matches!(context.delivery, Delivery::Forwarded { .. })
             && mobility.arriving.is_some_and(|(source, _)| source.client == *context.client())
         {
@@ -218,17 +218,17 @@ impl<P: Policy> Server<P> {
         Err(Disposition::Later)
     }
 
-    pub(crate) fn own(&mut self, now: Now, moved: Moved, arrived: bool) -> AllocationId {
+    pub(crate) fn own(&mut self, now: Now, moved: Moved, arrived: bool) -> AllocationSlot {
         let at = if arrived { Some(moved.to()) } else { moved.was() };
         let padded = at.is_some_and(|at| self.is_stream(&at.client));
-        let (mut entry, mut session) = moved.unpack(now, &self.config.peers.own, padded, arrived);
+        let (mut entry, mut state) = moved.unpack(now, &self.config.peers.own, padded, arrived);
         // A process of another version or configuration may have installed shorter permissions.
         if self.config.channels_permit {
             for (peer, expires_ms) in entry.outlasted_permissions() {
                 entry.permit(peer, expires_ms);
             }
         }
-        let key = session.mobility.as_ref().map(|mobility| mobility.key.0);
+        let key = state.mobility.as_ref().map(|mobility| mobility.key.0);
         key.into_iter().for_each(|key| self.pending_moves.forget_foreign(key));
         if !entry.away {
             self.give_up_arrival(&entry.client);
@@ -238,8 +238,8 @@ impl<P: Policy> Server<P> {
             self.pending_moves.owned.insert(key, id.index);
             self.owners.set(key, self.worker_id.number());
         }
-        self.connections.adopt(self.worker_id, id.index, &mut session);
-        self.sessions.insert(id, session);
+        self.connections.adopt(self.worker_id, id.index, &mut state);
+        self.states.insert(id, state);
         self.limit(now, id.index);
         self.arm_connections(now, id.index);
         id

@@ -10,17 +10,17 @@ use turnpike_wire::channel_data::{ChannelNumber, ChannelRange};
 
 use crate::{
     server::{
-        AllocationId, Client, Effect, Family, Link, OwnEndpoints, PendingMove, Policy, Server, SharedPort,
+        AllocationSlot, Client, Effect, Family, Link, OwnEndpoints, PendingMove, Policy, Server, SharedPort,
         Source, UserRef,
-        auth::{claim::Grant, secret::Secret},
+        allocation_state::AllocationId,
+        allocation_state::AllocationState,
+        auth::{claim::Grant, masked::Masked},
         data::{
             bandwidth::Limited,
             forwarding::{Entry, Relay},
         },
         mobility::Mobility,
         request::connections::TcpRelay,
-        session::Session,
-        session::SessionId,
     },
     time::Now,
 };
@@ -40,8 +40,8 @@ enum Versioned<R> {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
-    from: AllocationId,
-    id: SessionId,
+    from: AllocationSlot,
+    id: AllocationId,
     to: (Client, Link),
     client: Client,
     link: Link,
@@ -72,7 +72,7 @@ struct Record {
     age_ms: u64,
     transaction: [u8; 12],
     granted: u32,
-    reservation: Option<Secret<[u8; 8]>>,
+    reservation: Option<Masked<[u8; 8]>>,
     address_error: Option<(Family, u16)>,
     former: Option<SocketAddr>,
     tcp: Option<Box<TcpRelay>>,
@@ -110,7 +110,7 @@ impl<'de> Deserialize<'de> for Moved {
 impl Moved {
     /// Its relay sockets belong to this ID, of the worker that exported it.
     #[must_use]
-    pub fn from(&self) -> AllocationId {
+    pub fn from(&self) -> AllocationSlot {
         self.0.from
     }
 
@@ -155,11 +155,17 @@ impl Moved {
         }
     }
 
-    pub(crate) fn new(now: Now, from: AllocationId, to: Source, entry: &Entry, session: &Session) -> Self {
+    pub(crate) fn new(
+        now: Now,
+        from: AllocationSlot,
+        to: Source,
+        entry: &Entry,
+        state: &AllocationState,
+    ) -> Self {
         let left = |ms: u64| ms.saturating_sub(now.ms);
         Self(Box::new(Record {
             from,
-            id: session.id,
+            id: state.id,
             to: (to.client, to.link),
             client: entry.client,
             link: entry.link,
@@ -177,20 +183,20 @@ impl Moved {
             to_peer: entry.to_peer,
             to_client: entry.to_client,
             allowance: entry.limits.as_ref().and_then(|limits| limits.allowance(now.ms)),
-            realm: (&*session.realm).into(),
-            username: session.username.clone(),
-            identity: session.identity.clone(),
-            prefix: session.prefix,
-            grant: session.grant.clone(),
-            until_unix: session.until_unix,
-            age_ms: now.ms.wrapping_sub(session.opened_ms),
-            transaction: session.transaction,
-            granted: session.granted,
-            reservation: session.reservation,
-            address_error: session.address_error,
-            former: session.former.as_deref().copied(),
-            tcp: session.tcp.as_ref().map(|tcp| Box::new(tcp.shifted(left))),
-            mobility: session.mobility.as_ref().map(|mobility| Box::new(mobility.packed(now))),
+            realm: (&*state.realm).into(),
+            username: state.username.clone(),
+            identity: state.identity.clone(),
+            prefix: state.prefix,
+            grant: state.grant.clone(),
+            until_unix: state.until_unix,
+            age_ms: now.ms.wrapping_sub(state.opened_ms),
+            transaction: state.transaction,
+            granted: state.granted,
+            reservation: state.reservation,
+            address_error: state.address_error,
+            former: state.former.as_deref().copied(),
+            tcp: state.tcp.as_ref().map(|tcp| Box::new(tcp.shifted(left))),
+            mobility: state.mobility.as_ref().map(|mobility| Box::new(mobility.packed(now))),
         }))
     }
 
@@ -201,7 +207,7 @@ impl Moved {
         own: &OwnEndpoints,
         padded: bool,
         arrived: bool,
-    ) -> (Entry, Session) {
+    ) -> (Entry, AllocationState) {
         let record = *self.0;
         let (client, link) = if arrived { record.to } else { (record.client, record.link) };
         let mut entry = Entry::new(client, link, padded, record.relays_tcp);
@@ -220,7 +226,7 @@ impl Moved {
         }
         (entry.to_peer, entry.to_client) = (record.to_peer, record.to_client);
         entry.limits = record.allowance.map(|tokens| Limited::carried(tokens, now.ms));
-        let session = Session {
+        let state = AllocationState {
             id: record.id,
             realm: record.realm.into(),
             username: record.username,
@@ -238,50 +244,50 @@ impl Moved {
             tcp: record.tcp.map(|tcp| Box::new(tcp.shifted(until))),
             mobility: record.mobility.map(|mobility| Box::new(mobility.packed(now))),
         };
-        (entry, session)
+        (entry, state)
     }
 }
 
 impl<P: Policy> Server<P> {
     /// Allocations that relay UDP, of clients that are away or have a link accepted by `by`.
-    pub fn portable(&mut self, by: impl Fn(Link) -> bool) -> Vec<AllocationId> {
+    pub fn portable(&mut self, by: impl Fn(Link) -> bool) -> Vec<AllocationSlot> {
         let indices = self.data.forwarding.indices();
         let suits = |index| {
-            let (id, entry, session) = self.allocation(index)?;
-            let is_free = session.pending.is_none() && !entry.relays_tcp;
+            let (id, entry, state) = self.allocation(index)?;
+            let is_free = state.pending.is_none() && !entry.relays_tcp;
             (is_free && (entry.away || by(entry.link))).then_some(id)
         };
         indices.filter_map(suits).collect()
     }
 
     /// The allocation stays here until [`Server::surrender`].
-    pub fn snapshot(&mut self, now: Now, allocation: AllocationId) -> Option<Moved> {
+    pub fn snapshot(&mut self, now: Now, allocation: AllocationSlot) -> Option<Moved> {
         self.data.forwarding.get(allocation)?;
-        let (_, entry, session) = self.allocation(allocation.index)?;
+        let (_, entry, state) = self.allocation(allocation.index)?;
         let here = Source { client: entry.client, link: entry.link };
-        if session.pending.is_some() {
+        if state.pending.is_some() {
             return None;
         }
-        let mut moved = Moved::new(now, allocation, here, entry, session);
-        let arriving = session.mobility.as_ref().and_then(|mobility| mobility.arriving);
+        let mut moved = Moved::new(now, allocation, here, entry, state);
+        let arriving = state.mobility.as_ref().and_then(|mobility| mobility.arriving);
         moved.0.arriving = arriving.map(|(Source { client, link }, worker)| (client, link, worker));
         Some(moved)
     }
 
     /// Reports no end. The caller closes the sockets.
-    pub fn surrender(&mut self, now: Now, allocation: AllocationId) {
+    pub fn surrender(&mut self, now: Now, allocation: AllocationSlot) {
         if self.data.forwarding.get(allocation).is_none() {
             return;
         }
-        let Some(session) = self.sessions.remove(allocation.index) else { return };
+        let Some(state) = self.states.remove(allocation.index) else { return };
         self.data.emit(now, Effect::Exported { allocation });
         self.connection_timers.cancel(allocation.index);
-        self.connections.forget(&session);
-        self.forget_arrival(&session);
-        if let Some(mobility) = &session.mobility {
+        self.connections.forget(&state);
+        self.forget_arrival(&state);
+        if let Some(mobility) = &state.mobility {
             self.owners.remove(mobility.key.0);
         }
-        self.policy.release(session.user(), session.prefix);
+        self.policy.release(state.user(), state.prefix);
     }
 
     /// Pending moves, for [`Server::expect`] in another process.
@@ -308,7 +314,7 @@ impl<P: Policy> Server<P> {
 
     /// Takes over an allocation of another process, with the client's link in this one. Returns it if its
     /// 5-tuple is taken, its realm is not configured, or a quota is reached.
-    pub fn restore(&mut self, now: Now, mut moved: Moved, link: Link) -> Result<AllocationId, Moved> {
+    pub fn restore(&mut self, now: Now, mut moved: Moved, link: Link) -> Result<AllocationSlot, Moved> {
         let is_taken = moved.was().is_some_and(|was| self.data.forwarding.find(&was.client).is_some());
         let user = moved.owner();
         let is_strange = is_taken || !self.realms.has(user.realm);
@@ -321,17 +327,17 @@ impl<P: Policy> Server<P> {
         if let Some((client, link, worker)) = arriving {
             self.arrives(allocation, Source { client, link }, worker);
         }
-        let Some((_, entry, session)) = self.allocation(allocation.index) else { return Ok(allocation) };
+        let Some((_, entry, state)) = self.allocation(allocation.index) else { return Ok(allocation) };
         let mut relays = entry.relays.iter().flatten();
         if let Some(first) = relays.next() {
             let opened = Effect::Opened {
                 allocation,
-                session: session.id,
+                id: state.id,
                 client: entry.client,
                 link,
                 expires_ms: first.expires_ms,
-                realm: Arc::clone(&session.realm),
-                username: session.username.clone(),
+                realm: Arc::clone(&state.realm),
+                username: state.username.clone(),
                 relayed: (first.address, relays.next().map(|second| second.address)),
             };
             self.data.effects.push_back(opened);
@@ -340,9 +346,9 @@ impl<P: Policy> Server<P> {
         Ok(allocation)
     }
 
-    fn arrives(&mut self, allocation: AllocationId, source: Source, worker: u16) {
-        let Some(session) = self.sessions.get(allocation.index) else { return };
-        let Some(mobility) = &mut session.mobility else { return };
+    fn arrives(&mut self, allocation: AllocationSlot, source: Source, worker: u16) {
+        let Some(state) = self.states.get(allocation.index) else { return };
+        let Some(mobility) = &mut state.mobility else { return };
         mobility.arriving = Some((source, worker));
         self.pending_moves.expect_own(source.client, mobility.key.0, self.worker_id.number());
     }

@@ -7,15 +7,17 @@ use turnpike_wire::stun::kind;
 use crate::{
     random::Random,
     server::{
-        AllocateAttempt, AllocationId, Client, Disposition, DropReason, Effect, Family, OpenRelay,
+        AllocateAttempt, AllocationSlot, Client, Disposition, DropReason, Effect, Family, OpenRelay,
         OpenRequest, OpenResult, Policy, PortRequest, QuotaRefusal, RelayTransport, RequestRefusal, Server,
         ServerConfig, Source,
+        allocation_state::AllocationId,
+        allocation_state::{AllocationState, Pending},
         auth::{
+            masked::Masked,
             replay::{Once, Recorded},
-            secret::Secret,
         },
         data::forwarding::Entry,
-        policy::{alternate::Occasion, session_limit},
+        policy::{alternate::Occasion, duration_limit},
         request::{
             Method, Request,
             bad_request::{Denied, Fault},
@@ -23,8 +25,6 @@ use crate::{
             dispatch::Requester,
             response::{Envelope, reason_phrase},
         },
-        session::SessionId,
-        session::{Pending, Session},
     },
     time::Now,
 };
@@ -79,19 +79,19 @@ impl<P: Policy> Server<P> {
         let transport = first.transport;
         let relays_tcp = transport == RelayTransport::Tcp;
         let reservation = match first.port {
-            PortRequest::EvenAndReserveNext(token) => Some(Secret(token)),
+            PortRequest::EvenAndReserveNext(token) => Some(Masked(token)),
             _ => None,
         };
         let granted = context.who.limit(context.now, self.granted(lifetime));
-        let granted = self.config.max_session_duration.limit(&context.who.realm, granted);
+        let granted = self.config.max_allocation_duration.limit(&context.who.realm, granted);
         let granted = self.limit_to_credential(&context, granted);
         let Context { now, source: Source { client, link }, envelope, who, asked_ms, .. } = context;
         let entry = Entry::new(client, link, self.is_stream(&client), relays_tcp);
         let id = self.data.forwarding.install(now.ms, entry);
         let transaction = envelope.transaction;
         let pending = Pending { envelope, first: first.family, second, mobile, recorded, asked_ms };
-        let session = Session {
-            id: SessionId::draw(&mut self.random),
+        let state = AllocationState {
+            id: AllocationId::draw(&mut self.random),
             realm: who.realm,
             identity: (who.identity != who.username).then_some(who.identity),
             username: who.username,
@@ -108,7 +108,7 @@ impl<P: Policy> Server<P> {
             tcp: relays_tcp.then(Box::default),
             mobility: None,
         };
-        self.sessions.insert(id, session);
+        self.states.insert(id, state);
         let second = second.map(|family| OpenRelay { family, transport, port: any });
         self.data.effects.push_back(Effect::Open(OpenRequest { allocation: id, first, second }));
         Disposition::Later
@@ -169,13 +169,13 @@ impl<P: Policy> Server<P> {
     pub(crate) fn finish_allocate(
         &mut self,
         now: Now,
-        id: AllocationId,
+        id: AllocationSlot,
         first: OpenResult,
         second: Option<OpenResult>,
     ) -> Option<Source> {
         self.data.forwarding.get(id)?;
-        let (_, entry, session) = self.allocation(id.index)?;
-        let pending = *session.pending.take()?;
+        let (_, entry, state) = self.allocation(id.index)?;
+        let pending = *state.pending.take()?;
         let Entry { client, link, .. } = *entry;
         let second = pending.second.map(|family| (family, second.unwrap_or(OpenResult::NoCapacity)));
         let mut relayed = [None; 2];
@@ -188,7 +188,7 @@ impl<P: Policy> Server<P> {
                     *slot = Some(relayed);
                     entry.shared[family as usize] = Some(port);
                 }
-                failed => session.address_error = Some((family, code_of(failed))),
+                failed => state.address_error = Some((family, code_of(failed))),
             }
         }
         let relayed = match relayed {
@@ -199,16 +199,16 @@ impl<P: Policy> Server<P> {
                 return Some(Source { client, link });
             }
         };
-        session.opened_ms = now.ms;
-        let expires_ms = now.ms + u64::from(session.granted) * 1000;
+        state.opened_ms = now.ms;
+        let expires_ms = now.ms + u64::from(state.granted) * 1000;
         let opened = Effect::Opened {
             allocation: id,
-            session: session.id,
+            id: state.id,
             client,
             link,
             expires_ms,
-            realm: Arc::clone(&session.realm),
-            username: session.username.clone(),
+            realm: Arc::clone(&state.realm),
+            username: state.username.clone(),
             relayed,
         };
         self.data.stats.allocated_after(now.ms.saturating_sub(pending.asked_ms));
@@ -225,25 +225,25 @@ impl<P: Policy> Server<P> {
     fn undo_allocate(
         &mut self,
         now: Now,
-        id: AllocationId,
+        id: AllocationSlot,
         client: Client,
         pending: Pending,
         why: OpenResult,
     ) {
         self.data.forwarding.remove(id.index);
-        let session = self.sessions.remove(id.index);
-        if let Some(session) = &session {
-            self.policy.release(session.user(), session.prefix);
+        let state = self.states.remove(id.index);
+        if let Some(state) = &state {
+            self.policy.release(state.user(), state.prefix);
         }
         if let Some(recorded) = pending.recorded {
             self.replays.withdraw(recorded);
         }
         let full = matches!(why, OpenResult::NoCapacity | OpenResult::AddressAbsent | OpenResult::PortsHeld);
-        let goes_on = session.as_ref().filter(|_| full).is_some_and(|session| {
+        let goes_on = state.as_ref().filter(|_| full).is_some_and(|state| {
             let attempt = AllocateAttempt {
                 now,
                 client,
-                user: session.user(),
+                user: state.user(),
                 transaction: pending.envelope.transaction,
                 occasion: Occasion::Full,
             };
@@ -256,8 +256,8 @@ impl<P: Policy> Server<P> {
             OpenResult::PortsHeld => (508, RequestRefusal::PortsHeld),
             _ => (code_of(why), RequestRefusal::Code),
         };
-        if let Some(session) = session {
-            let (realm, username, method) = (&session.realm, &*session.username, pending.envelope.method);
+        if let Some(state) = state {
+            let (realm, username, method) = (&state.realm, &*state.username, pending.envelope.method);
             let asker = Requester { client: &client, realm, username, proved: true, method };
             self.tell_refused(now, &asker, code, reason);
         }
@@ -273,15 +273,15 @@ impl<P: Policy> Server<P> {
     }
 
     fn allocate_again(&mut self, context: &Context<'_>, index: u32) -> Disposition {
-        let Some(session) = self.sessions.get(index) else { return self.fail(context, 437) };
+        let Some(state) = self.states.get(index) else { return self.fail(context, 437) };
         let who = &context.who;
-        if session.transaction != context.request.transaction()
-            || session.username != who.username
-            || session.realm != who.realm
+        if state.transaction != context.request.transaction()
+            || state.username != who.username
+            || state.realm != who.realm
         {
             return self.refuse(context, 437, RequestRefusal::AllocationExists);
         }
-        if session.pending.is_some() {
+        if state.pending.is_some() {
             return Disposition::Drop(DropReason::OpenPending);
         }
         self.data.stats.retransmits += 1;
@@ -348,21 +348,21 @@ impl<P: Policy> Server<P> {
     fn write_allocated(&mut self, now: Now, index: u32, to: &Envelope) {
         let ticket = self.ticket(now, index);
         let Some((_, entry)) = self.data.forwarding.at(index) else { return };
-        let Some(session) = self.sessions.get(index) else { return };
+        let Some(state) = self.states.get(index) else { return };
         self.data.stats.successes[Method::Allocate as usize] += 1;
         let mut response = to.success(&mut self.reply);
         for relay in entry.relays.iter().flatten() {
             response.xor_address(kind::XOR_RELAYED_ADDRESS, relay.address);
         }
-        response.number(kind::LIFETIME, session_limit::answered(session.granted));
-        if let Some(Secret(token)) = session.reservation {
+        response.number(kind::LIFETIME, duration_limit::answered(state.granted));
+        if let Some(Masked(token)) = state.reservation {
             response.attribute(kind::RESERVATION_TOKEN, &token);
         }
         if let Some(ticket) = ticket {
             response.attribute(kind::MOBILITY_TICKET, &ticket);
         }
         response.xor_address(kind::XOR_MAPPED_ADDRESS, entry.client.address);
-        if let Some((family, code)) = session.address_error {
+        if let Some((family, code)) = state.address_error {
             response.address_error(family.number(), code, reason_phrase(code));
         }
         to.sign(response, self.config.software.as_deref());

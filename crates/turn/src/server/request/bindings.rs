@@ -7,7 +7,7 @@ use turnpike_wire::{channel_data::ChannelNumber, stun::kind};
 
 use crate::{
     server::{
-        AllocationId, Disposition, Effect, Family, Fault, Policy, RequestRefusal, Server,
+        AllocationSlot, Disposition, Effect, Family, Fault, Policy, RequestRefusal, Server,
         data::forwarding::BindError,
         request::{Request, context::Context},
     },
@@ -159,7 +159,7 @@ impl<P: Policy> Server<P> {
     }
 
     /// The permission lives at least `channel_ms`, and with `channels_permit` as long as each channel.
-    fn permit(&mut self, context: &Context<'_>, allocation: AllocationId, peer: IpAddr, channel_ms: u64) {
+    fn permit(&mut self, context: &Context<'_>, allocation: AllocationSlot, peer: IpAddr, channel_ms: u64) {
         let (now, channels_permit) = (context.now, self.config.channels_permit);
         let Some(entry) = self.data.forwarding.get(allocation) else { return };
         let renewed = entry.permissions.allow(peer, now.ms);

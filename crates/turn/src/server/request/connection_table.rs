@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     random::Random,
-    server::{ServerConfig, WorkerId, session::Session},
+    server::{ServerConfig, WorkerId, allocation_state::AllocationState},
 };
 
 /// The upper bits hold node and worker, so that a ConnectionBind can be routed. Security rests on the
@@ -26,8 +26,8 @@ impl ConnectionId {
 pub(crate) struct Holder(Arc<str>, Box<str>);
 
 impl Holder {
-    pub(crate) fn of(session: &Session) -> Self {
-        Self(Arc::clone(&session.realm), session.identity().into())
+    pub(crate) fn of(state: &AllocationState) -> Self {
+        Self(Arc::clone(&state.realm), state.identity().into())
     }
 }
 
@@ -141,9 +141,9 @@ impl Connections {
     }
 
     /// Skips connections whose numbers are taken here or belong to another worker.
-    pub(crate) fn adopt(&mut self, worker_id: WorkerId, index: u32, session: &mut Session) {
-        let holder = Holder::of(session);
-        let Some(tcp) = session.tcp.as_deref_mut() else { return };
+    pub(crate) fn adopt(&mut self, worker_id: WorkerId, index: u32, state: &mut AllocationState) {
+        let holder = Holder::of(state);
+        let Some(tcp) = state.tcp.as_deref_mut() else { return };
         tcp.retain(|id| {
             let adopted = worker_id.of_connection(id.0).1 == worker_id.number()
                 && self.owners.try_insert(id.0, index).is_ok();
@@ -162,9 +162,9 @@ impl Connections {
         }
     }
 
-    pub(crate) fn forget(&mut self, session: &Session) {
-        let Some(tcp) = &session.tcp else { return };
-        let holder = Holder::of(session);
+    pub(crate) fn forget(&mut self, state: &AllocationState) {
+        let Some(tcp) = &state.tcp else { return };
+        let holder = Holder::of(state);
         tcp.ids().for_each(|id| self.remove(id, &holder));
     }
 

@@ -14,7 +14,7 @@ use turnpike_wire::stun::{Class, Header, Writer, kind, method};
 
 use crate::{
     server::{
-        AllocationId, Client, Disposition, DropReason, Effect, Family, Fault, Link, Policy, RelayId,
+        AllocationSlot, Client, Disposition, DropReason, Effect, Family, Fault, Link, Policy, RelayId,
         RequestRefusal, Server, Source, Verdict,
         data::data_path::known_as,
         request::{
@@ -155,7 +155,7 @@ impl<P: Policy> Server<P> {
     pub fn connected(
         &mut self,
         now: Now,
-        allocation: AllocationId,
+        allocation: AllocationSlot,
         connection: ConnectionId,
         result: Result<(), ConnectError>,
     ) -> Verdict<'_> {
@@ -163,7 +163,7 @@ impl<P: Policy> Server<P> {
             return self.stale_connection(allocation, connection, result);
         };
         let (client, link, away) = (entry.client, entry.link, entry.away);
-        let tcp = self.sessions.get(allocation.index).and_then(|session| session.tcp.as_deref_mut());
+        let tcp = self.states.get(allocation.index).and_then(|state| state.tcp.as_deref_mut());
         let Some(found) = tcp.and_then(|tcp| tcp.get(connection)) else {
             return self.stale_connection(allocation, connection, result);
         };
@@ -185,8 +185,8 @@ impl<P: Policy> Server<P> {
                 self.data.stats.connection(ConnectionEvent::ConnectFailed);
                 // 447 is for failures of the peer or the network; a lack of descriptors is the server's own.
                 let code = if error == ConnectError::NoCapacity { 508 } else { 447 };
-                if let Some(session) = self.sessions.get(allocation.index) {
-                    let (realm, username) = (Arc::clone(&session.realm), session.username.clone());
+                if let Some(state) = self.states.get(allocation.index) {
+                    let (realm, username) = (Arc::clone(&state.realm), state.username.clone());
                     let (realm, username, method) = (&realm, &*username, envelope.method);
                     let asker = Requester { client: &client, realm, username, proved: true, method };
                     self.tell_refused(now, &asker, code, RequestRefusal::Code);
@@ -272,9 +272,9 @@ impl<P: Policy> Server<P> {
             Err(fault) => return self.bad(&context, kind::XOR_PEER_ADDRESS, fault),
         };
         let family = Family::of(peer.ip());
-        let Some((id, entry, session)) = self.allocation(index) else { return self.fail(&context, 437) };
-        let (has_family, holder) = (entry.has(family), Holder::of(session));
-        let Some(tcp) = session.tcp.as_deref_mut() else {
+        let Some((id, entry, state)) = self.allocation(index) else { return self.fail(&context, 437) };
+        let (has_family, holder) = (entry.has(family), Holder::of(state));
+        let Some(tcp) = state.tcp.as_deref_mut() else {
             return self.bad(&context, kind::XOR_PEER_ADDRESS, Fault::RelaysUdp);
         };
         if !has_family {
@@ -340,17 +340,17 @@ impl<P: Policy> Server<P> {
         let index = self.connections.owner(connection);
         let authenticate = self.config.authenticate;
         let found = index.and_then(|index| self.allocation(index));
-        let Some((id, entry, session)) = found else {
+        let Some((id, entry, state)) = found else {
             self.data.stats.connection_refused(ConnectionRefusal::UnknownId);
             return self.bad(context, kind::CONNECTION_ID, Fault::Unknown);
         };
         // Without authentication, the IP address must match.
         let elsewhere = !authenticate && entry.client.address.ip() != context.client().address.ip();
-        if !session.is_of(&context.who) || elsewhere {
+        if !state.is_of(&context.who) || elsewhere {
             self.data.stats.connection_refused(ConnectionRefusal::WrongUser);
             return self.wrong_user(context);
         }
-        let found = session.tcp.as_deref_mut().and_then(|tcp| tcp.get(connection));
+        let found = state.tcp.as_deref_mut().and_then(|tcp| tcp.get(connection));
         let Some(found) = found.filter(|found| matches!(found.stage, Stage::Waiting { .. })) else {
             self.data.stats.connection_refused(ConnectionRefusal::UnknownId);
             return self.bad(context, kind::CONNECTION_ID, Fault::Unknown);
@@ -376,8 +376,8 @@ impl<P: Policy> Server<P> {
     }
 
     pub(crate) fn expire_connections(&mut self, now: Now, index: u32) {
-        let Some((allocation, _, session)) = self.allocation(index) else { return };
-        let Some(tcp) = session.tcp.as_deref_mut() else { return };
+        let Some((allocation, _, state)) = self.allocation(index) else { return };
+        let Some(tcp) = state.tcp.as_deref_mut() else { return };
         let mut late = Vec::new();
         let mut overdue = Vec::new();
         for connection in &mut tcp.list {
@@ -402,8 +402,8 @@ impl<P: Policy> Server<P> {
     }
 
     pub(crate) fn close_connections(&mut self, index: u32, to: impl Fn(SocketAddr) -> bool) {
-        let Some((allocation, _, session)) = self.allocation(index) else { return };
-        let Some(tcp) = session.tcp.as_deref_mut() else { return };
+        let Some((allocation, _, state)) = self.allocation(index) else { return };
+        let Some(tcp) = state.tcp.as_deref_mut() else { return };
         let closed: Vec<ConnectionId> = tcp
             .list
             .iter()
@@ -461,9 +461,9 @@ impl<P: Policy> Server<P> {
         if !self.config.peers.permits_endpoint(peer) {
             return Err(ConnectionRefusal::PeerRefused);
         }
-        let Some(session) = self.sessions.get(index) else { return Err(ConnectionRefusal::Stale) };
-        let holder = Holder::of(session);
-        let Some(tcp) = session.tcp.as_deref_mut() else { return Err(ConnectionRefusal::Stale) };
+        let Some(state) = self.states.get(index) else { return Err(ConnectionRefusal::Stale) };
+        let holder = Holder::of(state);
+        let Some(tcp) = state.tcp.as_deref_mut() else { return Err(ConnectionRefusal::Stale) };
         let place = (index, tcp.list.len());
         let drawn = self.connections.draw(&self.config, &mut self.random, self.worker_id, place, &holder);
         let id = drawn.map_err(|full| {
@@ -476,14 +476,14 @@ impl<P: Policy> Server<P> {
     }
 
     fn add_connection(&mut self, now: Now, index: u32, connection: Connection) {
-        if let Some(tcp) = self.sessions.get(index).and_then(|session| session.tcp.as_deref_mut()) {
+        if let Some(tcp) = self.states.get(index).and_then(|state| state.tcp.as_deref_mut()) {
             tcp.list.push(connection);
             self.arm_connections(now, index);
         }
     }
 
     pub(crate) fn arm_connections(&mut self, now: Now, index: u32) {
-        let tcp = self.sessions.get(index).and_then(|session| session.tcp.as_deref());
+        let tcp = self.states.get(index).and_then(|state| state.tcp.as_deref());
         match tcp.and_then(TcpRelay::next_deadline) {
             Some(deadline_ms) => self.connection_timers.set(now.ms, index, deadline_ms),
             None => self.connection_timers.cancel(index),
@@ -498,16 +498,16 @@ impl<P: Policy> Server<P> {
     }
 
     fn drop_connection(&mut self, index: u32, connection: ConnectionId) {
-        let Some(session) = self.sessions.get(index) else { return };
-        self.connections.remove(connection, &Holder::of(session));
-        if let Some(tcp) = session.tcp.as_deref_mut() {
+        let Some(state) = self.states.get(index) else { return };
+        self.connections.remove(connection, &Holder::of(state));
+        if let Some(tcp) = state.tcp.as_deref_mut() {
             tcp.remove(connection);
         }
     }
 
     fn stale_connection(
         &mut self,
-        allocation: AllocationId,
+        allocation: AllocationSlot,
         connection: ConnectionId,
         result: Result<(), ConnectError>,
     ) -> Verdict<'_> {

@@ -2,7 +2,7 @@ use std::cell::Cell;
 
 use crate::{
     server::{
-        Client, Credentials, LookupId, PendingMove, Source, Transport,
+        Client, LookupId, LookupResult, PendingMove, Source, Transport,
         auth::{claim::Who, lookups::Waiting, nonce::Standing},
         request::{Delivery, Request, response::Envelope},
     },
@@ -18,7 +18,7 @@ pub(crate) struct Context<'a> {
     /// Validity for the client's address.
     pub(crate) nonce: Standing,
     pub(crate) who: Who,
-    pub(crate) credentials: Option<Credentials>,
+    pub(crate) lookup_result: Option<LookupResult>,
     /// The request came over a stream, or is kept with the store's answer.
     pub(crate) can_wait: bool,
     /// Set for a nonce issued to this client, which excludes a forged source address.
@@ -30,7 +30,7 @@ pub(crate) struct Context<'a> {
 pub(crate) struct Late<'a> {
     pub(crate) lookup: LookupId,
     pub(crate) waiting: &'a Waiting,
-    pub(crate) credentials: Credentials,
+    pub(crate) result: LookupResult,
 }
 
 impl<'a> Context<'a> {
@@ -46,7 +46,7 @@ impl<'a> Context<'a> {
         let (envelope, who) = (Envelope::unsigned(request, transport), Who::default());
         let is_stream = matches!(transport, Transport::Tcp | Transport::Tls);
         let can_wait = is_stream && (late.is_some() || delivery == Delivery::Direct);
-        let credentials = late.map(|late| late.credentials.clone());
+        let lookup_result = late.map(|late| late.result.clone());
         let asked_ms = late.map_or(now.ms, |late| late.waiting.asked_ms);
         let nonce = Standing::Foreign;
         Self {
@@ -57,7 +57,7 @@ impl<'a> Context<'a> {
             envelope,
             nonce,
             who,
-            credentials,
+            lookup_result,
             can_wait,
             has_own_nonce,
             asked_ms,

@@ -10,7 +10,7 @@ use turnpike_wire::stun::kind;
 
 use crate::{
     server::{
-        Client, CredentialRefusal, Credentials, DropReason, Effect, LookupId, Policy, RelayTransport,
+        Client, CredentialRefusal, DropReason, Effect, LookupId, LookupResult, Policy, RelayTransport,
         RequestRefusal, Server, Source, User, Verdict,
         auth::claim::{Who, claimed, user_of},
         data::MAX_QUEUED,
@@ -73,22 +73,22 @@ impl<P: Policy> Server<P> {
     }
 
     /// Answers [`Effect::LookUp`]; the verdict is for the waiting request.
-    pub fn credentials(&mut self, now: Now, lookup: LookupId, credentials: Credentials) -> Verdict<'_> {
+    pub fn finish_lookup(&mut self, now: Now, lookup: LookupId, result: LookupResult) -> Verdict<'_> {
         let Some(waiting) = self.lookups.take(lookup) else {
             return self.data.dropped(DropReason::LookupOver);
         };
         match &Request::parse(&waiting.request) {
             Err(_) => self.data.dropped(DropReason::LookupOver),
             Ok(request) => {
-                let late = Late { lookup, waiting: &waiting, credentials };
+                let late = Late { lookup, waiting: &waiting, result };
                 self.respond(now, &waiting.source, waiting.delivery, request, Some(late))
             }
         }
     }
 
-    /// Answers to feed to [`Server::credentials`] again, after waiting for the fleet's store.
-    pub fn next_answered(&mut self, now: Now) -> Option<(LookupId, Credentials)> {
-        self.lookups.next_answered(now.ms)
+    /// Answers to feed to [`Server::finish_lookup`] again, after waiting for the fleet's store.
+    pub fn next_finished_lookup(&mut self, now: Now) -> Option<(LookupId, LookupResult)> {
+        self.lookups.next_finished(now.ms)
     }
 
     fn respond(
@@ -104,8 +104,8 @@ impl<P: Policy> Server<P> {
         let transport = self.config.listener(source.client.listener).transport;
         let answer =
             self.answer(Context::new(now, *source, delivery, request, late.as_ref(), transport, told));
-        if let (Disposition::Wait, Some(Late { lookup, waiting, credentials })) = (&answer, late) {
-            self.lookups.put_back(lookup, waiting.clone(), (now.ms + EXCHANGE_MS, credentials));
+        if let (Disposition::Wait, Some(Late { lookup, waiting, result })) = (&answer, late) {
+            self.lookups.put_back(lookup, waiting.clone(), (now.ms + EXCHANGE_MS, result));
             return Verdict::Drop(None);
         }
         if matches!(answer, Disposition::Reply)
@@ -241,23 +241,23 @@ impl<P: Policy> Server<P> {
             None => self.arriving(context)?,
             found => found,
         };
-        let Some((index, session)) = found.and_then(|index| Some((index, self.sessions.get(index)?))) else {
+        let Some((index, state)) = found.and_then(|index| Some((index, self.states.get(index)?))) else {
             // RFC 8656 section 5: no allocation on the 5-tuple is an Allocation Mismatch.
             return Err(self.fail(context, 437));
         };
-        if session.pending.is_some() {
+        if state.pending.is_some() {
             return Err(self.fail(context, 437));
         }
         // RFC 8656 section 5: later requests must come from the user of the Allocate. With tokens, USERNAME
-        // only names a key, and keys are rotated during a session.
+        // only names a key, and keys are rotated during an allocation.
         let who = &context.who;
-        let both_tokens = session.grant.is_some() && who.grant.is_some();
-        if (session.username != who.username && !both_tokens) || !session.is_in(&who.realm) {
+        let both_tokens = state.grant.is_some() && who.grant.is_some();
+        if (state.username != who.username && !both_tokens) || !state.is_in(&who.realm) {
             return Err(self.wrong_user(context));
         }
         let at_home = self.data.forwarding.find(context.client()) == Some(index);
-        let session = self.sessions.get(index);
-        if let Some(mobility) = session.and_then(|session| session.mobility.as_deref_mut())
+        let state = self.states.get(index);
+        if let Some(mobility) = state.and_then(|state| state.mobility.as_deref_mut())
             && context.envelope.signer.is_some()
         {
             mobility.heard_from(context.client(), at_home);

@@ -6,7 +6,7 @@ use crate::server::{
     ClosedReason, Disposition, Effect, Family, Fault, Policy, RelayId, Server,
     auth::replay::Once,
     mobility::ticket,
-    policy::session_limit,
+    policy::duration_limit,
     request::{Delivery, Method, context::Context},
 };
 
@@ -44,7 +44,7 @@ impl<P: Policy> Server<P> {
         };
         let (granted, granted_ms) = match granted {
             0 => (0, 0),
-            granted => session_limit::within(self.left_ms(*now, index), granted),
+            granted => duration_limit::within(self.left_ms(*now, index), granted),
         };
         let Some((_, entry, _)) = self.allocation(index) else { return self.fail(context, 437) };
         // RFC 8656 section 8.2: a family that the allocation lacks is a mismatch.
@@ -57,11 +57,11 @@ impl<P: Policy> Server<P> {
         {
             return answer;
         }
-        let Some((id, entry, session)) = self.allocation(index) else { return self.fail(context, 437) };
+        let Some((id, entry, state)) = self.allocation(index) else { return self.fail(context, 437) };
         // A newer token replaces the previous one and may name another key.
         if let Some(grant) = &who.grant {
-            session.grant = Some(grant.clone());
-            session.username.clone_from(&who.username);
+            state.grant = Some(grant.clone());
+            state.username.clone_from(&who.username);
         }
         if granted == 0 {
             match family {
@@ -107,7 +107,7 @@ impl<P: Policy> Server<P> {
     ) -> Disposition {
         self.data.stats.successes[Method::Refresh as usize] += 1;
         let mut response = context.envelope.success(&mut self.reply);
-        response.number(kind::LIFETIME, session_limit::answered(granted));
+        response.number(kind::LIFETIME, duration_limit::answered(granted));
         if let Some(ticket) = ticket {
             response.attribute(kind::MOBILITY_TICKET, &ticket);
         }

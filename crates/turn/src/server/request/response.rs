@@ -10,13 +10,13 @@ use turnpike_wire::{
 
 use crate::server::{
     RequestRefusal, Transport,
-    auth::secret,
+    auth::masked,
     request::{Method, Request},
 };
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Signer {
-    #[serde(with = "secret::key")]
+    #[serde(with = "masked::key")]
     pub(crate) key: Key,
     #[serde(with = "MacName")]
     pub(crate) mac: Mac,

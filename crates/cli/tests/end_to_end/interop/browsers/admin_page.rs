@@ -1,4 +1,4 @@
-//! The admin page in real browsers with 10,000 sessions: correct contents, keyboard operation, and no accessibility violations found by
+//! The admin page in real browsers with 10,000 allocations: correct contents, keyboard operation, and no accessibility violations found by
 //! axe (tests/interop/axe).
 
 use crate::prelude::*;
@@ -21,16 +21,16 @@ struct World {
 }
 
 impl World {
-    fn new(sessions: u64) -> Self {
+    fn new(allocations: u64) -> Self {
         let dir = Dir::new();
         let limits = "[limits]\nallocations_per_user = 16384\n";
         let config = dir.file("turnpike.toml", format!("[admin]\ntokens = [\"{TOKEN}\"]\n{limits}"));
         let serve = Serve::start(&["-c", config.to_str().expect("the test's path is UTF-8")]);
         let reflect = Reflect::start(V4, &[]);
-        let clients = sessions.to_string();
+        let clients = allocations.to_string();
         let load =
             serve.load(&reflect).with(&format!("--clients {clients} --rate 2000 --duration 3600")).start();
-        eventually("all have their sessions", || serve.allocations() == sessions);
+        eventually("all have their allocations", || serve.allocations() == allocations);
         Self { serve, _load: load, _reflect: reflect, _dir: dir }
     }
 
@@ -39,12 +39,12 @@ impl World {
     }
 }
 
-fn enough_descriptors(sessions: u64) -> Result<(), String> {
-    let limit = turnpike_net::rlimit::raise_open_files(2 * sessions + 1000);
-    if limit >= sessions + 500 {
+fn enough_descriptors(allocations: u64) -> Result<(), String> {
+    let limit = turnpike_net::rlimit::raise_open_files(2 * allocations + 1000);
+    if limit >= allocations + 500 {
         Ok(())
     } else {
-        Err(format!("ulimit -n is {limit}: too few for {sessions}"))
+        Err(format!("ulimit -n is {limit}: too few for {allocations}"))
     }
 }
 
@@ -68,12 +68,12 @@ fn keep(page: &mut impl Driver, browser: &str, name: &str) {
     }
 }
 
-fn shows_ten_thousand_sessions<D: Driver>() {
-    const SESSIONS: u64 = 10_000;
+fn shows_ten_thousand_allocations<D: Driver>() {
+    const ALLOCATIONS: u64 = 10_000;
     need!(D::available());
-    need!(enough_descriptors(SESSIONS));
+    need!(enough_descriptors(ALLOCATIONS));
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let world = World::new(SESSIONS);
+    let world = World::new(ALLOCATIONS);
     let stranger = stun::Client::new(world.serve.address(V4));
     let (_, _, challenge) = stranger.challenge();
     assert_eq!(stranger.forge("mallory", REALM.as_bytes(), &challenge.nonce), Some(401));
@@ -82,7 +82,11 @@ fn shows_ten_thousand_sessions<D: Driver>() {
     page.show(1400, 900, false);
     page.go(&world.url());
     until(&mut page, "the stream", "return document.getElementById('state').textContent === 'Live'");
-    until(&mut page, "all sessions", "return document.querySelector('.tiles dd').textContent === '10,000'");
+    until(
+        &mut page,
+        "all allocations",
+        "return document.querySelector('.tiles dd').textContent === '10,000'",
+    );
     assert_eq!(page.run("return document.getElementById('access').textContent"), "Read only");
     let strange = page.run(
         "return performance.getEntriesByType('resource').map((it) => it.name).filter((it) => !it.startsWith(location.origin))",
@@ -91,8 +95,8 @@ fn shows_ten_thousand_sessions<D: Driver>() {
     until(&mut page, "workers", &format!("return {}.length > 0", rows("Workers")));
     until(
         &mut page,
-        "the busiest sessions",
-        &format!("return {}.length === 20", rows("Sessions that relay the most")),
+        "the busiest allocations",
+        &format!("return {}.length === 20", rows("Allocations that relay the most")),
     );
     until(
         &mut page,
@@ -144,21 +148,21 @@ fn shows_ten_thousand_sessions<D: Driver>() {
 }
 
 fn lists_finds_and_ends<D: Driver>(page: &mut D, world: &World) {
-    let sessions = rows("Sessions");
-    page.run("location.hash = '#/sessions'");
-    until(page, "a page of sessions", &format!("return {sessions}.length === 100"));
-    keep(page, D::NAME, "sessions");
-    let first = page.run(&format!("return {sessions}"));
+    let allocations = rows("Allocations");
+    page.run("location.hash = '#/allocations'");
+    until(page, "a page of allocations", &format!("return {allocations}.length === 100"));
+    keep(page, D::NAME, "allocations");
+    let first = page.run(&format!("return {allocations}"));
     page.run("[...document.querySelectorAll('.pages button')].find((it) => it.textContent === 'Next page').click()");
     let second = until(
         page,
         "the next page",
         &format!(
-            "const found = {sessions}; return location.hash.includes('page=2') && found.length === 100 && found"
+            "const found = {allocations}; return location.hash.includes('page=2') && found.length === 100 && found"
         ),
     );
     let on_both = |row: &Value| second.as_array().expect("rows").contains(row);
-    assert!(!first.as_array().expect("rows").iter().any(on_both), "no session is on two pages");
+    assert!(!first.as_array().expect("rows").iter().any(on_both), "no allocation is on two pages");
 
     let client =
         page.run("return document.querySelector('main tbody tr').cells[1].querySelector('span').textContent");
@@ -167,17 +171,21 @@ fn lists_finds_and_ends<D: Driver>(page: &mut D, world: &World) {
          document.querySelector('form button').click()",
         client.as_str().expect("an address")
     ));
-    until(page, "the one", &format!("return location.hash.includes('client=') && {sessions}.length === 1"));
+    until(
+        page,
+        "the one",
+        &format!("return location.hash.includes('client=') && {allocations}.length === 1"),
+    );
     page.run("document.querySelector('main tbody a').click()");
     until(
         page,
         "its details",
-        "return document.querySelector('h1').textContent.startsWith('Session ') && document.querySelector('.facts dd')",
+        "return document.querySelector('h1').textContent.startsWith('Allocation ') && document.querySelector('.facts dd')",
     );
     let facts = page.run("return document.querySelector('.facts').innerText");
     assert!(facts.as_str().is_some_and(|text| text.contains(USER)), "{facts}");
     until(page, "channels", &format!("return {}.length === 1", rows("Channels")));
-    keep(page, D::NAME, "session");
+    keep(page, D::NAME, "allocation");
     assert_eq!(page.run("return document.querySelector('main button.danger').disabled"), true, "it may look");
 
     page.run("document.getElementById('token-open').focus()");
@@ -207,9 +215,9 @@ fn lists_finds_and_ends<D: Driver>(page: &mut D, world: &World) {
     until(page, "the question again", "return document.querySelector('main dialog').open");
     page.press("Tab");
     page.press("Enter");
-    until(page, "the list again", "return location.hash === '#/sessions'");
+    until(page, "the list again", "return location.hash === '#/allocations'");
     let announced = page.run("return document.getElementById('announcement').textContent");
-    assert_eq!(announced, format!("The session of {USER} has ended."));
+    assert_eq!(announced, format!("The allocation of {USER} has ended."));
     let ended = || world.serve.metrics().sum("turnpike_allocations_closed_total", "reason=\"administrator\"");
     eventually("the action is counted", || ended() == 1);
     page.run("sessionStorage.clear()");
@@ -235,17 +243,17 @@ fn axe_finds_nothing<D: Driver>() {
     page.go(&world.url());
     until(&mut page, "the stream", "return document.getElementById('state').textContent === 'Live'");
     for (place, there) in [
-        ("#/", format!("return {}.length > 0", rows("Sessions that relay the most"))),
-        ("#/sessions", format!("return {}.length === 100", rows("Sessions"))),
+        ("#/", format!("return {}.length > 0", rows("Allocations that relay the most"))),
+        ("#/allocations", format!("return {}.length === 100", rows("Allocations"))),
         ("#/refusals", format!("return {}.length > 0", rows("Refusals"))),
         ("#/configuration", format!("return {}.length > 0", rows("Configuration"))),
-        ("#/sessions/", format!("return {}.length > 0", rows("Channels"))),
+        ("#/allocations/", format!("return {}.length > 0", rows("Channels"))),
         ("token", "return document.getElementById('token-dialog').open".to_owned()),
     ] {
         match place {
             "token" => page.run("document.getElementById('token-open').click()"),
-            "#/sessions/" => page.run(
-                "location.hash = `#/sessions/${(await (await fetch('/v1/sessions?limit=1')).json()).sessions[0].id}`",
+            "#/allocations/" => page.run(
+                "location.hash = `#/allocations/${(await (await fetch('/v1/allocations?limit=1')).json()).allocations[0].id}`",
             ),
             _ => page.run(&format!("location.hash = '{place}'")),
         };
@@ -285,7 +293,7 @@ fn every_stop_of_the_keyboard_has_a_name<D: Driver>() {
         stops.push(stop[0].as_str().unwrap_or_default().to_owned());
     }
     assert_eq!(stops[0], "Skip to content");
-    for name in ["Sessions", "Why refused?", "Configuration", "Token", "Look back", "Workers", "Metrics"] {
+    for name in ["Allocations", "Why refused?", "Configuration", "Token", "Look back", "Workers", "Metrics"] {
         assert!(stops.iter().any(|stop| stop == name), "{name} in {stops:?}");
     }
 }
@@ -306,12 +314,12 @@ fn fits_a_phone<D: Driver>() {
     let mut page = D::start();
     page.go(&world.url());
     until(&mut page, "the stream", "return document.getElementById('state').textContent === 'Live'");
-    let one = page.run("return (await (await fetch('/v1/sessions?limit=1')).json()).sessions[0].id");
-    let session = format!("#/sessions/{}", one.as_str().expect("an id"));
+    let one = page.run("return (await (await fetch('/v1/allocations?limit=1')).json()).allocations[0].id");
+    let allocation = format!("#/allocations/{}", one.as_str().expect("an id"));
     for (place, caption) in [
-        ("#/", "Sessions that relay the most"),
-        ("#/sessions", "Sessions"),
-        (&session, "Channels"),
+        ("#/", "Allocations that relay the most"),
+        ("#/allocations", "Allocations"),
+        (&allocation, "Channels"),
         ("#/refusals", "Refusals"),
         ("#/configuration", "Configuration"),
     ] {
@@ -319,7 +327,7 @@ fn fits_a_phone<D: Driver>() {
             let there = format!("return {}.length > 0", rows(caption));
             on_a_phone(&mut page, place, &there, dark);
             let name = place.split('/').nth(1).unwrap_or_default();
-            let kind = if place == session { "session" } else { name };
+            let kind = if place == allocation { "allocation" } else { name };
             keep(&mut page, D::NAME, &format!("phone-{kind}-{}", if dark { "dark" } else { "light" }));
             let wider = page.run(
                 "return [document.documentElement, ...document.querySelectorAll('.scroll, header nav')]\
@@ -346,7 +354,7 @@ fn fits_a_phone<D: Driver>() {
         }
     }
     let addresses = "return document.querySelectorAll('td .together').length > 0";
-    on_a_phone(&mut page, "#/sessions", addresses, false);
+    on_a_phone(&mut page, "#/allocations", addresses, false);
 
     on_a_phone(&mut page, "#/refusals", "return document.querySelector('td .links a') !== null", false);
     let why = page.run(
@@ -407,8 +415,8 @@ tests! {
     firefox_page_fits_a_phone: fits_a_phone::<Marionette>();
     chromium_page_writes_as_the_commands_do: writes_as_the_commands_do::<Devtools>();
     firefox_page_writes_as_the_commands_do: writes_as_the_commands_do::<Marionette>();
-    chromium_shows_ten_thousand_sessions: shows_ten_thousand_sessions::<Devtools>();
-    firefox_shows_ten_thousand_sessions: shows_ten_thousand_sessions::<Marionette>();
+    chromium_shows_ten_thousand_allocations: shows_ten_thousand_allocations::<Devtools>();
+    firefox_shows_ten_thousand_allocations: shows_ten_thousand_allocations::<Marionette>();
     axe_finds_nothing_in_chromium: axe_finds_nothing::<Devtools>();
     axe_finds_nothing_in_firefox: axe_finds_nothing::<Marionette>();
     chromium_keyboard_stops_have_names: every_stop_of_the_keyboard_has_a_name::<Devtools>();

@@ -140,14 +140,16 @@ impl Call {
         Ok(Self { client: client.name, transport, expected, user, ends })
     }
 
-    /// Transports of its sessions according to the server.
+    /// Transports of its allocations according to the server.
     pub(super) fn spoken(&self, server: &Server) -> BTreeSet<String> {
-        let (_, sessions) = fetch(server.serve.admin(), "/v1/sessions?limit=1000").expect("it responds");
-        let sessions: Value = serde_json::from_str(&sessions).expect("JSON");
-        let text = |session: &Value, name: &str| session[name].as_str().unwrap_or_default().to_owned();
-        let sessions = sessions["sessions"].as_array().into_iter().flatten();
-        let own = sessions.filter(|session| text(session, "user").ends_with(&format!(":{}", self.user)));
-        own.map(|session| text(session, "transport")).collect()
+        let (_, allocations) =
+            fetch(server.serve.admin(), "/v1/allocations?limit=1000").expect("it responds");
+        let allocations: Value = serde_json::from_str(&allocations).expect("JSON");
+        let text = |allocation: &Value, name: &str| allocation[name].as_str().unwrap_or_default().to_owned();
+        let allocations = allocations["allocations"].as_array().into_iter().flatten();
+        let own =
+            allocations.filter(|allocation| text(allocation, "user").ends_with(&format!(":{}", self.user)));
+        own.map(|allocation| text(allocation, "transport")).collect()
     }
 
     pub(super) fn speaks(&self) -> Option<&'static str> {

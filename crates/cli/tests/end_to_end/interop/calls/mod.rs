@@ -142,7 +142,7 @@ fn refusals_to_libnice_with_an_expired_credential_are_limited() {
     let answered = metrics.sum("turnpike_error_responses_total", "");
     let dropped = metrics.sum("turnpike_dropped_datagrams_total", "reason=\"refusal_repeated\"");
     println!(
-        "REPORT: GStreamer whose sessions end with their credential: {refreshes} Refreshes; {answered} refusals, {dropped} repeated requests dropped"
+        "REPORT: GStreamer whose allocations end with their credential: {refreshes} Refreshes; {answered} refusals, {dropped} repeated requests dropped"
     );
     assert!(refreshes <= ENDS as u64 * 20, "{}", metrics.text());
     // Per end: a hundred ChannelBinds at once, ten a second, and few other requests.

@@ -5,11 +5,11 @@ use std::{collections::BTreeMap, sync::Arc};
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
-use crate::server::{ClosedReason, ListenerId, RelayId, RelayTransport, SessionId, Transport};
+use crate::server::{AllocationId, ClosedReason, ListenerId, RelayId, RelayTransport, Transport};
 
 #[derive(Clone, Debug)]
 struct Listed {
-    id: AllocationId,
+    id: AllocationSlot,
     client: Client,
     link: Link,
     padded: bool,
@@ -89,7 +89,7 @@ fn channel(number: u16) -> ChannelNumber {
 #[derive(Default)]
 struct Both {
     list: Vec<Listed>,
-    names: Vec<AllocationId>,
+    names: Vec<AllocationSlot>,
     links: u64,
     now: u64,
 }
@@ -131,7 +131,7 @@ impl Both {
                 it.relays = [Some((v4, expires_ms)), both.then_some((v6, expires_ms)).or(it.relays[1])];
                 Effect::Opened {
                     allocation,
-                    session: session(),
+                    id: id(),
                     client: it.client,
                     link: it.link,
                     expires_ms,
@@ -300,14 +300,14 @@ impl Both {
     }
 }
 
-fn session() -> SessionId {
+fn id() -> AllocationId {
     "0".repeat(32).parse().expect("32 digits")
 }
 
 fn closed(it: &Listed) -> Effect {
     Effect::Closed {
         allocation: it.id,
-        session: session(),
+        id: id(),
         client: it.client,
         realm: Arc::from("realm"),
         username: "alice".into(),

@@ -1,10 +1,12 @@
-//! Listing, querying and ending sessions while workers relay.
+//! Listing, querying and ending allocations while workers relay.
 
 use crate::prelude::*;
 use std::sync::mpsc::{self, Receiver};
 
 use crate::support::{ALLOCATE, REFRESH};
-use turnpike_relay::sessions::{ListenerTraffic, Look, Looked, SLICE_SESSIONS, Session, SessionFilter};
+use turnpike_relay::allocations::{
+    AllocationFilter, AllocationSnapshot, ListenerTraffic, Look, Looked, SLICE_ALLOCATIONS,
+};
 use turnpike_turn::server::ClosedReason;
 
 fn look(world: &World, worker: usize, look: Look) -> Looked {
@@ -13,8 +15,8 @@ fn look(world: &World, worker: usize, look: Look) -> Looked {
     answer.recv_timeout(SOON).expect("an answer")
 }
 
-/// Lists all sessions that match the filter by worker, `most` per query.
-fn list(world: &World, workers: usize, most: usize, filter: SessionFilter) -> Vec<Session> {
+/// Lists all allocations that match the filter by worker, `most` per query.
+fn list(world: &World, workers: usize, most: usize, filter: AllocationFilter) -> Vec<AllocationSnapshot> {
     let filter = Arc::new(filter);
     let mut found = Vec::new();
     for worker in 0..workers {
@@ -22,17 +24,17 @@ fn list(world: &World, workers: usize, most: usize, filter: SessionFilter) -> Ve
         while let Some(slot) = from {
             let asked = Look { from: slot, most, filter: Arc::clone(&filter), details: false };
             let looked = look(world, worker, asked);
-            assert!(looked.sessions.len() <= most);
+            assert!(looked.allocations.len() <= most);
             assert!(looked.next.is_none_or(|next| next > slot), "the slots ascend");
-            found.extend(looked.sessions);
+            found.extend(looked.allocations);
             from = looked.next;
         }
     }
     found
 }
 
-fn all(world: &World, workers: usize) -> Vec<Session> {
-    list(world, workers, SLICE_SESSIONS, SessionFilter::default())
+fn all(world: &World, workers: usize) -> Vec<AllocationSnapshot> {
+    list(world, workers, SLICE_ALLOCATIONS, AllocationFilter::default())
 }
 
 fn allocated(world: &World) -> (UdpSocket, SocketAddr) {
@@ -44,11 +46,16 @@ fn allocated(world: &World) -> (UdpSocket, SocketAddr) {
     (client, plain(&answer.attribute(0x0016)))
 }
 
-fn end(world: &World, session: &Session) -> bool {
+fn end(world: &World, allocation: &AllocationSnapshot) -> bool {
     let (sender, answer) = mpsc::channel();
-    world.relay.end((session.worker, session.slot), session.id, ClosedReason::Administrator, move |ended| {
-        sender.send(ended).unwrap();
-    });
+    world.relay.end(
+        (allocation.worker, allocation.slot),
+        allocation.id,
+        ClosedReason::Administrator,
+        move |ended| {
+            sender.send(ended).unwrap();
+        },
+    );
     answer.recv_timeout(SOON).expect("an answer")
 }
 
@@ -71,19 +78,19 @@ fn traffic_is_counted_by_listener() {
     assert_eq!(tally.next, None);
     let found: Vec<_> =
         world.relay.listening(&tally).into_iter().map(|it| (it.transport, it.traffic)).collect();
-    let udp = ListenerTraffic { sessions: 1, to_peer: (1, 7), to_client: (1, 1) };
-    let tcp = ListenerTraffic { sessions: 2, ..ListenerTraffic::default() };
+    let udp = ListenerTraffic { allocations: 1, to_peer: (1, 7), to_client: (1, 1) };
+    let tcp = ListenerTraffic { allocations: 2, ..ListenerTraffic::default() };
     let none = ListenerTraffic::default();
     assert_eq!(found, [(Transport::Udp, udp), (Transport::Tcp, tcp), (Transport::Tls, none)]);
 }
 
 #[test]
-fn ending_a_session_spares_the_next_one_in_its_slot() {
+fn ending_an_allocation_spares_the_next_one_in_its_slot() {
     let world = support::start_workers(1);
     let (client, relayed) = allocated(&world);
-    let session = all(&world, 1).remove(0);
-    assert!(end(&world, &session));
-    assert!(!end(&world, &session), "the session is gone");
+    let allocation = all(&world, 1).remove(0);
+    assert!(end(&world, &allocation));
+    assert!(!end(&world, &allocation), "the allocation is gone");
     client.send(&refresh(9)).unwrap();
     assert_eq!(Message(heard(&client)).kind(), REFRESH | 0x0110, "437");
     world.wait_for_counter("allocations_closed", "administrator", 1);
@@ -91,15 +98,15 @@ fn ending_a_session_spares_the_next_one_in_its_slot() {
     client.send(&stun(ALLOCATE, 44, &[(0x0019, &[17, 0, 0, 0])])).unwrap();
     assert_eq!(Message(heard(&client)).kind(), ALLOCATE | 0x0100);
     let next = all(&world, 1).remove(0);
-    assert_eq!(next.slot, session.slot);
-    assert_ne!(next.id, session.id);
-    assert!(!end(&world, &session));
-    let left: Vec<_> = all(&world, 1).iter().map(|session| session.id).collect();
+    assert_eq!(next.slot, allocation.slot);
+    assert_ne!(next.id, allocation.id);
+    assert!(!end(&world, &allocation));
+    let left: Vec<_> = all(&world, 1).iter().map(|allocation| allocation.id).collect();
     assert_eq!(left, [next.id]);
 }
 
 #[test]
-fn ending_a_tcp_session_keeps_its_connection_open() {
+fn ending_a_tcp_allocation_keeps_its_connection_open() {
     let world = support::start_workers(1);
     let mut client: Client<_> = world.client();
     client.allocated(&peer());
@@ -127,7 +134,7 @@ impl Order {
     }
 }
 
-impl SessionLog for Order {
+impl AllocationLog for Order {
     fn effect(&self, _: usize, effect: &Effect) {
         if matches!(effect, Effect::Opened { .. }) {
             self.note("opened");
@@ -140,7 +147,7 @@ fn packets_are_served_between_two_slices() {
     const QUESTIONS: usize = 1000;
     let order = Order::default();
     let world = support::start_heard_by(Arc::new(order.clone()), Arc::new(()), |_| {});
-    let asked = Look { from: 0, most: SLICE_SESSIONS, filter: Arc::default(), details: false };
+    let asked = Look { from: 0, most: SLICE_ALLOCATIONS, filter: Arc::default(), details: false };
     // The first query blocks the worker until all other queries and a datagram are waiting.
     let (go, wait) = mpsc::channel::<()>();
     world.relay.look(0, asked.clone(), move |_| wait.recv_timeout(SOON).unwrap());

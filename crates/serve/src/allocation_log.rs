@@ -1,4 +1,4 @@
-//! Session log: one line per ended session and refused credential. Workers send effects over a bounded
+//! Allocation log: one line per ended allocation and refused credential. Workers send effects over a bounded
 //! channel and never wait; the control thread writes.
 
 use std::{
@@ -12,10 +12,11 @@ use turnpike_process::{
     logging::seconds,
 };
 use turnpike_rates::{Rate, Rates};
-use turnpike_relay::{SessionLog, TurnedAway};
+use turnpike_relay::{AllocationLog, TurnedAway};
 use turnpike_turn::server::{ClosedReason, Effect};
 
 use crate::{
+    ended_allocations::EndedAllocations,
     refusals::{
         Refusals, Why,
         reasons::{
@@ -23,15 +24,14 @@ use crate::{
             request_reason,
         },
     },
-    session_totals::SessionTotals,
 };
 
-pub(crate) struct SessionLogger {
+pub(crate) struct AllocationLogger {
     lines: LogSender<Entry>,
-    totals: Arc<SessionTotals>,
+    totals: Arc<EndedAllocations>,
 }
 
-pub(crate) struct SessionLogWriter {
+pub(crate) struct AllocationLogWriter {
     entries: LogReceiver<Entry>,
     /// Recent refusals for the admin interface, independent of log limits.
     refusals: Arc<Refusals>,
@@ -42,22 +42,22 @@ enum Entry {
     TurnedAway(TurnedAway),
 }
 
-pub(crate) fn session_log(refusals: Arc<Refusals>) -> (SessionLogger, SessionLogWriter) {
+pub(crate) fn allocation_log(refusals: Arc<Refusals>) -> (AllocationLogger, AllocationLogWriter) {
     let (sender, entries) = log_queue(BACKLOG);
-    (SessionLogger { lines: sender, totals: Arc::default() }, SessionLogWriter { entries, refusals })
+    (AllocationLogger { lines: sender, totals: Arc::default() }, AllocationLogWriter { entries, refusals })
 }
 
-impl SessionLogger {
+impl AllocationLogger {
     pub(crate) fn counts(&self) -> Arc<LogCounts> {
         self.lines.counts()
     }
 
-    pub(crate) fn totals(&self) -> Arc<SessionTotals> {
+    pub(crate) fn totals(&self) -> Arc<EndedAllocations> {
         Arc::clone(&self.totals)
     }
 }
 
-impl SessionLog for SessionLogger {
+impl AllocationLog for AllocationLogger {
     fn effect(&self, worker: usize, effect: &Effect) {
         self.totals.effect(effect);
         let wanted = match effect {
@@ -79,25 +79,25 @@ impl SessionLog for SessionLogger {
 }
 
 fn is_debugged() -> bool {
-    tracing::enabled!(target: "turnpike::session", tracing::Level::DEBUG)
+    tracing::enabled!(target: "turnpike::allocation", tracing::Level::DEBUG)
 }
 
 /// Realm, and the name that quotas count.
 type QuotaUser = (Arc<str>, Box<str>);
 
-struct SessionLogLimits {
+struct AllocationLogLimits {
     /// Limits over all workers; each worker also limits its own refusals.
     credentials: RefusalLineLimit,
     peers: RefusalLineLimit,
     requests: RefusalLineLimit,
     connections: RefusalLineLimit,
-    sessions: EndLimit<QuotaUser>,
+    allocations: EndLimit<QuotaUser>,
 }
 
-impl SessionLogLimits {
-    /// Ends of one user's sessions: enough for a few clients with one name, but not for a flood.
+impl AllocationLogLimits {
+    /// Ends of one user's allocations: enough for a few clients with one name, but not for a flood.
     const EACH: Rate = Rate::new(200, 100);
-    /// All ends: the burst equals the default session limit, so that a failed link is logged completely.
+    /// All ends: the burst equals the default allocation limit, so that a failed link is logged completely.
     const TOTAL: Rate = Rate::new(16_384, 10);
     const MOST: usize = 16_384;
 
@@ -108,7 +108,7 @@ impl SessionLogLimits {
             peers: RefusalLineLimit::new(Arc::clone(counts)),
             requests: RefusalLineLimit::new(Arc::clone(counts)),
             connections: RefusalLineLimit::new(Arc::clone(counts)),
-            sessions: EndLimit::new(rates, Arc::clone(counts)),
+            allocations: EndLimit::new(rates, Arc::clone(counts)),
         }
     }
 
@@ -125,20 +125,20 @@ impl SessionLogLimits {
             Effect::RequestRefused { client, suppressed, .. } => {
                 self.requests.admit(now, client.address.ip(), suppressed)
             }
-            // All sessions are logged when the server stops.
+            // All allocations are logged when the server stops.
             Effect::Closed { reason: ClosedReason::Shutdown, .. } => true,
             Effect::Closed { realm, username, identity, to_peer, to_client, .. } => {
                 let name = identity.as_ref().unwrap_or(username);
                 let ask = |rates: &mut Rates, now| rates.admit(now, (&**realm, &**name));
                 let whose = || (Arc::clone(realm), name.clone());
-                self.sessions.admit(now, Sum::one(to_peer.1, to_client.1), ask, whose)
+                self.allocations.admit(now, Sum::one(to_peer.1, to_client.1), ask, whose)
             }
             _ => true,
         }
     }
 }
 
-impl SessionLogLimits {
+impl AllocationLogLimits {
     /// Number of lines suppressed before this one, or `None` to drop it. Connections without a user appear
     /// only with `-v`, except for operator mistakes.
     fn admit_closed(&mut self, now: Duration, turned: &TurnedAway) -> Option<u64> {
@@ -150,11 +150,11 @@ impl SessionLogLimits {
     }
 }
 
-impl SessionLogWriter {
+impl AllocationLogWriter {
     pub(crate) async fn run(self) {
         let start = Instant::now();
         let Self { entries, refusals } = self;
-        let mut limits = SessionLogLimits::new(&entries.counts());
+        let mut limits = AllocationLogLimits::new(&entries.counts());
         entries
             .run(|batch, lost| {
                 let unix_ms = unix_ms();
@@ -174,13 +174,13 @@ impl SessionLogWriter {
                         }
                     }
                 }
-                limits.sessions.due(start.elapsed()).iter().for_each(write_sums);
+                limits.allocations.due(start.elapsed()).iter().for_each(write_sums);
                 if lost > 0 {
-                    tracing::warn!(target: "turnpike::session", lines = lost, "log lines lost");
+                    tracing::warn!(target: "turnpike::allocation", lines = lost, "log lines lost");
                 }
             })
             .await;
-        limits.sessions.take().iter().for_each(write_sums);
+        limits.allocations.take().iter().for_each(write_sums);
     }
 }
 
@@ -193,9 +193,9 @@ fn write_sums(summary: &LineSummary<QuotaUser>) {
     let each = summary.of.iter().map(|((realm, user), sum)| (Some(&**realm), Some(&**user), sum));
     for (realm, user, sum) in each.chain(summary.others.iter().map(|sum| (None, None, sum))) {
         tracing::info!(
-            target: "turnpike::session",
-            realm, user, sessions = sum.count, to_peer_bytes = sum.out_bytes, to_client_bytes = sum.in_bytes,
-            "more sessions ended than are logged one by one"
+            target: "turnpike::allocation",
+            realm, user, allocations = sum.count, to_peer_bytes = sum.out_bytes, to_client_bytes = sum.in_bytes,
+            "more allocations ended than are logged one by one"
         );
     }
 }
@@ -206,17 +206,17 @@ fn write_closed(turned: &TurnedAway, suppressed: u64) {
     let (transport, reason) = (<&str>::from(*transport), connection_reason(label));
     match user {
         Some((realm, user)) => tracing::warn!(
-            target: "turnpike::session",
+            target: "turnpike::allocation",
             realm = &**realm, user = &**user, %client, transport, reason, keys, count, suppressed,
             "connection closed by the server"
         ),
         None if is_misconfiguration(label) => tracing::warn!(
-            target: "turnpike::session",
+            target: "turnpike::allocation",
             %client, transport, stage, reason, keys, count, suppressed,
             "connection closed by the server"
         ),
         None => tracing::debug!(
-            target: "turnpike::session",
+            target: "turnpike::allocation",
             %client, transport, stage, reason, keys, count, suppressed,
             "connection closed by the server"
         ),
@@ -230,17 +230,17 @@ fn keys_of(why: Why) -> Option<String> {
 
 fn write(worker: usize, effect: &Effect) {
     match effect {
-        Effect::Opened { session, client, realm, username, relayed, .. } => {
+        Effect::Opened { id, client, realm, username, relayed, .. } => {
             let second = relayed.1.map(tracing::field::display);
             tracing::debug!(
-                target: "turnpike::session",
+                target: "turnpike::allocation",
                 realm = &**realm, user = &**username, client = %client.address,
-                relayed = %relayed.0, relayed2 = second, worker, %session,
-                "session opened"
+                relayed = %relayed.0, relayed2 = second, worker, allocation = %id,
+                "allocation opened"
             );
         }
         Effect::Closed {
-            session,
+            id,
             client,
             realm,
             username,
@@ -256,14 +256,14 @@ fn write(worker: usize, effect: &Effect) {
             let mut addresses = relayed.iter().flatten().map(tracing::field::display);
             let (relayed, relayed2) = (addresses.next(), addresses.next());
             tracing::info!(
-                target: "turnpike::session",
+                target: "turnpike::allocation",
                 realm = &**realm, user = &**username, client = %client.address, transport = <&str>::from(*transport),
                 relayed, relayed2, relayed_transport = <&str>::from(*relay_transport),
                 reason = closed_reason(*reason), seconds = seconds(Duration::from_millis(*lived_ms)),
                 to_peer_datagrams = to_peer.0, to_peer_bytes = to_peer.1,
                 to_client_datagrams = to_client.0, to_client_bytes = to_client.1,
-                worker, %session,
-                "session ended"
+                worker, allocation = %id,
+                "allocation ended"
             );
         }
         Effect::Refused { client, username, why, suppressed } => {
@@ -275,7 +275,7 @@ fn write(worker: usize, effect: &Effect) {
         }
         Effect::PeerRefused { client, realm, username, peer, others, by, suppressed } => {
             tracing::debug!(
-                target: "turnpike::session",
+                target: "turnpike::allocation",
                 realm = &**realm, user = &**username, client = %client.address, peer = peer_name(*peer),
                 other_peers = (*others > 0).then_some(others), by = peer_reason(*by),
                 keys = keys_of(Why::Peer(*peer, *by, *others)), suppressed, worker,
@@ -284,7 +284,7 @@ fn write(worker: usize, effect: &Effect) {
         }
         Effect::RequestRefused { client, realm, username, proved, method, code, why, suppressed } => {
             tracing::debug!(
-                target: "turnpike::session",
+                target: "turnpike::allocation",
                 realm = &**realm, user = &**username, proved = (!proved).then_some(false), client = %client.address,
                 request = <&str>::from(*method), code = (*code > 0).then_some(code),
                 reason = &*request_reason(*code, *why), keys = keys_of(Why::Request(*method, *code, *why)), suppressed, worker,
@@ -302,7 +302,7 @@ fn closed_reason(reason: ClosedReason) -> &'static str {
         ClosedReason::Shutdown => "server stopped",
         ClosedReason::Administrator => "ended by an administrator",
         ClosedReason::Disconnected => "the client's connection was closed",
-        ClosedReason::MaxAge => "maximum session duration reached",
+        ClosedReason::MaxAge => "maximum duration reached",
         ClosedReason::Banned => "banned",
         ClosedReason::Credential => "its credential expired",
         ClosedReason::AddressGone => "the machine lost its relay address",
@@ -317,7 +317,7 @@ mod tests {
     };
 
     use turnpike_turn::server::{
-        AllocationId, BadRequest, Client, CredentialRefusal, DropReason, Fault, ListenerId, Method,
+        AllocationSlot, BadRequest, Client, CredentialRefusal, DropReason, Fault, ListenerId, Method,
         PeerDenial, RelayTransport, RequestRefusal, TokenProblem, Transport,
     };
 
@@ -368,8 +368,8 @@ mod tests {
 
     fn ended(identity: &str, reason: ClosedReason) -> Effect {
         Effect::Closed {
-            allocation: AllocationId { index: 1, generation: 2 },
-            session: "00112233445566778899aabbccddeeff".parse().expect("a name"),
+            allocation: AllocationSlot { index: 1, generation: 2 },
+            id: "00112233445566778899aabbccddeeff".parse().expect("a name"),
             client: client(),
             realm: "example.org".into(),
             username: format!("1800000000:{identity}").into(),
@@ -386,21 +386,21 @@ mod tests {
     }
 
     #[test]
-    fn a_session_ends_with_one_line() {
+    fn an_allocation_ends_with_one_line() {
         let line = lines_of(&[ended("alice", ClosedReason::Expired)]);
         assert_eq!(
             line.trim(),
-            "INFO turnpike::session: session ended realm=\"example.org\" user=\"1800000000:alice\" \
+            "INFO turnpike::allocation: allocation ended realm=\"example.org\" user=\"1800000000:alice\" \
              client=192.0.2.9:50000 transport=\"tls\" relayed=198.41.0.4:50000 relayed2=[2001:db8::4]:50000 \
              relayed_transport=\"udp\" reason=\"not refreshed in time\" seconds=61.999 to_peer_datagrams=10 \
              to_peer_bytes=1200 to_client_datagrams=9 to_client_bytes=1080 worker=0 \
-             session=00112233445566778899aabbccddeeff"
+             allocation=00112233445566778899aabbccddeeff"
         );
     }
 
     #[test]
-    fn sessions_are_counted_by_realm_and_listener_and_by_their_length() {
-        let (logger, _writer) = session_log(Arc::default());
+    fn allocations_are_counted_by_realm_and_listener_and_by_their_length() {
+        let (logger, _writer) = allocation_log(Arc::default());
         for reason in [ClosedReason::Expired, ClosedReason::Deleted] {
             logger.effect(0, &ended("alice", reason));
         }
@@ -412,8 +412,8 @@ mod tests {
     }
 
     #[test]
-    fn session_ends_above_a_users_rate_are_summed_up_except_at_shutdown() {
-        let mut limits = SessionLogLimits::new(&Arc::default());
+    fn allocation_ends_above_a_users_rate_are_summed_up_except_at_shutdown() {
+        let mut limits = AllocationLogLimits::new(&Arc::default());
         let mut told = |user: &str, reason, count: usize| {
             (0..count).filter(|_| limits.admit(Duration::from_secs(1), &mut ended(user, reason))).count()
         };
@@ -422,7 +422,7 @@ mod tests {
         assert_eq!(told("alice", ClosedReason::Shutdown, 5000), 5000);
         let singly: usize = (0..5000).map(|n| told(&n.to_string(), ClosedReason::Expired, 3)).sum();
         assert_eq!(singly, 15_000, "thousands of users at once");
-        let summary = limits.sessions.take().expect("alice's");
+        let summary = limits.allocations.take().expect("alice's");
         let [((_, user), sum)] = &summary.of[..] else { panic!("{summary:?}") };
         assert_eq!((&**user, sum.count, sum.out_bytes), ("alice", 19_800, 19_800 * 1200));
     }
@@ -443,7 +443,7 @@ mod tests {
         let line = by(PeerDenial::Rule("10.1.0.0/16".parse().expect("a prefix")), "10.1.2.3:0");
         assert_eq!(
             line.trim(),
-            "DEBUG turnpike::session: peer refused realm=\"example.org\" user=\"alice\" client=192.0.2.9:50000 \
+            "DEBUG turnpike::allocation: peer refused realm=\"example.org\" user=\"alice\" client=192.0.2.9:50000 \
              peer=\"10.1.2.3\" by=\"peers.deny 10.1.0.0/16\" keys=\"peers.deny\" suppressed=3 worker=0"
         );
         assert!(by(PeerDenial::Special, "10.1.2.3:9").contains("by=\"default: "));
@@ -471,7 +471,7 @@ mod tests {
         assert!(line_of_bad.contains("code=400 reason=\"REQUESTED-TRANSPORT is missing\""), "{line_of_bad}");
         assert_eq!(
             line(true, 486, RequestRefusal::UserQuota).trim(),
-            "DEBUG turnpike::session: request refused realm=\"example.org\" user=\"alice\" client=192.0.2.9:50000 \
+            "DEBUG turnpike::allocation: request refused realm=\"example.org\" user=\"alice\" client=192.0.2.9:50000 \
              request=\"allocate\" code=486 reason=\"the user has reached the limit of allocations\" \
              keys=\"limits.allocations_per_user\" suppressed=0 worker=0"
         );
@@ -506,13 +506,13 @@ mod tests {
         };
         assert_eq!(
             closed(Some("alice"), "not_stun").trim(),
-            "WARN turnpike::session: connection closed by the server realm=\"example.org\" user=\"alice\" \
+            "WARN turnpike::allocation: connection closed by the server realm=\"example.org\" user=\"alice\" \
              client=192.0.2.9:50000 transport=\"tls\" reason=\"received data is neither STUN nor ChannelData\" count=1 suppressed=0"
         );
         assert!(
             closed(None, "not_stun")
                 .trim()
-                .starts_with("DEBUG turnpike::session: connection closed by the server client=")
+                .starts_with("DEBUG turnpike::allocation: connection closed by the server client=")
         );
         let words = ["WARN ", "reason=\"a STUN request without TLS", "keys=\"tls.only\""];
         let line = closed(None, "plain_stun");

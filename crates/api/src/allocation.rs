@@ -1,30 +1,30 @@
-//! Sessions: allocations of clients, with their permissions and channels.
+//! Allocations of clients, with their permissions and channels.
 
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema, openapi::Object};
 
 use crate::{one_of, transport};
 
-/// Some sessions.
+/// Some allocations.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct SessionPage {
-    /// Sessions in an arbitrary but stable order.
+pub struct AllocationPage {
+    /// Allocations in an arbitrary but stable order.
     #[schema(max_items = 1000)]
-    pub sessions: Vec<Session>,
+    pub allocations: Vec<Allocation>,
     /// The `cursor` of the next page; null on the last one.
     pub next: Option<String>,
-    /// A message if the previous process does not answer: its sessions are missing.
+    /// A message if the previous process does not answer: its allocations are missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub silent: Vec<String>,
 }
 
-/// Sessions of all nodes of a fleet.
+/// Allocations of all nodes of a fleet.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct FleetSessions {
+pub struct FleetAllocations {
     /// Each with its `node`.
     #[schema(max_items = 1000)]
-    pub sessions: Vec<Session>,
-    /// Nodes that did not answer, with the reason; their sessions are missing.
+    pub allocations: Vec<Allocation>,
+    /// Nodes that did not answer, with the reason; their allocations are missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub silent: Vec<String>,
     /// The `cursor` of the next page; null on the last one.
@@ -33,7 +33,7 @@ pub struct FleetSessions {
 
 /// An allocation of a client.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Session {
+pub struct Allocation {
     /// Its identifier, which never changes: 32 hex digits.
     #[schema(min_length = 32, max_length = 32, pattern = "^[0-9a-f]{32}$")]
     pub id: String,
@@ -69,7 +69,7 @@ pub struct Session {
     pub peer_connections: u64,
     /// Its current worker.
     pub worker: u64,
-    /// PID of the previous process, if it still serves the session after an upgrade in place.
+    /// PID of the previous process, if it still serves the allocation after an upgrade in place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<u32>,
     /// Its node in the fleet; absent if only the queried node is possible.
@@ -83,7 +83,7 @@ pub struct Session {
     pub channels: Option<Vec<Channel>>,
 }
 
-impl Session {
+impl Allocation {
     /// Sets the node.
     #[must_use]
     pub fn of_node(self, node: &str) -> Self {
@@ -110,13 +110,13 @@ pub struct RelayedAddress {
 /// Payload, without headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Traffic {
-    /// Datagrams; 0 for a session that relays TCP.
+    /// Datagrams; 0 for an allocation that relays TCP.
     pub datagrams: u64,
     /// Bytes.
     pub bytes: u64,
 }
 
-/// A peer that may send to a session.
+/// A peer that may send to an allocation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Permission {
     /// Its address, on any port.
@@ -125,7 +125,7 @@ pub struct Permission {
     pub expires_in_s: u64,
 }
 
-/// A channel of a session.
+/// A channel of an allocation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Channel {
     /// Its number (RFC 8656 section 12).
@@ -141,11 +141,11 @@ fn relayed_transport() -> Object {
     one_of("Transport between server and peers.", &["udp", "tcp"])
 }
 
-/// Filter of sessions: all conditions must hold.
+/// Filter of allocations: all conditions must hold.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct SessionQuery {
+pub struct AllocationQuery {
     /// The username, or the id of a time-limited one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
@@ -162,7 +162,7 @@ pub struct SessionQuery {
     /// A relayed transport address, in the same form as `client`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub relayed: Option<String>,
-    /// Sessions per page; default 100.
+    /// Allocations per page; default 100.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[param(minimum = 1, maximum = 1000)]
     pub limit: Option<usize>,

@@ -1,4 +1,4 @@
-//! Log line per session: its fields, and a bound on the number of lines.
+//! Log line per allocation: its fields, and a bound on the number of lines.
 
 use crate::prelude::*;
 
@@ -8,7 +8,7 @@ fn field(line: &str, name: &str) -> Option<String> {
 }
 
 #[test]
-fn session_end_line_names_relayed_address_and_transports() {
+fn allocation_end_line_names_relayed_address_and_transports() {
     let certificate = Certificate::new(&["localhost"]);
     let reflect = Reflect::start(V4, &[]);
     for transport in ["udp", "tcp", "tls", "dtls"] {
@@ -18,7 +18,7 @@ fn session_end_line_names_relayed_address_and_transports() {
             .with(&format!("--transport {transport} --insecure --rate 50 --duration 1"))
             .run()
             .ended(0);
-        let line = serve.program.line_with("session ended");
+        let line = serve.program.line_with("allocation ended");
         assert_eq!(field(&line, "transport").as_deref(), Some(transport), "{line}");
         assert_eq!(field(&line, "relayed_transport").as_deref(), Some("udp"), "{line}");
         let relayed = field(&line, "relayed").expect("a relayed address");

@@ -1,5 +1,5 @@
-//! Totals of ended sessions for metrics: count by realm and listener, traffic, and duration. Workers update
-//! them when a session ends, not per packet; a scrape takes a copy.
+//! Totals of ended allocations for metrics: count by realm and listener, traffic, and duration. Workers update
+//! them when an allocation ends, not per packet; a scrape takes a copy.
 
 use std::{
     collections::BTreeMap,
@@ -12,7 +12,7 @@ use turnpike_turn::server::Effect;
 pub(crate) const LENGTHS: [u32; 8] = [1, 10, 60, 300, 1800, 3600, 14_400, 86_400];
 
 #[derive(Debug, Default)]
-pub(crate) struct SessionTotals(Mutex<Totals>);
+pub(crate) struct EndedAllocations(Mutex<Totals>);
 
 /// Realm, client transport and listener port.
 pub(crate) type Listened = (Arc<str>, &'static str, u16);
@@ -22,12 +22,12 @@ pub(crate) struct Totals {
     pub(crate) ended: BTreeMap<Listened, u64>,
     /// Payload bytes by realm, to peers and to clients.
     pub(crate) bytes: BTreeMap<Arc<str>, [u64; 2]>,
-    /// Sessions by [`LENGTHS`]; the last bucket holds longer ones.
+    /// Allocations by [`LENGTHS`]; the last bucket holds longer ones.
     pub(crate) lengths: [u64; LENGTHS.len() + 1],
     pub(crate) lived_ms: u64,
 }
 
-impl SessionTotals {
+impl EndedAllocations {
     pub(crate) fn effect(&self, effect: &Effect) {
         let Effect::Closed { client, realm, transport, lived_ms, to_peer, to_client, .. } = effect else {
             return;

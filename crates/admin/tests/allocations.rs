@@ -1,13 +1,13 @@
-//! Sessions: lists in pages, details, and ending them.
+//! Allocations: lists in pages, details, and ending them.
 
 use crate::prelude::*;
 
 fn listed(running: &Running, query: &str) -> Vec<Value> {
-    running.get(&format!("/v1/sessions{query}")).ok()["sessions"].as_array().expect("a list").clone()
+    running.get(&format!("/v1/allocations{query}")).ok()["allocations"].as_array().expect("a list").clone()
 }
 
 #[test]
-fn pages_list_each_session_exactly_once() {
+fn pages_list_each_allocation_exactly_once() {
     let running = Running::server(2);
     let clients: Vec<_> = (0..25).map(|_| running.allocated()).collect();
     let wanted: BTreeMap<String, String> = clients
@@ -19,13 +19,14 @@ fn pages_list_each_session_exactly_once() {
         let mut ids = BTreeSet::new();
         let mut cursor = String::new();
         loop {
-            let page = running.get(&format!("/v1/sessions?limit={limit}{cursor}")).ok();
-            let sessions = page["sessions"].as_array().unwrap();
-            assert!(sessions.len() <= limit);
-            for session in sessions {
-                let text = |key: &str| session[key].as_str().unwrap().to_owned();
-                assert!(ids.insert(text("id")), "{session} twice");
-                found.insert(text("client"), session["relayed"][0]["address"].as_str().unwrap().to_owned());
+            let page = running.get(&format!("/v1/allocations?limit={limit}{cursor}")).ok();
+            let allocations = page["allocations"].as_array().unwrap();
+            assert!(allocations.len() <= limit);
+            for allocation in allocations {
+                let text = |key: &str| allocation[key].as_str().unwrap().to_owned();
+                assert!(ids.insert(text("id")), "{allocation} twice");
+                found
+                    .insert(text("client"), allocation["relayed"][0]["address"].as_str().unwrap().to_owned());
             }
             match page["next"].as_str() {
                 Some(next) => cursor = format!("&cursor={next}"),
@@ -38,7 +39,7 @@ fn pages_list_each_session_exactly_once() {
 }
 
 #[test]
-fn session_list_is_filtered() {
+fn allocation_list_is_filtered() {
     let running = Running::server(1);
     let (one, relayed) = running.allocated();
     let _other = running.allocated();
@@ -61,7 +62,7 @@ fn session_list_is_filtered() {
 }
 
 #[test]
-fn invalid_session_filters_are_refused() {
+fn invalid_allocation_filters_are_refused() {
     let running = Running::server(1);
     for query in [
         "limit=0",
@@ -79,15 +80,15 @@ fn invalid_session_filters_are_refused() {
         "usr=alice",
         "user=a&user=b",
     ] {
-        assert_eq!(running.get(&format!("/v1/sessions?{query}")).problem(400), "bad_request", "{query}");
+        assert_eq!(running.get(&format!("/v1/allocations?{query}")).problem(400), "bad_request", "{query}");
     }
     // A cursor from a server with more workers.
-    let page = running.get("/v1/sessions?cursor=900.5").ok();
-    assert_eq!(page, json!({ "sessions": [], "next": null }));
+    let page = running.get("/v1/allocations?cursor=900.5").ok();
+    assert_eq!(page, json!({ "allocations": [], "next": null }));
 }
 
 #[test]
-fn session_details_include_permissions_and_channels() {
+fn allocation_details_include_permissions_and_channels() {
     let running = Running::server(2);
     let (client, relayed) = running.allocated();
     let _others: Vec<_> = (0..8).map(|_| running.allocated()).collect();
@@ -98,41 +99,41 @@ fn session_details_include_permissions_and_channels() {
     client.send(&[0x40, 1, 0, 3, b'a', b'b', b'c']).unwrap();
     let found = &listed(&running, &format!("?client={}", client.local_addr().unwrap()))[0];
     assert!(found.get("permissions").is_none() && found.get("channels").is_none(), "{found}");
-    let path = format!("/v1/sessions/{}", found["id"].as_str().unwrap());
-    let session = turnpike_testkit::eventually("its datagram is counted", || {
-        let session = running.get(&path).ok();
-        (session["to_peer"]["datagrams"] == 1).then_some(session)
+    let path = format!("/v1/allocations/{}", found["id"].as_str().unwrap());
+    let allocation = turnpike_testkit::eventually("its datagram is counted", || {
+        let allocation = running.get(&path).ok();
+        (allocation["to_peer"]["datagrams"] == 1).then_some(allocation)
     });
-    assert_eq!(session["to_peer"], json!({ "datagrams": 1, "bytes": 3 }));
-    assert_eq!(session["relayed"][0]["address"], relayed.to_string());
-    assert_eq!(session["server"], running.relay().listeners().udp[0].to_string());
-    assert_eq!((&session["transport"], &session["relayed_transport"]), (&json!("udp"), &json!("udp")));
-    assert_eq!((&session["mobile"], &session["away"]), (&json!(false), &json!(false)));
+    assert_eq!(allocation["to_peer"], json!({ "datagrams": 1, "bytes": 3 }));
+    assert_eq!(allocation["relayed"][0]["address"], relayed.to_string());
+    assert_eq!(allocation["server"], running.relay().listeners().udp[0].to_string());
+    assert_eq!((&allocation["transport"], &allocation["relayed_transport"]), (&json!("udp"), &json!("udp")));
+    assert_eq!((&allocation["mobile"], &allocation["away"]), (&json!(false), &json!(false)));
     let left = |value: &Value, most: u64| {
         let seconds = value["expires_in_s"].as_u64().unwrap();
         assert!((most - 60..=most).contains(&seconds), "{value}");
     };
-    assert_eq!(session["permissions"][0]["peer"], "127.0.0.1");
+    assert_eq!(allocation["permissions"][0]["peer"], "127.0.0.1");
     // A channel keeps its permission alive.
-    left(&session["permissions"][0], 600);
+    left(&allocation["permissions"][0], 600);
     assert_eq!(
-        (&session["channels"][0]["number"], &session["channels"][0]["peer"]),
+        (&allocation["channels"][0]["number"], &allocation["channels"][0]["peer"]),
         (&json!(0x4001), &json!("127.0.0.1:9"))
     );
-    left(&session["channels"][0], 600);
-    left(&session["relayed"][0], 600);
+    left(&allocation["channels"][0], 600);
+    left(&allocation["relayed"][0], 600);
 }
 
 #[test]
-fn ended_session_is_gone_and_others_remain() {
+fn ended_allocation_is_gone_and_others_remain() {
     let running = Running::server(2);
     let clients: Vec<_> = (0..6).map(|_| running.allocated()).collect();
     let ended = listed(&running, "")[3].clone();
-    let path = format!("/v1/sessions/{}", ended["id"].as_str().unwrap());
+    let path = format!("/v1/allocations/{}", ended["id"].as_str().unwrap());
     let told = running.ask("DELETE", &path, None).ok();
     assert_eq!((&told["id"], &told["client"]), (&ended["id"], &ended["client"]));
-    assert_eq!(running.ask("DELETE", &path, None).problem(404), "no_such_session");
-    assert_eq!(running.get(&path).problem(404), "no_such_session");
+    assert_eq!(running.ask("DELETE", &path, None).problem(404), "no_such_allocation");
+    assert_eq!(running.get(&path).problem(404), "no_such_allocation");
     assert_eq!(listed(&running, "").len(), 5);
     for (client, _) in &clients {
         let was = client.local_addr().unwrap().to_string() == ended["client"];
@@ -144,11 +145,11 @@ fn ended_session_is_gone_and_others_remain() {
 }
 
 #[test]
-fn invalid_session_id_is_refused() {
+fn invalid_allocation_id_is_refused() {
     let running = Running::server(1);
     for id in ["0", "alice", "%20", "0123456789abcdef0123456789abcdeg", &"0".repeat(33), "%FF"] {
         for method in ["GET", "DELETE"] {
-            let answer = running.ask(method, &format!("/v1/sessions/{id}"), None);
+            let answer = running.ask(method, &format!("/v1/allocations/{id}"), None);
             assert_eq!(answer.problem(400), "bad_request", "{method} {id}");
         }
     }

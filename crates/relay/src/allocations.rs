@@ -1,4 +1,4 @@
-//! Sessions of all workers for the admin interface. A query reads one slice of a worker's sessions through
+//! Allocations of all workers for the admin interface. A query reads one slice of a worker's allocations through
 //! its inbox, so that packets never wait long; callers repeat it until they have all.
 
 use std::{
@@ -9,7 +9,7 @@ use std::{
 };
 
 use turnpike_turn::{
-    server::{Cidr, ClosedReason, RelayTransport, Server, SessionId, SessionView, Transport},
+    server::{AllocationId, AllocationView, Cidr, ClosedReason, RelayTransport, Server, Transport},
     time::Now,
 };
 
@@ -20,12 +20,12 @@ use crate::{
 };
 
 pub const SLICE: u32 = 1024;
-/// Sessions returned per query: copying one costs as much as visiting several slots.
-pub const SLICE_SESSIONS: usize = 128;
+/// Allocations returned per query: copying one costs as much as visiting several slots.
+pub const SLICE_ALLOCATIONS: usize = 128;
 
-/// Criteria for sessions; `None` matches everything.
+/// Criteria for allocations; `None` matches everything.
 #[derive(Clone, Debug, Default)]
-pub struct SessionFilter {
+pub struct AllocationFilter {
     /// Username, or the id of a time-limited username.
     pub user: Option<String>,
     pub realm: Option<String>,
@@ -33,11 +33,11 @@ pub struct SessionFilter {
     /// Transport between client and server.
     pub transport: Option<Transport>,
     pub relayed: Option<AddressFilter>,
-    pub id: Option<SessionId>,
+    pub id: Option<AllocationId>,
 }
 
-impl SessionFilter {
-    fn admits(&self, view: &SessionView<'_>) -> bool {
+impl AllocationFilter {
+    fn admits(&self, view: &AllocationView<'_>) -> bool {
         fn is<T>(wanted: Option<&T>, test: impl FnOnce(&T) -> bool) -> bool {
             wanted.is_none_or(test)
         }
@@ -50,7 +50,7 @@ impl SessionFilter {
     }
 }
 
-/// Returns whether a session with this username and identity belongs to `user`. A time-limited username has
+/// Returns whether an allocation with this username and identity belongs to `user`. A time-limited username has
 /// the identity `:id`.
 fn is_user(user: &str, username: &str, identity: &str) -> bool {
     user == username || user == identity || Some(user) == identity.strip_prefix(':')
@@ -84,8 +84,8 @@ impl FromStr for AddressFilter {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Session {
-    pub id: SessionId,
+pub struct AllocationSnapshot {
+    pub id: AllocationId,
     pub worker: usize,
     pub slot: u32,
     pub realm: Arc<str>,
@@ -117,8 +117,8 @@ pub struct Session {
     pub connections: usize,
 }
 
-impl Session {
-    fn of(view: &SessionView<'_>, worker: usize, details: bool) -> Self {
+impl AllocationSnapshot {
+    fn of(view: &AllocationView<'_>, worker: usize, details: bool) -> Self {
         let identity = view.identity();
         let client = view.client();
         Self {
@@ -149,25 +149,25 @@ impl Session {
 pub struct Look {
     /// First slot: 0, and then [`Looked::next`].
     pub from: u32,
-    /// Maximum number of sessions, at most [`SLICE_SESSIONS`].
+    /// Maximum number of allocations, at most [`SLICE_ALLOCATIONS`].
     pub most: usize,
-    pub filter: Arc<SessionFilter>,
+    pub filter: Arc<AllocationFilter>,
     pub details: bool,
 }
 
 #[derive(Clone, Debug)]
 pub struct Looked {
     /// Ordered by slot.
-    pub sessions: Vec<Session>,
-    /// First slot of the next query; `None` after the last session.
+    pub allocations: Vec<AllocationSnapshot>,
+    /// First slot of the next query; `None` after the last allocation.
     pub next: Option<u32>,
     pub waited: Duration,
     pub took: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SessionTraffic {
-    pub id: SessionId,
+pub struct AllocationTraffic {
+    pub id: AllocationId,
     pub slot: u32,
     /// Payload datagrams and bytes to peers.
     pub to_peer: (u64, u64),
@@ -177,14 +177,14 @@ pub struct SessionTraffic {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ListenerTraffic {
-    pub sessions: u64,
+    pub allocations: u64,
     /// Payload datagrams and bytes to peers.
     pub to_peer: (u64, u64),
     /// Payload datagrams and bytes to clients.
     pub to_client: (u64, u64),
 }
 
-/// A listener that is open or still has sessions.
+/// A listener that is open or still has allocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListenerState {
     /// TCP if the listener accepts both TCP and TLS.
@@ -197,13 +197,13 @@ pub struct ListenerState {
 }
 
 impl ListenerTraffic {
-    fn of(view: &SessionView<'_>) -> Self {
-        Self { sessions: 1, to_peer: view.to_peer(), to_client: view.to_client() }
+    fn of(view: &AllocationView<'_>) -> Self {
+        Self { allocations: 1, to_peer: view.to_peer(), to_client: view.to_client() }
     }
 
     pub fn merge(&mut self, other: &Self) {
-        let Self { sessions, to_peer, to_client } = other;
-        self.sessions += sessions;
+        let Self { allocations, to_peer, to_client } = other;
+        self.allocations += allocations;
         for (sum, more) in [(&mut self.to_peer, to_peer), (&mut self.to_client, to_client)] {
             sum.0 += more.0;
             sum.1 += more.1;
@@ -215,7 +215,7 @@ impl ListenerTraffic {
 pub struct Tally {
     /// Indexed by listener number.
     pub listeners: Vec<ListenerTraffic>,
-    /// First slot of the next slice; `None` after the last session.
+    /// First slot of the next slice; `None` after the last allocation.
     pub next: Option<u32>,
 }
 
@@ -239,12 +239,12 @@ impl Relay {
         let asked = Instant::now();
         self.question(worker, move |server, now| {
             let begun = Instant::now();
-            let (sessions, next) = slice(server, now, worker, &look);
-            answer(Looked { sessions, next, waited: begun - asked, took: begun.elapsed() });
+            let (allocations, next) = slice(server, now, worker, &look);
+            answer(Looked { allocations, next, waited: begun - asked, took: begun.elapsed() });
         });
     }
 
-    /// Sums up a slice of a worker's sessions, starting at slot 0 and then at [`Tally::next`]. `answer` as in
+    /// Sums up a slice of a worker's allocations, starting at slot 0 and then at [`Tally::next`]. `answer` as in
     /// [`Relay::look`].
     pub fn tally(&self, worker: usize, from: u32, answer: impl FnOnce(Tally) + Send + 'static) {
         let numbers = self.in_force().layout.entries().count();
@@ -269,7 +269,7 @@ impl Relay {
                     .flat_map(numbers)
                     .filter_map(|number| sums.listeners.get(usize::from(number.0)))
                     .for_each(|sum| traffic.merge(sum));
-                if placed.open || traffic.sessions > 0 {
+                if placed.open || traffic.allocations > 0 {
                     let transport = if placed.secure { Transport::Tls } else { kind };
                     let bound = in_force.places.bound_to(kind, placed.place);
                     let address = bound.unwrap_or(placed.address);
@@ -280,17 +280,17 @@ impl Relay {
         listeners
     }
 
-    /// Payload of each session in a slice, and the first slot of the next slice. `answer` as in
+    /// Payload of each allocation in a slice, and the first slot of the next slice. `answer` as in
     /// [`Relay::look`].
     pub fn traffic(
         &self,
         worker: usize,
         from: u32,
-        answer: impl FnOnce(Vec<SessionTraffic>, Option<u32>) + Send + 'static,
+        answer: impl FnOnce(Vec<AllocationTraffic>, Option<u32>) + Send + 'static,
     ) {
         self.question(worker, move |server, now| {
-            let (sessions, next) = traffic(server, now, from);
-            answer(sessions, next);
+            let (allocations, next) = traffic(server, now, from);
+            answer(allocations, next);
         });
     }
 
@@ -303,12 +303,12 @@ impl Relay {
         }
     }
 
-    /// Ends the session in this slot of a worker if its id matches; `answer` receives whether it did, as in
+    /// Ends the allocation in this slot of a worker if its id matches; `answer` receives whether it did, as in
     /// [`Relay::look`].
     pub fn end(
         &self,
         (worker, slot): (usize, u32),
-        id: SessionId,
+        id: AllocationId,
         reason: ClosedReason,
         answer: impl FnOnce(bool) + Send + 'static,
     ) {
@@ -335,18 +335,18 @@ fn slice(
     now: Now,
     worker: usize,
     look: &Look,
-) -> (Vec<Session>, Option<u32>) {
-    let most = look.most.min(SLICE_SESSIONS);
+) -> (Vec<AllocationSnapshot>, Option<u32>) {
+    let most = look.most.min(SLICE_ALLOCATIONS);
     let end = server.slots();
     let last = end.min(look.from.saturating_add(SLICE));
-    let mut sessions = Vec::with_capacity(most);
+    let mut allocations = Vec::with_capacity(most);
     let mut slot = look.from;
-    while slot < last && sessions.len() < most {
+    while slot < last && allocations.len() < most {
         let view = server.view(now, slot).filter(|view| look.filter.admits(view));
-        sessions.extend(view.map(|view| Session::of(&view, worker, look.details)));
+        allocations.extend(view.map(|view| AllocationSnapshot::of(&view, worker, look.details)));
         slot += 1;
     }
-    (sessions, (slot < end).then_some(slot))
+    (allocations, (slot < end).then_some(slot))
 }
 
 fn tally(server: &mut Server<WorkerPolicy>, now: Now, from: u32, numbers: usize) -> Tally {
@@ -359,24 +359,24 @@ fn tally(server: &mut Server<WorkerPolicy>, now: Now, from: u32, numbers: usize)
     Tally { listeners, next }
 }
 
-fn traffic(server: &mut Server<WorkerPolicy>, now: Now, from: u32) -> (Vec<SessionTraffic>, Option<u32>) {
-    let mut sessions = Vec::new();
+fn traffic(server: &mut Server<WorkerPolicy>, now: Now, from: u32) -> (Vec<AllocationTraffic>, Option<u32>) {
+    let mut allocations = Vec::new();
     let next = walk(server, now, from, |slot, view| {
-        sessions.push(SessionTraffic {
+        allocations.push(AllocationTraffic {
             id: view.id(),
             slot,
             to_peer: view.to_peer(),
             to_client: view.to_client(),
         });
     });
-    (sessions, next)
+    (allocations, next)
 }
 
 fn walk(
     server: &mut Server<WorkerPolicy>,
     now: Now,
     from: u32,
-    mut show: impl FnMut(u32, &SessionView<'_>),
+    mut show: impl FnMut(u32, &AllocationView<'_>),
 ) -> Option<u32> {
     let end = server.slots();
     let last = end.min(from.saturating_add(SLICE));
@@ -414,7 +414,7 @@ mod tests {
         }
     }
 
-    fn server(sessions: u32) -> Server<WorkerPolicy> {
+    fn server(allocations: u32) -> Server<WorkerPolicy> {
         let server = ServerConfig { authenticate: false, ..ServerConfig::default() };
         let config = Config {
             server,
@@ -429,7 +429,7 @@ mod tests {
         let quotas = Arc::new(Quotas::new(&config));
         let gate = WorkerPolicy::new(store, quotas, Arc::new(Ports::new(&config)), None);
         let mut server = Server::new(Arc::new(config.server), gate, Seed([1; 32]));
-        for number in 0..sessions {
+        for number in 0..allocations {
             let address = SocketAddr::from((Ipv4Addr::from_bits(0x0A00_0000 + number), 4000));
             let client = Client { listener: ListenerId(0), address, local: ([192, 0, 2, 1], 3478).into() };
             server.from_client(NOW, &client.into(), &stun::message(0x0003, 1, &[(0x0019, &[17, 0, 0, 0])]));
@@ -440,21 +440,21 @@ mod tests {
                 }
             }
         }
-        assert_eq!(server.allocations(), sessions as usize);
+        assert_eq!(server.allocations(), allocations as usize);
         server
     }
 
     #[test]
-    fn slice_is_bounded_by_sessions_and_by_slots() {
+    fn slice_is_bounded_by_allocations_and_by_slots() {
         let mut server = server(2 * SLICE + 100);
         let mut look = Look { from: 0, most: usize::MAX, filter: Arc::default(), details: false };
         let (found, next) = slice(&mut server, NOW, 3, &look);
-        assert_eq!((found.len(), next), (SLICE_SESSIONS, u32::try_from(SLICE_SESSIONS).ok()));
+        assert_eq!((found.len(), next), (SLICE_ALLOCATIONS, u32::try_from(SLICE_ALLOCATIONS).ok()));
         assert!(found.iter().enumerate().all(|(slot, it)| (it.worker, it.slot as usize) == (3, slot)));
         let last = SocketAddr::from(([10, 0, 8, 99], 4000));
-        look.filter = Arc::new(SessionFilter {
+        look.filter = Arc::new(AllocationFilter {
             client: Some(AddressFilter::Exactly(last)),
-            ..SessionFilter::default()
+            ..AllocationFilter::default()
         });
         for (from, count, next) in [(0, 0, Some(SLICE)), (SLICE, 0, Some(2 * SLICE)), (2 * SLICE, 1, None)] {
             look.from = from;
@@ -466,7 +466,7 @@ mod tests {
 
     /// A page may end in the middle of a slice.
     #[test]
-    fn slice_ending_at_the_last_session_is_the_last() {
+    fn slice_ending_at_the_last_allocation_is_the_last() {
         let mut server = server(10);
         let look = |from, most| Look { from, most, filter: Arc::default(), details: false };
         for (asked, count, next) in [
@@ -481,13 +481,14 @@ mod tests {
     }
 
     #[test]
-    fn traffic_of_sessions_is_returned_in_slices() {
+    fn traffic_of_allocations_is_returned_in_slices() {
         let mut server = server(SLICE + 10);
         let (first, next) = traffic(&mut server, NOW, 0);
         assert_eq!((first.len(), next), (SLICE as usize, Some(SLICE)));
         let (rest, next) = traffic(&mut server, NOW, SLICE);
         assert_eq!((rest.len(), next), (10, None));
-        let mut ids: Vec<String> = first.iter().chain(&rest).map(|session| session.id.to_string()).collect();
+        let mut ids: Vec<String> =
+            first.iter().chain(&rest).map(|snapshot| snapshot.id.to_string()).collect();
         ids.sort();
         ids.dedup();
         assert_eq!(ids.len(), SLICE as usize + 10);
@@ -498,18 +499,18 @@ mod tests {
     #[test]
     fn slices_add_up_to_the_total() {
         let mut server = server(2 * SLICE + 100);
-        let (mut sessions, mut sum) = (Vec::new(), Tally::default());
+        let (mut allocations, mut sum) = (Vec::new(), Tally::default());
         let mut from = Some(0);
         while let Some(slot) = from {
             let slice = tally(&mut server, NOW, slot, 2);
             assert_eq!(slice.listeners[1], ListenerTraffic::default(), "all clients use the first listener");
-            sessions.push(slice.listeners[0].sessions);
+            allocations.push(slice.listeners[0].allocations);
             sum.merge(&slice);
             from = slice.next;
         }
-        assert_eq!(sessions, [u64::from(SLICE), u64::from(SLICE), 100]);
+        assert_eq!(allocations, [u64::from(SLICE), u64::from(SLICE), 100]);
         assert_eq!(
-            sum.listeners.iter().map(|it| it.sessions).collect::<Vec<_>>(),
+            sum.listeners.iter().map(|it| it.allocations).collect::<Vec<_>>(),
             [2 * u64::from(SLICE) + 100, 0]
         );
         assert_eq!(tally(&mut server, NOW, u32::MAX, 2).next, None);

@@ -5,11 +5,11 @@ use serde::{Deserialize, Serialize};
 /// `Debug` hides the value.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(transparent)]
-pub(crate) struct Secret<T>(pub(crate) T);
+pub(crate) struct Masked<T>(pub(crate) T);
 
-impl<T> fmt::Debug for Secret<T> {
+impl<T> fmt::Debug for Masked<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(..)")
+        f.write_str("Masked(..)")
     }
 }
 

@@ -1,10 +1,13 @@
-//! Maximum session duration: no Refresh extends beyond it.
+//! Maximum duration of an allocation: no Refresh extends beyond it.
 
 use crate::common::*;
-use turnpike_turn::server::MaxSessionDuration;
+use turnpike_turn::server::MaxAllocationDuration;
 
 fn aged(seconds: Option<u32>) -> ServerConfig {
-    ServerConfig { max_session_duration: MaxSessionDuration { seconds, realms: HashMap::new() }, ..config() }
+    ServerConfig {
+        max_allocation_duration: MaxAllocationDuration { seconds, realms: HashMap::new() },
+        ..config()
+    }
 }
 
 fn refreshed(world: &mut World) -> u32 {
@@ -42,7 +45,7 @@ fn an_unrefreshed_allocation_expires_as_usual() {
 }
 
 #[test]
-fn a_reload_applies_the_new_maximum_to_existing_sessions() {
+fn a_reload_applies_the_new_maximum_to_existing_allocations() {
     let mut world = World::with(aged(None));
     world.allocated();
     assert_eq!(refreshed(&mut world), 3600);
@@ -59,8 +62,10 @@ fn a_reload_applies_the_new_maximum_to_existing_sessions() {
 #[test]
 fn a_realm_may_have_its_own_maximum_duration() {
     let realms = HashMap::from([(REALM.into(), None)]);
-    let config =
-        ServerConfig { max_session_duration: MaxSessionDuration { seconds: Some(600), realms }, ..config() };
+    let config = ServerConfig {
+        max_allocation_duration: MaxAllocationDuration { seconds: Some(600), realms },
+        ..config()
+    };
     let mut world = World::with(config);
     world.allocated();
     assert_eq!(refreshed(&mut world), 3600, "none");

@@ -1,4 +1,4 @@
-// Sessions: search, list in pages, details, and ending one.
+// Allocations: search, list in pages, details, and ending one.
 
 import { ask } from "./api.js";
 import { announce, h, panel, setText, table } from "./dom.js";
@@ -6,10 +6,10 @@ import { bits, bytes, count, many, named, perSecond, span, user } from "./format
 
 const PAGE = 100;
 const AGAIN_MS = 2000;
-const FIELDS = { user: "User", client: "Client address", relayed: "Relayed address", realm: "Realm", id: "Session" };
+const FIELDS = { user: "User", client: "Client address", relayed: "Relayed address", realm: "Realm", id: "Allocation" };
 
 // `words` is the query of the page's own address: the search, and the cursors of the pages before.
-export function sessions(words) {
+export function allocations(words) {
   const by = h("select", { id: "by" }, Object.entries(FIELDS).map(([value, name]) => h("option", { value }, name)));
   const wanted = h("input", { id: "wanted", type: "search", autocomplete: "off", spellcheck: "false" });
   const transport = h("select", { id: "transport" }, ["", "udp", "tcp", "tls", "dtls"].map((value) =>
@@ -25,7 +25,7 @@ export function sessions(words) {
       event.preventDefault();
       const text = wanted.value.trim();
       if (by.value === "id" && text !== "") {
-        location.hash = `#/sessions/${text}`;
+        location.hash = `#/allocations/${text}`;
         return;
       }
       const query = new URLSearchParams();
@@ -41,18 +41,18 @@ export function sessions(words) {
 
   const found = h("p", { class: "note", role: "status" }, "Loading…");
   const problem = h("p", { class: "warning", hidden: true, role: "alert" });
-  const list = table("Sessions", [
-    { title: "User", heads: true, cell: (row) => ({ text: user(row.user), href: `#/sessions/${row.id}`, note: named(row.realm) }) },
+  const list = table("Allocations", [
+    { title: "User", heads: true, cell: (row) => ({ text: user(row.user), href: `#/allocations/${row.id}`, note: named(row.realm) }) },
     { title: "Client", cell: (row) => ({ text: row.client, note: row.away ? `${row.transport}, away` : row.transport }) },
     { title: "Relayed", cell: (row) => row.relayed.map((one) => one.address).join(", ") },
     { title: "Age", number: true, cell: (row) => span(row.age_s) },
     { title: "To peers", number: true, cell: (row) => bytes(row.to_peer.bytes) },
     { title: "To client", number: true, cell: (row) => bytes(row.to_client.bytes) },
     { title: "Worker", number: true, cell: (row) => ({ text: String(row.worker), note: place(row) || undefined }) },
-  ], "No matching sessions.");
+  ], "No matching allocations.");
   const back = h("button", { type: "button", onclick: () => history.back() }, "Previous page");
   const onward = h("button", { type: "button" }, "Next page");
-  const pages = h("nav", { "aria-label": "Pages of sessions", class: "pages" }, back, onward);
+  const pages = h("nav", { "aria-label": "Pages of allocations", class: "pages" }, back, onward);
   const page = Number(words.get("page") ?? 1);
   let current = true;
   let next = null;
@@ -68,17 +68,17 @@ export function sessions(words) {
     query.delete("page");
     query.set("limit", PAGE);
     try {
-      // In a fleet, the sessions of all nodes.
+      // In a fleet, the allocations of all nodes.
       const { node } = await ask("/v1/status");
-      const answer = await ask(`/v1/${node ? "fleet/" : ""}sessions?${query}`);
+      const answer = await ask(`/v1/${node ? "fleet/" : ""}allocations?${query}`);
       if (!current) return;
       next = answer.next;
-      list.update(answer.sessions);
+      list.update(answer.allocations);
       const silent = answer.silent ?? [];
-      setText(problem, `Some sessions are missing. ${silent.join("; ")}`);
+      setText(problem, `Some allocations are missing. ${silent.join("; ")}`);
       problem.hidden = silent.length === 0;
-      const sessions = many(answer.sessions.length, "session");
-      setText(found, page === 1 && next === null ? sessions : `${sessions}, page ${page}${next === null ? " (the last)" : ""}`);
+      const allocations = many(answer.allocations.length, "allocation");
+      setText(found, page === 1 && next === null ? allocations : `${allocations}, page ${page}${next === null ? " (the last)" : ""}`);
     } catch (error) {
       if (!current) return;
       list.update([]);
@@ -94,8 +94,8 @@ export function sessions(words) {
   onward.hidden = true;
   load();
   return {
-    element: h("div", {}, h("h1", { tabindex: "-1" }, "Sessions"), form, problem, found, list.element, pages),
-    title: "Sessions",
+    element: h("div", {}, h("h1", { tabindex: "-1" }, "Allocations"), form, problem, found, list.element, pages),
+    title: "Allocations",
     close: () => {
       current = false;
     },
@@ -109,14 +109,14 @@ function place(row) {
 // Returns true if that is another page.
 function go(query) {
   const text = query.toString();
-  const wanted = text === "" ? "#/sessions" : `#/sessions?${text}`;
+  const wanted = text === "" ? "#/allocations" : `#/allocations?${text}`;
   if (location.hash === wanted) return false;
   location.hash = wanted;
   return true;
 }
 
-// One session, refreshed every two seconds. `mayChange` returns true if it may be ended.
-export function session(id, mayChange) {
+// One allocation, refreshed every two seconds. `mayChange` returns true if it may be ended.
+export function allocation(id, mayChange) {
   const about = h("dl", { class: "facts" });
   const problem = h("p", { class: "warning", hidden: true, role: "alert" });
   const permissions = table("Permissions", [
@@ -128,14 +128,14 @@ export function session(id, mayChange) {
     { title: "Peer", cell: (row) => row.peer },
     { title: "Left", number: true, cell: (row) => span(row.expires_in_s) },
   ], "No bound channels.");
-  const end = h("button", { type: "button", class: "danger", disabled: true, onclick: () => dialog.showModal() }, "End session…");
+  const end = h("button", { type: "button", class: "danger", disabled: true, onclick: () => dialog.showModal() }, "End allocation…");
   const why = h("p", { class: "note", id: "why-not" });
   const question = h("p");
   const dialog = h("dialog", { "aria-labelledby": "end-title" },
-    h("h2", { id: "end-title" }, "End this session?"), question,
+    h("h2", { id: "end-title" }, "End this allocation?"), question,
     h("p", { class: "actions" },
       h("button", { type: "button", autofocus: true, onclick: () => dialog.close() }, "Cancel"),
-      h("button", { type: "button", class: "danger", onclick: finish }, "End session")));
+      h("button", { type: "button", class: "danger", onclick: finish }, "End allocation")));
   const facts = new Map();
   let before = null;
   let current = true;
@@ -152,7 +152,7 @@ export function session(id, mayChange) {
 
   async function load() {
     try {
-      const found = await ask(`/v1/sessions/${encodeURIComponent(id)}`);
+      const found = await ask(`/v1/allocations/${encodeURIComponent(id)}`);
       if (!current) return;
       show(found);
       problem.hidden = true;
@@ -162,7 +162,7 @@ export function session(id, mayChange) {
       setText(problem, error.message);
       problem.hidden = false;
       end.disabled = true;
-      // An ended session does not come back.
+      // An ended allocation does not come back.
       if (error.status !== 404 && error.status !== 400) timer = setTimeout(load, AGAIN_MS);
     }
   }
@@ -190,7 +190,7 @@ export function session(id, mayChange) {
     fact("Worker", String(found.worker));
     permissions.update(found.permissions ?? []);
     channels.update(found.channels ?? []);
-    setText(question, `The client ${found.client} of ${user(found.user)} loses its relayed traffic. It may immediately start another session.`);
+    setText(question, `The client ${found.client} of ${user(found.user)} loses its relayed traffic. It may immediately start another allocation.`);
     before = found;
     const allowed = mayChange();
     end.disabled = !allowed;
@@ -200,9 +200,9 @@ export function session(id, mayChange) {
   async function finish() {
     dialog.close();
     try {
-      const ended = await ask(`/v1/sessions/${encodeURIComponent(id)}`, { method: "DELETE" });
-      announce(`The session of ${user(ended.user)} has ended.`);
-      location.hash = "#/sessions";
+      const ended = await ask(`/v1/allocations/${encodeURIComponent(id)}`, { method: "DELETE" });
+      announce(`The allocation of ${user(ended.user)} has ended.`);
+      location.hash = "#/allocations";
     } catch (error) {
       setText(problem, error.message);
       problem.hidden = false;
@@ -212,10 +212,10 @@ export function session(id, mayChange) {
   end.setAttribute("aria-describedby", "why-not");
   load();
   return {
-    element: h("div", {}, h("p", {}, h("a", { href: "#/sessions" }, "All sessions")),
-      h("h1", { tabindex: "-1", class: "id" }, `Session ${id}`), problem, about, h("p", {}, end), why, dialog,
+    element: h("div", {}, h("p", {}, h("a", { href: "#/allocations" }, "All allocations")),
+      h("h1", { tabindex: "-1", class: "id" }, `Allocation ${id}`), problem, about, h("p", {}, end), why, dialog,
       h("div", { class: "panels" }, panel("Permissions", null, permissions.element), panel("Channels", null, channels.element))),
-    title: "Session",
+    title: "Allocation",
     close: () => {
       current = false;
       clearTimeout(timer);

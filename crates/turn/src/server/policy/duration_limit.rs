@@ -3,18 +3,21 @@
 use std::collections::HashMap;
 
 use crate::{
-    server::{ClosedReason, Effect, Family, Policy, Server, request::context::Context, session::Session},
+    server::{
+        ClosedReason, Effect, Family, Policy, Server, allocation_state::AllocationState,
+        request::context::Context,
+    },
     time::Now,
 };
 
-/// Maximum session duration in seconds; `None` for unlimited.
+/// Maximum duration in seconds; `None` for unlimited.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct MaxSessionDuration {
+pub struct MaxAllocationDuration {
     pub seconds: Option<u32>,
     pub realms: HashMap<Box<str>, Option<u32>>,
 }
 
-impl MaxSessionDuration {
+impl MaxAllocationDuration {
     pub(crate) fn limit(&self, realm: &str, seconds: u32) -> u32 {
         self.of(realm).map_or(seconds, |most| most.min(seconds))
     }
@@ -23,10 +26,10 @@ impl MaxSessionDuration {
         self.realms.get(realm).copied().unwrap_or(self.seconds)
     }
 
-    fn left_ms(&self, now: Now, session: &Session) -> Option<u64> {
-        // Wraps: the session may have begun in a previous process, before this clock started.
-        let age_ms = now.ms.wrapping_sub(session.opened_ms);
-        self.of(&session.realm).map(|most| (u64::from(most) * 1000).saturating_sub(age_ms))
+    fn left_ms(&self, now: Now, state: &AllocationState) -> Option<u64> {
+        // Wraps: the allocation may have begun in a previous process, before this clock started.
+        let age_ms = now.ms.wrapping_sub(state.opened_ms);
+        self.of(&state.realm).map(|most| (u64::from(most) * 1000).saturating_sub(age_ms))
     }
 }
 
@@ -60,21 +63,21 @@ impl<P: Policy> Server<P> {
 
     /// `None` if unlimited.
     pub(crate) fn left_ms(&mut self, now: Now, index: u32) -> Option<u64> {
-        let session = self.sessions.get(index)?;
-        let of_age = self.config.max_session_duration.left_ms(now, session);
+        let state = self.states.get(index)?;
+        let of_age = self.config.max_allocation_duration.left_ms(now, state);
         let of_credential = self.left_to_credential_ms(now, index);
         of_age.into_iter().chain(of_credential).min()
     }
 
     fn left_to_credential_ms(&mut self, now: Now, index: u32) -> Option<u64> {
         let until_unix =
-            self.sessions.get(index)?.until_unix.filter(|_| self.config.limits.end_with_credential)?;
+            self.states.get(index)?.until_unix.filter(|_| self.config.limits.end_with_credential)?;
         Some(until_unix.saturating_sub(now.unix).saturating_mul(1000))
     }
 
     pub(crate) fn why_over(&mut self, now: Now, index: u32) -> ClosedReason {
-        let session = self.sessions.get(index);
-        if session.is_some_and(|session| self.config.max_session_duration.left_ms(now, session) == Some(0)) {
+        let state = self.states.get(index);
+        if state.is_some_and(|state| self.config.max_allocation_duration.left_ms(now, state) == Some(0)) {
             ClosedReason::MaxAge
         } else if self.left_to_credential_ms(now, index) == Some(0) {
             ClosedReason::Credential

@@ -1,4 +1,4 @@
-//! Sessions: listed in pages, shown, ended. Workers are queried slice by slice (`turnpike_relay::sessions`).
+//! Allocations: listed in pages, shown, ended. Workers are queried slice by slice (`turnpike_relay::allocations`).
 
 use std::sync::Arc;
 
@@ -9,15 +9,18 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use tokio::sync::oneshot;
-use turnpike_api::{Channel, Permission, RelayedAddress, Session, SessionPage, SessionQuery, Traffic};
-use turnpike_relay::sessions::{Look, Looked, Session as Found, SessionFilter, Tally};
-use turnpike_turn::server::{ClosedReason, SessionId};
+use turnpike_api::{
+    Allocation, AllocationPage, AllocationQuery, Channel, Permission, RelayedAddress, Traffic,
+};
+use turnpike_relay::allocations::{AllocationFilter, AllocationSnapshot as Found, Look, Looked, Tally};
+use turnpike_turn::server::{AllocationId, ClosedReason};
 
 use super::{
     App, Json, PathPart,
+    allocation_query::{filter, limit},
+    deprecated,
     fleet::{self, Asker},
     path_part, query, server_of,
-    session_query::{filter, limit},
 };
 use crate::{
     access::{Audit, Grant},
@@ -27,11 +30,11 @@ use crate::{
 
 /// Prefix of a cursor of the previous process.
 const PREVIOUS: &str = "previous";
-/// A session that moves to another worker during a search can be missed; repeated searches make that
+/// An allocation that moves to another worker during a search can be missed; repeated searches make that
 /// unlikely.
 const TRIES: usize = 3;
 
-/// Position of a listing. Sessions that begin after it are on a later page; sessions that move to an earlier
+/// Position of a listing. Allocations that begin after it are on a later page; allocations that move to an earlier
 /// worker are on none.
 enum Place {
     Here {
@@ -48,7 +51,7 @@ impl Default for Place {
     }
 }
 
-fn place(query: &SessionQuery) -> Result<Place, Problem> {
+fn place(query: &AllocationQuery) -> Result<Place, Problem> {
     let Some(cursor) = &query.cursor else { return Ok(Place::default()) };
     let place = match cursor.strip_prefix(PREVIOUS) {
         Some("") => Some(Place::Previous(None)),
@@ -60,56 +63,56 @@ fn place(query: &SessionQuery) -> Result<Place, Problem> {
     place.ok_or_else(|| Problem::bad_request("cursor must be `next` of another page"))
 }
 
-/// Lists sessions in pages. A session that exists throughout and stays on its worker is on exactly one page.
+/// Lists allocations in pages. An allocation that exists throughout and stays on its worker is on exactly one page.
 #[utoipa::path(
     get,
-    path = "/v1/sessions",
-    tag = "sessions",
-    params(SessionQuery),
+    path = "/v1/allocations",
+    tag = "allocations",
+    params(AllocationQuery),
     responses(
-        (status = 200, description = "A page. `next` is null on the last one.", body = SessionPage),
+        (status = 200, description = "A page. `next` is null on the last one.", body = AllocationPage),
     ),
 )]
 pub(super) async fn list(
     State(app): State<App>,
     Extension(grant): Extension<Grant>,
     uri: Uri,
-) -> Result<Json<SessionPage>, Problem> {
+) -> Result<Json<AllocationPage>, Problem> {
     app.page(&grant, &query(&uri)?).await.map(Json)
 }
 
-/// Shows a session with its permissions and channels, on any node of the fleet.
+/// Shows an allocation with its permissions and channels, on any node of the fleet.
 #[utoipa::path(
     get,
-    path = "/v1/sessions/{id}",
-    tag = "sessions",
+    path = "/v1/allocations/{id}",
+    tag = "allocations",
     params(("id" = String, Path, description = "Its name: 32 hex digits.", min_length = 32, max_length = 32, pattern = "^[0-9a-fA-F]{32}$")),
     responses(
-        (status = 200, description = "The session.", body = Session),
+        (status = 200, description = "The allocation.", body = Allocation),
     ),
 )]
 pub(super) async fn one(
     State(app): State<App>,
     Extension(grant): Extension<Grant>,
     id: PathPart,
-) -> Result<Json<Session>, Problem> {
+) -> Result<Json<Allocation>, Problem> {
     let id = read_id(id)?;
     for _ in 0..TRIES {
         if let Some(found) = app.find(id).await? {
-            return Ok(Json(session_with_details(found)));
+            return Ok(Json(allocation_with_details(found)));
         }
     }
     app.elsewhere(app.asker(&grant), &Method::GET, id).await.map(Json)
 }
 
-/// Ends a session on any node of the fleet. Its client may immediately start another one.
+/// Ends an allocation on any node of the fleet. Its client may immediately start another one.
 #[utoipa::path(
     delete,
-    path = "/v1/sessions/{id}",
-    tag = "sessions",
+    path = "/v1/allocations/{id}",
+    tag = "allocations",
     params(("id" = String, Path, description = "Its name: 32 hex digits.", min_length = 32, max_length = 32, pattern = "^[0-9a-fA-F]{32}$")),
     responses(
-        (status = 200, description = "The session before its end.", body = Session),
+        (status = 200, description = "The allocation before its end.", body = Allocation),
     ),
 )]
 pub(super) async fn end(
@@ -122,22 +125,22 @@ pub(super) async fn end(
         if let Some(found) = app.find(id).await?
             && app.end(&found).await?
         {
-            return Ok(ended(session_with_details(found)));
+            return Ok(ended(allocation_with_details(found)));
         }
     }
     app.elsewhere(app.asker(&grant), &Method::DELETE, id).await.map(ended)
 }
 
-fn ended(session: Session) -> Response {
-    let Session { id, user, realm, node, process, .. } = &session;
+fn ended(allocation: Allocation) -> Response {
+    let Allocation { id, user, realm, node, process, .. } = &allocation;
     let process = process.map_or_else(String::new, |pid| format!(" in process {pid}"));
     let node = node.as_ref().map_or_else(String::new, |node| format!(" at node {node:?}"));
     // Usernames are untrusted input and must not forge log lines.
-    let audit = Audit(format!("session {id} of {user:?} in realm {realm:?}{process}{node} was ended"));
-    (Extension(audit), Json(session)).into_response()
+    let audit = Audit(format!("allocation {id} of {user:?} in realm {realm:?}{process}{node} was ended"));
+    (Extension(audit), Json(allocation)).into_response()
 }
 
-fn read_id(id: PathPart) -> Result<SessionId, Problem> {
+fn read_id(id: PathPart) -> Result<AllocationId, Problem> {
     let text = path_part(id)?;
     text.parse().map_err(|error| Problem::bad_request(format!("{text:?}: {error}")))
 }
@@ -146,14 +149,16 @@ pub(super) fn predecessor_silent(why: String) -> Problem {
     Problem::new(StatusCode::GATEWAY_TIMEOUT, "predecessor_silent", why)
 }
 
-fn no_such(id: SessionId, silent: usize) -> Problem {
+fn no_such(id: AllocationId, silent: usize) -> Problem {
     let detail = match silent {
-        0 => format!("there is no session {id}: it may have ended"),
+        0 => format!("there is no allocation {id}: it may have ended"),
         nodes => {
-            format!("there is no session {id} on the nodes that answered; nodes without an answer: {nodes}")
+            format!(
+                "there is no allocation {id} on the nodes that answered; nodes without an answer: {nodes}"
+            )
         }
     };
-    Problem::new(StatusCode::NOT_FOUND, "no_such_session", detail)
+    Problem::new(StatusCode::NOT_FOUND, "no_such_allocation", detail)
 }
 
 impl App {
@@ -162,46 +167,47 @@ impl App {
         server_of(&*self.program)
     }
 
-    /// Sessions of this server, followed by those of the previous process.
-    pub(super) async fn page(&self, by: &Grant, query: &SessionQuery) -> Result<SessionPage, Problem> {
+    /// Allocations of this server, followed by those of the previous process.
+    pub(super) async fn page(&self, by: &Grant, query: &AllocationQuery) -> Result<AllocationPage, Problem> {
         let (filter, limit, mut place) = (Arc::new(filter(query)?), limit(query)?, place(query)?);
         let workers = self.server()?.relay.workers();
-        let mut page = SessionPage::default();
+        let mut page = AllocationPage::default();
         while let Place::Here { worker, slot } = place {
             if worker >= workers {
                 place = Place::Previous(None);
                 break;
             }
-            let most = limit - page.sessions.len();
+            let most = limit - page.allocations.len();
             if most == 0 {
                 page.next = Some(format!("{worker}.{slot}"));
                 return Ok(page);
             }
             let look = Look { from: slot, most, filter: Arc::clone(&filter), details: false };
             let looked = self.look(worker, look).await?;
-            page.sessions.extend(looked.sessions.into_iter().map(session));
+            page.allocations.extend(looked.allocations.into_iter().map(allocation));
             place = match looked.next {
                 Some(slot) => Place::Here { worker, slot },
                 None => Place::Here { worker: worker + 1, slot: 0 },
             };
         }
         if let (Place::Previous(cursor), Some(predecessor)) = (place, &self.predecessor) {
-            let left = limit - page.sessions.len();
+            let left = limit - page.allocations.len();
             if left == 0 {
                 page.next = Some(PREVIOUS.to_owned());
                 return Ok(page);
             }
-            let asked = SessionQuery { limit: Some(left), cursor, ..query.clone() };
+            let asked = AllocationQuery { limit: Some(left), cursor, ..query.clone() };
             let words = serde_urlencoded::to_string(asked).unwrap_or_default();
-            let path = format!("/v1/sessions?{words}");
+            let path = format!("{}?{words}", deprecated::ALLOCATIONS);
             let found = predecessor.ask(&Method::GET, path, String::new(), by.to_string()).await;
             let found = found.and_then(|found| {
-                found.map(|(pid, answer)| Ok((pid, fleet::read::<SessionPage>(&answer)?))).transpose()
+                found.map(|(pid, answer)| Ok((pid, fleet::read::<AllocationPage>(&answer)?))).transpose()
             });
             match found {
                 Ok(None) => {}
-                Ok(Some((pid, SessionPage { sessions, next, silent }))) => {
-                    page.sessions.extend(sessions.into_iter().map(|session| session.of_process(pid)));
+                Ok(Some((pid, AllocationPage { allocations, next, silent }))) => {
+                    page.allocations
+                        .extend(allocations.into_iter().map(|allocation| allocation.of_process(pid)));
                     page.next = next.map(|next| format!("{PREVIOUS}.{next}"));
                     page.silent = silent;
                 }
@@ -233,26 +239,31 @@ impl App {
         Ok(sums)
     }
 
-    /// Shows or ends a session in the previous process or on another node.
-    async fn elsewhere(&self, asker: Asker<'_>, method: &Method, id: SessionId) -> Result<Session, Problem> {
-        let path = format!("/v1/sessions/{id}");
+    /// Shows or ends an allocation in the previous process or on another node.
+    async fn elsewhere(
+        &self,
+        asker: Asker<'_>,
+        method: &Method,
+        id: AllocationId,
+    ) -> Result<Allocation, Problem> {
+        let path = format!("{}/{id}", deprecated::ALLOCATIONS);
         if let Some(predecessor) = &self.predecessor {
             let silent = predecessor_silent;
             let by = asker.grant.to_string();
             let answer = predecessor.ask(method, path.clone(), String::new(), by).await.map_err(silent)?;
             if let Some((pid, answer)) = answer.filter(|(_, answer)| answer.status != 404) {
-                return match fleet::read::<Session>(&answer) {
-                    Ok(session) => Ok(session.of_process(pid)),
+                return match fleet::read::<Allocation>(&answer) {
+                    Ok(allocation) => Ok(allocation.of_process(pid)),
                     Err(why) => Err(silent(format!("the previous process {pid}: {why}"))),
                 };
             }
         }
         let (found, silent) = self.ask_others(asker, method, &path).await;
         let (node, answer) = found.ok_or_else(|| no_such(id, silent))?;
-        let session = fleet::read::<Session>(&answer);
+        let allocation = fleet::read::<Allocation>(&answer);
         let strange =
             |why| Problem::new(StatusCode::BAD_GATEWAY, "node_not_understood", format!("node {node}: {why}"));
-        Ok(session.map_err(strange)?.of_node(&node))
+        Ok(allocation.map_err(strange)?.of_node(&node))
     }
 
     async fn end(&self, found: &Found) -> Result<bool, Problem> {
@@ -263,14 +274,14 @@ impl App {
         answer.await.map_err(|_| Problem::stopping())
     }
 
-    async fn find(&self, id: SessionId) -> Result<Option<Found>, Problem> {
-        let filter = Arc::new(SessionFilter { id: Some(id), ..SessionFilter::default() });
+    async fn find(&self, id: AllocationId) -> Result<Option<Found>, Problem> {
+        let filter = Arc::new(AllocationFilter { id: Some(id), ..AllocationFilter::default() });
         for worker in 0..self.server()?.relay.workers() {
             let mut from = Some(0);
             while let Some(slot) = from {
                 let look = Look { from: slot, most: 1, filter: Arc::clone(&filter), details: true };
                 let mut looked = self.look(worker, look).await?;
-                if let Some(found) = looked.sessions.pop() {
+                if let Some(found) = looked.allocations.pop() {
                     return Ok(Some(found));
                 }
                 from = looked.next;
@@ -280,11 +291,11 @@ impl App {
     }
 }
 
-fn session(found: Found) -> Session {
+fn allocation(found: Found) -> Allocation {
     let traffic = |(datagrams, bytes)| Traffic { datagrams, bytes };
     #[expect(clippy::cast_precision_loss, reason = "2^53 ms are 285,000 years")]
     let age_s = found.age_ms as f64 / 1000.0;
-    Session {
+    Allocation {
         id: found.id.to_string(),
         realm: found.realm.to_string(),
         user: found.username.into_string(),
@@ -315,10 +326,10 @@ fn session(found: Found) -> Session {
     }
 }
 
-fn session_with_details(mut found: Found) -> Session {
+fn allocation_with_details(mut found: Found) -> Allocation {
     let permissions = std::mem::take(&mut found.permissions).into_iter();
     let channels = std::mem::take(&mut found.channels).into_iter();
-    Session {
+    Allocation {
         permissions: Some(
             permissions
                 .map(|(peer, left_ms)| Permission { peer: peer.to_string(), expires_in_s: left_ms / 1000 })
@@ -333,6 +344,6 @@ fn session_with_details(mut found: Found) -> Session {
                 })
                 .collect(),
         ),
-        ..session(found)
+        ..allocation(found)
     }
 }

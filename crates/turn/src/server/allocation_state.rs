@@ -1,4 +1,4 @@
-//! Control-plane state of an allocation. State of an Allocate in progress is boxed, so that idle sessions
+//! Control-plane state of an allocation. State of an Allocate in progress is boxed, so that idle allocations
 //! stay small.
 
 use std::{
@@ -11,11 +11,11 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AllocationId, Family, UserRef,
+    AllocationSlot, Family, UserRef,
     auth::{
         claim::{Grant, Who},
+        masked::Masked,
         replay::Recorded,
-        secret::Secret,
     },
     data::forwarding::Entry,
     mobility::Mobility,
@@ -24,45 +24,45 @@ use super::{
 use crate::random::Random;
 
 /// 128 random bits, written as 32 hex digits. A counter would repeat after a restart, and an old number
-/// would then close another session.
+/// would then close another allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct SessionId([u8; 16]);
+pub struct AllocationId([u8; 16]);
 
-impl SessionId {
+impl AllocationId {
     pub(crate) fn draw(random: &mut Random) -> Self {
         Self(random.bytes())
     }
 }
 
-impl fmt::Display for SessionId {
+impl fmt::Display for AllocationId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:032x}", u128::from_be_bytes(self.0))
     }
 }
 
-impl fmt::Debug for SessionId {
+impl fmt::Debug for AllocationId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SessionId({self})")
+        write!(f, "AllocationId({self})")
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a session ID: expected 32 hex digits")]
-pub struct NoSessionId;
+#[error("not an allocation ID: expected 32 hex digits")]
+pub struct InvalidAllocationId;
 
-impl FromStr for SessionId {
-    type Err = NoSessionId;
+impl FromStr for AllocationId {
+    type Err = InvalidAllocationId;
 
-    fn from_str(text: &str) -> Result<Self, NoSessionId> {
+    fn from_str(text: &str) -> Result<Self, InvalidAllocationId> {
         if text.len() != 32 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Err(NoSessionId);
+            return Err(InvalidAllocationId);
         }
-        u128::from_str_radix(text, 16).map(|bits| Self(bits.to_be_bytes())).map_err(|_| NoSessionId)
+        u128::from_str_radix(text, 16).map(|bits| Self(bits.to_be_bytes())).map_err(|_| InvalidAllocationId)
     }
 }
 
-pub(crate) struct Session {
-    pub(crate) id: SessionId,
+pub(crate) struct AllocationState {
+    pub(crate) id: AllocationId,
     pub(crate) realm: Arc<str>,
     /// USERNAME of the Allocate; later requests must use the same (RFC 8656 section 5).
     pub(crate) username: Box<str>,
@@ -76,7 +76,7 @@ pub(crate) struct Session {
     /// Transaction ID of the Allocate. This and the next three fields repeat its answer for retransmissions.
     pub(crate) transaction: [u8; 12],
     pub(crate) granted: u32,
-    pub(crate) reservation: Option<Secret<[u8; 8]>>,
+    pub(crate) reservation: Option<Masked<[u8; 8]>>,
     pub(crate) address_error: Option<(Family, u16)>,
     /// For the log: the relayed transport address of a dual-stack allocation that ended first.
     pub(crate) former: Option<Box<SocketAddr>>,
@@ -96,7 +96,7 @@ pub(crate) struct Pending {
     pub(crate) asked_ms: u64,
 }
 
-impl Session {
+impl AllocationState {
     pub(crate) fn identity(&self) -> &str {
         self.identity.as_deref().unwrap_or(&self.username)
     }
@@ -131,22 +131,22 @@ impl Session {
 }
 
 #[derive(Default)]
-pub(crate) struct Sessions(Vec<Option<Box<Session>>>);
+pub(crate) struct AllocationStates(Vec<Option<Box<AllocationState>>>);
 
-impl Sessions {
-    pub(crate) fn get(&mut self, index: u32) -> Option<&mut Session> {
+impl AllocationStates {
+    pub(crate) fn get(&mut self, index: u32) -> Option<&mut AllocationState> {
         self.0.get_mut(index as usize)?.as_deref_mut()
     }
 
-    pub(crate) fn insert(&mut self, id: AllocationId, session: Session) {
+    pub(crate) fn insert(&mut self, id: AllocationSlot, state: AllocationState) {
         let index = id.index as usize;
         if self.0.len() <= index {
             self.0.resize_with(index + 1, || None);
         }
-        self.0[index] = Some(Box::new(session));
+        self.0[index] = Some(Box::new(state));
     }
 
-    pub(crate) fn remove(&mut self, index: u32) -> Option<Box<Session>> {
+    pub(crate) fn remove(&mut self, index: u32) -> Option<Box<AllocationState>> {
         self.0.get_mut(index as usize)?.take()
     }
 }
@@ -157,21 +157,21 @@ mod tests {
     use crate::random::Seed;
 
     #[test]
-    fn a_session_id_parses_only_as_displayed() {
-        let id = SessionId::draw(&mut Random::new(Seed([7; 32])));
+    fn an_allocation_id_parses_only_as_displayed() {
+        let id = AllocationId::draw(&mut Random::new(Seed([7; 32])));
         let text = id.to_string();
         assert_eq!((text.len(), text.parse()), (32, Ok(id)));
-        assert_eq!(SessionId([0; 16]).to_string(), "0".repeat(32));
+        assert_eq!(AllocationId([0; 16]).to_string(), "0".repeat(32));
         let longer = format!("{text}0");
         let signed = format!("+{}", &text[1..]);
         for bad in ["", &text[1..], &longer, &signed, &"g".repeat(32), &"\u{e9}".repeat(16)] {
-            assert_eq!(bad.parse::<SessionId>(), Err(NoSessionId), "{bad:?}");
+            assert_eq!(bad.parse::<AllocationId>(), Err(InvalidAllocationId), "{bad:?}");
         }
     }
 
     #[test]
     fn an_idle_allocation_is_small() {
-        let sizes = (size_of::<Entry>(), size_of::<Session>());
+        let sizes = (size_of::<Entry>(), size_of::<AllocationState>());
         println!("{sizes:?} bytes");
         // On top: the username, two table slots (24 bytes), a timer (16), a hash entry (about 8) and
         // allocator headers.
