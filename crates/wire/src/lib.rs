@@ -4,6 +4,7 @@
 
 pub mod address;
 pub mod channel_data;
+pub mod client_hello;
 pub mod demux;
 pub mod escape;
 pub mod frame;

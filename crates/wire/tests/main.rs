@@ -2,7 +2,9 @@
 #![forbid(unsafe_code)]
 #![cfg(test)]
 
+mod client_hello;
 mod fuzz_channel_data;
+mod fuzz_client_hello;
 mod fuzz_frames;
 mod fuzz_indication;
 mod fuzz_proxy_protocol;

@@ -93,6 +93,15 @@ pub(super) const TARGETS: &[Target] = &[
         holds: "PROXY headers: any split gives the same result, they round-trip and are bounded",
     },
     Target {
+        name: "client_hello",
+        package: "wire",
+        program: Program::Integration,
+        test: "fuzz_client_hello::client_hello",
+        max_len: 600,
+        about: &["crates/wire/src/client_hello.rs"],
+        holds: "TLS ClientHellos: any split gives the same result, nothing is read twice, memory is bounded",
+    },
+    Target {
         name: "dtls_hello",
         package: "relay",
         program: Program::Unit,
