@@ -235,7 +235,7 @@ pub struct Rule {
     pub kernel: Option<bool>,
 }
 
-/// How the bytes of a TCP connection are copied.
+/// Method that copies the bytes of a TCP connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CopyMode {
     /// Through a buffer first, through a pipe once a connection proves to be bulk, and back.

@@ -51,7 +51,7 @@ pub struct Channel {
 pub struct Message {
     /// Zeroized on drop, as they may hold secrets.
     pub bytes: Zeroizing<Vec<u8>>,
-    /// In the order sent; close-on-exec.
+    /// Same order as sent; close-on-exec.
     pub descriptors: Vec<OwnedFd>,
 }
 

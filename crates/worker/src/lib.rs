@@ -147,7 +147,7 @@ impl<C, S> Frame<C, S> {
             return Some(command);
         }
         let command = self.commands.try_recv().or_else(|_| {
-            // In this order: a command sent from now on wakes the poller again.
+            // The order matters: a command sent from now on wakes the poller again.
             self.sender.waker.acknowledge();
             self.commands.try_recv()
         });
