@@ -29,7 +29,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch},
     time::{Instant as Deadline, MissedTickBehavior, interval, timeout, timeout_at},
 };
-use turnpike_api::{History, Live, Status, Talkers, with_old_fields};
+use turnpike_api::{History, Live, Status, Talkers};
 use turnpike_turn::server::stats::ALLOCATION_MS;
 use turnpike_wire::escape;
 
@@ -80,7 +80,7 @@ impl Frame {
 
 fn event(name: &str, data: &impl serde::Serialize) -> Bytes {
     let json = serde_json::to_string(data).unwrap_or_default();
-    format!("event: {name}\ndata: {}\n\n", escape::json(&with_old_fields(&json))).into()
+    format!("event: {name}\ndata: {}\n\n", escape::json(&json)).into()
 }
 
 impl Feed {

@@ -17,7 +17,7 @@ mod refusals;
 mod running;
 mod server;
 
-use std::{borrow::Cow, sync::Arc};
+use std::sync::Arc;
 
 use axum::{
     Router,
@@ -27,7 +27,7 @@ use axum::{
     routing::{delete, get, post},
 };
 use serde::Serialize;
-use turnpike_api::{Job, with_old_fields};
+use turnpike_api::Job;
 use turnpike_wire::escape;
 use utoipa::{
     Modify, OpenApi,
@@ -241,19 +241,18 @@ async fn not_so(method: Method, uri: Uri) -> Problem {
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "no_such_method", detail)
 }
 
-/// A JSON answer, with the fields of the previous version.
 struct Json<T>(T);
 
 impl<T: Serialize> IntoResponse for Json<T> {
     fn into_response(self) -> Response {
-        json(&self.0, with_old_fields)
+        json(&self.0)
     }
 }
 
-fn json(value: &impl Serialize, finish: impl FnOnce(&str) -> Cow<'_, str>) -> Response {
+fn json(value: &impl Serialize) -> Response {
     match serde_json::to_string(value) {
         Ok(text) => {
-            let text = escape::json(&finish(&text)).into_owned();
+            let text = escape::json(&text).into_owned();
             ([(header::CONTENT_TYPE, "application/json")], text).into_response()
         }
         Err(error) => {

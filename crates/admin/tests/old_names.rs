@@ -47,23 +47,3 @@ fn an_older_node_can_ask_a_newer_one() {
     assert!(page.header("deprecation").starts_with('@'));
     assert_eq!(page.ok()["sessions"].as_array().map(Vec::len), Some(1));
 }
-
-#[test]
-fn scalars_have_both_names() {
-    let running = Running::server(1);
-    let _client = running.allocated();
-    let workers = eventually("the worker counts its allocation", || {
-        let workers = running.get("/v1/workers").ok();
-        (workers["workers"][0]["allocations"] == 1).then_some(workers)
-    });
-    assert_eq!(workers["workers"][0]["sessions"], 1);
-    let realm = &running.get("/v1/realms").ok()["realms"][0];
-    for (old, new) in [
-        ("max_sessions", "max_allocations"),
-        ("max_sessions_per_user", "max_allocations_per_user"),
-        ("bits_per_second_per_session", "bits_per_second_per_allocation"),
-        ("session_length", "max_allocation_duration"),
-    ] {
-        assert!(realm.get(new).is_some() && realm.get(old) == realm.get(new), "{old}: {realm}");
-    }
-}

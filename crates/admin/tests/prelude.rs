@@ -1,8 +1,6 @@
 //! Common imports of the test modules.
 
-pub(crate) use crate::support::{
-    Answer, Dir, FULL, READ, Running, Together, exchange_tls, log, request, without_old_fields,
-};
+pub(crate) use crate::support::{Answer, Dir, FULL, READ, Running, Together, exchange_tls, log, request};
 pub(crate) use serde_json::{Value, json};
 pub(crate) use std::{
     collections::{BTreeMap, BTreeSet},

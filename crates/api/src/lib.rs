@@ -42,7 +42,7 @@ pub use program::{
     Reloaded, RuleStatus, Sandbox, Status,
 };
 pub use refusal::{ClientRefusals, RefusalFilter, RefusalList};
-pub use renamed::{with_new_fields, with_old_fields, with_old_list};
+pub use renamed::{with_new_fields, with_old_list};
 pub use server::{
     CertificateInfo, CertificateList, LimitInfo, LimitList, Listener, Listeners, RelayRange, Worker,
     WorkerList,

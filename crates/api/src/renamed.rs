@@ -1,5 +1,5 @@
-//! Fields with a new name. For one version, answers have scalars under both names, and answers of older programs
-//! are understood.
+//! Fields with a new name. For one version, answers from older programs are understood, and old paths answer with the
+//! old name of their list.
 
 use std::borrow::Cow;
 
@@ -17,94 +17,25 @@ const RENAMED_FIELDS: [RenamedField; 6] = [
     RenamedField { old: "with_sessions", new: "with_allocations" },
 ];
 
-/// Adds the old name of each renamed scalar to a JSON text. Lists keep one name, which would double a page.
-#[must_use]
-pub fn with_old_fields(json: &str) -> Cow<'_, str> {
-    RENAMED_FIELDS.iter().fold(Cow::Borrowed(json), |text, RenamedField { old, new }| {
-        edit(text, new, |gap, separator, value| {
-            (!value.is_empty())
-                .then(|| format!("\"{old}\"{separator}{value},{gap}\"{new}\"{separator}{value}"))
-        })
-    })
-}
-
-/// Gives the fields in an answer of an older program their new names.
+/// Gives the fields in an answer from an older program their new names. A quote within a JSON string follows a backslash, so
+/// `"name":` is always a field.
 #[must_use]
 pub fn with_new_fields(json: &str) -> Cow<'_, str> {
     RENAMED_FIELDS.iter().fold(Cow::Borrowed(json), |text, RenamedField { old, new }| {
-        if text.contains(&format!("\"{new}\":")) {
-            return text;
-        }
-        edit(text, old, |_, separator, value| Some(format!("\"{new}\"{separator}{value}")))
+        let [old, new] = [old, new].map(|name| format!("\"{name}\":"));
+        if !text.contains(&old) || text.contains(&new) { text } else { text.replace(&old, &new).into() }
     })
 }
 
-/// Gives the list in an answer its old name, for clients that ask an old path.
+/// Gives the list in an answer its old name, for clients that use an old path.
 #[must_use]
-pub fn with_old_list(json: &str) -> Cow<'_, str> {
-    edit(Cow::Borrowed(json), "allocations", |_, separator, value| {
-        value.is_empty().then(|| format!("\"sessions\"{separator}"))
-    })
-}
-
-/// Replaces each field `name`. `write` gets the white space before it, the colon with the white space after it,
-/// and the value if it is a number, a boolean or null (otherwise ""). Within a JSON string a quote has a
-/// backslash before it, so that `"name":` is a field wherever it occurs.
-fn edit<'t>(
-    text: Cow<'t, str>,
-    name: &str,
-    write: impl Fn(&str, &str, &str) -> Option<String>,
-) -> Cow<'t, str> {
-    let key = format!("\"{name}\":");
-    if !text.contains(&key) {
-        return text;
-    }
-    let (mut edited, mut rest) = (String::with_capacity(text.len() * 5 / 4), &*text);
-    while let Some(at) = rest.find(&key) {
-        let (before, field) = rest.split_at(at);
-        let after = &field[key.len()..];
-        let blanks = after.len() - after.trim_start().len();
-        let separator = &field[key.len() - 1..key.len() + blanks];
-        let value = &after[blanks..];
-        let end = value.find(|c: char| !matches!(c, '0'..='9' | 'a'..='z' | 'E' | '+' | '-' | '.'));
-        let value = &value[..end.unwrap_or(value.len())];
-        let gap = &before[before.trim_end().len()..];
-        edited.push_str(before);
-        let length = key.len() + blanks + value.len();
-        match write(gap, separator, value) {
-            Some(field) => edited.push_str(&field),
-            None => edited.push_str(&field[..length]),
-        }
-        rest = &field[length..];
-    }
-    edited.push_str(rest);
-    edited.into()
+pub fn with_old_list(json: &str) -> String {
+    json.replace("\"allocations\":[", "\"sessions\":[")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn scalars_have_both_names() {
-        for (json, both) in [
-            (r#"{"allocations":3,"b":1}"#, r#"{"sessions":3,"allocations":3,"b":1}"#),
-            (r#"{"max_allocations":null}"#, r#"{"max_sessions":null,"max_allocations":null}"#),
-            ("{\n  \"allocations\": 3\n}", "{\n  \"sessions\": 3,\n  \"allocations\": 3\n}"),
-            (
-                r#"[{"allocations":1},{"allocations":2}]"#,
-                r#"[{"sessions":1,"allocations":1},{"sessions":2,"allocations":2}]"#,
-            ),
-            (r#"{"allocations":[{"id":"a"}]}"#, r#"{"allocations":[{"id":"a"}]}"#),
-            (r#"{"user":"\"allocations\":3"}"#, r#"{"user":"\"allocations\":3"}"#),
-            (r#"{"limits.allocations":3}"#, r#"{"limits.allocations":3}"#),
-            ("", ""),
-        ] {
-            assert_eq!(with_old_fields(json), both);
-            let read = |text: &str| serde_json::from_str::<serde_json::Value>(text).is_ok();
-            assert_eq!(read(json), read(both), "{both}");
-        }
-    }
 
     #[test]
     fn answers_of_older_programs_are_understood() {

@@ -11,9 +11,7 @@ use std::{
 
 use serde::{Serialize, de::DeserializeOwned};
 use turnpike_admin::Problem;
-use turnpike_api::{
-    Allocation, AllocationPage, AllocationQuery, Drain, Draining, Reloaded, Traffic, with_old_fields,
-};
+use turnpike_api::{Allocation, AllocationPage, AllocationQuery, Drain, Draining, Reloaded, Traffic};
 use turnpike_wire::escape;
 
 use turnpike_measure::units::{bytes, span};
@@ -218,7 +216,7 @@ fn encoded(name: &str) -> String {
 }
 
 fn write_json(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
-    writeln!(out, "{}", escape::json(&with_old_fields(&serde_json::to_string_pretty(value)?)))
+    writeln!(out, "{}", escape::json(&serde_json::to_string_pretty(value)?))
 }
 
 enum ListOutput<const N: usize> {
@@ -246,7 +244,7 @@ impl<const N: usize> ListOutput<N> {
             Self::Json(begun) => {
                 for item in items {
                     let lead = if std::mem::replace(begun, true) { ",\n" } else { "[\n" };
-                    write!(out, "{lead}{}", escape::json(&with_old_fields(&serde_json::to_string(item)?)))?;
+                    write!(out, "{lead}{}", escape::json(&serde_json::to_string(item)?))?;
                 }
                 Ok(())
             }

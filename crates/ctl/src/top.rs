@@ -18,7 +18,7 @@ use ratatui::{
     layout::Rect,
     widgets::Widget as _,
 };
-use turnpike_api::{CertificateInfo, CertificateList, FleetStatus, History, Live, with_old_fields};
+use turnpike_api::{CertificateInfo, CertificateList, FleetStatus, History, Live};
 use turnpike_wire::escape;
 
 use crate::{
@@ -196,11 +196,7 @@ fn lines(
 ) -> Result<(), CommandError> {
     loop {
         let live: Live = client.get("/v1/live")?;
-        writeln!(
-            out,
-            "{}",
-            escape::json(&with_old_fields(&serde_json::to_string(&live).map_err(io::Error::from)?))
-        )?;
+        writeln!(out, "{}", escape::json(&serde_json::to_string(&live).map_err(io::Error::from)?))?;
         out.flush()?;
         if options.once {
             return Ok(());

@@ -43,7 +43,7 @@ pub(super) async fn answer(request: Request, next: Next) -> Response {
         return Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "not_written", detail).into_response();
     };
     let body = match std::str::from_utf8(&bytes) {
-        Ok(text) => Body::from(with_old_list(text).into_owned()),
+        Ok(text) => Body::from(with_old_list(text)),
         Err(_) => Body::from(bytes),
     };
     parts.headers.remove(header::CONTENT_LENGTH);

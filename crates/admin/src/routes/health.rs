@@ -1,6 +1,6 @@
 //! Health checks, metrics, and the list of paths.
 
-use std::{borrow::Cow, fmt::Write as _};
+use std::fmt::Write as _;
 
 use axum::{
     extract::State,
@@ -182,5 +182,5 @@ fn with_own(mut text: String, is_server: bool) -> Result<String, std::fmt::Error
     ),
 )]
 pub(super) async fn openapi() -> Response {
-    super::json(&ApiDocument::openapi(), |text| Cow::Borrowed(text))
+    super::json(&ApiDocument::openapi())
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs};
 
 use serde_json::Value;
 
-use super::{Answer, without_old_fields};
+use super::Answer;
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/routes/examples.json");
 /// Maximum items of a list, and lines of a text.
@@ -29,7 +29,7 @@ impl Examples {
             return;
         }
         let real = if answer.header("content-type").ends_with("json") {
-            shortened(without_old_fields(answer.json()))
+            shortened(answer.json())
         } else {
             let lines: Vec<&str> = answer.body.lines().take(LINES).collect();
             (lines.join("\n") + "\n").into()

@@ -416,27 +416,6 @@ pub(crate) fn request(
     (text + "\r\n" + body.unwrap_or_default()).into_bytes()
 }
 
-/// The answer as the OpenAPI document describes it, without fields of the previous version.
-pub(crate) fn without_old_fields(value: Value) -> Value {
-    const OLD: [&str; 6] = [
-        "sessions",
-        "max_sessions",
-        "max_sessions_per_user",
-        "bits_per_second_per_session",
-        "session_length",
-        "with_sessions",
-    ];
-    match value {
-        Value::Array(items) => items.into_iter().map(without_old_fields).collect(),
-        Value::Object(members) => members
-            .into_iter()
-            .filter(|(name, _)| !OLD.contains(&name.as_str()))
-            .map(|(name, value)| (name, without_old_fields(value)))
-            .collect(),
-        other => other,
-    }
-}
-
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,

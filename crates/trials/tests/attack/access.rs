@@ -136,7 +136,7 @@ fn read_only_tokens_reveal_no_secret_and_change_nothing() {
     }
     assert!(looked > 15, "{looked}");
     // The sessions are visible and unchanged.
-    let (_, sessions) = asked(admin, "GET", "/v1/sessions", READ, "");
+    let (_, sessions) = asked(admin, "GET", "/v1/allocations", READ, "");
     assert!(sessions.contains(BOB.0), "{sessions}");
     let (_, secrets) = asked(admin, "GET", "/v1/secrets", FULL, "");
     assert!(secrets.contains("fingerprint"), "{secrets}");

@@ -194,7 +194,7 @@ fn others() -> Vec<Flood> {
     vec![
         flood("requests to the admin interface", |serve| {
             Box::new(move |_| {
-                for path in ["/metrics", "/v1/status", "/v1/sessions", "/nothing"] {
+                for path in ["/metrics", "/v1/status", "/v1/allocations", "/nothing"] {
                     let _ = fetch(serve.admin(), path);
                 }
                 4
