@@ -85,7 +85,7 @@ impl Collector for ForwarderScrape {
         )?;
         page.each(
             "forward_pauses",
-            "Pauses of reading a TCP connection because of the byte rate of its rule or connection.",
+            "Pauses in reading a TCP connection because of the byte rate of its rule or connection.",
             |rule| rule.pauses,
         )?;
         self.targets(&mut page.encoder)?;
@@ -111,7 +111,7 @@ impl ForwarderScrape {
         )?;
         gauge(
             "forward_target_connections",
-            "Connections and sessions with a target, open or being opened.",
+            "Connections and sessions to a target, open or being opened.",
             |target| target.counts.open,
         )?;
         let mut metric = counter(
@@ -121,7 +121,7 @@ impl ForwarderScrape {
         )?;
         self.each(&mut |labels, target| count(&mut metric, labels, target.counts.connected))?;
         let mut metric =
-            counter(encoder, "forward_target_failed", "Failed connects and sessions of a target by reason.")?;
+            counter(encoder, "forward_target_failed", "Failed connects and sessions to a target by reason.")?;
         self.each(&mut |labels, target| {
             let failed = |failure: Failure| target.counts.failed[failure as usize];
             by_name(failed).into_iter().try_for_each(|(reason, failed)| {

@@ -129,7 +129,7 @@ impl Common {
         counts(
             encoder,
             "log_lines_suppressed",
-            "Refusals and ended sessions or connections without a log line of their own, by kind.",
+            "Refusals and ended sessions or connections that got no log line of their own, by kind.",
             "kind",
             ["refusal", "end"].into_iter().zip(self.log_suppressed),
         )?;
@@ -161,7 +161,7 @@ impl Common {
                 usage.resident_bytes.map(|bytes| bytes as f64),
             ),
             ("process_open_fds", "Open file descriptors.", usage.open_fds.map(|fds| fds as f64)),
-            ("process_max_fds", "Limit of open file descriptors.", usage.max_fds.map(|fds| fds as f64)),
+            ("process_max_fds", "Limit on open file descriptors.", usage.max_fds.map(|fds| fds as f64)),
             ("process_start_time_seconds", "Start of the process in Unix seconds.", usage.start_time_seconds),
         ];
         for (name, help, value) in gauges {

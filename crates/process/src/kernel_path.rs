@@ -48,11 +48,11 @@ fn named_by_hook(attached: &[Attachment]) -> String {
 pub fn encode(encoder: &mut DescriptorEncoder<'_>, kernel: &Snapshot) -> fmt::Result {
     let counted = Count::VARIANTS.iter().zip(kernel.counts);
     let passes = counted.filter(|(what, _)| what.is_pass()).map(|(what, value)| (<&str>::from(what), value));
-    let help = "UDP datagrams and super-packets left to user space by the kernel program, by reason.";
+    let help = "UDP datagrams and super-packets that the eBPF program left to user space, by reason.";
     counts(encoder, "kernel_passes", help, "reason", passes)?;
     let dropped = [Count::Failed, Count::Behind];
     let dropped = dropped.into_iter().map(|what| (<&str>::from(what), kernel.counts[what as usize]));
-    let help = "Datagrams dropped because the kernel refused to change them (failed) or user space was overloaded (behind).";
+    let help = "Datagrams dropped because the kernel refused to rewrite them (failed) or user space was overloaded (behind).";
     counts(encoder, "kernel_dropped", help, "reason", dropped)?;
     let mut single = |name, help: &str, value: u64| {
         counter(encoder, name, help)?.encode_counter::<NoLabelSet, _, f64>(&value, None)

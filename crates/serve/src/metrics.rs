@@ -116,7 +116,7 @@ impl ServerFamilies<'_, '_> {
     fn realms(&mut self, realms: &[(Box<str>, usize)]) -> fmt::Result {
         let mut metric = self.0.encoder.encode_descriptor(
             "realm_allocations",
-            "Current allocations by realm; realms without any are omitted.",
+            "Current allocations by realm; realms without allocations are omitted.",
             None,
             MetricType::Gauge,
         )?;
@@ -127,7 +127,7 @@ impl ServerFamilies<'_, '_> {
     }
 
     fn relays(&mut self, relays: &[RelayState]) -> fmt::Result {
-        let help = "1 while this machine has the relay address; 0 while it is absent and new allocations there are refused.";
+        let help = "1 while this machine has the relay address; 0 while it is absent and new allocations on it are refused.";
         let mut metric =
             self.0.encoder.encode_descriptor("relay_address_up", help, None, MetricType::Gauge)?;
         for state in relays {
@@ -262,7 +262,7 @@ impl ServerFamilies<'_, '_> {
         counts(
             &mut self.0.encoder,
             "store_queries",
-            "Queries for a user by result.",
+            "User queries by result.",
             "result",
             store.queries,
         )?;
@@ -279,7 +279,7 @@ impl ServerFamilies<'_, '_> {
         gauge(
             &mut self.0.encoder,
             "bans",
-            "Bans in force on users and client addresses.",
+            "Bans in effect on users and client addresses.",
             fleet.bans as f64,
         )?;
         let Some(node) = &fleet.node else { return Ok(()) };
@@ -298,10 +298,10 @@ impl ServerFamilies<'_, '_> {
             ),
             (
                 "fleet_node_number",
-                "Number of this node in CONNECTION-IDs and mobility tickets; 0 for none.",
+                "Number of this node in CONNECTION-IDs and mobility tickets; 0 if it has none.",
                 f64::from(node.number),
             ),
-            ("fleet_cordoned", "1 while new clients are stopped by an administrator.", is(node.is_cordoned)),
+            ("fleet_cordoned", "1 while an administrator keeps new clients off this node.", is(node.is_cordoned)),
             ("fleet_key_ring_version", "Version of the keys shared by all nodes.", node.ring as f64),
             (
                 "fleet_quota_buckets",
@@ -331,7 +331,7 @@ impl ServerFamilies<'_, '_> {
         let help = "Total duration of quota exchanges with the store.";
         counter(&mut self.0.encoder, "fleet_exchange_seconds", help)?
             .encode_counter::<NoLabelSet, _, f64>(&node.exchange_seconds, None)?;
-        let help = "Messages and quota levels from other nodes by kind; unreadable ones come from a node with another fleet.secret or clock, repeated ones are ignored.";
+        let help = "Messages and quota levels from other nodes by kind; unreadable ones come from a node with a different fleet.secret or clock, repeated ones are ignored.";
         counts(&mut self.0.encoder, "fleet_heard", help, "kind", node.heard)?;
         let help = "Allocation status lines lost because the store was unreachable or slow.";
         counter(&mut self.0.encoder, "fleet_status_lines_lost", help)?
@@ -389,7 +389,7 @@ impl ServerFamilies<'_, '_> {
     fn received(&mut self) -> fmt::Result {
         each!(self;
             "wakeups" "Wake-ups of the worker." wakeups;
-            "pauses" "Pauses of the worker to batch more work per wake-up (server.coalesce_us)." pauses;
+            "pauses" "Pauses that the worker made to batch more work per wake-up (server.coalesce_us)." pauses;
             "rx_calls" "Receive calls." rx.calls;
             "rx_would_block" "Receive calls that found nothing." rx.would_block;
             "rx_buffers" "Buffers received; a GRO super-packet is one." rx.buffers;
@@ -417,13 +417,13 @@ impl ServerFamilies<'_, '_> {
             ]
         })?;
         each!(self;
-            "tx_step_downs" "Sockets and routes that stepped down from GSO." tx.step_downs;
+            "tx_step_downs" "Sockets and routes that fell back from GSO." tx.step_downs;
         );
         Ok(())
     }
 
     fn streams(&mut self) -> fmt::Result {
-        self.0.gauge("connections", "Current connections of clients.", |snapshot| snapshot.streams.open)?;
+        self.0.gauge("connections", "Current client connections.", |snapshot| snapshot.streams.open)?;
         each!(self;
             "connections_accepted" "Connections accepted." streams.accepted;
             "connections_adopted" "Connections taken over from another worker." streams.adopted;
@@ -442,13 +442,13 @@ impl ServerFamilies<'_, '_> {
             |snapshot| by_name(|why: HandshakeFailure| snapshot.streams.failed(why)),
         )?;
         each!(self;
-            "accept_pauses" "Pauses of accepting because file descriptors ran out." streams.accept_pauses;
+            "accept_pauses" "Pauses in accepting because file descriptors ran out." streams.accept_pauses;
             "stream_dropped" "Datagrams dropped because a client read too slowly." streams.queue_drops;
             "stream_dropped_bytes" "Bytes dropped because a client read too slowly, including headers." streams.queue_dropped_bytes;
             "stream_reads" "Read calls on connections." streams.reads;
             "stream_read_bytes" "Bytes read from connections, before decryption." streams.read_bytes;
             "stream_received" "Messages received on connections." streams.received;
-            "stream_sent" "Messages for clients on connections." streams.sent;
+            "stream_sent" "Messages sent to clients on connections." streams.sent;
             "stream_writes" "Send calls on connections." streams.writes;
         );
         Ok(())
@@ -504,10 +504,10 @@ impl ServerFamilies<'_, '_> {
             |snapshot| snapshot.peers.open,
         )?;
         each!(self;
-            "peer_stalls" "Stalls of connections to peers because the receiving end was full." peers.stalls;
-            "peer_spliced_bytes" "Bytes of connections to peers moved by splice." peers.spliced_bytes;
-            "peer_accept_pauses" "Pauses of accepting on relayed addresses because file descriptors ran out." peers.accept_pauses;
-            "handoffs_lost" "Lost messages between workers." handoffs_lost;
+            "peer_stalls" "Stalls of connections to peers because the receiver read too slowly." peers.stalls;
+            "peer_spliced_bytes" "Bytes moved by splice on connections to peers." peers.spliced_bytes;
+            "peer_accept_pauses" "Pauses in accepting on relayed addresses because file descriptors ran out." peers.accept_pauses;
+            "handoffs_lost" "Messages lost between workers." handoffs_lost;
         );
         Ok(())
     }
@@ -575,18 +575,18 @@ fn turn_help(family: &str) -> Option<&'static str> {
             "Requests to create or move an allocation from this server's own relayed addresses."
         }
         "limit_refusals" => "Requests refused because a limit was reached, by limit.",
-        "bandwidth_pauses" => "Pauses of streams due to a bandwidth limit, by limit.",
+        "bandwidth_pauses" => "Pauses in reading streams because of a bandwidth limit, by limit.",
         "requests" => "Well-formed requests, by method.",
         "successes" => "Success responses, by method.",
         "error_responses" => "Error responses, by STUN error code.",
         "dropped_datagrams" => "Datagrams dropped, by reason.",
-        "peer_refusals" => "Requests refused because of a peer (403), by deciding rule.",
+        "peer_refusals" => "Requests refused because of a peer (403), by the rule that applied.",
         "credentials_refused" => "Credentials refused, by reason.",
-        "connection_bytes" => "Bytes carried by connections to peers (RFC 6062).",
+        "connection_bytes" => "Bytes relayed on connections to peers (RFC 6062).",
         "peer_connections" => "Events of connections to peers (RFC 6062).",
         "peer_connection_refusals" => "Refused peer connections and ConnectionBinds by reason.",
         "mobility" => "Events of mobile allocations (RFC 8016).",
-        "redirects" => "Requests refused with the address of another server (300 Try Alternate).",
+        "redirects" => "Requests redirected to another server (300 Try Alternate).",
         "ban_refusals" => "Requests refused because their user or client is banned.",
         "nat_discovery_requests" => "Binding requests for NAT discovery (RFC 5780) by attribute.",
         _ => return None,

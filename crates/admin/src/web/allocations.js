@@ -1,4 +1,4 @@
-// Allocations: search, list in pages, details, and ending one.
+// Allocations: search, paged list, details, and the button that ends one.
 
 import { ask } from "./api.js";
 import { announce, h, panel, setText, table } from "./dom.js";
@@ -8,7 +8,7 @@ const PAGE = 100;
 const AGAIN_MS = 2000;
 const FIELDS = { user: "User", client: "Client address", relayed: "Relayed address", realm: "Realm", id: "Allocation" };
 
-// `words` is the query of the page's own address: the search, and the cursors of the pages before.
+// `words` is the query string of the page's address: the search, and the cursor and number of the page.
 export function allocations(words) {
   const by = h("select", { id: "by" }, Object.entries(FIELDS).map(([value, name]) => h("option", { value }, name)));
   const wanted = h("input", { id: "wanted", type: "search", autocomplete: "off", spellcheck: "false" });
@@ -43,7 +43,7 @@ export function allocations(words) {
   const problem = h("p", { class: "warning", hidden: true, role: "alert" });
   const list = table("Allocations", [
     { title: "User", heads: true, cell: (row) => ({ text: user(row.user), href: `#/allocations/${row.id}`, note: named(row.realm) }) },
-    { title: "Client", cell: (row) => ({ text: row.client, note: row.away ? `${row.transport}, away` : row.transport }) },
+    { title: "Client", cell: (row) => ({ text: row.client, note: row.away ? `${row.transport}, disconnected` : row.transport }) },
     { title: "Relayed", cell: (row) => row.relayed.map((one) => one.address).join(", ") },
     { title: "Age", number: true, cell: (row) => span(row.age_s) },
     { title: "To peers", number: true, cell: (row) => bytes(row.to_peer.bytes) },
@@ -106,7 +106,7 @@ function place(row) {
   return [row.process && `process ${row.process}`, row.node && `node ${named(row.node)}`].filter(Boolean).join(", ");
 }
 
-// Returns true if that is another page.
+// Opens the page of the query. Returns false if it is already open.
 function go(query) {
   const text = query.toString();
   const wanted = text === "" ? "#/allocations" : `#/allocations?${text}`;
@@ -178,19 +178,19 @@ export function allocation(id, mayChange) {
     fact("User", user(found.user));
     if (found.identity !== null) fact("Counted as", named(found.identity));
     fact("Realm", named(found.realm));
-    fact("Client", `${found.client} by ${found.transport.toUpperCase()} to ${found.server}${found.away ? " (away)" : ""}`);
+    fact("Client", `${found.client} over ${found.transport.toUpperCase()} to ${found.server}${found.away ? " (disconnected)" : ""}`);
     fact("Relayed", found.relayed.map((one) => `${one.address} (${found.relayed_transport.toUpperCase()}), ${span(one.expires_in_s)} left`).join("; "));
     fact("Age", span(found.age_s));
     fact("To peers", traffic("to_peer"));
     fact("To client", traffic("to_client"));
     if (found.peer_connections > 0) fact("Connections to peers", count(found.peer_connections));
-    if (found.mobile) fact("Mobile", "It follows its client to another address.");
+    if (found.mobile) fact("Mobile", "Follows its client to another address.");
     if (found.process) fact("Process", `${found.process}, the previous process: its clients stay there after an upgrade.`);
     if (found.node) fact("Node", named(found.node));
     fact("Worker", String(found.worker));
     permissions.update(found.permissions ?? []);
     channels.update(found.channels ?? []);
-    setText(question, `The client ${found.client} of ${user(found.user)} loses its relayed traffic. It may immediately start another allocation.`);
+    setText(question, `The client ${found.client} of ${user(found.user)} loses its relayed traffic. The client may immediately create another allocation.`);
     before = found;
     const allowed = mayChange();
     end.disabled = !allowed;

@@ -1,4 +1,4 @@
-// API client of the page: one token for all requests, problems as errors, and the event stream, which reconnects by itself.
+// API client of the page: one token for all requests, problem details as errors, and an event stream that reconnects by itself.
 // EventSource cannot send a token, so fetch reads the stream.
 
 const KEPT = "turnpike-token";
@@ -54,7 +54,7 @@ export async function watch(on) {
         pause = 1000;
         on.state("live");
       });
-      on.state("lost", "the server has ended the stream");
+      on.state("lost", "the server closed the stream");
     } catch (problem) {
       if (hidden.signal.aborted) on.state("hidden");
       else if (problem.code === "too_many_watchers") await poll(on).catch((error) => on.state("lost", error.message));

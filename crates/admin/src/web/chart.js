@@ -1,4 +1,4 @@
-// Curves of the last ten minutes as SVG, with the values as text: the current ones, or those at the cursor, which all curves share.
+// Graphs of the last ten minutes as SVG, with the values as text: the current ones, or those at the cursor, which all graphs share.
 
 import { h, setAttribute, setText, svg } from "./dom.js";
 

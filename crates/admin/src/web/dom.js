@@ -1,4 +1,4 @@
-// Elements made from values, and tables whose cells are updated in place, to keep selection, focus and screen readers.
+// Builds elements from values, and tables whose cells are updated in place, so that selection, focus and reading position stay.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -57,7 +57,7 @@ export function announce(text) {
 }
 
 // A table. A column has a title, and `cell` returns for a row: text, or {text, href, share, title, note, links}. `share` draws a bar below the text.
-// Columns with `number` are right-aligned. `empty` is shown without rows. On a phone each row is a card, whose styles remove the table roles, so
+// Columns with `number` are right-aligned. `empty` is shown if there are no rows. On a phone each row is a card, whose styles remove the table roles, so
 // they are set explicitly.
 export function table(caption, columns, empty = "Nothing so far.") {
   const head = columns.map((column) => h("th", { scope: "col", role: "columnheader", class: column.number ? "number" : null }, column.title));

@@ -30,7 +30,7 @@ function page(path, words) {
 }
 
 function show(first) {
-  // Bookmarks of version 0.1 name sessions.
+  // Bookmarks from version 0.1 contain /sessions.
   const [path, query = ""] = location.hash.replace(/^#/, "").replace(/^\/sessions\b/, "/allocations").split("?");
   shown?.close?.();
   shown = page(path, new URLSearchParams(query));
@@ -49,7 +49,7 @@ function show(first) {
 
 // ------------------------------------------------------------------------------------------------------------- stream
 
-// Appends a reading to the history, like the server does.
+// Appends a reading to the history, as the server does.
 function add(reading) {
   const server = reading.server;
   const total = (list, of) => list.reduce((sum, one) => sum + of(one), 0);
@@ -122,7 +122,7 @@ async function look() {
   let wrong = null;
   try {
     mayChange = (await ask("/v1/access")).may_change;
-    setText(part("access"), mayChange ? "May change" : "Read only");
+    setText(part("access"), mayChange ? "Full access" : "Read only");
   } catch (problem) {
     mayChange = false;
     setText(part("access"), problem.needsToken ? "No access" : "");
@@ -149,7 +149,7 @@ async function use(token) {
     openTokens(wrong);
     return;
   }
-  announce(mayChange ? "Changes are allowed now." : part("access").textContent);
+  announce(mayChange ? "You now have full access." : part("access").textContent);
   dispatchEvent(new Event("token"));
   show(true);
 }

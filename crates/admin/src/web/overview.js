@@ -1,4 +1,4 @@
-// Overview page: current activity, and that of the last ten minutes.
+// Overview page: current activity and the last ten minutes.
 
 import { chart } from "./chart.js";
 import { ask } from "./api.js";
@@ -12,7 +12,7 @@ const SOMETIMES_MS = 10000;
 const sum = (list, of) => list.reduce((total, one) => total + of(one), 0);
 const most = (list, of) => list.reduce((found, one) => (of(one) ?? -1) > (found ?? -1) ? of(one) : found, null);
 
-// A large figure.
+// A box with one large figure.
 function tile(title, help) {
   const value = h("dd");
   const note = h("dd", { class: "note" });
@@ -27,7 +27,7 @@ function tile(title, help) {
   };
 }
 
-// Time shown by all curves, with a slider for use without a pointer.
+// Time shown by all graphs, with a slider for use without a pointer.
 function timeCursor(changed) {
   let back = 0;
   const slider = h("input", { type: "range", id: "back", min: 0, max: SECONDS - 1, value: 0, step: 1 });
@@ -45,7 +45,7 @@ function timeCursor(changed) {
     element,
     seconds: SECONDS,
     back: () => back,
-    // Position of the pointer as a share of the time, from now; null without a pointer.
+    // Position of the pointer as a fraction of the time span, counted back from now; null if it is elsewhere.
     point: (share) => set(share === null ? Number(slider.value) : share * (SECONDS - 1)),
   };
 }
@@ -91,10 +91,10 @@ export function overview(job) {
 const reasonColumns = (words) => [
   { title: "Reason", heads: true, cell: (row) => ({ text: words(row), note: `${row.kind} · ${row.reason}`, links: keyLinks(row.keys ?? []) }) },
   { title: "Now", number: true, cell: (row) => perSecond(row.rate) },
-  { title: "Since the start", number: true, cell: (row) => count(row.total) },
+  { title: "Since startup", number: true, cell: (row) => count(row.total) },
 ];
 
-// Sorted by the total, which rarely changes the order of rows.
+// Sorted by total, so that rows rarely change places.
 const byTotal = (reasons) => [...reasons].sort((one, other) => other.total - one.total);
 
 function server() {
@@ -177,7 +177,7 @@ function server() {
   ], "No known nodes.");
   const alone = h("p", { class: "warning", hidden: true });
   const recovering = h("p", { class: "warning", hidden: true },
-    "The store does not know the use of all nodes yet; until then, each node serves its equal share of quotas.");
+    "The store does not know the quota use of all nodes yet; until it does, each node serves an equal share of every quota.");
   const fleet = wide(panel("Fleet", "Servers that form one service, as seen by this one.", alone, recovering, nodes.element));
   fleet.hidden = true;
   let node = null;
@@ -203,7 +203,7 @@ function server() {
     const refusedNow = sum(now.refusals.filter((reason) => once.has(reason.kind)), (reason) => reason.rate);
     const busiest = most(now.workers, (worker) => worker.load);
     const slowest = most(now.workers, (worker) => worker.event_loop_us);
-    allocations.show(count(live.status.open), `${perSecond(now.opened)} begin, ${perSecond(now.closed)} end`);
+    allocations.show(count(live.status.open), `${perSecond(now.opened)} opened, ${perSecond(now.closed)} ended`);
     toPeers.show(bits(now.to_peer.bytes * 8), `${perSecond(now.to_peer.datagrams)} datagrams`);
     toClients.show(bits(now.to_client.bytes * 8), `${perSecond(now.to_client.datagrams)} datagrams`);
     const handled = now.received + now.across.datagrams;
@@ -228,7 +228,7 @@ function server() {
     talkers.update(now.talkers?.talkers ?? []);
     setText(talking, now.talkers
       ? `${many(now.talkers.active, "allocation")} relayed data in the last ${span(now.talkers.interval_s)}.`
-      : "Allocations are being compared.");
+      : "Measuring which allocations relay the most…");
     const byTransport = ["udp", "tcp", "tls", "dtls"].map((transport) => ({
       transport, allocations: sum(now.listeners.filter((one) => one.transport === transport), (one) => one.allocations),
     }));
@@ -259,7 +259,7 @@ function server() {
       fleet,
       wide(panel("Workers", null, workers.element)),
       panel("Loss and drops", "Datagrams that were not relayed.", drops.element),
-      panel("Refusals", "Refused requests, connections and handshakes. An error response is listed by its code, and also by its reason.", refusals.element),
+      panel("Refusals", "Refused requests, connections and handshakes. An error response is listed twice, by code and by reason.", refusals.element),
       panel("Data path", null, datapath, across, h("h3", {}, "Datagrams per receive call"), batches.element),
       wide(panel("Top talkers", null, talking, talkers.element)),
       panel("Transports", null, transports.element, h("h3", {}, "Listeners"), listeners.element,
@@ -298,10 +298,10 @@ function forwarder() {
     { title: "Rule", heads: true, cell: (row) => named(row.rule) },
     { title: "Reason", cell: (row) => row.reason.replaceAll("_", " ") },
     { title: "Now", number: true, cell: (row) => perSecond(row.rate) },
-    { title: "Since the start", number: true, cell: (row) => count(row.total) },
+    { title: "Since startup", number: true, cell: (row) => count(row.total) },
   ]);
   function update(live) {
-    open.show(count(live.status.open), `${perSecond(sum(live.rules, (rule) => rule.accepted))} begin`);
+    open.show(count(live.status.open), `${perSecond(sum(live.rules, (rule) => rule.accepted))} opened`);
     toTargets.show(bits(sum(live.rules, (rule) => rule.to_target.bytes) * 8), "");
     toClients.show(bits(sum(live.rules, (rule) => rule.to_client.bytes) * 8), "");
     cores.show(decimal(live.cores), "");
@@ -310,7 +310,7 @@ function forwarder() {
   }
   return {
     tiles: [open, toTargets, toClients, cores].map((one) => one.element),
-    panels: [wide(panel("Rules", null, rules.element)), wide(panel("Ends", null, ends.element))],
+    panels: [wide(panel("Rules", null, rules.element)), wide(panel("Ended connections", null, ends.element))],
     update,
     sometimes: () => {},
   };

@@ -41,7 +41,7 @@ export function refusals(words) {
       note: both(also(row.other_peers), row.remedy),
       links: keyLinks(row.keys),
     }) },
-  ], "No matching refusals. The server remembers the most recent ones since its start.");
+  ], "No matching refusals. The server keeps the most recent refusals until it restarts.");
   let current = true;
   let timer = null;
 

@@ -196,7 +196,7 @@ fn lists_finds_and_ends<D: Driver>(page: &mut D, world: &World) {
     until(
         page,
         "the right to change",
-        "return document.getElementById('access').textContent === 'May change'",
+        "return document.getElementById('access').textContent === 'Full access'",
     );
     until(page, "the button", "return document.querySelector('main button.danger').disabled === false");
     page.run("document.querySelector('main button.danger').focus()");
