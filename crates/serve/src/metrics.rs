@@ -259,13 +259,7 @@ impl ServerFamilies<'_, '_> {
             "from",
             store.answers,
         )?;
-        counts(
-            &mut self.0.encoder,
-            "store_queries",
-            "User queries by result.",
-            "result",
-            store.queries,
-        )?;
+        counts(&mut self.0.encoder, "store_queries", "User queries by result.", "result", store.queries)?;
         let buckets: Vec<(f64, u64)> = store.query_times.to_vec();
         let help = "Duration of user queries, including those that timed out.";
         histogram(&mut self.0.encoder, "store_query_seconds", help, store.query_seconds, &buckets)
@@ -301,7 +295,11 @@ impl ServerFamilies<'_, '_> {
                 "Number of this node in CONNECTION-IDs and mobility tickets; 0 if it has none.",
                 f64::from(node.number),
             ),
-            ("fleet_cordoned", "1 while an administrator keeps new clients off this node.", is(node.is_cordoned)),
+            (
+                "fleet_cordoned",
+                "1 while an administrator keeps new clients off this node.",
+                is(node.is_cordoned),
+            ),
             ("fleet_key_ring_version", "Version of the keys shared by all nodes.", node.ring as f64),
             (
                 "fleet_quota_buckets",
