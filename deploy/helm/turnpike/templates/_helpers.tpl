@@ -51,7 +51,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{/* All client ports: public `port`, and `target` on the pod. The load balancer has its own targets: a Service rewrites the destination to the
-node's address, and its clients must be told apart from direct ones. */}}
+node's address, and clients that come through it must be distinguishable from direct ones. */}}
 {{- define "turnpike.clientPorts" -}}
 {{- $root := . }}
 {{- $all := list }}
@@ -110,7 +110,7 @@ node's address, and its clients must be told apart from direct ones. */}}
 {{- toJson $all }}
 {{- end }}
 
-{{/* Rejects variables that the chart sets: duplicates are refused, or the second wins. */}}
+{{/* Rejects variables that the chart sets: Kubernetes would refuse duplicates, or the last one would win. */}}
 {{- define "turnpike.checkEnv" -}}
 {{- range $name, $_ := .Values.env }}
 {{- range list "SERVER_LISTEN" "SERVER_REALM" "SERVER_DATAPATH" "RELAY_PORTS" "RELAY_ADDRESSES" "AUTH_SECRETS" "AUTH_USERS" "TLS_LISTEN" "TLS_CERT" "TLS_KEY" "DTLS_LISTEN" "FLEET_URL" "FLEET_SECRET" "FLEET_NAME" "FLEET_NODE" "FLEET_REDIRECT" "FLEET_ZONE" "FLEET_BALANCER_PORTS" "STORE_URL" "STORE_STATE" "ADMIN" "ADMIN_LISTEN" "ADMIN_TLS_CERT" "ADMIN_TLS_KEY" "ADMIN_READ_TOKENS" "SHUTDOWN_DEADLINE" "LOG_LEVEL" "LOG_FORMAT" }}
@@ -161,7 +161,7 @@ metadata:
     {{- end }}
 spec:
   serviceAccountName: {{ include "turnpike.fullname" . }}
-  # The public server gets no token; the init container has one in a volume.
+  # The server is reachable from outside and gets no token; the init container has one in a volume.
   automountServiceAccountToken: false
   enableServiceLinks: false
   {{- with .Values.imagePullSecrets }}
@@ -175,7 +175,7 @@ spec:
   hostNetwork: true
   dnsPolicy: ClusterFirstWithHostNet
   {{- end }}
-  # Time for the preStop hook, and a margin.
+  # Time for the preStop hook, plus a margin.
   terminationGracePeriodSeconds: {{ add (int .Values.drain.deadline) 20 }}
   securityContext:
     fsGroup: 65532
@@ -214,7 +214,7 @@ spec:
       env:
         - name: RUNTIME_DIRECTORY
           value: /run/turnpike
-        # Commands in this pod use its socket: on the host network another server could answer on loopback.
+        # Commands in this pod use its socket, because on the host network another server could answer on loopback.
         - name: TURNPIKE_ADMIN
           value: unix:/run/turnpike/turnpike.sock
         - name: TURNPIKE_SERVER_LISTEN
@@ -274,7 +274,7 @@ spec:
         - name: TURNPIKE_FLEET_ZONE_FILE
           value: /run/turnpike/place/zone
         {{- else }}
-        # Pods carry this label of their node since Kubernetes 1.35.
+        # Since Kubernetes 1.35, pods have this label of their node.
         - name: TURNPIKE_FLEET_ZONE
           valueFrom:
             fieldRef:
@@ -461,7 +461,7 @@ spec:
   {{- end }}
 {{- end }}
 
-{{/* Security context for these capabilities. Kubernetes grants capabilities only to root, which has no others here. */}}
+{{/* Security context for these capabilities. Kubernetes grants capabilities only to root, which gets no others here. */}}
 {{- define "turnpike.securityContext" -}}
 {{- $unusual := not (empty .) -}}
 runAsNonRoot: {{ not $unusual }}
