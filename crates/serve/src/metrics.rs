@@ -251,7 +251,7 @@ impl ServerFamilies<'_, '_> {
             reason = "gauges are floats by format, and so many users have no room"
         )]
         let users = store.users as f64;
-        gauge(&mut self.0.encoder, "store_cached_users", "Users of the store cached in memory.", users)?;
+        gauge(&mut self.0.encoder, "store_cached_users", "Store users cached in memory.", users)?;
         counts(
             &mut self.0.encoder,
             "store_answers",
@@ -570,7 +570,7 @@ fn turn_help(family: &str) -> Option<&'static str> {
         "allocations_closed" => "Ended allocations by reason.",
         "drain_refusals" => "Allocations refused because the server was draining.",
         "loop_refusals" => {
-            "Requests to create or move an allocation from this server's own relayed addresses."
+            "Requests from this server's own relayed addresses to create or move an allocation."
         }
         "limit_refusals" => "Requests refused because a limit was reached, by limit.",
         "bandwidth_pauses" => "Pauses in reading streams because of a bandwidth limit, by limit.",
