@@ -51,7 +51,7 @@ export function setAttribute(element, name, value) {
   if (element.getAttribute(name) !== value) element.setAttribute(name, value);
 }
 
-// Announces a text to screen readers.
+// Announces text to screen readers.
 export function announce(text) {
   setText(document.getElementById("announcement"), text);
 }
