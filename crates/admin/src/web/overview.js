@@ -249,7 +249,7 @@ function server() {
       limits.update((await ask("/v1/limits")).limits.filter((limit) => limit.used !== null));
       if (node !== null) await lookAtFleet();
     } catch {
-      // The event stream shows the error.
+      // The event stream reports the error.
     }
   }
 
