@@ -1,4 +1,4 @@
-// Builds elements from values, and tables whose cells are updated in place, so that selection, focus and reading position stay.
+// Builds elements from values, and tables whose cells are updated in place, so that selection, focus and reading position are preserved.
 
 const SVG = "http://www.w3.org/2000/svg";
 
