@@ -1,4 +1,4 @@
-//! `cargo xtask requirements`: each RFC requirement on a server names the tests that check it, or the entry of docs/rfcs.md with the reason
+//! `cargo xtask requirements`: each RFC requirement on a server names the tests that check it, or the entry of docs/dev/rfcs.md with the reason
 //! for a deviation.
 //!
 //! ```text
@@ -20,7 +20,7 @@ use clap::Args;
 use crate::{Failure, why_skipped};
 
 const LIST: &str = "tests/requirements.tsv";
-const DEVIATIONS: &str = "docs/rfcs.md";
+const DEVIATIONS: &str = "docs/dev/rfcs.md";
 const HEADER: &str = "rfc\tsection\tlevel\trequirement\tevidence";
 /// Prefix of evidence that is an entry of [`DEVIATIONS`].
 const ENTRY: &str = "rfcs.md: ";

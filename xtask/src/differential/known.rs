@@ -16,7 +16,7 @@ use super::{
 pub(super) struct Known {
     pub(super) who: &'static [Name],
     pub(super) what: &'static str,
-    /// RFC section that decides, or an entry of docs/rfcs.md or docs/serve.md.
+    /// RFC section that decides, or an entry of docs/dev/rfcs.md or docs/serve.md.
     pub(super) why: &'static str,
     applies: fn(&Case<'_>) -> bool,
 }
@@ -422,7 +422,7 @@ mod tests {
     #[test]
     fn every_row_names_an_existing_section_or_entry() {
         let root = repository().expect("the repository");
-        let deviations = fs::read_to_string(root.join("docs/rfcs.md")).expect("the file exists");
+        let deviations = fs::read_to_string(root.join("docs/dev/rfcs.md")).expect("the file exists");
         for Known { what, why, .. } in TABLE {
             let exists = match why.strip_prefix("rfcs.md: ") {
                 Some(entry) => deviations.contains(&format!("**{entry}")),
