@@ -21,9 +21,10 @@ use subtle::ConstantTimeEq as _;
 use turnpike_wire::integrity::Key;
 use zeroize::{Zeroize as _, Zeroizing};
 
-/// Bytes of a nonce, the only length of AES-GCM in RFC 5116 (sections 5.1 and 5.2).
+/// Nonce length in bytes, the only one that RFC 5116 allows for AES-GCM (sections 5.1 and 5.2).
 pub const NONCE_LEN: usize = 12;
-/// Bytes of a `mac_key`. RFC 7635 requires 20, and 32 suit HMAC-SHA256; below 16 a key could be guessed.
+/// Length of a `mac_key` in bytes. RFC 7635 requires 20, and 32 suits HMAC-SHA256; a key shorter than 16
+/// could be guessed.
 pub const MAC_KEY_LEN: std::ops::RangeInclusive<usize> = 16..=64;
 
 const TAG_LEN: usize = 16;
@@ -31,7 +32,7 @@ const HEAD_LEN: usize = 2 + NONCE_LEN;
 const FIELDS_LEN: usize = 2 + 8 + 4;
 const MAX_SEALED_LEN: usize = FIELDS_LEN + *MAC_KEY_LEN.end();
 
-/// Key shared with an authorization server. `Debug` hides it, and dropping erases it.
+/// Key shared with an authorization server. `Debug` hides it, and dropping it erases it.
 #[derive(Clone)]
 pub enum TokenKey {
     A128Gcm([u8; 16]),
@@ -109,7 +110,7 @@ impl PartialEq for TokenKey {
 
 impl Eq for TokenKey {}
 
-/// `Debug` hides `mac_key`, and dropping erases it.
+/// `Debug` hides `mac_key`, and dropping the token erases it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct AccessToken {
     mac_key: Zeroizing<Vec<u8>>,
@@ -128,7 +129,8 @@ pub enum TokenError {
 }
 
 impl AccessToken {
-    /// `None` if the key length is outside [`MAC_KEY_LEN`]. Times are Unix seconds.
+    /// `unix` is the issue time in Unix seconds. `None` if the length of `mac_key` is outside
+    /// [`MAC_KEY_LEN`].
     #[must_use]
     pub fn new(mac_key: &[u8], unix: u64, lifetime: u32) -> Option<Self> {
         let fits = MAC_KEY_LEN.contains(&mac_key.len());
@@ -212,8 +214,8 @@ impl fmt::Debug for AccessToken {
 mod tests {
     use super::*;
 
-    /// Made with Python's `cryptography`: algorithm, key, server name, nonce, mac_key, timestamp, lifetime,
-    /// token.
+    /// Generated with Python's `cryptography`: algorithm, key, server name, nonce, mac_key, timestamp,
+    /// lifetime, token.
     const VECTORS: &str = include_str!("../tests/fixtures/access_tokens.txt");
 
     fn hex(text: &str) -> Vec<u8> {
@@ -240,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_key_wrong_server_or_changed_byte_is_not_authentic() {
+    fn a_token_with_a_wrong_key_or_server_or_a_changed_byte_is_not_authentic() {
         let key = TokenKey::A256Gcm([7; 32]);
         let token = AccessToken::new(&[1; 20], 1_800_000_000, 60).unwrap();
         let bytes = token.seal(&key, "turn.example.org", [9; 12]);

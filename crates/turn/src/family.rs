@@ -21,7 +21,7 @@ impl Family {
         }
     }
 
-    /// `Err` holds an unknown family number; `None` means a malformed attribute.
+    /// `Err` contains an unknown family number; `None` means a malformed attribute.
     pub(crate) fn read(value: &[u8]) -> Option<Result<Self, u8>> {
         match *value {
             [FAMILY_IPV4, _, _, _] => Some(Ok(Self::V4)),

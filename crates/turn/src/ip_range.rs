@@ -48,7 +48,7 @@ impl IpRange {
         }
     }
 
-    /// Rest of this range without `other`: zero, one or two ranges.
+    /// This range without `other`: zero, one or two ranges.
     fn without(&self, other: &Self) -> impl Iterator<Item = Self> {
         let apart = self.family != other.family || other.last < self.first || self.last < other.first;
         let below = (other.first > self.first).then(|| Self { last: other.first - 1, ..*self });
@@ -89,7 +89,7 @@ impl From<Cidr> for IpRange {
     }
 }
 
-/// A prefix may have host bits, unlike in a [`Cidr`], because other servers allow that.
+/// A prefix may have host bits set, unlike a [`Cidr`], because other servers allow that.
 impl FromStr for IpRange {
     type Err = String;
 
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_of_mapped_addresses_holds_no_ipv4_address() {
+    fn a_range_of_mapped_addresses_contains_no_ipv4_address() {
         let range: IpRange = "::ffff:0.0.0.0-::ffff:255.255.255.255".parse().expect("a range");
         assert!(range.prefixes().iter().all(|prefix| !prefix.contains(IpAddr::from([192, 0, 2, 7]))));
     }
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_keeps_the_rest() {
+    fn a_difference_keeps_the_remaining_addresses() {
         let ranges =
             |texts: &[&str]| -> Vec<IpRange> { texts.iter().map(|text| text.parse().unwrap()).collect() };
         let left = |all: &[&str], but: &[&str]| -> Vec<String> {
@@ -230,7 +230,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn prefixes_and_differences_hold_the_right_addresses(
+        fn prefixes_and_differences_contain_the_right_addresses(
             (a, b, c, d, probe) in any::<(u16, u16, u16, u16, u16)>()
         ) {
             let v6 = |low: u16| IpAddr::V6(Ipv6Addr::from_bits(u128::from(low) | 0x2001 << 112));

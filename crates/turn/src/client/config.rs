@@ -11,15 +11,17 @@ pub struct Config {
     pub lifetime: Option<u32>,
     /// REQUESTED-ADDRESS-FAMILY. Default `None`, which means IPv4 (RFC 8656 section 7.1).
     pub family: Option<Family>,
-    /// ADDITIONAL-ADDRESS-FAMILY. Excludes `family`, `reservation`, and `even_port` with reservation.
+    /// ADDITIONAL-ADDRESS-FAMILY. Cannot be combined with `family`, `reservation`, or an `even_port` that
+    /// reserves the next port.
     pub dual_stack: bool,
     /// DONT-FRAGMENT in Allocate, to ask for support, and in Send indications.
     pub dont_fragment: bool,
-    /// TCP (RFC 6062) needs a stream to the server; excludes `dont_fragment`, `even_port`, `reservation`.
+    /// TCP (RFC 6062) needs a stream to the server, and cannot be combined with `dont_fragment`, `even_port`
+    /// or `reservation`.
     pub relayed: Relayed,
     /// MOBILITY-TICKET (RFC 8016), which [`super::Client::migrate`] needs.
     pub mobility: bool,
-    /// Third-party authorization (RFC 7635), replaces `password`; `username` is then the key ID.
+    /// Third-party authorization (RFC 7635), which replaces `password`; `username` is then the key ID.
     pub access_token: Option<AccessToken>,
     /// EVEN-PORT; `Some(true)` also reserves the next higher port.
     pub even_port: Option<bool>,

@@ -12,7 +12,7 @@ use super::{Config, Failure, Ignored};
 pub(super) struct Challenge {
     pub(super) realm: String,
     pub(super) nonce: String,
-    /// PASSWORD-ALGORITHMS as received; the answer must repeat it.
+    /// PASSWORD-ALGORITHMS as received; the signed request must repeat it.
     pub(super) algorithms: Option<Vec<u8>>,
     pub(super) anonymous: bool,
 }
@@ -59,7 +59,7 @@ impl Session {
             let key = Key::from_bytes(&access.mac_key);
             return Ok(Self { challenge, algorithm: KeyAlgorithm::Md5, key, mac: Mac::Sha1 });
         }
-        // PASSWORD-ALGORITHMS shows an RFC 8489 server, which verifies SHA-256 (section 9.2.5).
+        // PASSWORD-ALGORITHMS identifies an RFC 8489 server, which can verify SHA-256 (section 9.2.5).
         let (algorithm, mac) = match &challenge.algorithms {
             Some(offered) => {
                 let known = password_algorithms(offered).find_map(KeyAlgorithm::numbered);

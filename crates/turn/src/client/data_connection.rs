@@ -27,7 +27,7 @@ pub struct DataConnection {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Bound: all bytes after this message are the peer's.
+    /// Bound: all bytes after this message come from the peer.
     Bound,
     Pending,
 }

@@ -1,4 +1,4 @@
-//! Events of a client: results of requests and of received datagrams.
+//! Client events: results of requests and received datagrams.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -116,7 +116,7 @@ pub enum Failure {
     PasswordAlgorithms,
     /// Unsigned errors prove nothing (RFC 8489 section 9.2.5), but the last one is reported.
     #[error("no answer after {transmissions} transmissions{}", match unverified {
-        Some((code, reason)) => format!("; an unsigned response had {code} {}", name(reason).cut(REASON)),
+        Some((code, reason)) => format!("; the last unsigned response was {code} {}", name(reason).cut(REASON)),
         None => String::new(),
     })]
     Timeout {

@@ -36,13 +36,13 @@ use {
     transaction::{Start, Transaction, Transactions},
 };
 
-/// A permission lives 300 s (RFC 8656 section 9), and a ChannelBind refreshes its permission too.
+/// A permission lasts 300 s (RFC 8656 section 9), and a ChannelBind refreshes its permission too.
 const BINDING_REFRESH_MS: u64 = 240_000;
 /// Time before expiry at which to refresh; half the lifetime if that is shorter (RFC 8656 section 8.1).
 const REFRESH_MARGIN_MS: u64 = 60_000;
 /// Challenges answered for one request before it counts as refused.
 const MAX_CHALLENGES: u8 = 3;
-/// Queued events; the oldest are dropped first.
+/// Maximum number of queued events; beyond it the oldest are dropped.
 const MAX_EVENTS: usize = 128;
 
 pub struct Client {
@@ -56,7 +56,7 @@ pub struct Client {
     permissions: Vec<Permission>,
     channels: Vec<Channel>,
     ticket: Option<Vec<u8>>,
-    /// Transaction ID of the last Send indication: random start, then counted.
+    /// Transaction ID of the last Send indication: starts at random, then counts up.
     indication: u128,
     random: Random,
 }
@@ -353,7 +353,7 @@ impl Client {
     fn answer_challenge(&mut self, now: u64, refused: &Transaction, challenge: Challenge, stale: bool) {
         let again = match &self.session {
             Some(session) if refused.signed => {
-                // A server may bind its nonces to the 5-tuple, and this one is new.
+                // A server may bind its nonces to the 5-tuple, and this 5-tuple is new.
                 let moved = refused.request == Request::Migrate && refused.challenges == 0;
                 stale || moved || session.differs(&challenge)
             }
@@ -445,8 +445,9 @@ impl Client {
         self.event(Event::Failed { request, failure });
     }
 
-    /// Schedules a refresh of state whose refresh timed out. A mobile client may be on a dead network that it
-    /// is about to leave; the server still has the state, so keep it and refresh it after the next response.
+    /// Schedules another refresh of state whose refresh timed out. A mobile client may be on a dead network
+    /// that it is about to leave; the server still has the state, so keep it and refresh it after the next
+    /// response.
     fn ask_again(&mut self, now: u64, unanswered: &Request) {
         match unanswered {
             Request::Permit(peer) => {

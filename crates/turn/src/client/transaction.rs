@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_transmission_waits_only_for_the_last_wait() {
+    fn a_single_transmission_times_out_after_the_last_wait() {
         let mut transactions = Transactions::new(Timing { rto_ms: 100, transmissions: 1, last_wait: 3 });
         transactions.start(0, start(1));
         assert_eq!(transactions.poll_transmit(), Some(&[1_u8][..]));

@@ -23,8 +23,8 @@ use super::{
 };
 use crate::random::Random;
 
-/// 128 random bits, written as 32 hex digits. A counter would repeat after a restart, and an old number
-/// would then close another allocation.
+/// 128 random bits, written as 32 hex digits. A counter would repeat after a restart, so a command with an
+/// old ID could close the wrong allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AllocationId([u8; 16]);
 
@@ -67,13 +67,14 @@ pub(crate) struct AllocationState {
     /// USERNAME of the Allocate; later requests must use the same (RFC 8656 section 5).
     pub(crate) username: Box<str>,
     pub(crate) identity: Option<Box<str>>,
-    /// Client's address prefix at allocation time; quotas keep counting it there.
+    /// Client's address prefix at allocation time; quotas keep counting the allocation there.
     pub(crate) prefix: IpAddr,
     pub(crate) grant: Option<Box<Grant>>,
-    /// Unix seconds, for time-limited credentials.
+    /// Expiry of a time-limited credential, in Unix seconds.
     pub(crate) until_unix: Option<u64>,
     pub(crate) opened_ms: u64,
-    /// Transaction ID of the Allocate. This and the next three fields repeat its answer for retransmissions.
+    /// Transaction ID of the Allocate. This and the next three fields reproduce the response for
+    /// retransmissions.
     pub(crate) transaction: [u8; 12],
     pub(crate) granted: u32,
     pub(crate) reservation: Option<Masked<[u8; 8]>>,
@@ -105,7 +106,8 @@ impl AllocationState {
         UserRef::new(&self.realm, self.identity())
     }
 
-    /// True on any 5-tuple. A token user's USERNAME names a key of many clients, so the token must match.
+    /// Returns true if the allocation belongs to this user, on any 5-tuple. The USERNAME of a token user
+    /// names a key that many clients share, so the token must match.
     pub(crate) fn is_of(&self, who: &Who) -> bool {
         let same = match (&self.grant, &who.grant) {
             (None, None) => self.username == who.username,
@@ -120,7 +122,7 @@ impl AllocationState {
         *self.realm == *realm
     }
 
-    /// Includes ended ones, IPv4 first.
+    /// IPv4 first; includes an address that has ended.
     pub(crate) fn relayed(&self, entry: &Entry) -> [Option<SocketAddr>; 2] {
         let former = |family| self.former.as_deref().filter(|address| Family::of(address.ip()) == family);
         [Family::V4, Family::V6].map(|family| {
@@ -173,7 +175,7 @@ mod tests {
     fn an_idle_allocation_is_small() {
         let sizes = (size_of::<Entry>(), size_of::<AllocationState>());
         println!("{sizes:?} bytes");
-        // On top: the username, two table slots (24 bytes), a timer (16), a hash entry (about 8) and
+        // Not included: the username, two table slots (24 bytes), a timer (16), a hash entry (about 8) and
         // allocator headers.
         assert!(sizes.0 + sizes.1 <= 448, "{sizes:?}");
     }

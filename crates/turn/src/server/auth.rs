@@ -1,6 +1,6 @@
 //! Long-term credentials (RFC 8489 section 9.2.4). A slow store is queried only for requests with a verified
-//! source address: by a nonce issued to it, a stream, or a mobility ticket. A flood from forged addresses
-//! never reaches it.
+//! source address: verified by a nonce issued to it, a stream, or a mobility ticket. A flood from forged
+//! addresses never reaches it.
 
 pub(crate) mod claim;
 pub(crate) mod keyed_hash;
@@ -38,7 +38,7 @@ use super::{
     },
 };
 
-/// Bytes of a header and one attribute of four bytes.
+/// Length of a header and one attribute with a four-byte value.
 const SHORTEST_REQUEST: usize = 28;
 
 const HEADER: usize = 20;
@@ -74,7 +74,7 @@ impl<P: Policy> Server<P> {
             Ok(named) => named,
             Err(denied) => return Err(self.deny_request(context, denied)),
         };
-        // The challenge names the listener's first realm; the 438 below provides a nonce for another one.
+        // The challenge names the listener's first realm; the 438 below provides a nonce for another realm.
         let Some(realm) = self.realms.find(&self.config, listener, realm).cloned() else {
             self.refused_before(context, &first, user, CredentialRefusal::WrongRealm);
             return Err(self.challenge(context, &first, 401));
@@ -147,7 +147,7 @@ impl<P: Policy> Server<P> {
             Some(result) => result.verify(context.now.unix, &mut verify),
             None => self.policy.check(*user, &realm.name, algorithm, context.now.unix, &mut verify),
         };
-        // The MAC decides, in case a policy accepts without a key that verified.
+        // The MAC decides, in case a policy accepts a user although no key verified.
         Ok(match (check, key) {
             (CredentialCheck::Accepted { username, identity, until_unix }, Some(key)) => {
                 Ok(Proof { key, username, identity, grant: None, until_unix })
@@ -190,7 +190,7 @@ impl<P: Policy> Server<P> {
                 }));
                 Disposition::Later
             }
-            // Clients on streams do not retransmit, so silence would make them wait for long.
+            // Clients on streams do not retransmit, so silence would make them wait a long time.
             Err(DropReason::LookupLimit)
                 if self.is_stream(context.client()) && self.config.store_failure == StoreFailure::Answer =>
             {
@@ -205,7 +205,7 @@ impl<P: Policy> Server<P> {
             StoreFailure::Answer => {
                 let (client, method) = (context.client(), context.envelope.method);
                 let (realm, username) = (&realm.name, claimed(user));
-                // Its nonce has verified its address.
+                // The nonce has verified the client's address.
                 let asker = Requester { client, realm, username, proved: true, method };
                 self.tell_refused(context.now, &asker, 500, RequestRefusal::Store);
                 self.write_failure(&context.envelope, 500);
@@ -297,7 +297,7 @@ impl<P: Policy> Server<P> {
             && len > MAX_AMPLIFICATION * asked
             && self.config.listener(listener).transport == Transport::Udp
         {
-            // Allocated once, so that a flood does not allocate.
+            // Allocated once, so that a flood causes no allocations.
             self.short_request_rate.make_room_for_all();
             if !self.short_request_rate.admit_address(context.now.ms.saturating_mul(1000), address.ip()) {
                 return Disposition::Drop(DropReason::RefusalRatio);
@@ -346,9 +346,9 @@ impl LookupResult {
     }
 }
 
-/// Algorithm of the request; MD5 if it names none. Otherwise it must repeat the challenge's list and choose
-/// from it (RFC 8489 section 9.2.4; else 400), which detects an attacker who removed SHA-256 from the
-/// challenge.
+/// Algorithm of the request; MD5 if it names none. A request that names one must repeat the challenge's list
+/// and choose from it (RFC 8489 section 9.2.4; otherwise 400), which detects an attacker who removed SHA-256
+/// from the challenge.
 fn password_algorithm(realm: &Terms, request: &Request<'_>) -> Option<KeyAlgorithm> {
     match (request.get(kind::PASSWORD_ALGORITHM), request.get(kind::PASSWORD_ALGORITHMS)) {
         (None, None) => Some(KeyAlgorithm::Md5),

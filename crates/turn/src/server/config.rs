@@ -25,8 +25,8 @@ pub struct ServerConfig {
     /// Keys the hashes in the replay guard and the tombstones, so it must not change, even in an upgrade.
     pub own_key: NonceKey,
     pub nonce_keys: NonceKeys,
-    /// Number in the fleet, 1 to 4095, or 0 while unassigned; `None` without a fleet. Never changes between
-    /// `Some` and `None`.
+    /// Node number in the fleet, 1 to 4095, or 0 while unassigned; `None` without a fleet. Never changes
+    /// between `Some` and `None`.
     pub node: Option<u16>,
     /// This table and the next two are shared by all workers, and reloads keep them.
     pub replays: ReplayGuard,
@@ -56,7 +56,7 @@ pub struct ServerConfig {
     /// Rules by realm, for requests that name a peer. The packet path checks `peers` only, so `peers` must
     /// allow everything that these rules allow.
     pub realm_peers: HashMap<Box<str>, PeerRules>,
-    /// The challenge to a request with such an ORIGIN ([`super::canonical_origin`]) names this realm, if the
+    /// Realm by ORIGIN ([`super::canonical_origin`]): challenges to requests with this ORIGIN name it, if the
     /// listener serves it.
     pub origins: HashMap<Box<str>, RealmId>,
     pub store_failure: StoreFailure,
@@ -74,8 +74,8 @@ pub struct ServerConfig {
     pub listeners: Vec<ListenerProfile>,
     /// Allows TCP relaying (RFC 6062) for clients on streams. Default true; false refuses with 442.
     pub tcp_relay: bool,
-    /// Default true: only clients that ask get a ticket (RFC 8016), and it is useless without their
-    /// credentials. False refuses with 405, and no authentication means no tickets.
+    /// Default true: only clients that ask get a ticket (RFC 8016), and a ticket is useless without the
+    /// client's credentials. False refuses with 405. Without authentication there are no tickets.
     pub mobility: bool,
     /// ACCESS-TOKEN authentication (RFC 7635). Default none.
     pub third_party: ThirdParty,
@@ -140,7 +140,7 @@ impl fmt::Debug for NonceKey {
 }
 
 /// A fleet distributes the next key before its first use, and keeps old keys while nonces or tickets made
-/// with them may be valid.
+/// with them may still be valid.
 #[derive(Clone, Debug)]
 pub struct NonceKeys {
     oldest: NonceKey,
@@ -149,7 +149,7 @@ pub struct NonceKeys {
 }
 
 impl NonceKeys {
-    /// `oldest` is used before all `newer` ones, which come with their Unix second of first use.
+    /// `oldest` is used before all `newer` keys, each of which comes with the Unix second of its first use.
     #[must_use]
     pub fn new(oldest: NonceKey, newer: impl IntoIterator<Item = (u64, NonceKey)>) -> Self {
         let mut newer: SmallVec<[(u64, NonceKey); 1]> = newer.into_iter().collect();
@@ -241,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn debug_output_never_holds_the_nonce_key() {
+    fn debug_output_never_contains_the_nonce_key() {
         let own_key = NonceKey([213; 32]);
         let config = ServerConfig { own_key, nonce_keys: own_key.into(), ..ServerConfig::default() };
         assert!(!format!("{config:?}").contains("213"));

@@ -1,5 +1,5 @@
-//! The data plane: everything needed to turn an incoming packet into a verdict. It knows no users, requests
-//! or policies; the control plane changes it through effects ([`DataPlane::emit`]).
+//! The data plane: everything needed to turn an incoming packet into a verdict. It has no notion of users,
+//! requests or policies; the control plane changes it through effects ([`DataPlane::emit`]).
 
 pub(crate) mod bandwidth;
 pub(crate) mod data_path;

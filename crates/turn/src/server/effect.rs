@@ -1,6 +1,6 @@
 //! Effects: everything the runtime must do or know besides sending a datagram, in order. One queue holds them
 //! all, drained after each call ([`super::Server::poll_effect`]). The control plane changes the [forwarding
-//! table](super::forwarding) only through effects too; the table sees each one first. Times are
+//! table](super::forwarding) only through effects too; each effect reaches the table first. Times are
 //! [`crate::time::Now::ms`].
 
 use std::{
@@ -70,7 +70,7 @@ pub enum OpenResult {
     NoCapacity,
     /// 508: the machine currently lacks the relay addresses of this family.
     AddressAbsent,
-    /// 508: other programs hold the ports.
+    /// 508: other programs use the ports.
     PortsHeld,
 }
 
@@ -97,7 +97,7 @@ pub enum Effect {
         connection: ConnectionId,
         source: Source,
     },
-    /// Pass the stream to `worker`, with the request and the bytes behind it, for
+    /// Pass the stream to `worker`, with the request and the bytes after it, for
     /// [`super::Server::from_handed_over`].
     HandOver {
         worker: u16,
@@ -124,7 +124,7 @@ pub enum Effect {
         source: Source,
         request: Box<[u8]>,
     },
-    /// Call [`super::Server::move_over`] on the other worker: this pending move is cancelled.
+    /// Call [`super::Server::move_over`] on the other worker, to cancel this pending move.
     MoveOver {
         worker: u16,
         pending_move: PendingMove,
@@ -220,11 +220,11 @@ pub enum Effect {
         /// Another client may have the 5-tuple by now.
         away: bool,
         lived_ms: u64,
-        /// Payload datagrams and bytes, as in `to_client`.
+        /// Payload datagrams and bytes; `to_client` too.
         to_peer: (u64, u64),
         to_client: (u64, u64),
     },
-    /// Close the connections to this peer and to its client; abort an attempt.
+    /// Close both halves of this connection, to the peer and to the client, or abort the attempt.
     ConnectionClosed {
         allocation: AllocationSlot,
         connection: ConnectionId,
@@ -236,7 +236,8 @@ pub enum Effect {
     },
     Moved {
         allocation: AllocationSlot,
-        /// A stream still open there has no allocation now. `None` if the client had disconnected.
+        /// A stream that is still open there no longer has an allocation. `None` if the client had
+        /// disconnected.
         was: Option<Client>,
         client: Client,
         link: Link,
@@ -245,11 +246,11 @@ pub enum Effect {
         /// ID of the allocation on the worker it came from.
         from: Option<AllocationSlot>,
     },
-    /// The allocation left, see [`super::Server::export`].
+    /// The allocation has left; see [`super::Server::export`].
     Exported {
         allocation: AllocationSlot,
     },
-    /// The allocation stays after all, see [`super::Server::take_back`].
+    /// The allocation stays after all; see [`super::Server::take_back`].
     Returned {
         allocation: AllocationSlot,
     },
@@ -257,11 +258,12 @@ pub enum Effect {
     Away {
         allocation: AllocationSlot,
     },
-    /// Close this relay socket; the other family of the allocation lives on.
+    /// Close this relay socket; the other family of the allocation continues.
     RelayClosed {
         relay: RelayId,
     },
-    /// For the log and rate-limited, like the next two; `suppressed` counts refusals left out since the last.
+    /// For the log and rate-limited, like the next two variants; `suppressed` counts the refusals left out
+    /// since the previous one.
     Refused {
         client: Client,
         /// USERNAME as sent, at most 508 bytes, or `(userhash)`.
@@ -297,7 +299,7 @@ pub enum Effect {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RequestRefusal {
-    /// The error code has only one reason.
+    /// The error code has only one possible reason.
     Code,
     BadRequest(BadRequest),
     UnknownAttribute(u16),

@@ -11,11 +11,12 @@ pub struct ServerLimits {
     /// Includes connections being established.
     pub peer_connections_per_allocation: usize,
     pub peer_connections_per_user: usize,
-    /// LIFETIME without a request for one, in seconds.
+    /// LIFETIME if the client requests none, in seconds.
     pub default_lifetime: u32,
     /// Highest LIFETIME granted, in seconds.
     pub max_lifetime: u32,
-    /// Ends an allocation with its time-limited credential, which clients cannot change on a live one.
+    /// Ends an allocation when its time-limited credential expires; clients cannot change the credential of a
+    /// live allocation.
     pub end_with_credential: bool,
 }
 
@@ -51,7 +52,7 @@ impl Default for AllocationLimits {
 /// Each worker gets its share of the totals, plus some slack for uneven distribution.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// Total without an allocation. At the limit, the oldest is closed once it is 500 ms old.
+    /// Total connections without an allocation. At the limit, the oldest is closed once it is 500 ms old.
     pub idle_connections: usize,
     /// An address is an IPv4 address or IPv6 /64; for DTLS an IPv4 /24 or IPv6 /56.
     pub idle_connections_per_address: usize,
@@ -62,7 +63,8 @@ pub struct ConnectionLimits {
     pub first_message: Duration,
     /// Longest silence of a connection without an allocation.
     pub idle: Duration,
-    /// Bytes of relayed datagrams for one TCP or TLS client; the oldest are dropped.
+    /// Bytes of relayed datagrams queued for one TCP or TLS client; beyond them the oldest datagrams are
+    /// dropped.
     pub stream_queue: usize,
 }
 

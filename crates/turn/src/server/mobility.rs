@@ -1,5 +1,5 @@
-//! Mobility (RFC 8016): a client with a new address identifies its allocation by a ticket, and proves by its
-//! credentials that it owns it.
+//! Mobility (RFC 8016): a client with a new address identifies its allocation with a ticket, and proves with
+//! its credentials that it owns it.
 //!
 //! The new 5-tuple first *arrives*: both 5-tuples are valid until the client sends data from the new one
 //! (section 3.2.2). Then the allocation *moves*, and the old one is dropped. `handoff.rs` handles arrivals at
@@ -41,9 +41,9 @@ pub(crate) struct Mobility {
 }
 
 /// Previous ticket. Section 3.2.2 accepts it only for retransmissions, but a client that lost the answer (its
-/// connection ended, or it stopped retransmitting) has no other. So it stays valid until the client evidently
-/// got the answer: data or another signed request from the new 5-tuple, or use of the next ticket.
-/// Credentials protect it from others and the replay guard from copies.
+/// connection ended, or it stopped retransmitting) has no other ticket. So this one stays valid until the
+/// client evidently got the answer: data or another signed request from the new 5-tuple, or use of the next
+/// ticket. Credentials protect it from other users, and the replay guard protects it from copies.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Spent {
     counter: u32,
@@ -105,8 +105,8 @@ impl Mobility {
 }
 
 impl<P: Policy> Server<P> {
-    /// Ends the allocation unless it is mobile; a mobile one waits for its client until it expires. Returns
-    /// false if the client had no allocation.
+    /// Ends the allocation unless it is mobile; a mobile allocation waits for its client until it expires.
+    /// Returns false if the client had no allocation.
     pub fn disconnected(&mut self, now: Now, client: &Client) -> bool {
         self.lookups.forget(|source| source.client == *client);
         if self.give_up_arrival(client) {
@@ -214,7 +214,7 @@ impl<P: Policy> Server<P> {
             return Err(self.ask_owner(context, ticket));
         };
         let Some((_, entry, state)) = self.allocation(index) else { return Err(self.fail(context, 437)) };
-        // A ticket proves nothing alone: the sender must be the allocation's user.
+        // A ticket alone proves nothing: the sender must be the allocation's user.
         if !state.is_of(&context.who) {
             return Err(self.wrong_user(context));
         }

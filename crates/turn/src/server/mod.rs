@@ -203,7 +203,7 @@ impl<P: Policy> Server<P> {
 
     /// Reports the result of an [`OpenRequest`], exactly once; the verdict is the reply to the client. An
     /// opened socket belongs to the allocation until an effect closes it. One of two sockets is enough (RFC
-    /// 8656 section 7.2 step 9). If the allocation has ended meanwhile ([`Server::close_all`]),
+    /// 8656 section 7.2 step 9). If the allocation has ended in the meantime ([`Server::close_all`]),
     /// [`Effect::RelayClosed`] returns the sockets.
     pub fn opened(
         &mut self,
@@ -263,8 +263,8 @@ impl<P: Policy> Server<P> {
     }
 
     /// Allocations survive, except those of removed realms. Permissions and channels to peers that the new
-    /// rules refuse end. New bandwidth and duration limits apply to existing allocations; new quotas only to
-    /// new ones.
+    /// rules refuse end. New bandwidth and duration limits apply to existing allocations; new quotas apply
+    /// only to new allocations.
     pub fn reconfigure(&mut self, now: Now, config: Arc<ServerConfig>) {
         self.realms = Realms::new(&config);
         self.worker_id = self.worker_id.on(config.node);
@@ -313,7 +313,7 @@ impl<P: Policy> Server<P> {
         })
     }
 
-    /// False for an allocation from a worker that has not reloaded yet.
+    /// Returns false for an allocation from a worker that has not reloaded yet.
     pub fn has_realm_of(&mut self, allocation: AllocationSlot) -> bool {
         let Some(state) = self.state(allocation) else { return false };
         let realm = Arc::clone(&state.realm);
@@ -395,7 +395,8 @@ impl<P: Policy> Server<P> {
         &self.data.stats
     }
 
-    /// Adds offloaded traffic. Returns false if the allocation has ended; the totals still count it.
+    /// Adds offloaded traffic. Returns false if the allocation has ended; the totals still include the
+    /// traffic.
     pub fn count_across(
         &mut self,
         allocation: AllocationSlot,

@@ -69,7 +69,8 @@ pub trait Restrictions {
 }
 
 pub trait Redirects {
-    /// True if a redirected client came back on the same 5-tuple; it does not follow redirects and is served.
+    /// True if a redirected client came back on the same 5-tuple; such a client does not follow redirects and
+    /// is served.
     fn comes_back(&self, _attempt: &AllocateAttempt<'_>) -> bool {
         false
     }
@@ -117,7 +118,7 @@ pub enum CredentialCheck {
         username: Box<str>,
         /// Identity that quotas count: the ID of an `expiry:id` credential, otherwise the username.
         identity: Box<str>,
-        /// Unix seconds. Later the credential makes no allocations, but existing ones continue.
+        /// Unix seconds. After that the credential cannot make new allocations, but existing ones continue.
         until_unix: Option<u64>,
     },
     NoSuchUser,
@@ -148,7 +149,7 @@ pub enum QuotaRefusal {
     Everywhere,
     /// This server has requested more of a fleet-wide limit, which takes a few tenths of a second.
     Undecided {
-        /// The user's limit; otherwise the realm's or the total.
+        /// True for the user's limit, false for the realm's or the total.
         is_user: bool,
     },
 }

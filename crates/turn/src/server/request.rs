@@ -84,7 +84,7 @@ impl From<Invalid> for DropReason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Delivery {
     Direct,
-    /// Together with its stream, which this worker now owns.
+    /// Passed on together with its stream, which this worker now owns.
     HandedOver,
     /// Forwarded by worker `via`, which keeps the client.
     Forwarded {

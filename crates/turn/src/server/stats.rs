@@ -413,7 +413,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn merging_adds_what_counters_shows() {
+    fn merging_adds_every_counter() {
         let mut one = Stats { to_peer_bytes: 7, nonces: 2, ..Stats::default() };
         one.drop(DropReason::NoPermission);
         one.error(437);

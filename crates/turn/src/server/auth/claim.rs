@@ -15,7 +15,7 @@ use crate::{
     time::Now,
 };
 
-/// Bytes of USERNAME. RFC 8489 section 14.3 allows up to 508, RFC 5389 clients up to 763.
+/// Maximum bytes of USERNAME. RFC 8489 section 14.3 allows up to 508; RFC 5389 clients may send up to 763.
 const MAX_USERNAME_LEN: usize = 763;
 
 /// Empty until the sender is authenticated.
@@ -57,7 +57,7 @@ pub(crate) struct Proof {
     /// Identity that quotas count; for a token, derived from the token.
     pub(crate) identity: Box<str>,
     pub(crate) grant: Option<Box<Grant>>,
-    /// Unix seconds, for time-limited credentials.
+    /// Expiry of a time-limited credential, in Unix seconds.
     pub(crate) until_unix: Option<u64>,
 }
 

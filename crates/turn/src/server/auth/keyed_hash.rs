@@ -1,4 +1,4 @@
-//! Keyed hash for tables that survive an upgrade; its key derives from the nonce key.
+//! Keyed hash for tables that survive an upgrade; its key is derived from the nonce key.
 
 use hmac::{Hmac, Mac as _};
 use sha2::Sha256;

@@ -9,12 +9,12 @@
 //!
 //! A 401 over UDP may go to a forged address, so the nonce is short. 30 bits of MAC suffice: guessing one for
 //! a forged address takes 2^29 requests on average, the attacker never sees which guess was right, and a
-//! right one gains only a query to the store. 18 bits of time span three days.
+//! correct guess gains only a query to the store. 18 bits of time span three days.
 //!
 //! Clients must get distinct nonces (RFC 8489 section 9.2.4): the salt is the port, mixed with the interface
 //! identifier of an IPv6 address. A nonce is nevertheless valid on every port and for the whole IPv6 /64:
-//! data connections (RFC 6062) use other ports than their control connection, and every NAT mapping has its
-//! own port.
+//! data connections (RFC 6062) use different ports than their control connection, and every NAT mapping has
+//! its own port.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -129,7 +129,7 @@ pub(crate) fn claimed(nonce: &[u8], unix: u64) -> u64 {
     unix.saturating_add_signed(ahead.into())
 }
 
-/// Distinguishes clients of one network.
+/// Distinguishes clients on one network.
 pub(crate) fn salt(client: SocketAddr) -> u16 {
     let own = match client.ip() {
         IpAddr::V4(_) => [0; 4],
@@ -150,7 +150,8 @@ struct Opened {
     mac_bits: u32,
 }
 
-/// The nonce has 18 bits of its time; the rest comes from the nearest time to `unix`.
+/// A nonce contains only the lower 18 bits of its time; the upper bits are those that bring it closest to
+/// `unix`.
 fn open(nonce: &[u8], unix: u64) -> Option<Opened> {
     match nonce.len() {
         LEN => {
@@ -193,7 +194,7 @@ fn host(ip: IpAddr) -> [u8; 16] {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "the difference of two times is what counts")]
+#[expect(clippy::cast_possible_truncation, reason = "only differences between times matter")]
 pub(crate) const fn truncate(unix: u64) -> u32 {
     unix as u32
 }
@@ -273,7 +274,7 @@ mod tests {
         );
         let of = |ip: &str| salt(SocketAddr::new(ip.parse().unwrap(), 40_000));
         assert_ne!(of("2001:db8::1"), of("2001:db8::2"));
-        assert_eq!(of("2001:db8::1"), of("2001:db8:1::1"), "these differ by the MAC");
+        assert_eq!(of("2001:db8::1"), of("2001:db8:1::1"), "these differ in the MAC");
     }
 
     #[test]
@@ -312,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nonce_older_than_its_time_bits_is_foreign() {
+    fn a_nonce_older_than_its_time_bits_can_express_is_foreign() {
         let key = [7; 32];
         let scope = scope(&key);
         let nonce = scope.issue(1_800_000_000, 40_000);

@@ -1,10 +1,10 @@
 //! Validity of nonces after an address change. A nonce is bound to the address it was issued to, but two
-//! requests may come from another one: a ConnectionBind (RFC 6062 section 5.4), since a NAT may give the data
-//! connection another address, and a Refresh with a mobility ticket (RFC 8016 section 3.2.2). These two may
-//! use a nonce issued to the allocation's client.
+//! kinds of request may come from a different one: a ConnectionBind (RFC 6062 section 5.4), since a NAT may
+//! give the data connection another address, and a Refresh with a mobility ticket (RFC 8016 section 3.2.2).
+//! These two may use a nonce issued to the allocation's client.
 //!
 //! The cost: an eavesdropper can replay such a request from its own address and win if its copy arrives
-//! first. Both requests are accepted only once, and TLS and DTLS hide them.
+//! first. Each request is accepted only once, and TLS and DTLS hide them.
 
 use std::net::IpAddr;
 

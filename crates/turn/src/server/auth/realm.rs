@@ -26,7 +26,8 @@ pub struct Realm {
     pub username_anonymity: bool,
 }
 
-/// Lower case, with the scheme's default port; clients and stores use other spellings.
+/// Lower case, with the scheme's default port if there is none; clients and stores write origins in various
+/// ways.
 #[must_use]
 pub fn canonical_origin(origin: &str) -> String {
     let origin = origin.trim().trim_end_matches('/').to_ascii_lowercase();
@@ -99,7 +100,8 @@ impl Realms {
         Self { terms, all, by_name, hasher }
     }
 
-    /// Realm named in this listener's challenges: the one of the client's origin, or the listener's first.
+    /// Realm named in this listener's challenges: the one configured for the client's origin, or the
+    /// listener's first.
     pub(crate) fn challenging(
         &self,
         config: &ServerConfig,

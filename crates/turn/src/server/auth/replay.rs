@@ -1,6 +1,6 @@
 //! Refuses copies of granted requests: a copied Allocate would count against the user's quota again, and a
 //! copied Refresh with a mobility ticket (RFC 8016) would move the allocation to the attacker. Each such
-//! request is granted once, over all workers.
+//! request is granted only once across all workers.
 //!
 //! The guard stores hash(transaction ID) and the time of the request's nonce; a copy has the same nonce. A
 //! full bucket drops its oldest entry and from then on refuses all nonces of that age: the client gets a
@@ -23,8 +23,8 @@ use crate::server::{
     request::context::Context,
 };
 
-/// 544 KiB per server with [`PLACES`] entries each. Of 10,000 allocations in one second, with nonces of that
-/// second, one in 20,000 has to retry.
+/// Buckets of [`PLACES`] entries, 544 KiB per server. At 10,000 allocations in one second, with nonces of
+/// that second, one in 20,000 has to retry.
 const BUCKETS: usize = 1 << 13;
 const PLACES: usize = 7;
 
@@ -176,7 +176,7 @@ impl Table {
 
     #[expect(
         clippy::cast_possible_truncation,
-        reason = "reduced to the number of buckets; 32 bits are meant"
+        reason = "reduced to the number of buckets; 32 bits are enough"
     )]
     fn place_of(&self, (once, transaction): (Once, [u8; 12])) -> (usize, u32) {
         let hash = self.hash.of(&[&transaction, once.suffix()]);
@@ -234,7 +234,7 @@ mod tests {
         assert!(other_worker.record(transaction(1), 1000, 1002).is_none());
         assert!(granted.record(transaction(1), 999, 1002).is_none(), "older than the one that was granted");
         assert!(other_worker.record(transaction(1), 1002, 1002).is_some());
-        assert!(granted.record(transaction(1), 1000, 1003).is_none(), "the first nonce stays used");
+        assert!(granted.record(transaction(1), 1000, 1003).is_none(), "the first nonce stays used up");
     }
 
     #[test]
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn ten_thousand_per_second_pass_and_a_flood_admits_no_copy() {
+    fn ten_thousand_requests_per_second_pass_and_a_flood_admits_no_copy() {
         let granted = ReplayGuard::default();
         let refused = (0..10_000).filter(|n| granted.record(transaction(*n), 1000, 1000).is_none()).count();
         // 0.5 expected; a table of 65,536 places without buckets would refuse 720.
@@ -315,7 +315,7 @@ mod tests {
         assert!(same.take_over(&here.to_bytes()) && stranger.take_over(&here.to_bytes()));
         assert!((0..60_000).all(|n| same.record(transaction(n), 1000 + n / 1000, 2000).is_none()));
         let strange = (0..20_000).filter(|n| stranger.record(transaction(*n), 2000, 2000).is_some()).count();
-        assert!(strange > 19_000, "under another key it is noise: {strange}");
+        assert!(strange > 19_000, "under another key the entries are noise: {strange}");
         assert_eq!(here.to_bytes().len(), ReplayGuard::WRITTEN);
         assert!(!same.take_over(&here.to_bytes()[1..]));
     }

@@ -105,7 +105,7 @@ impl<P: Policy> Server<P> {
         state.is_some_and(|state| state.grant.is_some() && *state.username == *kid)
     }
 
-    /// If another worker has the allocation, the request or the client's stream goes there.
+    /// If another worker has the allocation, the request or the client's stream is passed to it.
     fn holder(&mut self, context: &Context<'_>, by_token: bool) -> Result<Option<u32>, Disposition> {
         if context.request.method == Method::ConnectionBind {
             let Ok(connection) = self.connection_to_bind(context) else { return Ok(None) };

@@ -2,7 +2,7 @@
 //! the server.
 //!
 //! ```text
-//!  allocation             Bucket   its own: plain numbers
+//!  allocation             Bucket   not shared: plain numbers
 //!  user, realm, total     Pool     shared by the workers, atomic ──▶ Lease   a worker's part, spent without asking the pool
 //!                                                                      └▶ Share   an allocation's fair part of the pool
 //! ```
@@ -107,7 +107,7 @@ pub struct HeldUp {
     pub until_ms: u64,
 }
 
-/// Smallest burst of a bucket: a datagram of common MTU size, and some more.
+/// Smallest burst of a bucket: a datagram of common MTU size, with some margin.
 const LEAST_BURST: i64 = 2048 * BYTE;
 
 fn cost(bytes: usize) -> i64 {
@@ -234,9 +234,8 @@ impl<P: Policy> Server<P> {
         self.data.forwarding.get(allocation).is_some_and(|entry| entry.limits.is_some())
     }
 
-    /// Takes up to `want` bytes for connections of this allocation (RFC 6062), at least one; unused ones must
-    /// be returned with [`Server::give_back_bytes`].
-    /// An error counts as a pause.
+    /// Takes up to `want` bytes for connections of this allocation (RFC 6062), at least one; unused bytes
+    /// must be returned with [`Server::give_back_bytes`]. An error is counted as a pause.
     pub fn take_bytes(
         &mut self,
         now: Now,
@@ -260,12 +259,12 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Counts the drop of a caller that could not wait ([`Verdict::Wait`]).
+    /// Counts the drop by a caller that could not wait ([`Verdict::Wait`]).
     pub fn not_waited(&mut self, otherwise: DropReason) {
         self.data.stats.drop(otherwise);
     }
 
-    /// An allocation keeps its tokens across reloads and moves, so that moving gains nothing.
+    /// An allocation keeps its tokens across reloads and moves, so that moving gains no extra burst.
     pub(crate) fn limit(&mut self, now: Now, index: u32) {
         let Some((_, entry)) = self.data.forwarding.at(index) else { return };
         let before = entry.limits.take();

@@ -130,7 +130,7 @@ impl DataPlane {
         peer: SocketAddr,
         IcmpError { icmp_type, code, info }: IcmpError,
     ) -> Verdict<'_> {
-        // Types listed in that section: unreachable, time exceeded, and for IPv6 packet too big.
+        // Types listed in that section: unreachable, time exceeded and, for IPv6, packet too big.
         let passed_on = match relay.family {
             Family::V4 => matches!(icmp_type, 3 | 11),
             Family::V6 => matches!(icmp_type, 1..=3),
@@ -266,7 +266,7 @@ impl DataPlane {
             relay: RelayId { allocation, family },
             peer: if own.are_translated() { own.internal(view.peer) } else { view.peer },
             payload: view.data,
-            // RFC 8656 section 13: between datagrams, DF applies only from IPv4 to IPv4.
+            // RFC 8656 section 13: for a client over datagrams, DF applies only from IPv4 to IPv4.
             dont_fragment: view.dont_fragment
                 && (entry.is_by_stream() || entry.client.address.is_ipv4() && view.peer.is_ipv4()),
         }

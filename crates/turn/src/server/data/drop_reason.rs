@@ -62,7 +62,7 @@ pub enum DropReason {
     /// Too many requests wait for the store, from this address or in total.
     LookupLimit,
     LookupOver,
-    /// Packet from a relay socket, or report on a connection, of an ended allocation.
+    /// Packet from a relay socket of an ended allocation, or report on one of its connections.
     StaleRelay,
     /// ICMP error of a type that is not relayed (RFC 8656 section 11.5).
     IcmpType,

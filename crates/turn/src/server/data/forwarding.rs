@@ -5,7 +5,8 @@
 //!  relayed address, peer ──▶ client 5-tuple, channel                      datagrams and ICMP errors from peers
 //! ```
 //!
-//! A relayed address belongs to one allocation, or several share it and the peer decides (`claims`).
+//! A relayed address belongs to one allocation, or several share it and the peer's address selects one
+//! (`claims`).
 //!
 //! Entries are in dense slots with generations, found by 5-tuple through a seeded hash table of slot numbers.
 //! The control plane installs them, changes them only by effects ([`Forwarding::apply`]), and reads back
@@ -37,8 +38,8 @@ pub(crate) use permissions::Permissions;
 /// Up to this length a linear scan is faster than a search.
 const FEW: usize = 8;
 
-/// `None` if the datagram must be dropped (RFC 8656 section 15.1), which ends loops between relays. 0 means
-/// unknown and selects the socket's default (section 15.2).
+/// TTL to send with; `None` if the datagram must be dropped (RFC 8656 section 15.1), which ends loops between
+/// relays. 0 means unknown and selects the socket's default (section 15.2).
 #[inline]
 #[must_use]
 pub const fn relayed_ttl(received: u8) -> Option<u8> {
@@ -119,7 +120,7 @@ impl Entry {
         self.channels.permit(ip, expires_ms);
     }
 
-    /// Peers and the expiry of the last channel to each.
+    /// Peers, each with the latest expiry of any channel to it.
     pub(crate) fn outlasted_permissions(&self) -> SmallVec<[(IpAddr, u64); 4]> {
         let channels = self.channels.iter();
         let longer = channels.filter(|channel| channel.permitted_until_ms < channel.expires_ms);

@@ -171,7 +171,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn timers_behave_as_a_list_of_deadlines(
+        fn timers_behave_like_a_list_of_deadlines(
             steps in prop::collection::vec((0..12_u32, 1..9_000_000_u64, 0..2_000_000_u64, any::<bool>()), 1..60),
         ) {
             let mut timers = Timers::new();

@@ -13,7 +13,7 @@
 //!  connection closed ────▶ Effect::MoveOver ─────────────────▶ move_over
 //! ```
 //!
-//! A stream is passed to the owner together with its connection instead ([`Effect::HandOver`]).
+//! For a client on a stream, the connection itself is passed to the owner instead ([`Effect::HandOver`]).
 
 use serde::{Deserialize, Serialize};
 
@@ -78,7 +78,7 @@ impl<P: Policy> Server<P> {
     /// Drops the oldest pending move at the limit.
     pub fn expect(&mut self, pending_move: PendingMove) {
         let PendingMove { client, key, owner } = pending_move;
-        // The client may have made a new allocation meanwhile, and a 5-tuple has only one.
+        // The client may have made a new allocation in the meantime, and a 5-tuple can have only one.
         if self.data.forwarding.find(&client).is_some() {
             return;
         }
@@ -131,7 +131,7 @@ impl<P: Policy> Server<P> {
     }
 
     /// Returns the new ID, which now owns the relay sockets, or the allocation for [`Server::take_back`] if
-    /// the client has made another one meanwhile.
+    /// the client has made another one in the meantime.
     pub fn import(&mut self, now: Now, moved: Moved) -> Result<AllocationSlot, Moved> {
         let client = moved.client();
         if self.data.forwarding.find(&client).is_some() {
@@ -148,7 +148,8 @@ impl<P: Policy> Server<P> {
         Ok(id)
     }
 
-    /// Restores the old 5-tuple. `None`, with [`Effect::Closed`], if that has another allocation by now.
+    /// Restores the old 5-tuple. `None`, with [`Effect::Closed`], if that 5-tuple has another allocation by
+    /// now.
     pub fn take_back(&mut self, now: Now, moved: Moved) -> Option<AllocationSlot> {
         let is_taken = moved.was().is_some_and(|was| self.data.forwarding.find(&was.client).is_some());
         // The old ID may have been reused, so the allocation gets a new one.
@@ -171,7 +172,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// The owner was not reached; the next datagram triggers another attempt.
+    /// The owner could not be reached; the next datagram triggers another attempt.
     pub fn not_asked(&mut self, client: &Client) {
         if let Some(expected) = self.pending_moves.get(client) {
             expected.asked = false;
@@ -194,7 +195,7 @@ impl<P: Policy> Server<P> {
         }
     }
 
-    /// Finds this worker's allocation that moves to the request's 5-tuple. No request ends the old one
+    /// Finds this worker's allocation that moves to the request's 5-tuple. Requests never end the old 5-tuple
     /// (section 3.2.2).
     pub(crate) fn arriving(&mut self, context: &Context<'_>) -> Result<Option<u32>, Disposition> {
         let own = self.worker_id.number();
@@ -266,7 +267,7 @@ impl<P: Policy> Server<P> {
                 (own, self.data.forwarding.find(client).is_some() || expected.is_some_and(is_another))
             }
         };
-        // A stream with another allocation stays with that.
+        // A stream that has another allocation stays with it.
         if self.is_stream(client) && !occupied {
             self.data.stats.mobility(MobilityEvent::Forwarded);
             let (source, request) = (context.source, context.request.view.bytes().into());

@@ -88,7 +88,7 @@ impl Record {
         match (v4, v6) {
             (None, None) => Err("there is no relayed transport address"),
             (None | Some(Family::V4), None | Some(Family::V6)) => Ok(()),
-            _ => Err("a relayed transport address is of the other family"),
+            _ => Err("a relayed transport address belongs to the other family"),
         }
     }
 }
@@ -108,13 +108,13 @@ impl<'de> Deserialize<'de> for Moved {
 }
 
 impl Moved {
-    /// Its relay sockets belong to this ID, of the worker that exported it.
+    /// ID of the allocation on the worker that exported it, to which its relay sockets belong.
     #[must_use]
     pub fn from(&self) -> AllocationSlot {
         self.0.from
     }
 
-    /// A stream still open there has no allocation now. `None` if the client had disconnected.
+    /// A stream that is still open there no longer has an allocation. `None` if the client had disconnected.
     #[must_use]
     pub fn was(&self) -> Option<Source> {
         (!self.0.away).then_some(Source { client: self.0.client, link: self.0.link })
@@ -142,12 +142,13 @@ impl Moved {
         self.0.shared[family as usize]
     }
 
-    /// Cancels a pending move unless `by` accepts its link, for links that stay behind.
+    /// Cancels a pending move unless `by` accepts its link, because other links stay behind.
     pub fn keep_arrival(&mut self, by: impl Fn(Link) -> bool) {
         self.0.arriving = self.0.arriving.filter(|(_, link, _)| by(*link));
     }
 
-    /// Traffic not yet known at packing time; the exporting worker has counted it in its totals.
+    /// Adds traffic that was not yet known when the allocation was packed; the exporting worker has counted
+    /// it in its totals.
     pub fn count_across(&mut self, to_peer: (u64, u64), to_client: (u64, u64)) {
         let Record { to_peer: peer, to_client: client, .. } = &mut *self.0;
         for (sum, more) in [(peer, to_peer), (client, to_client)] {
@@ -249,7 +250,7 @@ impl Moved {
 }
 
 impl<P: Policy> Server<P> {
-    /// Allocations that relay UDP, of clients that are away or have a link accepted by `by`.
+    /// Allocations that relay UDP and whose client is away or has a link that `by` accepts.
     pub fn portable(&mut self, by: impl Fn(Link) -> bool) -> Vec<AllocationSlot> {
         let indices = self.data.forwarding.indices();
         let suits = |index| {
@@ -274,7 +275,7 @@ impl<P: Policy> Server<P> {
         Some(moved)
     }
 
-    /// Reports no end. The caller closes the sockets.
+    /// The end is not reported; the caller closes the sockets.
     pub fn surrender(&mut self, now: Now, allocation: AllocationSlot) {
         if self.data.forwarding.get(allocation).is_none() {
             return;
@@ -302,7 +303,7 @@ impl<P: Policy> Server<P> {
         self.tombstones.all(now.ms)
     }
 
-    /// Adds deletions of another process or worker.
+    /// Adds deletions from another process or worker.
     pub fn remember_deletions(&mut self, now: Now, deletions: &[(u64, u64)]) {
         self.tombstones.import(now.ms, deletions);
     }
@@ -312,7 +313,7 @@ impl<P: Policy> Server<P> {
         self.lookups.forget(|source| by(source.link));
     }
 
-    /// Takes over an allocation of another process, with the client's link in this one. Returns it if its
+    /// Takes over an allocation from another process, with the client's link in this one. Returns it if its
     /// 5-tuple is taken, its realm is not configured, or a quota is reached.
     pub fn restore(&mut self, now: Now, mut moved: Moved, link: Link) -> Result<AllocationSlot, Moved> {
         let is_taken = moved.was().is_some_and(|was| self.data.forwarding.find(&was.client).is_some());

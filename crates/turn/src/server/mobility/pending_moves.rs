@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 
 use crate::server::{Client, PendingMove};
 
-/// About a MiB. A further one displaces the oldest, whose client has to present its ticket again.
+/// About 1 MiB. At the limit a new move displaces the oldest, whose client has to present its ticket again.
 const MOST_EXPECTED: usize = 8192;
 
 pub(crate) struct PendingMoves {

@@ -167,7 +167,7 @@ mod tests {
         }
 
         #[test]
-        fn other_bytes_do_not_open(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        fn arbitrary_bytes_do_not_open(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
             prop_assert_eq!(Ticket::open(&bytes, &[7; 32]), None);
         }
     }

@@ -16,7 +16,7 @@ const MOST: usize = 8192;
 pub(crate) struct Tombstones {
     /// Hash and expiry time, oldest first. A hash collision yields a success without effect.
     queue: VecDeque<(u64, u64)>,
-    /// Same content by hash.
+    /// Expiry times of the same entries by hash.
     expiries: HashMap<u64, u64, RandomState>,
     hash: KeyedHash,
 }

@@ -56,7 +56,7 @@ impl Alternate {
 }
 
 impl<P: Policy> Server<P> {
-    /// Returns false if there is no other server for this occasion.
+    /// Returns false if no other server is configured for this situation.
     pub(crate) fn write_redirect(&mut self, attempt: &AllocateAttempt<'_>, to: &Envelope) -> bool {
         if to.signer.is_none() {
             return false;
@@ -107,7 +107,7 @@ impl<P: Policy> Server<P> {
     }
 
     fn write_alternate(&mut self, destination: &Destination, transport: Transport, to: &Envelope) {
-        // MESSAGE-INTEGRITY-SHA256 shows an RFC 8489 client, which knows ALTERNATE-DOMAIN.
+        // MESSAGE-INTEGRITY-SHA256 identifies an RFC 8489 client, which understands ALTERNATE-DOMAIN.
         let knows = to.signer.as_ref().is_some_and(|signer| signer.mac == Mac::Sha256);
         let secure = matches!(transport, Transport::Tls | Transport::Dtls) && knows;
         self.data.stats.redirects += 1;

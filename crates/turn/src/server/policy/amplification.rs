@@ -1,4 +1,5 @@
-//! Optional limit on refusals per prefix: a UDP source may be forged, and its owner gets the refusal.
+//! Optional limit on refusals per prefix: a UDP source may be forged, and the owner of that address gets the
+//! refusal.
 
 use std::net::IpAddr;
 
@@ -14,7 +15,7 @@ use crate::{
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RefusalLimit {
-    /// Refusals per second and worker, with a burst of two seconds' worth.
+    /// Refusals per second on each worker, with a burst of two seconds' worth.
     pub per_second: u32,
 }
 

@@ -1,9 +1,9 @@
 //! The server's own addresses, local and external, and its listeners. A service on this machine would trust a
 //! relayed datagram as local, so only relay ports are open to peers.
 //!
-//! Behind a NAT, clients of this server reach each other as peers by external addresses, and so they reach
-//! local services that a rule allows, such as a media server. Such traffic bypasses the NAT, which might not
-//! support hairpinning (RFC 4787 section 6): it goes to the bound address directly.
+//! Behind a NAT, clients of this server use external addresses to reach each other as peers. They reach local
+//! services that a rule allows, such as a media server, in the same way. Such traffic bypasses the NAT, which
+//! might not support hairpinning (RFC 4787 section 6): it goes to the bound address directly.
 
 use std::{
     iter,
@@ -24,7 +24,7 @@ pub struct OwnEndpoints {
     translations: Vec<Translation>,
     listeners: Vec<SocketAddr>,
     relay_ports: Vec<RangeInclusive<u16>>,
-    /// A relay address is on loopback. Otherwise no loopback port is a relay port.
+    /// True if a relay address is on loopback. If false, no loopback port is a relay port.
     relays_on_loopback: bool,
 }
 
@@ -42,7 +42,7 @@ impl Default for OwnEndpoints {
 }
 
 impl OwnEndpoints {
-    /// Listeners are never peers; a wildcard listener counts on every address.
+    /// Listeners are never peers; a wildcard listener is treated as listening on every address.
     pub fn new(
         addresses: impl IntoIterator<Item = IpAddr>,
         relays: impl IntoIterator<Item = (IpAddr, Option<IpAddr>)>,
@@ -105,7 +105,7 @@ impl OwnEndpoints {
         }
     }
 
-    /// Returns true if this port of an own address reaches a listener.
+    /// Returns true if this port of one of the server's own addresses reaches a listener.
     pub(crate) fn listens(&self, ip: IpAddr, port: u16) -> bool {
         let by_nat = self.external.contains(&ip);
         let is_reached = |at: &SocketAddr| by_nat || at.ip() == ip || at.ip().is_unspecified();
@@ -130,7 +130,8 @@ impl OwnEndpoints {
         }
     }
 
-    /// Inverse of [`Self::internal`]. An address may have had several external ones, so `may_have` selects.
+    /// Inverse of [`Self::internal`]. An address may have had several external ones, so `may_have` picks the
+    /// one that the client uses.
     pub(crate) fn external(&self, peer: SocketAddr, may_have: impl Fn(SocketAddr) -> bool) -> SocketAddr {
         let names = self.translations.iter().filter(|it| it.internal == peer.ip());
         let mut peers = names.map(|it| SocketAddr::new(it.external, peer.port()));
@@ -184,8 +185,8 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Two relay addresses behind NATs, one of which had another external address before a reload; one IPv6;
-    /// one without NAT.
+    /// Two relay addresses behind NATs, one of which had another external address before a reload, an IPv6
+    /// address, and one without a NAT.
     fn own() -> OwnEndpoints {
         let relays = [
             ("10.0.0.5", Some("203.0.114.5")),

@@ -67,7 +67,7 @@ impl FromStr for Cidr {
         if first != base {
             return Err(format!("{text} has host bits set: write {first}/{bits}"));
         }
-        // ::ffff:10.0.0.0/104 is another spelling of 10.0.0.0/8; addresses are compared in canonical form.
+        // ::ffff:10.0.0.0/104 is another notation for 10.0.0.0/8; addresses are compared in canonical form.
         match (base, canonical_ip(base)) {
             (IpAddr::V6(_), base @ IpAddr::V4(_)) if bits >= 96 => Ok(Self { base, bits: bits - 96 }),
             _ => Ok(Self { base, bits }),
@@ -90,7 +90,7 @@ pub struct AllowRule {
 }
 
 impl AllowRule {
-    /// Opens no service of this machine, like coturn's allow list, which has no ports.
+    /// Rule that opens no services on this machine, like an entry in coturn's allow list, which has no ports.
     #[must_use]
     pub fn of_others(prefix: Cidr) -> Self {
         Self { prefix, ports: None, opens_own: false }
@@ -102,7 +102,8 @@ impl AllowRule {
         self.prefix.contains(ip) && self.ports.as_ref().is_none_or(has_port)
     }
 
-    /// Returns true if the rule applies to an own address: it is a single address, or lies within loopback.
+    /// Returns true if the rule applies even to the server's own addresses: it is a single address, or lies
+    /// within loopback.
     fn names(&self, ip: IpAddr, port: u16) -> bool {
         let Cidr { base, bits } = self.prefix;
         let is_named = match base {
@@ -168,9 +169,9 @@ fn port_range(text: &str, ports: &str) -> Result<RangeInclusive<u16>, String> {
 }
 
 /// Peer rules. Deny rules take precedence over allow rules, and those over the built-in refusal of special
-/// ranges. Only the relay ports of own addresses are open, unless an allow rule names one; own listeners and
-/// the unspecified address are never peers. With `allow_only`, peers without an allow rule are refused, even
-/// public ones.
+/// ranges. On the server's own addresses only relay ports are open, unless an allow rule names the address;
+/// its listeners and the unspecified address are never peers. With `allow_only`, peers without an allow rule
+/// are refused, even public ones.
 #[derive(Clone, Debug, Default)]
 pub struct PeerRules {
     pub allow: Vec<AllowRule>,
@@ -225,7 +226,7 @@ impl PeerRules {
         self.permits_at(peer.ip(), Some(peer.port()))
     }
 
-    /// Returns true if this peer may be relayed to on some port, in any spelling of its address except
+    /// Returns true if this peer may be relayed to on some port, in any notation of its address except
     /// IPv4-mapped, which counts as an IPv6 address that never appears on the wire.
     ///
     /// An IPv6 address that embeds IPv4 addresses (6to4, NAT64, Teredo, ...) must pass as itself and as each
@@ -272,7 +273,7 @@ impl PeerRules {
         })
     }
 
-    /// Own ports are closed, except relay ports without a listener and ports named by a rule.
+    /// The server's own ports are closed, except relay ports without a listener and ports named by a rule.
     #[inline]
     fn closes(&self, ip: IpAddr, port: Option<u16>, spelled: IpAddr) -> bool {
         port.is_some_and(|port| {
@@ -328,7 +329,7 @@ fn is_local_nat64(ip: Ipv6Addr) -> bool {
 fn embedded_v4(ip: Ipv6Addr) -> SmallVec<[Embedded; 6]> {
     let bits = ip.to_bits();
     let segments = ip.segments();
-    #[expect(clippy::cast_possible_truncation, reason = "32 of the 128 bits are meant")]
+    #[expect(clippy::cast_possible_truncation, reason = "takes 32 of the 128 bits")]
     let at = |shift: u32| Ipv4Addr::from_bits((bits >> shift) as u32);
     let mut found = SmallVec::new();
     match segments {
@@ -348,7 +349,7 @@ fn embedded_v4(ip: Ipv6Addr) -> SmallVec<[Embedded; 6]> {
         _ if is_local_nat64(ip) => {
             let octets = ip.octets();
             let possible = LOCAL_NAT64.iter().map(|places| Ipv4Addr::from(places.map(|place| octets[place])));
-            // The first byte of a prefix shorter than the operator's is a zero of the gap.
+            // If the assumed prefix is shorter than the operator's, the first byte is a zero from the gap.
             found.extend(
                 possible.filter(|ip| ip.octets()[0] != 0).map(|ip| Embedded { ip, prefix: 48 }),
             );

@@ -45,8 +45,8 @@ impl<P: Policy> Server<P> {
         if let Some(index) = self.data.forwarding.find(context.client()) {
             return self.allocate_again(&context, index);
         }
-        // A mobile allocation moving to this 5-tuple counts too. One on another worker may have ended
-        // meanwhile.
+        // A mobile allocation moving to this 5-tuple counts too. An allocation on another worker may have
+        // ended in the meantime.
         match self.arriving(&context) {
             Ok(None) => {}
             Ok(Some(_)) => return self.refuse(&context, 437, RequestRefusal::AllocationExists),
@@ -131,7 +131,7 @@ impl<P: Policy> Server<P> {
             return Err(self.refuse(context, 508, RequestRefusal::Draining));
         }
         let who = &context.who;
-        // Section 19: 486 is about the user, while 508 is about the server, so that another server may help.
+        // Section 19: 486 concerns the user, and 508 the server, in which case another server may help.
         let prefix = self.config.prefixes.of(client.address.ip());
         if let Err(refusal) = self.policy.acquire(who.user(), prefix) {
             if matches!(refusal, QuotaRefusal::Undecided { .. }) {
@@ -161,7 +161,8 @@ impl<P: Policy> Server<P> {
                 }
             });
         }
-        // Must be the last check, so that a client may resend a request refused for another reason unchanged.
+        // Must be the last check, so that a client may resend unchanged a request that was refused for
+        // another reason.
         self.grant_once(context, Once::Allocate).inspect_err(|_| self.policy.release(who.user(), prefix))
     }
 
@@ -311,7 +312,7 @@ impl<P: Policy> Server<P> {
         };
         let families = Families::read(request)?;
         if let Some(token) = request.get(kind::RESERVATION_TOKEN) {
-            // A token implies port and family, so neither may be given as well (step 5).
+            // A token implies port and family, so neither may be given with it (step 5).
             let malformed = Denied::bad(kind::RESERVATION_TOKEN, Fault::Malformed);
             let token: [u8; 8] = token.try_into().map_err(|_| malformed)?;
             let other = even_port.map(|_| kind::EVEN_PORT).or(families.first_named());
@@ -344,7 +345,7 @@ impl<P: Policy> Server<P> {
         Ok(params)
     }
 
-    /// Success response (section 7.2), or the error of a missing address.
+    /// Success response (section 7.2), with the error of a missing second address.
     fn write_allocated(&mut self, now: Now, index: u32, to: &Envelope) {
         let ticket = self.ticket(now, index);
         let Some((_, entry)) = self.data.forwarding.at(index) else { return };
@@ -389,7 +390,7 @@ impl Families {
         Ok(Self { requested, additional })
     }
 
-    #[expect(clippy::type_complexity, reason = "the parts of a AllocateParams")]
+    #[expect(clippy::type_complexity, reason = "the parts of an AllocateParams")]
     fn choose(
         self,
         config: &ServerConfig,

@@ -135,7 +135,7 @@ impl<P: Policy> Server<P> {
         })
     }
 
-    /// Two clients could claim one peer before two of its addresses were known to be the same host.
+    /// Two clients could claim one peer before two of its addresses were known to belong to the same host.
     pub(crate) fn end_contested(&mut self, now: Now, index: u32) {
         if !self.config.peers.own.are_translated() {
             return;
@@ -158,7 +158,8 @@ impl<P: Policy> Server<P> {
         self.refuse(context, 508, RequestRefusal::SharedPeer)
     }
 
-    /// The permission lives at least `channel_ms`, and with `channels_permit` as long as each channel.
+    /// The permission lasts for its usual lifetime, and with `channels_permit` at least until `channel_ms`
+    /// and until all channels to the peer have expired.
     fn permit(&mut self, context: &Context<'_>, allocation: AllocationSlot, peer: IpAddr, channel_ms: u64) {
         let (now, channels_permit) = (context.now, self.config.channels_permit);
         let Some(entry) = self.data.forwarding.get(allocation) else { return };

@@ -14,8 +14,8 @@ use crate::{
 };
 
 impl<P: Policy> Server<P> {
-    /// Answers over UDP with 32 bytes to 20, or 44 over IPv6. Over DTLS, RFC 8489 section 11 requires a 500
-    /// for every such request; stream framing rejects RFC 3489 messages before they get here.
+    /// Over UDP, 20 bytes are answered with 32, or with 44 over IPv6. Over DTLS, RFC 8489 section 11 requires
+    /// a 500 for every such request; stream framing rejects RFC 3489 messages before they get here.
     pub(crate) fn classic(&mut self, now: Now, source: &Source, datagram: &[u8]) -> Verdict<'_> {
         if datagram.len() > MAX_REQUEST_LEN {
             return self.data.dropped(DropReason::Oversized);
@@ -40,9 +40,9 @@ impl<P: Policy> Server<P> {
     }
 
     /// RFC 5389 section 12.2 treats CHANGE-REQUEST and RESPONSE-ADDRESS as unknown attributes. Some clients
-    /// send a CHANGE-REQUEST without flags with every request, which is harmless. One with flags gets no
-    /// answer: pystun3 would repeat the request in a tight loop after an error, and Debian's `stun` takes any
-    /// answer as one from the other address.
+    /// send a CHANGE-REQUEST without flags with every request, which is harmless. A CHANGE-REQUEST with flags
+    /// gets no answer: pystun3 would repeat the request in a tight loop after an error, and Debian's `stun`
+    /// takes any answer for one from the other address.
     fn classic_binding(
         &mut self,
         now: Now,

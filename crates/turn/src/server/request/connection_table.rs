@@ -1,4 +1,4 @@
-//! Peer connections of a worker (RFC 6062), and their number per user over all workers.
+//! Peer connections of a worker (RFC 6062), and their number per user across all workers.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_apply_across_workers_and_dropped_workers_free_theirs() {
+    fn limits_apply_across_workers_and_dropped_workers_free_their_connections() {
         let config = ServerConfig {
             limits: ServerLimits {
                 peer_connections: 5,

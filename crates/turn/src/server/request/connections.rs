@@ -33,7 +33,7 @@ use crate::{
 /// RFC 6062 requires 30 s (sections 5.2 and 5.3).
 const PATIENCE_MS: u64 = 30_000;
 
-/// Deadline of an attempt that the runtime was asked to end: its report comes next, without a timer.
+/// Deadline of an attempt that the runtime was asked to end: its report comes next, so no timer is needed.
 const OVERDUE: u64 = u64::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,13 +15,13 @@ pub(crate) struct Context<'a> {
     pub(crate) delivery: Delivery,
     pub(crate) request: &'a Request<'a>,
     pub(crate) envelope: Envelope,
-    /// Validity for the client's address.
+    /// Validity of the nonce for the client's address.
     pub(crate) nonce: Standing,
     pub(crate) who: Who,
     pub(crate) lookup_result: Option<LookupResult>,
     /// The request came over a stream, or is kept with the store's answer.
     pub(crate) can_wait: bool,
-    /// Set for a nonce issued to this client, which excludes a forged source address.
+    /// Set if the nonce was issued to this client, which rules out a forged source address.
     pub(crate) has_own_nonce: &'a Cell<bool>,
     pub(crate) asked_ms: u64,
     pub(crate) pending_move: &'a Cell<Option<PendingMove>>,

@@ -39,7 +39,7 @@ pub(crate) enum Disposition {
     Reply,
     /// The reply buffer holds the response, for these addresses.
     ReplyFrom(Client),
-    /// An effect continues it.
+    /// An effect continues the request.
     Later,
     /// Waits for the fleet's store: either the stream delivers the request again, or the request is kept.
     Wait,
@@ -215,7 +215,7 @@ impl<P: Policy> Server<P> {
         self.policy.is_relayed(client.address, transport)
     }
 
-    /// Unauthenticated, so over UDP without SOFTWARE: 32 bytes for 20, or 44 over IPv6.
+    /// Unauthenticated, so responses over UDP omit SOFTWARE: 32 bytes for a request of 20, or 44 over IPv6.
     fn binding(&mut self, now: Now, source: &Source, request: &Request<'_>) -> Verdict<'_> {
         let Source { client, link } = source;
         let envelope = Envelope::unsigned(request, self.config.listener(client.listener).transport);

@@ -42,7 +42,7 @@ pub struct NatDiscovery {
     pub listeners: [[ListenerId; 2]; 2],
 }
 
-/// Requests per second and worker; those above the limit are dropped and counted.
+/// Requests per second on each worker; those above the limit are dropped and counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiscoveryLimits {
     /// Source is an IPv4 /24 or IPv6 /56; burst of 5 seconds. Default 10 (RFC 5780 section 5).
@@ -193,8 +193,8 @@ impl<P: Policy> Server<P> {
         // OTHER-ADDRESS is an exception, at a bounded rate: it announces discovery in the response to a plain
         // request (sections 4.3 and 4.4).
         response.xor_address(kind::XOR_MAPPED_ADDRESS, client.address);
-        // Section 6.1 wants padding as long as the MTU. It stays within the request's, because otherwise a
-        // forged source address would get 1,500 bytes for 24.
+        // Section 6.1 wants padding as long as the MTU. Here it is no longer than the request's, because
+        // otherwise a forged source address would get 1,500 bytes for 24.
         let padding = wanted.padding.map(|asked| &[0; MAX_PADDING][..asked.len().min(MAX_PADDING)]);
         let padding_len = padding.map_or(0, |padding| 4 + padding.len().next_multiple_of(4));
         let room = 2 * request.len_without_fingerprint() - padding_len;

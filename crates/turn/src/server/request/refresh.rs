@@ -51,7 +51,8 @@ impl<P: Policy> Server<P> {
         if family.is_some_and(|family| !entry.has(family)) {
             return self.fail(context, 443);
         }
-        // Must be the last check, so that a client may resend a request refused for another reason unchanged.
+        // Must be the last check, so that a client may resend unchanged a request that was refused for
+        // another reason.
         if spent.is_some()
             && let Err(answer) = self.grant_once(context, Once::Move)
         {

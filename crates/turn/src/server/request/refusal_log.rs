@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_source_cannot_silence_another_and_suppressed_entries_count() {
+    fn a_source_cannot_silence_another_and_suppressed_entries_are_counted() {
         let mut refusals = RefusalLog::default();
         let mut admitted = |now_ms, source: &str, tries| {
             let source = source.parse().unwrap();

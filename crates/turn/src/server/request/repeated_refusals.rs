@@ -45,7 +45,7 @@ impl<P: Policy> Server<P> {
         }
         let Ok(reply) = View::new_checked(&self.reply) else { return true };
         let Some([_, _, class, number, ..]) = reply.get(kind::ERROR_CODE) else { return true };
-        // Allocated once, so that a flood does not allocate.
+        // Allocated once, so that a flood causes no allocations.
         self.repeated_refusals.make_room_for_all();
         let now_us = now.ms.saturating_mul(1000);
         let peer = request.peers().next();

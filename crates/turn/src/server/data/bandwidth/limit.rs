@@ -1,11 +1,11 @@
-//! Arithmetic of rates. A separate file, because the `interleave` crate compiles it together with the pools.
+//! Rate arithmetic. A separate file, because the `interleave` crate compiles it together with the pools.
 
 use super::Bandwidth;
 
 /// Tokens per byte. A token is a thousandth of a bit, so that a whole number of tokens accrues per
 /// millisecond at any rate.
 pub(super) const BYTE: i64 = 8000;
-/// Maximum wait before the next attempt, in milliseconds: others may have returned tokens meanwhile.
+/// Maximum wait before the next attempt, in milliseconds: others may have returned tokens in the meantime.
 pub(super) const PATIENCE_MS: u64 = 100;
 
 pub(super) fn gained(rate: u64, elapsed_ms: u64) -> i64 {

@@ -204,7 +204,8 @@ impl Lease {
         held.open.store(held.open.load(Relaxed) - (cost - of_kept), Relaxed);
     }
 
-    /// Keeps at most a slice and returns the rest to the pool, which would otherwise refill in addition.
+    /// Keeps at most a slice and returns the rest to the pool, which would otherwise be refilled on top of
+    /// them.
     fn give_back(&self, way: Way, tokens: i64) {
         let open = &self.ways[way as usize].open;
         let has = open.load(Relaxed).saturating_add(tokens);
@@ -322,21 +323,21 @@ impl Member {
     }
 }
 
-/// Pools of a server, shared by its workers. Locked when an allocation begins or moves, and at a reload.
+/// Pools of a server, shared by its workers. Locked when an allocation begins or moves, and on reload.
 #[derive(Clone, Default)]
 pub struct Pools(Arc<Mutex<Registry>>);
 
 #[derive(Default)]
 struct Registry {
     pools: HashMap<Box<str>, Arc<Pool>, RandomState>,
-    /// Table size at which pools without effect are removed.
+    /// Table size at which idle pools are removed.
     sweep_at: usize,
 }
 
 const FEW: usize = 64;
 
 impl Pools {
-    /// A pool without members stays until it is full again, so that new allocations yield no new burst.
+    /// A pool without members stays until it is full again, so that new allocations get no fresh burst.
     fn get(&self, name: &str, limit: Limit, now_ms: u64) -> Arc<Pool> {
         let mut registry = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pool) = registry.pools.get(name) {

@@ -136,7 +136,7 @@ proptest! {
     }
 
     #[test]
-    fn a_pool_keeps_its_rate_and_its_burst_over_all_workers(
+    fn a_pool_keeps_its_rate_and_its_burst_across_all_workers(
         rate in 1_000_000_u64..2_000_000_000,
         burst_ms in 50_u32..1000,
         workers in 1_usize..8,
@@ -214,8 +214,8 @@ proptest! {
 fn a_datagram_above_the_burst_passes_and_the_next_one_waits() {
     let mut limited = limited(&mut worker(&Pools::default()), [Some(80_000), None, None], 10, 1);
     let passed = (1..=10_001).filter(|now_ms| limited.admit(Way::ToPeer, 60_000, *now_ms).is_ok()).count();
-    // 2,048 bytes at first and 10,000 per second: one datagram immediately, and one after 60,000 bytes of
-    // debt are paid.
+    // 2,048 bytes at first and 10,000 per second: one datagram immediately, and one after a debt of 60,000
+    // bytes is paid off.
     assert_eq!(passed, 2);
     assert!(limited.admit(Way::ToClient, 60_000, 10_001).is_ok(), "the other direction has its own bucket");
 }
@@ -273,7 +273,7 @@ fn small_flows_lose_nothing_and_leave_the_rest_to_others() {
 }
 
 #[test]
-fn a_late_flow_gets_its_share_within_a_second() {
+fn a_flow_that_starts_late_gets_its_share_within_a_second() {
     const RATE: u64 = 40_000_000;
     let mut view = worker(&Pools::default());
     let mut flow = || Flow::new(limited(&mut view, [None, Some(RATE), None], 250, 0), 4 * RATE, 1000);
@@ -292,7 +292,7 @@ fn a_late_flow_gets_its_share_within_a_second() {
 }
 
 #[test]
-fn the_lowest_limit_applies_and_later_ones_count_nothing() {
+fn the_lowest_limit_applies_and_limits_checked_later_are_not_charged() {
     for (limits, refused) in [
         ([Some(1_000_000), Some(10_000_000), Some(10_000_000)], Level::Allocation),
         ([Some(20_000_000), Some(8_000_000), Some(30_000_000)], Level::User),

@@ -8,7 +8,8 @@ use super::FEW;
 pub(crate) struct Channel {
     /// Address to send to.
     pub(crate) peer: SocketAddr,
-    /// The client's name for the peer; differs for relayed addresses of this server behind a NAT.
+    /// IP address by which the client knows the peer; differs from `peer` for relayed addresses of this
+    /// server behind a NAT.
     pub(crate) named: IpAddr,
     pub(crate) expires_ms: u64,
     /// Stored here so that a datagram from the peer needs one lookup.
@@ -65,7 +66,7 @@ impl Channels {
         found.filter(|channel| channel.expires_ms > now_ms)
     }
 
-    /// `name` is the client's name for `peer`. Expired channels must have been swept.
+    /// `name` is the address by which the client knows `peer`. Expired channels must have been swept.
     pub(crate) fn may_bind(
         &self,
         number: ChannelNumber,
@@ -87,7 +88,7 @@ impl Channels {
         self.list.iter()
     }
 
-    /// Expiry of the last channel to this address; 0 if there are none.
+    /// Latest expiry of any channel to this address; 0 if there are none.
     pub(crate) fn until(&self, ip: IpAddr) -> u64 {
         let to_it = self.list.iter().filter(|channel| channel.named == ip);
         to_it.map(|channel| channel.expires_ms).max().unwrap_or_default()
@@ -151,7 +152,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn channels_behave_as_two_maps(
+        fn channels_behave_like_two_maps(
             steps in prop::collection::vec((0..40_u16, 0..40_u16, 1..50_u64), 1..200),
         ) {
             const MOST: usize = 30;

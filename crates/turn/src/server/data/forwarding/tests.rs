@@ -168,7 +168,7 @@ impl Both {
                 Effect::Bound { allocation, number, peer, at: peer, expires_ms, renewed }
             }
             Step::EndPermission { peer: number, .. } => {
-                // A permission ended early takes its channels along.
+                // If a permission ends early, so do its channels.
                 let peer = peer(number).ip();
                 if it.channels.values().any(|(to, _)| to.ip() == peer) {
                     return;
@@ -230,8 +230,11 @@ impl Both {
     fn sleep(&mut self, table: &mut Forwarding, ms: u64) {
         self.now += ms;
         while let Some(index) = table.due(self.now) {
-            let it =
-                self.list.iter_mut().find(|it| it.id.index == index).expect("a due timer of a live entry");
+            let it = self
+                .list
+                .iter_mut()
+                .find(|it| it.id.index == index)
+                .expect("a due timer belongs to a live entry");
             let (now, allocation) = (self.now, it.id);
             let bindings: Vec<Binding> = table.at(index).expect("a live entry").1.bindings().collect();
             for binding in bindings.into_iter().filter(|binding| binding.expires_ms() <= now) {
@@ -325,7 +328,7 @@ fn closed(it: &Listed) -> Effect {
 
 proptest! {
     #[test]
-    fn the_table_behaves_as_a_list(steps in vec(step(), 1..120)) {
+    fn the_table_behaves_like_a_list(steps in vec(step(), 1..120)) {
         let mut table = Forwarding::new();
         let mut both = Both { now: 1_000_500, ..Both::default() };
         for step in &steps {

@@ -80,7 +80,7 @@ const SPELLINGS: [&str; 12] = [
 ];
 
 #[test]
-fn own_addresses_expose_only_relay_ports_in_any_spelling() {
+fn the_servers_addresses_expose_only_relay_ports_in_any_notation() {
     let wide = [
         "0.0.0.0/0",
         "::/0",
@@ -102,7 +102,7 @@ fn own_addresses_expose_only_relay_ports_in_any_spelling() {
         assert!(rules.permits_endpoint(at(60_000)), "{}", at(60_000));
         assert!(rules.permits(at(0).ip()), "{ip}");
     }
-    // No relay port is on loopback, where other services have theirs.
+    // No relay port is on loopback, where other services listen.
     for loopback in ["127.0.0.1:22", "127.9.9.9:60000", "[::1]:60000", "[64:ff9b::127.0.0.1]:60000"] {
         assert!(!permitted(&rules, loopback), "{loopback}");
     }
@@ -120,13 +120,13 @@ fn own_addresses_expose_only_relay_ports_in_any_spelling() {
     for neighbour in ["198.41.0.5:22", "[2606:4700::5]:22", "[64:ff9b::198.41.0.5]:3478"] {
         assert!(permitted(&rules, neighbour), "{neighbour}");
     }
-    // Own public addresses and addresses that embed them are closed by default.
+    // The server's public addresses and addresses that embed them are closed by default.
     assert!(!permitted(&ours(&[]), "198.41.0.4:22") && !permitted(&ours(&[]), "198.41.0.9:22"));
     assert!(!permitted(&ours(&[]), "[64:ff9b::198.41.0.4]:22") && permitted(&ours(&[]), "198.41.0.4:60000"));
 }
 
 #[test]
-fn a_rule_for_an_own_address_opens_it_except_listeners() {
+fn a_rule_for_one_of_the_servers_addresses_opens_it_except_listeners() {
     for rule in ["198.41.0.4", "198.41.0.4/32", "198.41.0.4:22", "198.41.0.4:20-30"] {
         let rules = ours(&[rule]);
         for ip in ["198.41.0.4", "64:ff9b::198.41.0.4"] {
@@ -136,7 +136,10 @@ fn a_rule_for_an_own_address_opens_it_except_listeners() {
         assert!(!permitted(&rules, "198.41.0.9:22") && !permitted(&rules, "[2606:4700::4]:22"), "{rule}");
     }
     assert!(!permitted(&ours(&["198.41.0.4:20-30"]), "198.41.0.4:31"));
-    assert!(!permitted(&ours(&["198.41.0.4/31"]), "198.41.0.4:22"), "a prefix does not open own services");
+    assert!(
+        !permitted(&ours(&["198.41.0.4/31"]), "198.41.0.4:22"),
+        "a prefix does not open the server's services"
+    );
     let named =
         ours(&["198.41.0.4:3478", "198.41.0.4:50000", "198.41.0.9:50000", "127.0.0.1:3478", "[::1]:3478"]);
     for listener in
@@ -157,7 +160,7 @@ fn a_rule_for_an_own_address_opens_it_except_listeners() {
 }
 
 #[test]
-fn the_unspecified_address_is_never_a_peer_in_any_spelling() {
+fn the_unspecified_address_is_never_a_peer_in_any_notation() {
     let everything = ours(&[
         "0.0.0.0/0",
         "::/0",
@@ -214,7 +217,7 @@ fn a_mapped_prefix_is_the_ipv4_prefix() {
 }
 
 #[test]
-fn the_zero_prefix_holds_everything_of_its_family() {
+fn the_zero_prefix_contains_its_whole_family() {
     assert!(cidr("0.0.0.0/0").contains("203.0.113.9".parse().unwrap()));
     assert!(cidr("0.0.0.0/0").contains("::ffff:203.0.113.9".parse().unwrap()));
     assert!(!cidr("0.0.0.0/0").contains("2001:db8::1".parse().unwrap()));
@@ -246,7 +249,7 @@ fn deny_wins_over_allow_and_allow_over_the_built_in_refusal() {
 }
 
 #[test]
-fn allow_only_refuses_unlisted_peers_in_every_spelling() {
+fn allow_only_refuses_unlisted_peers_in_every_notation() {
     let rules = PeerRules {
         allow: allow(&["8.8.0.0/16", "10.0.0.0/8", "2606:4700::/32"]),
         deny: vec![cidr("8.8.4.4")],
@@ -345,7 +348,7 @@ fn listed_special_ranges_match_the_refused_ones() {
 }
 
 #[test]
-fn a_rule_for_others_opens_no_own_service() {
+fn a_rule_for_others_opens_no_service_on_this_machine() {
     let mut rules = ours(&["198.41.0.4"]);
     assert!(permitted(&rules, "198.41.0.4:22"));
     rules.allow = vec![AllowRule::of_others(cidr("198.41.0.4")), AllowRule::of_others(cidr("10.0.0.9"))];
