@@ -86,7 +86,7 @@ fn a_challenge_stripped_of_its_algorithms_is_ignored() {
     let stripped = challenge(&first, 401, COOKIE_NONCE, None);
     assert_eq!(client.handle_datagram(0, &stripped), Incoming::Ignored(Ignored::BidDown));
     assert_eq!(client.poll_transmit(), None);
-    // The genuine challenge still counts.
+    // The genuine challenge is still accepted.
     client.handle_datagram(0, &challenge(&first, 401, COOKIE_NONCE, Some(&[SHA256])));
     assert_signed(&request(&mut client), IntegrityAlgorithm::Sha256, COOKIE_NONCE);
 }
@@ -207,7 +207,7 @@ fn an_unverified_error_is_reported_on_timeout() {
 }
 
 #[test]
-fn a_too_long_username_is_reported_and_not_sent() {
+fn an_overlong_username_is_reported_and_not_sent() {
     let config = Config::new("x".repeat(509), PASSWORD);
     let mut client = Client::new(Arc::new(config), turnpike_turn::random::Seed([9; 32]));
     client.allocate(0).unwrap();

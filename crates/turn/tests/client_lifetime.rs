@@ -48,7 +48,7 @@ fn the_allocation_is_refreshed_a_minute_before_each_expiry() {
 }
 
 #[test]
-fn a_short_lifetime_is_refreshed_at_half() {
+fn a_short_lifetime_is_refreshed_halfway_through() {
     let client = allocated(0, 60);
     assert_eq!(client.poll_timeout(), Some(30_000));
 }
@@ -140,7 +140,7 @@ fn data_uses_send_indications_until_a_channel_is_bound() {
 }
 
 #[test]
-fn only_data_of_permitted_peers_is_delivered_in_both_forms() {
+fn only_data_from_permitted_peers_is_delivered_in_either_form() {
     let mut client = allocated(0, 600);
     let number = client.bind_channel(0, peer()).unwrap();
     grant(&mut client, 0, 0);

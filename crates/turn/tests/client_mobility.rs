@@ -1,4 +1,4 @@
-//! Client after a move (RFC 8016), a redirect (RFC 8489 section 10) and with a token (RFC 7635).
+//! The client after a move (RFC 8016) or a redirect (RFC 8489 section 10), and with a token (RFC 7635).
 
 use crate::client_support;
 
@@ -115,7 +115,7 @@ fn until_failure(client: &mut Client, mut now: u64) -> (u64, Event) {
 }
 
 #[test]
-fn state_unrefreshed_on_a_dead_network_is_kept_for_the_next() {
+fn state_not_refreshed_on_a_dead_network_is_kept_for_the_next_network() {
     for mobile_one in [true, false] {
         let mut client = if mobile_one { mobile() } else { allocated(0, 3600) };
         client.permit(0, peer().ip()).unwrap();
@@ -164,7 +164,7 @@ fn migration_requires_a_ticket() {
 }
 
 #[test]
-fn another_server_is_reported_with_its_name() {
+fn a_redirect_is_reported_with_the_servers_name() {
     let mut client = client();
     client.allocate(0).unwrap();
     let first = request(&mut client);

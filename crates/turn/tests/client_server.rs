@@ -189,7 +189,7 @@ fn configurations() -> [client::Config; 3] {
 }
 
 #[test]
-fn data_flows_both_ways_by_permission_and_by_channel() {
+fn data_flows_both_ways_with_a_permission_and_over_a_channel() {
     for config in configurations() {
         let mut bench = session(config);
         bench.client.permit(0, peer().ip()).unwrap();
@@ -210,7 +210,7 @@ fn data_flows_both_ways_by_permission_and_by_channel() {
 }
 
 #[test]
-fn a_session_lives_for_hours_across_stale_nonces() {
+fn a_session_lasts_for_hours_across_stale_nonces() {
     for config in configurations() {
         let mut bench = session(config);
         let number = bench.client.bind_channel(0, peer()).unwrap();

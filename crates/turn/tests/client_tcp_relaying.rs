@@ -1,4 +1,4 @@
-//! The client over TCP, and relaying TCP (RFC 6062).
+//! The client over TCP, and TCP relaying (RFC 6062).
 
 use crate::client_support::*;
 use stun_types::message::{MessageClass, MessageType, MessageWrite as _, MessageWriteExt as _};

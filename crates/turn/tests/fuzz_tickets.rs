@@ -1,4 +1,4 @@
-//! Fuzz target: mobility tickets (RFC 8016) at three workers, while allocations move and clients leave.
+//! Fuzz target: mobility tickets (RFC 8016) on three workers, while allocations move and clients leave.
 
 use turnpike_testkit::fuzz::{self, Input};
 
@@ -32,7 +32,7 @@ fn tickets() {
             run.event(&mut input);
             run.moves();
             let owned = run.workers.allocations().iter().sum::<usize>();
-            assert_eq!(run.workers.held(), owned, "each allocation has one owner and counts once");
+            assert_eq!(run.workers.held(), owned, "each allocation has one owner and is counted once");
             assert!(owned <= run.made.iter().sum());
         }
         run.workers.sleep(3601);
@@ -61,7 +61,7 @@ impl Run {
         }
     }
 
-    /// A 5-tuple belongs to one worker. Some clients use DTLS, whose end is known.
+    /// A 5-tuple belongs to one worker. Some clients use DTLS, where the end of a connection is known.
     fn client(at: usize, number: u8) -> Client {
         let port = 100 * u16::try_from(at).expect("few") + u16::from(number % 4);
         Client { listener: ListenerId(if number & 4 == 0 { 0 } else { 3 }), ..elsewhere(port) }
@@ -81,7 +81,7 @@ impl Run {
         match outcome {
             Outcome::Open(request) => {
                 let reply = world.open(&request).success();
-                let ticket = reply.ticket().expect("one was asked for");
+                let ticket = reply.ticket().expect("a ticket was requested");
                 self.made[user] += 1;
                 self.give(USERS[user], ticket);
                 let world = &mut self.workers.0[at];

@@ -39,8 +39,8 @@ fn malformed_and_contradictory_requests_are_refused() {
         ("token and EVEN-PORT", Ask::allocate().with(&token()).with(&EvenPort::new(false)), 400),
         ("token and family", Ask::allocate().with(&token()).with(&v4()), 400),
         ("token and additional family", Ask::allocate().with(&token()).with(&also_v6()), 400),
-        ("both families attributes", Ask::allocate().with(&v4()).with(&also_v6()), 400),
-        ("both families attributes, IPv6", Ask::allocate().with(&v6()).with(&also_v6()), 400),
+        ("both family attributes", Ask::allocate().with(&v4()).with(&also_v6()), 400),
+        ("both family attributes, IPv6", Ask::allocate().with(&v6()).with(&also_v6()), 400),
         ("additional IPv4", Ask::allocate().raw(0x8000, &[1, 0, 0, 0]), 400),
         ("additional family of one byte", Ask::allocate().raw(0x8000, &[2]), 400),
         (

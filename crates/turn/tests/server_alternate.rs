@@ -88,7 +88,7 @@ fn an_existing_allocation_is_not_redirected() {
 }
 
 #[test]
-fn a_full_server_redirects_but_not_a_user_at_the_limit() {
+fn a_full_server_redirects_clients_but_not_a_user_at_the_limit() {
     for (when, code) in [(AlternateWhen::Full, 300), (AlternateWhen::Drain, 508)] {
         let policy = TestPolicy { per_user: 2, total: 3, ..TestPolicy::default() };
         let mut world = World::with_policy(with(vec![alternate(V4, when)]), policy);

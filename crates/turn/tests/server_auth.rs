@@ -344,7 +344,7 @@ fn a_nonce_turns_stale_and_the_fresh_one_works() {
 
 #[test]
 fn a_stale_nonce_with_a_wrong_key_is_401() {
-    // A wrong key decides before an old nonce (RFC 8489 section 9.2.4).
+    // A wrong key takes precedence over an old nonce (RFC 8489 section 9.2.4).
     let mut world = World::with(ServerConfig { nonce_lifetime: 100, ..config() });
     let mut alice = world.credentials("alice", Scheme::Md5);
     alice.password = "guess".to_owned();
@@ -354,7 +354,7 @@ fn a_stale_nonce_with_a_wrong_key_is_401() {
 
 /// RFC 8489 section 9.2.4 checks the nonce last.
 #[test]
-fn a_foreign_nonce_is_438_after_user_and_key_checks() {
+fn an_invalid_nonce_is_438_after_user_and_key_checks() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     world.client.address = address("192.0.2.8:40000");

@@ -32,7 +32,7 @@ fn passing(world: &mut World, client: Client) -> usize {
 }
 
 #[test]
-fn each_direction_has_the_rate_by_channel_and_by_indication() {
+fn each_direction_has_the_full_rate_over_channels_and_indications() {
     // 1,000 bytes per millisecond, with a burst of 100,000.
     let mut world = World::with(per_allocation(8_000_000));
     let relay = relaying(&mut world, client(1), "alice");

@@ -59,7 +59,8 @@ fn unknown_comprehension_required_attributes_are_420_and_listed() {
     assert_eq!(world.ask(&Ask::allocate().raw(0x7FFF, b"x")).code(), Some(401));
 }
 
-/// stuntman's client and others add CHANGE-REQUEST to every request, because some servers answer no other.
+/// stuntman's client and others add CHANGE-REQUEST to every request, because some servers answer only such
+/// requests.
 #[test]
 fn a_change_request_without_flags_is_ignored() {
     // Request of stuntman's `stunclient` in basic mode.

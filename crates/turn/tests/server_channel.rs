@@ -53,7 +53,7 @@ fn rfc_5766_channel_numbers_relay_if_configured() {
 }
 
 #[test]
-fn own_services_are_never_peers() {
+fn the_servers_own_services_are_never_peers() {
     let own: SocketAddr = "198.41.0.4:3478".parse().unwrap();
     let mut rules = config();
     rules.peers.own = OwnEndpoints::new([], [], [own], 49_152..=65_535);
@@ -121,7 +121,7 @@ fn a_peer_is_permitted_while_a_channel_to_it_lives() {
     let (alice, relay) = world.allocated();
     world.ask(&Ask::refresh(3600).signed(&alice)).success();
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
-    // A CreatePermission shortens nothing.
+    // A CreatePermission does not shorten it.
     world.sleep(1);
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
     let answered = |world: &mut World| {
@@ -130,7 +130,7 @@ fn a_peer_is_permitted_while_a_channel_to_it_lives() {
         assert!(world.feed(&channel_data(0x4000, b"x")).goes_to_peer());
         assert!(world.feed(&Ask::send(PEER, b"x")).goes_to_peer());
     };
-    // Refreshed like aioice does.
+    // Refreshed the way aioice does it.
     for _ in 0..4 {
         world.sleep(500);
         answered(&mut world);
@@ -167,7 +167,7 @@ fn a_reload_applies_channels_permit_and_new_denials() {
 }
 
 #[test]
-fn a_channel_lives_600_s_and_its_permission_300_s_if_so_configured() {
+fn a_channel_lasts_600_s_and_its_permission_300_s_if_so_configured() {
     let mut world = World::with(ServerConfig { channels_permit: false, ..config() });
     let (alice, relay) = world.allocated();
     world.ask(&Ask::refresh(3600).signed(&alice)).success();

@@ -264,7 +264,7 @@ fn a_peer_with_permission_is_announced() {
 }
 
 #[test]
-fn peer_without_permission_is_closed_at_once() {
+fn a_peer_without_permission_is_disconnected_immediately() {
     let mut world = world();
     let (alice, relay) = world.allocated_tcp();
     assert_eq!(world.peer_connects(relay, PEER), FromPeer::Refused(ConnectionRefusal::NoPermission));

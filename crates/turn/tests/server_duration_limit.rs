@@ -1,4 +1,4 @@
-//! Maximum duration of an allocation: no Refresh extends beyond it.
+//! Maximum duration of an allocation: no Refresh extends it further.
 
 use crate::common::*;
 use turnpike_turn::server::MaxAllocationDuration;

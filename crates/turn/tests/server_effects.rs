@@ -33,7 +33,7 @@ fn each_creation_refresh_and_end_has_one_effect() {
     world.ask(&Ask::refresh(1200).signed(&alice)).success();
     let renewed = Effect::Renewed { allocation, family: None, expires_ms: start + 1_300_000 };
     assert_eq!(world.all_effects(), [permitted(100_000, true), renewed]);
-    // The permission ends before the channel and returns with its refresh.
+    // The permission ends before the channel and comes back when the channel is refreshed.
     world.sleep(300);
     assert_eq!(world.all_effects(), [Effect::PermissionEnded { allocation, peer: peer.ip() }]);
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();

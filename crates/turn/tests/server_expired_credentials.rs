@@ -136,7 +136,7 @@ fn an_allocation_ends_with_its_credential_if_configured() {
     world.sleep(20);
     assert_eq!(world.ask(&Ask::refresh(600).signed(&timed)).success().lifetime(), 40);
     world.ask(&Ask::bind(0x4000, PEER).signed(&timed)).success();
-    // The limit continues in a process that takes over.
+    // The limit still applies in a process that takes over.
     let mut there = World::with(ending);
     there.now.unix = world.now.unix;
     there.server.policy_mut().timed_until = world.server.policy_mut().timed_until;
@@ -186,7 +186,7 @@ fn the_lowest_lifetime_in_a_response_is_two_seconds() {
     assert_eq!(world.ask(&Ask::allocate().signed(&timed)).success().lifetime(), 2);
     world.effects();
     world.sleep(1);
-    assert_eq!(closed(&mut world), [(ClosedReason::Credential, 1000)], "it really lives for one second");
+    assert_eq!(closed(&mut world), [(ClosedReason::Credential, 1000)], "it really lasts one second");
 }
 
 /// An attacker with a forged address never sees the client's nonce.

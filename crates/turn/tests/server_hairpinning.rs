@@ -1,4 +1,4 @@
-//! Clients of one server behind a NAT reach each other by external addresses, bypassing the NAT.
+//! Clients of one server behind a NAT reach each other at their external addresses, bypassing the NAT.
 
 use crate::common::{turn::*, *};
 use turnpike_turn::wire::channel_data::ChannelNumber;
@@ -7,7 +7,7 @@ use turnpike_turn::wire::channel_data::ChannelNumber;
 const NAMED: &str = "203.0.114.5:50101";
 const BOUND: &str = "10.0.0.5:50101";
 
-/// Configuration behind a NAT for each family; `allow` may permit naming the bound address.
+/// Configuration behind a NAT for each family; `allow` may permit the use of the bound address.
 fn behind_nat(allow: &[&str]) -> ServerConfig {
     let mut config = streams();
     let ip = |text: &str| text.parse().unwrap();

@@ -37,7 +37,7 @@ fn an_allocation_expires_without_a_refresh() {
 }
 
 #[test]
-fn a_refresh_counts_from_now_and_may_shorten() {
+fn a_refresh_counts_from_now_and_may_shorten_the_lifetime() {
     let mut world = World::new();
     let (alice, _) = world.allocated();
     world.sleep(500);
@@ -135,7 +135,7 @@ fn an_index_is_reused_with_another_generation() {
 }
 
 #[test]
-fn an_administrator_ends_one_allocation_and_a_shutdown_all() {
+fn an_administrator_ends_one_allocation_and_a_shutdown_ends_all() {
     let mut world = World::new();
     let (_, first) = world.allocated();
     for port in 1..=3 {

@@ -37,7 +37,7 @@ fn a_client_behind_a_relayed_address_gets_only_its_address() {
 }
 
 #[test]
-fn a_relayed_port_of_the_other_transport_is_no_loop() {
+fn a_relayed_port_of_the_other_transport_is_not_a_loop() {
     for (listener, transport) in [(0, RelayTransport::Tcp), (1, RelayTransport::Udp)] {
         let (mut world, alice) = behind(listener, transport);
         world.ask(&Ask::allocate().signed(&alice)).success();

@@ -106,7 +106,7 @@ fn mobile_and_tcp_allocations_have_bounded_memory() {
         let info = allocation_counter::measure(|| {
             for port in 1..=COUNT {
                 world.client = stream(port);
-                // They expire one by one, so that the peak of queued effects does not count.
+                // They expire one by one, so that a peak of queued effects is not measured.
                 world.now.unix += 1;
                 world.now.ms += 100;
                 assert!(world.ask_as("alice", ask.clone()).is_success());

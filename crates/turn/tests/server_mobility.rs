@@ -243,7 +243,7 @@ fn each_ticket_is_valid_once() {
     present(&mut world, client(40_000), &third).success();
     assert!(speaks(&mut world, client(40_000)).goes_to_peer());
     assert_eq!(reaches(&mut world, relay), client(40_000));
-    // Replayed by the client or from anywhere.
+    // Replayed by the client or from anywhere else.
     for spent in [first, second, third] {
         for from in [elsewhere(3), elsewhere(9), client(40_000)] {
             assert_eq!(present(&mut world, from, &spent).code(), Some(400));
@@ -345,7 +345,7 @@ fn effects_of_an_absent_client_omit_its_address() {
     present(&mut world, elsewhere(1), &ticket).success();
     world.server.disconnected(world.now, &stream(41_000));
     assert!(matches!(world.effects()[..], [Effect::Moved { was: None, .. }]));
-    // Expiry does not either, unless the client is present.
+    // Expiry omits it too, unless the client is present.
     let (mut world, ..) = from(stream(41_000));
     world.server.disconnected(world.now, &stream(41_000));
     world.sleep(600);

@@ -1,9 +1,10 @@
-//! Mobility (RFC 8016) across workers: the new address reaches another worker than the allocation's.
+//! Mobility (RFC 8016) across workers: the new address reaches a worker other than the allocation's.
 
 use crate::common::*;
 use turnpike_turn::server::{MoveRequest, PendingMove};
 
-/// Workers of a server, and a runtime that passes messages between them. Their clocks have different starts.
+/// Workers of a server, and a runtime that passes messages between them. Their clocks started at different
+/// times.
 pub(crate) struct Workers(pub(crate) Vec<World>);
 
 impl Workers {
@@ -188,7 +189,8 @@ fn an_allocation_follows_its_client_to_another_worker() {
     assert_eq!(workers.0[0].peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::StaleRelay));
     assert_eq!(workers.0[0].server.poll_timeout(), None);
 
-    // Remaining times carry over to the other clock: the channel permits for 600 s, 100 of which have passed.
+    // Remaining times carry over to the other clock: the channel permits its peer for 600 s, 100 of which
+    // have passed.
     workers.sleep(499);
     assert_eq!(reaches(&mut workers.0[2], moved), new);
     workers.sleep(1);
@@ -726,7 +728,7 @@ fn only_one_of_two_allocations_moves_to_an_address() {
         _ => None,
     });
     let moved = workers.carry_out(&wanted.expect("an immediate move")).expect("a completed move");
-    // The second has no place to go when its old address closes, and waits.
+    // The second has nowhere to go when its old address closes, and waits.
     let world = &mut workers.0[1];
     world.all_effects();
     assert!(world.server.disconnected(world.now, &old));

@@ -1,4 +1,4 @@
-//! Serialized allocations: a restored one continues where it was, and its secrets are never printed.
+//! Serialized allocations: a restored one continues where it left off, and its secrets are never printed.
 
 use crate::common::*;
 use proptest::prelude::*;

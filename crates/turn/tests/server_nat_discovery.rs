@@ -60,7 +60,7 @@ fn plain_address(reply: &Reply, kind: u16) -> SocketAddr {
     }
 }
 
-/// Table 1 of section 6.1, from each of the four.
+/// Table 1 of section 6.1, on each of the four listeners.
 #[test]
 fn change_flags_select_the_source_of_the_response() {
     let mut world = World::with(discovery());
@@ -109,7 +109,7 @@ fn a_plain_binding_request_gets_other_address() {
     assert_eq!(world.server.stats().nat_discovery, [0; 3]);
 }
 
-/// One by one, as twice the request's length leaves room.
+/// One by one, as long as the response stays within twice the request's length.
 #[test]
 fn a_longer_request_gets_more_addresses() {
     let mut world = World::with(discovery());

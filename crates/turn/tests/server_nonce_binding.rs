@@ -65,7 +65,7 @@ fn a_data_connection_from_elsewhere_is_bound_by_its_worker() {
     assert!(matches!(outcome, Outcome::Bind { client, .. } if client == from), "{outcome:?}");
 }
 
-/// A request that only the owner can judge gets there, and no further without valid credentials.
+/// A request that only the owner can judge reaches it, but goes no further without valid credentials.
 #[test]
 fn a_guessed_password_or_nonce_does_not_bind_a_stream() {
     let (mut workers, alice, connection) = waiting(2);

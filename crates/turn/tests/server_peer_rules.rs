@@ -38,7 +38,7 @@ const V6: &[(&str, &str, Option<&str>, Option<&str>)] = &[
     ("ff00::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", None, None),
 ];
 
-/// All IPv6 forms of an IPv4 address that lead there.
+/// All IPv6 forms that lead to an IPv4 address.
 fn forms(ip: &str) -> Vec<IpAddr> {
     let ip: std::net::Ipv4Addr = ip.parse().expect("an address of the table");
     let [a, b, c, d] = ip.octets();

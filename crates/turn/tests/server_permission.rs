@@ -112,7 +112,7 @@ fn permissions_are_limited_and_expired_ones_make_room() {
     let (alice, _) = world.allocated();
     let peer = |n: u32| format!("198.41.1.{n}:1");
     for n in 0..20 {
-        // A peer that a request names twice is one permission, even at the limit.
+        // A peer that a request names twice takes up one permission, even at the limit.
         world.ask(&Ask::permit(&peer(n)).peer(&peer(n)).signed(&alice)).success();
     }
     assert_eq!(world.ask(&Ask::permit(&peer(20)).signed(&alice)).code(), Some(508));
@@ -208,7 +208,7 @@ fn data_indications_have_distinct_transaction_ids() {
 }
 
 /// IPv4-mapped addresses are encoded as IPv6 (RFC 8656 sections 10.2, 11.2, 12.2; RFC 6062 section 5.2), but
-/// none exists on the wire.
+/// none appears on the wire.
 #[test]
 fn an_ipv4_mapped_peer_is_not_an_ipv4_peer() {
     const MAPPED: &str = "[::ffff:198.41.0.4]:7000";
@@ -235,7 +235,7 @@ fn an_ipv4_mapped_peer_is_not_an_ipv4_peer() {
 }
 
 #[test]
-fn an_address_that_becomes_own_keeps_only_relay_ports() {
+fn an_address_that_becomes_the_servers_keeps_only_relay_ports() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();
     for (number, peer) in [(0x4000, "198.41.0.4:22"), (0x4001, "198.41.0.4:50000"), (0x4002, "198.41.0.5:22")]

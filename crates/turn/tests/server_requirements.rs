@@ -58,7 +58,7 @@ fn reason_phrases_and_software_are_short() {
 
 /// Sections 6.3 and 14 of RFC 8489.
 #[test]
-fn optional_attributes_are_ignored_and_order_is_free() {
+fn optional_attributes_are_ignored_and_order_does_not_matter() {
     let transport = RequestedTransport::new(RequestedTransport::UDP);
     let lifetime = turn::Lifetime::new(700);
     let orders = [
@@ -72,7 +72,7 @@ fn optional_attributes_are_ignored_and_order_is_free() {
             .peer(PEER)
             .raw(0x8FFF, b"")
             .with(&transport),
-        // The first of repeated attributes counts.
+        // The first of duplicate attributes is used.
         Ask::new(ALLOCATE)
             .with(&lifetime)
             .with(&transport)

@@ -103,7 +103,7 @@ fn a_shared_peer_is_free_after_its_permission_and_channel_end() {
     assert_eq!(ask(&mut world, 2, &Ask::permit(PEER).signed(&bob)), Some(508));
     assert_eq!(claimant(&mut world, PORT, "198.41.0.4"), Some(first));
     assert_eq!(world.peer_sends(first, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
-    // No timer has fired meanwhile.
+    // No timer has fired in the meantime.
     world.now.ms += 300_000;
     assert_eq!(ask(&mut world, 2, &Ask::permit(PEER).signed(&bob)), None);
     assert_eq!(claimant(&mut world, PORT, "198.41.0.4"), Some(second));
@@ -270,7 +270,7 @@ impl Holders {
 proptest! {
     #![proptest_config(crate::kept_seeds())]
 
-    /// One client at most owns a peer on a shared port, and lookups find that client.
+    /// At most one client owns a peer on a shared port, and lookups find that client.
     #[test]
     fn a_peer_of_a_shared_port_has_at_most_one_client(steps in steps()) {
         let mut world = World::new();

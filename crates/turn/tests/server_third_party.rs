@@ -146,7 +146,7 @@ fn a_token_authenticates_and_its_key_signs_every_response() {
 }
 
 #[test]
-fn coturn_clients_may_sign_with_a_part_of_the_key() {
+fn coturn_clients_may_sign_with_part_of_the_key() {
     let mut world = World::with(third_party());
     let whole = Holder::new(&mut world, 0, 600);
     let holder = Holder { mac_key: MAC_KEY[..16].to_vec(), ..whole.clone() };
@@ -247,14 +247,14 @@ fn an_allocation_ends_with_its_token_unless_renewed() {
     let mut holder = Holder::new(&mut world, 0, 100);
     assert_eq!(holder.ask(&mut world, Ask::allocate()).success().lifetime(), 100);
     world.sleep(60);
-    // Without a token the old one counts; a newer token with another key replaces it.
+    // Without a token the old one applies; a newer token with another key replaces it.
     assert_eq!(holder.without_token().ask(&mut world, Ask::refresh(600)).success().lifetime(), 40);
     holder.kid = "south";
     holder.mac_key = vec![7; 20];
     holder.renew(&world, &south(), 0, 300);
     assert_eq!(holder.ask(&mut world, Ask::refresh(600)).success().lifetime(), 300);
     holder.without_token().ask(&mut world, Ask::permit(PEER)).success();
-    // An expired token is refused and ends nothing (RFC 7635 section 9).
+    // An expired token is refused and does not end the allocation (RFC 7635 section 9).
     let mut late = holder.clone();
     late.renew(&world, &south(), 400, 300);
     assert_eq!(late.ask(&mut world, Ask::refresh(600)).code(), Some(401));
@@ -429,7 +429,7 @@ fn other_unknown_attributes_with_a_token_are_refused() {
 }
 
 #[test]
-fn a_stale_nonce_is_438_and_a_foreign_one_costs_no_decryption() {
+fn a_stale_nonce_is_438_and_an_invalid_one_costs_no_decryption() {
     let mut world = World::with(third_party());
     let mut holder = Holder::new(&mut world, 0, 86_400);
     world.sleep(3601);
@@ -572,7 +572,7 @@ impl Believed {
                 }
             },
             (Step::Refresh(shown, asked), _) => {
-                // Without a token the last one counts, unless the allocation has ended.
+                // Without a token the last one applies, unless the allocation has ended.
                 let end = match (shown, before) {
                     (Some(token), _) => end_of(token, now),
                     (None, Some(it)) => (now < it.token + SKEW_S).then_some(it.token),

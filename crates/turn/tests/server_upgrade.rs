@@ -89,7 +89,7 @@ fn allocations_tied_to_their_process_are_not_portable() {
     here.open(&request).success();
     here.allocated_tcp();
     assert_eq!(here.server.portable(is_datagrams), [udp.allocation]);
-    // A mobile allocation needs no connection once that is closed.
+    // A mobile allocation needs no connection once its own is closed.
     here.server.disconnected(here.now, &source.client);
     assert_eq!(here.server.portable(is_datagrams), [udp.allocation, request.allocation]);
     let moved = here.server.snapshot(here.now, request.allocation).expect("an open allocation");
@@ -119,7 +119,7 @@ fn the_old_process_drops_requests_waiting_for_credentials() {
 
 /// The previous version wrote two worker numbers, and a time for the pending move.
 #[test]
-fn a_mobile_allocation_of_the_previous_version_continues() {
+fn a_mobile_allocation_from_the_previous_version_continues() {
     let mut here = World::with(config());
     let alice = here.credentials("alice", Scheme::Md5);
     let reply = here.ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success();

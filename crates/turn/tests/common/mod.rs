@@ -1,10 +1,10 @@
-//! Client side, built and read with `stun_types` and `turn_types` as the oracle, and a server in virtual
-//! time.
+//! Client side, whose messages `stun_types` and `turn_types` write and read as the oracle, and a server in
+//! virtual time.
 #![allow(
     dead_code,
     unused_imports,
     clippy::unwrap_used,
-    reason = "benchmarks use a part, and are no tests to clippy"
+    reason = "benchmarks use only part of this, and clippy does not treat them as tests"
 )]
 
 use std::{
@@ -100,7 +100,7 @@ pub(crate) struct TestPolicy {
     pub(crate) undecided: bool,
     pub(crate) redirect_target: Option<Destination>,
     pub(crate) attempts: RefCell<Vec<(String, Occasion)>>,
-    /// Client ports that come back after a redirect.
+    /// Ports of clients that come back after a redirect.
     pub(crate) returned: Vec<u16>,
     pub(crate) nodes: Vec<(u16, Destination)>,
     pub(crate) banned: Vec<String>,
@@ -176,7 +176,7 @@ impl Redirects for TestPolicy {
 }
 
 impl Quotas for TestPolicy {
-    /// Checks user, prefix and total in the product's order.
+    /// Checks user, prefix and total in the same order as production code.
     fn acquire(&self, user: UserRef<'_>, prefix: IpAddr) -> Result<(), QuotaRefusal> {
         let total = self.held();
         let mut counts = self.held.borrow_mut();
@@ -486,7 +486,7 @@ impl Reply {
     }
 
     pub(crate) fn get<A: for<'a> AttributeFromRaw<'a> + AttributeStaticType>(&self) -> A {
-        self.message().attribute::<A>().expect("the attribute is there")
+        self.message().attribute::<A>().expect("the attribute is present")
     }
 
     pub(crate) fn ticket(&self) -> Option<Vec<u8>> {
@@ -813,7 +813,7 @@ impl World {
 
     pub(crate) fn allocated(&mut self) -> (Credentials, RelayId) {
         let alice = self.credentials("alice", Scheme::Md5);
-        // Some of many clients in one second collide in the replay guard and have to retry.
+        // If there are many clients in one second, some collide in the replay guard and have to retry.
         let mut reply = self.ask(&Ask::allocate().signed(&alice));
         while reply.code() == Some(438) {
             reply = self.ask(&Ask::allocate().signed(&alice));

@@ -69,7 +69,7 @@ struct Run {
     table: Mirror,
     client: Client,
     challenges: Vec<(Client, Vec<u8>, Vec<u8>)>,
-    /// Relay sockets to open; false if the allocation has ended meanwhile.
+    /// Relay sockets to open; false if the allocation has ended in the meantime.
     opening: Vec<(OpenRequest, bool)>,
     connecting: Vec<ConnectRequest>,
     timed_out: Vec<(AllocationSlot, ConnectionId)>,

@@ -130,7 +130,7 @@ impl Run {
         writer.sign(&key, mac);
     }
 
-    /// Re-signs a captured client request with the credentials of this test, keeping its other attributes.
+    /// Re-signs a recorded client request with the credentials of this test, keeping its other attributes.
     pub(super) fn signed_again(&self, message: &[u8]) -> Option<Vec<u8>> {
         let view = View::new_checked(message).ok()?;
         let mut buffer = Vec::new();

@@ -85,7 +85,7 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
     );
     let discovery = Script::new(0).request(6, 2, &[]).request(6, 3, &[&[13, 6]]).request(6, 2, &[&[14, 8]]);
     seeds.push(discovery.request(6, 2, &[&[15, 0x9C, 0x40]]).request(6, 2, &[&[18, 0, 0]]));
-    // Captured clients, one after the other, with immediate reports of the runtime.
+    // Recorded clients, one after the other, with immediate reports from the runtime.
     for messages in fuzz::captured("stun").chunks(12) {
         let mut script = Script::new(0).request(0, 2, &[&udp]);
         for message in messages {
@@ -99,7 +99,7 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn seeds_of_the_server_relay_move_and_connect() {
+fn the_servers_seeds_relay_move_and_connect() {
     let mut reached = [0; 7];
     for seed in seeds() {
         let mut input = Input::new(&seed);

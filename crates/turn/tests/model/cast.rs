@@ -62,7 +62,7 @@ pub(super) fn number_of(client: &Client) -> usize {
     (0..CLIENTS).find(|number| self::client(*number) == *client).expect("one of the cast")
 }
 
-/// Two ports of one host, both families, and a client by its external address. The last three are a client by
+/// Two ports of one host, both families, and a client at its external address. The last three are a client at
 /// its bound address, which is always refused, an IPv4-mapped address, and port 0.
 pub(super) const PEERS: usize = 12;
 

@@ -1,4 +1,4 @@
-//! Behaviour of clients. Most act sensibly, otherwise scenarios would end at the first check.
+//! Behaviour of clients. Most act sensibly; otherwise scenarios would end at the first check.
 
 use super::prelude::*;
 use super::{

@@ -1,4 +1,4 @@
-//! Messages as meaning, for the model, and as bytes, which the oracle writes and reads.
+//! Messages in two forms: their meaning, for the model, and their bytes, which the oracle writes and reads.
 
 use super::prelude::*;
 use stun_types::{

@@ -1,8 +1,8 @@
 //! Model test of the server: `reference.rs` and its siblings specify its behaviour with sets and deadlines.
-//! Random scenarios of requests, data, time, reloads, moves between workers and upgrades run against both, over a
-//! network that loses, repeats and reorders (`network.rs`). After each step the test compares everything:
-//! delivered bytes, permissions, counters, quotas, relay sockets and connections; at the end nothing may be
-//! left.
+//! Random scenarios of requests, data, time, reloads, moves between workers and upgrades run against both,
+//! over a network that loses, duplicates and reorders datagrams (`network.rs`). After each step the test
+//! compares everything: delivered bytes, permissions, counters, quotas, relay sockets and connections; at the
+//! end nothing may be left.
 //!
 //! `cargo test` runs a fixed set. For longer runs with other seeds:
 //!
@@ -23,9 +23,13 @@
 
 #![expect(
     clippy::wrong_self_convention,
-    reason = "the server's words: what comes from clients and from peers"
+    reason = "named like the server's functions for input from clients and peers"
 )]
-#![expect(clippy::result_large_err, clippy::large_enum_variant, reason = "few are made, none is kept")]
+#![expect(
+    clippy::result_large_err,
+    clippy::large_enum_variant,
+    reason = "few are created, and none are kept"
+)]
 
 mod cast;
 mod clients;

@@ -20,7 +20,7 @@ impl Mobility {
         })
     }
 
-    /// Returns true if a client that has sent `sent` datagrams may hold no better ticket.
+    /// Returns true if a client that has sent `sent` datagrams may have no newer ticket.
     fn is_held(&self, counter: u32, sent: u64) -> bool {
         let is_spent =
             |(spent, then): (u32, Option<u64>)| spent == counter && then.is_none_or(|then| then == sent);
@@ -34,7 +34,7 @@ impl Mobility {
         }
     }
 
-    /// `without` is the number of datagrams before a move that no data caused.
+    /// `without` is the number of datagrams before a move that was not caused by data.
     fn moved(&mut self, without: Option<u64>) {
         self.spent = match (self.spent, without) {
             (Some((counter, _)), Some(sent)) => Some((counter, Some(sent))),
@@ -54,7 +54,7 @@ impl Model {
         self.home(at, client).is_some() || self.expected(at, client).is_some()
     }
 
-    /// Requests about another worker's allocation go to that owner.
+    /// Requests about another worker's allocation go to its owner.
     pub(super) fn arriving(&mut self, asking: &Asking<'_>) -> Result<Option<usize>, Expected> {
         let at = asking.at;
         let expected = self.expected(at, &asking.client()).map(|expected| *expected);
@@ -167,7 +167,7 @@ impl Model {
         let (client, transaction) = (asking.client(), asking.request.transaction);
         let it = &mut self.allocations[number];
         let away = it.away;
-        let mobility = it.mobility.as_mut().expect("a ticket was given for it");
+        let mobility = it.mobility.as_mut().expect("a ticket was issued for it");
         mobility.counter += 1;
         mobility.spent = Some((presented, None));
         mobility.last = Some(LastArrival { client, transaction, at: now, granted });
@@ -317,7 +317,7 @@ impl Model {
         let from = Some(from);
         self.told.push_back(Effect::Moved { allocation: id, was, client, link, padded, from });
         self.tell_bindings(at, number);
-        // Bindings that a reload has refused meanwhile.
+        // Bindings that a reload has refused in the meantime.
         self.end_refused(at, number);
         self.shorten(at, number);
         true

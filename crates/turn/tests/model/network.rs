@@ -1,5 +1,5 @@
-//! Network that loses, repeats and reorders. Each datagram goes to the server and to the model, and their
-//! results must be identical.
+//! Network that loses, duplicates and reorders datagrams. Each datagram goes to the server and to the model,
+//! and their results must be identical.
 
 use super::prelude::*;
 use turnpike_turn::{
@@ -78,7 +78,7 @@ pub(super) struct End {
     pub(super) open: bool,
     /// The 5-tuple is in transit between two workers.
     pub(super) travels: bool,
-    /// Connection to a peer that it has become the data connection of.
+    /// Peer connection whose data connection this one has become.
     pub(super) bound: Option<(usize, u32)>,
 }
 
@@ -209,7 +209,7 @@ impl Network {
         self.settle(0);
         self.probe();
         self.compare();
-        // Past every deadline. Mail in transit has arrived by then.
+        // Past every deadline. Messages in transit have arrived by then.
         self.sleep(3_700_000, true);
         self.settle(0);
         self.sleep(3_700_000, false);
@@ -583,7 +583,7 @@ impl Network {
                 expected.filter(alive).collect::<Vec<_>>()
             );
         }
-        assert!(open.is_empty(), "missing in the slots of worker {at}: {open:?}");
+        assert!(open.is_empty(), "missing from the slots of worker {at}: {open:?}");
     }
 }
 
@@ -591,7 +591,7 @@ impl Done {
     fn name(&self) -> String {
         match self {
             Self::ToPeer { relay, peer, payload, .. } => {
-                format!("{} bytes to {peer} by {relay:?}", payload.len())
+                format!("{} bytes to {peer} via {relay:?}", payload.len())
             }
             Self::ToClient { to, bytes } => format!("{} bytes to {to:?}", bytes.len()),
             Self::Reply { to, bytes } => {

@@ -193,7 +193,7 @@ pub(super) struct Waiting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     At(usize, AllocationSlot),
-    /// Moves between two workers, with its former ID. Its times are relative.
+    /// In transit between two workers, with its former ID. Its times are relative.
     Travels(AllocationSlot),
     Gone,
 }
@@ -982,7 +982,7 @@ impl Model {
         self.tell_bindings(at, number);
     }
 
-    /// Expects the return of a relay socket whose allocation has ended meanwhile.
+    /// Expects the return of a relay socket whose allocation has ended in the meantime.
     pub(super) fn tell_unused(&mut self, relay: RelayId) {
         self.told.push_back(Effect::RelayClosed { relay });
     }
@@ -1030,7 +1030,8 @@ impl Model {
         self.announced.take()
     }
 
-    /// Allocations keep their state; other state stays if passed on. Clients retransmit requests that waited.
+    /// Allocations keep their state; other state is kept only if it is passed on. Clients retransmit requests
+    /// that waited.
     pub(super) fn restarted(&mut self, remembers: bool) {
         for (at, desk) in self.workers.iter_mut().enumerate() {
             desk.stats = Stats::default();

@@ -388,7 +388,10 @@ impl Model {
         Err(Expected::Goes(Goes::Open { number, first, second }))
     }
 
-    #[expect(clippy::type_complexity, reason = "one, perhaps another, and what is missing of two")]
+    #[expect(
+        clippy::type_complexity,
+        reason = "one family, perhaps a second, and the error of a missing one"
+    )]
     fn wish(
         &self,
         asking: &Asking<'_>,
@@ -568,7 +571,7 @@ impl Model {
                 return Ok(self.succeed(asking, Told::Refreshed { lifetime: 0, ticket: None }));
             }
             family => {
-                // The response grants more than is left in the last two seconds.
+                // In the last two seconds the response grants more than is left.
                 let lifetime_ms = u64::from(lifetime) * 1000;
                 let until = now + left.map_or(lifetime_ms, |left| lifetime_ms.min(left * 1000));
                 for of in [Family::V4, Family::V6] {
@@ -627,7 +630,7 @@ impl Model {
         Ok(self.succeed(asking, Told::Done))
     }
 
-    /// Seconds left to a user's credential, if allocations end with it.
+    /// Seconds left of a user's credential, if allocations end with it.
     pub(super) fn credential_left(&self, at: usize, user: &str) -> Option<u64> {
         let until = cast::until(user).filter(|_| self.workers[at].rules.end_with_credential)?;
         Some(until.saturating_sub(self.unix))
@@ -900,7 +903,7 @@ impl Model {
     }
 }
 
-/// Answer of a complete store about a claim.
+/// Answer that a complete store gives to a claim.
 pub(super) fn truth(request: &Request) -> Verdict {
     match &request.claim {
         Some(claim) if claim.user == "nobody" => Verdict::NoSuchUser,

@@ -795,7 +795,7 @@ impl Network {
         self.workers[at].server.set_draining(true);
     }
 
-    /// Ends an allocation as administrator, including one waiting for its sockets.
+    /// Ends an allocation as an administrator would, including one waiting for its sockets.
     pub(super) fn close_one(&mut self, which: usize) {
         let there: Vec<(usize, usize)> = (0..self.setup.workers)
             .flat_map(|at| self.model.in_slots(at).into_iter().map(move |number| (at, number)))
@@ -883,7 +883,7 @@ impl Network {
             let worker = &mut self.workers[at];
             worker.questions.clear();
             worker.server = heir;
-            // Its rules may lead channels elsewhere.
+            // Its rules may map channels to other addresses.
             self.model.workers[at].rules = rules.clone();
             for (.., number) in &names {
                 self.model.permit_by_channels(at, *number, false);
@@ -893,7 +893,7 @@ impl Network {
             // Bindings that its rules refuse end before it serves clients.
             self.reconfigure(at, rules);
         }
-        assert_eq!(old.held(), 0, "the old process must hold nothing");
+        assert_eq!(old.held(), 0, "the old process must have nothing left");
         self.closed.clear();
     }
 
@@ -935,7 +935,7 @@ impl Network {
             heir.remember_deletions(now, &self.workers[at].server.deletions(now));
         }
         let numbers = self.model.in_slots(at);
-        // Allocations of clients that need nothing of this process.
+        // Allocations of clients that need nothing from this process.
         let is_portable = |it: &Allocation| {
             it.transport == RelayTransport::Udp && it.pending.is_none() && (it.away || it.link == DATAGRAMS)
         };

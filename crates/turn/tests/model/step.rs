@@ -13,7 +13,7 @@ pub(super) struct Setup {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Way {
-    /// Flies until a later step delivers, repeats or loses it.
+    /// In flight until a later step delivers, duplicates or loses it.
     pub(super) flies: bool,
     /// The client gets the answer.
     pub(super) heard: bool,
@@ -100,7 +100,7 @@ pub(super) enum Step {
         which: u8,
         everywhere: bool,
     },
-    /// The runtime executes one job; a worker takes one mail; or everything.
+    /// The runtime executes one job, a worker handles one message, or everything pending is done.
     Work {
         worker: usize,
         luck: u8,
@@ -319,11 +319,11 @@ fn asked(mix: Mix) -> impl Strategy<Value = Asked> {
         || prop_oneof![8 => Just(None), 2 => Just(Some(1_u8)), 2 => Just(Some(2_u8)), 1 => Just(Some(9_u8))];
     let additional = prop_oneof![6 => Just(None), 4 => Just(Some(2_u8)), 1 => Just(Some(1_u8))];
     let mobile = if mix == Mix::Moves { 1..20_u8 } else { 0..20_u8 };
-    // Even numbers are mobile: in scenarios of moves, most are.
+    // Even numbers are mobile: in scenarios with moves, most are.
     let mobile = mobile.prop_map(move |mobile| if mix == Mix::Moves && mobile > 3 { 2 } else { mobile });
     let allocate = (transport, lifetime(), port, family(), additional, mobile).prop_map(
         |(transport, lifetime, port, family, additional, mobile)| {
-            // The two attributes exclude each other, but sometimes both are sent.
+            // The two attributes are mutually exclusive, but sometimes both are sent.
             let additional = additional.filter(|_| family.is_none() || mobile == 7);
             Asked::Allocate { transport, lifetime, port, family, additional, mobile }
         },

@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nonce_older_than_its_time_bits_can_express_is_foreign() {
+    fn a_nonce_older_than_its_time_bits_can_express_is_invalid() {
         let key = [7; 32];
         let scope = scope(&key);
         let nonce = scope.issue(1_800_000_000, 40_000);

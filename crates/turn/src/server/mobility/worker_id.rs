@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn node_zero_and_servers_without_a_fleet_are_never_foreign() {
+    fn node_zero_and_servers_without_a_fleet_are_never_another_node() {
         let worker_id = WorkerId::ONLY.on(Some(7));
         assert_eq!([0, 7, 8].map(|node| worker_id.is_another(node)), [false, false, true]);
         assert!(!WorkerId::ONLY.is_another(8));
