@@ -13,7 +13,7 @@ const PURE: [(&str, &[&str]); 2] = [
             "sys::",
             "buffer_is_split_at_the_segment_size",
             "empty_datagram_counts_as_one",
-            "foreign_bytes_have_no_span",
+            "bytes_outside_the_arena_have_no_span",
             "join_fills_the_gap_and_a_full_arena_offers_no_room",
             "send::tests::a_full_device_queue",
             "send::tests::a_large_segment",

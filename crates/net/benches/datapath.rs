@@ -23,7 +23,7 @@ fn route(socket: SocketId, to: &UdpSocket) -> Route {
     Route { socket, to: Some(to.local_addr()), from: None, tos: 0, ttl: 0, dont_fragment: false }
 }
 
-/// Receives until all datagrams are there; loopback may deliver some late.
+/// Receives until all datagrams have arrived; loopback may deliver some late.
 fn take(rx: &mut Rx, socket: &UdpSocket, mut want: usize) {
     while want > 0 {
         if !rx.has_room() {

@@ -8,7 +8,7 @@
 //! - `plain`: the sockets towards the target are bound, like relay sockets.
 //! - `connected`: they are connected, so that the kernel caches their route and drops datagrams from other
 //!   sources.
-//! - `busy-poll`: as `plain`, and the process polls the device itself for some microseconds
+//! - `busy-poll`: like `plain`, but the process polls the device itself for some microseconds
 //!   (SO_PREFER_BUSY_POLL, EPIOCSPARAMS of Linux 6.9), in place of threaded NAPI.
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "developer tool; panics show the location")]
 

@@ -5,7 +5,7 @@
 //! spread --listen 10.77.1.1:5201 --to 10.77.2.2:5201 --workers 2 [--batch 32] [--seconds 10]
 //! ```
 //!
-//! All threads wait at two sockets, one towards the client and one towards the target; the kernel wakes one
+//! All threads wait on two sockets, one towards the client and one towards the target; the kernel wakes one
 //! of them per event (EPOLLEXCLUSIVE). `turnpike load udp --clients 1` counts reordered datagrams.
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "developer tool; panics show the location")]
 

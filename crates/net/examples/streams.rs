@@ -1,5 +1,5 @@
-//! Experiment: a bare TCP forwarder of thin connections, by epoll or by io_uring. What does a small request
-//! with its response cost?
+//! Experiment: a bare TCP forwarder of thin connections, with epoll or with io_uring. What does a small
+//! request with its response cost?
 //!
 //! ```text
 //! streams --listen 10.77.1.1:5201 --to 10.77.2.2:5201 --variant epoll|io-uring [--seconds 10]

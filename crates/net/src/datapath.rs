@@ -14,7 +14,7 @@ use crate::{UdpOptions, UdpSocket, sys};
 pub enum Datapath {
     /// recvmsg, sendmsg: one datagram per call.
     Basic,
-    /// recvmmsg, sendmmsg: several datagrams per call, each passing the network stack alone.
+    /// recvmmsg, sendmmsg: several datagrams per call, each passing through the network stack on its own.
     Mmsg,
     /// recvmmsg of GRO buffers, sendmmsg of GSO super-packets.
     Gso,

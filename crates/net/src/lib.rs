@@ -11,8 +11,8 @@
 //! This page is the whole API, except for limits of the process ([`rlimit`]) and its system call filter
 //! ([`system_calls`]).
 //!
-//! This crate knows nothing about TURN, forwarding or threads. Together with `offload` it holds all `unsafe`
-//! kernel calls.
+//! This crate knows nothing about TURN, forwarding or threads. Together with `offload` it contains all
+//! `unsafe` kernel calls.
 
 mod datapath;
 mod error_queue;

@@ -1,4 +1,4 @@
-//! Listening sockets passed by the service manager at start (sd_listen_fds(3)). A listener at one of their
+//! Listening sockets passed by the service manager at startup (sd_listen_fds(3)). A listener at one of their
 //! addresses gets a duplicate of the descriptor; the original stays here for later reloads.
 
 use std::{
@@ -275,7 +275,7 @@ mod tests {
     #[test]
     fn passed_wildcard_socket_must_match_the_wanted_families() {
         if StdSocket::bind("[::1]:0").is_err() {
-            println!("SKIPPED: no IPv6 here");
+            println!("SKIPPED: no IPv6 on this machine");
             return;
         }
         for (only_v6, dual_stack, fits) in

@@ -42,7 +42,8 @@ pub enum Interest {
     /// (EPOLLEXCLUSIVE, epoll_ctl(2)). Only for [`Poller::add_with`].
     Exclusive,
     /// All events of a stream, edge-triggered: read until a read is short, write until a write is short. A
-    /// writable socket reports so at once; later, TCP reports it only after a short write (SOCK_NOSPACE).
+    /// writable socket is reported immediately; after that, TCP reports it only after a short write
+    /// (SOCK_NOSPACE).
     Edge,
     /// `Edge` without writability.
     EdgeRead,
@@ -71,7 +72,7 @@ impl Interest {
 /// Events per wait. A thousand thin flows need few calls, and the arena holds all their datagrams.
 const BATCH: usize = 256;
 
-/// Waits of at least this length use the timer instead of the time-out of epoll_pwait2(2).
+/// Waits of at least this length use the timer instead of the timeout of epoll_pwait2(2).
 const COARSE: Duration = Duration::from_millis(1);
 
 /// Token of the poller's own timer; callers must not use it.
@@ -85,9 +86,9 @@ pub struct Poller {
     /// timerfd(2) of [`Poller::wait_until`] and its expiry in the caller's milliseconds.
     timer: OwnedFd,
     alarm: Option<u64>,
-    /// Time that [`Poller::wait_until`] polls after a batch before it sleeps; zero, the default, sleeps at
-    /// once. A wake-up adds microseconds of latency (interrupt, leaving the idle state); polling costs the
-    /// core this much time after each batch.
+    /// Time that [`Poller::wait_until`] polls after a batch before it sleeps; zero, the default, sleeps
+    /// immediately. A wake-up adds microseconds of latency (interrupt, leaving the idle state); polling costs
+    /// the core this much time after each batch.
     pub busy_poll: Duration,
     lively: bool,
 }
@@ -122,7 +123,7 @@ impl Poller {
         Ok(epoll::add(&self.fd, fd, EventData::new_u64(token), interest.flags())?)
     }
 
-    /// Changes the watched events. An event that is already true is reported again.
+    /// Changes the watched events. A condition that is already true is reported again.
     pub fn set(&self, fd: &impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
         Ok(epoll::modify(&self.fd, fd, EventData::new_u64(token), interest.flags())?)
     }
@@ -137,7 +138,7 @@ impl Poller {
     /// zero does not wait.
     ///
     /// A deadline that rarely changes is free: it is a timer that stays set, while each sleeping
-    /// epoll_wait(2) would set up and remove a time-out.
+    /// epoll_wait(2) would set up and remove a timeout.
     pub fn wait_until(
         &mut self,
         now: u64,
@@ -183,8 +184,8 @@ impl Poller {
     }
 
     /// Waits without the timer; `None` is unlimited. Precision is the thread's timer slack (see
-    /// [`crate::rlimit::exact_timers`]), or whole milliseconds, rounded up, before Linux 5.11. A signal
-    /// counts as a time-out.
+    /// [`crate::rlimit::exact_timers`]), or whole milliseconds, rounded up, before Linux 5.11. A signal ends
+    /// the wait like a timeout.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<&[Event]> {
         self.events.clear();
         let mut room = [const { MaybeUninit::uninit() }; BATCH];
@@ -230,8 +231,8 @@ impl Poller {
         Ok(ready)
     }
 
-    /// epoll_pwait2(2) by number: glibc has it since 2.35, and rustix does not call it on kernels that may
-    /// lack it.
+    /// epoll_pwait2(2) by number: glibc has had it since 2.35, and rustix does not call it on kernels that
+    /// may lack it.
     fn wait_fine(
         &self,
         room: &mut [MaybeUninit<epoll::Event>; BATCH],

@@ -56,7 +56,7 @@ pub(crate) struct Queued {
     pub(crate) padding: u8,
     pub(crate) payload: Payload,
     pub(crate) len: u32,
-    /// Number of contiguous datagrams of this length from `payload` on.
+    /// Number of contiguous datagrams of this length starting at `payload`.
     pub(crate) run: u32,
     /// Next datagram of the route, or `NONE`.
     pub(crate) next: u32,

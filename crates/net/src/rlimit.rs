@@ -14,7 +14,7 @@ use rustix::{
 };
 
 /// Raises RLIMIT_NOFILE (getrlimit(2)) to at least `needed`, including the hard limit if permitted. Returns
-/// the soft limit in force, which may be below `needed`.
+/// the soft limit in effect, which may be below `needed`.
 pub fn raise_open_files(needed: u64) -> u64 {
     let limit = getrlimit(Resource::Nofile);
     // `None` is unlimited.
@@ -55,7 +55,7 @@ pub fn set_apart(wanted: u64) -> u64 {
     apart
 }
 
-/// Closes a reserved descriptor and returns EMFILE. Every socket and pipe of a client passes here.
+/// Closes a reserved descriptor and returns EMFILE. Every socket and pipe of a client passes through here.
 pub fn unreserved<T: AsFd>(descriptor: T) -> io::Result<T> {
     let full = descriptor.as_fd().as_raw_fd() >= FIRST_SET_APART.load(Ordering::Relaxed);
     if full || FULL.load(Ordering::Relaxed) {

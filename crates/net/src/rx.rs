@@ -23,7 +23,7 @@ use crate::{
 
 /// Bytes of the longest datagram or GRO super-packet.
 const SLOT: usize = 1 << 16;
-/// Bytes per tick, beyond any cache. The batch size limits a flood, not this.
+/// Bytes per tick, larger than any cache. A flood is limited by the batch size, not by this.
 const ARENA: usize = 4 << 20;
 const ALIGN: usize = 64;
 
@@ -100,7 +100,7 @@ pub struct RxStats {
     pub datagrams: u64,
     pub bytes: u64,
     /// Datagrams dropped by the kernel because of a full receive buffer (SO_RXQ_OVFL), as reported by later
-    /// datagrams. A super-packet counts once.
+    /// datagrams. A super-packet is counted once.
     pub kernel_drops: u64,
     /// Buffers dropped because they exceed a slot or lack a source address.
     pub truncated: u64,
@@ -141,7 +141,7 @@ unsafe impl Send for Rx {}
 
 impl Rx {
     pub fn new(datapath: Datapath) -> Self {
-        // Larger batches gain nothing beyond hundreds of datagrams per call and cost cache.
+        // Beyond hundreds of datagrams per call, larger batches gain nothing and cost cache space.
         let most = match datapath {
             Datapath::Basic => 1,
             Datapath::Mmsg => 32,
@@ -286,8 +286,7 @@ impl Rx {
 
     /// Span of these bytes, which must be part of the arena.
     ///
-    /// # Panics
-    /// If they are not.
+    /// # Panics If they are not part of it.
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "the arena is shorter than 4 GiB")]
     pub fn span(&self, bytes: &[u8]) -> Span {
@@ -424,7 +423,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "not a part of this arena")]
-    fn foreign_bytes_have_no_span() {
+    fn bytes_outside_the_arena_have_no_span() {
         let _ = Rx::new(Datapath::Basic).span(b"elsewhere");
     }
 

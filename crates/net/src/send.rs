@@ -17,8 +17,8 @@ use crate::{
     sys::{self, ControlBuffer, ControlWriter, RawAddress},
 };
 
-/// UDP_MAX_SEGMENTS of include/linux/udp.h: 64 since UDP_SEGMENT exists (4.18), 128 since Linux 6.9. Stable
-/// kernels backported it, so the version is no guide.
+/// UDP_MAX_SEGMENTS of include/linux/udp.h: 64 since UDP_SEGMENT was added (4.18), 128 since Linux 6.9.
+/// Stable kernels have backported the latter, so the version proves nothing.
 const FEWEST_SEGMENTS: usize = 64;
 const MOST_SEGMENTS: usize = 128;
 /// Maximum UDP payload over IPv4: 65535 - 20 - 8.
@@ -171,7 +171,7 @@ impl<K: SendCalls> Sender<'_, K> {
     pub(crate) fn route(&mut self, route: &Route) {
         if route.dont_fragment != self.dont_fragment {
             self.send();
-            // IPv4 has no control message for DF. A failure to set it does not justify a drop.
+            // IPv4 has no control message for DF. Failing to set it does not justify dropping the datagram.
             let _ = self.socket.set_dont_fragment(route.dont_fragment);
             self.dont_fragment = route.dont_fragment;
         }

@@ -36,17 +36,18 @@ pub struct UdpOptions {
     pub device: Option<String>,
     /// SO_MARK; needs CAP_NET_ADMIN.
     pub mark: Option<u32>,
-    /// IP_TRANSPARENT: the address may be a foreign one; needs CAP_NET_ADMIN.
+    /// IP_TRANSPARENT: the address need not belong to this machine; needs CAP_NET_ADMIN.
     pub transparent: bool,
 }
 
-/// IP_PMTUDISC_OMIT (ip(7), Linux 3.15): no DF; the kernel fragments by the MTU of the interface and leaves
-/// the path to routers. With IP_PMTUDISC_DONT the kernel refuses super-packets with segments above the path
-/// MTU. A client that claims a small one (an ICMP error is enough) would disable GSO for the whole listener.
+/// IP_PMTUDISC_OMIT (ip(7), Linux 3.15): no DF; the kernel fragments according to the MTU of the interface
+/// and leaves the rest of the path to routers. With IP_PMTUDISC_DONT the kernel refuses super-packets with
+/// segments above the path MTU. A client that claims a small path MTU (an ICMP error is enough) would disable
+/// GSO for the whole listener.
 const MAY_FRAGMENT_V4: i32 = libc::IP_PMTUDISC_OMIT;
 
 /// DF regardless of the path MTU. With the usual IP_PMTUDISC_DO the kernel drops larger datagrams itself, so
-/// a client that searches for the MTU (RFC 8656 section 11.5) would see one ICMP error and then nothing.
+/// a client that probes for the MTU (RFC 8656 section 11.5) would see one ICMP error and then nothing.
 const DONT_FRAGMENT_V4: i32 = libc::IP_PMTUDISC_PROBE;
 const DONT_FRAGMENT_V6: i32 = libc::IPV6_PMTUDISC_PROBE;
 
@@ -65,9 +66,9 @@ pub struct UdpSocket {
     ttl: Cell<TtlHabit>,
 }
 
-/// Segment size limit for super-packets. A refusal may come from a path that is narrow for a minute only, so
-/// larger segments are retried after a pause. The pause counts flushes, because no clock is read here, and
-/// doubles with each further refusal.
+/// Segment size limit for super-packets. A refusal may come from a path that has a small MTU for only a
+/// minute, so larger segments are retried after a pause. The pause counts flushes, because no clock is read
+/// here, and doubles with each further refusal.
 #[derive(Clone, Copy, Debug)]
 struct GsoHabit {
     /// Maximum segment size; 0 after a refusal of a short segment.
@@ -120,8 +121,8 @@ impl UdpSocket {
         Self::of(socket.into(), 0)
     }
 
-    /// Takes a socket bound by the service manager. SO_REUSEPORT and IPV6_V6ONLY cannot change after bind(2)
-    /// and stay.
+    /// Takes a socket bound by the service manager. SO_REUSEPORT and IPV6_V6ONLY cannot change after bind(2),
+    /// so they stay as they are.
     pub(crate) fn adopt(descriptor: OwnedFd, options: &UdpOptions) -> io::Result<Self> {
         let socket = Self::of(descriptor, 0)?;
         let adopted = SockRef::from(&socket);
@@ -190,9 +191,9 @@ impl UdpSocket {
         Ok(sys::get_option(self.as_fd(), sys::SOL_UDP, sys::UDP_GRO)? != 0)
     }
 
-    /// Switches UDP_GRO. Returns false if switching off has to wait until the socket is empty: the kernel
-    /// reports the segment size of a queued super-packet only while the option is on. ENOPROTOOPT before
-    /// Linux 5.0.
+    /// Turns UDP_GRO on or off. Returns false if turning it off has to wait until the socket is empty: the
+    /// kernel reports the segment size of a queued super-packet only while the option is on. ENOPROTOOPT
+    /// before Linux 5.0.
     pub fn set_gro(&self, on: bool) -> io::Result<bool> {
         if on {
             return self.set_option_gro(true).map(|()| true);
@@ -266,7 +267,7 @@ impl UdpSocket {
     /// Adapts to a call that asked for `ask` of at most `most` buffers and got `got`.
     ///
     /// A call for two costs a third more than a call for one if the second is missing (815 ns against 616),
-    /// so thin flows try it only now and then. A flood doubles from there.
+    /// so thin flows try it only now and then. In a flood the number doubles from there.
     pub(crate) fn digest(&self, ask: u8, got: u8, most: u8) {
         const PATIENCE: u8 = 8;
         let appetite = self.appetite.get();

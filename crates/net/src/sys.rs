@@ -1,7 +1,7 @@
 //! Kernel interfaces that no library wraps: socket addresses, options, control messages.
 //!
-//! In musl, lengths in `msghdr` have another type than in glibc, next to padding that must be zero because
-//! the kernel reads both as one number. Hence `as _` for these lengths.
+//! In musl, lengths in `msghdr` have a different type than in glibc and are followed by padding that must be
+//! zero because the kernel reads both as one number. Hence `as _` for these lengths.
 
 use std::{
     io, mem,
@@ -85,7 +85,7 @@ fn canonical(address: SocketAddrV6) -> SocketAddr {
     }
 }
 
-/// Converts an address of rustix, with or without its zone. EAFNOSUPPORT for families other than IP.
+/// Converts an address from rustix, with or without its zone. EAFNOSUPPORT for families other than IP.
 pub(crate) fn address(any: SocketAddrAny, with_zone: bool) -> io::Result<SocketAddr> {
     Ok(match SocketAddr::try_from(any)? {
         SocketAddr::V6(v6) => {
@@ -169,7 +169,7 @@ pub(crate) struct ControlBuffer<const N: usize>(pub(crate) [u8; N]);
 /// Alignment of control messages and size of their header (cmsg(3), include/linux/socket.h of the kernel):
 ///
 /// ```text
-/// │ length, head included │ level (4) │ kind (4) │ data │ padding to a multiple of WORD │ …
+/// │ length, header included │ level (4) │ kind (4) │ data │ padding to a multiple of WORD │ …
 /// ```
 const WORD: usize = mem::size_of::<usize>();
 const HEAD: usize = WORD + 8;
@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(read(&[]), []);
     }
 
-    /// The kernel never writes these; the reader must stay within the buffer all the same.
+    /// The kernel never writes these; the reader must stay within the buffer even so.
     #[test]
     fn control_messages_of_impossible_lengths_end_the_walk() {
         for len in [0_usize, 1, 15, 17, 64, usize::MAX] {

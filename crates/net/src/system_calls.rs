@@ -13,8 +13,8 @@ pub fn filter(program: &[Instruction]) -> io::Result<()> {
     let len = u16::try_from(instructions.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let program = libc::sock_fprog { len, filter: instructions.as_mut_ptr() };
     rustix::thread::set_no_new_privs(true)?;
-    // The process runs no foreign code that could exploit speculation, so it opts out of the mitigation that
-    // Linux before 5.16 enables with a filter. Linux before 4.17 does not know the flag.
+    // The process runs no untrusted code that could exploit speculation, so it opts out of the mitigation
+    // that Linux before 5.16 enables with a filter. Linux before 4.17 does not have the flag.
     let as_fast = libc::SECCOMP_FILTER_FLAG_TSYNC | libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW;
     match seccomp(&program, as_fast) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
@@ -31,7 +31,7 @@ fn seccomp(program: &libc::sock_fprog, flags: libc::c_ulong) -> io::Result<()> {
     match result {
         0 => Ok(()),
         // With TSYNC, the ID of a thread whose own filter differs.
-        1.. => Err(io::Error::other("a thread has another filter")),
+        1.. => Err(io::Error::other("a thread has a different filter")),
         _ => Err(io::Error::last_os_error()),
     }
 }

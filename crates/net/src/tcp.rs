@@ -22,8 +22,8 @@ use crate::{passed, rlimit, sys};
 
 /// Maximum number of buffers per sendmsg(2) (UIO_MAXIOV).
 const MOST_PIECES: usize = 1024;
-/// ioctl(2) request (tcp(7), asm-generic/sockios.h) missing in the C library: tests for an urgent byte at the
-/// read position.
+/// ioctl(2) request (tcp(7), asm-generic/sockios.h) missing from the C library: tests for an urgent byte at
+/// the read position.
 pub const SIOCATMARK: libc::Ioctl = 0x8905;
 
 /// Listener options; all off by default.
@@ -41,7 +41,8 @@ pub struct ListenOptions {
     /// own buffer grows to megabytes, which is seconds of stale datagrams behind a slow link.
     pub unsent_limit: Option<u32>,
     /// TCP_DEFER_ACCEPT in seconds: connections become acceptable with their first bytes, or after about this
-    /// time. Until then they occupy the SYN queue; when it is full, SYN cookies take over and accept at once.
+    /// time. Until then they occupy the SYN queue; when it is full, SYN cookies take over and accept
+    /// immediately.
     pub defer_accept: Option<u32>,
     /// IPV6_V6ONLY off: an IPv6 listener also accepts IPv4 and reports IPv4 addresses (ipv6(7)).
     pub dual_stack: bool,
@@ -111,7 +112,7 @@ impl TcpListener {
     }
 
     /// Takes a listener bound by the service manager. SO_REUSEPORT and IPV6_V6ONLY cannot change after
-    /// bind(2) and stay.
+    /// bind(2), so they stay as they are.
     pub(crate) fn adopt(descriptor: OwnedFd, options: &ListenOptions) -> io::Result<Self> {
         let local = sys::local_address(descriptor.as_fd())?;
         passed::check_families(&SockRef::from(&descriptor), local, options.dual_stack)?;
@@ -164,8 +165,8 @@ impl TcpListener {
         Ok(set_socket_keepalive(&self.fd, options.keepalive)?)
     }
 
-    /// Accepts a connection; `None` if none is waiting or it was reset meanwhile. After EMFILE, ENFILE,
-    /// ENOBUFS or ENOMEM pause before retrying.
+    /// Accepts a connection; `None` if none is waiting or it has been reset in the meantime. After EMFILE,
+    /// ENFILE, ENOBUFS or ENOMEM pause before retrying.
     pub fn accept(&self) -> io::Result<Option<(TcpSocket, SocketAddr)>> {
         let Some((fd, peer)) = accept(self.fd.as_fd())? else { return Ok(None) };
         let peer = peer.and_then(|peer| sys::address(peer, false).ok());
@@ -227,7 +228,7 @@ pub(crate) fn set_freebind(socket: &Socket, address: SocketAddr) -> io::Result<(
     if address.is_ipv6() { socket.set_freebind_v6(true) } else { socket.set_freebind_v4(true) }
 }
 
-/// Sets the options of outgoing sockets that decide about the route.
+/// Sets the options of outgoing sockets that affect the route.
 pub(crate) fn set_outgoing(
     socket: &Socket,
     address: SocketAddr,
@@ -265,20 +266,20 @@ pub struct ConnectOptions {
     pub device: Option<String>,
     /// SO_MARK; needs CAP_NET_ADMIN.
     pub mark: Option<u32>,
-    /// IP_TRANSPARENT: `source` may be a foreign address; needs CAP_NET_ADMIN.
+    /// IP_TRANSPARENT: `source` need not belong to this machine; needs CAP_NET_ADMIN.
     pub transparent: bool,
 }
 
-/// Connected or connecting, non-blocking socket of TCP or a Unix stream. On Unix sockets, TCP features
-/// (TCP_NODELAY, reset, addresses) fail or do nothing. Dropping closes it.
+/// Connected or connecting, non-blocking TCP or Unix stream socket. On Unix sockets, TCP features
+/// (TCP_NODELAY, reset, addresses) fail or do nothing. Dropping it closes it.
 #[derive(Debug)]
 pub struct TcpSocket {
     fd: OwnedFd,
 }
 
 impl TcpSocket {
-    /// Starts connecting. Writability means success, an error event failure: see [`TcpSocket::take_error`].
-    /// `AddrNotAvailable` if the source has the other address family.
+    /// Starts connecting. Writability means success, an error event means failure: see
+    /// [`TcpSocket::take_error`]. `AddrNotAvailable` if the source has the other address family.
     pub fn connect(address: SocketAddr, options: &ConnectOptions) -> io::Result<Self> {
         if options.source.is_some_and(|source| source.is_ipv6() != address.is_ipv6()) {
             return Err(io::Error::new(
@@ -298,7 +299,7 @@ impl TcpSocket {
     }
 
     /// Starts connecting from the address and port of our own listener. Both sockets need SO_REUSEPORT:
-    /// SO_REUSEADDR does not allow a bind beside a listening socket (Linux, inet_csk_bind_conflict). Sets
+    /// SO_REUSEADDR does not allow a bind next to a listening socket (Linux, inet_csk_bind_conflict). Sets
     /// TCP_NODELAY, because the first answer may be a request of a protocol with small messages, and
     /// SO_KEEPALIVE. `AddrNotAvailable` if this connection exists already or is in TIME_WAIT.
     pub fn connect_from(local: SocketAddr, address: SocketAddr) -> io::Result<Self> {
@@ -308,7 +309,7 @@ impl TcpSocket {
         begin(socket, address)
     }
 
-    /// Receives; `Ok(0)` is end of stream (or an empty `buffer`), `WouldBlock` an empty queue.
+    /// Receives; `Ok(0)` means end of stream (or an empty `buffer`), `WouldBlock` an empty queue.
     #[inline]
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         Ok(recv(&self.fd, buffer, RecvFlags::empty())?.0)
@@ -325,9 +326,9 @@ impl TcpSocket {
         Ok(send(&self.fd, bytes, SendFlags::NOSIGNAL)?)
     }
 
-    /// Sends up to 1,024 buffers in one call, as far as they fit, without SIGPIPE; `WouldBlock` if nothing
-    /// fits. `more` announces a following write: the kernel keeps an incomplete last segment (MSG_MORE), even
-    /// with TCP_NODELAY.
+    /// Sends up to 1,024 buffers in one call, as much as fits, without SIGPIPE; `WouldBlock` if nothing fits.
+    /// `more` announces a following write: the kernel keeps an incomplete last segment (MSG_MORE), even with
+    /// TCP_NODELAY.
     #[inline]
     pub fn write_vectored(&self, pieces: &[IoSlice<'_>], more: bool) -> io::Result<usize> {
         let flags = if more { SendFlags::NOSIGNAL | SendFlags::MORE } else { SendFlags::NOSIGNAL };
@@ -351,7 +352,7 @@ impl TcpSocket {
         timers.set(self.fd.as_fd())
     }
 
-    /// SIOCATMARK (tcp(7)): true if the next byte is an urgent one.
+    /// SIOCATMARK (tcp(7)): true if the next byte is urgent.
     pub fn is_at_urgent_byte(&self) -> bool {
         ioctl_int(self.fd.as_fd(), SIOCATMARK).is_ok_and(|is_there| is_there != 0)
     }
@@ -375,7 +376,7 @@ impl TcpSocket {
         told.map(|bytes| u64::from_ne_bytes(*bytes)).ok_or_else(|| io::ErrorKind::Unsupported.into())
     }
 
-    /// Returns and clears SO_ERROR, the reason of a failed or broken connection.
+    /// Returns and clears SO_ERROR, the reason for a failed or broken connection.
     pub fn take_error(&self) -> io::Result<()> {
         Ok(socket_error(&self.fd)??)
     }

@@ -84,7 +84,7 @@ impl Tx {
     /// If `padding` exceeds 3, the maximum of STUN and ChannelData.
     #[inline]
     pub fn push(&mut self, route: &Route, header: &[u8], payload: Span, padding: u8) {
-        assert!(padding <= 3, "padding goes to the next multiple of 4");
+        assert!(padding <= 3, "padding fills up to a multiple of 4");
         let at = self.own_end();
         self.own.extend_from_slice(header);
         #[expect(clippy::cast_possible_truncation, reason = "headers are a few dozen bytes")]

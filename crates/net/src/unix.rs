@@ -142,7 +142,7 @@ fn stream() -> io::Result<Socket> {
     rlimit::unreserved(Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?)
 }
 
-/// Removes a socket file without a listener; the kernel leaves it when a program ends.
+/// Removes a socket file without a listener; the kernel leaves it behind when a program exits.
 fn remove_stale(path: &Path, address: &SockAddr) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(file) if !file.file_type().is_socket() => {

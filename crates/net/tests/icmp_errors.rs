@@ -37,7 +37,7 @@ fn port_unreachable_is_read_from_the_error_queue() {
 
 /// An ICMP error may come from any router: RFC 8656 section 11.5 uses the destination of the quoted datagram.
 #[test]
-fn icmp_error_of_a_router_names_the_peer_of_the_datagram() {
+fn icmp_error_from_a_router_names_the_peer_of_the_datagram() {
     in_namespace(turnpike_testkit::this_test!(), &[], || {
         let Ok(router) = socket2::Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::ICMPV4)) else {
             return turnpike_testkit::alone::skip("raw sockets are not permitted");

@@ -41,7 +41,7 @@ fn runs() -> impl Strategy<Value = Vec<Run>> {
         3 => (0..=48_u32, 0..=3_u32).prop_map(|(header, padding)| Make::Relayed { header, padding }),
         1 => Just(Make::Own),
     ];
-    // ECN and DSCP make other routes to the same destination.
+    // ECN and DSCP make separate routes to the same destination.
     let tos = prop_oneof![4 => Just(0_u8), 1 => Just(2), 1 => Just(0xb8)];
     let df = prop::bool::weighted(0.1);
     let run = (0..5_usize, 0..2_usize, tos, df, make, size, 1..30_u32).prop_map(

@@ -1,4 +1,4 @@
-//! Limit of open files, and size of the descriptor table.
+//! Limit on open files, and size of the descriptor table.
 
 use turnpike_net::rlimit::{make_room, raise_open_files};
 
@@ -23,7 +23,7 @@ fn raise() {
     let wanted = soft.saturating_add(1).min(hard);
     assert_eq!(raise_open_files(wanted), wanted);
     assert_eq!(limits().0, wanted);
-    // A value beyond fs.nr_open is refused: the limit in force is returned, and it is not lower than before.
+    // A value beyond fs.nr_open is refused: the limit in effect is returned, and it is not lower than before.
     let most = raise_open_files(u64::MAX / 2);
     assert_eq!(limits().0, most);
     assert!(most >= wanted);

@@ -147,7 +147,7 @@ fn submillisecond_wait_ends_and_keeps_the_deadline() {
 }
 
 #[test]
-fn wait_of_some_milliseconds_ends_by_the_timer() {
+fn wait_of_a_few_milliseconds_is_ended_by_the_timer() {
     let started = Instant::now();
     let mut bell = Bell::new();
     let due = since(started) + 60_000;

@@ -38,7 +38,7 @@ fn segments_beyond_the_mtu_are_sent_one_by_one() {
 }
 
 #[test]
-fn super_packets_return_when_the_mtu_grows() {
+fn super_packets_are_used_again_when_the_mtu_grows() {
     let setup = ["link set lo mtu 1500 up"];
     in_namespace(turnpike_testkit::this_test!(), &setup, || {
         let to = bind(V4, &UdpOptions::default());
@@ -65,7 +65,7 @@ fn super_packets_return_when_the_mtu_grows() {
 
 /// A path MTU may be as small as 552 bytes, and any host can claim one for its own path.
 #[test]
-fn narrow_ipv4_path_disables_no_super_packets() {
+fn ipv4_path_with_a_small_mtu_does_not_disable_super_packets() {
     let setup = [
         "link add near type veth peer name far",
         "addr add 10.9.0.1/24 dev near",

@@ -161,7 +161,7 @@ fn vectored_write_beyond_the_kernel_limit_is_short() {
     assert_eq!(heard, bytes);
     // The error is returned, not raised as SIGPIPE.
     drop(client);
-    eventually("an error of the write", || server.write_vectored(&pieces[..1], false).err());
+    eventually("an error from the write", || server.write_vectored(&pieces[..1], false).err());
 }
 
 #[test]
@@ -254,5 +254,5 @@ fn half_closed_socket_still_reads() {
     server.shutdown_write().unwrap();
     assert_eq!(client.read(&mut [0]).unwrap(), 0);
     client.write_all(b"x").unwrap();
-    eventually("the byte of the client", || server.read(&mut [0]).ok());
+    eventually("the client's byte", || server.read(&mut [0]).ok());
 }

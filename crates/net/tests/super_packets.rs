@@ -79,7 +79,7 @@ fn queued_runs_equal_single_pushes() {
 }
 
 #[test]
-fn bursts_of_one_flow_share_a_call_but_no_super_packet() {
+fn bursts_of_one_flow_share_a_call_but_not_a_super_packet() {
     let to = bind(V4, &gro());
     let mut sender = Sender::new(Datapath::Gso, V4, &UdpOptions::default());
     let route = sender.route(to.local_addr());

@@ -1,5 +1,5 @@
-//! Transport addresses: their canonical form, so that another spelling of an address cannot bypass a check, and
-//! addresses in text.
+//! Transport addresses: their canonical form, so that an address cannot bypass a check in another notation,
+//! and addresses in text.
 
 mod unix_name;
 mod zoned_ip;
@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 pub use unix_name::UnixName;
 pub use zoned_ip::{AddressError, ZonedIp, socket_address, split_zone};
 
-/// Converts IPv4-mapped addresses to IPv4 and drops flow label and scope. Each address passes here once.
+/// Converts IPv4-mapped addresses to IPv4 and drops flow label and scope. Applied once to each address.
 #[must_use]
 pub fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(canonical_ip(address.ip()), address.port())
@@ -35,7 +35,7 @@ pub fn is_private(ip: IpAddr) -> bool {
     }
 }
 
-/// True if a mapping has public and private address swapped.
+/// True if the public and private addresses of a mapping are swapped.
 #[must_use]
 pub fn is_swapped(local: IpAddr, public: IpAddr) -> bool {
     is_private(public) && !is_private(local) && local.is_ipv4() == public.is_ipv4()

@@ -5,7 +5,8 @@ pub enum ChannelRange {
     /// 0x4000 to 0x4FFF (RFC 8656 section 12).
     #[default]
     Rfc8656,
-    /// 0x4000 to 0x7FFF (RFC 5766 section 11). A server with only TURN on its port can allow all of it.
+    /// 0x4000 to 0x7FFF (RFC 5766 section 11). A server that has only TURN on its port can allow the whole
+    /// range.
     Rfc5766,
 }
 
@@ -80,7 +81,7 @@ impl<'a> ChannelData<'a> {
         self.payload
     }
 
-    /// `length` is the payload's.
+    /// `length` is that of the payload.
     #[must_use]
     pub fn header(number: ChannelNumber, length: u16) -> [u8; 4] {
         let [a, b] = number.0.to_be_bytes();

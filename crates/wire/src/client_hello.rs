@@ -8,7 +8,7 @@
 
 /// Maximum handshake message, header included: one full record.
 pub const MAX_MESSAGE: usize = 16 << 10;
-/// Maximum records of one message. Clients use one, or few with post-quantum key shares.
+/// Maximum records of one message. Clients use one, or a few with post-quantum key shares.
 pub const MAX_RECORDS: usize = 64;
 /// Maximum bytes of a ClientHello with its record headers.
 pub const MAX_LEN: usize = MAX_MESSAGE + MAX_RECORDS * RECORD_HEADER;
@@ -29,11 +29,11 @@ const HOST_NAME: u8 = 0;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parsed<'a> {
     Incomplete {
-        /// Bytes needed before the next attempt can say more.
+        /// Bytes needed before another attempt can get further.
         wanted: usize,
     },
     Hello(ClientHello<'a>),
-    /// Not a ClientHello, too long, or open to more than one reading.
+    /// Not a ClientHello, too long, or ambiguous.
     Malformed,
 }
 
@@ -52,7 +52,7 @@ impl<'a> ClientHello<'a> {
     }
 }
 
-/// Reads a stream from its first byte. A message in several records is joined in `joined`.
+/// Reads a stream from its first byte. A message that spans several records is joined in `joined`.
 pub fn parse<'a>(bytes: &'a [u8], joined: &'a mut Vec<u8>) -> Parsed<'a> {
     let len = match extent(bytes) {
         Ok(len) => len,
@@ -157,7 +157,7 @@ fn read(body: &[u8]) -> Option<ClientHello<'_>> {
     Some(hello)
 }
 
-/// The only entry of a list of names, because only host names were ever defined.
+/// Only entry of a list of names, because no types other than host names were ever defined.
 fn host_name(value: &[u8]) -> Option<&str> {
     let mut reader = Reader(value);
     let mut list = Reader(reader.vector16()?);
@@ -168,7 +168,7 @@ fn host_name(value: &[u8]) -> Option<&str> {
     std::str::from_utf8(name).ok().filter(|_| is_only && is_name)
 }
 
-/// The list, checked: not empty, and neither is any entry.
+/// Returns the list if neither it nor any entry is empty.
 fn protocols(value: &[u8]) -> Option<&[u8]> {
     let mut reader = Reader(value);
     let list = reader.vector16()?;

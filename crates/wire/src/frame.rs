@@ -10,8 +10,8 @@ use crate::{
     stun::{COOKIE, HEADER_LEN},
 };
 
-/// Includes padding: a STUN message with the largest multiple of 4 as its length. An indication around the
-/// longest UDP datagram (65,507 bytes) needs it.
+/// Includes padding: a STUN message with the largest multiple of 4 as its length. An indication that carries
+/// the longest UDP datagram (65,507 bytes) needs this much.
 pub const MAX_MESSAGE_LEN: usize = HEADER_LEN + 65_532;
 
 const CHANNEL_DATA_HEADER_LEN: usize = 4;
@@ -24,7 +24,7 @@ pub enum Frame {
         next: usize,
     },
     Unfinished {
-        /// Bytes needed before the next attempt can say more.
+        /// Bytes needed before another attempt can get further.
         wanted: usize,
     },
 }
@@ -107,7 +107,8 @@ impl Framer {
         &self.held
     }
 
-    /// True if the held bytes plus `received` may contain a message. Otherwise holds `received` too.
+    /// True if the held bytes plus `received` may contain a message. Otherwise adds `received` to the held
+    /// bytes.
     pub fn completes(&mut self, received: &[u8]) -> bool {
         let enough = self.held.len() + received.len() >= self.wanted;
         if !enough {

@@ -36,8 +36,8 @@ pub enum IndicationError {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View<'a> {
-    /// The family stays as encoded in a Send indication, because the server decides by it (RFC 8656 section
-    /// 11.2).
+    /// The family stays as encoded in a Send indication, because the server's decision depends on it (RFC
+    /// 8656 section 11.2).
     pub peer: SocketAddr,
     pub data: &'a [u8],
     /// DONT-FRAGMENT is present (Send only).
@@ -46,7 +46,7 @@ pub struct View<'a> {
 
 /// Fits the 16-bit length field with either address family, but not a UDP datagram.
 pub const MAX_PAYLOAD_LEN: u16 = 0xFFFC - 28;
-const _: () = assert!(MAX_HEADER_LEN - HEADER_LEN == 28, "header bytes that the length field counts");
+const _: () = assert!(MAX_HEADER_LEN - HEADER_LEN == 28, "header bytes that the length field includes");
 
 /// Checks type and cookie only.
 #[inline]
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn one_indication_is_not_the_other() {
+    fn each_indication_is_rejected_as_the_other_one() {
         assert!(is(Indication::Send, SEND_IPV4) && !is(Indication::Data, SEND_IPV4));
         assert!(is(Indication::Data, DATA_IPV6) && !is(Indication::Send, DATA_IPV6));
         assert_eq!(parse(Indication::Data, SEND_IPV4), Err(IndicationError::Malformed));
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_of_repeated_attributes_counts() {
+    fn the_first_of_duplicate_attributes_is_used() {
         assert_eq!(parse_send(&[&PEER, &DATA, &OTHER_DATA]), Ok((ipv4(), b"data".to_vec(), false)));
         assert_eq!(parse_send(&[&PEER, &OTHER_DATA, &DATA]), Ok((ipv4(), b"else".to_vec(), false)));
         let mut elsewhere = PEER;
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_after_message_integrity_do_not_count() {
+    fn attributes_after_message_integrity_are_ignored() {
         assert_eq!(parse_send(&[&PEER, &INTEGRITY, &DATA]), Err(IndicationError::Missing));
         assert!(parse_send(&[&PEER, &DATA, &INTEGRITY, &[0x7F, 0xFE, 0, 0]]).is_ok());
         assert_eq!(
@@ -399,7 +399,7 @@ mod tests {
                 assert_eq!(written, expected, "{payload}");
             }
             write_header(Indication::Data, TRANSACTION, &peer, u16::MAX, &mut header);
-            assert_eq!(header[2..4], [0xFF, 0xFC], "never wraps to a short one");
+            assert_eq!(header[2..4], [0xFF, 0xFC], "never wraps to a short length");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Keys and MACs of message integrity (RFC 8489 sections 9.2, 14.5 and 14.6). SHA-256 may sign with an MD5
+//! Keys and MACs for message integrity (RFC 8489 sections 9.2, 14.5 and 14.6). SHA-256 may sign with an MD5
 //! key (section 9.2.4), so key and MAC algorithm are independent.
 
 use std::fmt;
@@ -38,7 +38,7 @@ pub enum IntegrityError {
     Mismatch,
 }
 
-/// `Debug` hides the key, equality is constant-time, and dropping erases it.
+/// `Debug` hides the key, equality is constant-time, and dropping it erases it.
 #[derive(Clone)]
 pub struct Key {
     bytes: Zeroizing<Box<[u8]>>,

@@ -11,7 +11,7 @@ pub fn is_username(name: &str) -> bool {
     (1..=508).contains(&name.len()) && !name.contains(|c: char| c.is_control() || c == ':')
 }
 
-/// Normalizes a host name as in SNI (RFC 6066 section 3): lower case, no address, dot at the end or wildcard.
+/// Normalizes a host name as in SNI (RFC 6066 section 3): lower case; no address, trailing dot or wildcard.
 pub fn server_name(text: &str) -> Result<String, &'static str> {
     let label = |label: &str| {
         (1..=63).contains(&label.len())

@@ -61,7 +61,7 @@ pub fn encode(version: ProxyVersion, client: SocketAddr, local: SocketAddr) -> V
     }
 }
 
-/// Version 2 header before each datagram of a client (DGRAM).
+/// Version 2 header before each datagram from a client (DGRAM).
 #[must_use]
 pub fn encode_for_datagrams(client: SocketAddr, local: SocketAddr) -> Vec<u8> {
     let mut header = encode_v2(client, local);

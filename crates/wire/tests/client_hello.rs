@@ -87,7 +87,7 @@ proptest! {
         let stream = records(&message(&session, &extensions.concat()), &lengths);
         let expected = Some((name, offered.iter().map(|name| name.to_vec()).collect()));
         prop_assert_eq!(&shown(&stream), &expected);
-        // Bytes behind it change nothing.
+        // Bytes after it change nothing.
         prop_assert_eq!(&shown(&[&stream[..], &tail].concat()), &expected);
         for end in 0..stream.len() {
             let wanted = wanted(&stream[..end]);
@@ -163,7 +163,7 @@ fn ambiguous_and_broken_hellos_are_malformed() {
         assert_eq!(parse(&wrong, &mut Vec::new()), Parsed::Malformed, "{at}");
     }
     assert_eq!(parse(&[22, 3, 1, 0, 0], &mut Vec::new()), Parsed::Malformed, "empty record");
-    // Clients of old versions send no extensions.
+    // Old clients send no extensions.
     let bare = [&[3, 1][..], &[7; 32], &[0], &vector(&[0, 5]), &[1, 0]].concat();
     let bare = records(&[&[1, 0][..], &vector(&bare)].concat(), &[]);
     assert_eq!(parse(&bare, &mut Vec::new()), Parsed::Hello(ClientHello::default()));

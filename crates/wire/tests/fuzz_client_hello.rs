@@ -30,7 +30,7 @@ fn check(bytes: &[u8]) {
         Parsed::Malformed => {}
     }
     assert!(joined.len() <= MAX_LEN);
-    // Waiting for the bytes asked for gives the same answer as all at once.
+    // Waiting for the requested bytes gives the same result as parsing everything at once.
     let (mut end, mut again) = (0, Vec::new());
     loop {
         match parse(&bytes[..end], &mut again) {

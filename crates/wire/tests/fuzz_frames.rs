@@ -28,7 +28,7 @@ fn frames() {
     });
 }
 
-/// Pieces of pseudo-random length, a few to some hundred bytes.
+/// Pieces of pseudo-random length, from a few bytes to a few hundred.
 fn pieces(mut stream: &[u8], step: u8) -> impl Iterator<Item = &[u8]> {
     let mut state = u32::from(step);
     std::iter::from_fn(move || {

@@ -140,7 +140,7 @@ fn message_integrity_after_sha256_or_fingerprint_is_ignored() {
 }
 
 #[test]
-fn the_first_of_two_equal_macs_counts() {
+fn the_first_of_two_macs_of_one_kind_is_used() {
     let mallory = Key::from_bytes(b"mallory");
     for mac in [Mac::Sha1, Mac::Sha256] {
         let message = signed(&signed(&request(0), &key(), mac), &mallory, mac);
@@ -151,7 +151,7 @@ fn the_first_of_two_equal_macs_counts() {
 
 /// An attacker cannot downgrade a message from SHA-256 to SHA-1 by corrupting the SHA-256 attribute.
 #[test]
-fn a_corrupted_sha256_does_not_count_as_missing() {
+fn a_corrupted_sha256_is_not_treated_as_missing() {
     let mut message = signed(&request(0), &key(), Mac::Sha1);
     append(&mut message, &RawAttribute::new(MessageIntegritySha256::TYPE, &[]));
     assert_eq!(mac_of(&message), Some(Mac::Sha256));
@@ -284,7 +284,7 @@ proptest! {
     }
 
     #[test]
-    fn a_message_cut_at_an_attribute_keeps_only_the_rest_valid(software in 0_usize..20) {
+    fn a_message_cut_at_an_attribute_verifies_only_directly_after_its_sha1(software in 0_usize..20) {
         let unsigned = request(software).len();
         let message = signed(&signed(&request(software), &key(), Mac::Sha1), &key(), Mac::Sha256);
         for length in (20..message.len()).step_by(4) {

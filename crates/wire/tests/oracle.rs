@@ -1,4 +1,4 @@
-//! The data path's parsers and writers against `stun_types` and `turn_types`, in both directions.
+//! The data path's parsers and writers compared with `stun_types` and `turn_types`, in both directions.
 
 use crate::prelude::*;
 use std::net::IpAddr;

@@ -205,7 +205,7 @@ pub(crate) fn agree_on(bytes: &[u8]) {
 }
 
 #[test]
-fn class_and_method_are_interleaved_like_the_oracles() {
+fn class_and_method_are_interleaved_as_in_the_oracle() {
     for message_type in 0..0x4000_u16 {
         let header = Header::of_type(message_type, [0; 12]);
         assert_eq!(header.message_type(), message_type);
@@ -454,7 +454,7 @@ proptest! {
         prop_assert_eq!(written(header, &parts, &macs, fingerprint), theirs.finish());
     }
 
-    /// Both agree on the attributes that count; those after the first are invisible.
+    /// Both agree on the MAC that applies; attributes after the first MAC are invisible.
     #[test]
     fn attributes_after_message_integrity_are_invisible(
         header in any_header(),
@@ -475,7 +475,8 @@ proptest! {
         let strongest = if macs.contains(&Mac::Sha256) { Mac::Sha256 } else { Mac::Sha1 };
         prop_assert_eq!(view.mac(), Some(strongest));
         prop_assert_eq!(view.verify(&key(), strongest), Ok(()));
-        // MESSAGE-INTEGRITY counts only if it comes first; the oracle handles both only if adjacent.
+        // MESSAGE-INTEGRITY is used only if it comes first; the oracle handles both only if they are
+        // adjacent.
         if macs[0] == strongest || macs[1] == strongest {
             let theirs = oracle.validate_integrity(&oracle_credentials()).unwrap();
             prop_assert_eq!(theirs == IntegrityAlgorithm::Sha256, strongest == Mac::Sha256);

@@ -147,12 +147,12 @@ impl Ring {
 
     fn enter(&mut self, wanted: u32, timeout: Duration) {
         let time = libc::timespec { tv_sec: 0, tv_nsec: timeout.subsec_nanos().into() };
-        // `struct io_uring_getevents_arg`: signal mask, its size, padding, time-out.
+        // `struct io_uring_getevents_arg`: signal mask, its size, padding, timeout.
         let argument = [0_u64, 0, &raw const time as u64];
         let fd = self.fd.as_raw_fd();
         let (at, size) = (argument.as_ptr(), size_of_val(&argument));
         // SAFETY: `argument` and the time that it points to live until the call returns. A signal or the
-        // time-out ends it, too.
+        // timeout also ends the call.
         unsafe { libc::syscall(libc::SYS_io_uring_enter, fd, self.queued, wanted, ENTER, at, size) };
         self.queued = 0;
     }

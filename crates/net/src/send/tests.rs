@@ -1,5 +1,9 @@
 //! Tests of sending with a simulated kernel: datagrams sent, their order, and counters.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "tests may fail, and print skipped checks")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "tests may panic, and print which checks they skip"
+)]
 
 use std::{
     cell::Cell,
@@ -28,7 +32,7 @@ struct Seen {
 
 fn look(socket: &UdpSocket, message: &mmsghdr) -> Seen {
     let header = &message.msg_hdr;
-    assert!(header.msg_iovlen <= MAX_IOVECS, "more iovecs than the kernel takes");
+    assert!(header.msg_iovlen <= MAX_IOVECS, "more iovecs than the kernel accepts");
     let mut bytes = Vec::new();
     for at in 0..header.msg_iovlen {
         // SAFETY: the sender promises `msg_iovlen` iovecs and that each describes readable bytes.
@@ -229,7 +233,7 @@ fn each_refusal_of_a_super_packet_steps_down_once() {
 
 /// A link whose MTU shrinks for a while.
 #[test]
-fn super_packets_return_once_the_kernel_accepts_them() {
+fn super_packets_are_used_again_once_the_kernel_accepts_them() {
     for size in [100, 1400] {
         let mut b = bench(Datapath::Gso);
         let narrow = Cell::new(true);

@@ -74,7 +74,7 @@ impl FromStr for ZonedIp {
     fn from_str(text: &str) -> Result<Self, AddressError> {
         match split_zone(text) {
             None => text.parse::<IpAddr>().map(Self::from).map_err(|_| AddressError::Form),
-            // getaddrinfo(3) knows interface names and sends no DNS query for an address.
+            // getaddrinfo(3) understands interface names and sends no DNS query for an address.
             Some(_) => {
                 let found = Self::look_up(text).ok().and_then(|found| found.first().copied());
                 found.ok_or(AddressError::NoSuchInterface)
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_may_name_the_interface_of_a_link() {
+    fn addresses_may_name_the_interface_of_their_link() {
         let zone = |text: &str| match socket_address(text) {
             Ok(SocketAddr::V6(at)) => Ok((at.port(), at.scope_id())),
             other => Err(other),

@@ -1,5 +1,5 @@
-//! STUN messages (RFC 8489): checked view, writer, and the only iteration over attributes. Reading neither
-//! allocates nor logs, whatever the bytes; only [`ErrorCode::text`] allocates.
+//! STUN messages (RFC 8489): checked view, writer, and the only code that iterates over attributes. Reading
+//! neither allocates nor logs, whatever the bytes; only [`ErrorCode::text`] allocates.
 //!
 //! ```text
 //!  0      2        4        8               20
@@ -231,7 +231,8 @@ impl<'a> View<'a> {
         if right[..mac.len()].ct_eq(value).into() { Ok(()) } else { Err(IntegrityError::Mismatch) }
     }
 
-    /// The FINGERPRINT is verified. A request with one expects one in the response.
+    /// True if there is a FINGERPRINT, which has been verified. A request with one expects one in the
+    /// response.
     #[must_use]
     pub fn has_fingerprint(&self) -> bool {
         self.fingerprint
