@@ -102,7 +102,7 @@ enum Held {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "a flow that is not pumped again stands still"]
+#[must_use = "a flow that is not pumped again stalls"]
 pub enum Pumped {
     /// The source is empty.
     Idle,
@@ -157,7 +157,7 @@ impl Flow {
         }
     }
 
-    /// Handles an urgent byte: reads stop at it and splice(2) never passes it. SO_OOBINLINE keeps it at its
+    /// Handles an urgent byte: reads stop at it and splice(2) never passes it. SO_OOBINLINE keeps it in its
     /// place in the stream.
     pub fn on_urgent(&mut self, source: &TcpSocket) {
         self.plain = true;
@@ -252,9 +252,10 @@ impl Mover {
         mem::take(&mut self.moved)
     }
 
-    /// Moves available data, a few reads at most. `splice` asks for a pipe, as long as the pool has one, or for
-    /// the buffer; `None` uses the buffer first, a pipe once the flow proves to be bulk, and back. With `last` the other flow is done: both sockets are about
-    /// to be closed, so the end of stream is not passed on.
+    /// Moves available data, a few reads at most. `splice` asks for a pipe, as long as the pool has one, or
+    /// for the buffer; `None` starts with the buffer, switches to a pipe once the flow proves to be bulk, and
+    /// may switch back. `last` means that the other flow is done: both sockets are about to be closed, so the
+    /// end of stream is not passed on.
     pub fn pump(
         &mut self,
         flow: &mut Flow,
@@ -294,7 +295,7 @@ impl Mover {
             }
             turn += 1;
             let moved = if splice.unwrap_or(flow.bulk) && !flow.plain && self.lend(flow) {
-                // Little data has arrived meanwhile; let it accumulate while others have their turn.
+                // Little data has arrived in the meantime; let it accumulate while others have their turn.
                 turn = TURN;
                 self.splice(flow, from)
             } else {
@@ -371,7 +372,7 @@ impl Mover {
                 self.moved.lean += u32::from(moved < LEAN);
             }
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-                // splice(2): the socket does not support it (kTLS, an odd protocol).
+                // splice(2): the socket does not support it (kTLS, an unusual protocol).
                 flow.plain = true;
                 self.reclaim(flow);
             }
@@ -380,7 +381,7 @@ impl Mover {
         Ok(())
     }
 
-    /// One read and one write. The outer error is the sink's.
+    /// One read and one write. The outer error comes from the sink.
     fn copy(&mut self, flow: &mut Flow, from: &TcpSocket, to: &TcpSocket) -> io::Result<io::Result<()>> {
         if let Held::Pipe(_) = flow.held {
             self.reclaim(flow);

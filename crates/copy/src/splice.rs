@@ -23,7 +23,7 @@ pub(crate) struct Pipe {
 }
 
 impl Pipe {
-    /// Opens a pipe of 1 MiB; less beyond /proc/sys/fs/pipe-user-pages-soft.
+    /// Opens a pipe of 1 MiB, or a smaller one beyond /proc/sys/fs/pipe-user-pages-soft.
     pub(crate) fn new() -> io::Result<Self> {
         let (read, write) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC)?;
         let (read, write) = (rlimit::unreserved(read)?, rlimit::unreserved(write)?);
@@ -33,7 +33,7 @@ impl Pipe {
         Ok(Self { read, write, capacity, held: 0 })
     }
 
-    /// Fills an empty pipe from a socket, up to its capacity and `most` bytes (not 0). `Ok(0)` is end of
+    /// Fills an empty pipe from a socket, up to its capacity and `most` bytes (not 0). `Ok(0)` means end of
     /// stream, `WouldBlock` an empty socket; with bytes in the pipe, `WouldBlock` could also mean that the
     /// pipe is full.
     pub(crate) fn fill(&mut self, from: &impl AsFd, most: usize) -> io::Result<usize> {
@@ -42,8 +42,9 @@ impl Pipe {
         Ok(moved)
     }
 
-    /// Moves the pipe's bytes to `to` as far as they fit; `WouldBlock` if nothing fits. Unlike
-    /// [`turnpike_net::TcpSocket::write`], a broken socket raises SIGPIPE, which Rust's runtime ignores by default.
+    /// Moves as many of the pipe's bytes to `to` as fit; `WouldBlock` if nothing fits. Unlike
+    /// [`turnpike_net::TcpSocket::write`], a broken socket raises SIGPIPE, which Rust's runtime ignores by
+    /// default.
     pub(crate) fn drain(&mut self, to: &impl AsFd) -> io::Result<usize> {
         if self.held == 0 {
             return Ok(0);

@@ -340,7 +340,7 @@ fn unannounced_urgent_byte_does_not_end_the_stream() {
 fn mover_limits_open_and_idle_pipes() {
     // Two descriptors each.
     let needed = 2 * PIPES as u64 + 256;
-    assert!(rlimit::raise_open_files(needed) >= needed, "raise the limit of open files (ulimit -n)");
+    assert!(rlimit::raise_open_files(needed) >= needed, "raise the limit on open files (ulimit -n)");
     let (mut mover, mut ends) = (Mover::default(), Ends::new());
     let mut waiting = fill_up(&ends.to);
     let flows: Vec<Flow> = (0..PIPES + 2)
@@ -364,7 +364,7 @@ fn mover_limits_open_and_idle_pipes() {
         })
         .collect();
     assert_eq!((mover.pipes, mover.idle.len()), (PIPES, 0));
-    // A flow that ends in mid-transfer closes its pipe with the bytes inside.
+    // A flow that ends mid-transfer closes its pipe with the bytes inside.
     let mut flows = flows.into_iter();
     mover.reclaim(&mut flows.next().unwrap());
     assert_eq!((mover.pipes, mover.idle.len()), (PIPES - 1, 0));

@@ -17,7 +17,7 @@ use turnpike_turn::server::Cidr;
 pub const LONGEST_BAN_S: u64 = 31 * 86_400;
 /// Maximum clock difference between two nodes, plus message delay, in seconds.
 pub(crate) const GOOD_FOR_S: u64 = 120;
-/// Seconds that an ended ban is remembered: by another node's clock it may still be in force.
+/// Seconds that an ended ban is remembered: by another node's clock it may still be in effect.
 const REMEMBERED_S: u64 = GOOD_FOR_S;
 
 /// Subject of a ban. Written as `user NAME@REALM` or `client 192.0.2.0/24`.
@@ -78,13 +78,13 @@ pub struct Ban {
     pub subject: Subject,
     /// Unix seconds. 0 for a lifted ban, so that versions without the `lifted` field ignore it.
     pub until: u64,
-    /// Free text, may be empty.
+    /// Free text; may be empty.
     #[serde(default)]
     pub reason: String,
     /// Original end of a lifted ban; 0 otherwise.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub lifted: u64,
-    /// Distinguishes bans of one subject with the same end. 0 means none: older versions do not set it.
+    /// Distinguishes bans of one subject with the same end. 0 means no ID: older versions do not set it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub id: u64,
 }
@@ -116,7 +116,7 @@ impl Ban {
     }
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde asks it")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde requires this signature")]
 const fn is_zero(number: &u64) -> bool {
     *number == 0
 }
@@ -124,7 +124,7 @@ const fn is_zero(number: &u64) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ordered {
     pub here: u64,
-    /// The other nodes know. If not, they will when the store answers again.
+    /// The other nodes know of it. If false, they will learn of it when the store answers again.
     pub is_announced: bool,
 }
 
@@ -149,7 +149,8 @@ impl Bans {
     /// Maximum bans, which bounds the prefixes checked per request. The one that ends first is evicted.
     pub const MOST: usize = 10_000;
 
-    /// Bans at this node. Until [`Self::announced`], this overrides earlier messages of other nodes.
+    /// Bans a subject at this node. Until [`Self::announced`], this overrides earlier messages from other
+    /// nodes.
     pub fn order(&mut self, ban: Ban) {
         self.mark(ban.subject.clone());
         self.put(ban);
@@ -161,7 +162,7 @@ impl Bans {
         self.lift(unix, subject)
     }
 
-    /// Applies a ban of another node; returns false if a newer ban or lift at this node overrides it.
+    /// Applies a ban from another node; returns false if a newer ban or lift at this node overrides it.
     pub fn hear(&mut self, ban: Ban) -> bool {
         let takes = !self.is_unannounced(&ban.subject);
         if takes {
@@ -170,7 +171,7 @@ impl Bans {
         takes
     }
 
-    /// Applies a lift of another node, unless a newer ban or lift at this node overrides it.
+    /// Applies a lift from another node, unless a newer ban or lift at this node overrides it.
     pub fn hear_lift(&mut self, unix: u64, subject: &Subject) {
         if !self.is_unannounced(subject) {
             self.lift(unix, subject);
@@ -226,8 +227,8 @@ impl Bans {
         }
     }
 
-    /// Evicts the ban that ends first, preferably an announced one: others would take a missing one for
-    /// lifted.
+    /// Evicts the ban that ends first, preferably an announced one: without an unannounced ban, this node
+    /// would announce it as lifted.
     fn evict(&mut self) {
         let order = |ban: &&Ban| (self.unannounced.contains(&ban.subject), ban.until);
         if let Some(first) = self.iter().min_by_key(order).map(|ban| ban.subject.clone()) {
@@ -236,7 +237,7 @@ impl Bans {
         }
     }
 
-    /// Lifts a ban in force and returns the record for all nodes.
+    /// Lifts a ban in effect and returns the record for all nodes.
     pub fn lift(&mut self, unix: u64, subject: &Subject) -> Option<Ban> {
         let ban = self.get(subject).filter(|ban| ban.is_in_force(unix))?;
         let lifted = Ban { until: 0, lifted: ban.until, ..ban.clone() };
@@ -244,8 +245,8 @@ impl Bans {
         Some(lifted)
     }
 
-    /// Merges the store's bans and returns those that it lacks, such as after it was emptied. The store takes
-    /// precedence, except for bans that were lifted and then restored by another node.
+    /// Merges the store's bans and returns those that it lacks, for example because it was emptied. The store
+    /// takes precedence, except for bans that were lifted and then restored by another node.
     pub fn read(&mut self, unix: u64, kept: &[Ban]) -> Vec<Ban> {
         let is_own = |subject: &Subject| self.unannounced.contains(subject);
         let kept_ones: Vec<&Ban> =
@@ -264,7 +265,7 @@ impl Bans {
         let kept: HashMap<&Subject, &Ban> = kept.iter().map(|ban| (&ban.subject, ban)).collect();
         let is_kept = |ban: &&Ban| kept.get(&ban.subject).is_some_and(|other| !ban.lifts(other));
         let is_missing = |ban: &&Ban| !ban.is_over(unix) && !is_kept(ban);
-        // Subjects to be announced are written then.
+        // Unannounced subjects are written when they are announced.
         self.iter()
             .filter(|ban| is_missing(ban) && !self.unannounced.contains(&ban.subject))
             .cloned()
@@ -366,7 +367,7 @@ mod tests {
             assert_eq!(has(&bans, unix, name, client), banned, "{unix} {name} {client}");
         }
         assert!(!bans.has(0, "there", ["alice", "alice"], "198.51.100.1".parse().unwrap()));
-        assert!(bans.expire(50 + REMEMBERED_S - 1).is_empty(), "still in force by another clock");
+        assert!(bans.expire(50 + REMEMBERED_S - 1).is_empty(), "still in effect by another clock");
         assert_eq!(bans.expire(50 + REMEMBERED_S), ["client 192.0.2.0/24".parse().unwrap()]);
         let alice = "user alice@here".parse().unwrap();
         assert!(bans.lift(100, &alice).is_none(), "the ban is over");
@@ -391,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn lifted_ban_is_not_read_from_a_store_with_the_old_one() {
+    fn lifted_ban_is_not_read_from_a_store_with_the_old_ban() {
         let mut here = Bans::default();
         let given_back = [ban("user alice@here", 1000)];
         here.put(given_back[0].clone());

@@ -1,5 +1,5 @@
-//! Shared keys of nonces, mobility tickets and DTLS cookies. A new key is distributed before its first use,
-//! so that all nodes know it. An old key is kept as long as its products can be presented.
+//! Shared keys for nonces, mobility tickets and DTLS cookies. A new key is distributed before its first use,
+//! so that all nodes know it. An old key is kept as long as anything made with it can be presented.
 
 use std::fmt;
 

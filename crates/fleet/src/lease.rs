@@ -1,5 +1,5 @@
-//! Quotas of a fleet: the part of a limit that a node may use without the store. Nodes exchange data with the
-//! store in the background, for many buckets at a time; no request waits for an answer.
+//! Quotas of a fleet: the part of a limit that a node may use without asking the store. Nodes exchange data
+//! with the store in the background, for many buckets at a time; no request waits for an answer.
 //!
 //! ```text
 //!            limit ┬───────────────────────────── Full: the node's own quota
@@ -9,14 +9,15 @@
 //!                0 ┴─────────────────────────────
 //! ```
 //!
-//! The equal shares of all nodes add up to the limit. From half of the limit on, the store grants, never more
-//! than is left; reserves shrink with the rest. Possible excess: one allocation per node at the same moment,
-//! the unreported 1/40 of the limit, and up to half of the limit if nodes that have not heard of a bucket get
-//! a burst while others hold nearly half. With small limits, a user may open a few allocations on each node
-//! that has not heard of any. A user is refused early only while other nodes hold the rest in reserve, which
-//! they return if unused. A burst beyond the share is undecided until the store has answered.
+//! The equal shares of all nodes add up to the limit. Once half of the limit is held, the store grants
+//! quotas, never more than is left; reserves shrink with the rest. Possible excess: one allocation per node
+//! at the same moment, the unreported 1/40 of the limit, and up to half of the limit if nodes that have not
+//! heard of a bucket get a burst while others hold nearly half. With small limits, a user may open a few
+//! allocations on each node that has not heard of any. A user is refused early only while other nodes hold
+//! the rest in reserve, which they return if unused. A burst beyond the share is undecided until the store
+//! has answered.
 //!
-//! A node reports absolute numbers, never differences, so each report repairs lost ones.
+//! A node reports absolute numbers, never differences, so each report makes up for lost ones.
 //!
 //! A node keeps its quota if the store forgets it. Until the store knows again what all nodes hold
 //! ([`Books`]), it grants nothing: each node claims its quota ([`reclaim`]) and serves its equal share of
@@ -121,7 +122,7 @@ pub struct Grant {
     pub sum: u32,
 }
 
-/// A bucket as the store knows it for this node, for the handover to a new process.
+/// A bucket as the store has recorded it for this node, for the handover to a new process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Told {
     pub bucket: Bucket,
@@ -154,7 +155,7 @@ struct Share {
     wanted: u32,
     /// The store had nothing left at the last request; valid until this exchange.
     denied_until: u64,
-    /// The store lost it, and it was not reported again yet.
+    /// The store lost it, and it has not been reported again yet.
     is_lost: bool,
     limit: u32,
     /// Left for all nodes at that time.
@@ -200,7 +201,8 @@ impl Share {
         }
     }
 
-    /// Amount to keep for future use. A calm bucket needs none, and a full one is needed elsewhere.
+    /// Amount to keep for future use. A calm bucket needs no reserve, and the quota of a full one is needed
+    /// elsewhere.
     fn reserve(&self, level: Level, nodes: u32) -> u32 {
         if level == Level::Heavy && self.used > 0 { self.room / (8 * nodes.max(1)) } else { 0 }
     }
@@ -263,8 +265,8 @@ pub struct Ledger {
     exchanges: u64,
 }
 
-/// Exchanges that a denial by the store is valid for. Long enough for the client's retransmissions; after
-/// that, others may have returned something. Ten seconds in a small fleet.
+/// Number of exchanges for which a denial by the store is valid. Long enough for the client's
+/// retransmissions; after that, others may have returned something. Ten seconds in a small fleet.
 const DENIED_FOR: u64 = 100;
 
 impl Ledger {
@@ -349,7 +351,7 @@ impl Ledger {
         }
     }
 
-    /// Requests that were lost are sent again.
+    /// Marks requests that were lost to be sent again.
     pub fn unheard(&mut self, asks: &[Ask]) {
         self.dirty
             .extend(asks.iter().map(|ask| ask.bucket).filter(|bucket| self.shares.contains_key(bucket)));
@@ -362,15 +364,16 @@ impl Ledger {
         }
     }
 
-    /// Reports everything again after the store has lost it. If something was granted meanwhile, the quota
-    /// may belong to another node by now.
+    /// Reports everything again after the store has lost it. If something was granted in the meantime, the
+    /// quota may belong to another node by now.
     pub fn tell_all(&mut self, terms: Terms) {
         self.lost = 0;
         for (bucket, share) in &mut self.shares {
             if terms.books == Books::Whole {
                 (share.held, share.told) = (0, 0);
             } else {
-                // The part that it wanted to return may belong to another node, although the answer was lost.
+                // The part that it wanted to return may belong to another node, even though the answer was
+                // lost.
                 if share.asked {
                     share.held = share.held.min(share.wanted.max(share.used));
                 }
@@ -525,7 +528,7 @@ mod tests {
         assert_eq!(
             grant(100, 2, 0, 0, 10, 90),
             (32, 32, Level::Calm),
-            "a quarter of what is left, to two nodes"
+            "a quarter of what is left, for two nodes"
         );
         assert_eq!(grant(100, 2, 60, 20, 20, 30), (30, 70, Level::Heavy));
         assert_eq!(grant(100, 2, 99, 0, 0, 5), (1, 100, Level::Full), "the last one");
@@ -609,7 +612,7 @@ mod tests {
         world.terms.enforced = false;
         assert!((0..50).all(|_| world.acquire(0, 10)));
         world.terms.enforced = true;
-        assert!(!world.acquire(0, 10), "allocations of the outage are counted");
+        assert!(!world.acquire(0, 10), "allocations made during the outage are counted");
         world.exchange_all();
         assert_eq!((world.sums[&B], world.levels.get(&B)), (50, Level::Full));
         assert!(!world.acquire(1, 10));
@@ -744,7 +747,7 @@ mod tests {
     }
 
     #[test]
-    fn reserve_of_others_is_denied_after_one_exchange() {
+    fn quota_that_others_hold_in_reserve_is_denied_after_one_exchange() {
         let mut node = Ledger::default();
         let (levels, terms) = (Levels::default(), Terms { nodes: 3, enforced: true, books: Books::Whole });
         let acquire = |node: &mut Ledger| node.acquire(B, 24, Level::Heavy, terms);
@@ -763,7 +766,7 @@ mod tests {
     }
 
     #[test]
-    fn old_denial_no_longer_decides() {
+    fn old_denial_no_longer_applies() {
         let mut node = Ledger::default();
         let (levels, terms) = (Levels::default(), Terms { nodes: 3, enforced: true, books: Books::Whole });
         let acquire = |node: &mut Ledger| node.acquire(B, 24, Level::Heavy, terms);
@@ -828,7 +831,7 @@ mod tests {
     }
 
     #[test]
-    fn new_process_holds_the_quota_and_returns_the_unused_part() {
+    fn new_process_takes_over_the_quota_and_returns_the_unused_part() {
         let mut world = World::new(2);
         while world.acquire(0, 100) {
             world.exchange_all();

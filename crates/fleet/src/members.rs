@@ -1,8 +1,8 @@
-//! Nodes of a fleet, as one node sees them. A node is a member once its card was read; only nodes with the
-//! fleet's secret can write cards. A node is gone when its record has not changed for a long time. Only time
-//! during which the store answered us counts, so that a store outage removes no node, and clocks of different
-//! machines are never compared. Redirects to a node stop much sooner: when its record is old by the store's
-//! clock, or another node has noticed that.
+//! Nodes of a fleet, as one node sees them. A node is a member once its card has been read; only nodes with
+//! the fleet's secret can write cards. A node is gone when its record has not changed for a long time. Only
+//! time during which the store answered us is counted, so that a store outage removes no node, and clocks of
+//! different machines are never compared. Redirects to a node stop much sooner: when its record is old by the
+//! store's clock, or another node has noticed that.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -31,17 +31,18 @@ pub struct Member {
     pub beat: Beat,
     pub silent_ms: u64,
     stamp_ms: u64,
-    /// Age of the last record by the store's clock, limited to the time that the store has answered us.
+    /// Age of the last record by the store's clock, limited to the time for which the store has been
+    /// answering us.
     age_ms: u64,
     /// Another node reported it silent.
     is_doubted: bool,
-    /// A new card is available, and replaces the old one when it was read.
+    /// A new card is available, and replaces the old one once it has been read.
     has_new_card: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A new node, or a new process of its name, whose card was read.
+    /// A new node, or a new process with its name, whose card has been read.
     Joined(NodeName),
     /// Its record is overdue: no redirects to it.
     Silent { name: NodeName, incarnation: u64 },
@@ -56,7 +57,7 @@ pub struct FleetMembers {
 }
 
 impl FleetMembers {
-    /// Applies the store's records, read at `now_ms` of our clock and `store_ms` of its own. The store has
+    /// Applies the store's records, read at `now_ms` by our clock and `store_ms` by its own. The store has
     /// answered every request for `steady_ms`.
     pub fn look(&mut self, now_ms: u64, store_ms: u64, steady_ms: u64, records: Vec<Record>) -> Vec<Change> {
         let since = self.looked_ms.replace(now_ms).map_or(0, |before| now_ms.saturating_sub(before));
@@ -189,7 +190,7 @@ pub struct Claim {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NameVerdict {
     Wait,
-    /// The record has not changed for long enough: take over the name with it.
+    /// The record has not changed for long enough: take over the name by presenting this record.
     TakeOver(String),
     /// The record has changed: another live process has the name.
     Taken,
@@ -333,7 +334,7 @@ mod tests {
 
     /// A fleet of a thousand nodes reads every five seconds.
     #[test]
-    fn old_record_at_first_sight_is_doubted_by_all() {
+    fn record_that_is_old_when_first_seen_is_doubted_by_all() {
         let (mut one, mut other) = (FleetMembers::default(), FleetMembers::default());
         let at = |ms: u64| 3_600_000 + ms;
         for members in [&mut one, &mut other] {
@@ -357,10 +358,10 @@ mod tests {
         let at = |ms: u64| 3_600_000 + ms;
         let both = |ms| vec![record("a", at(ms), 1), record("b", at(ms), 2)];
         look(&mut members, 0, both(0));
-        // The store answers again for 200 ms after an hour, with old records.
+        // After an hour the store has been answering again for 200 ms, with old records.
         let back = 3_600_000;
         assert!(look_at(&mut members, (back, 2 * back, 200), both(0)).is_empty());
-        // It is empty: the nodes have a few heartbeats to return.
+        // The store is empty: the nodes have a few heartbeats to return.
         for beat in 1..10 {
             let now = back + beat * BEAT_MS;
             assert!(look_at(&mut members, (now, 2 * now, 200 + beat * BEAT_MS), vec![]).is_empty());
@@ -403,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn name_is_refused_while_renewed_and_taken_from_the_dead() {
+    fn name_is_refused_while_renewed_and_taken_over_from_a_dead_process() {
         let mut claim = Claim::default();
         for now in [0, 1000, 2000] {
             assert_eq!(claim.refused(now, "1 7 a"), NameVerdict::Wait);

@@ -182,7 +182,7 @@ impl Beat {
     }
 }
 
-/// The store's form: number, incarnation, [`Beat::rest`]. Further fields of newer versions are ignored.
+/// The store's form: number, incarnation, [`Beat::rest`]. Further fields from newer versions are ignored.
 impl FromStr for Beat {
     type Err = ();
 

@@ -31,7 +31,7 @@ pub enum Notice {
     Left {
         incarnation: u64,
     },
-    /// These nodes have overdue records: no redirects to them until they renew.
+    /// These nodes have overdue records: no redirects to them until they renew them.
     Silent {
         /// Name and incarnation.
         nodes: Vec<(NodeName, u64)>,
@@ -97,7 +97,7 @@ impl Message {
         sealer.seal(PURPOSE, &serde_json::to_vec(self).unwrap_or_default(), nonce)
     }
 
-    /// Opens a recent message; `None` for anything else, including kinds of newer versions.
+    /// Opens a recent message; `None` for anything else, including kinds that only newer versions have.
     #[must_use]
     pub fn open(sealer: &Sealer, unix: u64, sealed: &[u8]) -> Option<Self> {
         let text = sealer.open(PURPOSE, sealed)?;
@@ -106,7 +106,8 @@ impl Message {
     }
 }
 
-/// Messages that were opened, to execute none twice. When full, the oldest are forgotten and refused.
+/// Messages that have been opened, so that none is executed twice. When full, the oldest are forgotten and
+/// refused.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(from = "Remembered", into = "Remembered")]
 pub struct Opened {
@@ -146,7 +147,7 @@ pub enum Refused {
 }
 
 impl Opened {
-    /// Seconds before the start from which messages are accepted, to allow for clock differences.
+    /// Messages from up to this many seconds before the start are accepted, to allow for clock differences.
     const BEFORE_START_S: u64 = 2;
 
     /// Refuses messages before `unix`: the previous process may have executed them, and they could be
@@ -159,7 +160,7 @@ impl Opened {
     /// Maximum remembered messages of 48 bytes: 273 per second during the time they are valid.
     pub const MOST: usize = 1 << 16;
 
-    /// Opens a recent message, once.
+    /// Opens a recent message, but only once.
     pub fn open(&mut self, sealer: &Sealer, unix: u64, sealed: &[u8]) -> Result<Message, Refused> {
         let message = Message::open(sealer, unix, sealed).ok_or(Refused::Unreadable)?;
         let (_, tag) = sealed.split_last_chunk().ok_or(Refused::Unreadable)?;
@@ -299,7 +300,7 @@ mod tests {
         for sealed in all.iter().step_by(97) {
             assert_eq!(opened.open(&sealer, 1060, sealed), Err(Refused::Repeated));
         }
-        // Neither by the process that takes over.
+        // Nor by the process that takes over.
         let text = serde_json::to_string(&opened).unwrap();
         let mut taken: Opened = serde_json::from_str(&text).unwrap();
         for sealed in all.iter().step_by(97) {

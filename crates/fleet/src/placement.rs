@@ -9,10 +9,10 @@
 //!             +1 %   +4 %
 //! ```
 //!
-//! Redirects go only to nodes below the mean that have missed no heartbeat, and those do not redirect: no
-//! client goes in a circle. The less busy of two random nodes gets the client (power of two choices), so that
-//! the best one does not get all of them. Clients redirected since the last heartbeat are added to a node's
-//! load, multiplied by the number of redirecting nodes.
+//! Redirects go only to nodes below the mean that have missed no heartbeat, and those do not redirect, so no
+//! client is redirected in a circle. The less busy of two random nodes gets the client (power of two
+//! choices), so that the best one does not get all of them. Clients redirected since the last heartbeat are
+//! added to a node's load, multiplied by the number of redirecting nodes.
 
 use std::{
     collections::BTreeMap,
@@ -39,7 +39,8 @@ const WORTH: f64 = 0.2;
 /// Load below which a zone keeps its clients.
 const ZONE_WORTH: f64 = 0.5;
 
-/// Maximum load of a node that takes clients from nodes in their reserve, so that none go in a circle.
+/// Maximum load of a node that takes clients from nodes in their reserve, so that no client is redirected in
+/// a circle.
 const ROOMY: f64 = 0.95;
 
 const TRANSPORTS: usize = 4;
@@ -47,7 +48,7 @@ const TRANSPORTS: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     None,
-    /// This node is full or takes no new clients.
+    /// This node is full or accepts no new clients.
     Room,
     /// The remaining room is for clients that do not follow redirects.
     Reserve,
@@ -68,7 +69,7 @@ pub struct RedirectTarget {
 pub struct FleetView {
     nodes: Vec<Seen>,
     by_number: HashMap<u16, u32>,
-    /// Mean load of nodes that accept redirects: of the zone, of all.
+    /// Mean load of nodes that accept redirects: in the zone, and in all zones.
     near_mean: f64,
     mean: f64,
     /// Nodes of the zone that redirect within it, and nodes that redirect to other zones.
@@ -85,7 +86,7 @@ struct Seen {
     /// Load of one more allocation.
     step: f64,
     takes: bool,
-    /// Accepts clients that could be served elsewhere as well.
+    /// Accepts clients that could also be served elsewhere.
     invites: bool,
 }
 
@@ -94,7 +95,7 @@ struct Seen {
 struct Group {
     near: Vec<u32>,
     far: Vec<u32>,
-    /// Nodes of these below the mean.
+    /// Those of them below the mean.
     near_below: Vec<u32>,
     far_below: Vec<u32>,
 }
@@ -104,7 +105,7 @@ struct Group {
 pub struct Charges(Vec<AtomicU32>);
 
 impl FleetView {
-    /// Snapshot of the members from this zone.
+    /// Snapshot of the members as seen from this zone.
     #[must_use]
     pub fn new(zone: &str, members: &FleetMembers) -> Self {
         let mut view = Self::default();
@@ -410,7 +411,7 @@ mod tests {
         })
     }
 
-    /// Targets of 1,000 clients of a node; those that stay count for the node itself.
+    /// Targets of 1,000 clients of a node; those that stay are counted for the node itself.
     fn sent(view: &FleetView, own: &str, need: Need) -> HashMap<String, u32> {
         let (charges, mut seed, mut counts) = (view.charges(), 7, HashMap::new());
         for _ in 0..1000 {
@@ -436,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn busy_node_redirects_below_the_mean_and_they_do_not() {
+    fn busy_node_redirects_to_nodes_below_the_mean_which_do_not_redirect() {
         let nodes = [node("a", "", 800), node("b", "", 300), node("c", "", 400), node("d", "", 700)];
         let view = view("", &nodes);
         let counts = sent(&view, "a", Need::None);

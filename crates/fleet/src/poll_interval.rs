@@ -1,13 +1,13 @@
-//! Intervals of requests to the store, chosen so that many nodes do not overload it and do not synchronize.
+//! Intervals of requests to the store, chosen so that many nodes neither overload it nor synchronize.
 
-/// Interval of reading all nodes, shortest and longest.
+/// Interval at which all nodes are read, shortest and longest.
 const SHORTEST_MS: u64 = 1000;
 const LONGEST_MS: u64 = 5000;
-/// Reads per second of the whole fleet. A read returns all records, so the cost grows with the square: 200
+/// Reads per second by the whole fleet. A read returns all records, so the cost grows with the square: 200
 /// nodes read 200 records 200 times per second.
 const LOOKS_A_SECOND: u64 = 200;
 
-/// Interval of reading all nodes in milliseconds.
+/// Interval in milliseconds at which all nodes are read.
 #[must_use]
 pub fn look_period_ms(nodes: usize) -> u64 {
     (nodes as u64 * 1000 / LOOKS_A_SECOND).clamp(SHORTEST_MS, LONGEST_MS)

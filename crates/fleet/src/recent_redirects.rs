@@ -40,12 +40,12 @@ impl RecentRedirects {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "reduced to the number of places; 32 bits are meant")]
+#[expect(clippy::cast_possible_truncation, reason = "reduced to the number of places; 32 bits are enough")]
 fn parts(who: u64, request: u64) -> (usize, u32, u32) {
     (who as usize % PLACES, (who >> 32) as u32, (request >> 32) as u32)
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "the difference of two times is what counts")]
+#[expect(clippy::cast_possible_truncation, reason = "only differences between times matter")]
 const fn low(unix: u64) -> u32 {
     unix as u32
 }

@@ -106,9 +106,9 @@ impl fmt::Debug for Sealer {
 }
 
 fn hmac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
-    #[expect(clippy::expect_used, reason = "an HMAC takes a key of any length")]
+    #[expect(clippy::expect_used, reason = "an HMAC accepts a key of any length")]
     let mut hmac =
-        <Hmac<Sha256> as hmac::KeyInit>::new_from_slice(key).expect("an HMAC takes a key of any length");
+        <Hmac<Sha256> as hmac::KeyInit>::new_from_slice(key).expect("an HMAC accepts a key of any length");
     parts.iter().for_each(|part| hmac.update(part));
     hmac.finalize().into_bytes().into()
 }
@@ -169,7 +169,7 @@ mod tests {
         }
 
         #[test]
-        fn other_bytes_do_not_open(bytes: Vec<u8>) {
+        fn arbitrary_bytes_do_not_open(bytes: Vec<u8>) {
             prop_assert!(Sealer::new("s").open("card", &bytes).is_none());
         }
     }

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Each request first checks that the store is still the server on which the epoch began. So no grant is
-//! based on incomplete records, and no node has to notice the loss in time: requests of nodes that do not
+//! based on incomplete records, and no node has to notice the loss in time: requests from nodes that do not
 //! know the new epoch are ignored. Only the store's own clock is used, and only for durations.
 
 use std::collections::BTreeSet;
@@ -23,7 +23,7 @@ use crate::{lease::Books, members::BEAT_MS};
 pub const SETTLE_MS: u64 = 5 * BEAT_MS;
 /// Minimum duration, for nodes that do not know each other yet, even if all known nodes have reported.
 pub const SHORTEST_MS: u64 = BEAT_MS;
-/// Maximum wait for a node that is reporting, from its last heartbeat on.
+/// Maximum wait for a node that is reporting, counted from its last heartbeat.
 pub const TELLING_MS: u64 = 3 * BEAT_MS;
 /// Maximum duration.
 pub const LONGEST_MS: u64 = 120 * BEAT_MS;
@@ -31,7 +31,7 @@ pub const LONGEST_MS: u64 = 120 * BEAT_MS;
 /// A period in which the store has lost nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreEpoch {
-    /// Higher than every earlier number known to a node; 0 is none.
+    /// Higher than every earlier number known to a node; 0 means none.
     pub number: u64,
     /// Start by the store's clock. Distinguishes epochs of the same number on unrelated servers.
     pub since_ms: u64,
@@ -65,7 +65,7 @@ pub struct NodeReport {
     pub progress: Progress,
 }
 
-/// The store's record of its epoch. Its scripts do the same.
+/// The store's record of its epoch; the store's scripts follow the same rules.
 #[derive(Clone, Debug, Default)]
 pub struct Chronicle {
     era: StoreEpoch,
@@ -78,7 +78,7 @@ pub struct Chronicle {
 }
 
 impl Chronicle {
-    /// Handles a request of a node that knows epoch number `known`, on server `run`.
+    /// Handles a request from a node that knows epoch number `known`, on server `run`.
     pub fn look(&mut self, now_ms: u64, run: &str, known: u64) -> EpochState {
         if self.era.number == 0 || self.run != run || known > self.era.number {
             let number = self.era.number.max(known) + 1;
@@ -179,7 +179,7 @@ impl Recovery {
         self.is_to_clear &= self.era != era;
     }
 
-    /// Returns true until the old records are removed. Reports before that would be removed as well.
+    /// Returns true until the old records are removed. Reports before that would be removed too.
     #[must_use]
     pub fn is_to_clear(&self) -> bool {
         self.is_to_clear

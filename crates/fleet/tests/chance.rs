@@ -20,7 +20,7 @@ impl Chance {
     }
 
     /// 0 to 1.
-    #[expect(clippy::cast_precision_loss, reason = "53 bits are what a fraction has")]
+    #[expect(clippy::cast_precision_loss, reason = "a fraction has 53 bits")]
     pub(crate) fn fraction(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }

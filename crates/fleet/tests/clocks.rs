@@ -22,14 +22,14 @@ struct Clock {
 }
 
 impl Clock {
-    /// Reading so many milliseconds after the start.
+    /// Reading this many milliseconds after the start.
     fn unix(self, ms: u64) -> u64 {
         let drifted = i64::try_from(ms).unwrap() * self.drift / 1_000_000_000;
         (BEGIN + ms / 1000).checked_add_signed(self.ahead_s + drifted).unwrap()
     }
 }
 
-/// Clocks that differ by at most that much during the hour of the test.
+/// Clocks that differ by at most this much during the hour of the test.
 fn clocks(differ_s: i64, nodes: std::ops::Range<usize>) -> impl Strategy<Value = Vec<Clock>> {
     let most = differ_s / 2 - 1;
     let clock = (-most..=most, -100_i64..=100).prop_map(|(ahead_s, drift)| Clock { ahead_s, drift });
@@ -85,7 +85,7 @@ fn announce(bans: &mut Bans, unix: u64, kept: &mut Kept) -> (Order, Ban) {
 
 #[derive(Clone, Copy, Debug)]
 enum Order {
-    /// Until so many seconds after the start.
+    /// Until this many seconds after the start.
     Ban(u64),
     Lift,
 }
@@ -150,10 +150,10 @@ proptest! {
     // Failures need several coincidences, so run more cases.
     #![proptest_config(crate::cases(4000))]
 
-    /// Nodes are disconnected for minutes while a ban is set and lifted, and the store may be emptied
-    /// meanwhile. After all have reconnected, all agree on the last command. (Exception: if the store is
-    /// emptied in the seconds in which a node that missed more than one command reconnects, it may get back an
-    /// older ban.)
+    /// Nodes are disconnected for minutes while a ban is set and lifted, and the store may be emptied in the
+    /// meantime. After all have reconnected, all agree on the last command. (Exception: if the store is
+    /// emptied in the seconds in which a node that missed more than one command reconnects, it may get back
+    /// an older ban.)
     #[test]
     fn disconnected_node_does_not_restore_a_lifted_ban(
         clocks in clocks(120, 2..5),
@@ -285,7 +285,7 @@ proptest! {
 
     /// The store's clock is set forward and back by up to an hour. A node that sends heartbeats stays a
     /// member and keeps its quota. A dead one is gone after ten seconds, and its quota is returned soon after
-    /// twice that, later by any amount the clock was set back.
+    /// twice that, or later by the amount that the clock was set back.
     #[test]
     fn store_clock_jumps_remove_no_live_node(
         sets in prop::collection::vec((30_u64..300, -3_600_000_i64..3_600_000), 0..4),

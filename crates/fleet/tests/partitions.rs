@@ -13,7 +13,7 @@ fn used_of(world: &World, is_there: impl Fn(usize) -> bool) -> u32 {
     (0..world.nodes.len()).filter(|at| is_there(*at)).map(|at| world.nodes[at].ledger.used(&USER)).sum()
 }
 
-/// The nodes in `away` lose the store for so many ticks, some with requests in flight.
+/// The nodes in `away` lose the store for this many ticks, some with requests in flight.
 fn part(world: &mut World, away: &[bool], ticks: u64, found: u64) {
     for at in (0..world.nodes.len()).filter(|at| away[*at]) {
         if world.chance.below(2) == 0 {
@@ -100,8 +100,8 @@ proptest! {
         prop_assert!(heals(&mut world, demand), "{} of {limit}", world.used(&USER));
     }
 
-    /// A short partition: a node gives away its unasked share once, although the others were granted
-    /// everything. All nodes together exceed the limit by at most half.
+    /// A short partition: a node can use up the share that it need not ask for, although the others were
+    /// granted everything. All nodes together exceed the limit by at most half.
     #[test]
     fn short_partition_uses_only_the_unasked_shares(
         away in prop::collection::vec(any::<bool>(), 2..8),

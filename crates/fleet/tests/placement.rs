@@ -1,5 +1,5 @@
 //! 1,000 nodes in three zones and ten million unevenly distributed clients: the busiest node gets fourteen
-//! times the clients of the idlest. Time and the store are simulated.
+//! times as many clients as the idlest. Time and the store are simulated.
 
 use turnpike_fleet::{
     BEAT_MS, Beat, Card, Change, Charges, Entrance, FleetMembers, FleetView, Load, Need, Record,
@@ -242,7 +242,7 @@ fn thousand_nodes_balance_clients_and_survive_a_lost_zone() {
     }
     // Redirects to that zone continue until it is known to be gone; those clients retry.
     println!("a zone lost: {:.3} of clients sent to it within half a minute", world.lost / world.arrived);
-    assert!(world.lost / world.arrived < 0.1, "sent to the dead: {:.3}", world.lost / world.arrived);
+    assert!(world.lost / world.arrived < 0.1, "sent to dead nodes: {:.3}", world.lost / world.arrived);
     for _ in 30..300 {
         world.step(0.0);
     }

@@ -127,7 +127,7 @@ enum Loss {
     Emptied,
     /// FLUSHALL without a restart.
     Flushed,
-    /// A replica takes over that missed so many ticks.
+    /// A replica that missed this many ticks takes over.
     Lags(usize),
 }
 
@@ -146,7 +146,7 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(nodes: usize, seed: u64, remembers: usize) -> Self {
         let mut world = Self::begins(nodes, seed, remembers);
-        // No data to be lost yet.
+        // There is no data to lose yet.
         for _ in 0..BACK {
             world.step();
         }
@@ -527,7 +527,7 @@ proptest! {
         prop_assert!(demand.heals(&mut world), "{} of {limit}", world.used(&USER));
     }
 
-    /// One node never returns: after some seconds, the others get its part.
+    /// One node never returns: after a few seconds, the others get its part.
     #[test]
     fn recovery_does_not_wait_for_a_lost_node(
         nodes in 2_usize..8,
@@ -573,8 +573,8 @@ proptest! {
         prop_assert!(demand.is_met(&mut world), "{} of {limit}", world.used(&USER));
     }
 
-    /// A node does not refuse its share either after the store lost a partly used quota, until the store is
-    /// complete.
+    /// After the store has lost a partly used quota, a node still does not refuse its share until the store
+    /// is complete.
     #[test]
     fn node_grants_its_share_while_the_store_recovers(
         nodes in 2_usize..8,

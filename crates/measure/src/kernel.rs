@@ -3,7 +3,7 @@
 //! A veth interface counts a GSO super-packet as one packet, and so do `Ip: InReceives` and, on sockets with
 //! `UDP_GRO`, `Udp: InDatagrams`. Only the IP layer's counters per ECN codepoint (`ip_rcv_core`,
 //! `ip6_rcv_core`: `IpExt: InNoECTPkts` and its siblings) count each segment, measured on Linux 6.18. This
-//! module therefore counts datagrams with those.
+//! module therefore counts datagrams with those counters.
 
 use std::{collections::HashMap, fs, io};
 

@@ -61,7 +61,7 @@ impl Latency {
         if other.count() == 0 {
             return;
         }
-        self.histogram.add(&other.histogram).expect("histograms of equal bounds add");
+        self.histogram.add(&other.histogram).expect("histograms with equal bounds can be added");
         self.min_us = self.min_us.min(other.min_us);
         self.max_us = self.max_us.max(other.max_us);
     }

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn no_time_gives_no_rate() {
+    fn zero_time_gives_a_zero_rate() {
         assert_eq!(per_second(10, Duration::ZERO), 0.0);
         assert_eq!(per_second(10, Duration::from_millis(500)), 20.0);
     }

@@ -8,8 +8,8 @@ use crate::OfferedRate;
 
 /// Result of a run. All counts except `errors` exclude the warm-up.
 ///
-/// A datagram counts by the time it was *due*, no matter how late it was sent or came back, so `sent =
-/// received + lost` holds exactly.
+/// A datagram belongs to the time at which it was *due*, no matter how late it was sent or came back, so
+/// `sent = received + lost` holds exactly.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoadReport {
     /// Datagrams, requests or allocations that the kernel accepted.
@@ -41,7 +41,7 @@ pub struct LoadReport {
     pub transport: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay: Option<String>,
-    /// Counts above then cover both directions, and `rtt_us` is one-way latency.
+    /// If present, the counts above cover both directions, and `rtt_us` is one-way latency.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<ProfileReport>,
     pub errors: BTreeMap<String, u64>,
@@ -86,7 +86,7 @@ fn read_figures<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<S
 struct Figure(f64);
 
 impl Serialize for Figure {
-    #[expect(clippy::cast_possible_truncation, reason = "whole, and of the range in which f64 is exact")]
+    #[expect(clippy::cast_possible_truncation, reason = "whole, and in the range in which f64 is exact")]
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         /// 2^53, the largest range in which f64 represents every integer.
         const EXACT: f64 = 9_007_199_254_740_992.0;
@@ -108,8 +108,8 @@ pub struct Percentiles {
     pub max: u64,
 }
 
-/// Lateness (99th percentile, microseconds) above which the offered load is not the requested one: 1 ms holds
-/// dozens of datagrams, which then leave as a burst.
+/// Lateness (99th percentile, microseconds) above which the offered load is not the requested one: dozens of
+/// datagrams become due in 1 ms, and they then leave as a burst.
 pub const LATE_P99_US: u64 = 1_000;
 
 /// Delay between due time and send, in microseconds.

@@ -1,5 +1,5 @@
 //! Formatting of quantities: three digits and a decimal SI prefix (1 kB is 1,000 bytes); durations in at most
-//! two units. `crates/admin/src/web/format.js` implements the same rules for the page.
+//! two units. `crates/admin/src/web/format.js` implements the same rules for the web page.
 
 fn prefixed(value: f64, unit: &str) -> String {
     const PREFIXES: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];

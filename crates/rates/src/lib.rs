@@ -48,7 +48,7 @@ impl Rate {
 }
 
 /// Token buckets of sources, stored by hash. Memory is bounded: full buckets are removed when space is
-/// needed, and a source without space is subject to the total only.
+/// needed, and a source without space is subject only to the total.
 pub struct Rates {
     each: Rate,
     total: Rate,
@@ -74,7 +74,7 @@ impl Rates {
         Self { each, total, most, buckets: HashMap::default(), all: 0, hasher, sweep_at: 0 }
     }
 
-    /// Reserves memory for all sources, so that a flood does not allocate.
+    /// Reserves memory for all sources, so that a flood causes no allocations.
     pub fn make_room_for_all(&mut self) {
         self.buckets.reserve(self.most.saturating_sub(self.buckets.len()));
     }
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(admitted(&mut rates, 0, "192.0.2.1", 1000), 5);
         assert_eq!(admitted(&mut rates, SECOND - 1, "192.0.2.1", 1000), 0);
         assert_eq!(admitted(&mut rates, 3 * SECOND, "192.0.2.1", 1000), 3);
-        assert_eq!(admitted(&mut rates, 3 * SECOND, "::ffff:192.0.2.1", 9), 0, "in the mapped spelling");
+        assert_eq!(admitted(&mut rates, 3 * SECOND, "::ffff:192.0.2.1", 9), 0, "in IPv4-mapped notation");
     }
 
     #[test]

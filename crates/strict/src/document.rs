@@ -1,4 +1,5 @@
-//! Reads a file with serde. Invalid entries are removed and reading continues, so that one mistake does not hide others.
+//! Reads a file with serde. Invalid entries are removed and reading continues, so that one error does not
+//! hide others.
 
 use std::{
     collections::BTreeMap,
@@ -17,20 +18,21 @@ use crate::{Mistake, Mistakes, Origin, nearest};
 
 const MOST: usize = 50;
 
-/// A file under validation: positions of its keys, and the mistakes so far.
+/// A file under validation: positions of its keys, and the errors found so far.
 #[derive(Debug, Default)]
 pub struct Document {
     file: PathBuf,
     /// Offset of each value by its path, such as `subject[1].cpus`.
     places: BTreeMap<String, usize>,
-    /// Paths that already have a mistake: removed entries, or placeholders of missing ones.
+    /// Paths that already have an error: removed entries, or placeholders for missing ones.
     wrong: Vec<String>,
     mistakes: Vec<Mistake>,
     text: String,
 }
 
 impl Document {
-    /// Parses the text of `file` as `T`, which must deny unknown fields. Recoverable mistakes are in the document.
+    /// Parses the text of `file` as `T`, which must deny unknown fields. Recoverable errors are collected in
+    /// the document.
     ///
     /// # Errors
     /// If nothing can be recovered.
@@ -48,8 +50,8 @@ impl Document {
         loop {
             match T::deserialize(Deserializer::from(root.clone())) {
                 Ok(value) => return Ok((value, document)),
-                // Each iteration removes an entry or adds a missing one, so this terminates; the bound is for malicious texts
-                // with thousands of mistakes.
+                // Each iteration removes an entry or adds a missing one, so this terminates; the bound is for
+                // malicious texts with thousands of errors.
                 Err(error) if mended < 4 * MOST && document.mend(&mut root, &error, is_broken) => mended += 1,
                 Err(_) => break,
             }
@@ -58,7 +60,7 @@ impl Document {
         Err(Mistakes(vec![Mistake::new(&Origin::file(file), "", "cannot be read", "")]))
     }
 
-    /// For values that are not in a file: messages start with `name` only.
+    /// For values that are not in a file: messages start with `name` alone.
     pub fn without_places(name: &Path) -> Self {
         Self { file: name.to_owned(), ..Self::default() }
     }
@@ -72,33 +74,27 @@ impl Document {
         }
     }
 
-    /// Reports a mistake at `path`, unless there is one at or above it.
+    /// Reports an error at `path`, unless there is one at or above it.
     pub fn problem(&mut self, path: &str, what: impl Into<String>) {
         if !self.is_wrong(path) {
             self.tell(Mistake::new(&self.nearest_place(path), "", what, ""));
         }
     }
 
-    /// Returns true if there is a mistake at `path`, above it, or below it.
+    /// Returns true if there is an error at `path`, above it, or below it.
     pub fn is_wrong(&self, path: &str) -> bool {
         self.wrong.iter().any(|wrong| is_below(path, wrong) || is_below(wrong, path))
     }
 
     /// Ends the validation.
     ///
-    /// # Errors
-    /// All mistakes in file order, if any.
+    /// # Errors All errors in file order, if there are any.
     pub fn finish(self) -> Result<(), Mistakes> {
         let Mistakes(mut mistakes) = Mistakes::sorted(self.mistakes);
         let more = mistakes.len().saturating_sub(MOST);
         mistakes.truncate(MOST);
         if more > 0 {
-            mistakes.push(Mistake::new(
-                &Origin::file(&self.file),
-                "",
-                format!("and {more} more mistakes"),
-                "",
-            ));
+            mistakes.push(Mistake::new(&Origin::file(&self.file), "", format!("and {more} more errors"), ""));
         }
         if mistakes.is_empty() { Ok(()) } else { Err(Mistakes(mistakes)) }
     }
@@ -127,7 +123,7 @@ impl Document {
         Origin::in_text(&self.file, &self.text, offset)
     }
 
-    /// Reports a mistake and changes the tree to reveal the next one; returns false if that is impossible.
+    /// Reports an error and changes the tree to reveal the next one; returns false if that is impossible.
     fn mend(&mut self, root: &mut Spanned<DeTable<'_>>, error: &Error, is_broken: bool) -> bool {
         let message = one_line(error.message());
         let Some(span) = error.span() else {
@@ -153,7 +149,7 @@ impl Document {
         if mistake.key.is_empty()
             && let Some(meant) = &mistake.suggestion
         {
-            // A misspelt key must not also count as missing.
+            // A misspelt key must not also be reported as missing.
             let parent = entry.path.strip_suffix(&entry.key_name).unwrap_or_default();
             self.wrong.push(format!("{parent}{meant}"));
         }
@@ -318,7 +314,8 @@ fn line(origin: &Origin) -> usize {
     if let Origin::File { line, .. } = origin { *line } else { 0 }
 }
 
-/// Converts serde's message. It lists the unknown key and all known ones in backticks; ours suggests the nearest first.
+/// Converts serde's message. It lists the unknown key and all known ones in backticks; ours suggests the
+/// nearest key first.
 fn explain(at: &Origin, key: &str, message: &str) -> Mistake {
     let one_of = |known: &[&str]| format!("one of {}", known.join(", "));
     let names = |prefix| message.strip_prefix(prefix).map(backticked);
@@ -341,7 +338,7 @@ fn explain(at: &Origin, key: &str, message: &str) -> Mistake {
     Mistake::new(at, key, message, "")
 }
 
-/// Names of a list such as "a`, expected one of `b`, `c`".
+/// Names in a list such as "a`, expected one of `b`, `c`".
 fn backticked(rest: &str) -> Vec<&str> {
     rest.split('`').step_by(2).filter(|name| !name.is_empty()).collect()
 }
@@ -439,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn all_mistakes_are_reported_in_file_order() {
+    fn all_errors_are_reported_in_file_order() {
         let text = "\
 nmae = 'a'
 rounds = -1
@@ -467,7 +464,7 @@ namespace = 'b'
     }
 
     #[test]
-    fn missing_keys_are_reported_once_with_other_mistakes() {
+    fn missing_keys_are_reported_once_with_other_errors() {
         assert_eq!(
             refusals("rounds = true\n"),
             [
@@ -479,7 +476,7 @@ namespace = 'b'
     }
 
     #[test]
-    fn syntax_error_has_a_position_and_hides_no_other_mistake() {
+    fn syntax_error_has_a_position_and_hides_no_other_error() {
         let lines = refusals("rounds ==\nduratoin = 1\nname = 'a'\n[inner\n");
         assert!(lines[0].starts_with("x.toml:1:"), "{lines:?}");
         assert!(lines.iter().any(|line| line.starts_with("x.toml:2:1: unknown key")), "{lines:?}");

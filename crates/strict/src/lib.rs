@@ -1,4 +1,5 @@
-//! Strict file parsing: reports every mistake at once, with file, line and column, and the expected value or the nearest name.
+//! Strict file parsing: reports all errors at once, each with file, line, column, and the expected value or
+//! the nearest name.
 //!
 //! A [`Document`] is parsed into serde types, for experiments and profiles. The configuration has its own tables and reads a tree of
 //! [`Node`]s. Both report the same [`Mistake`]s.

@@ -1,4 +1,4 @@
-//! Mistakes in settings, with their origin and the expected value.
+//! Errors in settings, with their origin and the expected value.
 
 use std::{
     fmt,
@@ -8,7 +8,7 @@ use std::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     Default,
-    /// Position in a file; line and column count from 1, the column in characters; line 0 is the whole file.
+    /// Position in a file; line and column start at 1, the column in characters; line 0 means the whole file.
     File {
         path: PathBuf,
         line: usize,
@@ -16,7 +16,7 @@ pub enum Origin {
     },
     Environment(String),
     Flag(&'static str),
-    /// Position in a command line argument; the column counts characters from 1.
+    /// Position in a command line argument; the column starts at 1, in characters.
     Argument {
         text: String,
         column: usize,
@@ -81,7 +81,7 @@ impl Mistake {
         Self { suggestion: meant.map(str::to_owned), ..self }
     }
 
-    /// Replaces the list of all words by the most likely intended one.
+    /// Replaces the list of all words with the most likely intended one.
     pub fn suggesting_instead(self, meant: Option<&str>) -> Self {
         match meant {
             Some(meant) => Self { expected: String::new(), ..self }.suggesting(Some(meant)),
@@ -109,7 +109,7 @@ impl fmt::Display for Mistake {
 
 impl std::error::Error for Mistake {}
 
-/// All mistakes, at least one, in file order.
+/// All errors, at least one, in file order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistakes(pub Vec<Mistake>);
 

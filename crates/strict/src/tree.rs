@@ -47,7 +47,7 @@ pub fn find<'e>(entries: &'e [Entry], key: &str) -> Option<&'e Node> {
 }
 
 impl Entry {
-    /// Mistake for an entry of `table` that is not in `names`.
+    /// Error for an entry of `table` that is not in `names`.
     pub fn unknown(&self, table: &str, names: &[&str]) -> Mistake {
         let (key, expected) = (format!("{table}.{}", self.key), format!("one of {}", names.join(", ")));
         Mistake::new(&self.origin, key, "unknown key", expected)

@@ -37,8 +37,8 @@ const HEAD: usize = 2 * size_of::<u32>();
 const ROOM: usize = 256 << 10;
 /// Maximum length of a message in bytes.
 const LONGEST: usize = 256 << 20;
-/// Retry time for ETOOMANYREFS: a process may have only as many descriptors in flight as open ones, and the
-/// receiver has to take some.
+/// Retry time for ETOOMANYREFS: a process may have no more descriptors in flight than open ones, so the
+/// receiver has to take some first.
 const TOO_MANY: Duration = Duration::from_secs(5);
 
 /// One end of a pair.
@@ -49,7 +49,7 @@ pub struct Channel {
 
 #[derive(Debug, Default)]
 pub struct Message {
-    /// Zeroized on drop, as they may hold secrets.
+    /// Zeroized on drop, as they may contain secrets.
     pub bytes: Zeroizing<Vec<u8>>,
     /// Same order as sent; close-on-exec.
     pub descriptors: Vec<OwnedFd>,
@@ -61,7 +61,7 @@ impl Channel {
         Ok((Self { fd: one.into() }, Self { fd: other.into() }))
     }
 
-    /// Takes the channel from standard input and replaces that with /dev/null. `InvalidInput` if it is
+    /// Takes the channel from standard input, which it replaces with /dev/null. `InvalidInput` if it is
     /// another kind of socket, `PermissionDenied` if another user created it.
     pub fn from_stdin() -> io::Result<Self> {
         let this = Self::try_from(io::stdin().as_fd().try_clone_to_owned()?)?;
@@ -72,14 +72,14 @@ impl Channel {
         Ok(this)
     }
 
-    /// Sets the time-out per packet for send and receive, which then fail with `TimedOut`.
+    /// Sets the timeout per packet for sending and receiving, which then fail with `TimedOut`.
     pub fn set_patience(&self, patience: Duration) -> io::Result<()> {
         let socket = SockRef::from(&self.fd);
         socket.set_read_timeout(Some(patience))?;
         socket.set_write_timeout(Some(patience))
     }
 
-    /// Waits up to `time` for a message or the end of the channel; false on time-out.
+    /// Waits up to `time` for a message or the end of the channel; false on timeout.
     pub fn is_ready(&self, time: Duration) -> io::Result<bool> {
         let until = Instant::now() + time;
         loop {
@@ -108,7 +108,7 @@ impl Channel {
         }
     }
 
-    /// Sends a value as JSON, because the other process may be of another version.
+    /// Sends a value as JSON, because the other process may run a different version.
     pub fn send_value(&self, value: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         // Large enough to avoid growth, since the outgrown copy would not be zeroized.
         let mut text = Zeroizing::new(Vec::with_capacity(ROOM));
@@ -116,7 +116,7 @@ impl Channel {
         self.send(&text, descriptors)
     }
 
-    /// Receives a value of [`Channel::send_value`]; `InvalidData` if it cannot be parsed.
+    /// Receives a value sent with [`Channel::send_value`]; `InvalidData` if it cannot be parsed.
     pub fn receive_value<T: DeserializeOwned>(&self) -> io::Result<(T, Vec<OwnedFd>)> {
         let Message { bytes, descriptors } = self.receive()?;
         let value = serde_json::from_slice(&bytes).map_err(|error| {
@@ -127,8 +127,8 @@ impl Channel {
         Ok((value, descriptors))
     }
 
-    /// Receives a message. `UnexpectedEof` if the other end is closed, `InvalidData` for a foreign message,
-    /// `TimedOut` after [`Channel::set_patience`], EMFILE if the descriptors exceed the limit.
+    /// Receives a message. `UnexpectedEof` if the other end is closed, `InvalidData` if it has a different
+    /// format, `TimedOut` after [`Channel::set_patience`], EMFILE if the descriptors exceed the limit.
     pub fn receive(&self) -> io::Result<Message> {
         let mut message = Message::default();
         let mut left = None;
@@ -154,7 +154,7 @@ impl Channel {
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !descriptors.is_empty() {
             let has_room = control.push(SendAncillaryMessage::ScmRights(descriptors));
-            assert!(has_room, "control buffer holds the maximum number of descriptors");
+            assert!(has_room, "control buffer has room for the maximum number of descriptors");
         }
         let until = Instant::now() + TOO_MANY;
         loop {
@@ -218,7 +218,7 @@ impl Channel {
 impl TryFrom<OwnedFd> for Channel {
     type Error = io::Error;
 
-    /// Takes one end that was passed here.
+    /// Takes one end that was passed to this process.
     fn try_from(fd: OwnedFd) -> io::Result<Self> {
         let is_ours = socket_domain(&fd).is_ok_and(|domain| domain == AddressFamily::UNIX)
             && socket_type(&fd).is_ok_and(|kind| kind == SocketType::SEQPACKET);

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Channel, Workers};
 
-/// Time-out of a step without the other process.
+/// Timeout of a step that does not involve the other process.
 const STEP: Duration = Duration::from_secs(2);
 
 /// Steps of a handover. The old process pauses, exports and forgets; the new one imports and serves.
@@ -36,7 +36,7 @@ pub enum Step {
 /// Batch of a worker's sessions: one process reads a batch while the other writes the next.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Batch<T> {
-    /// Their descriptors travel beside them.
+    /// Their descriptors are sent alongside.
     pub sessions: Vec<T>,
     /// True for the last batch, which is empty.
     pub is_last: bool,

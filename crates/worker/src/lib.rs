@@ -1,5 +1,5 @@
-//! Worker threads of relay, forwarder and reflector: a [`Frame`] is the worker's side, [`Workers`] that of the
-//! control thread. A [`Channel`] carries sessions and open sockets to another process.
+//! Worker threads of the relay, the forwarder and the reflector: a [`Frame`] is the worker's side,
+//! [`Workers`] the control thread's. A [`Channel`] carries sessions and open sockets to another process.
 #![forbid(unsafe_code)]
 
 mod channel;
@@ -87,7 +87,7 @@ pub struct Frame<C, S> {
     pub sender: Sender<C>,
     /// Counters have changed since the last publication.
     pub dirty: bool,
-    /// The worker must end.
+    /// The worker must stop.
     pub is_stopped: bool,
     started: Instant,
     published_ms: u64,
@@ -155,7 +155,7 @@ impl<C, S> Frame<C, S> {
         command.ok().flatten()
     }
 
-    /// Blocks for the next command while the worker is paused; `None` if it must end.
+    /// Blocks for the next command while the worker is paused; `None` if it must stop.
     pub fn next_command(&mut self) -> Option<C> {
         let command = self.commands.recv().ok().flatten();
         self.is_stopped |= command.is_none();
@@ -230,7 +230,7 @@ impl<C, S> Workers<C, S> {
         self.running.len()
     }
 
-    /// Inboxes in the order of the workers.
+    /// Inboxes in worker order.
     pub fn senders(&self) -> impl Iterator<Item = &Sender<C>> {
         self.running.iter().map(|worker| &worker.sender)
     }
@@ -246,8 +246,8 @@ impl<C, S> Workers<C, S> {
         self.running.iter().map(|worker| worker.shared.published().clone()).collect()
     }
 
-    /// Sends each worker a command and waits up to `patience` for all replies, in the order of the workers.
-    /// `TimedOut` if one is stuck or has ended; `action` is the verb phrase of that message.
+    /// Sends each worker a command and waits up to `patience` for all replies, in worker order. `TimedOut` if
+    /// a worker is stuck or has ended; `action` is the verb phrase in that message.
     pub fn ask<T>(
         &self,
         patience: Duration,
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_keep_the_order_of_workers_and_a_missing_one_is_an_error() {
+    fn replies_keep_the_order_of_workers_and_a_missing_reply_is_an_error() {
         let mut workers = Workers::default();
         (0..3).for_each(|_| spawn(&mut workers));
         for (number, sender) in (0..).zip(workers.senders()) {
@@ -420,7 +420,7 @@ mod tests {
         let (go_on, until) = mpsc::channel();
         workers.senders().next().unwrap().tell(Told::Wait(until));
         until_all_answer();
-        // The others have replied and are not woken again meanwhile.
+        // The others have replied and are not woken again in the meantime.
         for _ in 0..1000 {
             assert!(!workers.make_progress());
         }

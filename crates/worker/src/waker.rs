@@ -17,7 +17,7 @@ impl Waker {
 
     /// Wakes the poller; calls coalesce.
     pub(crate) fn wake(&self) {
-        // A full counter (EAGAIN) wakes as well.
+        // A full counter (EAGAIN) also wakes it.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 

@@ -1,4 +1,4 @@
-//! Wake-ups of a worker by its inbox.
+//! Wake-ups of a worker through its inbox.
 
 use std::time::{Duration, Instant};
 
