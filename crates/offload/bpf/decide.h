@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 OR GPL-2.0-only */
-/* What becomes of a packet, at TC ingress and in the driver (XDP) alike. What it is not sure of goes up to user space, as if it were not
- * there; `mirror.rs` decides the same in Rust, and tests hold the two together. */
+/* Decides on each packet, at TC ingress as well as in the driver (XDP). Doubtful packets go to user space, as if the program were not
+ * there. `mirror.rs` makes the same decisions in Rust, and tests keep the two in step. */
 #pragma once
 #include "flow.h"
 
@@ -20,7 +20,7 @@ struct {
 	TYPE(value, struct state);
 } states SEC(".maps");
 
-/* By socket: what was sent to it before this time has left user space. ktime_get_ns. */
+/* By socket: everything that it received before this time has been sent on by user space. ktime_get_ns. */
 struct {
 	NUMBER(type, MAP_ARRAY);
 	NUMBER(map_flags, MMAPABLE);
@@ -37,7 +37,7 @@ struct {
 	TYPE(value, u64);
 } routes SEC(".maps");
 
-/* By route, for XDP. */
+/* Indexed by route, for XDP. */
 struct {
 	NUMBER(type, MAP_ARRAY);
 	NUMBER(map_flags, MMAPABLE);
@@ -46,7 +46,7 @@ struct {
 	TYPE(value, struct hop);
 } hops SEC(".maps");
 
-/* By route, for TC. */
+/* Indexed by route, for TC. */
 struct {
 	NUMBER(type, MAP_ARRAY);
 	NUMBER(map_flags, MMAPABLE);
@@ -55,7 +55,7 @@ struct {
 	TYPE(value, struct gateway);
 } gateways SEC(".maps");
 
-/* Classes of UDP ports, 32 to a word. */
+/* Classes of UDP ports, 32 per word. */
 struct {
 	NUMBER(type, MAP_ARRAY);
 	NUMBER(map_flags, MMAPABLE);
@@ -71,7 +71,7 @@ struct {
 	TYPE(value, u64);
 } counts SEC(".maps");
 
-/* Of a datagram that has to be moved, or summed up. */
+/* Buffer for a datagram that has to be moved or summed. */
 enum { ROOM = 2048, STEP = 512 };
 struct room {
 	u8 bytes[ROOM + 8];
@@ -84,47 +84,47 @@ struct {
 	TYPE(value, struct room);
 } rooms SEC(".maps");
 
-/* Where a packet is seen, known when this is compiled. */
+/* Place where a packet is seen, known at compile time. */
 enum place { AT_TC, AT_XDP };
 
-/* How it arrived there. */
+/* Metadata of an arriving packet. */
 struct arrival {
-	/* For the kernel's functions: struct __sk_buff or struct xdp_md. */
+	/* Argument of the kernel's functions: struct __sk_buff or struct xdp_md. */
 	void *context;
 	u32 interface;
-	/* It is several datagrams in one. */
+	/* It contains several datagrams. */
 	int is_super_packet;
 };
 
-/* A UDP datagram, as it came. Lengths are in host order, the checksum as it lies. */
+/* A UDP datagram as received. Lengths are in host order, the checksum is in network order. */
 struct packet {
 	struct flow_key key;
-	/* Of the header before UDP's, in IP's terms. */
+	/* Offset of the UDP header. */
 	u32 udp_at;
 	u16 length, check;
 	u8 v6, tos, ttl;
 	struct channel_data channel_data;
 };
 
-/* How a packet of a flow goes across. */
+/* Outgoing side of a packet of a flow. */
 struct way {
-	/* By which it leaves. */
+	/* Flow on which it leaves. */
 	struct flow flow;
-	/* Of that by which it came, and, where one of our relayed addresses sends to another, of that by which it leaves. */
+	/* State of the flow on which it arrived and, if one of our relayed addresses sends to another, of the one on which it leaves. */
 	struct state *state, *next;
-	/* When it was judged; what goes up holds its flow up from then on. 0 for not at all. */
+	/* Time of the decision; a packet to user space holds up its flow from then on. 0 if it holds up nothing. */
 	u64 now;
-	/* It is one of many, and nothing of its flow is in user space yet, but something may still be on its way out of the driver. */
+	/* `bulk`: part of bulk traffic. `leaving`: earlier packets of its flow may still be leaving the driver, and none are in user space. */
 	u32 bulk, leaving;
-	/* Whether it came, and leaves, with a header of ChannelData; whether it leaves as IPv6. */
+	/* Length of the ChannelData header on arrival and on departure; true if it leaves as IPv6. */
 	u32 came_with, leaves_with, out_v6;
 	u32 interface, mtu;
 	/* For XDP. */
 	u32 by_redirection;
 	struct hop hop;
-	/* UDP's, and the payload's. */
+	/* Length and checksum of UDP, and length of the payload. */
 	u16 length, check, payload;
-	/* By how many the TTL is less; the TOS that it leaves with. */
+	/* Decrement of the TTL, and TOS of the outgoing packet. */
 	u8 hops, tos;
 };
 
@@ -139,7 +139,7 @@ INLINE void at_least(u64 *time, u64 least) {
 		WRITE_ONCE(*time, least);
 }
 
-/* Something of a flow goes up. */
+/* Records that a packet of a flow goes to user space. */
 INLINE void mark(const struct way *way) {
 	if (!way->state || !way->now)
 		return;
@@ -160,7 +160,7 @@ INLINE int is_mapped(const u32 *address) {
 	return address[0] == 0 && address[1] == 0 && address[2] == HTONL(0xffff);
 }
 
-/* The pseudo-header (RFC 768; RFC 8200 section 8.1), summed as it would lie in memory. */
+/* Sum of the pseudo-header (RFC 768; RFC 8200 section 8.1) in memory order. */
 INLINE u64 pseudo_header(const u32 *from, const u32 *to, int v6, u16 length) {
 	u64 sum = (u64)from[3] + to[3] + HTONS(length) + HTONS(IPPROTO_UDP);
 	if (v6)
@@ -168,8 +168,8 @@ INLINE u64 pseudo_header(const u32 *from, const u32 *to, int v6, u16 length) {
 	return sum;
 }
 
-/* 1 for a UDP datagram that may be somebody's flow; else 0, and `*reason` says what to count, COUNTS for nothing. `data` is the Ethernet
- * header, `length` what there is from it on, as much of which as this looks at lies before `end`. */
+/* Returns 1 for a UDP datagram that may belong to a flow; otherwise 0, with the counter in `*reason`, or COUNTS for none. `data` points to
+ * the Ethernet header; `length` is the length from there, and all that is read here lies before `end`. */
 INLINE int parse(void *data, void *end, u32 length, u16 protocol, struct packet *packet, u32 *reason) {
 	struct udp *udp;
 
@@ -188,7 +188,7 @@ INLINE int parse(void *data, void *end, u32 length, u16 protocol, struct packet 
 			*reason = PASS_IP_OPTIONS;
 			return 0;
 		}
-		/* More fragments, or not the first. */
+		/* More fragments follow, or this is not the first one. */
 		if (ip->fragment & HTONS(0x3fff)) {
 			*reason = PASS_FRAGMENT;
 			return 0;
@@ -216,7 +216,7 @@ INLINE int parse(void *data, void *end, u32 length, u16 protocol, struct packet 
 		if ((void *)(ip + 1) > end || NTOHS(ip->first & 0xffff) >> 12 != 6)
 			return 0;
 		if (ip->next != IPPROTO_UDP) {
-			/* Hop-by-hop options, routing, fragment, destination options: what is behind them is not looked at. */
+			/* Hop-by-hop options, routing, fragment, destination options: headers after them are not parsed. */
 			if (ip->next == 0 || ip->next == 43 || ip->next == 60)
 				*reason = PASS_IP_OPTIONS;
 			if (ip->next == 44)
@@ -230,7 +230,7 @@ INLINE int parse(void *data, void *end, u32 length, u16 protocol, struct packet 
 		*reason = PASS_MALFORMED;
 		if (NTOHS(ip->payload_length) != packet->length || ETH_LEN + IPV6_LEN + packet->length > length)
 			return 0;
-		/* The kernel drops these too (ip6_rcv), and here they would pass for IPv4. */
+		/* The kernel drops these too (ip6_rcv); here they would be taken for IPv4. */
 		if (is_mapped(ip->from) || is_mapped(ip->to))
 			return 0;
 		__builtin_memcpy(packet->key.remote, ip->from, sizeof(ip->from));
@@ -262,7 +262,7 @@ INLINE u32 class_of(u16 port) {
 	return classes ? (*classes >> ((port & 31) * 2)) & 3 : 0;
 }
 
-/* The flow of a packet; 0 where there is none, and `*reason` says what to count, COUNTS for nothing. */
+/* Finds the flow of a packet; 0 if there is none, with the counter in `*reason`, or COUNTS for none. */
 INLINE struct flow *find(struct packet *packet, int is_super_packet, u32 *reason) {
 	u32 class = class_of(NTOHS(packet->key.local_port));
 	struct flow *flow;
@@ -271,13 +271,13 @@ INLINE struct flow *find(struct packet *packet, int is_super_packet, u32 *reason
 	*reason = COUNTS;
 	if (!class)
 		return 0;
-	/* The first two bits of ChannelData (RFC 8656 section 12). A super-packet may have several channels in it. */
+	/* The first two bits of ChannelData (RFC 8656 section 12). A super-packet may contain several channels. */
 	looks = (class & LISTENER) && !is_super_packet && (packet->channel_data.number & HTONS(0xc000)) == HTONS(0x4000);
 	if (looks)
 		packet->key.channel = packet->channel_data.number;
 	flow = map_lookup(&flows, &packet->key);
 	if (!flow && looks) {
-		/* No such channel, but whoever sent it may have others. */
+		/* The channel is unknown, but its sender may have others. */
 		packet->key.channel = 0;
 		flow = map_lookup(&flows, &packet->key);
 	}
@@ -289,14 +289,14 @@ INLINE long load_bytes(enum place place, void *context, u64 at, void *to, u64 le
 	return place == AT_XDP ? xdp_load_bytes(context, at, to, length) : skb_load_bytes(context, at, to, length);
 }
 
-/* A length of 1 to ROOM as it is, in a way that tells the verifier its bounds: from a comparison with 0 it learns nothing before Linux 6.8,
- * and from one with another copy of the value only sometimes. */
+/* Returns a length of 1 to ROOM unchanged, in a way that shows the verifier its bounds: before Linux 6.8 it learns nothing from a comparison
+ * with 0, and only sometimes from a comparison with another copy of the value. */
 INLINE u64 within_room(u64 length) {
 	asm volatile("" : "+r"(length));
 	return ((length - 1) & (ROOM - 1)) + 1;
 }
 
-/* What stands from `at` on, summed: `length` bytes, 1 to ROOM - 4. */
+/* Sum of `length` bytes (1 to ROOM - 4) starting at `at`. */
 INLINE u64 sum_of(enum place place, void *context, u32 at, u64 length, struct room *room) {
 	u64 sum = 0;
 
@@ -308,7 +308,7 @@ INLINE u64 sum_of(enum place place, void *context, u32 at, u64 length, struct ro
 		u64 left = length - i * STEP;
 		u64 step = left < STEP ? (left + 3) & ~3ULL : STEP;
 
-		/* The verifier has to see the very register that is compared. */
+		/* The verifier must see the same register that is compared. */
 		asm volatile("" : "+r"(step));
 		if (step > STEP)
 			break;
@@ -317,7 +317,7 @@ INLINE u64 sum_of(enum place place, void *context, u32 at, u64 length, struct ro
 	return sum;
 }
 
-/* Copies a flow; 0 if it is another by now. In this order: an element that is overwritten meanwhile shows it by one stamp or the other. */
+/* Copies a flow; 0 if it is a different one by now. The order matters: if the element is overwritten during the copy, the stamps differ. */
 INLINE int take(const struct flow *found, const struct flow_key *key, struct flow *flow) {
 	u64 end = READ_ONCE(found->stamp_end);
 
@@ -333,8 +333,8 @@ INLINE int take(const struct flow *found, const struct flow_key *key, struct flo
 	return 1;
 }
 
-/* Why a flow may not go across yet: something that went up may still be on its way. COUNTS if it may. What went across and has not left is
- * not overtaken by way of user space for the sake of calm. */
+/* Reason why a flow may not be relayed yet, because packets in user space may be in flight; COUNTS if it may. Packets that have been relayed
+ * but not left yet must not be overtaken through user space, so they take precedence over `calm`. */
 INLINE u32 settling(const u64 *emptied, const struct state *state, u64 now, u32 leaving) {
 	u64 empty = *(volatile u64 *)emptied;
 
@@ -345,7 +345,7 @@ INLINE u32 settling(const u64 *emptied, const struct state *state, u64 now, u32 
 	return empty & BEHIND ? COUNT_BEHIND : PASS_SETTLING;
 }
 
-/* Whether datagrams of a flow come so fast that user space is cheaper. */
+/* Counts a datagram; true if they arrive so fast that user space is cheaper. */
 INLINE int is_bulk(struct state *state, u64 now) {
 	u64 arrived = READ_ONCE(state->arrived) + 1;
 
@@ -364,26 +364,26 @@ INLINE int is_leaving(const struct state *state, u64 now) {
 	return (s64)(now - across) < (s64)POLL_TIME && READ_ONCE(state->up) <= across;
 }
 
-/* Whether the kernel has bpf_check_mtu (Linux 5.12). The loader sets it; where it is 0 the verifier never comes to the call. */
+/* True if the kernel has bpf_check_mtu (Linux 5.12). Set by the loader; if it is 0, the verifier never reaches the call. */
 const volatile u32 kernel_tells_mtu = 1;
 
-/* Whether so many bytes of IP fit through the link by which a packet leaves. */
+/* True if an IP packet of this length fits the link on which it leaves. */
 INLINE int fits(const struct arrival *arrival, const struct way *way, u32 ip_length) {
 	u32 mtu = 0;
 
 	if (!kernel_tells_mtu)
 		return ip_length <= way->mtu;
-	/* What it says of the packet itself takes into account how long link headers are there, which may be longer than Ethernet's (VLAN). */
+	/* Its result for the packet itself includes the link header on that interface, which may be longer than Ethernet's (VLAN). */
 	return check_mtu(arrival->context, way->interface, &mtu, 0, 0) >= 0 && ip_length <= mtu;
 }
 
-/* Takes from a word of `routes` by which interface a packet leaves. */
+/* Reads the outgoing interface and its MTU from a word of `routes`. */
 INLINE void leave_by(struct way *way, u64 word) {
 	way->interface = INTERFACE(word);
 	way->mtu = MTU(word);
 }
 
-/* The peer is a relayed address of ours: leads on to the client behind that. COUNTS if it can. */
+/* Continues to the client behind a peer that is one of our relayed addresses. COUNTS on success. */
 INLINE u32 turn_back(struct way *way) {
 	struct flow_key key = {};
 	struct flow *next;
@@ -408,7 +408,7 @@ INLINE u32 turn_back(struct way *way) {
 		return PASS_STALE;
 	if (way->flow.expires <= way->now)
 		return PASS_EXPIRED;
-	/* What user space sent there itself has marked it on its way through loopback. */
+	/* Packets that user space sent there passed the program on loopback, which marked the flow. */
 	reason = settling(emptied, way->next, way->now, 0);
 	if (reason != COUNTS)
 		return reason;
@@ -417,7 +417,7 @@ INLINE u32 turn_back(struct way *way) {
 	return way->interface ? COUNTS : PASS_NO_ROUTE;
 }
 
-/* The link addresses of the way. They are three words, and may change while they are read. */
+/* Reads the link addresses. They are three words, and may change while they are read. */
 INLINE u32 read_hop(struct way *way) {
 	struct hop *hop = map_lookup(&hops, &way->flow.route);
 	u64 *route = map_lookup(&routes, &way->flow.route), word;
@@ -433,8 +433,8 @@ INLINE u32 read_hop(struct way *way) {
 	return way->hop.to ? COUNTS : PASS_NO_NEIGHBOUR;
 }
 
-/* Whether a packet comes by where its source is reached. XDP does not see which VLAN a packet was of, nor whether it is for this machine's
- * address on the link, and so takes only what comes by the very interface that leads back, to our address there. */
+/* True if a packet arrives where its source is reachable. XDP does not see the VLAN of a packet or whether it was sent to this machine's link
+ * address, so it accepts only packets that arrive on the interface that leads back, sent to our address there. */
 INLINE int is_from_there(enum place place, const struct arrival *arrival, u32 back, u64 link_address) {
 	u64 *route = map_lookup(&routes, &back);
 	u64 word;
@@ -452,7 +452,7 @@ INLINE int is_from_there(enum place place, const struct arrival *arrival, u32 ba
 	return hop && READ_ONCE(hop->from) == link_address;
 }
 
-/* Why a packet of a flow goes up, or is dropped; else COUNTS. `link_address` is where it was sent to, for XDP. */
+/* Reason why a packet of a flow goes to user space or is dropped, or COUNTS. `link_address` is its link-layer destination, for XDP. */
 INLINE u32 judge(enum place place, const struct arrival *arrival, u64 link_address, const struct packet *packet,
 		 const struct flow *found, struct way *way) {
 	u32 ip_length, reason;
@@ -484,7 +484,7 @@ INLINE u32 judge(enum place place, const struct arrival *arrival, u64 link_addre
 	way->came_with = way->flow.kind == TO_PEER ? sizeof(struct channel_data) : 0;
 	leave_by(way, READ_ONCE(*route));
 	way->hops = 1;
-	/* A forwarder's sockets send with none. */
+	/* A forwarder's sockets send with TOS 0. */
 	way->tos = way->flow.kind == FORWARD ? 0 : packet->tos;
 	if (!way->interface) {
 		reason = way->came_with ? turn_back(way) : PASS_NO_ROUTE;
@@ -501,20 +501,20 @@ INLINE u32 judge(enum place place, const struct arrival *arrival, u64 link_addre
 	way->length = way->payload + UDP_LEN + way->leaves_with;
 	if (way->came_with && NTOHS(packet->channel_data.length) != way->payload)
 		return PASS_PADDED;
-	/* RFC 8656 section 15.1; 0 is for user space to judge. */
+	/* RFC 8656 section 15.1; user space handles a TTL of 0. */
 	if (packet->ttl <= way->hops)
 		return PASS_TTL;
 	way->out_v6 = !is_mapped(way->flow.to);
 	if (packet->check == 0 && (packet->v6 || way->out_v6))
 		return PASS_NO_CHECKSUM;
 	ip_length = way->length + (way->out_v6 ? IPV6_LEN : IPV4_LEN);
-	/* In IPv6 a sender heeds the path's MTU, which user space knows; this much fits everywhere (RFC 8200 section 5). */
+	/* With IPv6, the sender must respect the path MTU, which only user space knows; this length fits everywhere (RFC 8200 section 5). */
 	if (packet->length > ROOM - 4 || (way->out_v6 && ip_length > 1280) || !fits(arrival, way, ip_length))
 		return PASS_TOO_BIG;
 	return settling(emptied, way->state, way->now, way->leaving);
 }
 
-/* The checksum of what leaves. Only the change is added, so that a payload that was damaged shows at the far end. */
+/* Checksum of the outgoing packet. Adds only the difference, so that a damaged payload is detected at the far end. */
 INLINE u16 new_check(const struct packet *packet, const struct way *way, u64 pseudo) {
 	u64 sum = pseudo_header(way->flow.from, way->flow.to, way->out_v6, way->length), old;
 	u16 check;
@@ -531,7 +531,7 @@ INLINE u16 new_check(const struct packet *packet, const struct way *way, u64 pse
 	return check ? check : 0xffff;
 }
 
-/* Writes all headers but the addresses of the link; `data` is where Ethernet's begins. Not 0 if they do not lie before `end`. */
+/* Writes all headers except the link addresses; `data` points to the Ethernet header. Not 0 if they do not fit before `end`. */
 INLINE int write_headers(void *data, void *end, const struct packet *packet, const struct way *way) {
 	const struct flow *flow = &way->flow;
 	struct ethernet *ethernet = data;
@@ -562,7 +562,7 @@ INLINE int write_headers(void *data, void *end, const struct packet *packet, con
 		ip->version_length = 0x45;
 		ip->tos = way->tos;
 		ip->total_length = HTONS(way->length + IPV4_LEN);
-		/* It may be cut into fragments further down: a socket's datagrams have no DF either, and an ID. */
+		/* It may be fragmented further on: a socket's datagrams also have an ID and no DF. */
 		ip->id = get_prandom_u32();
 		ip->fragment = 0;
 		ip->ttl = packet->ttl - way->hops;
@@ -595,7 +595,7 @@ INLINE void add(struct state *state, u16 payload) {
 	__sync_fetch_and_add(&state->bytes, payload);
 }
 
-/* A packet has gone across. */
+/* Counts a relayed packet. */
 INLINE void book(const struct way *way) {
 	if (way->state)
 		add(way->state, way->payload);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 OR GPL-2.0-only */
-/* Sends datagrams that come to a reflector back to where they came from, at TC ingress: what GRO has coalesced as one packet, for it is segmented
- * on its way out. What it is not sure of goes up, and user space sends it back. */
+/* Reflector at TC ingress: sends datagrams back to their source. Datagrams coalesced by GRO go back as one packet, which is segmented
+ * on its way out. Doubtful packets go to user space, which reflects them. */
 #include "kernel.h"
 
-/* What the program and `echo.rs` both know. Tests hold the two together. */
+/* Shared by the program and `echo.rs`. Tests keep the two in step. */
 struct listener {
-	/* In network order, IPv4 mapped into IPv6. Nothing but zeros behind the prefix: all addresses of that family. */
+	/* In network order, IPv4 mapped into IPv6. Only zeros after the prefix mean all addresses of that family. */
 	u32 address[4];
 	u16 port;
 	u16 zero;
@@ -35,7 +35,7 @@ INLINE void count(u32 index, u64 more) {
 		*value += more;
 }
 
-/* A listener on all addresses has those of this machine: whether this is one. On a machine that forwards nothing whatever gets here is. */
+/* For a wildcard listener: true if this is an address of this machine. If it does not forward, every packet received here is for it. */
 INLINE int is_ours(struct __sk_buff *skb, struct fib_lookup *way) {
 	long found;
 
@@ -54,14 +54,14 @@ INLINE int is_listener(struct __sk_buff *skb, struct listener *to, struct fib_lo
 	return map_lookup(&listeners, to) && is_ours(skb, way);
 }
 
-/* Whether somebody can have sent from there who can be answered. */
+/* True if this is a unicast source that can be answered. */
 INLINE int is_anybody(u32 address) {
 	u8 first = NTOHL(address) >> 24;
 
 	return first != 0 && first != 127 && first < 224;
 }
 
-/* Its length is that of what it came in, and no more than there is. Whatever else a packet says, the kernel decides. */
+/* True if its length matches the IP payload and does not exceed the packet. The kernel handles all other packets. */
 INLINE int is_whole(struct __sk_buff *skb, struct udp *udp, u32 header, u32 length) {
 	return length >= UDP_LEN && NTOHS(udp->length) == length && ETH_LEN + header + length <= skb->len;
 }
@@ -77,7 +77,7 @@ INLINE void turn_around(struct ethernet *ethernet, struct udp *udp) {
 	__builtin_memcpy(ethernet->to, link, 6);
 }
 
-/* No sum of UDP changes: the same words are in it, in another order. */
+/* The UDP checksum does not change: it sums the same words in a different order. */
 INLINE struct udp *echo_ipv4(struct __sk_buff *skb, struct ethernet *ethernet, void *end) {
 	struct ipv4 *ip = (void *)(ethernet + 1);
 	struct udp *udp = (void *)(ip + 1);
@@ -87,7 +87,7 @@ INLINE struct udp *echo_ipv4(struct __sk_buff *skb, struct ethernet *ethernet, v
 
 	if ((void *)(udp + 1) > end)
 		return 0;
-	/* No options, no fragment, and whole: its header sums up to nothing. */
+	/* No options, not a fragment, and a correct header checksum. */
 	if (ip->version_length != 0x45 || ip->protocol != IPPROTO_UDP || (ip->fragment & HTONS(0x3fff)) || ip->ttl < 2)
 		return 0;
 	if (!is_whole(skb, udp, IPV4_LEN, NTOHS(ip->total_length) - IPV4_LEN))
@@ -108,7 +108,7 @@ INLINE struct udp *echo_ipv4(struct __sk_buff *skb, struct ethernet *ethernet, v
 	ip->from = ip->to;
 	ip->to = from;
 	ip->ttl--;
-	/* One less in the upper byte of its word (RFC 1624). */
+	/* The upper byte of the word decreases by one (RFC 1624). */
 	sum = NTOHS(ip->check) + 0x100;
 	ip->check = HTONS((u16)(sum + (sum >> 16)));
 	return udp;
@@ -128,7 +128,7 @@ INLINE struct udp *echo_ipv6(struct __sk_buff *skb, struct ethernet *ethernet, v
 	if (!is_whole(skb, udp, IPV6_LEN, NTOHS(ip->payload_length)))
 		return 0;
 	__builtin_memcpy(from, ip->from, sizeof(from));
-	/* Multicast, and what has no address yet, or is loopback. */
+	/* Multicast, unspecified and loopback sources. */
 	if ((from[0] & HTONL(0xff000000)) == HTONL(0xff000000) || !(from[0] | from[1] | from[2]))
 		return 0;
 	__builtin_memcpy(to.address, ip->to, sizeof(to.address));
@@ -142,7 +142,7 @@ INLINE struct udp *echo_ipv6(struct __sk_buff *skb, struct ethernet *ethernet, v
 	__builtin_memcpy(before, ip, sizeof(before));
 	ip->hop_limit--;
 	__builtin_memcpy(after, ip, sizeof(after));
-	/* Where the kernel holds the sum of all: IPv6 has none of its own that would make up for this. */
+	/* For packets whose complete sum the kernel has: IPv6 has no header checksum that would compensate. */
 	csum_update(skb, csum_diff(before, sizeof(before), after, sizeof(after), 0));
 	return udp;
 }
@@ -153,12 +153,12 @@ SEC("classifier") int turnpike_echo(struct __sk_buff *skb) {
 	struct udp *udp;
 	void *end;
 
-	/* For others, or for a VLAN, whose device comes to see it next. */
+	/* Addressed to others, or on a VLAN, whose device sees it next. */
 	if (skb->pkt_type != PACKET_HOST || skb->vlan_present)
 		return TC_NEXT;
 	if (skb->protocol != HTONS(ETH_IPV4) && skb->protocol != HTONS(ETH_IPV6))
 		return TC_NEXT;
-	/* Also where it lies in order: only so it may be written to. */
+	/* Pulls even if the headers are linear, because this makes them writable. */
 	if (skb->len < want || skb_pull_data(skb, want))
 		return TC_NEXT;
 	ethernet = (void *)(long)skb->data;

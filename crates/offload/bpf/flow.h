@@ -1,113 +1,113 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 OR GPL-2.0-only */
-/* What the program and `layout.rs` both know: the layout of maps, and what is counted. Tests hold the two together. */
+/* Layout of the maps and list of counters, shared by the program and `layout.rs`. Tests keep the two in step. */
 #pragma once
 #include "kernel.h"
 
-/* By what the packet shows. IPv4 addresses are mapped into IPv6 (RFC 4291 section 2.5.5.2), all is in network order. */
+/* Key of a flow, from the fields of a packet. IPv4 addresses are mapped into IPv6 (RFC 4291 section 2.5.5.2); all in network order. */
 struct flow_key {
-	/* Who sent it, and which of our addresses it came to. */
+	/* Source of the packet, and the local address that it was sent to. */
 	u32 remote[4], local[4];
 	u16 remote_port, local_port;
-	/* ChannelData's number; 0 for datagrams of peers, and for the client as such (CLIENT). */
+	/* Channel number of ChannelData; 0 for datagrams from peers, and for the client as a whole (CLIENT). */
 	u16 channel;
 	u16 zero;
 } __attribute__((aligned(8)));
 
 enum kind {
-	/* Nothing is forwarded: a client with flows. Whatever else it sends goes up, and no datagram of its flows may overtake that. */
+	/* Client that has flows; nothing is forwarded. Its other packets go to user space, and datagrams of its flows must not overtake them. */
 	CLIENT = 0,
-	/* ChannelData of a client: its header is taken off. */
+	/* ChannelData from a client: its header is removed. */
 	TO_PEER = 1,
-	/* A peer's datagram: becomes ChannelData. */
+	/* Datagram from a peer: becomes ChannelData. */
 	TO_CLIENT = 2,
-	/* A datagram of a forwarder's session, either way: it gets other addresses, and nothing else. */
+	/* Datagram of a forwarder's session, in either direction: only its addresses change. */
 	FORWARD = 3,
 };
 
 struct flow {
-	/* Drawn for each installation. Elements are reused at once: where the two differ, or the key is another, this is not the flow that
-	 * was looked up. */
+	/* New for each installation. Elements are reused immediately: if the two stamps differ, or the key is different, this is not the flow
+	 * that was looked up. */
 	u64 stamp;
 	struct flow_key key;
-	/* Of the datagram that leaves. */
+	/* Addresses of the outgoing datagram. */
 	u32 from[4], to[4];
 	u16 from_port, to_port;
 	/* For TO_CLIENT, in network order. */
 	u16 channel;
 	u8 kind;
 	u8 unused;
-	/* Of the way to `to`, and of the way back to where the packet came from. */
+	/* Slots in `routes` of the route to `to`, and of the route back to the packet's source. */
 	u32 route, back;
 	u32 state;
-	/* Of the socket that takes what goes up, in `drained`. */
+	/* Slot in `drained` of the socket that receives packets passed to user space. */
 	u32 socket;
 	/* ktime_get_ns. */
 	u64 expires;
 	u64 stamp_end;
 };
 
-/* What changes with each datagram, in a cache line of its own. Times are ktime_get_ns. */
+/* Fields that change with each datagram, in a cache line of their own. Times are ktime_get_ns. */
 struct state {
-	/* When something of it last went up: until the socket is known to have been empty then or later, it may still be on its way. */
+	/* Time of the last packet to user space, which may be in flight until the socket is known to have been empty at that time or later. */
 	u64 up;
 	u64 datagrams, bytes;
-	/* It stays up until then: more are coming at once. */
+	/* Until this time it stays in user space, because it is bulk traffic. */
 	u64 calm;
-	/* What XDP measures: so many have come since. */
+	/* XDP's count: `arrived` datagrams since `since`. */
 	u64 since, arrived;
-	/* When XDP last sent something of it across. */
+	/* Time at which XDP last relayed one of its packets. */
 	u64 across;
 	u64 unused;
 };
 
-/* Of a time in `drained`: user space loses what it is sent, and does not find the socket empty any more. */
+/* Flag of a time in `drained`: user space is losing packets, and no longer finds the socket empty. */
 #define BEHIND (1ULL << 63)
 
-/* A word of `routes`: the interface by which something is reached, 0 for none that this program may use, among them what is ours; and
- * whether nothing from there may come by another one (strict reverse path). */
+/* A word of `routes`: the outgoing interface, or 0 if there is none that this program may use, as for our own addresses; and whether
+ * packets from there must arrive on that interface (strict reverse path). */
 #define INTERFACE(route) ((u32)(route))
 #define ONLY_FROM_THERE (1ULL << 32)
-/* XDP sends by that interface by redirection also what came by it: a veth does not wake up its far end for XDP_TX unless that has a program
- * (Linux 6.18, veth_xdp_flush). */
+/* XDP uses redirection even for packets that leave on the interface on which they arrived: for XDP_TX, a veth does not wake up its far end
+ * unless that has a program (Linux 6.18, veth_xdp_flush). */
 #define BY_REDIRECTION (1ULL << 33)
-/* The MTU of that interface as user space has heard of it, for kernels that do not tell it. */
+/* MTU of that interface as user space last read it, for kernels that do not report it to programs. */
 #define MTU(route) ((u32)((route) >> 40))
 
-/* The next hop of a route, for XDP: its link address and our own on that link, as they lie in a frame, and two bytes of 0. The first is 0
- * where it is not known, both are where XDP does not send. */
+/* Next hop of a route, for XDP: its link address and our own on that link, each as in a frame and followed by two zero bytes. The first is
+ * 0 if it is unknown; both are 0 if XDP does not send there. */
 struct hop {
 	u64 to, from;
 };
 
-/* Who takes what goes by a route, for TC, as `flow_key` has addresses: a gateway, or who it is for. All 0 where that is not known. */
+/* Next hop of a route, for TC, in the form of addresses in `flow_key`: the gateway, or the destination itself. All zeros if unknown. */
 struct gateway {
 	u64 address[2];
 };
 
-/* How long a flow that came in bulk stays up: as long as more is to be expected. In nanoseconds. */
+/* Time in nanoseconds that a flow stays in user space after bulk traffic: as long as more is to be expected. */
 #define CALM 5000000ULL
-/* What XDP takes for bulk, for it sees packets before GRO: more than so many datagrams within so many nanoseconds. */
+/* XDP sees packets before GRO, so it treats more than this many datagrams within this many nanoseconds as bulk traffic. */
 #define BURST 16
 #define BURST_TIME 250000ULL
-/* So long may it take until what XDP sends has left: drivers send at the end of a poll, which takes 64 packets at a time. In nanoseconds. */
+/* Maximum time in nanoseconds until XDP's packets have left: drivers send at the end of a poll, which handles 64 packets at a time. */
 #define POLL_TIME 500000ULL
 
 /* Classes of UDP ports, two bits each. */
 enum { LISTENER = 1, RELAY = 2 };
 
-/* Indexes of `counts`. The first are done or dropped, the rest went up for a reason. */
+/* Indexes of `counts`. The first count relayed or dropped packets, the others the reasons why packets went to user space. */
 enum count {
 	COUNT_TO_PEER,
 	COUNT_TO_CLIENT,
-	/* From a client by two relayed addresses of ours to another client. */
+	/* From a client to another client through two of our relayed addresses. */
 	COUNT_TURNED_BACK,
 	COUNT_FORWARDED,
-	/* Dropped by the program itself: the kernel refused a change when others had been made already. */
+	/* Dropped by the program itself: the kernel refused a change after others had already been made. */
 	COUNT_FAILED,
 	/* Dropped, so that user space can catch up: see BEHIND. */
 	COUNT_BEHIND,
 	PASS_SUPER_PACKET,
-	/* The same where XDP decides, by rate. */
+	/* XDP's counterpart, which is based on the rate. */
 	PASS_BULK,
 	PASS_SETTLING,
 	PASS_NOT_CHANNEL_DATA,
@@ -120,9 +120,9 @@ enum count {
 	PASS_TTL,
 	PASS_TOO_BIG,
 	PASS_NO_ROUTE,
-	/* For XDP the link address of the next hop is not known, or it cannot send there. */
+	/* XDP does not know the link address of the next hop, or cannot send there. */
 	PASS_NO_NEIGHBOUR,
-	/* Its source is ours, cannot be reached, or is reached by another interface only. */
+	/* Its source is one of our addresses, is unreachable, or is reachable only through another interface. */
 	PASS_SOURCE,
 	PASS_CHECKSUM,
 	PASS_NO_CHECKSUM,

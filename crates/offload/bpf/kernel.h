@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 OR GPL-2.0-only */
-/* What this program uses of the kernel's interface to eBPF programs: numbers and layouts of linux/bpf.h, bpf-helpers(7), and the
- * headers of packets. Written down here, so that the object does not depend on which headers are installed where it is built. */
+/* Parts of the kernel's interface to eBPF programs that are used here: numbers and layouts from linux/bpf.h, bpf-helpers(7), and packet
+ * headers. They are copied here so that the object does not depend on the headers installed on the build machine. */
 #pragma once
 
 typedef unsigned char u8;
@@ -11,7 +11,7 @@ typedef long long s64;
 
 #define SEC(name) __attribute__((section(name), used))
 #define INLINE static inline __attribute__((always_inline))
-/* Maps as BTF tells them: a number is the length of an array, a type is what a pointer points to. */
+/* Maps as BTF describes them: a number is the length of an array, a type is the target of a pointer. */
 #define NUMBER(name, value) int(*name)[value]
 #define TYPE(name, of) of *name
 
@@ -31,7 +31,7 @@ enum { PACKET_HOST = 0 };
 enum { CSUM_LEVEL_QUERY = 0, CSUM_LEVEL_INC = 1, CSUM_LEVEL_DEC = 2 };
 enum { ROOM_NET = 0, ROOM_KEEPS_CSUM = 1 << 5 };
 
-/* The start of struct __sk_buff: what is read or written here, and what lies between. */
+/* The start of struct __sk_buff, up to the last field used here. */
 struct __sk_buff {
 	u32 len;
 	u32 pkt_type;
@@ -76,7 +76,7 @@ struct xdp_md {
 	u32 egress_ifindex;
 };
 
-/* struct bpf_fib_lookup, with what is asked for here. */
+/* struct bpf_fib_lookup, with the fields used here. */
 struct fib_lookup {
 	u8 family, l4_protocol;
 	u16 from_port, to_port;
@@ -89,7 +89,7 @@ struct fib_lookup {
 	u8 link_from[6], link_to[6];
 };
 
-/* What it answers: it is for this machine, or this machine forwards nothing that comes by this interface. */
+/* Its results: the packet is for this machine, or this machine does not forward packets from this interface. */
 enum { FIB_NOT_FORWARDED = 4, FIB_FORWARDING_DISABLED = 5 };
 enum { AF_INET = 2, AF_INET6 = 10 };
 

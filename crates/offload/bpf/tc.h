@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 OR GPL-2.0-only */
-/* At TC ingress: behind GRO, with what the kernel knows of checksums, and with its neighbours. */
+/* TC ingress: after GRO, with the kernel's knowledge of checksums and neighbours. */
 #pragma once
 #include "decide.h"
 
 enum csum {
 	CSUM_BAD,
-	/* The field holds the whole sum, or none at all. */
+	/* The field contains the complete checksum, or none. */
 	CSUM_WHOLE,
-	/* The same, and the kernel holds the sum of all that is behind the Ethernet header. */
+	/* Like CSUM_WHOLE, and the kernel has the sum of everything after the Ethernet header. */
 	CSUM_COMPLETE,
-	/* The field holds the pseudo-header's sum; a device further down, or whoever receives it, adds the rest. */
+	/* The field contains the sum of the pseudo-header; a later device or the receiver adds the rest. */
 	CSUM_PARTIAL,
 };
 
-/* Whether the rest is still to be added (CHECKSUM_PARTIAL), and not nothing known at all (CHECKSUM_NONE): only the latter can be said to be
- * verified, for a moment. */
+/* Distinguishes a partial sum (CHECKSUM_PARTIAL) from an unknown one (CHECKSUM_NONE): only the latter can be marked as verified,
+ * for a moment. */
 INLINE int is_partial(struct __sk_buff *skb) {
 	csum_level(skb, CSUM_LEVEL_INC);
 	if (csum_level(skb, CSUM_LEVEL_QUERY) < 0)
@@ -23,18 +23,18 @@ INLINE int is_partial(struct __sk_buff *skb) {
 	return 0;
 }
 
-/* How far the checksum can be believed. The kernel looks at it later than this program. */
+/* Checks the checksum, which the kernel itself does only after this program. */
 INLINE enum csum checksum(struct __sk_buff *skb, const struct packet *packet, u64 pseudo, struct room *room) {
 	s64 complete = csum_update(skb, 0);
 
-	/* None: IPv4 may go without. */
+	/* No checksum, which IPv4 allows. */
 	if (packet->check == 0)
 		return complete < 0 ? CSUM_WHOLE : CSUM_COMPLETE;
 	if (csum_level(skb, CSUM_LEVEL_QUERY) >= 0)
 		return CSUM_WHOLE;
 	if (complete < 0 && packet->check == fold(pseudo) && is_partial(skb))
 		return CSUM_PARTIAL;
-	/* An IPv4 header sums up to nothing. */
+	/* The sum of an IPv4 header is zero. */
 	if (complete >= 0 && !packet->v6 && skb->len == packet->udp_at + packet->length)
 		return fold(pseudo + complete) == 0xffff ? CSUM_COMPLETE : CSUM_BAD;
 	if (fold(pseudo + sum_of(AT_TC, skb, packet->udp_at, packet->length, room)) != 0xffff)
@@ -42,7 +42,7 @@ INLINE enum csum checksum(struct __sk_buff *skb, const struct packet *packet, u6
 	return complete < 0 ? CSUM_WHOLE : CSUM_COMPLETE;
 }
 
-/* Moves the payload by four bytes, for the header must stay where it is: CHECKSUM_PARTIAL says by its place where the sum begins. */
+/* Moves the payload by four bytes, because the header must stay in place: CHECKSUM_PARTIAL refers to its position. */
 INLINE int move_payload(struct __sk_buff *skb, u32 udp_at, u64 payload, int to_peer, struct room *room) {
 	u32 from = udp_at + UDP_LEN + (to_peer ? sizeof(struct channel_data) : 0);
 	u32 to = udp_at + UDP_LEN + (to_peer ? 0 : sizeof(struct channel_data));
@@ -58,18 +58,18 @@ INLINE int move_payload(struct __sk_buff *skb, u32 udp_at, u64 payload, int to_p
 	return 0;
 }
 
-/* Linux' own table from TOS to queue priority, which a UDP socket uses too (rt_tos2priority). */
+/* Linux's own mapping from TOS to queue priority, which UDP sockets also use (rt_tos2priority). */
 INLINE u32 priority_of(u8 tos) {
 	u32 precedence = (tos >> 3) & 3;
 
 	return precedence == 1 ? 2 : precedence == 2 ? 6 : precedence == 3 ? 4 : 0;
 }
 
-/* The sum of what is not the payload, behind the Ethernet header. */
+/* Sum of the headers after the Ethernet header. */
 INLINE u64 sum_of_headers(struct __sk_buff *skb, u32 length) {
 	u8 bytes[IPV6_LEN + UDP_LEN + sizeof(struct channel_data)] = {};
 
-	/* Lengths of which the verifier knows the value. */
+	/* Constant lengths, which the verifier requires. */
 	if (length == IPV4_LEN + UDP_LEN) {
 		if (skb_load_bytes(skb, ETH_LEN, bytes, IPV4_LEN + UDP_LEN))
 			return 0;
@@ -92,7 +92,7 @@ INLINE int rewrite(struct __sk_buff *skb, const struct packet *packet, const str
 	u64 complete = 0, headers = 0;
 	void *data, *end;
 
-	/* Ethernet pads what is short. */
+	/* Ethernet pads short frames. */
 	if (skb->len > packet->udp_at + packet->length && skb_change_tail(skb, packet->udp_at + packet->length, 0))
 		return -1;
 	if (csum == CSUM_COMPLETE) {
@@ -109,7 +109,7 @@ INLINE int rewrite(struct __sk_buff *skb, const struct packet *packet, const str
 		return -1;
 	data = (void *)(long)skb->data;
 	end = (void *)(long)skb->data_end;
-	/* Also where it lies in order: only so it may be written to. */
+	/* Pulls even if the headers are linear, because this makes them writable. */
 	if (data + want > end) {
 		if (skb_pull_data(skb, want))
 			return -1;
@@ -124,8 +124,8 @@ INLINE int rewrite(struct __sk_buff *skb, const struct packet *packet, const str
 		csum_update(skb, (u16)~fold((u32)csum_update(skb, 0)));
 		csum_update(skb, wanted);
 	}
-	/* It was that of the packet which came. Queueing disciplines go by it (fq, fq_codel), and are to have one queue for what goes across and
-	 * for what our sockets send, which has none yet. */
+	/* Drops the hash of the received packet. Queueing disciplines use it (fq, fq_codel), and relayed packets should share a queue with those
+	 * that our sockets send, which have no hash yet. */
 	set_hash_invalid(skb);
 	skb->mark = 0;
 	if (!way->out_v6)
@@ -133,7 +133,7 @@ INLINE int rewrite(struct __sk_buff *skb, const struct packet *packet, const str
 	return 0;
 }
 
-/* Has the kernel send it on by a route. Where the watcher of routes has told who takes it there, that need not be looked up for each packet. */
+/* Makes the kernel send it along a route. If the watcher of routes has stored the next hop, it need not be looked up for each packet. */
 INLINE int send(u32 interface, u32 number) {
 	struct gateway *gateway = map_lookup(&gateways, &number);
 	u64 *route = map_lookup(&routes, &number);
@@ -145,7 +145,7 @@ INLINE int send(u32 interface, u32 number) {
 	address[0] = READ_ONCE(gateway->address[0]);
 	address[1] = READ_ONCE(gateway->address[1]);
 	__builtin_memcpy(next.address, address, sizeof(address));
-	/* Nobody is told; or it leads elsewhere by now, and what was read may be half of one and half of the other. */
+	/* The next hop is unknown, or the route has changed and the address may be a mix of the old and the new one. */
 	if (!address[1] || INTERFACE(READ_ONCE(*route)) != interface)
 		return redirect_neigh(interface, 0, 0, 0);
 	next.family = AF_INET6;
@@ -156,12 +156,12 @@ INLINE int send(u32 interface, u32 number) {
 	return redirect_neigh(interface, &next, sizeof(next), 0);
 }
 
-/* Whether it is several datagrams in one. GRO says how many; a virtual machine's network card leaves that at none, and says how long they are. */
+/* True if it contains several datagrams. GRO sets their number; a virtual machine's network card leaves that at 0 and sets only their size. */
 INLINE int is_super_packet(const struct __sk_buff *skb) {
 	return skb->gso_segs > 1 || skb->gso_size;
 }
 
-/* Sends a packet of a flow across, or up. */
+/* Relays a packet of a flow, or passes it to user space. */
 INLINE int tc_forward(struct __sk_buff *skb, const struct packet *packet, const struct flow *found) {
 	struct arrival arrival = {
 		.context = skb,
@@ -204,7 +204,7 @@ SEC("classifier") int turnpike(struct __sk_buff *skb) {
 	struct flow *flow;
 	void *data, *end;
 
-	/* For others, or for a VLAN, whose device comes to see it next. */
+	/* Addressed to others, or on a VLAN, whose device sees it next. */
 	if (skb->pkt_type != PACKET_HOST || skb->vlan_present)
 		return TC_NEXT;
 	if (skb->protocol != HTONS(ETH_IPV4) && skb->protocol != HTONS(ETH_IPV6))
@@ -212,7 +212,7 @@ SEC("classifier") int turnpike(struct __sk_buff *skb) {
 	data = (void *)(long)skb->data;
 	end = (void *)(long)skb->data_end;
 	if (data + want > end) {
-		/* Short, or its headers lie elsewhere. */
+		/* Too short, or its headers are not linear. */
 		if (skb_pull_data(skb, skb->len < want ? skb->len : want))
 			return TC_NEXT;
 		data = (void *)(long)skb->data;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 OR GPL-2.0-only */
-/* Passes what comes from one TCP socket of a pair to the other, as long as the two chat; what is more than chatter goes up to user space,
- * and so does all that follows, until user space has caught up and says otherwise. `sockmap.rs` is the other side of it. */
+/* Passes data from one TCP socket of a pair to the other while the traffic is interactive. Larger amounts go to user space, and so does
+ * everything after them, until user space has caught up and hands the direction back. `sockmap.rs` is the user-space side. */
 #include "kernel.h"
 
 enum { MAP_SOCKMAP = 15, MAP_RINGBUF = 27 };
@@ -12,7 +12,7 @@ static long (*sk_release)(void *sk) = (void *)86;
 static long (*ringbuf_output)(void *ring, void *data, u64 size, u64 flags) = (void *)130;
 static void *(*skc_to_tcp_sock)(void *sk) = (void *)137;
 
-/* What is read of the kernel's own structures: where it lies is told by BTF when the program is loaded. */
+/* Fields of the kernel's own structures; BTF supplies their offsets when the program is loaded. */
 struct tcp_sock {
 	u32 write_seq;
 } __attribute__((preserve_access_index));
@@ -21,15 +21,15 @@ struct sock {
 	int sk_wmem_queued, sk_sndbuf;
 } __attribute__((preserve_access_index));
 
-/* One socket of a pair, in a cache line of its own. `sockmap.rs` knows the same layout. */
+/* One socket of a pair, in a cache line of its own. `sockmap.rs` uses the same layout. */
 struct side {
-	/* Bytes that came from it; and whether they go up to user space, UP. */
+	/* Bytes received from it, and the flag UP if they go to user space. */
 	u64 seen;
-	/* The write sequence of the other socket when the first byte came, and KNOWN. */
+	/* Write sequence number of the other socket when the first byte arrived, and the flag KNOWN. */
 	u64 base;
-	/* Bytes since something came from the other side. */
+	/* Bytes since the other side last sent data. */
 	u64 run;
-	/* What had been seen when UP was set: so much has been passed on, or read before that. */
+	/* Value of `seen` when UP was set: these bytes have been passed on, or were read before. */
 	u64 handed;
 	u64 unused[4];
 };
@@ -37,12 +37,12 @@ struct side {
 #define UP (1ULL << 63)
 #define KNOWN (1ULL << 32)
 
-/* More than this in one direction is no chatter, and user space is cheaper for it. */
+/* More than this in one direction is not interactive, and user space handles it more cheaply. */
 #define MOST_RUN (256 * 1024)
-/* What a packet takes of a send buffer, beside its bytes. */
+/* Space that a packet takes up in a send buffer in addition to its bytes. */
 #define PIECE 4096
 
-/* By cookie (SO_COOKIE): the place of a socket. Those of a pair differ in the last bit. */
+/* Slots of sockets by cookie (SO_COOKIE). Those of a pair differ in the last bit. */
 struct {
 	NUMBER(type, MAP_HASH);
 	NUMBER(map_flags, NO_PREALLOC);
@@ -66,13 +66,13 @@ struct {
 	TYPE(value, struct side);
 } sides SEC(".maps");
 
-/* Places of sockets whose bytes go up from now on. */
+/* Slots of sockets whose bytes go to user space from now on. */
 struct {
 	NUMBER(type, MAP_RINGBUF);
 	NUMBER(max_entries, 4096);
 } raised SEC(".maps");
 
-/* How much has been written to a socket, modulo 2^32, and what its send buffer has room for; not 0 if there is none. */
+/* Returns the bytes written to a socket, modulo 2^32, and the room in its send buffer; not 0 if there is no such socket. */
 INLINE int look_at(u32 place, u32 *written, s64 *room) {
 	struct tcp_sock *tcp;
 	struct sock *sock;
@@ -83,7 +83,7 @@ INLINE int look_at(u32 place, u32 *written, s64 *room) {
 		return 1;
 	tcp = skc_to_tcp_sock(sk);
 	if (tcp) {
-		/* It begins with the one. */
+		/* struct tcp_sock begins with a struct sock. */
 		sock = (struct sock *)tcp;
 		*written = tcp->write_seq;
 		*room = (s64)sock->sk_sndbuf - sock->sk_wmem_queued;
@@ -93,9 +93,9 @@ INLINE int look_at(u32 place, u32 *written, s64 *room) {
 	return failed;
 }
 
-/* Whether so many bytes more are too many. What the kernel has queued for a socket that takes no more (sk_psock_backlog) would wait there without
- * bound, and what came from that socket behind it. So only that is passed on which the send buffer is sure to have room for, with what
- * each piece takes beside its bytes: about as much again. */
+/* True if this many more bytes are too many. Data that the kernel has queued for a full socket (sk_psock_backlog) would wait there without
+ * bound, and data from that socket behind it. So data is passed on only if the send buffer certainly has room for it, including the
+ * overhead of each piece: about as much again. */
 INLINE int is_too_much(struct side *side, u32 other, u64 seen, u32 len) {
 	u32 written = 0, waiting;
 	s64 room = 0;
@@ -103,7 +103,7 @@ INLINE int is_too_much(struct side *side, u32 other, u64 seen, u32 len) {
 	if (look_at(other, &written, &room))
 		return 1;
 	if (!(side->base & KNOWN)) {
-		/* Of bytes that were seen before, nobody knows how many have been written. */
+		/* It is unknown how many of the bytes seen before have been written. */
 		if (seen & ~UP)
 			return 1;
 		WRITE_ONCE(side->base, KNOWN | written);
@@ -117,7 +117,7 @@ SEC("sk_skb/stream_verdict") int turnpike_chat(struct __sk_buff *skb) {
 	u32 *found = map_lookup(&places, &cookie), place, len = skb->len;
 	struct side *side, *other;
 
-	/* An end, which epoll tells of. Passed on, a packet without bytes would break the other socket (sk_psock_backlog). */
+	/* End of stream, which epoll reports. Passing on a packet without bytes would break the other socket (sk_psock_backlog). */
 	if (!len)
 		return SK_DROP;
 	if (!found)
@@ -133,13 +133,13 @@ SEC("sk_skb/stream_verdict") int turnpike_chat(struct __sk_buff *skb) {
 		u32 own = place ^ 1;
 
 		WRITE_ONCE(side->handed, seen);
-		/* Unless user space was first. */
+		/* Unless user space has set it first. */
 		if (!(__sync_fetch_and_or(&side->seen, UP) & UP))
 			ringbuf_output(&raised, &own, sizeof(own), 0);
 	}
 	WRITE_ONCE(side->run, side->run + len);
 	WRITE_ONCE(other->run, 0);
-	/* One step: what user space finds when it sets UP has been passed on, and what is counted later goes up. */
+	/* Atomic: bytes counted before user space sets UP have been passed on, and bytes counted later go to user space. */
 	if (__sync_fetch_and_add(&side->seen, len) & UP)
 		return SK_PASS;
 	return sk_redirect_map(skb, &sockets, place, 0);

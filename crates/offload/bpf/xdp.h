@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 OR GPL-2.0-only */
-/* In the driver: before GRO, with nothing known of a packet but its bytes, and link addresses that user space has told. */
+/* In the driver: before GRO, with only the bytes of a packet, and with link addresses supplied by user space. */
 #pragma once
 #include "decide.h"
 
-/* The six bytes of a link address, as `struct hop` has it. */
+/* The six bytes of a link address, in the form of `struct hop`. */
 INLINE u64 link_address(const u8 *bytes) {
 	u64 address = 0;
 
@@ -19,7 +19,7 @@ INLINE int xdp_rewrite(struct xdp_md *xdp, u32 length, const struct packet *pack
 	struct ethernet *ethernet;
 	void *end;
 
-	/* Ethernet pads what is short. */
+	/* Ethernet pads short frames. */
 	if (padding && xdp_adjust_tail(xdp, -(int)padding))
 		return -1;
 	if (came != leaves && xdp_adjust_head(xdp, came - leaves))
@@ -33,7 +33,7 @@ INLINE int xdp_rewrite(struct xdp_md *xdp, u32 length, const struct packet *pack
 	return 0;
 }
 
-/* Sends a packet of a flow across, or up. */
+/* Relays a packet of a flow, or passes it to user space. */
 INLINE int xdp_forward(struct xdp_md *xdp, u32 length, u64 sent_to, const struct packet *packet, const struct flow *found) {
 	struct arrival arrival = {
 		.context = xdp,
@@ -45,7 +45,7 @@ INLINE int xdp_forward(struct xdp_md *xdp, u32 length, u64 sent_to, const struct
 	u64 pseudo = pseudo_header(packet->key.remote, packet->key.local, packet->v6, packet->length);
 
 	room = map_lookup(&rooms, &zero);
-	/* Whether the driver has found the sum right is not told here. */
+	/* The driver's own verification of the checksum is not visible here. */
 	if (reason == COUNTS && room && packet->check &&
 	    fold(pseudo + sum_of(AT_XDP, xdp, packet->udp_at, packet->length, room)) != 0xffff)
 		reason = PASS_CHECKSUM;
@@ -64,11 +64,11 @@ INLINE int xdp_forward(struct xdp_md *xdp, u32 length, u64 sent_to, const struct
 	book(&way);
 	if (way.state) {
 		WRITE_ONCE(way.state->across, way.now);
-		/* After the next pause it goes up. */
+		/* After the next pause its flow goes to user space. */
 		if (way.bulk)
 			at_least(&way.state->calm, way.now + CALM);
 	}
-	/* Back by the same interface every driver can send. */
+	/* Every driver can send on the interface on which the packet arrived. */
 	if (way.interface == arrival.interface && !way.by_redirection)
 		return XDP_TX;
 	return redirect(way.interface, 0);
@@ -82,7 +82,7 @@ SEC("xdp") int turnpike_xdp(struct xdp_md *xdp) {
 	struct flow *flow = 0;
 	u64 sent_to;
 
-	/* What is of a VLAN begins with another protocol, or shows it by where it comes from. */
+	/* Packets on a VLAN have a different protocol number, or are rejected by the check of their source. */
 	if ((void *)(ethernet + 1) > end)
 		return XDP_PASS;
 	sent_to = link_address(ethernet->to);
