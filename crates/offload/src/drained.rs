@@ -12,8 +12,8 @@ use crate::{flows::Flows, layout::CALM_NS};
 
 /// Time that a socket may stay non-empty before its flows yield if it is behind, in nanoseconds.
 const PATIENCE_NS: u64 = 50_000_000;
-/// Backlog that counts as behind, like lost datagrams do, in bytes of kernel memory: some 2,700 lone
-/// datagrams.
+/// Backlog that, like lost datagrams, means that a socket is behind, in bytes of kernel memory: about 2,700
+/// lone datagrams.
 const BACKLOG: usize = 2 << 20;
 /// Maximum time that flows yield.
 const GIVE_WAY_NS: u64 = 250_000_000;
@@ -35,18 +35,18 @@ impl Board for Flows {
     }
 }
 
-/// Sockets of one worker, by the worker's own small numbers. All times are [`crate::now_ns`].
+/// Sockets of one worker, indexed by the worker's own small numbers. All times are [`crate::now_ns`].
 pub(crate) struct DrainedSockets {
     gap_ns: u64,
     places: Vec<Option<Place>>,
     /// Sockets with possible datagrams in flight.
     watched: Vec<u32>,
-    /// Those emptied by a receive call but not completely sent yet.
+    /// Sockets emptied by a receive call whose datagrams are not all sent yet.
     received: Vec<u32>,
     /// Start and end of the wait that began this tick.
     before_ns: u64,
     after_ns: u64,
-    /// Sockets touched in this tick, and those of them with bulk traffic.
+    /// Number of sockets touched in this tick, and how many of them have bulk traffic.
     fresh: usize,
     bulky: usize,
     /// Time at which a check may settle the next watched socket.
@@ -341,7 +341,7 @@ mod tests {
         bench.emptied.bulk(SOCKET);
         let calm = Some(Duration::from_nanos(CALM_NS));
         assert_eq!(bench.wait(2_020_000, 2_120_000, &[9]), calm);
-        // The check is due when the flow has calmed; any earlier end of a wait reports it as well.
+        // The check is due when the flow has calmed; any wait that ends earlier reports it too.
         assert_eq!(bench.told(), [Ok(2_020_000)]);
         assert_eq!(bench.wait(2_140_000, 2_200_000, &[9]), Some(Duration::from_micros(4880)));
         assert_eq!(bench.told(), [Ok(2_140_000)]);
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_backlog_counts_before_any_loss() {
+    fn a_long_backlog_makes_flows_yield_before_any_loss() {
         let mut bench = Bench::new();
         let mut changes = Vec::new();
         for ms in 1..200_u64 {

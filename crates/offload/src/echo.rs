@@ -1,5 +1,5 @@
-//! Reflector in the kernel (`bpf/echo.bpf.c`): sends datagrams back on the Ethernet interfaces present at its
-//! start. Leaves more of a core to the load generator than a reflector in user space.
+//! Reflector in the kernel (`bpf/echo.bpf.c`): sends datagrams back on the Ethernet interfaces present at
+//! startup. Leaves more of a core to the load generator than a reflector in user space.
 
 use std::net::SocketAddr;
 
@@ -88,7 +88,7 @@ impl Drop for Echo {
 
 fn key(listener: SocketAddr) -> Listener {
     let mut key = [0; 20];
-    // The wildcard address of IPv4 is ::ffff:0.0.0.0, that of IPv6 all zeros.
+    // The wildcard address of IPv4 is ::ffff:0.0.0.0; that of IPv6 is all zeros.
     key[..16].copy_from_slice(&mapped(listener.ip()));
     key[16..18].copy_from_slice(&listener.port().to_be_bytes());
     key

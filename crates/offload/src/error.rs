@@ -14,7 +14,7 @@ pub enum OffloadError {
          setcap cap_net_admin,cap_bpf,cap_perfmon+ep), and allow bpf(2) in seccomp filters"
     )]
     Capability { missing: String, source: io::Error },
-    /// The verifier gave up without a result on every attempt.
+    /// On every attempt, the verifier gave up without a result.
     #[error(
         "the kernel's verifier did not finish ({source}): free memory, or stop sending signals to this process"
     )]

@@ -35,7 +35,7 @@ pub struct NewFlow<'a> {
     pub channel: Option<ChannelNumber>,
     pub from: SocketAddr,
     pub to: SocketAddr,
-    /// Shared by flows whose datagrams keep their order among each other.
+    /// Shared by flows whose datagrams must stay in order relative to each other.
     pub state: &'a State,
     pub socket: u32,
     /// Expiry in nanoseconds of [`now_ns`].
@@ -47,7 +47,7 @@ pub struct NewFlow<'a> {
 #[must_use = "the flow stays until it is removed"]
 pub struct Installed(Flow);
 
-/// Counters and order of one or several flows; must be given back.
+/// Counters and ordering state of one or more flows; must be given back.
 #[derive(Debug)]
 #[must_use = "its slot is lost unless it is given back"]
 pub struct State {
@@ -89,8 +89,8 @@ impl Flows {
         Ok(Self { shared, map })
     }
 
-    /// Allocates a number for a socket that receives packets passed to user space. `None` if none is left,
-    /// which counts as a refused flow.
+    /// Allocates a number for a socket that receives packets passed to user space. `None` if none are left,
+    /// which is counted as a refused flow.
     pub fn socket(&self) -> Option<u32> {
         let slot = locked(&self.shared.socket_slots).take(now_ns());
         let Some(slot) = slot else {
@@ -208,8 +208,8 @@ impl Flows {
         Err(Full)
     }
 
-    /// Takes over a flow that the previous process installed in the shared maps, if it leads to `to`. It
-    /// stays unchanged.
+    /// Takes over a flow that the previous process installed in the shared maps, if it leads to `to`. The
+    /// flow stays unchanged.
     pub fn adopt(&mut self, key: &FlowKey, to: SocketAddr) -> Option<Installed> {
         let leads_there = |flow: &Flow| (flow.to, flow.to_port) == (mapped(to.ip()), to.port().to_be_bytes());
         let flow = self.map.get(key, 0).ok().filter(leads_there)?;
@@ -270,7 +270,7 @@ impl Flows {
         self.let_go(&flow);
     }
 
-    /// Keys of all flows, including other workers'. For tests: the kernel walks the whole map.
+    /// Keys of all flows, including those of other workers. For tests: the kernel walks the whole map.
     pub fn keys(&self) -> Vec<FlowKey> {
         self.map.keys().filter_map(Result::ok).collect()
     }

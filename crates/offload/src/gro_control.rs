@@ -1,10 +1,10 @@
-//! Switches UDP_GRO per socket. Super-packets go to user space, which is cheap for many datagrams; a few,
-//! such as a video frame of a call, cost less if the kernel relays each of them. A socket with short
+//! Turns UDP_GRO on and off per socket. Super-packets go to user space, which is cheap for many datagrams; a
+//! few, such as a video frame of a call, cost less if the kernel relays each of them. A socket with short
 //! super-packets loses UDP_GRO for a while and is then examined again.
 
-/// Cost of a super-packet in user space, in datagrams relayed by the kernel: handling it, plus a worker's
-/// wake-up, which all packets found then share. So small super-packets only pay off if the worker is busy
-/// anyway.
+/// Cost of a super-packet in user space, measured in datagrams that the kernel could relay instead: handling
+/// it, plus waking the worker. All packets found at one wake-up share the latter, so small super-packets only
+/// pay off if the worker is busy anyway.
 const HANDLING: u64 = 3;
 const WAKE_UP: u64 = 9;
 /// Datagrams that user space handles in any case always benefit from GRO.
@@ -13,22 +13,22 @@ const ENOUGH: u64 = 4;
 /// Time without GRO in milliseconds: doubles from the first to the maximum value.
 const FIRST_MS: u64 = 1_000;
 const MOST_MS: u64 = 8_000;
-/// Time with GRO after disabling it did not help, in milliseconds.
+/// How long GRO stays enabled once disabling it has turned out not to help, in milliseconds.
 const USELESS_MS: u64 = 60_000;
-/// Datagrams per second and direction of one session above which GRO may pay off again.
+/// Rate in one direction of a session, in datagrams per second, above which GRO may pay off again.
 const HEAVY: u64 = 20_000;
 const STOPS: usize = 16;
 
 #[derive(Default)]
 pub(crate) struct GroControl {
     places: Vec<Place>,
-    /// Sockets with super-packets not judged yet; may include closed ones.
+    /// Sockets with super-packets that have not been judged yet; may include closed ones.
     seen: Vec<u32>,
     /// Sockets without GRO, or with forced GRO, until a time; may include closed ones.
     waiting: Vec<u32>,
     stopping: Vec<u32>,
     now_ms: u64,
-    /// Super-packets since the last judgement, those of this tick, and the number of ticks with any.
+    /// Super-packets since the last judgement, those in this tick, and the number of ticks with any.
     super_packets: u64,
     of_tick: u64,
     ticks: u64,
@@ -51,7 +51,7 @@ struct Place {
 enum State {
     #[default]
     Gathers,
-    /// Without GRO until this time; before, `datagrams` arrived in `in_ms`.
+    /// Without GRO until this time. In the `in_ms` before GRO was disabled, `datagrams` arrived.
     DoesWithout {
         until_ms: u64,
         datagrams: u64,
@@ -88,7 +88,8 @@ impl GroControl {
         }
     }
 
-    /// Ends a tick. `stop` disables GRO on a socket if it is empty, and returns true if that is settled.
+    /// Ends a tick. `stop` disables GRO on a socket if its queue is empty, and returns true if nothing is
+    /// left to do.
     pub(crate) fn end_tick(&mut self, mut stop: impl FnMut(u32) -> bool) {
         let of_tick = std::mem::take(&mut self.of_tick);
         self.super_packets += of_tick;
@@ -114,7 +115,8 @@ impl GroControl {
         }
     }
 
-    /// Takes over a socket of a previous process, which may have disabled GRO. Called once or per flow.
+    /// Takes over a socket of a previous process, which may have disabled GRO. May be called once for the
+    /// socket or once for each of its flows.
     pub(crate) fn adopted(&mut self, socket: u32) {
         let at = socket as usize;
         if self.places.len() <= at {
@@ -135,7 +137,7 @@ impl GroControl {
         *place = Place { is_seen: place.is_seen, ..Place::default() };
     }
 
-    /// Enables GRO on all sockets with `start`, because the kernel no longer relays.
+    /// Calls `start` to re-enable GRO on every socket without it, because the kernel no longer relays.
     pub(crate) fn end(&mut self, mut start: impl FnMut(u32)) {
         for socket in std::mem::take(&mut self.waiting) {
             if let Some(Place { state: State::DoesWithout { .. }, .. }) = self.places.get(socket as usize) {
@@ -194,8 +196,8 @@ impl Place {
         true
     }
 
-    /// Enables GRO when the time is up, or if disabling it did not help: if at least half as many datagrams
-    /// still arrive in user space, this machine's GRO is not the cause.
+    /// Re-enables GRO when the time is up, or if disabling it did not help: if datagrams still arrive in user
+    /// space at half the previous rate or more, this machine's GRO was not what sent them there.
     fn wait(&mut self, now_ms: u64) {
         self.state = match self.state {
             State::DoesWithout { datagrams, in_ms, .. } if self.is_useless(now_ms, datagrams, in_ms) => {
@@ -264,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn short_super_packets_keep_gro_if_each_wake_up_brings_many() {
+    fn gro_stays_enabled_for_short_super_packets_if_each_wake_up_brings_many() {
         let mut gathering = GroControl::default();
         for super_packets in [16, 1] {
             for _ in 0..10 {
@@ -277,19 +279,19 @@ mod tests {
     }
 
     #[test]
-    fn few_long_or_foreign_super_packets_keep_gro() {
+    fn gro_stays_enabled_for_few_or_long_super_packets_or_if_the_kernel_would_not_relay_them() {
         let mut gathering = GroControl::default();
         bring(&mut gathering, ENOUGH - 1, 2);
         assert_eq!(look(&mut gathering, 0), []);
         bring(&mut gathering, 1, 64);
-        assert_eq!(look(&mut gathering, 100), [], "the mean counts");
+        assert_eq!(look(&mut gathering, 100), [], "the mean decides");
         bring(&mut gathering, ENOUGH, 2);
         (0..ENOUGH).for_each(|_| gathering.saw(SOCKET, 2, false));
         assert_eq!(look(&mut gathering, 200), [], "half of it would not be relayed by the kernel");
     }
 
     #[test]
-    fn a_heavy_session_is_examined_at_once() {
+    fn a_heavy_session_is_examined_immediately() {
         let mut gathering = GroControl::default();
         gathering.went_across(SOCKET, HEAVY + 1);
         bring(&mut gathering, ENOUGH, 2);
@@ -304,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn gro_returns_if_disabling_it_did_not_help() {
+    fn gro_is_re_enabled_if_disabling_it_did_not_help() {
         let mut gathering = GroControl::default();
         assert_eq!(look(&mut gathering, 5_000), []);
         bring(&mut gathering, 100, 1);

@@ -19,7 +19,7 @@ pub(crate) const MAPS: [&str; 7] = ["flows", "states", "drained", "routes", "gat
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PassedKernel {
     layout: u64,
-    /// [`MAPS`] of its version; empty if that did not send them.
+    /// [`MAPS`] of its version; empty if that version did not send them.
     #[serde(default)]
     maps: Vec<String>,
     pub(crate) flows: u32,
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_are_used_if_their_layout_and_names_are_the_same() {
+    fn maps_are_used_if_their_layout_and_names_match() {
         let all = MAPS.len();
         assert_eq!(opened(offered(0), all), Some((Some(all), 0)));
         // The first version did not send names.

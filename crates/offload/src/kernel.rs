@@ -61,7 +61,8 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// Loads the program for [`Kernel::attach`]; another process may have its own attached until then.
+    /// Loads the program for [`Kernel::attach`]; until then another process may have its own program
+    /// attached.
     pub fn load(settings: &Settings) -> Result<Self, OffloadError> {
         Self::prepare(settings, ReceivedKernel::default())
     }
@@ -130,7 +131,9 @@ impl Kernel {
                 self.look_at_what_is_due();
                 if self.keeps_flows {
                     let left = self.flows()?.remove_strangers();
-                    tracing::debug!("removed {left} flows of the previous process that were not taken over");
+                    tracing::debug!(
+                        "removed {left} flows from the previous process that were not taken over"
+                    );
                 }
                 watcher.take_links_over();
                 watcher.attach(true)?;
@@ -162,7 +165,7 @@ impl Kernel {
         Ok((PassedKernel::new(&self.settings, links), descriptors))
     }
 
-    /// True if it uses the maps and flows of the previous process, which then must not remove them.
+    /// True if this process uses the maps and flows of the previous one, which must then not remove them.
     #[must_use]
     pub fn keeps_flows(&self) -> bool {
         self.keeps_flows

@@ -27,7 +27,7 @@ pub struct FlowKey {
     pub local: [u8; 16],
     pub remote_port: [u8; 2],
     pub local_port: [u8; 2],
-    /// ChannelData number; 0 for datagrams of peers, and for a client as a whole.
+    /// ChannelData number; 0 for datagrams from peers, and for a client as a whole.
     pub channel: [u8; 2],
     pub zero: [u8; 2],
 }
@@ -102,9 +102,9 @@ pub const STATE_WORDS: usize = 8;
 pub const UP: usize = 0;
 /// Word: datagrams relayed by the kernel.
 pub const DATAGRAMS: usize = 1;
-/// Word: payload bytes of these.
+/// Word: payload bytes of these datagrams.
 pub const BYTES: usize = 2;
-/// Word: time until which the flow stays in user space, whatever its socket.
+/// Word: time until which the flow stays in user space regardless of its socket.
 pub const CALM: usize = 3;
 /// Word: start of XDP's current count of datagrams.
 pub const SINCE: usize = 4;

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! - [`Kernel`] loads the programs (`bpf/`), attaches them, and follows interfaces, routes and neighbours.
-//! - [`Flows`] is a worker's access to its flows; [`WorkerSockets`] reports drained sockets to the programs, and switches
-//!   UDP_GRO per socket.
+//! - [`Flows`] is a worker's access to its flows; [`WorkerSockets`] reports drained sockets to the programs,
+//!   and turns UDP_GRO on and off per socket.
 //! - [`Echo`] is a reflector for load tests.
 //! - [`Sockmap`] joins TCP sockets: the kernel passes interactive traffic between them.
 //! - [`mirror`] is the programs' logic in Rust, for tests and readers.
@@ -55,5 +55,5 @@ pub use worker_sockets::WorkerSockets;
 
 #[cfg(not(target_endian = "little"))]
 compile_error!(
-    "the program is compiled for little-endian machines: build it with -target bpfeb, and its object apart"
+    "the program is compiled for little-endian machines: build it with -target bpfeb, and keep its object separately"
 );

@@ -51,7 +51,8 @@ impl Kind {
     }
 }
 
-/// A program on an interface. Those with a descriptor are detached when its last copy closes.
+/// A program on an interface. A link with a descriptor is detached when the last copy of the descriptor
+/// closes.
 pub(crate) enum Link {
     Tcx(OwnedFd),
     Xdp(OwnedFd),
@@ -107,7 +108,7 @@ pub(crate) fn detach(link: &OwnedFd) {
     let _ = bpf(LINK_DETACH, [number(link.as_fd()), 0, 0, 0, 0, 0, 0, 0]);
 }
 
-/// Calls bpf(2) with the leading words of `union bpf_attr`, as far as links use them.
+/// Calls bpf(2) with the leading words of `union bpf_attr`, as many as links use.
 fn bpf(command: c_long, words: [u32; 8]) -> io::Result<RawFd> {
     // SAFETY: for these commands the kernel reads that many bytes from there, and writes nothing.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, words.as_ptr(), size_of_val(&words)) };

@@ -1,5 +1,5 @@
-//! rtnetlink(7): interfaces, their addresses, routes, and notifications of changes. Also driver features, by
-//! generic netlink.
+//! rtnetlink(7): interfaces, their addresses, routes, and notifications of changes. Also driver features,
+//! through generic netlink.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -172,8 +172,8 @@ impl Netlink {
         Ok(found)
     }
 
-    /// Next hop for datagrams from a local address to a remote one. `None` without a route, or with one to
-    /// this machine, to several hops, or without a receiver.
+    /// Next hop for datagrams from a local address to a remote one. `None` if there is no route, or if the
+    /// route leads to this machine, to several hops, or nowhere.
     pub(crate) fn route(&mut self, from: IpAddr, to: IpAddr) -> io::Result<Option<NextHop>> {
         let mut body = Vec::with_capacity(64);
         let bits = if to.is_ipv4() { 32 } else { 128 };
@@ -190,7 +190,7 @@ impl Netlink {
             for (kind, value) in attributes(&body[12..]) {
                 match kind {
                     4 if value.len() == 4 => interface = Some(u32_at(value, 0)),
-                    // Gateway of the same family, or after two bytes one of the other.
+                    // Gateway of the same family or, after two bytes, of the other family.
                     5 => neighbour = ip_of(value).unwrap_or(to),
                     18 => neighbour = value.get(2..).and_then(ip_of).unwrap_or(to),
                     _ => {}
@@ -363,7 +363,7 @@ impl NeighbourNews {
                 {
                     changed.insert(hop, address.is_some());
                 }
-                // Avoids an endless loop on length 0.
+                // Avoids an endless loop if the length is 0.
                 rest = rest.get(len.max(16).next_multiple_of(4)..).unwrap_or_default();
             }
         }
@@ -492,7 +492,7 @@ mod tests {
         let mut netlink = Netlink::new().expect("no privilege is needed");
         let here = IpAddr::from([127, 0, 0, 1]);
         assert_eq!(netlink.route(here, here).expect("an answer"), None);
-        // A foreign address is not a valid source.
+        // An address of another machine is not a valid source.
         let elsewhere = IpAddr::from([192, 0, 2, 1]);
         assert_eq!(netlink.route(elsewhere, here).expect("an answer"), None);
     }

@@ -27,7 +27,7 @@ const XDP_PROGRAM: &str = "turnpike_xdp";
 
 const TELLS_MTU: KernelVersion = KernelVersion::new(5, 12, 0);
 
-/// True if the kernel tells programs the MTU of an interface (bpf_check_mtu). Otherwise
+/// True if programs can ask the kernel for the MTU of an interface (bpf_check_mtu). Otherwise
 /// [`crate::routes::Routes`] provides it, which learns of changes a moment later.
 fn tells_mtu() -> bool {
     KernelVersion::current().is_ok_and(|it| it >= TELLS_MTU)

@@ -120,7 +120,7 @@ impl Routes {
         Ok(Self { words, gateways, hops, unknown: AtomicBool::new(false), inner: Mutex::new(inner) })
     }
 
-    /// Acquires the slot of a route; `None` if too many. Must be given back.
+    /// Acquires the slot of a route; `None` if there are too many. Must be given back.
     pub(crate) fn hold(&self, from: IpAddr, to: IpAddr) -> Option<u32> {
         let inner = &mut *self.inner();
         if let Some(held) = inner.by_ends.get_mut(&(from, to)) {
@@ -156,7 +156,7 @@ impl Routes {
         }
     }
 
-    /// Result of a query; after a failure the default, until the query is repeated: see
+    /// Result of a query, or the default after a failure, until the query is repeated: see
     /// [`Routes::are_unknown`].
     fn or_later<T: Default>(&self, said: io::Result<T>) -> T {
         said.unwrap_or_else(|_| {
@@ -194,7 +194,7 @@ impl Routes {
         self.ask_all(netlink, &links, by_lost)
     }
 
-    /// Gateways that are unreachable. Few, however many routes there are.
+    /// Gateways that are unreachable. There are few, however many routes there are.
     pub(crate) fn lost_gateways(&self, netlink: &mut Netlink) -> io::Result<BTreeSet<NextHop>> {
         let by_gateway = self.held(|to, next| next.is_some_and(|next| next.neighbour != to));
         let all: BTreeSet<NextHop> = by_gateway.into_iter().filter_map(|(_, _, next)| next).collect();

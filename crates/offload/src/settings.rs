@@ -19,9 +19,9 @@ pub struct Settings {
 pub enum Hook {
     /// Best way that this kernel supports.
     Best,
-    /// Link at TC (Linux 6.6), which ends with the process in any case.
+    /// Link at TC (Linux 6.6), which ends with the process, however that ends.
     Tcx,
-    /// Filter at TC, which stays if the process is killed: until the next start; its flows expire.
+    /// Filter at TC, which stays until the next start if the process is killed; its flows expire.
     Clsact,
     /// Link in the driver; [`Hook::Best`] on interfaces whose driver does not support it, if at least one
     /// does.
@@ -53,7 +53,7 @@ pub struct Attachment {
     pub interface: String,
     /// Never [`Hook::Best`].
     pub hook: Hook,
-    /// Reason why it is not XDP although that was requested.
+    /// Reason why it is not XDP even though XDP was requested.
     pub why: Option<String>,
 }
 

@@ -40,7 +40,7 @@ pub(crate) struct Shared {
     /// Current flows, and flows refused for lack of room.
     pub(crate) held: AtomicU64,
     pub(crate) refused: AtomicU64,
-    /// Unique per installation, over all workers and previous processes.
+    /// Unique per installation, across all workers and previous processes.
     pub(crate) stamp: AtomicU64,
     pub(crate) first_stamp: u64,
     /// Flows taken over from a previous process, until all workers have taken theirs.

@@ -75,7 +75,7 @@ mod tests {
         assert_eq!([slots.take(0), slots.take(0)], [Some(0), Some(1)]);
         slots.give_back(10, 1);
         slots.give_back(20, 0);
-        assert_eq!(slots.take(9 + REST), Some(2), "a fresh one before one that rests");
+        assert_eq!(slots.take(9 + REST), Some(2), "a fresh slot before one that rests");
         assert_eq!(slots.take_rested(9 + REST), None);
         assert_eq!(slots.take(10 + REST), Some(1), "it has rested");
         assert_eq!(slots.take_rested(10 + REST), None);

@@ -36,7 +36,7 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/verdict.o");
 
 const PROGRAM: &str = "turnpike_chat";
 
-/// Linux 6.16 resumes an interrupted send. Before, slow readers got bytes twice.
+/// Linux 6.16 resumes an interrupted send. Older kernels sent bytes twice to slow readers.
 const SOUND: KernelVersion = KernelVersion::new(6, 16, 0);
 
 /// Words (64 bits) per direction, as in the program's `struct side`.
@@ -63,7 +63,7 @@ pub struct Sockmap {
 }
 
 #[derive(Debug)]
-#[must_use = "its slot is lost unless the two are parted"]
+#[must_use = "its slot is lost unless the two sockets are parted"]
 pub struct Joined {
     pair: u32,
     cookies: [u64; 2],
@@ -121,9 +121,9 @@ impl Sockmap {
         })
     }
 
-    /// Joins two sockets, after everything received before was read. User space keeps reading until both
-    /// directions are lowered. `None` with too many pairs. `now`: milliseconds of a monotonic clock. After an
-    /// error nothing has changed.
+    /// Joins two sockets, once everything received before has been read. User space keeps reading until both
+    /// directions are lowered. `None` if there are too many pairs. `now`: milliseconds of a monotonic clock.
+    /// After an error nothing has changed.
     pub fn join(&mut self, now: u64, sockets: [BorrowedFd<'_>; 2]) -> io::Result<Option<Joined>> {
         let cookies = [socket_cookie(sockets[0])?, socket_cookie(sockets[1])?];
         let Some(pair) = self.free.take_rested(now) else { return Ok(None) };
@@ -146,8 +146,8 @@ impl Sockmap {
                     self.part(now, joined);
                     return Err(io::Error::other(chain(&error)));
                 }
-                // Removing the first socket from the map could lose data, so the pair stays in user space for
-                // good.
+                // Removing the first socket from the map could lose data, so the pair stays in user space
+                // permanently.
                 return Ok(Some(joined));
             }
         }
@@ -173,8 +173,8 @@ impl Sockmap {
         self.word(joined.place(side), SEEN).load(Ordering::Acquire) & UP != 0
     }
 
-    /// Number of these bytes that the kernel has passed on or will soon, or that were read before. User space
-    /// reads the rest.
+    /// Number of bytes from this side that the kernel has passed on or soon will, or that user space read
+    /// before. User space reads the rest.
     #[must_use]
     pub fn handed(&self, joined: &Joined, side: usize) -> u64 {
         match self.word(joined.place(side), SEEN).load(Ordering::Acquire) {
@@ -207,8 +207,8 @@ impl Sockmap {
         seen.compare_exchange(UP | taken, taken, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// A pair with a direction that the program has switched to user space; `None` if no more. It may have
-    /// been parted since.
+    /// A pair with a direction that the program has switched to user space; `None` if there are no more. It
+    /// may have been parted since.
     pub fn raised(&mut self) -> Option<u32> {
         let place = <[u8; 4]>::try_from(&*self.raised.next()?).map(u32::from_ne_bytes);
         place.ok().map(|place| place / 2)

@@ -100,7 +100,7 @@ impl Watcher {
         let lost = known.map_or_else(|| routes.lost_gateways(&mut self.netlink), Ok)?;
         if is_much || !lost.is_empty() {
             routes.refresh_lost(&mut self.netlink, &lost)?;
-            // Limits the load of a flood of unreachable addresses on the link.
+            // Limits the load caused by a flood of unreachable addresses on the link.
             let _ = poll(&mut [PollFd::new(&self.stop, PollFlags::IN)], Some(&AFTER_LOST));
         }
         if !self.shared.hook.is_xdp() {
@@ -159,8 +159,8 @@ impl Watcher {
         }
     }
 
-    /// Attaches to new interfaces and detaches from removed ones. A refusing interface is an error at the
-    /// start, and logged later.
+    /// Attaches to new interfaces and detaches from removed ones. An interface that refuses is an error at
+    /// startup, and is only logged later.
     pub(crate) fn attach(&mut self, starting: bool) -> Result<(), OffloadError> {
         let addressed = self.netlink.with_addresses()?;
         let relays = |it: &Interface| it.is_ethernet && !it.is_port;
@@ -225,7 +225,7 @@ impl Watcher {
     fn attach_to(&mut self, interface: &Interface) -> Result<Attached, OffloadError> {
         let told = |hook, why| Attachment { interface: interface.name.clone(), hook, why };
         if interface.is_loopback {
-            // Packets between our own relayed addresses pass here and mark their flows.
+            // Packets between our own relayed addresses pass through loopback and mark their flows.
             return Ok(Attached::new(None, self.attach_to_tc(interface)?));
         }
         let mut why = None;

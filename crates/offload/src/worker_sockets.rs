@@ -30,7 +30,7 @@ impl WorkerSockets {
         }
     }
 
-    /// The program's number of a socket. `None` if none is left.
+    /// The program's number of a socket. `None` if none are left.
     pub fn slot(&mut self, socket: SocketId, flows: &Flows) -> Option<u32> {
         self.drained.slot(socket.0, || flows.socket())
     }
@@ -81,9 +81,9 @@ impl WorkerSockets {
         self.drained.after_wait(now_ns(), ready.map(|socket| socket.0), are_all, (lost, backlog), flows);
     }
 
-    /// Records a receive call whose datagrams are still to be sent. `is_empty`: the call shows that no more
-    /// was queued. `goes_across`: true if the kernel would relay a buffer's datagrams; `None` if it relays
-    /// nothing.
+    /// Records a receive call whose datagrams are still to be sent. `is_empty`: the call shows that nothing
+    /// more was queued. `goes_across`: true if the kernel would relay a buffer's datagrams; `None` if it
+    /// relays nothing.
     #[inline]
     pub fn received(
         &mut self,
@@ -128,7 +128,7 @@ impl WorkerSockets {
         self.swept_ms + SWEEP_MS
     }
 
-    /// Sessions whose counters must be read now, out of `len`; `None` if not due.
+    /// Sessions whose counters must be read now, out of `len`; `None` if no sweep is due.
     pub fn begin_sweep(&mut self, now_ms: u64, len: usize) -> Option<StepBy<Range<usize>>> {
         if now_ms < self.sweep_due() {
             return None;
@@ -152,7 +152,7 @@ impl WorkerSockets {
     }
 }
 
-/// Switches UDP_GRO; false if it has to be repeated. A missing socket or a refusal counts as done.
+/// Turns UDP_GRO on or off; false if this has to be repeated. A missing socket or a refusal counts as done.
 fn set_gro(sockets: &Sockets, id: SocketId, on: bool) -> bool {
     sockets.get(id).is_none_or(|socket| socket.set_gro(on).unwrap_or(true))
 }

@@ -20,7 +20,7 @@ use turnpike_wire::channel_data::ChannelRange;
 
 use crate::program::{LOOPBACK, MTU, Outcome, PLACES, Program, has_xdp, places, with_program};
 
-/// Offset of half an hour into the future.
+/// Half an hour in nanoseconds, added to the clock.
 const ALIVE: u64 = 1_800_000_000_000;
 
 const SERVERS: [&str; 2] = ["192.0.2.1:3478", "[2001:db8::1]:3478"];
@@ -127,7 +127,7 @@ enum Oddity {
     Next(u8),
     Version(u8),
     HeaderChecksum,
-    /// Errors of the lengths of IP, UDP and ChannelData.
+    /// Errors in the lengths of IP, UDP and ChannelData.
     Lengths(i8, i8, i8),
     Cut(u8),
     Flipped(u16, u8),
@@ -468,7 +468,7 @@ fn agree(
     let tables = around.build(flows, now_ns());
     program.fill(&tables);
     let frame = packet.build(flows);
-    // When the kernel trims padding it discards the sum (CHECKSUM_NONE), which its test does not know
+    // When the kernel trims padding it discards the sum (CHECKSUM_NONE), and its test cannot report the sum
     // afterwards.
     let complete = packet.complete && !is_padded(&frame) && place == Place::Tc && program.knows_complete();
     let arrived = Frame {
@@ -507,7 +507,7 @@ fn the_program_at_tc_and_its_mirror_agree() {
 #[test]
 fn the_program_in_the_driver_and_its_mirror_agree() {
     if !has_xdp() {
-        return skip("this kernel takes no program for XDP");
+        return skip("this kernel does not accept the XDP program");
     }
     they_agree(Place::Xdp, &[Count::Failed, Count::SuperPacket]);
 }
@@ -531,7 +531,7 @@ fn they_agree(place: Place, never: &[Count]) {
         outcome.expect("they agree");
         for count in Count::VARIANTS.iter().filter(|count| !never.contains(count)) {
             let seen = seen.borrow();
-            assert!(seen.contains_key(<&str>::from(count)), "no case came to {count:?}: {seen:?}");
+            assert!(seen.contains_key(<&str>::from(count)), "no case reached {count:?}: {seen:?}");
         }
     });
 }
@@ -571,9 +571,9 @@ fn case_of(input: &mut Input<'_>) -> Case {
     (flows, around, packet)
 }
 
-/// Value that a strategy makes of the next bytes. Each alternative before the chosen one takes half of the
-/// rest, so the buffer is longer than the bytes, doubled `halvings` times. Filled with ones, because a range
-/// may reject zeros forever.
+/// Value that a strategy generates from the next bytes. Each alternative before the chosen one takes half of
+/// the rest, so the buffer is longer than the bytes, doubled `halvings` times. Filled with ones, because a
+/// range may reject zeros forever.
 fn drawn<S: Strategy>(strategy: &S, input: &mut Input<'_>, bytes: usize, halvings: u32) -> S::Value {
     let mut chance = vec![0xFF; (2 * bytes) << halvings];
     chance[..bytes].fill_with(|| input.byte());

@@ -1,4 +1,4 @@
-//! Interfaces of the programs, and their removal when the process ends.
+//! Interfaces to which programs are attached, and removal of the programs when the process ends.
 
 use crate::prelude::*;
 use std::{
@@ -33,8 +33,8 @@ fn ip(words: &str) {
     assert!(output.status.success(), "ip {words}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Creates a namespace for this thread with a link: `one` has an address, `other` has none. Returns false
-/// after a skip notice without permission.
+/// Creates a namespace for this thread with a link: `one` has an address, `other` has none. Without
+/// permission, prints a skip notice and returns false.
 pub(crate) fn with_a_link() -> bool {
     // SAFETY: changes the namespace of this thread, and of its later threads and programs, only.
     if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {

@@ -1,4 +1,4 @@
-//! Tens of thousands of short-lived flows from several workers at once: nothing is left over or mixed up.
+//! Tens of thousands of short-lived flows from several workers at once: nothing is left behind or mixed up.
 
 use crate::prelude::*;
 use std::thread;
@@ -41,7 +41,7 @@ fn short_lived_flows_leave_nothing_behind() {
                         expires_ns: now_ns() + 1_000_000_000,
                     };
                     let mut installed = flows.install(&new).expect("there is room");
-                    flows.extend(&mut installed, now_ns() + 2_000_000_000).expect("it is there already");
+                    flows.extend(&mut installed, now_ns() + 2_000_000_000).expect("it is already installed");
                     held.push_back((installed, state));
                     if held.len() > HELD {
                         let (installed, state) = held.pop_front().expect("more than none");

@@ -1,4 +1,4 @@
-//! Kernel functions that the programs call, read from the object: a function missing in a kernel would
+//! Kernel functions that the programs call, read from the object: a function missing from a kernel would
 //! disable the data path there.
 
 use object::{

@@ -1,4 +1,4 @@
-//! Frames written by hand (and by an independent program) with their expected results, for the programs and
+//! Frames written by hand and by an independent program, with their expected results, for the programs and
 //! their mirror.
 
 use crate::prelude::*;
@@ -203,7 +203,7 @@ fn super_packets_of_any_origin_go_to_user_space() {
     with_program(|program| {
         let run = frames.map(|frame| {
             program.fill(&tables(golden));
-            goes_up(&program.run(Place::Tc, &frame).expect("the kernel takes it").action)
+            goes_up(&program.run(Place::Tc, &frame).expect("the kernel accepts it").action)
         });
         assert_eq!(run, is_several);
     });
@@ -216,12 +216,12 @@ fn without_bpf_check_mtu_the_mtu_of_the_route_applies() {
     with_program(|program| {
         let golden = &GOLDEN[0];
         let narrow = Tables { routes: vec![route_by(LOOPBACK, 30)], ..tables(golden) };
-        let mut without = Program::load(false).expect("each kernel takes it");
+        let mut without = Program::load(false).expect("every kernel accepts it");
         for place in places() {
             let goes_up = |program: &mut Program, tables: &Tables| {
                 program.fill(tables);
                 let outcome = program.run(*place, &frame(&bytes(golden.arrives), Summed::Nothing));
-                outcome.expect("the kernel takes it").action == Action::Up(Some(Count::TooBig))
+                outcome.expect("the kernel accepts it").action == Action::Up(Some(Count::TooBig))
             };
             assert!(goes_up(&mut without, &narrow), "{place:?}");
             assert!(!goes_up(&mut without, &tables(golden)), "{place:?}");
@@ -242,7 +242,7 @@ fn the_programs_produce_the_golden_frames() {
                 }
                 program.fill(&tables(golden));
                 let outcome = program.run(place, &frame(&bytes(golden.arrives), summed));
-                check(golden, place, outcome.expect("the kernel takes it").action);
+                check(golden, place, outcome.expect("the kernel accepts it").action);
             }
         }
     });

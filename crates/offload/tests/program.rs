@@ -1,4 +1,4 @@
-//! Programs under BPF_PROG_TEST_RUN, with frames and tables of the tests.
+//! Runs the programs with BPF_PROG_TEST_RUN, on frames and tables supplied by the tests.
 
 use crate::prelude::*;
 use std::{
