@@ -20,7 +20,7 @@
 //! A node reports absolute numbers, never differences, so each report makes up for lost ones.
 //!
 //! A node keeps its quota if the store forgets it. Until the store knows again what all nodes hold
-//! ([`Books`]), it grants nothing: each node claims its quota ([`reclaim`]) and serves its equal share of
+//! ([`Books`]), it grants nothing: each node claims its quota ([`reclaim`]) and grants its equal share of
 //! each limit. A short excess is better than a refused call.
 
 use foldhash::quality::RandomState;

@@ -2,7 +2,7 @@
 //! the fleet's secret can write cards. A node is gone when its record has not changed for a long time. Only
 //! time during which the store answered us is counted, so that a store outage removes no node, and clocks of
 //! different machines are never compared. Redirects to a node stop much sooner: when its record is old by the
-//! store's clock, or another node has noticed that.
+//! store's clock, or another node has reported this.
 
 use std::{collections::BTreeMap, sync::Arc};
 

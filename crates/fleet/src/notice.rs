@@ -165,7 +165,7 @@ impl Opened {
         let message = Message::open(sealer, unix, sealed).ok_or(Refused::Unreadable)?;
         let (_, tag) = sealed.split_last_chunk().ok_or(Refused::Unreadable)?;
         self.forget(unix);
-        // After a clock that was ahead was corrected.
+        // The clock may have been ahead and corrected since.
         self.forgotten = self.forgotten.map(|forgotten| forgotten.min(unix + GOOD_FOR_S));
         let is_old = self.forgotten.is_some_and(|forgotten| message.at <= forgotten);
         if is_old || !self.tags.insert(*tag) {

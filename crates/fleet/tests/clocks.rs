@@ -259,8 +259,8 @@ proptest! {
 proptest! {
     #![proptest_config(crate::cases(200))]
 
-    /// No node uses a key that another connected node does not know, regardless of which node made it and of
-    /// absences. Clocks may differ by the advance time minus some heartbeats.
+    /// No node uses a key that another connected node does not know, regardless of which node made it, and
+    /// despite absences. Clocks may differ by the advance time minus some heartbeats.
     #[test]
     fn no_key_is_used_before_all_know_it(
         clocks in clocks(60 - 2 * BEATS_S as i64, 2..6),
@@ -402,7 +402,7 @@ fn old_key_is_kept_a_week_minus_clock_difference() {
 /// Maximum seconds between two heartbeats.
 const BEATS_S: u64 = 5;
 
-/// A node loses the store at a second, until some seconds after another one has made a key.
+/// A node loses the store at some second, and regains it some seconds after another node has made a key.
 #[derive(Clone, Copy, Debug)]
 struct Absence {
     from: u64,
@@ -453,7 +453,7 @@ impl Keys {
         self.rings[at].as_ref().is_some_and(|ring| ring.keys().iter().any(|known| known.bytes == *key))
     }
 
-    /// Runs half an hour with heartbeats. After a heartbeat of all nodes, each knows the keys in use.
+    /// Runs half an hour with heartbeats. After a heartbeat from all nodes, each knows the keys in use.
     fn run(mut self, absences: &[Absence]) -> Self {
         let nodes = self.clocks.len();
         let mut left: Vec<Option<u64>> = vec![None; nodes];

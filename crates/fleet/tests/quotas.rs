@@ -87,7 +87,7 @@ impl Fleet {
 }
 
 /// Clients connect to random nodes until quotas are full, then some leave and others come. No quota is
-/// exceeded by more than a twentieth, and no client is refused before it is used to 95 %.
+/// exceeded by more than a twentieth, and no client is refused before 95 % of it is used.
 fn quotas_hold(nodes: usize, users: usize, per_user: u32, per_realm: u32) {
     let (mut fleet, mut chance, sealer) = (Fleet::new(nodes), Chance::new(7), Sealer::new("secret"));
     let realm = (sealer.realm("realm"), per_realm);

@@ -31,7 +31,7 @@ pub struct UnixListener {
 }
 
 impl UnixListener {
-    /// Binds and listens; a stale socket file is removed first. `mode` is the permission of the new file
+    /// Binds and listens; a stale socket file is removed first. `mode` sets the permissions of the new file
     /// (write permission allows connecting); `None` leaves it to the umask. Dropping the [`SocketFile`]
     /// removes the file. `AddrInUse` if another listener exists, `AlreadyExists` if the path is another kind
     /// of file.

@@ -128,7 +128,7 @@ fn connect_reports_its_result_as_an_event() {
         let socket =
             TcpSocket::connect(address, &ConnectOptions { source, ..ConnectOptions::default() }).unwrap();
         poller.add_with(&socket, 7, Interest::Edge).unwrap();
-        let event = eventually("an event of the connect", || {
+        let event = eventually("an event for the connect", || {
             poller.wait(Some(Duration::from_millis(100))).unwrap().first().copied()
         });
         assert_eq!((event.token, event.error), (7, expected.is_some()));

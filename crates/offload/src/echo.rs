@@ -47,7 +47,8 @@ impl Echo {
             .map_max_entries("listeners", room)
             .load(OBJECT)
             .map_err(OffloadError::load)?;
-        // Before taking its maps from the object: the program refers to them by open descriptors.
+        // Must come before its maps are taken from the object: the program refers to them by open
+        // descriptors.
         load_classifier(&mut object, PROGRAM)?;
         let mut map: HashMap<_, Listener, u32> =
             HashMap::try_from(take(&mut object, "listeners")?).map_err(map_error)?;

@@ -20,7 +20,7 @@ pub enum OffloadError {
     )]
     Unfinished { source: io::Error },
     #[error(
-        "the kernel's verifier refused the program: {said}; this needs Linux 5.10 or later (xdp: 5.18), better 6.6"
+        "the kernel's verifier refused the program: {said}; this needs Linux 5.10 or later (xdp: 5.18); 6.6 or later is recommended"
     )]
     Verifier {
         /// Last line of its log.
@@ -28,7 +28,7 @@ pub enum OffloadError {
     },
     #[error(
         "the kernel lacks {what} ({source}): this needs Linux 5.10 or later with CONFIG_BPF_SYSCALL, CONFIG_NET_CLS_BPF and \
-             CONFIG_NET_SCH_INGRESS, better 6.6"
+             CONFIG_NET_SCH_INGRESS; 6.6 or later is recommended"
     )]
     Kernel { what: &'static str, source: io::Error },
     #[error(

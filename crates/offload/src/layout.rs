@@ -52,7 +52,7 @@ impl FlowKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// None: marks a client that has flows, so that its other packets are not overtaken.
+    /// No forwarding: marks a client that has flows, so that its other packets are not overtaken.
     Client = 0,
     ToPeer = 1,
     ToClient = 2,

@@ -33,7 +33,7 @@ pub(crate) enum Kind {
     /// TC ingress, after other programs: a firewall comes first (Linux 6.6).
     Tcx,
     Driver,
-    /// XDP after the driver, with any driver.
+    /// Generic XDP, after the driver; works with any driver.
     Generic,
 }
 

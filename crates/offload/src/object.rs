@@ -52,7 +52,7 @@ pub(crate) fn load_object(settings: &Settings, passed: Option<Vec<OwnedFd>>) -> 
         links::stand_for(descriptor(&object, name)?, passed).map_err(kernel)?;
     }
     drop(passed);
-    // Before taking its maps from the object: the program refers to them by open descriptors.
+    // Must come before its maps are taken from the object: the program refers to them by open descriptors.
     load_classifier(&mut object, PROGRAM)?;
     if settings.hook.is_xdp() {
         xdp::check_kernel()?;

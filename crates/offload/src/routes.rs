@@ -235,7 +235,7 @@ impl Routes {
         Ok(())
     }
 
-    /// Keeps neighbour entries fresh that only XDP uses, which the kernel does not notice.
+    /// Keeps neighbour entries fresh that only XDP uses, because the kernel does not notice this use.
     pub(crate) fn use_neighbours(&self, netlink: &mut Netlink) -> io::Result<()> {
         let neighbours: BTreeSet<NextHop> = {
             let inner = self.inner();

@@ -99,7 +99,7 @@ impl Shared {
     pub(crate) fn detach_all(&self) {
         let is_handed_on = self.is_handed_on.load(Ordering::Relaxed);
         for attached in std::mem::take(&mut *self.links()).into_values() {
-            // A link stays through the other process's descriptors, a filter on its own.
+            // A link stays attached through the other process's descriptors, and a filter stays by itself.
             if !(is_handed_on && attached.is_passed && matches!(attached.link, Link::Filter(_))) {
                 attached.link.detach();
             }

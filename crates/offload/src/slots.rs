@@ -17,7 +17,7 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// `most` slots, which rest for `rest` on the clock of `now` below.
+    /// Creates `most` slots, which rest for `rest`, measured on the same clock as `now`.
     pub(crate) fn new(most: u32, rest: u64) -> Self {
         Self { returned: BTreeSet::new(), resting: VecDeque::new(), rest, next: 0, most }
     }

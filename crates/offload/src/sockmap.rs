@@ -102,10 +102,11 @@ impl Sockmap {
             .map_max_entries("sides", places)
             .load(OBJECT)
             .map_err(OffloadError::load)?;
-        // Before taking its maps from the object: the program refers to them by open descriptors.
+        // Must come before its maps are taken from the object: the program refers to them by open
+        // descriptors.
         let program = program(&mut object)?;
         load_program(|| program.load())?;
-        // Not refused if the kernel does not report it.
+        // A kernel that does not report the size is not refused.
         if program.info().is_ok_and(|info| info.size_jitted() == 0) {
             return Err(OffloadError::Interpreted);
         }

@@ -16,7 +16,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 pub(crate) fn load_classifier(object: &mut Ebpf, name: &str) -> Result<(), OffloadError> {
     let program = classifier(object, name)?;
     load_program(|| program.load())?;
-    // Not refused if the kernel does not report it.
+    // A kernel that does not report the size is not refused.
     if program.info().is_ok_and(|info| info.size_jitted() == 0) {
         return Err(OffloadError::Interpreted);
     }

@@ -23,7 +23,8 @@ use crate::{
     xdp,
 };
 
-/// Interval of use notices about XDP's neighbours: shorter than the kernel's own confirmation interval.
+/// Interval at which XDP's neighbours are reported as used: shorter than the kernel's own confirmation
+/// interval.
 const NEIGHBOURS_EVERY: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_secs(1);
 const AFTER_LOST: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
@@ -113,7 +114,7 @@ impl Watcher {
         if is_time { routes.use_neighbours(&mut self.netlink) } else { Ok(()) }
     }
 
-    /// Replaces the previous process's programs where the way of attaching is the same.
+    /// Replaces the previous process's programs if they are attached in the same way.
     pub(crate) fn take_links_over(&mut self) {
         for (passed, descriptor) in std::mem::take(&mut self.received) {
             let PassedLink { number, told, way } = passed;

@@ -1,4 +1,4 @@
-//! Arbitrary input makes the client neither panic nor grow.
+//! Arbitrary input neither makes the client panic nor lets its memory grow.
 
 use crate::client_support::*;
 use proptest::prelude::*;

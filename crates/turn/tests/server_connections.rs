@@ -496,7 +496,7 @@ fn a_connection_bind_is_passed_to_the_connections_worker() {
     assert_eq!(first.feed(&ask), Outcome::HandOver { worker: 1 });
     let verdict = owner.handed_over(stream(42_000), &ask);
     assert!(matches!(verdict, Outcome::Bind { connection: bound, .. } if bound == connection));
-    // Only authenticated requests, and only to existing workers.
+    // Only authenticated requests are passed on, and only to existing workers.
     assert_eq!(first.ask(&Ask::connection_bind(connection)).code(), Some(401));
     let nowhere = ConnectionId(connection.0 | 3 << 22);
     assert_eq!(first.ask(&Ask::connection_bind(nowhere).signed(&alice)).code(), Some(400));

@@ -24,7 +24,7 @@ fn an_allocation_ends_at_its_maximum_duration() {
     world.sleep(1999);
     assert_eq!(refreshed(&mut world), 2, "libnice refreshes immediately after a LIFETIME of 1");
     world.now.ms += 700;
-    assert_eq!(refreshed(&mut world), 2, "a LIFETIME of 0 would mean a deletion");
+    assert_eq!(refreshed(&mut world), 2, "a LIFETIME of 0 would mean deletion");
     world.now.ms -= 700;
     world.sleep(1);
     assert_eq!(world.server.allocations(), 0);

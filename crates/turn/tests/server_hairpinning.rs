@@ -81,7 +81,7 @@ fn indications_contain_external_addresses() {
         world.ask(&Ask::permit(named).signed(&alice)).success();
         goes_to(&world.feed(&Ask::send(named, b"x")), bound);
         assert_eq!(from(world.peer_sends(relay, bound, b"x")), Some(address(named)));
-        // ICMP errors use it too.
+        // ICMP errors use the external address too.
         let icmp_type = if relay.family == Family::V4 { 3 } else { 1 };
         let unreachable = IcmpError { icmp_type, code: 0, info: 0 };
         let told = world.server.data.from_icmp(world.now, relay, address(bound), unreachable);
@@ -251,7 +251,7 @@ fn learning_of_a_nat_leaves_a_shared_peer_to_one_client() {
         world.all_effects();
 
         world.server.reconfigure(world.now, Arc::new(behind_nat(&["10.0.0.5"])));
-        // One of the two clients has lost it, with its channel, and nothing else.
+        // One of the two clients has lost the peer and its channel, and nothing else.
         let (allocation, number, peer) = (first.allocation, ChannelNumber::MIN, address(NAMED));
         let told = world.all_effects();
         assert_eq!(told.len(), 2, "{told:?}");

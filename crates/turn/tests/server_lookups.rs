@@ -267,7 +267,7 @@ fn a_request_without_a_valid_nonce_causes_no_lookup() {
     }
     assert!(!world.effects().iter().any(|effect| matches!(effect, Effect::LookUp(_))));
     assert_eq!(world.server.poll_timeout(), None);
-    // A stale nonce does not count either.
+    // A stale nonce is not enough either.
     world.client = client(40_000);
     world.sleep(3601);
     assert_eq!(code(world.feed(&stolen)), Some(438));

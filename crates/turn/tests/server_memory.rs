@@ -116,7 +116,7 @@ fn mobile_and_tcp_allocations_have_bounded_memory() {
         let each = info.bytes_current / i64::from(COUNT);
         println!("{each} bytes");
         assert!(each < most, "{each}");
-        // Memory is released again, including connections.
+        // Memory is released again, including that of connections.
         let info = allocation_counter::measure(|| {
             for port in 1..=COUNT {
                 world.server.disconnected(world.now, &stream(port));

@@ -593,7 +593,7 @@ fn a_returned_allocation_ends_if_its_address_is_taken() {
     assert!(!other, "the old ID is unused");
     let effects = owner.effects();
     let [Effect::Closed { allocation, .. }] = &effects[..] else { panic!("{effects:?}") };
-    // The runtime must not find the other allocation under this number; that one has the old slot.
+    // The runtime must not find the other allocation under this number; the other one has the old slot.
     assert_ne!(allocation.index, taken.allocation.index);
     assert_eq!(taken.allocation.index, relay.allocation.index);
     assert_eq!((workers.allocations(), workers.held()), (vec![1, 0], 1));

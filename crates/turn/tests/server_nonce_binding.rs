@@ -107,7 +107,7 @@ fn a_ticket_is_accepted_with_the_nonce_of_the_old_address() {
     let (alice, ticket) = mobile(&mut world);
     world.client = elsewhere(1);
     let next = world.ask(&Ask::present(&ticket).signed(&alice)).success().ticket().unwrap();
-    // Again before any data came from there, with the nonce of either address.
+    // The next tickets are presented before any data comes from there, with the nonce of either address.
     world.client = client(50_000);
     let next = world.ask(&Ask::present(&next).signed(&alice)).success().ticket().unwrap();
     world.client = elsewhere(2);

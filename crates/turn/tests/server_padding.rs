@@ -195,7 +195,7 @@ fn refusals(config: ServerConfig, seen: &mut Seen) {
     world.server.policy_mut().per_user = 1;
     seen.ask(&mut world, &Ask::allocate().signed(&who));
 
-    // Half of a dual-stack request.
+    // Only one family of a dual-stack request is granted.
     let mut world = World::with(ServerConfig { relay_v6: false, ..config });
     let who = alice(&mut world, seen);
     let dual = Ask::allocate().with(&AdditionalAddressFamily::new(AddressFamily::IPV6)).signed(&who);

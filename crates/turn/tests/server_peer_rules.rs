@@ -40,7 +40,7 @@ const V6: &[(&str, &str, Option<&str>, Option<&str>)] = &[
 
 /// All IPv6 forms that lead to an IPv4 address.
 fn forms(ip: &str) -> Vec<IpAddr> {
-    let ip: std::net::Ipv4Addr = ip.parse().expect("an address of the table");
+    let ip: std::net::Ipv4Addr = ip.parse().expect("an address in the table");
     let [a, b, c, d] = ip.octets();
     let (high, low) = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
     [

@@ -12,7 +12,7 @@ fn clients() -> impl Iterator<Item = Client> {
         .map(move |number| Client { address: SocketAddr::new(address(number).into(), 4000), ..client(1) })
 }
 
-/// Cookie, features and time are public; the last 46 bits are the MAC.
+/// Cookie, features and time are public; the last 30 bits are the MAC.
 #[test]
 fn the_secret_part_of_nonces_looks_random() {
     let mut world = World::new();
@@ -38,7 +38,7 @@ fn reservation_tokens_look_random() {
     judge(&tokens.collect::<Vec<_>>(), &[255, 255, 255, 255, 255, 255, 255, 0xFE]).unwrap();
 }
 
-/// A typing error must not end another allocation: no two IDs are similar.
+/// A typo must not end another allocation: no two IDs are similar.
 #[test]
 fn allocation_ids_look_random() {
     let mut world = World::with(ServerConfig { authenticate: false, ..config() });

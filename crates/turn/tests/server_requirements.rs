@@ -35,7 +35,7 @@ fn a_response_has_method_and_transaction_of_its_request() {
     assert_eq!((successes, errors), (2, 12));
 }
 
-/// Section 14.8 of RFC 8489: fewer than 128 characters, even if the phrase includes data of the request.
+/// Section 14.8 of RFC 8489: fewer than 128 characters, even if the phrase includes data from the request.
 #[test]
 fn reason_phrases_and_software_are_short() {
     let longest = "2606:4700:1234:5678:9abc:def0:1234:5678";
@@ -198,7 +198,7 @@ fn a_binding_request_is_never_redirected() {
     let mut config = everything();
     config.alternates[0].when = AlternateWhen::Always;
     let mut world = World::with(config);
-    // Not with CHANGE-REQUEST, PADDING and RESPONSE-PORT either (RFC 5780 section 6.1).
+    // Not with CHANGE-REQUEST, PADDING or RESPONSE-PORT either (RFC 5780 section 6.1).
     let binding = || Ask::new(BINDING);
     for ask in [
         binding(),

@@ -1,4 +1,4 @@
-//! Transport addresses: their canonical form, so that an address cannot bypass a check in another notation,
+//! Transport addresses: their canonical form, so that writing an address differently cannot bypass a check,
 //! and addresses in text.
 
 mod unix_name;

@@ -109,7 +109,7 @@ pub enum Failure {
     #[error("the server redirects to {server}{}", domain.as_ref().map(|domain| format!(" ({})", name(domain).cut(REASON))).unwrap_or_default())]
     TryAlternate {
         server: SocketAddr,
-        /// ALTERNATE-DOMAIN: the name its certificate must have.
+        /// ALTERNATE-DOMAIN: the name that the server's certificate must have.
         domain: Option<String>,
     },
     #[error("the server offers no supported password algorithm")]

@@ -118,7 +118,7 @@ fn write_credentials(
     }
     message.attribute(kind::REALM, challenge.realm.as_bytes());
     message.attribute(kind::NONCE, challenge.nonce.as_bytes());
-    // The server verifies other requests by the allocation (RFC 7635 section 9).
+    // The server verifies other requests with the allocation's token (RFC 7635 section 9).
     let shows_token = matches!(method_of(request), method::ALLOCATE | method::REFRESH);
     if let Some(access) = config.access_token.as_ref().filter(|_| shows_token) {
         message.attribute(kind::ACCESS_TOKEN, &access.token);

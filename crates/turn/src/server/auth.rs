@@ -1,6 +1,6 @@
-//! Long-term credentials (RFC 8489 section 9.2.4). A slow store is queried only for requests with a verified
-//! source address: verified by a nonce issued to it, a stream, or a mobility ticket. A flood from forged
-//! addresses never reaches it.
+//! Long-term credentials (RFC 8489 section 9.2.4). A slow store is queried only for requests whose source
+//! address is verified: by a nonce issued to that address, by a stream, or by a mobility ticket. A flood from
+//! forged addresses never reaches it.
 
 pub(crate) mod claim;
 pub(crate) mod keyed_hash;

@@ -39,7 +39,7 @@ pub struct ServerConfig {
     pub bandwidth: Bandwidth,
     /// Shared by all workers. Reloads keep it.
     pub pools: Pools,
-    /// Prefixes that quotas and refusal limits count as one client.
+    /// Lengths of the prefixes that quotas and refusal limits count as one client.
     pub prefixes: PrefixLengths,
     /// Limit on refusals sent to one prefix. Default unlimited.
     pub refusals: Option<RefusalLimit>,

@@ -220,7 +220,7 @@ pub enum Effect {
         /// Another client may have the 5-tuple by now.
         away: bool,
         lived_ms: u64,
-        /// Payload datagrams and bytes; `to_client` too.
+        /// Datagrams and their payload bytes, as in `to_client`.
         to_peer: (u64, u64),
         to_client: (u64, u64),
     },

@@ -6,7 +6,7 @@ use std::{ops::RangeInclusive, time::Duration};
 pub struct ServerLimits {
     pub permissions: usize,
     pub channels: usize,
-    /// Total over all workers.
+    /// Total across all workers.
     pub peer_connections: usize,
     /// Includes connections being established.
     pub peer_connections_per_allocation: usize,
@@ -61,7 +61,7 @@ pub struct ConnectionLimits {
     pub half_open_per_network: usize,
     /// Time until the first complete message, including the TLS handshake; for DTLS, time for the handshake.
     pub first_message: Duration,
-    /// Longest silence of a connection without an allocation.
+    /// Maximum idle time of a connection without an allocation.
     pub idle: Duration,
     /// Bytes of relayed datagrams queued for one TCP or TLS client; beyond them the oldest datagrams are
     /// dropped.

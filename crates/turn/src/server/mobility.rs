@@ -2,8 +2,8 @@
 //! its credentials that it owns it.
 //!
 //! The new 5-tuple first *arrives*: both 5-tuples are valid until the client sends data from the new one
-//! (section 3.2.2). Then the allocation *moves*, and the old one is dropped. `handoff.rs` handles arrivals at
-//! other workers.
+//! (section 3.2.2). Then the allocation *moves*, and the old 5-tuple is dropped. `handoff.rs` handles
+//! arrivals at other workers.
 
 pub(crate) mod handoff;
 pub(crate) mod moved;

@@ -123,7 +123,7 @@ impl<'a> Request<'a> {
         self.view.all(kind::XOR_PEER_ADDRESS).map(move |value| xor_address(value, &transaction))
     }
 
-    /// Comprehension-required, sorted and distinct.
+    /// Unknown comprehension-required attributes, sorted and distinct.
     pub(crate) fn unknown(&self, is_known: impl Fn(u16) -> bool) -> SmallVec<[u16; 4]> {
         let unknown = self.view.unknown(|kind| kind::is_comprehended(kind) || is_known(kind));
         let mut found: SmallVec<[u16; 4]> = unknown.collect();

@@ -114,7 +114,7 @@ impl<'s> AllocationView<'s> {
         self.entry.permissions.iter().map(move |(ip, until)| (ip, until.saturating_sub(now_ms)))
     }
 
-    /// The client's name for the peer, and milliseconds until expiry.
+    /// Channel number, address by which the client knows the peer, and milliseconds until expiry.
     pub fn channels(&self) -> impl Iterator<Item = (u16, SocketAddr, u64)> + use<'s> {
         let now_ms = self.now_ms;
         let channels = self.entry.channels.iter();

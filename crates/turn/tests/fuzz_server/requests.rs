@@ -30,7 +30,7 @@ const MAC_KEY: [u8; 20] = [5; 20];
 pub(super) const RELAYED: &str = "203.0.113.1:50002";
 
 impl Run {
-    /// Builds a request of meaningful attributes, signed as clients do or almost so.
+    /// Builds a request from meaningful attributes, signed the way clients sign or almost so.
     pub(super) fn request(&mut self, input: &mut Input<'_>) -> Vec<u8> {
         let (method, how) = (input.below(8), input.u16());
         let method = METHODS.get(usize::from(method)).copied().unwrap_or_else(|| input.u16() & 0xFFF);

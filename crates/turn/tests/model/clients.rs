@@ -275,10 +275,10 @@ impl Network {
         self.send(from, datagram, way);
     }
 
-    /// Nonce for this 5-tuple and realm, requested if there is none.
+    /// Nonce for this 5-tuple and realm, requested if the client has none.
     fn nonce(&mut self, from: usize, realm: &'static str) -> String {
         if !self.memory.nonces.contains_key(&(from, realm)) {
-            // An invalid nonce is answered with one of that realm.
+            // An invalid nonce is answered with a valid one for that realm.
             let nonce = "made up".to_owned();
             let claim = Claim { user: "alice", right: true, realm, nonce, scheme: Scheme::Md5 };
             let wanted = Wanted::Refresh { lifetime: None, family: None, ticket: None };

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Not covered, since they have separate tests and leave no state behind: NAT discovery, redirects (300), the
-//! choice of a challenge's realm by web origin, the errors of malformed messages, and log effects.
+//! choice of a challenge's realm by web origin, the errors for malformed messages, and log effects.
 //!
 //! Not covered, even though they last as long as an allocation: tokens (RFC 7635), which end it, and bandwidth
 //! limits, which delay data. Clients here have passwords and no such limit. Each has its own model: tokens

@@ -19,7 +19,7 @@ const NONCE_LIFETIME: u64 = 3600;
 const PERMISSION_MS: u64 = 300_000;
 const CHANNEL_MS: u64 = 600_000;
 const PATIENCE_MS: u64 = 30_000;
-/// Maximum requests of one network that wait for the store.
+/// Maximum requests from one network that wait for the store.
 const WAITING_EACH: usize = 32;
 /// Waiting requests per worker before that limit applies.
 const WAITING_FREELY: usize = 512;

@@ -213,7 +213,8 @@ impl Network {
         }
     }
 
-    /// Closes a connection to a peer and its client's. A pending attempt reports later, without effect.
+    /// Closes a connection to a peer and the client's data connection. A pending attempt reports later,
+    /// without effect.
     fn drop_connection(&mut self, at: usize, id: u32) {
         if let Some(Some(from)) = self.connections.remove(&(at, id)) {
             self.ends[from].bound = None;
@@ -838,7 +839,7 @@ impl Network {
 
     /// Everything is serialized. If there is no room for all of it, nothing changes.
     pub(super) fn upgrade(&mut self, remembers: bool, variant: Option<u8>, tight: u8) {
-        // Requests waiting for the store do not delay it.
+        // Requests waiting for the store do not delay the upgrade.
         while (0..self.setup.workers).any(|at| self.work(at, 0) || self.mail(at)) {}
         let limits = self.limits_but(tight);
         let (policy, config) = (policy(&limits), Rules::default().config());
@@ -883,14 +884,14 @@ impl Network {
             let worker = &mut self.workers[at];
             worker.questions.clear();
             worker.server = heir;
-            // Its rules may map channels to other addresses.
+            // The new process's rules may map channels to other addresses.
             self.model.workers[at].rules = rules.clone();
             for (.., number) in &names {
                 self.model.permit_by_channels(at, *number, false);
                 self.model.tell_restored(at, *number);
             }
             self.take_effects(at, None, &Datagram::Noise);
-            // Bindings that its rules refuse end before it serves clients.
+            // Bindings that the new rules refuse end before the process serves clients.
             self.reconfigure(at, rules);
         }
         assert_eq!(old.held(), 0, "the old process must have nothing left");

@@ -87,7 +87,7 @@ pub(super) enum Step {
         which: usize,
         bytes: u16,
     },
-    /// A client's connection closes; numbers beyond the clients select one with an allocation.
+    /// A client's connection closes; numbers beyond those of the clients select one with an allocation.
     Disconnect(usize),
     /// Two tickets are presented from one 5-tuple, to which only one allocation can move.
     Rivals {

@@ -36,7 +36,8 @@ pub struct IcmpError {
 }
 
 impl DataPlane {
-    /// `None` if no allocation owns the peer; `datagrams` then count as dropped. `peer` must be canonical.
+    /// `None` if no allocation owns the peer; `datagrams` are then counted as dropped. `peer` must be
+    /// canonical.
     #[inline]
     pub fn claimant(&mut self, port: SharedPort, peer: IpAddr, datagrams: usize) -> Option<RelayId> {
         let index = match self.forwarding.claimant(port, peer) {
@@ -266,7 +267,7 @@ impl DataPlane {
             relay: RelayId { allocation, family },
             peer: if own.are_translated() { own.internal(view.peer) } else { view.peer },
             payload: view.data,
-            // RFC 8656 section 13: for a client over datagrams, DF applies only from IPv4 to IPv4.
+            // RFC 8656 section 13: for a client that uses datagrams, DF applies only from IPv4 to IPv4.
             dont_fragment: view.dont_fragment
                 && (entry.is_by_stream() || entry.client.address.is_ipv4() && view.peer.is_ipv4()),
         }

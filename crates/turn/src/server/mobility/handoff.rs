@@ -1,6 +1,6 @@
-//! Mobility (RFC 8016) across the workers of a server. The kernel may deliver the client's new 5-tuple to
-//! another worker than the allocation's owner. Clients see no difference: the owner answers every request
-//! from the new 5-tuple, and only data from there moves the allocation.
+//! Mobility (RFC 8016) across the workers of a server. The kernel may deliver packets from the client's new
+//! 5-tuple to a worker other than the allocation's owner. Clients see no difference: the owner answers every
+//! request from the new 5-tuple, and only data from there moves the allocation.
 //!
 //! ```text
 //!            worker 2, with the client                           worker 1, the owner
@@ -36,7 +36,7 @@ pub struct PendingMove {
     pub(crate) owner: u16,
 }
 
-/// Asks `owner` for [`Server::export`], and `to` for [`Server::import`].
+/// Asks `owner` to call [`Server::export`], and `to` to call [`Server::import`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MoveRequest {
     pub owner: u16,
@@ -48,8 +48,8 @@ pub struct MoveRequest {
 }
 
 impl<P: Policy> Server<P> {
-    /// The client's connection came along ([`Effect::HandOver`]); [`Server::from_client`] takes its further
-    /// packets.
+    /// Handles a request passed on together with its client's connection ([`Effect::HandOver`]). The client's
+    /// further packets go to [`Server::from_client`].
     pub fn from_handed_over<'a>(&'a mut self, now: Now, source: &Source, request: &[u8]) -> Verdict<'a> {
         self.request(now, source, Delivery::HandedOver, request)
     }
@@ -60,7 +60,7 @@ impl<P: Policy> Server<P> {
         self.request(now, source, Delivery::Forwarded { via, occupied }, request);
     }
 
-    /// No allocation of `owner` moves to the client.
+    /// Reports that no allocation of `owner` moves to the client.
     pub fn declined<'a>(
         &'a mut self,
         now: Now,
@@ -75,7 +75,7 @@ impl<P: Policy> Server<P> {
         self.from_client(now, source, request)
     }
 
-    /// Drops the oldest pending move at the limit.
+    /// At the limit, drops the oldest pending move.
     pub fn expect(&mut self, pending_move: PendingMove) {
         let PendingMove { client, key, owner } = pending_move;
         // The client may have made a new allocation in the meantime, and a 5-tuple can have only one.
@@ -223,7 +223,7 @@ impl<P: Policy> Server<P> {
         let at = if arrived { Some(moved.to()) } else { moved.was() };
         let padded = at.is_some_and(|at| self.is_stream(&at.client));
         let (mut entry, mut state) = moved.unpack(now, &self.config.peers.own, padded, arrived);
-        // A process of another version or configuration may have installed shorter permissions.
+        // A process with another version or configuration may have installed shorter permissions.
         if self.config.channels_permit {
             for (peer, expires_ms) in entry.outlasted_permissions() {
                 entry.permit(peer, expires_ms);

@@ -22,7 +22,7 @@ use subtle::ConstantTimeEq as _;
 pub(crate) const LEN: usize = 32;
 const HALF: usize = LEN / 2;
 
-/// Maximum number of pads tried. Seven of eight fit.
+/// Maximum number of pads tried. Seven out of eight fit.
 const PADS: u32 = 1 << 12;
 
 const NODE_BITS: u32 = 12;

@@ -1,5 +1,5 @@
-//! Worker of a state machine and node of the server in a fleet. CONNECTION-IDs contain both numbers, and
-//! mobility tickets the node, so that any worker of any node can find the owner.
+//! Worker of a state machine and node of the server in a fleet. CONNECTION-IDs contain both numbers, mobility
+//! tickets only the node, so that any worker of any node can find the owner.
 //!
 //! ```text
 //!  CONNECTION-ID, standalone     worker 10 │ random 22                        bits

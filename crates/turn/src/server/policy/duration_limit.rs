@@ -33,8 +33,8 @@ impl MaxAllocationDuration {
     }
 }
 
-/// Shortest LIFETIME in a response, in seconds. 0 would mean a deletion. libnice refreshes after half of it
-/// in whole seconds: with a LIFETIME of 1 it sent 4,400 Refreshes in the last second.
+/// Shortest LIFETIME in a response, in seconds. 0 would mean deletion. libnice refreshes after half of it in
+/// whole seconds: with a LIFETIME of 1 it sent 4,400 Refreshes in the last second.
 const SHORTEST: u32 = 2;
 
 /// 0 deletes the allocation.

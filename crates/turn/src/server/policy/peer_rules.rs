@@ -1,4 +1,4 @@
-//! Rules on peers. Without them a relay would expose the network that it serves (RFC 8656 section 21.1.5).
+//! Rules for peers. Without them a relay would expose the network that it serves (RFC 8656 section 21.1.5).
 
 use std::{
     fmt,
@@ -168,10 +168,10 @@ fn port_range(text: &str, ports: &str) -> Result<RangeInclusive<u16>, String> {
     }
 }
 
-/// Peer rules. Deny rules take precedence over allow rules, and those over the built-in refusal of special
-/// ranges. On the server's own addresses only relay ports are open, unless an allow rule names the address;
-/// its listeners and the unspecified address are never peers. With `allow_only`, peers without an allow rule
-/// are refused, even public ones.
+/// Peer rules. Deny rules take precedence over allow rules, and allow rules over the built-in refusal of
+/// special ranges. On the server's own addresses only relay ports are open, unless an allow rule names the
+/// address; its listeners and the unspecified address are never peers. With `allow_only`, peers without an
+/// allow rule are refused, even public ones.
 #[derive(Clone, Debug, Default)]
 pub struct PeerRules {
     pub allow: Vec<AllowRule>,

@@ -1,5 +1,5 @@
-//! TCP relaying (RFC 6062): decides on connections between a relayed transport address and peers. The runtime
-//! connects, accepts and copies bytes.
+//! TCP relaying (RFC 6062): decisions about connections between a relayed transport address and peers. The
+//! runtime connects, accepts and copies bytes.
 //!
 //! ```text
 //!  Connect ──▶ Effect::Connect ──▶ connected ──▶ waiting ──▶ ConnectionBind: Effect::Bind ──▶ connection_ended
@@ -183,7 +183,8 @@ impl<P: Policy> Server<P> {
             Err(error) => {
                 self.drop_connection(allocation.index, connection);
                 self.data.stats.connection(ConnectionEvent::ConnectFailed);
-                // 447 is for failures of the peer or the network; a lack of descriptors is the server's own.
+                // 447 is for failures of the peer or the network; a lack of descriptors is the server's own
+                // failure.
                 let code = if error == ConnectError::NoCapacity { 508 } else { 447 };
                 if let Some(state) = self.states.get(allocation.index) {
                     let (realm, username) = (Arc::clone(&state.realm), state.username.clone());

@@ -140,7 +140,7 @@ impl<P: Policy> Server<P> {
             Disposition::ReplyFrom(client) => Verdict::Reply { client, link, bytes: &self.reply },
             Disposition::Later => Verdict::Drop(None),
             Disposition::Wait => {
-                // It is counted when it is delivered again.
+                // The request is counted when it is delivered again.
                 self.data.stats.requests[request.method as usize] -= 1;
                 Verdict::Wait { until_ms: now.ms + EXCHANGE_MS, otherwise: DropReason::QuotaPending }
             }

@@ -3,8 +3,8 @@
 //!
 //! All of these let an unauthenticated request trigger packets from another address or large packets.
 //! Countermeasures: off by default; padding no longer than the request's; no responses to well-known ports;
-//! limits per network and in total on requests that use any of it, and on OTHER-ADDRESS, which makes a
-//! response longer than twice its request.
+//! limits per network and in total on requests that use any of these features, and on OTHER-ADDRESS, which
+//! makes a response longer than twice its request.
 
 use std::{
     hash::BuildHasher as _,
@@ -45,7 +45,7 @@ pub struct NatDiscovery {
 /// Requests per second on each worker; those above the limit are dropped and counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiscoveryLimits {
-    /// Source is an IPv4 /24 or IPv6 /56; burst of 5 seconds. Default 10 (RFC 5780 section 5).
+    /// A source is an IPv4 /24 or IPv6 /56; burst of 5 seconds. Default 10 (RFC 5780 section 5).
     pub per_source: u32,
     /// Burst of one second. Default 1000.
     pub total: u32,

@@ -1,4 +1,5 @@
-//! Rate limit of log lines on refusals, per source, so that no client can suppress the entries of another.
+//! Rate limit for log lines about refusals, per source, so that no client can suppress the entries of
+//! another.
 
 use std::net::IpAddr;
 
@@ -8,7 +9,7 @@ use turnpike_rates::{Rate, Rates};
 const EACH: Rate = Rate::new(20, 1000);
 /// Per worker: 200 at once, then 100 per second.
 const TOTAL: Rate = Rate::new(200, 10);
-/// More than can hold tokens at the same time.
+/// More buckets than can be partly used up at the same time.
 const MOST: usize = 4096;
 
 pub(crate) struct RefusalLog {

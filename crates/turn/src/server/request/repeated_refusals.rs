@@ -1,4 +1,4 @@
-//! Rate limit of refusals to one 5-tuple: some clients answer a refusal immediately with the next request.
+//! Rate limit for refusals to one 5-tuple: some clients answer a refusal immediately with the next request.
 //!
 //! Over UDP and DTLS, where clients retransmit, requests above the limit get no response. Over streams every
 //! request is answered, but reading from the stream pauses ([`crate::server::Effect::Slow`]).
@@ -14,7 +14,7 @@ use crate::{
     time::Now,
 };
 
-/// More than can hold tokens at the same time.
+/// Buckets tracked at the same time; further 5-tuples are not limited.
 const MOST: usize = 4096;
 
 /// 100 at once, then ten per second. libnice sent 9,900 ChannelBinds per second.
@@ -28,7 +28,7 @@ pub(crate) fn repeated_refusals() -> Rates {
 impl<P: Policy> Server<P> {
     /// Returns false if the reply buffer holds a refusal that this 5-tuple has received too often. Applies to
     /// requests about an allocation, even after it has ended. Requests with a nonce issued to this client
-    /// have separate buckets, which an attacker with its forged address cannot fill.
+    /// have separate buckets, which an attacker who forges its address cannot use up.
     pub(crate) fn may_refuse_again(
         &mut self,
         now: Now,
