@@ -13,7 +13,7 @@ const ENOUGH: u64 = 4;
 /// Time without GRO in milliseconds: doubles from the first to the maximum value.
 const FIRST_MS: u64 = 1_000;
 const MOST_MS: u64 = 8_000;
-/// How long GRO stays enabled once disabling it has turned out not to help, in milliseconds.
+/// Time for which GRO stays enabled after disabling it did not help, in milliseconds.
 const USELESS_MS: u64 = 60_000;
 /// Rate in one direction of a session, in datagrams per second, above which GRO may pay off again.
 const HEAVY: u64 = 20_000;
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn gro_stays_enabled_for_few_or_long_super_packets_or_if_the_kernel_would_not_relay_them() {
+    fn gro_stays_enabled_for_super_packets_that_are_few_long_or_not_relayed() {
         let mut gathering = GroControl::default();
         bring(&mut gathering, ENOUGH - 1, 2);
         assert_eq!(look(&mut gathering, 0), []);

@@ -270,7 +270,7 @@ impl Holders {
 proptest! {
     #![proptest_config(crate::kept_seeds())]
 
-    /// At most one client owns a peer on a shared port, and lookups find that client.
+    /// A peer on a shared port is owned by at most one client, and lookups find that client.
     #[test]
     fn a_peer_of_a_shared_port_has_at_most_one_client(steps in steps()) {
         let mut world = World::new();

@@ -39,7 +39,7 @@ pub enum Parsed<'a> {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientHello<'a> {
-    /// Letter case is that of the client (RFC 6066 section 3).
+    /// Not converted to lower case (RFC 6066 section 3).
     pub server_name: Option<&'a str>,
     protocols: &'a [u8],
 }

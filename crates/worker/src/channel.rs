@@ -51,7 +51,7 @@ pub struct Channel {
 pub struct Message {
     /// Zeroized on drop, as they may contain secrets.
     pub bytes: Zeroizing<Vec<u8>>,
-    /// Same order as sent; close-on-exec.
+    /// Kept in the order sent; close-on-exec.
     pub descriptors: Vec<OwnedFd>,
 }
 

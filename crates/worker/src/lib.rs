@@ -147,7 +147,7 @@ impl<C, S> Frame<C, S> {
             return Some(command);
         }
         let command = self.commands.try_recv().or_else(|_| {
-            // The order matters: a command sent from now on wakes the poller again.
+            // Acknowledged first, so that a command sent from now on wakes the poller again.
             self.sender.waker.acknowledge();
             self.commands.try_recv()
         });

@@ -193,7 +193,7 @@ pub(super) struct Waiting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     At(usize, AllocationSlot),
-    /// In transit between two workers, with its former ID. Its times are relative.
+    /// The allocation is in transit between two workers, with its former ID. Its times are relative.
     Travels(AllocationSlot),
     Gone,
 }

@@ -13,7 +13,7 @@ pub(super) struct Setup {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Way {
-    /// In flight until a later step delivers, duplicates or loses it.
+    /// The message stays in flight until a later step delivers, duplicates or loses it.
     pub(super) flies: bool,
     /// The client gets the answer.
     pub(super) heard: bool,

@@ -75,7 +75,7 @@ impl<P: Policy> Server<P> {
         self.from_client(now, source, request)
     }
 
-    /// At the limit, drops the oldest pending move.
+    /// Drops the oldest pending move if the limit is reached.
     pub fn expect(&mut self, pending_move: PendingMove) {
         let PendingMove { client, key, owner } = pending_move;
         // The client may have made a new allocation in the meantime, and a 5-tuple can have only one.
