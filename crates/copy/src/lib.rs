@@ -313,8 +313,8 @@ impl Mover {
         }
     }
 
-    /// Recovers the pipe or buffer of an ended connection. A pipe with data is closed. Dropping the flow
-    /// instead leaves the pool one pipe short.
+    /// Recovers the pipe or buffer of an ended connection. A pipe that still contains data is closed.
+    /// Dropping the flow instead leaves the pool one pipe short.
     pub fn reclaim(&mut self, flow: &mut Flow) {
         match mem::take(&mut flow.held) {
             Held::Nothing => {}

@@ -18,7 +18,7 @@ const SPLICED: Option<bool> = Some(true);
 const BUFFERED: Option<bool> = Some(false);
 const MODES: [Option<bool>; 3] = [BY_TRAFFIC, SPLICED, BUFFERED];
 
-/// Near end for the mover, and far end.
+/// Near end, for the mover, and far end.
 fn pair() -> (TcpSocket, TcpStream) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     // Room for a whole unread message: older kernels open a window of at most 64 KiB before the first read.

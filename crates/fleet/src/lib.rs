@@ -1,4 +1,4 @@
-//! Rules of a fleet: many servers that act as one service. Without sockets, clocks or threads; time and
+//! Rules of a fleet: many servers that act as one service. Uses no sockets, clocks or threads; time and
 //! random numbers are arguments. `stores` keeps the shared state, `serve` connects the two.
 //!
 //! ```text

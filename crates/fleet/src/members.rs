@@ -173,7 +173,7 @@ impl Member {
         self.is_heard() && self.age_ms <= LATE_MS
     }
 
-    /// [`Self::is_heard`] before `passed_ms` of silence was added.
+    /// Like [`Self::is_heard`], but without the last `passed_ms` of silence.
     fn is_heard_but_for(&self, passed_ms: u64) -> bool {
         !self.is_doubted && self.silent_ms.saturating_sub(passed_ms).max(self.age_ms) < DOUBTFUL_MS
     }
@@ -349,7 +349,7 @@ mod tests {
         assert!(heard(&other) && other.doubt(&name("a"), 1) && !heard(&other));
         assert!(!other.doubt(&name("a"), 1), "no news");
         assert!(look(&mut other, 5500, vec![record("a", at(5400), 1)]).is_empty());
-        assert!(heard(&other), "it was only late");
+        assert!(heard(&other), "the node was only late");
     }
 
     #[test]

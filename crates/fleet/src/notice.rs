@@ -300,7 +300,7 @@ mod tests {
         for sealed in all.iter().step_by(97) {
             assert_eq!(opened.open(&sealer, 1060, sealed), Err(Refused::Repeated));
         }
-        // Nor by the process that takes over.
+        // The process that takes over does not execute them again either.
         let text = serde_json::to_string(&opened).unwrap();
         let mut taken: Opened = serde_json::from_str(&text).unwrap();
         for sealed in all.iter().step_by(97) {

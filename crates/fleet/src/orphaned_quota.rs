@@ -14,7 +14,7 @@ const ABANDONED_MS: u64 = 2 * GONE_MS;
 /// Observed records of all nodes.
 #[derive(Clone, Debug, Default)]
 pub struct OrphanedQuota {
-    /// Timestamp in each record, and the time by our clock since when it has been unchanged.
+    /// Timestamp in each record, and the time by our clock at which it last changed.
     seen: HashMap<NodeName, (u64, u64)>,
 }
 

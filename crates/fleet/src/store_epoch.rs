@@ -41,7 +41,7 @@ pub struct StoreEpoch {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EpochState {
     pub era: StoreEpoch,
-    /// The store knows what all nodes hold, as far as can be expected.
+    /// All nodes that can be expected to report have reported their quotas.
     pub is_whole: bool,
 }
 

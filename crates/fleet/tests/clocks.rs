@@ -165,7 +165,7 @@ proptest! {
     ) {
         // Commands are also given at disconnected nodes. They are announced on reconnect and take effect then.
         let anywhere = anywhere && emptied.is_none();
-        // Most interesting at the moment a node reconnects.
+        // The most interesting moment is when a node reconnects.
         let emptied = emptied.map(|at| if at == u64::MAX { away[1].0 + away[1].1 + seed % 3 } else { at });
         let orders = if emptied.is_some() { vec![orders[0], (orders[0].0, Order::Lift)] } else { orders };
         let (mut kept, mut chance) = (Kept::default(), Chance::new(seed));
@@ -268,7 +268,7 @@ proptest! {
         rotation_s in 120_u64..600,
     ) {
         let fleet = Keys::new(&clocks, rotation_s).run(&absences);
-        prop_assert_eq!(fleet.unknown, 0, "a key was used before all knew it");
+        prop_assert_eq!(fleet.unknown, 0, "a key was used before all nodes knew it");
         prop_assert!(fleet.version() > 2, "no key was made");
     }
 

@@ -33,7 +33,7 @@ struct World {
     records: Vec<Record>,
     /// Current view of the store.
     members: FleetMembers,
-    /// Views by the second of the period in which a node reads, and for each zone.
+    /// Members known to the nodes that read in the same second of the period; `views` also by zone.
     known: Vec<FleetMembers>,
     views: Vec<Vec<FleetView>>,
     chance: Chance,

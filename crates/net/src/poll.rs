@@ -23,7 +23,7 @@ pub struct Event {
     pub readable: bool,
     pub writable: bool,
     /// EPOLLERR: read the error queue of UDP sockets with `errors`, otherwise receive. The event repeats
-    /// until the error is taken.
+    /// until the error is read.
     pub error: bool,
     /// EPOLLRDHUP, edge-triggered only: the peer has sent FIN or is gone.
     pub closed: bool,

@@ -133,7 +133,7 @@ impl UdpSocket {
     }
 
     /// Takes over a socket from another process, including its queued datagrams. `drops` is the result of
-    /// [`UdpSocket::lend`] there. `InvalidInput` if it is not a UDP socket.
+    /// [`UdpSocket::lend`] in that process. `InvalidInput` if it is not a UDP socket.
     pub fn take_over(fd: OwnedFd, drops: u32) -> io::Result<Self> {
         let option = |name| sys::get_option(fd.as_fd(), libc::SOL_SOCKET, name);
         if (option(libc::SO_TYPE)?, option(libc::SO_PROTOCOL)?) != (libc::SOCK_DGRAM, libc::IPPROTO_UDP) {

@@ -74,7 +74,7 @@ fn lend_restores_the_default_ttl() {
         let mut tx = Tx::new(Datapath::Mmsg);
         tx.push_bytes(&there, b"plain");
         tx.flush(&mut sockets, &Rx::new(Datapath::Mmsg));
-        // The default applies here too, if the socket stays.
+        // The default applies here too if this process keeps the socket.
         sender.tx.push_bytes(&route, b"plain");
         sender.flush();
         let plain = receive(&mut Rx::new(Datapath::Mmsg), &[&to], 2);

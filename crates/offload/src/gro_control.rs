@@ -287,7 +287,7 @@ mod tests {
         assert_eq!(look(&mut gathering, 100), [], "the mean decides");
         bring(&mut gathering, ENOUGH, 2);
         (0..ENOUGH).for_each(|_| gathering.saw(SOCKET, 2, false));
-        assert_eq!(look(&mut gathering, 200), [], "half of it would not be relayed by the kernel");
+        assert_eq!(look(&mut gathering, 200), [], "half of the traffic would not be relayed by the kernel");
     }
 
     #[test]

@@ -57,7 +57,7 @@ impl PassedKernel {
         Self { layout: LAYOUT, maps, flows, sockets, by_xdp: hook.is_xdp(), links }
     }
 
-    /// Drops the maps: the flows of the previous process end before this one serves.
+    /// Drops the maps: the flows of the previous process end before this one serves clients.
     #[must_use]
     pub fn without_flows(self) -> Self {
         Self { layout: 0, ..self }

@@ -41,7 +41,7 @@ pub struct Frame<'a> {
     pub for_us: bool,
     /// Datagrams combined by GRO, 0 if unknown; TC only.
     pub segments: u32,
-    /// Bytes of each of them, 0 for a single one; TC only.
+    /// Bytes of each combined datagram, 0 for a single one; TC only.
     pub segment_size: u32,
     pub summed: Summed,
 }

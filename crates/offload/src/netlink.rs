@@ -89,7 +89,7 @@ pub(crate) struct NextHop {
     pub(crate) neighbour: IpAddr,
 }
 
-/// Name of the interface for datagrams from a local address to a remote one. `None` without a route.
+/// Name of the interface for datagrams from a local address to a remote one. `None` if there is no route.
 pub fn interface_of_route(from: IpAddr, to: IpAddr) -> io::Result<Option<String>> {
     let mut netlink = Netlink::new()?;
     let Some(next) = netlink.route(from, to)? else { return Ok(None) };

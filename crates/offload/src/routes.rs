@@ -185,8 +185,8 @@ impl Routes {
         first
     }
 
-    /// Looks up routes again whose gateway is among these unreachable neighbours: the kernel then switches to
-    /// another gateway, without a notification.
+    /// Repeats the lookup of routes whose gateway is among these unreachable neighbours: the kernel then
+    /// switches to another gateway, without a notification.
     pub(crate) fn refresh_lost(&self, netlink: &mut Netlink, lost: &BTreeSet<NextHop>) -> io::Result<()> {
         let links = self.inner().links.clone();
         let is_lost = |to, next: NextHop| next.neighbour != to && lost.contains(&next);
@@ -255,8 +255,8 @@ impl Routes {
         held.map(|(ends, held)| (held.slot, *ends, held.next)).collect()
     }
 
-    /// A reader that finds the same interface before and after reading them has a matching gateway and link
-    /// addresses.
+    /// If a reader finds the same interface before and after reading the gateway and link addresses, they
+    /// match.
     fn write(&self, slot: u32, word: u64, next: Option<NextHop>, hop: [u64; HOP_WORDS]) {
         let (place, slot) = (&self.words[slot as usize], slot as usize);
         let gateways = &self.gateways[slot * GATEWAY_WORDS..][..GATEWAY_WORDS];

@@ -183,7 +183,7 @@ fn generic_xdp_is_used_on_request() {
 }
 
 #[test]
-fn xdp_without_a_suitable_driver_fails_at_the_start() {
+fn xdp_without_a_suitable_driver_fails_at_startup() {
     if !with_a_link() || start(Hook::XdpGeneric).is_none() {
         return;
     }
@@ -234,7 +234,7 @@ fn seen_by() -> Vec<u32> {
 
 fn passed(old: &Kernel, settings: &Settings) -> Kernel {
     let (passed, descriptors) = old.export_fds().expect("descriptors");
-    Kernel::from_handover(settings, passed, descriptors).expect("as the old one")
+    Kernel::from_handover(settings, passed, descriptors).expect("the old one could")
 }
 
 fn target() -> SocketAddr {
@@ -292,15 +292,11 @@ fn a_successor_replaces_programs_on_the_same_links_and_keeps_flows() {
         );
         drop((flows, old));
         assert_eq!(seen_by(), first, "{hook:?}: even after the old process ended");
-        new.attach().expect("as the old one");
+        new.attach().expect("the old one could");
         let second = seen_by();
         assert!(second.len() == 1 && second != first, "{hook:?}: {first:?} {second:?}");
         assert_eq!(attached(&new), [("one".to_owned(), hook)], "{hook:?}");
-        assert_eq!(
-            (here.keys(), new.snapshot().flows),
-            (vec![known], 1),
-            "{hook:?}: {stranger:?} is nobody's"
-        );
+        assert_eq!((here.keys(), new.snapshot().flows), (vec![known], 1), "{hook:?}: {stranger:?} remains");
         // State and socket of the flow are not reused.
         let other = install(&mut here, 3);
         assert_eq!(here.keys().len(), 2, "{other:?}");
@@ -336,7 +332,7 @@ fn a_successor_with_other_maps_or_hooks_starts_without_flows() {
         assert_eq!(seen_by(), first, "{before:?} {after:?}");
         new.attach().expect("it can");
         // The kernel releases the old program a moment after its link is closed.
-        eventually(&format!("{before:?} {after:?}: the new one alone"), || {
+        eventually(&format!("{before:?} {after:?}: only the new one is attached"), || {
             let second = seen_by();
             second.len() == 1 && second != first
         });
@@ -347,7 +343,7 @@ fn a_successor_with_other_maps_or_hooks_starts_without_flows() {
     }
 }
 
-/// Copies as held by a process forked by another thread before exec.
+/// Copies like those that a process forked by another thread holds until it calls exec.
 fn links_of_this_process() -> Vec<OwnedFd> {
     let own = pidfd_open(getpid(), PidfdFlags::empty()).expect("Linux 5.3");
     let all = fs::read_dir("/proc/self/fd").expect("/proc").flatten();
@@ -374,7 +370,10 @@ fn a_successor_changes_the_hook_while_old_links_are_still_open() {
         old.hand_on();
         new.attach().expect("the interface is free");
         let second = seen_by();
-        assert!(second.len() == 1 && second != first, "{before:?} {after:?}: the new one alone, at once");
+        assert!(
+            second.len() == 1 && second != first,
+            "{before:?} {after:?}: only the new one is attached, immediately"
+        );
         drop((held, old, new));
         nothing_is_left(&["one", "lo"]);
     }

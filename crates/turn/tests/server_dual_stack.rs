@@ -149,7 +149,7 @@ fn one_family_can_be_deleted_separately() {
     };
     assert!(
         relayed[0].is_some_and(|v4| v4.is_ipv4()),
-        "the address that ended first is missing: {relayed:?}"
+        "the address that was deleted first is missing: {relayed:?}"
     );
     assert!(relayed[1].is_some_and(|v6| v6.is_ipv6()), "{relayed:?}");
     assert_eq!(world.server.allocations(), 0);

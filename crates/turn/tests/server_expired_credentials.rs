@@ -54,7 +54,7 @@ fn an_expired_credential_cannot_allocate() {
     assert_eq!(refused.code(), Some(401));
     assert_eq!(world.refusals(), [CredentialRefusal::Expired { ago: 3 }]);
     assert_eq!(world.ask(&Ask::refresh(600).signed(&timed)).code(), Some(437));
-    // It does not give access to another user's allocation either.
+    // An expired credential does not give access to another user's allocation either.
     world.allocated();
     assert_eq!(world.ask_as("timed", Ask::refresh(0)).code(), Some(441));
     assert_eq!(world.server.allocations(), 2);
@@ -186,7 +186,7 @@ fn the_lowest_lifetime_in_a_response_is_two_seconds() {
     assert_eq!(world.ask(&Ask::allocate().signed(&timed)).success().lifetime(), 2);
     world.effects();
     world.sleep(1);
-    assert_eq!(closed(&mut world), [(ClosedReason::Credential, 1000)], "it really lasts one second");
+    assert_eq!(closed(&mut world), [(ClosedReason::Credential, 1000)], "it did last for one second");
 }
 
 /// An attacker with a forged address never sees the client's nonce.

@@ -471,7 +471,7 @@ fn a_repeated_announcement_does_not_extend_a_fetch() {
 fn a_ticket_finds_its_allocation_without_a_pending_move() {
     let (mut workers, relay, ticket) = Workers::mobile(4);
     let next = workers.present(1, elsewhere(1), &ticket).success().ticket().unwrap();
-    // Longer than a lifetime at home, and then away again.
+    // The client stays at its first address for longer than a lifetime, and then moves again.
     for _ in 0..3 {
         workers.sleep(300);
         for ask in [Ask::refresh(600), Ask::bind(0x4000, PEER)] {

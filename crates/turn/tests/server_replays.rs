@@ -107,7 +107,7 @@ fn a_copy_cannot_take_a_reserved_port() {
     world.client = client(41_000);
     let ask = Ask::allocate().raw(RESERVATION_TOKEN, &token).signed(&alice);
     let request = world.feed(&ask.bytes()).opens();
-    // The copy arrives while the port is opening, and after.
+    // The copy arrives while the port is opening, and afterwards.
     world.client = client(42_000);
     assert_eq!(world.ask(&ask).code(), Some(438));
     world.client = client(41_000);

@@ -30,7 +30,7 @@ fn a_view_shows_bindings_and_their_remaining_time() {
 }
 
 #[test]
-fn an_allocation_is_visible_from_open_sockets_to_its_end() {
+fn an_allocation_is_visible_while_its_sockets_are_open() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     assert_eq!(world.server.slots(), 0);

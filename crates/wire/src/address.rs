@@ -1,5 +1,5 @@
-//! Transport addresses: their canonical form, so that writing an address differently cannot bypass a check,
-//! and addresses in text.
+//! Canonical form of transport addresses, so that another notation cannot bypass a check; and addresses in
+//! text.
 
 mod unix_name;
 mod zoned_ip;

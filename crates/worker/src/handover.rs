@@ -48,8 +48,8 @@ impl<T> Batch<T> {
 }
 
 impl<C: From<Step>, S> Workers<C, S> {
-    /// Opens a channel for each worker. Returns the sockets of each worker followed by its channel's far end,
-    /// and the near ends. Fails if a worker is stuck or has ended.
+    /// Opens a channel for each worker. Returns two lists: each worker's sockets followed by the far end of
+    /// its channel, and the near ends. Fails if a worker is stuck or has ended.
     pub fn offer(
         &self,
         sockets: impl FnMut(mpsc::Sender<io::Result<Vec<OwnedFd>>>) -> C,

@@ -275,8 +275,8 @@ impl<C, S> Workers<C, S> {
         self.running.iter().any(|worker| worker.thread.as_ref().is_none_or(JoinHandle::is_finished))
     }
 
-    /// Returns true if each worker has read its commands since the last call that returned true, and then
-    /// wakes all of them for the next call, which costs each one loop iteration.
+    /// Returns true if every worker has read its commands since the last call that returned true. All workers
+    /// are then woken for the next call, which costs each of them one loop iteration.
     #[must_use]
     pub fn make_progress(&self) -> bool {
         let has_woken = |worker: &Running<C, S>| worker.shared.has_woken.load(Ordering::Relaxed);

@@ -83,7 +83,7 @@ fn malformed_messages_are_errors_and_silence_times_out() {
     assert_eq!(there.receive().unwrap_err().kind(), ErrorKind::TimedOut);
     // A datagram socket on the same descriptor bypasses the framing.
     let raw = UnixDatagram::from(here.as_fd().try_clone_to_owned().unwrap());
-    for garbage in [&b"x"[..], b"garbage that says nothing", &[0xFF; 9], &[0, 0, 0, 9, 0, 0, 0, 0, b'x']] {
+    for garbage in [&b"x"[..], b"garbage without any meaning", &[0xFF; 9], &[0, 0, 0, 9, 0, 0, 0, 0, b'x']] {
         raw.send(garbage).unwrap();
         assert!(there.is_ready(PATIENCE).unwrap());
         assert_eq!(there.receive().unwrap_err().kind(), ErrorKind::InvalidData, "{garbage:?}");

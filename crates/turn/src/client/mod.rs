@@ -4,7 +4,8 @@
 //!
 //! It authenticates (RFC 8489 section 9.2), retransmits (section 6.2.1), handles stale nonces, and refreshes
 //! the allocation with its permissions and channels until it is deleted (RFC 8656). Times are
-//! [`crate::time::Now::ms`]. All state is bounded, and application data is neither copied nor allocated for.
+//! [`crate::time::Now::ms`]. All state is bounded, and application data is not copied and causes no
+//! allocations.
 
 mod config;
 mod credentials;

@@ -1,5 +1,5 @@
-//! Client side, whose messages `stun_types` and `turn_types` write and read as the oracle, and a server in
-//! virtual time.
+//! Client side, with `stun_types` and `turn_types` as the oracle that writes and reads its messages, and a
+//! server in virtual time.
 #![allow(
     dead_code,
     unused_imports,
@@ -392,7 +392,7 @@ pub(crate) fn signed(message: &[u8], key: &Key, mac: Mac, fingerprint: bool) -> 
     buffer
 }
 
-/// Result of a datagram: the verdict, owned, or the effect that continues it.
+/// Result of a datagram: an owned copy of the verdict, or the effect that continues it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Reply(Vec<u8>),

@@ -273,7 +273,7 @@ impl Network {
                 assert_eq!((request.owner, request.to), (owner, own));
                 // Transaction IDs of indications are arbitrary and differ each time.
                 let is_send = matches!(datagram, Datagram::Send { .. });
-                assert!(is_send || datagram.bytes() == *bytes, "wrong datagram to feed again");
+                assert!(is_send || datagram.bytes() == *bytes, "this is not the datagram to feed again");
                 let (client, datagram) = (request.client, datagram.clone());
                 if !self.post(owner.into(), Mail::Wanted { request, number, datagram, bytes }) {
                     self.workers[at].server.not_asked(&client);
@@ -898,7 +898,7 @@ impl Network {
         self.closed.clear();
     }
 
-    /// Limits with one of them one below the current count.
+    /// Limits, one of which is one below the current count.
     fn limits_but(&self, tight: u8) -> Setup {
         let less = |held: usize, limit: usize| if held > 0 { held - 1 } else { limit };
         let mut limits = self.setup.clone();

@@ -122,7 +122,7 @@ pub(super) enum Step {
         ms: u64,
         exact: bool,
     },
-    /// Time passes to a deadline or a millisecond before it, and everything is tried.
+    /// Time passes until a deadline or a millisecond before it, and everything is tried.
     Brink {
         which: usize,
         before: bool,

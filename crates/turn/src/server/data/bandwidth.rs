@@ -7,8 +7,8 @@
 //!                                                                      └▶ Share   an allocation's fair part of the pool
 //! ```
 //!
-//! Callers pass the time in milliseconds of a clock common to all workers. The packet path neither allocates,
-//! locks nor reads a clock, and allocations without limits carry no state.
+//! Callers pass the time in milliseconds of a clock common to all workers. The packet path does not allocate
+//! memory, lock or read a clock, and allocations without limits carry no state.
 //!
 //! **Accuracy.** A bucket admits its rate plus its burst. A datagram longer than the burst passes when the
 //! bucket is full, and must be paid off before the next one. [`pool`] describes the accuracy and fairness of
