@@ -367,7 +367,7 @@ mod tests {
             assert_eq!(has(&bans, unix, name, client), banned, "{unix} {name} {client}");
         }
         assert!(!bans.has(0, "there", ["alice", "alice"], "198.51.100.1".parse().unwrap()));
-        assert!(bans.expire(50 + REMEMBERED_S - 1).is_empty(), "still in effect by another clock");
+        assert!(bans.expire(50 + REMEMBERED_S - 1).is_empty(), "still in effect according to another clock");
         assert_eq!(bans.expire(50 + REMEMBERED_S), ["client 192.0.2.0/24".parse().unwrap()]);
         let alice = "user alice@here".parse().unwrap();
         assert!(bans.lift(100, &alice).is_none(), "the ban is over");

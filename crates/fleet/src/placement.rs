@@ -222,7 +222,7 @@ impl FleetView {
         self.nodes.get(*self.by_number.get(&number)? as usize)
     }
 
-    /// The less busy of two random nodes and its load; with one node, that one.
+    /// The less busy of two random nodes and its load, or the only node.
     fn better(
         &self,
         own: u16,

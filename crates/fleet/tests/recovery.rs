@@ -573,8 +573,8 @@ proptest! {
         prop_assert!(demand.is_met(&mut world), "{} of {limit}", world.used(&USER));
     }
 
-    /// After the store has lost a partly used quota, a node still does not refuse its share until the store
-    /// is complete.
+    /// After the store has lost a partly used quota, a node still grants its share until the store is
+    /// complete.
     #[test]
     fn node_grants_its_share_while_the_store_recovers(
         nodes in 2_usize..8,

@@ -5,8 +5,8 @@
 //! cargo build --release && cargo run --release -p turnpike-net --example ceiling -- target/release/turnpike [ROUNDS]
 //! ```
 //!
-//! Both alternate against the same `turnpike reflect`. The output is the CPU time of the sending thread per
-//! returned datagram (proc(5), schedstat), including its kernel time, and the median ratio.
+//! The two run alternately against the same `turnpike reflect`. The output is the CPU time of the sending
+//! thread per returned datagram (proc(5), schedstat), including its kernel time, and the median ratio.
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "developer tool; panics show the location")]
 
 use std::{

@@ -300,8 +300,8 @@ impl TcpSocket {
 
     /// Starts connecting from the address and port of our own listener. Both sockets need SO_REUSEPORT:
     /// SO_REUSEADDR does not allow a bind next to a listening socket (Linux, inet_csk_bind_conflict). Sets
-    /// TCP_NODELAY, because the first answer may be a request of a protocol with small messages, and
-    /// SO_KEEPALIVE. `AddrNotAvailable` if this connection exists already or is in TIME_WAIT.
+    /// SO_KEEPALIVE, and also TCP_NODELAY, because the first answer may be a request of a protocol with small
+    /// messages. `AddrNotAvailable` if this connection exists already or is in TIME_WAIT.
     pub fn connect_from(local: SocketAddr, address: SocketAddr) -> io::Result<Self> {
         let socket = bound(local, &ListenOptions { reuse_port: true, ..ListenOptions::default() })?;
         socket.set_tcp_nodelay(true)?;

@@ -341,7 +341,7 @@ mod tests {
         bench.emptied.bulk(SOCKET);
         let calm = Some(Duration::from_nanos(CALM_NS));
         assert_eq!(bench.wait(2_020_000, 2_120_000, &[9]), calm);
-        // The check is due when the flow has calmed; any wait that ends earlier reports it too.
+        // The check is due when the flow has calmed down; any wait that ends earlier reports it too.
         assert_eq!(bench.told(), [Ok(2_020_000)]);
         assert_eq!(bench.wait(2_140_000, 2_200_000, &[9]), Some(Duration::from_micros(4880)));
         assert_eq!(bench.told(), [Ok(2_140_000)]);

@@ -402,7 +402,7 @@ fn attribute<const LEN: usize>(attributes_of: Option<&[u8]>, kind: u16) -> Optio
 }
 
 fn put(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
-    #[expect(clippy::cast_possible_truncation, reason = "an address at most")]
+    #[expect(clippy::cast_possible_truncation, reason = "at most an address")]
     body.extend(((4 + value.len()) as u16).to_ne_bytes());
     body.extend(kind.to_ne_bytes());
     body.extend(value);

@@ -262,8 +262,8 @@ impl<P: Policy> Server<P> {
         self.draining = draining;
     }
 
-    /// Allocations survive, except those of removed realms. Permissions and channels to peers that the new
-    /// rules refuse end. New bandwidth and duration limits apply to existing allocations; new quotas apply
+    /// Allocations survive, except those of removed realms. Ends permissions and channels to peers that the
+    /// new rules refuse. New bandwidth and duration limits apply to existing allocations; new quotas apply
     /// only to new allocations.
     pub fn reconfigure(&mut self, now: Now, config: Arc<ServerConfig>) {
         self.realms = Realms::new(&config);

@@ -4,7 +4,7 @@
 //! These two may use a nonce issued to the allocation's client.
 //!
 //! The cost: an eavesdropper can replay such a request from its own address and win if its copy arrives
-//! first. Each request is accepted only once, and TLS and DTLS hide them.
+//! first. Such a request is accepted only once, and TLS and DTLS hide it.
 
 use std::net::IpAddr;
 

@@ -37,7 +37,7 @@ pub enum Fault {
     AtHome,
     /// A connection with an allocation is a control connection.
     ControlConnection,
-    /// An Allocate must send it empty.
+    /// It must be empty in an Allocate.
     NotEmpty,
 }
 
