@@ -384,7 +384,7 @@ fn nodelay_is_set_before_nagle_could_delay() {
         let (mut mover, mut flow, mut ends) = (Mover::default(), Flow::new(true), Ends::new());
         let nodelay = |ends: &Ends| socket2::SockRef::from(&ends.to).tcp_nodelay().unwrap();
         message(&mut mover, &mut flow, &mut ends, copy, ONE_SEGMENT);
-        // One short message needs no call; the pipe always sets it.
+        // A single short message needs no setsockopt(2); the pipe always sets TCP_NODELAY.
         assert_eq!(nodelay(&ends), copy == SPLICED);
         message(&mut mover, &mut flow, &mut ends, copy, 1);
         assert!(nodelay(&ends), "{copy:?}");

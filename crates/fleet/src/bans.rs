@@ -106,7 +106,7 @@ impl Ban {
     }
 
     fn lifts(&self, other: &Self) -> bool {
-        // Versions without ids drop them.
+        // Versions that do not know IDs drop them.
         let is_same = self.id == other.id || self.id == 0 || other.id == 0;
         self.lifted != 0 && self.lifted == other.until && is_same
     }

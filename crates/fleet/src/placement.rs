@@ -306,7 +306,7 @@ fn near_share(busy: f64, mean: f64) -> f64 {
 }
 
 /// Share of a node's clients that are redirected to another zone, because its zone is busier. Nodes below the
-/// mean of their zone redirect none: the others in the zone redirect to them.
+/// mean of their zone redirect no clients: the others in the zone redirect to them.
 fn far_share(busy: f64, zone_mean: f64, mean: f64) -> f64 {
     if zone_mean < ZONE_WORTH || busy < zone_mean { 0.0 } else { ramp(zone_mean, mean) }
 }

@@ -385,7 +385,7 @@ impl<K: SendCalls> Sender<'_, K> {
                         done = count;
                     }
                     libc::ENOBUFS => {
-                        // The device queue dropped it. The next message may use another device.
+                        // The device queue dropped the message. The next message may use another device.
                         self.stats.would_block += next.segments as u64;
                         done += 1;
                     }

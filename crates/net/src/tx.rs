@@ -6,7 +6,8 @@
 //!                                         header │ payload in the arena │ padding   ⎭ UDP_SEGMENT = size
 //! ```
 //!
-//! Adjacent pieces share an iovec, so a reflected super-packet, or a run of generated datagrams, costs one.
+//! Adjacent pieces share an iovec, so a reflected super-packet, or a run of generated datagrams, needs only
+//! one.
 
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;

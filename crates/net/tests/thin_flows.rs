@@ -19,7 +19,7 @@ fn thousand_ready_sockets_fit_in_one_tick() {
         }
         let mut sender = Sender::new(datapath, V4, &UdpOptions::default());
         let mut rx = Rx::new(datapath);
-        // Also in a second tick: one datagram must not increase the batch size.
+        // Two ticks, because one datagram must not increase the batch size.
         for tick in 0..2 {
             for (n, socket) in sockets.iter().enumerate() {
                 let route = sender.route(socket.local_addr());

@@ -1,4 +1,4 @@
-//! rtnetlink(7): interfaces, their addresses, routes, and notifications of changes. Also driver features,
+//! rtnetlink(7): interfaces, their addresses, routes, and notifications of changes. Driver features are read
 //! through generic netlink.
 
 use std::{

@@ -257,7 +257,7 @@ fn install(flows: &mut Flows, port: u16) -> FlowKey {
         socket,
         expires_ns: u64::MAX,
     });
-    // Not removed, as if the process had ended.
+    // The flow stays installed, as if the process had ended.
     assert!(installed.is_ok(), "there is room");
     FlowKey::new(remote, local, None)
 }

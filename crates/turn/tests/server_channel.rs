@@ -121,7 +121,7 @@ fn a_peer_is_permitted_while_a_channel_to_it_lives() {
     let (alice, relay) = world.allocated();
     world.ask(&Ask::refresh(3600).signed(&alice)).success();
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
-    // A CreatePermission does not shorten it.
+    // A CreatePermission does not shorten the permission.
     world.sleep(1);
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
     let answered = |world: &mut World| {

@@ -319,7 +319,7 @@ fn connection_bind_without_a_pending_connection_is_400() {
     assert_eq!(code(bind(&mut world, &alice, 42_000, request.connection)), Some(400));
     assert_eq!(code(bind(&mut world, &alice, 42_001, ConnectionId(request.connection.0 ^ 1))), Some(400));
     world.connect_result(&request, Ok(())).success();
-    // Not over datagrams and not on a control connection.
+    // A ConnectionBind is refused over datagrams and on a control connection.
     assert_eq!(world.ask(&Ask::connection_bind(request.connection).signed(&alice)).code(), Some(400));
     for listener in [0, 3] {
         world.client = Client { listener: ListenerId(listener), ..stream(42_002) };

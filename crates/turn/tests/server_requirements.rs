@@ -198,7 +198,8 @@ fn a_binding_request_is_never_redirected() {
     let mut config = everything();
     config.alternates[0].when = AlternateWhen::Always;
     let mut world = World::with(config);
-    // Not with CHANGE-REQUEST, PADDING or RESPONSE-PORT either (RFC 5780 section 6.1).
+    // Requests with CHANGE-REQUEST, PADDING or RESPONSE-PORT are not redirected either (RFC 5780 section
+    // 6.1).
     let binding = || Ask::new(BINDING);
     for ask in [
         binding(),

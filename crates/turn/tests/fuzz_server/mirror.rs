@@ -77,7 +77,7 @@ impl Mirror {
                 assert_eq!(mirrored.channels.remove(&number.get()).unwrap().0, *peer);
             }
             Effect::RelayClosed { relay } => {
-                // An allocation that ended before its sockets opened returns them.
+                // An allocation that ended before its sockets opened returns the sockets.
                 let Some(mirrored) = self.get_mut(relay.allocation) else { return };
                 assert!(mirrored.until.remove(&(relay.family as u8)).is_some());
                 mirrored.permissions.retain(|ip, _| family(*ip) != relay.family);

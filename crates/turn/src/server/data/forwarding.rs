@@ -435,7 +435,7 @@ impl Forwarding {
     fn detach(&mut self, index: u32) {
         let slot = self.slots.get(index as usize);
         let Some(entry) = slot.and_then(|slot| slot.entry.as_deref()) else { return };
-        // Compare by slot: another entry may have the 5-tuple of a detached one.
+        // Compare by slot: another entry may have the 5-tuple of a detached entry.
         let hash = hash(&self.hasher, &entry.client);
         if let Ok(entry) = self.by_client.find_entry(hash, |found| *found == index) {
             entry.remove();
