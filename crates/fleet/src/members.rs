@@ -20,7 +20,7 @@ pub const GONE_MS: u64 = 10_000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     pub name: NodeName,
-    /// The store's time of the write in milliseconds.
+    /// Time of the write by the store's clock, in milliseconds.
     pub stamp_ms: u64,
     pub beat: Beat,
 }

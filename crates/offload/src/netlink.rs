@@ -480,7 +480,7 @@ mod tests {
                 fs::remove_file(&file).expect("it was there");
                 news.heard()
             };
-            let few = told(replace(7, 1)).expect("one is not much");
+            let few = told(replace(7, 1)).expect("one notification is not lost");
             assert_eq!(few.values().collect::<Vec<_>>(), [&true]);
             assert!(told((0..20_000).map(|n| replace(n % 100, n)).collect()).is_none());
             assert_eq!(told(replace(7, 2)).map(|few| few.len()), Some(1), "notifications continue");
