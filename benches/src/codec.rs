@@ -1,4 +1,4 @@
-//! Cost of one packet in `wire`: the parsing of each relayed datagram, and the MAC of each request.
+//! Cost of one packet in `wire`: parsing each relayed datagram, and computing the MAC of each request.
 
 use std::{hint::black_box, net::SocketAddr};
 

@@ -25,7 +25,7 @@ pub(crate) fn cases(bench: &mut Bench) {
     requests(bench);
 }
 
-/// Owner lookup of a peer when 1,000 allocations share a relay socket.
+/// Looking up the owner of a peer when 1,000 allocations share a relay socket.
 fn claims(bench: &mut Bench) {
     const PORT: SharedPort = SharedPort(0);
     let mut world = empty();
@@ -46,7 +46,7 @@ fn claims(bench: &mut Bench) {
     });
 }
 
-/// Relaying of one allocation among `clients` on its worker.
+/// Relaying for one allocation while its worker has `clients` clients.
 fn relaying(bench: &mut Bench, clients: u16) {
     let (mut world, relays) = populated(clients);
     let (now, server) = (world.now, &mut world.server);
@@ -57,7 +57,7 @@ fn relaying(bench: &mut Bench, clients: u16) {
     for (source, _) in &relays {
         let _ = server.from_client(now, source, &message);
     }
-    // A stride that visits all clients in an order independent of their creation.
+    // A stride that visits all clients in an order that is independent of their creation.
     let mut at = 0;
     let mut next = || {
         at = (at + 617) % relays.len();
@@ -80,7 +80,7 @@ fn relaying(bench: &mut Bench, clients: u16) {
         let verdict = server.from_client(now, &next().0, black_box(&send));
         assert!(matches!(verdict, Verdict::ToPeer { payload, .. } if payload.len() == PAYLOAD.len()));
     });
-    // Many of them: a single one whose hash resembles a client's would cost 30 instructions more.
+    // Many strangers, because a single one whose hash resembles a client's would cost 30 instructions more.
     let strangers: Vec<Source> = (clients + 1..=clients + 1000).map(|port| client(port).into()).collect();
     let mut stranger = 0;
     bench.case(&format!("route/stranger/{clients}"), || {
@@ -90,7 +90,7 @@ fn relaying(bench: &mut Bench, clients: u16) {
     });
 }
 
-/// Unauthenticated requests, and occasional requests of known clients.
+/// Unauthenticated requests, and requests that known clients send occasionally.
 fn requests(bench: &mut Bench) {
     let (mut world, relays) = populated(1);
     let (now, from) = (world.now, relays[0].0);
@@ -107,7 +107,7 @@ fn requests(bench: &mut Bench) {
         let verdict = server.from_client(now, &stranger, black_box(&challenge));
         assert!(matches!(verdict, Verdict::Reply { bytes, .. } if bytes[..2] == [0x01, 0x13]));
     });
-    // Authenticated; the test policy's part is to derive the key from the password.
+    // Authenticated. The cost of the test policy is deriving the key from the password.
     bench.case("request/refresh", || {
         let verdict = server.from_client(now, &from, black_box(&refresh));
         assert!(matches!(verdict, Verdict::Reply { bytes, .. } if bytes[..2] == [0x01, 0x04]));

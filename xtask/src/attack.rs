@@ -20,7 +20,8 @@ pub(crate) struct Options {
     #[arg(long)]
     dry: bool,
 
-    /// Only tests of these modules, such as `newcomers`, and the tables whose rows all come from them [default: all]
+    /// Run only the tests of these modules, such as `newcomers`, and write only tables whose rows all come
+    /// from them [default: all]
     #[arg(value_name = "MODULE")]
     modules: Vec<String>,
 
@@ -83,11 +84,11 @@ impl Table {
 }
 
 const DOCUMENT: &str = "docs/dev/reliability.md";
-/// Each has its own rows in the table of peers. The kernel paths need root, and XDP also ethtool.
+/// Each has rows of its own in the table of peers. The kernel paths need root, and XDP also needs ethtool.
 const DATAPATHS: [&str; 6] = ["basic", "mmsg", "gso", "kernel", "xdp", "xdp-generic"];
 
-/// Runs the tests, and writes each table whose rows were all requested. Fails if a test fails; the exit code is 5 if none failed but some
-/// could not run: then it prints the skipped ones and leaves the document unchanged.
+/// Runs the tests, and writes each table whose rows were all requested. Fails if a test fails. If no test
+/// failed but some could not run, prints those, leaves the document unchanged, and returns exit code 5.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let root = repository()?;
     let program = program(&root, options.program.as_deref())?;
@@ -117,7 +118,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         }
     }
     if !status.success() {
-        return Err("some tests failed: the tables are not written".into());
+        return Err("some tests failed, so the tables are not written".into());
     }
     if !skipped.is_empty() {
         for what in skipped {
@@ -147,7 +148,7 @@ struct Said {
 }
 
 impl Said {
-    /// Keeps a row or a reason for a skip; returns false for lines to print.
+    /// Keeps a row or the reason for a skip; returns false for lines that should be printed.
     fn take(&mut self, line: &str) -> bool {
         if let Some(why) = why_skipped(line) {
             if !self.reasons.iter().any(|known| known == why) {
@@ -171,9 +172,9 @@ impl Said {
         let has = |datapath: &str| peers.iter().any(|row| row.starts_with(&format!("| {datapath} |")));
         let are_asked_for = tables.iter().any(|table| table.name == "peers");
         let missing = DATAPATHS.iter().filter(|datapath| are_asked_for && !has(datapath));
-        let missing = missing.map(|datapath| format!("no row of the data path {datapath}"));
+        let missing = missing.map(|datapath| format!("no row for data path {datapath}"));
         let tables = tables.iter().filter(|table| !self.rows.contains_key(table.name));
-        let tables = tables.map(|table| format!("no row of the table {}", table.name));
+        let tables = tables.map(|table| format!("no row for table {}", table.name));
         self.reasons.iter().cloned().chain(missing).chain(tables).collect()
     }
 
@@ -184,7 +185,7 @@ impl Said {
     fn written_into(&self, document: &str, tables: &[&Table]) -> Result<String, Failure> {
         tables.iter().try_fold(document.to_owned(), |document, table| {
             let name = table.name;
-            let rows = self.table(table).ok_or(format!("no test has printed a row of {name}"))?;
+            let rows = self.table(table).ok_or(format!("no test has printed a row for {name}"))?;
             with_table(&document, name, "cargo xtask attack", &rows)
         })
     }
@@ -266,13 +267,13 @@ mod tests {
         }
         let missing = [
             "data paths xdp and xdp-generic: ethtool is not installed",
-            "no row of the data path xdp",
-            "no row of the data path xdp-generic",
+            "no row for data path xdp",
+            "no row for data path xdp-generic",
         ];
         assert_eq!(said.skipped(&all()), missing);
-        // A row without a reason, and one whose name is a prefix of another.
-        assert_eq!(said_without(&["xdp"]).skipped(&all()), ["no row of the data path xdp"]);
-        assert_eq!(said_without(&["kernel"]).skipped(&all()), ["no row of the data path kernel"]);
+        // A missing row without a reason, and one whose name is a prefix of another name.
+        assert_eq!(said_without(&["xdp"]).skipped(&all()), ["no row for data path xdp"]);
+        assert_eq!(said_without(&["kernel"]).skipped(&all()), ["no row for data path kernel"]);
         assert_eq!(Said::default().skipped(&all()).len(), DATAPATHS.len() + TABLES.len());
     }
 }

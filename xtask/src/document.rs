@@ -19,7 +19,7 @@ mod tests {
         let document =
             |table: &str| format!("a\n<!-- x: written by cargo xtask y -->\n{table}<!-- end of x -->\nb\n");
         let new = with_table(&document("old\n"), "x", "cargo xtask y", "new\n");
-        assert_eq!(new.expect("both marks are there"), document("new\n"));
+        assert_eq!(new.expect("the document has both markers"), document("new\n"));
         for wrong in ["a\n", "<!-- x: written by cargo xtask y -->\n", "<!-- end of x -->\n"] {
             assert!(with_table(wrong, "x", "cargo xtask y", "new\n").is_err(), "{wrong}");
         }

@@ -1,4 +1,4 @@
-//! `cargo xtask links`: checks links between documents, and documents that other files name.
+//! `cargo xtask links`: checks links between documents, and mentions of documents in other files.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,7 +9,7 @@ use std::{
 
 use crate::{Failure, prose::tracked_files, repository};
 
-/// Its tests contain links.
+/// Not checked, because its tests contain links.
 const EXAMPLES: &str = "xtask/src/links.rs";
 
 /// Contents of documents by path below the repository.
@@ -35,7 +35,7 @@ pub(crate) fn run() -> Result<ExitCode, Failure> {
     Ok(if broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Relative links of a document without their target.
+/// Relative links in a document whose target is missing.
 fn broken_links(path: &str, text: &str, documents: &Documents, exists: impl Fn(&str) -> bool) -> Vec<String> {
     let directory = Path::new(path).parent().unwrap_or(Path::new(""));
     let mut broken = Vec::new();
@@ -60,7 +60,7 @@ fn broken_links(path: &str, text: &str, documents: &Documents, exists: impl Fn(&
     broken
 }
 
-/// Paths of documents such as `docs/serve.md#limits` without their target.
+/// Mentions of documents, such as `docs/serve.md#limits`, whose target is missing.
 fn broken_mentions(path: &str, text: &str, documents: &Documents) -> Vec<String> {
     let mut broken = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -97,7 +97,7 @@ fn has_anchor(documents: &Documents, file: &str, anchor: Option<&str>) -> bool {
     }
 }
 
-/// Anchors of a document as GitHub makes them from its headings, and those of `<a id="…">`.
+/// Anchors of a document: those that GitHub generates from its headings, and those of `<a id="…">`.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut anchors = BTreeSet::new();
     let mut seen = BTreeMap::<String, usize>::new();
@@ -120,7 +120,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
 fn slug(heading: &str) -> String {
     let mut text = String::new();
     let mut rest = heading;
-    // A link in a heading counts by its text.
+    // Only the text of a link in a heading counts.
     while let Some((before, link)) = rest.split_once('[') {
         text.push_str(before);
         let Some((words, after)) = link.split_once("](") else {
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn anchors_are_those_of_github() {
+    fn anchors_are_generated_as_on_github() {
         let text = &documents()["docs/page.md"];
         let expected = ["a-page", "old", "serve-limits-again", "twice", "twice-1"];
         assert_eq!(anchors(text).into_iter().collect::<Vec<_>>(), expected);

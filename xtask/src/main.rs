@@ -33,7 +33,7 @@ type Failure = Box<dyn std::error::Error>;
 
 /// Exit code for an exceeded limit, as in turnpike itself.
 const LIMIT_EXCEEDED: u8 = 3;
-/// Exit code if everything that ran has passed but something could not run on this machine.
+/// Exit code if everything that ran passed but something could not run on this machine.
 const INCOMPLETE: u8 = 5;
 
 #[derive(Parser)]
@@ -47,11 +47,11 @@ struct Arguments {
 enum Chore {
     /// Count the instructions per packet and compare them with benches/budgets.toml (needs valgrind)
     Instructions(instructions::Options),
-    /// Fuzz, and record new inputs (fuzz/) and cost (fuzz/ledger.toml)
+    /// Fuzz, and record new inputs (fuzz/) and the cost (fuzz/ledger.toml)
     Fuzz(fuzz::Options),
     /// Inject one fault at a time while clients are on calls, and tabulate the effects
     Faults(faults::Options),
-    /// Serve for hours, and check if anything grows
+    /// Relay for hours, and check whether any resource use grows
     Soak(soak::Options),
     /// Run attacks on all data paths, and write the tables of docs/dev/reliability.md
     Attack(attack::Options),
@@ -59,9 +59,9 @@ enum Chore {
     Differential(differential::Options),
     /// Boot kernels of several ages, relay on each data path, and print a table (needs root or QEMU)
     Kernels(kernels::Options),
-    /// Check links between documents, and documents named in code
+    /// Check links between documents, and mentions of documents in code
     Links,
-    /// Run the parts with `unsafe` that call no kernel under Miri (needs a nightly with it)
+    /// Run the parts with `unsafe` that make no system calls under Miri (needs a nightly toolchain with Miri)
     Miri,
     /// Break one function at a time in wire, turn and fleet, and print changes that no test notices (hours)
     Mutants(mutants::Options),
@@ -104,7 +104,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Reason of a skipped test in a line of output, possibly after the test's name or dots.
+/// Reason why a test was skipped, from a line of output in which it may follow the test's name or dots.
 fn why_skipped(line: &str) -> Option<&str> {
     let name = line.strip_prefix("test ").and_then(|line| line.split_once(" ... "));
     name.map_or_else(|| line.trim_start_matches(['.', 'i']), |(_, words)| words).strip_prefix("SKIPPED: ")
@@ -112,7 +112,7 @@ fn why_skipped(line: &str) -> Option<&str> {
 
 /// Root of the repository, from any directory below it.
 fn repository() -> Result<PathBuf, Failure> {
-    // Set by cargo; a copied binary uses the path of its build.
+    // Set by cargo; a copied binary uses the path from its build.
     let manifest =
         env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
     Ok(manifest.parent().ok_or("xtask has no parent directory")?.to_owned())
@@ -122,8 +122,8 @@ fn target(repository: &Path) -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository.join("target"), PathBuf::from)
 }
 
-/// The current cargo, in the repository, without the variables that it set for this package: build scripts that depend on them (ring's)
-/// would rerun and recompile everything after them.
+/// The current cargo, in the repository, without the variables that it set for this package: build scripts
+/// that depend on them (ring's) would run again, and everything that depends on those would be recompiled.
 fn cargo(repository: &Path) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(repository);
@@ -134,7 +134,8 @@ fn cargo(repository: &Path) -> Command {
     command
 }
 
-/// Tests of the binary. Always the whole workspace, like ./test, so that cargo compiles everything once.
+/// Tests of the binary. Always builds the whole workspace, as ./test does, so that cargo compiles everything
+/// only once.
 fn trials(repository: &Path) -> Command {
     let mut command = cargo(repository);
     command.args(["test", "--quiet", "--workspace", "--locked", "--test", "trials"]);

@@ -1,11 +1,12 @@
-//! `cargo xtask miri`: runs the parts of `net` and `offload` without system calls under Miri, which detects undefined behaviour that a
-//! CPU tolerates. Needs a nightly toolchain with Miri; otherwise it is skipped.
+//! `cargo xtask miri`: runs those parts of `net` and `offload` that make no system calls under Miri, which
+//! detects undefined behaviour that a CPU tolerates. Skipped unless a nightly toolchain with Miri is
+//! installed.
 
 use std::process::{Command, ExitCode};
 
 use crate::Failure;
 
-/// Crates and their tests that use only system calls known to Miri and finish within hours.
+/// Crates, and those of their tests that use only system calls supported by Miri and finish within hours.
 const PURE: [(&str, &[&str]); 2] = [
     (
         "turnpike-net",
@@ -31,7 +32,7 @@ pub(crate) fn run() -> Result<ExitCode, Failure> {
     let version = Command::new("cargo").args(["+nightly", "miri", "--version"]).output();
     let Some(version) = version.ok().filter(|output| output.status.success()) else {
         println!(
-            "skipped: no nightly with Miri (rustup toolchain install nightly --component miri,rust-src)"
+            "skipped: there is no nightly toolchain with Miri (rustup toolchain install nightly --component miri,rust-src)"
         );
         return Ok(ExitCode::SUCCESS);
     };

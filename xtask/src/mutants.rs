@@ -1,5 +1,5 @@
-//! `cargo xtask mutants`: breaks one function at a time in `wire`, `turn` and `fleet`, and prints each change that no test of its
-//! crate notices. Takes hours in total, minutes per file.
+//! `cargo xtask mutants`: breaks one function at a time in `wire`, `turn` and `fleet`, and prints each change
+//! that no test of the crate notices. Takes minutes per file, and hours for all files.
 
 use std::{
     collections::BTreeSet,
@@ -25,7 +25,7 @@ pub(crate) struct Options {
     #[arg(long)]
     list: bool,
 
-    /// Only one in this many changes, for an estimate of the score
+    /// Make only one in this many changes, to estimate the score
     #[arg(long, value_name = "N")]
     one_in: Option<u32>,
 }
@@ -57,14 +57,14 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
             ExitCode::FAILURE
         });
     }
-    // Doc tests cover the documentation, not the code.
+    // Doc tests check the documentation, not the code.
     let status = mutants.args(["--", "--lib", "--tests"]).status()?;
     let found = Found::read(&folder.join("mutants.out"))?;
     println!("{}", found.score());
     found.missed.iter().for_each(|mutant| println!("survives: {mutant}"));
     match status.code() {
         Some(0) => Ok(ExitCode::SUCCESS),
-        // Missed ones, or only timeouts, which count as noticed.
+        // Some changes were missed, or there were only timeouts, which count as noticed.
         Some(2 | 3) if found.missed.is_empty() => Ok(ExitCode::SUCCESS),
         Some(2) => Ok(ExitCode::from(LIMIT_EXCEEDED)),
         _ => Err("the tests fail without any change, or cargo-mutants does not work here".into()),
@@ -74,7 +74,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
 fn crates_of(files: &[PathBuf]) -> Result<BTreeSet<&'static str>, Failure> {
     let owner = |file: &PathBuf| {
         let owner = CRATES.into_iter().find(|krate| file.starts_with(Path::new("crates").join(krate)));
-        owner.ok_or_else(|| format!("{} is not a file of {}", file.display(), CRATES.join(", ")).into())
+        owner.ok_or_else(|| format!("{} is not a file in {}", file.display(), CRATES.join(", ")).into())
     };
     if files.is_empty() { Ok(CRATES.into()) } else { files.iter().map(owner).collect() }
 }
@@ -89,7 +89,7 @@ fn installed(root: &Path, folder: &Path) -> Result<PathBuf, Failure> {
             .arg(&tools)
             .arg("--target-dir")
             .arg(folder.join("build"))
-            // The program itself computes little, so it needs no optimisation.
+            // The program itself computes little, so it need not be optimised.
             .envs([("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0"), ("CARGO_PROFILE_RELEASE_LTO", "off")])
             .envs([("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"), ("CARGO_PROFILE_RELEASE_DEBUG", "0")])
             .status()?;
@@ -126,7 +126,7 @@ impl Found {
         let viable = noticed + self.missed.len();
         let percent = 100 * noticed / viable.max(1);
         format!(
-            "{noticed} of {viable} changes are noticed ({percent} %), {} of these by a timeout; {} do not compile",
+            "{noticed} of {viable} changes were noticed ({percent} %), {} of them by a timeout; {} did not compile",
             self.timeouts, self.unviable
         )
     }
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_name_their_crates() {
+    fn the_crate_of_a_file_is_found() {
         let of = |files: &[&str]| crates_of(&files.iter().map(PathBuf::from).collect::<Vec<_>>());
         assert_eq!(of(&[]).unwrap().len(), CRATES.len());
         let files = ["crates/turn/src/client/mod.rs", "crates/fleet/src/lease.rs", "crates/turn/src/lib.rs"];
@@ -150,7 +150,7 @@ mod tests {
         let found = Found { missed: vec!["a".to_owned()], caught: 8, timeouts: 1, unviable: 5 };
         assert_eq!(
             found.score(),
-            "9 of 10 changes are noticed (90 %), 1 of these by a timeout; 5 do not compile"
+            "9 of 10 changes were noticed (90 %), 1 of them by a timeout; 5 did not compile"
         );
     }
 }

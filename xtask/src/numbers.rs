@@ -32,7 +32,7 @@ const MANAGEMENT: [&str; 12] = [
     "serve",
     "stores",
 ];
-/// Programs that generate the tables of the documents.
+/// Tests that generate the tables in the documentation.
 const TRIALS: &str = "trials";
 /// Crates that only tests link.
 const TESTS: [&str; 3] = ["interleave", "testkit", "trials"];
@@ -57,11 +57,11 @@ struct Source {
     shape: Shape,
 }
 
-/// Contents of a file outside its tests.
+/// Contents of a file, excluding its tests.
 #[derive(Default)]
 struct Shape {
     test_lines: usize,
-    /// Modules in files of their own that only tests have.
+    /// Modules in files of their own that exist only in tests.
     test_modules: Vec<Vec<String>>,
     types: Vec<String>,
     public_items: usize,
@@ -75,7 +75,7 @@ struct Shape {
 #[derive(Default)]
 struct Numbers {
     sources: Vec<Source>,
-    /// Lines of files in `tests` directories, without those of [`TRIALS`].
+    /// Lines of files in `tests` directories, except those of [`TRIALS`].
     test_lines: usize,
     trial_lines: usize,
 }
@@ -148,7 +148,7 @@ impl Numbers {
         Ok(numbers)
     }
 
-    /// A file that its parent declares for tests alone counts as test lines, and so do the files below it.
+    /// A file that its parent declares only for tests counts as test lines, as do the files below it.
     fn set_test_files_apart(&mut self) {
         let modules: Vec<(String, Vec<String>)> = self
             .sources
@@ -179,7 +179,7 @@ impl Numbers {
         self.sources.iter().filter(|source| source.krate == krate).map(|source| of(&source.shape)).sum()
     }
 
-    /// Files by the type names that they define.
+    /// Maps each type name to the files that define it.
     fn types(&self) -> BTreeMap<&str, Vec<String>> {
         let mut types = BTreeMap::<&str, Vec<String>>::new();
         for source in self.sources.iter().filter(|source| !TESTS.contains(&source.krate.as_str())) {
@@ -190,7 +190,7 @@ impl Numbers {
         types
     }
 
-    /// Pairs of files in one crate of which each imports the other.
+    /// Pairs of files in one crate that import each other.
     fn cycles(&self) -> Vec<(String, String)> {
         let mut files = BTreeMap::<&str, BTreeMap<&[String], &Source>>::new();
         for source in &self.sources {
@@ -347,7 +347,7 @@ fn is_for_tests(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// The file that an import leads to: the longest path of modules that is a file.
+/// The file that an import refers to: the longest module path that is a file.
 fn file_of(files: &BTreeMap<&[String], &Source>, path: &[String]) -> Option<Vec<String>> {
     (0..=path.len())
         .rev()
@@ -356,7 +356,7 @@ fn file_of(files: &BTreeMap<&[String], &Source>, path: &[String]) -> Option<Vec<
         .map(<[String]>::to_vec)
 }
 
-/// Names of the modules that a path below `src` stands for.
+/// Module path of a file below `src`.
 fn module_of(path: &Path) -> Vec<String> {
     let mut module: Vec<String> =
         path.with_extension("").iter().map(|part| part.to_string_lossy().into()).collect();
@@ -386,7 +386,7 @@ fn rust_files(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(files)
 }
 
-/// Crates that the parser of configurations links, itself included.
+/// Number of crates that the configuration parser links, including itself.
 fn linked_by_config(root: &Path) -> Result<usize, Failure> {
     let tree = cargo(root)
         .args(["tree", "--offline", "--package", "turnpike-config", "--edges", "normal", "--prefix", "none"])
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn type_name_of_two_crates_is_listed_with_both() {
+    fn type_name_in_two_crates_is_listed_with_both() {
         let sources = vec![source("net", &["a"], "struct A;"), source("relay", &[], "enum A {}")];
         let numbers = Numbers { sources, ..Numbers::default() };
         assert_eq!(numbers.types()["A"], ["net::a", "relay"]);

@@ -42,7 +42,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let place = root.join(BUDGET);
     let mut budget = match fs::read_to_string(&place) {
         Ok(text) => Budget::parse(&text)?,
-        // Deleting the file is visible in review, so a missing one starts with the current counts.
+        // If the file is missing, start with the current counts: deleting it would be noticed in review.
         Err(why) if why.kind() == std::io::ErrorKind::NotFound => Budget::of(counts.clone()),
         Err(why) => return Err(why.into()),
     };
@@ -76,7 +76,7 @@ fn findings(root: &Path) -> Result<BTreeMap<String, Vec<Finding>>, Failure> {
     let mut all = BTreeMap::new();
     for path in tracked_files(root)? {
         let Some(kind) = source::Kind::of(&path) else { continue };
-        // Deleted, but not yet in a commit.
+        // The file is deleted, but the deletion is not committed yet.
         let Ok(text) = fs::read_to_string(root.join(&path)) else { continue };
         let found = kind.findings(&text).map_err(|why| format!("{path}: {why}"))?;
         if !found.is_empty() {
@@ -86,7 +86,7 @@ fn findings(root: &Path) -> Result<BTreeMap<String, Vec<Finding>>, Failure> {
     Ok(all)
 }
 
-/// Files in the index of Git and new ones that it does not ignore.
+/// Files in Git's index, and new files that it does not ignore.
 pub(crate) fn tracked_files(root: &Path) -> Result<Vec<String>, Failure> {
     let output = Command::new("git")
         .args(["ls-files", "--cached", "--others", "--exclude-standard"])

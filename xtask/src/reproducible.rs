@@ -13,19 +13,20 @@ use crate::{Failure, repository};
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Directory for the builds; needs some gigabytes, which are removed afterwards
+    /// Directory for the builds; needs some gigabytes and is removed afterwards
     #[arg(long, default_value = "target/reproducible")]
     dir: PathBuf,
 }
 
-/// Different lengths, so that neither path fits in place of the other.
+/// The lengths differ, so that neither path fits in place of the other.
 const PLACES: [&str; 2] = ["a", "another/place"];
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let root = repository()?;
     let dir = root.join(&options.dir);
     let trees = PLACES.map(|place| dir.join(place));
-    // Copies both with one timestamp before building, since the tree may change meanwhile.
+    // Makes both copies, with the same timestamp, before building, because the tree may change in the
+    // meantime.
     for tree in &trees {
         copy_of_the_tree(&root, tree)?;
     }
@@ -51,7 +52,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     }
     let [one, other] = [fs::read(&built[0])?, fs::read(&built[1])?];
     if one == other {
-        println!("the same {} bytes", one.len());
+        println!("both builds have the same {} bytes", one.len());
         fs::remove_dir_all(&dir)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -60,14 +61,14 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Copies all tracked files with uncommitted changes.
+/// Copies all tracked files, including uncommitted changes.
 fn copy_of_the_tree(root: &Path, to: &Path) -> Result<(), Failure> {
     if to.exists() {
         fs::remove_dir_all(to)?;
     }
     let listed = Command::new("git").args(["ls-files", "-z"]).current_dir(root).output()?;
     if !listed.status.success() {
-        return Err("git does not know this tree".into());
+        return Err("git cannot list the files of this tree".into());
     }
     for name in String::from_utf8(listed.stdout)?.split_terminator('\0') {
         let (from, to) = (root.join(name), to.join(name));

@@ -1,5 +1,5 @@
-//! `cargo xtask requirements`: each RFC requirement on a server names the tests that check it, or the entry of docs/dev/rfcs.md with the reason
-//! for a deviation.
+//! `cargo xtask requirements`: checks that for each RFC requirement on a server there is a test, or an entry
+//! in docs/rfcs.md with the reason for a deviation.
 //!
 //! ```text
 //! rfc ⇥ section ⇥ level ⇥ requirement ⇥ TARGET::module::test, …; rfcs.md: Entry
@@ -30,7 +30,7 @@ pub(crate) struct Options {
     /// Read results from the logs in this directory, as written by ./test, instead of running the tests
     #[arg(long, value_name = "DIR")]
     logs: Option<PathBuf>,
-    /// Run no tests; check that tests and entries exist
+    /// Do not run tests; only check that tests and entries exist
     #[arg(long, conflicts_with = "logs")]
     list: bool,
 }
@@ -39,7 +39,7 @@ struct Row<'a> {
     place: String,
     rfc: &'a str,
     tests: Vec<&'a str>,
-    /// Bold words at the start of an entry.
+    /// Bold words at the beginning of an entry.
     entry: Option<&'a str>,
 }
 
@@ -99,7 +99,7 @@ fn parse_row(at: usize, line: &str) -> Result<Row<'_>, Failure> {
     Ok(Row { place: format!("RFC {rfc} section {section}, {requirement}"), rfc, tests, entry })
 }
 
-/// Entries named in rows that the document lacks.
+/// Entries that rows name but the document lacks.
 fn missing_entries(rows: &[Row<'_>], deviations: &str) -> Vec<String> {
     let is_there = |entry: &str| deviations.contains(&format!("**{entry}"));
     let missing = rows.iter().filter_map(|row| {
@@ -173,7 +173,7 @@ fn read(log: &str, outcomes: &mut BTreeMap<String, Outcome>) {
                 "FAILED" => Outcome::Failed,
                 _ => continue,
             };
-            // One pass is enough: a failed test may have passed alone.
+            // One pass is enough: a failed test may have passed when run alone.
             let before = outcomes.entry(format!("{target}::{name}")).or_insert(outcome);
             *before = outcome.min(*before);
         }
@@ -195,7 +195,7 @@ fn run_tests(tests: &BTreeSet<&str>) -> Result<BTreeMap<String, Outcome>, Failur
         };
         let output =
             cargo.args(["--", "--show-output", "--exact"]).args(names).stdin(Stdio::null()).output()?;
-        // The name of each program is on standard error, in the order of the results.
+        // The names of the programs are on standard error, in the order of the results.
         let said = [&output.stderr[..], &output.stdout[..]].map(String::from_utf8_lossy).join("\n");
         read(&said.replace("\r", ""), &mut outcomes);
         if target.starts_with("turnpike_") {
@@ -205,7 +205,8 @@ fn run_tests(tests: &BTreeSet<&str>) -> Result<BTreeMap<String, Outcome>, Failur
     Ok(outcomes)
 }
 
-/// Unit tests run in many programs, whose names are in another stream than their results; the paths identify them.
+/// Unit tests run in many programs, whose names are in a different stream from the results, so the tests are
+/// identified by their paths.
 fn relabelled(target: &str, said: &str) -> BTreeMap<String, Outcome> {
     let mut found = BTreeMap::new();
     read(said, &mut found);
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_entry_is_a_mistake() {
+    fn missing_entry_is_reported() {
         let list = format!("{HEADER}\n5780\t6.1\tSHOULD\tLength\trfcs.md: PADDING\n");
         let rows = rows(&list).expect("a list");
         assert!(missing_entries(&rows, "- **PADDING** in an answer").is_empty());

@@ -1,6 +1,6 @@
-//! `cargo xtask upgrade-from`: upgrades a server and a forwarder under load from an earlier build to this one, back, and again. The
-//! earlier build is a given program, such as the last release, or is built from its commit in a separate work tree; most crates of both
-//! are the same, so cargo reuses them.
+//! `cargo xtask upgrade-from`: upgrades a server and a forwarder under load from an earlier build to this
+//! one, back, and again. The earlier build is a given program, such as the last release, or is built from its
+//! commit in a separate work tree. Most crates are the same in both, so cargo reuses them.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ use crate::{Failure, INCOMPLETE, cargo, repository, target, trials, why_skipped}
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// First program, or the commit or tag to build it from
+    /// Program to upgrade from, or the commit or tag to build it from
     #[arg(value_name = "FILE|COMMIT")]
     previous: String,
 
@@ -23,7 +23,7 @@ pub(crate) struct Options {
     program: Option<PathBuf>,
 }
 
-/// Runs the tests. Exit code 5 if none failed but one could not run here.
+/// Runs the tests. Exit code 5 if none failed but at least one could not run here.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let root = repository()?;
     let previous = match Path::new(&options.previous) {

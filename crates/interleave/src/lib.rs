@@ -1,17 +1,22 @@
-//! Models of lock-free data shared between threads, built with loom, which runs threads in every order that their memory orderings allow.
-//! The files are the product's own: they import `crate::sync`, which is the standard library there and loom here.
+//! Models of lock-free data shared between threads, built with loom, which runs threads in every interleaving
+//! that their memory orderings allow. The included files are the production sources: they import
+//! `crate::sync`, which re-exports the standard library in production and loom in this crate.
 //!
-//! Each function below is one model, run by a test of the same name. More than two threads with a few operations each have too many orders
-//! to explore; the smallest example of each fault needs no more.
+//! Each function below is one model, run by a test of the same name. Keep models to two threads with a few
+//! operations each: more would produce too many interleavings to explore, and two threads are enough to
+//! reproduce each bug.
 //!
-//! loom (0.7) remembers only the last access of each atomic. It therefore misses orders in which a thread writes a value that it read
-//! earlier, if another thread read the atomic first. If two threads do different things to one atomic, the model runs with each thread in
-//! each role.
-#![cfg(not(test))] // Nor are the tests beside what is borrowed built here: they know nothing of loom.
+//! loom (0.7) remembers only the last access of each atomic. It therefore misses interleavings in which a
+//! thread writes a value that it read earlier, if another thread read the atomic first. If two threads do
+//! different things to one atomic, the model runs twice, with the roles swapped.
+#![cfg(not(test))] // The unit tests in the included files are not written for loom.
 #![forbid(unsafe_code)]
 #![allow(dead_code, reason = "a model uses only part of a file")]
-#![allow(clippy::modulo_one, reason = "of one part, each key is in it")]
-#![allow(unreachable_pub, reason = "names of models are sentences")]
+#![allow(clippy::modulo_one, reason = "with a single shard, every key maps to it")]
+#![allow(
+    unreachable_pub,
+    reason = "the included files are private modules here, so their `pub` items are unreachable"
+)]
 
 use loom::sync;
 
@@ -101,14 +106,14 @@ pub fn gauge_never_exceeds_its_limit() {
     });
 }
 
-pub fn gauge_refuses_none_because_of_a_refused_entry() {
+pub fn a_refused_entry_does_not_make_the_gauge_refuse_another() {
     loom::model(|| {
         let gauge = Arc::new(gauge::Gauge::new(1));
         assert!(gauge.enter());
         let other = with(&gauge, gauge::Gauge::enter);
         gauge.leave();
         let again = gauge.enter();
-        assert!(join(other) || again, "one place was free, and both were refused");
+        assert!(join(other) || again, "one slot was free, but both were refused");
     });
 }
 
@@ -125,19 +130,23 @@ pub fn quotas_are_never_exceeded_and_fully_returned() {
         };
         let other = with(&quotas, visit);
         let own = visit(&quotas);
-        assert!(join(other) || own, "one place was free, and both were refused");
+        assert!(join(other) || own, "one slot was free, but both were refused");
         assert!(quotas.held().is_empty());
         assert_eq!(quotas.acquire(UserRef::new("realm", "alice"), HOME), Ok(()));
     });
 }
 
-pub fn user_at_the_limit_blocks_no_other_user() {
+pub fn user_at_the_limit_does_not_block_other_users() {
     loom::model(|| {
         let quotas = quotas_of(2, 1);
         assert_eq!(quotas.acquire(UserRef::new("realm", "alice"), HOME), Ok(()));
-        // Alice is refused in every order, Bob never.
+        // Alice is refused in every interleaving, Bob never.
         let greedy = with(&quotas, |quotas| quotas.acquire(UserRef::new("realm", "alice"), HOME));
-        assert_eq!(quotas.acquire(UserRef::new("elsewhere", "alice"), HOME), Ok(()), "another user");
+        assert_eq!(
+            quotas.acquire(UserRef::new("elsewhere", "alice"), HOME),
+            Ok(()),
+            "the other alice is another user"
+        );
         assert!(join(greedy).is_err());
         assert_eq!(quotas.held().len(), 2);
     });
@@ -186,13 +195,13 @@ pub fn version_of_a_name_is_never_ahead_of_its_answer() {
             name.set(Ok(answer(1)));
             name.set(Ok(answer(2)));
         });
-        // Reads the version first, as a rule does.
+        // Read the version before the answer, as `forward::targets` does.
         let version = name.version();
         let last = name.addresses().first().map_or(0, |ip| match ip.ip() {
             IpAddr::V4(ip) => u32::from(ip.octets()[3]),
             IpAddr::V6(_) => 0,
         });
-        assert!(last >= version, "the answer of version {last} under version {version}");
+        assert!(last >= version, "the answer of version {last} was visible with version {version}");
         join(writer);
         assert_eq!((name.version(), name.addresses()), (2, answer(2)));
     });
@@ -207,7 +216,7 @@ fn take_all(pool: &pool::Pool, now_ms: u64) -> i64 {
     pool.take(Way::ToPeer, i64::MAX, 0, now_ms)
 }
 
-pub fn pool_grants_each_gain_once() {
+pub fn pool_grants_each_accrued_bit_once() {
     loom::model(|| {
         let pool = pool_of(1000, 10_000);
         assert_eq!(take_all(&pool, 0), 10_000, "the burst");
@@ -234,7 +243,7 @@ pub fn unused_part_of_a_lease_returns_to_the_pool() {
         join(other);
         // A full pool gains nothing.
         let left = take_all(&pool, 1);
-        assert!((burst - 2 * BYTE..=burst - 2 * BYTE + 1).contains(&left), "{left} of {burst}");
+        assert!((burst - 2 * BYTE..=burst - 2 * BYTE + 1).contains(&left), "{left} of {burst} are left");
     });
 }
 
@@ -252,7 +261,7 @@ pub fn shares_do_not_exceed_the_pool() {
         let other = with(&pool, ask);
         ask(&pool);
         join(other);
-        // Each request counts once, in the old period or in the new one.
+        // Each request is counted once, in the old period or in the new one.
         let before = pool.share(Way::ToPeer);
         asks(&pool, 3);
         let shares = (before, pool.share(Way::ToPeer));
@@ -276,7 +285,7 @@ pub fn late_worker_does_not_lose_a_share() {
             join(worker);
             is_one_of_five(&pool);
             asks(&pool, 9);
-            assert_eq!(pool.share(Way::ToPeer), 120, "old requests no longer count");
+            assert_eq!(pool.share(Way::ToPeer), 120, "old requests are no longer counted");
         });
     }
 }
@@ -289,11 +298,11 @@ pub fn changed_limit_grants_no_more_than_the_larger_one() {
         let given = take_all(&pool, 10);
         assert!([5000, 10_000].contains(&given), "{given}");
         join(reload);
-        assert_eq!(take_all(&pool, 12), 4000, "by the new rate");
+        assert_eq!(take_all(&pool, 12), 4000, "at the new rate");
     });
 }
 
-pub fn used_pool_is_not_forgotten() {
+pub fn pool_in_use_is_not_removed() {
     loom::model(|| {
         let pool = pool_of(1000, 10_000);
         let other = with(&pool, |pool| pool.take(Way::ToClient, 1, 0, 0));
@@ -304,7 +313,7 @@ pub fn used_pool_is_not_forgotten() {
     });
 }
 
-pub fn forgotten_user_does_not_return_from_an_older_answer() {
+pub fn invalidated_user_does_not_return_from_an_older_answer() {
     for (everybody, swapped) in [(false, false), (false, true), (true, false), (true, true)] {
         loom::model(move || {
             let lifetimes = cache::Lifetimes {
@@ -336,7 +345,7 @@ pub fn forgotten_user_does_not_return_from_an_older_answer() {
                 look_up(&shared);
                 join(other);
             }
-            assert!(is_new(&shared.1), "an old password is remembered");
+            assert!(is_new(&shared.1), "an old password is still cached");
         });
     }
 }
@@ -388,12 +397,12 @@ pub fn choice_uses_an_answer_no_older_than_its_version() {
     });
 }
 
-pub fn two_workers_take_an_answer_and_both_see_it() {
+pub fn two_workers_apply_an_answer_and_both_see_it() {
     loom::model(|| {
         let (_name, targets) = targets_of_a_name();
         let worker = with(&targets, addresses);
-        assert_eq!(addresses(&targets), at(2), "one of the threads took it");
-        assert_eq!(join(worker), at(2), "one of the threads took it");
+        assert_eq!(addresses(&targets), at(2), "one of the threads applied it");
+        assert_eq!(join(worker), at(2), "one of the threads applied it");
     });
 }
 
@@ -408,10 +417,10 @@ pub fn connection_keeps_an_address_that_the_name_lost() {
             let slot = seat.slot();
             assert!(
                 targets.member(slot).is_some_and(|member| member.slot == slot),
-                "the target is forgotten"
+                "the target has been removed"
             );
             assert_eq!(seat.keep(), slot);
-            assert!(targets.member(slot).is_some(), "the target is forgotten");
+            assert!(targets.member(slot).is_some(), "the target has been removed");
             slot
         });
         name.set(Ok(vec![answer(3)]));
@@ -420,6 +429,6 @@ pub fn connection_keeps_an_address_that_the_name_lost() {
         targets.leave(slot);
         name.set(Ok(vec![answer(4)]));
         assert_eq!(addresses(&targets), at(4));
-        assert!(targets.member(slot).is_none(), "the entry is kept without an owner");
+        assert!(targets.member(slot).is_none(), "the entry still exists without an owner");
     });
 }

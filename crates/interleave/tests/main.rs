@@ -1,4 +1,4 @@
-//! Runs each model in every order of events.
+//! Runs each model in every interleaving.
 #![forbid(unsafe_code)]
 
 macro_rules! models {
@@ -14,20 +14,20 @@ macro_rules! models {
 
 models!(
     gauge_never_exceeds_its_limit,
-    gauge_refuses_none_because_of_a_refused_entry,
+    a_refused_entry_does_not_make_the_gauge_refuse_another,
     quotas_are_never_exceeded_and_fully_returned,
-    user_at_the_limit_blocks_no_other_user,
+    user_at_the_limit_does_not_block_other_users,
     reused_port_is_open_only_for_its_new_owner,
     bucket_grants_each_byte_once,
     version_of_a_name_is_never_ahead_of_its_answer,
-    pool_grants_each_gain_once,
+    pool_grants_each_accrued_bit_once,
     unused_part_of_a_lease_returns_to_the_pool,
     shares_do_not_exceed_the_pool,
     late_worker_does_not_lose_a_share,
     changed_limit_grants_no_more_than_the_larger_one,
-    used_pool_is_not_forgotten,
-    forgotten_user_does_not_return_from_an_older_answer,
+    pool_in_use_is_not_removed,
+    invalidated_user_does_not_return_from_an_older_answer,
     choice_uses_an_answer_no_older_than_its_version,
-    two_workers_take_an_answer_and_both_see_it,
+    two_workers_apply_an_answer_and_both_see_it,
     connection_keeps_an_address_that_the_name_lost,
 );

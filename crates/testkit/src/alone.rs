@@ -1,4 +1,5 @@
-//! Runs a test in its own process, for its own descriptors, memory or namespaces: the test program starts itself again for that test.
+//! Runs a test in a process of its own, with its own descriptors, memory or namespaces: the test program
+//! starts itself again for that test.
 
 use std::{
     env,
@@ -8,13 +9,13 @@ use std::{
 
 const INSIDE: &str = "TURNPIKE_TEST_ALONE";
 
-/// Runs `body` in a new process. `test` is the name of the calling test with its modules.
+/// Runs `body` in a new process. `test` is the full name of the calling test, including modules.
 pub fn in_own_process(test: &str, body: impl FnOnce()) {
     again(test, &[], body);
 }
 
-/// Like [`in_own_process`], with at most `most` descriptors (RLIMIT_NOFILE), which neither the process nor its children can raise.
-/// Skips the test with the reason if the machine cannot.
+/// Like [`in_own_process`], with at most `most` descriptors (RLIMIT_NOFILE), which neither the process nor
+/// its children can raise. Skips the test with a reason if that is not possible on this machine.
 pub fn with_descriptors(test: &str, most: u32, body: impl FnOnce()) {
     // Root can raise every limit unless it drops the capability.
     let script = format!(
@@ -23,18 +24,19 @@ pub fn with_descriptors(test: &str, most: u32, body: impl FnOnce()) {
     );
     let launcher = ["sh", "-c", &script];
     if !is_inside(test) && !works(&launcher, &["true"]) {
-        return skip("cannot give up raising the limit of descriptors");
+        return skip("cannot drop the right to raise the descriptor limit");
     }
     again(test, &launcher, body);
 }
 
-/// Like [`in_own_process`], in new namespaces; `kinds` are letters of unshare(1). Skips the test with the reason if `probe` fails in
-/// them.
+/// Like [`in_own_process`], in new namespaces; `kinds` are option letters of unshare(1). Skips the test with
+/// a reason if `probe` fails in the namespaces.
 pub fn in_namespaces(test: &str, kinds: &str, probe: &[&str], body: impl FnOnce()) {
     if is_inside(test) {
         return body();
     }
-    // A user namespace needs no privilege but is often forbidden in containers, where root works without one.
+    // A user namespace needs no privileges but is often forbidden in containers, where root can do without
+    // one.
     let flags = [format!("-{kinds}"), format!("-r{kinds}")];
     match flags.iter().find(|flags| works(&["unshare", flags], probe)) {
         Some(flags) => again(test, &["unshare", flags], body),
@@ -56,7 +58,7 @@ pub fn run(program: &str, arguments: &[&str]) {
     assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Name of the enclosing test function, as libtest knows it.
+/// Name of the enclosing test function, as libtest prints it.
 #[macro_export]
 macro_rules! this_test {
     () => {{
@@ -84,7 +86,7 @@ macro_rules! need {
     };
 }
 
-#[expect(clippy::print_stdout, reason = "libtest shows it, and ./test reads it")]
+#[expect(clippy::print_stdout, reason = "libtest shows the line, and ./test reads it")]
 pub fn skip(why: &str) {
     println!("SKIPPED: {why}");
 }
@@ -98,12 +100,12 @@ fn works(launcher: &[&str], program: &[&str]) -> bool {
     output.is_ok_and(|output| output.status.success())
 }
 
-/// Runs `body` in the process started for it; otherwise starts that process through `launcher`.
+/// Runs `body` if this is the process started for it; otherwise starts that process through `launcher`.
 fn again(test: &str, launcher: &[&str], body: impl FnOnce()) {
     if is_inside(test) {
         return body();
     }
-    let own = env::current_exe().unwrap_or_else(|error| panic!("where is this program? {error}"));
+    let own = env::current_exe().unwrap_or_else(|error| panic!("cannot find this program: {error}"));
     let words: Vec<OsString> = launcher.iter().map(OsString::from).chain([own.into()]).collect();
     let output = Command::new(&words[0])
         .args(&words[1..])
@@ -158,7 +160,7 @@ mod tests {
         let test = crate::this_test!();
         assert_eq!(test, "alone::tests::inner_failure_fails_the_outer_test");
         let inside = is_inside(test);
-        let failed = panic::catch_unwind(|| in_own_process(test, || panic!("as it should")));
+        let failed = panic::catch_unwind(|| in_own_process(test, || panic!("expected")));
         if inside {
             panic::resume_unwind(failed.expect_err("the closure panics"));
         }

@@ -33,7 +33,7 @@ impl Certificate {
         Self { pem: certificate.pem(), key: key.serialize_pem() }
     }
 
-    /// Signed by a new authority; returns the authority's certificate too.
+    /// Creates a certificate signed by a new CA; also returns the CA's certificate.
     pub fn of_authority(names: &[&str]) -> (Self, String) {
         Self::signed(names, ExtendedKeyUsagePurpose::ServerAuth)
     }
@@ -45,7 +45,7 @@ impl Certificate {
     fn signed(names: &[&str], purpose: ExtendedKeyUsagePurpose) -> (Self, String) {
         let authority_key = key();
         let mut authority = CertificateParams::default();
-        authority.distinguished_name.push(DnType::CommonName, "authority of a test");
+        authority.distinguished_name.push(DnType::CommonName, "test CA");
         authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         authority.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let trusted = authority.self_signed(&authority_key).unwrap_or_else(|error| panic!("{error}")).pem();

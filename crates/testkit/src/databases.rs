@@ -1,5 +1,5 @@
-//! Database servers of a test, each with its own directory and port, stopped on drop. A proxy in front of one makes it slow, silent or
-//! unreachable.
+//! Database servers for tests, each with a directory and port of its own, stopped on drop. A proxy in front
+//! of a server makes it slow, silent or unreachable.
 
 use std::{
     fs,
@@ -26,7 +26,7 @@ mod files;
 mod template;
 
 pub const USER: &str = "turn";
-/// Its password; one character needs escaping in a URL.
+/// The user's password; one character needs escaping in a URL.
 pub const PASSWORD: &str = "good%horse";
 /// Database name; Redis uses a number.
 pub const DATABASE: &str = "coturn";
@@ -38,7 +38,7 @@ pub struct Server {
     pub address: SocketAddr,
     /// Address with TLS; for PostgreSQL and MariaDB the same as `address`.
     pub tls_address: SocketAddr,
-    /// PEM file of the authority of its certificate, which is for `localhost`.
+    /// PEM file with the CA of the server's certificate, which is for `localhost`.
     pub authority: PathBuf,
     pub dir: PathBuf,
     kind: Kind,
@@ -90,7 +90,7 @@ impl Server {
             ),
         );
         server.start();
-        // The file's statements run only at the first start.
+        // The statements in the file must run only at the first start.
         server.file("init.sql", "");
         Ok(server)
     }
@@ -134,7 +134,7 @@ impl Server {
         second.say("CLUSTER ADDSLOTSRANGE 8192 16383");
         first.say(&format!("CLUSTER MEET 127.0.0.1 {} {bus}", second.address.port()));
         for server in [&first, &second] {
-            eventually("the cluster is whole", || {
+            eventually("the cluster is complete", || {
                 let info = server.say("CLUSTER INFO");
                 info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:2")
             });
@@ -152,8 +152,8 @@ impl Server {
     }
 
     pub fn say(&self, line: &str) -> String {
-        let mut stream = TcpStream::connect(self.address).expect("it accepts connections");
-        stream.set_read_timeout(Some(PATIENCE)).expect("not zero");
+        let mut stream = TcpStream::connect(self.address).expect("the server accepts connections");
+        stream.set_read_timeout(Some(PATIENCE)).expect("the timeout is not zero");
         write!(stream, "AUTH {PASSWORD}\r\n{line}\r\nQUIT\r\n").expect("the command is sent");
         let mut answer = String::new();
         stream.read_to_string(&mut answer).expect("it responds");
@@ -177,7 +177,8 @@ impl Server {
         {
             server.file(name, text);
         }
-        fs::set_permissions(&server.authority, fs::Permissions::from_mode(0o644)).expect("the file is ours");
+        fs::set_permissions(&server.authority, fs::Permissions::from_mode(0o644))
+            .expect("the file belongs to this user");
         server
     }
 
@@ -193,7 +194,7 @@ impl Server {
         eventually(&format!("{command:?} is ready"), || {
             let said = fs::read_to_string(self.dir.join("log")).unwrap_or_default();
             let ended = self.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
-            assert!(ended.is_none(), "the server ended: {said}");
+            assert!(ended.is_none(), "the server exited: {said}");
             said.contains(ready) && TcpStream::connect(self.address).is_ok()
         });
     }
@@ -214,7 +215,7 @@ impl Server {
                     format!("ssl_key_file={}", path("key.pem")),
                     "ssl=on".to_owned(),
                     "fsync=off".to_owned(),
-                    // Files of the cluster instead of /dev/shm, which would survive a crash.
+                    // In files of the cluster instead of /dev/shm, where they would survive a crash.
                     "dynamic_shared_memory_type=mmap".to_owned(),
                     "shared_buffers=16MB".to_owned(),
                     "log_destination=stderr".to_owned(),
@@ -268,14 +269,15 @@ impl Server {
     }
 
     pub fn stop(&mut self) {
-        // SIGINT is PostgreSQL's fast shutdown (a kill would leave shared memory behind); the others stop on SIGTERM.
+        // SIGINT is PostgreSQL's fast shutdown (SIGKILL would leave shared memory behind); the others stop on
+        // SIGTERM.
         self.signal(if self.kind == Kind::Postgres { "INT" } else { "TERM" });
         self.ends();
     }
 
-    /// Stops it like a crash: unwritten data is lost.
+    /// Stops the server as in a crash: unwritten data is lost.
     pub fn kill(&mut self) {
-        // SIGQUIT stops all processes of PostgreSQL at once, SIGKILL only the first one.
+        // SIGQUIT stops all processes of PostgreSQL immediately, SIGKILL only the first one.
         self.signal(if self.kind == Kind::Postgres { "QUIT" } else { "KILL" });
         self.ends();
     }
@@ -345,7 +347,7 @@ pub struct Proxy {
 
 struct State {
     target: SocketAddr,
-    /// Milliseconds by which each piece is delayed.
+    /// Milliseconds by which each chunk is delayed.
     delay: AtomicU64,
     holds: AtomicBool,
     refuses: AtomicBool,
@@ -389,7 +391,7 @@ impl Proxy {
         self.state.delay.store(u64::try_from(delay.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Holds all data back, without closing connections.
+    /// Withholds all data without closing connections.
     pub fn hold(&self, holds: bool) {
         self.state.holds.store(holds, Ordering::Relaxed);
     }

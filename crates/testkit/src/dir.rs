@@ -1,4 +1,4 @@
-//! Temporary directories of tests.
+//! Temporary directories for tests.
 
 use std::{
     fs,
@@ -10,12 +10,12 @@ use std::{
 pub struct Dir(PathBuf);
 
 impl Dir {
-    #[expect(clippy::new_without_default, reason = "it makes something")]
+    #[expect(clippy::new_without_default, reason = "it creates a directory")]
     pub fn new() -> Self {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("turnpike-test-{}-{number}", std::process::id()));
-        // Left by an earlier process with the same PID.
+        // May have been left by an earlier process with the same PID.
         let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         Self(path)
@@ -29,7 +29,7 @@ impl Dir {
         self.0.join(name)
     }
 
-    /// Writes a file and its parent directories; returns its path.
+    /// Writes a file, creating its parent directories; returns its path.
     pub fn file(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.at(name);
         let written =

@@ -11,17 +11,18 @@ use std::{
 
 /// Set by `cargo xtask fuzz` to fuzz the target.
 const FUZZ: &str = "TURNPIKE_FUZZ";
-/// Set by `cargo xtask fuzz` to the file for the target's seeds; the target writes them and ends.
+/// Set by `cargo xtask fuzz` to the file for the target's seeds; the target writes them and exits.
 const SEEDS: &str = "TURNPIKE_FUZZ_SEEDS";
 
 pub const FILES: [&str; 3] = ["captured.hex", "found.hex", "faults.hex"];
 
-/// Runs a target: `check` panics on an input that reveals a fault. `seeds` are a few good inputs that cover much.
+/// Runs a target: `check` panics on an input that reveals a bug. `seeds` are a few good inputs that cover a
+/// lot of code.
 pub fn target(name: &str, seeds: impl FnOnce() -> Vec<Vec<u8>>, check: impl Fn(&[u8]) + RefUnwindSafe) {
     if let Some(file) = env::var_os(SEEDS) {
         fs::write(&file, lines(&seeds())).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     } else if env::var_os(FUZZ).is_some() {
-        // libFuzzer shrinks inputs later.
+        // libFuzzer shrinks inputs afterwards.
         bolero::check!().with_shrink_time(Duration::ZERO).for_each(|input: &[u8]| check(input));
     } else {
         replay(name, &seeds(), check);
@@ -33,7 +34,7 @@ pub fn captured(name: &str) -> Vec<Vec<u8>> {
     remembered(name, FILES[0])
 }
 
-/// Structured input of a target. Reads zeros after the end, so that any bytes are valid.
+/// Structured input of a target. Yields zeros once the bytes run out, so that any input is valid.
 #[derive(Clone, Debug)]
 pub struct Input<'a>(&'a [u8]);
 
@@ -50,7 +51,7 @@ impl<'a> Input<'a> {
         self.array::<1>()[0]
     }
 
-    /// Next byte, reduced to less than `most`.
+    /// Next byte modulo `most`.
     pub fn below(&mut self, most: u8) -> u8 {
         self.byte() % most
     }
@@ -70,20 +71,20 @@ impl<'a> Input<'a> {
         array
     }
 
-    /// Bytes whose number is the next byte; fewer at the end.
+    /// As many bytes as the next byte states; fewer at the end.
     pub fn bytes(&mut self) -> &'a [u8] {
         let length = self.byte();
         self.up_to(length.into())
     }
 
-    /// Bytes whose number is the next two bytes; fewer at the end.
+    /// As many bytes as the next two bytes state; fewer at the end.
     pub fn long_bytes(&mut self) -> &'a [u8] {
         let length = self.u16();
         self.up_to(length.into())
     }
 
     pub fn choice<'t, T>(&mut self, among: &'t [T]) -> &'t T {
-        assert!(among.len() <= 256, "one byte chooses");
+        assert!(among.len() <= 256, "the choice is made by one byte");
         &among[usize::from(self.byte()) % among.len()]
     }
 
@@ -98,7 +99,7 @@ impl<'a> Input<'a> {
     }
 }
 
-#[expect(clippy::print_stdout, reason = "libtest shows it where the test fails")]
+#[expect(clippy::print_stdout, reason = "libtest shows the line if the test fails")]
 fn replay(name: &str, seeds: &[Vec<u8>], check: impl Fn(&[u8]) + RefUnwindSafe) {
     assert!(!seeds.is_empty(), "{name} has no seeds");
     let remembered = FILES.map(|file| (file, remembered(name, file)));
@@ -131,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn input_reads_zeros_after_the_end() {
+    fn input_yields_zeros_after_the_end() {
         let mut input = Input::new(&[1, 2, 3, 7, 9, 9]);
         assert_eq!((input.u16(), input.below(2), input.bytes()), (0x0102, 1, &[9, 9][..]));
         assert!(input.is_empty());

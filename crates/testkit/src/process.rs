@@ -22,12 +22,12 @@ pub fn grown(work: impl FnOnce()) -> u64 {
     memory().saturating_sub(before)
 }
 
-/// Repeats `work` until it adds no memory. Buffers, the allocator and huge pages (2 MiB at once) grow with the first runs; a leak
-/// grows with each.
+/// Repeats `work` until it adds no memory. Buffers, the allocator and huge pages (2 MiB at a time) grow
+/// during the first runs; a leak grows with every run.
 pub fn settles(mut work: impl FnMut()) {
     const RUNS: usize = 10;
     let growth: Vec<u64> = (0..RUNS).map(|_| grown(&mut work)).take_while(|bytes| *bytes > 0).collect();
-    assert!(growth.len() < RUNS, "memory grew with each of {RUNS} runs: {growth:?} bytes");
+    assert!(growth.len() < RUNS, "memory grew in each of {RUNS} runs: {growth:?} bytes");
 }
 
 pub fn descriptors() -> usize {
@@ -38,12 +38,12 @@ pub fn take_descriptors() -> Vec<File> {
     std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
 }
 
-/// A thread of this process, observable without a spare descriptor.
+/// A thread of this process, which can be observed even if no descriptor is left.
 #[derive(Debug)]
 pub struct Thread(File);
 
 impl Thread {
-    /// The first thread with this name, of at most 15 bytes. A new thread sets its name itself.
+    /// Waits for a thread with this name, of at most 15 bytes: new threads set their names themselves.
     pub fn named(name: &str) -> Self {
         let has_name = |path: &PathBuf| {
             fs::read_to_string(path.join("comm")).is_ok_and(|found| found.trim_end() == name)

@@ -1,18 +1,20 @@
-//! Statistical tests for unpredictable values: identifiers, tokens, cookies. They detect broken generators (constant, counting,
-//! biased, of a short period), but not merely weak ones, which no statistic could.
+//! Statistical tests for unpredictable values: identifiers, tokens, cookies. They detect broken generators
+//! (constant, counting, biased, with a short period), but not weak ones, which no statistical test can
+//! detect.
 //!
 //! A good generator exceeds the threshold of each comparison less than once in 10^13 times. With the few hundred comparisons of one
 //! call, a false alarm is less likely than 10^-9.
 
 use std::collections::HashSet;
 
-/// Minimum number of samples: 16 for each value of a byte.
+/// Minimum number of samples: 16 for each possible value of a byte.
 pub const SAMPLES: usize = 4096;
 
 /// Standard deviations of the normal distribution; two-sided probability 8e-14.
 const FAR: f64 = 7.5;
 
-/// Tests samples of equal length. Only bits set in `mask` must be random. If these are at least 56 bits, no sample may repeat.
+/// Tests samples of equal length. Only bits that are set in `mask` must be random. If there are at least 56
+/// of them, no sample may repeat.
 pub fn judge(samples: &[Vec<u8>], mask: &[u8]) -> Result<(), String> {
     assert!(samples.len() >= SAMPLES, "{} samples", samples.len());
     let masked: Vec<Vec<u8>> = samples
@@ -23,7 +25,7 @@ pub fn judge(samples: &[Vec<u8>], mask: &[u8]) -> Result<(), String> {
         })
         .collect();
     let random_bits: u32 = mask.iter().map(|byte| byte.count_ones()).sum();
-    assert!(random_bits > 0, "a mask without bits");
+    assert!(random_bits > 0, "the mask has no bits set");
     // 4096 good samples of 56 bits contain a duplicate once in 10^10 times.
     if random_bits >= 56 {
         no_repetition(&masked)?;
@@ -34,7 +36,7 @@ pub fn judge(samples: &[Vec<u8>], mask: &[u8]) -> Result<(), String> {
         .windows(2)
         .map(|pair| pair[0].iter().zip(&pair[1]).map(|(one, other)| one ^ other).collect())
         .collect();
-    balanced(&changes, mask, "the difference of one sample and the next")?;
+    balanced(&changes, mask, "the difference between one sample and the next")?;
     for at in (0..mask.len()).filter(|at| mask[*at] == 0xFF) {
         even(masked.iter().map(|sample| sample[at]), at)?;
     }
@@ -67,7 +69,7 @@ fn balanced(samples: &[Vec<u8>], mask: &[u8], what: &str) -> Result<(), String> 
 fn far_from_half(ones: u32, of: u32) -> Result<(), String> {
     let deviations = (f64::from(ones) * 2.0 - f64::from(of)) / f64::from(of).sqrt();
     if deviations.abs() > FAR {
-        return Err(format!("{ones} ones of {of}, {deviations:.1} standard deviations from a half"));
+        return Err(format!("{ones} of {of} are ones, {deviations:.1} standard deviations from half"));
     }
     Ok(())
 }
@@ -119,10 +121,13 @@ mod tests {
         let broken: [(&str, Generator); 10] = [
             ("a constant", Box::new(|_| [0x5A; 8])),
             ("a counter", Box::new(|number| number.to_be_bytes())),
-            ("a counter from somewhere", Box::new(|number| (0x0123_4567_89AB_CDEF + number).to_le_bytes())),
-            ("a counter of steps that fill every byte", Box::new(|number| [number.to_be_bytes()[7]; 8])),
             (
-                "a clock beside random bytes",
+                "a counter that starts anywhere",
+                Box::new(|number| (0x0123_4567_89AB_CDEF + number).to_le_bytes()),
+            ),
+            ("a counter repeated in every byte", Box::new(|number| [number.to_be_bytes()[7]; 8])),
+            (
+                "a clock next to random bytes",
                 Box::new(|number| {
                     let [a, b, c, d] = (1_700_000_000 + u32::try_from(number).unwrap() / 100).to_be_bytes();
                     let [e, f, g, h] = rand::random();
@@ -131,7 +136,7 @@ mod tests {
             ),
             ("text", Box::new(|_| rand::random::<[u8; 8]>().map(|byte| b'a' + byte % 26))),
             (
-                "one bit always set",
+                "one bit that is always set",
                 Box::new(|_| {
                     let mut bytes: [u8; 8] = rand::random();
                     bytes[3] |= 4;
@@ -171,7 +176,7 @@ mod tests {
         }
     }
 
-    /// A short period, or a seed that repeats after each start.
+    /// As with a short period, or with a seed that is the same after each start.
     #[test]
     fn repeated_sample_is_found() {
         let mut all = samples(|_| rand::random());

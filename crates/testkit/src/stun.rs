@@ -1,5 +1,5 @@
-//! Hand-written STUN messages (RFC 8489 section 5) and a client: an independent oracle that shares no code with the product and can
-//! send invalid messages.
+//! Hand-written STUN messages (RFC 8489 section 5) and a client: an independent oracle that shares no code
+//! with turnpike and can send invalid messages.
 
 mod client;
 mod message;
@@ -14,7 +14,7 @@ pub use message::{Challenge, Message, allocate_request, forged_request, plain_me
 
 pub const MAGIC_COOKIE: [u8; 4] = [0x21, 0x12, 0xA4, 0x42];
 
-/// Types of requests and indications (RFC 8489 section 18.2, RFC 8656 section 17, RFC 6062 section 6.1).
+/// Request and indication types (RFC 8489 section 18.2, RFC 8656 section 17, RFC 6062 section 6.1).
 pub mod kind {
     pub const BINDING: u16 = 0x0001;
     pub const ALLOCATE: u16 = 0x0003;
@@ -28,7 +28,8 @@ pub mod kind {
     pub const CONNECTION_ATTEMPT: u16 = 0x001C;
 }
 
-/// Types of attributes (RFC 8489 section 18.3, RFC 8656 section 18, RFC 5780 section 7, RFC 6062 section 6.2, RFC 8016 section 4.1).
+/// Attribute types (RFC 8489 section 18.3, RFC 8656 section 18, RFC 5780 section 7, RFC 6062 section 6.2, RFC
+/// 8016 section 4.1).
 pub mod attribute {
     pub const CHANGE_REQUEST: u16 = 0x0003;
     pub const USERNAME: u16 = 0x0006;
@@ -37,7 +38,7 @@ pub mod attribute {
     pub const CHANNEL_NUMBER: u16 = 0x000C;
     pub const LIFETIME: u16 = 0x000D;
     pub const XOR_PEER_ADDRESS: u16 = 0x0012;
-    /// DATA; the name is taken by a message type.
+    /// DATA, a name that is already taken by a message type.
     pub const PAYLOAD: u16 = 0x0013;
     pub const REALM: u16 = 0x0014;
     pub const NONCE: u16 = 0x0015;
@@ -60,7 +61,7 @@ pub const UDP: [u8; 4] = [17, 0, 0, 0];
 pub struct Transaction([u8; 12]);
 
 impl Transaction {
-    /// Unique in this process; a server would treat an equal one as a retransmission.
+    /// Unique in this process; a server would treat a second request with the same ID as a retransmission.
     pub fn unique() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let mut bytes = [7; 12];
@@ -94,7 +95,7 @@ pub fn attributes(message: &[u8]) -> Vec<(u16, Vec<u8>)> {
         found.push((u16::from_be_bytes([*a, *b]), tail[..len].to_vec()));
         rest = &tail[len.next_multiple_of(4)..];
     }
-    assert!(rest.is_empty(), "{} bytes behind the last attribute", rest.len());
+    assert!(rest.is_empty(), "{} bytes after the last attribute", rest.len());
     found
 }
 
@@ -132,7 +133,8 @@ fn length(bytes: &[u8]) -> u16 {
 mod tests {
     use super::*;
 
-    /// Based on RFC 5769 section 2.3 with another transaction ID: only the port and the first four mask bytes are the same.
+    /// Based on RFC 5769 section 2.3 with another transaction ID: only the port and the first four bytes of
+    /// the mask are the same.
     #[test]
     fn xor_address_matches_the_test_vector() {
         let value = [0, 1, 0xA1, 0x47, 0xE1, 0x12, 0xA6, 0x43];

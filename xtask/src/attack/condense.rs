@@ -1,10 +1,10 @@
-//! Shorter tables: rows that differ only in the data path, or in the conditions of one measurement, become one row.
+//! Shortens tables: merges rows that differ only in the data path or in the conditions of one measurement.
 
 use super::DATAPATHS;
 
 type Cells = Vec<String>;
 
-/// Rows of the table `peers`: equal figures of several data paths share a row, and so do those of several requests.
+/// Rows of the table `peers`: data paths with equal figures share a row, as do requests.
 pub(super) fn peers(rows: &[String]) -> Vec<String> {
     let split = |cells: &Cells| {
         let (path, condition) = split_at_comma(&cells[0]);
@@ -26,7 +26,7 @@ pub(super) fn peers(rows: &[String]) -> Vec<String> {
     merged.collect()
 }
 
-/// Rows of the table `witness`: the same attack on several data paths has one row with the ranges of its figures.
+/// Rows of the table `witness`: one for each attack, with the ranges of its figures over the data paths.
 pub(super) fn witness(rows: &[String]) -> Vec<String> {
     const PATH: &str = ", data path ";
     let key = |cells: &Cells| match cells[0].split_once(PATH) {
@@ -49,7 +49,8 @@ pub(super) fn witness(rows: &[String]) -> Vec<String> {
     merged.collect()
 }
 
-/// Rows of the table `newcomers`: one for each client and transport, with the ranges over realms, rates and networks.
+/// Rows of the table `newcomers`: one for each client and transport, with the ranges of its figures over
+/// realms, rates and networks.
 pub(super) fn newcomers(rows: &[String]) -> Vec<String> {
     let groups = grouped(rows, |cells| {
         let at = cells.len().min(3);
@@ -81,7 +82,7 @@ fn joined(cells: &[String]) -> String {
     format!("| {} |", cells.join(" | "))
 }
 
-/// The text before the first comma, and the rest with it.
+/// The text before the first comma, and the rest including it.
 fn split_at_comma(text: &str) -> (&str, &str) {
     text.split_at(text.find(',').unwrap_or(text.len()))
 }
@@ -90,7 +91,7 @@ fn label(paths: &[&str]) -> String {
     if DATAPATHS.iter().all(|path| paths.contains(path)) { "all".to_owned() } else { paths.join(", ") }
 }
 
-/// Minimum and maximum of each column; texts from the first row.
+/// Minimum and maximum of each column; text is taken from the first row.
 fn ranges(rows: &[&Cells]) -> Cells {
     let column = |at: usize| {
         let cells: Vec<&str> = rows.iter().filter_map(|row| row.get(at)).map(String::as_str).collect();
@@ -128,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn witnesses_of_several_data_paths_have_ranges() {
+    fn witness_rows_of_several_data_paths_are_merged_into_ranges() {
         let found = rows(&[
             "| flood, data path basic, after a reload | 9 | 100 |",
             "| flood, data path gso, after a reload | 9 | 90 |",

@@ -104,7 +104,8 @@ impl Case<'_> {
         earlier.iter().any(|step| has_method(&step, method::REFRESH) || matches!(step, Step::Leave(_)))
     }
 
-    /// On a shared port data goes to the client that permits the peer, not to the intended one.
+    /// True for data on a shared port, which goes to the client that permits the peer instead of the intended
+    /// one.
     pub(super) fn is_anothers(&self) -> bool {
         let what = |seen: &[Seen]| -> Vec<String> { seen.iter().map(|seen| seen.without_client()).collect() };
         match self.what {

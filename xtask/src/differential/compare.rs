@@ -9,7 +9,7 @@ use super::{
     step::{Dialect, Sequence, Step},
 };
 
-/// One difference. Later ones in a sequence may follow from it.
+/// One difference. Later differences in the same sequence may be consequences of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Difference {
     pub(super) who: Name,
@@ -38,7 +38,7 @@ impl What {
     /// True if the servers' states differ from here on.
     fn diverges(&self) -> bool {
         match self {
-            // After a 438 a client has another nonce.
+            // After a 438 the client has a new nonce.
             Self::Code { ours, theirs } => [ours, theirs].iter().any(|code| matches!(code, Some(0 | 438))),
             // A relayed address of another family, or a closed connection.
             Self::Fact { fact, .. } => fact.starts_with("XOR-RELAYED-ADDRESS"),
@@ -47,7 +47,7 @@ impl What {
     }
 }
 
-/// Differences up to the first after which states diverge.
+/// Differences up to and including the first one that makes the two servers' states diverge.
 pub(super) fn differences(
     sequence: &Sequence,
     who: Name,
@@ -74,7 +74,7 @@ pub(super) fn differences(
     found
 }
 
-/// Differences from an RFC rule that no other server implements.
+/// Differences from RFC rules that no other server implements.
 pub(super) fn from_rules(sequence: &Sequence, ours: &[Vec<Seen>]) -> Vec<Difference> {
     if sequence.dialect == Dialect::Classic {
         return Vec::new();
@@ -142,11 +142,13 @@ impl fmt::Display for What {
             if told.is_empty() { "nothing".to_owned() } else { told.join("; ") }
         };
         match self {
-            Self::Code { ours, theirs } => write!(f, "turnpike {}, the other {}", told(ours), told(theirs)),
+            Self::Code { ours, theirs } => {
+                write!(f, "turnpike: {}; other server: {}", told(ours), told(theirs))
+            }
             Self::Fact { fact, is_ours: true } => write!(f, "only turnpike has {fact}"),
-            Self::Fact { fact, is_ours: false } => write!(f, "only the other has {fact}"),
+            Self::Fact { fact, is_ours: false } => write!(f, "only the other server has {fact}"),
             Self::Other { ours, theirs } => {
-                write!(f, "turnpike: {}; the other: {}", list(ours), list(theirs))
+                write!(f, "turnpike: {}; other server: {}", list(ours), list(theirs))
             }
         }
     }
@@ -201,9 +203,9 @@ mod tests {
         let theirs = [answered(3, 0, &["LIFETIME=777"]), Vec::new(), Vec::new()];
         let expected = [
             (0, "only turnpike has LIFETIME=600".to_owned()),
-            (0, "only the other has LIFETIME=777".to_owned()),
-            (1, "turnpike 443, the other silence".to_owned()),
-            (2, "turnpike: a gets 5 bytes of near in a Data indication; the other: nothing".to_owned()),
+            (0, "only the other server has LIFETIME=777".to_owned()),
+            (1, "turnpike: 443; other server: silence".to_owned()),
+            (2, "turnpike: a gets 5 bytes from near in a Data indication; other server: nothing".to_owned()),
         ];
         assert_eq!(found(&ours, &theirs), expected);
     }
@@ -212,11 +214,11 @@ mod tests {
     fn comparison_stops_at_an_allocation_that_one_server_refused() {
         let ours = [answered(3, 0, &[]), answered(4, 0, &[]), Vec::new()];
         let theirs = [answered(3, 508, &[]), answered(4, 437, &[]), Vec::new()];
-        assert_eq!(found(&ours, &theirs), [(0, "turnpike success, the other 508".to_owned())]);
+        assert_eq!(found(&ours, &theirs), [(0, "turnpike: success; other server: 508".to_owned())]);
     }
 
     #[test]
-    fn sha_256_rules_replace_servers_that_lack_it() {
+    fn sha_256_is_checked_against_the_rfc_where_servers_lack_it() {
         let sequence = sequence(Dialect::Sha256, Auth::OtherAlgorithms);
         let seen = |code| [answered(3, code, &[]), answered(4, 400, &[]), Vec::new()];
         assert_eq!(from_rules(&sequence, &seen(400)), []);

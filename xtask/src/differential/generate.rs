@@ -1,4 +1,4 @@
-//! Random sequences, valid and nearly valid, reproducible from a seed.
+//! Random sequences of valid and nearly valid steps, reproducible from a seed.
 
 use std::time::Duration;
 
@@ -13,12 +13,13 @@ use super::{
 };
 
 pub(super) const UDP: u8 = 17;
-/// Lifetimes in seconds: nonces (in the test configuration), permissions, channels and allocations.
+/// Lifetimes in seconds: of nonces (in the test configuration), of permissions, and of channels and
+/// allocations.
 const LIFETIMES: [u64; 3] = [60, 300, 600];
-/// Distance from each expiry in seconds: servers differ in when they check.
+/// Seconds that steps keep away from each expiry, because servers check at different times.
 const MARGIN: u64 = 12;
 
-/// Sequence number `number`. `transports` are available to clients.
+/// Generates sequence number `number`. Clients use one of `transports`.
 pub(super) fn sequence(seed: u64, number: u64, kind: Kind, transports: &[ClientTransport]) -> Sequence {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     random.set_stream(number);
@@ -29,7 +30,7 @@ pub(super) fn sequence(seed: u64, number: u64, kind: Kind, transports: &[ClientT
 pub(super) struct Generator {
     pub(super) random: ChaCha8Rng,
     kind: Kind,
-    /// Expected state of each client if its requests were valid.
+    /// Expected state of each client, assuming that its requests were valid.
     believed: Vec<Believed>,
 }
 
@@ -176,7 +177,7 @@ impl Generator {
             10 | 11 => fields.push(family(kind::ADDITIONAL_ADDRESS_FAMILY, FAMILY_IPV6)),
             _ => {}
         }
-        // Half of the clients use the second user in a mix.
+        // In a mix, half of the clients use the second user.
         let auth = if self.kind == Kind::Overload && client % 2 == 1 { Auth::OtherUser } else { Auth::Good };
         Request::new(method::ALLOCATE, fields, auth)
     }

@@ -33,7 +33,7 @@ impl Session<'_> {
         self.seen.extend(seen);
     }
 
-    /// Ignores data of other sequences: ports are reused.
+    /// Ignores data from other sequences, which may have used the same ports.
     fn indication(&self, client: Client, view: &View<'_>) -> Option<Seen> {
         let peer = self.peer(view.xor_address(kind::XOR_PEER_ADDRESS)?)?;
         let data = view.get(kind::DATA)?;
@@ -46,9 +46,9 @@ impl Session<'_> {
         let own = state.connection.as_ref().and_then(ProbeConnection::local_addr);
         let Some(sent) = state.last.as_ref().filter(|sent| sent.transaction == view.header().transaction)
         else {
-            return Seen::Stray(client, "an answer to no request");
+            return Seen::Stray(client, "an answer without a request");
         };
-        // A wildcard socket does not know its address; loopback uses 127.0.0.1.
+        // A wildcard socket does not know its address; on loopback it sends from 127.0.0.1.
         let own = own.map(|own| SocketAddr::new(Ipv4Addr::LOCALHOST.into(), own.port()));
         let expected = Expected {
             own,

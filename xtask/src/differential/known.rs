@@ -1,4 +1,4 @@
-//! Accepted differences. Any other is a fault of turnpike or needs a new row.
+//! Accepted differences. Any other difference is a bug in turnpike or needs a new row.
 
 use turnpike_client::ClientTransport;
 use turnpike_wire::stun::{kind, method};
@@ -26,14 +26,14 @@ const BOTH: &[Name] = &[Coturn, Pion];
 pub(super) const TABLE: &[Known] = &[
     Known {
         who: BOTH,
-        what: "signs no errors, or not all",
+        what: "does not sign errors, or not all of them",
         why: "RFC 8489 section 9.2.4",
         applies: |case| case.has_fact("integrity", true),
     },
     Known {
         who: &[Pion],
-        what: "FINGERPRINT in every Binding answer, and in no other",
-        why: "RFC 8489 section 7: a choice of the usage",
+        what: "FINGERPRINT in Binding answers only, and in all of them",
+        why: "RFC 8489 section 7: left to the usage",
         applies: |case| case.has_fact("FINGERPRINT", true) || case.has_fact("FINGERPRINT", false),
     },
     Known {
@@ -44,7 +44,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: BOTH,
-        what: "does not know ADDITIONAL-ADDRESS-FAMILY",
+        what: "does not support ADDITIONAL-ADDRESS-FAMILY",
         why: "RFC 8656 section 7.2",
         applies: |case| {
             let refused = case.codes().is_some_and(|(ours, _)| ours == Some(400));
@@ -75,7 +75,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Coturn],
-        what: "420 for attributes that belong to other requests; drops indications with them",
+        what: "420 for attributes that belong to other requests; drops indications that contain them",
         why: "RFC 8489 section 6.3: ignored",
         applies: |case| {
             let is_dropped = matches!(case.what, What::Other { theirs, .. } if theirs.is_empty());
@@ -92,14 +92,14 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Coturn],
-        what: "compares the user with that of the session before the credentials, and without an allocation",
+        what: "compares the user with that of the session before checking the credentials, and even without an allocation",
         why: "RFC 8489 section 9.2.4: 401 first; RFC 8656 section 5: 441 is for allocations",
         applies: |case| case.theirs() == Some(Some(441)) && case.ours() != Some(Some(0)),
     },
     Known {
         who: &[Coturn],
         what: "keeps a deleted allocation for some time",
-        why: "RFC 8656 section 8.2: deleted at once",
+        why: "RFC 8656 section 8.2: deleted immediately",
         applies: |case| {
             let is_ours_gone = case.ours() == Some(Some(437));
             case.has_deleted() && (is_ours_gone || case.theirs() == Some(Some(437)) || case.only_theirs())
@@ -107,21 +107,21 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Coturn],
-        what: "binds a client to its first user: 437",
-        why: "RFC 8489 section 9.2.4: each request by itself",
+        what: "437 for any user but the client's first",
+        why: "RFC 8489 section 9.2.4: each request is authenticated by itself",
         applies: |case| {
             case.is(method::ALLOCATE) && case.theirs() == Some(Some(437)) && case.has_tried_other_user()
         },
     },
     Known {
         who: &[Coturn],
-        what: "counts a deleted allocation for some time",
-        why: "RFC 8656 section 8.2: deleted at once",
+        what: "still counts a deleted allocation for some time",
+        why: "RFC 8656 section 8.2: deleted immediately",
         applies: |case| case.theirs() == Some(Some(486)) && case.is_quota_used(),
     },
     Known {
         who: BOTH,
-        what: "no shared relay ports: several clients may have one peer, and each gets its data alone",
+        what: "no shared relay ports: several clients may have the same peer, and each gets only its own data",
         why: "rfcs.md: Shared relay ports",
         applies: |case| {
             case.sequence.kind == Kind::Shared && (case.ours() == Some(Some(508)) || case.is_anothers())
@@ -129,13 +129,13 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: BOTH,
-        what: "knows the attributes of ICE",
-        why: "RFC 8489 section 14: attributes of other usages need not be",
+        what: "understands the attributes of ICE",
+        why: "RFC 8489 section 14: a server need not understand attributes of other usages",
         applies: |case| case.has(kind::PRIORITY) && (case.ours() == Some(Some(420)) || case.only_theirs()),
     },
     Known {
         who: BOTH,
-        what: "ignores a malformed peer, or answers 443",
+        what: "ignores a malformed peer address, or answers 443",
         why: "RFC 8656 section 10.2: 400",
         applies: |case| {
             case.is(method::CREATE_PERMISSION) && case.has_malformed_peer() && case.ours() == Some(Some(400))
@@ -143,7 +143,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: BOTH,
-        what: "reports the other of two faults",
+        what: "reports the other one if a request has two errors",
         why: "RFC 8656 sections 7.2, 10.2 and 12.2: the order is left open",
         applies: |case| match case.codes() {
             Some((Some(403 | 443), Some(403 | 443))) => case.is(method::CREATE_PERMISSION),
@@ -155,7 +155,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Coturn],
-        what: "DONT-FRAGMENT for a client by IPv4 and an allocation of IPv6",
+        what: "accepts DONT-FRAGMENT from an IPv4 client with an IPv6 allocation",
         why: "RFC 8656 section 3.7: 420",
         applies: |case| {
             case.has(kind::DONT_FRAGMENT)
@@ -171,7 +171,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Coturn],
-        what: "443 before a missing CHANNEL-NUMBER or a malformed family",
+        what: "443 even if CHANNEL-NUMBER is missing or the family is malformed",
         why: "RFC 8656 sections 8.2 and 12.2: 400",
         applies: |case| case.codes() == Some((Some(400), Some(443))),
     },
@@ -221,13 +221,13 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: BOTH,
-        what: "accepts attributes after the integrity",
+        what: "accepts attributes after MESSAGE-INTEGRITY",
         why: "RFC 8489 section 14.5: ignored",
         applies: |case| case.damage() == Some(Damage::Behind),
     },
     Known {
         who: &[Coturn],
-        what: "a retransmission gets no RESERVATION-TOKEN, and the remaining LIFETIME",
+        what: "the answer to a retransmission lacks RESERVATION-TOKEN and contains the remaining LIFETIME",
         why: "RFC 8489 section 6.3.1: the same answer",
         applies: |case| {
             case.is_retransmission()
@@ -236,7 +236,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Coturn],
-        what: "400 or 403 without an allocation",
+        what: "400 or 403 if there is no allocation",
         why: "RFC 8656 section 5: 437",
         applies: |case| matches!(case.codes(), Some((Some(437), Some(400 | 403)))),
     },
@@ -251,7 +251,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Coturn],
-        what: "keeps reading without an answer if a stream is neither STUN nor ChannelData; others close it",
+        what: "silently keeps reading a stream that is neither STUN nor ChannelData; others close it",
         why: "RFC 8489 section 6.2.2: left open",
         applies: |case| {
             let is = |seen: &[Seen], wanted: fn(&Seen) -> bool| seen.iter().any(wanted);
@@ -277,7 +277,7 @@ pub(super) const TABLE: &[Known] = &[
     Known {
         who: &[Pion],
         what: "an allocation with a LIFETIME above an hour ends after ten minutes",
-        why: "RFC 8656 section 7.2: within default and maximum",
+        why: "RFC 8656 section 7.2: between default and maximum",
         applies: |case| {
             case.sequence.kind == Kind::Time
                 && case.theirs() == Some(None)
@@ -286,7 +286,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Coturn],
-        what: "the connection of a client is closed with its allocation",
+        what: "closes a client's connection when its allocation expires",
         why: "RFC 8656 section 5: only the allocation expires",
         applies: |case| {
             let is_closed = |seen: &Seen| matches!(seen, Seen::Closed(_));
@@ -308,7 +308,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Pion],
-        what: "silence if there is no allocation, or one of another user",
+        what: "silence if there is no allocation, or if it is another user's",
         why: "RFC 8656 section 5: 437 and 441; RFC 8489 section 6.3.1: the same answer to a retransmission",
         applies: |case| match case.codes() {
             Some((Some(437 | 441), None)) => true,
@@ -324,13 +324,13 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Pion],
-        what: "a refused CreatePermission permits the peers before the refused one",
+        what: "a refused CreatePermission permits the peers listed before the refused one",
         why: "RFC 8656 section 10.2: all or none",
         applies: |case| case.only_theirs() && case.has_asked_for_several(),
     },
     Known {
         who: BOTH,
-        what: "silence for a request over DTLS that has no magic cookie",
+        what: "silence for a request over DTLS without the magic cookie",
         why: "RFC 8489 section 6.2.3: 500",
         applies: |case| case.damage() == Some(Damage::Cookie) && case.is_over(ClientTransport::Dtls),
     },
@@ -342,8 +342,8 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Pion],
-        what: "grants a LIFETIME below the default, and the default to more than an hour",
-        why: "RFC 8656 section 7.2: within default and maximum",
+        what: "grants a LIFETIME below the default, and the default if more than an hour is requested",
+        why: "RFC 8656 section 7.2: between default and maximum",
         applies: |case| case.has_any_fact("LIFETIME="),
     },
     Known {
@@ -354,7 +354,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Pion],
-        what: "does not know DONT-FRAGMENT",
+        what: "does not support DONT-FRAGMENT",
         why: "RFC 8656 section 7.2: left open",
         applies: |case| {
             let is_listed = case.has_any_fact("UNKNOWN-ATTRIBUTES=");
@@ -383,7 +383,7 @@ pub(super) const TABLE: &[Known] = &[
     },
     Known {
         who: &[Pion],
-        what: "reads DTLS as a stream: ChannelData without padding, and messages of a wrong length, end the association",
+        what: "treats DTLS as a stream: unpadded ChannelData and messages with a wrong length end the association",
         why: "RFC 8656 section 12.5: datagrams have no padding",
         applies: |case| {
             let is_cut = matches!(case.damage(), Some(Damage::Cut | Damage::Long));

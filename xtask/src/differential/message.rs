@@ -13,7 +13,7 @@ use turnpike_wire::{
 use super::step::{Auth, Damage, Dialect, Field, Peer, Request, name};
 
 pub(super) const REALM: &str = "example.org";
-/// Number of first users; each has a second one.
+/// Number of first users; there is a second user for each.
 pub(super) const USERS: usize = 500;
 
 pub(super) fn users() -> impl Iterator<Item = (String, String)> {
@@ -134,7 +134,7 @@ fn algorithms(message: &mut Writer<'_>, auth: Auth, offered: &[u8]) {
     }
 }
 
-/// Application data of this length, with no two equal neighbours.
+/// Application data of this length in which adjacent bytes always differ.
 pub(super) fn payload(length: u16) -> Vec<u8> {
     (0..length).map(|at| at.to_be_bytes()[1]).collect()
 }
@@ -166,7 +166,7 @@ pub(super) fn code(code: u16) -> String {
 pub(super) struct Expected<'a> {
     pub(super) own: Option<SocketAddr>,
     pub(super) key: &'a (Key, Mac),
-    /// Relayed addresses before the request, IPv4 and IPv6.
+    /// The client's relayed addresses before the request, IPv4 and IPv6.
     pub(super) relays: [Option<SocketAddr>; 2],
     pub(super) is_even: bool,
     pub(super) is_again: bool,

@@ -1,5 +1,6 @@
-//! `cargo xtask differential`: sends random sequences of STUN and TURN messages to turnpike, coturn and pion. Each difference is known,
-//! with its RFC section, or is reported with the shortest sequence that shows it.
+//! `cargo xtask differential`: sends random sequences of STUN and TURN messages to turnpike, coturn and pion.
+//! Each difference is either known, with its RFC section, or reported with the shortest sequence that shows
+//! it.
 //!
 //! ```text
 //! generate ─▶ session, one for each server ─▶ compare ─▶ known ─▶ repeat with longer timeouts ─▶ reduce ─▶ report
@@ -44,14 +45,14 @@ use self::{
 };
 use crate::{Failure, INCOMPLETE, cargo, repository, target};
 
-/// Environment variable with the turnpike under test, for the process in the namespace.
+/// Environment variable that tells the process in the namespace which turnpike to test.
 const INSIDE: &str = "TURNPIKE_DIFFERENTIAL";
 const LANES: usize = 6;
 /// Sequences kept per unknown difference, for repetition.
 const KEPT: usize = 3;
-/// Maximum number of unknown differences that are repeated and reduced.
+/// Maximum number of unknown differences to repeat and reduce.
 const MOST: usize = 24;
-/// Datagrams per second that make a server busy.
+/// Datagrams per second that keep a server busy.
 const FLOOD: u64 = 1_000;
 
 #[derive(Args)]
@@ -85,7 +86,7 @@ pub(crate) struct Options {
 enum Kind {
     /// Requests, data and retransmissions of one or two clients
     Requests,
-    /// Expiry of nonces, permissions, channels and allocations; all sequences run at once
+    /// Expiry of nonces, permissions, channels and allocations; all sequences run in parallel
     Time,
     /// Quotas and a flood of other requests; clients over several transports
     Overload,
@@ -140,7 +141,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     Ok(report.finish())
 }
 
-/// Builds and installs everything, and continues in a network namespace.
+/// Builds and installs everything, then continues in a network namespace.
 fn outside(options: &Options, repository: &Path) -> Result<ExitCode, Failure> {
     let program = match &options.program {
         Some(program) => program.canonicalize()?,
@@ -170,7 +171,7 @@ fn outside(options: &Options, repository: &Path) -> Result<ExitCode, Failure> {
             .map(|address| format!("ip addr add {address} dev lo nodad 2>/dev/null; "))
             .collect();
     let script = format!("ip link set lo up && {{ {addresses} exec \"$0\" \"$@\"; }}");
-    // The servers end with this command in any case.
+    // The servers exit with this command, however it ends.
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "unshare"]);
     if fs::metadata("/proc/self")?.uid() != 0 {
@@ -293,7 +294,7 @@ fn compared(
     Ok(Compared { found, failed: failed.collect() })
 }
 
-/// The shortest sequence that shows a difference; `None` if it does not recur.
+/// Finds the shortest sequence that shows a difference; `None` if it does not recur.
 fn shortest(unknown: &Unknown, servers: &[Server], lane: usize, rounds: usize) -> Option<Sequence> {
     let signature = report::signature(&unknown.sequences[0], &unknown.difference);
     let shows = |sequence: &Sequence, lane: usize| {

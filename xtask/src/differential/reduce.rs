@@ -1,5 +1,5 @@
-//! Delta debugging (Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input"): removes the items of a list that a failure
-//! does not need.
+//! Delta debugging (Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input"): removes the
+//! items of a list that are not needed for a failure.
 
 /// Returns the index of a list that fails, if any. The lists may be tried concurrently.
 pub(super) type Fails<'a, T> = &'a mut dyn FnMut(&[Vec<T>]) -> Option<usize>;
@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn only_needed_items_remain_in_order() {
+    fn only_necessary_items_remain_in_order() {
         let needs =
             |wanted: &'static [u32]| move |items: &[u32]| wanted.iter().all(|item| items.contains(item));
         assert_eq!(reduced((0..40).collect(), 1000, needs(&[3, 17, 39])), [3, 17, 39]);
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn result_is_minimal_also_with_dependent_items() {
+    fn result_is_minimal_even_if_items_depend_on_each_other() {
         // Fails for an odd number of items that include 7.
         let fails = |items: &[u32]| items.len() % 2 == 1 && items.contains(&7);
         let left = reduced((0..21).collect(), 1000, fails);

@@ -25,7 +25,7 @@ pub(super) struct Report {
     /// Unknown differences, each with its shortest sequence.
     pub(super) faults: Vec<String>,
     pub(super) skipped: BTreeSet<String>,
-    /// Servers that ended, and other errors of the run.
+    /// Servers that exited, and other errors during the run.
     pub(super) ended: Vec<String>,
 }
 
@@ -78,7 +78,7 @@ impl Report {
             println!("  {count:6}  {who}: {} ({})", row.what, row.why);
         }
         if self.fleeting > 0 {
-            println!("  {:6}  did not recur, or not on their own", self.fleeting);
+            println!("  {:6}  did not recur, or not when run alone", self.fleeting);
         }
         self.faults.iter().for_each(|fault| println!("\n  UNKNOWN {fault}"));
     }

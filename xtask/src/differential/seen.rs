@@ -28,7 +28,7 @@ impl Seen {
 
     pub(super) fn without_client(&self) -> String {
         match self {
-            Self::Data(_, peer, length) => format!("{length} bytes of {peer} in a Data indication"),
+            Self::Data(_, peer, length) => format!("{length} bytes from {peer} in a Data indication"),
             Self::Channel(_, _, length) => format!("{length} bytes on a channel"),
             Self::Relayed(peer, _, length) => format!("{peer} gets {length} bytes"),
             Self::Stray(_, what) => (*what).to_owned(),
@@ -42,12 +42,12 @@ impl fmt::Display for Seen {
         match self {
             Self::Answer(client, answer) => write!(f, "{client} gets {answer}"),
             Self::Data(client, peer, length) => {
-                write!(f, "{client} gets {length} bytes of {peer} in a Data indication")
+                write!(f, "{client} gets {length} bytes from {peer} in a Data indication")
             }
             Self::Channel(client, number, length) => {
                 write!(f, "{client} gets {length} bytes on channel 0x{number:04x}")
             }
-            Self::Relayed(peer, client, length) => write!(f, "{peer} gets {length} bytes of {client}"),
+            Self::Relayed(peer, client, length) => write!(f, "{peer} gets {length} bytes from {client}"),
             Self::Closed(client) => write!(f, "{client} is disconnected"),
             Self::Deaf(client) => write!(f, "{client} no longer gets answers to Binding"),
             Self::Stray(client, what) => write!(f, "{client} gets {what}"),

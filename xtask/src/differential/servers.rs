@@ -99,7 +99,7 @@ impl Place<'_> {
                 return Ok(server);
             }
             if let Some(status) = server.process.try_wait()? {
-                return Err(format!("{name} ended ({status}): see {}", self.dir.display()).into());
+                return Err(format!("{name} exited ({status}): see {}", self.dir.display()).into());
             }
             if Instant::now() > deadline {
                 return Err(format!("{name} does not answer: see {}", self.dir.display()).into());
@@ -214,13 +214,13 @@ impl Server {
 
     pub(super) fn ended(&mut self) -> Option<String> {
         let status = self.process.try_wait().ok()??;
-        Some(format!("{} has ended: {status}", self.name))
+        Some(format!("{} has exited: {status}", self.name))
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The process may already have ended.
+        // The process may already have exited.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

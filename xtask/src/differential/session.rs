@@ -1,7 +1,8 @@
 //! Runs one sequence against one server and records the observations of clients and peers in each step.
 //!
-//! After each step the clients send Binding requests: everything that a server does at once has arrived when two of those are answered.
-//! Application data takes another path, and coturn has a separate thread for a client's first signed request, so both also have a timeout.
+//! After each step the clients send Binding requests: once two of those are answered, everything that a
+//! server sends immediately has arrived. Application data takes another path, and coturn has a separate
+//! thread for a client's first signed request, so for both there is also a timeout.
 
 use std::{
     io,
@@ -59,7 +60,7 @@ pub(super) fn run(
 pub(super) struct Session<'a> {
     pub(super) server: &'a Server,
     dialect: Dialect,
-    /// A user for this sequence only, because of quotas and of turnpike's limit on reserved ports.
+    /// A user for this sequence only, because of quotas and turnpike's limit on reserved ports.
     user: usize,
     patience: Patience,
     pub(super) clients: Vec<State>,
@@ -90,7 +91,8 @@ pub(super) struct Sent {
 impl<'a> Session<'a> {
     fn new(sequence: &Sequence, server: &'a Server, lane: usize, patience: Patience) -> io::Result<Self> {
         let [high, low] = u16::try_from(lane).unwrap_or_default().to_be_bytes();
-        // The servers are in 127.0/16; the bits of the lane leave the last byte to the peers.
+        // The servers are in 127.0/16; the lane's bits are in the second and third byte, which leaves the
+        // last byte to the peers.
         let near = Ipv4Addr::new(127, 64 + high, low, 1);
         let far = Ipv4Addr::new(127, 64 + high, low, 2);
         let mut addresses: Vec<(Peer, IpAddr)> =
@@ -212,7 +214,7 @@ impl<'a> Session<'a> {
         let Some((_, socket, from)) = self.peers.iter().find(|(known, ..)| *known == peer) else { return };
         let [v4, v6] = self.clients[client.0].relays;
         if let Some(relay) = if from.is_ipv4() { v4 } else { v6 } {
-            // Ignores ICMP errors of a closed port.
+            // Ignores ICMP errors caused by a closed port.
             let _ = socket.send_to(&payload(length), relay);
         }
     }

@@ -76,7 +76,7 @@ impl Auth {
 pub(super) enum Field {
     Value(u16, Vec<u8>),
     Peer(Peer),
-    /// Last RESERVATION-TOKEN of the server; eight zero bytes without one.
+    /// Last RESERVATION-TOKEN from the server; eight zero bytes if there was none.
     Token,
     Data(u16),
 }
@@ -132,7 +132,7 @@ impl Request {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Request(Client, Request),
-    /// Repeats the client's last request byte by byte.
+    /// Repeats the client's last request byte for byte.
     Again(Client),
     Channel(Client, u16, u16),
     Peer(Peer, Client, u16),
@@ -182,14 +182,14 @@ impl Step {
             }
             Self::Again(_) => "retransmission".to_owned(),
             Self::Channel(..) => "ChannelData".to_owned(),
-            Self::Peer(..) => "data of a peer".to_owned(),
+            Self::Peer(..) => "data from a peer".to_owned(),
             Self::Leave(_) => "leave".to_owned(),
             Self::Wait(_) => "wait".to_owned(),
         }
     }
 }
 
-/// Steps with their clients, each with its transport.
+/// Steps, and the transport of each client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Sequence {
     pub(super) kind: Kind,

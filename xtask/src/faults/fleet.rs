@@ -1,4 +1,4 @@
-//! Rows of a fleet: losses of clients, time to recovery, quotas, and distribution over the nodes.
+//! Rows of fleet faults: clients' losses, time to recovery, quotas, and distribution over the nodes.
 
 use std::fmt::Write as _;
 
@@ -99,7 +99,7 @@ mod tests {
             "quota": 300, "most_of_one_user": 303, "beyond": 1.0, "were_alone": were_alone, "most_in_a_second": 160,
             "shares": [10, 45, 45], "newcomers": [180, 11, 9], "healed": 3.2,
         });
-        serde_json::from_value(figures).expect("a test writes valid figures")
+        serde_json::from_value(figures).expect("the figures are valid")
     }
 
     #[test]

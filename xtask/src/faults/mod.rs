@@ -1,5 +1,6 @@
-//! `cargo xtask faults`: injects one fault at a time while clients are on calls, and tabulates the effects. The rows are tests of the binary
-//! (crates/trials/tests/faults), run in sequence with the release build. Those of a fleet have their own table.
+//! `cargo xtask faults`: injects one fault at a time while clients are on calls, and tabulates the effects.
+//! The rows are tests of the binary (crates/trials/tests/faults), run in sequence with the release build.
+//! Rows of fleet faults have a table of their own.
 
 mod fleet;
 mod table;
@@ -14,7 +15,7 @@ use clap::Args;
 
 use crate::Failure;
 
-/// Everything healed, but the row is invalid because the machine was busy.
+/// Everything recovered, but the row is void because the machine was busy.
 const VOID: u8 = 4;
 
 const MODULE: &str = "faults::";
@@ -30,8 +31,9 @@ pub(crate) struct Options {
     #[arg(long)]
     markdown: bool,
 
-    /// Write the rows into the tables of docs/dev/reliability.md, keeping rows that did not run, and of docs/dev/fleet-faults.md, for which
-    /// all must run; writes nothing if a row is broken, void or skipped
+    /// Write the rows into the tables of docs/dev/reliability.md, keeping rows that did not run, and of
+    /// docs/dev/fleet-faults.md, which requires that all of its rows run; writes nothing if a row is broken,
+    /// void or skipped
     #[arg(long)]
     write: bool,
 
@@ -61,7 +63,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let is_of_fleet = |name: &&String| name.starts_with(FLEET);
     let of_fleet = chosen.iter().copied().filter(is_of_fleet).count();
     if options.write && of_fleet > 0 && of_fleet < all.iter().filter(is_of_fleet).count() {
-        return Err("the table of the fleet needs all of its rows: cargo xtask faults fleet --write".into());
+        return Err(
+            "the table of fleet faults needs all of its rows: cargo xtask faults fleet --write".into()
+        );
     }
     let program = crate::program(&repository, options.program.as_deref())?;
     let found = crate::target(&repository).join("faults");

@@ -24,7 +24,7 @@ pub(super) struct Table {
 
 enum Outcome {
     Healed(Box<Row>),
-    /// It stayed broken or an assertion failed; the end of its output.
+    /// It did not recover or an assertion failed; contains the end of the output.
     Broken(String),
     Skipped(String),
 }
@@ -49,7 +49,7 @@ struct Row {
     before: Value,
     #[serde(default)]
     after: Value,
-    /// For a fleet, replaces the fields above except clients, notes and limits.
+    /// For fleet faults, replaces the fields above except clients, notes and limits.
     fleet: Option<fleet::Figures>,
 }
 
@@ -115,15 +115,15 @@ impl Table {
         }
     }
 
-    /// Reason for which the tables cannot be written.
+    /// Reason why the tables cannot be written.
     pub(super) fn is_in_part(&self) -> Option<&'static str> {
         let has_all =
             !self.is_void() && self.rows.iter().all(|(_, outcome)| matches!(outcome, Outcome::Healed(_)));
-        (!has_all).then_some("a row is broken, void or was skipped: no table is written")
+        (!has_all).then_some("a row is broken, void or was skipped, so no table is written")
     }
 
-    /// Writes the rows into their documents. Either all rows of a fleet have run or none; other rows that have not run stay unchanged if
-    /// they are in `all`.
+    /// Writes the rows into their documents. Either all or none of the rows of fleet faults must have run.
+    /// Other rows that have not run stay unchanged if they are in `all`.
     pub(super) fn write(&self, repository: &Path, all: &[&str]) -> Result<(), Failure> {
         let of_fleets = self.of_fleets();
         if !of_fleets.is_empty() {
@@ -320,8 +320,8 @@ impl Row {
             return format!("VOID, repeat on an idle machine: {}", self.void.join("; "));
         }
         let told = |limit: &Limit| {
-            let verdict = if limit.is_exceeded() { "ABOVE" } else { "within" };
-            format!("{}: {:.2}, {verdict} {}", limit.what, limit.value, limit.most)
+            let verdict = if limit.is_exceeded() { "ABOVE the limit of" } else { "limit" };
+            format!("{}: {:.2} ({verdict} {})", limit.what, limit.value, limit.most)
         };
         self.limits.iter().map(told).collect::<Vec<_>>().join("; ")
     }
@@ -348,17 +348,17 @@ mod tests {
             "before": { "sessions": 0, "descriptors": 27, "memory": 3 << 20 },
             "after": { "sessions": 0, "descriptors": 26, "memory": 4 << 20 },
         });
-        let row = serde_json::from_value(row).expect("a test writes valid figures");
+        let row = serde_json::from_value(row).expect("the figures are valid");
         Table { rows: vec![("killed".to_owned(), Outcome::Healed(Box::new(row)))] }
     }
 
     #[test]
     fn row_has_losses_log_lines_and_resources() {
         let markdown = table(4.5).markdown();
-        let row = markdown.lines().nth(2).expect("behind the title");
+        let row = markdown.lines().nth(2).expect("a row follows the title");
         for words in [
             "| `killed` | it \\| ends | 3/1000, 2 late | 1.50/2.25 | 20 | ",
-            " | known; seconds: 4.50, within 5 | 3→4 |",
+            " | known; seconds: 4.50 (limit 5) | 3→4 |",
         ] {
             assert!(row.contains(words), "{words:?} in {row}");
         }
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn new_rows_replace_only_their_predecessors() {
+    fn new_rows_replace_only_rows_of_the_same_name() {
         let tables = |rows: &str, of_forwarder: &str| {
             format!(
                 "a\n<!-- faults: written by {BY} -->\n{HEAD}{rows}<!-- end of faults -->\nb\n\
@@ -438,11 +438,12 @@ mod tests {
         };
         let before =
             tables("| `killed` | old |\n| `other` | old |\n| `is_no_more` | old |\n", "| `third` | old |\n");
-        let after =
-            table(4.5).within(&before, &["first", "other", "killed", "third"]).expect("the marks are there");
-        let row = table(4.5).markdown().lines().nth(2).expect("behind the title").to_owned();
+        let after = table(4.5)
+            .within(&before, &["first", "other", "killed", "third"])
+            .expect("the document has the markers");
+        let row = table(4.5).markdown().lines().nth(2).expect("a row follows the title").to_owned();
         assert_eq!(after, tables(&format!("| `other` | old |\n{row}\n"), "| `third` | old |\n"));
-        assert!(table(4.5).within("no marks", &["killed"]).is_err());
+        assert!(table(4.5).within("no markers", &["killed"]).is_err());
     }
 
     #[test]

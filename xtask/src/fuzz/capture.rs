@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 use super::{corpus, program::Places, targets};
 use crate::Failure;
 
-/// Maximum length of an input in bytes: longer ones show nothing new.
+/// Maximum length of an input in bytes: longer ones cover nothing new.
 const LONGEST: usize = 1500;
 /// Maximum length of ChannelData in bytes: its payload does not matter.
 const LONGEST_DATA: usize = 64;
@@ -45,7 +45,7 @@ struct Shape {
     length: usize,
 }
 
-/// Shape of a STUN message: its type, and type and length of its attributes.
+/// Shape of a STUN message: its type, and the type and length of each attribute.
 fn stun(bytes: &[u8]) -> Option<Shape> {
     let (header, rest) = bytes.split_at_checked(20)?;
     let attributes = rest.get(..usize::from(u16::from_be_bytes([header[2], header[3]])))?;
@@ -57,7 +57,7 @@ fn stun(bytes: &[u8]) -> Option<Shape> {
     let mut rest = attributes;
     while let [k0, k1, l0, l1, value @ ..] = rest {
         let length = usize::from(u16::from_be_bytes([*l0, *l1]));
-        // Exact lengths of names and data do not distinguish shapes.
+        // The exact lengths of names and data do not matter.
         key.extend([*k0, *k1, u8::try_from(length.min(20)).ok()?]);
         rest = value.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
@@ -72,7 +72,8 @@ fn channel_data(bytes: &[u8]) -> Option<Shape> {
     fits.then(|| Shape { key: vec![l1 % 4, l1 / 16], length: 4 + usize::from(length) })
 }
 
-/// Shape of a ClientHello: its length; the order of its extensions would be too fine a distinction.
+/// Shape of a ClientHello: only its length; telling apart the orders of extensions would give too many
+/// shapes.
 fn dtls_hello(bytes: &[u8]) -> Option<Shape> {
     let is_hello = matches!(bytes, [22, 0xFE, _, 0, 0, _, _, _, _, _, _, _, _, 1, ..]);
     let length = bytes.len();
@@ -84,7 +85,7 @@ fn payloads(file: &Path) -> Result<Vec<Vec<u8>>, Failure> {
     let bytes = fs::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
     let wrong = || format!("{}: not a supported capture; create one with tcpdump -w FILE", file.display());
     let (header, mut rest) = bytes.split_at_checked(24).ok_or_else(wrong)?;
-    // Both byte orders, with micro- or nanoseconds.
+    // Both byte orders, with timestamps in microseconds or nanoseconds.
     let number = match header[..4] {
         [0xD4, 0xC3, 0xB2, 0xA1] | [0x4D, 0x3C, 0xB2, 0xA1] => u32::from_le_bytes,
         [0xA1, 0xB2, 0xC3, 0xD4] | [0xA1, 0xB2, 0x3C, 0x4D] => u32::from_be_bytes,
@@ -152,11 +153,11 @@ mod tests {
     fn udp_and_tcp_payloads_are_extracted() {
         let mut udp = vec![0x45, 0, 0, 31, 0, 0, 0, 0, 64, 17, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2];
         udp.extend([0, 1, 0, 2, 0, 11, 0, 0, 7, 8, 9, 0xEE]);
-        assert_eq!(payload(&udp), Some(&[7, 8, 9][..]), "padding is left out");
+        assert_eq!(payload(&udp), Some(&[7, 8, 9][..]), "padding is removed");
         let mut tcp = vec![0x60, 0, 0, 0, 0, 25, 6, 64];
         tcp.extend([0; 32]);
         tcp.extend([0, 1, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0x60, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 9]);
-        assert_eq!(payload(&tcp), Some(&[9][..]), "options are passed over");
+        assert_eq!(payload(&tcp), Some(&[9][..]), "options are skipped");
         assert_eq!(payload(&[0x45, 0]), None);
     }
 }

@@ -55,7 +55,8 @@ pub(super) fn add_fault(file: &Path, why: &str, input: &[u8]) -> Result<(), Fail
     Ok(writeln!(file, "# {}\n{}", why.replace('\n', " "), hex::encode(input))?)
 }
 
-/// Replaces a directory by all inputs of a target, its own seeds first. Returns their number, or `None` if the test skips itself.
+/// Replaces the contents of a directory with all inputs of a target, its own seeds first. Returns their
+/// number, or `None` if the test is skipped.
 pub(super) fn unpack(
     places: &Places,
     target: &Target,
@@ -97,12 +98,12 @@ fn seeds(places: &Places, target: &Target, program: &Path) -> Result<Option<Vec<
     let said = String::from_utf8_lossy(&output.stdout);
     if !output.status.success() || !said.contains("1 passed") {
         let why = String::from_utf8_lossy(&output.stderr);
-        return Err(format!("{} writes no seeds: {said}{why}", target.name).into());
+        return Err(format!("{} has not written its seeds: {said}{why}", target.name).into());
     }
     if file.exists() { read(&file).map(Some) } else { Ok(None) }
 }
 
-/// Writes these files to `found.hex`, the smallest if they are too many; returns their number.
+/// Writes these files to `found.hex`, only the smallest ones if there are too many; returns their number.
 pub(super) fn keep(places: &Places, target: &Target, files: &[PathBuf]) -> Result<usize, Failure> {
     let inputs = files.iter().map(fs::read).collect::<Result<Vec<_>, _>>()?;
     let sorted: BTreeSet<_> = inputs.into_iter().map(|input| (input.len(), input)).collect();

@@ -1,5 +1,6 @@
-//! Code coverage of a set of inputs from libFuzzer's own counters: its merge records which input first reached each counter, the program
-//! has a table of all counters, and its debug information has their lines. No tool has to match the compiler's version.
+//! Code coverage of a set of inputs from libFuzzer's own counters: its merge records which input first
+//! reached each counter, the program contains a table of all counters, and its debug information maps them to
+//! lines. So no tool has to match the compiler's version.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -57,7 +58,7 @@ pub(super) fn merge(
         .into());
     }
     let text =
-        fs::read_to_string(&control).map_err(|error| format!("no control file of a merge: {error}"))?;
+        fs::read_to_string(&control).map_err(|error| format!("the merge left no control file: {error}"))?;
     parse(&text, scratch).ok_or_else(|| "libFuzzer's control file has an unknown format".into())
 }
 
@@ -82,7 +83,7 @@ fn parse(text: &str, scratch: &Path) -> Option<Merged> {
     Some(merged)
 }
 
-/// Line of each counter of a program in table order; `None` without debug information.
+/// Line of each counter of a program in table order; `None` for counters without debug information.
 pub(super) fn places(program: &Path, scratch: &Path) -> Result<Vec<Option<(String, u32)>>, Failure> {
     let addresses = table(program)?;
     let list = scratch.join("addresses");
@@ -110,7 +111,8 @@ pub(super) fn places(program: &Path, scratch: &Path) -> Result<Vec<Option<(Strin
     Err("neither llvm-symbolizer nor addr2line is installed".into())
 }
 
-/// Addresses in the program's table of counters: pairs of an address and flags, linked without relocation.
+/// Addresses in the program's table of counters, which consists of pairs of an address and flags and is
+/// linked without relocation.
 fn table(program: &Path) -> Result<Vec<u64>, Failure> {
     let bytes = fs::read(program)?;
     let elf = ElfFile::parse(&*bytes)?;
@@ -127,7 +129,7 @@ fn place(line: &str) -> Option<(String, u32)> {
     Some((file[at..].to_owned(), number))
 }
 
-/// Lines of a target's files with their coverage, without unit tests.
+/// Lines of a target's files with their coverage, excluding unit tests.
 pub(super) fn lines(
     repository: &Path,
     target: &Target,
@@ -171,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn line_has_its_path_in_the_repository() {
+    fn lines_are_mapped_to_paths_in_the_repository() {
         let told = place("/home/a/turnpike/crates/wire/src/frame.rs:12 (discriminator 3)");
         assert_eq!(told, Some(("crates/wire/src/frame.rs".to_owned(), 12)));
         assert_eq!(place("??:0"), None);

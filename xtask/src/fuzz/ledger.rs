@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::Failure;
 
-const HEAD: &str = "# Seconds of CPU time and executions that fuzzing has spent, by target. Written by `cargo xtask fuzz`.\n\n";
+const HEAD: &str =
+    "# CPU seconds and executions spent on fuzzing so far, by target. Written by `cargo xtask fuzz`.\n\n";
 
 pub(super) type Ledger = BTreeMap<String, Spent>;
 
@@ -45,16 +46,16 @@ pub(super) fn add(file: &Path, target: &str, cpu: Duration, executions: u64) -> 
     Ok(write!(file, "{HEAD}{}", toml::to_string(&ledger)?)?)
 }
 
-/// CPU time of all waited-for children and their descendants (proc_pid_stat(5)).
+/// CPU time of all children that have been waited for and their descendants (proc_pid_stat(5)).
 pub(super) fn children_cpu() -> Result<Duration, Failure> {
-    /// Linux reports it in hundredths of a second on every machine.
+    /// Linux uses hundredths of a second on every machine.
     const TICK: Duration = Duration::from_millis(10);
     let stat = fs::read_to_string("/proc/self/stat")?;
     // The third field is the first after the name, which may contain spaces.
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
     let field = |number: usize| fields.get(number - 3).and_then(|text| text.parse::<u32>().ok());
     let (Some(user), Some(system)) = (field(16), field(17)) else {
-        return Err("/proc/self/stat has no CPU time of children".into());
+        return Err("/proc/self/stat does not contain the CPU time of children".into());
     };
     Ok(TICK * (user + system))
 }

@@ -23,12 +23,12 @@ use self::{
 };
 use crate::{Failure, repository};
 
-/// Seconds per input, and megabytes per program.
+/// Maximum seconds per input, and megabytes per program.
 const TIMEOUT: u32 = 20;
 const MEMORY: u32 = 1500;
 const MINIMISE: u32 = 60;
 
-/// Directories of a target: all committed inputs, new ones, and the working corpus.
+/// Directories of a target: committed inputs, the working corpus, and the result of a merge.
 const KNOWN: &str = "known";
 const CORPUS: &str = "corpus";
 const MERGED: &str = "merged";
@@ -40,7 +40,8 @@ pub(crate) struct Options {
     /// Minutes per target
     #[arg(long, default_value_t = 1, value_name = "N")]
     minutes: u32,
-    /// Instead of fuzzing, count the code that committed inputs reach, and write it with the cost into docs/dev/reliability.md
+    /// Instead of fuzzing, measure the code that committed inputs reach, and write the coverage and the cost
+    /// into docs/dev/reliability.md
     #[arg(long, conflicts_with_all = ["minutes", "seeds"])]
     coverage: bool,
     /// Instead of fuzzing, take seeds from captures of real clients (tcpdump -w FILE)
@@ -89,7 +90,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
 fn fuzz(places: &Places, target: &Target, program: &Path, minutes: u32) -> Result<usize, Failure> {
     let scratch = places.scratch(target)?;
     if corpus::unpack(places, target, program, KNOWN)?.is_none() {
-        println!("{:<16} SKIPPED: its test does not run here", target.name);
+        println!("{:<16} SKIPPED: its test cannot run here", target.name);
         return Ok(0);
     }
     let corpus = scratch.join(CORPUS);
@@ -118,7 +119,12 @@ fn fuzz(places: &Places, target: &Target, program: &Path, minutes: u32) -> Resul
     let faults = keep_faults(places, target, program, &said)?;
     let has_told_why = fs::read_dir(&artifacts)?.next().is_some();
     if !status.success() && !has_told_why {
-        return Err(format!("{} ended without a fault ({status}): {}", target.name, log.display()).into());
+        return Err(format!(
+            "{} exited without reporting a fault ({status}): {}",
+            target.name,
+            log.display()
+        )
+        .into());
     }
     let merged = scratch.join(MERGED);
     let _ = fs::remove_dir_all(&merged);
@@ -157,7 +163,7 @@ fn keep_faults(places: &Places, target: &Target, program: &Path, log: &str) -> R
             continue;
         }
         let artifact = format!("artifacts/{name}");
-        // The machine may have been busy or suspended.
+        // The machine may just have been busy or suspended.
         if name.starts_with("timeout") {
             let again = [format!("-timeout={TIMEOUT}"), artifact.clone()];
             if fuzzing(target, program, &scratch, &again).output()?.status.success() {
@@ -195,7 +201,8 @@ fn reason(log: &str) -> Option<String> {
     Some(told.join(" ").chars().take(300).collect())
 }
 
-/// Replaces machine-specific paths: a package's file by its package, any other by its name.
+/// Shortens machine-specific paths: a file of a package to the path from the package's directory, any other
+/// to its name.
 fn without_machine(word: &str) -> String {
     let path = word.trim_start_matches(['"', '\'', '(']);
     let quote = &word[..word.len() - path.len()];
@@ -222,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn fault_is_described_by_its_panic() {
+    fn faults_are_described_by_their_panic() {
         let log = "#2 INITED\nthread 'x' panicked at crates/wire/src/a.rs:1:2:\nbyte 7\nnote: run\n";
         assert_eq!(reason(log).as_deref(), Some("thread 'x' panicked at crates/wire/src/a.rs:1:2: byte 7"));
         assert_eq!(

@@ -12,8 +12,8 @@ use serde::Deserialize;
 use super::targets::Target;
 use crate::Failure;
 
-/// Flags that make bolero link libFuzzer, add coverage counters with a pass of the stable compiler, and disable relocation of addresses
-/// for the coverage report.
+/// Flags that make bolero link libFuzzer, add coverage counters with a pass of the stable compiler, and
+/// disable the relocation of addresses, which the coverage report needs.
 const FLAGS: [&str; 8] = [
     "--cfg=fuzzing",
     "--cfg=fuzzing_libfuzzer",
@@ -88,7 +88,7 @@ impl Places {
         targets.iter().map(|target| program_of(target, &built)).collect()
     }
 
-    /// Each package separately, so that one without TLS does not wait for it.
+    /// Builds each package separately, so that packages without TLS do not wait for it.
     fn cargo_test(&self, package: &str, options: &BTreeSet<String>) -> Result<Vec<Artifact>, Failure> {
         let host = host()?;
         let output = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
@@ -131,10 +131,10 @@ fn host() -> Result<String, Failure> {
     let output = Command::new(rustc).arg("-vV").output().map_err(|error| format!("rustc: {error}"))?;
     let said = String::from_utf8_lossy(&output.stdout);
     let host = said.lines().find_map(|line| line.strip_prefix("host: "));
-    host.map(str::to_owned).ok_or_else(|| "`rustc -vV` prints no host".into())
+    host.map(str::to_owned).ok_or_else(|| "`rustc -vV` does not print a host".into())
 }
 
-/// Command for a target's test in a directory at the lowest priority: SCHED_IDLE if util-linux supports it.
+/// Command that runs a target's test in a directory at the lowest priority: SCHED_IDLE if chrt(1) works here.
 pub(super) fn command(target: &Target, program: &Path, directory: &Path) -> Command {
     let idle = Command::new("chrt")
         .args(["--idle", "0", "true"])
@@ -149,14 +149,15 @@ pub(super) fn command(target: &Target, program: &Path, directory: &Path) -> Comm
         .arg(program)
         .args([target.test, "--exact", "--nocapture", "--quiet", "--test-threads", "1"])
         .current_dir(directory)
-        // libFuzzer restarts itself with these variables.
+        // libFuzzer starts itself again with these variables.
         .envs([("BOLERO_LIBTEST_HARNESS", "1"), ("BOLERO_TEST_NAME", target.test)]);
     command
 }
 
 const MEMORY: &str = "/dev/shm";
 
-/// Command for fuzzing with libFuzzer's arguments. Targets that write files write them often.
+/// Command for fuzzing with libFuzzer's arguments. Temporary files go to memory, because some targets write
+/// many.
 pub(super) fn fuzzing(target: &Target, program: &Path, directory: &Path, arguments: &[String]) -> Command {
     let mut command = command(target, program, directory);
     command.env("TURNPIKE_FUZZ", "1").env("BOLERO_LIBFUZZER_ARGS", arguments.join(" "));

@@ -19,12 +19,12 @@ use crate::Failure;
 const BEGIN: &str = "<!-- fuzzing: written by cargo xtask fuzz --coverage -->";
 const END: &str = "<!-- end of fuzzing -->";
 
-/// Counts coverage and writes the table; rows of other targets remain.
+/// Measures coverage and writes the table; rows of other targets stay unchanged.
 pub(super) fn write(places: &Places, targets: &[&Target], programs: &[PathBuf]) -> Result<ExitCode, Failure> {
     let document = places.repository().join("docs/dev/reliability.md");
     let text = fs::read_to_string(&document)?;
     let (before, after, mut rows) =
-        split(&text).ok_or_else(|| format!("{} has no place for it", document.display()))?;
+        split(&text).ok_or_else(|| format!("{} has no markers for the table", document.display()))?;
     let spent = ledger::load(&places.ledger())?;
     let mut known: BTreeMap<&Path, Vec<_>> = BTreeMap::new();
     for (target, program) in targets.iter().zip(programs) {
@@ -44,7 +44,7 @@ pub(super) fn write(places: &Places, targets: &[&Target], programs: &[PathBuf]) 
         let percent = percent(&lines);
         fs::write(scratch.join("unreached"), unreached(&lines))?;
         println!(
-            "{:<16} {percent:>5.1} % of {} lines, by {inputs} inputs; others: {}",
+            "{:<16} {percent:>5.1} % of {} lines reached by {inputs} inputs; the other lines: {}",
             target.name,
             lines.len(),
             scratch.join("unreached").display()
@@ -94,7 +94,7 @@ fn percent(lines: &Lines) -> f64 {
     100.0 * as_float(reached as u64) / as_float(lines.len().max(1) as u64)
 }
 
-/// `file:line`, one per line.
+/// Unreached lines as `file:line`, one per line.
 fn unreached(lines: &Lines) -> String {
     let missing = lines.iter().filter(|(_, reached)| !**reached);
     missing.map(|((file, line), _)| format!("{file}:{line}\n")).collect()
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_of_other_targets_remain() {
+    fn rows_of_other_targets_stay_unchanged() {
         let text = format!("# A\n{BEGIN}\n| target |\n| `a` | 1 |\n| `b` | 2 |\n{END}\n## B\n");
         let (before, after, rows) = split(&text).expect("both marks");
         assert_eq!((before, after), ("# A\n", "\n## B\n"));

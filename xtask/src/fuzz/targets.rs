@@ -6,7 +6,7 @@ pub(super) struct Target {
     program: Program,
     pub(super) test: &'static str,
     pub(super) max_len: u32,
-    /// Files and directories whose coverage counts.
+    /// Files and directories whose coverage is measured.
     pub(super) about: &'static [&'static str],
     /// Input and property, for the report.
     pub(super) holds: &'static str,
@@ -131,7 +131,7 @@ pub(super) const TARGETS: &[Target] = &[
             "crates/turn/src/server/mobility/pending_moves.rs",
             "crates/turn/src/server/mobility/moved.rs",
         ],
-        holds: "mobility tickets at three workers, altered, old or foreign: valid for their user only; one owner, counted once",
+        holds: "mobility tickets at three workers, altered, old or another user's: valid for their user only; one owner, counted once",
     },
     Target {
         name: "server",
@@ -140,7 +140,7 @@ pub(super) const TARGETS: &[Target] = &[
         test: "fuzz_server::server",
         max_len: 2000,
         about: &["crates/turn/src/server/"],
-        holds: "event sequences: data only as an independent table allows, replies to unauthenticated clients at most 3 times as long, counters agree, nothing is left",
+        holds: "event sequences: data is relayed only if an independent table allows it, replies to unauthenticated clients are at most 3 times as long as the request, counters agree, no state is left",
     },
     Target {
         name: "config",
@@ -207,7 +207,7 @@ pub(super) const TARGETS: &[Target] = &[
         test: "coturn::fuzz::turnserver_conf",
         max_len: 1500,
         about: &["crates/convert/src/coturn"],
-        holds: "coturn's turnserver.conf: the result is valid or reported as invalid, denies everything coturn denies, and contains no duplicate comment",
+        holds: "coturn's turnserver.conf: the result is valid or reported as invalid, denies everything that coturn denies, and contains no duplicate comment",
     },
     Target {
         name: "sql_rows",
@@ -216,7 +216,7 @@ pub(super) const TARGETS: &[Target] = &[
         test: "tables::fuzz::sql_rows",
         max_len: 1200,
         about: &["crates/stores/src/tables.rs", "crates/stores/src/rules.rs", "crates/stores/src/keys.rs"],
-        holds: "rows of coturn's tables and ours: order is irrelevant, no denial is lost, no secret is printed, exported rows read back",
+        holds: "rows of coturn's tables and ours: order does not matter, no denial is lost, no secret is printed, exported rows can be read back",
     },
     Target {
         name: "redis_keys",
@@ -252,6 +252,6 @@ pub(super) const TARGETS: &[Target] = &[
         test: "agreement::offload_mirror",
         max_len: 1100,
         about: &["crates/offload/src/mirror.rs"],
-        holds: "packets and tables: the BPF programs (BPF_PROG_TEST_RUN) and their Rust mirror decide the same, byte for byte",
+        holds: "packets and tables: the BPF programs (BPF_PROG_TEST_RUN) and their Rust mirror make the same decisions, byte for byte",
     },
 ];

@@ -8,8 +8,9 @@ use super::callgrind::Count;
 use crate::Failure;
 
 const HEADER: &str = "\
-# Instructions of one call of each case of turnpike-benches, in a release build, shared libraries left out.
-# `cargo xtask instructions` compares, `cargo xtask instructions --update` writes this file; see CONTRIBUTING.md.
+# Instructions per call of each case of turnpike-benches, in a release build, excluding shared libraries.
+# `cargo xtask instructions` compares counts with this file, and `cargo xtask instructions --update` writes
+# it; see CONTRIBUTING.md.
 ";
 
 const TOLERANCE_PERCENT: f64 = 5.0;
@@ -17,13 +18,14 @@ const TOLERANCE_PERCENT: f64 = 5.0;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Budgets {
-    /// Maximum excess of a count over its budget; a count that much lower requires a lower budget.
+    /// Maximum excess of a count over its budget; if a count is lower by as much, the budget should be
+    /// lowered.
     tolerance_percent: f64,
     made_with: Origin,
     instructions: BTreeMap<String, u64>,
 }
 
-/// Compiler of the program; another version generates other instructions.
+/// Compiler of the program; other versions generate different instructions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Origin {
@@ -65,13 +67,13 @@ impl Budgets {
         Ok(fs::write(file, format!("{HEADER}\n{}", toml::to_string(self)?))?)
     }
 
-    /// Reason for which counts of this compiler cannot be compared with these budgets.
+    /// Reason why counts of this compiler cannot be compared with these budgets.
     pub(crate) fn made_elsewhere(&self, here: &Origin) -> Option<String> {
         let Origin { rustc, target } = &self.made_with;
         (self.made_with != *here).then(|| {
             format!(
-                "the budgets were made with rustc {rustc} for {target}, this is rustc {} for {}: their counts cannot be \
-                 compared (`cargo xtask instructions --update` makes new budgets)",
+                "the budgets were made with rustc {rustc} for {target}, but this is rustc {} for {}, so the counts cannot be \
+                 compared (`cargo xtask instructions --update` creates new budgets)",
                 here.rustc, here.target
             )
         })
@@ -150,7 +152,7 @@ impl Comparison {
         let width = self.rows.iter().map(|row| row.name.len()).max().unwrap_or(0);
         let mut table = format!(
             "{:width$}  {:>7}  {:>7}  {:>8}  {:>9}\n",
-            "instructions a call", "budget", "counted", "change", "libraries"
+            "instructions per call", "budget", "counted", "change", "libraries"
         );
         for row in &self.rows {
             let number = |value: Option<u64>| value.map_or_else(|| "-".to_owned(), |value| value.to_string());
@@ -178,18 +180,18 @@ impl Comparison {
         let mut sentences = Vec::new();
         match of(Finding::Over) {
             0 => sentences
-                .push(format!("No case is more than {} % above its budget.", self.tolerance_percent)),
+                .push(format!("No case exceeds its budget by more than {} %.", self.tolerance_percent)),
             over => sentences.push(format!(
-                "{over} of {} cases are more than {} % above their budgets: `callgrind_annotate --threshold=100 \
-                 target/instructions/CASE.callgrind` shows the costs. If the increase is intended, run `cargo xtask instructions \
-                 --update` and give its benefit in the commit message.",
+                "{over} of {} cases exceed their budgets by more than {} %: `callgrind_annotate --threshold=100 \
+                 target/instructions/CASE.callgrind` shows the costs. If the increase is justified, run `cargo xtask instructions \
+                 --update` and give the reason in the commit message.",
                 self.rows.len(),
                 self.tolerance_percent
             )),
         }
         if of(Finding::NoBudget) + of(Finding::NoCase) > 0 {
             sentences.push(format!(
-                "{} cases have no budget, {} budgets have no case: `cargo xtask instructions --update`.",
+                "{} cases have no budget, {} budgets have no case: run `cargo xtask instructions --update`.",
                 of(Finding::NoBudget),
                 of(Finding::NoCase)
             ));
@@ -197,7 +199,7 @@ impl Comparison {
         let better = of(Finding::MuchBetter);
         if better > 0 {
             sentences.push(format!(
-                "{better} budgets should be lowered, so that a later regression is caught: `cargo xtask instructions --update`."
+                "{better} budgets should be lowered, so that a later regression is caught: run `cargo xtask instructions --update`."
             ));
         }
         sentences.join("\n")
@@ -237,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn count_beyond_the_tolerance_fails_with_its_name() {
+    fn case_that_exceeds_the_tolerance_fails_and_is_named() {
         assert!(compared(200, 210).is_kept(), "exactly 5 % more");
         let over = compared(200, 211);
         assert!(!over.is_kept());
@@ -246,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn much_lower_count_passes_and_requests_a_lower_budget() {
+    fn much_lower_count_passes_but_the_budget_should_be_lowered() {
         let better = compared(200, 189);
         assert!(better.is_kept());
         assert!(better.table().contains("lower the budget"), "{}", better.table());
@@ -264,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn other_compiler_or_target_is_not_compared() {
+    fn counts_of_another_compiler_or_target_are_not_compared() {
         let budgets = Budgets::of(origin(), None, &[]);
         assert_eq!(budgets.made_elsewhere(&origin()), None);
         let newer = Origin { rustc: "1.96.0".to_owned(), ..origin() };
@@ -274,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn saved_budgets_load_with_their_tolerance() {
+    fn budgets_keep_their_tolerance_when_saved_and_loaded() {
         let file = std::env::temp_dir().join(format!("turnpike-budgets-{}.toml", std::process::id()));
         let mut budgets = Budgets::of(origin(), None, &counts(&[("route/send/1", 600)]));
         budgets.tolerance_percent = 3.0;

@@ -9,12 +9,13 @@ use std::{
 
 use crate::Failure;
 
-/// Counted function of `benches`. Fully qualified: valgrind 3.19 supports one wildcard pattern for either of the two
-/// options, not for both.
+/// Function of `benches` whose instructions are counted. Fully qualified, because valgrind 3.19 supports a
+/// wildcard pattern in one of the two options, but not in both.
 const REGION: &str = "instructions::turnpike_counted_region";
 
-/// Number of runs, of which the minimum counts. Hash tables are seeded at random, and one seed in thirty has enough
-/// collisions for 5 to 10 % more instructions; a worse hash would have them with every seed.
+/// Number of runs, of which the minimum is used. Hash tables are seeded at random, and one seed in thirty
+/// causes enough collisions for 5 to 10 % more instructions; a worse hash function would cause them with
+/// every seed.
 const RUNS: usize = 3;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,7 +72,8 @@ fn run(program: &Path, directory: &Path) -> Result<Vec<(Count, PathBuf)>, Failur
     said.lines()
         .enumerate()
         .map(|(index, line)| {
-            let (name, calls) = line.split_once(' ').ok_or_else(|| format!("no case and calls: `{line}`"))?;
+            let (name, calls) =
+                line.split_once(' ').ok_or_else(|| format!("not a case and a number of calls: `{line}`"))?;
             let dump = directory.join(format!("dump.{}", index + 1));
             let count = read(&dump, program, name, calls.parse()?)
                 .map_err(|error| format!("valgrind's count of {name}: {}: {error}", dump.display()))?;
@@ -94,8 +96,9 @@ fn per_call(instructions: u64, calls: u64) -> u64 {
     (instructions + calls / 2) / calls
 }
 
-/// Instructions executed in each object file without callees in others: the self costs of "Callgrind Format Specification"
-/// (valgrind's manual), summed by `ob=`. They must equal the file's own total.
+/// Instructions executed in each object file, excluding callees in other files: the self costs of the
+/// "Callgrind Format Specification" (valgrind's manual), summed by `ob=`. They must add up to the dump's own
+/// total.
 fn costs_by_object(dump: &str) -> Result<BTreeMap<String, u64>, Failure> {
     let mut names: BTreeMap<&str, &str> = BTreeMap::new();
     let mut costs: BTreeMap<String, u64> = BTreeMap::new();
@@ -108,7 +111,7 @@ fn costs_by_object(dump: &str) -> Result<BTreeMap<String, u64>, Failure> {
         } else if let Some(name) = line.strip_prefix("cob=") {
             resolve(name, &mut names);
         } else if line.starts_with("calls=") {
-            // The next line has the inclusive cost of the callee.
+            // The next line contains the inclusive cost of the callee.
             lines.next();
         } else if let Some(number) = line.strip_prefix("totals: ") {
             total = Some(number.trim().parse::<u64>()?);
@@ -118,7 +121,7 @@ fn costs_by_object(dump: &str) -> Result<BTreeMap<String, u64>, Failure> {
             *costs.entry(object.to_owned()).or_default() += cost;
         }
     }
-    let total = total.ok_or("no line with totals")?;
+    let total = total.ok_or("there is no line with totals")?;
     let sum: u64 = costs.values().sum();
     if sum != total {
         return Err(format!("costs add up to {sum}, not to the total of {total}").into());
@@ -168,7 +171,7 @@ totals: 130
 ";
 
     #[test]
-    fn instructions_count_for_the_executing_object() {
+    fn instructions_are_counted_for_the_object_that_executes_them() {
         let costs = costs_by_object(DUMP).unwrap();
         assert_eq!(costs["/bin/program"], 95);
         assert_eq!(costs["/lib/libc.so.6"], 35);

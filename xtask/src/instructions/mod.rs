@@ -1,5 +1,5 @@
-//! `cargo xtask instructions`: counts the instructions of one packet and compares them with the budgets in
-//! `benches/budgets.toml`. CONTRIBUTING.md has the instructions, docs/dev/benchmarks.md the cases.
+//! `cargo xtask instructions`: counts the instructions per packet and compares them with the budgets in
+//! `benches/budgets.toml`. CONTRIBUTING.md describes its use, docs/dev/benchmarks.md the method.
 
 mod budgets;
 mod callgrind;
@@ -17,13 +17,13 @@ use crate::{Failure, LIMIT_EXCEEDED};
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Make the current counts the budgets
+    /// Use the current counts as the new budgets
     #[arg(long)]
     update: bool,
 }
 
-/// Builds, counts, compares. With another compiler than that of the budgets there is nothing to compare, which is
-/// reported but not a failure.
+/// Builds, counts and compares. If the budgets were made with a different compiler, the comparison is
+/// skipped, which is reported but is not a failure.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let repository = crate::repository()?;
     let file = repository.join("benches/budgets.toml");
@@ -56,10 +56,10 @@ fn compiler() -> Result<Origin, Failure> {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(rustc).arg("-vV").output().map_err(|error| format!("rustc: {error}"))?;
     Origin::of_rustc(&String::from_utf8_lossy(&output.stdout))
-        .ok_or_else(|| "`rustc -vV` prints no version".into())
+        .ok_or_else(|| "`rustc -vV` does not print a version".into())
 }
 
-/// A release build without flags from the environment.
+/// Makes a release build that ignores flags from the environment.
 fn build(repository: &Path) -> Result<(), Failure> {
     let built = crate::cargo(repository)
         .args(["build", "--release", "--locked", "--package=turnpike-benches", "--example=instructions"])

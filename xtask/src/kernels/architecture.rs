@@ -8,7 +8,8 @@ pub(super) struct Architecture {
     /// QEMU program, its package, and machine options.
     pub(super) machine: (&'static str, &'static str, &'static [&'static str]),
     pub(super) parameters: &'static str,
-    /// Debian suite of the guests' file system; otherwise the machine's suite, whose C library the programs link.
+    /// Debian suite of the guests' file system; `None` for the machine's own suite, whose C library the
+    /// programs are linked to.
     pub(super) suite: Option<&'static str>,
 }
 
@@ -16,7 +17,7 @@ pub(super) const AMD64: Architecture = Architecture {
     debian: "amd64",
     target: "x86_64-unknown-linux-gnu",
     machine: ("qemu-system-x86_64", "qemu-system-x86", &["-machine", "q35", "-cpu", "max"]),
-    // On a busy host Linux would consider the emulated timer broken.
+    // On a busy host, Linux would otherwise consider the emulated timer broken.
     parameters: "console=ttyS0 no_timer_check",
     suite: None,
 };

@@ -19,14 +19,14 @@ pub(super) struct Mirror {
 }
 
 impl Mirror {
-    /// Mirror in apt's own sources.
+    /// Mirror in this machine's apt sources.
     pub(super) fn of_this_machine() -> Result<Self, Failure> {
         if let Some(mirror) = Self::configured()? {
             return Ok(mirror);
         }
-        // apt lists its index targets only after reading them.
+        // apt lists its index targets only after it has fetched them.
         said(Command::new("apt-get").args(["update", "-qq"]))?;
-        Self::configured()?.ok_or_else(|| "apt's sources have no Debian mirror".into())
+        Self::configured()?.ok_or_else(|| "apt's sources do not contain a Debian mirror".into())
     }
 
     fn configured() -> Result<Option<Self>, Failure> {
@@ -80,7 +80,7 @@ impl Suite {
         Ok(suite)
     }
 
-    /// All transitive dependencies of `package`, including itself.
+    /// All transitive dependencies of `package`, and the package itself.
     pub(super) fn needed_by(&self, package: &str) -> Result<BTreeSet<String>, Failure> {
         let listed = said(self.apt("apt-cache").args([
             "depends",
@@ -198,7 +198,7 @@ mod tests {
                        Other|Other|stable|http://two.test/\n\
                        Debian|Debian|bookworm-updates|http://three.test/debian/\n\
                        Debian|Debian|bookworm|http://three.test/debian/\n";
-        let mirror = Mirror::among(targets).expect("one is Debian's");
+        let mirror = Mirror::among(targets).expect("one of them is Debian's");
         assert_eq!((&mirror.uri[..], &mirror.codename[..]), ("http://three.test/debian/", "bookworm"));
         assert_eq!(Mirror::among("Other|Other|stable|http://two.test/\n"), None);
     }

@@ -16,7 +16,7 @@ use crate::Failure;
 /// QEMU with an emulated CPU: nested virtualisation hangs on too many hosts.
 fn qemu(architecture: &Architecture) -> Command {
     let (program, _, options) = architecture.machine;
-    // The guest powers off; `timeout` ends one that hangs.
+    // The guest powers off when it is done; `timeout` kills it if it hangs.
     let mut command = Command::new("timeout");
     command.args(["7200", program, "-accel", "tcg,thread=multi"]).args(options);
     command.args(["-m", "4096", "-smp", "2", "-nic", "none", "-nographic", "-no-reboot", "-append"]);
@@ -52,7 +52,7 @@ pub(super) struct Root {
     archive: PathBuf,
 }
 
-/// Creates the file system, or reuses that of an earlier run.
+/// Creates the file system, or reuses the one from an earlier run.
 pub(super) fn root(dir: &Path, mirror: &Mirror, architecture: &Architecture) -> Result<Root, Failure> {
     let (suite, name) = (architecture.suite.unwrap_or(&mirror.codename), architecture.debian);
     let root = dir.join(format!("root-{suite}-{name}"));
@@ -111,12 +111,14 @@ impl Kernel {
         let unpacked = dir.join("unpacked");
         packages.unpack(&needed, &unpacked)?;
         let modules_of = unpacked.join("usr/lib/modules");
-        let version = fs::read_dir(&modules_of)?.next().ok_or("the kernel has no modules")??.file_name();
+        let version =
+            fs::read_dir(&modules_of)?.next().ok_or("the package does not contain modules")??.file_name();
         let places = [
             modules_of.join(&version).join("vmlinuz"),
             unpacked.join("boot").join(format!("vmlinuz-{}", version.display())),
         ];
-        let found = places.iter().find(|place| place.exists()).ok_or("the package has no kernel")?;
+        let found =
+            places.iter().find(|place| place.exists()).ok_or("the package does not contain a kernel")?;
         fs::copy(found, &image)?;
         fs::remove_file(found)?;
         said(Command::new("depmod").arg("-b").arg(&unpacked).arg(&version))?;
@@ -124,7 +126,8 @@ impl Kernel {
         Ok(Self { architecture, image, modules })
     }
 
-    /// Runs the guest to its end with `root` and `programs`. The console goes to `log`; `dir` is for a temporary file.
+    /// Runs the guest with `root` and `programs` until it powers off. The console goes to `log`; `dir` is for
+    /// a temporary file.
     pub(super) fn boot(
         &self,
         root: &Root,

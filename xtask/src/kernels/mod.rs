@@ -1,5 +1,6 @@
-//! `cargo xtask kernels`: boots Debian's kernels in virtual machines, relays on each data path, runs kernel-dependent tests, and
-//! prints a table of each kernel's features. Needs root if programs must be installed, and no hardware virtualisation.
+//! `cargo xtask kernels`: boots Debian's kernels in virtual machines, relays on each data path, runs
+//! kernel-dependent tests, and prints a table of each kernel's features. Needs root only to install programs,
+//! and does not need hardware virtualisation.
 
 mod architecture;
 mod debian;
@@ -47,11 +48,12 @@ const TOOLS: [(&str, &str); 4] =
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Kernels to boot: 5.10, 6.1, 6.12, newest, arm64 [default: all except arm64, which rebuilds everything]
+    /// Kernels to boot: 5.10, 6.1, 6.12, newest, arm64 [default: all except arm64, for which everything is
+    /// rebuilt]
     #[arg(value_name = "KERNEL")]
     kernels: Vec<String>,
 
-    /// Only relay; run no tests
+    /// Only relay; do not run tests
     #[arg(long)]
     no_tests: bool,
 
@@ -102,7 +104,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         }
     }
     println!(
-        "\nlost at 1,000/s by IPv4, by IPv6, in bursts of 16 at 3,000/s by IPv4; of 3,000, 3,000 and 9,000\n"
+        "\nDatagrams lost at 1,000/s over IPv4 (of 3,000), over IPv6 (of 3,000), and in bursts of 16 at 3,000/s over IPv4 (of 9,000)\n"
     );
     for line in rows.iter().chain(&skipped).chain(&faults) {
         println!("{line}");

@@ -42,7 +42,7 @@ pub(super) struct Report {
 struct Trial {
     /// I/O method, or eBPF hook.
     way: String,
-    /// Last line of a server that failed to start.
+    /// Last line that a server printed before it failed to start.
     refusal: Option<String>,
     loads: BTreeMap<String, Vec<Load>>,
     /// Datagrams relayed in the kernel.
@@ -171,7 +171,7 @@ impl Report {
         for (name, tests) in &self.tests {
             let ended = match tests.exit {
                 _ if tests.passed.is_none() => Some("did not finish"),
-                // A named failing test has its own line from its second run.
+                // A failing test that is named gets a line of its own from its second run.
                 Some(1..) if tests.failed.is_empty() && tests.passed_alone.is_empty() => Some("failed"),
                 _ => None,
             };
@@ -201,17 +201,18 @@ impl Report {
 }
 
 impl Trial {
-    /// Best run of one kind: an emulated CPU loses datagrams when its host stalls, a faulty path in every run.
+    /// Best run of one kind: an emulated CPU loses datagrams when its host stalls, but a faulty path loses
+    /// them in every run.
     fn best(&self, kind: &str) -> Option<Load> {
         self.loads.get(kind)?.iter().copied().min_by_key(|load| load.lost)
     }
 
     fn fault(&self) -> Option<String> {
         ["steady", "steady6"].into_iter().find_map(|kind| match self.best(kind) {
-            None => Some(format!("{kind}: the generator had no result")),
+            None => Some(format!("{kind}: the generator reported no result")),
             Some(Load { sent: 0, .. }) => Some(format!("{kind}: nothing was sent")),
             Some(Load { lost: 0, .. }) => None,
-            Some(Load { sent, lost }) => Some(format!("{kind}: {lost} of {sent} lost in each run, at best")),
+            Some(Load { sent, lost }) => Some(format!("{kind}: {lost} of {sent} lost even in the best run")),
         })
     }
 
@@ -224,7 +225,7 @@ impl Trial {
         format!("{} {} lost{across}", self.way, lost.join("/"))
     }
 
-    /// Loss of the best run of a kind, with its number if it was not the first.
+    /// Loss in the best run of a kind, with the number of runs if there was more than one.
     fn lost(&self, kind: &str) -> String {
         let Some(best) = self.best(kind) else { return "?".to_owned() };
         match self.loads[kind].len() {
@@ -236,7 +237,7 @@ impl Trial {
 
 impl Tests {
     fn cell(&self) -> String {
-        let Some(passed) = self.passed else { return "did not end".to_owned() };
+        let Some(passed) = self.passed else { return "did not finish".to_owned() };
         let alone = u32::try_from(self.passed_alone.len()).unwrap_or(u32::MAX);
         let mut cell = format!("{}", passed.saturating_add(alone));
         if !self.failed.is_empty() {
@@ -288,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn only_too_old_kernels_may_refuse_a_path() {
+    fn only_kernels_that_are_too_old_may_refuse_a_path() {
         let refused = ["@@ refused xdp error: this kernel is older than Linux 5.18"];
         assert_eq!(machine("5.10.0-32-cloud-amd64", &refused).faults(), [""; 0]);
         let faults = machine("6.1.0-50-cloud-amd64", &refused).faults();
@@ -299,10 +300,14 @@ mod tests {
     fn only_loss_in_every_run_is_a_fault() {
         let lost = |lost| format!(r#"@@ load kernel steady {{"sent": 5000, "lost": {lost}}}"#);
         let mut report = report(&["@@ kernel 6.12 aarch64", &lost(7), &lost(9)]);
-        assert!(report.faults().contains(&"kernel: steady: 7 of 5000 lost in each run, at best".to_owned()));
+        assert!(report.faults().contains(&"kernel: steady: 7 of 5000 lost even in the best run".to_owned()));
         report.take(&lost(0));
-        assert!(!report.faults().iter().any(|fault| fault.contains("in each run")), "{:?}", report.faults());
-        assert!(report.faults().contains(&"kernel: steady6: the generator had no result".to_owned()));
+        assert!(
+            !report.faults().iter().any(|fault| fault.contains("in the best run")),
+            "{:?}",
+            report.faults()
+        );
+        assert!(report.faults().contains(&"kernel: steady6: the generator reported no result".to_owned()));
         assert!(report.faults().contains(&"the guest did not finish".to_owned()));
     }
 
@@ -331,14 +336,14 @@ mod tests {
     }
 
     #[test]
-    fn sandbox_without_landlock_leaves_all_files_open() {
+    fn sandbox_without_landlock_leaves_all_files_accessible() {
         let line = "@@ sandbox 90 system calls, others end the program; all files; no capabilities";
         assert!(report(&[line]).row("5.10").contains("| seccomp |"));
         assert_eq!(confined_by("90 system calls; 3 readable paths, 1 of them writable"), "seccomp, Landlock");
     }
 
     #[test]
-    fn cells_have_hook_best_runs_and_datagrams_of_both_directions() {
+    fn cells_contain_hook_best_runs_and_datagrams_in_both_directions() {
         let load = |kind, lost| format!(r#"@@ load kernel {kind} {{"sent": 3000, "lost": {lost}}}"#);
         let [first, second] = [load("steady", 2), load("steady", 0)];
         let report = report(&[

@@ -25,7 +25,8 @@ const PACKAGES: [&str; 8] = [
     "libstd-rust-dev:arm64",
 ];
 
-/// Runs a program in the root `$0` and the folder `$1`; `$1`, `$2` and `$3` are bind-mounted from outside. The mounts end with the program.
+/// Runs a program in the root `$0` and the folder `$1`; `$1`, `$2` and `$3` are bind-mounted from outside.
+/// The mounts disappear with the program.
 const INSIDE: &str = r#"
 for folder in "$1" "$2" "$3" /proc /dev; do
   mkdir -p "$0$folder"
@@ -44,7 +45,7 @@ pub(super) struct Toolchain<'a> {
 }
 
 impl<'a> Toolchain<'a> {
-    /// Prepares the compilers, and vendored crates if they must build without a network.
+    /// Prepares the compilers, and vendors crates if they must be built without a network.
     pub(super) fn of(
         architecture: &'static Architecture,
         repository: &'a Path,
@@ -60,7 +61,7 @@ impl<'a> Toolchain<'a> {
                 let packages = Suite::open(root.with_extension("apt"), mirror, suite, &architectures)?;
                 packages.unpack_with_dependencies(&PACKAGES, &root)?;
                 fs::create_dir_all(root.join("tmp"))?;
-                // Debian's package installation creates this link.
+                // Installing Debian's package would create this link.
                 symlink("gcc", linker)?;
             }
             said(cargo(repository).args(["fetch", "--locked"]))?;
@@ -93,14 +94,14 @@ impl<'a> Toolchain<'a> {
             .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", compiler)
             .env("CC_aarch64_unknown_linux_gnu", compiler)
             .env("CARGO_NET_OFFLINE", "true")
-            // Guests get programs without symbols.
+            // Guests get programs without debug symbols.
             .env("CARGO_PROFILE_DEV_DEBUG", "0")
             .env("CARGO_PROFILE_RELEASE_DEBUG", "0");
         Ok(cargo)
     }
 
-    /// Packages to build for the tests of these crates. With this machine's compiler, the whole workspace, whose features `./test` has
-    /// already compiled.
+    /// Packages to build for the tests of these crates. With this machine's compiler, the whole workspace,
+    /// because `./test` has already compiled it with these features.
     pub(super) fn packages(&self, crates: &[&str]) -> Vec<String> {
         match self.root {
             None => vec!["--workspace".to_owned()],
@@ -124,7 +125,7 @@ impl<'a> Toolchain<'a> {
     fn inside(&self, root: &Path, program: &str) -> Result<Command, Failure> {
         let cargo_home = match env::var_os("CARGO_HOME") {
             Some(home) => home.into(),
-            None => env::home_dir().ok_or("no home directory")?.join(".cargo"),
+            None => env::home_dir().ok_or("there is no home directory")?.join(".cargo"),
         };
         let mut command = Command::new("unshare");
         command.args(["--mount", "bash", "-euc", INSIDE]).arg(root);

@@ -1,4 +1,5 @@
-//! Runs tests of another architecture on this machine's kernel: QEMU emulates the CPU and passes system calls through.
+//! Runs tests for another architecture on this machine's kernel: QEMU emulates the CPU and passes system
+//! calls through.
 
 use std::{fs::File, process::Command};
 

@@ -6,7 +6,7 @@ use crate::Failure;
 
 const HEADER: &str = "path\tphrases";
 
-/// Allowed phrases by path; every other file may have none.
+/// Number of phrases allowed by path; zero for every other file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Budget(BTreeMap<String, usize>);
 
@@ -25,7 +25,7 @@ impl Budget {
     pub(super) fn parse(text: &str) -> Result<Self, Failure> {
         let mut lines = text.lines();
         if lines.next() != Some(HEADER) {
-            return Err(format!("the budget does not begin with {HEADER:?}").into());
+            return Err(format!("the budget file does not begin with {HEADER:?}").into());
         }
         let rows = lines.map(|line| {
             let (path, count) = line.split_once('\t').ok_or_else(|| format!("no tab in {line:?}"))?;
@@ -39,7 +39,8 @@ impl Budget {
         self.0.values().sum()
     }
 
-    /// Lowers each file to its count. Files that are new, such as renamed ones, share the budgets of files that are gone.
+    /// Lowers each budget to the current count. New files, such as renamed ones, share the budgets of files
+    /// that are gone.
     pub(super) fn lower(&mut self, counts: &BTreeMap<String, usize>) {
         let gone = |path: &str| !counts.contains_key(path);
         let mut free: usize = self.0.iter().filter(|(path, _)| gone(path)).map(|(_, allowed)| allowed).sum();
@@ -103,16 +104,16 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_reads_back_as_written() {
+    fn a_written_budget_can_be_read_back() {
         let budget = Budget::of(counts(&[("a.rs", 2), ("b.md", 1)]));
         assert_eq!(budget.to_string(), "path\tphrases\na.rs\t2\nb.md\t1\n");
-        assert_eq!(Budget::parse(&budget.to_string()).expect("it is a budget"), budget);
+        assert_eq!(Budget::parse(&budget.to_string()).expect("the budget is valid"), budget);
         assert!(Budget::parse("a.rs\t2\n").is_err());
         assert!(Budget::parse("path\tphrases\na.rs 2\n").is_err());
     }
 
     #[test]
-    fn a_count_above_or_below_its_budget_is_a_mistake() {
+    fn a_count_above_or_below_its_budget_is_reported() {
         let budget = Budget::of(counts(&[("a.rs", 2), ("b.rs", 1), ("gone.rs", 1)]));
         let mistakes = budget.compare(&counts(&[("a.rs", 3), ("b.rs", 1), ("new.rs", 1)]));
         let expected = [

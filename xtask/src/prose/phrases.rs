@@ -11,7 +11,7 @@ const NAME_STARTS: &[&str] = &["what", "whether", "which", "why", "how", "of", "
 const NAME_WORDS: &[&str] = &["who", "whose"];
 /// Longest name of a test, in characters.
 const NAME_LENGTH: usize = 70;
-/// A clause that stands for a noun: one of the first list followed by one of the second.
+/// A clause used as a noun: a word of the first list followed by one of the second.
 const FREE: [&[&str]; 2] = [
     &["what", "whoever", "who", "whom"],
     &[
@@ -65,7 +65,7 @@ pub(super) fn in_text(block: &Block<'_>) -> Vec<Finding> {
     found
 }
 
-/// Finds phrases anywhere in a comment, and a start that is neither a noun nor a verb.
+/// Finds phrases anywhere in a comment, and a first word that is neither a noun nor a verb.
 pub(super) fn in_comment(block: &Block<'_>) -> Vec<Finding> {
     let mut found = in_text(block);
     let Some((line, text)) = block.iter().find(|(_, text)| !text.trim().is_empty()) else { return found };
@@ -75,7 +75,7 @@ pub(super) fn in_comment(block: &Block<'_>) -> Vec<Finding> {
     found
 }
 
-/// The reason why the name of a test is not plain, if any.
+/// Objection to the name of a test, if any.
 pub(super) fn in_test_name(line: usize, name: &str) -> Option<Finding> {
     let words = name.replace('_', " ");
     let is_long = name.chars().count() > NAME_LENGTH;

@@ -5,9 +5,9 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use super::phrases::{Block, Finding, in_comment, in_test_name, in_text};
 use crate::Failure;
 
-/// Configurations of earlier releases, which stay as they were.
+/// Configurations of earlier releases, which must not change.
 const UNCHANGEABLE: &str = "tests/configurations/";
-/// Names the phrases.
+/// Not checked, because it lists the phrases.
 const EXAMPLES: &str = "xtask/src/prose/phrases.rs";
 
 /// Kind of file, which decides where its prose is.
@@ -79,7 +79,8 @@ fn outside_code_blocks(text: &str) -> Vec<(usize, &str)> {
     numbered(text).into_iter().filter(|(_, line)| is_prose(line)).collect()
 }
 
-/// Lines of comments, without markers, in blocks of consecutive lines with the same marker. The longest marker comes first.
+/// Lines of comments, without markers, in blocks of consecutive lines with the same marker. `markers` must be
+/// ordered from long to short.
 fn comments<'a>(text: &'a str, markers: &[&'static str]) -> Vec<Vec<(usize, &'a str)>> {
     let mut blocks: Vec<Vec<(usize, &str)>> = Vec::new();
     let mut previous = None;
@@ -98,7 +99,7 @@ fn comments<'a>(text: &'a str, markers: &[&'static str]) -> Vec<Vec<(usize, &'a 
     blocks
 }
 
-/// Finds phrases in names of tests and, outside tests, in strings of several words.
+/// Finds phrases in test names and, outside tests, in strings of several words.
 fn in_tokens(tokens: TokenStream, strings: bool, found: &mut Vec<Finding>) {
     let mut tokens = tokens.into_iter().peekable();
     let (mut is_test, mut for_tests) = (false, false);
@@ -110,7 +111,7 @@ fn in_tokens(tokens: TokenStream, strings: bool, found: &mut Vec<Finding>) {
                 match group.stream().to_string().as_str() {
                     "test" => is_test = true,
                     "cfg (test)" | "cfg(test)" => for_tests = true,
-                    // Doc comments have been counted as comments.
+                    // Doc comments were already checked as comments.
                     text if text.starts_with("doc =") => {}
                     _ => in_tokens(group.stream(), strings && !for_tests, found),
                 }
@@ -147,7 +148,7 @@ mod tests {
     use super::*;
 
     fn found(path: &str, text: &str) -> Vec<String> {
-        let kind = Kind::of(path).expect("a kind of file that has prose");
+        let kind = Kind::of(path).expect("this kind of file contains prose");
         kind.findings(text).expect("it parses").iter().map(ToString::to_string).collect()
     }
 

@@ -1,5 +1,6 @@
-//! `cargo xtask soak`: relays over all transports and data paths for a given time, in pieces, with reloads and upgrades, and checks if
-//! resources grow. Results are committed, so that later runs on any machine continue from them.
+//! `cargo xtask soak`: relays over all transports and data paths for a given time, in pieces, with reloads
+//! and upgrades, and checks whether resource use grows. Results are committed, so that later runs on any
+//! machine can add to them.
 
 mod slope;
 
@@ -22,7 +23,8 @@ use crate::{Failure, LIMIT_EXCEEDED, document::with_table, program, why_skipped}
 /// Used in turn, so that all get a similar share.
 const DATAPATHS: [&str; 5] = ["basic", "mmsg", "gso", "kernel", "xdp"];
 const TEST: &str = "soak::soak_piece";
-/// Seconds until a server has allocated its long-lived state; the longest is the admin interface's history of ten minutes.
+/// Seconds until a server has allocated its long-lived state; the last part is the admin interface's history
+/// of ten minutes.
 const WARM_UP: u64 = 660;
 /// One line per slice; committed.
 const MEMORY: &str = "soak/slices.jsonl";
@@ -32,11 +34,11 @@ const TOLERATED: f64 = 0.02;
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Total allocations over all runs
+    /// Total number of allocations over all runs
     #[arg(long, value_name = "N", default_value_t = 200_000)]
     allocations: u64,
 
-    /// Total datagrams in both directions
+    /// Total number of datagrams in both directions
     #[arg(long, value_name = "N", default_value_t = 20_000_000)]
     datagrams: u64,
 
@@ -48,7 +50,7 @@ pub(crate) struct Options {
     #[arg(long)]
     fresh: bool,
 
-    /// Report earlier results without running
+    /// Report earlier results without running anything
     #[arg(long)]
     report: bool,
 
@@ -81,14 +83,14 @@ struct Slice {
     sockets: Option<u64>,
     tcp_pages: Option<u64>,
     udp_pages: Option<u64>,
-    /// Error of the kernel's page count, due to per-CPU reserves.
+    /// Uncertainty of the kernel's page count, due to per-CPU reserves.
     slack_pages: Option<u64>,
     kernel_memory: Option<u64>,
     /// Memory of an idle server for comparison.
     control: u64,
 }
 
-/// Runs pieces until everything is done or the time is up. Exit code 3 if something grows.
+/// Runs pieces until everything is done or the time is up. Exit code 3 if a figure grows.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let repository = crate::repository()?;
     let dir = crate::target(&repository).join("soak");
@@ -109,7 +111,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let (allocations, datagrams) = (sum(|slice| slice.allocations), sum(|slice| slice.datagrams));
     println!("{text}");
     println!(
-        "{allocations} of {} allocations and {datagrams} of {} datagrams are done.",
+        "{allocations} of {} allocations and {datagrams} of {} datagrams done.",
         options.allocations, options.datagrams
     );
     if options.write {
@@ -141,7 +143,7 @@ fn soak(
         let had = |name: &str| done.iter().filter(|slice| slice.datapath == name).count();
         let next = DATAPATHS.iter().filter(|name| !skipped.contains(*name)).min_by_key(|name| had(name));
         let Some(datapath) = next.filter(|_| time > 0 && left != (0, 0)) else { return Ok(()) };
-        // An equal share of the time. A trend needs about twenty minutes.
+        // An equal share of the time. A trend needs about twenty minutes of data.
         let seconds = (options.minutes * 60 / DATAPATHS.len() as u64).clamp(60, 3_600).min(time.max(30));
         eprintln!("{datapath}: {seconds} s; {} allocations and {} datagrams remain", left.0, left.1);
         let piece = json!({
@@ -161,7 +163,7 @@ fn soak(
             return Err(format!("{datapath} failed: see {}", log.display()).into());
         }
         if let Some(why) = said.lines().find_map(why_skipped) {
-            println!("{datapath} is skipped: {why}");
+            println!("{datapath} was skipped: {why}");
             skipped.push(*datapath);
         }
     }
@@ -174,10 +176,10 @@ fn read(file: &Path) -> Result<Vec<Slice>, Failure> {
     fs::read_to_string(file)?.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
 }
 
-/// Reserve of two CPUs, for slices without this value.
+/// Reserve of two CPUs, for slices that did not record it.
 const SLACK_PAGES: u64 = 512;
 
-/// Name, divisor of the unit, and value of a figure.
+/// Name, divisor for the unit, and value of a figure.
 type Figure = (&'static str, f64, fn(&Slice) -> Option<u64>);
 
 const FIGURES: [Figure; 9] = [
@@ -192,7 +194,7 @@ const FIGURES: [Figure; 9] = [
     ("kernel memory, KiB", 1024.0, |slice| slice.kernel_memory),
 ];
 
-/// Two tables in Markdown, and true if anything grows.
+/// Returns two tables in Markdown, and true if any figure grows.
 fn report(slices: &[Slice]) -> (String, bool) {
     let mut by_path: BTreeMap<&str, Vec<&Slice>> = BTreeMap::new();
     slices.iter().for_each(|slice| by_path.entry(&slice.datapath).or_default().push(slice));
@@ -231,7 +233,7 @@ fn report(slices: &[Slice]) -> (String, bool) {
         let names: Vec<_> = too_short.into_iter().collect();
         let _ = writeln!(
             text,
-            "\nGrowth is unknown for {}: no run was long enough; --minutes 100 runs pieces of 20 minutes.",
+            "\nGrowth is unknown for {}, because no run was long enough; with --minutes 100, each piece takes 20 minutes.",
             names.join(", ")
         );
     }

@@ -28,7 +28,7 @@ impl Series {
         self.0.push(Point { life, x, y });
     }
 
-    /// Least squares with a level per server; `None` with too few points.
+    /// Least squares with a level for each server; `None` if there are too few points.
     pub(super) fn trend(&self) -> Option<Trend> {
         let mut lives: Vec<u64> = self.0.iter().map(|point| point.life).collect();
         lives.sort_unstable();
@@ -62,8 +62,8 @@ impl Series {
 }
 
 impl Trend {
-    /// True if it grows significantly and by more than `share` of its level. With `figures` figures, the chance of any false positive is
-    /// 2.5 % (Bonferroni correction).
+    /// True if the figure grows significantly and by more than `share` of its level. If `figures` figures are
+    /// tested, the chance of any false positive is 2.5 % (Bonferroni correction).
     pub(super) fn grows(&self, share: f64, figures: usize) -> bool {
         self.slope - self.error * student(self.freedom, figures) > share * self.first.abs().max(1.0)
     }
@@ -74,8 +74,8 @@ fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     if count == 0 { 0.0 } else { values.sum::<f64>() / count as f64 }
 }
 
-/// Quantile of Student's t that is exceeded with a total chance of 2.5 % in `draws` draws. With fewer than six degrees of freedom only a
-/// single draw is possible.
+/// Quantile of Student's t that is exceeded with a total chance of 2.5 % in `draws` draws. With fewer than
+/// six degrees of freedom, only a single draw is supported.
 fn student(freedom: usize, draws: usize) -> f64 {
     const FEW: [f64; 5] = [12.706, 4.303, 3.182, 2.776, 2.571];
     if let Some(value) = FEW.get(freedom - 1) {
@@ -152,11 +152,11 @@ mod tests {
         }
     }
 
-    /// Noise that looks like growth once in forty times must not count among many figures.
+    /// Noise that looks like growth in one case out of forty must not be reported if there are many figures.
     #[test]
     fn many_figures_need_stronger_evidence() {
         let mut series = Series::default();
-        // The slope is some 2.5 of its standard errors.
+        // The slope is about 2.5 times its standard error.
         for step in 0..20_u32 {
             let noise = if step % 2 == 0 { 1.0 } else { -1.0 };
             series.add(1, f64::from(step), 100.0 + 0.12 * f64::from(step) + noise);

@@ -1,4 +1,4 @@
-//! Files and commands of a database server, as another user if the tests run as root.
+//! Files and commands of a database server, which belong to another user if the tests run as root.
 
 use std::{
     fs,
@@ -13,15 +13,15 @@ use std::{
 const NOBODY: u32 = 65_534;
 
 pub(super) fn make_dir(dir: &Path) {
-    fs::create_dir(dir).expect("the directory for temporary files can be written");
-    fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("the file is ours");
+    fs::create_dir(dir).expect("the directory for temporary files is writable");
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("the file belongs to this user");
     give(dir);
 }
 
 pub(super) fn file_in(dir: &Path, name: &str, content: &str) -> PathBuf {
     let path = dir.join(name);
-    fs::write(&path, content).expect("a fresh directory can be written");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("the file is ours");
+    fs::write(&path, content).expect("a new directory is writable");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("the file belongs to this user");
     give(&path);
     path
 }
@@ -32,7 +32,7 @@ pub(super) fn command_in(dir: &Path, program: &Path) -> Command {
         .current_dir(dir)
         .env_clear()
         .env("LC_ALL", "C")
-        // MariaDB removes all temporary tables there at start, including those of other servers.
+        // At startup MariaDB removes all temporary tables there, including those of other servers.
         .env("TMPDIR", dir)
         .env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin");
     if is_root() {

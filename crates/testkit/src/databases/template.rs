@@ -1,4 +1,5 @@
-//! Initial files of a server. Creating them takes seconds of CPU, so it happens once per process, and each server gets a copy.
+//! Initial files of a server. Creating them takes seconds of CPU time, so this is done once per process, and
+//! each server gets a copy.
 
 use std::{
     path::{Path, PathBuf},
@@ -9,7 +10,7 @@ use super::files::{command_in, make_dir, run};
 
 pub(super) struct Template {
     dir: PathBuf,
-    /// Waits for the end of its input, which comes when this process ends for any reason, and removes the directory.
+    /// Removes the directory when its input ends, which happens when this process exits for any reason.
     _remover: Child,
 }
 

@@ -17,7 +17,7 @@ use crate::PATIENCE;
 /// Initial retransmission timeout (RFC 8489 section 6.2.1).
 const RTO: Duration = Duration::from_millis(500);
 
-/// A client without state about its requests.
+/// A client that keeps no state about its requests.
 #[derive(Debug)]
 pub struct Client {
     socket: UdpSocket,
@@ -41,7 +41,7 @@ impl Client {
     }
 
     pub fn is_answered(&self) -> bool {
-        // A closed port causes an ICMP error, which appears here.
+        // A closed port causes an ICMP error, which send() may report.
         let _ = self.socket.send(&plain_message(BINDING, &[]));
         self.waiting(PATIENCE / 100, || self.receive().is_some())
     }
@@ -62,14 +62,15 @@ impl Client {
         self.receive().expect("a request is answered").error()
     }
 
-    /// Allocates with a password, once more after a stale nonce; returns the error code, or `None` on success.
+    /// Allocates with a password, and retries once if the nonce is stale; returns the error code, or `None`
+    /// on success.
     pub fn allocate(&self, username: &str, password: &str, challenge: &Challenge) -> Option<u16> {
         let answer = self.allocate_once(username, password, challenge);
         if answer.error() != Some(438) {
             return answer.error();
         }
         let again = answer.challenge();
-        assert_eq!(again.realm, challenge.realm, "a nonce for the requested realm");
+        assert_eq!(again.realm, challenge.realm, "the nonce is for the requested realm");
         self.allocate_once(username, password, &again).error()
     }
 
@@ -87,7 +88,7 @@ impl Client {
         self.ask(&signed_request(kind, attributes, (username, password, &challenge)))
     }
 
-    /// Sends a request, repeats it until a response arrives, and returns it. Skips other messages.
+    /// Sends a request, repeats it until a response arrives, and returns the response. Skips other messages.
     pub fn ask(&self, request: &[u8]) -> Message {
         let began = Instant::now();
         self.waiting(RTO, || {

@@ -1,4 +1,4 @@
-//! Requests of a client and responses of a server.
+//! A client's requests and a server's responses.
 
 use std::net::SocketAddr;
 
@@ -55,7 +55,7 @@ pub fn signed_request(
 ) -> Vec<u8> {
     let user = username.as_bytes();
     let credentials = [(USERNAME, user), (REALM, &realm[..]), (NONCE, &nonce[..])];
-    // The length already includes the MAC, which is zero so far.
+    // The length already includes the MAC, whose bytes are still zero.
     let mac = [(MESSAGE_INTEGRITY, &[0; 20][..])];
     let mut message = plain_message(kind, &[attributes, &credentials, &mac].concat());
     message.truncate(message.len() - 24);
@@ -74,7 +74,7 @@ pub struct Message(pub Vec<u8>);
 impl Message {
     /// Checks that the bytes are one complete STUN message.
     pub fn stun(bytes: &[u8]) -> Self {
-        assert!(bytes.len() >= 20 && bytes[4..8] == MAGIC_COOKIE, "no STUN message: {bytes:?}");
+        assert!(bytes.len() >= 20 && bytes[4..8] == MAGIC_COOKIE, "not a STUN message: {bytes:?}");
         assert_eq!(bytes[2..4], length(&bytes[20..]).to_be_bytes(), "the length of a STUN message");
         Self(bytes.to_vec())
     }
@@ -86,7 +86,7 @@ impl Message {
 
     pub fn attribute(&self, wanted: u16) -> Vec<u8> {
         let found = attributes(&self.0).into_iter().find(|(kind, _)| *kind == wanted);
-        found.unwrap_or_else(|| panic!("no attribute {wanted:#06x} in {self:?}")).1
+        found.unwrap_or_else(|| panic!("attribute {wanted:#06x} is missing from {self:?}")).1
     }
 
     pub fn address(&self, wanted: u16) -> SocketAddr {
@@ -109,12 +109,12 @@ impl Message {
     /// IPv4 address in the ALTERNATE-SERVER of a 300 (RFC 8489 section 14.15).
     pub fn alternate(&self) -> SocketAddr {
         let value = self.attribute(ALTERNATE_SERVER);
-        let [0, 1, high, low, a, b, c, d] = value[..] else { panic!("no IPv4 address: {value:?}") };
+        let [0, 1, high, low, a, b, c, d] = value[..] else { panic!("not an IPv4 address: {value:?}") };
         SocketAddr::from(([a, b, c, d], u16::from_be_bytes([high, low])))
     }
 
     pub fn payload(&self) -> &[u8] {
-        assert!((0x4000..0x8000).contains(&self.kind()), "no ChannelData: {self:?}");
+        assert!((0x4000..0x8000).contains(&self.kind()), "not ChannelData: {self:?}");
         &self.0[4..]
     }
 }

@@ -155,7 +155,7 @@ impl Turns {
         row.limit(&format!("ratio of allocation p99 {when}"), under / without, MOST_UNDER);
         // These turns cannot be repeated, and the first request for a user may wait for a query.
         if after_count {
-            row.limit("right after it, ms", right_after, MOST_WITHOUT);
+            row.limit("allocation p99 right after it, ms", right_after, MOST_WITHOUT);
         }
     }
 }

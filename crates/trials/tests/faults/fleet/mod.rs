@@ -153,11 +153,11 @@ impl Outcome {
         let (lost, of_others) = (self.sum("allocations_lost"), self.sum("lost_of_others"));
         if notice == Notice::End {
             let p99 = self.longest("reconnect_ms_p99");
-            self.row.limit("p99 until a new allocation, s", p99, 3.0);
+            self.row.limit("p99 time to a new allocation, s", p99, 3.0);
         }
         let were_alone = self.alone != NOBODY;
         if !were_alone {
-            self.row.limit("quota exceeded by, %", beyond, MOST_BEYOND);
+            self.row.limit("quota excess, %", beyond, MOST_BEYOND);
         }
         let of_transport = |seen: &Seen| {
             json!({
@@ -405,9 +405,9 @@ fn the_user_database_is_down() {
             world.postgres.start();
             let mended = Instant::now();
             (0..NODES).for_each(|node| is_served(node, STRANGER, &[500]));
-            row.note("all nodes answered 500 to unknown users and served known ones");
+            row.note("all nodes answered 500 to uncached users and served cached ones");
             // Probes are at most 5 s apart, and one takes at most 2 s.
-            row.limit("unknown users served after, s", mended.elapsed().as_secs_f64(), 7.0);
+            row.limit("time until uncached users were served, s", mended.elapsed().as_secs_f64(), 7.0);
             mended
         },
     );
