@@ -1,5 +1,5 @@
-//! Experiments without a file: `lab ab --a CMD --b CMD -- WORKLOAD` and `lab profile CMD -- WORKLOAD` become
-//! the text of an experiment, which is then checked, recorded and repeated like any other.
+//! Experiments without a file: turns `lab ab --a CMD --b CMD -- WORKLOAD` and `lab profile CMD -- WORKLOAD` into the text of an experiment,
+//! which is then checked, recorded and repeated like any other.
 //!
 //! For known workloads (our generators and iperf3) the lab sets the duration, reads the result, starts the
 //! reflector and derives the readiness probe from the target address. Explicit options take precedence.
@@ -58,14 +58,13 @@ pub(crate) struct AdhocOptions {
     /// Format of the workload's result: turnpike, iperf3, none [default: by the program's name]
     #[arg(long, value_name = "F")]
     pub(crate) format: Option<String>,
-    /// `stdout`, or the file that the workload writes; {result} in its command is a path for one [default:
-    /// stdout]
+    /// `stdout`, or the file that the workload writes; {result} in its command expands to a file in the run's directory [default: stdout]
     #[arg(long, value_name = "WHERE")]
     pub(crate) result: Option<String>,
     /// Namespace where arriving datagrams count as delivered; may be repeated
     #[arg(long, value_name = "NAME")]
     pub(crate) delivered_at: Vec<String>,
-    /// The workload ends on its own and counts as a whole, instead of running for a duration
+    /// Measure the whole run of a workload that ends on its own, instead of a fixed duration
     #[arg(long)]
     pub(crate) whole: bool,
 }
@@ -160,7 +159,7 @@ impl Adhoc {
         for option in ["--duration", "--warmup"] {
             if has(&self.workload, option) {
                 return Err(LabError::usage(format!(
-                    "the lab sets {option} of the workload: give {option} before the `--`"
+                    "the lab sets the workload's {option}: give {option} before the `--`"
                 )));
             }
             self.workload.extend([option.to_owned(), format!("{{{}}}", &option[2..])]);
@@ -431,13 +430,13 @@ mod tests {
     }
 
     #[test]
-    fn without_namespace_names_everything_runs_on_the_host() {
+    fn everything_runs_on_the_host_if_no_command_names_a_namespace() {
         let known = completed(&AdhocOptions::default(), "./turnpike load turn turn:127.0.0.1");
         assert_eq!(known.setting.topology.as_deref(), Some("host"));
         assert_eq!(known.setting.ready_stun.as_deref(), Some("127.0.0.1:3478"));
         assert_eq!(known.reflector.as_deref(), Some("127.0.0.1:3480"));
         assert!(known.setting.delivered_at.is_empty());
-        assert_eq!(known.workload[0], "./turnpike", "a path to another build is kept");
+        assert_eq!(known.workload[0], "./turnpike", "a path to another build stays as it is");
     }
 
     #[test]
@@ -456,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_are_ready_when_their_port_listens() {
+    fn stream_subjects_are_ready_when_their_port_listens() {
         let known = completed(&AdhocOptions::default(), "turnpike load rr {relay}:5000 --clients 8");
         assert_eq!(known.setting.ready_tcp_port.as_deref(), Some("5000"));
         assert_eq!(known.reflector, None);
@@ -470,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn own_durations_are_refused_and_unknown_workloads_unchanged() {
+    fn explicit_durations_are_refused_and_unknown_workloads_unchanged() {
         let error = Adhoc::new(&AdhocOptions::default(), &words("turnpike load turn x:1 --duration 9"), &[])
             .unwrap_err();
         assert_eq!(error.exit_code(), 2);

@@ -14,7 +14,7 @@ pub(crate) struct Advice {
     pub(crate) tries: Vec<String>,
 }
 
-/// Advice for each cause that cost a verdict or voided all runs of a subject.
+/// Advice for each cause that prevented a verdict or voided all runs of a subject.
 pub(crate) fn advice(record: &RunRecord, verdicts: &[MetricVerdict]) -> Vec<Advice> {
     let metric = &record.experiment.metric;
     let nothing_counts = record.experiment.subjects.iter().any(|subject| {
@@ -48,8 +48,8 @@ fn of_cause(record: &RunRecord, cause: VoidCause) -> Option<Advice> {
     let (what, mut tries, enough, flag, key) = match cause {
         VoidCause::GeneratorLate => (
             format!(
-                "The generator was late in {runs}: 1 % of its datagrams left {} µs or more after they were due; {:.0} µs are \
-                 allowed (late_p99_us). Rates, losses and latencies of such a run do not count; CPU per datagram does. Try:",
+                "The generator fell behind in {runs}: 1 % of its datagrams left {} µs or more after they were due; the limit \
+                 is {:.0} µs (late_p99_us). Rates, losses and latencies of such a run do not count; CPU per datagram does. Try:",
                 span(&values, 0),
                 limits.late_p99_us
             ),
@@ -64,13 +64,13 @@ fn of_cause(record: &RunRecord, cause: VoidCause) -> Option<Advice> {
         ),
         VoidCause::CpuStolen => (
             format!(
-                "The hypervisor stole CPU time in {runs}: {} % of the machine's; {} % are allowed (steal_percent). This \
+                "The hypervisor stole CPU time in {runs}: {} % of the machine's CPU time; the limit is {} % (steal_percent). This \
                  affects every figure, so no metric of such a run counts. Try:",
                 span(&values, 1),
                 limits.steal_percent
             ),
             vec![
-                "another time of the day, or a machine whose CPUs are not shared".to_owned(),
+                "another time of day, or a machine whose CPUs are not shared".to_owned(),
                 idle_that_polls(record),
                 "more rounds (--rounds): void ones are repeated, up to half of the requested number"
                     .to_owned(),
@@ -81,7 +81,7 @@ fn of_cause(record: &RunRecord, cause: VoidCause) -> Option<Advice> {
         ),
         VoidCause::CoresShared => (
             format!(
-                "Other processes used the subject's cores in {runs}: {} % of the time; {} % are allowed (foreign_percent). A subject \
+                "Other processes used the subject's cores in {runs}: {} % of the time; the limit is {} % (foreign_percent). A subject \
                  that waits for its core then processes larger batches, so no metric of such a run counts. Try:",
                 span(&values, 1),
                 limits.foreign_percent
@@ -176,9 +176,9 @@ mod tests {
         let [advice] = &advice(&record, &report::verdicts(&record))[..] else { panic!("one cause") };
         let text = advice.to_string();
         for part in [
-            "late in 18 of 18 runs",
+            "fell behind in 18 of 18 runs",
             "2000 to 19000 (median 10500) µs",
-            "1000 µs are allowed (late_p99_us)",
+            "the limit is 1000 µs (late_p99_us)",
             "--clients",
             "load on 1, subjects on 0",
             "--load-cpus",
@@ -186,15 +186,15 @@ mod tests {
             "--max-late-us 50000",
             "late_p99_us = 50000 under [limits]",
         ] {
-            assert!(text.contains(part), "{part} is missing in {text}");
+            assert!(text.contains(part), "{part} is missing from {text}");
         }
     }
 
     #[test]
-    fn there_is_no_advice_without_lost_verdicts() {
+    fn there_is_no_advice_unless_a_verdict_was_prevented() {
         let sound = record("delivered_pps", &[(100.0, 100.0, 200.0); 6]);
         assert_eq!(advice(&sound, &report::verdicts(&sound)), []);
-        // One void round of twenty does not cost a verdict.
+        // One void round in twenty does not prevent a verdict.
         let mut one = record("delivered_pps", &[(100.0, 100.0, 200.0); 20]);
         one.rounds[0].voided = Some(VoidReason::GeneratorLate { p99_us: 2_000.0, limit_us: 1_000.0 });
         assert_eq!(advice(&one, &report::verdicts(&one)), []);
@@ -212,7 +212,12 @@ mod tests {
         for (void, parts) in [
             (
                 VoidReason::CpuStolen { percent: 3.26, limit_percent: 1.0 },
-                ["3.3 to 3.3 (median 3.3) %", "1 % are allowed", "--max-steal 5,", "steal_percent = 5 under"],
+                [
+                    "3.3 to 3.3 (median 3.3) %",
+                    "the limit is 1 %",
+                    "--max-steal 5,",
+                    "steal_percent = 5 under",
+                ],
             ),
             (
                 VoidReason::CoresShared { percent: 12.0, limit_percent: 3.0 },
@@ -226,7 +231,7 @@ mod tests {
             let [advice] = &advice(&record, &report::verdicts(&record))[..] else { panic!("one cause") };
             let text = advice.to_string();
             for part in parts {
-                assert!(text.contains(part), "{part} is missing in {text}");
+                assert!(text.contains(part), "{part} is missing from {text}");
             }
         }
     }

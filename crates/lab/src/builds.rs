@@ -1,8 +1,6 @@
-//! Builds that were measured: every file named in a command, with path, size, time and SHA-256, since a path
-//! alone does not identify a build.
-//!
-//! No program is run with `--version`: a server that does not know the flag might start. Versions are known
-//! for this program, and for services with a `version` command in the experiment.
+//! The builds that were measured: every file named in a command, with path, size, time and SHA-256, since a path alone does not identify a
+//! build. Programs are not run with `--version`, because a server that does not know the flag might start. Versions are only known for this
+//! program, and for services with a `version` command in the experiment.
 
 use std::{
     collections::BTreeMap,
@@ -28,10 +26,10 @@ const MOST: usize = 8;
 const LONGEST: u64 = 1 << 30;
 const SHORT: usize = 12;
 
-/// Contains a blank, so no service has this name.
+/// Contains a space, so no service can have this name.
 pub(crate) const WORKLOAD: &str = "the workload";
 
-/// `versions` holds the output of the version commands.
+/// `versions` contains the output of the version commands.
 pub(crate) fn identify(
     experiment: &Experiment,
     variables: &Variables,
@@ -133,13 +131,11 @@ impl BuildFile {
     }
 }
 
-/// File named by a word of a command: the first word is looked up like a shell would, others are paths, also
-/// after `=`.
+/// File named by a word of a command: the first word is looked up as a shell would do, others may be paths, including after `=`.
 fn file_of(word: &str, is_program: bool, directory: Option<&Path>) -> Option<PathBuf> {
     let at = |text: &str| {
         let path = directory.map_or_else(|| PathBuf::from(text), |directory| directory.join(text));
-        // Devices and pipes could be read forever, and so could some files below /proc, which report a size
-        // of 0.
+        // Devices and pipes might never end, nor might some files below /proc, which report a size of 0.
         fs::metadata(&path).is_ok_and(|file| file.is_file() && file.len() > 0).then_some(path)
     };
     let path = if is_program {

@@ -50,7 +50,7 @@ pub(crate) struct BuiltinText {
 }
 
 impl BuiltinTexts {
-    /// Looks for a file, then in `experiments/`, then among the built-ins.
+    /// Looks for a file with this path, then in `experiments/`, then among the built-ins.
     pub(crate) fn find(&self, wanted: &Path, experiments: &Path) -> Result<BuiltinText, LabError> {
         let named = experiments.join(self.folder).join(wanted).with_extension("toml");
         if let Some(path) = [wanted.to_owned(), named].into_iter().find(|path| path.is_file()) {
@@ -95,7 +95,7 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../experiments")
     }
 
-    /// Accepts files that are only invalid because the machine has too few CPUs.
+    /// Accepts files that are invalid only because the machine has too few CPUs.
     fn is_sound<T>(parsed: Result<T, LabError>) -> bool {
         match parsed {
             Ok(_) => true,
@@ -124,7 +124,10 @@ mod tests {
         for (name, BuiltinText { path, text }) in EXPERIMENTS.all() {
             let parsed = Experiment::parse(&path, &text);
             assert!(is_sound(parsed), "{name}: {:?}", Experiment::parse(&path, &text).err());
-            assert!(text.contains(&format!("name = \"{name}\"")), "{name} has another name");
+            assert!(
+                text.contains(&format!("name = \"{name}\"")),
+                "{name} does not have the name of its file"
+            );
         }
         for (name, BuiltinText { path, text }) in SUITES.all() {
             let suite = Suite::parse(&path, &text).unwrap();

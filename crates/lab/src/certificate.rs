@@ -14,11 +14,11 @@ pub(crate) fn make(directory: &Path, addresses: impl IntoIterator<Item = String>
     names.sort();
     names.dedup();
     let made = rcgen::generate_simple_self_signed(names)
-        .map_err(|error| LabError::failed(format!("cannot make a certificate: {error}")))?;
+        .map_err(|error| LabError::failed(format!("cannot create a certificate: {error}")))?;
     for (name, pem, mode) in [(CERT, made.cert.pem(), 0o644), (KEY, made.signing_key.serialize_pem(), 0o600)]
     {
         let path = directory.join(name);
-        // Private even though the key is only good for this experiment.
+        // Not readable by others, even though the key is used only in this experiment.
         OpenOptions::new()
             .write(true)
             .create(true)
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_key_is_readable_by_its_owner_only() {
+    fn only_the_owner_can_read_the_key() {
         let directory = Dir::new();
         make(directory.path(), ["10.77.1.1".to_owned(), "10.77.1.1".to_owned(), "fd77:1::1".to_owned()])
             .unwrap();

@@ -14,7 +14,7 @@ Variables in commands: {client}, {relay} and {peer} are the addresses of the nam
 With `turnpike load MODE TARGET` as the workload, the lab completes the rest: it adds --duration,
 --warmup and --json, a subject is ready when it answers at TARGET, `turnpike reflect` runs at the
 --peer of `load turn` (default {peer}:3480), and subjects are pinned to CPU 0 and the load to CPU 1.
-The result is printed first; every option overrides its part.
+The completed experiment is printed first; every option overrides the part that it sets.
 
 Example: is the relay faster with this change?
   turnpike lab ab \\
@@ -28,7 +28,7 @@ Example: a forwarder with a backend server
     -- iperf3 -c {relay} -p 5000";
 
 const SUITE: &str = "\
-Ctrl-C keeps finished rows; --resume makes the remaining ones, starting with the one that was
+Ctrl-C keeps finished rows; --resume runs the remaining ones, starting with the one that was
 interrupted.
 Exit codes: 0 done, 1 a row could not be measured or the suite was interrupted, 2 bad usage, 3 a
 `must` is missed.
@@ -107,10 +107,10 @@ pub(crate) enum LabCommand {
         /// Print the table in Markdown
         #[arg(long)]
         markdown: bool,
-        /// Only run rows with this text in their title or experiment; may be repeated
+        /// Run only rows with this text in their title or experiment; may be repeated
         #[arg(long, value_name = "TEXT")]
         only: Vec<String>,
-        /// Set a variable of all rows, or replace `turnpike` by another build
+        /// Set a variable in all rows, or replace `turnpike` with another build
         #[arg(long, value_name = "NAME=VALUE")]
         set: Vec<String>,
         #[command(flatten)]
@@ -179,7 +179,7 @@ pub(crate) enum LabCommand {
         #[arg(last = true, required_unless_present = "diff")]
         workload: Vec<String>,
     },
-    /// Show records, or compare records of different days
+    /// Show records, or compare records from different days
     Report {
         /// Directories of records
         #[arg(required = true)]
@@ -207,7 +207,7 @@ pub(crate) struct Id {
 pub(crate) struct ExperimentFile {
     /// File, or a name from `lab list`
     pub(crate) experiment: PathBuf,
-    /// Set a variable of the experiment (which is then no longer swept), or replace `turnpike` by another
+    /// Set a variable of the experiment (which is then no longer swept), or replace `turnpike` with another
     /// build
     #[arg(long, value_name = "NAME=VALUE")]
     pub(crate) set: Vec<String>,

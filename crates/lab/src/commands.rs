@@ -75,7 +75,7 @@ fn dispatch(command: LabCommand, stop: &StopFlag) -> Result<u8, LabError> {
                     let seed = changes.seed.unwrap_or_else(request::draw_seed);
                     let changes = Overrides { seed: Some(seed), ..changes };
                     let rows = suite.requests(&changes, &set, place.topology.as_deref())?;
-                    // Runs first, because this may re-execute the program as root of a user namespace.
+                    // Comes first, because this may re-execute the program as root of a user namespace.
                     for (_, request) in &rows {
                         if request.experiment()?.topology()?.is_some() {
                             userns::enter_if_needed()?;
@@ -251,7 +251,7 @@ fn execute(requests: &[RunRequest], out: &OutputOptions, stop: &StopFlag) -> Res
     Ok(code)
 }
 
-/// Writes the report and prints the summary. Returns 1 if there is no result.
+/// Writes the report and prints the summary. Returns 1 if a subject has no result.
 fn conclude(
     request: &RunRequest,
     record: &RunRecord,
@@ -291,7 +291,7 @@ fn summary(record: &RunRecord, wanted: &[String]) -> String {
             text += &format!(", {} of them void", all - counting);
         }
         if late > 0 {
-            text += &format!(", {late} of them with a late generator");
+            text += &format!(", in {late} of them the generator fell behind");
         }
         text.push('\n');
         if let Some(void) = rounds().find_map(|round| round.voided.as_ref()) {
@@ -338,7 +338,7 @@ fn append_row(record: &RunRecord, asked: &Log) -> Result<(), LabError> {
                         | --- | --- | --- | --- | --- | --- | --- |\n";
     let Some(log) = &asked.log else { return Ok(()) };
     let Some(row) = report::row(record, asked) else {
-        return Err(LabError::usage("--log: a record with a single subject has no row"));
+        return Err(LabError::usage("--log: there is no row for a record with a single subject"));
     };
     let text = match fs::read_to_string(log) {
         Ok(text) => text,
@@ -374,7 +374,7 @@ fn show(directories: &[std::path::PathBuf], log: &Log) -> Result<u8, LabError> {
         return Ok(0);
     }
     if log.log.is_some() {
-        return Err(LabError::usage("--log: a row covers one record, give one directory"));
+        return Err(LabError::usage("--log: a row covers only one record, so give one directory"));
     }
     let comparison = report::compare(&records);
     let page = Path::new("lab-comparison.html");
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn new_rows_go_on_top_of_the_log() {
+    fn new_rows_go_to_the_top_of_the_log() {
         let directory = Dir::new();
         let path = directory.at("log.md");
         let record = crate::record::tests::record("packets_per_cpu_s", &[(100.0, 100.1, 200.0); 8]);
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn each_metric_has_one_line_starting_with_its_name() {
+    fn each_metric_has_one_line_that_starts_with_its_name() {
         let mut record = crate::record::tests::record("delivered_pps", &[(100.0, 100.1, 200.0); 8]);
         for round in record.rounds.iter_mut().chain(&mut record.aa) {
             round.metrics.insert("cpu_us_per_packet".to_owned(), 2.0);

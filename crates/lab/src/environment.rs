@@ -1,4 +1,4 @@
-//! Machine description for the record.
+//! Description of the machine for the record.
 
 use std::{collections::BTreeMap, fs, path::Path, thread};
 
@@ -54,7 +54,7 @@ pub(crate) fn stamp() -> String {
 fn versions(experiment: &Experiment, variables: &Variables) -> BTreeMap<String, String> {
     let mut versions = BTreeMap::new();
     for service in experiment.services() {
-        // An unknown server might start when given `--version`, so the experiment gives the command.
+        // An unknown server might start when given `--version`, so the experiment names the command.
         if let Some(command) = &service.version
             && let Ok(command) = variables.command(command)
             && let Some(version) = first_line(&command)

@@ -6,7 +6,7 @@ use turnpike_strict::Mistakes;
 
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
-    /// Mistakes that the user can fix (mistyped key, missing tool, no permission): exit code 2.
+    /// Errors that the user can fix (mistyped key, missing tool, no permission): exit code 2.
     #[error("{0}")]
     Usage(String),
     #[error("{0}")]

@@ -1,5 +1,5 @@
-//! Excerpt of a program's log for the report of its exit: the first line with an error, since the rest
-//! usually follows from it, and the last lines. Reads and keeps a bounded amount.
+//! Excerpt from a program's log for the report that it exited: the first line with an error, since other errors usually follow from it, and
+//! the last lines. The amount read and kept is bounded.
 
 use std::{
     fs::File,
@@ -12,7 +12,7 @@ const READ: u64 = 256 * 1024;
 const WIDTH: usize = 300;
 const LAST: usize = 3;
 
-/// Skips the first `skip` bytes, which belong to an earlier run. `program` is the file name.
+/// Skips the first `skip` bytes, which are from an earlier run. `program` is the program's file name.
 pub(crate) fn of(log: &Path, skip: u64, program: &str) -> String {
     let (head, tail) = both_ends(log, skip).unwrap_or_default();
     let mut lines = readable(&head);
@@ -82,7 +82,7 @@ fn both_ends(log: &Path, skip: u64) -> std::io::Result<(Vec<u8>, Vec<u8>)> {
     Ok((head, tail))
 }
 
-/// Cuts lines to the maximum width.
+/// Shortens lines to the maximum width.
 fn readable(bytes: &[u8]) -> Vec<String> {
     String::from_utf8_lossy(bytes)
         .lines()
@@ -184,10 +184,10 @@ c
     }
 
     #[test]
-    fn an_error_of_an_earlier_run_is_not_repeated() {
+    fn an_error_from_an_earlier_run_is_not_repeated() {
         let directory = Dir::new();
         let path = directory.at("log");
-        let earlier = "ERROR of the run before\n";
+        let earlier = "ERROR from an earlier run\n";
         std::fs::write(&path, format!("{earlier}up\nno route\n")).unwrap();
         assert_eq!(of(&path, earlier.len() as u64, "x"), "up / no route");
     }

@@ -1,4 +1,4 @@
-//! Reasons to void a run: a late generator, stolen or shared CPUs, a failed subject.
+//! Reasons to void a run: a generator that fell behind, stolen or shared CPUs, a failed subject.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -9,13 +9,13 @@ use crate::metric;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum VoidReason {
-    /// Changes the offered load. Some metrics survive this.
-    #[error("the generator was late (p99 {p99_us:.0} µs, allowed {limit_us:.0} µs)")]
+    /// Changes the offered load. Some metrics are still valid.
+    #[error("the generator fell behind (p99 {p99_us:.0} µs, limit {limit_us:.0} µs)")]
     GeneratorLate { p99_us: f64, limit_us: f64 },
-    #[error("CPU time was stolen ({percent:.1} %, allowed {limit_percent:.1} %)")]
+    #[error("CPU time was stolen ({percent:.1} %, limit {limit_percent:.1} %)")]
     CpuStolen { percent: f64, limit_percent: f64 },
     /// Excludes the subject itself and the kernel's network threads.
-    #[error("other processes used the subject's cores ({percent:.1} %, allowed {limit_percent:.1} %)")]
+    #[error("other processes used the subject's cores ({percent:.1} %, limit {limit_percent:.1} %)")]
     CoresShared { percent: f64, limit_percent: f64 },
     #[error("the subject failed: {how}")]
     SubjectFailed { how: String },
@@ -23,7 +23,7 @@ pub enum VoidReason {
     Other { what: String },
 }
 
-/// Causes that are not attributable to a subject.
+/// Causes that cannot be attributed to a subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VoidCause {
     GeneratorLate,
@@ -38,7 +38,7 @@ impl VoidCause {
 impl fmt::Display for VoidCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::GeneratorLate => "the generator was late",
+            Self::GeneratorLate => "the generator fell behind",
             Self::CpuStolen => "CPU time was stolen",
             Self::CoresShared => "other processes used the subjects' cores",
         })
@@ -60,11 +60,11 @@ impl VoidReason {
 #[serde(default, deny_unknown_fields)]
 pub struct VoidLimits {
     pub late_p99_us: f64,
-    /// Stolen time of the whole machine.
+    /// Stolen time as a share of the whole machine's CPU time.
     pub steal_percent: f64,
-    /// Other processes on the subject's cores; known only for pinned subjects.
+    /// Share of the subject's cores used by other processes; known only for pinned subjects.
     pub foreign_percent: f64,
-    /// Absent if losses are being measured.
+    /// Absent in experiments that measure losses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_percent: Option<f64>,
     /// Broken or refused generator connections.
@@ -73,8 +73,7 @@ pub struct VoidLimits {
 }
 
 impl Default for VoidLimits {
-    /// Assumes a resolution of 5 %, a fifth of which is 1 % steal. 3 % of a core leave room for kernel
-    /// threads.
+    /// Assumes a resolution of 5 %, of which 1 % stolen time is a fifth. 3 % of a core leaves room for kernel threads.
     fn default() -> Self {
         Self {
             late_p99_us: turnpike_measure::LATE_P99_US as f64,
@@ -90,7 +89,7 @@ impl VoidLimits {
     /// Ignores limits of metrics that were not recorded.
     pub(crate) fn check(&self, metrics: &BTreeMap<String, f64>) -> Option<VoidReason> {
         let above = |name: &str, limit: f64| metrics.get(name).copied().filter(|value| *value > limit);
-        // Lateness is checked last because it does not affect every metric.
+        // Lateness is checked last, because it does not affect every metric.
         if let Some(percent) = above(metric::STEAL_PERCENT, self.steal_percent) {
             return Some(VoidReason::CpuStolen { percent, limit_percent: self.steal_percent });
         }
@@ -103,7 +102,7 @@ impl VoidLimits {
         ] {
             if let Some((percent, limit)) = limit.and_then(|limit| Some((above(name, limit)?, limit))) {
                 return Some(VoidReason::Other {
-                    what: format!("{percent:.2} % {what}, {limit} % are allowed ({name})"),
+                    what: format!("{percent:.2} % {what}, the limit is {limit} % ({name})"),
                 });
             }
         }
@@ -127,27 +126,27 @@ mod tests {
         let loss = VoidLimits { loss_percent: Some(5.0), ..usual };
         let broken = VoidLimits { broken_percent: Some(5.0), ..usual };
         for (limits, metric, value, told) in [
-            (usual, metric::LATE_P99_US, 1_500.0, "the generator was late (p99 1500 µs, allowed 1000 µs)"),
+            (usual, metric::LATE_P99_US, 1_500.0, "the generator fell behind (p99 1500 µs, limit 1000 µs)"),
             (usual, metric::LATE_P99_US, 999.0, ""),
-            (usual, metric::STEAL_PERCENT, 3.25, "CPU time was stolen (3.2 %, allowed 1.0 %)"),
+            (usual, metric::STEAL_PERCENT, 3.25, "CPU time was stolen (3.2 %, limit 1.0 %)"),
             (usual, metric::STEAL_PERCENT, 0.5, ""),
             (
                 usual,
                 metric::FOREIGN_PERCENT,
                 12.5,
-                "other processes used the subject's cores (12.5 %, allowed 3.0 %)",
+                "other processes used the subject's cores (12.5 %, limit 3.0 %)",
             ),
             (usual, metric::FOREIGN_PERCENT, 2.9, ""),
             (foreign, metric::FOREIGN_PERCENT, 12.5, ""),
             (usual, metric::LOSS_PERCENT, 50.0, ""),
             (loss, metric::LOSS_PERCENT, 5.0, ""),
-            (loss, metric::LOSS_PERCENT, 6.0, "6.00 % were lost, 5 % are allowed (loss_percent)"),
+            (loss, metric::LOSS_PERCENT, 6.0, "6.00 % were lost, the limit is 5 % (loss_percent)"),
             (usual, metric::BROKEN_PERCENT, 50.0, ""),
             (
                 broken,
                 metric::BROKEN_PERCENT,
                 6.0,
-                "6.00 % of the connections broke, 5 % are allowed (broken_percent)",
+                "6.00 % of the connections broke, the limit is 5 % (broken_percent)",
             ),
             (usual, "unknown", 9e9, ""),
         ] {

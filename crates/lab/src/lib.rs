@@ -1,12 +1,10 @@
-//! Performance lab: runs programs under load, reads the system's counters, and judges the results.
-//!
-//! The lab links none of the servers, so that it can measure any relay or forwarder. One half, reached
-//! through [`run`] or [`main`], starts programs and reads counters:
+//! Performance lab: runs programs under load, reads the system's counters, and judges the results. The lab is not linked with any server,
+//! so that it can measure any relay or forwarder. One half, reached through [`run`] or [`main`], starts programs and reads counters:
 //!
 //! ```text
-//! topology    namespaces joined by veth pairs, removed in all circumstances
+//! topology    namespaces joined by veth pairs, removed under all circumstances
 //! experiment  files: subjects, helpers, workload, sweep
-//! probe       counters of namespaces, CPUs and processes, read at the source
+//! probe       counters of namespaces, CPUs and processes, read from the kernel
 //! run         fresh processes per round, readiness, measurement window, failures
 //! profile     flame graphs, hot symbols, syscalls
 //! ```
@@ -17,28 +15,21 @@
 //! order::plan(seed, runs, rounds)            which subject runs when; runs = the subjects, and the baseline again (A/A)
 //!   └─ for each slot: run the subject        progress::RunProgress shows round k of n, time left, the running estimate
 //!        └─ record::Round                    metric::derive() adds the per-packet figures,
-//!             └─ invalid_rounds::VoidLimits::check()   a late generator or stolen CPU voids it
+//!             └─ invalid_rounds::VoidLimits::check()   voids it if the generator fell behind or CPU time was stolen
 //! record::RunRecord::save(dir) ◀───┘            after every round, so that Ctrl-C loses nothing
 //! verdict::judge(record, subject, metric)    faster, slower, no difference shown, or cannot tell
 //! report::save(dir, record)                  report.html;  report::row() for docs/dev/performance-log.md
-//! report::compare(records)                   runs of different days, and whether they are comparable
+//! report::compare(records)                   runs from different days, and whether they are comparable
 //! thresholds::hold(record)                   thresholds: met, missed, or undecided; a suite is a table of experiments
 //!
-//! search::Search::next() ─▶ Trial ─▶ observe()   find-max, for several loss goals at once
+//! search::Search::next() ─▶ Trial ─▶ observe()   find-max, for several loss goals at the same time
 //! ```
-//!
-//! **Ratios.** A paired ratio is always candidate over baseline of the same round, as a logarithm until
-//! shown. The baseline is the experiment's first subject. The `metric` decides whether a ratio above 1 is
-//! good.
-//!
-//! **A/A.** `order::plan` gets one run more than there are subjects, and the last one is the baseline again.
-//! Its rounds go into `RunRecord::aa` under the baseline's name. With two subjects, six rounds make whole
-//! blocks.
-//!
-//! **Reliability.** Simulated with 8 % noise per run and a drift of 20 % (`truth.rs`): of 1,000 experiments
-//! of 96 rounds with equal subjects, 974 show no difference and 23 claim one. A 5 % slowdown is found in 88 %
-//! of the experiments with 96 rounds and in 97 % with 128. With 2 % noise, a sixteenth of the rounds gives
-//! the same result.
+//! **Ratios.** A paired ratio is always candidate over baseline in the same round, kept as a logarithm until it is shown. The baseline is
+//! the experiment's first subject. The `metric` decides whether a ratio above 1 is good. **A/A.** `order::plan` gets one run more than
+//! there are subjects; the last one is the baseline again. Its rounds go into `RunRecord::aa` under the baseline's name. With two subjects,
+//! six rounds are a whole number of blocks. **Reliability.** In simulations with 8 % noise per run and a drift of 20 % (`truth.rs`), of
+//! 1,000 experiments of 96 rounds with equal subjects, 974 show no difference and 23 claim one. A 5 % slowdown is found in 88 % of the
+//! experiments with 96 rounds and in 97 % of those with 128. With 2 % noise, a sixteenth of the rounds gives the same result.
 //!
 //! **Seeds.** One recorded seed determines the order of the runs and the bootstrap.
 #![forbid(unsafe_code)]

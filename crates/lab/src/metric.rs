@@ -1,7 +1,5 @@
-//! Metrics by name: unit, preferred direction, and formulas of the derived ones.
-//!
-//! Names are stable, because records are compared years later. A metric not listed here can be recorded too;
-//! verdicts then say *higher* or *lower* instead of better or worse.
+//! Metrics by name: unit, preferred direction, and the formulas of derived metrics. Names are stable, because records are compared years
+//! later. Metrics not listed here can be recorded too; their verdicts are *higher* or *lower* instead of *faster* or *slower*.
 
 use std::collections::BTreeMap;
 
@@ -57,8 +55,8 @@ pub(crate) const METRICS: &[Metric] = &[
     higher("connections_per_s", "/s", "connections opened and closed"),
     higher("allocations_per_s", "/s", "allocations granted and deleted"),
     higher("binds_per_s", "/s", "channels bound"),
-    higher("thin_pps", "/s", "datagrams of the thin clients that came back"),
-    lower("generator_reordered", "", "datagrams received after a later one"),
+    higher("thin_pps", "/s", "datagrams that came back to the thin clients"),
+    lower("generator_reordered", "", "datagrams received out of order"),
     higher(PACKETS_PER_CPU_S, "/s", "delivered per CPU-second of the subject"),
     higher(PACKETS_PER_BUSY_S, "/s", "delivered per busy second of the subject's cores"),
     lower(CPU_US_PER_PACKET, "µs", "CPU of the subject per delivered datagram"),
@@ -135,11 +133,10 @@ pub(crate) fn direction(name: &str) -> Preference {
     find(name).map_or(Preference::Neither, |metric| metric.better)
 }
 
-/// Returns true if a run with a late generator still counts for this metric.
+/// Returns true if a run whose generator fell behind still counts for this metric.
 ///
-/// Lateness changes the offered load and its timing, and with it all rates, losses and latencies. The
-/// subject's cost *per delivered datagram* is unaffected: it is counted at the subject's CPU and at the far
-/// ends, within the same window.
+/// Lateness changes the offered load and its timing, and with it all rates, losses and latencies. The subject's cost *per delivered
+/// datagram* is unaffected: it is measured at the subject's CPU and at the far ends, over the same window.
 pub(crate) fn survives_lateness(name: &str) -> bool {
     [
         CPU_US_PER_PACKET,
@@ -158,7 +155,7 @@ pub(crate) fn unit(name: &str) -> &'static str {
     find(name).map_or("", |metric| metric.unit)
 }
 
-/// Omits figures whose inputs are missing or whose divisor is zero.
+/// Adds derived figures, except those whose inputs are missing or whose divisor is zero.
 pub(crate) fn derive(metrics: &mut BTreeMap<String, f64>) {
     if let (Some(&user), Some(&system)) = (metrics.get(SUBJECT_USER_S), metrics.get(SUBJECT_SYSTEM_S)) {
         metrics.entry(SUBJECT_CPU_S.to_owned()).or_insert(user + system);
@@ -226,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn derived_figures_come_from_the_counters() {
+    fn figures_are_derived_from_the_counters() {
         let mut metrics = counters(&[
             (SUBJECT_USER_S, 1.0),
             (SUBJECT_SYSTEM_S, 3.0),
@@ -244,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_deliveries_derive_no_infinite_figures() {
+    fn zero_deliveries_do_not_produce_infinite_figures() {
         let mut metrics = counters(&[(SUBJECT_CPU_S, 1.0), (DELIVERED, 0.0), (DELIVERED_BYTES, 0.0)]);
         derive(&mut metrics);
         assert!(!metrics.contains_key(CPU_US_PER_PACKET) && !metrics.contains_key(CPU_S_PER_GB));

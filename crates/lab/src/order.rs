@@ -1,9 +1,8 @@
 //! Order of the subjects within each round, drawn from a recorded seed and balanced.
 //!
-//! Machines drift (heat, page cache, neighbours), so no subject may always come first, or always follow the
-//! same other one. Rounds come in blocks; within a block each subject takes each position and follows each
-//! other subject equally often (a Williams square). The choice of square and the order of its rows are
-//! random.
+//! Machines drift (heat, page cache, neighbours), so no subject may always come first, or always follow the same other subject. Rounds come
+//! in blocks; within a block each subject takes each position and follows each other subject equally often (a Williams square). The choice
+//! of square and the order of its rows are random.
 
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
@@ -27,7 +26,7 @@ pub fn plan(seed: u64, subjects: usize, rounds: u32) -> Vec<Vec<usize>> {
     plan
 }
 
-/// Balanced block of `subjects` rounds, or twice as many for an odd number, which needs the mirror image too.
+/// Balanced block of `subjects` rounds, or of twice as many if the number is odd, because the mirror image is then needed too.
 fn block(rng: &mut ChaCha8Rng, subjects: usize) -> Vec<Vec<usize>> {
     let mut names: Vec<usize> = (0..subjects).collect();
     names.shuffle(rng);
@@ -44,7 +43,7 @@ fn block(rng: &mut ChaCha8Rng, subjects: usize) -> Vec<Vec<usize>> {
     rows
 }
 
-/// 0, 1, n-1, 2, n-2, …: consecutive values differ by every amount modulo n, which balances the square.
+/// 0, 1, n-1, 2, n-2, …: the differences of consecutive values take every value modulo n, which balances the square.
 fn zigzag(n: usize) -> Vec<usize> {
     (0..n).map(|i| if i % 2 == 1 { i.div_ceil(2) } else { (n - i / 2) % n }).collect()
 }
@@ -58,7 +57,7 @@ mod tests {
         let expected = plan(42, 3, 12);
         assert_eq!(plan(42, 3, 12), expected);
         assert_ne!(plan(43, 3, 12), expected);
-        // Pinned, so that a new generator cannot silently alter what `lab rerun` repeats.
+        // Fixed, so that a different random generator cannot silently change what `lab rerun` repeats.
         assert_eq!(plan(42, 2, 6), PINNED);
     }
 
@@ -92,7 +91,7 @@ mod tests {
                 for subject in 0..subjects {
                     for place in 0..subjects {
                         let times = block.iter().filter(|round| round[place] == subject).count();
-                        assert_eq!(times, length / subjects, "subject {subject} at place {place}");
+                        assert_eq!(times, length / subjects, "subject {subject} at position {place}");
                     }
                     for other in (0..subjects).filter(|&other| other != subject) {
                         let times = block
@@ -115,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn no_subjects_make_empty_rounds() {
+    fn rounds_without_subjects_are_empty() {
         assert_eq!(plan(1, 0, 2), [Vec::<usize>::new(), Vec::new()]);
     }
 }

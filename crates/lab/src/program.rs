@@ -1,5 +1,5 @@
-//! Running program in its own process group. It is terminated by process ID, and by an environment mark that
-//! also finds its descendants, including daemons.
+//! A running program in a process group of its own. It is terminated by its process ID, and by a mark in the environment that also finds
+//! its descendants, including daemons.
 
 use std::{
     ffi::OsStr,
@@ -16,8 +16,8 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::{error::LabError, exit_excerpt};
 
-/// Environment variable of every process of the lab. The name avoids the prefix of `turnpike serve`, which
-/// warns about unknown variables.
+/// Environment variable set for every process that the lab starts. The name avoids the prefix of `turnpike serve`, which warns about
+/// unknown variables.
 pub(crate) const MARK: &str = "TPLAB";
 
 const GRACE: Duration = Duration::from_secs(2);
@@ -38,18 +38,18 @@ pub(crate) struct Launch {
     pub(crate) mark: String,
     /// Standard error, and standard output unless separate.
     pub(crate) log: PathBuf,
-    /// Standard output if it is the result.
+    /// Standard output, if that is the result.
     pub(crate) output: Option<PathBuf>,
 }
 
-/// Stopped on drop.
+/// A started program; stopped on drop.
 #[derive(Debug)]
 pub(crate) struct ChildProgram {
     pub(crate) name: String,
     file_name: String,
     child: Child,
     log: PathBuf,
-    /// Length of the log at the start; the part before belongs to an earlier run.
+    /// Length of the log when the program started; everything before is from an earlier run.
     log_start: u64,
     ended: Option<ExitStatus>,
 }
@@ -82,7 +82,7 @@ impl ChildProgram {
             .stdin(Stdio::null())
             .stdout(stdout)
             .stderr(log)
-            // Keeps Ctrl-C from the program, because the lab stops its programs in a certain order.
+            // Keeps Ctrl-C from reaching the program, because the lab stops its programs in a certain order.
             .process_group(0);
         if let Some(directory) = &launch.directory {
             command.current_dir(directory);
@@ -120,7 +120,7 @@ impl ChildProgram {
         self.child.id()
     }
 
-    /// Waits until the prefix commands have exec'ed the program, or the timeout.
+    /// Waits until the prefix commands have exec'ed the program, or until the timeout.
     pub(crate) fn settle(&mut self, patience: Duration) {
         let deadline = Instant::now() + patience;
         let comm = format!("/proc/{}/comm", self.pid());
@@ -133,8 +133,7 @@ impl ChildProgram {
         }
     }
 
-    /// Waits until this perf process has opened its counters: earlier it would not write a result when
-    /// interrupted.
+    /// Waits until this perf process has opened its counters: if interrupted earlier, it would not write a result.
     pub(crate) fn await_counters(&mut self, patience: Duration) {
         let deadline = Instant::now() + patience;
         let descriptors = format!("/proc/{}/fd", self.pid());
@@ -150,7 +149,7 @@ impl ChildProgram {
 
     pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
         if self.ended.is_none() {
-            // Errors mean that there is no such child, which is impossible: it is reaped here only.
+            // An error would mean that there is no such child, which is impossible: it is reaped only here.
             self.ended = self.child.try_wait().unwrap_or(None);
         }
         self.ended
@@ -197,7 +196,7 @@ impl ChildProgram {
 
     fn signal(&self, signal: Signal) {
         if let Some(pid) = to_pid(self.child.id()) {
-            // Only fails if the whole group is gone.
+            // Fails only if the whole group is gone.
             let _ = kill_process_group(pid, signal);
         }
     }
@@ -209,7 +208,7 @@ impl Drop for ChildProgram {
     }
 }
 
-/// Processes that carry [`MARK`]` = id`, except this one and its ancestors.
+/// Processes marked with [`MARK`]` = id`, except this one and its ancestors.
 pub(crate) fn marked(id: &str) -> Vec<u32> {
     let spared = ancestors();
     let carries = |process: &Process| {
@@ -224,7 +223,7 @@ pub(crate) fn marked(id: &str) -> Vec<u32> {
         .collect()
 }
 
-/// Kills all processes with the mark, including any that they start meanwhile.
+/// Kills all processes with the mark, including any that they start in the meantime.
 pub(crate) fn sweep(id: &str) {
     let deadline = Instant::now() + GRACE;
     loop {
@@ -304,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_ignores_sigterm_is_ended_with_its_children() {
+    fn a_program_that_ignores_sigterm_is_killed_with_its_children() {
         let directory = Dir::new();
         let mark = format!("test-{}-a", std::process::id());
         let mut program =
@@ -330,27 +329,27 @@ mod tests {
         let mark = format!("test-{}-b", std::process::id());
         let mut program =
             ChildProgram::start(&launch(directory.path(), "setsid sleep 600 & exit 0", &mark)).unwrap();
-        program.wait(Instant::now() + Duration::from_secs(10), || false).expect("the shell ends");
+        program.wait(Instant::now() + Duration::from_secs(10), || false).expect("the shell exits");
         program.stop();
         sweep(&mark);
         assert_eq!(marked(&mark), Vec::<u32>::new());
     }
 
     #[test]
-    fn an_obituary_has_the_exit_code_and_last_output() {
+    fn an_exit_report_has_the_exit_code_and_last_output() {
         let directory = Dir::new();
         let mut program =
             ChildProgram::start(&launch(directory.path(), "echo no such port; exit 3", "x")).unwrap();
-        program.wait(Instant::now() + Duration::from_secs(10), || false).expect("it ends");
+        program.wait(Instant::now() + Duration::from_secs(10), || false).expect("the program exits");
         assert_eq!(program.exit_report(), "probe exited with code 3; output: no such port");
     }
 
     #[test]
-    fn an_obituary_keeps_the_error_despite_later_output() {
+    fn an_exit_report_keeps_the_error_despite_later_output() {
         let directory = Dir::new();
         let script = "echo ERROR no such port; for i in 1 2 3 4 5 6 7 8 9; do echo stopping $i; done; exit 3";
         let mut program = ChildProgram::start(&launch(directory.path(), script, "x")).unwrap();
-        program.wait(Instant::now() + Duration::from_secs(10), || false).expect("it ends");
+        program.wait(Instant::now() + Duration::from_secs(10), || false).expect("the program exits");
         assert_eq!(
             program.exit_report(),
             "probe exited with code 3; output: ERROR no such port / … / stopping 7 / stopping 8 / stopping 9"
@@ -358,12 +357,12 @@ mod tests {
     }
 
     #[test]
-    fn an_obituary_ignores_errors_of_earlier_runs() {
+    fn an_exit_report_ignores_errors_from_earlier_runs() {
         let directory = Dir::new();
-        fs::write(directory.at("log"), "ERROR of the run before\n").unwrap();
+        fs::write(directory.at("log"), "ERROR from an earlier run\n").unwrap();
         let mut program =
             ChildProgram::start(&launch(directory.path(), "echo no route; exit 3", "x")).unwrap();
-        program.wait(Instant::now() + Duration::from_secs(10), || false).expect("it ends");
+        program.wait(Instant::now() + Duration::from_secs(10), || false).expect("the program exits");
         assert_eq!(program.exit_report(), "probe exited with code 3; output: no route");
     }
 
@@ -371,7 +370,7 @@ mod tests {
     fn programs_get_no_server_settings_from_the_environment() {
         let directory = Dir::new();
         let mut program = ChildProgram::start(&launch(directory.path(), "env", "7.0")).unwrap();
-        program.wait(Instant::now() + Duration::from_secs(10), || false).expect("it ends");
+        program.wait(Instant::now() + Duration::from_secs(10), || false).expect("the program exits");
         let said = fs::read_to_string(directory.at("log")).unwrap();
         assert!(said.lines().any(|line| line == format!("{MARK}=7.0")), "{said}");
         let inherited: Vec<String> = std::env::vars().map(|(name, _)| name).collect();
@@ -383,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn birth_is_none_for_a_missing_process() {
+    fn a_missing_process_has_no_start_time() {
         assert!(start_time(std::process::id()).is_some());
         assert_eq!(start_time(u32::MAX), None);
     }

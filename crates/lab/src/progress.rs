@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use crate::stats::{self, Estimate};
 
-/// Assumes that all runs are equally long.
+/// Estimates the time left, assuming that all runs take equally long.
 #[derive(Clone, Debug)]
 pub(crate) struct RunProgress {
     rounds: u32,
     runs_per_round: u32,
     expected: Duration,
     took: Vec<f64>,
-    /// Planned runs that are skipped.
+    /// Planned runs that were skipped.
     fallen_out: usize,
     began: Option<Duration>,
     running: Option<String>,
@@ -22,7 +22,7 @@ pub(crate) struct RunProgress {
 }
 
 impl RunProgress {
-    /// Runs are each expected to take `expected`, with start-up and warm-up.
+    /// Each run is expected to take `expected`, including start-up and warm-up.
     pub(crate) fn new(rounds: u32, runs_per_round: u32, expected: Duration) -> Self {
         Self {
             rounds,
@@ -64,7 +64,7 @@ impl RunProgress {
         self.took.len() + self.fallen_out
     }
 
-    /// Time left, based on the median duration so far, since a first start may be slow.
+    /// Time left, based on the median duration so far, since the first start may be slow.
     pub(crate) fn left(&self, now: Duration) -> Duration {
         let runs = (self.rounds as usize * self.runs_per_round as usize).saturating_sub(self.runs_done());
         let each = stats::median(&self.took).map_or(self.expected, Duration::from_secs_f64);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_line_knows_only_the_plan() {
+    fn the_first_line_is_based_only_on_the_plan() {
         let mut progress = RunProgress::new(10, 3, s(8));
         assert_eq!(progress.line(s(0)), "round 1 of 10, run 1 of 3, 4 min left");
         progress.run_begins("coturn", s(0));
@@ -135,7 +135,7 @@ mod tests {
             progress.run_ends(s(end));
         }
         assert_eq!(progress.runs_done(), 3);
-        assert_eq!(progress.left(s(80)), s(50), "five runs of the median, 10 s");
+        assert_eq!(progress.left(s(80)), s(50), "five runs of 10 s, the median");
         progress.run_begins("b", s(80));
         assert_eq!(progress.left(s(84)), s(46));
         assert_eq!(progress.left(s(500)), s(40), "a hanging run does not reduce the time of the others");
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_void_round_adds_one_and_the_end_is_shown() {
+    fn a_void_round_adds_a_round_and_completion_is_shown() {
         let mut progress = RunProgress::new(1, 1, s(10));
         progress.run_begins("a", s(0));
         progress.run_ends(s(10));

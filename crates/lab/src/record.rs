@@ -1,7 +1,6 @@
 //! Record of a run: everything needed to judge it again, to repeat it, and to decide what it can be compared
-//! with.
-//!
-//! A directory holds `record.json`, the source of truth, and `report.html`, which is generated from it.
+//! with. A directory contains `record.json`, the source of truth, and `report.html`, which is generated from
+//! it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,11 +14,11 @@ use crate::metric;
 use crate::search::FoundRate;
 use crate::stats;
 
-/// Version of the JSON. Raised when an older reader would misunderstand it, not for a new optional field.
+/// Version of the JSON. Increased if an older reader would misunderstand it, but not for a new optional
+/// field.
 pub(crate) const FORMAT: u32 = 1;
 
-/// Maximum relative difference between equally loaded runs. A generator that is late at times stays far
-/// below.
+/// Maximum relative difference between equally loaded runs. A generator that only falls behind at times stays far below it.
 const SAME_LOAD: f64 = 0.05;
 
 pub(crate) const FILE: &str = "record.json";
@@ -36,7 +35,7 @@ pub struct RunRecord {
     pub experiment: RecordedExperiment,
     /// One entry per run and subject, in order of execution.
     pub rounds: Vec<Round>,
-    /// Second runs of the baseline: entry `index` pairs with the baseline's run in round `index`.
+    /// Second runs of the baseline: entry `index` is paired with the baseline's run in round `index`.
     #[serde(default)]
     pub aa: Vec<Round>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -60,7 +59,7 @@ pub struct BuildFile {
     pub path: String,
     pub size: u64,
     pub modified: String,
-    /// Hexadecimal; absent for unreadable or too large files.
+    /// Hexadecimal; absent for files that are unreadable or too large.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -98,12 +97,12 @@ pub struct Environment {
     pub cpu_model: String,
     pub cores: u32,
     pub memory_bytes: u64,
-    /// Idle behaviour and the polling time of a guest before it halts; empty in old records.
+    /// Idle behaviour, including a guest's polling time before it halts; empty in old records.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub idle: String,
-    /// Interface to feature to state (`tx-udp-segmentation`, `generic-receive-offload`).
+    /// Maps interface and feature to its state (`tx-udp-segmentation`, `generic-receive-offload`).
     pub offloads: BTreeMap<String, BTreeMap<String, bool>>,
-    /// Tool (`iperf3`, `perf`, a subject) to version.
+    /// Maps a tool (`iperf3`, `perf`, a subject) to its version.
     pub tools: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
@@ -116,7 +115,7 @@ pub struct RecordedExperiment {
     pub name: String,
     /// Subjects, the baseline first.
     pub subjects: Vec<RecordedSubject>,
-    /// Workload in words; equal text means equal workload.
+    /// Description of the workload; equal text means equal workload.
     pub workload: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load_cpus: Option<String>,
@@ -139,7 +138,7 @@ pub struct RecordedExperiment {
 #[serde(default, deny_unknown_fields)]
 pub struct VerdictRules {
     pub min_rounds: u32,
-    /// Smallest relevant relative difference (0.05 is 5 %); *no difference shown* needs a narrower interval.
+    /// Smallest relevant relative difference (0.05 is 5 %); the verdict *no difference shown* needs a narrower interval.
     pub resolution: f64,
     pub need_noise_floor: bool,
     pub max_voided: f64,
@@ -196,7 +195,7 @@ pub struct Round {
     pub notes: Vec<String>,
 }
 
-/// Microseconds since the due time.
+/// Latencies in microseconds, from the time at which a datagram was due.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LatencySummary {
@@ -211,7 +210,7 @@ pub struct LatencySummary {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sweep {
     pub subject: String,
-    /// `None` if not repeated.
+    /// `None` if the measurement is not repeated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round: Option<u32>,
     pub points: Vec<SweepPoint>,
@@ -239,7 +238,7 @@ impl Round {
 }
 
 impl Environment {
-    /// Shortens the commit to nine digits, with a `+` for a changed tree.
+    /// Shortens the commit to nine digits, followed by `+` if the tree had changes.
     pub(crate) fn short_commit(&self) -> String {
         let Some(commit) = &self.commit else { return "–".to_owned() };
         format!("{}{}", commit.get(..9).unwrap_or(commit), if self.dirty { "+" } else { "" })
@@ -247,7 +246,7 @@ impl Environment {
 }
 
 impl Syscall {
-    /// Returns 0 without calls.
+    /// Returns 0 if there were no calls.
     pub(crate) fn us_per_call(&self) -> f64 {
         if self.calls == 0 { 0.0 } else { self.seconds * 1e6 / self.calls as f64 }
     }
@@ -284,10 +283,9 @@ impl RunRecord {
         self.rounds.iter().flat_map(|round| round.metrics.keys()).map(String::as_str).collect()
     }
 
-    /// Returns true if a run counts for a metric: it is not void, or only the generator was late and the
-    /// metric [survives](metric::survives_lateness) this. In the latter case its load must equal that of the
-    /// other runs, because the cost per datagram depends on the load and lateness in one subject's runs must
-    /// not decide.
+    /// Returns true if a run counts for a metric: if it is not void, or if only the generator fell behind and the metric
+    /// [survives](metric::survives_lateness) this. In the latter case its load must equal that of the other runs, because the cost per
+    /// datagram depends on the load, and lateness in one subject's runs must not decide the verdict.
     pub fn counts(&self, round: &Round, metric: &str) -> bool {
         match &round.voided {
             None => true,
@@ -328,7 +326,7 @@ impl RunRecord {
         paired(&self.of_subject(baseline, metric), &self.by_index(self.aa.iter(), metric))
     }
 
-    /// Keeps the previous file intact in a crash.
+    /// Keeps the previous file intact if the lab crashes.
     pub fn save(&self, dir: &Path) -> Result<(), LabError> {
         write_json(&dir.join(FILE), self)
     }
@@ -343,11 +341,11 @@ impl RunRecord {
         let refuse = |what: String| LabError::usage(format!("{}: {what}", path.display()));
         let json = fs::read_to_string(&path).map_err(|error| refuse(error.to_string()))?;
         let bad = |error| refuse(format!("not a record of the lab: {error}"));
-        // Parsed first, because the rest of a newer format may not parse.
+        // Parsed first, because the rest may not parse if the format is newer.
         let FormatVersion { format } = serde_json::from_str(&json).map_err(bad)?;
         if format > FORMAT {
             return Err(refuse(format!(
-                "format {format}, this lab reads up to {FORMAT}: use the version that wrote it"
+                "format {format}, but this lab reads only up to {FORMAT}: use the version that wrote it"
             )));
         }
         serde_json::from_str(&json).map_err(bad)

@@ -1,4 +1,4 @@
-//! Request of a run, saved next to the record so that `lab rerun` can repeat it.
+//! Request for a run, saved next to the record so that `lab rerun` can repeat it.
 
 use std::{
     collections::BTreeMap,
@@ -31,13 +31,13 @@ pub(crate) struct RunRequest {
     pub(crate) seed: u64,
     #[serde(default)]
     pub(crate) task: Task,
-    /// Replaces settings of the file; from a suite row or the command line.
+    /// Settings from a suite row or the command line, which replace those in the file.
     #[serde(default)]
     pub(crate) variant: RowSettings,
     pub(crate) command: Vec<String>,
     #[serde(default)]
     parts: BTreeMap<String, String>,
-    /// Text as used; the file may have changed since.
+    /// Text that was used; the file may have changed since.
     #[serde(skip)]
     text: String,
     /// Builds of the record that this request repeats.
@@ -68,7 +68,7 @@ pub(crate) enum Task {
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize, clap::Args)]
 pub(crate) struct Overrides {
-    /// Rounds, at least 6 for a verdict
+    /// Number of rounds; a verdict needs at least 6
     #[arg(long, value_name = "N")]
     pub(crate) rounds: Option<u32>,
     /// Measured seconds per run
@@ -84,19 +84,20 @@ pub(crate) struct Overrides {
     /// Deciding metric
     #[arg(long, value_name = "NAME")]
     pub(crate) metric: Option<String>,
-    /// Seed for the order of the runs; by default drawn and printed
+    /// Seed for the order of the runs [default: drawn at random and printed]
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
     /// Also make one run per subject under `perf trace` or `strace`
     #[arg(long)]
     pub(crate) syscalls: bool,
-    /// Void a run if the generator is later than this (99th percentile, microseconds) [default: 1000]
+    /// Void a run if the generator falls behind by more than this (99th percentile, microseconds) [default:
+    /// 1000]
     #[arg(long, value_name = "US")]
     pub(crate) max_late_us: Option<f64>,
-    /// Void a run if the hypervisor steals more of the machine's CPU time [default: 1]
+    /// Void a run if the hypervisor steals more than this of the machine's CPU time [default: 1]
     #[arg(long, value_name = "PERCENT")]
     pub(crate) max_steal: Option<f64>,
-    /// Void a run if other processes use more of the subject's cores [default: 3]
+    /// Void a run if other processes use more than this of the subject's cores [default: 3]
     #[arg(long, value_name = "PERCENT")]
     #[serde(default)]
     pub(crate) max_foreign: Option<f64>,
@@ -195,7 +196,7 @@ impl RunRequest {
                     .map_err(LabError::io("cannot resolve the record's directory"));
             }
         }
-        Err(LabError::failed(format!("{} already has 999 records of this second", base.display())))
+        Err(LabError::failed(format!("{} already has 999 records from this second", base.display())))
     }
 }
 
@@ -221,14 +222,14 @@ impl Overrides {
         limits.late_p99_us = self.max_late_us.unwrap_or(limits.late_p99_us);
         limits.steal_percent = self.max_steal.unwrap_or(limits.steal_percent);
         limits.foreign_percent = self.max_foreign.unwrap_or(limits.foreign_percent);
-        // The file has been validated, so any mistake is on the command line.
+        // The file has been validated, so any error is on the command line.
         let mut document = Document::without_places(Path::new(COMMAND_LINE));
         experiment.check(&mut document);
         Ok(document.finish()?)
     }
 }
 
-/// Short enough to type.
+/// Draws a seed that is short enough to type.
 pub(crate) fn draw_seed() -> u64 {
     u64::from(rand::rng().random::<u32>())
 }

@@ -1,5 +1,4 @@
-//! find-max: the highest offered rate whose loss stays within a goal, for several goals at once, despite
-//! noise.
+//! find-max: finds the highest offered rate whose loss stays within a goal, for several goals at the same time, despite noise.
 //!
 //! Based on MLRsearch (RFC 9971, previously draft-ietf-bmwg-mlrsearch). Every trial at a rate counts for
 //! every goal. A rate becomes a *lower bound* of a goal when at most half of the trial time exceeded the
@@ -9,7 +8,7 @@
 //!
 //! ```text
 //! while let Some(trial) = search.next() {            the caller runs it: rate, seconds
-//!     search.observe(sent, received);                 or search.observe_void() when the generator was late
+//!     search.observe(sent, received);                 or search.observe_void() if the generator fell behind
 //! }
 //! search.found()                                     an interval per goal
 //! ```
@@ -20,7 +19,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::stats;
 
-/// Relative shortfall of the offered rate from which on a trial is void.
+/// Relative shortfall of the offered rate beyond which a trial is void.
 const SHORTFALL: f64 = 0.02;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -38,14 +37,14 @@ pub(crate) struct SearchSettings {
     pub(crate) max_pps: u64,
     /// Loss goals as ratios: 0.001 is 0.1 %.
     pub(crate) goals: Vec<f64>,
-    /// Relative width of the result, at least the largest goal, or two goals can swap places.
+    /// Relative width of the result; at least the largest goal, because otherwise the results of two goals could change places.
     pub(crate) width: f64,
     pub(crate) short_s: f64,
     pub(crate) long_s: f64,
-    /// Seconds of long trials that decide a rate; an odd multiple of `long_s`, so that half is no tie.
+    /// Seconds of long trials that decide a rate; an odd multiple of `long_s`, so that there are no ties.
     pub(crate) sum_s: f64,
     pub(crate) max_trials: usize,
-    /// Void trials at a rate after which the generator counts as unable to make it.
+    /// Number of void trials at a rate after which the generator is considered unable to reach it.
     pub(crate) max_voids: u32,
     /// Latency limit in microseconds; a trial whose 99th percentile exceeds it counts as lost.
     pub(crate) max_p99_us: Option<f64>,
@@ -80,7 +79,7 @@ pub struct FoundRate {
     pub max_loss: f64,
     /// `None` if not even the lowest rate meets the goal.
     pub lower_pps: Option<u64>,
-    /// `None` if no tried rate fails.
+    /// `None` if no rate that was tried fails.
     pub upper_pps: Option<u64>,
     /// Median of the trials at `lower_pps` that met the goal.
     pub delivered_pps: Option<f64>,
@@ -95,7 +94,7 @@ pub enum SearchEnd {
     Highest,
     /// The lowest rate fails the goal: the true maximum is lower.
     Lowest,
-    /// The generator cannot make a higher rate, or not evenly: the true maximum may be higher.
+    /// The generator cannot reach a higher rate, or not steadily: the true maximum may be higher.
     Generator,
     /// Interrupted: the interval may be wide and based on short trials.
     Ended,
@@ -122,10 +121,10 @@ pub(crate) struct SearchOptions {
     #[arg(long, value_name = "PERCENT,...", value_delimiter = ',', default_values_t = [0.0, 0.1, 0.5])]
     #[serde(deserialize_with = "one_goal")]
     pub(crate) loss: Vec<f64>,
-    /// Latency (99th percentile) from which on datagrams count as lost.
+    /// Latency (99th percentile) above which datagrams count as lost.
     #[arg(skip)]
     pub(crate) max_p99_us: Option<f64>,
-    /// Lateness allowed to the generator (99th percentile), below the latency allowed to the subject.
+    /// Limit for the generator's lateness (99th percentile); must be below that for the subject's latency.
     #[arg(skip)]
     pub(crate) max_late_us: Option<f64>,
 }
@@ -179,7 +178,7 @@ impl fmt::Display for SearchEnd {
             Self::Narrow => "narrow enough",
             Self::Highest => "the highest rate holds",
             Self::Lowest => "the lowest rate fails",
-            Self::Generator => "the generator was late or at its limit",
+            Self::Generator => "the generator fell behind or was at its limit",
             Self::Ended => "interrupted",
         })
     }
@@ -192,7 +191,7 @@ pub(crate) struct Search {
     tried: BTreeMap<u64, Vec<TriedRate>>,
     /// Void trials by rate and goal.
     voids: BTreeMap<(u64, usize), u32>,
-    /// Per goal: the lowest rate that the generator cannot make, and the rate it made instead, if known.
+    /// For each goal, the lowest rate that the generator cannot reach, and the rate that it reached instead, if known.
     ceilings: Vec<Option<(u64, Option<f64>)>>,
     trials: usize,
     /// Earlier phases are not resumed, even if a later trial casts doubt on one of their bounds.
@@ -232,7 +231,7 @@ enum RateBound {
 }
 
 impl Search {
-    /// Finishes at once with invalid settings (minimum above maximum, no goals).
+    /// Finishes immediately if the settings are invalid (minimum above maximum, no goals).
     pub(crate) fn new(settings: SearchSettings) -> Self {
         let phase = |trial_s, sum_s, factor| SearchPhase { trial_s, sum_s, width: settings.width * factor };
         let phases = vec![
@@ -262,13 +261,13 @@ impl Search {
         self.current.map(|(trial, _)| trial)
     }
 
-    /// Counts the trial as void if much less than requested was sent.
+    /// Records a trial, which is void if much less than requested was sent.
     pub(crate) fn observe(&mut self, sent: u64, received: u64) {
         self.take(sent, received, false);
     }
 
-    /// Counts a goal that was met, because bursts are harder than an even stream; otherwise the trial is
-    /// void.
+    /// Records a trial whose generator fell behind. It counts for goals that it met, because bursts are harder than an even stream;
+    /// otherwise it is void.
     pub(crate) fn observe_late(&mut self, sent: u64, received: u64) {
         self.take(sent, received, true);
     }
@@ -276,7 +275,7 @@ impl Search {
     fn take(&mut self, sent: u64, received: u64, late: bool) {
         let Some((trial, cursor)) = self.current else { return };
         let wanted = trial.rate_pps as f64 * trial.duration_s;
-        // Tolerates one datagram: at low rates the last one may fall just outside.
+        // Tolerates one missing datagram: at low rates the last one may be sent just after the end.
         if sent == 0 || (sent as f64) < wanted * (1.0 - SHORTFALL) - 1.0 {
             self.void(Some(sent as f64 / trial.duration_s));
             return;
@@ -298,7 +297,7 @@ impl Search {
         self.advance(Some(cursor));
     }
 
-    /// Repeats the trial, and stays below its rate after [`SearchSettings::max_voids`] times.
+    /// Repeats the trial; after [`SearchSettings::max_voids`] times, stays below its rate.
     pub(crate) fn observe_void(&mut self) {
         self.void(None);
     }
@@ -374,7 +373,7 @@ impl Search {
         });
     }
 
-    /// A rate that the generator cannot make acts as an upper bound for the next step.
+    /// A rate that the generator cannot reach acts as an upper bound for the next step.
     fn decided(&self, cursor: &Cursor) -> Option<RateBound> {
         if self.ceilings[cursor.goal].is_some_and(|(ceiling, _)| cursor.rate >= ceiling) {
             return Some(RateBound::Upper);
@@ -442,7 +441,7 @@ impl Search {
         })
     }
 
-    /// Rate delivered at an excessive rate, or the rate that the generator made of it.
+    /// Rate delivered when too high a rate was offered, or the rate that the generator reached instead.
     fn delivered_at(&self, goal: usize, rate: u64) -> Option<f64> {
         if let Some((_, made)) = self.ceilings[goal].filter(|(ceiling, _)| *ceiling == rate) {
             return made;
@@ -465,8 +464,7 @@ impl Search {
         (lower, upper.into_iter().chain(ceiling).min())
     }
 
-    /// Finds the smallest upper bound and the largest lower bound below it. A lossless trial above counts as
-    /// luck.
+    /// Finds the smallest upper bound and the largest lower bound below it. A lossless trial above it counts as luck.
     fn bounds(&self, phase: usize, goal: usize) -> (Option<u64>, Option<u64>) {
         let mut lower = None;
         for &rate in self.tried.keys() {
@@ -479,10 +477,9 @@ impl Search {
         (lower, None)
     }
 
-    /// Classifies a rate for a goal by its trials; `None` while further trials could change the result.
-    ///
-    /// Trials shorter than the phase's count only as evidence against the rate, and only by the excess of
-    /// lossy over good ones: a short trial had less time to lose something.
+    /// Classifies a rate for a goal by its trials; `None` while further trials could change the result. Trials shorter than those of the
+    /// phase count only against the rate, and only by the excess of lossy over good ones, because a short trial has less time to lose
+    /// anything.
     fn classify(&self, phase: usize, goal: usize, rate: u64) -> Option<RateBound> {
         let (phase, max_loss) = (&self.phases[phase], self.settings.goals[goal]);
         let trials = self.tried.get(&rate)?;
@@ -498,7 +495,7 @@ impl Search {
         let bad = seconds(true, false) + excess;
         let good = seconds(true, true);
         let whole = (bad + good).max(phase.sum_s);
-        // Half of the time may be bad: the result is the median, which a single hiccup does not move.
+        // Half of the time may be bad: the result is the median, which a single hiccup does not change.
         let allowed = whole / 2.0;
         if whole - good <= allowed {
             Some(RateBound::Lower)

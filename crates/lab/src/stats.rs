@@ -1,23 +1,18 @@
-//! Paired statistics over rounds: the difference between B and A, its uncertainty, and the difference of A
-//! from itself.
+//! Paired statistics over rounds: the difference between B and A, its uncertainty, and the difference between two runs of A.
 //!
-//! The unit is one *round*: both subjects ran in it, close in time, so influences of the machine cancel in
-//! `ln(b / a)`. Over the rounds we take the median (a single bad round must not decide) and a bootstrap
-//! interval.
-//!
-//! **Choice of interval.** The percentile interval of the bootstrapped median, with tails widened for small
-//! samples (Hesterberg 2015, "What Teachers Should Know About the Bootstrap", *expanded percentile*). A plain
-//! percentile interval is too narrow by about the factor `sqrt((n-1)/n) · z/t`; in simulations with seven
-//! rounds it missed the truth 12 times in 100 instead of 5. BCa is no alternative: its acceleration comes
-//! from a jackknife, and the jackknife of a median has only two or three distinct values (Efron and
-//! Tibshirani 1993, chapter 11), so at these sample sizes it corrects noise by noise. The tests below measure
-//! the coverage.
+//! The unit is one *round*: both subjects ran in it, close in time, so influences of the machine cancel out in `ln(b / a)`. Over the rounds
+//! we take the median (a single bad round must not decide) and a bootstrap interval. **Choice of interval.** We use the percentile interval
+//! of the bootstrapped median, with tails widened for small samples (Hesterberg 2015, "What Teachers Should Know About the Bootstrap",
+//! *expanded percentile*). A plain percentile interval is too narrow by about the factor `sqrt((n-1)/n) · z/t`; in simulations with seven
+//! rounds it missed the truth 12 times in 100 instead of 5. BCa is no alternative: its acceleration comes from a jackknife, and the
+//! jackknife of a median has only two or three distinct values (Efron and Tibshirani 1993, chapter 11), so at these sample sizes it
+//! corrects noise by noise. The tests below measure the coverage.
 
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use statrs::distribution::{ContinuousCDF, Normal, StudentsT};
 
-/// Bootstrap resamples. At six rounds the tail holds 0.24 % of them, which is 24.
+/// Number of bootstrap resamples. With six rounds the tail contains 0.24 % of them, which is 24.
 const RESAMPLES: usize = 10_000;
 
 /// Quantile of the normal distribution with 2.5 % above it.
@@ -29,7 +24,7 @@ const MAD_TO_SIGMA: f64 = 1.482_6;
 /// Ratio of the standard errors of median and mean for a normal distribution: `sqrt(pi / 2)`.
 const MEDIAN_OVER_MEAN: f64 = 1.253_314;
 
-/// Minimum rounds for 95 %: five cover only `1 - 2^(1-n)`, which is 93.75 %.
+/// Minimum number of rounds for 95 %: five cover only `1 - 2^(1-n)`, which is 93.75 %.
 pub(crate) const ROUNDS_FOR_95_PERCENT: usize = 6;
 
 /// `ln(candidate / baseline)`, one per usable round.
@@ -100,7 +95,7 @@ impl Estimate {
         ConfidenceInterval { low: self.log_interval.low.exp(), high: self.log_interval.high.exp() }
     }
 
-    /// Confidence level of the interval: 0.95, or less below [`ROUNDS_FOR_95_PERCENT`] rounds.
+    /// Confidence level of the interval: 0.95, or less if there are fewer than [`ROUNDS_FOR_95_PERCENT`] rounds.
     pub(crate) fn confidence(&self) -> f64 {
         if self.rounds >= ROUNDS_FOR_95_PERCENT { 0.95 } else { 1.0 - 2.0_f64.powi(1 - small(self.rounds)) }
     }
@@ -113,12 +108,12 @@ impl Estimate {
         !self.log_interval.covers(0.0)
     }
 
-    /// Derived from the MAD, and thus robust against outliers.
+    /// Standard deviation derived from the MAD, which makes it robust against outliers.
     pub(crate) fn sigma(&self) -> f64 {
         self.mad * MAD_TO_SIGMA
     }
 
-    /// Effect in units of one round's noise; 0.2 needs hundreds of rounds to show, 2 shows in each.
+    /// Effect in units of one round's noise; an effect of 0.2 needs hundreds of rounds to show, one of 2 shows in each.
     pub(crate) fn effect_size(&self) -> f64 {
         if self.log_ratio == 0.0 { 0.0 } else { self.log_ratio / self.sigma() }
     }
@@ -128,7 +123,7 @@ impl Estimate {
     }
 }
 
-/// Median with a bootstrap interval like that of [`Estimate`]; `None` without values.
+/// Median with a bootstrap interval like that of [`Estimate`]; `None` if there are no values.
 pub(crate) fn median_interval(values: &[f64], seed: u64) -> Option<(f64, ConfidenceInterval)> {
     Some((median(values)?, bootstrap_median(values, seed)?))
 }
@@ -136,16 +131,15 @@ pub(crate) fn median_interval(values: &[f64], seed: u64) -> Option<(f64, Confide
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct NoiseFloor {
     pub(crate) rounds: usize,
-    /// Median of the A/A log-ratios. Far from 0, the second run of a round is systematically favoured.
+    /// Median of the A/A log-ratios. If it is far from 0, one of the baseline's two runs is systematically favoured.
     pub(crate) log_ratio: f64,
     pub(crate) level: f64,
 }
 
 impl NoiseFloor {
-    /// Computes the floor from the baseline's log-ratios to itself; `None` if there are none.
-    ///
-    /// The level is half the width of their interval, which is the effect of chance on the median of that
-    /// many rounds, but at least the absolute median, which may be a bias.
+    /// Computes the floor from the log-ratios between the baseline's runs; `None` if there are none. The level is half the width of their
+    /// interval, which is the effect of chance on the median of that many rounds; it is at least the absolute value of the median, which
+    /// may be a bias.
     pub(crate) fn new(log_ratios: &[f64], seed: u64) -> Option<Self> {
         let itself = Estimate::new(log_ratios, seed)?;
         let level = itself.half_width().max(itself.log_ratio.abs());
@@ -156,13 +150,13 @@ impl NoiseFloor {
         self.level.exp_m1() * 100.0
     }
 
-    /// The level is a bias rather than noise, so more rounds will not lower it.
+    /// True if the level is due to a bias rather than noise, so that more rounds will not lower it.
     pub(crate) fn is_bias(&self) -> bool {
         self.log_ratio.abs() >= self.level
     }
 }
 
-/// Assumes that one round's log-ratio has the standard deviation `sigma`.
+/// Number of rounds needed for this half-width if one round's log-ratio has the standard deviation `sigma`.
 pub(crate) fn rounds_for(sigma: f64, half_width: f64) -> u32 {
     let least = ROUNDS_FOR_95_PERCENT as f64;
     let rounds = (Z * MEDIAN_OVER_MEAN * sigma / half_width).powi(2).ceil();
@@ -227,7 +221,7 @@ fn draw_below(n: usize, rng: &mut ChaCha8Rng) -> usize {
     index
 }
 
-/// Resamples to cut off at each end: a share of `Φ(-sqrt(n/(n-1)) · t(0.975, n-1))` instead of 2.5 %.
+/// Number of resamples to cut off at each end: a share of `Φ(-sqrt(n/(n-1)) · t(0.975, n-1))` instead of 2.5 %.
 fn cut_off(n: usize) -> usize {
     let degrees = n.saturating_sub(1) as f64;
     // Fewer than two values have no distribution; nothing is cut off.
@@ -272,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn the_median_of_even_and_odd_numbers_and_of_nothing() {
+    fn the_median_of_an_even_an_odd_and_an_empty_set() {
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
         assert_eq!(median(&[]), None);
@@ -376,7 +370,7 @@ mod tests {
                 median(&draw()).unwrap().abs() < floor.level
             })
             .count();
-        // The level comes from one draw of 20 and is itself uncertain, so the bound is wide.
+        // The level is based on a single set of 20 ratios and is itself uncertain, so the bound is wide.
         assert!((180..=199).contains(&below), "{below} of {experiments}");
     }
 
@@ -391,7 +385,7 @@ mod tests {
     #[test]
     fn small_samples_have_wider_tails() {
         assert_eq!([0, 1].map(cut_off), [0, 0]);
-        // Tables give t(0.975, 5) = 2.5706, so the tail at six rounds is the part beyond 2.8159.
+        // Tables give t(0.975, 5) = 2.5706, so the tail with six rounds is the part beyond 2.8159.
         assert_eq!(cut_off(6), 24);
         assert!((240..250).contains(&cut_off(10_000)), "{}", cut_off(10_000));
         assert!((2..200).all(|n| cut_off(n) <= cut_off(n + 1)));

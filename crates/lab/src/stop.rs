@@ -1,5 +1,5 @@
-//! Ctrl-C handling: the first one keeps and reports finished measurements, the second one exits at once and
-//! leaves the cleanup to the guardian.
+//! Ctrl-C handling: on the first one, finished measurements are kept and reported; on the second, the lab exits immediately and leaves the
+//! cleanup to the guardian.
 
 use std::{
     sync::{
@@ -21,7 +21,7 @@ impl StopFlag {
         STOP.get_or_init(|| {
             let stop = Self::default();
             let listener = stop.clone();
-            // If the thread cannot start, signals keep their default action and the guardian cleans up.
+            // If the thread cannot be started, signals keep their default action and the guardian cleans up.
             let _ = thread::Builder::new().name("signals".to_owned()).spawn(move || listener.listen());
             stop
         })

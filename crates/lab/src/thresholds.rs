@@ -137,7 +137,7 @@ impl Threshold {
         (figure, outcome)
     }
 
-    /// Leaves the outcome undecided within `floor` of the limit. `scale` converts the limit.
+    /// Leaves the outcome undecided if the figure is within `floor` of the limit. `scale` converts the limit.
     fn weigh(
         &self,
         median: f64,
@@ -193,7 +193,7 @@ impl ThresholdResult {
         Some(format!("{} ({} to {})", show(median), show(interval.low), show(interval.high)))
     }
 
-    /// Larger means harder to meet.
+    /// Measure of how hard the threshold is to meet; larger is harder.
     fn excess(&self) -> f64 {
         let limit = self.threshold.at_least.or(self.threshold.at_most).unwrap_or_default();
         let above = self.figure.map_or(f64::INFINITY, |(median, _)| median - limit);
@@ -213,7 +213,7 @@ impl ThresholdResult {
     }
 }
 
-/// Selects the hardest result of a threshold against several subjects.
+/// For thresholds against several subjects, selects the result that is hardest to meet.
 pub(crate) fn hardest_results(record: &RunRecord) -> Vec<ThresholdResult> {
     let mut all: Vec<ThresholdResult> = Vec::new();
     for held in evaluate(record) {
@@ -274,8 +274,7 @@ mod tests {
 
     const METRIC: &str = "packets_per_busy_s";
 
-    /// Record in which `new` over `old` fluctuates by `noise` around `ratio`, and the baseline by a tenth of
-    /// that.
+    /// Record in which the ratio of `new` to `old` fluctuates by `noise` around `ratio`, and the baseline by a tenth of that.
     fn samples(ratio: f64, noise: f64) -> RunRecord {
         let wobble = |i: usize| noise * [0.3, -1.0, 0.7, 0.0, -0.4, 1.0, -0.8, 0.1][i % 8];
         let values: Vec<_> = (0..8)
@@ -391,7 +390,7 @@ mod tests {
         record.experiment.aim = vec![at_least(0.1), at_most(9.0)];
         let against: Vec<_> =
             super::hardest_results(&record).into_iter().filter_map(|held| held.against).collect();
-        assert_eq!(against, ["third", "old"], "the closest to the bar if both are met");
+        assert_eq!(against, ["third", "old"], "if both are met, the one closest to the bar");
         record.experiment.aim = vec![at_least(1.0)];
         assert!(
             held[0].to_string().starts_with("aim, packets_per_busy_s of new ≥ 1 × old: met; "),

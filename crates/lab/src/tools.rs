@@ -25,7 +25,7 @@ const PACKAGES: [(&str, &str); 14] = [
     ("python3", "python3"),
 ];
 
-/// Accepts a path to a file, otherwise searches `PATH`.
+/// Accepts a path to a file; searches `PATH` for other names.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     if program.contains('/') {
         return Path::new(program).is_file().then(|| program.into());

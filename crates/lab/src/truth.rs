@@ -52,7 +52,7 @@ fn lab_order(seed: u64, rounds: u32) -> Vec<RunSlot> {
     (0..).zip(order::plan(seed, 3, rounds)).flat_map(in_round).collect()
 }
 
-/// Order by hand: all runs of the baseline, each twice in a row, then all runs of the other.
+/// Order as by hand: all runs of the baseline, each twice in a row, then all runs of the other subject.
 fn sequential_order(rounds: u32) -> Vec<RunSlot> {
     let old = (0..rounds)
         .flat_map(|round| [RunSlot { round, place: 0, who: 0 }, RunSlot { round, place: 1, who: 2 }]);
@@ -67,7 +67,7 @@ fn fixed_order(rounds: u32) -> Vec<RunSlot> {
         .collect()
 }
 
-/// Loses 20 % of the speed meanwhile; `new` has `speed` times the speed of `old`.
+/// The machine loses 20 % of its speed during the experiment; `new` has `speed` times the speed of `old`.
 fn experiment(seed: u64, speed: f64, rounds: u32, slots: &[RunSlot]) -> RunRecord {
     experiment_on(SimulatedMachine::new(seed ^ 0x5eed, 0.2, 0.0, slots.len()), seed, speed, rounds, slots)
 }
@@ -133,16 +133,15 @@ fn equal_subjects_rarely_get_a_verdict() {
                 matches!(verdict(seed, 1.0, rounds).outcome, Conclusion::Faster | Conclusion::Slower)
             })
             .count();
-        // The interval alone allows 5 %; the noise floor must not increase that.
+        // The interval alone allows 5 % of wrong verdicts; the noise floor must not increase that.
         assert!(wrong <= 10, "{rounds} rounds: {wrong} of 200");
     }
 }
 
 #[test]
 fn a_five_percent_slowdown_is_found_and_covered() {
-    // A third more rounds than needed to show no difference: exactly at the resolution, a difference is
-    // missed in one of ten experiments (over 500 seeds: found in 88 % with 96 rounds, 97 % with 128; covered
-    // in 95 % with either).
+    // A third more rounds than are needed to show no difference: if a difference equals the resolution, it is missed in one of ten
+    // experiments (over 500 seeds: found in 88 % with 96 rounds, 97 % with 128; covered in 95 % with either).
     let rounds = 128;
     let verdicts: Vec<MetricVerdict> = (0..20).map(|seed| verdict(seed, 0.95, rounds)).collect();
     let told: Vec<String> = verdicts.iter().map(ToString::to_string).collect();
@@ -161,8 +160,7 @@ fn the_rounds_asked_for_are_enough_for_a_verdict() {
             asked += 1;
             assert!((11..400).contains(&rounds), "{rounds} rounds");
             let then = verdict(seed, 1.0, rounds);
-            // The noise estimate is itself based on ten rounds, so it may ask once more, for less than twice
-            // as many.
+            // The noise estimate is itself based on only ten rounds, so more may be needed once again, but fewer than twice as many.
             match then.outcome {
                 Conclusion::CannotTell { rounds: Some(more), .. } => assert!(more < 4 * rounds, "{then}"),
                 Conclusion::NoDifference => {}
@@ -170,7 +168,7 @@ fn the_rounds_asked_for_are_enough_for_a_verdict() {
             }
         }
     }
-    assert!(asked >= 17, "ten rounds of 8 % noise must not suffice: {asked} of 20");
+    assert!(asked >= 17, "ten rounds with 8 % noise must not be enough: {asked} of 20");
 }
 
 #[test]
@@ -186,7 +184,7 @@ fn sequential_runs_give_wrong_verdicts() {
     assert!(covered <= 2, "5 % covered in {covered} of 20: {told:#?}");
 }
 
-/// Equal subjects, with a first run of each round that is 10 % slower.
+/// Equal subjects; the first run of each round is 10 % slower.
 fn cold_verdicts(slots: impl Fn(u64) -> Vec<RunSlot>) -> Vec<MetricVerdict> {
     let verdict = |seed| {
         let slots = slots(seed);
@@ -203,13 +201,13 @@ fn the_order_spreads_the_handicap_of_running_first() {
         verdicts.iter().filter(|v| matches!(v.outcome, Conclusion::Faster | Conclusion::Slower)).count();
     assert!(wrong <= 1, "{wrong} of 20: {:#?}", verdicts.iter().map(ToString::to_string).collect::<Vec<_>>());
 
-    // Handicap that looks like a difference: the interval excludes the truth.
+    // The handicap looks like a difference: the interval excludes the truth.
     let fixed = cold_verdicts(|_| fixed_order(ROUNDS));
     let fooled = fixed.iter().filter(|verdict| verdict.estimate.unwrap().excludes_one()).count();
     assert!(fooled >= 19, "{fooled} of 20");
     // About half of them would be called faster without the noise floor, which shows the same handicap.
     let floors = fixed.iter().filter(|verdict| verdict.floor.unwrap().level > 0.05).count();
-    assert!(floors >= 19, "{floors} of 20 floors show the handicap");
+    assert!(floors >= 19, "only {floors} of 20 noise floors show the handicap");
 }
 
 #[test]

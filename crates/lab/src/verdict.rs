@@ -1,7 +1,6 @@
-//! Verdicts: faster, slower, no difference shown, or cannot tell.
-//!
-//! Conservative: a verdict needs enough rounds, a noise floor from the same run, an interval that excludes 1
-//! *and* an effect above the floor. A late generator, stolen CPUs or a failed subject prevent it.
+//! Verdicts: faster, slower, no difference shown, or cannot tell. Verdicts are conservative: they need enough rounds, a noise floor from
+//! the same run, an interval that excludes 1 *and* an effect above the floor. A generator that fell behind, stolen CPU time or a failed
+//! subject prevents a verdict.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -39,7 +38,7 @@ pub(crate) enum VerdictReason {
     NoRatio { rounds: usize },
     #[error("{have} valid rounds, at least {need} are needed")]
     TooFewRounds { have: usize, need: u32 },
-    #[error("the baseline was not measured against itself")]
+    #[error("the baseline was not compared with itself")]
     NoNoiseFloor,
     #[error(
         "{percent:.1} % is below the noise floor: the baseline differs from itself by {floor_percent:.1} %{}",
@@ -58,9 +57,9 @@ pub(crate) struct MetricVerdict {
     pub(crate) outcome: Conclusion,
     pub(crate) estimate: Option<Estimate>,
     pub(crate) floor: Option<NoiseFloor>,
-    /// Medians of baseline and subject if zeros leave no ratio at all.
+    /// Medians of baseline and subject, if there are no ratios at all because of zeros.
     pub(crate) medians: Option<(f64, f64)>,
-    /// Rounds of the estimate with a late generator.
+    /// Rounds of the estimate in which the generator fell behind.
     pub(crate) late: usize,
 }
 
@@ -124,7 +123,7 @@ impl Evidence {
 }
 
 impl MetricVerdict {
-    /// Improvement: above 1 is better whatever the metric's direction. `None` without an estimate.
+    /// Improvement: values above 1 are better, whatever the metric's direction. `None` if there is no estimate.
     pub(crate) fn gain(&self) -> Option<f64> {
         let ratio = self.estimate?.ratio();
         Some(if metric::direction(&self.metric) == Preference::Lower { 1.0 / ratio } else { ratio })
@@ -159,7 +158,7 @@ impl fmt::Display for Conclusion {
 }
 
 impl fmt::Display for MetricVerdict {
-    /// Starts with the metric, so that one line of many is easy to find.
+    /// Starts with the metric, so that a line is easy to find among many.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {} against {}: {}", self.metric, self.subject, self.baseline, self.outcome)?;
         let Some(estimate) = &self.estimate else {
@@ -185,13 +184,13 @@ impl fmt::Display for MetricVerdict {
             write!(f, ", noise floor {:.1} %", floor.percent())?;
         }
         if self.late > 0 {
-            write!(f, ", generator late in {} of them", self.late)?;
+            write!(f, ", generator behind in {} of them", self.late)?;
         }
         f.write_str(")")
     }
 }
 
-/// Statistical part: enough rounds, a floor if required, nothing void.
+/// Statistical part; requires enough rounds, a floor if the rules need one, and no void rounds.
 fn weigh(
     estimate: &Estimate,
     floor: Option<&NoiseFloor>,
@@ -273,7 +272,7 @@ fn late_rounds(record: &RunRecord, baseline: &str, subject: &str, metric: &str) 
     distinct_rounds(ours.iter().chain(&theirs).copied().filter(late))
 }
 
-/// Lists a failed subject always; other void rounds if there are many or too few remain.
+/// Always lists a failed subject; other void rounds only if there are many or too few valid rounds remain.
 pub(crate) fn reasons_of_void(
     record: &RunRecord,
     subjects: &[&str],
@@ -346,7 +345,7 @@ fn reasons_of_data(
         let not_supported = runs.any(|round| round.not_supported.contains(metric));
         return vec![VerdictReason::NotMeasured { not_supported }];
     }
-    // At least one round regardless of the rules, because an empty set has no median.
+    // At least one round is needed whatever the rules, because an empty set has no median.
     let need = rules.min_rounds.max(1);
     if have == 0 && ratios.unusable >= need as usize {
         reasons.push(VerdictReason::NoRatio { rounds: ratios.unusable });
@@ -377,13 +376,13 @@ fn estimate_rounds(
     let resolution = rules.resolution.ln_1p();
     reasons.iter().try_fold(0, |most: u32, reason| {
         let rounds = match (reason, estimate) {
-            // Two rounds do not reveal the noise.
+            // Two rounds are not enough to estimate the noise.
             (VerdictReason::TooFewRounds { need, .. }, Some(e)) if e.rounds > 2 => {
                 e.rounds_for(resolution).max(*need)
             }
             (VerdictReason::TooFewRounds { need, .. }, _) => *need,
             (VerdictReason::TooNoisy { .. }, Some(e)) => {
-                // The larger of two noise estimates, to avoid a disappointing second attempt.
+                // The larger of two noise estimates, so that a second attempt does not fail again.
                 scaled(e.rounds, e.half_width() / resolution).max(e.rounds_for(resolution))
             }
             (VerdictReason::BelowNoiseFloor { bias: false, .. }, Some(e)) => {
@@ -395,7 +394,7 @@ fn estimate_rounds(
     })
 }
 
-/// Adds at least one round to the present number.
+/// Returns at least one more than the current number of rounds.
 fn scaled(rounds: usize, factor: f64) -> u32 {
     let wanted = (rounds as f64 * factor * factor).ceil().max(rounds as f64 + 1.0);
     #[expect(clippy::cast_possible_truncation, reason = "saturation is intended")]

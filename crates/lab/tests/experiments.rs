@@ -1,4 +1,4 @@
-//! Whole experiments with tiny programs: records, and the handling of failures.
+//! Complete experiments with tiny programs: records, and the handling of failures.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
 
 mod support;
@@ -116,9 +116,9 @@ fn assert_nothing_left(pid: u32) {
 }
 
 #[test]
-fn a_run_is_recorded_with_figures_from_the_source() {
+fn a_run_is_recorded_with_figures_from_the_kernel() {
     needs!("python3");
-    // The whole run counts, so that both counts cover the same time.
+    // The whole run is measured, so that both counts cover the same time.
     let case = Case::new(&[("patience = 20", "patience = 20\nwhole = true")]);
     case.run(0);
     let record_directory = only_directory(&case.out);
@@ -140,7 +140,9 @@ fn a_run_is_recorded_with_figures_from_the_source() {
     }
     for round in record.rounds.iter().chain(&record.aa) {
         assert_eq!(round.voided, None);
-        let metric = |name: &str| *round.metrics.get(name).unwrap_or_else(|| panic!("{name} of {round:?}"));
+        let metric = |name: &str| {
+            *round.metrics.get(name).unwrap_or_else(|| panic!("{name} is missing from {round:?}"))
+        };
         // Counted in the kernel and by the generator. The IP counters also include IPv6 neighbour discovery.
         let (counted, reported) = (metric("delivered"), metric("generator_received"));
         assert!(reported > 50.0 && (0.0..=20.0).contains(&(counted - reported)), "{counted}, {reported}");
@@ -191,8 +193,9 @@ vars = { own = "{peer}", left = "LEFT" }
 fn several_processes_form_one_subject() {
     let Some((_, record)) = recorded(0, |directory| fleet(directory, "-1")) else { return };
     let of = |name: &str| record.rounds.iter().find(|round| round.subject == name).unwrap();
-    let metric =
-        |round: &Round, name: &str| *round.metrics.get(name).unwrap_or_else(|| panic!("{name} of {round:?}"));
+    let metric = |round: &Round, name: &str| {
+        *round.metrics.get(name).unwrap_or_else(|| panic!("{name} is missing from {round:?}"))
+    };
     let (one, two) = (of("first"), of("second"));
     assert!(metric(one, "net.relay.udp_in") > 50.0 && metric(one, "net.peer.udp_in") < 1.0, "{one:?}");
     let at_nodes = ["net.relay.udp_in", "net.peer.udp_in"].map(|name| metric(two, name));
@@ -220,13 +223,13 @@ fn a_node_that_crashes_fails_its_subject_and_is_named() {
 
 #[test]
 fn a_crashed_subject_is_reported() {
-    // It survives the discarded run and dies in the measured one.
+    // The subject survives the discarded run and exits in the measured one.
     let changes = [("4000 -1\"", "4000 300\""), ("rounds = 2", "rounds = 3")];
     let Some((said, record)) = recorded(1, |directory| experiment(directory, &changes)) else { return };
     assert!(said.contains("under load, second exited with code 7"), "{said}");
     assert!(said.contains("this is the end"), "its last output: {said}");
     let failed: Vec<&Round> = record.rounds.iter().filter(|round| round.subject == "second").collect();
-    assert_eq!(failed.len(), 2, "given up after two failures");
+    assert_eq!(failed.len(), 2, "abandoned after two failures");
     for round in failed {
         assert!(
             matches!(&round.voided, Some(VoidReason::SubjectFailed { how }) if how.contains("code 7;")),
@@ -238,7 +241,7 @@ fn a_crashed_subject_is_reported() {
 }
 
 #[test]
-fn a_failing_optional_subject_is_given_up() {
+fn a_failing_optional_subject_is_abandoned() {
     let changes = [
         ("name = \"second\"", "name = \"second\"\noptional = true"),
         ("4000 -1\"", "none\""),
@@ -299,10 +302,15 @@ fn a_late_generator_voids_runs_with_advice() {
     let output = ran(1, &arguments);
     let record = case.record();
     assert!(record.rounds.iter().all(is_late));
-    assert_eq!(record.rounds.len(), 4, "such rounds are not repeated for ever");
+    assert_eq!(record.rounds.len(), 4, "such rounds are not repeated");
     has_all(
         &output,
-        &["late in 6 of 6 runs", "1000 µs are allowed (late_p99_us)", "--load-cpus", "--max-late-us "],
+        &[
+            "fell behind in 6 of 6 runs",
+            "the limit is 1000 µs (late_p99_us)",
+            "--load-cpus",
+            "--max-late-us ",
+        ],
     );
 
     // The suggested flag makes the rounds count.
@@ -336,7 +344,7 @@ fn ab_with_only_void_rounds_prints_advice() {
         &output,
         &[
             "of 3 runs: 1 % of its datagrams",
-            "1000 µs are allowed (late_p99_us)",
+            "the limit is 1000 µs (late_p99_us)",
             "a lower rate",
             "--max-late-us ",
         ],
@@ -345,10 +353,10 @@ fn ab_with_only_void_rounds_prints_advice() {
 
 #[test]
 fn cost_per_datagram_counts_despite_a_late_generator() {
-    // Few enough that even a busy machine sends them in time, except during the stalls.
+    // So few datagrams that even a busy machine sends them in time, except during the stalls.
     let changes = [("500 {total}\"", "200 {total} 30\"")];
     let Some((said, record)) = recorded(0, |directory| experiment(directory, &changes)) else { return };
-    assert!(said.contains("with a late generator"), "{said}");
+    assert!(said.contains("the generator fell behind"), "{said}");
     assert!(record.rounds.iter().all(is_late));
     let counting = |metric: &str| record.rounds.iter().filter(|round| record.counts(round, metric)).count();
     assert!(counting("cpu_us_per_packet") >= 2, "{said}");
@@ -356,7 +364,7 @@ fn cost_per_datagram_counts_despite_a_late_generator() {
 }
 
 #[test]
-fn all_mistakes_of_a_file_are_reported_before_the_start() {
+fn all_errors_in_a_file_are_reported_before_the_start() {
     let case = Case::new(&[
         ("rounds = 2", "rouds = 2"),
         ("\"cpu_us_per_packet\"", "\"cpu\""),
@@ -422,13 +430,13 @@ fn not_even_sigkill_leaves_anything_behind() {
         .unwrap();
     let id = format!("{}.0", child.id());
     // Three anchors, the subject and the generator.
-    eventually("everything runs", || marked(&id) >= 5);
+    eventually("everything is running", || marked(&id) >= 5);
     signal(&child, "KILL");
     child.wait().unwrap();
     eventually("the guardian has acted", || {
         namespaces(&format!("tplab-{id}-")).is_empty() && marked(&id) == 0
     });
-    eventually("the state is gone", || !Path::new(&format!("/run/turnpike-lab/{id}.json")).exists());
+    eventually("the state file is gone", || !Path::new(&format!("/run/turnpike-lab/{id}.json")).exists());
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Use of records: curves of sweeps, reruns, comparisons and the performance log.
+//! Use of records: graphs of sweeps, reruns, comparisons and the performance log.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
 
 mod support;
@@ -72,7 +72,7 @@ fn a_sweep_is_drawn_repeated_and_compared() {
     };
     assert_eq!(rates(&second), rates(&first));
 
-    // Comparable side by side, except for another day's kernel.
+    // The records are comparable, unless the kernel has changed since.
     let report = |other: &Path| {
         let mut command = support::lab(&["report", first.to_str().unwrap(), other.to_str().unwrap()]);
         command.current_dir(directory.path()).output().unwrap()

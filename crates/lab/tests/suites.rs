@@ -1,4 +1,4 @@
-//! Suites of tiny experiments: one table, one record per row, thresholds, and resuming after an interrupt.
+//! Suites of tiny experiments: one table, one record per row, thresholds, and resuming after an interruption.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
 
 mod support;
@@ -16,7 +16,8 @@ fn as_lab() {
     support::as_lab();
 }
 
-/// Suite with two rows: an echo at two rates, the second with an unreachable threshold and a trivial one.
+/// Suite with two rows: an echo at two rates, the second with a threshold that cannot be met and a trivial
+/// one.
 fn suite(directory: &Path) -> PathBuf {
     let (echo, load) = (script("echo.py"), script("load.py"));
     let experiment = format!(
@@ -91,7 +92,7 @@ fn an_interrupted_suite_resumes() {
     assert!(output.contains(&told), "{output}");
     assert!(output.contains("not yet measured"), "{output}");
 
-    // The directory is self-contained, so the suite's file may be gone.
+    // The directory is self-contained, so the suite file is not needed.
     fs::remove_file(suite).unwrap();
     let records = || {
         let text: serde_json::Value = serde_json::from_str(&journal()).unwrap();
@@ -106,7 +107,7 @@ fn an_interrupted_suite_resumes() {
     assert_eq!(
         (again, RunRecord::load(&kept.join(again)).unwrap()),
         (first, before),
-        "it was not made again"
+        "the finished row was not run again"
     );
     let second = RunRecord::load(&kept.join(second)).unwrap();
     assert!(!second.interrupted && second.rounds.len() == 2, "{}", said(&output));
@@ -118,7 +119,7 @@ fn an_interrupted_suite_resumes() {
         "| slow | delivered_pps | ",
         "| must ≥ 1.000 G/s of echo; must ≥ 1.000 /s of echo | **missed**; met |",
     ] {
-        assert!(table.contains(part), "{part} is missing in {table}");
+        assert!(table.contains(part), "{part} is missing from {table}");
     }
     assert!(table.contains("missing is skipped: `no-such-echo` is missing"), "{table}");
 
@@ -127,7 +128,7 @@ fn an_interrupted_suite_resumes() {
 }
 
 #[test]
-fn a_mistake_in_any_row_is_reported_before_the_start() {
+fn an_error_in_any_row_is_reported_before_the_start() {
     let directory = Dir::new();
     let suite = suite(directory.path());
     let text = fs::read_to_string(&suite).unwrap();

@@ -19,7 +19,7 @@ fn as_lab() {
 /// ID of a topology, which is removed whatever the outcome of the test.
 struct Id(String, #[expect(dead_code, reason = "held, not read")] MutexGuard<'static, ()>);
 
-/// One topology at a time: created in parallel on a busy machine, they exceed their deadlines.
+/// One topology at a time: if several are created in parallel on a busy machine, they exceed their deadlines.
 static ALONE: Mutex<()> = Mutex::new(());
 
 impl Drop for Id {
@@ -56,7 +56,7 @@ fn up_exec_down_twice() {
     assert!(up.contains("relay/r-p: "), "the offloads are printed: {up}");
     assert_eq!(namespaces(&format!("tplab-{id}-")).len(), 3);
 
-    // Packets from client to peer are forwarded by the relay, in both families.
+    // The relay forwards packets from client to peer, in both families.
     let listen = "import socket,sys; s=socket.create_server((sys.argv[1],7),family=int(sys.argv[2])); s.settimeout(20); c,_=s.accept(); c.sendall(b'through')";
     let ask = "import socket,sys,time
 for _ in range(200):
@@ -82,7 +82,7 @@ for _ in range(200):
 
     for expected in ["1 topology removed", "no topology was up"] {
         let down = ran(0, &["down", "--id", &id]);
-        // Tests run in parallel, and their topologies may be stale at the moment.
+        // Tests run in parallel, and topologies of other tests may be stale at this moment.
         assert!(down.contains("removed") || down.contains(expected), "{down}");
     }
     assert!(namespaces(&format!("tplab-{id}-")).is_empty());
@@ -119,7 +119,7 @@ fn down_kills_everything_inside_even_daemons() {
     support::eventually("both daemons and the anchor run", || inside().len() == 3);
     let pids = inside();
     ran(0, &["down", "--id", &id]);
-    support::eventually("they are gone", || {
+    support::eventually("the daemons are gone", || {
         pids.iter().all(|pid| {
             !fs::exists(format!("/proc/{pid}/ns/net")).unwrap_or(false)
                 || fs::read_link(format!("/proc/{pid}/ns/net")).is_err()
@@ -129,7 +129,7 @@ fn down_kills_everything_inside_even_daemons() {
 }
 
 #[test]
-fn a_topology_file_with_a_mistake_makes_nothing() {
+fn an_invalid_topology_file_creates_nothing() {
     needs!();
     let directory = Dir::new();
     let file = directory.at("t.toml");
@@ -197,7 +197,7 @@ fn topologies_work_in_a_user_namespace_without_root() {
         "{}",
         said(&inside)
     );
-    assert!(namespaces(&format!("tplab-{id}-")).is_empty(), "no name outside");
+    assert!(namespaces(&format!("tplab-{id}-")).is_empty(), "there is no name outside the user namespace");
     assert!(marked(&id) >= 3);
     let down = lab(&["down", "--id", &id]);
     assert!(said(&down).contains("1 topology removed"), "{}", said(&down));
@@ -219,7 +219,7 @@ fn the_host_is_not_touched() {
     ran(0, &["down", "--id", &id]);
 }
 
-/// Root of the machine, who may pin kernel threads.
+/// True for root of the machine, who may pin kernel threads.
 fn is_root_of_the_machine() -> bool {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap();
     support::is_root() && map.split_whitespace().eq(["0", "0", "4294967295"])

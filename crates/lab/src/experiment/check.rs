@@ -1,5 +1,4 @@
-//! Validation of experiments beyond their syntax. Every mistake is reported at its key, and all of them at
-//! once.
+//! Validation of experiments beyond their syntax. Every error is reported at its key, and all errors are reported together.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,7 +25,7 @@ impl Experiment {
             Ok(spec) => spec,
             Err(error) => {
                 document.problem("topology", error.to_string());
-                // Namespaces and addresses are unknown without a topology.
+                // If the topology is invalid, namespaces and addresses are unknown.
                 self.check_services(None, document);
                 self.check_metrics(document);
                 return;
@@ -77,7 +76,7 @@ impl Experiment {
         }
     }
 
-    /// Paths of services in the file; those of a part have the path of the include.
+    /// Paths of services in the file; services of an included part have the path of the include.
     fn placed_services(&self) -> impl Iterator<Item = (String, &ServiceSpec)> {
         fn placed<'a>(list: &str, services: &'a [ServiceSpec]) -> Vec<(String, &'a ServiceSpec)> {
             let (included, own): (Vec<&ServiceSpec>, _) =
@@ -152,7 +151,7 @@ impl Experiment {
         let thresholds =
             self.placed_thresholds().map(|(path, threshold)| (format!("{path}.metric"), &threshold.metric));
         for (path, name) in asked.chain([("metric".to_owned(), &self.metric)]).chain(thresholds) {
-            // Fields of the result and processes are metrics too.
+            // Fields of the result are metrics, and so are processes.
             let fields = &self.workload.fields;
             let is_known = match metric::is_of_process(name) {
                 true => of_processes.contains(name),
@@ -213,7 +212,7 @@ impl Experiment {
                     check_texts(service, &own, &path, &mut tell);
                 }
             }
-            // The workload sees the variables of each subject in turn.
+            // The workload gets the variables of one subject after another.
             for variables in self.subject.iter().filter_map(|subject| subject.scope(&variables).ok()) {
                 if let Err(error) = variables.command(&self.workload.command) {
                     tell("workload.command", error);
@@ -230,7 +229,7 @@ impl Experiment {
     }
 }
 
-/// Returns `None` if one of the variables at `path` is wrong.
+/// Returns `None` if one of the variables at `path` is invalid.
 fn scope(
     variables: &Variables,
     vars: &BTreeMap<String, toml::Value>,

@@ -14,7 +14,7 @@ use crate::{certificate, error::LabError};
 /// The only built-in variable that an experiment may redefine.
 pub(crate) const TURNPIKE: &str = "turnpike";
 
-/// Command as one line (split like a shell does, without running one) or as a list of words.
+/// Command as one line (split as by a shell, but without running one) or as a list of words.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged, expecting = "expected a command line or a list of words")]
 pub(crate) enum CommandLine {
@@ -62,12 +62,12 @@ impl Variables {
             names.insert(name.to_owned(), directory.join(file).display().to_string());
         }
         names.insert("experiments".to_owned(), absolute(experiments));
-        // Experiments may replace this program by another build.
+        // Experiments may replace this program with another build.
         names.entry(TURNPIKE.to_owned()).or_insert_with(|| turnpike.display().to_string());
         Self(names)
     }
 
-    /// Gives the workload one second more than measured. `whole_*` are rounded up.
+    /// Gives the workload one second more than the measured time. `whole_*` are rounded up to whole seconds.
     pub(crate) fn set_window(&mut self, warmup: f64, duration: f64) {
         let told = duration + 1.0;
         for (name, value) in [
@@ -128,7 +128,7 @@ impl Variables {
         self.0.iter().fold(text.to_owned(), |text, (name, value)| text.replace(&format!("{{{name}}}"), value))
     }
 
-    /// Keeps a value with spaces in one word, but `{name*}` expands to as many words as its value has.
+    /// A value with spaces stays one word, but `{name*}` expands to as many words as the value has.
     pub(crate) fn command(&self, command: &CommandLine) -> Result<Vec<String>, LabError> {
         let mut filled = Vec::new();
         for word in command.words()? {
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_are_replaced_and_doubled_braces_kept() {
+    fn variables_are_replaced_and_doubled_braces_become_literal() {
         assert_eq!(variables().text("{relay}:{port} {{x}}").unwrap(), "10.77.1.1:3478 {x}");
     }
 

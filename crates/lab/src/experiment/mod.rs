@@ -48,20 +48,20 @@ pub(crate) struct Experiment {
     pub(crate) duration: f64,
     #[serde(default = "one")]
     pub(crate) warmup: f64,
-    /// Seconds of the first run after each start, which is discarded; 0 for none.
+    /// Seconds that the first run after each start takes, which is discarded; 0 for none.
     #[serde(default = "one")]
     pub(crate) discard: f64,
-    /// Seed, drawn and printed if absent.
+    /// Seed; if absent, a random one is drawn and printed.
     pub(crate) seed: Option<u64>,
     /// Runs the baseline twice per round, to determine the noise floor.
     #[serde(default = "yes")]
     pub(crate) aa: bool,
-    /// Hardware counters by `perf stat`; the cost is the same for all subjects.
+    /// Reads hardware counters with `perf stat`; the cost is the same for all subjects.
     #[serde(default = "yes")]
     pub(crate) counters: bool,
     #[serde(default)]
     pub(crate) syscalls: bool,
-    /// Shared part whose variables and programs come before those of this file.
+    /// Shared part; its variables and programs come before those of this file.
     include: Option<String>,
     #[serde(default)]
     without: Vec<String>,
@@ -113,13 +113,13 @@ pub(crate) struct WorkloadSpec {
     pub(crate) format: ResultFormat,
     #[serde(default = "result_file")]
     pub(crate) result: String,
-    /// Metric to the path of a number, such as `"end.sum.bits_per_second"`.
+    /// Maps a metric to the path of a number, such as `"end.sum.bits_per_second"`.
     #[serde(default)]
     pub(crate) fields: BTreeMap<String, String>,
     /// Namespaces where arriving datagrams count as delivered; if absent, the workload's own count is used.
     #[serde(default)]
     pub(crate) delivered_at: Vec<String>,
-    /// The workload takes no duration, and its whole run counts.
+    /// The workload has no duration setting, and its whole run is measured.
     #[serde(default)]
     pub(crate) whole: bool,
     /// Seconds between two runs with the same subject: coturn keeps the 5-tuple of a deleted allocation for
@@ -192,7 +192,7 @@ impl Experiment {
         Ok(())
     }
 
-    /// Returns a sentence for each removed subject.
+    /// Returns a message for each removed subject.
     pub(crate) fn drop_missing_subjects(&mut self, variables: &Variables) -> Vec<String> {
         let base = env::current_dir().unwrap_or_default();
         let mut told = Vec::new();
@@ -223,7 +223,7 @@ impl Experiment {
         self.helper.iter().chain(&self.subject)
     }
 
-    /// Values for each combination of the sweep, in file order.
+    /// Values for each combination of the sweep, in the order of the file.
     pub(crate) fn points(&self) -> Vec<BTreeMap<String, String>> {
         let mut points = vec![self.vars.iter().map(|(name, value)| (name.clone(), plain(value))).collect()];
         for (name, values) in &self.sweep {

@@ -23,7 +23,7 @@ pub(crate) struct ServiceSpec {
     pub(crate) cpus: Option<String>,
     pub(crate) namespace: Option<String>,
     pub(crate) ready: Option<Ready>,
-    /// The workload sees those of the current subject too.
+    /// Those of the current subject are also available to the workload.
     #[serde(default)]
     pub(crate) vars: BTreeMap<String, toml::Value>,
     #[serde(default)]
@@ -89,7 +89,7 @@ impl ServiceSpec {
         Ok(filled)
     }
 
-    /// Texts by key; commands are not among them.
+    /// All text settings except commands, by key.
     pub(super) fn texts(&mut self) -> Vec<(String, &mut String)> {
         let mut texts: Vec<(String, &mut String)> =
             self.env.iter_mut().map(|(name, value)| (format!("env.{name}"), value)).collect();
@@ -114,7 +114,7 @@ impl ServiceSpec {
         format!("{}-{}", self.name, node.name)
     }
 
-    /// One service without nodes per process, with all variables replaced.
+    /// Returns one service without nodes for each process, with all variables replaced.
     pub(crate) fn processes(&self, variables: &Variables) -> Result<Vec<Self>, LabError> {
         let own = self.scope(variables)?;
         if self.node.is_empty() {
@@ -162,8 +162,8 @@ impl Ready {
             ("tcp", &mut self.tcp, "accepts TCP"),
             ("http", &mut self.http, "answers HTTP"),
             ("log", &mut self.log, "appears in its output"),
-            ("udp_port", &mut self.udp_port, "is bound as UDP port"),
-            ("tcp_port", &mut self.tcp_port, "listens as TCP port"),
+            ("udp_port", &mut self.udp_port, "is bound as a UDP port"),
+            ("tcp_port", &mut self.tcp_port, "is a listening TCP port"),
         ]
     }
 
@@ -260,7 +260,7 @@ command = 'load {both*}'
     }
 
     #[test]
-    fn mistakes_in_nodes_are_reported_at_their_positions() {
+    fn errors_in_nodes_are_reported_at_their_positions() {
         let changes = [
             ("name = 'one'", "name = 'O ne'\nkpus = '1'"),
             ("name = 'two'", "name = 'two'\ncpus = '1-0'"),
@@ -276,7 +276,7 @@ command = 'load {both*}'
             "x.toml:21:16: unknown variable {peeer}; did you mean {peer}?",
             "x.toml:22:13: no namespace \"pear\"; did you mean \"peer\"?",
         ] {
-            assert!(told.contains(part), "{part} is missing: {told}");
+            assert!(told.contains(part), "{part} is missing from {told}");
         }
         let twice = FLEET.replace("'two'", "'one'");
         let told = Experiment::parse(Path::new("x.toml"), &twice).unwrap_err().to_string();

@@ -53,7 +53,7 @@ fn a_mistyped_metric_namespace_or_variable_is_named() {
 }
 
 #[test]
-fn all_mistakes_are_reported_at_once_with_their_positions() {
+fn all_errors_are_reported_together_with_their_positions() {
     let text = "
 name = 'X y'
 metrik = 'delivered_pps'
@@ -232,6 +232,6 @@ fn thresholds_are_validated_at_their_position() {
         "x.toml:13:10: no metric \"speed\"",
         "x.toml:15:11: no subject \"c\"",
     ] {
-        assert!(told.contains(part), "{part} is missing in {told}");
+        assert!(told.contains(part), "{part} is missing from {told}");
     }
 }

@@ -17,7 +17,7 @@ pub(crate) struct CpuTime {
 }
 
 impl CpuTime {
-    /// Reads CPUs with their numbers, which `procfs` drops.
+    /// Reads the CPUs with their numbers, which `procfs` drops.
     pub(crate) fn read_all() -> Result<Vec<(usize, Self)>, LabError> {
         let text = fs::read_to_string("/proc/stat").map_err(LabError::io("cannot read /proc/stat"))?;
         Ok(Self::parse_all(&text))
@@ -28,7 +28,7 @@ impl CpuTime {
         text.lines()
             .filter_map(|line| {
                 let mut words = line.split_whitespace();
-                // The line of all CPUs together has no number.
+                // The line for all CPUs together has no number.
                 let number = words.next()?.strip_prefix("cpu")?.parse().ok()?;
                 let seconds: Vec<f64> = words
                     .map(|ticks| ticks.parse::<f64>().map(|ticks| ticks / a_second))
@@ -110,7 +110,8 @@ impl GroupUse {
     }
 }
 
-/// Divides shared pages by their users, so that code shared after a fork counts once.
+/// Divides shared pages among the processes that use them, so that memory shared after a fork is counted
+/// once.
 pub(crate) fn memory(group: u32) -> u64 {
     program::members(group)
         .filter_map(|process| process.smaps_rollup().ok())
@@ -119,7 +120,7 @@ pub(crate) fn memory(group: u32) -> u64 {
         .sum()
 }
 
-/// Finds `ksoftirqd` and pinned NAPI threads, whose work is charged to no program.
+/// Finds `ksoftirqd` and pinned NAPI threads, whose work is not charged to any program.
 pub(crate) fn network_threads(cpus: &[usize]) -> Vec<u32> {
     let serves = |process: &Process| {
         // All kernel threads are children of kthreadd.
@@ -137,7 +138,7 @@ pub(crate) fn network_threads(cpus: &[usize]) -> Vec<u32> {
         .collect()
 }
 
-/// CPU seconds, with reaped children, of all other processes that may run on these CPUs.
+/// CPU seconds of all other processes that may run on these CPUs, including their reaped children.
 pub(crate) fn time_of_others(subject: &[u32], network_threads: &[u32], cpus: &[usize]) -> f64 {
     let may_run_there = |process: &Process| {
         let allowed = process.status().ok()?.cpus_allowed_list?;
@@ -235,7 +236,7 @@ intr 336889 0
     }
 
     #[test]
-    fn time_of_others_counts_programs_allowed_on_the_cpus() {
+    fn time_of_others_includes_programs_allowed_on_the_cpus() {
         let own = u32::try_from(rustix::process::getpgrp().as_raw_nonzero().get()).unwrap();
         while time_of(&[std::process::id()]) <= 0.0 {
             std::hint::black_box(program::members(own).count());
@@ -247,12 +248,12 @@ intr 336889 0
     }
 
     #[test]
-    fn cpu_lists_have_ranges() {
+    fn cpu_lists_may_contain_ranges() {
         assert_eq!(cpu_list("0,2-4"), Some(vec![0, 2, 3, 4]));
     }
 
     #[test]
-    fn usage_is_zero_for_a_missing_group_only() {
+    fn usage_is_zero_only_for_a_missing_group() {
         assert_eq!(GroupUse::read(&[u32::MAX]).threads, 0);
         let group = rustix::process::getpgrp().as_raw_nonzero().get();
         let used = GroupUse::read(&[u32::try_from(group).unwrap(), u32::MAX]);

@@ -1,5 +1,4 @@
-//! Hardware counters by `perf stat`. Virtual machines mostly lack them; then each event is reported as
-//! unsupported and nothing fails.
+//! Hardware counters from `perf stat`. Most virtual machines lack them; each event is then reported as unsupported, which is not an error.
 
 use std::{
     collections::BTreeMap,
@@ -38,7 +37,7 @@ pub(crate) struct Counting {
 impl Counting {
     pub(crate) fn start(pids: &[u32], mark: &str, directory: &Path) -> Result<Self, LabError> {
         let result = directory.join("perf-stat.csv");
-        // Prevents reading the figures of an earlier run.
+        // Prevents reading figures from an earlier run.
         let _ = std::fs::remove_file(&result);
         let events: Vec<&str> = EVENTS.iter().map(|(perf, _)| *perf).collect();
         let pids: Vec<String> = pids.iter().map(u32::to_string).collect();

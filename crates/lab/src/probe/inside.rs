@@ -17,7 +17,7 @@ use crate::error::LabError;
 const PATIENCE: Duration = Duration::from_millis(200);
 const BINDING_REQUEST: Header =
     Header { class: Class::Request, method: method::BINDING, transaction: *b"turnpike-lab" };
-/// Limit of an HTTP response; metrics of many workers are large.
+/// Maximum size of an HTTP response; the metrics of many workers are large.
 const LONGEST_ANSWER: u64 = 4 << 20;
 
 /// Runs `ask` on a thread inside the network namespace of `pid`, or on this thread for the host.
@@ -31,7 +31,7 @@ pub(crate) fn inside<T: Send>(
             let path = format!("/proc/{pid}/ns/net");
             let cannot = |what: &str| LabError::io(format!("cannot {what} {path}"));
             let space = File::open(&path).map_err(cannot("open"))?;
-            // Only this thread changes its namespace, and it ends here.
+            // Only this thread changes its namespace, and it ends after the probe.
             move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network))
                 .map_err(|error| cannot("enter")(error.into()))?;
             Ok(ask())
@@ -43,7 +43,7 @@ pub(crate) fn inside<T: Send>(
 pub(crate) fn answers_stun(address: SocketAddr) -> Option<()> {
     let any: SocketAddr = if address.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
     let socket = UdpSocket::bind(any).ok()?;
-    // A connected socket learns of a closed port at once.
+    // A connected socket is notified of a closed port immediately.
     socket.connect(address).ok()?;
     socket.set_read_timeout(Some(PATIENCE)).ok()?;
     socket.send(Writer::begin(&mut Vec::new(), BINDING_REQUEST).finish(false)).ok()?;
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_success_response_to_our_request_is_an_answer() {
+    fn only_a_success_response_to_our_request_is_accepted() {
         let mut answer = Vec::new();
         Writer::begin(&mut answer, BINDING_REQUEST).finish(false);
         assert!(!is_binding_success(&answer), "our own request echoed");

@@ -1,5 +1,5 @@
-//! Snapshots of all counters of a run, and the figures between two of them. Counters are read from the
-//! kernel; the generator's own figures do not count as results.
+//! Snapshots of all counters of a run, and the figures computed from two of them. Counters are read from the kernel; the generator's own
+//! figures are not used as results.
 
 pub(crate) mod cpu;
 pub(crate) mod hardware;
@@ -22,7 +22,7 @@ const TICK_S: f64 = 0.01;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CounterScope {
-    /// Namespaces by name with a process in each; without namespaces the host under its own name.
+    /// Namespaces by name, with a process in each; if there are none, the host.
     spaces: Vec<(String, u32)>,
     subject: Vec<u32>,
     subject_spaces: Vec<String>,
@@ -31,7 +31,7 @@ pub(crate) struct CounterScope {
     network_threads: Vec<u32>,
     /// Kernel threads that receive for a device, by `NAMESPACE.DEVICE`.
     receivers: BTreeMap<String, Vec<u32>>,
-    /// Metrics endpoints, with a process of the namespace to query them from.
+    /// Metrics endpoints, each with a process in the namespace from which to query it.
     metrics: Vec<(SocketAddr, String, Option<u32>)>,
     pub(crate) delivered_at: Vec<String>,
 }
@@ -80,7 +80,7 @@ impl CounterScope {
         }
     }
 
-    /// Counts at the subject by default; `None` on the host, which has other traffic too.
+    /// Datagrams that arrived, by default at the subject; `None` on the host, which has other traffic too.
     pub(crate) fn arrived(&self) -> Result<Option<u64>, LabError> {
         let watched = |name: &String| match &self.delivered_at[..] {
             [] => self.subject_spaces.contains(name),
@@ -112,7 +112,7 @@ pub(crate) struct CounterReading {
 impl CounterReading {
     /// `generator` is the workload's process group.
     pub(crate) fn take(scope: &CounterScope, generator: u32) -> Result<Self, LabError> {
-        // Fetched first: it costs the subject a little, and timed counters must be read close together.
+        // Fetched first, because this costs the subject some CPU time and the timed counters must be read close together.
         let mut exported = None;
         for (address, path, space) in &scope.metrics {
             if let Some(text) = inside::inside(*space, || inside::http_get(*address, path))? {
@@ -225,8 +225,8 @@ impl CounterReading {
             put(metric::CORE_BUSY_S, core_busy);
             let receiving = self.network_threads - earlier.network_threads;
             let own = self.subject.total() - earlier.subject.total() + receiving;
-            // Core time left over is not all foreign: entering and leaving idle belongs to no process. Others
-            // may have run elsewhere. The smaller of the two bounds is used, minus one tick.
+            // Not all remaining core time was used by other processes: entering and leaving idle is not charged to any process. And other
+            // processes may have run on other cores. The smaller of the two bounds is used, minus one tick.
             let left = (core_busy - own).max(0.0);
             let foreign = left.min((self.others - earlier.others - TICK_S).max(0.0));
             put("network_threads_s", receiving);
@@ -268,7 +268,7 @@ mod tests {
 
     use super::*;
 
-    /// Window of ten seconds on two CPUs; the subject is pinned to the first, which idles for `idle` seconds.
+    /// Window of ten seconds on two CPUs; the subject is pinned to the first, which is idle for `idle` seconds.
     fn window(idle: f64, subject: f64, network_threads: f64, others: f64) -> Round {
         let scope = CounterScope { subject_cpus: vec![0], ..CounterScope::default() };
         let reading = |taken, idle, subject, network_threads, others| CounterReading {
@@ -298,7 +298,7 @@ mod tests {
             assert!((round.metrics[name] - expected).abs() < 1e-9, "{name}: {:?}", round.metrics);
         };
         let foreign = |round, percent| close(metric::FOREIGN_PERCENT, round, percent);
-        // Busy for 6 s: 4 by the subject, 1.5 in its threads, 0.5 elsewhere, of which others ran 0.2 or 3.
+        // Busy for 6 s: 4 s in the subject, 1.5 s in network threads, and 0.5 s in neither; other processes ran for 0.2 s or 3 s.
         foreign(window(4.0, 4.0, 1.5, 0.21), 2.0);
         close("idle_transitions_s", window(4.0, 4.0, 1.5, 0.21), 0.3);
         foreign(window(4.0, 4.0, 1.5, 0.01), 0.0);

@@ -1,7 +1,5 @@
-//! Counters of a network namespace: arrivals, per-interface counts, and drops.
-//!
-//! Datagrams are counted where segments of a GSO super-packet count individually
-//! ([`NetCounters::datagrams`]); divided by the interface's packets, this gives the segments per
+//! Counters of a network namespace: arrivals, per-interface counts, and drops. Datagrams are counted where the segments of a GSO
+//! super-packet are counted individually ([`NetCounters::datagrams`]); divided by the interface's packets, this gives the segments per
 //! super-packet.
 
 use std::collections::BTreeMap;
@@ -11,7 +9,7 @@ use turnpike_measure::kernel::NetCounters;
 
 use crate::error::LabError;
 
-/// Average before GRO; 1 on a link that behaves like a wire.
+/// Average before GRO; 1 on a link that behaves like a physical one.
 pub(crate) const DATAGRAMS_PER_PACKET: &str = "datagrams_per_packet";
 const RECEIVE_BUFFER_ERRORS: &str = "udp_receive_buffer_errors";
 
@@ -19,7 +17,7 @@ const RECEIVE_BUFFER_ERRORS: &str = "udp_receive_buffer_errors";
 pub(crate) struct Network {
     /// IP packets received, with each segment of a super-packet counted.
     pub(crate) datagrams: u64,
-    /// Counters by metric name; those of devices start with the device name. Excludes the loopback.
+    /// Counters by metric name; those of devices start with the device name. Excludes loopback.
     counters: BTreeMap<String, u64>,
 }
 
@@ -49,7 +47,7 @@ impl Network {
     fn from_counters(counters: &NetCounters) -> Self {
         let of_both = |name: &str| counters.sum(&[&format!("Udp:{name}"), &format!("Udp6{name}")]);
         let named = [
-            // Buffers (skbs); a super-packet is one.
+            // Buffers (skbs); a super-packet counts as one.
             ("buffers_in", counters.buffers()),
             ("udp_in", of_both("InDatagrams")),
             ("udp_out", of_both("OutDatagrams")),
@@ -117,7 +115,7 @@ IpExt: 0 794000 6500
 ";
     const SNMP6: &str = "Ip6InReceives                   \t4\nIp6InNoECTPkts   \t9\nUdp6InDatagrams \t3\nUdp6RcvbufErrors \t1\n";
     #[test]
-    fn udp_counters_add_both_families() {
+    fn udp_counters_are_summed_over_both_families() {
         let network = Network::from_counters(&NetCounters::parse(SNMP, NETSTAT, SNMP6));
         assert_eq!(network.datagrams, 6500 + 9);
         for (name, value) in [
@@ -133,14 +131,14 @@ IpExt: 0 794000 6500
     }
 
     #[test]
-    fn the_own_namespace_is_read_without_its_loopback() {
+    fn loopback_of_the_own_namespace_is_excluded() {
         let network = Network::read(std::process::id()).unwrap();
         assert!(!network.counters.contains_key("lo.rx_packets"));
         assert!(Network::read(u32::MAX).is_err());
     }
 
     #[test]
-    fn a_difference_is_per_device_and_never_negative() {
+    fn differences_are_per_device_and_never_negative() {
         let network = |datagrams: u64, received: u64, dropped: u64| Network {
             datagrams,
             counters: [("rx_packets", received), ("rx_drops", 3), ("tx_drops", dropped)]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 const BATCHES: &str = "turnpike_rx_batch_datagrams";
 
-/// Sums over the labels.
+/// Adds up the values over all labels.
 pub(crate) fn add(sums: &mut BTreeMap<String, f64>, text: &str) {
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         let Some(name_end) = line.find(['{', ' ']) else { continue };

@@ -1,5 +1,5 @@
-//! Syscalls of the subject with counts and durations, by `perf trace -s` or else `strace -c`. A separate run,
-//! because both slow the subject down.
+//! Syscalls of the subject with counts and durations, from `perf trace -s` or else `strace -c`, in a separate run, because both slow the
+//! subject down.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use crate::{
     tools::{self, words},
 };
 
-/// Time for the tracer to attach; perf first loads the kernel's type information.
+/// Time that a tracer needs to attach; perf first loads the kernel's type information.
 pub(crate) const ATTACH: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -94,7 +94,7 @@ fn tool() -> Option<Tool> {
     if perf_traces { Some(Tool::PerfTrace) } else { tools::find("strace").map(|_| Tool::Strace) }
 }
 
-/// Sums over the tables of all threads: name, calls, errors, total milliseconds, ...
+/// Adds up the tables of all threads: name, calls, errors, total milliseconds, ...
 fn parse_perf(text: &str) -> Vec<Syscall> {
     let rows = text.lines().filter_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn strace_rows_have_errors_or_not() {
+    fn strace_rows_are_read_with_and_without_errors() {
         let text = "\
 % time     seconds  usecs/call     calls    errors syscall
 ------ ----------- ----------- --------- --------- ----------------

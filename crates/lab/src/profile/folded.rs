@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_change_of_share_comes_first() {
+    fn the_largest_change_in_share_comes_first() {
         let before = FoldedStacks::parse("a;x 50\na;y 50\n");
         let after = FoldedStacks::parse("a;x 150\na;y 50\n");
         let text = before.compare(&after, 1);

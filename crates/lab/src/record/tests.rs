@@ -89,7 +89,7 @@ fn full_record() -> RunRecord {
 }
 
 #[test]
-fn a_saved_record_reads_back_the_same() {
+fn a_record_is_the_same_after_saving_and_loading() {
     let dir = Dir::new();
     let record = full_record();
     record.save(dir.path()).unwrap();
@@ -113,7 +113,7 @@ fn percentiles_of_a_latency_are_metrics_with_a_direction() {
 }
 
 #[test]
-fn an_infinite_metric_does_not_spoil_the_record() {
+fn an_infinite_metric_does_not_make_the_record_unreadable() {
     let dir = Dir::new();
     let mut record = record("x", &[(1.0, 1.0, 1.0)]);
     record.rounds[0].metrics.insert("cpu_us_per_packet".to_owned(), f64::INFINITY);
@@ -123,7 +123,7 @@ fn an_infinite_metric_does_not_spoil_the_record() {
 }
 
 #[test]
-fn a_newer_format_is_refused_whatever_else_it_holds() {
+fn a_newer_format_is_refused_whatever_it_contains() {
     let dir = Dir::new();
     fs::write(dir.at(FILE), r#"{"format": 99, "surprise": []}"#).unwrap();
     let error = RunRecord::load(dir.path()).unwrap_err();
@@ -160,7 +160,7 @@ fn with_a_late_generator_only_cost_per_datagram_counts() {
     record.rounds[1].metrics.insert(metric::OFFERED_PPS.to_owned(), 900.0);
     record.rounds[3].metrics.remove(metric::OFFERED_PPS);
     assert_eq!(record.pairs("old", "new", metric::CPU_US_PER_PACKET).len(), 4);
-    // So does another reason for being void.
+    // So does any other reason for being void.
     record.rounds[5].voided = Some(VoidReason::CpuStolen { percent: 2.0, limit_percent: 1.0 });
     assert_eq!(record.pairs("old", "new", metric::CPU_US_PER_PACKET).len(), 3);
 }

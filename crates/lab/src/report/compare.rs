@@ -1,7 +1,7 @@
-//! Comparison of several records, and its validity.
+//! Comparison of several records, and whether it is valid.
 //!
-//! Ratios to a baseline measured in the same run are comparable across days. Absolute figures require the
-//! same machine, kernel and question. So obstacles to the comparison come first, followed by the ratios.
+//! Ratios to a baseline measured in the same run are comparable across days. Absolute figures require the same machine, kernel and
+//! workload. So obstacles to the comparison are listed first, followed by the ratios.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,7 +28,7 @@ pub(crate) struct Comparison {
 pub(crate) struct ComparedRecord {
     pub(crate) id: String,
     pub(crate) started: String,
-    /// Commit, with a `+` for a changed tree.
+    /// Commit, followed by `+` if the tree had changes.
     pub(crate) commit: String,
     pub(crate) differences: Vec<RecordDifference>,
     pub(crate) verdicts: Vec<MetricVerdict>,
@@ -99,7 +99,7 @@ impl Comparison {
             ))
             (section("Ratios", &PreEscaped(plots::ratios(&ratios))))
             (section("Records", &cards(&head, &rows)))
-            p { "Ratios relate a subject to the baseline of the same record." }
+            p { "Ratios are those of a subject to the baseline of the same record." }
         };
         document("Comparison", &body)
     }
@@ -155,7 +155,7 @@ impl fmt::Display for Comparison {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {first} and {second}")]
 pub(crate) struct RecordDifference {
-    /// Subject of the difference: "kernel", "offloads of veth0".
+    /// Kind of difference, such as "kernel" or "offloads of veth0".
     pub(crate) what: String,
     pub(crate) first: String,
     pub(crate) second: String,
@@ -220,7 +220,7 @@ fn comparable(a: &RunRecord, b: &RunRecord) -> Vec<RecordDifference> {
     differences
 }
 
-/// Features in which two interfaces differ, as two texts that are equal if there are none.
+/// Features in which two interfaces differ, as two texts, which are equal if there are no differences.
 fn offload_difference(
     a: Option<&BTreeMap<String, bool>>,
     b: Option<&BTreeMap<String, bool>>,
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn records_of_two_days_on_one_machine_are_comparable() {
+    fn records_from_two_days_on_one_machine_are_comparable() {
         let comparison = compare(&two_days());
         assert!(comparison.is_comparable());
         let text = comparison.to_string();
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn another_kernel_prevents_the_comparison() {
+    fn a_different_kernel_prevents_the_comparison() {
         let mut records = two_days();
         records[1].environment.kernel = "6.1.0".to_owned();
         let comparison = compare(&records);
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn differences_of_machine_or_workload_prevent_comparison() {
+    fn differences_in_machine_or_workload_prevent_comparison() {
         type Alter = fn(&mut RunRecord);
         let base = record("x", &[(1.0, 1.0, 1.0)]);
         let changes: [(&str, Alter); 10] = [

@@ -1,4 +1,4 @@
-//! Presentation of records: an HTML page, a row for the log, and a comparison of several.
+//! Presentation of records: an HTML page, a row for the log, and a comparison of several records.
 //!
 //! The page is a single file without scripts, fonts or external resources.
 

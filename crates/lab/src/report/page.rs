@@ -1,4 +1,4 @@
-//! HTML page of one record: the verdict, its basis, then details.
+//! HTML page for one record: first the verdict, then its basis, then details.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
@@ -11,8 +11,8 @@ use crate::verdict::MetricVerdict;
 
 const STYLE: &str = include_str!("style.css");
 
-const RATIOS: &str = "Median of the paired ratios, as a number and a dot, with its interval; the grey band is the difference of \
-the baseline from itself. ↑: higher is better, ↓: lower is better. Green is significantly better, orange significantly worse, \
+const RATIOS: &str = "Median of the paired ratios, as a number and a dot, with its interval; the grey band is the difference \
+between two runs of the baseline. ↑: higher is better, ↓: lower is better. Green is significantly better, orange significantly worse, \
 grey inconclusive. The scale is logarithmic.";
 
 pub(crate) fn page(record: &RunRecord) -> String {
@@ -22,7 +22,7 @@ pub(crate) fn page(record: &RunRecord) -> String {
         h1 { (experiment.name) }
         p { (record.started) " · " (record.id) }
         @if record.interrupted {
-            p { strong { "Interrupted" } ": the figures cover the rounds completed until then." }
+            p { strong { "Interrupted" } ": the figures cover the rounds that were completed by then." }
         }
         @for verdict in &deciding {
             p class={ "verdict " (tables::class(&verdict.outcome)) } { (verdict.to_string()) }
@@ -48,7 +48,7 @@ pub(crate) fn page(record: &RunRecord) -> String {
         (section("Programs", &tables::programs(record)))
         (section("Environment", &tables::environment(record)))
         (folded("Raw rounds", &tables::rounds(record, &record.rounds)))
-        (folded("Raw rounds of the baseline against itself", &tables::rounds(record, &record.aa)))
+        (folded("Raw rounds of the baseline compared with itself", &tables::rounds(record, &record.aa)))
     };
     document(&experiment.name, &body)
 }
@@ -217,7 +217,7 @@ mod tests {
         let html = page(&full());
         let verdict = html.find("new against old: faster").expect("the verdict");
         for later in ["<svg", "<table", "Environment", "Raw rounds"] {
-            assert!(html.find(later).expect(later) > verdict, "{later} stands before the verdict");
+            assert!(html.find(later).expect(later) > verdict, "{later} comes before the verdict");
         }
     }
 
@@ -238,7 +238,7 @@ mod tests {
     fn the_page_loads_no_external_resources() {
         let html = page(&full()).replace("xmlns=\"http://www.w3.org/2000/svg\"", "");
         for foreign in ["http:", "https:", "<script", "<link", "src=", "@import", "url("] {
-            assert!(!html.contains(foreign), "{foreign} in the page");
+            assert!(!html.contains(foreign), "the page contains {foreign}");
         }
     }
 
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn void_and_unsupported_runs_are_shown_as_such() {
+    fn void_and_unsupported_runs_are_marked() {
         let mut record = full();
         record.rounds[1].voided = Some(VoidReason::SubjectFailed { how: "ended by signal 11".to_owned() });
         record.rounds[3].metrics.remove("loss_percent");
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_without_rounds_makes_a_page_without_plots() {
+    fn a_record_without_rounds_gives_a_page_without_plots() {
         let html = page(&record("packets_per_cpu_s", &[]));
         assert_eq!(plots(&html), 0);
         assert!(html.contains("cannot tell"));
@@ -289,7 +289,7 @@ mod tests {
         let row = html
             .split("<tr")
             .find(|row| row.contains("<strong>cpu_us_per_packet</strong>"))
-            .expect("a row of the metric");
+            .expect("the metric has a row");
         let labels: Vec<&str> =
             row.split("data-label=\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
         assert_eq!(
@@ -302,7 +302,7 @@ mod tests {
         let deciding = html
             .split("<tr")
             .find(|row| row.contains("<strong>packets_per_cpu_s</strong>"))
-            .expect("a row of the deciding metric");
+            .expect("the deciding metric has a row");
         assert!(deciding.starts_with(" class=\"faster\">"), "{deciding}");
         assert!(deciding.contains("<td class=\"verdict\" data-label=\"verdict\">faster</td>"), "{deciding}");
         // The header has the same words, but narrow screens hide it.
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_has_thresholds_with_their_outcome() {
+    fn the_page_shows_thresholds_with_their_outcome() {
         let mut record = full();
         assert!(!page(&record).contains("<h2>Bars</h2>"));
         let threshold = |limit| crate::record::Threshold {

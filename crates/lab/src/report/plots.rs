@@ -20,7 +20,7 @@ const MOST_ROUNDS: usize = 20;
 const DOT: i32 = 5;
 const HEIGHT: u32 = 320;
 const FONT: (&str, i32) = ("sans-serif", 13);
-/// Average width in pixels.
+/// Average width of a character in pixels.
 const CHARACTER: u32 = 7;
 
 /// Colours for colour-blind readers (Okabe and Ito 2008).
@@ -71,7 +71,7 @@ pub(super) fn ratios(rows: &[Ratio]) -> String {
     let label_area = (CHARACTER * u32::try_from(longest).unwrap_or(u32::MAX)).clamp(60, WIDTH / 2);
     svg(60 + 34 * count.max(2), |area| {
         let (low, high) = extent(rows);
-        // A single row gets an empty one below it, because plotters misplaces the only segment of an axis.
+        // A single row gets an empty row below it, because plotters misplaces the only segment of an axis.
         let last = (rows.len() - 1).max(1);
         let mut chart = ChartBuilder::on(area)
             .margin(10)
@@ -134,7 +134,7 @@ fn extent(rows: &[Ratio]) -> (f64, f64) {
     (low / margin, high * margin)
 }
 
-/// Round ratios between `low` and `high`, starting from 1, as long as their labels do not touch.
+/// Round ratios between `low` and `high`, starting from 1, as many as fit without their labels touching.
 fn ticks(low: f64, high: f64) -> Vec<f64> {
     const ROUND: [f64; 12] = [1.01, 1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.7, 2.5, 7.0];
     const ROUND_BELOW: [f64; 12] = [0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.4, 0.3, 0.15, 0.03];
@@ -172,7 +172,7 @@ fn ticks(low: f64, high: f64) -> Vec<f64> {
 
 fn tick_label(x: f64) -> String {
     if (1e-3..1e5).contains(&x) {
-        // Avoids 0.30000000000000004.
+        // Avoids labels such as 0.30000000000000004.
         format!("{}", (x * 1e6).round() / 1e6)
     } else {
         format!("{x:.0e}")
@@ -234,7 +234,7 @@ pub(super) fn rounds(record: &RunRecord, metric: &str) -> String {
     })
 }
 
-/// Legend for above the plot, where it covers no dots.
+/// Legend, shown above the plot so that it does not cover any dots.
 pub(super) fn rounds_legend(record: &RunRecord, metric: &str) -> Markup {
     let is_void = |round: &Round| round.metrics.contains_key(metric) && !record.counts(round, metric);
     html! {
@@ -320,7 +320,7 @@ pub(super) enum Curve {
     LatencyP99,
 }
 
-/// Shows repeated trials at a rate by their median.
+/// Represents repeated trials at a rate by their median.
 pub(super) fn sweeps(record: &RunRecord, curve: Curve) -> String {
     let curves = lines(record, |subject| sweep_points(&record.sweeps, subject, curve));
     let points = || curves.iter().flat_map(|line| &line.points);
@@ -379,7 +379,7 @@ fn sweep_points(sweeps: &[Sweep], subject: &str, curve: Curve) -> Vec<(f64, f64)
     rates.into_iter().filter_map(|rate| Some((rate, at(rate)?))).collect()
 }
 
-/// Range that is never empty. `None` without values.
+/// Range that is never empty. `None` if there are no values.
 fn range(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     let (low, high) = values
         .filter(|value| value.is_finite())

@@ -6,9 +6,8 @@ use crate::metric;
 use crate::record::RunRecord;
 use crate::verdict::{Conclusion, MetricVerdict};
 
-/// Row without a newline for the first candidate of the record; `None` if there is none.
-///
-/// The ratio is new over old, **inverted if necessary so that above 1 is better**.
+/// Row without a newline for the first candidate of the record; `None` if there is none. The ratio is new
+/// over old, **inverted if necessary, so that values above 1 are better**.
 pub(crate) fn row(record: &RunRecord, asked: &Log) -> Option<String> {
     let verdict = super::verdicts(record).into_iter().next()?;
     let date = record.started.get(..10).unwrap_or(&record.started);
@@ -24,7 +23,7 @@ pub(crate) fn row(record: &RunRecord, asked: &Log) -> Option<String> {
     Some(format!("| {} |", cells.map(cell).join(" | ")))
 }
 
-/// Inserts below the header that starts with `| date |`. `None` if there is no such table.
+/// Inserts the row below the header that starts with `| date |`. `None` if there is no such table.
 pub(crate) fn insert_row(log: &str, row: &str) -> Option<String> {
     let is_head = |lines: &[&str]| lines[0].starts_with("| date |") && lines[1].starts_with("| ---");
     let lines: Vec<&str> = log.split_inclusive('\n').collect();
@@ -60,7 +59,7 @@ fn or_dash(text: &str) -> &str {
     if text.trim().is_empty() { "–" } else { text }
 }
 
-/// Escapes text so that it ends neither cell nor row.
+/// Escapes text so that it cannot end the cell or the row.
 fn cell(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ").replace('\\', "\\\\").replace('|', "\\|")
 }
@@ -126,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_without_figures_has_the_reason() {
+    fn a_row_without_figures_gives_the_reason() {
         let mut record = record("packets_per_cpu_s", &[]);
         let text = row(&record, &change()).unwrap();
         assert!(text.contains("packets_per_cpu_s: cannot tell") && text.ends_with("| unclear |"), "{text}");

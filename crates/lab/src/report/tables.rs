@@ -32,7 +32,7 @@ impl Cell {
     }
 }
 
-/// Becomes one card per row on a narrow screen.
+/// Table that turns into one card per row on a narrow screen.
 pub(super) fn cards(head: &[&str], rows: &[TableRow]) -> Markup {
     html! {
         @if !rows.is_empty() {
@@ -238,7 +238,7 @@ pub(super) fn experiment(record: &RunRecord) -> Markup {
         line(
             "a run is void",
             format!(
-                "if the generator is late by more than {} µs (p99), more than {} % of CPU time is stolen, or other processes use more than {} % \
+                "if the generator falls behind by more than {} µs (p99), more than {} % of CPU time is stolen, or other processes use more than {} % \
                  of the subject's cores",
                 experiment.limits.late_p99_us,
                 experiment.limits.steal_percent,

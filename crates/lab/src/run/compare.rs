@@ -1,5 +1,5 @@
-//! Execution of a comparison: fresh processes for each run in the order drawn from the seed, a second
-//! baseline run per round as noise floor, and a saved record after every run.
+//! Execution of a comparison: fresh processes for each run, in the order drawn from the seed; a second baseline run per round for the noise
+//! floor; and saving the record after every run.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -18,10 +18,10 @@ use crate::{
 
 /// Expected seconds for starting and stopping the programs of a run.
 const OVERHEAD: f64 = 1.5;
-/// Failures of a subject without any success after which it is given up.
+/// Number of failures without any success after which a subject is abandoned.
 const HOPELESS: usize = 2;
 
-/// Runs the experiment of `request`. The record is in its directory, even if interrupted.
+/// Runs the experiment of `request`. The record is saved in its directory even if the run is interrupted.
 pub(super) fn compare(request: &RunRequest, stage: &RunStage) -> Result<RunRecord, LabError> {
     let mut record = stage.record(request)?;
     let outcome = stage.run_rounds(&mut record);
@@ -94,7 +94,7 @@ impl RunStage {
                 let what = format!("{} / {}, {}", candidate.name, subjects[0].name, experiment.metric);
                 progress.estimate(what, Estimate::new(&ratios.values, record.seed));
             }
-            // Requires that most rounds are valid.
+            // Only repeats a round if most rounds so far were valid.
             if is_void(record, index) && rounds < most && good_rounds(record, index) * 2 > index {
                 rounds += 1;
                 progress.add_round();
@@ -136,7 +136,7 @@ impl RunStage {
         Ok(prospect)
     }
 
-    /// Returns errors that end the experiment; reasons that only void the run are in the round.
+    /// Returns errors that end the experiment; reasons that void only the run are recorded in the round.
     fn run_once(
         &self,
         service: &ServiceSpec,
@@ -151,7 +151,7 @@ impl RunStage {
         });
         match measured {
             Ok(_) => round.voided = record.experiment.limits.check(&round.metrics),
-            // A failure of the very first start reveals a mistake of the experiment, so it ends here.
+            // If the very first start fails, there is an error in the experiment, so it ends here.
             Err(halt @ (RunFailure::NotReady(_) | RunFailure::HelperNotReady(_)))
                 if !has_run(record, &service.name) && !service.optional =>
             {
@@ -218,7 +218,7 @@ fn always_fails(record: &RunRecord, subject: &str) -> bool {
     failed >= HOPELESS && failed == runs_of(record, subject).count()
 }
 
-/// Returns true if a run of this round was void for a reason that a retry may avoid.
+/// Returns true if a run in this round was void for a reason that may not recur.
 fn is_void(record: &RunRecord, index: usize) -> bool {
     record.rounds.iter().chain(&record.aa).any(|round| {
         round.index as usize == index
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn only_subjects_that_never_worked_are_given_up() {
+    fn only_subjects_that_never_worked_are_abandoned() {
         let failed = || Some(VoidReason::SubjectFailed { how: String::new() });
         assert!(always_fails(&record(vec![round(0, failed()), round(1, failed())]), "a"));
         assert!(!always_fails(&record(vec![round(0, failed())]), "a"));

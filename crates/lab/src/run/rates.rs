@@ -1,5 +1,5 @@
 //! Measurements at several offered rates: a sweep over given rates, and the search for the highest
-//! sustainable one. One start of the subject serves all trials of a round, after a discarded first run.
+//! sustainable one. The subject is started once for all trials of a round, whose first run is discarded.
 
 use super::{
     result::WorkloadResult,
@@ -28,7 +28,7 @@ fn metric_of(goal: f64, variable: &str) -> String {
     format!("find_max_{percent}_{unit}")
 }
 
-/// Consecutive void trials after which the rate cannot be the cause: the last rate is a 32nd of the first.
+/// Number of consecutive void trials after which the rate cannot be the cause, because the last rate is a 32nd of the first.
 const HOPELESS: u32 = 18;
 
 /// Percentages of the highest rate: the first three for latency, 100 % for cost, 200 % for overload.
@@ -52,7 +52,7 @@ pub(super) fn run(
     let mut record = stage.record(request)?;
     record.experiment.rounds = rounds;
     if let RatePlan::FindMax(settings) = plan {
-        // The middle goal decides: zero loss depends on luck, and the loosest goal is for orientation.
+        // The middle goal decides: zero loss depends on luck, and the loosest goal is only for orientation.
         record.experiment.metric = settings
             .goals
             .get(1)
@@ -136,7 +136,7 @@ impl RunStage {
             RatePlan::FindMax(settings) => {
                 let mut search = Search::new(settings.clone());
                 let searched = self.search(&mut session, service, settings, &mut search, sweep);
-                // Also for an interrupted search, whose results are marked.
+                // Even if the search was interrupted; its results are marked.
                 sweep.found = search.found();
                 searched?;
                 self.shares(&mut session, service, sweep, round)
@@ -157,7 +157,7 @@ impl RunStage {
             let (point, void) = self.trial(session, service, trial)?;
             let (sent, received) = counts(&point, trial, &self.experiment.workload.rate);
             let p99 = point.latency.as_ref().map_or(0.0, |latency| latency.p99);
-            // Late datagrams are useless to a call and count as lost.
+            // Late datagrams are useless in a call and count as lost.
             let received = if settings.max_p99_us.is_some_and(|most| p99 > most) { 0 } else { received };
             let late = matches!(void, Some(VoidReason::GeneratorLate { .. }));
             // High lateness without loss is a valid result.
@@ -169,7 +169,7 @@ impl RunStage {
             } else if void.is_some() {
                 if voids >= HOPELESS {
                     return Err(RunFailure::Other(format!(
-                        "{voids} consecutive trials at different rates are void ({}): reduce other load on the machine, pin the programs \
+                        "{voids} consecutive trials at different rates were void ({}): reduce other load on the machine, pin the programs \
                          to separate CPUs, or raise the limits (--max-late-us, --max-steal, or [limits] in the file)",
                         void.map_or_else(String::new, |void| void.to_string())
                     )));
@@ -280,7 +280,7 @@ fn point(outcome: &WorkloadResult, trial: Trial) -> Option<SweepPoint> {
 /// Scaled to the trial's length, because the workload ran a little longer; a loss never rounds to zero.
 #[expect(clippy::cast_possible_truncation, reason = "rates times seconds: positive, far below 2^53")]
 fn counts(point: &SweepPoint, trial: Trial, variable: &str) -> (u64, u64) {
-    // A few clients send many datagrams, so one lost datagram must not count like a client.
+    // A few clients send many datagrams, so a lost datagram must not be counted as a lost client.
     let rate = if variable == CLIENTS { trial.rate_pps as f64 * 1e6 } else { point.offered_pps };
     let sent = (rate * trial.duration_s).round().max(0.0) as u64;
     let lost = (sent as f64 * point.loss_percent / 100.0).ceil() as u64;
@@ -295,7 +295,7 @@ fn ended_by_the_generator(record: &RunRecord) -> Vec<String> {
             .count();
         (ended > 0).then(|| {
             format!(
-                "the generator limited {ended} of {} searches of {name}: the true maximum may be higher",
+                "the generator limited {ended} of {} searches for {name}: the true maximum may be higher",
                 sweeps().count()
             )
         })
@@ -319,7 +319,7 @@ pub(crate) fn describe(sweep: &Sweep) -> String {
             found.because
         );
     }
-    // Lists only trials at shares of the rate found. Trials at 100 % and above are metrics.
+    // Lists only trials at shares of the rate found. Trials at 100 % and above are reported as metrics.
     let shares = sweep.points.len().saturating_sub(SHARES.iter().filter(|percent| **percent < WHOLE).count());
     let highest = sweep.found.iter().find_map(|found| found.lower_pps);
     let is_share = |highest: u64| sweep.points[shares].rate_pps == share_of(highest, SHARES[0]);

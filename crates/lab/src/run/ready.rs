@@ -23,7 +23,7 @@ use crate::{
 const INTERVAL: Duration = Duration::from_millis(20);
 /// Time for a program without a probe to enter its namespace.
 const SETTLE: Duration = Duration::from_secs(5);
-/// A program without a probe that lives this long has not failed immediately.
+/// A program without a probe that still runs after this time has not failed immediately.
 const BREATH: Duration = Duration::from_millis(100);
 
 pub(crate) fn wait(
@@ -105,7 +105,7 @@ fn missing(ready: &Ready) -> String {
         Some(("http", url, _)) => format!("no answer to {url}"),
         Some(("udp_port", port, _)) => format!("no UDP socket on port {port}"),
         Some(("tcp_port", port, _)) => format!("nothing listens on TCP port {port}"),
-        Some((_, text, _)) => format!("its output has no \"{text}\""),
+        Some((_, text, _)) => format!("its output does not contain \"{text}\""),
         None => String::new(),
     }
 }

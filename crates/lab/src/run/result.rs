@@ -24,7 +24,7 @@ pub(crate) struct WorkloadResult {
     pub(crate) notes: Vec<String>,
 }
 
-/// Returns an error that is part of a sentence.
+/// The error is a lower-case fragment without a full stop; the caller embeds it in a sentence.
 pub(crate) fn read(workload: &WorkloadSpec, text: &str) -> Result<WorkloadResult, String> {
     let mut outcome = match workload.format {
         ResultFormat::None => return Ok(WorkloadResult::default()),
@@ -54,7 +54,7 @@ impl WorkloadResult {
         Ok(())
     }
 
-    /// Prefers the counters for delivered datagrams.
+    /// For delivered datagrams, prefers the kernel's counters to the report.
     pub(crate) fn complete(self, elapsed: f64, round: &mut Round) {
         let counted = round.metrics.get(metric::DELIVERED).copied();
         for (name, value) in self.metrics {
@@ -166,7 +166,10 @@ fn at(value: &Value, path: &str) -> Option<f64> {
         .as_f64()
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "a count of datagrams, checked to be one")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "a datagram count; the filter above the cast checks the range"
+)]
 fn count(value: Option<f64>) -> Option<u64> {
     value.filter(|value| (0.0..9e15).contains(value)).map(|value| value as u64)
 }
@@ -223,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn without_counters_the_report_is_used() {
+    fn the_report_is_used_if_there_are_no_counters() {
         let mut round = Round::new(0, "a", 0);
         read(&workload("turnpike"), OURS).unwrap().complete(2.0, &mut round);
         assert_eq!(round.metrics[metric::DELIVERED], 198.0);
@@ -247,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn any_json_is_read_by_its_fields() {
+    fn any_json_is_read_with_the_given_fields() {
         let json = with_fields("json", "{ transactions_per_s = 'a.1.rate' }");
         let outcome = read(&json, r#"{"a":[{},{"rate":12.5}]}"#).unwrap();
         assert_eq!(outcome.metrics["transactions_per_s"], 12.5);

@@ -1,4 +1,5 @@
-//! One start of a subject with its helpers, and measurements of it under load. Dropping it stops everything.
+//! A started subject with its helpers, and measurements of it under load. Dropping the session stops
+//! everything.
 //!
 //! ```text
 //! workload   ├─ set-up ─┬─ warm-up ─┬──────────── its own measured time ────────────┬─┤
@@ -111,7 +112,7 @@ impl RunStage {
 }
 
 impl SubjectSession<'_> {
-    /// Discards the first load after a start: caches fill, memory is faulted in, neighbours are resolved.
+    /// Applies and discards the first load after a start, which fills caches, faults in memory and resolves neighbours.
     pub(crate) fn discard_first(&mut self) -> Result<(), RunFailure> {
         let seconds = self.stage.experiment.discard;
         if seconds == 0.0 {
@@ -128,7 +129,7 @@ impl SubjectSession<'_> {
         self.await_end(&mut workload, seconds)
     }
 
-    /// A workload without a result need not finish; dropping it ends it.
+    /// A workload without a result need not finish; it is stopped when dropped.
     fn is_ended_by_us(&self) -> bool {
         let workload = &self.stage.experiment.workload;
         workload.format == ResultFormat::None && !workload.whole
@@ -190,7 +191,7 @@ impl SubjectSession<'_> {
         };
         let spent = opened.taken.elapsed();
         let attached = attach(&self.pids())?;
-        // The observer is attached for the full duration, because the workload's time includes the delay.
+        // The observer stays attached for the full duration, because the workload's time includes the delay.
         if whole {
             self.await_end(&mut workload, window.warmup + window.duration)?;
         } else {
@@ -278,14 +279,14 @@ impl SubjectSession<'_> {
         Ok((program, result))
     }
 
-    /// Returns at once on the host, which has other traffic.
+    /// Waits for traffic. Returns immediately on the host, which has other traffic.
     fn await_flow(&mut self, workload: &mut ChildProgram) -> Result<(), RunFailure> {
         let patience = self.stage.experiment.workload.patience;
         let deadline = Instant::now() + Duration::from_secs_f64(patience);
         let Some(start) = self.scope.arrived()? else { return Ok(()) };
         loop {
             let arrived = self.scope.arrived()?.unwrap_or(start).saturating_sub(start);
-            // A trickle counts as traffic.
+            // At the deadline, even a trickle counts as traffic.
             if arrived >= FLOWING || (arrived > 0 && Instant::now() > deadline) {
                 return Ok(());
             }
@@ -315,12 +316,12 @@ impl SubjectSession<'_> {
         }
         self.check_alive()?;
         match workload.ended() {
-            // If the subject died too, its death is the cause and the workload is not at fault.
+            // If the subject exited too, that is the cause, and the workload is not at fault.
             Some(_) => {
                 thread::sleep(LOOK);
                 self.check_alive()?;
                 Err(RunFailure::Other(format!(
-                    "{} before the end of the measured time",
+                    "{} before the end of the measurement",
                     workload.exit_report()
                 )))
             }
@@ -358,9 +359,9 @@ impl SubjectSession<'_> {
         match ended {
             Some(status) if status.success() => Ok(()),
             Some(_) => Err(RunFailure::Other(workload.exit_report())),
-            None => {
-                Err(RunFailure::Other(format!("the workload was still running {patience} s after its time")))
-            }
+            None => Err(RunFailure::Other(format!(
+                "the workload was still running {patience} s after it should have ended"
+            ))),
         }
     }
 }
@@ -379,7 +380,7 @@ fn read_result(experiment: &Experiment, path: &Path) -> Result<WorkloadResult, S
 }
 
 fn caveats(round: &mut Round, elapsed: f64) {
-    // Noted only: a multi-threaded generator may not be at its limit here.
+    // Only noted, because a multi-threaded generator may not be at its limit here.
     if round.metrics.get("generator_cpu_s").is_some_and(|spent| *spent > SATURATED * elapsed) {
         round.notes.push("the generator used a whole CPU and may have limited the subject".to_owned());
     }

@@ -91,7 +91,7 @@ impl RunStage {
     }
 
     pub(crate) fn remove_directory(&self) {
-        // Best effort: the user sees what is left and knows why there is no record.
+        // Best effort: the user sees what is left, and the error explains why there is no record.
         let _ = fs::remove_dir_all(&self.directory);
         if let Some(base) = self.directory.parent() {
             let _ = fs::remove_dir(base);
@@ -151,7 +151,7 @@ impl RunStage {
         })
     }
 
-    /// Gives equal text for equal workloads, independent of location and build.
+    /// Describes the workload; the text is the same for equal workloads, wherever they are and whatever the build.
     fn workload_in_words(&self, request: &RunRequest) -> Result<String, LabError> {
         let mut command = self.experiment.workload.command.words()?;
         for word in &mut command {

@@ -77,7 +77,7 @@ fn noise_and_hiccups_hardly_affect_the_result() {
             found.because == SearchEnd::Narrow && (lower / truth - 1.0).abs() < 0.025
         }));
     }
-    assert!(good >= 19, "{good} of 20 searches within 2.5 %");
+    assert!(good >= 19, "only {good} of 20 searches are within 2.5 %");
 }
 
 #[test]
@@ -209,7 +209,7 @@ fn next_repeats_the_trial_until_it_is_observed() {
 }
 
 #[test]
-fn invalid_settings_finish_at_once() {
+fn invalid_settings_finish_immediately() {
     assert!(
         Search::new(SearchSettings { min_pps: 10, max_pps: 5, ..SearchSettings::default() }).next().is_none()
     );
@@ -239,7 +239,7 @@ fn the_search_ends_for_arbitrary_results() {
 
 #[test]
 fn late_trials_count_if_lossless_and_are_ignored_if_lossy() {
-    // Every trial has bursts: met goals count, losses do not.
+    // Every trial has bursts: goals that were met count, losses do not.
     let settings = SearchSettings {
         min_pps: 1_000,
         max_pps: 100_000,

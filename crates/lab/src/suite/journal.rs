@@ -99,7 +99,7 @@ impl SuiteJournal {
     }
 }
 
-/// Includes failed rows.
+/// Runs all rows that have no record, including those that failed.
 pub(crate) fn run_remaining_rows(journal: &mut SuiteJournal, stop: &StopFlag) -> Result<(), LabError> {
     let (screen, of) = (Console::new(), journal.rows.len());
     for index in 0..of {

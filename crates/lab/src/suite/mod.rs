@@ -39,7 +39,7 @@ pub(crate) struct Suite {
 struct SuiteRow {
     title: String,
     experiment: String,
-    /// Includes all swept variables.
+    /// Must include all swept variables.
     #[serde(default)]
     set: BTreeMap<String, toml::Value>,
     topology: Option<String>,
@@ -56,7 +56,8 @@ impl Suite {
         let (mut suite, mut document): (Self, _) = Document::parse(path, text)?;
         suite.check(&mut document);
         document.finish()?;
-        // The built-in layout has a `suites` folder inside the experiments; elsewhere both share a directory.
+        // In the built-in layout, suites are in a folder inside `experiments`; elsewhere both share a
+        // directory.
         let folder = path.parent().unwrap_or(Path::new("."));
         let is_apart = folder.file_name().is_some_and(|name| name == "suites");
         suite.experiments = if is_apart { folder.join("..") } else { folder.to_owned() };
@@ -68,7 +69,7 @@ impl Suite {
         let has = |row: &SuiteRow, text: &String| row.title.contains(text) || row.experiment.contains(text);
         self.row.retain(|row| texts.is_empty() || texts.iter().any(|text| has(row, text)));
         if self.row.is_empty() {
-            return Err(LabError::usage(format!("--only: no row of suite {} has that text", self.name)));
+            return Err(LabError::usage(format!("--only: no row of suite {} contains that text", self.name)));
         }
         Ok(self)
     }
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn all_mistakes_of_a_suite_are_reported_with_positions() {
+    fn all_errors_in_a_suite_are_reported_with_positions() {
         let told = parse(
             "name = 'S'\n[[row]]\ntitle = 'one'\nexperimnt = 'x'\n[[row]]\ntitle = 'one'\nexperiment = 'x'\n\
              must = [{ metric = 'delivered_pps' }]\n",
@@ -174,7 +175,7 @@ mod tests {
             "s.toml:6:9: \"one\" is used twice",
             "s.toml:8:9: a bar needs exactly one of at_least and at_most",
         ] {
-            assert!(told.contains(part), "{part} is missing in {told}");
+            assert!(told.contains(part), "{part} is missing from {told}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! Table of a suite: one line per figure with thresholds, or for the deciding metric of rows without any.
+//! Table of a suite: one line for each figure with thresholds; for rows without thresholds, one line for the deciding metric.
 
 use std::{fmt::Write as _, iter};
 
@@ -85,7 +85,7 @@ impl SuiteTable {
             match self.lines.iter_mut().find(same) {
                 Some(line) => {
                     line.threshold += &format!("; {threshold}");
-                    // The reason for an undecided threshold is given once.
+                    // The reason for an undecided threshold is given only once.
                     if line.verdict != told
                         || matches!(held.outcome, ThresholdOutcome::Met | ThresholdOutcome::Missed)
                     {
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_with_thresholds_have_lines_and_other_rows_verdicts() {
+    fn figures_with_thresholds_get_lines_and_other_rows_verdicts() {
         let text = table().markdown();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(

@@ -1,5 +1,5 @@
-//! Guardian shell that outlives the lab. When the lab's end of its pipe closes, for whatever reason, it kills
-//! all processes with the lab's mark and removes its namespaces. Not even SIGKILL leaves anything behind.
+//! Guardian shell that outlives the lab. When the lab's end of the pipe closes, for whatever reason, the guardian kills all processes with
+//! the lab's mark and removes its namespaces. So even SIGKILL leaves nothing behind.
 
 use std::{
     os::unix::process::CommandExt,
@@ -9,8 +9,8 @@ use std::{
 
 use crate::{error::LabError, program::MARK};
 
-/// $1 mark, $2 state file, then the names of namespaces. It only kills processes started by the lab, which
-/// carry the mark or live in the namespaces.
+/// Its arguments are the mark, the state file, and the names of the namespaces. It kills only processes that the lab started, which have
+/// the mark or live in the namespaces.
 const SCRIPT: &str = r#"
 mark=$1; state=$2; shift 2
 trap '' INT TERM HUP QUIT
@@ -40,7 +40,7 @@ impl Guardian {
             .args(["-c", SCRIPT, "turnpike-lab-guardian", &format!("{MARK}={id}")])
             .arg(state)
             .args(namespaces)
-            // Otherwise it would kill itself if the lab runs inside a lab.
+            // Otherwise the guardian would kill itself if the lab runs inside another lab.
             .env_remove(MARK)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())

@@ -1,8 +1,6 @@
-//! Network namespaces joined by veth pairs, with reliable cleanup.
-//!
-//! For root each namespace has a name, `tplab-ID-NAME`, visible in `ip netns` and used to find stale ones.
-//! Without root they live inside a user namespace. In both cases a sleeping anchor process holds each
-//! namespace, and everything else enters through it. Nothing outside the namespaces is modified.
+//! Network namespaces joined by veth pairs, with reliable cleanup. If the lab runs as root, each namespace has a name, `tplab-ID-NAME`,
+//! which is visible in `ip netns` and used to find stale ones. Otherwise the namespaces live inside a user namespace. In both cases a
+//! sleeping anchor process keeps each namespace alive, and everything else enters through it. Nothing outside the namespaces is modified.
 
 mod guardian;
 mod napi;
@@ -43,7 +41,7 @@ pub(crate) struct Topology {
     pub(crate) addresses: BTreeMap<String, String>,
     /// Offloads by `NAMESPACE/DEVICE`.
     pub(crate) offloads: BTreeMap<String, BTreeMap<String, bool>>,
-    /// Dedicated receiving kernel threads by `NAMESPACE.DEVICE`.
+    /// Kernel threads dedicated to receiving, by `NAMESPACE.DEVICE`.
     pub(crate) receivers: BTreeMap<String, Vec<u32>>,
     /// `None` for a topology of `lab up`.
     guardian: Option<Guardian>,
@@ -72,7 +70,7 @@ impl Topology {
     /// Removes the namespaces on drop, and even if this process is killed.
     pub(crate) fn for_run(spec: Option<&Spec>) -> Result<Self, LabError> {
         remove_stale()?;
-        // Runs within one process (tests) must not share namespaces.
+        // Several runs within one process (in tests) must not share namespaces.
         static RUNS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let run = RUNS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let mut lab =
@@ -122,7 +120,7 @@ impl Topology {
         self.state.spaces.iter().map(|space| space.name.as_str())
     }
 
-    /// Process that lives in the namespace as long as the topology; `/proc/PID/net` has its counters.
+    /// Process that lives in the namespace as long as the topology exists; its `/proc/PID/net` has the namespace's counters.
     pub(crate) fn anchor(&self, name: &str) -> Result<u32, LabError> {
         self.space(name).map(|space| space.anchor.pid)
     }
@@ -167,7 +165,7 @@ impl Topology {
         let has_ipv6 = fs::exists("/proc/net/if_inet6").unwrap_or(false);
         for link in &spec.link {
             let [a, b] = &link.ends;
-            // Created inside one end's namespace, because without root this process has no rights in its own.
+            // Created inside the namespace of one end, because without root this process has no rights in its own namespace.
             let (mtu, pid) = (link.mtu, self.anchor(&b.namespace)?);
             let add = format!(
                 "ip link add {} mtu {mtu} type veth peer name {} mtu {mtu} netns {pid}",
@@ -236,14 +234,14 @@ impl Topology {
             .spawn()
             .map_err(LabError::io("cannot start `sleep`"))?
             .id();
-        let identity =
-            ProcessIdentity::of(anchor).ok_or_else(|| LabError::failed("an anchor process died at once"))?;
+        let identity = ProcessIdentity::of(anchor)
+            .ok_or_else(|| LabError::failed("an anchor process exited immediately"))?;
         self.state.spaces.push(SpaceState { name: space.name.clone(), anchor: identity, netns });
         self.state.save()?;
         let deadline = Instant::now() + PATIENCE;
         while fs::read_to_string(format!("/proc/{anchor}/comm")).unwrap_or_default().trim() != "sleep" {
             if Instant::now() > deadline || !identity.is_alive() {
-                return Err(LabError::failed(format!("`{}` does not start", holder.join(" "))));
+                return Err(LabError::failed(format!("`{}` has not started", holder.join(" "))));
             }
             thread::sleep(Duration::from_millis(2));
         }
@@ -289,7 +287,7 @@ impl Drop for Topology {
     }
 }
 
-/// Returns the number of removed topologies, with stale ones.
+/// Returns the number of topologies removed, including stale ones.
 pub(crate) fn down(id: &str) -> Result<usize, LabError> {
     let mut ended = 0;
     if let Some(state) = TopologyState::load(id)? {
@@ -299,7 +297,7 @@ pub(crate) fn down(id: &str) -> Result<usize, LabError> {
     Ok(ended + remove_stale()?)
 }
 
-/// Removes leftovers of crashed runs: states without an owner, and our namespaces without a state.
+/// Removes leftovers of crashed runs: states whose owner is gone, and the lab's namespaces that have no state.
 pub(crate) fn remove_stale() -> Result<usize, LabError> {
     // Names are read before states: another lab saves its state first, so every name seen here has a state.
     let named = userns::is_root() && tools::find("ip").is_some();
@@ -333,7 +331,7 @@ fn remove(state: &TopologyState) -> Result<(), LabError> {
 }
 
 fn remove_netns(name: &str) -> Result<(), LabError> {
-    // A process that has cleared its environment has no mark but still lives in our namespace.
+    // A process that has cleared its environment has no mark but still lives in the namespace.
     let pids = tools::output(["ip", "netns", "pids", name]).unwrap_or_default();
     for pid in pids.split_whitespace().filter_map(|pid| program::to_pid(pid.parse().ok()?)) {
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);

@@ -1,5 +1,5 @@
-//! NAPI threads: a device receives in kernel threads pinned to a chosen CPU, instead of in the context of the
-//! sender. Only this charges each side of a veth for its own work.
+//! NAPI threads: a device receives in kernel threads pinned to a chosen CPU, instead of in the context of the sender. Only then is each
+//! side of a veth charged for its own work.
 
 use std::{collections::BTreeSet, thread, time::Duration};
 
@@ -14,8 +14,8 @@ use crate::{
     tools::{self, output_in},
 };
 
-/// SCHED_FIFO, ahead of all programs: a merely nice thread waits for the end of a time slice, in which a
-/// veth's ring of 256 packets overflows.
+/// SCHED_FIFO, ahead of all programs: a thread that only has a better nice value waits for the end of a time slice, and by then a veth's
+/// ring of 256 packets overflows.
 const PRIORITY: &str = "1";
 const LOOKS: usize = 200;
 const LOOK: Duration = Duration::from_millis(5);
@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_millis(5);
 pub(super) fn require(spec: &Spec) -> Result<(), LabError> {
     if !userns::is_root() {
         return Err(LabError::usage(
-            "this topology pins kernel threads, which requires root: run as root, or use another one \
+            "this topology pins kernel threads, which requires root: run as root, or use another topology \
              (--topology veth)",
         ));
     }
@@ -33,7 +33,7 @@ pub(super) fn require(spec: &Spec) -> Result<(), LabError> {
     let cpus = thread::available_parallelism().map_or(1, usize::from);
     match spec.ends().filter_map(|end| end.napi_cpu).find(|cpu| *cpu >= cpus) {
         Some(cpu) => Err(LabError::usage(format!(
-            "this topology receives on CPU {cpu}, but this machine has {cpus}: use another one (--topology veth)"
+            "this topology receives on CPU {cpu}, but this machine has {cpus}: use another topology (--topology veth)"
         ))),
         None => Ok(()),
     }
@@ -56,7 +56,7 @@ pub(super) fn pin(entry: &[String], device: &str, cpu: usize) -> Result<Vec<u32>
     }
     if ours.is_empty() {
         return Err(LabError::failed(format!(
-            "{device} has no NAPI threads: the kernel lacks them (before 5.12), or they are not visible, as in a container"
+            "{device} has no NAPI threads: the kernel does not support them (before 5.12), or they are not visible, as in a container"
         )));
     }
     for pid in ours.iter().map(i32::to_string) {

@@ -1,5 +1,4 @@
-//! Offloads of the devices: set explicitly, read back and recorded, because they decide whether super-packets
-//! cross a veth whole.
+//! Offloads of the devices: set explicitly, read back and recorded, because they decide whether super-packets cross a veth unsegmented.
 
 use std::collections::BTreeMap;
 

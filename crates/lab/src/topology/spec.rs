@@ -18,8 +18,8 @@ const KNOWN: [(&str, &str, &[LinkChange]); 8] = [
     ("wire", WIRE, &[]),
     // Most network cards lack UDP segmentation: the kernel splits super-packets before they reach the device.
     ("wire-without-uso", WIRE, &[LinkChange::Offload(&["relay"], "tx-udp-segmentation", false)]),
-    // XDP only sees checksums inside the packet, and a veth leaves them out. Computing them costs the relay
-    // more here than with a card that verifies them.
+    // XDP sees only checksums that are in the packet, and a veth leaves them out. With computed checksums, the relay's cost is higher here
+    // than with a network card that verifies them.
     ("wire-with-sums", WIRE, &[WITH_SUMS]),
     // Emulates NIC interrupt coalescing.
     (
@@ -30,9 +30,9 @@ const KNOWN: [(&str, &str, &[LinkChange]); 8] = [
             Mitigation { gro_flush_timeout_us: 100, napi_defer_hard_irqs: 2 },
         )],
     ),
-    // Waking the far ends is then not charged to the relay, as on a real wire.
+    // Waking the far ends is then not charged to the relay, as on a real link.
     ("wire-far-mitigated", WIRE, &[FAR_MITIGATED]),
-    // Nor do packets arrive with incomplete checksums, as on a real wire.
+    // In addition, packets do not arrive with incomplete checksums, as on a real link.
     ("wire-far-mitigated-with-sums", WIRE, &[FAR_MITIGATED, WITH_SUMS]),
     ("fleet", include_str!("fleet.toml"), &[]),
 ];
@@ -105,9 +105,9 @@ pub(crate) struct VethEnd {
     pub(crate) addresses: Vec<String>,
     #[serde(default)]
     pub(crate) offloads: BTreeMap<String, bool>,
-    /// Dedicated NAPI threads receive there.
+    /// CPU on which dedicated NAPI threads receive.
     pub(crate) napi_cpu: Option<usize>,
-    /// Mitigation, which requires `napi_cpu`.
+    /// Interrupt mitigation; requires `napi_cpu`.
     pub(crate) mitigation: Option<Mitigation>,
 }
 
@@ -144,7 +144,7 @@ impl Spec {
         Ok(spec)
     }
 
-    /// Devices receive in kernel threads, which only root may pin.
+    /// True if devices receive in kernel threads, which only root may pin.
     pub(crate) fn has_napi_threads(&self) -> bool {
         self.ends().any(|end| end.napi_cpu.is_some())
     }
@@ -200,8 +200,8 @@ impl Spec {
         self.link.iter().flat_map(|link| &link.ends)
     }
 
-    /// Variables: `client` and `client6` are first addresses, `relay-peer` is that of `relay` on its link to
-    /// `peer`, `peer-prefix` the first local prefix.
+    /// Variables: `client` and `client6` are first addresses, `relay-peer` is the address of `relay` on its link to `peer`, and
+    /// `peer-prefix` is the first local prefix.
     pub(crate) fn addresses(&self) -> BTreeMap<String, String> {
         let mut names = BTreeMap::new();
         for link in &self.link {

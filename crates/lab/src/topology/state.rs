@@ -29,7 +29,7 @@ pub(crate) struct SpaceState {
     pub(crate) netns: Option<String>,
 }
 
-/// A process ID alone may be reused.
+/// Includes the start time, because process IDs are reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ProcessIdentity {
     pub(crate) pid: u32,
@@ -60,7 +60,7 @@ impl TopologyState {
         Ok(())
     }
 
-    /// Returns true if its owner has died or, without an owner, one of its anchors.
+    /// Returns true if its owner has exited or, if it has no owner, one of its anchors.
     pub(crate) fn is_stale(&self) -> bool {
         match self.owner {
             Some(owner) => !owner.is_alive(),
@@ -90,7 +90,8 @@ pub(crate) fn path_of(id: &str) -> Result<PathBuf, LabError> {
 }
 
 fn read(path: &Path) -> Option<TopologyState> {
-    // Counts an unreadable state as missing; its namespaces are found by name, its processes by their mark.
+    // Treats an unreadable state as missing; its namespaces are found by name, and its processes by their
+    // mark.
     serde_json::from_str(&fs::read_to_string(path).ok()?).ok()
 }
 
@@ -118,6 +119,9 @@ mod tests {
         assert!(!state.is_stale());
         state.spaces.push(SpaceState { anchor: ProcessIdentity { pid: u32::MAX, start_time: 1 }, ..space });
         assert!(state.is_stale());
-        assert!(TopologyState::default().is_stale(), "it was interrupted before the first namespace");
+        assert!(
+            TopologyState::default().is_stale(),
+            "it was interrupted before the first namespace was created"
+        );
     }
 }

@@ -12,7 +12,7 @@ use std::{
 
 use crate::{error::LabError, tools};
 
-/// State directory of the outer process, set in the inner one. Started programs inherit it.
+/// State directory of the outer process, set for the inner one. Programs that it starts inherit it.
 const INSIDE: &str = "TPLAB_INSIDE";
 
 /// Re-executes the command in a user namespace through `unshare` unless this process is root.
@@ -46,7 +46,7 @@ pub(crate) fn enter_if_needed() -> Result<(), LabError> {
     Err(LabError::failed(format!("cannot start `unshare`: {error}")))
 }
 
-/// Root of a container may lack CAP_SYS_ADMIN.
+/// Root in a container may lack CAP_SYS_ADMIN.
 fn can_make_namespaces() -> Result<(), LabError> {
     tools::output(["unshare", "-n", "true"]).map(drop).map_err(|_| {
         LabError::usage(
@@ -61,7 +61,7 @@ pub(crate) fn inherited_directory() -> Option<PathBuf> {
     env::var_os(INSIDE).map(PathBuf::from)
 }
 
-/// Creates the directory if missing, private to this user.
+/// Creates the directory, private to this user, if it is missing.
 pub(crate) fn directory() -> Result<PathBuf, LabError> {
     let directory = match inherited_directory() {
         Some(directory) => directory,

@@ -47,7 +47,7 @@ fn equal_subjects_show_no_difference_with_enough_precision() {
 }
 
 #[test]
-fn noise_above_the_resolution_asks_for_more_rounds() {
+fn noise_above_the_resolution_requires_more_rounds() {
     let verdict = judge(&steady(PACKETS_PER_CPU_S, 8, 1.0, 0.2), "new", PACKETS_PER_CPU_S);
     assert!(matches!(reasons(&verdict), [VerdictReason::TooNoisy { .. }]), "{verdict}");
     let needed = rounds_needed(&verdict).unwrap();
@@ -84,7 +84,7 @@ fn an_effect_below_the_noise_floor_is_refused() {
 }
 
 #[test]
-fn effects_below_a_low_noise_floor_are_no_difference() {
+fn effects_below_a_low_noise_floor_are_not_differences() {
     let mut record = steady(PACKETS_PER_CPU_S, 8, 1.01, 0.001);
     for (i, round) in record.aa.iter_mut().enumerate() {
         round.metrics.insert(PACKETS_PER_CPU_S.to_owned(), if i % 2 == 0 { 98.0 } else { 102.0 });
@@ -126,7 +126,7 @@ fn a_crashed_subject_gets_no_verdict() {
     assert_eq!(rounds_needed(&verdict), None);
 }
 
-/// Record with a late generator in the runs of `new` in the first six rounds, and `load` offered per run.
+/// Record in which the generator fell behind in the runs of `new` in the first six rounds, with `load` offered per run.
 fn late(metric: &str, load: impl Fn(&Round) -> f64) -> RunRecord {
     late_of("new", metric, load)
 }
@@ -163,7 +163,7 @@ fn cost_per_datagram_is_judged_despite_a_late_generator() {
         let verdict = judge(&late(metric, |_| 1000.0), "new", metric);
         assert!(matches!(verdict.outcome, Conclusion::Faster | Conclusion::Slower), "{verdict}");
         assert_eq!((verdict.estimate.unwrap().rounds, verdict.late), (20, 6));
-        assert!(verdict.to_string().ends_with(", generator late in 6 of them)"), "{verdict}");
+        assert!(verdict.to_string().ends_with(", generator behind in 6 of them)"), "{verdict}");
         // Void rounds are not counted.
         let mut robbed = late(metric, |_| 1000.0);
         robbed.rounds[0].voided = Some(VoidReason::CpuStolen { percent: 2.0, limit_percent: 1.0 });

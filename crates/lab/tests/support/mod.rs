@@ -1,5 +1,5 @@
 //! Runs the lab as a separate process, to test signals, exit codes and leftovers.
-#![allow(dead_code, unused_imports, reason = "each test file uses its part")]
+#![allow(dead_code, unused_imports, reason = "each test file uses only a part of it")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
 
 use std::{
@@ -59,7 +59,7 @@ pub(crate) fn ended(code: i32, output: &Output) -> String {
 pub(crate) fn has_all(text: &str, parts: &[impl AsRef<str>]) {
     let parts = parts.iter().map(AsRef::as_ref);
     for part in parts {
-        assert!(text.contains(part), "{part} is missing: {text}");
+        assert!(text.contains(part), "{part} is missing from {text}");
     }
 }
 
@@ -114,12 +114,13 @@ fn run_in_user_namespace() {
     const NAMESPACES: [&str; 3] = ["--map-root-user", "--mount", "--net"];
     if !Command::new("unshare").args(NAMESPACES).arg("true").stderr(Stdio::null()).status().unwrap().success()
     {
-        eprintln!("SKIPPED: network namespaces need root, or a kernel that lets users make user namespaces");
+        eprintln!(
+            "SKIPPED: network namespaces need root, or a kernel that lets users create user namespaces"
+        );
         return;
     }
     let test = thread::current().name().expect("libtest names a test's thread after it").to_owned();
-    // ip(8) keeps the names of namespaces below /run, which belongs to root. Without a loopback a host has no
-    // routing table.
+    // ip(8) keeps the names of namespaces below /run, which belongs to root. Without loopback there is no routing table.
     let output = Command::new("unshare")
         .args(NAMESPACES)
         .args(["sh", "-c", r#"mount -t tmpfs tmpfs /run && ip link set lo up && exec "$@""#, "sh"])

@@ -104,7 +104,8 @@ fn a_single_row_is_inside_its_axes() {
     let [left, top, right, bottom] = frame(&svg);
     let (x, y) = (numbers(&svg, "circle", "cx")[0], numbers(&svg, "circle", "cy")[0]);
     assert!((left..=right).contains(&x) && (top..=bottom).contains(&y), "{x}, {y} in {:?}", frame(&svg));
-    let (_, _, label) = texts(&svg).into_iter().find(|(text, ..)| text == "alone  1.200").expect("its label");
+    let (_, _, label) =
+        texts(&svg).into_iter().find(|(text, ..)| text == "alone  1.200").expect("the row has a label");
     assert!((label - y).abs() <= 1.5, "label at {label}, dot at {y}");
 }
 
