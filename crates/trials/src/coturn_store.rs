@@ -12,7 +12,7 @@ pub fn coturn_store() -> Result<(Server, Proxy), String> {
     let document = include_str!("../../../docs/stores.md");
     let (_, rest) = document.split_once("```sql\n").expect("the document has the schema");
     let psql = installed("psql").ok_or("psql is not installed")?;
-    let schema = rest.split_once("```").expect("and its end").0;
+    let schema = rest.split_once("```").expect("the code block ends").0;
     Program::run(Command::new(psql).env("PGPASSWORD", PASSWORD).args([
         "-X",
         "-q",

@@ -13,7 +13,7 @@ use super::{
     turnpike::{address_after, upgradable},
 };
 
-/// Copy modes to test; the kernel mode only if the kernel supports it.
+/// Copy modes to test; includes the kernel mode only if the kernel supports it.
 pub fn copies() -> Vec<&'static str> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split(['.', '-']).map_while(|number| number.trim().parse::<u32>().ok());
@@ -70,7 +70,7 @@ impl Forward {
     }
 
     pub fn metrics(&self) -> Metrics {
-        let (status, text) = http::get(self.admin, "/metrics").expect("the admin page answers");
+        let (status, text) = http::get(self.admin, "/metrics").expect("the admin interface answers");
         assert_eq!(status, 200);
         Metrics::new(text)
     }
@@ -83,7 +83,7 @@ impl Forward {
     }
 
     pub fn write(&self, name: &str, text: &str) {
-        fs::write(self.path(name), text).expect("the test's own directory can be written");
+        fs::write(self.path(name), text).expect("the test's own directory is writable");
     }
 
     pub fn reload(&mut self, answer: &str) {
@@ -136,25 +136,25 @@ pub fn udp_echo() -> SocketAddr {
 
 /// Connects with timeouts, so that a test fails instead of hanging.
 pub fn connect(address: SocketAddr) -> TcpStream {
-    let stream = TcpStream::connect_timeout(&address, SOON).expect("it accepts connections");
-    stream.set_read_timeout(Some(SOON)).expect("not zero");
-    stream.set_write_timeout(Some(SOON)).expect("not zero");
+    let stream = TcpStream::connect_timeout(&address, SOON).expect("the listener accepts connections");
+    stream.set_read_timeout(Some(SOON)).expect("the timeout is not zero");
+    stream.set_write_timeout(Some(SOON)).expect("the timeout is not zero");
     stream
 }
 
 pub fn say(stream: &mut TcpStream, text: &str) -> String {
     stream.write_all(text.as_bytes()).expect("the write succeeds");
     let mut answer = vec![0; text.len()];
-    stream.read_exact(&mut answer).expect("it responds");
+    stream.read_exact(&mut answer).expect("the target responds");
     String::from_utf8(answer).expect("the echo arrives")
 }
 
 pub fn say_udp(address: SocketAddr, text: &str) -> String {
     let socket = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
     socket.connect(address).expect("loopback is reachable");
-    socket.set_read_timeout(Some(SOON)).expect("not zero");
+    socket.set_read_timeout(Some(SOON)).expect("the timeout is not zero");
     socket.send(text.as_bytes()).expect("the send on loopback succeeds");
     let mut buffer = vec![0; 2048];
-    let len = socket.recv(&mut buffer).expect("it responds");
+    let len = socket.recv(&mut buffer).expect("the target responds");
     String::from_utf8(buffer[..len].to_vec()).expect("the echo arrives")
 }

@@ -74,7 +74,7 @@ impl Metrics {
     /// Sum of all series of `name` whose labels contain `label` (such as `reason="expired"`; empty for all).
     ///
     /// # Panics
-    /// If no series matches, so that a misspelt name does not read as zero.
+    /// If no series matches, so that a misspelt name is not taken for zero.
     pub fn sum(&self, name: &str, label: &str) -> u64 {
         let mut found = false;
         let mut sum = 0.0;
@@ -86,7 +86,7 @@ impl Metrics {
                 sum += value.parse::<f64>().expect("a sample is a number");
             }
         }
-        assert!(found, "no series {name}{{{label}}} in\n{}", self.0);
+        assert!(found, "there is no series {name}{{{label}}} in\n{}", self.0);
         #[expect(clippy::cast_possible_truncation, reason = "counters, far below 2^53")]
         {
             sum as u64

@@ -1,7 +1,7 @@
-//! Harness for tests of the binary: child processes that always end, test networks, an HTTP client and a bare STUN client. The
-//! trials themselves are in `tests`.
+//! Harness for end-to-end tests: child processes that always end, test networks, an HTTP client and a simple STUN client. The tests
+//! themselves are in `tests`.
 #![forbid(unsafe_code)]
-#![expect(clippy::print_stdout, reason = "shown by libtest where a test fails")]
+#![expect(clippy::print_stdout, reason = "libtest shows the output of failed tests")]
 
 pub mod browsers;
 mod coturn_store;

@@ -1,4 +1,4 @@
-//! Veth links to a server in its own network namespace, where the kernel path can relay.
+//! Veth links to a server in a network namespace of its own, where the kernel path can relay.
 //!
 //! ```text
 //!  this test                       the server's namespace
@@ -35,7 +35,7 @@ impl Deref for Links {
     }
 }
 
-/// Runs `body` with links to a server namespace, or prints why it cannot; `test` is the name of the calling test.
+/// Runs `body` with links to a server namespace, or prints why that is not possible; `test` is the name of the calling test.
 pub fn on_links(test: &str, body: impl FnOnce(&Links)) {
     need!(may_load_programs());
     need!(installed("nsenter"));
@@ -65,15 +65,15 @@ pub fn reason_of_bulk(datapath: &str) -> &'static str {
 }
 
 impl Links {
-    /// Configures the veths for XDP: the far end must write checksums and VLAN tags, because XDP sees the packet as it is, and must
-    /// receive through NAPI, or redirected packets never arrive.
+    /// Configures the veths for XDP: the far end must write checksums and VLAN tags into packets, because XDP sees only the packet itself,
+    /// and must receive through NAPI, because redirected packets would otherwise never arrive.
     pub fn behave_as_cards(&self) {
         for device in ["c", "p"] {
             run("ethtool", &["-K", device, "tx", "off", "txvlan", "off", "gro", "on"]);
         }
     }
 
-    /// Lets super-packets cross the links unsegmented, or else arrive as single datagrams that the receiver's GRO merges.
+    /// If `whole`, super-packets cross the links unsegmented; otherwise they arrive as single datagrams, which the receiver's GRO merges.
     pub fn bursts_come_whole(&self, whole: bool) {
         let segments = if whole { "on" } else { "off" };
         for device in ["c", "p"] {
@@ -90,7 +90,7 @@ impl Links {
     pub fn link_address(&self) -> String {
         let said = self.inside_says(&["ip", "-o", "link", "show", "dev", "p"]);
         let mut words = said.split_whitespace().skip_while(|word| *word != "link/ether");
-        words.nth(1).expect("Ethernet has one").to_owned()
+        words.nth(1).expect("an Ethernet device has a link-layer address").to_owned()
     }
 
     fn up() -> Self {
@@ -163,11 +163,12 @@ impl Links {
     }
 }
 
-/// Address of the admin interface: a Unix socket in a directory is reachable from every network namespace and writable for an ordinary
-/// user.
+/// Address of the admin interface: a Unix socket, which is reachable from every network namespace, in a directory that an ordinary user can
+/// write to.
 fn admin_socket() -> (Dir, String) {
     let dir = Dir::new();
-    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).expect("the test's own directory");
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777))
+        .expect("the test's own directory is writable");
     let admin = format!("unix:{}", dir.at("a.sock").display());
     (dir, admin)
 }
@@ -175,13 +176,13 @@ fn admin_socket() -> (Dir, String) {
 pub struct Server<'l> {
     pub program: Program,
     dir: Dir,
-    /// Keeps the namespace alive until the server has ended.
+    /// Keeps the namespace alive until the server has exited.
     _links: &'l Links,
 }
 
 impl Server<'_> {
     pub fn metrics(&self) -> Metrics {
-        let (status, text) = get_unix(&self.dir.at("a.sock"), "/metrics").expect("it responds");
+        let (status, text) = get_unix(&self.dir.at("a.sock"), "/metrics").expect("the target responds");
         assert_eq!(status, 200);
         Metrics::new(text)
     }

@@ -4,22 +4,22 @@ use std::{fs, process::Command};
 
 use super::{Program, eventually, installed};
 
-/// Returns a factory of commands that run a shell script in a new network namespace with loopback and `setup`, or the reason why the
-/// machine cannot.
+/// Returns a function that creates commands, which run a shell script in a new network namespace after bringing up loopback and running
+/// `setup`; or the reason why that is not possible on this machine.
 pub fn namespace(setup: &'static str) -> Result<impl Fn(&str) -> Command, String> {
     installed("ip")?;
     installed("unshare")?;
-    // The shell is the first process of its namespace; everything in it ends with the shell.
+    // The shell is the first process in its PID namespace, so everything in the namespace ends with it.
     let inside = move |flags: &str, script: &str| {
         let script = format!("ip link set lo up && {setup} && {script}");
         let mut command = Command::new("unshare");
         command.args([flags, "--kill-child", "sh", "-c", &script]).env_remove("TURNPIKE_CONFIG");
         command
     };
-    // A user namespace needs no privilege but is often forbidden in containers, where root works without one.
+    // A user namespace needs no privileges but is often forbidden in containers, where root can do without one.
     let allowed = |flags: &&str| Program::run(&mut inside(flags, "true")).code == Some(0);
     let flags = ["-npf", "-rnpf"].into_iter().find(allowed);
-    let flags = flags.ok_or("unshare(1) and ip(8) cannot make a network namespace here")?;
+    let flags = flags.ok_or("unshare(1) and ip(8) cannot create a network namespace here")?;
     Ok(move |script: &str| inside(flags, script))
 }
 

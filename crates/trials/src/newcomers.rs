@@ -1,4 +1,4 @@
-//! New clients at a fixed rate, each sending its first Allocate from its own port.
+//! New clients that arrive at a fixed rate, each sending its first Allocate from a port of its own.
 
 use std::{
     collections::VecDeque,
@@ -30,7 +30,7 @@ pub struct Arrived {
 }
 
 impl Newcomers {
-    /// Sends `rate` first requests per second over UDP from `networks` addresses, each in its own /24; a single one is
+    /// Sends `rate` first requests per second over UDP from `networks` addresses, each in a /24 of its own; if there is only one, it is
     /// 127.0.0.1.
     pub fn arrive(server: SocketAddr, rate: u32, networks: u32) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
@@ -67,7 +67,7 @@ fn arrive(server: SocketAddr, rate: u32, networks: u32, stop: &AtomicBool) -> Ar
         thread::sleep((interval * number).saturating_sub(started.elapsed()));
         let socket = UdpSocket::bind((source(number % networks), 0)).expect("loopback has free ports");
         socket.set_nonblocking(true).expect("a socket");
-        // A full socket buffer of the server counts as loss, as on a network.
+        // If the server's socket buffer is full, the packet counts as lost, as on a network.
         if socket.send_to(&stun::allocate_request(None), server).is_ok() {
             arrived.sent += 1;
         }
@@ -94,7 +94,7 @@ impl Arrived {
     }
 }
 
-/// Network 0 is 127.0.0.1; every other address is in its own /24.
+/// Network 0 is 127.0.0.1; every other address is in a /24 of its own.
 fn source(network: u32) -> IpAddr {
     Ipv4Addr::from_bits(0x7F00_0001 + (network << 8)).into()
 }

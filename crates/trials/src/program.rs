@@ -1,4 +1,4 @@
-//! A child process of a test: keeps its output, bounds every wait, and ends with the value.
+//! A child process of a test: keeps its output, bounds every wait, and is killed on drop.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -81,13 +81,13 @@ impl Program {
             // The last lines may still be in the pipe, which upgraded processes share.
             let is_silent = self.has_ended() && self.readers.iter().all(JoinHandle::is_finished);
             let found = self.lines().into_iter().find(|line| line.contains(text));
-            assert!(found.is_some() || !is_silent, "{} ended without a line with {text:?}", self.name);
+            assert!(found.is_some() || !is_silent, "{} exited without a line with {text:?}", self.name);
             found
         })
     }
 
     pub fn has_ended(&mut self) -> bool {
-        self.child.try_wait().expect("the test's own child can be waited for").is_some()
+        self.child.try_wait().expect("the test can wait for its own child").is_some()
     }
 
     pub fn signal(&self, name: &str) {
@@ -104,10 +104,10 @@ impl Program {
     pub fn wait(mut self, deadline: Duration) -> Finished {
         let until = Instant::now() + deadline;
         let status = loop {
-            if let Some(status) = self.child.try_wait().expect("the test's own child can be waited for") {
+            if let Some(status) = self.child.try_wait().expect("the test can wait for its own child") {
                 break status;
             }
-            assert!(Instant::now() < until, "{} still runs after {deadline:?}", self.name);
+            assert!(Instant::now() < until, "{} is still running after {deadline:?}", self.name);
             thread::sleep(Duration::from_millis(10));
         };
         self.readers.drain(..).for_each(|reader| reader.join().expect("a reader does not panic"));

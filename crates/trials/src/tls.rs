@@ -19,7 +19,7 @@ use turnpike_testkit::certificates;
 
 use super::{Dir, SOON};
 
-/// A certificate and key in files; self-signed unless made by [`Certificate::of_authority`].
+/// A certificate and key in files; self-signed unless created by [`Certificate::of_authority`].
 pub struct Certificate {
     dir: Dir,
 }
@@ -57,11 +57,11 @@ impl Certificate {
         Self::with(names, |params| params.not_after = rcgen::date_time_ymd(1970, 1, 1) + now + left)
     }
 
-    /// A certificate signed by a test authority, for clients that reject self-signed certificates.
+    /// A certificate signed by a test CA, for clients that reject self-signed certificates.
     pub fn of_authority(names: &[&str]) -> Self {
         let certificate = Self { dir: Dir::new() };
         let (made, authority) = certificates::Certificate::of_authority(names);
-        fs::write(certificate.authority(), authority).expect("the test's own directory");
+        fs::write(certificate.authority(), authority).expect("the test's own directory is writable");
         certificate.write(&made);
         certificate
     }
@@ -73,8 +73,8 @@ impl Certificate {
     }
 
     fn write(&self, made: &certificates::Certificate) {
-        fs::write(self.cert(), &made.pem).expect("the test's own directory");
-        fs::write(self.key(), &made.key).expect("the test's own directory");
+        fs::write(self.cert(), &made.pem).expect("the test's own directory is writable");
+        fs::write(self.key(), &made.key).expect("the test's own directory is writable");
     }
 
     pub fn cert(&self) -> PathBuf {
@@ -89,9 +89,9 @@ impl Certificate {
         self.dir.path().join("authority.pem")
     }
 
-    /// Base64 of SHA-256 of the public key (SPKI), the form of Chromium and HPKP (RFC 7469).
+    /// Base64 of the SHA-256 of the public key (SPKI), the form that Chromium and HPKP (RFC 7469) use.
     pub fn spki_hash(&self) -> String {
-        let pem = fs::read_to_string(self.key()).expect("the test's own file");
+        let pem = fs::read_to_string(self.key()).expect("the file belongs to the test");
         let key = KeyPair::from_pem(&pem).expect("the test's own key");
         STANDARD.encode(Sha256::digest(key.subject_public_key_info()))
     }
@@ -113,12 +113,12 @@ fn read(path: &Path) -> CertificateDer<'static> {
 /// Fetches the certificate that a server presents for this name.
 pub fn shown_by(server: SocketAddr, name: &'static str) -> CertificateDer<'static> {
     let config = certificates::believing_client(rustls::ALL_VERSIONS);
-    let name = ServerName::try_from(name).expect("names of tests are names");
-    let mut connection = ClientConnection::new(Arc::new(config), name).expect("a valid configuration");
-    let mut socket = TcpStream::connect_timeout(&server, SOON).expect("it accepts connections");
-    socket.set_read_timeout(Some(SOON)).expect("not zero");
+    let name = ServerName::try_from(name).expect("the test's name is valid");
+    let mut connection = ClientConnection::new(Arc::new(config), name).expect("the configuration is valid");
+    let mut socket = TcpStream::connect_timeout(&server, SOON).expect("the listener accepts connections");
+    socket.set_read_timeout(Some(SOON)).expect("the timeout is not zero");
     while connection.is_handshaking() {
         connection.complete_io(&mut socket).expect("the handshake succeeds");
     }
-    connection.peer_certificates().expect("a server shows one")[0].clone().into_owned()
+    connection.peer_certificates().expect("a server presents a certificate")[0].clone().into_owned()
 }

@@ -1,4 +1,4 @@
-//! The binary's commands as tests use them.
+//! The binary's commands, as used in tests.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -36,13 +36,13 @@ pub fn turnpike(arguments: &[&str]) -> Command {
 
 fn built_program() -> PathBuf {
     let program = build_directory().join("turnpike");
-    assert!(program.is_file(), "{}: cargo build --bin turnpike makes it", program.display());
+    assert!(program.is_file(), "{} is missing: cargo build --bin turnpike creates it", program.display());
     program
 }
 
 fn build_directory() -> PathBuf {
     let test = std::env::current_exe().expect("this program has a path");
-    // Test programs are in `deps` below it.
+    // Test programs are in `deps` below that directory.
     test.ancestors().nth(2).expect("test programs are below the target directory").to_owned()
 }
 
@@ -71,7 +71,7 @@ pub struct Serve {
     _dir: Dir,
 }
 
-/// Environment variable with the rate of unrelated new clients per second at each server under test.
+/// Environment variable with the number of unrelated new clients per second that connect to each server under test.
 const NEWCOMERS: &str = "TURNPIKE_TEST_NEWCOMERS";
 
 impl Serve {
@@ -79,8 +79,8 @@ impl Serve {
         Load::new(self.address(super::V4)).to(reflect.address)
     }
 
-    /// Starts a server on loopback (both families if available) with [`USER`], loopback peers allowed, relaying on loopback unless `more`
-    /// has a relay address.
+    /// Starts a server on loopback (both families if available) with [`USER`] and loopback peers allowed; it relays on loopback unless
+    /// `more` contains a relay address.
     pub fn start(more: &[&str]) -> Self {
         let user = format!("{USER}:{PASSWORD}");
         let mut arguments = vec!["--realm", REALM, "--user", &user];
@@ -135,10 +135,13 @@ impl Serve {
         // A TCP listener also accepts TLS; its log line is the one for TCP.
         let shown = if transport == "tls" { "tcp" } else { transport };
         let label = format!("listening on {shown} ");
-        // The listeners are logged before the admin interface, which the start waits for.
+        // The listeners are logged before the admin interface, for which the start waits.
         let lines = self.program.lines();
         let found = lines.iter().filter(|line| line.contains(&label)).map(|line| address_after(line, &label));
-        found.into_iter().find(|address| address.ip() == ip).unwrap_or_else(|| panic!("no {label}{ip}"))
+        found
+            .into_iter()
+            .find(|address| address.ip() == ip)
+            .unwrap_or_else(|| panic!("there is no line with {label}{ip}"))
     }
 
     pub fn admin(&self) -> SocketAddr {
@@ -151,7 +154,7 @@ impl Serve {
     }
 
     pub fn metrics(&self) -> Metrics {
-        let (status, text) = http::get(self.admin, "/metrics").expect("the admin page answers");
+        let (status, text) = http::get(self.admin, "/metrics").expect("the admin interface answers");
         assert_eq!(status, 200);
         Metrics::new(text)
     }
@@ -217,7 +220,7 @@ impl Load {
         self.with(&format!("--peer {peer}"))
     }
 
-    /// Adds arguments separated by blanks.
+    /// Adds arguments, separated by spaces.
     pub fn with(self, more: &str) -> Self {
         self.with_words(&super::words(more))
     }

@@ -4,7 +4,7 @@ use std::{fs, process::Command, thread};
 
 use super::{Finished, Program, eventually, upgradable};
 
-/// A program and its successors; ends all of them when dropped.
+/// A program and the processes that it was upgraded to; kills all of them when dropped.
 pub struct Upgraded {
     /// The original program first, the serving process last.
     pids: Vec<u32>,
@@ -44,7 +44,7 @@ impl Drop for Upgraded {
     fn drop(&mut self) {
         for pid in self.pids.iter().skip(1).filter(|pid| lives(**pid)) {
             let _ = Command::new("sh").args(["-c", &format!("kill -KILL {pid}")]).status();
-            // The sockets stay in use until the process has ended.
+            // The sockets stay in use until the process has exited.
             if !thread::panicking() {
                 ends(*pid);
             }
@@ -52,7 +52,7 @@ impl Drop for Upgraded {
     }
 }
 
-/// Returns true if the process runs; a zombie does not count.
+/// Returns true if the process is running; a zombie does not count.
 pub fn lives(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());

@@ -1,5 +1,5 @@
-//! One piece of `cargo xtask soak`: clients over all transports send data and others come and go while the server reloads and upgrades.
-//! After each slice all clients leave, both ends compare their counters, and the server's remaining resources are recorded.
+//! One piece of `cargo xtask soak`: clients over all transports send data, and others come and go, while the server reloads and upgrades.
+//! After each slice all clients leave, the counters of both ends are compared, and the server's remaining resources are recorded.
 
 use std::{
     fs::{self, File},
@@ -20,7 +20,7 @@ use turnpike_trials::{Certificate, Load, PASSWORD, Program, Reflect, SOON, USER,
 const TEST: &str = "soak::soak_piece";
 const SECONDS: u64 = 10;
 const TRANSPORTS: [&str; 4] = ["udp", "tcp", "tls", "dtls"];
-/// Traffic in bursts, and in single datagrams, which the kernel path relays.
+/// Traffic in bursts, and as single datagrams, which the kernel path relays.
 const TALKERS: [(&str, &str, [&str; 6]); 5] = [
     ("bursts over UDP", "udp", BURSTS),
     ("bursts over TCP", "tcp", BURSTS),
@@ -33,11 +33,11 @@ const BURSTS: [&str; 6] = ["--clients", "8", "--burst", "8", "--window", "16"];
 #[derive(Deserialize)]
 struct Piece {
     datapath: String,
-    /// Ends after the slice in which this time has passed.
+    /// The piece ends after the slice during which this time has passed.
     seconds: u64,
     allocations: u64,
     datagrams: u64,
-    /// Receives one line per slice.
+    /// File to which one line per slice is added.
     file: PathBuf,
 }
 
@@ -80,7 +80,7 @@ impl<'l> Soak<'l> {
         let certificate = Certificate::of_authority(&["turn.soak.test"]);
         let reflect = Reflect::start(PEER[0], &["--workers", "1"]);
         let configuration = certificate.authority().with_file_name("turnpike.toml");
-        fs::write(&configuration, settings(0)).expect("the test's own directory");
+        fs::write(&configuration, settings(0)).expect("the test's own directory is writable");
         let address = SERVER[0].to_string();
         let mut flags = certificate.flags().to_vec();
         let (tls, dtls) = (format!("{address}:5349"), format!("{address}:5349"));
@@ -114,14 +114,14 @@ impl<'l> Soak<'l> {
             .create(true)
             .append(true)
             .open(&piece.file)
-            .expect("xtask has made its directory");
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock that was set");
+            .expect("xtask has created the directory");
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is after 1970");
         let (life, begin) = (since_1970.as_secs(), Instant::now());
         let mut all = Totals::default();
         for slice in 0.. {
             let share =
                 begin.elapsed().as_secs_f64() / (Duration::from_secs(piece.seconds.max(1))).as_secs_f64();
-            // Each upgrade starts with fresh memory, so upgrades happen in the last fifth.
+            // Each upgrade starts with fresh memory, so upgrades happen only in the last fifth.
             let upgrade = slice > 0 && share > 0.8;
             let line = self.slice(&mut all, upgrade);
             let (seconds, kept) = (begin.elapsed().as_secs(), self.server.kept());
@@ -134,7 +134,7 @@ impl<'l> Soak<'l> {
                 }),
             );
             println!("{line}");
-            writeln!(file, "{line}").expect("there is space");
+            writeln!(file, "{line}").expect("the disk has space");
             let over = seconds >= piece.seconds
                 || all.allocations >= piece.allocations && all.datagrams >= piece.datagrams;
             if over {
@@ -151,7 +151,7 @@ impl<'l> Soak<'l> {
         let mut old = None;
         for turn in 0..SECONDS / 2 {
             thread::sleep(Duration::from_secs(2));
-            fs::write(&self.configuration, settings(turn)).expect("the test's own directory");
+            fs::write(&self.configuration, settings(turn)).expect("the test's own directory is writable");
             if upgrade && turn == 2 {
                 old = Some(self.server.upgraded.upgrade());
             } else if turn < SECONDS / 2 - 1 {
@@ -171,11 +171,13 @@ impl<'l> Soak<'l> {
         if let Some(old) = old {
             ends(old);
         }
-        eventually("all are gone", || self.server.allocations() == 0);
+        eventually("all sessions have ended", || self.server.allocations() == 0);
         let sum = |results: &[Value], name: &str| -> u64 {
             results
                 .iter()
-                .map(|result| result[name].as_u64().unwrap_or_else(|| panic!("{name} in {result}")))
+                .map(|result| {
+                    result[name].as_u64().unwrap_or_else(|| panic!("{name} is missing from {result}"))
+                })
                 .sum()
         };
         let (sent, received, lost) = (sum(&talked, "sent"), sum(&talked, "received"), sum(&talked, "lost"));
@@ -183,7 +185,7 @@ impl<'l> Soak<'l> {
         // Kernel counters are up to a second old.
         let told = || Counted::of(&self.server).since(before);
         if lost == 0 {
-            eventually("both ends agree to the datagram", || {
+            eventually("both ends agree exactly", || {
                 told() == Counted { to_peer: sent, to_client: received, opened: granted }
             });
         }
@@ -243,7 +245,8 @@ impl<'l> Soak<'l> {
     }
 }
 
-/// Error of the kernel's page count: each CPU keeps this many pages uncounted (net.core.mem_pcpu_rsv, since Linux 6.7; 1 MiB before).
+/// Uncertainty of the kernel's page count: each CPU may have this many pages that are not counted (net.core.mem_pcpu_rsv since Linux 6.7, 1
+/// MiB before).
 fn slack_pages() -> u64 {
     let each =
         fs::read_to_string("/proc/sys/net/core/mem_pcpu_rsv").ok().and_then(|text| text.trim().parse().ok());

@@ -1,5 +1,5 @@
-//! Upgrades in place from another build to this one and back, under load. `cargo xtask upgrade-from COMMIT` makes the other build,
-//! which starts first; TURNPIKE_TEST_NEXT_BUILD is this one.
+//! Upgrades in place from another build to this one and back, under load. `cargo xtask upgrade-from COMMIT` creates the other build, which
+//! is started first; TURNPIKE_TEST_NEXT_BUILD is this one.
 
 use std::{
     env,
@@ -76,7 +76,7 @@ fn server_clients_lose_nothing_across_builds() {
     serve.wait_for_allocations(0);
 }
 
-/// Kernel flows exist again after each upgrade, with inherited or new maps.
+/// After each upgrade kernel flows exist again, with inherited or new maps.
 #[test]
 #[ignore = "needs another build: cargo xtask upgrade-from COMMIT"]
 fn kernel_path_clients_lose_nothing_across_builds() {
@@ -90,7 +90,7 @@ fn kernel_path_clients_lose_nothing_across_builds() {
             .start();
         let _serves = there_and_back(&server.program, &builds, || {
             let before = server.across();
-            eventually("datagrams cross the kernel", || server.across() > before + 2000);
+            eventually("the kernel relays datagrams", || server.across() > before + 2000);
         });
         heard_all(load);
         eventually("all sessions have ended", || server.metrics().sum("turnpike_allocations", "") == 0);

@@ -19,7 +19,7 @@ pub trait Browser: Sized {
 
     fn program(&mut self) -> &mut Program;
 
-    /// Closes the browser cleanly, so that no child process stays behind; a drop only kills the first process.
+    /// Closes the browser cleanly, so that no child process is left; dropping it kills only the first process.
     fn close(mut self) {
         self.program().signal("TERM");
         let deadline = Instant::now() + Duration::from_secs(5);
@@ -57,7 +57,7 @@ impl Browser for Chromium {
 pub(super) fn chromium(home: &Dir) -> Command {
     let mut command = at_home("chromium", home);
     command.args(["--headless=new", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage"]);
-    // Root has no sandbox, and many containers lack user namespaces. The browser opens only the test's page.
+    // The sandbox does not work for root or without user namespaces, which many containers lack. The browser opens only the test's page.
     command.arg("--no-sandbox");
     command.args(["--disable-background-networking", "--disable-component-update", "--disable-sync"]);
     command.arg(format!("--user-data-dir={}", home.path().join("profile").display()));
@@ -121,7 +121,7 @@ pub(super) fn firefox(home: &Dir, more: &[(&str, &str)]) -> Command {
     command
 }
 
-/// Adds the trust anchor to the profile's database, the only one that Firefox reads on Linux.
+/// Adds the CA to the profile's database, the only one that Firefox reads on Linux.
 fn trust(profile: &Path, authority: &Path) {
     let database = format!("sql:{}", profile.display());
     let certutil = |arguments: &[&str]| {
@@ -132,7 +132,7 @@ fn trust(profile: &Path, authority: &Path) {
     certutil(&["-A", "-n", "ours", "-t", "C,,", "-i", authority.to_str().expect("the test's path is UTF-8")]);
 }
 
-/// Sets an empty home directory, so that the user's own profile is neither read nor changed.
+/// Uses an empty home directory, so that the user's own profile is neither read nor changed.
 fn at_home(name: &str, home: &Dir) -> Command {
     let mut command = Command::new(name);
     command.env("HOME", home.path());

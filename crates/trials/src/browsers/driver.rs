@@ -1,5 +1,5 @@
-//! Drives browsers from a test: Chromium through the DevTools protocol over a pair of pipes, Firefox through Marionette. Both protocols
-//! ship with the browsers.
+//! Controls browsers from tests: Chromium through the DevTools protocol over a pair of pipes, Firefox through Marionette. Both protocols
+//! are built into the browsers.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -130,7 +130,7 @@ impl Driver for Devtools {
     fn go(&mut self, url: &str) {
         let went = self.ask("Page.navigate", json!({ "url": url }));
         assert!(went.get("errorText").is_none(), "{url}: {went}");
-        eventually("the page is there", || {
+        eventually("the page has loaded", || {
             let state = self.run("return [document.readyState, location.href]");
             state[0] == "complete" && state[1] != "about:blank"
         });
@@ -231,10 +231,10 @@ impl Driver for Marionette {
         // The colour scheme is a preference that newer versions protect unless the second preference is set.
         let program =
             Program::start(command.args(["--marionette", "--remote-allow-system-access", "about:blank"]));
-        let port: u16 = eventually("the port of Firefox", || {
+        let port: u16 = eventually("Firefox has written its port", || {
             fs::read_to_string(home.path().join("MarionetteActivePort")).ok()?.trim().parse().ok()
         });
-        let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("it accepts connections");
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("the listener accepts connections");
         stream.set_read_timeout(Some(3 * SOON)).expect("a socket");
         let greeting = hear(&mut stream);
         assert_eq!(greeting["marionetteProtocol"], 3, "{greeting}");

@@ -17,7 +17,7 @@ const DOCUMENT: &str = include_str!("../../../../docs/credentials.md");
 
 const LONGEST: usize = 1 << 20;
 
-/// Page on loopback; its thread runs until the test program exits.
+/// Page served on loopback; its thread runs until the test program exits.
 pub struct Page {
     address: SocketAddr,
     report: Arc<Mutex<Option<Value>>>,
@@ -37,7 +37,7 @@ impl Page {
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (settings, report) = (Arc::clone(&settings), Arc::clone(&report));
-                // Browsers open connections that they never use; a thread each keeps them from blocking others.
+                // Browsers open connections that they never use; with a thread for each, these do not block others.
                 thread::spawn(move || {
                     let _ = answer(stream, &settings, &report);
                 });
@@ -46,7 +46,7 @@ impl Page {
         page
     }
 
-    /// Loopback URL: browsers treat it as secure and so allow the camera without TLS.
+    /// Loopback URL, which browsers treat as secure, so they allow the use of the camera without TLS.
     pub fn url(&self) -> String {
         format!("http://{}/", self.address)
     }
@@ -92,8 +92,8 @@ fn answer(stream: TcpStream, settings: &str, report: &Mutex<Option<Value>>) -> i
     )
 }
 
-/// Script for web pages in docs/credentials.md.
+/// Script for web pages, from docs/credentials.md.
 fn documented() -> &'static str {
-    let (_, rest) = DOCUMENT.split_once("```js\n").expect("the document has it");
-    rest.split_once("```").expect("and an end of it").0
+    let (_, rest) = DOCUMENT.split_once("```js\n").expect("the document contains the script");
+    rest.split_once("```").expect("the code block ends").0
 }

@@ -1,4 +1,4 @@
-//! Limits of read-only tokens and application keys: neither reveals a secret or changes anything.
+//! Limits of read-only tokens and application keys: neither can read a secret or change anything.
 
 use std::{
     fs,
@@ -43,7 +43,10 @@ impl World {
         let key = printed("key", &["key", "add", "shop", "--realm", REALM, "--ttl-max", "60"]);
         let mut secrets = [FULL, READ, BOB.1, SECRET].map(str::to_owned).to_vec();
         secrets.extend([REALM, TENANT].map(|realm| printed("secret", &["secret", "rotate", realm])));
-        secrets.extend([&key, &other].map(|key| key.split_once('.').expect("behind its name").1.to_owned()));
+        secrets.extend(
+            [&key, &other]
+                .map(|key| key.split_once('.').expect("a key consists of a name and a secret").1.to_owned()),
+        );
         let text = format!(
             "[admin]\nloopback = \"none\"\ntokens = [\"{FULL}\"]\nread_tokens = [\"{READ}\"]\n\
              [auth]\nsecrets = [\"{SECRET}\"]\nusers = [\"{}:{}\"]\n\
@@ -72,13 +75,13 @@ impl World {
         let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json"));
         let described: Value = serde_json::from_str(&text.expect("docs/openapi.json exists"))
             .expect("docs/openapi.json is JSON");
-        let paths = described["paths"].as_object().expect("paths by name");
+        let paths = described["paths"].as_object().expect("the paths are an object");
         let each = paths.iter().flat_map(|(path, methods)| {
             let filled = path.split('/').map(|part| if part.starts_with('{') { "x" } else { part });
             let filled = filled.collect::<Vec<_>>().join("/");
-            // Without a count the stream would never end.
+            // Without a count, the stream would never end.
             let filled = if filled.ends_with("/events") { format!("{filled}?count=1") } else { filled };
-            let methods = methods.as_object().expect("methods by name").keys();
+            let methods = methods.as_object().expect("the methods are an object").keys();
             methods.map(move |method| (method.to_uppercase(), filled.clone())).collect::<Vec<_>>()
         });
         each.collect()
@@ -86,7 +89,7 @@ impl World {
 
     fn holds_no_secret(&self, body: &str, of: &str) {
         for secret in &self.secrets {
-            assert!(!body.contains(secret), "{of}: {secret} in {body}");
+            assert!(!body.contains(secret), "{of}: {body} contains {secret}");
         }
     }
 }
@@ -96,8 +99,8 @@ fn body_of(method: &str) -> &'static str {
 }
 
 fn asked(at: SocketAddr, method: &str, path: &str, token: &str, body: &str) -> (u16, String) {
-    let mut stream = TcpStream::connect_timeout(&at, SOON).expect("it accepts connections");
-    stream.set_read_timeout(Some(SOON)).expect("not zero");
+    let mut stream = TcpStream::connect_timeout(&at, SOON).expect("the listener accepts connections");
+    stream.set_read_timeout(Some(SOON)).expect("the timeout is not zero");
     let length = body.len();
     write!(
         stream,
@@ -112,7 +115,7 @@ fn asked(at: SocketAddr, method: &str, path: &str, token: &str, body: &str) -> (
 }
 
 #[test]
-fn read_only_tokens_reveal_no_secret_and_change_nothing() {
+fn read_only_tokens_cannot_read_secrets_or_change_anything() {
     let world = World::new();
     let (serve, admin) = (&world.serve, world.serve.admin());
     let client = stun::Client::new(serve.address(V4));
@@ -126,7 +129,7 @@ fn read_only_tokens_reveal_no_secret_and_change_nothing() {
         let asked_for = format!("{method} {path}");
         world.holds_no_secret(&answer, &asked_for);
         if method == "GET" {
-            // Secrets are listed by fingerprint, which would allow guessing weak ones.
+            // Secrets are listed by fingerprint, with which weak secrets could be guessed.
             let is_closed = path == "/v1/secrets";
             assert_eq!(status == 403, is_closed, "{asked_for}: {answer}");
             looked += usize::from(status == 200);
@@ -140,11 +143,11 @@ fn read_only_tokens_reveal_no_secret_and_change_nothing() {
     assert!(sessions.contains(BOB.0), "{sessions}");
     let (_, secrets) = asked(admin, "GET", "/v1/secrets", FULL, "");
     assert!(secrets.contains("fingerprint"), "{secrets}");
-    assert_eq!(fetch(admin, "/healthz").expect("it responds").0, 200, "it does not drain");
+    assert_eq!(fetch(admin, "/healthz").expect("the target responds").0, 200, "the server does not drain");
 }
 
 #[test]
-fn application_keys_only_issue_credentials_of_their_own_realm() {
+fn application_keys_only_issue_credentials_for_their_own_realm() {
     let world = World::new();
     let give = |wanted: &Value| asked(world.api, "POST", "/v1/credentials", &world.key, &wanted.to_string());
     let (status, answer) = give(&json!({ "user": "alice" }));

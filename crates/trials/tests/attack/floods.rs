@@ -1,4 +1,4 @@
-//! Floods a server below saturation while other clients relay through it: nothing is sent faster than the server reads or answers it.
+//! Floods a server without saturating it while other clients relay through it: nothing is sent faster than the server reads or answers it.
 
 use std::{
     io::{Read as _, Write as _},
@@ -53,8 +53,8 @@ fn streams() -> Vec<Flood> {
             let (server, bytes) = (serve.address_of("tls", V4), bytes.clone());
             Box::new(move |_| {
                 for _ in 0..5 {
-                    let mut stream = TcpStream::connect(server).expect("it accepts connections");
-                    // A connection already closed by the server also counts as an answer.
+                    let mut stream = TcpStream::connect(server).expect("the listener accepts connections");
+                    // A connection that the server has already closed also counts as answered.
                     let _ = stream.write_all(&bytes);
                 }
                 5
@@ -72,14 +72,14 @@ fn streams() -> Vec<Flood> {
         })
     };
     vec![
-        bytes("TCP connections closed at once", Vec::new()),
+        bytes("TCP connections closed immediately", Vec::new()),
         bytes("TCP connections with garbage", b"GET / HTTP/1.0\r\n\r\n".to_vec()),
         requests("Allocates over TCP without a credential", Wire::tcp),
         bytes("TLS connections with half a ClientHello", vec![0x16, 3, 1, 0, 200, 1, 0, 0, 196, 3, 3]),
         flood("TLS connections with only a ClientHello", |serve| {
             let (server, hello) = (serve.address_of("tls", V4), client_hello());
             Box::new(move |_| {
-                let mut stream = TcpStream::connect(server).expect("it accepts connections");
+                let mut stream = TcpStream::connect(server).expect("the listener accepts connections");
                 stream.write_all(&hello).expect("the connection is open");
                 stream.read_exact(&mut [0]).expect("a ServerHello");
                 1
@@ -115,14 +115,16 @@ fn users() -> Vec<Flood> {
         (0..10).for_each(|_| assert_eq!(user.wire.receive().error(), Some(code)));
         10
     };
-    // Over UDP the server limits identical refusals to one 5-tuple.
-    let refused_again =
-        |user: &mut User, message_type: u16, attributes: &[(u16, &[u8])], server: SocketAddr| {
-            (0..10).for_each(|_| user.say(message_type, attributes));
-            are_read(server);
-            assert!(user.wire.arrived().iter().all(|answer| answer.error().is_some()), "it is refused");
-            10
-        };
+    // Over UDP, the server rate-limits identical refusals to a 5-tuple.
+    let refused_again = |user: &mut User,
+                         message_type: u16,
+                         attributes: &[(u16, &[u8])],
+                         server: SocketAddr| {
+        (0..10).for_each(|_| user.say(message_type, attributes));
+        are_read(server);
+        assert!(user.wire.arrived().iter().all(|answer| answer.error().is_some()), "the request is refused");
+        10
+    };
     vec![
         flood("users: CreatePermission, refused", move |serve| {
             let (mut user, peer, server) = (over_udp(serve), peer(), serve.address(V4));
@@ -169,7 +171,7 @@ fn users() -> Vec<Flood> {
             Box::new(move |turn| {
                 let mut user = User::new(Wire::tcp(server), USER, PASSWORD);
                 let answer = user.ask(CONNECTION_BIND, &[(CONNECTION_ID, &turn.to_be_bytes())]);
-                assert!(answer.error().is_some(), "it is refused");
+                assert!(answer.error().is_some(), "the request is refused");
                 1
             })
         }),
@@ -217,7 +219,7 @@ fn others() -> Vec<Flood> {
     ]
 }
 
-/// Credentials API and the key of an application with this request rate per second.
+/// Credentials API, and the key of an application with this request rate per second.
 pub(super) struct Applications {
     dir: Dir,
     pub(super) key: String,
@@ -249,7 +251,7 @@ fn application(key: String) -> Flood {
     flood("application credentials above the rate limit", move |serve| {
         let label = "credentials for applications on http://";
         let lines = serve.program.lines();
-        let line = lines.iter().find(|line| line.contains(label)).expect("the log has the address");
+        let line = lines.iter().find(|line| line.contains(label)).expect("the log contains the address");
         let (api, key) = (address_after(line, label), key.clone());
         Box::new(move |_| {
             for _ in 0..4 {
@@ -265,9 +267,9 @@ fn application(key: String) -> Flood {
 pub(super) fn spoofed(server: SocketAddr, pid: u32, turn: u32) -> u32 {
     for number in turn % 400 * 10..turn % 400 * 10 + 10 {
         let source = Ipv4Addr::from_bits(0xC612_0001 + number);
-        let socket = UdpSocket::bind((source, 0)).expect("the route of the test");
+        let socket = UdpSocket::bind((source, 0)).expect("the test has a route for the address");
         for message in [stun::allocate_request(None), stun::plain_message(BINDING, &[])] {
-            socket.send_to(&message, server).expect("the link takes it");
+            socket.send_to(&message, server).expect("the link accepts the packet");
         }
     }
     are_read_by(pid, server);

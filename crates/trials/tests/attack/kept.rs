@@ -1,4 +1,5 @@
-//! State that a server keeps for strangers: none for packets whose source may be forged, bounded state for connections, and no log lines.
+//! State that a server keeps for unauthenticated clients: none for packets whose source may be forged, bounded state for connections, and
+//! no log lines.
 
 use std::{
     fs,
@@ -22,7 +23,9 @@ struct Kept {
 
 impl Kept {
     fn by(serve: &Serve) -> Self {
-        let fds = fs::read_dir(format!("/proc/{}/fd", serve.program.pid())).expect("it runs").count();
+        let fds = fs::read_dir(format!("/proc/{}/fd", serve.program.pid()))
+            .expect("the process is running")
+            .count();
         let log = serve.program.lines().iter().map(|line| line.len() + 1).sum();
         Self { memory: serve.memory(), descriptors: fds, log }
     }
@@ -69,17 +72,17 @@ fn packets_with_forged_sources_leave_nothing_behind() {
             let before = arrived(&serve);
             pour_in_as_read(packet, server, first, count);
             // Packets dropped by the kernel leave no state but prove nothing.
-            eventually("most have arrived", || arrived(&serve) - before > u64::from(count) * 9 / 10);
+            eventually("most packets have arrived", || arrived(&serve) - before > u64::from(count) * 9 / 10);
         };
         flood(0, count);
-        // Each round sends as many packets as all earlier ones, so that a table of them would have to grow; the minimum of three rounds
-        // excludes occasional allocator growth.
+        // Each round sends as many packets as all earlier rounds together, so that a table of them would have to grow; taking the minimum
+        // of three rounds excludes occasional allocator growth.
         let mut each = f64::INFINITY;
         for first in [count, count * 2, count * 4] {
             let before = Kept::by(&serve);
             flood(first, first);
             // The connection that read the metrics closes a moment later.
-            let kept = eventually("no descriptor stays", || {
+            let kept = eventually("no descriptor is left", || {
                 let kept = Kept::by(&serve).since(before);
                 (kept.descriptors == 0).then_some(kept)
             });
@@ -89,8 +92,8 @@ fn packets_with_forged_sources_leave_nothing_behind() {
                 break;
             }
         }
-        // A table of addresses would take twenty times as much.
-        assert!(each < 1.0, "{packet:?}: {each} bytes of each");
+        // A table of addresses would take twenty times as much memory.
+        assert!(each < 1.0, "{packet:?}: {each} bytes for each");
         row("kept", &[&packet.name(), &count, &format_args!("{each:.1}"), &0, &0, &"no state"]);
     }
     assert_eq!(serve.allocations(), 0);
@@ -125,13 +128,13 @@ fn unauthenticated_connections_have_bounded_cost_and_number() {
         assert!(each <= most, "{name}: {kept:?}");
         assert!(kept.descriptors.abs_diff(LIMIT) <= 8, "{name}: {kept:?}");
         assert_eq!(kept.log, 0, "{name}: {:?}", serve.program.lines().last());
-        assert_eq!(evicted(), given_way, "{name}: none was closed");
+        assert_eq!(evicted(), given_way, "{name}: no connection was closed");
         let more: Vec<TcpStream> = (0..20).map(|_| connect(server, bytes)).collect();
-        eventually("each new connection replaces one", || evicted() == given_way + 20);
+        eventually("each new connection replaces an old one", || evicted() == given_way + 20);
         assert!(serve.metrics().sum("turnpike_connections", "") <= LIMIT as u64);
         drop((first, more));
         all_gone(&serve);
-        // Later connections reuse the freed memory.
+        // Later connections must reuse the freed memory.
         let crowds = if is_thorough() { 10 } else { 3 };
         for _ in 0..crowds {
             let later = crowd(&serve, server, bytes, LIMIT);
@@ -142,7 +145,7 @@ fn unauthenticated_connections_have_bounded_cost_and_number() {
             all_gone(&serve);
         }
         // The connection that read the metrics closes a moment later.
-        let left = eventually("no descriptor stays", || {
+        let left = eventually("no descriptor is left", || {
             let left = Kept::by(&serve).since(before);
             (left.descriptors == 0).then_some(left)
         });
@@ -153,8 +156,8 @@ fn unauthenticated_connections_have_bounded_cost_and_number() {
     }
 }
 
-/// A DTLS client with a verified address costs its handshake state until the handshake completes or newer clients replace it, and never a
-/// descriptor.
+/// A DTLS client with a verified address only costs its handshake state, until the handshake completes or a newer client replaces it, and
+/// never a descriptor.
 #[test]
 #[ignore = "thorough: cargo xtask attack"]
 fn silent_dtls_clients_have_bounded_cost_and_number() {
@@ -175,7 +178,7 @@ fn silent_dtls_clients_have_bounded_cost_and_number() {
     let given_way = ended();
     let more = if is_thorough() { 20 } else { 3 } * LIMIT;
     silent.extend((LIMIT..LIMIT + more).map(|number| half_open(server, number)));
-    eventually("the oldest were replaced", || ended() - given_way >= u64::from(more));
+    eventually("the oldest clients were replaced", || ended() - given_way >= u64::from(more));
     assert!(under_way() <= u64::from(LIMIT));
     // The connection that read the metrics closes a moment later.
     let all = eventually("no descriptor is used", || {
@@ -195,7 +198,7 @@ fn silent_dtls_clients_have_bounded_cost_and_number() {
 }
 
 fn connect(server: SocketAddr, bytes: &[u8]) -> TcpStream {
-    let mut stream = TcpStream::connect(server).expect("it accepts connections");
+    let mut stream = TcpStream::connect(server).expect("the listener accepts connections");
     stream.write_all(bytes).expect("the connection is open");
     stream
 }
@@ -204,12 +207,12 @@ fn crowd(serve: &Serve, server: SocketAddr, bytes: &[u8], count: usize) -> Vec<T
     let read = || serve.metrics().sum("turnpike_stream_read_bytes_total", "");
     let wanted = read() + (count * bytes.len()) as u64;
     let crowd = (0..count).map(|_| connect(server, bytes)).collect();
-    eventually("all are accepted and read", || {
+    eventually("all connections are accepted and read", || {
         serve.metrics().sum("turnpike_connections", "") >= count as u64 && read() >= wanted
     });
     crowd
 }
 
 fn all_gone(serve: &Serve) {
-    eventually("all are gone", || serve.metrics().sum("turnpike_connections", "") == 0);
+    eventually("all connections are gone", || serve.metrics().sum("turnpike_connections", "") == 0);
 }

@@ -1,5 +1,5 @@
-//! Runs `turnpike probe --attack`: every request type with every spelling of forbidden addresses, over each transport and data path, and
-//! the amplification towards strangers.
+//! Runs `turnpike probe --attack`: every request type with every notation of forbidden addresses, over each transport and data path, and
+//! the amplification for unauthenticated clients.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,7 +31,7 @@ const SPELLINGS: [&str; 9] = [
     "Teredo, as the server",
     "ISATAP",
 ];
-/// Bytes out per byte in, with the realm `turnpike`. A longer realm adds its length to the challenge (docs/serve.md).
+/// Maximum bytes out per byte in, with the realm `turnpike`. A longer realm adds its length to the challenge (docs/serve.md).
 const MOST_AMPLIFICATION: f64 = 4.0;
 const MOST_OF_DTLS: f64 = 1.0;
 /// Second user, who attacks the first one's allocation.
@@ -73,7 +73,7 @@ fn nothing_is_open(report: &Value) -> Tried {
     let attempts = report["attack"]["peers"].as_array().expect("a list");
     for attempt in attempts {
         assert_ne!(attempt["outcome"], "open", "{attempt}");
-        // A refusal for any other reason proves nothing.
+        // A refusal for an unknown reason proves nothing.
         assert_ne!(attempt["outcome"], "unknown", "{attempt}");
         let text = |name: &str| attempt[name].as_str().expect("text").to_owned();
         // A Send has no response. The server's counters show whether the data reached a peer.
@@ -104,7 +104,7 @@ fn nothing_is_open(report: &Value) -> Tried {
     for form in
         ["a changed ticket", "a ticket of zeros", "another user's ticket", "another user's ticket, to end it"]
     {
-        assert!(forms.contains(form), "{form} was not shown");
+        assert!(forms.contains(form), "{form} was not tried");
     }
     tried
 }
@@ -164,7 +164,7 @@ fn strangers_get_little(report: &Value) {
         let mut of_it = by_kind.iter().filter(|((transport, _), _)| *transport == asked);
         assert!(
             of_it.any(|(_, replies)| replies.iter().any(|reply| ratio(reply) > 0.0)),
-            "nothing is answered over {asked}"
+            "no request is answered over {asked}"
         );
     }
     for ((transport, kind), replies) in by_kind {
@@ -172,7 +172,7 @@ fn strangers_get_little(report: &Value) {
             |name: &str| replies.iter().map(|reply| reply[name].as_u64().expect("a number")).sum::<u64>();
         let silent = replies.iter().filter(|reply| ratio(reply) == 0.0).count();
         let by_ratio = |one: &&&Value, other: &&&Value| ratio(one).total_cmp(&ratio(other));
-        let worst = replies.iter().max_by(by_ratio).expect("each kind has one");
+        let worst = replies.iter().max_by(by_ratio).expect("each kind has a reply");
         let what = worst["message"].as_str().expect("text");
         let most = if silent == replies.len() {
             "0".to_owned()
@@ -198,7 +198,7 @@ fn kind_of(message: &str) -> &str {
     }
 }
 
-/// Public relay address as behind a NAT: on no loopback interface and in no rule.
+/// Public relay address, as behind a NAT: on no interface and in no rule.
 const PUBLIC: &str = "198.41.0.9";
 
 fn on_loopback(datapath: &str, transports: &[&str]) -> (Certificate, Serve) {
@@ -243,7 +243,7 @@ fn by(datapath: &str) {
     }
 }
 
-/// Runs the probe while witnesses relay over these transports. The server's counters show data to no other peer.
+/// Runs the probe while witnesses relay over these transports. According to the server's counters, no other peer gets data.
 fn beside_witnesses<S: Asked>(
     what: &str,
     server: &S,
@@ -261,7 +261,7 @@ fn say_of_probe(datapath: &str, tried: &Tried, seen: &Seen) {
     seen.say(&format!("`probe --attack`, data path {datapath}"), &attempts.to_string());
 }
 
-/// Repeats the probe after a reload and after an upgrade with an unchanged configuration. [`super::peers`] covers rules that change.
+/// Repeats the probe after a reload and after an upgrade, both with an unchanged configuration. [`super::peers`] covers changed rules.
 fn again<S: Asked>(datapath: &str, server: &mut S, transports: &[&'static str], uri: &str) {
     let once_more = |server: &S, when: &str| {
         let what = format!("{datapath}, {when}");
@@ -324,7 +324,7 @@ fn from_addresses_of_nobody(links: &Links, server: &Server<'_>, datapath: &str) 
     witnesses.end(&what, || server.metrics()).say(&what, &done.to_string());
 }
 
-/// Peers on the ports of the admin interface and of other services, also after a reload and an upgrade.
+/// Peers on the ports of the admin interface and of other services, including after a reload and an upgrade.
 #[test]
 #[ignore = "thorough: cargo xtask attack"]
 fn no_request_reaches_the_admin_interface_after_reload_or_upgrade() {
@@ -333,11 +333,11 @@ fn no_request_reaches_the_admin_interface_after_reload_or_upgrade() {
     let admin = serve.admin().port().to_string();
     let (udp, tcp) = (uri("udp"), uri("tcp"));
     let report = attack(&tcp, &["--attack-port", &admin, "--attack-port", "22"]);
-    assert_eq!(relayed(&serve.metrics()), 0, "nothing went to any peer");
+    assert_eq!(relayed(&serve.metrics()), 0, "no data was sent to any peer");
     let tried = nothing_is_open(&report);
     is_complete(&tried, &["tcp"]);
     say("gso, ports of the API and of SSH", &tried);
-    // The full run covers each data path elsewhere.
+    // The full run covers each data path in other tests.
     if !is_thorough() {
         again("gso", &mut serve, &["udp", "tcp"], &udp);
     }
@@ -356,7 +356,7 @@ fn attack_probe_without_consent_sends_nothing() {
     Program::run(&mut turnpike(&["probe", &uri, "--i-own-this-server"])).ended(2);
 }
 
-/// The probe detects an open relay by the data that returns.
+/// The probe detects an open relay by the data that comes back.
 #[test]
 #[ignore = "thorough: cargo xtask attack"]
 fn attack_probe_detects_an_open_relay() {

@@ -1,4 +1,4 @@
-//! Attacks on a server, with and without a credential, over every transport and data path; none may succeed. Every test prints rows of the
+//! Attacks on a server, with and without a credential, over every transport and data path; none may succeed. Every test prints rows for the
 //! tables in docs/dev/reliability.md, which `cargo xtask attack` collects.
 
 mod access;
@@ -23,7 +23,7 @@ use turnpike_trials::{Metrics, Program, Serve, V4, installed, skip};
 
 const TRANSPORTS: [&str; 4] = ["udp", "tcp", "tls", "dtls"];
 
-/// True if `cargo xtask attack` runs the full amounts of the tables instead of the quick ones.
+/// True if `cargo xtask attack` runs the tests in full for the tables, not just a quick version.
 fn is_thorough() -> bool {
     env::var_os("TURNPIKE_TEST_ATTACK").is_some()
 }
@@ -33,7 +33,7 @@ fn row(table: &str, cells: &[&dyn Display]) {
     println!("ATTACK {table} | {} |", cells.join(" | "));
 }
 
-/// Runs `body` on links for each kernel data path, or only the first in a quick run. Prints unsupported ones.
+/// Runs `body` on links for each kernel data path, or only for the first one in a quick run. Prints unsupported data paths.
 fn by_each_in_the_kernel(test: &str, body: impl Fn(&Links, &str)) {
     on_links(test, |links| {
         body(links, "kernel");

@@ -1,5 +1,5 @@
-//! Floods of new clients, from one address or many networks and with realms of any length, do not keep pion clients or Chromium from their
-//! allocations.
+//! Floods of new clients, from one address or many networks and with realms of any length, do not keep pion clients or Chromium from
+//! getting their allocations.
 
 use std::{path::Path, process::Command};
 
@@ -86,7 +86,7 @@ fn arrivals(program: &Path, serve: &Serve, transport: &str, authority: &str) -> 
     command.args(["-server", &serve.address_of(transport, V4).to_string(), "-transport", transport]);
     command.args(["-user", USER, "-password", PASSWORD, "-ca", authority, "-count", count, "-rate", rate]);
     let ended = Program::run(&mut command);
-    let report: Value = serde_json::from_str(ended.stdout.trim()).expect("a JSON object");
+    let report: Value = serde_json::from_str(ended.stdout.trim()).expect("the output is a JSON object");
     assert_eq!(ended.code, Some(0), "over {transport}: {report}");
     let number = |name: &str| report[name].as_f64().expect("a number");
     let count = |name: &str| report[name].as_u64().expect("a count");
@@ -109,7 +109,7 @@ fn pion_gets_its_relay_while_newcomers_arrive() {
     });
 }
 
-/// Time from the configuration of a connection to its relay candidate.
+/// Time from configuring a connection to its relay candidate.
 fn gatherings(serve: &Serve, over: Over, certificate: &Certificate) -> Arrivals {
     let page = Page::serve(json!({
         "urls": [over.uri::<Chromium>(serve, V4)],

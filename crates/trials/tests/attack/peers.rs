@@ -1,4 +1,4 @@
-//! Data between clients and peers that are refused, no longer allowed or not permitted by any client: none passes through channels or
+//! Data between clients and peers that are refused, no longer allowed or not permitted by any client: none is relayed through channels or
 //! permissions in either direction, while other peers of the same clients lose nothing. Counted at both ends.
 
 use std::{
@@ -30,13 +30,13 @@ struct Peer {
     number: u8,
     ip: IpAddr,
     bound: UdpSocket,
-    /// Port without a channel, reached through the permission only.
+    /// Port without a channel, reached only through the permission.
     bare: UdpSocket,
 }
 
 impl Peer {
     fn at(number: u8, ip: IpAddr) -> Self {
-        let socket = || UdpSocket::bind((ip, 0)).expect("the address is ours");
+        let socket = || UdpSocket::bind((ip, 0)).expect("the address is local");
         Self { number, ip, bound: socket(), bare: socket() }
     }
 
@@ -57,7 +57,7 @@ impl Peer {
 }
 
 fn next(socket: &UdpSocket, wait: Duration) -> Option<([u8; 4], SocketAddr)> {
-    socket.set_read_timeout(Some(wait)).expect("not zero");
+    socket.set_read_timeout(Some(wait)).expect("the timeout is not zero");
     let mut buffer = [0; 64];
     let (len, from) = socket.recv_from(&mut buffer).ok()?;
     assert_eq!(len, 4, "{:?}", &buffer[..len]);
@@ -113,14 +113,14 @@ impl Client {
             assert_eq!(message[..2], DATA.to_be_bytes(), "{message:02x?}");
             stun::Message(message).attribute(PAYLOAD)
         };
-        data.try_into().expect("as long as all")
+        data.try_into().expect("there is one figure per transport")
     }
 }
 
 /// Exchanges one round of data in both directions: data of refused peers must not arrive, all other data must.
 fn only_these_pass(clients: &mut [Client], refused: &[&Peer], allowed: &[&Peer], turn: u8) {
     for client in &mut *clients {
-        // Refused peers first: later data on the same path proves that the round is over.
+        // Refused peers come first, so that later data on the same path proves that the round is over.
         refused.iter().chain(allowed).for_each(|peer| client.send(peer, turn));
     }
     for peer in allowed {
@@ -148,7 +148,7 @@ fn only_these_pass(clients: &mut [Client], refused: &[&Peer], allowed: &[&Peer],
         };
         expect(client, allowed.len() * 2 * COUNT, turn);
         thread::sleep(GRACE);
-        // Everything in flight arrived before this marker.
+        // Everything that was in flight arrives before this marker.
         let last = u8::MAX - turn;
         let fence = [allowed[0].number, last, 0, 0];
         allowed[0].bound.send_to(&fence, client.relayed).expect("the send succeeds");
@@ -190,7 +190,7 @@ impl Place {
     fn refuse(&self, peers: &[&Peer]) {
         let denied: Vec<String> = peers.iter().map(|peer| format!("\"{}\"", peer.ip)).collect();
         fs::write(&self.file, format!("[peers]\ndeny = [{}]\n", denied.join(", ")))
-            .expect("the test's own file");
+            .expect("the file belongs to the test");
     }
 
     fn serve(&self, certificate: &Certificate, datapath: &str) -> Serve {
@@ -230,7 +230,7 @@ fn by_each_where_the_kernel_relays(
     });
 }
 
-/// Clients over all transports with channels and permissions to `peers`, carrying data through kernel flows if available.
+/// Clients over all transports with channels and permissions for `peers`, whose data uses kernel flows if available.
 fn clients_of<S: Asked>(server: &S, peers: &[&Peer], refused: &[&Peer]) -> Vec<Client> {
     let mut clients: Vec<Client> =
         TRANSPORTS.into_iter().map(|transport| Client::new(server, transport)).collect();
@@ -249,7 +249,7 @@ fn flows_are<S: Asked>(server: &S, clients: &mut [Client], peers: &[&Peer], turn
     if server.flows().is_none() {
         return;
     }
-    eventually("each channel has its flows, and no other", || {
+    eventually("each channel has its flows, and there are no others", || {
         only_these_pass(clients, &[], peers, turn);
         server.flows() == Some(2 * peers.len() as u64)
     });
@@ -310,7 +310,7 @@ fn refused_later<S: Asked>(server: &mut S, place: &Place, datapath: &str) {
     server.program().line_with("configuration reloaded");
     // A new client is refused by the only worker, so the worker has the new rules.
     let mut newcomer = Client::new(server, "udp");
-    eventually("the rules are in force", || newcomer.ask_for(by_reload) == [Some(FORBIDDEN); 2]);
+    eventually("the new rules have taken effect", || newcomer.ask_for(by_reload) == [Some(FORBIDDEN); 2]);
     only_these_pass(&mut clients, &[by_reload], &[by_upgrade, kept], 1);
     flows_are(server, &mut clients, &[by_upgrade, kept], 2);
     for client in &mut clients {
@@ -322,7 +322,7 @@ fn refused_later<S: Asked>(server: &mut S, place: &Place, datapath: &str) {
     place.refuse(&[by_reload, by_upgrade]);
     let mut upgraded = Upgraded::new(server.program());
     upgraded.upgrade();
-    // The new process owns the UDP allocations; other allocations stay in the old process with its rules (docs/upgrade.md).
+    // The new process owns the UDP allocations; other allocations stay in the old process, with its rules (docs/upgrade.md).
     let mut stayed = clients.split_off(1);
     let mut moved = clients;
     only_these_pass(&mut moved, &[by_reload, by_upgrade], &[kept], 4);
@@ -351,19 +351,20 @@ fn a_reload_closes_connections_to_peers_it_refuses() {
     let user = || User::new(Wire::tcp(server), USER, PASSWORD);
     let mut owner = user();
     owner.allocate(6, &[]);
-    let listeners = [refused, kept].map(|peer| TcpListener::bind((peer.ip, 0)).expect("the address is ours"));
+    let listeners =
+        [refused, kept].map(|peer| TcpListener::bind((peer.ip, 0)).expect("the address is local"));
     let mut connect = |listener: &TcpListener| {
         let peer = xor_address(listener.local_addr().expect("the socket is bound"), 0);
         owner.ask(CONNECT, &[(XOR_PEER_ADDRESS, &peer)])
     };
     let joined = listeners.each_ref().map(|listener| {
         let answer = connect(listener);
-        assert_eq!(answer.error(), None, "it is a peer");
+        assert_eq!(answer.error(), None, "the peer is allowed");
         let (stream, _) = listener.accept().expect("the socket is connected");
-        stream.set_read_timeout(Some(SOON)).expect("not zero");
+        stream.set_read_timeout(Some(SOON)).expect("the timeout is not zero");
         let mut data = user();
         let bound = data.ask(CONNECTION_BIND, &[(CONNECTION_ID, &answer.attribute(CONNECTION_ID))]);
-        assert_eq!(bound.error(), None, "it is the user's own");
+        assert_eq!(bound.error(), None, "the connection is the user's own");
         (data, stream)
     });
     place.refuse(&[refused]);

@@ -1,4 +1,4 @@
-//! Unauthenticated packets, each from its own source address; all of 127.0.0.0/8 is local.
+//! Unauthenticated packets, each from a source address of its own; all of 127.0.0.0/8 is local.
 
 use std::{
     net::{Ipv4Addr, SocketAddr, UdpSocket},
@@ -43,11 +43,11 @@ impl Packet {
     }
 }
 
-/// Sends `count` packets, each from its own address, starting with number `first`.
+/// Sends `count` packets, each from an address of its own, starting with number `first`.
 fn pour_in(packet: Packet, server: SocketAddr, first: u32, count: u32) {
     for number in first..first + count {
         let socket = UdpSocket::bind((source(number), 0)).expect("loopback addresses are local");
-        socket.send_to(&packet.bytes(number), server).expect("loopback takes it");
+        socket.send_to(&packet.bytes(number), server).expect("loopback accepts the packet");
     }
 }
 
@@ -56,7 +56,7 @@ fn source(number: u32) -> Ipv4Addr {
     Ipv4Addr::from_bits(0x7F01_0001 + ((number / 250) << 8) + number % 250)
 }
 
-/// Like `pour_in`, but paced by the reader: the default socket buffer holds one or two hundred packets.
+/// Like `pour_in`, but waits for the server to read the packets: the default socket buffer has room for one or two hundred.
 pub(super) fn pour_in_as_read(packet: Packet, server: SocketAddr, first: u32, count: u32) {
     const AT_ONCE: u32 = 50;
     for from in (first..first + count).step_by(AT_ONCE as usize) {
@@ -71,7 +71,7 @@ pub(super) fn are_read(server: SocketAddr) {
 
 /// Waits until a socket in the network namespace of this process is empty.
 pub(super) fn are_read_by(pid: u32, server: SocketAddr) {
-    eventually("the packets are read", || !is_waiting(pid, server));
+    eventually("the packets have been read", || !is_waiting(pid, server));
 }
 
 /// A DTLS client that has returned its cookie (RFC 6347 section 4.2.1), received the first packet of the server's flight, and stays
@@ -79,18 +79,18 @@ pub(super) fn are_read_by(pid: u32, server: SocketAddr) {
 pub(super) fn half_open(server: SocketAddr, number: u32) -> UdpSocket {
     let socket = UdpSocket::bind((source(number), 0)).expect("loopback addresses are local");
     socket.connect(server).expect("loopback has a route");
-    // Repeats the ClientHello until the server may drop its oldest handshake.
-    socket.set_read_timeout(Some(Duration::from_millis(100))).expect("not zero");
+    // Repeats the ClientHello until the server is allowed to drop its oldest handshake.
+    socket.set_read_timeout(Some(Duration::from_millis(100))).expect("the timeout is not zero");
     let mut buffer = [0; 2048];
     let mut ask = |hello: &[u8]| {
         eventually("a ClientHello is answered", || {
-            socket.send(hello).expect("loopback takes it");
+            socket.send(hello).expect("loopback accepts the packet");
             socket.recv(&mut buffer).ok().map(|len| buffer[..len].to_vec())
         })
     };
     let answer = ask(&client_hello(number, None));
-    // HelloVerifyRequest after 13 bytes of record header and 12 of message header: version, cookie length, cookie.
-    assert_eq!((answer[0], answer[13]), (22, 3), "a cookie: {answer:?}");
+    // HelloVerifyRequest, after 13 bytes of record header and 12 of message header: version, cookie length, cookie.
+    assert_eq!((answer[0], answer[13]), (22, 3), "not a cookie: {answer:?}");
     let cookie = &answer[28..][..usize::from(answer[27])];
     let answer = ask(&client_hello(number, Some(cookie)));
     assert_eq!((answer[0], answer[13]), (22, 2), "a ServerHello: {answer:?}");
@@ -99,8 +99,8 @@ pub(super) fn half_open(server: SocketAddr, number: u32) -> UdpSocket {
 
 /// Returns true if the socket has data to read (proc(5), `/proc/PID/net/udp`).
 fn is_waiting(pid: u32, server: SocketAddr) -> bool {
-    let pid = i32::try_from(pid).expect("a valid address");
-    let process = Process::new(pid).expect("it runs");
+    let pid = i32::try_from(pid).expect("a process ID fits");
+    let process = Process::new(pid).expect("the process is running");
     let sockets = process.udp().expect("every Linux has this table");
     sockets.iter().any(|socket| socket.local_address == server && socket.rx_queue > 0)
 }
@@ -112,7 +112,7 @@ fn client_hello(number: u32, cookie: Option<&[u8]>) -> Vec<u8> {
     body.push(0);
     let sequence = u8::from(cookie.is_some());
     let cookie = cookie.unwrap_or_default();
-    body.push(u8::try_from(cookie.len()).expect("its length is a byte"));
+    body.push(u8::try_from(cookie.len()).expect("the length fits into a byte"));
     body.extend(cookie);
     body.extend([0, 2, 0xC0, 0x2B, 1, 0]);
     let extensions: &[&[u8]] = &[

@@ -1,4 +1,4 @@
-//! Attacks of one authenticated user on another user's allocation: from the owner's address, with the owner's ticket, or with the ID of the
+//! Attacks by one authenticated user on another user's allocation: from the owner's address, with the owner's ticket, or with the ID of the
 //! owner's connection.
 
 use std::{
@@ -37,7 +37,7 @@ fn a_user_cannot_take_over_end_or_use_another_users_allocation() {
     let certificate = Certificate::new(&["turn.example.org"]);
     let serve = serve(&certificate);
     let peer = UdpSocket::bind((V4, 0)).expect("a free port");
-    peer.set_read_timeout(Some(SOON)).expect("not zero");
+    peer.set_read_timeout(Some(SOON)).expect("the timeout is not zero");
     let permitted = xor_address(peer.local_addr().expect("the socket is bound"), 0);
     for transport in TRANSPORTS {
         let wire = || Wire::new(transport, serve.address_of(transport, V4));
@@ -47,7 +47,7 @@ fn a_user_cannot_take_over_end_or_use_another_users_allocation() {
         let answer = owner.ask(CREATE_PERMISSION, &[(XOR_PEER_ADDRESS, &permitted)]);
         assert_eq!(answer.error(), None, "over {transport}");
         relays(&mut owner, relayed, &peer);
-        // Sent from the owner's 5-tuple: over UDP anyone can forge the source address.
+        // Sent from the owner's 5-tuple, because over UDP anyone can forge the source address.
         let end: (u16, &[u8]) = (LIFETIME, &[0; 4]);
         let channel: [(u16, &[u8]); 2] = [(CHANNEL_NUMBER, &[0x40, 0, 0, 0]), (XOR_PEER_ADDRESS, &permitted)];
         for (asked, attributes) in [
@@ -72,9 +72,9 @@ fn a_user_cannot_take_over_end_or_use_another_users_allocation() {
     }
 }
 
-/// RFC 6062: only its user can bind a connection to a peer, even if another user knows its ID.
+/// RFC 6062: only the user who owns a connection to a peer can bind it, even if another user knows its ID.
 #[test]
-fn only_its_user_can_bind_a_connection_to_a_peer() {
+fn only_the_owner_can_bind_a_connection_to_a_peer() {
     let certificate = Certificate::new(&["turn.example.org"]);
     let serve = serve(&certificate);
     let listener = TcpListener::bind((V4, 0)).expect("a free port");
@@ -94,7 +94,7 @@ fn only_its_user_can_bind_a_connection_to_a_peer() {
         assert_eq!(data.ask(CONNECTION_BIND, &[(CONNECTION_ID, &id)]).error(), None, "over {transport}");
         data.wire.send(b"for the peer");
         let mut buffer = [0; 12];
-        accepted.set_read_timeout(Some(SOON)).expect("not zero");
+        accepted.set_read_timeout(Some(SOON)).expect("the timeout is not zero");
         accepted.read_exact(&mut buffer).expect("the datagram arrives");
         assert_eq!(&buffer, b"for the peer");
         accepted.write_all(b"back").expect("the connection is open");

@@ -1,4 +1,4 @@
-//! Transports of attackers that read responses (UDP, TCP, TLS, DTLS), and users with an allocation that send forbidden requests.
+//! Transports of attackers that read responses (UDP, TCP, TLS, DTLS), and users with an allocation who send forbidden requests.
 
 use std::{
     collections::VecDeque,
@@ -52,7 +52,7 @@ impl Wire {
 
     pub(super) fn send(&mut self, message: &[u8]) {
         match self {
-            Self::Datagrams(socket) => _ = socket.send(message).expect("loopback takes it"),
+            Self::Datagrams(socket) => _ = socket.send(message).expect("loopback accepts the packet"),
             Self::Stream(stream) => {
                 stream.write_all(message).expect("the connection is open");
                 stream.flush().expect("the connection is open");
@@ -78,7 +78,7 @@ impl Wire {
     }
 
     pub(super) fn read(&mut self, len: usize) -> Vec<u8> {
-        let Self::Stream(stream) = self else { panic!("no stream of bytes") };
+        let Self::Stream(stream) = self else { panic!("not a byte stream") };
         let mut bytes = vec![0; len];
         stream.read_exact(&mut bytes).expect("data arrives");
         bytes
@@ -98,7 +98,7 @@ impl Wire {
                 // ChannelData is padded over streams (RFC 8656 section 12.5); the length of a STUN message excludes its header.
                 let rest = if message[0] & 0xC0 == 0x40 { len.next_multiple_of(4) } else { 16 + len };
                 message.resize(4 + rest, 0);
-                stream.read_exact(&mut message[4..]).expect("a message is whole");
+                stream.read_exact(&mut message[4..]).expect("the message is complete");
                 message
             }
             Self::Dtls(association) => association.hear(),
@@ -106,12 +106,12 @@ impl Wire {
     }
 }
 
-/// UDP socket to the server; on loopback from an address that no witness uses, so that penalties apply to the attacker only.
+/// UDP socket to the server; on loopback, bound to an address that no witness uses, so that penalties apply only to the attacker.
 fn socket(server: SocketAddr) -> UdpSocket {
     let own = if server.ip().is_loopback() { Ipv4Addr::new(127, 3, 3, 3) } else { Ipv4Addr::UNSPECIFIED };
     let socket = UdpSocket::bind((IpAddr::V4(own), 0)).expect("loopback addresses are local");
     socket.connect(server).expect("the destination is reachable");
-    socket.set_read_timeout(Some(SOON)).expect("not zero");
+    socket.set_read_timeout(Some(SOON)).expect("the timeout is not zero");
     socket
 }
 
@@ -155,25 +155,25 @@ impl Association {
         let now = Instant::now();
         let until = self.client.timeout().map_or(SOON, |at| at.saturating_duration_since(now));
         let wait = until.clamp(Duration::from_millis(1), SOON);
-        self.socket.set_read_timeout(Some(wait)).expect("not zero");
+        self.socket.set_read_timeout(Some(wait)).expect("the timeout is not zero");
         let mut buffer = [0; 4096];
         match self.socket.recv(&mut buffer) {
-            Ok(len) => self.client.handle_datagram(&buffer[..len]).expect("a good record"),
-            Err(_) => self.client.handle_timeout(Instant::now()).expect("the handshake has time"),
+            Ok(len) => self.client.handle_datagram(&buffer[..len]).expect("the record is valid"),
+            Err(_) => self.client.handle_timeout(Instant::now()).expect("the handshake has not timed out"),
         }
         self.pass();
     }
 
     fn pass(&mut self) {
         let Self { socket, client, heard } = self;
-        let send = |packet: &[u8]| _ = socket.send(packet).expect("the link takes it");
+        let send = |packet: &[u8]| _ = socket.send(packet).expect("the link accepts the packet");
         client.drain(send, |message| heard.push_back(message.to_vec())).expect("it continues");
     }
 }
 
 fn connect(server: SocketAddr) -> TcpStream {
-    let stream = TcpStream::connect_timeout(&server, SOON).expect("it accepts connections");
-    stream.set_read_timeout(Some(SOON)).expect("not zero");
+    let stream = TcpStream::connect_timeout(&server, SOON).expect("the listener accepts connections");
+    stream.set_read_timeout(Some(SOON)).expect("the timeout is not zero");
     stream
 }
 
@@ -193,7 +193,7 @@ fn hello() -> ClientConnection {
 
 pub(super) fn client_hello() -> Vec<u8> {
     let mut bytes = Vec::new();
-    hello().write_tls(&mut bytes).expect("a vector takes it");
+    hello().write_tls(&mut bytes).expect("writing to a vector succeeds");
     bytes
 }
 
@@ -223,7 +223,7 @@ impl User {
         self.wire.receive()
     }
 
-    /// Sends one request over the same connection as another user.
+    /// Sends one request as another user over the same connection.
     pub(super) fn ask_as(
         &mut self,
         (name, password): (&'static str, &'static str),
@@ -236,11 +236,11 @@ impl User {
         answer
     }
 
-    /// Allocates with protocol UDP (17) or TCP (6) and additional attributes.
+    /// Allocates with the protocol UDP (17) or TCP (6) and additional attributes.
     pub(super) fn allocate(&mut self, protocol: u8, more: &[(u16, &[u8])]) -> stun::Message {
         let transport: (u16, &[u8]) = (REQUESTED_TRANSPORT, &[protocol, 0, 0, 0]);
         let answer = self.ask(ALLOCATE, &[&[transport], more].concat());
-        assert_eq!(answer.error(), None, "an allocation is granted");
+        assert_eq!(answer.error(), None, "the allocation is granted");
         answer
     }
 }

@@ -1,4 +1,4 @@
-//! Clients that relay on the attacked worker over each transport: below saturation they lose nothing and see no errors.
+//! Clients that relay through the attacked worker over each transport: unless it is saturated, they lose nothing and see no errors.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -70,11 +70,11 @@ impl Witnesses {
             for figure in ["duplicated", "reordered"] {
                 assert_eq!(result[figure], 0, "{what}: {figure} over {transport}: {said}");
             }
-            // A request that a slow machine repeated is answered twice.
+            // If a slow machine repeats a request, it is answered twice.
             let is_known = |error: &String| error == "unexpected_datagram";
-            let errors = result["errors"].as_object().expect("counts by name");
+            let errors = result["errors"].as_object().expect("the errors are an object");
             assert!(errors.keys().all(is_known), "{what}: over {transport}: {said}");
-            // A generator that stalls drops late datagrams.
+            // A generator that stalls drops datagrams that are overdue.
             let is_slow = result["late_us"]["max"].as_u64() > Some(100_000);
             assert!(
                 result["lost"] == 0 || is_slow && !is_thorough(),
@@ -88,7 +88,7 @@ impl Witnesses {
         let found = || relayed(&metrics()) - self.before;
         // Kernel counters are up to a second old.
         eventually("all of their datagrams are relayed", || found() >= least);
-        assert!(found() <= sent, "{what}: {} datagrams to peers, {sent} of witnesses", found());
+        assert!(found() <= sent, "{what}: {} datagrams to peers, {sent} from witnesses", found());
         seen
     }
 }

@@ -1,4 +1,5 @@
-//! Allocation latency before, during and right after a fault. Turns on a busy machine are repeated; a row without valid turns is void.
+//! Allocation latency before, during and right after a fault. Turns during which the machine was busy are repeated; a row without valid
+//! turns is void.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -9,9 +10,9 @@ use std::{
 use super::{Row, Server, or_thorough};
 use turnpike_trials::Load;
 
-/// Maximum p99 in milliseconds without a fault. Two-core machines under load need a third of it.
+/// Maximum p99 in milliseconds without a fault. Two-core machines under load need a third of this.
 const MOST_WITHOUT: f64 = 10.0;
-/// Maximum ratio of the p99 under a fault to the p99 without.
+/// Maximum ratio of the p99 during a fault to the p99 without one.
 const MOST_UNDER: f64 = 2.0;
 
 /// Allocates and deletes for `seconds`; returns the 99th percentile of the latency in milliseconds. Every request must succeed.
@@ -37,7 +38,7 @@ pub(super) fn allocation_p99(server: &Server, user: &str, seconds: &str) -> f64 
 }
 
 pub(super) struct Turns {
-    /// Before the first fault, and after every trace of a fault is gone.
+    /// Before the first fault, and when every trace of a fault is gone.
     without: Vec<Turn>,
     under: Vec<Turn>,
     /// Started when a fault ended, before recovery was complete.
@@ -69,7 +70,7 @@ pub(super) fn allocations_under(
 ) -> Turns {
     let watched = Watched::default();
     thread::scope(|scope| {
-        // Stops the watcher also if an assertion fails; otherwise the scope would never end.
+        // Stops the watcher even if an assertion fails; otherwise the scope would never end.
         let _end = Over(&watched);
         scope.spawn(|| watched.watch());
         let turn = |server: &Server| {
@@ -78,7 +79,7 @@ pub(super) fn allocations_under(
             let machine = Duration::from_micros(watched.longest.load(Ordering::Relaxed));
             Turn { p99, machine }
         };
-        // Repeats turns on a busy machine; a quick run accepts them.
+        // Repeats turns if the machine was busy; a quick run accepts them.
         let good_turn = |server: &Server| {
             let mut tries = (0..or_thorough(1, 5)).map(|_| turn(server));
             let first = tries.next().expect("at least one turn");
@@ -100,7 +101,7 @@ pub(super) fn allocations_under(
     })
 }
 
-/// Measures how late a sleeping thread wakes up, as a sign of a busy machine.
+/// Measures the delay with which a sleeping thread wakes up, as a sign of a busy machine.
 #[derive(Default)]
 struct Watched {
     over: AtomicBool,
@@ -147,7 +148,7 @@ impl Turns {
             all.map(|turns| turns.iter().filter(|turn| turn.counts()).count() * 2 > turns.len());
         if !(without_count && under_count) {
             row.void(format!(
-                "allocation p99 {when}: in most turns the machine kept a thread that only sleeps waiting"
+                "allocation p99 {when}: in most turns the machine delayed a thread that only sleeps"
             ));
         } else if without > MOST_WITHOUT {
             row.void(format!("allocation p99 without: {without:.2} ms, above {MOST_WITHOUT}"));

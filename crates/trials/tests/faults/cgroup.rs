@@ -1,4 +1,4 @@
-//! Control groups of tests: freeze one thread, limit the memory of a process.
+//! Control groups for tests: freeze one thread, limit the memory of a process.
 
 use std::{
     fs, io,
@@ -27,9 +27,10 @@ pub(crate) struct Group {
 }
 
 impl Frozen {
-    /// Freezes a thread; returns the reason if the machine cannot.
+    /// Freezes a thread; returns the reason if that is not possible on this machine.
     pub(super) fn thread(thread: u32) -> Result<Self, String> {
-        // Version 1 groups hold threads. In version 2, a threaded group must be inside the process's group.
+        // Version 1 groups consist of threads. In version 2, a threaded group must be inside the process's
+        // group.
         let (base, home, members, control) = match place(thread, "freezer") {
             Some(home) => {
                 (PathBuf::from(ROOT).join("freezer"), home, "tasks", ("freezer.state", "FROZEN", "THAWED"))
@@ -61,9 +62,9 @@ impl Drop for Frozen {
 }
 
 impl Group {
-    /// Moves a process to its own group; returns the reason if the machine cannot.
+    /// Moves a process to a group of its own; returns the reason if that is not possible on this machine.
     pub(crate) fn of_process(pid: u32) -> Result<Self, String> {
-        let why = |error: io::Error| format!("a process cannot be given a limit of memory here: {error}");
+        let why = |error: io::Error| format!("the memory of a process cannot be limited here: {error}");
         let (base, home) = match place(pid, "memory") {
             Some(home) => (PathBuf::from(ROOT).join("memory"), home),
             None => (PathBuf::from(ROOT), place(pid, "").ok_or("there are no control groups")?),
@@ -85,7 +86,7 @@ impl Group {
         let text = ["memory.usage_in_bytes", "memory.current"]
             .iter()
             .find_map(|name| fs::read_to_string(self.group.join(name)).ok());
-        text.and_then(|text| text.trim().parse().ok()).expect("the kernel counts it")
+        text.and_then(|text| text.trim().parse().ok()).expect("the kernel reports memory use")
     }
 
     /// Number of times the limit was hit: reclaim, refusal or OOM kill.
@@ -93,9 +94,10 @@ impl Group {
         if let Ok(text) = fs::read_to_string(self.group.join("memory.failcnt")) {
             return text.trim().parse().expect("a number");
         }
-        let events = fs::read_to_string(self.group.join("memory.events")).expect("version 2 has it");
+        let events =
+            fs::read_to_string(self.group.join("memory.events")).expect("version 2 has memory.events");
         let most = events.lines().find_map(|line| line.strip_prefix("max ")?.parse().ok());
-        most.expect("version 2 counts it")
+        most.expect("memory.events has the counter")
     }
 
     /// Kernel memory of the group (slabs, sockets), if reported.

@@ -1,5 +1,5 @@
-//! Jumps of the wall clock. A time namespace does not affect it, and a test must not change the machine's clock: the server preloads a
-//! library that adds an offset from a file.
+//! Jumps of the wall clock. A time namespace does not affect the wall clock, and a test must not change the machine's clock, so the server
+//! preloads a library that adds an offset from a file.
 
 use std::{
     fs::File,
@@ -27,7 +27,7 @@ struct Clock {
 }
 
 impl Clock {
-    /// Applies to programs started with `wanted`; returns the reason if the machine cannot.
+    /// Applies to programs started with `wanted`; returns the reason if that is not possible on this machine.
     fn of(wanted: &mut Wanted) -> Result<Self, String> {
         installed("cc")?;
         let dir = Dir::new();
@@ -36,37 +36,37 @@ impl Clock {
         let mut cc = Command::new("cc");
         Program::run(cc.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(&source)).ended(0);
         let file = dir.file("offset", 0_i64.to_ne_bytes());
-        let offset = File::options().write(true).open(&file).expect("the test's own file");
+        let offset = File::options().write(true).open(&file).expect("the file belongs to the test");
         wanted.environment.push(("LD_PRELOAD", library.display().to_string()));
         wanted.environment.push(("FAULTS_CLOCK", file.display().to_string()));
         Ok(Self { offset, _dir: dir })
     }
 
     fn jump(&self, seconds: i64) {
-        self.offset.write_all_at(&seconds.to_ne_bytes(), 0).expect("the test's own file");
+        self.offset.write_all_at(&seconds.to_ne_bytes(), 0).expect("the file belongs to the test");
         thread::sleep(Duration::from_secs(1));
     }
 }
 
-/// Waits for a log line with a date at this offset.
+/// Waits for a log line whose date has this offset.
 fn says_so(seconds: i64, lines: impl Fn() -> Vec<String>, said: usize) {
-    within(SOON, "a line has the other day", || {
+    within(SOON, "a log line has the other date", || {
         let day = day(seconds);
         lines()[said..].iter().any(|line| line.starts_with(&day))
     });
 }
 
-/// Date (UTC) at this offset, as in log lines.
+/// Date (UTC) with this offset, as in log lines.
 fn day(seconds: i64) -> String {
     let now =
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("the clock is after 1970").as_secs();
-    let then = now.checked_add_signed(seconds).expect("a day more or less");
+    let then = now.checked_add_signed(seconds).expect("the time is in range");
     let date =
         Program::run(Command::new("date").args(["-u", "-d", &format!("@{then}"), "+%Y-%m-%d"])).ended(0);
     date.stdout.trim().to_owned()
 }
 
-/// Time-limited credentials made at the real time, with their validity.
+/// Time-limited credentials issued at the real time.
 struct Timed {
     dir: Dir,
     /// Time-limited name and password (`auth.secrets`), valid for two hours.
@@ -120,9 +120,9 @@ impl Timed {
         assert_eq!(
             answers(&self.short),
             is_over.then_some(401),
-            "a name good for two hours, {seconds} s from home"
+            "a username valid for two hours, clock off by {seconds} s"
         );
-        assert_eq!(answers(&self.long), None, "a name good for three days, {seconds} s from home");
+        assert_eq!(answers(&self.long), None, "a username valid for three days, clock off by {seconds} s");
         // A token from the future is invalid too.
         let is_good = seconds == 0;
         let server = server.address.to_string();
@@ -144,7 +144,7 @@ impl Timed {
             "--json",
             "-",
         ]));
-        assert_eq!(run.code, Some(if is_good { 0 } else { 1 }), "{seconds} s from home: {}", run.output());
+        assert_eq!(run.code, Some(if is_good { 0 } else { 1 }), "clock off by {seconds} s: {}", run.output());
         if is_good {
             assert_eq!(run.result()["lost"], 0, "{}", run.output());
         } else {
@@ -153,7 +153,7 @@ impl Timed {
     }
 }
 
-/// Runs two clients that repeatedly change sockets and move their allocations with the latest ticket, before, during and after
+/// Runs two clients that repeatedly change sockets and move their allocations with their latest ticket before, during and after
 /// `meanwhile`; every ticket must work.
 fn movers_notice_nothing(server: &Server, reflect: &Reflect, meanwhile: impl FnOnce()) {
     let there = server.allocations() + 2;
@@ -164,7 +164,7 @@ fn movers_notice_nothing(server: &Server, reflect: &Reflect, meanwhile: impl FnO
     let count = |event: &str| server.metrics().sum("turnpike_mobility_total", &format!("event=\"{event}\""));
     let (moved, refused) = (|| count("arrived"), || count("ticket_invalid"));
     let none = refused();
-    within(SOON, "two clients that move", || server.allocations() >= there);
+    within(SOON, "two clients have allocations", || server.allocations() >= there);
     let before = moved();
     within(SOON, "clients move", || moved() > before + 2);
     meanwhile();
@@ -173,17 +173,17 @@ fn movers_notice_nothing(server: &Server, reflect: &Reflect, meanwhile: impl FnO
     movers.signal("INT");
     let run = movers.wait(SOON);
     assert_eq!(refused(), none, "{}", run.output());
-    // The server may still know an allocation on the 5-tuple of a new socket and answer 437.
+    // The server may still have an allocation for the 5-tuple of a new socket, and answer 437.
     assert!(run.result()["migrations_done"].as_u64() > Some(4), "{}", run.output());
 }
 
-/// Waits until each client of the crowd has refreshed its allocation. Requires that no other client refreshes.
+/// Waits until each of these clients has refreshed its allocation. Requires that no other client refreshes.
 fn all_refresh(server: &Server, clients: u32) {
     /// Clients refresh every half minute (`limits.default_lifetime` is a minute here).
     const PATIENCE: Duration = Duration::from_secs(50);
     let refreshed = || server.metrics().sum("turnpike_successes_total", "method=\"refresh\"");
     let before = refreshed();
-    within(PATIENCE, "all refresh their allocations", || refreshed() >= before + u64::from(clients));
+    within(PATIENCE, "all clients refresh their allocations", || refreshed() >= before + u64::from(clients));
 }
 
 fn stale(server: &Server) -> u64 {
@@ -215,19 +215,19 @@ fn the_clock_jumps_forward_and_back() {
                     movers_notice_nothing(server, &reflect, || clock.jump(jump));
                     // The nonce is too old or from the future; the one in the response works.
                     let asked = [(); 2].map(|()| late.asks(USER, PASSWORD));
-                    assert_eq!(asked, [Some(438), None], "{jump} s from home");
+                    assert_eq!(asked, [Some(438), None], "clock off by {jump} s");
                     allocation_p99(server, &format!("{USER}:{PASSWORD}"), "0.5");
                     timed.are_judged(server, jump);
                     says_so(jump, || server.lines(), said);
                     // Takes half a minute each time.
                     if rows().is_some() {
                         all_refresh(server, clients);
-                        assert!(stale(server) >= before + u64::from(clients), "each had a nonce of before");
+                        assert!(stale(server) >= before + u64::from(clients), "each client had an old nonce");
                     }
                 }
-                assert_eq!(at_home.asks(USER, PASSWORD), None, "its nonce is of this hour");
+                assert_eq!(at_home.asks(USER, PASSWORD), None, "its nonce is valid at this time");
                 row.note(
-                    "new allocations are granted at each time and log lines have its date; a nonce of another time gets 438 with a \
+                    "new allocations are granted at each time and log lines have its date; a nonce from another time gets 438 with a \
                      fresh one; mobility tickets stay valid; expired time-limited users and access tokens (401) are valid again at the \
                      right time",
                 );

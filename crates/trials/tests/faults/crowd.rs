@@ -1,5 +1,5 @@
-//! Clients on calls: the generator runs both ends, so it knows every loss, and a client without data for a while makes a new allocation,
-//! as calls do.
+//! Clients on calls: the generator runs both ends, so it detects every loss, and a client that gets no data for a while creates a new
+//! allocation, as in real calls.
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{Server, or_thorough, within};
 use turnpike_trials::{Load, PASSWORD, Program, SOON, USER};
 
-/// Silence in seconds after which a client reconnects; longer than a busy machine causes by itself.
+/// Silence in seconds after which a client reconnects; longer than any silence that a busy machine causes by itself.
 const PATIENCE: &str = "2";
 
 pub(super) struct Crowd {
@@ -42,7 +42,7 @@ impl Crowd {
         Self::usual(server, peer, patience, &format!("{USER}:{PASSWORD}"))
     }
 
-    /// Clients whose datagrams are sent singly: voice only.
+    /// Clients with voice only, whose datagrams are sent one by one.
     pub(super) fn thin(server: SocketAddr, peer: &str, patience: &str) -> Self {
         let part = Part::new(
             server,
@@ -54,7 +54,7 @@ impl Crowd {
         Self::new(vec![part], peer)
     }
 
-    /// Default size over TCP, TLS and DTLS, a third each.
+    /// The default number of clients, a third each over TCP, TLS and DTLS.
     pub(super) fn secured(server: &Server) -> Self {
         let (peer, user) = ("127.0.0.1:0", format!("{USER}:{PASSWORD}"));
         let part = |transport| {
@@ -86,12 +86,12 @@ impl Crowd {
     /// Waits until media flows for every client, from the per-second reports of both ends.
     pub(super) fn flows(&self) {
         for part in &self.parts {
-            let load = part.load.as_ref().expect("the crowd was started");
+            let load = part.load.as_ref().expect("the clients were started");
             let seconds = || load.lines().iter().filter_map(|line| Second::of(line)).collect::<Vec<_>>();
             let begun = seconds().len();
-            // One silent client would lower the ratio below this; the first, partial second does not count.
+            // A single silent client would lower the ratio below this; the first, partial second is ignored.
             let whole = 1.0 - 0.5 / f64::from(part.clients);
-            within(SOON * 3, "media flows for all", || {
+            within(SOON * 3, "media flows for all clients", || {
                 seconds()
                     .iter()
                     .skip(begun + 1)
@@ -105,7 +105,7 @@ impl Crowd {
         let loads = self
             .parts
             .iter_mut()
-            .map(|part| (part.transport, part.load.take().expect("the crowd was started")));
+            .map(|part| (part.transport, part.load.take().expect("the clients were started")));
         let loads: Vec<_> = loads.collect();
         loads.iter().for_each(|(_, load)| load.signal("INT"));
         let seen = loads.into_iter().map(|(transport, load)| {
@@ -120,7 +120,7 @@ impl Crowd {
 
     pub(super) fn control_calls(&self, server: &Server) -> Vec<Load> {
         let call = |part: &Part| {
-            // Single datagrams if the crowd sends single datagrams.
+            // Sends single datagrams if the clients on calls do.
             let load = Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
                 .with_words(&[
                     "--profile",

@@ -1,4 +1,4 @@
-//! Hostile clients and a lying name server at `turnpike forward`: other clients must not notice.
+//! Hostile clients of `turnpike forward`, and a name server that gives wrong answers: other clients must not notice.
 
 use std::{
     fs,
@@ -26,7 +26,7 @@ use super::{
 use turnpike_trials::links::{PEER, SERVER, on_links};
 use turnpike_trials::{Dir, SOON, V4, need};
 
-/// Maximum memory of the process per connection. Data waiting for a reader is in the kernel.
+/// Maximum memory of the process per connection. Data that waits for a reader is in the kernel.
 const MOST_MEMORY: u64 = 16 << 10;
 
 fn a_while() -> Duration {
@@ -46,7 +46,7 @@ fn slow_clients_of_a_forwarder() {
         let before = forwarder.kept();
         let connect = || {
             TcpStream::connect_timeout(&forwarder.tcp, Duration::from_secs(5))
-                .expect("it accepts connections")
+                .expect("the listener accepts connections")
         };
         let slow: Vec<TcpStream> = (0..500).map(|_| connect()).collect();
         let deaf: Vec<TcpStream> = (0..500).map(|_| connect()).collect();
@@ -69,13 +69,13 @@ fn slow_clients_of_a_forwarder() {
         let spent = cpu_ms(forwarder.pid()) - spent;
         // Includes the sessions of the UDP rule.
         let all = most + Forwarder::clients();
-        within(SOON, "all are connected", || forwarder.kept().sessions == all);
+        within(SOON, "all clients are connected", || forwarder.kept().sessions == all);
         let held = forwarder.kept();
         for _ in 0..100 {
             assert_eq!(talks::newcomer(forwarder.tcp), Fate::Refused, "the rule is at its limit");
         }
         let open = forwarder.metrics().sum("turnpike_forward_connections", "rule=\"t\"");
-        assert!(open <= most, "{open} are open");
+        assert!(open <= most, "{open} connections are open");
         within(SOON, "refusals are counted", || {
             forwarder.metrics().sum("turnpike_forward_ended_total", "reason=\"limit\"") >= 100
         });
@@ -122,17 +122,17 @@ fn half_open_connections_to_a_forwarder() {
                 half = half.max(table.lines().filter(|line| state(line).as_deref() == Some("03")).count());
                 if turn % 10 == 9 {
                     let fate = talks::newcomer(forwarder.tcp);
-                    assert_eq!(fate, Fate::Served, "the flood takes no other client's place");
+                    assert_eq!(fate, Fate::Served, "the flood does not keep other clients out");
                     served += 1;
                 }
             }
             let held = forwarder.kept();
-            assert!(half > 100, "only {half} were half open at a time");
+            assert!(half > 100, "at most {half} were half-open at a time");
             assert!(held.sessions <= before.sessions + 1, "no connection was established: {held:?}");
             assert!(held.descriptors <= before.descriptors + 4, "{before:?}, {held:?}");
             assert!(held.memory <= before.memory + (4 << 20), "{before:?}, {held:?}");
             row.note(format!(
-                "{sent} SYNs, at most {half} half-open, all in the kernel; {served} new clients served meanwhile by a rule with room \
+                "{sent} SYNs, at most {half} half-open, all in the kernel; {served} new clients served in the meantime by a rule with room \
                  for one"
             ));
         });
@@ -154,9 +154,9 @@ const PROXY: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 9);
 const NO_PROXY: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 8);
 /// Timeout for a header: the connect timeout.
 const TOO_LATE: Duration = Duration::from_secs(2);
-/// Deadline for the end of such a connection, less than the default connect timeout of ten seconds.
+/// Deadline for closing such a connection, less than the default connect timeout of ten seconds.
 const MUCH_LATER: Duration = Duration::from_secs(5);
-/// Data after a header, which returns if the target receives it.
+/// Data after a header, which comes back if the target receives it.
 const BEHIND: &[u8] = b"let me through";
 const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
 
@@ -180,7 +180,7 @@ fn hostile_proxy_headers() {
         assert_eq!(
             forwarder.visits(),
             [connections + served, heard + served],
-            "the target serves the good ones"
+            "the target serves connections with valid headers"
         );
 
         let (mut tried, mut late) = (0, 0);
@@ -196,7 +196,11 @@ fn hostile_proxy_headers() {
             late += headers_without_an_end(forwarder.tcp);
         }
         all_are_counted("bad_proxy_header", bad + tried + late);
-        assert_eq!(forwarder.visits(), [connections + served, heard + served], "a target saw one of them");
+        assert_eq!(
+            forwarder.visits(),
+            [connections + served, heard + served],
+            "one of the connections reached a target"
+        );
 
         let mut liars = 0;
         for header in good_headers().into_iter().filter(|header| !header.is_empty()) {
@@ -213,7 +217,7 @@ fn hostile_proxy_headers() {
         assert!(visits[0] <= connections + served + liars && visits[1] == heard + served, "{visits:?}");
 
         let served = served + good_headers_are_served(forwarder.tcp);
-        assert_eq!(forwarder.visits()[1], heard + served, "the target serves the good ones");
+        assert_eq!(forwarder.visits()[1], heard + served, "the target serves connections with valid headers");
         all_are_counted("bad_proxy_header", bad + tried + late);
         all_are_counted("untrusted_proxy", untrusted + liars);
         let after = TOO_LATE.as_secs();
@@ -225,17 +229,17 @@ fn hostile_proxy_headers() {
 }
 
 fn come_from(ip: Ipv4Addr, to: SocketAddr) -> TcpStream {
-    let socket =
-        socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a descriptor");
-    socket.bind(&SocketAddr::from((ip, 0)).into()).expect("loopback has it");
-    socket.connect(&to.into()).expect("it accepts connections");
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)
+        .expect("a descriptor is left");
+    socket.bind(&SocketAddr::from((ip, 0)).into()).expect("the address is on loopback");
+    socket.connect(&to.into()).expect("the listener accepts connections");
     let stream = TcpStream::from(socket);
     stream.set_nodelay(true).expect("the connection is open");
-    stream.set_read_timeout(Some(SOON)).expect("not zero");
+    stream.set_read_timeout(Some(SOON)).expect("the timeout is not zero");
     stream
 }
 
-/// Sends in pieces; the peer may close before the last one.
+/// Sends in pieces; the peer may close the connection before the last one.
 fn say(mut stream: &TcpStream, bytes: &[u8], piece: usize) {
     let _ = bytes.chunks(piece).try_for_each(|bytes| stream.write_all(bytes));
 }
@@ -243,12 +247,12 @@ fn say(mut stream: &TcpStream, bytes: &[u8], piece: usize) {
 fn until_its_end(mut stream: &TcpStream) -> Vec<u8> {
     let mut back = Vec::new();
     if let Err(error) = stream.read_to_end(&mut back) {
-        assert_ne!(error.kind(), ErrorKind::WouldBlock, "the connection does not end");
+        assert_ne!(error.kind(), ErrorKind::WouldBlock, "the connection is not closed");
     }
     back
 }
 
-/// Valid headers; the empty one is for untrusted sources.
+/// Valid headers; the empty one is for sources that are not trusted.
 fn good_headers() -> Vec<Vec<u8>> {
     let v2 = |len: u8| [SIGNATURE, &[0x21, 0x11, 0, len], &[1; 12]].concat();
     vec![
@@ -261,7 +265,7 @@ fn good_headers() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Asserts that data after valid headers returns; returns their number.
+/// Asserts that data after valid headers comes back; returns the number of headers.
 fn good_headers_are_served(server: SocketAddr) -> u64 {
     let mut served = 0;
     for header in good_headers() {
@@ -270,7 +274,7 @@ fn good_headers_are_served(server: SocketAddr) -> u64 {
             say(&stream, &[&header[..], BEHIND].concat(), piece);
             let mut back = [0; BEHIND.len()];
             (&stream).read_exact(&mut back).unwrap_or_else(|error| {
-                panic!("{} is not served: {error}", header.escape_ascii());
+                panic!("not served after header {}: {error}", header.escape_ascii());
             });
             assert_eq!(back, BEHIND, "{}", header.escape_ascii());
             served += 1;
@@ -298,7 +302,7 @@ fn bad_headers() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Proxies that send an incomplete header slowly or stop: their connections end at the timeout, not earlier. Returns their number.
+/// Proxies that send a header slowly or never finish it: their connections are closed at the timeout, not earlier. Returns their number.
 fn headers_without_an_end(server: SocketAddr) -> u64 {
     let beginning = |bytes: &[u8], slowly| (bytes.to_vec(), slowly);
     // Longest accepted header.
@@ -321,7 +325,7 @@ fn headers_without_an_end(server: SocketAddr) -> u64 {
                 let stream = come_from(PROXY, server);
                 say(&stream, &bytes, usize::MAX);
                 if slowly {
-                    stream.set_read_timeout(Some(TOO_LATE / 20)).expect("not zero");
+                    stream.set_read_timeout(Some(TOO_LATE / 20)).expect("the timeout is not zero");
                     while (&stream).read(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
                         say(&stream, b"x", 1);
                     }
@@ -339,8 +343,8 @@ fn headers_without_an_end(server: SocketAddr) -> u64 {
 
 const TARGET: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
 
-/// Answers of the name server, and the fate of new clients. Invalid and empty answers keep the last addresses; valid ones apply, wherever
-/// they lead. The forwarder listens on the target's ports on 127.0.0.1.
+/// Answers of the name server, and the fate of new clients. After an invalid or empty answer the last addresses stay in use; a valid answer
+/// is applied, whatever its addresses. The forwarder listens on the target's ports on 127.0.0.1.
 const LIES: [(&str, Fate); 8] = [
     ("the truth", Fate::Served),
     ("no such name", Fate::Served),
@@ -369,7 +373,7 @@ fn the_name_server_gives_wrong_answers() {
             }
         }
         let server = need!(NameServer::start());
-        // Neither the address of 0.0.0.0 nor the forwarder's own.
+        // The target has neither the address to which 0.0.0.0 leads nor the forwarder's own.
         let target = Target::on(TARGET.into());
         let forwarder = Forwarder::to_name(Wanted::default(), target, "target.faults.test");
         let row = Row::new(
@@ -389,16 +393,16 @@ fn the_name_server_gives_wrong_answers() {
                 |rule: &str| sum("turnpike_forward_ended_total", &format!("{rule},reason=\"connect_failed\""));
             for (lie, (said, fate)) in LIES.iter().enumerate().skip(1) {
                 server.say(lie);
-                // Queries for both families, plus one more round.
+                // Queries for both families, and one more round.
                 is_asked(or_thorough(4, 8));
                 within(SOON, said, || talks::newcomer(forwarder.tcp) == *fate);
                 let (kept, before) = (forwarder.kept(), RULES.map(begun));
                 let failed = RULES.map(unreached);
                 let fates = [(); 5].map(|()| talks::newcomer(forwarder.tcp));
-                assert_eq!(fates, [*fate; 5], "newcomers by TCP, the name server saying {said}");
+                assert_eq!(fates, [*fate; 5], "new TCP clients, answer: {said}");
                 let by_udp = talks::newcomer_of_udp(forwarder.udp, 100);
                 assert_eq!(by_udp == Fate::Served, *fate == Fate::Served, "{said}: {by_udp:?}");
-                // The target received it.
+                // The client's datagrams reached the target.
                 match fate {
                     Fate::Served => within(SOON, said, || told("cannot resolve") > 0),
                     _ => within(SOON, said, || {
@@ -413,13 +417,13 @@ fn the_name_server_gives_wrong_answers() {
             }
             assert!(told("the target is the rule's own listener") > 0, "{:?}", forwarder.lines());
             server.say(0);
-            within(SOON, "the truth counts", || talks::newcomer(forwarder.tcp) == Fate::Served);
+            within(SOON, "the correct answer is used again", || talks::newcomer(forwarder.tcp) == Fate::Served);
             let of_fate = |wanted: Fate| {
                 let lies = LIES[1..].iter().filter(|(_, fate)| *fate == wanted).map(|(said, _)| *said);
                 lies.collect::<Vec<_>>().join(", ")
             };
             row.note(format!(
-                "last good answer used ({}) or new clients refused at once ({}); existing connections and sessions continued",
+                "last good answer used ({}) or new clients refused immediately ({}); existing connections and sessions continued",
                 of_fate(Fate::Served),
                 of_fate(Fate::Refused)
             ));
@@ -439,8 +443,9 @@ struct NameServer {
 
 impl NameServer {
     fn start() -> Result<Self, String> {
-        let socket = UdpSocket::bind((V4, 53)).map_err(|error| format!("no port 53: {error}"))?;
-        socket.set_read_timeout(Some(Duration::from_millis(100))).expect("not zero");
+        let socket =
+            UdpSocket::bind((V4, 53)).map_err(|error| format!("port 53 is not available: {error}"))?;
+        socket.set_read_timeout(Some(Duration::from_millis(100))).expect("the timeout is not zero");
         let server = Self { says: Arc::default(), asked: Arc::default(), ends: Arc::default() };
         let (says, asked, ends) =
             (Arc::clone(&server.says), Arc::clone(&server.asked), Arc::clone(&server.ends));
@@ -490,7 +495,7 @@ fn answer(question: &[u8], lie: usize) -> Option<Vec<u8>> {
     };
     let addresses = if is_a { addresses } else { Vec::new() };
     let count = u16::try_from(addresses.len()).ok()?;
-    // Response, recursion available; then the question and answers with a TTL of one second.
+    // A response with recursion available; then the question, and answers with a TTL of one second.
     let mut out = [&question[..2], &[0x81, 0x80 | code, 0, 1], &count.to_be_bytes(), &[0; 4], asked].concat();
     for address in addresses {
         out.extend([0xC0, 12, 0, 1, 0, 1, 0, 0, 0, 1, 0, 4]);

@@ -1,4 +1,4 @@
-//! Exhausted memory, ports or log space of `turnpike forward`; forwards.rs covers descriptors.
+//! Exhausted memory, ports or log space for `turnpike forward`; forwards.rs covers descriptors.
 
 use std::{
     io::{Read as _, Write as _},
@@ -31,7 +31,7 @@ fn no_memory_is_left_to_a_forwarder() {
     );
     let mut killed = false;
     let seen = forwarder.row(row, |forwarder, row| {
-        let limited = Group::of_process(forwarder.pid()).expect("the rule works");
+        let limited = Group::of_process(forwarder.pid()).expect("this worked before the row");
         limited.to(limited.used() + (2 << 20)).expect("memory can be limited");
         let opened: Vec<TcpStream> = (0..1000)
             .filter_map(|_| TcpStream::connect_timeout(&forwarder.tcp, Duration::from_millis(200)).ok())
@@ -40,14 +40,14 @@ fn no_memory_is_left_to_a_forwarder() {
             stream.set_nonblocking(true).expect("the connection is open");
             while stream.write(&[7; 16_384]).is_ok() {}
         }
-        within(SOON, "the limit is in the way", || limited.refusals() > 0);
+        within(SOON, "the memory limit is reached", || limited.refusals() > 0);
         thread::sleep(or_thorough(Duration::from_millis(500), Duration::from_secs(3)));
         killed = forwarder.program.has_ended();
         row.note(if killed {
             "OOM kill, then restart".to_owned()
         } else {
             format!(
-                "it lived on with {} more connections begun; {} times it wanted more than it may have",
+                "it kept running with {} more connections; the limit was hit {} times",
                 opened.len(),
                 limited.refusals()
             )
@@ -75,10 +75,13 @@ fn no_port_is_left_to_a_forwarder() {
             let before = links.inside_says(&["cat", RANGE]);
             set("40000 40003");
             let held: Vec<TcpStream> = (0..4)
-                .map(|_| TcpStream::connect_timeout(&forwarder.tcp, SOON).expect("it accepts connections"))
+                .map(|_| {
+                    TcpStream::connect_timeout(&forwarder.tcp, SOON)
+                        .expect("the listener accepts connections")
+                })
                 .collect();
             for mut stream in &held {
-                stream.set_read_timeout(Some(SOON)).expect("not zero");
+                stream.set_read_timeout(Some(SOON)).expect("the timeout is not zero");
                 stream.write_all(b"?").and_then(|()| stream.read_exact(&mut [0])).expect("a port is free");
             }
             let refused = or_thorough(10, 100);
@@ -87,21 +90,20 @@ fn no_port_is_left_to_a_forwarder() {
             }
             let of_udp = send_without_ports(forwarder, refused);
             row.note(format!(
-                "{refused} TCP clients refused at once, datagrams of {of_udp} UDP clients dropped and counted; four of each got the \
+                "{refused} TCP clients refused immediately, datagrams of {of_udp} UDP clients dropped and counted; four of each got the \
                  last ports"
             ));
             drop(held);
             set(before.trim());
             within(SOON, "newcomers are served", || talks::newcomer(forwarder.tcp) == Fate::Served);
             let fate = talks::newcomer_of_udp(forwarder.udp, 100);
-            assert_eq!(fate, Fate::Served, "a newcomer of UDP");
+            assert_eq!(fate, Fate::Served, "a new UDP client");
         },
         unharmed,
     );
 }
 
-/// Four clients take the last ports towards the UDP target; asserts that the drops of `clients` further ones are
-/// counted.
+/// Four clients take the last ports towards the UDP target; asserts that the dropped datagrams of `clients` further clients are counted.
 fn send_without_ports(forwarder: &Forwarder, clients: u64) -> u64 {
     let refused =
         || forwarder.metrics().sum("turnpike_forward_ended_total", r#"rule="u",reason="connect_failed""#);
@@ -109,7 +111,7 @@ fn send_without_ports(forwarder: &Forwarder, clients: u64) -> u64 {
     let ask = |client: &UdpSocket| client.send(b"?").map(drop);
     let held: Vec<UdpSocket> = (0..4).map(|_| talks::client_of(forwarder.udp)).collect();
     let served = |client: &UdpSocket| {
-        client.set_read_timeout(Some(SOON)).expect("not zero");
+        client.set_read_timeout(Some(SOON)).expect("the timeout is not zero");
         ask(client).and_then(|()| client.recv(&mut [0]))
     };
     held.iter().for_each(|client| assert_eq!(served(client).ok(), Some(1), "a port is free"));
@@ -117,7 +119,7 @@ fn send_without_ports(forwarder: &Forwarder, clients: u64) -> u64 {
     for client in &newcomers {
         held.iter().chain([client]).for_each(|client| ask(client).expect("the destination is reachable"));
     }
-    within(SOON, "all are counted", || refused() >= before + clients);
+    within(SOON, "all drops are counted", || refused() >= before + clients);
     for client in &newcomers {
         client.set_nonblocking(true).expect("the connection is open");
         client.recv(&mut [0]).expect_err("no port is left");
@@ -142,7 +144,7 @@ fn no_room_is_left_for_the_log_of_a_forwarder() {
             };
             let before = disk.lines();
             come_and_go(5);
-            within(SOON, "each has a log line", || disk.lines() >= before + 5);
+            within(SOON, "each connection has a log line", || disk.lines() >= before + 5);
             disk.fill();
             // The last page of the log still has room.
             come_and_go(100);

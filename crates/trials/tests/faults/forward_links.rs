@@ -1,4 +1,4 @@
-//! Link faults of `turnpike forward`: no stream is cut, and every byte arrives.
+//! Link faults for `turnpike forward`: no stream is cut, and every byte arrives.
 
 use std::thread;
 
@@ -52,8 +52,8 @@ fn an_address_of_a_forwarder_is_removed() {
         |links, forwarder, row| {
             let mut fates = Vec::new();
             link_faults::lose_their_addresses(links, |_| fates.push(talks::newcomer(forwarder.tcp)));
-            assert!(!fates.contains(&Fate::Served), "a newcomer is served meanwhile: {fates:?}");
-            row.note("no new client served meanwhile; existing connections waited and continued");
+            assert!(!fates.contains(&Fate::Served), "a new client was served in the meantime: {fates:?}");
+            row.note("no new client served in the meantime; existing connections waited and continued");
         },
         was_felt,
     );
@@ -71,7 +71,7 @@ fn the_mtu_of_a_forwarder_becomes_small() {
                 let fate = talks::newcomer_of_udp(forwarder.udp, 1400);
                 assert_eq!(fate, Fate::Served, "a datagram of 1,400 bytes");
                 // Two fragments to the target and two back to the client.
-                assert!(fragments(links) >= before + 4, "the links are not narrow");
+                assert!(fragments(links) >= before + 4, "the datagram was not fragmented");
             });
             row.note("a 1,400-byte datagram was echoed in fragments");
         },
@@ -111,7 +111,7 @@ fn links_of_a_forwarder_lose_much() {
         |links, forwarder, row| {
             let mut served = 0;
             let lost = link_faults::lose(links, 30, || {
-                // Only while clients wait: a connection in TCP back-off doubles its wait each time.
+                // Only while clients wait, because a connection in TCP back-off doubles its wait each time.
                 thread::scope(|scope| {
                     let come = || talks::newcomer(forwarder.tcp) == Fate::Served;
                     let newcomers: Vec<_> = (0..8).map(|_| scope.spawn(come)).collect();
@@ -139,7 +139,7 @@ fn the_firewall_of_a_forwarder_is_full() {
         |links, forwarder, row| {
             link_faults::have_a_full_firewall(links, || {
                 let fates = (talks::newcomer(forwarder.tcp), talks::newcomer_of_udp(forwarder.udp, 100));
-                assert_eq!(fates, (Fate::Unheard, Fate::Unheard), "newcomers by TCP and UDP");
+                assert_eq!(fates, (Fate::Unheard, Fate::Unheard), "new clients over TCP and UDP");
             });
             row.note("simulated with nftables");
         },

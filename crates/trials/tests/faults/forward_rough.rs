@@ -1,4 +1,4 @@
-//! A worse path between clients and the UDP rule of `turnpike forward`. TCP retransmits: see forward_links.rs.
+//! A degraded path between clients and the UDP rule of `turnpike forward`. For TCP, which retransmits, see forward_links.rs.
 
 use serde_json::Value;
 
@@ -20,7 +20,7 @@ fn worsened(name: &'static str, what: &'static str, [lost, doubled, late]: [u32;
         let before = path.passed();
         a_while();
         let fate = talks::newcomer_of_udp(path.address, 100);
-        assert_eq!(fate, Fate::Served, "a newcomer tries more than once");
+        assert_eq!(fate, Fate::Served, "a new client sends more than once");
         a_while();
         row.note(format!("{} datagrams on this path; a new client served", path.passed() - before));
         path.worsen(0, 0, 0);
@@ -78,7 +78,7 @@ fn a_nat_before_a_forwarder_rebinds_all_at_once() {
         let before = begun(forwarder);
         path.rebind();
         within(SOON, "each client has a new session", || begun(forwarder) >= before + clients);
-        within(SOON, "those of the old ports have ended", || forwarder.kept().sessions <= 2 * clients);
+        within(SOON, "the sessions of the old ports have ended", || forwarder.kept().sessions <= 2 * clients);
         row.note(format!("{} new sessions; the old ones ended after `idle`", begun(forwarder) - before));
     });
     // Only datagrams in flight to an old port are lost.

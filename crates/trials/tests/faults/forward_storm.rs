@@ -24,7 +24,7 @@ use super::{
 };
 use turnpike_trials::{SOON, need};
 
-/// Interval between messages of a client; a client that lost its connection reconnects within it.
+/// Interval between a client's messages; a client that lost its connection reconnects within this time.
 const TURN: Duration = Duration::from_secs(1);
 const PIECE: usize = 64;
 
@@ -43,7 +43,7 @@ struct Storm {
     udp: SocketAddr,
     clients: u32,
     ends: AtomicBool,
-    /// 0, then 1 after the first process has ended.
+    /// 0, and 1 after the first process has exited.
     process: AtomicU64,
     streams: Kind,
     datagrams: Kind,
@@ -66,7 +66,7 @@ impl Kind {
 }
 
 impl Storm {
-    /// Offset of a client within an interval, to spread clients.
+    /// Offset of a client within an interval, which spreads the clients evenly.
     fn place(&self, number: u32) -> Duration {
         TURN * number / self.clients
     }
@@ -88,12 +88,12 @@ impl Storm {
     }
 
     fn talk(&self, mut stream: &TcpStream, number: u64) {
-        // A client that connects to the second process knows that the first has ended.
+        // A client that connects to the second process knows that the first one has exited.
         let (process, mut position) = (self.process.load(Relaxed), 0);
         while !self.ends.load(Relaxed) {
             let piece: Vec<u8> = (position..).take(PIECE).map(|at| foretold(number, at)).collect();
             let mut back = [0; PIECE];
-            stream.set_read_timeout(Some(SOON)).expect("not zero");
+            stream.set_read_timeout(Some(SOON)).expect("the timeout is not zero");
             self.streams.sent.fetch_add(1, Relaxed);
             if stream.write_all(&piece).and_then(|()| stream.read_exact(&mut back)).is_err() {
                 return;
@@ -103,8 +103,8 @@ impl Storm {
                 self.streams.served(process);
             }
             position += PIECE as u64;
-            // Until the next message, only the end of the connection may arrive.
-            stream.set_read_timeout(Some(TURN)).expect("not zero");
+            // Until the next message, nothing may arrive except the end of the connection.
+            stream.set_read_timeout(Some(TURN)).expect("the timeout is not zero");
             match stream.read(&mut back) {
                 Ok(0) => return,
                 Ok(_) => _ = self.streams.wrong.fetch_add(1, Relaxed),
@@ -118,7 +118,8 @@ impl Storm {
         let socket = client_of(self.udp);
         thread::sleep(self.place(number));
         let number = u64::from(number) << 32;
-        // Position at which the second process was first seen, and the processes that have served the client.
+        // The position at which the second process was first seen, and the processes that have served the
+        // client.
         let (mut position, mut found, mut served) = (0, None, [false; 2]);
         while !self.ends.load(Relaxed) {
             let due = Instant::now() + TURN;
@@ -130,7 +131,7 @@ impl Storm {
             let _ = socket.send(&datagram(number, position));
             let mut back = [0; 2 * PIECE];
             while let Some(left) = due.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
-                socket.set_read_timeout(Some(left)).expect("not zero");
+                socket.set_read_timeout(Some(left)).expect("the timeout is not zero");
                 match socket.recv(&mut back) {
                     Ok(len) => {
                         let of = back[..8].try_into().map_or(0, u64::from_be_bytes).min(position);
@@ -153,7 +154,7 @@ impl Storm {
     }
 }
 
-/// Datagram of a client: the number, then predictable bytes.
+/// Datagram of a client: its number, then predictable bytes.
 fn datagram(client: u64, number: u64) -> Vec<u8> {
     number
         .to_be_bytes()
@@ -175,11 +176,11 @@ fn descriptors(wanted: u64) -> Result<(), String> {
 #[ignore = "thorough: cargo xtask faults"]
 fn thousands_reconnect_to_a_forwarder() {
     let clients: u32 = or_thorough(200, 2_000);
-    // Two per connection (the target's end is the second) and one per socket.
+    // Two descriptors per connection (the second one at the target) and one per UDP socket.
     need!(descriptors(u64::from(3 * clients) + 200));
     let mut forwarder = Forwarder::local(Wanted::default());
     whole(forwarder.tcp, forwarder.udp);
-    within(SOON, "the rehearsal is over", || forwarder.kept().sessions == 0);
+    within(SOON, "the test run has ended", || forwarder.kept().sessions == 0);
     let before = forwarder.kept();
     let storm = Storm {
         tcp: forwarder.tcp,
@@ -203,7 +204,7 @@ fn thousands_reconnect_to_a_forwarder() {
         let _ends = Ends(&storm.ends);
         let all =
             |count: &dyn Fn(&Kind) -> u64| storm.kinds().map(count).iter().all(|of| *of >= clients.into());
-        within(SOON * 2, "all are served", || all(&|kind| kind.first.load(Relaxed)));
+        within(SOON * 2, "all clients are served", || all(&|kind| kind.first.load(Relaxed)));
         said = forwarder.lines().len();
         forwarder.kill();
         storm.process.store(1, Relaxed);

@@ -1,4 +1,4 @@
-//! A forwarder under test and its target: checks every byte of the clients' streams and every datagram.
+//! A forwarder under test and its target, which checks every byte of the clients' streams and every datagram.
 
 use std::{
     fs,
@@ -36,8 +36,8 @@ impl Forwarder {
         Self::between(V4, Target::on(V4), wanted)
     }
 
-    /// To a target that the rules name by host name, on the target's own ports: the name may resolve to the forwarder itself. Requires
-    /// a namespace in which the ports are free.
+    /// A forwarder whose rules name the target by host name and that listens on the target's own ports, so that the name may resolve to the
+    /// forwarder itself. Requires a namespace in which the ports are free.
     pub(super) fn to_name(wanted: Wanted, target: Target, name: &str) -> Self {
         Self::new(V4, target, Some(name), wanted)
     }
@@ -48,7 +48,8 @@ impl Forwarder {
 
     fn new(listen: IpAddr, target: Target, host: Option<&str>, wanted: Wanted) -> Self {
         let dir = Dir::new();
-        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).expect("the test's own directory");
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777))
+            .expect("the test's own directory is writable");
         let ports = match host {
             Some(_) => [target.tcp.port(), target.udp.port()],
             None if listen == V4 => [free_port(V4), free_port(V4)],
@@ -73,7 +74,7 @@ impl Forwarder {
 
     pub(super) fn kill(&mut self) {
         self.program.signal("KILL");
-        eventually("the process has ended", || self.program.has_ended());
+        eventually("the process has exited", || self.program.has_ended());
     }
 
     pub(super) fn again(&mut self) {
@@ -86,14 +87,14 @@ impl Forwarder {
 
     /// Reloads a rules file with a change that does not affect clients.
     pub(super) fn reload(&self, turn: u32) {
-        let target = self.target.as_ref().expect("the target runs");
+        let target = self.target.as_ref().expect("the target is running");
         let text = rules(self.tcp, self.udp, target, self.host.as_deref(), &self.wanted.rule, turn);
         self.dir.file("next.toml", text);
         fs::rename(self.dir.at("next.toml"), self.dir.at("f.toml")).expect("one directory");
         self.program.signal("HUP");
     }
 
-    /// Returns true if the rules of that turn apply: the unused rule has its new listener and target.
+    /// Returns true if the rules of that turn are in use: the unused rule has its new listener and target.
     pub(super) fn has_rules_of(&self, turn: u32) -> bool {
         let (listener, target) = other(self.tcp, turn);
         let leads_there = format!("rule=\"other\",target=\"{target}\"");
@@ -103,7 +104,7 @@ impl Forwarder {
 
     /// Connections that reached the target, and those of them that sent data.
     pub(super) fn visits(&self) -> [u64; 2] {
-        self.target.as_ref().expect("the target runs").visits()
+        self.target.as_ref().expect("the target is running").visits()
     }
 
     pub(super) fn lose_target(&mut self) {
@@ -150,7 +151,7 @@ impl Forwarder {
         self.row_by(udp, row, fault)
     }
 
-    /// Like `row`, with the UDP path through this address.
+    /// Like `row`, but UDP clients use this address.
     pub(super) fn row_by(
         mut self,
         udp: SocketAddr,
@@ -160,7 +161,7 @@ impl Forwarder {
         let clients = Self::clients();
         Talks::begin(self.tcp, udp, clients).end();
         let rest = Duration::from_secs(20);
-        within(rest, "the rehearsal is over", || self.kept().sessions == 0);
+        within(rest, "the test run has ended", || self.kept().sessions == 0);
         let before = self.kept();
 
         let talks = Talks::begin(self.tcp, udp, clients);
@@ -184,7 +185,7 @@ fn launch(wanted: &Wanted, dir: &Dir) -> Program {
     start(&["forward", "-c", "f.toml"], wanted, dir.path())
 }
 
-/// Short UDP timeouts, so that no test has to wait; the unused rule differs each time.
+/// Rules with short UDP timeouts, so that no test has to wait; the unused rule differs each time.
 fn rules(
     tcp: SocketAddr,
     udp: SocketAddr,
@@ -210,7 +211,7 @@ fn rules(
 
 /// Listener and target of the unused rule, different each time.
 fn other(tcp: SocketAddr, turn: u32) -> (SocketAddr, SocketAddr) {
-    // A loopback address derived from the port, which no other test has.
+    // A loopback address derived from the port, so that no other test uses it.
     let [high, low] = tcp.port().to_be_bytes();
     let ip = if tcp.ip().is_loopback() { Ipv4Addr::new(127, 9, high, low).into() } else { tcp.ip() };
     let port = u16::try_from(9_100 + turn % 50).expect("a small number");

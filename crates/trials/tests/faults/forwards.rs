@@ -34,7 +34,7 @@ fn a_forwarder_is_upgraded_in_place() {
     let seen = Forwarder::local(Wanted::default()).row(row, |forwarder, _| {
         for _ in 0..2 {
             let before = forwarder.upgraded.upgrade();
-            assert_ne!(before, forwarder.pid(), "another process serves");
+            assert_ne!(before, forwarder.pid(), "another process has taken over");
         }
     });
     unharmed(&seen);
@@ -53,8 +53,8 @@ fn a_forwarder_is_reloaded_again_and_again() {
             forwarder.reload(turn);
             thread::sleep(Duration::from_millis(50));
         }
-        within(SOON, "the last rules are in force", || forwarder.has_rules_of(last));
-        assert!(!forwarder.has_rules_of(last - 1), "those of before are not");
+        within(SOON, "the last rules are in use", || forwarder.has_rules_of(last));
+        assert!(!forwarder.has_rules_of(last - 1), "the previous rules are no longer in use");
         let [loaded, failed] = ["loaded", "failed"].map(|result| {
             let of_it = format!("result=\"{result}\"");
             forwarder.metrics().sum("turnpike_config_reloads_total", &of_it)
@@ -63,7 +63,7 @@ fn a_forwarder_is_reloaded_again_and_again() {
         // Two signals during a reload count as one.
         let (asked, most) = (u64::from(last), loaded * 4 >= u64::from(last) * 3);
         assert!(most && loaded <= asked, "{loaded} of {asked} reloads were done");
-        row.note(format!("{loaded} of {asked} reloads done, the last in force"));
+        row.note(format!("{loaded} of {asked} reloads done; the last rules are in use"));
     });
     unharmed(&seen);
 }
@@ -94,7 +94,8 @@ fn a_worker_of_a_forwarder_stalls() {
     let seen = forwarder.row(row, |forwarder, _| {
         let says =
             |forwarder: &Forwarder, text: &str| forwarder.lines().iter().any(|line| line.contains(text));
-        let frozen = Frozen::thread(worker(forwarder.pid(), "forward-0")).expect("the rule works");
+        let frozen =
+            Frozen::thread(worker(forwarder.pid(), "forward-0")).expect("this worked before the row");
         within(SOON, "the watchdog reports the stall", || says(forwarder, "a worker has been stuck"));
         thread::sleep(Duration::from_millis(500));
         drop(frozen);
@@ -106,7 +107,7 @@ fn a_worker_of_a_forwarder_stalls() {
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
 fn no_descriptor_is_left_to_a_forwarder() {
-    // Two per connection, one per session.
+    // Two descriptors per connection, one per session.
     let forwarder = Forwarder::local(few_descriptors(Wanted::default(), 150));
     let row = Row::new(
         "no_descriptor_is_left_to_a_forwarder",

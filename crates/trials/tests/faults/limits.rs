@@ -57,7 +57,7 @@ fn no_descriptor_is_left() {
     let seen = row.run(&mut server, crowd, |server, row| {
         let opened: Vec<TcpStream> =
             (0..150).filter_map(|_| TcpStream::connect_timeout(&server.address, SOON).ok()).collect();
-        // A connection is accepted once it has data.
+        // A connection is accepted only once it has data.
         opened.iter().for_each(|mut stream| _ = stream.write_all(&[0]));
         let run = newcomers(server, "150").ended(1);
         assert!(run.output().contains("508"), "{}", run.output());
@@ -83,7 +83,7 @@ fn no_descriptor_is_left() {
 
 /// CPU time of a process in milliseconds, with a resolution of 10 ms (proc_pid_stat(5)).
 pub(crate) fn cpu_ms(pid: u32) -> u64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process is running");
     let fields: Vec<&str> = stat.rsplit_once(") ").expect("the process has a name").1.split(' ').collect();
     fields[11..13].iter().map(|ticks| ticks.parse::<u64>().expect("a number") * 10).sum()
 }
@@ -97,16 +97,16 @@ fn no_memory_is_left() {
     let mut row = Row::new("no_memory_is_left", "memory limited to current use; 1,000 more clients arrive");
     row.leaves_sessions = true;
     row.run(&mut server, crowd, |server, row| {
-        let limited = Group::of_process(server.pid()).expect("clients are served");
+        let limited = Group::of_process(server.pid()).expect("this worked before the row");
         let used = limited.used();
         limited.to(used + (2 << 20)).expect("memory can be limited");
         let run = newcomers(server, "1000");
         let killed = server.program.has_ended();
-        assert!(limited.refusals() > 0, "the limit was never in the way");
+        assert!(limited.refusals() > 0, "the memory limit was never reached");
         row.note(if killed {
             "OOM kill, then restart".to_owned()
         } else {
-            format!("the server lived on; the newcomers ended with exit code {:?}", run.code)
+            format!("the server kept running; the new clients exited with code {:?}", run.code)
         });
         if killed {
             server.again();
@@ -122,7 +122,7 @@ fn no_room_is_left_on_the_disk() {
     Disk::alone(turnpike_testkit::this_test!(), full_disk);
 }
 
-/// A 2 MiB disk that holds the log.
+/// A 2 MiB disk for the log.
 pub(super) struct Disk {
     dir: Dir,
     filler: Option<fs::File>,
@@ -169,7 +169,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // The mount namespace ends with this process; other writers end soon.
+        // The mount namespace ends with this process; other writers exit soon.
         let _ = Program::run(Command::new("umount").arg("-l").arg(self.dir.path()));
     }
 }
@@ -184,7 +184,7 @@ fn full_disk(mut disk: Disk) {
     assert_eq!(user(&["add", "known", "--realm", "example.org", "--password", "pw"]).code, Some(0));
     let mut server = Server::start(disk.has_the_log_of(Wanted::flags(&["--workers", "2", "--state", state])));
     let crowd = Crowd::of(&server);
-    let seen = Row::new("no_room_is_left_on_the_disk", "disk of the log and the users full").run(
+    let seen = Row::new("no_room_is_left_on_the_disk", "the disk with the log and the users is full").run(
         &mut server,
         crowd,
         |server, row| {

@@ -1,5 +1,5 @@
-//! Faults of the two links (`c` to clients, `p` to peers or targets): down, no address, small MTU, full queue, loss, and a firewall with a
-//! full table.
+//! Faults of the two links (`c` to clients, `p` to peers or targets): link down, no address, small MTU, full queue, loss, and a firewall
+//! whose table is full.
 
 use std::{thread, time::Duration};
 
@@ -41,7 +41,7 @@ pub(super) fn become_narrow(links: &Links, mut narrow: impl FnMut()) {
     for mtu in ["1000", "1500"] {
         for device in DEVICES {
             let set = ["ip", "link", "set", device, "mtu", mtu];
-            // Both ends, as on a real link: an end with a smaller MTU would drop packets.
+            // Sets both ends, as on a real link, because an end with a smaller MTU would drop packets.
             links.inside(&set);
             run(set[0], &set[1..]);
         }
@@ -68,7 +68,7 @@ pub(super) fn are_full(links: &Links) -> u64 {
     refused.iter().sum()
 }
 
-/// Drops a percentage of packets on both links in both directions during `meanwhile`; returns their number.
+/// Drops a percentage of packets on both links in both directions during `meanwhile`; returns the number of dropped packets.
 pub(super) fn lose(links: &Links, in_a_hundred: u32, meanwhile: impl FnOnce()) -> u64 {
     let nft = |words: &str| links.inside(&["nft", words]);
     nft("add table inet lossy");
@@ -82,17 +82,17 @@ pub(super) fn lose(links: &Links, in_a_hundred: u32, meanwhile: impl FnOnce()) -
     said.lines().map(|line| number_behind(line, "counter packets ")).sum()
 }
 
-/// Drops new connections during `meanwhile`, like a full conntrack table.
+/// Drops new connections during `meanwhile`, as with a full conntrack table.
 pub(super) fn have_a_full_firewall(links: &Links, meanwhile: impl FnOnce()) {
     let nft = |words: &str| links.inside(&["nft", words]);
     nft("add table inet full");
     for hook in ["input", "output"] {
         nft(&format!("add chain inet full {hook} {{ type filter hook {hook} priority 0; }}"));
-        // The first rule that needs it enables connection tracking.
+        // Connection tracking is enabled by the first rule that needs it.
         nft(&format!("add rule inet full {hook} ct state new accept"));
     }
     a_while();
-    // Like a full table: known connections continue, new ones find no entry.
+    // As with a full table, known connections continue, but new ones do not get an entry.
     for hook in ["input", "output"] {
         nft(&format!("flush chain inet full {hook}"));
         nft(&format!("add rule inet full {hook} ct state new counter drop"));

@@ -8,7 +8,8 @@ use super::{Crowd, Row, Server, Wanted, link_faults, or_thorough};
 use turnpike_trials::links::{Links, RELAY, SERVER, on_links};
 use turnpike_trials::{Load, PASSWORD, USER};
 
-/// Runs a fault on a link with active clients; `test` is the name of the calling test with its modules.
+/// Runs a fault on a link with active clients; `test` is the full name of the calling test, including
+/// modules.
 fn on_a_link(
     test: &str,
     what: &'static str,
@@ -61,8 +62,8 @@ fn an_address_is_removed() {
 fn fragments_of(links: &Links) -> u64 {
     let said = links.inside_says(&["cat", "/proc/net/snmp"]);
     let mut lines = said.lines().filter_map(|line| line.strip_prefix("Ip: "));
-    let names = lines.next().expect("a line of names").split(' ');
-    let mut fields = names.zip(lines.next().expect("and one of counts").split(' '));
+    let names = lines.next().expect("there is a line of names").split(' ');
+    let mut fields = names.zip(lines.next().expect("there is a line of counts").split(' '));
     let (_, count) = fields.find(|(name, _)| *name == "FragCreates").expect("the kernel has the counter");
     count.parse().expect("a number")
 }
@@ -84,7 +85,7 @@ fn the_mtu_becomes_small() {
                     .ended(0);
                 fragments = fragments_of(links) - before;
             });
-            assert!(fragments > 0, "all fitted");
+            assert!(fragments > 0, "no datagram was fragmented");
             row.note(format!("{fragments} fragments sent; two new calls lost nothing"));
             let metrics = server.metrics();
             let refused = ["too_big", "refused"]

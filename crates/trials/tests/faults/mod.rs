@@ -1,6 +1,6 @@
-//! Faults under load: clients on calls and one fault. Each test records losses at the clients and warnings in the log, and requires full
-//! recovery. Each test is a row of docs/dev/reliability.md. `cargo xtask faults` runs all of them in sequence with more clients and the
-//! release build; the long ones run only there.
+//! Faults under load: clients on calls, and one fault. Each test records the clients' losses and warnings in the log, requires full
+//! recovery, and is a row in docs/dev/reliability.md. `cargo xtask faults` runs all of them in sequence with more clients and the release
+//! build; the long ones run only there.
 
 mod allocations;
 mod cgroup;
@@ -41,7 +41,7 @@ pub(crate) use limits::cpu_ms;
 use row::{Row, as_before};
 pub(crate) use server::{Server, Wanted};
 
-/// Output file of `cargo xtask faults`; without it tests are shorter.
+/// Output directory set by `cargo xtask faults`; if it is unset, tests are shorter.
 fn rows() -> Option<PathBuf> {
     std::env::var_os("TURNPIKE_TEST_ROWS").map(PathBuf::from)
 }

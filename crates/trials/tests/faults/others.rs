@@ -42,7 +42,7 @@ fn killed_under_tcp_tls_and_dtls() {
     let row =
         Row::new("killed_under_tcp_tls_and_dtls", "TCP, TLS and DTLS clients: SIGKILL and immediate restart");
     let seen = row.run(&mut server, crowd, |server, _| server.kill_and_start());
-    for part in seen["parts"].as_array().expect("one per transport") {
+    for part in seen["parts"].as_array().expect("the parts are an array") {
         assert!(part["returns_done"].as_u64() >= Some(u64::from(clients / 3)), "{part}");
     }
 }
@@ -59,8 +59,8 @@ fn upgraded_under_tcp_tls_and_dtls() {
         for _ in 0..2 {
             before.push(server.upgraded.upgrade());
         }
-        // Existing clients stay in the first process; none has moved.
-        assert!(lives(before[0]), "the first process has clients");
+        // Existing clients stay in the first process.
+        assert!(lives(before[0]), "the first process still has clients");
         row.note("the first process kept its clients and exited after the last one");
     });
     before.into_iter().for_each(ends);
@@ -87,8 +87,8 @@ fn reloaded_under_tcp_tls_and_dtls() {
     assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
 }
 
-/// Runs a fault on a server with the kernel path; `test` is the name of the calling test with its modules. Clients reconnect after this
-/// many seconds of silence. Most datagrams must have been relayed by the kernel.
+/// Runs a fault on a server with the kernel path; `test` is the full name of the calling test, including modules. Clients reconnect after
+/// `patience` seconds of silence. The kernel must have relayed most datagrams.
 fn in_the_kernel(
     test: &str,
     what: &'static str,
@@ -126,7 +126,7 @@ fn goes_across(server: &Server, clients: u64) {
     within(SOON, "the kernel relays", || server.across() > before + 50 * clients);
 }
 
-/// Includes the counters of earlier processes.
+/// Asserts that the kernel relayed most datagrams, including those of earlier processes.
 fn most_goes_across(server: &Server, row: &mut Row) {
     let relayed = server.metrics().sum("turnpike_relayed_datagrams_total", "");
     let across = server.across();
@@ -145,7 +145,7 @@ fn flows(server: &Server) -> u64 {
     server.metrics().sum("turnpike_kernel_flows", "")
 }
 
-/// Packets sent to clients during `meanwhile`, and the number if all clients of these flows received everything.
+/// Packets sent to clients during `meanwhile`, and the number expected if all clients of these flows received everything.
 fn heard(links: &Links, flows: u64, meanwhile: impl FnOnce()) -> [u64; 2] {
     let (before, begun) = (sent_to_clients(links), Instant::now());
     meanwhile();
@@ -171,7 +171,7 @@ fn reloaded_with_the_kernel_path() {
                 storms.store(true, Relaxed);
                 let before = server.across();
                 a_storm_lasts();
-                within(SOON, "the kernel relays meanwhile", || server.across() > before);
+                within(SOON, "the kernel still relays", || server.across() > before);
             });
         },
         |seen| assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}"),
@@ -193,7 +193,7 @@ fn upgraded_with_the_kernel_path() {
             for _ in 0..2 {
                 ends(server.upgraded.upgrade());
                 goes_across(server, before.0 / 2);
-                assert_eq!((flows(server), without_flow(server)), before, "some flow was away");
+                assert_eq!((flows(server), without_flow(server)), before, "some flow was missing");
             }
             row.note("every flow stayed in the kernel");
         },
@@ -217,7 +217,7 @@ fn killed_with_the_kernel_path() {
             // If an eBPF program were still attached, clients would keep receiving data; otherwise the kernel occasionally sends ICMP
             // errors.
             let [sent, all] = heard(links, flows, || thread::sleep(Duration::from_millis(500)));
-            assert!(sent < all / 10, "{sent} packets went to clients, of {all}");
+            assert!(sent < all / 10, "{sent} of {all} packets were sent to clients");
             server.again();
             row.note(format!(
                 "nothing stayed attached: {sent} packets sent to clients before the restart, instead of {all}"
@@ -243,16 +243,16 @@ fn a_worker_stalls_with_the_kernel_path() {
         (watched(Wanted::flags(&["--workers", "1"])), "60"),
         |links, server, row| {
             let flows = flows(server);
-            let frozen = Frozen::thread(worker(server.pid(), "relay-0")).expect("clients are served");
+            let frozen = Frozen::thread(worker(server.pid(), "relay-0")).expect("this worked before the row");
             let [sent, all] = heard(links, flows, || thread::sleep(Duration::from_secs(3)));
             assert!(
                 server.lines().iter().any(|line| line.contains(WATCHED)),
                 "the watchdog reports the stall"
             );
             drop(frozen);
-            // Except bursts: a burst and the datagrams after it wait for the worker.
-            assert!(all > 0 && sent > all / 2, "{sent} packets went to clients, of {all}");
-            row.note(format!("{sent} packets sent to clients meanwhile (expected {all})"));
+            // Not all, because bursts and the datagrams after them wait for the worker.
+            assert!(all > 0 && sent > all / 2, "{sent} of {all} packets were sent to clients");
+            row.note(format!("{sent} packets sent to clients in the meantime (expected {all})"));
         },
         |seen| {
             assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
@@ -271,7 +271,7 @@ fn a_queue_is_full_on_the_kernel_path() {
         |links, server, row| {
             let before = server.across();
             let dropped = link_faults::are_full(links);
-            within(SOON, "the kernel relays meanwhile", || server.across() > before);
+            within(SOON, "the kernel still relays", || server.across() > before);
             assert!(dropped > 0, "the queues dropped nothing");
             row.note(format!("{dropped} packets dropped and counted by the queues"));
         },
@@ -292,7 +292,7 @@ fn many_reconnect_on_the_kernel_path() {
         );
         let clients = (or_thorough(200, 5_000), "10.77.2.2:0");
         all_return(row, &mut server, clients, |server, row| {
-            within(SOON, "all have flows", || flows(server) >= 2 * clients.0);
+            within(SOON, "all clients have flows", || flows(server) >= 2 * clients.0);
             let relayed = || server.metrics().sum("turnpike_relayed_datagrams_total", "");
             let before = (server.across(), relayed());
             goes_across(server, clients.0 / 10);

@@ -1,5 +1,5 @@
-//! A degradable path between clients and server: a user-space router with a port towards the server per client, like a NAT. It
-//! replaces netem, which many kernels lack, and needs no privilege.
+//! A path between clients and server that can be degraded: a user-space router that, like a NAT, has one port towards the server for each
+//! client. It replaces netem, which many kernels lack, and needs no privileges.
 
 use std::{
     collections::HashMap,
@@ -15,7 +15,7 @@ use std::{
 
 use turnpike_trials::V4;
 
-/// Maximum delay of a reordered datagram if no other follows.
+/// Maximum delay of a reordered datagram if no other datagram follows.
 const LATEST: Duration = Duration::from_millis(50);
 
 pub(super) struct Path {
@@ -39,7 +39,7 @@ struct Shared {
 struct Way {
     client: SocketAddr,
     socket: UdpSocket,
-    /// Held datagram in each direction, sent after the next one.
+    /// Datagrams held back in each direction, to be sent after the next one.
     up: Mutex<Option<Vec<u8>>>,
     down: Mutex<Option<Vec<u8>>>,
 }
@@ -47,7 +47,7 @@ struct Way {
 impl Path {
     pub(super) fn to(server: SocketAddr) -> Self {
         let front = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
-        front.set_read_timeout(Some(LATEST)).expect("not zero");
+        front.set_read_timeout(Some(LATEST)).expect("the timeout is not zero");
         let address = front.local_addr().expect("the socket is bound");
         let shared = Arc::new(Shared {
             front,
@@ -73,7 +73,7 @@ impl Path {
         self.shared.late.store(late, Relaxed);
     }
 
-    /// Gives every client a new port towards the server; datagrams to the old ports are lost.
+    /// Gives every client a new port towards the server; datagrams sent to the old ports are lost.
     pub(super) fn rebind(&self) {
         self.shared.ways().clear();
     }
@@ -120,7 +120,7 @@ impl Shared {
         let way = ways.entry(client).or_insert_with(|| {
             let socket = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
             socket.connect(self.server).expect("loopback has a route");
-            socket.set_read_timeout(Some(LATEST)).expect("not zero");
+            socket.set_read_timeout(Some(LATEST)).expect("the timeout is not zero");
             let way = Arc::new(Way { client, socket, up: Mutex::default(), down: Mutex::default() });
             let (shared, downwards) = (Arc::clone(self), Arc::clone(&way));
             thread::spawn(move || shared.carry_down(&downwards));
@@ -157,7 +157,7 @@ impl Shared {
         drop(place);
         let copies = if self.happens(&self.doubled) { 2 } else { 1 };
         for bytes in std::iter::repeat_n(bytes, copies).chain(before.as_deref()) {
-            // A failed send is a loss.
+            // A failed send counts as a loss.
             let _ = send(bytes);
         }
     }
@@ -167,7 +167,7 @@ impl Shared {
         if share == 0 {
             return false;
         }
-        // Linear congruential generator; two threads may draw the same value.
+        // Linear congruential generator; two threads may get the same value.
         let next = self
             .chance
             .load(Relaxed)

@@ -39,7 +39,7 @@ fn upgraded_in_place() {
     assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
 }
 
-/// Reloads 20 times a second, each with a changed configuration.
+/// Reloads 20 times a second, each time with a changed configuration.
 pub(super) struct Storm {
     dir: Dir,
     file: PathBuf,
@@ -67,7 +67,7 @@ impl Storm {
         Wanted { by_file: true, ..Wanted::flags(&[&["--workers", "2", "-c", file], more].concat()) }
     }
 
-    /// Reloads until `meanwhile` ends; then requires that the last configuration applies and that none was refused.
+    /// Reloads until `meanwhile` ends; then requires that the last configuration is in use and that none was refused.
     pub(super) fn rages(
         &self,
         server: &mut Server,
@@ -78,12 +78,12 @@ impl Storm {
         let (storms, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
         let pid = server.pid();
         let asked = thread::scope(|scope| {
-            // Stops also if an assertion fails; otherwise the scope would never end.
+            // Stops even if an assertion fails; otherwise the scope would never end.
             let end = Over(&is_over);
             let storm = scope.spawn(|| self.storm(pid, &storms, &is_over));
             meanwhile(server, row, &storms);
             drop(end);
-            storm.join().expect("the storm does not panic")
+            storm.join().expect("the reloading thread does not panic")
         });
         no_more_reloads(server);
         let after = reloads(server);
@@ -93,11 +93,15 @@ impl Storm {
             asked >= 5 && 2 * loaded >= asked && failed == 0,
             "{loaded} of {asked} done, {failed} failed"
         );
-        within(SOON, "the last configuration is in force", || {
+        within(SOON, "the last configuration is in use", || {
             server.answers("other", &asked.to_string()).is_none()
         });
-        assert_eq!(server.answers("other", &(asked - 1).to_string()), Some(401), "the last but one");
-        row.note(format!("{loaded} of {asked} reloads done, none refused, the last in force"));
+        assert_eq!(
+            server.answers("other", &(asked - 1).to_string()),
+            Some(401),
+            "the last but one is no longer in use"
+        );
+        row.note(format!("{loaded} of {asked} reloads done, none refused; the last configuration is in use"));
     }
 
     fn storm(&self, pid: u32, storms: &AtomicBool, is_over: &AtomicBool) -> u64 {
@@ -107,7 +111,7 @@ impl Storm {
                 turns += 1;
                 // Replaces the file atomically.
                 let next = self.dir.file("next.toml", changing(turns));
-                fs::rename(next, &self.file).expect("one directory");
+                fs::rename(next, &self.file).expect("both files are in one directory");
                 let kill = Command::new("sh").args(["-c", &format!("kill -HUP {pid}")]).status();
                 assert!(kill.is_ok_and(|status| status.success()));
             }
@@ -161,20 +165,21 @@ fn reloaded_again_and_again() {
     assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
 }
 
-/// Kills a server with many quiet clients, which reconnect within one second. `meet` inspects the server when all are served again.
+/// Kills a server with many clients that send little and reconnect within one second. `meet` inspects the server when all are served again.
 pub(super) fn all_return(
     mut row: Row,
     server: &mut Server,
     (clients, peer): (u64, &str),
     meet: impl FnOnce(&Server, &mut Row),
 ) {
-    /// Maximum time in seconds between the first and last request; beyond it the row is void.
+    /// Maximum time in seconds within which the clients come back; beyond it the row is void.
     const AT_ONCE: f64 = 1.0;
     const NOT_AT_ONCE: f64 = 3.0;
     const OLDEST: Duration = Duration::from_millis(100);
     let dir = Dir::new();
-    // Each client receives three datagrams in two seconds and so notices within 0.7 s of the others; more traffic would measure the
-    // generator. The peer learns the client's address from its first datagram, which must arrive before the client times out.
+    // Each client receives three datagrams in two seconds, so all notice the loss within 0.7 s of each other; with more traffic, the
+    // generator would be measured. The peer learns the client's address from its first datagram, which must arrive before the client times
+    // out.
     let profile = dir.file(
         "thin.toml",
         "[[stream]]\nname = \"down\"\ndirection = \"to-client\"\nrate = 1.5\nsize = 100\n\
@@ -187,7 +192,7 @@ pub(super) fn all_return(
         .with("--warmup 1 --duration 600")
         .start();
     within(SOON * 2, "all clients are connected", || server.allocations() >= clients);
-    within(SOON, "all receive data", || server.relayed() > 3 * clients);
+    within(SOON, "all clients receive data", || server.relayed() > 3 * clients);
     let said = server.lines().len();
     server.kill_and_start();
     let mut nobody = Instant::now();
@@ -204,24 +209,24 @@ pub(super) fn all_return(
         all_there = all_there.or((metrics.sum("turnpike_allocations", "") >= clients).then_some(now));
         all_there.is_some()
     });
-    let [asked, took] =
-        [all_asked, all_there].map(|then| (then.expect("all have sent a request") - nobody).as_secs_f64());
+    let [asked, took] = [all_asked, all_there]
+        .map(|then| (then.expect("all clients have sent a request") - nobody).as_secs_f64());
     let relayed = server.relayed();
-    within(SOON, "all receive data again", || server.relayed() > relayed + 5 * clients);
+    within(SOON, "all clients receive data again", || server.relayed() > relayed + 5 * clients);
     meet(server, &mut row);
     crowd.signal("INT");
     let run = crowd.wait(SOON * 2);
     let seen: Value = run.result();
     assert_eq!((&seen["clients_silent"], &seen["transport"]), (&0.into(), &"udp".into()), "{}", run.output());
     as_before(|| server.kept(), before, Duration::from_secs(30));
-    let gave_up = seen["lost_within_ms"].as_f64().expect("a number") / 1_000.0;
-    assert!(gave_up <= NOT_AT_ONCE, "they came within {gave_up:.1} s: {}", run.output());
+    let gave_up = seen["lost_within_ms"].as_f64().expect("the result has the field") / 1_000.0;
+    assert!(gave_up <= NOT_AT_ONCE, "the clients came back within {gave_up:.1} s: {}", run.output());
     if gave_up > AT_ONCE {
-        row.void(format!("the clients came within {gave_up:.2} s, not {AT_ONCE}"));
+        row.void(format!("the clients came back within {gave_up:.2} s, not {AT_ONCE} s"));
     }
     row.note(format!(
         "all {clients} clients gave up within {gave_up:.2} s; the last request came after {asked:.2} s, its allocation after \
-         {took:.2} s; {} tries unanswered",
+         {took:.2} s; {} attempts unanswered",
         seen["returns_failed"]
     ));
     row.limit("seconds from first request to last allocation", took, 5.0);
@@ -229,7 +234,7 @@ pub(super) fn all_return(
     row.tell(&seen, &log, (before, server.kept()), clients);
 }
 
-/// A server for this many clients; the file lives as long as the directory.
+/// A server for many clients; its configuration file exists as long as the directory.
 pub(super) fn for_many(dir: &Dir, more: &[&str]) -> Wanted {
     let file = dir.file("turnpike.toml", "[limits]\nallocations_per_user = 16384\n");
     let flags = ["--workers", "2", "--relay-ports", "20000-65535", "-c", file.to_str().expect("UTF-8")];

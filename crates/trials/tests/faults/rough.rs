@@ -1,4 +1,4 @@
-//! A worse path between clients and server.
+//! A degraded path between clients and server.
 
 use std::{thread, time::Duration};
 
@@ -21,13 +21,13 @@ fn worsened(name: &'static str, what: &'static str, [lost, doubled, late]: [u32;
             .with("--profile audio --clients 4 --warmup 0.1")
             .with_words(&["--duration", or_thorough("2", "8")]);
         // A generator gives up after ten seconds without a response, which may happen by chance; users retry.
-        let tries = (1..=5).find(|_| newcomers.run().code == Some(0)).expect("newcomers find a way");
+        let tries = (1..=5).find(|_| newcomers.run().code == Some(0)).expect("new clients connect");
         let [passed, worsened] = [path.passed() - before.0, path.worsened() - before.1];
         // Close to the configured probability, over thousands of datagrams.
         let most = u64::from(lost + doubled + late) * passed / 100;
         assert!(worsened > most / 2 && worsened < 2 * most, "{worsened} of {passed}");
         row.note(format!(
-            "{worsened} of {passed} datagrams affected; four new calls succeeded at try {tries}"
+            "{worsened} of {passed} datagrams affected; four new calls succeeded at attempt {tries}"
         ));
         path.worsen(0, 0, 0);
         thread::sleep(Duration::from_millis(100));
@@ -68,7 +68,7 @@ fn a_nat_rebinds_all_at_once() {
     let clients = crowd.clients;
     let mut row = Row::new("a_nat_rebinds_all_at_once", "a NAT changes the ports of all clients at once");
     row.leaves_sessions = true;
-    row.note("sessions of the old ports end with their lifetime");
+    row.note("sessions of the old ports end when their lifetime expires");
     let seen = row.run(&mut server, crowd, |_, _| path.rebind());
     assert!(seen["returns_done"].as_u64() >= Some(u64::from(clients)), "{seen}");
 }

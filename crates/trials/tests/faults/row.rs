@@ -1,4 +1,4 @@
-//! A row of the table: clients on calls before, during and after a fault.
+//! A row in the table: clients on calls before, during and after a fault.
 
 use std::{collections::BTreeMap, fmt::Write as _, fs, time::Duration};
 
@@ -13,14 +13,14 @@ pub(super) struct Row {
     notes: Vec<String>,
     limits: Vec<Value>,
     void: Vec<String>,
-    /// Clients may leave sessions behind that expire.
+    /// Clients may leave sessions behind, which expire.
     pub(super) leaves_sessions: bool,
 }
 
 pub(super) fn as_before(kept: impl Fn() -> Kept, before: Kept, patience: Duration) {
     within(patience, "no session is left", || kept().sessions <= before.sessions);
     within(patience, "no descriptor is left", || kept().descriptors <= before.descriptors + 2);
-    // Memory cached by the allocator is no leak; `cargo xtask soak` finds leaks.
+    // Memory cached by the allocator is not a leak; `cargo xtask soak` finds leaks.
     within(patience, "no memory is left", || kept().memory <= before.memory + before.memory / 4 + (16 << 20));
 }
 
@@ -51,17 +51,17 @@ impl Row {
         mut crowd: Crowd,
         fault: impl FnOnce(&mut Server, &mut Self),
     ) -> Value {
-        // The baseline includes resources that the crowd allocates permanently.
+        // The baseline includes resources that the server keeps after the first clients.
         crowd.begin(server);
         crowd.end();
-        within(Duration::from_secs(90), "the rehearsal is over", || server.allocations() == 0);
+        within(Duration::from_secs(90), "the test run has ended", || server.allocations() == 0);
         let before = server.kept();
 
         crowd.begin(server);
         let (said, counted) = (server.lines().len(), drops(&server.metrics()));
         fault(server, &mut self);
         crowd.flows();
-        // Time for the few clients that the sum would not reveal.
+        // Time for a few clients whose silence the sum would not show.
         std::thread::sleep(or_thorough(Duration::ZERO, Duration::from_millis(2_500)));
         let seen = crowd.end();
         let new = drops(&server.metrics()).into_iter().filter_map(|(series, count)| {
@@ -76,7 +76,7 @@ impl Row {
         }
         for call in crowd.control_calls(server) {
             let run = call.run();
-            assert_eq!(run.code, Some(0), "the control call is not whole: {}", run.output());
+            assert_eq!(run.code, Some(0), "the control call lost data: {}", run.output());
         }
         let patience = if self.leaves_sessions { 90 } else { 20 };
         if !self.leaves_sessions || rows().is_some() {
@@ -109,7 +109,7 @@ impl Row {
         figures["void"] = self.void.into();
         if let Some(dir) = rows() {
             fs::write(dir.join(format!("{}.json", self.name)), figures.to_string())
-                .expect("the directory is there");
+                .expect("the directory exists");
         }
     }
 }
@@ -125,7 +125,7 @@ fn told(kept: Kept) -> Value {
     json!({ "sessions": kept.sessions, "descriptors": kept.descriptors, "memory": kept.memory })
 }
 
-/// Removes the names of temporary directories, which differ each time.
+/// Replaces the names of temporary directories, which differ each time.
 fn without_places(words: &str) -> String {
     let temporary = std::env::temp_dir().join("turnpike-test-");
     let temporary = temporary.to_string_lossy();
@@ -138,7 +138,7 @@ fn without_places(words: &str) -> String {
     told
 }
 
-/// Warnings and errors without timestamps, each kind once.
+/// Warnings and errors without timestamps, each kind only once.
 pub(super) fn complaints(lines: &[String]) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     for line in lines {
@@ -147,7 +147,7 @@ pub(super) fn complaints(lines: &[String]) -> Vec<String> {
         };
         // Text after the module name.
         let words = words.split_once(": ").map_or(words, |(_, words)| words).trim();
-        // Logged at every start on a machine with few descriptors.
+        // Logged at every startup on a machine with few descriptors.
         if words.starts_with("the limit of open files is") {
             continue;
         }

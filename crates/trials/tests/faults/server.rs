@@ -1,5 +1,5 @@
-//! The server under test: can be killed and restarted on its ports; its admin interface is a Unix socket, reachable from other
-//! namespaces.
+//! The server under test, which can be killed and restarted on its ports. Its admin interface is a Unix socket, which is reachable from
+//! other namespaces.
 
 use std::{
     ffi::OsStr,
@@ -21,7 +21,7 @@ use turnpike_trials::{
 
 #[derive(Clone, Default)]
 pub(crate) struct Wanted {
-    /// Words before the command line; the started process becomes the server.
+    /// Words before the command line; the process that they start becomes the server.
     pub(crate) entry: Vec<String>,
     pub(crate) environment: Vec<(&'static str, String)>,
     pub(crate) flags: Vec<String>,
@@ -54,7 +54,7 @@ pub(crate) struct Server {
     pub(crate) upgraded: Upgraded,
 }
 
-/// Resources that do not depend on the clients.
+/// Resources that must not depend on clients that are gone.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kept {
     pub(crate) sessions: u64,
@@ -66,9 +66,9 @@ pub(crate) struct Kept {
 
 impl Kept {
     pub(crate) fn of(pid: u32, sessions: u64) -> Self {
-        /// Maximum of 256 per worker with two ends each, and two workers.
+        /// At most 256 per worker with two ends each, for two workers.
         const MOST_PIPES: usize = 2 * 2 * 256;
-        let all = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process runs and is a child").flatten();
+        let all = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process is a running child").flatten();
         let is_pipe = |link: &PathBuf| link.to_string_lossy().starts_with("pipe:");
         let (pipes, others): (Vec<_>, Vec<_>) =
             all.filter_map(|entry| fs::read_link(entry.path()).ok()).partition(is_pipe);
@@ -85,7 +85,8 @@ impl Server {
 
     pub(crate) fn on(address: SocketAddr, relay: IpAddr, wanted: Wanted) -> Self {
         let dir = Dir::new();
-        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).expect("the test's own directory");
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777))
+            .expect("the test's own directory is writable");
         let program = launch(address, relay, &wanted, &dir);
         let upgraded = Upgraded::new(&program);
         let server = Self { program, address, relay, wanted, dir, said: Vec::new(), upgraded };
@@ -108,7 +109,7 @@ impl Server {
 
     pub(super) fn kill(&mut self) {
         self.program.signal("KILL");
-        eventually("the process has ended", || self.program.has_ended());
+        eventually("the process has exited", || self.program.has_ended());
     }
 
     pub(crate) fn pid(&self) -> u32 {

@@ -14,7 +14,7 @@ fn a_worker_stalls() {
     let seen =
         Row::new("a_worker_stalls", "one of two workers stalls").run(&mut server, crowd, |server, row| {
             let says = |server: &Server, text: &str| server.lines().iter().any(|line| line.contains(text));
-            let frozen = Frozen::thread(worker(server.pid(), "relay-0")).expect("clients are served");
+            let frozen = Frozen::thread(worker(server.pid(), "relay-0")).expect("this worked before the row");
             within(SOON, "the watchdog reports the stall", || says(server, "a worker has been stuck"));
             thread::sleep(Duration::from_millis(500));
             drop(frozen);
@@ -32,7 +32,7 @@ pub(super) fn watched(mut wanted: Wanted) -> Wanted {
 }
 
 pub(super) fn worker(pid: u32, name: &str) -> u32 {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the process is running");
     let named = |task: &fs::DirEntry| {
         fs::read_to_string(task.path().join("comm")).is_ok_and(|found| found.trim_end() == name)
     };

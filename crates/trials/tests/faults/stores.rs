@@ -1,4 +1,4 @@
-//! The user database is slow, silent, down, returns garbage, or returns wrong data.
+//! The user database is slow, silent or down, or returns garbage or wrong data.
 
 use std::{
     process::Command,
@@ -42,7 +42,7 @@ impl World {
     }
 
     fn sql(&self, statement: &str) {
-        let psql = databases::installed("psql").expect("it existed before");
+        let psql = databases::installed("psql").expect("the program was found before");
         let done: Finished = Program::run(Command::new(psql).env("PGPASSWORD", databases::PASSWORD).args([
             "-X",
             "-q",
@@ -57,7 +57,7 @@ impl World {
     }
 }
 
-/// Makes the store fail repeatedly, and compares the allocation latency of `known` with and without the fault.
+/// Makes the store fail repeatedly, and compares the allocation latency of the user `known` with and without the fault.
 fn outage(name: &'static str, what: &'static str, fault: impl Fn(&World, bool)) {
     let world = need!(World::new(&["known", "stranger"]));
     let mut server = Server::start(Wanted::flags(&["--workers", "2", "--store", &world.url()]));
@@ -70,15 +70,15 @@ fn outage(name: &'static str, what: &'static str, fault: impl Fn(&World, bool)) 
             }
         });
         turns.tell(row, "cached users", "in an outage");
-        // A user of the configuration never needs the store.
+        // A user from the configuration never needs the store.
         super::allocation_p99(server, &format!("{USER}:{PASSWORD}"), "0.5");
         thread::sleep(Duration::from_millis(200));
     });
-    within(SOON, "an unknown user gets an allocation", || server.answers("stranger", "pw").is_none());
+    within(SOON, "an uncached user gets an allocation", || server.answers("stranger", "pw").is_none());
     assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
 }
 
-/// Eight unknown users at once, each with a new name; returns their results and latencies.
+/// Looks up eight unknown users in parallel, each with a new name; returns their results and latencies.
 fn eight_strangers(server: &Server) -> Vec<(Option<u16>, Duration)> {
     thread::scope(|scope| {
         let asking: Vec<_> = (0..8).map(|_| scope.spawn(|| look_up(server))).collect();
@@ -86,16 +86,16 @@ fn eight_strangers(server: &Server) -> Vec<(Option<u16>, Duration)> {
     })
 }
 
-/// Unknown users connect while the store is down: then the server only probes the store.
+/// Unknown users connect while the store is down; the server then only probes the store.
 fn nobody_finds_it(server: &Server) {
     let answers = eight_strangers(server);
     assert!(answers.iter().all(|(answer, _)| *answer == Some(500)), "the store answers: {answers:?}");
-    within(SOON, "the store is away", || server.metrics().sum("turnpike_store_up", "") == 0);
+    within(SOON, "the store is marked as down", || server.metrics().sum("turnpike_store_up", "") == 0);
 }
 
 /// Waits until the store is queried again and three unknown names are looked up, one query each.
 fn settled(server: &Server) {
-    within(SOON, "the store is asked", || server.metrics().sum("turnpike_store_up", "") == 1);
+    within(SOON, "the store is queried", || server.metrics().sum("turnpike_store_up", "") == 1);
     within(SOON, "the store answers", || {
         (0..3).all(|_| {
             let (answer, took) = look_up(server);
@@ -124,9 +124,9 @@ fn queries(server: &Server, result: &str) -> u64 {
 #[test]
 #[ignore = "thorough: cargo xtask faults"]
 fn the_store_is_slow() {
-    /// Each piece is delayed by half of it towards the store and by half on the way back.
+    /// Each chunk is delayed by half of this towards the store and by half on the way back.
     const SLOWER: Duration = Duration::from_secs(1);
-    /// For unknown users, plus one that reads the rules. A new connection would take several round trips.
+    /// Connections for unknown users, plus one that reads the rules. A new connection would take several round trips.
     const CONNECTIONS: usize = 16;
     const STRANGERS: [&str; 5] = ["one", "two", "three", "four", "five"];
     let world = need!(World::new(&[&["known"], &STRANGERS[..]].concat()));
@@ -144,7 +144,7 @@ fn the_store_is_slow() {
             let (mut soonest, mut latest) = (Duration::MAX, Duration::ZERO);
             let turns = allocations_under(server, "known:pw", settled, |server, on| {
                 if on {
-                    // Opens all connections and prepares the statement on each; they are used in turn.
+                    // Opens all connections, which are used in turn, and prepares the statement on each.
                     (0..2 * CONNECTIONS).for_each(|_| assert_eq!(look_up(server).0, Some(401)));
                 }
                 world.proxy.delay(if on { SLOWER / 2 } else { Duration::ZERO });
@@ -152,7 +152,7 @@ fn the_store_is_slow() {
                     let mut answers = eight_strangers(server);
                     assert!(answers.iter().all(|(answer, _)| *answer == Some(401)), "{answers:?}");
                     let stranger = ask(server, strangers.next().expect("one per round"));
-                    assert_eq!(stranger.0, None, "an unknown user gets an allocation");
+                    assert_eq!(stranger.0, None, "an uncached user gets an allocation");
                     answers.push(stranger);
                     for (_, took) in answers {
                         (soonest, latest) = (soonest.min(took), latest.max(took));
@@ -160,8 +160,8 @@ fn the_store_is_slow() {
                 }
                 assert_eq!(server.metrics().sum("turnpike_store_up", ""), 1);
             });
-            assert!(soonest >= SLOWER && latest < DEADLINE, "strangers waited for {soonest:?} to {latest:?}");
-            assert_eq!(failed(server), before, "queries that failed");
+            assert!(soonest >= SLOWER && latest < DEADLINE, "uncached users waited for {soonest:?} to {latest:?}");
+            assert_eq!(failed(server), before, "no query failed");
             row.note(format!(
                 "uncached users answered after {:.2} to {:.2} s, unknown ones with 401; the store stayed in use",
                 soonest.as_secs_f64(),
@@ -199,7 +199,7 @@ fn the_store_returns_garbage() {
     );
 }
 
-/// Invalid rules, the statements that remove them, and the server's log lines.
+/// Statements that add an invalid rule and remove it again, and the server's log line.
 const ODD_RULES: [[&str; 3]; 4] = [
     [
         "INSERT INTO turn_realm_option VALUES ('example.org', 'max-bps', '-7')",
@@ -223,7 +223,7 @@ const ODD_RULES: [[&str; 3]; 4] = [
     ],
 ];
 
-/// A valid rule that refuses every new client. Rules apply all or none.
+/// A valid rule that refuses every new client. Rules are applied only all together.
 const NOBODY_NEW: [&str; 2] = [
     "INSERT INTO turn_realm_option VALUES ('example.org', 'total-quota', '1')",
     "DELETE FROM turn_realm_option WHERE opt = 'total-quota'",
@@ -248,14 +248,14 @@ fn the_store_returns_wrong_rows() {
         let before = failed();
         let is_let_in = |user: &str| {
             // A cached refusal lasts for a second.
-            within(SOON, &format!("{user} is let in"), || server.answers(user, "pw").is_none());
+            within(SOON, &format!("{user} is served"), || server.answers(user, "pw").is_none());
         };
         ["changed", "gone"].into_iter().for_each(is_let_in);
         users_are_others(&world, server);
         for (odd, stranger) in ODD_RULES.into_iter().zip(strangers) {
             odd_rule(&world, server, odd, stranger);
         }
-        // Without an invalid rule it applies.
+        // If there is no invalid rule, it is applied.
         world.sql(NOBODY_NEW[0]);
         within(SOON, "new clients are refused", || server.answers("one", "pw") == Some(508));
         world.sql(NOBODY_NEW[1]);
@@ -283,12 +283,12 @@ fn users_are_others(world: &World, server: &Server) {
     world.has("changed", "another");
     world.sql("DELETE FROM turnusers_lt WHERE name = 'gone'");
     for user in ["changed", "gone"] {
-        within(SOON, &format!("{user} is turned away"), || server.answers(user, "pw") == Some(401));
+        within(SOON, &format!("{user} is refused"), || server.answers(user, "pw") == Some(401));
     }
     assert_eq!(server.answers("changed", "another"), None);
 }
 
-/// Adds an invalid rule for a while: it is logged, and none of the other rules apply.
+/// Adds an invalid rule for a while: it is logged, and other new rules are not applied.
 fn odd_rule(world: &World, server: &Server, [comes, goes, told]: [&str; 3], stranger: &str) {
     const LONG_ENOUGH: Duration = Duration::from_millis(2_500);
     let since = server.lines().len();
@@ -300,7 +300,7 @@ fn odd_rule(world: &World, server: &Server, [comes, goes, told]: [&str; 3], stra
     world.sql(NOBODY_NEW[0]);
     let begun = Instant::now();
     while begun.elapsed() < LONG_ENOUGH {
-        assert_eq!(server.answers(stranger, "pw"), None, "{stranger}, by the rules of before");
+        assert_eq!(server.answers(stranger, "pw"), None, "{stranger}, under the previous rules");
         thread::sleep(Duration::from_millis(50));
     }
     world.sql(NOBODY_NEW[1]);

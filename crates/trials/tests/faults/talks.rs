@@ -1,5 +1,5 @@
-//! Clients of a forwarder: TCP streams and UDP sessions to an echo. Stream contents are predictable, so every byte is checked up to the
-//! end of a connection; a client whose connection ends opens a new one.
+//! Clients of a forwarder: TCP streams and UDP sessions to an echo server. Stream contents are predictable, so every byte is checked up to
+//! the end of a connection; a client whose connection ends opens a new one.
 
 use std::{
     io::{Read as _, Write as _},
@@ -22,7 +22,7 @@ const PIECE: usize = 4096;
 const PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(10);
 const WINDOW: Duration = Duration::from_millis(500);
-/// Minimum that a served client receives in a window: a quarter of its stream bytes and half of its datagrams.
+/// Minimum that a client receives in a window if it is served: a quarter of its stream bytes and half of its datagrams.
 const FAIR: [u64; 2] = [50 * PIECE as u64 / 4, 50 / 2];
 
 /// After this message the target keeps the connection open.
@@ -48,7 +48,7 @@ impl Target {
     pub(super) fn on(ip: IpAddr) -> Self {
         let listener = TcpListener::from(many_may_wait(ip).expect("a free port"));
         let socket = UdpSocket::bind((ip, 0)).expect("a free port");
-        socket.set_read_timeout(Some(PAUSE * 10)).expect("not zero");
+        socket.set_read_timeout(Some(PAUSE * 10)).expect("the timeout is not zero");
         let ends = Arc::new(AtomicBool::new(false));
         let target = Self {
             tcp: listener.local_addr().expect("the socket is bound"),
@@ -124,7 +124,7 @@ fn many_may_wait(ip: IpAddr) -> std::io::Result<socket2::Socket> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// The echo returned.
+    /// The echo came back.
     Served,
     /// The connection ended, or ICMP reported an error.
     Refused,
@@ -140,7 +140,7 @@ pub(super) fn newcomer(server: SocketAddr) -> Fate {
         Err(error) => return Fate::of(&error),
     };
     let left = end.saturating_duration_since(Instant::now()).max(PAUSE);
-    stream.set_read_timeout(Some(left)).expect("not zero");
+    stream.set_read_timeout(Some(left)).expect("the timeout is not zero");
     let asked = (&stream).write_all(GREETING);
     Fate::told(asked.and_then(|()| (&stream).read_exact(&mut [0; GREETING.len()])))
 }
@@ -148,7 +148,7 @@ pub(super) fn newcomer(server: SocketAddr) -> Fate {
 /// Fate of a new UDP client that sends two datagrams of `len` bytes a second.
 pub(super) fn newcomer_of_udp(server: SocketAddr, len: usize) -> Fate {
     let socket = client_of(server);
-    socket.set_read_timeout(Some(ENOUGH / 12)).expect("not zero");
+    socket.set_read_timeout(Some(ENOUGH / 12)).expect("the timeout is not zero");
     let (datagram, mut back) = (vec![7; len], vec![0; len]);
     let mut fate = Fate::Unheard;
     for _ in 0..12 {
@@ -175,7 +175,11 @@ impl Fate {
 
 pub(super) fn whole(tcp: SocketAddr, udp: SocketAddr) {
     let seen = Talks::begin(tcp, udp, 2).end();
-    assert_eq!((&seen["cut"], &seen["lost"]), (&0.into(), &0.into()), "the control is not whole: {seen}");
+    assert_eq!(
+        (&seen["cut"], &seen["lost"]),
+        (&0.into(), &0.into()),
+        "the control clients lost data: {seen}"
+    );
 }
 
 pub(super) fn client_of(server: SocketAddr) -> UdpSocket {
@@ -185,7 +189,7 @@ pub(super) fn client_of(server: SocketAddr) -> UdpSocket {
     socket
 }
 
-/// Echoes until the client has finished; returns the first bytes. `heard` is called with the first data.
+/// Echoes until the client has finished; returns the first bytes. `heard` is called when the first data arrives.
 fn echo(mut stream: &TcpStream, heard: impl FnOnce()) -> std::io::Result<Vec<u8>> {
     let (mut buffer, mut beginning) = (vec![0; 64 << 10], Vec::new());
     let mut heard = Some(heard);
@@ -197,7 +201,7 @@ fn echo(mut stream: &TcpStream, heard: impl FnOnce()) -> std::io::Result<Vec<u8>
         if let Some(heard) = heard.take() {
             heard();
         }
-        // One more byte distinguishes a longer message.
+        // One byte more, to tell apart a longer message.
         let more = (HOLD.len() + 1 - beginning.len()).min(len);
         beginning.extend_from_slice(&buffer[..more]);
         stream.write_all(&buffer[..len])?;
@@ -207,7 +211,7 @@ fn echo(mut stream: &TcpStream, heard: impl FnOnce()) -> std::io::Result<Vec<u8>
 #[derive(Default)]
 struct Seen {
     ends: AtomicBool,
-    /// Stream bytes that returned correctly.
+    /// Stream bytes that came back correctly.
     right: AtomicU64,
     wrong: AtomicU64,
     /// Correct stream bytes and datagrams, by client number.
@@ -237,7 +241,7 @@ impl Talks {
             threads.push(thread::spawn(move || {
                 let mut connection = number;
                 while !own.ends.load(Relaxed) {
-                    // Each connection has its own byte sequence.
+                    // Each connection has a byte sequence of its own.
                     connection += clients;
                     own.stream(tcp, connection, &own.served[place][0]);
                 }
@@ -257,7 +261,7 @@ impl Talks {
             self.seen.served.iter().map(of).collect()
         };
         let mut last = figures();
-        within(SOON * 2, "a stream and the datagrams of each client flow", || {
+        within(SOON * 2, "each client's stream and datagrams flow", || {
             thread::sleep(WINDOW);
             let now = figures();
             let flow = now
@@ -287,7 +291,11 @@ impl Talks {
             &seen.longest_ms,
         ]
         .map(|figure| figure.load(Relaxed));
-        assert_eq!((wrong, strange), (0, 0), "wrong bytes, strange datagrams; {right} bytes were right");
+        assert_eq!(
+            (wrong, strange),
+            (0, 0),
+            "wrong bytes and unexpected datagrams; {right} bytes were right"
+        );
         json!({
             "sent": sent, "lost": sent - received, "duplicated": doubled, "reordered": reordered,
             "pause_ms_max": longest, "stream_bytes": right, "connections": connections, "cut": cut,
@@ -301,8 +309,8 @@ impl Seen {
             return thread::sleep(Duration::from_millis(100));
         };
         self.connections.fetch_add(1, Relaxed);
-        stream.set_read_timeout(Some(PATIENCE)).expect("not zero");
-        stream.set_write_timeout(Some(PATIENCE)).expect("not zero");
+        stream.set_read_timeout(Some(PATIENCE)).expect("the timeout is not zero");
+        stream.set_write_timeout(Some(PATIENCE)).expect("the timeout is not zero");
         let mut back = stream.try_clone().expect("a descriptor is left");
         let cut = thread::scope(|scope| {
             let reader = scope.spawn(move || {
@@ -321,7 +329,7 @@ impl Seen {
                             position += len as u64;
                             self.note(&mut last);
                         }
-                        // Only sent data may return, and all of it at a regular end.
+                        // Only data that was sent may come back, and all of it if the connection ends regularly.
                         Ok(0) => return Some(position),
                         Err(_) => return None,
                     }
@@ -345,7 +353,7 @@ impl Seen {
     /// Datagrams of one client, with client number and sequence number.
     fn datagrams(&self, server: SocketAddr, client: u64, served: &AtomicU64) {
         let socket = client_of(server);
-        socket.set_read_timeout(Some(PAUSE)).expect("not zero");
+        socket.set_read_timeout(Some(PAUSE)).expect("the timeout is not zero");
         let (mut next, mut highest, mut seen) = (0_u64, None, std::collections::HashSet::new());
         let (mut last, mut buffer) = (Instant::now(), [0; 2048]);
         let mut receive = |highest: &mut Option<u64>, next: u64| {
@@ -378,7 +386,7 @@ impl Seen {
                 let mut datagram = [0; 100];
                 datagram[..8].copy_from_slice(&client.to_be_bytes());
                 datagram[8..16].copy_from_slice(&next.to_be_bytes());
-                // Ignores ICMP errors of a closed port; the datagram is lost.
+                // Ignores ICMP errors caused by a closed port; the datagram is lost.
                 let _ = socket.send(&datagram);
                 self.sent.fetch_add(1, Relaxed);
                 next += 1;
@@ -399,7 +407,7 @@ impl Seen {
     }
 }
 
-/// Byte of a connection at an offset: differs from its neighbours and from other connections.
+/// Byte of a connection at an offset; differs from adjacent bytes and from other connections.
 pub(super) fn foretold(connection: u64, at: u64) -> u8 {
     let mixed = (at ^ connection.wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_mul(0xD6E8_FEB8_6659_FD93);
     mixed.to_be_bytes()[0]

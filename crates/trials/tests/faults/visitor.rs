@@ -1,4 +1,4 @@
-//! A user that requests one allocation and deletes it at once.
+//! A user who requests one allocation and deletes it immediately.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use turnpike_testkit::stun::{self, attribute::LIFETIME, kind::REFRESH};
@@ -30,7 +30,7 @@ impl Visitor {
                 let credentials = (user, password, &self.challenge);
                 self.client.send_raw(&stun::signed_request(REFRESH, &[(LIFETIME, &[0; 4])], credentials));
                 let deleted = self.client.receive().expect("a request is answered");
-                assert_eq!(deleted.error(), None, "the allocation has an address");
+                assert_eq!(deleted.error(), None, "the allocation can be deleted");
             }
         }
         error

@@ -1,5 +1,5 @@
-//! Clients over UDP, TCP and TLS through the balancer, each with its own user. A client without data for a while makes a new allocation
-//! through the balancer.
+//! Clients over UDP, TCP and TLS through the balancer, each with a username of its own. A client that gets no data for a while creates a
+//! new allocation through the balancer.
 
 use serde_json::Value;
 
@@ -74,7 +74,7 @@ impl Crowd {
             let seconds = || load.lines().iter().filter_map(|line| Second::of(line)).collect::<Vec<_>>();
             let begun = seconds().len();
             let all = 1.0 - 0.5 / f64::from(*count);
-            within(SOON * 2, &format!("all clients over {name} hear something"), || {
+            within(SOON * 2, &format!("all clients over {name} receive data"), || {
                 let is_whole = |second: &Second| second.sent > 0.0 && second.received >= second.sent * all;
                 seconds().iter().skip(begun + 1).any(is_whole)
             });

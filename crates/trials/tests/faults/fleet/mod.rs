@@ -1,6 +1,6 @@
-//! Faults of a fleet: three nodes behind a balancer, clients over UDP, TCP and TLS, a user who always exceeds the quota, and one fault.
-//! Each test verifies that the fault took effect, and is a row of docs/dev/fleet-faults.md; `cargo xtask faults fleet --write` writes
-//! them there. Needs root, HAProxy, nftables, Redis and PostgreSQL.
+//! Fleet faults: three nodes behind a balancer, clients over UDP, TCP and TLS, a user who always requests more than the quota, and one
+//! fault. Each test verifies that the fault took effect, and is a row in docs/dev/fleet-faults.md, written by `cargo xtask faults fleet
+//! --write`. Needs root, HAProxy, nftables, Redis and PostgreSQL.
 
 mod crowd;
 mod network;
@@ -25,7 +25,7 @@ use turnpike_trials::{SOON, is_root, lives, need, skip};
 use visitors::{KNOWN, STRANGER, are_turned_away, ask, is_served};
 use watch::Watch;
 
-/// The node with the fault, if the fault affects one node.
+/// The faulty node, if the fault affects only one node.
 const BROKEN: usize = 0;
 /// A healthy node that reports on [`BROKEN`].
 const WITNESS: usize = 1;
@@ -51,8 +51,8 @@ struct Expected {
     alone: [bool; NODES],
 }
 
-/// Runs a fault while clients send data through the fleet, and compares the effect with the expectation; `test` is the name of the calling
-/// test with its modules. `fault` verifies that it took effect before repairing it, and returns the time of the repair.
+/// Runs a fault while clients send data through the fleet, and compares the effect with the expectation; `test` is the full name of the
+/// calling test, including modules. `fault` verifies that it took effect before repairing the damage, and returns the time of the repair.
 fn on_a_fleet(
     test: &str,
     what: &'static str,
@@ -71,7 +71,8 @@ fn on_a_fleet(
     in_network_namespace(test, || {
         let mut world = need!(World::up());
         let row = Row::new(name, what);
-        // If no client has to reconnect, or the time does not matter, a longer timeout keeps a busy machine from causing reconnects.
+        // If no client has to reconnect, or the time does not matter, a longer timeout ensures that a busy machine does not cause
+        // reconnects.
         let patience = if notice == Notice::End { or_thorough("3", "1") } else { "5" };
         let crowd = Crowd::begin(&world.network, patience);
         world.are_served(clients().into());
@@ -112,8 +113,8 @@ impl Outcome {
         crowd.flows();
         let most_in_a_second = watch.most_in_a_second();
 
-        // New users, unknown to every node. They start after all nodes see each other again: before that, two nodes might redirect a client
-        // to each other.
+        // New users, not cached by any node. They start only after all nodes see each other again: before that, two nodes might redirect a
+        // client to each other.
         thread::sleep(Duration::from_secs(3));
         let begin = Instant::now();
         let more = Crowd::more(&world.network, "new");
@@ -121,7 +122,7 @@ impl Outcome {
         let newcomers = watch.granted_since(begin);
         let after = world.all_allocations();
         let more = more.end();
-        assert_eq!(more[0].count("lost"), 0, "newcomers are not served well");
+        assert_eq!(more[0].count("lost"), 0, "newcomers lost datagrams");
 
         let seen = crowd.end();
         world.quota_is_used();
@@ -181,29 +182,27 @@ impl Outcome {
         // An allocation of the quota user may have been counted as another client's.
         let may_be_lost =
             if notice == Notice::End { broken.saturating_sub(1).max(1)..=broken } else { 0..=0 };
-        assert!(
-            may_be_lost.contains(&lost),
-            "{lost} allocations were lost, and {may_be_lost:?} may have been"
-        );
+        assert!(may_be_lost.contains(&lost), "{lost} allocations were lost, expected {may_be_lost:?}");
         match notice {
-            Notice::Loss => assert!(of_others > 0, "no datagram was lost, though its way was broken"),
+            Notice::Loss => assert!(of_others > 0, "no datagram was lost although the link was down"),
             Notice::Nothing | Notice::End => {
-                assert_eq!(of_others, 0, "datagrams of clients with a kept allocation were lost");
+                assert_eq!(of_others, 0, "clients that kept their allocation lost datagrams");
             }
         }
-        // On a busy machine other clients may be delayed as well.
+        // On a busy machine, other nodes may also lose the store.
         let is_right =
             |node: usize| self.alone[node] == alone[node] || self.alone[node] && or_thorough(true, false);
         assert!(
             (0..NODES).all(is_right),
-            "{:?} of the nodes went by limits of their own, and not {alone:?}",
+            "nodes that used local limits: {:?}, expected: {alone:?}",
             self.alone
         );
-        assert!(were_alone || beyond <= MOST_BEYOND, "{} allocations of {most}", self.most_of_one_user);
+        assert!(were_alone || beyond <= MOST_BEYOND, "{} allocations, limit {most}", self.most_of_one_user);
     }
 }
 
-/// Maximum excess of a quota in percent when all nodes get a burst at once: `turnpike_fleet::lease` bounds it by half of the limit.
+/// Maximum excess of a quota in percent when all nodes get a burst at the same time: `turnpike_fleet::lease` bounds it by half of the
+/// limit.
 const MOST_BEYOND: f64 = 50.0;
 
 fn a_while() {
@@ -211,7 +210,7 @@ fn a_while() {
 }
 
 fn are_alone(world: &World, alone: [bool; NODES]) {
-    within(SOON, &format!("of the nodes these are alone: {alone:?}"), || {
+    within(SOON, &format!("these nodes are alone: {alone:?}"), || {
         let now: [bool; NODES] = array::from_fn(|node| world.is_alone(node));
         now == alone
     });
@@ -219,8 +218,8 @@ fn are_alone(world: &World, alone: [bool; NODES]) {
 
 /// Waits until the other nodes and the balancer have noticed the loss of [`BROKEN`].
 fn is_missed(world: &World) {
-    within(SOON, "the others miss it", || world.is_missed(BROKEN));
-    within(SOON, "the balancer misses it", || !world.network.leads_to_all());
+    within(SOON, "the other nodes have noticed the loss", || world.is_missed(BROKEN));
+    within(SOON, "the balancer has noticed the loss", || !world.network.leads_to_all());
 }
 
 #[test]
@@ -272,7 +271,7 @@ fn the_link_of_a_node_flaps() {
             for _ in 0..3 {
                 let begun = Instant::now();
                 world.network.cut(BROKEN, true);
-                assert!(!world.network.reaches(BROKEN), "it answers without a link");
+                assert!(!world.network.reaches(BROKEN), "the node answers without a link");
                 thread::sleep(FLAP.saturating_sub(begun.elapsed()));
                 let begun = Instant::now();
                 world.network.cut(BROKEN, false);
@@ -296,7 +295,7 @@ fn a_node_and_the_store_are_partitioned() {
             world.network.partition(Some(BROKEN), world.store.address, true);
             a_while();
             are_alone(world, ONE);
-            within(SOON, "the others miss it", || world.is_missed(BROKEN));
+            within(SOON, "the other nodes have noticed the loss", || world.is_missed(BROKEN));
             world.network.partition(Some(BROKEN), world.store.address, false);
             Instant::now()
         },
@@ -338,7 +337,7 @@ fn the_store_is_killed_and_comes_back_empty() {
             let _ = fs::remove_file(world.redis.dir.join("dump.rdb"));
             thread::sleep(Duration::from_millis(500));
             world.redis.start();
-            assert_eq!(world.redis.say("DBSIZE"), ":0\r\n", "keys of a store that comes back empty");
+            assert_eq!(world.redis.say("DBSIZE"), ":0\r\n", "the restarted store is empty");
             world.store.refuse(false);
             let mended = Instant::now();
             within(SOON, "the store has the state of all nodes again", || {
@@ -353,7 +352,7 @@ fn the_store_is_killed_and_comes_back_empty() {
             let again = world.times_emptied();
             assert!(
                 (0..NODES).all(|node| again[node] > emptied[node]),
-                "not all nodes have seen that it was emptied: {emptied:?}, {again:?}"
+                "not all nodes have noticed that the store was emptied: {emptied:?}, {again:?}"
             );
             let now = world.books();
             row.note(format!(
@@ -401,12 +400,15 @@ fn the_user_database_is_down() {
             a_while();
             are_turned_away();
             (0..NODES).for_each(|node| is_served(node, KNOWN, &[]));
-            assert!((0..NODES).all(|node| world.is_without_users(node)), "a node has found the store");
+            assert!(
+                (0..NODES).all(|node| world.is_without_users(node)),
+                "a node has already reached the store"
+            );
             world.postgres.start();
             let mended = Instant::now();
             (0..NODES).for_each(|node| is_served(node, STRANGER, &[500]));
             row.note("all nodes answered 500 to uncached users and served cached ones");
-            // Probes are at most 5 s apart, and one takes at most 2 s.
+            // Probes are at most 5 s apart, and each takes at most 2 s.
             row.limit("time until uncached users were served, s", mended.elapsed().as_secs_f64(), 7.0);
             mended
         },
@@ -449,22 +451,22 @@ fn drained_and_uncordoned() {
             };
             let before = world.all_allocations();
             asked(world, "drain");
-            within(SOON, "the server drains", || {
+            within(SOON, "the node drains", || {
                 world.readiness(BROKEN).is_some_and(|(status, _)| status == 503)
             });
-            within(SOON, "the others know that it drains", || world.drains_for_others(BROKEN));
+            within(SOON, "the other nodes know that it drains", || world.drains_for_others(BROKEN));
             let late = Crowd::more(&world.network, "late");
             late.flows();
             let during = world.all_allocations();
             // The quota user's allocation is counted a moment later.
             assert!(during[BROKEN] <= before[BROKEN] + 1, "a drained node accepted a client: {during:?}");
             let late = late.end();
-            assert_eq!(late[0].count("lost"), 0, "clients that connected meanwhile are not served");
+            assert_eq!(late[0].count("lost"), 0, "clients that connected during the drain lost datagrams");
             let told = late[0].count("redirects");
             row.note(format!("{} newcomers during the drain, {told} redirected", newcomers()));
-            // A drained node redirects for load only once.
+            // Because of load, a client is redirected only once; a drained node always redirects.
             let answers = [ask(BROKEN, KNOWN), ask(BROKEN, KNOWN)];
-            assert_eq!(answers, [Some(300); 2], "answers of a drained node");
+            assert_eq!(answers, [Some(300); 2], "a drained node always redirects");
             asked(world, "uncordon");
             Instant::now()
         },

@@ -1,4 +1,4 @@
-//! Network of a fleet: clients, a router that is the balancer, and a namespace for each node.
+//! Network of a fleet: clients, a router that acts as the balancer, and a namespace for each node.
 //!
 //! ```text
 //!  clients and their peers      this test: router, HAProxy, stores     nodes
@@ -54,12 +54,12 @@ impl Network {
         ["ip", "nsenter", "nft", "haproxy"].into_iter().try_for_each(|program| installed(program).map(drop))
     }
 
-    /// Requires that this process has its own network namespace.
+    /// Requires that this process has a network namespace of its own.
     pub(super) fn up(dir: &Dir) -> Self {
         run("ip", &["addr", "add", &format!("{STORES}/32"), "dev", "lo"]);
-        fs::write("/proc/sys/net/ipv4/ip_forward", "1").expect("a namespace of our own");
+        fs::write("/proc/sys/net/ipv4/ip_forward", "1").expect("the namespace belongs to this test");
         let clients = linked("c", "c", 0);
-        // The router keeps mapping a port to its dead node for some minutes. With many ports, few clients draw one of these.
+        // The router keeps mapping a port to a dead node for some minutes. With many ports, few clients are given one of these.
         clients.inside(&["sh", "-c", "echo 1024 65535 >/proc/sys/net/ipv4/ip_local_port_range"]);
         as_many(&clients);
         let nodes = std::array::from_fn(|node| linked(&device(node), "n", number(node)));
@@ -115,7 +115,7 @@ fn linked(ours: &str, theirs: &str, link: u8) -> Namespace {
     namespace
 }
 
-/// Gives clients a hundred source addresses: the server limits concurrent user lookups per address.
+/// Gives the clients a hundred source addresses, because the server limits concurrent user lookups per address.
 fn as_many(clients: &Namespace) {
     let addresses: Vec<String> = (0..100).map(|number| format!("{number} : 10.78.4.{number}")).collect();
     run("ip", &["route", "add", "10.78.4.0/24", "via", "10.78.0.2"]);
@@ -141,7 +141,7 @@ struct Router {
 }
 
 impl Router {
-    /// Checks each node five times a second; three missed answers mean dead.
+    /// Checks each node five times a second; after three missed answers a node is considered dead.
     fn start() -> Arc<Self> {
         nft(
             "add table ip balancer; add chain ip balancer prerouting { type nat hook prerouting priority -100; }",
@@ -199,16 +199,16 @@ fn answers(node: usize) -> bool {
     let asked = socket
         .connect(node_address(node))
         .and_then(|()| socket.send(&stun::plain_message(stun::kind::BINDING, &[])));
-    socket.set_read_timeout(Some(Duration::from_millis(150))).expect("not zero");
+    socket.set_read_timeout(Some(Duration::from_millis(150))).expect("the timeout is not zero");
     let answered = asked.is_ok() && socket.recv(&mut [0; 512]).is_ok();
-    // Keeps the interval, whether the request is refused at once or times out.
+    // Keeps the interval, whether the request is refused immediately or times out.
     if !answered {
         thread::sleep(Duration::from_millis(50));
     }
     answered
 }
 
-/// TCP, with or without TLS inside, with the client's address in front (PROXY protocol), as load balancers do for TURN.
+/// Forwards TCP, with or without TLS inside, and sends the client's address first (PROXY protocol), as load balancers do for TURN.
 fn haproxy_configuration() -> String {
     let server = |node: usize| format!("  server n{node} {} send-proxy-v2 check\n", node_address(node));
     format!(
@@ -221,6 +221,6 @@ fn haproxy_configuration() -> String {
 }
 
 fn balance_streams(file: &Path) -> Program {
-    let haproxy = installed("haproxy").expect("it existed before");
+    let haproxy = installed("haproxy").expect("the program was found before");
     Program::start(Command::new(haproxy).args(["-db", "-f"]).arg(file))
 }

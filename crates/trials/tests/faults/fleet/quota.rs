@@ -1,5 +1,4 @@
-//! A user who requests allocations at all nodes continuously and keeps them, to measure how far a fleet-wide limit is exceeded at any
-//! moment.
+//! A user who continuously requests allocations from all nodes and keeps them, to measure by how much a fleet-wide limit is ever exceeded.
 
 use std::{
     io,
@@ -63,14 +62,14 @@ impl Greedy {
         self.shared.held().sockets[node].len()
     }
 
-    /// Maximum number at a time since the last call.
+    /// Maximum number of simultaneous allocations since the last call.
     pub(super) fn most(&self) -> usize {
         let mut held = self.shared.held();
         let now = held.count();
         std::mem::replace(&mut held.most, now)
     }
 
-    /// Returns a counter of allocations granted so far by node, for another thread.
+    /// Returns a function, for use in another thread, that counts the allocations granted so far by a node.
     pub(super) fn granted(&self) -> impl Fn(usize) -> u64 + Send + use<> {
         let shared = Arc::clone(&self.shared);
         move |node| shared.held().granted[node]
@@ -115,7 +114,7 @@ impl Shared {
                     }
                 }
                 Ok(answer) => {
-                    // A stale nonce is renewed; other redirects lead to a node that is already in use.
+                    // A stale nonce is renewed; redirects lead to a node that is already in use.
                     if answer.error() != Some(438) {
                         spare = Some((socket, challenge));
                     }

@@ -41,7 +41,7 @@ pub(super) struct World {
 pub(super) struct Books {
     pub(super) keys: u64,
     pub(super) era: u64,
-    /// True if the store has the state of all nodes.
+    /// True if the store contains the state of all nodes.
     pub(super) is_whole: bool,
     /// Version of the keys for nonces and tickets.
     pub(super) ring: u64,
@@ -53,7 +53,7 @@ pub(super) struct Books {
 }
 
 impl World {
-    /// Starts the fleet and the quota user; returns the reason if the machine cannot.
+    /// Starts the fleet and the quota user; returns the reason if that is not possible on this machine.
     pub(super) fn up() -> Result<Self, String> {
         let dir = Dir::new();
         let redis = databases::Server::redis()?;
@@ -82,9 +82,9 @@ impl World {
         Ok(world)
     }
 
-    /// Waits until the store and every node know all nodes, all have the same keys and serve, and the balancer reaches them.
+    /// Waits until the store and every node know all nodes, all nodes have the same keys and serve clients, and the balancer reaches them.
     pub(super) fn is_whole(&self) {
-        within(SOON * 2, "the fleet is whole", || {
+        within(SOON * 2, "the fleet is complete", || {
             if self.redis.say("HLEN turnpike:{turnpike}:nodes") != format!(":{NODES}\r\n") {
                 return false;
             }
@@ -136,12 +136,12 @@ impl World {
         });
     }
 
-    /// Number of times each node has logged that it lost the store.
+    /// Number of times that each node has logged the loss of the store.
     pub(super) fn times_alone(&self) -> [usize; NODES] {
         self.times_said(&["this node is alone"])
     }
 
-    /// Number of times each node has logged that the store lost its data.
+    /// Number of times that each node has logged that the store lost its data.
     pub(super) fn times_emptied(&self) -> [usize; NODES] {
         self.times_said(&["the fleet store was emptied", "the fleet store has lost this node's data"])
     }
@@ -154,7 +154,7 @@ impl World {
         })
     }
 
-    /// Returns true if a node reports, over HTTP and in its log, that it has lost the fleet's store.
+    /// Returns true if a node reports, over HTTP and in its log, that it cannot reach the fleet's store.
     pub(super) fn is_alone(&self, node: usize) -> bool {
         let said = self.nodes[node].lines();
         let said = said.iter().rev().find(|line| {
@@ -173,7 +173,7 @@ impl World {
         self.others_know(node, "draining", 1)
     }
 
-    /// Returns true if all nodes except `but` see this many nodes in a state.
+    /// Returns true if all nodes except `but` see this many nodes in this state.
     fn others_know(&self, but: usize, state: &str, count: u64) -> bool {
         let label = format!("state=\"{state}\"");
         let knows = |node| {
@@ -189,7 +189,7 @@ impl World {
     pub(super) fn books(&self) -> Books {
         let numbers = |words: &str| -> Vec<u64> {
             let said = self.redis.say(words);
-            // These lines of a multi-line reply are lengths.
+            // Lines of a multi-line reply that begin like this are lengths.
             let values = said.lines().filter(|line| !line.starts_with(['*', '$']));
             values.filter_map(|line| line.trim_start_matches(':').parse().ok()).collect()
         };
@@ -247,7 +247,7 @@ fn start(
     let mut wanted = Wanted::flags(&["--workers", "1", "-c", file.to_str().expect("UTF-8")]);
     wanted.flags.extend(certificate.flags().map(str::to_owned));
     wanted.by_file = true;
-    // Keeps allocations from expiring during a row.
+    // Allocations must not expire during a row.
     wanted.environment = vec![("TURNPIKE_LIMITS_DEFAULT_LIFETIME", "600".to_owned())];
     wanted.entry = [vec!["nsenter".to_owned()], network.nodes[node].nsenter()].concat();
     let address = node_address(node);
@@ -267,7 +267,7 @@ fn enter_users(postgres: &databases::Server) {
             count - 1
         );
     }
-    let psql = databases::installed("psql").expect("it existed before");
+    let psql = databases::installed("psql").expect("the program was found before");
     let words = postgres.coturn_words();
     let mut command = Command::new(psql);
     command.env("PGPASSWORD", databases::PASSWORD).args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", &words]);

@@ -1,4 +1,4 @@
-//! Users who ask one node for an allocation and delete it at once, to see the answers to known and unknown users.
+//! Users who ask one node for an allocation and delete it immediately, to see the answers to cached and uncached users.
 
 use std::thread;
 use turnpike_testkit::stun::{self, attribute::LIFETIME, kind::REFRESH};
@@ -35,13 +35,13 @@ fn give_back(client: &stun::Client, user: &str, mut challenge: stun::Challenge) 
         match answer.error() {
             None => return,
             Some(438) => challenge = answer.challenge(),
-            Some(code) => panic!("{user} cannot give an allocation back: {code}"),
+            Some(code) => panic!("{user} cannot delete an allocation: {code}"),
         }
     }
     panic!("the nonce of {user} is stale again");
 }
 
-/// Waits until a user gets an allocation at a node; redirects and the codes in `meanwhile` are accepted before.
+/// Waits until a user gets an allocation from a node; until then, redirects and the codes in `meanwhile` are accepted.
 pub(super) fn is_served(node: usize, user: &str, meanwhile: &[u16]) {
     within(SOON, &format!("node {node} serves {user}"), || match ask(node, user) {
         None => true,
@@ -50,7 +50,7 @@ pub(super) fn is_served(node: usize, user: &str, meanwhile: &[u16]) {
     });
 }
 
-/// All strangers connect to all nodes and get a 500, because their users cannot be looked up.
+/// Connects to all nodes as users who have never connected before; all get a 500, because they cannot be looked up.
 pub(super) fn are_turned_away() {
     let answers: Vec<_> = thread::scope(|scope| {
         let come = |(node, number): (usize, u32)| {
@@ -61,5 +61,5 @@ pub(super) fn are_turned_away() {
         asking.into_iter().map(|one| one.join().expect("a response arrives")).collect()
     });
     let others: Vec<_> = answers.iter().filter(|(.., code)| *code != Some(500)).collect();
-    assert!(others.is_empty(), "node, stranger and answer where it was not 500: {others:?}");
+    assert!(others.is_empty(), "answers other than 500, as node, user and answer: {others:?}");
 }

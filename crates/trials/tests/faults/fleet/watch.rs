@@ -1,4 +1,4 @@
-//! Samples allocations of all nodes several times a second.
+//! Samples the allocations of all nodes several times a second.
 
 use std::{
     path::PathBuf,
@@ -32,7 +32,7 @@ struct Sample {
 #[derive(Clone, Copy)]
 struct Node {
     granted: i64,
-    /// The quota user's allocations on this node, from all processes.
+    /// The quota user's allocations on this node, in all of its processes.
     greedy: i64,
 }
 
@@ -57,7 +57,7 @@ impl Watch {
         Self { shared, thread: Some(thread) }
     }
 
-    /// Maximum allocations that one node granted within a second, excluding the quota user's.
+    /// Maximum number of allocations that one node granted within a second, excluding the quota user's.
     pub(super) fn most_in_a_second(&self) -> u64 {
         let of_node = |node: usize| {
             let grants = self.grants(node);
