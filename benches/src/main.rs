@@ -1,6 +1,5 @@
-//! Runs each case of [`codec`] and [`route`] [`CALLS`] times under valgrind, for `cargo xtask instructions`,
-//! which compares the counts with `budgets.toml`. Without valgrind it only checks that each case does what
-//! its name suggests.
+//! Runs each case of [`codec`] and [`route`] [`CALLS`] times under valgrind, for `cargo xtask instructions`, which compares the counts with
+//! `budgets.toml`. Without valgrind it only checks that each case does what its name suggests.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a command-line tool: its results go to standard output")]
@@ -36,9 +35,8 @@ impl Bench {
     }
 }
 
-/// The only function that valgrind counts, with a dump after each return; xtask knows its name. It is not
-/// inlined and is called through a pointer, so that there is only one copy and each case has the same few
-/// instructions of overhead.
+/// The only function that valgrind counts, with a dump after each return; xtask knows its name. It is not inlined and is called through a
+/// pointer, so that there is only one copy and each case has the same few instructions of overhead.
 #[inline(never)]
 fn turnpike_counted_region(calls: u32, body: &mut dyn FnMut()) {
     for _ in 0..calls {

@@ -20,8 +20,7 @@ pub(crate) struct Options {
     #[arg(long)]
     dry: bool,
 
-    /// Run only the tests of these modules, such as `newcomers`, and write only tables whose rows all come
-    /// from them [default: all]
+    /// Run only the tests of these modules, such as `newcomers`, and write only tables whose rows all come from them [default: all]
     #[arg(value_name = "MODULE")]
     modules: Vec<String>,
 
@@ -87,8 +86,8 @@ const DOCUMENT: &str = "docs/dev/reliability.md";
 /// Each has rows of its own in the table of peers. The kernel paths need root, and XDP also needs ethtool.
 const DATAPATHS: [&str; 6] = ["basic", "mmsg", "gso", "kernel", "xdp", "xdp-generic"];
 
-/// Runs the tests, and writes each table whose rows were all requested. Fails if a test fails. If no test
-/// failed but some could not run, prints those, leaves the document unchanged, and returns exit code 5.
+/// Runs the tests, and writes each table whose rows were all requested. Fails if a test fails. If no test failed but some could not run,
+/// prints those, leaves the document unchanged, and returns exit code 5.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let root = repository()?;
     let program = program(&root, options.program.as_deref())?;

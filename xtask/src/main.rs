@@ -122,8 +122,8 @@ fn target(repository: &Path) -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository.join("target"), PathBuf::from)
 }
 
-/// The current cargo, in the repository, without the variables that it set for this package: build scripts
-/// that depend on them (ring's) would run again, and everything that depends on those would be recompiled.
+/// The current cargo, in the repository, without the variables that it set for this package: build scripts that depend on them (ring's)
+/// would run again, and everything that depends on those would be recompiled.
 fn cargo(repository: &Path) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(repository);
@@ -134,8 +134,7 @@ fn cargo(repository: &Path) -> Command {
     command
 }
 
-/// Tests of the binary. Always builds the whole workspace, as ./test does, so that cargo compiles everything
-/// only once.
+/// Tests of the binary. Always builds the whole workspace, as ./test does, so that cargo compiles everything only once.
 fn trials(repository: &Path) -> Command {
     let mut command = cargo(repository);
     command.args(["test", "--quiet", "--workspace", "--locked", "--test", "trials"]);

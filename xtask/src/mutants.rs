@@ -1,5 +1,5 @@
-//! `cargo xtask mutants`: breaks one function at a time in `wire`, `turn` and `fleet`, and prints each change
-//! that no test of the crate notices. Takes minutes per file, and hours for all files.
+//! `cargo xtask mutants`: breaks one function at a time in `wire`, `turn` and `fleet`, and prints each change that no test of the crate
+//! notices. Takes minutes per file, and hours for all files.
 
 use std::{
     collections::BTreeSet,

@@ -25,8 +25,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let root = repository()?;
     let dir = root.join(&options.dir);
     let trees = PLACES.map(|place| dir.join(place));
-    // Makes both copies, with the same timestamp, before building, because the tree may change in the
-    // meantime.
+    // Makes both copies, with the same timestamp, before building, because the tree may change in the meantime.
     for tree in &trees {
         copy_of_the_tree(&root, tree)?;
     }

@@ -1,5 +1,5 @@
-//! `cargo xtask requirements`: checks that for each RFC requirement on a server there is a test, or an entry
-//! in docs/rfcs.md with the reason for a deviation.
+//! `cargo xtask requirements`: checks that for each RFC requirement on a server there is a test, or an entry in docs/rfcs.md with the
+//! reason for a deviation.
 //!
 //! ```text
 //! rfc ⇥ section ⇥ level ⇥ requirement ⇥ TARGET::module::test, …; rfcs.md: Entry
@@ -205,8 +205,7 @@ fn run_tests(tests: &BTreeSet<&str>) -> Result<BTreeMap<String, Outcome>, Failur
     Ok(outcomes)
 }
 
-/// Unit tests run in many programs, whose names are in a different stream from the results, so the tests are
-/// identified by their paths.
+/// Unit tests run in many programs, whose names are in a different stream from the results, so the tests are identified by their paths.
 fn relabelled(target: &str, said: &str) -> BTreeMap<String, Outcome> {
     let mut found = BTreeMap::new();
     read(said, &mut found);

@@ -1,6 +1,6 @@
-//! `cargo xtask upgrade-from`: upgrades a server and a forwarder under load from an earlier build to this
-//! one, back, and again. The earlier build is a given program, such as the last release, or is built from its
-//! commit in a separate work tree. Most crates are the same in both, so cargo reuses them.
+//! `cargo xtask upgrade-from`: upgrades a server and a forwarder under load from an earlier build to this one, back, and again. The earlier
+//! build is a given program, such as the last release, or is built from its commit in a separate work tree. Most crates are the same in
+//! both, so cargo reuses them.
 
 use std::{
     fs,

@@ -1,14 +1,13 @@
-//! Models of lock-free data shared between threads, built with loom, which runs threads in every interleaving
-//! that their memory orderings allow. The included files are the production sources: they import
-//! `crate::sync`, which re-exports the standard library in production and loom in this crate.
+//! Models of lock-free data shared between threads, built with loom, which runs threads in every interleaving that their memory orderings
+//! allow. The included files are the production sources: they import `crate::sync`, which re-exports the standard library in production and
+//! loom in this crate.
 //!
-//! Each function below is one model, run by a test of the same name. Keep models to two threads with a few
-//! operations each: more would produce too many interleavings to explore, and two threads are enough to
-//! reproduce each bug.
+//! Each function below is one model, run by a test of the same name. Keep models to two threads with a few operations each: more would
+//! produce too many interleavings to explore, and two threads are enough to reproduce each bug.
 //!
-//! loom (0.7) remembers only the last access of each atomic. It therefore misses interleavings in which a
-//! thread writes a value that it read earlier, if another thread read the atomic first. If two threads do
-//! different things to one atomic, the model runs twice, with the roles swapped.
+//! loom (0.7) remembers only the last access of each atomic. It therefore misses interleavings in which a thread writes a value that it
+//! read earlier, if another thread read the atomic first. If two threads do different things to one atomic, the model runs twice, with the
+//! roles swapped.
 #![cfg(not(test))] // The unit tests in the included files are not written for loom.
 #![forbid(unsafe_code)]
 #![allow(dead_code, reason = "a model uses only part of a file")]

@@ -1,5 +1,5 @@
-//! Experiments without a file: turns `lab ab --a CMD --b CMD -- WORKLOAD` and `lab profile CMD -- WORKLOAD` into the text of an experiment,
-//! which is then checked, recorded and repeated like any other.
+//! Experiments without a file: turns `lab ab --a CMD --b CMD -- WORKLOAD` and `lab profile CMD -- WORKLOAD`
+//! into the text of an experiment, which is then checked, recorded and repeated like any other.
 //!
 //! For known workloads (our generators and iperf3) the lab sets the duration, reads the result, starts the
 //! reflector and derives the readiness probe from the target address. Explicit options take precedence.
@@ -58,7 +58,8 @@ pub(crate) struct AdhocOptions {
     /// Format of the workload's result: turnpike, iperf3, none [default: by the program's name]
     #[arg(long, value_name = "F")]
     pub(crate) format: Option<String>,
-    /// `stdout`, or the file that the workload writes; {result} in its command expands to a file in the run's directory [default: stdout]
+    /// `stdout`, or the file that the workload writes; {result} in its command expands to a file in the run's
+    /// directory [default: stdout]
     #[arg(long, value_name = "WHERE")]
     pub(crate) result: Option<String>,
     /// Namespace where arriving datagrams count as delivered; may be repeated

@@ -1,6 +1,8 @@
-//! The builds that were measured: every file named in a command, with path, size, time and SHA-256, since a path alone does not identify a
-//! build. Programs are not run with `--version`, because a server that does not know the flag might start. Versions are only known for this
-//! program, and for services with a `version` command in the experiment.
+//! The builds that were measured: every file named in a command, with path, size, time and SHA-256, since a
+//! path alone does not identify a build.
+//!
+//! Programs are not run with `--version`, because a server that does not know the flag might start. Versions
+//! are only known for this program, and for services with a `version` command in the experiment.
 
 use std::{
     collections::BTreeMap,
@@ -131,7 +133,8 @@ impl BuildFile {
     }
 }
 
-/// File named by a word of a command: the first word is looked up as a shell would do, others may be paths, including after `=`.
+/// File named by a word of a command: the first word is looked up as a shell would do, others may be paths,
+/// including after `=`.
 fn file_of(word: &str, is_program: bool, directory: Option<&Path>) -> Option<PathBuf> {
     let at = |text: &str| {
         let path = directory.map_or_else(|| PathBuf::from(text), |directory| directory.join(text));

@@ -73,7 +73,8 @@ pub struct VoidLimits {
 }
 
 impl Default for VoidLimits {
-    /// Assumes a resolution of 5 %, of which 1 % stolen time is a fifth. 3 % of a core leaves room for kernel threads.
+    /// Assumes a resolution of 5 %, of which 1 % stolen time is a fifth. 3 % of a core leaves room for kernel
+    /// threads.
     fn default() -> Self {
         Self {
             late_p99_us: turnpike_measure::LATE_P99_US as f64,

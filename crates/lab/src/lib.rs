@@ -1,5 +1,7 @@
-//! Performance lab: runs programs under load, reads the system's counters, and judges the results. The lab is not linked with any server,
-//! so that it can measure any relay or forwarder. One half, reached through [`run`] or [`main`], starts programs and reads counters:
+//! Performance lab: runs programs under load, reads the system's counters, and judges the results.
+//!
+//! The lab is not linked with any server, so that it can measure any relay or forwarder. One half, reached
+//! through [`run`] or [`main`], starts programs and reads counters:
 //!
 //! ```text
 //! topology    namespaces joined by veth pairs, removed under all circumstances
@@ -24,12 +26,19 @@
 //!
 //! search::Search::next() ─▶ Trial ─▶ observe()   find-max, for several loss goals at the same time
 //! ```
-//! **Ratios.** A paired ratio is always candidate over baseline in the same round, kept as a logarithm until it is shown. The baseline is
-//! the experiment's first subject. The `metric` decides whether a ratio above 1 is good. **A/A.** `order::plan` gets one run more than
-//! there are subjects; the last one is the baseline again. Its rounds go into `RunRecord::aa` under the baseline's name. With two subjects,
-//! six rounds are a whole number of blocks. **Reliability.** In simulations with 8 % noise per run and a drift of 20 % (`truth.rs`), of
-//! 1,000 experiments of 96 rounds with equal subjects, 974 show no difference and 23 claim one. A 5 % slowdown is found in 88 % of the
-//! experiments with 96 rounds and in 97 % of those with 128. With 2 % noise, a sixteenth of the rounds gives the same result.
+//!
+//! **Ratios.** A paired ratio is always candidate over baseline in the same round, kept as a logarithm until
+//! it is shown. The baseline is the experiment's first subject. The `metric` decides whether a ratio above 1
+//! is good.
+//!
+//! **A/A.** `order::plan` gets one run more than there are subjects; the last one is the baseline again. Its
+//! rounds go into `RunRecord::aa` under the baseline's name. With two subjects, six rounds are a whole number
+//! of blocks.
+//!
+//! **Reliability.** In simulations with 8 % noise per run and a drift of 20 % (`truth.rs`), of 1,000
+//! experiments of 96 rounds with equal subjects, 974 show no difference and 23 claim one. A 5 % slowdown is
+//! found in 88 % of the experiments with 96 rounds and in 97 % of those with 128. With 2 % noise, a sixteenth
+//! of the rounds gives the same result.
 //!
 //! **Seeds.** One recorded seed determines the order of the runs and the bootstrap.
 #![forbid(unsafe_code)]

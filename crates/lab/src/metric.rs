@@ -1,5 +1,7 @@
-//! Metrics by name: unit, preferred direction, and the formulas of derived metrics. Names are stable, because records are compared years
-//! later. Metrics not listed here can be recorded too; their verdicts are *higher* or *lower* instead of *faster* or *slower*.
+//! Metrics by name: unit, preferred direction, and the formulas of derived metrics.
+//!
+//! Names are stable, because records are compared years later. Metrics not listed here can be recorded too;
+//! their verdicts are *higher* or *lower* instead of *faster* or *slower*.
 
 use std::collections::BTreeMap;
 
@@ -135,8 +137,9 @@ pub(crate) fn direction(name: &str) -> Preference {
 
 /// Returns true if a run whose generator fell behind still counts for this metric.
 ///
-/// Lateness changes the offered load and its timing, and with it all rates, losses and latencies. The subject's cost *per delivered
-/// datagram* is unaffected: it is measured at the subject's CPU and at the far ends, over the same window.
+/// Lateness changes the offered load and its timing, and with it all rates, losses and latencies. The
+/// subject's cost *per delivered datagram* is unaffected: it is measured at the subject's CPU and at the far
+/// ends, over the same window.
 pub(crate) fn survives_lateness(name: &str) -> bool {
     [
         CPU_US_PER_PACKET,

@@ -1,8 +1,9 @@
 //! Order of the subjects within each round, drawn from a recorded seed and balanced.
 //!
-//! Machines drift (heat, page cache, neighbours), so no subject may always come first, or always follow the same other subject. Rounds come
-//! in blocks; within a block each subject takes each position and follows each other subject equally often (a Williams square). The choice
-//! of square and the order of its rows are random.
+//! Machines drift (heat, page cache, neighbours), so no subject may always come first, or always follow the
+//! same other subject. Rounds come in blocks; within a block each subject takes each position and follows
+//! each other subject equally often (a Williams square). The choice of square and the order of its rows are
+//! random.
 
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
@@ -26,7 +27,8 @@ pub fn plan(seed: u64, subjects: usize, rounds: u32) -> Vec<Vec<usize>> {
     plan
 }
 
-/// Balanced block of `subjects` rounds, or of twice as many if the number is odd, because the mirror image is then needed too.
+/// Balanced block of `subjects` rounds, or of twice as many if the number is odd, because the mirror image is
+/// then needed too.
 fn block(rng: &mut ChaCha8Rng, subjects: usize) -> Vec<Vec<usize>> {
     let mut names: Vec<usize> = (0..subjects).collect();
     names.shuffle(rng);
@@ -43,7 +45,8 @@ fn block(rng: &mut ChaCha8Rng, subjects: usize) -> Vec<Vec<usize>> {
     rows
 }
 
-/// 0, 1, n-1, 2, n-2, …: the differences of consecutive values take every value modulo n, which balances the square.
+/// 0, 1, n-1, 2, n-2, …: the differences of consecutive values take every value modulo n, which balances the
+/// square.
 fn zigzag(n: usize) -> Vec<usize> {
     (0..n).map(|i| if i % 2 == 1 { i.div_ceil(2) } else { (n - i / 2) % n }).collect()
 }

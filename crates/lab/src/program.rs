@@ -1,5 +1,5 @@
-//! A running program in a process group of its own. It is terminated by its process ID, and by a mark in the environment that also finds
-//! its descendants, including daemons.
+//! A running program in a process group of its own. It is terminated by its process ID, and by a mark in the
+//! environment that also finds its descendants, including daemons.
 
 use std::{
     ffi::OsStr,
@@ -16,8 +16,8 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::{error::LabError, exit_excerpt};
 
-/// Environment variable set for every process that the lab starts. The name avoids the prefix of `turnpike serve`, which warns about
-/// unknown variables.
+/// Environment variable set for every process that the lab starts. The name avoids the prefix of `turnpike
+/// serve`, which warns about unknown variables.
 pub(crate) const MARK: &str = "TPLAB";
 
 const GRACE: Duration = Duration::from_secs(2);
@@ -133,7 +133,8 @@ impl ChildProgram {
         }
     }
 
-    /// Waits until this perf process has opened its counters: if interrupted earlier, it would not write a result.
+    /// Waits until this perf process has opened its counters: if interrupted earlier, it would not write a
+    /// result.
     pub(crate) fn await_counters(&mut self, patience: Duration) {
         let deadline = Instant::now() + patience;
         let descriptors = format!("/proc/{}/fd", self.pid());

@@ -1,6 +1,7 @@
 //! Record of a run: everything needed to judge it again, to repeat it, and to decide what it can be compared
-//! with. A directory contains `record.json`, the source of truth, and `report.html`, which is generated from
-//! it.
+//! with.
+//!
+//! A directory contains `record.json`, the source of truth, and `report.html`, which is generated from it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,7 +19,8 @@ use crate::stats;
 /// field.
 pub(crate) const FORMAT: u32 = 1;
 
-/// Maximum relative difference between equally loaded runs. A generator that only falls behind at times stays far below it.
+/// Maximum relative difference between equally loaded runs. A generator that only falls behind at times stays
+/// far below it.
 const SAME_LOAD: f64 = 0.05;
 
 pub(crate) const FILE: &str = "record.json";
@@ -138,7 +140,8 @@ pub struct RecordedExperiment {
 #[serde(default, deny_unknown_fields)]
 pub struct VerdictRules {
     pub min_rounds: u32,
-    /// Smallest relevant relative difference (0.05 is 5 %); the verdict *no difference shown* needs a narrower interval.
+    /// Smallest relevant relative difference (0.05 is 5 %); the verdict *no difference shown* needs a
+    /// narrower interval.
     pub resolution: f64,
     pub need_noise_floor: bool,
     pub max_voided: f64,
@@ -283,9 +286,10 @@ impl RunRecord {
         self.rounds.iter().flat_map(|round| round.metrics.keys()).map(String::as_str).collect()
     }
 
-    /// Returns true if a run counts for a metric: if it is not void, or if only the generator fell behind and the metric
-    /// [survives](metric::survives_lateness) this. In the latter case its load must equal that of the other runs, because the cost per
-    /// datagram depends on the load, and lateness in one subject's runs must not decide the verdict.
+    /// Returns true if a run counts for a metric: if it is not void, or if only the generator fell behind and
+    /// the metric [survives](metric::survives_lateness) this. In the latter case its load must equal that of
+    /// the other runs, because the cost per datagram depends on the load, and lateness in one subject's runs
+    /// must not decide the verdict.
     pub fn counts(&self, round: &Round, metric: &str) -> bool {
         match &round.voided {
             None => true,

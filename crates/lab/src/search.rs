@@ -1,4 +1,5 @@
-//! find-max: finds the highest offered rate whose loss stays within a goal, for several goals at the same time, despite noise.
+//! find-max: finds the highest offered rate whose loss stays within a goal, for several goals at the same
+//! time, despite noise.
 //!
 //! Based on MLRsearch (RFC 9971, previously draft-ietf-bmwg-mlrsearch). Every trial at a rate counts for
 //! every goal. A rate becomes a *lower bound* of a goal when at most half of the trial time exceeded the
@@ -37,7 +38,8 @@ pub(crate) struct SearchSettings {
     pub(crate) max_pps: u64,
     /// Loss goals as ratios: 0.001 is 0.1 %.
     pub(crate) goals: Vec<f64>,
-    /// Relative width of the result; at least the largest goal, because otherwise the results of two goals could change places.
+    /// Relative width of the result; at least the largest goal, because otherwise the results of two goals
+    /// could change places.
     pub(crate) width: f64,
     pub(crate) short_s: f64,
     pub(crate) long_s: f64,
@@ -191,7 +193,8 @@ pub(crate) struct Search {
     tried: BTreeMap<u64, Vec<TriedRate>>,
     /// Void trials by rate and goal.
     voids: BTreeMap<(u64, usize), u32>,
-    /// For each goal, the lowest rate that the generator cannot reach, and the rate that it reached instead, if known.
+    /// For each goal, the lowest rate that the generator cannot reach, and the rate that it reached instead,
+    /// if known.
     ceilings: Vec<Option<(u64, Option<f64>)>>,
     trials: usize,
     /// Earlier phases are not resumed, even if a later trial casts doubt on one of their bounds.
@@ -266,8 +269,8 @@ impl Search {
         self.take(sent, received, false);
     }
 
-    /// Records a trial whose generator fell behind. It counts for goals that it met, because bursts are harder than an even stream;
-    /// otherwise it is void.
+    /// Records a trial whose generator fell behind. It counts for goals that it met, because bursts are
+    /// harder than an even stream; otherwise it is void.
     pub(crate) fn observe_late(&mut self, sent: u64, received: u64) {
         self.take(sent, received, true);
     }
@@ -464,7 +467,8 @@ impl Search {
         (lower, upper.into_iter().chain(ceiling).min())
     }
 
-    /// Finds the smallest upper bound and the largest lower bound below it. A lossless trial above it counts as luck.
+    /// Finds the smallest upper bound and the largest lower bound below it. A lossless trial above it counts
+    /// as luck.
     fn bounds(&self, phase: usize, goal: usize) -> (Option<u64>, Option<u64>) {
         let mut lower = None;
         for &rate in self.tried.keys() {
@@ -477,9 +481,10 @@ impl Search {
         (lower, None)
     }
 
-    /// Classifies a rate for a goal by its trials; `None` while further trials could change the result. Trials shorter than those of the
-    /// phase count only against the rate, and only by the excess of lossy over good ones, because a short trial has less time to lose
-    /// anything.
+    /// Classifies a rate for a goal by its trials; `None` while further trials could change the result.
+    ///
+    /// Trials shorter than those of the phase count only against the rate, and only by the excess of lossy
+    /// over good ones, because a short trial has less time to lose anything.
     fn classify(&self, phase: usize, goal: usize, rate: u64) -> Option<RateBound> {
         let (phase, max_loss) = (&self.phases[phase], self.settings.goals[goal]);
         let trials = self.tried.get(&rate)?;

@@ -1,12 +1,17 @@
-//! Paired statistics over rounds: the difference between B and A, its uncertainty, and the difference between two runs of A.
+//! Paired statistics over rounds: the difference between B and A, its uncertainty, and the difference between
+//! two runs of A.
 //!
-//! The unit is one *round*: both subjects ran in it, close in time, so influences of the machine cancel out in `ln(b / a)`. Over the rounds
-//! we take the median (a single bad round must not decide) and a bootstrap interval. **Choice of interval.** We use the percentile interval
-//! of the bootstrapped median, with tails widened for small samples (Hesterberg 2015, "What Teachers Should Know About the Bootstrap",
-//! *expanded percentile*). A plain percentile interval is too narrow by about the factor `sqrt((n-1)/n) · z/t`; in simulations with seven
-//! rounds it missed the truth 12 times in 100 instead of 5. BCa is no alternative: its acceleration comes from a jackknife, and the
-//! jackknife of a median has only two or three distinct values (Efron and Tibshirani 1993, chapter 11), so at these sample sizes it
-//! corrects noise by noise. The tests below measure the coverage.
+//! The unit is one *round*: both subjects ran in it, close in time, so influences of the machine cancel out
+//! in `ln(b / a)`. Over the rounds we take the median (a single bad round must not decide) and a bootstrap
+//! interval.
+//!
+//! **Choice of interval.** We use the percentile interval of the bootstrapped median, with tails widened for
+//! small samples (Hesterberg 2015, "What Teachers Should Know About the Bootstrap", *expanded percentile*). A
+//! plain percentile interval is too narrow by about the factor `sqrt((n-1)/n) · z/t`; in simulations with
+//! seven rounds it missed the truth 12 times in 100 instead of 5. BCa is no alternative: its acceleration
+//! comes from a jackknife, and the jackknife of a median has only two or three distinct values (Efron and
+//! Tibshirani 1993, chapter 11), so at these sample sizes it corrects noise by noise. The tests below measure
+//! the coverage.
 
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -95,7 +100,8 @@ impl Estimate {
         ConfidenceInterval { low: self.log_interval.low.exp(), high: self.log_interval.high.exp() }
     }
 
-    /// Confidence level of the interval: 0.95, or less if there are fewer than [`ROUNDS_FOR_95_PERCENT`] rounds.
+    /// Confidence level of the interval: 0.95, or less if there are fewer than [`ROUNDS_FOR_95_PERCENT`]
+    /// rounds.
     pub(crate) fn confidence(&self) -> f64 {
         if self.rounds >= ROUNDS_FOR_95_PERCENT { 0.95 } else { 1.0 - 2.0_f64.powi(1 - small(self.rounds)) }
     }
@@ -113,7 +119,8 @@ impl Estimate {
         self.mad * MAD_TO_SIGMA
     }
 
-    /// Effect in units of one round's noise; an effect of 0.2 needs hundreds of rounds to show, one of 2 shows in each.
+    /// Effect in units of one round's noise; an effect of 0.2 needs hundreds of rounds to show, one of 2
+    /// shows in each.
     pub(crate) fn effect_size(&self) -> f64 {
         if self.log_ratio == 0.0 { 0.0 } else { self.log_ratio / self.sigma() }
     }
@@ -131,15 +138,17 @@ pub(crate) fn median_interval(values: &[f64], seed: u64) -> Option<(f64, Confide
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct NoiseFloor {
     pub(crate) rounds: usize,
-    /// Median of the A/A log-ratios. If it is far from 0, one of the baseline's two runs is systematically favoured.
+    /// Median of the A/A log-ratios. If it is far from 0, one of the baseline's two runs is systematically
+    /// favoured.
     pub(crate) log_ratio: f64,
     pub(crate) level: f64,
 }
 
 impl NoiseFloor {
-    /// Computes the floor from the log-ratios between the baseline's runs; `None` if there are none. The level is half the width of their
-    /// interval, which is the effect of chance on the median of that many rounds; it is at least the absolute value of the median, which
-    /// may be a bias.
+    /// Computes the floor from the log-ratios between the baseline's runs; `None` if there are none.
+    ///
+    /// The level is half the width of their interval, which is the effect of chance on the median of that
+    /// many rounds; it is at least the absolute value of the median, which may be a bias.
     pub(crate) fn new(log_ratios: &[f64], seed: u64) -> Option<Self> {
         let itself = Estimate::new(log_ratios, seed)?;
         let level = itself.half_width().max(itself.log_ratio.abs());
@@ -221,7 +230,8 @@ fn draw_below(n: usize, rng: &mut ChaCha8Rng) -> usize {
     index
 }
 
-/// Number of resamples to cut off at each end: a share of `Φ(-sqrt(n/(n-1)) · t(0.975, n-1))` instead of 2.5 %.
+/// Number of resamples to cut off at each end: a share of `Φ(-sqrt(n/(n-1)) · t(0.975, n-1))` instead of 2.5
+/// %.
 fn cut_off(n: usize) -> usize {
     let degrees = n.saturating_sub(1) as f64;
     // Fewer than two values have no distribution; nothing is cut off.

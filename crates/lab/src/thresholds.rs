@@ -274,7 +274,8 @@ mod tests {
 
     const METRIC: &str = "packets_per_busy_s";
 
-    /// Record in which the ratio of `new` to `old` fluctuates by `noise` around `ratio`, and the baseline by a tenth of that.
+    /// Record in which the ratio of `new` to `old` fluctuates by `noise` around `ratio`, and the baseline by
+    /// a tenth of that.
     fn samples(ratio: f64, noise: f64) -> RunRecord {
         let wobble = |i: usize| noise * [0.3, -1.0, 0.7, 0.0, -0.4, 1.0, -0.8, 0.1][i % 8];
         let values: Vec<_> = (0..8)

@@ -1,5 +1,7 @@
-//! Verdicts: faster, slower, no difference shown, or cannot tell. Verdicts are conservative: they need enough rounds, a noise floor from
-//! the same run, an interval that excludes 1 *and* an effect above the floor. A generator that fell behind, stolen CPU time or a failed
+//! Verdicts: faster, slower, no difference shown, or cannot tell.
+//!
+//! Verdicts are conservative: they need enough rounds, a noise floor from the same run, an interval that
+//! excludes 1 *and* an effect above the floor. A generator that fell behind, stolen CPU time or a failed
 //! subject prevents a verdict.
 
 use std::{collections::BTreeSet, fmt};
@@ -123,7 +125,8 @@ impl Evidence {
 }
 
 impl MetricVerdict {
-    /// Improvement: values above 1 are better, whatever the metric's direction. `None` if there is no estimate.
+    /// Improvement: values above 1 are better, whatever the metric's direction. `None` if there is no
+    /// estimate.
     pub(crate) fn gain(&self) -> Option<f64> {
         let ratio = self.estimate?.ratio();
         Some(if metric::direction(&self.metric) == Preference::Lower { 1.0 / ratio } else { ratio })

@@ -90,7 +90,8 @@ fn cpu_and_bytes_of_a_stream_agree_with_iperf3_within_five_percent() {
     needs!("iperf3");
     let directory = Dir::new();
     let path = directory.at("stream.toml");
-    // The server is the subject and is idle except for the test; the whole run is measured, so that both cover the same time.
+    // The server is the subject and is idle except for the test; the whole run is measured, so that both
+    // cover the same time.
     let text = r#"
 name = "stream"
 metric = "subject_cpu_s"
@@ -140,8 +141,8 @@ fn cpu_of_the_subject_agrees_with_perf_stat() {
     let directory = Dir::new();
     let out = directory.at("out");
     let csv = directory.at("perf.csv");
-    // Half busy, half asleep, in user space and in the kernel, and only while perf is counting, so that both see all of it. The amount of
-    // work is fixed, however busy the machine is.
+    // Half busy, half asleep, in user space and in the kernel, and only while perf is counting, so that both
+    // see all of it. The amount of work is fixed, however busy the machine is.
     let burn = "import os,sys,time
 open(sys.argv[1],'w').write(str(os.getpid()))
 print('ready', flush=True)

@@ -1,5 +1,4 @@
-//! Runs a test in a process of its own, with its own descriptors, memory or namespaces: the test program
-//! starts itself again for that test.
+//! Runs a test in a process of its own, with its own descriptors, memory or namespaces: the test program starts itself again for that test.
 
 use std::{
     env,
@@ -14,8 +13,8 @@ pub fn in_own_process(test: &str, body: impl FnOnce()) {
     again(test, &[], body);
 }
 
-/// Like [`in_own_process`], with at most `most` descriptors (RLIMIT_NOFILE), which neither the process nor
-/// its children can raise. Skips the test with a reason if that is not possible on this machine.
+/// Like [`in_own_process`], with at most `most` descriptors (RLIMIT_NOFILE), which neither the process nor its children can raise. Skips
+/// the test with a reason if that is not possible on this machine.
 pub fn with_descriptors(test: &str, most: u32, body: impl FnOnce()) {
     // Root can raise every limit unless it drops the capability.
     let script = format!(
@@ -29,14 +28,13 @@ pub fn with_descriptors(test: &str, most: u32, body: impl FnOnce()) {
     again(test, &launcher, body);
 }
 
-/// Like [`in_own_process`], in new namespaces; `kinds` are option letters of unshare(1). Skips the test with
-/// a reason if `probe` fails in the namespaces.
+/// Like [`in_own_process`], in new namespaces; `kinds` are option letters of unshare(1). Skips the test with a reason if `probe` fails in
+/// the namespaces.
 pub fn in_namespaces(test: &str, kinds: &str, probe: &[&str], body: impl FnOnce()) {
     if is_inside(test) {
         return body();
     }
-    // A user namespace needs no privileges but is often forbidden in containers, where root can do without
-    // one.
+    // A user namespace needs no privileges but is often forbidden in containers, where root can do without one.
     let flags = [format!("-{kinds}"), format!("-r{kinds}")];
     match flags.iter().find(|flags| works(&["unshare", flags], probe)) {
         Some(flags) => again(test, &["unshare", flags], body),

@@ -1,5 +1,5 @@
-//! Database servers for tests, each with a directory and port of its own, stopped on drop. A proxy in front
-//! of a server makes it slow, silent or unreachable.
+//! Database servers for tests, each with a directory and port of its own, stopped on drop. A proxy in front of a server makes it slow,
+//! silent or unreachable.
 
 use std::{
     fs,
@@ -269,8 +269,7 @@ impl Server {
     }
 
     pub fn stop(&mut self) {
-        // SIGINT is PostgreSQL's fast shutdown (SIGKILL would leave shared memory behind); the others stop on
-        // SIGTERM.
+        // SIGINT is PostgreSQL's fast shutdown (SIGKILL would leave shared memory behind); the others stop on SIGTERM.
         self.signal(if self.kind == Kind::Postgres { "INT" } else { "TERM" });
         self.ends();
     }

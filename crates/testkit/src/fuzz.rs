@@ -16,8 +16,7 @@ const SEEDS: &str = "TURNPIKE_FUZZ_SEEDS";
 
 pub const FILES: [&str; 3] = ["captured.hex", "found.hex", "faults.hex"];
 
-/// Runs a target: `check` panics on an input that reveals a bug. `seeds` are a few good inputs that cover a
-/// lot of code.
+/// Runs a target: `check` panics on an input that reveals a bug. `seeds` are a few good inputs that cover a lot of code.
 pub fn target(name: &str, seeds: impl FnOnce() -> Vec<Vec<u8>>, check: impl Fn(&[u8]) + RefUnwindSafe) {
     if let Some(file) = env::var_os(SEEDS) {
         fs::write(&file, lines(&seeds())).unwrap_or_else(|error| panic!("{}: {error}", file.display()));

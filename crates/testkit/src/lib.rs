@@ -1,5 +1,5 @@
-//! Helpers for tests of several crates; never linked into turnpike itself. A function panics if its test
-//! fails, and returns an error with the reason if the test cannot run on this machine.
+//! Helpers for tests of several crates; never linked into turnpike itself. A function panics if its test fails, and returns an error with
+//! the reason if the test cannot run on this machine.
 #![forbid(unsafe_code)]
 
 pub mod alone;

@@ -1,7 +1,6 @@
 //! Confusing names that a user might choose.
 
-/// Names, and how they appear in log lines, tables and pages. Servers accept all of them except the one that
-/// is not valid UTF-8.
+/// Names, and how they appear in log lines, tables and pages. Servers accept all of them except the one that is not valid UTF-8.
 pub const CORPUS: &[(&str, &str)] = &[
     ("alice", "alice"),
     ("müller 李 مها", "müller 李 مها"),

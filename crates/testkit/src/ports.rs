@@ -18,8 +18,8 @@ const FIRST: u16 = 10_000;
 /// Even ports, so that the next one is free too, as for RTP and RTCP.
 const PAIRS: u32 = 5_000;
 
-/// An even port that is free at `ip` for UDP and TCP. Until the process ends, no other test or test program
-/// in the network namespace gets it.
+/// An even port that is free at `ip` for UDP and TCP. Until the process ends, no other test or test program in the network namespace gets
+/// it.
 pub fn free_port(ip: IpAddr) -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     eventually("a free port", || {

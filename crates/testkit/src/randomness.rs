@@ -1,6 +1,5 @@
-//! Statistical tests for unpredictable values: identifiers, tokens, cookies. They detect broken generators
-//! (constant, counting, biased, with a short period), but not weak ones, which no statistical test can
-//! detect.
+//! Statistical tests for unpredictable values: identifiers, tokens, cookies. They detect broken generators (constant, counting, biased,
+//! with a short period), but not weak ones, which no statistical test can detect.
 //!
 //! A good generator exceeds the threshold of each comparison less than once in 10^13 times. With the few hundred comparisons of one
 //! call, a false alarm is less likely than 10^-9.
@@ -13,8 +12,7 @@ pub const SAMPLES: usize = 4096;
 /// Standard deviations of the normal distribution; two-sided probability 8e-14.
 const FAR: f64 = 7.5;
 
-/// Tests samples of equal length. Only bits that are set in `mask` must be random. If there are at least 56
-/// of them, no sample may repeat.
+/// Tests samples of equal length. Only bits that are set in `mask` must be random. If there are at least 56 of them, no sample may repeat.
 pub fn judge(samples: &[Vec<u8>], mask: &[u8]) -> Result<(), String> {
     assert!(samples.len() >= SAMPLES, "{} samples", samples.len());
     let masked: Vec<Vec<u8>> = samples

@@ -1,5 +1,5 @@
-//! Hand-written STUN messages (RFC 8489 section 5) and a client: an independent oracle that shares no code
-//! with turnpike and can send invalid messages.
+//! Hand-written STUN messages (RFC 8489 section 5) and a client: an independent oracle that shares no code with turnpike and can send
+//! invalid messages.
 
 mod client;
 mod message;
@@ -28,8 +28,7 @@ pub mod kind {
     pub const CONNECTION_ATTEMPT: u16 = 0x001C;
 }
 
-/// Attribute types (RFC 8489 section 18.3, RFC 8656 section 18, RFC 5780 section 7, RFC 6062 section 6.2, RFC
-/// 8016 section 4.1).
+/// Attribute types (RFC 8489 section 18.3, RFC 8656 section 18, RFC 5780 section 7, RFC 6062 section 6.2, RFC 8016 section 4.1).
 pub mod attribute {
     pub const CHANGE_REQUEST: u16 = 0x0003;
     pub const USERNAME: u16 = 0x0006;
@@ -133,8 +132,7 @@ fn length(bytes: &[u8]) -> u16 {
 mod tests {
     use super::*;
 
-    /// Based on RFC 5769 section 2.3 with another transaction ID: only the port and the first four bytes of
-    /// the mask are the same.
+    /// Based on RFC 5769 section 2.3 with another transaction ID: only the port and the first four bytes of the mask are the same.
     #[test]
     fn xor_address_matches_the_test_vector() {
         let value = [0, 1, 0xA1, 0x47, 0xE1, 0x12, 0xA6, 0x43];

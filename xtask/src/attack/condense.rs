@@ -49,8 +49,7 @@ pub(super) fn witness(rows: &[String]) -> Vec<String> {
     merged.collect()
 }
 
-/// Rows of the table `newcomers`: one for each client and transport, with the ranges of its figures over
-/// realms, rates and networks.
+/// Rows of the table `newcomers`: one for each client and transport, with the ranges of its figures over realms, rates and networks.
 pub(super) fn newcomers(rows: &[String]) -> Vec<String> {
     let groups = grouped(rows, |cells| {
         let at = cells.len().min(3);

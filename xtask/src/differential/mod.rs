@@ -1,6 +1,5 @@
-//! `cargo xtask differential`: sends random sequences of STUN and TURN messages to turnpike, coturn and pion.
-//! Each difference is either known, with its RFC section, or reported with the shortest sequence that shows
-//! it.
+//! `cargo xtask differential`: sends random sequences of STUN and TURN messages to turnpike, coturn and pion. Each difference is either
+//! known, with its RFC section, or reported with the shortest sequence that shows it.
 //!
 //! ```text
 //! generate ─▶ session, one for each server ─▶ compare ─▶ known ─▶ repeat with longer timeouts ─▶ reduce ─▶ report

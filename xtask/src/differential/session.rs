@@ -1,8 +1,8 @@
 //! Runs one sequence against one server and records the observations of clients and peers in each step.
 //!
-//! After each step the clients send Binding requests: once two of those are answered, everything that a
-//! server sends immediately has arrived. Application data takes another path, and coturn has a separate
-//! thread for a client's first signed request, so for both there is also a timeout.
+//! After each step the clients send Binding requests: once two of those are answered, everything that a server sends immediately has
+//! arrived. Application data takes another path, and coturn has a separate thread for a client's first signed request, so for both there is
+//! also a timeout.
 
 use std::{
     io,
@@ -91,8 +91,7 @@ pub(super) struct Sent {
 impl<'a> Session<'a> {
     fn new(sequence: &Sequence, server: &'a Server, lane: usize, patience: Patience) -> io::Result<Self> {
         let [high, low] = u16::try_from(lane).unwrap_or_default().to_be_bytes();
-        // The servers are in 127.0/16; the lane's bits are in the second and third byte, which leaves the
-        // last byte to the peers.
+        // The servers are in 127.0/16; the lane's bits are in the second and third byte, which leaves the last byte to the peers.
         let near = Ipv4Addr::new(127, 64 + high, low, 1);
         let far = Ipv4Addr::new(127, 64 + high, low, 2);
         let mut addresses: Vec<(Peer, IpAddr)> =

@@ -1,6 +1,5 @@
-//! `cargo xtask faults`: injects one fault at a time while clients are on calls, and tabulates the effects.
-//! The rows are tests of the binary (crates/trials/tests/faults), run in sequence with the release build.
-//! Rows of fleet faults have a table of their own.
+//! `cargo xtask faults`: injects one fault at a time while clients are on calls, and tabulates the effects. The rows are tests of the
+//! binary (crates/trials/tests/faults), run in sequence with the release build. Rows of fleet faults have a table of their own.
 
 mod fleet;
 mod table;
@@ -31,9 +30,8 @@ pub(crate) struct Options {
     #[arg(long)]
     markdown: bool,
 
-    /// Write the rows into the tables of docs/dev/reliability.md, keeping rows that did not run, and of
-    /// docs/dev/fleet-faults.md, which requires that all of its rows run; writes nothing if a row is broken,
-    /// void or skipped
+    /// Write the rows into the tables of docs/dev/reliability.md, keeping rows that did not run, and of docs/dev/fleet-faults.md, which
+    /// requires that all of its rows run; writes nothing if a row is broken, void or skipped
     #[arg(long)]
     write: bool,
 

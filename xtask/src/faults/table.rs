@@ -122,8 +122,8 @@ impl Table {
         (!has_all).then_some("a row is broken, void or was skipped, so no table is written")
     }
 
-    /// Writes the rows into their documents. Either all or none of the rows of fleet faults must have run.
-    /// Other rows that have not run stay unchanged if they are in `all`.
+    /// Writes the rows into their documents. Either all or none of the rows of fleet faults must have run. Other rows that have not run
+    /// stay unchanged if they are in `all`.
     pub(super) fn write(&self, repository: &Path, all: &[&str]) -> Result<(), Failure> {
         let of_fleets = self.of_fleets();
         if !of_fleets.is_empty() {

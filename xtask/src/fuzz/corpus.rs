@@ -55,8 +55,8 @@ pub(super) fn add_fault(file: &Path, why: &str, input: &[u8]) -> Result<(), Fail
     Ok(writeln!(file, "# {}\n{}", why.replace('\n', " "), hex::encode(input))?)
 }
 
-/// Replaces the contents of a directory with all inputs of a target, its own seeds first. Returns their
-/// number, or `None` if the test is skipped.
+/// Replaces the contents of a directory with all inputs of a target, its own seeds first. Returns their number, or `None` if the test is
+/// skipped.
 pub(super) fn unpack(
     places: &Places,
     target: &Target,

@@ -1,6 +1,5 @@
-//! Code coverage of a set of inputs from libFuzzer's own counters: its merge records which input first
-//! reached each counter, the program contains a table of all counters, and its debug information maps them to
-//! lines. So no tool has to match the compiler's version.
+//! Code coverage of a set of inputs from libFuzzer's own counters: its merge records which input first reached each counter, the program
+//! contains a table of all counters, and its debug information maps them to lines. So no tool has to match the compiler's version.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -111,8 +110,7 @@ pub(super) fn places(program: &Path, scratch: &Path) -> Result<Vec<Option<(Strin
     Err("neither llvm-symbolizer nor addr2line is installed".into())
 }
 
-/// Addresses in the program's table of counters, which consists of pairs of an address and flags and is
-/// linked without relocation.
+/// Addresses in the program's table of counters, which consists of pairs of an address and flags and is linked without relocation.
 fn table(program: &Path) -> Result<Vec<u64>, Failure> {
     let bytes = fs::read(program)?;
     let elf = ElfFile::parse(&*bytes)?;

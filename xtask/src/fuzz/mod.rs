@@ -40,8 +40,7 @@ pub(crate) struct Options {
     /// Minutes per target
     #[arg(long, default_value_t = 1, value_name = "N")]
     minutes: u32,
-    /// Instead of fuzzing, measure the code that committed inputs reach, and write the coverage and the cost
-    /// into docs/dev/reliability.md
+    /// Instead of fuzzing, measure the code that committed inputs reach, and write the coverage and the cost into docs/dev/reliability.md
     #[arg(long, conflicts_with_all = ["minutes", "seeds"])]
     coverage: bool,
     /// Instead of fuzzing, take seeds from captures of real clients (tcpdump -w FILE)
@@ -201,8 +200,7 @@ fn reason(log: &str) -> Option<String> {
     Some(told.join(" ").chars().take(300).collect())
 }
 
-/// Shortens machine-specific paths: a file of a package to the path from the package's directory, any other
-/// to its name.
+/// Shortens machine-specific paths: a file of a package to the path from the package's directory, any other to its name.
 fn without_machine(word: &str) -> String {
     let path = word.trim_start_matches(['"', '\'', '(']);
     let quote = &word[..word.len() - path.len()];

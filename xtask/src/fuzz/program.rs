@@ -12,8 +12,8 @@ use serde::Deserialize;
 use super::targets::Target;
 use crate::Failure;
 
-/// Flags that make bolero link libFuzzer, add coverage counters with a pass of the stable compiler, and
-/// disable the relocation of addresses, which the coverage report needs.
+/// Flags that make bolero link libFuzzer, add coverage counters with a pass of the stable compiler, and disable the relocation of
+/// addresses, which the coverage report needs.
 const FLAGS: [&str; 8] = [
     "--cfg=fuzzing",
     "--cfg=fuzzing_libfuzzer",
@@ -156,8 +156,7 @@ pub(super) fn command(target: &Target, program: &Path, directory: &Path) -> Comm
 
 const MEMORY: &str = "/dev/shm";
 
-/// Command for fuzzing with libFuzzer's arguments. Temporary files go to memory, because some targets write
-/// many.
+/// Command for fuzzing with libFuzzer's arguments. Temporary files go to memory, because some targets write many.
 pub(super) fn fuzzing(target: &Target, program: &Path, directory: &Path, arguments: &[String]) -> Command {
     let mut command = command(target, program, directory);
     command.env("TURNPIKE_FUZZ", "1").env("BOLERO_LIBFUZZER_ARGS", arguments.join(" "));

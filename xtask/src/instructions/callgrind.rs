@@ -9,13 +9,12 @@ use std::{
 
 use crate::Failure;
 
-/// Function of `benches` whose instructions are counted. Fully qualified, because valgrind 3.19 supports a
-/// wildcard pattern in one of the two options, but not in both.
+/// Function of `benches` whose instructions are counted. Fully qualified, because valgrind 3.19 supports a wildcard pattern in one of the
+/// two options, but not in both.
 const REGION: &str = "instructions::turnpike_counted_region";
 
-/// Number of runs, of which the minimum is used. Hash tables are seeded at random, and one seed in thirty
-/// causes enough collisions for 5 to 10 % more instructions; a worse hash function would cause them with
-/// every seed.
+/// Number of runs, of which the minimum is used. Hash tables are seeded at random, and one seed in thirty causes enough collisions for 5 to
+/// 10 % more instructions; a worse hash function would cause them with every seed.
 const RUNS: usize = 3;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,9 +95,8 @@ fn per_call(instructions: u64, calls: u64) -> u64 {
     (instructions + calls / 2) / calls
 }
 
-/// Instructions executed in each object file, excluding callees in other files: the self costs of the
-/// "Callgrind Format Specification" (valgrind's manual), summed by `ob=`. They must add up to the dump's own
-/// total.
+/// Instructions executed in each object file, excluding callees in other files: the self costs of the "Callgrind Format Specification"
+/// (valgrind's manual), summed by `ob=`. They must add up to the dump's own total.
 fn costs_by_object(dump: &str) -> Result<BTreeMap<String, u64>, Failure> {
     let mut names: BTreeMap<&str, &str> = BTreeMap::new();
     let mut costs: BTreeMap<String, u64> = BTreeMap::new();

@@ -126,8 +126,7 @@ impl Kernel {
         Ok(Self { architecture, image, modules })
     }
 
-    /// Runs the guest with `root` and `programs` until it powers off. The console goes to `log`; `dir` is for
-    /// a temporary file.
+    /// Runs the guest with `root` and `programs` until it powers off. The console goes to `log`; `dir` is for a temporary file.
     pub(super) fn boot(
         &self,
         root: &Root,

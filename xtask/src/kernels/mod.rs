@@ -1,6 +1,5 @@
-//! `cargo xtask kernels`: boots Debian's kernels in virtual machines, relays on each data path, runs
-//! kernel-dependent tests, and prints a table of each kernel's features. Needs root only to install programs,
-//! and does not need hardware virtualisation.
+//! `cargo xtask kernels`: boots Debian's kernels in virtual machines, relays on each data path, runs kernel-dependent tests, and prints a
+//! table of each kernel's features. Needs root only to install programs, and does not need hardware virtualisation.
 
 mod architecture;
 mod debian;
@@ -48,8 +47,7 @@ const TOOLS: [(&str, &str); 4] =
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Kernels to boot: 5.10, 6.1, 6.12, newest, arm64 [default: all except arm64, for which everything is
-    /// rebuilt]
+    /// Kernels to boot: 5.10, 6.1, 6.12, newest, arm64 [default: all except arm64, for which everything is rebuilt]
     #[arg(value_name = "KERNEL")]
     kernels: Vec<String>,
 

@@ -25,8 +25,8 @@ const PACKAGES: [&str; 8] = [
     "libstd-rust-dev:arm64",
 ];
 
-/// Runs a program in the root `$0` and the folder `$1`; `$1`, `$2` and `$3` are bind-mounted from outside.
-/// The mounts disappear with the program.
+/// Runs a program in the root `$0` and the folder `$1`; `$1`, `$2` and `$3` are bind-mounted from outside. The mounts disappear with the
+/// program.
 const INSIDE: &str = r#"
 for folder in "$1" "$2" "$3" /proc /dev; do
   mkdir -p "$0$folder"
@@ -100,8 +100,8 @@ impl<'a> Toolchain<'a> {
         Ok(cargo)
     }
 
-    /// Packages to build for the tests of these crates. With this machine's compiler, the whole workspace,
-    /// because `./test` has already compiled it with these features.
+    /// Packages to build for the tests of these crates. With this machine's compiler, the whole workspace, because `./test` has already
+    /// compiled it with these features.
     pub(super) fn packages(&self, crates: &[&str]) -> Vec<String> {
         match self.root {
             None => vec!["--workspace".to_owned()],

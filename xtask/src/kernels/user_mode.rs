@@ -1,5 +1,4 @@
-//! Runs tests for another architecture on this machine's kernel: QEMU emulates the CPU and passes system
-//! calls through.
+//! Runs tests for another architecture on this machine's kernel: QEMU emulates the CPU and passes system calls through.
 
 use std::{fs::File, process::Command};
 

@@ -39,8 +39,7 @@ impl Budget {
         self.0.values().sum()
     }
 
-    /// Lowers each budget to the current count. New files, such as renamed ones, share the budgets of files
-    /// that are gone.
+    /// Lowers each budget to the current count. New files, such as renamed ones, share the budgets of files that are gone.
     pub(super) fn lower(&mut self, counts: &BTreeMap<String, usize>) {
         let gone = |path: &str| !counts.contains_key(path);
         let mut free: usize = self.0.iter().filter(|(path, _)| gone(path)).map(|(_, allowed)| allowed).sum();

@@ -79,8 +79,7 @@ fn outside_code_blocks(text: &str) -> Vec<(usize, &str)> {
     numbered(text).into_iter().filter(|(_, line)| is_prose(line)).collect()
 }
 
-/// Lines of comments, without markers, in blocks of consecutive lines with the same marker. `markers` must be
-/// ordered from long to short.
+/// Lines of comments, without markers, in blocks of consecutive lines with the same marker. `markers` must be ordered from long to short.
 fn comments<'a>(text: &'a str, markers: &[&'static str]) -> Vec<Vec<(usize, &'a str)>> {
     let mut blocks: Vec<Vec<(usize, &str)>> = Vec::new();
     let mut previous = None;

@@ -1,6 +1,5 @@
-//! `cargo xtask soak`: relays over all transports and data paths for a given time, in pieces, with reloads
-//! and upgrades, and checks whether resource use grows. Results are committed, so that later runs on any
-//! machine can add to them.
+//! `cargo xtask soak`: relays over all transports and data paths for a given time, in pieces, with reloads and upgrades, and checks whether
+//! resource use grows. Results are committed, so that later runs on any machine can add to them.
 
 mod slope;
 
@@ -23,8 +22,7 @@ use crate::{Failure, LIMIT_EXCEEDED, document::with_table, program, why_skipped}
 /// Used in turn, so that all get a similar share.
 const DATAPATHS: [&str; 5] = ["basic", "mmsg", "gso", "kernel", "xdp"];
 const TEST: &str = "soak::soak_piece";
-/// Seconds until a server has allocated its long-lived state; the last part is the admin interface's history
-/// of ten minutes.
+/// Seconds until a server has allocated its long-lived state; the last part is the admin interface's history of ten minutes.
 const WARM_UP: u64 = 660;
 /// One line per slice; committed.
 const MEMORY: &str = "soak/slices.jsonl";

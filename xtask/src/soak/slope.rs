@@ -62,8 +62,8 @@ impl Series {
 }
 
 impl Trend {
-    /// True if the figure grows significantly and by more than `share` of its level. If `figures` figures are
-    /// tested, the chance of any false positive is 2.5 % (Bonferroni correction).
+    /// True if the figure grows significantly and by more than `share` of its level. If `figures` figures are tested, the chance of any
+    /// false positive is 2.5 % (Bonferroni correction).
     pub(super) fn grows(&self, share: f64, figures: usize) -> bool {
         self.slope - self.error * student(self.freedom, figures) > share * self.first.abs().max(1.0)
     }
@@ -74,8 +74,8 @@ fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     if count == 0 { 0.0 } else { values.sum::<f64>() / count as f64 }
 }
 
-/// Quantile of Student's t that is exceeded with a total chance of 2.5 % in `draws` draws. With fewer than
-/// six degrees of freedom, only a single draw is supported.
+/// Quantile of Student's t that is exceeded with a total chance of 2.5 % in `draws` draws. With fewer than six degrees of freedom, only a
+/// single draw is supported.
 fn student(freedom: usize, draws: usize) -> f64 {
     const FEW: [f64; 5] = [12.706, 4.303, 3.182, 2.776, 2.571];
     if let Some(value) = FEW.get(freedom - 1) {

@@ -1,4 +1,5 @@
-//! Validation of experiments beyond their syntax. Every error is reported at its key, and all errors are reported together.
+//! Validation of experiments beyond their syntax. Every error is reported at its key, and all errors are
+//! reported together.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,4 +1,5 @@
-//! Hardware counters from `perf stat`. Most virtual machines lack them; each event is then reported as unsupported, which is not an error.
+//! Hardware counters from `perf stat`. Most virtual machines lack them; each event is then reported as
+//! unsupported, which is not an error.
 
 use std::{
     collections::BTreeMap,

@@ -1,5 +1,5 @@
-//! Snapshots of all counters of a run, and the figures computed from two of them. Counters are read from the kernel; the generator's own
-//! figures are not used as results.
+//! Snapshots of all counters of a run, and the figures computed from two of them. Counters are read from the
+//! kernel; the generator's own figures are not used as results.
 
 pub(crate) mod cpu;
 pub(crate) mod hardware;
@@ -112,7 +112,8 @@ pub(crate) struct CounterReading {
 impl CounterReading {
     /// `generator` is the workload's process group.
     pub(crate) fn take(scope: &CounterScope, generator: u32) -> Result<Self, LabError> {
-        // Fetched first, because this costs the subject some CPU time and the timed counters must be read close together.
+        // Fetched first, because this costs the subject some CPU time and the timed counters must be read
+        // close together.
         let mut exported = None;
         for (address, path, space) in &scope.metrics {
             if let Some(text) = inside::inside(*space, || inside::http_get(*address, path))? {
@@ -225,8 +226,9 @@ impl CounterReading {
             put(metric::CORE_BUSY_S, core_busy);
             let receiving = self.network_threads - earlier.network_threads;
             let own = self.subject.total() - earlier.subject.total() + receiving;
-            // Not all remaining core time was used by other processes: entering and leaving idle is not charged to any process. And other
-            // processes may have run on other cores. The smaller of the two bounds is used, minus one tick.
+            // Not all remaining core time was used by other processes: entering and leaving idle is not
+            // charged to any process. And other processes may have run on other cores. The smaller of the two
+            // bounds is used, minus one tick.
             let left = (core_busy - own).max(0.0);
             let foreign = left.min((self.others - earlier.others - TICK_S).max(0.0));
             put("network_threads_s", receiving);
@@ -268,7 +270,8 @@ mod tests {
 
     use super::*;
 
-    /// Window of ten seconds on two CPUs; the subject is pinned to the first, which is idle for `idle` seconds.
+    /// Window of ten seconds on two CPUs; the subject is pinned to the first, which is idle for `idle`
+    /// seconds.
     fn window(idle: f64, subject: f64, network_threads: f64, others: f64) -> Round {
         let scope = CounterScope { subject_cpus: vec![0], ..CounterScope::default() };
         let reading = |taken, idle, subject, network_threads, others| CounterReading {
@@ -298,7 +301,8 @@ mod tests {
             assert!((round.metrics[name] - expected).abs() < 1e-9, "{name}: {:?}", round.metrics);
         };
         let foreign = |round, percent| close(metric::FOREIGN_PERCENT, round, percent);
-        // Busy for 6 s: 4 s in the subject, 1.5 s in network threads, and 0.5 s in neither; other processes ran for 0.2 s or 3 s.
+        // Busy for 6 s: 4 s in the subject, 1.5 s in network threads, and 0.5 s in neither; other processes
+        // ran for 0.2 s or 3 s.
         foreign(window(4.0, 4.0, 1.5, 0.21), 2.0);
         close("idle_transitions_s", window(4.0, 4.0, 1.5, 0.21), 0.3);
         foreign(window(4.0, 4.0, 1.5, 0.01), 0.0);

@@ -1,5 +1,7 @@
-//! Counters of a network namespace: arrivals, per-interface counts, and drops. Datagrams are counted where the segments of a GSO
-//! super-packet are counted individually ([`NetCounters::datagrams`]); divided by the interface's packets, this gives the segments per
+//! Counters of a network namespace: arrivals, per-interface counts, and drops.
+//!
+//! Datagrams are counted where the segments of a GSO super-packet are counted individually
+//! ([`NetCounters::datagrams`]); divided by the interface's packets, this gives the segments per
 //! super-packet.
 
 use std::collections::BTreeMap;

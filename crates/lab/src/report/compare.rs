@@ -1,7 +1,8 @@
 //! Comparison of several records, and whether it is valid.
 //!
-//! Ratios to a baseline measured in the same run are comparable across days. Absolute figures require the same machine, kernel and
-//! workload. So obstacles to the comparison are listed first, followed by the ratios.
+//! Ratios to a baseline measured in the same run are comparable across days. Absolute figures require the
+//! same machine, kernel and workload. So obstacles to the comparison are listed first, followed by the
+//! ratios.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

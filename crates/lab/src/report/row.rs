@@ -6,8 +6,9 @@ use crate::metric;
 use crate::record::RunRecord;
 use crate::verdict::{Conclusion, MetricVerdict};
 
-/// Row without a newline for the first candidate of the record; `None` if there is none. The ratio is new
-/// over old, **inverted if necessary, so that values above 1 are better**.
+/// Row without a newline for the first candidate of the record; `None` if there is none.
+///
+/// The ratio is new over old, **inverted if necessary, so that values above 1 are better**.
 pub(crate) fn row(record: &RunRecord, asked: &Log) -> Option<String> {
     let verdict = super::verdicts(record).into_iter().next()?;
     let date = record.started.get(..10).unwrap_or(&record.started);

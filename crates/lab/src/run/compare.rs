@@ -1,5 +1,5 @@
-//! Execution of a comparison: fresh processes for each run, in the order drawn from the seed; a second baseline run per round for the noise
-//! floor; and saving the record after every run.
+//! Execution of a comparison: fresh processes for each run, in the order drawn from the seed; a second
+//! baseline run per round for the noise floor; and saving the record after every run.
 
 use std::{collections::BTreeSet, time::Duration};
 

@@ -28,7 +28,8 @@ fn metric_of(goal: f64, variable: &str) -> String {
     format!("find_max_{percent}_{unit}")
 }
 
-/// Number of consecutive void trials after which the rate cannot be the cause, because the last rate is a 32nd of the first.
+/// Number of consecutive void trials after which the rate cannot be the cause, because the last rate is a
+/// 32nd of the first.
 const HOPELESS: u32 = 18;
 
 /// Percentages of the highest rate: the first three for latency, 100 % for cost, 200 % for overload.

@@ -112,7 +112,8 @@ impl RunStage {
 }
 
 impl SubjectSession<'_> {
-    /// Applies and discards the first load after a start, which fills caches, faults in memory and resolves neighbours.
+    /// Applies and discards the first load after a start, which fills caches, faults in memory and resolves
+    /// neighbours.
     pub(crate) fn discard_first(&mut self) -> Result<(), RunFailure> {
         let seconds = self.stage.experiment.discard;
         if seconds == 0.0 {

@@ -151,7 +151,8 @@ impl RunStage {
         })
     }
 
-    /// Describes the workload; the text is the same for equal workloads, wherever they are and whatever the build.
+    /// Describes the workload; the text is the same for equal workloads, wherever they are and whatever the
+    /// build.
     fn workload_in_words(&self, request: &RunRequest) -> Result<String, LabError> {
         let mut command = self.experiment.workload.command.words()?;
         for word in &mut command {

@@ -1,4 +1,5 @@
-//! Table of a suite: one line for each figure with thresholds; for rows without thresholds, one line for the deciding metric.
+//! Table of a suite: one line for each figure with thresholds; for rows without thresholds, one line for the
+//! deciding metric.
 
 use std::{fmt::Write as _, iter};
 

@@ -1,5 +1,6 @@
-//! Guardian shell that outlives the lab. When the lab's end of the pipe closes, for whatever reason, the guardian kills all processes with
-//! the lab's mark and removes its namespaces. So even SIGKILL leaves nothing behind.
+//! Guardian shell that outlives the lab. When the lab's end of the pipe closes, for whatever reason, the
+//! guardian kills all processes with the lab's mark and removes its namespaces. So even SIGKILL leaves
+//! nothing behind.
 
 use std::{
     os::unix::process::CommandExt,
@@ -9,8 +10,8 @@ use std::{
 
 use crate::{error::LabError, program::MARK};
 
-/// Its arguments are the mark, the state file, and the names of the namespaces. It kills only processes that the lab started, which have
-/// the mark or live in the namespaces.
+/// Its arguments are the mark, the state file, and the names of the namespaces. It kills only processes that
+/// the lab started, which have the mark or live in the namespaces.
 const SCRIPT: &str = r#"
 mark=$1; state=$2; shift 2
 trap '' INT TERM HUP QUIT

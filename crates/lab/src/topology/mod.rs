@@ -1,6 +1,9 @@
-//! Network namespaces joined by veth pairs, with reliable cleanup. If the lab runs as root, each namespace has a name, `tplab-ID-NAME`,
-//! which is visible in `ip netns` and used to find stale ones. Otherwise the namespaces live inside a user namespace. In both cases a
-//! sleeping anchor process keeps each namespace alive, and everything else enters through it. Nothing outside the namespaces is modified.
+//! Network namespaces joined by veth pairs, with reliable cleanup.
+//!
+//! If the lab runs as root, each namespace has a name, `tplab-ID-NAME`, which is visible in `ip netns` and
+//! used to find stale ones. Otherwise the namespaces live inside a user namespace. In both cases a sleeping
+//! anchor process keeps each namespace alive, and everything else enters through it. Nothing outside the
+//! namespaces is modified.
 
 mod guardian;
 mod napi;
@@ -120,7 +123,8 @@ impl Topology {
         self.state.spaces.iter().map(|space| space.name.as_str())
     }
 
-    /// Process that lives in the namespace as long as the topology exists; its `/proc/PID/net` has the namespace's counters.
+    /// Process that lives in the namespace as long as the topology exists; its `/proc/PID/net` has the
+    /// namespace's counters.
     pub(crate) fn anchor(&self, name: &str) -> Result<u32, LabError> {
         self.space(name).map(|space| space.anchor.pid)
     }
@@ -165,7 +169,8 @@ impl Topology {
         let has_ipv6 = fs::exists("/proc/net/if_inet6").unwrap_or(false);
         for link in &spec.link {
             let [a, b] = &link.ends;
-            // Created inside the namespace of one end, because without root this process has no rights in its own namespace.
+            // Created inside the namespace of one end, because without root this process has no rights in its
+            // own namespace.
             let (mtu, pid) = (link.mtu, self.anchor(&b.namespace)?);
             let add = format!(
                 "ip link add {} mtu {mtu} type veth peer name {} mtu {mtu} netns {pid}",
@@ -297,7 +302,8 @@ pub(crate) fn down(id: &str) -> Result<usize, LabError> {
     Ok(ended + remove_stale()?)
 }
 
-/// Removes leftovers of crashed runs: states whose owner is gone, and the lab's namespaces that have no state.
+/// Removes leftovers of crashed runs: states whose owner is gone, and the lab's namespaces that have no
+/// state.
 pub(crate) fn remove_stale() -> Result<usize, LabError> {
     // Names are read before states: another lab saves its state first, so every name seen here has a state.
     let named = userns::is_root() && tools::find("ip").is_some();

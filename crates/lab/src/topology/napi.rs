@@ -1,5 +1,5 @@
-//! NAPI threads: a device receives in kernel threads pinned to a chosen CPU, instead of in the context of the sender. Only then is each
-//! side of a veth charged for its own work.
+//! NAPI threads: a device receives in kernel threads pinned to a chosen CPU, instead of in the context of the
+//! sender. Only then is each side of a veth charged for its own work.
 
 use std::{collections::BTreeSet, thread, time::Duration};
 
@@ -14,8 +14,8 @@ use crate::{
     tools::{self, output_in},
 };
 
-/// SCHED_FIFO, ahead of all programs: a thread that only has a better nice value waits for the end of a time slice, and by then a veth's
-/// ring of 256 packets overflows.
+/// SCHED_FIFO, ahead of all programs: a thread that only has a better nice value waits for the end of a time
+/// slice, and by then a veth's ring of 256 packets overflows.
 const PRIORITY: &str = "1";
 const LOOKS: usize = 200;
 const LOOK: Duration = Duration::from_millis(5);

@@ -1,4 +1,5 @@
-//! Offloads of the devices: set explicitly, read back and recorded, because they decide whether super-packets cross a veth unsegmented.
+//! Offloads of the devices: set explicitly, read back and recorded, because they decide whether super-packets
+//! cross a veth unsegmented.
 
 use std::collections::BTreeMap;
 

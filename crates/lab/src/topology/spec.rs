@@ -18,8 +18,8 @@ const KNOWN: [(&str, &str, &[LinkChange]); 8] = [
     ("wire", WIRE, &[]),
     // Most network cards lack UDP segmentation: the kernel splits super-packets before they reach the device.
     ("wire-without-uso", WIRE, &[LinkChange::Offload(&["relay"], "tx-udp-segmentation", false)]),
-    // XDP sees only checksums that are in the packet, and a veth leaves them out. With computed checksums, the relay's cost is higher here
-    // than with a network card that verifies them.
+    // XDP sees only checksums that are in the packet, and a veth leaves them out. With computed checksums,
+    // the relay's cost is higher here than with a network card that verifies them.
     ("wire-with-sums", WIRE, &[WITH_SUMS]),
     // Emulates NIC interrupt coalescing.
     (
@@ -200,8 +200,8 @@ impl Spec {
         self.link.iter().flat_map(|link| &link.ends)
     }
 
-    /// Variables: `client` and `client6` are first addresses, `relay-peer` is the address of `relay` on its link to `peer`, and
-    /// `peer-prefix` is the first local prefix.
+    /// Variables: `client` and `client6` are first addresses, `relay-peer` is the address of `relay` on its
+    /// link to `peer`, and `peer-prefix` is the first local prefix.
     pub(crate) fn addresses(&self) -> BTreeMap<String, String> {
         let mut names = BTreeMap::new();
         for link in &self.link {

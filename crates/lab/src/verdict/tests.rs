@@ -126,7 +126,8 @@ fn a_crashed_subject_gets_no_verdict() {
     assert_eq!(rounds_needed(&verdict), None);
 }
 
-/// Record in which the generator fell behind in the runs of `new` in the first six rounds, with `load` offered per run.
+/// Record in which the generator fell behind in the runs of `new` in the first six rounds, with `load`
+/// offered per run.
 fn late(metric: &str, load: impl Fn(&Round) -> f64) -> RunRecord {
     late_of("new", metric, load)
 }

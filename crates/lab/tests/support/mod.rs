@@ -120,7 +120,8 @@ fn run_in_user_namespace() {
         return;
     }
     let test = thread::current().name().expect("libtest names a test's thread after it").to_owned();
-    // ip(8) keeps the names of namespaces below /run, which belongs to root. Without loopback there is no routing table.
+    // ip(8) keeps the names of namespaces below /run, which belongs to root. Without loopback there is no
+    // routing table.
     let output = Command::new("unshare")
         .args(NAMESPACES)
         .args(["sh", "-c", r#"mount -t tmpfs tmpfs /run && ip link set lo up && exec "$@""#, "sh"])

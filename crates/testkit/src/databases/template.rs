@@ -1,5 +1,4 @@
-//! Initial files of a server. Creating them takes seconds of CPU time, so this is done once per process, and
-//! each server gets a copy.
+//! Initial files of a server. Creating them takes seconds of CPU time, so this is done once per process, and each server gets a copy.
 
 use std::{
     path::{Path, PathBuf},

@@ -37,7 +37,8 @@ impl Page {
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (settings, report) = (Arc::clone(&settings), Arc::clone(&report));
-                // Browsers open connections that they never use; with a thread for each, these do not block others.
+                // Browsers open connections that they never use; with a thread for each, these do not block
+                // others.
                 thread::spawn(move || {
                     let _ = answer(stream, &settings, &report);
                 });

@@ -103,7 +103,8 @@ fn no_port_is_left_to_a_forwarder() {
     );
 }
 
-/// Four clients take the last ports towards the UDP target; asserts that the dropped datagrams of `clients` further clients are counted.
+/// Four clients take the last ports towards the UDP target; asserts that the dropped datagrams of `clients`
+/// further clients are counted.
 fn send_without_ports(forwarder: &Forwarder, clients: u64) -> u64 {
     let refused =
         || forwarder.metrics().sum("turnpike_forward_ended_total", r#"rule="u",reason="connect_failed""#);

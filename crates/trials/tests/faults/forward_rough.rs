@@ -1,4 +1,5 @@
-//! A degraded path between clients and the UDP rule of `turnpike forward`. For TCP, which retransmits, see forward_links.rs.
+//! A degraded path between clients and the UDP rule of `turnpike forward`. For TCP, which retransmits, see
+//! forward_links.rs.
 
 use serde_json::Value;
 

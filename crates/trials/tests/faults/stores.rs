@@ -57,7 +57,8 @@ impl World {
     }
 }
 
-/// Makes the store fail repeatedly, and compares the allocation latency of the user `known` with and without the fault.
+/// Makes the store fail repeatedly, and compares the allocation latency of the user `known` with and without
+/// the fault.
 fn outage(name: &'static str, what: &'static str, fault: impl Fn(&World, bool)) {
     let world = need!(World::new(&["known", "stranger"]));
     let mut server = Server::start(Wanted::flags(&["--workers", "2", "--store", &world.url()]));
@@ -126,7 +127,8 @@ fn queries(server: &Server, result: &str) -> u64 {
 fn the_store_is_slow() {
     /// Each chunk is delayed by half of this towards the store and by half on the way back.
     const SLOWER: Duration = Duration::from_secs(1);
-    /// Connections for unknown users, plus one that reads the rules. A new connection would take several round trips.
+    /// Connections for unknown users, plus one that reads the rules. A new connection would take several
+    /// round trips.
     const CONNECTIONS: usize = 16;
     const STRANGERS: [&str; 5] = ["one", "two", "three", "four", "five"];
     let world = need!(World::new(&[&["known"], &STRANGERS[..]].concat()));

@@ -1,4 +1,5 @@
-//! Users who ask one node for an allocation and delete it immediately, to see the answers to cached and uncached users.
+//! Users who ask one node for an allocation and delete it immediately, to see the answers to cached and
+//! uncached users.
 
 use std::thread;
 use turnpike_testkit::stun::{self, attribute::LIFETIME, kind::REFRESH};
@@ -41,7 +42,8 @@ fn give_back(client: &stun::Client, user: &str, mut challenge: stun::Challenge) 
     panic!("the nonce of {user} is stale again");
 }
 
-/// Waits until a user gets an allocation from a node; until then, redirects and the codes in `meanwhile` are accepted.
+/// Waits until a user gets an allocation from a node; until then, redirects and the codes in `meanwhile` are
+/// accepted.
 pub(super) fn is_served(node: usize, user: &str, meanwhile: &[u16]) {
     within(SOON, &format!("node {node} serves {user}"), || match ask(node, user) {
         None => true,
@@ -50,7 +52,8 @@ pub(super) fn is_served(node: usize, user: &str, meanwhile: &[u16]) {
     });
 }
 
-/// Connects to all nodes as users who have never connected before; all get a 500, because they cannot be looked up.
+/// Connects to all nodes as users who have never connected before; all get a 500, because they cannot be
+/// looked up.
 pub(super) fn are_turned_away() {
     let answers: Vec<_> = thread::scope(|scope| {
         let come = |(node, number): (usize, u32)| {
