@@ -1,4 +1,4 @@
-# Short names of the commands in CONTRIBUTING.md; `just` lists them.
+# Short names for the commands in CONTRIBUTING.md; `just` lists them.
 
 _list:
     @just --list --unsorted
@@ -7,7 +7,7 @@ _list:
 serve *FLAGS:
     cargo run --release -- serve {{FLAGS}}
 
-# Run all steps of continuous integration, or some
+# Run all steps of continuous integration, or only some
 test *STEPS:
     ./test {{STEPS}}
 

@@ -271,7 +271,7 @@ mod tests {
         let log = "     Running tests/main.rs (target/debug/deps/turn-0a1b)\n\
                    test a::one ... ok\ntest a::two ... FAILED\ntest a::three ... ok\ntest a::four ... ignored\n\
                    ---- a::three stdout ----\nSKIPPED: no ip\n\
-                   ONCE MORE, ALONE: a::two\n\
+                   RERUN ALONE: a::two\n\
                    \x20    Running unittests src/lib.rs (/t/debug/deps/turnpike_net-77)\ntest a::one ... FAILED\n";
         let mut outcomes = BTreeMap::new();
         read(log, &mut outcomes);
