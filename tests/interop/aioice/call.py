@@ -1,4 +1,4 @@
-"""Two aioice connections that may only meet through a TURN server talk to each other.
+"""Two aioice connections exchange messages, through a TURN server only.
 
 aioice refreshes its channels and never sends CreatePermission.
 Usage: call.py TRANSPORT HOST PORT USERNAME PASSWORD SECONDS

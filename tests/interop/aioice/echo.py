@@ -2,11 +2,12 @@
 
 usage: echo.py HOST PORT USERNAME PASSWORD COUNT udp|tcp|tls
 
-The peer is a plain UDP socket of this program, on IPv4: aioice asks for no other address family. Every payload must come
-back unchanged, once, from the peer's own address. aioice binds a channel to each peer, so what goes through here is
-ChannelData. With STALE in the environment the nonce becomes one of another server half way, and the second half goes to another peer,
-for which aioice binds another channel. Over TLS the certificate must be trusted (SSL_CERT_FILE) and good for HOST. Exit status: 0 all echoed, 1 not,
-4 the server refused (the JSON then has `refused`, the error code), 5 its certificate is not trusted (`untrusted`, why).
+The peer is a plain UDP socket of this program, on IPv4, because aioice does not request any other address family. Every payload must
+come back unchanged, once, from the peer's own address. aioice binds a channel to each peer, so the data is relayed as ChannelData. If
+STALE is set in the environment, the nonce is replaced with that of another server halfway through, and the second half goes to another
+peer, for which aioice binds another channel. Over TLS the certificate must be trusted (SSL_CERT_FILE) and valid for HOST. Exit status:
+0, all were echoed; 1, not all were echoed; 4, the server refused (the JSON then contains the error code in `refused`); 5, its certificate
+is not trusted (the reason is in `untrusted`).
 """
 
 import asyncio
@@ -22,7 +23,7 @@ SIZES = (1, 3, 4, 120, 121, 1200)
 
 
 class Peer(asyncio.DatagramProtocol):
-    """Sends back what it gets, and remembers from where."""
+    """Sends back what it receives, and records the sources."""
 
     def __init__(self):
         self.heard_from = set()

@@ -1,4 +1,4 @@
-"""Two baresip call each other; their RTP may only go through a TURN server.
+"""Two baresip instances call each other; their RTP may only go through a TURN server.
 
 Usage: call.py TRANSPORT HOST PORT USERNAME PASSWORD SECONDS
 It prints `version NAMES`, then each 250 ms `MS SENT RECEIVED SENT RECEIVED`: the time since the call began, and the RTP packets of either
@@ -61,7 +61,7 @@ class End:
         self.unread = b""
 
     def command(self, name, parameters=""):
-        """What baresip says to a command."""
+        """baresip's response to a command."""
         text = json.dumps({"command": name, "params": parameters, "token": "t"}).encode()
         self.control.sendall(b"%d:%s," % (len(text), text))
         while True:
@@ -78,7 +78,7 @@ class End:
                 return json.loads(rest[: int(length)], strict=False)
             data = self.control.recv(65536)
             if not data:
-                sys.exit("baresip has ended")
+                sys.exit("baresip has exited")
             self.unread += data
 
     def counts(self):

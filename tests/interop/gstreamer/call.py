@@ -1,4 +1,4 @@
-"""Two webrtcbin of GStreamer, whose ICE is libnice, talk over a data channel; they may only meet through a TURN server.
+"""Two GStreamer webrtcbin elements, whose ICE agent is libnice, exchange messages over a data channel, through a TURN server only.
 
 Usage: call.py TRANSPORT HOST PORT USERNAME PASSWORD SECONDS
 It prints `version NAMES`, then each 250 ms `MS SENT RECEIVED SENT RECEIVED`: the time since the call began, and the messages of either end so far.
@@ -23,7 +23,7 @@ class End:
         self.bin = Gst.ElementFactory.make("webrtcbin", name)
         self.bin.set_property("turn-server", uri)
         self.bin.set_property("ice-transport-policy", GstWebRTC.WebRTCICETransportPolicy.RELAY)
-        # libnice skips loopback by default. The agent ends with its last reference.
+        # libnice skips loopback by default. The agent is destroyed with its last reference.
         self.agent = self.bin.get_property("ice-agent")
         self.agent.emit("add-local-ip-address", "127.0.0.1")
         pipeline.add(self.bin)

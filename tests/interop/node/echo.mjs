@@ -3,7 +3,7 @@
 // usage: echo.mjs werift|node-datachannel URI USERNAME PASSWORD COUNT, where the libraries are installed
 //
 // Two peer connections of this program use only relayed candidates. Every message must come back unchanged, once. Exit
-// status: 0 all echoed, 1 not, 4 no connection in time (the JSON then has `states`).
+// status: 0, all were echoed; 1, not all were echoed; 4, no connection in time (the JSON then has `states`).
 
 import { createRequire } from "node:module";
 
@@ -75,5 +75,5 @@ async function run() {
 
 const report = await run();
 console.log(JSON.stringify(report));
-// Allows the final Refresh a moment to leave, without waiting for other handles that keep the program alive.
+// Leaves a moment for the final Refresh to be sent, without waiting for other handles that keep the program alive.
 setTimeout(() => process.exit(report.status), 500);

@@ -1,9 +1,9 @@
-"""Holds the admin interface behind a Unix socket against its own OpenAPI document, by validators that are not turnpike's.
+"""Checks the admin interface on a Unix socket against its own OpenAPI document, with third-party validators.
 
     check.py SOCKET
 
-Judges the document itself, then asks each path that needs no parameter but the name of an allocation, and judges each answer. Prints one
-JSON object: the version of OpenAPI, how many operations were tried, and what is wrong.
+Checks the document itself, then queries each path that needs no parameter other than the name of an allocation, and checks each response.
+Prints one JSON object: the version of OpenAPI, the number of operations that were tried, and the errors.
 """
 
 import http.client
@@ -62,7 +62,7 @@ def main():
 
     for described, item in document["paths"].items():
         if "get" not in item:
-            # The error of an unsupported GET is documented too.
+            # The error for an unsupported GET is documented too.
             continue
         if "{id}" in described:
             for allocation in allocations:
@@ -70,7 +70,7 @@ def main():
             judge("GET", described.replace("{id}", "0" * 32), described)
             judge("GET", described.replace("{id}", "nonsense"), described)
         elif described == "/v1/live/events":
-            # Endless stream.
+            # An endless stream.
             judge("GET", f"{described}?count=1", described)
         else:
             judge("GET", described, described)

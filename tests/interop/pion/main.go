@@ -1,9 +1,9 @@
 // Relays an echo through a TURN server with pion's client, and prints one JSON object about it.
 //
 // The peer is a plain UDP socket of this program. Every payload must come back unchanged, once, from the peer's own
-// address. pion sends the first datagrams as Send indications and binds a channel meanwhile, so both ways are used.
-// Over TLS the certificate must be signed by -ca and good for the server's address.
-// Exit status: 0 all echoed, 1 not, 4 the server refused (the JSON then has pion's error in `refused`).
+// address. pion sends the first datagrams as Send indications while it binds a channel, so both ways are used.
+// Over TLS the certificate must be signed by -ca and valid for the server's address.
+// Exit status: 0, all were echoed; 1, not all were echoed; 4, the server refused (the JSON then has pion's error in `refused`).
 package main
 
 import (
@@ -35,8 +35,8 @@ type result struct {
 // Odd, word-aligned and near-MTU payloads: ChannelData padding must not appear in the data.
 var sizes = map[string][]int{
 	"udp": {1, 3, 4, 120, 121, 1200},
-	// pion v4.1's STUNConn ignores frames shorter than nine bytes: ChannelData with up to four bytes of payload, which is eight
-	// bytes on a stream, waits for further data.
+	// pion v4.1's STUNConn ignores frames shorter than nine bytes, so ChannelData with up to four bytes of payload, which is eight
+	// bytes on a stream, is held back until further data arrives.
 	"tcp": {5, 6, 7, 8, 120, 121, 1200},
 	"tls": {5, 6, 7, 8, 120, 121, 1200},
 }
@@ -148,7 +148,7 @@ func connect(server, transport, ca string, res *result) (net.PacketConn, error) 
 	}
 	switch transport {
 	case "udp":
-		// On loopback both ends have one address, which the server sees unchanged.
+		// On loopback both ends have the same address, which the server sees unchanged.
 		if !net.ParseIP(host).IsLoopback() {
 			host = ""
 		}

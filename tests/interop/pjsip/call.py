@@ -90,7 +90,7 @@ def main():
         due += 0.25
         while (left := due - time.monotonic()) > 0:
             endpoint.libHandleEvents(int(left * 1000) + 1)
-        # Also inactive while gathering candidates.
+        # The media is also inactive while candidates are being gathered.
         if began is not None and not calling.isActive():
             sys.exit("the call ended")
         ends = [calling.counts(), callee.call and callee.call.counts()]

@@ -1,5 +1,5 @@
 #!/bin/bash
-# The first and only program of a virtual machine of `cargo xtask kernels`: relays on each data path, then runs the tests. Lines that begin
+# The first and only program in a virtual machine started by `cargo xtask kernels`: relays on each data path, then runs the tests. Lines that begin
 # with @@ are for xtask/src/kernels/report.rs.
 export PATH=/usr/local/bin:/usr/sbin:/usr/bin HOME=/root
 
@@ -10,13 +10,13 @@ mount -t devtmpfs dev /dev 2>/dev/null
 mkdir -p /dev/pts /dev/shm
 mount -t devpts pts /dev/pts
 for dir in /dev/shm /run; do mount -t tmpfs tmp "$dir"; done
-# The repository may lie below /tmp, so nothing is mounted over it.
+# The repository may be below /tmp, so nothing is mounted there.
 chmod 1777 /tmp
 mount -t bpf bpf /sys/fs/bpf
 mount -t cgroup2 cgroup /sys/fs/cgroup
 mount -t securityfs security /sys/kernel/security
 ln -sfn /proc/self/fd /dev/fd
-# Tests mount another one over it.
+# Tests mount a file of their own over it.
 : >/etc/resolv.conf
 # Modules that are not loaded on demand.
 for module in veth sch_ingress cls_bpf act_bpf nf_tables dummy tun 8021q; do modprobe -q "$module"; done
@@ -42,7 +42,7 @@ links_up() {
     ip -n server link set $name up
     ip -n $name link set $name up
     ip -n $name link set lo up
-    # XDP on a veth sees only checksums that the sender has written, and redirects only to an end that receives by NAPI.
+    # XDP on a veth sees only checksums that the sender has written, and redirects only to an end that receives through NAPI.
     ip netns exec $name ethtool -K $name tx off gro on >/dev/null
   done
   ip netns exec p turnpike reflect --listen 10.77.2.2:3480 --listen '[fd77:2::2]:3480' >/run/reflect 2>&1 &
@@ -52,7 +52,7 @@ load() { # PATH KIND FAMILY FLAGS...
   local path=$1 kind=$2 family=$3 server=10.77.1.1 peer=10.77.2.2 try
   shift 3
   [ "$family" = 6 ] && server='[fd77:1::1]' peer='[fd77:2::2]'
-  # An emulated processor loses datagrams where its host stalls; losses of a path itself recur.
+  # An emulated processor loses datagrams when its host stalls; losses that the path itself causes recur.
   for try in 1 2 3; do
     rm -f /run/load.json
     ip netns exec c timeout 60 turnpike load turn "$server:3478" --peer "$peer:3480" --clients 50 --threads 1 \
@@ -97,11 +97,11 @@ run_tests() { # NAME
     say exit "$name" 127
     return
   fi
-  # An emulated processor takes half an hour for the cases of property tests that a machine has by default.
+  # With the default number of cases, property tests would take half an hour on an emulated processor.
   PROPTEST_CASES=1000 RUST_BACKTRACE=0 timeout 1500 "/trial/tests/$name" --color never --show-output --test-threads 4 2>&1 | tee /run/tests
   say exit "$name" "${PIPESTATUS[0]}"
-  # Others may have used the machine: only what fails alone too is a failure. On one processor, because loopback reorders the datagrams of a
-  # thread that moves to another processor while an emulated one stalls.
+  # The machine may have been busy, so only tests that also fail when run alone have failed. They run on one processor, because loopback
+  # reorders the datagrams of a thread that moves to another processor while an emulated one stalls.
   sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' /run/tests | while read -r test; do
     if RUST_BACKTRACE=0 timeout 300 taskset 1 "/trial/tests/$name" --color never --exact "$test" >/run/alone 2>&1; then
       say alone "$name" "$test"
@@ -113,7 +113,7 @@ run_tests() { # NAME
   cd /
 }
 
-# The firmware has left its last line open.
+# The firmware does not end its last line.
 echo
 say kernel "$(uname -r)" "$(uname -m)"
 links_up

@@ -1,4 +1,4 @@
-"""Echoes UDP: echo.py ADDRESS PORT [DATAGRAMS]; with a number, it exits with code 7 after so many."""
+"""Echoes UDP: echo.py ADDRESS PORT [DATAGRAMS]; if DATAGRAMS is given, it exits with code 7 after that many."""
 import os, socket, sys
 
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

@@ -1,7 +1,7 @@
-"""A paced UDP generator that reports as our generators do: load.py ADDRESS PORT RATE SECONDS [STALL_MS]
+"""A paced UDP generator that reports in the format of our generators: load.py ADDRESS PORT RATE SECONDS [STALL_MS]
 
-ADDRESS may be several, with commas between them, which have a datagram each in turn. With STALL_MS it sleeps so long every 50
-datagrams, without being asked to: the generator that is late.
+ADDRESS may be a comma-separated list, whose addresses get datagrams in turn. With STALL_MS, it sleeps for that long every 50
+datagrams, to simulate a generator that falls behind.
 """
 import json, socket, sys, time
 
@@ -21,7 +21,7 @@ while (due := start + sent / rate) < start + seconds:
     if wait > 0:
         time.sleep(wait)
     if sent % 50:
-        # Of a loop that waits for each echo, only the stalls are the generator's own doing.
+        # This loop waits for each echo, so only its stalls are the fault of the generator.
         late.append(0)
     else:
         late.append(max(0, time.monotonic() - due) if stall else 0)
@@ -37,7 +37,7 @@ while (due := start + sent / rate) < start + seconds:
 at = lambda values, share: int(sorted(values)[min(len(values) - 1, int(len(values) * share))] * 1e6) if values else 0
 print(json.dumps({
     "sent": sent, "received": received, "lost": sent - received, "duplicated": 0, "reordered": 0,
-    # Of the time in which they were due, as the contract has it: a busy machine sends as many, only later.
+    # Relative to the time in which they were due, as in our generators: a busy machine sends as many, only later.
     "send_pps": sent / seconds, "recv_pps": received / seconds, "recv_bps": received * 800 / seconds,
     "rtt_us": {"min": at(rtt, 0), "p50": at(rtt, .5), "p90": at(rtt, .9), "p99": at(rtt, .99), "p999": at(rtt, .999),
                "max": at(rtt, 1)},

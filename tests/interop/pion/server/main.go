@@ -1,6 +1,6 @@
-// A TURN server made of pion/turn, for UDP, TCP, TLS and DTLS: `cargo xtask differential` compares its responses with turnpike's.
+// A TURN server built with pion/turn, for UDP, TCP, TLS and DTLS: `cargo xtask differential` compares its responses with turnpike's.
 //
-// It serves until it is killed. Users are its arguments, NAME:PASSWORD.
+// It runs until it is killed. Its arguments are users, NAME:PASSWORD.
 package main
 
 import (

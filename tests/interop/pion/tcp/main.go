@@ -1,9 +1,9 @@
 // Relays TCP (RFC 6062) through a TURN server with pion's client, v4 or v5, and prints one JSON object about it.
 //
 // In both directions: the client connects to a peer of this program that echoes (Connect), and peers of this program connect to the
-// relayed address (ConnectionAttempt). All connections are open at once. Everything sent must come back unchanged, and the
+// relayed address (ConnectionAttempt). All connections are open at the same time. Everything sent must come back unchanged, and the
 // peers must see the relayed address.
-// Exit status: 0 all echoed, 1 not.
+// Exit status: 0, everything was echoed; 1, not everything was.
 package main
 
 import (
@@ -84,7 +84,7 @@ func run(version int, server, username, password string, count int, res *result)
 		}
 	}()
 	for number := 0; number < count; number++ {
-		// One peer each: RFC 6062 allows one connection per peer.
+		// A peer for each connection, because RFC 6062 allows only one connection per peer.
 		peer, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			return err
@@ -169,7 +169,7 @@ func allocateV5(control net.Conn, server, username, password string) (relay, err
 	return relay{allocation.Addr(), dial, allocation.Accept, permit, client.Close}, nil
 }
 
-// exchange writes bytes unique to this number to one end, and reads them at the other.
+// exchange writes bytes that are unique to this number to one end, and reads them at the other.
 func exchange(to, from net.Conn, number int) error {
 	sent := make([]byte, 100_000)
 	for i := range sent {

@@ -1,8 +1,8 @@
 //! Two turn-client-proto clients exchange data over channels between their relayed addresses.
 //!
 //! Usage: `turnpike-interop-turn-client-proto LIBRARY TRANSPORT HOST PORT USERNAME PASSWORD SECONDS`. The TRANSPORT is `udp`, `tcp`, `tls` or
-//! `dtls`; rustls speaks TLS, and the LIBRARY, `openssl` or `dimpl`, speaks DTLS. `SSL_CERT_FILE` names the certificate of the authority; dimpl
-//! verifies no certificate.
+//! `dtls`; TLS uses rustls, DTLS the LIBRARY, `openssl` or `dimpl`. `SSL_CERT_FILE` is the path of the CA certificate; dimpl
+//! does not verify certificates.
 //! It prints `version NAMES`, then each 250 ms `MS SENT RECEIVED SENT RECEIVED`: the time since the call began, and the messages of either
 //! end so far.
 #![forbid(unsafe_code)]
@@ -42,7 +42,7 @@ type Failure = Box<dyn Error>;
 const MESSAGE: &[u8] = b"messages";
 const INTERVAL: Duration = Duration::from_millis(60);
 const REPORTS: Duration = Duration::from_millis(250);
-/// Read timeout of one end, during which the other end is not served.
+/// Read timeout of one end, during which the other end has to wait.
 const WAIT: Duration = Duration::from_millis(5);
 
 turn_client_proto::impl_client!(
@@ -109,7 +109,7 @@ struct End {
     socket: Socket,
     epoch: time::Instant,
     relayed: Option<SocketAddr>,
-    /// Peer of the channel, once confirmed by the server.
+    /// Peer of the channel, once the server has confirmed it.
     peer: Option<SocketAddr>,
     sent: u64,
     received: u64,
@@ -134,7 +134,7 @@ impl End {
                 let tls = Arc::new(dimpl::Config::builder().build()?);
                 TurnClientDimpl::allocate(local, server, config, tls).into()
             }
-            _ => return Err(format!("no transport {transport}").into()),
+            _ => return Err(format!("unknown transport {transport}").into()),
         };
         let epoch = time::Instant::now();
         Ok(Self { client, socket, epoch, relayed: None, peer: None, sent: 0, received: 0 })
@@ -185,7 +185,7 @@ impl End {
         if let Some(transmit) = self.client.send_to(TransportType::Udp, peer, MESSAGE, now)? {
             self.socket.send(&transmit.data.build())?;
         }
-        // Over TLS or DTLS it is queued with the requests.
+        // Over TLS or DTLS the data is queued together with the requests.
         self.flush()?;
         self.sent += 1;
         Ok(())

@@ -113,7 +113,7 @@ fn talk(channel: &Arc<RTCDataChannel>, counts: &Arc<Counts>) {
     });
 }
 
-/// Sets a description with all candidates at both ends.
+/// Sets a description with all candidates on both ends.
 async fn introduce(
     from: &RTCPeerConnection,
     description: webrtc::peer_connection::sdp::session_description::RTCSessionDescription,
