@@ -204,7 +204,7 @@ impl Server {
         let path = |name: &str| self.dir.join(name).display().to_string();
         match self.kind {
             Kind::Postgres => {
-                let programs = postgres_programs().expect("it existed before");
+                let programs = postgres_programs().expect("the program was found before");
                 let mut command = self.command(&programs.join("postgres"));
                 command.args(["-D", "data"]);
                 for setting in [
@@ -225,7 +225,7 @@ impl Server {
                 command
             }
             Kind::Mariadb => {
-                let mut command = self.command(&installed("mariadbd").expect("it existed before"));
+                let mut command = self.command(&installed("mariadbd").expect("the program was found before"));
                 command.args([
                     "--no-defaults",
                     &format!("--datadir={}", path("data")),
@@ -247,7 +247,7 @@ impl Server {
                 command
             }
             Kind::Redis => {
-                let mut command = self.command(&redis_program().expect("it existed before"));
+                let mut command = self.command(&redis_program().expect("the program was found before"));
                 command.args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--requirepass", PASSWORD]);
                 command.args(["--dir", &self.dir.display().to_string(), "--appendonly", "no"]);
                 command.args([
@@ -261,7 +261,7 @@ impl Server {
                 command
             }
             Kind::Sentinel => {
-                let mut command = self.command(&redis_program().expect("it existed before"));
+                let mut command = self.command(&redis_program().expect("the program was found before"));
                 command.args(["sentinel.conf", "--sentinel"]);
                 command
             }

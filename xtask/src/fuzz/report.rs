@@ -30,7 +30,7 @@ pub(super) fn write(places: &Places, targets: &[&Target], programs: &[PathBuf]) 
     for (target, program) in targets.iter().zip(programs) {
         let scratch = places.scratch(target)?;
         let Some(inputs) = corpus::unpack(places, target, program, super::KNOWN)? else {
-            println!("{:<16} SKIPPED: its test does not run here", target.name);
+            println!("{:<16} SKIPPED: its test cannot run here", target.name);
             continue;
         };
         let into = scratch.join(super::MERGED);

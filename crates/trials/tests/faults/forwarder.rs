@@ -90,7 +90,7 @@ impl Forwarder {
         let target = self.target.as_ref().expect("the target is running");
         let text = rules(self.tcp, self.udp, target, self.host.as_deref(), &self.wanted.rule, turn);
         self.dir.file("next.toml", text);
-        fs::rename(self.dir.at("next.toml"), self.dir.at("f.toml")).expect("one directory");
+        fs::rename(self.dir.at("next.toml"), self.dir.at("f.toml")).expect("both files are in one directory");
         self.program.signal("HUP");
     }
 
