@@ -221,7 +221,12 @@ mod tests {
             ),
             (
                 VoidReason::CoresShared { percent: 12.0, limit_percent: 3.0 },
-                ["12.0 to 12.0 (median 12.0) %", "the limit is 3 %", "load average 3.20", "--max-foreign 20,"],
+                [
+                    "12.0 to 12.0 (median 12.0) %",
+                    "the limit is 3 %",
+                    "load average 3.20",
+                    "--max-foreign 20,",
+                ],
             ),
         ] {
             let mut record = late_record("packets_per_busy_s");

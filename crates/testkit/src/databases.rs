@@ -215,7 +215,7 @@ impl Server {
                     format!("ssl_key_file={}", path("key.pem")),
                     "ssl=on".to_owned(),
                     "fsync=off".to_owned(),
-                    // In files of the cluster instead of /dev/shm, where they would survive a crash.
+                    // Uses files of the cluster instead of /dev/shm, where they would survive a crash.
                     "dynamic_shared_memory_type=mmap".to_owned(),
                     "shared_buffers=16MB".to_owned(),
                     "log_destination=stderr".to_owned(),

@@ -70,13 +70,13 @@ impl<'a> Input<'a> {
         array
     }
 
-    /// As many bytes as the next byte states; fewer at the end.
+    /// Takes as many bytes as the next byte states; fewer at the end.
     pub fn bytes(&mut self) -> &'a [u8] {
         let length = self.byte();
         self.up_to(length.into())
     }
 
-    /// As many bytes as the next two bytes state; fewer at the end.
+    /// Takes as many bytes as the next two bytes state; fewer at the end.
     pub fn long_bytes(&mut self) -> &'a [u8] {
         let length = self.u16();
         self.up_to(length.into())

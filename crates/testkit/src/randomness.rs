@@ -174,7 +174,7 @@ mod tests {
         }
     }
 
-    /// As with a short period, or with a seed that is the same after each start.
+    /// Generator with a short period, or with a seed that is the same after each start.
     #[test]
     fn repeated_sample_is_found() {
         let mut all = samples(|_| rand::random());

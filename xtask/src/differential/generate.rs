@@ -177,7 +177,7 @@ impl Generator {
             10 | 11 => fields.push(family(kind::ADDITIONAL_ADDRESS_FAMILY, FAMILY_IPV6)),
             _ => {}
         }
-        // In a mix, half of the clients use the second user.
+        // Half of the clients use the second user in a mix.
         let auth = if self.kind == Kind::Overload && client % 2 == 1 { Auth::OtherUser } else { Auth::Good };
         Request::new(method::ALLOCATE, fields, auth)
     }

@@ -44,7 +44,7 @@ use self::{
 };
 use crate::{Failure, INCOMPLETE, cargo, repository, target};
 
-/// Environment variable that tells the process in the namespace which turnpike to test.
+/// Environment variable with the path of the turnpike to test, for the process in the namespace.
 const INSIDE: &str = "TURNPIKE_DIFFERENTIAL";
 const LANES: usize = 6;
 /// Sequences kept per unknown difference, for repetition.

@@ -392,11 +392,16 @@ mod tests {
         assert!(table(5.1).is_exceeded() && table(5.1).text().contains("5.10, ABOVE 5"));
         let mut table = Table::default();
         let nowhere = Path::new("/nonexistent");
-        let said = "test a ... thread 'a' panicked at x.rs:1:1:\nmedia flows for all clients: not within 60s\n";
+        let said =
+            "test a ... thread 'a' panicked at x.rs:1:1:\nmedia flows for all clients: not within 60s\n";
         table.add("a", false, nowhere, said).expect("nothing is read");
         table.add("b", true, nowhere, "SKIPPED: no freezer\n").expect("nothing is read");
         assert!(table.is_broken() && table.rows.len() == 2);
-        assert!(table.text().contains("a: BROKEN: media flows for all clients: not within 60s"), "{}", table.text());
+        assert!(
+            table.text().contains("a: BROKEN: media flows for all clients: not within 60s"),
+            "{}",
+            table.text()
+        );
         assert!(table.markdown().contains("| `b` | skipped |  |  |  | no freezer |"), "{}", table.markdown());
     }
 

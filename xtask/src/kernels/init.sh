@@ -97,7 +97,7 @@ run_tests() { # NAME
     say exit "$name" 127
     return
   fi
-  # With the default number of cases, property tests would take half an hour on an emulated processor.
+  # Property tests would take half an hour on an emulated processor with the default number of cases.
   PROPTEST_CASES=1000 RUST_BACKTRACE=0 timeout 1500 "/trial/tests/$name" --color never --show-output --test-threads 4 2>&1 | tee /run/tests
   say exit "$name" "${PIPESTATUS[0]}"
   # The machine may have been busy, so only tests that also fail when run alone have failed. They run on one processor, because loopback

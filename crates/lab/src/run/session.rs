@@ -287,7 +287,7 @@ impl SubjectSession<'_> {
         let Some(start) = self.scope.arrived()? else { return Ok(()) };
         loop {
             let arrived = self.scope.arrived()?.unwrap_or(start).saturating_sub(start);
-            // At the deadline, even a trickle counts as traffic.
+            // Even a trickle counts as traffic at the deadline.
             if arrived >= FLOWING || (arrived > 0 && Instant::now() > deadline) {
                 return Ok(());
             }

@@ -56,7 +56,7 @@ impl Suite {
         let (mut suite, mut document): (Self, _) = Document::parse(path, text)?;
         suite.check(&mut document);
         document.finish()?;
-        // In the built-in layout, suites are in a folder inside `experiments`; elsewhere both share a
+        // Suites are in a folder inside `experiments` in the built-in layout; elsewhere both share a
         // directory.
         let folder = path.parent().unwrap_or(Path::new("."));
         let is_apart = folder.file_name().is_some_and(|name| name == "suites");

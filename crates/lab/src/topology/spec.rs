@@ -32,7 +32,7 @@ const KNOWN: [(&str, &str, &[LinkChange]); 8] = [
     ),
     // Waking the far ends is then not charged to the relay, as on a real link.
     ("wire-far-mitigated", WIRE, &[FAR_MITIGATED]),
-    // In addition, packets do not arrive with incomplete checksums, as on a real link.
+    // Packets also arrive with complete checksums, as on a real link.
     ("wire-far-mitigated-with-sums", WIRE, &[FAR_MITIGATED, WITH_SUMS]),
     ("fleet", include_str!("fleet.toml"), &[]),
 ];

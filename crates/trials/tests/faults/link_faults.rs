@@ -92,7 +92,7 @@ pub(super) fn have_a_full_firewall(links: &Links, meanwhile: impl FnOnce()) {
         nft(&format!("add rule inet full {hook} ct state new accept"));
     }
     a_while();
-    // As with a full table, known connections continue, but new ones do not get an entry.
+    // Known connections continue, but new ones do not get an entry, as with a full table.
     for hook in ["input", "output"] {
         nft(&format!("flush chain inet full {hook}"));
         nft(&format!("add rule inet full {hook} ct state new counter drop"));

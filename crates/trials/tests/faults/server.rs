@@ -66,7 +66,7 @@ pub(crate) struct Kept {
 
 impl Kept {
     pub(crate) fn of(pid: u32, sessions: u64) -> Self {
-        /// At most 256 per worker with two ends each, for two workers.
+        /// Two workers have at most 256 pipes each, with two ends per pipe.
         const MOST_PIPES: usize = 2 * 2 * 256;
         let all = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process is a running child").flatten();
         let is_pipe = |link: &PathBuf| link.to_string_lossy().starts_with("pipe:");
