@@ -104,7 +104,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Reason why a test was skipped, from a line of output in which it may follow the test's name or dots.
+/// Reason for skipping a test, from a line of output; the test's name or dots may precede it.
 fn why_skipped(line: &str) -> Option<&str> {
     let name = line.strip_prefix("test ").and_then(|line| line.split_once(" ... "));
     name.map_or_else(|| line.trim_start_matches(['.', 'i']), |(_, words)| words).strip_prefix("SKIPPED: ")
@@ -122,8 +122,8 @@ fn target(repository: &Path) -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository.join("target"), PathBuf::from)
 }
 
-/// The current cargo, in the repository, without the variables that it set for this package: build scripts that depend on them (ring's)
-/// would run again, and everything that depends on those would be recompiled.
+/// The current cargo, in the repository, without the variables that it set for this package: with them, build scripts such as ring's would
+/// run again, and their dependents would be recompiled.
 fn cargo(repository: &Path) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(repository);
@@ -134,7 +134,7 @@ fn cargo(repository: &Path) -> Command {
     command
 }
 
-/// Tests of the binary. Always builds the whole workspace, as ./test does, so that cargo compiles everything only once.
+/// Tests of the binary. Builds the whole workspace, as ./test does, so that cargo compiles it only once.
 fn trials(repository: &Path) -> Command {
     let mut command = cargo(repository);
     command.args(["test", "--quiet", "--workspace", "--locked", "--test", "trials"]);

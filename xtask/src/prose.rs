@@ -71,7 +71,7 @@ fn list(found: &BTreeMap<String, Vec<Finding>>, paths: &[PathBuf]) {
     println!("{count} phrases");
 }
 
-/// Findings by path relative to `root`, without files that have none.
+/// Findings by path relative to `root`, excluding files without findings.
 fn findings(root: &Path) -> Result<BTreeMap<String, Vec<Finding>>, Failure> {
     let mut all = BTreeMap::new();
     for path in tracked_files(root)? {

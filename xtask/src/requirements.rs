@@ -205,7 +205,7 @@ fn run_tests(tests: &BTreeSet<&str>) -> Result<BTreeMap<String, Outcome>, Failur
     Ok(outcomes)
 }
 
-/// Unit tests run in many programs, whose names are in a different stream from the results, so the tests are identified by their paths.
+/// Unit tests are identified by their paths, because the names of their programs and their results are in different streams.
 fn relabelled(target: &str, said: &str) -> BTreeMap<String, Outcome> {
     let mut found = BTreeMap::new();
     read(said, &mut found);

@@ -31,14 +31,13 @@
 //! it is shown. The baseline is the experiment's first subject. The `metric` decides whether a ratio above 1
 //! is good.
 //!
-//! **A/A.** `order::plan` gets one run more than there are subjects; the last one is the baseline again. Its
-//! rounds go into `RunRecord::aa` under the baseline's name. With two subjects, six rounds are a whole number
-//! of blocks.
+//! **A/A.** `order::plan` gets one run more than subjects; the last is the baseline again. Its rounds go into
+//! `RunRecord::aa` under the baseline's name. With two subjects, six rounds are a whole number of blocks.
 //!
 //! **Reliability.** In simulations with 8 % noise per run and a drift of 20 % (`truth.rs`), of 1,000
-//! experiments of 96 rounds with equal subjects, 974 show no difference and 23 claim one. A 5 % slowdown is
-//! found in 88 % of the experiments with 96 rounds and in 97 % of those with 128. With 2 % noise, a sixteenth
-//! of the rounds gives the same result.
+//! experiments with 96 rounds and equal subjects, 974 show no difference and 23 claim one. A 5 % slowdown is
+//! found in 88 % of the cases with 96 rounds and in 97 % with 128. With 2 % noise, a sixteenth of the rounds
+//! gives the same result.
 //!
 //! **Seeds.** One recorded seed determines the order of the runs and the bootstrap.
 #![forbid(unsafe_code)]

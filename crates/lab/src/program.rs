@@ -16,8 +16,8 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::{error::LabError, exit_excerpt};
 
-/// Environment variable set for every process that the lab starts. The name avoids the prefix of `turnpike
-/// serve`, which warns about unknown variables.
+/// Environment variable of every process that the lab starts, without the prefix of `turnpike serve`, which
+/// warns about unknown variables.
 pub(crate) const MARK: &str = "TPLAB";
 
 const GRACE: Duration = Duration::from_secs(2);
@@ -28,7 +28,7 @@ const LOOK: Duration = Duration::from_millis(5);
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Launch {
     pub(crate) name: String,
-    /// Prefix command that enters a namespace; must `exec` the command so that the process ID stays the same.
+    /// Prefix command that enters a namespace; must `exec` the command to keep the process ID.
     pub(crate) entry: Vec<String>,
     pub(crate) command: Vec<String>,
     pub(crate) directory: Option<PathBuf>,
@@ -82,7 +82,7 @@ impl ChildProgram {
             .stdin(Stdio::null())
             .stdout(stdout)
             .stderr(log)
-            // Keeps Ctrl-C from reaching the program, because the lab stops its programs in a certain order.
+            // Keeps Ctrl-C away: the lab stops its programs in a certain order.
             .process_group(0);
         if let Some(directory) = &launch.directory {
             command.current_dir(directory);
@@ -133,8 +133,7 @@ impl ChildProgram {
         }
     }
 
-    /// Waits until this perf process has opened its counters: if interrupted earlier, it would not write a
-    /// result.
+    /// Waits until this perf process has opened its counters; interrupted earlier, it writes no result.
     pub(crate) fn await_counters(&mut self, patience: Duration) {
         let deadline = Instant::now() + patience;
         let descriptors = format!("/proc/{}/fd", self.pid());
@@ -150,7 +149,7 @@ impl ChildProgram {
 
     pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
         if self.ended.is_none() {
-            // An error would mean that there is no such child, which is impossible: it is reaped only here.
+            // Cannot fail: the child is reaped only here.
             self.ended = self.child.try_wait().unwrap_or(None);
         }
         self.ended

@@ -15,12 +15,10 @@ use crate::metric;
 use crate::search::FoundRate;
 use crate::stats;
 
-/// Version of the JSON. Increased if an older reader would misunderstand it, but not for a new optional
-/// field.
+/// Version of the JSON, increased if an older reader would misunderstand it (not for a new optional field).
 pub(crate) const FORMAT: u32 = 1;
 
-/// Maximum relative difference between equally loaded runs. A generator that only falls behind at times stays
-/// far below it.
+/// Maximum relative difference between equally loaded runs. Occasional lateness stays far below it.
 const SAME_LOAD: f64 = 0.05;
 
 pub(crate) const FILE: &str = "record.json";
@@ -286,10 +284,10 @@ impl RunRecord {
         self.rounds.iter().flat_map(|round| round.metrics.keys()).map(String::as_str).collect()
     }
 
-    /// Returns true if a run counts for a metric: if it is not void, or if only the generator fell behind and
-    /// the metric [survives](metric::survives_lateness) this. In the latter case its load must equal that of
-    /// the other runs, because the cost per datagram depends on the load, and lateness in one subject's runs
-    /// must not decide the verdict.
+    /// Returns true if a run counts for a metric: if it is not void, or if only the generator fell behind,
+    /// the metric [survives](metric::survives_lateness) this, and the load equals that of the other runs.
+    /// Otherwise lateness of one subject's runs could decide the verdict, because the cost per datagram
+    /// depends on the load.
     pub fn counts(&self, round: &Round, metric: &str) -> bool {
         match &round.voided {
             None => true,
@@ -345,7 +343,7 @@ impl RunRecord {
         let refuse = |what: String| LabError::usage(format!("{}: {what}", path.display()));
         let json = fs::read_to_string(&path).map_err(|error| refuse(error.to_string()))?;
         let bad = |error| refuse(format!("not a record of the lab: {error}"));
-        // Parsed first, because the rest may not parse if the format is newer.
+        // Parsed first: the rest of a newer format may not parse.
         let FormatVersion { format } = serde_json::from_str(&json).map_err(bad)?;
         if format > FORMAT {
             return Err(refuse(format!(

@@ -31,7 +31,7 @@ pub(crate) struct RunRequest {
     pub(crate) seed: u64,
     #[serde(default)]
     pub(crate) task: Task,
-    /// Settings from a suite row or the command line, which replace those in the file.
+    /// Settings from a suite row or the command line, which override the file.
     #[serde(default)]
     pub(crate) variant: RowSettings,
     pub(crate) command: Vec<String>,

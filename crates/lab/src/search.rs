@@ -1,11 +1,11 @@
-//! find-max: finds the highest offered rate whose loss stays within a goal, for several goals at the same
-//! time, despite noise.
+//! find-max: finds the highest offered rate whose loss stays within a goal, for several goals at once,
+//! despite noise.
 //!
 //! Based on MLRsearch (RFC 9971, previously draft-ietf-bmwg-mlrsearch). Every trial at a rate counts for
 //! every goal. A rate becomes a *lower bound* of a goal when at most half of the trial time exceeded the
 //! goal, no matter how the remaining trials would turn out; an *upper bound* when more than half did.
-//! Otherwise it is tried again. A single hiccup does not end the search, and a lucky trial does not decide
-//! it. Coarse phases of short trials find the region, and a last phase of long trials decides.
+//! Otherwise it is tried again. A hiccup does not end the search, and a lucky trial does not decide it.
+//! Coarse phases of short trials find the region, and a last phase of long trials decides.
 //!
 //! ```text
 //! while let Some(trial) = search.next() {            the caller runs it: rate, seconds
@@ -38,15 +38,15 @@ pub(crate) struct SearchSettings {
     pub(crate) max_pps: u64,
     /// Loss goals as ratios: 0.001 is 0.1 %.
     pub(crate) goals: Vec<f64>,
-    /// Relative width of the result; at least the largest goal, because otherwise the results of two goals
-    /// could change places.
+    /// Relative width of the result; at least the largest goal, or the results of two goals could change
+    /// places.
     pub(crate) width: f64,
     pub(crate) short_s: f64,
     pub(crate) long_s: f64,
     /// Seconds of long trials that decide a rate; an odd multiple of `long_s`, so that there are no ties.
     pub(crate) sum_s: f64,
     pub(crate) max_trials: usize,
-    /// Number of void trials at a rate after which the generator is considered unable to reach it.
+    /// Void trials at a rate after which the generator is considered unable to reach it.
     pub(crate) max_voids: u32,
     /// Latency limit in microseconds; a trial whose 99th percentile exceeds it counts as lost.
     pub(crate) max_p99_us: Option<f64>,
@@ -96,7 +96,7 @@ pub enum SearchEnd {
     Highest,
     /// The lowest rate fails the goal: the true maximum is lower.
     Lowest,
-    /// The generator cannot reach a higher rate, or not steadily: the true maximum may be higher.
+    /// The generator cannot reach a higher rate steadily: the true maximum may be higher.
     Generator,
     /// Interrupted: the interval may be wide and based on short trials.
     Ended,
@@ -193,11 +193,11 @@ pub(crate) struct Search {
     tried: BTreeMap<u64, Vec<TriedRate>>,
     /// Void trials by rate and goal.
     voids: BTreeMap<(u64, usize), u32>,
-    /// For each goal, the lowest rate that the generator cannot reach, and the rate that it reached instead,
-    /// if known.
+    /// For each goal, the lowest rate that the generator cannot reach, and the rate reached instead, if
+    /// known.
     ceilings: Vec<Option<(u64, Option<f64>)>>,
     trials: usize,
-    /// Earlier phases are not resumed, even if a later trial casts doubt on one of their bounds.
+    /// Earlier phases are not resumed, even if a later trial contradicts one of their bounds.
     phase: usize,
     current: Option<(Trial, Cursor)>,
 }
@@ -278,7 +278,7 @@ impl Search {
     fn take(&mut self, sent: u64, received: u64, late: bool) {
         let Some((trial, cursor)) = self.current else { return };
         let wanted = trial.rate_pps as f64 * trial.duration_s;
-        // Tolerates one missing datagram: at low rates the last one may be sent just after the end.
+        // One datagram may be missing: at low rates the last may be sent just after the end.
         if sent == 0 || (sent as f64) < wanted * (1.0 - SHORTFALL) - 1.0 {
             self.void(Some(sent as f64 / trial.duration_s));
             return;
@@ -356,7 +356,7 @@ impl Search {
         }
     }
 
-    /// Stays at the cursor while its rate is undecided.
+    /// Stays while the cursor's rate is undecided.
     fn advance(&mut self, cursor: Option<Cursor>) {
         if self.trials >= self.settings.max_trials {
             return;
@@ -433,7 +433,7 @@ impl Search {
         inside.then_some(rate)
     }
 
-    /// Finds a bound of the previous phase that this phase has not decided yet.
+    /// Finds a bound of the previous phase that is undecided in this one.
     fn hint(&self, phase: usize, goal: usize, lower: Option<u64>, upper: Option<u64>) -> Option<u64> {
         let (low, high) = self.bounds(phase.checked_sub(1)?, goal);
         let undecided = |rate: &u64| {
@@ -444,7 +444,7 @@ impl Search {
         })
     }
 
-    /// Rate delivered when too high a rate was offered, or the rate that the generator reached instead.
+    /// Rate delivered at too high an offered rate, or the rate that the generator reached instead.
     fn delivered_at(&self, goal: usize, rate: u64) -> Option<f64> {
         if let Some((_, made)) = self.ceilings[goal].filter(|(ceiling, _)| *ceiling == rate) {
             return made;
@@ -500,7 +500,7 @@ impl Search {
         let bad = seconds(true, false) + excess;
         let good = seconds(true, true);
         let whole = (bad + good).max(phase.sum_s);
-        // Half of the time may be bad: the result is the median, which a single hiccup does not change.
+        // Half of the time may be bad: the result is the median, which a hiccup does not change.
         let allowed = whole / 2.0;
         if whole - good <= allowed {
             Some(RateBound::Lower)

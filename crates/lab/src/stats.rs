@@ -2,16 +2,15 @@
 //! two runs of A.
 //!
 //! The unit is one *round*: both subjects ran in it, close in time, so influences of the machine cancel out
-//! in `ln(b / a)`. Over the rounds we take the median (a single bad round must not decide) and a bootstrap
+//! in `ln(b / a)`. We take the rounds' median, which a single bad round cannot distort, and a bootstrap
 //! interval.
 //!
 //! **Choice of interval.** We use the percentile interval of the bootstrapped median, with tails widened for
 //! small samples (Hesterberg 2015, "What Teachers Should Know About the Bootstrap", *expanded percentile*). A
 //! plain percentile interval is too narrow by about the factor `sqrt((n-1)/n) · z/t`; in simulations with
 //! seven rounds it missed the truth 12 times in 100 instead of 5. BCa is no alternative: its acceleration
-//! comes from a jackknife, and the jackknife of a median has only two or three distinct values (Efron and
-//! Tibshirani 1993, chapter 11), so at these sample sizes it corrects noise by noise. The tests below measure
-//! the coverage.
+//! comes from a jackknife, which has only two or three distinct values for a median (Efron and Tibshirani
+//! 1993, chapter 11) and so only adds noise. The tests below measure the coverage.
 
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -23,7 +22,7 @@ const RESAMPLES: usize = 10_000;
 /// Quantile of the normal distribution with 2.5 % above it.
 const Z: f64 = 1.959_964;
 
-/// Factor from the median absolute deviation to the standard deviation of a normal distribution.
+/// Ratio of a normal distribution's standard deviation to its median absolute deviation.
 const MAD_TO_SIGMA: f64 = 1.482_6;
 
 /// Ratio of the standard errors of median and mean for a normal distribution: `sqrt(pi / 2)`.
@@ -100,8 +99,7 @@ impl Estimate {
         ConfidenceInterval { low: self.log_interval.low.exp(), high: self.log_interval.high.exp() }
     }
 
-    /// Confidence level of the interval: 0.95, or less if there are fewer than [`ROUNDS_FOR_95_PERCENT`]
-    /// rounds.
+    /// Confidence level of the interval: 0.95, or less with fewer than [`ROUNDS_FOR_95_PERCENT`] rounds.
     pub(crate) fn confidence(&self) -> f64 {
         if self.rounds >= ROUNDS_FOR_95_PERCENT { 0.95 } else { 1.0 - 2.0_f64.powi(1 - small(self.rounds)) }
     }
@@ -114,13 +112,12 @@ impl Estimate {
         !self.log_interval.covers(0.0)
     }
 
-    /// Standard deviation derived from the MAD, which makes it robust against outliers.
+    /// Standard deviation, from the MAD for robustness.
     pub(crate) fn sigma(&self) -> f64 {
         self.mad * MAD_TO_SIGMA
     }
 
-    /// Effect in units of one round's noise; an effect of 0.2 needs hundreds of rounds to show, one of 2
-    /// shows in each.
+    /// Effect in units of one round's noise: 0.2 needs hundreds of rounds to show, 2 shows in each.
     pub(crate) fn effect_size(&self) -> f64 {
         if self.log_ratio == 0.0 { 0.0 } else { self.log_ratio / self.sigma() }
     }
@@ -138,8 +135,7 @@ pub(crate) fn median_interval(values: &[f64], seed: u64) -> Option<(f64, Confide
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct NoiseFloor {
     pub(crate) rounds: usize,
-    /// Median of the A/A log-ratios. If it is far from 0, one of the baseline's two runs is systematically
-    /// favoured.
+    /// Median of the A/A log-ratios. Far from 0, one of the baseline's runs is systematically favoured.
     pub(crate) log_ratio: f64,
     pub(crate) level: f64,
 }
@@ -147,8 +143,8 @@ pub(crate) struct NoiseFloor {
 impl NoiseFloor {
     /// Computes the floor from the log-ratios between the baseline's runs; `None` if there are none.
     ///
-    /// The level is half the width of their interval, which is the effect of chance on the median of that
-    /// many rounds; it is at least the absolute value of the median, which may be a bias.
+    /// The level is half the width of their interval, the effect of chance on the median of so many rounds,
+    /// but at least the median's absolute value, which may be a bias.
     pub(crate) fn new(log_ratios: &[f64], seed: u64) -> Option<Self> {
         let itself = Estimate::new(log_ratios, seed)?;
         let level = itself.half_width().max(itself.log_ratio.abs());
@@ -159,7 +155,7 @@ impl NoiseFloor {
         self.level.exp_m1() * 100.0
     }
 
-    /// True if the level is due to a bias rather than noise, so that more rounds will not lower it.
+    /// True if the level is due to a bias, which more rounds will not lower.
     pub(crate) fn is_bias(&self) -> bool {
         self.log_ratio.abs() >= self.level
     }
@@ -209,7 +205,7 @@ fn bootstrap_median(values: &[f64], seed: u64) -> Option<ConfidenceInterval> {
     Some(ConfidenceInterval { low: medians[cut], high: medians[RESAMPLES - 1 - cut] })
 }
 
-/// The `place`-th smallest value of a resample, given the number of draws of each sorted value.
+/// The `place`-th smallest value of a resample, from the draws of each sorted value.
 fn nth_drawn(sorted: &[f64], times_drawn: &[usize], place: usize) -> f64 {
     let mut seen = 0;
     for (value, times) in sorted.iter().zip(times_drawn) {
@@ -380,7 +376,7 @@ mod tests {
                 median(&draw()).unwrap().abs() < floor.level
             })
             .count();
-        // The level is based on a single set of 20 ratios and is itself uncertain, so the bound is wide.
+        // The level of a single set of 20 ratios is itself uncertain, so the bound is wide.
         assert!((180..=199).contains(&below), "{below} of {experiments}");
     }
 

@@ -213,7 +213,7 @@ impl ThresholdResult {
     }
 }
 
-/// For thresholds against several subjects, selects the result that is hardest to meet.
+/// Selects the result hardest to meet, for thresholds against several subjects.
 pub(crate) fn hardest_results(record: &RunRecord) -> Vec<ThresholdResult> {
     let mut all: Vec<ThresholdResult> = Vec::new();
     for held in evaluate(record) {
@@ -274,8 +274,8 @@ mod tests {
 
     const METRIC: &str = "packets_per_busy_s";
 
-    /// Record in which the ratio of `new` to `old` fluctuates by `noise` around `ratio`, and the baseline by
-    /// a tenth of that.
+    /// Record in which `new` over `old` fluctuates by `noise` around `ratio`, and the baseline by a tenth of
+    /// it.
     fn samples(ratio: f64, noise: f64) -> RunRecord {
         let wobble = |i: usize| noise * [0.3, -1.0, 0.7, 0.0, -0.4, 1.0, -0.8, 0.1][i % 8];
         let values: Vec<_> = (0..8)
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn few_rounds_failures_and_missing_figures_are_undecided() {
+    fn few_rounds_failed_rounds_or_missing_figures_leave_it_undecided() {
         let mut few = samples(2.0, 0.01);
         few.rounds.retain(|round| round.index < 5);
         assert_eq!(outcome(&few, at_least(1.0)), undecided("5 valid rounds, at least 6 are needed"));

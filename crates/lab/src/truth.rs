@@ -140,9 +140,9 @@ fn equal_subjects_rarely_get_a_verdict() {
 
 #[test]
 fn a_five_percent_slowdown_is_found_and_covered() {
-    // A third more rounds than are needed to show no difference: if a difference equals the resolution, it is
-    // missed in one of ten experiments (over 500 seeds: found in 88 % with 96 rounds, 97 % with 128; covered
-    // in 95 % with either).
+    // A third more rounds than show no difference: a difference equal to the resolution is missed in one of
+    // ten experiments (over 500 seeds: found in 88 % with 96 rounds, 97 % with 128; covered in 95 % with
+    // either).
     let rounds = 128;
     let verdicts: Vec<MetricVerdict> = (0..20).map(|seed| verdict(seed, 0.95, rounds)).collect();
     let told: Vec<String> = verdicts.iter().map(ToString::to_string).collect();
@@ -161,8 +161,8 @@ fn the_rounds_asked_for_are_enough_for_a_verdict() {
             asked += 1;
             assert!((11..400).contains(&rounds), "{rounds} rounds");
             let then = verdict(seed, 1.0, rounds);
-            // The noise estimate is itself based on only ten rounds, so more may be needed once again, but
-            // fewer than twice as many.
+            // Ten rounds give only a rough noise estimate, so more may be needed, but fewer than twice as
+            // many.
             match then.outcome {
                 Conclusion::CannotTell { rounds: Some(more), .. } => assert!(more < 4 * rounds, "{then}"),
                 Conclusion::NoDifference => {}

@@ -17,7 +17,7 @@ pub(crate) enum Conclusion {
     Slower,
     Higher,
     Lower,
-    /// Narrow interval that contains 1, or an effect below a noise floor that is below the resolution.
+    /// Narrow interval that contains 1, or an effect below a noise floor below the resolution.
     NoDifference,
     CannotTell {
         reasons: Vec<VerdictReason>,
@@ -59,7 +59,7 @@ pub(crate) struct MetricVerdict {
     pub(crate) outcome: Conclusion,
     pub(crate) estimate: Option<Estimate>,
     pub(crate) floor: Option<NoiseFloor>,
-    /// Medians of baseline and subject, if there are no ratios at all because of zeros.
+    /// Medians of baseline and subject, if zeros leave no ratios.
     pub(crate) medians: Option<(f64, f64)>,
     /// Rounds of the estimate in which the generator fell behind.
     pub(crate) late: usize,
@@ -125,8 +125,7 @@ impl Evidence {
 }
 
 impl MetricVerdict {
-    /// Improvement: values above 1 are better, whatever the metric's direction. `None` if there is no
-    /// estimate.
+    /// Improvement: above 1 is better, whatever the metric's direction. `None` without an estimate.
     pub(crate) fn gain(&self) -> Option<f64> {
         let ratio = self.estimate?.ratio();
         Some(if metric::direction(&self.metric) == Preference::Lower { 1.0 / ratio } else { ratio })
@@ -161,7 +160,7 @@ impl fmt::Display for Conclusion {
 }
 
 impl fmt::Display for MetricVerdict {
-    /// Starts with the metric, so that a line is easy to find among many.
+    /// Starts with the metric, so that a line is easy to find.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {} against {}: {}", self.metric, self.subject, self.baseline, self.outcome)?;
         let Some(estimate) = &self.estimate else {
@@ -275,7 +274,7 @@ fn late_rounds(record: &RunRecord, baseline: &str, subject: &str, metric: &str) 
     distinct_rounds(ours.iter().chain(&theirs).copied().filter(late))
 }
 
-/// Always lists a failed subject; other void rounds only if there are many or too few valid rounds remain.
+/// Always lists a failed subject; other void rounds only if there are many or too few are valid.
 pub(crate) fn reasons_of_void(
     record: &RunRecord,
     subjects: &[&str],
@@ -348,7 +347,7 @@ fn reasons_of_data(
         let not_supported = runs.any(|round| round.not_supported.contains(metric));
         return vec![VerdictReason::NotMeasured { not_supported }];
     }
-    // At least one round is needed whatever the rules, because an empty set has no median.
+    // At least one round, whatever the rules: an empty set has no median.
     let need = rules.min_rounds.max(1);
     if have == 0 && ratios.unusable >= need as usize {
         reasons.push(VerdictReason::NoRatio { rounds: ratios.unusable });
@@ -385,7 +384,7 @@ fn estimate_rounds(
             }
             (VerdictReason::TooFewRounds { need, .. }, _) => *need,
             (VerdictReason::TooNoisy { .. }, Some(e)) => {
-                // The larger of two noise estimates, so that a second attempt does not fail again.
+                // The larger of two estimates, so that a second attempt suffices.
                 scaled(e.rounds, e.half_width() / resolution).max(e.rounds_for(resolution))
             }
             (VerdictReason::BelowNoiseFloor { bias: false, .. }, Some(e)) => {

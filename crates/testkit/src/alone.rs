@@ -8,13 +8,13 @@ use std::{
 
 const INSIDE: &str = "TURNPIKE_TEST_ALONE";
 
-/// Runs `body` in a new process. `test` is the full name of the calling test, including modules.
+/// Runs `body` in a new process. `test` is the calling test's full name.
 pub fn in_own_process(test: &str, body: impl FnOnce()) {
     again(test, &[], body);
 }
 
 /// Like [`in_own_process`], with at most `most` descriptors (RLIMIT_NOFILE), which neither the process nor its children can raise. Skips
-/// the test with a reason if that is not possible on this machine.
+/// the test with a reason if this is impossible.
 pub fn with_descriptors(test: &str, most: u32, body: impl FnOnce()) {
     // Root can raise every limit unless it drops the capability.
     let script = format!(

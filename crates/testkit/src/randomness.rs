@@ -1,5 +1,5 @@
 //! Statistical tests for unpredictable values: identifiers, tokens, cookies. They detect broken generators (constant, counting, biased,
-//! with a short period), but not weak ones, which no statistical test can detect.
+//! with a short period), but not weak ones, which no statistical test can.
 //!
 //! A good generator exceeds the threshold of each comparison less than once in 10^13 times. With the few hundred comparisons of one
 //! call, a false alarm is less likely than 10^-9.

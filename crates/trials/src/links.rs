@@ -65,8 +65,8 @@ pub fn reason_of_bulk(datapath: &str) -> &'static str {
 }
 
 impl Links {
-    /// Configures the veths for XDP: the far end must write checksums and VLAN tags into packets, because XDP sees only the packet itself,
-    /// and must receive through NAPI, because redirected packets would otherwise never arrive.
+    /// Configures the veths for XDP, which sees only the packet itself: the far end must write checksums and VLAN tags into packets, and
+    /// receive through NAPI, or redirected packets never arrive.
     pub fn behave_as_cards(&self) {
         for device in ["c", "p"] {
             run("ethtool", &["-K", device, "tx", "off", "txvlan", "off", "gro", "on"]);
@@ -163,8 +163,7 @@ impl Links {
     }
 }
 
-/// Address of the admin interface: a Unix socket, which is reachable from every network namespace, in a directory that an ordinary user can
-/// write to.
+/// Address of the admin interface: a Unix socket, reachable from every network namespace, in a directory writable for ordinary users.
 fn admin_socket() -> (Dir, String) {
     let dir = Dir::new();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777))

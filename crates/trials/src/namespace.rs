@@ -4,8 +4,8 @@ use std::{fs, process::Command};
 
 use super::{Program, eventually, installed};
 
-/// Returns a function that creates commands, which run a shell script in a new network namespace after bringing up loopback and running
-/// `setup`; or the reason why that is not possible on this machine.
+/// Returns a function that creates commands, each of which runs a shell script in a new network namespace after `setup`, with loopback up;
+/// on failure returns the reason.
 pub fn namespace(setup: &'static str) -> Result<impl Fn(&str) -> Command, String> {
     installed("ip")?;
     installed("unshare")?;

@@ -30,8 +30,7 @@ pub struct Arrived {
 }
 
 impl Newcomers {
-    /// Sends `rate` first requests per second over UDP from `networks` addresses, each in a /24 of its own; if there is only one, it is
-    /// 127.0.0.1.
+    /// Sends `rate` first requests per second over UDP from `networks` addresses in different /24s; a single one is 127.0.0.1.
     pub fn arrive(server: SocketAddr, rate: u32, networks: u32) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let thread = {
@@ -67,7 +66,7 @@ fn arrive(server: SocketAddr, rate: u32, networks: u32, stop: &AtomicBool) -> Ar
         thread::sleep((interval * number).saturating_sub(started.elapsed()));
         let socket = UdpSocket::bind((source(number % networks), 0)).expect("loopback has free ports");
         socket.set_nonblocking(true).expect("a socket");
-        // If the server's socket buffer is full, the packet counts as lost, as on a network.
+        // Lost if the server's socket buffer is full, as on a network.
         if socket.send_to(&stun::allocate_request(None), server).is_ok() {
             arrived.sent += 1;
         }
@@ -94,7 +93,7 @@ impl Arrived {
     }
 }
 
-/// Network 0 is 127.0.0.1; every other address is in a /24 of its own.
+/// Network 0 is 127.0.0.1; the others are in different /24s.
 fn source(network: u32) -> IpAddr {
     Ipv4Addr::from_bits(0x7F00_0001 + (network << 8)).into()
 }

@@ -1,5 +1,5 @@
 //! One piece of `cargo xtask soak`: clients over all transports send data, and others come and go, while the server reloads and upgrades.
-//! After each slice all clients leave, the counters of both ends are compared, and the server's remaining resources are recorded.
+//! After each slice all clients leave, the two ends' counters are compared, and the server's resources are recorded.
 
 use std::{
     fs::{self, File},
@@ -26,7 +26,7 @@ const TALKERS: [(&str, &str, [&str; 6]); 5] = [
     ("bursts over TCP", "tcp", BURSTS),
     ("bursts over TLS", "tls", BURSTS),
     ("bursts over DTLS", "dtls", BURSTS),
-    ("lone ones over UDP", "udp", ["--clients", "32", "--burst", "1", "--window", "1"]),
+    ("single datagrams over UDP", "udp", ["--clients", "32", "--burst", "1", "--window", "1"]),
 ];
 const BURSTS: [&str; 6] = ["--clients", "8", "--burst", "8", "--window", "16"];
 
@@ -121,7 +121,7 @@ impl<'l> Soak<'l> {
         for slice in 0.. {
             let share =
                 begin.elapsed().as_secs_f64() / (Duration::from_secs(piece.seconds.max(1))).as_secs_f64();
-            // Each upgrade starts with fresh memory, so upgrades happen only in the last fifth.
+            // An upgrade starts with fresh memory, so only the last fifth has upgrades.
             let upgrade = slice > 0 && share > 0.8;
             let line = self.slice(&mut all, upgrade);
             let (seconds, kept) = (begin.elapsed().as_secs(), self.server.kept());

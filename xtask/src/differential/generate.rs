@@ -67,7 +67,7 @@ impl Generator {
         Sequence { kind: self.kind, transports, dialect, steps }
     }
 
-    /// Steps between waits, none close to the expiry of anything that an earlier step created.
+    /// Steps between waits, none close to the expiry of an earlier step's state.
     fn with_waits(&mut self, count: usize) -> Vec<Step> {
         let mut steps = vec![Step::Request(Client(0), self.allocate(0))];
         let mut times = vec![0];

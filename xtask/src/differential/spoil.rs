@@ -66,7 +66,7 @@ impl Generator {
                 }
             }
             (4, _) => {
-                // An undefined attribute of either half, or an attribute of another request.
+                // An undefined attribute, comprehension-required or -optional, or one of another request.
                 let field = self.pick_field();
                 let at = self.random.random_range(0..=request.fields.len());
                 request.fields.insert(at, field);

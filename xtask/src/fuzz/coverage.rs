@@ -1,5 +1,5 @@
 //! Code coverage of a set of inputs from libFuzzer's own counters: its merge records which input first reached each counter, the program
-//! contains a table of all counters, and its debug information maps them to lines. So no tool has to match the compiler's version.
+//! contains a table of all counters, and its debug information maps them to lines. No tool has to match the compiler's version.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -61,7 +61,7 @@ pub(super) fn merge(
     parse(&text, scratch).ok_or_else(|| "libFuzzer's control file has an unknown format".into())
 }
 
-/// The control file: number of files, number of initial files, their names; then `COV` with a file's number and counters for each.
+/// The control file: number of files, number of initial files, names; then a `COV` line per file with its number and counters.
 fn parse(text: &str, scratch: &Path) -> Option<Merged> {
     let mut lines = text.lines();
     let count: usize = lines.next()?.parse().ok()?;

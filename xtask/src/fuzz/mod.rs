@@ -200,7 +200,7 @@ fn reason(log: &str) -> Option<String> {
     Some(told.join(" ").chars().take(300).collect())
 }
 
-/// Shortens machine-specific paths: a file of a package to the path from the package's directory, any other to its name.
+/// Shortens machine-specific paths: to the path from the package's directory, or else to the file's name.
 fn without_machine(word: &str) -> String {
     let path = word.trim_start_matches(['"', '\'', '(']);
     let quote = &word[..word.len() - path.len()];

@@ -54,7 +54,7 @@ pub(super) const TARGETS: &[Target] = &[
         test: "fuzz_stun::stun",
         max_len: 1500,
         about: &["crates/wire/src/stun/", "crates/wire/src/integrity.rs"],
-        holds: "messages: parsing allocates nothing, agrees with `stun-types` and round-trips; no MAC is forged",
+        holds: "messages: parsing allocates nothing, agrees with `stun-types` and round-trips; no MAC can be forged",
     },
     Target {
         name: "indication",
@@ -108,7 +108,7 @@ pub(super) const TARGETS: &[Target] = &[
         test: "dtls::hello::fuzz::dtls_hello",
         max_len: 1500,
         about: &["crates/relay/src/dtls/hello.rs", "crates/relay/src/dtls/cookie.rs"],
-        holds: "ClientHellos: no forged cookie; ours is valid only for its client, time and ClientHello",
+        holds: "ClientHellos: no cookie can be forged; ours is valid only for its client, time and ClientHello",
     },
     Target {
         name: "access_token",
@@ -117,7 +117,7 @@ pub(super) const TARGETS: &[Target] = &[
         test: "fuzz_access_token::access_token",
         max_len: 300,
         about: &["crates/turn/src/access_token.rs"],
-        holds: "ACCESS-TOKEN, altered tokens and misbehaving issuers: nothing forged, memory bounded",
+        holds: "ACCESS-TOKEN, altered tokens and misbehaving issuers: nothing can be forged, memory is bounded",
     },
     Target {
         name: "tickets",

@@ -9,8 +9,8 @@ use std::{
 
 use crate::Failure;
 
-/// Function of `benches` whose instructions are counted. Fully qualified, because valgrind 3.19 supports a wildcard pattern in one of the
-/// two options, but not in both.
+/// Function of `benches` whose instructions are counted. Fully qualified, because valgrind 3.19 supports a wildcard in only one of the two
+/// options.
 const REGION: &str = "instructions::turnpike_counted_region";
 
 /// Number of runs, of which the minimum is used. Hash tables are seeded at random, and one seed in thirty causes enough collisions for 5 to
@@ -21,7 +21,7 @@ const RUNS: usize = 3;
 pub(crate) struct Count {
     pub(crate) name: String,
     pub(crate) own: u64,
-    /// Instructions of shared libraries (`memcpy`, the allocator), which depend on the machine's C library and CPU.
+    /// Instructions of shared libraries (`memcpy`, the allocator), which differ between machines.
     pub(crate) libraries: u64,
 }
 

@@ -171,7 +171,7 @@ impl Report {
         for (name, tests) in &self.tests {
             let ended = match tests.exit {
                 _ if tests.passed.is_none() => Some("did not finish"),
-                // A failing test that is named gets a line of its own from its second run.
+                // A failing test gets its own line from its second run.
                 Some(1..) if tests.failed.is_empty() && tests.passed_alone.is_empty() => Some("failed"),
                 _ => None,
             };

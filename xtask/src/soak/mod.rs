@@ -1,5 +1,5 @@
 //! `cargo xtask soak`: relays over all transports and data paths for a given time, in pieces, with reloads and upgrades, and checks whether
-//! resource use grows. Results are committed, so that later runs on any machine can add to them.
+//! resource use grows. Results are committed, so later runs on any machine can add to them.
 
 mod slope;
 
@@ -22,7 +22,7 @@ use crate::{Failure, LIMIT_EXCEEDED, document::with_table, program, why_skipped}
 /// Used in turn, so that all get a similar share.
 const DATAPATHS: [&str; 5] = ["basic", "mmsg", "gso", "kernel", "xdp"];
 const TEST: &str = "soak::soak_piece";
-/// Seconds until a server has allocated its long-lived state; the last part is the admin interface's history of ten minutes.
+/// Seconds until a server has allocated its long-lived state; the admin interface's history of ten minutes is last.
 const WARM_UP: u64 = 660;
 /// One line per slice; committed.
 const MEMORY: &str = "soak/slices.jsonl";
@@ -174,7 +174,7 @@ fn read(file: &Path) -> Result<Vec<Slice>, Failure> {
     fs::read_to_string(file)?.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
 }
 
-/// Reserve of two CPUs, for slices that did not record it.
+/// Reserve of two CPUs, for slices without a recorded one.
 const SLACK_PAGES: u64 = 512;
 
 /// Name, divisor for the unit, and value of a figure.

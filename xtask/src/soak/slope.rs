@@ -152,7 +152,7 @@ mod tests {
         }
     }
 
-    /// Noise that looks like growth in one case out of forty must not be reported if there are many figures.
+    /// If there are many figures, noise that looks like growth in one of forty cases must not be reported.
     #[test]
     fn many_figures_need_stronger_evidence() {
         let mut series = Series::default();

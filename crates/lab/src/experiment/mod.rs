@@ -113,13 +113,13 @@ pub(crate) struct WorkloadSpec {
     pub(crate) format: ResultFormat,
     #[serde(default = "result_file")]
     pub(crate) result: String,
-    /// Maps a metric to the path of a number, such as `"end.sum.bits_per_second"`.
+    /// Maps metrics to paths of numbers, such as `"end.sum.bits_per_second"`.
     #[serde(default)]
     pub(crate) fields: BTreeMap<String, String>,
     /// Namespaces where arriving datagrams count as delivered; if absent, the workload's own count is used.
     #[serde(default)]
     pub(crate) delivered_at: Vec<String>,
-    /// The workload has no duration setting, and its whole run is measured.
+    /// The workload has no duration, and its whole run is measured.
     #[serde(default)]
     pub(crate) whole: bool,
     /// Seconds between two runs with the same subject: coturn keeps the 5-tuple of a deleted allocation for

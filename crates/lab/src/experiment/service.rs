@@ -1,4 +1,4 @@
-//! Programs that run beside the workload: a subject or a helper, possibly consisting of several processes,
+//! Programs that run alongside the workload: a subject or a helper, possibly consisting of several processes,
 //! such as the nodes of a fleet.
 
 use std::{

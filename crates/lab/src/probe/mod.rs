@@ -1,5 +1,5 @@
-//! Snapshots of all counters of a run, and the figures computed from two of them. Counters are read from the
-//! kernel; the generator's own figures are not used as results.
+//! Snapshots of all counters of a run, and the figures computed from two of them. Counters are the kernel's;
+//! the generator's figures are not used as results.
 
 pub(crate) mod cpu;
 pub(crate) mod hardware;
@@ -29,7 +29,7 @@ pub(crate) struct CounterScope {
     subject_cpus: Vec<usize>,
     named: Vec<(String, u32)>,
     network_threads: Vec<u32>,
-    /// Kernel threads that receive for a device, by `NAMESPACE.DEVICE`.
+    /// Receiving kernel threads by `NAMESPACE.DEVICE`.
     receivers: BTreeMap<String, Vec<u32>>,
     /// Metrics endpoints, each with a process in the namespace from which to query it.
     metrics: Vec<(SocketAddr, String, Option<u32>)>,
@@ -112,8 +112,7 @@ pub(crate) struct CounterReading {
 impl CounterReading {
     /// `generator` is the workload's process group.
     pub(crate) fn take(scope: &CounterScope, generator: u32) -> Result<Self, LabError> {
-        // Fetched first, because this costs the subject some CPU time and the timed counters must be read
-        // close together.
+        // Fetched first: this costs the subject CPU time, and the timed counters must be read close together.
         let mut exported = None;
         for (address, path, space) in &scope.metrics {
             if let Some(text) = inside::inside(*space, || inside::http_get(*address, path))? {
@@ -226,9 +225,8 @@ impl CounterReading {
             put(metric::CORE_BUSY_S, core_busy);
             let receiving = self.network_threads - earlier.network_threads;
             let own = self.subject.total() - earlier.subject.total() + receiving;
-            // Not all remaining core time was used by other processes: entering and leaving idle is not
-            // charged to any process. And other processes may have run on other cores. The smaller of the two
-            // bounds is used, minus one tick.
+            // Two upper bounds, because entering and leaving idle is not charged to any process, and other
+            // processes may have run on other cores. The smaller is used, minus one tick.
             let left = (core_busy - own).max(0.0);
             let foreign = left.min((self.others - earlier.others - TICK_S).max(0.0));
             put("network_threads_s", receiving);

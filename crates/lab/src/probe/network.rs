@@ -133,7 +133,7 @@ IpExt: 0 794000 6500
     }
 
     #[test]
-    fn loopback_of_the_own_namespace_is_excluded() {
+    fn loopback_is_excluded_from_the_counters() {
         let network = Network::read(std::process::id()).unwrap();
         assert!(!network.counters.contains_key("lo.rx_packets"));
         assert!(Network::read(u32::MAX).is_err());

@@ -1,6 +1,6 @@
 //! SVG plots for embedding in a page.
 //!
-//! Each returns an empty string if there is nothing to show or drawing fails.
+//! Empty strings if there is nothing to show or drawing fails.
 
 use maud::{Markup, html};
 use plotters::coord::Shift;
@@ -71,7 +71,7 @@ pub(super) fn ratios(rows: &[Ratio]) -> String {
     let label_area = (CHARACTER * u32::try_from(longest).unwrap_or(u32::MAX)).clamp(60, WIDTH / 2);
     svg(60 + 34 * count.max(2), |area| {
         let (low, high) = extent(rows);
-        // A single row gets an empty row below it, because plotters misplaces the only segment of an axis.
+        // A single row gets an empty row below: plotters misplaces the only segment of an axis.
         let last = (rows.len() - 1).max(1);
         let mut chart = ChartBuilder::on(area)
             .margin(10)
@@ -234,7 +234,7 @@ pub(super) fn rounds(record: &RunRecord, metric: &str) -> String {
     })
 }
 
-/// Legend, shown above the plot so that it does not cover any dots.
+/// Legend, shown above the plot so that it covers no dots.
 pub(super) fn rounds_legend(record: &RunRecord, metric: &str) -> Markup {
     let is_void = |round: &Round| round.metrics.contains_key(metric) && !record.counts(round, metric);
     html! {

@@ -136,7 +136,7 @@ impl RunStage {
         Ok(prospect)
     }
 
-    /// Returns errors that end the experiment; reasons that void only the run are recorded in the round.
+    /// Returns errors that end the experiment; reasons that void only the run go into the round.
     fn run_once(
         &self,
         service: &ServiceSpec,
@@ -151,7 +151,7 @@ impl RunStage {
         });
         match measured {
             Ok(_) => round.voided = record.experiment.limits.check(&round.metrics),
-            // If the very first start fails, there is an error in the experiment, so it ends here.
+            // If the first start fails, the experiment has an error and ends here.
             Err(halt @ (RunFailure::NotReady(_) | RunFailure::HelperNotReady(_)))
                 if !has_run(record, &service.name) && !service.optional =>
             {

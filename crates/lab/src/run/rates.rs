@@ -28,8 +28,7 @@ fn metric_of(goal: f64, variable: &str) -> String {
     format!("find_max_{percent}_{unit}")
 }
 
-/// Number of consecutive void trials after which the rate cannot be the cause, because the last rate is a
-/// 32nd of the first.
+/// Consecutive void trials after which the rate cannot be the cause: the last is a 32nd of the first.
 const HOPELESS: u32 = 18;
 
 /// Percentages of the highest rate: the first three for latency, 100 % for cost, 200 % for overload.
@@ -278,10 +277,10 @@ fn point(outcome: &WorkloadResult, trial: Trial) -> Option<SweepPoint> {
     })
 }
 
-/// Scaled to the trial's length, because the workload ran a little longer; a loss never rounds to zero.
+/// Scaled to the trial, since the workload ran a little longer; a loss never rounds to zero.
 #[expect(clippy::cast_possible_truncation, reason = "rates times seconds: positive, far below 2^53")]
 fn counts(point: &SweepPoint, trial: Trial, variable: &str) -> (u64, u64) {
-    // A few clients send many datagrams, so a lost datagram must not be counted as a lost client.
+    // A few clients send many datagrams; a lost datagram is not a lost client.
     let rate = if variable == CLIENTS { trial.rate_pps as f64 * 1e6 } else { point.offered_pps };
     let sent = (rate * trial.duration_s).round().max(0.0) as u64;
     let lost = (sent as f64 * point.loss_percent / 100.0).ceil() as u64;

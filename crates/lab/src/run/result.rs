@@ -24,7 +24,7 @@ pub(crate) struct WorkloadResult {
     pub(crate) notes: Vec<String>,
 }
 
-/// The error is a lower-case fragment without a full stop; the caller embeds it in a sentence.
+/// The error is a lower-case fragment, which the caller embeds in a sentence.
 pub(crate) fn read(workload: &WorkloadSpec, text: &str) -> Result<WorkloadResult, String> {
     let mut outcome = match workload.format {
         ResultFormat::None => return Ok(WorkloadResult::default()),

@@ -91,7 +91,7 @@ impl RunStage {
     }
 
     pub(crate) fn remove_directory(&self) {
-        // Best effort: the user sees what is left, and the error explains why there is no record.
+        // Best effort: the error explains why there is no record.
         let _ = fs::remove_dir_all(&self.directory);
         if let Some(base) = self.directory.parent() {
             let _ = fs::remove_dir(base);

@@ -1,9 +1,8 @@
 //! Network namespaces joined by veth pairs, with reliable cleanup.
 //!
-//! If the lab runs as root, each namespace has a name, `tplab-ID-NAME`, which is visible in `ip netns` and
-//! used to find stale ones. Otherwise the namespaces live inside a user namespace. In both cases a sleeping
-//! anchor process keeps each namespace alive, and everything else enters through it. Nothing outside the
-//! namespaces is modified.
+//! As root, each namespace has a name, `tplab-ID-NAME`, visible in `ip netns` and used to find stale ones.
+//! Otherwise the namespaces live inside a user namespace. In both cases a sleeping anchor process keeps each
+//! namespace alive, and everything else enters through it. Nothing outside the namespaces is modified.
 
 mod guardian;
 mod napi;
@@ -44,7 +43,7 @@ pub(crate) struct Topology {
     pub(crate) addresses: BTreeMap<String, String>,
     /// Offloads by `NAMESPACE/DEVICE`.
     pub(crate) offloads: BTreeMap<String, BTreeMap<String, bool>>,
-    /// Kernel threads dedicated to receiving, by `NAMESPACE.DEVICE`.
+    /// Receiving kernel threads by `NAMESPACE.DEVICE`.
     pub(crate) receivers: BTreeMap<String, Vec<u32>>,
     /// `None` for a topology of `lab up`.
     guardian: Option<Guardian>,
@@ -123,8 +122,7 @@ impl Topology {
         self.state.spaces.iter().map(|space| space.name.as_str())
     }
 
-    /// Process that lives in the namespace as long as the topology exists; its `/proc/PID/net` has the
-    /// namespace's counters.
+    /// Process that keeps the namespace alive; its `/proc/PID/net` has the namespace's counters.
     pub(crate) fn anchor(&self, name: &str) -> Result<u32, LabError> {
         self.space(name).map(|space| space.anchor.pid)
     }
@@ -169,8 +167,7 @@ impl Topology {
         let has_ipv6 = fs::exists("/proc/net/if_inet6").unwrap_or(false);
         for link in &spec.link {
             let [a, b] = &link.ends;
-            // Created inside the namespace of one end, because without root this process has no rights in its
-            // own namespace.
+            // Created in the namespace of one end: without root this process has no rights in its own.
             let (mtu, pid) = (link.mtu, self.anchor(&b.namespace)?);
             let add = format!(
                 "ip link add {} mtu {mtu} type veth peer name {} mtu {mtu} netns {pid}",
@@ -181,8 +178,7 @@ impl Topology {
         for end in spec.ends() {
             let entry = self.entry(Some(&end.namespace))?;
             for address in &end.addresses {
-                // Skips duplicate address detection, which takes a second and is pointless on a
-                // point-to-point link.
+                // Skips duplicate address detection: it takes a second and is pointless between two ends.
                 let v6 = address.contains(':');
                 if v6 && !has_ipv6 {
                     continue;

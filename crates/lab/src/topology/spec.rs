@@ -200,8 +200,8 @@ impl Spec {
         self.link.iter().flat_map(|link| &link.ends)
     }
 
-    /// Variables: `client` and `client6` are first addresses, `relay-peer` is the address of `relay` on its
-    /// link to `peer`, and `peer-prefix` is the first local prefix.
+    /// Variables: `client` and `client6` are first addresses, `relay-peer` is `relay`'s address on its link
+    /// to `peer`, and `peer-prefix` is the first local prefix.
     pub(crate) fn addresses(&self) -> BTreeMap<String, String> {
         let mut names = BTreeMap::new();
         for link in &self.link {

@@ -56,7 +56,7 @@ fn source(number: u32) -> Ipv4Addr {
     Ipv4Addr::from_bits(0x7F01_0001 + ((number / 250) << 8) + number % 250)
 }
 
-/// Like `pour_in`, but waits for the server to read the packets: the default socket buffer has room for one or two hundred.
+/// Like `pour_in`, but waits until the server has read the packets: the default socket buffer holds one or two hundred.
 pub(super) fn pour_in_as_read(packet: Packet, server: SocketAddr, first: u32, count: u32) {
     const AT_ONCE: u32 = 50;
     for from in (first..first + count).step_by(AT_ONCE as usize) {
@@ -74,8 +74,7 @@ pub(super) fn are_read_by(pid: u32, server: SocketAddr) {
     eventually("the packets have been read", || !is_waiting(pid, server));
 }
 
-/// A DTLS client that has returned its cookie (RFC 6347 section 4.2.1), received the first packet of the server's flight, and stays
-/// silent.
+/// A DTLS client that has returned its cookie (RFC 6347 section 4.2.1) and stays silent after the server's first packet.
 pub(super) fn half_open(server: SocketAddr, number: u32) -> UdpSocket {
     let socket = UdpSocket::bind((source(number), 0)).expect("loopback addresses are local");
     socket.connect(server).expect("loopback has a route");

@@ -151,7 +151,7 @@ impl Turns {
                 "allocation p99 {when}: in most turns the machine delayed a thread that only sleeps"
             ));
         } else if without > MOST_WITHOUT {
-            row.void(format!("allocation p99 without: {without:.2} ms, above {MOST_WITHOUT}"));
+            row.void(format!("allocation p99 without the fault: {without:.2} ms, above {MOST_WITHOUT}"));
         }
         row.limit(&format!("ratio of allocation p99 {when}"), under / without, MOST_UNDER);
         // These turns cannot be repeated, and the first request for a user may wait for a query.

@@ -27,7 +27,7 @@ pub(crate) struct Group {
 }
 
 impl Frozen {
-    /// Freezes a thread; returns the reason if that is not possible on this machine.
+    /// Freezes a thread; on failure returns the reason.
     pub(super) fn thread(thread: u32) -> Result<Self, String> {
         // Version 1 groups consist of threads. In version 2, a threaded group must be inside the process's
         // group.
@@ -62,7 +62,7 @@ impl Drop for Frozen {
 }
 
 impl Group {
-    /// Moves a process to a group of its own; returns the reason if that is not possible on this machine.
+    /// Moves a process to its own group; on failure returns the reason.
     pub(crate) fn of_process(pid: u32) -> Result<Self, String> {
         let why = |error: io::Error| format!("the memory of a process cannot be limited here: {error}");
         let (base, home) = match place(pid, "memory") {

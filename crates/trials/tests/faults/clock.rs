@@ -27,7 +27,7 @@ struct Clock {
 }
 
 impl Clock {
-    /// Applies to programs started with `wanted`; returns the reason if that is not possible on this machine.
+    /// Applies to programs started with `wanted`; on failure returns the reason.
     fn of(wanted: &mut Wanted) -> Result<Self, String> {
         installed("cc")?;
         let dir = Dir::new();

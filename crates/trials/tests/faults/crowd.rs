@@ -1,5 +1,4 @@
-//! Clients on calls: the generator runs both ends, so it detects every loss, and a client that gets no data for a while creates a new
-//! allocation, as in real calls.
+//! Clients on calls: the generator runs both ends and detects every loss, and a silent client creates a new allocation, as in real calls.
 
 use std::net::SocketAddr;
 
@@ -8,7 +7,7 @@ use serde_json::{Value, json};
 use super::{Server, or_thorough, within};
 use turnpike_trials::{Load, PASSWORD, Program, SOON, USER};
 
-/// Silence in seconds after which a client reconnects; longer than any silence that a busy machine causes by itself.
+/// Seconds of silence after which a client reconnects; a busy machine alone never causes so many.
 const PATIENCE: &str = "2";
 
 pub(super) struct Crowd {
@@ -89,7 +88,7 @@ impl Crowd {
             let load = part.load.as_ref().expect("the clients were started");
             let seconds = || load.lines().iter().filter_map(|line| Second::of(line)).collect::<Vec<_>>();
             let begun = seconds().len();
-            // A single silent client would lower the ratio below this; the first, partial second is ignored.
+            // A single silent client lowers the ratio below this; the first, partial second is ignored.
             let whole = 1.0 - 0.5 / f64::from(part.clients);
             within(SOON * 3, "media flows for all clients", || {
                 seconds()

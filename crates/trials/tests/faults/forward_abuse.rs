@@ -154,7 +154,7 @@ const PROXY: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 9);
 const NO_PROXY: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 8);
 /// Timeout for a header: the connect timeout.
 const TOO_LATE: Duration = Duration::from_secs(2);
-/// Deadline for closing such a connection, less than the default connect timeout of ten seconds.
+/// Deadline for closing such a connection, below the default connect timeout of ten seconds.
 const MUCH_LATER: Duration = Duration::from_secs(5);
 /// Data after a header, which comes back if the target receives it.
 const BEHIND: &[u8] = b"let me through";
@@ -302,7 +302,7 @@ fn bad_headers() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Proxies that send a header slowly or never finish it: their connections are closed at the timeout, not earlier. Returns their number.
+/// Proxies that send a header slowly or never finish it: connections are closed at the timeout, not earlier. Returns their number.
 fn headers_without_an_end(server: SocketAddr) -> u64 {
     let beginning = |bytes: &[u8], slowly| (bytes.to_vec(), slowly);
     // Longest accepted header.
@@ -343,8 +343,8 @@ fn headers_without_an_end(server: SocketAddr) -> u64 {
 
 const TARGET: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
 
-/// Answers of the name server, and the fate of new clients. After an invalid or empty answer the last addresses stay in use; a valid answer
-/// is applied, whatever its addresses. The forwarder listens on the target's ports on 127.0.0.1.
+/// Answers of the name server, and the fate of new clients. An invalid or empty answer changes nothing; a valid one is applied, whatever
+/// its addresses. The forwarder listens on the target's ports on 127.0.0.1.
 const LIES: [(&str, Fate); 8] = [
     ("the truth", Fate::Served),
     ("no such name", Fate::Served),
@@ -381,7 +381,7 @@ fn the_name_server_gives_wrong_answers() {
             "forward: the name server sends wrong answers or none",
         );
         let seen = forwarder.row(row, |forwarder, row| {
-            // The name is resolved once a second; a timed-out query takes longer.
+            // Resolved once a second; a timed-out query takes longer.
             let is_asked = |times: u64| {
                 let asked = server.asked();
                 within(SOON, "the name is resolved again", || server.asked() >= asked + times);

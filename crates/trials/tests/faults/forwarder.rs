@@ -36,8 +36,8 @@ impl Forwarder {
         Self::between(V4, Target::on(V4), wanted)
     }
 
-    /// A forwarder whose rules name the target by host name and that listens on the target's own ports, so that the name may resolve to the
-    /// forwarder itself. Requires a namespace in which the ports are free.
+    /// A forwarder whose target is a host name, on the target's own ports, so that the name may resolve to the forwarder itself. Requires a
+    /// namespace, where the ports are free.
     pub(super) fn to_name(wanted: Wanted, target: Target, name: &str) -> Self {
         Self::new(V4, target, Some(name), wanted)
     }
@@ -94,7 +94,7 @@ impl Forwarder {
         self.program.signal("HUP");
     }
 
-    /// Returns true if the rules of that turn are in use: the unused rule has its new listener and target.
+    /// Returns true if the rules of that turn are in use, from the unused rule's listener and target.
     pub(super) fn has_rules_of(&self, turn: u32) -> bool {
         let (listener, target) = other(self.tcp, turn);
         let leads_there = format!("rule=\"other\",target=\"{target}\"");
@@ -185,7 +185,7 @@ fn launch(wanted: &Wanted, dir: &Dir) -> Program {
     start(&["forward", "-c", "f.toml"], wanted, dir.path())
 }
 
-/// Rules with short UDP timeouts, so that no test has to wait; the unused rule differs each time.
+/// Rules with short UDP timeouts, which tests wait for; the unused rule differs each time.
 fn rules(
     tcp: SocketAddr,
     udp: SocketAddr,

@@ -23,7 +23,7 @@ pub(super) fn go_down_and_up(links: &Links) {
     }
 }
 
-/// Removes and restores the address of one link after the other; `without` is called in between.
+/// Removes and restores the address of each link in turn; `without` is called in between.
 pub(super) fn lose_their_addresses(links: &Links, mut without: impl FnMut(&str)) {
     for (device, address) in [("p", "10.77.2.1/24"), ("c", "10.77.1.1/24")] {
         links.inside(&["ip", "addr", "del", address, "dev", device]);
@@ -41,7 +41,7 @@ pub(super) fn become_narrow(links: &Links, mut narrow: impl FnMut()) {
     for mtu in ["1000", "1500"] {
         for device in DEVICES {
             let set = ["ip", "link", "set", device, "mtu", mtu];
-            // Sets both ends, as on a real link, because an end with a smaller MTU would drop packets.
+            // Sets both ends, as on a real link: an end with a smaller MTU drops packets.
             links.inside(&set);
             run(set[0], &set[1..]);
         }
@@ -92,7 +92,7 @@ pub(super) fn have_a_full_firewall(links: &Links, meanwhile: impl FnOnce()) {
         nft(&format!("add rule inet full {hook} ct state new accept"));
     }
     a_while();
-    // Known connections continue, but new ones do not get an entry, as with a full table.
+    // New connections get no entry, as with a full table.
     for hook in ["input", "output"] {
         nft(&format!("flush chain inet full {hook}"));
         nft(&format!("add rule inet full {hook} ct state new counter drop"));

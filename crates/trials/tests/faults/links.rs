@@ -8,8 +8,7 @@ use super::{Crowd, Row, Server, Wanted, link_faults, or_thorough};
 use turnpike_trials::links::{Links, RELAY, SERVER, on_links};
 use turnpike_trials::{Load, PASSWORD, USER};
 
-/// Runs a fault on a link with active clients; `test` is the full name of the calling test, including
-/// modules.
+/// Runs a fault on a link with active clients; `test` is the calling test's full name.
 fn on_a_link(
     test: &str,
     what: &'static str,

@@ -87,8 +87,8 @@ fn reloaded_under_tcp_tls_and_dtls() {
     assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
 }
 
-/// Runs a fault on a server with the kernel path; `test` is the full name of the calling test, including modules. Clients reconnect after
-/// `patience` seconds of silence. The kernel must have relayed most datagrams.
+/// Runs a fault on a server with the kernel path; `test` is the calling test's full name. Clients reconnect after `patience` seconds of
+/// silence. The kernel must have relayed most datagrams.
 fn in_the_kernel(
     test: &str,
     what: &'static str,

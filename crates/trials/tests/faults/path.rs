@@ -1,5 +1,5 @@
-//! A path between clients and server that can be degraded: a user-space router that, like a NAT, has one port towards the server for each
-//! client. It replaces netem, which many kernels lack, and needs no privileges.
+//! A degradable path between clients and server: a user-space router that, like a NAT, has one port towards the server for each client.
+//! Unlike netem, it needs no privileges and runs on every kernel.
 
 use std::{
     collections::HashMap,

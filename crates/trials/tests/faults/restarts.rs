@@ -99,7 +99,7 @@ impl Storm {
         assert_eq!(
             server.answers("other", &(asked - 1).to_string()),
             Some(401),
-            "the last but one is no longer in use"
+            "the last configuration but one is no longer in use"
         );
         row.note(format!("{loaded} of {asked} reloads done, none refused; the last configuration is in use"));
     }
@@ -165,7 +165,7 @@ fn reloaded_again_and_again() {
     assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
 }
 
-/// Kills a server with many clients that send little and reconnect within one second. `meet` inspects the server when all are served again.
+/// Kills a server with many clients that send little and reconnect within a second. `meet` inspects the server once all are served again.
 pub(super) fn all_return(
     mut row: Row,
     server: &mut Server,
@@ -177,9 +177,8 @@ pub(super) fn all_return(
     const NOT_AT_ONCE: f64 = 3.0;
     const OLDEST: Duration = Duration::from_millis(100);
     let dir = Dir::new();
-    // Each client receives three datagrams in two seconds, so all notice the loss within 0.7 s of each other; with more traffic, the
-    // generator would be measured. The peer learns the client's address from its first datagram, which must arrive before the client times
-    // out.
+    // Three datagrams in two seconds: all clients notice the loss within 0.7 s of each other. More traffic would measure the generator. The
+    // peer learns the client's address from its first datagram, which must arrive before the client times out.
     let profile = dir.file(
         "thin.toml",
         "[[stream]]\nname = \"down\"\ndirection = \"to-client\"\nrate = 1.5\nsize = 100\n\

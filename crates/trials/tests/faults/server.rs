@@ -1,5 +1,5 @@
-//! The server under test, which can be killed and restarted on its ports. Its admin interface is a Unix socket, which is reachable from
-//! other namespaces.
+//! The server under test, which can be killed and restarted on its ports. Its admin interface is a Unix socket, reachable from other
+//! namespaces.
 
 use std::{
     ffi::OsStr,

@@ -57,8 +57,7 @@ impl World {
     }
 }
 
-/// Makes the store fail repeatedly, and compares the allocation latency of the user `known` with and without
-/// the fault.
+/// Makes the store fail repeatedly; compares the allocation latency of `known` with and without the fault.
 fn outage(name: &'static str, what: &'static str, fault: impl Fn(&World, bool)) {
     let world = need!(World::new(&["known", "stranger"]));
     let mut server = Server::start(Wanted::flags(&["--workers", "2", "--store", &world.url()]));
@@ -127,8 +126,7 @@ fn queries(server: &Server, result: &str) -> u64 {
 fn the_store_is_slow() {
     /// Each chunk is delayed by half of this towards the store and by half on the way back.
     const SLOWER: Duration = Duration::from_secs(1);
-    /// Connections for unknown users, plus one that reads the rules. A new connection would take several
-    /// round trips.
+    /// Connections for unknown users, plus one for the rules. A new one would take several round trips.
     const CONNECTIONS: usize = 16;
     const STRANGERS: [&str; 5] = ["one", "two", "three", "four", "five"];
     let world = need!(World::new(&[&["known"], &STRANGERS[..]].concat()));
@@ -146,7 +144,7 @@ fn the_store_is_slow() {
             let (mut soonest, mut latest) = (Duration::MAX, Duration::ZERO);
             let turns = allocations_under(server, "known:pw", settled, |server, on| {
                 if on {
-                    // Opens all connections, which are used in turn, and prepares the statement on each.
+                    // Opens all connections, used in turn, and prepares the statement on each.
                     (0..2 * CONNECTIONS).for_each(|_| assert_eq!(look_up(server).0, Some(401)));
                 }
                 world.proxy.delay(if on { SLOWER / 2 } else { Duration::ZERO });

@@ -1,5 +1,5 @@
-//! Clients of a forwarder: TCP streams and UDP sessions to an echo server. Stream contents are predictable, so every byte is checked up to
-//! the end of a connection; a client whose connection ends opens a new one.
+//! Clients of a forwarder: TCP streams and UDP sessions to an echo server. Every stream byte is predictable and checked; a client whose
+//! connection ends opens a new one.
 
 use std::{
     io::{Read as _, Write as _},
@@ -22,7 +22,7 @@ const PIECE: usize = 4096;
 const PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(10);
 const WINDOW: Duration = Duration::from_millis(500);
-/// Minimum that a client receives in a window if it is served: a quarter of its stream bytes and half of its datagrams.
+/// Minimum that a served client receives in a window: a quarter of its stream bytes, half of its datagrams.
 const FAIR: [u64; 2] = [50 * PIECE as u64 / 4, 50 / 2];
 
 /// After this message the target keeps the connection open.
@@ -329,7 +329,7 @@ impl Seen {
                             position += len as u64;
                             self.note(&mut last);
                         }
-                        // Only data that was sent may come back, and all of it if the connection ends regularly.
+                        // Only sent data may come back, and all of it if the connection ends regularly.
                         Ok(0) => return Some(position),
                         Err(_) => return None,
                     }

@@ -51,8 +51,8 @@ struct Expected {
     alone: [bool; NODES],
 }
 
-/// Runs a fault while clients send data through the fleet, and compares the effect with the expectation; `test` is the full name of the
-/// calling test, including modules. `fault` verifies that it took effect before repairing the damage, and returns the time of the repair.
+/// Runs a fault while clients send data through the fleet, and compares the effect with the expectation; `test` is the calling test's full
+/// name. `fault` verifies its effect, repairs the damage and returns the time of the repair.
 fn on_a_fleet(
     test: &str,
     what: &'static str,
@@ -71,8 +71,7 @@ fn on_a_fleet(
     in_network_namespace(test, || {
         let mut world = need!(World::up());
         let row = Row::new(name, what);
-        // If no client has to reconnect, or the time does not matter, a longer timeout ensures that a busy machine does not cause
-        // reconnects.
+        // If no client has to reconnect, or the time does not matter, a longer timeout avoids reconnects on a busy machine.
         let patience = if notice == Notice::End { or_thorough("3", "1") } else { "5" };
         let crowd = Crowd::begin(&world.network, patience);
         world.are_served(clients().into());
@@ -113,8 +112,8 @@ impl Outcome {
         crowd.flows();
         let most_in_a_second = watch.most_in_a_second();
 
-        // New users, not cached by any node. They start only after all nodes see each other again: before that, two nodes might redirect a
-        // client to each other.
+        // New users, not cached by any node. They start once all nodes see each other again; earlier, two nodes might redirect a client to
+        // each other.
         thread::sleep(Duration::from_secs(3));
         let begin = Instant::now();
         let more = Crowd::more(&world.network, "new");

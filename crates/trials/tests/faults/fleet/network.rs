@@ -59,7 +59,7 @@ impl Network {
         run("ip", &["addr", "add", &format!("{STORES}/32"), "dev", "lo"]);
         fs::write("/proc/sys/net/ipv4/ip_forward", "1").expect("the namespace belongs to this test");
         let clients = linked("c", "c", 0);
-        // The router keeps mapping a port to a dead node for some minutes. With many ports, few clients are given one of these.
+        // The router maps a port to a dead node for some minutes; with many ports, few clients get one.
         clients.inside(&["sh", "-c", "echo 1024 65535 >/proc/sys/net/ipv4/ip_local_port_range"]);
         as_many(&clients);
         let nodes = std::array::from_fn(|node| linked(&device(node), "n", number(node)));

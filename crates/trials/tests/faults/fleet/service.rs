@@ -53,7 +53,7 @@ pub(super) struct Books {
 }
 
 impl World {
-    /// Starts the fleet and the quota user; returns the reason if that is not possible on this machine.
+    /// Starts the fleet and the quota user; on failure returns the reason.
     pub(super) fn up() -> Result<Self, String> {
         let dir = Dir::new();
         let redis = databases::Server::redis()?;
