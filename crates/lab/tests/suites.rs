@@ -124,7 +124,7 @@ fn an_interrupted_suite_resumes() {
     assert!(table.contains("missing is skipped: `no-such-echo` is missing"), "{table}");
 
     let output = ran(3, &["report", kept.to_str().unwrap()]);
-    assert!(output.contains("1 bars met, 1 missed, 0 undecided"), "{output}");
+    assert!(output.contains("bars: 1 met, 1 missed, 0 undecided"), "{output}");
 }
 
 #[test]

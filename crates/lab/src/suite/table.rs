@@ -167,7 +167,7 @@ impl SuiteTable {
         }
         let _ = writeln!(
             text,
-            "\n{} bars met, {} missed, {} undecided",
+            "\nbars: {} met, {} missed, {} undecided",
             self.met,
             self.missed + self.missed_aims,
             self.undecided
@@ -293,6 +293,6 @@ mod tests {
         let table = table();
         assert_eq!((table.met, table.missed, table.undecided), (1, 1, 0));
         let text = table.text();
-        assert!(text.contains("1 bars met, 2 missed, 0 undecided") && !text.contains("**"), "{text}");
+        assert!(text.contains("bars: 1 met, 2 missed, 0 undecided") && !text.contains("**"), "{text}");
     }
 }
