@@ -49,13 +49,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn port_is_handed_out_once() {
+    fn each_port_is_given_out_only_once() {
         let addresses: BTreeSet<SocketAddr> = (0..100).map(|_| free_address()).collect();
         assert_eq!(addresses.len(), 100);
         for address in addresses {
             let name =
                 UnixAddr::from_abstract_name(format!("turnpike-test-port-{}", address.port())).unwrap();
-            assert!(UnixDatagram::bind_addr(&name).is_err(), "{address} is not held");
+            assert!(UnixDatagram::bind_addr(&name).is_err(), "{address} is not reserved");
             assert!(UdpSocket::bind(address).is_ok() && TcpListener::bind(address).is_ok());
         }
     }
