@@ -1,5 +1,5 @@
 //! Allocations of all workers for the admin interface. A query reads one slice of a worker's allocations through
-//! its inbox, so that packets never wait long; callers repeat it until they have all.
+//! its inbox, so packets never wait long; callers repeat the query until they have them all.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -50,8 +50,8 @@ impl AllocationFilter {
     }
 }
 
-/// Returns whether an allocation with this username and identity belongs to `user`. A time-limited username has
-/// the identity `:id`.
+/// Returns true if an allocation with this username and identity belongs to `user`. A time-limited username
+/// has the identity `:id`.
 fn is_user(user: &str, username: &str, identity: &str) -> bool {
     user == username || user == identity || Some(user) == identity.strip_prefix(':')
 }
@@ -90,7 +90,7 @@ pub struct AllocationSnapshot {
     pub slot: u32,
     pub realm: Arc<str>,
     pub username: Box<str>,
-    /// Name that quotas count, if it differs from the username.
+    /// Name under which quotas count the user, if it differs from the username.
     pub identity: Option<Box<str>>,
     pub client: SocketAddr,
     /// Our address that the client sends to.
@@ -103,7 +103,7 @@ pub struct AllocationSnapshot {
     pub relayed: Vec<(SocketAddr, u64)>,
     /// Follows its client to another address (RFC 8016).
     pub is_mobile: bool,
-    /// The mobile client has left its address and may return.
+    /// The mobile client has left its address and may come back from another.
     pub is_away: bool,
     pub age_ms: u64,
     /// Payload datagrams and bytes to peers.
@@ -244,8 +244,8 @@ impl Relay {
         });
     }
 
-    /// Sums up a slice of a worker's allocations, starting at slot 0 and then at [`Tally::next`]. `answer` as in
-    /// [`Relay::look`].
+    /// Sums up a slice of a worker's allocations, starting at slot 0 and then at [`Tally::next`]. `answer`
+    /// behaves as in [`Relay::look`].
     pub fn tally(&self, worker: usize, from: u32, answer: impl FnOnce(Tally) + Send + 'static) {
         let numbers = self.in_force().layout.entries().count();
         self.question(worker, move |server, now| answer(tally(server, now, from, numbers)));
@@ -280,7 +280,7 @@ impl Relay {
         listeners
     }
 
-    /// Payload of each allocation in a slice, and the first slot of the next slice. `answer` as in
+    /// Payload of each allocation in a slice, and the first slot of the next slice. `answer` behaves as in
     /// [`Relay::look`].
     pub fn traffic(
         &self,
@@ -295,7 +295,7 @@ impl Relay {
     }
 
     /// Makes a worker publish its counters, so that [`Relay::snapshots`] are current. `answer` receives the
-    /// time that the command waited; a datagram currently waits as long.
+    /// time that the command waited, which is also how long a datagram currently waits.
     pub fn probe(&self, worker: usize, answer: impl FnOnce(Duration) + Send + 'static) {
         if let Some(sender) = self.senders().nth(worker) {
             let probe = Probe { asked: Instant::now(), answer: Box::new(answer) };
@@ -303,8 +303,8 @@ impl Relay {
         }
     }
 
-    /// Ends the allocation in this slot of a worker if its id matches; `answer` receives whether it did, as in
-    /// [`Relay::look`].
+    /// Ends the allocation in this slot of a worker if its id matches. `answer` receives true if the id
+    /// matched; see [`Relay::look`].
     pub fn end(
         &self,
         (worker, slot): (usize, u32),

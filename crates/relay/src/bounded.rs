@@ -1,6 +1,6 @@
 //! Clients of one kind in order of arrival (without an allocation, or in a handshake), bounded in total and
-//! per network. A new client evicts the oldest of a full set. Each worker has its own set with its [`share`]
-//! of the bounds.
+//! per network. If the set is full, a new client evicts the oldest one. Each worker has its own set with its
+//! [`share`] of the bounds.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,16 +10,17 @@ use std::{
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 
-/// Milliseconds for which [`Bounded::is_crowded`] protects a member. If many arrive at once, each would evict
-/// the one before and none would finish. A handshake or allocation takes two round trips; clients resend an
-/// unanswered ClientHello after 500 ms or more.
+/// Milliseconds for which [`Bounded::is_crowded`] protects a member. Otherwise, if many arrive at once, each
+/// would evict its predecessor and none would finish. A handshake or allocation takes two round trips;
+/// clients resend an unanswered ClientHello after 500 ms or more.
 const GRACE_MS: u64 = 500;
 
 pub(crate) struct Bounded {
     most: usize,
     most_per_network: usize,
     members: BTreeMap<u64, Member>,
-    /// Member numbers by network, because a full network looks up its oldest for every new client.
+    /// Member numbers by network, because the oldest member of a full network is looked up for every new
+    /// client.
     networks: HashMap<IpAddr, BTreeSet<u64>, RandomState>,
     next: u64,
 }
@@ -89,7 +90,7 @@ impl Bounded {
         self.oldest().map(|member| member.slot)
     }
 
-    /// Returns whether a new client must wait: the set is full and its oldest member is still protected.
+    /// Returns true if a new client must wait: the set is full and its oldest member is still protected.
     pub(crate) fn is_crowded(&self, network: IpAddr, now_ms: u64) -> bool {
         let oldest = self.oldest_of(network).or_else(|| self.oldest());
         oldest.is_some_and(|member| member.is_young(now_ms))
@@ -139,8 +140,8 @@ impl Bounded {
     }
 }
 
-/// Part of a limit that each worker may use. The kernel distributes clients randomly, so it adds a margin to
-/// the even share: 5 + 5√share, for example 23 for a share of 8.
+/// Part of a limit that each worker may use. The kernel distributes clients randomly, so a margin of 5 +
+/// 5√share is added to the even share: a share of 8, for example, becomes 23.
 pub(crate) fn share(limit: usize, workers: usize) -> usize {
     let share = limit.div_ceil(workers.max(1));
     (share + 5 * share.isqrt() + 5).min(limit)
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn member_counts_for_its_network_once_known() {
+    fn member_is_counted_for_its_network_once_that_is_known() {
         let mut bounded = Bounded::new(4, 1);
         let [a, same, other] = ["2001:db8::1", "2001:db8::2", "192.0.2.1"]
             .map(|address| PrefixLengths::HOST.of(address.parse().unwrap()));
@@ -215,7 +216,10 @@ mod tests {
                     of_worker[(random >> 33) as usize % workers] += 1;
                 }
                 let fullest = of_worker.into_iter().max().unwrap();
-                assert!(fullest <= most, "{fullest} of {most}, {limit} by {workers}");
+                assert!(
+                    fullest <= most,
+                    "{fullest} in one worker, at most {most} allowed; limit {limit}, {workers} workers"
+                );
             }
         }
         assert_eq!((share(512, 1), share(512, 64), share(3, 4)), (512, 23, 3));

@@ -23,8 +23,8 @@ pub fn now_unix() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Reads a certificate and its key without checking the validity period. Errors name the unusable file and
-/// the reason.
+/// Reads a certificate and its key without checking the validity period. An error contains the unusable file
+/// and the reason.
 pub fn read(cert_file: &Path, key_file: &Path) -> Result<Identity, (PathBuf, String)> {
     let content = |path: &Path| match fs::read(path) {
         Ok(bytes) if bytes.is_empty() => Err((path.to_owned(), "the file is empty".to_owned())),
@@ -63,7 +63,7 @@ pub fn own_name() -> String {
     rows.find(|row| row.get(2) == Some(&&*number)).map_or(number.clone(), |row| row[0].to_owned())
 }
 
-/// Log message for a file that lacks an issuer's certificate, because most clients reject such a chain.
+/// Log message for a file that lacks an issuer's certificate; most clients reject such a chain.
 pub fn chain_warning(file: &Path, identity: &Identity) -> Option<String> {
     let file = file.display();
     Some(match identity.chain_fault()? {

@@ -1,8 +1,8 @@
 //! Delays wake-ups: if datagrams arrive one by one, the worker sleeps for a fixed time and then handles
-//! several at once. The opposite of busy polling ([`turnpike_net::Poller::set_busy_poll`]).
+//! several at once. This is the opposite of busy polling ([`turnpike_net::Poller::set_busy_poll`]).
 //!
 //! ```text
-//!  wait ─▶ tick ─▶ sleep until `time` has passed since the wake-up ─▶ wait, returns at once ─▶ tick …
+//!  wait ─▶ tick ─▶ sleep until `time` has passed since the wake-up ─▶ wait, returns immediately ─▶ tick …
 //! ```
 //!
 //! It uses a plain sleep: epoll_pwait2 with a timeout would return on the first datagram, and a timerfd would
@@ -16,13 +16,13 @@ use std::{
 
 /// Interval over which the rate is measured.
 const WINDOW: Duration = Duration::from_millis(2);
-/// Datagrams that a pause must gather. A single one would have woken the worker anyway, and sleeping costs as
-/// much.
+/// Number of datagrams that make a pause worthwhile. A single one would have woken the worker anyway, and
+/// sleeping costs as much.
 const WORTH: u64 = 2;
-/// Windows without pauses after one in which pauses gathered too little: clients that wait for replies send
-/// nothing meanwhile.
+/// Number of windows without pauses after a window whose pauses gathered too little: clients that wait for
+/// replies send nothing in the meantime.
 const REST: u32 = 50;
-/// Ticks with more datagrams are batched enough; the next one starts immediately.
+/// Ticks with more datagrams are batched well enough; the next tick starts immediately.
 const SMALL: u64 = 32;
 /// Shortest pause: falling asleep and waking up takes about as long.
 const SHORTEST: Duration = Duration::from_micros(10);
@@ -161,7 +161,7 @@ mod tests {
             worker.run(&steady(rate, Duration::ZERO, Duration::from_millis(500)));
             let each = worker.received / worker.wakeups;
             assert!(each >= least, "{rate}/s: {each} per wake-up");
-            // The tick before may add its own processing time.
+            // The previous tick may add its own processing time.
             assert!(worker.worst <= TIME + WORK * 20, "{rate}/s: {:?}", worker.worst);
         }
     }
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn first_datagrams_after_silence_are_served_at_once() {
+    fn first_datagrams_after_silence_are_served_immediately() {
         let mut worker = Simulated::new();
         worker.run(&steady(100_000, Duration::ZERO, Duration::from_millis(100)));
         let before = worker.coalescer.pauses();
@@ -186,7 +186,8 @@ mod tests {
         assert_eq!((worker.coalescer.pauses(), worker.worst), (before, Duration::ZERO));
     }
 
-    /// A client that sends its next datagram only when it has the answer to the last gains nothing by pauses.
+    /// A client that sends its next datagram only after the answer to the previous one gains nothing from
+    /// pauses.
     #[test]
     fn request_reply_traffic_is_rarely_delayed() {
         let mut worker = Simulated::new();
@@ -208,7 +209,7 @@ mod tests {
         worker.run(&steady(100_000, Duration::ZERO, Duration::from_millis(100)));
         let came = worker.now;
         assert_eq!(worker.tick(came, SMALL + 1), None);
-        // No datagrams, for example a timer.
+        // A wake-up without datagrams, for example for a timer.
         let came = worker.now;
         assert_eq!(worker.tick(came, 0), None);
         let came = worker.now;

@@ -24,7 +24,7 @@ pub(crate) struct Common {
     pub(crate) log: Arc<dyn AllocationLog>,
     pub(crate) fleet: Option<Arc<dyn Fleet>>,
     pub(crate) kernel: Option<Arc<Kernel>>,
-    /// Allocations are taken over from another process, which serves until the handover.
+    /// Allocations are taken over from another process, which keeps serving until the handover.
     pub(crate) takes_over: bool,
 }
 

@@ -16,7 +16,7 @@ use crate::{DtlsConfig, Layout, StreamConfig};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RelayState {
     pub address: RelayAddress,
-    /// Machine has the address; allocations are granted only if it does.
+    /// True if the machine has the address; otherwise no allocation is granted on it.
     pub is_up: bool,
     pub since: SystemTime,
 }
@@ -25,7 +25,8 @@ pub struct RelayState {
 pub struct Config {
     /// UDP listeners. Wildcard addresses reply from the address that the client sent to.
     pub listen: Vec<SocketAddr>,
-    /// TCP and TLS. A listener with the address of one in `listen` and port 0 gets that listener's port.
+    /// TCP and TLS. If a listener has port 0 and the address of a listener in `listen`, it gets that
+    /// listener's port.
     pub streams: StreamConfig,
     pub dtls: DtlsConfig,
     /// Listening sockets bound by the parent process, used for configured addresses.
@@ -38,18 +39,19 @@ pub struct Config {
     pub kernel: Option<Hook>,
     /// Maximum number of flows in the kernel, each in one direction; the rest stay in user space.
     pub kernel_flows: u32,
-    /// Time for which a worker keeps polling after work before it sleeps; zero sleeps at once.
+    /// Time for which a worker keeps polling after its last work before it sleeps; with zero it sleeps
+    /// immediately.
     pub busy_poll: Duration,
-    /// Maximum delay of a datagram so that the next wake-up handles more of them (`coalesce.rs`); zero adds
-    /// none.
+    /// Maximum time by which a datagram is delayed so that the next wake-up handles more of them
+    /// (`coalesce.rs`); zero means no delay.
     pub coalesce: Duration,
-    /// Relay addresses. If a family has several, a client gets the one it sent to, or else the source address
-    /// of the route to the client.
+    /// Relay addresses. If a family has several, a client gets the one to which it sent, or else the source
+    /// address of the route to the client.
     pub relay: Vec<RelayAddress>,
     pub relay_in_turn: bool,
     pub ports: RangeInclusive<u16>,
-    /// Shared relay sockets per relay address and worker: this many for UDP clients and as many for all
-    /// others. Peer addresses distinguish the allocations. 0 gives each allocation its own socket.
+    /// Number of shared relay sockets per relay address and worker for UDP clients; all other clients share
+    /// as many again. Peer addresses distinguish the allocations. With 0, each allocation has its own socket.
     pub shared_ports: usize,
     /// Configured addresses that this machine lacks: their listeners wait, and no allocation uses them.
     pub absent: Vec<IpAddr>,
@@ -63,8 +65,8 @@ pub struct Config {
     pub relay_buffer: usize,
     pub limits: AllocationLimits,
     pub realm_limits: Vec<RealmLimits>,
-    /// Maximum idle time of a half-closed peer connection (RFC 6062); afterwards the open direction is closed
-    /// too.
+    /// Maximum idle time of a half-closed peer connection (RFC 6062), after which the open direction is
+    /// closed too.
     pub half_closed: Duration,
     pub server: ServerConfig,
 }
@@ -100,8 +102,8 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Default of [`Config::half_closed`]. A reply that takes longer is rare, and keep-alive probes never end
-    /// a connection to a live peer.
+    /// Default of [`Config::half_closed`]. Replies rarely take longer, and keep-alive probes never end a
+    /// connection to a live peer.
     pub const HALF_CLOSED: Duration = Duration::from_secs(60);
 
     pub fn layout(&self) -> Layout {

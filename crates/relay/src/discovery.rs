@@ -6,8 +6,8 @@ use turnpike_turn::server::{ListenerId, NatDiscovery};
 
 use crate::StartError;
 
-/// Fills in the listeners: for each address and port the one bound to it, or else the wildcard listener of
-/// its port and family. `number` maps the index of a UDP listener to its number.
+/// Fills in the listener of each address and port: the one bound to it, or else the wildcard listener of its
+/// port and family. `number` maps the index of a UDP listener to its number.
 pub(crate) fn resolve(
     wanted: &[NatDiscovery],
     listeners: &[SocketAddr],

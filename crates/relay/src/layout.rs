@@ -10,8 +10,8 @@ use turnpike_turn::server::{ListenerId, ListenerProfile, Transport};
 use crate::StreamConfig;
 
 /// The numbers of all listeners of a relay. Numbers never change: listeners and server names added by a
-/// reload get new ones, and a removed listener keeps its numbers in case it returns. A stream listener has
-/// two (TCP and TLS). A DTLS listener has its own even if it shares the socket of a UDP listener.
+/// reload get new ones, and a removed listener keeps its numbers in case it is added again. A stream listener
+/// has two (TCP and TLS). A DTLS listener has its own even if it shares the socket of a UDP listener.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout(Vec<Numbered>);
 
@@ -23,7 +23,7 @@ struct Numbered {
     server_name: Option<String>,
     /// Accepts new clients.
     open: bool,
-    /// Streams: one of [`StreamConfig::tls_listen`].
+    /// For streams: the listener is one of [`StreamConfig::tls_listen`].
     secure: bool,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +63,7 @@ impl Layout {
             let mut placed: Vec<Placed> =
                 self.placed(kind[0]).map(|it| Placed { open: false, ..it }).collect();
             for (address, secure) in wanted {
-                // An address with port 0 may be configured several times.
+                // The same address with port 0 may be configured several times.
                 match placed.iter_mut().find(|it| it.address == address && !it.open) {
                     Some(known) => (known.open, known.secure) = (true, secure),
                     None => placed.push(Placed { place: placed.len(), address, open: true, secure }),
@@ -93,7 +93,7 @@ impl Layout {
         }
     }
 
-    /// Listeners of a kind by place, open or closed. TCP stands for all stream listeners.
+    /// Listeners of a kind by place, open or closed. `Transport::Tcp` selects all stream listeners.
     pub(crate) fn placed(&self, transport: Transport) -> impl Iterator<Item = Placed> + '_ {
         let is_it = move |entry: &&Numbered| entry.transport == transport && entry.server_name.is_none();
         self.0.iter().filter(is_it).map(|entry| Placed {
@@ -141,7 +141,7 @@ impl Layout {
         })
     }
 
-    /// Place of each number's listener among its kind, and whether it is open, in the order of
+    /// Place of each number's listener among its kind, and true if it is open, in the order of
     /// [`Layout::entries`].
     pub(crate) fn places(&self) -> impl Iterator<Item = (usize, bool)> + '_ {
         self.0.iter().map(|entry| (entry.place, entry.open))
@@ -172,7 +172,7 @@ impl Layout {
                     }
             })
         };
-        // Names without their own realms use the number of the listener. Numbers cannot overflow: file
+        // A server name without its own realms uses the listener's number. Numbers cannot overflow: file
         // descriptors run out first.
         let found = server_name.and_then(|name| find(Some(name))).or_else(|| find(None));
         ListenerId(found.and_then(|number| u16::try_from(number).ok()).unwrap_or(u16::MAX))

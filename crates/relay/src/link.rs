@@ -1,4 +1,4 @@
-//! Encoding of [`Link`]: reaches a client without looking it up.
+//! Encoding of [`Link`], which reaches a client without a lookup.
 
 use turnpike_turn::server::Link;
 
@@ -9,7 +9,7 @@ pub(crate) enum Way {
     Dtls(Place),
 }
 
-/// A slot and its generation: links may outlive the entry they point to.
+/// A slot and its generation, because links may outlive the entry to which they point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) slot: usize,

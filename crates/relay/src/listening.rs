@@ -1,4 +1,4 @@
-//! Open listeners and their sockets, at the start and after each reload. A change binds everything first, so
+//! Open listeners and their sockets, at startup and after each reload. A change first binds everything, so
 //! that a failure changes nothing.
 //!
 //! ```text
@@ -6,8 +6,8 @@
 //!    ▲──────────────restored by a reload──────────────┘ ◀────────restored with new sockets─────────┘
 //! ```
 //!
-//! The kernel distributes clients by the number of sockets, so all workers close a UDP socket together. A
-//! stream listener closes at once because its connections have their own sockets.
+//! The kernel's distribution of clients depends on the number of sockets, so all workers close a UDP socket
+//! together. A stream listener closes immediately because its connections have their own sockets.
 
 use std::{
     io, mem,
@@ -25,18 +25,18 @@ use turnpike_turn::server::{NatDiscovery, Transport};
 
 use crate::{Config, Layout, StartError, layout::Placed, stream::listen_options};
 
-/// Attempts to find a port that is free for both UDP and TCP if the kernel chooses it.
+/// Number of attempts to find a port that is free for both UDP and TCP if the kernel chooses it.
 const PORT_ATTEMPTS: usize = 16;
 
 /// Bound addresses, with real ports instead of 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listeners {
     pub udp: Vec<SocketAddr>,
-    /// Also accept TLS if there is a certificate.
+    /// These also accept TLS if there is a certificate.
     pub tcp: Vec<SocketAddr>,
-    /// Also accept TCP unless it is disabled.
+    /// These also accept TCP unless it is disabled.
     pub tls: Vec<SocketAddr>,
-    /// An address that `udp` contains too has one socket for both.
+    /// An address that is also in `udp` has one socket for both.
     pub dtls: Vec<SocketAddr>,
 }
 
@@ -61,8 +61,8 @@ impl Sockets {
 
 pub(crate) enum Source {
     Own(UdpSocket),
-    /// Socket of the UDP or DTLS listener at this place. If that one is closing, its clients are released
-    /// once the socket is shared.
+    /// Socket of the UDP or DTLS listener at this place. If that listener is closing, its clients are
+    /// released once the socket is shared.
     Shared(usize, Option<Arc<Clients>>),
 }
 
@@ -76,7 +76,7 @@ pub(crate) struct Closing {
 /// Number of workers that still have clients of a closing listener or are about to share its socket.
 pub(crate) struct Clients(AtomicUsize);
 
-/// Exceeds any number of workers: added to reopen a listener.
+/// Added to the count to reopen a listener; exceeds any number of workers.
 const REOPENED: usize = usize::MAX / 2;
 
 impl Clients {
@@ -103,7 +103,7 @@ impl Clients {
     }
 }
 
-/// Holds on [`Clients`] for a change, released on drop unless kept.
+/// Holds on [`Clients`] during a change, released on drop unless kept.
 #[derive(Default)]
 pub(crate) struct Held(Vec<(Arc<Clients>, usize)>);
 
@@ -158,12 +158,12 @@ struct OfferedPlace {
     closing: bool,
 }
 
-/// Kind of a listener and its place; TCP stands for all streams.
+/// Kind of a listener and its place; `Transport::Tcp` means any stream.
 pub(crate) type Named = (Transport, usize);
 
 impl OfferedPlaces {
     /// Listeners with their own socket, in the order in which sockets are passed. A DTLS listener may share
-    /// that of a plain UDP listener.
+    /// the socket of a plain UDP listener.
     pub(crate) fn named(&self) -> impl Iterator<Item = Named> + '_ {
         let listed = [Transport::Udp, Transport::Dtls, Transport::Tcp].into_iter().zip(self.lists());
         let named = listed.flat_map(|(transport, list)| {
@@ -271,8 +271,8 @@ pub(crate) struct Change {
 
 impl Places {
     /// Binds the listeners that `layout` adds, for each worker, and marks removed ones as closing. Listeners
-    /// on addresses that this machine lacks wait for a later change, and so do waiting ones that cannot be
-    /// bound. On error nothing stays bound.
+    /// on addresses that this machine lacks wait for a later change, as do waiting listeners that still
+    /// cannot be bound. On error nothing stays bound.
     pub(crate) fn change(&self, layout: &Layout, config: &Config) -> Result<Change, StartError> {
         let workers = config.workers.max(1);
         let mut change = Change {
@@ -395,7 +395,7 @@ impl Places {
         places[at] = place;
     }
 
-    /// Finds a listener of this kind by its configured address, except those in `taken`.
+    /// Finds a listener of this kind by its configured address, skipping those in `taken`.
     fn shared(
         &self,
         transport: Transport,
@@ -410,8 +410,8 @@ impl Places {
 
     /// Determines the addresses and shared sockets of new listeners. Each address is bound once without
     /// SO_REUSEPORT, so that a second server on the port fails instead of silently sharing it. Port 0 becomes
-    /// the same port for UDP and TCP on an address. Sockets in `before` are ours, and passed sockets need no
-    /// probe.
+    /// the same port for UDP and TCP on an address. Sockets in `before` are ours; neither they nor passed
+    /// sockets need this test.
     fn probe(
         &self,
         before: &Self,
@@ -476,8 +476,8 @@ impl Places {
         Ok(found)
     }
 
-    /// Returns a waiting entry if the machine lacks the address, or if an earlier wait still meets another
-    /// program on the port.
+    /// Returns a waiting entry if the machine lacks the address, or if the listener was already waiting and
+    /// another program still has the port.
     fn waits(&self, transport: Transport, placed: &Placed, config: &Config) -> Option<Waiting> {
         let (address, protocol) = (placed.address, protocol(transport, placed.secure));
         let waiting = |error| Some(Waiting { protocol, address, error });
@@ -516,7 +516,7 @@ impl Place {
 }
 
 impl Change {
-    /// Returns whether this listener needs no bind: unchanged, closing or reopened.
+    /// Returns true if this listener needs no bind: unchanged, closing or reopened.
     fn stays(&mut self, transport: Transport, placed: Placed, workers: usize) -> bool {
         let protocol = protocol(transport, placed.secure);
         let Some(place) = self.places.of_mut(transport).get_mut(placed.place).and_then(Option::as_mut) else {
@@ -665,7 +665,7 @@ fn setting(protocol: &str) -> &'static str {
     }
 }
 
-/// Setting that configures this UDP listener. NAT discovery adds its own listeners, which serve TCP too
+/// Setting that configures this UDP listener. NAT discovery adds its own listeners, which also serve TCP
 /// unless it is disabled.
 fn udp_setting(config: &Config, address: SocketAddr) -> &'static str {
     let of_discovery =
@@ -718,7 +718,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_remedy_names_the_setting_of_the_listener() {
+    fn remedy_names_the_setting_that_configures_the_listener() {
         let told = |protocol, kind: io::ErrorKind| {
             listen_error(protocol, ([10, 0, 0, 1], 443).into(), kind.into()).to_string()
         };

@@ -129,7 +129,7 @@ mod tests {
     impl Redirects for Shared {}
 
     #[test]
-    fn a_quota_that_the_fleet_refuses_is_given_back() {
+    fn quota_is_released_if_the_fleet_refuses() {
         let limits = RealmLimits { realm: REALM.to_owned(), allocations: Some(7), ..RealmLimits::default() };
         let config = Config {
             limits: AllocationLimits {

@@ -17,10 +17,10 @@ use crate::sync::{
 pub(crate) const QUARANTINE_MS: u64 = 10_000;
 
 pub(crate) struct PoolBits {
-    /// Ports that cannot be drawn: open, about to be opened, or in quarantine.
+    /// Ports that are not available: open, about to be opened, or in quarantine.
     taken: Bits,
-    /// Ports on which we have a socket, by transport. Another program may hold a taken port, and a port that
-    /// relays UDP stays free for TCP.
+    /// Ports on which we have a socket, by transport. A taken port need not be open here (another program may
+    /// have it), and a port that relays UDP stays free for TCP.
     open: [Bits; 2],
     /// Oldest first.
     quarantine: Mutex<VecDeque<Quarantined>>,
@@ -49,7 +49,7 @@ impl PoolBits {
     }
 
     pub(crate) fn take(&self, port: u16) -> bool {
-        // The load avoids a write, which would invalidate the cache line of the other workers.
+        // Loading first avoids a write, which would invalidate the cache line for the other workers.
         !self.taken.has(port) && self.taken.set(port)
     }
 
@@ -78,7 +78,7 @@ impl PoolBits {
         self.open.iter().any(|bits| range.clone().any(|port| bits.has(port)))
     }
 
-    /// Returns a port to the pool. Clears `taken` last, so that nothing the next owner opens is cleared.
+    /// Returns a port to the pool. Clears `taken` last, so that a bit set by the next owner is never cleared.
     pub(crate) fn free(&self, port: u16) {
         for bits in self.open.iter().chain([&self.taken]) {
             bits.clear(port);
@@ -112,7 +112,7 @@ impl PoolBits {
         })
     }
 
-    /// Takes an even port and the next one: at least one from quarantine, the other may be free.
+    /// Takes an even port and the next one. At least one of them is from quarantine; the other may be free.
     pub(crate) fn take_quarantined_pair(&self, suits: impl Fn(u16) -> bool) -> Option<[Drawn; 2]> {
         self.with_quarantine(|queue| {
             let held = Bits::new();
@@ -121,7 +121,8 @@ impl PoolBits {
             let even = |entry: &Quarantined| entry.port & !1;
             let first = queue.iter().map(even).find(|even| is_available(*even) && is_available(even + 1))?;
             let pair = [first, first + 1];
-            // If this fails, another worker took the free port; the quarantined one was not removed yet.
+            // If this fails, another worker has taken the free port; the quarantined one has not been removed
+            // yet.
             let is_taken = pair.iter().all(|port| held.has(*port) || self.take(*port));
             let until_ms = |port| queue.iter().find(|entry| entry.port == port).map(|entry| entry.until_ms);
             let drawn = pair.map(|port| Drawn { port, until_ms: until_ms(port) });
@@ -156,7 +157,7 @@ impl Bits {
         word.load(Ordering::Relaxed) & bit != 0
     }
 
-    /// Ports in the range with clear bits, in order. A word of taken ports costs one load.
+    /// Ports in the range whose bits are clear, in order. Skipping a word of taken ports costs one load.
     fn clear_in(&self, range: RangeInclusive<u16>) -> impl Iterator<Item = u16> {
         let (first, last) = (*range.start(), *range.end());
         (first / 64..=last / 64).flat_map(move |place| {
@@ -172,7 +173,7 @@ impl Bits {
     }
 
     /// Returns false if the bit was already set. Acquire pairs with the release in `clear`, so that the next
-    /// owner sees everything cleared before it (see [`PoolBits::free`]).
+    /// owner sees everything that was cleared before (see [`PoolBits::free`]).
     pub(crate) fn set(&self, port: u16) -> bool {
         let (word, bit) = self.slot(port);
         word.fetch_or(bit, Ordering::AcqRel) & bit == 0

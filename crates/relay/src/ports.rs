@@ -1,5 +1,5 @@
-//! Ports of relayed transport addresses. They are drawn unpredictably (RFC 8656 section 7.2), shared by all
-//! workers, quarantined after use, and held for 30 s if a client reserved one (EVEN-PORT with R = 1).
+//! Ports of relayed transport addresses. They are chosen unpredictably (RFC 8656 section 7.2), shared by all
+//! workers, and quarantined after use. A port that a client reserves (EVEN-PORT with R = 1) is held for 30 s.
 
 use std::{
     io,
@@ -27,15 +27,16 @@ use crate::{
 
 /// Milliseconds until a reservation expires (RFC 8656 section 7.2 recommends at least 30 s).
 const RESERVATION_MS: u64 = 30_000;
-/// Concurrent reservations per user, and at most a quarter of all. Clients use the second port of a pair
-/// within a round trip, so this allows four calls that start at once.
+/// Maximum number of concurrent reservations per user, who also never gets more than a quarter of all.
+/// Clients use the second port of a pair within a round trip, so this allows four calls to start at the same
+/// time.
 const MOST_PER_USER: usize = 4;
 const DRAWS: usize = 32;
-/// Ports of other programs that a search skips before it gives up.
+/// Number of ports in use by other programs that a search skips before it gives up.
 const BIND_ATTEMPTS: usize = 256;
 
-/// Peer connections that wait to be accepted. An allocation may have few at a time, and unknown peers must
-/// not fill memory.
+/// Maximum number of peer connections that wait to be accepted. An allocation may have only a few at a time,
+/// and unknown peers must not fill memory.
 const BACKLOG: u32 = 64;
 
 pub(crate) struct Opened {
@@ -70,7 +71,7 @@ pub(crate) struct Ports {
     plan: RwLock<Arc<Plan>>,
     options: UdpOptions,
     shared_options: UdpOptions,
-    /// Next address by family. A single counter would give every dual-stack allocation the same two
+    /// Next address per family. With a single counter, every dual-stack allocation would get the same two
     /// addresses.
     next: [AtomicUsize; 2],
     reservations: Mutex<Reservations>,
@@ -79,9 +80,9 @@ pub(crate) struct Ports {
 struct Plan {
     pools: Vec<Pool>,
     range: RangeInclusive<u16>,
-    /// Ranges from before a reload that had open ports at the last reload.
+    /// Ranges of earlier configurations that still had open ports at the last reload.
     former: Vec<RangeInclusive<u16>>,
-    /// Ranges of realms with their own; `owned` contains all their ports.
+    /// Ranges of realms that have their own; `owned` contains all ports of these ranges.
     realms: HashMap<Box<str>, RangeInclusive<u16>, RandomState>,
     owned: Bits,
     most_reservations: usize,
@@ -117,7 +118,7 @@ pub(crate) struct Reserved {
 #[derive(Clone)]
 struct Pool {
     address: RelayAddress,
-    /// Used for new ports. A pool removed by a reload remains while it has open ports.
+    /// True if new ports come from this pool. A pool removed by a reload remains while it has open ports.
     drawn: bool,
     /// Ports of the bound address, regardless of the external one.
     bits: Arc<PoolBits>,
@@ -132,7 +133,7 @@ pub(crate) struct LateUse {
 #[derive(Clone, Copy)]
 enum Stock {
     Free,
-    /// Used if no address of the family has a free port.
+    /// Ports in quarantine, used if no address of the family has a free port.
     Quarantined,
 }
 
@@ -177,7 +178,7 @@ impl Plan {
         .with_former(former)
     }
 
-    /// Sets the former ranges, without those inside the current range.
+    /// Sets the former ranges, except those inside the current range.
     fn with_former(mut self, mut ranges: Vec<RangeInclusive<u16>>) -> Self {
         ranges.retain(|range| !(self.range.contains(range.start()) && self.range.contains(range.end())));
         self.former = ranges;
@@ -243,9 +244,9 @@ impl Ports {
         self.plan().pools.iter().map(|pool| pool.address).collect()
     }
 
-    /// Chooses among several relay addresses of a family: the one the client sent to, or else the source
-    /// address of the route to the client. `None` if neither is a relay address or the configuration uses
-    /// them in turn.
+    /// Chooses among several relay addresses of a family: the one to which the client sent, or else the
+    /// source address of the route to the client. `None` if neither is a relay address or the configuration
+    /// uses them in turn.
     pub(crate) fn address_for(&self, family: Family, client: &Client) -> Option<IpAddr> {
         let plan = self.plan();
         if plan.in_turn || plan.drawn(family).nth(1).is_none() {
@@ -383,10 +384,10 @@ impl Ports {
         *plan = Arc::new(Plan { pools, ..Plan::new(config, &[], Vec::new()) }.with_former(known.ranges));
     }
 
-    /// Configures a socket opened by another process, perhaps with another data path, like our own.
+    /// Gives a socket opened by another process, perhaps for another data path, the same options as our own.
     pub(crate) fn prepare(&self, socket: &UdpSocket) {
         if self.options.gro {
-            // Without GRO nothing is coalesced, which is harmless.
+            // If this fails, nothing is coalesced, which is harmless.
             let _ = socket.set_gro(true);
         }
     }
@@ -398,7 +399,7 @@ impl Ports {
         }
     }
 
-    /// All reservations with duplicates of their sockets; fails if dup(2) does.
+    /// All reservations with duplicates of their sockets; fails if dup(2) fails.
     pub(crate) fn lend_reserved(&self, now_ms: u64) -> io::Result<Vec<(Reserved, OwnedFd)>> {
         let reservations = self.reservations();
         let lend = |(token, reservation): (&[u8; 8], &Reservation)| {
@@ -437,8 +438,8 @@ impl Ports {
         }
     }
 
-    /// Returns whether this user may reserve another port. Quotas do not count reservations, which outlive
-    /// their allocations; without these limits a user who repeatedly allocates and deletes would occupy all
+    /// Returns true if this user may reserve another port. Reservations outlive their allocations and are not
+    /// covered by quotas: without these limits, a user who repeatedly allocates and deletes would occupy all
     /// ports.
     fn may_reserve(reservations: &Reservations, (owner, most): (&str, usize)) -> bool {
         let most_per_user = MOST_PER_USER.min(most / 4).max(1);
@@ -477,7 +478,7 @@ impl Ports {
         Err(Refusal::PortsHeld)
     }
 
-    /// `owner` is the user's key and the maximum number of reservations of all users.
+    /// `owner` is the user's key, and the maximum number of reservations for all users together.
     fn draw_pair(
         &self,
         (pool, stock): (&Pool, Stock),
@@ -527,7 +528,7 @@ impl Ports {
         Err(Refusal::Port)
     }
 
-    /// A foreign token fails like an unknown one and leaves the reservation in place.
+    /// Another user's token fails like an unknown one and leaves the reservation in place.
     fn take_reserved(&self, token: [u8; 8], owner: &str, now_ms: u64) -> Result<Opened, Refusal> {
         let mut reservations = self.reservations();
         if reservations.get(&token).is_none_or(|reservation| *reservation.owner != *owner) {
@@ -568,7 +569,7 @@ impl Ports {
         for stock in [Stock::Free, Stock::Quarantined] {
             for pool in pools.clone().cycle().skip(first).take(count) {
                 match attempt(pool, stock) {
-                    // This address is full or gone from the machine, so try the next one.
+                    // This address is full or no longer on the machine, so try the next one.
                     Err(Refusal::PortsHeld) => refused = Refusal::PortsHeld,
                     Err(Refusal::Port) if refused == Refusal::PortsHeld => {}
                     Err(Refusal::Port) if matches!(stock, Stock::Free) => refused = Refusal::Port,
@@ -591,7 +592,7 @@ impl Ports {
         Ok(Opened { socket, relayed: SocketAddr::new(told, port) })
     }
 
-    /// Connections to peers leave from the same port, hence SO_REUSEPORT. It would also let other programs of
+    /// Connections to peers use the same local port, hence SO_REUSEPORT. It would also let other programs of
     /// this user share the port, so a bind without it first checks that the port is free.
     fn listen(&self, pool: &Pool, port: u16) -> io::Result<(TcpListener, SocketAddr)> {
         let address = SocketAddr::new(pool.address.bind, port);
@@ -610,8 +611,8 @@ impl Ports {
     }
 }
 
-/// Ports that a search found in use by other programs. They stay taken until it ends, so that it tries each
-/// only once.
+/// Ports that a search has found in use by other programs. They stay taken until the search ends, so that it
+/// tries each only once.
 struct PassedOver<'a> {
     bits: &'a PoolBits,
     ports: Vec<Drawn>,
@@ -622,12 +623,12 @@ impl<'a> PassedOver<'a> {
         Self { bits, ports: Vec::new() }
     }
 
-    /// Blames other programs if they hold most of the range.
+    /// Blames other programs if they have most of the range.
     fn refusal(&self, span: &Span<'_>) -> Refusal {
         if 2 * self.ports.len() > span.range.len() { Refusal::PortsHeld } else { Refusal::Port }
     }
 
-    /// Skips a port that another program holds; any other error ends the search.
+    /// Skips a port that another program has; any other error ends the search.
     fn add(&mut self, port: Drawn, error: &io::Error) -> Result<(), Refusal> {
         self.ports.push(port);
         match error.kind() {
@@ -645,7 +646,7 @@ impl Drop for PassedOver<'_> {
 }
 
 impl Pool {
-    /// Takes a random suitable free port; in a nearly full range, the next one from a random start.
+    /// Takes a random suitable free port; in a nearly full range, the next one after a random starting point.
     fn claim(&self, span: &Span<'_>, suits: impl Fn(u16) -> bool) -> Option<u16> {
         let (mut random, range) = (rand::rng(), span.range);
         let take = |port: u16| span.has(port) && suits(port) && self.bits.take(port);

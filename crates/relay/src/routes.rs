@@ -9,14 +9,15 @@ pub fn route_addresses() -> Vec<IpAddr> {
     DESTINATIONS.iter().copied().filter_map(source_of_route).filter(|ip| !ip.is_loopback()).collect()
 }
 
-/// Documentation addresses (RFC 5737, RFC 3849): they take the default route and have no hosts.
+/// Documentation addresses (RFC 5737, RFC 3849): they have no hosts, and packets to them take the default
+/// route.
 const DESTINATIONS: [SocketAddr; 2] = [
     SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9),
     SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)), 9),
 ];
 
-/// Returns the source address that the kernel would use. Connecting a UDP socket looks up the route and sends
-/// nothing.
+/// Returns the source address that the kernel would use. connect(2) on a UDP socket looks up the route and
+/// sends nothing.
 #[must_use]
 pub fn source_of_route(destination: SocketAddr) -> Option<IpAddr> {
     let any: IpAddr =
@@ -31,8 +32,8 @@ pub fn source_of_route(destination: SocketAddr) -> Option<IpAddr> {
     usable.then_some(source)
 }
 
-/// Name of the default route's outgoing interface for one of our addresses. `None` if there is no such route
-/// or the lookup fails.
+/// Name of the interface that the default route uses for one of our addresses. `None` if there is no such
+/// route or the lookup fails.
 #[must_use]
 pub fn interface_of_route(from: IpAddr) -> Option<String> {
     let to = DESTINATIONS.into_iter().find(|to| to.is_ipv4() == from.is_ipv4())?;
@@ -62,13 +63,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_route_to_loopback_starts_on_loopback() {
+    fn route_to_loopback_has_a_loopback_source() {
         let source = source_of_route(SocketAddr::from((Ipv4Addr::LOCALHOST, 9)));
         assert_eq!(source, Some(Ipv4Addr::LOCALHOST.into()));
     }
 
     #[test]
-    fn swapped_pair_of_addresses_is_corrected() {
+    fn remedy_corrects_a_swapped_pair_of_addresses() {
         let ip = |text: &str| -> IpAddr { text.parse().expect("an address") };
         let told =
             relay_address_remedy(&RelayAddress { bind: ip("198.51.100.7"), external: Some(ip("127.0.0.1")) });

@@ -1,4 +1,4 @@
-//! Start, supervision and stop of the workers.
+//! Starts, supervises and stops the workers.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -32,7 +32,7 @@ use crate::{
 
 pub trait CredentialStore: Users + Send + Sync {
     /// Continues a [`Users::check`] that returned [`CredentialCheck::NeedsLookup`]. Must not block; `lookup` may be finished
-    /// on any thread within 10 s. A store that always answers at once never gets this call.
+    /// on any thread within 10 s. Not called if the store always answers immediately.
     fn look_up(&self, _query: CredentialQuery, _lookup: PendingLookup) {}
 }
 
@@ -81,7 +81,7 @@ impl AllocationLog for () {
 /// Other servers of the same service, shared by all workers. Consulted for requests, not for relayed data.
 /// Methods must not block.
 pub trait Fleet: Redirects + Send + Sync {
-    /// Counts an allocation against the limits shared by all servers, or returns the exceeded limit.
+    /// Counts an allocation against the limits shared by all servers, or returns the limit that is exceeded.
     fn acquire(&self, asked: SharedQuota<'_>) -> Result<(), QuotaRefusal>;
     fn release(&self, user: UserRef<'_>);
     /// See [`turnpike_turn::server::Restrictions::is_banned`].
@@ -112,8 +112,8 @@ pub struct WorkerSnapshot {
     pub ttl_expired: u64,
     pub streams: StreamStats,
     pub peers: PeerStats,
-    /// Messages between workers that were lost because the receiver was too slow; clients retransmit what
-    /// matters.
+    /// Messages between workers that were lost because the receiver was too slow; clients retransmit
+    /// important ones.
     pub handoffs_lost: u64,
     pub dtls: DtlsStats,
     /// Datagrams and payload bytes relayed by the kernel to peers and to clients, at most 1 s old; included
@@ -144,9 +144,9 @@ pub struct Relay {
     pub(crate) kernel: Option<Arc<Kernel>>,
 }
 
-/// State sent to the workers, kept so that a partial change can send it again.
+/// State sent to the workers, kept so that it can be sent again with a partial change.
 pub(crate) struct InForce {
-    /// Configuration apart from the fields below; settings that a reload cannot change keep their initial
+    /// Configuration, superseded by the fields below; settings that a reload cannot change keep their initial
     /// values.
     pub(crate) config: Config,
     pub(crate) layout: Layout,
@@ -176,13 +176,14 @@ impl InForce {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Relistened {
     pub opened: Vec<(&'static str, SocketAddr)>,
-    /// Streams close at once; UDP and DTLS accept no new clients and close after the last one.
+    /// Stream listeners close immediately; UDP and DTLS listeners accept no new clients and close after their
+    /// last client.
     pub closed: Vec<(&'static str, SocketAddr)>,
 }
 
 impl Relay {
-    /// Binds all listeners, probes every relay address and starts the workers. On error nothing stays open,
-    /// and [`StartError`] names the remedy.
+    /// Binds all listeners, tests every relay address and starts the workers. On error nothing stays open,
+    /// and [`StartError`] suggests a remedy.
     pub fn start(
         config: &Config,
         credentials: Arc<dyn CredentialStore>,
@@ -202,8 +203,8 @@ impl Relay {
     }
 
     /// Takes over from another process with its sockets ([`crate::upgrade`]): the workers import its allocations
-    /// and serve when asked to. Number of workers and data path must match the offer; `layout` is the offered
-    /// one after [`Layout::follow`] with the new listeners. On error the other process continues.
+    /// and serve when asked to. The number of workers and the data path must match the offer; `layout` is the
+    /// offered layout after [`Layout::follow`] with the new listeners. On error the other process continues.
     pub fn start_from_handover(
         fleet: Option<Arc<dyn Fleet>>,
         config: &Config,
@@ -257,7 +258,8 @@ impl Relay {
             streams: Arc::clone(&common.streams),
             dtls: Arc::clone(&common.dtls),
         };
-        // Before any client is served, applies this configuration's rules and limits to the imported allocations.
+        // Before any client is served, the rules and limits of this configuration are applied to the imported
+        // allocations.
         let first = takes_over.then(|| in_force.commands());
         let mut relay = Self {
             workers: Workers::default(),
@@ -274,8 +276,8 @@ impl Relay {
         Ok(relay)
     }
 
-    /// Binds the sockets of all workers, then runs them. In a takeover each worker first handles the command
-    /// `first`.
+    /// Binds the sockets of all workers, then runs them. During a takeover each worker first handles the
+    /// command `first`.
     fn start_workers(
         &mut self,
         common: &Common,
@@ -286,9 +288,9 @@ impl Relay {
         let workers = workers.map(|(number, sockets)| Worker::new(number, common, sockets));
         let workers = workers.collect::<Result<Vec<_>, _>>()?;
         let mailboxes: Arc<[Mailbox]> = workers.iter().map(Mailbox::of).collect();
-        // Started only after all are bound: each socket that joins an SO_REUSEPORT group changes the worker
-        // of some 5-tuples, so earlier allocations would be stranded on a worker that no longer receives from
-        // their clients.
+        // Workers start only after all sockets are bound: each socket that joins an SO_REUSEPORT group
+        // changes the worker of some 5-tuples, so earlier allocations would be stranded on a worker that no
+        // longer receives from their clients.
         for mut worker in workers {
             worker.set_mailboxes(Arc::clone(&mailboxes));
             let takes_over = first.is_some();
@@ -402,7 +404,7 @@ impl Relay {
         };
         let Change { places, sockets, opened, closing, held } = in_force.places.change(layout, &config)?;
         settle(&mut config, layout, &places)?;
-        // Nothing can fail from here on.
+        // From here on, nothing can fail.
         held.keep();
         self.quotas.limit(&config);
         self.ports.reconfigure(&config);
@@ -426,8 +428,8 @@ impl Relay {
         self.put_into_force(&in_force, Vec::new());
     }
 
-    /// Replaces the addresses of this machine. Allocations that the peer rules then refuse end, as after a
-    /// reload.
+    /// Replaces the addresses of this machine. Allocations that the peer rules no longer permit end, as after
+    /// a reload.
     pub fn set_addresses(&self, addresses: Vec<IpAddr>) {
         let mut in_force = self.in_force();
         in_force.config.addresses = addresses;
@@ -450,7 +452,8 @@ impl Relay {
         own_endpoints(config, places, &self.ports.addresses(), self.ports.former_ranges())
     }
 
-    /// Locked until all workers have their commands, so that concurrent changes reach them in the same order.
+    /// Keep it locked until all workers have their commands, so that concurrent changes reach them in the
+    /// same order.
     pub(crate) fn in_force(&self) -> MutexGuard<'_, InForce> {
         self.in_force.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -466,12 +469,12 @@ impl Relay {
         self.workers.tell(|| Command::SetDraining(draining));
     }
 
-    /// Returns whether a worker has ended unexpectedly, so that some clients are no longer served.
+    /// Returns true if a worker has ended unexpectedly, so that some clients are no longer served.
     pub fn has_failed(&self) -> bool {
         self.workers.have_failed()
     }
 
-    /// Returns whether all workers have taken commands since the last call; a hung worker has not.
+    /// Returns true if all workers have taken commands since the last call; a hung worker takes none.
     #[must_use]
     pub fn makes_progress(&self) -> bool {
         self.workers.make_progress()
@@ -538,7 +541,7 @@ fn own_endpoints(
 ) -> OwnEndpoints {
     let relays = relays.iter().map(|relay| (relay.bind, relay.external));
     let listeners = places.bound().chain(config.listeners_beside.iter().copied());
-    // NAT discovery reveals further external addresses to clients.
+    // NAT discovery tells clients further external addresses.
     let discovery = config.server.nat_discovery.iter().flat_map(|of| of.external).flatten();
     OwnEndpoints::new(config.addresses.iter().copied(), relays, listeners, config.ports.clone())
         .with_former_ports(former)

@@ -1,5 +1,5 @@
 //! Log of refused connections and DTLS handshakes with their addresses, so that operators see why a client
-//! could not connect. The TCP handshake or the DTLS cookie proves most addresses. Unproved ones can be
+//! could not connect. The TCP handshake or the DTLS cookie proves most addresses. Unproved addresses can be
 //! forged, so they have their own stage and fewer entries.
 
 use std::{net::SocketAddr, sync::Arc};
@@ -12,12 +12,12 @@ const MOST_UNPROVED: usize = 8;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TurnedAway {
-    /// The most recent one, with its port.
+    /// The most recent client, with its port.
     pub client: SocketAddr,
     pub transport: Transport,
     pub user: Option<(Arc<str>, Box<str>)>,
-    /// Stage of the refusal: `connection`, `tls_handshake`, `dtls_handshake` or `dtls_hello` (address may be
-    /// forged).
+    /// Stage of the refusal: `connection`, `tls_handshake`, `dtls_handshake` or `dtls_hello` (the address may
+    /// be forged).
     pub stage: &'static str,
     /// Label of the refusal counter in `/metrics`.
     pub reason: &'static str,

@@ -33,9 +33,10 @@ use crate::{
 };
 
 const STEP: Duration = Duration::from_secs(2);
-/// Timeout for returning all flows to user space. Ample, because workers keep serving meanwhile.
+/// Timeout for returning all flows to user space. It is generous, because workers keep serving clients during
+/// this time.
 const SUSPEND: Duration = Duration::from_secs(30);
-/// Maximum rounds until no handoffs between workers are in flight; three suffice.
+/// Maximum number of rounds until no handoffs between workers are in flight; normally three are enough.
 const ROUNDS: usize = 32;
 
 /// Data that the new process needs to decide whether it can take over. Contains keys.
@@ -43,16 +44,16 @@ const ROUNDS: usize = 32;
 pub struct RelayOffer {
     pub workers: usize,
     pub kernel: bool,
-    /// Kernel state whose descriptors come last.
+    /// Kernel state; its descriptors come last.
     #[serde(default, rename = "lent")]
     passed: Option<PassedKernel>,
-    /// Name of the data path: datagrams waiting in sockets are coalesced for it.
+    /// Name of the data path, which determines how datagrams that wait in sockets are coalesced.
     datapath: String,
-    /// Field name known to other versions.
+    /// Other versions know the field by this name.
     #[serde(rename = "nonce_key")]
     own_key: NonceKey,
     layout: Layout,
-    /// Each has a listening socket per worker.
+    /// Each place has a listening socket per worker.
     places: OfferedPlaces,
     relay: Vec<RelayAddress>,
     known: Known,
@@ -94,7 +95,7 @@ impl RelayOffer {
         self.own_key
     }
 
-    /// Listener numbers; the caller appends those of its own configuration.
+    /// Listener numbers; the caller adds those of its own configuration.
     #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.layout
@@ -107,8 +108,8 @@ impl RelayOffer {
 }
 
 impl Relay {
-    /// Returns the offer, its descriptors (listening sockets and the new process's channel ends), and our
-    /// channel end of each worker. Fails if a worker hangs or has ended, or if no descriptors are left.
+    /// Returns the offer, its descriptors (listening sockets and the new process's ends of the channels), and
+    /// our end of each worker's channel. Fails if a worker hangs or has ended, or if no descriptors are left.
     pub fn offer(&self) -> io::Result<(RelayOffer, Vec<OwnedFd>, Vec<Channel>)> {
         let (places, layout, relay, own_key, datapath) = {
             let in_force = self.in_force();
@@ -129,9 +130,9 @@ impl Relay {
         Ok((offer, descriptors, channels))
     }
 
-    /// Pauses the workers once they have handled everything they read; later datagrams wait in their sockets.
-    /// Unless the new process [`Relay::keeps_flows`], the kernel stops relaying first. Call [`Relay::resume`]
-    /// if anything fails. Fails if a worker hangs or has ended.
+    /// Pauses the workers once they have handled everything that they have read; later datagrams wait in
+    /// their sockets. Unless the new process [`Relay::keeps_flows`], the kernel stops relaying first. Call
+    /// [`Relay::resume`] if anything fails. Fails if a worker hangs or has ended.
     pub fn pause(&self, successor_keeps_flows: bool) -> io::Result<()> {
         if !successor_keeps_flows {
             self.workers.ask(SUSPEND, "take its flows out of the kernel", Command::SuspendFlows)?;
@@ -159,7 +160,8 @@ impl Relay {
         self.workers.tell(|| Step::Resume.into());
     }
 
-    /// Completes the upgrade in the old process: drops exported allocations; the rest live on ([`Relay::left`]).
+    /// Completes the upgrade in the old process: drops exported allocations and keeps the rest
+    /// ([`Relay::left`]).
     pub fn forget(&self) {
         if let Err(error) = self.workers.forget() {
             tracing::warn!("{error}");
@@ -169,13 +171,13 @@ impl Relay {
         }
     }
 
-    /// New process: returns true if it continues with the flows that the old process has in the kernel.
+    /// New process: returns true if it keeps using the flows that the old process has in the kernel.
     #[must_use]
     pub fn keeps_flows(&self) -> bool {
         self.kernel.as_ref().is_some_and(|kernel| kernel.keeps_flows())
     }
 
-    /// Remaining allocations, and remaining connections and associations; at most 100 ms old.
+    /// Numbers of remaining allocations, and of remaining connections and associations; at most 100 ms old.
     pub fn left(&self) -> (u64, u64) {
         self.snapshots().iter().fold((0, 0), |(allocations, connections), worker| {
             let connected = worker.streams.open + worker.dtls.open + worker.dtls.half_open;
@@ -317,7 +319,7 @@ mod tests {
         assert_eq!((of_one.udp.len(), of_one.dtls.len(), of_one.streams.len()), (2, 1, 2));
         let closing: Vec<Named> = of_one.closing.iter().map(|it| (it.transport, it.place)).collect();
         assert_eq!(closing, [(plain, 1)]);
-        // An unchanged configuration opens and closes nothing; a removed listener is named.
+        // An unchanged configuration opens and closes nothing; a removed listener is reported.
         let same = here.change(&layout, &second).unwrap_or_else(|error| panic!("{error}"));
         assert!(same.opened.is_empty() && same.closing.is_empty());
         let less = config(&[any], &[any], &[any], &[]);

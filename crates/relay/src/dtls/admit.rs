@@ -65,8 +65,8 @@ impl Associations {
     }
 
     /// Handles the fragments of a ClientHello in a datagram. Without a cookie, they get a DTLS 1.2 reply;
-    /// with a valid cookie they are kept until the message is complete. DTLS 1.3 computes its cookie from a
-    /// complete ClientHello, so clients that support both versions get DTLS 1.2.
+    /// with a valid cookie they are kept until the message is complete. A DTLS 1.3 cookie is computed from
+    /// the complete ClientHello, so clients that support both versions get DTLS 1.2.
     fn take_fragments(&mut self, now_ms: u64, client: Client, datagram: &[u8], tx: &mut Tx) -> Option<usize> {
         let now_unix = self.unix(now_ms);
         for record in record::records(datagram).filter(|record| hello::is_hello(record)) {
@@ -140,8 +140,7 @@ impl Associations {
         self.refuse(client, datagram, why, tx);
     }
 
-    /// Refuses a client with an alert, which is shorter than any ClientHello and saves the client from
-    /// waiting.
+    /// Refuses a client with an alert, which is shorter than any ClientHello and spares the client a timeout.
     fn refuse(&mut self, client: &Client, datagram: &[u8], why: DtlsFailure, tx: &mut Tx) {
         self.stats.failed[why as usize] += 1;
         let description = match why {

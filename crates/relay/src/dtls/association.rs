@@ -1,4 +1,4 @@
-//! A client's association: dimpl's instance and its state for the limits.
+//! A client's DTLS association: its dimpl instance, and its state with respect to the limits.
 
 use std::time::Instant;
 
@@ -19,19 +19,19 @@ pub(super) enum Stage {
 
 pub(super) struct Association {
     pub(super) dtls: Dtls,
-    /// Addresses at the socket; the listener number is the one for clients without a server name.
+    /// Addresses as seen at the socket, with the listener number for clients without a server name.
     pub(super) client: Client,
     pub(super) place: usize,
     pub(super) generation: u32,
-    /// Number known to the state machine, which depends on the server name.
+    /// Listener number passed to the state machine; depends on the server name.
     pub(super) listener: ListenerId,
-    /// Random of the ClientHello: distinguishes a retransmission from a new start.
+    /// The ClientHello's random: distinguishes a retransmission from a new handshake.
     pub(super) random: [u8; 32],
     pub(super) stage: Stage,
     /// Received an unauthenticated plaintext alert during the handshake.
     pub(super) alerted: bool,
     pub(super) deadline_ms: u64,
-    /// Next call of dimpl's timer in milliseconds.
+    /// Time in milliseconds at which dimpl's timer is next due.
     pub(super) timer_ms: u64,
     pub(super) armed_ms: u64,
 }
@@ -120,7 +120,8 @@ enum Poll {
     Nothing,
 }
 
-/// Polls once. Queues packets for the client; returns the number of plaintext bytes at the start of `room`.
+/// Polls once. Queues packets for the client; also returns the number of plaintext bytes at the start of
+/// `room`.
 fn poll(dtls: &mut Dtls, room: &mut [u8], route: &Route, tx: &mut Tx) -> (Poll, usize) {
     match dtls.poll_output(room) {
         Output::Packet(packet) => {

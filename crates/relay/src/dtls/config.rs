@@ -9,8 +9,8 @@ use super::DtlsContext;
 /// Settings of DTLS listeners. The default has no listeners and the documented limits.
 #[derive(Clone, Debug, Default)]
 pub struct DtlsConfig {
-    /// UDP addresses; ignored without `context`. Plain UDP may use the same address: both share a socket, and
-    /// the first byte of a datagram selects the protocol.
+    /// UDP addresses; ignored without `context`. Plain UDP may use the same address: the two share a socket,
+    /// and the first byte of a datagram selects the protocol.
     pub listen: Vec<SocketAddr>,
     pub context: Option<Arc<DtlsContext>>,
     pub limits: ConnectionLimits,

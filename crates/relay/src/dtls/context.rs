@@ -17,12 +17,13 @@ use super::{
 };
 use crate::{Identity, stream::tls::Directory};
 
-/// Conservative path MTU for handshake datagrams. Application data is not limited.
+/// Conservative path MTU for handshake datagrams. Application data is not limited by it.
 const MTU: usize = 1200;
 /// Time until the first retransmission of a flight (RFC 9147 section 5.8.2 recommends 1 s; clients of
 /// real-time media wait less).
 const RETRANSMIT: Duration = Duration::from_millis(500);
-/// Records kept out of order. Handshakes need fewer, and nothing waits afterwards.
+/// Maximum number of records that arrived out of order and are kept. Handshakes need fewer, and nothing is
+/// kept after them.
 const QUEUE: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
@@ -64,8 +65,8 @@ impl DtlsContext {
         Ok(())
     }
 
-    /// Returns an instance that has replied to the first ClientHello with this cookie; the reply is in
-    /// `answer`.
+    /// Returns an instance that has replied to the first ClientHello with this cookie, and writes the reply
+    /// to `answer`.
     pub(super) fn begin(
         &self,
         now: Instant,
@@ -137,8 +138,8 @@ impl DtlsContext {
         Ok(dtls)
     }
 
-    /// Returns false if the client cannot verify any of our signatures. DTLS 1.2 clients without a list of
-    /// schemes get any certificate.
+    /// Returns false if the client cannot verify any of our signatures. A DTLS 1.2 client that sends no list
+    /// of schemes gets any certificate.
     pub(super) fn has_certificate_for(&self, hello: &Hello<'_>) -> bool {
         let (schemes, chosen) = (schemes(hello), self.choose(hello));
         schemes.is_empty() || chosen.is_some_and(|chosen| chosen.key.choose_scheme(&schemes).is_some())

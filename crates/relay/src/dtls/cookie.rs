@@ -1,9 +1,9 @@
 //! Stateless cookies, which prove a client's address before any state is kept (RFC 6347 section 4.2.1, RFC
 //! 9147 section 5.1). A cookie consists of the time, the padding length of the first ClientHello, and a MAC
-//! over both, the client's address and the first ClientHello: the complete message in DTLS 1.3, whose
-//! transcript hash needs it, and the part before the cookie in DTLS 1.2, so that a first fragment suffices.
+//! over both, the client's address and the first ClientHello: in DTLS 1.3 the complete message, which the
+//! transcript hash needs; in DTLS 1.2 only the part before the cookie, so that the first fragment is enough.
 //! All workers and nodes of a fleet accept each other's cookies, because a load balancer may send the second
-//! ClientHello elsewhere and DTLS 1.3 has no third (RFC 8446 section 4.1.4).
+//! ClientHello to another node, and DTLS 1.3 does not allow a third (RFC 8446 section 4.1.4).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -50,7 +50,7 @@ impl CookieKeys {
     ) -> Option<Cookie> {
         let (cookie, made) = read(unix, hello.cookie?)?;
         let padding = u16::from_be_bytes([cookie[4], cookie[5]]);
-        // No accepted ClientHello had more padding, and a forged length must not make us write it.
+        // No accepted ClientHello had more padding. A forged length must not make us write more.
         if padding != NO_PADDING && usize::from(padding) > super::hello::MAX_HELLO {
             return None;
         }
@@ -75,7 +75,7 @@ impl CookieKeys {
         subtle::ConstantTimeEq::ct_eq(&expected[..], &cookie[..]).into()
     }
 
-    /// Excludes our own address, which differs between the nodes behind a load balancer.
+    /// Our own address is not included, because it differs between the nodes behind a load balancer.
     fn finish(
         &self,
         made: u64,
@@ -164,7 +164,7 @@ mod tests {
         }
     }
 
-    /// Time and padding length come first, in plaintext.
+    /// Time and padding length come first, unencrypted.
     #[test]
     fn secret_part_of_cookies_is_random() {
         let (key, mut first, mut packet) = (random(), Vec::new(), Vec::new());
@@ -191,8 +191,8 @@ mod tests {
         assert_eq!(check(&key, 100, 1), Some(cookie));
         assert_eq!(check(&key, 100 + u64::from(LIFETIME), 1), Some(cookie));
         assert_eq!(check(&key, 101 + u64::from(LIFETIME), 1), None, "too old");
-        assert_eq!(check(&key, 90, 1), Some(cookie), "from a clock slightly ahead");
-        assert_eq!(check(&key, 89, 1), None, "from the future");
+        assert_eq!(check(&key, 90, 1), Some(cookie), "made by a clock that is slightly ahead");
+        assert_eq!(check(&key, 89, 1), None, "made too far in the future");
         assert_eq!(check(&key, 100, 2), None, "another port");
         assert_eq!(check(&random(), 100, 1), None);
         assert_eq!(first, body(&[]));
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn cookie_of_a_first_fragment_equals_that_of_the_whole_hello() {
+    fn first_fragment_and_whole_hello_have_the_same_cookie() {
         let (key, mut first, mut packet) = (random(), Vec::new(), Vec::new());
         write_packet(0, 0, &body(&[]), &mut packet);
         let hello = Hello::parse(&packet).unwrap();
@@ -241,7 +241,7 @@ mod tests {
                 assert_eq!(
                     keys().check(now, &elsewhere, &hello, &mut first),
                     Some(cookie),
-                    "{made} at {now}"
+                    "made at {made}, checked at {now}"
                 );
             }
         }

@@ -1,6 +1,6 @@
 //! Reassembly of fragmented ClientHellos, which clients send on paths with a small MTU (RFC 6347 section
-//! 4.2.3). State begins with a valid cookie in the first fragment, where DTLS 1.2 places it. The bounds are
-//! those of handshakes: in total and per network, and the oldest is evicted.
+//! 4.2.3). Nothing is stored before a first fragment with a valid cookie, which DTLS 1.2 places there. The
+//! bounds are those of handshakes: in total and per network, and the oldest entry is evicted.
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
@@ -125,10 +125,10 @@ mod tests {
     }
 
     #[test]
-    fn fragments_are_joined_in_order_and_repeats_are_ignored() {
+    fn fragments_are_joined_in_order_and_duplicates_are_ignored() {
         let whole: Vec<u8> = (0..100).collect();
         let mut fragments = Fragments::new(4, 4);
-        assert!(!fragments.append(&client(1), &piece(&whole, 40, 40), 0), "nothing has begun");
+        assert!(!fragments.append(&client(1), &piece(&whole, 40, 40), 0), "there is no first fragment");
         assert!(fragments.begin(&client(1), &piece(&whole, 0, 40), 0, 10));
         assert!(!fragments.append(&client(1), &piece(&whole, 50, 50), 0), "a gap");
         assert!(!fragments.append(&client(2), &piece(&whole, 40, 40), 0), "another client");
@@ -153,7 +153,7 @@ mod tests {
         }
         assert!(
             !fragments.begin(&client(1001), &piece(&whole, 0, 40), 400_001, 10),
-            "existing ones are protected"
+            "recent entries are protected"
         );
         assert_eq!((fragments.parts.len(), fragments.by_client.len(), fragments.bounded.len()), (2, 2, 2));
         assert!(fragments.append(&client(1000), &piece(&whole, 40, 60), 400_009));

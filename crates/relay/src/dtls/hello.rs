@@ -1,4 +1,4 @@
-//! Parser of ClientHello for everything needed before there is state: version, returned cookie, common
+//! ClientHello parser for everything that is needed before any state exists: version, returned cookie, common
 //! algorithms, and reconstruction of the first ClientHello from the second.
 
 use std::ops::Range;
@@ -10,7 +10,7 @@ pub(super) const COOKIE_LEN: usize = 32;
 
 pub(super) type Cookie = [u8; COOKIE_LEN];
 
-/// Maximum datagram with a ClientHello. Post-quantum key shares take about 1500 bytes.
+/// Maximum length of a datagram with a ClientHello. Post-quantum key shares take about 1500 bytes.
 pub(super) const MAX_HELLO: usize = 4096;
 /// Handshake header (RFC 6347 section 4.2.2).
 const MESSAGE_HEADER: usize = 12;
@@ -20,7 +20,7 @@ const DTLS_1_2: u16 = 0xFEFD;
 const DTLS_1_3: u16 = 0xFEFC;
 /// X25519, P-256 and P-384: the groups supported by dimpl.
 pub(super) const GROUPS: [u16; 3] = [0x001D, 0x0017, 0x0018];
-/// Suites of dimpl for DTLS 1.2: ECDHE and ECDSA with AES-128-GCM, AES-256-GCM and ChaCha20-Poly1305.
+/// Cipher suites of dimpl for DTLS 1.2: ECDHE and ECDSA with AES-128-GCM, AES-256-GCM and ChaCha20-Poly1305.
 pub(super) const SUITES_1_2: [u16; 3] = [0xC02B, 0xC02C, 0xCCA9];
 pub(super) const SUITES_1_3: [u16; 3] = [0x1301, 0x1302, 0x1303];
 const NULL_COMPRESSION: u8 = 0;
@@ -44,7 +44,8 @@ pub(super) enum HelloError {
     TooLong,
     Malformed,
     Version,
-    /// DTLS 1.3 only, without a key share of a supported group. Requesting another share would require state.
+    /// The client supports only DTLS 1.3 and sent no key share of a supported group. Requesting another share
+    /// would require state.
     KeyShare,
 }
 
@@ -67,7 +68,7 @@ pub(super) struct Hello<'a> {
     cookie_extension: Option<Range<usize>>,
     padding_extension: Option<Range<usize>>,
     pub(super) server_name: Option<&'a str>,
-    /// Two bytes each.
+    /// Two bytes per algorithm.
     signature_algorithms: &'a [u8],
     cipher_suites: &'a [u8],
     compression_methods: &'a [u8],
@@ -241,7 +242,7 @@ impl<'a> Fragment<'a> {
         Ok(Self { sequence, message: pair(&header[4..]), length, offset, bytes: record.take(here)? })
     }
 
-    /// The part before the DTLS 1.2 cookie, and the cookie. A first fragment has both unless it is very
+    /// The part before the DTLS 1.2 cookie, and the cookie. A first fragment contains both unless it is very
     /// short.
     pub(super) fn beginning(&self) -> Option<(&'a [u8], &'a [u8])> {
         let mut reader = Reader { bytes: (self.offset == 0).then_some(self.bytes)?, at: 0 };
@@ -266,8 +267,8 @@ impl Beginning {
     }
 }
 
-/// HelloVerifyRequest (RFC 6347 section 4.2.1) up to the cookie. It contains the version of DTLS 1.0 for both
-/// versions.
+/// HelloVerifyRequest (RFC 6347 section 4.2.1) up to the cookie. Its version field is that of DTLS 1.0 in
+/// either case.
 #[rustfmt::skip]
 const VERIFY_REQUEST: [u8; 28] = [
     HANDSHAKE, 0xFE, 0xFF, 0, 0, 0, 0, 0, 0, 0, 0, 0, 47,
@@ -390,14 +391,18 @@ mod tests {
     }
 
     #[test]
-    fn version_follows_the_offer_and_the_key_shares() {
+    fn version_depends_on_the_offer_and_the_key_shares() {
         let version = |extensions: &[Vec<u8>]| {
             let packet = packet(&hello(&[], extensions));
             Hello::parse(&packet).map(|hello| hello.version)
         };
         assert_eq!(version(&[]), Ok(Version::V12));
         assert_eq!(version(&[versions(), share(0x1D)]), Ok(Version::V13));
-        assert_eq!(version(&[versions(), share(0x11EC)]), Ok(Version::V12), "no share, but 1.2 is offered");
+        assert_eq!(
+            version(&[versions(), share(0x11EC)]),
+            Ok(Version::V12),
+            "no supported share, but DTLS 1.2 is offered"
+        );
         let only = extension(SUPPORTED_VERSIONS, &[2, 0xFE, 0xFC]);
         assert_eq!(version(&[only.clone(), share(0x17)]), Ok(Version::V13));
         assert_eq!(version(&[only, share(0x11EC)]), Err(HelloError::KeyShare));
@@ -439,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn first_fragment_has_the_beginning_of_the_whole_hello() {
+    fn first_fragment_begins_like_the_whole_hello() {
         let whole = packet(&hello(&[1; 20], &[versions()]));
         let before_cookie = Hello::parse(&whole).unwrap().before_cookie();
         assert_eq!(before_cookie, Hello::parse(&packet(&hello(&[], &[]))).unwrap().before_cookie());

@@ -6,9 +6,10 @@
 //! Verdict::ToClient, Reply ─▶ Associations::relay, reply ─▶ dimpl ─▶ Tx::push_bytes
 //! ```
 //!
-//! A ClientHello without a valid cookie ([`cookie`]) gets a reply and leaves no state. With one it starts a
-//! handshake. Handshakes, fragmented ClientHellos ([`fragments`]) and associations without an allocation are
-//! bounded, and the oldest of each is evicted. Quotas bound associations with an allocation.
+//! A ClientHello without a valid cookie ([`cookie`]) gets a reply and leaves no state; with a valid cookie it
+//! starts a handshake. Handshakes, fragmented ClientHellos ([`fragments`]) and associations without an
+//! allocation are limited, and the oldest of each kind is evicted. Associations with an allocation are
+//! limited by quotas.
 
 mod admit;
 mod association;
@@ -51,13 +52,13 @@ use cookie::CookieKeys;
 use fragments::Fragments;
 use record::Sifted;
 
-/// Handshakes started per flush: each takes about 150 µs, during which datagrams wait.
+/// Maximum number of handshakes started per flush: each takes about 150 µs, during which datagrams wait.
 const ADMISSIONS: u32 = 16;
-/// Maximum datagram during a handshake, because dimpl bounds the queued datagrams only by number.
+/// Maximum length of a datagram during a handshake, because dimpl limits only the number of queued datagrams.
 const MAX_HANDSHAKE: usize = 4096;
 /// Maximum plaintext of a record (RFC 6347 section 4.1).
 const MAX_PLAINTEXT: usize = 1 << 14;
-/// Minimum milliseconds until a timer fires.
+/// Minimum time until a timer fires, in milliseconds.
 const TIMER_MS: u64 = 10;
 
 pub(crate) struct Associations {
@@ -67,11 +68,11 @@ pub(crate) struct Associations {
     started: Instant,
     listeners: Vec<Listener>,
     cookies: CookieKeys,
-    /// Unix seconds at `started`; afterwards the monotonic clock counts.
+    /// Unix time at `started` in seconds; from then on the monotonic clock is used.
     began: u64,
     table: Slab<Association>,
     by_client: HashMap<Client, usize, RandomState>,
-    /// Client of the last lookup, because datagrams arrive in runs.
+    /// Cached result of the last lookup, because datagrams of a client arrive in runs.
     last: Option<(Client, usize)>,
     generations: Generations,
     half_open: Bounded,
@@ -97,8 +98,8 @@ pub(crate) struct Associations {
 
 impl Associations {
     /// Arena space required for a receive call and its plaintext. A call reads up to 16 super-packets of 64
-    /// KiB, or 32 datagrams without GRO, and plaintext is shorter than its records. Two cases may exceed this
-    /// and lose some datagrams: 32 datagrams of 64 KiB, or tiny records whose alignment triples their size.
+    /// KiB, or 32 datagrams without GRO, and plaintext is shorter than its records. Two cases exceed this and
+    /// may lose datagrams: 32 datagrams of 64 KiB, and tiny records whose size triples because of alignment.
     pub(crate) const ROOM: usize = 3 << 20;
 
     pub(crate) fn new(
@@ -157,7 +158,7 @@ impl Associations {
         self.listeners[place] = Listener { socket, bound, number };
     }
 
-    /// Ends the remaining associations of a closed listener. Their closing alerts leave through its
+    /// Ends the remaining associations of a closed listener. Their closing alerts are sent through its
     /// socket, which is no longer read.
     pub(crate) fn close_listener(&mut self, place: usize, tx: &mut Tx) {
         let theirs =
@@ -203,7 +204,7 @@ impl Associations {
     }
 
     /// Processes a datagram: replies at the DTLS level and decrypts messages into the arena
-    /// ([`Associations::arrived`]). Returns their client as known to the state machine, or `None` without an
+    /// ([`Associations::arrived`]). Returns the client as known to the state machine, or `None` if it has no
     /// association.
     pub(crate) fn receive(
         &mut self,
@@ -285,7 +286,7 @@ impl Associations {
 
     pub(crate) fn handle_timeout(&mut self, now_ms: u64, tx: &mut Tx) {
         self.now_ms = now_ms;
-        // Messages of the last datagram must not be mistaken for new ones.
+        // Messages of the previous datagram must not be mistaken for new ones.
         self.arrived.clear();
         let now = self.instant(now_ms);
         while let Some(&(due, slot)) = self.timers.first()
@@ -296,7 +297,7 @@ impl Associations {
             association.armed_ms = u64::MAX;
             if association.deadline_ms <= now_ms {
                 match association.stage {
-                    // If silence follows, the plaintext alert came from the client itself.
+                    // Silence followed the plaintext alert, so it came from the client itself.
                     Stage::HalfOpen(_) if association.alerted => self.fail(slot, DtlsFailure::Closed),
                     Stage::HalfOpen(_) => self.fail(slot, DtlsFailure::Timeout),
                     Stage::Idle(_) | Stage::Allocated => self.close(slot, DtlsEnd::Idle, tx),
@@ -320,7 +321,7 @@ impl Associations {
         self.gone.pop()
     }
 
-    /// Clients with an association or a handshake, as known at the sockets.
+    /// Clients with an association or a handshake in progress, as identified at the sockets.
     pub(crate) fn clients(&self) -> impl Iterator<Item = Client> {
         self.by_client.keys().copied()
     }
@@ -338,12 +339,12 @@ impl Associations {
     pub(crate) fn effect(&mut self, now_ms: u64, effect: &Effect, tx: &mut Tx) {
         match effect {
             Effect::Opened { client, .. } => self.allocated(client),
-            // Another client may have the address of an absent one by now.
+            // By now, another client may have the address of a client that has moved away.
             Effect::Closed { client, reason, away: false, .. } if *reason != ClosedReason::Disconnected => {
                 self.released(now_ms, client, tx);
             }
             Effect::Moved { was, client, from, .. } => {
-                // A move from another worker was released there.
+                // If the client moved from another worker, that worker released it.
                 if let (Some(was), None) = (was, from) {
                     self.released(now_ms, was, tx);
                 }
@@ -469,7 +470,7 @@ impl Associations {
     fn close(&mut self, slot: usize, end: DtlsEnd, tx: &mut Tx) {
         let route = self.route_to(slot);
         let association = &mut self.table[slot];
-        // An association that cannot send it is removed as well.
+        // An association that cannot send its close_notify is removed too.
         if association.dtls.close().is_ok() {
             association.drain(&route, tx, None, &mut self.scratch, &mut self.stats);
         }

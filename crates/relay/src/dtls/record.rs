@@ -12,7 +12,7 @@ pub(super) enum Sifted<'a> {
     Rest(&'a [u8]),
 }
 
-/// Removes plaintext alerts (epoch 0) from a datagram; `buffer` holds the result. A remainder with
+/// Removes plaintext alerts (epoch 0) from a datagram; `buffer` receives the result. A remainder with
 /// inconsistent lengths is kept for the parser.
 pub(super) fn without_plain_alerts<'a>(datagram: &'a [u8], buffer: &'a mut Vec<u8>) -> Sifted<'a> {
     if !records(datagram).any(is_plain_alert) {
@@ -29,8 +29,8 @@ fn is_plain_alert(record: &[u8]) -> bool {
     matches!(record, [ALERT, _, _, 0, 0, ..])
 }
 
-/// Records with their headers. Encrypted DTLS 1.3 records have another header, so the rest of the datagram
-/// counts as one.
+/// Records with their headers. The header of encrypted DTLS 1.3 records is different, so the rest of the
+/// datagram is returned as one record.
 pub(super) fn records(datagram: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = datagram;
     std::iter::from_fn(move || {
@@ -82,7 +82,7 @@ mod tests {
             let expected = rest.as_deref().map_or(Sifted::Whole(&datagram), Sifted::Rest);
             assert_eq!(without_plain_alerts(&datagram, &mut buffer), expected, "{datagram:?}");
         }
-        // A truncated alert is removed as well.
+        // A truncated alert is removed too.
         let mut buffer = Vec::new();
         assert_eq!(without_plain_alerts(&alert[..7], &mut buffer), Sifted::Rest(&[]));
     }

@@ -28,11 +28,11 @@ pub enum DtlsFailure {
     KeyShare,
     /// No common cipher suite, signature scheme or extension.
     Incompatible,
-    /// The client gave up, for example because it does not trust the certificate. A plaintext alert, as DTLS
-    /// 1.2 clients send it, may be forged, so it counts only after the handshake timeout.
+    /// The client gave up, for example because it does not trust the certificate. A plaintext alert, as sent
+    /// by DTLS 1.2 clients, may be forged, so it is counted only after the handshake timeout.
     Closed,
     Misbehaved,
-    /// Server shutdown, or the client started over.
+    /// The server shut down, or the client started over.
     Other,
 }
 
@@ -46,7 +46,7 @@ pub enum DtlsDrop {
     Fragmented,
     Malformed,
     TooLong,
-    /// A ClientHello with a cookie that is forged, of another client, or expired.
+    /// A ClientHello whose cookie is forged, expired, or another client's.
     BadCookie,
     /// The reply would be longer than the request.
     Amplification,
@@ -54,16 +54,16 @@ pub enum DtlsDrop {
     /// served later.
     Busy,
     NoAssociation,
-    /// No effect: a forged, broken or repeated record, or an acknowledgement.
+    /// The datagram had no effect: a forged, broken or repeated record, or an acknowledgement.
     NoEffect,
-    /// Contained a plaintext alert during a handshake, which may be forged and is ignored. The rest is
+    /// Contained a plaintext alert during a handshake. The alert may be forged and is ignored; the rest is
     /// processed.
     PlainAlert,
-    /// No room for the plaintext.
+    /// There was no room for the plaintext.
     NoRoom,
     /// A message to a client that exceeds the record size.
     RecordTooLong,
-    /// Belongs to the old process of an upgrade, which is too slow.
+    /// For the old process during an upgrade, which reads too slowly.
     OldProcess,
 }
 

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Connections are polled edge-triggered from the start. Data that a peer sends before the bind stays in the
-//! kernel, and the flow only records that it is readable.
+//! kernel; the flow only records that the socket is readable.
 
 mod tls_end;
 mod traffic;
@@ -35,7 +35,7 @@ use crate::{
 };
 use tls_end::TlsEnd;
 
-/// Pause of a listener in milliseconds after running out of descriptors.
+/// Pause of a listener after running out of descriptors, in milliseconds.
 const PAUSE_MS: u64 = 1000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
@@ -43,7 +43,7 @@ pub(crate) enum Side {
     Client,
 }
 
-/// Meaning of a poller token. Streams and UDP sockets use lower ones.
+/// Meaning of a poller token. Streams and UDP sockets use lower tokens.
 ///
 /// ```text
 /// │ 01 │ kind (2 bits of 62, 61, 60) │ generation (28) │ slot (32) │
@@ -85,7 +85,7 @@ impl Token {
     }
 }
 
-/// Source of bandwidth grants, and the current time.
+/// Source of bandwidth grants, with the current time.
 pub(crate) struct Purse<'a> {
     pub(crate) now: Now,
     pub(crate) server: &'a mut Server<WorkerPolicy>,
@@ -105,7 +105,7 @@ pub struct PeerStats {
     /// Current connections, including those being established.
     pub open: u64,
     pub spliced_bytes: u64,
-    /// Turns that ended because one side accepted no more.
+    /// Turns that ended because one side accepted no more data.
     pub stalls: u64,
     /// Pauses of accepting for lack of file descriptors or memory.
     pub accept_pauses: u64,
@@ -123,13 +123,13 @@ struct Connection {
     generation: u32,
     peer: TcpSocket,
     stage: Stage,
-    /// Both directions. For TLS clients the flows only count.
+    /// Both directions. For TLS clients the flows are only used for counting.
     to_peer: Flow,
     to_client: Flow,
     reported: (u64, u64),
     queued: bool,
     half_closed: bool,
-    /// End of the bandwidth pause to the peer and to the client.
+    /// End of the bandwidth pause in each direction: to the peer, to the client.
     held_until_ms: [u64; 2],
 }
 
@@ -164,14 +164,14 @@ pub(crate) struct Peers {
     by_id: HashMap<ConnectionId, usize, RandomState>,
     owners: HashMap<AllocationSlot, Owned, RandomState>,
     generation: u32,
-    /// Created on the first bind: most servers relay no TCP, and its buffer has 256 KiB.
+    /// Created on the first bind: its buffer takes 256 KiB, and most servers relay no TCP.
     mover: Option<Mover>,
     /// Connections with more to move than one turn allows.
     again: Vec<usize>,
     resumed: Vec<usize>,
     /// Connections paused by their bandwidth limit: end of the pause, slot, generation.
     paused: BTreeSet<(u64, usize, u32)>,
-    /// Half-closed connections by deadline. They end then unless they have moved more bytes.
+    /// Half-closed connections by deadline, at which they end unless they have moved more bytes.
     half_closed: VecDeque<HalfClosed>,
     half_closed_ms: u64,
     events: VecDeque<PeerEvent>,
@@ -269,7 +269,7 @@ impl Peers {
         self.insert(allocation, connection, socket, Stage::Waiting, poller)
     }
 
-    /// Binds the client's connection to the peer's. `first` followed the request.
+    /// Binds the client's connection to the peer's. `first` is the data that followed the request.
     pub(crate) fn bind(
         &mut self,
         connection: ConnectionId,
@@ -316,7 +316,7 @@ impl Peers {
                     self.connected(slot, event);
                 }
             }
-            // No data could reach the client any more.
+            // No more data could reach the client.
             Stage::Waiting if event.error => self.end(slot),
             Stage::Waiting => note(&mut connection.to_client, &connection.peer, event),
             Stage::Bound(_) => self.on_traffic(slot, side, event, purse),
@@ -324,7 +324,7 @@ impl Peers {
         None
     }
 
-    /// Continues paused connections whose time has come, and one turn of those with more to move.
+    /// Continues paused connections that are due, and gives one turn to those with more to move.
     pub(crate) fn resume(&mut self, purse: &mut Purse<'_>) {
         while let Some(&(until_ms, slot, generation)) = self.paused.first()
             && until_ms <= purse.now.ms
@@ -349,7 +349,7 @@ impl Peers {
         self.events.pop_front()
     }
 
-    /// Milliseconds of the next [`Peers::handle_timeout`]; 0 if there is more to move.
+    /// Time of the next [`Peers::handle_timeout`] in milliseconds; 0 if there is more to move.
     pub(crate) fn poll_timeout(&self) -> Option<u64> {
         if !self.again.is_empty() {
             return Some(0);
@@ -498,7 +498,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_round_trip_and_never_collide_with_others() {
+    fn tokens_round_trip_and_never_collide_with_other_kinds() {
         for token in [
             Token::Listener(0),
             Token::Listener(1 << 20),

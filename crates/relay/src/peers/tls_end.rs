@@ -1,5 +1,5 @@
-//! TLS client of a data connection. There is one buffer per direction, and a side is read only if the data of
-//! its last read has left, so at most one read's data waits.
+//! TLS client of a data connection. There is one buffer per direction. A side is read only after the data of
+//! its last read has been sent, so at most the data of one read waits.
 
 use std::io::{self, ErrorKind, Write as _};
 
@@ -10,7 +10,7 @@ use turnpike_net::TcpSocket;
 use super::Side;
 use crate::stream::channel::{self, Fed};
 
-/// Bytes per read. It may complete a record that began earlier (up to 16 KiB).
+/// Bytes per read. A read may complete a record that began earlier (up to 16 KiB).
 const READ: usize = 16 << 10;
 const DECRYPTED: usize = READ + (32 << 10);
 const TURN: usize = 8;
@@ -18,13 +18,14 @@ const TURN: usize = 8;
 pub(super) struct TlsEnd {
     socket: TcpSocket,
     tls: Box<ServerConnection>,
-    /// Decrypted data for the peer that starts at offset `at`.
+    /// Decrypted data for the peer, which starts at offset `at`.
     waiting: Vec<u8>,
     at: usize,
-    /// The client has ended its direction, and the peer's socket is shut down accordingly.
+    /// The client has ended its direction. `peer_told`: the peer's socket has been shut down accordingly.
     client_ended: bool,
     peer_told: bool,
-    /// The peer has ended its direction, close_notify is written, and everything has left.
+    /// The peer has ended its direction. `notified`: close_notify has been written. `client_told`: all data
+    /// has been sent.
     peer_ended: bool,
     notified: bool,
     client_told: bool,
@@ -58,7 +59,7 @@ impl TlsEnd {
         self.client_ended || self.peer_ended
     }
 
-    /// Returns whether a turn would not read from this side and hence miss an error.
+    /// Returns true if a turn would not read from this side and would hence miss an error.
     pub(super) fn is_deaf_to(&self, side: Side) -> bool {
         match side {
             Side::Client => self.client_ended || self.at < self.waiting.len(),

@@ -6,7 +6,7 @@ use turnpike_turn::server::Way;
 
 use super::{ClientEnd, Connection, HalfClosed, Peers, Purse, Side, Stage, note, tls_end::Turned};
 
-/// Bytes requested at once from a bandwidth limit; a worker never holds more of a pool.
+/// Bytes requested at a time from a bandwidth limit; a worker never holds more of a pool than this.
 const PORTION: u64 = 64 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ impl Peers {
         };
         note(source, socket, event);
         if event.error {
-            // Nothing can be read, so a reset ends the connection at once.
+            // Nothing can be read, so a reset ends the connection immediately.
             let stuck = match &connection.stage {
                 Stage::Bound(ClientEnd::Tls(end)) => end.is_deaf_to(side),
                 _ => source.has_ended() || source.is_blocked(),
@@ -152,7 +152,7 @@ fn one_way(mover: &mut Mover, flow: &mut Flow, from: &TcpSocket, to: &TcpSocket,
         return Outcome::Idle;
     }
     match mover.pump(flow, from, to, None, last) {
-        // A spent budget ends with the pause set by its owner.
+        // If the budget is spent, the pause set by its owner applies.
         Pumped::Idle | Pumped::Spent | Pumped::Done => Outcome::Idle,
         Pumped::Blocked => Outcome::Blocked,
         Pumped::Again => Outcome::Again,

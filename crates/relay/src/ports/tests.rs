@@ -68,7 +68,7 @@ fn reservation_keeps_its_expiry_in_another_process() {
 }
 
 #[test]
-fn every_port_of_the_range_is_drawn_once() {
+fn every_port_of_the_range_is_used_once() {
     let ports = ports(22_100..=22_115);
     let mut open = Vec::new();
     let refusal = all(&ports, &mut open);
@@ -79,7 +79,7 @@ fn every_port_of_the_range_is_drawn_once() {
     given.dedup();
     assert_eq!(given.len(), open.len());
     assert!(open.len() >= 10, "most of the range is free on this machine: {given:?}");
-    assert_ne!(in_order, given, "drawn, not counted up");
+    assert_ne!(in_order, given, "random, not in ascending order");
     ports.release(open.pop().unwrap().socket.local_addr(), 0);
     assert!(ports.get(PortRequest::Any, 0).is_ok());
 }
@@ -107,10 +107,10 @@ fn one_after_the_other(ports: &Ports, wish: &OpenRelay, times: Range<u64>) -> Ve
 }
 
 #[test]
-fn ports_are_reused_oldest_first_once_none_is_free() {
+fn ports_are_reused_oldest_first_once_all_are_used() {
     let ports = ports(24_000..=24_015);
     let first = one_after_the_other(&ports, &wish(PortRequest::Any), 0..16);
-    // Other programs may hold some ports. The rest repeat in the order of the first round.
+    // Other programs may have some ports. The rest repeat in the order of the first round.
     let period = first.iter().skip(1).position(|port| *port == first[0]).map_or(16, |at| at + 1);
     assert!(period >= 10, "most of the range is free on this machine: {first:?}");
     let second = one_after_the_other(&ports, &wish(PortRequest::Any), 16..16 + 3 * period as u64);
@@ -137,7 +137,7 @@ fn two_ports_are_used_alternately() {
 }
 
 #[test]
-fn only_port_is_reused_at_once() {
+fn only_port_is_reused_immediately() {
     let ports = ports(24_022..=24_022);
     assert_eq!(one_after_the_other(&ports, &wish(PortRequest::Any), 0..3), [24_022; 3]);
     assert_eq!(one_after_the_other(&ports, &wish(PortRequest::Even), 3..5), [24_022; 2]);
@@ -168,11 +168,11 @@ fn free_port_of_another_address_precedes_a_quarantined_one() {
     for now_ms in 0..4 {
         let opened = ports.get(PortRequest::Any, now_ms).unwrap();
         ports.release(opened.socket.local_addr(), now_ms);
-        assert!(used.insert(opened.relayed), "{} while another one was free", opened.relayed);
+        assert!(used.insert(opened.relayed), "{} was reused while another port was free", opened.relayed);
     }
 }
 
-/// Random draws with replacement usually miss the only free port.
+/// Random draws alone would usually miss the only free port.
 #[test]
 fn only_port_left_by_other_programs_is_found() {
     let range = 24_100..=24_163;
@@ -190,7 +190,7 @@ fn only_port_left_by_other_programs_is_found() {
     assert!(drawn(&ports, ALICE).len() >= 32);
 }
 
-/// A quarantined port may be bound by another program meanwhile.
+/// Another program may bind a port while it is in quarantine.
 #[test]
 fn unbindable_port_stays_in_quarantine() {
     let ports = ports(24_040..=24_041);
@@ -246,7 +246,7 @@ fn pair_of_ports_leaves_quarantine_together() {
     assert_eq!(
         ports.get(PortRequest::EvenAndReserveNext([2; 8]), 2).err(),
         Some(Refusal::Port),
-        "half of it is in use"
+        "half of the range is in use"
     );
     ports.release(second.socket.local_addr(), 3);
     drop((first, second));
@@ -310,7 +310,7 @@ fn relayed_addresses_are_known_by_transport_while_open() {
     let opened = ports.get(PortRequest::Any, 0).unwrap();
     let (bound, told) = (opened.socket.local_addr(), opened.relayed);
     assert!(ports.are_relayed(bound, udp) && ports.are_relayed(told, udp));
-    assert!(!ports.are_relayed(bound, tcp), "a client by TCP may have the same number");
+    assert!(!ports.are_relayed(bound, tcp), "a TCP client may have the same port number");
     assert!(!ports.are_relayed(SocketAddr::new("127.0.0.2".parse().unwrap(), bound.port()), udp));
     ports.release(bound, 0);
     assert!(!ports.are_relayed(bound, udp) && !ports.are_relayed(told, udp));
@@ -338,13 +338,17 @@ fn arriving_at(local: &str, from: &str) -> Client {
 }
 
 #[test]
-fn client_gets_the_relay_address_it_sent_to_or_of_its_route() {
+fn client_gets_the_relay_address_to_which_it_sent_or_that_of_its_route() {
     let addresses = ["127.0.0.1", "127.0.0.2"].map(|ip| ip.parse().unwrap());
     let ports = ports_on(22_100..=22_100, &addresses);
     let client = arriving_at("127.0.0.2:3478", "127.0.0.9:5000");
     assert_eq!(ports.address_for(Family::V4, &client), Some(addresses[1]));
     let elsewhere = arriving_at("192.0.2.1:3478", "127.0.0.9:5000");
-    assert_eq!(ports.address_for(Family::V4, &elsewhere), Some(addresses[0]), "the source of the route");
+    assert_eq!(
+        ports.address_for(Family::V4, &elsewhere),
+        Some(addresses[0]),
+        "the source address of the route"
+    );
     assert_eq!(ports.address_for(Family::V6, &client), None);
     assert_eq!(ports_on(22_100..=22_100, &addresses[..1]).address_for(Family::V4, &client), None);
 
@@ -353,7 +357,7 @@ fn client_gets_the_relay_address_it_sent_to_or_of_its_route() {
     assert_eq!(
         [&opened[0], &opened[1]].map(|it| it.relayed.ip()),
         [addresses[1], addresses[0]],
-        "it is full"
+        "the first address is full"
     );
 
     let relay = addresses.map(|bind| RelayAddress { bind, external: None }).to_vec();
@@ -375,7 +379,7 @@ fn dual_stack_allocations_use_all_ports_of_each_address() {
     let on = |open: &[Opened], ip: &IpAddr| open.iter().filter(|o| o.relayed.ip() == *ip).count();
     assert_eq!((on(&open, &addresses[0]), on(&open, &addresses[1])), (8, 8), "in turn");
 
-    // A turn on a full address moves on to the other one.
+    // If it is the turn of an address that is full, the other one is used.
     let (first, kept): (Vec<_>, Vec<_>) = open.into_iter().partition(|o| o.relayed.ip() == addresses[0]);
     first.iter().for_each(|opened| ports.release(opened.socket.local_addr(), 0));
     drop(first);
@@ -414,7 +418,7 @@ fn reservations_are_limited_per_user_and_in_total() {
     assert_eq!(taken(ALICE), MOST_PER_USER);
     assert_eq!(taken(UserRef::new("there", "alice")), MOST_PER_USER, "same name in another realm");
     assert_eq!(taken(UserRef::new("here", "bob")), MOST_PER_USER);
-    // Used reservations no longer count, and only their owner may replace them.
+    // Used reservations are no longer counted, and only their owner may replace them.
     ports.reservations().retain(|_, held| *held.owner != *UserRef::new("here", "bob").key());
     assert_eq!(reserve(ALICE, 1).err(), Some(Refusal::Reservation));
     assert_eq!(reserve(UserRef::new("here", "bob"), 1), Ok(()));
@@ -424,21 +428,21 @@ fn reservations_are_limited_per_user_and_in_total() {
             .is_ok()
     );
     assert_eq!(taken(UserRef::new("here", "bob")), MOST_PER_USER);
-    // The limit for all users also holds.
+    // The limit for all users together applies too.
     let users: Vec<String> = (0..20).map(|n| format!("user{n}")).collect();
     let all: usize = users.iter().map(|user| taken(UserRef::new("here", user))).sum();
     assert_eq!(all, ports.plan().most_reservations - 3 * MOST_PER_USER);
 }
 
 #[test]
-fn user_limit_of_reservations_holds_for_short_ranges() {
+fn user_limit_of_reservations_applies_to_short_ranges() {
     let ports = ports(23_400..=23_463);
     assert_eq!(ports.plan().most_reservations, 4);
     let reserve = |owner, token: [u8; 8]| {
         ports.open(&wish(PortRequest::EvenAndReserveNext(token)), owner, None, 0).map(drop)
     };
     assert_eq!(reserve(ALICE, [1; 8]), Ok(()));
-    assert_eq!(reserve(ALICE, [2; 8]), Err(Refusal::Reservation), "a quarter of four");
+    assert_eq!(reserve(ALICE, [2; 8]), Err(Refusal::Reservation), "at most a quarter of four reservations");
     assert_eq!(reserve(UserRef::new("here", "bob"), [3; 8]), Ok(()));
 }
 
@@ -465,7 +469,7 @@ fn realm(realm: &str, range: RangeInclusive<u16>) -> RealmLimits {
 
 fn drawn(ports: &Ports, owner: UserRef<'_>) -> Vec<u16> {
     let open = std::iter::from_fn(|| ports.open(&wish(PortRequest::Any), owner, None, 0).ok());
-    // Opened together, so that none is drawn twice.
+    // All are open at the same time, so that none is chosen twice.
     let open: Vec<_> = open.collect();
     open.iter().for_each(|opened| ports.release(opened.socket.local_addr(), 0));
     let mut drawn: Vec<u16> = open.iter().map(|opened| opened.relayed.port()).collect();
@@ -494,7 +498,7 @@ fn ports_of_a_realm_belong_to_it_alone() {
     let others = drawn(&ports, ALICE);
     let is_others = |port: &u16| (23_500..=23_509).contains(port) || (23_530..=23_547).contains(port);
     assert!(others.len() >= 20 && others.iter().all(is_others), "{others:?}");
-    // A pair lies completely within the range.
+    // Both ports of a pair are within the range.
     for token in 0..4_u64 {
         let pair = PortRequest::EvenAndReserveNext(token.to_be_bytes());
         let Ok(opened) = ports.open(&wish(pair), UserRef::new("blue", &token.to_string()), None, 0) else {
@@ -505,7 +509,7 @@ fn ports_of_a_realm_belong_to_it_alone() {
 }
 
 #[test]
-fn reload_draws_from_new_ports_and_keeps_open_ones() {
+fn reload_uses_the_new_range_and_keeps_open_ports() {
     let external = |text: &str| text.parse().ok();
     let at = |ip: &str, external| RelayAddress { bind: ip.parse().unwrap(), external };
     let config = |relay: Vec<RelayAddress>, range| Config { relay, ports: range, ..Config::default() };
@@ -526,7 +530,7 @@ fn reload_draws_from_new_ports_and_keeps_open_ones() {
     assert_eq!(told.len(), 2, "{told:?}");
     assert_eq!(ports.addresses().len(), 3);
     assert_eq!(ports.former_ranges(), [23_600..=23_619]);
-    // A removed address is forgotten once nothing is open on it.
+    // A removed address is forgotten once no port is open on it.
     ports.reconfigure(&config(vec![at("127.0.0.2", None)], 23_700..=23_719));
     assert!(ports.are_relayed(bound, RelayTransport::Udp));
     ports.release(bound, 0);
@@ -534,7 +538,7 @@ fn reload_draws_from_new_ports_and_keeps_open_ones() {
     assert_eq!(ports.addresses(), [at("127.0.0.2", None)]);
     assert!(ports.former_ranges().is_empty());
     assert!(!ports.are_relayed(bound, RelayTransport::Udp));
-    // After it returns, no port is drawn twice.
+    // After the address returns, no port is chosen twice.
     ports.reconfigure(&config(vec![at("127.0.0.1", None)], 23_600..=23_619));
     drop(opened);
     assert!(drawn(&ports, ALICE).len() >= 16);

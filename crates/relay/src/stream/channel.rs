@@ -1,7 +1,7 @@
 //! Plain or TLS channel between a connection's messages and its socket.
 //!
-//! Each message is a TLS record of its own, because coturn's client, for one, treats a record as a message.
-//! The records of a tick still leave together.
+//! Each message is a TLS record of its own, because some clients, such as coturn's, treat a record as a
+//! message. The records of a tick are still sent together.
 //!
 //! This uses the buffered interface of rustls. It gathers a message from its parts and writes each record
 //! from the buffer it was encrypted into. The unbuffered interface requires contiguous plaintext and copies
@@ -14,9 +14,9 @@ use turnpike_net::TcpSocket;
 
 use super::HandshakeFailure;
 
-/// Bytes encrypted before a write: encrypted messages can no longer be dropped.
+/// Maximum bytes encrypted before a write: encrypted messages can no longer be dropped.
 const BATCH: usize = 32 << 10;
-/// Records encrypted before a write: the maximum that rustls passes to one write.
+/// Maximum records encrypted before a write: rustls passes no more to one write.
 const RECORDS: u32 = 64;
 
 pub(crate) enum Channel {
@@ -41,7 +41,7 @@ impl Channel {
         }
     }
 
-    /// Sends close_notify (RFC 8446 section 6.1) and any pending alert to TLS clients, as far as the kernel
+    /// Sends close_notify (RFC 8446 section 6.1) and any pending alert to a TLS client, as far as the kernel
     /// accepts them.
     pub(crate) fn say_goodbye(&mut self, socket: &TcpSocket, writes: &mut u64) {
         if let Self::Tls(tls) = self {
@@ -59,8 +59,8 @@ impl Channel {
     }
 }
 
-/// Writes these slices as far as the kernel accepts them; returns the number of bytes. `more` announces
-/// another write.
+/// Writes these slices as far as the kernel accepts them; returns the number of bytes written. `more`
+/// announces another write.
 pub(crate) fn write(
     socket: &TcpSocket,
     slices: &[IoSlice<'_>],
@@ -104,11 +104,11 @@ impl Batch {
     }
 }
 
-/// Longest possible record (RFC 5246 section 6.2.3). rustls would buffer 64 KiB of handshake message for each
-/// client; clients without certificates need one or two records.
+/// Longest possible record (RFC 5246 section 6.2.3). rustls would buffer a handshake message of up to 64 KiB
+/// per client; clients without certificates need one or two records.
 pub(crate) const BARREN_LIMIT: usize = 5 + (16 << 10) + 2048;
 
-/// Decrypts into `room`, which must hold `input` plus one record.
+/// Decrypts into `room`, which must have space for `input` plus one record.
 pub(crate) fn feed(tls: &mut ServerConnection, mut input: &[u8], room: &mut [u8]) -> Fed {
     let mut fed = Fed::default();
     while !input.is_empty() {

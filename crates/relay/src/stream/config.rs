@@ -16,8 +16,8 @@ pub struct StreamConfig {
     pub tls_listen: Vec<SocketAddr>,
     pub tls_only: bool,
     pub tls: Option<Arc<TlsContext>>,
-    /// Server names (SNI) of TLS and DTLS clients that select their own realms and hence have their own
-    /// listener numbers ([`crate::Layout`]).
+    /// Server names (SNI) of TLS and DTLS clients that have realms, and hence listener numbers
+    /// ([`crate::Layout`]), of their own.
     pub server_names: Vec<String>,
     /// Proxies: connections from these addresses must start with a PROXY header (version 1 or 2).
     pub proxies: Vec<Cidr>,
@@ -25,8 +25,8 @@ pub struct StreamConfig {
 }
 
 impl StreamConfig {
-    /// Maximum connections accepted per listener and tick. During a tick each listener of each worker may
-    /// exceed the limits by this many descriptors.
+    /// Maximum number of connections accepted per listener and tick. During a tick each listener of each
+    /// worker may exceed the limits by this many descriptors.
     pub const ACCEPTS: usize = 32;
 
     pub fn most_idle(&self, workers: usize) -> usize {

@@ -18,7 +18,7 @@ pub(super) const NONE: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     Proxied,
-    /// The first byte decides between plain and TLS.
+    /// The first byte will decide between plain TCP and TLS.
     Unknown,
     Handshake,
     Open,
@@ -29,7 +29,7 @@ pub(super) struct Connection {
     pub(super) channel: Channel,
     pub(super) generation: u32,
     pub(super) stage: Stage,
-    /// The listener is final after the first byte, and a proxied address after the header.
+    /// The listener number is final after the first byte, and a proxied client's address after the header.
     pub(super) client: Client,
     pub(super) proxied: bool,
     /// A newer connection has the same 5-tuple.
@@ -41,7 +41,7 @@ pub(super) struct Connection {
     pub(super) touched: bool,
     pub(super) watches_readable: bool,
     pub(super) watches_writable: bool,
-    /// Not read: its next message has to wait ([`super::pause`]).
+    /// Not read, because its next message has to wait ([`super::pause`]).
     pub(super) paused: bool,
     pub(super) deadline_ms: u64,
     /// TLS bytes since the last plaintext, or since the start of the handshake.
@@ -49,7 +49,7 @@ pub(super) struct Connection {
     pub(super) ended: bool,
     pub(super) spoke: bool,
     pub(super) allocated: bool,
-    /// Has had an allocation: long messages require credentials.
+    /// Has had an allocation; only such clients may send long messages.
     pub(super) trusted: bool,
     /// Number among the connections without an allocation, or among the waiting ones.
     pub(super) place: Option<u64>,
@@ -60,7 +60,7 @@ pub(super) struct Connection {
     pub(super) listener: usize,
 }
 
-/// Maximum message of a client without an allocation: the limit of a request.
+/// Maximum length of a message from a client without an allocation: that of a request.
 const MAX_REQUEST_LEN: usize = turnpike_turn::server::MAX_REQUEST_LEN;
 
 pub(super) const PORTION: usize = 32 << 10;
@@ -68,8 +68,8 @@ pub(super) const PORTION: usize = 32 << 10;
 const FIRST_PORTION: usize = 4 << 10;
 
 impl Connection {
-    /// Maximum bytes of one read, which also bounds the time that all others wait: a read with the shortest
-    /// possible messages must be handled completely.
+    /// Maximum bytes of one read. It also limits how long all other clients wait, because everything read is
+    /// handled, even if it consists of the shortest possible messages.
     pub(super) fn portion(&self) -> usize {
         if self.allocated { PORTION } else { FIRST_PORTION }
     }
@@ -94,7 +94,7 @@ impl Connection {
         Source { client: self.client, link: Way::Stream(place).link() }
     }
 
-    /// Returns whether the client has closed or reset the connection, even if data is unread.
+    /// Returns true if the client has closed or reset the connection, even if there is unread data.
     pub(super) fn has_ended(&self) -> bool {
         match self.socket.peek(&mut [0]) {
             Ok(len) => len == 0,

@@ -1,4 +1,4 @@
-//! Stream listeners: bound by the starting thread, accepted from by their worker.
+//! Stream listeners: bound by the thread that starts the relay, served by their worker.
 
 use std::{
     io,
@@ -15,13 +15,13 @@ use super::{
 };
 
 /// Seconds for which the kernel holds back a silent connection (TCP_DEFER_ACCEPT). TURN clients send
-/// at once, so that accept and first message cost one wake-up.
+/// immediately, so accept and the first message together take one wake-up.
 const SILENT_SECONDS: u32 = 1;
 /// Pause of accepting in milliseconds after running out of descriptors or memory.
 pub(super) const PAUSE_MS: u64 = 1000;
 /// Milliseconds between attempts to admit new connections while all existing ones are protected.
 const RETRY_MS: u64 = 20;
-/// Maximum unsent bytes per connection in the kernel, because datagrams there can no longer be dropped.
+/// Maximum unsent bytes per connection in the kernel, where datagrams can no longer be dropped.
 const UNSENT_LIMIT: u32 = 128 << 10;
 
 pub(super) struct Listener {
@@ -58,8 +58,8 @@ impl Streams {
     pub(crate) fn close_listener(&mut self, place: usize, now_ms: u64, poller: &Poller) {
         self.accept(place, now_ms, poller);
         let Some(listener) = self.listeners.get_mut(place) else { return };
-        // Another process may share the socket, and then closing it does not remove it from the poller.
-        // Paused listeners are not polled.
+        // If another process shares the socket, closing it does not remove it from the poller. Paused
+        // listeners are not polled.
         if let Some(socket) = listener.socket.take() {
             let _ = poller.remove(&socket);
         }
@@ -233,8 +233,8 @@ impl Streams {
         self.accepted.pop_front()
     }
 
-    /// Evicts the oldest connection without an allocation: of the same address if that is full, or else of
-    /// all.
+    /// Evicts the oldest connection without an allocation: that of the same address if the address is at its
+    /// limit, or else the oldest of all.
     fn make_room(&mut self, network: Option<IpAddr>) {
         if let Some(slot) = network.and_then(|network| self.idle.in_the_way_of(network)) {
             self.evict(slot, CloseReason::LimitAddress);
@@ -243,7 +243,7 @@ impl Streams {
         }
     }
 
-    /// Counts a connection for the address of its PROXY header, unless that has too many recent ones.
+    /// Counts a connection for the address in its PROXY header, unless that address has too many recent ones.
     pub(super) fn count_for(&mut self, slot: usize, address: IpAddr, now_ms: u64) -> Result<(), CloseReason> {
         let network = PrefixLengths::HOST.of(address);
         if self.idle.is_crowded_by(network, now_ms) {

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Polling is level-triggered with one read per connection and wake-up. A busy client cannot delay others,
-//! and deferred work (handshakes and messages beyond a tick's share) is reported again.
+//! and the poller reports deferred work (handshakes and messages beyond a tick's share) again.
 
 pub(crate) mod channel;
 pub mod config;
@@ -56,7 +56,7 @@ use connection::{Connection, Stage};
 use listener::Listener;
 use send::Pieces;
 
-/// First token of streams: listeners, then connections. UDP sockets use lower ones.
+/// First token of streams: listeners, then connections. UDP sockets use lower tokens.
 const FIRST_TOKEN: u64 = 1 << 32;
 const FIRST_CONNECTION: u64 = 2 << 32;
 pub(crate) const END_OF_TOKENS: u64 = 1 << 62;
@@ -65,7 +65,7 @@ const HANDSHAKES: u32 = 4;
 /// Messages per tick before datagrams get their turn. A higher value lets a TCP flood delay UDP clients; a
 /// lower one sends less per write.
 const SHARE: usize = 2048;
-/// Bytes of TLS overhead that cost as much as a message. A KeyUpdate, which is nothing but overhead, has 27.
+/// Bytes of TLS overhead that cost as much as a message. A KeyUpdate consists of 27 bytes of overhead only.
 const OVERHEAD: usize = 32;
 const SWEEP_MS: u64 = 250;
 
@@ -106,7 +106,7 @@ pub(crate) struct Streams {
     listeners: Vec<Listener>,
     connections: Slab<Connection>,
     idle: Bounded,
-    /// Accepted, but not read until their address has a free slot.
+    /// Connections that are accepted, but not read until their address has a free slot.
     waiting: Bounded,
     accepted: VecDeque<usize>,
     by_client: HashMap<Client, usize, RandomState>,
@@ -237,12 +237,12 @@ impl Streams {
     pub(crate) fn effect(&mut self, now_ms: u64, effect: &Effect) {
         match effect {
             Effect::Opened { client, .. } => self.allocated(client),
-            // Another client may have the address of an absent one by now.
+            // By now, another client may have the address of a client that has moved away.
             Effect::Closed { client, reason, away: false, .. } if *reason != ClosedReason::Disconnected => {
                 self.released(now_ms, client);
             }
             Effect::Moved { was, client, from, .. } => {
-                // A move from another worker was released there.
+                // If the client moved from another worker, that worker released it.
                 if let (Some(was), None) = (was, from) {
                     self.released(now_ms, was);
                 }
@@ -260,7 +260,7 @@ impl Streams {
     pub(crate) fn allocated(&mut self, client: &Client) {
         let Some(slot) = self.slot_of(client) else { return };
         let connection = &mut self.connections[slot];
-        // It was chosen for eviction in this tick, but has got an allocation since.
+        // It was chosen for eviction in this tick, but has obtained an allocation since then.
         if matches!(connection.closing, Some(CloseReason::Evicted | CloseReason::LimitAddress)) {
             connection.closing = None;
         }
@@ -357,7 +357,8 @@ impl Streams {
             let closed = reason.turns_away().then(|| (connection.transport(), reason));
             self.gone.push(Gone { client: connection.client, closed });
         }
-        // The kernel still delivers unread data, unless the client keeps sending: then it gets an RST.
+        // The kernel still delivers data that the client has not read yet, unless the client keeps sending,
+        // which causes an RST.
         drop(connection.socket);
     }
 }

@@ -1,4 +1,4 @@
-//! Data that a connection could not send yet: bounded, in messages that can be dropped until their first byte
+//! Bounded queue of data that a connection could not send yet. Messages can be dropped until their first byte
 //! has been sent. Independent of sockets.
 
 use std::{collections::VecDeque, io::IoSlice};
@@ -10,9 +10,9 @@ pub(super) const SLICES: usize = 5;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
-    /// A reply: never dropped, but too many close the connection.
+    /// A reply: never dropped, but too many unsent replies close the connection.
     Control,
-    /// A relayed datagram: the oldest is dropped, as a router would do.
+    /// A relayed datagram: if there is no room, the oldest is dropped, as a router would do.
     Datagram,
 }
 
@@ -46,7 +46,7 @@ impl Outbox {
         self.begun.is_empty() && self.control.is_empty() && self.datagrams.is_empty()
     }
 
-    /// Queues a message of three parts; returns the number of datagrams and bytes dropped for it.
+    /// Queues a message of three parts; returns the number of datagrams and bytes dropped to make room.
     pub(super) fn push(&mut self, class: Class, parts: [&[u8]; 3]) -> Result<(u64, u64), Overflow> {
         let len: usize = parts.iter().map(|part| part.len()).sum();
         match class {

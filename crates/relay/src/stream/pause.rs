@@ -1,6 +1,6 @@
 //! Connections that wait: their clients exceed their bandwidth limit or repeat refused requests, or their new
-//! worker has no room. Reading stops, so that TCP slows the client down. Nothing is dropped, and at most one
-//! read's data waits.
+//! worker has no room. The server stops reading, so that TCP slows the client down. Nothing is dropped, and
+//! at most the data of one read waits.
 
 use turnpike_net::{Interest, Poller, Rx, Span};
 use turnpike_turn::server::Client;
@@ -44,7 +44,7 @@ impl Streams {
         self.pause_until(slot, until_ms, poller);
     }
 
-    /// Stops reading from a client until then; `behind` was already read.
+    /// Stops reading from a client until `until_ms`; `behind` has already been read.
     pub(crate) fn slow_down(&mut self, client: &Client, behind: &[u8], until_ms: u64, poller: &Poller) {
         let Some(slot) = self.slot_of(client) else { return };
         let Some(connection) = self.connections.get_mut(slot).filter(|it| it.closing.is_none()) else {
@@ -72,7 +72,7 @@ impl Streams {
             && until_ms <= now_ms
         {
             self.paused.pop_first();
-            // Another connection may have its slot by now.
+            // By now, another connection may have the slot.
             let connection = self.connections.get_mut(slot);
             if let Some(connection) = connection.filter(|it| it.generation == generation && it.paused) {
                 connection.paused = false;
@@ -82,7 +82,7 @@ impl Streams {
         None
     }
 
-    /// Held bytes, copied to the arena, which needs [`Streams::ROOM`].
+    /// Copies the held bytes to the arena, which needs [`Streams::ROOM`].
     pub(crate) fn go_on(&mut self, slot: usize, rx: &mut Rx) -> Option<Incoming> {
         let connection = self.connections.get_mut(slot).filter(|connection| connection.closing.is_none())?;
         let behind = rx.fill(connection.framer.held().len(), |_| Ok(0)).ok()?;

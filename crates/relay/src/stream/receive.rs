@@ -16,8 +16,8 @@ use super::{
     connection::PORTION,
 };
 
-/// First byte of a TLS handshake record (RFC 8446 section 5.1). It cannot start ChannelData, and as STUN it
-/// would mean an unassigned method (RFC 7983 section 7).
+/// First byte of a TLS handshake record (RFC 8446 section 5.1). ChannelData cannot start with it, and in STUN
+/// it would be an unassigned method (RFC 7983 section 7).
 const TLS_HANDSHAKE: u8 = 0x16;
 
 pub(crate) struct Incoming {
@@ -30,8 +30,8 @@ impl Streams {
     /// Arena space required by [`Streams::receive`].
     pub(crate) const ROOM: usize = 3 << 16;
 
-    /// Reads once; `None` if there is no complete message. Reads nothing once the tick's share is used up,
-    /// and then the poller reports the socket again.
+    /// Reads once; `None` if there is no complete message. Once the tick's share is used up, it reads
+    /// nothing, and the poller reports the socket again.
     pub(crate) fn receive(&mut self, slot: usize, now_ms: u64, rx: &mut Rx) -> Option<Incoming> {
         if self.share_left == 0 {
             self.first_put_off.get_or_insert(slot);
@@ -278,8 +278,8 @@ impl Streams {
         CloseReason::Handshake
     }
 
-    /// Registers the connection of a client. Returns true if it replaces one with the same 5-tuple, whose end
-    /// the state machine must handle before messages of this one.
+    /// Registers the connection of a client. Returns true if it replaces one with the same 5-tuple. The state
+    /// machine must then handle the end of that connection before it gets messages of the new one.
     fn open(&mut self, slot: usize) -> Result<bool, CloseReason> {
         let connection = &self.connections[slot];
         let client = connection.client;
@@ -299,7 +299,8 @@ impl Streams {
         Ok(older.is_some() || self.gone.iter().any(|gone| gone.client == client))
     }
 
-    /// Holds the received bytes until the end of the tick, when the state machine knows of ended connections.
+    /// Holds the received bytes until the end of the tick, when the state machine has been told about ended
+    /// connections.
     fn postpone(&mut self, slot: usize, span: Span, rx: &Rx) {
         let connection = &mut self.connections[slot];
         connection.framer.hold(rx.bytes(span), 0);
@@ -418,10 +419,10 @@ mod tests {
     }
 
     #[test]
-    fn next_tick_continues_with_the_connections_left() {
+    fn next_tick_continues_with_the_remaining_connections() {
         let mut bench = bench(|_| {});
         let (_clients, slots) = bench.clients(40, &BINDING.repeat(2000));
-        // Relay sockets are always ready too, and come first.
+        // Relay sockets are always ready as well, and come first.
         let relays = (0..200).map(ready);
         let streams = slots.iter().map(|slot| ready(Token::Connection(*slot).get()));
         let events: Vec<Event> = relays.chain(streams).collect();
@@ -433,7 +434,7 @@ mod tests {
             let mut taken = 0;
             for event in events {
                 let Some(Token::Connection(slot)) = Token::of(event.token) else { continue };
-                // A tick flushes, which allows further handshakes.
+                // The flush at the end of a tick allows further handshakes.
                 bench.streams.handshakes_left = 4;
                 let messages = bench.read(slot);
                 *total.entry(slot).or_insert(0) += messages;
@@ -565,7 +566,7 @@ mod tests {
         bench.read(slots[0]);
         assert_eq!(bench.streams.stats.reads, 1);
         let connection = &bench.streams.connections[slots[0]];
-        assert_eq!(connection.closing, Some(CloseReason::NoCertificate), "it was handled");
+        assert_eq!(connection.closing, Some(CloseReason::NoCertificate), "the connection was handled");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Sending: the messages of a tick leave in as few writes as possible, and only unaccepted data is copied.
+//! Sending: the messages of a tick are sent in as few writes as possible, and data is copied only if the
+//! kernel does not accept it.
 
 use std::io::{self, IoSlice};
 
@@ -35,7 +36,8 @@ struct Piece {
     next: u32,
 }
 
-/// Pieces kept allocated; the rest is freed after `QUIET` quiet ticks, because floods are rare.
+/// Number of pieces for which memory is kept; the rest is freed after `QUIET` ticks without a flood, because
+/// floods are rare.
 const KEEP: usize = 4096;
 const QUIET: u32 = 1000;
 
@@ -93,7 +95,7 @@ impl Streams {
         self.append(to, header, payload, padding, Class::Datagram);
     }
 
-    /// Queues a copy of a reply. Indications may be dropped, because peers cause as many as they like by ICMP
+    /// Queues a copy of a reply. Indications may be dropped: peers can cause any number of them with ICMP
     /// errors (RFC 8656 section 11.5) and connections (RFC 6062 section 4.4), which must not end the client's
     /// connection.
     pub(crate) fn reply(&mut self, to: Place, bytes: &[u8]) {
@@ -129,7 +131,7 @@ impl Streams {
     /// Sends everything queued in this tick and closes connections. Afterwards the arena may be reused.
     pub(crate) fn flush(&mut self, rx: &Rx, poller: &Poller) {
         self.handshakes_left = HANDSHAKES;
-        // Closing touches only the connection in hand.
+        // Closing adds only the current connection to the list.
         let mut index = 0;
         while let Some(&slot) = self.touched.get(index) {
             index += 1;
@@ -171,7 +173,7 @@ impl Streams {
         let mut at = std::mem::replace(&mut connection.first, NONE);
         connection.last = NONE;
         // The outbox goes first, once the socket is writable. TLS output such as tickets or replies to
-        // KeyUpdate leaves with the pieces.
+        // KeyUpdate is sent with the pieces.
         if connection.outbox.is_empty() && !connection.watches_writable {
             let sent = match &mut connection.channel {
                 Channel::Plain => Self::send_plain(
@@ -199,7 +201,7 @@ impl Streams {
         Ok(())
     }
 
-    /// Writes the pieces from `at` on; returns the first unsent one.
+    /// Writes the pieces starting at `at`; returns the first unsent one.
     fn send_plain(
         socket: &TcpSocket,
         outbox: &mut Outbox,
@@ -220,7 +222,7 @@ impl Streams {
         Ok(NONE)
     }
 
-    /// Encrypts and writes the pieces from `at` on; returns the first unsent one.
+    /// Encrypts and writes the pieces starting at `at`; returns the first unsent one.
     fn send_tls(
         socket: &TcpSocket,
         tls: &mut ServerConnection,
@@ -243,8 +245,8 @@ impl Streams {
         Ok(NONE)
     }
 
-    /// Skips `taken` bytes from `at` on; returns the next piece. Stores the rest of a partial message in the
-    /// outbox.
+    /// Skips `taken` bytes starting at `at`; returns the next piece. Stores the rest of a partial message in
+    /// the outbox.
     fn skip(outbox: &mut Outbox, pieces: &Pieces, mut at: u32, mut taken: usize, rx: &Rx) -> u32 {
         while taken > 0 && at != NONE {
             let piece = &pieces.list[at as usize];
@@ -311,7 +313,7 @@ impl Streams {
     }
 }
 
-/// Returns whether a STUN message is an indication (RFC 8489 section 5).
+/// Returns true if a STUN message is an indication (RFC 8489 section 5).
 fn is_indication(message: &[u8]) -> bool {
     matches!(message, [high, low, ..] if high & 0x01 == 0 && low & 0x10 != 0)
 }

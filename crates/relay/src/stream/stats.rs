@@ -11,10 +11,10 @@ pub enum CloseReason {
     Broken,
     NotStun,
     Length,
-    /// A message over the limit: that of a request, or that of ChannelData once the client has had an
+    /// A message longer than allowed: than a request, or than ChannelData once the client has had an
     /// allocation.
     TooLong,
-    /// No complete message or finished handshake in time.
+    /// No complete message, or no finished handshake, in time.
     NoMessage,
     Idle,
     Handshake,
@@ -29,14 +29,14 @@ pub enum CloseReason {
     UntrustedProxy,
     /// A PROXY header with the 5-tuple of a live connection.
     Duplicate,
-    /// A client that does not read the replies to its requests.
+    /// The client does not read the replies to its requests.
     RepliesUnread,
     /// Oldest connection without an allocation, evicted for a new client at the total limit.
     Evicted,
     /// Evicted or refused at the limit of its address.
     LimitAddress,
     DataConnection,
-    /// Moved to the worker that has the requested state.
+    /// Moved to the worker that has the state it asked for.
     HandedOver,
     Shutdown,
 }
@@ -66,7 +66,7 @@ pub enum HandshakeFailure {
     Garbage,
     /// No common protocol version, cipher suite or signature scheme.
     Incompatible,
-    /// Unknown ALPN protocols only (RFC 7443).
+    /// The client offered only unknown ALPN protocols (RFC 7443).
     Alpn,
     /// The client gave up, for example because it does not trust the certificate.
     Alert,

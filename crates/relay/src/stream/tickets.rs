@@ -1,6 +1,6 @@
 //! Session tickets (RFC 8446 section 4.6.1, RFC 5077): encrypted session state under a key shared by all
-//! workers and rotated every six hours. rustls has such tickets but does not expose its keys; ours can move
-//! to a new process, whose clients can then resume.
+//! workers and rotated every six hours. rustls supports such tickets but does not expose its keys. Ours can
+//! be passed to a new process, so that clients can resume their sessions there.
 
 use std::{
     fmt,
@@ -16,7 +16,7 @@ use rustls::server::ProducesTickets;
 use serde::{Deserialize, Serialize};
 use zeroize::{ZeroizeOnDrop, Zeroizing};
 
-/// Time for which a key encrypts tickets; it decrypts them for as long again.
+/// Time for which a key encrypts tickets; after that it still decrypts them for the same time.
 const TERM: Duration = Duration::from_secs(6 * 3600);
 const NONCE_LEN: usize = 12;
 const TAG_LEN: usize = 16;
@@ -60,7 +60,7 @@ impl Tickets {
 
     pub(super) fn take_over(&self, TicketKeys { current, previous, age }: &TicketKeys) {
         let now = Instant::now();
-        // Soon after boot the clock cannot represent that time; then the key lives slightly longer.
+        // Soon after boot the clock cannot represent that time; the key is then used slightly longer.
         let since = now.checked_sub(Duration::from_secs(*age)).unwrap_or(now);
         *self.write() = Keys { current: *current, previous: *previous, since };
     }
@@ -165,7 +165,7 @@ mod tests {
             let before = start + term * TERM - Duration::from_secs(1);
             assert_eq!(tickets.open(before, ticket).as_deref(), Some(text.as_bytes()));
         }
-        // Expires even if no new ticket was created.
+        // A ticket expires even if no new one was created.
         assert_eq!(tickets.open(start + 2 * TERM + Duration::from_secs(1), &late), None);
         let next = tickets.seal(start + TERM + Duration::from_secs(1), b"next").unwrap();
         assert!(tickets.open(start + TERM + Duration::from_secs(1), &late).is_some());

@@ -23,7 +23,7 @@ use turnpike_wire::pem::with_markers_on_lines;
 
 use super::tickets::{TicketKeys, Tickets};
 
-/// RFC 7443, TURN first: a client that offers both wants more than Binding.
+/// RFC 7443. TURN comes first, because a client that offers both wants more than Binding.
 const PROTOCOLS: [&[u8]; 2] = [b"stun.turn", b"stun.nat-discovery"];
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -66,8 +66,8 @@ impl CertificateError {
     }
 }
 
-/// Fault of a chain that TLS can use but clients may reject. Certificates are numbered from 1, the server's
-/// own.
+/// Fault of a chain that TLS can use but clients may reject. Certificates are numbered from 1, which is the
+/// server's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChainFault {
     /// Only the server's certificate, although another authority issued it.
@@ -146,7 +146,7 @@ impl Identity {
         Arc::clone(&self.key)
     }
 
-    /// First fault of the chain, which may end below the root.
+    /// First fault of the chain. The root may be missing, which is not a fault.
     pub fn chain_fault(&self) -> Option<ChainFault> {
         let readable =
             |(place, der)| EndEntityCert::try_from(der).map_err(|_| ChainFault::Unreadable(place + 1));
@@ -161,12 +161,12 @@ impl Identity {
         Some(ChainFault::NotIssuer(stranger + 2))
     }
 
-    /// First Unix second of validity.
+    /// Start of the validity period in Unix seconds.
     pub fn not_before(&self) -> u64 {
         self.not_before
     }
 
-    /// Last Unix second of validity.
+    /// End of the validity period in Unix seconds.
     pub fn not_after(&self) -> u64 {
         self.not_after
     }
@@ -195,8 +195,8 @@ pub struct TlsContext {
 }
 
 impl TlsContext {
-    /// Uses at least one certificate; the first is the default for clients without a matching server name.
-    /// Fails if the machine has no randomness.
+    /// Requires at least one certificate; the first is the default for clients without a matching server
+    /// name. Fails if the machine has no source of randomness.
     pub fn new(identities: &[Identity]) -> Result<Self, rustls::Error> {
         let shown = Arc::new(Shown { directory: RwLock::new(Arc::new(Directory::new(identities))) });
         let builder = ServerConfig::builder_with_provider(provider())
@@ -208,7 +208,7 @@ impl TlsContext {
         let tickets = Arc::new(Tickets::new());
         config.ticketer = Arc::clone(&tickets) as Arc<dyn ProducesTickets>;
         config.session_storage = Arc::new(NoServerSessionStorage {});
-        // Server preference; see `provider`.
+        // The server's preference applies; see `provider`.
         config.ignore_client_order = true;
         // Each resumption issues a new ticket, so one is enough.
         config.send_tls13_tickets = 1;
@@ -261,7 +261,7 @@ impl ResolvesServerCert for Shown {
 
 pub(crate) struct Directory {
     all: Vec<Arc<CertifiedKey>>,
-    /// Indices in `all`: an RSA and an ECDSA certificate may have the same name.
+    /// Indices in `all`; several, because an RSA and an ECDSA certificate may have the same name.
     by_name: HashMap<String, Vec<usize>, RandomState>,
 }
 
@@ -276,7 +276,8 @@ impl Directory {
         Self { all: identities.iter().map(|identity| Arc::clone(&identity.key)).collect(), by_name }
     }
 
-    /// Prefers exact names to wildcards to the default; among equals, the first with a supported type of key.
+    /// Prefers an exact name, then a wildcard, then the default; among several, the first one whose type of
+    /// key the client supports.
     pub(crate) fn choose(
         &self,
         server: Option<&str>,
@@ -296,8 +297,8 @@ impl Directory {
 
 fn provider() -> Arc<CryptoProvider> {
     let mut provider = ring::default_provider();
-    // Mandatory suites (RFC 8446 section 9.1), which are the cheapest per byte with AES in hardware. TLS 1.2
-    // has one for each type of certificate.
+    // Mandatory suites (RFC 8446 section 9.1), which are also the cheapest per byte on CPUs with AES
+    // instructions. TLS 1.2 has one for each type of certificate.
     let is_first = |suite: CipherSuite| {
         matches!(
             suite,
@@ -310,7 +311,7 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(provider)
 }
 
-/// Verifies without any trust anchor: webpki checks the times first, and only they matter here.
+/// Verifies without any trust anchor: webpki checks the validity period first, and nothing else matters here.
 fn time_fault(certificate: &EndEntityCert<'_>, now: UnixTime) -> Option<webpki::Error> {
     certificate.verify_for_usage(&[], &[], &[], now, KeyUsage::server_auth(), None, None).err()
 }
@@ -323,7 +324,8 @@ fn not_before(certificate: &EndEntityCert<'_>) -> u64 {
     }
 }
 
-/// Derived from the error at the end of time, when no certificate is valid (RFC 5280 section 4.1.2.5).
+/// Derived from the error at the maximum time, when no certificate is valid any more (RFC 5280 section
+/// 4.1.2.5).
 fn not_after(certificate: &EndEntityCert<'_>) -> u64 {
     match time_fault(certificate, UnixTime::since_unix_epoch(Duration::from_secs(u64::MAX))) {
         Some(webpki::Error::CertExpired { not_after, .. }) => not_after.as_secs(),

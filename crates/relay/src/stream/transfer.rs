@@ -1,4 +1,4 @@
-//! Connections that leave a worker: as data connections (RFC 6062), or to another worker that adopts them.
+//! Connections that leave a worker: they become data connections (RFC 6062), or another worker adopts them.
 
 use rustls::ServerConnection;
 use turnpike_net::{Poller, Rx, TcpSocket};
@@ -59,7 +59,7 @@ impl Streams {
             Channel::Tls(mut tls) => {
                 let mut batch = Batch::default();
                 while let Some(parts) = outbox.next() {
-                    // Fails only after close_notify, when the client reads no more.
+                    // Fails only after close_notify, when the client no longer reads.
                     let _ = batch.encrypt(&mut tls, &parts.map(IoSlice::new));
                     let len = parts.iter().map(|part| part.len()).sum();
                     outbox.consume(len);
@@ -70,8 +70,8 @@ impl Streams {
         Some(Detached { client: *client, socket, tls, unsent, ended, trusted, proxied, listener })
     }
 
-    /// Adopts a connection of another worker. `None` if it cannot be polled or a proxied connection has the
-    /// same 5-tuple.
+    /// Adopts a connection of another worker. `None` if it cannot be polled, or if it is proxied and its
+    /// 5-tuple is already in use.
     pub(crate) fn adopt(&mut self, taken: Detached, now_ms: u64, poller: &Poller) -> Option<Source> {
         let Detached { client, socket, tls, unsent, ended, trusted, proxied, listener } = taken;
         if let Some(older) = self.slot_of(&client) {
@@ -124,7 +124,7 @@ impl Streams {
         Some(self.connections[slot].source(slot))
     }
 
-    /// Handles bytes that another worker read from an adopted connection, at most [`Streams::FEED`] at a
+    /// Handles bytes that another worker has read from an adopted connection, at most [`Streams::FEED`] at a
     /// time; the arena needs [`Streams::ROOM`]. `None` if there is no complete message.
     pub(crate) fn feed(&mut self, place: Place, bytes: &[u8], rx: &mut Rx) -> Option<Incoming> {
         let slot = self.slot_at(place)?;

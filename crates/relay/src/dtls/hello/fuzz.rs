@@ -35,7 +35,7 @@ fn check(key: &CookieKeys, datagram: &[u8]) {
             let mut first = Vec::new();
             // A guessed cookie is never valid.
             assert_eq!(key.check(NOW, &client(1), &hello, &mut first), None);
-            assert!(first.len() <= 2 * MAX_HELLO + 4, "{} bytes are written", first.len());
+            assert!(first.len() <= 2 * MAX_HELLO + 4, "{} bytes were written", first.len());
             let fragment = Fragment::parse(datagram).expect("parsed before");
             assert_eq!(fragment.bytes, hello.body);
             let (before, cookie) = fragment.beginning().expect("parsed before");
@@ -64,11 +64,11 @@ fn has_twins(hello: &Hello<'_>) -> bool {
     false
 }
 
-/// A first ClientHello gets a cookie, which is valid for this client and for a limited time.
+/// The reply to a first ClientHello contains a cookie that is valid for this client and for a limited time.
 fn exchange(key: &CookieKeys, datagram: &[u8]) {
     let hello = match Hello::parse(datagram) {
         Ok(hello) => hello,
-        // Without its cookie a ClientHello may offer no version.
+        // Once its cookie is removed, a ClientHello may offer no version.
         Err(error) => {
             return assert!(matches!(error, HelloError::Version | HelloError::KeyShare), "{error:?}");
         }
@@ -82,7 +82,7 @@ fn exchange(key: &CookieKeys, datagram: &[u8]) {
     if second.len() > MAX_HELLO {
         return;
     }
-    let second = Hello::parse(&second).expect("as valid as the first");
+    let second = Hello::parse(&second).expect("the second ClientHello is as valid as the first");
     assert_eq!(
         (second.version, second.random, second.server_name),
         (hello.version, hello.random, hello.server_name)
@@ -90,7 +90,11 @@ fn exchange(key: &CookieKeys, datagram: &[u8]) {
     assert_eq!(second.cookie, Some(&cookie[..]));
     assert_eq!(key.check(NOW + 1, &client(1), &second, &mut again), Some(cookie));
     assert_eq!(again, first, "the first ClientHello is reconstructed");
-    assert_eq!(key.check(NOW + 1, &client(2), &second, &mut again), None, "from another port");
+    assert_eq!(
+        key.check(NOW + 1, &client(2), &second, &mut again),
+        None,
+        "the cookie is not valid on another port"
+    );
     assert_eq!(key.check(NOW + 100, &client(1), &second, &mut again), None, "too late");
     assert_eq!(key.check(NOW - 11, &client(1), &second, &mut again), None, "too early");
 }
