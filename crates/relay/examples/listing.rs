@@ -1,11 +1,12 @@
-//! Measures how long a worker is kept from its packets while all its allocations are listed repeatedly:
+//! Measures for how long a worker is kept from handling packets while all its allocations are listed
+//! repeatedly:
 //!
 //! ```text
 //! ulimit -n 250000; cargo run --release -p turnpike-relay --example listing -- [ALLOCATIONS [LISTINGS]]
 //! ```
 //!
-//! One worker on loopback with 100,000 allocations by default. The worker reports the time of each slice. One
-//! allocation relays to a peer, one datagram at a time, and its round trips are reported with and without
+//! One worker on loopback has 100,000 allocations by default. The worker reports how long each slice took.
+//! One allocation relays to a peer, one datagram at a time, and its round trips are reported with and without
 //! concurrent listing.
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a program for one figure")]
@@ -29,7 +30,7 @@ use turnpike_relay::{
 use turnpike_testkit::stun;
 use turnpike_turn::server::{AllocationLimits, PeerRules, ServerConfig, ServerLimits};
 
-/// Server addresses per client socket: each is its own 5-tuple.
+/// Server addresses per client socket: each results in its own 5-tuple.
 const FAN: u32 = 1000;
 const SOON: Duration = Duration::from_secs(10);
 
@@ -38,7 +39,7 @@ fn main() {
     let allocations: u32 = arguments.next().unwrap_or(100_000);
     let listings = arguments.next().unwrap_or(20);
     let limit = turnpike_net::rlimit::raise_open_files(u64::from(allocations) + 2 * u64::from(FAN));
-    // One socket per allocation, or shared ones if the limit of open files is too low.
+    // One relay socket per allocation, or shared sockets if the limit of open files is too low.
     let shared_ports = if limit > u64::from(allocations) + 500 { 0 } else { 8 };
     if shared_ports != 0 {
         println!("ulimit -n is {limit}: the allocations share {shared_ports} relay ports");
@@ -61,7 +62,7 @@ fn main() {
     let found: usize = looked.iter().map(|looked| looked.allocations.len()).sum();
     println!("{listings} listings, {} slices, {found} allocations returned", looked.len());
     println!("a slice kept the worker for   {}", told(looked.iter().map(|looked| looked.took).collect()));
-    println!("a slice waited for it         {}", told(looked.iter().map(|looked| looked.waited).collect()));
+    println!("a slice waited for the worker {}", told(looked.iter().map(|looked| looked.waited).collect()));
 }
 
 fn relay(allocations: u32, shared_ports: usize) -> Relay {
@@ -117,11 +118,11 @@ fn list(relay: &Relay, allocations: u32) -> Vec<Looked> {
         slices.push(looked);
     }
     let found: usize = slices.iter().map(|looked| looked.allocations.len()).sum();
-    assert_eq!(found, allocations as usize + 1, "all of them, and the witness");
+    assert_eq!(found, allocations as usize + 1, "all allocations, and the witness");
     slices
 }
 
-/// Round trip times of one allocation to its peer while `meanwhile` runs.
+/// Round-trip times between one allocation and its peer while `meanwhile` runs.
 fn witness(relay: &Relay, meanwhile: impl FnOnce()) -> Vec<Duration> {
     let server = SocketAddr::from((Ipv4Addr::LOCALHOST, relay.listeners().udp[0].port()));
     let bound = || {

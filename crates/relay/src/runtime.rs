@@ -146,8 +146,8 @@ pub struct Relay {
 
 /// State sent to the workers, kept so that it can be sent again with a partial change.
 pub(crate) struct InForce {
-    /// Configuration, superseded by the fields below; settings that a reload cannot change keep their initial
-    /// values.
+    /// Configuration, over which the fields below take precedence. Settings that a reload cannot change keep
+    /// their initial values.
     pub(crate) config: Config,
     pub(crate) layout: Layout,
     pub(crate) places: Places,

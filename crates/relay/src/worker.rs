@@ -150,10 +150,10 @@ pub(crate) struct Worker {
     mailboxes: Arc<[Mailbox]>,
     log: Arc<dyn AllocationLog>,
     offload: Option<Offload>,
-    /// Notified when the kernel relays nothing any more.
+    /// Notified once the kernel no longer relays anything.
     suspended: Option<mpsc::Sender<()>>,
     tunnels: Tunnels,
-    /// Exported to another process, to be dropped on `forget`.
+    /// Allocations exported to another process, dropped on `forget`.
     handed_over: Vec<AllocationSlot>,
     replays: ReplayGuard,
     counted: WorkerSnapshot,
@@ -190,7 +190,7 @@ impl Worker {
         let policy = WorkerPolicy::new(Arc::clone(store), Arc::clone(quotas), Arc::clone(ports), fleet);
         let (settings, seed) = (Arc::new(config.server.clone()), Seed(rand::random()));
         let offload = common.kernel.as_ref().map(|kernel| kernel.flows()).transpose()?;
-        // The state machine's clock began with `started`.
+        // The state machine's clock starts at `started`.
         let clock = WorkerClock::at(started.elapsed());
         let (range, is_active) = (config.server.channels, !common.takes_over);
         let offload = offload.map(|flows| Offload::new(flows, clock, range, is_active));
@@ -392,7 +392,8 @@ impl Worker {
         Ok(id)
     }
 
-    /// Carries out the effects of the state machine in order. `behind` follows the message that caused them.
+    /// Carries out the effects of the state machine in order. `behind` is the data that follows the message
+    /// that caused them.
     fn carry_out_effects(&mut self, now: Now, behind: TrailingBytes<'_>) {
         while let Some(mut effect) = self.server.poll_effect() {
             if let Some(offload) = &mut self.offload {
@@ -461,7 +462,7 @@ impl Worker {
     /// Handles commands of the control thread and other workers. Returns true if the worker must stop.
     fn handle_commands(&mut self, now: Now) -> bool {
         while let Some(command) = self.frame.command() {
-            // Packets wait for at most one query. Upgrade steps need a fresh clock reading afterwards.
+            // Packets wait for at most one query. After an upgrade step the clock must be read again.
             let ends_tick = matches!(command, Command::Answer(_) | Command::Upgrade(_));
             self.handle_command(now, command);
             if ends_tick {

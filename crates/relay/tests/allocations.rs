@@ -15,7 +15,7 @@ fn look(world: &World, worker: usize, look: Look) -> Looked {
     answer.recv_timeout(SOON).expect("an answer")
 }
 
-/// Lists all allocations that match the filter by worker, `most` per query.
+/// Lists all allocations that match the filter, worker by worker, `most` per query.
 fn list(world: &World, workers: usize, most: usize, filter: AllocationFilter) -> Vec<AllocationSnapshot> {
     let filter = Arc::new(filter);
     let mut found = Vec::new();
@@ -85,7 +85,7 @@ fn traffic_is_counted_by_listener() {
 }
 
 #[test]
-fn ending_an_allocation_spares_the_next_one_in_its_slot() {
+fn ending_an_allocation_does_not_affect_the_next_one_in_its_slot() {
     let world = support::start_workers(1);
     let (client, relayed) = allocated(&world);
     let allocation = all(&world, 1).remove(0);
@@ -94,7 +94,7 @@ fn ending_an_allocation_spares_the_next_one_in_its_slot() {
     client.send(&refresh(9)).unwrap();
     assert_eq!(Message(heard(&client)).kind(), REFRESH | 0x0110, "437");
     world.wait_for_counter("allocations_closed", "administrator", 1);
-    UdpSocket::bind(relayed).expect("its port is free");
+    UdpSocket::bind(relayed).expect("the allocation's port is free");
     client.send(&stun(ALLOCATE, 44, &[(0x0019, &[17, 0, 0, 0])])).unwrap();
     assert_eq!(Message(heard(&client)).kind(), ALLOCATE | 0x0100);
     let next = all(&world, 1).remove(0);
@@ -158,7 +158,7 @@ fn packets_are_served_between_two_slices() {
     let client = peer();
     client.send_to(&allocate(), world.udp()).unwrap();
     go.send(()).unwrap();
-    eventually("all are answered", || order.0.lock().unwrap().len() > QUESTIONS);
+    eventually("all queries are answered", || order.0.lock().unwrap().len() > QUESTIONS);
     let order = order.0.lock().unwrap();
     let at = order.iter().position(|what| *what == "opened").expect("the allocation exists");
     assert!(at <= 2, "the packet was served after {at} slices");

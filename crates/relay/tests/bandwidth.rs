@@ -1,4 +1,5 @@
-//! Bandwidth limits over real sockets, compared with the bytes allowed in the elapsed time.
+//! Bandwidth limits over real sockets: the bytes that pass are compared with those allowed in the elapsed
+//! time.
 
 use crate::prelude::*;
 
@@ -13,8 +14,8 @@ fn per_allocation(burst_ms: u32) -> Bandwidth {
     Bandwidth { rates, burst_ms, ..Bandwidth::default() }
 }
 
-/// Bytes that a bucket passes from `since` until now, plus 5 %, because the server reads its clock once per
-/// batch.
+/// Bytes that a bucket allows from `since` until now, plus 5 %, because the server reads its clock only once
+/// per batch.
 fn allowed(since: Instant, burst_ms: u32) -> u64 {
     let elapsed_ms = u64::try_from(since.elapsed().as_millis()).unwrap() + 1;
     let at_once = RATE / 8000 * u64::from(burst_ms);
@@ -42,8 +43,8 @@ impl Datagrams {
     }
 }
 
-/// Calls `send` at twice the limit for 1.5 s. A late caller catches up gradually, so that socket buffers do
-/// not overflow.
+/// Calls `send` at twice the limit for 1.5 s. If it falls behind, it catches up gradually, so that socket
+/// buffers do not overflow.
 fn offer(mut send: impl FnMut()) {
     let started = Instant::now();
     let per_second = 2 * RATE / 8 / PAYLOAD as u64;
@@ -89,7 +90,7 @@ fn datagrams_over_the_limit_are_dropped_in_both_directions() {
     assert!(world.counter("dropped_datagrams", "total_bandwidth") == 0);
 }
 
-/// The client's bytes wait until they may pass; other clients are served.
+/// The client's bytes wait until they may pass; meanwhile, other clients are served.
 #[test]
 fn stream_over_its_limit_waits_and_loses_nothing() {
     let burst_ms = 20;
@@ -119,7 +120,7 @@ fn waits<S: Read + Write + Send>(world: &World, burst_ms: u32, mut client: Clien
             }
             client.ask(&refresh(9));
         });
-        // Reads continuously, because the peer's buffer is small.
+        // Read continuously, because the peer's buffer is small.
         let reading = scope.spawn(|| {
             for number in 0..DATAGRAMS {
                 let payload = heard(&peer);

@@ -13,7 +13,7 @@ fn worker_without_descriptors_pauses_counts_and_recovers() {
     alone::with_descriptors(turnpike_testkit::this_test!(), 100, starve);
 }
 
-/// Connects with the last descriptor, so that the server has none for the accepted end. Repeats if a listener
+/// Connects with the last descriptor, so that the server has none for its end. Tries again if a listener has
 /// just recovered and was quicker.
 fn connect_last(to: SocketAddr, taken: &mut Vec<File>) -> TcpStream {
     eventually("a connection", || {
@@ -47,12 +47,12 @@ fn starve() {
     eventually("the relayed address is paused", || world.relay.snapshots()[0].peers.accept_pauses >= 1);
     assert_eq!(take_descriptors().len(), 0, "no descriptors are left");
 
-    // A level-triggered queue that cannot be emptied would wake the worker forever.
+    // With level-triggered polling, a queue that cannot be emptied would wake the worker forever.
     worker.comes_to_rest();
 
     udp.send(&allocate()).unwrap();
     assert_eq!(Message(heard(&udp)).error(), Some(508));
-    eventually("counted", || world.relay.snapshots()[0].files_exhausted == 1);
+    eventually("the refusal is counted", || world.relay.snapshots()[0].files_exhausted == 1);
     control.send(&stun(CONNECT, 2, &[(0x0012, &there)]));
     assert_eq!(control.receive().unwrap().error(), Some(508));
     witness.goes_on();

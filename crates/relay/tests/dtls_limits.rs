@@ -60,7 +60,7 @@ fn stalled_handshake_times_out() {
 
 #[test]
 fn silent_association_without_an_allocation_ends() {
-    // Long compared with a handshake and a request on a busy machine.
+    // Longer than a handshake and a request take on a busy machine.
     let world = world_with(|config| config.limits.idle = Duration::from_millis(3000));
     let kinds = [Kind::V12, Kind::V13];
     let mut allocated = kinds.map(|kind| {
@@ -70,13 +70,14 @@ fn silent_association_without_an_allocation_ends() {
     });
     let mut idle = kinds.map(|kind| DtlsClient::connect(world.dtls(), kind));
     idle.iter_mut().for_each(DtlsClient::hears_farewell);
-    world.wait_for_dtls("idle", |stats| stats.ended(DtlsEnd::Idle) == 2 && stats.open == 2);
+    world.wait_for_dtls("two are idle", |stats| stats.ended(DtlsEnd::Idle) == 2 && stats.open == 2);
     for client in &mut allocated {
         client.ask(&refresh(1));
         client.ask(&stun(REFRESH, 2, &[(0x000D, &0_u32.to_be_bytes())]));
     }
     allocated.iter_mut().for_each(DtlsClient::hears_farewell);
-    world.wait_for_dtls("idle too", |stats| stats.ended(DtlsEnd::Idle) == 4 && stats.open == 0);
+    world
+        .wait_for_dtls("the others are idle too", |stats| stats.ended(DtlsEnd::Idle) == 4 && stats.open == 0);
     wait_for_no_allocation(&world);
 }
 
@@ -97,8 +98,8 @@ fn only_associations_without_an_allocation_are_evicted() {
     allocated.ask(&refresh(1));
 }
 
-/// If many arrive at once, started handshakes finish and the others wait. Otherwise each would evict the one
-/// before.
+/// If many clients arrive at once, handshakes that have started finish and the others wait. Otherwise each
+/// would evict its predecessor.
 #[test]
 fn new_clients_do_not_evict_recent_handshakes() {
     let world = world_with(|config| config.limits.half_open_per_network = 2);
@@ -118,7 +119,8 @@ fn new_clients_do_not_evict_recent_handshakes() {
     assert_eq!(world.dtls_stats().failed.iter().sum::<u64>(), 0, "{:?}", world.dtls_stats());
 }
 
-/// Prefixes of a ClientHello, all first bytes, and noise: nothing creates state or gets a longer reply.
+/// Prefixes of a ClientHello, every possible first byte, and noise: none of them creates state or gets a
+/// reply longer than itself.
 #[test]
 fn garbage_is_counted_and_leaves_no_state() {
     let world = world();
@@ -134,7 +136,9 @@ fn garbage_is_counted_and_leaves_no_state() {
             socket.send(&hello[..len]).unwrap();
             sent += 1;
             if sent % 100 == 0 {
-                world.wait_for_dtls("taken", |stats| stats.datagrams >= start.datagrams + sent);
+                world.wait_for_dtls("the datagrams are read", |stats| {
+                    stats.datagrams >= start.datagrams + sent
+                });
             }
         }
     }
@@ -145,7 +149,7 @@ fn garbage_is_counted_and_leaves_no_state() {
         socket.send(&noise).unwrap();
         sent += 1;
     }
-    world.wait_for_dtls("all taken", |stats| stats.datagrams == start.datagrams + sent);
+    world.wait_for_dtls("all datagrams are read", |stats| stats.datagrams == start.datagrams + sent);
     let stats = world.dtls_stats();
     assert_eq!((stats.half_open, stats.open, stats.cookies), (0, 0, start.cookies), "{stats:?}");
     assert_eq!(dropped(&stats) - dropped(&start) + stats.failed.iter().sum::<u64>(), sent, "{stats:?}");
@@ -174,7 +178,7 @@ fn garbage_does_not_end_associations() {
         peer.send_to(b"so am I", relayed).unwrap();
         assert_eq!(client.receive().payload(), b"so am I");
     }
-    world.wait_for_dtls("both are alive and the noise is counted", |stats| {
+    world.wait_for_dtls("both are open and the noise is counted", |stats| {
         stats.open == 2 && stats.dropped(DtlsDrop::NoEffect) + stats.dropped(DtlsDrop::Malformed) == sent
     });
     witness.lost_nothing();
@@ -203,7 +207,7 @@ fn garbage_does_not_end_other_handshakes() {
     witness.lost_nothing();
 }
 
-/// Plaintext alerts that an attacker who knows a client's address and port can send, one per datagram.
+/// Plaintext alerts, one per datagram, that an attacker who knows a client's address and port could send.
 fn forged_alerts() -> Vec<Vec<u8>> {
     let mut forged = Vec::new();
     for (level, description) in [(2, 40), (2, 0), (1, 0), (2, 10), (2, 90), (1, 100)] {
@@ -233,8 +237,8 @@ fn forged_alerts_never_end_a_handshake() {
     let witness = Witness::start(&world);
     for kind in [Kind::V12, Kind::V13] {
         let mut client = DtlsClient::new(world.dtls(), kind);
-        // Datagrams of the attacker come from the client's address and port, and the client's own datagrams
-        // get extra alerts in front and behind.
+        // The attacker's datagrams come from the client's address and port, and extra alerts are inserted
+        // before and after the client's own records.
         let socket = client.socket.try_clone().unwrap();
         let forge = || forged_alerts().iter().for_each(|alert| _ = socket.send(alert).unwrap());
         let alert = forged_alerts().remove(0);
@@ -244,7 +248,7 @@ fn forged_alerts_never_end_a_handshake() {
             assert!(Instant::now() < deadline, "{kind:?}: {:?}", world.dtls_stats());
             for said in client.says() {
                 for record in split(&said) {
-                    // A cookie covers the ClientHello, which must come first in its datagram.
+                    // The ClientHello, which the cookie covers, must come first in its datagram.
                     let disturbed = match record {
                         [22, _, _, 0, 0, .., _] if record[13] == 1 => [record, &alert].concat(),
                         _ => [&alert, record, &alert].concat(),
@@ -271,7 +275,7 @@ fn forged_alerts_never_end_a_handshake() {
 }
 
 #[test]
-fn plaintext_alert_counts_after_the_handshake_timeout() {
+fn plaintext_alert_is_counted_after_the_handshake_timeout() {
     let world = world_with(|config| config.limits.first_message = Duration::from_millis(200));
     let (client, _, second) = hellos(&world, Kind::V12);
     client.socket.send(&second).unwrap();

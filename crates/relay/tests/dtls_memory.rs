@@ -1,10 +1,10 @@
-//! Memory under floods of handshakes: further handshakes need no more than the first ones.
+//! Memory during floods of handshakes: later handshakes need no more than the first ones.
 
 use crate::prelude::*;
 use crate::support::*;
 
-/// A first ClientHello may have a spoofed address. Loopback has none, but each source port is another client
-/// to the server, and these clients never reply.
+/// A first ClientHello may have a spoofed address. There is no spoofing on loopback, but to the server each
+/// source port is another client, and these clients never reply.
 #[test]
 fn flood_of_first_hellos_leaves_no_state() {
     alone::in_own_process(turnpike_testkit::this_test!(), flood);
@@ -24,7 +24,7 @@ fn flood() {
                 let hello = if place % 2 == 0 { &hello_12 } else { &hello_13 };
                 socket.send_to(hello, world.dtls()).unwrap();
             }
-            world.wait_for_dtls("each gets a cookie", |stats| stats.cookies >= before + 200);
+            world.wait_for_dtls("each ClientHello gets a cookie", |stats| stats.cookies >= before + 200);
         }
     };
     settles(|| flood(10));
@@ -54,7 +54,7 @@ fn half_open() {
             let kind = if number % 2 == 0 { Kind::V12 } else { Kind::V13 };
             let (client, _, second) = hellos(&world, kind);
             client.socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
-            // If all slots of a network are taken, retry until the oldest can be evicted.
+            // While all slots of a network are taken, retry until the oldest can be evicted.
             let mut answered = || {
                 client.socket.send(&second).unwrap();
                 client.socket.recv(&mut [0; 4096]).is_ok().then_some(())

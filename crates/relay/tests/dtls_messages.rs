@@ -27,7 +27,7 @@ fn both_versions_allocate_and_relay_by_channel_in_both_directions() {
             assert_eq!(client.receive().payload(), payload, "{kind:?}");
         }
     }
-    world.wait_for_dtls("counted by version", |stats| {
+    world.wait_for_dtls("handshakes are counted by version", |stats| {
         (stats.handshakes_1_2, stats.handshakes_1_3, stats.open) == (1, 2, 3)
     });
     assert_eq!(world.dtls_stats().failed.iter().sum::<u64>(), 0);
@@ -43,7 +43,9 @@ fn close_notify_ends_the_allocation_in_both_versions() {
         client.close();
         wait_for_no_allocation(&world);
     }
-    world.wait_for_dtls("ended by the client", |stats| stats.ended(DtlsEnd::Client) == 2 && stats.open == 0);
+    world.wait_for_dtls("both are ended by the client", |stats| {
+        stats.ended(DtlsEnd::Client) == 2 && stats.open == 0
+    });
 }
 
 #[test]
@@ -58,7 +60,7 @@ fn new_handshake_from_the_same_port_replaces_the_association() {
         second.finish().unwrap();
         second.ask(&binding(9));
         wait_for_no_allocation(&world);
-        world.wait_for_dtls("replaced", |stats| stats.ended(DtlsEnd::Replaced) == number);
+        world.wait_for_dtls("the association is replaced", |stats| stats.ended(DtlsEnd::Replaced) == number);
     }
 }
 
@@ -134,7 +136,7 @@ fn new_certificates_apply_to_new_clients_only() {
 }
 
 #[test]
-fn p384_works_and_unsupported_keys_are_named() {
+fn p384_works_and_unsupported_keys_are_reported() {
     let of = |algorithm| {
         let key = KeyPair::generate_for(algorithm).unwrap();
         identity_of(&Certificate::of_key(&key, &["a.example"], |_| ()))
@@ -187,7 +189,7 @@ fn fragmented_hello_is_joined_after_its_cookie_is_verified() {
     let world = world();
     for size in [70, 80, 100] {
         let (mut client, first, second) = hellos(&world, Kind::V12);
-        // A first fragment without a cookie gets one, and so does each retransmission.
+        // A first fragment without a cookie gets one in reply, and so does each retransmission.
         let probe = UdpSocket::bind((world.dtls().ip(), 0)).unwrap();
         probe.set_read_timeout(Some(SOON)).unwrap();
         for _ in 0..2 {
@@ -216,7 +218,7 @@ fn fragmented_hello_is_joined_after_its_cookie_is_verified() {
     drop(client);
 }
 
-/// OpenSSL fragments the ClientHello with the cookie if the MTU is small. Its minimum is 228 or 256,
+/// OpenSSL fragments the ClientHello with the cookie if the MTU is small. The minimum MTU is 228 or 256,
 /// depending on the version.
 #[test]
 fn openssl_connects_with_any_mtu() {
@@ -233,7 +235,7 @@ fn openssl_connects_with_any_mtu() {
             return turnpike_testkit::alone::skip("openssl is not installed");
         };
         child.0.stdin.as_mut().unwrap().write_all(&binding(5)).unwrap();
-        // Pipes have no timeout, hence a thread.
+        // Pipes have no read timeout, hence a thread.
         let mut stdout = child.0.stdout.take().unwrap();
         let (heard, hears) = mpsc::channel();
         thread::spawn(move || {
@@ -245,7 +247,7 @@ fn openssl_connects_with_any_mtu() {
         assert_eq!(Message(answer.to_vec()).kind(), BINDING | 0x0100);
         drop(child.0.stdin.take());
         world.wait_for_dtls("openssl closes", |stats| stats.ended(DtlsEnd::Client) == 1);
-        eventually("openssl ends", || child.0.try_wait().unwrap());
+        eventually("openssl exits", || child.0.try_wait().unwrap());
         assert_eq!(world.dtls_stats().handshakes_1_2, 1);
     }
 }

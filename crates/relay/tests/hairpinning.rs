@@ -1,5 +1,5 @@
-//! Two clients of a relay behind a NAT reach each other by their external addresses. No NAT exists here: the
-//! public address is unassigned, so datagrams that really went there would be lost.
+//! Two clients of a relay behind a NAT reach each other through their external addresses. There is no NAT
+//! here: the public address is unassigned, so datagrams that were really sent to it would be lost.
 
 use crate::prelude::*;
 use turnpike_turn::server::PeerRules;
@@ -87,7 +87,7 @@ fn clients_reach_each_other_on_every_data_path() {
 fn clients_on_shared_relay_sockets_reach_each_other() {
     let world = start_with(|config| {
         behind_nat(config);
-        // One socket per client, because all are the same peer.
+        // One socket per client, because all clients have the same peer address.
         config.shared_ports = 4;
     });
     converse(&world);

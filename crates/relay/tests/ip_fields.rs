@@ -77,7 +77,7 @@ fn datagrams_of_tcp_clients_are_best_effort_and_not_ect() {
     }
 }
 
-/// RFC 8656 section 14, over a loopback with the MTU of Ethernet.
+/// RFC 8656 section 14, on a loopback interface with the MTU of Ethernet.
 #[test]
 fn send_with_dont_fragment_is_never_fragmented() {
     in_network_namespace(turnpike_testkit::this_test!(), || {

@@ -1,12 +1,12 @@
-//! Nested allocations: clients that come from one of our relayed transport addresses get no allocation and
-//! cannot move one, even if the peer rules let them reach us. Runs in a network namespace in which a route
-//! leads an address to the listeners without an interface.
+//! Nested allocations: clients whose address is one of our relayed transport addresses cannot create or move
+//! an allocation, even if the peer rules let them reach us. Runs in a network namespace where a route
+//! delivers an address to the listeners although no interface has it.
 
 use crate::prelude::*;
 use crate::support::{in_network_namespace, run, start_with};
 
 const RELAY: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 1);
-/// Address in the range of a `local` route, which the peer rules do not cover.
+/// Address within a `local` route that the peer rules do not cover.
 const DOOR: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
 
 fn allocate_of(transport: u8, more: &[(u16, &[u8])]) -> Vec<u8> {
@@ -72,13 +72,13 @@ fn client_behind_a_relayed_address_gets_no_allocation_and_no_loop() {
         let relayed = plain(&outer.ask(&allocate()).attribute(0x0016));
         assert_eq!(relayed.ip(), RELAY);
         outer.ask(&bind(door));
-        // The path works and the mapped address is the relayed one.
+        // The path works, and the mapped address is the relayed address.
         assert_eq!(plain(&outer.exchange_through(&binding(9)).attribute(0x0020)), relayed);
 
         for request in [allocate(), allocate_of(17, &[(MOBILITY_TICKET, &[])])] {
             assert_eq!(outer.exchange_through(&request).error(), Some(403));
         }
-        // A ticket from a direct allocation is refused on this path and valid elsewhere.
+        // The ticket of a direct allocation is refused on this path but valid elsewhere.
         let mobile = Outer::new(&world);
         let ticket = mobile.ask(&allocate_of(17, &[(MOBILITY_TICKET, &[])])).attribute(MOBILITY_TICKET);
         assert_eq!(outer.exchange_through(&present(&ticket)).error(), Some(403));
@@ -87,14 +87,15 @@ fn client_behind_a_relayed_address_gets_no_allocation_and_no_loop() {
 
         let relayed = || world.relay.snapshots().iter().map(|s| s.turn.to_peer_datagrams).sum::<u64>();
         let passed = || world.counter("dropped_datagrams", "no_allocation");
-        let (before, _) = (eventually("the first four", || (relayed() == 4).then(&relayed)), passed());
+        let (before, _) =
+            (eventually("the first four are relayed", || (relayed() == 4).then(&relayed)), passed());
         for round in 1..=6 {
             for _ in 0..50 {
                 outer.0.send(&channel_data(&channel_data(b"round and round"))).unwrap();
             }
-            eventually("each arrived once", || passed() == 50 * round);
+            eventually("each datagram has arrived once", || passed() == 50 * round);
         }
-        eventually("each was relayed once", || relayed() == before + 300);
+        eventually("each datagram has been relayed once", || relayed() == before + 300);
     });
 }
 

@@ -1,10 +1,10 @@
 //! Mobility (RFC 8016) over real sockets: a client that changes its port keeps its allocation over UDP and
-//! TCP, regardless of the worker of its new 5-tuple.
+//! TCP, whichever worker its new 5-tuple belongs to.
 
 use crate::prelude::*;
 use crate::support::CHANNEL;
 
-/// Enough that at least one leads to the other of two workers in all but one of 4096 runs.
+/// Enough that in all but one of 4096 runs at least one of them leads to the other of two workers.
 const MOVES: u8 = 12;
 
 fn allocate_mobile() -> Vec<u8> {
@@ -59,7 +59,8 @@ impl Mobile {
         }
     }
 
-    /// Exchanges a datagram with the peer and retransmits, because the first ones of a move may be lost.
+    /// Exchanges a datagram with the peer and retransmits, because the first datagrams after a move may be
+    /// lost.
     fn converse(&self, peer: &UdpSocket, word: &[u8]) -> SocketAddr {
         peer.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
         let deadline = Instant::now() + SOON;
@@ -77,7 +78,7 @@ impl Mobile {
                     return relayed;
                 }
             }
-            assert!(Instant::now() < deadline, "{word:?} was not heard");
+            assert!(Instant::now() < deadline, "{word:?} did not arrive");
         }
     }
 }
@@ -117,7 +118,7 @@ fn traffic_continues_after_a_change_of_port() {
     }
 }
 
-/// A first request is not lost either: its response needs no retransmission.
+/// The first request is not lost either: its response arrives without a retransmission.
 #[test]
 fn first_data_from_a_new_port_reaches_any_worker() {
     for workers in [1, 2] {
@@ -138,7 +139,7 @@ fn first_data_from_a_new_port_reaches_any_worker() {
                 client.socket.set_read_timeout(Some(SOON)).unwrap();
                 client.socket.send_to(&support::refresh(200 + step), client.server).unwrap();
                 assert_eq!(Message(heard(&client.socket)).kind(), support::REFRESH | 0x0100);
-                // Requests are not data, so the old port remains valid.
+                // Only data counts, not requests, so the old port remains valid.
                 client.converse(&peer, word.as_bytes());
             }
             drop(old);
@@ -167,7 +168,7 @@ fn on_worker(world: &World, worker: usize) -> Mobile {
     }
 }
 
-/// RFC 8016 section 3.2.2, with old and new address on different workers.
+/// RFC 8016 section 3.2.2, with the old and the new address on different workers.
 #[test]
 fn responses_are_independent_of_the_number_of_workers() {
     for (workers, home, away) in [(1, 0, 0), (2, 0, 0), (2, 0, 1), (4, 3, 0), (4, 1, 2), (4, 2, 2)] {
@@ -180,7 +181,7 @@ fn responses_are_independent_of_the_number_of_workers() {
         old.ask(&bind);
         old.converse(&peer, b"at home");
         let next = new.ask(&present(&ticket, 50)).attribute(MOBILITY_TICKET);
-        // Requests never end the use of the old address.
+        // Requests alone never end the use of the old address.
         for request in [&bind, &refresh(51), &stun(support::REFRESH, 52, &[(0x000D, &[0, 0, 2, 88])])] {
             new.ask(request);
             old.converse(&peer, b"still here");
@@ -217,7 +218,7 @@ fn mobile_allocation_outlives_its_tcp_connection() {
             client.send(&padded(channel_data(word.as_bytes())));
             assert_eq!(heard(&peer), word.as_bytes());
             peer.send_to(word.as_bytes(), relayed).unwrap();
-            assert_eq!(client.receive().expect("it comes back").payload(), word.as_bytes());
+            assert_eq!(client.receive().expect("the datagram comes back").payload(), word.as_bytes());
         }
         assert_eq!(world.relay.snapshots().iter().map(|snapshot| snapshot.allocations).sum::<u64>(), 1);
         assert_eq!(
@@ -235,7 +236,7 @@ fn from_port(world: &World, port: u16) -> Client<std::net::TcpStream> {
 }
 
 #[test]
-fn client_at_an_absent_clients_address_keeps_its_connection() {
+fn client_at_the_address_of_an_absent_client_keeps_its_connection() {
     let world = support::start(|config| {
         config.limits.idle = Duration::from_millis(700);
         config.proxies = vec!["127.0.0.0/8".parse().unwrap()];
@@ -291,7 +292,7 @@ fn connection_is_idle_after_its_allocation_moved_away() {
 }
 
 #[test]
-fn client_at_an_absent_clients_address_keeps_its_association() {
+fn client_at_the_address_of_an_absent_client_keeps_its_association() {
     let world = support::dtls::world_with(|config| config.limits.idle = Duration::from_millis(500));
     let mut gone = DtlsClient::connect(world.dtls(), Kind::V13);
     let ticket = gone.ask(&allocate_mobile()).attribute(MOBILITY_TICKET);

@@ -1,5 +1,5 @@
-//! Mobility (RFC 8016) of the client in this workspace, `turn::client`, which moves between real sockets of a
-//! running relay.
+//! Mobility (RFC 8016) of this workspace's client, `turn::client`, which moves between real sockets connected
+//! to a running relay.
 
 use crate::prelude::*;
 use turnpike_turn::client::{Client, Config, Incoming, Timing};
@@ -8,7 +8,7 @@ use turnpike_wire::{
     indication::MAX_HEADER_LEN,
 };
 
-/// Enough that some lead from one of two workers to the other.
+/// Enough that some moves lead from one of two workers to the other.
 const MOVES: usize = 8;
 const SHORT: Duration = Duration::from_millis(20);
 
@@ -116,8 +116,8 @@ impl Traveller {
         }
     }
 
-    /// Exchanges a word that needs no padding with the peer, with retransmissions; returns the address seen
-    /// by the peer.
+    /// Exchanges a word that needs no padding with the peer and retransmits; returns the address that the
+    /// peer sees.
     fn converse(&mut self, peer: &UdpSocket, word: &[u8]) -> SocketAddr {
         peer.set_read_timeout(Some(SHORT)).unwrap();
         let deadline = Instant::now() + SOON;
@@ -138,7 +138,7 @@ impl Traveller {
                     return relayed;
                 }
             }
-            assert!(Instant::now() < deadline, "{word:?} was not heard");
+            assert!(Instant::now() < deadline, "{word:?} did not arrive");
         }
     }
 }
@@ -161,7 +161,7 @@ fn travels(over_tcp: bool, workers: usize) {
     assert_eq!(relayed, allocation.relayed);
     for stop in 0..MOVES {
         let old = std::mem::replace(&mut traveller.way, Way::new(&world, over_tcp));
-        // Over TCP every second connection is lost before the move.
+        // Over TCP, every other connection is lost before the move.
         let old = (stop % 2 == 0).then_some(old);
         let now = traveller.now();
         traveller.client.migrate(now).unwrap();

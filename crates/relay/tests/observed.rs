@@ -86,18 +86,18 @@ fn refused_clients_are_reported_with_a_reason() {
     assert_eq!(told("connection", "not_stun").client, strange.local_addr().unwrap());
     let mut garbage = connect(world.tls());
     garbage.write_all(&[0x16, 3, 1, 0, 5, 1, 2, 3, 4, 5]).unwrap();
-    let of_tls = eventually("a handshake that failed", || {
+    let of_tls = eventually("a failed handshake is reported", || {
         let told = door.0.lock().unwrap();
         told.iter().find(|it| it.stage == "tls_handshake").cloned()
     });
     assert_eq!((of_tls.client, of_tls.transport), (garbage.local_addr().unwrap(), Transport::Tls));
-    // The log names the user of an allocation.
+    // The log contains the user of an allocation.
     let stream = tls_connect(world.tls(), "turn.example.org", &tls_config(&[])).unwrap();
     let mut known = Client::new(stream);
     known.ask(&allocate());
     known.send(&[0x80; 20]);
     known.ends();
-    let named = eventually("the user is named", || {
+    let named = eventually("the user is reported", || {
         let told = door.0.lock().unwrap();
         told.iter().find(|it| it.reason == "not_stun" && it.user.is_some()).cloned()
     });

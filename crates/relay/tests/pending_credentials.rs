@@ -1,4 +1,4 @@
-//! A credential store that answers asynchronously: its client waits, and no other client does.
+//! A credential store that answers asynchronously: the client concerned waits, and no other client does.
 
 use crate::prelude::*;
 use crate::support::*;
@@ -73,7 +73,7 @@ impl Asking {
             if let Some(found) = done(&mut self.client) {
                 return found;
             }
-            assert!(Instant::now() < deadline, "no such event");
+            assert!(Instant::now() < deadline, "the event did not happen");
         }
     }
 }
@@ -98,7 +98,7 @@ fn pending_lookup_delays_only_its_client() {
     drop(alice.until(|_| asked.try_recv().ok()));
     world.wait_for_counter("dropped_datagrams", "lookup_over", 1);
     let (query, lookup) = alice.until(|_| asked.try_recv().ok());
-    // Meanwhile the only worker serves other clients, and the client has no allocation.
+    // In the meantime the only worker serves other clients, and the waiting client has no allocation.
     let other = UdpSocket::bind("127.0.0.1:0").unwrap();
     other.set_read_timeout(Some(SOON)).unwrap();
     other.send_to(&[&[0, 1, 0, 0, 0x21, 0x12, 0xA4, 0x42][..], &[7; 12]].concat(), world.udp()).unwrap();

@@ -69,18 +69,18 @@ fn removed_udp_listener_serves_only_existing_clients() {
         let new = world.udp();
         assert_eq!((changed.opened, changed.closed), (vec![("udp", new)], vec![("udp", old)]));
         assert_eq!((new.ip(), world.relay.listeners().udp.len()), (ANOTHER, 1));
-        eventually("the new listener serves", || allocates(new));
+        eventually("the new listener serves clients", || allocates(new));
         eventually("the old listener refuses new clients", || !allocates(old));
-        assert!(is_success(&asked(&peer(), old, &binding(1))), "but it still replies");
+        assert!(is_success(&asked(&peer(), old, &binding(1))), "but the old listener still replies");
         flow.goes_on();
 
-        // The listener returns with the same identity.
+        // The listener is added again and keeps its identity.
         let changed = reload(&world, |config| config.listen.push(SocketAddr::new(ANOTHER, 0))).unwrap();
         assert_eq!((changed.opened, changed.closed), (vec![("udp", old)], vec![]));
         eventually("the listener accepts clients again", || allocates(old));
         flow.goes_on();
 
-        // A fresh world, because new clients keep the reopened listener alive.
+        // A new relay, because new clients keep the reopened listener open.
         let world = start_with(|config| config.workers = workers);
         let old = world.udp();
         let flow = Flow::new(old);
@@ -88,8 +88,8 @@ fn removed_udp_listener_serves_only_existing_clients() {
         flow.goes_on();
         assert!(UdpSocket::bind(old).is_err());
         flow.ends();
-        eventually("it is closed on all workers", || UdpSocket::bind(old).ok());
-        eventually("the new listener serves", || allocates(world.udp()));
+        eventually("the listener is closed on all workers", || UdpSocket::bind(old).ok());
+        eventually("the new listener serves clients", || allocates(world.udp()));
     }
 }
 
@@ -153,12 +153,12 @@ fn absent_address_is_unused_until_it_appears() {
         let answer = asked(&peer(), world.udp(), &allocate());
         answer.error()
     };
-    // The address can be bound, as with ip_nonlocal_bind.
+    // The address could be bound, as with ip_nonlocal_bind.
     let changed = reload(&world, named(&[ANOTHER])).unwrap();
     assert!(!changed.opened.iter().any(|(_, opened)| *opened == at), "{changed:?}");
     assert_eq!(world.relay.waiting(), [Waiting { protocol: "udp", address: at, error: None }]);
     eventually("508", || code() == Some(508));
-    // Another program has the port when the address appears; everything else takes effect.
+    // Another program has the port when the address appears. Everything else takes effect.
     let other = UdpSocket::bind(at).unwrap();
     reload(&world, named(&[])).unwrap();
     let waiting = world.relay.waiting();
@@ -167,7 +167,7 @@ fn absent_address_is_unused_until_it_appears() {
     drop(other);
     let changed = reload(&world, named(&[])).unwrap();
     assert_eq!((changed.opened, world.relay.waiting()), (vec![("udp", at)], vec![]));
-    eventually("the listener serves", || allocates(at));
+    eventually("the listener serves clients", || allocates(at));
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn lost_address_ends_only_its_own_allocations() {
     }
 }
 
-/// Two clients are each other's peer by their relayed addresses, as in WebRTC with NATs on both sides.
+/// Two clients use each other's relayed addresses as peers, as in WebRTC with NATs on both sides.
 #[test]
 fn reload_changes_relay_addresses_of_new_allocations_only() {
     let world = start(|_| {});
@@ -234,13 +234,13 @@ fn first_certificate_opens_tls_and_dtls() {
             Client::new(stream).ask(&binding(1));
             Some(())
         });
-        // A worker that reloads later costs the client a retransmission.
+        // If a worker handles the reload later, the client has to retransmit.
         let mut client = DtlsClient::connect(dtls, Kind::V12);
         let peer = peer();
         client.allocated(&peer);
         flow.goes_on();
 
-        // Existing clients continue without it.
+        // Existing clients continue without the certificate.
         let changed = reload(&world, |_| {}).unwrap();
         assert_eq!((changed.opened.len(), changed.closed), (0, vec![("dtls", dtls), ("tls", tls)]));
         client.send(&channel_data(b"still here"));

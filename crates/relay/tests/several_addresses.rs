@@ -1,4 +1,4 @@
-//! Several relay addresses of a family: a client gets the one that it sent to.
+//! Several relay addresses of a family: a client gets the one to which it sent.
 
 use crate::prelude::*;
 use crate::support::*;
@@ -14,7 +14,7 @@ fn with_both(change: impl FnOnce(&mut Config)) -> World {
     })
 }
 
-/// Relay addresses of successive clients that send to this address; all stay connected.
+/// Relay addresses of successive clients that send to this address; all clients stay connected.
 fn relayed(world: &World, at: Ipv4Addr) -> Vec<IpAddr> {
     let server = SocketAddr::new(at.into(), world.udp().port());
     let mut clients = Vec::new();
@@ -31,7 +31,7 @@ fn relayed(world: &World, at: Ipv4Addr) -> Vec<IpAddr> {
 }
 
 #[test]
-fn client_gets_the_relay_address_that_it_sent_to() {
+fn client_gets_the_relay_address_to_which_it_sent() {
     for shared_ports in [0, 2] {
         let world = with_both(|config| config.shared_ports = shared_ports);
         for at in ADDRESSES {

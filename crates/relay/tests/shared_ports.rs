@@ -1,5 +1,5 @@
 //! Relay sockets shared by many allocations (`Config::shared_ports`): each client receives from its own
-//! peers, no socket is opened for it, and one system call serves several.
+//! peers, no socket is opened for it, and one system call serves several clients.
 
 use crate::prelude::*;
 use std::collections::BTreeSet;
@@ -80,7 +80,7 @@ fn clients_on_one_relayed_address_receive_from_their_own_peers() {
         assert_eq!(client.relayed, relayed);
         client.converses(peer, &[number; 9]);
     }
-    // A permission admits all ports of the address.
+    // A permission covers all ports of the address.
     let (client, _) = &pairs[7];
     let stranger = peer_at(8);
     stranger.send_to(b"strange", relayed).unwrap();
@@ -102,7 +102,7 @@ fn shared_socket_closes_with_its_last_allocation() {
         for (other, peer) in &pairs {
             other.converses(peer, b"open");
         }
-        assert!(UdpSocket::bind(relayed).is_err(), "still bound by the relay");
+        assert!(UdpSocket::bind(relayed).is_err(), "the relay still has the port");
         assert_eq!(client.code(&end), 0);
     }
     eventually("the port is free", || UdpSocket::bind(relayed).ok());
@@ -135,7 +135,7 @@ fn icmp_error_is_reported_to_the_sender() {
 #[test]
 fn each_worker_has_its_own_shared_ports() {
     let world = start_shared(1, 2);
-    // Both workers have some in all but one of 2^31 runs.
+    // Both workers get some of the clients in all but one of 2^31 runs.
     let pairs = pairs(&world, 32);
     let ports: BTreeSet<_> = pairs.iter().map(|(client, _)| client.relayed).collect();
     assert_eq!(ports.len(), 2);
@@ -149,15 +149,15 @@ fn counted(world: &World) -> (RxStats, TxStats) {
     (snapshot.rx, snapshot.tx)
 }
 
-/// Separate sockets would take a system call per datagram.
+/// With separate sockets, each datagram would take a system call.
 #[test]
 fn one_call_receives_from_many_peers() {
     let world = start_shared(1, 1);
     let pairs = pairs(&world, 60);
     let relayed = pairs[0].0.relayed;
     let several = || counted(&world).0.batch[2..].iter().sum::<u64>();
-    // The worker may be too quick for a batch at times.
-    eventually("a call that brings four datagrams or more", || {
+    // The worker is sometimes too quick to find a batch.
+    eventually("a call returns four datagrams or more", || {
         for (_, peer) in &pairs {
             peer.send_to(b"in", relayed).unwrap();
         }
@@ -172,7 +172,7 @@ fn one_call_receives_from_many_peers() {
 fn one_call_sends_to_many_peers() {
     let world = start_shared(1, 1);
     let pairs = pairs(&world, 60);
-    eventually("a call that sends to several peers", || {
+    eventually("a call sends to several peers", || {
         for (client, _) in &pairs {
             client.socket.send(&channel_data(b"out")).unwrap();
         }

@@ -1,5 +1,5 @@
 //! Malicious TCP and TLS clients: each kind is counted by reason, and a well-behaved client on the same
-//! worker loses nothing meanwhile.
+//! worker loses nothing in the meantime.
 
 use crate::prelude::*;
 use crate::support::*;
@@ -97,7 +97,8 @@ fn every_first_byte_ends_with_a_counted_reason() {
         if port == strict.tls() {
             assert_eq!((of(CloseReason::PlainRefused), of(CloseReason::Handshake)), (255, 1), "{streams:?}");
         } else {
-            // ChannelData with a length that a request could have is awaited until the client closes.
+            // If the length of ChannelData is one that a request could have, the server waits until the
+            // client closes.
             let all = [CloseReason::NotStun, CloseReason::Length, CloseReason::TooLong, CloseReason::Client];
             let not_tls: u64 = all.map(of).iter().sum();
             assert_eq!(not_tls, 255, "{streams:?}");
@@ -144,7 +145,7 @@ fn endless_hellos_are_cut_off_slow_or_fast() {
     world.wait_for_failed(HandshakeFailure::TooLong, 100);
     world.wait_for_closed(CloseReason::Handshake, 100);
     witness.goes_on();
-    // They do not block new clients either.
+    // Such clients do not block new clients either.
     let dripping = thread::spawn(move || drip(slow, |_| 0));
     let mut newcomers = 0;
     while newcomers == 0 || !dripping.is_finished() {
@@ -153,7 +154,7 @@ fn endless_hellos_are_cut_off_slow_or_fast() {
         newcomers += 1;
     }
     dripping.join().unwrap();
-    println!("{newcomers} came meanwhile");
+    println!("{newcomers} new clients were served in the meantime");
     world.wait_for_failed(HandshakeFailure::Timeout, 200);
     world.wait_for_closed(CloseReason::NoMessage, 200);
     witness.lost_nothing();
@@ -184,23 +185,23 @@ fn invalid_records_after_the_handshake_close_the_connection() {
             client.stream.sock.write_all(bytes).unwrap();
             client.stream.sock.shutdown(Shutdown::Write).unwrap();
             let mut rest = Vec::new();
-            // Perhaps an alert, then the end; a reset if data was unread.
+            // Possibly an alert, then the end; a reset if the server left data unread.
             let _ = client.stream.sock.read_to_end(&mut rest);
         }
         world.wait_for_closed(CloseReason::Tls, 2 * count);
     }
-    eventually("their allocations are gone", || world.allocations() == 2);
-    // A partial record followed by the end counts as a normal end.
+    eventually("their allocations have ended", || world.allocations() == 2);
+    // A partial record followed by the end of the stream counts as a normal end.
     let mut client = Client::new(tls_connect(world.tls(), NAME, &config).unwrap());
     client.ask(&allocate());
     client.stream.sock.write_all(&record(0x17, &[0xEE; 32])[..20]).unwrap();
     drop(client);
     world.wait_for_closed(CloseReason::Client, 1);
-    eventually("that allocation ended too", || world.allocations() == 2);
+    eventually("that allocation has ended too", || world.allocations() == 2);
     witness.lost_nothing();
 }
 
-/// A key update costs the server more than the client.
+/// A key update is more work for the server than for the client.
 #[test]
 fn endless_key_updates_do_not_starve_others() {
     let world = tls_world(|_| {});
@@ -210,7 +211,7 @@ fn endless_key_updates_do_not_starve_others() {
     let deadline = Instant::now() + SOON;
     while world.streams().closed(CloseReason::Tls) == 0 {
         assert!(Instant::now() < deadline, "{:?}", world.streams());
-        // Fails when the server closes the connection, which the test waits for.
+        // Fails once the server closes the connection, which is what the test waits for.
         let _ = client.stream.conn.refresh_traffic_keys();
         let _ = client.stream.flush();
     }
@@ -276,7 +277,7 @@ fn endless_handshake_messages_after_the_handshake_are_cut_off() {
         }
     }
     world.wait_for_closed(CloseReason::Tls, 20);
-    // A connection used as intended may last forever.
+    // A connection that is used properly may stay open forever.
     let mut honest = Client::new(tls_connect(world.tls(), NAME, &tls_config(&[])).unwrap());
     for round in 0..200 {
         honest.ask(&stun(BINDING, round, &[(0x8022, &[b'x'; 3000])]));
@@ -291,13 +292,13 @@ fn flood_of_connections_does_not_starve_others() {
         config.limits.idle_connections_per_address = 50;
     });
     let witness = Witness::start(&world);
-    // Each address opens its maximum plus ten, which evicts its oldest. The third and fourth address evict
-    // the oldest of all.
+    // Each address opens ten connections more than its maximum, which evicts its oldest ones. The third and
+    // the fourth address evict the oldest of all.
     let mut held = Vec::new();
     for last in 10..14 {
         for _ in 0..60 {
             let stream = connect_from(Ipv4Addr::new(127, 0, 0, last), world.tcp());
-            // Makes the kernel report the connection at once; fails if it was refused.
+            // Makes the kernel report the connection immediately; fails if it was refused.
             let _ = stream.write(&[0]);
             held.push(stream);
         }
@@ -354,7 +355,7 @@ fn clients_that_never_read_relayed_data_lose_datagrams_only() {
         }
         witness.goes_on();
     }
-    assert_eq!(world.streams().open, 1 + 4, "slow readers lose datagrams, not their connection");
+    assert_eq!(world.streams().open, 1 + 4, "slow readers lose datagrams, but not their connection");
     witness.lost_nothing();
 }
 
@@ -378,7 +379,7 @@ fn ask_on(stream: &mut impl Write, requests: &[u8], is_over: impl Fn() -> bool) 
         assert!(Instant::now() < deadline, "the connection is still served");
         match stream.write(requests) {
             Ok(_) => {}
-            // The server reads no more than it can reply to.
+            // The server reads no more requests than it can reply to.
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
             Err(_) => break,
         }

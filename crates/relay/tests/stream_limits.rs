@@ -1,4 +1,4 @@
-//! Limits of a connection in time and memory, and their enforcement.
+//! Time and memory limits of a connection, and their enforcement.
 
 use crate::prelude::*;
 use crate::support::*;
@@ -6,7 +6,7 @@ use crate::support::*;
 fn slow_reader<S: std::io::Read + Write>(world: &World, client: &mut Client<S>) {
     let peer = peer();
     let relayed = client.allocated(&peer);
-    // Sends bursts that UDP does not lose until the client's connection has dropped some.
+    // Send bursts small enough for UDP until the client's connection has dropped some.
     let mut number = 0_u32;
     eventually("some are dropped", || {
         for _ in 0..64 {
@@ -17,7 +17,8 @@ fn slow_reader<S: std::io::Read + Write>(world: &World, client: &mut Client<S>) 
         }
         world.streams().queue_drops >= 1000
     });
-    // Reads the oldest from the kernel's buffers, then a gap, then the newest with a reply among them.
+    // Read the oldest datagrams from the kernel's buffers, then a gap, then the newest ones with a reply
+    // among them.
     client.send(&refresh(9));
     let (mut numbers, mut replied) = (Vec::new(), false);
     while !replied || numbers.last() != Some(&(number - 1)) {
@@ -32,7 +33,7 @@ fn slow_reader<S: std::io::Read + Write>(world: &World, client: &mut Client<S>) 
     assert!(numbers.is_sorted(), "the rest stays in order");
     assert!(numbers.len() < number as usize, "some are dropped");
     assert_eq!(numbers[0], 0, "the oldest had already been sent");
-    // The kernel may have dropped more before they reached the server.
+    // The kernel may have dropped more datagrams before they reached the server.
     assert!(world.streams().queue_drops <= u64::from(number) - numbers.len() as u64);
     client.ask(&binding(3));
 }
@@ -59,9 +60,9 @@ fn queued_icmp_errors_are_dropped_like_datagrams() {
     let mut client = world.client();
     let peer = peer();
     client.allocated(&peer);
-    // The kernel now replies with ICMP errors.
+    // From now on, the kernel replies with ICMP errors.
     drop(peer);
-    // Growing lengths, so that no two are sent or returned as one super-packet.
+    // Increasing lengths, so that no two datagrams are sent or returned as one super-packet.
     let burst: Vec<u8> = (1..=64).flat_map(|words| channel_data(&vec![0; words * 4])).collect();
     eventually("some are dropped", || {
         client.send(&burst);
@@ -121,13 +122,13 @@ fn client_without_a_complete_message_in_time_is_closed() {
         config.limits.first_message = Duration::from_millis(700);
     });
     let mut silent = world.client();
-    // One byte of a request at a time, and the first half of an endless ClientHello.
+    // A request sent byte by byte, and the first half of an endless ClientHello.
     let mut dripping = connect(world.tcp());
     let mut hello = connect(world.tls());
     hello.write_all(&[0x16, 3, 1, 2, 0, 1, 0, 1, 0xFC, 3, 3]).unwrap();
     let drip = thread::spawn(move || {
         for byte in binding(1).iter().take(19) {
-            // The server closes the connection early, as intended.
+            // The server closes the connection early, as it should.
             if dripping.write_all(&[*byte]).and_then(|()| hello.write_all(&[0])).is_err() {
                 break;
             }
@@ -185,7 +186,7 @@ fn only_connections_without_an_allocation_are_limited() {
     assert_eq!(world.streams().closed(CloseReason::LimitAddress), 1);
 }
 
-/// Each client takes longer than the limit's worth of others needs to arrive.
+/// While one client finishes, more others arrive than the limit allows.
 #[test]
 fn slow_new_clients_do_not_evict_each_other() {
     for (max_idle, max_idle_per_address) in [(6, 512), (512, 6)] {
@@ -230,20 +231,20 @@ fn tls_connect_slowly(at: std::net::SocketAddr, pause: Duration) -> TlsStream {
     stream
 }
 
-/// New clients beyond the limit of their address wait unread, up to that limit again.
+/// New clients beyond the limit of their address wait without being read; as many as the limit may wait.
 #[test]
 fn waiting_clients_are_bounded_and_eventually_served() {
     let world =
         start(|config| (config.limits.idle_connections, config.limits.idle_connections_per_address) = (6, 2));
     let mut clients: Vec<_> = (0..5).map(|_| world.client()).collect();
     clients.iter_mut().for_each(|client| client.send(&binding(1)));
-    // Two are admitted, two wait until they can evict those, and one is refused.
+    // Two are admitted, two wait until they can evict those two, and one is refused.
     let served = clients.iter_mut().filter_map(Client::receive).count();
     assert_eq!(served, 4);
     world.wait_for_closed(CloseReason::LimitAddress, 3);
 }
 
-/// Idle connections at the limit, distributed by the kernel, never block new clients of any worker.
+/// Idle connections at the limit, however the kernel distributes them, never block new clients of any worker.
 #[test]
 fn new_client_is_served_by_any_worker_at_the_limit() {
     for (max_idle, max_idle_per_address) in [(8, 512), (512, 8)] {
@@ -274,7 +275,7 @@ fn oldest_connection_without_an_allocation_is_evicted() {
     oldest.ask(&binding(1));
     let mut second = world.client();
     second.ask(&binding(1));
-    // Activity without cost does not protect a connection.
+    // Activity that costs the client nothing does not protect a connection.
     oldest.ask(&binding(2));
     let mut newcomer = world.client();
     newcomer.ask(&binding(1));

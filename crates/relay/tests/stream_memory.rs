@@ -1,11 +1,11 @@
-//! Memory under TCP and TLS clients that never finish handshakes or never read.
+//! Memory used for TCP and TLS clients that never finish handshakes or never read.
 
 use crate::prelude::*;
 use crate::support::*;
 use turnpike_testkit::process::memory;
 
 const NAME: &str = "turn.example.org";
-/// Both ends are in this process, which may have at most 1024 descriptors.
+/// Number of connections. Both ends are in this process, which may have at most 1024 descriptors.
 const CROWD: u64 = 400;
 
 fn world() -> World {
@@ -46,18 +46,18 @@ fn unfinished_handshakes_buffer_at_most_a_record() {
 fn begin_handshakes() {
     let world = world();
     let witness = Witness::start(&world);
-    // Pays one-time costs first.
+    // One-time costs are paid first.
     drop(tls_connect(world.tls(), NAME, &tls_config(&[])).unwrap());
     // Closed by FIN, or by RST because of the unread ticket.
     world.wait_for("the connection is closed", |streams| streams.accepted == 2 && streams.open == 1);
     let start = memory();
     drop(crowd(&world, &part_of_hello(100)));
     world.wait_for("all are closed", |streams| streams.open == 1);
-    // Just within the limit; TLS buffers every byte.
+    // Just within the limit, where TLS buffers every byte.
     let within = part_of_hello(18_300);
     let held = crowd(&world, &within);
     let (sent, of_held) = (CROWD * within.len() as u64, memory().saturating_sub(start));
-    println!("{CROWD} half-done handshakes of {sent} bytes take {of_held}");
+    println!("{CROWD} unfinished handshakes, {sent} bytes in total, take {of_held} bytes");
     assert_eq!(world.streams().open, 1 + CROWD);
     assert!(of_held < 3 * sent, "{of_held} bytes for {sent}");
     for mut stream in held {
@@ -73,14 +73,14 @@ fn begin_handshakes() {
             world.wait_for("all are closed", |streams| streams.open == 1);
         }
     });
-    assert!(of_others < of_held, "{of_others} bytes after {of_held} with the first");
+    assert!(of_others < of_held, "{of_others} bytes for later clients, {of_held} for the first ones");
     witness.lost_nothing();
 }
 
 /// Data connections (RFC 6062) whose client reads nothing while the peer sends without end: the kernel
-/// buffers the difference, the server's memory does not grow, and nothing is lost.
+/// buffers the data, the server's memory does not grow, and nothing is lost.
 #[test]
-fn unread_data_connections_stall_and_use_no_memory() {
+fn unread_data_connections_stall_without_using_memory() {
     alone::in_own_process(turnpike_testkit::this_test!(), read_no_data);
 }
 
@@ -119,7 +119,7 @@ fn read_no_data() {
     println!("{sent:?} bytes in flight between six clients and their peers, {grown} of them in the server");
     assert!(grown < sent.iter().sum::<u64>() / 4, "{grown} bytes of {sent:?}");
     world.wait_for_stalls(6);
-    // Stalled connections take no time either.
+    // Stalled connections take no CPU time either.
     Thread::named("relay-0").comes_to_rest();
     witness.lost_nothing();
     for (total, (mut client, far)) in sent.into_iter().zip(pairs) {
@@ -144,7 +144,7 @@ trait ReadWrite: Read + Write {}
 
 impl<S: Read + Write> ReadWrite for S {}
 
-/// Writes until the peer accepts no more, even after the worker has had a hundred turns.
+/// Writes until the relay accepts no more, even after the worker has had a hundred turns.
 fn fill(control: &mut Client<TcpStream>, far: &mut TcpStream) -> u64 {
     let (mut total, mut quiet) = (0, 0);
     while quiet < 100 {
@@ -188,7 +188,7 @@ fn read_no_replies() {
             world.streams().closed(CloseReason::RepliesUnread) == closed + 1
         });
     };
-    // 64 KiB of replies in a buffer that grows by doubling, and a huge page or two.
+    // 64 KiB of replies in a buffer that doubles as it grows, and a huge page or two.
     let of_first = grown(attack);
     assert!(of_first < 4 << 20, "{of_first} bytes for one client");
     settles(|| (0..16).for_each(|_| attack()));

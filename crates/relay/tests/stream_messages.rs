@@ -1,4 +1,4 @@
-//! Messages over TCP and TLS: split anywhere, several per segment, padded in both directions, and the end of
+//! Messages over TCP and TLS: split anywhere, several per segment, padded in both directions; and the end of
 //! the connection.
 
 use crate::prelude::*;
@@ -8,7 +8,7 @@ use turnpike_turn::server::DropReason;
 fn relays_both_ways<S: Read + Write>(client: &mut Client<S>) {
     let peer = peer();
     let relayed = client.allocated(&peer);
-    // Many in one write, with all lengths modulo 4, some longer than a TLS record.
+    // Many messages in one write, with all lengths modulo 4, some longer than a TLS record.
     let lengths = [0, 1, 2, 3, 4, 5, 119, 1200, 1201, 20_000];
     let payload = |len: usize| vec![u8::try_from(len % 251).unwrap(); len];
     let all: Vec<u8> = lengths.iter().flat_map(|len| padded(channel_data(&payload(*len)))).collect();
@@ -22,7 +22,7 @@ fn relays_both_ways<S: Read + Write>(client: &mut Client<S>) {
     for len in lengths {
         assert_eq!(client.receive().unwrap().payload(), payload(len), "to the client, {len}");
     }
-    // Indications: a peer with a permission but no channel.
+    // Indications: this peer has a permission but no channel.
     let other = support::peer();
     let at = other.local_addr().unwrap();
     client.ask(&permit(at));
@@ -76,16 +76,16 @@ fn closed_connection_ends_its_allocation() {
     half.ask(&allocate());
     eventually("three allocations", || world.allocations() == 3);
     drop(plain);
-    eventually("two are left", || world.allocations() == 2);
+    eventually("two allocations are left", || world.allocations() == 2);
     tls.stream.conn.send_close_notify();
     tls.stream.flush().unwrap();
-    eventually("one is left", || world.allocations() == 1);
+    eventually("one allocation is left", || world.allocations() == 1);
     half.send(&[binding(4), refresh(5)].concat());
     half.stream.shutdown(Shutdown::Write).unwrap();
     assert_eq!(half.receive().unwrap().kind(), BINDING | 0x0100);
     assert_eq!(half.receive().unwrap().kind(), REFRESH | 0x0100);
     assert_eq!(half.receive(), None);
-    eventually("none is left", || world.allocations() == 0);
+    eventually("no allocation is left", || world.allocations() == 0);
     let snapshot = &world.relay.snapshots()[0];
     let closed: u64 = snapshot
         .turn
@@ -110,7 +110,7 @@ fn ended_allocation_keeps_its_connection_open() {
     // No client receives this datagram.
     peer.send_to(b"late", relayed).unwrap();
     client.send(&channel_data(&[1; 4]));
-    eventually("the datagram without an allocation", || {
+    eventually("the datagram without an allocation is counted", || {
         world.relay.snapshots()[0].turn.dropped(DropReason::NoAllocation) == 1
     });
     client.allocated(&peer);

@@ -16,7 +16,7 @@ fn address(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
-/// XOR-MAPPED-ADDRESS of a Binding: the client's address as seen by the server.
+/// XOR-MAPPED-ADDRESS of a Binding response: the client's address as seen by the server.
 fn mapped<S: std::io::Read + std::io::Write>(client: &mut Client<S>) -> Vec<u8> {
     client.ask(&binding(1)).attribute(0x0020)
 }
@@ -59,7 +59,7 @@ fn header_may_precede_tls() {
 }
 
 #[test]
-fn local_header_stands_for_the_proxy_itself() {
+fn local_header_makes_the_proxy_itself_the_client() {
     let world = behind_a_proxy();
     let mut client = world.client();
     // LOCAL command of version 2.
@@ -84,7 +84,7 @@ fn trusted_proxy_without_a_complete_header_is_closed() {
 }
 
 #[test]
-fn header_from_an_untrusted_address_has_its_own_reason() {
+fn header_from_an_untrusted_address_is_counted_separately() {
     let world = start(|config| config.proxies = vec!["10.0.0.0/8".parse().unwrap()]);
     for version in [ProxyVersion::V1, ProxyVersion::V2] {
         let mut client = world.client();
@@ -108,14 +108,14 @@ fn limits_apply_to_the_clients_of_a_proxy() {
     open.iter_mut().for_each(|client| drop(client.ask(&binding(1))));
     // A third client of the address is served once the oldest is no longer protected and can be evicted.
     let mut ports = 3..;
-    eventually("a third is served", || {
+    eventually("a third client is served", || {
         let mut third = from(&world, &format!("192.0.2.7:{}", ports.next()?));
         third.send(&binding(1));
         third.receive().map(|_| ())
     });
     open.remove(0).ends();
     from(&world, "192.0.2.8:1").ask(&binding(1));
-    // A second connection with the same 5-tuple is fake or stale; the existing one wins.
+    // A second connection with the same 5-tuple is fake or stale; the existing one stays.
     open[0].ask(&allocate());
     let mut second = from(&world, "192.0.2.7:2");
     second.send(&binding(1));

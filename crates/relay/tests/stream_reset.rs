@@ -1,4 +1,4 @@
-//! Clients that reset their connection and reconnect from the same port at once.
+//! Clients that reset their connection and immediately reconnect from the same port.
 
 use crate::prelude::*;
 use socket2::{Domain, Socket, Type};
@@ -38,5 +38,5 @@ fn each_reconnect_after_a_reset_gets_its_allocation() {
         Client::new(StreamOwned::new(tls, stream)).ask(&allocate());
     }
     assert_eq!(world.streams().closed(CloseReason::Duplicate), 0);
-    eventually("the allocations of connections that were reset end", || world.allocations() == 0);
+    eventually("the allocations of reset connections end", || world.allocations() == 0);
 }

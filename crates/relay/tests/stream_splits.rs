@@ -14,7 +14,7 @@ fn tls(world: &World, config: &Arc<ClientConfig>) -> TlsStream {
     tls_connect(world.tls(), NAME, config).unwrap()
 }
 
-/// Waits until the worker has read everything sent so far; it reads in order of arrival.
+/// Waits until the worker, which reads in order of arrival, has read everything sent so far.
 struct Fence(Client<TcpStream>);
 
 impl Fence {
@@ -71,7 +71,7 @@ impl Write for CutRecord {
 }
 
 impl Cut for CutRecord {
-    /// Header, content type and tag (RFC 8446 section 5.2).
+    /// Bytes added to a record's content: header, content type and tag (RFC 8446 section 5.2).
     const MORE: usize = 5 + 1 + 16;
 
     fn write_halves(&mut self, bytes: &[u8], at: usize, fence: &mut Fence) {
@@ -197,7 +197,8 @@ fn truncated_messages_have_no_effect_over_tls() {
     every_truncation_is_nothing(&world, || tls(&world, &config), end);
 }
 
-/// RFC 6062 section 5.4: bytes behind a ConnectionBind belong to the peer, even if they look like a message.
+/// RFC 6062 section 5.4: bytes that follow a ConnectionBind are for the peer, even if they look like a
+/// message.
 fn data_follows_every_cut<S: Cut>(world: &World, connect: impl Fn() -> S) {
     let mut fence = Fence::new(world);
     let mut control = world.client();

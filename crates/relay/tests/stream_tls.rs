@@ -107,7 +107,7 @@ fn sessions_are_resumed_in_both_versions() {
         assert_eq!(kind(&world, &config), HandshakeKind::Resumed);
     }
     let streams = world.relay.snapshots();
-    eventually("two of each are counted", || {
+    eventually("two handshakes of each kind are counted", || {
         let streams = world.streams();
         streams.handshakes_full == 2 && streams.handshakes_resumed == 2
     });
@@ -173,7 +173,7 @@ fn garbage_instead_of_a_handshake_is_counted() {
         }
         world.wait_for_closed(CloseReason::Handshake, 2 * count);
     }
-    // A plaintext application record starts with a byte of neither TLS handshake nor STUN.
+    // The first byte of a plaintext application data record is that of neither a TLS handshake nor STUN.
     let mut stream = connect(world.tls());
     stream.write_all(&record(0x17, &[0; 40])).unwrap();
     Client::new(stream).ends();
@@ -236,7 +236,7 @@ fn unusable_certificates_are_refused_with_a_reason() {
     let header = format!("{begin}\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-256-CBC,00\n\n");
     let old_style = key.replace(&format!("{begin}\n"), &header).replace(&format!("{begin}\r\n"), &header);
     assert_eq!(read(&cert, &old_style, now()), Some(CertificateError::EncryptedKey));
-    // Readable messages: no Debug output, no lists of bytes.
+    // Messages are readable: no Debug output, no lists of bytes.
     let relabelled = key.replace("PRIVATE KEY", "CERTIFICATE");
     for (cert, key, words) in [
         (&cert[..cert.len() / 2], &key[..], "END CERTIFICATE----- is missing"),
@@ -304,7 +304,7 @@ fn suites_with_known_weaknesses_are_refused() {
         stream.read_exact(&mut answer).unwrap();
         answer
     };
-    // DES, triple DES, RC4, no encryption, CBC; each with ECDHE and ECDSA if such a suite exists.
+    // DES, triple DES, RC4, no encryption, CBC; each also with ECDHE and ECDSA if such a suite exists.
     for suites in
         [&[0x0009, 0x000A, 0xC008][..], &[0x0004, 0x0005, 0xC007], &[0x0001, 0xC006], &[0xC009, 0xC023]]
     {

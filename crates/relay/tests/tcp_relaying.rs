@@ -36,7 +36,7 @@ fn read(stream: &mut impl Read, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Reads to the end; closing with unread bytes causes a reset.
+/// Reads to the end, because closing with unread bytes would cause a reset.
 fn is_over(stream: &mut impl Read) -> bool {
     match stream.read(&mut [0; 64]) {
         Ok(len) => len == 0,
@@ -138,7 +138,8 @@ fn data_sent_by_peers_before_the_bind_is_not_lost() {
     }
 }
 
-/// Out-of-band data of TCP, sent before or after the client's bind, with the end right behind it.
+/// TCP out-of-band data, sent before or after the client's bind and immediately followed by the end of the
+/// stream.
 #[test]
 fn urgent_byte_of_a_peer_stays_in_the_stream() {
     let world = support::start_workers(1);
@@ -156,7 +157,7 @@ fn urgent_byte_of_a_peer_stays_in_the_stream() {
         let is_early = round % 2 == 0;
         if is_early {
             say();
-            // Its response proves that the worker has handled the event.
+            // The response proves that the worker has handled the event.
             client.ask(&support::refresh(20 + round));
         }
         let mut stream = data(&world, &attempt.attribute(CONNECTION_ID));
@@ -169,7 +170,7 @@ fn urgent_byte_of_a_peer_stays_in_the_stream() {
     }
 }
 
-/// Each is the other's peer by its external address, which is unassigned here.
+/// Each client's external address, which is unassigned here, is the other's peer address.
 #[test]
 fn two_clients_of_a_relay_behind_a_nat_are_connected() {
     for workers in [1, 2] {
@@ -221,7 +222,7 @@ fn bytes_after_a_connection_bind_are_data() {
 }
 
 #[test]
-fn refusing_peer_is_447_and_duplicate_peer_is_446() {
+fn peer_that_refuses_gives_447_and_duplicate_peer_gives_446() {
     let world = support::start_workers(1);
     let (mut client, _) = control(&world);
     let gone = listener().local_addr().unwrap();
@@ -254,8 +255,8 @@ fn connections_and_listener_end_with_the_allocation() {
     }
 }
 
-/// Megabytes in both directions at once for both kinds of client, with a reader that waits until all buffers
-/// are full.
+/// Megabytes in both directions at the same time for both kinds of client, with a reader that waits until all
+/// buffers are full.
 #[test]
 fn bulk_data_arrives_unchanged() {
     const LEN: usize = 12 << 20;
@@ -378,7 +379,7 @@ fn flood_of_peers_cannot_close_a_stalled_control_connection() {
     let world = support::start(|config| config.limits.stream_queue = 4096);
     let (mut client, relayed) = control(&world);
     client.ask(&permit((Ipv4Addr::LOCALHOST, 9).into()));
-    eventually("its queue has dropped some", || {
+    eventually("its queue has dropped datagrams", || {
         assert_eq!(world.streams().closed(CloseReason::RepliesUnread), 0);
         for _ in 0..16 {
             // Does not wait: with a full backlog the kernel would retry after a second.
@@ -390,8 +391,8 @@ fn flood_of_peers_cannot_close_a_stalled_control_connection() {
     while client.receive().expect("the connection is open").kind() != support::REFRESH | 0x0100 {}
 }
 
-/// Writes to a non-blocking socket until it accepts no more; a full receive buffer may still accept some at
-/// times.
+/// Writes to a non-blocking socket until it accepts no more; a full receive buffer sometimes still accepts a
+/// few bytes.
 fn fill(mut write: impl FnMut(&[u8]) -> std::io::Result<usize>) {
     let mut refused = 0;
     eventually("the buffer is full", || {
@@ -443,7 +444,7 @@ fn reset_ends_a_stalled_tls_data_connection() {
     drop(data);
 }
 
-/// RFC 6062 section 5.5, after a period in which the other side may still reply.
+/// RFC 6062 section 5.5; the other side may still reply for a while.
 #[test]
 fn half_closed_connection_ends_when_silent() {
     let world = support::start_with(|config| {
@@ -476,7 +477,8 @@ fn half_closed_connection_ends_when_silent() {
                 assert_eq!(read(&mut peer, 1), b"x");
             }
         } else {
-            // The client's program has ended. The kernel keeps its end open, and the peer keeps its own.
+            // The client's program has ended. The kernel keeps its end of the connection open, and the peer
+            // keeps its own.
             match (plain.take(), tls.take()) {
                 (Some(plain), _) => plain.shutdown(Shutdown::Write).unwrap(),
                 (_, Some(mut tls)) => {
@@ -489,7 +491,7 @@ fn half_closed_connection_ends_when_silent() {
         }
         assert!(is_over(&mut peer), "round {round}");
         world.wait_for_counter("peer_connections", "ended", u64::from(round) + 1);
-        // Its place is free: RFC 6062 section 5.2 requires 446 for a connected peer.
+        // The peer is free again: RFC 6062 section 5.2 requires 446 for a peer that is connected.
         connection_to(&mut client, address, 40 + round);
         accepted(&listener);
     }

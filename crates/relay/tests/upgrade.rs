@@ -12,7 +12,8 @@ use crate::{
     support::{configured, context, dtls, identity},
 };
 
-/// Upgrades `old` to a new relay with this configuration; on failure it resumes and the reason is returned.
+/// Upgrades `old` to a new relay with this configuration; on failure `old` resumes, and the reason is
+/// returned.
 fn upgraded(old: &World, config: &Config) -> Result<World, String> {
     let (offer, descriptors, channels) = old.relay.offer().map_err(|error| error.to_string())?;
     let offer: RelayOffer = serde_json::from_str(&serde_json::to_string(&offer).unwrap()).unwrap();
@@ -25,7 +26,7 @@ fn upgraded(old: &World, config: &Config) -> Result<World, String> {
     let new = Relay::start_from_handover(None, &config, &layout, Arc::new(()), Arc::new(()), handover);
     let new = new.map_err(|error| error.to_string())?;
     let exported = old.relay.pause(false).and_then(|()| old.relay.export(channels, SOON));
-    // A new process that fails closes the channel, and its error is more precise.
+    // A new process that fails closes the channel; its own error is more precise.
     let done = match (exported, new.received()) {
         (Ok(exported), Ok(taken)) => {
             assert_eq!(exported, taken);
@@ -49,8 +50,8 @@ fn ended(old: World) {
     drop(old);
 }
 
-/// Datagrams in flight per client. All clients together fit into the smallest default receive buffer, so a
-/// slow machine loses nothing.
+/// Datagrams in flight per client. Those of all clients together fit into the smallest default receive
+/// buffer, so a slow machine loses nothing.
 const WINDOW: u64 = 16;
 
 struct Talk {
@@ -122,13 +123,13 @@ impl Talk {
 
     fn goes_on(&self) {
         let wanted = self.sent.load(Ordering::Relaxed) + 20;
-        eventually("it continues", || self.sent.load(Ordering::Relaxed) >= wanted);
+        eventually("the conversation continues", || self.sent.load(Ordering::Relaxed) >= wanted);
     }
 
     fn lost_nothing(self) {
         self.stop.store(true, Ordering::Relaxed);
         let counts: Vec<u64> = self.threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-        assert!(counts.iter().all(|count| *count == counts[0]), "sent, sent back, and heard: {counts:?}");
+        assert!(counts.iter().all(|count| *count == counts[0]), "sent, sent back, and received: {counts:?}");
     }
 }
 
@@ -213,7 +214,7 @@ fn upgrade_keeps_stream_clients_in_the_old_process() {
     let stream = tls_connect(tls_address, "turn.example.org", &client_config).unwrap();
     let mut secure_client = Client::new(stream);
     secure_client.allocated(&far);
-    // This one has sent nothing and waits in the kernel.
+    // This client has sent nothing and waits in the kernel.
     let mut silent = Client::new(connect(tcp));
 
     let mut next = config;
@@ -225,7 +226,7 @@ fn upgrade_keeps_stream_clients_in_the_old_process() {
     let mut late = Client::new(connect(tcp));
     late.allocated(&far);
     let accepted = || new.relay.snapshots().iter().map(|snapshot| snapshot.streams.accepted).sum::<u64>();
-    eventually("both belong to the new relay", || accepted() == 2);
+    eventually("the new relay has accepted both", || accepted() == 2);
     plain_client.send(&padded(channel_data(b"still here")));
     assert_eq!(heard(&far), b"still here");
     far.send_to(b"and back", relayed).unwrap();
@@ -290,16 +291,16 @@ fn upgrade_keeps_dtls_clients_in_the_old_process() {
         let mut client = DtlsClient::connect(old.dtls(), kind);
         let relayed = client.allocated(&far);
         let talk = Talk::start(old.udp());
-        // Half a handshake, whose second half reaches the new relay.
+        // Half a handshake, whose second half will reach the new relay.
         let mut begun = DtlsClient::new(old.dtls(), kind);
         let hello = begun.says().remove(0);
         begun.socket.send(&hello).unwrap();
-        eventually("it has got its cookie", || old.dtls_stats().cookies >= 2);
+        eventually("the client has got its cookie", || old.dtls_stats().cookies >= 2);
 
         let mut chain = vec![upgraded(&old, &config).unwrap()];
         begun.finish().unwrap();
         begun.allocated(&far);
-        // A second upgrade, with clients of two processes.
+        // A second upgrade, now with clients of two processes.
         let last = upgraded(&chain[0], &config).unwrap();
         chain.push(last);
         let mut late = DtlsClient::connect(old.dtls(), kind);
@@ -312,16 +313,16 @@ fn upgrade_keeps_dtls_clients_in_the_old_process() {
         far.send_to(b"and back", relayed).unwrap();
         assert_eq!(client.receive().payload(), b"and back");
         for (number, process) in [&old, &chain[0], &chain[1]].into_iter().enumerate() {
-            eventually("one association each", || process.dtls_stats().open == 1);
+            eventually("each process has one association", || process.dtls_stats().open == 1);
             assert_eq!(process.dtls_stats().half_open, 0, "process {number}");
         }
-        // Clients whose association ends start over with the newest relay.
+        // Clients whose association has ended start over with the newest relay.
         client.close();
         eventually("the first relay has no allocations left", || old.relay.left() == (0, 0));
         let again = client.socket.try_clone().unwrap();
         let mut again = DtlsClient::on(again, kind);
         again.finish().unwrap();
-        eventually("the newest relay serves it", || chain[1].dtls_stats().open == 2);
+        eventually("the newest relay serves the client", || chain[1].dtls_stats().open == 2);
         drop(old);
         begun.send(&channel_data(b"of the second"));
         assert_eq!(heard(&far), b"of the second");
@@ -343,7 +344,7 @@ fn failed_upgrade_keeps_all_allocations_in_the_old_process() {
     let gone = Config { listen: vec!["127.0.0.3:0".parse().unwrap()], ..config.clone() };
     let why = upgraded(&old, &gone).err().expect("a missing listener");
     assert!(why.contains(&format!("udp {}", old.udp())), "{why}");
-    let why = upgraded(&old, &workers(3)).err().expect("another number of workers");
+    let why = upgraded(&old, &workers(3)).err().expect("a different number of workers");
     assert!(why.contains("worker"), "{why}");
     talks.iter().for_each(Talk::goes_on);
     eventually("all allocations are counted", || old.relay.left().0 == 6);
@@ -358,7 +359,7 @@ fn unresponsive_new_process_does_not_block_the_old_one() {
     let config = workers(2);
     let old = start(&config);
     let talks: Vec<Talk> = (0..4).map(|_| Talk::start(old.udp())).collect();
-    // Ten megabytes would wait for a reader; here the other ends are closed.
+    // Ten megabytes would otherwise wait for a reader, but here the other ends are closed.
     let (_, descriptors, channels) = old.relay.offer().unwrap();
     drop(descriptors);
     old.relay.pause(false).unwrap();

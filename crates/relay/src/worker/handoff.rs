@@ -1,6 +1,6 @@
-//! Messages between workers. CONNECTION-IDs (RFC 6062) and mobility (RFC 8016) bring clients to a worker
-//! other than their allocation's. No worker waits for a reply, and packets of other clients never depend on
-//! one.
+//! Messages between workers. With CONNECTION-IDs (RFC 6062) and mobility (RFC 8016), clients arrive at a
+//! worker other than that of their allocation. No worker waits for a reply, and packets of other clients
+//! never depend on one.
 
 use std::sync::{
     Arc,
@@ -23,13 +23,13 @@ use crate::{
     stream::{CloseReason, Detached, Streams},
 };
 
-/// Maximum handoffs waiting for one worker. Beyond that, requests are dropped (clients retransmit them) and
-/// streams wait where they are.
+/// Maximum number of handoffs waiting for one worker. Beyond that, requests are dropped (clients retransmit
+/// them), and streams wait where they are.
 const BACKLOG: usize = 1024;
 const AGAIN_MS: u64 = 10;
 
-/// Maximum bytes of client data sent along with a request for its allocation; about one datagram, to bound
-/// the queue.
+/// Maximum bytes of a client's data sent along with a request for its allocation: about one datagram, to
+/// limit the size of the queue.
 const CARRIED: usize = 2048;
 
 #[derive(Clone)]
@@ -41,19 +41,21 @@ pub(crate) struct Mailbox {
 /// Message to another worker. Allocations and streams are never dropped, because the limits on requests and
 /// accepted streams already cap their number.
 pub(crate) enum Handoff {
-    /// A client's stream, the request on it, and the bytes behind that request.
+    /// A client's stream, a request received on it, and the bytes that follow the request.
     Stream(Box<Detached>, Box<[u8]>, Vec<u8>),
-    /// A request whose client stays with worker `via`, where another allocation may occupy its 5-tuple.
+    /// A request whose client stays with worker `via`. If `occupied`, another allocation there has the
+    /// client's 5-tuple.
     Request { via: u16, occupied: bool, source: Source, request: Box<[u8]> },
     /// Returns a request: its client does not move to `owner`.
     Declined { owner: u16, source: Source, request: Box<[u8]> },
     /// Worker `from` cancels this pending move.
     MoveOver { from: u16, pending_move: PendingMove },
-    /// A deletion by a forwarded request, remembered for retransmissions.
+    /// A forwarded request has deleted an allocation; remembered for retransmissions.
     Deleted((u64, u64)),
-    /// Reply to a forwarded request, and the client to expect.
+    /// Reply to a forwarded request, and the move to expect, if any.
     Reply { source: Source, pending_move: Option<PendingMove>, reply: Box<[u8]> },
-    /// Requests an allocation, with the client's data that triggered the request so that it is not lost.
+    /// Requests an allocation. The client's data that triggered the request is sent along, so that it is not
+    /// lost.
     Wanted(MoveRequest, Box<[u8]>),
     /// Transfers the allocation and returns the data.
     Allocation { from: u16, moved: Moved, sockets: Sockets, data: Box<[u8]> },
@@ -135,7 +137,7 @@ impl Worker {
     pub(super) fn all_behind(&self, client: &Client, behind: TrailingBytes<'_>) -> Vec<u8> {
         let mut all = behind.to_vec(&self.rx);
         if matches!(behind, TrailingBytes::HandedOver(_)) {
-            // The stream was read further while the request waited for credentials.
+            // More was read from the stream while the request waited for credentials.
             all.extend_from_slice(self.out.streams.held(client));
         }
         all
@@ -223,7 +225,7 @@ impl Worker {
         }
     }
 
-    /// Returns whether the handoff was delivered. Undelivered allocations are closed.
+    /// Returns true if the handoff was delivered. An undelivered allocation is closed.
     pub(super) fn send(&mut self, worker: u16, handoff: Handoff) -> bool {
         let undelivered = match self.mailboxes.get(usize::from(worker)) {
             Some(mailbox) => match mailbox.send(Box::new(handoff)) {
@@ -235,7 +237,7 @@ impl Worker {
         self.counted.handoffs_lost += 1;
         if let Handoff::Allocation { moved, sockets, .. } | Handoff::Returned { moved, sockets } = undelivered
         {
-            // The target worker has ended, so the server is about to end as well.
+            // The target worker has ended, so the server is about to end too.
             let now_ms = self.now().ms;
             for (_, socket) in sockets {
                 self.ports.close(socket, now_ms);
@@ -253,7 +255,7 @@ impl Worker {
         let verdict = self.server.from_handed_over(now, &source, request);
         self.out.reply(verdict);
         self.carry_out_effects(now, TrailingBytes::HandedOver(behind));
-        // It may have become a data connection or moved to another worker.
+        // The stream may have become a data connection or moved to another worker.
         let Way::Stream(place) = Way::of(source.link) else { return };
         for part in behind.chunks(Streams::FEED) {
             if self.out.streams.is_paused(place.slot) {
@@ -275,8 +277,8 @@ impl Worker {
     /// Takes the relay sockets, except shared ones, from an allocation that moves. Allocations that move
     /// between workers never share (`PortRequest::Own`).
     pub(super) fn detach_sockets(&mut self, allocation: AllocationSlot) -> Sockets {
-        // Queued datagrams must leave before their socket does. The arena keeps datagrams that are not routed
-        // yet.
+        // Queued datagrams must be sent before their socket is gone. The arena keeps datagrams that have not
+        // been routed yet.
         self.out.tx.flush(&mut self.sockets, &self.rx);
         let mut detached = Sockets::new();
         for family in [Family::V4, Family::V6] {
@@ -308,7 +310,7 @@ impl Worker {
         }
     }
 
-    /// Returns whether the client's connection is open; always true for plain UDP.
+    /// Returns true if the client's connection is open; always true for plain UDP.
     fn is_here(&self, source: &Source) -> bool {
         match Way::of(source.link) {
             Way::Datagrams => true,
@@ -343,13 +345,13 @@ impl Worker {
         for (family, socket) in sockets {
             let bound = socket.local_addr();
             let relay = RelayId { allocation, family };
-            // The previous worker may have switched GRO off.
+            // The previous worker may have turned GRO off.
             self.ports.prepare(&socket);
             match self.adopt(socket, Role::Relay(Holder::One(relay))) {
                 Ok(id) => self.set_relay(relay, id, bound),
                 Err(_) => {
                     self.ports.release(bound, now.ms);
-                    // An allocation without its socket could not relay anything.
+                    // Without its socket, the allocation could not relay anything.
                     self.server.close_one(now, allocation, ClosedReason::Administrator);
                 }
             }
@@ -357,7 +359,7 @@ impl Worker {
         if let Some(offload) = &mut self.offload {
             offload.attached(allocation, &self.out.listeners);
         }
-        // This worker may have reloaded before the sender did.
+        // This worker may have handled a reload before the sender did.
         if !self.server.has_realm_of(allocation) {
             self.server.close_one(now, allocation, ClosedReason::Administrator);
         }

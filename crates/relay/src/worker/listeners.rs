@@ -1,4 +1,4 @@
-//! Listeners of a worker: opened at the start and by reloads, closed once their last client has gone.
+//! Listeners of a worker: opened at startup and by reloads, closed once their last client has gone.
 
 use std::{io, mem, net::SocketAddr, sync::Arc};
 
@@ -21,7 +21,7 @@ pub(crate) struct Reconfigure {
     pub(crate) layout: Arc<Layout>,
     pub(crate) streams: Arc<StreamConfig>,
     pub(crate) dtls: Arc<DtlsConfig>,
-    /// Configuration apart from the fields above and `server`.
+    /// Configuration, over which the fields above take precedence.
     pub(crate) config: Arc<Config>,
     pub(crate) sockets: Sockets,
 }
@@ -51,7 +51,7 @@ impl Worker {
         self.layout = Arc::clone(&layout);
         self.out.streams.reconfigure(Arc::clone(&layout), streams);
         self.out.dtls.reconfigure(layout, dtls, keys);
-        // Before new listeners take their places.
+        // Before new listeners reuse their places.
         self.close_gone(now);
         let is_open = |closing: &Closing| {
             let mut placed = self.layout.placed(closing.transport);
@@ -75,7 +75,7 @@ impl Worker {
                 self.out.streams.close_listener(closing.place, self.now().ms, &self.frame.poller);
             } else {
                 self.lingering.list.push((closing, true));
-                // Check at once, because the last client may have left long ago.
+                // Check immediately, because the last client may have left long ago.
                 self.lingering.look_ms = 0;
             }
         }
@@ -118,8 +118,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Socket of a new listener and its address; with the clients of a closing listener of the `other` kind
-    /// that shares it.
+    /// Opens the socket of a new listener and returns it with its address. If it is shared with a closing
+    /// listener of the `other` kind, the clients of that listener are returned too.
     fn open_listener(
         &mut self,
         source: Source,
@@ -128,7 +128,7 @@ impl Worker {
         match source {
             Source::Own(socket) => {
                 let bound = socket.local_addr();
-                // Another process may have switched GRO off.
+                // Another process may have turned GRO off.
                 self.ports.prepare(&socket);
                 Ok((self.adopt(socket, Role::Free)?, bound, None))
             }
@@ -194,15 +194,15 @@ impl Worker {
         self.carry_out_effects(now, NO_TRAILING);
     }
 
-    /// Queued datagrams must leave before their socket does. The arena keeps datagrams that are not routed
-    /// yet.
+    /// Queued datagrams must be sent before their socket is gone. The arena keeps datagrams that have not
+    /// been routed yet.
     fn close_socket(&mut self, id: SocketId) {
         self.out.tx.flush(&mut self.sockets, &self.rx);
         if let Some(offload) = &mut self.offload {
             offload.socket_closed(id);
         }
         if let Some(socket) = self.sockets.remove(id) {
-            // Another process may share the socket, and then closing it does not remove it from the poller.
+            // If another process shares the socket, closing it does not remove it from the poller.
             let _ = self.frame.poller.remove(&socket);
         }
     }

@@ -1,6 +1,6 @@
 //! Maintains the kernel program's flows (`turnpike_offload`) from the effects of the state machine, reads
-//! their counters, and reports drained sockets to the program, so that datagrams never overtake those in user
-//! space.
+//! their counters, and reports drained sockets to the program, so that its datagrams never overtake those in
+//! user space.
 
 use std::{
     collections::VecDeque,
@@ -22,10 +22,10 @@ use turnpike_wire::{
 use super::out::side;
 use crate::link::Way;
 
-/// Allocations activated or deactivated between two ticks.
+/// Maximum number of allocations activated or deactivated between two ticks.
 const WALK: usize = 256;
-/// Channels whose flows are installed between two ticks. Each takes several system calls, during which
-/// datagrams wait.
+/// Maximum number of channels whose flows are installed between two ticks. Each takes several system calls,
+/// during which datagrams wait.
 const BEGIN: usize = 32;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -74,7 +74,7 @@ pub(super) struct Offload {
     walk: Option<usize>,
 }
 
-/// Counter values read so far for an allocation's flows. Another process finds the flows themselves by the
+/// Last counter values read from an allocation's flows. Another process finds the flows themselves by the
 /// allocation's addresses.
 #[derive(Serialize, Deserialize)]
 pub(super) struct PassedFlows {
@@ -91,24 +91,25 @@ struct RelaySocket {
 struct OffloadedAllocation {
     allocation: AllocationSlot,
     client: Option<Client>,
-    /// Has a bandwidth limit, which user space enforces: no flows.
+    /// The allocation has a bandwidth limit, which only user space enforces, so it has no flows.
     limited: bool,
     /// The client's flow and the state shared by its flows to peers.
     own: Option<(Installed, State)>,
     permissions: Vec<(IpAddr, u64)>,
     channels: Vec<Channel>,
-    /// Traffic counted after the state machine dropped the allocation.
+    /// Traffic read after the state machine had dropped the allocation.
     late: Across,
 }
 
 struct Channel {
     number: ChannelNumber,
-    /// Address that datagrams are sent to.
+    /// Address to which datagrams are sent.
     peer: SocketAddr,
-    /// Address named by the client, to which its permission applies.
+    /// Address that the client specified, to which its permission applies.
     named: IpAddr,
     expires_ms: u64,
-    /// Has carried a datagram. Unused channels have no flows, so that a bind costs no system call.
+    /// True once a datagram has used the channel. Unused channels have no flows, so that a bind costs no
+    /// system call.
     used: bool,
     to_peer: Option<Installed>,
     to_client: Option<(Installed, State)>,
@@ -181,8 +182,8 @@ impl Offload {
         self.relays[index][side(relay.family)] = Some(RelaySocket { id, bound });
     }
 
-    /// Removes an allocation's relay socket whose flows are gone. `closes` is false if other allocations
-    /// still share it.
+    /// Removes an allocation's relay socket, whose flows are already gone. `closes` is false if other
+    /// allocations still share the socket.
     pub(super) fn relay_closed(&mut self, relay: RelayId, closes: bool) {
         let pair = self.relays.get_mut(relay.allocation.index as usize);
         let socket = pair.and_then(|pair| pair[side(relay.family)].take());
@@ -195,8 +196,8 @@ impl Offload {
         self.sockets.forget(id, &self.flows);
     }
 
-    /// Handles each effect first, so that ended flows have left the kernel before any reply. Adds the
-    /// kernel's counts to the totals of an ended allocation.
+    /// Must handle each effect first, so that ended flows have left the kernel before any reply is sent. Adds
+    /// the kernel's counts to the totals of an ended allocation.
     pub(super) fn hear<P: Policy>(
         &mut self,
         effect: &mut Effect,
@@ -232,7 +233,7 @@ impl Offload {
                 let channel = offloaded.channels.iter_mut().find(|channel| channel.number == *number);
                 let Some(channel) = channel else { return };
                 channel.used = true;
-                // Installed later, because the datagram that made it used is sent first.
+                // Installed later, because the datagram that uses the channel must be sent first.
                 self.begun.push_back((*allocation, *number));
             }
             Effect::PermissionEnded { allocation, peer } => {
@@ -257,7 +258,7 @@ impl Offload {
                 self.with(*allocation, server, |offloaded, flows| offloaded.follow(flows, client));
                 self.renew(*allocation, listeners, |_| true);
             }
-            // The client is unreachable until it has moved.
+            // The client is unreachable until its move completes.
             Effect::Returned { allocation } => {
                 let Some((client, link)) = server.reached(*allocation) else { return };
                 self.open(*allocation, &client, link, server.is_limited(*allocation));
@@ -276,7 +277,7 @@ impl Offload {
     }
 
     /// Removes all flows of an allocation that has ended or left. Adds their new counts to the worker's total,
-    /// and returns the counts still missing in the allocation's own total.
+    /// and returns the counts still missing from the allocation's own total.
     pub(super) fn release<P: Policy>(
         &mut self,
         allocation: AllocationSlot,
@@ -293,8 +294,8 @@ impl Offload {
         counted.and(offloaded.late)
     }
 
-    /// Exports the counter positions of an allocation's flows to another process, after adding the current counts
-    /// here.
+    /// Exports the last counter values of an allocation's flows for another process, after adding the current
+    /// counts here.
     pub(super) fn export<P: Policy>(
         &mut self,
         allocation: AllocationSlot,
@@ -344,7 +345,7 @@ impl Offload {
         }
     }
 
-    /// Forgets all flows, which another process has taken over. Totals remain.
+    /// Forgets all flows, which another process has taken over. Totals are kept.
     pub(super) fn leave(&mut self) {
         self.is_active = false;
         self.walk = None;
@@ -391,8 +392,8 @@ impl Offload {
         self.sockets.before_wait()
     }
 
-    /// Handles the events of a wait; `lost` counts the sockets' drops so far. `are_all` is true if nothing
-    /// else is ready.
+    /// Handles the events of a wait; `lost` is the number of datagrams dropped by the sockets so far.
+    /// `are_all` is true if nothing else is ready.
     pub(super) fn after_wait(&mut self, events: &[Event], are_all: bool, lost: u64, sockets: &Sockets) {
         // Tokens of datagram sockets are their socket ids.
         let ready = events.iter().filter_map(|event| u32::try_from(event.token).ok()).map(SocketId);
@@ -419,7 +420,7 @@ impl Offload {
         while left > 0
             && let Some((allocation, begun)) = self.begun.pop_front()
         {
-            // Ended allocations cost nothing.
+            // Ended allocations do not use up the budget.
             left -= usize::from(self.offloaded(allocation).is_some());
             self.renew(allocation, listeners, |channel| channel.number == begun);
         }
@@ -482,7 +483,7 @@ impl Offload {
         (offloaded.allocation == allocation).then_some(offloaded)
     }
 
-    /// Changes an allocation and accounts for the counts of the flows that this removed.
+    /// Changes an allocation and accounts for the traffic of the flows that this removes.
     fn with<P: Policy>(
         &mut self,
         allocation: AllocationSlot,
@@ -502,7 +503,7 @@ impl Offload {
         }
     }
 
-    /// Installs the flows of the selected channels in use, or extends their expiry.
+    /// Installs the flows of the selected channels if they are in use, or extends the expiry of these flows.
     fn renew(
         &mut self,
         allocation: AllocationSlot,
@@ -537,7 +538,7 @@ impl Offload {
             let expires_ns = self.clock.ns(channel.expires_ms);
             match &mut channel.to_peer {
                 Some(flow) => _ = installer.flows.extend(flow, expires_ns),
-                // Outside the range since a reload: the state machine drops it.
+                // A reload has excluded the channel number: the state machine drops its datagrams.
                 None if ChannelNumber::within(self.range, channel.number.get()).is_none() => {}
                 None => channel.to_peer = installer.install_to_peer(channel, relay, own, expires_ns),
             }
@@ -558,7 +559,7 @@ struct Installer<'o> {
     flows: &'o mut Flows,
     sockets: &'o mut WorkerSockets,
     client: Client,
-    /// Receives the client's datagrams.
+    /// Socket that receives the client's datagrams.
     listener: SocketId,
     socket: u32,
 }

@@ -1,5 +1,5 @@
 //! Sends a verdict as a UDP datagram, stream data or a DTLS record. Separate from the worker, because the
-//! received bytes are borrowed meanwhile.
+//! received bytes stay borrowed while this happens.
 
 use turnpike_net::{Route, Rx, SocketId, Tx};
 use turnpike_turn::server::{Client, Family, Link, RelayId, Verdict, relayed_ttl};
@@ -7,7 +7,8 @@ use turnpike_turn::server::{Client, Family, Link, RelayId, Verdict, relayed_ttl}
 use crate::{dtls::Associations, link::Way, stream::Streams};
 pub(super) struct Out {
     pub(super) tx: Tx,
-    /// Socket, and whether its wildcard address requires a source address; by UDP listener number.
+    /// Socket, and true if a source address must be set because the socket is bound to a wildcard address; by
+    /// UDP listener number.
     pub(super) listeners: Vec<Option<(SocketId, bool)>>,
     /// Relay sockets for IPv4 and IPv6 by allocation index; several allocations may share one.
     pub(super) relays: Vec<[Option<SocketId>; 2]>,
@@ -105,7 +106,7 @@ impl Out {
         self.relays.get(relay.allocation.index as usize).and_then(|pair| pair[side(relay.family)])
     }
 
-    /// TTL of the relayed datagram; counts and returns `None` if it expires here.
+    /// TTL of the relayed datagram; if it expires here, counts that and returns `None`.
     #[inline]
     fn next_ttl(&mut self, received: u8) -> Option<u8> {
         let ttl = relayed_ttl(received);

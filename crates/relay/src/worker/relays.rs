@@ -169,7 +169,7 @@ impl Worker {
             self.pass_errors_on(now, holder, id);
         }
         // A shared socket may be ready at every wait, and the kernel must learn when it was empty. Only a
-        // call that returns nothing proves that, because an ICMP error also ends a call.
+        // receive call that returns nothing proves that, because an ICMP error also ends a call.
         let reads_on = self.offload.is_some() && matches!(holder, Holder::Many(_));
         loop {
             let Some(socket) = self.sockets.get(id) else { return };
@@ -237,8 +237,8 @@ impl Worker {
         if !is_last {
             return;
         }
-        // Queued datagrams must leave before their socket does. The arena keeps datagrams that are not routed
-        // yet.
+        // Queued datagrams must be sent before their socket is gone. The arena keeps datagrams that have not
+        // been routed yet.
         self.out.tx.flush(&mut self.sockets, &self.rx);
         self.roles[id.0 as usize] = Role::Free;
         if let Some(socket) = self.sockets.remove(id) {

@@ -18,7 +18,7 @@ impl Worker {
                 }
                 if event.readable || event.error {
                     if self.out.streams.is_paused(slot) {
-                        // Reading is paused, so the event means that the connection is broken.
+                        // Reading is paused, so an event means that the connection is broken.
                         self.out.streams.abandon(slot);
                     } else {
                         self.receive_from_stream(now, slot);

@@ -1,6 +1,6 @@
 //! Forwards datagrams of DTLS clients after an upgrade. They arrive at the new process, but the old one has
-//! the keys: the new process passes them on, and the old one replies through the same sockets. A process that
-//! was upgraded twice has both ends.
+//! the keys: the new process forwards them, and the old one replies through the same sockets. After two
+//! upgrades, the middle process has both ends.
 //!
 //! ```text
 //!  │ listener, 2 bytes │ TOS │ TTL │ client: IP 16, port 2 │ local: IP 16, port 2 │ datagram …     new ──▶ old
@@ -36,7 +36,7 @@ const SHARE: usize = 256;
 pub(super) struct Tunnels {
     old: Option<TcpSocket>,
     new: Option<TcpSocket>,
-    /// DTLS clients whose associations the old process has.
+    /// DTLS clients whose associations are in the old process.
     elsewhere: HashSet<Client, RandomState>,
 }
 
@@ -90,7 +90,7 @@ impl Tunnels {
     /// full.
     pub(super) fn pass_on(&self, client: &Client, (tos, ttl): (u8, u8), datagram: &[u8]) -> bool {
         let Some(old) = &self.old else { return false };
-        // A header without a datagram has another meaning.
+        // A header without a datagram would announce the end of the association.
         if datagram.is_empty() {
             return true;
         }
@@ -100,7 +100,7 @@ impl Tunnels {
 
     pub(super) fn tell_ended(&self, client: Client) {
         let Some(new) = &self.new else { return };
-        // If this is lost, the client's datagrams come here until we exit.
+        // If this is lost, the client's datagrams are still forwarded here until we exit.
         let _ = new.write(&Head { client, tos: 0, ttl: 0 }.write());
     }
 }
@@ -195,7 +195,8 @@ impl Head {
     }
 }
 
-/// Two ends that keep the boundaries of messages and buffer up to [`BUFFER`] bytes, as far as the kernel allows.
+/// Connected pair of sockets that preserve message boundaries and buffer up to [`BUFFER`] bytes, as far as
+/// the kernel allows.
 fn messages() -> io::Result<(TcpSocket, TcpSocket)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (near, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -248,7 +249,7 @@ mod tests {
         let head = Head::read(message.first_chunk().unwrap());
         assert_eq!((head.client, head.tos, head.ttl), (client(2), 7, 64));
         assert_eq!(&message[HEAD..len], b"datagram");
-        // A full queue loses only datagrams.
+        // If the queue is full, only datagrams are lost.
         let passed = (0..1_000_000).take_while(|_| new.pass_on(&client(1), (0, 0), &[0; 1000])).count();
         assert!((1..1_000_000).contains(&passed));
     }

@@ -27,7 +27,7 @@ use crate::{
     upgrade::Unfit,
 };
 
-/// Precedes the allocations.
+/// First message, before the allocations.
 #[derive(Serialize, Deserialize)]
 struct Head {
     /// Last seen kernel drop counters of UDP and DTLS listeners with their own socket.
@@ -36,7 +36,7 @@ struct Head {
     associations: Vec<Client>,
     arrivals: Vec<PendingMove>,
     deletions: Vec<(u64, u64)>,
-    /// Reservations of all workers, sent by the first.
+    /// Reservations of all workers, sent by the first worker.
     reservations: Vec<Reserved>,
     /// Relay ports in quarantine, sent by the first worker.
     #[serde(default)]
@@ -56,7 +56,7 @@ struct ExportedAllocation {
     flows: Option<PassedFlows>,
 }
 
-/// Its descriptor is passed along.
+/// A relay socket; its descriptor is passed along.
 #[derive(Serialize, Deserialize)]
 struct PassedRelaySocket {
     family: Family,
@@ -246,7 +246,7 @@ impl Worker {
         let mut batch = Batch { sessions: Vec::with_capacity(allocations.len()), is_last: false };
         let mut descriptors = Vec::with_capacity(2 * allocations.len());
         for allocation in allocations {
-            // Exported first, because it updates the allocation's counters.
+            // Flows are exported first, because that updates the allocation's counters.
             let offload = self.offload.as_mut();
             let flows = offload.and_then(|offload| offload.export(*allocation, &mut self.server));
             let Some(mut moved) = self.server.snapshot(now, *allocation) else { continue };
@@ -267,7 +267,7 @@ impl Worker {
     }
 
     fn forget(&mut self, now: Now) {
-        // Some sockets without flows have GRO off. The new worker cannot know which, so GRO is switched on
+        // GRO is off on some sockets without flows. The new worker cannot know which, so GRO is turned on
         // again.
         if let Some(offload) = &mut self.offload {
             offload.sockets.end(&self.sockets);
@@ -313,7 +313,7 @@ impl Worker {
 
     pub(crate) fn run_from_handover(&mut self) {
         self.rest(false);
-        // If stopped, the old process still has the allocations.
+        // If the worker was stopped, the old process still has the allocations.
         if !self.frame.is_stopped && !self.handle_commands(self.now()) {
             self.run();
         }

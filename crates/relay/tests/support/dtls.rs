@@ -144,7 +144,7 @@ impl DtlsClient {
     pub(crate) fn finish(&mut self) -> Result<(), Error> {
         let deadline = Instant::now() + SOON;
         while !self.connected {
-            assert!(Instant::now() < deadline, "no handshake within {SOON:?}: {:?}", self.dtls);
+            assert!(Instant::now() < deadline, "handshake not finished within {SOON:?}: {:?}", self.dtls);
             self.step()?;
         }
         Ok(())
@@ -164,7 +164,7 @@ impl DtlsClient {
     pub(crate) fn receive(&mut self) -> Message {
         let deadline = Instant::now() + SOON;
         while self.messages.is_empty() {
-            assert!(Instant::now() < deadline, "nothing within {SOON:?}");
+            assert!(Instant::now() < deadline, "nothing received within {SOON:?}");
             self.step().unwrap();
         }
         self.messages.remove(0)

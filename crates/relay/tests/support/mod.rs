@@ -36,7 +36,7 @@ pub(crate) struct World {
     pub(crate) relay: Relay,
 }
 
-/// One worker on loopback: UDP and TCP on one port, TLS on another if there is a context.
+/// One worker on loopback: UDP and TCP on one port, TLS on another if there is a TLS context.
 pub(crate) fn start(change: impl FnOnce(&mut StreamConfig)) -> World {
     start_with(|config| change(&mut config.streams))
 }
@@ -48,7 +48,7 @@ pub(crate) fn start_workers(workers: usize) -> World {
     })
 }
 
-/// Like [`start`]; DTLS gets its own port if there is a context, unless configured otherwise.
+/// Like [`start`]; DTLS gets its own port if there is a DTLS context, unless configured otherwise.
 pub(crate) fn start_with(change: impl FnOnce(&mut Config)) -> World {
     start_with_store(Arc::new(()), change)
 }
@@ -159,7 +159,7 @@ pub(crate) fn vector(bytes: &[u8]) -> Vec<u8> {
     [&u16::try_from(bytes.len()).unwrap().to_be_bytes()[..], bytes].concat()
 }
 
-/// Body of a ClientHello with these suites and signature schemes, as written by OpenSSL 3.0; `session` is
+/// Body of a ClientHello with these suites and signature schemes, as written by OpenSSL 3.0; `session` goes
 /// between random and suites.
 pub(crate) fn hello_body(version: [u8; 2], session: &[u8], suites: &[u16], schemes: &[u16]) -> Vec<u8> {
     let list = |items: &[u16]| -> Vec<u8> { items.iter().flat_map(|item| item.to_be_bytes()).collect() };
@@ -241,7 +241,7 @@ impl<S: Read + Write> Client<S> {
         self.stream.flush().unwrap();
     }
 
-    /// Next message without padding; `None` at the end of the stream.
+    /// Next message, without its padding; `None` at the end of the stream.
     pub(crate) fn receive(&mut self) -> Option<Message> {
         while self.messages.is_empty() {
             let mut buffer = [0; 4096];

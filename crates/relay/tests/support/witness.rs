@@ -15,7 +15,7 @@ use super::{
     CHANNEL_BIND, Message, SOON, World, allocate, bind, channel_data, eventually, heard, padded, peer, plain,
 };
 
-/// Pause between two rounds: a few hundred per second resemble a client, more would be load.
+/// Pause between two rounds: a few hundred per second resemble a normal client; more would be a load.
 const PACE: Duration = Duration::from_millis(2);
 
 pub(crate) struct Witness {
@@ -68,7 +68,7 @@ impl Witness {
 
     pub(crate) fn goes_on(&self) {
         let wanted = self.rounds() + 5;
-        eventually("the witness goes on", || self.rounds() >= wanted || self.thread.is_finished());
+        eventually("the witness continues", || self.rounds() >= wanted || self.thread.is_finished());
     }
 
     /// Stops after some more rounds and checks that nothing was lost in either direction.
@@ -87,6 +87,6 @@ fn arrives(socket: &UdpSocket, which: &str) -> Vec<u8> {
             buffer.truncate(len);
             buffer
         }
-        Err(error) => panic!("{which}: nothing within {SOON:?}: {error}"),
+        Err(error) => panic!("{which}: nothing received within {SOON:?}: {error}"),
     }
 }

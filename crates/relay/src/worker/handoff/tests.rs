@@ -104,7 +104,7 @@ fn connected(worker: &mut Worker, words: &[u8]) -> TcpStream {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-    panic!("the kernel assigned every connection to the other worker");
+    panic!("the kernel assigned all connections to the other worker");
 }
 
 fn fill(of: &Worker, worker: usize, waiting: usize) {
@@ -172,7 +172,7 @@ fn stream_waits_for_a_full_queue_and_keeps_its_trailing_bytes() {
     assert_eq!(here.counted.handoffs_lost, 0);
 }
 
-/// The store replies after the client has begun its next message.
+/// The credential store replies after the client has begun to send its next message.
 #[test]
 fn late_handover_includes_a_partial_message() {
     for is_full in [false, true] {
@@ -182,7 +182,10 @@ fn late_handover_includes_a_partial_message() {
         let mut client = connected(&mut here, half);
         let (address, local) = (client.local_addr().unwrap(), client.peer_addr().unwrap());
         let of = |listener| Client { listener: ListenerId(listener), address, local };
-        let of_stream = (0..8).map(of).find(|of| here.out.streams.held(of) == half).expect("half a message");
+        let of_stream = (0..8)
+            .map(of)
+            .find(|of| here.out.streams.held(of) == half)
+            .expect("a connection with half a message");
         fill(&here, 0, if is_full { BACKLOG } else { 0 });
         here.hand_over(NOW, &of_stream, 0, refresh.into(), NO_TRAILING);
         if is_full {
@@ -213,7 +216,7 @@ fn allocation_arriving_after_its_client_left_is_kept() {
     assert_eq!((take(&mut owner), take(&mut here)), (1, 1));
     moves(&mut owner, &mut here, gone);
     assert_eq!(here.server.stats().mobility[MobilityEvent::Kept as usize], 1);
-    // Its address may now belong to another client.
+    // The client's address may now belong to another client.
     assert_eq!(asks(&mut here, gone), Err(DropReason::NoAllocation));
     // Plain UDP has no connection to lose.
     let [mut owner, mut here] = workers();
@@ -224,7 +227,7 @@ fn allocation_arriving_after_its_client_left_is_kept() {
     assert_eq!(here.server.stats().mobility[MobilityEvent::Kept as usize], 0);
 }
 
-/// A reload reaches one worker before the other.
+/// A reload reaches one worker before it reaches the other.
 #[test]
 fn arriving_allocation_of_a_removed_realm_ends() {
     let [mut owner, mut here] = workers();

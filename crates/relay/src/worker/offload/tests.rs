@@ -30,9 +30,10 @@ use crate::{
 
 const CLIENTS: u16 = 200;
 const NUMBERS: u16 = 64;
-/// Binds between two comparisons: one second's worth.
+/// Number of binds between two comparisons: as many as in one second.
 const EACH: u64 = 10_000;
-/// Milliseconds between two binds: about a minute until all channels of all clients are bound.
+/// Milliseconds between two binds, so that it takes about a minute until all channels of all clients are
+/// bound.
 const STEP_MS: u64 = 60;
 
 #[derive(Default)]
@@ -197,13 +198,13 @@ impl Bench {
         (snapshot.flows, snapshot.refused)
     }
 
-    /// Advances time and binds a channel. One third are used by the client, one third by the peer, and one
-    /// third stay unused.
+    /// Advances time and binds a channel. A third of the channels are used by the client, a third by the
+    /// peer, and a third stay unused.
     fn bind(&mut self) {
         self.pass(STEP_MS);
         let (of, number) = (self.random.random_range(0..CLIENTS), self.random.random_range(0..NUMBERS));
-        // Usually the same peer for each number; rarely another client's, which conflicts on a shared relay
-        // socket.
+        // Usually each number has the same peer; rarely it is another client's peer, which conflicts on a
+        // shared relay socket.
         let whose =
             if self.random.random_range(0..16) == 0 { self.random.random_range(0..CLIENTS) } else { of };
         let [whose, number_of_peer] = [whose + 1, number].map(|octet| u8::try_from(octet).unwrap());
@@ -235,7 +236,8 @@ impl Bench {
         }
     }
 
-    /// Expected flows: sends datagrams through the state machine on all used channels.
+    /// Flows that should exist, determined by sending datagrams through the state machine on all used
+    /// channels.
     fn expected(&mut self) -> HashSet<FlowKey> {
         let mut keys = HashSet::new();
         let used: Vec<_> = {
@@ -243,7 +245,8 @@ impl Bench {
             told.used.iter().map(|(allocation, number)| (told.clients[allocation], *number)).collect()
         };
         for (client, number) in used {
-            let (relay, peer) = self.client_sends(client, number.get()).expect("used, and bound still");
+            let (relay, peer) =
+                self.client_sends(client, number.get()).expect("a used channel that is still bound");
             keys.insert(FlowKey::new(client.address, client.local, Some(number)));
             keys.insert(FlowKey::new(client.address, client.local, None));
             let socket = self.worker.out.relay_socket(relay).unwrap();
@@ -256,7 +259,7 @@ impl Bench {
     }
 
     fn compare(&mut self) {
-        // Timers fire at whole seconds.
+        // Timers fire on whole seconds.
         self.pass(1000 - self.now.ms % 1000);
         let (expected, found) = (self.expected(), self.flows.keys().into_iter().collect::<HashSet<_>>());
         let (left_over, missing) = (found.difference(&expected).count(), expected.difference(&found).count());
@@ -288,7 +291,7 @@ fn channel_has_flows_after_its_first_datagram() {
         assert_eq!((to, bench.counts(), bench.flows.keys().len()), (peer(1), (2, 0), 3));
         assert!(bench.peer_sends(relay, peer(2)));
         assert_eq!((bench.counts(), bench.flows.keys().len()), ((4, 0), 5));
-        // Further datagrams change nothing, and renewals extend only used channels.
+        // Further datagrams change nothing, and only the flows of used channels are renewed.
         bench.pass(60_000);
         for number in 1..=2_u16 {
             assert!(bench.client_sends(client(0), 0x4000 + number).is_some());
@@ -296,7 +299,7 @@ fn channel_has_flows_after_its_first_datagram() {
         }
         (1..=3).for_each(|number| assert!(bench.channel(client(0), 0x4000 + number, peer(number))));
         assert_eq!(bench.counts(), (4, 0));
-        // Use is tracked while the kernel path is inactive.
+        // Channels are marked as used even while the kernel path is inactive.
         let set_active = |bench: &mut Bench, is_active| {
             bench.set_active(is_active);
             bench.worker.walk_offload();
@@ -306,7 +309,7 @@ fn channel_has_flows_after_its_first_datagram() {
         assert_eq!((bench.counts(), bench.flows.keys().len()), ((0, 0), 0));
         set_active(&mut bench, true);
         assert_eq!((bench.counts(), bench.flows.keys().len()), ((6, 0), 7));
-        // A channel that expired and is bound again starts over.
+        // A channel that has expired and is bound again counts as unused.
         bench.pass(500_000);
         assert!(bench.channel(client(0), 0x4001, peer(1)));
         bench.pass(500_000);
@@ -323,7 +326,7 @@ fn channel_has_flows_after_its_first_datagram() {
     });
 }
 
-/// A single worker acts as both processes.
+/// A single worker plays the role of both processes.
 #[test]
 fn channels_with_flows_from_another_process_count_as_used() {
     in_network_namespace(turnpike_testkit::this_test!(), || {
@@ -343,11 +346,11 @@ fn channels_with_flows_from_another_process_count_as_used() {
         let sockets = worker.detach_sockets(relay.allocation);
         worker.server.surrender(now, relay.allocation);
         let restored = worker.server.restore(now, moved, Way::Datagrams.link());
-        let allocation = restored.unwrap_or_else(|_| panic!("there is room"));
+        let allocation = restored.unwrap_or_else(|_| panic!("there is room for the allocation"));
         worker.attach_sockets(now, allocation, sockets);
         worker.offload.as_mut().unwrap().adopt(allocation, &passed, &worker.out.listeners);
         assert_eq!(keys(&bench), before);
-        // Deactivated and reactivated without a datagram: only used channels return.
+        // After deactivation and reactivation without a datagram, only used channels have flows again.
         for (is_active, left) in [(false, HashSet::new()), (true, before)] {
             bench.set_active(is_active);
             bench.worker.walk_offload();
@@ -356,7 +359,7 @@ fn channels_with_flows_from_another_process_count_as_used() {
     });
 }
 
-/// Done before a successor takes the sockets, because it does not know their GRO state.
+/// This happens before a new process takes over the sockets, because it does not know their GRO state.
 #[test]
 fn gro_is_restored_when_the_kernel_path_stops() {
     in_network_namespace(turnpike_testkit::this_test!(), || {
@@ -388,7 +391,7 @@ fn returned_allocation_gets_its_flows_back() {
         let allocation = worker.server.take_back(now, moved).expect("its 5-tuple is free");
         worker.attach_sockets(now, allocation, sockets);
         bench.end_tick();
-        assert_eq!(bench.counts(), (0, 0), "no datagram since");
+        assert_eq!(bench.counts(), (0, 0), "no datagram has been sent since then");
         assert!(bench.client_sends(client(0), 0x4001).is_some());
         assert_eq!(bench.counts(), (2, 0));
     });
@@ -429,7 +432,7 @@ fn many_new_channels_are_installed_in_batches() {
                 assert!(bench.channel(client(of), 0x4000 + number, peer(1 + number)));
             }
         }
-        // All in one tick; then one allocation ends before its turn.
+        // All channels are used in one tick; then one allocation ends before its flows are installed.
         for of in 0..3 {
             for number in 0..each {
                 let [high, low] = (0x4000 + number).to_be_bytes();
