@@ -1,33 +1,35 @@
-//! Pauses of a worker that only moves bulk in small pieces, so that the next wake-up moves more at once.
+//! Pauses for a worker that only moves bulk data in small pieces, so that the next wake-up moves more at
+//! once.
 //!
 //! Each piece costs a wake-up, a few system calls, and a wake-up of its reader. A core that keeps up with its
-//! streams often sees them 64 KiB at a time. The pause works like interrupt moderation of a network card. It
+//! streams often sees only 64 KiB at a time. The pause works like interrupt moderation of a network card. It
 //! does not apply to interactive traffic, slow streams, or cores that are busy enough to see large pieces.
 
 use std::time::Duration;
 
-/// Length of a pause. At 2 GB/s, 600 kB arrive meanwhile over all streams, far less than their receive
-/// buffers hold.
+/// Length of a pause. At 2 GB/s, 600 kB arrive in this time over all streams, far less than fits into their
+/// receive buffers.
 pub(crate) const REST: Duration = Duration::from_micros(300);
-/// Milliseconds without pauses after other work.
+/// Time without pauses after other work, in milliseconds.
 const ALERT_MS: u64 = 10;
-/// Number of lean wake-ups, each within [`GAP_MS`] of the previous one, that mean a fast stream.
+/// Number of consecutive lean wake-ups, each within [`GAP_MS`] of the previous one, that indicate a fast
+/// stream.
 const RUN: u32 = 8;
 const GAP_MS: u64 = 2;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WakeUp {
-    /// Splices that moved little.
+    /// Number of splices that moved little.
     pub(crate) lean: u32,
-    /// Reads into the buffer, new connections, datagrams and commands.
+    /// Number of reads into the buffer, new connections, datagrams and commands.
     pub(crate) other: u32,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Batching {
-    /// Time of the last other work; milliseconds.
+    /// Time of the last other work, in milliseconds.
     other: u64,
-    /// Time of the last lean wake-up, and length of the run.
+    /// Time of the last lean wake-up in milliseconds, and length of the current run of them.
     lean: u64,
     run: u32,
 }

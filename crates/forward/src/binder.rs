@@ -1,4 +1,4 @@
-//! Rules in force and rules waiting to be bound, owned by the control thread.
+//! Active rules, and rules that wait to be bound. Owned by the control thread.
 
 use std::{
     sync::{Arc, atomic::AtomicBool},
@@ -19,8 +19,8 @@ use crate::{
     upgrade::Matched,
 };
 
-/// Maximum wait of a start or reload for the addresses of named listeners, and the shorter one with
-/// [`Settings::keep_going`].
+/// Maximum time for which a start or reload waits for the addresses of named listeners; the second, shorter
+/// one applies with [`Settings::keep_going`].
 const PATIENCE: Duration = Duration::from_secs(10);
 const SHORT_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -29,7 +29,7 @@ pub(crate) struct Rules {
     pub(crate) active: Vec<Active>,
     pub(crate) next_key: u32,
     pub(crate) loaded: Loaded,
-    /// Rules that could not be bound, with [`Settings::keep_going`].
+    /// Rules that could not be bound; only with [`Settings::keep_going`].
     pub(crate) waiting: Vec<Waiting>,
     /// Last known addresses of named listeners.
     pub(crate) names: HashMap<String, ZonedIp>,
@@ -39,12 +39,12 @@ pub(crate) struct Rules {
 pub(crate) struct Active {
     pub(crate) state: Arc<RuleState>,
     pub(crate) addresses: Vec<Address>,
-    /// File of a Unix socket, removed with the rule.
+    /// File of a Unix socket; it is removed together with the rule.
     pub(crate) file: Option<SocketFile>,
 }
 
 pub(crate) struct Waiting {
-    /// Rule from the configuration.
+    /// The rule as configured.
     pub(crate) rule: Rule,
     pub(crate) error: String,
     /// Name in `listen`, resolved while the rule waits.
@@ -63,9 +63,9 @@ impl Waiting {
     }
 }
 
-/// Replaces names in `listen` by addresses, and waits for them. A rule whose name never had an address keeps
-/// the name. Hold the returned names until the rules are bound, or the resolver drops them and looks them up
-/// again.
+/// Replaces names in `listen` by addresses, and waits for these. If a name has never had an address, its rule
+/// keeps the name. Keep the returned names until the rules are bound; otherwise the resolver drops them and
+/// looks them up again.
 pub(crate) fn resolved(
     rules: &[Rule],
     resolver: &Resolver,
@@ -108,7 +108,7 @@ fn with_address(rule: &Rule, address: Option<ZonedIp>) -> Rule {
 /// Rules added by a start or reload, with bound listeners.
 pub(crate) struct NewRules {
     pub(crate) active: Vec<Active>,
-    /// Share of each worker.
+    /// The part of each worker.
     pub(crate) of_workers: Vec<Vec<(Arc<RuleState>, Bound)>>,
     pub(crate) failed: Vec<StartError>,
     pub(crate) waiting: Vec<Waiting>,
@@ -126,7 +126,7 @@ pub(crate) struct Binder<'a> {
 }
 
 impl Binder<'_> {
-    /// Binds rules given as configured and as [`resolved`].
+    /// Binds rules, which are given both as configured and as [`resolved`].
     pub(crate) fn bind<'r>(
         &mut self,
         rules: impl Iterator<Item = (&'r Rule, &'r Rule)>,
@@ -190,7 +190,8 @@ impl Binder<'_> {
     }
 }
 
-/// Passes the file of a Unix socket shared by an old and a new rule on to the new rule, with its permissions.
+/// If an old and a new rule share a Unix socket, passes its file on to the new rule and sets the new rule's
+/// permissions.
 pub(crate) fn hand_files_over(left: &mut [Active], newcomers: &mut [Active]) {
     for new in newcomers.iter_mut().filter(|new| new.file.is_none()) {
         let old = left.iter_mut().find(|old| old.file.is_some() && old.addresses == new.addresses);

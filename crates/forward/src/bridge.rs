@@ -5,7 +5,7 @@
 //! framed   │ length, 2 bytes big endian │ datagram │ length │ datagram │ …          (boundaries survive)
 //! ```
 //!
-//! Data for a slow reader waits in a bounded queue. Datagrams that find it full are dropped as a whole and
+//! Data for a slow reader waits in a bounded queue. If the queue is full, whole datagrams are dropped and
 //! counted, so a stream never contains half a frame.
 
 use std::{
@@ -21,13 +21,13 @@ use turnpike_net::{Interest, Poller, TcpSocket};
 pub(crate) const MAX_DATAGRAM: usize = 65_507;
 /// Bytes per read of a framed stream; a plain read is limited to one datagram.
 pub(crate) const SCRATCH: usize = 1 << 16;
-/// Queue limit per stream in bytes. The rest of a partly written datagram may exceed it.
+/// Queue limit per stream in bytes. The rest of a partly written datagram may exceed the limit.
 const QUEUE: usize = 128 << 10;
-/// Frames per sendmsg(2): a GRO super-packet has at most 64 to 128 datagrams.
+/// Maximum number of frames per sendmsg(2): a GRO super-packet has at most 64 to 128 datagrams.
 const RUN: usize = 64;
-/// Reads per stream in one turn, for fairness.
+/// Maximum number of reads per stream in one turn, for fairness.
 const READS: usize = 4;
-/// Maximum buffer kept after an incomplete frame, in bytes.
+/// Maximum size of the buffer that is kept after an incomplete frame, in bytes.
 const KEEP: usize = 4096;
 /// Bytes of the length field.
 const PREFIX: usize = 2;
@@ -37,7 +37,7 @@ const PREFIX: usize = 2;
 pub(crate) struct Stream {
     socket: TcpSocket,
     framed: bool,
-    /// Start of the connect; finer than the milliseconds of a tick.
+    /// Start of the connect, with a finer resolution than the milliseconds of a tick.
     pub(crate) begun: Instant,
     pub(crate) connecting: bool,
     /// The peer has sent FIN.
@@ -59,11 +59,11 @@ pub(crate) struct Held {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sent {
-    /// Sent or queued.
+    /// Number of datagrams sent or queued.
     pub(crate) datagrams: u64,
-    /// Of these, without length fields.
+    /// Bytes of these datagrams, without length fields.
     pub(crate) bytes: u64,
-    /// Dropped because of a full queue.
+    /// Number of datagrams dropped because the queue was full.
     pub(crate) dropped: u64,
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct Turn {
     /// Payload without length fields.
     pub(crate) bytes: u64,
     pub(crate) datagrams: u64,
-    /// Frames dropped because they exceed a datagram.
+    /// Frames dropped because they are too long for a datagram.
     pub(crate) too_long: u64,
     pub(crate) closed: bool,
 }
@@ -86,7 +86,7 @@ impl Turn {
 }
 
 impl Stream {
-    /// `socket` must be watched for readability, and while connecting also for writability.
+    /// `socket` must be watched for readability and, while it is connecting, also for writability.
     pub(crate) fn new(socket: TcpSocket, framed: bool, connecting: bool) -> Self {
         Self {
             socket,
@@ -256,7 +256,7 @@ impl Stream {
     }
 }
 
-/// Bytes written; 0 if the socket is full.
+/// Number of bytes written; 0 if the socket is full.
 fn written(result: io::Result<usize>) -> io::Result<usize> {
     match result {
         Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(0),
@@ -298,7 +298,7 @@ impl Deframer {
         self.partial.extend_from_slice(bytes);
     }
 
-    /// Moves bytes to `partial` until it has `want`, or `bytes` is empty.
+    /// Moves bytes to `partial` until it contains `want` bytes, or `bytes` is empty.
     fn take(&mut self, bytes: &mut &[u8], want: usize) {
         let missing = want.saturating_sub(self.partial.len()).min(bytes.len());
         let (head, rest) = bytes.split_at(missing);
@@ -362,13 +362,13 @@ mod tests {
             bytes[..4].copy_from_slice(&number.to_be_bytes());
             bytes
         };
-        // More than both socket buffers and the queue hold: loopback autotunes to 6 MiB.
+        // More than fits into both socket buffers and the queue: loopback autotunes to 6 MiB.
         let mut dropped = 0;
         for number in 0..20_000 {
             dropped += stream.send([&datagram(number)[..]].into_iter()).unwrap().dropped;
             assert!(stream.queue.len() <= QUEUE + MAX_DATAGRAM + PREFIX);
         }
-        assert!(dropped > 0, "24 MB fit into the buffers");
+        assert!(dropped > 0, "all 24 MB fit into the buffers");
         assert_eq!(stream.wanted(), (true, true));
         // Only whole frames arrive, in order.
         let reader = std::thread::spawn(move || {

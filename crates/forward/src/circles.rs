@@ -1,9 +1,9 @@
-//! Detection of forwarding loops within this process. A chain of rules is fine; a loop would forward a
+//! Detects forwarding loops within this process. A chain of rules is fine, but a loop would forward a
 //! datagram forever, or open connections until descriptors run out. Connections and sessions to our own
 //! listeners ([`crate::here`]) are recorded by local address, so that the rule at the other end knows how
 //! many rules its client has passed.
 //!
-//! This code runs only at the start and end of connections; only those to our own listeners take a lock.
+//! This code runs only at the start and end of connections, and only those to our own listeners take a lock.
 
 use std::{
     io,
@@ -26,7 +26,7 @@ const MOST_HOPS: u8 = 8;
 #[derive(Default)]
 pub struct Circles {
     links: Mutex<Links>,
-    /// Size of `links`, readable without the lock.
+    /// Size of `links`, which can be read without the lock.
     count: AtomicUsize,
 }
 
@@ -34,10 +34,10 @@ pub struct Circles {
 type Links = HashMap<End, Known>;
 type End = (Transport, SocketAddr);
 
-/// Connections with the same local end, which different targets may share.
+/// Connections with the same local address; they may have different targets.
 struct Known {
     links: u32,
-    /// Maximum number of rules passed by one of them.
+    /// Maximum number of rules that one of them has passed.
     hops: u8,
 }
 
@@ -48,7 +48,7 @@ pub struct Link {
 }
 
 impl Circles {
-    /// Number of rules that a client has passed; [`EndReason::Circle`] beyond the limit.
+    /// Number of rules that a client has passed, or [`EndReason::Circle`] if it exceeds the limit.
     pub(crate) fn hops(&self, transport: Transport, client: SocketAddr) -> Result<u8, EndReason> {
         if self.count.load(Ordering::Acquire) == 0 {
             return Ok(0);
@@ -151,7 +151,7 @@ mod tests {
                 .connect(3, || {
                     let socket = TcpSocket::connect(target, &ConnectOptions::default());
                     let acceptor = scope.spawn(hops);
-                    // Long enough for a wrong answer.
+                    // Long enough for a wrong answer to arrive.
                     thread::sleep(Duration::from_millis(50));
                     assert!(!acceptor.is_finished(), "the acceptor did not wait");
                     socket

@@ -12,15 +12,16 @@ use hashbrown::{HashMap, hash_map::Entry};
 
 use crate::{EndReason, Limits};
 
-/// Enough that workers rarely contend.
+/// Number of shards: enough that workers rarely contend.
 const SHARDS: usize = 16;
-/// Clients without connections per shard, remembered for their rate: 65,536 per rule, about 3 MB.
+/// Maximum number of clients without connections that are remembered per shard because of their rate: 65,536
+/// per rule, about 3 MB.
 const QUIET: usize = 4096;
 const SECOND_US: u64 = 1_000_000;
 
 pub(crate) struct Clients {
     most: u32,
-    /// Microseconds between new connections at the limit; 0 without a limit.
+    /// Microseconds between new connections at the limit; 0 if there is no limit.
     interval: u64,
     hasher: RandomState,
     shards: [Mutex<Shard>; SHARDS],
@@ -29,15 +30,15 @@ pub(crate) struct Clients {
 #[derive(Default)]
 struct Shard {
     clients: HashMap<u128, Client, RandomState>,
-    /// Clients without connections.
+    /// Number of clients without connections.
     quiet: usize,
 }
 
-/// Client with connections, now or within the last second.
+/// Client that has connections or has had some within the last second.
 #[derive(Default)]
 struct Client {
     open: u32,
-    /// Time at which the full burst of one second is available again; microseconds.
+    /// Time at which the full burst of one second is available again, in microseconds.
     rested: u64,
 }
 
@@ -56,8 +57,8 @@ impl Clients {
         })
     }
 
-    /// Counts a connection of a client at `now` milliseconds, or returns the limit it exceeds. The
-    /// connections of one second may come in a burst; refused ones do not count.
+    /// Counts a connection of a client at time `now` in milliseconds, or returns the limit that it exceeds.
+    /// The connections of one second may arrive in a burst; refused connections are not counted.
     pub(crate) fn enter(&self, client: IpAddr, now: u64) -> Result<(), EndReason> {
         let now = now.saturating_mul(1000);
         let key = network(client);
@@ -139,8 +140,8 @@ impl Clients {
 }
 
 impl Shard {
-    /// Removes clients whose second is over and, if thousands remain, all without connections: forged sources
-    /// can fill the table, and must not lock out others.
+    /// Removes clients whose second is over and, if thousands remain, all those without connections: forged
+    /// sources can fill the table, but must not lock out others.
     fn forget(&mut self, now: u64) {
         self.clients.retain(|_, client| client.open > 0 || client.rested > now);
         self.quiet = self.clients.values().filter(|client| client.open == 0).count();
@@ -151,7 +152,8 @@ impl Shard {
     }
 }
 
-/// Reduces an IPv6 address to its /64, because one customer has 2^64 addresses. IPv4 is mapped.
+/// Reduces an IPv6 address to its /64, because one customer has 2^64 addresses. IPv4 addresses are mapped to
+/// IPv6.
 fn network(client: IpAddr) -> u128 {
     match client.to_canonical() {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),

@@ -14,13 +14,14 @@ pub(crate) struct Common {
 }
 
 impl Common {
-    /// Checks the global lists, then the rule's own.
+    /// Checks the global lists, then those of the rule.
     pub(crate) fn admits(&self, rule: &Rule, client: IpAddr) -> bool {
         self.access.admits(client) && rule.access.admits(client)
     }
 
-    /// [`Common::admits`] for any client. A client of a Unix socket has no address and is controlled by file
-    /// permissions; only a rule with an `allow` list for clients behind proxies refuses it.
+    /// Like [`Common::admits`], for any client. A client of a Unix socket has no address and is controlled by
+    /// file permissions; it is refused only by a rule with an `allow` list, which is meant for clients behind
+    /// proxies.
     pub(crate) fn admits_from(&self, rule: &Rule, client: &Address) -> bool {
         client.ip().map_or(rule.access.allow.is_empty(), |client| self.admits(rule, client))
     }

@@ -1,7 +1,8 @@
 //! Health check of a UDP target: a datagram, sent a few times, and the reply.
 //!
-//! Without a question, silence means healthy: most services ignore an empty datagram, while a machine with a
-//! closed port sends an ICMP error (RFC 1122 section 4.1.3.1). With a question, only an answer does.
+//! Without a question, a silent target counts as healthy: most services ignore an empty datagram, while a
+//! machine with a closed port sends an ICMP error (RFC 1122 section 4.1.3.1). With a question, a target is
+//! healthy only if it answers.
 
 use std::{
     io,
@@ -13,7 +14,7 @@ use turnpike_wire::proxy_protocol;
 
 use crate::{Rule, udp::outgoing};
 
-/// Datagrams per check: losing one in a hundred must not take a target down.
+/// Datagrams per check: a loss of one in a hundred must not take a target out of service.
 pub(crate) const TRIES: u64 = 3;
 
 /// Maximum answer length, and maximum length of an expected prefix.
@@ -32,8 +33,8 @@ impl DatagramCheck {
         Ok(check)
     }
 
-    /// Handles a try without an answer: sends the next one and returns `None`, or returns the result after
-    /// [`TRIES`].
+    /// Handles a try that got no answer: sends the next datagram and returns `None`, or returns the result
+    /// after [`TRIES`].
     pub(crate) fn go_on(&mut self, rule: &Rule) -> Option<bool> {
         if self.tries == TRIES {
             return Some(rule.health_question.is_none());
@@ -44,7 +45,7 @@ impl DatagramCheck {
         }
     }
 
-    /// Handles a ready socket: returns the result, if known.
+    /// Handles a ready socket; returns the result, if known.
     pub(crate) fn hear(&self, rule: &Rule) -> Option<bool> {
         let mut answer = [0; ANSWER];
         match self.socket.recv(&mut answer) {
@@ -61,7 +62,7 @@ impl DatagramCheck {
     fn ask(&mut self, rule: &Rule) -> io::Result<()> {
         self.tries += 1;
         let payload = rule.health_question.as_ref().map_or(&[][..], |question| &question.send);
-        // A target that expects PROXY headers gets one without a client.
+        // A target that expects PROXY headers gets one that contains no client.
         let header = rule.send_proxy.map(proxy_protocol::encode_unknown).unwrap_or_default();
         self.socket.send(&[&header, payload].concat()).map(drop)
     }

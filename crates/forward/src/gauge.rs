@@ -20,8 +20,8 @@ impl Gauge {
         self.limit.store(limit, Ordering::Relaxed);
     }
 
-    /// Takes a slot if one is free. A refused caller never counts, even briefly, so it cannot cause another
-    /// refusal.
+    /// Takes a slot if one is free. A refused caller is never counted, not even briefly, so it cannot cause
+    /// another refusal.
     pub(crate) fn enter(&self) -> bool {
         let limit = self.limit.load(Ordering::Relaxed) as u64;
         let within = |now: u64| (now < limit).then_some(now + 1);

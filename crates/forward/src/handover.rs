@@ -1,5 +1,6 @@
-//! Detects a port held only by a forwarder that is draining: its remaining sockets are connected to clients,
-//! and none listens. The kernel's table of UDP sockets shows the difference (proc(5), /proc/net/udp).
+//! Detects a port that is used only by a forwarder that is draining: its remaining sockets are connected to
+//! clients, and none of them is listening. The kernel's table of UDP sockets shows the difference (proc(5),
+//! /proc/net/udp).
 
 use procfs::net::{UdpState, udp, udp6};
 
@@ -17,14 +18,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connected_socket_leaves_its_port_and_a_listening_one_does_not() {
+    fn port_is_left_if_its_sockets_are_connected_and_not_if_one_listens() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let port = socket.local_addr().unwrap().port();
         assert!(!is_left(port), "the socket listens");
         socket.connect("127.0.0.1:9").unwrap();
         assert!(is_left(port));
         let v6 = UdpSocket::bind(("::1", port));
-        assert!(v6.is_err() || !is_left(port), "one of two listens");
+        assert!(v6.is_err() || !is_left(port), "one of the two listens");
         drop((socket, v6));
         assert!(!is_left(port), "the port is free");
     }

@@ -1,5 +1,5 @@
-//! Detects targets that are listeners of this process. A name may resolve to this machine; then each
-//! connection to the target arrives as another client, until descriptors run out.
+//! Detects targets that are listeners of this process. A name may resolve to this machine. Then each
+//! connection to the target would arrive as another client, until descriptors run out.
 
 use std::{
     io,
@@ -14,15 +14,15 @@ use turnpike_rules::{hears, reached};
 
 use crate::{Address, Bind, binder::Active, listen::Kind, state::RuleState};
 
-/// Milliseconds for which an address counts as ours after a client has used it; later it may be another
-/// machine's.
+/// Milliseconds for which an address counts as ours after a client has used it; later it may belong to
+/// another machine.
 const ASKED_MS: u64 = 10_000;
 /// Milliseconds for which the kernel's answer about a local address is cached.
 const LOCAL_MS: u64 = 1000;
 /// Maximum number of cached addresses of each kind.
 const MOST: usize = 64;
 
-/// Listeners of the rules in force, replaced as a whole by a reload.
+/// Listeners of the active rules, replaced as a whole by a reload.
 #[derive(Default)]
 pub(crate) struct Listening(HashMap<(Transport, u16), Vec<Listener>>);
 
@@ -59,23 +59,23 @@ impl Listening {
     }
 }
 
-/// Local addresses known to a worker. Used only when connections and sessions begin, and only ports of
-/// [`Listening`] cost more than a table lookup.
+/// Local addresses known to a worker. Used only when connections and sessions begin; only a target port in
+/// [`Listening`] costs more than a table lookup.
 #[derive(Default)]
 pub(crate) struct Here {
-    /// Addresses that clients of wildcard listeners have used lately, with the time.
+    /// Addresses to which clients of wildcard listeners have recently connected, with the time.
     asked: Vec<(IpAddr, u64)>,
-    /// Cached answers of the kernel with their time; addresses with zone, without port.
+    /// Cached answers of the kernel with their time; the addresses have a zone but no port.
     local: Vec<(SocketAddr, bool, u64)>,
 }
 
 impl Here {
-    /// True if `target` is a listener of this process. `asked` is the address that the client used.
+    /// Returns true if `target` is a listener of this process. `asked` is the address that the client used.
     ///
-    /// `HostUnreachable` for a loop that nothing else would stop: to the rule's own listener, or, for
-    /// datagrams with the client's address, which hide the rules passed, to any listener. A wildcard rule
-    /// connects to one of its own addresses once, sees the client arrive and refuses from then on. Before
-    /// that, something else such as IPVS may serve the address.
+    /// Returns `HostUnreachable` for a loop that nothing else would stop: to the rule's own listener or, for
+    /// datagrams with the client's address, which hide the rules that they have passed, to any listener. A
+    /// wildcard rule connects to one of its own addresses once, sees itself arrive as a client, and refuses
+    /// from then on. Until then, something else such as IPVS may be serving the address.
     pub(crate) fn approach(
         &mut self,
         listening: &Listening,
@@ -95,7 +95,7 @@ impl Here {
         if found.clone().next().is_none() || !self.is_local(target, now) {
             return Ok(false);
         }
-        // Another routing table may lead to another machine.
+        // Another routing table may lead to a different machine.
         if rule.mark.is_some() || rule.device.is_some() {
             return Ok(true);
         }
@@ -117,7 +117,7 @@ impl Here {
         Ok(true)
     }
 
-    /// Records the address that a client used, and removes old ones.
+    /// Records the address that a client used, and removes old addresses.
     fn learn(&mut self, asked: Option<IpAddr>, now: u64) {
         self.asked.retain(|(known, since)| Some(*known) != asked && now.saturating_sub(*since) < ASKED_MS);
         if let Some(asked) = asked {
@@ -147,16 +147,17 @@ fn own_listener() -> io::Error {
     io::Error::new(io::ErrorKind::HostUnreachable, "the target is the rule's own listener")
 }
 
-/// Asks the kernel with connect(2) of UDP, which sends nothing. bind(2) alone accepts any address with
-/// net.ipv4.ip_nonlocal_bind.
+/// Asks the kernel with connect(2) on a UDP socket, which sends nothing. bind(2) alone would accept any
+/// address if net.ipv4.ip_nonlocal_bind is set.
 fn reaches_itself(target: SocketAddr) -> bool {
     match canonical_ip(target.ip()) {
-        // A local IPv4 address can be a source. The route to it may choose another one.
+        // A local IPv4 address can be used as the source, although the route to it may choose another one.
         IpAddr::V4(ip) => {
             let socket = UdpSocket::bind((ip, 0));
             socket.and_then(|socket| socket.connect((ip, target.port()))).is_ok()
         }
-        // IPv6 does not check the source, but prefers the target itself (RFC 6724 section 5, rule 1).
+        // For IPv6 the source is not checked, but the target itself is preferred as the source (RFC 6724
+        // section 5, rule 1).
         IpAddr::V6(ip) => {
             let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0));
             let source = socket.and_then(|socket| {
@@ -236,24 +237,24 @@ mod tests {
             Rule { mark: Some(7), ..at_port_80(HERE) },
             Rule { device: Some("d".to_owned()), ..at_port_80(HERE) },
         ] {
-            assert!(!OneRule::new(elsewhere).is_refused(at(HERE, 80), HERE, 0), "another table of routes");
+            assert!(!OneRule::new(elsewhere).is_refused(at(HERE, 80), HERE, 0), "a different routing table");
         }
         let range = Rule { ports: PortRange { first: 80, last: 82 }, ..at_port_80(HERE) };
         assert!(OneRule::new(range).is_refused(at(HERE, 82), HERE, 0));
     }
 
     #[test]
-    fn wildcard_listener_is_its_own_target_at_recently_used_addresses() {
+    fn wildcard_listener_is_its_own_target_at_addresses_used_recently() {
         let mut rule = OneRule::new(at_port_80(Ipv4Addr::UNSPECIFIED));
         assert!(rule.is_refused(at(HERE, 80), HERE, 0));
         // The rule learns from its own connection.
         assert!(!rule.is_refused(at(ALSO_HERE, 80), HERE, 0));
         assert!(rule.is_refused(at(ALSO_HERE, 80), ALSO_HERE, 1));
-        // Also for a name with both addresses.
+        // The same applies to a name with both addresses.
         assert!(rule.is_refused(at(HERE, 80), ALSO_HERE, 2));
         assert!(rule.is_refused(at(ALSO_HERE, 80), HERE, ASKED_MS + 1));
         assert!(!rule.is_refused(at(ALSO_HERE, 80), HERE, ASKED_MS + 2));
-        // TPROXY redirects clients that use another machine's address.
+        // With TPROXY, clients use the address of another machine.
         assert!(!rule.is_refused(at(ELSEWHERE, 80), ELSEWHERE, 0));
     }
 
@@ -277,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn own_targets_match_by_address_port_and_transport() {
+    fn targets_match_listeners_by_address_port_and_transport() {
         let udp = |bind: &str, port| {
             let rule = Rule::new("r", SocketAddr::new(bind.parse().unwrap(), port), at(ELSEWHERE, 9).into());
             Rule { protocol: Protocol::Udp, ..rule }
@@ -303,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn transparent_datagrams_never_go_to_an_own_listener() {
+    fn transparent_datagrams_never_go_to_a_listener_of_this_process() {
         let udp = |bind| Rule { protocol: Protocol::Udp, ..at_port_80(bind) };
         let (states, listening) = in_force([Rule { transparent: true, ..udp(ALSO_HERE) }, udp(HERE)]);
         let approach =

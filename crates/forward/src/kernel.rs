@@ -1,5 +1,5 @@
-//! Kernel programs that rules need, loaded for the first rule that asks for them, at the start or by a
-//! reload, and kept until the end.
+//! Kernel programs that rules need. They are loaded for the first rule that asks for them, at startup or by a
+//! reload, and kept until the process exits.
 
 use std::{ops::RangeInclusive, os::fd::OwnedFd, sync::Arc};
 
@@ -8,7 +8,7 @@ use turnpike_rules::CopyMode;
 
 use crate::{Protocol, Settings, StartError, state::RuleState};
 
-/// Maximum number of kernel-forwarded connections per worker; more stay in user space.
+/// Maximum number of kernel-forwarded connections per worker; any others stay in user space.
 const MOST_PAIRS: usize = 16_384;
 /// Maximum number of listeners, over all rules and workers, that the kernel program can distinguish.
 const MOST_LISTENERS: u32 = 65_536;
@@ -25,14 +25,15 @@ pub(crate) type Before = Option<(PassedKernel, Vec<OwnedFd>)>;
 #[derive(Default)]
 pub(crate) struct Parts {
     pub(crate) flows: Option<Flows>,
-    /// The program is not attached yet.
+    /// True if the program is not attached yet.
     pub(crate) waits: bool,
     pub(crate) sockmap: Option<Sockmap>,
 }
 
 impl Loaded {
-    /// Loads what these rules need and is not loaded yet, for each worker. The flow program is not attached
-    /// while the process `before` has its own on the interfaces. On error nothing has changed.
+    /// Loads, for each worker, the programs that these rules need and that are not loaded yet. The flow
+    /// program is not attached while the process `before` has its own program on the interfaces. On error
+    /// nothing has changed.
     pub(crate) fn provide<'a>(
         &mut self,
         settings: &Settings,

@@ -1,8 +1,8 @@
 //! Port forwarder runtime: listeners, TCP connections, UDP sessions.
 //!
-//! A worker is a thread with its own `SO_REUSEPORT` listeners, connections and sessions; the data path shares
-//! and locks nothing. This crate reads no configuration and prints nothing: `config` parses [`Rule`]s, and
-//! [`ConnectionLog`] receives ended connections.
+//! A worker is a thread with its own `SO_REUSEPORT` listeners, connections and sessions; nothing on the data
+//! path is shared or locked. This crate reads no configuration and prints nothing: `config` parses [`Rule`]s,
+//! and [`ConnectionLog`] receives ended connections.
 #![forbid(unsafe_code)]
 
 mod balance;
@@ -33,8 +33,8 @@ pub mod upgrade;
 mod worker;
 mod worker_context;
 
-// Types shared by threads come from `crate::sync`; `interleave` replaces them to explore every order of
-// events.
+// Types shared between threads are imported from `crate::sync`, which the crate `interleave` replaces to try
+// every interleaving.
 use std::sync;
 
 pub use runtime::{

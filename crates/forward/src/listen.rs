@@ -16,14 +16,14 @@ use crate::{
 
 /// Sockets of a rule for one worker.
 pub(crate) enum Bound {
-    /// With the offset of the port in the rule's range.
+    /// Listeners, each with the offset of its port in the rule's range.
     Tcp(Vec<(u16, Tcp)>),
     Udp(Listeners),
 }
 
 pub(crate) enum Tcp {
     Fresh(Acceptor),
-    /// The worker takes it from a removed rule by the same command, so no waiting client is lost.
+    /// The worker takes the listener from a rule that the same command removes, so no waiting client is lost.
     Inherited(Address),
 }
 
@@ -43,7 +43,7 @@ impl Acceptor {
         }
     }
 
-    /// Accepts a connection; `None` if none is waiting. The client of a Unix socket is named by the listener.
+    /// Accepts a connection; `None` if none is waiting. The client of a Unix socket gets the listener's name.
     pub(crate) fn accept(&self) -> io::Result<Option<(TcpSocket, Address)>> {
         match self {
             Self::Tcp(listener) => {
@@ -60,7 +60,7 @@ impl Acceptor {
         }
     }
 
-    /// Sets the options that accepted sockets inherit from a new rule.
+    /// Sets the options that accepted sockets inherit to those of a new rule.
     pub(crate) fn set_inherited(&self, rule: &Rule) {
         if let Self::Tcp(listener) = self {
             // If this fails, accepted sockets keep the options of the old rule.
@@ -78,8 +78,8 @@ impl AsFd for Acceptor {
     }
 }
 
-/// Takes over a rule's listeners from another process, per worker in the order of its range. The file of a
-/// Unix socket still belongs to the old process.
+/// Takes over a rule's listeners from another process, for each worker in the order of the range. The file of
+/// a Unix socket still belongs to the old process.
 pub(crate) fn take_over(rule: &Rule, of_workers: Vec<Vec<OwnedFd>>) -> io::Result<BoundRule> {
     let mut all = Vec::with_capacity(of_workers.len());
     let mut addresses = Vec::new();
@@ -136,8 +136,8 @@ impl Held {
         found.map(|at| self.0.swap_remove(at)).is_some()
     }
 
-    /// True if this process holds the port. The address does not matter, as a wildcard overlaps with all
-    /// others.
+    /// Returns true if this process has the port. The address does not matter, because a wildcard overlaps
+    /// with all others.
     fn occupies(&self, kind: Kind, port: u16) -> bool {
         self.0.iter().any(|(held, at)| held.is_udp() == kind.is_udp() && !at.is_unix() && at.port() == port)
     }
@@ -146,7 +146,7 @@ impl Held {
 /// Addresses of a rule, its socket file, and its sockets per worker.
 pub(crate) type BoundRule = (Vec<Address>, Option<SocketFile>, Vec<Bound>);
 
-/// Binds every port of a rule for every worker, or takes `passed` sockets.
+/// Binds every port of a rule for every worker, or uses `passed` sockets.
 pub(crate) fn bind(
     rule: &Rule,
     workers: usize,
@@ -162,7 +162,7 @@ pub(crate) fn bind(
             let address = Address::Unix(name.clone());
             return Err(listen_error(rule, address, io::ErrorKind::Unsupported.into()));
         }
-        // Rules in force have addresses instead of names.
+        // Active rules have addresses instead of names.
         (Bind::Name(_), _) => return Err(io::Error::from(io::ErrorKind::InvalidInput).into()),
     };
     let wanted = (rule.ports.first..=rule.ports.last).map(|port| ip.at(port));
@@ -187,7 +187,7 @@ pub(crate) fn bind(
     Ok((addresses, None, all))
 }
 
-/// Workers share one socket: Unix sockets have no SO_REUSEPORT.
+/// Workers share one socket, because Unix sockets do not support SO_REUSEPORT.
 fn bind_unix(rule: &Rule, name: &UnixName, workers: usize, held: &mut Held) -> Result<BoundRule, StartError> {
     let address = Address::Unix(name.clone());
     if held.claim(Kind::Tcp, &address) {
@@ -214,7 +214,7 @@ fn bind_tcp(
     held: &mut Held,
     passed: &PassedSockets,
 ) -> Result<(Vec<Address>, Vec<Bound>), StartError> {
-    // SO_REUSEPORT even for one worker: a reload may pass the port to a rule of another protocol.
+    // SO_REUSEPORT even for a single worker: a reload may give the port to a rule with another protocol.
     let options = tcp_options(rule, true);
     let mut addresses = Vec::new();
     let mut sockets: Vec<Vec<(u16, Tcp)>> = (0..workers).map(|_| Vec::new()).collect();
@@ -239,7 +239,7 @@ fn bind_tcp(
     Ok((addresses, sockets.into_iter().map(Bound::Tcp).collect()))
 }
 
-/// Checks that the port is free, and returns the address (port 0 is resolved).
+/// Checks that the port is free, and returns the address, with the real port instead of 0.
 fn probe(kind: Kind, rule: &Rule, passed: &PassedSockets, address: SocketAddr) -> io::Result<SocketAddr> {
     match passed.probe(kind.speaks(), address, &tcp_options(rule, false)) {
         // The previous process is draining. SO_REUSEPORT fails if it belongs to another user.
@@ -254,7 +254,7 @@ fn probe(kind: Kind, rule: &Rule, passed: &PassedSockets, address: SocketAddr) -
     }
 }
 
-/// Error with advice about the service manager's sockets, if any have this address.
+/// Error with advice; if the service manager has passed sockets with this address, the advice is about them.
 fn bind_error(rule: &Rule, passed: &PassedSockets, address: SocketAddr, source: io::Error) -> StartError {
     match passed.remedy(Kind::of(rule.protocol).speaks(), address, source.kind()) {
         Some(remedy) => {

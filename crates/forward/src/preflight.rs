@@ -1,5 +1,5 @@
-//! Tests the options of a rule's outgoing sockets before binding listeners: a foreign source address or a
-//! missing privilege would otherwise appear only when connections fail.
+//! Tests the options of a rule's outgoing sockets before binding listeners: otherwise, a source address that
+//! is not this machine's, or a missing privilege, would be noticed only when connections fail.
 
 use std::io;
 
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_source_address_is_reported() {
+    fn source_address_of_another_machine_is_reported() {
         assert_eq!(refused(|rule| rule.source = Some([127, 0, 0, 9].into())), "nothing");
         // RFC 5737: no machine has this address.
         let told = refused(|rule| rule.source = Some([203, 0, 113, 1].into()));

@@ -11,17 +11,17 @@ use crate::{
     },
 };
 
-/// Index of the direction: from clients to targets, and back.
+/// Indices of the directions: from clients to targets, and back.
 pub(crate) const UP: usize = 0;
 pub(crate) const DOWN: usize = 1;
 
-/// Capacity of a bucket in milliseconds of its rate; compensates for a delayed worker.
+/// Capacity of a bucket in milliseconds of its rate, which makes up for delays of a worker.
 const BURST_MS: u64 = 100;
 /// Minimum capacity in bytes: more than the payload of a segment.
 const LEAST_BURST: u64 = 2048;
 /// Tokens per byte, so that one millisecond of any integer rate is an integer.
 const BYTE: i64 = 1000;
-/// Minimum bytes per turn in the queue, so that hundreds of connections do not move a byte each.
+/// Minimum bytes per turn in the queue, so that hundreds of connections do not move one byte at a time.
 const LEAST_SHARE: u64 = 512;
 
 #[derive(Debug)]
@@ -51,7 +51,7 @@ impl Bucket {
         let _ = self.tokens.fetch_update(Relaxed, Relaxed, fill);
     }
 
-    /// Takes up to `want` bytes; 0 if empty.
+    /// Takes up to `want` bytes; returns 0 if the bucket is empty.
     fn take(&self, want: u64, now: u64) -> u64 {
         self.refill(now);
         let want = i64::try_from(want).unwrap_or(i64::MAX);
@@ -72,7 +72,7 @@ impl Bucket {
         self.tokens.load(Relaxed) >= BYTE
     }
 
-    /// Charges a whole datagram. The bucket may go into debt, so that a datagram beyond its capacity can
+    /// Charges a whole datagram. The bucket may go into debt, so that a datagram larger than its capacity can
     /// pass.
     fn spend(&self, bytes: u64) {
         self.tokens.fetch_sub(i64::try_from(bytes).unwrap_or(0).saturating_mul(BYTE), Relaxed);
@@ -101,7 +101,7 @@ impl Rates {
     }
 }
 
-/// Allowance of one connection or session.
+/// Byte rate allowance of one connection or session.
 #[derive(Debug)]
 pub(crate) struct Pace {
     rates: Arc<Rates>,
@@ -122,7 +122,7 @@ impl Pace {
         self.own.iter().chain(self.rates.rule.iter()).map(move |buckets| &buckets[way])
     }
 
-    /// Takes up to `want` bytes; give unused ones back.
+    /// Takes up to `want` bytes; the caller must return those that it does not use.
     pub(crate) fn take(&self, way: usize, want: u64, now: u64) -> u64 {
         let mut granted = want;
         for bucket in self.buckets(way) {
@@ -146,7 +146,7 @@ impl Pace {
         self.buckets(way).all(|bucket| bucket.has_some(now))
     }
 
-    /// True if a datagram may pass now; it is then charged.
+    /// Returns true if a datagram may pass now, and charges it in that case.
     pub(crate) fn admits(&self, way: usize, len: usize, now: u64) -> bool {
         let admitted = self.has_some(way, now);
         if admitted {
@@ -155,7 +155,7 @@ impl Pace {
         admitted
     }
 
-    /// True if this or another flow of the rule is waiting; new ones join the queue.
+    /// Returns true if this or another flow of the rule is waiting; then a flow must join the queue.
     pub(crate) fn must_queue(&self, way: usize) -> bool {
         self.ticket[way] != 0 || self.rates.rule.is_some() && self.rates.waiting[way].load(Relaxed) > 0
     }
@@ -179,8 +179,8 @@ impl Pace {
         }
     }
 
-    /// Bytes that a waiting flow may take at once: an equal share of the rule's tokens of `elapsed`
-    /// milliseconds.
+    /// Bytes that a waiting flow may take at once: an equal share of the tokens that the rule has gained in
+    /// `elapsed` milliseconds.
     pub(crate) fn share(&self, way: usize, elapsed: u64) -> u64 {
         let Some(rule) = &self.rates.rule else { return u64::MAX };
         let waiting = self.rates.waiting[way].load(Relaxed).max(1) as u64;
@@ -229,15 +229,15 @@ mod tests {
         assert_eq!(pace.take(UP, u64::MAX, 1), 10_000);
         assert_eq!(pace.take(UP, u64::MAX, 1), 0);
         assert_eq!(pace.own.as_ref().unwrap()[UP].take(u64::MAX, 1), 90_000);
-        assert_eq!(pace.take(DOWN, u64::MAX, 1), 10_000, "each direction has its own");
+        assert_eq!(pace.take(DOWN, u64::MAX, 1), 10_000, "each direction has its own bucket");
     }
 
     #[test]
     fn datagram_beyond_the_bucket_passes_and_leaves_a_debt() {
         let (_, pace) = pace(None, Some(10_000));
         let passed = (1..=10_000).filter(|now| pace.admits(UP, 60_000, *now)).count();
-        // 2,048 bytes at first and 100,000 later: one at once, and one after the debt of 57,952 bytes is
-        // paid.
+        // The bucket has 2,048 bytes at first and gets 100,000 later: one datagram passes immediately, and
+        // one after the debt of 57,952 bytes has been paid.
         assert_eq!(passed, 2);
     }
 

@@ -1,4 +1,5 @@
-//! Resolves host names on separate threads, since getaddrinfo(3) blocks, and again when an answer is old.
+//! Resolves host names on separate threads, since getaddrinfo(3) blocks, and resolves them again when an
+//! answer is old.
 
 use std::{
     collections::HashMap,
@@ -24,8 +25,8 @@ const RETRY: Duration = Duration::from_secs(5);
 /// Minimum interval between lookups.
 const SHORTEST: Duration = Duration::from_millis(10);
 
-/// Maximum number of addresses used per name, since its owner must not control the number of sockets and
-/// metric series.
+/// Maximum number of addresses used per name, since the owner of a name must not control the number of
+/// sockets and metric series.
 pub(crate) const MOST_ADDRESSES: usize = 16;
 
 pub(crate) struct Name {
@@ -37,7 +38,7 @@ pub(crate) struct Name {
 
 #[derive(Default)]
 struct Answer {
-    /// Addresses of the last good answer; empty if there was none.
+    /// Addresses of the last good answer; empty if there has been none.
     addresses: Vec<ZonedIp>,
     /// Error of the last lookup, if it failed.
     error: Option<String>,
@@ -49,12 +50,12 @@ impl Name {
         Self { host: host.to_owned(), any_route, answer, version }
     }
 
-    /// Changes with the addresses; 0 until the first lookup has ended.
+    /// Version number that changes with the addresses; 0 until the first lookup has ended.
     pub(crate) fn version(&self) -> u32 {
         self.version.load(Ordering::Acquire)
     }
 
-    /// At most [`MOST_ADDRESSES`].
+    /// Returns at most [`MOST_ADDRESSES`].
     pub(crate) fn addresses(&self) -> Vec<ZonedIp> {
         self.read().addresses.clone()
     }
@@ -63,7 +64,7 @@ impl Name {
         self.read().error.clone()
     }
 
-    /// Waits for the first lookup, or until the program stops.
+    /// Waits until the first lookup has ended, the deadline has passed, or the program stops.
     pub(crate) fn wait(&self, deadline: Instant, stopping: &AtomicBool) {
         while self.version() == 0 && Instant::now() < deadline && !stopping.load(Ordering::Acquire) {
             std::thread::sleep(Duration::from_millis(2));
@@ -89,12 +90,12 @@ impl Name {
             }
         };
         if is_new || self.version() == 0 {
-            // Wraps to 0 only after 4,000 years of an answer every 30 seconds.
+            // Wraps to 0 only after 4,000 years, with an answer every 30 seconds.
             self.version.fetch_add(1, Ordering::Release);
         }
     }
 
-    /// Replaces the addresses of the last answer; true if they differ.
+    /// Replaces the addresses of the last answer; returns true if they differ.
     fn take(&self, addresses: &mut Vec<ZonedIp>, found: Vec<ZonedIp>, failed_before: bool) -> bool {
         let all = found.len();
         let found = if self.any_route { found } else { reachable(found) };
@@ -114,8 +115,8 @@ impl Name {
     }
 }
 
-/// Merges a new answer: known addresses keep their place, because name servers shuffle the order, which must
-/// not change the preference.
+/// Merges a new answer. Known addresses keep their place: name servers shuffle the order, but that must not
+/// change the preference.
 fn settled(before: &[ZonedIp], found: &[ZonedIp]) -> Vec<ZonedIp> {
     let stay = before.iter().filter(|ip| found.contains(ip));
     let come = found.iter().filter(|ip| !before.contains(ip));
@@ -132,14 +133,14 @@ fn of_hosts(mut found: Vec<ZonedIp>) -> io::Result<Vec<ZonedIp>> {
     if found.is_empty() { Err(io::Error::other("the answer has no address of a host")) } else { Ok(found) }
 }
 
-/// Addresses with a route, or all if none has one: on a machine without IPv6 half of the addresses of most
-/// names are unreachable.
+/// Addresses with a route, or all addresses if none has one. On a machine without IPv6, half of the addresses
+/// of most names are unreachable.
 fn reachable(found: Vec<ZonedIp>) -> Vec<ZonedIp> {
     let routed: Vec<ZonedIp> = found.iter().copied().filter(|ip| has_route(*ip)).collect();
     if routed.is_empty() { found } else { routed }
 }
 
-/// Asks the kernel with connect(2) of UDP, which sends nothing.
+/// Asks the kernel with connect(2) on a UDP socket, which sends nothing.
 fn has_route(address: ZonedIp) -> bool {
     use io::ErrorKind::{AddrNotAvailable, HostUnreachable, NetworkUnreachable, Unsupported};
     let any = match address.ip() {
@@ -151,7 +152,7 @@ fn has_route(address: ZonedIp) -> bool {
     // Other errors, such as missing descriptors, prove nothing.
     !tried.is_err_and(|error| {
         matches!(error.kind(), AddrNotAvailable | HostUnreachable | NetworkUnreachable | Unsupported)
-            // EAFNOSUPPORT has no kind: the kernel runs without IPv6.
+            // EAFNOSUPPORT, which has no `ErrorKind`: the kernel runs without IPv6.
             || error.raw_os_error() == Some(97)
     })
 }
@@ -164,19 +165,19 @@ struct Entry {
     in_flight: bool,
 }
 
-/// Host, and whether addresses without a route are included.
+/// Host, and true if addresses without a route are included.
 type Key = (String, bool);
 type Names = Arc<Mutex<HashMap<Key, Entry>>>;
 
 enum Message {
     Added,
-    /// Look up all names now, and then at this interval.
+    /// Look up all names now, and from then on at this interval.
     Refresh(Duration),
     Answered(Key, bool),
     Stop,
 }
 
-/// Keeps names resolved. Dropping it stops the thread; running lookups end by themselves.
+/// Keeps names resolved. Dropping it stops its thread; lookups in progress end by themselves.
 pub(crate) struct Resolver {
     names: Names,
     inbox: mpsc::Sender<Message>,
@@ -205,8 +206,8 @@ impl Resolver {
         Ok(Self { names, inbox, thread: Some(thread) })
     }
 
-    /// Resolves a name from now on, for as long as the result is held. Addresses without a route are left out
-    /// unless `any_route`.
+    /// Resolves a name from now on, for as long as the returned value exists. Addresses without a route are
+    /// left out unless `any_route` is set.
     pub(crate) fn name(&self, host: &str, any_route: bool) -> Arc<Name> {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = names.entry((host.to_owned(), any_route)).or_insert_with(|| Entry {
@@ -276,7 +277,7 @@ impl Keeper {
     /// Starts lookups that are due; returns the time until the next one.
     fn start_due(&self, in_flight: &mut usize) -> Duration {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
-        // Held only by the table: no rule uses it.
+        // Only the table refers to the name, so no rule uses it.
         names.retain(|_, entry| entry.in_flight || Arc::strong_count(&entry.name) > 1);
         let now = Instant::now();
         let mut next = Duration::from_secs(3600);
@@ -348,10 +349,10 @@ mod tests {
 
     #[test]
     fn unroutable_address_is_left_out_if_another_is_routable() {
-        // Never the address of a host: the kernel has no route to it (RFC 6890).
+        // The discard prefix (RFC 6890), to which the kernel normally has no route.
         let nowhere: ZonedIp = "100::1".parse().unwrap();
         if has_route(nowhere) {
-            // A default IPv6 route covers everything; the rest of the behaviour can still be tested.
+            // A default IPv6 route covers every address; the rest of the behaviour can still be tested.
             return assert_eq!(reachable(vec![nowhere]), [nowhere]);
         }
         let here: ZonedIp = "127.0.0.1".parse().unwrap();

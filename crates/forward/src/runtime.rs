@@ -27,30 +27,31 @@ use crate::{
     worker::{Change, Command, Snapshots, Worker},
 };
 
-/// Settings of all rules. `workers`, `datapath`, the kernel settings and `busy_poll` cannot change after the
-/// start.
+/// Settings of all rules. `workers`, `datapath`, the kernel settings and `busy_poll` cannot be changed by a
+/// reload.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Threads; at least 1.
+    /// Number of threads; at least 1.
     pub workers: usize,
     pub datapath: Datapath,
-    /// Default of [`Rule::kernel`]: the kernel forwards lone datagrams.
+    /// Default of [`Rule::kernel`]: true if the kernel forwards lone datagrams.
     pub kernel: bool,
     /// Maximum number of kernel flows, two per session; further sessions stay in user space.
     pub max_kernel_flows: u32,
     pub kernel_hook: Hook,
-    /// Time that a worker polls after its last work before it sleeps; zero sleeps at once.
+    /// Time for which a worker keeps polling after its last work before it sleeps; with zero it sleeps
+    /// immediately.
     pub busy_poll: Duration,
     /// Checked before each rule's own lists.
     pub access: Access,
     pub max_connections: usize,
     /// Interval between lookups of a name.
     pub resolve_every: Duration,
-    /// Start although some rules cannot be bound.
+    /// Start even if some rules cannot be bound.
     pub keep_going: bool,
-    /// The program is stopping; a start or reload stops waiting for names.
+    /// True while the program is stopping: a start or reload then no longer waits for names.
     pub stopping: Arc<AtomicBool>,
-    /// Listening sockets from the service manager; those at unused addresses stay untouched.
+    /// Listening sockets from the service manager; those with addresses that no rule uses are left alone.
     pub passed: Arc<PassedSockets>,
 }
 
@@ -67,7 +68,7 @@ pub enum StartError {
     /// The options of a rule's outgoing sockets do not work.
     #[error("rule {rule}: cannot send {what}: {source}; {remedy}")]
     Outgoing { rule: String, what: String, source: io::Error, remedy: &'static str },
-    /// The old process serves a rule that is missing here.
+    /// The old process serves a rule that does not exist here.
     #[error(
         "the running process serves rule {rule} ({addresses}), which was removed here or has another protocol or port: reload the \
          running process first (SIGHUP)"
@@ -92,38 +93,39 @@ pub enum EndReason {
     ClientReset,
     /// RST from the target, or an ICMP port unreachable.
     TargetReset,
-    /// The target of a UDP session failed its health check while another is healthy.
+    /// The target of a UDP session failed its health check, and another target is healthy.
     TargetDown,
     /// The target of a UDP session was removed: its name lost the address, or its weight is 0.
     TargetGone,
     Idle,
     ConnectFailed,
-    /// Refused by allow and deny lists.
+    /// Refused by the allow and deny lists.
     Denied,
     /// No data in the open direction for the half-close timeout.
     HalfClosed,
     /// Refused by a limit on connections.
     Limit,
-    /// Limit on connections of a client ([`crate::Limits::connections_per_client`]); counted, not reported.
+    /// Refused by the limit on connections per client ([`crate::Limits::connections_per_client`]); counted,
+    /// not reported.
     ClientLimit,
-    /// Limit on new connections of a client ([`crate::Limits::new_connections_per_client`]); counted, not
-    /// reported.
+    /// Refused by the limit on new connections per client ([`crate::Limits::new_connections_per_client`]);
+    /// counted, not reported.
     ClientRate,
-    /// UDP session evicted for a new one at a limit; it was idle for longest.
+    /// UDP session evicted at a limit to make room for a new one; it had been idle for the longest time.
     Evicted,
     /// Malformed or missing PROXY header from one of [`Rule::proxy_protocol_from`].
     BadProxyHeader,
-    /// PROXY header from another address.
+    /// PROXY header from an address that is not in this list.
     UntrustedProxy,
-    /// The client comes through a forwarding loop; counted, and logged once.
+    /// The client came through a forwarding loop; counted, and logged once.
     Circle,
-    /// Its rule was removed or changed (UDP), or the forwarder stops.
+    /// The rule was removed or changed (UDP), or the forwarder stopped.
     Shutdown,
 }
 
 impl EndReason {
-    /// True if it is only counted: neither clients beyond their limits nor a forwarding loop may fill the
-    /// log.
+    /// Returns true if the reason is only counted, because neither clients beyond their limits nor a
+    /// forwarding loop may fill the log.
     pub(crate) fn is_quiet(self) -> bool {
         matches!(self, Self::ClientLimit | Self::ClientRate | Self::Circle)
     }
@@ -134,7 +136,7 @@ impl EndReason {
 pub struct ConnectionReport {
     pub rule: RuleId,
     pub client: Address,
-    /// Target reached, if any; for UDP also the last one tried.
+    /// Target that was reached, if any; for UDP otherwise the last target tried.
     pub target: Option<Address>,
     /// Bytes.
     pub to_target: u64,
@@ -169,14 +171,14 @@ impl ByKernel {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum RuleStanding {
     Listening,
-    /// Cannot be bound for this reason; retried ([`Settings::keep_going`]).
+    /// The rule cannot be bound, for this reason; binding is retried ([`Settings::keep_going`]).
     Waiting(String),
     /// Closed while its last connections end.
     #[default]
     Closed,
 }
 
-/// Counters of a rule over all workers, at most 100 ms old; kernel counters up to one second older.
+/// Counters of a rule over all workers, at most 100 ms old; kernel counters may be one second older.
 #[derive(Clone, Debug, Default)]
 pub struct RuleSnapshot {
     pub standing: RuleStanding,
@@ -191,14 +193,14 @@ pub struct RuleSnapshot {
     pub to_client_datagrams: u64,
     /// TCP bytes that never entered user space.
     pub spliced_bytes: u64,
-    /// Part of the above that the kernel forwarded without waking a worker.
+    /// Part of the above traffic that the kernel forwarded without waking a worker.
     pub kernel: ByKernel,
-    /// Datagrams dropped by the session limit, a full queue, or their length.
+    /// Datagrams dropped because of the session limit, a full queue, or their length.
     pub dropped_datagrams: u64,
-    /// One per address of a target, including unused ones. A former address of a name stays until its last
-    /// connection ends.
+    /// One entry per address of a target, including unused addresses. A former address of a name stays until
+    /// its last connection ends.
     pub targets: Vec<TargetSnapshot>,
-    /// Datagrams dropped by the byte rate of the rule or session.
+    /// Datagrams dropped because of the byte rate of the rule or session.
     pub limited_datagrams: u64,
     /// Times that a TCP connection paused reading because of a byte rate.
     pub pauses: u64,
@@ -252,9 +254,9 @@ impl Forwarder {
         Self::begin(settings, rules, log, None)
     }
 
-    /// [`Forwarder::start`] in place of another process: takes over its sockets and sessions, and serves when
-    /// [`crate::upgrade`] completes. Requires the same data path and number of workers. On error the other
-    /// process continues.
+    /// Like [`Forwarder::start`], but takes over the sockets and sessions of another process, and serves once
+    /// [`crate::upgrade`] completes. The data path and the number of workers must be the same. On error the
+    /// other process continues.
     pub fn start_from_handover(
         settings: &Settings,
         rules: &[Rule],
@@ -272,7 +274,7 @@ impl Forwarder {
     ) -> Result<(Self, Vec<StartError>), StartError> {
         let count = settings.workers.max(1);
         let takes_over = handover.is_some();
-        // The same clock, so that token buckets can be shared.
+        // One clock for all workers, so that they can share token buckets.
         let began = handover.as_ref().map_or_else(Instant::now, ForwarderHandover::began);
         let total = Arc::new(Gauge::new(settings.max_connections));
         let circles = Arc::<Circles>::default();
@@ -300,7 +302,7 @@ impl Forwarder {
             rules: Mutex::new(Rules::default()),
         };
         let mut names = HashMap::new();
-        // Handed-over listeners are matched by address, so names must be resolved.
+        // Handed-over listeners are matched by address, so names must be resolved first.
         let may_come_later = settings.keep_going && !takes_over;
         let (resolved, _held) =
             binder::resolved(rules, &forwarder.resolver, &mut names, may_come_later, &settings.stopping);
@@ -324,7 +326,7 @@ impl Forwarder {
             active.iter().find(|active| active.state.is_like(rule)).map(|active| active.state.key)
         };
         let keys: Vec<Option<u32>> = resolved.iter().map(key).collect();
-        // Every offered rule was taken over, or the start failed.
+        // Every offered rule was taken over; otherwise the start would have failed.
         let keys = matched.keys(&keys).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
         forwarder.rules = Mutex::new(Rules { active, next_key, loaded, waiting, names, drained: false });
         for mut worker in workers {
@@ -341,7 +343,7 @@ impl Forwarder {
         Ok((forwarder, failed))
     }
 
-    /// Addresses of all listeners; ports chosen by the kernel are resolved.
+    /// Addresses of all listeners, with the real ports where the kernel chose them.
     pub fn listeners(&self) -> Vec<(RuleId, Address)> {
         let rules = self.rules();
         let each = rules.active.iter().flat_map(|rule| {
@@ -351,14 +353,15 @@ impl Forwarder {
     }
 
     /// Applies new rules and resolves all names again. Connections of unchanged rules continue; those of
-    /// removed and changed rules may finish while their listeners close. If only targets change, listeners,
+    /// removed and changed rules may finish, but their listeners close. If only targets change, listeners,
     /// connections and sessions stay; a session leaves a target that was removed or has weight 0 once it is
     /// silent. A TCP address shared by an old and a new rule is handed over, so no waiting client is lost.
     ///
-    /// On error the old rules stay in force. With [`Settings::keep_going`] rules that cannot be bound are
-    /// returned and tried again by [`Forwarder::retry`], unless no rule would remain.
+    /// On error the old rules stay active. With [`Settings::keep_going`], rules that cannot be bound are
+    /// returned and retried by [`Forwarder::retry`]; it is still an error if no rule would remain.
     pub fn reload(&self, settings: &Settings, rules: &[Rule]) -> Result<Vec<StartError>, StartError> {
-        // Without the lock: name servers may be slow, and counters are read meanwhile.
+        // Without the lock, because name servers may be slow and counters must remain readable in the
+        // meantime.
         let mut names = self.rules().names.clone();
         let (resolved, _held) =
             binder::resolved(rules, &self.resolver, &mut names, settings.keep_going, &settings.stopping);
@@ -403,7 +406,7 @@ impl Forwarder {
     }
 
     /// Tries to bind waiting rules, since an address, name or device may appear later. Returns the rules that
-    /// are now in force.
+    /// are now active.
     pub fn retry(&self, settings: &Settings) -> Vec<RuleId> {
         let mut in_force = self.rules();
         if in_force.waiting.is_empty() {
@@ -437,7 +440,7 @@ impl Forwarder {
     ) -> Result<(), StartError> {
         let states = newcomers.iter().map(|active| &*active.state);
         let parts = in_force.loaded.provide(settings, self.workers.count(), None, states)?;
-        // Nothing fails from here on.
+        // From here on, nothing can fail.
         let (kept, mut left): (Vec<Active>, Vec<Active>) = in_force.active.drain(..).partition(is_kept);
         in_force.active = kept;
         binder::hand_files_over(&mut left, &mut newcomers);
@@ -454,13 +457,13 @@ impl Forwarder {
         Ok(())
     }
 
-    /// Counters of each rule, including unused and waiting ones. A removed rule stays until its last
+    /// Counters of each rule, including unused and waiting rules. A removed rule stays until its last
     /// connection ends.
     pub fn snapshots(&self) -> Vec<(RuleId, RuleSnapshot)> {
         let rules = self.rules();
         let mut all: Vec<(RuleId, RuleSnapshot)> = Vec::with_capacity(rules.active.len());
         for Active { state, .. } in &rules.active {
-            // The current state comes first; workers add only their counts.
+            // The current state comes first; the workers' snapshots only add counts.
             let targets = state.targets.current().iter().map(|member| member.describe()).collect();
             let standing = if rules.drained { RuleStanding::Closed } else { RuleStanding::Listening };
             all.push((state.rule.id.clone(), RuleSnapshot { standing, targets, ..RuleSnapshot::default() }));
@@ -484,8 +487,8 @@ impl Forwarder {
         self.rules().loaded.kernel().map(Arc::clone)
     }
 
-    /// Closes the listeners. Connections continue, and so do UDP sessions with a datagram in the last two
-    /// seconds. On return other processes of this user can listen on the ports.
+    /// Closes the listeners. Connections continue, as do UDP sessions that had a datagram in the last two
+    /// seconds. When this returns, other processes of this user can listen on the ports.
     pub fn drain(&self) {
         let mut rules = self.rules();
         rules.waiting.clear();
@@ -493,8 +496,8 @@ impl Forwarder {
         // First, so that a successor may listen there.
         rules.active.iter_mut().for_each(|active| active.file = None);
         drop(rules);
-        // In two steps: while only some workers listen, the kernel distributes datagrams differently, and
-        // those of living sessions would reach other workers.
+        // In two steps, because while only some workers listen, the kernel distributes datagrams differently,
+        // and those of live sessions would reach other workers.
         self.tell_all(Command::Drain);
         self.tell_all(Command::Unlisten);
     }
@@ -510,12 +513,12 @@ impl Forwarder {
         self.total.now()
     }
 
-    /// True if a worker has ended unexpectedly, so that some clients are not served.
+    /// Returns true if a worker has ended unexpectedly, so that some clients are no longer served.
     pub fn has_failed(&self) -> bool {
         self.workers.have_failed()
     }
 
-    /// False if a worker has taken no commands since the last call that returned true.
+    /// Returns false if a worker has taken no commands since the last call that returned true.
     #[must_use]
     pub fn makes_progress(&self) -> bool {
         self.workers.make_progress()
