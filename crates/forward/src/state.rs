@@ -15,31 +15,31 @@ use crate::{
     rate::Rates, targets::Targets,
 };
 
-/// First and maximum milliseconds between sessions that test whether any target answers. The time doubles
-/// with each test, because a client may send data that no target would answer.
+/// First and maximum time between sessions that test whether any target answers, in milliseconds. The time
+/// doubles with each test, because a client may send data that no target would answer.
 const FIRST_EXPLORE_MS: u64 = 2000;
 const LONGEST_EXPLORE_MS: u64 = 3_600_000;
 
-/// Rule in force, shared by all workers without locks on the data path.
+/// Active rule, shared by all workers without locks on the data path.
 pub(crate) struct RuleState {
     /// Unique within the forwarder; a changed rule gets a new key.
     pub(crate) key: u32,
-    /// Without its targets, which can change.
+    /// The rule without its targets, which can change.
     pub(crate) rule: Rule,
     pub(crate) targets: Targets,
-    /// Options of outgoing sockets; [`Rule::transparent`] sets the source per client.
+    /// Options of outgoing sockets; with [`Rule::transparent`] the source is set per client.
     pub(crate) connect: ConnectOptions,
     pub(crate) active: Gauge,
     pub(crate) clients: Option<Clients>,
     pub(crate) rates: Option<Arc<Rates>>,
-    /// The kernel forwards its datagrams where possible.
+    /// The kernel forwards the rule's datagrams where possible.
     pub(crate) goes_across: bool,
     /// The last attempt reached no target.
     unreachable: AtomicBool,
-    /// Number of health changes of targets.
+    /// Number of times that the health of a target has changed.
     turns: AtomicU64,
     answers: AtomicBool,
-    /// Earliest time of the next test for answers, and the interval after it; milliseconds.
+    /// Earliest time of the next test for answers, and the interval that follows it, in milliseconds.
     explore_at: AtomicU64,
     explore_wait: AtomicU64,
     /// A client was refused because of a forwarding loop.
@@ -67,7 +67,7 @@ impl RuleState {
         }
     }
 
-    /// True if `rule` is served this way, apart from targets.
+    /// Returns true if `rule` equals this rule, apart from its targets.
     pub(crate) fn is_like(&self, rule: &Rule) -> bool {
         self.rule.id == rule.id && self.rule == without_targets(rule.clone())
     }
@@ -87,12 +87,12 @@ impl RuleState {
         }
     }
 
-    /// True if targets are known to answer. Targets of one-way protocols such as syslog never do.
+    /// Returns true if targets are known to answer. Targets of one-way protocols such as syslog never answer.
     pub(crate) fn answers(&self) -> bool {
         self.answers.load(Ordering::Relaxed)
     }
 
-    /// True if a session may test which targets answer, while none has answered yet.
+    /// Returns true if a session may now test whether any target answers, while none has answered yet.
     pub(crate) fn explores(&self, now: u64) -> bool {
         let (due, wait) =
             (self.explore_at.load(Ordering::Relaxed), self.explore_wait.load(Ordering::Relaxed));
@@ -107,8 +107,8 @@ impl RuleState {
         explores
     }
 
-    /// Number of rules of this process that a client has passed; [`EndReason::Circle`] beyond the limit,
-    /// which is logged once.
+    /// Number of rules of this process that a client has passed, or [`EndReason::Circle`] if it exceeds the
+    /// limit, which is logged once.
     pub(crate) fn hops(&self, circles: &Circles, client: SocketAddr) -> Result<u8, EndReason> {
         let hops = circles.hops(Kind::of(self.rule.protocol).speaks(), client);
         if hops.is_err() && !self.in_circle.swap(true, Ordering::Relaxed) {
@@ -125,12 +125,12 @@ impl RuleState {
         if self.rule.targets_speak_udp() { Transport::Udp } else { Transport::Tcp }
     }
 
-    /// Records that no target was reachable; true on a change.
+    /// Records that no target was reachable; returns true if that is a change.
     pub(crate) fn is_now_unreachable(&self) -> bool {
         !self.unreachable.swap(true, Ordering::Relaxed)
     }
 
-    /// Records that a target was reached; true on a change.
+    /// Records that a target was reached; returns true if that is a change.
     pub(crate) fn is_reached_again(&self) -> bool {
         // Read first: all workers call this for each connection.
         self.unreachable.load(Ordering::Relaxed) && self.unreachable.swap(false, Ordering::Relaxed)
@@ -160,7 +160,7 @@ impl Place {
         Some(Self { rule: Arc::clone(rule), total: Arc::clone(total), client: None })
     }
 
-    /// Counts the client once it is known, or returns the limit it exceeds.
+    /// Counts the client once it is known, or returns the limit that it exceeds.
     pub(crate) fn of_client(&mut self, client: IpAddr, now: u64) -> Result<(), EndReason> {
         if let Some(clients) = &self.rule.clients {
             clients.enter(client, now)?;
@@ -190,7 +190,7 @@ pub(crate) struct Counters {
     pub(crate) to_target_datagrams: u64,
     pub(crate) to_client_datagrams: u64,
     pub(crate) spliced_bytes: u64,
-    /// Bytes forwarded by the kernel between sockets, to the target and to the client.
+    /// Bytes that the kernel forwarded between sockets, to the target and to the client.
     pub(crate) kernel_bytes: [u64; 2],
     pub(crate) dropped_datagrams: u64,
     pub(crate) pauses: u64,

@@ -7,14 +7,15 @@ use strum::{IntoStaticStr, VariantArray};
 use crate::{Address, Endpoint};
 
 /// Slot of a target's address in tables. `at` is reused once the old address has no connections; `serial` is
-/// not.
+/// never reused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slot {
     pub at: u32,
     pub serial: u32,
 }
 
-/// Upper bounds of the connect time histogram, from a neighbour on the wire to the default connect timeout.
+/// Upper bounds of the connect time histogram, from a neighbour on the local network to the default connect
+/// timeout.
 pub const CONNECT_BOUNDS: [Duration; 15] = {
     let micros = Duration::from_micros;
     [
@@ -44,7 +45,7 @@ pub enum Failure {
     Refused,
     /// No answer within [`crate::Rule::connect_timeout`].
     Timeout,
-    /// No route, locally or by ICMP.
+    /// No route: a local error, or an ICMP error.
     Unreachable,
     Other,
 }
@@ -69,11 +70,11 @@ impl Failure {
 pub struct TargetSnapshot {
     /// As configured.
     pub target: Endpoint,
-    /// With the first port of its range.
+    /// Address with the first port of its range.
     pub address: Address,
     /// Result of the last health check, connect or first answer.
     pub up: bool,
-    /// Since the address is known.
+    /// Counters since the address became known.
     pub counts: Tally,
 }
 
@@ -108,7 +109,7 @@ pub struct Tally {
     pub failed: [u64; Failure::VARIANTS.len()],
     pub to_target_bytes: u64,
     pub to_client_bytes: u64,
-    /// Histogram over [`CONNECT_BOUNDS`]; the last bucket counts everything above.
+    /// Histogram over [`CONNECT_BOUNDS`]; the last bucket counts everything beyond them.
     pub connect_times: [u64; CONNECT_BOUNDS.len() + 1],
     /// Sum of connect times.
     pub connect_time: Duration,
@@ -142,8 +143,8 @@ impl Tally {
 pub(crate) struct Tallies(Vec<Tally>);
 
 impl Tallies {
-    /// Counters of a slot, reset if it belonged to another address. For connections that take or leave a
-    /// target.
+    /// Counters of a slot, reset if the slot belonged to another address. For connections that start or stop
+    /// using a target.
     pub(crate) fn of(&mut self, slot: Slot) -> &mut Tally {
         let at = slot.at as usize;
         if self.0.len() <= at {

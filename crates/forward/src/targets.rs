@@ -1,7 +1,7 @@
 //! Targets of a rule: their addresses, the choice among them, and their health.
 //!
-//! A *member* is one address of a configured target; a name has one per address. All members of a rule are
-//! balanced alike.
+//! A *member* is one address of a configured target; a name has one member per address. Balancing treats all
+//! members of a rule alike.
 
 use std::{
     net::{IpAddr, Ipv6Addr, SocketAddr},
@@ -22,11 +22,11 @@ use crate::{
     tally::{Slot, Tallies, TargetSnapshot},
 };
 
-/// Milliseconds for which an unreachable member is not the first choice.
+/// Time for which an unreachable member is not the first choice, in milliseconds.
 const SUSPECT_MS: u64 = 1000;
 
-/// Maximum number of former members shown: a name that changes all day must not fill the metrics while old
-/// connections remain.
+/// Maximum number of former members shown in the metrics, which a name that changes all day must not fill
+/// while old connections remain.
 const MOST_SHOWN_FORMER: usize = 64;
 
 /// All targets of a rule, shared by all workers. A reload can change them; sessions with a former target
@@ -43,9 +43,9 @@ pub(crate) struct Targets {
 
 struct Configured {
     endpoint: Endpoint,
-    /// `None` for a literal address.
+    /// `None` if the target is a literal address.
     name: Option<Arc<Name>>,
-    /// Version of the answer that the members are based on.
+    /// Version of the answer on which the members are based.
     seen: AtomicU32,
 }
 
@@ -53,7 +53,7 @@ struct Configured {
 struct Members {
     configured: Vec<Configured>,
     balance: Balance,
-    /// In the order of the configuration, then of the name's answer.
+    /// Ordered as in the configuration, then as in the name's answer.
     current: Vec<Arc<Member>>,
     /// Current members, and former ones with connections.
     slots: Slab<Arc<Member>>,
@@ -63,7 +63,7 @@ struct Members {
 pub(crate) struct Member {
     pub(crate) slot: Slot,
     place: Place,
-    /// Its configuration, except for the weight.
+    /// Configured target of this member; the weight is stored separately.
     endpoint: Endpoint,
     weight: AtomicU32,
     key: u64,
@@ -72,7 +72,7 @@ pub(crate) struct Member {
     healthy: AtomicBool,
     /// Milliseconds since [`Targets::began`]; 0 if not suspected.
     suspect_until: AtomicU64,
-    /// Last known state, for metrics.
+    /// Last known state; for metrics.
     up: AtomicBool,
 }
 
@@ -83,7 +83,7 @@ enum Place {
     Unix(UnixName),
 }
 
-/// Counts as a connection of the member until dropped.
+/// Counts as a connection of the member until it is dropped.
 pub(crate) struct Seat {
     member: Arc<Member>,
     slot: Slot,
@@ -93,12 +93,12 @@ pub(crate) enum Pick {
     At(Seat, Address),
     /// No member is left to try.
     NoTarget,
-    /// An unresolved name may affect the choice.
+    /// A name that is not resolved yet may affect the choice.
     Pending,
 }
 
 impl Targets {
-    /// `name` resolves a host; its flag includes addresses without a route.
+    /// `name` resolves a host; if its flag is set, addresses without a route are included.
     pub(crate) fn new(rule: &Rule, name: impl FnMut(&str, bool) -> Arc<Name>) -> Self {
         let targets = Self {
             members: RwLock::default(),
@@ -111,9 +111,9 @@ impl Targets {
         targets
     }
 
-    /// Applies the targets of `rule`, which is otherwise unchanged. Remaining members keep their state.
+    /// Applies the targets of `rule`, whose other settings are unchanged. Remaining members keep their state.
     pub(crate) fn change(&self, rule: &Rule, mut name: impl FnMut(&str, bool) -> Arc<Name>) {
-        // Another routing table may apply, so our own routes are no evidence.
+        // Another routing table may apply, so our own routes prove nothing.
         let any_route = rule.mark.is_some() || rule.device.is_some() || rule.transparent;
         let configured = rule.targets.iter().map(|endpoint| Configured {
             endpoint: endpoint.clone(),
@@ -143,8 +143,8 @@ impl Targets {
     }
 
     /// Selects a member for a client, excluding `tried`. `offset` is the listener's port minus the first of
-    /// its range. With `wait`, returns [`Pick::Pending`] if an unresolved name may change the choice. All
-    /// clients of a Unix socket count as one source.
+    /// its range. With `wait`, returns [`Pick::Pending`] if a name that is not resolved yet may change the
+    /// choice. All clients of a Unix socket count as one source.
     pub(crate) fn pick(&self, client: Option<IpAddr>, offset: u16, tried: &[Slot], wait: bool) -> Pick {
         let members = self.up_to_date();
         let client = client.map(|client| client.to_canonical());
@@ -162,7 +162,7 @@ impl Targets {
         member.map_or(Pick::NoTarget, |member| Pick::At(Seat::take(member), member.address(offset)))
     }
 
-    /// If none is healthy, all count as healthy: a failing check must not turn clients away that a target
+    /// If no member is healthy, all count as healthy: failing checks must not turn away clients that a target
     /// would serve.
     fn choose<'a>(
         &self,
@@ -188,7 +188,7 @@ impl Targets {
         }
     }
 
-    /// Seat at this address, for a handed-over session.
+    /// Seat at the member with this address, for a handed-over session.
     pub(crate) fn at(&self, address: SocketAddr, offset: u16) -> Option<Seat> {
         let members = self.up_to_date();
         let found = members.current.iter().find(|member| member.address(offset) == Address::Ip(address));
@@ -206,7 +206,7 @@ impl Targets {
         self.read().slots.get(slot.at as usize).filter(|member| member.slot == slot).map(Arc::clone)
     }
 
-    /// Records a failed attempt: other members are tried first for a while.
+    /// Records a failed attempt: for a while, other members are tried first.
     pub(crate) fn suspect(&self, member: &Member) {
         member.up.store(false, Ordering::Relaxed);
         member.suspect_until.store(self.now() + SUSPECT_MS, Ordering::Relaxed);
@@ -239,7 +239,7 @@ impl Targets {
         self.up_to_date().current.clone()
     }
 
-    /// A worker's counters for all current members and some former ones.
+    /// Describes all current members and some former ones, with the counters of one worker.
     pub(crate) fn describe(&self, tallies: &Tallies) -> Vec<TargetSnapshot> {
         let members = self.up_to_date();
         let is_current =
@@ -279,13 +279,13 @@ impl Targets {
 
 impl Members {
     /// Applies the current answers of names. Remaining members keep their state; one without an address gets
-    /// no new connections and is removed with its last one. Addresses of a family other than `source` are
-    /// skipped.
+    /// no new connections and is removed with its last one. Addresses whose family differs from that of
+    /// `source` are skipped.
     fn rebuild(&mut self, source: Option<IpAddr>) {
         let Self { configured, current, slots, next_serial, .. } = self;
         current.clear();
         for target in configured.iter() {
-            // Version first: an answer in between is read now and once more next time.
+            // Read the version first: an answer that arrives in between is then read now and again next time.
             let version = target.name.as_ref().map_or(0, |name| name.version());
             for place in target.places() {
                 if source.is_some_and(|source| place.is_foreign_to(source)) {
@@ -313,14 +313,15 @@ impl Members {
             }
             target.seen.store(version, Ordering::Release);
         }
-        // Seats are taken under the read lock, so none is taken meanwhile.
+        // Seats are taken under the read lock, so none can be taken now.
         slots.retain(|_, member| {
             member.active.load(Ordering::Relaxed) > 0
                 || current.iter().any(|current| Arc::ptr_eq(current, member))
         });
     }
 
-    /// True if an unresolved name could change the choice. A rotation works without it.
+    /// True if a name that is not resolved yet could change the choice. A rotation does not need to wait for
+    /// it.
     fn has_to_wait(&self, chosen: Option<&Member>) -> bool {
         let is_pending = |target: &Configured| {
             target.endpoint.weight > 0 && target.name.as_ref().is_some_and(|name| name.version() == 0)
@@ -386,7 +387,7 @@ impl Member {
         }
     }
 
-    /// Target of a client at this port offset of the listener.
+    /// Address of the target for a client at this port offset of the listener.
     pub(crate) fn address(&self, offset: u16) -> Address {
         let ip = match &self.place {
             Place::Ip(address) => *address,
@@ -399,13 +400,13 @@ impl Member {
 
     /// Records a connection or an answer.
     pub(crate) fn answered(&self) {
-        // Read first: all workers call this, and it rarely changes.
+        // Read first, because all workers call this and the value rarely changes.
         if !self.up.load(Ordering::Relaxed) {
             self.up.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Records the result of a health check; true on a change.
+    /// Records the result of a health check; returns true if it has changed.
     pub(crate) fn set_healthy(&self, healthy: bool) -> bool {
         self.up.store(healthy, Ordering::Relaxed);
         self.healthy.swap(healthy, Ordering::Relaxed) != healthy
@@ -446,7 +447,7 @@ impl Seat {
         &self.member
     }
 
-    /// Releases the object but not the seat; see [`Targets::leave`].
+    /// Drops this object but keeps the seat taken; see [`Targets::leave`].
     pub(crate) fn keep(self) -> Slot {
         self.member.active.fetch_add(1, Ordering::Relaxed);
         self.slot
@@ -459,7 +460,7 @@ impl Drop for Seat {
     }
 }
 
-// Explicit path, because `interleave` includes this file from elsewhere.
+// Explicit path, because `interleave` includes this file from another directory.
 #[cfg(test)]
 #[path = "targets/tests.rs"]
 mod tests;

@@ -1,4 +1,4 @@
-//! Tests of changing members and of the choice among them.
+//! Tests of members that change, and of the choice among them.
 
 use std::{
     io,
@@ -42,7 +42,7 @@ fn ip_of(address: &Address) -> String {
     address.ip().unwrap().to_string()
 }
 
-/// Choice for the next client, without keeping the seat.
+/// The member chosen for the next client; the seat is released.
 fn next(targets: &Targets) -> String {
     seat(targets.pick(Some(client(1)), 0, &[], true)).map_or_else(|| "nobody".to_owned(), |(_, ip)| ip)
 }
@@ -72,7 +72,7 @@ fn least_connections_counts_seats() {
     assert_ne!(one.1, two.1);
     drop(two.0);
     let slot = take().0.keep();
-    assert_ne!(next(&targets), next(&targets), "a kept seat counts");
+    assert_ne!(next(&targets), next(&targets), "a kept seat is still counted");
     targets.leave(slot);
     assert_eq!(next(&targets), two.1);
     assert_eq!(next(&targets), two.1);
@@ -147,7 +147,7 @@ fn addresses_of_a_family_other_than_the_source_are_left_out() {
     assert!((0..4).all(|_| of("2001:db8::9") == "2001:db8::1" && of("192.0.2.9") == "10.0.0.1"));
 }
 
-/// A name with answers controlled by the test; `None` is a failed lookup.
+/// A name whose answers the test controls; `None` is a failed lookup.
 struct Named {
     answer: Arc<Mutex<Option<Vec<ZonedIp>>>>,
     lookups: Arc<AtomicU32>,
@@ -176,7 +176,7 @@ impl Named {
         *self.answer.lock().unwrap() = Some(all.iter().map(|ip| ip.parse().unwrap()).collect());
     }
 
-    /// Waits for the end of a lookup that begins after this call; lookups are sequential.
+    /// Waits for the end of a lookup that starts after this call; lookups are sequential.
     fn look_up(&self) {
         let enough = self.lookups.load(Ordering::SeqCst) + 2;
         let deadline = Instant::now() + Duration::from_secs(20);
@@ -193,14 +193,14 @@ impl Named {
             if all.len() == count && ip_of(&all[0].address(0)) == first {
                 return;
             }
-            assert!(Instant::now() < deadline, "never {count} from {first}");
+            assert!(Instant::now() < deadline, "there are never {count} addresses starting with {first}");
             std::thread::yield_now();
         }
     }
 }
 
 #[test]
-fn every_address_of_a_name_is_used_beside_other_targets() {
+fn every_address_of_a_name_is_used_along_with_other_targets() {
     let named = Named::start(&["x*2", "10.0.0.9*2"], Balance::RoundRobin);
     named.answer(&["10.0.0.1", "2001:db8::1"]);
     named.wait(3, "10.0.0.1");
@@ -225,7 +225,7 @@ fn remaining_members_keep_their_state_and_removed_ones_their_seats() {
     let shown = named.targets.describe(&tallies);
     assert_eq!((shown.len(), ip_of(&shown[0].address)), (1, "10.0.0.1".to_owned()));
 
-    // Removed with its last connection, whichever member takes its slot.
+    // A former member is removed with its last connection, and another member may reuse the slot.
     drop(seat_of_first);
     named.answer(&["10.0.0.4", "10.0.0.5"]);
     named.wait(2, "10.0.0.4");
@@ -234,7 +234,7 @@ fn remaining_members_keep_their_state_and_removed_ones_their_seats() {
 }
 
 #[test]
-fn the_last_good_answer_stays() {
+fn last_good_answer_is_kept_when_lookups_fail() {
     let named = Named::start(&["x"], Balance::RoundRobin);
     named.answer(&["10.0.0.1"]);
     named.wait(1, "10.0.0.1");

@@ -7,7 +7,7 @@ use crate::{Address, Rule, tally::Slot};
 pub(super) struct Opening {
     pub(super) connection: usize,
     pub(super) stage: Stage,
-    /// Timeout of this stage; milliseconds.
+    /// Time at which this stage times out, in milliseconds.
     pub(super) deadline: u64,
     pub(super) patience: u64,
     /// Offset of the listener's port in the rule's range.
@@ -15,12 +15,12 @@ pub(super) struct Opening {
     /// Number of rules of this process that the client has passed.
     pub(super) hops: u8,
     pub(super) tried: Vec<Slot>,
-    /// Target with a full queue.
+    /// Target whose queue is full.
     pub(super) queued: Option<Slot>,
-    /// No name server has answered in time; continue without.
+    /// No name server has answered in time, so targets that need a lookup are skipped.
     pub(super) without_names: bool,
-    /// Start of the current connect. One clock read per connect, because the milliseconds of a tick are too
-    /// coarse.
+    /// Start of the current connect. The clock is read for each connect, because the milliseconds of a tick
+    /// are too coarse.
     pub(super) connecting: Instant,
     /// Error of the last address, for the log.
     pub(super) obstacle: Option<(Address, io::Error)>,
@@ -28,7 +28,7 @@ pub(super) struct Opening {
     pub(super) inbox: Vec<u8>,
     /// Destination address from the PROXY header.
     pub(super) asked: Option<SocketAddr>,
-    /// The client is a trusted proxy, whose header comes first.
+    /// The client is a trusted proxy, which sends a header first.
     pub(super) is_proxy: bool,
 }
 
@@ -38,7 +38,7 @@ pub(super) enum Stage {
     Waiting,
     Name,
     Descriptor,
-    /// The queue of a Unix socket is full; TCP would retransmit its SYN.
+    /// The queue of a Unix socket is full. (TCP would retransmit its SYN.)
     Queue,
     Connecting,
 }

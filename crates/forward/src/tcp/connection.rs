@@ -1,4 +1,4 @@
-//! Connection: its two sockets and the flow in each direction.
+//! A connection: its two sockets and the flow in each direction.
 
 use turnpike_copy::Flow;
 use turnpike_net::TcpSocket;
@@ -11,8 +11,8 @@ use crate::{Address, circles::Link, rate::Pace, state::Place, targets::Seat};
 
 pub(super) struct Connection {
     pub(super) rule: usize,
-    /// Set if it leads to another rule of this process. Declared before the target's socket, so that it is
-    /// dropped before that port is free.
+    /// Set if the connection leads to another rule of this process. Declared before the target's socket, so
+    /// that it is dropped before that socket's port becomes free.
     pub(super) link: Option<Box<Link>>,
     pub(super) client: TcpSocket,
     pub(super) target: Option<TcpSocket>,
@@ -22,16 +22,16 @@ pub(super) struct Connection {
     pub(super) down: Flow,
     pub(super) client_address: Address,
     pub(super) target_address: Option<Address>,
-    /// Place at a target; see [`super::engine::LocalRule::sit`].
+    /// Seat at a target; see [`super::engine::LocalRule::sit`].
     pub(super) seat: Option<Seat>,
-    /// Until it is connected.
+    /// Index of the opening, until the connection is established.
     pub(super) opening: Option<u32>,
-    /// Milliseconds; `active` is the time of the last byte.
+    /// Start of the connection and time of the last byte, in milliseconds.
     pub(super) began: u64,
     pub(super) active: u64,
     /// The client's socket is watched for writability too.
     pub(super) client_writable: bool,
-    /// The client must not send a PROXY header, and its first bytes are still unchecked.
+    /// The client must not send a PROXY header, and its first bytes have not been checked yet.
     pub(super) unvouched: bool,
     pub(super) keepalive_due: bool,
     pub(super) place: Place,

@@ -33,19 +33,21 @@ use crate::{
     targets::Seat,
 };
 
-/// Milliseconds between timer checks: the precision of connect and idle timeouts.
+/// Milliseconds between timer checks, which limits the precision of connect and idle timeouts.
 pub(super) const TICK_MS: u64 = 100;
-/// Connections per tick checked for idleness. A hundred thousand take three seconds without delaying others.
+/// Number of connections checked for idleness per tick. A hundred thousand take three seconds, without
+/// delaying other work.
 const SCAN: usize = 4096;
-/// Connections accepted per listener and wake-up.
+/// Maximum number of connections accepted per listener and wake-up.
 const MOST_ACCEPTS: u32 = 64;
-/// Single-connection wake-ups before two are requested; level-triggered epoll reports a second one anyway.
+/// Number of wake-ups with a single connection before two are requested at once. Until then nothing is
+/// missed, because level-triggered epoll reports a second connection anyway.
 const SINGLES: u32 = 16;
-/// Age in milliseconds at which the target's socket gets SO_KEEPALIVE. It acts after two hours (tcp(7)), and
-/// short connections are spared the call.
+/// Age in milliseconds at which the target's socket gets SO_KEEPALIVE. That has no effect for two hours
+/// anyway (tcp(7)), and short connections are spared the call.
 const KEEPALIVE_AGE_MS: u64 = 10_000;
 
-/// Rule with this worker's counters.
+/// A rule with this worker's counters.
 pub(super) struct LocalRule {
     pub(super) state: Arc<RuleState>,
     pub(super) counters: Counters,
@@ -60,9 +62,9 @@ struct Listener {
     rule: usize,
     /// Offset of the port in the rule's range.
     offset: u16,
-    /// Connections to accept per wake-up; adapts to save calls that find none.
+    /// Connections to accept per wake-up; adapted to avoid calls that find none.
     appetite: u32,
-    /// Consecutive single-connection calls since two were last requested.
+    /// Consecutive wake-ups with a single connection since two were last requested.
     singles: u32,
     paused: bool,
 }
@@ -93,7 +95,7 @@ impl LocalRule {
         self.state.targets.suspect(seat.member());
     }
 
-    /// [`LocalRule::connect_failed`] for a full queue, without a seat.
+    /// Like [`LocalRule::connect_failed`], for a full queue and without a seat.
     pub(super) fn queue_full(&mut self, slot: Slot) {
         self.tallies.of(slot).failed(Failure::Timeout);
         if let Some(member) = self.state.targets.member(slot) {
@@ -121,24 +123,24 @@ pub(crate) struct Engine {
     resumed: Vec<(usize, Side)>,
     pub(super) pacing: Pacing,
     pub(super) sockmap: Option<Sockmap>,
-    /// Connections by pair number, and number of pairs.
+    /// Connections by pair number, and the number of pairs.
     pub(super) joined: Vec<Option<usize>>,
     pub(super) pairs: usize,
-    /// Directions waiting to be checked again, with the time.
+    /// Directions waiting to be checked again, with the time of that check.
     pub(super) waiting: Vec<(u64, usize, Side)>,
-    /// Last read of kernel counters: time and part.
+    /// Last read of kernel counters: its time, and the part of the connections that was read.
     pub(super) swept: u64,
     pub(super) sweep: usize,
     ticked: u64,
     cursor: usize,
-    /// The table has entries with timers, as found by the current and the last scan.
+    /// True if the last scan, and `scan_found` if the current scan, found entries with timers.
     scan: bool,
     scan_found: bool,
-    /// An opening waits for a descriptor and goes before new clients.
+    /// An opening waits for a descriptor and takes precedence over new clients.
     pub(super) starving: bool,
     any_paused: bool,
     complained: bool,
-    /// Something was counted since the last tick; events do not cover everything.
+    /// Something has been counted since the last tick; not everything that is counted comes with an event.
     pub(super) any_counted: bool,
     pub(super) wake_up: WakeUp,
 }
@@ -249,7 +251,7 @@ impl Engine {
         }
     }
 
-    /// Gives up listeners and health checks to another process.
+    /// Leaves listeners and health checks to another process.
     pub(crate) fn surrender(&mut self, tick: Tick<'_>) {
         self.drain(tick);
         for state in std::mem::take(&mut self.watched) {
@@ -265,8 +267,8 @@ impl Engine {
         }
     }
 
-    /// True for new connections. Handle them last, so that no slot freed by an event of this wake-up is
-    /// reused while later events still name it.
+    /// True for new connections. Handle these events last, so that no slot freed by an event of this wake-up
+    /// is reused while later events still refer to it.
     pub(crate) fn is_listener(event: &Event) -> bool {
         event.token & 3 == LISTENER
     }
@@ -300,9 +302,9 @@ impl Engine {
         matches!(kind, CLIENT | TARGET) && self.connections.get(key).is_some_and(|c| c.opening.is_none())
     }
 
-    /// Runs due timers, at most every [`TICK_MS`], and continues flows that had their turn. True if something
-    /// was counted since the last call without an event, such as bytes of a continued flow or ended
-    /// connections.
+    /// Runs due timers, at most every [`TICK_MS`], and continues flows whose turn is over. Returns true if
+    /// something has been counted since the last call without an event, such as bytes of a continued flow or
+    /// ended connections.
     pub(crate) fn on_tick(&mut self, tick: Tick<'_>) -> bool {
         self.do_due(tick);
         std::mem::take(&mut self.any_counted)
@@ -405,7 +407,7 @@ impl Engine {
         local.counters.accepted += 1;
         let settings = &local.state.rule;
         let is_proxy = settings.is_proxy(&client);
-        // Behind a proxy, the lists apply to the client named by the header.
+        // Behind a proxy, the lists apply to the client named in the header.
         if !is_proxy && !self.common.admits_from(settings, &client) {
             return self.refuse(rule, client, EndReason::Denied);
         }
@@ -488,8 +490,8 @@ impl Engine {
         });
     }
 
-    /// Ends a connection. A reset is passed on; a truncated stream is reset too, so that its end is not
-    /// mistaken for the whole.
+    /// Ends a connection. A reset is passed on. A truncated stream is reset too, so that it is not mistaken
+    /// for a complete one.
     pub(super) fn end(&mut self, key: usize, reason: EndReason, tick: Tick<'_>) {
         self.book(key, tick.now);
         let Some(mut connection) = self.connections.try_remove(key) else { return };
@@ -509,7 +511,7 @@ impl Engine {
         local.counters.count_end(reason);
         local.connections -= 1;
         self.any_counted = true;
-        // Before the report: its reader may rely on a free slot.
+        // Before the report, because its reader may rely on the slot being free.
         drop(connection.place);
         let reached = connection.opening.is_none();
         if !reason.is_quiet() {
@@ -530,7 +532,7 @@ impl Engine {
             | EndReason::ClientLimit
             | EndReason::ClientRate
             | EndReason::BadProxyHeader => {}
-            // The header is still unread, so closing would reset the client anyway.
+            // The header has not been read, so closing would reset the client anyway.
             EndReason::UntrustedProxy => connection.client.reset(),
             EndReason::ClientReset => {
                 if let Some(target) = connection.target.take() {
@@ -549,7 +551,7 @@ impl Engine {
     }
 
     /// Pauses a listener while descriptors or memory are exhausted. Clients wait in the kernel's queue;
-    /// level-triggered, they would wake the worker forever.
+    /// because polling is level-triggered, they would otherwise wake the worker forever.
     fn pause(&mut self, key: usize, error: &io::Error, tick: Tick<'_>) {
         if let Some(listener) = self.listeners.get_mut(key) {
             listener.paused = tick.poller.remove(&listener.socket).is_ok();
@@ -608,7 +610,7 @@ impl Engine {
                 if tick.now.saturating_sub(connection.began) >= KEEPALIVE_AGE_MS {
                     connection.keepalive_due = false;
                     if let Some(target) = &connection.target {
-                        // A broken connection reports itself.
+                        // If this fails, the connection is broken, which is reported by an event.
                         let _ = SockRef::from(target).set_keepalive(true);
                     }
                 } else {

@@ -1,4 +1,4 @@
-//! Established connections: maps events to turns of their two flows.
+//! Established connections: turns events into turns of their two flows.
 
 use std::io;
 
@@ -19,7 +19,7 @@ impl Engine {
         let Some(connection) = self.connections.get_mut(key) else { return };
         let is_joined = connection.across.is_some();
         if connection.across.as_ref().is_some_and(|across| across.passes()) {
-            // End of stream or error; it is reported again.
+            // End of stream or error, which is reported again.
             return self.come_up(key, tick);
         }
         let (inward, outward, socket) = match side {
@@ -29,7 +29,7 @@ impl Engine {
         inward.fin |= event.closed && !is_joined;
         inward.readable |= event.readable;
         if event.closed && is_joined {
-            // In the sockmap a short read need not be the last.
+            // In the sockmap, a short read does not mean that no data is left.
             inward.thorough = true;
             inward.readable = true;
         }
@@ -61,7 +61,7 @@ impl Engine {
         self.resume_with(key, side, None, tick);
     }
 
-    /// [`Engine::resume`] with a `share` of bytes for a flow that has waited for tokens.
+    /// Like [`Engine::resume`], with a `share` of bytes for a flow that has waited for tokens.
     pub(super) fn resume_with(&mut self, key: usize, side: Side, share: Option<u64>, tick: Tick<'_>) {
         let Some(connection) = self.connections.get_mut(key) else { return };
         if connection.unvouched
@@ -92,7 +92,7 @@ impl Engine {
         self.any_counted |= taken > 0;
         let moved = self.mover.take_moved();
         self.wake_up.lean += moved.lean;
-        // Bulk with occasional acknowledgements remains bulk.
+        // Bulk data with occasional acknowledgements still counts as bulk.
         if !(connection.up.is_bulk() || connection.down.is_bulk()) {
             self.wake_up.other += moved.buffered;
         }
@@ -148,10 +148,10 @@ impl Engine {
     }
 
     /// Passes on the data that a broken end had sent, as far as it fits at once: a server may answer and
-    /// reset immediately, for example when it refuses an upload.
+    /// reset the connection immediately, for example when it refuses an upload.
     fn last_words(&mut self, key: usize, side: Side) {
         let Some(connection) = self.connections.get_mut(key) else { return };
-        // Data held by the kernel would come first, and is not waited for.
+        // Data that the kernel still has would have to come first, and we do not wait for it.
         if connection.across.as_ref().is_some_and(|across| !across.is_ours(side)) {
             return;
         }
@@ -166,7 +166,7 @@ impl Engine {
             return;
         }
         flow.on_error();
-        // No more than its socket holds, and only once.
+        // No more than is in its socket, and only once.
         flow.budget = None;
         let before = flow.bytes;
         // The connection ends in any case.

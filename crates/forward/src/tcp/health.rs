@@ -13,7 +13,7 @@ use super::{
 use crate::{datagram_check, state::RuleState, targets::Member};
 
 impl Engine {
-    /// Starts checking a rule's targets, if configured and done by this worker.
+    /// Starts checking a rule's targets, if this is configured and this worker does the checks.
     pub(crate) fn watch_health(&mut self, state: &Arc<RuleState>, now: u64) {
         if self.checks_health && state.rule.health.is_some() {
             self.watched.push(Arc::clone(state));
@@ -26,7 +26,7 @@ impl Engine {
         self.checks.retain(|_, check| !check.is_for(state));
     }
 
-    /// Checks exactly the current addresses of names.
+    /// Starts and stops checks so that they cover exactly the current addresses of names.
     pub(super) fn update_checks(&mut self, now: u64) {
         let current: Vec<Arc<Member>> =
             self.watched.iter().flat_map(|state| state.targets.current()).collect();
@@ -84,7 +84,7 @@ impl Engine {
                     check.due = tick.now + check.patience / shares;
                     check.asked = Some(asked);
                 }
-                // Our own shortage says nothing about the target.
+                // Our own lack of resources proves nothing about the target.
                 Err(error) if turnpike_net::is_exhaustion(&error) => {
                     check.due = tick.now + check.interval;
                 }
@@ -99,7 +99,7 @@ impl Engine {
             None => {}
             Some(Asked::Connect(socket)) => {
                 let answered = !event.error || socket.take_error().is_ok();
-                // RST, so that neither side keeps a TIME_WAIT.
+                // RST, so that neither side is left in TIME_WAIT.
                 socket.reset();
                 conclude(check, answered, tick.now);
             }

@@ -44,7 +44,7 @@ impl Engine {
             };
             let transparent;
             let options = if state.rule.transparent {
-                // A client without an address uses ours.
+                // For a client without an IP address, ours is used.
                 let source = connection.client_address.ip().map(|ip| SocketAddr::new(ip, 0));
                 transparent =
                     ConnectOptions { source, transparent: source.is_some(), ..state.connect.clone() };
@@ -170,7 +170,7 @@ impl Engine {
             lead = match (&connection.client_address, asked) {
                 (Address::Ip(client), Some(asked)) => proxy_protocol::encode(version, *client, asked),
                 (Address::Unix(_), _) => proxy_protocol::encode_unknown(version),
-                // A client without a local address is gone; the next read fails.
+                // If the client's socket has no local address, the client is gone, and the next read fails.
                 (Address::Ip(_), None) => Vec::new(),
             };
             if rule.nodelay
@@ -210,7 +210,7 @@ impl Engine {
         }
     }
 
-    /// Handles data of a client before there is a target; only proxies are watched this early.
+    /// Handles data from a client before there is a target; only proxies are watched this early.
     pub(super) fn on_early_client(&mut self, key: usize, event: &Event, tick: Tick<'_>) {
         let Some(connection) = self.connections.get_mut(key) else { return };
         let Some(opening) = connection.opening.and_then(|at| self.openings.get_mut(at as usize)) else {
@@ -249,7 +249,7 @@ impl Engine {
                     if !self.common.admits_from(&self.rules[connection.rule].state.rule, client) {
                         return self.end(key, EndReason::Denied, tick);
                     }
-                    // A header without a client makes the proxy the client.
+                    // If the header contains no client, the proxy itself is the client.
                     if let Some((client, _)) = addresses
                         && let Err(reason) = connection.place.of_client(client.ip(), tick.now)
                     {
@@ -261,7 +261,7 @@ impl Engine {
         }
     }
 
-    /// Handles timeouts of openings, and retries those waiting for a descriptor or queue.
+    /// Handles timeouts of openings, and retries those that wait for a descriptor or for a full queue.
     pub(super) fn look_at_openings(&mut self, tick: Tick<'_>) {
         if self.openings.is_empty() {
             self.starving = false;
@@ -290,7 +290,7 @@ impl Engine {
         }
     }
 
-    /// The listener of a Unix socket does not accept; try another target.
+    /// The program behind a Unix socket does not accept; try another target.
     fn give_up_on_queue(&mut self, key: usize, tick: Tick<'_>) {
         let Some(connection) = self.connections.get(key) else { return };
         let local = &mut self.rules[connection.rule];
@@ -315,7 +315,8 @@ impl Engine {
     }
 }
 
-/// Logs the first connection without a target, until one succeeds; log lines of connections lack the reason.
+/// Logs the first connection that finds no target, and then none until one succeeds. The connection log does
+/// not contain the cause.
 fn tell_unreachable(state: &RuleState, obstacle: Option<(Address, io::Error)>) {
     if !state.is_now_unreachable() {
         return;

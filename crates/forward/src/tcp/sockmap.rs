@@ -9,12 +9,12 @@
 //! ```
 //!
 //! - **Order of bytes**: a counter per direction, shared with the program. The kernel writes the bytes
-//!   received before [`Sockmap::raise`], later ones are read here. User space writes again once the other
-//!   socket has all of the former.
+//!   received before [`Sockmap::raise`]; later ones are read here. User space writes again once the kernel
+//!   has written all of its bytes to the other socket.
 //! - **End of stream** is passed on when all received bytes have been read or forwarded, because reads do not
-//!   show the bytes that the kernel still holds.
+//!   show the bytes that the kernel still has to write.
 //! - **Sockets stay in the map** until they are closed, since removing one could lose unread data. splice(2)
-//!   does not see the map's queue, so it is not used for them any more.
+//!   does not see the map's queue, so it is no longer used for them.
 
 use std::{io, os::fd::AsFd as _};
 
@@ -29,13 +29,13 @@ use super::{
     talk::{Across, Settling, Way},
 };
 
-/// Milliseconds between reads of counters; each connection is read once in `SWEEPS`.
+/// Milliseconds between reads of counters; each connection is read once every `SWEEPS` times.
 const SWEEP_MS: u64 = 100;
 const SWEEPS: usize = 10;
-/// First and maximum milliseconds between checks of a waiting direction.
+/// First and maximum time between checks of a waiting direction, in milliseconds.
 const SOON_MS: u64 = 1;
 const LATER_MS: u64 = 64;
-/// Milliseconds to wait for the data that a broken end had sent.
+/// Time to wait for the data that a broken end had sent, in milliseconds.
 const LAST_WORDS_MS: u64 = 100;
 
 impl Connection {
@@ -46,7 +46,7 @@ impl Connection {
         }
     }
 
-    /// True if user space holds no data, so that the kernel can take over in order.
+    /// True if user space has no unsent data, so that the kernel can take over without reordering bytes.
     fn is_quiet(&self) -> bool {
         let is_idle = [&self.up, &self.down].into_iter().all(|flow| {
             !flow.readable && !flow.is_blocked() && !flow.has_ended() && !flow.fin && !flow.thorough
@@ -60,7 +60,7 @@ impl Engine {
         self.sockmap = Some(sockmap);
     }
 
-    /// Takes back connections that the program has stopped forwarding.
+    /// Takes back connections that the kernel program has stopped forwarding.
     pub(crate) fn on_raised(&mut self, tick: Tick<'_>) {
         self.wake_up.other += 1;
         while let Some(pair) = self.sockmap.as_mut().and_then(Sockmap::raised) {
@@ -70,8 +70,8 @@ impl Engine {
         }
     }
 
-    /// Decides after a turn without remaining data whether the kernel gets the connection, the first time or
-    /// again.
+    /// After a turn that leaves no data, decides whether the kernel takes over the connection, for the first
+    /// time or again.
     pub(super) fn consider(&mut self, key: usize, tick: Tick<'_>) {
         let Some(connection) = self.connections.get(key) else { return };
         if !connection.talk.is_chatter() || !connection.is_quiet() {
@@ -86,7 +86,7 @@ impl Engine {
         }
     }
 
-    /// Puts both sockets into the map. Data received after the last read is found by a read through the map.
+    /// Puts both sockets into the map. Data received since the last read is found by a read through the map.
     fn join(&mut self, key: usize, tick: Tick<'_>) {
         let (Some(sockmap), Some(connection)) = (&mut self.sockmap, self.connections.get_mut(key)) else {
             return;
@@ -94,14 +94,15 @@ impl Engine {
         let Some(target) = &connection.target else { return };
         let client = &connection.client;
         let mut join = || -> io::Result<_> {
-            // An urgent byte stays in the stream, as in user space.
+            // An urgent byte stays in the stream, as it does in user space.
             SockRef::from(client).set_out_of_band_inline(true)?;
             SockRef::from(target).set_out_of_band_inline(true)?;
             let base = [target.written()?, client.written()?];
             Ok(sockmap.join(tick.now, [client.as_fd(), target.as_fd()])?.map(|joined| (joined, base)))
         };
         let Ok(Some((joined, base))) = join() else {
-            // Too many, or one is ending: try again after more interactive traffic.
+            // There are too many pairs, or a socket is being closed: try again after more interactive
+            // traffic.
             connection.talk.deceived();
             return;
         };
@@ -120,7 +121,7 @@ impl Engine {
         self.again.extend(Side::BOTH.map(|side| (key, side)));
     }
 
-    /// Lets the kernel forward, unless data has arrived meanwhile.
+    /// Lets the kernel forward, unless data has arrived in the meantime.
     fn hand_over(&mut self, key: usize, tick: Tick<'_>) {
         let (Some(sockmap), Some(connection)) = (&self.sockmap, self.connections.get_mut(key)) else {
             return;
@@ -140,7 +141,8 @@ impl Engine {
         }
     }
 
-    /// Takes a connection back: new data is read here, and written once the kernel has written its part.
+    /// Takes a connection back to user space: new data is read here, and written once the kernel has written
+    /// its part.
     pub(super) fn come_up(&mut self, key: usize, tick: Tick<'_>) {
         let (Some(sockmap), Some(connection)) = (&self.sockmap, self.connections.get(key)) else { return };
         let Some(across) = connection.across.as_ref().filter(|across| across.passes) else { return };
@@ -158,7 +160,8 @@ impl Engine {
         connection.talk.deceived();
         connection.client_writable = true;
         for (socket, kind) in [(&connection.client, CLIENT), (target, TARGET)] {
-            // Current events are reported again. If this fails, the socket still reports its end.
+            // Pending events are reported again. Even if this fails, the end of the connection is still
+            // reported.
             let _ = tick.poller.set(socket, token(kind, key), Interest::Edge);
         }
         (connection.up.readable, connection.down.readable) = (true, true);
@@ -175,7 +178,7 @@ impl Engine {
             Side::Client => connection.target.as_ref(),
             Side::Target => Some(&connection.client),
         };
-        // A broken socket fails on write.
+        // If the socket is broken, the write will fail.
         let written = sink.and_then(|sink| sink.written().ok());
         if written.is_none_or(|written| written.saturating_sub(way.base) >= first) {
             way.settles = None;
@@ -189,7 +192,8 @@ impl Engine {
         false
     }
 
-    /// Decides whether a read end of stream is final: all received bytes must have been read too.
+    /// Decides whether an end of stream that was read is final: all received bytes must have been read as
+    /// well.
     pub(super) fn judge_end(&mut self, key: usize, side: Side, tick: Tick<'_>) {
         let (Some(sockmap), Some(connection)) = (&self.sockmap, self.connections.get_mut(key)) else {
             return;
@@ -221,7 +225,7 @@ impl Engine {
                     self.waiting.push((due, key, side));
                     continue;
                 }
-                // The connection may have ended and its slot been reused; then the check is superfluous.
+                // The connection may have ended and its slot been reused; then the check is harmless.
                 let Some(connection) = self.connections.get_mut(key) else { continue };
                 let Some(across) = &mut connection.across else { continue };
                 across.ways[side.index()].is_waiting = false;
@@ -282,7 +286,7 @@ impl Engine {
         sockmap.part(now, across.joined);
     }
 
-    /// True if the program has stopped forwarding without a notification.
+    /// True if the kernel program has stopped forwarding without notifying us.
     fn is_raised(&self, key: usize) -> bool {
         let across = self.connections.get(key).and_then(|connection| connection.across.as_ref());
         let (Some(sockmap), Some(across)) = (&self.sockmap, across) else { return false };

@@ -10,7 +10,7 @@ use turnpike_wire::proxy_protocol;
 
 use crate::{Question, Rule};
 
-/// Bytes per read; only as many as expected are kept.
+/// Maximum bytes per read; only as many as expected are kept.
 const READ: usize = 1024;
 
 pub(super) struct StreamCheck {
@@ -21,13 +21,13 @@ pub(super) struct StreamCheck {
 
 impl StreamCheck {
     /// Prepares the question for a socket that is connecting. A target that expects PROXY headers gets one
-    /// without a client.
+    /// that contains no client.
     pub(super) fn new(socket: TcpSocket, rule: &Rule, question: &Question) -> Self {
         let header = rule.send_proxy.map(proxy_protocol::encode_unknown).unwrap_or_default();
         Self { socket, unsent: [header, question.send.clone()].concat(), heard: Vec::new() }
     }
 
-    /// Handles a ready socket: returns the result, if known.
+    /// Handles a ready socket; returns the result, if known.
     pub(super) fn go_on(&mut self, event: &Event, question: &Question) -> Option<bool> {
         if event.error && self.socket.take_error().is_err() {
             return Some(false);
@@ -47,7 +47,7 @@ impl StreamCheck {
             let sent = self.socket.write(&self.unsent)?;
             self.unsent.drain(..sent);
         }
-        // Without an expected reply any byte is good.
+        // If no particular reply is expected, any byte will do.
         let wanted = expect.len().max(1);
         let mut bytes = [0; READ];
         loop {
@@ -62,7 +62,7 @@ impl StreamCheck {
         }
     }
 
-    /// RST, so that neither side keeps a TIME_WAIT.
+    /// RST, so that neither side is left in TIME_WAIT.
     pub(super) fn reset(self) {
         self.socket.reset();
     }

@@ -4,11 +4,11 @@ use turnpike_offload::Joined;
 
 use super::side::Side;
 
-/// Turns between the sides before a connection counts as interactive; doubled after each wrong guess up to
-/// the maximum.
+/// Number of turns between the sides before a connection counts as interactive. It doubles after each wrong
+/// guess, up to the maximum.
 const TURNS: u16 = 4;
 const MOST_TURNS: u16 = 1024;
-/// Bytes per read and direction that are not interactive.
+/// Bytes in one read that are too many for interactive traffic.
 const LOUD: u64 = 64 << 10;
 /// Counts how often the sides of a connection alternate with little data.
 pub(super) struct Talk {
@@ -43,7 +43,7 @@ impl Talk {
     }
 }
 
-/// Connection whose sockets are in the map.
+/// A connection whose sockets are in the map.
 pub(super) struct Across {
     pub(super) joined: Joined,
     /// The kernel forwards new data; otherwise it is read here.
@@ -58,18 +58,18 @@ pub(super) struct Way {
     pub(super) taken: u64,
     /// Bytes written to the other socket before joining.
     pub(super) base: u64,
-    /// Data held by the kernel when it was stopped is still to be written.
+    /// The kernel was stopped and still has to write the data that it has.
     pub(super) settles: Option<Settling>,
-    /// The source is broken, which limits the wait.
+    /// The source is broken, so the wait is limited.
     pub(super) is_broken: bool,
-    /// Listed in [`super::engine::Engine::waiting`], and the last delay in milliseconds.
+    /// True if listed in [`super::engine::Engine::waiting`]; `delay` is the last delay in milliseconds.
     pub(super) is_waiting: bool,
     pub(super) delay: u64,
 }
 
 #[derive(Clone, Copy)]
 pub(super) struct Settling {
-    /// Bytes to be written before ours.
+    /// Bytes that the kernel has to write before ours.
     pub(super) first: u64,
     pub(super) since: u64,
 }
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interactive_traffic_alternates_with_little_data() {
+    fn traffic_is_interactive_if_small_messages_alternate() {
         let mut talk = Talk::default();
         for _ in 0..3 {
             talk.heard(Side::Client, 30_000);
