@@ -1,5 +1,5 @@
-//! Handover of a forwarder to another process. The old one passes its listeners and the sessions of UDP
-//! clients with their sockets; it keeps TCP connections until they end.
+//! Handover of a forwarder to another process. The old process passes on its listeners, and the sessions of
+//! UDP clients with their sockets; it keeps TCP connections until they end.
 //!
 //! ```text
 //!        old process                                          new process
@@ -27,22 +27,22 @@ use turnpike_worker::{Channel, Step};
 
 use crate::{Bind, Forwarder, Protocol, Rule, StartError, kernel::Before, worker::Command};
 
-/// Data that the new process needs to decide about the takeover.
+/// Data that the new process needs to decide whether it can take over.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ForwarderOffer {
-    /// Number of threads; the new process uses as many.
+    /// Number of threads; the new process uses the same number.
     pub workers: usize,
-    /// Name of the data path: queued datagrams were coalesced for it.
+    /// Name of the data path, which determines how queued datagrams were coalesced.
     datapath: String,
-    /// Age of the clock that session times refer to.
+    /// Age of the clock to which the times of sessions refer.
     age_ms: u64,
     rules: Vec<OfferedRule>,
-    /// Handed-over part of the kernel path; its descriptors are the last.
+    /// Handed-over part of the kernel path; its descriptors come last.
     #[serde(default, rename = "lent")]
     passed: Option<PassedKernel>,
 }
 
-/// A rule, with a listener of each worker for each address.
+/// A rule with its addresses; each worker has a listener for each of them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct OfferedRule {
     name: String,
@@ -55,15 +55,15 @@ struct OfferedRule {
 #[derive(Debug)]
 pub struct ForwarderHandover {
     offer: ForwarderOffer,
-    /// Per worker: its listeners, rule by rule, and its end of a channel.
+    /// For each worker: its listeners, rule by rule, and its end of a channel.
     descriptors: Vec<OwnedFd>,
 }
 
 #[derive(Default)]
 pub(crate) struct Matched {
-    /// Index of our rule, per offered rule.
+    /// For each offered rule, the index of our rule.
     places: Vec<usize>,
-    /// Listeners per offered rule and worker, until taken.
+    /// Listeners per offered rule and worker, until they are taken.
     listeners: Vec<Vec<Vec<OwnedFd>>>,
     channels: Vec<Channel>,
     kernel: Before,
@@ -94,7 +94,7 @@ impl OfferedRule {
         Self { name: rule.id.0.clone(), protocol: rule.protocol, addresses }
     }
 
-    /// True if protocol and addresses are equal; names may differ.
+    /// True if the protocol and the addresses are equal; names may differ.
     fn is_like(&self, other: &Self) -> bool {
         (self.protocol, &self.addresses) == (other.protocol, &other.addresses)
     }
@@ -140,7 +140,7 @@ impl ForwarderHandover {
 }
 
 impl Matched {
-    /// Listeners of each worker for our rule at index `place`.
+    /// Listeners of each worker for our rule with index `place`.
     pub(crate) fn listeners(&mut self, place: usize) -> Option<Vec<Vec<OwnedFd>>> {
         let at = self.places.iter().position(|other| *other == place)?;
         Some(std::mem::take(&mut self.listeners[at]))
@@ -161,8 +161,8 @@ impl Matched {
 }
 
 impl Forwarder {
-    /// Offer for a new process, the listeners with the far ends of the workers' channels, and the near ends.
-    /// Fails if a worker is stuck or has ended, or descriptors run out.
+    /// Returns the offer for a new process; the listeners and the new process's ends of the workers'
+    /// channels; and our ends. Fails if a worker is stuck or has ended, or if descriptors run out.
     pub fn offer(&self) -> io::Result<(ForwarderOffer, Vec<OwnedFd>, Vec<Channel>)> {
         let keys: Arc<[u32]> = self.rules().active.iter().map(|active| active.state.key).collect();
         let sockets = |answer| Command::ExportSockets(Arc::clone(&keys), answer);
@@ -199,7 +199,8 @@ impl Forwarder {
         self.workers.tell(|| Step::Resume.into());
     }
 
-    /// Drops the exported sessions once the new process serves; the rest continues: [`Forwarder::active`].
+    /// Drops the exported sessions once the new process serves clients. The rest continues
+    /// ([`Forwarder::active`]).
     pub fn forget(&self) {
         let mut rules = self.rules();
         rules.waiting.clear();

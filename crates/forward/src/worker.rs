@@ -34,7 +34,7 @@ const RAISED: u64 = u64::MAX - 2;
 
 pub(crate) enum Command {
     Change(Box<Change>),
-    /// A name was resolved, or a rule has other targets.
+    /// A name was resolved, or a rule's targets changed.
     TargetsChanged,
     /// Accept nothing new.
     Drain(mpsc::Sender<()>),
@@ -66,11 +66,11 @@ pub(crate) struct Worker {
     pub(crate) frame: Frame<Command, Snapshots>,
     datapath: Datapath,
     tcp: tcp::Engine,
-    /// Created for the first rule that needs it, because its buffers are large.
+    /// Created when the first rule needs it, because its buffers are large.
     udp: Option<udp::Engine>,
     worker_rules: WorkerRules,
     gather: Batching,
-    /// Keys of the rules of a handover, in the order of the old process.
+    /// Keys of the rules in a handover, in the order of the old process.
     pub(crate) handed_over: Arc<[u32]>,
     /// Time of the next check for former targets.
     leave_at: Option<u64>,
@@ -103,7 +103,7 @@ impl Worker {
         self.worker_rules.common = Arc::clone(common);
     }
 
-    /// Takes kernel resources for the rules added next.
+    /// Takes kernel resources for the rules that are added next.
     pub(crate) fn take(&mut self, Parts { flows, waits, sockmap }: Parts) -> io::Result<()> {
         let now = self.frame.now_ms();
         if let Some(flows) = flows {
@@ -117,7 +117,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Serves a rule; `inherited` holds the listeners of rules removed by the same command.
+    /// Serves a rule; `inherited` contains the listeners of rules that the same command removed.
     pub(crate) fn add_rule(
         &mut self,
         state: &Arc<RuleState>,
@@ -229,10 +229,10 @@ impl Worker {
         }
     }
 
-    /// Runs pending commands; true to stop.
+    /// Runs pending commands; returns true if the worker must stop.
     fn run_commands(&mut self, now: u64) -> bool {
         while let Some(command) = self.frame.command() {
-            // Further commands wait for a new clock reading.
+            // Further commands are run after the clock has been read again.
             let ends_tick = matches!(command, Command::Upgrade(_));
             self.carry_out(command, now);
             if ends_tick {
@@ -322,8 +322,8 @@ impl Worker {
         let _ = change.done.send(());
     }
 
-    /// Ends sessions with unhealthy targets: the client's next datagram selects another one. Without a
-    /// connection that breaks, the client would continue to send into the void.
+    /// Ends sessions with unhealthy targets: the client's next datagram selects another one. UDP has no
+    /// connection that breaks, so the client would otherwise keep sending to a dead target.
     fn leave_unhealthy(&mut self, now: u64) {
         let Some(engine) = &mut self.udp else { return };
         for state in self.worker_rules.turned() {
@@ -333,7 +333,8 @@ impl Worker {
         }
     }
 
-    /// Ends sessions with former targets, immediately or once they are silent. TCP connections continue.
+    /// Ends sessions with former targets, either immediately or once they are silent. TCP connections
+    /// continue.
     fn leave_former(&mut self, now: u64) {
         self.leave_at = None;
         let Some(engine) = &mut self.udp else { return };
@@ -352,7 +353,7 @@ impl Worker {
         }
     }
 
-    /// Time of the next work that no event announces.
+    /// Time of the next work that is not triggered by an event.
     fn due(&self) -> Option<u64> {
         let udp = self.udp.as_ref().and_then(udp::Engine::next_timeout);
         [udp, self.tcp.next_timeout(), self.leave_at].into_iter().flatten().min()

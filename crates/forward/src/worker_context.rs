@@ -1,4 +1,4 @@
-//! Worker state used by the UDP engine: lists, limits, targets and the log.
+//! Worker state used by the UDP engine: access lists, limits, targets and the log.
 
 use std::{
     io,
@@ -18,7 +18,7 @@ use crate::{
     udp::{Admission, Choice, RuleKey, WorkerContext},
 };
 
-/// Rules of one worker that the UDP engine serves.
+/// Rules that the UDP engine of one worker serves.
 pub(crate) struct WorkerRules {
     pub(crate) common: Arc<Common>,
     rules: HashMap<RuleKey, Entry, foldhash::fast::RandomState>,
@@ -31,7 +31,7 @@ struct Entry {
     removed: bool,
     /// Last seen value of [`RuleState::health_turns`].
     turns: u64,
-    /// Another process has handed over a session whose target is missing here.
+    /// Another process has handed over a session whose target does not exist here.
     has_orphans: bool,
 }
 
@@ -51,7 +51,7 @@ impl WorkerRules {
         self.rules.get(&key).map(|entry| &entry.state.targets)
     }
 
-    /// UDP rules with changed target health since the last call.
+    /// UDP rules whose targets have changed their health since the last call.
     pub(crate) fn turned(&mut self) -> Vec<Arc<RuleState>> {
         let news = self.rules.values_mut().filter(|entry| entry.turns != entry.state.health_turns());
         let seen = news.map(|entry| {
@@ -75,7 +75,7 @@ impl WorkerRules {
         }
     }
 
-    /// Removes a rule after its last session. Call after the engine has removed it.
+    /// Removes a rule, after its last session has ended. Call this after the engine has removed it.
     pub(crate) fn remove(&mut self, key: RuleKey) {
         if let Some(entry) = self.rules.get_mut(&key) {
             entry.removed = true;

@@ -1,5 +1,5 @@
-//! Sessions that leave a target because it was removed or never answers. Timers decide, based on existing
-//! counters and timestamps.
+//! Sessions that leave a target because it was removed or never answers. Timers trigger this, based on
+//! existing counters and timestamps.
 
 use std::cmp::Reverse;
 
@@ -13,17 +13,17 @@ use crate::{EndReason, Failure};
 
 /// Milliseconds of silence after which a session leaves a former target.
 const SILENCE_MS: u64 = 5000;
-/// First check of a session without an answer, in milliseconds after its first datagram. The interval doubles
-/// with each check, so that a slow target eventually gets enough time.
+/// Time of the first check of a session without an answer, in milliseconds after its first datagram. The
+/// interval doubles with each check, so that a slow target eventually gets enough time.
 const FIRST_LOOK_MS: u64 = 500;
 const LONGEST_LOOK_MS: u64 = 32_000;
-/// Checks per tick.
+/// Maximum number of checks per tick.
 const LOOKS: usize = 256;
 
 impl Engine {
     /// Ends sessions of a rule with former targets: immediately if the target never answered, otherwise once
-    /// it is silent. The client's next datagram starts a session with another target. True if such sessions
-    /// remain.
+    /// it is silent. The client's next datagram starts a session with another target. Returns true if such
+    /// sessions remain.
     pub(crate) fn leave_former(
         &mut self,
         key: RuleKey,
@@ -31,7 +31,7 @@ impl Engine {
         tick: &mut Tick<'_>,
     ) -> bool {
         let found = self.rules.iter().find(|(_, state)| state.key == key && !state.removed);
-        // During a drain no session would replace the ended one.
+        // During a drain no new session would replace one that is ended.
         let Some((slot, _)) = found.filter(|_| !self.draining) else { return false };
         let mut remain = false;
         for at in self.sessions.of_rule(narrow(slot)) {
@@ -54,7 +54,7 @@ impl Engine {
         remain
     }
 
-    /// Schedules checks of a new session until it is answered.
+    /// Schedules checks of a new session until its target answers.
     pub(super) fn await_answer(&mut self, at: u32, tick: &mut Tick<'_>) {
         let Some(session) = self.sessions.get(at) else { return };
         let state = &self.rules[session.rule as usize];
@@ -68,9 +68,9 @@ impl Engine {
         self.expect_at(Some(due));
     }
 
-    /// Moves sessions to another target if the client repeats itself without an answer and targets of the
-    /// rule are known to answer. If none has answered, as with a one-way protocol, a single session tries
-    /// them all.
+    /// Moves sessions to another target if the client sends again without having got an answer, and targets
+    /// of the rule are known to answer. If no target has ever answered, as with a one-way protocol, a single
+    /// session tries them all.
     pub(super) fn seek_answers(&mut self, tick: &mut Tick<'_>) {
         for _ in 0..LOOKS {
             let Some(mut look) = self.unanswered.pop(tick.now) else { return };
@@ -94,7 +94,8 @@ impl Engine {
         }
     }
 
-    /// Moves a session to an untried target, or to any other one after a full round. False if there is none.
+    /// Moves a session to an untried target or, after a full round, to any other target. Returns false if
+    /// there is none.
     fn choose_another(&mut self, look: &mut Look, tick: &mut Tick<'_>) -> bool {
         let Some(session) = self.sessions.get(look.at) else { return false };
         let (rule, client, port, hops) = (session.rule, session.client, session.port, session.hops);
@@ -129,7 +130,7 @@ impl Engine {
         self.leaving.extend(std::mem::replace(&mut session.outward, outward).socket());
         if let Some(silent) = session.choice.replace(choice) {
             state.left(silent, Some(Failure::Timeout));
-            // The target is not blamed: any client can send data that it does not answer.
+            // The target is not considered unhealthy: any client can send data that it does not answer.
             tick.worker.release(key, silent, false);
         }
         state.took(choice);

@@ -1,8 +1,8 @@
-//! Draining: serves live sessions to the end while the port becomes free for others.
+//! Draining: live sessions are served to the end, while the port becomes free for other processes.
 //!
-//! A continuing session gets its own socket, bound to the address that its client uses and connected to the
-//! client. The kernel prefers it for datagrams of this client and passes all others to the next listener on
-//! the port (SO_REUSEPORT among processes of one user, ip(7); reliable since Linux 5.3).
+//! A session that continues gets its own socket, bound to the address that its client uses and connected to
+//! the client. The kernel prefers this socket for datagrams of that client and passes all others to the next
+//! listener on the port (SO_REUSEPORT among processes of one user, ip(7); reliable since Linux 5.3).
 
 use std::{
     cmp::Reverse,
@@ -23,17 +23,19 @@ use super::{
 };
 use crate::EndReason;
 
-/// Idle time after which a UDP session does not delay a drain: longer than a round trip or a lull of a call,
-/// shorter than an acceptable restart. UDP has no end, so a session is open until its idle timeout.
+/// Idle time after which a UDP session does not delay a drain: longer than a round trip or a pause in a call,
+/// but short enough for a restart. UDP has no end of stream, so a session normally stays open until its idle
+/// timeout.
 const QUIET: Duration = Duration::from_secs(2);
 /// Maximum number of sessions per port and worker that are served to the end, most recent first. The kernel
 /// keeps their sockets in one chain and walks it for each datagram (before Linux 6.13).
 const MOST: usize = 1024;
-/// Reads of a listener before it is closed; limits a flood.
+/// Maximum number of reads from a listener before it is closed, which limits the effect of a flood.
 const LAST_ROUNDS: usize = 16;
 
 impl Engine {
-    /// Accepts no new sessions. Sessions of UDP clients end once idle; those of TCP clients continue.
+    /// Stops accepting sessions. Sessions of UDP clients end once they are idle; those of TCP clients
+    /// continue.
     pub fn drain(&mut self, tick: &mut Tick<'_>) {
         self.draining = true;
         self.recall(tick);
@@ -70,8 +72,8 @@ impl Engine {
         self.send_queued();
     }
 
-    /// Closes the listeners. Call after all workers that share the ports have drained: before that the kernel
-    /// may deliver datagrams of sessions that already have their own sockets.
+    /// Closes the listeners. Call this after all workers that share the ports have drained: until then, the
+    /// kernel may deliver datagrams here that belong to sessions with their own sockets.
     pub fn unlisten(&mut self, tick: &mut Tick<'_>) {
         let listeners: Vec<_> = self
             .listeners
@@ -113,7 +115,8 @@ impl Engine {
             gro: self.datapath == Datapath::Gso,
             ..UdpOptions::default()
         };
-        // Datagrams of others received between the two calls are read and served by their sessions.
+        // Datagrams of other clients that arrive between the two calls are read and handled by their
+        // sessions.
         let socket = UdpSocket::bind(asked(listening, key), &options)?;
         socket.connect(key.client)?;
         tick.poller.add(&socket, inward_token(at))?;
@@ -122,7 +125,7 @@ impl Engine {
     }
 }
 
-/// Address used by the client. A link-local one needs an interface, which is the client's.
+/// Address used by the client. A link-local address needs an interface, which is that of the client.
 fn asked(listening: SocketAddr, key: &Key) -> SocketAddr {
     match (key.local, key.client) {
         (None, _) => listening,

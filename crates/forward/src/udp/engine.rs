@@ -31,21 +31,21 @@ use crate::{
     rate::{DOWN, Pace, UP},
 };
 
-/// Buffers (a super-packet is one) per listener and tick, for fairness.
+/// Maximum number of buffers per listener and tick, for fairness; a super-packet is one buffer.
 const LISTENER_SHARE: usize = 512;
-/// Buffers per session socket and tick.
+/// Maximum number of buffers per session socket and tick.
 const TARGET_SHARE: usize = 64;
-/// ICMP errors read per socket and tick.
+/// Maximum number of ICMP errors read per socket and tick.
 const ERRORS: usize = 16;
-/// Sockets of ended sessions waiting for the next flush.
+/// Maximum number of sockets of ended sessions that wait for the next flush.
 const LEAVING: usize = 64;
-/// Sessions that expire per tick, so that ten thousand at once do not stall the worker.
+/// Maximum number of sessions that expire per tick, so that ten thousand at once do not stall the worker.
 const EXPIRIES: usize = 256;
 
-/// Sessions whose kernel counters are read before one of them is evicted.
+/// Maximum number of sessions whose kernel counters are read before one of them is evicted.
 const LOOKS: u8 = 16;
 
-/// UDP sessions of one worker, including TCP sides.
+/// UDP sessions of one worker, including sessions between UDP and TCP.
 pub struct Engine {
     pub(super) datapath: Datapath,
     pub(super) rx: Rx,
@@ -58,10 +58,10 @@ pub struct Engine {
     /// Bytes copied into `tx` since the last flush.
     pub(super) copied: u64,
     pub(super) offload: Option<Offload>,
-    /// Sockets left by sessions, closed after their queued datagrams are sent.
+    /// Sockets left behind by sessions, closed after their queued datagrams have been sent.
     pub(super) leaving: Vec<SocketId>,
     pub(super) unanswered: Unanswered,
-    /// Earliest time of the next timer; never too late.
+    /// Lower bound of the time of the next timer.
     due: Option<u64>,
     pub(super) draining: bool,
     complained: bool,
@@ -136,7 +136,7 @@ impl Engine {
         self.rx.reset();
     }
 
-    /// Runs timers: idle sessions, connect timeouts, paused listeners. True if something has changed.
+    /// Runs timers: idle sessions, connect timeouts, paused listeners. Returns true if something has changed.
     pub fn on_tick(&mut self, tick: &mut Tick<'_>) -> bool {
         if self.due.is_none_or(|due| tick.now < due) {
             return false;
@@ -156,7 +156,7 @@ impl Engine {
                 match self.sessions.get(at).map(|session| session.stage) {
                     Some(Stage::Connecting) => self.try_next_target(at, Failure::Timeout, tick),
                     Some(Stage::Closing) => self.end(at, EndReason::Finished, tick),
-                    // Its timeout may be that of a drain.
+                    // The timeout may be that of a drain.
                     _ if self.draining => self.end(at, EndReason::Shutdown, tick),
                     _ => self.end(at, EndReason::Idle, tick),
                 }
@@ -189,8 +189,8 @@ impl Engine {
         self.tx.stats()
     }
 
-    /// Receives from a socket of clients. `key` has the listener, and the destination address if the socket
-    /// has only one. True if more may be queued.
+    /// Receives from a socket of clients. `key` contains the listener, and the destination address if the
+    /// socket has only one. Returns true if more datagrams may be queued.
     pub(super) fn receive_from_clients(&mut self, key: Key, socket: SocketId, tick: &mut Tick<'_>) -> bool {
         let mut share = LISTENER_SHARE;
         while self.rx.has_room() {
@@ -210,7 +210,8 @@ impl Engine {
         true
     }
 
-    /// Sends a received buffer; all of it is from one client, so the session is looked up once.
+    /// Sends a received buffer to the target. All of it is from one client, so the session is looked up only
+    /// once.
     fn send_to_target(&mut self, key: Key, index: usize, tick: &mut Tick<'_>) {
         let Some(buffer) = self.rx.buffer(index) else { return };
         let key = Key { client: buffer.from, local: key.local.or(buffer.local), ..key };
@@ -259,7 +260,7 @@ impl Engine {
         }
         state.counters.limited_datagrams += gate.limited;
         session.to_target += bytes;
-        // Data waiting for a connect is counted for the target that accepts it.
+        // Data that waits for a connect is counted for the target that accepts the connection.
         state.moved(session.choice.filter(|_| session.stage != Stage::Connecting), bytes, 0);
         state.counters.to_target_datagrams += datagrams;
         self.sessions.touch(at, tick.now, &mut state.lists);
@@ -349,7 +350,7 @@ impl Engine {
     }
 
     /// True if an ICMP port unreachable (RFC 792) or ICMPv6 port unreachable (RFC 4443 section 3.1) is
-    /// queued. Other errors may be temporary: a router reboots, a datagram is too big.
+    /// queued. Other errors may be temporary, for example when a router reboots or a datagram is too big.
     fn is_refused(&self, socket: SocketId) -> bool {
         let Some(socket) = self.sockets.get(socket) else { return false };
         let mut refused = false;
@@ -366,8 +367,8 @@ impl Engine {
         self.end(at, if answered { EndReason::TargetReset } else { EndReason::ConnectFailed }, tick);
     }
 
-    /// Starts a session for a new UDP client. Refusals are counted, not reported: anyone can forge thousands
-    /// of sources per second.
+    /// Starts a session for a new UDP client. Refusals are counted but not reported, because anyone can forge
+    /// thousands of sources per second.
     #[cold]
     fn open(&mut self, key: Key, tick: &mut Tick<'_>) -> Option<u32> {
         if self.draining {
@@ -415,14 +416,14 @@ impl Engine {
         Some(at)
     }
 
-    /// Counts another session of a rule, evicting the longest idle one if necessary.
+    /// Counts another session of a rule, and evicts the longest idle one if necessary.
     fn make_room(&mut self, rule: u32, tick: &mut Tick<'_>) -> bool {
         let key = self.rules[rule as usize].key;
         let admission = tick.worker.enter(key);
         if admission == Admission::Entered {
             return true;
         }
-        // The kernel may have forwarded data for some since the last check.
+        // The kernel may have forwarded data for some sessions since the last check.
         let mut looks = LOOKS;
         let idle = loop {
             let lists = (admission == Admission::RuleFull).then(|| &self.rules[rule as usize].lists);
@@ -469,7 +470,7 @@ impl Engine {
         None
     }
 
-    /// Opens a socket towards this target for the session in slot `at`; `asked` as in [`Engine::reach`].
+    /// Opens a socket towards this target for the session in slot `at`; see [`Engine::reach`] for `asked`.
     pub(super) fn open_towards(
         &mut self,
         arrival: Arrival,
@@ -496,8 +497,8 @@ impl Engine {
         Ok((addressed(self.sockets.insert(socket), any_port, header), link))
     }
 
-    /// PROXY header for each datagram to the target; empty if the rule sends none. `asked` as in
-    /// [`Engine::reach`].
+    /// PROXY header for each datagram to the target; empty if the rule sends none. See [`Engine::reach`] for
+    /// `asked`.
     pub(super) fn header(
         &self,
         Arrival { rule, client, port, .. }: Arrival,
@@ -533,7 +534,7 @@ impl Engine {
         let Some(rule) = self.sessions.get(at).map(|session| session.rule) else { return };
         let state = &mut self.rules[rule as usize];
         let Some(mut session) = self.sessions.remove(at, &mut state.lists) else { return };
-        // Before its socket is closed: another session may get the same port.
+        // Before the session's socket is closed, because another session may then get the same port.
         session.link = None;
         if let (Some(offload), Some(across)) = (&mut self.offload, session.across.take()) {
             state.forwarded_across(&mut session, offload.release(*across));
@@ -561,7 +562,7 @@ impl Engine {
             self.rules.remove(rule as usize);
         }
         let outward = session.outward.socket();
-        // A pending event for its tokens in this wake-up finds no session, or another one without data.
+        // A pending event of this wake-up with its tokens finds no session, or another session without data.
         self.leaving.extend(outward.into_iter().chain(session.inward.own_socket()));
         if self.is_leaving_full() {
             self.send_queued();
@@ -572,7 +573,7 @@ impl Engine {
         self.leaving.len() >= LEAVING
     }
 
-    /// Sets the timer to the list heads of a rule.
+    /// Sets the timer according to the list heads of a rule.
     pub(super) fn expect(&mut self, rule: u32) {
         let lists = self.rules[rule as usize].lists;
         let due = lists.all().into_iter().filter_map(|list| self.sessions.due(list)).min();
@@ -583,8 +584,8 @@ impl Engine {
         self.due = [self.due, due].into_iter().flatten().min();
     }
 
-    /// Sends queued datagrams and closes the sockets that waited for it. The arena keeps data still to be
-    /// routed.
+    /// Sends queued datagrams and closes the sockets that waited for it. The arena keeps data that has not
+    /// been routed yet.
     pub(super) fn send_queued(&mut self) {
         self.tx.flush(&mut self.sockets, &self.rx);
         if let Some(offload) = &mut self.offload {

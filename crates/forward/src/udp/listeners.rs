@@ -1,5 +1,5 @@
-//! Binding of a rule's ports, separate from the engine so that the control thread can bind all of them before
-//! any is served.
+//! Binds a rule's ports, separately from the engine, so that the control thread can bind all ports before any
+//! of them is served.
 
 use std::{
     io,
@@ -11,8 +11,8 @@ use turnpike_net::{Datapath, ListenOptions, PassedSockets, TcpListener, UdpOptio
 
 use crate::{Bind, Protocol, Rule};
 
-/// Holds a burst of 16,000 full datagrams while the worker is busy; the kernel uses memory only for queued
-/// data.
+/// Socket buffer size: room for a burst of 16,000 full datagrams while the worker is busy. The kernel uses
+/// memory only for queued data.
 const LISTENER_BUFFER: usize = 4 << 20;
 
 /// Bound ports of a rule for one worker, in the order of the rule's range.
@@ -28,8 +28,8 @@ pub(super) enum Bound {
 }
 
 impl Listeners {
-    /// Binds every port of the rule, or takes the sockets `passed` for the first worker. `reuse_port` if
-    /// several workers, or an old and a new rule, share them. The error has the address.
+    /// Binds every port of the rule, or uses the sockets `passed` for the first worker. Set `reuse_port` if
+    /// several workers, or an old and a new rule, share the ports. The error includes the address.
     pub fn bind(
         rule: &Rule,
         datapath: Datapath,
@@ -44,8 +44,8 @@ impl Listeners {
         Self::bind_all(rule, ports.map(|port| ip.at(port)), datapath, reuse_port, (passed, 0))
     }
 
-    /// Binds the same ports for another worker, including those chosen by the kernel; `passed` has the
-    /// worker's number. The error has the address.
+    /// Binds the same ports for another worker, including those chosen by the kernel; `passed` includes the
+    /// worker's number. The error includes the address.
     pub fn bind_again(
         &self,
         rule: &Rule,
@@ -90,7 +90,8 @@ impl Listeners {
     }
 }
 
-/// Sockets bound elsewhere, in the order of the rule's range; those at a wildcard address need `packet_info`.
+/// Sockets bound elsewhere, in the order of the rule's range; those with a wildcard address need
+/// `packet_info`.
 impl From<Vec<UdpSocket>> for Listeners {
     fn from(sockets: Vec<UdpSocket>) -> Self {
         Self { bound: sockets.into_iter().map(Bound::Datagrams).collect() }

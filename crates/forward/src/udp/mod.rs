@@ -5,8 +5,9 @@
 //! client ◀─ listener ◀─ Tx::flush ─────────────── GRO in, GSO out ──────────────── Rx::recv ◀───────────────── target
 //! ```
 //!
-//! The sessions of a rule are in lists ordered by their last datagram, each list with one timeout. The head
-//! is the next to expire and the one to evict, so a datagram costs a few pointer updates and no timer.
+//! The sessions of a rule are in lists ordered by their last datagram, and each list has one timeout. The
+//! head is the next session to expire and the one to evict, so a datagram costs a few pointer updates and no
+//! timer.
 
 mod departures;
 mod drain;
@@ -57,16 +58,16 @@ pub enum Admission {
     /// The rule is at its limit ([`crate::Rule::max_connections`]). A UDP client evicts the rule's longest
     /// idle session; a TCP client is refused.
     RuleFull,
-    /// All rules together are at their limit. As above, with the longest idle session of all rules.
+    /// All rules together are at their limit. As above, but the longest idle session of all rules is evicted.
     TotalFull,
 }
 
-/// Services of the worker for its engine. Called when sessions begin and end, never for a datagram of a known
-/// session.
+/// Services of the worker for its engine. Called when sessions begin and end, never for a datagram of an
+/// existing session.
 pub trait WorkerContext {
-    /// True if the global lists and the rule's own admit the client.
+    /// True if the global lists and those of the rule admit the client.
     fn permits(&mut self, rule: RuleKey, client: IpAddr) -> bool;
-    /// Counts a connection or session of a client, or returns the limit it exceeds. `now` as in
+    /// Counts a connection or session of a client, or returns the limit that it exceeds. `now` is
     /// [`Tick::now`].
     fn admit_client(&mut self, rule: RuleKey, client: IpAddr, now: u64) -> Result<(), EndReason> {
         let _ = (rule, client, now);
@@ -75,10 +76,10 @@ pub trait WorkerContext {
     fn dismiss_client(&mut self, rule: RuleKey, client: IpAddr) {
         let _ = (rule, client);
     }
-    /// Counts a connection or session of a rule, unless a limit is reached.
+    /// Counts a connection or session of a rule, unless a limit has been reached.
     fn enter(&mut self, rule: RuleKey) -> Admission;
     fn leave(&mut self, rule: RuleKey);
-    /// Counts a handed-over session regardless of limits. Returns its target if it still exists.
+    /// Counts a handed-over session regardless of limits. Returns its target if that still exists.
     fn resume(
         &mut self,
         rule: RuleKey,
@@ -97,24 +98,25 @@ pub trait WorkerContext {
         let _ = rule;
         false
     }
-    /// True if targets of a rule are known to answer. Those of a one-way protocol never do.
+    /// True if targets of a rule are known to answer. Those of a one-way protocol never answer.
     fn answers(&mut self, rule: RuleKey) -> bool {
         let _ = rule;
         false
     }
-    /// True if a session should try all targets once; rarely granted.
+    /// True if a session should try all targets once; this is rare.
     fn explores(&mut self, rule: RuleKey, now: u64) -> bool {
         let _ = (rule, now);
         false
     }
-    /// Number of rules of this process that a client has passed; [`EndReason::Circle`] beyond the limit.
+    /// Number of rules of this process that a client has passed, or [`EndReason::Circle`] if it exceeds the
+    /// limit.
     fn hops(&mut self, rule: RuleKey, client: SocketAddr) -> Result<u8, EndReason> {
         let _ = (rule, client);
         Ok(0)
     }
     /// True if a target is a rule of this process; its sessions are recorded in [`WorkerContext::circles`].
-    /// `asked` is the address that the client used, `now` as in [`Tick::now`]. `HostUnreachable` if the rule
-    /// must not use this target.
+    /// `asked` is the address that the client used, and `now` is [`Tick::now`]. Returns `HostUnreachable` if
+    /// the rule must not use this target.
     fn approach(
         &mut self,
         rule: RuleKey,
@@ -130,14 +132,14 @@ pub trait WorkerContext {
     }
     /// Records that a target accepted the connection, or sent its first datagram to a session.
     fn answered(&mut self, rule: RuleKey, choice: Choice);
-    /// Releases the target of an ended or failed session; `failed` if it refused without ever having
-    /// answered. Otherwise its health is unknown.
+    /// Releases the target of an ended or failed session. `failed` is true if the target refused without ever
+    /// having answered; otherwise its health is unknown.
     fn release(&mut self, rule: RuleKey, choice: Choice, failed: bool);
     fn ended(&mut self, report: ConnectionReport);
 }
 
 pub struct Tick<'a> {
-    /// Milliseconds of any monotonic clock.
+    /// Time in milliseconds of any monotonic clock.
     pub now: u64,
     pub poller: &'a Poller,
     pub worker: &'a mut dyn WorkerContext,

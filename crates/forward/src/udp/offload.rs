@@ -1,5 +1,5 @@
 //! Sessions forwarded by the kernel (`turnpike_offload`): a flow per direction, from the session's first
-//! datagram to its end, and its counters. Datagrams left to user space keep their order.
+//! datagram to its end, and its counters. Datagrams that remain in user space keep their order.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -16,7 +16,8 @@ use super::{
 };
 
 impl Engine {
-    /// Offloads sessions of [`Engine::offload_rule`]; `is_active` unless the program is still to be attached.
+    /// Enables kernel forwarding for rules of [`Engine::offload_rule`]. `is_active` is false while the
+    /// program has not been attached yet.
     pub(crate) fn use_kernel(&mut self, flows: Flows, now: u64, is_active: bool) {
         self.offload = Some(Offload::new(flows, now, is_active));
     }
@@ -42,7 +43,7 @@ impl Engine {
         self.offload.is_some()
     }
 
-    /// Lets the kernel forward sessions of a rule that was just added.
+    /// Lets the kernel forward sessions of a rule that has just been added.
     pub(crate) fn offload_rule(&mut self, key: RuleKey) {
         for (_, state) in self.rules.iter_mut().filter(|(_, state)| state.key == key) {
             state.goes_across = true;
@@ -54,8 +55,8 @@ impl Engine {
         self.offload.as_mut().and_then(|offload| offload.sockets.before_wait())
     }
 
-    /// Records the events of a wake-up before they are handled; `are_all` if nothing else is ready. True if
-    /// the kernel has forwarded something.
+    /// Records the events of a wake-up before they are handled; `are_all` is true if nothing else is ready.
+    /// Returns true if the kernel has forwarded something.
     pub(crate) fn after_wait(&mut self, events: &[Event], are_all: bool, tick: &mut Tick<'_>) -> bool {
         let Some(Offload { flows, sockets, .. }) = &mut self.offload else { return false };
         let of_ours = events.iter().filter(|event| event.token & TOKENS != 0);
@@ -86,8 +87,8 @@ impl Engine {
         session.across = offload.install(ends, sockets, expires);
     }
 
-    /// Counts data forwarded by the kernel since the last read and refreshes the session; true if there was
-    /// any.
+    /// Counts data that the kernel has forwarded since the last read, and refreshes the session; returns true
+    /// if there was any.
     pub(super) fn book(&mut self, at: u32, tick: &mut Tick<'_>) -> bool {
         let heard = self.sessions.stamp(at);
         let (Some(offload), Some(session)) = (&mut self.offload, self.sessions.get_mut(at)) else {
@@ -136,7 +137,7 @@ impl Engine {
         }
     }
 
-    /// Reads the counters of some sessions and switches GRO of their sockets.
+    /// Reads the counters of some sessions and turns GRO on or off on their sockets.
     fn sweep(&mut self, tick: &mut Tick<'_>) -> bool {
         let Some(offload) = &mut self.offload else { return false };
         let Some(some) = offload.sockets.begin_sweep(tick.now, self.sessions.capacity()) else {

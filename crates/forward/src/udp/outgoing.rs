@@ -12,11 +12,12 @@ use turnpike_net::{Datapath, Interest, TcpSocket, UdpOptions, UdpSocket};
 use super::{Tick, rule_state::RuleState, sessions::Arrival};
 use crate::{Rule, circles::Link};
 
-/// A few super-packets of 64 KiB per direction; the kernel uses memory only for queued data.
+/// Socket buffer size: a few super-packets of 64 KiB per direction. The kernel uses memory only for queued
+/// data.
 pub(super) const BUFFER: usize = 1 << 20;
 
-/// UDP socket connected to the target: the kernel looks up the route once and drops datagrams of others. Not
-/// connected if the target may answer from any port.
+/// UDP socket connected to the target: the kernel looks up the route once and drops datagrams from other
+/// sources. The socket is not connected if the target may answer from any port.
 pub(super) fn datagrams(
     rule: &Rule,
     client: SocketAddr,
@@ -24,12 +25,12 @@ pub(super) fn datagrams(
     datapath: Datapath,
 ) -> io::Result<UdpSocket> {
     let options = UdpOptions {
-        // A transparent client that uses two of our ports needs the same address twice.
+        // If a client of a transparent rule uses two of our ports, its address has to be bound twice.
         reuse_port: rule.transparent,
         recv_buffer: Some(BUFFER),
         send_buffer: Some(BUFFER),
         gro: datapath == Datapath::Gso,
-        // Otherwise an ICMP error between two sends is lost.
+        // Otherwise an ICMP error that arrives between two sends is lost.
         errors: true,
         ..route_options(rule)
     };
@@ -44,13 +45,13 @@ pub(super) fn datagrams(
 /// address.
 pub(crate) fn to_check(rule: &Rule, target: SocketAddr) -> io::Result<std::net::UdpSocket> {
     let rule = Rule { transparent: false, ..rule.clone() };
-    // Only a transparent rule uses the client.
+    // The client's address matters only for a transparent rule.
     let socket = UdpSocket::bind(source(&rule, target, target)?, &route_options(&rule))?;
     socket.connect(target)?;
     Ok(OwnedFd::from(socket).into())
 }
 
-/// Source address of such a socket's datagrams.
+/// Source address of the datagrams that such a socket sends.
 pub(super) fn source_of(socket: &UdpSocket, rule: &Rule, target: SocketAddr) -> io::Result<SocketAddr> {
     let source = socket.source()?;
     if !source.ip().is_unspecified() {
@@ -74,7 +75,7 @@ pub(super) fn stream(rule: &Rule, client: SocketAddr, target: SocketAddr) -> io:
     Ok(socket)
 }
 
-/// TCP socket that is connecting and watched, with its link if it leads to a rule of this process.
+/// TCP socket that is connecting and being watched, with its link if it leads to a rule of this process.
 pub(super) fn watched_stream(
     state: &RuleState,
     arrival: Arrival,
@@ -95,13 +96,13 @@ pub(super) fn watched_stream(
     Ok((socket, link))
 }
 
-/// True if only this target is unreachable, so another one may work.
+/// True if only this target is unreachable, so that another one may work.
 pub(super) fn is_unreachable(error: &io::Error) -> bool {
     use io::ErrorKind::{AddrNotAvailable, ConnectionRefused, HostUnreachable, NetworkUnreachable};
     matches!(error.kind(), AddrNotAvailable | ConnectionRefused | HostUnreachable | NetworkUnreachable)
 }
 
-/// Options that decide about the route.
+/// Options that affect the route.
 fn route_options(rule: &Rule) -> UdpOptions {
     UdpOptions {
         device: rule.device.clone(),
@@ -134,7 +135,7 @@ mod tests {
     use crate::Rule;
 
     #[test]
-    fn a_link_local_source_is_bound_on_its_interface() {
+    fn link_local_source_is_bound_on_its_interface() {
         let to = SocketAddr::from(([0xfe80, 0, 0, 0, 0, 0, 0, 2], 9));
         let rule = Rule { source: "fe80::1%lo".parse().ok(), ..Rule::new("rule", to, to.into()) };
         let Ok(SocketAddr::V6(from)) = source(&rule, to, to) else { panic!("an address") };

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{EndReason, Rule, RuleId, RuleSnapshot, rate::Rates, tally::Tallies};
 
-/// Default of rinetd.
+/// Idle timeout if none is set, as in rinetd.
 const DEFAULT_IDLE: Duration = Duration::from_secs(72);
 /// Time to wait for further answers to a TCP client that has sent FIN.
 const LINGER: Duration = Duration::from_secs(5);
@@ -61,7 +61,7 @@ impl Engine {
     }
 
     /// Stops serving a rule and returns its listeners, for closing or for another rule. Sessions of UDP
-    /// clients end, since their answers leave from there; connections of TCP clients may finish.
+    /// clients end, since their answers are sent from the listeners; connections of TCP clients may finish.
     pub fn remove_rule(&mut self, key: RuleKey, tick: &mut Tick<'_>) -> Listeners {
         let found = self.rules.iter().find(|(_, state)| state.key == key && !state.removed);
         let Some(slot) = found.map(|(slot, _)| narrow(slot)) else { return Listeners { bound: Vec::new() } };

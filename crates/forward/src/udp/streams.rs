@@ -16,9 +16,9 @@ use crate::{
     rate::{DOWN, UP},
 };
 
-/// Connections accepted per listener and tick.
+/// Maximum number of connections accepted per listener and tick.
 const ACCEPTS: usize = 64;
-/// Milliseconds for which a listener pauses without descriptors.
+/// Milliseconds for which a listener pauses when no descriptors are left.
 const REST: u64 = 100;
 /// Maximum number of bytes copied from streams before a flush.
 const COPIED: u64 = 1 << 20;
@@ -35,7 +35,7 @@ impl Engine {
                 }
                 Ok(None) => return,
                 Err(error) if is_exhaustion(&error) => {
-                    // Level-triggered, the waiting connection would wake the worker forever.
+                    // Polling is level-triggered, so the waiting connection would wake the worker forever.
                     if tick.poller.remove(socket).is_ok() {
                         let until = tick.now + REST;
                         *paused_until = Some(until);
@@ -43,7 +43,7 @@ impl Engine {
                     }
                     return self.complain(&error);
                 }
-                // Only this connection is lost: a firewall refused it (accept(2)).
+                // Only this connection is lost: a firewall has refused it (accept(2)).
                 Err(_) => {}
             }
         }
@@ -174,7 +174,8 @@ impl Engine {
         }
         if stream.read_closed {
             stream.watch(tokens::inward_token(at), tick.poller);
-            // The client also stopped reading: without watched events only a hang-up or an error is reported.
+            // The client has also stopped reading: when no events are watched, only a hang-up or an error is
+            // reported.
             if event.error || event.readable {
                 let reset = stream.socket().take_error().is_err();
                 let reason = if reset { EndReason::ClientReset } else { EndReason::Finished };
@@ -250,8 +251,8 @@ impl Engine {
                 (Ok(_), Outward::Datagrams(_) | Outward::Addressed(_)) => {}
             }
             session.choice = None;
-            // Connects rarely fail at once, so a local failure is not distinguished; the next health check
-            // corrects it.
+            // Connects rarely fail immediately, so local failures are not treated separately; the next health
+            // check corrects the result.
             tick.worker.release(state.key, choice, true);
         }
         self.end(at, EndReason::ConnectFailed, tick);

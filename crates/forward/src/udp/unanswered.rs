@@ -4,7 +4,7 @@ use std::{cmp::Reverse, collections::BinaryHeap};
 
 use crate::Slot;
 
-/// Sessions without an answer that could use another target, each listed once.
+/// Sessions without an answer that could use another target; each is listed once.
 #[derive(Default)]
 pub(super) struct Unanswered(pub(super) BinaryHeap<Reverse<Look>>);
 
@@ -13,11 +13,11 @@ pub(super) struct Look {
     pub(super) at: u32,
     /// Start of the session; its slot may have been reused.
     pub(super) opened: u64,
-    /// Time at which it got its current target.
+    /// Time at which the session got its current target.
     pub(super) since: u64,
     pub(super) wait: u64,
     pub(super) tried: Vec<Slot>,
-    /// The session tests whether any target of the rule answers.
+    /// True if the session tests whether any target of the rule answers.
     pub(super) explores: bool,
 }
 

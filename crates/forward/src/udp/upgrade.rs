@@ -1,5 +1,5 @@
 //! Handover of UDP clients' sessions to another process, with their sockets and in order of age. Connections
-//! of TCP clients stay.
+//! of TCP clients stay in the old process.
 
 use std::{
     io,
@@ -25,13 +25,13 @@ use crate::{
 /// A session without its socket.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Portable {
-    /// Index of its rule among those of the process.
+    /// Index of the session's rule among those of the process.
     pub(crate) rule: usize,
     port: u16,
     client: SocketAddr,
     local: Option<IpAddr>,
     target: SocketAddr,
-    /// It counts as a session of the target.
+    /// True if it counts as a session of the target.
     is_seated: bool,
     attempts: u8,
     answered: bool,
@@ -42,7 +42,7 @@ pub(crate) struct Portable {
     /// Last value of the kernel's drop counter of its socket.
     drops: u32,
     stream: Option<bridge::Held>,
-    /// As [`Arrival::hops`]; older processes do not send it.
+    /// See [`Arrival::hops`]; older versions do not send this field.
     #[serde(default)]
     hops: u8,
 }
@@ -80,7 +80,7 @@ impl Engine {
         }
     }
 
-    /// Movable sessions, the longest idle first.
+    /// Sessions that can be handed over, the longest idle first.
     pub(crate) fn portable(&self) -> Vec<u32> {
         let rules = self.rules.iter().filter(|(_, state)| !state.removed);
         let mut all: Vec<u32> = rules.flat_map(|(slot, _)| self.sessions.of_rule(narrow(slot))).collect();
@@ -89,8 +89,8 @@ impl Engine {
         all
     }
 
-    /// Exports a session and its socket towards the target; the session stays usable here. `rules` are those
-    /// of the process.
+    /// Exports a session and its socket towards the target; the session stays usable here. `rules` are all
+    /// rules of the process.
     pub(crate) fn export(&self, at: u32, rules: &[RuleKey], now: u64) -> Option<(Portable, BorrowedFd<'_>)> {
         let session = self.sessions.get(at)?;
         let key = self.client_of(at)?;
@@ -122,8 +122,8 @@ impl Engine {
         Some((portable, socket))
     }
 
-    /// Continues a session of another process. `InvalidData` if it does not belong to this rule or exists
-    /// already.
+    /// Continues a session of another process. Fails with `InvalidData` if it does not belong to this rule or
+    /// already exists.
     pub(crate) fn resume(
         &mut self,
         session: Portable,
@@ -144,7 +144,7 @@ impl Engine {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a session that already exists"));
         }
         let token = outward_token(self.sessions.next());
-        // The other process has accepted it, so an error does not end it.
+        // The other process has accepted the session, so an error must not end it.
         let leads_here = tick.worker.approach(key, session.target, local, tick.now).unwrap_or(false);
         let mut end = Err(io::ErrorKind::NotConnected.into());
         let outward = match session.stream {
@@ -198,8 +198,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Drops listeners and sessions of UDP clients without a report, since another process has them. TCP
-    /// clients stay.
+    /// Drops listeners and the sessions of UDP clients without reporting them, since another process has
+    /// them. TCP clients stay.
     pub(crate) fn surrender(&mut self, tick: &mut Tick<'_>) {
         self.recall(tick);
         self.send_queued();
@@ -224,7 +224,7 @@ impl Engine {
             state.left(choice, None);
             tick.worker.release(state.key, choice, false);
         }
-        // Closing does not remove the socket from the poller while the other process has it open.
+        // While the other process has the socket open, closing it does not remove it from the poller.
         match session.outward {
             Outward::Stream(stream) => _ = tick.poller.remove(stream.socket()),
             datagrams => {

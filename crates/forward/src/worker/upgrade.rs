@@ -1,5 +1,5 @@
 //! Handover steps of a worker ([`crate::upgrade`]): it pauses, exports its sessions of UDP clients to the new
-//! process and keeps its connections, or resumes normal service.
+//! process and keeps its connections; or it resumes normal service.
 
 use std::{io, os::fd::OwnedFd};
 
@@ -27,14 +27,14 @@ impl Worker {
                         poller: &self.frame.poller,
                         worker: &mut self.worker_rules,
                     });
-                    // Received datagrams leave before another process reads.
+                    // Send the datagrams received so far before another process reads.
                     engine.flush();
                 }
                 let _ = done.send(());
                 self.rest();
             }
             Step::ResumeFlows => self.resume_across(),
-            // Valid only on a paused worker.
+            // These steps are valid only on a paused worker.
             Step::Export(..) | Step::Import(..) | Step::Resume | Step::Forget(_) | Step::Serve => {}
         }
     }
@@ -85,7 +85,7 @@ impl Worker {
         }
     }
 
-    /// Sends all movable sessions; they also remain here.
+    /// Sends all sessions that can be handed over; they also remain here.
     fn export_sessions(&mut self, channel: &Channel) -> io::Result<usize> {
         let now = self.frame.now_ms();
         let rules: Vec<udp::RuleKey> = self.handed_over.iter().map(|key| udp::RuleKey(*key)).collect();
@@ -119,10 +119,10 @@ impl Worker {
         self.publish(now);
     }
 
-    /// Takes over from a worker of the old process, and serves once all other workers can.
+    /// Takes over from a worker of the old process, and serves clients once all other workers can too.
     pub(crate) fn run_from_handover(&mut self) {
         self.rest();
-        // If stopped, the sessions still belong to the old process.
+        // If the worker was stopped, the sessions still belong to the old process.
         if !self.frame.is_stopped && !self.run_commands(self.frame.now_ms()) {
             self.run();
         }
