@@ -37,7 +37,7 @@ fn heard_from(source: Ipv4Addr, to: SocketAddr) -> u8 {
     read_exactly(&mut connect_from(source, to), 1)[0]
 }
 
-/// UDP server that answers everything with its name.
+/// UDP server that answers every datagram with its name.
 fn udp_greeter(name: u8) -> SocketAddr {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap();
@@ -74,7 +74,7 @@ fn round_robin_gives_each_target_its_weight_over_all_workers() {
 }
 
 #[test]
-fn least_connections_keeps_to_the_weights() {
+fn least_connections_respects_the_weights() {
     let targets = [(greeter("a"), 1), (greeter("b"), 4)];
     let running = Running::start_with(&workers(2), &[weighted(&targets, Balance::LeastConnections)]);
     let mut open = Vec::new();
@@ -165,7 +165,7 @@ fn clients_behind_a_proxy_stick_by_the_address_in_its_header() {
     let first: Vec<u8> = (1..30).map(ask).collect();
     assert!(
         first.contains(&b'a') && first.contains(&b'b'),
-        "clients are told apart behind one proxy: {first:?}"
+        "clients behind one proxy are told apart: {first:?}"
     );
     assert_eq!((1..30).map(ask).collect::<Vec<_>>(), first);
 }
@@ -180,7 +180,7 @@ fn clients_return_to_a_recovered_target_and_no_others_move() {
     let without = ask();
     assert!(without.contains(&b'b') && without.contains(&b'c'), "{without:?}");
     support::serve_greetings(TcpListener::bind(down).unwrap(), "a");
-    // Other targets are preferred for a second after a failure.
+    // For a second after a failure, other targets are preferred.
     let with = eventually("the recovered target", || Some(ask()).filter(|heard| heard.contains(&b'a')));
     for (without, with) in without.iter().zip(with) {
         assert!(with == b'a' || with == *without);
@@ -191,7 +191,7 @@ fn clients_return_to_a_recovered_target_and_no_others_move() {
 fn traffic_is_counted_per_target() {
     let (a, nobody) = (greeter("a"), free_address());
     let running = Running::start(&[weighted(&[(nobody, 1), (a, 1)], Balance::Failover)]);
-    // Both are up before the first client.
+    // Both count as up before the first client.
     assert!(target(&running, a).up && target(&running, nobody).up);
 
     let mut client = running.connect("r");
@@ -213,7 +213,7 @@ fn traffic_is_counted_per_target() {
     client.shutdown(std::net::Shutdown::Both).unwrap();
     eventually("the end of the connection", || target(&running, a).counts.open == 0);
 
-    // A single connection detects that it is back.
+    // A single connection is enough to detect that the target is back.
     support::serve_greetings(TcpListener::bind(nobody).unwrap(), "n");
     eventually("the recovered target is up", || {
         let _ = running.connect("r").read(&mut [0]);
@@ -227,7 +227,7 @@ fn traffic_is_counted_per_udp_target() {
     let rule = Rule { protocol: Protocol::Udp, ..weighted(&[(a, 1), (nobody, 1)], Balance::Source) };
     let running = Running::start(&[rule]);
     let to = running.address("r");
-    // Each of the two gets some of these.
+    // Each of the two targets gets some of these.
     for number in 1..40 {
         UdpSocket::bind((source(number), 0)).unwrap().send_to(b"???", to).unwrap();
     }

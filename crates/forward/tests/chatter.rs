@@ -1,5 +1,5 @@
-//! `copy = "kernel"`: the kernel forwards interactive connections, user space takes them back for bulk, and
-//! no byte is lost however they end. `transfers` covers behaviour common to all copy modes.
+//! `copy = "kernel"`: the kernel forwards interactive connections, user space takes them back for bulk data,
+//! and no byte is lost, however they end. `transfers` covers behaviour common to all copy modes.
 
 use crate::prelude::*;
 
@@ -18,7 +18,7 @@ fn open(running: &Running, server: &TcpListener) -> (TcpStream, TcpStream) {
     (client, server)
 }
 
-/// Exchanges a few short messages: enough to count as interactive, and quick.
+/// Exchanges a few short messages quickly, which is enough to count as interactive.
 fn greet(client: &mut TcpStream, server: &mut TcpStream) -> u64 {
     for round in 0..20 {
         client.write_all(&pattern(round, 10, 1)).unwrap();
@@ -29,7 +29,7 @@ fn greet(client: &mut TcpStream, server: &mut TcpStream) -> u64 {
     200
 }
 
-/// Transfers `total` bytes one way and checks each.
+/// Transfers `total` bytes in one direction and checks each of them.
 fn transfer(mut from: TcpStream, to: &mut TcpStream, total: usize, seed: u64) {
     let writer = thread::spawn(move || {
         let mut at = 0;
@@ -44,7 +44,7 @@ fn transfer(mut from: TcpStream, to: &mut TcpStream, total: usize, seed: u64) {
     while at < total {
         let most = buffer.len().min(total - at);
         let got = to.read(&mut buffer[..most]).unwrap();
-        assert!(got > 0, "the end after {at} of {total}");
+        assert!(got > 0, "the stream ended after {at} of {total}");
         assert!(buffer[..got] == pattern(at as u64, got, seed), "bytes differ after {at}");
         at += got;
     }
@@ -55,7 +55,7 @@ fn booked(running: &Running) -> RuleSnapshot {
     running.snapshot("r")
 }
 
-/// Waits until these bytes are counted, to the target and to the client.
+/// Waits until these numbers of bytes, to the target and to the client, are counted.
 fn counted(running: &Running, said: [u64; 2]) {
     eventually(&format!("{said:?} are counted"), || {
         [booked(running).to_target_bytes, booked(running).to_client_bytes] == said
@@ -80,11 +80,11 @@ fn kernel_forwards_interactive_traffic_with_exact_totals() {
         assert_eq!(read_exactly(&mut client, 2 * len), pattern(round as u64, 2 * len, 4));
     }
     let more: u64 = (0..500).map(|round| 1 + round % 3000).sum();
-    eventually("all is counted", || booked(&running).to_client_bytes == said + 2 * more);
+    eventually("everything is counted", || booked(&running).to_client_bytes == said + 2 * more);
     let now = booked(&running);
     assert_eq!(now.to_target_bytes, said + more);
     let across = [0, 1].map(|way| now.kernel.bytes[way] - before.kernel.bytes[way]);
-    assert_eq!(across, [more, 2 * more], "all forwarded by the kernel");
+    assert_eq!(across, [more, 2 * more], "the kernel forwarded all of them");
     assert_eq!(now.spliced_bytes, now.kernel.bytes.iter().sum::<u64>());
     drop(client);
     assert_eq!(read_all(&mut server), b"");
@@ -106,7 +106,7 @@ fn bulk_returns_to_user_space_and_interactive_traffic_to_the_kernel() {
         let chatted = chat(&running, "r", &mut client, &mut server);
         said = said.map(|side| side + chatted);
         let total = 3 << 20;
-        // On a busy machine bulk may arrive in small late pieces that look interactive.
+        // On a busy machine, bulk data may arrive in small, late pieces that look interactive.
         let is_back = (0..10).any(|_| {
             let in_kernel = || booked(&running).kernel.bytes.iter().sum::<u64>();
             counted(&running, said);
@@ -121,11 +121,11 @@ fn bulk_returns_to_user_space_and_interactive_traffic_to_the_kernel() {
             counted(&running, said);
             in_kernel() - before < total as u64 / 2
         });
-        assert!(is_back, "bulk stays in the kernel");
+        assert!(is_back, "bulk data stays in the kernel");
     }
 }
 
-/// The reader sends without reading; sockmap alone would accept everything sent to it.
+/// The reader sends without reading; sockmap alone would accept everything that is sent to it.
 #[test]
 fn data_for_a_stalled_reader_is_bounded_and_arrives_later() {
     if !kernel_passes_on() {
@@ -146,13 +146,13 @@ fn data_for_a_stalled_reader_is_bounded_and_arrives_later() {
             }
             Err(error) => panic!("{error}"),
         }
-        // A turn without reading.
+        // The server answers without having read, which makes this traffic interactive.
         if sent % (1400 * 64) == 0 || refused > 0 {
             server.write_all(b"!").unwrap();
             pings += 1;
         }
     }
-    assert!(sent < MOST, "the sender was never blocked");
+    assert!(sent < MOST, "the sender never blocked");
     client.set_nonblocking(false).unwrap();
     assert_eq!(read_exactly(&mut client, pings as usize), vec![b'!'; pings as usize]);
     client.shutdown(Shutdown::Write).unwrap();
@@ -162,7 +162,7 @@ fn data_for_a_stalled_reader_is_bounded_and_arrives_later() {
 }
 
 #[test]
-fn data_directly_before_the_end_of_stream_arrives() {
+fn data_immediately_before_the_end_of_stream_arrives() {
     if !kernel_passes_on() {
         return;
     }
@@ -174,7 +174,7 @@ fn data_directly_before_the_end_of_stream_arrives() {
         client.write_all(&pattern(0, asks, 6)).unwrap();
         client.shutdown(Shutdown::Write).unwrap();
         if number % 3 == 0 {
-            // The answer does not wait for the question.
+            // The server answers without reading the question.
             server.write_all(&pattern(0, answers, 7)).unwrap();
             server.shutdown(Shutdown::Write).unwrap();
             assert!(read_all(&mut server) == pattern(0, asks, 6), "{number}");
@@ -187,7 +187,7 @@ fn data_directly_before_the_end_of_stream_arrives() {
     }
     let reports = running.log.wait(300);
     assert!(reports.iter().all(|report| report.reason == EndReason::Finished), "{reports:?}");
-    eventually("the last is counted", || booked(&running).active == 0);
+    eventually("the last byte is counted", || booked(&running).active == 0);
     assert!(booked(&running).kernel.bytes.iter().all(|bytes| *bytes > 300 * 10), "{:?}", booked(&running));
 }
 
@@ -257,9 +257,9 @@ fn kernel_forwarded_connection_is_not_idle() {
         client.write_all(b"?").unwrap();
         assert_eq!(read_exactly(&mut server, 1), b"?");
     }
-    eventually("the kernel forwarded them", || booked(&running).kernel.bytes[0] == before + 8);
+    eventually("the kernel has forwarded them", || booked(&running).kernel.bytes[0] == before + 8);
     assert!(running.log.all().is_empty());
-    // Now it is idle, and both sides are reset.
+    // Now the connection is idle, and both sides are reset.
     assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
     assert_eq!(server.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
     assert_eq!(running.log.wait(1)[0].reason, EndReason::Idle);
@@ -286,7 +286,7 @@ fn one_side_may_end_while_the_other_continues() {
 }
 
 #[test]
-fn reset_passes_at_once_to_a_stalled_side() {
+fn reset_is_passed_on_immediately_to_a_stalled_side() {
     if !kernel_passes_on() {
         return;
     }
@@ -318,7 +318,7 @@ fn reset_passes_at_once_to_a_stalled_side() {
 }
 
 #[test]
-fn rule_added_by_a_reload_uses_the_kernel_and_a_stop_resets_it() {
+fn rule_added_by_a_reload_uses_the_kernel_and_stopping_resets_its_connections() {
     if !kernel_passes_on() {
         return;
     }

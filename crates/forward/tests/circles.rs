@@ -11,9 +11,10 @@ use crate::{
 
 const HERE: [u8; 4] = [127, 0, 0, 1];
 
-/// Rule on one loopback address, or on all, at a port that is free for TCP and UDP.
+/// Rule that listens on one loopback address, or on all, and targets itself, on a port that is free for TCP
+/// and UDP.
 fn at_a_known_port(listen: [u8; 4], protocol: Protocol) -> (Rule, u16) {
-    let port = eventually("a port free in both", || {
+    let port = eventually("a port that is free for both", || {
         let port = free_address().port();
         UdpSocket::bind(("127.0.0.1", port)).ok().map(|_| port)
     });
@@ -33,10 +34,10 @@ fn rule_does_not_connect_to_its_own_listener() {
         assert_eq!(running.log.wait(turn)[turn - 1].reason, EndReason::ConnectFailed);
     }
     let own = SocketAddr::from(([127, 0, 0, 1], port));
-    eventually("they are counted", || failures(&running, own, Failure::Unreachable) == 3);
-    assert_eq!(running.snapshot("r").accepted, 3, "one connection each");
+    eventually("the failures are counted", || failures(&running, own, Failure::Unreachable) == 3);
+    assert_eq!(running.snapshot("r").accepted, 3, "one connection per client");
     drop(running);
-    // Another target is tried instead.
+    // If there is another target, it is tried instead.
     rule.targets.push(greeter("b").into());
     assert_eq!(greeting(&Running::start(&[rule])), "b");
 }
@@ -72,13 +73,13 @@ fn udp_rule_has_no_session_with_itself() {
         for turn in 1..=3 {
             let client = UdpSocket::bind("127.0.0.1:0").unwrap();
             client.send_to(b"?", SocketAddr::from(([127, 0, 0, 1], port))).unwrap();
-            eventually("it is refused", || refused() >= turn);
+            eventually("the session is refused", || refused() >= turn);
         }
         assert_eq!((refused(), running.snapshot("r").accepted), (3, sessions), "{listen:?}");
     }
 }
 
-/// Chain of rules, the last one to `target`; with the address of the first.
+/// Chain of rules, of which the last one leads to `target`; also returns the address of the first.
 pub(crate) fn chain(protocol: Protocol, length: usize, target: SocketAddr) -> (Vec<Rule>, SocketAddr) {
     let (mut rules, mut next): (Vec<Rule>, _) = (Vec::new(), target);
     for number in (0..length).rev() {
@@ -110,7 +111,7 @@ fn accepted(running: &Running) -> u64 {
     ["0", "1"].into_iter().map(|id| running.snapshot(id).accepted).sum()
 }
 
-/// Client whose address transparent rules can use on the same machine.
+/// Client whose address transparent rules can also use on the same machine.
 fn sharing_client() -> UdpSocket {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
     socket.set_reuse_port(true).unwrap();
@@ -158,7 +159,7 @@ fn transparent_rules_in_a_loop_send_nothing() {
 #[test]
 fn client_of_many_ports_of_a_transparent_rule_is_not_a_loop() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
-        // Routes datagrams to 10.8.0.1 out, without answers.
+        // Datagrams to 10.8.0.1 are routed away and get no answer.
         alone::run("ip", &["route", "add", "10.8.0.1", "dev", "lo"]);
         let ports = PortRange { first: 36000, last: 36011 };
         let (rule, _) = at_a_known_port(HERE, Protocol::Udp);
@@ -175,16 +176,16 @@ fn client_of_many_ports_of_a_transparent_rule_is_not_a_loop() {
         for port in ports.first..=ports.last {
             client.send_to(b"?", (std::net::Ipv4Addr::from(HERE), port)).unwrap();
         }
-        eventually("all have a session", || running.snapshot("r").accepted == 12);
+        eventually("each port has a session", || running.snapshot("r").accepted == 12);
         assert_eq!(running.snapshot("r").ended, []);
     });
 }
 
 #[test]
-fn session_that_reconnects_counts_for_the_next_rule() {
+fn session_that_reconnects_is_a_hop_for_the_next_rule() {
     let (mut rules, first) = chain(Protocol::Tcp, 8, greeter("a"));
     let (across, listening) = at_a_known_port(HERE, Protocol::Udp);
-    // The first target is closed.
+    // The first target is a closed port.
     rules.push(Rule {
         id: RuleId("across".to_owned()),
         protocol: Protocol::UdpToTcp { framed: false },
@@ -207,5 +208,5 @@ fn chain_of_eight_rules_is_not_a_loop() {
     let (rules, first) = chain(Protocol::Udp, 9, echo.address);
     let running = Running::start(&rules);
     crate::udp_common::client(first).send(b"?").unwrap();
-    eventually("the ninth refuses", || circles(&running, "8") == 1);
+    eventually("the ninth rule refuses the client", || circles(&running, "8") == 1);
 }

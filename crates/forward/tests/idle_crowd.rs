@@ -10,7 +10,7 @@ fn five_thousand_idle_connections_cost_less_than_a_kilobyte_each() {
 }
 
 fn gather() {
-    // One of a client, one of a server and two of the forwarder per connection.
+    // Per connection, one for the client, one for the server, and two for the forwarder.
     let limit = turnpike_net::rlimit::raise_open_files(4 * COUNT as u64 + 200);
     let count = COUNT.min((limit as usize - 200) / 4);
     let mut buffers = Vec::with_capacity(count);
@@ -24,7 +24,7 @@ fn gather() {
             let client = running.connect("r");
             ends.push((client, accept(&server)));
         }
-        // A first byte each way.
+        // A first byte in each direction.
         for (client, server) in &mut ends {
             client.write_all(b"a").unwrap();
             assert_eq!(read_exactly(server, 1), b"a");
@@ -32,8 +32,8 @@ fn gather() {
             assert_eq!(read_exactly(client, 1), b"b");
         }
     });
-    println!("{count} connections: {of_connections} bytes; as many kilobytes: {of_buffers}");
-    assert!(of_connections < of_buffers, "{of_connections} bytes of {of_buffers}");
+    println!("{count} connections: {of_connections} bytes; the same number of kilobytes: {of_buffers}");
+    assert!(of_connections < of_buffers, "{of_connections} bytes, more than {of_buffers}");
     drop(buffers);
     assert_eq!(running.forwarder.active(), count as u64);
     for (client, server) in ends.iter_mut().step_by(97) {

@@ -1,4 +1,4 @@
-//! Start, reload, drain and stop.
+//! Starting, reloading, draining and stopping.
 
 use crate::prelude::*;
 
@@ -33,7 +33,7 @@ fn two_forwarders_do_not_share_a_port_silently() {
 }
 
 #[test]
-fn keep_going_runs_the_other_rules() {
+fn with_keep_going_the_other_rules_run() {
     let (_taken, address) = listener();
     let mut settings = settings();
     settings.keep_going = true;
@@ -47,7 +47,7 @@ fn keep_going_runs_the_other_rules() {
 }
 
 #[test]
-fn foreign_source_names_the_rule_and_nothing_listens() {
+fn source_of_another_machine_names_the_rule_and_nothing_listens() {
     let (other, free) = listener();
     drop(other);
     // RFC 5737: no machine has this address.
@@ -60,7 +60,7 @@ fn foreign_source_names_the_rule_and_nothing_listens() {
 }
 
 #[test]
-fn keep_going_reloads_the_rules_that_can_be_bound() {
+fn with_keep_going_a_reload_uses_the_rules_that_can_be_bound() {
     let (taken, address) = listener();
     let mut settings = settings();
     settings.keep_going = true;
@@ -74,7 +74,7 @@ fn keep_going_reloads_the_rules_that_can_be_bound() {
     let new = forwarder.listeners().into_iter().find(|(id, _)| id.0 == "new").expect("a listener").1;
     let new = support::socket_address(&new);
     assert_eq!(read_exactly(&mut support::client(new), 1), b"n");
-    // The old rules stay if no rule would be left.
+    // The old rules stay if no new rule could be bound.
     assert!(forwarder.reload(&settings, &[bad]).is_err());
     assert_eq!(read_exactly(&mut support::client(new), 1), b"n");
     drop(taken);
@@ -89,7 +89,7 @@ fn several_workers_share_one_port() {
     let running = Running::start_with(&settings, &[rule("r", greeter("a"))]);
     let mut open: Vec<_> = (0..64).map(|_| running.connect("r")).collect();
     open.iter_mut().for_each(|client| assert_eq!(read_exactly(client, 1), b"a"));
-    eventually("the counters of all workers", || running.snapshot("r").active == 64);
+    eventually("all workers have published their counters", || running.snapshot("r").active == 64);
     assert_eq!(running.forwarder.active(), 64);
     drop(open);
     running.log.wait(64);
@@ -104,7 +104,7 @@ fn reload_keeps_connections_and_applies_to_new_ones() {
     let mut open = ["kept", "changed", "gone"].map(|id| running.connect(id));
     open.iter_mut().for_each(|client| drop(read_exactly(client, 1)));
     let (changed_at, gone_at) = (running.address("changed"), running.address("gone"));
-    // Port 0 would be another port after each change.
+    // Port 0 would become a different port after each change.
     let changed = at(rule("changed", greeter("b")), changed_at);
     let rules = [kept, changed, rule("new", greeter("n"))];
     let kept_at = running.address("kept");
@@ -120,7 +120,7 @@ fn reload_keeps_connections_and_applies_to_new_ones() {
     assert_eq!(TcpStream::connect(gone_at).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     assert_eq!(running.snapshot("gone").active, 1);
     drop(open);
-    eventually("the removal", || !running.forwarder.snapshots().iter().any(|(id, _)| id.0 == "gone"));
+    eventually("the rule is removed", || !running.forwarder.snapshots().iter().any(|(id, _)| id.0 == "gone"));
 }
 
 #[test]
@@ -150,17 +150,17 @@ fn two_rules_cannot_take_over_the_same_port() {
 
 #[test]
 fn port_moves_from_one_address_to_the_wildcard_and_back() {
-    // A port that no other test uses as a client port on another address, which would block the wildcard.
+    // A port that no other test can use as a client port on another address, which would block the wildcard.
     let address = free_address();
     let running = Running::start(&[at(rule("r", greeter("a")), address)]);
     let mut wide = at(rule("r", greeter("b")), address);
     wide.bind = [0, 0, 0, 0].into();
     running.forwarder.reload(&settings(), &[wide]).unwrap();
-    // Both listen for a moment, and clients queued at the one that closes are reset.
-    eventually("the wildcard serves", || greeting_at(address) == Some(*b"b"));
+    // For a moment both listen, and clients in the queue of the one that closes are reset.
+    eventually("the wildcard rule serves clients", || greeting_at(address) == Some(*b"b"));
     let narrow = [at(rule("r", greeter("c")), address)];
     running.forwarder.reload(&settings(), &narrow).unwrap();
-    eventually("the specific address serves", || greeting_at(address) == Some(*b"c"));
+    eventually("the rule with the specific address serves clients", || greeting_at(address) == Some(*b"c"));
 }
 
 /// First byte sent to a client, if it is served.
@@ -198,7 +198,7 @@ fn no_connection_fails_during_reloads_under_load() {
         let target = if round % 2 == 0 { second } else { first };
         let before = done.load(Ordering::Relaxed);
         running.forwarder.reload(&settings(), &[at(rule("r", target), address)]).unwrap();
-        eventually("a connection in between", || done.load(Ordering::Relaxed) > before);
+        eventually("a connection between two reloads", || done.load(Ordering::Relaxed) > before);
     }
     stop.store(true, Ordering::Relaxed);
     let total: usize = clients.into_iter().map(|client| client.join().unwrap()).sum();

@@ -7,13 +7,13 @@ fn denies(pattern: &str) -> Access {
 }
 
 #[test]
-fn denied_client_is_closed_at_once_and_counted() {
+fn denied_client_is_closed_immediately_and_counted() {
     let mut own = rule("own", greeter("a"));
     own.access = denies("127.0.0.?");
     let running = Running::start(&[own]);
     assert_eq!(read_all(&mut running.connect("own")), b"");
     assert_eq!(running.log.wait(1)[0].reason, EndReason::Denied);
-    eventually("the counter", || running.snapshot("own").ended == [(EndReason::Denied, 1)]);
+    eventually("the refusal is counted", || running.snapshot("own").ended == [(EndReason::Denied, 1)]);
 }
 
 #[test]
@@ -69,8 +69,8 @@ fn connections_per_client_are_limited_over_all_workers() {
         assert_eq!(read_all(&mut client_from([127, 0, 0, 7], &running)), b"");
     }
     assert_eq!(read_exactly(&mut client_from([127, 0, 0, 8], &running), 1), b"a");
-    eventually("the counters", || refused(&running, EndReason::ClientLimit) == 20);
-    // Only of the other client.
+    eventually("the refusals are counted", || refused(&running, EndReason::ClientLimit) == 20);
+    // Only the other client's connection is reported.
     assert_eq!(running.log.wait(1).len(), 1);
     open.pop();
     running.log.wait(2);
@@ -84,11 +84,11 @@ fn new_connections_per_client_are_limited() {
     let running = Running::start(&[limited]);
     let comes = || !read_some(&mut client_from([127, 0, 0, 7], &running)).is_empty();
     assert!(comes());
-    // The machine decides how many fit into a second; unit tests cover the exact rate.
-    eventually("two within a second", || !comes());
+    // How many fit into a second depends on the machine; unit tests cover the exact rate.
+    eventually("two arrive within a second", || !comes());
     assert_eq!(read_exactly(&mut client_from([127, 0, 0, 8], &running), 1), b"a", "another client");
-    eventually("the counter", || refused(&running, EndReason::ClientRate) > 0);
-    eventually("the next token", comes);
+    eventually("the refusal is counted", || refused(&running, EndReason::ClientRate) > 0);
+    eventually("the next token is available", comes);
 }
 
 fn read_some(stream: &mut std::net::TcpStream) -> Vec<u8> {
@@ -132,12 +132,12 @@ fn udp_sessions_per_client_are_limited() {
         client
     };
     let _clients: Vec<_> = (0..6).map(|_| send([127, 0, 0, 7])).collect();
-    eventually("the counters", || refused(&running, EndReason::ClientLimit) == 4);
+    eventually("the refusals are counted", || refused(&running, EndReason::ClientLimit) == 4);
     let _other = send([127, 0, 0, 8]);
     let mut byte = [0];
     let heard: Vec<u8> = (0..3).map(|_| echo.recv(&mut byte).map(|_| byte[0]).unwrap()).collect();
     assert_eq!(heard, [7, 7, 8]);
-    eventually("the dropped datagrams", || running.snapshot("r").dropped_datagrams == 4);
+    eventually("the dropped datagrams are counted", || running.snapshot("r").dropped_datagrams == 4);
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn idle_timeout_ends_only_silent_connections() {
     let (mut silent, mut speaking) = (running.connect("r"), running.connect("r"));
     assert_eq!(read_exactly(&mut silent, 1), b"a");
     assert_eq!(read_exactly(&mut speaking, 1), b"a");
-    let reports = eventually("the silent one ends", || {
+    let reports = eventually("the silent connection ends", || {
         speaking.write_all(b"x").unwrap();
         assert_eq!(read_exactly(&mut speaking, 1), b"x");
         Some(running.log.all()).filter(|reports| !reports.is_empty())
@@ -202,12 +202,12 @@ fn idle_end_without_an_event_is_counted() {
         let (_stream, _datagrams) = if protocol == Protocol::Tcp {
             (Some(running.connect("r")), None)
         } else {
-            // The target receives it and does not answer.
+            // The target receives the datagram and does not answer.
             let target = UdpSocket::bind(target).unwrap();
             UdpSocket::bind("127.0.0.1:0").unwrap().send_to(b"once", address).unwrap();
             (None, Some(target))
         };
-        eventually("it is counted", || running.snapshot("r").ended == [(EndReason::Idle, 1)]);
+        eventually("the end is counted", || running.snapshot("r").ended == [(EndReason::Idle, 1)]);
         assert_eq!(running.snapshot("r").active, 0);
     }
 }
@@ -239,7 +239,7 @@ fn half_close_timeout_ends_only_silent_half_closed_connections() {
     let clients = [quiet_client, ended_client].map(|client| client.local_addr().unwrap().into());
     assert!(reports.iter().all(|report| report.reason == EndReason::HalfClosed), "{reports:?}");
     assert!(reports.iter().all(|report| clients.contains(&report.client)), "{reports:?}");
-    eventually("the reset", || ended_server.write_all(b"late").err());
+    eventually("the connection is reset", || ended_server.write_all(b"late").err());
     // A silent connection without a FIN stays open.
     open_client.write_all(b"still open").unwrap();
     assert_eq!(read_exactly(&mut open_server, 10), b"still open");

@@ -1,4 +1,4 @@
-//! Tests of the forwarder with real sockets, one module per behaviour in a single program, which links
+//! Tests of the forwarder with real sockets: one module per behaviour, all in one program, which links
 //! faster. Tests that need a process of their own start one (`turnpike_testkit::alone`).
 #![forbid(unsafe_code)]
 #![cfg(test)]

@@ -1,4 +1,4 @@
-//! Names that change their address: getaddrinfo(3) reads the test's own hosts file.
+//! Names whose address changes: getaddrinfo(3) reads a hosts file that the test provides.
 
 use crate::prelude::*;
 
@@ -6,7 +6,7 @@ use turnpike_testkit::alone;
 
 const HOSTS: &str = "/etc/hosts";
 
-/// Writes the existing file, because it is mounted.
+/// Overwrites the file in place, because it is bind-mounted.
 fn hosts(path: &Path, lines: &str) {
     fs::write(path, format!("127.0.0.1 localhost\n{lines}")).unwrap();
 }
@@ -17,7 +17,7 @@ fn named(id: &str, name: &str, port: u16) -> Rule {
     rule
 }
 
-/// Listeners on one port of two addresses.
+/// Listeners on the same port of two addresses.
 fn twins() -> (TcpListener, TcpListener, u16) {
     eventually("a port that is free on two addresses", || {
         let one = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -74,7 +74,7 @@ fn follow() {
         running.connect("r").read(&mut name).ok().filter(|got| *got == 1).map(|_| name[0])
     };
 
-    // Without an address the client is reset; it is served as soon as there is one.
+    // Until the name has an address, clients are reset; then they are served.
     let error = running.connect("r").read(&mut [0]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     hosts(&path, "127.0.0.1 moving.test\n");
@@ -96,13 +96,13 @@ fn follow() {
     old.write_all(b"still here").unwrap();
     assert_eq!(read_exactly(&mut old, 10), b"still here");
 
-    // If the name disappears, the old addresses stay in use. Failed lookups are invisible, but the other name
-    // is looked up as often and shows that some have happened.
+    // If the name disappears, the old addresses stay in use. Failed lookups cannot be observed, but the other
+    // name is looked up equally often, which shows that some have happened.
     for (line, name) in
         [("127.0.0.1 other.test\n", b'a'), ("127.0.0.2 other.test\n", b'b'), ("127.0.0.1 other.test\n", b'a')]
     {
         hosts(&path, line);
-        eventually("the other name's address", || {
+        eventually("the other name's address is used", || {
             let mut heard = [0];
             running.connect("other").read(&mut heard).is_ok_and(|got| got == 1 && heard[0] == name)
         });
@@ -119,20 +119,20 @@ fn follow() {
     };
     // The first connection may use the other address.
     let tried = || greeting().and_then(|_| down(&running.snapshot("r")));
-    eventually("the closed address, in the metrics", tried);
+    eventually("the metrics show the closed address", tried);
     for _ in 0..20 {
         assert_eq!(greeting(), Some(b'a'));
     }
 
-    // Both are served: TCP and UDP alternate, and the old connection continues.
+    // Both addresses are used: TCP and UDP alternate, and the old connection continues.
     hosts(&path, "127.0.0.1 moving.test\n127.0.0.2 moving.test\n");
     let both = |ask: &dyn Fn() -> Option<u8>| {
         let heard: Vec<_> = (0..10).map(|_| ask()).collect();
         (heard.iter().filter(|name| **name == Some(b'a')).count() == 5 && !heard.contains(&None))
             .then_some(())
     };
-    eventually("turns of both addresses", || both(&greeting));
-    eventually("turns of both addresses (UDP)", || both(&|| ask_udp(running.address("datagrams"))));
+    eventually("both addresses take turns", || both(&greeting));
+    eventually("both addresses take turns (UDP)", || both(&|| ask_udp(running.address("datagrams"))));
     old.write_all(b"still here").unwrap();
     assert_eq!(read_exactly(&mut old, 10), b"still here");
     // The worker's last publication may be older than the answer.
@@ -141,7 +141,7 @@ fn follow() {
         let shown = snapshot.targets.iter().map(|target| target.address.ip().unwrap().to_string());
         (shown.collect::<Vec<_>>() == ["127.0.0.1", "127.0.0.2"]).then_some(())
     };
-    eventually("no series of a former address", addresses);
+    eventually("former addresses are gone from the metrics", addresses);
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn udp_session_leaves_a_former_address_of_its_name() {
     alone::in_namespaces(name, "m", &probe, leave);
 }
 
-/// Answers everything while the flag is set.
+/// UDP server that answers every datagram while the flag is set.
 fn moody(address: &str, port: u16, answers: &Arc<AtomicBool>) -> bool {
     let Ok(socket) = UdpSocket::bind((address, port)) else { return false };
     let answers = Arc::clone(answers);
@@ -188,7 +188,7 @@ fn leave() {
         socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
         socket
     };
-    // Clients that never pause: no idle timeout ends their sessions.
+    // The clients never pause, so no idle timeout ends their sessions.
     let hears = |client: &UdpSocket| {
         client.send(b"?").unwrap();
         let mut answer = [0];
@@ -210,8 +210,8 @@ fn leave() {
         hears(&client).filter(|name| *name == b'a').map(|_| client)
     });
     hosts(&path, "127.0.0.2 moving.test\n");
-    eventually("new clients at the new address", || hears(&client()).filter(|name| *name == b'b'));
-    // On a slow machine an answer may come too late, but none comes from another target.
+    eventually("new clients use the new address", || hears(&client()).filter(|name| *name == b'b'));
+    // On a slow machine an answer may arrive too late, but none comes from another target.
     let heard: Vec<_> = (0..100)
         .filter_map(|_| {
             thread::sleep(Duration::from_millis(20));
@@ -235,7 +235,7 @@ fn silent_name_server_blocks_neither_counters_nor_keep_going() {
     alone::in_namespaces(name, "mn", &probe, hold_up);
 }
 
-/// Less than any wait for the name server, more than a busy machine needs.
+/// Less than any wait for the name server, but more than a busy machine needs.
 const SOON: Duration = Duration::from_secs(5);
 
 fn hold_up() {

@@ -24,7 +24,7 @@ fn target_receives_a_version_1_header() {
     let expected = format!("PROXY TCP4 127.0.0.1 127.0.0.1 {} {}\r\nhello", own.port(), asked.port());
     assert_eq!(String::from_utf8(heard).unwrap(), expected);
     drop(client);
-    // The header does not count as bytes of the client.
+    // The header is not counted among the client's bytes.
     assert_eq!(running.log.wait(1)[0].to_target, 5);
 }
 
@@ -100,7 +100,7 @@ fn lists_apply_to_the_client_in_the_header() {
     assert_eq!(read_exactly(&mut client, 1), b"a");
 }
 
-/// Rule with proxies elsewhere.
+/// Rule whose trusted proxies have other addresses.
 fn accepting_from_others(target: std::net::SocketAddr) -> Rule {
     let mut rule = rule("r", target);
     rule.proxy_protocol_from = vec![Proxy::Network(Pattern::Prefix([192, 0, 2, 0].into(), 24)), Proxy::Unix];
@@ -119,7 +119,7 @@ fn header_from_an_untrusted_client_never_reaches_a_target() {
             if whole {
                 client.write_all(&[header, b"first"].concat()).unwrap();
             } else {
-                // It may be refused before the last byte.
+                // The client may be refused before the last byte.
                 let _ = header.iter().try_for_each(|byte| client.write_all(&[*byte]));
             }
             let report = running.log.wait(1).remove(0);
@@ -151,7 +151,7 @@ fn untrusted_clients_without_a_header_are_served_normally() {
         assert!(reports.iter().all(|report| report.reason == EndReason::Finished), "{reports:?}");
         support::eventually("a report", || running.log.all().iter().any(|report| report.client == own));
     }
-    // A target that sends first does not wait for the client.
+    // A target that sends first need not wait for the client.
     let running = Running::start(&[accepting_from_others(support::greeter("a"))]);
     assert_eq!(read_exactly(&mut running.connect("r"), 1), b"a");
 }

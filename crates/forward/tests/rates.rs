@@ -1,10 +1,11 @@
-//! Upper bounds of byte rates per rule and per connection, for TCP and UDP, over the measured time. On a busy
-//! machine this takes longer and the bound rises accordingly. Unit tests cover the lower bound.
+//! Checks the upper bounds of byte rates per rule and per connection, for TCP and UDP, over the measured
+//! time. On a busy machine the tests take longer, and the bound rises accordingly. Unit tests cover the lower
+//! bound.
 
 use crate::prelude::*;
 
 const RATE: u64 = 400_000;
-/// A tenth of a second's bytes may pass at once.
+/// The bytes of a tenth of a second may pass at once.
 const BURST: u64 = RATE / 10;
 
 fn limits(rule: Option<u64>, connection: Option<u64>) -> Limits {
@@ -15,7 +16,7 @@ fn limits(rule: Option<u64>, connection: Option<u64>) -> Limits {
     }
 }
 
-/// Writes until `stop`.
+/// Writes until `stop` is set.
 fn flood(mut stream: TcpStream, stop: &Arc<AtomicBool>) {
     let stop = Arc::clone(stop);
     std::thread::spawn(move || {
@@ -40,16 +41,16 @@ fn now(counters: &[Arc<AtomicU64>]) -> Vec<u64> {
     counters.iter().map(|counter| counter.load(Ordering::SeqCst)).collect()
 }
 
-/// Waits until each counter has three bursts; returns the counters and the time since `began`.
+/// Waits until each counter has reached three bursts; returns the counters and the time since `began`.
 fn moved(counters: &[Arc<AtomicU64>], began: Instant) -> (Vec<u64>, Duration) {
-    let all = eventually("three bursts", || {
+    let all = eventually("three bursts have passed", || {
         Some(now(counters)).filter(|all| all.iter().all(|one| *one >= 3 * BURST))
     });
     (all, began.elapsed())
 }
 
 fn within(gained: u64, elapsed: Duration, what: &str) {
-    // The forwarder's clock has milliseconds: one may have begun just before the connection.
+    // The forwarder's clock counts whole milliseconds, and one may have begun just before the connection.
     let most = (RATE as f64 * (elapsed.as_secs_f64() + 0.001)) as u64 + BURST;
     assert!(gained <= most, "{what}: {gained} bytes in {elapsed:?}, at most {most}");
 }
@@ -69,7 +70,7 @@ fn connection_rate_applies_per_direction_in_every_copy_mode() {
         let (gained, elapsed) = moved(&counters, began);
         within(gained[0], elapsed, "to the target");
         within(gained[1], elapsed, "to the client");
-        eventually("the counter of pauses", || running.snapshot("r").pauses > 0);
+        eventually("pauses are counted", || running.snapshot("r").pauses > 0);
         stop.store(true, Ordering::SeqCst);
     }
 }
@@ -94,7 +95,7 @@ fn connections_share_the_rate_of_a_rule_evenly_over_all_workers() {
     stop.store(true, Ordering::SeqCst);
 }
 
-/// All data and the end of stream arrive, although they exceed a burst many times.
+/// All data and the end of stream arrive, although the data exceeds a burst many times over.
 #[test]
 fn rate_limited_transfer_arrives_complete() {
     let (server, target) = listener();
@@ -110,7 +111,7 @@ fn rate_limited_transfer_arrives_complete() {
         })
     };
     let mut server = accept(&server);
-    assert!(support::read_all(&mut server) == sent, "every byte in order");
+    assert!(support::read_all(&mut server) == sent, "not all bytes arrived in order");
     server.write_all(b"done").unwrap();
     assert_eq!(read_exactly(&mut client, 4), b"done");
     writer.join().unwrap();
@@ -157,7 +158,7 @@ fn datagrams_beyond_the_rate_are_dropped_and_counted() {
         let (began, sent) = (Instant::now(), 10 * BURST / 1000);
         for number in 1..=sent {
             client.send(&[0; 1000]).unwrap();
-            // Wait for the counters, so that no datagram is lost before.
+            // Wait for the counters, so that no datagram is lost before it is counted.
             eventually("each datagram is counted once", || {
                 let snapshot = running.snapshot("r");
                 number % 100 != 0 || snapshot.limited_datagrams + snapshot.to_target_datagrams == number
@@ -165,7 +166,7 @@ fn datagrams_beyond_the_rate_are_dropped_and_counted() {
         }
         let elapsed = began.elapsed();
         assert!(running.snapshot("r").limited_datagrams > 0);
-        eventually("the admitted datagrams", || {
+        eventually("the admitted datagrams arrive", || {
             arrived.load(Ordering::SeqCst) == running.snapshot("r").to_target_datagrams * 1000
         });
         within(arrived.load(Ordering::SeqCst), elapsed, "datagrams");

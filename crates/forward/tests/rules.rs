@@ -3,7 +3,7 @@
 use crate::prelude::*;
 use turnpike_forward::RuleStanding;
 
-/// UDP server that answers each datagram with its name and the datagram. Ends with the process.
+/// UDP server that answers each datagram with its name and the datagram. It runs until the process exits.
 fn udp_echo(name: &'static str) -> SocketAddr {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap();
@@ -50,7 +50,7 @@ fn udp_is_forwarded_and_counted() {
 #[test]
 fn tcp_and_udp_rules_share_a_port_number() {
     let first = of(Protocol::Udp, "u", udp_echo("u"));
-    let running = eventually("a port that is free in both", || {
+    let running = eventually("a port that is free for both", || {
         let mut udp = first.clone();
         let port = listener().1.port();
         (udp.ports.first, udp.ports.last) = (port, port);
@@ -73,8 +73,8 @@ fn datagrams_to_a_target_may_carry_a_proxy_header() {
         let rule = Rule { send_proxy: Some(ProxyVersion::V2), ..rule };
         let running = Running::start_with(&turnpike_forward::Settings { datapath, ..settings() }, &[rule]);
         let client = udp_client(running.address("u"));
-        // PROXY version 2 (the specification of HAProxy, section 2.2): signature, PROXY, IPv4 and DGRAM, 12
-        // bytes of addresses.
+        // PROXY version 2 (HAProxy's specification, section 2.2): signature, PROXY command, IPv4 and DGRAM,
+        // 12 bytes of addresses.
         let mut header = b"\r\n\r\n\0\r\nQUIT\n\x21\x12\0\x0c\x7f\0\0\x01\x7f\0\0\x01".to_vec();
         for address in [client.local_addr().unwrap(), running.address("u")] {
             header.extend_from_slice(&address.port().to_be_bytes());
@@ -144,7 +144,7 @@ fn unbound_rule_is_served_once_its_address_is_free() {
         } else {
             assert_eq!(ask(&udp_client(taken), b"x"), b"ax");
         }
-        // A reload leaves the bound rule alone.
+        // A reload does not affect the rule that is bound now.
         assert!(forwarder.reload(&settings, &rules).unwrap().is_empty());
         assert_eq!(forwarder.listeners().len(), 2);
     }
@@ -191,7 +191,7 @@ fn stream_is_forwarded_over_udp_and_back() {
     assert_eq!(read_exactly(&mut client, 5), b"\0\x03ehi");
 }
 
-/// [`udp_echo`] that answers only while the flag is set.
+/// Like [`udp_echo`], but answers only while the flag is set.
 fn moody_echo(name: &'static str) -> (SocketAddr, Arc<AtomicBool>) {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let (address, answers) = (socket.local_addr().unwrap(), Arc::new(AtomicBool::new(true)));
@@ -229,9 +229,9 @@ fn udp_session_leaves_a_removed_target_once_it_is_silent() {
         running.forwarder.reload(&settings(), &rules).unwrap();
         assert_eq!(running.address("u"), address, "the listener stays");
         assert_eq!(ask(&udp_client(address), b"2"), b"b2");
-        eventually("the end of the unanswered session", || running.log.all().len() == 1);
+        eventually("the unanswered session ends", || running.log.all().len() == 1);
         assert_eq!(ask(&unanswered, b"2"), b"b2");
-        // Longer than the silence allowed for a former target.
+        // Longer than a former target may be silent.
         for _ in 0..70 {
             assert_eq!(ask(&answered, b"3"), b"a3", "an answered session stays");
             thread::sleep(Duration::from_millis(100));
@@ -239,7 +239,7 @@ fn udp_session_leaves_a_removed_target_once_it_is_silent() {
         answers.store(false, Ordering::SeqCst);
         answered.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
         let mut buffer = [0; 8];
-        eventually("the new target, after some silence", || {
+        eventually("the new target is used after some silence", || {
             answered.send(b"4").unwrap();
             answered.recv(&mut buffer).is_ok_and(|n| &buffer[..n] == b"b4")
         });
@@ -248,7 +248,7 @@ fn udp_session_leaves_a_removed_target_once_it_is_silent() {
 }
 
 #[test]
-fn changed_weight_applies_at_once_and_ends_no_session() {
+fn changed_weight_applies_immediately_and_ends_no_session() {
     let (one, two) = (udp_echo("a"), udp_echo("b"));
     let weighted = |weight| {
         let targets = vec![Endpoint { weight, ..one.into() }, two.into()];
@@ -310,7 +310,7 @@ fn refused_session_makes_the_next_one_try_another_target() {
     rule.balance = Balance::Failover;
     rule.targets.push(udp_echo("b").into());
     let running = Running::start(&[rule]);
-    eventually("an answer of the second target", || {
+    eventually("the second target answers", || {
         let client = udp_client(running.address("u"));
         client.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
         client.send(b"x").unwrap();
@@ -324,7 +324,7 @@ fn transparent_rule_uses_the_address_of_the_client() {
     let (server, target) = listener();
     let options = turnpike_net::ConnectOptions { transparent: true, ..Default::default() };
     if turnpike_net::TcpSocket::connect(target, &options).is_err() {
-        return turnpike_testkit::alone::skip("no CAP_NET_ADMIN for a transparent rule");
+        return turnpike_testkit::alone::skip("a transparent rule needs CAP_NET_ADMIN");
     }
     drop(accept(&server));
     let mut rule = rule("r", target);

@@ -1,4 +1,4 @@
-//! Data, memory and descriptors of ten thousand short connections.
+//! Ten thousand short connections: data, memory and descriptors.
 
 use crate::prelude::*;
 
@@ -9,7 +9,7 @@ use crate::support::{client, socket_address};
 
 const CLIENTS: usize = 4;
 
-/// Checks each report and keeps none, which would use memory too.
+/// Checks each report and keeps none of them, because that would use memory too.
 #[derive(Default)]
 struct Reports {
     good: AtomicUsize,
@@ -26,7 +26,7 @@ impl ConnectionLog for Reports {
     }
 }
 
-/// Answers each connection with its data sixteen times over, and closes.
+/// Answers each connection with sixteen copies of its data, and closes it.
 fn serve(listener: &TcpListener, count: usize) {
     for _ in 0..count {
         let mut stream = accept(listener);
@@ -56,7 +56,7 @@ fn run(forwarder: &Forwarder, listener: &TcpListener, address: SocketAddr, count
             });
         }
     });
-    eventually("the end of the last connection", || forwarder.active() == 0);
+    eventually("the last connection ends", || forwarder.active() == 0);
 }
 
 #[test]
@@ -85,5 +85,9 @@ fn come_and_go() {
         assert!(bad.is_none(), "{bad:?}");
         reports.good.load(Ordering::Relaxed) == expected
     });
-    assert!(descriptors() <= descriptors_before, "{} after {descriptors_before}", descriptors());
+    assert!(
+        descriptors() <= descriptors_before,
+        "{} descriptors, {descriptors_before} before",
+        descriptors()
+    );
 }

@@ -14,7 +14,7 @@ pub(crate) fn greeting(running: &Running) -> String {
     String::from_utf8(read_exactly(&mut running.connect("r"), 1)).unwrap()
 }
 
-/// Address with unanswered connects: the queue of its listener is full.
+/// Address that does not answer connects, because the queue of its listener is full.
 fn mute() -> (Vec<std::net::TcpStream>, TcpListener, SocketAddr) {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
@@ -35,7 +35,7 @@ fn round_robin_serves_all_targets_in_turn() {
 }
 
 #[test]
-fn refused_connect_goes_to_the_next_target() {
+fn next_target_is_tried_after_a_refused_connect() {
     let running =
         Running::start(&[between(&[free_address(), free_address(), greeter("c")], Balance::Failover)]);
     assert_eq!(greeting(&running), "c");
@@ -43,13 +43,13 @@ fn refused_connect_goes_to_the_next_target() {
 }
 
 #[test]
-fn unanswered_connect_goes_to_the_next_target() {
+fn next_target_is_tried_after_an_unanswered_connect() {
     let (_queue, _listener, mute) = mute();
     let mut rule = between(&[mute, greeter("b")], Balance::Failover);
     rule.connect_timeout = Duration::from_millis(300);
     let running = Running::start(&[rule]);
     assert_eq!(greeting(&running), "b");
-    eventually("the time-out is counted", || failures(&running, mute, Failure::Timeout) == 1);
+    eventually("the timeout is counted", || failures(&running, mute, Failure::Timeout) == 1);
 }
 
 /// Number of failures of a target for this reason.
@@ -73,12 +73,12 @@ fn client_is_reset_if_no_target_is_left() {
 }
 
 #[test]
-fn recovered_target_serves_again() {
+fn recovered_target_is_used_again() {
     let first = free_address();
     let running = Running::start(&[between(&[first, greeter("b")], Balance::Failover)]);
     assert_eq!(greeting(&running), "b");
     serve_greetings(TcpListener::bind(first).unwrap(), "a");
-    eventually("the first target", || greeting(&running) == "a");
+    eventually("the first target answers", || greeting(&running) == "a");
 }
 
 #[test]
@@ -87,8 +87,8 @@ fn health_checks_divert_clients_from_a_dead_target_and_back() {
     let mut rule = between(&[first, greeter("b")], Balance::Failover);
     rule.health = Some(Duration::from_millis(200));
     let running = Running::start(&[rule]);
-    // No client has been there, so the check must detect it. From then on no client is sent to the dead
-    // target.
+    // No client has connected yet, so the health check must detect it. From then on no client is sent to the
+    // dead target.
     let is_up =
         || running.snapshot("r").targets.iter().any(|target| target.address == first.into() && target.up);
     eventually("the first target is unhealthy", || !is_up());
@@ -98,7 +98,7 @@ fn health_checks_divert_clients_from_a_dead_target_and_back() {
     assert_eq!(failures(&running, first, Failure::Timeout), 0);
     drop(queue);
     serve_greetings(dead, "a");
-    eventually("the first target", || greeting(&running) == "a");
+    eventually("the first target answers", || greeting(&running) == "a");
 }
 
 /// UDP target that answers `ping` with its name while `lives` is set, and nothing else.
@@ -116,7 +116,7 @@ fn named(name: &'static str, lives: Arc<AtomicBool>) -> SocketAddr {
     address
 }
 
-/// Name of the target that answers a new client soon, if any.
+/// Name of the target that promptly answers a new client, if any.
 fn who_answers(running: &Running) -> Option<String> {
     let client = UdpSocket::bind("127.0.0.1:0").unwrap();
     client.connect(running.address("r")).unwrap();
@@ -136,9 +136,9 @@ fn udp_target_with_a_wrong_answer_gets_no_new_sessions() {
     rule.health = Some(Duration::from_secs(1));
     rule.health_question = Some(Question { send: b"ping".to_vec(), expect: Vec::new() });
     let running = Running::start(&[rule]);
-    eventually("the second target", || who_answers(&running).is_some_and(|name| name == "b"));
+    eventually("the second target answers", || who_answers(&running).is_some_and(|name| name == "b"));
     lives.store(true, Ordering::SeqCst);
-    eventually("the first target again", || who_answers(&running).is_some_and(|name| name == "a"));
+    eventually("the first target answers again", || who_answers(&running).is_some_and(|name| name == "a"));
 }
 
 /// The client never pauses, so no idle timeout ends the session.
@@ -160,15 +160,14 @@ fn udp_session_leaves_a_target_that_fails_its_checks() {
         let len = client.recv(&mut bytes).ok()?;
         (&bytes[..len] == name.as_bytes()).then_some(())
     };
-    eventually("the first target", || answers("a"));
+    eventually("the first target answers", || answers("a"));
     lives[0].store(false, Ordering::SeqCst);
-    eventually("the second target", || answers("b"));
+    eventually("the second target answers", || answers("b"));
     let reasons: Vec<_> = running.log.all().iter().map(|report| report.reason).collect();
     assert_eq!(reasons, [EndReason::TargetDown]);
 }
 
-/// Without checks a target is retried a second after each failure, which loses a datagram of a client each
-/// time.
+/// Without checks, a target is retried a second after each failure, and each retry loses a client's datagram.
 #[test]
 fn health_check_detects_a_closed_udp_port() {
     let dead = free_address();
@@ -177,7 +176,7 @@ fn health_check_detects_a_closed_udp_port() {
     let mut checked = unchecked.clone();
     checked.health = Some(Duration::from_secs(1));
     let [checked, unchecked] = [checked, unchecked].map(|rule| Running::start(&[rule]));
-    eventually("the second target", || who_answers(&checked).is_some_and(|name| name == "b"));
+    eventually("the second target answers", || who_answers(&checked).is_some_and(|name| name == "b"));
     let failed = |running: &Running| failures(running, dead, Failure::Refused);
     let before = failed(&checked);
     eventually("the other rule has lost three datagrams", || {
@@ -188,7 +187,7 @@ fn health_check_detects_a_closed_udp_port() {
     assert_eq!(failed(&checked), before, "a client was sent to the dead target");
 }
 
-/// Sends the greeting to each client that has sent `question`, or at once if that is empty.
+/// Server that sends the greeting to each client once the client has sent `question`, which may be empty.
 fn asked(question: &'static [u8], greeting: &Arc<std::sync::Mutex<&'static [u8]>>) -> SocketAddr {
     let (listener, address) = listener();
     let greeting = Arc::clone(greeting);
@@ -217,13 +216,13 @@ fn tcp_target_is_healthy_while_it_answers_as_expected() {
         rule.health_question = Some(Question { send, expect: b"220".to_vec() });
         let running = Running::start(&[rule]);
         let is_up = |at: usize| running.snapshot("r").targets.get(at).is_some_and(|target| target.up);
-        eventually("the check fails for another answer", || !is_up(0));
+        eventually("the check fails for a wrong answer", || !is_up(0));
         *greeting.lock().unwrap() = b"220 welcome";
-        eventually("it answers as expected", || is_up(0));
+        eventually("the target answers as expected", || is_up(0));
     }
 }
 
-/// Sends until an answer arrives.
+/// Sends datagrams until an answer arrives.
 fn served(running: &Running) -> String {
     let client = UdpSocket::bind("127.0.0.1:0").unwrap();
     client.connect(running.address("r")).unwrap();
@@ -251,7 +250,7 @@ fn unanswered_udp_session_gets_another_target() {
         }
         let moved = |target| failures(&running, target, Failure::Timeout);
         if balance != Balance::Source {
-            eventually("they are counted", || moved(targets[0]) + moved(targets[1]) > 0);
+            eventually("the datagrams are counted", || moved(targets[0]) + moved(targets[1]) > 0);
         }
         assert_eq!(moved(targets[2]), 0);
     }
@@ -276,7 +275,7 @@ fn udp_sessions_keep_their_target_if_none_ever_answers() {
             sources.insert(from);
         }
     }
-    assert!(sources.len() <= 2, "more than the exploring sessions: {sources:?}");
+    assert!(sources.len() <= 2, "more sessions than those that explore: {sources:?}");
 }
 
 #[test]
@@ -303,12 +302,12 @@ fn unanswered_client_does_not_block_others() {
         client
     };
     let junk = client();
-    eventually("the first session detects it", || {
+    eventually("the first session detects that the target is silent", || {
         junk.send(b"junk").unwrap();
         failures(&running, targets[0], Failure::Timeout) > 0
     });
     let client = client();
-    eventually("another client has its answer", || {
+    eventually("another client gets an answer", || {
         client.send(b"ping").unwrap();
         client.recv(&mut [0; 8]).ok()
     });
@@ -355,7 +354,7 @@ fn port_ranges_map_one_to_one() {
     assert_eq!(heard, b"xyz");
 }
 
-/// Listeners at three consecutive ports, below the range for outgoing connections, many of which are in
+/// Listeners on three consecutive ports, below the range for outgoing connections, where many ports are in
 /// TIME_WAIT.
 fn three_in_a_row() -> Vec<TcpListener> {
     let mut base = 10_000 + std::process::id() as u16 % 10_000;

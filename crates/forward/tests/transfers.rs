@@ -1,4 +1,4 @@
-//! Transfers in every copy mode with slow and fast sides: every byte, FIN and RST arrives.
+//! Transfers in every copy mode between slow and fast ends: every byte, FIN and RST arrives.
 
 use crate::prelude::*;
 use crate::support::copy_modes;
@@ -39,7 +39,7 @@ fn send(mut to: TcpStream, total: usize, seed: u64, slow: bool) {
     to.shutdown(Shutdown::Write).unwrap();
 }
 
-/// Receives until the end and checks each byte.
+/// Receives until the end of the stream and checks each byte.
 fn receive(mut from: TcpStream, total: usize, seed: u64, slow: bool) {
     let mut at = 0;
     let mut buffer = vec![0; if slow { 7001 } else { 1 << 17 }];
@@ -76,7 +76,7 @@ fn both_ways(copy: CopyMode, slow_send: bool, slow_receive: bool) {
     assert_eq!(report.reason, EndReason::Finished);
     let all = total as u64 + said;
     assert_eq!((report.to_target, report.to_client), (all, all), "{copy:?}");
-    // Published together with the end of the connection.
+    // These counters are published together with the end of the connection.
     eventually("counters", || running.snapshot("r").active == 0 && running.snapshot("r").accepted == 1);
     assert_eq!(running.snapshot("r").to_client_bytes, all);
     let spliced = running.snapshot("r").spliced_bytes;
@@ -124,24 +124,26 @@ fn auto_splices_bulk_and_buffers_interactive_traffic() {
     receive(server, total, 3, false);
     writer.join().unwrap();
     eventually("the counters", || running.snapshot("r").to_target_bytes == 6400 + total as u64);
-    // The scheduler decides how much: if the reader keeps up, reads are small and use the buffer.
+    // How much is spliced depends on the scheduler: if the reader keeps up, reads are small and use the
+    // buffer.
     assert!(running.snapshot("r").spliced_bytes > total as u64 / 64, "{:?}", running.snapshot("r"));
 }
 
-/// The last part of data that arrive at once is moved in a turn without an event.
+/// If much data arrives at once, the last part is moved in a turn without an event.
 #[test]
 fn last_bytes_are_counted_without_a_further_event() {
     for copy in copy_modes() {
         let Pair { running, client, mut server, said } = pair(copy);
         let total = 3 << 20;
         for round in 1..=20 {
-            // After this long without counting, the first part is counted at once and the rest later.
+            // If nothing has been counted for this long, the first part is counted immediately and the rest
+            // later.
             thread::sleep(Duration::from_millis(110));
             let mut to = client.try_clone().unwrap();
             let sender = thread::spawn(move || to.write_all(&pattern(0, total, round)).unwrap());
             assert!(read_exactly(&mut server, total) == pattern(0, total, round), "{copy:?}");
             sender.join().unwrap();
-            eventually("all is counted", || {
+            eventually("everything is counted", || {
                 running.snapshot("r").to_target_bytes == said + round * total as u64
             });
         }
@@ -230,7 +232,7 @@ fn reset_ends_both_sides_while_buffers_are_full() {
     for mode in copy_modes() {
         for by_reader in [false, true] {
             let Pair { running, client, server, .. } = pair(mode);
-            // Without a reader all buffers fill up.
+            // Nothing is read, so all buffers fill up.
             client.set_nonblocking(true).unwrap();
             let mut writer = &client;
             let chunk = pattern(0, 1 << 16, 0);
@@ -267,13 +269,13 @@ fn reset_ends_both_sides_while_buffers_are_full() {
 
 #[test]
 fn reset_after_fin_is_detected() {
-    // FIN, then RST: the second arrives at a side with nothing left to read.
+    // FIN, then RST: the RST arrives at a side where nothing is left to read.
     let Pair { running, client, mut server, .. } = pair(CopyMode::Auto);
     client.shutdown(Shutdown::Write).unwrap();
     assert_eq!(read_all(&mut server), b"");
     reset(client);
     assert_eq!(running.log.wait(1)[0].reason, EndReason::ClientReset);
-    let gone = eventually("the reset", || server.write(b"x").err());
+    let gone = eventually("the reset arrives", || server.write(b"x").err());
     assert!(matches!(gone.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe), "{gone}");
 }
 

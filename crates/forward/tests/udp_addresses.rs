@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use crate::udp_common::{self, PATIENCE, eventually, rule};
 
-/// A client socket that uses several of our addresses has a session with each.
+/// A client socket that uses several of our addresses has a session for each of them.
 fn ask_each(bind: &str, addresses: &[&str], from: &str, datapath: Datapath) {
     let echo = Echo::start(LOCALHOST);
     let worker = Worker::start(datapath);
@@ -25,14 +25,14 @@ fn ask_each(bind: &str, addresses: &[&str], from: &str, datapath: Datapath) {
 }
 
 #[test]
-fn answers_leave_from_the_asked_ipv4_address() {
+fn answers_come_from_the_ipv4_address_asked() {
     for datapath in DATAPATHS {
         ask_each("0.0.0.0:0", &["127.0.0.1", "127.0.0.2", "127.1.2.3"], "127.0.0.9:0", datapath);
     }
 }
 
 #[test]
-fn answers_leave_from_the_asked_ipv6_address() {
+fn answers_come_from_the_ipv6_address_asked() {
     alone::in_network_namespace(turnpike_testkit::this_test!(), || {
         for ip in ["fd00::1", "fd00::2"] {
             alone::run("ip", &["address", "add", &format!("{ip}/128"), "dev", "lo", "nodad"]);
@@ -72,7 +72,7 @@ fn wait_until_reachable(ip: IpAddr) {
     let socket = UdpSocket::bind((ip, 0)).unwrap();
     socket.set_nonblocking(true).unwrap();
     let address = socket.local_addr().unwrap();
-    eventually("it is reachable from itself", || {
+    eventually("the address is reachable from itself", || {
         socket.send_to(b"?", address).is_ok() && socket.recv(&mut [0; 1]).is_ok()
     });
 }

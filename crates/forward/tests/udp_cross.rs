@@ -1,4 +1,4 @@
-//! Rules between UDP and TCP: plain and framed, slow readers, half-close, and closed targets.
+//! Rules between UDP and TCP: unframed and framed streams, slow readers, half-close, and closed targets.
 
 use crate::prelude::*;
 use crate::udp_common::{PATIENCE, eventually, free_address, rule};
@@ -65,7 +65,7 @@ fn udp_to_tcp_maps_datagrams_to_writes_and_reads_to_datagrams() {
 }
 
 #[test]
-fn udp_to_tcp_framed_keeps_boundaries_both_ways() {
+fn udp_to_tcp_framed_keeps_boundaries_in_both_directions() {
     for datapath in DATAPATHS {
         let listener = TcpListener::bind(LOCALHOST).unwrap();
         let worker = Worker::start(datapath);
@@ -79,7 +79,7 @@ fn udp_to_tcp_framed_keeps_boundaries_both_ways() {
         for (number, len) in sizes.into_iter().enumerate() {
             assert_eq!(read_frame(&mut stream), payload(3, number, len));
         }
-        // Splits within the length field and within the datagram.
+        // Split within the length field and within the datagram.
         let mut bytes = Vec::new();
         for (number, len) in sizes.into_iter().enumerate() {
             bytes.extend(frame(&payload(4, number, len)));
@@ -195,8 +195,8 @@ fn worker_with_a_half_closed_client_sleeps() {
     stream.write_all(b"x").unwrap();
     assert_eq!(read(&mut stream, 1), b"x");
     stream.shutdown(Shutdown::Write).unwrap();
-    // Level-triggered epoll would report the end of stream forever; the deadline then is that of the linger
-    // time.
+    // Level-triggered epoll would report the end of stream forever. The next deadline is then that of the
+    // linger time.
     eventually("the FIN", || worker.ask(|engine, tick| engine.next_timeout().unwrap() <= tick.now + 5000));
     let calls = worker.ask(|engine, _| engine.rx_stats().calls);
     for _ in 0..100 {
@@ -216,7 +216,7 @@ fn stalled_tcp_target_loses_whole_datagrams_and_recovers() {
     let mut stream = accept(&listener);
     assert_eq!(read_frame(&mut stream), payload(0, 0, 4));
     let mut sent = 1;
-    eventually("something is dropped", || {
+    eventually("a datagram is dropped", || {
         for _ in 0..100 {
             client.send(&payload(9, 9, 8000)).unwrap();
             sent += 1;
@@ -259,7 +259,7 @@ fn closed_tcp_target_ends_the_session_until_it_recovers() {
     let rule = cross(Protocol::UdpToTcp { framed: false }, nobody);
     let client = client(worker.add(KEY, &rule, Datapath::Gso));
     client.send(b"anybody?").unwrap();
-    eventually("the failed connect", || worker.reasons() == [EndReason::ConnectFailed]);
+    eventually("the connect fails", || worker.reasons() == [EndReason::ConnectFailed]);
     assert_eq!(worker.active(), 0);
     let listener = TcpListener::bind(nobody).unwrap();
     client.send(b"now").unwrap();

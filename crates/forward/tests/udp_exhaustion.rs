@@ -1,5 +1,5 @@
-//! Behaviour of the UDP engine without free descriptors: listeners pause and resume, datagrams are dropped,
-//! and sessions continue.
+//! Behaviour of the UDP engine when no descriptors are left: listeners pause and resume, datagrams are
+//! dropped, and sessions continue.
 
 use crate::prelude::*;
 
@@ -21,15 +21,16 @@ fn starve() {
     let (old, new) = (client(datagrams), client(datagrams));
     expect_echo(&old, b"old");
 
-    // Two that are served, and one without a descriptor, which waits in the kernel's queue.
+    // Two connections are served; a third gets no descriptor and waits in the kernel's queue.
     let mut served: Vec<TcpStream> = (0..2).map(|_| stream(streams)).collect();
     served.iter_mut().for_each(|stream| assert_eq!(echoed(stream), Some(*b"x")));
     let mut taken = take_descriptors();
     drop(taken.pop());
     let mut waiting = stream(streams);
-    // Level-triggered, a queue that cannot be emptied would wake the worker forever.
+    // With level-triggered polling, a queue that cannot be emptied would wake the worker forever.
     thread.comes_to_rest();
-    // Without descriptors known clients are still served, and new ones are dropped.
+    // While no descriptors are left, known clients are still served, and datagrams of new clients are
+    // dropped.
     new.send(b"new").unwrap();
     let dropped = |worker: &Worker| -> u64 {
         worker.ask(|engine, _| engine.snapshots().map(|(_, counted)| counted.dropped_datagrams).sum())
@@ -39,12 +40,12 @@ fn starve() {
     served.iter_mut().for_each(|stream| assert_eq!(echoed(stream), Some(*b"x")));
     assert_eq!(worker.active(), 3);
 
-    // One descriptor is enough for the connection but not for its target socket, so the client is refused and
-    // reported.
+    // One descriptor is enough for the connection but not for the socket to its target, so the client is
+    // refused and reported.
     drop(taken.pop());
     worker.advance(Duration::from_millis(200));
     assert_eq!(echoed(&mut waiting), None);
-    eventually("the report of the client", || worker.reasons() == [EndReason::ConnectFailed]);
+    eventually("the client is reported", || worker.reasons() == [EndReason::ConnectFailed]);
 
     // Ended sessions make room for new ones.
     drop((served, waiting));
@@ -59,7 +60,7 @@ fn stream(to: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Echo of one byte; `None` at the end.
+/// Echo of one byte; `None` at the end of the stream.
 fn echoed(stream: &mut TcpStream) -> Option<[u8; 1]> {
     let mut byte = [0];
     stream.write_all(b"x").ok()?;

@@ -1,4 +1,4 @@
-//! Life of a session: idle, evicted, refused, denied, removed.
+//! Ways in which a session can end or be refused: idle, evicted, refused, denied, removed.
 
 use crate::prelude::*;
 
@@ -72,7 +72,7 @@ fn limit_of_all_rules_evicts_across_rules() {
     let second = worker.add(RuleKey(2), &udp(echo.address), Datapath::Gso);
     worker.world.lock().unwrap().most_in_total = Some(2);
     let [old, older, new] = [second, first, first].map(client);
-    // Either rule may lose its session.
+    // Each of the rules may lose its session.
     for [first, last] in [[&older, &old], [&old, &older]] {
         expect_echo(first, b"1");
         worker.advance(Duration::from_millis(10));
@@ -87,7 +87,7 @@ fn limit_of_all_rules_evicts_across_rules() {
     }
     worker.world.lock().unwrap().most_in_total = Some(0);
     older.send(b"nowhere").unwrap();
-    eventually("dropped", || worker.snapshot().dropped_datagrams == 1);
+    eventually("the datagram is dropped", || worker.snapshot().dropped_datagrams == 1);
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn flood_of_new_clients_keeps_the_limit_and_separate_sockets() {
     });
     let sources: HashSet<SocketAddr> =
         (0..CLIENTS).map(|_| target.recv_from(&mut [0; 8]).unwrap().1).collect();
-    // The kernel may reuse a port once its first owner is gone, but not for most of them.
+    // The kernel may reuse a port once its first owner is gone, but most ports are used only once.
     assert!(sources.len() > CLIENTS * 3 / 4, "{} sources", sources.len());
     assert_eq!((worker.active(), worker.tx_stats().refused), (8, 0));
     assert_eq!(worker.reasons(), vec![EndReason::Evicted; CLIENTS - 8]);
@@ -122,7 +122,7 @@ fn denied_client_gets_no_session_and_is_counted() {
     let client = client(at);
     worker.world.lock().unwrap().denied = vec![client.local_addr().unwrap().ip()];
     client.send(b"let me in").unwrap();
-    eventually("counted", || ended(&worker.snapshot(), EndReason::Denied) == 1);
+    eventually("the refusal is counted", || ended(&worker.snapshot(), EndReason::Denied) == 1);
     assert_eq!((worker.active(), worker.snapshot().dropped_datagrams), (0, 1));
     worker.world.lock().unwrap().denied.clear();
     expect_echo(&client, b"now");
@@ -163,7 +163,7 @@ fn next_target_is_tried_after_a_refusal() {
     let worker = Worker::start(Datapath::Gso);
     let client = client(worker.add(KEY, &rule, Datapath::Gso));
     client.send(b"to nobody").unwrap();
-    eventually("refused", || worker.reasons() == [EndReason::ConnectFailed]);
+    eventually("the session is refused", || worker.reasons() == [EndReason::ConnectFailed]);
     expect_echo(&client, b"to somebody");
 }
 
@@ -200,15 +200,15 @@ fn drain_serves_old_sessions_and_accepts_no_new_ones() {
     worker.ask(|engine, tick| engine.drain(tick));
     expect_echo(&old, b"old");
     new.send(b"new").unwrap();
-    eventually("dropped", || worker.snapshot().dropped_datagrams == 1);
+    eventually("the datagram is dropped", || worker.snapshot().dropped_datagrams == 1);
     assert_eq!(worker.active(), 1);
     worker.ask(|engine, tick| engine.unlisten(tick));
     expect_echo(&old, b"still here");
     assert_eq!((worker.active(), worker.reasons()), (1, vec![]));
 }
 
-/// For each protocol and family, on one address and on all: the next listener gets new clients, and the old
-/// one keeps its own.
+/// For each protocol and family, on one address and on all addresses: the next listener gets new clients, and
+/// the old one keeps its own.
 #[test]
 fn drained_port_keeps_old_clients_and_frees_the_listener() {
     for (listen, ask) in [
@@ -234,7 +234,7 @@ fn drained_port_keeps_old_clients_and_frees_the_listener() {
         worker.ask(|engine, tick| engine.drain(tick));
         assert_eq!((worker.active(), worker.reasons()), (1, vec![EndReason::Shutdown]), "{listen}");
         worker.stall(|| {
-            // The datagram waits at the session's own socket instead of the listener.
+            // The datagram waits in the session's own socket instead of the listener.
             old.send(b"meanwhile").unwrap();
         });
         assert_eq!(receive(&old), b"meanwhile");

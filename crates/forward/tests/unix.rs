@@ -39,7 +39,7 @@ fn all(stream: &mut impl Read) -> Vec<u8> {
 
 fn start_error(rules: &[Rule]) -> String {
     let log = Arc::new(support::Reports::default());
-    Forwarder::start(&settings(), rules, log).err().expect("the start fails").to_string()
+    Forwarder::start(&settings(), rules, log).err().expect("the forwarder does not start").to_string()
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn megabytes_and_half_close_pass_between_unix_and_tcp() {
             ..rule("tcp", ([127, 0, 0, 1], 1).into())
         };
         let running = Running::start(&[tcp]);
-        // Two forwarders in a row: Unix, TCP, Unix.
+        // Two forwarders in a row: from Unix over TCP to Unix.
         let first = Running::start(&[Rule { copy, ..listening_at(&inside, running.address("tcp")) }]);
         let client = connect(&inside);
         let sent = support::pattern(0, 5_000_000, 3);
@@ -67,7 +67,7 @@ fn megabytes_and_half_close_pass_between_unix_and_tcp() {
         };
         let (mut served, _) = app.accept().unwrap();
         served.set_read_timeout(Some(PATIENCE)).unwrap();
-        assert!(all(&mut served) == sent, "{copy:?}: every byte, and the end");
+        assert!(all(&mut served) == sent, "{copy:?}: not all bytes arrived");
         served.write_all(b"and back").unwrap();
         drop(served);
         writer.join().unwrap();
@@ -91,7 +91,7 @@ fn workers_share_a_unix_listener_and_its_file_is_removed() {
     open.iter_mut().for_each(|client| assert_eq!(exactly(client, 1), b"a"));
     assert!(std::fs::metadata(&path).unwrap().file_type().is_socket());
     running.forwarder.drain();
-    assert!(!path.exists(), "the path is free while connections are drained");
+    assert!(!path.exists(), "the path is not free while connections are drained");
     open[0].write_all(b"x").unwrap();
     assert_eq!(exactly(&mut open[0], 1), b"x");
 }
@@ -151,7 +151,7 @@ fn reload_keeps_the_listener_and_changes_target_and_permissions() {
     before.write_all(b"x").unwrap();
     assert_eq!(exactly(&mut before, 1), b"x");
     running.forwarder.reload(&settings(), &[rule("other", greeter("c"))]).unwrap();
-    assert!(!path.exists(), "removed with its rule");
+    assert!(!path.exists(), "the file was not removed with its rule");
 }
 
 #[test]
@@ -216,10 +216,10 @@ fn missing_unix_target_is_skipped_until_it_is_healthy() {
             let _ = stream.write_all(b"a");
         }
     });
-    eventually("the first target again", || read_exactly(&mut running.connect("r"), 1) == b"a");
+    eventually("the first target answers again", || read_exactly(&mut running.connect("r"), 1) == b"a");
 }
 
-/// TCP would retransmit its SYN, but a Unix socket reports a full queue at once.
+/// TCP would retransmit its SYN, but a Unix socket reports a full queue immediately.
 #[test]
 fn connect_waits_for_a_full_queue() {
     let directory = Dir::new();
@@ -234,15 +234,15 @@ fn connect_waits_for_a_full_queue() {
     let running = Running::start(&[rule]);
     let mut client = running.connect("r");
     client.write_all(b"x").unwrap();
-    // Accepted but not connected: the client waits.
-    eventually("the connection", || running.snapshot("r").active == 1);
+    // The client has been accepted but is not connected to the target yet, so it waits.
+    eventually("the client is accepted", || running.snapshot("r").active == 1);
     drop(app.accept().unwrap());
     let (mut served, _) = app.accept().unwrap();
     served.set_read_timeout(Some(PATIENCE)).unwrap();
     assert_eq!(exactly(&mut served, 1), b"x");
 }
 
-/// Passed descriptors end a read of a Unix socket early; the data after them must not be forgotten.
+/// Descriptors passed over a Unix socket end a read early; the data after them must not be lost.
 #[test]
 fn data_after_passed_descriptors_arrives() {
     let directory = Dir::new();

@@ -45,7 +45,7 @@ fn with(workers: usize, datapath: Datapath) -> Settings {
     Settings { workers, datapath, ..settings() }
 }
 
-/// Waits until nothing is left, and checks that no session was reported as ended.
+/// Waits until nothing is left in the old forwarder, and checks that it has reported no session as ended.
 fn ended(old: Running) {
     eventually("the old forwarder is empty", || old.forwarder.active() == 0);
     assert!(old.log.all().is_empty(), "{:?}", old.log.all());
@@ -67,8 +67,8 @@ fn remembering() -> (SocketAddr, Arc<Mutex<HashSet<SocketAddr>>>) {
     (address, seen)
 }
 
-/// Datagrams in flight per client. Together they fit into the smallest receive buffer of any kernel, so that
-/// delays of a busy machine lose none.
+/// Datagrams in flight per client. Those of all clients together fit into the smallest default receive
+/// buffer, so a slow machine loses nothing.
 const WINDOW: u64 = 16;
 
 /// Client that numbers its datagrams and checks that the answers arrive in order.
@@ -131,7 +131,7 @@ fn handover_neither_loses_nor_reorders_datagrams() {
         let mut running = Running::start_with(&settings, &rules);
         let at = running.address("u");
         let talks: Vec<Talk> = (0..8).map(|_| Talk::start(at)).collect();
-        eventually("all sessions", || running.forwarder.active() == 8);
+        eventually("all sessions exist", || running.forwarder.active() == 8);
         for _ in 0..3 {
             let next = upgraded(&running, &settings, &rules).unwrap();
             assert_eq!(next.address("u"), at);
@@ -222,7 +222,7 @@ fn partial_frames_and_queued_data_are_handed_over() {
         thread::sleep(Duration::from_millis(1));
         assert!(sent < 10_000, "the target never blocks");
     }
-    eventually("all has been counted", || {
+    eventually("everything has been counted", || {
         let seen = old.snapshot("u");
         seen.to_target_datagrams + seen.dropped_datagrams == sent + 1
     });
@@ -255,7 +255,7 @@ fn handed_over_sessions_keep_their_age_and_count_towards_limits() {
         expect_echo(client, &[7; 10][..=number]);
         thread::sleep(Duration::from_millis(5));
     }
-    // The first is the oldest, and the second has been idle for longest.
+    // The first is the oldest, but the second has been idle for longest.
     expect_echo(&clients[0], b"more");
 
     let new = upgraded(&old, &settings(), &rules).unwrap();
@@ -265,7 +265,7 @@ fn handed_over_sessions_keep_their_age_and_count_towards_limits() {
     let limited = |new: &Running, reason| {
         new.snapshot("u").ended.iter().find(|(other, _)| *other == reason).map_or(0, |(_, count)| *count)
     };
-    eventually("the client's limit", || limited(&new, EndReason::ClientLimit) == 1);
+    eventually("the client's limit applies", || limited(&new, EndReason::ClientLimit) == 1);
 
     let rules = [udp("u", echo.address)];
     let rules = [Rule { max_connections: 3, ..rules[0].clone() }];
@@ -290,9 +290,9 @@ fn failed_handover_changes_nothing() {
     let talk = Talk::start(old.address("u"));
     let error = upgraded(&old, &with(2, Datapath::Gso), &rules[..1]).err().unwrap();
     assert!(error.contains("rule t ") && error.contains("SIGHUP"), "{error}");
-    assert!(upgraded(&old, &with(3, Datapath::Gso), &rules).is_err(), "another number of workers");
+    assert!(upgraded(&old, &with(3, Datapath::Gso), &rules).is_err(), "a different number of workers");
 
-    // A new process that fails when the sessions are sent.
+    // A new process that fails while the sessions are being sent.
     let (_, descriptors, channels) = old.forwarder.offer().unwrap();
     old.forwarder.pause().unwrap();
     drop(descriptors);
@@ -313,10 +313,10 @@ fn hops_of_a_client_are_handed_over() {
     let old = Running::start_with(&with(1, Datapath::Gso), &rules);
     let client = client(first);
     client.send(b"?").unwrap();
-    eventually("the ninth refuses", || circles(&old, "8") == 1);
+    eventually("the ninth rule refuses the client", || circles(&old, "8") == 1);
     let new = upgraded(&old, &with(1, Datapath::Gso), &rules).unwrap();
     client.send(b"?").unwrap();
-    eventually("the ninth still refuses", || circles(&new, "8") == 1);
+    eventually("the ninth rule still refuses it", || circles(&new, "8") == 1);
     assert_eq!(new.snapshot("8").accepted, 0);
     drop(new);
 }
@@ -336,7 +336,7 @@ fn unanswered_session_finds_another_target_after_a_handover() {
     let old = Running::start_with(&with(1, Datapath::Gso), &rules);
     let client = client(old.address("u"));
     client.send(b"?").unwrap();
-    eventually("it has a session", || old.snapshot("u").accepted == 1);
+    eventually("the client has a session", || old.snapshot("u").accepted == 1);
     let new = upgraded(&old, &with(1, Datapath::Gso), &rules).unwrap();
     client.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     eventually("an answer", || {

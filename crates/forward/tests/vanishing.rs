@@ -1,4 +1,4 @@
-//! Clients and servers that disappear without FIN or RST, as when a cable is cut: TCP's timers or the rule's
+//! Clients and servers that disappear without FIN or RST, as if a cable were cut: TCP's timers or the rule's
 //! idle timeout end the connection, and the other side is reset.
 
 use crate::prelude::*;
@@ -7,7 +7,7 @@ use turnpike_testkit::alone;
 
 const TEST: &str = "vanishing::vanished_peer_is_detected_and_the_other_side_is_reset";
 
-/// Messages exchanged before a connection falls silent or a transfer begins.
+/// Number of messages exchanged before a connection falls silent or a transfer begins.
 const WORDS: u64 = 10;
 
 /// Addresses of this namespace that are removed during a connection, so that packets to them get no answer.
@@ -65,11 +65,11 @@ fn transfer(mut from: TcpStream, to: &mut TcpStream) -> thread::JoinHandle<Error
 
 fn vanish() {
     for (name, value) in [
-        // Idle connection: probed after a second, ended after two more.
+        // An idle connection is probed after a second and ends after two more.
         ("tcp_keepalive_time", "1"),
         ("tcp_keepalive_intvl", "1"),
         ("tcp_keepalive_probes", "2"),
-        // Data in flight: ended after four tries.
+        // A connection with data in flight ends after four tries.
         ("tcp_retries2", "3"),
     ] {
         if let Err(error) = fs::write(format!("/proc/sys/net/ipv4/{name}"), value) {

@@ -1,4 +1,4 @@
-//! A forwarder between a test's own clients and servers, on loopback.
+//! A forwarder between clients and servers of the test, on loopback.
 
 use std::{
     io::{Read, Write},
@@ -15,7 +15,7 @@ use turnpike_offload::{OffloadError, Sockmap};
 use turnpike_testkit::alone::skip;
 pub(crate) use turnpike_testkit::{PATIENCE, eventually, free_address};
 
-/// From any port of 127.0.0.1 to `target`.
+/// TCP rule from any port of 127.0.0.1 to `target`.
 pub(crate) fn rule(id: &str, target: SocketAddr) -> Rule {
     Rule::new(id, ([127, 0, 0, 1], 0).into(), target.into())
 }
@@ -37,7 +37,7 @@ pub(crate) fn settings() -> Settings {
     }
 }
 
-/// All copy modes; the kernel mode only if available, otherwise skipped with a message.
+/// All copy modes. If the kernel mode is not available, it is left out with a message.
 pub(crate) fn copy_modes() -> Vec<CopyMode> {
     let modes = vec![CopyMode::Auto, CopyMode::Splice, CopyMode::Buffer];
     if kernel_passes_on() { [modes, vec![CopyMode::Kernel]].concat() } else { modes }
@@ -58,15 +58,16 @@ pub(crate) fn kernel_passes_on() -> bool {
     OBSTACLE.is_none()
 }
 
-/// Alternates messages until the kernel forwards them; returns the bytes sent in each direction.
+/// Sends messages in alternate directions until the kernel forwards them; returns the number of bytes sent in
+/// each direction.
 pub(crate) fn chat(running: &Running, id: &str, client: &mut TcpStream, server: &mut TcpStream) -> u64 {
     let before = running.snapshot(id).kernel.bytes;
     let mut said = 0;
     eventually("the kernel forwards messages", || {
         for _ in 0..10 {
-            client.write_all(&pattern(said, 32, 11)).expect("a write succeeds");
+            client.write_all(&pattern(said, 32, 11)).expect("the connection is open");
             assert_eq!(read_exactly(server, 32), pattern(said, 32, 11));
-            server.write_all(&pattern(said, 32, 12)).expect("a write succeeds");
+            server.write_all(&pattern(said, 32, 12)).expect("the connection is open");
             assert_eq!(read_exactly(client, 32), pattern(said, 32, 12));
             said += 32;
         }
@@ -92,7 +93,7 @@ impl Reports {
 
     /// Waits until `count` connections have ended.
     pub(crate) fn wait(&self, count: usize) -> Vec<ConnectionReport> {
-        eventually("reports", || Some(self.all()).filter(|all| all.len() >= count))
+        eventually("the reports", || Some(self.all()).filter(|all| all.len() >= count))
     }
 }
 
@@ -141,7 +142,7 @@ pub(crate) fn client(address: SocketAddr) -> TcpStream {
     patient(TcpStream::connect(address).expect("the forwarder accepts"))
 }
 
-/// Sets time-outs for reads and writes.
+/// Sets timeouts for reads and writes.
 pub(crate) fn patient(stream: TcpStream) -> TcpStream {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.set_write_timeout(Some(PATIENCE)).unwrap();
@@ -161,7 +162,8 @@ pub(crate) fn accept(listener: &TcpListener) -> TcpStream {
     patient(stream)
 }
 
-/// Server that sends its name to each client and echoes until the end. Ends with the process.
+/// Server that sends its name to each client and then echoes until the end of the stream. It runs until the
+/// process exits.
 pub(crate) fn greeter(name: &'static str) -> SocketAddr {
     let (listener, address) = listener();
     serve_greetings(listener, name);
@@ -203,7 +205,7 @@ pub(crate) fn reset(stream: TcpStream) {
     turnpike_net::TcpSocket::from(std::os::fd::OwnedFd::from(stream)).reset();
 }
 
-/// Byte number `at` of a stream that does not repeat within a pipe or buffer.
+/// Byte number `at` of a pattern that does not repeat within a pipe or buffer.
 pub(crate) fn byte(at: u64, seed: u64) -> u8 {
     ((at ^ seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8
 }

@@ -32,7 +32,7 @@ pub(crate) fn rule(protocol: Protocol, listen: SocketAddr, target: SocketAddr) -
     Rule { protocol, ..Rule::new("test", listen, target.into()) }
 }
 
-/// Calls of the engine, and its settings.
+/// State of the fake worker context: calls made by the engine, and settings.
 #[derive(Default)]
 pub(crate) struct World {
     pub(crate) targets: HashMap<RuleKey, Vec<SocketAddr>>,
@@ -41,7 +41,7 @@ pub(crate) struct World {
     pub(crate) most_in_total: Option<u64>,
     pub(crate) active: HashMap<RuleKey, u64>,
     pub(crate) reports: Vec<ConnectionReport>,
-    /// Choices not yet released.
+    /// Number of choices that have not been released yet.
     pub(crate) held: i64,
     pub(crate) failures: Vec<SocketAddr>,
     turn: usize,
@@ -102,7 +102,7 @@ impl WorkerContext for Shared {
 
 type Command = Box<dyn FnOnce(&mut Engine, &mut Tick<'_>) + Send>;
 
-/// Worker with only an engine.
+/// Worker that runs only an engine.
 pub(crate) struct Worker {
     pub(crate) world: Arc<Mutex<World>>,
     commands: Sender<Option<Command>>,
@@ -158,7 +158,7 @@ impl Worker {
         answer.recv_timeout(PATIENCE).unwrap()
     }
 
-    /// Blocks the worker during the closure, so that it receives all data at once.
+    /// Blocks the worker while the closure runs, so that the worker receives all data at once.
     pub(crate) fn stall(&self, meanwhile: impl FnOnce()) {
         let (release, released) = mpsc::channel();
         let (sender, stalled) = mpsc::channel();
@@ -172,19 +172,19 @@ impl Worker {
         release.send(()).unwrap();
     }
 
-    /// Serves a rule and returns its address.
+    /// Adds a rule and returns its address.
     pub(crate) fn add(&self, key: RuleKey, rule: &Rule, datapath: Datapath) -> SocketAddr {
         self.add_with(key, rule, datapath, false)
     }
 
-    /// [`Worker::add`] on a port that other processes of this user may share, as forwarders bind theirs.
+    /// Like [`Worker::add`], on a port that other processes of this user may share, as real forwarders do.
     pub(crate) fn add_shared(&self, key: RuleKey, rule: &Rule, datapath: Datapath) -> SocketAddr {
         self.add_with(key, rule, datapath, true)
     }
 
     fn add_with(&self, key: RuleKey, rule: &Rule, datapath: Datapath, reuse_port: bool) -> SocketAddr {
         let targets = rule.targets.iter().map(|target| {
-            let Host::Ip(ip) = target.host else { panic!("tests use addresses") };
+            let Host::Ip(ip) = target.host else { panic!("tests use IP addresses only") };
             SocketAddr::new(ip, target.ports.first)
         });
         self.world.lock().unwrap().targets.insert(key, targets.collect());
@@ -212,8 +212,8 @@ impl Worker {
         let time = time.as_millis() as u64;
         let before = self.ask(|_, tick| tick.now);
         self.ahead.fetch_add(time, Ordering::SeqCst);
-        // The wake-up that answers may have read the clock before; a question is answered after its wake-up's
-        // tick.
+        // The wake-up that answers a question may have read the clock earlier; the answer follows the tick of
+        // that wake-up.
         eventually("time has passed", || self.ask(|_, tick| tick.now) >= before + time);
     }
 
@@ -235,7 +235,7 @@ impl Drop for Worker {
     }
 }
 
-/// UDP target that echoes.
+/// UDP target that echoes datagrams.
 pub(crate) struct Echo {
     pub(crate) address: SocketAddr,
     stop: Arc<AtomicBool>,
@@ -277,7 +277,7 @@ pub(crate) fn client(server: SocketAddr) -> UdpSocket {
     socket
 }
 
-/// Sends and expects an echo.
+/// Sends a datagram and expects its echo.
 pub(crate) fn expect_echo(client: &UdpSocket, bytes: &[u8]) {
     client.send(bytes).unwrap();
     assert_eq!(receive(client), bytes);
@@ -290,7 +290,7 @@ pub(crate) fn receive(socket: &UdpSocket) -> Vec<u8> {
     bytes
 }
 
-/// Bytes that identify sender and number.
+/// Bytes that identify the sender and the number.
 pub(crate) fn payload(who: usize, number: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (who.wrapping_mul(31) ^ number.wrapping_mul(7) ^ at.wrapping_mul(3)) as u8).collect()
 }
