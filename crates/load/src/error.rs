@@ -34,7 +34,7 @@ pub enum LoadError {
     #[error("--datapath kernel is not available: {0}")]
     Kernel(#[from] OffloadError),
     #[error(
-        "--datapath kernel: no Ethernet interface is up with an address; choose another data path, such as auto"
+        "--datapath kernel: no Ethernet interface is up and has an address; choose another data path, such as auto"
     )]
     NoEthernet,
     #[error(
@@ -91,7 +91,7 @@ pub enum LoadError {
     #[error(
         "{server} refused the access token of key {kid:?} in realm {realm:?} (401): it has expired, the server has no such \
          key (oauth.key), another key with this name, a different oauth.server_name, or no tokens in this realm; its log \
-         has the reason. Make a new token with `turnpike credentials --token-key`"
+         says why. Make a new token with `turnpike credentials --token-key`"
     )]
     AccessToken { server: SocketAddr, kid: String, realm: String },
     #[error("{server} asks for a credential in realm {realm:?}: give one with --user NAME:PASSWORD")]
@@ -174,7 +174,7 @@ fn listen_hint(transport: &str, error: &io::Error) -> String {
         io::ErrorKind::AddrNotAvailable => {
             format!("choose an address of this machine (ip address) with {flag}")
         }
-        _ => format!("choose another with {flag} ADDR:PORT"),
+        _ => format!("choose another address with {flag} ADDR:PORT"),
     }
 }
 
@@ -182,7 +182,7 @@ fn link_hint(transport: ClientTransport, during_setup: bool, what: &str) -> &'st
     let certificate = what.contains("certificate");
     match transport {
         _ if certificate => {
-            "; give its authority with --ca FILE, its name with --server-name, or for a test accept any with --insecure"
+            "; give its CA certificate with --ca FILE or its name with --server-name; for a test, accept any with --insecure"
         }
         _ if !during_setup => "; check that the server is still running",
         ClientTransport::Tls if !what.contains("refused") => {
@@ -205,10 +205,10 @@ fn hint(code: u16) -> &'static str {
             "; enable mobility on the server (turnpike: relay.mobility = true; coturn: --mobility), or omit --migrate"
         }
         437 => {
-            "; allocations of an earlier run still exist on this port and the ones tried after it: wait until they expire"
+            "; allocations of an earlier run still exist on this port and on the ones tried after it: wait until they expire"
         }
-        440 | 443 => "; server and peer are of different address families",
-        486 => "; the user's allocation quota is reached: raise it on the server or use fewer clients",
+        440 | 443 => "; server and peer have different address families",
+        486 => "; the user's allocation quota is used up: raise it on the server or use fewer clients",
         508 => {
             "; the server's port range, file descriptors or total allocations are exhausted, or it is shutting down; or its relay \
              ports are shared (relay.shared_ports) and another client uses this peer: give each client its own (--peer-prefix)"

@@ -19,10 +19,11 @@
 //! | 4 `connect` | Like `exchange`, but without acknowledgement and for one response only; then the server closes (flag 4: the client closes). |
 //!
 //! Record: payload bytes so far (u64), nanoseconds since the greeting (u64), bytes that differ from the
-//! pattern (u64). Records are in-band and neither side relies on a half-close, because several forwarders
-//! lose it.
+//! pattern (u64). Records are in-band, and neither side relies on half-closing, because several forwarders do
+//! not pass it on.
 //!
-//! A connection that starts with anything else is echoed (RFC 862), as a server for other load generators.
+//! On a connection that starts with anything else, everything is echoed (RFC 862), as other load generators
+//! expect.
 
 use std::time::Duration;
 
@@ -38,7 +39,7 @@ const VERSION: u8 = 1;
 pub(crate) enum StreamMode {
     Sink {
         verify: bool,
-        /// Discards in the kernel instead of copying to user space.
+        /// Bytes are discarded in the kernel instead of being copied to user space.
         discard: bool,
     },
     /// The server sends bytes in writes of `block`, 1 to [`MAX_SIZE`].
@@ -84,7 +85,7 @@ impl StreamMode {
         let mut bytes = [0; GREETING_LEN];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4..7].copy_from_slice(&[VERSION, mode, flags]);
-        // A size beyond u32 becomes one that the server rejects.
+        // A size beyond u32 becomes a size that the server rejects.
         bytes[8..12].copy_from_slice(&u32::try_from(a).unwrap_or(u32::MAX).to_be_bytes());
         bytes[12..].copy_from_slice(&u32::try_from(b).unwrap_or(u32::MAX).to_be_bytes());
         bytes
@@ -127,7 +128,7 @@ pub(crate) fn ack(accepted: bool) -> [u8; ACK_LEN] {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StreamRecord {
     pub(crate) total: u64,
-    /// Time since the greeting by the server's clock.
+    /// Time since the greeting, by the server's clock.
     pub(crate) elapsed: Duration,
     /// Received bytes that differ from the pattern.
     pub(crate) wrong: u64,
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_greetings_are_unknown_and_other_bytes_foreign() {
+    fn invalid_greetings_are_unknown_and_other_bytes_are_foreign() {
         for mode in [
             StreamMode::Source { block: 0 },
             StreamMode::Exchange { request: MAX_SIZE + 1, response: 1 },

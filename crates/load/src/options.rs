@@ -65,7 +65,7 @@ impl BurstOptions {
     }
 }
 
-/// Parses flags separated by blanks; other settings keep their defaults.
+/// Parses flags separated by spaces; other settings keep their defaults.
 pub fn parse<A: Args>(flags: &str) -> Result<A, clap::Error> {
     let command = A::augment_args(Command::new("load").no_binary_name(true).args_override_self(true));
     A::from_arg_matches(&command.try_get_matches_from(flags.split_whitespace())?)
@@ -75,7 +75,7 @@ pub(crate) fn defaults<A: Args>(server: SocketAddr) -> A {
     parse(&server.to_string()).unwrap_or_else(|error| unreachable!("an address is enough: {error}"))
 }
 
-/// Parses seconds; fails beyond a year.
+/// Parses seconds; fails if they exceed a year.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     const MOST: u64 = 365 * 86_400;
     let seconds: f64 = text.parse().map_err(|error: ParseFloatError| format!("expected seconds: {error}"))?;
@@ -92,7 +92,7 @@ fn percent(text: &str) -> Result<f64, &'static str> {
         .ok_or("expected a number from 0 to 100")
 }
 
-/// Parses HOST or HOST:PORT; the default port is the reflector's.
+/// Parses HOST or HOST:PORT; the default port is that of the reflector.
 pub(crate) fn reflector(text: &str) -> Result<SocketAddr, String> {
     if let Ok(address) = text.parse::<ZonedIp>() {
         return Ok(address.at(DEFAULT_PORT));

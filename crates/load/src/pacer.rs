@@ -1,6 +1,6 @@
 //! Due times of bursts: an open loop that never waits for replies.
 
-/// Due times at a fixed rate, computed from a counter and therefore free of drift.
+/// Due times at a fixed rate. They are computed from a counter, so they do not drift.
 #[derive(Clone, Debug)]
 pub(crate) struct Pacer {
     start_ns: u64,
@@ -24,7 +24,7 @@ impl Pacer {
         self.index += 1;
     }
 
-    /// Drops everything due before `ns`.
+    /// Skips everything that is due before `ns`.
     #[expect(clippy::cast_possible_truncation, reason = "exact up to 2^53 ns, 104 days")]
     pub(crate) fn skip_to(&mut self, ns: u64) {
         if self.due() < ns {
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn skip_to_drops_only_earlier_due_times() {
+    fn skip_to_skips_only_earlier_due_times() {
         let mut pacer = Pacer::new(1_000, 1_000.0);
         pacer.skip_to(1_000);
         assert_eq!(pacer.due(), 1_000);

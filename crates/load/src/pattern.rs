@@ -2,12 +2,12 @@
 
 use std::sync::LazyLock;
 
-/// Prime, so that it divides no buffer, pipe or page size and a displaced block never matches.
+/// A prime: no buffer, pipe or page size is a multiple of it, so a displaced block never matches.
 const PERIOD: usize = 65_521;
 pub(crate) const LONGEST: usize = 1 << 20;
 
 static BYTES: LazyLock<Vec<u8>> = LazyLock::new(|| {
-    // xorshift (Marsaglia): no two neighbouring windows are alike, and every build gets the same bytes.
+    // xorshift (Marsaglia): no two neighbouring windows are alike, and every build produces the same bytes.
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     let mut period = Vec::with_capacity(PERIOD);
     period.resize_with(PERIOD, || {

@@ -1,4 +1,4 @@
-//! Header that a generator writes at the start of each payload, and reads when the payload returns.
+//! Header that a generator writes at the start of each payload and reads when the payload returns.
 //!
 //! ```text
 //!  0        4        8                16               24
@@ -11,17 +11,17 @@ const MAGIC: u64 = 0x5450_4B45 << 32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PayloadStamp {
-    /// Flow number within the run: the client's, or with a profile the stream's.
+    /// Flow number within the run: that of the client or, with a profile, that of the stream.
     pub(crate) flow: u32,
     pub(crate) sequence: u64,
-    /// Due time in nanoseconds of the run's clock.
+    /// Due time in nanoseconds on the run's clock.
     pub(crate) due_ns: u64,
 }
 
 impl PayloadStamp {
     #[inline]
     pub(crate) fn write(self, out: &mut [u8]) {
-        // Whole words: slice copies cost a function call each.
+        // Whole words, because each slice copy would cost a function call.
         if let ([first, second, third, ..], _) = out.as_chunks_mut::<8>() {
             *first = (MAGIC | u64::from(self.flow)).to_be_bytes();
             *second = self.sequence.to_be_bytes();

@@ -17,7 +17,7 @@ pub enum RunPhase {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CountKind {
-    /// Datagrams or requests with a reply each; missing replies are losses.
+    /// Datagrams or requests that get one reply each; missing replies are losses.
     Answered,
     /// Messages that mostly get no reply.
     OneWay,
@@ -33,9 +33,9 @@ pub struct ProgressInterval {
     /// Messages, or bytes with [`CountKind::Bytes`].
     pub sent: u64,
     pub received: u64,
-    /// Unanswered although a later one was answered.
+    /// Messages that were not answered, although a later one was.
     pub lost: u64,
-    /// In flight, or lost without a later reply that reveals it.
+    /// Messages that are in flight, or lost without a later reply that would show it.
     pub outstanding: u64,
     pub kind: CountKind,
     pub p50_us: u64,
@@ -44,7 +44,7 @@ pub struct ProgressInterval {
 }
 
 impl ProgressInterval {
-    /// In percent of the packets sent in this interval, at most 100.
+    /// Loss in percent of the packets sent in this interval, at most 100.
     pub fn loss_percent(&self) -> f64 {
         if self.sent == 0 { 0.0 } else { (self.lost as f64 * 100.0 / self.sent as f64).min(100.0) }
     }
@@ -113,7 +113,7 @@ impl ProgressDisplay {
                 bar.set_message(interval.to_string());
                 bar.tick();
             }
-            // `eprintln!` would panic when the reader is gone.
+            // `eprintln!` would panic if the reader is gone.
             None => _ = writeln!(io::stderr(), "{interval}"),
         }
     }

@@ -1,5 +1,5 @@
 //! 300 (Try Alternate): clients follow redirects, use the certificate name of the redirect, and detect
-//! circles.
+//! loops.
 
 use std::net::SocketAddr;
 
@@ -133,7 +133,7 @@ fn a_redirect_domain_is_checked_against_the_certificate() {
 }
 
 #[test]
-fn servers_that_redirect_in_a_circle_are_named() {
+fn servers_that_redirect_in_a_loop_are_named() {
     let reflector = reflector();
     let home = free_address();
     let second = signpost(&[(home, None)], None, None);
@@ -143,7 +143,7 @@ fn servers_that_redirect_in_a_circle_are_named() {
         match quiet(&load(&first, &reflector, &format!("--mode {mode}"))) {
             Err(error @ LoadError::Redirected { from, to, .. }) => {
                 assert_eq!((from, to), (away, home));
-                assert!(error.to_string().contains("circle"), "{error}");
+                assert!(error.to_string().contains("in a loop"), "{error}");
             }
             other => panic!("{other:?}"),
         }

@@ -17,7 +17,7 @@ impl Draw {
         mix(self.0)
     }
 
-    /// Uniform below `bound`, with a bias of at most 2^-32.
+    /// Uniformly distributed below `bound`, with a bias of at most 2^-32.
     #[inline]
     pub(super) fn below(&mut self, bound: u64) -> u64 {
         ((self.next() >> 32) * bound.min(1 << 32)) >> 32

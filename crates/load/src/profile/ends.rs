@@ -1,4 +1,4 @@
-//! Both ends of one thread's clients: sends due packets and counts arrivals.
+//! Both ends of the traffic of one thread's clients: sends due packets and counts arrivals.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -129,7 +129,7 @@ impl<'a> ProfileEnds<'a> {
         bursts: &mut Bursts,
         schedule: Schedule,
     ) -> Option<Duration> {
-        /// Batches before receiving gets its turn, even if sending is late.
+        /// Maximum number of batches sent before it is receiving's turn, even if sending is behind schedule.
         const BATCHES: usize = 4;
         for _ in 0..BATCHES {
             let now = self.clock.ns();
@@ -142,7 +142,7 @@ impl<'a> ProfileEnds<'a> {
                     self.push(carrier, burst, now);
                 }
             }
-            // Packets that the kernel rejects count as lost; `errors` has the reason.
+            // Packets that the kernel rejects count as lost; `errors` says why.
             carrier.flush();
             self.peer.datagrams.flush(&mut self.peer.errors);
             let (due, now) = (bursts.due(), self.clock.ns());

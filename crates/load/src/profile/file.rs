@@ -1,4 +1,4 @@
-//! Profile files: TOML with strict parsing; all mistakes are reported at once with line and column.
+//! Profile files: TOML with strict parsing. All errors are reported at once, with line and column.
 
 use std::{ops::RangeInclusive, path::Path};
 
@@ -15,7 +15,7 @@ const BURSTS: RangeInclusive<u32> = 1..=256;
 const FRAMES: RangeInclusive<u32> = 1..=1_048_576;
 const COPIES: RangeInclusive<u32> = 1..=100;
 const WEIGHTS: RangeInclusive<u32> = 1..=1_000_000;
-/// Frames between key frames.
+/// Interval between key frames, in frames.
 const EVERY: RangeInclusive<u32> = 1..=1_000_000;
 #[expect(clippy::cast_possible_truncation, reason = "both are short")]
 const PACKETS: RangeInclusive<u32> = HEADER_LEN as u32..=MAX_SIZE as u32;
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn all_mistakes_are_reported_with_their_positions() {
+    fn all_errors_are_reported_with_their_positions() {
         let text = "\
 nmae = 'a'
 [[stream]]

@@ -1,9 +1,9 @@
-//! Traffic profiles: each client has streams in both directions with their own rates, bursts and sizes, and
-//! peers send on their own.
+//! Traffic profiles: each client has streams in both directions with their own rates, bursts and sizes. Peers
+//! send on their own, not only replies.
 //!
 //! ```text
-//! client ──▶ [server | forwarder] ──▶ peer        to-peer     both ends are the generator's, by one clock: latency counts
-//!        ◀────────────────────────◀──             to-client   from when a packet was due, one way; loss per direction
+//! client ──▶ [server | forwarder] ──▶ peer        to-peer     both ends are in the generator, with one clock: latency
+//!        ◀────────────────────────◀──             to-client   is one-way, from the due time; loss is per direction
 //! ```
 
 mod draw;
@@ -35,7 +35,7 @@ const BUILT_IN: [(&str, &str); 5] = [
 pub struct Profile {
     name: String,
     streams: Vec<ProfileStream>,
-    /// By flow index: the stream of each flow of a client. Every flow has its own sequence numbers.
+    /// The stream of each flow of a client, by flow index. Every flow has its own sequence numbers.
     flows: Vec<usize>,
 }
 
@@ -56,7 +56,8 @@ enum Shape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sizes {
     range: Range,
-    /// Cumulative weight: draws from the previous entry's value up to this one select these sizes.
+    /// Cumulative weight: a random number between the previous entry's value and this one selects these
+    /// sizes.
     weights: u32,
 }
 
@@ -105,7 +106,7 @@ impl Profile {
         self.streams.iter().map(|stream| stream.shape.longest() as usize).max().unwrap_or_default()
     }
 
-    /// Packets per second of one client, both directions together.
+    /// Packets per second of one client, in both directions together.
     pub(crate) fn packets_per_second(&self) -> f64 {
         self.per_flow(|stream| stream.bursts_per_second * stream.shape.mean().packets)
     }
@@ -134,7 +135,7 @@ struct Mean {
 }
 
 impl Shape {
-    /// `number` is the index of the burst within its flow, from any origin.
+    /// `number` is the index of the burst within its flow; it may start anywhere.
     #[inline]
     fn burst(&self, mut draw: Draw, number: u64, mut packets: impl FnMut(usize, usize)) {
         match self {
@@ -149,7 +150,7 @@ impl Shape {
                     _ => draw.from(*bytes),
                 };
                 let count = bytes.div_ceil(*most);
-                // Equal sizes are adjacent, so that they leave as one super-packet.
+                // Packets of equal size are adjacent, so that they are sent as one super-packet.
                 let (each, longer) = (bytes / count, bytes % count);
                 for (size, count) in [(each + 1, longer), (each, count - longer)] {
                     if count > 0 {

@@ -1,7 +1,8 @@
 //! Due times of the bursts of all flows.
 //!
-//! All flows of a stream have the same interval and a fixed offset within it, drawn once, so their bursts
-//! repeat in the same order every round. Finding the next burst needs no queue, and due times do not drift.
+//! All flows of a stream have the same interval, and each has a fixed random offset within it, so their
+//! bursts repeat in the same order every round. Finding the next burst needs no queue, and due times do not
+//! drift.
 
 use super::{Draw, Profile};
 
@@ -112,7 +113,7 @@ mod tests {
         let mut bursts = Bursts::new(&profile(), seed, share, 1_000);
         let mut taken = Vec::new();
         while bursts.due() < end_ns {
-            let burst = bursts.take().expect("one is due");
+            let burst = bursts.take().expect("a burst is due");
             taken.push((share.1 + burst.client, burst));
         }
         taken

@@ -50,7 +50,7 @@ fn drawn_bursts_match_the_computed_mean() {
 }
 
 #[test]
-fn frames_are_cut_evenly_and_key_frames_come_at_their_interval() {
+fn frames_are_split_evenly_and_key_frames_follow_at_their_interval() {
     let key = KeyFrames { bytes: Range::just(10_000), every: 4 };
     let shape = Shape::Frame { bytes: Range::just(2_500), packet: 1_150, key: Some(key) };
     let frames = packets(&shape, 8);
@@ -83,6 +83,6 @@ fn weights_set_the_frequency_of_sizes() {
 
 #[test]
 fn an_unknown_profile_lists_the_built_in_ones() {
-    let told = Profile::open("vioce").expect_err("no such profile").to_string();
+    let told = Profile::open("vioce").expect_err("there is no such profile").to_string();
     assert!(told.contains("vioce") && told.contains("audio, call, sfu, screen, vpn"), "{told}");
 }

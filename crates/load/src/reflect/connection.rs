@@ -1,5 +1,5 @@
-//! State machine of one TCP connection of the reflector; its first bytes select the workload (see
-//! [`crate::greeting`]). Only an echo whose peer does not read keeps a buffer.
+//! State machine of one TCP connection to the reflector; its first bytes select the workload (see
+//! [`crate::greeting`]). Only an echo connection whose peer does not read keeps a buffer.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -16,7 +16,8 @@ use crate::{
     pattern,
 };
 
-/// recv(2) counts bytes as read without copying them (tcp(7), since Linux 2.4); same value everywhere.
+/// With this flag, recv(2) counts bytes as read without copying them (tcp(7), since Linux 2.4). The value is
+/// the same on all architectures.
 pub(crate) const MSG_TRUNC: i32 = 0x20;
 const READ: usize = 256 << 10;
 const BUDGET: usize = 1 << 20;
@@ -37,7 +38,7 @@ impl Buffers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NextStep {
     Wait,
-    /// Call [`ReflectedConnection::tell`]; reported once.
+    /// The worker must call [`ReflectedConnection::tell`]; returned once.
     News,
     Close,
 }
@@ -70,7 +71,7 @@ struct SinkState {
 
 struct SourceState {
     block: usize,
-    /// Commands received: the first starts, the second stops.
+    /// Number of commands received: the first one starts, the second one stops.
     commands: usize,
     total: u64,
     since: Instant,
@@ -163,7 +164,7 @@ impl ReflectedConnection {
             if self.take(len, buffers, now)? == NextStep::Close || self.write(buffers)? == NextStep::Close {
                 return Ok(NextStep::Close);
             }
-            // A short read has emptied the socket; the poller reports new data.
+            // A short read has emptied the socket, and the poller will report new data.
             if len < asked {
                 break;
             }
@@ -180,7 +181,7 @@ impl ReflectedConnection {
     /// Sends a sink's record. Returns false if there is nothing more to send or the peer is gone.
     pub(super) fn tell(&mut self, buffers: &mut Buffers, now: Instant) -> bool {
         let ReflectRole::Sink(sink) = &mut self.role else { return false };
-        // Errors reappear at the next read.
+        // Errors are reported again by the next read.
         if matches!(sink.rest.write(&mut self.stream, buffers), Ok(true)) && sink.record.total != sink.told {
             sink.record.elapsed = now.saturating_duration_since(sink.since);
             sink.rest = Rest::of(sink.record);
@@ -196,7 +197,7 @@ impl ReflectedConnection {
             let len = SockRef::from(&self.stream).recv_with_flags(&mut buffers.discarded, MSG_TRUNC)?;
             return Ok((len, READ));
         }
-        // Must not discard bytes after the greeting.
+        // Bytes that follow the greeting must not be discarded.
         let room = if let ReflectRole::Greeting { .. } = self.role { MAX_GREETING_READ } else { READ };
         Ok((self.stream.read(&mut buffers.bytes[..room])?, room))
     }
@@ -241,7 +242,7 @@ impl ReflectedConnection {
                 return Ok(NextStep::Wait);
             }
             GreetingBytes::Greeting(mode) => {
-                // An empty send buffer accepts a few bytes at once.
+                // An empty send buffer always accepts a few bytes.
                 if !matches!(mode, StreamMode::Connect { .. }) {
                     let ack = greeting::ack(true);
                     if write(&mut self.stream, &ack, buffers)? < ack.len() {
@@ -305,7 +306,7 @@ impl ReflectedConnection {
     }
 }
 
-/// A greeting and a small request after it.
+/// Room for a greeting and a small request that follows it.
 const MAX_GREETING_READ: usize = 4 << 10;
 
 impl ReflectRole {

@@ -27,7 +27,8 @@ pub(crate) const DEFAULT_PORT: u16 = 3480;
 /// Bytes of the receive and send buffer of each UDP socket.
 const BUFFER: usize = 8 << 20;
 
-/// Flags of `turnpike reflect`. Without addresses it listens on port 3480 of all addresses, for UDP and TCP.
+/// Flags of `turnpike reflect`. If no addresses are given, it listens on port 3480 of all addresses, for UDP
+/// and TCP.
 #[derive(Clone, Debug, Default, Args)]
 pub struct ReflectConfig {
     /// UDP address to reflect on; may be repeated [default without --tcp: port 3480 of all addresses, including IPv6 if
@@ -40,25 +41,26 @@ pub struct ReflectConfig {
     #[arg(long, value_name = "ADDR:PORT", value_parser = socket_address)]
     pub tcp: Vec<SocketAddr>,
 
-    /// Threads for UDP, 1 to 1024, and as many for TCP [default: one per core]
+    /// Threads for UDP, 1 to 1024, and the same number for TCP [default: one per core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub workers: Option<u16>,
 
-    /// Data path: auto, basic, mmsg or gso; with kernel, the kernel returns datagrams that arrive by Ethernet, and auto
-    /// applies to all others (needs CAP_NET_ADMIN, CAP_BPF and CAP_PERFMON like `serve`; bypasses netfilter)
+    /// Data path: auto, basic, mmsg or gso; with kernel, the kernel returns datagrams that arrive over
+    /// Ethernet, and auto applies to all others (needs CAP_NET_ADMIN, CAP_BPF and CAP_PERFMON like `serve`;
+    /// bypasses netfilter)
     #[arg(long, value_name = "D", default_value = "auto")]
     pub datapath: ReflectPath,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReflectPath {
-    /// The kernel returns datagrams that arrive by Ethernet; the best socket path carries all others.
+    /// The kernel returns datagrams that arrive over Ethernet; the best socket path handles all others.
     Kernel,
     Step(Datapath),
 }
 
 impl ReflectPath {
-    /// Socket path of datagrams that the kernel does not return.
+    /// Socket path for datagrams that the kernel does not return.
     pub fn step(self) -> Datapath {
         match self {
             Self::Kernel => Datapath::best().0,
@@ -104,7 +106,7 @@ pub struct ReflectStats {
     pub kernel_drops: u64,
     /// Accepted TCP connections.
     pub connections: u64,
-    /// Includes greetings.
+    /// Bytes received over TCP, including greetings.
     pub tcp_received_bytes: u64,
     pub tcp_sent_bytes: u64,
 }
@@ -208,7 +210,8 @@ impl Reflector {
         total
     }
 
-    /// Stops and joins the workers and returns the final counts; those of [`Self::stats`] may lag behind.
+    /// Stops and joins the workers, and returns the final counts; those of [`Self::stats`] may be slightly
+    /// out of date.
     pub fn stop(mut self) -> ReflectStats {
         self.workers.stop();
         self.stats()
@@ -227,14 +230,14 @@ impl Reflector {
     }
 }
 
-/// One socket per address and worker; no workers without addresses.
+/// One socket per address and worker; there are no workers if there are no addresses.
 struct PerWorker<S> {
     addresses: Vec<SocketAddr>,
     sockets: Vec<Vec<S>>,
 }
 
-/// Binds each address first without SO_REUSEPORT, because otherwise a second reflector would silently take half of the traffic,
-/// and then once per worker.
+/// Binds each address first without SO_REUSEPORT and then once per worker; otherwise a second reflector would
+/// silently take half of the traffic.
 fn per_worker<S>(
     wanted: &[SocketAddr],
     everywhere: bool,

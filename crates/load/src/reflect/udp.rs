@@ -1,7 +1,7 @@
 //! UDP side of the reflector: returns each datagram to its sender.
 //!
 //! Each worker has its own `SO_REUSEPORT` socket per address. The datagrams of a received super-packet are adjacent in
-//! the arena, so they leave as one super-packet.
+//! the arena, so they are sent as one super-packet.
 
 use std::{io, net::SocketAddr, time::Instant};
 
@@ -18,7 +18,7 @@ pub(super) fn bind(address: SocketAddr, step: Datapath, shared: bool) -> Result<
         recv_buffer: Some(BUFFER),
         send_buffer: Some(BUFFER),
         gro: step == Datapath::Gso,
-        // Replies must leave from the destination address of the request.
+        // Replies must come from the destination address of the request.
         packet_info: address.ip().is_unspecified(),
         ..UdpOptions::default()
     };
@@ -50,11 +50,11 @@ impl UdpReflectWorker {
     }
 
     fn reflect(&mut self, id: SocketId) {
-        /// Maximum receive calls before the other sockets are served.
+        /// Maximum number of receive calls before the other sockets are served.
         const CALLS: usize = 8;
         let Some(socket) = self.sockets.get(id) else { return };
         for _ in 0..CALLS {
-            // Errors are ICMP replies to earlier sends; the next call receives.
+            // Errors are ICMP replies to earlier sends; the next call receives again.
             let Ok(received) = self.rx.recv(socket) else { continue };
             for buffer in self.rx.buffers(received) {
                 let route = Route {
@@ -100,7 +100,7 @@ impl ReflectWorker for UdpReflectWorker {
             self.reflect(self.ready[index]);
         }
         if has_command {
-            // The only command is to stop.
+            // The only command is the one to stop.
             let _ = self.frame.command();
         }
         self.send();

@@ -1,4 +1,4 @@
-//! Frame of every run: threads that start and end together, a reporter, and the result.
+//! Framework of every run: threads that start and end together, a reporter, and the result.
 //!
 //! Each generator passes a function that runs one thread's share of the traffic.
 
@@ -44,7 +44,8 @@ pub struct RunOutcome {
 pub struct StopHandle(Arc<AtomicBool>);
 
 impl StopHandle {
-    /// Within half a second; still waits for the last replies, deletes its allocations and reports.
+    /// Stops the run within half a second. It still waits for the last replies, deletes its allocations and
+    /// reports.
     pub fn stop(&self) {
         self.0.store(true, Relaxed);
     }
@@ -110,7 +111,7 @@ pub(crate) fn run<C: Sync>(
         for number in 0..frame.threads {
             let (sender, shared, body) = (sender.clone(), &shared, &body);
             let work = move || {
-                // Best effort: with coarser timers the pace is less even, which `late_us` shows.
+                // Best effort: with coarser timers the pace is less even, which is visible in `late_us`.
                 let _ = turnpike_net::rlimit::exact_timers();
                 let result = body(shared, number).map_err(|error| shared.fail(error)).ok();
                 let _ = sender.send(result);
@@ -145,7 +146,7 @@ pub(crate) fn check(
 }
 
 pub(crate) fn check_files(clients: usize) -> Result<(), LoadError> {
-    /// Standard streams, epoll instances, and files of the caller.
+    /// Other open files: standard streams, epoll instances, and those of the caller.
     const OTHERS: usize = 128;
     let needed = (clients + OTHERS) as u64;
     let limit = turnpike_net::rlimit::raise_open_files(needed);
@@ -320,7 +321,7 @@ pub(crate) fn conclude(mut report: LoadReport, asked: &RequestedLoad, interrupte
         report.notes.insert(
             0,
             format!(
-                "the generator was late: 1 % of its packets left {} us or more after they were due, which the round \
+                "the generator was late: 1 % of its packets were sent {} us or more after they were due, which the round \
                  trips include; use fewer clients, a lower rate, longer bursts or more cores",
                 report.late_us.p99
             ),

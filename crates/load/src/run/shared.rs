@@ -21,7 +21,7 @@ pub(crate) struct RunShared<'a, C> {
     pub(crate) slots: Vec<Mutex<RunTallies>>,
     pub(crate) ready_clients: AtomicUsize,
     ready_threads: AtomicUsize,
-    /// Start of traffic in nanoseconds of the clock; 0 during setup.
+    /// Start of traffic in nanoseconds on the clock; 0 during setup.
     start_ns: AtomicU64,
     /// End of an interrupted run; otherwise `u64::MAX`.
     cut_ns: AtomicU64,
@@ -73,9 +73,10 @@ impl<'a, C> RunShared<'a, C> {
         (start > 0).then_some(Schedule { start, measure, end })
     }
 
-    /// Ends the run early; measured results count. Fails the run if nothing has been measured yet.
+    /// Ends the run early; what has been measured counts. Fails the run if nothing has been measured yet.
     pub(crate) fn interrupt(&self) {
-        /// Longer than any thread runs without [`Self::check_on`], so that all end at the same time.
+        /// Longer than any thread runs between calls of [`Self::check_on`], so that all threads end at the
+        /// same time.
         const NOTICE_NS: u64 = 300_000_000;
         let cut = self.clock.ns() + NOTICE_NS;
         match self.schedule() {
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn times_beyond_the_clocks_range_saturate() {
+    fn times_beyond_the_range_of_the_clock_saturate() {
         let (warmup, duration) = (Duration::from_secs(1), Duration::MAX);
         let frame = RunFrame { clients: 1, threads: 1, warmup, duration, kind: CountKind::Answered };
         let shared = RunShared::new(&(), frame);

@@ -17,7 +17,8 @@ pub(crate) struct RunTally {
     pub(crate) reordered: u64,
     pub(crate) rtt: Latency,
     pub(crate) late: Latency,
-    /// Pending equal round trips, recorded together: a batch shares a clock read and often a due time.
+    /// Pending round trips of equal length, recorded together: datagrams of a batch share a clock read and
+    /// often a due time.
     run_us: u64,
     run_length: u32,
 }
@@ -108,9 +109,9 @@ pub(crate) struct ThreadResult {
     pub(crate) jitter: (f64, u64),
     pub(crate) streams: Vec<StreamFigures>,
     pub(crate) garbled: u64,
-    /// CPU time of the measured part, including the wait for the last replies.
+    /// CPU time during the measurement, including the wait for the last replies.
     pub(crate) cpu: Option<Duration>,
-    /// Mode-specific figures; the maximum over all threads counts.
+    /// Mode-specific figures, of which the maximum over all threads is reported.
     pub(crate) extra: BTreeMap<&'static str, f64>,
     /// Mode-specific figures that are summed over all threads.
     pub(crate) sums: BTreeMap<&'static str, f64>,
@@ -148,7 +149,7 @@ mod tests {
         RunTallies::collect(&slot, &mut total);
         RunTallies::collect(&slot, &mut total);
         assert_eq!((total.warmup.sent, total.measured.sent, total.measured.rtt.count()), (3, 4, 1));
-        // `under_way` is a level: each collection adds the latest value.
+        // `under_way` is a gauge: each collection adds the latest value.
         assert_eq!(total.under_way, 5 + 5);
     }
 }

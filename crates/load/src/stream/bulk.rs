@@ -1,5 +1,5 @@
-//! Bulk transfer: streams that send as fast as they can until the time is over and every byte is accounted
-//! for.
+//! Bulk transfer: streams that send as fast as they can until the time is over, and then account for every
+//! byte.
 
 use std::{
     collections::BTreeMap,
@@ -317,7 +317,7 @@ impl Sending {
     }
 
     fn note(&mut self, record: StreamRecord, at: BulkMoment, tallies: &mut RunTallies) {
-        // Streams are ordered: the first bytes belong to the warm-up, whenever they arrive.
+        // Streams are ordered, so the first bytes belong to the warm-up, whenever they arrive.
         let before = self.latest.total;
         let measured = record.total.saturating_sub(before.max(self.warmup));
         let warmup = record.total.saturating_sub(before).saturating_sub(measured);
@@ -333,7 +333,8 @@ impl Sending {
         }
     }
 
-    /// By the reflector's clock, so that bytes that only fill buffers do not count. Falls back to bytes sent.
+    /// Rate by the reflector's clock, so that bytes that only fill buffers are not counted. Falls back to the
+    /// bytes sent.
     fn rate(&self, duration: Duration) -> f64 {
         let between = self.window.and_then(|(first, last)| {
             let time = last.elapsed.checked_sub(first.elapsed)?;
@@ -366,7 +367,7 @@ impl Receiving {
     ) -> io::Result<()> {
         let mut budget = BUDGET;
         while budget > 0 {
-            // The record only follows the stop command, so earlier bytes may be discarded.
+            // The record follows the stop command, so bytes before the command may be discarded.
             let discard = buffers.discard && !self.stopped;
             let read = if discard {
                 SockRef::from(&*socket).recv_with_flags(&mut buffers.discarded, MSG_TRUNC)
@@ -428,7 +429,7 @@ impl Receiving {
     }
 }
 
-/// Holds back the end of a stream, which is a record instead of payload.
+/// Holds back the end of a stream, which is a record rather than payload.
 #[derive(Default)]
 struct Tail {
     bytes: [u8; RECORD_LEN],

@@ -18,7 +18,7 @@ use crate::{
 pub struct StreamLoadConfig {
     pub target: StreamTarget,
     pub workload: Workload,
-    /// Time limit for connecting, for the greeting, and in bulk for the next byte. 5 s.
+    /// Timeout of the connect, of the greeting and, for bulk transfers, of the next byte: 5 s.
     pub timeout: Duration,
 }
 
@@ -42,7 +42,7 @@ pub enum Workload {
 /// Flags of `load tcp`.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct BulkLoad {
-    /// Streams, one connection each, 1 to 10000; with --bidir as many in each direction
+    /// Streams, one connection each, 1 to 10000; with --bidir, this many in each direction
     #[arg(short = 'P', long = "parallel", visible_alias = "clients", value_name = "N", default_value_t = 1)]
     pub clients: usize,
 
@@ -78,12 +78,12 @@ pub struct ExchangeLoad {
     #[arg(long, value_name = "B", default_value_t = 32)]
     pub size: usize,
 
-    /// Bytes per response, 1 to 1048576 [default: as --size]
+    /// Bytes per response, 1 to 1048576 [default: same as --size]
     #[arg(long, value_name = "B")]
     pub response: Option<usize>,
 
     /// Requests per second over all connections, open loop, such as 20000 or 20k; "max" sends the next
-    /// request when the last is answered (closed loop)
+    /// request once the last one has been answered (closed loop)
     #[arg(long, value_name = "N|max", default_value = "max")]
     pub rate: OfferedRate,
 
@@ -98,7 +98,7 @@ pub struct ConnectLoad {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub clients: usize,
 
-    /// Bytes that each connection sends after a greeting of 16, 1 to 1048576
+    /// Bytes that each connection sends after a 16-byte greeting, 1 to 1048576
     #[arg(long, value_name = "B", default_value_t = 1)]
     pub size: usize,
 
@@ -106,13 +106,14 @@ pub struct ConnectLoad {
     #[arg(long, value_name = "B", default_value_t = 1)]
     pub response: usize,
 
-    /// Side that closes first: "server", "client", or "reset" for a client that resets. The first to close
-    /// keeps the port pair for 60 s (TIME_WAIT, except after a reset), and a client has 28,000
+    /// Side that closes first: "server", "client", or "reset" for a client that resets. The side that closes
+    /// first keeps the port pair for 60 s (TIME_WAIT, except after a reset), and a client has only 28,000
+    /// ports
     #[arg(long, value_name = "WHO", default_value_t = Close::Server)]
     pub close: Close,
 
     /// Connections per second over all clients, open loop, such as 2000 or 2k; "max" opens the next
-    /// connection when the last is closed (closed loop)
+    /// connection once the last one has been closed (closed loop)
     #[arg(long, value_name = "N|max", default_value = "max")]
     pub rate: OfferedRate,
 
@@ -120,19 +121,20 @@ pub struct ConnectLoad {
     pub limits: ResultLimits,
 }
 
-/// The first to close keeps the address pair for 60 s (TIME_WAIT); a client has 28,000 ports per server.
+/// Side that closes first. It keeps the address pair for 60 s (TIME_WAIT); a client has 28,000 ports per
+/// server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display, EnumString, VariantNames)]
 #[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = UnknownName::of::<Self>)]
 pub enum Close {
     #[default]
     Server,
     Client,
-    /// Client with a reset (SO_LINGER 0), which leaves no TIME_WAIT.
+    /// The client closes with a reset (SO_LINGER 0), which leaves no TIME_WAIT.
     Reset,
 }
 
 impl StreamLoadConfig {
-    /// Maximum connections per run and direction.
+    /// Maximum number of connections per run and direction.
     pub(crate) const MAX_CLIENTS: usize = 10_000;
 
     pub fn new(target: StreamTarget, workload: Workload) -> Self {
@@ -172,7 +174,8 @@ impl StreamLoadConfig {
         if both { self.clients() * 2 } else { self.clients() }
     }
 
-    /// A due request only waits for a free client, and the wait counts. Bulk has no rate and no losses.
+    /// A due request waits only for a free client, and this wait is part of its latency. Bulk transfers have
+    /// no rate and no losses.
     pub(crate) fn rate_and_limits(&self) -> (OfferedRate, ResultLimits) {
         match self.workload {
             Workload::Bulk(_) => (OfferedRate::Max, ResultLimits::default()),
@@ -192,7 +195,7 @@ impl StreamLoadConfig {
     pub(crate) fn mode(&self, number: usize) -> StreamMode {
         match self.workload {
             Workload::Bulk(BulkLoad { reverse, bidir, size, verify, skip_rx_copy, .. }) => {
-                // Alternating, so that each thread has both directions.
+                // Directions alternate, so that each thread has both.
                 let to_server = if bidir { number.is_multiple_of(2) } else { !reverse };
                 if to_server {
                     StreamMode::Sink { verify, discard: skip_rx_copy }

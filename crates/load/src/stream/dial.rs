@@ -1,4 +1,4 @@
-//! Non-blocking connection attempts, and for lasting connections the wait for the reflector's
+//! Non-blocking connection attempts and, for lasting connections, the wait for the reflector's
 //! acknowledgement.
 
 use std::{
@@ -103,7 +103,7 @@ impl Dial {
                 poller
                     .set(&self.stream, index as u64, Interest::Level { read: true, write: false })
                     .map_err(LoadError::system("cannot watch a connection"))?;
-                // An empty send buffer accepts a greeting at once.
+                // An empty send buffer always accepts a greeting.
                 self.stream.write_all(&mode.to_bytes()).map_err(|_| refused("closed it immediately"))?;
                 self.state = DialState::Greeted { ack: [0; ACK_LEN], len: 0 };
                 Ok(false)
@@ -128,7 +128,7 @@ impl Dial {
                     "does not answer like a reflector"
                 }))
             }
-            // The server only sends on request, so the connection has ended.
+            // The server sends only on request, so the connection has ended.
             DialState::Ready => Err(refused("closed it before the run began")),
         }
     }

@@ -1,4 +1,4 @@
-//! Requests and responses on open connections, one outstanding per connection.
+//! Requests and responses on open connections, with one outstanding request per connection.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -155,7 +155,7 @@ impl Exchange<'_> {
     fn receive(&mut self, index: usize) -> Result<(), LoadError> {
         let client = &mut self.clients[index];
         loop {
-            // Reads one byte more than expected, to detect surplus data.
+            // Read one byte more than expected, to detect surplus data.
             let room = (client.missing + 1).min(READ);
             match client.stream.read(&mut self.buffer[..room]) {
                 Ok(0) => return Err(self.lost(index, &io::ErrorKind::UnexpectedEof.into())),

@@ -1,8 +1,9 @@
-//! Echo traffic: payloads at a rate, or as fast as possible, to a reflector that returns each.
+//! Echo traffic: payloads sent at a fixed rate, or as fast as possible, to a reflector that returns each of
+//! them.
 //!
 //! One thread alternates between sending and receiving. Payloads are written in place, consecutive ones of a
-//! client leave as one super-packet, and replies are read from GRO buffers, so that a datagram costs the
-//! generator a fraction of its cost to the relay.
+//! client are sent as one super-packet, and replies are read from GRO buffers, so a datagram costs the
+//! generator only a fraction of what it costs the relay.
 
 use std::time::Duration;
 
@@ -143,7 +144,7 @@ struct EchoSender {
 
 enum EchoPace {
     Open(Pacer),
-    /// `stuck_since`: time since which nothing has come back.
+    /// `stuck_since`: time since when nothing has come back.
     Flood {
         window: u64,
         stuck_since: u64,
@@ -156,7 +157,7 @@ impl EchoSender {
             OfferedRate::Pps(pps) => {
                 let bursts = pps / plan.burst as f64;
                 let share = flows as f64 / plan.clients as f64;
-                // Threads start at different phases instead of all at once.
+                // Threads start with different phases instead of all at once.
                 let offset = (first as f64 / plan.clients as f64) * 1e9 / (bursts * share);
                 #[expect(clippy::cast_possible_truncation, reason = "positive")]
                 EchoPace::Open(Pacer::new(schedule.start + offset as u64, bursts * share))
@@ -174,7 +175,7 @@ impl EchoSender {
         shared: &RunShared<'_, C>,
         now: u64,
     ) -> Option<Duration> {
-        /// Batches before receiving gets its turn, even if sending is late.
+        /// Maximum number of batches sent before it is receiving's turn, even if sending is behind schedule.
         const BATCHES: usize = 4;
         let mut now = now;
         for _ in 0..BATCHES {
@@ -227,7 +228,8 @@ impl EchoSender {
     fn flood(&mut self, carrier: &mut impl Carrier, echo: &mut EchoFlows, now: u64) -> Duration {
         /// Time without replies, with every window full, after which the packets in flight count as lost.
         const STUCK_NS: u64 = 100_000_000;
-        /// Bursts of one client leave in one call. Without a window, gathering would not end.
+        /// Maximum number of bursts of one client that are gathered for one call. Without a window nothing is
+        /// gathered, because that would never end.
         const GATHERED: usize = 32;
         const GATHERED_BYTES: usize = 256 << 10;
         let EchoPlan { burst, size, .. } = self.plan;
@@ -261,7 +263,7 @@ impl EchoSender {
         }
         *stuck_since = 0;
         let dropped = flush(carrier, echo, &self.plan, now >= self.schedule.measure);
-        // The kernel is full: leave time to it and to other processes on the core.
+        // The kernel's buffers are full: leave time for it and for other processes on the core.
         if dropped == queued { Duration::from_micros(50) } else { Duration::ZERO }
     }
 }

@@ -1,5 +1,5 @@
-//! Payload traffic over exchangeable carriers: plain UDP sockets, or clients of a TURN server. [`echo`] and
-//! [`crate::profile`] decide what to send; a [`Carrier`] transports it.
+//! Payload traffic over interchangeable carriers: plain UDP sockets, or clients of a TURN server. [`echo`]
+//! and [`crate::profile`] decide what to send; a [`Carrier`] transports it.
 
 pub(crate) mod echo;
 pub(crate) mod flow;
@@ -15,13 +15,13 @@ use crate::{
 };
 
 pub(crate) const BATCH: usize = 256;
-/// Waking for every burst cost 38 % of the generator's CPU time at 25,000 bursts/s; at 20,000/s, used for
-/// latency, each has a wake-up.
+/// At 25,000 bursts/s, waking up for every burst cost 38 % of the generator's CPU time. At 20,000/s, the rate
+/// used for latency, each burst has its own wake-up.
 pub(crate) const SHORTEST_SLEEP: Duration = Duration::from_micros(50);
 pub(crate) const LONGEST_SLEEP: Duration = Duration::from_millis(20);
-/// Silence after the last arrival after which missing packets count as lost.
+/// Time without arrivals after which missing packets count as lost.
 pub(crate) const QUIET_NS: u64 = 400_000_000;
-/// Limit of the wait for the last packets while some still arrive.
+/// Maximum wait for the last packets while some still arrive.
 pub(crate) const LONGEST_DRAIN_NS: u64 = 3_000_000_000;
 /// Token of a socket that does not belong to the carrier; see [`Sink::peer_is_ready`].
 pub(crate) const PEER: u64 = 1 << 32;
@@ -30,7 +30,7 @@ pub(crate) trait Carrier {
     /// Queues `count` payloads of `len` bytes, each written by `fill`, from a client to its peer.
     fn push(&mut self, client: usize, count: usize, len: usize, fill: impl FnMut(&mut [u8]));
     fn queued(&self) -> usize;
-    /// Sends the queue; returns how many messages were not accepted.
+    /// Sends the queue; returns the number of messages that were not accepted.
     fn flush(&mut self) -> u64;
     fn can_send(&self, _client: usize) -> bool {
         true
@@ -44,20 +44,21 @@ pub(crate) trait Carrier {
     fn poller(&self) -> &Poller;
     fn errors(&mut self) -> &mut ErrorCounts;
 
-    // The following methods serve clients that change their socket during the run; due bursts wait meanwhile.
+    // The following methods are for clients that change their socket during the run; bursts that are due wait
+    // until then.
 
     fn plan(&mut self, _schedule: Schedule) {}
-    /// [`Carrier::tend`] has work to do.
+    /// True if [`Carrier::tend`] has work to do.
     fn is_due(&self, _now_ns: u64) -> bool {
         false
     }
-    /// Does work besides the traffic. The queue must be empty.
+    /// Does work other than the traffic. The queue must be empty.
     fn tend(&mut self) {}
-    /// Holds back a burst of a client that cannot send. Returns false if it can.
+    /// Holds back a burst of a client that cannot send. Returns false if the client can send.
     fn hold(&mut self, _client: usize, _due_ns: u64) -> bool {
         false
     }
-    /// [`Carrier::release`] has a burst.
+    /// True if [`Carrier::release`] would return a burst.
     fn is_releasing(&self) -> bool {
         false
     }
@@ -76,7 +77,7 @@ pub(crate) trait Carrier {
 
 pub(crate) trait Sink {
     fn payload(&mut self, client: usize, now_ns: u64, payload: &[u8]);
-    /// Packets of this client in flight will not be answered any more.
+    /// Packets of this client that are in flight will no longer be answered.
     fn forget(&mut self, _client: usize) {}
     fn peer_is_ready(&mut self) {}
 }

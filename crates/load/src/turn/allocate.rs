@@ -1,10 +1,10 @@
-//! Modes `allocate` and `bind`: authenticated allocations, each deleted once it is granted or has enough
-//! channels.
+//! Modes `allocate` and `bind`: authenticated allocations, each deleted once it has been granted or has
+//! enough channels.
 //!
-//! Up to `clients` are in progress at a time, each from a fresh source port where possible: a server may
-//! remember the 5-tuple of a deleted allocation (coturn 4.6 for one second, answering 437). The latency is
-//! that of the whole Allocate dialogue, challenge included; over TCP, TLS and DTLS it includes opening a
-//! connection. Mode `bind` counts and times only its ChannelBind requests.
+//! Up to `clients` allocations are in progress at a time, each from a fresh source port where possible: a
+//! server may remember the 5-tuple of a deleted allocation (coturn 4.6 for one second, answering 437). The
+//! latency is that of the whole Allocate dialogue, challenge included; over TCP, TLS and DTLS it includes
+//! opening a connection. Mode `bind` counts and times only its ChannelBind requests.
 
 use std::{collections::VecDeque, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -24,7 +24,8 @@ use crate::{
     traffic::{Carrier as _, LONGEST_DRAIN_NS, LONGEST_SLEEP, NoData},
 };
 
-/// End below 49152, where a server on the same machine has its relay ports (RFC 8656 section 7.2).
+/// Source ports. They end below 49152, where a server on the same machine has its relay ports (RFC 8656
+/// section 7.2).
 const PORTS: std::ops::Range<u16> = 20_000..49_152;
 
 /// Channels per allocation in mode `bind`: fewer than servers allow by default.
@@ -112,7 +113,8 @@ impl Churn<'_> {
         if let Some(pacer) = pacer.as_mut()
             && now >= self.schedule.measure
         {
-            // A server that falls behind during the warm-up would spend the whole run catching up.
+            // If the server falls behind during the warm-up, it would otherwise spend the whole run catching
+            // up.
             pacer.skip_to(self.schedule.measure);
         }
         while self.under_way < self.limit {
@@ -244,7 +246,7 @@ impl Churn<'_> {
 }
 
 struct UserRotation {
-    /// Settings of the first user; the others append a number to the name.
+    /// Settings of the first user; other users have a number appended to the name.
     settings: Arc<client::Config>,
     count: usize,
     next: usize,
@@ -252,7 +254,7 @@ struct UserRotation {
 }
 
 impl UserRotation {
-    /// Threads start at different users, so that all users have one turn per `count` allocations.
+    /// Threads start with different users, so that each user has one turn per `count` allocations.
     fn of_thread(thread: usize, shared: &TurnShared<'_>) -> Self {
         let config = shared.config;
         let settings = client_settings(config);
@@ -278,7 +280,7 @@ impl SourcePorts {
         let offset = (thread * each).min(PORTS.len() - 1);
         #[expect(clippy::cast_possible_truncation, reason = "both are parts of PORTS, which are 16 bits")]
         let (first, count) = (PORTS.start + offset as u16, each as u16);
-        // Starts at random, because the previous run may still occupy the first ports.
+        // Start at a random port, because the previous run may still occupy the first ports.
         Self { first, count, next: rand::random_range(0..count) }
     }
 

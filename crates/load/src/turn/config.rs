@@ -38,7 +38,7 @@ pub struct TurnLoadConfig {
     #[arg(value_name = "SERVER", required = true)]
     pub servers: Vec<ServerUri>,
 
-    /// Transport to the server: udp, tcp, tls or dtls [default: as SERVER says, udp]
+    /// Transport to the server: udp, tcp, tls or dtls [default: that of SERVER, or udp]
     #[arg(long, value_name = "T")]
     pub transport: Option<ClientTransport>,
 
@@ -47,7 +47,7 @@ pub struct TurnLoadConfig {
     #[arg(long = "relay", value_name = "WHAT", default_value = "udp", value_parser = relayed)]
     pub relayed: Relayed,
 
-    /// Address family of the relayed address, 4 or 6 [default: as --peer]
+    /// Address family of the relayed address, 4 or 6 [default: that of --peer]
     #[arg(long, value_name = "4|6", value_parser = family)]
     pub family: Option<Family>,
 
@@ -58,13 +58,13 @@ pub struct TurnLoadConfig {
     #[arg(long)]
     pub no_resumption: bool,
 
-    /// Address of the reflector as seen from the server [default: `turnpike reflect` beside the server,
+    /// Address of the reflector as seen from the server [default: `turnpike reflect` on the server's machine,
     /// 127.0.0.1:3480 or [::1]:3480]; with --profile, a local address for the peers inside the generator
     /// [default: 127.0.0.1:0 or [::1]:0, any port]
     #[arg(long, value_name = "ADDR:PORT", value_parser = options::resolve)]
     pub peer: Option<SocketAddr>,
 
-    /// Give each client its own peer address, starting with the second address of this prefix, at the port of
+    /// Give each client its own peer address, starting with the second address of this prefix, on the port of
     /// --peer [default: 3480]; a reflector that listens on all addresses answers from each address routed to
     /// it (`ip route add local CIDR dev lo`). For servers with shared relay ports
     #[arg(long, value_name = "CIDR", conflicts_with = "profile")]
@@ -117,7 +117,8 @@ pub struct TurnLoadConfig {
     #[command(flatten)]
     pub bursts: BurstOptions,
 
-    /// Profile, with peers inside the generator that listen at `peer` (thread n at the n-th port from there).
+    /// Profile, with peers inside the generator that listen on `peer` (those of thread n on the n-th port
+    /// from there).
     #[command(flatten)]
     pub profile: Option<ProfileOptions>,
 
@@ -125,9 +126,9 @@ pub struct TurnLoadConfig {
     #[arg(long, value_name = "HOW", default_value_t = DataVia::Channel)]
     pub via: DataVia,
 
-    /// Kind of load: "packet" traffic through the relay and back, "allocate" allocations, each deleted at
-    /// once, "bind" channels, one after the other per client (with --rate max), "invalid" unauthenticated
-    /// requests and malformed packets (over udp only)
+    /// Kind of load: "packet" traffic through the relay and back, "allocate" allocations, each deleted
+    /// immediately, "bind" channels, one after the other per client (with --rate max), "invalid"
+    /// unauthenticated requests and malformed packets (over udp only)
     #[arg(long, value_name = "MODE", default_value_t = Mode::Packet)]
     pub mode: Mode,
 
@@ -137,9 +138,9 @@ pub struct TurnLoadConfig {
     pub migrate: Option<Duration>,
 
     /// Let a client that has received nothing for SECONDS, 0.2 to 3600 (plus up to --reconnect-spread,
-    /// different per client), drop its allocation, open another socket and allocate again at SERVER, as calls
-    /// do after a fault; the result has the number of reconnects and their duration. For --mode packet with
-    /// --relay udp
+    /// different for each client), drop its allocation, open another socket and allocate again at SERVER, as
+    /// calls do after a fault; the result includes the number of reconnects and their duration. For --mode
+    /// packet with --relay udp
     #[arg(long, alias = "return", value_name = "SECONDS", value_parser = seconds)]
     pub reconnect: Option<Duration>,
 
@@ -162,8 +163,8 @@ pub struct TurnLoadConfig {
     #[arg(skip = Duration::from_secs(10))]
     pub setup_timeout: Duration,
 
-    /// Resolved addresses of `servers`. Clients of one server are adjacent, and at a fixed rate clients send
-    /// in order, so each thread's load moves from server to server.
+    /// Resolved addresses of `servers`. The clients of a server are adjacent, and at a fixed rate clients
+    /// send in order, so the load of each thread moves from server to server.
     #[arg(skip)]
     pub addresses: Vec<SocketAddr>,
 }
@@ -177,12 +178,12 @@ macro_rules! refuse_if {
 }
 
 const USERS: RangeInclusive<usize> = 1..=1_000_000;
-/// Intervals of moves: a lost Refresh is retransmitted after half a second.
+/// Range of intervals between moves; a lost Refresh is retransmitted after half a second.
 const MIGRATE: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
 const PATIENCE: RangeInclusive<Duration> = Duration::from_millis(200)..=Duration::from_secs(3600);
 
 impl TurnLoadConfig {
-    /// Maximum payload over DTLS: a record's 2^14 bytes (RFC 6347 section 4.1) minus the largest header.
+    /// Maximum payload over DTLS: the 2^14 bytes of a record (RFC 6347 section 4.1) minus the largest header.
     pub(crate) const MAX_DTLS_SIZE: usize = 16_000;
     pub fn new(server: SocketAddr) -> Self {
         options::defaults(server)
@@ -235,7 +236,7 @@ impl TurnLoadConfig {
         self.validate_users()?;
         refuse_if!(
             self.mode == Mode::Bind && self.rate.pps().is_some(),
-            "--mode bind needs --rate max: each client binds the next channel when the last one is bound"
+            "--mode bind needs --rate max: each client binds the next channel once the last one is bound"
         );
         Ok(())
     }
@@ -394,7 +395,7 @@ impl TurnLoadConfig {
         let Some(interval) = self.migrate else { return Ok(()) };
         refuse_if!(
             self.mode != Mode::Packet,
-            "--migrate needs --mode packet: with --mode {} clients keep no allocation that could move",
+            "--migrate needs --mode packet: with --mode {}, clients keep no allocation that could move",
             self.mode
         );
         refuse_if!(
@@ -421,7 +422,7 @@ impl TurnLoadConfig {
         );
         refuse_if!(
             self.migrate.is_some(),
-            "--reconnect cannot be used with --migrate: a client either moves its allocation or makes a new one"
+            "--reconnect cannot be used with --migrate: a client either moves its allocation or creates a new one"
         );
         within("--reconnect", patience, PATIENCE)?;
         let spread = self.spread.unwrap_or_default();
@@ -453,7 +454,8 @@ impl TurnLoadConfig {
         let good_for = self.access_token.as_ref().and_then(|token| token.expires_in).unwrap_or(u64::MAX);
         refuse_if!(
             Duration::from_secs(good_for) < run,
-            "--access-token is valid for {good_for} s, less than the run takes ({} s with --warmup): make one with a longer --ttl",
+            "--access-token is valid for {good_for} s, less than the run takes ({} s with --warmup): create one \
+             with a longer --ttl",
             run.as_secs_f64()
         );
         Ok(())
@@ -529,7 +531,7 @@ pub enum Mode {
     Packet,
     /// Authenticated allocations from rotating source ports, deleted once granted.
     Allocate,
-    /// Channels, bound one after the other per client; a client with enough of them starts over.
+    /// Channels, bound one after the other per client; a client that has enough of them starts over.
     Bind,
     Invalid,
 }

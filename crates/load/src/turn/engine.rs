@@ -36,7 +36,7 @@ pub(super) struct TurnEndpoint {
     header: DataHeader,
 }
 
-/// Header of a client's payloads of one length, ready to be copied.
+/// Header for a client's payloads of one length, ready to be copied.
 struct DataHeader {
     bytes: [u8; indication::MAX_HEADER_LEN],
     len: usize,
@@ -54,7 +54,7 @@ impl TurnEndpoint {
         }
     }
 
-    /// Discards the header because the channel has changed or is gone.
+    /// Discards the header, because the channel has changed or is gone.
     pub(super) fn forget_header(&mut self) {
         self.header.payload = 0;
     }
@@ -73,7 +73,7 @@ pub(super) struct TurnEngine {
     pub(super) events: Vec<(usize, Event)>,
     pub(super) bound: Vec<(usize, Result<(), Failure>)>,
     pub(super) errors: ErrorCounts,
-    /// Endpoint that received an ICMP port unreachable from its server's address.
+    /// Endpoint that received an ICMP port unreachable from the address of its server.
     pub(super) unreachable: Option<usize>,
     pub(super) redirects: u64,
     pub(super) moves: ClientMoves,
@@ -86,7 +86,8 @@ pub(super) struct TurnEngine {
     answered: Vec<usize>,
     next_sweep_ns: u64,
     wire: EngineSockets,
-    /// ChannelData is padded on streams (RFC 8656 section 12.5), Send indications always.
+    /// True if ChannelData is padded, as on streams (RFC 8656 section 12.5). Send indications are always
+    /// padded.
     pads: bool,
     piece: usize,
     relays_streams: bool,
@@ -98,7 +99,7 @@ enum EngineSockets {
 }
 
 impl TurnEngine {
-    /// Datagram sockets are opened at once, connections on first use.
+    /// Datagram sockets are opened immediately, connections on first use.
     pub(super) fn new(
         config: &TurnLoadConfig,
         security: Option<&Security>,
@@ -167,7 +168,7 @@ impl TurnEngine {
         })
     }
 
-    /// Port 0 is any. Nothing may be queued for the old socket.
+    /// With port 0, the kernel chooses the port. Nothing may be queued for the old socket.
     pub(super) fn reopen(&mut self, index: usize, port: u16) -> io::Result<()> {
         match &mut self.wire {
             EngineSockets::Datagrams(datagrams) => {
@@ -357,7 +358,7 @@ impl TurnEngine {
         let Some(endpoint) = endpoints.get_mut(index) else { return 0 };
         let (mut messages, mut unexpected, mut control, mut data, mut now_ns) = (0, 0, false, false, 0);
         let unreachable = datagrams.receive(index, errors, |datagram| match datagram {
-            // One clock read per batch: all its datagrams had arrived when the call returned.
+            // One clock read per batch is enough: all its datagrams had arrived when the call returned.
             None => now_ns = clock.ns(),
             Some((datagram, _)) => {
                 messages += 1;
@@ -519,7 +520,7 @@ impl Carrier for TurnEngine {
         }
     }
 
-    /// A UDP socket does not report beforehand that it is full.
+    /// A UDP socket does not report in advance that it is full.
     fn can_send(&self, client: usize) -> bool {
         let has_room = match &self.wire {
             EngineSockets::Datagrams(_) => true,

@@ -1,7 +1,8 @@
-//! Mode `invalid`: background noise of the open internet. Unauthenticated requests, malformed and truncated
-//! messages, ChannelData without an allocation, random bytes.
+//! Mode `invalid`: background noise of the open internet, that is, unauthenticated requests, malformed and
+//! truncated messages, ChannelData without an allocation, and random bytes.
 //!
-//! The result is how little the server sends back: replies, and reply bytes per byte sent (both UDP payload).
+//! The result shows how little the server sends back: replies, and reply bytes per byte sent (UDP payload in
+//! both cases).
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -19,9 +20,9 @@ use crate::{
 
 const SHORTEST_SLEEP: Duration = Duration::from_micros(20);
 const DRAIN_NS: u64 = 300_000_000;
-/// Number of prepared messages, a multiple of the number of kinds.
+/// Number of prepared messages; a multiple of the number of kinds.
 const PREPARED: usize = 10 * 32;
-/// Transaction ID of a STUN message; ours contain a mark, the message length and the due time.
+/// Transaction ID of a STUN message; ours consists of a mark, the message length and the due time.
 const TRANSACTION: std::ops::Range<usize> = 8..20;
 const MARK: [u8; 2] = *b"TP";
 

@@ -4,17 +4,17 @@
 //! measured time ─▶ │  0  1  2  3  0  1  2  3  0  1  2  3 │      moves of four clients, one interval apart for each client
 //! ```
 //!
-//! This models a phone that changes networks: the old socket is closed at once, and the new one sends a
-//! Refresh with the ticket. Bursts that are due before the server answers wait, because it does not know the
-//! new address yet; round trips include the wait. Packets that the server still sends to the old socket count
-//! as lost.
+//! This models a phone that changes networks: the old socket is closed immediately, and a Refresh with the
+//! ticket is sent from the new one. Bursts that are due before the server answers have to wait, because the
+//! server does not know the new address yet; round trips include this wait. Packets that the server still
+//! sends to the old socket count as lost.
 
 use super::{engine::TurnEngine, moves::MoveState};
 
 const AT_A_TIME: usize = 32;
 
 impl TurnEngine {
-    /// Starts due moves. Nothing may be queued for the old sockets.
+    /// Starts the moves that are due. Nothing may be queued for the old sockets.
     pub(super) fn start_moves(&mut self) {
         let now_ns = self.now_ns();
         for _ in 0..AT_A_TIME {

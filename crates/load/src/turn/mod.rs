@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Each client has its own socket and thus its own 5-tuple; each thread drives a share of the clients and
-//! alternates between sending and receiving. Latency counts from the time a datagram was *due*, so a stalled
-//! generator or server cannot hide it (no coordinated omission).
+//! alternates between sending and receiving. Latency is measured from the time at which a datagram was *due*,
+//! so a stalled generator or server cannot hide it (no coordinated omission).
 
 mod allocate;
 mod config;
@@ -146,11 +146,11 @@ fn relay(
     };
     engine.moves.finish(&told.moved);
     engine.reconnects.finish(&told.returned);
-    // Also after a failure, for the clients that got an allocation.
+    // Even after a failure, because some clients may have an allocation.
     let taken_down = set_up::take_down(&mut engine, shared);
     let relayed = relayed?;
     taken_down?;
-    // A relayed stream that lost or gained a byte is misaligned from there on.
+    // A relayed stream that has lost or gained a byte is misaligned from then on.
     if relayed.garbled > 0 && shared.config.relayed == Relayed::Tcp {
         engine.errors.insert("garbled", relayed.garbled);
     }

@@ -1,4 +1,4 @@
-//! Schedule and state of client moves, and bursts held back meanwhile.
+//! Schedule and state of client moves, and the bursts held back during them.
 
 use std::{mem, sync::Mutex};
 
@@ -8,7 +8,7 @@ use turnpike_turn::client::Failure;
 use super::TurnLoadConfig;
 use crate::{clock::nanos, run::Schedule};
 
-/// Maximum bursts held back per thread; further ones are sent, and lost if the server is not ready.
+/// Maximum number of bursts held back per thread; any others are sent, and lost if the server is not ready.
 const MOST_HELD: usize = 4096;
 
 pub(super) struct ClientMoves {
@@ -47,7 +47,7 @@ pub(super) struct MoveFigures {
 }
 
 impl ClientMoves {
-    /// No client moves before [`ClientMoves::plan`].
+    /// No client moves until [`ClientMoves::plan`] has been called.
     pub(super) fn new(config: &TurnLoadConfig, count: usize, first: usize) -> Self {
         let plan = config.migrate.map(|interval| MovePlan {
             begin_ns: 0,
@@ -92,7 +92,7 @@ impl ClientMoves {
         matches!(self.clients[index], MoveState::Moving(_))
     }
 
-    /// Holds back a burst of a client that cannot send. Returns false if it can.
+    /// Holds back a burst of a client that cannot send. Returns false if the client can send.
     #[inline]
     pub(super) fn hold(&mut self, index: usize, due_ns: u64) -> bool {
         let held = self.is_moving(index) && self.held.len() < MOST_HELD;
@@ -141,7 +141,7 @@ impl ClientMoves {
 
     pub(super) fn refused(&mut self, index: usize, failure: &Failure) {
         match failure {
-            // The allocation may live on (RFC 8016 section 3.2.1); the next move tries again.
+            // The allocation may still exist (RFC 8016 section 3.2.1); the next move tries again.
             Failure::Timeout { .. } => self.failed(index, || failure.to_string()),
             _ => self.stranded(index, || failure.to_string()),
         }
@@ -179,7 +179,8 @@ impl ClientMoves {
 }
 
 impl MovePlan {
-    /// Time of the next move of `count` clients. All clients of the run are spread over the interval.
+    /// Time of the next move of `count` clients. The moves of all clients in the run are spread over the
+    /// interval.
     fn next(&self, count: usize) -> u64 {
         let (round, index) = (self.turn / count as u64, self.turn % count as u64);
         let place = u128::from(self.interval_ns) * (2 * (self.first as u128 + u128::from(index)) + 1);
@@ -214,9 +215,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bursts_wait_for_their_own_client_and_leave_in_order() {
+    fn bursts_wait_for_their_own_client_and_are_released_in_order() {
         let mut moves = ClientMoves::without(2);
-        assert!(!moves.hold(0, 1), "it is not moving");
+        assert!(!moves.hold(0, 1), "the client is not moving");
         for index in 0..2 {
             moves.clients[index] = MoveState::Moving(5);
             moves.under_way += 1;

@@ -12,17 +12,17 @@ const SPREAD: Duration = Duration::from_secs(1);
 pub(super) struct Reconnects {
     clients: Vec<ReconnectingClient>,
     patience_ns: u64,
-    /// Silences only count within this time.
+    /// Silences count only within this time.
     measured: Option<Schedule>,
     looked_ns: u64,
-    /// Silence before this time proves nothing: the thread itself was stalled.
+    /// Silence before this time proves nothing, because the thread itself was stalled.
     awake_ns: u64,
     found: ReconnectFigures,
 }
 
 #[derive(Clone, Copy)]
 struct ReconnectingClient {
-    /// Differs per client, so that they do not all reconnect at once.
+    /// Timeout of the client; differs between clients, so that they do not all reconnect at once.
     patience_ns: u64,
     heard_ns: u64,
     asked_ns: u64,
@@ -41,7 +41,7 @@ pub(super) struct ReconnectFigures {
     failed: u64,
     /// Time from a client's last payload to its next allocation.
     times: Latency,
-    /// Payloads lost by clients that never reconnected.
+    /// Number of payloads lost by clients that never reconnected.
     lost_of_others: u64,
     pauses: Latency,
     silent: u64,
@@ -101,14 +101,16 @@ impl Reconnects {
         }
     }
 
-    /// After a long gap between checks, arrivals of the meantime have not been read yet.
+    /// Must be called before each check. After a long gap between checks, packets that have arrived in the
+    /// meantime have not been read yet.
     pub(super) fn look(&mut self, now_ns: u64) {
         if now_ns.saturating_sub(mem::replace(&mut self.looked_ns, now_ns)) > self.patience_ns / 2 {
             self.awake_ns = now_ns;
         }
     }
 
-    /// Next client, starting with `from`, that has received nothing for too long. `None` outside the run.
+    /// Next client, starting with `from`, that has received nothing for too long; `None` outside the measured
+    /// time.
     pub(super) fn next_due(&self, from: usize, now_ns: u64) -> Option<usize> {
         let measured = self.measured.filter(|measured| (measured.start..measured.end).contains(&now_ns))?;
         let is_due = |client: &ReconnectingClient| {
@@ -190,7 +192,7 @@ impl ReconnectFigures {
         let lost_within_us = self.lost_ns.map_or(0, |(first, last)| (last - first) / 1_000);
         report.add_figures([
             ("allocations_lost", self.lost as f64),
-            // Its name in the previous version.
+            // Name of this figure in the previous version.
             ("sessions_lost", self.lost as f64),
             ("lost_within_ms", ms(lost_within_us)),
             ("lost_of_others", self.lost_of_others as f64),
@@ -312,7 +314,7 @@ mod tests {
         reconnects.look(9 * SECOND);
         reconnects.heard(0, 10 * SECOND);
         reconnects.look(10 * SECOND);
-        assert_eq!(reconnects.awake_ns, 10 * SECOND, "no check for a second");
+        assert_eq!(reconnects.awake_ns, 10 * SECOND, "there was no check for a second");
         for tenths in 101..=200 {
             reconnects.look(tenths * SECOND / 10);
         }
@@ -323,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_counts_once_with_the_time_to_the_next_allocation() {
+    fn a_loss_is_counted_once_with_the_time_to_the_next_allocation() {
         let mut reconnects = reconnects(2);
         (0..2).for_each(|index| reconnects.heard(index, 10 * SECOND));
         reconnects.leave(0, 12 * SECOND);

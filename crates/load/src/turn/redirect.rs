@@ -1,6 +1,6 @@
-//! Redirects and taken ports. After 300 (Try Alternate, RFC 8489 section 10) a client goes to another server,
-//! a limited number of times and never twice to the same one. After 437 (Allocation Mismatch, RFC 8656
-//! section 5) it tries other ports, equally limited.
+//! Redirects and taken ports. After 300 (Try Alternate, RFC 8489 section 10) a client switches to another
+//! server, a limited number of times and never twice to the same one. After 437 (Allocation Mismatch, RFC
+//! 8656 section 5) it tries other ports, again a limited number of times.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -12,7 +12,8 @@ use crate::LoadError;
 const MAX_PORTS: usize = 5;
 
 impl TurnEngine {
-    /// Same transport and credentials; `domain` is the certificate name of the redirect.
+    /// Switches to another server with the same transport and credentials; `domain` is the certificate name
+    /// given in the redirect.
     pub(super) fn follow(
         &mut self,
         index: usize,
@@ -32,7 +33,8 @@ impl TurnEngine {
         Ok(())
     }
 
-    /// The server may still have an allocation for this port. Returns false if the limit is reached.
+    /// Switches to another port, because the server may still have an allocation for this one. Returns false
+    /// if the limit has been reached.
     pub(super) fn take_another_port(&mut self, index: usize) -> Result<bool, LoadError> {
         let history = &mut self.endpoints[index].history;
         let server = history.server;

@@ -30,9 +30,10 @@ impl RedirectHistory {
         if to.port() == 0 || to.ip().is_unspecified() || to.ip().is_multicast() {
             return refused("which is not a server address");
         }
-        // RFC 8489 section 10: a redirect to a server that got this request before fails the request.
+        // RFC 8489 section 10: if a redirect leads to a server that has already got this request, the request
+        // fails.
         if to == from || self.left.contains(&to) {
-            return refused("where it had been before: the servers redirect in a circle");
+            return refused("where it had already been: the servers redirect in a loop");
         }
         if self.left.len() == MAX_HOPS {
             return refused("after five other redirects: too many in a row");
@@ -58,8 +59,8 @@ mod tests {
             history.advance(address(next)).expect("another server");
             assert_eq!(history.server, address(next));
             for been in 1..=next {
-                let circle = history.advance(address(been)).expect_err("a circle").to_string();
-                assert!(circle.contains("circle"), "{circle}");
+                let circle = history.advance(address(been)).expect_err("a loop").to_string();
+                assert!(circle.contains("in a loop"), "{circle}");
             }
         }
         let far = history.advance(address(7)).expect_err("too far").to_string();

@@ -1,4 +1,4 @@
-//! Setup and teardown: allocations, permissions, channels, and with TCP relaying the peer connections.
+//! Setup and teardown: allocations, permissions, channels and, with TCP relaying, the peer connections.
 
 use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 

@@ -8,7 +8,7 @@ use turnpike_turn::client;
 /// Parses `username:`, `mac_key:`, `access_token:` and `expires_in:` in any order.
 #[derive(Clone)]
 pub struct PrintedToken {
-    /// USERNAME: the name (kid) of the key that made the token.
+    /// USERNAME: the name (kid) of the key with which the token was sealed.
     pub kid: String,
     pub(super) secret: client::AccessToken,
     /// Validity in seconds when issued, if given.
@@ -16,7 +16,7 @@ pub struct PrintedToken {
 }
 
 impl FromStr for PrintedToken {
-    /// Never quotes the text, which is secret.
+    /// The error never quotes the text, which is secret.
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {

@@ -65,8 +65,8 @@ pub struct UdpLoadConfig {
     #[command(flatten)]
     pub profile: Option<ProfileOptions>,
 
-    /// With --profile: listen address of the peers inside the generator, an address of this machine that the
-    /// forwarder targets [default: SERVER itself, without a forwarder]
+    /// With --profile: listen address of the peers inside the generator, an address of this machine that is
+    /// the forwarder's target [default: SERVER itself, without a forwarder]
     #[arg(long, value_name = "ADDR:PORT", requires = "profile", value_parser = socket_address)]
     pub peer: Option<SocketAddr>,
 
@@ -93,7 +93,7 @@ impl UdpLoadConfig {
 
     fn frame(&self) -> RunFrame {
         let frame = RunFrame::new(&self.run, self.clients, CountKind::Answered);
-        // A forwarder has one target address, so all peers must share it.
+        // A forwarder has one target address, which all peers must share.
         if self.profile.is_some() { RunFrame { threads: 1, ..frame } } else { frame }
     }
 }

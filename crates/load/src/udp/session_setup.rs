@@ -1,5 +1,5 @@
-//! Setup of flows: each client gets one datagram back before the run starts, so that a forwarder has its
-//! session and a missing reflector is reported at once.
+//! Setup of flows: each client gets one datagram back before the run starts, so that a forwarder has a
+//! session for it, and a missing reflector is reported immediately.
 
 use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
@@ -14,7 +14,8 @@ use crate::{
 /// Sequence number that no client reaches, so a late answer is never mistaken for traffic.
 pub(crate) const PROBE: u64 = u64::MAX;
 const OUTSTANDING: usize = 256;
-/// Doubles each time: socat accepts one flow at a time and loses datagrams of the others.
+/// The interval doubles each time, because socat accepts one flow at a time and loses datagrams of the
+/// others.
 const FIRST_RETRY_NS: u64 = 50_000_000;
 const LONGEST_RETRY_NS: u64 = 200_000_000;
 
