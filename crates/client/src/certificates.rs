@@ -1,4 +1,4 @@
-//! Verification of server certificates, and error texts for failed handshakes.
+//! Verification of server certificates, and error messages for failed handshakes.
 
 use std::{
     fmt::{Debug, Display},
@@ -37,7 +37,7 @@ pub trait CertificateJudge: Debug + Send + Sync {
     fn judge(&self, shown: &ShownCertificate<'_>) -> Result<(), Error>;
 }
 
-/// Verifier with a pluggable judge. The handshake must be signed with the certificate's key in any case.
+/// Verifier with a pluggable judge. In any case the handshake must be signed with the certificate's key.
 #[derive(Debug)]
 pub struct Verifier {
     judge: Arc<dyn CertificateJudge>,
@@ -101,7 +101,7 @@ impl CertificateJudge for AnyCertificate {
     }
 }
 
-/// Web PKI rules, with the system's authorities or those given by the user.
+/// Web PKI rules, with the system's CA certificates or those given by the user.
 #[derive(Debug)]
 pub struct Authorities {
     inner: Arc<WebPkiServerVerifier>,
@@ -109,7 +109,7 @@ pub struct Authorities {
 }
 
 impl Authorities {
-    /// Reads the authorities; fails if there are none. Ignores [`TlsOptions::insecure`].
+    /// Reads the CA certificates; fails if there are none. Ignores [`TlsOptions::insecure`].
     pub fn new(options: &TlsOptions) -> Result<Self, InvalidSetting> {
         let authorities = match &options.ca {
             Some(path) => read_authorities(path)?,
@@ -119,10 +119,7 @@ impl Authorities {
         roots.add_parsable_certificates(authorities.iter().cloned());
         if roots.is_empty() {
             let path = options.ca.as_deref().unwrap_or_else(|| Path::new("the system's certificate store"));
-            return Err(InvalidSetting(format!(
-                "{} contains no usable certificate authority",
-                path.display()
-            )));
+            return Err(InvalidSetting(format!("{} contains no usable CA certificate", path.display())));
         }
         let inner = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider())
             .build()
@@ -136,7 +133,8 @@ impl CertificateJudge for Authorities {
     fn judge(&self, shown: &ShownCertificate<'_>) -> Result<(), Error> {
         let ShownCertificate { leaf, intermediates, name, ocsp, now } = *shown;
         let judged = self.inner.verify_server_cert(leaf, intermediates, name, ocsp, now).map(drop);
-        // A self-signed `openssl req -x509` certificate is its own authority, which webpki rejects as an end.
+        // A self-signed certificate of `openssl req -x509` is its own CA, which webpki rejects as a server
+        // certificate.
         let outside = matches!(
             judged,
             Err(Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::Other(_)))
@@ -181,7 +179,7 @@ fn listed(presented: &[String]) -> String {
         let ip = within(text, "IpAddress(", ")")
             .map(|ip| ip.parse().map_or(ip, |ip: std::net::IpAddr| ip.to_string()));
         let name = within(text, "DnsName(\"", "\")").or(ip)?;
-        // Already escaped by rustls.
+        // rustls has already escaped it.
         Some(escape::line(&name).to_string())
     };
     let mut names: Vec<_> = presented.iter().filter_map(name).collect();
@@ -216,7 +214,7 @@ fn system_authorities() -> Result<Vec<CertificateDer<'static>>, InvalidSetting> 
         return Ok(found);
     }
     Err(InvalidSetting(
-        "this machine has no certificate authorities: install ca-certificates, give them with --ca FILE, or accept any \
+        "this machine has no CA certificates: install ca-certificates, give them with --ca FILE, or accept any \
          certificate with --insecure"
             .to_owned(),
     ))

@@ -1,4 +1,4 @@
-//! UDP sockets of one thread: sends and receives datagrams in batches over the selected I/O path.
+//! UDP sockets of one thread. Sends and receives datagrams in batches over the selected data path.
 
 use std::{
     io,
@@ -59,9 +59,10 @@ impl Datagrams {
         Ok(())
     }
 
-    /// Adds a client of the shared socket; its local address must follow the previous client's.
+    /// Adds a client to the shared socket; its local address must directly follow that of the previous
+    /// client.
     pub fn share(&mut self, own: IpAddr, server: SocketAddr, poller: &Poller) -> io::Result<()> {
-        // Checks the address early: a later send would fail with a bare EINVAL.
+        // Check the address early, because a later send would fail with just EINVAL.
         drop(std::net::UdpSocket::bind((own, 0))?);
         let id = match self.ids.first() {
             Some(id) => *id,
@@ -89,7 +90,8 @@ impl Datagrams {
         Ok(address)
     }
 
-    /// Replaces a socket, which must have nothing queued. A shared socket stays; its client changes server.
+    /// Replaces a socket, for which nothing may be queued. A shared socket stays; its client switches to the
+    /// server.
     pub fn reopen(&mut self, index: usize, server: SocketAddr, poller: &Poller, port: u16) -> io::Result<()> {
         if let Some(end) = self.ends.get_mut(index) {
             end.server = server;
@@ -106,7 +108,8 @@ impl Datagrams {
         self.push_run(index, None, (1, len), fill);
     }
 
-    /// Queues `count` datagrams of `len` bytes, each written by `fill`, to `to` or the connected address.
+    /// Queues `count` datagrams of `len` bytes, each written by `fill`, for `to` or else the connected
+    /// address.
     #[inline]
     pub fn push_run(
         &mut self,
@@ -179,7 +182,7 @@ impl Datagrams {
         errors: &mut ErrorCounts,
         mut each: impl FnMut(Option<(&[u8], &Buffer<'_>)>),
     ) -> bool {
-        /// Receive calls before other sockets and sending get their turn.
+        /// Maximum number of receive calls before it is the turn of other sockets and of sending.
         const CALLS: usize = 4;
         let mut unreachable = false;
         let Some(socket) = self.ids.get(index).and_then(|id| self.sockets.get(*id)) else { return false };

@@ -10,7 +10,7 @@ use rustls::pki_types::ServerName;
 
 use crate::{InvalidSetting, Security, explain};
 
-/// Larger than any record that dimpl makes of one TURN message.
+/// Larger than any record that dimpl creates from one TURN message.
 const LARGEST: usize = 1 << 16;
 /// Conservative path MTU. Only handshake messages are fragmented to it.
 const MTU: usize = 1_200;
@@ -53,7 +53,7 @@ pub struct ClientAssociation {
 }
 
 impl ClientAssociation {
-    /// Starts a handshake. `name` overrides the name that the certificate must be valid for.
+    /// Starts a handshake. `name` overrides the name for which the certificate must be valid.
     pub fn new(
         settings: &DtlsSettings,
         name: Option<&ServerName<'static>>,

@@ -23,7 +23,7 @@ use crate::{
     sockets::{connect, connect_udp, quiet, refusal},
 };
 
-/// Beyond this, a message counts as not sent, as with a full socket buffer.
+/// If more is waiting, a message counts as not sent, as with a full socket buffer.
 const MAX_WAITING: usize = 256 << 10;
 const SCRATCH: usize = 4 * MAX_MESSAGE_LEN;
 const CALLS: usize = 4;
@@ -58,10 +58,10 @@ pub struct LinkSettings<'a> {
     pub abortive: bool,
 }
 
-/// Connections by index, which is also their token in the poller.
+/// Connections by index, which is also their poller token.
 pub struct ServerLinks {
     server: SocketAddr,
-    /// Server and certificate name of links that were aimed elsewhere.
+    /// Server and certificate name of links that were redirected.
     elsewhere: HashMap<usize, (SocketAddr, Option<ServerName<'static>>)>,
     kind: LinkKind,
     links: Vec<ClientLink>,
@@ -89,7 +89,7 @@ struct ClientLink {
     state: LinkState,
     framing: Framing,
     out: Vec<u8>,
-    /// Message boundaries in `out`; DTLS sends messages one by one.
+    /// Message boundaries in `out`, because DTLS sends messages one by one.
     ends: Vec<usize>,
     left: usize,
     /// Bytes that TLS has buffered and the kernel has not accepted.
@@ -143,7 +143,7 @@ impl ServerLinks {
             queued: 0,
             dropped: 0,
             abortive: settings.abortive,
-            // Shorter than any timeout for a reply, because a failure here is more specific.
+            // Shorter than any timeout of a reply, because a failure here is more specific.
             patience: settings.patience.mul_f64(0.9),
             scratch: vec![0; SCRATCH],
             full_handshakes: 0,
@@ -232,12 +232,12 @@ impl ServerLinks {
         match old.channel {
             Some(LinkChannel::Dtls(socket, mut association)) => {
                 association.close();
-                // The close_notify is best effort.
+                // Sending the close_notify is best effort.
                 let _ = association.drain(|packet| _ = socket.send(packet), |_| {});
             }
             Some(LinkChannel::Tcp(stream) | LinkChannel::Tls(stream, _)) if self.abortive => {
                 let socket = Socket::from(stream);
-                // Without linger, the close is an ordinary one.
+                // If this fails, the connection is closed normally.
                 let _ = socket.set_linger(Some(Duration::ZERO));
             }
             _ => {}
@@ -248,7 +248,7 @@ impl ServerLinks {
         (first..self.links.len()).for_each(|index| self.close(index));
     }
 
-    /// Runs the DTLS timers and fails links that do not open in time.
+    /// Runs the DTLS timers, and fails links that have not opened in time.
     pub fn sweep(&mut self, errors: &mut ErrorCounts) {
         self.give_up(errors);
         if !matches!(self.kind, LinkKind::Dtls(_)) {
@@ -321,7 +321,7 @@ impl ServerLinks {
                 let name = name.unwrap_or(&security.name).clone();
                 let mut tls = ClientConnection::new(security.config.clone(), name)
                     .map_err(|error| error.to_string())?;
-                // `waiting` limits the queue; the TLS limit would cut a burst.
+                // `waiting` limits the queue; the TLS limit would split a burst.
                 tls.set_buffer_limit(None);
                 LinkChannel::Tls(stream, Box::new(tls))
             }
@@ -403,8 +403,8 @@ impl ServerLinks {
                     for end in link.ends.drain(..) {
                         association.send(&link.out[start..end])?;
                         start = end;
-                        // One by one: dimpl puts several records into one datagram, of which coturn 4.6 reads
-                        // only the first.
+                        // Flushed one by one, because dimpl puts several records into one datagram, and
+                        // coturn 4.6 reads only the first of them.
                         let dropped = &mut self.dropped;
                         association
                             .drain(|packet| *dropped += u64::from(socket.send(packet).is_err()), |_| {})?;
@@ -432,7 +432,7 @@ impl ServerLinks {
         each: &mut dyn FnMut(&[u8]) -> Option<Framing>,
     ) -> Result<(), String> {
         let link = &mut self.links[index];
-        // `each` cannot close the channel meanwhile, because it has no access to the links.
+        // `each` cannot close the channel during this, because it has no access to the links.
         let Some(mut channel) = link.channel.take() else { return Ok(()) };
         let scratch = &mut self.scratch;
         let read = match &mut channel {

@@ -1,10 +1,10 @@
-//! Long-term credential as typed: `NAME:PASSWORD`.
+//! Long-term credential as given by the user: `NAME:PASSWORD`.
 
 use std::{fmt, str::FromStr};
 
 use crate::InvalidSetting;
 
-/// Digits of a Unix time in seconds since 2001.
+/// Number of digits of a Unix time in seconds, for times since 2001.
 const TIME_DIGITS: usize = 10;
 
 #[derive(Clone, PartialEq, Eq)]
@@ -17,7 +17,8 @@ pub struct Login {
 impl FromStr for Login {
     type Err = InvalidSetting;
 
-    /// Ends a name at the first colon, or at the last for a time-limited one, whose password is base64.
+    /// The name ends at the first colon. That of a time-limited credential ends at the last colon, because
+    /// its password is base64.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let refused = |what: &str| Err(InvalidSetting(format!("{what}: expected NAME:PASSWORD")));
         let split = if is_time_limited(text) { text.rsplit_once(':') } else { text.split_once(':') };

@@ -1,4 +1,4 @@
-//! Sockets connected to a server, and error texts for them.
+//! Sockets connected to a server, and error messages for them.
 
 use std::{
     io,

@@ -1,4 +1,4 @@
-//! Server names: `turn:` and `turns:` (RFC 7065), `stun:` and `stuns:` (RFC 7064), or plain `HOST[:PORT]`.
+//! Server URIs: `turn:` and `turns:` (RFC 7065), `stun:` and `stuns:` (RFC 7064), or just `HOST[:PORT]`.
 
 use std::{
     fmt, io,
@@ -17,7 +17,7 @@ pub struct ServerUri {
     /// Host name or address, IPv6 without brackets.
     pub host: String,
     pub port: Option<u16>,
-    /// `?transport=tcp` is true, `?transport=udp` is false.
+    /// True for `?transport=tcp`, false for `?transport=udp`.
     pub tcp: Option<bool>,
 }
 
@@ -31,7 +31,7 @@ pub enum Scheme {
 }
 
 impl ServerUri {
-    /// Transport implied by the URI: TLS over TCP is the default of `turns:`, UDP that of `turn:` (RFC 7065
+    /// Transport implied by the URI. The default is TLS over TCP for `turns:` and UDP for `turn:` (RFC 7065
     /// section 3.1 with RFC 5928); `turns:` over UDP is DTLS (RFC 7350).
     pub fn transport(&self) -> ClientTransport {
         match (self.is_secure(), self.tcp) {
@@ -64,7 +64,7 @@ impl ServerUri {
         self.port.unwrap_or_else(|| transport.default_port())
     }
 
-    /// May block on DNS. Fails if there is no address.
+    /// May block on DNS. Fails if the name has no address.
     pub fn resolve(&self, transport: ClientTransport) -> io::Result<Vec<SocketAddr>> {
         let found: Vec<_> = (self.host.as_str(), self.port_for(transport)).to_socket_addrs()?.collect();
         if found.is_empty() {
@@ -77,7 +77,7 @@ impl ServerUri {
 /// Canonical form of a TURN URI with a scheme; fails for anything else.
 pub fn turn_uri(text: &str) -> Result<String, String> {
     let uri = text.parse::<ServerUri>().map_err(|error| error.to_string())?;
-    // Without a scheme, our parser accepts the name but a browser does not.
+    // Our parser also accepts names without a scheme, but browsers do not.
     let has_scheme = text.starts_with("turn:") || text.starts_with("turns:");
     if uri.is_turn() && has_scheme {
         Ok(uri.to_string())
@@ -111,7 +111,7 @@ impl FromStr for ServerUri {
         let tcp = match query.map(str::to_ascii_lowercase).as_deref() {
             None => None,
             Some(_) if matches!(scheme, Scheme::Stun | Scheme::Stuns) => {
-                return invalid("stun: and stuns: names have no ?transport (RFC 7064)".to_owned());
+                return invalid("stun: and stuns: URIs cannot have ?transport (RFC 7064)".to_owned());
             }
             Some("transport=udp") => Some(false),
             Some("transport=tcp") => Some(true),
@@ -130,7 +130,7 @@ impl FromStr for ServerUri {
             Some((_, Ok(port @ 1..))) => Some(port),
             Some((text, _)) => return invalid(format!("{text:?} is not a port (1 to 65535)")),
         };
-        // RFC 6874 escapes the % before a zone.
+        // In RFC 6874 the % before a zone is escaped.
         Ok(Self { scheme, host: host.replacen("%25", "%", 1), port, tcp })
     }
 }
@@ -154,7 +154,8 @@ fn invalid<T>(what: String) -> Result<T, InvalidSetting> {
     Err(InvalidSetting(what))
 }
 
-/// Splits off the scheme. Text before the first colon is a scheme unless a port or an IPv6 address follows.
+/// Splits off the scheme. The text before the first colon is a scheme unless a port or an IPv6 address
+/// follows.
 fn split_scheme(text: &str) -> Result<(Option<Scheme>, &str), InvalidSetting> {
     let Some((before, after)) = text.split_once(':') else { return Ok((None, text)) };
     if let Ok(scheme) = before.parse() {
@@ -174,7 +175,7 @@ fn is_ipv6(text: &str) -> bool {
     text.parse::<Ipv6Addr>().is_ok() || split_zone(text).is_some()
 }
 
-/// Splits host and port. Only an IPv6 address may contain colons, and needs brackets if a port follows.
+/// Splits host and port. Only an IPv6 address may contain colons; it needs brackets if a port follows.
 fn split_port(text: &str) -> Result<(&str, Option<&str>), InvalidSetting> {
     let bad = || {
         InvalidSetting(format!(
@@ -205,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_spelling_names_a_host_a_port_and_a_transport() {
+    fn every_notation_gives_a_host_a_port_and_a_transport() {
         for (text, host, port, transport) in [
             ("turn:example.org", "example.org", 3478, ClientTransport::Udp),
             ("turn:example.org:5000?transport=tcp", "example.org", 5000, ClientTransport::Tcp),
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn each_mistake_has_its_own_message() {
+    fn each_error_has_its_own_message() {
         for (text, word) in [
             ("", "not a host name"),
             ("turn:", "not a host name"),
@@ -285,7 +286,7 @@ mod tests {
     #[test]
     fn an_address_resolves_to_itself() {
         let uri: ServerUri = "turn:127.0.0.1:9".parse().expect("valid");
-        let found = uri.resolve(ClientTransport::Udp).expect("no name server needed");
+        let found = uri.resolve(ClientTransport::Udp).expect("no name server is needed");
         assert_eq!(found, [SocketAddr::from(([127, 0, 0, 1], 9))]);
         assert_eq!(uri.name(), None);
     }

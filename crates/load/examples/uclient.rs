@@ -5,9 +5,9 @@
 //! cargo build --release && cargo run --release -p turnpike-load --example uclient -- target/release/turnpike [ROUNDS]
 //! ```
 //!
-//! 200 clients over channels on loopback, in alternating runs with a fresh server each, because uclient
-//! leaves its allocations behind. Prints the CPU time of the whole process, startup and allocations included,
-//! per message returned.
+//! Both use 200 clients over channels on loopback, in alternating runs with a fresh server each, because
+//! uclient leaves its allocations behind. Prints the CPU time of the whole process, including startup and
+//! allocations, per returned message.
 #![forbid(unsafe_code)]
 #![allow(
     clippy::print_stdout,
@@ -55,7 +55,8 @@ fn main() {
     }
     let [uclient, same, faster] = found.map(median);
     println!(
-        "CPU a message, medians: turnutils_uclient {uclient:.2} us, turnpike load {same:.2} us, at four times the rate {faster:.2} us"
+        "CPU time per message, medians: turnutils_uclient {uclient:.2} us, turnpike load {same:.2} us, at four \
+         times the rate {faster:.2} us"
     );
 }
 
@@ -67,7 +68,7 @@ fn uclient(binary: &str) -> (Run, f64) {
     command.args(["-e", "127.0.0.1", "-r", "3480", "127.0.0.1"]);
     let (cpu_s, said) = measured(binary, command);
     let number = |name: &str| -> u32 {
-        let (_, last) = said.rsplit_once(name).expect("it says that");
+        let (_, last) = said.rsplit_once(name).expect("the output has this line");
         last.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
     };
     let run = Run { cpu_s, received: number("tot_recv_msgs=") };
@@ -86,8 +87,7 @@ fn load(binary: &str, rate: f64) -> Run {
     Run { cpu_s, received: report["received"].as_u64().unwrap().try_into().unwrap() }
 }
 
-/// Runs a command next to a server and a reflector, which share the other CPU; returns its CPU time and
-/// output.
+/// Runs a command while a server and a reflector share the other CPU; returns its CPU time and output.
 fn measured(binary: &str, mut command: Command) -> (f64, String) {
     let mut serve = pinned("0", binary);
     serve.args([

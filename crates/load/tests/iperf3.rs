@@ -1,4 +1,4 @@
-//! Agreement of `load tcp` with iperf3.
+//! `load tcp` and iperf3 measure the same throughput.
 
 use std::{
     net::{SocketAddr, TcpStream},
@@ -37,7 +37,7 @@ fn iperf3_server() -> (Server, SocketAddr) {
 
 /// Received bits per second, and the ratio of received to sent bytes.
 fn iperf3(server: SocketAddr, flags: &[&str]) -> (f64, f64) {
-    // The probe of `iperf3_server` may keep it busy for a moment.
+    // The connection by which `iperf3_server` probes the server may keep it busy for a moment.
     eventually("iperf3 has measured", || {
         let output = Command::new("iperf3")
             .args(["--client", "127.0.0.1", "--port", &server.port().to_string(), "--time", "1", "--json"])
@@ -64,7 +64,7 @@ fn throughput_on_loopback_agrees_with_iperf3() {
     let reflector = Reflector::start(&config).unwrap();
     let (_server, address) = iperf3_server();
     for flags in [&[][..], &["--reverse"]] {
-        // The machine is shared: compares the best of alternating runs until they agree.
+        // The machine is shared, so compare the best of alternating runs until they agree.
         let (mut ours, mut theirs) = (0.0_f64, 0.0_f64);
         eventually("iperf3 and we agree", || {
             let target = format!("{} --warmup 0 --duration 1", reflector.tcp_listeners()[0]);
@@ -74,7 +74,7 @@ fn throughput_on_loopback_agrees_with_iperf3() {
             assert_eq!(report.sent, report.received, "{report:?}");
             ours = ours.max(report.recv_bps);
             let (rate, share) = iperf3(address, flags);
-            // iperf3 stops counting at the end of its time, while buffers are full.
+            // iperf3 stops counting when its time is over, while buffers are still full.
             assert!((0.5..=1.001).contains(&share), "{share}");
             theirs = theirs.max(rate);
             eprintln!("{flags:?}: {:.2} Gbit/s, iperf3 {:.2}", ours / 1e9, theirs / 1e9);

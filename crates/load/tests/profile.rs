@@ -34,7 +34,7 @@ fn through(server: SocketAddr, flags: &str) -> turn::TurnLoadConfig {
     parse(&format!("{usual} {flags}")).unwrap()
 }
 
-/// Checks that everything arrived and that totals match the parts.
+/// Checks that everything has arrived and that the totals match the parts.
 fn is_whole(report: &LoadReport, context: &str) {
     let profile = report.profile.as_ref().unwrap();
     assert_eq!((report.lost, report.duplicated, report.reordered), (0, 0, 0), "{context}: {report:?}");
@@ -64,7 +64,7 @@ fn quiet_udp(config: &udp::UdpLoadConfig) -> Result<LoadReport, LoadError> {
 }
 
 #[test]
-fn every_profile_sends_both_ways_without_loss() {
+fn every_profile_sends_in_both_directions_without_loss() {
     for name in ["audio", "call", "sfu", "screen", "vpn"] {
         let report = quiet_udp(&straight(name)).unwrap();
         is_whole(&report, name);
@@ -110,7 +110,7 @@ fn the_seed_determines_the_packets() {
     assert_ne!(first, sent(8, 1, &relay));
 }
 
-/// Actions of a [`MiddleBox`] in one direction, on packets of the measured time.
+/// What a [`MiddleBox`] has done in one direction with packets of the measured time.
 #[derive(Default)]
 struct Way {
     seen: AtomicU64,
@@ -118,7 +118,7 @@ struct Way {
     doubled: AtomicU64,
 }
 
-/// Forwarder between client and peer that harms every tenth packet.
+/// Forwarder between client and peer that drops, duplicates or delays packets.
 struct MiddleBox {
     address: SocketAddr,
     to_peer: Arc<Way>,
@@ -236,7 +236,7 @@ fn latency_is_one_way() {
 
 #[test]
 fn packets_that_a_server_refuses_are_lost() {
-    // The peer's packets only pass with a permission, which exists for another address only.
+    // The peer's packets pass only with a permission, but the only permission is for another address.
     let strict = relay(&Wishes { allow_loopback: false, ..Wishes::default() });
     let error = quiet_turn(&through(strict.listeners().udp[0], "")).unwrap_err();
     assert!(matches!(error, LoadError::Refused { code: 403, .. }), "{error:?}");
@@ -263,5 +263,5 @@ fn a_stopped_run_reports_the_time_until_then() {
     });
     let outcome = outcome.unwrap();
     assert!(outcome.interrupted);
-    is_whole(&outcome.report, "until it was stopped");
+    is_whole(&outcome.report, "until the run was stopped");
 }

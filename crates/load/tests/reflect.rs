@@ -1,4 +1,4 @@
-//! Reflector: returns datagrams unchanged, in order and to their sender.
+//! The reflector returns datagrams unchanged, in order and to their sender.
 
 use std::{
     collections::HashMap,
@@ -67,13 +67,13 @@ fn each_client_gets_its_own_datagrams_back() {
             assert_eq!(&buffer[..len], format!("client {index} round {round}").as_bytes());
         }
     }
-    eventually("all are sent", || reflector.stats().sent >= 640);
+    eventually("all datagrams are returned", || reflector.stats().sent >= 640);
     let stats = reflector.stats();
     assert_eq!((stats.received, stats.sent, stats.refused), (640, 640, 0));
 }
 
 #[test]
-fn a_wildcard_listener_answers_from_the_address_it_was_asked_on() {
+fn a_wildcard_listener_answers_from_the_address_asked() {
     let reflector = start(vec![([0, 0, 0, 0], 0).into()], Datapath::best().0, 1);
     let port = reflector.listeners()[0].port();
     let mut answers = HashMap::new();
@@ -114,7 +114,7 @@ fn a_port_in_use_is_named() {
     }
 }
 
-/// With SO_REUSEPORT alone, both would silently share the traffic.
+/// If both used only SO_REUSEPORT, they would silently share the traffic.
 #[test]
 fn a_second_reflector_on_a_port_fails() {
     let first = start(vec![loopback(0)], Datapath::Basic, 2);

@@ -25,7 +25,7 @@ fn reflector(workers: u16) -> Reflector {
     Reflector::start(&config).unwrap()
 }
 
-/// Short run, since tests share the machine; `flags` override it, with the run's own flags after a `|`.
+/// Short run, since tests share the machine. `flags` override these settings; those of the run follow a `|`.
 fn load(server: SocketAddr, (kind, flags): (Work, &str)) -> StreamLoadConfig {
     let (own, run) = flags.split_once('|').unwrap_or((flags, ""));
     let target = parse(&format!("{server} --warmup 0.2 --duration 0.8 {run}")).unwrap();
@@ -42,8 +42,8 @@ fn quiet(config: &StreamLoadConfig) -> Result<RunOutcome, LoadError> {
     run(config, &StopHandle::default(), |_| {})
 }
 
-/// Proxy for one connection at a time that harms it: closes both sides after some bytes from the server,
-/// flips a byte from the client, or falls silent.
+/// What a harmful proxy does to its connections, one at a time: it closes both sides after some bytes from
+/// the server, flips a byte from the client, or falls silent.
 #[derive(Clone, Copy)]
 enum Harm {
     CloseAfter(usize),
@@ -54,7 +54,7 @@ enum Harm {
 fn proxy(target: SocketAddr, harm: Harm) -> SocketAddr {
     let listener = TcpListener::bind(loopback(0)).unwrap();
     let address = listener.local_addr().unwrap();
-    // Ends with the test process; each connection ends with its peers.
+    // Runs until the process exits; each connection ends with its peers.
     thread::spawn(move || {
         for client in listener.incoming() {
             let (client, server) = (client.unwrap(), TcpStream::connect(target).unwrap());
@@ -73,7 +73,7 @@ fn pump(mut from: TcpStream, mut to: TcpStream, harm: Harm) {
             Harm::FlipByteAt(at) if (done..done + len).contains(&at) => buffer[at - done] ^= 1,
             Harm::CloseAfter(after) if done + len > after => break,
             Harm::SilentAfter(after) if done >= after => {
-                // Neither reads nor closes until the peer has given up.
+                // Neither read nor close until the peer has given up.
                 while !matches!(from.peek(&mut [0]), Ok(0) | Err(_)) && done < usize::MAX {
                     thread::sleep(Duration::from_millis(20));
                     if to.write(&[]).is_err() {
@@ -123,7 +123,7 @@ fn the_reflector_counts_the_bytes_that_the_generator_sent() {
     let config = load(reflector.tcp_listeners()[0], (BULK, "--verify | --warmup 0"));
     let report = quiet(&config).unwrap().report;
     let greeting = 16;
-    eventually("all of it is there", || reflector.stats().tcp_received_bytes >= report.sent + greeting);
+    eventually("all bytes have arrived", || reflector.stats().tcp_received_bytes >= report.sent + greeting);
     assert_eq!(reflector.stats().tcp_received_bytes, report.sent + greeting);
 }
 
@@ -160,7 +160,7 @@ fn an_open_loop_keeps_its_rate() {
     for workload in [RR, CONNECT] {
         let config = load(server, (workload, "--clients 4 --rate 500"));
         let report = quiet(&config).unwrap().report;
-        // 500 per second for 0.8 s, and not one more.
+        // 500 per second for 0.8 s, with little tolerance.
         assert!((1..=402).contains(&report.sent), "{report:?}");
         assert_eq!(report.lost, 0, "{report:?}");
     }
@@ -177,8 +177,8 @@ fn connections_are_counted_one_by_one() {
         let report = quiet(&config).unwrap().report;
         assert!(report.sent > 0 && report.errors.is_empty(), "{close}: {report:?}");
         assert_eq!((report.sent, report.lost), (report.received, 0), "{close}: {report:?}");
-        // One additional connection checked for a reflector.
-        eventually("all connections", || reflector.stats().connections - before > report.sent);
+        // One additional connection was used to check that there is a reflector.
+        eventually("all connections are counted", || reflector.stats().connections - before > report.sent);
         assert_eq!(reflector.stats().connections - before, report.sent + 1, "{close}");
     }
 }
@@ -200,7 +200,7 @@ fn a_server_that_vanishes_is_a_clear_error() {
         let mut reflector = Some(reflector(1));
         let server = reflector.as_ref().unwrap().tcp_listeners()[0];
         let config = load(server, (kind, &format!("{flags} | --duration 3600")));
-        // Stops the reflector at the first report of traffic.
+        // Stop the reflector at the first report of traffic.
         let result = run(&config, &StopHandle::default(), |interval| {
             if interval.received > 0 {
                 drop(reflector.take());
@@ -230,7 +230,7 @@ fn a_harmful_proxy_is_detected() {
 
 #[test]
 fn a_missing_reflector_is_reported_with_its_address() {
-    // A closed port without a listener.
+    // A port on which nothing listens.
     let closed = free_address();
     for workload in [BULK, RR, CONNECT] {
         let error = quiet(&load(closed, (workload, ""))).unwrap_err();
@@ -260,7 +260,7 @@ fn unknown_clients_get_an_echo() {
     let reflector = reflector(1);
     let mut stream = TcpStream::connect(reflector.tcp_listeners()[0]).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    // Exceeds the socket buffers, so that the reflector must wait for its reader.
+    // More than fits into the socket buffers, so that the reflector must wait for its reader.
     let sent: Vec<u8> = (0..24_u32 << 20).map(|at| at.wrapping_mul(2_654_435_761).to_be_bytes()[0]).collect();
     let mut writer = stream.try_clone().unwrap();
     let received = thread::scope(|scope| {

@@ -1,4 +1,5 @@
-//! TURN generator against an in-process relay: counts add up, limits are checked, errors name a remedy.
+//! The TURN generator with a relay in this process: counts add up, limits are checked, errors suggest a
+//! remedy.
 
 use crate::common;
 
@@ -34,7 +35,7 @@ fn traffic_over_channels_and_send_indications_comes_back_complete() {
                 &format!("--via {via} --clients {clients} --burst {burst} --size {size}"),
             );
             let context = format!("{via} {clients} clients of {size} bytes: {report:?}");
-            // Due in one second at 2,000/s, give or take a burst per client.
+            // The number due in one second at 2,000/s, give or take a burst per client.
             assert!((1..=2_100).contains(&report.sent), "{context}");
             assert_eq!((report.lost, report.duplicated, report.reordered), (0, 0, 0), "{context}");
             assert_eq!(report.sent, report.received, "{context}");
@@ -117,7 +118,7 @@ fn clients_on_a_shared_socket_have_their_own_addresses() {
         assert_eq!((report.reordered, report.errors.len()), (0, 0), "{via}: {report:?}");
         assert!(report.sent > 100, "{via}: {report:?}");
     }
-    // Addresses that do not belong to this machine.
+    // These addresses do not belong to this machine.
     let elsewhere = load(&relay, &reflector, "--client-prefix 198.51.100.0/24");
     let error = quiet(&elsewhere).unwrap_err().to_string();
     assert!(error.contains("198.51.100.1 (--client-prefix)"), "{error}");
@@ -138,22 +139,22 @@ fn a_window_bounds_a_flood() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     let report = measured(&relay, &reflector, "--rate max --window 64 --burst 16 --clients 2");
     assert!(report.received > 1_000, "{report:?}");
-    // Both windows bound the packets in flight at the end of the run.
+    // The two windows limit the number of packets in flight at the end of the run.
     assert!(report.lost <= 128, "{report:?}");
 }
 
 #[test]
-fn allocations_are_made_and_deleted() {
+fn allocations_are_created_and_deleted() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     let report = measured(&relay, &reflector, "--mode allocate --clients 8 --rate 200");
     assert_eq!((report.lost, report.received), (0, report.sent), "{report:?}");
-    // At most the number due; a busy machine starts fewer.
+    // At most the number that was due; a busy machine starts fewer.
     assert!((1..=201).contains(&report.sent), "{report:?}");
     wait_until_empty(&relay);
 }
 
-/// Allocations due before the measured time are dropped if not started; otherwise the server would never
-/// catch up.
+/// Allocations that were due before the measured time but have not been started are dropped; otherwise the
+/// server would never catch up.
 #[test]
 fn a_server_that_falls_behind_is_still_measured() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
@@ -163,7 +164,7 @@ fn a_server_that_falls_behind_is_still_measured() {
     wait_until_empty(&relay);
 }
 
-/// Accepts every user with the password, and records the names.
+/// Accepts every user who has the password, and records the names.
 #[derive(Default)]
 struct Everybody(Mutex<Vec<String>>);
 
@@ -190,7 +191,7 @@ impl Users for Everybody {
 #[test]
 fn users_take_turns() {
     let (everybody, reflector) = (Arc::new(Everybody::default()), reflector());
-    // A client known by the hash of its name only could not be checked.
+    // A client known only by the hash of its name could not be checked.
     let relay = relay_of(&Wishes::default(), Arc::clone(&everybody) as _, |config| {
         config.server.username_anonymity = false;
     });
@@ -211,7 +212,7 @@ fn channels_are_bound_one_after_the_other() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     let report = measured(&relay, &reflector, "--mode bind --clients 4 --rate max");
     assert_eq!((report.lost, report.received), (0, report.sent), "{report:?}");
-    // More than one allocation can have, so some clients have started over.
+    // More than one allocation per client can have, so some clients have started over.
     assert!(report.received > 4 * 60, "{report:?}");
     assert!(report.errors.is_empty(), "{report:?}");
     wait_until_empty(&relay);
@@ -243,7 +244,7 @@ fn progress_is_reported_and_allocations_are_deleted() {
 #[test]
 fn exceeded_loss_and_latency_limits_are_reported() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
-    // Without a reflector everything is lost; the socket only keeps the port.
+    // There is no reflector, so everything is lost; the socket only occupies the port.
     let sink = UdpSocket::bind(loopback(0)).unwrap();
     let config = load(
         &relay,
@@ -281,7 +282,7 @@ fn a_wrong_password_names_user_and_realm() {
 #[test]
 fn a_closed_port_differs_from_a_silent_one() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
-    // Closed port: the kernel answers with port unreachable.
+    // For a closed port, the kernel answers with port unreachable.
     let closed = free_address();
     let config = TurnLoadConfig { servers: vec![closed.into()], ..load(&relay, &reflector, "") };
     assert!(matches!(quiet(&config), Err(LoadError::Unreachable { server }) if server == closed));
@@ -323,7 +324,7 @@ fn an_unanswered_handshake_is_reported_as_such() {
 }
 
 #[test]
-fn quotas_and_forbidden_peers_are_named() {
+fn quotas_and_forbidden_peers_are_reported() {
     let reflector = reflector();
     let small = relay(&Wishes { max_allocations_per_user: 2, ..Wishes::default() });
     let config = load(&small, &reflector, "--clients 3");

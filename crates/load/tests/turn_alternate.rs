@@ -1,5 +1,5 @@
-//! 300 (Try Alternate): clients follow redirects, use the certificate name of the redirect, and detect
-//! loops.
+//! 300 (Try Alternate): clients follow redirects, check the certificate name given in the redirect, and
+//! detect loops.
 
 use std::net::SocketAddr;
 
@@ -57,7 +57,7 @@ fn clients_follow_redirects_over_several_hops() {
         wait_until_empty(&other);
     }
     for relay in [&one, &other] {
-        // Three per transport.
+        // Three deleted allocations per transport.
         wait_for_counter(relay, "allocations_closed", "deleted", 6);
     }
 }
@@ -80,7 +80,7 @@ fn allocations_and_relayed_streams_follow_redirects() {
             &format!("--transport {transport} --mode allocate --clients 4 --rate 50"),
         );
         assert_eq!((report.lost, report.received), (0, report.sent), "{transport}: {report:?}");
-        // Every run starts at the first server again, and so does every allocation of its warm-up.
+        // Every run starts at the first server again, as does every allocation during its warm-up.
         assert!(report.sent > 0 && report.extra["redirects"] >= report.sent as f64, "{report:?}");
         wait_until_empty(&end);
     }

@@ -24,7 +24,7 @@ use turnpike_relay::Relay;
 const CLIENTS: u16 = 4;
 const PPS: u16 = 100;
 
-/// Load in which every client moves five times.
+/// Settings with which every client moves five times.
 fn restless(relay: &Relay, reflector: &Reflector, flags: &str) -> TurnLoadConfig {
     let rate = CLIENTS * PPS;
     let usual = format!("--clients {CLIENTS} --threads 2 --rate {rate} --migrate 0.3 --duration 1.5");
@@ -59,18 +59,18 @@ fn all_clients_move_and_traffic_continues() {
         let report = quiet(&config).unwrap().report;
         let context = format!("{transport} {via}: {report:?}");
         let figure = |name: &str| report.extra[name];
-        // A busy machine may be late for the last moves.
+        // A busy machine may be too late for the last moves.
         assert!((1.0..=MOVES as f64).contains(&figure("migrations_done")), "{context}");
         assert_eq!(figure("migrations_failed"), 0.0, "{context}");
         assert!(figure("migration_ms_p50") > 0.0, "{context}");
         assert!(figure("migration_ms_p50") <= figure("migration_ms_max"), "{context}");
-        // In-flight packets cover one round trip, far fewer than the 30 datagrams that a client cut off by a
-        // move would lose until the next one.
+        // The packets in flight cover one round trip, far fewer than the 30 datagrams that a client cut off
+        // by a move would lose before its next move.
         assert!((1..=650).contains(&report.sent), "{context}");
         assert!(report.lost <= 3 * MOVES, "{context}");
         assert_eq!(report.sent, report.received + report.lost, "{context}");
         assert!(report.errors.is_empty(), "{context}");
-        // The server has counted the same moves and data from the new addresses.
+        // The server has counted the same moves, and data from the new addresses.
         moved += figure("migrations_done") as u64;
         for event in ["arrived", "moved"] {
             wait_for_counter(&relay, "mobility", event, moved);
@@ -79,7 +79,7 @@ fn all_clients_move_and_traffic_continues() {
             let all = figure("full_handshakes") + figure("resumed_handshakes");
             assert_eq!(all, figure("migrations_done") + f64::from(CLIENTS), "{context}");
         }
-        // Deleted from the clients' new addresses.
+        // The allocations are deleted from the clients' new addresses.
         wait_until_empty(&relay);
     }
 }
@@ -88,7 +88,7 @@ fn all_clients_move_and_traffic_continues() {
 fn a_flood_survives_moves() {
     let reflector = reflector();
     for transport in [ClientTransport::Udp, ClientTransport::Tcp] {
-        // One relay per transport, because it may count a run's last moves late.
+        // One relay per transport, because a relay may count the last moves of a run late.
         let relay = relay_with(&Wishes::default(), |config| listen_to_all(config, None));
         let flags = format!("--transport {transport} --rate max --window 64 --burst 16");
         let config = restless(&relay, &reflector, &flags);
@@ -97,12 +97,12 @@ fn a_flood_survives_moves() {
         assert_eq!(report.extra["migrations_failed"], 0.0, "{context}");
         let done = report.extra["migrations_done"];
         assert!((1.0..=20.0).contains(&done) && report.received > 0, "{context}");
-        // Clients with a full window continue too, so the server sees data after each move, except possibly a
-        // client's last one.
+        // Even clients with a full window continue, so the server sees data after each move, except possibly
+        // after a client's last one.
         let moves = || counter(&relay, "mobility", "moved") as f64;
-        eventually("it saw data after the moves", || moves() >= done - f64::from(CLIENTS));
+        eventually("the server has seen data after the moves", || moves() >= done - f64::from(CLIENTS));
         assert!(moves() <= done && moves() > 0.0, "{} {context}", moves());
-        // A move costs at most a window, and so does the end of the run.
+        // A move loses at most a window, as does the end of the run.
         assert!(report.lost <= 64 * (20 + u64::from(CLIENTS)), "{context}");
     }
 }
@@ -135,7 +135,7 @@ fn modes_without_allocations_do_not_move() {
 }
 
 #[test]
-fn a_server_without_mobility_is_named() {
+fn a_server_without_mobility_is_reported() {
     let server = Scripted::start(false);
     let reflector = reflector();
     let relay = relay(&Wishes::default());
@@ -169,8 +169,8 @@ fn refused_tickets_are_counted_and_explained() {
     assert!(report.notes.iter().any(|note| note.contains("4 of 4") && note.contains("400")), "{report:?}");
 }
 
-/// Server without users that grants everything, echoes ChannelData itself, and rejects tickets, if it issues
-/// any.
+/// Server without users that grants every request, echoes ChannelData itself, and rejects its own tickets if
+/// it issues any.
 struct Scripted {
     address: SocketAddr,
     stop: Arc<AtomicBool>,
@@ -187,7 +187,7 @@ impl Scripted {
             let mut buffer = [0; 2048];
             while !stopped.load(SeqCst) {
                 let Ok((len, client)) = socket.recv_from(&mut buffer) else { continue };
-                // Fails if the client has closed its socket meanwhile.
+                // Fails if the client has closed its socket in the meantime.
                 let _ = socket.send_to(&answer(&buffer[..len], tickets), client);
             }
         });

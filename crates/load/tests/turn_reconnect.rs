@@ -1,4 +1,4 @@
-//! Reconnecting clients (`--reconnect`): all of them return to a restarted server soon, also after a
+//! Reconnecting clients (`--reconnect`): all of them soon return to a restarted server, even after a
 //! redirect.
 
 use std::thread;
@@ -23,7 +23,7 @@ fn relayed(relay: &Relay) -> u64 {
     relay.snapshots().iter().map(|worker| worker.turn.to_client_datagrams).sum()
 }
 
-/// Runs until all clients use a relay that takes the place of the first one, with its addresses.
+/// Runs until all clients use a second relay, which replaces the first one and has the same addresses.
 fn outlives(
     config: &TurnLoadConfig,
     relay: Relay,
@@ -41,9 +41,11 @@ fn outlives(
             config.streams.tls_listen = listeners.tls.clone();
             config.dtls.listen = listeners.dtls.clone();
         });
-        eventually("all are back", || allocations(&second) >= CLIENTS as u64 && relayed(&second) > 200);
+        eventually("all clients are back", || {
+            allocations(&second) >= CLIENTS as u64 && relayed(&second) > 200
+        });
         stop.stop();
-        running.join().expect("it does not panic")
+        running.join().expect("the run does not panic")
     });
     outcome.unwrap().report
 }
@@ -78,7 +80,7 @@ fn clients_reconnect_to_a_restarted_server() {
         assert!(report.extra["allocations_lost"] >= CLIENTS as f64, "{context}");
         assert!(report.extra["reconnect_ms_p50"] >= 300.0, "counted from the last payload: {context}");
         assert_eq!(report.extra["lost_of_others"], 0.0, "all clients had to reconnect: {context}");
-        // Packets due meanwhile are lost; a broken connection accepts none.
+        // Packets that were due in the meantime are lost, but a broken connection accepts none.
         assert!(report.lost > 0 || transport != ClientTransport::Udp, "{context}");
         assert_eq!(report.sent, report.received + report.lost, "{context}");
     }

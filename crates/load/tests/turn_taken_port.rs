@@ -1,4 +1,4 @@
-//! 437 (Allocation Mismatch): a client whose port has a leftover allocation switches to another port.
+//! 437 (Allocation Mismatch): a client whose port still has an old allocation switches to another port.
 
 use std::{
     collections::HashMap,
@@ -20,7 +20,7 @@ use turnpike_load::{
 const CLIENTS: usize = 4;
 const ALLOCATE: [u8; 2] = [0x00, 0x03];
 
-/// Proxy that answers 437 for the first ports it sees.
+/// Proxy that answers 437 to the first client ports that it sees.
 struct Forgetful {
     address: SocketAddr,
     refused: Arc<AtomicUsize>,

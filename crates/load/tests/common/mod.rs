@@ -1,4 +1,4 @@
-//! In-process relay on loopback with one user.
+//! A relay in this process, on loopback and with one user.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -122,7 +122,7 @@ pub(crate) fn certificate(name: &str) -> Certificate {
     Certificate { identity, pem }
 }
 
-/// Adds TCP, and with a certificate TLS and DTLS listeners.
+/// Adds TCP listeners and, if there is a certificate, TLS and DTLS listeners.
 pub(crate) fn listen_to_all(config: &mut turnpike_relay::Config, certificate: Option<&Certificate>) {
     let any = loopback(0);
     config.streams.listen = vec![any];
@@ -145,7 +145,7 @@ pub(crate) fn listener(relay: &Relay, transport: ClientTransport) -> SocketAddr 
     }
 }
 
-/// Counter of the state machine, summed over all workers.
+/// Value of a counter of the state machine, summed over all workers.
 pub(crate) fn counter(relay: &Relay, family: &str, label: &str) -> u64 {
     let counts = |(name, with, value): (&str, Option<(&str, &str)>, u64)| {
         (name == family && with.map_or("", |with| with.1) == label).then_some(value)
@@ -176,7 +176,7 @@ pub(crate) fn reflector_on(address: IpAddr) -> Reflector {
     Reflector::start(&config).unwrap()
 }
 
-/// Short run at a low rate, since tests share the machine; `flags` override it.
+/// Short run at a low rate, since tests share the machine; `flags` override these settings.
 pub(crate) fn load(relay: &Relay, reflector: &Reflector, flags: &str) -> TurnLoadConfig {
     let (server, peer) = (relay.listeners().udp[0], reflector.listeners()[0]);
     let usual =
