@@ -41,9 +41,7 @@ fn outlives(
             config.streams.tls_listen = listeners.tls.clone();
             config.dtls.listen = listeners.dtls.clone();
         });
-        eventually("all clients are back", || {
-            allocations(&second) >= CLIENTS as u64 && relayed(&second) > 200
-        });
+        eventually("all are back", || allocations(&second) >= CLIENTS as u64 && relayed(&second) > 200);
         stop.stop();
         running.join().expect("the run does not panic")
     });

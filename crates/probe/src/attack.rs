@@ -1,11 +1,12 @@
-//! Attack mode: sends the requests of an attacker to an operator's own server.
+//! Attack mode: sends requests as an attacker would, to an operator's own server.
 //!
-//! With a credential, it requests forbidden peers in every spelling of their addresses and by every method,
-//! and the allocations of other users. Without one, it looks for responses larger than their requests.
+//! With a credential, it requests forbidden peers, in every notation of their addresses and with every
+//! method, and allocations of other users. Without a credential, it looks for responses that are larger than
+//! their requests.
 //!
-//! Data sent towards a forbidden peer is a Binding request to a port where, by default, the server itself
-//! answers; a reply through the relay proves that the peer was reachable. A peer that does not reply proves
-//! nothing ([`AttackOutcome::Silent`]): check the server's own counters for those.
+//! The data sent towards a forbidden peer is a Binding request to a port on which, by default, the server
+//! itself answers. A reply through the relay proves that the peer was reachable. If there is no reply,
+//! nothing is proved ([`AttackOutcome::Silent`]): check the server's own counters.
 
 pub(crate) mod facts;
 mod forms;
@@ -53,7 +54,7 @@ const AFTER_A_MOVE: Entries = Entries {
     send: AttackEntry::MobilitySend,
 };
 
-/// Acceptable response bytes per request byte for clients without credentials.
+/// Maximum acceptable number of response bytes per request byte for clients without credentials.
 const MOST_AMPLIFICATION: f64 = 4.0;
 
 pub fn plan(config: &crate::ProbeConfig) -> Vec<String> {
@@ -65,7 +66,7 @@ pub fn plan(config: &crate::ProbeConfig) -> Vec<String> {
     if let Some(Login { name: user, .. }) = &config.user {
         lines.extend([
             format!("- allocate as {user}, and ask for {forms} forbidden peer addresses (loopback, metadata, private, the"),
-            "  server's own, and their IPv6 spellings) by CreatePermission, ChannelBind, Send and Connect, and again after a move (RFC 8016)".to_owned(),
+            "  server's own, and their IPv6 notations) with CreatePermission, ChannelBind, Send and Connect, and again after a move (RFC 8016)".to_owned(),
             "- send one datagram to a port of the server itself through each of them; it comes back if the server lets it through".to_owned(),
             "- bind to unknown connections, and present forged mobility tickets".to_owned(),
         ]);
@@ -75,10 +76,10 @@ pub fn plan(config: &crate::ProbeConfig) -> Vec<String> {
             ));
         }
     } else {
-        lines.push("- ask for no peers (needs --user)".to_owned());
+        lines.push("- ask for no peers (that needs --user)".to_owned());
     }
     lines.push(format!(
-        "- send {} messages without a credential, and count the bytes that come back for each byte",
+        "- send {} messages without a credential, and count the bytes that come back per byte sent",
         strangers::COUNT
     ));
     lines.push("Allocations are deleted afterwards. Use it only on your own servers, or with the owner's consent: add --i-own-this-server to run it.".to_owned());
@@ -182,7 +183,7 @@ impl ProbeRun<'_> {
         let answer = session.request(method::REFRESH, &|message| {
             message.attribute(kind::MOBILITY_TICKET, ticket).number(kind::LIFETIME, 0);
         });
-        asker.note_theft("another user's ticket, to end it", &answer.map_err(describe_error)?);
+        asker.note_theft("another user's ticket, to delete the allocation", &answer.map_err(describe_error)?);
         Ok(())
     }
 
@@ -252,7 +253,7 @@ impl ProbeRun<'_> {
         let granted = granted.map_err(describe_error)?;
         match granted.code() {
             None => Ok(Some((session, granted))),
-            // Address family, transport or mobility not supported.
+            // The address family, transport or mobility is not supported.
             Some(400 | 405 | 420 | 440 | 442) => Ok(None),
             Some(_) => Err(format!("no allocation: {}", granted.describe())),
         }
@@ -287,7 +288,7 @@ impl ProbeRun<'_> {
             let mut what = format!("{closed} of {asked} attempts to reach forbidden peers failed");
             if silent > 0 {
                 what += &format!(
-                    ", but {silent} of these, by Send, are uncertain: a peer that does not reply looks the same"
+                    ", but {silent} of these, with Send, are uncertain: a peer that does not reply looks the same"
                 );
             }
             self.report.line(level, "attack", what);
@@ -334,7 +335,8 @@ impl AttackSession<'_> {
                 let peer = SocketAddr::new(form.ip, port);
                 let mut permitted = permission(session, peer).map_err(describe_error)?;
                 if permitted.code() == Some(508) {
-                    // The allocation is out of permissions or channels; earlier grants used them up.
+                    // The allocation has no permissions or channels left, because earlier grants have used
+                    // them up.
                     session.delete();
                     let Some(next) = renew() else {
                         return Err("the server granted no further allocation".to_owned());
@@ -417,7 +419,7 @@ impl AttackSession<'_> {
         self.add(entry, form, None, outcome, answer.describe());
     }
 
-    /// Only 441 (RFC 8656 section 19) is a refusal because of the other user.
+    /// Only 441 (RFC 8656 section 19) means that the request was refused because of the other user.
     fn note_theft(&mut self, form: &str, answer: &ServerAnswer) {
         let outcome = match answer.code() {
             None => AttackOutcome::Open,

@@ -15,7 +15,8 @@ use x509_cert::{
 
 use crate::report::{CertificateFacts, ProbeReport};
 
-/// Days below which a certificate is reported: automatic renewal usually starts at 30.
+/// A certificate that is valid for fewer days is reported; automatic renewal usually starts 30 days before
+/// expiry.
 const SOON_DAYS: i64 = 14;
 const DAY: u64 = 86_400;
 
@@ -96,8 +97,8 @@ pub(crate) fn judge(report: &mut ProbeReport, transport: ClientTransport, facts:
     {
         report.warn(
             area,
-            "tls: the server sends its own certificate only, without the intermediates",
-            "configure the full chain (fullchain.pem with certbot), not only the leaf certificate",
+            "tls: the server sends only its own certificate, without the intermediates",
+            "configure the full chain (with certbot: fullchain.pem), not only the leaf certificate",
         );
     }
 }
@@ -110,7 +111,7 @@ fn remedy(why: &str) -> &'static str {
     } else if why.contains("is for ") {
         "use a name that the certificate contains, or add this one to it; to check for another name: --server-name"
     } else {
-        "browsers will refuse it: use a certificate from a public authority, or give your own authority with --ca FILE"
+        "browsers will refuse it: use a certificate from a public CA, or give your own CA certificate with --ca FILE"
     }
 }
 
@@ -130,7 +131,7 @@ fn named(text: String) -> String {
     if text.is_empty() { "(no name)".to_owned() } else { text }
 }
 
-/// Whole days from now to a Unix time, negative if it has passed.
+/// Whole days from now until a Unix time; negative if it has passed.
 fn days_between(now: SystemTime, until: Duration) -> i64 {
     let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     let days = |span: Duration| i64::try_from(span.as_secs() / DAY).unwrap_or(i64::MAX);

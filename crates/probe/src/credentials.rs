@@ -1,4 +1,4 @@
-//! Credential check, with the most likely reason if the server refuses.
+//! Checks the credential and, if the server refuses it, determines the most likely reason.
 
 use std::{
     io,
@@ -145,7 +145,11 @@ fn signed(
                 return CredentialOutcome::NoIpv4;
             }
             Some(code) => {
-                return bad(report, format!("knows {user:?} but answers {}", answer.describe()), hint(code));
+                return bad(
+                    report,
+                    format!("accepts {user:?} but answers {}", answer.describe()),
+                    hint(code),
+                );
             }
         }
     }
@@ -153,7 +157,7 @@ fn signed(
         report,
         "rejects every nonce as stale (438), even a fresh one",
         "requests reach different servers (a load balancer without affinity), the client's address changes between them, or the \
-         server's clock jumps: keep one client on one server, and check its clock",
+         server's clock jumps: send each client to one server only, and check the server's clock",
     )
 }
 
@@ -166,7 +170,7 @@ fn refused(
 ) -> CredentialOutcome {
     let (what, remedy) = match asks.filter(|asks| asks != realm) {
         Some(other) => (
-            format!("asks for realm {realm:?} and then for {other:?}, so no key fits"),
+            format!("asks for realm {realm:?} and then for {other:?}, so no key is valid for both"),
             "a server with several realms must choose one per listener or user before it sends the challenge; check its configuration"
                 .to_owned(),
         ),
@@ -228,7 +232,7 @@ fn refusal(credentials: &Login, realm: &str, now: SystemTime) -> (String, String
     }
 }
 
-/// Time in a time-limited username: `TIME:ID`, `ID:TIME` or `:TIME`, as servers accept it.
+/// Time in a time-limited username, in any form that servers accept: `TIME:ID`, `ID:TIME` or `:TIME`.
 fn expiry(user: &str) -> Option<u64> {
     let (first, rest) = user.split_once(':')?;
     first.parse().ok().or_else(|| rest.parse().ok().filter(|_| rest.len() >= 10))
@@ -244,7 +248,7 @@ fn hint(code: u16) -> &'static str {
         442 => "the server does not relay UDP",
         486 => "the user's quota is used up: wait until allocations expire, or raise it",
         508 => {
-            "the server's relay ports or allocations are used up, its relay address is missing at the moment (turnpike health on the server lists \
+            "the server's relay ports or allocations are used up, its relay address is currently missing (`turnpike health` on the server lists \
              each), or it is shutting down"
         }
         _ => "see the server's log",
@@ -255,7 +259,7 @@ fn silent(report: &mut ProbeReport, error: io::Error) -> CredentialOutcome {
     bad(
         report,
         format!("answers Binding but not Allocate: {}", describe_error(error)),
-        "a STUN server without TURN, or a firewall that only passes small packets",
+        "a STUN server without TURN, or a firewall that passes only small packets",
     )
 }
 
@@ -266,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refused_time_limited_name_points_at_the_clock() {
+    fn a_refused_time_limited_username_points_to_the_clock() {
         let now = UNIX_EPOCH + Duration::from_secs(1_000);
         let told = |user: &str| {
             let credentials = Login { name: user.to_owned(), password: String::new() };

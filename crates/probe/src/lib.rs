@@ -41,13 +41,14 @@ use turnpike_wire::stun::{kind, method};
 pub struct ProbeConfig {
     pub server: ServerUri,
     pub user: Option<Login>,
-    /// [`TlsOptions::insecure`] affects the verdict "usable", not the findings about a certificate.
+    /// [`TlsOptions::insecure`] affects the verdict "usable", but not the findings about a certificate.
     pub tls: TlsOptions,
     /// Time limit of the whole probe. Default 30 s.
     pub timeout: Duration,
     /// Bindings per transport for the round-trip time, 1 to 1000. Default 5.
     pub count: usize,
-    /// Peer ports of an attack (empty: the server's own), which then replaces the ordinary probe.
+    /// If set, an attack replaces the ordinary probe. Contains the peer ports to attack; if empty, the
+    /// server's own.
     pub attack: Option<Vec<u16>>,
     /// Second user, who tries to take over the first user's allocations. Default `None`.
     pub attack_user: Option<Login>,
@@ -77,7 +78,8 @@ fn invalid(what: String) -> ProbeError {
 
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Probes a server within about [`ProbeConfig::timeout`]. Errors are wrong settings, not problems of the server.
+/// Probes a server within about [`ProbeConfig::timeout`]. Errors are about invalid settings, not about
+/// problems of the server.
 pub fn run(config: &ProbeConfig) -> Result<ProbeReport, ProbeError> {
     if !(1..=1_000).contains(&config.count) {
         return Err(invalid(format!("--count is {}, but must be 1 to 1000", config.count)));
@@ -120,7 +122,7 @@ struct ProbeRun<'a> {
     config: &'a ProbeConfig,
     deadline: Instant,
     addresses: Vec<IpAddr>,
-    /// Error: the reason why TLS and DTLS are unavailable.
+    /// The error says why TLS and DTLS are unavailable.
     trust: Result<Trust, String>,
     servers: HashMap<ClientTransport, SocketAddr>,
     report: ProbeReport,
@@ -144,7 +146,7 @@ impl ProbeRun<'_> {
         match nat::discover(server, self.deadline) {
             Ok(Some(facts)) => {
                 let what = format!(
-                    "mapping {}, filtering {} (RFC 5780, by {})",
+                    "mapping {}, filtering {} (RFC 5780, with {})",
                     facts.mapping, facts.filtering, facts.other_address
                 );
                 self.report.features.insert("nat_discovery".to_owned(), true);
@@ -152,7 +154,7 @@ impl ProbeRun<'_> {
                     self.report.warn(
                         "nat",
                         what,
-                        "this NAT maps each peer to another port, so calls from here will need the relay",
+                        "this NAT uses a different external port for each peer, so calls from here will need the relay",
                     );
                 } else {
                     self.report.ok("nat", what);
@@ -181,7 +183,7 @@ impl ProbeRun<'_> {
             let offers = [("sha256", challenge.is_sha256()), ("userhash", challenge.anonymous)];
             self.report.features.extend(offers.map(|(name, offered)| (name.to_owned(), offered)));
         }
-        // Without a credential, the server passes if it asks for one.
+        // Without a credential, the server is usable if it asks for one.
         let asks = credentials.is_none() && self.report.realm.is_some() && !credentials::is_bad(&self.report);
         self.report.usable = self.requested_transport_works()
             && match outcome {
@@ -296,7 +298,7 @@ impl ProbeRun<'_> {
             .find_map(|transport| self.servers.get(&transport).map(|server| (transport, *server)))
     }
 
-    /// Browsers refuse a certificate that does not verify; `--insecure` stands for clients that skip the
+    /// Browsers refuse a certificate that cannot be verified; `--insecure` is for clients that skip the
     /// check.
     fn requested_transport_works(&self) -> bool {
         let wanted = self.config.server.transport();
@@ -325,7 +327,8 @@ impl ProbeRun<'_> {
     }
 }
 
-/// A name that no certificate can contain only disables TLS and DTLS, unless the URI requires them.
+/// A host name that no certificate can contain disables TLS and DTLS, but is an error only if the URI
+/// requires them.
 fn trust(config: &ProbeConfig, addresses: &[IpAddr]) -> Result<Result<Trust, String>, InvalidSetting> {
     let (uri, tls) = (&config.server, &config.tls);
     if !ClientTransport::ALL.into_iter().any(|transport| transport.is_secure() && uri.allows(transport)) {
@@ -409,7 +412,7 @@ mod tests {
         let port = stun_server();
         for addresses in [[V6, V4], [V4, V6]] {
             let report = probe(&addresses, port);
-            // The remaining checks use the working address, whatever the resolver prefers.
+            // The remaining checks use the working address, whichever one the resolver prefers.
             assert_eq!(report.transports["tcp"].address, format!("127.0.0.1:{port}"), "{report:?}");
             assert!(report.transports["tcp"].reachable, "{report:?}");
             assert!(!report.other_family["tcp"].reachable, "{report:?}");
@@ -419,7 +422,7 @@ mod tests {
         }
         let report = probe(&[V4], port);
         assert!(report.other_family.is_empty(), "{report:?}");
-        // If neither address works, there is one line instead of two.
+        // If neither address works, there is only one line.
         let report = probe(&[V4, V6], 1);
         let lines = report.findings.iter().filter(|line| line.area == "tcp").count();
         assert_eq!((lines, report.usable), (1, false), "{report:?}");

@@ -1,5 +1,5 @@
-//! Check for forbidden peers: CreatePermission and ChannelBind for addresses a server must not relay to. No
-//! data is sent.
+//! Check for forbidden peers: CreatePermission and ChannelBind for addresses to which a server must not
+//! relay. No data is sent.
 
 use std::{io, net::SocketAddr};
 
@@ -34,7 +34,7 @@ const V4: &[Forbidden] = &[
     forbidden("255.255.255.255", "broadcast", FindingLevel::Bad),
 ];
 
-/// Targets for an allocation with an IPv6 address. Those starting with `::ffff:` are tried with IPv4 too.
+/// Targets for an allocation with an IPv6 address. Those that start with `::ffff:` are also tried with IPv4.
 const V6: &[Forbidden] = &[
     forbidden("::1", "loopback", FindingLevel::Bad),
     forbidden("::", "unspecified (reaches loopback on Linux)", FindingLevel::Bad),
@@ -49,7 +49,7 @@ const V6: &[Forbidden] = &[
     forbidden("fc00::1", "unique local (private)", FindingLevel::Warn),
     forbidden("ff02::1", "multicast", FindingLevel::Bad),
 ];
-/// Discard (RFC 863): a server that relays by mistake reaches a port that ignores data.
+/// Discard (RFC 863): if a server relays by mistake, the data goes to a port that ignores it.
 const PORT: u16 = 9;
 /// Within the ranges of RFC 8656 and RFC 5766.
 const FIRST_CHANNEL: u16 = 0x4000;
@@ -68,13 +68,13 @@ enum PeerAccess {
     Unknown,
 }
 
-/// `renew` supplies a fresh allocation, which stays in `session`, if one runs out of room.
+/// If an allocation runs out of room, `renew` supplies a fresh one, which is left in `session`.
 pub(crate) fn ask(
     session: &mut ProbeSession,
     is_v6: bool,
     renew: &dyn Fn() -> Option<ProbeSession>,
 ) -> PeerQuestion {
-    // Some servers treat the mapped forms as the embedded IPv4 address.
+    // Some servers treat a mapped address as the embedded IPv4 address.
     let mapped = V6.iter().filter(|target| !is_v6 && target.address.starts_with("::ffff:"));
     let targets = if is_v6 { V6 } else { V4 };
     let mut asked = PeerQuestion { is_v6, answers: Vec::new(), ended: None };
@@ -177,7 +177,7 @@ fn ask_for(
             .xor_address(kind::XOR_PEER_ADDRESS, address);
     })?;
     let told = match (permission.is_success(), bound.is_success()) {
-        (true, true) => "by permission and by channel".to_owned(),
+        (true, true) => "with a permission and with a channel".to_owned(),
         (true, false) => "by permission".to_owned(),
         (false, true) => "by channel".to_owned(),
         (false, false) if is_refusal(permission.code()) => bound.describe(),
@@ -186,7 +186,7 @@ fn ask_for(
     Ok((access(permission.code(), bound.code()), told))
 }
 
-/// One success opens the peer, and only two refusals close it.
+/// The peer is allowed if one of the two succeeds, and refused only if both are refused.
 fn access(permission: Option<u16>, channel: Option<u16>) -> PeerAccess {
     if permission.is_none() || channel.is_none() {
         PeerAccess::Allowed
@@ -197,7 +197,7 @@ fn access(permission: Option<u16>, channel: Option<u16>) -> PeerAccess {
     }
 }
 
-/// Other codes, such as 508, do not concern the peer (RFC 8656 sections 10.2 and 12.2).
+/// Other codes, such as 508, are not about the peer (RFC 8656 sections 10.2 and 12.2).
 fn is_refusal(code: Option<u16>) -> bool {
     matches!(code, Some(403 | 443))
 }

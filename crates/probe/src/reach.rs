@@ -20,7 +20,7 @@ use crate::{
     session::{ProbeSession, ServerAnswer},
 };
 
-/// Only port for TLS that strict firewalls leave open.
+/// The only port that strict firewalls leave open for TLS.
 const HTTPS: u16 = 443;
 
 struct ReachAttempt {
@@ -87,7 +87,7 @@ impl ProbeRun<'_> {
         }
     }
 
-    /// Parallel, because a firewall that drops packets costs a full timeout each.
+    /// The attempts run in parallel, because each one costs a full timeout if a firewall drops packets.
     fn attempts(&self, ip: IpAddr, transports: &[ClientTransport]) -> Vec<ReachTried> {
         thread::scope(|scope| {
             let try_at = |transport: ClientTransport, port| {
@@ -121,7 +121,7 @@ impl ProbeRun<'_> {
         ReachTried { named, https: attempts.into_iter().find(|attempt| attempt.server.port() == HTTPS) }
     }
 
-    /// A plain server may offer TLS and DTLS on its own port too, distinguished by the first byte.
+    /// A server may also offer TLS and DTLS on its plain port and tell them apart by the first byte.
     fn ports(&self, transport: ClientTransport) -> Vec<u16> {
         let uri = &self.config.server;
         let mut ports = match (transport.is_secure(), uri.is_secure()) {
@@ -237,7 +237,7 @@ impl ProbeRun<'_> {
         self.report.port_443.insert(transport.to_string(), facts);
     }
 
-    /// Reports the address of the other family, since clients may choose either.
+    /// Reports on the address of the other family, since clients may choose either.
     fn tell_other(&mut self, chosen: &[ReachTried], other: Vec<ReachTried>) {
         for ReachTried { named: ReachAttempt { transport, server, facts, .. }, .. } in other {
             let at_chosen = chosen.iter().find(|tried| tried.transport() == transport);

@@ -44,7 +44,7 @@ pub(crate) fn judge_address(report: &mut ProbeReport, server: IpAddr, relayed: S
             FindingLevel::Note,
             area,
             format!("relays on {relayed} instead of the server's address {server}"),
-            "fine for a server with several addresses; otherwise check that peers can reach it, firewall included",
+            "fine for a server with several addresses; otherwise check that peers can reach it, and check the firewall",
         );
     } else {
         report.ok(area, format!("relays on {relayed}"));
@@ -67,7 +67,7 @@ pub(crate) fn judge_mapped(report: &mut ProbeReport, local: Option<SocketAddr>, 
         Some(local) if local == mapped => {}
         Some(local) => report.note(
             "nat",
-            format!("this client is {local} locally and {mapped} to the server: there is a NAT in between"),
+            format!("this client has the address {local}, which the server sees as {mapped}: there is a NAT in between"),
         ),
         None => {}
     }
@@ -137,9 +137,9 @@ impl Feature {
 pub(crate) enum RelayFound {
     Yes(Vec<SocketAddr>),
     No(String),
-    /// Allocated without the feature; the server's answer, if any.
+    /// Allocated, but without the feature; contains the server's answer, if any.
     Less(String),
-    /// Inconclusive because of a quota or missing answer.
+    /// Inconclusive because of a quota or a missing answer.
     Unknown(String),
 }
 

@@ -55,18 +55,18 @@ pub struct Finding {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct TransportFacts {
     pub address: String,
-    /// A Binding request was answered.
+    /// True if a Binding request was answered.
     pub reachable: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
-    /// Milliseconds from the first packet to the open connection, handshake included.
+    /// Milliseconds from the first packet until the connection is open, including the handshake.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub open_ms: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alpn: Option<String>,
-    /// Round trips of Bindings answered after one transmission.
+    /// Round trips of Binding requests that were answered after one transmission.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rtt_us: Option<RoundTrip>,
     /// Client address as seen by the server.
@@ -81,7 +81,7 @@ pub struct RoundTrip {
     pub min: u64,
     pub median: u64,
     pub asked: usize,
-    /// Bindings answered after one transmission.
+    /// Number of Binding requests answered after one transmission.
     pub answered: usize,
 }
 
@@ -92,9 +92,9 @@ pub struct CertificateFacts {
     pub names: Vec<String>,
     pub not_before: String,
     pub not_after: String,
-    /// Whole days until expiry, negative once expired.
+    /// Whole days until expiry; negative once it has expired.
     pub days_left: i64,
-    /// Parse error; all fields above are empty then.
+    /// Parse error, in which case all fields above are empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unreadable: Option<String>,
     /// Number of certificates sent, leaf included (DTLS reports the leaf only).
@@ -117,7 +117,7 @@ pub struct NatFacts {
 pub struct PeerFacts {
     pub peer: String,
     pub kind: String,
-    /// `None` (null) if the server refused for an unrelated reason such as lack of room.
+    /// `None` (null) if the server refused for an unrelated reason, such as lack of room.
     pub allowed: Option<bool>,
     pub answer: String,
 }
@@ -125,17 +125,17 @@ pub struct PeerFacts {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ProbeReport {
     pub server: String,
-    /// The server works with this URI and credential.
+    /// True if the server works with this URI and credential.
     pub usable: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub software: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub realm: Option<String>,
     pub transports: BTreeMap<String, TransportFacts>,
-    /// By transport: results for port 443, if the URI leads to another port.
+    /// Results for port 443 by transport, if the URI leads to another port.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub port_443: BTreeMap<String, TransportFacts>,
-    /// By transport: results for the address of the other family.
+    /// Results for the address of the other family by transport.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub other_family: BTreeMap<String, TransportFacts>,
     /// Absent if no credential was given or tested.
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_warn_and_bad() {
+    fn thresholds_are_warn_and_bad() {
         assert_eq!("warn".parse(), Ok(FindingLevel::Warn));
         assert_eq!("bad".parse(), Ok(FindingLevel::Bad));
         assert!("ok".parse::<FindingLevel>().is_err());

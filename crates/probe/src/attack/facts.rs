@@ -1,4 +1,4 @@
-//! Report of the attack: attempts and replies.
+//! Report of an attack: attempts and replies.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct AttackFacts {
     pub peers: Vec<Attempt>,
-    /// Unauthenticated messages over UDP and DTLS.
+    /// Replies to unauthenticated messages over UDP and DTLS.
     pub strangers: Vec<AttackReply>,
 }
 
@@ -53,9 +53,9 @@ impl fmt::Display for AttackEntry {
 #[serde(rename_all = "snake_case")]
 pub enum AttackOutcome {
     Refused,
-    /// Sent without a reply. The data may have reached a peer that does not answer.
+    /// The data was sent, but there was no reply. It may have reached a peer that does not answer.
     Silent,
-    /// Granted for the address, some of whose ports may be legitimate peers; the data test decides.
+    /// Granted for the address. Some of its ports may be legitimate peers, so the test with data decides.
     AddressOnly,
     Unknown,
     Open,
@@ -66,7 +66,7 @@ pub struct AttackReply {
     pub transport: String,
     pub message: String,
     pub sent: usize,
-    /// Bytes of all datagrams received, retransmissions included.
+    /// Bytes of all received datagrams, including retransmissions.
     pub received: usize,
     pub datagrams: usize,
     pub ratio: f64,

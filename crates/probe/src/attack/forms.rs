@@ -1,4 +1,4 @@
-//! Forbidden peer addresses, in every spelling that has bypassed some server's rules.
+//! Forbidden peer addresses, in every notation that has bypassed the rules of some server.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub(super) struct Form {
     pub(super) name: String,
     pub(super) ip: IpAddr,
-    /// Address of the server itself, some of whose ports may be legitimate peers.
+    /// True for an address of the server itself, some of whose ports may be legitimate peers.
     pub(super) is_own: bool,
 }
 
@@ -40,7 +40,7 @@ pub(super) fn special() -> impl Iterator<Item = Form> {
     plain.chain(EMBEDDED.iter().flat_map(|(name, ip)| spellings(name, *ip)))
 }
 
-/// `public` holds the server's external addresses as peers see them.
+/// `public` contains the server's external addresses as seen by peers.
 pub(super) fn all(is_v6: bool, server: IpAddr, public: &[IpAddr]) -> impl Iterator<Item = Form> {
     let public = public.iter().map(|ip| ("the server's public address", *ip));
     let own = [("the server's own address", server)].into_iter().chain(public).flat_map(|(name, ip)| {
@@ -62,7 +62,7 @@ fn spellings(name: &str, ip: Ipv4Addr) -> impl Iterator<Item = Form> {
         ("IPv4-compatible", Ipv6Addr::new(0, 0, 0, 0, 0, 0, high, low)),
         ("SIIT", Ipv6Addr::new(0, 0, 0, 0, 0xFFFF, 0, high, low)),
         ("NAT64", Ipv6Addr::new(0x64, 0xFF9B, 0, 0, 0, 0, high, low)),
-        ("NAT64 of local use", Ipv6Addr::new(0x64, 0xFF9B, 1, 0, 0, 0, high, low)),
+        ("local-use NAT64", Ipv6Addr::new(0x64, 0xFF9B, 1, 0, 0, 0, high, low)),
         ("6to4", Ipv6Addr::new(0x2002, high, low, 0, 0, 0, 0, 1)),
         ("Teredo, as the client", Ipv6Addr::new(0x2001, 0, 0x4136, 0xE378, 0x8000, 0x63BF, !high, !low)),
         ("Teredo, as the server", Ipv6Addr::new(0x2001, 0, high, low, 0x8000, 0x63BF, 0x3FFF, 0xFDD2)),
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spellings_match_the_standards() {
+    fn notations_match_the_standards() {
         let found: Vec<String> =
             spellings("x", Ipv4Addr::new(192, 0, 2, 33)).map(|form| form.ip.to_string()).collect();
         // RFC 4291, RFC 6052 section 2.4, RFC 8215, RFC 3056, RFC 4380 section 4, RFC 5214.

@@ -1,4 +1,5 @@
-//! Amplification test: replies to messages that need no credential and could have a forged source address.
+//! Amplification test: sends messages that need no credential and could have a forged source address, and
+//! measures the replies.
 
 use std::{
     io,
@@ -13,7 +14,7 @@ use turnpike_wire::stun::{kind, method};
 use super::{AttackReply, unsigned};
 use crate::connection::{Trust, udp};
 
-/// Wait for replies and retransmissions: RFC 6347 section 4.2.4 starts with one second.
+/// Time to wait for replies and retransmissions, which start after one second (RFC 6347 section 4.2.4).
 const WAIT: Duration = Duration::from_millis(2500);
 const AT_ONCE: usize = 16;
 pub(super) const COUNT: usize = 70;
@@ -89,17 +90,17 @@ fn datagrams() -> Vec<(String, Vec<u8>)> {
         );
         add("with an unknown attribute", unsigned(method, &|it| _ = it.attribute(0x7FFF, &[])));
         add(
-            "with a wrong integrity",
+            "with a wrong integrity value",
             unsigned(method, &|it| _ = it.attribute(kind::MESSAGE_INTEGRITY, &[0; 20])),
         );
         add(
-            "with a user name, unsigned",
+            "with a username, unsigned",
             unsigned(method, &|it| {
                 it.attribute(kind::USERNAME, b"u").attribute(kind::REALM, b"r").attribute(kind::NONCE, b"n");
             }),
         );
         add(
-            "with a user name and a forged nonce",
+            "with a username and a forged nonce",
             unsigned(method, &|it| {
                 it.attribute(kind::USERNAME, b"u")
                     .attribute(kind::REALM, b"r")
@@ -146,7 +147,8 @@ fn datagrams() -> Vec<(String, Vec<u8>)> {
     all
 }
 
-/// ClientHellos: intact, damaged and short; the ratio is highest for the shortest that gets an answer.
+/// ClientHellos: intact, damaged and short. The ratio is highest for the shortest ClientHello that gets an
+/// answer.
 fn hellos(trust: &Trust) -> io::Result<Vec<(String, Vec<u8>)>> {
     let settings = dtls::DtlsSettings::new(trust.security.clone(), WAIT).map_err(io::Error::other)?;
     let mut association =
@@ -157,7 +159,7 @@ fn hellos(trust: &Trust) -> io::Result<Vec<(String, Vec<u8>)>> {
     let half = hello[..hello.len() / 2].to_vec();
     let twice = [&hello[..], hello].concat();
     let mut again = hello.clone();
-    // Record sequence number, as if this were a later record.
+    // Changes the record sequence number, as if this were a later record.
     if let Some(byte) = again.get_mut(10) {
         *byte = 7;
     }
@@ -166,19 +168,20 @@ fn hellos(trust: &Trust) -> io::Result<Vec<(String, Vec<u8>)>> {
         ("half a ClientHello", half),
         ("two ClientHellos", twice),
         ("a late ClientHello", again),
-        ("a ClientHello of DTLS 1.2 without suites", record(&body([0xFE, 0xFD], &[], &[], &[]))),
-        ("a ClientHello of DTLS 1.2 without extensions", record(&body([0xFE, 0xFD], &[], &SUITE, &[]))),
-        ("a short ClientHello of DTLS 1.2", record(&body([0xFE, 0xFD], &[], &SUITE, &OLD))),
+        ("a DTLS 1.2 ClientHello without suites", record(&body([0xFE, 0xFD], &[], &[], &[]))),
+        ("a DTLS 1.2 ClientHello without extensions", record(&body([0xFE, 0xFD], &[], &SUITE, &[]))),
+        ("a short DTLS 1.2 ClientHello", record(&body([0xFE, 0xFD], &[], &SUITE, &OLD))),
         ("a ClientHello with a forged cookie", record(&body([0xFE, 0xFD], &[7; 32], &SUITE, &OLD))),
-        ("a ClientHello of DTLS 1.0", record(&body([0xFE, 0xFF], &[], &SUITE, &OLD))),
+        ("a DTLS 1.0 ClientHello", record(&body([0xFE, 0xFF], &[], &SUITE, &OLD))),
         ("a fragment of a ClientHello", fragment(&body([0xFE, 0xFD], &[], &SUITE, &OLD))),
     ];
     let mut all = all.map(|(name, bytes)| (name.to_owned(), bytes)).to_vec();
-    // A DTLS 1.3 answer is longer than the shortest message that gets one, so padding covers all lengths.
+    // A DTLS 1.3 answer is longer than the shortest message that gets one, so try all lengths by adding
+    // padding.
     for (share, what) in [(1, "with a key share of one byte"), (32, "with a complete key share")] {
         all.extend([0].into_iter().chain(4..48).map(|padding| {
             let bytes = record(&body([0xFE, 0xFD], &[], &NEW_SUITE, &extensions_of_13(share, padding)));
-            (format!("a ClientHello of DTLS 1.3 {what}, {} bytes", bytes.len()), bytes)
+            (format!("a DTLS 1.3 ClientHello {what}, {} bytes", bytes.len()), bytes)
         }));
     }
     Ok(all)
@@ -256,7 +259,8 @@ mod tests {
     #[test]
     fn short_hellos_have_consistent_lengths_without_gaps() {
         let shortest = record(&body([0xFE, 0xFD], &[], &[], &[]));
-        // Version, random, session, cookie, suites and compression, four of them empty, after both headers.
+        // After both headers: version, random, session, cookie, suites and compression, the last four of them
+        // empty.
         assert_eq!(shortest.len(), 13 + 12 + 2 + 32 + 1 + 1 + 2 + 1);
         for share in [1, 32] {
             let of =

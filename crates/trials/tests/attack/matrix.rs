@@ -25,7 +25,7 @@ const SPELLINGS: [&str; 9] = [
     "IPv4-compatible",
     "SIIT",
     "NAT64",
-    "NAT64 of local use",
+    "local-use NAT64",
     "6to4",
     "Teredo, as the client",
     "Teredo, as the server",
@@ -101,10 +101,13 @@ fn nothing_is_open(report: &Value) -> Tried {
     ] {
         assert!(forms.contains(form), "{form} was not requested");
     }
-    for form in
-        ["a changed ticket", "a ticket of zeros", "another user's ticket", "another user's ticket, to end it"]
-    {
-        assert!(forms.contains(form), "{form} was not tried");
+    for form in [
+        "a changed ticket",
+        "a ticket of zeros",
+        "another user's ticket",
+        "another user's ticket, to delete the allocation",
+    ] {
+        assert!(forms.contains(form), "{form} was not shown");
     }
     tried
 }
