@@ -1,4 +1,4 @@
-//! Changes made by a reload of a forwarder: one line per key and rule.
+//! Changes made by a reload of a forwarder, logged with one line per key and rule.
 
 use turnpike_config::forward::ForwardSettings;
 use turnpike_process::changes::{Difference, line, log_each, names};
@@ -28,7 +28,7 @@ impl<'s> ForwardChanges<'s> {
     pub(crate) fn log(&self, rules: usize) {
         log_each(&self.lines);
         if self.lines.is_empty() {
-            tracing::info!(rules, "rules reloaded; none has changed");
+            tracing::info!(rules, "rules reloaded; no changes");
             return;
         }
         tracing::info!(

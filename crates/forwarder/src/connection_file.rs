@@ -6,9 +6,9 @@
 //! client - - [20/Nov/2026:12:00:00 +0100] "GET /rinetd-services/LISTEN/PORT/TARGET/PORT/RESULT HTTP/1.0" 200 out - - - in
 //! ```
 //!
-//! Hosts and ports are those of the configuration, as in rinetd; of several targets, the one that was
-//! reached. Unlike rinetd's, the file has no "opened" lines and limits refusals as the log does, but has
-//! every ended connection.
+//! Hosts and ports are those of the configuration, as in rinetd; if there are several targets, it is the one
+//! that was reached. Unlike rinetd's file, this one has no "opened" lines, and it limits refusals as the log
+//! does. It contains every ended connection.
 
 use std::{
     collections::HashMap,
@@ -28,7 +28,7 @@ pub(crate) struct ConnectionFile {
     file: File,
     format: LineFormat,
     rules: HashMap<String, Rule>,
-    /// An error has been logged; it is logged once.
+    /// An error has been logged; it is logged only once.
     failed: bool,
     /// The last line in the file is incomplete.
     is_cut: bool,
@@ -45,8 +45,8 @@ impl ConnectionFile {
         Ok(Self { file, format, rules, failed: false, is_cut: false })
     }
 
-    /// Appends one line per report in a single write; `lists` decide the reason of refusals. Returns the
-    /// number of lines not written.
+    /// Appends one line per report in a single write; `lists` are used to determine the reason for refusals.
+    /// Returns the number of lines that were not written.
     pub(crate) fn write(&mut self, reports: &[ConnectionReport], lists: &AccessLists) -> u64 {
         let mut text = String::new();
         let now = Zoned::now();
@@ -67,7 +67,7 @@ impl ConnectionFile {
         let rule = self.rules.get(&report.rule.0);
         let unknown = || ("?".to_owned(), 0);
         let (from_host, from_port) = rule.map_or_else(unknown, |rule| (host_of(rule), rule.ports.first));
-        // With several targets, the configuration does not identify the one used.
+        // If there are several targets, the configuration does not tell which one was used.
         let (to_host, to_port) = match (rule.map(|rule| &rule.targets[..]), &report.target) {
             (Some([only]), _) if only.ports.first == only.ports.last => {
                 (only.host.to_string().trim_matches(['[', ']']).to_owned(), only.ports.first)
@@ -98,7 +98,7 @@ impl ConnectionFile {
 fn append(file: &mut impl io::Write, lines: &[u8], is_cut: &mut bool) -> (u64, Option<io::Error>) {
     let mut error = None;
     if *is_cut && !lines.is_empty() {
-        // The rest of that line is lost; new lines must not continue it.
+        // The rest of that line is lost, and new lines must not be appended to it.
         match file.write_all(b"\n") {
             Ok(()) => *is_cut = false,
             Err(why) => error = Some(why),
@@ -120,8 +120,8 @@ fn append(file: &mut impl io::Write, lines: &[u8], is_cut: &mut bool) -> (u64, O
     (u64::try_from(unwritten).unwrap_or(u64::MAX), error)
 }
 
-/// rinetd's words: "local" is the target's side, "remote" the client's. If both sides closed in order, the
-/// first is unknown; usually it was the client.
+/// rinetd's terms: "local" is the target's side, "remote" the client's. If both sides closed normally, it is
+/// not known which was first; usually it was the client.
 fn result(report: &ConnectionReport, lists: &AccessLists) -> &'static str {
     match report.reason {
         EndReason::TargetReset | EndReason::TargetDown | EndReason::TargetGone => "done-local-closed",
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn with_several_targets_the_line_names_the_one_reached() {
+    fn with_several_targets_the_line_contains_the_one_reached() {
         let rule = "tcp://0.0.0.0:8080=a.example:80,b.example:80?name=web";
         let text = line(LineFormat::Rinetd, rule, &report(EndReason::Finished));
         assert!(text.contains("\t10.0.0.2\t80\t"), "{text}");

@@ -52,8 +52,8 @@ impl ConnectionLog for ConnectionLogger {
     }
 }
 
-/// Stands for all clients of Unix sockets, which have no address. Clients of TCP and UDP cannot have this
-/// one.
+/// Stands for all clients of Unix sockets, which have no IP address. TCP and UDP clients cannot have this
+/// address.
 const BY_UNIX_SOCKET: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 struct ConnectionLogLimits {
@@ -70,14 +70,14 @@ struct Repetition {
 }
 
 impl ConnectionLogLimits {
-    /// Ends of one client's connections: enough for a busy client, but not for a flood.
+    /// Limit on ends of one client's connections: enough for a busy client, but not for a flood.
     const EACH: Rate = Rate::new(2000, 10);
-    /// All ends: the burst equals the queue's capacity.
+    /// Limit on all ends of connections; the burst equals the capacity of the queue.
     const TOTAL: Rate = Rate::new(32_768, 1);
     const MOST: usize = 16_384;
     /// Interval between lines about an unreachable target.
     const REPEAT: Duration = Duration::from_secs(60);
-    /// Maximum number of targets tracked; a name can resolve to ever new addresses.
+    /// Maximum number of targets tracked, because a name can keep resolving to new addresses.
     const TARGETS: usize = 1024;
 
     fn new(counts: &Arc<LogCounts>) -> Self {
@@ -90,7 +90,7 @@ impl ConnectionLogLimits {
         }
     }
 
-    /// Number of lines suppressed before this one, or `None` to drop it.
+    /// Returns the number of lines suppressed before this one, or `None` if this one must be suppressed too.
     fn admit(&mut self, now: Duration, report: &ConnectionReport) -> Option<u64> {
         let client = report.client.ip().unwrap_or(BY_UNIX_SOCKET);
         let mut suppressed = 0;
@@ -110,7 +110,7 @@ impl ConnectionLogLimits {
         admitted.then_some(suppressed)
     }
 
-    /// One line about an unreachable target at once, then one per minute.
+    /// One line about an unreachable target immediately, then one per minute.
     fn admit_target(&mut self, target: (RuleId, Address), now: Duration) -> Option<u64> {
         if self.unreachable.len() >= Self::TARGETS && !self.unreachable.contains_key(&target) {
             self.unreachable.retain(|_, repetition| repetition.until > now);
@@ -142,7 +142,8 @@ impl ConnectionLogWriter {
                     if let Some(suppressed) = line {
                         write(report, suppressed, lists);
                     }
-                    // The file has all of them, except those that strangers can cause without limit.
+                    // The file contains all of them, except those that unknown clients can cause without
+                    // limit.
                     line.is_some() || Noise::of(report) == Noise::None
                 });
                 if let Some(file) = file {
@@ -163,9 +164,9 @@ impl ConnectionLogWriter {
 enum Noise {
     None,
     Refusal,
-    /// Evicted UDP session: with forged sources, one per datagram.
+    /// UDP session was evicted: with forged sources, once per datagram.
     Eviction,
-    /// Session refused by its target: one per datagram while it is down.
+    /// Session was refused by its target: once per datagram while the target is down.
     Unreachable(Address),
 }
 
@@ -177,7 +178,7 @@ impl Noise {
                 _,
             ) => Self::Refusal,
             (EndReason::Evicted, _) => Self::Eviction,
-            // Only UDP sessions name an unreachable target.
+            // Only reports of UDP sessions contain an unreachable target.
             (EndReason::ConnectFailed, Some(target)) => Self::Unreachable(target.clone()),
             _ => Self::None,
         }
@@ -285,10 +286,10 @@ mod tests {
             (0..count).filter(|_| limits.admit(Duration::from_secs(1), &report).is_some()).count()
         };
         assert_eq!(told("[2001:db8::1]:5", EndReason::Finished, 10_000), 2000);
-        assert_eq!(told("[2001:db8::2]:5", EndReason::ClientReset, 10), 0, "a /64 is one client");
+        assert_eq!(told("[2001:db8::2]:5", EndReason::ClientReset, 10), 0, "a /64 counts as one client");
         assert_eq!(told("192.0.2.1:5", EndReason::Finished, 1000), 1000);
         assert_eq!(told("[2001:db8::1]:5", EndReason::Shutdown, 5000), 5000);
-        let summary = limits.ends.take().expect("of one client");
+        let summary = limits.ends.take().expect("the limit of one client was exceeded");
         let [(client, sum)] = &summary.of[..] else { panic!("{summary:?}") };
         assert_eq!(shown(*client), "2001:db8::/64");
         assert_eq!(*sum, Sum { count: 8010, out_bytes: 801_000, in_bytes: 16_020_000 });
@@ -311,7 +312,7 @@ mod tests {
         drop(logger);
         writer.run().await;
         let most = 40 + 20 * usize::try_from(begun.elapsed().as_secs()).expect("seconds");
-        let text = std::fs::read_to_string(&path).expect("it was written");
+        let text = std::fs::read_to_string(&path).expect("the file was written");
         let denied = text.lines().filter(|line| line.ends_with("\tdenied")).count();
         assert_eq!(text.lines().count() - denied, 3000);
         assert!((20..most).contains(&denied), "{denied}");
@@ -347,14 +348,14 @@ mod tests {
     }
 
     #[test]
-    fn an_unreachable_target_is_logged_at_once_and_then_every_minute() {
+    fn an_unreachable_target_is_logged_immediately_and_then_every_minute() {
         let mut limits = ConnectionLogLimits::new(&Arc::default());
         let (one, two) = (dead("10.0.0.1:53"), dead("10.0.0.2:53"));
         assert_eq!(lines(&mut limits, &one, 1, 500), (1, 0));
         assert_eq!(lines(&mut limits, &two, 1, 10), (1, 0));
         assert_eq!(lines(&mut limits, &one, 60, 5), (0, 0));
         assert_eq!(lines(&mut limits, &one, 61, 5), (1, 504));
-        // A TCP client without a target always gets a line, because its address is real.
+        // A TCP client that reached no target always gets a line, because its address is real.
         assert_eq!(lines(&mut limits, &report("192.0.2.1:5", EndReason::ConnectFailed), 61, 5), (5, 0));
     }
 

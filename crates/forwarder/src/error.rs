@@ -7,7 +7,7 @@ use turnpike_process::ProcessError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForwarderError {
-    /// Configuration mistakes; no socket was opened.
+    /// Errors in the configuration; no socket was opened.
     #[error(transparent)]
     Config(#[from] Mistakes),
     #[error(transparent)]
@@ -16,6 +16,6 @@ pub enum ForwarderError {
     Start(#[from] turnpike_forward::StartError),
     #[error(transparent)]
     Admin(#[from] turnpike_admin::ListenError),
-    #[error("the rules need the capabilities {0}, which were dropped at the start: restart to keep them")]
+    #[error("the rules need the capabilities {0}, which were dropped at startup: restart to keep them")]
     Sandbox(String),
 }

@@ -71,8 +71,8 @@ impl PreviousForwarder {
         Ok((Self { forwarder, workers, datapath, page }, passed))
     }
 
-    /// Number of workers, which listeners are bound to, and data path, which waiting packets depend on: both
-    /// stay.
+    /// Number of workers and data path, which both must stay the same: listeners are bound for each worker,
+    /// and waiting packets depend on the data path.
     pub(crate) fn kept(&self) -> (usize, Datapath) {
         (self.workers, self.datapath)
     }

@@ -1,5 +1,5 @@
 //! `/metrics` of the forwarder: counters per rule and per target address. The number of time series is
-//! bounded: `rule` and `target` come from the configuration, and the addresses of a name are limited.
+//! bounded: `rule` and `target` come from the configuration, and the number of addresses per name is limited.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -264,7 +264,7 @@ mod tests {
         }
     }
 
-    /// A histogram has three series names, and one on the page.
+    /// A histogram has three series names, but only one name in the documentation.
     fn of_histogram(sample: &str) -> &str {
         let suffixes = ["_seconds_bucket", "_seconds_sum", "_seconds_count"];
         let found = suffixes.iter().find(|suffix| sample.ends_with(**suffix));

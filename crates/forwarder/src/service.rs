@@ -42,7 +42,7 @@ use crate::{
 pub fn forward(sources: &ForwardSources) -> Result<(), ForwarderError> {
     sandbox::forbid_core_dumps();
     upgrade::begin(PortForwarder::NAME, |previous| {
-        // Takes over sockets before others are opened.
+        // Take over sockets before any others are opened.
         let (before, passed) = previous.as_mut().map(PreviousForwarder::new).transpose()?.unzip();
         let passed =
             passed.map_or_else(PassedSockets::from_service_manager, Ok).map_err(ProcessError::from)?;
@@ -66,13 +66,13 @@ struct StartState {
 
 struct PortForwarder {
     sources: ForwardSources,
-    /// Settings at the start, for keys that a reload cannot change.
+    /// Settings at startup, for keys that a reload cannot change.
     started: ForwardSettings,
     settings: ForwardSettings,
     shown: watch::Sender<Arc<ForwardSettings>>,
     workers: usize,
     datapath: Datapath,
-    /// The interfaces of the kernel path have been logged.
+    /// True if the interfaces of the kernel path have been logged.
     has_logged_kernel: bool,
     /// Kept while listeners may still be bound.
     passed: Arc<PassedSockets>,
@@ -121,7 +121,7 @@ impl PortForwarder {
         let is_attached = previous.is_none();
         take_over(previous, control, &forwarder, &settings, datapath)?;
         let pid_file = match PidFile::write(settings.pid_file.as_deref()) {
-            // Not fatal: clients are already served.
+            // Not fatal, because clients are already being served.
             Err(error) if !is_first => {
                 tracing::warn!("{error}");
                 PidFile::NONE
@@ -180,7 +180,7 @@ impl PortForwarder {
         let records = open_records(&new)?;
         let runtime = self.for_runtime(&new);
         let (forwarder, rules) = (Arc::clone(&self.forwarder), new.rules.clone());
-        // Blocks on name lookups.
+        // This blocks on name lookups.
         let reload = tokio::task::spawn_blocking(move || forwarder.reload(&runtime, &rules));
         let failed = reload.await.map_err(io::Error::other).map_err(StartError::from)??;
         reloaded.warnings.extend(log_left_out(&failed));
@@ -192,10 +192,10 @@ impl PortForwarder {
         {
             warn(&mut reloaded, error.to_string());
         }
-        // Reopened even without changes: log rotation moves the old one away.
+        // Reopened even if nothing has changed, because log rotation moves the old file away.
         *self.records.lock().unwrap_or_else(PoisonError::into_inner) = records;
         if self.settings.pid_file != new.pid_file {
-            // Removes the old one first: the new name may lead to the same file.
+            // Remove the old file first, because the new name may lead to the same file.
             self.pid_file = PidFile::NONE;
             match PidFile::write(new.pid_file.as_deref()) {
                 Ok(file) => self.pid_file = file,
@@ -244,7 +244,7 @@ impl Service for PortForwarder {
 
     fn drain(&mut self, deadline: Duration) {
         self.forwarder.drain();
-        // Copies of listeners, which kept them open.
+        // These are duplicates of listeners, which would keep them open.
         self.passed = Arc::default();
         let deadline_s = deadline.as_secs();
         tracing::info!(connections = self.open(), deadline_s, "draining: no new connections");
@@ -341,7 +341,7 @@ fn metrics_page(forwarder: &Arc<Forwarder>, control: &Control, log: Arc<LogCount
     metrics::page(rules, kernel, Arc::clone(control.status()), log)
 }
 
-/// `started` are the settings at the start, for keys that a reload cannot change.
+/// `started` contains the settings at startup, for keys that a reload cannot change.
 fn for_runtime(
     settings: &ForwardSettings,
     started: &ForwardSettings,
@@ -396,7 +396,7 @@ fn log_left_out(failed: &[StartError]) -> Vec<String> {
     lines.inspect(|line| tracing::error!("{line}")).collect()
 }
 
-/// One line per rule, whose range may have thousands of ports.
+/// Logs one line per rule, because a range may have thousands of ports.
 fn log_listeners(settings: &ForwardSettings, forwarder: &Forwarder, is_wanted: impl Fn(&RuleId) -> bool) {
     let listeners = forwarder.listeners();
     for of_rule in listeners.chunk_by(|(one, _), (other, _)| one == other) {
@@ -435,8 +435,8 @@ fn log_kernel(started: &ForwardSettings, forwarder: &Forwarder, rules: &[Rule], 
     true
 }
 
-/// A connection has two sockets and, during bulk transfer, two pipes from a pool; few connections are in bulk
-/// transfer at once.
+/// A connection needs two sockets and, during bulk transfer, two pipes from a pool. Few connections are in
+/// bulk transfer at the same time.
 fn raise_open_files(settings: &ForwardSettings, workers: usize) {
     let ports: usize =
         settings.rules.iter().map(|rule| usize::from(rule.ports.last - rule.ports.first) + 1).sum();

@@ -4,8 +4,8 @@ mod spelling;
 
 use std::{fmt::Write as _, net::IpAddr};
 
-/// Pattern for the text of a client's address: `*` matches any run of characters, `?` one (rinetd(8)); or a prefix such as
-/// `10.0.0.0/8`.
+/// Pattern for the text of a client's address, in which `*` matches any run of characters and `?` one character (rinetd(8)); or a
+/// prefix such as `10.0.0.0/8`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pattern {
     /// For example `192.168.*` or `10.0.0.?`.
@@ -22,13 +22,13 @@ impl Pattern {
             Self::Prefix(first, bits) => in_prefix(first.to_canonical(), *bits, client),
             Self::Wildcard(pattern) => {
                 let mut text = AddressText::default();
-                // An address has at most 39 characters, and canonical ones have no scope.
+                // An address has at most 39 characters, and canonical addresses have no scope.
                 write!(text, "{client}").is_ok() && wildcard(pattern.as_bytes(), text.as_bytes())
             }
         }
     }
 
-    /// True if some address matches. A wildcard such as `127.0.0` matches none and is likely a mistake.
+    /// True if at least one address matches. A wildcard such as `127.0.0` matches none and is probably an error.
     pub fn fits_some_address(&self) -> bool {
         match self {
             Self::Prefix(..) => true,
@@ -37,8 +37,8 @@ impl Pattern {
     }
 }
 
-/// Allow and deny lists. As in rinetd: with any `allow`, a client must match one of them; then a match of any `deny` refuses
-/// it. Global lists apply first, then the rule's own.
+/// Allow and deny lists. As in rinetd: if there are `allow` patterns, a client must match one of them; after that, a client that
+/// matches any `deny` pattern is refused. Global lists apply first, then those of the rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
     pub allow: Vec<Pattern>,
@@ -95,7 +95,7 @@ fn wildcard(pattern: &[u8], text: &[u8]) -> bool {
     pattern[p..].iter().all(|byte| *byte == b'*')
 }
 
-/// Text of an address without an allocation per connection.
+/// Text of an address, stored without a heap allocation per connection.
 struct AddressText {
     bytes: [u8; 48],
     len: usize,
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn pattern_of_many_stars_matches_in_bounded_time() {
+    fn pattern_with_many_stars_matches_in_bounded_time() {
         let pattern = format!("{}x", "*1".repeat(2000));
         assert!(!glob(&pattern, "111.111.111.111"));
     }

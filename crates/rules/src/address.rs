@@ -14,7 +14,7 @@ use crate::Host;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
     Ip(SocketAddr),
-    /// Unix stream socket; a client has the listener's name, as most clients bind none.
+    /// Unix stream socket; a client gets the listener's name, because most clients do not bind one.
     Unix(UnixName),
 }
 
@@ -38,7 +38,7 @@ impl Address {
         matches!(self, Self::Unix(_))
     }
 
-    /// Starts to connect. The options apply to IP only.
+    /// Starts to connect. The options apply only to IP.
     pub fn connect(&self, options: &ConnectOptions) -> io::Result<TcpSocket> {
         match self {
             Self::Ip(address) => TcpSocket::connect(*address, options),
@@ -66,7 +66,8 @@ impl From<SocketAddr> for Address {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Bind {
     Ip(ZonedIp),
-    /// A local host name, or an address with an interface name. An active rule has the first address of the name instead.
+    /// A local host name, or an address with an interface name. In an active rule, it is replaced by the first address of the
+    /// name.
     Name(String),
     /// Unix stream socket, for TCP rules; ports are ignored.
     Unix(UnixName),

@@ -1,4 +1,4 @@
-//! One parsed forwarding rule; it cannot represent an invalid one.
+//! One parsed forwarding rule; the type cannot represent an invalid rule.
 
 use std::{
     fmt,
@@ -25,19 +25,19 @@ pub struct RuleId(pub String);
 pub enum Protocol {
     Tcp,
     Udp,
-    /// Each UDP session becomes a TCP connection. `framed`: a two-byte big-endian length before each datagram keeps its boundaries;
-    /// otherwise one write per datagram, as in oxidinetd.
+    /// Each UDP session becomes a TCP connection. If `framed`, a two-byte big-endian length before each datagram preserves
+    /// boundaries; otherwise each datagram is one write, as in oxidinetd.
     UdpToTcp {
         framed: bool,
     },
-    /// Each TCP connection becomes a UDP session. `framed` as above; otherwise one datagram per read.
+    /// Each TCP connection becomes a UDP session. `framed` is as above; otherwise each read is one datagram.
     TcpToUdp {
         framed: bool,
     },
 }
 
 impl Protocol {
-    /// Name in TOML and before `://`.
+    /// Name in TOML, and in a URI before `://`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -48,7 +48,7 @@ impl Protocol {
         }
     }
 
-    /// Inverse of [`Protocol::name`]; not framed.
+    /// Inverse of [`Protocol::name`]; the result is not framed.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Some(match name {
@@ -73,8 +73,8 @@ pub struct PortRange {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Host {
     Ip(IpAddr),
-    /// A name, or an address with a zone such as `fe80::1%eth0`, resolved again when its answer is older than the forwarder's
-    /// `resolve_every`. Each of its addresses, of both families and at most 16, is balanced as a separate target.
+    /// A name, or an address with a zone such as `fe80::1%eth0`. It is resolved again when the answer is older than the
+    /// forwarder's `resolve_every`. Each of its addresses (of both families, at most 16) is balanced as a separate target.
     Name(String),
     /// Unix stream socket; ports are ignored.
     Unix(UnixName),
@@ -85,7 +85,8 @@ pub enum Host {
 pub struct Endpoint {
     pub host: Host,
     pub ports: PortRange,
-    /// Weight among the rule's targets, 0 to [`MOST_WEIGHT`], for each address of a name. 0 stops new connections.
+    /// Weight among the rule's targets, 0 to [`MOST_WEIGHT`]; each address of a name has this weight. With 0 there are no new
+    /// connections.
     pub weight: u16,
 }
 
@@ -144,9 +145,9 @@ pub enum Balance {
     RoundRobin,
     /// Fewest connections relative to weight.
     LeastConnections,
-    /// First healthy target; ignores weights except 0.
+    /// First healthy target; weights are ignored, except 0.
     Failover,
-    /// Same target for the same client address, by weight.
+    /// The same target for the same client address, distributed by weight.
     Source,
 }
 
@@ -167,12 +168,12 @@ pub enum Proxy {
 /// Limits per client and for bandwidth. The default has no limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Maximum concurrent connections or sessions per client. A client is an IPv4 address or an IPv6 /64; clients of a Unix socket are not
-    /// limited.
+    /// Maximum number of concurrent connections or sessions per client. A client is an IPv4 address or an IPv6 /64; clients of a Unix
+    /// socket are not limited.
     pub max_connections_per_client: Option<u32>,
-    /// New connections or sessions per second and client, with a burst of the same number.
+    /// Maximum number of new connections or sessions per second for each client; the burst has the same size.
     pub new_connections_per_client: Option<u32>,
-    /// Bytes per second in each direction for all connections together. TCP is slowed down, datagrams beyond the limit are dropped.
+    /// Bytes per second in each direction for all connections together. TCP is slowed down; datagrams beyond the limit are dropped.
     pub max_bytes_per_second: Option<u64>,
     /// Bytes per second in each direction for each connection or session.
     pub max_bytes_per_second_per_connection: Option<u64>,
@@ -193,10 +194,10 @@ pub struct Rule {
     /// Not empty.
     pub targets: Vec<Endpoint>,
     pub balance: Balance,
-    /// Interval of health checks, by TCP connect or by datagram for UDP targets; `None` for none.
+    /// Interval of health checks, which use a TCP connect, or a datagram for UDP targets; `None` if there are none.
     pub health: Option<Duration>,
-    /// Without it, a TCP target is healthy if it accepts; a UDP target gets an empty datagram and is healthy unless ICMP reports a closed
-    /// port.
+    /// Question of health checks. If there is none, a TCP target is healthy if it accepts; a UDP target gets an empty datagram and is
+    /// healthy unless ICMP reports a closed port.
     pub health_question: Option<Question>,
     /// Source address of outgoing connections and datagrams.
     pub source: Option<ZonedIp>,
@@ -204,16 +205,16 @@ pub struct Rule {
     pub mark: Option<u32>,
     /// Outgoing sockets use the client's address (IP_TRANSPARENT).
     pub transparent: bool,
-    /// Trusted proxies: each of their connections starts with a PROXY header of either version. All other clients are refused if they send
-    /// a header. If empty, headers are not parsed.
+    /// Trusted proxies: each of their connections must start with a PROXY header of either version. All other clients are refused if they
+    /// send a header. If empty, headers are not parsed.
     pub proxy_protocol_from: Vec<Proxy>,
     /// Sends a PROXY header to targets: before a connection, or before each datagram (version 2, UDP to UDP).
     pub send_proxy: Option<ProxyVersion>,
-    /// Applies in addition to the global lists.
+    /// Access lists of the rule, in addition to the global lists.
     pub access: Access,
-    /// Ends a connection or session without data for this long. TCP default: none. UDP default 72 s (as rinetd).
+    /// Ends a connection or session that has had no data for this long. TCP default: none. UDP default: 72 s (as in rinetd).
     pub idle: Option<Duration>,
-    /// Ends a TCP connection after one side has closed and the other has sent nothing for this long. Default: none.
+    /// Ends a TCP connection when one side has closed and the other has sent nothing for this long. Default: none.
     pub half_close_timeout: Option<Duration>,
     /// Timeout of a TCP connect, after which the next address or target is tried. Default 10 s.
     pub connect_timeout: Duration,
@@ -231,20 +232,20 @@ pub struct Rule {
     pub any_port: bool,
     /// For TCP.
     pub copy: CopyMode,
-    /// Forwards lone datagrams in the kernel (UDP); `None` uses the forwarder's `kernel` setting if the rule allows it.
+    /// True if the kernel forwards lone datagrams (UDP); `None` uses the forwarder's `kernel` setting if the rule allows it.
     pub kernel: Option<bool>,
 }
 
 /// Method that copies the bytes of a TCP connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CopyMode {
-    /// Through a buffer first, through a pipe once a connection proves to be bulk, and back.
+    /// Through a buffer at first, through a pipe once a connection turns out to be bulk, and back again.
     #[default]
     Auto,
-    /// splice(2) as long as there are pipes.
+    /// splice(2), as long as there are pipes.
     Splice,
     Buffer,
-    /// `Auto`, and the kernel forwards interactive traffic with a sockmap.
+    /// As `Auto`, but the kernel forwards interactive traffic with a sockmap.
     Kernel,
 }
 
@@ -260,7 +261,7 @@ impl CopyMode {
     }
 }
 
-/// Forwards any TCP port of this machine to no target.
+/// The default has no targets, and the kernel chooses the TCP port.
 impl Default for Rule {
     fn default() -> Self {
         Self {

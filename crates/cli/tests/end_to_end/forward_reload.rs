@@ -54,7 +54,7 @@ fn reload_changes_rules_without_losing_a_byte() {
     forward.write("f.toml", &(rule("a", one, "") + &rule("b", two, "")));
     forward.reload("rules reloaded rules=2 added=\"b\"");
     assert_eq!(forward.metrics().sum("turnpike_forward_accepted_total", "rule=\"b\""), 0);
-    forward.reload("rules reloaded; none has changed rules=2");
+    forward.reload("rules reloaded; no changes rules=2");
     forward.write("f.toml", "[[rule]]\nlisen = \"127.0.0.1:0\"\n");
     forward.reload("the old ones stay in use");
     forward.program.line_with("f.toml:2:1: rule.lisen: unknown key");

@@ -1,6 +1,7 @@
-//! Automata for the text of addresses, which decide if a pattern can match any address at all.
+//! Automata for the text of addresses, which determine whether a pattern can match any address at all.
 //!
-//! IPv4 is dotted decimal. IPv6 is the canonical text of RFC 5952, without IPv4-mapped addresses, which are compared as IPv4.
+//! IPv4 addresses are in dotted decimal notation. IPv6 addresses are in the canonical notation of RFC 5952, except IPv4-mapped
+//! addresses, which are compared as IPv4.
 
 use hashbrown::HashSet;
 
@@ -68,13 +69,13 @@ impl V4 {
     }
 }
 
-/// Position in the text of an IPv6 address whose `::` replaces given groups.
+/// Position in the text of an IPv6 address in which `::` replaces certain groups.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct V6 {
     first: u8,
-    /// Number of replaced groups; 0 without `::`.
+    /// Number of replaced groups; 0 if there is no `::`.
     count: u8,
-    /// Group, from 0 to 8.
+    /// Current group, from 0 to 8.
     group: u8,
     text: Group,
     /// Consecutive zero groups before this one.
@@ -84,10 +85,10 @@ struct V6 {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Group {
     Empty,
-    /// The first colon of `::` was read, or both colons are due.
+    /// This many colons of `::` are still expected.
     Due(u8),
     Zero,
-    /// Digits read, and true if all are `f`.
+    /// Number of digits read, and true if all of them are `f`.
     Digits(u8, bool),
 }
 
@@ -127,8 +128,8 @@ impl V6 {
         }
     }
 
-    /// State after a group, unless the canonical text has `::` elsewhere: it replaces the longest run of zeros, and the first of
-    /// equals.
+    /// State after a group; `None` if the canonical text would have `::` elsewhere, because it replaces the longest run of zeros,
+    /// and the first one of several equally long runs.
     fn closed(self) -> Option<Self> {
         let is_zero = self.text == Group::Zero;
         let follows = self.count > 0 && self.group == self.first + self.count;
@@ -217,7 +218,7 @@ mod tests {
         }
     }
 
-    /// Groups are often zero, so that all forms of `::` occur.
+    /// Random address. Groups are often zero, so that all forms of `::` occur.
     fn address() -> impl Strategy<Value = IpAddr> {
         let group = prop_oneof![Just(0_u16), Just(0xffff), any::<u16>(), 0_u16..16];
         let v6 =
@@ -227,7 +228,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_address_text_matches_also_with_stars(
+        fn every_address_text_matches_even_with_stars(
             address in address(),
             stars in prop::collection::vec((any::<prop::sample::Index>(), 0_usize..6), 0..4),
         ) {
