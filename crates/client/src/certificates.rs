@@ -179,7 +179,7 @@ fn listed(presented: &[String]) -> String {
         let ip = within(text, "IpAddress(", ")")
             .map(|ip| ip.parse().map_or(ip, |ip: std::net::IpAddr| ip.to_string()));
         let name = within(text, "DnsName(\"", "\")").or(ip)?;
-        // rustls has already escaped it.
+        // Already escaped by rustls.
         Some(escape::line(&name).to_string())
     };
     let mut names: Vec<_> = presented.iter().filter_map(name).collect();

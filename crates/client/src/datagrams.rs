@@ -59,8 +59,7 @@ impl Datagrams {
         Ok(())
     }
 
-    /// Adds a client to the shared socket; its local address must directly follow that of the previous
-    /// client.
+    /// Adds a client of the shared socket; its local address must follow the previous client's.
     pub fn share(&mut self, own: IpAddr, server: SocketAddr, poller: &Poller) -> io::Result<()> {
         // Check the address early, because a later send would fail with just EINVAL.
         drop(std::net::UdpSocket::bind((own, 0))?);
@@ -108,8 +107,7 @@ impl Datagrams {
         self.push_run(index, None, (1, len), fill);
     }
 
-    /// Queues `count` datagrams of `len` bytes, each written by `fill`, for `to` or else the connected
-    /// address.
+    /// Queues `count` datagrams of `len` bytes, each written by `fill`, to `to` or the connected address.
     #[inline]
     pub fn push_run(
         &mut self,
@@ -182,7 +180,7 @@ impl Datagrams {
         errors: &mut ErrorCounts,
         mut each: impl FnMut(Option<(&[u8], &Buffer<'_>)>),
     ) -> bool {
-        /// Maximum number of receive calls before it is the turn of other sockets and of sending.
+        /// Maximum receive calls before it is time for other sockets and for sending.
         const CALLS: usize = 4;
         let mut unreachable = false;
         let Some(socket) = self.ids.get(index).and_then(|id| self.sockets.get(*id)) else { return false };

@@ -23,7 +23,7 @@ use crate::{
     sockets::{connect, connect_udp, quiet, refusal},
 };
 
-/// If more is waiting, a message counts as not sent, as with a full socket buffer.
+/// Beyond this, a message counts as not sent, as with a full socket buffer.
 const MAX_WAITING: usize = 256 << 10;
 const SCRATCH: usize = 4 * MAX_MESSAGE_LEN;
 const CALLS: usize = 4;
@@ -89,7 +89,7 @@ struct ClientLink {
     state: LinkState,
     framing: Framing,
     out: Vec<u8>,
-    /// Message boundaries in `out`, because DTLS sends messages one by one.
+    /// Message boundaries in `out`; DTLS sends messages one by one.
     ends: Vec<usize>,
     left: usize,
     /// Bytes that TLS has buffered and the kernel has not accepted.
@@ -232,7 +232,7 @@ impl ServerLinks {
         match old.channel {
             Some(LinkChannel::Dtls(socket, mut association)) => {
                 association.close();
-                // Sending the close_notify is best effort.
+                // The close_notify is best effort.
                 let _ = association.drain(|packet| _ = socket.send(packet), |_| {});
             }
             Some(LinkChannel::Tcp(stream) | LinkChannel::Tls(stream, _)) if self.abortive => {

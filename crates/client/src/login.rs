@@ -1,10 +1,10 @@
-//! Long-term credential as given by the user: `NAME:PASSWORD`.
+//! Long-term credential as typed: `NAME:PASSWORD`.
 
 use std::{fmt, str::FromStr};
 
 use crate::InvalidSetting;
 
-/// Number of digits of a Unix time in seconds, for times since 2001.
+/// Digits of a Unix time in seconds, since 2001.
 const TIME_DIGITS: usize = 10;
 
 #[derive(Clone, PartialEq, Eq)]

@@ -113,8 +113,8 @@ fn server_name(
     })
 }
 
-/// Session cache. A TLS 1.3 ticket is good for one connection (RFC 8446 appendix C.4), and the cache of
-/// rustls keeps only eight per server, so clients that connect in parallel would rarely find one.
+/// Session cache. A TLS 1.3 ticket is good for one connection (RFC 8446 appendix C.4), and the rustls cache
+/// keeps eight per server: clients that connect in parallel would rarely find one.
 struct SessionCache {
     others: ClientSessionMemoryCache,
     tickets: Mutex<HashMap<ServerName<'static>, VecDeque<Tls13ClientSessionValue>>>,

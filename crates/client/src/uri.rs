@@ -130,7 +130,7 @@ impl FromStr for ServerUri {
             Some((_, Ok(port @ 1..))) => Some(port),
             Some((text, _)) => return invalid(format!("{text:?} is not a port (1 to 65535)")),
         };
-        // In RFC 6874 the % before a zone is escaped.
+        // RFC 6874 escapes the % before a zone.
         Ok(Self { scheme, host: host.replacen("%25", "%", 1), port, tcp })
     }
 }
@@ -154,8 +154,7 @@ fn invalid<T>(what: String) -> Result<T, InvalidSetting> {
     Err(InvalidSetting(what))
 }
 
-/// Splits off the scheme. The text before the first colon is a scheme unless a port or an IPv6 address
-/// follows.
+/// Splits off the scheme. Text before the first colon is a scheme unless a port or an IPv6 address follows.
 fn split_scheme(text: &str) -> Result<(Option<Scheme>, &str), InvalidSetting> {
     let Some((before, after)) = text.split_once(':') else { return Ok((None, text)) };
     if let Ok(scheme) = before.parse() {

@@ -4,16 +4,16 @@
 use std::net::IpAddr;
 
 pub(crate) trait Weighed {
-    /// At least 1.
+    /// 1 or more.
     fn weight(&self) -> u64;
     fn active(&self) -> u64;
     /// Number derived only from the target's address ([`key`]).
     fn key(&self) -> u64;
 }
 
-/// Weighted round robin: as `turn` increases, each target is chosen exactly as often as its weight within
-/// every run whose length is the sum of all weights (divided by their common factor). Steps near the golden
-/// section of the run, coprime to its length, spread out the turns of a heavy target.
+/// Weighted round robin: as `turn` counts up, each target gets exactly its weight within every run whose
+/// length is the sum of all weights (divided by their common factor). Steps near the golden section of the
+/// run, coprime to its length, spread the turns of a heavy target.
 pub(crate) fn in_turn<'a, T: Weighed + 'a>(
     turn: u64,
     each: impl Iterator<Item = &'a T> + Clone,
@@ -33,11 +33,11 @@ pub(crate) fn in_turn<'a, T: Weighed + 'a>(
         at -= share(one);
         last = Some(one);
     }
-    // There are fewer than just counted: another worker has found that one is down.
+    // There are fewer than just counted: another worker found one to be down.
     last
 }
 
-/// Target with the fewest connections relative to its weight; ties are broken as in [`in_turn`].
+/// Target with the fewest connections relative to weight; ties as in [`in_turn`].
 pub(crate) fn least_busy<'a, T: Weighed + 'a>(
     turn: u64,
     each: impl Iterator<Item = &'a T> + Clone,
@@ -49,13 +49,10 @@ pub(crate) fn least_busy<'a, T: Weighed + 'a>(
     in_turn(turn, each.clone().filter(|one| !less(lowest, load(one)))).or_else(|| in_turn(turn, each))
 }
 
-/// Rendezvous hashing: each target gets a number for the client, and the best number wins. If a target is
-/// removed, only its own clients move, each to its second-best target; a new target takes its share from all
-/// others. The number is exponentially distributed with the weight as its rate, so targets win in proportion
-/// to their weight.
-///
-/// There is no seed: the same addresses give the same choice on every worker, after a restart and on every
-/// machine.
+/// Rendezvous hashing: each target draws a number for the client, and the best one wins. Removing a target
+/// moves only its own clients, each to its second best; a new target takes its share from all. The number is
+/// exponentially distributed with the weight as its rate, so targets win in proportion to weight.  There is
+/// no seed: equal addresses give the same choice on every worker, after a restart and on every machine.
 pub(crate) fn by_source<'a, T: Weighed + 'a>(
     client: IpAddr,
     each: impl Iterator<Item = &'a T>,
@@ -90,7 +87,7 @@ fn address_bits(ip: IpAddr) -> (u64, u64) {
 }
 
 /// Finalizer of `SplitMix64` (Steele, Lea and Flood, 2014): each input bit flips half of the output bits. The
-/// hashes of the standard library and of foldhash are not used, because they may change between versions.
+/// hashes of the standard library and foldhash may change between versions.
 fn absorb(state: u64, word: u64) -> u64 {
     let mut z = (state ^ word).wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -196,7 +193,7 @@ mod tests {
         assert_eq!(first, 30);
     }
 
-    /// If these values changed, every client would move to another target after an upgrade.
+    /// Other values would move every client to another target after an upgrade.
     #[test]
     fn target_of_a_client_is_the_same_in_every_version() {
         let all = all(&[1, 1, 1, 2]);

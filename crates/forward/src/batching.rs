@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Length of a pause. At 2 GB/s, 600 kB arrive in this time over all streams, far less than fits into their
 /// receive buffers.
 pub(crate) const REST: Duration = Duration::from_micros(300);
-/// Time without pauses after other work, in milliseconds.
+/// Milliseconds without pauses after other work.
 const ALERT_MS: u64 = 10;
 /// Number of consecutive lean wake-ups, each within [`GAP_MS`] of the previous one, that indicate a fast
 /// stream.
@@ -19,17 +19,17 @@ const GAP_MS: u64 = 2;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WakeUp {
-    /// Number of splices that moved little.
+    /// Splices that moved little.
     pub(crate) lean: u32,
-    /// Number of reads into the buffer, new connections, datagrams and commands.
+    /// Reads into the buffer, new connections, datagrams and commands.
     pub(crate) other: u32,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Batching {
-    /// Time of the last other work, in milliseconds.
+    /// Time of the last other work; milliseconds.
     other: u64,
-    /// Time of the last lean wake-up in milliseconds, and length of the current run of them.
+    /// Time of the last lean wake-up, and length of the run.
     lean: u64,
     run: u32,
 }

@@ -29,7 +29,7 @@ pub(crate) struct Rules {
     pub(crate) active: Vec<Active>,
     pub(crate) next_key: u32,
     pub(crate) loaded: Loaded,
-    /// Rules that could not be bound; only with [`Settings::keep_going`].
+    /// Rules that could not be bound, with [`Settings::keep_going`].
     pub(crate) waiting: Vec<Waiting>,
     /// Last known addresses of named listeners.
     pub(crate) names: HashMap<String, ZonedIp>,
@@ -39,7 +39,7 @@ pub(crate) struct Rules {
 pub(crate) struct Active {
     pub(crate) state: Arc<RuleState>,
     pub(crate) addresses: Vec<Address>,
-    /// File of a Unix socket; it is removed together with the rule.
+    /// File of a Unix socket, removed with the rule.
     pub(crate) file: Option<SocketFile>,
 }
 
@@ -63,9 +63,9 @@ impl Waiting {
     }
 }
 
-/// Replaces names in `listen` by addresses, and waits for these. If a name has never had an address, its rule
-/// keeps the name. Keep the returned names until the rules are bound; otherwise the resolver drops them and
-/// looks them up again.
+/// Replaces names in `listen` by addresses, and waits for them. A rule whose name never had an address keeps
+/// the name. Hold the returned names until the rules are bound, or the resolver drops them and looks them up
+/// again.
 pub(crate) fn resolved(
     rules: &[Rule],
     resolver: &Resolver,
@@ -126,7 +126,7 @@ pub(crate) struct Binder<'a> {
 }
 
 impl Binder<'_> {
-    /// Binds rules, which are given both as configured and as [`resolved`].
+    /// Binds rules given as configured and as [`resolved`].
     pub(crate) fn bind<'r>(
         &mut self,
         rules: impl Iterator<Item = (&'r Rule, &'r Rule)>,

@@ -21,13 +21,13 @@ use turnpike_net::{Interest, Poller, TcpSocket};
 pub(crate) const MAX_DATAGRAM: usize = 65_507;
 /// Bytes per read of a framed stream; a plain read is limited to one datagram.
 pub(crate) const SCRATCH: usize = 1 << 16;
-/// Queue limit per stream in bytes. The rest of a partly written datagram may exceed the limit.
+/// Queue limit per stream in bytes. The rest of a partly written datagram may exceed it.
 const QUEUE: usize = 128 << 10;
-/// Maximum number of frames per sendmsg(2): a GRO super-packet has at most 64 to 128 datagrams.
+/// Maximum frames per sendmsg(2): a GRO super-packet has at most 64 to 128 datagrams.
 const RUN: usize = 64;
-/// Maximum number of reads per stream in one turn, for fairness.
+/// Maximum reads per stream in one turn, for fairness.
 const READS: usize = 4;
-/// Maximum size of the buffer that is kept after an incomplete frame, in bytes.
+/// Maximum buffer kept after an incomplete frame, in bytes.
 const KEEP: usize = 4096;
 /// Bytes of the length field.
 const PREFIX: usize = 2;
@@ -37,7 +37,7 @@ const PREFIX: usize = 2;
 pub(crate) struct Stream {
     socket: TcpSocket,
     framed: bool,
-    /// Start of the connect, with a finer resolution than the milliseconds of a tick.
+    /// Start of the connect; more precise than the milliseconds of a tick.
     pub(crate) begun: Instant,
     pub(crate) connecting: bool,
     /// The peer has sent FIN.
@@ -59,11 +59,11 @@ pub(crate) struct Held {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sent {
-    /// Number of datagrams sent or queued.
+    /// Sent or queued.
     pub(crate) datagrams: u64,
-    /// Bytes of these datagrams, without length fields.
+    /// Of these, without length fields.
     pub(crate) bytes: u64,
-    /// Number of datagrams dropped because the queue was full.
+    /// Dropped because of a full queue.
     pub(crate) dropped: u64,
 }
 
@@ -86,7 +86,7 @@ impl Turn {
 }
 
 impl Stream {
-    /// `socket` must be watched for readability and, while it is connecting, also for writability.
+    /// `socket` must be watched for readability, and while connecting also for writability.
     pub(crate) fn new(socket: TcpSocket, framed: bool, connecting: bool) -> Self {
         Self {
             socket,
@@ -256,7 +256,7 @@ impl Stream {
     }
 }
 
-/// Number of bytes written; 0 if the socket is full.
+/// Bytes written; 0 if the socket is full.
 fn written(result: io::Result<usize>) -> io::Result<usize> {
     match result {
         Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(0),

@@ -26,7 +26,7 @@ const MOST_HOPS: u8 = 8;
 #[derive(Default)]
 pub struct Circles {
     links: Mutex<Links>,
-    /// Size of `links`, which can be read without the lock.
+    /// Size of `links`, readable without the lock.
     count: AtomicUsize,
 }
 
@@ -37,7 +37,7 @@ type End = (Transport, SocketAddr);
 /// Connections with the same local address; they may have different targets.
 struct Known {
     links: u32,
-    /// Maximum number of rules that one of them has passed.
+    /// Maximum number of rules passed by one of them.
     hops: u8,
 }
 
@@ -48,7 +48,7 @@ pub struct Link {
 }
 
 impl Circles {
-    /// Number of rules that a client has passed, or [`EndReason::Circle`] if it exceeds the limit.
+    /// Number of rules that a client has passed; [`EndReason::Circle`] beyond the limit.
     pub(crate) fn hops(&self, transport: Transport, client: SocketAddr) -> Result<u8, EndReason> {
         if self.count.load(Ordering::Acquire) == 0 {
             return Ok(0);
@@ -151,7 +151,7 @@ mod tests {
                 .connect(3, || {
                     let socket = TcpSocket::connect(target, &ConnectOptions::default());
                     let acceptor = scope.spawn(hops);
-                    // Long enough for a wrong answer to arrive.
+                    // Long enough for a wrong answer.
                     thread::sleep(Duration::from_millis(50));
                     assert!(!acceptor.is_finished(), "the acceptor did not wait");
                     socket

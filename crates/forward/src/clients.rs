@@ -12,10 +12,9 @@ use hashbrown::{HashMap, hash_map::Entry};
 
 use crate::{EndReason, Limits};
 
-/// Number of shards: enough that workers rarely contend.
+/// Enough that workers rarely contend.
 const SHARDS: usize = 16;
-/// Maximum number of clients without connections that are remembered per shard because of their rate: 65,536
-/// per rule, about 3 MB.
+/// Maximum clients without connections remembered per shard for their rate: 65,536 per rule, about 3 MB.
 const QUIET: usize = 4096;
 const SECOND_US: u64 = 1_000_000;
 
@@ -30,15 +29,15 @@ pub(crate) struct Clients {
 #[derive(Default)]
 struct Shard {
     clients: HashMap<u128, Client, RandomState>,
-    /// Number of clients without connections.
+    /// Clients without connections.
     quiet: usize,
 }
 
-/// Client that has connections or has had some within the last second.
+/// Client with connections, now or within the last second.
 #[derive(Default)]
 struct Client {
     open: u32,
-    /// Time at which the full burst of one second is available again, in microseconds.
+    /// Time at which the full burst of one second is available again; microseconds.
     rested: u64,
 }
 
@@ -152,8 +151,7 @@ impl Shard {
     }
 }
 
-/// Reduces an IPv6 address to its /64, because one customer has 2^64 addresses. IPv4 addresses are mapped to
-/// IPv6.
+/// Reduces an IPv6 address to its /64, because one customer has 2^64 addresses. IPv4 is mapped to IPv6.
 fn network(client: IpAddr) -> u128 {
     match client.to_canonical() {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),

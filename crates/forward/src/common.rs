@@ -19,9 +19,8 @@ impl Common {
         self.access.admits(client) && rule.access.admits(client)
     }
 
-    /// Like [`Common::admits`], for any client. A client of a Unix socket has no address and is controlled by
-    /// file permissions; it is refused only by a rule with an `allow` list, which is meant for clients behind
-    /// proxies.
+    /// [`Common::admits`] for any client. A client of a Unix socket has no address and is controlled by file
+    /// permissions; only a rule with an `allow` list for clients behind proxies refuses it.
     pub(crate) fn admits_from(&self, rule: &Rule, client: &Address) -> bool {
         client.ip().map_or(rule.access.allow.is_empty(), |client| self.admits(rule, client))
     }

@@ -1,8 +1,8 @@
 //! Health check of a UDP target: a datagram, sent a few times, and the reply.
 //!
 //! Without a question, a silent target counts as healthy: most services ignore an empty datagram, while a
-//! machine with a closed port sends an ICMP error (RFC 1122 section 4.1.3.1). With a question, a target is
-//! healthy only if it answers.
+//! machine with a closed port sends an ICMP error (RFC 1122 section 4.1.3.1). With a question, only an answer
+//! means healthy.
 
 use std::{
     io,
@@ -14,7 +14,7 @@ use turnpike_wire::proxy_protocol;
 
 use crate::{Rule, udp::outgoing};
 
-/// Datagrams per check: a loss of one in a hundred must not take a target out of service.
+/// Datagrams per check: losing one in a hundred must not take a target down.
 pub(crate) const TRIES: u64 = 3;
 
 /// Maximum answer length, and maximum length of an expected prefix.
@@ -62,7 +62,7 @@ impl DatagramCheck {
     fn ask(&mut self, rule: &Rule) -> io::Result<()> {
         self.tries += 1;
         let payload = rule.health_question.as_ref().map_or(&[][..], |question| &question.send);
-        // A target that expects PROXY headers gets one that contains no client.
+        // A target that expects PROXY headers gets one without a client.
         let header = rule.send_proxy.map(proxy_protocol::encode_unknown).unwrap_or_default();
         self.socket.send(&[&header, payload].concat()).map(drop)
     }

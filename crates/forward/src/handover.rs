@@ -1,6 +1,5 @@
-//! Detects a port that is used only by a forwarder that is draining: its remaining sockets are connected to
-//! clients, and none of them is listening. The kernel's table of UDP sockets shows the difference (proc(5),
-//! /proc/net/udp).
+//! Detects a port used only by a draining forwarder: its remaining sockets are connected to clients, and none
+//! is listening. The kernel's table of UDP sockets shows the difference (proc(5), /proc/net/udp).
 
 use procfs::net::{UdpState, udp, udp6};
 

@@ -59,8 +59,8 @@ impl Listening {
     }
 }
 
-/// Local addresses known to a worker. Used only when connections and sessions begin; only a target port in
-/// [`Listening`] costs more than a table lookup.
+/// Local addresses known to a worker. Used only when connections and sessions begin, and only ports of
+/// [`Listening`] cost more than a table lookup.
 #[derive(Default)]
 pub(crate) struct Here {
     /// Addresses to which clients of wildcard listeners have recently connected, with the time.
@@ -70,12 +70,12 @@ pub(crate) struct Here {
 }
 
 impl Here {
-    /// Returns true if `target` is a listener of this process. `asked` is the address that the client used.
+    /// True if `target` is a listener of this process. `asked` is the address that the client used.
     ///
     /// Returns `HostUnreachable` for a loop that nothing else would stop: to the rule's own listener or, for
-    /// datagrams with the client's address, which hide the rules that they have passed, to any listener. A
-    /// wildcard rule connects to one of its own addresses once, sees itself arrive as a client, and refuses
-    /// from then on. Until then, something else such as IPVS may be serving the address.
+    /// datagrams with the client's address, which hide the rules passed, to any listener. A wildcard rule
+    /// connects to one of its own addresses once, sees itself arrive as a client, and refuses from then on.
+    /// Until then, something else such as IPVS may serve the address.
     pub(crate) fn approach(
         &mut self,
         listening: &Listening,
@@ -147,8 +147,8 @@ fn own_listener() -> io::Error {
     io::Error::new(io::ErrorKind::HostUnreachable, "the target is the rule's own listener")
 }
 
-/// Asks the kernel with connect(2) on a UDP socket, which sends nothing. bind(2) alone would accept any
-/// address if net.ipv4.ip_nonlocal_bind is set.
+/// Asks the kernel with connect(2) on a UDP socket, which sends nothing. bind(2) alone accepts any address
+/// with net.ipv4.ip_nonlocal_bind.
 fn reaches_itself(target: SocketAddr) -> bool {
     match canonical_ip(target.ip()) {
         // A local IPv4 address can be used as the source, although the route to it may choose another one.
@@ -156,8 +156,7 @@ fn reaches_itself(target: SocketAddr) -> bool {
             let socket = UdpSocket::bind((ip, 0));
             socket.and_then(|socket| socket.connect((ip, target.port()))).is_ok()
         }
-        // For IPv6 the source is not checked, but the target itself is preferred as the source (RFC 6724
-        // section 5, rule 1).
+        // IPv6 does not check the source, but prefers the target itself (RFC 6724 section 5, rule 1).
         IpAddr::V6(ip) => {
             let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0));
             let source = socket.and_then(|socket| {
@@ -250,11 +249,11 @@ mod tests {
         // The rule learns from its own connection.
         assert!(!rule.is_refused(at(ALSO_HERE, 80), HERE, 0));
         assert!(rule.is_refused(at(ALSO_HERE, 80), ALSO_HERE, 1));
-        // The same applies to a name with both addresses.
+        // This also applies to a name with both addresses.
         assert!(rule.is_refused(at(HERE, 80), ALSO_HERE, 2));
         assert!(rule.is_refused(at(ALSO_HERE, 80), HERE, ASKED_MS + 1));
         assert!(!rule.is_refused(at(ALSO_HERE, 80), HERE, ASKED_MS + 2));
-        // With TPROXY, clients use the address of another machine.
+        // TPROXY clients use the address of another machine.
         assert!(!rule.is_refused(at(ELSEWHERE, 80), ELSEWHERE, 0));
     }
 

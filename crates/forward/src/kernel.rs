@@ -31,9 +31,9 @@ pub(crate) struct Parts {
 }
 
 impl Loaded {
-    /// Loads, for each worker, the programs that these rules need and that are not loaded yet. The flow
-    /// program is not attached while the process `before` has its own program on the interfaces. On error
-    /// nothing has changed.
+    /// Loads the programs that these rules need and that are not loaded yet, for each worker. The flow
+    /// program is not attached while the process `before` has its own on the interfaces. On error nothing has
+    /// changed.
     pub(crate) fn provide<'a>(
         &mut self,
         settings: &Settings,

@@ -16,7 +16,7 @@ use crate::{
 
 /// Sockets of a rule for one worker.
 pub(crate) enum Bound {
-    /// Listeners, each with the offset of its port in the rule's range.
+    /// With the offset of the port in the rule's range.
     Tcp(Vec<(u16, Tcp)>),
     Udp(Listeners),
 }
@@ -78,8 +78,8 @@ impl AsFd for Acceptor {
     }
 }
 
-/// Takes over a rule's listeners from another process, for each worker in the order of the range. The file of
-/// a Unix socket still belongs to the old process.
+/// Takes over a rule's listeners from another process, per worker in the order of its range. The file of a
+/// Unix socket still belongs to the old process.
 pub(crate) fn take_over(rule: &Rule, of_workers: Vec<Vec<OwnedFd>>) -> io::Result<BoundRule> {
     let mut all = Vec::with_capacity(of_workers.len());
     let mut addresses = Vec::new();
@@ -187,7 +187,7 @@ pub(crate) fn bind(
     Ok((addresses, None, all))
 }
 
-/// Workers share one socket, because Unix sockets do not support SO_REUSEPORT.
+/// Workers share one socket: Unix sockets have no SO_REUSEPORT.
 fn bind_unix(rule: &Rule, name: &UnixName, workers: usize, held: &mut Held) -> Result<BoundRule, StartError> {
     let address = Address::Unix(name.clone());
     if held.claim(Kind::Tcp, &address) {
@@ -239,7 +239,7 @@ fn bind_tcp(
     Ok((addresses, sockets.into_iter().map(Bound::Tcp).collect()))
 }
 
-/// Checks that the port is free, and returns the address, with the real port instead of 0.
+/// Checks that the port is free, and returns the address (port 0 is resolved).
 fn probe(kind: Kind, rule: &Rule, passed: &PassedSockets, address: SocketAddr) -> io::Result<SocketAddr> {
     match passed.probe(kind.speaks(), address, &tcp_options(rule, false)) {
         // The previous process is draining. SO_REUSEPORT fails if it belongs to another user.
@@ -254,7 +254,7 @@ fn probe(kind: Kind, rule: &Rule, passed: &PassedSockets, address: SocketAddr) -
     }
 }
 
-/// Error with advice; if the service manager has passed sockets with this address, the advice is about them.
+/// Error with advice, which is about the service manager's sockets if any have this address.
 fn bind_error(rule: &Rule, passed: &PassedSockets, address: SocketAddr, source: io::Error) -> StartError {
     match passed.remedy(Kind::of(rule.protocol).speaks(), address, source.kind()) {
         Some(remedy) => {

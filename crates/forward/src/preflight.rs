@@ -1,5 +1,5 @@
-//! Tests the options of a rule's outgoing sockets before binding listeners: otherwise, a source address that
-//! is not this machine's, or a missing privilege, would be noticed only when connections fail.
+//! Tests the options of a rule's outgoing sockets before binding listeners: another machine's source address
+//! or a missing privilege would otherwise be noticed only when connections fail.
 
 use std::io;
 

@@ -15,7 +15,7 @@ use crate::{
 pub(crate) const UP: usize = 0;
 pub(crate) const DOWN: usize = 1;
 
-/// Capacity of a bucket in milliseconds of its rate, which makes up for delays of a worker.
+/// Capacity of a bucket in milliseconds of its rate; compensates for a delayed worker.
 const BURST_MS: u64 = 100;
 /// Minimum capacity in bytes: more than the payload of a segment.
 const LEAST_BURST: u64 = 2048;
@@ -51,7 +51,7 @@ impl Bucket {
         let _ = self.tokens.fetch_update(Relaxed, Relaxed, fill);
     }
 
-    /// Takes up to `want` bytes; returns 0 if the bucket is empty.
+    /// Takes up to `want` bytes; 0 if empty.
     fn take(&self, want: u64, now: u64) -> u64 {
         self.refill(now);
         let want = i64::try_from(want).unwrap_or(i64::MAX);
@@ -101,7 +101,7 @@ impl Rates {
     }
 }
 
-/// Byte rate allowance of one connection or session.
+/// Allowance of one connection or session.
 #[derive(Debug)]
 pub(crate) struct Pace {
     rates: Arc<Rates>,
@@ -122,7 +122,7 @@ impl Pace {
         self.own.iter().chain(self.rates.rule.iter()).map(move |buckets| &buckets[way])
     }
 
-    /// Takes up to `want` bytes; the caller must return those that it does not use.
+    /// Takes up to `want` bytes; give unused ones back.
     pub(crate) fn take(&self, way: usize, want: u64, now: u64) -> u64 {
         let mut granted = want;
         for bucket in self.buckets(way) {
@@ -146,7 +146,7 @@ impl Pace {
         self.buckets(way).all(|bucket| bucket.has_some(now))
     }
 
-    /// Returns true if a datagram may pass now, and charges it in that case.
+    /// True if a datagram may pass now; if so, it is charged.
     pub(crate) fn admits(&self, way: usize, len: usize, now: u64) -> bool {
         let admitted = self.has_some(way, now);
         if admitted {
@@ -155,7 +155,7 @@ impl Pace {
         admitted
     }
 
-    /// Returns true if this or another flow of the rule is waiting; then a flow must join the queue.
+    /// True if this or another flow of the rule is waiting, so that new ones must queue.
     pub(crate) fn must_queue(&self, way: usize) -> bool {
         self.ticket[way] != 0 || self.rates.rule.is_some() && self.rates.waiting[way].load(Relaxed) > 0
     }
@@ -179,7 +179,7 @@ impl Pace {
         }
     }
 
-    /// Bytes that a waiting flow may take at once: an equal share of the tokens that the rule has gained in
+    /// Bytes that a waiting flow may take at once: an equal share of the tokens gained by the rule in
     /// `elapsed` milliseconds.
     pub(crate) fn share(&self, way: usize, elapsed: u64) -> u64 {
         let Some(rule) = &self.rates.rule else { return u64::MAX };
@@ -236,8 +236,8 @@ mod tests {
     fn datagram_beyond_the_bucket_passes_and_leaves_a_debt() {
         let (_, pace) = pace(None, Some(10_000));
         let passed = (1..=10_000).filter(|now| pace.admits(UP, 60_000, *now)).count();
-        // The bucket has 2,048 bytes at first and gets 100,000 later: one datagram passes immediately, and
-        // one after the debt of 57,952 bytes has been paid.
+        // The bucket has 2,048 bytes at first and gets 100,000 later: one datagram passes immediately, one
+        // after the debt of 57,952 bytes is paid.
         assert_eq!(passed, 2);
     }
 

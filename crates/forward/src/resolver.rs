@@ -25,8 +25,8 @@ const RETRY: Duration = Duration::from_secs(5);
 /// Minimum interval between lookups.
 const SHORTEST: Duration = Duration::from_millis(10);
 
-/// Maximum number of addresses used per name, since the owner of a name must not control the number of
-/// sockets and metric series.
+/// Maximum number of addresses used per name, since its owner must not control the number of sockets and
+/// metric series.
 pub(crate) const MOST_ADDRESSES: usize = 16;
 
 pub(crate) struct Name {
@@ -38,7 +38,7 @@ pub(crate) struct Name {
 
 #[derive(Default)]
 struct Answer {
-    /// Addresses of the last good answer; empty if there has been none.
+    /// Addresses of the last good answer; empty if there was none.
     addresses: Vec<ZonedIp>,
     /// Error of the last lookup, if it failed.
     error: Option<String>,
@@ -50,12 +50,12 @@ impl Name {
         Self { host: host.to_owned(), any_route, answer, version }
     }
 
-    /// Version number that changes with the addresses; 0 until the first lookup has ended.
+    /// Changes with the addresses; 0 until the first lookup has ended.
     pub(crate) fn version(&self) -> u32 {
         self.version.load(Ordering::Acquire)
     }
 
-    /// Returns at most [`MOST_ADDRESSES`].
+    /// At most [`MOST_ADDRESSES`].
     pub(crate) fn addresses(&self) -> Vec<ZonedIp> {
         self.read().addresses.clone()
     }
@@ -95,7 +95,7 @@ impl Name {
         }
     }
 
-    /// Replaces the addresses of the last answer; returns true if they differ.
+    /// Replaces the addresses of the last answer; true if they differ.
     fn take(&self, addresses: &mut Vec<ZonedIp>, found: Vec<ZonedIp>, failed_before: bool) -> bool {
         let all = found.len();
         let found = if self.any_route { found } else { reachable(found) };
@@ -133,8 +133,8 @@ fn of_hosts(mut found: Vec<ZonedIp>) -> io::Result<Vec<ZonedIp>> {
     if found.is_empty() { Err(io::Error::other("the answer has no address of a host")) } else { Ok(found) }
 }
 
-/// Addresses with a route, or all addresses if none has one. On a machine without IPv6, half of the addresses
-/// of most names are unreachable.
+/// Addresses with a route, or all if none has one: on a machine without IPv6 half of the addresses of most
+/// names are unreachable.
 fn reachable(found: Vec<ZonedIp>) -> Vec<ZonedIp> {
     let routed: Vec<ZonedIp> = found.iter().copied().filter(|ip| has_route(*ip)).collect();
     if routed.is_empty() { found } else { routed }
@@ -171,7 +171,7 @@ type Names = Arc<Mutex<HashMap<Key, Entry>>>;
 
 enum Message {
     Added,
-    /// Look up all names now, and from then on at this interval.
+    /// Look up all names now, and then at this interval.
     Refresh(Duration),
     Answered(Key, bool),
     Stop,
@@ -206,8 +206,8 @@ impl Resolver {
         Ok(Self { names, inbox, thread: Some(thread) })
     }
 
-    /// Resolves a name from now on, for as long as the returned value exists. Addresses without a route are
-    /// left out unless `any_route` is set.
+    /// Resolves a name from now on, for as long as the result is held. Addresses without a route are left out
+    /// unless `any_route`.
     pub(crate) fn name(&self, host: &str, any_route: bool) -> Arc<Name> {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = names.entry((host.to_owned(), any_route)).or_insert_with(|| Entry {
@@ -277,7 +277,7 @@ impl Keeper {
     /// Starts lookups that are due; returns the time until the next one.
     fn start_due(&self, in_flight: &mut usize) -> Duration {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
-        // Only the table refers to the name, so no rule uses it.
+        // Held only by the table: no rule uses it.
         names.retain(|_, entry| entry.in_flight || Arc::strong_count(&entry.name) > 1);
         let now = Instant::now();
         let mut next = Duration::from_secs(3600);
@@ -352,7 +352,7 @@ mod tests {
         // The discard prefix (RFC 6890), to which the kernel normally has no route.
         let nowhere: ZonedIp = "100::1".parse().unwrap();
         if has_route(nowhere) {
-            // A default IPv6 route covers every address; the rest of the behaviour can still be tested.
+            // A default IPv6 route covers everything; the rest of the behaviour can still be tested.
             return assert_eq!(reachable(vec![nowhere]), [nowhere]);
         }
         let here: ZonedIp = "127.0.0.1".parse().unwrap();

@@ -31,7 +31,7 @@ use crate::{
 /// reload.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Number of threads; at least 1.
+    /// Threads; at least 1.
     pub workers: usize,
     pub datapath: Datapath,
     /// Default of [`Rule::kernel`]: true if the kernel forwards lone datagrams.
@@ -39,19 +39,18 @@ pub struct Settings {
     /// Maximum number of kernel flows, two per session; further sessions stay in user space.
     pub max_kernel_flows: u32,
     pub kernel_hook: Hook,
-    /// Time for which a worker keeps polling after its last work before it sleeps; with zero it sleeps
-    /// immediately.
+    /// Time for which a worker polls after its last work before it sleeps; with zero it sleeps immediately.
     pub busy_poll: Duration,
     /// Checked before each rule's own lists.
     pub access: Access,
     pub max_connections: usize,
     /// Interval between lookups of a name.
     pub resolve_every: Duration,
-    /// Start even if some rules cannot be bound.
+    /// Start although some rules cannot be bound.
     pub keep_going: bool,
-    /// True while the program is stopping: a start or reload then no longer waits for names.
+    /// True while the program stops: a start or reload then no longer waits for names.
     pub stopping: Arc<AtomicBool>,
-    /// Listening sockets from the service manager; those with addresses that no rule uses are left alone.
+    /// Listening sockets from the service manager; those with unused addresses are left alone.
     pub passed: Arc<PassedSockets>,
 }
 
@@ -68,7 +67,7 @@ pub enum StartError {
     /// The options of a rule's outgoing sockets do not work.
     #[error("rule {rule}: cannot send {what}: {source}; {remedy}")]
     Outgoing { rule: String, what: String, source: io::Error, remedy: &'static str },
-    /// The old process serves a rule that does not exist here.
+    /// The old process serves a rule that is missing here.
     #[error(
         "the running process serves rule {rule} ({addresses}), which was removed here or has another protocol or port: reload the \
          running process first (SIGHUP)"
@@ -93,29 +92,28 @@ pub enum EndReason {
     ClientReset,
     /// RST from the target, or an ICMP port unreachable.
     TargetReset,
-    /// The target of a UDP session failed its health check, and another target is healthy.
+    /// The target of a UDP session failed its health check while another is healthy.
     TargetDown,
     /// The target of a UDP session was removed: its name lost the address, or its weight is 0.
     TargetGone,
     Idle,
     ConnectFailed,
-    /// Refused by the allow and deny lists.
+    /// Refused by allow and deny lists.
     Denied,
     /// No data in the open direction for the half-close timeout.
     HalfClosed,
     /// Refused by a limit on connections.
     Limit,
-    /// Refused by the limit on connections per client ([`crate::Limits::connections_per_client`]); counted,
-    /// not reported.
+    /// Limit on connections of a client ([`crate::Limits::connections_per_client`]); counted, not reported.
     ClientLimit,
-    /// Refused by the limit on new connections per client ([`crate::Limits::new_connections_per_client`]);
-    /// counted, not reported.
+    /// Limit on new connections of a client ([`crate::Limits::new_connections_per_client`]); counted, not
+    /// reported.
     ClientRate,
-    /// UDP session evicted at a limit to make room for a new one; it had been idle for the longest time.
+    /// UDP session evicted at a limit for a new one; it had been idle the longest.
     Evicted,
     /// Malformed or missing PROXY header from one of [`Rule::proxy_protocol_from`].
     BadProxyHeader,
-    /// PROXY header from an address that is not in this list.
+    /// PROXY header from another address.
     UntrustedProxy,
     /// The client came through a forwarding loop; counted, and logged once.
     Circle,
@@ -124,8 +122,8 @@ pub enum EndReason {
 }
 
 impl EndReason {
-    /// Returns true if the reason is only counted, because neither clients beyond their limits nor a
-    /// forwarding loop may fill the log.
+    /// True if it is only counted: neither clients beyond their limits nor a forwarding loop may fill the
+    /// log.
     pub(crate) fn is_quiet(self) -> bool {
         matches!(self, Self::ClientLimit | Self::ClientRate | Self::Circle)
     }
@@ -171,7 +169,7 @@ impl ByKernel {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum RuleStanding {
     Listening,
-    /// The rule cannot be bound, for this reason; binding is retried ([`Settings::keep_going`]).
+    /// Cannot be bound, for this reason; binding is retried ([`Settings::keep_going`]).
     Waiting(String),
     /// Closed while its last connections end.
     #[default]
@@ -193,14 +191,14 @@ pub struct RuleSnapshot {
     pub to_client_datagrams: u64,
     /// TCP bytes that never entered user space.
     pub spliced_bytes: u64,
-    /// Part of the above traffic that the kernel forwarded without waking a worker.
+    /// Part of the above that the kernel forwarded without waking a worker.
     pub kernel: ByKernel,
-    /// Datagrams dropped because of the session limit, a full queue, or their length.
+    /// Datagrams dropped by the session limit, a full queue, or their length.
     pub dropped_datagrams: u64,
-    /// One entry per address of a target, including unused addresses. A former address of a name stays until
-    /// its last connection ends.
+    /// One per address of a target, including unused ones. A former address of a name stays until its last
+    /// connection ends.
     pub targets: Vec<TargetSnapshot>,
-    /// Datagrams dropped because of the byte rate of the rule or session.
+    /// Datagrams dropped by the byte rate of the rule or session.
     pub limited_datagrams: u64,
     /// Times that a TCP connection paused reading because of a byte rate.
     pub pauses: u64,
@@ -302,7 +300,7 @@ impl Forwarder {
             rules: Mutex::new(Rules::default()),
         };
         let mut names = HashMap::new();
-        // Handed-over listeners are matched by address, so names must be resolved first.
+        // Handed-over listeners are matched by address, so names must be resolved.
         let may_come_later = settings.keep_going && !takes_over;
         let (resolved, _held) =
             binder::resolved(rules, &forwarder.resolver, &mut names, may_come_later, &settings.stopping);
@@ -343,7 +341,7 @@ impl Forwarder {
         Ok((forwarder, failed))
     }
 
-    /// Addresses of all listeners, with the real ports where the kernel chose them.
+    /// Addresses of all listeners; ports chosen by the kernel are resolved.
     pub fn listeners(&self) -> Vec<(RuleId, Address)> {
         let rules = self.rules();
         let each = rules.active.iter().flat_map(|rule| {
@@ -360,8 +358,7 @@ impl Forwarder {
     /// On error the old rules stay active. With [`Settings::keep_going`], rules that cannot be bound are
     /// returned and retried by [`Forwarder::retry`]; it is still an error if no rule would remain.
     pub fn reload(&self, settings: &Settings, rules: &[Rule]) -> Result<Vec<StartError>, StartError> {
-        // Without the lock, because name servers may be slow and counters must remain readable in the
-        // meantime.
+        // Without the lock: name servers may be slow, and counters must remain readable.
         let mut names = self.rules().names.clone();
         let (resolved, _held) =
             binder::resolved(rules, &self.resolver, &mut names, settings.keep_going, &settings.stopping);
@@ -440,7 +437,6 @@ impl Forwarder {
     ) -> Result<(), StartError> {
         let states = newcomers.iter().map(|active| &*active.state);
         let parts = in_force.loaded.provide(settings, self.workers.count(), None, states)?;
-        // From here on, nothing can fail.
         let (kept, mut left): (Vec<Active>, Vec<Active>) = in_force.active.drain(..).partition(is_kept);
         in_force.active = kept;
         binder::hand_files_over(&mut left, &mut newcomers);
@@ -513,12 +509,12 @@ impl Forwarder {
         self.total.now()
     }
 
-    /// Returns true if a worker has ended unexpectedly, so that some clients are no longer served.
+    /// True if a worker has ended unexpectedly, so that some clients are not served.
     pub fn has_failed(&self) -> bool {
         self.workers.have_failed()
     }
 
-    /// Returns false if a worker has taken no commands since the last call that returned true.
+    /// False if a worker has taken no commands since the last call that returned true.
     #[must_use]
     pub fn makes_progress(&self) -> bool {
         self.workers.make_progress()

@@ -24,7 +24,7 @@ const LONGEST_EXPLORE_MS: u64 = 3_600_000;
 pub(crate) struct RuleState {
     /// Unique within the forwarder; a changed rule gets a new key.
     pub(crate) key: u32,
-    /// The rule without its targets, which can change.
+    /// Without its targets, which can change.
     pub(crate) rule: Rule,
     pub(crate) targets: Targets,
     /// Options of outgoing sockets; with [`Rule::transparent`] the source is set per client.
@@ -36,10 +36,10 @@ pub(crate) struct RuleState {
     pub(crate) goes_across: bool,
     /// The last attempt reached no target.
     unreachable: AtomicBool,
-    /// Number of times that the health of a target has changed.
+    /// Number of health changes of targets.
     turns: AtomicU64,
     answers: AtomicBool,
-    /// Earliest time of the next test for answers, and the interval that follows it, in milliseconds.
+    /// Earliest time of the next test for answers, and the interval after it; milliseconds.
     explore_at: AtomicU64,
     explore_wait: AtomicU64,
     /// A client was refused because of a forwarding loop.
@@ -67,7 +67,7 @@ impl RuleState {
         }
     }
 
-    /// Returns true if `rule` equals this rule, apart from its targets.
+    /// True if `rule` is served this way, apart from targets.
     pub(crate) fn is_like(&self, rule: &Rule) -> bool {
         self.rule.id == rule.id && self.rule == without_targets(rule.clone())
     }
@@ -87,12 +87,12 @@ impl RuleState {
         }
     }
 
-    /// Returns true if targets are known to answer. Targets of one-way protocols such as syslog never answer.
+    /// True if targets are known to answer. Targets of one-way protocols such as syslog never do.
     pub(crate) fn answers(&self) -> bool {
         self.answers.load(Ordering::Relaxed)
     }
 
-    /// Returns true if a session may now test whether any target answers, while none has answered yet.
+    /// True if a session may now test whether any target answers, while none has yet.
     pub(crate) fn explores(&self, now: u64) -> bool {
         let (due, wait) =
             (self.explore_at.load(Ordering::Relaxed), self.explore_wait.load(Ordering::Relaxed));
@@ -107,8 +107,8 @@ impl RuleState {
         explores
     }
 
-    /// Number of rules of this process that a client has passed, or [`EndReason::Circle`] if it exceeds the
-    /// limit, which is logged once.
+    /// Number of rules of this process that a client has passed; [`EndReason::Circle`] beyond the limit,
+    /// which is logged once.
     pub(crate) fn hops(&self, circles: &Circles, client: SocketAddr) -> Result<u8, EndReason> {
         let hops = circles.hops(Kind::of(self.rule.protocol).speaks(), client);
         if hops.is_err() && !self.in_circle.swap(true, Ordering::Relaxed) {
@@ -125,12 +125,12 @@ impl RuleState {
         if self.rule.targets_speak_udp() { Transport::Udp } else { Transport::Tcp }
     }
 
-    /// Records that no target was reachable; returns true if that is a change.
+    /// Records that no target was reachable; true on a change.
     pub(crate) fn is_now_unreachable(&self) -> bool {
         !self.unreachable.swap(true, Ordering::Relaxed)
     }
 
-    /// Records that a target was reached; returns true if that is a change.
+    /// Records that a target was reached; true on a change.
     pub(crate) fn is_reached_again(&self) -> bool {
         // Read first: all workers call this for each connection.
         self.unreachable.load(Ordering::Relaxed) && self.unreachable.swap(false, Ordering::Relaxed)
@@ -160,7 +160,7 @@ impl Place {
         Some(Self { rule: Arc::clone(rule), total: Arc::clone(total), client: None })
     }
 
-    /// Counts the client once it is known, or returns the limit that it exceeds.
+    /// Counts the client once it is known, or returns the limit it exceeds.
     pub(crate) fn of_client(&mut self, client: IpAddr, now: u64) -> Result<(), EndReason> {
         if let Some(clients) = &self.rule.clients {
             clients.enter(client, now)?;

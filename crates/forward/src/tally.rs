@@ -14,8 +14,7 @@ pub struct Slot {
     pub serial: u32,
 }
 
-/// Upper bounds of the connect time histogram, from a neighbour on the local network to the default connect
-/// timeout.
+/// Upper bounds of the connect time histogram, from a neighbour on the wire to the default connect timeout.
 pub const CONNECT_BOUNDS: [Duration; 15] = {
     let micros = Duration::from_micros;
     [
@@ -70,11 +69,11 @@ impl Failure {
 pub struct TargetSnapshot {
     /// As configured.
     pub target: Endpoint,
-    /// Address with the first port of its range.
+    /// With the first port of its range.
     pub address: Address,
     /// Result of the last health check, connect or first answer.
     pub up: bool,
-    /// Counters since the address became known.
+    /// Since the address is known.
     pub counts: Tally,
 }
 
@@ -109,7 +108,7 @@ pub struct Tally {
     pub failed: [u64; Failure::VARIANTS.len()],
     pub to_target_bytes: u64,
     pub to_client_bytes: u64,
-    /// Histogram over [`CONNECT_BOUNDS`]; the last bucket counts everything beyond them.
+    /// Histogram over [`CONNECT_BOUNDS`]; the last bucket counts everything above.
     pub connect_times: [u64; CONNECT_BOUNDS.len() + 1],
     /// Sum of connect times.
     pub connect_time: Duration,

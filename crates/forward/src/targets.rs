@@ -22,11 +22,11 @@ use crate::{
     tally::{Slot, Tallies, TargetSnapshot},
 };
 
-/// Time for which an unreachable member is not the first choice, in milliseconds.
+/// Milliseconds for which an unreachable member is not the first choice.
 const SUSPECT_MS: u64 = 1000;
 
-/// Maximum number of former members shown in the metrics, which a name that changes all day must not fill
-/// while old connections remain.
+/// Maximum number of former members shown: a name that changes all day must not fill the metrics while old
+/// connections remain.
 const MOST_SHOWN_FORMER: usize = 64;
 
 /// All targets of a rule, shared by all workers. A reload can change them; sessions with a former target
@@ -43,7 +43,7 @@ pub(crate) struct Targets {
 
 struct Configured {
     endpoint: Endpoint,
-    /// `None` if the target is a literal address.
+    /// `None` for a literal address.
     name: Option<Arc<Name>>,
     /// Version of the answer on which the members are based.
     seen: AtomicU32,
@@ -63,7 +63,7 @@ struct Members {
 pub(crate) struct Member {
     pub(crate) slot: Slot,
     place: Place,
-    /// Configured target of this member; the weight is stored separately.
+    /// Configured target; its weight is stored separately.
     endpoint: Endpoint,
     weight: AtomicU32,
     key: u64,
@@ -83,7 +83,7 @@ enum Place {
     Unix(UnixName),
 }
 
-/// Counts as a connection of the member until it is dropped.
+/// Counts as a connection of the member until dropped.
 pub(crate) struct Seat {
     member: Arc<Member>,
     slot: Slot,
@@ -93,12 +93,12 @@ pub(crate) enum Pick {
     At(Seat, Address),
     /// No member is left to try.
     NoTarget,
-    /// A name that is not resolved yet may affect the choice.
+    /// An unresolved name may affect the choice.
     Pending,
 }
 
 impl Targets {
-    /// `name` resolves a host; if its flag is set, addresses without a route are included.
+    /// `name` resolves a host; the flag allows addresses without a route.
     pub(crate) fn new(rule: &Rule, name: impl FnMut(&str, bool) -> Arc<Name>) -> Self {
         let targets = Self {
             members: RwLock::default(),
@@ -143,8 +143,8 @@ impl Targets {
     }
 
     /// Selects a member for a client, excluding `tried`. `offset` is the listener's port minus the first of
-    /// its range. With `wait`, returns [`Pick::Pending`] if a name that is not resolved yet may change the
-    /// choice. All clients of a Unix socket count as one source.
+    /// its range. With `wait`, returns [`Pick::Pending`] if an unresolved name may change the choice. All
+    /// clients of a Unix socket count as one source.
     pub(crate) fn pick(&self, client: Option<IpAddr>, offset: u16, tried: &[Slot], wait: bool) -> Pick {
         let members = self.up_to_date();
         let client = client.map(|client| client.to_canonical());
@@ -188,7 +188,7 @@ impl Targets {
         }
     }
 
-    /// Seat at the member with this address, for a handed-over session.
+    /// Seat at this address, for a handed-over session.
     pub(crate) fn at(&self, address: SocketAddr, offset: u16) -> Option<Seat> {
         let members = self.up_to_date();
         let found = members.current.iter().find(|member| member.address(offset) == Address::Ip(address));
@@ -285,7 +285,7 @@ impl Members {
         let Self { configured, current, slots, next_serial, .. } = self;
         current.clear();
         for target in configured.iter() {
-            // Read the version first: an answer that arrives in between is then read now and again next time.
+            // Version first: an answer that arrives in between is read now and again next time.
             let version = target.name.as_ref().map_or(0, |name| name.version());
             for place in target.places() {
                 if source.is_some_and(|source| place.is_foreign_to(source)) {
@@ -320,8 +320,7 @@ impl Members {
         });
     }
 
-    /// True if a name that is not resolved yet could change the choice. A rotation does not need to wait for
-    /// it.
+    /// True if an unresolved name could change the choice, which is never so for a rotation.
     fn has_to_wait(&self, chosen: Option<&Member>) -> bool {
         let is_pending = |target: &Configured| {
             target.endpoint.weight > 0 && target.name.as_ref().is_some_and(|name| name.version() == 0)
@@ -387,7 +386,7 @@ impl Member {
         }
     }
 
-    /// Address of the target for a client at this port offset of the listener.
+    /// Target of a client at this port offset of the listener.
     pub(crate) fn address(&self, offset: u16) -> Address {
         let ip = match &self.place {
             Place::Ip(address) => *address,
@@ -400,13 +399,13 @@ impl Member {
 
     /// Records a connection or an answer.
     pub(crate) fn answered(&self) {
-        // Read first, because all workers call this and the value rarely changes.
+        // Read first: all workers call this, and it rarely changes.
         if !self.up.load(Ordering::Relaxed) {
             self.up.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Records the result of a health check; returns true if it has changed.
+    /// Records the result of a health check; true on a change.
     pub(crate) fn set_healthy(&self, healthy: bool) -> bool {
         self.up.store(healthy, Ordering::Relaxed);
         self.healthy.swap(healthy, Ordering::Relaxed) != healthy
@@ -447,7 +446,7 @@ impl Seat {
         &self.member
     }
 
-    /// Drops this object but keeps the seat taken; see [`Targets::leave`].
+    /// Releases the object but not the seat; see [`Targets::leave`].
     pub(crate) fn keep(self) -> Slot {
         self.member.active.fetch_add(1, Ordering::Relaxed);
         self.slot

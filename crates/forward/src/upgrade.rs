@@ -55,15 +55,15 @@ struct OfferedRule {
 #[derive(Debug)]
 pub struct ForwarderHandover {
     offer: ForwarderOffer,
-    /// For each worker: its listeners, rule by rule, and its end of a channel.
+    /// Per worker: its listeners, rule by rule, and its end of a channel.
     descriptors: Vec<OwnedFd>,
 }
 
 #[derive(Default)]
 pub(crate) struct Matched {
-    /// For each offered rule, the index of our rule.
+    /// Index of our rule, per offered rule.
     places: Vec<usize>,
-    /// Listeners per offered rule and worker, until they are taken.
+    /// Listeners per offered rule and worker, until taken.
     listeners: Vec<Vec<Vec<OwnedFd>>>,
     channels: Vec<Channel>,
     kernel: Before,
@@ -94,7 +94,7 @@ impl OfferedRule {
         Self { name: rule.id.0.clone(), protocol: rule.protocol, addresses }
     }
 
-    /// True if the protocol and the addresses are equal; names may differ.
+    /// True if protocol and addresses are equal; names may differ.
     fn is_like(&self, other: &Self) -> bool {
         (self.protocol, &self.addresses) == (other.protocol, &other.addresses)
     }

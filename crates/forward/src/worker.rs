@@ -103,7 +103,7 @@ impl Worker {
         self.worker_rules.common = Arc::clone(common);
     }
 
-    /// Takes kernel resources for the rules that are added next.
+    /// Takes kernel resources for the rules added next.
     pub(crate) fn take(&mut self, Parts { flows, waits, sockmap }: Parts) -> io::Result<()> {
         let now = self.frame.now_ms();
         if let Some(flows) = flows {
@@ -229,10 +229,10 @@ impl Worker {
         }
     }
 
-    /// Runs pending commands; returns true if the worker must stop.
+    /// Runs pending commands; returns true to stop.
     fn run_commands(&mut self, now: u64) -> bool {
         while let Some(command) = self.frame.command() {
-            // Further commands are run after the clock has been read again.
+            // Further commands wait for a new clock reading.
             let ends_tick = matches!(command, Command::Upgrade(_));
             self.carry_out(command, now);
             if ends_tick {
@@ -333,8 +333,7 @@ impl Worker {
         }
     }
 
-    /// Ends sessions with former targets, either immediately or once they are silent. TCP connections
-    /// continue.
+    /// Ends sessions with former targets, immediately or once they are silent. TCP connections continue.
     fn leave_former(&mut self, now: u64) {
         self.leave_at = None;
         let Some(engine) = &mut self.udp else { return };
@@ -353,7 +352,7 @@ impl Worker {
         }
     }
 
-    /// Time of the next work that is not triggered by an event.
+    /// Time of the next work that no event announces.
     fn due(&self) -> Option<u64> {
         let udp = self.udp.as_ref().and_then(udp::Engine::next_timeout);
         [udp, self.tcp.next_timeout(), self.leave_at].into_iter().flatten().min()

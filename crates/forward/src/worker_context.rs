@@ -31,7 +31,7 @@ struct Entry {
     removed: bool,
     /// Last seen value of [`RuleState::health_turns`].
     turns: u64,
-    /// Another process has handed over a session whose target does not exist here.
+    /// Another process has handed over a session whose target is missing here.
     has_orphans: bool,
 }
 
@@ -75,7 +75,7 @@ impl WorkerRules {
         }
     }
 
-    /// Removes a rule, after its last session has ended. Call this after the engine has removed it.
+    /// Removes a rule after its last session. Call after the engine has removed it.
     pub(crate) fn remove(&mut self, key: RuleKey) {
         if let Some(entry) = self.rules.get_mut(&key) {
             entry.removed = true;

@@ -213,7 +213,7 @@ fn traffic_is_counted_per_target() {
     client.shutdown(std::net::Shutdown::Both).unwrap();
     eventually("the end of the connection", || target(&running, a).counts.open == 0);
 
-    // A single connection is enough to detect that the target is back.
+    // A single connection detects that the target is back.
     support::serve_greetings(TcpListener::bind(nobody).unwrap(), "n");
     eventually("the recovered target is up", || {
         let _ = running.connect("r").read(&mut [0]);
@@ -227,7 +227,7 @@ fn traffic_is_counted_per_udp_target() {
     let rule = Rule { protocol: Protocol::Udp, ..weighted(&[(a, 1), (nobody, 1)], Balance::Source) };
     let running = Running::start(&[rule]);
     let to = running.address("r");
-    // Each of the two targets gets some of these.
+    // Each of the two gets some of these.
     for number in 1..40 {
         UdpSocket::bind((source(number), 0)).unwrap().send_to(b"???", to).unwrap();
     }

@@ -29,7 +29,7 @@ fn greet(client: &mut TcpStream, server: &mut TcpStream) -> u64 {
     200
 }
 
-/// Transfers `total` bytes in one direction and checks each of them.
+/// Transfers `total` bytes one way and checks each.
 fn transfer(mut from: TcpStream, to: &mut TcpStream, total: usize, seed: u64) {
     let writer = thread::spawn(move || {
         let mut at = 0;
@@ -55,7 +55,7 @@ fn booked(running: &Running) -> RuleSnapshot {
     running.snapshot("r")
 }
 
-/// Waits until these numbers of bytes, to the target and to the client, are counted.
+/// Waits until these bytes are counted, to the target and to the client.
 fn counted(running: &Running, said: [u64; 2]) {
     eventually(&format!("{said:?} are counted"), || {
         [booked(running).to_target_bytes, booked(running).to_client_bytes] == said
@@ -125,7 +125,7 @@ fn bulk_returns_to_user_space_and_interactive_traffic_to_the_kernel() {
     }
 }
 
-/// The reader sends without reading; sockmap alone would accept everything that is sent to it.
+/// The reader sends without reading; sockmap alone would accept everything sent to it.
 #[test]
 fn data_for_a_stalled_reader_is_bounded_and_arrives_later() {
     if !kernel_passes_on() {
@@ -146,7 +146,7 @@ fn data_for_a_stalled_reader_is_bounded_and_arrives_later() {
             }
             Err(error) => panic!("{error}"),
         }
-        // The server answers without having read, which makes this traffic interactive.
+        // The server answers without reading, like interactive traffic.
         if sent % (1400 * 64) == 0 || refused > 0 {
             server.write_all(b"!").unwrap();
             pings += 1;
@@ -259,7 +259,7 @@ fn kernel_forwarded_connection_is_not_idle() {
     }
     eventually("the kernel has forwarded them", || booked(&running).kernel.bytes[0] == before + 8);
     assert!(running.log.all().is_empty());
-    // Now the connection is idle, and both sides are reset.
+    // Now it is idle, and both sides are reset.
     assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
     assert_eq!(server.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
     assert_eq!(running.log.wait(1)[0].reason, EndReason::Idle);
@@ -318,7 +318,7 @@ fn reset_is_passed_on_immediately_to_a_stalled_side() {
 }
 
 #[test]
-fn rule_added_by_a_reload_uses_the_kernel_and_stopping_resets_its_connections() {
+fn rule_added_by_a_reload_uses_the_kernel_and_a_stop_resets_clients() {
     if !kernel_passes_on() {
         return;
     }

@@ -11,8 +11,7 @@ use crate::{
 
 const HERE: [u8; 4] = [127, 0, 0, 1];
 
-/// Rule that listens on one loopback address, or on all, and targets itself, on a port that is free for TCP
-/// and UDP.
+/// Rule on one loopback address, or on all, that targets itself, on a port that is free for TCP and UDP.
 fn at_a_known_port(listen: [u8; 4], protocol: Protocol) -> (Rule, u16) {
     let port = eventually("a port that is free for both", || {
         let port = free_address().port();
@@ -37,7 +36,7 @@ fn rule_does_not_connect_to_its_own_listener() {
     eventually("the failures are counted", || failures(&running, own, Failure::Unreachable) == 3);
     assert_eq!(running.snapshot("r").accepted, 3, "one connection per client");
     drop(running);
-    // If there is another target, it is tried instead.
+    // Another target is tried instead.
     rule.targets.push(greeter("b").into());
     assert_eq!(greeting(&Running::start(&[rule])), "b");
 }
@@ -79,7 +78,7 @@ fn udp_rule_has_no_session_with_itself() {
     }
 }
 
-/// Chain of rules, of which the last one leads to `target`; also returns the address of the first.
+/// Chain of rules, the last one leading to `target`; also returns the address of the first.
 pub(crate) fn chain(protocol: Protocol, length: usize, target: SocketAddr) -> (Vec<Rule>, SocketAddr) {
     let (mut rules, mut next): (Vec<Rule>, _) = (Vec::new(), target);
     for number in (0..length).rev() {
@@ -111,7 +110,7 @@ fn accepted(running: &Running) -> u64 {
     ["0", "1"].into_iter().map(|id| running.snapshot(id).accepted).sum()
 }
 
-/// Client whose address transparent rules can also use on the same machine.
+/// Client whose address transparent rules can use on this machine.
 fn sharing_client() -> UdpSocket {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
     socket.set_reuse_port(true).unwrap();
@@ -185,7 +184,7 @@ fn client_of_many_ports_of_a_transparent_rule_is_not_a_loop() {
 fn session_that_reconnects_is_a_hop_for_the_next_rule() {
     let (mut rules, first) = chain(Protocol::Tcp, 8, greeter("a"));
     let (across, listening) = at_a_known_port(HERE, Protocol::Udp);
-    // The first target is a closed port.
+    // The first target is closed.
     rules.push(Rule {
         id: RuleId("across".to_owned()),
         protocol: Protocol::UdpToTcp { framed: false },

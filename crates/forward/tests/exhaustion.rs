@@ -5,8 +5,8 @@ use crate::prelude::*;
 #[test]
 fn accepting_pauses_without_descriptors_and_resumes() {
     alone::with_descriptors(turnpike_testkit::this_test!(), 200, || {
-        // With six clients, no descriptors are left and accept4 fails. With three, connections are accepted
-        // but cannot open a socket to the target.
+        // Six clients leave no descriptors, so accept4 fails. With three, connections are accepted but cannot
+        // open a socket to the target.
         for clients in [6, 3] {
             pause_and_recover(6, clients);
         }
@@ -30,7 +30,7 @@ fn pause_and_recover(spare: usize, clients: usize) {
         early.write_all(b"still served").unwrap();
         assert_eq!(read_exactly(&mut early, 12), b"still served");
     }
-    // With level-triggered polling, a queue that cannot be emptied would wake the worker forever.
+    // Polling is level-triggered: a queue that cannot be emptied would wake the worker forever.
     worker.comes_to_rest();
     assert!(running.log.all().is_empty(), "{:?}", running.log.all());
 

@@ -24,7 +24,7 @@ fn gather() {
             let client = running.connect("r");
             ends.push((client, accept(&server)));
         }
-        // A first byte in each direction.
+        // A first byte each way.
         for (client, server) in &mut ends {
             client.write_all(b"a").unwrap();
             assert_eq!(read_exactly(server, 1), b"a");

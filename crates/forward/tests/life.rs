@@ -104,7 +104,7 @@ fn reload_keeps_connections_and_applies_to_new_ones() {
     let mut open = ["kept", "changed", "gone"].map(|id| running.connect(id));
     open.iter_mut().for_each(|client| drop(read_exactly(client, 1)));
     let (changed_at, gone_at) = (running.address("changed"), running.address("gone"));
-    // Port 0 would become a different port after each change.
+    // Port 0 would be another port after each change.
     let changed = at(rule("changed", greeter("b")), changed_at);
     let rules = [kept, changed, rule("new", greeter("n"))];
     let kept_at = running.address("kept");
@@ -150,7 +150,7 @@ fn two_rules_cannot_take_over_the_same_port() {
 
 #[test]
 fn port_moves_from_one_address_to_the_wildcard_and_back() {
-    // A port that no other test can use as a client port on another address, which would block the wildcard.
+    // A port that no other test uses as a client port on another address, which would block the wildcard.
     let address = free_address();
     let running = Running::start(&[at(rule("r", greeter("a")), address)]);
     let mut wide = at(rule("r", greeter("b")), address);

@@ -43,12 +43,10 @@ fn rule_refuses_connections_beyond_its_limit_until_one_ends() {
     assert_eq!(read_exactly(&mut running.connect("r"), 1), b"a");
 }
 
-/// Number of refusals for a reason.
 fn refused(running: &Running, reason: EndReason) -> u64 {
     running.snapshot("r").ended.iter().filter(|(why, _)| *why == reason).map(|(_, count)| count).sum()
 }
 
-/// Client from this loopback address.
 fn client_from(ip: [u8; 4], running: &Running) -> std::net::TcpStream {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     socket.bind(&std::net::SocketAddr::from((ip, 0)).into()).unwrap();
@@ -84,7 +82,7 @@ fn new_connections_per_client_are_limited() {
     let running = Running::start(&[limited]);
     let comes = || !read_some(&mut client_from([127, 0, 0, 7], &running)).is_empty();
     assert!(comes());
-    // How many fit into a second depends on the machine; unit tests cover the exact rate.
+    // The machine decides how many fit into a second; unit tests cover the exact rate.
     eventually("two arrive within a second", || !comes());
     assert_eq!(read_exactly(&mut client_from([127, 0, 0, 8], &running), 1), b"a", "another client");
     eventually("the refusal is counted", || refused(&running, EndReason::ClientRate) > 0);
@@ -202,7 +200,7 @@ fn idle_end_without_an_event_is_counted() {
         let (_stream, _datagrams) = if protocol == Protocol::Tcp {
             (Some(running.connect("r")), None)
         } else {
-            // The target receives the datagram and does not answer.
+            // The target receives it and does not answer.
             let target = UdpSocket::bind(target).unwrap();
             UdpSocket::bind("127.0.0.1:0").unwrap().send_to(b"once", address).unwrap();
             (None, Some(target))

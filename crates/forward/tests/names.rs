@@ -17,7 +17,7 @@ fn named(id: &str, name: &str, port: u16) -> Rule {
     rule
 }
 
-/// Listeners on the same port of two addresses.
+/// Listeners on one port of two addresses.
 fn twins() -> (TcpListener, TcpListener, u16) {
     eventually("a port that is free on two addresses", || {
         let one = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -124,7 +124,7 @@ fn follow() {
         assert_eq!(greeting(), Some(b'a'));
     }
 
-    // Both addresses are used: TCP and UDP alternate, and the old connection continues.
+    // Both are served: TCP and UDP alternate, and the old connection continues.
     hosts(&path, "127.0.0.1 moving.test\n127.0.0.2 moving.test\n");
     let both = |ask: &dyn Fn() -> Option<u8>| {
         let heard: Vec<_> = (0..10).map(|_| ask()).collect();
@@ -235,7 +235,7 @@ fn silent_name_server_blocks_neither_counters_nor_keep_going() {
     alone::in_namespaces(name, "mn", &probe, hold_up);
 }
 
-/// Less than any wait for the name server, but more than a busy machine needs.
+/// Less than any wait for the name server, more than a busy machine needs.
 const SOON: Duration = Duration::from_secs(5);
 
 fn hold_up() {

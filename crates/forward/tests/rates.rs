@@ -5,7 +5,7 @@
 use crate::prelude::*;
 
 const RATE: u64 = 400_000;
-/// The bytes of a tenth of a second may pass at once.
+/// A tenth of a second's bytes may pass at once.
 const BURST: u64 = RATE / 10;
 
 fn limits(rule: Option<u64>, connection: Option<u64>) -> Limits {
@@ -16,7 +16,7 @@ fn limits(rule: Option<u64>, connection: Option<u64>) -> Limits {
     }
 }
 
-/// Writes until `stop` is set.
+/// Writes until `stop`.
 fn flood(mut stream: TcpStream, stop: &Arc<AtomicBool>) {
     let stop = Arc::clone(stop);
     std::thread::spawn(move || {
@@ -41,7 +41,7 @@ fn now(counters: &[Arc<AtomicU64>]) -> Vec<u64> {
     counters.iter().map(|counter| counter.load(Ordering::SeqCst)).collect()
 }
 
-/// Waits until each counter has reached three bursts; returns the counters and the time since `began`.
+/// Waits until each counter has three bursts; returns the counters and the time since `began`.
 fn moved(counters: &[Arc<AtomicU64>], began: Instant) -> (Vec<u64>, Duration) {
     let all = eventually("three bursts have passed", || {
         Some(now(counters)).filter(|all| all.iter().all(|one| *one >= 3 * BURST))
@@ -95,7 +95,7 @@ fn connections_share_the_rate_of_a_rule_evenly_over_all_workers() {
     stop.store(true, Ordering::SeqCst);
 }
 
-/// All data and the end of stream arrive, although the data exceeds a burst many times over.
+/// All data and the end of stream arrive, although they exceed a burst many times.
 #[test]
 fn rate_limited_transfer_arrives_complete() {
     let (server, target) = listener();

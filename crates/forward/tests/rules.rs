@@ -3,7 +3,7 @@
 use crate::prelude::*;
 use turnpike_forward::RuleStanding;
 
-/// UDP server that answers each datagram with its name and the datagram. It runs until the process exits.
+/// UDP server that answers each datagram with its name and the datagram. Ends with the process.
 fn udp_echo(name: &'static str) -> SocketAddr {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap();
@@ -144,7 +144,7 @@ fn unbound_rule_is_served_once_its_address_is_free() {
         } else {
             assert_eq!(ask(&udp_client(taken), b"x"), b"ax");
         }
-        // A reload does not affect the rule that is bound now.
+        // A reload leaves the bound rule alone.
         assert!(forwarder.reload(&settings, &rules).unwrap().is_empty());
         assert_eq!(forwarder.listeners().len(), 2);
     }
@@ -191,7 +191,7 @@ fn stream_is_forwarded_over_udp_and_back() {
     assert_eq!(read_exactly(&mut client, 5), b"\0\x03ehi");
 }
 
-/// Like [`udp_echo`], but answers only while the flag is set.
+/// [`udp_echo`] that answers only while the flag is set.
 fn moody_echo(name: &'static str) -> (SocketAddr, Arc<AtomicBool>) {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let (address, answers) = (socket.local_addr().unwrap(), Arc::new(AtomicBool::new(true)));

@@ -9,7 +9,7 @@ use crate::support::{client, socket_address};
 
 const CLIENTS: usize = 4;
 
-/// Checks each report and keeps none of them, because that would use memory too.
+/// Checks each report and keeps none, which would use memory too.
 #[derive(Default)]
 struct Reports {
     good: AtomicUsize,

@@ -187,7 +187,7 @@ fn health_check_detects_a_closed_udp_port() {
     assert_eq!(failed(&checked), before, "a client was sent to the dead target");
 }
 
-/// Server that sends the greeting to each client once the client has sent `question`, which may be empty.
+/// Sends the greeting to each client that has sent `question`, or at once if that is empty.
 fn asked(question: &'static [u8], greeting: &Arc<std::sync::Mutex<&'static [u8]>>) -> SocketAddr {
     let (listener, address) = listener();
     let greeting = Arc::clone(greeting);
@@ -222,7 +222,7 @@ fn tcp_target_is_healthy_while_it_answers_as_expected() {
     }
 }
 
-/// Sends datagrams until an answer arrives.
+/// Sends until an answer arrives.
 fn served(running: &Running) -> String {
     let client = UdpSocket::bind("127.0.0.1:0").unwrap();
     client.connect(running.address("r")).unwrap();

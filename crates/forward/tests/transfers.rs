@@ -39,7 +39,7 @@ fn send(mut to: TcpStream, total: usize, seed: u64, slow: bool) {
     to.shutdown(Shutdown::Write).unwrap();
 }
 
-/// Receives until the end of the stream and checks each byte.
+/// Receives until the end and checks each byte.
 fn receive(mut from: TcpStream, total: usize, seed: u64, slow: bool) {
     let mut at = 0;
     let mut buffer = vec![0; if slow { 7001 } else { 1 << 17 }];
@@ -76,7 +76,7 @@ fn both_ways(copy: CopyMode, slow_send: bool, slow_receive: bool) {
     assert_eq!(report.reason, EndReason::Finished);
     let all = total as u64 + said;
     assert_eq!((report.to_target, report.to_client), (all, all), "{copy:?}");
-    // These counters are published together with the end of the connection.
+    // Published together with the end of the connection.
     eventually("counters", || running.snapshot("r").active == 0 && running.snapshot("r").accepted == 1);
     assert_eq!(running.snapshot("r").to_client_bytes, all);
     let spliced = running.snapshot("r").spliced_bytes;
@@ -124,8 +124,7 @@ fn auto_splices_bulk_and_buffers_interactive_traffic() {
     receive(server, total, 3, false);
     writer.join().unwrap();
     eventually("the counters", || running.snapshot("r").to_target_bytes == 6400 + total as u64);
-    // How much is spliced depends on the scheduler: if the reader keeps up, reads are small and use the
-    // buffer.
+    // The scheduler decides how much: if the reader keeps up, reads are small and use the buffer.
     assert!(running.snapshot("r").spliced_bytes > total as u64 / 64, "{:?}", running.snapshot("r"));
 }
 
@@ -232,7 +231,7 @@ fn reset_ends_both_sides_while_buffers_are_full() {
     for mode in copy_modes() {
         for by_reader in [false, true] {
             let Pair { running, client, server, .. } = pair(mode);
-            // Nothing is read, so all buffers fill up.
+            // Without a reader all buffers fill up.
             client.set_nonblocking(true).unwrap();
             let mut writer = &client;
             let chunk = pattern(0, 1 << 16, 0);

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use crate::udp_common::{self, PATIENCE, eventually, rule};
 
-/// A client socket that uses several of our addresses has a session for each of them.
+/// A client socket that uses several of our addresses has a session with each.
 fn ask_each(bind: &str, addresses: &[&str], from: &str, datapath: Datapath) {
     let echo = Echo::start(LOCALHOST);
     let worker = Worker::start(datapath);

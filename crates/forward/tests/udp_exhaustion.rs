@@ -27,10 +27,9 @@ fn starve() {
     let mut taken = take_descriptors();
     drop(taken.pop());
     let mut waiting = stream(streams);
-    // With level-triggered polling, a queue that cannot be emptied would wake the worker forever.
+    // Polling is level-triggered: a queue that cannot be emptied would wake the worker forever.
     thread.comes_to_rest();
-    // While no descriptors are left, known clients are still served, and datagrams of new clients are
-    // dropped.
+    // Known clients are still served without descriptors; datagrams of new ones are dropped.
     new.send(b"new").unwrap();
     let dropped = |worker: &Worker| -> u64 {
         worker.ask(|engine, _| engine.snapshots().map(|(_, counted)| counted.dropped_datagrams).sum())
@@ -40,8 +39,8 @@ fn starve() {
     served.iter_mut().for_each(|stream| assert_eq!(echoed(stream), Some(*b"x")));
     assert_eq!(worker.active(), 3);
 
-    // One descriptor is enough for the connection but not for the socket to its target, so the client is
-    // refused and reported.
+    // One descriptor is enough for the connection but not for its target socket, so the client is refused and
+    // reported.
     drop(taken.pop());
     worker.advance(Duration::from_millis(200));
     assert_eq!(echoed(&mut waiting), None);
@@ -60,7 +59,7 @@ fn stream(to: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Echo of one byte; `None` at the end of the stream.
+/// Echo of one byte; `None` at the end.
 fn echoed(stream: &mut TcpStream) -> Option<[u8; 1]> {
     let mut byte = [0];
     stream.write_all(b"x").ok()?;

@@ -1,4 +1,4 @@
-//! Ways in which a session can end or be refused: idle, evicted, refused, denied, removed.
+//! Ends of sessions: idle, evicted, refused, denied, removed.
 
 use crate::prelude::*;
 
@@ -34,7 +34,6 @@ fn session_ends_exactly_after_its_idle_timeout() {
         assert!(report.lived >= timeout);
         worker.advance(timeout);
         assert_eq!(worker.active(), 0);
-        // A returning client is served again.
         expect_echo(&quiet, b"again");
         worker.advance(timeout);
         assert_eq!(worker.active(), 0);
@@ -72,7 +71,7 @@ fn limit_of_all_rules_evicts_across_rules() {
     let second = worker.add(RuleKey(2), &udp(echo.address), Datapath::Gso);
     worker.world.lock().unwrap().most_in_total = Some(2);
     let [old, older, new] = [second, first, first].map(client);
-    // Each of the rules may lose its session.
+    // Either rule may lose its session.
     for [first, last] in [[&older, &old], [&old, &older]] {
         expect_echo(first, b"1");
         worker.advance(Duration::from_millis(10));
@@ -106,7 +105,7 @@ fn flood_of_new_clients_keeps_the_limit_and_separate_sockets() {
     });
     let sources: HashSet<SocketAddr> =
         (0..CLIENTS).map(|_| target.recv_from(&mut [0; 8]).unwrap().1).collect();
-    // The kernel may reuse a port once its first owner is gone, but most ports are used only once.
+    // The kernel may reuse a port once its first owner is gone, but not for most of them.
     assert!(sources.len() > CLIENTS * 3 / 4, "{} sources", sources.len());
     assert_eq!((worker.active(), worker.tx_stats().refused), (8, 0));
     assert_eq!(worker.reasons(), vec![EndReason::Evicted; CLIENTS - 8]);
@@ -207,8 +206,8 @@ fn drain_serves_old_sessions_and_accepts_no_new_ones() {
     assert_eq!((worker.active(), worker.reasons()), (1, vec![]));
 }
 
-/// For each protocol and family, on one address and on all addresses: the next listener gets new clients, and
-/// the old one keeps its own.
+/// For each protocol and family, on one address and on all: the next listener gets new clients, and the old
+/// one keeps its own.
 #[test]
 fn drained_port_keeps_old_clients_and_frees_the_listener() {
     for (listen, ask) in [
@@ -216,7 +215,6 @@ fn drained_port_keeps_old_clients_and_frees_the_listener() {
         ("0.0.0.0:0", "127.0.0.2"),
         ("[::1]:0", "::1"),
         ("[::]:0", "::1"),
-        // Dual-stack.
         ("[::]:0", "127.0.0.3"),
     ] {
         let echo = Echo::start(if ask.contains(':') { "[::1]:0" } else { LOCALHOST });
@@ -253,7 +251,6 @@ fn drained_port_keeps_old_clients_and_frees_the_listener() {
         assert_eq!((worker.active(), next.active()), (1, 2), "{listen}");
         let counted = worker.snapshot();
         assert_eq!((counted.to_target_datagrams, counted.dropped_datagrams), (23, 0), "{listen}");
-        // An idle session ends.
         worker.advance(Duration::from_secs(2));
         assert_eq!((worker.active(), worker.reasons()), (0, vec![EndReason::Shutdown; 2]));
         expect_echo(&old, b"now with the other");

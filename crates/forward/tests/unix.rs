@@ -54,7 +54,7 @@ fn megabytes_and_half_close_pass_between_unix_and_tcp() {
             ..rule("tcp", ([127, 0, 0, 1], 1).into())
         };
         let running = Running::start(&[tcp]);
-        // Two forwarders in a row: from Unix over TCP to Unix.
+        // Two forwarders in a row: Unix, TCP, Unix.
         let first = Running::start(&[Rule { copy, ..listening_at(&inside, running.address("tcp")) }]);
         let client = connect(&inside);
         let sent = support::pattern(0, 5_000_000, 3);
@@ -234,7 +234,7 @@ fn connect_waits_for_a_full_queue() {
     let running = Running::start(&[rule]);
     let mut client = running.connect("r");
     client.write_all(b"x").unwrap();
-    // The client has been accepted but is not connected to the target yet, so it waits.
+    // The client is accepted but not connected yet, so it waits.
     eventually("the client is accepted", || running.snapshot("r").active == 1);
     drop(app.accept().unwrap());
     let (mut served, _) = app.accept().unwrap();

@@ -45,7 +45,7 @@ fn with(workers: usize, datapath: Datapath) -> Settings {
     Settings { workers, datapath, ..settings() }
 }
 
-/// Waits until nothing is left in the old forwarder, and checks that it has reported no session as ended.
+/// Waits until the old forwarder is empty, and checks that it has reported no session as ended.
 fn ended(old: Running) {
     eventually("the old forwarder is empty", || old.forwarder.active() == 0);
     assert!(old.log.all().is_empty(), "{:?}", old.log.all());

@@ -7,7 +7,7 @@ use turnpike_testkit::alone;
 
 const TEST: &str = "vanishing::vanished_peer_is_detected_and_the_other_side_is_reset";
 
-/// Number of messages exchanged before a connection falls silent or a transfer begins.
+/// Messages exchanged before a connection falls silent or a transfer begins.
 const WORDS: u64 = 10;
 
 /// Addresses of this namespace that are removed during a connection, so that packets to them get no answer.
@@ -65,11 +65,11 @@ fn transfer(mut from: TcpStream, to: &mut TcpStream) -> thread::JoinHandle<Error
 
 fn vanish() {
     for (name, value) in [
-        // An idle connection is probed after a second and ends after two more.
+        // Idle connection: probed after a second, ended after two more.
         ("tcp_keepalive_time", "1"),
         ("tcp_keepalive_intvl", "1"),
         ("tcp_keepalive_probes", "2"),
-        // A connection with data in flight ends after four tries.
+        // Data in flight: ended after four tries.
         ("tcp_retries2", "3"),
     ] {
         if let Err(error) = fs::write(format!("/proc/sys/net/ipv4/{name}"), value) {

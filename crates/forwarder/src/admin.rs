@@ -12,7 +12,7 @@ use turnpike_process::{Control, MetricsPage};
 pub(crate) struct ForwarderAdmin {
     pub(crate) control: Control,
     pub(crate) metrics: MetricsPage,
-    /// Weak, so that the owner of the forwarder can stop it while requests are running.
+    /// Weak, so that its owner can stop the forwarder while requests run.
     pub(crate) forwarder: Weak<Forwarder>,
     pub(crate) shown: watch::Receiver<Arc<ForwardSettings>>,
 }

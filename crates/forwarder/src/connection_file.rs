@@ -6,9 +6,9 @@
 //! client - - [20/Nov/2026:12:00:00 +0100] "GET /rinetd-services/LISTEN/PORT/TARGET/PORT/RESULT HTTP/1.0" 200 out - - - in
 //! ```
 //!
-//! Hosts and ports are those of the configuration, as in rinetd; if there are several targets, it is the one
-//! that was reached. Unlike rinetd's file, this one has no "opened" lines, and it limits refusals as the log
-//! does. It contains every ended connection.
+//! Hosts and ports are those of the configuration, as in rinetd; if there are several targets, that of the
+//! one reached. Unlike rinetd's, the file has no "opened" lines and limits refusals as the log does. It
+//! contains every ended connection.
 
 use std::{
     collections::HashMap,
@@ -28,7 +28,7 @@ pub(crate) struct ConnectionFile {
     file: File,
     format: LineFormat,
     rules: HashMap<String, Rule>,
-    /// An error has been logged; it is logged only once.
+    /// An error has been logged; it is logged once.
     failed: bool,
     /// The last line in the file is incomplete.
     is_cut: bool,
@@ -45,8 +45,8 @@ impl ConnectionFile {
         Ok(Self { file, format, rules, failed: false, is_cut: false })
     }
 
-    /// Appends one line per report in a single write; `lists` are used to determine the reason for refusals.
-    /// Returns the number of lines that were not written.
+    /// Appends one line per report in a single write; `lists` determine the reason for refusals. Returns the
+    /// number of lines not written.
     pub(crate) fn write(&mut self, reports: &[ConnectionReport], lists: &AccessLists) -> u64 {
         let mut text = String::new();
         let now = Zoned::now();

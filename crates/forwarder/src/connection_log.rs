@@ -72,7 +72,7 @@ struct Repetition {
 impl ConnectionLogLimits {
     /// Limit on ends of one client's connections: enough for a busy client, but not for a flood.
     const EACH: Rate = Rate::new(2000, 10);
-    /// Limit on all ends of connections; the burst equals the capacity of the queue.
+    /// Limit on all ends; the burst equals the queue's capacity.
     const TOTAL: Rate = Rate::new(32_768, 1);
     const MOST: usize = 16_384;
     /// Interval between lines about an unreachable target.
@@ -90,7 +90,7 @@ impl ConnectionLogLimits {
         }
     }
 
-    /// Returns the number of lines suppressed before this one, or `None` if this one must be suppressed too.
+    /// Number of lines suppressed before this one, or `None` to drop it.
     fn admit(&mut self, now: Duration, report: &ConnectionReport) -> Option<u64> {
         let client = report.client.ip().unwrap_or(BY_UNIX_SOCKET);
         let mut suppressed = 0;
@@ -164,9 +164,9 @@ impl ConnectionLogWriter {
 enum Noise {
     None,
     Refusal,
-    /// UDP session was evicted: with forged sources, once per datagram.
+    /// Evicted UDP session: with forged sources, one per datagram.
     Eviction,
-    /// Session was refused by its target: once per datagram while the target is down.
+    /// Session refused by its target: one per datagram while it is down.
     Unreachable(Address),
 }
 

@@ -1,4 +1,4 @@
-//! The access list that denies a client, for the log and the connection file.
+//! Access list that denies a client, for the log and the connection file.
 
 use std::{collections::HashMap, net::IpAddr};
 
@@ -7,14 +7,14 @@ use turnpike_forward::{Access, Pattern};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AccessLists {
-    /// The global lists, which are checked first.
+    /// Global lists, checked first.
     global: Access,
     rules: HashMap<String, Access>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AccessDenial<'a> {
-    /// There is an allow list, but none of its patterns match.
+    /// An allow list exists, but no pattern matches.
     NotAllowed,
     Denied(&'a Pattern),
 }
@@ -25,8 +25,8 @@ impl AccessLists {
         Self { global: settings.access.clone(), rules }
     }
 
-    /// First denial in the order in which the forwarder checks. `None` if these lists, which may be newer
-    /// than the denial, allow the client.
+    /// First denial in the forwarder's order. `None` if these lists allow the client: they may be newer than
+    /// the denial.
     pub(crate) fn denial(&self, rule: &str, client: Option<IpAddr>) -> Option<AccessDenial<'_>> {
         let Some(client) = client else {
             // For a client without an address, the global lists are skipped, and no pattern matches.
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_denial_contains_the_pattern_or_says_that_none_allows() {
+    fn a_denial_contains_the_pattern_or_the_missing_allow() {
         let rule = "tcp://0.0.0.0:8080=10.0.0.2:80?name=web&allow=192.0.2.*&deny=192.0.2.9,192.0.2.16/28";
         let rule = super::rule(rule);
         let global = Access { allow: Vec::new(), deny: vec![Pattern::Wildcard("203.0.113.*".to_owned())] };

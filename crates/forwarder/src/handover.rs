@@ -71,8 +71,8 @@ impl PreviousForwarder {
         Ok((Self { forwarder, workers, datapath, page }, passed))
     }
 
-    /// Number of workers and data path, which both must stay the same: listeners are bound for each worker,
-    /// and waiting packets depend on the data path.
+    /// Number of workers and data path, which must stay the same: listeners are bound per worker, and waiting
+    /// packets depend on the data path.
     pub(crate) fn kept(&self) -> (usize, Datapath) {
         (self.workers, self.datapath)
     }

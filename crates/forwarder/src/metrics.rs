@@ -1,5 +1,5 @@
 //! `/metrics` of the forwarder: counters per rule and per target address. The number of time series is
-//! bounded: `rule` and `target` come from the configuration, and the number of addresses per name is limited.
+//! bounded: `rule` and `target` come from the configuration, and the addresses of a name are limited.
 
 use std::{fmt, sync::Arc, time::Duration};
 

@@ -29,7 +29,7 @@ pub(crate) fn forwarder_needs(sources: &ForwardSources, loaded: &ForwardLoaded) 
     needs.with_directories()
 }
 
-/// Privileges needed for the rules alone, which a reload can change.
+/// Privileges for the rules alone, which a reload can change.
 pub(crate) fn rule_privileges(settings: &ForwardSettings) -> CapabilitySet {
     let is_in_kernel = |rule: &Rule| {
         rule.kernel == Some(true) || rule.protocol == Protocol::Tcp && rule.copy == CopyMode::Kernel

@@ -72,7 +72,7 @@ struct PortForwarder {
     shown: watch::Sender<Arc<ForwardSettings>>,
     workers: usize,
     datapath: Datapath,
-    /// True if the interfaces of the kernel path have been logged.
+    /// The interfaces of the kernel path have been logged.
     has_logged_kernel: bool,
     /// Kept while listeners may still be bound.
     passed: Arc<PassedSockets>,
@@ -121,7 +121,7 @@ impl PortForwarder {
         let is_attached = previous.is_none();
         take_over(previous, control, &forwarder, &settings, datapath)?;
         let pid_file = match PidFile::write(settings.pid_file.as_deref()) {
-            // Not fatal, because clients are already being served.
+            // Not fatal: clients are already served.
             Err(error) if !is_first => {
                 tracing::warn!("{error}");
                 PidFile::NONE
@@ -180,7 +180,7 @@ impl PortForwarder {
         let records = open_records(&new)?;
         let runtime = self.for_runtime(&new);
         let (forwarder, rules) = (Arc::clone(&self.forwarder), new.rules.clone());
-        // This blocks on name lookups.
+        // Blocks on name lookups.
         let reload = tokio::task::spawn_blocking(move || forwarder.reload(&runtime, &rules));
         let failed = reload.await.map_err(io::Error::other).map_err(StartError::from)??;
         reloaded.warnings.extend(log_left_out(&failed));
@@ -192,10 +192,10 @@ impl PortForwarder {
         {
             warn(&mut reloaded, error.to_string());
         }
-        // Reopened even if nothing has changed, because log rotation moves the old file away.
+        // Reopened even without changes, because log rotation moves the old file away.
         *self.records.lock().unwrap_or_else(PoisonError::into_inner) = records;
         if self.settings.pid_file != new.pid_file {
-            // Remove the old file first, because the new name may lead to the same file.
+            // Removes the old one first: the new name may lead to the same file.
             self.pid_file = PidFile::NONE;
             match PidFile::write(new.pid_file.as_deref()) {
                 Ok(file) => self.pid_file = file,
@@ -244,7 +244,7 @@ impl Service for PortForwarder {
 
     fn drain(&mut self, deadline: Duration) {
         self.forwarder.drain();
-        // These are duplicates of listeners, which would keep them open.
+        // Duplicates of listeners, which would keep them open.
         self.passed = Arc::default();
         let deadline_s = deadline.as_secs();
         tracing::info!(connections = self.open(), deadline_s, "draining: no new connections");
@@ -435,8 +435,8 @@ fn log_kernel(started: &ForwardSettings, forwarder: &Forwarder, rules: &[Rule], 
     true
 }
 
-/// A connection needs two sockets and, during bulk transfer, two pipes from a pool. Few connections are in
-/// bulk transfer at the same time.
+/// A connection has two sockets and, during bulk transfer, two pipes from a pool; few connections are in bulk
+/// transfer at once.
 fn raise_open_files(settings: &ForwardSettings, workers: usize) {
     let ports: usize =
         settings.rules.iter().map(|rule| usize::from(rule.ports.last - rule.ports.first) + 1).sum();

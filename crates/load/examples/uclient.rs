@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Both use 200 clients over channels on loopback, in alternating runs with a fresh server each, because
-//! uclient leaves its allocations behind. Prints the CPU time of the whole process, including startup and
-//! allocations, per returned message.
+//! uclient leaves its allocations behind. Prints the CPU time of the whole process, startup and allocations
+//! included, per returned message.
 #![forbid(unsafe_code)]
 #![allow(
     clippy::print_stdout,
@@ -24,7 +24,6 @@ use std::{
 use serde_json::Value;
 
 const CLIENTS: u32 = 200;
-/// Messages per client.
 const MESSAGES: u32 = 500;
 const SIZE: &str = "120";
 

@@ -90,8 +90,8 @@ pub enum LoadError {
     Credentials { server: SocketAddr, user: String, realm: String },
     #[error(
         "{server} refused the access token of key {kid:?} in realm {realm:?} (401): it has expired, the server has no such \
-         key (oauth.key), another key with this name, a different oauth.server_name, or no tokens in this realm; its log \
-         says why. Make a new token with `turnpike credentials --token-key`"
+         key (oauth.key), another key with this name, a different oauth.server_name, or no tokens in this realm; \
+         see its log. Make a new token with `turnpike credentials --token-key`"
     )]
     AccessToken { server: SocketAddr, kid: String, realm: String },
     #[error("{server} asks for a credential in realm {realm:?}: give one with --user NAME:PASSWORD")]

@@ -39,7 +39,7 @@ const VERSION: u8 = 1;
 pub(crate) enum StreamMode {
     Sink {
         verify: bool,
-        /// Bytes are discarded in the kernel instead of being copied to user space.
+        /// Discards in the kernel instead of copying to user space.
         discard: bool,
     },
     /// The server sends bytes in writes of `block`, 1 to [`MAX_SIZE`].

@@ -75,7 +75,7 @@ pub(crate) fn defaults<A: Args>(server: SocketAddr) -> A {
     parse(&server.to_string()).unwrap_or_else(|error| unreachable!("an address is enough: {error}"))
 }
 
-/// Parses seconds; fails if they exceed a year.
+/// Parses seconds; fails beyond a year.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     const MOST: u64 = 365 * 86_400;
     let seconds: f64 = text.parse().map_err(|error: ParseFloatError| format!("expected seconds: {error}"))?;
@@ -92,7 +92,7 @@ fn percent(text: &str) -> Result<f64, &'static str> {
         .ok_or("expected a number from 0 to 100")
 }
 
-/// Parses HOST or HOST:PORT; the default port is that of the reflector.
+/// Parses HOST or HOST:PORT; the default port is the reflector's.
 pub(crate) fn reflector(text: &str) -> Result<SocketAddr, String> {
     if let Ok(address) = text.parse::<ZonedIp>() {
         return Ok(address.at(DEFAULT_PORT));

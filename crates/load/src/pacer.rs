@@ -1,6 +1,6 @@
 //! Due times of bursts: an open loop that never waits for replies.
 
-/// Due times at a fixed rate. They are computed from a counter, so they do not drift.
+/// Due times at a fixed rate, computed from a counter and therefore free of drift.
 #[derive(Clone, Debug)]
 pub(crate) struct Pacer {
     start_ns: u64,
@@ -24,7 +24,7 @@ impl Pacer {
         self.index += 1;
     }
 
-    /// Skips everything that is due before `ns`.
+    /// Drops everything due before `ns`.
     #[expect(clippy::cast_possible_truncation, reason = "exact up to 2^53 ns, 104 days")]
     pub(crate) fn skip_to(&mut self, ns: u64) {
         if self.due() < ns {

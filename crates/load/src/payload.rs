@@ -11,7 +11,7 @@ const MAGIC: u64 = 0x5450_4B45 << 32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PayloadStamp {
-    /// Flow number within the run: that of the client or, with a profile, that of the stream.
+    /// Flow number within the run: the client's, or with a profile the stream's.
     pub(crate) flow: u32,
     pub(crate) sequence: u64,
     /// Due time in nanoseconds on the run's clock.
@@ -21,7 +21,7 @@ pub(crate) struct PayloadStamp {
 impl PayloadStamp {
     #[inline]
     pub(crate) fn write(self, out: &mut [u8]) {
-        // Whole words, because each slice copy would cost a function call.
+        // Whole words: slice copies cost a function call each.
         if let ([first, second, third, ..], _) = out.as_chunks_mut::<8>() {
             *first = (MAGIC | u64::from(self.flow)).to_be_bytes();
             *second = self.sequence.to_be_bytes();

@@ -35,7 +35,7 @@ pub struct ProgressInterval {
     pub received: u64,
     /// Messages that were not answered, although a later one was.
     pub lost: u64,
-    /// Messages that are in flight, or lost without a later reply that would show it.
+    /// In flight, or lost without a later reply that would show it.
     pub outstanding: u64,
     pub kind: CountKind,
     pub p50_us: u64,
@@ -44,7 +44,7 @@ pub struct ProgressInterval {
 }
 
 impl ProgressInterval {
-    /// Loss in percent of the packets sent in this interval, at most 100.
+    /// In percent of the packets sent in this interval, at most 100.
     pub fn loss_percent(&self) -> f64 {
         if self.sent == 0 { 0.0 } else { (self.lost as f64 * 100.0 / self.sent as f64).min(100.0) }
     }

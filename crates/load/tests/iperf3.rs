@@ -37,7 +37,7 @@ fn iperf3_server() -> (Server, SocketAddr) {
 
 /// Received bits per second, and the ratio of received to sent bytes.
 fn iperf3(server: SocketAddr, flags: &[&str]) -> (f64, f64) {
-    // The connection by which `iperf3_server` probes the server may keep it busy for a moment.
+    // The probe of `iperf3_server` may keep it busy for a moment.
     eventually("iperf3 has measured", || {
         let output = Command::new("iperf3")
             .args(["--client", "127.0.0.1", "--port", &server.port().to_string(), "--time", "1", "--json"])
@@ -64,7 +64,7 @@ fn throughput_on_loopback_agrees_with_iperf3() {
     let reflector = Reflector::start(&config).unwrap();
     let (_server, address) = iperf3_server();
     for flags in [&[][..], &["--reverse"]] {
-        // The machine is shared, so compare the best of alternating runs until they agree.
+        // The machine is shared: compares the best of alternating runs until they agree.
         let (mut ours, mut theirs) = (0.0_f64, 0.0_f64);
         eventually("iperf3 and we agree", || {
             let target = format!("{} --warmup 0 --duration 1", reflector.tcp_listeners()[0]);

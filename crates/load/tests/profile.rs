@@ -34,7 +34,7 @@ fn through(server: SocketAddr, flags: &str) -> turn::TurnLoadConfig {
     parse(&format!("{usual} {flags}")).unwrap()
 }
 
-/// Checks that everything has arrived and that the totals match the parts.
+/// Checks that everything arrived and that totals match the parts.
 fn is_whole(report: &LoadReport, context: &str) {
     let profile = report.profile.as_ref().unwrap();
     assert_eq!((report.lost, report.duplicated, report.reordered), (0, 0, 0), "{context}: {report:?}");
@@ -110,7 +110,7 @@ fn the_seed_determines_the_packets() {
     assert_ne!(first, sent(8, 1, &relay));
 }
 
-/// What a [`MiddleBox`] has done in one direction with packets of the measured time.
+/// Actions of a [`MiddleBox`] in one direction, on packets of the measured time.
 #[derive(Default)]
 struct Way {
     seen: AtomicU64,

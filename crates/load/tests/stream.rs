@@ -42,8 +42,8 @@ fn quiet(config: &StreamLoadConfig) -> Result<RunOutcome, LoadError> {
     run(config, &StopHandle::default(), |_| {})
 }
 
-/// What a harmful proxy does to its connections, one at a time: it closes both sides after some bytes from
-/// the server, flips a byte from the client, or falls silent.
+/// Proxy for one connection at a time that harms it: closes both sides after some bytes from the server,
+/// flips a byte from the client, or falls silent.
 #[derive(Clone, Copy)]
 enum Harm {
     CloseAfter(usize),
@@ -177,7 +177,7 @@ fn connections_are_counted_one_by_one() {
         let report = quiet(&config).unwrap().report;
         assert!(report.sent > 0 && report.errors.is_empty(), "{close}: {report:?}");
         assert_eq!((report.sent, report.lost), (report.received, 0), "{close}: {report:?}");
-        // One additional connection was used to check that there is a reflector.
+        // One additional connection checked that there is a reflector.
         eventually("all connections are counted", || reflector.stats().connections - before > report.sent);
         assert_eq!(reflector.stats().connections - before, report.sent + 1, "{close}");
     }

@@ -35,7 +35,7 @@ fn traffic_over_channels_and_send_indications_comes_back_complete() {
                 &format!("--via {via} --clients {clients} --burst {burst} --size {size}"),
             );
             let context = format!("{via} {clients} clients of {size} bytes: {report:?}");
-            // The number due in one second at 2,000/s, give or take a burst per client.
+            // Due in one second at 2,000/s, give or take a burst per client.
             assert!((1..=2_100).contains(&report.sent), "{context}");
             assert_eq!((report.lost, report.duplicated, report.reordered), (0, 0, 0), "{context}");
             assert_eq!(report.sent, report.received, "{context}");
@@ -139,7 +139,7 @@ fn a_window_bounds_a_flood() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     let report = measured(&relay, &reflector, "--rate max --window 64 --burst 16 --clients 2");
     assert!(report.received > 1_000, "{report:?}");
-    // The two windows limit the number of packets in flight at the end of the run.
+    // Both windows bound the packets in flight at the end of the run.
     assert!(report.lost <= 128, "{report:?}");
 }
 
@@ -148,7 +148,7 @@ fn allocations_are_created_and_deleted() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     let report = measured(&relay, &reflector, "--mode allocate --clients 8 --rate 200");
     assert_eq!((report.lost, report.received), (0, report.sent), "{report:?}");
-    // At most the number that was due; a busy machine starts fewer.
+    // At most the number due; a busy machine starts fewer.
     assert!((1..=201).contains(&report.sent), "{report:?}");
     wait_until_empty(&relay);
 }
@@ -164,7 +164,7 @@ fn a_server_that_falls_behind_is_still_measured() {
     wait_until_empty(&relay);
 }
 
-/// Accepts every user who has the password, and records the names.
+/// Accepts every user with the password, and records the names.
 #[derive(Default)]
 struct Everybody(Mutex<Vec<String>>);
 
@@ -212,7 +212,7 @@ fn channels_are_bound_one_after_the_other() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     let report = measured(&relay, &reflector, "--mode bind --clients 4 --rate max");
     assert_eq!((report.lost, report.received), (0, report.sent), "{report:?}");
-    // More than one allocation per client can have, so some clients have started over.
+    // More than one allocation can have, so some clients have started over.
     assert!(report.received > 4 * 60, "{report:?}");
     assert!(report.errors.is_empty(), "{report:?}");
     wait_until_empty(&relay);
@@ -282,7 +282,7 @@ fn a_wrong_password_names_user_and_realm() {
 #[test]
 fn a_closed_port_differs_from_a_silent_one() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
-    // For a closed port, the kernel answers with port unreachable.
+    // Closed port: the kernel answers with port unreachable.
     let closed = free_address();
     let config = TurnLoadConfig { servers: vec![closed.into()], ..load(&relay, &reflector, "") };
     assert!(matches!(quiet(&config), Err(LoadError::Unreachable { server }) if server == closed));

@@ -59,7 +59,7 @@ fn all_clients_move_and_traffic_continues() {
         let report = quiet(&config).unwrap().report;
         let context = format!("{transport} {via}: {report:?}");
         let figure = |name: &str| report.extra[name];
-        // A busy machine may be too late for the last moves.
+        // A busy machine may be late for the last moves.
         assert!((1.0..=MOVES as f64).contains(&figure("migrations_done")), "{context}");
         assert_eq!(figure("migrations_failed"), 0.0, "{context}");
         assert!(figure("migration_ms_p50") > 0.0, "{context}");
@@ -79,7 +79,7 @@ fn all_clients_move_and_traffic_continues() {
             let all = figure("full_handshakes") + figure("resumed_handshakes");
             assert_eq!(all, figure("migrations_done") + f64::from(CLIENTS), "{context}");
         }
-        // The allocations are deleted from the clients' new addresses.
+        // Deleted from the clients' new addresses.
         wait_until_empty(&relay);
     }
 }
@@ -97,8 +97,8 @@ fn a_flood_survives_moves() {
         assert_eq!(report.extra["migrations_failed"], 0.0, "{context}");
         let done = report.extra["migrations_done"];
         assert!((1.0..=20.0).contains(&done) && report.received > 0, "{context}");
-        // Even clients with a full window continue, so the server sees data after each move, except possibly
-        // after a client's last one.
+        // Clients with a full window continue too, so the server sees data after each move, except possibly a
+        // client's last one.
         let moves = || counter(&relay, "mobility", "moved") as f64;
         eventually("the server has seen data after the moves", || moves() >= done - f64::from(CLIENTS));
         assert!(moves() <= done && moves() > 0.0, "{} {context}", moves());

@@ -1,4 +1,4 @@
-//! Datagrams without TURN: losses are counted, and nothing else counts as a loss.
+//! Datagrams without TURN: losses are counted, and only losses.
 
 use std::{
     collections::VecDeque,
@@ -71,7 +71,7 @@ fn dropped_and_duplicated_datagrams_are_counted_exactly() {
     assert_eq!(report.sent, report.received + report.lost);
 }
 
-/// The delay is longer than the publishing interval, so each interval has packets in flight.
+/// Longer than the publishing interval, so each interval has packets in flight.
 #[test]
 fn replies_in_flight_are_not_a_loss_in_the_progress() {
     const DELAY: Duration = Duration::from_millis(500);

@@ -1,8 +1,8 @@
 //! Attack mode: sends requests as an attacker would, to an operator's own server.
 //!
 //! With a credential, it requests forbidden peers, in every notation of their addresses and with every
-//! method, and allocations of other users. Without a credential, it looks for responses that are larger than
-//! their requests.
+//! method, and allocations of other users. Without a credential, it looks for responses larger than their
+//! requests.
 //!
 //! The data sent towards a forbidden peer is a Binding request to a port on which, by default, the server
 //! itself answers. A reply through the relay proves that the peer was reachable. If there is no reply,
@@ -54,7 +54,7 @@ const AFTER_A_MOVE: Entries = Entries {
     send: AttackEntry::MobilitySend,
 };
 
-/// Maximum acceptable number of response bytes per request byte for clients without credentials.
+/// Acceptable response bytes per request byte for clients without credentials.
 const MOST_AMPLIFICATION: f64 = 4.0;
 
 pub fn plan(config: &crate::ProbeConfig) -> Vec<String> {
@@ -253,7 +253,7 @@ impl ProbeRun<'_> {
         let granted = granted.map_err(describe_error)?;
         match granted.code() {
             None => Ok(Some((session, granted))),
-            // The address family, transport or mobility is not supported.
+            // Address family, transport or mobility not supported.
             Some(400 | 405 | 420 | 440 | 442) => Ok(None),
             Some(_) => Err(format!("no allocation: {}", granted.describe())),
         }
@@ -335,8 +335,7 @@ impl AttackSession<'_> {
                 let peer = SocketAddr::new(form.ip, port);
                 let mut permitted = permission(session, peer).map_err(describe_error)?;
                 if permitted.code() == Some(508) {
-                    // The allocation has no permissions or channels left, because earlier grants have used
-                    // them up.
+                    // The allocation is out of permissions or channels; earlier grants used them up.
                     session.delete();
                     let Some(next) = renew() else {
                         return Err("the server granted no further allocation".to_owned());

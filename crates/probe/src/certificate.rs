@@ -15,8 +15,7 @@ use x509_cert::{
 
 use crate::report::{CertificateFacts, ProbeReport};
 
-/// A certificate that is valid for fewer days is reported; automatic renewal usually starts 30 days before
-/// expiry.
+/// Certificates valid for fewer days are reported; automatic renewal usually starts 30 days before expiry.
 const SOON_DAYS: i64 = 14;
 const DAY: u64 = 86_400;
 

@@ -167,7 +167,7 @@ impl ProbeConnection {
         }
     }
 
-    /// Returns true if the incomplete data at the end of a stream cannot be the start of a STUN message.
+    /// Returns true if the incomplete bytes at a stream's end cannot start a STUN message.
     pub(crate) fn ends_in_garbage(&self) -> bool {
         // RFC 7983 section 7.
         self.rest.first().is_some_and(|first| *first > 3)
@@ -233,7 +233,7 @@ impl Drop for ProbeConnection {
 
 pub(crate) const WEB_SERVER: &str = "a web server answers";
 
-/// Recognises a web server by its status line, which would otherwise be parsed as ChannelData of 21 kB.
+/// Recognises a web server by its status line, which would otherwise parse as ChannelData of 21 kB.
 fn web_server(answer: &[u8]) -> Option<String> {
     let status = answer.strip_prefix(b"HTTP/")?;
     let line = status.split(|byte| matches!(byte, b'\r' | b'\n')).next().unwrap_or_default();
@@ -241,7 +241,7 @@ fn web_server(answer: &[u8]) -> Option<String> {
     Some(format!("{WEB_SERVER} (HTTP/{}), not TURN", escape::line(&line)))
 }
 
-/// Remaining time until the deadline; `TimedOut` if none is left.
+/// Remaining time; `TimedOut` if there is none.
 pub(crate) fn left(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
@@ -391,13 +391,13 @@ fn whole(buffer: &[u8], read: usize) -> io::Result<&[u8]> {
     if read == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(&buffer[..read]) }
 }
 
-/// Lets the handshake continue even if the certificate is bad, so that the probe can report more than the
-/// first fault.
+/// Lets the handshake continue with a bad certificate, so that the probe can report more than the first
+/// fault.
 #[derive(Debug)]
 struct Observer {
     inner: Arc<dyn CertificateJudge>,
     unjudged: Option<String>,
-    /// Verdicts by the thread that opens the connection, because connections are opened in parallel.
+    /// Keyed by the opening thread, because connections are opened in parallel.
     seen: Mutex<HashMap<ThreadId, String>>,
 }
 
@@ -529,8 +529,7 @@ mod tests {
         other.join().unwrap();
     }
 
-    /// Error of a handshake with a server that keeps repeating one HelloVerifyRequest (RFC 6347 section
-    /// 4.2.1).
+    /// Error of a handshake with a server that repeats one HelloVerifyRequest (RFC 6347 section 4.2.1).
     fn handshake_with_copies(most: usize, patience: Duration) -> String {
         let server = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
         let address = server.local_addr().unwrap();

@@ -41,7 +41,7 @@ use turnpike_wire::stun::{kind, method};
 pub struct ProbeConfig {
     pub server: ServerUri,
     pub user: Option<Login>,
-    /// [`TlsOptions::insecure`] affects the verdict "usable", but not the findings about a certificate.
+    /// [`TlsOptions::insecure`] affects the verdict "usable", not the findings about a certificate.
     pub tls: TlsOptions,
     /// Time limit of the whole probe. Default 30 s.
     pub timeout: Duration,
@@ -78,8 +78,8 @@ fn invalid(what: String) -> ProbeError {
 
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Probes a server within about [`ProbeConfig::timeout`]. Errors are about invalid settings, not about
-/// problems of the server.
+/// Probes a server within about [`ProbeConfig::timeout`]. Errors are wrong settings, not problems of the
+/// server.
 pub fn run(config: &ProbeConfig) -> Result<ProbeReport, ProbeError> {
     if !(1..=1_000).contains(&config.count) {
         return Err(invalid(format!("--count is {}, but must be 1 to 1000", config.count)));
@@ -122,7 +122,7 @@ struct ProbeRun<'a> {
     config: &'a ProbeConfig,
     deadline: Instant,
     addresses: Vec<IpAddr>,
-    /// The error says why TLS and DTLS are unavailable.
+    /// The error explains why TLS and DTLS are unavailable.
     trust: Result<Trust, String>,
     servers: HashMap<ClientTransport, SocketAddr>,
     report: ProbeReport,
@@ -183,7 +183,7 @@ impl ProbeRun<'_> {
             let offers = [("sha256", challenge.is_sha256()), ("userhash", challenge.anonymous)];
             self.report.features.extend(offers.map(|(name, offered)| (name.to_owned(), offered)));
         }
-        // Without a credential, the server is usable if it asks for one.
+        // Without a credential, the server passes if it asks for one.
         let asks = credentials.is_none() && self.report.realm.is_some() && !credentials::is_bad(&self.report);
         self.report.usable = self.requested_transport_works()
             && match outcome {
@@ -412,7 +412,7 @@ mod tests {
         let port = stun_server();
         for addresses in [[V6, V4], [V4, V6]] {
             let report = probe(&addresses, port);
-            // The remaining checks use the working address, whichever one the resolver prefers.
+            // The remaining checks use the working address, whatever the resolver prefers.
             assert_eq!(report.transports["tcp"].address, format!("127.0.0.1:{port}"), "{report:?}");
             assert!(report.transports["tcp"].reachable, "{report:?}");
             assert!(!report.other_family["tcp"].reachable, "{report:?}");

@@ -14,7 +14,7 @@ use crate::{
     session::{ServerAnswer, read, write},
 };
 
-/// Transmission times. A request that gets no answer after the third transmission counts as filtered.
+/// Transmission times. A request without an answer after the third one counts as filtered.
 const SENT_AT_MS: [u64; 3] = [0, 250, 750];
 const GIVE_UP_MS: u64 = 1_500;
 /// CHANGE-REQUEST (RFC 5780 section 7.2).
@@ -30,8 +30,7 @@ pub(crate) fn discover(server: SocketAddr, deadline: Instant) -> io::Result<Opti
         return Ok(None);
     };
     let mapped = first.address(kind::XOR_MAPPED_ADDRESS);
-    // Source address of packets to the server, which cannot be read from a socket that is bound to the
-    // wildcard address.
+    // Source address of packets to the server, which a socket bound to the wildcard address does not show.
     let local = crate::connection::udp(server)
         .and_then(|probe| probe.local_addr())
         .and_then(|own| Ok(SocketAddr::new(own.ip(), socket.local_addr()?.port())));

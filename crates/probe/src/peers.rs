@@ -1,5 +1,5 @@
-//! Check for forbidden peers: CreatePermission and ChannelBind for addresses to which a server must not
-//! relay. No data is sent.
+//! Check for forbidden peers: CreatePermission and ChannelBind for addresses a server must not relay to. No
+//! data is sent.
 
 use std::{io, net::SocketAddr};
 
@@ -34,7 +34,7 @@ const V4: &[Forbidden] = &[
     forbidden("255.255.255.255", "broadcast", FindingLevel::Bad),
 ];
 
-/// Targets for an allocation with an IPv6 address. Those that start with `::ffff:` are also tried with IPv4.
+/// Targets for an allocation with an IPv6 address. Those starting with `::ffff:` are tried with IPv4 too.
 const V6: &[Forbidden] = &[
     forbidden("::1", "loopback", FindingLevel::Bad),
     forbidden("::", "unspecified (reaches loopback on Linux)", FindingLevel::Bad),
@@ -68,7 +68,7 @@ enum PeerAccess {
     Unknown,
 }
 
-/// If an allocation runs out of room, `renew` supplies a fresh one, which is left in `session`.
+/// `renew` supplies a fresh allocation, which stays in `session`, if one runs out of room.
 pub(crate) fn ask(
     session: &mut ProbeSession,
     is_v6: bool,
@@ -186,7 +186,7 @@ fn ask_for(
     Ok((access(permission.code(), bound.code()), told))
 }
 
-/// The peer is allowed if one of the two succeeds, and refused only if both are refused.
+/// One success allows the peer; only two refusals count as refused.
 fn access(permission: Option<u16>, channel: Option<u16>) -> PeerAccess {
     if permission.is_none() || channel.is_none() {
         PeerAccess::Allowed

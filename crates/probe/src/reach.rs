@@ -20,7 +20,7 @@ use crate::{
     session::{ProbeSession, ServerAnswer},
 };
 
-/// The only port that strict firewalls leave open for TLS.
+/// Only port for TLS that strict firewalls leave open.
 const HTTPS: u16 = 443;
 
 struct ReachAttempt {
@@ -87,7 +87,7 @@ impl ProbeRun<'_> {
         }
     }
 
-    /// The attempts run in parallel, because each one costs a full timeout if a firewall drops packets.
+    /// Runs in parallel, because a firewall that drops packets costs a full timeout per attempt.
     fn attempts(&self, ip: IpAddr, transports: &[ClientTransport]) -> Vec<ReachTried> {
         thread::scope(|scope| {
             let try_at = |transport: ClientTransport, port| {
@@ -237,7 +237,7 @@ impl ProbeRun<'_> {
         self.report.port_443.insert(transport.to_string(), facts);
     }
 
-    /// Reports on the address of the other family, since clients may choose either.
+    /// Reports the address of the other family, since clients may choose either.
     fn tell_other(&mut self, chosen: &[ReachTried], other: Vec<ReachTried>) {
         for ReachTried { named: ReachAttempt { transport, server, facts, .. }, .. } in other {
             let at_chosen = chosen.iter().find(|tried| tried.transport() == transport);

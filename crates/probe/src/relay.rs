@@ -137,9 +137,9 @@ impl Feature {
 pub(crate) enum RelayFound {
     Yes(Vec<SocketAddr>),
     No(String),
-    /// Allocated, but without the feature; contains the server's answer, if any.
+    /// Allocated without the feature; the server's answer, if any.
     Less(String),
-    /// Inconclusive because of a quota or a missing answer.
+    /// Inconclusive because of a quota or missing answer.
     Unknown(String),
 }
 

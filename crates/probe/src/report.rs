@@ -59,14 +59,14 @@ pub struct TransportFacts {
     pub reachable: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
-    /// Milliseconds from the first packet until the connection is open, including the handshake.
+    /// Milliseconds from the first packet to the open connection, handshake included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub open_ms: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alpn: Option<String>,
-    /// Round trips of Binding requests that were answered after one transmission.
+    /// Round trips of Bindings answered after one transmission.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rtt_us: Option<RoundTrip>,
     /// Client address as seen by the server.
@@ -81,7 +81,7 @@ pub struct RoundTrip {
     pub min: u64,
     pub median: u64,
     pub asked: usize,
-    /// Number of Binding requests answered after one transmission.
+    /// Binding requests answered after one transmission.
     pub answered: usize,
 }
 
@@ -92,9 +92,9 @@ pub struct CertificateFacts {
     pub names: Vec<String>,
     pub not_before: String,
     pub not_after: String,
-    /// Whole days until expiry; negative once it has expired.
+    /// Whole days until expiry, negative once expired.
     pub days_left: i64,
-    /// Parse error, in which case all fields above are empty.
+    /// Parse error; all fields above are empty then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unreadable: Option<String>,
     /// Number of certificates sent, leaf included (DTLS reports the leaf only).

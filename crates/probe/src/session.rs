@@ -21,7 +21,7 @@ use turnpike_wire::{
 
 use crate::connection::ProbeConnection;
 
-/// Number of challenges that are answered before they count as a refusal.
+/// Challenges answered before they count as a refusal.
 const MOST_CHALLENGES: u8 = 3;
 /// Limit on buffered indications, since a server may send any number.
 const MOST_UNASKED: usize = 1024;
@@ -52,7 +52,7 @@ pub(crate) struct ServerAnswer {
     pub(crate) error: Option<(u16, String)>,
     /// True if the integrity attribute is correct, or if the exchange is unsigned.
     pub(crate) verified: bool,
-    /// Time since the last transmission, which is only an estimate after a loss.
+    /// Time since the last transmission: an estimate after a loss.
     pub(crate) took: Duration,
     pub(crate) sent: u32,
 }
@@ -70,7 +70,7 @@ impl ServerAnswer {
     pub(crate) fn describe(&self) -> String {
         match &self.error {
             None => "success".to_owned(),
-            // Errors of this kind are sent by pion.
+            // pion sends such errors.
             Some((0, _)) => "an error without a code (no ERROR-CODE)".to_owned(),
             Some((code, reason)) => describe_code(*code, reason),
         }
@@ -143,8 +143,7 @@ impl ProbeSession {
         self.exchange(method, attributes, true)
     }
 
-    /// Sends a request, which is signed once there has been a challenge, and repeats it after each new
-    /// challenge.
+    /// Sends a request, signed once there is a challenge, and repeats it after each new one.
     pub(crate) fn request(
         &mut self,
         method: u16,
@@ -166,7 +165,7 @@ impl ProbeSession {
         self.exchange(method, attributes, signed)
     }
 
-    /// Adopts the realm and nonce of a challenge; returns false if they are missing or there is no user.
+    /// Adopts the realm and nonce of a challenge; false if they are missing or there is no user.
     pub(crate) fn accept_challenge(&mut self, answer: &ServerAnswer) -> bool {
         let Some(credentials) = &self.credentials else { return false };
         let known = self.challenge.as_ref().map(|challenge| challenge.realm.clone());
@@ -264,8 +263,7 @@ impl ProbeSession {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stray {
     Echo,
-    /// Neither STUN nor data. Text may look like ChannelData, but no peer has been sent anything that it
-    /// could answer.
+    /// Neither STUN nor data: text may look like ChannelData, but no peer has been sent anything to answer.
     Garbage,
 }
 

@@ -30,7 +30,7 @@ use turnpike_relay::{
 use turnpike_testkit::stun;
 use turnpike_turn::server::{AllocationLimits, PeerRules, ServerConfig, ServerLimits};
 
-/// Server addresses per client socket: each results in its own 5-tuple.
+/// Server addresses per client socket: each is its own 5-tuple.
 const FAN: u32 = 1000;
 const SOON: Duration = Duration::from_secs(10);
 
@@ -39,7 +39,7 @@ fn main() {
     let allocations: u32 = arguments.next().unwrap_or(100_000);
     let listings = arguments.next().unwrap_or(20);
     let limit = turnpike_net::rlimit::raise_open_files(u64::from(allocations) + 2 * u64::from(FAN));
-    // One relay socket per allocation, or shared sockets if the limit of open files is too low.
+    // One socket per allocation, or shared ones if the limit of open files is too low.
     let shared_ports = if limit > u64::from(allocations) + 500 { 0 } else { 8 };
     if shared_ports != 0 {
         println!("ulimit -n is {limit}: the allocations share {shared_ports} relay ports");

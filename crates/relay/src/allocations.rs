@@ -103,7 +103,7 @@ pub struct AllocationSnapshot {
     pub relayed: Vec<(SocketAddr, u64)>,
     /// Follows its client to another address (RFC 8016).
     pub is_mobile: bool,
-    /// The mobile client has left its address and may come back from another.
+    /// The mobile client has left its address and may return.
     pub is_away: bool,
     pub age_ms: u64,
     /// Payload datagrams and bytes to peers.

@@ -19,8 +19,7 @@ pub(crate) struct Bounded {
     most: usize,
     most_per_network: usize,
     members: BTreeMap<u64, Member>,
-    /// Member numbers by network, because the oldest member of a full network is looked up for every new
-    /// client.
+    /// Member numbers by network, because a full network looks up its oldest for every new client.
     networks: HashMap<IpAddr, BTreeSet<u64>, RandomState>,
     next: u64,
 }

@@ -19,8 +19,8 @@ const WINDOW: Duration = Duration::from_millis(2);
 /// Number of datagrams that make a pause worthwhile. A single one would have woken the worker anyway, and
 /// sleeping costs as much.
 const WORTH: u64 = 2;
-/// Number of windows without pauses after a window whose pauses gathered too little: clients that wait for
-/// replies send nothing in the meantime.
+/// Windows without pauses after one whose pauses gathered too little: clients that wait for replies send
+/// nothing in the meantime.
 const REST: u32 = 50;
 /// Ticks with more datagrams are batched well enough; the next tick starts immediately.
 const SMALL: u64 = 32;

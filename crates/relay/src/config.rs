@@ -39,11 +39,10 @@ pub struct Config {
     pub kernel: Option<Hook>,
     /// Maximum number of flows in the kernel, each in one direction; the rest stay in user space.
     pub kernel_flows: u32,
-    /// Time for which a worker keeps polling after its last work before it sleeps; with zero it sleeps
-    /// immediately.
+    /// Time for which a worker polls after its last work before it sleeps; with zero it sleeps immediately.
     pub busy_poll: Duration,
-    /// Maximum time by which a datagram is delayed so that the next wake-up handles more of them
-    /// (`coalesce.rs`); zero means no delay.
+    /// Maximum delay of a datagram, added so that the next wake-up handles more of them (`coalesce.rs`); zero
+    /// adds none.
     pub coalesce: Duration,
     /// Relay addresses. If a family has several, a client gets the one to which it sent, or else the source
     /// address of the route to the client.

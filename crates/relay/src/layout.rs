@@ -23,7 +23,7 @@ struct Numbered {
     server_name: Option<String>,
     /// Accepts new clients.
     open: bool,
-    /// For streams: the listener is one of [`StreamConfig::tls_listen`].
+    /// Streams: listed in [`StreamConfig::tls_listen`].
     secure: bool,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +63,7 @@ impl Layout {
             let mut placed: Vec<Placed> =
                 self.placed(kind[0]).map(|it| Placed { open: false, ..it }).collect();
             for (address, secure) in wanted {
-                // The same address with port 0 may be configured several times.
+                // An address with port 0 may be configured several times.
                 match placed.iter_mut().find(|it| it.address == address && !it.open) {
                     Some(known) => (known.open, known.secure) = (true, secure),
                     None => placed.push(Placed { place: placed.len(), address, open: true, secure }),

@@ -30,8 +30,8 @@ mod turned_away;
 pub mod upgrade;
 mod worker;
 
-// Types shared between threads are imported from `crate::sync`, which the crate `interleave` replaces to try
-// every interleaving.
+// Types shared between threads are imported from `crate::sync`, which `interleave` replaces to try every
+// interleaving.
 use std::sync;
 
 pub use config::{Config, RelayState};

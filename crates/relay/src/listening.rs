@@ -25,7 +25,7 @@ use turnpike_turn::server::{NatDiscovery, Transport};
 
 use crate::{Config, Layout, StartError, layout::Placed, stream::listen_options};
 
-/// Number of attempts to find a port that is free for both UDP and TCP if the kernel chooses it.
+/// Attempts to find a port that is free for both UDP and TCP if the kernel chooses it.
 const PORT_ATTEMPTS: usize = 16;
 
 /// Bound addresses, with real ports instead of 0.

@@ -19,8 +19,8 @@ pub(crate) const QUARANTINE_MS: u64 = 10_000;
 pub(crate) struct PoolBits {
     /// Ports that are not available: open, about to be opened, or in quarantine.
     taken: Bits,
-    /// Ports on which we have a socket, by transport. A taken port need not be open here (another program may
-    /// have it), and a port that relays UDP stays free for TCP.
+    /// Ports on which we have a socket, by transport. A taken port may be another program's, and a port that
+    /// relays UDP stays free for TCP.
     open: [Bits; 2],
     /// Oldest first.
     quarantine: Mutex<VecDeque<Quarantined>>,

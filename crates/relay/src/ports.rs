@@ -27,16 +27,15 @@ use crate::{
 
 /// Milliseconds until a reservation expires (RFC 8656 section 7.2 recommends at least 30 s).
 const RESERVATION_MS: u64 = 30_000;
-/// Maximum number of concurrent reservations per user, who also never gets more than a quarter of all.
-/// Clients use the second port of a pair within a round trip, so this allows four calls to start at the same
-/// time.
+/// Maximum concurrent reservations per user, but never more than a quarter of all. Clients use the second
+/// port of a pair within a round trip, so this allows four calls to start at once.
 const MOST_PER_USER: usize = 4;
 const DRAWS: usize = 32;
-/// Number of ports in use by other programs that a search skips before it gives up.
+/// Ports of other programs that a search skips before it gives up.
 const BIND_ATTEMPTS: usize = 256;
 
-/// Maximum number of peer connections that wait to be accepted. An allocation may have only a few at a time,
-/// and unknown peers must not fill memory.
+/// Maximum peer connections that wait to be accepted. An allocation may have only a few at a time, and
+/// unknown peers must not fill memory.
 const BACKLOG: u32 = 64;
 
 pub(crate) struct Opened {
@@ -82,7 +81,7 @@ struct Plan {
     range: RangeInclusive<u16>,
     /// Ranges of earlier configurations that still had open ports at the last reload.
     former: Vec<RangeInclusive<u16>>,
-    /// Ranges of realms that have their own; `owned` contains all ports of these ranges.
+    /// Ranges of realms with their own; `owned` contains all their ports.
     realms: HashMap<Box<str>, RangeInclusive<u16>, RandomState>,
     owned: Bits,
     most_reservations: usize,
@@ -118,7 +117,7 @@ pub(crate) struct Reserved {
 #[derive(Clone)]
 struct Pool {
     address: RelayAddress,
-    /// True if new ports come from this pool. A pool removed by a reload remains while it has open ports.
+    /// Used for new ports. A pool removed by a reload remains while it has open ports.
     drawn: bool,
     /// Ports of the bound address, regardless of the external one.
     bits: Arc<PoolBits>,
@@ -133,7 +132,7 @@ pub(crate) struct LateUse {
 #[derive(Clone, Copy)]
 enum Stock {
     Free,
-    /// Ports in quarantine, used if no address of the family has a free port.
+    /// Used if no address of the family has a free port.
     Quarantined,
 }
 

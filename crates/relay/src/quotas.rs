@@ -23,7 +23,7 @@ use crate::{
 type Counts<K = Box<str>> = HashMap<K, usize, RandomState>;
 pub(crate) struct Quotas {
     total: AtomicUsize,
-    /// Limits, which a reload can change, and counts per realm: few entries, used twice per allocation.
+    /// Reloadable limits and counts per realm: few entries, touched twice per allocation.
     realms: Mutex<RealmQuotas>,
     hasher: RandomState,
     /// Keyed by [`UserRef::key`].
@@ -87,9 +87,9 @@ impl Quotas {
         self.users.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
     }
 
-    /// Counts a new allocation, or returns the exceeded limit and changes nothing. Checks the limits of the
-    /// user and the prefix first, so that a refused client is never counted towards the realm or the total,
-    /// not even briefly.
+    /// Counts a new allocation, or changes nothing and returns the exceeded limit. Checks the limits of the
+    /// user and the prefix first, so that a refused client never counts towards the realm or the total, even
+    /// briefly.
     pub(crate) fn acquire(&self, user: UserRef<'_>, prefix: IpAddr) -> Result<(), QuotaRefusal> {
         let (key, most) = (user.key(), self.most(user.realm));
         let key = key.as_str();
@@ -125,7 +125,7 @@ impl Quotas {
     }
 
     fn acquire_from(&self, prefix: IpAddr, realm: &str, most: &Most) -> Result<(), QuotaRefusal> {
-        // Counted even if there is no limit, because a reload may set one.
+        // Counted even without a limit, because a reload may set one.
         if !take(&mut self.lock(&self.prefixes, &prefix), &prefix, most.of_prefix, || prefix) {
             return Err(QuotaRefusal::Prefix);
         }

@@ -9,8 +9,7 @@ pub fn route_addresses() -> Vec<IpAddr> {
     DESTINATIONS.iter().copied().filter_map(source_of_route).filter(|ip| !ip.is_loopback()).collect()
 }
 
-/// Documentation addresses (RFC 5737, RFC 3849): they have no hosts, and packets to them take the default
-/// route.
+/// Documentation addresses (RFC 5737, RFC 3849): they take the default route and have no hosts.
 const DESTINATIONS: [SocketAddr; 2] = [
     SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9),
     SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)), 9),
@@ -32,8 +31,8 @@ pub fn source_of_route(destination: SocketAddr) -> Option<IpAddr> {
     usable.then_some(source)
 }
 
-/// Name of the interface that the default route uses for one of our addresses. `None` if there is no such
-/// route or the lookup fails.
+/// Name of the default route's outgoing interface for one of our addresses. `None` if there is no such route
+/// or the lookup fails.
 #[must_use]
 pub fn interface_of_route(from: IpAddr) -> Option<String> {
     let to = DESTINATIONS.into_iter().find(|to| to.is_ipv4() == from.is_ipv4())?;

@@ -81,7 +81,7 @@ impl AllocationLog for () {
 /// Other servers of the same service, shared by all workers. Consulted for requests, not for relayed data.
 /// Methods must not block.
 pub trait Fleet: Redirects + Send + Sync {
-    /// Counts an allocation against the limits shared by all servers, or returns the limit that is exceeded.
+    /// Counts an allocation against the limits shared by all servers, or returns the exceeded limit.
     fn acquire(&self, asked: SharedQuota<'_>) -> Result<(), QuotaRefusal>;
     fn release(&self, user: UserRef<'_>);
     /// See [`turnpike_turn::server::Restrictions::is_banned`].
@@ -258,7 +258,7 @@ impl Relay {
             streams: Arc::clone(&common.streams),
             dtls: Arc::clone(&common.dtls),
         };
-        // Before any client is served, the rules and limits of this configuration are applied to the imported
+        // Before any client is served, applies this configuration's rules and limits to the imported
         // allocations.
         let first = takes_over.then(|| in_force.commands());
         let mut relay = Self {
@@ -404,7 +404,7 @@ impl Relay {
         };
         let Change { places, sockets, opened, closing, held } = in_force.places.change(layout, &config)?;
         settle(&mut config, layout, &places)?;
-        // From here on, nothing can fail.
+        // Nothing can fail from here on.
         held.keep();
         self.quotas.limit(&config);
         self.ports.reconfigure(&config);
@@ -541,7 +541,7 @@ fn own_endpoints(
 ) -> OwnEndpoints {
     let relays = relays.iter().map(|relay| (relay.bind, relay.external));
     let listeners = places.bound().chain(config.listeners_beside.iter().copied());
-    // NAT discovery tells clients further external addresses.
+    // NAT discovery reveals further external addresses to clients.
     let discovery = config.server.nat_discovery.iter().flat_map(|of| of.external).flatten();
     OwnEndpoints::new(config.addresses.iter().copied(), relays, listeners, config.ports.clone())
         .with_former_ports(former)

@@ -33,10 +33,9 @@ use crate::{
 };
 
 const STEP: Duration = Duration::from_secs(2);
-/// Timeout for returning all flows to user space. It is generous, because workers keep serving clients during
-/// this time.
+/// Timeout for returning all flows to user space; ample, because workers keep serving.
 const SUSPEND: Duration = Duration::from_secs(30);
-/// Maximum number of rounds until no handoffs between workers are in flight; normally three are enough.
+/// Maximum rounds until no handoffs between workers are in flight; three are normally enough.
 const ROUNDS: usize = 32;
 
 /// Data that the new process needs to decide whether it can take over. Contains keys.

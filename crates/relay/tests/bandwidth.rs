@@ -1,5 +1,4 @@
-//! Bandwidth limits over real sockets: the bytes that pass are compared with those allowed in the elapsed
-//! time.
+//! Bandwidth limits over real sockets, compared with the bytes allowed in the elapsed time.
 
 use crate::prelude::*;
 

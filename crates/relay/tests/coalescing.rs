@@ -53,7 +53,7 @@ fn streams_and_rare_datagrams_cause_no_pauses() {
     for id in 0..200 {
         stream.ask(&binding(id));
     }
-    // Three datagrams are never enough for a rate of two per millisecond.
+    // Three datagrams are never a rate of two per millisecond.
     let Pair { client, peer } = pair(&world);
     client.send(&channel_data(b"alone")).unwrap();
     assert_eq!(heard(&peer), b"alone");

@@ -47,7 +47,7 @@ fn starve() {
     eventually("the relayed address is paused", || world.relay.snapshots()[0].peers.accept_pauses >= 1);
     assert_eq!(take_descriptors().len(), 0, "no descriptors are left");
 
-    // With level-triggered polling, a queue that cannot be emptied would wake the worker forever.
+    // Polling is level-triggered: a queue that cannot be emptied would wake the worker forever.
     worker.comes_to_rest();
 
     udp.send(&allocate()).unwrap();

@@ -119,8 +119,8 @@ fn new_clients_do_not_evict_recent_handshakes() {
     assert_eq!(world.dtls_stats().failed.iter().sum::<u64>(), 0, "{:?}", world.dtls_stats());
 }
 
-/// Prefixes of a ClientHello, every possible first byte, and noise: none of them creates state or gets a
-/// reply longer than itself.
+/// Prefixes of a ClientHello, every possible first byte, and noise: nothing creates state or gets a reply
+/// longer than itself.
 #[test]
 fn garbage_is_counted_and_leaves_no_state() {
     let world = world();

@@ -233,7 +233,7 @@ fn openssl_connects_with_any_mtu() {
             return turnpike_testkit::alone::skip("openssl is not installed");
         };
         child.0.stdin.as_mut().unwrap().write_all(&binding(5)).unwrap();
-        // Pipes have no read timeout, hence a thread.
+        // Pipes have no timeout, hence a thread.
         let mut stdout = child.0.stdout.take().unwrap();
         let (heard, hears) = mpsc::channel();
         thread::spawn(move || {

@@ -139,7 +139,7 @@ fn first_data_from_a_new_port_reaches_any_worker() {
                 client.socket.set_read_timeout(Some(SOON)).unwrap();
                 client.socket.send_to(&support::refresh(200 + step), client.server).unwrap();
                 assert_eq!(Message(heard(&client.socket)).kind(), support::REFRESH | 0x0100);
-                // Only data counts, not requests, so the old port remains valid.
+                // Requests are not data, so the old port remains valid.
                 client.converse(&peer, word.as_bytes());
             }
             drop(old);

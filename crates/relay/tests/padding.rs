@@ -21,8 +21,7 @@ impl Peers {
         Self { relayed, channel, permitted }
     }
 
-    /// Sends a payload of each length in both directions; `receive` returns the next message with its
-    /// padding.
+    /// Sends each length both ways; `receive` returns the next message with padding.
     fn send_all(&self, mut receive: impl FnMut() -> Vec<u8>, pads_channel_data: bool) {
         for length in LENGTHS {
             let payload = vec![0xEE; length];

@@ -74,7 +74,7 @@ fn removed_udp_listener_serves_only_existing_clients() {
         assert!(is_success(&asked(&peer(), old, &binding(1))), "but the old listener still replies");
         flow.goes_on();
 
-        // The listener is added again and keeps its identity.
+        // The listener returns with the same identity.
         let changed = reload(&world, |config| config.listen.push(SocketAddr::new(ANOTHER, 0))).unwrap();
         assert_eq!((changed.opened, changed.closed), (vec![("udp", old)], vec![]));
         eventually("the listener accepts clients again", || allocates(old));

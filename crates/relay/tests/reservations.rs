@@ -1,5 +1,5 @@
 //! Reserved ports (EVEN-PORT with R = 1, RFC 8656 section 7.2) belong to the user who reserved them. Without
-//! authentication, clients are told apart by address.
+//! authentication, clients are distinguished by address.
 
 use crate::prelude::*;
 use crate::support::*;

@@ -149,7 +149,7 @@ fn counted(world: &World) -> (RxStats, TxStats) {
     (snapshot.rx, snapshot.tx)
 }
 
-/// With separate sockets, each datagram would take a system call.
+/// Separate sockets would take a system call per datagram.
 #[test]
 fn one_call_receives_from_many_peers() {
     let world = start_shared(1, 1);

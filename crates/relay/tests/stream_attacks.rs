@@ -97,8 +97,7 @@ fn every_first_byte_ends_with_a_counted_reason() {
         if port == strict.tls() {
             assert_eq!((of(CloseReason::PlainRefused), of(CloseReason::Handshake)), (255, 1), "{streams:?}");
         } else {
-            // If the length of ChannelData is one that a request could have, the server waits until the
-            // client closes.
+            // ChannelData with a length that a request could have is awaited until the client closes.
             let all = [CloseReason::NotStun, CloseReason::Length, CloseReason::TooLong, CloseReason::Client];
             let not_tls: u64 = all.map(of).iter().sum();
             assert_eq!(not_tls, 255, "{streams:?}");
@@ -145,7 +144,7 @@ fn endless_hellos_are_cut_off_slow_or_fast() {
     world.wait_for_failed(HandshakeFailure::TooLong, 100);
     world.wait_for_closed(CloseReason::Handshake, 100);
     witness.goes_on();
-    // Such clients do not block new clients either.
+    // They do not block new clients either.
     let dripping = thread::spawn(move || drip(slow, |_| 0));
     let mut newcomers = 0;
     while newcomers == 0 || !dripping.is_finished() {
@@ -211,7 +210,7 @@ fn endless_key_updates_do_not_starve_others() {
     let deadline = Instant::now() + SOON;
     while world.streams().closed(CloseReason::Tls) == 0 {
         assert!(Instant::now() < deadline, "{:?}", world.streams());
-        // Fails once the server closes the connection, which is what the test waits for.
+        // Fails when the server closes the connection, which the test waits for.
         let _ = client.stream.conn.refresh_traffic_keys();
         let _ = client.stream.flush();
     }

@@ -60,7 +60,7 @@ fn queued_icmp_errors_are_dropped_like_datagrams() {
     let mut client = world.client();
     let peer = peer();
     client.allocated(&peer);
-    // From now on, the kernel replies with ICMP errors.
+    // The kernel now replies with ICMP errors.
     drop(peer);
     // Increasing lengths, so that no two datagrams are sent or returned as one super-packet.
     let burst: Vec<u8> = (1..=64).flat_map(|words| channel_data(&vec![0; words * 4])).collect();
@@ -238,7 +238,7 @@ fn waiting_clients_are_bounded_and_eventually_served() {
         start(|config| (config.limits.idle_connections, config.limits.idle_connections_per_address) = (6, 2));
     let mut clients: Vec<_> = (0..5).map(|_| world.client()).collect();
     clients.iter_mut().for_each(|client| client.send(&binding(1)));
-    // Two are admitted, two wait until they can evict those two, and one is refused.
+    // Two are admitted, two wait until they can evict those, and one is refused.
     let served = clients.iter_mut().filter_map(Client::receive).count();
     assert_eq!(served, 4);
     world.wait_for_closed(CloseReason::LimitAddress, 3);

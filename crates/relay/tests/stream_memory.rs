@@ -5,7 +5,7 @@ use crate::support::*;
 use turnpike_testkit::process::memory;
 
 const NAME: &str = "turn.example.org";
-/// Number of connections. Both ends are in this process, which may have at most 1024 descriptors.
+/// Both ends are in this process, which may have at most 1024 descriptors.
 const CROWD: u64 = 400;
 
 fn world() -> World {
@@ -46,14 +46,14 @@ fn unfinished_handshakes_buffer_at_most_a_record() {
 fn begin_handshakes() {
     let world = world();
     let witness = Witness::start(&world);
-    // One-time costs are paid first.
+    // Pays one-time costs first.
     drop(tls_connect(world.tls(), NAME, &tls_config(&[])).unwrap());
     // Closed by FIN, or by RST because of the unread ticket.
     world.wait_for("the connection is closed", |streams| streams.accepted == 2 && streams.open == 1);
     let start = memory();
     drop(crowd(&world, &part_of_hello(100)));
     world.wait_for("all are closed", |streams| streams.open == 1);
-    // Just within the limit, where TLS buffers every byte.
+    // Just within the limit; TLS buffers every byte.
     let within = part_of_hello(18_300);
     let held = crowd(&world, &within);
     let (sent, of_held) = (CROWD * within.len() as u64, memory().saturating_sub(start));

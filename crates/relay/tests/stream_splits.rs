@@ -71,7 +71,7 @@ impl Write for CutRecord {
 }
 
 impl Cut for CutRecord {
-    /// Bytes added to a record's content: header, content type and tag (RFC 8446 section 5.2).
+    /// Header, content type and tag (RFC 8446 section 5.2).
     const MORE: usize = 5 + 1 + 16;
 
     fn write_halves(&mut self, bytes: &[u8], at: usize, fence: &mut Fence) {

@@ -304,7 +304,7 @@ fn suites_with_known_weaknesses_are_refused() {
         stream.read_exact(&mut answer).unwrap();
         answer
     };
-    // DES, triple DES, RC4, no encryption, CBC; each also with ECDHE and ECDSA if such a suite exists.
+    // DES, triple DES, RC4, no encryption, CBC; each with ECDHE and ECDSA if such a suite exists.
     for suites in
         [&[0x0009, 0x000A, 0xC008][..], &[0x0004, 0x0005, 0xC007], &[0x0001, 0xC006], &[0xC009, 0xC023]]
     {

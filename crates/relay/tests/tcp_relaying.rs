@@ -255,8 +255,8 @@ fn connections_and_listener_end_with_the_allocation() {
     }
 }
 
-/// Megabytes in both directions at the same time for both kinds of client, with a reader that waits until all
-/// buffers are full.
+/// Megabytes in both directions at once for both kinds of client, with a reader that waits until all buffers
+/// are full.
 #[test]
 fn bulk_data_arrives_unchanged() {
     const LEN: usize = 12 << 20;
@@ -477,8 +477,7 @@ fn half_closed_connection_ends_when_silent() {
                 assert_eq!(read(&mut peer, 1), b"x");
             }
         } else {
-            // The client's program has ended. The kernel keeps its end of the connection open, and the peer
-            // keeps its own.
+            // The client's program has ended. The kernel keeps its end open, and the peer keeps its own.
             match (plain.take(), tls.take()) {
                 (Some(plain), _) => plain.shutdown(Shutdown::Write).unwrap(),
                 (_, Some(mut tls)) => {

@@ -4,8 +4,8 @@ mod spelling;
 
 use std::{fmt::Write as _, net::IpAddr};
 
-/// Pattern for the text of a client's address, in which `*` matches any run of characters and `?` one character (rinetd(8)); or a
-/// prefix such as `10.0.0.0/8`.
+/// Pattern for the text of a client's address: `*` matches any run of characters, `?` one (rinetd(8)); or a prefix such as
+/// `10.0.0.0/8`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pattern {
     /// For example `192.168.*` or `10.0.0.?`.
@@ -37,8 +37,8 @@ impl Pattern {
     }
 }
 
-/// Allow and deny lists. As in rinetd: if there are `allow` patterns, a client must match one of them; after that, a client that
-/// matches any `deny` pattern is refused. Global lists apply first, then those of the rule.
+/// Allow and deny lists. As in rinetd: if there are `allow` patterns, a client must match one of them; after that, any matching
+/// `deny` refuses it. Global lists apply first, then the rule's own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
     pub allow: Vec<Pattern>,

@@ -30,7 +30,7 @@ pub enum Protocol {
     UdpToTcp {
         framed: bool,
     },
-    /// Each TCP connection becomes a UDP session. `framed` is as above; otherwise each read is one datagram.
+    /// Each TCP connection becomes a UDP session. `framed` as above; otherwise one datagram per read.
     TcpToUdp {
         framed: bool,
     },
@@ -48,7 +48,7 @@ impl Protocol {
         }
     }
 
-    /// Inverse of [`Protocol::name`]; the result is not framed.
+    /// Inverse of [`Protocol::name`]; not framed.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Some(match name {
@@ -69,7 +69,6 @@ pub struct PortRange {
     pub last: u16,
 }
 
-/// Host of a target.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Host {
     Ip(IpAddr),
@@ -85,8 +84,7 @@ pub enum Host {
 pub struct Endpoint {
     pub host: Host,
     pub ports: PortRange,
-    /// Weight among the rule's targets, 0 to [`MOST_WEIGHT`]; each address of a name has this weight. With 0 there are no new
-    /// connections.
+    /// Weight among the rule's targets, 0 to [`MOST_WEIGHT`], also of each address of a name. 0 stops new connections.
     pub weight: u16,
 }
 
@@ -145,9 +143,9 @@ pub enum Balance {
     RoundRobin,
     /// Fewest connections relative to weight.
     LeastConnections,
-    /// First healthy target; weights are ignored, except 0.
+    /// First healthy target; ignores weights except 0.
     Failover,
-    /// The same target for the same client address, distributed by weight.
+    /// One target for each client address, distributed by weight.
     Source,
 }
 
@@ -168,10 +166,10 @@ pub enum Proxy {
 /// Limits per client and for bandwidth. The default has no limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Maximum number of concurrent connections or sessions per client. A client is an IPv4 address or an IPv6 /64; clients of a Unix
+    /// Maximum concurrent connections or sessions per client. A client is an IPv4 address or an IPv6 /64; clients of a Unix
     /// socket are not limited.
     pub max_connections_per_client: Option<u32>,
-    /// Maximum number of new connections or sessions per second for each client; the burst has the same size.
+    /// Maximum new connections or sessions per second for each client; the burst has the same size.
     pub new_connections_per_client: Option<u32>,
     /// Bytes per second in each direction for all connections together. TCP is slowed down; datagrams beyond the limit are dropped.
     pub max_bytes_per_second: Option<u64>,
@@ -194,9 +192,9 @@ pub struct Rule {
     /// Not empty.
     pub targets: Vec<Endpoint>,
     pub balance: Balance,
-    /// Interval of health checks, which use a TCP connect, or a datagram for UDP targets; `None` if there are none.
+    /// Interval of health checks, by TCP connect or by datagram for UDP targets; `None` for none.
     pub health: Option<Duration>,
-    /// Question of health checks. If there is none, a TCP target is healthy if it accepts; a UDP target gets an empty datagram and is
+    /// Question of health checks. Without one, a TCP target is healthy if it accepts; a UDP target gets an empty datagram and is
     /// healthy unless ICMP reports a closed port.
     pub health_question: Option<Question>,
     /// Source address of outgoing connections and datagrams.
@@ -210,7 +208,7 @@ pub struct Rule {
     pub proxy_protocol_from: Vec<Proxy>,
     /// Sends a PROXY header to targets: before a connection, or before each datagram (version 2, UDP to UDP).
     pub send_proxy: Option<ProxyVersion>,
-    /// Access lists of the rule, in addition to the global lists.
+    /// Applies in addition to the global lists.
     pub access: Access,
     /// Ends a connection or session that has had no data for this long. TCP default: none. UDP default: 72 s (as in rinetd).
     pub idle: Option<Duration>,
@@ -236,7 +234,7 @@ pub struct Rule {
     pub kernel: Option<bool>,
 }
 
-/// Method that copies the bytes of a TCP connection.
+/// Method of copying the bytes of a TCP connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CopyMode {
     /// Through a buffer at first, through a pipe once a connection turns out to be bulk, and back again.
@@ -245,7 +243,7 @@ pub enum CopyMode {
     /// splice(2), as long as there are pipes.
     Splice,
     Buffer,
-    /// As `Auto`, but the kernel forwards interactive traffic with a sockmap.
+    /// `Auto`, and the kernel forwards interactive traffic with a sockmap.
     Kernel,
 }
 

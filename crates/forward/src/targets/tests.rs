@@ -225,7 +225,7 @@ fn remaining_members_keep_their_state_and_removed_ones_their_seats() {
     let shown = named.targets.describe(&tallies);
     assert_eq!((shown.len(), ip_of(&shown[0].address)), (1, "10.0.0.1".to_owned()));
 
-    // A former member is removed with its last connection, and another member may reuse the slot.
+    // Removed with its last connection, whichever member takes its slot.
     drop(seat_of_first);
     named.answer(&["10.0.0.4", "10.0.0.5"]);
     named.wait(2, "10.0.0.4");

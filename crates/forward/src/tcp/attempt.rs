@@ -7,7 +7,7 @@ use crate::{Address, Rule, tally::Slot};
 pub(super) struct Opening {
     pub(super) connection: usize,
     pub(super) stage: Stage,
-    /// Time at which this stage times out, in milliseconds.
+    /// Timeout of this stage, in milliseconds.
     pub(super) deadline: u64,
     pub(super) patience: u64,
     /// Offset of the listener's port in the rule's range.
@@ -17,10 +17,10 @@ pub(super) struct Opening {
     pub(super) tried: Vec<Slot>,
     /// Target whose queue is full.
     pub(super) queued: Option<Slot>,
-    /// No name server has answered in time, so targets that need a lookup are skipped.
+    /// No name server has answered in time, so names are skipped.
     pub(super) without_names: bool,
-    /// Start of the current connect. The clock is read for each connect, because the milliseconds of a tick
-    /// are too coarse.
+    /// Start of the current connect. One clock read per connect, because the milliseconds of a tick are too
+    /// coarse.
     pub(super) connecting: Instant,
     /// Error of the last address, for the log.
     pub(super) obstacle: Option<(Address, io::Error)>,

@@ -1,4 +1,4 @@
-//! Health check of one target: its schedule and the current question.
+//! Health check of one target: schedule and current question.
 
 use std::{io, sync::Arc};
 
@@ -10,7 +10,7 @@ use crate::{Address, datagram_check::DatagramCheck, state::RuleState, targets::M
 pub(super) struct Check {
     pub(super) state: Arc<RuleState>,
     pub(super) member: Arc<Member>,
-    /// Start of the next check, or timeout of the current one, in milliseconds.
+    /// Start of the next check, or timeout of the current one; milliseconds.
     pub(super) due: u64,
     pub(super) interval: u64,
     pub(super) patience: u64,

@@ -1,4 +1,4 @@
-//! A connection: its two sockets and the flow in each direction.
+//! Connection: its two sockets and the flow in each direction.
 
 use turnpike_copy::Flow;
 use turnpike_net::TcpSocket;
@@ -24,7 +24,7 @@ pub(super) struct Connection {
     pub(super) target_address: Option<Address>,
     /// Seat at a target; see [`super::engine::LocalRule::sit`].
     pub(super) seat: Option<Seat>,
-    /// Index of the opening, until the connection is established.
+    /// Index of the opening, until connected.
     pub(super) opening: Option<u32>,
     /// Start of the connection and time of the last byte, in milliseconds.
     pub(super) began: u64,

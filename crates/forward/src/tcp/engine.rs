@@ -33,21 +33,21 @@ use crate::{
     targets::Seat,
 };
 
-/// Milliseconds between timer checks, which limits the precision of connect and idle timeouts.
+/// Milliseconds between timer checks: the precision of connect and idle timeouts.
 pub(super) const TICK_MS: u64 = 100;
-/// Number of connections checked for idleness per tick. A hundred thousand take three seconds, without
-/// delaying other work.
+/// Connections checked for idleness per tick. A hundred thousand take three seconds without delaying other
+/// work.
 const SCAN: usize = 4096;
-/// Maximum number of connections accepted per listener and wake-up.
+/// Maximum connections accepted per listener and wake-up.
 const MOST_ACCEPTS: u32 = 64;
-/// Number of wake-ups with a single connection before two are requested at once. Until then nothing is
-/// missed, because level-triggered epoll reports a second connection anyway.
+/// Wake-ups with a single connection before two are requested; level-triggered epoll would report a second
+/// one anyway.
 const SINGLES: u32 = 16;
 /// Age in milliseconds at which the target's socket gets SO_KEEPALIVE. That has no effect for two hours
 /// anyway (tcp(7)), and short connections are spared the call.
 const KEEPALIVE_AGE_MS: u64 = 10_000;
 
-/// A rule with this worker's counters.
+/// Rule with this worker's counters.
 pub(super) struct LocalRule {
     pub(super) state: Arc<RuleState>,
     pub(super) counters: Counters,
@@ -104,7 +104,6 @@ impl LocalRule {
     }
 }
 
-/// All TCP connections of one worker.
 pub(crate) struct Engine {
     pub(super) common: Arc<Common>,
     pub(super) rules: Slab<LocalRule>,
@@ -123,12 +122,12 @@ pub(crate) struct Engine {
     resumed: Vec<(usize, Side)>,
     pub(super) pacing: Pacing,
     pub(super) sockmap: Option<Sockmap>,
-    /// Connections by pair number, and the number of pairs.
+    /// Connections by pair number, and number of pairs.
     pub(super) joined: Vec<Option<usize>>,
     pub(super) pairs: usize,
-    /// Directions waiting to be checked again, with the time of that check.
+    /// Directions waiting to be checked again, with the time.
     pub(super) waiting: Vec<(u64, usize, Side)>,
-    /// Last read of kernel counters: its time, and the part of the connections that was read.
+    /// Last read of kernel counters: its time, and which part was read.
     pub(super) swept: u64,
     pub(super) sweep: usize,
     ticked: u64,
@@ -140,7 +139,7 @@ pub(crate) struct Engine {
     pub(super) starving: bool,
     any_paused: bool,
     complained: bool,
-    /// Something has been counted since the last tick; not everything that is counted comes with an event.
+    /// Something was counted since the last tick; events do not cover everything.
     pub(super) any_counted: bool,
     pub(super) wake_up: WakeUp,
 }
@@ -267,8 +266,8 @@ impl Engine {
         }
     }
 
-    /// True for new connections. Handle these events last, so that no slot freed by an event of this wake-up
-    /// is reused while later events still refer to it.
+    /// True for new connections. Handle them last, so that no slot freed by an event of this wake-up is
+    /// reused while later events still name it.
     pub(crate) fn is_listener(event: &Event) -> bool {
         event.token & 3 == LISTENER
     }
@@ -511,7 +510,7 @@ impl Engine {
         local.counters.count_end(reason);
         local.connections -= 1;
         self.any_counted = true;
-        // Before the report, because its reader may rely on the slot being free.
+        // Before the report: its reader may rely on a free slot.
         drop(connection.place);
         let reached = connection.opening.is_none();
         if !reason.is_quiet() {
@@ -551,7 +550,7 @@ impl Engine {
     }
 
     /// Pauses a listener while descriptors or memory are exhausted. Clients wait in the kernel's queue;
-    /// because polling is level-triggered, they would otherwise wake the worker forever.
+    /// polled level-triggered, they would wake the worker forever.
     fn pause(&mut self, key: usize, error: &io::Error, tick: Tick<'_>) {
         if let Some(listener) = self.listeners.get_mut(key) {
             listener.paused = tick.poller.remove(&listener.socket).is_ok();
@@ -610,7 +609,7 @@ impl Engine {
                 if tick.now.saturating_sub(connection.began) >= KEEPALIVE_AGE_MS {
                     connection.keepalive_due = false;
                     if let Some(target) = &connection.target {
-                        // If this fails, the connection is broken, which is reported by an event.
+                        // If this fails, the connection is broken and reports that itself.
                         let _ = SockRef::from(target).set_keepalive(true);
                     }
                 } else {

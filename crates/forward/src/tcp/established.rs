@@ -29,7 +29,7 @@ impl Engine {
         inward.fin |= event.closed && !is_joined;
         inward.readable |= event.readable;
         if event.closed && is_joined {
-            // In the sockmap, a short read does not mean that no data is left.
+            // In the sockmap, data may be left after a short read.
             inward.thorough = true;
             inward.readable = true;
         }
@@ -148,10 +148,10 @@ impl Engine {
     }
 
     /// Passes on the data that a broken end had sent, as far as it fits at once: a server may answer and
-    /// reset the connection immediately, for example when it refuses an upload.
+    /// reset immediately, for example when it refuses an upload.
     fn last_words(&mut self, key: usize, side: Side) {
         let Some(connection) = self.connections.get_mut(key) else { return };
-        // Data that the kernel still has would have to come first, and we do not wait for it.
+        // Data that the kernel still has would come first, and we do not wait for it.
         if connection.across.as_ref().is_some_and(|across| !across.is_ours(side)) {
             return;
         }
@@ -166,7 +166,7 @@ impl Engine {
             return;
         }
         flow.on_error();
-        // No more than is in its socket, and only once.
+        // No more than its socket holds, and only once.
         flow.budget = None;
         let before = flow.bytes;
         // The connection ends in any case.

@@ -13,7 +13,7 @@ use super::{
 use crate::{datagram_check, state::RuleState, targets::Member};
 
 impl Engine {
-    /// Starts checking a rule's targets, if this is configured and this worker does the checks.
+    /// Starts checking a rule's targets, if configured and done by this worker.
     pub(crate) fn watch_health(&mut self, state: &Arc<RuleState>, now: u64) {
         if self.checks_health && state.rule.health.is_some() {
             self.watched.push(Arc::clone(state));
@@ -26,7 +26,7 @@ impl Engine {
         self.checks.retain(|_, check| !check.is_for(state));
     }
 
-    /// Starts and stops checks so that they cover exactly the current addresses of names.
+    /// Adjusts the checks to the current addresses of names.
     pub(super) fn update_checks(&mut self, now: u64) {
         let current: Vec<Arc<Member>> =
             self.watched.iter().flat_map(|state| state.targets.current()).collect();

@@ -170,7 +170,7 @@ impl Engine {
             lead = match (&connection.client_address, asked) {
                 (Address::Ip(client), Some(asked)) => proxy_protocol::encode(version, *client, asked),
                 (Address::Unix(_), _) => proxy_protocol::encode_unknown(version),
-                // If the client's socket has no local address, the client is gone, and the next read fails.
+                // A client without a local address is gone; the next read fails.
                 (Address::Ip(_), None) => Vec::new(),
             };
             if rule.nodelay
@@ -249,7 +249,7 @@ impl Engine {
                     if !self.common.admits_from(&self.rules[connection.rule].state.rule, client) {
                         return self.end(key, EndReason::Denied, tick);
                     }
-                    // If the header contains no client, the proxy itself is the client.
+                    // A header without a client makes the proxy the client.
                     if let Some((client, _)) = addresses
                         && let Err(reason) = connection.place.of_client(client.ip(), tick.now)
                     {
@@ -261,7 +261,7 @@ impl Engine {
         }
     }
 
-    /// Handles timeouts of openings, and retries those that wait for a descriptor or for a full queue.
+    /// Handles timeouts of openings, and retries those waiting for a descriptor or queue.
     pub(super) fn look_at_openings(&mut self, tick: Tick<'_>) {
         if self.openings.is_empty() {
             self.starving = false;
@@ -315,8 +315,8 @@ impl Engine {
     }
 }
 
-/// Logs the first connection that finds no target, and then none until one succeeds. The connection log does
-/// not contain the cause.
+/// Logs the first connection that finds no target, then none until one succeeds. The connection log lacks the
+/// cause.
 fn tell_unreachable(state: &RuleState, obstacle: Option<(Address, io::Error)>) {
     if !state.is_now_unreachable() {
         return;

@@ -9,7 +9,7 @@ use super::{
 
 /// Milliseconds between runs of the queue.
 const STEP_MS: u64 = 10;
-/// Maximum bytes taken at once by a flow that is not waiting: more than it can move in one turn.
+/// Maximum bytes taken at once by a flow that is not waiting: more than one turn moves.
 const MOST: u64 = 4 << 20;
 
 impl Connection {

@@ -12,7 +12,7 @@ pub(super) const HEALTH: u64 = 3;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Tick<'a> {
-    /// Time in milliseconds of a monotonic clock.
+    /// Milliseconds of a monotonic clock.
     pub(crate) now: u64,
     pub(crate) poller: &'a Poller,
 }

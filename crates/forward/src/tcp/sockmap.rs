@@ -35,7 +35,7 @@ const SWEEPS: usize = 10;
 /// First and maximum time between checks of a waiting direction, in milliseconds.
 const SOON_MS: u64 = 1;
 const LATER_MS: u64 = 64;
-/// Time to wait for the data that a broken end had sent, in milliseconds.
+/// Milliseconds to wait for the data that a broken end had sent.
 const LAST_WORDS_MS: u64 = 100;
 
 impl Connection {
@@ -60,7 +60,7 @@ impl Engine {
         self.sockmap = Some(sockmap);
     }
 
-    /// Takes back connections that the kernel program has stopped forwarding.
+    /// Takes back connections that the program has stopped forwarding.
     pub(crate) fn on_raised(&mut self, tick: Tick<'_>) {
         self.wake_up.other += 1;
         while let Some(pair) = self.sockmap.as_mut().and_then(Sockmap::raised) {
@@ -94,15 +94,14 @@ impl Engine {
         let Some(target) = &connection.target else { return };
         let client = &connection.client;
         let mut join = || -> io::Result<_> {
-            // An urgent byte stays in the stream, as it does in user space.
+            // An urgent byte stays in the stream, as in user space.
             SockRef::from(client).set_out_of_band_inline(true)?;
             SockRef::from(target).set_out_of_band_inline(true)?;
             let base = [target.written()?, client.written()?];
             Ok(sockmap.join(tick.now, [client.as_fd(), target.as_fd()])?.map(|joined| (joined, base)))
         };
         let Ok(Some((joined, base))) = join() else {
-            // There are too many pairs, or a socket is being closed: try again after more interactive
-            // traffic.
+            // Too many pairs, or a socket is being closed: try again after more interactive traffic.
             connection.talk.deceived();
             return;
         };
@@ -141,8 +140,7 @@ impl Engine {
         }
     }
 
-    /// Takes a connection back to user space: new data is read here, and written once the kernel has written
-    /// its part.
+    /// Takes a connection back: new data is read here, and written once the kernel has written its part.
     pub(super) fn come_up(&mut self, key: usize, tick: Tick<'_>) {
         let (Some(sockmap), Some(connection)) = (&self.sockmap, self.connections.get(key)) else { return };
         let Some(across) = connection.across.as_ref().filter(|across| across.passes) else { return };
@@ -178,7 +176,7 @@ impl Engine {
             Side::Client => connection.target.as_ref(),
             Side::Target => Some(&connection.client),
         };
-        // If the socket is broken, the write will fail.
+        // A broken socket fails on write.
         let written = sink.and_then(|sink| sink.written().ok());
         if written.is_none_or(|written| written.saturating_sub(way.base) >= first) {
             way.settles = None;
@@ -286,7 +284,7 @@ impl Engine {
         sockmap.part(now, across.joined);
     }
 
-    /// True if the kernel program has stopped forwarding without notifying us.
+    /// True if the program has stopped forwarding without a notification.
     fn is_raised(&self, key: usize) -> bool {
         let across = self.connections.get(key).and_then(|connection| connection.across.as_ref());
         let (Some(sockmap), Some(across)) = (&self.sockmap, across) else { return false };

@@ -10,7 +10,7 @@ use turnpike_wire::proxy_protocol;
 
 use crate::{Question, Rule};
 
-/// Maximum bytes per read; only as many as expected are kept.
+/// Bytes per read; only as many as expected are kept.
 const READ: usize = 1024;
 
 pub(super) struct StreamCheck {
@@ -21,7 +21,7 @@ pub(super) struct StreamCheck {
 
 impl StreamCheck {
     /// Prepares the question for a socket that is connecting. A target that expects PROXY headers gets one
-    /// that contains no client.
+    /// without a client.
     pub(super) fn new(socket: TcpSocket, rule: &Rule, question: &Question) -> Self {
         let header = rule.send_proxy.map(proxy_protocol::encode_unknown).unwrap_or_default();
         Self { socket, unsent: [header, question.send.clone()].concat(), heard: Vec::new() }
@@ -62,7 +62,7 @@ impl StreamCheck {
         }
     }
 
-    /// RST, so that neither side is left in TIME_WAIT.
+    /// RST, so that neither side keeps a TIME_WAIT.
     pub(super) fn reset(self) {
         self.socket.reset();
     }

@@ -43,7 +43,7 @@ impl Talk {
     }
 }
 
-/// A connection whose sockets are in the map.
+/// Connection whose sockets are in the map.
 pub(super) struct Across {
     pub(super) joined: Joined,
     /// The kernel forwards new data; otherwise it is read here.
@@ -60,7 +60,7 @@ pub(super) struct Way {
     pub(super) base: u64,
     /// The kernel was stopped and still has to write the data that it has.
     pub(super) settles: Option<Settling>,
-    /// The source is broken, so the wait is limited.
+    /// The source is broken, which limits the wait.
     pub(super) is_broken: bool,
     /// True if listed in [`super::engine::Engine::waiting`]; `delay` is the last delay in milliseconds.
     pub(super) is_waiting: bool,

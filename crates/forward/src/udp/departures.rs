@@ -13,11 +13,11 @@ use crate::{EndReason, Failure};
 
 /// Milliseconds of silence after which a session leaves a former target.
 const SILENCE_MS: u64 = 5000;
-/// Time of the first check of a session without an answer, in milliseconds after its first datagram. The
-/// interval doubles with each check, so that a slow target eventually gets enough time.
+/// First check of a session without an answer, in milliseconds after its first datagram. The interval doubles
+/// with each check, so that a slow target eventually gets enough time.
 const FIRST_LOOK_MS: u64 = 500;
 const LONGEST_LOOK_MS: u64 = 32_000;
-/// Maximum number of checks per tick.
+/// Maximum checks per tick.
 const LOOKS: usize = 256;
 
 impl Engine {
@@ -31,7 +31,7 @@ impl Engine {
         tick: &mut Tick<'_>,
     ) -> bool {
         let found = self.rules.iter().find(|(_, state)| state.key == key && !state.removed);
-        // During a drain no new session would replace one that is ended.
+        // During a drain no session would replace the ended one.
         let Some((slot, _)) = found.filter(|_| !self.draining) else { return false };
         let mut remain = false;
         for at in self.sessions.of_rule(narrow(slot)) {

@@ -24,13 +24,12 @@ use super::{
 use crate::EndReason;
 
 /// Idle time after which a UDP session does not delay a drain: longer than a round trip or a pause in a call,
-/// but short enough for a restart. UDP has no end of stream, so a session normally stays open until its idle
-/// timeout.
+/// but short enough for a restart. UDP has no end of stream, so a session stays open until its idle timeout.
 const QUIET: Duration = Duration::from_secs(2);
 /// Maximum number of sessions per port and worker that are served to the end, most recent first. The kernel
 /// keeps their sockets in one chain and walks it for each datagram (before Linux 6.13).
 const MOST: usize = 1024;
-/// Maximum number of reads from a listener before it is closed, which limits the effect of a flood.
+/// Maximum reads from a listener before it is closed, which bounds a flood.
 const LAST_ROUNDS: usize = 16;
 
 impl Engine {

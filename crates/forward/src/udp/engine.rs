@@ -31,18 +31,18 @@ use crate::{
     rate::{DOWN, Pace, UP},
 };
 
-/// Maximum number of buffers per listener and tick, for fairness; a super-packet is one buffer.
+/// Maximum buffers per listener and tick, for fairness; a super-packet is one.
 const LISTENER_SHARE: usize = 512;
-/// Maximum number of buffers per session socket and tick.
+/// Maximum buffers per session socket and tick.
 const TARGET_SHARE: usize = 64;
-/// Maximum number of ICMP errors read per socket and tick.
+/// Maximum ICMP errors read per socket and tick.
 const ERRORS: usize = 16;
-/// Maximum number of sockets of ended sessions that wait for the next flush.
+/// Maximum sockets of ended sessions that wait for the next flush.
 const LEAVING: usize = 64;
-/// Maximum number of sessions that expire per tick, so that ten thousand at once do not stall the worker.
+/// Maximum sessions that expire per tick, so that ten thousand at once do not stall the worker.
 const EXPIRIES: usize = 256;
 
-/// Maximum number of sessions whose kernel counters are read before one of them is evicted.
+/// Maximum sessions whose kernel counters are read before one of them is evicted.
 const LOOKS: u8 = 16;
 
 /// UDP sessions of one worker, including sessions between UDP and TCP.
@@ -58,7 +58,7 @@ pub struct Engine {
     /// Bytes copied into `tx` since the last flush.
     pub(super) copied: u64,
     pub(super) offload: Option<Offload>,
-    /// Sockets left behind by sessions, closed after their queued datagrams have been sent.
+    /// Sockets left by sessions, closed after their queued datagrams are sent.
     pub(super) leaving: Vec<SocketId>,
     pub(super) unanswered: Unanswered,
     /// Lower bound of the time of the next timer.
@@ -210,8 +210,7 @@ impl Engine {
         true
     }
 
-    /// Sends a received buffer to the target. All of it is from one client, so the session is looked up only
-    /// once.
+    /// Sends a received buffer; all of it is from one client, so the session is looked up once.
     fn send_to_target(&mut self, key: Key, index: usize, tick: &mut Tick<'_>) {
         let Some(buffer) = self.rx.buffer(index) else { return };
         let key = Key { client: buffer.from, local: key.local.or(buffer.local), ..key };
@@ -260,7 +259,7 @@ impl Engine {
         }
         state.counters.limited_datagrams += gate.limited;
         session.to_target += bytes;
-        // Data that waits for a connect is counted for the target that accepts the connection.
+        // Data waiting for a connect is counted for the target that accepts it.
         state.moved(session.choice.filter(|_| session.stage != Stage::Connecting), bytes, 0);
         state.counters.to_target_datagrams += datagrams;
         self.sessions.touch(at, tick.now, &mut state.lists);
@@ -350,7 +349,7 @@ impl Engine {
     }
 
     /// True if an ICMP port unreachable (RFC 792) or ICMPv6 port unreachable (RFC 4443 section 3.1) is
-    /// queued. Other errors may be temporary, for example when a router reboots or a datagram is too big.
+    /// queued. Other errors may be temporary: a router reboots, or a datagram is too big.
     fn is_refused(&self, socket: SocketId) -> bool {
         let Some(socket) = self.sockets.get(socket) else { return false };
         let mut refused = false;
@@ -367,8 +366,8 @@ impl Engine {
         self.end(at, if answered { EndReason::TargetReset } else { EndReason::ConnectFailed }, tick);
     }
 
-    /// Starts a session for a new UDP client. Refusals are counted but not reported, because anyone can forge
-    /// thousands of sources per second.
+    /// Starts a session for a new UDP client. Refusals are counted, not reported: anyone can forge thousands
+    /// of sources per second.
     #[cold]
     fn open(&mut self, key: Key, tick: &mut Tick<'_>) -> Option<u32> {
         if self.draining {
@@ -416,14 +415,14 @@ impl Engine {
         Some(at)
     }
 
-    /// Counts another session of a rule, and evicts the longest idle one if necessary.
+    /// Counts another session of a rule, evicting the longest idle one if necessary.
     fn make_room(&mut self, rule: u32, tick: &mut Tick<'_>) -> bool {
         let key = self.rules[rule as usize].key;
         let admission = tick.worker.enter(key);
         if admission == Admission::Entered {
             return true;
         }
-        // The kernel may have forwarded data for some sessions since the last check.
+        // The kernel may have forwarded data for some since the last check.
         let mut looks = LOOKS;
         let idle = loop {
             let lists = (admission == Admission::RuleFull).then(|| &self.rules[rule as usize].lists);
@@ -534,7 +533,7 @@ impl Engine {
         let Some(rule) = self.sessions.get(at).map(|session| session.rule) else { return };
         let state = &mut self.rules[rule as usize];
         let Some(mut session) = self.sessions.remove(at, &mut state.lists) else { return };
-        // Before the session's socket is closed, because another session may then get the same port.
+        // Before its socket is closed: another session may get the same port.
         session.link = None;
         if let (Some(offload), Some(across)) = (&mut self.offload, session.across.take()) {
             state.forwarded_across(&mut session, offload.release(*across));
@@ -573,7 +572,7 @@ impl Engine {
         self.leaving.len() >= LEAVING
     }
 
-    /// Sets the timer according to the list heads of a rule.
+    /// Sets the timer to the list heads of a rule.
     pub(super) fn expect(&mut self, rule: u32) {
         let lists = self.rules[rule as usize].lists;
         let due = lists.all().into_iter().filter_map(|list| self.sessions.due(list)).min();

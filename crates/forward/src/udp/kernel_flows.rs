@@ -21,7 +21,7 @@ pub(super) struct Across {
     pub(super) to_target: (Installed, State),
     pub(super) to_client: (Installed, State),
     pub(super) outward: SocketId,
-    /// Time in milliseconds at which the flows expire unless they are extended.
+    /// Time in milliseconds at which the flows expire unless extended.
     pub(super) expires: u64,
 }
 
@@ -47,8 +47,8 @@ impl Offload {
     }
 
     /// Installs the flows of a session: `client` sends to `asked`, and the session reaches `target` from
-    /// `from`. `None` if the table is full, which is counted, or if an address needs an interface, which a
-    /// flow cannot express.
+    /// `from`. `None` if the table is full, which is counted, or an address needs an interface, which a flow
+    /// cannot express.
     pub(super) fn install(
         &mut self,
         [client, asked, from, target]: [SocketAddr; 4],
@@ -125,7 +125,7 @@ impl Offload {
             across.expires = now.saturating_add(patience.saturating_mul(2));
             let expires_ns = self.clock.ns(across.expires);
             for (flow, _) in [&mut across.to_target, &mut across.to_client] {
-                // If this fails, the flow expires early, and its datagrams then go through user space.
+                // If this fails, the flow expires early and its datagrams go through user space.
                 let _ = self.flows.extend(flow, expires_ns);
             }
         }

@@ -11,8 +11,8 @@ use turnpike_net::{Datapath, ListenOptions, PassedSockets, TcpListener, UdpOptio
 
 use crate::{Bind, Protocol, Rule};
 
-/// Socket buffer size: room for a burst of 16,000 full datagrams while the worker is busy. The kernel uses
-/// memory only for queued data.
+/// Holds a burst of 16,000 full datagrams while the worker is busy; the kernel uses memory only for queued
+/// data.
 const LISTENER_BUFFER: usize = 4 << 20;
 
 /// Bound ports of a rule for one worker, in the order of the rule's range.

@@ -76,7 +76,7 @@ pub trait WorkerContext {
     fn dismiss_client(&mut self, rule: RuleKey, client: IpAddr) {
         let _ = (rule, client);
     }
-    /// Counts a connection or session of a rule, unless a limit has been reached.
+    /// Counts a connection or session of a rule, unless a limit is reached.
     fn enter(&mut self, rule: RuleKey) -> Admission;
     fn leave(&mut self, rule: RuleKey);
     /// Counts a handed-over session regardless of limits. Returns its target if that still exists.
@@ -103,7 +103,7 @@ pub trait WorkerContext {
         let _ = rule;
         false
     }
-    /// True if a session should try all targets once; this is rare.
+    /// True if a session should try all targets once; rarely granted.
     fn explores(&mut self, rule: RuleKey, now: u64) -> bool {
         let _ = (rule, now);
         false
@@ -139,7 +139,7 @@ pub trait WorkerContext {
 }
 
 pub struct Tick<'a> {
-    /// Time in milliseconds of any monotonic clock.
+    /// Milliseconds of any monotonic clock.
     pub now: u64,
     pub poller: &'a Poller,
     pub worker: &'a mut dyn WorkerContext,

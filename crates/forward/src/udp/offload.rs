@@ -1,5 +1,5 @@
 //! Sessions forwarded by the kernel (`turnpike_offload`): a flow per direction, from the session's first
-//! datagram to its end, and its counters. Datagrams that remain in user space keep their order.
+//! datagram to its end, and its counters. Datagrams left to user space keep their order.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -16,8 +16,7 @@ use super::{
 };
 
 impl Engine {
-    /// Enables kernel forwarding for rules of [`Engine::offload_rule`]. `is_active` is false while the
-    /// program has not been attached yet.
+    /// Offloads sessions of [`Engine::offload_rule`]; `is_active` is false until the program is attached.
     pub(crate) fn use_kernel(&mut self, flows: Flows, now: u64, is_active: bool) {
         self.offload = Some(Offload::new(flows, now, is_active));
     }
@@ -43,7 +42,7 @@ impl Engine {
         self.offload.is_some()
     }
 
-    /// Lets the kernel forward sessions of a rule that has just been added.
+    /// Lets the kernel forward sessions of a rule that was just added.
     pub(crate) fn offload_rule(&mut self, key: RuleKey) {
         for (_, state) in self.rules.iter_mut().filter(|(_, state)| state.key == key) {
             state.goes_across = true;
@@ -87,8 +86,8 @@ impl Engine {
         session.across = offload.install(ends, sockets, expires);
     }
 
-    /// Counts data that the kernel has forwarded since the last read, and refreshes the session; returns true
-    /// if there was any.
+    /// Counts data forwarded by the kernel since the last read and refreshes the session; true if there was
+    /// any.
     pub(super) fn book(&mut self, at: u32, tick: &mut Tick<'_>) -> bool {
         let heard = self.sessions.stamp(at);
         let (Some(offload), Some(session)) = (&mut self.offload, self.sessions.get_mut(at)) else {

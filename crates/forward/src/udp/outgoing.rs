@@ -12,8 +12,7 @@ use turnpike_net::{Datapath, Interest, TcpSocket, UdpOptions, UdpSocket};
 use super::{Tick, rule_state::RuleState, sessions::Arrival};
 use crate::{Rule, circles::Link};
 
-/// Socket buffer size: a few super-packets of 64 KiB per direction. The kernel uses memory only for queued
-/// data.
+/// A few super-packets of 64 KiB per direction; the kernel uses memory only for queued data.
 pub(super) const BUFFER: usize = 1 << 20;
 
 /// UDP socket connected to the target: the kernel looks up the route once and drops datagrams from other
@@ -25,12 +24,12 @@ pub(super) fn datagrams(
     datapath: Datapath,
 ) -> io::Result<UdpSocket> {
     let options = UdpOptions {
-        // If a client of a transparent rule uses two of our ports, its address has to be bound twice.
+        // A client of a transparent rule that uses two of our ports needs its address bound twice.
         reuse_port: rule.transparent,
         recv_buffer: Some(BUFFER),
         send_buffer: Some(BUFFER),
         gro: datapath == Datapath::Gso,
-        // Otherwise an ICMP error that arrives between two sends is lost.
+        // Otherwise an ICMP error between two sends is lost.
         errors: true,
         ..route_options(rule)
     };
@@ -51,7 +50,7 @@ pub(crate) fn to_check(rule: &Rule, target: SocketAddr) -> io::Result<std::net::
     Ok(OwnedFd::from(socket).into())
 }
 
-/// Source address of the datagrams that such a socket sends.
+/// Source address of such a socket's datagrams.
 pub(super) fn source_of(socket: &UdpSocket, rule: &Rule, target: SocketAddr) -> io::Result<SocketAddr> {
     let source = socket.source()?;
     if !source.ip().is_unspecified() {
@@ -75,7 +74,7 @@ pub(super) fn stream(rule: &Rule, client: SocketAddr, target: SocketAddr) -> io:
     Ok(socket)
 }
 
-/// TCP socket that is connecting and being watched, with its link if it leads to a rule of this process.
+/// TCP socket that is connecting and watched, with its link if it leads to a rule of this process.
 pub(super) fn watched_stream(
     state: &RuleState,
     arrival: Arrival,
@@ -96,7 +95,7 @@ pub(super) fn watched_stream(
     Ok((socket, link))
 }
 
-/// True if only this target is unreachable, so that another one may work.
+/// True if only this target is unreachable, so another one may work.
 pub(super) fn is_unreachable(error: &io::Error) -> bool {
     use io::ErrorKind::{AddrNotAvailable, ConnectionRefused, HostUnreachable, NetworkUnreachable};
     matches!(error.kind(), AddrNotAvailable | ConnectionRefused | HostUnreachable | NetworkUnreachable)

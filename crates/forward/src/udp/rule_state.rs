@@ -22,7 +22,7 @@ pub(super) struct Listener {
 
 pub(super) enum Kind {
     Datagrams(SocketId),
-    /// `paused_until`: the socket is not watched until then, because descriptors are exhausted.
+    /// `paused_until`: not watched until then, because descriptors are exhausted.
     Streams {
         socket: TcpListener,
         paused_until: Option<u64>,
@@ -36,7 +36,7 @@ pub(super) struct RuleState {
     pub(super) counters: RuleSnapshot,
     pub(super) tallies: Tallies,
     pub(super) rates: Option<Arc<Rates>>,
-    /// The kernel forwards the rule's sessions where possible.
+    /// The kernel forwards its sessions where possible.
     pub(super) goes_across: bool,
     pub(super) removed: bool,
 }
@@ -49,7 +49,7 @@ impl RuleState {
         }
     }
 
-    /// Counts a session at its target; a UDP session counts as connected immediately.
+    /// Counts a session at its target; for UDP it counts as connected.
     pub(super) fn took(&mut self, choice: Choice) {
         let tally = self.tallies.of(choice.target);
         tally.open += 1;
@@ -92,7 +92,7 @@ impl RuleState {
     }
 }
 
-/// Datagram socket of an event, if it is one shared by sessions or one towards a target.
+/// Datagram socket of an event, if shared by sessions or towards a target.
 pub(super) fn socket_of(listeners: &Slab<Listener>, sessions: &Table, token: u64) -> Option<SocketId> {
     let at = slot_of(token);
     match token & 3 {

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{EndReason, Rule, RuleId, RuleSnapshot, rate::Rates, tally::Tallies};
 
-/// Idle timeout if none is set, as in rinetd.
+/// Default, as in rinetd.
 const DEFAULT_IDLE: Duration = Duration::from_secs(72);
 /// Time to wait for further answers to a TCP client that has sent FIN.
 const LINGER: Duration = Duration::from_secs(5);

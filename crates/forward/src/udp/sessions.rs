@@ -15,7 +15,7 @@ use super::{Choice, kernel_flows::Across};
 use crate::{bridge::Stream, circles::Link, rate::Pace};
 
 const NONE: u32 = u32::MAX;
-/// Maximum number of targets tried per session.
+/// Maximum targets tried per session.
 pub(super) const ATTEMPTS: u8 = 4;
 
 /// Key of a UDP session. A client that uses two of our addresses has two sessions, each answered from its own
@@ -35,7 +35,7 @@ impl Key {
     }
 }
 
-/// A client and the rule that it has reached.
+/// A client and the rule it has reached.
 #[derive(Clone, Copy)]
 pub(super) struct Arrival {
     /// Slot of the rule.
@@ -47,7 +47,7 @@ pub(super) struct Arrival {
     pub(super) hops: u8,
 }
 
-/// Number of bytes from the target at the last check, and the time at which it last grew.
+/// Bytes from the target at the last check, and the time of their last growth.
 pub(super) struct Heard {
     pub(super) bytes: u64,
     pub(super) at: u64,
@@ -73,9 +73,9 @@ pub(super) struct Session {
     pub(super) across: Option<Box<Across>>,
     pub(super) stage: Stage,
     pub(super) hops: u8,
-    /// Set if the session leads to another rule of this process.
+    /// Set if it leads to another rule of this process.
     pub(super) link: Option<Box<Link>>,
-    /// Used once the target has become a former one.
+    /// Used once the target is a former one.
     pub(super) heard: Heard,
     /// Time at which the session moved to the end of its list.
     stamp: u64,
@@ -320,7 +320,7 @@ impl Table {
         }
     }
 
-    /// Moves a session to the end of another list, or of its current one.
+    /// Moves a session to the end of another list, or of the same.
     pub(super) fn enter(&mut self, at: u32, stage: Stage, now: u64, lists: &mut Lists) {
         let old = self.slots[at as usize].stage;
         self.unlink(at, lists.of(old));
@@ -381,7 +381,7 @@ fn is_of(slots: &Slab<Session>, at: u32, key: &Key) -> bool {
     matches!(&slots[at as usize].inward, Inward::Datagrams { key: other, .. } if other == key)
 }
 
-/// Hashes a key in three writes; the derived implementation would make one per field.
+/// Three writes; the derived implementation makes one per field.
 #[inline]
 fn hash(seeded: &RandomState, key: &Key) -> u64 {
     let bits = |ip| match ip {
@@ -398,7 +398,7 @@ fn hash(seeded: &RandomState, key: &Key) -> u64 {
 /// Target side, and its link if it leads to a rule of this process.
 pub(super) type Reached = (Outward, Option<Box<Link>>);
 
-/// Target side for this socket; `any_port` is set if the socket is not connected.
+/// Target side for this socket, with `any_port` if it is not connected.
 pub(super) fn addressed(socket: SocketId, any_port: Option<SocketAddr>, header: Vec<u8>) -> Outward {
     if any_port.is_none() && header.is_empty() {
         return Outward::Datagrams(socket);

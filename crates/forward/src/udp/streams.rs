@@ -16,7 +16,7 @@ use crate::{
     rate::{DOWN, UP},
 };
 
-/// Maximum number of connections accepted per listener and tick.
+/// Maximum connections accepted per listener and tick.
 const ACCEPTS: usize = 64;
 /// Milliseconds for which a listener pauses when no descriptors are left.
 const REST: u64 = 100;

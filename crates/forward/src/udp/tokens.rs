@@ -2,7 +2,7 @@
 
 use super::TOKENS;
 
-/// Kinds of tokens, in the two bits below the slot: listeners, and the sides of a session.
+/// Kinds of tokens, in the two bits below the slot.
 pub(super) const LISTENER: u64 = 0;
 pub(super) const OUTWARD: u64 = 1;
 pub(super) const INWARD: u64 = 2;

@@ -13,7 +13,7 @@ pub(super) struct Look {
     pub(super) at: u32,
     /// Start of the session; its slot may have been reused.
     pub(super) opened: u64,
-    /// Time at which the session got its current target.
+    /// Time at which it got its current target.
     pub(super) since: u64,
     pub(super) wait: u64,
     pub(super) tried: Vec<Slot>,

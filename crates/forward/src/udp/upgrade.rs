@@ -1,5 +1,5 @@
 //! Handover of UDP clients' sessions to another process, with their sockets and in order of age. Connections
-//! of TCP clients stay in the old process.
+//! of TCP clients stay.
 
 use std::{
     io,
@@ -25,7 +25,7 @@ use crate::{
 /// A session without its socket.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Portable {
-    /// Index of the session's rule among those of the process.
+    /// Index of its rule among those of the process.
     pub(crate) rule: usize,
     port: u16,
     client: SocketAddr,
@@ -80,7 +80,7 @@ impl Engine {
         }
     }
 
-    /// Sessions that can be handed over, the longest idle first.
+    /// Movable sessions, the longest idle first.
     pub(crate) fn portable(&self) -> Vec<u32> {
         let rules = self.rules.iter().filter(|(_, state)| !state.removed);
         let mut all: Vec<u32> = rules.flat_map(|(slot, _)| self.sessions.of_rule(narrow(slot))).collect();
@@ -144,7 +144,7 @@ impl Engine {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a session that already exists"));
         }
         let token = outward_token(self.sessions.next());
-        // The other process has accepted the session, so an error must not end it.
+        // The other process has accepted it, so an error does not end it.
         let leads_here = tick.worker.approach(key, session.target, local, tick.now).unwrap_or(false);
         let mut end = Err(io::ErrorKind::NotConnected.into());
         let outward = match session.stream {
@@ -198,8 +198,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Drops listeners and the sessions of UDP clients without reporting them, since another process has
-    /// them. TCP clients stay.
+    /// Drops listeners and sessions of UDP clients without a report, since another process has them. TCP
+    /// clients stay.
     pub(crate) fn surrender(&mut self, tick: &mut Tick<'_>) {
         self.recall(tick);
         self.send_queued();
@@ -224,7 +224,7 @@ impl Engine {
             state.left(choice, None);
             tick.worker.release(state.key, choice, false);
         }
-        // While the other process has the socket open, closing it does not remove it from the poller.
+        // Closing does not remove the socket from the poller while the other process has it open.
         match session.outward {
             Outward::Stream(stream) => _ = tick.poller.remove(stream.socket()),
             datagrams => {

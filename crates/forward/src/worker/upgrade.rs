@@ -1,5 +1,5 @@
 //! Handover steps of a worker ([`crate::upgrade`]): it pauses, exports its sessions of UDP clients to the new
-//! process and keeps its connections; or it resumes normal service.
+//! process and keeps its connections, or resumes normal service.
 
 use std::{io, os::fd::OwnedFd};
 
@@ -34,7 +34,7 @@ impl Worker {
                 self.rest();
             }
             Step::ResumeFlows => self.resume_across(),
-            // These steps are valid only on a paused worker.
+            // Valid only on a paused worker.
             Step::Export(..) | Step::Import(..) | Step::Resume | Step::Forget(_) | Step::Serve => {}
         }
     }
@@ -85,7 +85,7 @@ impl Worker {
         }
     }
 
-    /// Sends all sessions that can be handed over; they also remain here.
+    /// Sends all movable sessions; they also remain here.
     fn export_sessions(&mut self, channel: &Channel) -> io::Result<usize> {
         let now = self.frame.now_ms();
         let rules: Vec<udp::RuleKey> = self.handed_over.iter().map(|key| udp::RuleKey(*key)).collect();

@@ -15,7 +15,7 @@ use turnpike_offload::{OffloadError, Sockmap};
 use turnpike_testkit::alone::skip;
 pub(crate) use turnpike_testkit::{PATIENCE, eventually, free_address};
 
-/// TCP rule from any port of 127.0.0.1 to `target`.
+/// From any port of 127.0.0.1 to `target`.
 pub(crate) fn rule(id: &str, target: SocketAddr) -> Rule {
     Rule::new(id, ([127, 0, 0, 1], 0).into(), target.into())
 }
@@ -58,8 +58,7 @@ pub(crate) fn kernel_passes_on() -> bool {
     OBSTACLE.is_none()
 }
 
-/// Sends messages in alternate directions until the kernel forwards them; returns the number of bytes sent in
-/// each direction.
+/// Alternates messages until the kernel forwards them; returns the bytes sent in each direction.
 pub(crate) fn chat(running: &Running, id: &str, client: &mut TcpStream, server: &mut TcpStream) -> u64 {
     let before = running.snapshot(id).kernel.bytes;
     let mut said = 0;
@@ -76,7 +75,6 @@ pub(crate) fn chat(running: &Running, id: &str, client: &mut TcpStream, server: 
     said
 }
 
-/// Records every report.
 #[derive(Default)]
 pub(crate) struct Reports(Mutex<Vec<ConnectionReport>>);
 
@@ -130,7 +128,6 @@ impl Running {
     }
 }
 
-/// Address of an IP listener.
 pub(crate) fn socket_address(address: &Address) -> SocketAddr {
     match address {
         Address::Ip(address) => *address,
@@ -162,8 +159,7 @@ pub(crate) fn accept(listener: &TcpListener) -> TcpStream {
     patient(stream)
 }
 
-/// Server that sends its name to each client and then echoes until the end of the stream. It runs until the
-/// process exits.
+/// Server that sends its name to each client and echoes until the end. Ends with the process.
 pub(crate) fn greeter(name: &'static str) -> SocketAddr {
     let (listener, address) = listener();
     serve_greetings(listener, name);

@@ -22,17 +22,15 @@ pub(crate) use turnpike_testkit::{PATIENCE, eventually, free_address};
 use turnpike_worker::{Frame, INBOX, Sender};
 
 pub(crate) const DATAPATHS: [Datapath; 3] = [Datapath::Basic, Datapath::Mmsg, Datapath::Gso];
-/// Thread name of a [`Worker`].
 pub(crate) const THREAD: &str = "udp-worker";
 pub(crate) const KEY: RuleKey = RuleKey(7);
 pub(crate) const LOCALHOST: &str = "127.0.0.1:0";
 
-/// Rule with one target.
 pub(crate) fn rule(protocol: Protocol, listen: SocketAddr, target: SocketAddr) -> Rule {
     Rule { protocol, ..Rule::new("test", listen, target.into()) }
 }
 
-/// State of the fake worker context: calls made by the engine, and settings.
+/// Calls made by the engine, and settings.
 #[derive(Default)]
 pub(crate) struct World {
     pub(crate) targets: HashMap<RuleKey, Vec<SocketAddr>>,
@@ -41,7 +39,7 @@ pub(crate) struct World {
     pub(crate) most_in_total: Option<u64>,
     pub(crate) active: HashMap<RuleKey, u64>,
     pub(crate) reports: Vec<ConnectionReport>,
-    /// Number of choices that have not been released yet.
+    /// Choices not yet released.
     pub(crate) held: i64,
     pub(crate) failures: Vec<SocketAddr>,
     turn: usize,
@@ -158,7 +156,7 @@ impl Worker {
         answer.recv_timeout(PATIENCE).unwrap()
     }
 
-    /// Blocks the worker while the closure runs, so that the worker receives all data at once.
+    /// Blocks the worker during the closure, so that it receives all data at once.
     pub(crate) fn stall(&self, meanwhile: impl FnOnce()) {
         let (release, released) = mpsc::channel();
         let (sender, stalled) = mpsc::channel();
@@ -207,7 +205,6 @@ impl Worker {
         self.ask(|engine, _| engine.active())
     }
 
-    /// Advances the worker's clock.
     pub(crate) fn advance(&self, time: Duration) {
         let time = time.as_millis() as u64;
         let before = self.ask(|_, tick| tick.now);
@@ -235,7 +232,7 @@ impl Drop for Worker {
     }
 }
 
-/// UDP target that echoes datagrams.
+/// UDP target that echoes.
 pub(crate) struct Echo {
     pub(crate) address: SocketAddr,
     stop: Arc<AtomicBool>,
@@ -268,7 +265,6 @@ impl Drop for Echo {
     }
 }
 
-/// Client with a socket connected to `server`.
 pub(crate) fn client(server: SocketAddr) -> UdpSocket {
     let any: SocketAddr = if server.is_ipv6() { "[::1]:0" } else { LOCALHOST }.parse().unwrap();
     let socket = UdpSocket::bind(any).unwrap();
@@ -277,7 +273,7 @@ pub(crate) fn client(server: SocketAddr) -> UdpSocket {
     socket
 }
 
-/// Sends a datagram and expects its echo.
+/// Sends and expects an echo.
 pub(crate) fn expect_echo(client: &UdpSocket, bytes: &[u8]) {
     client.send(bytes).unwrap();
     assert_eq!(receive(client), bytes);
@@ -290,7 +286,7 @@ pub(crate) fn receive(socket: &UdpSocket) -> Vec<u8> {
     bytes
 }
 
-/// Bytes that identify the sender and the number.
+/// Bytes that identify sender and number.
 pub(crate) fn payload(who: usize, number: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (who.wrapping_mul(31) ^ number.wrapping_mul(7) ^ at.wrapping_mul(3)) as u8).collect()
 }

@@ -1,4 +1,4 @@
-//! Both ends of the traffic of one thread's clients: sends due packets and counts arrivals.
+//! Both ends of one thread's clients: sends due packets and counts arrivals.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -129,7 +129,7 @@ impl<'a> ProfileEnds<'a> {
         bursts: &mut Bursts,
         schedule: Schedule,
     ) -> Option<Duration> {
-        /// Maximum number of batches sent before it is receiving's turn, even if sending is behind schedule.
+        /// Maximum batches before it is time to receive, even if sending is behind schedule.
         const BATCHES: usize = 4;
         for _ in 0..BATCHES {
             let now = self.clock.ns();
@@ -142,7 +142,7 @@ impl<'a> ProfileEnds<'a> {
                     self.push(carrier, burst, now);
                 }
             }
-            // Packets that the kernel rejects count as lost; `errors` says why.
+            // Packets that the kernel rejects count as lost; `errors` counts them by reason.
             carrier.flush();
             self.peer.datagrams.flush(&mut self.peer.errors);
             let (due, now) = (bursts.due(), self.clock.ns());

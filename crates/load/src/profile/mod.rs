@@ -106,7 +106,7 @@ impl Profile {
         self.streams.iter().map(|stream| stream.shape.longest() as usize).max().unwrap_or_default()
     }
 
-    /// Packets per second of one client, in both directions together.
+    /// Packets per second of one client, both directions together.
     pub(crate) fn packets_per_second(&self) -> f64 {
         self.per_flow(|stream| stream.bursts_per_second * stream.shape.mean().packets)
     }
@@ -135,7 +135,7 @@ struct Mean {
 }
 
 impl Shape {
-    /// `number` is the index of the burst within its flow; it may start anywhere.
+    /// `number` is the index of the burst within its flow, from any origin.
     #[inline]
     fn burst(&self, mut draw: Draw, number: u64, mut packets: impl FnMut(usize, usize)) {
         match self {

@@ -16,8 +16,8 @@ use crate::{
     pattern,
 };
 
-/// With this flag, recv(2) counts bytes as read without copying them (tcp(7), since Linux 2.4). The value is
-/// the same on all architectures.
+/// Makes recv(2) count bytes as read without copying them (tcp(7), since Linux 2.4). The same on all
+/// architectures.
 pub(crate) const MSG_TRUNC: i32 = 0x20;
 const READ: usize = 256 << 10;
 const BUDGET: usize = 1 << 20;
@@ -71,7 +71,7 @@ struct SinkState {
 
 struct SourceState {
     block: usize,
-    /// Number of commands received: the first one starts, the second one stops.
+    /// Commands received: the first starts, the second stops.
     commands: usize,
     total: u64,
     since: Instant,
@@ -164,7 +164,7 @@ impl ReflectedConnection {
             if self.take(len, buffers, now)? == NextStep::Close || self.write(buffers)? == NextStep::Close {
                 return Ok(NextStep::Close);
             }
-            // A short read has emptied the socket, and the poller will report new data.
+            // A short read has emptied the socket; the poller reports new data.
             if len < asked {
                 break;
             }
@@ -197,7 +197,7 @@ impl ReflectedConnection {
             let len = SockRef::from(&self.stream).recv_with_flags(&mut buffers.discarded, MSG_TRUNC)?;
             return Ok((len, READ));
         }
-        // Bytes that follow the greeting must not be discarded.
+        // Must not discard bytes after the greeting.
         let room = if let ReflectRole::Greeting { .. } = self.role { MAX_GREETING_READ } else { READ };
         Ok((self.stream.read(&mut buffers.bytes[..room])?, room))
     }
@@ -306,7 +306,7 @@ impl ReflectedConnection {
     }
 }
 
-/// Room for a greeting and a small request that follows it.
+/// A greeting and a small request after it.
 const MAX_GREETING_READ: usize = 4 << 10;
 
 impl ReflectRole {

@@ -27,8 +27,7 @@ pub(crate) const DEFAULT_PORT: u16 = 3480;
 /// Bytes of the receive and send buffer of each UDP socket.
 const BUFFER: usize = 8 << 20;
 
-/// Flags of `turnpike reflect`. If no addresses are given, it listens on port 3480 of all addresses, for UDP
-/// and TCP.
+/// Flags of `turnpike reflect`. Without addresses it listens on port 3480 of all addresses, for UDP and TCP.
 #[derive(Clone, Debug, Default, Args)]
 pub struct ReflectConfig {
     /// UDP address to reflect on; may be repeated [default without --tcp: port 3480 of all addresses, including IPv6 if
@@ -104,9 +103,8 @@ pub struct ReflectStats {
     pub refused: u64,
     /// Datagrams dropped because the receive buffer was full.
     pub kernel_drops: u64,
-    /// Accepted TCP connections.
     pub connections: u64,
-    /// Bytes received over TCP, including greetings.
+    /// Includes greetings.
     pub tcp_received_bytes: u64,
     pub tcp_sent_bytes: u64,
 }
@@ -137,7 +135,6 @@ type ReflectFrame = Frame<(), ReflectStats>;
 
 trait ReflectWorker: Send + 'static {
     fn frame(&mut self) -> &mut ReflectFrame;
-    /// Waits for events and handles them.
     fn wake_up(&mut self) -> io::Result<()>;
     fn stats(&self) -> ReflectStats;
 }
@@ -210,8 +207,7 @@ impl Reflector {
         total
     }
 
-    /// Stops and joins the workers, and returns the final counts; those of [`Self::stats`] may be slightly
-    /// out of date.
+    /// Stops and joins the workers and returns the final counts; those of [`Self::stats`] may lag behind.
     pub fn stop(mut self) -> ReflectStats {
         self.workers.stop();
         self.stats()
@@ -230,7 +226,7 @@ impl Reflector {
     }
 }
 
-/// One socket per address and worker; there are no workers if there are no addresses.
+/// One socket per address and worker.
 struct PerWorker<S> {
     addresses: Vec<SocketAddr>,
     sockets: Vec<Vec<S>>,

@@ -48,7 +48,7 @@ impl AsFd for ReflectListener {
     }
 }
 
-/// With port 0, the kernel chooses the port. `shared` sets SO_REUSEPORT.
+/// Port 0 means any port. `shared` sets SO_REUSEPORT.
 pub(super) fn bind(address: SocketAddr, shared: bool) -> Result<ReflectListener, LoadError> {
     let open = || {
         let socket =
@@ -78,7 +78,7 @@ pub(super) struct TcpReflectWorker {
     connections: Slab<ReflectedConnection>,
     buffers: Buffers,
     ready: Vec<Event>,
-    /// Sinks with bytes to report; each is listed once.
+    /// Sinks with bytes to report, each once.
     news: Vec<usize>,
     /// Time of their next records.
     tell: Option<Instant>,
@@ -90,7 +90,7 @@ pub(super) struct TcpReflectWorker {
 
 impl TcpReflectWorker {
     pub(super) fn new(listeners: Vec<ReflectListener>) -> io::Result<Self> {
-        /// Several times the maximum number of clients that a generator has.
+        /// Several times the maximum number of clients of a generator.
         const FILES: u64 = 1 << 16;
         // With a lower limit, accepting pauses whenever descriptors run out.
         turnpike_net::rlimit::raise_open_files(FILES);
@@ -113,7 +113,7 @@ impl TcpReflectWorker {
     }
 
     fn accept(&mut self, number: usize, now: Instant) {
-        /// Maximum number of connections accepted before existing ones are served.
+        /// Maximum connections accepted before existing ones are served.
         const MOST: usize = 64;
         let Some(listener) = self.listeners.get_mut(number) else { return };
         for _ in 0..MOST {
@@ -237,7 +237,7 @@ impl ReflectWorker for TcpReflectWorker {
             let event = self.ready[position];
             let listener = event.token.checked_sub(LISTENERS);
             match (listener, usize::try_from(listener.unwrap_or(event.token))) {
-                // The only command is the one to stop.
+                // The only command is to stop.
                 _ if event.token == INBOX => _ = self.frame.command(),
                 (Some(_), Ok(number)) => self.accept(number, now),
                 (None, Ok(index)) => self.serve(index, event, now),

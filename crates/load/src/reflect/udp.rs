@@ -50,11 +50,11 @@ impl UdpReflectWorker {
     }
 
     fn reflect(&mut self, id: SocketId) {
-        /// Maximum number of receive calls before the other sockets are served.
+        /// Maximum receive calls before the other sockets are served.
         const CALLS: usize = 8;
         let Some(socket) = self.sockets.get(id) else { return };
         for _ in 0..CALLS {
-            // Errors are ICMP replies to earlier sends; the next call receives again.
+            // Errors are ICMP replies to earlier sends; the next call receives.
             let Ok(received) = self.rx.recv(socket) else { continue };
             for buffer in self.rx.buffers(received) {
                 let route = Route {
@@ -100,7 +100,7 @@ impl ReflectWorker for UdpReflectWorker {
             self.reflect(self.ready[index]);
         }
         if has_command {
-            // The only command is the one to stop.
+            // The only command is to stop.
             let _ = self.frame.command();
         }
         self.send();

@@ -1,4 +1,4 @@
-//! Periodic work of a thread, in addition to its traffic.
+//! Periodic work of a thread besides its traffic.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ impl<'a, C> Heartbeat<'a, C> {
         now >= self.next
     }
 
-    /// Publishes the counts if that is due, and returns true if it did. Updates `schedule`.
+    /// Publishes if due, and returns true if it did. Updates `schedule`.
     #[inline]
     pub(crate) fn beat(
         &mut self,

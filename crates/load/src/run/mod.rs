@@ -146,7 +146,7 @@ pub(crate) fn check(
 }
 
 pub(crate) fn check_files(clients: usize) -> Result<(), LoadError> {
-    /// Other open files: standard streams, epoll instances, and those of the caller.
+    /// Other files: standard streams, epoll instances, and those of the caller.
     const OTHERS: usize = 128;
     let needed = (clients + OTHERS) as u64;
     let limit = turnpike_net::rlimit::raise_open_files(needed);

@@ -73,7 +73,7 @@ impl<'a, C> RunShared<'a, C> {
         (start > 0).then_some(Schedule { start, measure, end })
     }
 
-    /// Ends the run early; what has been measured counts. Fails the run if nothing has been measured yet.
+    /// Ends the run early; measured results count. Fails the run if nothing has been measured yet.
     pub(crate) fn interrupt(&self) {
         /// Longer than any thread runs between calls of [`Self::check_on`], so that all threads end at the
         /// same time.

@@ -333,8 +333,7 @@ impl Sending {
         }
     }
 
-    /// Rate by the reflector's clock, so that bytes that only fill buffers are not counted. Falls back to the
-    /// bytes sent.
+    /// By the reflector's clock, so that bytes that only fill buffers do not count. Falls back to bytes sent.
     fn rate(&self, duration: Duration) -> f64 {
         let between = self.window.and_then(|(first, last)| {
             let time = last.elapsed.checked_sub(first.elapsed)?;
@@ -367,7 +366,7 @@ impl Receiving {
     ) -> io::Result<()> {
         let mut budget = BUDGET;
         while budget > 0 {
-            // The record follows the stop command, so bytes before the command may be discarded.
+            // The record only follows the stop command, so earlier bytes may be discarded.
             let discard = buffers.discard && !self.stopped;
             let read = if discard {
                 SockRef::from(&*socket).recv_with_flags(&mut buffers.discarded, MSG_TRUNC)

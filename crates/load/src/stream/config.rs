@@ -134,7 +134,7 @@ pub enum Close {
 }
 
 impl StreamLoadConfig {
-    /// Maximum number of connections per run and direction.
+    /// Maximum connections per run and direction.
     pub(crate) const MAX_CLIENTS: usize = 10_000;
 
     pub fn new(target: StreamTarget, workload: Workload) -> Self {
@@ -174,8 +174,8 @@ impl StreamLoadConfig {
         if both { self.clients() * 2 } else { self.clients() }
     }
 
-    /// A due request waits only for a free client, and this wait is part of its latency. Bulk transfers have
-    /// no rate and no losses.
+    /// A due request waits only for a free client, which adds to its latency. Bulk transfers have no rate or
+    /// losses.
     pub(crate) fn rate_and_limits(&self) -> (OfferedRate, ResultLimits) {
         match self.workload {
             Workload::Bulk(_) => (OfferedRate::Max, ResultLimits::default()),

@@ -1,4 +1,4 @@
-//! Short connections: each is opened for one request and one response, and then closed.
+//! Short connections: each is opened for one request and one response, then closed.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -20,7 +20,7 @@ use crate::{
 
 pub(super) const NO_LOCAL_PORT: &str = "no_local_port";
 
-/// Pause of a client after a failure, which would otherwise be repeated immediately.
+/// Pause of a client after a failure, which would otherwise repeat immediately.
 const REST_NS: u64 = 10_000_000;
 const GONE_NS: u64 = 1_500_000_000;
 const READ: usize = 64 << 10;

@@ -33,8 +33,7 @@ type StreamShared<'a> = run::RunShared<'a, StreamLoadConfig>;
 
 const LONGEST_SLEEP_NS: u64 = 20_000_000;
 
-/// Calls `progress` about once a second. For bulk transfers, counts are bytes, and `recv_bps` is the
-/// receiver's rate.
+/// Calls `progress` about once a second. In bulk, counts are bytes and `recv_bps` is the receiver's rate.
 pub fn run(
     config: &StreamLoadConfig,
     stop: &StopHandle,

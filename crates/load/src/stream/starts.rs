@@ -10,7 +10,7 @@ use crate::{
     run::{ErrorCounts, RunTallies, Schedule},
 };
 
-/// Requests that were due in the measured time but found no free client before its end.
+/// Requests due in the measured time that found no free client before its end.
 pub(super) const NOT_STARTED: &str = "not_started";
 
 const LONGEST_DRAIN_NS: u64 = 3_000_000_000;
@@ -19,7 +19,7 @@ pub(super) struct Starts {
     pub(super) schedule: Schedule,
     pacer: Option<Pacer>,
     clients: usize,
-    /// Idle clients and the time from which each may start, the longest idle first.
+    /// Idle clients and the time from which they may start, longest idle first.
     free: VecDeque<(usize, u64)>,
 }
 
@@ -69,8 +69,8 @@ impl Starts {
         now >= end && (self.busy() == 0 || now - end > LONGEST_DRAIN_NS)
     }
 
-    /// Only the delay after both `free_since` and the due time is lateness of the generator; the wait for a
-    /// client is part of the round trip.
+    /// Only the delay after `free_since` and the due time is lateness of the generator; the wait for a client
+    /// is part of the round trip.
     #[inline]
     fn take(&mut self, now: u64, free_since: u64, tallies: &mut RunTallies) -> Option<u64> {
         if now < self.schedule.start || now >= self.schedule.end {

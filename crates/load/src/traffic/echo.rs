@@ -3,7 +3,7 @@
 //!
 //! One thread alternates between sending and receiving. Payloads are written in place, consecutive ones of a
 //! client are sent as one super-packet, and replies are read from GRO buffers, so a datagram costs the
-//! generator only a fraction of what it costs the relay.
+//! generator a fraction of its cost to the relay.
 
 use std::time::Duration;
 
@@ -175,7 +175,7 @@ impl EchoSender {
         shared: &RunShared<'_, C>,
         now: u64,
     ) -> Option<Duration> {
-        /// Maximum number of batches sent before it is receiving's turn, even if sending is behind schedule.
+        /// Maximum batches before it is time to receive, even if sending is behind schedule.
         const BATCHES: usize = 4;
         let mut now = now;
         for _ in 0..BATCHES {
@@ -228,8 +228,8 @@ impl EchoSender {
     fn flood(&mut self, carrier: &mut impl Carrier, echo: &mut EchoFlows, now: u64) -> Duration {
         /// Time without replies, with every window full, after which the packets in flight count as lost.
         const STUCK_NS: u64 = 100_000_000;
-        /// Maximum number of bursts of one client that are gathered for one call. Without a window nothing is
-        /// gathered, because that would never end.
+        /// Maximum bursts of one client gathered for one call. Without a window, gathering would never end,
+        /// so there is none.
         const GATHERED: usize = 32;
         const GATHERED_BYTES: usize = 256 << 10;
         let EchoPlan { burst, size, .. } = self.plan;
@@ -263,7 +263,7 @@ impl EchoSender {
         }
         *stuck_since = 0;
         let dropped = flush(carrier, echo, &self.plan, now >= self.schedule.measure);
-        // The kernel's buffers are full: leave time for it and for other processes on the core.
+        // The kernel is full: leave time to it and to other processes on the core.
         if dropped == queued { Duration::from_micros(50) } else { Duration::ZERO }
     }
 }

@@ -15,8 +15,8 @@ use crate::{
 };
 
 pub(crate) const BATCH: usize = 256;
-/// At 25,000 bursts/s, waking up for every burst cost 38 % of the generator's CPU time. At 20,000/s, the rate
-/// used for latency, each burst has its own wake-up.
+/// Waking for every burst cost 38 % of the generator's CPU time at 25,000 bursts/s. At 20,000/s, the rate for
+/// latency, each burst has its own wake-up.
 pub(crate) const SHORTEST_SLEEP: Duration = Duration::from_micros(50);
 pub(crate) const LONGEST_SLEEP: Duration = Duration::from_millis(20);
 /// Time without arrivals after which missing packets count as lost.
@@ -44,8 +44,8 @@ pub(crate) trait Carrier {
     fn poller(&self) -> &Poller;
     fn errors(&mut self) -> &mut ErrorCounts;
 
-    // The following methods are for clients that change their socket during the run; bursts that are due wait
-    // until then.
+    // The following methods are for clients that change their socket during the run; due bursts wait until
+    // then.
 
     fn plan(&mut self, _schedule: Schedule) {}
     /// True if [`Carrier::tend`] has work to do.
@@ -77,7 +77,7 @@ pub(crate) trait Carrier {
 
 pub(crate) trait Sink {
     fn payload(&mut self, client: usize, now_ns: u64, payload: &[u8]);
-    /// Packets of this client that are in flight will no longer be answered.
+    /// Packets of this client in flight will not be answered any more.
     fn forget(&mut self, _client: usize) {}
     fn peer_is_ready(&mut self) {}
 }

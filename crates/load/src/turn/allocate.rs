@@ -1,7 +1,5 @@
-//! Modes `allocate` and `bind`: authenticated allocations, each deleted once it has been granted or has
-//! enough channels.
-//!
-//! Up to `clients` allocations are in progress at a time, each from a fresh source port where possible: a
+//! Modes `allocate` and `bind`: authenticated allocations, each deleted once it is granted or has enough
+//! channels.  Up to `clients` are in progress at a time, each from a fresh source port where possible: a
 //! server may remember the 5-tuple of a deleted allocation (coturn 4.6 for one second, answering 437). The
 //! latency is that of the whole Allocate dialogue, challenge included; over TCP, TLS and DTLS it includes
 //! opening a connection. Mode `bind` counts and times only its ChannelBind requests.
@@ -246,7 +244,7 @@ impl Churn<'_> {
 }
 
 struct UserRotation {
-    /// Settings of the first user; other users have a number appended to the name.
+    /// Settings of the first user; the others append a number to the name.
     settings: Arc<client::Config>,
     count: usize,
     next: usize,
@@ -280,7 +278,7 @@ impl SourcePorts {
         let offset = (thread * each).min(PORTS.len() - 1);
         #[expect(clippy::cast_possible_truncation, reason = "both are parts of PORTS, which are 16 bits")]
         let (first, count) = (PORTS.start + offset as u16, each as u16);
-        // Start at a random port, because the previous run may still occupy the first ports.
+        // Starts at random, because the previous run may still occupy the first ports.
         Self { first, count, next: rand::random_range(0..count) }
     }
 

@@ -163,8 +163,8 @@ pub struct TurnLoadConfig {
     #[arg(skip = Duration::from_secs(10))]
     pub setup_timeout: Duration,
 
-    /// Resolved addresses of `servers`. The clients of a server are adjacent, and at a fixed rate clients
-    /// send in order, so the load of each thread moves from server to server.
+    /// Resolved addresses of `servers`. Clients of one server are adjacent, and at a fixed rate clients send
+    /// in order, so each thread's load moves from server to server.
     #[arg(skip)]
     pub addresses: Vec<SocketAddr>,
 }
@@ -178,12 +178,12 @@ macro_rules! refuse_if {
 }
 
 const USERS: RangeInclusive<usize> = 1..=1_000_000;
-/// Range of intervals between moves; a lost Refresh is retransmitted after half a second.
+/// Intervals of moves: a lost Refresh is retransmitted after half a second.
 const MIGRATE: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
 const PATIENCE: RangeInclusive<Duration> = Duration::from_millis(200)..=Duration::from_secs(3600);
 
 impl TurnLoadConfig {
-    /// Maximum payload over DTLS: the 2^14 bytes of a record (RFC 6347 section 4.1) minus the largest header.
+    /// Maximum payload over DTLS: a record's 2^14 bytes (RFC 6347 section 4.1) minus the largest header.
     pub(crate) const MAX_DTLS_SIZE: usize = 16_000;
     pub fn new(server: SocketAddr) -> Self {
         options::defaults(server)
@@ -531,7 +531,7 @@ pub enum Mode {
     Packet,
     /// Authenticated allocations from rotating source ports, deleted once granted.
     Allocate,
-    /// Channels, bound one after the other per client; a client that has enough of them starts over.
+    /// Channels, bound one after the other per client; a client with enough of them starts over.
     Bind,
     Invalid,
 }

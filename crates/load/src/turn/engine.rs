@@ -73,7 +73,7 @@ pub(super) struct TurnEngine {
     pub(super) events: Vec<(usize, Event)>,
     pub(super) bound: Vec<(usize, Result<(), Failure>)>,
     pub(super) errors: ErrorCounts,
-    /// Endpoint that received an ICMP port unreachable from the address of its server.
+    /// Endpoint that received an ICMP port unreachable from its server's address.
     pub(super) unreachable: Option<usize>,
     pub(super) redirects: u64,
     pub(super) moves: ClientMoves,
@@ -168,7 +168,7 @@ impl TurnEngine {
         })
     }
 
-    /// With port 0, the kernel chooses the port. Nothing may be queued for the old socket.
+    /// Port 0 means any port. Nothing may be queued for the old socket.
     pub(super) fn reopen(&mut self, index: usize, port: u16) -> io::Result<()> {
         match &mut self.wire {
             EngineSockets::Datagrams(datagrams) => {
@@ -358,7 +358,7 @@ impl TurnEngine {
         let Some(endpoint) = endpoints.get_mut(index) else { return 0 };
         let (mut messages, mut unexpected, mut control, mut data, mut now_ns) = (0, 0, false, false, 0);
         let unreachable = datagrams.receive(index, errors, |datagram| match datagram {
-            // One clock read per batch is enough: all its datagrams had arrived when the call returned.
+            // One clock read per batch: all its datagrams had arrived when the call returned.
             None => now_ns = clock.ns(),
             Some((datagram, _)) => {
                 messages += 1;
@@ -520,7 +520,7 @@ impl Carrier for TurnEngine {
         }
     }
 
-    /// A UDP socket does not report in advance that it is full.
+    /// A UDP socket does not report beforehand that it is full.
     fn can_send(&self, client: usize) -> bool {
         let has_room = match &self.wire {
             EngineSockets::Datagrams(_) => true,

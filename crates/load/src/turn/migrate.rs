@@ -14,7 +14,7 @@ use super::{engine::TurnEngine, moves::MoveState};
 const AT_A_TIME: usize = 32;
 
 impl TurnEngine {
-    /// Starts the moves that are due. Nothing may be queued for the old sockets.
+    /// Starts due moves. Nothing may be queued for the old sockets.
     pub(super) fn start_moves(&mut self) {
         let now_ns = self.now_ns();
         for _ in 0..AT_A_TIME {

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Each client has its own socket and thus its own 5-tuple; each thread drives a share of the clients and
-//! alternates between sending and receiving. Latency is measured from the time at which a datagram was *due*,
-//! so a stalled generator or server cannot hide it (no coordinated omission).
+//! alternates between sending and receiving. Latency is measured from the time a datagram was *due*, so a
+//! stalled generator or server cannot hide it (no coordinated omission).
 
 mod allocate;
 mod config;
@@ -150,7 +150,7 @@ fn relay(
     let taken_down = set_up::take_down(&mut engine, shared);
     let relayed = relayed?;
     taken_down?;
-    // A relayed stream that has lost or gained a byte is misaligned from then on.
+    // A relayed stream that lost or gained a byte is misaligned from there on.
     if relayed.garbled > 0 && shared.config.relayed == Relayed::Tcp {
         engine.errors.insert("garbled", relayed.garbled);
     }

@@ -8,7 +8,7 @@ use turnpike_turn::client::Failure;
 use super::TurnLoadConfig;
 use crate::{clock::nanos, run::Schedule};
 
-/// Maximum number of bursts held back per thread; any others are sent, and lost if the server is not ready.
+/// Maximum bursts held back per thread; any others are sent, and lost if the server is not ready.
 const MOST_HELD: usize = 4096;
 
 pub(super) struct ClientMoves {
@@ -179,8 +179,7 @@ impl ClientMoves {
 }
 
 impl MovePlan {
-    /// Time of the next move of `count` clients. The moves of all clients in the run are spread over the
-    /// interval.
+    /// Time of the next move of `count` clients. All clients of the run are spread over the interval.
     fn next(&self, count: usize) -> u64 {
         let (round, index) = (self.turn / count as u64, self.turn % count as u64);
         let place = u128::from(self.interval_ns) * (2 * (self.first as u128 + u128::from(index)) + 1);

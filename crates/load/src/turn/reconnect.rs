@@ -2,9 +2,9 @@
 //! allocates again at the first server and follows redirects (300) from there.
 //!
 //! This models a call whose path has failed: ICE notices the silence and gathers candidates again (RFC 8445
-//! section 2.4). Packets that are due while a client has no allocation count as lost. The report contains the
-//! number of lost allocations, the time until they are replaced, and the longest silence of each client,
-//! which is the duration of a fault as users see it.
+//! section 2.4). Packets due while a client has no allocation count as lost. The report contains the number
+//! of lost allocations, the time until they are replaced, and the longest silence of each client: the
+//! duration of a fault as users see it.
 
 use std::sync::Arc;
 
@@ -64,7 +64,7 @@ impl TurnEngine {
         true
     }
 
-    /// The client will try again after its timeout.
+    /// The client tries again after its timeout.
     fn stay_away(&mut self, request: Request, failure: &Failure) {
         allocate::count(&mut self.errors, request, failure);
         self.reconnects.failed(|| failure.to_string());

@@ -22,7 +22,7 @@ pub(super) struct Reconnects {
 
 #[derive(Clone, Copy)]
 struct ReconnectingClient {
-    /// Timeout of the client; differs between clients, so that they do not all reconnect at once.
+    /// Timeout; differs per client, so that they do not all reconnect at once.
     patience_ns: u64,
     heard_ns: u64,
     asked_ns: u64,
@@ -41,7 +41,7 @@ pub(super) struct ReconnectFigures {
     failed: u64,
     /// Time from a client's last payload to its next allocation.
     times: Latency,
-    /// Number of payloads lost by clients that never reconnected.
+    /// Payloads lost by clients that never reconnected.
     lost_of_others: u64,
     pauses: Latency,
     silent: u64,
@@ -101,16 +101,15 @@ impl Reconnects {
         }
     }
 
-    /// Must be called before each check. After a long gap between checks, packets that have arrived in the
-    /// meantime have not been read yet.
+    /// Called before each check: after a long gap, packets that arrived in the meantime have not been read
+    /// yet.
     pub(super) fn look(&mut self, now_ns: u64) {
         if now_ns.saturating_sub(mem::replace(&mut self.looked_ns, now_ns)) > self.patience_ns / 2 {
             self.awake_ns = now_ns;
         }
     }
 
-    /// Next client, starting with `from`, that has received nothing for too long; `None` outside the measured
-    /// time.
+    /// Next client, starting with `from`, that has received nothing for too long. `None` outside the run.
     pub(super) fn next_due(&self, from: usize, now_ns: u64) -> Option<usize> {
         let measured = self.measured.filter(|measured| (measured.start..measured.end).contains(&now_ns))?;
         let is_due = |client: &ReconnectingClient| {

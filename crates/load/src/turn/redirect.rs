@@ -12,8 +12,7 @@ use crate::LoadError;
 const MAX_PORTS: usize = 5;
 
 impl TurnEngine {
-    /// Switches to another server with the same transport and credentials; `domain` is the certificate name
-    /// given in the redirect.
+    /// Same transport and credentials; `domain` is the certificate name given in the redirect.
     pub(super) fn follow(
         &mut self,
         index: usize,
@@ -33,8 +32,8 @@ impl TurnEngine {
         Ok(())
     }
 
-    /// Switches to another port, because the server may still have an allocation for this one. Returns false
-    /// if the limit has been reached.
+    /// The server may still have an allocation for the current port. Returns false if the limit has been
+    /// reached.
     pub(super) fn take_another_port(&mut self, index: usize) -> Result<bool, LoadError> {
         let history = &mut self.endpoints[index].history;
         let server = history.server;

@@ -16,7 +16,7 @@ pub struct PrintedToken {
 }
 
 impl FromStr for PrintedToken {
-    /// The error never quotes the text, which is secret.
+    /// Never quotes the text, which is secret.
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {

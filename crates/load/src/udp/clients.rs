@@ -73,7 +73,7 @@ impl Carrier for UdpClients {
             let Ok(client) = usize::try_from(event.token) else { continue };
             let (clock, mut now_ns) = (self.clock, 0);
             self.unreachable |= self.datagrams.receive(client, &mut self.errors, |datagram| match datagram {
-                // One clock read per batch is enough: all its datagrams had arrived when the call returned.
+                // One clock read per batch: all its datagrams had arrived when the call returned.
                 None => now_ns = clock.ns(),
                 Some((payload, _)) => {
                     received += 1;

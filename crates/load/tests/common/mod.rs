@@ -1,4 +1,4 @@
-//! A relay in this process, on loopback and with one user.
+//! In-process relay on loopback with one user.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -145,7 +145,7 @@ pub(crate) fn listener(relay: &Relay, transport: ClientTransport) -> SocketAddr 
     }
 }
 
-/// Value of a counter of the state machine, summed over all workers.
+/// Counter of the state machine, summed over all workers.
 pub(crate) fn counter(relay: &Relay, family: &str, label: &str) -> u64 {
     let counts = |(name, with, value): (&str, Option<(&str, &str)>, u64)| {
         (name == family && with.map_or("", |with| with.1) == label).then_some(value)

@@ -53,9 +53,9 @@ impl fmt::Display for AttackEntry {
 #[serde(rename_all = "snake_case")]
 pub enum AttackOutcome {
     Refused,
-    /// The data was sent, but there was no reply. It may have reached a peer that does not answer.
+    /// Sent without a reply. The data may have reached a peer that does not answer.
     Silent,
-    /// Granted for the address. Some of its ports may be legitimate peers, so the test with data decides.
+    /// Granted for the address, some of whose ports may be legitimate peers; the data test decides.
     AddressOnly,
     Unknown,
     Open,

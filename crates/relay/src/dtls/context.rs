@@ -17,13 +17,12 @@ use super::{
 };
 use crate::{Identity, stream::tls::Directory};
 
-/// Conservative path MTU for handshake datagrams. Application data is not limited by it.
+/// Conservative path MTU for handshake datagrams. Application data is not limited.
 const MTU: usize = 1200;
 /// Time until the first retransmission of a flight (RFC 9147 section 5.8.2 recommends 1 s; clients of
 /// real-time media wait less).
 const RETRANSMIT: Duration = Duration::from_millis(500);
-/// Maximum number of records that arrived out of order and are kept. Handshakes need fewer, and nothing is
-/// kept after them.
+/// Maximum records kept out of order. Handshakes need fewer, and nothing is kept afterwards.
 const QUEUE: usize = 16;
 
 #[derive(Debug, thiserror::Error)]

@@ -75,7 +75,7 @@ impl CookieKeys {
         subtle::ConstantTimeEq::ct_eq(&expected[..], &cookie[..]).into()
     }
 
-    /// Our own address is not included, because it differs between the nodes behind a load balancer.
+    /// Excludes our own address, which differs between the nodes behind a load balancer.
     fn finish(
         &self,
         made: u64,

@@ -1,4 +1,4 @@
-//! ClientHello parser for everything that is needed before any state exists: version, returned cookie, common
+//! ClientHello parser for everything needed before any state exists: version, returned cookie, common
 //! algorithms, and reconstruction of the first ClientHello from the second.
 
 use std::ops::Range;

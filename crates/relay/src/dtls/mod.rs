@@ -8,8 +8,8 @@
 //!
 //! A ClientHello without a valid cookie ([`cookie`]) gets a reply and leaves no state; with a valid cookie it
 //! starts a handshake. Handshakes, fragmented ClientHellos ([`fragments`]) and associations without an
-//! allocation are limited, and the oldest of each kind is evicted. Associations with an allocation are
-//! limited by quotas.
+//! allocation are limited, and the oldest of each kind is evicted. Quotas limit associations with an
+//! allocation.
 
 mod admit;
 mod association;
@@ -52,7 +52,7 @@ use cookie::CookieKeys;
 use fragments::Fragments;
 use record::Sifted;
 
-/// Maximum number of handshakes started per flush: each takes about 150 µs, during which datagrams wait.
+/// Maximum handshakes started per flush: each takes about 150 µs, during which datagrams wait.
 const ADMISSIONS: u32 = 16;
 /// Maximum length of a datagram during a handshake, because dimpl limits only the number of queued datagrams.
 const MAX_HANDSHAKE: usize = 4096;
@@ -72,7 +72,7 @@ pub(crate) struct Associations {
     began: u64,
     table: Slab<Association>,
     by_client: HashMap<Client, usize, RandomState>,
-    /// Cached result of the last lookup, because datagrams of a client arrive in runs.
+    /// Last lookup, cached because datagrams of a client arrive in runs.
     last: Option<(Client, usize)>,
     generations: Generations,
     half_open: Bounded,
@@ -339,12 +339,12 @@ impl Associations {
     pub(crate) fn effect(&mut self, now_ms: u64, effect: &Effect, tx: &mut Tx) {
         match effect {
             Effect::Opened { client, .. } => self.allocated(client),
-            // By now, another client may have the address of a client that has moved away.
+            // Another client may now have the address of one that has moved away.
             Effect::Closed { client, reason, away: false, .. } if *reason != ClosedReason::Disconnected => {
                 self.released(now_ms, client, tx);
             }
             Effect::Moved { was, client, from, .. } => {
-                // If the client moved from another worker, that worker released it.
+                // A client that moved from another worker was released there.
                 if let (Some(was), None) = (was, from) {
                     self.released(now_ms, was, tx);
                 }

@@ -4,8 +4,8 @@
 //!   instance. Ours can be checked without an instance ([`super::cookie`]). The instance created afterwards
 //!   processes the first ClientHello again and must compute the same cookie. dimpl calls `hmac_sha256` only
 //!   for cookies; key derivation uses `hmac`.
-//! - **Keys.** dimpl would parse the private key for each instance. Our keys are parsed once by rustls, and
-//!   ring signs with them.
+//! - **Keys.** dimpl parses the private key for each instance. Ours are parsed once by rustls, and ring signs
+//!   with them.
 //!
 //! dimpl's interface cannot pass either to a single instance, so both are stored in a thread-local variable
 //! during a call.

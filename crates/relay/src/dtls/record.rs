@@ -29,7 +29,7 @@ fn is_plain_alert(record: &[u8]) -> bool {
     matches!(record, [ALERT, _, _, 0, 0, ..])
 }
 
-/// Records with their headers. The header of encrypted DTLS 1.3 records is different, so the rest of the
+/// Records with their headers. Encrypted DTLS 1.3 records have a different header, so the rest of the
 /// datagram is returned as one record.
 pub(super) fn records(datagram: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = datagram;

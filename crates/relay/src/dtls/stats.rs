@@ -54,12 +54,12 @@ pub enum DtlsDrop {
     /// served later.
     Busy,
     NoAssociation,
-    /// The datagram had no effect: a forged, broken or repeated record, or an acknowledgement.
+    /// No effect: a forged, broken or repeated record, or an acknowledgement.
     NoEffect,
     /// Contained a plaintext alert during a handshake. The alert may be forged and is ignored; the rest is
     /// processed.
     PlainAlert,
-    /// There was no room for the plaintext.
+    /// No room for the plaintext.
     NoRoom,
     /// A message to a client that exceeds the record size.
     RecordTooLong,

@@ -129,7 +129,7 @@ struct Connection {
     reported: (u64, u64),
     queued: bool,
     half_closed: bool,
-    /// End of the bandwidth pause in each direction: to the peer, to the client.
+    /// End of the bandwidth pause to the peer and to the client.
     held_until_ms: [u64; 2],
 }
 

@@ -6,7 +6,7 @@ use turnpike_turn::server::Way;
 
 use super::{ClientEnd, Connection, HalfClosed, Peers, Purse, Side, Stage, note, tls_end::Turned};
 
-/// Bytes requested at a time from a bandwidth limit; a worker never holds more of a pool than this.
+/// Bytes requested at once from a bandwidth limit; a worker never holds more of a pool.
 const PORTION: u64 = 64 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

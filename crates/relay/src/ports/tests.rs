@@ -469,7 +469,7 @@ fn realm(realm: &str, range: RangeInclusive<u16>) -> RealmLimits {
 
 fn drawn(ports: &Ports, owner: UserRef<'_>) -> Vec<u16> {
     let open = std::iter::from_fn(|| ports.open(&wish(PortRequest::Any), owner, None, 0).ok());
-    // All are open at the same time, so that none is chosen twice.
+    // Open at the same time, so that none is chosen twice.
     let open: Vec<_> = open.collect();
     open.iter().for_each(|opened| ports.release(opened.socket.local_addr(), 0));
     let mut drawn: Vec<u16> = open.iter().map(|opened| opened.relayed.port()).collect();

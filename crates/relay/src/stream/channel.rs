@@ -59,8 +59,8 @@ impl Channel {
     }
 }
 
-/// Writes these slices as far as the kernel accepts them; returns the number of bytes written. `more`
-/// announces another write.
+/// Writes these slices as far as the kernel accepts them; returns the number of bytes. `more` announces
+/// another write.
 pub(crate) fn write(
     socket: &TcpSocket,
     slices: &[IoSlice<'_>],
@@ -108,7 +108,7 @@ impl Batch {
 /// per client; clients without certificates need one or two records.
 pub(crate) const BARREN_LIMIT: usize = 5 + (16 << 10) + 2048;
 
-/// Decrypts into `room`, which must have space for `input` plus one record.
+/// Decrypts into `room`, which must hold `input` plus one record.
 pub(crate) fn feed(tls: &mut ServerConnection, mut input: &[u8], room: &mut [u8]) -> Fed {
     let mut fed = Fed::default();
     while !input.is_empty() {

@@ -25,8 +25,8 @@ pub struct StreamConfig {
 }
 
 impl StreamConfig {
-    /// Maximum number of connections accepted per listener and tick. During a tick each listener of each
-    /// worker may exceed the limits by this many descriptors.
+    /// Maximum connections accepted per listener and tick. During a tick each listener of each worker may
+    /// exceed the limits by this many descriptors.
     pub const ACCEPTS: usize = 32;
 
     pub fn most_idle(&self, workers: usize) -> usize {

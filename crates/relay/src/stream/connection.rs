@@ -18,7 +18,7 @@ pub(super) const NONE: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     Proxied,
-    /// The first byte will decide between plain TCP and TLS.
+    /// The first byte decides between plain and TLS.
     Unknown,
     Handshake,
     Open,

@@ -233,8 +233,8 @@ impl Streams {
         self.accepted.pop_front()
     }
 
-    /// Evicts the oldest connection without an allocation: that of the same address if the address is at its
-    /// limit, or else the oldest of all.
+    /// Evicts the oldest connection without an allocation: of the same address if that is at its limit, or
+    /// else of all.
     fn make_room(&mut self, network: Option<IpAddr>) {
         if let Some(slot) = network.and_then(|network| self.idle.in_the_way_of(network)) {
             self.evict(slot, CloseReason::LimitAddress);

@@ -106,7 +106,7 @@ pub(crate) struct Streams {
     listeners: Vec<Listener>,
     connections: Slab<Connection>,
     idle: Bounded,
-    /// Connections that are accepted, but not read until their address has a free slot.
+    /// Accepted, but not read until their address has a free slot.
     waiting: Bounded,
     accepted: VecDeque<usize>,
     by_client: HashMap<Client, usize, RandomState>,
@@ -237,12 +237,12 @@ impl Streams {
     pub(crate) fn effect(&mut self, now_ms: u64, effect: &Effect) {
         match effect {
             Effect::Opened { client, .. } => self.allocated(client),
-            // By now, another client may have the address of a client that has moved away.
+            // Another client may now have the address of one that has moved away.
             Effect::Closed { client, reason, away: false, .. } if *reason != ClosedReason::Disconnected => {
                 self.released(now_ms, client);
             }
             Effect::Moved { was, client, from, .. } => {
-                // If the client moved from another worker, that worker released it.
+                // A client that moved from another worker was released there.
                 if let (Some(was), None) = (was, from) {
                     self.released(now_ms, was);
                 }
@@ -357,8 +357,7 @@ impl Streams {
             let closed = reason.turns_away().then(|| (connection.transport(), reason));
             self.gone.push(Gone { client: connection.client, closed });
         }
-        // The kernel still delivers data that the client has not read yet, unless the client keeps sending,
-        // which causes an RST.
+        // The kernel still delivers unread data, unless the client keeps sending, which causes an RST.
         drop(connection.socket);
     }
 }

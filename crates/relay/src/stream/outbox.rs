@@ -12,7 +12,7 @@ pub(super) const SLICES: usize = 5;
 pub(super) enum Class {
     /// A reply: never dropped, but too many unsent replies close the connection.
     Control,
-    /// A relayed datagram: if there is no room, the oldest is dropped, as a router would do.
+    /// A relayed datagram: the oldest is dropped, as a router would do.
     Datagram,
 }
 

@@ -72,7 +72,7 @@ impl Streams {
             && until_ms <= now_ms
         {
             self.paused.pop_first();
-            // By now, another connection may have the slot.
+            // Another connection may now have the slot.
             let connection = self.connections.get_mut(slot);
             if let Some(connection) = connection.filter(|it| it.generation == generation && it.paused) {
                 connection.paused = false;

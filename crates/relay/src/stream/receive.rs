@@ -278,8 +278,8 @@ impl Streams {
         CloseReason::Handshake
     }
 
-    /// Registers the connection of a client. Returns true if it replaces one with the same 5-tuple. The state
-    /// machine must then handle the end of that connection before it gets messages of the new one.
+    /// Registers the connection of a client. Returns true if it replaces one with the same 5-tuple; the state
+    /// machine must handle the end of that one first.
     fn open(&mut self, slot: usize) -> Result<bool, CloseReason> {
         let connection = &self.connections[slot];
         let client = connection.client;
@@ -299,7 +299,7 @@ impl Streams {
         Ok(older.is_some() || self.gone.iter().any(|gone| gone.client == client))
     }
 
-    /// Holds the received bytes until the end of the tick, when the state machine has been told about ended
+    /// Holds the received bytes until the end of the tick, when the state machine has handled ended
     /// connections.
     fn postpone(&mut self, slot: usize, span: Span, rx: &Rx) {
         let connection = &mut self.connections[slot];

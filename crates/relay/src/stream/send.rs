@@ -1,5 +1,5 @@
-//! Sending: the messages of a tick are sent in as few writes as possible, and data is copied only if the
-//! kernel does not accept it.
+//! Sending: the messages of a tick are sent in as few writes as possible, and only data that the kernel does
+//! not accept is copied.
 
 use std::io::{self, IoSlice};
 
@@ -36,8 +36,8 @@ struct Piece {
     next: u32,
 }
 
-/// Number of pieces for which memory is kept; the rest is freed after `QUIET` ticks without a flood, because
-/// floods are rare.
+/// Pieces whose memory is kept; the rest is freed after `QUIET` ticks without a flood, because floods are
+/// rare.
 const KEEP: usize = 4096;
 const QUIET: u32 = 1000;
 

@@ -165,7 +165,7 @@ mod tests {
             let before = start + term * TERM - Duration::from_secs(1);
             assert_eq!(tickets.open(before, ticket).as_deref(), Some(text.as_bytes()));
         }
-        // A ticket expires even if no new one was created.
+        // Expires even if no new ticket was created.
         assert_eq!(tickets.open(start + 2 * TERM + Duration::from_secs(1), &late), None);
         let next = tickets.seal(start + TERM + Duration::from_secs(1), b"next").unwrap();
         assert!(tickets.open(start + TERM + Duration::from_secs(1), &late).is_some());

@@ -66,8 +66,8 @@ impl CertificateError {
     }
 }
 
-/// Fault of a chain that TLS can use but clients may reject. Certificates are numbered from 1, which is the
-/// server's own.
+/// Fault of a chain that TLS can use but clients may reject. Certificates are numbered from 1, the server's
+/// own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChainFault {
     /// Only the server's certificate, although another authority issued it.
@@ -146,7 +146,7 @@ impl Identity {
         Arc::clone(&self.key)
     }
 
-    /// First fault of the chain. The root may be missing, which is not a fault.
+    /// First fault of the chain; a missing root is not a fault.
     pub fn chain_fault(&self) -> Option<ChainFault> {
         let readable =
             |(place, der)| EndEntityCert::try_from(der).map_err(|_| ChainFault::Unreadable(place + 1));
@@ -161,12 +161,12 @@ impl Identity {
         Some(ChainFault::NotIssuer(stranger + 2))
     }
 
-    /// Start of the validity period in Unix seconds.
+    /// First Unix second of validity.
     pub fn not_before(&self) -> u64 {
         self.not_before
     }
 
-    /// End of the validity period in Unix seconds.
+    /// Last Unix second of validity.
     pub fn not_after(&self) -> u64 {
         self.not_after
     }
@@ -208,7 +208,7 @@ impl TlsContext {
         let tickets = Arc::new(Tickets::new());
         config.ticketer = Arc::clone(&tickets) as Arc<dyn ProducesTickets>;
         config.session_storage = Arc::new(NoServerSessionStorage {});
-        // The server's preference applies; see `provider`.
+        // Server preference; see `provider`.
         config.ignore_client_order = true;
         // Each resumption issues a new ticket, so one is enough.
         config.send_tls13_tickets = 1;
@@ -261,7 +261,7 @@ impl ResolvesServerCert for Shown {
 
 pub(crate) struct Directory {
     all: Vec<Arc<CertifiedKey>>,
-    /// Indices in `all`; several, because an RSA and an ECDSA certificate may have the same name.
+    /// Indices in `all`: an RSA and an ECDSA certificate may have the same name.
     by_name: HashMap<String, Vec<usize>, RandomState>,
 }
 

@@ -23,13 +23,13 @@ use crate::{
     stream::{CloseReason, Detached, Streams},
 };
 
-/// Maximum number of handoffs waiting for one worker. Beyond that, requests are dropped (clients retransmit
-/// them), and streams wait where they are.
+/// Maximum handoffs waiting for one worker. Beyond that, requests are dropped (clients retransmit them), and
+/// streams wait where they are.
 const BACKLOG: usize = 1024;
 const AGAIN_MS: u64 = 10;
 
-/// Maximum bytes of a client's data sent along with a request for its allocation: about one datagram, to
-/// limit the size of the queue.
+/// Maximum bytes of client data sent along with a request for its allocation: about one datagram, to limit
+/// the queue's size.
 const CARRIED: usize = 2048;
 
 #[derive(Clone)]
@@ -277,8 +277,7 @@ impl Worker {
     /// Takes the relay sockets, except shared ones, from an allocation that moves. Allocations that move
     /// between workers never share (`PortRequest::Own`).
     pub(super) fn detach_sockets(&mut self, allocation: AllocationSlot) -> Sockets {
-        // Queued datagrams must be sent before their socket is gone. The arena keeps datagrams that have not
-        // been routed yet.
+        // Queued datagrams must be sent before their socket is gone. The arena keeps those not routed yet.
         self.out.tx.flush(&mut self.sockets, &self.rx);
         let mut detached = Sockets::new();
         for family in [Family::V4, Family::V6] {

@@ -118,8 +118,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Opens the socket of a new listener and returns it with its address. If it is shared with a closing
-    /// listener of the `other` kind, the clients of that listener are returned too.
+    /// Opens the socket of a new listener and returns its address; if shared with a closing listener of the
+    /// `other` kind, also that listener's clients.
     fn open_listener(
         &mut self,
         source: Source,
@@ -194,8 +194,7 @@ impl Worker {
         self.carry_out_effects(now, NO_TRAILING);
     }
 
-    /// Queued datagrams must be sent before their socket is gone. The arena keeps datagrams that have not
-    /// been routed yet.
+    /// Queued datagrams must be sent before their socket is gone. The arena keeps those not routed yet.
     fn close_socket(&mut self, id: SocketId) {
         self.out.tx.flush(&mut self.sockets, &self.rx);
         if let Some(offload) = &mut self.offload {

@@ -22,10 +22,10 @@ use turnpike_wire::{
 use super::out::side;
 use crate::link::Way;
 
-/// Maximum number of allocations activated or deactivated between two ticks.
+/// Maximum allocations activated or deactivated between two ticks.
 const WALK: usize = 256;
-/// Maximum number of channels whose flows are installed between two ticks. Each takes several system calls,
-/// during which datagrams wait.
+/// Maximum channels whose flows are installed between two ticks. Each takes several system calls, during
+/// which datagrams wait.
 const BEGIN: usize = 32;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -91,7 +91,7 @@ struct RelaySocket {
 struct OffloadedAllocation {
     allocation: AllocationSlot,
     client: Option<Client>,
-    /// The allocation has a bandwidth limit, which only user space enforces, so it has no flows.
+    /// Has a bandwidth limit, which only user space enforces, so there are no flows.
     limited: bool,
     /// The client's flow and the state shared by its flows to peers.
     own: Option<(Installed, State)>,
@@ -392,8 +392,8 @@ impl Offload {
         self.sockets.before_wait()
     }
 
-    /// Handles the events of a wait; `lost` is the number of datagrams dropped by the sockets so far.
-    /// `are_all` is true if nothing else is ready.
+    /// Handles the events of a wait; `lost` is the sockets' drop count so far. `are_all` is true if nothing
+    /// else is ready.
     pub(super) fn after_wait(&mut self, events: &[Event], are_all: bool, lost: u64, sockets: &Sockets) {
         // Tokens of datagram sockets are their socket ids.
         let ready = events.iter().filter_map(|event| u32::try_from(event.token).ok()).map(SocketId);
@@ -420,7 +420,7 @@ impl Offload {
         while left > 0
             && let Some((allocation, begun)) = self.begun.pop_front()
         {
-            // Ended allocations do not use up the budget.
+            // Ended allocations do not count.
             left -= usize::from(self.offloaded(allocation).is_some());
             self.renew(allocation, listeners, |channel| channel.number == begun);
         }
@@ -503,7 +503,7 @@ impl Offload {
         }
     }
 
-    /// Installs the flows of the selected channels if they are in use, or extends the expiry of these flows.
+    /// Installs the flows of the selected channels in use, or extends their expiry.
     fn renew(
         &mut self,
         allocation: AllocationSlot,

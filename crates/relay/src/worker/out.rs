@@ -7,8 +7,7 @@ use turnpike_turn::server::{Client, Family, Link, RelayId, Verdict, relayed_ttl}
 use crate::{dtls::Associations, link::Way, stream::Streams};
 pub(super) struct Out {
     pub(super) tx: Tx,
-    /// Socket, and true if a source address must be set because the socket is bound to a wildcard address; by
-    /// UDP listener number.
+    /// Socket, and true if a wildcard address requires setting the source address; by UDP listener number.
     pub(super) listeners: Vec<Option<(SocketId, bool)>>,
     /// Relay sockets for IPv4 and IPv6 by allocation index; several allocations may share one.
     pub(super) relays: Vec<[Option<SocketId>; 2]>,

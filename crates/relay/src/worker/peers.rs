@@ -17,7 +17,7 @@ use crate::{
     stream::CloseReason,
 };
 
-/// Maximum number of connections accepted per relayed transport address and tick.
+/// Maximum connections accepted per relayed transport address and tick.
 const ACCEPTS: usize = 32;
 
 impl Worker {
@@ -51,8 +51,8 @@ impl Worker {
         self.out.reply(verdict);
     }
 
-    /// Turns the client's connection into the data connection for `connection`; the reply is already queued.
-    /// `first` is the data that followed the request.
+    /// Turns the client's connection into the data connection for `connection`, whose reply is already
+    /// queued. `first` is the data after the request.
     pub(super) fn bind(
         &mut self,
         now: Now,

@@ -237,8 +237,7 @@ impl Worker {
         if !is_last {
             return;
         }
-        // Queued datagrams must be sent before their socket is gone. The arena keeps datagrams that have not
-        // been routed yet.
+        // Queued datagrams must be sent before their socket is gone. The arena keeps those not routed yet.
         self.out.tx.flush(&mut self.sockets, &self.rx);
         self.roles[id.0 as usize] = Role::Free;
         if let Some(socket) = self.sockets.remove(id) {

@@ -15,7 +15,7 @@ use crate::Config;
 
 /// Shared sockets by number. They are opened on demand up to a limit, and closed with their last allocation.
 pub(super) struct SharedPorts {
-    /// Maximum number of sockets for UDP clients, and also for all other clients: IPv4, IPv6.
+    /// Maximum sockets for UDP clients, and also for all other clients: IPv4, IPv6.
     most: [usize; 2],
     most_of_address: usize,
     /// Addresses and ports available to new allocations.
@@ -93,8 +93,8 @@ impl SharedPorts {
         places.filter(|(_, place)| place.by_datagrams)
     }
 
-    /// Returns the socket for this kind of clients that has the fewest allocations, so that conflicts over
-    /// peers stay rare; prefers the address `at`.
+    /// Socket of this kind with the fewest allocations, which keeps conflicts over peers rare; prefers the
+    /// address `at`.
     pub(super) fn emptiest(
         &self,
         family: Family,
@@ -144,7 +144,7 @@ fn drawn(config: &Config) -> (Vec<IpAddr>, RangeInclusive<u16>) {
     (config.relays_up().map(|address| address.bind).collect(), config.ports.clone())
 }
 
-/// Maximum number of sockets per family: IPv4, IPv6.
+/// Maximum sockets per family: IPv4, IPv6.
 fn most(config: &Config) -> [usize; 2] {
     [true, false].map(|v4| {
         let addresses = config.relay.iter().filter(|address| address.bind.is_ipv4() == v4).count();

@@ -90,7 +90,7 @@ impl Tunnels {
     /// full.
     pub(super) fn pass_on(&self, client: &Client, (tos, ttl): (u8, u8), datagram: &[u8]) -> bool {
         let Some(old) = &self.old else { return false };
-        // A header without a datagram would announce the end of the association.
+        // A header without a datagram means the end of the association.
         if datagram.is_empty() {
             return true;
         }
@@ -249,7 +249,7 @@ mod tests {
         let head = Head::read(message.first_chunk().unwrap());
         assert_eq!((head.client, head.tos, head.ttl), (client(2), 7, 64));
         assert_eq!(&message[HEAD..len], b"datagram");
-        // If the queue is full, only datagrams are lost.
+        // A full queue loses only datagrams.
         let passed = (0..1_000_000).take_while(|_| new.pass_on(&client(1), (0, 0), &[0; 1000])).count();
         assert!((1..1_000_000).contains(&passed));
     }

@@ -56,7 +56,7 @@ struct ExportedAllocation {
     flows: Option<PassedFlows>,
 }
 
-/// A relay socket; its descriptor is passed along.
+/// Its descriptor is passed along.
 #[derive(Serialize, Deserialize)]
 struct PassedRelaySocket {
     family: Family,
@@ -246,7 +246,7 @@ impl Worker {
         let mut batch = Batch { sessions: Vec::with_capacity(allocations.len()), is_last: false };
         let mut descriptors = Vec::with_capacity(2 * allocations.len());
         for allocation in allocations {
-            // Flows are exported first, because that updates the allocation's counters.
+            // Exported first, because it updates the allocation's counters.
             let offload = self.offload.as_mut();
             let flows = offload.and_then(|offload| offload.export(*allocation, &mut self.server));
             let Some(mut moved) = self.server.snapshot(now, *allocation) else { continue };
@@ -313,7 +313,7 @@ impl Worker {
 
     pub(crate) fn run_from_handover(&mut self) {
         self.rest(false);
-        // If the worker was stopped, the old process still has the allocations.
+        // If stopped, the old process still has the allocations.
         if !self.frame.is_stopped && !self.handle_commands(self.now()) {
             self.run();
         }

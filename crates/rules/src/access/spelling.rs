@@ -1,7 +1,7 @@
 //! Automata for the text of addresses, which determine whether a pattern can match any address at all.
 //!
-//! IPv4 addresses are in dotted decimal notation. IPv6 addresses are in the canonical notation of RFC 5952, except IPv4-mapped
-//! addresses, which are compared as IPv4.
+//! IPv4 is in dotted decimal notation. IPv6 is in the canonical notation of RFC 5952, except IPv4-mapped addresses, which are
+//! compared as IPv4.
 
 use hashbrown::HashSet;
 
@@ -73,7 +73,7 @@ impl V4 {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct V6 {
     first: u8,
-    /// Number of replaced groups; 0 if there is no `::`.
+    /// Number of replaced groups; 0 without `::`.
     count: u8,
     /// Current group, from 0 to 8.
     group: u8,
@@ -88,7 +88,7 @@ enum Group {
     /// This many colons of `::` are still expected.
     Due(u8),
     Zero,
-    /// Number of digits read, and true if all of them are `f`.
+    /// Digits read, and true if all are `f`.
     Digits(u8, bool),
 }
 
@@ -128,8 +128,8 @@ impl V6 {
         }
     }
 
-    /// State after a group; `None` if the canonical text would have `::` elsewhere, because it replaces the longest run of zeros,
-    /// and the first one of several equally long runs.
+    /// State after a group; `None` if the canonical text has `::` elsewhere: it replaces the longest run of zeros, and the first
+    /// of equally long ones.
     fn closed(self) -> Option<Self> {
         let is_zero = self.text == Group::Zero;
         let follows = self.count > 0 && self.group == self.first + self.count;
@@ -218,7 +218,7 @@ mod tests {
         }
     }
 
-    /// Random address. Groups are often zero, so that all forms of `::` occur.
+    /// Groups are often zero, so that all forms of `::` occur.
     fn address() -> impl Strategy<Value = IpAddr> {
         let group = prop_oneof![Just(0_u16), Just(0xffff), any::<u16>(), 0_u16..16];
         let v6 =

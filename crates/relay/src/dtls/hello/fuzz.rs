@@ -64,7 +64,7 @@ fn has_twins(hello: &Hello<'_>) -> bool {
     false
 }
 
-/// The reply to a first ClientHello contains a cookie that is valid for this client and for a limited time.
+/// A first ClientHello gets a cookie, which is valid for this client and for a limited time.
 fn exchange(key: &CookieKeys, datagram: &[u8]) {
     let hello = match Hello::parse(datagram) {
         Ok(hello) => hello,

@@ -172,7 +172,7 @@ fn stream_waits_for_a_full_queue_and_keeps_its_trailing_bytes() {
     assert_eq!(here.counted.handoffs_lost, 0);
 }
 
-/// The credential store replies after the client has begun to send its next message.
+/// The store replies after the client has begun its next message.
 #[test]
 fn late_handover_includes_a_partial_message() {
     for is_full in [false, true] {
@@ -227,7 +227,7 @@ fn allocation_arriving_after_its_client_left_is_kept() {
     assert_eq!(here.server.stats().mobility[MobilityEvent::Kept as usize], 0);
 }
 
-/// A reload reaches one worker before it reaches the other.
+/// A reload reaches one worker before the other.
 #[test]
 fn arriving_allocation_of_a_removed_realm_ends() {
     let [mut owner, mut here] = workers();

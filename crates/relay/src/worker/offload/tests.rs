@@ -30,10 +30,9 @@ use crate::{
 
 const CLIENTS: u16 = 200;
 const NUMBERS: u16 = 64;
-/// Number of binds between two comparisons: as many as in one second.
+/// Binds between two comparisons: as many as in one second.
 const EACH: u64 = 10_000;
-/// Milliseconds between two binds, so that it takes about a minute until all channels of all clients are
-/// bound.
+/// Milliseconds between two binds: about a minute until all channels of all clients are bound.
 const STEP_MS: u64 = 60;
 
 #[derive(Default)]
@@ -236,8 +235,7 @@ impl Bench {
         }
     }
 
-    /// Flows that should exist, determined by sending datagrams through the state machine on all used
-    /// channels.
+    /// Flows that should exist: sends datagrams through the state machine on all used channels.
     fn expected(&mut self) -> HashSet<FlowKey> {
         let mut keys = HashSet::new();
         let used: Vec<_> = {
@@ -326,7 +324,7 @@ fn channel_has_flows_after_its_first_datagram() {
     });
 }
 
-/// A single worker plays the role of both processes.
+/// A single worker acts as both processes.
 #[test]
 fn channels_with_flows_from_another_process_count_as_used() {
     in_network_namespace(turnpike_testkit::this_test!(), || {
@@ -432,7 +430,7 @@ fn many_new_channels_are_installed_in_batches() {
                 assert!(bench.channel(client(of), 0x4000 + number, peer(1 + number)));
             }
         }
-        // All channels are used in one tick; then one allocation ends before its flows are installed.
+        // All channels are used in one tick; then one allocation ends before its turn.
         for of in 0..3 {
             for number in 0..each {
                 let [high, low] = (0x4000 + number).to_be_bytes();
