@@ -86,8 +86,8 @@ fn address_bits(ip: IpAddr) -> (u64, u64) {
     ((bits >> 64) as u64, bits as u64)
 }
 
-/// Finalizer of `SplitMix64` (Steele, Lea and Flood, 2014): each input bit flips half of the output bits. The
-/// hashes of the standard library and foldhash may change between versions.
+/// Finalizer of `SplitMix64` (Steele, Lea and Flood, 2014): each input bit flips half of the output bits.
+/// Unlike hashes of the standard library and foldhash, it never changes.
 fn absorb(state: u64, word: u64) -> u64 {
     let mut z = (state ^ word).wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

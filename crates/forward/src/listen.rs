@@ -187,7 +187,7 @@ pub(crate) fn bind(
     Ok((addresses, None, all))
 }
 
-/// Workers share one socket: Unix sockets have no SO_REUSEPORT.
+/// Workers share one socket: Unix sockets do not support SO_REUSEPORT.
 fn bind_unix(rule: &Rule, name: &UnixName, workers: usize, held: &mut Held) -> Result<BoundRule, StartError> {
     let address = Address::Unix(name.clone());
     if held.claim(Kind::Tcp, &address) {
@@ -242,7 +242,7 @@ fn bind_tcp(
 /// Checks that the port is free, and returns the address (port 0 is resolved).
 fn probe(kind: Kind, rule: &Rule, passed: &PassedSockets, address: SocketAddr) -> io::Result<SocketAddr> {
     match passed.probe(kind.speaks(), address, &tcp_options(rule, false)) {
-        // The previous process is draining. SO_REUSEPORT fails if it belongs to another user.
+        // The previous process is draining. SO_REUSEPORT requires the same user.
         Err(error)
             if kind.is_udp()
                 && error.kind() == io::ErrorKind::AddrInUse

@@ -46,7 +46,7 @@ pub struct Settings {
     pub max_connections: usize,
     /// Interval between lookups of a name.
     pub resolve_every: Duration,
-    /// Start although some rules cannot be bound.
+    /// Start even if some rules cannot be bound.
     pub keep_going: bool,
     /// True while the program stops: a start or reload then no longer waits for names.
     pub stopping: Arc<AtomicBool>,
@@ -67,7 +67,7 @@ pub enum StartError {
     /// The options of a rule's outgoing sockets do not work.
     #[error("rule {rule}: cannot send {what}: {source}; {remedy}")]
     Outgoing { rule: String, what: String, source: io::Error, remedy: &'static str },
-    /// The old process serves a rule that is missing here.
+    /// The old process serves a rule that this one does not have.
     #[error(
         "the running process serves rule {rule} ({addresses}), which was removed here or has another protocol or port: reload the \
          running process first (SIGHUP)"
@@ -104,10 +104,9 @@ pub enum EndReason {
     HalfClosed,
     /// Refused by a limit on connections.
     Limit,
-    /// Limit on connections of a client ([`crate::Limits::connections_per_client`]); counted, not reported.
+    /// Refused by [`crate::Limits::connections_per_client`]; counted, not reported.
     ClientLimit,
-    /// Limit on new connections of a client ([`crate::Limits::new_connections_per_client`]); counted, not
-    /// reported.
+    /// Refused by [`crate::Limits::new_connections_per_client`]; counted, not reported.
     ClientRate,
     /// UDP session evicted at a limit for a new one; it had been idle the longest.
     Evicted,
@@ -193,12 +192,12 @@ pub struct RuleSnapshot {
     pub spliced_bytes: u64,
     /// Part of the above that the kernel forwarded without waking a worker.
     pub kernel: ByKernel,
-    /// Datagrams dropped by the session limit, a full queue, or their length.
+    /// Datagrams dropped because of the session limit, a full queue or their length.
     pub dropped_datagrams: u64,
     /// One per address of a target, including unused ones. A former address of a name stays until its last
     /// connection ends.
     pub targets: Vec<TargetSnapshot>,
-    /// Datagrams dropped by the byte rate of the rule or session.
+    /// Datagrams dropped because of the byte rate of the rule or session.
     pub limited_datagrams: u64,
     /// Times that a TCP connection paused reading because of a byte rate.
     pub pauses: u64,

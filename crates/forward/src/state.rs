@@ -67,7 +67,7 @@ impl RuleState {
         }
     }
 
-    /// True if `rule` is served this way, apart from targets.
+    /// True if `rule` differs at most in its targets.
     pub(crate) fn is_like(&self, rule: &Rule) -> bool {
         self.rule.id == rule.id && self.rule == without_targets(rule.clone())
     }
@@ -125,12 +125,12 @@ impl RuleState {
         if self.rule.targets_speak_udp() { Transport::Udp } else { Transport::Tcp }
     }
 
-    /// Records that no target was reachable; true on a change.
+    /// Records that no target was reachable; true if that is new.
     pub(crate) fn is_now_unreachable(&self) -> bool {
         !self.unreachable.swap(true, Ordering::Relaxed)
     }
 
-    /// Records that a target was reached; true on a change.
+    /// Records that a target was reached; true if that is new.
     pub(crate) fn is_reached_again(&self) -> bool {
         // Read first: all workers call this for each connection.
         self.unreachable.load(Ordering::Relaxed) && self.unreachable.swap(false, Ordering::Relaxed)

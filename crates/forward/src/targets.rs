@@ -303,7 +303,7 @@ impl Members {
                     let entry = slots.vacant_entry();
                     #[expect(
                         clippy::cast_possible_truncation,
-                        reason = "members have connections, which have descriptors"
+                        reason = "there are far fewer than 2^32 members"
                     )]
                     let slot = Slot { at: entry.key() as u32, serial: *next_serial };
                     Arc::clone(entry.insert(Arc::new(Member::new(slot, place, &target.endpoint))))
@@ -405,7 +405,7 @@ impl Member {
         }
     }
 
-    /// Records the result of a health check; true on a change.
+    /// Records the result of a health check; true if it has changed.
     pub(crate) fn set_healthy(&self, healthy: bool) -> bool {
         self.up.store(healthy, Ordering::Relaxed);
         self.healthy.swap(healthy, Ordering::Relaxed) != healthy

@@ -36,7 +36,7 @@ fn rule_does_not_connect_to_its_own_listener() {
     eventually("the failures are counted", || failures(&running, own, Failure::Unreachable) == 3);
     assert_eq!(running.snapshot("r").accepted, 3, "one connection per client");
     drop(running);
-    // Another target is tried instead.
+    // A second target is then used.
     rule.targets.push(greeter("b").into());
     assert_eq!(greeting(&Running::start(&[rule])), "b");
 }

@@ -74,7 +74,7 @@ fn follow() {
         running.connect("r").read(&mut name).ok().filter(|got| *got == 1).map(|_| name[0])
     };
 
-    // Until the name has an address, clients are reset; then they are served.
+    // Clients are reset until the name has an address.
     let error = running.connect("r").read(&mut [0]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     hosts(&path, "127.0.0.1 moving.test\n");

@@ -3,7 +3,7 @@
 use crate::prelude::*;
 use turnpike_forward::RuleStanding;
 
-/// UDP server that answers each datagram with its name and the datagram. Ends with the process.
+/// UDP server that answers each datagram with its name and the datagram. Runs until the process exits.
 fn udp_echo(name: &'static str) -> SocketAddr {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap();

@@ -195,7 +195,7 @@ impl PortForwarder {
         // Reopened even without changes, because log rotation moves the old file away.
         *self.records.lock().unwrap_or_else(PoisonError::into_inner) = records;
         if self.settings.pid_file != new.pid_file {
-            // Removes the old one first: the new name may lead to the same file.
+            // Remove the old file first: the new name may lead to the same file.
             self.pid_file = PidFile::NONE;
             match PidFile::write(new.pid_file.as_deref()) {
                 Ok(file) => self.pid_file = file,

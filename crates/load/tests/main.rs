@@ -1,5 +1,5 @@
-//! Generators and reflector over real sockets, in one test program to save linking. A test that needs its own
-//! process starts one (`turnpike_testkit::alone`).
+//! Generators and reflector over real sockets, in one test program to save link time. A test that needs its
+//! own process starts one (`turnpike_testkit::alone`).
 #![forbid(unsafe_code)]
 #![cfg(test)]
 #![allow(clippy::cast_possible_truncation, reason = "small numbers, and payload that may wrap")]

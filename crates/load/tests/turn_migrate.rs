@@ -59,7 +59,7 @@ fn all_clients_move_and_traffic_continues() {
         let report = quiet(&config).unwrap().report;
         let context = format!("{transport} {via}: {report:?}");
         let figure = |name: &str| report.extra[name];
-        // A busy machine may be late for the last moves.
+        // A busy machine may do the last moves late.
         assert!((1.0..=MOVES as f64).contains(&figure("migrations_done")), "{context}");
         assert_eq!(figure("migrations_failed"), 0.0, "{context}");
         assert!(figure("migration_ms_p50") > 0.0, "{context}");

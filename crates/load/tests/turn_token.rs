@@ -57,7 +57,7 @@ fn a_valid_token_replaces_user_and_password() {
         let config = with(good, &relay, &reflector, &flags);
         let report = quiet(&config).unwrap().report;
         assert!(report.received > 0, "{transport}: {report:?}");
-        // A busy machine may be late for the last moves.
+        // A busy machine may do the last moves late.
         assert!((1.0..=8.0).contains(&report.extra["migrations_done"]), "{transport}: {report:?}");
         assert!(report.errors.is_empty(), "{transport}: {report:?}");
         wait_until_empty(&relay);

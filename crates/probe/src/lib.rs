@@ -78,8 +78,7 @@ fn invalid(what: String) -> ProbeError {
 
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Probes a server within about [`ProbeConfig::timeout`]. Errors are wrong settings, not problems of the
-/// server.
+/// Probes a server within about [`ProbeConfig::timeout`]. Errors are about settings, not about the server.
 pub fn run(config: &ProbeConfig) -> Result<ProbeReport, ProbeError> {
     if !(1..=1_000).contains(&config.count) {
         return Err(invalid(format!("--count is {}, but must be 1 to 1000", config.count)));

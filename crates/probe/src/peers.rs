@@ -1,5 +1,5 @@
-//! Check for forbidden peers: CreatePermission and ChannelBind for addresses a server must not relay to. No
-//! data is sent.
+//! Check for forbidden peers: CreatePermission and ChannelBind for addresses to which a server must not
+//! relay. No data is sent.
 
 use std::{io, net::SocketAddr};
 

@@ -139,7 +139,7 @@ pub(crate) enum RelayFound {
     No(String),
     /// Allocated without the feature; the server's answer, if any.
     Less(String),
-    /// Inconclusive because of a quota or missing answer.
+    /// Inconclusive because of a quota or a missing answer.
     Unknown(String),
 }
 

@@ -40,8 +40,8 @@ pub(super) const TICK_MS: u64 = 100;
 const SCAN: usize = 4096;
 /// Maximum connections accepted per listener and wake-up.
 const MOST_ACCEPTS: u32 = 64;
-/// Wake-ups with a single connection before two are requested; level-triggered epoll would report a second
-/// one anyway.
+/// Wake-ups with one connection until two are requested at once; level-triggered epoll reports a second one
+/// anyway.
 const SINGLES: u32 = 16;
 /// Age in milliseconds at which the target's socket gets SO_KEEPALIVE. That has no effect for two hours
 /// anyway (tcp(7)), and short connections are spared the call.
@@ -267,7 +267,7 @@ impl Engine {
     }
 
     /// True for new connections. Handle them last, so that no slot freed by an event of this wake-up is
-    /// reused while later events still name it.
+    /// reused while later events still refer to it.
     pub(crate) fn is_listener(event: &Event) -> bool {
         event.token & 3 == LISTENER
     }
@@ -531,7 +531,7 @@ impl Engine {
             | EndReason::ClientLimit
             | EndReason::ClientRate
             | EndReason::BadProxyHeader => {}
-            // The header has not been read, so closing would reset the client anyway.
+            // The header has not been read, so closing would reset the client.
             EndReason::UntrustedProxy => connection.client.reset(),
             EndReason::ClientReset => {
                 if let Some(target) = connection.target.take() {

@@ -62,7 +62,7 @@ impl StreamCheck {
         }
     }
 
-    /// RST, so that neither side keeps a TIME_WAIT.
+    /// RST, so that neither side is left in TIME_WAIT.
     pub(super) fn reset(self) {
         self.socket.reset();
     }

@@ -159,7 +159,7 @@ pub(crate) fn accept(listener: &TcpListener) -> TcpStream {
     patient(stream)
 }
 
-/// Server that sends its name to each client and echoes until the end. Ends with the process.
+/// Server that sends its name to each client, then echoes. Runs until the process exits.
 pub(crate) fn greeter(name: &'static str) -> SocketAddr {
     let (listener, address) = listener();
     serve_greetings(listener, name);

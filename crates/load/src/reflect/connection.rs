@@ -38,7 +38,7 @@ impl Buffers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NextStep {
     Wait,
-    /// The worker must call [`ReflectedConnection::tell`]; returned once.
+    /// Returned once: the worker must call [`ReflectedConnection::tell`].
     News,
     Close,
 }

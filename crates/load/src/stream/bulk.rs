@@ -366,7 +366,7 @@ impl Receiving {
     ) -> io::Result<()> {
         let mut budget = BUDGET;
         while budget > 0 {
-            // The record only follows the stop command, so earlier bytes may be discarded.
+            // The record follows the stop command, so earlier bytes may be discarded.
             let discard = buffers.discard && !self.stopped;
             let read = if discard {
                 SockRef::from(&*socket).recv_with_flags(&mut buffers.discarded, MSG_TRUNC)

@@ -144,7 +144,7 @@ struct EchoSender {
 
 enum EchoPace {
     Open(Pacer),
-    /// `stuck_since`: time since when nothing has come back.
+    /// `stuck_since`: nothing has come back since then.
     Flood {
         window: u64,
         stuck_since: u64,
@@ -263,7 +263,7 @@ impl EchoSender {
         }
         *stuck_since = 0;
         let dropped = flush(carrier, echo, &self.plan, now >= self.schedule.measure);
-        // The kernel is full: leave time to it and to other processes on the core.
+        // The kernel is full: leave time for it and other processes on the core.
         if dropped == queued { Duration::from_micros(50) } else { Duration::ZERO }
     }
 }

@@ -178,7 +178,7 @@ macro_rules! refuse_if {
 }
 
 const USERS: RangeInclusive<usize> = 1..=1_000_000;
-/// Intervals of moves: a lost Refresh is retransmitted after half a second.
+/// Interval between moves: a lost Refresh is retransmitted after half a second.
 const MIGRATE: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
 const PATIENCE: RangeInclusive<Duration> = Duration::from_millis(200)..=Duration::from_secs(3600);
 

@@ -260,7 +260,7 @@ impl Streams {
     pub(crate) fn allocated(&mut self, client: &Client) {
         let Some(slot) = self.slot_of(client) else { return };
         let connection = &mut self.connections[slot];
-        // It was chosen for eviction in this tick, but has obtained an allocation since then.
+        // Chosen for eviction in this tick, but it has an allocation now.
         if matches!(connection.closing, Some(CloseReason::Evicted | CloseReason::LimitAddress)) {
             connection.closing = None;
         }

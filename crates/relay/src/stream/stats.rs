@@ -11,8 +11,7 @@ pub enum CloseReason {
     Broken,
     NotStun,
     Length,
-    /// A message longer than allowed: than a request, or than ChannelData once the client has had an
-    /// allocation.
+    /// A message longer than a request may be, or than ChannelData once the client has had an allocation.
     TooLong,
     /// No complete message, or no finished handshake, in time.
     NoMessage,
