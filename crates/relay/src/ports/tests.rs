@@ -379,7 +379,7 @@ fn dual_stack_allocations_use_all_ports_of_each_address() {
     let on = |open: &[Opened], ip: &IpAddr| open.iter().filter(|o| o.relayed.ip() == *ip).count();
     assert_eq!((on(&open, &addresses[0]), on(&open, &addresses[1])), (8, 8), "in turn");
 
-    // If it is the turn of an address that is full, the other one is used.
+    // If the next address in turn is full, the other one is used.
     let (first, kept): (Vec<_>, Vec<_>) = open.into_iter().partition(|o| o.relayed.ip() == addresses[0]);
     first.iter().for_each(|opened| ports.release(opened.socket.local_addr(), 0));
     drop(first);
