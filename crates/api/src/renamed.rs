@@ -1,5 +1,5 @@
-//! Fields with a new name. For one version, answers have scalars under both names, and answers of older
-//! programs are understood.
+//! Fields with a new name. For one version, answers have scalars under both names, and answers of older programs
+//! are understood.
 
 use std::borrow::Cow;
 
@@ -35,8 +35,8 @@ pub fn with_old_list(json: &str) -> Cow<'_, str> {
     })
 }
 
-/// Replaces each field `name`. `write` gets the white space before it, the colon with the white space after
-/// it, and the value if it is a number, a boolean or null (otherwise ""). Within a JSON string a quote has a
+/// Replaces each field `name`. `write` gets the white space before it, the colon with the white space after it,
+/// and the value if it is a number, a boolean or null (otherwise ""). Within a JSON string a quote has a
 /// backslash before it, so that `"name":` is a field wherever it occurs.
 fn edit<'t>(
     text: Cow<'t, str>,

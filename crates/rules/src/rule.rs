@@ -234,7 +234,7 @@ pub struct Rule {
     pub kernel: Option<bool>,
 }
 
-/// Method of copying the bytes of a TCP connection.
+/// Method that copies the bytes of a TCP connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CopyMode {
     /// Through a buffer at first, through a pipe once a connection turns out to be bulk, and back again.
