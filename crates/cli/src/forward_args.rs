@@ -31,7 +31,7 @@ pub(crate) struct ForwardArgs {
 
     /// Packet I/O: auto, basic, mmsg, gso or kernel
     ///
-    /// With kernel, an eBPF program forwards lone datagrams without waking turnpike; these bypass the machine's firewall [default: auto,
+    /// With kernel, an eBPF program forwards single datagrams without waking turnpike; these bypass the machine's firewall [default: auto,
     /// the fastest that works in user space]
     #[arg(long, value_name = "D")]
     datapath: Option<String>,

@@ -136,7 +136,7 @@ pub(crate) struct ServeArgs {
 
     /// Packet I/O: auto, basic, mmsg, gso, kernel, xdp
     ///
-    /// auto, basic, mmsg, gso, kernel, xdp or xdp-generic. With kernel, an eBPF program relays lone datagrams between bound channels
+    /// auto, basic, mmsg, gso, kernel, xdp or xdp-generic. With kernel, an eBPF program relays single datagrams between bound channels
     /// without waking the server; these bypass the machine's firewall. xdp runs the same program in the network drivers that support it;
     /// xdp-generic is for tests [default: auto, the fastest that works in user space]
     #[arg(long, value_name = "D", help_heading = OPERATION)]

@@ -1,4 +1,4 @@
-//! Forbidden dependencies between crates (ARCHITECTURE.md, "The house"), checked with `cargo metadata` and the sources. Every rule is a
+//! Forbidden dependencies between crates (ARCHITECTURE.md), checked with `cargo metadata` and the sources. Every rule is a
 //! function, and the second half of this file shows on modified input that each one fails.
 
 use std::{fs, path::Path, path::PathBuf, process::Command};
@@ -6,7 +6,7 @@ use std::{fs, path::Path, path::PathBuf, process::Command};
 use serde_json::{Value, json};
 
 /// Layers. A crate imports only crates of lower layers.
-const FLOORS: &[(&str, u8)] = &[
+const LAYERS: &[(&str, u8)] = &[
     ("turnpike-wire", 0),
     ("turnpike-net", 0),
     ("turnpike-measure", 0),
@@ -298,23 +298,23 @@ fn forbidden_imports_are_found() {
             "turnpike-relay",
             "turnpike-serve",
             None,
-            "(floor 2) imports turnpike-serve (floor 5)",
+            "(layer 2) imports turnpike-serve (layer 5)",
         ),
         (
             upward_imports,
             "turnpike-turn",
             "turnpike-relay",
             Some("build"),
-            "(floor 1) imports turnpike-relay (floor 2)",
+            "(layer 1) imports turnpike-relay (layer 2)",
         ),
-        (upward_imports, "turnpike-net", "turnpike-wire", None, "(floor 0) imports turnpike-wire (floor 0)"),
-        (upward_imports, "turnpike-attic", "serde", None, "has no floor"),
+        (upward_imports, "turnpike-net", "turnpike-wire", None, "(layer 0) imports turnpike-wire (layer 0)"),
+        (upward_imports, "turnpike-attic", "serde", None, "has no layer"),
         (
             upward_imports,
             "turnpike-relay",
             "turnpike-attic",
             None,
-            "imports turnpike-attic, which has no floor",
+            "imports turnpike-attic, which has no layer",
         ),
         (upward_imports, "turnpike-relay", "turnpike-turn", None, ""),
         (upward_imports, "turnpike-turn", "turnpike-relay", Some("dev"), ""),
@@ -434,26 +434,26 @@ fn doctored(name: &str, import: &str, kind: Value) -> Value {
     ] })
 }
 
-fn floor(name: &str) -> Option<u8> {
-    FLOORS.iter().find(|(room, _)| *room == name).map(|(_, floor)| *floor)
+fn layer(name: &str) -> Option<u8> {
+    LAYERS.iter().find(|(room, _)| *room == name).map(|(_, layer)| *layer)
 }
 
 fn upward_imports(house: &[Room]) -> Vec<String> {
     let mut found = Vec::new();
     for room in house {
-        let Some(here) = floor(&room.name) else {
-            found.push(format!("{} has no floor", room.name));
+        let Some(here) = layer(&room.name) else {
+            found.push(format!("{} has no layer", room.name));
             continue;
         };
         for import in
             room.imports.iter().filter(|import| import.starts_with("turnpike") || *import == "xtask")
         {
-            match floor(import) {
+            match layer(import) {
                 Some(there) if there < here => {}
                 Some(there) => {
-                    found.push(format!("{} (floor {here}) imports {import} (floor {there})", room.name));
+                    found.push(format!("{} (layer {here}) imports {import} (layer {there})", room.name));
                 }
-                None => found.push(format!("{} imports {import}, which has no floor", room.name)),
+                None => found.push(format!("{} imports {import}, which has no layer", room.name)),
             }
         }
     }

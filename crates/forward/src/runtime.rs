@@ -34,7 +34,7 @@ pub struct Settings {
     /// Threads; at least 1.
     pub workers: usize,
     pub datapath: Datapath,
-    /// Default of [`Rule::kernel`]: true if the kernel forwards lone datagrams.
+    /// Default of [`Rule::kernel`]: true if the kernel forwards single datagrams.
     pub kernel: bool,
     /// Maximum number of kernel flows, two per session; further sessions stay in user space.
     pub max_kernel_flows: u32,

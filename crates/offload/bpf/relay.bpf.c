@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 OR GPL-2.0-only */
-/* Relays lone datagrams between bound channels, and those of a forwarder's sessions, at TC ingress or in the driver: two programs in
+/* Relays single datagrams between bound channels, and those of a forwarder's sessions, at TC ingress or in the driver: two programs in
  * one object, which share their maps. */
 #include "tc.h"
 #include "xdp.h"

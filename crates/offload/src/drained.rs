@@ -13,7 +13,7 @@ use crate::{flows::Flows, layout::CALM_NS};
 /// Time that a socket may stay non-empty before its flows yield if it is behind, in nanoseconds.
 const PATIENCE_NS: u64 = 50_000_000;
 /// Backlog that, like lost datagrams, means that a socket is behind, in bytes of kernel memory: about 2,700
-/// lone datagrams.
+/// single datagrams.
 const BACKLOG: usize = 2 << 20;
 /// Maximum time that flows yield.
 const GIVE_WAY_NS: u64 = 250_000_000;
@@ -348,7 +348,7 @@ mod tests {
         assert_eq!(bench.wait(2_220_000, 9_000_000, &[3]), None);
         bench.emptied.bulk(SOCKET);
         assert_eq!(bench.wait(9_000_000, 9_100_000, &[3]), calm);
-        // A lone datagram is settled soon, even next to bulk traffic.
+        // A single datagram is settled soon, even next to bulk traffic.
         assert_eq!(bench.wait(9_120_000, 9_170_000, &[]), Some(Duration::from_nanos(GAP)));
         let mut beside = Bench::new();
         assert_eq!(beside.emptied.slot(5, || Some(8)), Some(8));

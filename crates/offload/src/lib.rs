@@ -1,4 +1,4 @@
-//! Kernel data path: a program at TC ingress or in the driver (XDP) relays lone datagrams between bound channels without
+//! Kernel data path: a program at TC ingress or in the driver (XDP) relays single datagrams between bound channels without
 //! waking a worker. Bulk traffic and all doubtful packets go to user space.
 //!
 //! ```text

@@ -230,7 +230,7 @@ pub struct Rule {
     pub any_port: bool,
     /// For TCP.
     pub copy: CopyMode,
-    /// True if the kernel forwards lone datagrams (UDP); `None` uses the forwarder's `kernel` setting if the rule allows it.
+    /// True if the kernel forwards single datagrams (UDP); `None` uses the forwarder's `kernel` setting if the rule allows it.
     pub kernel: Option<bool>,
 }
 
