@@ -24,7 +24,7 @@ const SHORTEST_TOKEN: usize = 16;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdminSettings {
     pub listen: Vec<AdminAddress>,
-    /// Host names accepted beside IP addresses and `localhost`, in lower case.
+    /// Host names accepted besides IP addresses and `localhost`, in lower case.
     pub hosts: Vec<String>,
     pub loopback: AdminAccess,
     pub tokens: Vec<Secret>,
@@ -39,7 +39,7 @@ pub struct AdminSettings {
 }
 
 impl AdminSettings {
-    /// The default Unix socket, and `port` on loopback.
+    /// Listens on the default Unix socket and on `port` on loopback.
     pub(crate) fn on_port(port: u16) -> Self {
         Self {
             listen: vec![AdminAddress::DefaultSocket, AdminAddress::Tcp((Ipv4Addr::LOCALHOST, port).into())],
@@ -174,7 +174,7 @@ pub enum AdminAccess {
 }
 
 pub(crate) const LISTEN: Kind<Vec<AdminAddress>> = Kind::list(
-    "\"off\", or a list of \"unix\" (the socket where the commands look), \"unix:/PATH\" and \"ADDR:PORT\", such as \
+    "\"off\", or a list of \"unix\" (the socket that turnpike's commands use by default), \"unix:/PATH\" and \"ADDR:PORT\", such as \
      [\"unix\", \"127.0.0.1:9641\"]",
     |reader, node| {
         let is_off = |value: &Value| matches!(value, Value::Text(text) if **text == "off");
@@ -198,7 +198,7 @@ pub(crate) const ACCESS: Kind<AdminAccess> = named!(
 );
 
 pub(crate) const TOKENS: Kind<Vec<Secret>> = Kind::list(
-    "a list of tokens, each of at least 16 characters without blanks (openssl rand -hex 32 makes one)",
+    "a list of tokens, each of at least 16 characters without spaces (openssl rand -hex 32 generates one)",
     |reader, node| {
         reader.list(node, |reader, node| {
             let token = reader.secret(node)?;
@@ -206,10 +206,12 @@ pub(crate) const TOKENS: Kind<Vec<Secret>> = Kind::list(
             if text.len() < SHORTEST_TOKEN {
                 return reader.refuse(node, Some(format!("it has {} characters", text.chars().count())));
             }
-            // Characters that a header can hold. RFC 6750 section 2.1 allows fewer.
+            // Characters that are valid in a header. RFC 6750 section 2.1 allows fewer.
             if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
-                return reader
-                    .refuse(node, Some("it has a blank, or a character that is not ASCII".to_owned()));
+                return reader.refuse(
+                    node,
+                    Some("it contains a space, or a character that is not printable ASCII".to_owned()),
+                );
             }
             Some(token)
         })

@@ -10,7 +10,7 @@ use crate::Secret;
 /// Prefix that scanners for leaked secrets look for.
 const PREFIX: &str = "tpk_";
 
-/// SHA-256 of a key. The key has as many random bits, so it cannot be guessed from the hash.
+/// SHA-256 of a key. The key has 256 random bits, so it cannot be guessed from the hash.
 pub type KeyHash = [u8; 32];
 
 #[must_use]
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn key_matches_its_hash_and_carries_its_name() {
+    fn key_matches_its_hash_and_contains_its_name() {
         let key = make("shop-1", [7; 32]);
         assert_eq!(name_of(&key), Some("shop-1"));
         assert_eq!(key.reveal().len(), "tpk_shop-1.".len() + 43);

@@ -116,8 +116,8 @@ impl Judge<'_> {
         if settings.is_explicit("admin.listen") {
             self.refuse(
                 "admin.listen",
-                format!("{admin} is taken: {key} has {listener}, also over TCP"),
-                "an address that neither server.listen nor tls.listen takes, or \"off\"",
+                format!("{admin} is taken: {key} lists {listener}, which also accepts TCP"),
+                "an address that neither server.listen nor tls.listen uses, or \"off\"",
             );
         } else {
             let problem = format!(
@@ -137,8 +137,8 @@ impl Judge<'_> {
         let others = || stream_listeners(settings).chain(settings.admin.tcp().map(|at| ("admin.listen", at)));
         let taken = |own: &SocketAddr| others().find(|(_, at)| collide(*own, *at)).map(|found| (*own, found));
         if let Some((own, (key, other))) = listen.iter().find_map(taken) {
-            let problem = format!("{own} is taken: {key} has {other}, also over TCP");
-            self.refuse("credentials.listen", problem, "an address that no other listener takes");
+            let problem = format!("{own} is taken: {key} lists {other}, which also accepts TCP");
+            self.refuse("credentials.listen", problem, "an address that no other listener uses");
         }
     }
 
@@ -152,7 +152,7 @@ impl Judge<'_> {
             (None, None) if none && !settings.tls.listen.is_empty() => self.refuse(
                 "tls.listen",
                 "there is no certificate",
-                "tls.cert and tls.key (--tls-cert FILE --tls-key FILE) with it",
+                "tls.cert and tls.key (--tls-cert FILE --tls-key FILE) as well",
             ),
             _ => {}
         }
@@ -160,7 +160,7 @@ impl Judge<'_> {
             self.refuse(
                 "dtls.listen",
                 "there is no certificate",
-                "tls.cert and tls.key (--tls-cert FILE --tls-key FILE), an ECDSA certificate, with it",
+                "tls.cert and tls.key (--tls-cert FILE --tls-key FILE), an ECDSA certificate, as well",
             );
         }
     }
@@ -216,7 +216,7 @@ impl Judge<'_> {
             self.refuse(
                 "relay.shared_ports",
                 format!(
-                    "{shared} for clients over UDP and {shared} for others, for each of {workers} workers, do not fit into the {room} \
+                    "{shared} ports for UDP clients and {shared} for others, for each of {workers} workers, do not fit into the {room} \
                      ports of relay.ports"
                 ),
                 "fewer shared ports, or more ports in relay.ports",
@@ -262,7 +262,7 @@ impl Judge<'_> {
             );
         }
         if settings.realms.len() > MOST_REALMS {
-            let problem = format!("there are {} [[realm]]s beside it", settings.realms.len());
+            let problem = format!("there are {} [[realm]]s besides it", settings.realms.len());
             self.refuse("server.realm", problem, &format!("at most {MOST_REALMS}"));
         }
     }
@@ -302,7 +302,7 @@ impl Judge<'_> {
             self.refuse(
                 "peers.allow_only",
                 "it is true, but peers.allow is empty: every peer would be refused",
-                "peers.allow (--allow-peer) with it, or false",
+                "peers.allow (--allow-peer) as well, or false",
             );
         }
     }
@@ -343,7 +343,7 @@ impl Judge<'_> {
         if !keys.is_empty() && realms::third_party(settings).server_name.len() > 255 {
             self.refuse(
                 "oauth.server_name",
-                "server.realm stands for it, and is longer than 255 bytes",
+                "it defaults to server.realm, which is longer than 255 bytes",
                 "a server name of its own",
             );
         }
@@ -490,7 +490,7 @@ fn collide(admin: SocketAddr, listener: SocketAddr) -> bool {
         && (admin.ip() == listener.ip() || any && (same_family || admin.is_ipv6()) || all && same_family)
 }
 
-/// Returns true if this alternate is one of our listeners. A wildcard counts for every configured address.
+/// Returns true if this alternate is one of our listeners. A wildcard matches every configured address.
 fn is_ours(settings: &Settings, Alternate { address, transports, .. }: &Alternate) -> bool {
     let ip = address.ip();
     let discovery = settings.discovery.addresses.iter().copied().map(RelayPlace::At);
@@ -530,7 +530,7 @@ fn alternates(settings: &Settings, problems: &mut Vec<Mistake>) {
         let address = alternate.address;
         if is_ours(settings, alternate) {
             refuse(
-                format!("{address} is this server: clients would be redirected in a circle"),
+                format!("{address} is this server: clients would be redirected in a loop"),
                 "another server",
             );
         }
@@ -648,7 +648,7 @@ fn realm_rates(settings: &Settings, realm: &RealmSettings, refuse: &mut impl FnM
     }
 }
 
-/// Maximum relayed transport addresses. Without configured addresses, detection finds at most one per family.
+/// Maximum number of relayed transport addresses. Without configured addresses, detection finds at most one per family.
 fn relay_ports(settings: &Settings) -> usize {
     let ports = usize::from(settings.relay.ports.end() - settings.relay.ports.start()) + 1;
     let places = &settings.relay.addresses;

@@ -19,7 +19,7 @@ pub struct CredentialsSettings {
     pub listen: Vec<SocketAddr>,
     pub tls_cert: Option<PathBuf>,
     pub tls_key: Option<PathBuf>,
-    /// Host names accepted beside IP addresses, `localhost`, the public names and those in the certificate.
+    /// Host names accepted besides IP addresses, `localhost`, the public names and those in the certificate.
     pub hosts: Vec<String>,
     pub origins: Vec<String>,
     /// Names or addresses by which clients reach the TURN server.
@@ -57,7 +57,7 @@ pub(crate) const ORIGINS: Kind<Vec<String>> = list_of!(
 );
 
 pub(crate) const NAMES: Kind<Vec<String>> = list_of!(
-    "a list of host names or addresses by which clients reach this server, such as [\"turn.example.org\"], [] to find out",
+    "a list of host names or addresses by which clients reach this server, such as [\"turn.example.org\"], [] to detect them",
     |text| match text.parse::<IpAddr>() {
         Ok(ip) if ip.is_unspecified() || ip.is_multicast() => Err("clients cannot connect to it"),
         Ok(ip) => Ok(ip.to_string()),
@@ -66,7 +66,7 @@ pub(crate) const NAMES: Kind<Vec<String>> = list_of!(
 );
 
 pub(crate) const URIS: Kind<Vec<String>> = Kind::list(
-    "a list of TURN URIs (RFC 7065) such as [\"turn:turn.example.org:3478?transport=udp\"], [] to find out",
+    "a list of TURN URIs (RFC 7065) such as [\"turn:turn.example.org:3478?transport=udp\"], [] to derive them",
     |reader, node| {
         let check = reader.checks.turn_uri;
         reader.list(node, |reader, node| reader.parsed(node, check))
@@ -146,8 +146,8 @@ impl CredentialsSettings {
         if !listen.is_empty() && settings.store.url.is_none() && settings.store.state == StateDir::Off {
             refuse(
                 "credentials.listen",
-                "there is no store that could have API keys".to_owned(),
-                "store.url or store.state with it, and a key made by `turnpike key add`",
+                "there is no store for API keys".to_owned(),
+                "store.url or store.state as well, and a key created with `turnpike key add`",
             );
         }
         // Without an explicit value, the default is capped by `max_ttl`.
@@ -272,7 +272,7 @@ mod tests {
                     listen(settings, "127.0.0.1:8443");
                     settings.store.state = StateDir::Off;
                 },
-                "no store that could have API keys",
+                "there is no store for API keys",
             ),
         ] {
             let problems = problems(change);

@@ -13,9 +13,9 @@ use crate::{AdminSettings, RelayPlace, Settings, forward::ForwardSettings};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "lowercase")]
 pub enum FirewallFormat {
-    /// File for `nft -f`: a chain of our own, as a jump target for the chain that drops.
+    /// File for `nft -f`: a separate chain, which the chain that drops packets must jump to.
     Nftables,
-    /// Shell script of iptables and ip6tables commands with a chain of our own.
+    /// Shell script of iptables and ip6tables commands with a separate chain.
     Iptables,
     /// Commands for Ubuntu's ufw.
     Ufw,
@@ -79,7 +79,7 @@ impl Firewall {
         }
         for address in &settings.discovery.addresses {
             for port in settings.discovery.ports {
-                all.open(Transport::Udp, address.bind, port..=port, "discovery of NAT behaviour");
+                all.open(Transport::Udp, address.bind, port..=port, "NAT behavior discovery");
             }
         }
         let relay: Vec<Place> = match &settings.relay.addresses[..] {
@@ -133,9 +133,11 @@ impl Firewall {
             Bind::Name(name) => {
                 return self
                     .notes
-                    .push(format!("{what} listens on the name {name}: open its address yourself"));
+                    .push(format!("{what} listens on the host name {name}: open its address yourself"));
             }
-            Bind::Unix(name) => return self.notes.push(format!("unix:{name} needs no opening ({what})")),
+            Bind::Unix(name) => {
+                return self.notes.push(format!("unix:{name}: nothing to open ({what})"));
+            }
         };
         let transport = match rule.protocol {
             Protocol::Tcp | Protocol::TcpToUdp { .. } => Transport::Tcp,
@@ -153,7 +155,7 @@ impl Firewall {
     fn open(&mut self, transport: Transport, ip: IpAddr, ports: RangeInclusive<u16>, what: &str) {
         if ip.is_loopback() {
             let opening = FirewallOpening { transport, place: Place::of(ip), ports, what: what.to_owned() };
-            self.notes.push(format!("{opening} is on loopback and needs no opening"));
+            self.notes.push(format!("{opening} is on loopback and does not need to be opened"));
         } else {
             self.add(transport, Place::of(ip), ports, what);
         }

@@ -42,7 +42,7 @@ pub struct FleetSettings {
 
 impl Default for FleetSettings {
     fn default() -> Self {
-        #[expect(clippy::expect_used, reason = "a test holds that it is one")]
+        #[expect(clippy::expect_used, reason = "a test checks that it is valid")]
         let name = "turnpike".parse().expect("a valid name");
         Self {
             url: None,
@@ -69,7 +69,7 @@ pub enum FleetRedirect {
     Full,
     /// Also while this node is much busier than others.
     Load,
-    /// Each new allocation that did not arrive at one of `addresses`, such as by anycast.
+    /// On each new allocation that did not arrive at one of `addresses`, for example because of anycast.
     Always,
 }
 
@@ -84,7 +84,7 @@ pub(super) const URL: Kind<Option<Secret>> = Kind::one(
 .secret();
 
 pub(super) const SECRET: Kind<Option<Secret>> = Kind::one(
-    "32 characters or more, the same on all nodes, such as from `openssl rand -hex 32`; \"\" without a fleet",
+    "32 characters or more, the same on all nodes, for example from `openssl rand -hex 32`; \"\" without a fleet",
     |reader, node| {
         let secret = match &node.value {
             Value::List(lines) if lines.len() == 1 => reader.secret(&lines[0])?,
@@ -93,7 +93,7 @@ pub(super) const SECRET: Kind<Option<Secret>> = Kind::one(
         match secret.reveal().chars().count() {
             0 => Some(None),
             SHORTEST_SECRET.. => Some(Some(secret)),
-            _ => reader.refuse(node, Some("it is shorter".to_owned())),
+            _ => reader.refuse(node, Some("it is too short".to_owned())),
         }
     },
     |secret| quoted(secret.as_ref().map_or("", |_| MASK)),
@@ -101,13 +101,13 @@ pub(super) const SECRET: Kind<Option<Secret>> = Kind::one(
 .secret();
 
 pub(super) const NAME: Kind<NodeName> = Kind::one(
-    "a name of 1 to 64 letters, digits, points, hyphens and underscores",
+    "a name of 1 to 64 letters, digits, dots, hyphens and underscores",
     |reader, node| reader.parsed(node, |text| text.parse()),
     |name| quoted(name.as_str()),
 );
 
 pub(super) const NAME_OR_NONE: Kind<Option<NodeName>> = Kind::one(
-    "a name of 1 to 64 letters, digits, points, hyphens and underscores, or \"\"",
+    "a name of 1 to 64 letters, digits, dots, hyphens and underscores, or \"\"",
     |reader, node| {
         reader.parsed(node, |text| if text.is_empty() { Ok(None) } else { text.parse().map(Some) })
     },
@@ -115,7 +115,7 @@ pub(super) const NAME_OR_NONE: Kind<Option<NodeName>> = Kind::one(
 );
 
 pub(super) const ADDRESSES: Kind<Vec<Entrance>> = list_of!(
-    "a list of \"udp://ADDR:PORT\", \"tcp://...\", \"tls://...\" and \"dtls://...\" as clients reach this node, [] for those of its listeners",
+    "a list of \"udp://ADDR:PORT\", \"tcp://...\", \"tls://...\" and \"dtls://...\" that clients use to reach this node, [] for those of its listeners",
     |text| text.parse::<Entrance>()
 );
 

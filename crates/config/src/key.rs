@@ -14,7 +14,7 @@ pub(crate) struct KeySpec<S> {
     pub(crate) list: bool,
     pub(crate) secret: bool,
     pub(crate) reload: bool,
-    /// Reads a value into the settings; `None` on a mistake.
+    /// Reads a value into the settings; `None` if it is invalid.
     pub(crate) apply: fn(&mut ValueReader<'_>, &Node, &mut S) -> Option<()>,
     /// Effective value as TOML, secrets masked.
     pub(crate) show: fn(&S) -> String,
@@ -25,7 +25,7 @@ pub(crate) struct KeySpec<S> {
 }
 
 impl<S> KeySpec<S> {
-    /// Reads its value into the settings; `None` on a mistake. Mistakes go to `problems`.
+    /// Reads its value into the settings; `None` if it is invalid. Mistakes go to `problems`.
     pub(crate) fn read(
         &self,
         node: &Node,
@@ -241,7 +241,7 @@ pub(crate) const fn named_like(path: &'static str, field: &str) -> &'static str 
     path
 }
 
-/// Settings and the table of their keys, as [`field!`]s. A field without a key is set by other means.
+/// Defines settings and the table of their keys, each a [`field!`]. A field without a key is set by other means.
 macro_rules! settings {
     (
         $(#[$about:meta])*
@@ -273,7 +273,7 @@ macro_rules! settings {
 }
 pub(crate) use settings;
 
-/// The settings as a TOML file with each value's origin. Secrets are masked, and `capped` keys are comments.
+/// The settings as a TOML file with each value's origin. Secrets are masked, and keys in `capped` are commented out.
 pub(crate) fn table_as_toml<S>(
     keys: &[KeySpec<S>],
     settings: &S,

@@ -54,7 +54,7 @@ pub(super) const DATAPATH: Kind<DatapathChoice> = Kind::one(
     },
 );
 
-/// [`ADDRESSES`] with TURN's port for TLS and DTLS.
+/// Like [`ADDRESSES`], but the example has TURN's port for TLS and DTLS.
 pub(super) const SECURE_ADDRESSES: &str = "a list of \"ADDR:PORT\" such as [\"0.0.0.0:5349\", \"[::]:5349\"]";
 
 pub(super) const REALM: Kind<String> =

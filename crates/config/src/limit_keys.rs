@@ -14,7 +14,7 @@ use crate::{RealmSettings, Settings, realms};
 
 /// Bits per second; `None` for no limit.
 pub(super) const RATE: Kind<Option<u64>> = Kind::one(
-    "bits per second, 1000 to 1000000000000, with k, M or G where wanted, such as \"2M\", or \"none\"",
+    "bits per second, 1000 to 1000000000000, optionally with k, M or G, such as \"2M\", or \"none\"",
     read_rate,
     show_rate,
 );
@@ -116,13 +116,13 @@ pub fn prefixes(settings: &Settings) -> PrefixLengths {
     PrefixLengths { v4: settings.prefix_v4, v6: settings.prefix_v6 }
 }
 
-/// For [`turnpike_turn::server::ServerConfig::refusals`]: the share of one worker.
+/// Value of [`turnpike_turn::server::ServerConfig::refusals`]: one worker's share of the limit.
 pub fn refusals(settings: &Settings, workers: usize) -> Option<RefusalLimit> {
     let workers = u32::try_from(workers).unwrap_or(u32::MAX).max(1);
     settings.refusals_per_prefix.map(|rate| RefusalLimit { per_second: rate.div_ceil(workers) })
 }
 
-/// A realm without any port, because other realms own them all.
+/// Returns a realm that has no ports, because other realms own them all.
 pub(super) fn without_ports(settings: &Settings) -> Option<&str> {
     let mut owned = vec![false; 1 << 16];
     for range in settings.realms.iter().filter_map(|realm| realm.relay_ports.as_ref()) {

@@ -44,8 +44,8 @@ pub(super) const SERVER_NAME: Kind<String> =
     });
 
 pub(super) const KEYS: Kind<Vec<TokenKeySettings>> = Kind::list(
-    "[[oauth.key]] with a kid and either key = \"base64 of 16 or 32 bytes\" or key_file = \"FILE\"; with algorithm \
-               (\"A128GCM\", \"A256GCM\"), lifetime (seconds, 1 to 31536000) and realm where wanted",
+    "[[oauth.key]] with a kid and either key = \"base64 of 16 or 32 bytes\" or key_file = \"FILE\"; optionally algorithm \
+               (\"A128GCM\", \"A256GCM\"), lifetime (seconds, 1 to 31536000) and realm",
     |reader, node| reader.list(node, issuer_key),
     |keys| {
         list(keys.iter().map(|key| {
@@ -92,7 +92,7 @@ fn issuer_key(reader: &mut ValueReader<'_>, node: &Node) -> Option<TokenKeySetti
     if let Some(algorithm) = find("algorithm")
         && reader.text(algorithm)? != key.algorithm()
     {
-        let why = format!("a key of this length is one of {}", key.algorithm());
+        let why = format!("a key of this length is for {}", key.algorithm());
         return reader.refuse(algorithm, Some(why));
     }
     let max_lifetime = match find("lifetime") {

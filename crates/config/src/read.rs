@@ -6,7 +6,7 @@ use turnpike_strict::{Entry, Node, Value};
 
 use super::{Mistake, Secret};
 
-/// Checks that need crates which this one does not link.
+/// Checks that need crates that this one does not link.
 #[derive(Clone, Copy, Debug)]
 pub struct Checks {
     /// Fails with the reason if the text is not a log filter.
@@ -29,7 +29,7 @@ pub(crate) struct ValueReader<'a> {
 }
 
 impl<'a> ValueReader<'a> {
-    /// Messages complete "expected" with `expected`, and show no value if it is `secret`.
+    /// Messages end with "expected" and `expected`; they do not show the value if it is `secret`.
     pub(crate) fn new(
         (path, expected, secret): (&'static str, &'static str, bool),
         checks: Checks,
@@ -116,7 +116,7 @@ impl<'a> ValueReader<'a> {
         read.into_iter().collect()
     }
 
-    /// Entries of an inline table with only these keys.
+    /// Returns the entries of an inline table, and reports keys that are not `allowed`.
     pub(crate) fn table<'n>(&mut self, node: &'n Node, allowed: &[&str]) -> Option<&'n [Entry]> {
         let Value::Table(entries) = &node.value else {
             return self.refuse(node, None);

@@ -1,4 +1,4 @@
-//! `[[realm]]`: settings of a realm beside `server.realm`, and the table of its keys.
+//! `[[realm]]`: settings of a realm other than `server.realm`, and the table of its keys.
 
 use std::{net::SocketAddr, ops::RangeInclusive};
 

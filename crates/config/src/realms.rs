@@ -1,4 +1,4 @@
-//! Realms of a configuration: the listeners that serve them, and their limits as the TURN server takes them.
+//! Realms of a configuration: the listeners that serve them, and their limits in the form that the TURN server expects.
 
 use std::{net::SocketAddr, ops::RangeInclusive};
 
@@ -8,7 +8,7 @@ use crate::{
     ConfiguredUser, OauthSettings, Secret, Settings, StateDir, StoredKey, TokenKeySettings, UserSecret,
 };
 
-/// Maximum realms beside `server.realm`, including those of the store: [`RealmId`] has 16 bits.
+/// Maximum number of realms besides `server.realm`, including those of the store: [`RealmId`] has 16 bits.
 pub const MOST_REALMS: usize = 65_534;
 
 #[derive(Clone, Copy)]
@@ -83,7 +83,7 @@ pub(crate) fn names_store(settings: &Settings) -> bool {
     has_store(settings) || matches!(settings.store.state, StateDir::At(_))
 }
 
-/// An embedded store knows; for others, `store.sha256` decides.
+/// Returns true if a user of the realm may lack a SHA-256 key. An embedded store can tell; for others, `store.sha256` decides.
 fn stores_md5(settings: &Settings, realm: &str) -> bool {
     let unless_said = || !settings.store.sha256;
     has_store(settings)
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!([in_realm(&settings, "a"), in_realm(&settings, "turnpike")], [(false, false); 2]);
         settings.store.sha256 = true;
         assert_eq!(in_realm(&settings, "a"), (true, false));
-        // A store that knows overrides the setting.
+        // A store that can tell overrides the setting.
         settings.store.sha256 = false;
         settings.stored.md5_only = Some(["a".to_owned()].into());
         assert_eq!(

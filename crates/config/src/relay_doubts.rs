@@ -1,4 +1,4 @@
-//! Warnings about relay addresses that work but are hardly useful.
+//! Warnings about relay addresses that are valid but of little use.
 
 use turnpike_turn::server::RelayAddress;
 use turnpike_wire::address::is_private;
@@ -11,7 +11,7 @@ pub fn relay_doubts(settings: &Settings, addresses: &[RelayAddress]) -> Vec<Stri
         addresses.iter().filter_map(|address| unreachable(settings, address)).take(1).collect();
     if !addresses.is_empty() && addresses.iter().all(|address| address.bind.is_ipv6()) {
         doubts.push(
-            "all relay addresses are IPv6: browsers and most other clients name no family, which means IPv4, and get error 440; add an IPv4 \
+            "all relay addresses are IPv6: browsers and most other clients do not request a family, which means IPv4, and get error 440; add an IPv4 \
              address with --relay-ip"
                 .to_owned(),
         );
@@ -26,15 +26,15 @@ fn unreachable(settings: &Settings, address: &RelayAddress) -> Option<String> {
         // If the server listens only on loopback, its clients and their peers are on this machine.
         None if bind.is_loopback() => (!listens_on_loopback_alone(settings)).then(|| {
             format!(
-                "relay address {bind} is loopback: it reaches only peers on this machine, and only those in peers.allow; set an address \
-                 of a network with --relay-ip, or leave it out to have it detected"
+                "relay address {bind} is loopback: it reaches only peers on this machine, and only those in peers.allow; set another address \
+                 with --relay-ip, or leave the option out to have it detected"
             )
         }),
         Some(external) if bind.is_loopback() && !external.is_loopback() => Some(format!(
-            "relay address {bind}={external}: nothing leaves this machine from loopback; write --relay-ip auto={external}"
+            "relay address {bind}={external}: packets from a loopback address never leave this machine; write --relay-ip auto={external}"
         )),
         None if is_private(bind) => Some(format!(
-            "relay address {bind} is private: behind a NAT, name the public one with --relay-ip {bind}=PUBLIC or --relay-ip auto=PUBLIC"
+            "relay address {bind} is private: behind a NAT, give the public one with --relay-ip {bind}=PUBLIC or --relay-ip auto=PUBLIC"
         )),
         Some(external) if is_private(external) && !external.is_loopback() => Some(format!(
             "relay address {bind}={external}: {external} is private, so peers on the Internet cannot reach it; write the public address"

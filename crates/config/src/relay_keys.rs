@@ -59,8 +59,8 @@ pub fn is_detected(places: &[RelayPlace]) -> bool {
     places.is_empty() || places.iter().any(|place| place.fixed().is_none())
 }
 
-/// Resolves the entries with the detected addresses `found`. Also returns the entries for whose family no
-/// address was found. Without entries, all detected addresses are used.
+/// Resolves the entries with the detected addresses `found`. Also returns the entries for which no
+/// address of the right family was found. Without entries, all detected addresses are used.
 #[must_use]
 pub fn resolve(places: &[RelayPlace], found: &[IpAddr]) -> (Vec<RelayAddress>, Vec<RelayPlace>) {
     let lone = |bind| RelayAddress { bind, external: None };
@@ -116,7 +116,7 @@ pub(crate) fn address(text: &str) -> Result<RelayAddress, String> {
         None => (unicast(text)?, None),
     };
     if external.is_some_and(|external| external.is_ipv4() != bind.is_ipv4()) {
-        return Err("the external address has another family than the local one".to_owned());
+        return Err("the external and the local address are of different families".to_owned());
     }
     if let Some(external) = external.filter(|external| is_swapped(bind, *external)) {
         return Err(format!("LOCAL comes first, and {external} is private: write {external}={bind}"));

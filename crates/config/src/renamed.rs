@@ -1,4 +1,4 @@
-//! Renamed keys. Files and the environment may use the old name for one version; a notice gives the new one.
+//! Renamed keys. Files and the environment may use the old name for one more version; a notice gives the new name.
 
 use turnpike_strict::{Entry, Node, Value};
 
@@ -128,7 +128,7 @@ pub(crate) fn rename_variables(
     uses
 }
 
-const ADVICE: &str = "rename it, the next version refuses the old name";
+const ADVICE: &str = "rename it; the next version refuses the old name";
 
 impl RenamedKey {
     fn old_parts(&self) -> (&'static str, &'static str) {
@@ -159,7 +159,7 @@ impl RenamedKey {
 
     fn notice(&self, places: &[Origin]) -> Option<String> {
         let (first, more) = (places.first()?, places.len() - 1);
-        let more = if more > 0 { format!(" (here and at {more} more places)") } else { String::new() };
+        let more = if more > 0 { format!(" (here and {more} more)") } else { String::new() };
         Some(format!("{first}: {} is now {}{more}: {ADVICE}", self.old, self.new))
     }
 }
@@ -260,8 +260,8 @@ mod tests {
         assert_eq!(
             loaded.warnings,
             [
-                "t.toml:2:1: limits.session_length is now limits.max_allocation_duration: rename it, the next version refuses the old name",
-                "t.toml:6:1: realm.session_length is now realm.max_allocation_duration (here and at 1 more places): rename it, the next \
+                "t.toml:2:1: limits.session_length is now limits.max_allocation_duration: rename it; the next version refuses the old name",
+                "t.toml:6:1: realm.session_length is now realm.max_allocation_duration (here and 1 more): rename it; the next \
                  version refuses the old name",
             ]
         );
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn both_names_in_one_source_are_a_mistake() {
+    fn both_names_in_one_source_are_an_error() {
         let text = "[limits]\nmax_allocation_duration = 600\nsession_length = 3600\n";
         let Mistakes(mistakes) = load(text, &[]).expect_err("both are set");
         assert_eq!(mistakes.len(), 1, "{mistakes:?}");
@@ -300,14 +300,14 @@ mod tests {
         assert_eq!(
             loaded.warnings,
             [
-                "the environment variable TURNPIKE_LIMITS_SESSION_LENGTH is now TURNPIKE_LIMITS_MAX_ALLOCATION_DURATION: rename it, the next \
+                "the environment variable TURNPIKE_LIMITS_SESSION_LENGTH is now TURNPIKE_LIMITS_MAX_ALLOCATION_DURATION: rename it; the next \
               version refuses the old name"
             ]
         );
     }
 
     #[test]
-    fn a_mistake_in_an_old_key_names_its_line() {
+    fn an_error_in_an_old_key_names_its_line() {
         let Mistakes(mistakes) = load("[limits]\nsession_length = 59\n", &[]).expect_err("59 is too short");
         let shown = mistakes[0].to_string();
         assert!(shown.contains("t.toml:2:18") && shown.contains("60 to 31536000"), "{shown}");
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_moved_key_must_not_be_set_at_both_places() {
+    fn a_moved_key_must_not_be_set_in_both_places() {
         let mut entries = entries("[server]\ndeadline = 1\n[shutdown]\ndeadline = 2");
         let uses = rename_entries(&mut entries, MOVED);
         assert_eq!(uses.conflicts.len(), 1);

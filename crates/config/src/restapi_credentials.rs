@@ -112,7 +112,7 @@ pub fn user_entry(name: &str, realm: &str, password: &Secret) -> String {
 mod tests {
     use super::*;
 
-    /// Made with `printf %s 1700000000:alice | openssl dgst -sha1 -hmac north -binary | base64`.
+    /// Computed with `printf %s 1700000000:alice | openssl dgst -sha1 -hmac north -binary | base64`.
     #[test]
     fn password_is_the_base64_of_the_hmac_sha1_of_the_username() {
         let made = password(&Secret::new("north"), "1700000000:alice");

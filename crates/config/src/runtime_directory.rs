@@ -56,7 +56,7 @@ fn of_environment(
 }
 
 impl RuntimeDirectory {
-    /// Creates it for this user only. Fails if other users can write to it.
+    /// Creates the directory for this user only. Fails if other users can write to it.
     pub fn prepare(&self) -> io::Result<()> {
         prepare(&self.path)
     }

@@ -7,7 +7,7 @@ use zeroize::Zeroizing;
 
 pub(crate) const MASK: &str = "***";
 
-/// Text that `Debug` masks, without `Display`. Compared in constant time and overwritten on drop.
+/// Text that `Debug` masks, and that has no `Display`. Compared in constant time and overwritten on drop.
 #[derive(Clone)]
 pub struct Secret(Zeroizing<String>);
 
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn debug_output_never_holds_the_secret() {
+    fn debug_output_never_contains_the_secret() {
         let secret = Secret::new("hunter2");
         assert_eq!(format!("{secret:?}"), MASK);
         assert_eq!(format!("{:?}", Some(vec![secret])), "Some([***])");

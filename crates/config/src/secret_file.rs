@@ -13,14 +13,14 @@ fn without_mark(text: &str) -> &str {
     text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text)
 }
 
-/// Explains a line that holds more than a secret, without quoting it.
+/// Explains a line that contains more than a secret, without quoting it.
 pub(crate) fn fault(line: &str) -> Option<String> {
     let is_in = |quote| line.len() > 1 && line.starts_with(quote) && line.ends_with(quote);
     if is_in('"') || is_in('\'') {
         return Some("the quotes would be part of the secret: remove them".to_owned());
     }
     if line.starts_with("# ") {
-        return Some("the comment would be a secret: the file may hold only secrets".to_owned());
+        return Some("the comment would be read as a secret: the file may contain only secrets".to_owned());
     }
     // Base64 ends in `=`, but does not start with an option name.
     let (name, _) = line.split_once('=')?;

@@ -32,7 +32,7 @@ pub struct RelaySettings {
     pub buffer: usize,
     /// Accepts channel numbers above 0x4FFF.
     pub rfc5766_channels: bool,
-    /// A live channel keeps the permission of its peer.
+    /// A live channel keeps the permission for its peer alive.
     pub channels_permit: bool,
     pub tcp: bool,
     pub mobility: bool,
@@ -106,7 +106,7 @@ impl Default for LogSettings {
     }
 }
 
-/// Seconds that allocations and connections may continue in a process that ends.
+/// Seconds that allocations and connections may continue in a process that is shutting down.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShutdownSettings {
     /// After SIGTERM.

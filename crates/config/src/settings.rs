@@ -28,7 +28,7 @@ pub enum DatapathChoice {
     #[default]
     Auto,
     Step(Datapath),
-    /// eBPF in the kernel relays single datagrams; otherwise as `Auto`.
+    /// eBPF in the kernel relays single datagrams; otherwise like `Auto`.
     Kernel,
     /// `Kernel`, with XDP in the network drivers.
     Xdp,
@@ -37,7 +37,7 @@ pub enum DatapathChoice {
 }
 
 settings! {
-    /// Effective settings; [`Settings::default`] holds the documented defaults.
+    /// Effective settings; [`Settings::default`] has the documented defaults.
     Settings by KEYS {
         /// Listeners for UDP if `udp`, and for TCP if `tcp`.
         listen: Vec<SocketAddr> = vec![
@@ -120,7 +120,7 @@ settings! {
             reload "limits.permissions" .permissions number!(usize, "a number per allocation", 1..=65_535),
             reload "limits.channels" .channels
                 number!(usize, "", 1..=4096)
-                => "a number per allocation, 1 to 4096 (RFC 8656 has the numbers 0x4000 to 0x4FFF)",
+                => "a number per allocation, 1 to 4096 (RFC 8656 allows 0x4000 to 0x4FFF)",
             reload "limits.peer_connections" .peer_connections number!(usize, "a number", 1..=1_000_000),
             reload "limits.peer_connections_per_allocation" .peer_connections_per_allocation
                 number!(usize, "a number", 1..=65_536),
@@ -142,7 +142,7 @@ settings! {
         /// Entries in the kernel flow table, each for one direction.
         kernel_flows: u32 = 65_536, start "limits.kernel_flows" number!(u32, "a number", 2..=4_194_304);
         max_allocation_duration: Option<u32> = None, reload "limits.max_allocation_duration" MAX_ALLOCATION_DURATION;
-        /// Allowed peers that are otherwise refused: special or local addresses.
+        /// Peers that are allowed although they would be refused by default, such as special and local addresses.
         allow: Vec<AllowRule> = Vec::new(), reload "peers.allow" keys::ALLOW_RULES;
         deny: Vec<Cidr> = Vec::new(), reload "peers.deny" keys::CIDRS;
         /// Refuses all peers that are not in `allow`.
@@ -158,7 +158,7 @@ settings! {
             start "fleet.url" .url fleet_keys::URL,
             start "fleet.secret" .secret fleet_keys::SECRET,
             start "fleet.name" .name fleet_keys::NAME,
-            start "fleet.node" .node fleet_keys::NAME_OR_NONE => "a name of 1 to 64 letters, digits, points, hyphens and underscores, \"\" for the machine's name",
+            start "fleet.node" .node fleet_keys::NAME_OR_NONE => "a name of 1 to 64 letters, digits, dots, hyphens and underscores, \"\" for the machine's name",
             start "fleet.zone" .zone fleet_keys::NAME_OR_NONE,
             start "fleet.addresses" .addresses fleet_keys::ADDRESSES,
             start "fleet.balancer_ports" .balancer_ports fleet_keys::PORTS,
@@ -166,7 +166,7 @@ settings! {
             reload "fleet.redirect" .redirect fleet_keys::REDIRECT,
             reload "fleet.allocations" .allocations number!(u32, "a number of allocations, 0 for no limit", 0..=1_000_000_000),
             reload "fleet.bits_per_second" .bits_per_second
-                number!(u64, "bits a second, 0 if that is not known", 0..=1_000_000_000_000_000),
+                number!(u64, "bits a second, 0 if unknown", 0..=1_000_000_000_000_000),
             reload "fleet.key_rotation" .key_rotation number!(u32, "seconds", 3600..=2_592_000),
             start "fleet.coturn_status" .coturn_status kind::SWITCH;
         admin: AdminSettings = AdminSettings::on_port(9641),

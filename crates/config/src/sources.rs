@@ -58,7 +58,8 @@ impl Sources {
         Self { file, flags, environment, fallback: Flags::new(), checks: Checks::NONE, renamed_variables }
     }
 
-    /// Adds lower defaults, from sockets that a service manager passed, shown as an environment variable.
+    /// Adds settings of the lowest precedence, from sockets that a service manager passed. Their origin is shown as an environment
+    /// variable.
     #[must_use]
     pub fn with_fallback(self, fallback: Flags) -> Self {
         Self { fallback, ..self }
@@ -68,7 +69,7 @@ impl Sources {
         self.file.as_deref()
     }
 
-    /// Reads, merges and checks all sources, with `certificates` to read the certificates.
+    /// Reads, merges and checks all sources. `certificates` reads the certificates.
     pub fn load<C>(
         &self,
         certificates: impl FnOnce(&Settings) -> ReadCertificates<C>,
@@ -163,7 +164,7 @@ impl Sources {
             .collect()
     }
 
-    /// Environment variables with an old name, and unknown ones.
+    /// Warnings about environment variables with an old or unknown name.
     pub(crate) fn variable_warnings(&self) -> Vec<String> {
         let mut warnings = self.renamed_variables.notices.clone();
         warnings.extend(source::unknown_variables(&self.environment, &known_variables()));
@@ -171,7 +172,7 @@ impl Sources {
     }
 }
 
-/// Reads settings from a text only. Files that it names are not read.
+/// Reads settings from text. Files that it names are not read.
 pub fn settings_of(text: &str) -> Result<Settings, Mistakes> {
     let mut problems = Vec::new();
     let entries = parse_file(Path::new("result"), text, &mut problems);
@@ -185,7 +186,7 @@ pub fn known_variables() -> Vec<String> {
     settings.chain(OTHER_VARIABLES.map(str::to_owned)).collect()
 }
 
-/// Entries of a file. A file in another program's format is one single error.
+/// Entries of a file. A file in another program's format is reported as a single error.
 fn file_entries(path: &Path, problems: &mut Vec<Mistake>) -> Result<Vec<Entry>, Mistakes> {
     let Some(text) = file_text(path, problems) else { return Ok(Vec::new()) };
     entries_of(path, &text, problems)
@@ -208,7 +209,7 @@ pub(crate) fn own_sections() -> Vec<&'static str> {
     sections.filter(|section| !crate::forward::SHARED.contains(section)).collect()
 }
 
-/// Variables of commands without settings.
+/// Variables of commands that have no settings.
 const OTHER_VARIABLES: [&str; 7] = [
     "TURNPIKE_ADMIN",
     "TURNPIKE_CONFIG",
@@ -221,7 +222,7 @@ const OTHER_VARIABLES: [&str; 7] = [
 
 /// Set by the old process for the new one during an upgrade; never set by hand.
 pub const UPGRADE_VARIABLE: &str = "TURNPIKE_UPGRADE";
-/// Parts of the sandbox that are already in force, set together with [`UPGRADE_VARIABLE`].
+/// Parts of the sandbox that are already in effect, set together with [`UPGRADE_VARIABLE`].
 pub const UPGRADE_SANDBOX_VARIABLE: &str = "TURNPIKE_UPGRADE_SANDBOX";
 
 /// Tables that can appear several times.

@@ -16,7 +16,7 @@ pub fn readable_by_all(file: &Path, what: &str) -> Option<String> {
     let mode = fs::metadata(file).ok()?.mode();
     (mode & 0o004 != 0).then(|| {
         let (mode, file) = (mode & 0o777, file.display());
-        format!("{file}: every user of this machine can read {what} (mode {mode:03o}); chmod o= {file}")
+        format!("{file}: every user on this machine can read {what} (mode {mode:03o}); chmod o= {file}")
     })
 }
 

@@ -34,7 +34,7 @@ impl FromStr for NodeName {
         if (1..=64).contains(&text.len()) && text.bytes().all(fits) {
             Ok(Self(text.into()))
         } else {
-            Err("a name has 1 to 64 letters, digits, points, hyphens and underscores")
+            Err("a name has 1 to 64 letters, digits, dots, hyphens and underscores")
         }
     }
 }

@@ -402,7 +402,7 @@ fn loopback_is_read_only_without_a_token() {
     for (mode, is_told) in [(0o644, true), (0o600, false)] {
         fs::set_permissions(&token_file, fs::Permissions::from_mode(mode)).expect("the test's own file");
         let done = run(&["reload", "--token-file", &path(&token_file)]).ended(0);
-        let told = "every user of this machine can read the token in it (mode 644); chmod o= ";
+        let told = "every user on this machine can read the token in it (mode 644); chmod o= ";
         assert_eq!(done.stderr.contains(told), is_told, "{}", done.stderr);
     }
     let audit = program.line_with("turnpike::audit");

@@ -138,7 +138,7 @@ fn world_readable_secrets_cause_a_warning() {
     assert_eq!(open.code, Some(0), "a warning, no mistake");
     for (file, mode) in [(&secrets, "604"), (&file, "644")] {
         let told = format!(
-            "warning: {}: every user of this machine can read the secrets in it (mode {mode})",
+            "warning: {}: every user on this machine can read the secrets in it (mode {mode})",
             file.display()
         );
         assert!(open.stderr.contains(&told), "{told}: {}", open.stderr);

@@ -4,11 +4,11 @@ use std::{fmt::Write as _, net::IpAddr};
 
 use super::{Firewall, FirewallOpening, Place, plain};
 
-/// A chain of our own in the table `inet filter`. The file flushes it first, so it can be loaded repeatedly.
+/// A separate chain in the table `inet filter`. The file flushes it first, so it can be loaded repeatedly.
 pub(super) fn nftables(firewall: &Firewall) -> String {
     let mut text = String::from(
         "#!/usr/sbin/nft -f\n\
-         # Opens the ports that turnpike listens on. Run once, for the chain that drops everything else:\n\
+         # Opens the ports that turnpike listens on. Run this once, so that the chain that drops everything else jumps to it:\n\
          #   nft insert rule inet filter input jump turnpike\n",
     );
     text += &notes(firewall);
@@ -31,7 +31,7 @@ pub(super) fn nftables(firewall: &Firewall) -> String {
     text + "\t}\n}\n"
 }
 
-/// A chain of our own, recreated on each run and evaluated before all other rules.
+/// A separate chain, recreated on each run and evaluated before all other rules.
 pub(super) fn iptables(firewall: &Firewall) -> String {
     let mut text = String::from(
         "#!/bin/sh\n\

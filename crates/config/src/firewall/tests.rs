@@ -1,4 +1,4 @@
-//! Tests of the openings and of each output format. A test of the binary runs nft on its file.
+//! Tests of the openings and of each output format. An end-to-end test runs nft on the generated file.
 
 use super::*;
 use crate::{Checks, Flags, Sources, forward::ForwardSources};
@@ -58,12 +58,12 @@ fn each_transport_is_opened_only_on_its_listeners() {
     assert_eq!(
         opened(&firewall),
         [
-            "udp 203.0.113.5:3478 (clients, discovery of NAT behaviour)",
+            "udp 203.0.113.5:3478 (clients, NAT behavior discovery)",
             "udp port 443 (clients)",
             "tcp 203.0.113.5:8443 (applications, for credentials)",
-            "udp 203.0.113.5:3479 (discovery of NAT behaviour)",
-            "udp 203.0.113.6:3478 (discovery of NAT behaviour)",
-            "udp 203.0.113.6:3479 (discovery of NAT behaviour)",
+            "udp 203.0.113.5:3479 (NAT behavior discovery)",
+            "udp 203.0.113.6:3478 (NAT behavior discovery)",
+            "udp 203.0.113.6:3479 (NAT behavior discovery)",
             "udp 10.0.0.5:50000-50999 (peers, to relayed addresses)",
             "udp [2001:db8::5]:50000-50999 (peers, to relayed addresses)",
         ]

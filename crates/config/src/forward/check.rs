@@ -24,7 +24,7 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
     let protocol = draft.rule.protocol;
     let rule = &draft.rule;
     let asks = rule.health_question.is_some();
-    let begins = "a PROXY header begins a TCP connection";
+    let begins = "a PROXY header starts a TCP connection";
     let announces_datagrams = protocol == Protocol::Udp && rule.send_proxy == Some(ProxyVersion::V2);
     let only_tcp = "a rule from TCP to TCP";
     let limit = rule.limits.max_bytes_per_second.or(rule.limits.max_bytes_per_second_per_connection);
@@ -55,7 +55,7 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
                 .find(|path| draft.has(path))
                 .unwrap_or("rule.user_timeout"),
             "UDP has no such timers",
-            "no such key in this rule",
+            "a rule without this key",
         ),
         (
             rule.transparent && rule.source.is_some(),
@@ -73,13 +73,13 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
             protocol == Protocol::Udp && rule.kernel == Some(true) && rule.kernel_obstacle().is_some(),
             "rule.kernel",
             rule.kernel_obstacle().unwrap_or_default(),
-            "false, or no such key in this rule",
+            "false, or a rule without this key",
         ),
         (
             protocol != Protocol::Udp && draft.has("rule.kernel"),
             "rule.kernel",
             "the choice exists only from UDP to UDP",
-            "no such key in this rule",
+            "a rule without this key",
         ),
     ];
     let with_udp = [
@@ -88,14 +88,14 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
         (
             rule.send_proxy.is_some() && !announces_datagrams,
             "rule.proxy",
-            "a PROXY header begins a TCP connection, or of version 2 a datagram",
-            "a rule from TCP to TCP, or v2 in one from UDP to UDP",
+            "a PROXY header starts a TCP connection or, in version 2, a datagram",
+            "a rule from TCP to TCP, or v2 in a rule from UDP to UDP",
         ),
         (
             draft.has("rule.copy"),
             "rule.copy",
             "the choice exists only from TCP to TCP",
-            "no such key in this rule",
+            "a rule without this key",
         ),
         (
             rule.idle.is_none(),
@@ -131,7 +131,7 @@ fn addresses(rule: &Rule, refuse: &mut impl FnMut(&'static str, String, &str)) {
         {
             refuse(
                 "rule.source",
-                format!("{source} has another family than the target {target}"),
+                format!("{source} and the target {target} are of different families"),
                 "an address of the target's family",
             );
         }
@@ -153,7 +153,7 @@ fn weights(rule: &Rule, refuse: &mut impl FnMut(&'static str, String, &str)) {
     {
         let target = parts::show_target(target);
         let problem = format!("{target} has a weight, but failover uses the first healthy target");
-        refuse("rule.target", problem, "no weight but 0 with failover, or another balance");
+        refuse("rule.target", problem, "with failover, no weight other than 0, or another balance");
     }
 }
 
@@ -188,7 +188,7 @@ fn patterns_that_miss(patterns: &[Pattern]) -> impl Iterator<Item = String> {
         let shown = parts::show_pattern(pattern);
         let meant = parts::did_you_mean(parts::meant_prefix(&shown));
         parts::misses_zeros(pattern).then(|| {
-            format!("{shown:?} matches only addresses whose text has these zeros, most have :: there{meant}")
+            format!("{shown:?} matches only addresses that are written with these zeros, but most are written with ::{meant}")
         })
     })
 }
@@ -224,7 +224,7 @@ fn unix(draft: &Draft, refuse: &mut impl FnMut(&'static str, String, &str)) {
     }
     if rule.freebind && listens {
         let problem = "a Unix socket has no IP address".to_owned();
-        refuse("rule.freebind", problem, "no such key in this rule");
+        refuse("rule.freebind", problem, "a rule without this key");
     }
     if rule.socket_mode.is_some() && !listens {
         let problem = "the rule does not listen on a Unix socket".to_owned();

@@ -1,6 +1,6 @@
 //! Detects rules that forward to each other: a datagram would circulate forever, and connections would be opened
 //! until the descriptors run out. Only literal addresses and `localhost` are checked here; the forwarder
-//! detects circles through other names at run time.
+//! detects loops through other names at run time.
 
 use std::{
     cell::LazyCell,
@@ -58,7 +58,7 @@ enum State {
     Done,
 }
 
-/// Finds a circle from `start`. Iterative, because a chain can be as long as the list of rules.
+/// Finds a loop from `start`. Iterative, because a chain can be as long as the list of rules.
 fn find(map: &Map<'_>, start: Node, state: &mut HashMap<Node, State>) -> Option<Vec<Node>> {
     if state.contains_key(&start) {
         return None;
@@ -140,7 +140,7 @@ impl<'a> Map<'a> {
 
     fn next(&self, (at, offset): Node) -> Vec<Node> {
         let rule = &self.drafts[at].rule;
-        // Another routing table can lead the same address to another machine.
+        // Another routing table can route the same address to another machine.
         if rule.mark.is_some() || rule.device.is_some() {
             return Vec::new();
         }
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn circular_rules_are_refused_with_both_places() {
+    fn forwarding_loops_are_refused_with_both_positions() {
         let told = told(&["udp://127.0.0.1:35663=127.0.0.1:35664", "udp://127.0.0.1:35664=127.0.0.1:35663"]);
         assert_eq!(told.len(), 1, "{told:?}");
         assert!(
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn each_circle_is_reported_once() {
+    fn each_loop_is_reported_once() {
         for rules in [
             &["udp://0.0.0.0:53=127.0.0.1:53"][..],
             &["tcp://10.0.0.1:80=10.0.0.1:80"],
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn chains_and_other_machines_are_not_circles() {
+    fn chains_and_other_machines_are_not_loops() {
         for rules in [
             &["tcp://0.0.0.0:80=127.0.0.1:81", "tcp://127.0.0.1:81=10.0.0.2:80"][..],
             &["tcp://0.0.0.0:80=10.0.0.2:80"],

@@ -53,7 +53,7 @@ pub(super) fn read_tables(entry: &Entry, broken: bool, problems: &mut Vec<Mistak
     drafts
 }
 
-/// Detects `[[rules]]` and similar typing mistakes.
+/// Detects `[[rules]]` and similar typos.
 pub(super) fn is_mistyped_rule(key: &str) -> bool {
     let sections = FORWARD_KEYS.iter().map(KeySpec::section);
     let known = sections.clone().any(|section| section == key);
@@ -86,7 +86,7 @@ pub(super) fn looks_like_toml(text: &str) -> bool {
     })
 }
 
-/// Decides by the keys. A mistyped key counts if it does not resemble one of ours.
+/// Decides by the keys. A mistyped key is decisive only if it does not also resemble one of ours.
 pub(super) fn is_oxidinetd(entries: &[Entry]) -> bool {
     let ours = || FORWARD_KEYS.iter().map(KeySpec::section).chain(["rule", INCLUDE]);
     let theirs = |key: &str| oxidinetd::TOP.contains(&key);

@@ -1,4 +1,4 @@
-//! `include = ["rules.d/*.toml"]`: further files, which hold only rules and includes.
+//! `include = ["rules.d/*.toml"]`: further files, which may contain only rules and includes.
 
 use std::{
     fs,
@@ -14,16 +14,16 @@ use crate::{
     renamed::{RENAMED, rename_entries},
 };
 
-/// Maximum files of all patterns together. A pattern that matches a whole disk is a mistake.
+/// Maximum number of files for all patterns together. A pattern that matches a whole disk is an error.
 const MOST_FILES: usize = 1000;
 const DEEPEST: usize = 8;
 
-const FORM: &str = "paths of TOML files with [[rule]], relative to this file, * and ? for any names, such as [\"rules.d/*.toml\"]";
+const FORM: &str = "paths of TOML files with [[rule]], relative to this file, with the wildcards * and ?, such as [\"rules.d/*.toml\"]";
 
 #[derive(Debug, Default)]
 pub(crate) struct Included {
     pub(crate) drafts: Vec<Draft>,
-    /// Sorted by time of reading.
+    /// In the order in which they were read.
     pub(crate) files: Vec<PathBuf>,
     pub(crate) problems: Vec<Mistake>,
     pub(crate) warnings: Vec<String>,
@@ -34,7 +34,7 @@ pub(crate) struct Included {
 impl Included {
     pub(crate) fn read(main: &Path, entries: &[Entry]) -> Self {
         let mut all = Self::default();
-        // A path that does not exist on disk cannot be part of a circle.
+        // A path that does not exist on disk cannot be part of a loop.
         let canonical = fs::canonicalize(main).unwrap_or_else(|_| main.to_owned());
         all.known.push(canonical.clone());
         all.open.push(canonical);
@@ -60,7 +60,7 @@ impl Included {
         if !pattern.contains(['*', '?', '[']) {
             return self.file(beside.join(pattern), origin);
         }
-        // The directory's own name may hold pattern characters.
+        // The directory's own name may contain pattern characters.
         let whole = Path::new(&glob::Pattern::escape(&beside.to_string_lossy())).join(pattern);
         // Editors leave files that begin with a dot.
         let options = glob::MatchOptions {
@@ -106,8 +106,8 @@ impl Included {
             }
         };
         if self.open.contains(&canonical) {
-            let problem = format!("{} includes itself, by this file or by others", path.display());
-            return self.refuse(origin, problem, "files that do not include each other in a circle");
+            let problem = format!("{} includes itself, directly or through other files", path.display());
+            return self.refuse(origin, problem, "files that do not include each other in a loop");
         }
         if self.known.contains(&canonical) {
             return;
@@ -156,7 +156,7 @@ impl Included {
                 _ => self.problems.push(Mistake::new(
                     &entry.origin,
                     entry.key.clone(),
-                    "an included file holds no settings",
+                    "an included file cannot contain settings",
                     "[[rule]] and include here, settings in the file that includes it",
                 )),
             }

@@ -228,7 +228,7 @@ fn of_realm(entry: &Entry) -> Mistake {
     Mistake::new(
         &entry.origin,
         "",
-        "this looks like a configuration of realm, because of [[endpoints]]",
+        "this looks like a configuration file of the program realm, because it has [[endpoints]]",
         "a [[rule]] for each endpoint, with its listen, and its remote as target; use_udp is protocol = \"tcp+udp\" (docs/forward.md has \
          the other keys)",
     )
@@ -250,7 +250,7 @@ fn no_rules(path: Option<&Path>) -> Mistake {
 /// Sections that `serve` and `forward` share.
 pub(crate) const SHARED: [&str; 4] = ["admin", "log", "sandbox", "shutdown"];
 
-/// Sections and tables of ours and of oxidinetd that `serve` does not have.
+/// Sections and tables of `forward` and oxidinetd that `serve` does not have.
 pub(crate) fn own_sections() -> Vec<&'static str> {
     let sections = FORWARD_KEYS.iter().map(KeySpec::section).chain(["rule"]).chain(oxidinetd::TOP);
     sections.filter(|section| !SHARED.contains(section)).collect()

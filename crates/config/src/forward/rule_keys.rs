@@ -21,7 +21,7 @@ use crate::{
     read::ValueReader,
 };
 
-/// Reads a rule; mistakes go to `problems`. Returns `None` if a mandatory key is missing or a value is wrong.
+/// Reads a rule; mistakes go to `problems`. Returns `None` if a mandatory key is missing or a value is invalid.
 pub(crate) fn read_rule(entries: &[Entry], origin: Origin, problems: &mut Vec<Mistake>) -> Option<Draft> {
     let mut draft = Draft::new(origin);
     let mut good = true;
@@ -205,7 +205,7 @@ const fn seconds<const MOST: u64>(expected: &'static str) -> Kind<Option<Duratio
     )
 }
 
-/// Sorted for display.
+/// In display order.
 pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     scalar!(
         "rule.name",
@@ -267,7 +267,7 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     field!(reload "rule.freebind", freebind, kind::SWITCH),
     scalar!(
         "rule.socket_mode",
-        "permissions in octal, such as \"660\", or \"\" for the umask's",
+        "permissions in octal, such as \"660\", or \"\" to apply the umask",
         |reader, node, rule| {
             rule.socket_mode = reader.parsed(node, |text| {
                 let octal =
@@ -293,7 +293,7 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
             if send.is_empty() {
                 return reader.refuse(
                     node,
-                    Some("a rule without this key sends nothing, or an empty datagram".to_owned()),
+                    Some("leave this key out to send nothing, or an empty datagram over UDP".to_owned()),
                 );
             }
             rule.health_question = Some(Question { send, expect: Vec::new() });

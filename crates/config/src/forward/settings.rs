@@ -14,10 +14,10 @@ use crate::{
 };
 
 settings! {
-    /// Effective settings; [`ForwardSettings::default`] holds the documented defaults.
+    /// Effective settings; [`ForwardSettings::default`] has the documented defaults.
     ForwardSettings by FORWARD_KEYS {
         workers: Option<usize> = None, start "forward.workers" kind::WORKERS;
-        /// I/O path; also decides if rules without their own choice use kernel forwarding for datagrams.
+        /// I/O path; also decides whether rules that do not set `kernel` forward datagrams in the kernel.
         datapath: DatapathChoice = DatapathChoice::Auto, start "forward.datapath" DATAPATH;
         /// Kernel flow table entries; a session uses two.
         kernel_flows: u32 = 65_536, start "forward.kernel_flows" number!(u32, "a number", 2..=4_194_304);

@@ -18,7 +18,7 @@ pub(super) fn machine() -> ForwardHost {
     let resolve = |name: &str| match name {
         "localhost" => Ok(Some(std::net::Ipv4Addr::LOCALHOST.into())),
         "nowhere" => Ok(None),
-        _ => Err(std::io::Error::other("tests know no such name")),
+        _ => Err(std::io::Error::other("unknown name in tests")),
     };
     ForwardHost { services: Services::of_this_machine(), resolve }
 }
@@ -96,7 +96,11 @@ fn spellings_of_other_programs_get_suggestions() {
         "[network]\nuse_udp = true\n[[endpoints]]\nlisten = \"0.0.0.0:5000\"\nremote = \"1.1.1.1:443\"\n";
     let told = from_file(realm).expect_err("another program's").to_string();
     assert_eq!(told.lines().count(), 1, "{told}");
-    assert!(told.contains("this looks like a configuration of realm") && told.contains("tcp+udp"), "{told}");
+    assert!(
+        told.contains("this looks like a configuration file of the program realm")
+            && told.contains("tcp+udp"),
+        "{told}"
+    );
 }
 
 #[test]
@@ -238,7 +242,7 @@ fn kernel_forwarding_is_set_for_all_rules_or_one() {
 }
 
 #[test]
-fn mistakes_in_a_target_table_have_their_place() {
+fn errors_in_a_target_table_name_their_position() {
     let told = |table: &str| {
         let text = format!("[[rule]]\nlisten = \"0.0.0.0:1\"\ntarget = [{{ {table} }}]\n");
         from_file(&text).expect_err("wrong").to_string()
@@ -359,7 +363,8 @@ fn keys_that_unix_sockets_and_one_family_lack_are_refused() {
         assert!(told.contains(&format!("{key}: ")) && told.contains(why), "{text}: {told}");
     }
     assert!(from_arguments(&["unix:///a=10.0.0.2:80?proxy_protocol_from=unix:&allow=10.*"]).is_ok());
-    let nobody = from_arguments(&["tcp://0.0.0.0:1=a:1?proxy_protocol_from=unix:"]).expect_err("no socket");
+    let nobody =
+        from_arguments(&["tcp://0.0.0.0:1=a:1?proxy_protocol_from=unix:"]).expect_err("not a Unix socket");
     assert!(
         nobody.to_string().contains("rule.proxy_protocol_from: the rule does not listen on a Unix socket"),
         "{nobody}"
@@ -446,8 +451,8 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "tcp://0.0.0.0:1=a:1*2,b:1?balance=failover",
-        "column 17: rule.target: a:1*2 has a weight, but failover uses the first healthy target; expected no weight but 0 \
-         with failover, or another balance",
+        "column 17: rule.target: a:1*2 has a weight, but failover uses the first healthy target; expected with failover, no weight \
+         other than 0, or another balance",
     ),
     (
         "tcp://0.0.0.0:1-60000=a:1",
@@ -460,8 +465,8 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "udp://0.0.0.0:1=a:1?proxy=v1",
-        "column 27: rule.proxy: a PROXY header begins a TCP connection, or of version 2 a datagram; expected a rule from TCP to TCP, \
-         or v2 in one from UDP to UDP",
+        "column 27: rule.proxy: a PROXY header starts a TCP connection or, in version 2, a datagram; expected a rule from TCP to TCP, \
+         or v2 in a rule from UDP to UDP",
     ),
     (
         "tcp://0.0.0.0:1=a:1?any_port",
@@ -469,7 +474,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "udp://0.0.0.0:1=a:1?keepalive_idle=60",
-        "column 36: rule.keepalive_idle: UDP has no such timers; expected no such key in this rule",
+        "column 36: rule.keepalive_idle: UDP has no such timers; expected a rule without this key",
     ),
     (
         "tcp://0.0.0.0:1=a:1?keepalive=false&keepalive_count=3",
@@ -488,7 +493,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "udp://0.0.0.0:1=a:1?health=5&health_send=",
-        "column 42: rule.health_send: found \"\": a rule without this key sends nothing, or an empty datagram; expected at most 1024 \
+        "column 42: rule.health_send: found \"\": leave this key out to send nothing, or an empty datagram over UDP; expected at most 1024 \
          bytes, as text, or as 0x and two hexadecimal digits a byte such as \"0x00010000\"",
     ),
     (
@@ -518,7 +523,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "tcp://0.0.0.0:1=[::1]:1?source=10.0.0.1",
-        "column 32: rule.source: 10.0.0.1 has another family than the target ::1; expected an address of the target's family",
+        "column 32: rule.source: 10.0.0.1 and the target ::1 are of different families; expected an address of the target's family",
     ),
     (
         "tcp://0.0.0.0:1=a:1?source=10.0.0.1&transparent",
@@ -527,7 +532,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "udp://0.0.0.0:1=a:1?copy=splice",
-        "column 26: rule.copy: the choice exists only from TCP to TCP; expected no such key in this rule",
+        "column 26: rule.copy: the choice exists only from TCP to TCP; expected a rule without this key",
     ),
     (
         "tcp://0.0.0.0:1=a:1?copy=kernel&max_bytes_per_second=1000",
@@ -535,19 +540,19 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "tcp://0.0.0.0:1=a:1?kernel=false",
-        "column 28: rule.kernel: the choice exists only from UDP to UDP; expected no such key in this rule",
+        "column 28: rule.kernel: the choice exists only from UDP to UDP; expected a rule without this key",
     ),
     (
         "udp://0.0.0.0:1=a:1?kernel=true&mark=1",
-        "column 28: rule.kernel: mark may select another route than the kernel path; expected false, or no such key in this rule",
+        "column 28: rule.kernel: mark may select another route than the kernel path; expected false, or a rule without this key",
     ),
     (
         "udp://0.0.0.0:1=a:1?kernel=true&max_bytes_per_second_per_connection=1000",
-        "column 28: rule.kernel: a rate limit needs user-space forwarding; expected false, or no such key in this rule",
+        "column 28: rule.kernel: a rate limit needs user-space forwarding; expected false, or a rule without this key",
     ),
     (
         "udp://0.0.0.0:1=a:1?proxy_protocol_from=10.0.0.2",
-        "column 41: rule.proxy_protocol_from: a PROXY header begins a TCP connection; expected a rule from TCP to TCP",
+        "column 41: rule.proxy_protocol_from: a PROXY header starts a TCP connection; expected a rule from TCP to TCP",
     ),
 ];
 
@@ -561,12 +566,12 @@ fn wrong_argument_is_quoted_with_column_and_form() {
 
 #[test]
 fn unknown_option_suggests_the_nearest_one() {
-    let found = from_arguments(&["tcp://0.0.0.0:1=a:1?idel=5"]).expect_err("a typing mistake").to_string();
+    let found = from_arguments(&["tcp://0.0.0.0:1=a:1?idel=5"]).expect_err("a typo").to_string();
     assert_eq!(
         found,
         "argument tcp://0.0.0.0:1=a:1?idel=5, column 21: rule.idel: unknown key; did you mean \"idle\"?"
     );
-    let found = from_arguments(&["tcp://0.0.0.0:1=a:1?colour=5"]).expect_err("a mistake").to_string();
+    let found = from_arguments(&["tcp://0.0.0.0:1=a:1?colour=5"]).expect_err("unknown key").to_string();
     assert!(found.contains(": rule.colour: unknown key; expected one of name, "), "{found}");
 }
 
@@ -595,7 +600,7 @@ fn two_rules_cannot_share_a_listener_or_a_name() {
 }
 
 #[test]
-fn no_rules_is_a_mistake() {
+fn having_no_rules_is_an_error() {
     let found = from_arguments(&[]).expect_err("no rule").to_string();
     assert!(
         found.starts_with("default: there is no forwarding rule; expected at least one, such as"),
@@ -787,7 +792,7 @@ fn format_is_detected_by_content() {
 }
 
 #[test]
-fn shown_settings_are_a_configuration_again() {
+fn shown_settings_are_a_valid_configuration() {
     for text in [EXAMPLE, RINETD] {
         let first = from_file(text).expect("valid").settings;
         let second =
@@ -837,18 +842,18 @@ mod properties {
 
     proptest! {
         #[test]
-        fn no_text_panics(text in ".{0,200}") {
+        fn arbitrary_text_does_not_panic(text in ".{0,200}") {
             let _ = from_arguments(&[&text]);
             let _ = from_file(&text);
         }
 
         #[test]
-        fn no_nearly_right_rule_panics(text in "(tcp|udp)://[0-9.:\\[\\]-]{0,12}=[0-9.:,\\[\\]-]{0,12}(\\?[a-z_=&0-9]{0,20})?") {
+        fn almost_valid_rule_does_not_panic(text in "(tcp|udp)://[0-9.:\\[\\]-]{0,12}=[0-9.:,\\[\\]-]{0,12}(\\?[a-z_=&0-9]{0,20})?") {
             let _ = from_arguments(&[&text]);
         }
 
         #[test]
-        fn no_nearly_right_conf_panics(text in "[0-9. /a-z\\[\\]=,#\"\n*?]{0,120}") {
+        fn almost_valid_conf_does_not_panic(text in "[0-9. /a-z\\[\\]=,#\"\n*?]{0,120}") {
             let _ = from_file(&text);
         }
     }

@@ -41,7 +41,7 @@ fn load(text: &str) -> Result<LoadedConfig<()>, Mistakes> {
 }
 
 pub(crate) fn are_bounded(mistakes: &Mistakes, text: &str) {
-    // A table of one byte can lack all its keys.
+    // One byte can add a table that lacks all its mandatory keys.
     assert!(!mistakes.0.is_empty() && mistakes.0.len() <= 6 * text.len() + 16, "{}", mistakes.0.len());
     let told: usize = mistakes.0.iter().map(|mistake| mistake.to_string().len()).sum();
     assert!(told <= 4096 + 600 * text.len(), "{told} bytes for {}", text.len());

@@ -19,7 +19,7 @@ fn load_text(text: &str) -> Result<LoadedConfig<()>, Mistakes> {
 
 const CHECKS: Checks = Checks {
     log_filter: |text| {
-        if ["inof", "a=b=c"].contains(&text) { Err("no filter".to_owned()) } else { Ok(()) }
+        if ["inof", "a=b=c"].contains(&text) { Err("not a filter".to_owned()) } else { Ok(()) }
     },
     turn_uri: |text| {
         if text.starts_with("turn:") || text.starts_with("turns:") {
@@ -153,7 +153,7 @@ fn commented_examples_are_valid() {
     assert_eq!(settings.tls.certificates.len(), 1);
 }
 
-/// Files with one mistake each, followed by a line with its place, its key, and a part of the expected form.
+/// Files with one mistake each, followed by a line with the position, the key and part of the expected form.
 const MISTAKES: &str = include_str!("mistakes.txt");
 
 #[test]
@@ -310,7 +310,7 @@ fn incomplete_credential_names_the_missing_part() {
 }
 
 #[test]
-fn mistake_hidden_by_a_flag_is_still_reported() {
+fn error_hidden_by_a_flag_is_still_reported() {
     let flags = flag("server.workers", "--workers", &["2"]);
     let errors = load("[server]\nworkers = 0", &[], flags).expect_err("the file is wrong").0;
     assert_eq!(errors.len(), 1);
@@ -350,7 +350,7 @@ fn bad_secret_lines_and_empty_secret_files_are_refused() {
     }
     let path = dir.file("secrets", "\u{feff}north\n");
     let variable = ("TURNPIKE_AUTH_SECRETS_FILE", path.to_str().expect("UTF-8"));
-    let settings = load("", &[variable], Flags::new()).expect("a byte order mark is no mistake").settings;
+    let settings = load("", &[variable], Flags::new()).expect("a byte order mark is not an error").settings;
     assert_eq!(settings.auth.secrets.iter().map(Secret::reveal).collect::<Vec<_>>(), ["north"]);
 }
 
@@ -381,12 +381,12 @@ fn every_key_can_come_from_a_file() {
         loaded.warnings
     );
     let wrong = load("", &[("TURNPIKE_RELAY_PORTS_FILE", &two)], Flags::new());
-    let text = wrong.expect_err("one of them is too many").to_string();
+    let text = wrong.expect_err("two lines").to_string();
     assert!(text.contains("relay.ports") && text.contains("has 2 lines"), "{text}");
 }
 
 #[test]
-fn mistake_in_a_file_of_users_has_its_line() {
+fn error_in_a_users_file_names_its_line() {
     let dir = Dir::new();
     let path = dir.file("users", "alice:wonderland\n\nbob\n");
     let name = path.to_str().expect("UTF-8");
@@ -520,7 +520,7 @@ fn secrets_are_in_no_output() {
 }
 
 #[test]
-fn shown_settings_are_a_configuration_again() {
+fn shown_settings_are_a_valid_configuration() {
     let text = "[server]\nrealm = \"a b\"\nlisten = [\"127.0.0.1:1\"]\nworkers = 3\n[relay]\naddresses = [\"10.0.0.1=192.0.2.1\"]\n\
                 [admin]\nlisten = \"off\"\n[log]\nformat = \"json\"";
     let first = settings(text);
@@ -544,7 +544,7 @@ fn realms_are_read_shown_and_kept_secret() {
     assert_eq!(again.realms.len(), 2);
     assert_eq!((again.realms[0].allocations, &again.realms[1].listen), (Some(7), &b.listen));
     let mistake =
-        load_text("[[realm]]\nname = \"a\"\nsecrets = \"hunter2\"").expect_err("no list").to_string();
+        load_text("[[realm]]\nname = \"a\"\nsecrets = \"hunter2\"").expect_err("not a list").to_string();
     assert!(!mistake.contains("hunter2"), "{mistake}");
 }
 
@@ -566,7 +566,8 @@ fn token_keys_are_read_from_text_and_files_and_kept_secret() {
     );
     let shown = read.to_toml();
     assert!(!shown.contains("AAAA") && !shown.contains("AAEC") && shown.contains("A256GCM"), "{shown}");
-    let wrong = load_text("[[oauth.key]]\nkid = \"a\"\nkey = \"hunter2\"").expect_err("no key").to_string();
+    let wrong =
+        load_text("[[oauth.key]]\nkid = \"a\"\nkey = \"hunter2\"").expect_err("not a key").to_string();
     assert!(!wrong.contains("hunter2"), "{wrong}");
 }
 
@@ -592,7 +593,7 @@ fn alternate_on_an_unserved_transport_is_another_server() {
              [[alternate]]\naddress = \"192.0.2.1:3478\"\n{transports}"
         );
         let mistakes = load_text(&text).err().map_or_else(Vec::new, |mistakes| mistakes.0);
-        mistakes.iter().any(|mistake| mistake.to_string().contains("clients would be redirected in a circle"))
+        mistakes.iter().any(|mistake| mistake.to_string().contains("clients would be redirected in a loop"))
     };
     for (switches, transports, refused) in [
         ("", "", true),

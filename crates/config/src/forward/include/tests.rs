@@ -110,7 +110,7 @@ fn circular_includes_are_refused() {
     let found = dir.mistakes();
     assert_eq!(found.len(), 2, "{found:?}");
     assert!(
-        found[0].starts_with("b.toml:1:12: include: a.toml includes itself, by this file or by others"),
+        found[0].starts_with("b.toml:1:12: include: a.toml includes itself, directly or through other files"),
         "{found:?}"
     );
     assert!(found[1].starts_with("b.toml:1:22: include: link.toml includes itself"), "{found:?}");
@@ -130,7 +130,7 @@ fn file_matched_by_two_patterns_is_read_once() {
 }
 
 #[test]
-fn empty_pattern_warns_and_missing_file_is_a_mistake() {
+fn empty_pattern_warns_and_missing_file_is_an_error() {
     let dir = Dir::new();
     dir.write("main.toml", &format!("include = [\"rules.d/*.toml\"]\n{}", rule(1)));
     let warnings = dir.load().expect("valid").warnings;
@@ -153,7 +153,7 @@ fn empty_pattern_warns_and_missing_file_is_a_mistake() {
 }
 
 #[test]
-fn included_files_may_only_hold_rules() {
+fn included_files_may_contain_only_rules() {
     let dir = Dir::new();
     dir.write("main.toml", "include = [\"a.toml\", \"b.conf\", \"c.toml\"]\n");
     dir.write("a.toml", &format!("{}[forward]\nworkers = 2\n[[rules]]\n", rule(1)));
@@ -162,7 +162,8 @@ fn included_files_may_only_hold_rules() {
     let found = dir.mistakes();
     assert_eq!(found.len(), 4, "{found:?}");
     assert!(
-        found[0].starts_with("a.toml:4:2: forward: an included file holds no settings; expected [[rule]]"),
+        found[0]
+            .starts_with("a.toml:4:2: forward: an included file cannot contain settings; expected [[rule]]"),
         "{found:?}"
     );
     assert!(found[1].starts_with("a.toml:6:3: rules: unknown section"), "{found:?}");
