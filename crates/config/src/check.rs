@@ -648,7 +648,8 @@ fn realm_rates(settings: &Settings, realm: &RealmSettings, refuse: &mut impl FnM
     }
 }
 
-/// Maximum number of relayed transport addresses. Without configured addresses, detection finds at most one per family.
+/// Maximum number of relayed transport addresses. Without configured addresses, detection finds at most one
+/// per family.
 fn relay_ports(settings: &Settings) -> usize {
     let ports = usize::from(settings.relay.ports.end() - settings.relay.ports.start()) + 1;
     let places = &settings.relay.addresses;

@@ -135,9 +135,7 @@ impl Firewall {
                     .notes
                     .push(format!("{what} listens on the host name {name}: open its address yourself"));
             }
-            Bind::Unix(name) => {
-                return self.notes.push(format!("unix:{name}: nothing to open ({what})"));
-            }
+            Bind::Unix(name) => return self.notes.push(format!("unix:{name}: nothing to open ({what})")),
         };
         let transport = match rule.protocol {
             Protocol::Tcp | Protocol::TcpToUdp { .. } => Transport::Tcp,

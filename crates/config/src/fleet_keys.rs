@@ -69,7 +69,8 @@ pub enum FleetRedirect {
     Full,
     /// Also while this node is much busier than others.
     Load,
-    /// On each new allocation that did not arrive at one of `addresses`, for example because of anycast.
+    /// On each new allocation that did not arrive at one of `addresses`, for example because of
+    /// anycast.
     Always,
 }
 

@@ -241,7 +241,8 @@ pub(crate) const fn named_like(path: &'static str, field: &str) -> &'static str 
     path
 }
 
-/// Defines settings and the table of their keys, each a [`field!`]. A field without a key is set by other means.
+/// Defines settings and the table of their keys, each a [`field!`]. A field without a key is set by other
+/// means.
 macro_rules! settings {
     (
         $(#[$about:meta])*
@@ -273,7 +274,8 @@ macro_rules! settings {
 }
 pub(crate) use settings;
 
-/// The settings as a TOML file with each value's origin. Secrets are masked, and keys in `capped` are commented out.
+/// The settings as a TOML file with each value's origin. Secrets are masked, and keys in `capped` are
+/// commented out.
 pub(crate) fn table_as_toml<S>(
     keys: &[KeySpec<S>],
     settings: &S,

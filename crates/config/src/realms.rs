@@ -1,4 +1,5 @@
-//! Realms of a configuration: the listeners that serve them, and their limits in the form that the TURN server expects.
+//! Realms of a configuration: the listeners that serve them, and their limits in the form that the TURN
+//! server expects.
 
 use std::{net::SocketAddr, ops::RangeInclusive};
 
@@ -83,7 +84,8 @@ pub(crate) fn names_store(settings: &Settings) -> bool {
     has_store(settings) || matches!(settings.store.state, StateDir::At(_))
 }
 
-/// Returns true if a user of the realm may lack a SHA-256 key. An embedded store can tell; for others, `store.sha256` decides.
+/// Returns true if a user of the realm may lack a SHA-256 key. An embedded store can tell; for others,
+/// `store.sha256` decides.
 fn stores_md5(settings: &Settings, realm: &str) -> bool {
     let unless_said = || !settings.store.sha256;
     has_store(settings)

@@ -1,4 +1,5 @@
-//! Renamed keys. Files and the environment may use the old name for one more version; a notice gives the new name.
+//! Renamed keys. Files and the environment may use the old name for one more version; a notice gives the new
+//! name.
 
 use turnpike_strict::{Entry, Node, Value};
 

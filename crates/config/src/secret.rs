@@ -7,7 +7,8 @@ use zeroize::Zeroizing;
 
 pub(crate) const MASK: &str = "***";
 
-/// Text that `Debug` masks, and that has no `Display`. Compared in constant time and overwritten on drop.
+/// Text that `Debug` masks, and that has no `Display`. Compared in constant time and overwritten on
+/// drop.
 #[derive(Clone)]
 pub struct Secret(Zeroizing<String>);
 

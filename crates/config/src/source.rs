@@ -7,8 +7,8 @@ use zeroize::Zeroizing;
 
 use super::{Mistake, Origin, key::KeySpec, secret_file};
 
-/// Settings on the command line, by key. Values remain text and are checked with all other sources, so that all
-/// mistakes are reported together. A flag replaces the whole key of the file, including lists.
+/// Settings on the command line, by key. Values remain text and are checked with all other sources, so that
+/// all mistakes are reported together. A flag replaces the whole key of the file, including lists.
 #[derive(Clone, Default)]
 pub struct Flags(Vec<(&'static str, &'static str, Vec<String>)>);
 
@@ -38,8 +38,9 @@ impl Flags {
     }
 }
 
-/// Value from the environment: `TURNPIKE_SECTION_KEY`, or a file named by `TURNPIKE_SECTION_KEY_FILE`. Entries of a list
-/// are separated by commas, or in a file by line breaks. A file for a single value has one line.
+/// Value from the environment: `TURNPIKE_SECTION_KEY`, or a file named by `TURNPIKE_SECTION_KEY_FILE`.
+/// Entries of a list are separated by commas, or in a file by line breaks. A file for a single value has one
+/// line.
 pub(crate) fn environment_node<S>(
     spec: &KeySpec<S>,
     environment: &[(String, String)],

@@ -58,8 +58,8 @@ impl Sources {
         Self { file, flags, environment, fallback: Flags::new(), checks: Checks::NONE, renamed_variables }
     }
 
-    /// Adds settings of the lowest precedence, from sockets that a service manager passed. Their origin is shown as an environment
-    /// variable.
+    /// Adds settings of the lowest precedence, from sockets that a service manager passed. Their origin is
+    /// shown as an environment variable.
     #[must_use]
     pub fn with_fallback(self, fallback: Flags) -> Self {
         Self { fallback, ..self }

@@ -64,7 +64,7 @@ impl PreviousForwarder {
         let (ForwardOffer { forwarder, names }, mut descriptors) = previous.offer::<ForwardOffer>()?;
         let (page, passed) = names.import(&mut descriptors)?;
         let datapath = forwarder.datapath().ok_or_else(|| {
-            ProcessError::Upgrade("the new version lacks the old one's data path".to_owned())
+            ProcessError::Upgrade("the new version does not support the data path of the old one".to_owned())
         })?;
         let workers = forwarder.workers;
         let forwarder = ForwarderHandover::new(forwarder, descriptors);

@@ -21,7 +21,7 @@ use crate::{
 pub(crate) struct ServerAdmin {
     pub(crate) control: Control,
     pub(crate) metrics: MetricsPage,
-    /// Weak, so that its owner can stop the relay while requests run.
+    /// Weak, so that its owner can stop the relay while requests are running.
     pub(crate) relay: Weak<Relay>,
     pub(crate) shown: watch::Receiver<EffectiveSettings>,
     pub(crate) store: StoreInUse,

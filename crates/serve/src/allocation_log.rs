@@ -82,11 +82,11 @@ fn is_debugged() -> bool {
     tracing::enabled!(target: "turnpike::allocation", tracing::Level::DEBUG)
 }
 
-/// Realm, and the name that quotas count.
+/// Realm, and the name that its quotas are kept under.
 type QuotaUser = (Arc<str>, Box<str>);
 
 struct AllocationLogLimits {
-    /// Limits over all workers; each worker also limits its own refusals.
+    /// Applies to all workers together; each worker also limits its own refusals.
     credentials: RefusalLineLimit,
     peers: RefusalLineLimit,
     requests: RefusalLineLimit,
@@ -95,9 +95,11 @@ struct AllocationLogLimits {
 }
 
 impl AllocationLogLimits {
-    /// Ends of one user's allocations: enough for a few clients with one name, but not for a flood.
+    /// Limit for ended allocations of one user: enough for a few clients with the same name, but not for a
+    /// flood.
     const EACH: Rate = Rate::new(200, 100);
-    /// All ends: the burst equals the default allocation limit, so that a failed link is logged completely.
+    /// Limit for all ended allocations: the burst equals the default allocation limit, so that all ends are
+    /// logged if a link fails.
     const TOTAL: Rate = Rate::new(16_384, 10);
     const MOST: usize = 16_384;
 
@@ -117,7 +119,7 @@ impl AllocationLogLimits {
             Effect::Refused { client, suppressed, .. } => {
                 self.credentials.admit(now, client.address.ip(), suppressed)
             }
-            // Lines below the log level do not count as suppressed.
+            // Lines below the log level are not counted as suppressed.
             Effect::PeerRefused { .. } | Effect::RequestRefused { .. } if !is_debugged() => false,
             Effect::PeerRefused { client, suppressed, .. } => {
                 self.peers.admit(now, client.address.ip(), suppressed)
@@ -140,7 +142,7 @@ impl AllocationLogLimits {
 
 impl AllocationLogLimits {
     /// Number of lines suppressed before this one, or `None` to drop it. Connections without a user appear
-    /// only with `-v`, except for operator mistakes.
+    /// only with `-v`, except for configuration errors.
     fn admit_closed(&mut self, now: Duration, turned: &TurnedAway) -> Option<u64> {
         if turned.user.is_none() && !is_misconfiguration(turned.reason) && !is_debugged() {
             return None;
@@ -195,7 +197,7 @@ fn write_sums(summary: &LineSummary<QuotaUser>) {
         tracing::info!(
             target: "turnpike::allocation",
             realm, user, allocations = sum.count, to_peer_bytes = sum.out_bytes, to_client_bytes = sum.in_bytes,
-            "more allocations ended than are logged one by one"
+            "too many allocations ended to log each one"
         );
     }
 }
@@ -399,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn allocations_are_counted_by_realm_and_listener_and_by_their_length() {
+    fn allocations_are_counted_by_realm_listener_and_duration() {
         let (logger, _writer) = allocation_log(Arc::default());
         for reason in [ClosedReason::Expired, ClosedReason::Deleted] {
             logger.effect(0, &ended("alice", reason));
@@ -412,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn allocation_ends_above_a_users_rate_are_summed_up_except_at_shutdown() {
+    fn ended_allocations_above_a_users_rate_are_summarized_except_at_shutdown() {
         let mut limits = AllocationLogLimits::new(&Arc::default());
         let mut told = |user: &str, reason, count: usize| {
             (0..count).filter(|_| limits.admit(Duration::from_secs(1), &mut ended(user, reason))).count()
@@ -472,7 +474,7 @@ mod tests {
         assert_eq!(
             line(true, 486, RequestRefusal::UserQuota).trim(),
             "DEBUG turnpike::allocation: request refused realm=\"example.org\" user=\"alice\" client=192.0.2.9:50000 \
-             request=\"allocate\" code=486 reason=\"the user has reached the limit of allocations\" \
+             request=\"allocate\" code=486 reason=\"the user has reached the allocation limit\" \
              keys=\"limits.allocations_per_user\" suppressed=0 worker=0"
         );
     }

@@ -11,7 +11,8 @@ use turnpike_measure::units::span;
 use turnpike_relay::Identity;
 use turnpike_relay::certificates::Certificate;
 
-/// Certificates are usually renewed 30 days before they expire, so 14 days before something is wrong.
+/// Certificates are usually renewed 30 days before they expire, so if only 14 days are left, the renewal
+/// has failed.
 const SOON: i64 = 14 * DAY;
 /// Long enough to span a weekend.
 const VERY_SOON: i64 = 3 * DAY;
@@ -100,11 +101,11 @@ impl CertificateExpiry {
                             date(*first)
                         ),
                         Nearness::Over => format!(
-                            "certificate {file} has expired ({end}; this machine's clock reads {clock}): clients refuse it; renew it, the new one is \
+                            "certificate {file} has expired ({end}; this machine's clock reads {clock}): clients refuse it; renew it: the new one is \
                              loaded automatically"
                         ),
                         _ => format!(
-                            "certificate {file} expires in {} ({end}); renew it, the new one is loaded automatically",
+                            "certificate {file} expires in {} ({end}); renew it: the new one is loaded automatically",
                             span(left.unsigned_abs())
                         ),
                     },
@@ -167,9 +168,9 @@ mod tests {
         assert!(text.starts_with("certificate a.pem expires in 13 days (2027-01-15 08:00:00 UTC)"), "{text}");
         assert_eq!(told(VERY_SOON), None);
         assert!(told(VERY_SOON - 1).expect("2 days").contains("expires in 2 days 23 h"));
-        assert_eq!(told(0), None, "its last second counts (RFC 5280 section 4.1.2.5)");
+        assert_eq!(told(0), None, "it is still valid in its last second (RFC 5280 section 4.1.2.5)");
         assert!(told(-1).expect("over").starts_with("certificate a.pem has expired"));
-        // A renewed certificate in the same file starts over.
+        // A renewed certificate in the same file is reported from the first step again.
         expiry.put([("a.pem".to_owned(), valid)]);
         assert!(told(10).expect("10 s").contains("expires in 10 s"));
         // The clock is set back and then corrected.

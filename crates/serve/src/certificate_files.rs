@@ -17,8 +17,8 @@ use turnpike_relay::{
     certificates::{self, Certificate, chain_warning, now_unix, own_name},
 };
 
-/// Loads the configuration for a start. Accepts certificates outside their validity period: a machine without
-/// a battery starts with a wrong clock, and clients over UDP need no certificate.
+/// Loads the configuration at startup. Accepts certificates outside their validity period: a machine without
+/// a battery starts with a wrong clock, and UDP clients need no certificate.
 pub fn load(sources: &Sources) -> Result<LoadedConfig<Certificate>, Mistakes> {
     let loaded =
         sources.load(|settings| read_by(settings, |files| certificates::read(&files.cert, &files.key)))?;
@@ -29,13 +29,13 @@ pub fn load(sources: &Sources) -> Result<LoadedConfig<Certificate>, Mistakes> {
     }
 }
 
-/// Loads the configuration for a reload. Returns certificate problems separately, because the old
+/// Loads the configuration at a reload. Returns certificate problems separately, because the old
 /// certificates can stay in use: a removed user must lose access even if a certificate has expired.
 pub(crate) fn load_for_reload(sources: &Sources) -> Result<LoadedConfig<Certificate>, Mistakes> {
     sources.load(read)
 }
 
-/// Reads all certificates. One outside its validity period is a problem.
+/// Reads all certificates. A certificate outside its validity period is reported as a problem.
 pub(crate) fn read(settings: &Settings) -> ReadCertificates<Certificate> {
     read_by(settings, |files| {
         let identity = certificates::read(&files.cert, &files.key)?;
@@ -56,7 +56,7 @@ fn read_by(
                 certificates.push(Certificate { file: files.cert, identity });
                 warnings.extend(readable_by_all(&files.key, "this private key"));
             }
-            // Reports the line that names the file, where the reader starts to look.
+            // Reports the line that names the file, where the reader will look first.
             Err((path, problem)) => {
                 let expected = match File::open(&path) {
                     Err(error) if error.kind() == ErrorKind::PermissionDenied => readable_by(&path),
@@ -67,7 +67,7 @@ fn read_by(
             }
         }
     }
-    // dimpl does not support RSA. Detected at the start, because DTLS clients would get no answer.
+    // dimpl does not support RSA. Detected at startup, because DTLS clients would get no answer.
     let dtls = settings.dtls.listen.is_empty() || certificates.iter().any(|one| one.identity.can_dtls());
     if let Some((key, files)) = named(settings).into_iter().next()
         && !dtls
@@ -77,8 +77,8 @@ fn read_by(
             settings.origin(key),
             key,
             format!("{}: DTLS (dtls.listen) cannot use this certificate's key", files.cert.display()),
-            "an ECDSA certificate with P-256 or P-384, here or in tls.certificates (TLS keeps using an RSA one \
-             beside it); openssl ecparam -name prime256v1 -genkey makes such a key",
+            "an ECDSA certificate with P-256 or P-384, here or in tls.certificates (TLS keeps using an RSA certificate \
+             too); openssl ecparam -name prime256v1 -genkey generates such a key",
         ));
     }
     ReadCertificates { certificates, problems, warnings }
@@ -87,7 +87,7 @@ fn read_by(
 fn readable_by(path: &Path) -> String {
     let (user, path) = (own_name(), path.display());
     format!(
-        "a file that this user can read: chgrp {user} {path} && chmod 640 {path}, and its directories open to {user} (chmod g+x)"
+        "a file that this user can read: chgrp {user} {path} && chmod 640 {path}, and give {user} access to its directories (chmod g+x)"
     )
 }
 
@@ -193,7 +193,7 @@ mod tests {
         };
         let text =
             "[server]\nrealm = \"new\"\n[tls]\ncert = \"/nowhere/cert.pem\"\nkey = \"/nowhere/key.pem\"";
-        let loaded = load(text).expect("the rest is right");
+        let loaded = load(text).expect("the rest is valid");
         assert_eq!((loaded.settings.realm.as_str(), loaded.certificates.len()), ("new", 0));
         let problems = loaded.certificate_problems;
         assert!(problems[0].to_string().contains("/nowhere/cert.pem: cannot be read"), "{problems:?}");

@@ -12,7 +12,7 @@ use turnpike_config::{Settings, certificates};
 #[derive(Debug, Default)]
 pub(crate) struct CertificateWatch {
     seen: Vec<(PathBuf, Option<Stamp>)>,
-    /// Changed since the last look, so a writer may still be busy.
+    /// Changed at the last poll, so a writer may still be busy.
     unsettled: bool,
 }
 
@@ -25,7 +25,7 @@ impl CertificateWatch {
         Self { seen, unsettled: false }
     }
 
-    /// True once per change, as soon as the files were stable for two looks.
+    /// Returns true once per change, as soon as the files have been unchanged for two polls.
     pub(crate) fn has_changed(&mut self) -> bool {
         let mut changed = false;
         for (path, seen) in &mut self.seen {
@@ -61,7 +61,7 @@ mod tests {
         let mut watch = CertificateWatch::new(&settings);
         assert!(!watch.has_changed());
         fs::write(&cert, "longer than one").unwrap();
-        assert!(!watch.has_changed(), "the key may follow");
+        assert!(!watch.has_changed(), "the key may still be written");
         fs::write(&key, "it does").unwrap();
         assert!(!watch.has_changed());
         assert!(watch.has_changed());

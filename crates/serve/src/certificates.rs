@@ -69,8 +69,8 @@ impl Certificates {
         Ok(new)
     }
 
-    /// Returns the current contexts, or new ones if TLS or DTLS starts with these settings. Certificates with
-    /// problems are left out.
+    /// Returns the current contexts, or new ones if these settings are the first to use TLS or DTLS.
+    /// Certificates with problems are left out.
     pub(crate) fn contexts(
         &self,
         settings: &Settings,
@@ -106,7 +106,7 @@ impl Certificates {
         Arc::clone(&self.told)
     }
 
-    /// Reads the certificates again if a file has changed, or a minute after a failure, and warns of
+    /// Reads the certificates again if a file has changed, or a minute after a failure, and warns about
     /// approaching expiry.
     pub(crate) fn look(&mut self, settings: &Settings) {
         let has_changed = self.watch.has_changed();
@@ -152,7 +152,7 @@ impl Certificates {
             (Some(_), []) => {
                 warn(
                     reloaded,
-                    "no certificate configured any more: the old ones stay in use until a restart",
+                    "no certificate is configured any more: the old ones stay in use until a restart",
                 );
             }
             (Some(tls), _) => {

@@ -1,4 +1,5 @@
-//! Changes made by a reload: one line per key and realm, but only counts of users and secrets.
+//! Log lines about changes made by a reload: one per key and realm, but only counts for users and
+//! secrets.
 
 use turnpike_config::{Secret, Settings, UserSecret, realms};
 use turnpike_process::changes::{Difference, counted, line, log_each, names};
@@ -12,7 +13,7 @@ pub(crate) struct ServeChanges<'s> {
     keys: Vec<&'static str>,
     lines: Vec<String>,
     realms: Difference<&'s str>,
-    /// By realm and name.
+    /// Keyed by realm and name.
     users: Difference<(&'s str, &'s str)>,
     secrets: (usize, usize),
 }
@@ -141,7 +142,7 @@ impl CertificateChanges {
     pub(crate) fn log(&self) {
         let Self { files, certificates } = self;
         if files.is_empty() {
-            tracing::info!(certificates, "certificates loaded; none has changed");
+            tracing::info!(certificates, "certificates loaded; no changes");
             return;
         }
         tracing::info!(

@@ -1,5 +1,5 @@
-//! Detects errors that would end `serve` at its start, without opening its sockets: foreign addresses,
-//! missing databases.
+//! Detects errors that would abort the startup of `serve`, without opening its sockets: addresses that
+//! the machine does not have, and missing databases.
 
 use std::net::IpAddr;
 
@@ -42,7 +42,7 @@ pub fn waited_for(settings: &Settings) -> Vec<String> {
 struct Foreign {
     key: &'static str,
     ip: IpAddr,
-    /// The machine's address in a swapped pair, which ends the start.
+    /// The machine's address in a swapped pair, which aborts startup.
     local: Option<IpAddr>,
 }
 
@@ -51,9 +51,9 @@ impl Foreign {
         let Self { key, ip, local } = *self;
         let expected = match local {
             // coturn writes the public address first.
-            Some(local) => format!("{local}={ip}: this machine has {local}, which comes first"),
+            Some(local) => format!("{local}={ip}: this machine has {local}, so it must come first"),
             None if key == "relay.addresses" => {
-                "an address of this machine; behind a NAT LOCAL=PUBLIC, with the public address last"
+                "an address of this machine; behind a NAT, LOCAL=PUBLIC with the public address last"
                     .to_owned()
             }
             None => "an address of this machine".to_owned(),
@@ -64,7 +64,7 @@ impl Foreign {
     }
 }
 
-/// All foreign addresses; none if the machine's own are unreadable.
+/// All configured addresses that the machine does not have; none if its addresses cannot be read.
 fn foreign_addresses(settings: &Settings) -> Vec<Foreign> {
     let Ok(own) = own_addresses::read() else { return Vec::new() };
     let listeners = [
@@ -122,7 +122,7 @@ mod tests {
         let warnings = waited_for(&settings);
         for (told, words) in [
             (&mistakes, "store.url: no database /nowhere/turn.sqlite"),
-            (&mistakes, "127.0.0.1=203.0.113.5: this machine has 127.0.0.1, which comes first"),
+            (&mistakes, "127.0.0.1=203.0.113.5: this machine has 127.0.0.1, so it must come first"),
             (
                 &warnings,
                 "server.listen: this machine does not have the address 203.0.113.8; serve starts without it",

@@ -72,8 +72,8 @@ impl CredentialTable {
         CredentialCheck::NoSuchUser
     }
 
-    /// Checks a name that no static user has in the store; `timed` is the result for it as a time-limited
-    /// name.
+    /// Looks up a name in the store if no static user has it; `timed` is the result of checking it as a
+    /// time-limited name.
     fn check_stored(
         &self,
         store: &Store,
@@ -122,7 +122,7 @@ impl Users for CredentialTable {
         unix: u64,
         verify: &mut dyn FnMut(&Key) -> bool,
     ) -> CredentialCheck {
-        // During a reload a worker may still ask for a removed realm.
+        // During a reload, a worker may still ask for a realm that has been removed.
         let known = self.realms.get(realm);
         let Some((known, name)) = known.and_then(|known| Some((known, known.name_of(user)?))) else {
             return self.nobody(verify);
@@ -253,7 +253,7 @@ impl RealmCredentials {
         })
     }
 
-    /// All keys that may have signed a request that waited for the store.
+    /// All keys that may have signed a request that was waiting for the store.
     fn time_limited(&self, name: &str, algorithm: KeyAlgorithm, stored: &StoredSecrets) -> LookupResult {
         let Some((expiry, id)) = restapi_credentials::parse(name) else { return LookupResult::NoSuchUser };
         if self.secrets.is_empty() && stored.is_empty() {
@@ -314,8 +314,8 @@ impl StoredSecrets {
     }
 }
 
-/// Name that quotas count for a time-limited name: its id, since otherwise each new timestamp would bring a
-/// new quota. The colon in front keeps it apart from static users and token keys.
+/// Name under which the quotas of a time-limited name are kept: its id, since otherwise each new timestamp
+/// would get a new quota. The colon in front keeps it apart from static users and token keys.
 fn identity(name: &str, id: &str) -> Box<str> {
     let counted = if id.is_empty() { name } else { id };
     [":", counted].concat().into_boxed_str()
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn a_userhash_finds_its_static_user() {
+    fn a_userhash_identifies_its_static_user() {
         let hash = userhash("alice", "turnpike");
         assert_eq!(ask(Named::Hash(&hash), "alice", KeyAlgorithm::Sha256, "pw"), accepted("alice", "alice"));
         assert_eq!(ask(Named::Hash(&hash), "alice", KeyAlgorithm::Sha256, "wrong"), wrong_key("alice"));
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rotated_secret_expires_its_credentials_and_a_leaked_one_at_once() {
+    fn a_rotated_secret_expires_its_credentials_and_a_leaked_one_immediately() {
         let stored = |value: &str, since, until| StoredSecret {
             since,
             until,
@@ -473,7 +473,7 @@ mod tests {
         let held: Secrets = [
             stored("rotated", 0, Some(NOW + 10)),
             stored("leaked", 0, Some(turnpike_stores::CUT_OFF)),
-            // A rotation with an overlap of an hour came before.
+            // The secret was rotated before, with an overlap of an hour.
             stored("signing", NOW + 10, None),
         ]
         .into();
@@ -546,7 +546,7 @@ mod tests {
 
     /// Clients of the credential service choose the id.
     #[test]
-    fn a_time_limited_id_does_not_count_with_a_user_or_token_of_the_same_name() {
+    fn a_time_limited_id_does_not_share_the_quota_of_a_user_or_token_of_the_same_name() {
         let timed = |id: &str| {
             let name = restapi_credentials::username(NOW + 60, id);
             match ask_name(&name, restapi_credentials::password(&Secret::new("new"), &name).reveal()) {
@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_takes_one_verification_like_a_known_one() {
+    fn an_unknown_name_costs_one_verification_like_a_known_one() {
         let mut calls = 0;
         let lookup = CredentialTable::new(&settings(), None).check(
             Named::Name("bob"),
@@ -595,7 +595,7 @@ mod tests {
     }
 
     #[test]
-    fn each_realm_knows_its_own_users_and_secrets_only() {
+    fn each_realm_accepts_only_its_own_users_and_secrets() {
         let realm = |name: &str, user: &str, secret: &str| RealmSettings {
             name: name.to_owned(),
             users: vec![ConfiguredUser {
@@ -622,7 +622,7 @@ mod tests {
             ("a", &timed, timed_password.reveal(), false),
             ("turnpike", &timed, timed_password.reveal(), false),
         ] {
-            // Key for the realm in the request, as clients compute it.
+            // Clients compute the key for the realm that they send in the request.
             let key = Key::long_term(KeyAlgorithm::Sha256, name, asked, password.as_bytes());
             let mut verify = |candidate: &Key| *candidate == key;
             let lookup = store.check(Named::Name(name), asked, KeyAlgorithm::Sha256, NOW, &mut verify);
@@ -639,7 +639,7 @@ mod tests {
 
     /// Matrix servers use such usernames, and coturn accepts them.
     #[tokio::test]
-    async fn a_user_of_a_store_may_have_a_colon_in_its_name() {
+    async fn a_user_in_a_store_may_have_a_colon_in_their_name() {
         let dir = turnpike_testkit::Dir::new();
         let address = turnpike_stores::StoreAddress::Sqlite(dir.at("users.sqlite"));
         let limits = turnpike_stores::DirectoryLimits::default();
@@ -650,7 +650,7 @@ mod tests {
             let keys = turnpike_stores::UserKeys::new(name, "turnpike", "pw");
             let put =
                 turnpike_stores::Edit::PutUser { realm: "turnpike".to_owned(), name: name.to_owned(), keys };
-            store.edit(&put).await.expect("it can be written");
+            store.edit(&put).await.expect("the store is writable");
             // `settings` also has a secret for time-limited credentials.
             let credentials = CredentialTable::new(&settings(), Some(store.clone()));
             let key = Key::long_term(KeyAlgorithm::Sha256, name, "turnpike", b"pw");

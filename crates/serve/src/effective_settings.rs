@@ -1,4 +1,4 @@
-//! Settings and addresses in force, for the admin interface.
+//! Settings and addresses in effect, for the admin interface.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::{machine::Machine, store::Merged};
 #[derive(Clone)]
 pub(crate) struct EffectiveSettings {
     pub(crate) configured: Arc<Settings>,
-    /// Including the additions of the store.
+    /// Includes the additions of the store.
     pub(crate) in_force: Arc<Settings>,
     pub(crate) addresses: Arc<[RelayState]>,
 }

@@ -8,7 +8,7 @@ use std::{
 
 use turnpike_turn::server::Effect;
 
-/// Upper bounds of the duration histogram, in seconds.
+/// Upper bounds of the duration histogram's buckets, in seconds.
 pub(crate) const LENGTHS: [u32; 8] = [1, 10, 60, 300, 1800, 3600, 14_400, 86_400];
 
 #[derive(Debug, Default)]
@@ -22,7 +22,7 @@ pub(crate) struct Totals {
     pub(crate) ended: BTreeMap<Listened, u64>,
     /// Payload bytes by realm, to peers and to clients.
     pub(crate) bytes: BTreeMap<Arc<str>, [u64; 2]>,
-    /// Allocations by [`LENGTHS`]; the last bucket holds longer ones.
+    /// Number of allocations by [`LENGTHS`]; the last bucket counts longer ones.
     pub(crate) lengths: [u64; LENGTHS.len() + 1],
     pub(crate) lived_ms: u64,
 }

@@ -4,7 +4,7 @@ use turnpike_config::Mistakes;
 use turnpike_process::ProcessError;
 use turnpike_relay::DtlsError;
 
-/// Each message is one sentence with a remedy.
+/// Each message is one sentence and includes a remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {

@@ -60,7 +60,7 @@ use heartbeat::Beater;
 use load::Room;
 use node::Node;
 
-/// Fleet as workers see it; also exists without one.
+/// Fleet as the workers see it; exists even if no fleet is configured.
 pub(crate) struct FleetMembership {
     banned: Arc<Banned>,
     node: Option<Arc<Node>>,
@@ -74,7 +74,7 @@ pub(crate) struct Begun {
 }
 
 impl FleetMembership {
-    /// Joins the configured fleet, if any. An unreachable store does not prevent the start: the node joins
+    /// Joins the configured fleet, if any. An unreachable store does not prevent startup: the node joins
     /// later.
     pub(crate) async fn join(
         settings: &Settings,

@@ -20,7 +20,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn generated_passwords_pass_tests_of_randomness() {
+    fn generated_passwords_pass_randomness_tests() {
         let password = || match random_user().secret {
             UserSecret::Password(password) => hex::decode(password.reveal()).expect("hex digits"),
             UserSecret::Keys(_) => panic!("a password"),

@@ -29,7 +29,7 @@ use crate::{
 #[derive(Serialize, Deserialize)]
 struct ServeOffer {
     relay: RelayOffer,
-    /// Generated user, if neither users nor a store were configured.
+    /// Generated user, if no users and no store were configured.
     generated: Option<OfferedUser>,
     tickets: Option<TicketKeys>,
     /// Secrets removed from the store, on which running allocations still depend.
@@ -109,7 +109,7 @@ impl HandoverState for ServeHandover {
     }
 
     fn forget(&self) {
-        // The fleet first, so that moved allocations are not published as ended.
+        // The fleet comes first, so that moved allocations are not published as ended.
         self.fleet.forget();
         self.relay.forget();
     }
@@ -128,13 +128,13 @@ impl PreviousServer {
         let (mut offer, mut descriptors) = previous.offer::<ServeOffer>()?;
         let (page, passed) = std::mem::take(&mut offer.names).import(&mut descriptors)?;
         let datapath = offer.relay.datapath().ok_or_else(|| {
-            ProcessError::Upgrade("the new version lacks the old one's data path".to_owned())
+            ProcessError::Upgrade("the new version does not support the data path of the old one".to_owned())
         })?;
         Ok((Self { offer, descriptors, page, datapath }, passed))
     }
 
-    /// Keeps the number of workers, since sockets are bound to them, and the data path, since waiting packets
-    /// depend on it.
+    /// Keeps the number of workers, because sockets are bound to them, and the data path, because queued
+    /// packets depend on it.
     pub(crate) fn keep(&self, settings: &mut Settings) {
         let workers = self.offer.relay.workers;
         let mut kept = Vec::new();

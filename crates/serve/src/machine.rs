@@ -1,5 +1,5 @@
-//! Addresses of this machine: detected relay addresses, configured ones that are absent, and lost ones whose
-//! allocations end.
+//! Addresses of this machine: detected relay addresses, configured ones that are absent, and lost ones,
+//! whose allocations are ended.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,20 +14,20 @@ use turnpike_relay::{
 
 use crate::own_addresses::{self, OwnAddress, can_bind};
 
-/// Time that allocations wait for a lost address to return: long enough for a DHCP lease or a VRRP election,
-/// shorter than clients wait.
+/// Time that a lost address has to return before its allocations end: long enough for a DHCP lease or a VRRP
+/// election, but shorter than clients wait.
 const GRACE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Machine {
-    /// `None` if unreadable: all configured addresses then count as present.
+    /// `None` if unreadable: all configured addresses are then assumed to be present.
     own: Option<Vec<OwnAddress>>,
     /// Detected addresses of IPv4 and IPv6. The last one stays until another replaces it.
     detected: [Option<IpAddr>; 2],
-    /// A default route has existed. Until then any address of the machine is used.
+    /// A default route has existed at some time. Until one does, any address of the machine is used.
     had_route: bool,
     displaced: BTreeSet<IpAddr>,
     stale: bool,
-    /// The last reading is not in force yet.
+    /// The addresses last read have not been applied yet.
     is_retried: bool,
     gone: BTreeMap<IpAddr, MissingAddress>,
     were_up: BTreeSet<IpAddr>,
@@ -60,7 +60,7 @@ impl Machine {
         match own_addresses::read() {
             Ok(own) => machine.own = Some(own),
             Err(error) => tracing::warn!(
-                "cannot read the addresses of this machine ({error}): peers are denied only loopback, relay addresses and \
+                "cannot read the addresses of this machine ({error}): peers are only denied loopback, relay addresses and \
                  turnpike's own listeners, not other local services; allow AF_NETLINK sockets"
             ),
         }
@@ -72,7 +72,7 @@ impl Machine {
         self.stale = true;
     }
 
-    /// Reads the addresses again if requested; returns true on a change.
+    /// Reads the addresses again if requested; returns true if there are changes to apply.
     pub(crate) fn reread(&mut self) -> bool {
         let is_retried = std::mem::take(&mut self.is_retried);
         if !std::mem::take(&mut self.stale) {
@@ -134,8 +134,8 @@ impl Machine {
         set_of(self.own.as_deref()).into_iter().collect()
     }
 
-    /// Configured addresses that the machine lacks. A swapped pair is not waited for: it is a mistake that
-    /// ends the start.
+    /// Configured addresses that the machine lacks. A swapped bind/external pair is not waited for: it is a
+    /// configuration error that aborts startup.
     pub(crate) fn absent(&self, named: impl Iterator<Item = IpAddr>, relay: &[RelayAddress]) -> Vec<IpAddr> {
         let is_swapped = |ip: IpAddr| {
             let pair = relay.iter().find(|relay| relay.bind == ip);
@@ -150,7 +150,7 @@ impl Machine {
         self.own.as_deref().is_none_or(|own| own_addresses::has(own, ip))
     }
 
-    /// Records the addresses in force, and logs changes except at a start.
+    /// Records the addresses now in effect, and logs changes except at startup.
     pub(crate) fn put_into_force(&mut self, config: &Config) {
         self.complaint = None;
         let before = std::mem::take(&mut self.states);
@@ -178,7 +178,7 @@ impl Machine {
         for RelayState { address, .. } in before {
             if !config.relay.contains(&address) {
                 tracing::info!(
-                    "no longer relaying on {}: its allocations continue while the machine has the address",
+                    "no longer relaying on {}: its allocations continue as long as the machine has the address",
                     address.bind
                 );
             }
@@ -199,8 +199,8 @@ impl Machine {
         &self.states
     }
 
-    /// Relay addresses whose allocations must end: missing for a minute, or no longer routed through their
-    /// interface for as long.
+    /// Relay addresses whose allocations must end, because for a minute they have been missing or have not
+    /// been routed through their interface.
     pub(crate) fn lost(&mut self, relayed: &[RelayAddress], now: Instant) -> Vec<IpAddr> {
         let missing: BTreeSet<IpAddr> =
             relayed.iter().map(|relay| relay.bind).filter(|ip| !self.serves(*ip)).collect();
@@ -228,7 +228,7 @@ impl Machine {
         if !self.has(ip) {
             return false;
         }
-        // A configured address is trusted.
+        // A configured address is never considered displaced.
         if !self.displaced.contains(&ip) || self.states.iter().any(|state| state.address.bind == ip) {
             return true;
         }
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn allocations_end_after_a_minute_without_their_address_and_once() {
+    fn allocations_end_only_once_after_a_minute_without_their_address() {
         let relayed = [relay(HERE, None), relay(GONE, None)];
         let mut machine = machine(Some(vec![own(HERE)]));
         let begun = Instant::now();
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_addresses_are_waited_for_except_in_swapped_pairs() {
+    fn absent_addresses_are_awaited_except_in_swapped_pairs() {
         let machine = machine(Some(vec![own(HERE)]));
         let named = [HERE, GONE, IpAddr::from([127, 0, 0, 9]), IpAddr::from([0, 0, 0, 0])];
         assert_eq!(machine.absent(named.into_iter(), &[relay(GONE, None)]), [GONE]);
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_of_an_address_counts_from_its_last_change() {
+    fn since_is_the_time_of_the_last_state_change() {
         let mut machine = machine(Some(vec![own(HERE)]));
         let config = |absent: &[IpAddr]| Config {
             relay: vec![relay(HERE, None), relay(GONE, None)],

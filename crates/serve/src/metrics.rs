@@ -220,7 +220,7 @@ impl ServerFamilies<'_, '_> {
         kernel_path::encode(&mut self.0.encoder, kernel)
     }
 
-    /// Files as named in the configuration.
+    /// Files are labelled as in the configuration.
     #[expect(
         clippy::cast_precision_loss,
         reason = "gauges are floats by format, and no certificate outlives 2^53 s"
@@ -248,7 +248,7 @@ impl ServerFamilies<'_, '_> {
         gauge(&mut self.0.encoder, "store_up", "1 while the store answers.", u8::from(store.is_up).into())?;
         #[expect(
             clippy::cast_precision_loss,
-            reason = "gauges are floats by format, and so many users have no room"
+            reason = "gauges are floats by format, and 2^53 users do not fit into memory"
         )]
         let users = store.users as f64;
         gauge(&mut self.0.encoder, "store_cached_users", "Store users cached in memory.", users)?;
@@ -336,8 +336,8 @@ impl ServerFamilies<'_, '_> {
             .encode_counter::<NoLabelSet, _, f64>(&node.lines_lost, None)
     }
 
-    /// Counters of the state machines, which name families and labels. The format needs all workers of a
-    /// family together.
+    /// Counters of the state machines, which define the families and labels. In the format, all workers
+    /// of a family must be together.
     fn turn(&mut self) -> fmt::Result {
         let mut families: Vec<(&'static str, Vec<TurnSample<'_>>)> = Vec::new();
         for (worker, snapshot) in self.0.snapshots {
@@ -713,7 +713,7 @@ mod tests {
         for line in text.lines().filter_map(|line| line.strip_prefix("# HELP ")) {
             let (family, help) = line.split_once(' ').expect("a name and a text");
             assert!(help.len() > 10 && help.ends_with('.'), "{family}: {help:?}");
-            assert_eq!(helps.insert(help, family), None, "{family} is described as another is");
+            assert_eq!(helps.insert(help, family), None, "{family} has the same help text as another family");
         }
         let types = text.lines().filter(|line| line.starts_with("# TYPE ")).count();
         assert_eq!(helps.len(), types);

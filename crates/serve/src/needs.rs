@@ -50,13 +50,13 @@ mod tests {
             flags.set(key, key, Some((*value).to_owned()));
         }
         let sources = Sources::new(None, Vec::new(), flags);
-        server_needs(&sources, &sources.settings().expect("the settings are right"))
+        server_needs(&sources, &sources.settings().expect("the settings are valid"))
     }
 
     #[test]
     fn a_server_needs_the_kernel_only_for_the_kernel_path() {
         let dir = Dir::new();
-        let state = dir.path().to_str().expect("it is text");
+        let state = dir.path().to_str().expect("the path is UTF-8");
         assert!(!needs_of(&[("store.state", state)]).is_in_kernel());
         for path in ["kernel", "xdp"] {
             assert!(needs_of(&[("store.state", state), ("server.datapath", path)]).is_in_kernel(), "{path}");
@@ -68,7 +68,7 @@ mod tests {
         let dir = Dir::new();
         let state = dir.at("made/state");
         let needs = needs_of(&[
-            ("store.state", state.to_str().expect("it is text")),
+            ("store.state", state.to_str().expect("the path is UTF-8")),
             ("tls.cert", "/srv/tls/cert.pem"),
             ("tls.key", "/srv/tls/key.pem"),
             ("admin.listen", "unix:/srv/run/admin.sock"),
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn certificates_of_a_store_are_among_its_files() {
+    fn certificates_in_a_store_url_are_needed_files() {
         let url =
             "postgres://u:p@db/turn?sslmode=verify-full&sslrootcert=/srv/ca.pem&sslkey=%2Fsrv%2Fkey.pem";
         assert_eq!(files_of_url(url), [PathBuf::from("/srv/ca.pem"), PathBuf::from("/srv/key.pem")]);

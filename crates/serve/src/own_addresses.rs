@@ -25,7 +25,7 @@ use turnpike_wire::address::{canonical_ip, is_private};
 
 /// Polling interval without netlink notifications.
 const LOOK: Duration = Duration::from_secs(1);
-/// Minimum time between readings, since one change causes many messages.
+/// Minimum time between reads, since one change causes many messages.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Flags of IPv6 addresses in `/proc/net/if_inet6` (`linux/if_addr.h`): IFA_F_TEMPORARY, IFA_F_DADFAILED,
 /// IFA_F_DEPRECATED, IFA_F_TENTATIVE.
@@ -38,7 +38,7 @@ const TENTATIVE: u8 = 0x40;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum AddressRank {
     Stable,
-    /// Privacy extensions (RFC 8981): it expires.
+    /// Privacy extension address (RFC 8981), which expires.
     Temporary,
     /// About to expire (RFC 4862, section 5.5.4).
     Deprecated,
@@ -100,11 +100,11 @@ impl OwnAddress {
     }
 }
 
-/// Relay address of one family. `source` is the source address of the default route; a stable address of the
-/// same interface precedes a temporary one, and one of the same prefix precedes others.
+/// Relay address of one family. `source` is the source address of the default route; a stable address on the
+/// same interface is preferred to a temporary one, and one with the same prefix to others.
 pub(crate) fn choose(source: Option<IpAddr>, own: &[OwnAddress]) -> Option<IpAddr> {
     let source = source?;
-    // Added after the list was read.
+    // The address was added after the list was read.
     let Some(of_route) = own.iter().find(|address| address.ip == source) else { return Some(source) };
     let suits = |address: &&OwnAddress| {
         let is_same = address.interface == of_route.interface && address.ip.is_ipv4() == source.is_ipv4();
@@ -146,7 +146,7 @@ fn binds_any(ip: IpAddr) -> bool {
 }
 
 pub(crate) fn read() -> io::Result<Vec<OwnAddress>> {
-    // Flags first: an address added in between only counts as stable until the next reading.
+    // The flags are read first: an address added in between is only taken for stable until the next read.
     let flags = flags();
     Ok(getifaddrs()?.filter_map(|found| OwnAddress::of(&found, &flags)).collect())
 }
@@ -178,8 +178,8 @@ fn ip_of(address: &SockaddrStorage) -> Option<IpAddr> {
 pub(crate) struct AddressNotifications(Option<UnixDatagram>);
 
 impl AddressNotifications {
-    /// Subscribes. If netlink is forbidden (seccomp, RestrictAddressFamilies of systemd), reports a possible
-    /// change every second.
+    /// Subscribes to notifications. If netlink is forbidden (seccomp, RestrictAddressFamilies of systemd),
+    /// reports a possible change every second.
     pub(crate) fn subscribe() -> Self {
         Self(subscribe().and_then(|socket| UnixDatagram::from_std(socket.into())).ok())
     }
@@ -261,7 +261,7 @@ mod tests {
             (Some("2001:db8::abcd"), &[temporary, stable], Some("2001:db8::5")),
             (Some("2001:db8::abcd"), &[temporary], Some("2001:db8::abcd")),
             (Some("2001:db8::abcd"), &[temporary, "eth1 2001:db8:1::5/64 80"], Some("2001:db8::abcd")),
-            // The same prefix precedes others, such as a local one (RFC 4193).
+            // An address with the same prefix is preferred to others, such as a local one (RFC 4193).
             (Some("2001:db8::abcd"), &[temporary, "eth0 fd00::5/64 80", stable], Some("2001:db8::5")),
             (Some("2001:db8::abcd"), &[temporary, "eth0 2001:db8::5/64 c0"], Some("2001:db8::abcd")),
             (Some("2001:db8::abcd"), &[temporary, "eth0 2001:db8::5/64 a0"], Some("2001:db8::abcd")),
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_counts_after_duplicate_address_detection() {
+    fn an_address_is_used_after_duplicate_address_detection() {
         let all = ["eth0 2001:db8::5/64 c0", "eth0 2001:db8::6/64 80", "eth0 2001:db8::7/64 20"].map(own);
         for (ip, here) in [
             ("2001:db8::5", false),

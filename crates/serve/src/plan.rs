@@ -19,7 +19,7 @@ use crate::{
     store::{self, Merged},
 };
 
-/// Pipes of one worker's `turnpike_copy::Mover`.
+/// Number of pipes in one worker's `turnpike_copy::Mover`.
 const PIPES: usize = 256;
 
 #[derive(Clone, Debug)]
@@ -137,9 +137,9 @@ impl RelayPlan {
         (config.ports.len() + of_realms.sum::<usize>()) * config.relay.len()
     }
 
-    /// Estimated maximum number of file descriptors: up to two relay sockets and a connection per allocation,
-    /// one per reserved port and per connection without an allocation, two per peer connection, and a
-    /// reserve.
+    /// Estimated maximum number of file descriptors: up to two relay sockets and one connection per
+    /// allocation, one per reserved port and per connection without an allocation, two per peer connection,
+    /// and a reserve.
     pub(crate) fn open_files(&self) -> u64 {
         let config = &self.config;
         let listeners = config.streams.listen.len() + config.streams.tls_listen.len();
@@ -148,7 +148,7 @@ impl RelayPlan {
         } else {
             self.most_allocations() + config.streams.most_idle(config.workers)
         };
-        // Connections to peers have two ends; bulk transfer needs two-ended pipes.
+        // Connections to peers have two ends; bulk transfer needs pipes, which have two ends as well.
         let peers = if listeners == 0 || !config.server.tcp_relay {
             0
         } else {
@@ -165,11 +165,11 @@ impl RelayPlan {
     }
 }
 
-/// Checks that packets relayed by the kernel bypass.
+/// Warnings about what packets relayed by the kernel bypass.
 fn kernel_path_caveats(datapath: DatapathChoice) -> impl Iterator<Item = &'static str> {
     use DatapathChoice::{Auto, Step, Xdp};
     let firewall = "packets relayed by the kernel bypass this machine's firewall (netfilter) and IPsec policies: \
-                    only the peer rules restrict peers";
+                    only the peer rules limit which peers clients can reach";
     let vlan = "XDP cannot see a VLAN tag that the network card has stripped: if VLANs share a card, disable stripping \
                 (ethtool -K INTERFACE rxvlan off)";
     let is_used = !matches!(datapath, Auto | Step(_));
@@ -198,7 +198,7 @@ fn dtls_config(settings: &Settings, context: Option<Arc<DtlsContext>>) -> DtlsCo
     }
 }
 
-/// Settings of the TURN state machine; a reload rebuilds them with the same keys.
+/// Settings of the TURN state machine; rebuilt by a reload with the same keys.
 pub(crate) fn server_config(
     merged: &Merged,
     layout: &Layout,
@@ -268,7 +268,7 @@ fn nat_discovery(settings: &Settings, addresses: &[RelayAddress]) -> Option<NatD
     })
 }
 
-/// Listeners that NAT discovery needs in addition. A wildcard listener serves its port on every address.
+/// Additional listeners that NAT discovery needs. A wildcard listener serves its port on every address.
 fn discovery_listeners(settings: &Settings, listen: &[SocketAddr]) -> Vec<SocketAddr> {
     let discovery = &settings.discovery;
     let wanted = discovery
@@ -329,7 +329,7 @@ fn relay_addresses(
     let (mut addresses, missing) = relay_keys::resolve(places, found);
     let missing = missing.iter().map(|place| {
         format!(
-            "relay.addresses: {place}: this machine has no address of that family, so that family is not relayed until it has one; \
+            "relay.addresses: {place}: this machine has no address of that family, so the family is not relayed until it has one; \
              write LOCAL instead of auto"
         )
     });
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_credential_is_generated_only_without_any_users() {
+    fn a_credential_is_generated_only_if_there_are_no_users() {
         assert!(has_no_users(&Settings::default()));
         let open = Settings {
             auth: AuthSettings { required: false, ..AuthSettings::default() },
@@ -396,13 +396,13 @@ mod tests {
             let settings = Settings { alternates: vec![named], ..Settings::default() };
             self_alternates(&settings).next()
         };
-        assert!(to("127.0.0.9:3478").expect("of this machine").contains("127.0.0.9:3478"));
+        assert!(to("127.0.0.9:3478").expect("an address of this machine").contains("127.0.0.9:3478"));
         assert_eq!(to("127.0.0.9:3479"), None, "another port");
         assert_eq!(to("192.0.2.1:3478"), None, "another machine");
     }
 
     #[test]
-    fn open_files_follow_the_number_of_relay_ports() {
+    fn open_files_depend_on_the_number_of_relay_ports() {
         let needed = |ports, shared_ports| {
             let at = |bind| RelayPlace::At(RelayAddress { bind, external: None });
             let settings = Settings {
@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn families_follow_the_relay_addresses() {
+    fn families_are_those_of_the_relay_addresses() {
         let relay = [RelayAddress { bind: Ipv6Addr::LOCALHOST.into(), external: None }];
         let config = server_config(&Merged::of(&Settings::default()), &Layout::default(), &relay, alone());
         assert!(!config.relay_v4 && config.relay_v6);

@@ -88,7 +88,7 @@ impl PublicAddress {
     }
 
     /// Writes the files `relay-addresses` and `zone`, for `TURNPIKE_RELAY_ADDRESSES_FILE` and
-    /// `TURNPIKE_FLEET_ZONE_FILE`. Unknown values become empty files.
+    /// `TURNPIKE_FLEET_ZONE_FILE`. Files for unknown values are empty.
     pub fn write(&self, directory: &Path) -> Result<(), PublicAddressError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
@@ -104,7 +104,7 @@ impl PublicAddress {
     }
 }
 
-/// Pairs each own address with the public one of its family, if they differ.
+/// Pairs each local address with the public one of the same family, if they differ.
 fn paired(own: &[IpAddr], outer: &[IpAddr]) -> Vec<String> {
     let of_family = |own: &IpAddr| outer.iter().find(|outer| outer.is_ipv4() == own.is_ipv4());
     let pair = |own: &IpAddr| match of_family(own) {
@@ -151,7 +151,7 @@ mod tests {
         let directory = turnpike_testkit::Dir::new();
         let found = PublicAddress { relay: vec!["10.0.0.5=203.0.113.5".to_owned()], zone: None };
         let place = directory.path().join("place");
-        found.write(&place).expect("our own directory");
+        found.write(&place).expect("the directory is writable");
         let read = |name| fs::read_to_string(place.join(name)).expect("it was written");
         assert_eq!(
             (read("relay-addresses").as_str(), read("zone").as_str()),

@@ -1,8 +1,8 @@
 //! Recent refusals of clients, kept in memory by the control thread. Bounded, and without secrets.
 //!
-//! Repeated refusals of a client for one reason share an entry with a count. Each kind of refusal has its own
-//! list. A full list drops an entry of the client with the most entries, so that neither strangers nor a scan
-//! displace those of users.
+//! Repeated refusals of a client for the same reason share an entry with a count. Each kind of refusal has
+//! its own list. A full list drops an entry of the client with the most entries, so that neither outsiders
+//! nor a scan displace those of users.
 //!
 //! Entries are per user and peer; [`RefusalGroup`] combines them by client and reason.
 
@@ -32,7 +32,7 @@ pub(crate) struct RefusalEntry {
     /// Times of the first and last refusal, Unix milliseconds.
     pub(crate) first_ms: u64,
     pub(crate) last_ms: u64,
-    /// Number of refusals that reached the log, which is rate-limited.
+    /// Number of refusals that passed the log's rate limit.
     pub(crate) count: u64,
     pub(crate) client: SocketAddr,
     /// Username the client sent; empty without one.
@@ -54,7 +54,7 @@ pub(crate) struct RefusalGroup {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Why {
     Credentials(CredentialRefusal),
-    /// A peer, and the number of other peers in the request, which got no permission either.
+    /// The peer, and the number of other peers in the request, which got no permission either.
     Peer(SocketAddr, PeerDenial, usize),
     Request(Method, u16, RequestRefusal),
     /// An unauthenticated request. Over UDP its address may be forged.
@@ -116,7 +116,7 @@ impl Refusals {
         kept.push_back(refusal);
     }
 
-    /// Groups refusals by client and reason: most recent first, and those of normal allocations last.
+    /// Groups refusals by client and reason: most recent first, but refusals in normal operation last.
     pub(crate) fn find(&self, wanted: &RefusalFilter, most: usize) -> Vec<RefusalGroup> {
         let kinds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = kinds.iter().flat_map(|kept| kept.iter().rev());
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_bounded_and_strangers_do_not_displace_users() {
+    fn entries_are_bounded_and_outsiders_do_not_displace_users() {
         let refusals = Refusals::default();
         refusals.hear(1, &refused("192.0.2.9:1", "alice", CredentialRefusal::WrongKey));
         for host in 0..3 * u32::try_from(MOST).expect("few") {
@@ -375,7 +375,7 @@ mod tests {
         let codes: Vec<Option<u16>> =
             find(&refusals, None, None).iter().map(|refusal| refusal.why.code()).collect();
         assert_eq!(codes, [400, 437, 438, 438].map(Some));
-        assert_eq!(find(&refusals, None, None)[0].realm, None, "nothing was proved");
+        assert_eq!(find(&refusals, None, None)[0].realm, None, "the client was not authenticated");
     }
 
     fn peer_refused(from: &str, user: &str, peer: &str, by: PeerDenial) -> Effect {
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_of_many_peers_is_one_group_that_names_them() {
+    fn a_scan_of_many_peers_is_one_group_that_lists_them() {
         let refusals = Refusals::default();
         refusals.hear(1, &peer_refused("192.0.2.7:1", "bob", "10.0.0.1:9", PeerDenial::Special));
         for last in 1..=30 {
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn group_is_of_one_client_and_names_its_users() {
+    fn a_group_covers_one_client_and_lists_its_users() {
         let refusals = Refusals::default();
         for (client, user) in
             [("192.0.2.9:1", "alice"), ("192.0.2.8:1", "carol"), ("192.0.2.9:2", ""), ("192.0.2.9:3", "bob")]
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_and_requests_of_one_client_are_one_reason() {
+    fn different_attributes_and_requests_of_one_client_are_one_reason() {
         let refusals = Refusals::default();
         for (attribute, method) in [(0x7001, Method::Allocate), (0x7002, Method::Refresh)] {
             let why = RequestRefusal::UnknownAttribute(attribute);
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_list_drops_entries_of_the_client_with_the_most() {
+    fn a_full_list_drops_entries_of_the_client_with_the_most_entries() {
         let refusals = Refusals::default();
         refusals.hear(1, &refused("192.0.2.9:1", "alice", CredentialRefusal::WrongKey));
         for number in 0..3 * MOST {

@@ -48,12 +48,12 @@ use crate::{
     store::{self, MadeUp, Merged, OpenError, OpenStore, StoreInUse},
 };
 
-/// Runs a TURN server until a signal or an administrator ends it. Prints a generated credential to `out`
+/// Runs a TURN server until a signal or an administrator stops it. Prints a generated credential to `out`
 /// once.
 pub fn serve(sources: &Sources, out: &mut dyn Write) -> Result<(), ServeError> {
     sandbox::forbid_core_dumps();
     upgrade::begin(TurnServer::NAME, |previous| {
-        // Takes over sockets before others are opened.
+        // Takes over sockets before opening others.
         let (before, passed) = previous.as_mut().map(PreviousServer::new).transpose()?.unzip();
         let passed =
             passed.map_or_else(PassedSockets::from_service_manager, Ok).map_err(ProcessError::from)?;
@@ -86,11 +86,11 @@ struct StartState {
 
 struct TurnServer {
     sources: Sources,
-    /// Settings at the start, for keys that a reload cannot change.
+    /// Settings at startup, for keys that a reload cannot change.
     started: Settings,
     settings: Settings,
     shown: watch::Sender<EffectiveSettings>,
-    /// The generated user, if no store keeps it.
+    /// The generated user, if it is not kept in a store.
     generated: Option<ConfiguredUser>,
     store: Option<OpenStore>,
     shared_store: StoreInUse,
@@ -98,7 +98,7 @@ struct TurnServer {
     relay: Arc<Relay>,
     passed: Arc<PassedSockets>,
     machine: Machine,
-    /// Open files that the limit was raised for.
+    /// Number of open files that the limit was raised to allow.
     open_files: u64,
     waiting: Vec<Waiting>,
     certificates: Certificates,
@@ -126,7 +126,7 @@ impl TurnServer {
         let (fleet, begun) = join_fleet(&settings, before.as_ref()).await?;
         let mut machine = Machine::find(before.as_ref().map_or(&[], PreviousServer::relay_addresses));
         let news = AddressNotifications::subscribe();
-        // Catches changes before the subscription.
+        // Catches changes made before the subscription.
         machine.may_have_changed();
         let as_before = (before.as_ref(), &machine);
         let mut plan = plan_start(&merged, fleet.keys(), &certificates, &passed, as_before)?;
@@ -199,7 +199,7 @@ impl TurnServer {
         Ok((server, tokio::spawn(logs.write())))
     }
 
-    /// Applies new settings. On error nothing has changed.
+    /// Applies new settings. If it fails, nothing has changed.
     async fn take(&mut self, loaded: LoadedConfig<Certificate>) -> Result<Reloaded, Vec<String>> {
         let LoadedConfig { settings: mut new, certificates, certificate_problems: problems, warnings } =
             loaded;
@@ -234,7 +234,7 @@ impl TurnServer {
         reloaded.changed = changes.lines();
         self.certificates.reload(&self.settings, certificates, &problems, &mut reloaded);
         changes.log(&self.settings);
-        // Last, so that the changes are still logged at the old level.
+        // Comes last, so that the changes are still logged at the old level.
         if old.log.level != self.settings.log.level
             && let Err(error) = logging::set_level(&self.settings.log.level)
         {
@@ -243,8 +243,8 @@ impl TurnServer {
         Ok(reloaded)
     }
 
-    /// Applies settings merged with the current or a `new` store: the part of a reload that can fail. On
-    /// error nothing has changed. Returns lines for the log.
+    /// Applies settings merged with the current or a `new` store: the part of a reload that can fail. If it
+    /// fails, nothing has changed. Returns lines for the log.
     fn put_into_force(
         &mut self,
         settings: &Settings,
@@ -451,8 +451,8 @@ fn keep_credential(
     Err(ProcessError::Upgrade(nobody.to_owned()).into())
 }
 
-/// Generates a credential if there is none: in the embedded store if possible, otherwise for this process
-/// only.
+/// Generates a credential if none is configured: in the embedded store if possible, otherwise for this
+/// process only.
 async fn generate_credential(settings: &mut Settings, store: Option<&OpenStore>) -> Option<Generated> {
     if !plan::has_no_users(settings) {
         return None;
@@ -462,7 +462,7 @@ async fn generate_credential(settings: &mut Settings, store: Option<&OpenStore>)
             None => return None,
             Some(Ok(made)) => return Some(Generated::Kept(made)),
             Some(Err(error)) => {
-                tracing::warn!("{error}; the generated credential is valid for this run only");
+                tracing::warn!("{error}; the generated credential is valid only until this process exits");
             }
         }
     }
@@ -484,8 +484,8 @@ impl Service for TurnServer {
         "turnpike_kernel_flows",
     ];
 
-    /// Applies all keys that a running server can change. If certificates are unusable, the rest still
-    /// applies: a removed user must lose access.
+    /// Applies all keys that can be changed in a running server. If certificates are unusable, the rest
+    /// still applies: a removed user must lose access.
     async fn reload(&mut self) -> Result<Reloaded, Vec<String>> {
         match certificate_files::load_for_reload(&self.sources) {
             Ok(loaded) => self.take(loaded).await,
@@ -561,7 +561,7 @@ impl Service for TurnServer {
         };
         if timeout(LAST_CHANGES, settled).await.is_err() {
             tracing::warn!(
-                "stopping while an administrative change is in progress: its result is unknown; see the audit log"
+                "stopping while an administrative change is in progress: its result is unknown, so see the audit log"
             );
         }
         self.fleet.leave().await;
@@ -595,7 +595,7 @@ impl Service for TurnServer {
             allocations,
             connections,
             deadline_s,
-            "handed over to the new process; allocations over TCP, TLS and DTLS stay here until they end"
+            "handed over to the new process; allocations over TCP, TLS and DTLS stay in this process until they end"
         );
     }
 
@@ -694,8 +694,8 @@ fn log_relistened(relistened: &Relistened) {
     }
     for (protocol, address) in &relistened.closed {
         let until = match *protocol {
-            "udp" | "dtls" => "accepts no new clients, and closes after the last one",
-            _ => "closed; its connections stay open",
+            "udp" | "dtls" => "it accepts no new clients and closes after the last one has left",
+            _ => "it is closed, but its connections stay open",
         };
         tracing::info!("no longer listening on {protocol} {address}: {until}");
     }
@@ -733,7 +733,7 @@ fn log_started(plan: &RelayPlan, relay: &Relay) {
     }
     if config.shared_ports > 0 {
         tracing::info!(
-            "UDP clients of a worker share {0} ports on each of these, other clients {0} more; on shared ports each peer address belongs to one client",
+            "UDP clients of a worker share {0} ports on each of these, other clients {0} more; on a shared port, each peer address belongs to one client",
             config.shared_ports
         );
     }
@@ -763,7 +763,7 @@ impl Generated {
         }
     }
 
-    /// Prints the password, which appears nowhere else.
+    /// Prints the password, which is shown nowhere else.
     fn print(&self, realm: &str, out: &mut dyn Write) {
         let (before, user, after) = match self {
             Self::ForThisRun(user) => ("No user configured; for this run".to_owned(), user, String::new()),

@@ -27,7 +27,7 @@ use crate::{ServeError, generated_user::random_user};
 pub type Store = Directory<Database>;
 
 const FILE: &str = "turnpike.sqlite";
-/// Name of the file beside it that holds the server's realm.
+/// Name of the file, in the embedded store's directory, that contains the server's realm.
 const REALM_FILE: &str = "realm";
 /// Maximum lifetime of tokens in seconds if their key is from a store, which has no setting for it.
 const TOKEN_LIFETIME: u32 = 86_400;
@@ -71,24 +71,24 @@ pub fn open_store(sources: &Sources) -> Result<(Settings, Store), ServeError> {
     Ok((settings, Directory::new(database, address.to_string(), limits)))
 }
 
-/// File with the realm of the server beside the embedded store; `None` with another store.
+/// File next to the embedded store that contains the server's realm; `None` if another store is used.
 fn realm_file(settings: &Settings) -> Option<PathBuf> {
     let StoreSettings { url, state, .. } = &settings.store;
     if url.is_some() { None } else { state_dir(state).map(|dir| dir.join(REALM_FILE)) }
 }
 
-/// Writes the server's realm beside its embedded store, for commands that run without the server.
+/// Writes the server's realm next to its embedded store, for commands that run without the server.
 pub(crate) fn note_realm(settings: &Settings) {
     let Some(file) = realm_file(settings) else { return };
     let noted = fs::read_to_string(&file).is_ok_and(|noted| noted.trim_end() == settings.realm);
-    // Errors do not matter: commands cannot write to a read-only directory either.
+    // Errors are ignored: if the directory is read-only, commands cannot write to it either.
     if !noted && file.parent().is_some_and(Path::is_dir) {
         let _ = fs::write(&file, format!("{}\n", settings.realm));
     }
 }
 
-/// Realm of the server that last used the embedded store and the file that holds it, if these settings have
-/// another realm.
+/// Realm of the server that last used the embedded store and the file that contains it, if these settings
+/// have another realm.
 #[must_use]
 pub fn realm_of_another(settings: &Settings) -> Option<(String, PathBuf)> {
     let file = realm_file(settings)?;
@@ -96,14 +96,15 @@ pub fn realm_of_another(settings: &Settings) -> Option<(String, PathBuf)> {
     (!noted.is_empty() && noted != settings.realm).then_some((noted, file))
 }
 
-/// Missing parent directory of the configured one: a mistyped path must not create directories.
+/// Returns the parent of the configured directory if it does not exist: a mistyped path must not create
+/// directories.
 fn missing_parent(state: &StateDir) -> Option<&Path> {
     let StateDir::At(dir) = state else { return None };
     let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty())?;
     (!parent.is_dir()).then_some(parent)
 }
 
-/// Directory of the embedded store, if any. systemd may pass several, separated by colons.
+/// Directory of the embedded store, if any. systemd may pass several directories, separated by colons.
 fn state_dir(state: &StateDir) -> Option<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let absolute = |path: &PathBuf| path.is_absolute();
@@ -132,8 +133,8 @@ pub(crate) struct OpenStore {
 }
 
 impl OpenStore {
-    /// Opens the configured store. Retries in the background if it is unreachable, or if its answers are
-    /// unreadable while the settings have users, unless it `must_answer`.
+    /// Opens the configured store. Retries in the background if it is unreachable, or if its answers cannot
+    /// be parsed and the settings have users, unless it `must_answer`.
     pub(crate) async fn open(settings: &Settings, must_answer: bool) -> Result<Option<Self>, OpenError> {
         let Some((address, file)) = checked_address(settings)? else { return Ok(None) };
         let limits = limits(&settings.store);
@@ -158,20 +159,20 @@ impl OpenStore {
             tracing::warn!("{warning}");
         }
         if own_file.is_none() {
-            tracing::info!("also using users, secrets and rules of {address}");
+            tracing::info!("also using users, secrets and rules from {address}");
         }
         Ok(Some(Self { directory, own_file, taken: None, told: Vec::new() }))
     }
 
-    /// Replaces a store with other settings. If it is the same one, secrets that have ended stay valid for
-    /// running allocations.
+    /// Called when this store replaces `before` because of changed settings. If it is the same store, removed
+    /// secrets stay valid for running allocations.
     pub(crate) fn replace(&self, before: &Self) {
         if self.directory.name() == before.directory.name() {
             self.directory.take_ended_secrets(&before.directory);
         }
     }
 
-    /// True if it may have users. The embedded store has none before its file exists.
+    /// Returns true if the store may have users. The embedded store has none before its file exists.
     pub(crate) fn is_in_use(&self) -> bool {
         self.own_file.as_ref().is_none_or(|file| file.is_file())
     }
@@ -244,7 +245,7 @@ pub(crate) enum OpenError {
     Store(StoreError),
 }
 
-/// Store in use, shared with other tasks; a reload replaces it.
+/// Current store, shared with other tasks; a reload replaces it.
 pub(crate) type StoreInUse = Arc<RwLock<Option<Store>>>;
 
 pub(crate) fn share(shared: &StoreInUse, store: Option<&OpenStore>) {
@@ -333,7 +334,7 @@ impl Merged {
         }
         if left_out > 0 {
             notes.push(format!(
-                "{left_out} realms of the store are not served: the maximum is {} beside server.realm",
+                "{left_out} realms in the store are not served: the maximum is {} besides server.realm",
                 realms::MOST_REALMS
             ));
         }
@@ -366,7 +367,7 @@ impl Merged {
         merged
     }
 
-    /// Peer rules for packets and for each realm. Without rules in the store, the configuration's apply
+    /// Peer rules for packets and for each realm. If the store has none, those of the configuration apply
     /// everywhere.
     pub(crate) fn peers(&self) -> (PeerRules, HashMap<Box<str>, PeerRules>) {
         let Self { settings, rules, .. } = self;
@@ -443,7 +444,7 @@ mod tests {
             settings
         };
         let mistyped = dir.at("lib/turnpike");
-        let told = checked_address(&settings(&mistyped)).expect_err("there is no lib").to_string();
+        let told = checked_address(&settings(&mistyped)).expect_err("lib does not exist").to_string();
         assert!(told.contains(&format!("store.state: no directory {}", dir.at("lib").display())), "{told}");
         assert!(!dir.at("lib").exists());
         assert!(checked_address(&settings(&dir.at("turnpike"))).is_ok());
@@ -486,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn surplus_realms_of_the_store_are_logged() {
+    fn surplus_realms_in_the_store_are_logged() {
         let named = |number: usize| RealmSettings { name: format!("r{number}"), ..RealmSettings::default() };
         let settings =
             Settings { realms: (1..realms::MOST_REALMS).map(named).collect(), ..Settings::default() };
@@ -495,12 +496,12 @@ mod tests {
         assert_eq!(merged.settings.realms.len(), realms::MOST_REALMS);
         assert_eq!(
             merged.notes,
-            ["1 realms of the store are not served: the maximum is 65534 beside server.realm"]
+            ["1 realms in the store are not served: the maximum is 65534 besides server.realm"]
         );
     }
 
     #[test]
-    fn token_keys_of_the_store_need_a_served_realm_and_a_unique_name() {
+    fn token_keys_in_the_store_need_a_served_realm_and_a_unique_name() {
         let key = |byte| TokenKey::from_bytes(&[byte; 32]).expect("a key");
         let stored = |kid: &str, byte, realm: Option<&str>| StoredTokenKey {
             kid: kid.to_owned(),
@@ -531,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn allow_rules_of_the_store_override_deny_rules_per_realm() {
+    fn allow_rules_in_the_store_override_deny_rules_per_realm() {
         let settings = Settings {
             deny: vec!["192.0.2.0/24".parse().expect("a prefix")],
             realms: vec![RealmSettings { name: "own".to_owned(), ..RealmSettings::default() }],
@@ -557,7 +558,7 @@ mod tests {
         ] {
             assert_eq!((permits("turnpike", ip), permits("own", ip)), (main, own), "{ip}");
         }
-        assert!(packets.permits("10.0.0.5".parse().expect("an address")), "what any realm allows");
+        assert!(packets.permits("10.0.0.5".parse().expect("an address")), "allowed in at least one realm");
         assert!(!packets.permits("192.0.2.1".parse().expect("an address")));
         let (packets, realms) = Merged::new(&settings, true, Some(&rules(&[]))).peers();
         assert!(realms.is_empty() && packets.deny == settings.deny);
@@ -581,7 +582,7 @@ mod tests {
     }
 
     #[test]
-    fn the_servers_realm_is_written_beside_its_store() {
+    fn the_servers_realm_is_written_next_to_its_store() {
         let dir = turnpike_testkit::Dir::new();
         let mut settings = Settings { realm: "example.org".to_owned(), ..Settings::default() };
         settings.store.state = StateDir::At(dir.path().join("missing"));

@@ -1,4 +1,4 @@
-//! Fleet administration at any node: members, draining, bans, and requests to other nodes.
+//! Fleet administration from any node: members, draining, bans, and requests to other nodes.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -24,7 +24,7 @@ use super::{
     unix,
 };
 
-/// Time limit for another node's answer, and the polling interval, which grows.
+/// Time limit for another node's answer, and the range of the growing polling interval.
 const PATIENCE: Duration = Duration::from_secs(5);
 const FIRST_LOOK: Duration = Duration::from_millis(10);
 const LAST_LOOK: Duration = Duration::from_millis(200);
@@ -41,11 +41,13 @@ impl FleetOrders {
         Self { fleet, questions: Mutex::new(questions) }
     }
 
-    /// Publishes a notice. Nodes that miss it notice the change later on their own.
+    /// Publishes a notice. Nodes that miss it notice the change later by themselves.
     async fn tell(&self, notice: Notice) {
         let Some(node) = &self.fleet.node else { return };
         if let Err(error) = node.say(notice).await {
-            tracing::warn!("{error}; other nodes see this change of users when their cached entries expire");
+            tracing::warn!(
+                "{error}; other nodes will see this change to users when their cached entries expire"
+            );
         }
     }
 
@@ -190,7 +192,7 @@ impl FleetAdmin for FleetOrders {
 fn alone(node: &Node) -> Option<String> {
     let trouble = node.health.trouble_of(node.now_ms());
     trouble.or_else(|| {
-        let why = "not a member: another node may have its name, or the fleet is full";
+        let why = "not a member: another node may be using its name, or the fleet is full";
         (node.number() == 0).then(|| why.to_owned())
     })
 }
@@ -231,8 +233,8 @@ fn status_of(name: &NodeName, member: &Member) -> FleetNode {
     }
 }
 
-/// Publishes orders given during a store outage, until the node leaves. Separate from the heartbeat, which
-/// must not wait for it.
+/// Publishes orders that were given during a store outage, until the node leaves. Separate from the
+/// heartbeat, which must not wait for this.
 pub(super) async fn keep_announcing(node: Arc<Node>) {
     while !node.is_over() {
         let is_there = timeout(Duration::from_millis(BEAT_MS), node.announcements.wake.notified()).await;
@@ -283,12 +285,12 @@ impl Node {
         Ok(())
     }
 
-    /// Publishes a new order. Returns whether the store had a ban of the subject in force, or `None` during a
+    /// Publishes a new order. Returns whether the store had an active ban of the subject, or `None` during a
     /// store outage; the order is then published once the store is back.
     async fn announce_now(&self, subject: &Subject) -> Result<Option<bool>, StoreError> {
         let announced = async {
             let _turn = self.announcements.turn.lock().await;
-            // Avoids that many orders queue for a store known to be unreachable.
+            // Keeps orders from queueing up for a store that is known to be unreachable.
             if self.health.is_alone(self.now_ms()) && self.banned.is_unannounced(subject) {
                 return Ok(None);
             }
@@ -301,7 +303,7 @@ impl Node {
             Ok(was_kept) => Ok(was_kept),
             Err(error) if self.banned.is_unannounced(subject) => {
                 tracing::warn!(
-                    "{error}; the order applies on this node now and on the others when the store is reachable"
+                    "{error}; the order applies on this node now, and on the others once the store is reachable"
                 );
                 Ok(None)
             }
@@ -316,12 +318,12 @@ impl Node {
         }
         let kept = self.kept_bans().await?;
         for subject in subjects {
-            // Locked per subject, so that an order given meanwhile waits for one publication at most.
+            // Locked per subject, so that an order given in the meantime waits for at most one publication.
             let _turn = self.announcements.turn.lock().await;
             if self.banned.is_unannounced(&subject) {
                 self.announce(&subject, &kept).await?;
                 let subject = subject.to_string();
-                tracing::info!(?subject, "published a ban or its end to the other nodes");
+                tracing::info!(?subject, "published a ban or its removal to the other nodes");
             }
         }
         Ok(())
@@ -330,7 +332,7 @@ impl Node {
     /// Writes the ban to the store and notifies the other nodes. The caller holds `turn`.
     async fn announce(&self, subject: &Subject, kept: &[Ban]) -> Result<(), StoreError> {
         let ban = self.banned.to_announce(unix(), subject, kept);
-        // A node that is offline misses the notice of a lifted ban and must find it in the store.
+        // A node that is offline misses the notice of a lifted ban and must find that in the store.
         match &ban {
             Some(ban) => self.put_ban(ban).await?,
             None => self.store.remove_ban(subject).await?,
@@ -381,9 +383,9 @@ mod tests {
     #[tokio::test]
     async fn a_server_without_a_fleet_supports_bans_but_not_draining() {
         let orders = orders();
-        let banned = orders.ban(ban("user bob@here", 100)).await.expect("it is banned");
+        let banned = orders.ban(ban("user bob@here", 100)).await.expect("a valid ban");
         assert_eq!(banned, Ordered { here: 0, is_announced: true });
-        orders.ban(ban("user alice@here", 50)).await.expect("it is banned");
+        orders.ban(ban("user alice@here", 50)).await.expect("a valid ban");
         let subjects: Vec<String> = orders.bans().iter().map(|ban| ban.subject.to_string()).collect();
         assert_eq!(subjects, ["user alice@here", "user bob@here"]);
         let ids: Vec<u64> = orders.bans().iter().map(|ban| ban.id).collect();
@@ -415,7 +417,7 @@ mod tests {
                 entrances: Vec::new(),
                 domain: None,
             });
-            let status = status_of(&name, members.get(&name).expect("it is there"));
+            let status = status_of(&name, members.get(&name).expect("a member"));
             (status.state, status.version)
         };
         let beat = Beat { number: 1, incarnation: 1, draining: false, load };

@@ -26,7 +26,7 @@ pub(super) fn of(config: &Config, listeners: &Listeners, settings: &FleetSetting
         );
     }
     let mut own: Vec<SocketAddr> = all.iter().map(|entrance| entrance.address).collect();
-    // Behind a 1:1 NAT, requests show the inner address.
+    // Behind a 1:1 NAT, requests arrive at the inner address.
     for RelayAddress { bind, external } in &config.relay {
         let inner = all.iter().map(|entrance| entrance.address).filter(|at| Some(at.ip()) == *external);
         own.extend(inner.map(|at| SocketAddr::new(*bind, at.port())));
@@ -34,7 +34,7 @@ pub(super) fn of(config: &Config, listeners: &Listeners, settings: &FleetSetting
     Entrances { all, own }
 }
 
-/// Replaces wildcards by the relay addresses, which clients can reach by definition.
+/// Replaces wildcards with the relay addresses, which clients can reach by definition.
 fn found(config: &Config, listeners: &Listeners, balancer_ports: &[u16]) -> Vec<Entrance> {
     let Listeners { udp, tcp, tls, dtls } = listeners;
     let has_tls = config.streams.tls.is_some();
@@ -121,7 +121,10 @@ mod tests {
                 "dtls://192.0.2.9:5349",
             ]
         );
-        assert!(entrances.own.contains(&"10.0.0.5:3478".parse().expect("an address")), "behind its NAT");
+        assert!(
+            entrances.own.contains(&"10.0.0.5:3478".parse().expect("an address")),
+            "inner address behind the NAT"
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Bans in force: read by workers, changed by administrators and other nodes. Ends the allocations of banned
+//! Active bans: read by workers, changed by administrators and other nodes. Ends the allocations of banned
 //! users and addresses.
 
 use std::{
@@ -29,7 +29,7 @@ impl Banned {
         self.bans.read().unwrap_or_else(PoisonError::into_inner).has(unix, realm, names, client)
     }
 
-    /// Adds a ban of a server without a fleet, or of the previous process.
+    /// Adds a ban given on a server without a fleet, or in the previous process.
     pub(super) fn put(&self, ban: Ban) {
         self.write().put(ban);
     }
@@ -146,7 +146,8 @@ impl Banned {
     }
 }
 
-/// Filters for the allocations of a subject. Quotas count time-limited usernames by the id after the colon.
+/// Filters that match the allocations of a subject. Quotas identify time-limited usernames by the id after
+/// the colon.
 fn filters(subject: &Subject) -> Vec<AllocationFilter> {
     match subject {
         Subject::User { realm, name } => {
@@ -169,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_banned_users_allocations_match_by_name_and_by_id() {
+    fn a_banned_users_allocations_are_matched_by_name_and_by_id() {
         let users = |subject: &str| -> Vec<_> {
             filters(&subject.parse().expect("a subject")).into_iter().map(|filter| filter.user).collect()
         };
@@ -184,7 +185,7 @@ mod tests {
         banned.put(Ban::new(subject.clone(), 100, String::new()));
         let client = "192.0.2.1".parse().expect("an address");
         assert!(banned.has(99, "here", ["alice", "alice"], client));
-        assert!(banned.expire(100).is_empty(), "still in force by a slower clock");
+        assert!(banned.expire(100).is_empty(), "still active by a slower clock");
         assert_eq!((banned.count(99), banned.count(100)), (1, 0));
         assert!(banned.lift(100, &subject).is_none());
         assert_eq!((banned.expire(1000), banned.list()), (vec![subject], vec![]));

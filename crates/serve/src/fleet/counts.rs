@@ -20,7 +20,7 @@ pub(crate) struct FleetCounts {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NodeCounts {
     pub(crate) is_up: bool,
-    /// The store grants no quota until it knows what all nodes hold.
+    /// The store grants no quota until it knows the quotas that all nodes hold.
     pub(crate) is_recovering: bool,
     pub(crate) number: u16,
     pub(crate) is_cordoned: bool,

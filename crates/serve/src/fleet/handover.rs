@@ -1,4 +1,4 @@
-//! Handover of the fleet's node to a new process. After the offer this process exchanges no quotas, unless the
+//! Handover of the fleet's node to a new process. After the offer, this process exchanges no quotas unless the
 //! upgrade fails.
 
 use std::sync::{
@@ -19,7 +19,7 @@ impl FleetHandover {
         Self { fleet, is_forgotten: AtomicBool::new(false) }
     }
 
-    /// Exports the state. Blocks until running exchanges end, so it must not be called on the runtime's
+    /// Exports the state. Blocks until exchanges in progress end, so it must not be called on the runtime's
     /// thread.
     pub(crate) fn offer(&self) -> FleetOffer {
         let FleetMembership { banned, node, .. } = &*self.fleet;

@@ -20,7 +20,7 @@ const NEVER: u64 = u64::MAX;
 pub(super) struct Health {
     answered: AtomicU64,
     unbeaten: AtomicU64,
-    /// Time since which no request has failed.
+    /// Start of the period without failed requests.
     since: AtomicU64,
     said: AtomicBool,
     trouble: Mutex<Trouble>,
@@ -72,7 +72,7 @@ impl Health {
         if self.is_alone(now_ms) {
             if !self.said.swap(true, Ordering::Relaxed) {
                 tracing::error!(
-                    "{text}; this node is alone: quotas are local and load does not redirect clients"
+                    "{text}; this node is alone: quotas are local, and clients are not redirected because of load"
                 );
                 trouble.told = Some((text.clone(), now_ms));
             }
@@ -100,7 +100,7 @@ impl Health {
         !answers || is_unknown
     }
 
-    /// Time since which no request has failed, in milliseconds.
+    /// Duration of the period without failed requests, in milliseconds.
     pub(super) fn steady_ms(&self, now_ms: u64) -> u64 {
         match self.since.load(Ordering::Relaxed) {
             NEVER => 0,

@@ -1,5 +1,5 @@
-//! Heartbeat: writes this node's load to the store once a second, and reads whether name, number and keys are
-//! still valid.
+//! Heartbeat: writes this node's load to the store once a second, and learns whether the name, number and
+//! keys are still valid.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -41,7 +41,7 @@ enum BeatAnswer {
     Full,
 }
 
-/// Writes the card once, and again if it changed or may have been lost.
+/// Writes the card once, and again if it has changed or may have been lost.
 async fn put_card(node: &Node) -> Result<(), StoreError> {
     let Some(card) = node.card().filter(|_| !node.card_is_put.swap(true, Ordering::Relaxed)) else {
         return Ok(());
@@ -54,8 +54,8 @@ async fn put_card(node: &Node) -> Result<(), StoreError> {
     put.await.inspect_err(|_| node.card_is_put.store(false, Ordering::Relaxed))
 }
 
-/// Continues as the node of the previous process. That process sends heartbeats until this one serves, so
-/// this only reads the members.
+/// Continues as the same node as the previous process, which sends heartbeats until this process serves, so
+/// this function only reads the members.
 pub(super) async fn go_on(node: &Node) -> Result<Beater, ServeError> {
     match watching::look(node).await {
         Err(error) if !error.may_pass() => return Err(ServeError::Store(error)),
@@ -65,8 +65,8 @@ pub(super) async fn go_on(node: &Node) -> Result<Beater, ServeError> {
     Ok(Beater::default())
 }
 
-/// Joins before clients are accepted. Starts alone if the store is unreachable. A refused node leaves no
-/// record behind.
+/// Joins the fleet before clients are accepted. Starts alone if the store is unreachable. A refused node
+/// leaves no record behind.
 pub(super) async fn join(node: &Node) -> Result<Beater, ServeError> {
     let mut beater = Beater::default();
     let name = || node.name.to_string();
@@ -119,7 +119,7 @@ pub(super) async fn keep_beating(node: Arc<Node>, mut beater: Beater, mut gauge:
                 pauses.reset();
                 beater.say(&node, heard);
                 node.announcements.wake.notify_one();
-                // Makes the fleet status current from the first heartbeat on.
+                // Makes the fleet status current as soon as the first heartbeat is accepted.
                 if heard == BeatAnswer::In && !std::mem::replace(&mut was_seen, true) {
                     watching::look(&node).await.unwrap_or_else(|error| node.failed(&error));
                 }

@@ -4,7 +4,7 @@
 use turnpike_fleet::{KeyRing, Sealer};
 use turnpike_turn::server::{NonceKey, NonceKeys};
 
-/// Purpose of a sealed key ring: text sealed for another purpose cannot be opened as one.
+/// Purpose of a sealed key ring: data sealed for another purpose cannot be opened as a key ring.
 const RING: &str = "ring";
 
 #[derive(Clone, Debug)]
@@ -24,7 +24,7 @@ impl NodeKeys {
 pub(super) struct Custody {
     /// Random.
     own: NonceKey,
-    /// Clients may hold nonces, tickets or cookies made with it.
+    /// Clients may have nonces, tickets or cookies made with it.
     own_is_used: bool,
     ring: Option<KeyRing>,
 }
@@ -33,7 +33,7 @@ pub(super) struct Custody {
 pub(super) enum Step {
     Nothing,
     Read,
-    /// Replace the ring of version `before`; 0 if the store has none.
+    /// Replace the ring whose version is `before` (0 if the store has no ring).
     Put {
         before: u64,
         ring: KeyRing,
@@ -41,7 +41,7 @@ pub(super) enum Step {
 }
 
 impl Custody {
-    /// `own_is_used`: clients of the previous process may hold something made with `own`.
+    /// `own_is_used`: clients of the previous process may have something made with `own`.
     pub(super) fn new(own: NonceKey, own_is_used: bool) -> Self {
         Self { own, own_is_used, ring: None }
     }
@@ -54,8 +54,8 @@ impl Custody {
         self.ring.as_ref()
     }
 
-    /// Compares with the version in the store. An empty store, or one with an older ring after a failover,
-    /// gets this node's ring. `bytes` are random.
+    /// Compares the version with the one in the store. An empty store, or one with an older ring after a
+    /// failover, gets this node's ring. `bytes` are random.
     pub(super) fn step(&self, stored: u64, unix: u64, rotation_s: u64, bytes: [u8; 32]) -> Step {
         match &self.ring {
             None if stored == 0 => Step::Put { before: 0, ring: KeyRing::first(unix, bytes) },
@@ -84,7 +84,8 @@ impl Custody {
             self.own_is_used = true;
             return self.own.into();
         };
-        // Still accepts what was made with the own key while alone, but makes nothing new with it.
+        // Still accepts anything made with the node's own key while it was alone, but makes nothing new
+        // with that key.
         let own = self.own_is_used.then_some((u64::MAX, self.own));
         NonceKeys::new(oldest, all.chain(own))
     }
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_node_makes_a_ring_and_the_others_read_it() {
+    fn the_first_node_creates_a_ring_and_the_others_read_it() {
         let custody = Custody::new(NonceKey([9; 32]), false);
         let first = KeyRing::first(1000, [7; 32]);
         assert_eq!(custody.step(0, 1000, DAY, [7; 32]), Step::Put { before: 0, ring: first });
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_ring_is_read_and_an_older_one_or_none_is_replaced() {
+    fn a_newer_ring_is_read_and_an_older_or_missing_one_is_replaced() {
         let mut custody = Custody::new(NonceKey([9; 32]), false);
         custody.take(ring(3));
         let ours = |before| Step::Put { before, ring: ring(3) };
@@ -130,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn the_own_key_stays_valid_after_joining_but_is_no_longer_used() {
+    fn the_nodes_own_key_stays_valid_after_joining_but_is_no_longer_used() {
         let mut custody = Custody::new(NonceKey([9; 32]), false);
         assert_eq!(custody.keys().at(5).0, [9; 32]);
         custody.take(KeyRing::first(100, [1; 32]).rotated(100, [2; 32]));
@@ -141,7 +142,7 @@ mod tests {
         assert!(keys.iter().any(|key| key.0 == [9; 32]));
         let mut joined = Custody::new(NonceKey([9; 32]), false);
         joined.take(KeyRing::first(100, [1; 32]));
-        assert_eq!(joined.keys().iter().count(), 1, "no client holds anything made with the own key");
+        assert_eq!(joined.keys().iter().count(), 1, "no client has anything made with the node's own key");
         let mut heir = Custody::new(NonceKey([9; 32]), true);
         heir.take(KeyRing::first(100, [1; 32]));
         assert_eq!(heir.keys().iter().count(), 2, "clients of the previous process do");

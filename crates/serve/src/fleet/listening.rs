@@ -12,7 +12,7 @@ use turnpike_stores::{NewsBatch, StoreError};
 use super::{node::Node, unix, watching};
 use crate::store::{StoreInUse, shared};
 
-/// Spread of the reloads of user rules over the fleet, in milliseconds.
+/// Period over which nodes spread their reloads of user rules, in milliseconds.
 const RULES_MS: u64 = 500;
 
 /// Listens until the node has left, or until the last allocation that stayed here in an upgrade ends.
@@ -44,7 +44,7 @@ async fn take(node: &Arc<Node>, users: &StoreInUse, heard: NewsBatch) -> Result<
     let NewsBatch { anew, messages, levels } = heard;
     if node.is_to_reread() || anew {
         let all = node.store.levels().await?;
-        // The era decides if these levels are complete.
+        // The era decides whether these levels are complete.
         node.hear_era(node.store.era(node.recovery.era()).await?);
         node.quotas.set_levels(&all, node.recovery.books());
         node.read_bans().await?;
@@ -61,8 +61,8 @@ async fn take(node: &Arc<Node>, users: &StoreInUse, heard: NewsBatch) -> Result<
         }
     }
     if repeated > 0 {
-        // The sender's clock may be slow, and this process too new to accept its message: its bans are in the
-        // store.
+        // The sender's clock may be slow, so that this newer process does not accept its message. Its bans
+        // are in the store.
         node.rereads.store(true, Ordering::Relaxed);
     }
     node.tallies.heard([new.len(), levels.len(), unreadable, repeated]);
@@ -74,7 +74,7 @@ async fn take(node: &Arc<Node>, users: &StoreInUse, heard: NewsBatch) -> Result<
     Ok(())
 }
 
-/// Messages that matter to a process that only has allocations left after an upgrade.
+/// Returns true if the message matters to a process that has nothing left but allocations after an upgrade.
 fn concerns_allocations(notice: &Notice) -> bool {
     matches!(
         notice,
@@ -126,7 +126,7 @@ fn carry_out(node: &Arc<Node>, users: &StoreInUse, Message { from, notice, .. }:
                 let Some(store) = shared(&users) else { return };
                 if let Err(error) = store.read().await {
                     tracing::warn!(
-                        "{error}; another node's change of the rules applies once they can be read"
+                        "{error}; another node changed the rules; the change applies once they can be read"
                     );
                 }
             });

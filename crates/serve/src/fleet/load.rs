@@ -8,7 +8,7 @@ use turnpike_relay::{Config, Relay};
 /// Time constant of the averaged rates: one busy second must not cause redirects.
 const MEAN_MS: f64 = 10_000.0;
 
-/// Configured capacity. 0 ports: unlimited.
+/// Configured capacity. 0 ports means unlimited.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Room {
     most_allocations: u32,
@@ -42,7 +42,7 @@ impl Room {
 }
 
 pub(super) struct LoadGauge {
-    /// Busy polling uses the whole core, so CPU time shows nothing.
+    /// Busy polling always uses a whole core, so CPU time says nothing about the load.
     polls: bool,
     before: Option<Sample>,
     bits_per_second: f64,
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn load_is_an_average_over_time_of_the_busiest_worker() {
+    fn load_is_the_time_average_of_the_busiest_worker() {
         let mut gauge = LoadGauge::new(&Config::default());
         (0..60).for_each(|second| {
             gauge.take(sample(second * 1000, second * 1000, [second * 500, second * 100]));
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn the_threads_of_workers_are_found_by_their_names() {
+    fn worker_threads_are_found_by_their_names() {
         let sleeps = |name: &str| {
             let (sender, receiver) = std::sync::mpsc::channel::<()>();
             let (begun, begins) = std::sync::mpsc::channel();

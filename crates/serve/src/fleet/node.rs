@@ -40,13 +40,13 @@ use super::{
 use crate::ServeError;
 
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Purposes of sealed data: text sealed for one cannot be opened as another.
+/// Purposes of sealed data: data sealed for one purpose cannot be opened for another.
 pub(super) const CARD: &str = "card";
 pub(super) const BAN: &str = "ban";
 
 pub(super) struct Node {
     pub(super) name: NodeName,
-    /// Random; distinguishes processes of the same name.
+    /// Random; distinguishes processes with the same name.
     pub(super) incarnation: u64,
     pub(super) sealer: Sealer,
     pub(super) store: FleetStore,
@@ -64,7 +64,7 @@ pub(super) struct Node {
     pub(super) hasher: RandomState,
     pub(super) tallies: FleetCounters,
     pub(super) questions: QuestionSender,
-    /// Levels and bans must be read again, because the store has lost some.
+    /// Levels and bans must be read again, because the store has lost some of them.
     pub(super) rereads: AtomicBool,
     settings: RwLock<FleetSettings>,
     began: Instant,
@@ -75,7 +75,7 @@ pub(super) struct Node {
     reach: RwLock<Reach>,
     pub(super) card_is_put: AtomicBool,
     relay: OnceLock<Weak<Relay>>,
-    /// Allocations of the previous process are being imported; they count even above the limits.
+    /// Allocations of the previous process are being imported; they are accepted even above the limits.
     inherits: AtomicBool,
     /// The previous process was this node.
     goes_on: bool,
@@ -85,11 +85,12 @@ pub(super) struct Node {
     /// Time before which no quotas are sent, in milliseconds of [`Node::now_ms`].
     quiet_until: AtomicU64,
     cordoned: AtomicBool,
-    /// The server accepts no new clients until it ends.
+    /// The server is shutting down and accepts no new clients.
     stops: AtomicBool,
     /// This node has left the fleet and sends nothing more.
     left: AtomicBool,
-    /// Another process is this node. This one only listens for bans, for the allocations that stayed.
+    /// Another process is now this node. This process only listens for bans, which may affect the allocations
+    /// that stayed.
     handed_over: AtomicBool,
 }
 
@@ -248,14 +249,14 @@ impl Node {
         }
     }
 
-    /// Gives up a number that now belongs to another node.
+    /// Gives up the number, which now belongs to another node.
     pub(super) fn lose_number(&self) {
         if self.number.swap(0, Ordering::Relaxed) != 0 {
             self.put_keys();
         }
     }
 
-    /// Number to ask for: derived from the name, so that it stays the same over restarts if possible.
+    /// Number to ask for: derived from the name, so that it stays the same across restarts if possible.
     pub(super) fn wanted_number(&self) -> u16 {
         match self.number() {
             0 => {
@@ -457,7 +458,7 @@ mod tests {
 
     fn offered(node: &Node) -> FleetOffer {
         let offer = FleetOffer { node: Some(node.offer()), ..FleetOffer::default() };
-        serde_json::from_slice(&serde_json::to_vec(&offer).expect("it can be written")).expect("and read")
+        serde_json::from_slice(&serde_json::to_vec(&offer).expect("serializable")).expect("deserializable")
     }
 
     #[test]
@@ -475,10 +476,10 @@ mod tests {
         let opens = |node: &Node| node.opened().open(&node.sealer, unix(), &sealed).is_ok();
         assert!(opens(&before));
         let offer = offered(&before);
-        assert!(before.rests(), "no exchange during a handover");
+        assert!(before.rests(), "no quota exchange during a handover");
         let after = in_place_of("a", Some(&offer));
         assert!(after.goes_on() && after.is_cordoned());
-        assert!(!opens(&after), "only one process applies a message");
+        assert!(!opens(&after), "only one process accepts a message");
         assert_eq!(after.recovery.era(), before.recovery.era());
         assert_eq!(after.terms().books, Books::Whole);
         assert_eq!((after.incarnation, after.number(), after.ring_version()), (before.incarnation, 7, 2));
@@ -487,7 +488,7 @@ mod tests {
         after.answered();
         assert!(
             after.acquire(asked(1)).is_ok() && after.acquire(asked(1)).is_ok(),
-            "imported allocations count above the limit"
+            "imported allocations are accepted above the limit"
         );
         after.inherits.store(false, Ordering::Relaxed);
         assert_eq!(after.acquire(asked(1)), Err(QuotaRefusal::User));
@@ -516,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handover_to_another_name_or_secret_is_refused() {
+    fn a_handover_to_a_different_name_or_secret_is_refused() {
         let before = node("a");
         before.set_number(7);
         before.custody().take(KeyRing::first(100, [1; 32]));
@@ -534,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn the_own_key_stays_valid_after_joining_a_fleet() {
+    fn the_servers_own_key_stays_valid_after_joining_a_fleet() {
         let before = FleetOffer::default();
         let node = in_place_of("a", Some(&before));
         node.custody().take(KeyRing::first(100, [1; 32]));

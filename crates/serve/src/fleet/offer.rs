@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use turnpike_fleet::{Ban, NodeName, Opened, StoreEpoch, Subject, Told};
 
-/// Exists with and without a fleet: bans do not need one.
+/// Exists even if no fleet is configured, because bans do not need one.
 #[derive(Default, Serialize, Deserialize)]
 pub(crate) struct FleetOffer {
     pub(super) bans: Vec<Ban>,
@@ -20,12 +20,13 @@ pub(super) struct NodeOffer {
     pub(super) incarnation: u64,
     pub(super) number: u16,
     pub(super) is_cordoned: bool,
-    /// Sealed key ring. A process with another secret cannot open it and is not this node.
+    /// Sealed key ring. A process with a different secret cannot open it and is not this node.
     pub(super) ring: Option<Vec<u8>>,
-    /// Clients may hold nonces, tickets or cookies made with the server's own key.
+    /// Clients may have nonces, tickets or cookies made with the server's own key.
     pub(super) own_is_used: bool,
     pub(super) told: Vec<Told>,
-    /// Epoch of the store and number of known nodes, if the store knows what all of them hold.
+    /// Epoch of the store and number of known nodes, if the store knows the quotas that all of them
+    /// hold.
     #[serde(default)]
     pub(super) era: Option<(StoreEpoch, u32)>,
     #[serde(default)]

@@ -13,7 +13,7 @@ use turnpike_turn::server::{AllocateAttempt, Destination, Occasion, Transport};
 
 use super::{node::Node, tallies::RedirectReason};
 
-/// Missed looks after which load no longer causes redirects.
+/// Number of missed polls of the fleet after which load no longer causes redirects.
 const LOOKS: u64 = 3;
 /// Time during which a full node without contact to the store still redirects to known nodes; afterwards
 /// `[[alternate]]` applies.
@@ -42,8 +42,8 @@ impl Node {
         Some(destination)
     }
 
-    /// True if a redirected client that returns to this draining node is served. A node about to stop serves
-    /// none.
+    /// Returns true if this draining node serves a redirected client that has returned. A node that is about
+    /// to stop serves no such clients.
     pub(super) fn comes_back(&self, attempt: &AllocateAttempt<'_>) -> bool {
         self.only_drains() && self.is_back(attempt)
     }
@@ -58,7 +58,7 @@ impl Node {
         is_back
     }
 
-    /// A node with room, if the client has not returned from a redirect.
+    /// Returns a node with free capacity, unless the client has returned from a redirect.
     fn with_room(
         &self,
         attempt: &AllocateAttempt<'_>,
@@ -84,7 +84,7 @@ impl Node {
         if redirect == FleetRedirect::Full {
             return None;
         }
-        // A client that was redirected and asks again does not follow redirects, so it is served.
+        // A client that asks again after it was redirected does not follow redirects, so it is served.
         let (unix, client) = (attempt.now.unix, attempt.client.address.ip());
         let who = self.hasher.hash_one((client, attempt.user.realm, attempt.user.identity));
         let request = self.hasher.hash_one(attempt.transaction);
@@ -237,11 +237,11 @@ mod tests {
         assert!(node.comes_back(&draining(50_000)));
         assert_eq!(returned(&node), 1);
         node.stop_taking();
-        assert!(!node.comes_back(&draining(50_000)), "the client would lose its relay at once");
+        assert!(!node.comes_back(&draining(50_000)), "the client would immediately lose its allocation");
     }
 
     #[test]
-    fn a_nearly_full_node_serves_only_clients_that_do_not_follow() {
+    fn a_nearly_full_node_serves_only_clients_that_do_not_follow_redirects() {
         let node = node(FleetRedirect::Full, 98, 10);
         let entrances = Entrances { own: Vec::new(), all: Vec::new() };
         node.set_reach(entrances, Room::new(100, 0));
@@ -254,14 +254,14 @@ mod tests {
         let crowded = self::node(FleetRedirect::Full, 98, 96);
         crowded.set_reach(Entrances { own: Vec::new(), all: Vec::new() }, Room::new(100, 0));
         (0..98).for_each(|_| crowded.acquire(quota).expect("there is room"));
-        assert_eq!(asks(&crowded, 1, OWN, Occasion::None), None, "the other node is nearly full, too");
+        assert_eq!(asks(&crowded, 1, OWN, Occasion::None), None, "the other node is nearly full too");
     }
 
     const OWN: &str = "203.0.113.1:3478";
     const TWO: Option<&str> = Some("203.0.113.2:3478 two.example.org");
 
     #[test]
-    fn a_client_that_does_not_follow_is_served() {
+    fn a_client_that_does_not_follow_redirects_is_served() {
         let node = node(FleetRedirect::Load, 90, 10);
         assert_eq!(asks(&node, 1, OWN, Occasion::None).as_deref(), TWO);
         assert_eq!((asks(&node, 1, OWN, Occasion::None), returned(&node)), (None, 1));
@@ -283,17 +283,17 @@ mod tests {
     }
 
     #[test]
-    fn clients_of_a_shared_address_are_redirected_to_the_own_one() {
+    fn clients_at_a_shared_address_are_redirected_to_the_nodes_own_address() {
         let (node, anycast) = (node(FleetRedirect::Always, 10, 10), "198.51.100.1:3478");
         assert_eq!(asks(&node, 1, anycast, Occasion::None).as_deref(), Some("203.0.113.1:3478 "));
-        assert_eq!(asks(&node, 1, anycast, Occasion::None), None, "the client does not follow");
-        assert_eq!(asks(&node, 2, OWN, Occasion::None), None, "already at the own address");
+        assert_eq!(asks(&node, 1, anycast, Occasion::None), None, "the client does not follow redirects");
+        assert_eq!(asks(&node, 2, OWN, Occasion::None), None, "already at the node's own address");
         let load = self::node(FleetRedirect::Load, 10, 10);
         assert_eq!(asks(&load, 1, anycast, Occasion::None), None);
     }
 
     #[test]
-    fn a_number_of_another_node_redirects_there() {
+    fn the_number_of_another_node_redirects_the_client_to_it() {
         let node = node(FleetRedirect::Load, 10, 10);
         let to = node.send_to(2, Transport::Udp, true).map(|to| to.address.to_string());
         assert_eq!(to.as_deref(), Some("203.0.113.2:3478"));

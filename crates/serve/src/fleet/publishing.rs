@@ -28,7 +28,7 @@ use turnpike_process::log_queue::BACKLOG;
 /// Interval of the scan for traffic and renewals.
 const PERIOD: Duration = Duration::from_secs(10);
 const LINES: usize = 500;
-/// Minimum increase of the expiry that counts as a renewal; smaller ones are clock noise.
+/// Minimum increase of the expiry that counts as a renewal; a smaller increase is clock noise.
 const RENEWED_MS: u64 = 5000;
 
 /// Channel, line, and seconds to keep it as a key: `None` publishes only, 0 deletes the key.
@@ -82,13 +82,13 @@ fn lines_of(effect: &Effect, now_ms: u64) -> Vec<PublishedLine> {
     }
 }
 
-/// coturn's channel: unescaped realm and user, and a number of 18 digits.
+/// coturn's channel: unescaped realm and user, and an 18-digit number.
 fn place(realm: &str, user: &str, id: AllocationId, what: &str) -> String {
     let digits = u128::from_str_radix(&id.to_string(), 16).unwrap_or_default() % 1_000_000_000_000_000_000;
     format!("turn/realm/{realm}/user/{user}/allocation/{digits:018}/{what}")
 }
 
-/// Packets and bytes received from and sent to the client; the twin has the same for peers.
+/// Packets and bytes received from and sent to the client, and the same for the peers on the `/peer` channel.
 fn traffic(
     realm: &str,
     user: &str,
@@ -165,7 +165,7 @@ impl StatusWriter {
             }
             if next <= tokio::time::Instant::now() {
                 self.look_through(&mut rounds).await;
-                // A slow store reduces the scans instead of delaying the workers' lines.
+                // If the store is slow, this scans less often instead of delaying the workers' lines.
                 next = (next + PERIOD).max(tokio::time::Instant::now() + PERIOD / 2);
             }
         }
@@ -195,7 +195,7 @@ impl StatusWriter {
         rounds.end();
     }
 
-    /// Drops lines that cannot be published: they would be outdated later.
+    /// Publishes lines, and drops those that cannot be published: later they would be outdated.
     async fn publish(&self, lines: &[PublishedLine]) {
         if lines.is_empty() {
             return;
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn traffic_counts_since_the_last_round_and_renewals_appear_once() {
+    fn traffic_is_counted_since_the_last_round_and_renewals_appear_once() {
         let (mut rounds, begun) = (Rounds::default(), Instant::now());
         let mut round = |seconds: u64, allocation: &AllocationSnapshot| {
             let lines = rounds.see(allocation, begun + Duration::from_secs(seconds));
@@ -322,6 +322,6 @@ mod tests {
         );
         assert_eq!(round(40, &allocation(590_000, (6, 600), (2, 200))).len(), 2);
         rounds.end();
-        assert!(rounds.allocations.is_empty(), "an allocation not seen is forgotten");
+        assert!(rounds.allocations.is_empty(), "an allocation that was not seen is forgotten");
     }
 }

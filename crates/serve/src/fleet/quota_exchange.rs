@@ -1,5 +1,5 @@
-//! Quota exchange with the store: reports usage and receives grants, some hundred buckets at a time. Requests
-//! do not wait for it.
+//! Quota exchange with the store: reports usage and receives grants, a few hundred buckets at a time.
+//! Requests do not wait for it.
 
 use std::{
     sync::Arc,
@@ -33,7 +33,7 @@ async fn exchange(node: &Node, backoff: &mut Backoff) -> u64 {
     let period = exchange_period_ms(usize::try_from(nodes).unwrap_or(usize::MAX));
     let number = node.number();
     let _alone = node.exchanging.lock().await;
-    // Usage reported before this node's old record is cleared would be cleared with it.
+    // If usage were reported before this node's old record is cleared, it would be cleared too.
     if number == 0 || node.is_quiet() || node.rests() || node.recovery.is_to_clear() {
         return period;
     }
@@ -56,7 +56,7 @@ async fn exchange(node: &Node, backoff: &mut Backoff) -> u64 {
             if lost > 0 && node.quotas.lost() == 0 {
                 node.recovery.speak_soon();
             }
-            // A short answer leaves the remaining buckets open.
+            // If the answer has fewer entries, the remaining buckets stay pending.
             node.quotas.unheard(asks.get(grants.len()..).unwrap_or_default());
             if asks.len() == most { soon(most, nodes) } else { period }
         }
@@ -68,7 +68,7 @@ async fn exchange(node: &Node, backoff: &mut Backoff) -> u64 {
     }
 }
 
-/// Buckets per exchange: fewer in large fleets, where many nodes may have changes at once.
+/// Maximum number of buckets per exchange: fewer in large fleets, where many nodes may have changes at once.
 fn most(nodes: u32) -> usize {
     (AT_ONCE / usize::try_from(nodes.max(1)).unwrap_or(1)).clamp(LEAST, MOST)
 }

@@ -24,7 +24,7 @@ pub(super) struct Quotas {
     levels: RwLock<Levels>,
     /// First shard of the next exchange; rotates.
     turn: AtomicUsize,
-    /// Due to a user, a realm, the fleet's limit.
+    /// Refusals due to the limit of a user, of a realm, and of the fleet.
     refused: [AtomicU64; 3],
 }
 
@@ -38,7 +38,8 @@ pub(crate) struct QuotaCounts {
 }
 
 impl Quotas {
-    /// Counts an allocation in all of its buckets or in none. `total` is the fleet's limit.
+    /// Counts an allocation in all of its buckets, or in none if a limit is reached. `total` is the fleet's
+    /// limit.
     pub(super) fn acquire(
         &self,
         buckets: &Buckets,
@@ -47,7 +48,7 @@ impl Quotas {
         terms: Terms,
     ) -> Result<(), QuotaRefusal> {
         let limit = |limit: usize| u32::try_from(limit).unwrap_or(u32::MAX);
-        // Counts without a limit as well: a reload may set one.
+        // Counts even if there is no limit: a reload may set one.
         let of_realm = asked.of_realm.map_or(u32::MAX, limit);
         let all = [
             (buckets.user, limit(asked.of_user), QuotaRefusal::User),
@@ -127,7 +128,7 @@ impl Quotas {
         self.put_levels(all, books);
     }
 
-    /// Marks everything for a new report to the store.
+    /// Marks everything to be reported to the store again.
     pub(super) fn tell_all(&self, terms: Terms) {
         self.shards.iter().for_each(|shard| lock(shard).tell_all(terms));
     }
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn every_shard_gets_its_turn() {
+    fn every_shard_takes_part_in_exchanges() {
         let quotas = Quotas::default();
         for user in 0..=255 {
             let buckets =

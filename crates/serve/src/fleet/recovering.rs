@@ -1,5 +1,5 @@
-//! Era of the store, which decides how much quota this node may grant until the store knows what all nodes
-//! hold. Written by the control thread, read by workers.
+//! Era of the store, which decides how much quota this node may grant until the store knows the quotas
+//! that all nodes hold. Written by the control thread, read by workers.
 
 use std::{
     sync::{
@@ -14,14 +14,14 @@ use turnpike_fleet::{Books, EpochChange, EpochState, NodeReport, Recovery, Store
 
 pub(super) struct Recovering {
     recovery: Mutex<Recovery>,
-    /// Copy of the recovery's state for lock-free reads.
+    /// Copy of the recovery state for lock-free reads.
     books: AtomicU8,
     /// Notified if the next heartbeat must not wait.
     soon: Notify,
 }
 
 impl Recovering {
-    /// `before`: era and number of nodes that the previous process knew, if the store was complete.
+    /// `before`: era and number of nodes that the previous process knew of, if the store was complete.
     pub(super) fn new(before: Option<(StoreEpoch, u32)>) -> Self {
         let recovery = before.map(|(era, members)| Recovery::after(era, members)).unwrap_or_default();
         let books = AtomicU8::new(recovery.books() as u8);

@@ -1,4 +1,4 @@
-//! Counters of a node of the fleet.
+//! Counters of a fleet node.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,7 +7,7 @@ pub(super) enum RedirectReason {
     Load,
     Full,
     Draining,
-    /// The client used an address that is not this node's alone.
+    /// The client used an address that other nodes share.
     OwnAddress,
     Owner,
 }

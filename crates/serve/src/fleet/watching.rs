@@ -1,4 +1,4 @@
-//! Periodic look at all nodes: members, load and addresses. Releases the quota of nodes that are gone.
+//! Polls the members, load and addresses of all nodes. Releases the quota of nodes that are gone.
 
 use std::{sync::Arc, time::Duration};
 
@@ -60,7 +60,7 @@ pub(super) async fn look(node: &Node) -> Result<(), StoreError> {
     take_in(node);
     let nodes = u64::from(node.nodes());
     for (name, number) in abandoned {
-        // Enough if one of the nodes that see it does so.
+        // It is enough if one of the nodes that notice this does so.
         if rand::random::<u64>().is_multiple_of(nodes) {
             tracing::info!(node = %name, "releasing the quota of a node that is gone");
             while node.store.reap(&name, number, false).await? {}
@@ -79,7 +79,7 @@ pub(super) fn take_in(node: &Node) {
     node.set_sight(Sight { charges: view.charges(), view, own, at_ms: node.now_ms() });
 }
 
-/// Removes departed nodes from the workers' view, and keeps its age.
+/// Removes departed nodes from the workers' view without changing its timestamp.
 pub(super) fn leave_out(node: &Node) {
     let (view, own) = view_of(node);
     let before = node.sight();
@@ -115,7 +115,11 @@ fn read_card(node: &Node, sealed: &[u8]) -> Option<Card> {
 fn say(node: &Node, changes: &[Change]) {
     let members = node.members();
     if changes.len() > TOLD {
-        tracing::info!(changes = changes.len(), nodes = members.len(), "many nodes have joined or left");
+        tracing::info!(
+            changes = changes.len(),
+            nodes = members.len(),
+            "many nodes have joined or left the fleet"
+        );
         return;
     }
     for change in changes {

@@ -36,7 +36,7 @@ const CLOUDS: [Cloud; 5] = [
         address: "/metadata/instance/network/interface/0/ipv4/ipAddress/0/publicIpAddress?api-version=2021-02-01&format=text",
         zone: AZURE_ZONE,
     },
-    // Only this document has addresses of the Standard SKU, even without a load balancer.
+    // Only this document lists addresses of the Standard SKU, even without a load balancer.
     Cloud {
         name: "Azure (Standard)",
         header: AZURE,
@@ -57,7 +57,7 @@ const CLOUDS: [Cloud; 5] = [
     },
 ];
 
-/// AWS requires a token obtained by PUT; OpenStack and others use the same paths without.
+/// AWS requires a token obtained by PUT; OpenStack and others use the same paths without a token.
 const AWS_TOKEN: &str = "/latest/api/token";
 const AWS_ADDRESS: &str = "/latest/meta-data/public-ipv4";
 const AWS_ZONE: &str = "/latest/meta-data/placement/availability-zone";
@@ -127,7 +127,7 @@ mod tests {
 
     fn service(knows: &'static [(&'static str, &'static str)], header: &'static str) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = listener.local_addr().expect("it has one");
+        let address = listener.local_addr().expect("a bound address");
         thread::spawn(move || {
             for stream in listener.incoming() {
                 let mut stream = stream.expect("a connection");

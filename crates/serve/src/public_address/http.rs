@@ -1,4 +1,5 @@
-//! One HTTP/1.0 request whose response ends with the connection, enough for metadata services and Kubernetes.
+//! One HTTP/1.0 request whose response ends with the connection, which is enough for metadata services and
+//! Kubernetes.
 
 use std::{
     io::{self, Read, Write},
@@ -8,7 +9,7 @@ use std::{
 
 /// Timeout for connecting and for each read and write.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Maximum size of a response in bytes; a Node object has some ten thousand.
+/// Maximum size of a response in bytes; a Node object has about ten thousand.
 const LONGEST: u64 = 4 << 20;
 
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +47,7 @@ pub(super) fn ask(mut stream: impl Read + Write, question: &Question<'_>) -> Res
     stream.write_all(head.as_bytes()).map_err(silent)?;
     let mut answer = Vec::new();
     match stream.take(LONGEST).read_to_end(&mut answer) {
-        // A server may close TLS without close_notify: Content-Length shows if the body is complete.
+        // A server may close TLS without close_notify: Content-Length shows whether the body is complete.
         Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => return Err(silent(error)),
         _ => {}
     }

@@ -60,7 +60,7 @@ fn describe(node: &str, (host, port): (&str, &str), account: &Path) -> Result<Va
     serde_json::from_str(&body).map_err(|error| RequestError::Strange(host.to_owned(), error.to_string()))
 }
 
-/// Removes the TURN protocols from ALPN.
+/// Removes the TURN protocols from the ALPN list.
 fn for_http(config: &ClientConfig) -> ClientConfig {
     let mut config = config.clone();
     config.alpn_protocols.clear();
@@ -134,11 +134,14 @@ mod tests {
             addresses: addresses.iter().map(|address| address.parse().expect("one")).collect(),
             zone: Some("eu-west-1a".to_owned()),
         };
-        assert_eq!(read(&node(), None).expect("it has one"), told(&["203.0.113.5"]));
-        assert_eq!(read(&node(), Some("a/b")).expect("it has it"), told(&["203.0.113.7", "2001:db8::7"]));
-        let why = read(&node(), Some("other")).expect_err("it has none").to_string();
+        assert_eq!(read(&node(), None).expect("an external address"), told(&["203.0.113.5"]));
+        assert_eq!(
+            read(&node(), Some("a/b")).expect("the annotation exists"),
+            told(&["203.0.113.7", "2001:db8::7"])
+        );
+        let why = read(&node(), Some("other")).expect_err("no such annotation").to_string();
         assert!(why.contains("no annotation other"), "{why}");
-        let why = read(&json!({}), None).expect_err("it has none").to_string();
+        let why = read(&json!({}), None).expect_err("no address").to_string();
         assert!(why.contains("no ExternalIP"), "{why}");
     }
 
@@ -149,7 +152,7 @@ mod tests {
         account.file("ca.crt", &authority);
         account.file("token", "t0ken\n");
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = listener.local_addr().expect("it has one").port().to_string();
+        let port = listener.local_addr().expect("a bound address").port().to_string();
         let config = Arc::new(server_config(&certificate));
         let server = thread::spawn(move || {
             let (stream, _) = listener.accept().expect("a connection");

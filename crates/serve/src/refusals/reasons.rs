@@ -143,11 +143,11 @@ pub(crate) fn credentials_reason(why: CredentialRefusal) -> String {
             }
             TokenProblem::Malformed => "access token malformed".to_owned(),
             TokenProblem::NotAuthentic => {
-                "access token not authentic: another key or another oauth.server_name".to_owned()
+                "access token not authentic: made with a different key or oauth.server_name".to_owned()
             }
             TokenProblem::Future { ahead } => {
                 format!(
-                    "access token made {} in the future: set the clocks, or raise oauth.skew",
+                    "access token issued {} in the future: set the clocks, or raise oauth.skew",
                     span(ahead)
                 )
             }
@@ -168,14 +168,14 @@ fn credentials_remedy(why: CredentialRefusal) -> &'static str {
              credential is created."
         }
         CredentialRefusal::WrongKey => {
-            "The password is wrong, or was made with a secret that this server does not have. A stored key is valid for one realm and \
+            "The password is wrong, or was created with a secret that this server does not have. A stored key is valid for one realm and \
              one algorithm."
         }
         CredentialRefusal::WrongRealm => {
             "The client must use the realm of the 401 response. Keys for another realm do not match."
         }
         CredentialRefusal::WrongUser => {
-            "The allocation belongs to another user: the client continues from the same port with other credentials. It must create a new allocation."
+            "The allocation belongs to another user: the client continues from the same port with different credentials. It must create a new allocation."
         }
         CredentialRefusal::Token(_) => {
             "The token must come from the authorization server that shares the key in oauth.key, for oauth.server_name."
@@ -204,49 +204,52 @@ pub(crate) fn request_reason(code: u16, why: RequestRefusal) -> Cow<'static, str
             return format!("attribute {} is not supported", kind::Name(attribute)).into();
         }
         (RequestRefusal::PeerFamily(peer), _) => {
-            return format!("{}: the relayed address has another family than this peer", peer_name(peer))
-                .into();
+            return format!(
+                "{}: the relayed address is of a different family than this peer",
+                peer_name(peer)
+            )
+            .into();
         }
         (RequestRefusal::AllocationExists, _) => "the client address already has an allocation",
-        (RequestRefusal::UserQuota, _) => "the user has reached the limit of allocations",
-        (RequestRefusal::PrefixQuota, _) => {
-            "the client's address prefix has reached the limit of allocations"
+        (RequestRefusal::UserQuota, _) => "the user has reached the allocation limit",
+        (RequestRefusal::PrefixQuota, _) => "the client's address prefix has reached the allocation limit",
+        (RequestRefusal::TotalQuota, _) => {
+            "the allocation limit of the realm or of the server has been reached"
         }
-        (RequestRefusal::TotalQuota, _) => "the limit of allocations is reached, in the realm or in total",
         (RequestRefusal::Banned, _) => "the user or the client's address is banned",
         (RequestRefusal::Draining, _) => "the server is draining",
         (RequestRefusal::Loop, _) => "the client is behind one of this server's own relayed addresses",
         (RequestRefusal::Tunnel, _) => "the client's address is a 6to4 or Teredo address",
-        (RequestRefusal::Permissions, _) => "the allocation has reached the limit of permissions",
-        (RequestRefusal::Channels, _) => "the allocation has reached the limit of channels",
+        (RequestRefusal::Permissions, _) => "the allocation has reached the permission limit",
+        (RequestRefusal::Channels, _) => "the allocation has reached the channel limit",
         (RequestRefusal::SharedPeer, _) => "another client uses this peer on the shared relay port",
-        (RequestRefusal::Connections, _) => "the limit of connections to peers is reached",
+        (RequestRefusal::Connections, _) => "the limit on connections to peers has been reached",
         (RequestRefusal::NoRelay, _) => {
-            "no relay port or file descriptor is left, or the user has not reserved this port"
+            "no free relay port or file descriptor is left, or the user has not reserved this port"
         }
         (RequestRefusal::AddressAbsent, _) => {
             "this machine currently does not have the relay address of that family"
         }
-        (RequestRefusal::PortsHeld, _) => "other programs hold the relay ports",
+        (RequestRefusal::PortsHeld, _) => "other programs are using the relay ports",
         (RequestRefusal::Store, _) => "the credential store does not answer",
         (RequestRefusal::Unanswered(bound), _) => unanswered_reason(bound),
         (RequestRefusal::Code, 300) => "the client was redirected to another server",
         (RequestRefusal::Code, 400) => "the request is malformed",
-        (RequestRefusal::Code, 401) => "no credential, or a wrong one",
+        (RequestRefusal::Code, 401) => "the credential is missing or wrong",
         (RequestRefusal::Code, 403) => "forbidden",
-        (RequestRefusal::Code, 405) => "mobility is switched off",
-        (RequestRefusal::Code, 420) => "the request has an attribute that is not supported",
+        (RequestRefusal::Code, 405) => "mobility is disabled",
+        (RequestRefusal::Code, 420) => "the request contains an unsupported attribute",
         (RequestRefusal::Code, 437) => "the client address has no allocation",
-        (RequestRefusal::Code, 438) => "the nonce is too old, or was made for another address",
+        (RequestRefusal::Code, 438) => "the nonce is too old, or was issued to another address",
         (RequestRefusal::Code, 440) => "no relay address of the requested family",
         (RequestRefusal::Code, 442) => "the requested transport is not relayed",
-        (RequestRefusal::Code, 443) => "the peer has another family than the relayed address",
+        (RequestRefusal::Code, 443) => "the peer is of a different family than the relayed address",
         (RequestRefusal::Code, 446) => "a connection to this peer already exists",
         (RequestRefusal::Code, 447) => "the peer did not accept the connection",
         (RequestRefusal::Code, 441) => "the allocation belongs to another user",
-        (RequestRefusal::Code, 486) => "the quota of allocations is reached",
-        (RequestRefusal::Code, 500) => "the server failed",
-        (RequestRefusal::Code, 508) => "the server has no capacity",
+        (RequestRefusal::Code, 486) => "the allocation quota has been reached",
+        (RequestRefusal::Code, 500) => "internal server error",
+        (RequestRefusal::Code, 508) => "the server has no capacity left",
         (RequestRefusal::Code, _) => "refused",
     };
     reason.into()
@@ -255,9 +258,9 @@ pub(crate) fn request_reason(code: u16, why: RequestRefusal) -> Cow<'static, str
 fn unanswered_reason(bound: DropReason) -> &'static str {
     match bound {
         DropReason::RefusalLimit => {
-            "no answer: the limit of refusals per second for the address prefix is reached"
+            "no answer: the address prefix has reached its limit of refusals per second"
         }
-        DropReason::QuotaPending => "no answer yet: waiting for the fleet store to decide about the limit",
+        DropReason::QuotaPending => "no answer yet: waiting for the fleet store to decide on the limit",
         DropReason::LookupLimit => "no answer: too many requests are waiting for the credential store",
         DropReason::LookupOver => "no answer: the credential store did not answer in time",
         _ => "no answer",
@@ -269,7 +272,9 @@ fn unanswered_remedy(bound: DropReason) -> &'static str {
         DropReason::RefusalLimit => {
             "Each new client needs one refusal. Raise limits.refusals_per_prefix, or remove it."
         }
-        DropReason::QuotaPending => "Nothing to do: the client repeats its request and then gets an answer.",
+        DropReason::QuotaPending => {
+            "Nothing to do: the client retransmits its request and then gets an answer."
+        }
         _ => "The store is slow: see the log and the store's metrics.",
     }
 }
@@ -278,16 +283,16 @@ fn request_remedy(code: u16, why: RequestRefusal) -> &'static str {
     match (why, code) {
         (RequestRefusal::Unanswered(bound), _) => unanswered_remedy(bound),
         (RequestRefusal::UserQuota, _) => {
-            "Raise limits.allocations_per_user or the realm's limit, or find out why the client creates so many."
+            "Raise limits.allocations_per_user or the realm's limit, or find out why the client creates so many allocations."
         }
         (RequestRefusal::PrefixQuota, _) => {
-            "Many clients behind one address: raise limits.allocations_per_prefix."
+            "Probably many clients behind one address: raise limits.allocations_per_prefix."
         }
         (RequestRefusal::TotalQuota, _) => {
             "Raise limits.allocations or the realm's limit, or add a server ([[alternate]])."
         }
         (RequestRefusal::Banned, _) => {
-            "GET /v1/bans of the admin interface shows the reason; DELETE ends the ban."
+            "GET /v1/bans of the admin interface shows the reason; DELETE lifts the ban."
         }
         (RequestRefusal::Draining, _) => "New clients must use another server; [[alternate]] redirects them.",
         (RequestRefusal::PeerFamily(_), _) => {
@@ -307,7 +312,7 @@ fn request_remedy(code: u16, why: RequestRefusal) -> &'static str {
             "Raise limits.peer_connections, limits.peer_connections_per_user or limits.peer_connections_per_allocation."
         }
         (RequestRefusal::NoRelay, _) => {
-            "Widen relay.ports, add an address to relay.addresses, or raise the limit of open files."
+            "Widen relay.ports, add an address to relay.addresses, or raise the open file limit."
         }
         (RequestRefusal::AddressAbsent, _) => {
             "GET /v1/listeners of the admin interface lists the relay addresses: wait for the address, or set another in relay.addresses."
@@ -323,13 +328,13 @@ fn request_remedy(code: u16, why: RequestRefusal) -> &'static str {
              Usually the client was restarted; the old allocation expires on its own."
         }
         (RequestRefusal::BadRequest(_) | RequestRefusal::UnknownAttribute(_), _) => {
-            "The client sends a wrong request: report the attribute to its developer."
+            "The client sends an invalid request: report the attribute to its developer."
         }
         (RequestRefusal::Code, 300) => {
             "Nothing to do if the client follows: it must connect to the ALTERNATE-SERVER in the response."
         }
         (RequestRefusal::Code, 438) => {
-            "Normal now and then: the client repeats the request with the new nonce. If it fails again and again, \
+            "Normal now and then: the client repeats the request with the new nonce. If requests keep failing, \
              something between client and server changes the client's address."
         }
         (RequestRefusal::Code, 437) => {
@@ -337,7 +342,9 @@ fn request_remedy(code: u16, why: RequestRefusal) -> &'static str {
              client and server changes its port."
         }
         (RequestRefusal::Code, 440) => "Add an address of that family to relay.addresses.",
-        (RequestRefusal::Code, 442) => "Relayed TCP needs relay.tcp and a client connected over TCP or TLS.",
+        (RequestRefusal::Code, 442) => {
+            "Relayed TCP needs relay.tcp and a client that is connected over TCP or TLS."
+        }
         (RequestRefusal::Code, 405) => "Enable it with relay.mobility.",
         (RequestRefusal::Code, 447) => "Check that the peer listens and that no firewall blocks it.",
         _ => "The client is at fault.",
@@ -393,7 +400,7 @@ fn request_keys(code: u16, why: RequestRefusal) -> Option<&'static [&'static str
 pub(crate) fn connection_reason(reason: &'static str) -> &'static str {
     match reason {
         "not_stun" => "received data is neither STUN nor ChannelData",
-        "length" => "a STUN message with an impossible length",
+        "length" => "a STUN message with an invalid length",
         "too_long" => "a message that is too long",
         "no_message" | "timeout" => "no complete message arrived in time",
         "handshake" | "other" => "the handshake failed",
@@ -401,7 +408,7 @@ pub(crate) fn connection_reason(reason: &'static str) -> &'static str {
         "no_certificate" => "a TLS client, but no certificate is configured",
         "plain_refused" => "a client without TLS on a listener that requires TLS",
         "plain_stun" => "a STUN request without TLS on a listener that requires TLS",
-        "proxy_header" => "a proxy that sent no PROXY header, or a broken one",
+        "proxy_header" => "a proxy that sent no PROXY header or an invalid one",
         "untrusted_proxy" => "a PROXY header from an address not in server.proxy_protocol_from",
         "duplicate" => "a PROXY header with the addresses of another open connection",
         "replies_unread" => "the client does not read its replies",
@@ -423,7 +430,7 @@ pub(crate) fn connection_reason(reason: &'static str) -> &'static str {
 fn connection_remedy(reason: &'static str) -> &'static str {
     match reason {
         "alert" | "closed" => {
-            "Usually the client does not trust the certificate, requests a name it lacks, or the chain is incomplete: turnpike probe \
+            "Usually the client does not trust the certificate, requests a name that it lacks, or the chain is incomplete: turnpike probe \
              turns:NAME shows which."
         }
         "incompatible" | "version" | "key_share" => {
@@ -446,18 +453,20 @@ fn connection_remedy(reason: &'static str) -> &'static str {
             "Raise limits.half_open or limits.half_open_per_network, or find the source of so many handshakes."
         }
         "evicted" => "Raise limits.idle_connections, or find the source of so many connections.",
-        "limit_address" => "Many clients behind one address: raise limits.idle_connections_per_address.",
+        "limit_address" => {
+            "Probably many clients behind one address: raise limits.idle_connections_per_address."
+        }
         "not_stun" | "garbage" | "length" | "too_long" => {
             "Another protocol or a scan: nothing to do, unless it is one of your clients."
         }
         "no_message" | "timeout" => {
-            "A port scan, or a path that loses full-size packets, which a handshake needs."
+            "A port scan, or a network path that drops full-size packets, which a handshake needs."
         }
         _ => "The client is at fault.",
     }
 }
 
-/// Reasons that indicate an operator's mistake and that strangers rarely cause.
+/// Reasons that indicate a configuration error and that outsiders rarely cause.
 pub(crate) fn is_misconfiguration(reason: &str) -> bool {
     matches!(reason, "plain_stun" | "untrusted_proxy")
 }
@@ -541,7 +550,7 @@ mod tests {
             assert!(!keys.is_empty(), "{kind} {reason}");
             assert_eq!(keys_of_count(kind, reason), keys, "{kind} {reason}");
         }
-        // Counters of responses have the code only, not the limit.
+        // Response counters have only the code, not the limit.
         for (code, causes) in [
             (486, [RequestRefusal::UserQuota, RequestRefusal::PrefixQuota]),
             (508, [RequestRefusal::TotalQuota, RequestRefusal::NoRelay]),
@@ -607,13 +616,13 @@ mod tests {
         let all = all.chain(connections.map(|reason| Why::Connection("connection", reason)));
         for (kind, reason) in counted() {
             for key in keys_of_count(kind, reason) {
-                assert!(known.contains(*key), "{key} of {kind} {reason} is none of {known:?}");
+                assert!(known.contains(*key), "{key} of {kind} {reason} is not one of {known:?}");
             }
         }
         for why in all.chain([Why::Connection("dtls_handshake", "evicted")]) {
             assert!(!why.keys().is_empty(), "{why:?}");
             for key in why.keys() {
-                assert!(known.contains(*key), "{key} of {why:?} is none of {known:?}");
+                assert!(known.contains(*key), "{key} of {why:?} is not one of {known:?}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Start, drain, handover and end of a node.
+//! Startup, draining, handover and shutdown of a node.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -81,7 +81,7 @@ impl Node {
         self.stops.store(true, Ordering::Relaxed);
     }
 
-    /// Exports the state for the new process. Blocks until a running exchange ends.
+    /// Exports the state for the new process. Blocks until an exchange in progress ends.
     pub(in crate::fleet) fn offer(&self) -> NodeOffer {
         self.rests.store(true, Ordering::Relaxed);
         drop(self.exchanging.blocking_lock());
@@ -111,7 +111,7 @@ impl Node {
         self.rests.load(Ordering::Relaxed)
     }
 
-    /// Stops publishing: the new process is this node. This one only listens for bans.
+    /// Stops publishing, because the new process is now this node. This process only listens for bans.
     pub(in crate::fleet) fn hand_over(&self) {
         self.handed_over.store(true, Ordering::Relaxed);
         self.left.store(true, Ordering::Relaxed);
@@ -131,14 +131,16 @@ impl Node {
         let end = tokio::time::Instant::now() + LAST_WORDS;
         match timeout_at(end, goodbye).await {
             Ok(Ok(())) => tracing::info!("this node has left the fleet"),
-            Ok(Err(error)) => tracing::warn!("{error}; other nodes notice by timeout that this one left"),
+            Ok(Err(error)) => {
+                tracing::warn!("{error}; other nodes will notice by timeout that this node has left")
+            }
             Err(_) => {
                 tracing::warn!(
                     "fleet store slow; the other nodes will notice by timeout that this node has left"
                 );
             }
         }
-        // After the departure notice, which must not wait for it.
+        // Comes after the departure notice, which must not wait for this.
         if !matches!(timeout_at(end, self.announce_orders()).await, Ok(Ok(()))) {
             let orders = self.banned.unannounced().len();
             tracing::warn!(orders, "left the fleet before all bans and unbans reached the other nodes");

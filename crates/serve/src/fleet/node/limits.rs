@@ -1,4 +1,4 @@
-//! Quotas of a node, and the terms that the state of the store sets for them.
+//! Quotas of a node, and the terms for them that follow from the state of the store.
 
 use std::sync::atomic::Ordering;
 
@@ -9,7 +9,8 @@ use turnpike_turn::server::{QuotaRefusal, UserRef};
 use super::Node;
 use crate::fleet::quotas::Buckets;
 
-/// Maximum delay before a node registers again with a store that has lost data, and its increase per node.
+/// Maximum delay before a node registers again with a store that has lost data, and the increase of that
+/// delay per node.
 const REJOIN_MS: u64 = 2000;
 const REJOIN_MS_A_NODE: u64 = 10;
 
@@ -85,7 +86,7 @@ impl Node {
             EpochChange::Ends => {
                 tracing::info!(
                     era = era.era.number,
-                    "the fleet store knows all nodes' quotas and grants them again"
+                    "the fleet store knows all nodes' quotas again and grants new ones"
                 );
                 self.quotas.settle();
                 self.rereads.store(true, Ordering::Relaxed);
@@ -93,7 +94,7 @@ impl Node {
         }
     }
 
-    /// True if the store answers but does not yet know what all nodes hold.
+    /// True if the store answers but does not yet know the quotas that all nodes hold.
     pub(in crate::fleet) fn is_recovering(&self) -> bool {
         !self.is_alone() && self.recovery.books() != Books::Whole
     }

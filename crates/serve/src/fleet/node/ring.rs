@@ -1,4 +1,4 @@
-//! Keys of a node: reads, creates and restores the key ring of the fleet.
+//! Keys of a node: reading, creating and restoring the fleet's key ring.
 
 use std::sync::{MutexGuard, PoisonError};
 
@@ -48,7 +48,8 @@ impl Node {
             }
             Step::Put { before, ring } => {
                 let sealed = seal_ring(&self.sealer, &ring);
-                // If another node was faster, the next heartbeat reports its version.
+                // If another node was faster, the next heartbeat returns the version of that node's
+                // ring.
                 if self.store.put_ring(before, ring.version, &sealed).await? {
                     self.custody().take(ring);
                     self.put_keys();
