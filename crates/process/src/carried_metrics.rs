@@ -1,6 +1,6 @@
 //! Metrics of the previous process, added to this process's page so that counters continue. Works on the text
-//! of both pages, because the previous process may be another version; counters that only it has stay in the
-//! sum.
+//! of both pages, because the previous process may be another version; counters that only it has remain in
+//! the sum.
 
 use std::{
     collections::HashMap,
@@ -10,7 +10,7 @@ use std::{
 
 const OF_PROCESS: &str = "turnpike_process_";
 
-/// Metrics of the previous process and all before it.
+/// Metrics of the previous process and of all those before it.
 #[derive(Debug, Default)]
 pub struct CarriedMetrics {
     /// Gauges that add up while both processes have sessions.
@@ -21,7 +21,7 @@ pub struct CarriedMetrics {
 #[derive(Debug, Default)]
 struct State {
     page: Page,
-    /// Sessions of the previous process that are not counted here.
+    /// True if the previous process has sessions that are not counted in this one.
     is_apart: bool,
     lives: bool,
 }
@@ -31,12 +31,12 @@ impl CarriedMetrics {
         Self { gauges, state: Mutex::default() }
     }
 
-    /// Sets the page of a process that is about to hand over its sessions.
+    /// Stores the page of a process that is about to hand over its sessions.
     pub(crate) fn expect(&self, text: &str) {
         *self.lock() = State { page: Page::new(text), is_apart: false, lives: false };
     }
 
-    /// Marks the start of service here; the previous process keeps the sessions left there.
+    /// Marks the point from which this process serves; the previous process keeps the sessions left there.
     pub(crate) fn begin(&self) {
         self.lock().lives = true;
     }
@@ -272,7 +272,7 @@ turnpike_build_info{version=\"2\"} 1
     }
 
     #[test]
-    fn only_counters_remain_of_a_process_that_has_ended() {
+    fn only_the_counters_of_an_exited_process_remain() {
         let carried = CarriedMetrics::new(GAUGES);
         carried.set(OLD);
         assert!(carried.lives());

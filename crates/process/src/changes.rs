@@ -1,5 +1,5 @@
 //! Changes made by a reload, as lines for the log and for the client that requested it: old and new values of
-//! keys, names of other things. Secret values never appear.
+//! keys, and names of everything else. Secret values never appear.
 
 use std::{collections::HashMap, hash::Hash};
 
@@ -76,7 +76,7 @@ pub fn log_each(lines: &[String]) {
         tracing::info!("reloaded {line}");
     }
     if let Some(more @ 1..) = lines.len().checked_sub(MOST) {
-        tracing::info!("reloaded {more} more; `turnpike reload` lists all of them");
+        tracing::info!("{more} more changes reloaded; `turnpike reload` lists all of them");
     }
 }
 
@@ -99,7 +99,7 @@ pub fn names<K: AsRef<str>>(names: &[K]) -> Option<String> {
     }
 }
 
-/// Line of the form `KEY: OLD -> NEW`; long values are cut.
+/// Line of the form `KEY: OLD -> NEW`; long values are truncated.
 #[must_use]
 pub fn line(key: &str, change: &Change) -> String {
     const LONGEST: usize = 200;
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_list_is_cut() {
+    fn a_long_list_is_truncated() {
         let list: Vec<String> = (0..25).map(|n| format!("r{n}")).collect();
         let text = names(&list).unwrap();
         assert!(text.starts_with("r0, r1, ") && text.ends_with("r19 and 5 more"), "{text}");

@@ -32,21 +32,21 @@ use crate::{
     upgrade::{self, Patience, ProgramFile, Successor, UpgradeSocket},
 };
 
-/// Interval of [`Service::tick`] and of checks for failed workers. A failed worker leaves its share of
-/// clients unserved, so the process ends and the service manager restarts it.
+/// Interval of [`Service::tick`] and of checks for failed workers. A failed worker leaves its share of the
+/// clients unserved, so the process exits and the service manager restarts it.
 const TICK: Duration = Duration::from_secs(1);
 const DRAIN_POLL: Duration = Duration::from_millis(100);
-/// Snapshots may be 100 ms old, so "no sessions" counts only after this time.
+/// Snapshots may be 100 ms old, so the absence of sessions is trusted only after this time.
 const DRAIN_SETTLE: Duration = Duration::from_millis(250);
 /// Time limit for writing the log lines left in the workers' queue.
 const LAST_LINES: Duration = Duration::from_secs(5);
-/// Time limit for a running reload when the program must end.
+/// Time limit for a reload in progress when the program has to stop.
 const GRACE: Duration = Duration::from_secs(1);
-/// Time limit for [`Service::leave`]: longer than those of its parts, which are running changes and the
-/// fleet.
+/// Time limit for [`Service::leave`]: longer than the limits of its parts, which wait for changes in
+/// progress and for the fleet.
 const GOODBYE: Duration = Duration::from_secs(6);
 
-/// Runs a service until a signal or an administrator ends it. `start` returns the service and the task that
+/// Runs a service until a signal or an administrator stops it. `start` returns the service and the task that
 /// writes its log.
 pub fn run<S: Service, E: From<ProcessError>>(
     (level, format): (&str, LogFormat),
@@ -58,7 +58,7 @@ pub fn run<S: Service, E: From<ProcessError>>(
     let ended = runtime.block_on(async {
         let (control, mut requests) = Control::new(S::GAUGES);
         let stop = Arc::clone(control.status().stop());
-        // First, so that no signal has its default action while sessions exist.
+        // Comes first, so that no signal has its default action while sessions exist.
         signals::pass_on(control.requests().clone(), Arc::clone(&stop)).map_err(ProcessError::Control)?;
         tracing::info!("turnpike {}", env!("CARGO_PKG_VERSION"));
         // Opened before the service manager learns that this process serves.
@@ -68,7 +68,7 @@ pub fn run<S: Service, E: From<ProcessError>>(
             started = start(&control) => Some(started),
             () = stop.requested() => None,
         };
-        // An error after a stop comes from an interrupted wait.
+        // An error after a stop request comes from an interrupted wait.
         let Some(started) = started.filter(|started| started.is_ok() || !stop.is_requested()) else {
             log_stopped();
             return Ok(());
@@ -80,16 +80,16 @@ pub fn run<S: Service, E: From<ProcessError>>(
         drop(requests);
         control.status().set_draining();
         let _ = timeout(GOODBYE, service.leave()).await;
-        // Blocks on joining threads, and the log must be written meanwhile.
+        // Joining threads blocks, and the log must be written in the meantime.
         if tokio::task::spawn_blocking(move || drop(service)).await.is_err() {
-            tracing::warn!("the workers did not stop in order");
+            tracing::warn!("the workers did not stop cleanly");
         }
-        // Without workers the log has no senders left, and ends once it is empty.
+        // Once the workers are gone, the log has no senders left and ends when it is empty.
         let _ = timeout(LAST_LINES, log).await;
         log_stopped();
         if failed { Err(ProcessError::Worker.into()) } else { Ok(()) }
     });
-    // A running name lookup may take half a minute, and its result is not needed.
+    // A name lookup in progress may take half a minute, and its result is not needed.
     runtime.shutdown_background();
     ended
 }
@@ -102,7 +102,7 @@ enum Stage {
     Serving,
     Upgrading(Upgrading),
     Draining(Until),
-    /// Another process serves; this one keeps the sessions that did not move.
+    /// Another process serves; this one keeps the sessions that have not moved.
     HandedOver(Successor, Until),
 }
 
@@ -114,7 +114,7 @@ struct Upgrading {
     drain: Option<Option<Duration>>,
 }
 
-/// The new process and a summary, or the reason of the failure.
+/// The new process and a summary, or the reason for the failure.
 type Upgraded = Result<(Successor, String), String>;
 
 #[derive(Clone, Copy)]
@@ -151,7 +151,7 @@ impl Upgrading {
         Self { request, ended, cancelled, drain: None }
     }
 
-    /// Cancels the upgrade if it is not too late, to drain afterwards.
+    /// Cancels the upgrade if it is not too late, and drains afterwards.
     fn cancel(self, drain: Option<Duration>) -> Self {
         self.cancelled.store(true, Ordering::Relaxed);
         Self { drain: Some(drain), ..self }
@@ -184,7 +184,7 @@ impl Stage {
         }
     }
 
-    /// Time until the next call; `None` at the end.
+    /// Time until the next call; `None` if the program is to end.
     fn pause(&mut self, service: &impl Service, status: &ControlStatus) -> Option<Duration> {
         match self {
             Self::Serving | Self::Upgrading(_) => Some(TICK),
@@ -195,7 +195,7 @@ impl Stage {
                 Some(DRAIN_POLL.min(until.left()))
             }
             Self::HandedOver(successor, until) => {
-                // The process before this one may need this one to reach its clients.
+                // The previous process may need this one to reach its clients.
                 if until.is_over(|| service.left() + u64::from(status.carried().lives())) {
                     return None;
                 }
@@ -205,7 +205,7 @@ impl Stage {
         }
     }
 
-    /// Lets the service follow address changes, except during an upgrade while its sockets move.
+    /// Lets the service follow address changes, except during an upgrade, while its sockets move.
     fn follow_machine(&self, service: &mut impl Service) {
         if !matches!(self, Self::Upgrading(_)) {
             service.follow_machine(matches!(self, Self::Serving));
@@ -301,7 +301,7 @@ async fn until_ended<S: Service>(
     false
 }
 
-/// Carries out a request, and returns the next stage; `Break` at the end.
+/// Carries out a request, and returns the next stage; `Break` if the program is to end.
 async fn carry_out(
     request: Request,
     stage: Stage,
@@ -341,7 +341,7 @@ async fn carry_out(
             Stage::HandedOver(successor, drain(service, status, manager, patience))
         }
         (Request::Drain(_), last) => {
-            tracing::warn!("second signal: stopping at once");
+            tracing::warn!("second signal: stopping immediately");
             return ControlFlow::Break(last);
         }
         (Request::DrainWithin(wanted, answer), stage) => {
@@ -362,8 +362,8 @@ async fn reload(
     let result = tokio::select! {
         biased;
         result = manager.stay_alive_for(service.reload()) => result.map_err(NotReloaded::Refused),
-        // Nothing has changed yet: a reload waits only before its changes. One that waits in a thread checks
-        // the flag itself.
+        // Nothing has changed yet: a reload waits only before it makes changes. A reload that waits in a
+        // thread checks the flag itself.
         () = async { status.stop().requested().await; sleep(GRACE).await } => Err(NotReloaded::Draining),
     };
     manager.notify_reloaded(result.is_ok());
@@ -384,8 +384,8 @@ fn drain(
     Until::new(patience)
 }
 
-/// Drains by order of an administrator. A running drain continues, with a new deadline if `wanted`; an
-/// upgrade is cancelled first.
+/// Drains on behalf of an administrator. A drain in progress continues, with a new deadline if one is
+/// `wanted`; an upgrade is cancelled first.
 fn drain_within(
     service: &mut impl Service,
     status: &ControlStatus,
@@ -443,7 +443,7 @@ pub fn log_warnings(warnings: &[String]) {
     }
 }
 
-/// Logs why a reload is refused, one line per mistake, and returns the lines.
+/// Logs why a reload is refused, one line per error, and returns the lines.
 pub fn log_refused(error: &dyn Display, refused: &str) -> Vec<String> {
     let error = error.to_string();
     let lines: Vec<String> = error.lines().map(str::to_owned).chain(sandbox::remedy(&error)).collect();
@@ -471,7 +471,7 @@ mod tests {
         upgrade::{HandoverOffer, HandoverState},
     };
 
-    /// Records calls in order. One of its `open` sessions ends each time they are counted.
+    /// Records calls in order. Each time its `open` sessions are counted, one of them ends.
     struct Recorder {
         calls: Mutex<Vec<String>>,
         open: AtomicU64,
@@ -593,7 +593,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_signal_ends_a_waiting_reload() {
+    async fn a_signal_interrupts_a_waiting_reload() {
         let service = Recorder { good: true, waits: true, ..Recorder::default() };
         let (control, mut receiver) = Control::new(&[]);
         let status = Arc::clone(control.status());
@@ -618,7 +618,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_ends_a_waiting_start_and_its_name_lookups() {
+    fn a_signal_interrupts_startup_and_its_name_lookups() {
         let begun = std::time::Instant::now();
         let started = async |control: &Control| -> Result<(Recorder, JoinHandle<()>), ProcessError> {
             task::spawn_blocking(|| std::thread::sleep(Duration::from_secs(20)));
@@ -629,7 +629,7 @@ mod tests {
             });
             future::pending().await
         };
-        run(("error", LogFormat::Text), started).expect("the signal ends it without an error");
+        run(("error", LogFormat::Text), started).expect("a signal is not an error");
         assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     }
 
@@ -642,7 +642,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_drain_has_a_deadline_and_a_second_one_ends_at_once() {
+    async fn a_drain_has_a_deadline_and_a_second_signal_stops_immediately() {
         for (requests, drain) in
             [(&[None][..], "drain 30"), (&[None, None], "drain 30"), (&[Some(Duration::ZERO)], "drain 0")]
         {
@@ -669,7 +669,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_failed_worker_ends_the_service_even_while_draining() {
+    async fn a_failed_worker_stops_the_service_even_while_draining() {
         for drains in [0, 1] {
             let service = Recorder { failed: true, open: 1_000_000.into(), ..Recorder::default() };
             assert!(calls_of(service, (0..drains).map(|_| Request::Drain(None))).await.0, "{drains}");
@@ -700,13 +700,13 @@ mod tests {
             let first = control.drain(None).await.expect("it begins");
             assert!(control.is_draining());
             sleep(Duration::from_secs(10)).await;
-            let again = control.drain(None).await.expect("it goes on");
-            let longer = control.drain(Some(HOUR)).await.expect("it goes on");
+            let again = control.drain(None).await.expect("still running");
+            let longer = control.drain(Some(HOUR)).await.expect("still running");
             [first, again, longer].map(|draining| draining.deadline_s)
         })
         .await;
         assert_eq!(answer, [30.0, 20.0, HOUR.as_secs_f64()]);
-        assert_eq!((calls.len(), calls[0].as_str()), (2, "drain 30"), "it drains once: {calls:?}");
+        assert_eq!((calls.len(), calls[0].as_str()), (2, "drain 30"), "one drain only: {calls:?}");
         assert_eq!(lasted, HOUR + Duration::from_secs(10));
         let (answer, _, lasted) = asked(busy(), async |control| {
             control.drain(None).await.expect("it begins");
@@ -723,7 +723,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_failed_upgrade_is_reported_and_service_continues() {
+    async fn a_failed_upgrade_is_reported_and_the_service_continues() {
         let (request, mut steps) = upgrade_to("/bin/false");
         let requests = [request, Request::Reload(None), Request::Drain(None)];
         let (failed, calls, status) = calls_of(Recorder::default(), requests).await;

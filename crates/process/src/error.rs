@@ -8,13 +8,13 @@ use std::{
 
 use turnpike_net::PassedError;
 
-/// Each message is one sentence with a remedy.
+/// Each message is one sentence and includes a remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProcessError {
     #[error(transparent)]
     Passed(#[from] PassedError),
-    /// Passed socket that no listener would read from.
+    /// A passed socket that no listener would read from.
     #[error("the service manager passed {transport} {address} ({name:?}), but {problem}")]
     Unserved {
         /// `udp` or `tcp`.
@@ -24,7 +24,7 @@ pub enum ProcessError {
         name: String,
         problem: String,
     },
-    #[error("cannot write {what} {}: {source}; set another file, or none", path.display())]
+    #[error("cannot write {what} {}: {source}; configure another file, or none", path.display())]
     File { what: &'static str, path: PathBuf, source: io::Error },
     #[error("cannot take over: {0}")]
     Upgrade(String),

@@ -95,7 +95,7 @@ pub struct Common {
     pub upgrades: [(&'static str, u64); 2],
     /// Log lines lost because the control thread lagged behind or could not write.
     pub log_lost: u64,
-    /// Log lines suppressed by limits: refusals, ends.
+    /// Log lines suppressed by limits: of refusals, and of ended sessions.
     pub log_suppressed: [u64; 2],
 }
 

@@ -1,4 +1,4 @@
-//! Log lines and metrics of the kernel path, for server and forwarder.
+//! Log lines and metrics of the kernel path, for the server and the forwarder.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use turnpike_offload::{Attachment, Count, Hook, Kernel, Snapshot};
 
 use crate::exposition::{counter, counts};
 
-/// Logs the interfaces; `datapath` handles everything left to user space.
+/// Logs the attached interfaces; `datapath` handles everything left to user space.
 pub fn log_attached(kernel: &Kernel, flows: u32, datapath: Datapath) {
     let attached = kernel.attached();
     let where_to = if attached.is_empty() {

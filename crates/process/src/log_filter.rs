@@ -8,8 +8,8 @@ pub fn check_filter(filter: &str) -> Result<(), String> {
 }
 
 pub(crate) fn log_filter(filter: &str) -> Result<EnvFilter, String> {
-    // `EnvFilter` takes a lone word that is not a level for a target: `inof` would silence everything else.
-    // No word at all means the level "error".
+    // `EnvFilter` interprets a lone word that is not a level as a target: `inof` would silence everything
+    // else. An empty filter means the level "error".
     for directive in filter.split(',').map(str::trim) {
         let is_level = !directive.is_empty() && directive.parse::<LevelFilter>().is_ok();
         if !is_level && !directive.contains(['=', '[']) {
@@ -20,7 +20,7 @@ pub(crate) fn log_filter(filter: &str) -> Result<EnvFilter, String> {
     if let Some(strange) = filter.chars().find(|character| !character.is_ascii()) {
         return Err(format!("{strange:?} is not allowed in a target or level"));
     }
-    // Field values are not regular expressions: one of 600 letters can need more than all memory.
+    // Field values are not treated as regular expressions: one of 600 letters could use up all memory.
     EnvFilter::builder().with_regex(false).parse(filter).map_err(|error| error.to_string())
 }
 
@@ -33,7 +33,7 @@ mod tests {
         for good in ["info", "off", "debug,turnpike_relay=trace", "turnpike::auth=off"] {
             assert!(check_filter(good).is_ok(), "{good}");
         }
-        // Would need gigabytes as a regular expression.
+        // This would need gigabytes as a regular expression.
         assert!(check_filter(&format!("info,a[b{{c=.*a{}}}]=debug", ".".repeat(60))).is_ok());
         for bad in
             ["loud=very", "a=b=c", "inof", "", "info,", "info,turnpike_relay", " \u{7dd}=", "\u{e9}=info"]

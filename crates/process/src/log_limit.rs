@@ -1,6 +1,6 @@
-//! Limits on log lines that clients cause: refusals, which any stranger can cause, and ends of sessions, of
-//! which a user can cause thousands per second. They protect the disk, and keep one client from displacing
-//! the lines of others. Suppressed lines are counted.
+//! Limits on log lines that clients cause: refusals, which anyone on the network can cause, and ended
+//! sessions, of which a user can cause thousands per second. They protect the disk, and keep one client
+//! from displacing the lines of others. Suppressed lines are counted.
 
 use std::{
     collections::HashMap,
@@ -15,7 +15,7 @@ use turnpike_rates::{Rate, Rates};
 
 use crate::log_queue::LogCounts;
 
-/// Limits refusal lines over all workers. Metrics count every refusal.
+/// Limits refusal lines of all workers together. Metrics count every refusal.
 pub struct RefusalLineLimit {
     rates: Rates,
     suppressed: u64,
@@ -23,7 +23,7 @@ pub struct RefusalLineLimit {
 }
 
 impl RefusalLineLimit {
-    /// Per address: 20 at once, then one per second.
+    /// Per address: a burst of 20, then one per second.
     const EACH: Rate = Rate::new(20, 1000);
     /// In total: ten per second, at most a gigabyte per week.
     const TOTAL: Rate = Rate::new(100, 100);
@@ -34,8 +34,8 @@ impl RefusalLineLimit {
         Self { rates: Rates::new(Self::EACH, Self::TOTAL, Self::MOST), suppressed: 0, counts }
     }
 
-    /// True if this refusal is logged; `suppressed` then includes the refusals not logged since the last
-    /// line.
+    /// Returns true if this refusal is to be logged; `suppressed` then includes the refusals that were not
+    /// logged since the last line.
     pub fn admit(&mut self, now: Duration, source: IpAddr, suppressed: &mut u64) -> bool {
         let admitted = self.rates.admit_address(micros(now), source);
         let unlogged = *suppressed + u64::from(!admitted);
@@ -72,7 +72,8 @@ impl AddAssign for Sum {
     }
 }
 
-/// Limits lines about ended sessions or connections. Those above the limit are summed up by user or client.
+/// Limits lines about ended sessions or connections. Those above the limit are summarized by user or
+/// client.
 pub struct EndLimit<K> {
     rates: Rates,
     sums: HashMap<K, Sum>,
@@ -88,7 +89,7 @@ pub struct LineSummary<K> {
 }
 
 impl<K: Hash + Eq> EndLimit<K> {
-    /// Time for which sums are collected.
+    /// Period over which a summary is collected.
     const PATIENCE: Duration = Duration::from_secs(5);
     const NAMED: usize = 32;
 
@@ -97,7 +98,8 @@ impl<K: Hash + Eq> EndLimit<K> {
         Self { rates, sums: HashMap::new(), others: Sum::default(), due: None, counts }
     }
 
-    /// True if this end is logged, decided by `ask` on the rates; otherwise adds it to the sum of `whose`.
+    /// Returns true if this end is to be logged, which `ask` decides from the rates; otherwise adds it to
+    /// the summary of `whose`.
     pub fn admit(
         &mut self,
         now: Duration,
@@ -125,7 +127,7 @@ impl<K: Hash + Eq> EndLimit<K> {
         if self.due.is_some_and(|due| due <= now) { self.take() } else { None }
     }
 
-    /// Takes the sums before they are due, at the end of the log.
+    /// Takes the summary before it is due, when the log ends.
     pub fn take(&mut self) -> Option<LineSummary<K>> {
         self.due.take()?;
         let others = std::mem::take(&mut self.others);
@@ -157,7 +159,7 @@ mod tests {
                 .collect::<Vec<u64>>()
         };
         assert_eq!(admitted(5, "192.0.2.1", 100), vec![1; 20]);
-        // 80 lines with one suppressed refusal each stand for 160, plus this one's own.
+        // 80 lines with one suppressed refusal each are 160, plus the one suppressed before this line.
         assert_eq!(admitted(5, "198.51.100.1", 1), [161]);
         assert_eq!(admitted(6, "192.0.2.1", 100), [1]);
         assert_eq!(admitted(8, "192.0.2.1", 3), [99 * 2 + 1, 1]);
@@ -171,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_above_a_users_rate_are_summed_up_and_others_logged_singly() {
+    fn ends_above_a_users_rate_are_summarized_and_others_logged_singly() {
         let counts = Arc::new(LogCounts::default());
         let rates = Rates::new(Rate::new(10, 1000), Rate::new(1000, 1), 64);
         let mut limit = EndLimit::new(rates, Arc::clone(&counts));
@@ -188,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_are_bounded_in_number() {
+    fn the_number_of_summaries_is_bounded() {
         let mut limit = EndLimit::new(Rates::new(Rate::new(0, 1), Rate::new(0, 1), 4), Arc::default());
         for user in 0..100 {
             assert_eq!(ends(&mut limit, SECOND, &user.to_string(), 2), 0);

@@ -15,16 +15,16 @@ use tokio::{
 
 use crate::logging;
 
-/// Maximum number of waiting entries: twice the default limit of allocations and connections, so that a stop
-/// loses no lines. Above that, lines are lost and counted instead of blocking a worker. The queue grows as
-/// needed; an entry has about 200 bytes.
+/// Maximum number of waiting entries: twice the default limit of allocations and connections, so that
+/// stopping loses no lines. Above that, lines are lost and counted instead of blocking a worker. The queue
+/// grows as needed; an entry has about 200 bytes.
 pub const BACKLOG: usize = 32_768;
 
 const BATCH: usize = 1024;
-/// Pause between batches. Waiting for each entry would cost the worker a wake-up of another thread (two
-/// system calls) per entry; polling costs it nothing.
+/// Pause between batches. If the writer waited for each entry, the worker would have to wake another thread
+/// (two system calls) per entry; polling costs the worker nothing.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Maximum time between calls of the writer, so that it can write sums.
+/// Maximum time between calls of the writer, so that it can write summaries.
 const QUIET: Duration = Duration::from_secs(1);
 
 /// Interval of reports about lost lines while none can be written.
@@ -87,7 +87,7 @@ impl<T> LogReceiver<T> {
             write(&mut batch, if report { lost - reported } else { 0 });
             batch.clear();
             if report && logging::unwritten() > unwritten {
-                // The report itself could not be written.
+                // The report itself may have been impossible to write.
                 next_report = Instant::now() + REPORT_AGAIN;
             } else if report {
                 reported = lost;

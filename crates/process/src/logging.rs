@@ -1,4 +1,4 @@
-//! Log output: filter and format. Written to stderr, since stdout is for results.
+//! Log output: filter and format. Written to stderr, because stdout is for results.
 
 use std::{
     env,
@@ -34,8 +34,8 @@ use turnpike_wire::escape;
 
 use crate::log_filter::log_filter;
 
-/// Crates that log per message or per state created by a message. Packets of strangers must not fill a disk,
-/// whatever the filter.
+/// Crates that log per message or per state created by a message. Packets from the internet must not fill a
+/// disk, whatever the filter.
 const SILENCED: [&str; 3] = ["dimpl", "aya", "aya_obj"];
 
 /// Target of the audit log, which the filter does not affect.
@@ -51,7 +51,7 @@ struct CurrentFilter {
 /// Installs the process-wide subscriber; later calls have no effect.
 pub fn init(level: &str, format: LogFormat) {
     let Ok(filter) = log_filter(level) else {
-        // The configuration was checked for this, and a server without a log would be worse.
+        // The configuration check rejects invalid filters, and a server without a log would be worse.
         return init("info", format);
     };
     let (filter, handle) = reload::Layer::new(filter);
@@ -79,7 +79,7 @@ pub fn level() -> String {
     level.unwrap_or_default()
 }
 
-/// Changes the filter at run time. After an error the old filter stays.
+/// Changes the filter at run time. If there is an error, the old filter stays in place.
 pub fn set_level(level: &str) -> Result<(), String> {
     let filter = log_filter(level)?;
     let Some(now) = IN_FORCE.get() else { return Ok(()) };
@@ -89,7 +89,8 @@ pub fn set_level(level: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Lines for the journal (sd-daemon(3)): priority first, without time and process, which the journal adds.
+/// Lines for the journal (sd-daemon(3)): priority first, and without time and process, which the journal
+/// adds.
 struct Journal(Format<Full, ()>);
 
 impl Default for Journal {
@@ -200,7 +201,7 @@ impl<W: Write> Write for Lines<W> {
 struct JsonLines<W>(W);
 
 impl<W: Write> Write for JsonLines<W> {
-    /// Gets whole lines: the subscriber writes each in one call.
+    /// Receives whole lines: the subscriber writes each line in one call.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         match str::from_utf8(line) {
             Ok(text) => self.0.write_all(escape::json(text).as_bytes())?,
@@ -214,7 +215,7 @@ impl<W: Write> Write for JsonLines<W> {
     }
 }
 
-/// Colours only on a terminal, and unless NO_COLOR is set and not empty (no-color.org).
+/// Colours are used only on a terminal, unless NO_COLOR is set and not empty (no-color.org).
 fn are_coloured(terminal: bool, no_color: Option<OsString>) -> bool {
     terminal && no_color.is_none_or(|value| value.is_empty())
 }
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_for_a_full_disk_are_counted() {
+    fn lines_lost_to_a_full_disk_are_counted() {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let full = || Lines {
             to: std::fs::OpenOptions::new().write(true).open("/dev/full").expect("null(4)"),

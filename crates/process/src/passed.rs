@@ -7,10 +7,10 @@ use turnpike_net::{PassedSocket, PassedSockets, Transport};
 
 use crate::error::ProcessError;
 
-/// Environment variable that announces them (sd_listen_fds(3)), as the origin of settings.
+/// Environment variable that announces passed sockets (sd_listen_fds(3)); shown as the origin of settings.
 pub const VARIABLE: &str = "LISTEN_FDS";
 
-/// Default settings for these sockets: one worker per socket of an address.
+/// Default settings for these sockets: as many workers as there are sockets per address.
 #[must_use]
 pub fn settings(passed: &PassedSockets) -> Flags {
     let mut flags = Flags::new();
@@ -21,13 +21,13 @@ pub fn settings(passed: &PassedSockets) -> Flags {
     flags
 }
 
-/// Smallest number of sockets per address, `None` without passed sockets. That many workers need no further
-/// sockets.
+/// Smallest number of sockets per address; `None` if no sockets were passed. That many workers need no
+/// further sockets.
 fn fewest(passed: &PassedSockets) -> Option<usize> {
     passed.iter().map(|one| passed.count(one.transport, one.address)).min()
 }
 
-/// Logs that cores stay idle because a unit passes too few sockets of each address.
+/// Logs that cores stay idle if a unit passes too few sockets for each address.
 pub fn log_few_workers(passed: &PassedSockets, origin: &Origin, workers: usize) {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     if let Some(line) = few_workers(passed, origin, (workers, cores)) {
@@ -46,8 +46,8 @@ fn few_workers(passed: &PassedSockets, origin: &Origin, (workers, cores): (usize
     })
 }
 
-/// Checks that each socket is read. The kernel spreads clients over all sockets of an address, so clients of
-/// an unread one would wait forever.
+/// Checks that each socket is read. The kernel distributes clients over all sockets of an address, so
+/// clients of an unread socket would wait forever.
 pub fn check(
     passed: &PassedSockets,
     workers: usize,
@@ -60,7 +60,7 @@ pub fn check(
                 .to_owned()
         } else if sockets > workers {
             format!(
-                "there are {sockets} sockets of it for {workers} workers; list each address in the .socket unit once per worker, or configure \
+                "there are {sockets} sockets for this address and {workers} workers; list each address in the .socket unit once per worker, or configure \
                  {sockets} workers"
             )
         } else {
@@ -101,18 +101,19 @@ mod tests {
         let at = socket.local_addr().expect("bound");
         let passed = passed(vec![(socket.into(), "odd.socket")]);
         assert!(check(&passed, 1, |transport, address| (transport, address) == (Transport::Udp, at)).is_ok());
-        let error =
-            check(&passed, 1, |transport, _| transport == Transport::Tcp).expect_err("it is UDP").to_string();
+        let error = check(&passed, 1, |transport, _| transport == Transport::Tcp)
+            .expect_err("a UDP socket")
+            .to_string();
         assert!(error.contains(&format!("udp {at}")) && error.contains("odd.socket"), "{error}");
     }
 
     #[test]
-    fn more_sockets_of_an_address_than_workers_are_too_many() {
+    fn more_sockets_per_address_than_workers_are_refused() {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("loopback");
         let again = socket.try_clone().expect("a descriptor");
         let passed = passed(vec![(socket.into(), "a"), (again.into(), "a")]);
         assert!(check(&passed, 2, |_, _| true).is_ok());
-        let error = check(&passed, 1, |_, _| true).expect_err("the second is not read").to_string();
-        assert!(error.contains("2 sockets of it for 1 workers"), "{error}");
+        let error = check(&passed, 1, |_, _| true).expect_err("the second socket is not read").to_string();
+        assert!(error.contains("2 sockets for this address and 1 workers"), "{error}");
     }
 }

@@ -15,8 +15,8 @@ pub struct PidFile(Option<(PathBuf, File)>);
 impl PidFile {
     pub const NONE: Self = Self(None);
 
-    /// Writes the file. Takes over a file of another process, which may be about to end. Refuses symbolic and
-    /// hard links, which would redirect the write.
+    /// Writes the file. Takes over the file of another process, because that may be about to exit. Refuses
+    /// symbolic and hard links, which would redirect the write.
     pub fn write(path: Option<&Path>) -> Result<Self, ProcessError> {
         let Some(path) = path else { return Ok(Self::NONE) };
         let file = open(path).map_err(ProcessError::file("the process ID to", path))?;
@@ -40,7 +40,7 @@ fn open(path: &Path) -> io::Result<File> {
     if !found.is_file() || found.nlink() != 1 {
         return Err(refused("not a regular file with a single name"));
     }
-    // Overwrites the old text, which also ends in a newline, so readers never see an empty file.
+    // Overwrites the old text, which also ends with a newline, so that readers never see an empty file.
     let text = format!("{}\n", std::process::id());
     file.write_all(text.as_bytes())?;
     file.set_len(text.len() as u64)?;
@@ -84,10 +84,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_has_the_process_id_and_is_removed_at_the_end() {
+    fn the_file_has_the_process_id_and_is_removed_at_exit() {
         let dir = Dir::new();
         let path = dir.at("pid");
-        fs::write(&path, "4194304 of an older process\n").expect("the directory is ours");
+        fs::write(&path, "4194304 of an older process\n").expect("the directory is writable");
         let file = PidFile::write(Some(&path)).expect("writable");
         assert_eq!(fs::read_to_string(&path).expect("written"), format!("{}\n", std::process::id()));
         drop(file);
@@ -103,7 +103,7 @@ mod tests {
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| (0..2_000).for_each(|_| written()));
             while !writer.is_finished() {
-                let text = fs::read_to_string(&path).expect("it is there");
+                let text = fs::read_to_string(&path).expect("the file exists");
                 assert_eq!(text.lines().next(), Some(&*std::process::id().to_string()));
             }
         });
@@ -121,7 +121,7 @@ mod tests {
             },
         ] {
             let file = PidFile::write(Some(&path)).expect("writable");
-            replace(&path).expect("the directory is ours");
+            replace(&path).expect("the directory is writable");
             drop(file);
             assert!(path.exists());
         }
@@ -131,13 +131,13 @@ mod tests {
     fn links_are_not_followed() {
         let dir = Dir::new();
         let (victim, link) = (dir.at("victim"), dir.at("pid"));
-        fs::write(&victim, "precious").expect("the directory is ours");
-        std::os::unix::fs::symlink(&victim, &link).expect("the directory is ours");
+        fs::write(&victim, "precious").expect("the directory is writable");
+        std::os::unix::fs::symlink(&victim, &link).expect("the directory is writable");
         let told = PidFile::write(Some(&link)).err().expect("a link").to_string();
         assert!(told.contains("symbolic links are not followed"), "{told}");
-        fs::remove_file(&link).expect("the directory is ours");
-        fs::hard_link(&victim, &link).expect("the directory is ours");
+        fs::remove_file(&link).expect("the directory is writable");
+        fs::hard_link(&victim, &link).expect("the directory is writable");
         assert!(PidFile::write(Some(&link)).is_err());
-        assert_eq!(fs::read_to_string(&victim).expect("it is there"), "precious");
+        assert_eq!(fs::read_to_string(&victim).expect("the file exists"), "precious");
     }
 }

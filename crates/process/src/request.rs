@@ -14,16 +14,16 @@ use turnpike_api::{Draining, Later, NotReloaded, Process, Reloaded, Sandbox};
 
 use crate::{carried_metrics::CarriedMetrics, logging, sandbox};
 
-/// Maximum number of waiting requests; further senders wait.
+/// Maximum number of waiting requests; additional senders wait.
 const BACKLOG: usize = 16;
 
 #[derive(Debug)]
 pub(crate) enum Request {
     Reload(Option<oneshot::Sender<Result<Reloaded, NotReloaded>>>),
-    /// Stop accepting clients, and end with the last session or after this time; `None` uses the configured
-    /// time. A second request ends the process at once.
+    /// Stop accepting clients, and exit when the last session ends or after this time; `None` uses the
+    /// configured time. A second request stops the process immediately.
     Drain(Option<Duration>),
-    /// Like [`Request::Drain`], but a second request only changes the time, if given.
+    /// Like [`Request::Drain`], but a second request only changes the time, if one is given.
     DrainWithin(Option<Duration>, oneshot::Sender<Draining>),
     Upgrade(UpgradeRequest),
     MachineChanged,
@@ -48,7 +48,7 @@ impl UpgradeRequest {
         match &progress {
             UpgradeProgress::Step(text) | UpgradeProgress::Done(text) => tracing::info!("upgrade: {text}"),
             UpgradeProgress::Failed(why) => {
-                tracing::error!("upgrade failed, this process keeps serving: {why}");
+                tracing::error!("upgrade failed; this process keeps serving: {why}");
             }
         }
         if let Some(sender) = &self.progress {
@@ -57,7 +57,7 @@ impl UpgradeRequest {
     }
 }
 
-/// Set by a signal that ends the program, for code that waits for something else.
+/// Set by a signal that stops the program, for code that is waiting for something else.
 #[derive(Debug, Default)]
 pub struct Stop {
     is_requested: Arc<AtomicBool>,

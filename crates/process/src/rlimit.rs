@@ -1,11 +1,11 @@
-//! Limit of open files.
+//! Open file limit.
 
 use std::sync::{Mutex, PoisonError};
 
 /// Limit and need in the last warning, so that a reload does not repeat it.
 static WARNED: Mutex<Option<(u64, u64)>> = Mutex::new(None);
 
-/// Raises the limit of open files to `needed` plus `apart`. On failure, logs that `subject` needs them and
+/// Raises the open file limit to `needed` plus `apart`. On failure, logs that `subject` needs them and
 /// that `key` can be lowered. The `apart` files are for the admin interface and reloads: clients cannot use
 /// them up.
 pub fn raise_open_files(needed: u64, apart: u64, subject: &str, key: &str) {
@@ -15,12 +15,12 @@ pub fn raise_open_files(needed: u64, apart: u64, subject: &str, key: &str) {
         let warned = WARNED.lock().unwrap_or_else(PoisonError::into_inner).replace((limit, needed));
         if warned != Some((limit, needed)) {
             tracing::warn!(
-                "the limit of open files is {limit}, {subject} may need {needed}; raise it with `ulimit -n {needed}` \
+                "the limit of open files is {limit}, but {subject} may need {needed}; raise it with `ulimit -n {needed}` \
                  or LimitNOFILE=, or lower {key}"
             );
         }
     }
-    // Without enough memory, the table grows later.
+    // If memory is short, the table grows later.
     let _ = turnpike_net::rlimit::make_room(needed);
     turnpike_net::rlimit::set_apart(apart);
 }

@@ -1,9 +1,9 @@
 //! Sandbox: after reading its configuration, and before its second thread and first packet, a process drops
-//! every privilege, file and system call it does not need. An attacker who takes over the process has only
-//! the rest.
+//! every privilege, file and system call it does not need. An attacker who takes over the process has access
+//! only to the rest.
 //!
-//! All three restrictions outlive execve(2) and can only become stricter, so the new process of an upgrade
-//! lives in the same sandbox and adds its own.
+//! All three restrictions survive execve(2) and can only become stricter, so the new process of an upgrade
+//! starts in the same sandbox and adds its own restrictions.
 
 mod files;
 mod layers;
@@ -25,8 +25,8 @@ static IN_FORCE: OnceLock<Option<Sandbox>> = OnceLock::new();
 
 static LAYERS: OnceLock<String> = OnceLock::new();
 
-/// Enters the sandbox, unless it is off. Must be called while the process has a single thread: it applies to
-/// this thread and later ones.
+/// Enters the sandbox, unless it is disabled. Must be called while the process has a single thread: it
+/// applies to this thread and later ones.
 pub fn enter(settings: &SandboxSettings, needs: impl FnOnce() -> Needs) {
     IN_FORCE.get_or_init(|| {
         let mut layers = Layers::inherited();
@@ -36,7 +36,7 @@ pub fn enter(settings: &SandboxSettings, needs: impl FnOnce() -> Needs) {
                 let needs = needs();
                 let capabilities = privileges::drop_all_but(needs.privileges);
                 let files = files::restrict(&needs, &mut layers);
-                // Last, because the other two need calls that the list does not allow.
+                // Comes last, because the other two need calls that the list does not allow.
                 let system_calls = system_calls::restrict(needs.is_in_kernel(), &mut layers);
                 Some(sandbox_of(capabilities, files, system_calls))
             }
@@ -61,7 +61,7 @@ fn sandbox_of(
 
 static CORE_DUMPS: OnceLock<String> = OnceLock::new();
 
-/// Forbids core dumps, with or without a sandbox. Must be called before any key is read.
+/// Forbids core dumps, even if the sandbox is off. Must be called before any key is read.
 pub fn forbid_core_dumps() {
     if let Err(error) = privileges::forbid_core_dumps() {
         CORE_DUMPS.get_or_init(|| error.to_string());
@@ -93,13 +93,13 @@ pub fn log() {
         && read.contains(&home)
     {
         tracing::warn!(
-            "sandbox: the program or a configured file is in {home} itself, so everything there is readable: \
+            "sandbox: the program or a configured file is in {home} itself, so everything in it is readable: \
              move it to its own directory"
         );
     }
 }
 
-/// Remedy for errors that the sandbox may have caused; `None` for others.
+/// Remedy for errors that the sandbox may have caused; `None` for other errors.
 #[must_use]
 pub fn remedy(errors: &str) -> Option<String> {
     let Sandbox { read: Some(read), written: Some(written), .. } = in_force()? else { return None };
@@ -113,7 +113,7 @@ pub fn remedy(errors: &str) -> Option<String> {
     let is_likely = words.iter().any(|words| errors.contains(words));
     is_likely.then(|| {
         format!(
-            "the sandbox allows reading {} and writing {} only: restart to include the files in the current \
+            "the sandbox allows reading {} and writing {} only: restart to include the files of the current \
              configuration, or add directories to sandbox.read and sandbox.write first",
             read.join(", "),
             written.join(", ")
@@ -121,7 +121,7 @@ pub fn remedy(errors: &str) -> Option<String> {
     })
 }
 
-/// Needed privileges that the process had at its start and has dropped; a restart restores them.
+/// Needed privileges that the process had at startup and has dropped; a restart restores them.
 #[must_use]
 pub fn given_up(wanted: CapabilitySet) -> Option<String> {
     in_force()?;

@@ -12,15 +12,16 @@ pub trait Service: Send + 'static {
     const NAME: &'static str;
     /// Noun for the objects counted by [`Service::open`].
     const OPEN: &'static str;
-    /// Gauges of sessions: after an upgrade, those of the previous process are added.
+    /// Session gauges: after an upgrade, those of the previous process are added.
     const GAUGES: &'static [&'static str];
 
-    /// Reloads the configuration. On error nothing changes; the error has one line per mistake.
+    /// Reloads the configuration. If it fails, nothing changes; the error has one line per mistake.
     fn reload(&mut self) -> impl Future<Output = Result<Reloaded, Vec<String>>>;
     /// Called every second while serving.
     fn tick(&mut self) {}
     fn machine_changed(&mut self) {}
-    /// Applies changes of this machine. Called every second and after each change, except during an upgrade.
+    /// Applies changes to this machine's addresses and routes. Called every second and after each change,
+    /// except during an upgrade.
     fn follow_machine(&mut self, _is_serving: bool) {}
     /// True once a worker has failed.
     fn has_failed(&self) -> bool;
@@ -36,9 +37,9 @@ pub trait Service: Send + 'static {
     fn metrics(&self) -> &MetricsPage;
     /// Configured time limit for sessions left behind by an upgrade.
     fn upgrade_deadline(&self) -> Duration;
-    /// A new process serves from now on. Sessions that did not move stay here until `deadline`.
+    /// A new process serves from now on. Sessions that did not move stay in this process until `deadline`.
     fn handed_over(&mut self, deadline: Duration);
-    /// Number of sessions, connections and other client state left here after an upgrade.
+    /// Number of sessions, connections and other client state left in this process after an upgrade.
     fn left(&self) -> u64;
     /// Notifies other programs before the service is dropped.
     fn leave(&mut self) -> impl Future<Output = ()> {

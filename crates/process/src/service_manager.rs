@@ -6,17 +6,17 @@ use std::{env, pin::pin, time::Duration};
 use sd_notify::NotifyState;
 use tokio::time::{Instant, sleep};
 
-/// Watchdog messages per timeout: two may be late.
+/// Watchdog messages per timeout: two may be lost or late.
 const SIGNS: u32 = 3;
-/// Interval of checks for stalled workers without a watchdog.
+/// Interval of checks for stalled workers if there is no watchdog.
 const UNWATCHED: Duration = Duration::from_secs(10);
 /// Minimum interval of status lines.
 const STATUS: Duration = Duration::from_secs(5);
-/// Time for a stop after the sessions' deadline: workers end, the log is written.
+/// Time to stop after the sessions' deadline: to join the workers and write the log.
 const AFTERWARDS: Duration = Duration::from_secs(15);
 
-/// Process whose messages the watchdog expects (sd_watchdog_enabled(3)). Unset, it accepts those of any main
-/// process, including a new one after an upgrade.
+/// Process whose messages the watchdog expects (sd_watchdog_enabled(3)). If it is unset, the watchdog accepts
+/// those of any main process, including a new one after an upgrade.
 pub(crate) const WATCHDOG_PID: &str = "WATCHDOG_PID";
 
 type Notify = Box<dyn Fn(&[NotifyState<'_>]) + Send>;
@@ -27,7 +27,7 @@ pub(crate) fn notify_main_process(id: u32) {
     if env::var_os("NOTIFY_SOCKET").is_some()
         && let Err(error) = sd_notify::notify(&[NotifyState::MainPid(id)])
     {
-        tracing::warn!("cannot notify the service manager that process {id} is the main one: {error}");
+        tracing::warn!("cannot notify the service manager that process {id} is the main process: {error}");
     }
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct ServiceManager {
     notify: Option<Notify>,
     every: Option<Duration>,
     next_sign: Instant,
-    /// Time since which a worker takes no commands, once logged.
+    /// Time at which a worker was logged as taking no commands.
     stalled: Option<Instant>,
     status: String,
     next_status: Instant,
@@ -44,7 +44,7 @@ pub(crate) struct ServiceManager {
 
 impl ServiceManager {
     pub(crate) fn of_this_process() -> Self {
-        // Errors are ignored: a service manager without notifications acts on its own.
+        // Errors are ignored: a service manager that gets no notifications acts on its own.
         let notify = |states: &[NotifyState<'_>]| _ = sd_notify::notify(states);
         let listens = env::var_os("NOTIFY_SOCKET").is_some();
         Self::new(listens.then(|| Box::new(notify) as Notify), sd_notify::watchdog_enabled())
@@ -79,14 +79,14 @@ impl ServiceManager {
         }
     }
 
-    /// Notifies of the end of a reload; `taken` if the new configuration is in force.
+    /// Notifies of the end of a reload; `taken` is true if the new configuration is in effect.
     pub(crate) fn notify_reloaded(&mut self, taken: bool) {
         self.notify(&[NotifyState::Ready]);
         self.refused = !taken;
         self.next_status = Instant::now();
     }
 
-    /// Sends watchdog messages while the control loop waits for `busy`, which must end on its own.
+    /// Sends watchdog messages while the control loop waits for `busy`, which must end by itself.
     pub(crate) async fn stay_alive_for<T>(&mut self, busy: impl Future<Output = T>) -> T {
         let mut busy = pin!(busy);
         loop {
@@ -98,12 +98,12 @@ impl ServiceManager {
     }
 
     pub(crate) fn notify_stopping(&self, patience: Duration) {
-        // Extends TimeoutStopSec=, which does not know the configured deadline.
+        // Extends TimeoutStopSec=, because systemd does not know the configured deadline.
         let until = format!("EXTEND_TIMEOUT_USEC={}", (patience + AFTERWARDS).as_micros());
         self.notify(&[NotifyState::Stopping, NotifyState::Custom(&until)]);
     }
 
-    /// Called in each round of the control loop. Calls `makes_progress` now and then, and before each
+    /// Called in each round of the control loop. Calls `makes_progress` from time to time, and before each
     /// watchdog message.
     pub(crate) fn tick(&mut self, makes_progress: impl FnOnce() -> bool, status: impl FnOnce() -> String) {
         let now = Instant::now();
@@ -124,7 +124,7 @@ impl ServiceManager {
         }
     }
 
-    /// Logs stalled workers: those that have not taken a command for `every`.
+    /// Logs stalled workers: workers that have not taken a command for `every`.
     fn note_progress(&mut self, progress: bool, now: Instant, every: Duration) {
         match (progress, self.stalled) {
             (false, None) => {

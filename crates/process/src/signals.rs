@@ -1,4 +1,4 @@
-//! Signals: SIGTERM and SIGINT end the program, SIGHUP reloads, SIGUSR2 upgrades.
+//! Signals: SIGTERM and SIGINT stop the program, SIGHUP reloads, SIGUSR2 upgrades.
 
 use std::{
     io::{self, IsTerminal},
@@ -15,8 +15,9 @@ use tokio::{
 
 use crate::request::{Request, Stop, UpgradeRequest};
 
-/// Sends a request for each signal, from its own thread, so that even a control loop waiting for a name
-/// server learns that it must stop. Returns once none of these signals has its default action.
+/// Sends a request for each signal, from its own thread, so that even a control loop that is waiting
+/// for a name server learns that it must stop. Returns once none of these signals has its default
+/// action.
 pub(crate) fn pass_on(requests: mpsc::Sender<Request>, stop: Arc<Stop>) -> io::Result<()> {
     let (sender, caught) = std_mpsc::channel();
     thread::Builder::new().name("signals".to_owned()).spawn(move || {
@@ -80,7 +81,7 @@ impl Signals {
     }
 }
 
-/// Blocks until SIGTERM or SIGINT, for programs without other work.
+/// Blocks until SIGTERM or SIGINT, for programs that have nothing else to do.
 pub fn wait_for_stop() -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     runtime.block_on(async {

@@ -15,7 +15,7 @@ pub struct ProcessUsage {
 impl ProcessUsage {
     #[expect(
         clippy::cast_precision_loss,
-        reason = "ticks since the start of the machine, and seconds since 1970, fit into 53 bits"
+        reason = "ticks since the machine booted, and seconds since 1970, fit into 53 bits"
     )]
     pub fn read() -> Self {
         let process = Process::myself().ok();

@@ -60,7 +60,7 @@ pub(crate) struct Snapshots {
 
 #[derive(Clone, Debug, Default)]
 struct Scrape {
-    /// By number.
+    /// Keyed by worker number.
     workers: Vec<(String, WorkerSnapshot)>,
     realms: Vec<(Box<str>, usize)>,
     listeners: Vec<ListenerCount>,

@@ -1,5 +1,6 @@
-//! File access by Landlock: directories whose files can be read, and those whose files can be written. All
-//! others are inaccessible, even to root. Network sockets and connections to Unix sockets are not restricted.
+//! File access, restricted by Landlock: directories whose files can be read, and directories whose files can
+//! be written. All others are inaccessible, even to root. Network sockets and connections to Unix sockets are
+//! not restricted.
 
 use std::{
     collections::BTreeSet,
@@ -14,8 +15,8 @@ use landlock::{
 
 use super::{Layers, Needs};
 
-/// Needed by any program: libraries, name services, certificates, time zones, /proc and /sys; also likely
-/// places of a new version. Whole directories, because files in them are replaced at run time.
+/// Needed by any program: libraries, name services, certificates, time zones, /proc and /sys; also the likely
+/// locations of a new version. Whole directories, because files in them are replaced at run time.
 const SYSTEM: &[&str] = &[
     "/bin",
     "/etc",
@@ -33,7 +34,7 @@ const SYSTEM: &[&str] = &[
     "/var/lib/ca-certificates",
 ];
 const DEVICES: &[&str] = &["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"];
-/// Latest Landlock version whose rights are restricted; older kernels restrict fewer.
+/// Latest Landlock version whose access rights are restricted; older kernels restrict fewer.
 const KNOWN: ABI = ABI::V6;
 
 pub(super) fn restrict(needs: &Needs, layers: &mut Layers) -> Result<(Vec<String>, Vec<String>), String> {
@@ -41,7 +42,8 @@ pub(super) fn restrict(needs: &Needs, layers: &mut Layers) -> Result<(Vec<String
     let written: BTreeSet<PathBuf> = needs.written.iter().filter(|path| path.is_dir()).cloned().collect();
     layers.add(&(&read, &written), || match apply(&read, &written) {
         Ok(RulesetStatus::NotEnforced) => {
-            Err("this kernel lacks Landlock or has it disabled (Linux 5.13, lsm=landlock,…)".to_owned())
+            Err("this kernel does not support Landlock, or it is disabled (Linux 5.13, lsm=landlock,…)"
+                .to_owned())
         }
         Ok(_) => Ok(()),
         Err(error) => Err(error.to_string()),
@@ -98,13 +100,13 @@ mod tests {
     fn a_file_is_readable_at_its_name_and_its_link_target() {
         let dir = Dir::new();
         for made in ["live", "archive"] {
-            fs::create_dir(dir.at(made)).expect("the directory is ours");
+            fs::create_dir(dir.at(made)).expect("the directory is writable");
         }
-        fs::write(dir.at("archive/cert1.pem"), "").expect("the directory is ours");
-        symlink("../archive/cert1.pem", dir.at("live/cert.pem")).expect("the directory is ours");
+        fs::write(dir.at("archive/cert1.pem"), "").expect("the directory is writable");
+        symlink("../archive/cert1.pem", dir.at("live/cert.pem")).expect("the directory is writable");
         let needs = Needs { files: vec![dir.at("live/cert.pem")], ..Needs::default() };
         let found = directories(&needs);
-        let real = fs::canonicalize(dir.path()).expect("it is there");
+        let real = fs::canonicalize(dir.path()).expect("the directory exists");
         assert!(found.contains(&dir.at("live")) && found.contains(&real.join("archive")), "{found:?}");
         assert!(!found.contains(dir.path()) && !found.contains(Path::new("/home")));
         let needs = Needs { read: vec![dir.path().to_owned(), dir.at("nothing")], ..needs };
@@ -117,8 +119,8 @@ mod tests {
         alone::in_own_process(turnpike_testkit::this_test!(), || {
             let dir = Dir::new();
             for made in ["read", "written", "other"] {
-                fs::create_dir(dir.at(made)).expect("the directory is ours");
-                fs::write(dir.at(&format!("{made}/file")), "text").expect("the directory is ours");
+                fs::create_dir(dir.at(made)).expect("the directory is writable");
+                fs::write(dir.at(&format!("{made}/file")), "text").expect("the directory is writable");
             }
             let needs = Needs {
                 files: vec![dir.at("read/file")],
@@ -138,14 +140,14 @@ mod tests {
                 read("read/file").expect("allowed by the needs");
                 read("written/file").expect("writable files are readable");
                 write("written/new").expect("allowed by the needs");
-                fs::remove_file(dir.at("written/new")).expect("it is ours");
+                fs::remove_file(dir.at("written/new")).expect("the directory is writable");
                 assert!(
                     denied(read("other/file")) && denied(write("other/new")) && denied(write("read/file"))
                 );
                 File::open("/proc/self/status").expect("/proc is readable");
             };
             look();
-            thread::scope(|scope| scope.spawn(look).join().expect("the thread is restricted, too"));
+            thread::scope(|scope| scope.spawn(look).join().expect("the thread is restricted too"));
         });
     }
 }

@@ -14,14 +14,15 @@ const VARIABLES: &[&str] =
 
 #[derive(Clone, Debug)]
 pub struct Needs {
-    /// Configured files. All files in their directories are readable, because files are replaced by new ones.
+    /// Configured files. All files in their directories become readable, because configured files may be
+    /// replaced by new ones.
     pub files: Vec<PathBuf>,
     pub read: Vec<PathBuf>,
     pub written: Vec<PathBuf>,
     pub privileges: CapabilitySet,
 }
 
-/// Needs of every program: listening below port 1024, and raising its own limits (open files, memory of
+/// Needs of every program: listening on ports below 1024, and raising its own limits (open files, memory for
 /// pipes).
 impl Default for Needs {
     fn default() -> Self {
@@ -54,11 +55,11 @@ impl Needs {
         let of_libraries = VARIABLES.iter().filter_map(|name| env::var_os(name).map(PathBuf::from));
         let passwords =
             env::var_os("HOME").map(|home| Path::new(&home).join(".pgpass")).filter(|file| file.is_file());
-        // A new version starts from the same place.
+        // A new version is started from the same path.
         let own = env::current_exe().ok();
         let files = file.into_iter().map(Path::to_owned).chain(pem.cloned()).chain(secrets).chain(own);
         let mut read = sandbox.read.clone();
-        // Only the file, because its directory holds all of the user's files.
+        // Only the file, because its directory contains all of the user's files.
         read.extend(passwords);
         let written = sandbox.write.iter().cloned().chain(sockets).chain([runtime_directory::own().path]);
         Self {
@@ -83,12 +84,12 @@ impl Needs {
         }
     }
 
-    /// Creates the written directories, because access to a missing one cannot be granted. Root needs the
-    /// privilege to access other users' files only if there are some.
+    /// Creates the writable directories, because access to a missing directory cannot be granted. Root needs
+    /// the privilege to access other users' files only if there are any.
     #[must_use]
     pub fn with_directories(mut self) -> Self {
         for directory in &self.written {
-            // A directory that cannot be created now could not be created later.
+            // A directory that cannot be created now could not be created later either.
             let _ = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
         }
         let own = rustix::process::geteuid().as_raw();

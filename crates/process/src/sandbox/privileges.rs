@@ -7,21 +7,21 @@ use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabiliti
 
 static BEFORE: OnceLock<CapabilitySet> = OnceLock::new();
 
-/// Forbids core dumps, which would contain keys, and tracing by other processes of this user (PR_SET_DUMPABLE
-/// in prctl(2)). A new program sets its own.
+/// Forbids core dumps, which would contain keys, and tracing by other processes of the same user
+/// (PR_SET_DUMPABLE in prctl(2)). execve(2) resets this.
 pub(super) fn forbid_core_dumps() -> io::Result<()> {
     Ok(set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
 }
 
 pub(super) fn drop_all_but(wanted: CapabilitySet) -> Result<Vec<String>, String> {
     let drop = || -> io::Result<CapabilitySet> {
-        // Without it, a setuid program of root would regain all of them.
+        // Without this, a setuid root program would regain all of them.
         set_no_new_privs(true)?;
         let held = capabilities(None)?;
         BEFORE.get_or_init(|| held.permitted);
         let kept = kept(wanted, held.permitted);
         let inheritable = held.inheritable & kept;
-        // Skipped if unneeded: units may forbid capset(2).
+        // Skipped if not needed: units may forbid capset(2).
         if (kept, inheritable) != (held.permitted, held.inheritable) {
             set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable })?;
         }
@@ -30,7 +30,7 @@ pub(super) fn drop_all_but(wanted: CapabilitySet) -> Result<Vec<String>, String>
     drop().map(names).map_err(|error| format!("cannot drop them ({error})"))
 }
 
-/// Wanted privileges that the process had at its start and lacks now.
+/// Wanted privileges that the process had at startup but no longer has.
 pub(super) fn given_up(wanted: CapabilitySet) -> Option<String> {
     let now = capabilities(None).ok()?.permitted;
     let gone = names(kept(wanted, *BEFORE.get()?) & !now);
@@ -68,8 +68,8 @@ mod tests {
     #[test]
     fn core_dumps_are_disabled() {
         alone::in_own_process(turnpike_testkit::this_test!(), || {
-            forbid_core_dumps().expect("it is ours");
-            let now = rustix::process::dumpable_behavior().expect("it is ours");
+            forbid_core_dumps().expect("always allowed");
+            let now = rustix::process::dumpable_behavior().expect("always allowed");
             assert_eq!(now, DumpableBehavior::NotDumpable);
         });
     }
@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn dropped_privileges_stay_dropped_and_are_reported() {
         alone::in_own_process(turnpike_testkit::this_test!(), || {
-            let held = capabilities(None).expect("it is ours").permitted;
+            let held = capabilities(None).expect("always allowed").permitted;
             let kept = drop_all_but(CapabilitySet::NET_BIND_SERVICE).expect("dropping is always allowed");
             assert!(kept.iter().all(|name| *name == "NET_BIND_SERVICE"), "{kept:?}");
             let again =

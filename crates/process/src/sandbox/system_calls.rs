@@ -1,8 +1,9 @@
-//! System calls, by seccomp: a list of those that turnpike, its libraries and the start of a new program
-//! make. Other calls end the process in development builds, so that tests notice them; in a release they fail
-//! with EPERM.
+//! System calls, restricted by seccomp to a list of those that turnpike, its libraries and the start of a new
+//! program make. Other calls kill the process in development builds, so that tests notice them; in a release
+//! build they fail with EPERM.
 //!
-//! Calls newer than this version fail with ENOSYS in both, so that newer libraries fall back to older calls.
+//! Calls newer than this version fail with ENOSYS in both builds, so that newer libraries fall back to older
+//! calls.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +19,7 @@ use turnpike_net::{
 use super::Layers;
 
 pub(super) const OTHERS: &str =
-    if cfg!(debug_assertions) { "any other ends the process" } else { "any other is refused" };
+    if cfg!(debug_assertions) { "any other kills the process" } else { "any other is refused" };
 
 const OTHER: SeccompAction = if cfg!(debug_assertions) {
     SeccompAction::KillProcess
@@ -43,7 +44,7 @@ fn install(programs: &[BpfProgram], layers: &mut Layers) -> Result<(), String> {
     Ok(())
 }
 
-/// Compiles two filters: the allowed calls, and the answer to unknown ones. The kernel applies the stricter
+/// Compiles two filters: the allowed calls, and the response to unknown ones. The kernel applies the stricter
 /// result, and between two errors the later filter's. Calls that both always allow, such as those of the data
 /// path, skip the filters (Linux 5.11).
 fn programs(bpf: bool, other: SeccompAction) -> Result<(usize, [BpfProgram; 2]), String> {
@@ -51,7 +52,7 @@ fn programs(bpf: bool, other: SeccompAction) -> Result<(usize, [BpfProgram; 2]),
         .map_err(|_| format!("no list of system calls for {}", std::env::consts::ARCH))?;
     let compile = || -> Result<_, BackendError> {
         let allowed = allowed(bpf)?;
-        // Without those that get ENOSYS from the second filter.
+        // Excludes calls that get ENOSYS from the second filter.
         let count =
             allowed.keys().filter(|call| !UNKNOWN.contains(call) && **call != libc::SYS_clone3).count();
         let known = SeccompFilter::new(allowed, other, SeccompAction::Allow, arch)?;
@@ -64,7 +65,7 @@ fn programs(bpf: bool, other: SeccompAction) -> Result<(usize, [BpfProgram; 2]),
     compile().map_err(|error| error.to_string())
 }
 
-/// Calls newer than this list, the same on all architectures: Linux 6.18 has none of them.
+/// Numbers of calls newer than this list, the same on all architectures: Linux 6.18 has none of them.
 const UNKNOWN: std::ops::Range<libc::c_long> = 470..700;
 
 fn allowed(bpf: bool) -> Result<BTreeMap<libc::c_long, Vec<SeccompRule>>, BackendError> {
@@ -100,7 +101,7 @@ const FAMILIES: &[u32] =
 /// attributes, names and numbers of interfaces. Not TIOCSTI, which types into a terminal.
 #[expect(
     clippy::cast_possible_truncation,
-    reason = "a request has 32 bits, whatever its type in the C library"
+    reason = "a request has 32 bits, whatever its type is in the C library"
 )]
 const REQUESTS: &[u32] = &[
     libc::FIONBIO as u32,
@@ -110,7 +111,7 @@ const REQUESTS: &[u32] = &[
     libc::FIOCLEX as u32,
     libc::FIONCLEX as u32,
     libc::TCGETS as u32,
-    // TCGETS2, which newer libraries use instead.
+    // TCGETS2, which newer libraries use instead of TCGETS.
     0x802C_542A,
     libc::TIOCGWINSZ as u32,
     libc::TIOCGPGRP as u32,
@@ -367,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unlisted_call_ends_the_process() {
+    fn an_unlisted_call_kills_the_process() {
         if env::var_os(DOES).is_some() {
             enter(SeccompAction::KillProcess);
             let came_of_it = forbidden();

@@ -39,14 +39,14 @@ impl HandoverOffer {
         descriptors: Vec<OwnedFd>,
         channels: Vec<Channel>,
     ) -> io::Result<Self> {
-        // Large enough, because a growing buffer would leave copies of keys behind.
+        // Allocated large enough, because a growing buffer would leave copies of keys behind.
         let mut text = Zeroizing::new(Vec::with_capacity(1 << 16));
         serde_json::to_writer(&mut *text, offer)?;
         Ok(Self { text, descriptors, channels })
     }
 }
 
-/// Names of the last descriptors of an offer: sockets of the admin interface and the credential service, then
+/// Names of the last descriptors in an offer: sockets of the admin interface and the credential service, then
 /// those passed by a service manager.
 #[derive(Default, Serialize, Deserialize)]
 pub struct DescriptorNames {

@@ -1,4 +1,4 @@
-//! New process's side of an upgrade.
+//! The new process's side of an upgrade.
 
 use std::{env, fmt::Display, io, os::fd::OwnedFd, sync::Arc, thread, time::Duration};
 
@@ -19,8 +19,8 @@ pub struct PreviousProcess {
     descriptors: Vec<OwnedFd>,
 }
 
-/// Runs a service, which takes over if a previous process started this one. If the service cannot start, the
-/// previous process receives the reason and keeps serving.
+/// Runs a service, which takes over if this process was started by a previous one. If the service cannot
+/// start, the previous process receives the reason and keeps serving.
 pub fn begin<E: Display + From<ProcessError>>(
     service: &str,
     run: impl FnOnce(&mut Option<PreviousProcess>) -> Result<(), E>,
@@ -53,7 +53,7 @@ impl PreviousProcess {
             Ok(Message { bytes, descriptors }) => Ok(Self { channel, text: bytes, descriptors }),
             Err(why) => {
                 refuse(&channel, &why);
-                // If the socket closes with unread data, the refusal is lost.
+                // If the socket were closed with unread data, the refusal would be lost.
                 let _ = channel.set_patience(REST).and_then(|()| channel.receive());
                 Err(ProcessError::Upgrade(why))
             }
@@ -64,14 +64,14 @@ impl PreviousProcess {
         let text = std::mem::take(&mut self.text);
         let offer = serde_json::from_slice::<T>(&text).map_err(|error| {
             ProcessError::Upgrade(format!(
-                "cannot read the old process's offer ({error}): its version is incompatible, restart instead"
+                "cannot read the old process's offer ({error}): its version is incompatible; restart instead"
             ))
         })?;
         Ok((offer, std::mem::take(&mut self.descriptors)))
     }
 
     /// Takes over once everything else that can fail is done: `receive` waits for the sessions and returns
-    /// their number, `serve` begins to serve them. `keeps_flows`: flows in the kernel stay.
+    /// their number, and `serve` begins to serve them. With `keeps_flows`, flows in the kernel stay.
     fn take_over(
         &self,
         carried: &CarriedMetrics,
@@ -89,7 +89,7 @@ impl PreviousProcess {
         loop {
             match self.channel.receive_value::<FromOld>().map_err(gone)?.0 {
                 FromOld::Commit => break,
-                // Everything that exists there will exist here.
+                // Everything that this page counts will exist in this process.
                 FromOld::Metrics(text) => carried.expect(&text),
                 FromOld::Hello { .. } | FromOld::Released => {
                     return Err(ProcessError::Upgrade(
@@ -99,12 +99,12 @@ impl PreviousProcess {
             }
         }
         serve();
-        // This process serves even if the old one has just ended.
+        // This process serves even if the old one has just exited.
         let _ = self.channel.send_value(&FromNew::Serving, &[]);
         Ok(())
     }
 
-    /// Listens to the old process until it ends; calls `released` once the old process has released the
+    /// Listens to the old process until it exits; calls `released` once the old process has released the
     /// kernel path.
     fn listen(self, carried: Arc<CarriedMetrics>, released: impl FnOnce() + Send + 'static) {
         carried.begin();
@@ -127,18 +127,18 @@ impl PreviousProcess {
                 released();
             }
             listening.end();
-            tracing::info!("the previous process has ended");
+            tracing::info!("the previous process has exited");
         };
         if let Err(error) = thread::Builder::new().name("predecessor".to_owned()).spawn(listen) {
             carried.end();
-            tracing::warn!("cannot listen to the previous process: {error}");
+            tracing::warn!("lost the connection to the previous process: {error}");
         }
     }
 }
 
 /// Takes over from the previous process, if any: `receive` waits for its sessions and returns their number,
-/// `serve` begins to serve them, and `released` is called once the kernel path is free. `keeps_flows`: flows
-/// in the kernel stay.
+/// `serve` begins to serve them, and `released` is called once the kernel path is free. With `keeps_flows`,
+/// flows in the kernel stay.
 pub fn take_over(
     previous: &mut Option<PreviousProcess>,
     carried: &Arc<CarriedMetrics>,
@@ -150,7 +150,7 @@ pub fn take_over(
     if let Some(previous) = previous {
         previous.take_over(carried, keeps_flows, receive, serve)?;
     }
-    // After this the previous process cannot resume.
+    // From here on, the previous process cannot resume.
     if let Some(previous) = previous.take() {
         previous.listen(Arc::clone(carried), released);
     }
@@ -165,7 +165,7 @@ fn check_hello(channel: &Channel, service: &str) -> Result<(), String> {
     let ours = env!("CARGO_PKG_VERSION");
     if protocol != PROTOCOL {
         return Err(format!(
-            "turnpike {version} uses upgrade protocol {protocol}, turnpike {ours} uses {PROTOCOL}: restart instead"
+            "turnpike {version} uses upgrade protocol {protocol}, but turnpike {ours} uses {PROTOCOL}: restart instead"
         ));
     }
     if theirs != service {
@@ -176,7 +176,7 @@ fn check_hello(channel: &Channel, service: &str) -> Result<(), String> {
 
 fn refuse(channel: &Channel, why: &dyn Display) {
     let why = why.to_string();
-    // If it cannot be sent, it is in the log.
+    // If the reason cannot be sent, it is in the log.
     let _ = channel.send_value(&FromNew::Refused { why }, &[]);
 }
 
@@ -189,8 +189,8 @@ mod tests {
 
     fn pair() -> (Channel, Channel) {
         let (here, there) = Channel::pair().expect("a pair");
-        here.set_patience(PATIENCE).expect("it is ours");
-        there.set_patience(PATIENCE).expect("it is ours");
+        here.set_patience(PATIENCE).expect("the socket is open");
+        there.set_patience(PATIENCE).expect("the socket is open");
         (here, there)
     }
 
@@ -218,7 +218,7 @@ mod tests {
             (json!({ "greetings": 1 }), "cannot parse"),
         ] {
             let (old, previous) = met(&greeting);
-            let error = previous.err().expect("it is refused").to_string();
+            let error = previous.err().expect("refused").to_string();
             assert!(error.contains(why), "{error}");
             let told = said(&old);
             assert!(told["refused"]["why"].as_str().is_some_and(|told| told.contains(why)), "{told}");
@@ -229,7 +229,7 @@ mod tests {
     fn the_new_process_serves_only_after_commit() {
         let (old, previous) = met(&hello(PROTOCOL, "serve"));
         let mut previous = previous.expect("it fits");
-        assert_eq!(previous.offer::<Vec<u8>>().expect("it can be read").0, [7]);
+        assert_eq!(previous.offer::<Vec<u8>>().expect("the offer is readable").0, [7]);
         let carried = CarriedMetrics::default();
         let other = thread::spawn(move || {
             assert_eq!(
@@ -237,7 +237,7 @@ mod tests {
                 json!({ "ready": { "version": env!("CARGO_PKG_VERSION"), "keeps_flows": true } })
             );
             assert_eq!(said(&old), json!({ "taken": { "sessions": 5 } }));
-            assert!(!old.is_ready(Duration::ZERO).expect("it is open"), "no commit yet");
+            assert!(!old.is_ready(Duration::ZERO).expect("the channel is open"), "no commit yet");
             let page = "# TYPE turnpike_x counter\nturnpike_x_total 4\n# EOF\n";
             old.send_value(&FromOld::Metrics(page.to_owned()), &[]).expect("it listens");
             old.send_value(&FromOld::Commit, &[]).expect("it listens");
@@ -274,7 +274,7 @@ mod tests {
             .listen(Arc::clone(&carried), move || sender.send(()).expect("the test waits"));
         assert!(carried.lives());
         old.send_value(&FromOld::Released, &[]).expect("it listens");
-        released.recv_timeout(PATIENCE).expect("it is called");
+        released.recv_timeout(PATIENCE).expect("`released` is called");
         let page = |count| format!("# TYPE turnpike_x counter\nturnpike_x_total {count}\n# EOF\n");
         for count in [1, 2] {
             old.send_value(&FromOld::Metrics(page(count)), &[]).expect("it listens");

@@ -1,4 +1,4 @@
-//! Old process's side of an upgrade.
+//! The old process's side of an upgrade.
 
 use std::{
     io,
@@ -20,14 +20,14 @@ use crate::{exposition::MetricsPage, service_manager};
 
 /// Interval of checks for a cancelled upgrade.
 const LOOK: Duration = Duration::from_millis(100);
-/// Time for a process that has closed its end to give a reason or to end.
+/// Time for a process that has closed its end of the channel to give a reason or exit.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
-    /// To start and prepare.
+    /// To start up and prepare.
     pub(crate) prepare: Duration,
-    /// For each step while the workers pause.
+    /// For each step while the workers are paused.
     pub(crate) take: Duration,
 }
 
@@ -37,7 +37,7 @@ impl Default for Patience {
     }
 }
 
-/// The new process. Dropping it before it serves kills it.
+/// The new process, which is killed if this is dropped before it serves.
 #[derive(Debug)]
 pub(crate) struct Successor {
     channel: Channel,
@@ -47,7 +47,7 @@ pub(crate) struct Successor {
 }
 
 /// Hands over to a new process of `program`; returns that process and a summary. Calls `step` with a line for
-/// each step. After an error this process serves as before.
+/// each step. If there is an error, this process continues to serve.
 pub(crate) fn hand_over(
     (service, state, metrics): (&str, &dyn HandoverState, &MetricsPage),
     program: &ProgramFile,
@@ -72,7 +72,7 @@ pub(crate) fn hand_over(
     let sessions = match successor.take_over(state, metrics, keeps_flows, channels, patience.take) {
         Ok(sessions) => sessions,
         Err(why) => {
-            // It must not serve beside this process.
+            // The new process must not serve at the same time as this one.
             drop(successor);
             state.resume();
             return Err(why);
@@ -91,7 +91,7 @@ pub(crate) fn hand_over(
 impl Successor {
     fn start(program: &ProgramFile) -> Result<Self, String> {
         let (channel, there) =
-            Channel::pair().map_err(|error| format!("cannot make a pair of sockets: {error}"))?;
+            Channel::pair().map_err(|error| format!("cannot create a socket pair: {error}"))?;
         let child = program.start(there)?;
         Ok(Self { channel, child, serves: false, is_gone: false })
     }
@@ -106,7 +106,7 @@ impl Successor {
         }
         if let Err(error) = self.channel.send_value(&FromOld::Metrics(metrics()), &[]) {
             self.is_gone = true;
-            // Reaps an ended process, which otherwise stays a zombie.
+            // Reaps the process if it has ended; otherwise it would remain a zombie.
             let status = self.child.try_wait().ok().flatten();
             let how = status.map_or_else(|| error.to_string(), |status| status.to_string());
             tracing::error!("lost contact with process {}, which has taken over: {how}", self.id());
@@ -131,7 +131,8 @@ impl Successor {
         sent.map_err(|error| self.why(&error))
     }
 
-    /// Part in which the workers pause; returns the number of sessions. Cannot be cancelled.
+    /// Part of the handover during which the workers are paused; returns the number of sessions. Cannot be
+    /// cancelled.
     fn take_over(
         &mut self,
         state: &dyn HandoverState,
@@ -144,14 +145,14 @@ impl Successor {
         state.pause(keeps_flows).map_err(|error| error.to_string())?;
         self.channel.set_patience(patience).map_err(|error| error.to_string())?;
         let exported = state.export(channels, patience).map_err(|error| self.why(&error))?;
-        match self.hear(patience, "has not taken the sessions", &never)? {
+        match self.hear(patience, "has not taken over the sessions", &never)? {
             FromNew::Taken { sessions } if sessions == exported => {}
             answer => return Err(out_of_turn(&answer)),
         }
         let sent = self.channel.send_value(&FromOld::Metrics(metrics()), &[]);
         let sent = sent.and_then(|()| self.channel.send_value(&FromOld::Commit, &[]));
         sent.map_err(|error| self.why(&error))?;
-        match self.hear(patience, "does not serve", &never)? {
+        match self.hear(patience, "is not serving", &never)? {
             FromNew::Serving => self.serves = true,
             answer => return Err(out_of_turn(&answer)),
         }
@@ -176,7 +177,7 @@ impl Successor {
         Err("cancelled, because this process is stopping".to_owned())
     }
 
-    /// Reason of a failed step: from the new process if possible, otherwise the channel's error.
+    /// Reason for a failed step: from the new process if possible, otherwise the channel's error.
     fn why(&mut self, error: &io::Error) -> String {
         let is_closed = matches!(
             error.kind(),
@@ -248,7 +249,7 @@ mod tests {
         }
         fn pause(&self, _: bool) -> io::Result<()> {
             self.told("pause");
-            if self.is_stuck { Err(io::Error::other("a worker did not come to rest")) } else { Ok(()) }
+            if self.is_stuck { Err(io::Error::other("a worker did not pause")) } else { Ok(()) }
         }
         fn export(&self, _: Vec<Channel>, _: Duration) -> io::Result<usize> {
             self.told("export");
@@ -262,14 +263,15 @@ mod tests {
         }
     }
 
-    /// One test at a time: another test's child process would hold the new file open for writing, and it
-    /// could not be run.
+    /// One test at a time: otherwise another test's child process could inherit the new file open for
+    /// writing, so that it could not be run.
     fn program(dir: &Dir, script: &str) -> (ProgramFile, MutexGuard<'static, ()>) {
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let path = dir.file("program", script);
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("it is ours");
-        (ProgramFile::find(Some(&path)).expect("it is good"), alone)
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))
+            .expect("permissions can be set");
+        (ProgramFile::find(Some(&path)).expect("an acceptable program"), alone)
     }
 
     fn page() -> MetricsPage {
@@ -332,7 +334,7 @@ mod tests {
     #[test]
     fn any_failure_during_the_pause_resumes_service() {
         for (messages, is_stuck, patience, why, told) in [
-            (vec![READY], true, PATIENT, "did not come to rest", &["offer", "pause", "resume"][..]),
+            (vec![READY], true, PATIENT, "did not pause", &["offer", "pause", "resume"][..]),
             (
                 vec![READY, r#"{"refused":{"why":"no room"}}"#],
                 false,
@@ -351,19 +353,19 @@ mod tests {
                 vec![READY],
                 false,
                 Patience { take: QUICK.take, ..PATIENT },
-                "has not taken the sessions after 0.3 s",
+                "has not taken over the sessions after 0.3 s",
                 &["offer", "pause", "export", "resume"],
             ),
             (
                 vec![READY, r#"{"taken":{"sessions":3}}"#],
                 false,
                 Patience { take: QUICK.take, ..PATIENT },
-                "does not serve after 0.3 s",
+                "is not serving after 0.3 s",
                 &["offer", "pause", "export", "resume"],
             ),
         ] {
             let state = Recorder { is_stuck, ..Recorder::default() };
-            let error = handed_over(&state, &says(&messages), patience).expect_err("it does not take over");
+            let error = handed_over(&state, &says(&messages), patience).expect_err("the handover fails");
             assert!(error.contains(why), "{messages:?}: {error}");
             assert_eq!(state.told.into_inner().expect("no panic"), told, "{messages:?}");
         }
@@ -373,10 +375,10 @@ mod tests {
     fn a_serving_new_process_outlives_the_old_one() {
         let state = Recorder::default();
         let messages = [READY, r#"{"taken":{"sessions":3}}"#, r#""serving""#];
-        let id = handed_over(&state, &says(&messages), PATIENT).expect("it takes over");
+        let id = handed_over(&state, &says(&messages), PATIENT).expect("the handover succeeds");
         let lives = rustix::process::Pid::from_raw(id.cast_signed()).expect("a number");
         rustix::process::test_kill_process(lives).expect("it lives");
-        rustix::process::kill_process(lives, rustix::process::Signal::KILL).expect("it is ours");
+        rustix::process::kill_process(lives, rustix::process::Signal::KILL).expect("a child of this process");
         assert_eq!(state.told.into_inner().expect("no panic"), ["offer", "pause", "export", "forget"]);
     }
 }

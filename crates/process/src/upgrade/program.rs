@@ -19,11 +19,11 @@ const REPLACED: &str = " (deleted)";
 pub(crate) struct ProgramFile(PathBuf);
 
 impl ProgramFile {
-    /// The requested program, or the file that now has this program's name.
+    /// The requested program, or the file that is now at this program's path.
     pub(crate) fn find(requested: Option<&Path>) -> Result<Self, String> {
         if std::process::id() == 1 {
             return Err(
-                "this is process 1 of its container, which would end with it: start a new container, or run turnpike under an init \
+                "this is process 1 of its container, and the container would end with it: start a new container, or run turnpike under an init \
                  (docker run --init)"
                     .to_owned(),
             );
@@ -47,7 +47,7 @@ impl ProgramFile {
         }
     }
 
-    /// Clients of the upgrade socket may start any program that no other user can have written.
+    /// Clients of the upgrade socket may start any program that other users cannot have written.
     fn checked(path: &Path) -> Result<Self, String> {
         let refused = |why: String| format!("cannot start {}: {why}", path.display());
         if !path.is_absolute() {
@@ -99,18 +99,20 @@ mod tests {
 
     #[test]
     fn the_default_program_is_the_running_one() {
-        let program = ProgramFile::find(None).expect("the tests run");
-        assert_eq!(program.path(), env::current_exe().expect("the tests run"));
+        let program = ProgramFile::find(None).expect("the test program");
+        assert_eq!(program.path(), env::current_exe().expect("the test program"));
     }
 
     #[test]
     fn a_program_writable_by_other_users_is_refused() {
         let dir = Dir::new();
         let file = dir.file("turnpike", "");
-        let mode = |mode| fs::set_permissions(&file, fs::Permissions::from_mode(mode)).expect("it is ours");
+        let mode = |mode| {
+            fs::set_permissions(&file, fs::Permissions::from_mode(mode)).expect("permissions can be set")
+        };
         for strangers in [0o775, 0o757] {
             mode(strangers);
-            let error = ProgramFile::find(Some(&file)).expect_err("others write to it");
+            let error = ProgramFile::find(Some(&file)).expect_err("others can write to it");
             assert!(error.contains("can write to it"), "{error}");
         }
         mode(0o755);
@@ -119,8 +121,8 @@ mod tests {
             Ok(file.canonicalize().expect("it exists"))
         );
         // The link target is both checked and run.
-        symlink(&file, dir.at("link")).expect("the directory is ours");
-        let linked = ProgramFile::find(Some(&dir.at("link"))).expect("the file is good");
+        symlink(&file, dir.at("link")).expect("the directory is writable");
+        let linked = ProgramFile::find(Some(&dir.at("link"))).expect("an acceptable program");
         assert_eq!(linked.path().file_name(), file.file_name());
         for (path, why) in [
             (dir.at("none"), "No such file"),

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Raised when versions can no longer understand each other.
+/// Incremented when versions can no longer understand each other.
 pub(super) const PROTOCOL: u32 = 1;
 
 #[derive(Serialize, Deserialize)]
@@ -14,7 +14,7 @@ pub(super) enum FromOld {
         version: String,
         service: String,
     },
-    /// All sessions have arrived: serve.
+    /// All sessions have arrived: start serving.
     Commit,
     Released,
     /// Metrics of the old process; repeated until it ends.
@@ -27,7 +27,7 @@ pub(super) enum FromNew {
     /// Everything except the sessions is in place.
     Ready {
         version: String,
-        /// Flows in the kernel stay, so the old process need not remove them.
+        /// Flows in the kernel stay, so the old process does not have to remove them.
         #[serde(default)]
         keeps_flows: bool,
     },

@@ -35,7 +35,7 @@ use turnpike_wire::address::UnixName;
 use crate::request::{Request, UpgradeProgress, UpgradeRequest};
 
 const ENDING: &str = "sock";
-/// Maximum bytes of a line: a path (PATH_MAX) and a short verb.
+/// Maximum length of a line in bytes: a path (PATH_MAX) and a short verb.
 const LINE: u64 = 5000;
 /// Time limit for a client to send its request.
 const ASKING: Duration = Duration::from_secs(5);
@@ -154,12 +154,12 @@ pub enum AskError {
     Connect { path: PathBuf, source: io::Error },
     #[error("the process closed the connection without an answer; see its log")]
     Silent(#[source] io::Error),
-    #[error("not upgraded, the process keeps serving: {0}")]
+    #[error("not upgraded; the process keeps serving: {0}")]
     Failed(String),
 }
 
-/// Requests an upgrade of a running process to `program` or its own program. Each step goes to `step`;
-/// returns a summary.
+/// Requests an upgrade of a running process to `program`, by default its own program. Each step goes to
+/// `step`; returns a summary.
 pub fn ask(which: &Which, program: Option<&Path>, mut step: impl FnMut(&str)) -> Result<String, AskError> {
     let path = match which {
         Which::Socket(path) => path.clone(),
@@ -218,8 +218,8 @@ fn in_directory(directory: &Path) -> Vec<(u32, PathBuf)> {
     fs::read_dir(directory).map_or_else(|_| Vec::new(), |entries| entries.filter_map(named).collect())
 }
 
-/// Removes the sockets of processes that ended without doing so. A living process may have bound its socket
-/// but not listen yet.
+/// Removes the sockets of processes that exited without doing so. A running process may have bound its
+/// socket without listening yet.
 fn sweep(directory: &Path) {
     for (id, path) in in_directory(directory) {
         let refuses =
@@ -250,10 +250,10 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
             let (sender, mut requests) = mpsc::channel(1);
-            let socket = UpgradeSocket::in_directory(dir.path(), sender).expect("the directory is ours");
+            let socket = UpgradeSocket::in_directory(dir.path(), sender).expect("the directory is writable");
             let (number, path) = in_directory(dir.path()).pop().expect("a socket");
             assert_eq!(number, std::process::id());
-            assert_eq!(fs::metadata(&path).expect("it is there").mode() & 0o777, 0o600);
+            assert_eq!(fs::metadata(&path).expect("the socket exists").mode() & 0o777, 0o600);
             let asking = thread::spawn(move || {
                 let mut steps = Vec::new();
                 let which = Which::Socket(path);
@@ -270,7 +270,7 @@ mod tests {
             let answer =
                 tokio::task::spawn_blocking(|| asking.join().expect("no panic")).await.expect("no panic");
             drop(socket);
-            assert!(in_directory(dir.path()).is_empty(), "the socket is left");
+            assert!(in_directory(dir.path()).is_empty(), "the socket is left behind");
             answer
         })
     }
@@ -285,7 +285,7 @@ mod tests {
             told.send(UpgradeProgress::Done("all is well".to_owned())).expect("the client listens");
         });
         assert_eq!(steps, ["one", "two; lines"]);
-        assert_eq!(result.expect("it is done"), "all is well");
+        assert_eq!(result.expect("done"), "all is well");
     }
 
     #[test]
@@ -294,7 +294,7 @@ mod tests {
             assert_eq!(program.as_deref(), Some(Path::new("/usr/bin/new one")));
             told.send(UpgradeProgress::Failed("no room".to_owned())).expect("the client listens");
         });
-        let text = refused.expect_err("it is refused").to_string();
+        let text = refused.expect_err("refused").to_string();
         assert!(text.contains("no room") && text.contains("keeps serving"), "{text}");
         let (_, silent) = asked(None, |_, _| {});
         assert!(matches!(silent, Err(AskError::Silent(_))), "{silent:?}");
@@ -306,12 +306,12 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
             let (sender, _requests) = mpsc::channel(1);
-            let _socket = UpgradeSocket::in_directory(dir.path(), sender).expect("the directory is ours");
+            let _socket = UpgradeSocket::in_directory(dir.path(), sender).expect("the directory is writable");
             let path = in_directory(dir.path()).remove(0).1;
             for request in ["restart\n", "upgrade", "\n", "upgrades /x\n"] {
                 let mut stream = UnixStream::connect(&path).await.expect("it listens");
                 stream.write_all(request.as_bytes()).await.expect("it listens");
-                stream.shutdown().await.expect("it is open");
+                stream.shutdown().await.expect("the stream is open");
                 let mut answer = String::new();
                 stream.read_to_string(&mut answer).await.expect("an end");
                 assert!(
@@ -325,12 +325,12 @@ mod tests {
     #[test]
     fn only_sockets_without_a_listener_are_removed() {
         let dir = Dir::new();
-        // Process IDs are below PID_MAX_LIMIT.
+        // No process ID exceeds PID_MAX_LIMIT.
         let (gone, ours) = ("4194305.sock", format!("{}.sock", std::process::id()));
-        drop(StdListener::bind(dir.at(gone)).expect("it is free"));
-        drop(StdListener::bind(dir.at(&ours)).expect("it is free"));
-        let _listening = StdListener::bind(dir.at("4194306.sock")).expect("it is free");
-        drop(StdListener::bind(dir.at("app.sock")).expect("it is free"));
+        drop(StdListener::bind(dir.at(gone)).expect("an unused path"));
+        drop(StdListener::bind(dir.at(&ours)).expect("an unused path"));
+        let _listening = StdListener::bind(dir.at("4194306.sock")).expect("an unused path");
+        drop(StdListener::bind(dir.at("app.sock")).expect("an unused path"));
         sweep(dir.path());
         let left = [gone, &ours, "4194306.sock", "app.sock"].map(|name| dir.at(name).exists());
         assert_eq!(left, [false, true, true, true]);
